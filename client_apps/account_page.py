@@ -24,7 +24,9 @@ def account_page(lines: Sequence[blocks.Record], budgets: blocks.Table) -> str:
         "Budgets": [budgets],
         "Refused": [_listed(refusals, REFUSALS)],
         "Answered": [_listed(answers, ANSWERS)],
-        "Queries": [blocks.Code(key, text.split("\n")) for key, text in texts.items() if text],
+        "Queries": [
+            blocks.Code(key, text.split("\n")) for key, text in texts.items() if text
+        ],
         "Released": [_listed(_releases(lines), RELEASES)],
         "Keys": [_listed(_keys(lines), RECIPIENTS)],
     }
@@ -44,7 +46,9 @@ def account_page(lines: Sequence[blocks.Record], budgets: blocks.Table) -> str:
     return blocks.render_page(head, contents, footer)
 
 
-def _listed(items: Sequence[blocks.Record], columns: Sequence[blocks.Column]) -> blocks.Table:
+def _listed(
+    items: Sequence[blocks.Record], columns: Sequence[blocks.Column]
+) -> blocks.Table:
     left_out = format_count(len(items) - MOST_LINES)
     note = f"{left_out} earlier ones left out." if len(items) > MOST_LINES else ""
     return blocks.tabulate("The latest first", items[:MOST_LINES], columns, note)
@@ -93,14 +97,23 @@ def _digest(head: str, key: str) -> blocks.Column:
 
 QUERY = _digest("query", "digest")
 WHOLE = _digest("whole run", "proposal")
-PLACE = [blocks.text_column("time", "time"), blocks.Column("table", _place, is_text=True)]
+PLACE = [
+    blocks.text_column("time", "time"),
+    blocks.Column("table", _place, is_text=True),
+]
 ORIGIN = [
     blocks.Column("run", lambda item: item.text("run")[:SHOWN_DIGITS], is_text=True),
     blocks.Column("Flower's run", lambda item: str(item.get("flower-run") or "-")),
     _digest("policy", "policy"),
     _digest("app", "app"),
 ]
-REFUSALS = [*PLACE, blocks.Column("reason", _reason, is_text=True), QUERY, WHOLE, *ORIGIN]
+REFUSALS = [
+    *PLACE,
+    blocks.Column("reason", _reason, is_text=True),
+    QUERY,
+    WHOLE,
+    *ORIGIN,
+]
 ANSWERS = [
     *PLACE,
     QUERY,

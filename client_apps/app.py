@@ -1,8 +1,9 @@
 """The Flower ClientApp: one thin action per message type.
 
-Errors raised on purpose are logged here, for the site's owner, and sent to the server together with
-the participant that was being worked on, which the server turns into a site and a table. The server
-gets only the type and place of any other exception, because its text may quote data.
+Errors raised on purpose are logged here, for the site's owner, and sent to the server
+together with the participant that was being worked on, which the server turns into a
+site and a table. The server gets only the type and place of any other exception,
+because its text may quote data.
 
 In deployment every message starts a process. Handlers are imported when a message needs
 them, so that a round of training loads no library that reads tables or parses queries.
@@ -21,7 +22,12 @@ from flwr.common.logger import log
 
 from client_apps.rounds import transaction
 from client_apps.rounds.site import Site
-from client_apps.rounds.transaction import IncomingRequest, MessageLog, answer_once, record_refusal
+from client_apps.rounds.transaction import (
+    IncomingRequest,
+    MessageLog,
+    answer_once,
+    record_refusal,
+)
 from tp_flower.errors import BehindError, SiteError, TPFlowerError, kind_of
 from tp_flower.protocol.codec import add_envelope, decode, encode
 from tp_flower.protocol.messages import Action, Failure, ReplyEnvelope
@@ -63,7 +69,9 @@ app = ClientApp()
 def handler_of(action: Action) -> Callable[..., Any]:
     """Import and return the handler of an action."""
     module, _, name = ANSWERS[action].partition(":")
-    handler: Callable[..., Any] = getattr(importlib.import_module(f"client_apps.{module}"), name)
+    handler: Callable[..., Any] = getattr(
+        importlib.import_module(f"client_apps.{module}"), name
+    )
     return handler
 
 
@@ -76,11 +84,15 @@ def _reply(content: RecordDict, context: Context, action: Action) -> RecordDict:
         request = IncomingRequest.read(action, content)
         site = Site(context, request.run)
         reply = answer_once(site, request, handler_of(action))
-        message_log.write(DEBUG if site.is_simulated else INFO, "answered", request, site, reply)
+        message_log.write(
+            DEBUG if site.is_simulated else INFO, "answered", request, site, reply
+        )
         return reply
     except Exception as error:  # noqa: BLE001 - see the module docstring
         reason = str(error) if isinstance(error, TPFlowerError) else _place(error)
-        message_log.write(ERROR, "refused", request, site, kind=str(kind_of(error)), reason=reason)
+        message_log.write(
+            ERROR, "refused", request, site, kind=str(kind_of(error)), reason=reason
+        )
         if request is not None and site is not None:
             error = record_refusal(site, request, error, reason)
         return _failed(request, site, error)
@@ -89,14 +101,18 @@ def _reply(content: RecordDict, context: Context, action: Action) -> RecordDict:
 def _hold_session(content: RecordDict, context: Context) -> RecordDict:
     """Answer the messages of a session; return the reply to the one that opened it."""
     opening = decode(SessionRequest, unpack(content))
-    actions = {str(action): action for action in ANSWERS if action is not Action.SESSION}
+    actions = {
+        str(action): action for action in ANSWERS if action is not Action.SESSION
+    }
 
     def answer(name: str, message: RecordDict) -> RecordDict:
         if name not in actions:
             raise SiteError(f"a session has no message {name!r}")
         return _reply(message, context, actions[name])
 
-    reply = handler_of(Action.SESSION)(opening, context.node_config, context.node_id, answer)
+    reply = handler_of(Action.SESSION)(
+        opening, context.node_config, context.node_id, answer
+    )
     return pack(add_envelope(encode(reply), ReplyEnvelope()))
 
 
@@ -109,7 +125,9 @@ def _failed(
         log(ERROR, "".join(traceback.format_exception(error)))
         text = f"{_place(error)}; its text is in the site's log"
     failure = Failure(
-        error=text, kind=kind_of(error), part=None if site is None else site.changes.part
+        error=text,
+        kind=kind_of(error),
+        part=None if site is None else site.changes.part,
     )
     envelope = ReplyEnvelope(
         round=None if request is None else request.number,

@@ -1,10 +1,11 @@
 """Commands of a site's owner, on the files of a site.
 
-``tp_flower.command_line`` calls them, as the user that runs the SuperNode, with the values of
-its node config. Reservations of open runs count in full in the account. To begin anew resets
-what was spent: stop the SuperNode first. The site key is created on first use; its private part
-stays in the state folder. A model deleted here can no longer be used for predictions: the server
-knows the digests of its parts, not their parameters.
+``tp_flower.command_line`` calls them, as the user that runs the SuperNode, with the
+values of its node config. Reservations of open runs count in full in the account. To
+begin anew resets what was spent: stop the SuperNode first. The site key is created on
+first use; its private part stays in the state folder. A model deleted here can no
+longer be used for predictions: the server knows the digests of its parts, not their
+parameters.
 """
 
 import json
@@ -21,7 +22,12 @@ from rich.text import Text
 from client_apps.account_page import account_page
 from client_apps.data.ledger import open_ledger
 from client_apps.data.saved_models import SavedModel, parts_of
-from client_apps.privacy.approval import add_approval, lacking, read_proposal, refused_proposals
+from client_apps.privacy.approval import (
+    add_approval,
+    lacking,
+    read_proposal,
+    refused_proposals,
+)
 from client_apps.privacy.first_policy import first_policies
 from client_apps.privacy.guard import budgets, source_id
 from client_apps.rounds.site import Site
@@ -49,11 +55,16 @@ BUDGET = [
 
 
 def show_account(root: str, tables: str, page: str) -> RenderableType:
-    """Return the account for the console; also write a page of all queries, if it is named."""
+    """Return the account for the console.
+
+    If ``page`` names a file, also write all queries to it as a page.
+    """
     table = account(root, tables)
     if page:
         write_page(root, table, Path(page))
-    return Group(text_table(table.head, table.rows, words=table.words), Text(table.note))
+    return Group(
+        text_table(table.head, table.rows, words=table.words), Text(table.note)
+    )
 
 
 def write_page(root: str, table: blocks.Table, file: Path) -> None:
@@ -98,14 +109,21 @@ class RunToApprove:
     file: Path
 
     def approve(self) -> str:
-        """Add the run to the policies in the tables file; return a line that says so."""
+        """Add the run to the policies in the tables file; return a confirmation."""
         add_approval(self.file, self.digest, self.tables)
-        policies = ", ".join(f"[tables.{quoted(table)}.policy]" for table in self.tables)
+        policies = ", ".join(
+            f"[tables.{quoted(table)}.policy]" for table in self.tables
+        )
         return f"Approved: approved-runs of {policies} in {self.file} has it now."
 
 
-def runs_to_approve(root: str, tables: str, file: Path | None) -> Iterator[RunToApprove]:
-    """Yield the refused runs in the ledger, or the one of a file, that policies do not list."""
+def runs_to_approve(
+    root: str, tables: str, file: Path | None
+) -> Iterator[RunToApprove]:
+    """Yield the refused runs that the policies do not list.
+
+    They are those in the ledger, or the one in ``file``.
+    """
     shards = _site(root, tables).shards
     sites = {shard.site for shard in shards}
     if file is None:
@@ -120,7 +138,10 @@ def runs_to_approve(root: str, tables: str, file: Path | None) -> Iterator[RunTo
             text = proposal_text(proposal, sites)
         except TPFlowerError as error:
             # one that cannot be explained is not to be approved, nor hide the others
-            text, policies = f"RUN {proposal.digest}\nrefused: {printable(str(error))}", []
+            text, policies = (
+                f"RUN {proposal.digest}\nrefused: {printable(str(error))}",
+                [],
+            )
         yield RunToApprove(text, proposal.digest, tuple(policies), Path(tables))
 
 
@@ -200,11 +221,15 @@ def _part_view(model: model_names.ModelVersion, number: int, folder: Path) -> Ta
     facts = {
         "model": saved.spec.kind,
         "parameters": format_count(len(saved.parameters)),
-        "features": ", ".join(f"{feature.name} = {feature.sql}" for feature in fragment.features),
+        "features": ", ".join(
+            f"{feature.name} = {feature.sql}" for feature in fragment.features
+        ),
         "encoded features": ", ".join(encoder.feature_names),
         "label": fragment.label or "another table's",
         "filters": " AND ".join(fragment.filters) or "none",
-        "software": ", ".join(f"{name} {text}" for name, text in saved.versions.items()),
+        "software": ", ".join(
+            f"{name} {text}" for name, text in saved.versions.items()
+        ),
         "folder": str(folder),
     }
     return text_table(("", ""), facts.items(), words=(0, 1), title=title)

@@ -82,8 +82,9 @@ def check_flower() -> None:
     }
     if parameters != PARAMETERS or PULL not in getattr(flower, LOOP).__code__.co_names:
         raise SiteError(
-            f"the check of app bundles was made for Flower {', '.join(FLOWER_VERSIONS)} and does "
-            f"not fit {version}: nothing was started; install what constraints.txt has"
+            "the check of app bundles was made for Flower "
+            f"{', '.join(FLOWER_VERSIONS)} and does not fit {version}: nothing was "
+            "started; install what constraints.txt has"
         )
 
 

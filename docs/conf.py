@@ -1,7 +1,8 @@
 """The site that `scripts/docs.sh` builds from the pages of the whole checkout.
 
-The source folder is the checkout itself, so that a page's links are the same here and on a
-code host. Nothing is loaded from elsewhere: fonts are the system's, equations are MathML.
+The source folder is the checkout itself, so that a page's links are the same here and
+on a code host. Nothing is loaded from elsewhere: fonts are the system's, equations are
+MathML.
 """
 
 import tomllib
@@ -13,7 +14,9 @@ from sphinx.application import Sphinx
 from sphinx.writers.html5 import HTML5Translator
 
 ROOT = Path(__file__).resolve().parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
+    "project"
+]
 
 project = "tp_flower"
 release = PROJECT["version"]
@@ -21,7 +24,16 @@ copyright = "the authors of tp_flower, Apache License 2.0"
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 include_patterns = ["*.md", "docs/**.md", "examples/**.md", "examples/**.ipynb"]
-exclude_patterns = [".*", "build", "dist", "runs", "tests", "scripts", "strategies", "tp_flower"]
+exclude_patterns = [
+    ".*",
+    "build",
+    "dist",
+    "runs",
+    "tests",
+    "scripts",
+    "strategies",
+    "tp_flower",
+]
 root_doc = "docs/index"
 
 myst_heading_anchors = 4
@@ -50,7 +62,9 @@ html_show_sphinx = False
 html_math_renderer = "mathml"
 
 
-def write_math(translator: HTML5Translator, node: nodes.math | nodes.math_block) -> None:
+def write_math(
+    translator: HTML5Translator, node: nodes.math | nodes.math_block
+) -> None:
     """Write an equation as MathML, which browsers draw without a script."""
     is_block = isinstance(node, nodes.math_block)
     tree = latex2mathml.tex2mathml(node.astext(), as_block=is_block)

@@ -32,7 +32,11 @@ from scripts.deploy.slow_link import SlowLink  # noqa: E402
 from tp_flower.files import write_file  # noqa: E402
 from tp_flower.settings.run import FLOWER, SESSION  # noqa: E402
 
-NETWORKS: Final = {"no delay": (0.0, 0.0), "40 ms": (0.04, 0.0), "40 ms, 1 % resets": (0.04, 0.01)}
+NETWORKS: Final = {
+    "no delay": (0.0, 0.0),
+    "40 ms": (0.04, 0.0),
+    "40 ms, 1 % resets": (0.04, 0.01),
+}
 """Round-trip seconds, and the probability of a reset; the last of two sites alone."""
 
 SITES: Final = {
@@ -179,7 +183,9 @@ def _echoed(deployment: Deployment, settings: Settings, app: Path) -> list[float
 
 def _trained(deployment: Deployment, settings: Settings) -> Figures:
     """Train; return the figures of the rounds, with the computing in them."""
-    sites = [name for name in deployment.processes if name not in ("superlink", "front")]
+    sites = [
+        name for name in deployment.processes if name not in ("superlink", "front")
+    ]
     before = {site: len(deployment.log(site)) for site in sites}
     folder = Path(tempfile.mkdtemp(dir=deployment.folder))
     _run(deployment, {**settings, "output-dir": str(folder)})

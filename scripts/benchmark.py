@@ -37,7 +37,14 @@ from scripts.bench.harness import (
     read_results,
     write_results,
 )
-from scripts.bench.render import FOLDER, markdown, measured, render, write_docs, write_plots
+from scripts.bench.render import (
+    FOLDER,
+    markdown,
+    measured,
+    render,
+    write_docs,
+    write_plots,
+)
 from scripts.bench.suites.registry import SUITES
 from tp_flower.files import home_folder
 from tp_flower.reports.console import format_seconds
@@ -119,7 +126,9 @@ def suite_names(text: str) -> list[str]:
     names = ["all", *SUITES]
     wanted = text.split(",")
     if unknown := [name for name in wanted if name not in names]:
-        raise argparse.ArgumentTypeError(f"no suite {unknown[0]!r}; there are {', '.join(names)}")
+        raise argparse.ArgumentTypeError(
+            f"no suite {unknown[0]!r}; there are {', '.join(names)}"
+        )
     return [name for name in SUITES if name in wanted or "all" in wanted]
 
 

@@ -25,7 +25,12 @@ from scripts.joined.models import TREES, Problem, grow_trees, tree_metrics
 from tp_flower.errors import TPFlowerError
 from tp_flower.methods import BOOST
 from tp_flower.query import Query
-from tp_flower.reports.console import format_bytes, format_count, format_seconds, format_value
+from tp_flower.reports.console import (
+    format_bytes,
+    format_count,
+    format_seconds,
+    format_value,
+)
 from tp_flower.reports.records import COMPLETED, REPORT_FILE
 from tp_flower.settings import Settings
 
@@ -35,7 +40,12 @@ MARGINS = {"cg": 0.002, "admm": 0.002, "sgd": 0.01}
 BEHIND = 0.01
 """How much worse boosted trees may be than LightGBM on the joined table."""
 
-METRICS = {"auc": "test AUC", "log_loss": "test log loss", "rmse": "test RMSE", "r2": "test R2"}
+METRICS = {
+    "auc": "test AUC",
+    "log_loss": "test log loss",
+    "rmse": "test RMSE",
+    "r2": "test R2",
+}
 
 
 class CompareError(Exception):
@@ -105,8 +115,8 @@ def read_report(folder: Path) -> dict[str, Any]:
     settings = Settings.from_run_config(report["settings"])
     if settings.sample < 1.0 or settings.split.table:
         raise CompareError(
-            f"the run is of {settings.split_name}, which the server drew from the rows that it "
-            "joined: run with sample = 1 and another test-split to compare"
+            f"the run is of {settings.split_name}, which the server drew from the rows "
+            "that it joined: run with sample = 1 and another test-split to compare"
         )
     if report["chosen"].get("row-weight"):
         raise CompareError(
@@ -169,7 +179,11 @@ def row_of_run(report: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _metrics(metrics: Mapping[str, float]) -> dict[str, str]:
-    return {label: format_value(metrics[key]) for key, label in METRICS.items() if key in metrics}
+    return {
+        label: format_value(metrics[key])
+        for key, label in METRICS.items()
+        if key in metrics
+    }
 
 
 if __name__ == "__main__":

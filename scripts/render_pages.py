@@ -2,10 +2,11 @@
 
     python scripts/render_pages.py
 
-Settings are declared in `tp_flower/settings`: the block `[tool.flwr.app.config]` of pyproject.toml
-and docs/reference/settings.md are made from there. Messages are declared in `tp_flower/protocol`:
-docs/reference/messages.md is made from there, and the table of ARCHITECTURE.md between its
-markers. A test compares all of them with what this script would write.
+Settings are declared in `tp_flower/settings`: the block `[tool.flwr.app.config]` of
+pyproject.toml and docs/reference/settings.md are made from there. Messages are declared
+in `tp_flower/protocol`: docs/reference/messages.md is made from there, and the table of
+ARCHITECTURE.md between its markers. A test compares all of them with what this script
+would write.
 """
 
 import inspect
@@ -43,8 +44,10 @@ SETTINGS_HEAD: Final = """\
 Every key of the run config with its default, the values it may have, and the
 strategies that read it; written by `scripts/render_pages.py`. Set them with
 
-    tp-flower train my-run.toml --set strategy=sgd --set seed=7   # a file, and settings that win
-    flwr run . --stream -c 'strategy="sgd" seed=7'                # no spaces around =
+    # a file, and settings that win
+    tp-flower train my-run.toml --set strategy=sgd --set seed=7
+    # no spaces around =
+    flwr run . --stream -c 'strategy="sgd" seed=7'
     flwr run . --stream -c /abs/my-run.toml                       # one file, same keys
 
 `0`, `""` or `"auto"` stands for "chosen by the program" where the text says so; the
@@ -71,21 +74,25 @@ that both ends know; `n/8` is a bit for each of n. At the end is
 """
 LEAVES_HEAD: Final = """## What leaves
 
-What reaches the server, from the declarations that both sides check; italics are facts of
-a run. [Mechanisms](mechanisms.md#what-covers-what) says what covers what, a
-[policy](policies.md) what may leave, and [PRIVACY.md](../../PRIVACY.md) what follows from it.
+What reaches the server, from the declarations that both sides check; italics are facts
+of a run. [Mechanisms](mechanisms.md#what-covers-what) says what covers what, a
+[policy](policies.md) what may leave, and [PRIVACY.md](../../PRIVACY.md) what follows
+from it.
 """
 AUDIT: Final = ROOT / "tp_flower/protocol/audit.toml"
 AUDIT_HEAD: Final = """## Who could gain by a lie
 
-What a server that departs from the protocol could gain by a wrong value in each field of its
-requests, if nothing were checked; or a site in a field of its replies, at the server, at the
-table's other shards for what is sealed, and in the model. Then what the receiver checks, besides
-the field's type and range; *as proposed*: the site compares it with what follows from the run's
-proposal. The last column is what a liar gains in spite of that: it is in PRIVACY.md, and nothing
-here prevents it. `tests/adversary/fields` lies in every field of every request.
+What a server that departs from the protocol could gain by a wrong value in each field
+of its requests, if nothing were checked; or a site in a field of its replies, at the
+server, at the table's other shards for what is sealed, and in the model. Then what the
+receiver checks, besides the field's type and range; *as proposed*: the site compares it
+with what follows from the run's proposal. The last column is what a liar gains in spite
+of that: it is in PRIVACY.md, and nothing here prevents it. `tests/adversary/fields`
+lies in every field of every request.
 """
-AUDIT_COLUMNS: Final = "| field | a lie would gain | the receiver checks | what remains |"
+AUDIT_COLUMNS: Final = (
+    "| field | a lie would gain | the receiver checks | what remains |"
+)
 AUDIT_KEYS: Final = ("lie", "check", "inherent")
 ENVELOPES: Final = (RequestEnvelope, ReplyEnvelope, Failure)
 SEALED: Final = {Action.STATISTICS: (ShardStatistics,)}
@@ -143,7 +150,9 @@ def _title(group: type) -> str:
 
 
 def _comment(text: str) -> str:
-    lines = textwrap.wrap(text, WIDTH - 2, break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.wrap(
+        text, WIDTH - 2, break_long_words=False, break_on_hyphens=False
+    )
     return "\n".join(f"# {line}" for line in lines)
 
 
@@ -189,7 +198,7 @@ def render_messages() -> str:
 
 
 def audited() -> dict[str, list[type[Body]]]:
-    """Return the structures whose fields are audited, by the message that they are first in."""
+    """Return the audited structures, by the message that each is first in."""
     structures: dict[str, list[type[Body]]] = {"every message": []}
     listed: set[type[Body]] = set()
 
@@ -261,7 +270,9 @@ def message_table() -> str:
     for action in Action:
         module = ANSWERS[action].partition(":")[0].replace(".", "/")
         rows.append((f"`{action}`", *map(_summary, action.messages), f"`{module}.py`"))
-    return _table("| message | request | reply | at the site, in `client_apps/` |", rows)
+    return _table(
+        "| message | request | reply | at the site, in `client_apps/` |", rows
+    )
 
 
 def _table(head: str, rows: Iterable[Iterable[object]]) -> str:

@@ -2,8 +2,8 @@
 
     python scripts/run_app.py train [FILE] [--set key=value] [...]
 
-A local SuperLink that is already running has its own environment. So this starts one on a
-free port, with its own FLWR_HOME, and stops it after the run.
+A local SuperLink that is already running has its own environment. So this starts one on
+a free port, with its own FLWR_HOME, and stops it after the run.
 
 Exit status: that of `tp-flower`.
 """
@@ -23,8 +23,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # beside the interpreter, without resolving links: in an environment it is a link
 BIN = Path(sys.executable).parent
-# Use the installed packages, and leave the network alone. The last one lets simulated sites
-# see a GPU.
+# Use the installed packages, and leave the network alone. The last one lets simulated
+# sites see a GPU.
 ENVIRONMENT = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -45,8 +45,12 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command with `--flower`; return its exit status."""
     command = [sys.executable, "-m", "tp_flower.command_line", *arguments, "--flower"]
     try:
-        with private_superlink() as environment, subprocess.Popen(command, env=environment) as run:
-            # Ctrl-C reaches the command too, which stops the run; a polite kill is like it
+        with (
+            private_superlink() as environment,
+            subprocess.Popen(command, env=environment) as run,
+        ):
+            # Ctrl-C reaches the command too, which stops the run; a polite kill is like
+            # it
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, lambda *_: run.send_signal(signal.SIGINT))
             return run.wait()
@@ -60,7 +64,9 @@ def private_superlink() -> Iterator[Mapping[str, str]]:
     """Run a SuperLink for simulations; give the environment in which flwr finds it."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
-    with tempfile.TemporaryDirectory(prefix="tp-flower-", ignore_cleanup_errors=True) as home:
+    with tempfile.TemporaryDirectory(
+        prefix="tp-flower-", ignore_cleanup_errors=True
+    ) as home:
         environment = {
             **os.environ,
             **ENVIRONMENT,

@@ -1,7 +1,8 @@
 """The Flower ServerApp: run config -> settings -> strategy -> report.
 
-``mode = "explain"`` takes the set-up's rounds only, and reports what training would do; "predict"
-and "evaluate" use the model that a run has saved (:mod:`strategies.inference.predict`).
+``mode = "explain"`` takes the set-up's rounds only, and reports what training would do;
+"predict" and "evaluate" use the model that a run has saved
+(:mod:`strategies.inference.predict`).
 """
 
 import time
@@ -35,7 +36,13 @@ from tp_flower.errors import SettingsError
 from tp_flower.files import home_folder
 from tp_flower.query import Query
 from tp_flower.reports.console import epoch_line
-from tp_flower.reports.records import REPORT_FILE, RoundReport, report_dict, report_line, write_json
+from tp_flower.reports.records import (
+    REPORT_FILE,
+    RoundReport,
+    report_dict,
+    report_line,
+    write_json,
+)
 from tp_flower.settings import Settings
 from tp_flower.settings.run import EVALUATE, EXPLAIN, PREDICT
 from tp_flower.sources.flights import FLIGHTS_REGRESSION_SQL, FLIGHTS_SQL
@@ -52,10 +59,13 @@ def main(grid: Grid, context: Context) -> None:
     carry_out(grid, Settings.from_run_config(context.run_config), context.run_id)
 
 
-def carry_out(grid: Grid, settings: Settings, run_id: int, is_full: bool = False) -> None:
+def carry_out(
+    grid: Grid, settings: Settings, run_id: int, is_full: bool = False
+) -> None:
     """Train, explain, predict or evaluate, as the run's mode says; write the report.
 
-    Of an explanation, which does not fit a screen, the console has all if it ``is_full``.
+    Of an explanation, which does not fit a screen, the console has all if it
+    ``is_full``.
     """
     console = Console(width=CONSOLE_WIDTH, highlight=False)
     if settings.resume:
@@ -82,7 +92,11 @@ def carry_out(grid: Grid, settings: Settings, run_id: int, is_full: bool = False
 
 
 def act(
-    settings: Settings, on_round: RoundListener, grid: Grid, folder: Path, is_full: bool = False
+    settings: Settings,
+    on_round: RoundListener,
+    grid: Grid,
+    folder: Path,
+    is_full: bool = False,
 ) -> RenderableType:
     """Carry out the run's mode and return its view for the console."""
     if settings.mode in (PREDICT, EVALUATE):
@@ -90,7 +104,9 @@ def act(
     has_label = STRATEGIES[settings.method_name].has_label
     query = Query.from_sql(choose_sql(settings), needs_label=has_label)
     if settings.mode == EXPLAIN:
-        return explanation_view(explain(query, settings, on_round, grid, folder), is_full)
+        return explanation_view(
+            explain(query, settings, on_round, grid, folder), is_full
+        )
     return train(query, settings, on_round, grid, folder)
 
 
@@ -130,7 +146,9 @@ def train(
 
 
 def page_line(folder: Path) -> str:
-    """Write `report.html` beside `report.json`; return commands, and a line that says where.
+    """Write `report.html` beside `report.json`; return the lines about it.
+
+    They are commands, and a line that says where the page is.
 
     The run does not fail if the page cannot be written.
     """
@@ -168,15 +186,20 @@ def output_folder(settings: Settings, run_id: int) -> Path:
 
 
 def _check_free(folder: Path, settings: Settings) -> None:
-    """Refuse a folder with a report, unless its run is resumed or failed without a checkpoint."""
+    """Refuse a folder with a report.
+
+    Allowed is one whose run is resumed, or has failed without a checkpoint.
+    """
     if not (folder / REPORT_FILE).exists():
         return
-    way_on = f", or resume its run: resume={folder}" if (folder / FOLDER).is_dir() else ""
+    way_on = (
+        f", or resume its run: resume={folder}" if (folder / FOLDER).is_dir() else ""
+    )
     has_failed = str(read_report(folder)["status"]).startswith("failed")
     if not settings.resume and (way_on or not has_failed):
         raise SettingsError(
-            f"output-dir {str(folder)!r} has the report of a run, which is not overwritten: "
-            f"choose another folder{way_on}"
+            f"output-dir {str(folder)!r} has the report of a run, which is not "
+            f"overwritten: choose another folder{way_on}"
         )
     (folder / REPORT_FILE).unlink()
 

@@ -1,7 +1,7 @@
-"""Commands of whoever runs queries: a run here or through Flower, and what runs have left.
+"""Commands to run queries, here or through Flower, and to handle what runs have left.
 
-``tp_flower.command_line`` calls them. Only the manifest of a model is deleted here; the sites'
-owners delete their parts.
+``tp_flower.command_line`` calls them. Only the manifest of a model is deleted here; the
+sites' owners delete their parts.
 """
 
 import os
@@ -51,11 +51,13 @@ INSTALLED: Final = "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"
 def site_count(settings: Settings) -> int:
     """Return the number of organisations that the tables of a run are at."""
     everything = {PARTITION_ID: 0, NUM_PARTITIONS: 1}
-    return len({shard.site for shard in hosted_shards(everything, {"tables": settings.tables})})
+    return len(
+        {shard.site for shard in hosted_shards(everything, {"tables": settings.tables})}
+    )
 
 
 def in_process(settings: Settings, client_app: ClientApp) -> InProcessGrid:
-    """Return all sites, in this process; Flower's log, and theirs, leaves the console."""
+    """Return all sites in this process; keep their log and Flower's off the console."""
     update_console_handler(level=CRITICAL)
     return InProcessGrid(client_app, site_count(settings), {"tables": settings.tables})
 
@@ -69,12 +71,16 @@ def run(settings: Settings, client_app: ClientApp, is_full: bool) -> None:
 
 
 def run_through_flower(settings: Settings, superlink: str) -> bool:
-    """Run the app by `flwr run`; return whether it completed, which Flower does not say.
+    """Run the app by `flwr run`; return whether it completed.
+
+    Flower does not report this.
 
     Without a SuperLink of Flower's configuration the local one simulates the sites.
     """
     if not (ROOT / "pyproject.toml").is_file():
-        raise SettingsError(f"--flower sends a copy of the repository, which {ROOT} is not")
+        raise SettingsError(
+            f"--flower sends a copy of the repository, which {ROOT} is not"
+        )
     nodes = f"num-supernodes={site_count(settings)} client-resources-num-cpus=1"
     where = [superlink] if superlink else ["--federation-config", nodes]
     has_completed, number = False, ""
@@ -93,10 +99,16 @@ def run_through_flower(settings: Settings, superlink: str) -> bool:
                     sys.stdout.write(line)
                     sys.stdout.flush()
                     has_completed |= line.startswith(REPORT_LINE)
-                    number = line.split()[3] if line.startswith(STARTED_LINE) else number
+                    number = (
+                        line.split()[3] if line.startswith(STARTED_LINE) else number
+                    )
             except KeyboardInterrupt as error:
-                subprocess.run([FLWR, "stop", number, *where[: bool(superlink)]], check=False)
-                error.add_note("Flower stops the run. To go on: --set resume=FOLDER of its results")
+                subprocess.run(
+                    [FLWR, "stop", number, *where[: bool(superlink)]], check=False
+                )
+                error.add_note(
+                    "Flower stops the run. To go on: --set resume=FOLDER of its results"
+                )
                 raise
     return has_completed
 
@@ -133,7 +145,9 @@ def report(folder: Path, is_full: bool) -> RenderableType:
 def models(task: str, root: Path, model: str) -> RenderableType:
     """List, show or delete the models that runs have trained."""
     if task == "list":
-        return models_table({version: _read(root, version) for version in versions_in(root)})
+        return models_table(
+            {version: _read(root, version) for version in versions_in(root)}
+        )
     if task == "show":
         return model_view(resolve(root, model))
     return Text(f"deleted {delete_version(root, model)}")
@@ -177,7 +191,9 @@ def model_view(manifest: Manifest) -> RenderableType:
         "joined rows": format_count(manifest.joined_rows),
         "train": _metrics(manifest.train),
         "test": _test_metrics(manifest),
-        "software": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
+        "software": ", ".join(
+            f"{name} {version}" for name, version in manifest.versions.items()
+        ),
     }
     rows = [
         (
@@ -186,11 +202,20 @@ def model_view(manifest: Manifest) -> RenderableType:
             format_count(table.encoded.width),
             format_value(table.share),
             ", ".join(map(format_value, table.mean_score)),
-            ", ".join(f"{p.site} ({p.digest[:8] or 'kept nothing'})" for p in table.parts),
+            ", ".join(
+                f"{p.site} ({p.digest[:8] or 'kept nothing'})" for p in table.parts
+            ),
         )
         for table in manifest.tables
     ]
-    head = ("table", "model", "encoded features", "share of variance", "mean score", "kept at")
+    head = (
+        "table",
+        "model",
+        "encoded features",
+        "share of variance",
+        "mean score",
+        "kept at",
+    )
     return Group(
         text_table(("", ""), facts.items(), words=(0, 1), title=str(manifest.model)),
         text_table(head, rows, words=(0, 1, 5), title="Tables"),
@@ -198,7 +223,10 @@ def model_view(manifest: Manifest) -> RenderableType:
 
 
 def _metrics(metrics: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {format_value(value)}" for name, value in metrics.items()) or "-"
+    return (
+        ", ".join(f"{name} {format_value(value)}" for name, value in metrics.items())
+        or "-"
+    )
 
 
 def _test_metrics(manifest: Manifest) -> str:

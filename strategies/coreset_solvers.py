@@ -1,9 +1,10 @@
 """SolvedStrategy: the server solves over the sampled rows that the sites send.
 
-After the set-up there are three messages, in one epoch. ``rows`` brings the rows of the sample
-(their encoded features, or local clusters of them); the server solves; ``consensus`` sets the
-solution as the parameters of the sites' models, and brings the scores of the sampled and the
-held-out rows, so that these models are measured, saved and used like those of the other strategies.
+After the set-up there are three messages, in one epoch. ``rows`` brings the rows of the
+sample (their encoded features, or local clusters of them); the server solves;
+``consensus`` sets the solution as the parameters of the sites' models, and brings the
+scores of the sampled and the held-out rows, so that these models are measured, saved
+and used like those of the other strategies.
 """
 
 import math
@@ -28,7 +29,12 @@ from strategies.training.base import JoinStrategy
 from strategies.training.prepare import Preparation
 from strategies.training.traffic import TableSize, Traffic, solved_epoch
 from tp_flower.arrays import AnyArray, FloatArray
-from tp_flower.coresets.importance import CLUSTERS, LEAST_GAMMA_SQUARED, augmented, gamma
+from tp_flower.coresets.importance import (
+    CLUSTERS,
+    LEAST_GAMMA_SQUARED,
+    augmented,
+    gamma,
+)
 from tp_flower.coresets.solvers import distdim, solve, weighted_kmeans
 from tp_flower.errors import QueryError
 from tp_flower.joins.mapping import TableMapping
@@ -96,18 +102,28 @@ class SolvedStrategy(JoinStrategy):
         replies = yield self.request(ask(rows, problem.parts))
         weights = problem.weighting.train_rows
         parameters = self.solve(
-            problem, replies, np.ones(problem.train.joined_rows) if weights is None else weights
+            problem,
+            replies,
+            np.ones(problem.train.joined_rows) if weights is None else weights,
         )
         common: dict[int, training_messages.CommonParameters] = {}
         for name, table in problem.tables.items():
-            common |= table.for_all(training_messages.CommonParameters(parameters[name]))
+            common |= table.for_all(
+                training_messages.CommonParameters(parameters[name])
+            )
         message = training_messages.ConsensusRequest(
             more_rounds=0, evaluate=True, scores_number=1, parts=common
         )
-        replies = yield self.request(replace(ask(message, problem.parts), phase=EVALUATE))
-        scores = {name: table.gather_scores(replies) for name, table in problem.tables.items()}
+        replies = yield self.request(
+            replace(ask(message, problem.parts), phase=EVALUATE)
+        )
+        scores = {
+            name: table.gather_scores(replies) for name, table in problem.tables.items()
+        }
         train = problem.train_metrics(problem.gather(scores))
-        self.finish_epoch(EpochResult(1, train, **problem.held_out_metrics(scores)._asdict()))
+        self.finish_epoch(
+            EpochResult(1, train, **problem.held_out_metrics(scores)._asdict())
+        )
 
 
 def joined_rows(
@@ -197,7 +213,8 @@ class CoresetKMeans(SolvedStrategy):
         edges = np.cumsum([table.features for table in problem.tables.values()])
         coordinates = np.split(centres, edges[:-1], axis=1)
         return {
-            name: block.ravel() for name, block in zip(problem.tables, coordinates, strict=True)
+            name: block.ravel()
+            for name, block in zip(problem.tables, coordinates, strict=True)
         }
 
 
@@ -279,7 +296,8 @@ class CoresetRidge(SolvedStrategy):
         self.chosen["coreset"] = {**earlier, "gamma": lowest}
         if lowest**2 < LEAST_GAMMA_SQUARED:
             self.warn(
-                f"gamma is {lowest:.2g}: columns of some table are nearly combinations of those of "
-                "others (Assumption 4.1), so that only the robust guarantee holds, which leaves "
-                "out a small share of the rows (Remark 4.3)"
+                f"gamma is {lowest:.2g}: columns of some table are nearly combinations "
+                "of those of others (Assumption 4.1), so that only the robust "
+                "guarantee holds, which leaves out a small share of the rows (Remark "
+                "4.3)"
             )

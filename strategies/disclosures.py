@@ -12,12 +12,13 @@ The `privacy` entry of `report.json`::
     totals    [{site, table, source, per, features, models, scores, labels, delta,
                uncovered: [what]}]
 
-The ledger is each node's own account of the run. `mechanism` is the cost of one use, `used` the
-number of uses of the most used key, `limit` the planned number. A total has the epsilons of a
-table's rows at one site, `per` row or unit of its policy, by what they are true of
-(`tp_flower/privacy/epsilons.py`): a number, "none", or "" where nothing of the kind left. Of
-features it is "none: " and the reason while anything that depends on them leaves without noise,
-such as sums of scores. `uncovered` lists the releases that no mechanism covers.
+The ledger is each node's own account of the run. `mechanism` is the cost of one use,
+`used` the number of uses of the most used key, `limit` the planned number. A total has
+the epsilons of a table's rows at one site, `per` row or unit of its policy, by what
+they are true of (`tp_flower/privacy/epsilons.py`): a number, "none", or "" where
+nothing of the kind left. Of features it is "none: " and the reason while anything that
+depends on them leaves without noise, such as sums of scores. `uncovered` lists the
+releases that no mechanism covers.
 """
 
 from collections import defaultdict
@@ -196,9 +197,12 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
         **vars(exposure),
         **tables,
         "row": "joined row" if by_joined_rows else "row of the site",
-        "scored": "the sum of the tables' scores for every joined row; anew in every epoch"
-        if exposure.is_masked
-        else f"a score per {scored}, computed from the row's features; anew in every epoch",
+        "scored": (
+            "the sum of the tables' scores for every joined row"
+            if exposure.is_masked
+            else f"a score per {scored}, computed from the row's features"
+        )
+        + "; anew in every epoch",
         "shares_of": "words that add up, for the shards alone, to"
         if exposure.privacy.unions == SEALED
         else "numbers of each shard that add up to",
@@ -301,7 +305,11 @@ def _model_noise(privacy: PrivacySettings) -> str:
 
 def _of_features(privacy: PrivacySettings) -> str:
     """Return that features have no epsilon, unless models and scores have noise."""
-    return "" if privacy.covers_features and privacy.covers_predictions else "; features: none"
+    return (
+        ""
+        if privacy.covers_features and privacy.covers_predictions
+        else "; features: none"
+    )
 
 
 def privacy_report(
@@ -329,7 +337,11 @@ def privacy_report(
 
 
 def _totals(
-    site: str, accounts: Sequence[Document], settings: PrivacySettings, *, is_complete: bool
+    site: str,
+    accounts: Sequence[Document],
+    settings: PrivacySettings,
+    *,
+    is_complete: bool,
 ) -> Iterable[dict[str, object]]:
     by_source: defaultdict[str, list[tuple[Release, int]]] = defaultdict(list)
     for account in accounts:
@@ -341,7 +353,9 @@ def _totals(
             raise ReplyError(f"site {site!r} sent a malformed ledger") from None
         by_source[release.source].append((release, times))
     for source, uses in by_source.items():
-        released = [Released(one.what, one.scope, one.mechanism, times) for one, times in uses]
+        released = [
+            Released(one.what, one.scope, one.mechanism, times) for one, times in uses
+        ]
         uncovered = [one.what for one in released if one.mechanism is None]
         any_release = uses[0][0]
         yield {

@@ -1,8 +1,9 @@
 """The round ``rank``: how many score vectors may leave, and what hides them.
 
-It takes place where some table's policy asks for it. Each site says how many more score vectors its
-policies let leave of the rows that take part, and seals a statement of how much these vary for the
-other sites, which the server passes on with the first request for scores.
+It takes place where some table's policy asks for it. Each site says how many more score
+vectors its policies let leave of the rows that take part, and seals a statement of how
+much these vary for the other sites, which the server passes on with the first request
+for scores.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -70,8 +71,9 @@ class ScoreForecast:
 
     def __str__(self) -> str:
         return (
-            f"the policy of table {self.part.table!r} at site {self.part.site!r} (scores-per-rank) "
-            f"lets {self.left} more score vectors leave, and an epoch takes {self.per_epoch}"
+            f"the policy of table {self.part.table!r} at site {self.part.site!r} "
+            f"(scores-per-rank) lets {self.left} more score vectors leave, and an "
+            f"epoch takes {self.per_epoch}"
         )
 
 
@@ -83,10 +85,12 @@ def asks_ranks(inventory: Inventory) -> bool:
 def rank_rows(
     joined: JoinedRows, encoders: Mapping[str, TableEncoding]
 ) -> Generator[Requests, Replies, Ranks]:
-    """Ask how much the rows that take part vary, as the tables' encoders encode them."""
+    """Ask how much participating rows vary, as encoded by their tables' encoders."""
     bodies = {
         part.number: RankPart(
-            rows=pack_bits(_taking_part(layout, part, joined.extracted.rows[part.number])),
+            rows=pack_bits(
+                _taking_part(layout, part, joined.extracted.rows[part.number])
+            ),
             encoder=encoders[layout.name].sealed,
         )
         for layout in joined.layouts.values()
@@ -95,13 +99,18 @@ def rank_rows(
     return (yield from ask_ranks(RankRequest(parts=bodies), joined.parts))
 
 
-def ask_ranks(request: RankRequest, parts: Sequence[Part]) -> Generator[Requests, Replies, Ranks]:
+def ask_ranks(
+    request: RankRequest, parts: Sequence[Part]
+) -> Generator[Requests, Replies, Ranks]:
     """Send a request about all parts, and return what the sites answer."""
     replies = yield ask(request, parts)
     left = {part: replies.body(part, RankedPart).left for part in parts}
     return Ranks(
         {part: count for part, count in left.items() if count is not None},
-        {str(part.number): array_of(replies, part, "statement", (None,)) for part in parts},
+        {
+            str(part.number): array_of(replies, part, "statement", (None,))
+            for part in parts
+        },
     )
 
 

@@ -1,19 +1,21 @@
-"""Score readings: at how many rows a site, and the server, work out scores of other tables.
+"""Score readings: at how many rows site and server work out scores of other tables.
 
 The entry `readings` of `privacy` in `report.json`, a record per table and site::
 
     table, site, others: [table], rows, most, single, average, frequent, left
 
-A site is sent derivatives of the loss, summed by row. Of one joined row a derivative tells the
-score, for the loss is known; less the own score, it is the sum of the ``others``' scores: at the
-``single`` rows, of the ``rows`` that are trained on. They are in one joined row, or in ``most``: in
-two where second derivatives are sent, too; of batches, in so many that often one is in a batch
-alone. With a squared loss the ``average`` of such sums follows at all rows. The server adds masked
-scores up to sums over the tables; averaged over the joined rows of a row, where these are many,
-they estimate the row's own score: at the ``frequent`` rows, which are all where scores leave in the
-clear.
+A site is sent derivatives of the loss, summed by row. Of one joined row a derivative
+tells the score, for the loss is known; less the own score, it is the sum of the
+``others``' scores: at the ``single`` rows, of the ``rows`` that are trained on. They
+are in one joined row, or in ``most``: in two where second derivatives are sent, too; of
+batches, in so many that often one is in a batch alone. With a squared loss the
+``average`` of such sums follows at all rows. The server adds masked scores up to sums
+over the tables; averaged over the joined rows of a row, where these are many, they
+estimate the row's own score: at the ``frequent`` rows, which are all where scores leave
+in the clear.
 
-Reference: PRIVACY.md has the figures of these attacks, which tests/adversary/scores measure.
+Reference: PRIVACY.md has the figures of these attacks, which tests/adversary/scores
+measure.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -30,8 +32,14 @@ from tp_flower.losses import Loss
 from tp_flower.protocol.messages import Action
 
 FREQUENT: Final = 10
-"""Joined rows, at least, of a row whose own score the server estimates from their sums."""
-DERIVATIVES: Final[Collection[Action]] = (Action.ADMM, Action.DESCENT, Action.BOOST, Action.SGD)
+"""Joined rows, at least, of a row whose own score the server estimates from their sums.
+"""
+DERIVATIVES: Final[Collection[Action]] = (
+    Action.ADMM,
+    Action.DESCENT,
+    Action.BOOST,
+    Action.SGD,
+)
 """The messages that bring sites derivatives."""
 
 
@@ -49,10 +57,13 @@ class ShardedRows(Protocol):
 
 @dataclass(frozen=True)
 class ScoreReading:
-    """The rows of a table at which its site works out scores of the others, and the server its own.
+    """The rows of a table at which its site or the server works out scores.
+
+    The site works out those of the other tables, the server those of this table.
 
     Attributes:
-        left: score vectors that a policy of the table lets it release; None without a limit.
+        left: score vectors that a policy of the table lets it release; None without a
+            limit.
     """
 
     table: str
@@ -74,10 +85,10 @@ def score_readings(
     batch_rows: int,
     left: Mapping[int, int],
 ) -> list[ScoreReading]:
-    """Return the score readings of a run over joins; none where no derivatives are sent.
+    """Return the score readings of a run over joins; none if no derivative is sent.
 
-    ``mapping`` is of the joined rows to train on, of which ``batch_rows`` are in a batch, 0
-    without batches; ``left`` has score vectors by part number.
+    ``mapping`` is of the joined rows to train on, of which ``batch_rows`` are in a
+    batch, 0 without batches; ``left`` has score vectors by part number.
     """
     if len(tables) < 2 or not set(DERIVATIVES).intersection(exposure.messages):
         return []

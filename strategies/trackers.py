@@ -48,7 +48,9 @@ class TensorBoard:
         self._writer = SummaryWriter(str(folder / "tensorboard"))
         cells = {k: text.replace("|", "\\|") for k, text in _texts(settings).items()}
         lines = (f"| {key} | {' '.join(text.split())} |" for key, text in cells.items())
-        self._writer.add_text("settings", "\n".join(("| setting | value |", "|---|---|", *lines)))
+        self._writer.add_text(
+            "settings", "\n".join(("| setting | value |", "|---|---|", *lines))
+        )
 
     def log(self, values: Values, epoch: int) -> None:
         """Add a point to every curve."""
@@ -86,7 +88,8 @@ class Mlflow:
         )
         self._run = self._client.create_run(number, run_name=folder.name).info.run_id
         parameters = [
-            Param(key, text[:PARAMETER_CHARACTERS]) for key, text in _texts(settings).items()
+            Param(key, text[:PARAMETER_CHARACTERS])
+            for key, text in _texts(settings).items()
         ]
         self._client.log_batch(self._run, params=parameters)
 
@@ -117,7 +120,9 @@ def open_trackers(settings: Settings, folder: Path) -> list[Tracker]:
         try:
             trackers.append(TRACKERS[name](settings, folder))
         except ImportError as error:
-            raise SettingsError(f"track = {name!r}: {error.name} {install_hint(name)}") from error
+            raise SettingsError(
+                f"track = {name!r}: {error.name} {install_hint(name)}"
+            ) from error
         except Exception as error:
             # each library has its own errors
             raise SettingsError(f"track = {name!r} cannot be used: {error}") from error
@@ -145,7 +150,9 @@ class Tracking:
         """Count a round, and log the epoch that it completes."""
         self._so_far["so-far/rounds"] += 1
         for name in ("bytes_up", "bytes_down"):
-            self._so_far[f"so-far/{name.replace('_', '-')}"] += sum(getattr(report, name).values())
+            self._so_far[f"so-far/{name.replace('_', '-')}"] += sum(
+                getattr(report, name).values()
+            )
         for name in ("server", "client", "wait"):
             self._so_far[f"so-far/{name}-seconds"] += getattr(report, f"{name}_seconds")
         if not report.epoch or not report.train:
@@ -167,7 +174,12 @@ class Tracking:
             try:
                 call(tracker)
             except Exception as error:  # noqa: BLE001 - the run matters more
-                log(WARNING, "%s is left out from here on: %s", type(tracker).__name__, error)
+                log(
+                    WARNING,
+                    "%s is left out from here on: %s",
+                    type(tracker).__name__,
+                    error,
+                )
                 self._trackers.remove(tracker)
 
 

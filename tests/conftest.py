@@ -25,14 +25,30 @@ SHARED = (
     *("test_exactly_once", "test_coreset_solved", "test_accounting"),
     *("test_key_sources", "test_privacy_plan", "test_databases"),
     *("test_device_features", "test_extraction", "test_expanded_rows", "test_predict"),
-    *("test_fuzz_replies", "test_sessions", "test_sealed_unions", "test_early_stopping"),
+    *(
+        "test_fuzz_replies",
+        "test_sessions",
+        "test_sealed_unions",
+        "test_early_stopping",
+    ),
     *("test_masked", "test_boosting", "test_audit", "test_hostile_server"),
 )
 """Files of which a run takes a share: of every test with several parameters one in
 ``SHARE``, drawn by the commit. ``--whole`` takes all."""
 LONGEST = (
-    *("test_session_deployment", "test_deployment", "test_strict_deployment", "test_tables"),
-    *("test_end_to_end", "test_kills", "test_flights_databases", "test_mapping", "test_scale"),
+    *(
+        "test_session_deployment",
+        "test_deployment",
+        "test_strict_deployment",
+        "test_tables",
+    ),
+    *(
+        "test_end_to_end",
+        "test_kills",
+        "test_flights_databases",
+        "test_mapping",
+        "test_scale",
+    ),
     *SHARED,
 )
 """Files that take longest, those that wait beside those that compute. Begun last, one
@@ -61,7 +77,9 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return f"share: 1 in {SHARE} of the parameters, drawn by commit {_commit()[:7]}"
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
     """Put the files that take longest first; leave a share of the parameters."""
     rank = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(Path(item.path).stem, len(rank)))

@@ -1,7 +1,8 @@
 """The command line `tp-flower`, for whoever runs queries and for owners of sites.
 
-Commands import what they need when they run, so that a mistyped setting is answered at once.
-The two sides never import each other; this module, like Flower, loads from both by name.
+Commands import what they need when they run, so that a mistyped setting is answered at
+once. The two sides never import each other; this module, like Flower, loads from both
+by name.
 
 Exit status: 0 done, 1 failed, 2 an option or a setting was refused.
 """
@@ -26,27 +27,37 @@ SITE: Final = "client_apps.commands"
 CLIENT_APP: Final = "client_apps.app:app"
 CONSOLE_WIDTH: Final = 120
 MODES: Final[Mapping[str, str]] = {
-    "explain": "Say how the query would be joined, what training would cost, and who learns what.",
+    "explain": (
+        "Say how the query would be joined, what training would cost, and who learns "
+        "what."
+    ),
     "train": "Train on the result of the query.",
     "predict": "Predict the rows of a query with a saved model.",
     "evaluate": "Measure a saved model on the rows of a query.",
 }
 
 File = Annotated[
-    Path | None, typer.Argument(help="TOML file of settings. [default: the built-in flights]")
+    Path | None,
+    typer.Argument(help="TOML file of settings. [default: the built-in flights]"),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A setting; it wins over the file's."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="A setting; it wins over the file's."
+    ),
 ]
 StateDir = Annotated[
     str,
     typer.Option(
-        f"--{STATE_DIR}", metavar="DIR", help="What the SuperNode's node config has as state-dir."
+        f"--{STATE_DIR}",
+        metavar="DIR",
+        help="What the SuperNode's node config has as state-dir.",
     ),
 ]
 Full = Annotated[bool, typer.Option("--full", help="Print all of an explanation.")]
-SiteTables = Annotated[str, typer.Option("--tables", metavar="FILE", help="The tables file.")]
+SiteTables = Annotated[
+    str, typer.Option("--tables", metavar="FILE", help="The tables file.")
+]
 
 
 class Commands(TyperGroup):
@@ -65,7 +76,10 @@ class Commands(TyperGroup):
 app = typer.Typer(
     name="tp-flower",
     cls=Commands,
-    help="Train on the result of a SQL query whose tables live at different organisations.",
+    help=(
+        "Train on the result of a SQL query whose tables live at different "
+        "organisations."
+    ),
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -82,7 +96,12 @@ def _show_version(is_asked: bool) -> None:
 def options(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+        typer.Option(
+            "--version",
+            callback=_show_version,
+            is_eager=True,
+            help="Print the version.",
+        ),
     ] = False,
 ) -> None:
     """Take the options that stand before a command."""
@@ -111,8 +130,12 @@ def _add_mode(mode: str, text: str) -> None:
     def carry_out(
         file: File = None,
         overrides: Overrides = None,
-        flower: Annotated[bool, typer.Option("--flower", help="Run through Flower.")] = False,
-        superlink: Annotated[str, typer.Option(help="The one for --flower, if not local.")] = "",
+        flower: Annotated[
+            bool, typer.Option("--flower", help="Run through Flower.")
+        ] = False,
+        superlink: Annotated[
+            str, typer.Option(help="The one for --flower, if not local.")
+        ] = "",
         full: Full = False,
     ) -> None:
         settings = read_settings(file, overrides, mode=mode)
@@ -128,8 +151,10 @@ for _mode, _text in MODES.items():
 
 @app.command()
 def check(file: File = None, overrides: Overrides = None) -> None:
-    """Check settings, SQL and tables, and whether they fit together, without reading rows."""
-    typer.echo(load(f"{SERVER}:check")(read_settings(file, overrides), load(CLIENT_APP)))
+    """Check settings, SQL and tables, also against each other, without reading rows."""
+    typer.echo(
+        load(f"{SERVER}:check")(read_settings(file, overrides), load(CLIENT_APP))
+    )
 
 
 @app.command()
@@ -144,28 +169,44 @@ def models(
     model: Annotated[str, typer.Argument(metavar="[NAME[@VERSION]]")] = "",
     state_dir: StateDir = "",
 ) -> None:
-    """List, show or delete models; with --state-dir the parts of them that a site has."""
+    """List, show or delete models.
+
+    With --state-dir: the parts of models that a site stores.
+    """
     root = Path(_state_of(state_dir)) if state_dir else home_folder()
     show(load(f"{SITE if state_dir else SERVER}:models")(task, root, model))
 
 
 @app.command()
 def policy(tables: SiteTables, table: str = "") -> None:
-    """Print a first policy for the tables without one, or for one, in TOML: it allows nothing."""
+    """Print a first policy, in TOML, for tables without one: it allows nothing.
+
+    With --table, only the policy of that table.
+    """
     typer.echo(load(f"{SITE}:policy")(tables, table), nl=False)
 
 
 @app.command()
 def account(
     tables: SiteTables = "",
-    page: Annotated[str, typer.Option(help="Also write a page about every query.")] = "",
-    export: Annotated[bool, typer.Option("--export", help="Print the ledger's lines.")] = False,
-    begin_anew: Annotated[str, typer.Option(help="Move the ledger to a new file.")] = "",
+    page: Annotated[
+        str, typer.Option(help="Also write a page about every query.")
+    ] = "",
+    export: Annotated[
+        bool, typer.Option("--export", help="Print the ledger's lines.")
+    ] = False,
+    begin_anew: Annotated[
+        str, typer.Option(help="Move the ledger to a new file.")
+    ] = "",
     state_dir: StateDir = "",
 ) -> None:
     """Print each table's epsilons of features, models and labels, and its budget."""
-    if [bool(tables), export, bool(begin_anew)].count(True) != 1 or (page and not tables):
-        raise typer.BadParameter("use one of --tables FILE [--page FILE], --export, --begin-anew")
+    if [bool(tables), export, bool(begin_anew)].count(True) != 1 or (
+        page and not tables
+    ):
+        raise typer.BadParameter(
+            "use one of --tables FILE [--page FILE], --export, --begin-anew"
+        )
     root = _state_of(state_dir)
     if tables:
         show(load(f"{SITE}:show_account")(root, tables, page))
@@ -181,16 +222,20 @@ def approve(
     tables: SiteTables,
     proposal: Annotated[
         Path | None,
-        typer.Argument(help="proposal.json of a run. [default: the runs that were refused]"),
+        typer.Argument(
+            help="proposal.json of a run. [default: the runs that were refused]"
+        ),
     ] = None,
     state_dir: StateDir = "",
     yes: Annotated[
         bool, typer.Option("--yes", help="Approve PROPOSAL without a question.")
     ] = False,
 ) -> None:
-    """Show what whole runs ask for, and list those that you approve in approved-runs."""
+    """Show what whole runs request, and add those you approve to approved-runs."""
     if yes and proposal is None:
-        raise typer.BadParameter("--yes approves the run of a file: name its proposal.json")
+        raise typer.BadParameter(
+            "--yes approves the run of a file: name its proposal.json"
+        )
     runs = list(load(f"{SITE}:runs_to_approve")(_state_of(state_dir), tables, proposal))
     for run in runs:
         typer.echo(run.text)
@@ -204,8 +249,12 @@ def approve(
 def site_key(state_dir: StateDir = "") -> None:
     """Print the site's public key, for the allowed-keys of other sites."""
     if state_dir and not Path(state_dir).expanduser().is_absolute():
-        raise typer.BadParameter(f"{state_dir!r} is not an absolute path, as a SuperNode's must be")
-    typer.echo(load("client_apps.data.key_files:site_key")(_state_of(state_dir)).public.hex())
+        raise typer.BadParameter(
+            f"{state_dir!r} is not an absolute path, as a SuperNode's must be"
+        )
+    typer.echo(
+        load("client_apps.data.key_files:site_key")(_state_of(state_dir)).public.hex()
+    )
 
 
 def _state_of(folder: str) -> str:

@@ -234,12 +234,13 @@ class Database:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             connection.executescript(
-                f"BEGIN IMMEDIATE; {self._schema}PRAGMA user_version = {self._version}; COMMIT;"
+                f"BEGIN IMMEDIATE; {self._schema}PRAGMA user_version = "
+                f"{self._version}; COMMIT;"
             )
         elif version != self._version:
             raise SettingsError(
-                f"{path} has version {version}, expected {self._version}: use the version of "
-                "tp_flower that wrote it, or move the file away"
+                f"{path} has version {version}, expected {self._version}: use the "
+                "version of tp_flower that wrote it, or move the file away"
             )
         if self._is_exclusive:
             # the lock is taken with the first transaction
@@ -264,7 +265,8 @@ def _check_private(path: Path) -> None:
         raise SettingsError(f"{path.name} is not a regular file (perhaps a link)")
     if status.st_uid != os.geteuid():
         raise SettingsError(
-            f"{path.name} belongs to another user (number {status.st_uid}): run this as its owner"
+            f"{path.name} belongs to another user (number {status.st_uid}): run this "
+            "as its owner"
         )
     if status.st_mode & _OTHERS:
         raise SettingsError(

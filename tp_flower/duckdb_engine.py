@@ -23,7 +23,9 @@ _HARMLESS: Final = (
     duckdb.ParserException,
     duckdb.PermissionException,
 )
-_WORDY: Final = re.compile(r"Candidate functions:|Candidates:|The search space used was|LINE \d+:")
+_WORDY: Final = re.compile(
+    r"Candidate functions:|Candidates:|The search space used was|LINE \d+:"
+)
 _ENUM: Final = re.compile(r"ENUM\(.*\)", re.DOTALL)
 _TYPE: Final = re.compile(
     r" to (?:the destination type |type )?'?"

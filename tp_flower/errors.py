@@ -76,7 +76,10 @@ class BudgetError(SiteError):
 
 
 class MaskError(SiteError):
-    """Masks that have hidden some numbers would hide others, and so their difference."""
+    """Masks that have hidden some numbers would be reused for others.
+
+    This would reveal the difference of the numbers.
+    """
 
 
 class PolicyError(SiteError):
@@ -84,7 +87,10 @@ class PolicyError(SiteError):
 
 
 class ProposalError(SiteError):
-    """A request contradicts the proposal of its run, or the proposal itself or the site."""
+    """A request contradicts the proposal of its run.
+
+    Or the proposal contradicts itself, or the site.
+    """
 
 
 class ModelError(TPFlowerError):
@@ -106,12 +112,16 @@ class LostStateError(SiteError):
 class OfRowsError(SiteError):
     """A site refuses numbers for what they are together with its rows.
 
-    It does so once in a run: a server that may try again finds the rows' numbers by bisection.
+    It does so once in a run: a server that may try again finds the rows' numbers by
+    bisection.
     """
 
 
 class DivergedError(OfRowsError):
-    """A site's part of the model is no longer finite; ``nodes`` have not taken the round."""
+    """A site's part of the model is no longer finite.
+
+    ``nodes`` are those that have not carried out the round.
+    """
 
     def __init__(self, text: str, nodes: Collection[int] = ()) -> None:
         super().__init__(text)
@@ -146,8 +156,12 @@ def failure_text(error: BaseException) -> str:
     >>> print(failure_text(KeyboardInterrupt()))
     FAILED: interrupted
     """
-    other = "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
-    return "\n".join([f"FAILED: {str(error) or other}", *getattr(error, "__notes__", ())])
+    other = (
+        "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+    )
+    return "\n".join(
+        [f"FAILED: {str(error) or other}", *getattr(error, "__notes__", ())]
+    )
 
 
 class ErrorKind(StrEnum):

@@ -10,7 +10,9 @@ PRIVATE: Final = 0o600
 
 
 @contextmanager
-def whole_file(path: Path, *, is_durable: bool, mode: int = PRIVATE) -> Iterator[BinaryIO]:
+def whole_file(
+    path: Path, *, is_durable: bool, mode: int = PRIVATE
+) -> Iterator[BinaryIO]:
     """Yield a file to write to, which then replaces the file at a path.
 
     Its folder must exist, and nobody else may be writing. A durable file is on disk
@@ -35,7 +37,11 @@ def whole_file(path: Path, *, is_durable: bool, mode: int = PRIVATE) -> Iterator
 
 
 def write_file(
-    path: Path, pieces: Iterable[bytes | memoryview], *, is_durable: bool, mode: int = PRIVATE
+    path: Path,
+    pieces: Iterable[bytes | memoryview],
+    *,
+    is_durable: bool,
+    mode: int = PRIVATE,
 ) -> None:
     """Replace a file, given in pieces, as :func:`whole_file` does."""
     with whole_file(path, is_durable=is_durable, mode=mode) as file:

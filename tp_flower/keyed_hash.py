@@ -37,17 +37,26 @@ class KeyedHasher:
 
     def __post_init__(self) -> None:
         if len(self.secret) != KEY_BYTES:
-            raise ValueError(f"the secret has {len(self.secret)} bytes, not {KEY_BYTES}")
+            raise ValueError(
+                f"the secret has {len(self.secret)} bytes, not {KEY_BYTES}"
+            )
 
     def purpose(self, name: str) -> "KeyedHasher":
         """Return a hasher for one purpose: HKDF-Expand with one block (RFC 5869)."""
-        return KeyedHasher(hmac.digest(self.secret, name.encode() + b"\x01", hashlib.sha256))
+        return KeyedHasher(
+            hmac.digest(self.secret, name.encode() + b"\x01", hashlib.sha256)
+        )
 
     def hash_texts(self, texts: "pa.Array | pa.ChunkedArray") -> HashArray:
         """Return the 256-bit HMAC of k texts, none NULL: uint64 (k, 4), big-endian."""
         if len(texts) <= FEW_TEXTS:
-            digests = [hmac.digest(self.secret, t.encode(), "sha256") for t in texts.to_pylist()]
-            return np.frombuffer(b"".join(digests), ">u8").reshape(-1, 4).astype(np.uint64)
+            digests = [
+                hmac.digest(self.secret, t.encode(), "sha256")
+                for t in texts.to_pylist()
+            ]
+            return (
+                np.frombuffer(b"".join(digests), ">u8").reshape(-1, 4).astype(np.uint64)
+            )
         # few messages hash, but all of them may import this module
         import pyarrow as pa
 

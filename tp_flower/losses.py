@@ -59,7 +59,9 @@ class Loss(ABC):
         return 0 in self.class_counts
 
     @abstractmethod
-    def base_score(self, labels: FloatArray, weights: FloatArray | None = None) -> FloatArray:
+    def base_score(
+        self, labels: FloatArray, weights: FloatArray | None = None
+    ) -> FloatArray:
         """Return the best constant score b, (d_c,), of labels (N,) and weights."""
 
     @abstractmethod
@@ -99,7 +101,11 @@ class Loss(ABC):
         return total / (len(labels) if weights is None else float(weights.sum()))
 
     def prox(
-        self, centre: FloatArray, labels: FloatArray, rho: float, start: FloatArray | None = None
+        self,
+        centre: FloatArray,
+        labels: FloatArray,
+        rho: float,
+        start: FloatArray | None = None,
     ) -> FloatArray:
         """Return argmin_z loss(z; y) + rho/2 ||z - v||^2 for every row (Eq. 7).
 
@@ -109,7 +115,9 @@ class Loss(ABC):
         start = centre if start is None else start
         out = np.empty_like(centre)
         for block in blocks(len(labels)):
-            out[block] = self._prox_block(centre[block], labels[block], rho, start[block])
+            out[block] = self._prox_block(
+                centre[block], labels[block], rho, start[block]
+            )
         return out
 
 
@@ -125,7 +133,9 @@ class SquaredLoss(Loss):
     class_counts = range(1)
     max_curvature = 1.0
 
-    def base_score(self, labels: FloatArray, weights: FloatArray | None = None) -> FloatArray:
+    def base_score(
+        self, labels: FloatArray, weights: FloatArray | None = None
+    ) -> FloatArray:
         """Return the mean label."""
         return np.array([mean(labels, weights)])
 
@@ -172,7 +182,9 @@ class LogisticLoss(Loss):
     class_counts = range(2, 3)
     max_curvature = 0.25
 
-    def base_score(self, labels: FloatArray, weights: FloatArray | None = None) -> FloatArray:
+    def base_score(
+        self, labels: FloatArray, weights: FloatArray | None = None
+    ) -> FloatArray:
         """Return the log-odds of the labels."""
         rate = mean(labels, weights)
         return np.array([np.log(rate / (1.0 - rate))])
@@ -180,7 +192,9 @@ class LogisticLoss(Loss):
     def row_values(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
         """Return log(1 + exp(h)) - y h."""
         score = scores[:, 0]
-        return np.log1p(np.exp(-np.abs(score))) + np.maximum(score, 0.0) - labels * score
+        return (
+            np.log1p(np.exp(-np.abs(score))) + np.maximum(score, 0.0) - labels * score
+        )
 
     def gradient(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
         """Return sigmoid(h) - y."""
@@ -352,9 +366,13 @@ class SoftmaxLoss(Loss):
     class_counts = range(2, MAX_CLASSES + 1)
     max_curvature = 0.5  # the largest eigenvalue that diag(p) - p p^T can have
 
-    def base_score(self, labels: FloatArray, weights: FloatArray | None = None) -> FloatArray:
+    def base_score(
+        self, labels: FloatArray, weights: FloatArray | None = None
+    ) -> FloatArray:
         """Return the log class frequencies."""
-        return np.log(np.maximum(class_counts(labels, self.outputs, weights), 0.5) / len(labels))
+        return np.log(
+            np.maximum(class_counts(labels, self.outputs, weights), 0.5) / len(labels)
+        )
 
     def row_values(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
         """Return log sum exp(h) - h_y."""
@@ -404,7 +422,9 @@ class KMeansLoss(Loss):
     name = KMEANS
     class_counts = range(1, 1 << 31)
 
-    def base_score(self, _labels: FloatArray, _weights: FloatArray | None = None) -> FloatArray:
+    def base_score(
+        self, _labels: FloatArray, _weights: FloatArray | None = None
+    ) -> FloatArray:
         """Return zeros: distances have no offset."""
         return np.zeros(self.outputs)
 

@@ -20,7 +20,8 @@ CLUSTERING: Final = "coreset-kmeans"
 """The method without a label, which holds out no rows."""
 
 LOCAL, BAGGED, POOLED = "local", "bagged", "pooled"  # how the shards of a table boost
-LARGE_SHARD: Final = 50_000  # joined rows: where no rows validate, it keeps to its own trees
+# joined rows: where no rows validate, it keeps to its own trees
+LARGE_SHARD: Final = 50_000
 LINEAR: Final = "linear"
 TREES: Final = "trees"  # kinds of models
 MOST_LAYERS: Final = 64  # of a network, besides the last
@@ -33,15 +34,16 @@ class Method:
 
     Attributes:
         epochs: at most; training ends where it has converged.
-        few_epochs: those with noise, which each costs some budget, with a coreset, or of trees
-            without validation rows.
+        few_epochs: those with noise, which each costs some budget, with a coreset, or
+            of trees without validation rows.
         patience: the default where validation rows are automatic.
         family: the messages it uses: ``"admm"``, ``"cg"``, ``"sgd"``, ``"boost"``,
             ``"coreset"`` (the server solves on the rows of a coreset) or ``"personal"``
             (a model per site).
         solves_tables: whether a table's linear model is solved for exactly, from its
             Gram matrix and moments.
-        only_model: the kind of models that it trains alone, without any noise; "" for all kinds.
+        only_model: the kind of models that it trains alone, without any noise; "" for
+            all kinds.
         sends_gradients: whether a site sends gradients of batches, not updates.
         sends_a_row_once: whether a row of a table is in a release at most once, as the
             accountants assume: in a message about joined rows (VFL) the influence of a
@@ -67,7 +69,9 @@ class Method:
 
 _ADMM: Final = Method(ADMM, 100, few_epochs=12, solves_tables=True)
 _SGD: Final = Method(SGD, 30, few_epochs=10, sends_gradients=True)
-_CORESET: Final = Method(CORESET, 1, sends_a_row_once=False, coreset_size=ROWS_OF_CORESET)
+_CORESET: Final = Method(
+    CORESET, 1, sends_a_row_once=False, coreset_size=ROWS_OF_CORESET
+)
 
 METHODS: Final[Mapping[str, Method]] = {
     "admm": _ADMM,
@@ -101,7 +105,7 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     seed: Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)] = 0
 
     def of_shards(self, shards: int) -> "Growth":
-        """Return the growth where shards average their trees: fewer of each, and bolder ones.
+        """Return the growth of shards that average trees: fewer each, and bolder ones.
 
         >>> growth = Growth(trees=30, leaves=127, rate=0.1, least_rows=20)
         >>> [growth.of_shards(n).trees for n in (2, 5, 50)]

@@ -59,7 +59,9 @@ class ModelVersion:
         """Read ``name@version``."""
         name, _, version = text.partition("@")
         if not version:
-            raise ModelError(f"{_quoted(text)} has no version: write name@version, as `list` does")
+            raise ModelError(
+                f"{_quoted(text)} has no version: write name@version, as `list` does"
+            )
         return cls(name, version)
 
     def folder(self, home: Path) -> Path:
@@ -154,5 +156,7 @@ def software(*, has_torch: bool) -> dict[str, str]:
             versions[package] = version(package)
         except PackageNotFoundError:
             # a build without metadata may have a __version__
-            versions[package] = str(getattr(sys.modules.get(package), "__version__", "unknown"))
+            versions[package] = str(
+                getattr(sys.modules.get(package), "__version__", "unknown")
+            )
     return versions

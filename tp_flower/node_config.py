@@ -54,7 +54,8 @@ def site_id(node_config: NodeConfig, node_id: int) -> str:
         return f"{node_id:x}"
     if type(partition) is not int or partition < 0:
         raise SettingsError(
-            f"node config {PARTITION_ID} must be a whole number, at least 0, not {partition!r}"
+            f"node config {PARTITION_ID} must be a whole number, at least 0, not "
+            f"{partition!r}"
         )
     return str(partition)
 
@@ -68,6 +69,7 @@ def cache_limit(node_config: NodeConfig) -> int:
         limit = -1.0
     if not 0 <= limit < float("inf"):
         raise SettingsError(
-            f"node config {CACHE_GB} must be a number of gigabytes, at least 0, not {gigabytes!r}"
+            f"node config {CACHE_GB} must be a number of gigabytes, at least 0, not "
+            f"{gigabytes!r}"
         )
     return int(limit * 1e9)

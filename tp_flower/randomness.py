@@ -89,7 +89,9 @@ class NoiseSource:
         # most messages draw no noise, and scipy takes a sixth of a second to import
         from scipy.special import ndtri
 
-        return _on_grid(values + deviation * ndtri(self.uniform(values.shape)), deviation)
+        return _on_grid(
+            values + deviation * ndtri(self.uniform(values.shape)), deviation
+        )
 
     def with_laplace(self, values: FloatArray, scale: float) -> FloatArray:
         """Return values with Laplace noise (deviation sqrt(2) scale); see above."""

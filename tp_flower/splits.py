@@ -26,7 +26,9 @@ RANDOM, GROUP, TIME = "random", "group", "time"
 TRAIN, VALIDATION, TEST = 0, 1, 2
 BY_HASH, BY_ORDER, BY_VALUE = "hash", "order", "value"
 """How the site of the columns tells which rows are held out."""
-RULES: Final = '"random", "random(ALIAS)", "group(ALIAS.column, ...)", "time(ALIAS.column)"'
+RULES: Final = (
+    '"random", "random(ALIAS)", "group(ALIAS.column, ...)", "time(ALIAS.column)"'
+)
 _RULE: Final = re.compile(rf"({RANDOM}|{GROUP}|{TIME})\(([^()]+)\)")
 _COLUMN: Final = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*")
 
@@ -84,11 +86,15 @@ class SplitRule:
             GROUP: f"held-out {columns}",
             TIME: f"time: {columns} last {100.0 * test:.3g} %",
         }[self.kind]
-        return name if sample == 1.0 else f"{name}, sample = {sample:g} of the label rows"
+        return (
+            name if sample == 1.0 else f"{name}, sample = {sample:g} of the label rows"
+        )
 
 
-def split_rows(rows: int, share: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """Return (rows,) bool: a share of rows at random, such as those held out for testing."""
+def split_rows(
+    rows: int, share: float, rng: np.random.Generator
+) -> npt.NDArray[np.bool_]:
+    """Return (rows,) bool: a random share, such as the rows held out for testing."""
     drawn = np.zeros(rows, dtype=np.bool_)
     drawn[rng.permutation(rows)[: round(rows * share)]] = True
     return drawn
@@ -97,7 +103,10 @@ def split_rows(rows: int, share: float, rng: np.random.Generator) -> npt.NDArray
 def split_at_random(
     taking_part: BoolArray, shares: Shares, rng: np.random.Generator
 ) -> SubsetArray:
-    """Return the subset of each row, (n,), drawn without replacement from those taking part."""
+    """Return the subset of each row, (n,), sampled without replacement.
+
+    Only the rows that take part are sampled.
+    """
     subset = np.full(len(taking_part), TRAIN, np.uint8)
     rows = np.flatnonzero(taking_part)
     is_test = split_rows(len(rows), shares.test, rng)
@@ -116,7 +125,9 @@ def split_by_hash(hashes: HashArray, shares: Shares) -> SubsetArray:
     """
     fractions = hashes[:, 0] * 2.0**-64
     subset = np.full(len(hashes), TRAIN, np.uint8)
-    subset[fractions < shares.test + (1.0 - shares.test) * shares.validation] = VALIDATION
+    subset[fractions < shares.test + (1.0 - shares.test) * shares.validation] = (
+        VALIDATION
+    )
     subset[fractions < shares.test] = TEST
     return subset
 
@@ -124,8 +135,9 @@ def split_by_hash(hashes: HashArray, shares: Shares) -> SubsetArray:
 def split_by_order(times: FloatArray, shares: Shares) -> SubsetArray:
     """Return the subset of each joined row, (N,), from its place in time, (N,).
 
-    The last share of the rows is tested on, and the last of the others validates; rows at one time
-    stay together, so that the shares are met or exceeded. Rows without a time (NaN) are trained on.
+    The last share of the rows is tested on, and the last of the others validates; rows
+    at one time stay together, so that the shares are met or exceeded. Rows without a
+    time (NaN) are trained on.
 
     >>> split_by_order(np.array([3.0, 1.0, 3.0, 2.0, np.nan]), Shares(0.25)).tolist()
     [2, 0, 2, 0, 0]

@@ -1,22 +1,23 @@
 """The counter of a site's database, in a file beside it: how far the database has come.
 
-A database that is put back from an older copy, or whose last lines or log are removed, would
-forget what was spent, and which numbers masks have hidden. So every message that changes it
-counts in its table ``counter``, which also has seq and checksum of the ledger's last line;
-``site.counter`` has the same three. A database that is behind the file releases nothing.
+A database that is put back from an older copy, or whose last lines or log are removed,
+would forget what was spent, and which numbers masks have hidden. So every message that
+changes it counts in its table ``counter``, which also has seq and checksum of the
+ledger's last line; ``site.counter`` has the same three. A database that is behind the
+file releases nothing.
 
 *Order.* The file is written after the commit and before the reply leaves::
 
-    killed before   the database   the file   the reply       then
-    committing      old            old        has not left    the message acts again
-    writing         new            old        has not left    the next message writes the file
-    replying        new            new        has not left    the message is repeated
+    killed before  the database  the file  the reply  then
+    committing     old           old       not sent   the message acts again
+    writing        new           old       not sent   the next message writes the file
+    replying       new           new       not sent   the message is repeated
 
 So the file is never ahead of a database that nobody has taken back, and never behind a
 reply. One that is behind, also an older copy, is therefore no fault; a missing one is.
 
-*Not covered.* Whoever takes back both files leaves no trace in them. The checksum of the
-last line is in every reply: those who kept one can ask the owner for its line.
+*Not covered.* Whoever takes back both files leaves no trace in them. The checksum of
+the last line is in every reply: those who kept one can ask the owner for its line.
 """
 
 import fcntl
@@ -34,11 +35,15 @@ from tp_flower.node_config import IN_MEMORY
 
 COUNTER_FILE: Final = "site.counter"
 _DIGITS: Final = 20
-_BYTES: Final = 2 * (_DIGITS + 1) + len(START) + 1  # always the same: overwritten in place
+# always the same: overwritten in place
+_BYTES: Final = 2 * (_DIGITS + 1) + len(START) + 1
 
 
 class Mark(NamedTuple):
-    """How many changes a database has, and seq and checksum of its ledger's last line."""
+    """The state of a database that its counter records.
+
+    It is the number of its changes, and seq and checksum of its ledger's last line.
+    """
 
     changes: int
     seq: int
@@ -47,7 +52,9 @@ class Mark(NamedTuple):
     @classmethod
     def read(cls, connection: Connection) -> Self:
         """Return the mark of a database."""
-        return cls(*connection.execute("SELECT changes, seq, checksum FROM counter").fetchone())
+        return cls(
+            *connection.execute("SELECT changes, seq, checksum FROM counter").fetchone()
+        )
 
     @classmethod
     def of_text(cls, text: bytes) -> Self | None:
@@ -106,9 +113,13 @@ def check(root: str, connection: Connection) -> None:
 def set_back(root: str, connection: Connection) -> Mark:
     """Set the ledger of a database to its beginning, and count on from the file."""
     path = Path(root) / COUNTER_FILE
-    stored = Mark.of_text(path.read_bytes()) if root != IN_MEMORY and path.exists() else None
+    stored = (
+        Mark.of_text(path.read_bytes()) if root != IN_MEMORY and path.exists() else None
+    )
     changes = max(Mark.read(connection).changes, stored.changes if stored else 0) + 1
-    connection.execute("UPDATE counter SET changes = ?, seq = 0, checksum = ?", (changes, START))
+    connection.execute(
+        "UPDATE counter SET changes = ?, seq = 0, checksum = ?", (changes, START)
+    )
     return Mark(changes, 0, START)
 
 
@@ -123,23 +134,29 @@ def checksum_at(connection: Connection, seq: int) -> str:
     """Return the checksum of a line of the ledger; "" if there is none."""
     if seq == 0:
         return START
-    row = connection.execute("SELECT checksum FROM ledger WHERE seq = ?", (seq,)).fetchone()
+    row = connection.execute(
+        "SELECT checksum FROM ledger WHERE seq = ?", (seq,)
+    ).fetchone()
     return "" if row is None else str(row[0])
 
 
 def _check(stored: Mark | None, connection: Connection) -> None:
     if stored is None:
         raise LedgerError(
-            f"{COUNTER_FILE}, which says how far the site's database has come, is missing or "
-            "damaged; nothing is released until the site's owner puts back a copy of it, "
-            f"which may be older{_OR_ELSE}"
+            f"{COUNTER_FILE}, which says how far the site's database has come, is "
+            "missing or damaged; nothing is released until the site's owner puts back "
+            f"a copy of it, which may be older{_OR_ELSE}"
         )
     changes = Mark.read(connection).changes
-    if changes < stored.changes or checksum_at(connection, stored.seq) != stored.checksum:
+    if (
+        changes < stored.changes
+        or checksum_at(connection, stored.seq) != stored.checksum
+    ):
         raise LedgerError(
-            f"the site's database {FILE} is behind {COUNTER_FILE}: it is an older copy, or part "
-            f"of it was removed ({FILE}-wal belongs to it); nothing is released until the site's "
-            f"owner puts back the database that was there{_OR_ELSE}"
+            f"the site's database {FILE} is behind {COUNTER_FILE}: it is an older "
+            f"copy, or part of it was removed ({FILE}-wal belongs to it); nothing is "
+            "released until the site's owner puts back the database that was "
+            f"there{_OR_ELSE}"
         )
 
 
@@ -157,7 +174,10 @@ def _write(file: int, mark: Mark) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[int]:
-    """Yield the open file, which is created if need be, and keep others from writing it."""
+    """Yield the counter file, open and locked against other writers.
+
+    It is created if it does not exist.
+    """
     try:
         file = os.open(folder / COUNTER_FILE, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -175,7 +195,9 @@ def _locked(folder: Path) -> Iterator[int]:
 
 def _created(folder: Path) -> int:
     try:
-        file = os.open(folder / COUNTER_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, PRIVATE)
+        file = os.open(
+            folder / COUNTER_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, PRIVATE
+        )
         sync(folder)
     except OSError as error:
         raise cannot_write(folder, error) from error

@@ -1,7 +1,8 @@
 """The database of a site: the state of its runs, its ledger, its noisy labels.
 
-Everything is in one file, ``<state-dir>/site.db``, so that the changes of a message are written as
-a whole or not at all. Arrays of more than a few megabytes are stored beside it (``run_store``).
+Everything is in one file, ``<state-dir>/site.db``, so that the changes of a message are
+written as a whole or not at all. Arrays of more than a few megabytes are stored beside
+it (``run_store``).
 """
 
 import atexit
@@ -54,7 +55,11 @@ CREATE TABLE ledger (
 CREATE INDEX ledger_of_run ON ledger (run, event, part, what, key, times);
 CREATE INDEX ledger_of_source ON ledger (source, event);
 CREATE INDEX ledger_of_ident ON ledger (ident);
-CREATE TABLE counter (changes INTEGER NOT NULL, seq INTEGER NOT NULL, checksum TEXT NOT NULL);
+CREATE TABLE counter (
+    changes INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    checksum TEXT NOT NULL
+);
 INSERT INTO counter VALUES (0, 0, '{START}');
 CREATE TABLE masked (
     run TEXT NOT NULL,
@@ -100,9 +105,9 @@ class Changes:
     """The changes that a message makes to the site's database: all of them or none.
 
     They are added within ``together``, and written in one transaction at its end.
-    ``is_durable`` changes, or all of them, survive a loss of power; a transaction of all is
-    counted (``client_apps.data.counter``). The error of a refused change names the ``part``
-    that was being worked on when it was added.
+    ``is_durable`` changes, or all of them, survive a loss of power; a transaction of
+    all is counted (``client_apps.data.counter``). The error of a refused change names
+    the ``part`` that was being worked on when it was added.
     """
 
     def __init__(self, database: Database, *, is_durable: bool) -> None:
@@ -171,7 +176,9 @@ class Changes:
         if not self._waiting:
             return
         try:
-            self._write(is_durable=self._is_durable or any(c.is_durable for c in self._waiting))
+            self._write(
+                is_durable=self._is_durable or any(c.is_durable for c in self._waiting)
+            )
             if self._is_begun:
                 if self._is_durable:
                     self.database.write("UPDATE counter SET changes = changes + 1")

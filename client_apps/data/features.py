@@ -3,9 +3,10 @@
 Training needs nothing else of a site's tables. In deployment every message starts a
 process, so this module imports nothing that reads or encodes tables.
 
-Flower may have a message answered by any process; in simulation one process answers many. So a
-process keeps the features that it has copied to a GPU, by run, node and participant, until the run
-ends. Copies left by a killed run are released after an hour, when another run needs the memory.
+Flower may have a message answered by any process; in simulation one process answers
+many. So a process keeps the features that it has copied to a GPU, by run, node and
+participant, until the run ends. Copies left by a killed run are released after an hour,
+when another run needs the memory.
 """
 
 import json
@@ -128,7 +129,9 @@ def mapped(folder: Path) -> EncodedRows:
             features: local_model.FeatureArray = _map(folder / FEATURES_FILE)
             return features
         width = int(json.loads((folder / WIDTH_FILE).read_text(encoding="ascii")))
-        return SparseRows(_map(folder / VALUES_FILE), _map(folder / COLUMNS_FILE), width)
+        return SparseRows(
+            _map(folder / VALUES_FILE), _map(folder / COLUMNS_FILE), width
+        )
     except (OSError, ValueError) as error:
         raise lost_state() from error
 
@@ -155,12 +158,16 @@ def place(
 ) -> local_model.Features:
     """Return a participant's features (n, d) where its model is computed.
 
-    Those of a torch model are copied to a GPU that has room for them, unless they are sparse.
+    Those of a torch model are copied to a GPU that has room for them, unless they are
+    sparse.
 
     Raises:
         SettingsError: the device is not there, or its memory is full.
     """
-    if kind in local_model.NUMPY_KINDS or local_model.resolve(device) == local_model.CPU:
+    if (
+        kind in local_model.NUMPY_KINDS
+        or local_model.resolve(device) == local_model.CPU
+    ):
         return features
     key, now = (store.run, number), time.monotonic()
     placed, _ = _COPIES.get(key, (None, now))
@@ -172,8 +179,9 @@ def place(
         free = free_bytes(gpu)
         if free < LEAST_BYTES and device != local_model.AUTO:
             raise SettingsError(
-                f"device is {device!r}, but only {free / 1e9:.1f} GB of this site's GPU are free, "
-                f"and training needs at least {LEAST_BYTES / 1e9:.1f} GB; allowed: 'cpu' and 'auto'"
+                f"device is {device!r}, but only {free / 1e9:.1f} GB of this site's "
+                f"GPU are free, and training needs at least {LEAST_BYTES / 1e9:.1f} "
+                "GB; allowed: 'cpu' and 'auto'"
             )
         if isinstance(features, SparseRows) or features.nbytes > free - LEAST_BYTES:
             # batches are copied one by one

@@ -49,8 +49,9 @@ def read_allowed_keys(path: str | Path) -> Mapping[bytes, str]:
         if key in allowed or name in allowed.values():
             twice = "key" if key in allowed else "name"
             raise SettingsError(
-                f"{ALLOWED_KEYS}, line {number}: the {twice} is listed twice; every site has a "
-                "name and a key of its own (SuperNodes on one machine need a state-dir each)"
+                f"{ALLOWED_KEYS}, line {number}: the {twice} is listed twice; every "
+                "site has a name and a key of its own (SuperNodes on one machine need "
+                "a state-dir each)"
             )
         allowed[key] = name
     if not allowed:
@@ -91,13 +92,17 @@ def row_order_key(folder: str | Path) -> bytes:
     return _state_key(folder, ROW_ORDER_KEY, lambda: token_bytes(KEY_BYTES), hint)
 
 
-def _state_key(folder: str | Path, name: str, make: Callable[[], bytes], hint: str) -> bytes:
+def _state_key(
+    folder: str | Path, name: str, make: Callable[[], bytes], hint: str
+) -> bytes:
     path = Path(folder) / name
     if not path.exists():
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             # whole and for its owner alone, unless another process was first
-            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{name}-") as file:
+            with tempfile.NamedTemporaryFile(
+                dir=path.parent, prefix=f".{name}-"
+            ) as file:
                 file.write(make().hex().encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())

@@ -1,12 +1,14 @@
 """The ledger of a site: the cost of every release, recorded before it leaves.
 
-The budget belongs to a *source* (a shard of a table, over all runs ever). A run reserves what it
-plans, spends from the reservation with each message, and closes it: from then on only what was used
-counts. An open reservation counts in full, so that a crash can only make the account too high.
+The budget belongs to a *source* (a shard of a table, over all runs ever). A run
+reserves what it plans, spends from the reservation with each message, and closes it:
+from then on only what was used counts. An open reservation counts in full, so that a
+crash can only make the account too high.
 
 Lines of the table ``ledger``, JSON (a release is an object with the fields of
-``Release``), each after ``seq``, which counts from 1, and ``time``, and before ``salt``,
-random digits: servers see checksums, and shall not try out what a line may say::
+``Release``), each after ``seq``, which counts from 1, and ``time``, and before
+``salt``, random digits: servers see checksums, and shall not try out what a line may
+say::
 
     "event": "reserve", "run", "release", "limit", "ident"
     "event": "spend",   "run", "part", "what", "key", "times", "ident"
@@ -24,10 +26,10 @@ random digits: servers see checksums, and shall not try out what a line may say:
 *Chain.* A line's checksum is BLAKE2b (16 bytes) of the previous line's checksum (32
 zeros before the first) followed by the line, so that no line can be changed, removed or
 moved without breaking the chain; the table ``counter`` and a file beside the database
-(``counter.py``) hold the last checksum, so that no line can be cut off the end. It is not
-a signature: whoever can write the files can forge them. A process checks the whole chain
-before it first adds up what a source has spent, and only new lines after that; to spend
-from a reservation it checks the end.
+(``counter.py``) hold the last checksum, so that no line can be cut off the end. It is
+not a signature: whoever can write the files can forge them. A process checks the whole
+chain before it first adds up what a source has spent, and only new lines after that; to
+spend from a reservation it checks the end.
 
 *Once.* A call with an ``ident`` takes effect once: repeated by a process that does not
 know whether the first call succeeded, it changes nothing.
@@ -64,8 +66,10 @@ from tp_flower.privacy.epsilons import Released
 
 P = ParamSpec("P")
 Line = dict[str, Any]
-Budgets = Mapping[str, mechanisms.Budget]  # by source; a source that is not listed has no limit
-Costs = Counter[mechanisms.Mechanism]  # how often each mechanism, which has count 1, is used
+# by source; a source that is not listed has no limit
+Budgets = Mapping[str, mechanisms.Budget]
+# how often each mechanism, which has count 1, is used
+Costs = Counter[mechanisms.Mechanism]
 
 RESERVE, SPEND, CHARGE, NOTE = "reserve", "spend", "charge", "note"
 SETTLE, CLOSE, KEYS = "settle", "close", "keys"
@@ -78,7 +82,8 @@ _SALT_BYTES: Final = 8
 _ROUNDING: Final = 1e-9
 
 _SINCE_CLOSE: Final = (
-    "seq > (SELECT coalesce(max(seq), 0) FROM ledger WHERE run = :run AND event = 'close')"
+    "seq > (SELECT coalesce(max(seq), 0) FROM ledger WHERE run = :run AND event = "
+    "'close')"
 )
 _OF_RUN: Final = f"run = :run AND {_SINCE_CLOSE}"
 _MOST_USED: Final = f"""
@@ -130,7 +135,7 @@ class Ledger:
     Every method raises ``LedgerError`` if the ledger is damaged, ``SiteError`` if it
     cannot be read or written. Processes and threads may call it at the same time.
 
-    >>> from tp_flower.privacy.mechanisms import PureDp
+    >>> from tp_flower.privacy.mechanisms import Budget, PureDp, Release, Reservation
     >>> unit = ("a row of flights", "the row with any other label", "server")
     >>> labels = Release("flights", "F", 1, "extract", "labels", *unit, PureDp(0.5))
     >>> ledger = Ledger(":memory:")
@@ -151,7 +156,11 @@ class Ledger:
         self._checked_in = -1
 
     def reserve(
-        self, run: str, planned: Sequence[mechanisms.Reservation], budgets: Budgets, ident: str = ""
+        self,
+        run: str,
+        planned: Sequence[mechanisms.Reservation],
+        budgets: Budgets,
+        ident: str = "",
     ) -> None:
         """Reserve a run's planned spending, all of it or nothing.
 
@@ -164,7 +173,9 @@ class Ledger:
             totals: dict[str, Costs] = {}
             for item in planned:
                 if item.release.name in reserved_names:
-                    raise BudgetError(f"{_words(run, item.release.name)} are reserved already")
+                    raise BudgetError(
+                        f"{_words(run, item.release.name)} are reserved already"
+                    )
                 reserved_names.add(item.release.name)
                 costs = costs_of(item.release.mechanism, item.limit)
                 totals.setdefault(item.release.source, Counter()).update(costs)
@@ -172,9 +183,13 @@ class Ledger:
             for source, costs in totals.items():
                 _check_budget(connection, run, payers[source], costs, budgets)
             common = {"event": RESERVE, "run": run, "ident": ident}
-            self._append(connection, [common | msgspec.to_builtins(item) for item in planned])
+            self._append(
+                connection, [common | msgspec.to_builtins(item) for item in planned]
+            )
 
-    def spend(self, run: str, uses: Sequence[mechanisms.Spend], ident: str = "") -> None:
+    def spend(
+        self, run: str, uses: Sequence[mechanisms.Spend], ident: str = ""
+    ) -> None:
         """Spend from the run's reservations, once for each of ``uses``.
 
         Raises BudgetError beyond the reservations; then nothing is written.
@@ -207,14 +222,21 @@ class Ledger:
         """
         costs = costs_of(release.mechanism)
         with self._transaction(is_whole=True) as connection:
-            query = "SELECT 1 FROM ledger WHERE ident = ? AND event = 'charge' AND +source = ?"
+            query = (
+                "SELECT 1 FROM ledger WHERE ident = ? AND event = 'charge' AND +source "
+                "= ?"
+            )
             paid = connection.execute(query, (ident, release.source)).fetchone()
             if ident and paid is not None:
                 if not _has_done(connection, run, CHARGE, ident):
                     self.note(run, [release])
                 return
             _check_budget(connection, run, release, costs, budgets)
-            line = {"event": CHARGE, "run": run, "release": msgspec.to_builtins(release)}
+            line = {
+                "event": CHARGE,
+                "run": run,
+                "release": msgspec.to_builtins(release),
+            }
             self._append(connection, [{**line, "times": 1, "ident": ident}])
 
     def note(self, run: str, releases: Sequence[mechanisms.Release]) -> None:
@@ -223,7 +245,9 @@ class Ledger:
             earlier = _names(connection, run, NOTE)
             new = {item.name: item for item in releases if item.name not in earlier}
             line = {"event": NOTE, "run": run}
-            lines = [{**line, "release": msgspec.to_builtins(item)} for item in new.values()]
+            lines = [
+                {**line, "release": msgspec.to_builtins(item)} for item in new.values()
+            ]
             self._append(connection, lines)
 
     def count_scores(
@@ -249,7 +273,9 @@ class Ledger:
     def record_keys(self, run: str, groups: Mapping[str, Sequence[str]]) -> None:
         """Record the fingerprints of the public keys that secrets were sealed to."""
         with self._transaction() as connection:
-            self._append(connection, [{"event": KEYS, "run": run, "groups": dict(groups)}])
+            self._append(
+                connection, [{"event": KEYS, "run": run, "groups": dict(groups)}]
+            )
 
     def close(self, run: str) -> None:
         """End a run and free its unused reservations."""
@@ -264,7 +290,9 @@ class Ledger:
             ]
             self._append(connection, [*lines, {"event": CLOSE, "run": run}])
 
-    def record(self, run: str, event: str, queries: Sequence[Line], quotas: Quotas) -> None:
+    def record(
+        self, run: str, event: str, queries: Sequence[Line], quotas: Quotas
+    ) -> None:
         """Record queries of tables that were answered, once, or refused.
 
         PolicyError beyond the quota of a source whose rows were read; then nothing is
@@ -307,7 +335,9 @@ class Ledger:
         also its ``limit`` and ``used``, the uses of the most used key.
         """
         with self._transaction() as connection:
-            rows = connection.execute("SELECT line FROM ledger WHERE run = ? ORDER BY seq", (run,))
+            rows = connection.execute(
+                "SELECT line FROM ledger WHERE run = ? ORDER BY seq", (run,)
+            )
             return summary(json.loads(line) for (line,) in rows)
 
     def export(self) -> Iterator[str]:
@@ -320,7 +350,8 @@ class Ledger:
     def begin_anew(self) -> None:
         """Delete all lines, damaged or not, and thus the record of epsilon spent.
 
-        The runs in flight end: if the lines are lost, so is what their masks have hidden.
+        The runs in flight end: if the lines are lost, so is what their masks have
+        hidden.
         """
         with open_database(self._root).transaction() as connection:
             connection.execute("DELETE FROM ledger")
@@ -373,7 +404,9 @@ class Ledger:
             connection.executemany(
                 "INSERT INTO ledger (seq, checksum, line) VALUES (?, ?, ?)", rows
             )
-            connection.execute("UPDATE counter SET seq = ?, checksum = ?", (seq, checksum))
+            connection.execute(
+                "UPDATE counter SET seq = ?, checksum = ?", (seq, checksum)
+            )
             self.end = seq, checksum
 
     def _check(self, connection: Connection, *, is_whole: bool) -> tuple[int, str]:
@@ -444,7 +477,9 @@ class RoundLedger:
                 write(*args, **kwargs)
                 ends.append(self._ledger.end)
 
-            self._changes.add(write_lines, lambda: self._ledger.confirm(ends[-1]), is_durable=True)
+            self._changes.add(
+                write_lines, lambda: self._ledger.confirm(ends[-1]), is_durable=True
+            )
 
         return add
 
@@ -479,7 +514,11 @@ def summary(lines: Iterable[Line]) -> list[Line]:
             release = line["release"]
             name = release["part"], release["what"]
             uses[name] = Counter()
-            latest[name] = stamp | {"release": release, "limit": line["limit"], "used": 0}
+            latest[name] = stamp | {
+                "release": release,
+                "limit": line["limit"],
+                "used": 0,
+            }
             releases.append(latest[name])
         elif line["event"] == SPEND:
             name = line["part"], line["what"]
@@ -516,8 +555,9 @@ def _limit_and_used(
     """Return an open run's limit for a key, None without one, and its uses so far."""
     of_release = f"FROM ledger WHERE {_OF_RUN} AND part = :part AND what = :what"
     limit, used = connection.execute(
-        f"SELECT (SELECT max(json_extract(line, '$.limit')) {of_release} AND event = 'reserve'), "
-        f"(SELECT coalesce(sum(times), 0) {of_release} AND event = 'spend' AND key = :key)",
+        f"SELECT (SELECT max(json_extract(line, '$.limit')) {of_release} AND event = "
+        f"'reserve'), (SELECT coalesce(sum(times), 0) {of_release} AND event = "
+        "'spend' AND key = :key)",
         {"run": run, **dict(zip(("part", "what", "key"), use, strict=True))},
     ).fetchone()
     return limit, used
@@ -535,7 +575,11 @@ def _mechanism(text: str) -> mechanisms.Mechanism:
 
 
 def _check_budget(
-    connection: Connection, run: str, payer: mechanisms.Release, costs: Costs, budgets: Budgets
+    connection: Connection,
+    run: str,
+    payer: mechanisms.Release,
+    costs: Costs,
+    budgets: Budgets,
 ) -> None:
     """Raise BudgetError if costs exceed what is left of a source's budget or run's."""
     budget = budgets.get(payer.source)
@@ -552,14 +596,17 @@ def _check_budget(
     def epsilon_of(costs: Costs) -> float:
         return epsilon(mechanisms_of(costs), budget.delta)
 
-    for when, spender, limit in (("", None, budget.epsilon), (" in this run", run, budget.per_run)):
+    for when, spender, limit in (
+        ("", None, budget.epsilon),
+        (" in this run", run, budget.per_run),
+    ):
         spent = _spent(connection, payer.source, spender)
         together = epsilon_of(spent + costs)
         if together > limit * (1 + _ROUNDING):
             raise BudgetError(
                 f"table {payer.table} has spent epsilon {epsilon_of(spent):.4g} of "
-                f"{limit:.4g}{when} (delta {budget.delta:g}) in covered releases; requested: "
-                f"{epsilon_of(costs):.4g}, in total {together:.4g}"
+                f"{limit:.4g}{when} (delta {budget.delta:g}) in covered releases; "
+                f"requested: {epsilon_of(costs):.4g}, in total {together:.4g}"
             )
 
 

@@ -28,7 +28,9 @@ WHERE source IS ? AND event IN ('answer', 'refuse') ORDER BY seq DESC LIMIT 1 OF
 """The time of a source's query, counted from the latest."""
 
 
-def is_recorded(connection: Connection, query: Mapping[str, Any], quotas: Quotas) -> bool:
+def is_recorded(
+    connection: Connection, query: Mapping[str, Any], quotas: Quotas
+) -> bool:
     """Return whether a query is written down; PolicyError if it exceeds its quota."""
     source = query.get("source")
     if source is None:
@@ -37,7 +39,9 @@ def is_recorded(connection: Connection, query: Mapping[str, Any], quotas: Quotas
     return True
 
 
-def check_quota(connection: Connection, table: str, source: str, quotas: Quotas) -> None:
+def check_quota(
+    connection: Connection, table: str, source: str, quotas: Quotas
+) -> None:
     """Raise PolicyError if a source's queries of the last 24 hours meet its quota."""
     quota = quotas.get(source)
     if quota and (free_at := _free_at(connection, source, quota)):

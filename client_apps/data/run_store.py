@@ -1,11 +1,12 @@
 """The state of a site between the messages of a run.
 
-The next message may be answered by another process. So the whole state is in the site's database:
-*entries* (arrays that never change: keys, multiplicities, a factorisation, a batch plan) and the
-*committed round*, the last one answered, with its reply and all state that changes. Arrays of
-``LARGE_BYTES`` and more are ``.npy`` files in a folder of the run: they are on disk before the
-transaction that names them, and a file that no entry names is removed. A process also keeps the
-entries that it has read in memory for as long as they do not change.
+The next message may be answered by another process. So the whole state is in the site's
+database: *entries* (arrays that never change: keys, multiplicities, a factorisation, a
+batch plan) and the *committed round*, the last one answered, with its reply and all
+state that changes. Arrays of ``LARGE_BYTES`` and more are ``.npy`` files in a folder of
+the run: they are on disk before the transaction that names them, and a file that no
+entry names is removed. A process also keeps the entries that it has read in memory for
+as long as they do not change.
 """
 
 import errno
@@ -30,7 +31,13 @@ from typing import Any, Final
 import numpy as np
 
 from client_apps.data.cache import STALE_SECONDS
-from client_apps.data.database import LABELS, RUN_NAME, Changes, cannot_write, open_database
+from client_apps.data.database import (
+    LABELS,
+    RUN_NAME,
+    Changes,
+    cannot_write,
+    open_database,
+)
 from tp_flower.arrays import AnyArray
 from tp_flower.errors import LostStateError, MaskError, SiteError
 from tp_flower.events import log_event
@@ -103,7 +110,9 @@ class SiteStore:
     add to the ``changes`` of the message.
     """
 
-    def __init__(self, root: str, run: str, site: str, *, is_durable: bool = False) -> None:
+    def __init__(
+        self, root: str, run: str, site: str, *, is_durable: bool = False
+    ) -> None:
         self.run = f"{run}-{site}"
         self._root, self._is_durable = root, is_durable
         self._folder = None if root == IN_MEMORY else Path(root) / self.run
@@ -119,7 +128,9 @@ class SiteStore:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the run for this process; a process that is killed releases the lock."""
-        with self._cached.lock if self._folder is None else self._file_lock(self._folder):
+        with (
+            self._cached.lock if self._folder is None else self._file_lock(self._folder)
+        ):
             yield
 
     @contextmanager
@@ -158,14 +169,18 @@ class SiteStore:
 
     def touch(self) -> None:
         """Note that the run continues, if it has entries."""
-        self._write("UPDATE entries SET touched = ? WHERE run = ?", time.time(), self.run)
+        self._write(
+            "UPDATE entries SET touched = ? WHERE run = ?", time.time(), self.run
+        )
 
     def forget_stale(self) -> Iterator[str]:
         """Yield the names of abandoned runs and remove what they left."""
         if self._folder is None:
             return
         oldest = time.time() - STALE_SECONDS
-        rows = self._database.fetch("SELECT run, max(touched) FROM entries GROUP BY run")
+        rows = self._database.fetch(
+            "SELECT run, max(touched) FROM entries GROUP BY run"
+        )
         touched = {run: float(last) for run, last in rows if RUN_NAME.fullmatch(run)}
         for folder in self._folder.parent.iterdir():
             # another process may be removing it
@@ -222,25 +237,33 @@ class SiteStore:
         self._add(self.run, _REPLY, Entry(pieces, {}))
 
     def record_masked(self, part: int, name: str, digest: bytes) -> None:
-        """Record what leaves under the masks of a name, which hide nothing else from then on.
+        """Record the digest of the values that the masks of a name hide.
+
+        From then on these masks hide nothing else.
 
         MaskError if they have hidden something else in this run.
         """
-        query, key = "SELECT digest FROM masked WHERE run = ? AND name = ?", f"{part}/{name}"
+        query, key = (
+            "SELECT digest FROM masked WHERE run = ? AND name = ?",
+            f"{part}/{name}",
+        )
         before = self._database.fetch(query, self.run, key)
         if not before:
             insert = "INSERT INTO masked VALUES (?, ?, ?)"
             self.changes.add(partial(self._write, insert, self.run, key, digest))
         elif before != [(digest,)]:
             raise MaskError(
-                f"the masks of {name} have hidden other numbers in this run, before the site "
-                "lost its state: requests, rows or settings have changed since, and the "
-                "difference would leave without a mask; start the run again"
+                f"the masks of {name} have hidden other numbers in this run, before "
+                "the site lost its state: requests, rows or settings have changed "
+                "since, and the difference would leave without a mask; start the run "
+                "again"
             )
 
     def forget_committed(self) -> None:
         """Forget the committed round, as if the site had answered no message."""
-        self._write("DELETE FROM entries WHERE run = ? AND name IN (?, ?)", self.run, *_WHOLE)
+        self._write(
+            "DELETE FROM entries WHERE run = ? AND name IN (?, ?)", self.run, *_WHOLE
+        )
         for name in _WHOLE:
             self._cached.entries.pop(name, None)
 
@@ -269,7 +292,11 @@ class SiteStore:
     def load(self, name: str) -> Entry:
         """Return an entry, large arrays as memory maps; LostStateError if missing."""
         try:
-            entry = self._pending[name] if name in self._pending else self._load(self.run, name)
+            entry = (
+                self._pending[name]
+                if name in self._pending
+                else self._load(self.run, name)
+            )
         except (OSError, *_MALFORMED) as error:
             raise lost_state() from error
         if entry is None:
@@ -315,7 +342,10 @@ class SiteStore:
         return self._cached.remembered
 
     def end(self) -> None:
-        """Forget the entries that only this process has; a test of faults replaces it."""
+        """Forget the entries that only this process has.
+
+        Tests of faults replace this method.
+        """
         self.memory.clear()
 
     def sweep(self) -> None:
@@ -327,7 +357,9 @@ class SiteStore:
             self._has_dropped = False
         with suppress(FileNotFoundError):
             if files := {path.name for path in self._folder.glob(f"*{_SUFFIX}")}:
-                rows = self._database.fetch("SELECT layout FROM entries WHERE run = ?", self.run)
+                rows = self._database.fetch(
+                    "SELECT layout FROM entries WHERE run = ?", self.run
+                )
                 files -= {place for (text,) in rows for *_, place in json.loads(text)}
             for name in files:
                 (self._folder / name).unlink(missing_ok=True)
@@ -344,7 +376,9 @@ class SiteStore:
         if self._folder is None:
             number, _ = _CACHE[self._root, run].entries.get(name, (None, None))
             return number
-        rows = self._database.fetch("SELECT id FROM entries WHERE run = ? AND name = ?", run, name)
+        rows = self._database.fetch(
+            "SELECT id FROM entries WHERE run = ? AND name = ?", run, name
+        )
         return next((number for (number,) in rows), None)
 
     def _add(self, run: str, name: str, entry: Entry) -> None:
@@ -368,7 +402,9 @@ class SiteStore:
             numbers[0] = self._write(_INSERT, run, name, time.time(), *row)
 
         self.changes.add(
-            write, lambda: self._keep(run, name, numbers[0], entry), is_durable=run == LABELS
+            write,
+            lambda: self._keep(run, name, numbers[0], entry),
+            is_durable=run == LABELS,
         )
 
     def _keep(self, run: str, name: str, number: int, entry: Entry) -> None:
@@ -379,7 +415,8 @@ class SiteStore:
     def _load(self, run: str, name: str) -> Entry | None:
         """Return an entry from this process or the database; None if there is none.
 
-        Raises OSError for an unreadable file, one of ``_MALFORMED`` for a damaged entry.
+        Raises OSError for an unreadable file, one of ``_MALFORMED`` for a damaged
+        entry.
         """
         number = self._id(run, name)
         cached = _CACHE[self._root, run].entries.get(name)
@@ -435,7 +472,10 @@ class SiteStore:
         return path.name
 
     def _read(self, run: str, name: str) -> Entry:
-        query = "SELECT meta, layout, checksum, data FROM entries WHERE run = ? AND name = ?"
+        query = (
+            "SELECT meta, layout, checksum, data FROM entries WHERE run = ? AND name = "
+            "?"
+        )
         ((meta, layout, checksum, data),) = self._database.fetch(query, run, name)
         arrays: dict[str, AnyArray] = {}
         large = []
@@ -456,7 +496,8 @@ class SiteStore:
 def lost_state() -> LostStateError:
     """Return the error about missing or damaged state."""
     return LostStateError(
-        "the site has lost its state for this run (was it restarted?); start the run again"
+        "the site has lost its state for this run (was it restarted?); start the run "
+        "again"
     )
 
 

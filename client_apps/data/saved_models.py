@@ -1,9 +1,10 @@
 """The parts of saved models that a site keeps, with their encoders.
 
-Each part has a folder ``<state-dir>/models/<name>/<version>/part-<number>`` with its parameters
-(``model.safetensors``) and everything that turns rows into features (``model.json``: the encoder
-with its keys, the part of the query, the model's specification, the software versions). It never
-leaves the site; the server gets the digest of both files, and uses it to request the part again.
+Each part has a folder ``<state-dir>/models/<name>/<version>/part-<number>`` with its
+parameters (``model.safetensors``) and everything that turns rows into features
+(``model.json``: the encoder with its keys, the part of the query, the model's
+specification, the software versions). It never leaves the site; the server gets the
+digest of both files, and uses it to request the part again.
 """
 
 import hashlib
@@ -68,7 +69,9 @@ class SavedModel:
         # equal parts give equal bytes
         files = {
             _FACTS: json.dumps(facts, sort_keys=True).encode(),
-            _PARAMETERS: safetensors.numpy.save({_THETA: np.ascontiguousarray(self.parameters)}),
+            _PARAMETERS: safetensors.numpy.save(
+                {_THETA: np.ascontiguousarray(self.parameters)}
+            ),
         }
         digest = digest_of(files)
         if folder.exists():
@@ -99,11 +102,13 @@ class SavedModel:
             facts: Any = json.loads(files[_FACTS])
             if facts["version"] != VERSION:
                 raise ModelError(
-                    f"the model in {folder} has version {facts['version']!r}, expected {VERSION}"
+                    f"the model in {folder} has version {facts['version']!r}, expected "
+                    f"{VERSION}"
                 )
             if digest and digest_of(files) != digest:
                 raise ModelError(
-                    f"the model in {folder} is not the one that was trained: its digest differs"
+                    f"the model in {folder} is not the one that was trained: its "
+                    "digest differs"
                 )
             return cls(
                 table=str(facts["table"]),
@@ -114,7 +119,9 @@ class SavedModel:
                 versions={str(k): str(v) for k, v in facts["versions"].items()},
             )
         except _MALFORMED as error:
-            raise ModelError(f"the model in {folder} is damaged: {type(error).__name__}") from None
+            raise ModelError(
+                f"the model in {folder} is damaged: {type(error).__name__}"
+            ) from None
 
 
 def part_folder(root: Path, model: ModelVersion, number: int) -> Path:
@@ -124,7 +131,10 @@ def part_folder(root: Path, model: ModelVersion, number: int) -> Path:
 
 def parts_of(root: Path, model: ModelVersion) -> dict[int, Path]:
     """Return the folders of the parts that a site keeps of a model, by number."""
-    by_text = {path.name.removeprefix(_PART): path for path in model.folder(root).glob(f"{_PART}*")}
+    by_text = {
+        path.name.removeprefix(_PART): path
+        for path in model.folder(root).glob(f"{_PART}*")
+    }
     return {int(text): path for text, path in by_text.items() if text.isdecimal()}
 
 

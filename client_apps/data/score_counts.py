@@ -1,11 +1,14 @@
-"""How many score vectors without noise have left of a source's rows, over all runs and queries.
+"""Count the score vectors of a source's rows that have left without noise.
 
-Counted are the ledger's lines of event ``scores``, of every query that reads one of the columns of
-the query at hand: columns that no query reads together are separate unknowns, and have separate
-counts. So of any set of columns, no more score vectors leave that read nothing else than the rule
-allows the sum of the ranks of some of its disjoint parts (by induction over the vectors: the last
-one's columns are such a part, and all vectors that share one with it were counted when it left).
-Columns that determine each other are one unknown under two names, which is for the owner to know.
+The count is over all runs and queries.
+
+Counted are the ledger's lines of event ``scores``, of every query that reads one of the
+columns of the query at hand: columns that no query reads together are separate
+unknowns, and have separate counts. So of any set of columns, no more score vectors
+leave that read nothing else than the rule allows the sum of the ranks of some of its
+disjoint parts (by induction over the vectors: the last one's columns are such a part,
+and all vectors that share one with it were counted when it left). Columns that
+determine each other are one unknown under two names, which is for the owner to know.
 """
 
 import json
@@ -25,13 +28,16 @@ _COUNTED: Final = (
 
 @dataclass(frozen=True)
 class ScoreLimit:
-    """How many score vectors may leave of the rows of a source that a query's features read.
+    """The limit on how many score vectors of a source may leave.
+
+    It is for the source's columns that the features of a query read.
 
     Attributes:
         table: alias in the query, for messages.
         columns: the raw columns that the features read, in lower case.
         rule: ``scores-per-rank`` of the policy.
-        rank: the effective rank of the encoded columns, see :mod:`tp_flower.features.ranks`.
+        rank: the effective rank of the encoded columns, see
+            :mod:`tp_flower.features.ranks`.
         allowed: over all runs.
     """
 
@@ -46,10 +52,17 @@ class ScoreLimit:
         """Return how many score vectors have left that read one of the columns."""
         mine = set(self.columns)
         counted = connection.execute(_COUNTED, (self.source,))
-        return sum(times for columns, times in counted if not mine.isdisjoint(json.loads(columns)))
+        return sum(
+            times
+            for columns, times in counted
+            if not mine.isdisjoint(json.loads(columns))
+        )
 
     def line(self, connection: Connection, vectors: int) -> dict[str, Any]:
-        """Return the ledger's line of more score vectors; PolicyError beyond what is allowed."""
+        """Return the ledger's line of more score vectors.
+
+        PolicyError if they would exceed the limit.
+        """
         used = self.used(connection)
         if used + vectors > self.allowed:
             raise PolicyError(self.refusal(vectors, used))
@@ -59,8 +72,9 @@ class ScoreLimit:
     def refusal(self, vectors: int, used: int) -> str:
         """Return what a release beyond the limit is refused with."""
         return (
-            f"the table's policy (scores-per-rank = {self.rule:g}) refuses: the run asks for "
-            f"{vectors} more score vectors of table {self.table!r}, and of "
-            f"{self.allowed} that its columns allow over all runs {used} have left: train "
-            "for fewer epochs, or read more columns that vary; the owner may raise the rule"
+            f"the table's policy (scores-per-rank = {self.rule:g}) refuses: the run "
+            f"asks for {vectors} more score vectors of table {self.table!r}, and of "
+            f"{self.allowed} that its columns allow over all runs {used} have left: "
+            "train for fewer epochs, or read more columns that vary; the owner may "
+            "raise the rule"
         )

@@ -20,7 +20,13 @@ from flwr.common.logger import log
 
 from client_apps.data.cache import ONCE, entry_name
 from client_apps.data.database import cannot_write
-from client_apps.data.features import FEATURES, CachedFeatures, mapped, rows_of, write_features
+from client_apps.data.features import (
+    FEATURES,
+    CachedFeatures,
+    mapped,
+    rows_of,
+    write_features,
+)
 from client_apps.data.key_files import row_order_key
 from client_apps.data.run_store import Entry, lost_state
 from tp_flower.arrays import IndexArray, blocks
@@ -33,7 +39,13 @@ from tp_flower.features.sparse import EncodedRows, SparseRows
 from tp_flower.keyed_hash import KEY_BYTES
 from tp_flower.node_config import IN_MEMORY
 from tp_flower.query.fragment import Fragment
-from tp_flower.sources.shards import ShardSchema, ShardSource, describe, fingerprint, merging_texts
+from tp_flower.sources.shards import (
+    ShardSchema,
+    ShardSource,
+    describe,
+    fingerprint,
+    merging_texts,
+)
 
 ROWS: Final = "rows"
 MOST_VALUES: Final = 1 << 19  # features encoded at a time, besides LEAST_ROWS
@@ -63,14 +75,20 @@ class SiteTables:
 
     def describe(self, source: ShardSource) -> ShardSchema:
         """Return a shard's columns, types and number of rows."""
-        return self._cached("schema", source, [], ShardSchema, lambda: _describe(source))
+        return self._cached(
+            "schema", source, [], ShardSchema, lambda: _describe(source)
+        )
 
     def merging_texts(self, source: ShardSource, names: Sequence[str]) -> list[str]:
         """Return which columns of texts have some that differ, but are equal values."""
         if not names:
             return []
         return self._cached(
-            "merging", source, [sorted(names)], list[str], lambda: merging_texts(source, names)
+            "merging",
+            source,
+            [sorted(names)],
+            list[str],
+            lambda: merging_texts(source, names),
         )
 
     def _cached(
@@ -81,9 +99,9 @@ class SiteTables:
         content_type: type[Content],
         read: Callable[[], Content],
     ) -> Content:
-        """Return what ``read`` says of a source's rows, from the cache where it has one.
+        """Return the result of ``read``, from the cache if it is there.
 
-        It depends on the rows, and on these facts.
+        It depends on the source's rows, and on ``facts``.
         """
         state = fingerprint(source)
         if self._cache is None or state is None:
@@ -95,9 +113,13 @@ class SiteTables:
             (folder / f"{name}.json").write_bytes(content)
 
         folder = self._obtain(entry_name(name, _identity(source), *facts, state), make)
-        return msgspec.json.decode((folder / f"{name}.json").read_bytes(), type=content_type)
+        return msgspec.json.decode(
+            (folder / f"{name}.json").read_bytes(), type=content_type
+        )
 
-    def extract(self, number: int, source: ShardSource, fragment: Fragment) -> ExtractedShard:
+    def extract(
+        self, number: int, source: ShardSource, fragment: Fragment
+    ) -> ExtractedShard:
         """Return a participant's rows, from the cache or by running its fragment."""
         if self._cache is None:
             # in memory nothing is written: the entry holds the object itself
@@ -133,7 +155,12 @@ class SiteTables:
         return uuid.uuid4().hex if isinstance(rows, ExtractedShard) else str(rows)
 
     def encode(
-        self, number: int, encoder: SiteEncoder, rows: IndexArray, *, is_private: bool = False
+        self,
+        number: int,
+        encoder: SiteEncoder,
+        rows: IndexArray,
+        *,
+        is_private: bool = False,
     ) -> EncodedRows:
         """Return a participant's features (n, d), memory-mapped where possible.
 
@@ -160,7 +187,9 @@ class SiteTables:
             lambda: _encoded(extracted, encoder, rows, missing),
         )
 
-    def repeat(self, number: int, features: EncodedRows, place: IndexArray) -> EncodedRows:
+    def repeat(
+        self, number: int, features: EncodedRows, place: IndexArray
+    ) -> EncodedRows:
         """Return ``features[place]``, (n, d), memory-mapped where possible.
 
         ``features`` (k, d) are those that :meth:`encode` returned for the participant.
@@ -188,7 +217,9 @@ class SiteTables:
 
         ``empty`` are such features without rows.
         """
-        path = self._obtain(name, lambda folder: write_features(folder, rows, empty, encoded()))
+        path = self._obtain(
+            name, lambda folder: write_features(folder, rows, empty, encoded())
+        )
         self._features.encoded[number] = name
         return mapped(path)
 
@@ -254,7 +285,7 @@ def _block_rows(features: EncodedRows) -> int:
 def _columns(
     extracted: ExtractedShard, rows: IndexArray, missing: Collection[str], size: int
 ) -> Iterator[tuple[slice, dict[str, FeatureColumn]]]:
-    """Yield the feature columns of some rows at a time; those in ``missing`` are empty."""
+    """Yield feature columns of ``rows`` in blocks; those in ``missing`` are empty."""
     spans = blocks(len(rows), size)
     for span, columns in zip(spans, extracted.blocks(rows, size), strict=True):
         columns.update({name: no_values(span.stop - span.start) for name in missing})
@@ -262,7 +293,10 @@ def _columns(
 
 
 def _encoded(
-    extracted: ExtractedShard, encoder: SiteEncoder, rows: IndexArray, missing: Collection[str]
+    extracted: ExtractedShard,
+    encoder: SiteEncoder,
+    rows: IndexArray,
+    missing: Collection[str],
 ) -> Iterator[EncodedRows]:
     """Yield the features of some rows at a time; each block overwrites the last."""
     size = _block_rows(encoder.encoder.new_rows(0))

@@ -2,8 +2,9 @@
 
 The server sends how far the scores are to step; the target is the own scores plus that.
 
-A table in one shard answers ``admm`` with the scores of its new model. A sharded table answers with
-statistics or parameters first, and with scores after ``consensus`` (learning over unions).
+A table in one shard answers ``admm`` with the scores of its new model. A sharded table
+answers with statistics or parameters first, and with scores after ``consensus``
+(learning over unions).
 """
 
 from collections.abc import Mapping
@@ -37,7 +38,9 @@ def admm(site: Site, request: messages.AdmmRequest) -> messages.AdmmReply:
     return messages.AdmmReply(updates)
 
 
-def step_of(site: Site, part: Participant, parts: Mapping[int, messages.AdmmStep]) -> FloatArray:
+def step_of(
+    site: Site, part: Participant, parts: Mapping[int, messages.AdmmStep]
+) -> FloatArray:
     """Return the steps of a part's trained rows, (n, d_c).
 
     The solver that comes with the first of them is kept.
@@ -77,7 +80,9 @@ def _scores(
     return part.release_rows(is_tested=request.evaluate)
 
 
-def _solve(part: Participant, solver: Solver, moments: FloatArray, kappa: float) -> None:
+def _solve(
+    part: Participant, solver: Solver, moments: FloatArray, kappa: float
+) -> None:
     """Set theta to the exact theta-update of a linear model (Eq. 16).
 
     ``moments`` (d [+ 1], d_c) are of the steps of the table's rows.
@@ -110,7 +115,9 @@ def _moment_unit(part: Participant, fit: messages.LocalFit) -> float:
     return part.data.joined_rows * part.data.label_scale * max(1.0, 1.0 / fit.kappa)
 
 
-def _proposal(part: Participant, target: FloatArray, fit: messages.LocalFit) -> AnyArray | None:
+def _proposal(
+    part: Participant, target: FloatArray, fit: messages.LocalFit
+) -> AnyArray | None:
     table, solver = part.data.table, part.data.solver
     if table not in fit.rho_in:
         raise MessageError(f"'rho-in' lacks table {table!r}")
@@ -158,7 +165,11 @@ def _fit_by_gradient(
 
 def _fit_torch(part: Participant, problem: FitProblem, fit: messages.LocalFit) -> None:
     # linear models never import torch
-    from tp_flower.learning.models.neural import FitBudget, TorchModel, fit_least_squares
+    from tp_flower.learning.models.neural import (
+        FitBudget,
+        TorchModel,
+        fit_least_squares,
+    )
 
     model = part.model
     if not isinstance(model, TorchModel):
@@ -171,7 +182,9 @@ def _fit_torch(part: Participant, problem: FitProblem, fit: messages.LocalFit) -
     fit_least_squares(model, problem, budget, rng)
 
 
-def consensus(site: Site, request: messages.ConsensusRequest) -> messages.ConsensusReply:
+def consensus(
+    site: Site, request: messages.ConsensusRequest
+) -> messages.ConsensusReply:
     """Take the parameters of the table's model; reply with local scores.
 
     If more inner rounds follow, the reply is the next proposal instead.
@@ -188,7 +201,9 @@ def consensus(site: Site, request: messages.ConsensusRequest) -> messages.Consen
             if target is None or request.fit is None:
                 raise MessageError("no round of consensus has begun")
             target = target.reshape(-1, part.model.outputs)
-            updates[part.number] = messages.AdmmUpdate(share=_proposal(part, target, request.fit))
+            updates[part.number] = messages.AdmmUpdate(
+                share=_proposal(part, target, request.fit)
+            )
         site.save(part)
     return messages.ConsensusReply(updates)
 
@@ -211,6 +226,8 @@ def _accept(
         total = part.total(common.sum, _parameter_unit(part))
         rho_in = float(part.vectors["rho_in"][0])
         shards, penalised = len(part.union.shards), part.model.penalised
-        part.accept_consensus(consensus_parameters(total, shards, penalised, rho_in, data.l2))
+        part.accept_consensus(
+            consensus_parameters(total, shards, penalised, rho_in, data.l2)
+        )
     else:
         raise SiteError(f"table {part.data.table}: the server may not set its model")

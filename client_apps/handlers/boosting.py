@@ -1,11 +1,16 @@
-"""A site's rounds of boosting: grow trees, average shards' trees, reply with what they add."""
+"""Boosting at a site: grow trees, average the shards', and reply with their values."""
 
 from collections.abc import Mapping
 
 import numpy as np
 
 from client_apps.handlers.encoding import shared
-from client_apps.operator.participant import SCORE_SUMS, SCORES_NUMBER, Participant, score_sums
+from client_apps.operator.participant import (
+    SCORE_SUMS,
+    SCORES_NUMBER,
+    Participant,
+    score_sums,
+)
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import check_growth
 from client_apps.privacy.proposal_checks import agree_in_growth
@@ -36,12 +41,17 @@ Derivatives = tuple[FloatArray, FloatArray]
 
 GROWN, BAGGED = "grown", "bagged"
 VALUES, REACHED = "values_{}", "reached"
-"""State vectors: the last trees' text as bytes, that of the average of the shards', either's
-values (n, d_c), and the sum of what all trees have added to the trained rows' scores."""
+"""State vectors: the last trees' text as bytes, that of the average of the shards',
+either's values (n, d_c), and the sum of what all trees have added to the trained rows'
+scores."""
 
 
 def boost(site: Site, request: BoostRequest) -> BoostReply:
-    """Add the last trees; grow more, and reply with their values, or seal them, or both."""
+    """Add the last trees, and grow more.
+
+    Reply with the values of the new trees, seal them for the table's other shards, or
+    both.
+    """
     updates = {}
     for part in site.parts():
         add_trees(part, request.lengths, is_bagged=request.is_bagged)
@@ -64,7 +74,9 @@ def boost(site: Site, request: BoostRequest) -> BoostReply:
             values = _no_trees(part) if is_pooled else _grow(part, *derivatives, growth)
             updates[part.number] = BoostUpdate(
                 scores=part.release_values(values) if request.sends_scores else None,
-                sealed=_sealed(site, part, request, seal, derivatives) if seal else None,
+                sealed=_sealed(site, part, request, seal, derivatives)
+                if seal
+                else None,
             )
             part.vectors[VALUES.format(GROWN)] = values
         site.save(part)
@@ -72,20 +84,27 @@ def boost(site: Site, request: BoostRequest) -> BoostReply:
 
 
 def bag(site: Site, request: BagRequest) -> BagReply:
-    """Average each table's trees, or grow pooled ones; reply with their values of all rows."""
+    """Average the trees of each table, or grow pooled ones.
+
+    Reply with their values on all rows.
+    """
     updates = {}
     for part in site.parts():
         body = request.parts.get(part.number)
         if body is not None:
             agree_in_growth(site, part.data.table, request)
-            part.vectors[VALUES.format(BAGGED)] = values = _together(site, part, request)
+            part.vectors[VALUES.format(BAGGED)] = values = _together(
+                site, part, request
+            )
             part.begin_scores(request.scores_number)
             updates[part.number] = BagUpdate(part.release_values(values))
             site.save(part)
     return BagReply(updates)
 
 
-def add_trees(part: Participant, lengths: Mapping[str, float], *, is_bagged: bool) -> None:
+def add_trees(
+    part: Participant, lengths: Mapping[str, float], *, is_bagged: bool
+) -> None:
     """Add the trees that grew last, times their table's length, if there is one."""
     if part.data.table not in lengths:
         return
@@ -127,7 +146,9 @@ def _grow(
     """Keep new trees, and return their values (n, d_c)."""
     data, model = part.data, _trees(part)
     rows, model.binned = float(data.multiplicity.sum()), data.binned
-    part.vectors[GROWN], values = grow(model, data.features, gradient, hessian, rows, growth)
+    part.vectors[GROWN], values = grow(
+        model, data.features, gradient, hessian, rows, growth
+    )
     return values
 
 
@@ -138,24 +159,34 @@ def _no_trees(part: Participant) -> FloatArray:
 
 
 def _sealed(
-    site: Site, part: Participant, request: BoostRequest, seal: ShardSeal, derivatives: Derivatives
+    site: Site,
+    part: Participant,
+    request: BoostRequest,
+    seal: ShardSeal,
+    derivatives: Derivatives,
 ) -> AnyArray | None:
-    """Seal new trees, or sums, for the table's other shards; None if a policy keeps them."""
+    """Seal new trees, or sums, for the table's other shards.
+
+    None if a policy lets no trees leave, and the site sends scores instead.
+    """
     number, level = part.number, site.source(part.number).policy.releases.models
     if level != CLEAR:
-        refused = f"the table's policy (releases.models = {level}) refuses: the run asks for"
+        refused = (
+            f"the table's policy (releases.models = {level}) refuses: the run asks for"
+        )
         if part.data.table in request.pooled:
             raise PolicyError(
-                f"{refused} sums of the loss's derivatives by column, for the table's other "
-                "shards. Its shards tell the label, so that trees which each grows alone would "
-                "know rows by their shard: strategy = 'cg' trains without showing them "
-                "anything, and lou = 'local' accepts the shard as a feature"
+                f"{refused} sums of the loss's derivatives by column, for the table's "
+                "other shards. Its shards tell the label, so that trees which each "
+                "grows alone would know rows by their shard: strategy = 'cg' trains "
+                "without showing them anything, and lou = 'local' accepts the shard as "
+                "a feature"
             )
         if request.sends_scores:
             return None
         raise PolicyError(
-            f"{refused} trees, for the table's other shards; each shard may grow its own "
-            "(lou = 'local', or 'auto')"
+            f"{refused} trees, for the table's other shards; each shard may grow its "
+            "own (lou = 'local', or 'auto')"
         )
     ledger_entries.note(site, number, ledger_entries.TREES)
     data = part.data
@@ -169,11 +200,13 @@ def _sealed(
         )
     else:
         document = shown_trees(part.vectors[GROWN], float(data.multiplicity.sum()))
-    return seal.seal(document, TREES.format(request.scores_number), number, site.round.digest)
+    return seal.seal(
+        document, TREES.format(request.scores_number), number, site.round.digest
+    )
 
 
 def _together(site: Site, part: Participant, request: BagRequest) -> FloatArray:
-    """Keep the trees that the shards have averaged or pooled; return their values (n, d_c)."""
+    """Store the shards' averaged or pooled trees; return their values (n, d_c)."""
     data, outputs, body = part.data, part.model.outputs, request.parts[part.number]
     if GROWN not in part.vectors:
         raise MessageError("no trees have been grown for an average")
@@ -190,7 +223,9 @@ def _together(site: Site, part: Participant, request: BagRequest) -> FloatArray:
     columns = data.features.shape[1]
     if data.table in request.pooled:
         codes = _trees(part).forest.categorical
-        part.vectors[BAGGED] = grow_pooled(documents, codes, columns, outputs, request.growth)
+        part.vectors[BAGGED] = grow_pooled(
+            documents, codes, columns, outputs, request.growth
+        )
     else:
         part.vectors[BAGGED] = average(documents, columns, outputs)
     text = part.vectors[BAGGED].tobytes().decode()

@@ -58,7 +58,9 @@ def direct(site: Site, request: messages.DirectionRequest) -> messages.Direction
         check_sizes(body, summed=len(part.model.penalised) + 1)
         moments = part.total(body.sum, _unit(part)).reshape(-1, part.model.outputs)
         scores, products = _direct(site, part, moments, request.terms, body.place)
-        updates[part.number] = messages.DirectionUpdate(scores=scores, products=products)
+        updates[part.number] = messages.DirectionUpdate(
+            scores=scores, products=products
+        )
         site.save(part)
     return messages.DirectionReply(updates)
 

@@ -30,7 +30,12 @@ from client_apps.privacy.proposal_checks import (
     check_summed,
     contradiction,
 )
-from client_apps.privacy.score_limits import EncodedPart, check_limit, rule_of, score_limit
+from client_apps.privacy.score_limits import (
+    EncodedPart,
+    check_limit,
+    rule_of,
+    score_limit,
+)
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray, IntArray, blocks
 from tp_flower.coresets import importance
@@ -65,10 +70,14 @@ def rows(site: Site, request: messages.RowsRequest) -> messages.RowsReply:
     """Reply with every participant's sampled rows, or with their local clusters."""
     agree("seed", site.terms.settings.seed, request.seed)
     agree("clusters", site.terms.settings.clusters, request.clusters)
-    return messages.RowsReply({p.number: _sampled(site, p, request) for p in site.parts()})
+    return messages.RowsReply(
+        {p.number: _sampled(site, p, request) for p in site.parts()}
+    )
 
 
-def _sampled(site: Site, part: Participant, request: messages.RowsRequest) -> messages.SampledRows:
+def _sampled(
+    site: Site, part: Participant, request: messages.RowsRequest
+) -> messages.SampledRows:
     """Return the sampled rows, or their centres (k, d) and each row's nearest (n,).
 
     Without sampled rows there is no centre.
@@ -107,7 +116,10 @@ def measure(site: Site, request: messages.MeasureRequest) -> messages.MeasureRep
 
 
 def _measure(
-    site: Site, number: int, body: messages.MeasurePart, request: messages.MeasureRequest
+    site: Site,
+    number: int,
+    body: messages.MeasurePart,
+    request: messages.MeasureRequest,
 ) -> tuple[Entry, messages.MeasuredPart]:
     source, extracted = site.source(number), site.extracted(number)
     agree("is a shard", site.terms.shards_of(number) is not None, body.is_shard)
@@ -121,20 +133,32 @@ def _measure(
     weights: FloatArray = np.ones(len(positions))
     if body.multiplicity is not None or body.masses is not None:
         check_sizes(body, trained=len(positions))
-        multiplicity = read_multiplicity(body.multiplicity, body.masses, request.joined_rows)
+        multiplicity = read_multiplicity(
+            body.multiplicity, body.masses, request.joined_rows
+        )
         weights = multiplicity.astype(np.float64)
-    check_rows(source, len(positions), f"the sensitivities of table {extracted.table!r}")
+    check_rows(
+        source, len(positions), f"the sensitivities of table {extracted.table!r}"
+    )
     agree_in_rows(site, number, TRAINED, is_trained)
-    features = site.tables.encode(number, fitted_encoder(site, number, body.encoder), positions)
+    features = site.tables.encode(
+        number, fitted_encoder(site, number, body.encoder), positions
+    )
     if request.sensitivities == importance.CLUSTERS:
         rng = site.round.noise.generator()
-        clusters = importance.cluster_shard(dense(features), weights, request.clusters, rng)
+        clusters = importance.cluster_shard(
+            dense(features), weights, request.clusters, rng
+        )
         arrays = {name: getattr(clusters, name) for name in _OF_CLUSTERS}
         cost, count = clusters.cost, clusters.used
         of_shard = messages.MeasuredPart(cost=cost, clusters=count)
-        of_table = messages.MeasuredPart(total=importance.kmeans_total(cost, cost, count))
+        of_table = messages.MeasuredPart(
+            total=importance.kmeans_total(cost, cost, count)
+        )
         arrays["positions"] = positions
-        return Entry(arrays, {"of": importance.CLUSTERS}), of_shard if body.is_shard else of_table
+        return Entry(
+            arrays, {"of": importance.CLUSTERS}
+        ), of_shard if body.is_shard else of_table
     label, classes = None, 0
     if body.label is not None:
         label, classes = _label(site, number, body.label.get("classes"), positions)
@@ -160,7 +184,9 @@ def _measure_columns(
         matrix, importance.whitening(importance.penalised(matrix, features, penalty))
     )
     reply = (
-        messages.MeasuredPart(gram=matrix) if body.is_shard else messages.MeasuredPart(total=total)
+        messages.MeasuredPart(gram=matrix)
+        if body.is_shard
+        else messages.MeasuredPart(total=total)
     )
     return Entry(arrays, meta), reply
 
@@ -224,7 +250,9 @@ def draw(site: Site, request: messages.DrawRequest) -> messages.DrawReply:
             # the frequencies of many draws tell each row's sensitivity
             raise contradiction("count", site.terms.settings.coreset_rows, body.count)
         if measured.meta["of"] == importance.CLUSTERS:
-            clusters = importance.ShardClusters(*(measured.arrays[n] for n in _OF_CLUSTERS))
+            clusters = importance.ShardClusters(
+                *(measured.arrays[n] for n in _OF_CLUSTERS)
+            )
             cost = clusters.cost if body.cost is None else body.cost  # of all shards
             if cost < clusters.cost * (1.0 - TOLERANCE):
                 raise OfRowsError("'cost' is below the cost of this shard alone")
@@ -239,7 +267,9 @@ def draw(site: Site, request: messages.DrawRequest) -> messages.DrawReply:
     return messages.DrawReply(parts)
 
 
-def _leverages(site: Site, number: int, measured: Entry, whole_gram: AnyArray | None) -> FloatArray:
+def _leverages(
+    site: Site, number: int, measured: Entry, whole_gram: AnyArray | None
+) -> FloatArray:
     """Return the scores (n,), given the sum of the Gram matrices of all shards."""
     matrix = measured.arrays["gram"]
     if whole_gram is not None:
@@ -273,7 +303,9 @@ def weigh(site: Site, request: messages.WeighRequest) -> messages.WeighReply:
     context = f"round {site.round.number}".encode()
     parts: dict[int, messages.WeighedPart] = {}
     for number, body in site.each(request.parts):
-        sampled = _sampled_scores(body.rows, _load(site, "drawn", number).arrays["scores"])
+        sampled = _sampled_scores(
+            body.rows, _load(site, "drawn", number).arrays["scores"]
+        )
         check_summed(site, number, request.summed, body.place)
         place, summed, size = body.place, request.summed, len(sampled)
         masks = _computed(pair_masks, secret, place, summed, size, context)
@@ -289,7 +321,10 @@ def weigh(site: Site, request: messages.WeighRequest) -> messages.WeighReply:
 
 
 def _count_scores(site: Site, number: int) -> None:
-    """Count the sensitivities of a part's rows, which are made of its features, as scores are."""
+    """Count a part's sensitivities as score vectors.
+
+    They too are computed from the features of its rows.
+    """
     # before any site has stated how much its rows vary
     site.source(number).policy.check_cover(site.fragment(number).table, 0)
     if rule_of(site, site.source(number)) is None:

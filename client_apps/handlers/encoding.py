@@ -63,7 +63,8 @@ Statistics = dict[str, ColumnStatistics]
 
 FEWEST_ROWS: Final = 500  # that features are described of, where a policy has min-rows
 FEW_TEXTS: Final = 0.01
-"""Share of texts that may be no plain digits in a column of plain digits, described in steps."""
+"""Share of texts that may be no plain digits in a column of plain digits, described in
+steps."""
 _STATISTICS: Final = "statistics-{}"
 _ENCODER: Final = "encoder-{}"
 """Entries of a part: what its encoder is fitted to, and the encoder."""
@@ -91,7 +92,9 @@ def _statistics_of(site: Site, number: int, body: StatisticsPart) -> FittedPart:
     meta = {REQUEST: digest, "encoders": body.encoders, "shards": shards}
     site.store.save(name, Entry({}, meta))
     is_fitted = not all(column.is_declared for column in computed.values())
-    describes = _description(site, number, body) if body.describes and is_fitted else None
+    describes = (
+        _description(site, number, body) if body.describes and is_fitted else None
+    )
     if describes is not None:
         note(site, number, ledger_entries.FEATURES)
     if shards is None:
@@ -103,17 +106,22 @@ def _statistics_of(site: Site, number: int, body: StatisticsPart) -> FittedPart:
 
 
 def _description(site: Site, number: int, body: StatisticsPart) -> Detail | None:
-    """Return in what detail facts about the rows may leave without noise, besides the encoder.
+    """Return how detailed a noiseless description of the rows may be.
 
-    Where a policy has ``min-rows``, a row, or a unit's rows, must count for a ``FEWEST_ROWS``-th
-    at most, which moves a share by a tenth of a step.
+    It leaves besides the encoder.
+
+    Where a policy has ``min-rows``, a row, or a unit's rows, must count for a
+    ``FEWEST_ROWS``-th at most, which moves a share by a tenth of a step.
     """
     policy = site.source(number).policy
     if policy.epsilon is not None or policy.releases.statistics == NEVER:
         return None
     if policy.min_rows <= 1:
         return Detail.PERCENT
-    fewest, counts = max(FEWEST_ROWS, policy.min_rows) * policy.rows_per_unit, body.multiplicity
+    fewest, counts = (
+        max(FEWEST_ROWS, policy.min_rows) * policy.rows_per_unit,
+        body.multiplicity,
+    )
     if counts is None:
         is_even = _selected(site, number, body) >= fewest
     else:
@@ -124,14 +132,20 @@ def _description(site: Site, number: int, body: StatisticsPart) -> Detail | None
 def _selected(site: Site, number: int, body: StatisticsPart) -> int:
     """Return how many of a part's rows a request selects."""
     rows = site.extracted(number).rows
-    return rows if body.trained is None else int(np.count_nonzero(unpack_bits(body.trained, rows)))
+    return (
+        rows
+        if body.trained is None
+        else int(np.count_nonzero(unpack_bits(body.trained, rows)))
+    )
 
 
 def _choice(encoders: object) -> TableChoice:
     return parse(encoders, "encoders", lambda it: msgspec.convert(it, TableChoice))
 
 
-def _computed(site: Site, number: int, body: StatisticsPart, choice: TableChoice) -> Statistics:
+def _computed(
+    site: Site, number: int, body: StatisticsPart, choice: TableChoice
+) -> Statistics:
     """Return the statistics of the requested rows, as far as encoders need them."""
     source, extracted = site.source(number), site.extracted(number)
     sample = _counted_rows(site, number, body)
@@ -139,7 +153,9 @@ def _computed(site: Site, number: int, body: StatisticsPart, choice: TableChoice
     is_trained = np.ones(extracted.rows, np.bool_) if rows is None else rows
     agree_in_rows(site, number, TRAINED, is_trained)
     kinds = _kinds(site, number, choice)
-    fitted = [name for name, kind in kinds.items() if not choice.is_declared(name, kind)]
+    fitted = [
+        name for name, kind in kinds.items() if not choice.is_declared(name, kind)
+    ]
     is_shard = body.shards is not None
     if is_shard or source.policy.epsilon is not None:
         for name in fitted:
@@ -169,7 +185,9 @@ def _counted_rows(site: Site, number: int, body: StatisticsPart) -> CountedRows:
         check_sizes(body, trained=int(np.count_nonzero(rows)))
     elif body.multiplicity is not None:
         raise MessageError("it has no 'trained'")
-    return CountedRows(site.hasher(), site.source(number).min_count, rows, body.multiplicity)
+    return CountedRows(
+        site.hasher(), site.source(number).min_count, rows, body.multiplicity
+    )
 
 
 def _kinds(site: Site, number: int, choice: TableChoice) -> dict[str, str]:
@@ -183,7 +201,8 @@ def _kinds(site: Site, number: int, choice: TableChoice) -> dict[str, str]:
     empty = [
         feature
         for feature in plain_features
-        if choice.is_declared(feature.name, "") and extracted.column(feature.name).is_missing.all()
+        if choice.is_declared(feature.name, "")
+        and extracted.column(feature.name).is_missing.all()
     ]
     kinds = {info.name: info.kind for info in extracted.features}
     if empty:
@@ -196,7 +215,9 @@ def _kinds(site: Site, number: int, choice: TableChoice) -> dict[str, str]:
 
 def fit_shards(site: Site, request: FitRequest) -> FitReply:
     """Merge the shards' statistics, and reply with the encoder, sealed for them all."""
-    return FitReply({n: _fit_shards(site, n, body) for n, body in site.each(request.parts)})
+    return FitReply(
+        {n: _fit_shards(site, n, body) for n, body in site.each(request.parts)}
+    )
 
 
 def _fit_shards(site: Site, number: int, body: FitPart) -> FittedPart:
@@ -238,11 +259,17 @@ def shared(site: Site, number: int) -> tuple[ShardSeal, TableChoice]:
         )
     shards = msgspec.convert(meta["shards"], TableShards)
     key, table = site.group_key(shards.group), site.fragment(number).table
-    return ShardSeal(key, site.run, table, tuple(shards.numbers)), _choice(meta["encoders"])
+    return ShardSeal(key, site.run, table, tuple(shards.numbers)), _choice(
+        meta["encoders"]
+    )
 
 
 def _fit(
-    site: Site, number: int, choice: TableChoice, shards: list[Statistics], describes: Detail | None
+    site: Site,
+    number: int,
+    choice: TableChoice,
+    shards: list[Statistics],
+    describes: Detail | None,
 ) -> tuple[TableEncoder, FittedPart]:
     """Fit and store the encoder of a table; return it, and what leaves of it."""
     statistics = merge_tables(shards)
@@ -253,21 +280,30 @@ def _fit(
         columns[encoding.name] += len(encoding.feature_names)
     reply = FittedPart(columns=EncodedColumns(columns, bool(encoder.fitted)))
     if describes is not None:
-        features = [summary_of(*item, encoder.encodings, describes) for item in statistics.items()]
+        features = [
+            summary_of(*item, encoder.encodings, describes)
+            for item in statistics.items()
+        ]
         extracted = site.extracted(number)
         few = FEW_TEXTS if describes is Detail.STEPS else 0.0
         for place, feature in enumerate(features):
-            if feature.listed is not None and nearly_numbers(extracted.column(feature.column), few):
+            if feature.listed is not None and nearly_numbers(
+                extracted.column(feature.column), few
+            ):
                 features[place] = msgspec.structs.replace(feature, nearly_numbers=True)
         reply = msgspec.structs.replace(reply, features=features)
     return encoder, reply
 
 
 def _store(site: Site, number: int, encoder: TableEncoder) -> None:
-    site.store.save(_ENCODER.format(number), Entry({}, encoder.at_site(site.hasher()).to_json()))
+    site.store.save(
+        _ENCODER.format(number), Entry({}, encoder.at_site(site.hasher()).to_json())
+    )
 
 
-def fitted_encoder(site: Site, number: int, sealed: AnyArray | None = None) -> SiteEncoder:
+def fitted_encoder(
+    site: Site, number: int, sealed: AnyArray | None = None
+) -> SiteEncoder:
     """Return the encoder of a part's table; ``sealed`` if another shard has fitted it.
 
     Raises:

@@ -1,8 +1,9 @@
 """Predicting at a site: score rows with its part of a saved model.
 
-The rows are those that appear in joined rows; the part was left here by a training run. The server
-names model, version and part. The site sends nothing unless the part belongs to this table and to
-these features, because any other query would disclose the model rather than the rows.
+The rows are those that appear in joined rows; the part was left here by a training run.
+The server names model, version and part. The site sends nothing unless the part belongs
+to this table and to these features, because any other query would disclose the model
+rather than the rows.
 """
 
 from collections.abc import Sequence
@@ -41,7 +42,12 @@ from tp_flower.privacy.mechanisms import GIVEN_SAVED_MODEL, Release
 from tp_flower.privacy.plan import plan_prediction
 from tp_flower.privacy.score_masks import ScoreMasks
 from tp_flower.protocol.fields import LARGEST
-from tp_flower.protocol.inference_messages import ScoredPart, ScorePart, ScoreReply, ScoreRequest
+from tp_flower.protocol.inference_messages import (
+    ScoredPart,
+    ScorePart,
+    ScoreReply,
+    ScoreRequest,
+)
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import unpack_bits
 from tp_flower.query import Fragment
@@ -53,7 +59,8 @@ def score(site: Site, request: ScoreRequest) -> ScoreReply:
     """Reply with the local scores of the requested rows, one each."""
     check_begins(site, Action.SCORE)
     scored = {
-        number: _scored(site, number, body, request) for number, body in site.each(request.parts)
+        number: _scored(site, number, body, request)
+        for number, body in site.each(request.parts)
     }
     check_protection(site, request.privacy, request.masking)
     check_named(site, request.model_name, request.model_version)
@@ -81,8 +88,13 @@ def _scored(
     masks = score_masks(request.masking, masked, site.group_key)
     ledger_entries.note_unmatched(site, number, masks)
     features = site.tables.encode(number, saved.encoder, rows, is_private=is_private)
-    encoded, outputs = EncodedPart(saved.encoder.encoder, features, rows), saved.spec.outputs
-    limit = admit_scores(site, number, encoded, body.cover, outputs, has_noise=is_private)
+    encoded, outputs = (
+        EncodedPart(saved.encoder.encoder, features, rows),
+        saved.spec.outputs,
+    )
+    limit = admit_scores(
+        site, number, encoded, body.cover, outputs, has_noise=is_private
+    )
     if limit is not None:
         site.scored[number, limit] += outputs
     scores = site.releaser(number, plan).scores(model.scores(features))
@@ -96,16 +108,23 @@ def _scored(
     scope = f"given {GIVEN_SAVED_MODEL}"
     if use.mechanism is None:
         scope = ledger_entries.score_scope(masks)
-    planned = ledger_entries.release(site, number, Action.SCORE, use.what, scope, use.mechanism)
+    planned = ledger_entries.release(
+        site, number, Action.SCORE, use.what, scope, use.mechanism
+    )
     return ScoredPart(rows=len(rows), scores=sent), planned
 
 
 def _rows(site: Site, number: int, body: ScorePart) -> IntArray:
-    """Return the positions of the rows to score, which are the same in all messages of the run."""
+    """Return the positions of the rows to score.
+
+    They must be the same in all messages of the run.
+    """
     extracted = site.extracted(number)
     is_scored = unpack_bits(body.rows, extracted.rows)
     rows = np.flatnonzero(is_scored)
-    check_rows(site.source(number), len(rows), f"the scores of table {extracted.table!r}")
+    check_rows(
+        site.source(number), len(rows), f"the scores of table {extracted.table!r}"
+    )
     agree_in_rows(site, number, SCORED, is_scored)
     check_unmatched(site, number, body.unmatched)
     return rows
@@ -124,9 +143,10 @@ def check_range(scores: FloatArray, masks: ScoreMasks | None) -> None:
     if masks is not None:
         remedy = f', or set privacy.scores = "{CLEAR}" if the policies allow it'
     raise ScoreRangeError(
-        f"a score is out of range, which for this model is up to {limit:.4g}: a row is far "
-        "outside of those that the model was trained on. Look for a column whose unit or kind "
-        f"has changed, and for extreme values; leave such rows out by WHERE{remedy}"
+        f"a score is out of range, which for this model is up to {limit:.4g}: a row is "
+        "far outside of those that the model was trained on. Look for a column whose "
+        "unit or kind has changed, and for extreme values; leave such rows out by "
+        f"WHERE{remedy}"
     )
 
 
@@ -202,7 +222,9 @@ def check_row_key(names: Sequence[str], keys: int) -> None:
         )
 
 
-def _keys_of_rows(row_key: Sequence[str], extracted: ExtractedShard) -> tuple[ExtractedKey, ...]:
+def _keys_of_rows(
+    row_key: Sequence[str], extracted: ExtractedShard
+) -> tuple[ExtractedKey, ...]:
     return extracted.keys[len(extracted.keys) - len(row_key) :]
 
 
@@ -238,7 +260,9 @@ def leave_hashes(
         name = f"{NAMES}-{site.store.run[:_RUN_DIGITS]}"
         folder = root / PREDICTIONS / name
         try:
-            write_predictions(pa.table(columns), folder / f"part-{number}.parquet", {}, PRIVATE)
+            write_predictions(
+                pa.table(columns), folder / f"part-{number}.parquet", {}, PRIVATE
+            )
         except OSError as error:
             raise cannot_write(folder, error) from error
     return hashes

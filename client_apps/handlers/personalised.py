@@ -51,11 +51,15 @@ class PersonalisedModel:
         objective, count = self.objective, len(self.objective.labels)
         train = objective.metrics(parameters, objective.features, objective.labels)
         train["penalty"] = objective.penalty(parameters)
-        test = objective.metrics(parameters, self.part.data.features[count:], self.labels[count:])
+        test = objective.metrics(
+            parameters, self.part.data.features[count:], self.labels[count:]
+        )
         return messages.SiteMetrics(train, test)
 
 
-def personalised_models(site: Site, base: Sequence[float]) -> Iterator[PersonalisedModel]:
+def personalised_models(
+    site: Site, base: Sequence[float]
+) -> Iterator[PersonalisedModel]:
     """Yield the site's models, with the base score (d_c,) from the request."""
     for part in site.parts():
         entry = site.store.load(f"part-{part.number}")
@@ -99,7 +103,8 @@ def _count_round(part: Participant, most: int) -> None:
     rounds = part.vectors[_ROUNDS] = part.vectors.get(_ROUNDS, np.zeros(1)) + 1.0
     if rounds[0] > most:
         raise ProposalError(
-            f"the run was proposed with {most} rounds of parameters, and the request is one more"
+            f"the run was proposed with {most} rounds of parameters, and the request "
+            "is one more"
         )
 
 
@@ -117,7 +122,9 @@ def _track_updates(
             update = row_numbers(full)
         else:
             try:
-                code = encode_update(piecewise_update(full, terms.gamma), terms.clusters)
+                code = encode_update(
+                    piecewise_update(full, terms.gamma), terms.clusters
+                )
             except ValueError as error:
                 raise DivergedError(f"{error}: training diverged") from None
         if common is not None:
@@ -131,7 +138,9 @@ def _track_updates(
     )
 
 
-def _update(personalised: PersonalisedModel, start: FloatArray, pace: messages.Pace) -> FloatArray:
+def _update(
+    personalised: PersonalisedModel, start: FloatArray, pace: messages.Pace
+) -> FloatArray:
     """Return the mean gradient over the site's local steps, (p,).
 
     With one step over all rows, that is the gradient of its objective.
@@ -141,7 +150,9 @@ def _update(personalised: PersonalisedModel, start: FloatArray, pace: messages.P
     if not pace.batch or pace.batch >= rows:
         for _ in range(pace.steps - 1):
             theta = theta - pace.rate * objective.gradient(theta)
-        return part.finite(((start - theta) / pace.rate + objective.gradient(theta)) / pace.steps)
+        return part.finite(
+            ((start - theta) / pace.rate + objective.gradient(theta)) / pace.steps
+        )
     rng = generator(pace.seed, Stream.LOCAL_FIT, pace.epoch, part.number)
     order, steps_taken = rng.permutation(rows), 0
     for _ in range(pace.steps):

@@ -1,7 +1,8 @@
 """Set-up of a site's own model: encode, keep the labels, summarise for a graph.
 
-The replies are sums of labels (how many of each class), a bound on the objective's curvature, the
-number of rows, and a summary of the site if the graph needs one. Rows and labels stay at the site.
+The replies are sums of labels (how many of each class), a bound on the objective's
+curvature, the number of rows, and a summary of the site if the graph needs one. Rows
+and labels stay at the site.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,11 +16,20 @@ import numpy as np
 from client_apps.data.features import forget, place
 from client_apps.data.run_store import Entry
 from client_apps.handlers.encoding import fitted_encoder
-from client_apps.handlers.personalised import LOCAL_LABELS, PersonalisedModel, personalised_models
+from client_apps.handlers.personalised import (
+    LOCAL_LABELS,
+    PersonalisedModel,
+    personalised_models,
+)
 from client_apps.operator.participant import Participant, ShardData, make_model
 from client_apps.privacy.guard import check_model, check_plan, check_rows
 from client_apps.privacy.ledger_entries import release, set_aside
-from client_apps.privacy.proposal_checks import agree, agree_in_model, check_begins, check_trained
+from client_apps.privacy.proposal_checks import (
+    agree,
+    agree_in_model,
+    check_begins,
+    check_trained,
+)
 from client_apps.rounds.site import REQUEST, Site
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import MessageError, QueryError, SiteError
@@ -51,18 +61,24 @@ from tp_flower.sources.policy import LABELS, MODELS, STATISTICS
 from tp_flower.sources.shards import ShardSource
 
 
-def local_label_facts(source: ShardSource, label: LabelColumn, task: str, sql: str) -> LabelFacts:
+def local_label_facts(
+    source: ShardSource, label: LabelColumn, task: str, sql: str
+) -> LabelFacts:
     """Return the type of labels that stay at the site, and their classes, if any.
 
-    ``sql`` is the label's expression, for messages. With task "auto", booleans and texts make a
-    classification; so may numbers, if the site has at most two: it sends them where its policy lets
-    labels leave, and otherwise says nothing of them.
+    ``sql`` is the label's expression, for messages. With task "auto", booleans and
+    texts make a classification; so may numbers, if the site has at most two: it sends
+    them where its policy lets labels leave, and otherwise says nothing of them.
     """
     check_no_null([label], sql, are_private=True)
-    is_classes = task == "classification" or (task == "auto" and label.kind in ("boolean", "text"))
+    is_classes = task == "classification" or (
+        task == "auto" and label.kind in ("boolean", "text")
+    )
     distinct, rows = np.unique(label.values, return_counts=True)
     if task == "auto" and label.kind == "number":
-        is_shown = source.policy.lets_leave(LABELS) and bool((rows >= source.min_count).all())
+        is_shown = source.policy.lets_leave(LABELS) and bool(
+            (rows >= source.min_count).all()
+        )
         is_classes = len(distinct) <= 2 and is_shown
     if not is_classes:
         if np.abs(label.values).max(initial=0.0) > LARGEST_LABEL:
@@ -91,7 +107,10 @@ def label_sums(labels: FloatArray, classes: int) -> list[float]:
     [1.0, 2.0]
     """
     if classes:
-        return [float(count) for count in np.bincount(labels.astype(np.intp), minlength=classes)]
+        return [
+            float(count)
+            for count in np.bincount(labels.astype(np.intp), minlength=classes)
+        ]
     return [float(len(labels)), float(labels.sum()), float(labels @ labels)]
 
 
@@ -147,7 +166,9 @@ def _summary_noise(request: PersonaliseRequest) -> float:
     try:
         return noise_multiplier(epsilon, delta)
     except ValueError as error:
-        raise SiteError(f"graph-epsilon = {epsilon:g}, delta = {delta:g}: {error}") from None
+        raise SiteError(
+            f"graph-epsilon = {epsilon:g}, delta = {delta:g}: {error}"
+        ) from None
 
 
 def _planned(
@@ -157,7 +178,12 @@ def _planned(
     notes = dict(_NOTES)
     if multiplier:
         scope = f"{_SUMMARIES[kind]}; not: the number of rows, and the encoder"
-        yield release(site, number, Action.SUMMARISE, SUMMARY, scope, Gaussian(multiplier)), 1
+        yield (
+            release(
+                site, number, Action.SUMMARISE, SUMMARY, scope, Gaussian(multiplier)
+            ),
+            1,
+        )
     elif kind in _SUMMARIES:
         notes[SUMMARY] = f"not covered: {_SUMMARIES[kind]}"
     for what, scope in notes.items():
@@ -165,7 +191,11 @@ def _planned(
 
 
 def _start(
-    site: Site, number: int, body: PersonalisePart, request: PersonaliseRequest, multiplier: float
+    site: Site,
+    number: int,
+    body: PersonalisePart,
+    request: PersonaliseRequest,
+    multiplier: float,
 ) -> PersonalisedPart:
     source, extracted = site.source(number), site.extracted(number)
     # sums and gradients of labels tell the label of a row, in two requests
@@ -201,7 +231,9 @@ def _start(
         device=body.device,
     )
     base, trained_labels = np.zeros(spec.outputs), labels[:count]
-    objective = sites.SiteObjective(model, data.trained, trained_labels, loss, base, body.l2)
+    objective = sites.SiteObjective(
+        model, data.trained, trained_labels, loss, base, body.l2
+    )
     curvature = objective.largest_curvature
     site.start(
         Participant(number, data, model, {}, site.releaser(number, data.plan)),
@@ -277,11 +309,15 @@ def _trained_alone(model: PersonalisedModel) -> FloatArray:
     )
 
 
-def _summary(site: Site, model: PersonalisedModel, request: SummariseRequest) -> FloatArray:
+def _summary(
+    site: Site, model: PersonalisedModel, request: SummariseRequest
+) -> FloatArray:
     multiplier = model.noise_multiplier
     features = dense(on_host(model.objective.features))
     if model.summary == BY_DATA:
-        rows = np.column_stack([features, _label_columns(model.objective, request.label_scale)])
+        rows = np.column_stack(
+            [features, _label_columns(model.objective, request.label_scale)]
+        )
         rng = generator(request.seed, Stream.SUMMARIES)
         mean = sites.RandomFeatures.draw(rows.shape[1], sites.PAIRS, rng).mean(rows)
         bound = sites.EMBEDDING_BOUND

@@ -53,7 +53,11 @@ from tp_flower.privacy.gradients import check_per_row, check_scores
 from tp_flower.privacy.sealed_sums import ShardUnion, split_gram
 from tp_flower.privacy.statistics_update import usable_gram
 from tp_flower.protocol.codec import parse, required
-from tp_flower.protocol.inference_messages import FinishedPart, FinishReply, FinishRequest
+from tp_flower.protocol.inference_messages import (
+    FinishedPart,
+    FinishReply,
+    FinishRequest,
+)
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import (
     LEAST_SCALE,
@@ -83,7 +87,8 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
     fitted = {n for n, (_, encoder) in prepared.items() if encoder.encoder.fitted}
     parts = {n: part for n, (part, _) in prepared.items()}
     ledger_entries.set_aside(
-        site, ledger_entries.planned_releases(site, parts, method.family, privacy, fitted)
+        site,
+        ledger_entries.planned_releases(site, parts, method.family, privacy, fitted),
     )
     for number, (part, _) in site.each(prepared):
         ledger_entries.note_unmatched(site, number, part.data.masks)
@@ -110,7 +115,11 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
 
 
 def _model(
-    spec: ModelSpec, width: int, device: str, encoder: SiteEncoder, privacy: PrivacyTerms
+    spec: ModelSpec,
+    width: int,
+    device: str,
+    encoder: SiteEncoder,
+    privacy: PrivacyTerms,
 ) -> LocalModel:
     """Return the untrained model of a part, which fits the run's noise."""
     model = participant.make_model(spec, width, device)
@@ -153,14 +162,18 @@ def _prepare_part(
         batches,
         sends_sums=update is Update.SUM and not privacy.covers_features,
     )
-    features = site.tables.encode(number, encoder, rows.positions, is_private=is_private)
+    features = site.tables.encode(
+        number, encoder, rows.positions, is_private=is_private
+    )
     encoded = EncodedPart(encoder.encoder, features, rows.positions)
     if rows.place is not None:
         features = site.tables.repeat(number, features, rows.place)
     check_prepared(site, number, body, spec)
     check_trained(site, number, rows.table_rows(extracted.rows))
     has_noise = privacy.covers_predictions
-    limit = admit_scores(site, number, encoded, body.cover, spec.outputs, has_noise=has_noise)
+    limit = admit_scores(
+        site, number, encoded, body.cover, spec.outputs, has_noise=has_noise
+    )
     model = _model(spec, features.shape[1], body.device, encoder, privacy)
     plan = privacy_plan.plan_part(
         privacy,
@@ -197,7 +210,10 @@ def _prepare_part(
         most_scores=site.terms.most_scores(batches.count),
         most_sums=site.terms.most_sums(batches.count),
     )
-    vectors, releaser = participant.initial_vectors(model, update), site.releaser(number, plan)
+    vectors, releaser = (
+        participant.initial_vectors(model, update),
+        site.releaser(number, plan),
+    )
     return participant.Participant(number, data, model, vectors, releaser), encoder
 
 
@@ -225,7 +241,10 @@ def _union(
 
 def _check_accounts(method: Method, privacy: PrivacyTerms) -> None:
     """Refuse mechanisms whose cost per row is unknown for the method."""
-    covered = {"features": privacy.covers_features, "predictions": privacy.covers_predictions}
+    covered = {
+        "features": privacy.covers_features,
+        "predictions": privacy.covers_predictions,
+    }
     if any(covered.values()) and method.only_model:
         raise SiteError(f"the run asks for noise, and {method.family!r} has none")
     if any(covered.values()) and not method.sends_a_row_once:
@@ -238,7 +257,10 @@ def _check_accounts(method: Method, privacy: PrivacyTerms) -> None:
 
 
 def _schedule(
-    body: PreparePart, request: PrepareRequest, batches: training_rows.Batches, spec: ModelSpec
+    body: PreparePart,
+    request: PrepareRequest,
+    batches: training_rows.Batches,
+    spec: ModelSpec,
 ) -> privacy_plan.Schedule:
     """Return the run's schedule, capped by what the site counts itself."""
     outline, unit = request.outline, body.mean_multiplicity
@@ -277,7 +299,9 @@ def _clear_releases(outline: Outline, update: Update) -> tuple[str, ...]:
     return (privacy_plan.CURVATURE, *further)
 
 
-def _check_model(outline: Outline, privacy: PrivacyTerms, update: Update, spec: ModelSpec) -> None:
+def _check_model(
+    outline: Outline, privacy: PrivacyTerms, update: Update, spec: ModelSpec
+) -> None:
     """Refuse models that are not solvable, or have no private mechanism.
 
     A server may solve only if it has announced so.
@@ -290,10 +314,13 @@ def _check_model(outline: Outline, privacy: PrivacyTerms, update: Update, spec: 
         )
     only = METHODS[outline.strategy].only_model
     if (only and spec.kind != only) or (spec.kind == TREES and only != TREES):
-        raise MessageError(f"strategy {outline.strategy!r} does not train models {spec.kind!r}")
+        raise MessageError(
+            f"strategy {outline.strategy!r} does not train models {spec.kind!r}"
+        )
     if spec.kind == CENTRES_MODEL and not is_given:
         raise MessageError(
-            f"a model of kind {spec.kind!r} takes update {by_server!r}, not {update.value!r}"
+            f"a model of kind {spec.kind!r} takes update {by_server!r}, not "
+            f"{update.value!r}"
         )
     if is_given and spec.kind not in NUMPY_KINDS:
         raise MessageError(
@@ -335,7 +362,11 @@ def _prepared(part: participant.Participant, **fields: Any) -> PreparedPart:
 
 
 def _start_linear(
-    model: LinearModel, part: participant.Participant, typical: dict[str, float], *, is_exact: bool
+    model: LinearModel,
+    part: participant.Participant,
+    typical: dict[str, float],
+    *,
+    is_exact: bool,
 ) -> Start:
     """Return the reply, and the solver of a linear model.
 
@@ -347,10 +378,16 @@ def _start_linear(
         return _prepared(part, **typical), None
     total, width = data.joined_rows, max(len(model.parameters) // model.outputs, 1)
     if plan.statistics is None:
-        rows, counts, is_sgd = on_host(data.trained), data.multiplicity, len(data.batch_start) > 1
+        rows, counts, is_sgd = (
+            on_host(data.trained),
+            data.multiplicity,
+            len(data.batch_start) > 1,
+        )
         if is_sgd and width > solvers.MOST_COLUMNS:
             return _prepared(part, **_wide_curvature(model, rows, counts, total)), None
-        solver = None if is_sgd else _solver_of_rows(part, model, rows, is_exact=is_exact)
+        solver = (
+            None if is_sgd else _solver_of_rows(part, model, rows, is_exact=is_exact)
+        )
         if solver is not None:
             return _prepared(part, mean_curvature=solver.trace / width), solver
     matrix = part.releaser.gram(data.rows(intercept=model.intercept))
@@ -358,12 +395,16 @@ def _start_linear(
     # the trace of a noisy matrix may be negative
     curvature = {"mean_curvature": mean} if plan.statistics is None else typical
     if len(data.batch_start) > 1:
-        curvature["largest_curvature"] = float(np.linalg.eigvalsh(matrix / total).max(initial=0.0))
+        curvature["largest_curvature"] = float(
+            np.linalg.eigvalsh(matrix / total).max(initial=0.0)
+        )
         return _prepared(part, **curvature), None
     deviation = plan.statistics.gram_deviation if plan.statistics else 0.0
     if data.update is Update.GRAM:
         noise = {"gram_deviation": deviation, **curvature}
-        return _prepared(part, share=part.share(split_gram(matrix / total)), **noise), None
+        return _prepared(
+            part, share=part.share(split_gram(matrix / total)), **noise
+        ), None
     matrix = usable_gram(matrix, deviation)
     # a consensus step penalises all parameters, including the intercept
     centred = model.intercept and data.update is Update.LOCAL
@@ -372,9 +413,13 @@ def _start_linear(
 
 
 def _solver_of_rows(
-    part: participant.Participant, model: LinearModel, rows: EncodedRows, *, is_exact: bool
+    part: participant.Participant,
+    model: LinearModel,
+    rows: EncodedRows,
+    *,
+    is_exact: bool,
 ) -> solvers.Solver | None:
-    """Return the solver of a table whose whole Gram matrix is not needed; None if it is."""
+    """Return the solver of a table that needs no whole Gram matrix; None if it does."""
     data, way = part.data, solvers.factorisation(*rows.shape, is_exact=is_exact)
     start = rows, data.multiplicity, data.joined_rows
     is_local = data.update is Update.LOCAL
@@ -384,7 +429,9 @@ def _solver_of_rows(
         return solvers.RidgeSolver.from_frequent(*start, intercept=model.intercept)
     if data.update is not Update.GRAM and rows.shape[1] > solvers.MOST_COLUMNS:
         # a consensus step penalises all parameters, including the intercept
-        return solvers.IterativeSolver.of_rows(*start, intercept=model.intercept, centred=is_local)
+        return solvers.IterativeSolver.of_rows(
+            *start, intercept=model.intercept, centred=is_local
+        )
     return None
 
 
@@ -397,7 +444,8 @@ def _wide_curvature(
         trace += float(counts.sum())
     largest = solvers.largest_eigenvalue(rows, counts, intercept=model.intercept)
     return {
-        "mean_curvature": trace / (joined_rows * (rows.shape[1] + int(model.intercept))),
+        "mean_curvature": trace
+        / (joined_rows * (rows.shape[1] + int(model.intercept))),
         "largest_curvature": largest / joined_rows,
     }
 
@@ -415,11 +463,15 @@ def _typical_curvature(part: participant.Participant, columns: int) -> dict[str,
     return {
         "largest_curvature": trace if len(data.batch_start) > 1 else 0.0,
         "mean_curvature": trace / max(len(model.penalised) // shared, 1),
-        "gradient_noise": gradients.noise_multiplier * data.plan.unit_norm if gradients else 0.0,
+        "gradient_noise": gradients.noise_multiplier * data.plan.unit_norm
+        if gradients
+        else 0.0,
     }
 
 
-def _start_torch(part: participant.Participant, typical: dict[str, float]) -> PreparedPart:
+def _start_torch(
+    part: participant.Participant, typical: dict[str, float]
+) -> PreparedPart:
     """Return the start: the mean diagonal of the Gauss-Newton matrix.
 
     The diagonal is estimated with one random vector e of signs (Hutchinson):
@@ -427,9 +479,13 @@ def _start_torch(part: participant.Participant, typical: dict[str, float]) -> Pr
     """
     data, model, spec = part.data, part.model, part.data.spec
     shape = len(data.multiplicity), spec.outputs
-    signs: FloatArray = generator(spec.seed, Stream.CURVATURE).choice([-1.0, 1.0], size=shape)
+    signs: FloatArray = generator(spec.seed, Stream.CURVATURE).choice(
+        [-1.0, 1.0], size=shape
+    )
     try:
-        probe = model.pullback(data.trained, np.sqrt(data.multiplicity)[:, None] * signs)
+        probe = model.pullback(
+            data.trained, np.sqrt(data.multiplicity)[:, None] * signs
+        )
     except (RuntimeError, TypeError, ValueError) as error:
         # torch's errors name shapes and types, no values
         raise SettingsError(
@@ -446,7 +502,9 @@ def _sends_first_scores(request: PrepareRequest, spec: ModelSpec) -> bool:
 
     A linear model's are known to be 0; masked, they are needed for their masks.
     """
-    return request.sends_scores and (request.masking is not None or spec.kind not in NUMPY_KINDS)
+    return request.sends_scores and (
+        request.masking is not None or spec.kind not in NUMPY_KINDS
+    )
 
 
 def finish(site: Site, request: FinishRequest) -> FinishReply:
@@ -473,7 +531,10 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
                 part.vectors[participant.SCORE_SUMS] = participant.score_sums(
                     part.model.scores(part.data.trained), part.data.multiplicity
                 )
-            digest, sums = _keep(site, model, part), part.vectors.get(participant.SCORE_SUMS)
+            digest, sums = (
+                _keep(site, model, part),
+                part.vectors.get(participant.SCORE_SUMS),
+            )
             if not part.data.is_even:
                 # else they would be one row's score
                 sums = None

@@ -1,8 +1,9 @@
-"""Ranks at a site: how many more score vectors may leave, and what it states for other sites.
+"""Ranks at a site: the number of score vectors that may still leave, and a statement.
 
-The number is for the server, which chooses the epochs by it; what a site lets leave does not depend
-on it. The statement is for the sites that ask how much other tables vary (``privacy/cover.py``).
-A run is told the rank of one choice of rows, and only these may take part.
+The number is for the server, which chooses the epochs by it; what a site lets leave
+does not depend on it. The statement is for the sites that ask how much other tables
+vary (``privacy/cover.py``). A run is told the rank of one choice of rows, and only
+these may take part.
 """
 
 import numpy as np
@@ -25,15 +26,24 @@ from tp_flower.features.encoder import SiteEncoder
 from tp_flower.model_names import ModelVersion
 from tp_flower.protocol.codec import required
 from tp_flower.protocol.packet import unpack_bits
-from tp_flower.protocol.rank_messages import RankedPart, RankPart, RankReply, RankRequest
+from tp_flower.protocol.rank_messages import (
+    RankedPart,
+    RankPart,
+    RankReply,
+    RankRequest,
+)
 
 
 def rank(site: Site, request: RankRequest) -> RankReply:
     """Reply with the score vectors that are left, and with sealed statements."""
-    return RankReply({n: _ranked(site, n, body, request) for n, body in site.each(request.parts)})
+    return RankReply(
+        {n: _ranked(site, n, body, request) for n, body in site.each(request.parts)}
+    )
 
 
-def _ranked(site: Site, number: int, body: RankPart, request: RankRequest) -> RankedPart:
+def _ranked(
+    site: Site, number: int, body: RankPart, request: RankRequest
+) -> RankedPart:
     source, extracted = site.source(number), site.extracted(number)
     is_ranked = unpack_bits(body.rows, extracted.rows)
     rows = np.flatnonzero(is_ranked)
@@ -48,14 +58,22 @@ def _ranked(site: Site, number: int, body: RankPart, request: RankRequest) -> Ra
     if limit is not None and not pays_for_scores(source, has_noise=is_private):
         left = max(limit.allowed - site.ledger.scores_used(limit), 0)
         ledger_entries.note(site, number, ledger_entries.RANKS)
-    value = encoded_rank(source, site.fragment(number), part) if limit is None else limit.rank
+    value = (
+        encoded_rank(source, site.fragment(number), part)
+        if limit is None
+        else limit.rank
+    )
     return RankedPart(left=left, statement=state_cover(site, number, value, len(rows)))
 
 
-def _encoder(site: Site, number: int, body: RankPart, request: RankRequest) -> SiteEncoder:
+def _encoder(
+    site: Site, number: int, body: RankPart, request: RankRequest
+) -> SiteEncoder:
     """Return the encoder of the run, or that of a saved model."""
     if body.model_part is None:
         return fitted_encoder(site, number, body.encoder)
     name, version = required(request.model_name, "model_name"), request.model_version
     model = ModelVersion(name, required(version, "model_version"))
-    return saved_part(site, number, model, body.model_part, required(body.digest, "digest")).encoder
+    return saved_part(
+        site, number, model, body.model_part, required(body.digest, "digest")
+    ).encoder

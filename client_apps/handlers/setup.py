@@ -37,7 +37,9 @@ from tp_flower.sources.shards import ShardSource, text_columns
 from tp_flower.splits import BY_HASH, BY_ORDER, TRAIN, Shares, split_by_hash
 
 
-def describe(site: Site, request: setup_messages.DescribeRequest) -> setup_messages.DescribeReply:
+def describe(
+    site: Site, request: setup_messages.DescribeRequest
+) -> setup_messages.DescribeReply:
     """Reply with the columns, types and row counts of the requested shards.
 
     Only the tables that the query names are opened; the others are listed by name, as
@@ -69,7 +71,9 @@ def describe(site: Site, request: setup_messages.DescribeRequest) -> setup_messa
                 site=source.site,
                 index=source.index,
                 position=position,
-                columns={name: without_values(kind) for name, kind in schema.columns.items()},
+                columns={
+                    name: without_values(kind) for name, kind in schema.columns.items()
+                },
                 rows=schema.rows,
                 all_null=list(schema.all_null),
                 unlisted=source.policy.unlisted(schema.columns),
@@ -88,7 +92,9 @@ def describe(site: Site, request: setup_messages.DescribeRequest) -> setup_messa
     )
 
 
-def extract_rows(site: Site, request: setup_messages.ExtractRequest) -> setup_messages.ExtractReply:
+def extract_rows(
+    site: Site, request: setup_messages.ExtractRequest
+) -> setup_messages.ExtractReply:
     """Run the query's fragments; reply with hashed join keys and labels."""
     site.keep_proposal(request.proposal, request.public_keys)
     take_secrets(site, request)
@@ -148,12 +154,16 @@ def _extract_part(
         group_hashes=_group_hashes(site, source, fragment) if body.groups else None,
         label_values=values,
         weight=_weight(site, number, fragment, extracted),
-        row_hashes=leave_hashes(site, number, body.row_key, extracted) if body.row_key else None,
+        row_hashes=leave_hashes(site, number, body.row_key, extracted)
+        if body.row_key
+        else None,
         **split,
     )
 
 
-def _with_types(site: Site, source: ShardSource, types: Mapping[str, str]) -> ShardSource:
+def _with_types(
+    site: Site, source: ShardSource, types: Mapping[str, str]
+) -> ShardSource:
     """Return a source whose columns without a value have the types of other shards.
 
     The types that the owner declares come first.
@@ -163,13 +173,18 @@ def _with_types(site: Site, source: ShardSource, types: Mapping[str, str]) -> Sh
     empty = guard.visible_schema(site, source).all_null
     for name, kind in types.items():
         if name not in empty or kind_of(kind) is None:
-            raise MessageError(f"'types' declares {name!r} as {kind}, which it cannot be")
+            raise MessageError(
+                f"'types' declares {name!r} as {kind}, which it cannot be"
+            )
     declared = {spell(name, types) or name: kind for name, kind in source.types.items()}
     return replace(source, types={**types, **declared})
 
 
 def _checked_keys(
-    site: Site, source: ShardSource, body: setup_messages.ExtractPart, fragment: Fragment
+    site: Site,
+    source: ShardSource,
+    body: setup_messages.ExtractPart,
+    fragment: Fragment,
 ) -> list[str]:
     """Return the groups of the keys that joins compare.
 
@@ -179,24 +194,32 @@ def _checked_keys(
     check_row_key(body.row_key, len(fragment.keys))
     joined = len(fragment.keys) - len(body.row_key) - int(split is not None)
     if len(groups) != joined:
-        raise MessageError(f"'key-groups' must name a group for each of the {joined} join keys")
+        raise MessageError(
+            f"'key-groups' must name a group for each of the {joined} join keys"
+        )
     guard.check_fragment(site, source, fragment)
     if split is not None and split.by != BY_HASH:
         # the values of the last key leave in the clear, as those of a weight do
-        guard.check_fragment(site, source, replace(fragment, weight=fragment.keys[-1][0]))
+        guard.check_fragment(
+            site, source, replace(fragment, weight=fragment.keys[-1][0])
+        )
     return groups
 
 
 def _checked_readings(
     source: ShardSource, readings: Mapping[str, TextReading]
 ) -> Mapping[str, TextReading]:
-    """Return the readings of a request, which must be among those that the site has listed."""
+    """Return a request's readings; MessageError for any that the site did not list."""
     columns = text_columns(source) if readings else {}
     for name, reading in readings.items():
         if name not in columns:
-            raise MessageError(f"'readings' names {name!r}, which is no column of texts here")
+            raise MessageError(
+                f"'readings' names {name!r}, which is no column of texts here"
+            )
         if reading not in (*columns[name].readings, AS_TEXT):
-            raise MessageError(f"'readings' has a reading of {name!r} that does not fit its texts")
+            raise MessageError(
+                f"'readings' has a reading of {name!r} that does not fit its texts"
+            )
     return readings
 
 
@@ -221,7 +244,9 @@ def _split(
     key = keys[-1]
     if terms.by == BY_HASH:
         hasher = site.hasher().purpose(f"split {terms.seed}")
-        subset = split_by_hash(hasher.hash_texts(key.texts), Shares(terms.test, terms.validation))
+        subset = split_by_hash(
+            hasher.hash_texts(key.texts), Shares(terms.test, terms.validation)
+        )
         # the last value is that of a missing one
         return {"subset": np.append(subset, np.uint8(TRAIN))[key.codes]}
     times = key.numbers()
@@ -244,7 +269,9 @@ def _label(
     if terms is not None:
         plan = LabelPlan(terms.mechanism, terms.epsilon, terms.classes, terms.limits)
     released = released_label(site, number, plan, label)
-    return setup_messages.LabelFacts(released.kind, list(released.categories)), released.values
+    return setup_messages.LabelFacts(
+        released.kind, list(released.categories)
+    ), released.values
 
 
 def _check_classes(source: ShardSource, label: LabelColumn) -> None:
@@ -256,8 +283,9 @@ def _check_classes(source: ShardSource, label: LabelColumn) -> None:
     rows = np.bincount(codes[codes >= 0], minlength=classes)[:classes]
     if rare := int(np.count_nonzero(rows < source.min_count)):
         raise SiteError(
-            f"the label has {rare} classes of fewer than min-count = {source.min_count} rows, "
-            "which may not leave the site: filter them out, or put them into one class with CASE"
+            f"the label has {rare} classes of fewer than min-count = "
+            f"{source.min_count} rows, which may not leave the site: filter them out, "
+            "or put them into one class with CASE"
         )
 
 
@@ -265,7 +293,9 @@ def _group_hashes(site: Site, source: ShardSource, fragment: Fragment) -> HashAr
     """Return the keyed hashes of a sub-query's groups, before HAVING and filters."""
     if fragment.subquery is None:
         raise SiteError(f"table {fragment.table}: the fragment has no groups")
-    groups = extract(source, fragment.all_groups, order_key=site.tables.order_key).groups
+    groups = extract(
+        source, fragment.all_groups, order_key=site.tables.order_key
+    ).groups
     if groups is None:
         raise SiteError(f"table {fragment.table}: the sub-query has no groups")
     return groups.hashed(site.hasher().purpose(f"groups of {fragment.table}")).hashes

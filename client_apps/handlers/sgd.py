@@ -14,7 +14,9 @@ from tp_flower.protocol import training_messages
 from tp_flower.protocol.codec import check_sizes
 
 
-def sgd(site: Site, request: training_messages.SgdRequest) -> training_messages.SgdReply:
+def sgd(
+    site: Site, request: training_messages.SgdRequest
+) -> training_messages.SgdReply:
     """Take Y of a batch; step (one shard) or send the gradient (sharded table)."""
     updates = {}
     for part in site.parts():
@@ -22,7 +24,9 @@ def sgd(site: Site, request: training_messages.SgdRequest) -> training_messages.
         if request.is_best:
             part.mark_best()
         batch, model = _batch(part, request.batch, "batch"), part.model
-        check_sizes(body, batch_rows=len(part.data.batch_of(batch)), outputs=model.outputs)
+        check_sizes(
+            body, batch_rows=len(part.data.batch_of(batch)), outputs=model.outputs
+        )
         derivatives = body.messages.astype(np.float64)
         features, units = part.data.batch(batch), part.data.units_of(batch)
         total = part.releaser.gradient(model, features, derivatives, batch, units)
@@ -32,12 +36,16 @@ def sgd(site: Site, request: training_messages.SgdRequest) -> training_messages.
             updates[part.number] = training_messages.BatchUpdate(share=share)
         else:
             part.step(mean, *_pace(part, request.step))
-            updates[part.number] = training_messages.BatchUpdate(**_next_scores(part, request.step))
+            updates[part.number] = training_messages.BatchUpdate(
+                **_next_scores(part, request.step)
+            )
         site.save(part)
     return training_messages.SgdReply(updates)
 
 
-def step(site: Site, request: training_messages.StepRequest) -> training_messages.StepReply:
+def step(
+    site: Site, request: training_messages.StepRequest
+) -> training_messages.StepReply:
     """Take the sharded tables' mean gradient, make the step, send the next scores."""
     updates = {}
     for part in site.parts():
@@ -45,8 +53,12 @@ def step(site: Site, request: training_messages.StepRequest) -> training_message
             continue
         body = body_of(request.parts, part)
         check_sizes(body, summed=len(part.model.penalised) + 1)
-        part.step(part.total(body.sum, part.data.label_scale), *_pace(part, request.step))
-        updates[part.number] = training_messages.StepUpdate(**_next_scores(part, request.step))
+        part.step(
+            part.total(body.sum, part.data.label_scale), *_pace(part, request.step)
+        )
+        updates[part.number] = training_messages.StepUpdate(
+            **_next_scores(part, request.step)
+        )
         site.save(part)
     return training_messages.StepReply(updates)
 
@@ -58,13 +70,17 @@ def _pace(part: Participant, step: training_messages.BatchStep) -> tuple[float, 
     return rates[part.data.table], step.momentum
 
 
-def _next_scores(part: Participant, step: training_messages.BatchStep) -> dict[str, AnyArray]:
+def _next_scores(
+    part: Participant, step: training_messages.BatchStep
+) -> dict[str, AnyArray]:
     """Return the accompanying scores: next batch, held-out rows, or all rows."""
     scores: dict[str, AnyArray] = {}
     data = part.data
     part.begin_scores(step.scores_number)
     if step.next_batch is not None:
-        scores["batch_scores"] = part.release_batch(_batch(part, step.next_batch, "next_batch"))
+        scores["batch_scores"] = part.release_batch(
+            _batch(part, step.next_batch, "next_batch")
+        )
     if step.evaluate == "tested":
         tested = data.tested
         scores["tested_scores"] = part.release_scores(

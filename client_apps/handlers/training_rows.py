@@ -64,7 +64,11 @@ class TrainingRows:
     @property
     def trained_positions(self) -> int:
         """Rows of the table that are trained on."""
-        return self.trained if self.place is None else count_distinct(self.place[: self.trained])
+        return (
+            self.trained
+            if self.place is None
+            else count_distinct(self.place[: self.trained])
+        )
 
     @property
     def counts(self) -> IntArray | FloatArray:
@@ -73,8 +77,10 @@ class TrainingRows:
             return self.multiplicity
         return np.bincount(self.place[: self.trained], self.multiplicity)
 
-    def table_rows(self, rows: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """Return which of the table's rows are trained on, and which held out, (rows,) each."""
+    def table_rows(
+        self, rows: int
+    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Return which rows of the table train and which are held out, (rows,) each."""
         is_trained, is_tested = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
         is_trained[self.behind[: self.trained]] = True
         is_tested[self.behind[self.tested]] = True
@@ -120,7 +126,9 @@ def once_each(body: PreparePart, rows: int) -> TrainingRows:
     """Return the rows that a request selects by masks: each row of the table once."""
     trained = unpack_bits(required(body.trained, "trained"), rows)
     tested = unpack_bits(required(body.tested, "tested"), rows)
-    positions = np.concatenate([np.flatnonzero(trained), np.flatnonzero(tested & ~trained)])
+    positions = np.concatenate(
+        [np.flatnonzero(trained), np.flatnonzero(tested & ~trained)]
+    )
     check_sizes(body, trained=int(np.count_nonzero(trained)))
     multiplicity = read_multiplicity(body.multiplicity, body.masses, body.joined_rows)
     return TrainingRows(positions, None, multiplicity, tested[positions])
@@ -136,12 +144,16 @@ def read_multiplicity(
     if masses is None:
         counts = required(multiplicity, "multiplicity")
         if counts.max(initial=0) > joined_rows:
-            raise MessageError(f"array 'multiplicity' must hold numbers from 1 to {joined_rows}")
+            raise MessageError(
+                f"array 'multiplicity' must hold numbers from 1 to {joined_rows}"
+            )
         return counts.astype(np.int64)
     # the sum may have been rounded
     largest = joined_rows * (1.0 + np.finfo(np.float32).eps)
     if masses.size and not (masses.min() > 0.0 and masses.max() <= largest):
-        raise MessageError(f"array 'masses' must hold weights above 0 and at most {joined_rows}")
+        raise MessageError(
+            f"array 'masses' must hold weights above 0 and at most {joined_rows}"
+        )
     return masses.astype(np.float64)
 
 
@@ -197,10 +209,19 @@ def read_batches(body: PreparePart, trained: int) -> Batches:
 
 
 def check_training_rows(
-    source: ShardSource, table: str, rows: TrainingRows, batches: Batches, *, sends_sums: bool
+    source: ShardSource,
+    table: str,
+    rows: TrainingRows,
+    batches: Batches,
+    *,
+    sends_sums: bool,
 ) -> None:
     """Refuse to train on too few rows of the table, or to send sums over too few."""
     check_rows(source, rows.trained_positions, f"the model of table {table!r}")
     sizes = rows.table_rows_by_batch(batches)
     if sends_sums and np.any(sizes):
-        check_rows(source, int(sizes[sizes > 0].min()), f"a batch's gradient of table {table!r}")
+        check_rows(
+            source,
+            int(sizes[sizes > 0].min()),
+            f"a batch's gradient of table {table!r}",
+        )

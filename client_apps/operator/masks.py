@@ -1,8 +1,9 @@
 """The masks of a participant's scores: made when its rows are named, kept with them.
 
 A site masks by every join key of its fragment. What it keeps is a tag per distinct key,
-and which of them each row has; the keys of the masks stay with the run's other secrets, and so
-does a digest of the words that have left under each name: no name's masks hide others.
+and which of them each row has; the keys of the masks stay with the run's other secrets,
+and so does a digest of the words that have left under each name: no name's masks hide
+others.
 """
 
 import hashlib
@@ -59,7 +60,9 @@ def masks_entry(masks: ScoreMasks) -> Entry:
         arrays[_TAGS.format(number)] = mask.tags
         arrays[_CODES.format(number)] = mask.codes
     sides = [[mask.group, mask.is_positive] for mask in masks.joins]
-    return Entry(arrays, {_POINT: [masks.point.bits, masks.point.tables], _SIDES: sides})
+    return Entry(
+        arrays, {_POINT: [masks.point.bits, masks.point.tables], _SIDES: sides}
+    )
 
 
 def read_masks(entry: Entry, keys: GroupKeys) -> ScoreMasks | None:
@@ -103,7 +106,9 @@ class MaskedRows:
     unmatched: Mapping[str, AnyArray]
 
 
-def score_masks(masking: Masking | None, masked: MaskedRows, keys: GroupKeys) -> ScoreMasks | None:
+def score_masks(
+    masking: Masking | None, masked: MaskedRows, keys: GroupKeys
+) -> ScoreMasks | None:
     """Return the masks of the scores of a part's rows; None without masking.
 
     Raises:
@@ -123,7 +128,9 @@ def score_masks(masking: Masking | None, masked: MaskedRows, keys: GroupKeys) ->
         else:
             lacking = codes < 0
         if lacking.any():
-            raise MessageError(f"{int(lacking.sum())} rows take part in {side.group} without a key")
+            raise MessageError(
+                f"{int(lacking.sum())} rows take part in {side.group} without a key"
+            )
         used, places = np.unique(codes[codes >= 0], return_inverse=True)
         compact = np.full(len(codes), NO_MASK, np.int32)
         compact[codes >= 0] = places

@@ -1,8 +1,9 @@
 """The client operator: one shard of one table in training, and what leaves it.
 
-Algorithm 1 of the paper gives a client three functions: *receive* (the message), *compute* (the
-methods of :class:`Participant`) and *send* (``releases.py``). A participant is rebuilt from the
-state of its site, changed by at most one method per message, and saved again.
+Algorithm 1 of the paper gives a client three functions: *receive* (the message),
+*compute* (the methods of :class:`Participant`) and *send* (``releases.py``). A
+participant is rebuilt from the state of its site, changed by at most one method per
+message, and saved again.
 
 Notation:
     T_i^q    ``features``  (n, d): encoded rows that take part, trained ones first
@@ -45,7 +46,8 @@ AnyBody = TypeVar("AnyBody", bound=PartBody)
 SCORE_SUMS: Final = "score_sums"  # state: sums of the scores that left last, (2, d_c)
 SCORES_NUMBER: Final = "scores_number"  # state: of the last scores that left
 RELEASED: Final = (
-    "released"  # state: how often scores of each row have left, where rows differ in it, (n,)
+    # state: how often scores of each row have left, where rows differ in it, (n,)
+    "released"
 )
 MOST_KEPT = 1 << 24  # values of a batch kept for the next message: 64 MiB
 
@@ -80,7 +82,7 @@ def solver_entry(solver: Solver) -> Entry:
 
 
 def _read_solver(entry: Entry, features: local_model.Features) -> Solver | None:
-    """Return the solver of a shard's entry, with its features (n, d); None without one."""
+    """Return the solver of a shard's entry, over its features (n, d), or None."""
     arrays, meta = entry.arrays, entry.meta
     if "weight" not in meta:
         return None
@@ -90,7 +92,9 @@ def _read_solver(entry: Entry, features: local_model.Features) -> Solver | None:
         return RidgeSolver(**factors, weight=weight, joined_rows=joined_rows)
     counts = arrays["multiplicity"] / joined_rows
     return IterativeSolver(
-        local_model.LinearModel(features.shape[1], 1, intercept=bool(meta["solves_intercept"])),
+        local_model.LinearModel(
+            features.shape[1], 1, intercept=bool(meta["solves_intercept"])
+        ),
         features[: len(counts)],
         counts,
         **{name: arrays[name] for name in _DIAGONAL},
@@ -136,8 +140,10 @@ class ShardData:
         units: of the trained rows, if clips are of the table's units of privacy.
         union: the table's shards; None if nothing is summed.
         label_scale: size of the loss's derivatives, the unit of what is summed.
-        limit: on the score vectors that leave without noise; None where no policy sets one.
-        table_rows: with a limit, the table's row behind each row, where they are repeated, (n,).
+        limit: on the score vectors that leave without noise; None where no policy sets
+            one.
+        table_rows: with a limit, the table's row behind each row, where they are
+            repeated, (n,).
         is_even: whether no row counts for most of a sum over the trained rows.
         most_scores: the highest number of scores in the run, by its proposal.
         most_sums: how many arrays are summed in it.
@@ -170,14 +176,18 @@ class ShardData:
     _gathered: dict[int, local_model.Features] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def read(cls, entry: Entry, features: local_model.Features, keys: GroupKeys) -> Self:
+    def read(
+        cls, entry: Entry, features: local_model.Features, keys: GroupKeys
+    ) -> Self:
         """Return the data of an entry that :meth:`entry` made, with the features."""
         meta: Any = entry.meta
         arrays: Any = entry.arrays
         union = None
         if "union" in meta:
             group, shards, *names = meta["union"]
-            union = ShardUnion(group, keys(group) if group else b"", tuple(shards), *names)
+            union = ShardUnion(
+                group, keys(group) if group else b"", tuple(shards), *names
+            )
         return cls(
             features=features,
             **{name: arrays[name] for name in _ARRAYS},
@@ -189,14 +199,21 @@ class ShardData:
             masks=read_masks(entry, keys),
             units=Units(arrays[_UNITS]) if _UNITS in arrays else None,
             union=union,
-            limit=msgspec.convert(meta["limit"], ScoreLimit) if "limit" in meta else None,
+            limit=msgspec.convert(meta["limit"], ScoreLimit)
+            if "limit" in meta
+            else None,
             table_rows=arrays.get(_TABLE_ROWS),
         )
 
-    def entry(self, further_arrays: Mapping[str, AnyArray], further: Mapping[str, object]) -> Entry:
+    def entry(
+        self, further_arrays: Mapping[str, AnyArray], further: Mapping[str, object]
+    ) -> Entry:
         """Return the entry that :meth:`read` reads, with more arrays and values."""
         arrays = {**further_arrays, **{name: getattr(self, name) for name in _ARRAYS}}
-        meta: dict[str, Any] = {"features": local_model.on_host(self.features), **further}
+        meta: dict[str, Any] = {
+            "features": local_model.on_host(self.features),
+            **further,
+        }
         meta |= {"model": msgspec.to_builtins(self.spec), "update": str(self.update)}
         meta |= {name: getattr(self, name) for name in _VALUES}
         meta["privacy"] = msgspec.to_builtins(self.plan)
@@ -279,11 +296,14 @@ class Participant:
         """Return parameters or scores; raise DivergedError unless they are finite."""
         if not np.isfinite(numbers).all():
             raise errors.DivergedError(
-                f"table {self.data.table}: the model is no longer finite: training diverged"
+                f"table {self.data.table}: the model is no longer finite: training "
+                "diverged"
             )
         return numbers
 
-    def release_scores(self, features: local_model.Features, rows: RowIndex, name: str) -> AnyArray:
+    def release_scores(
+        self, features: local_model.Features, rows: RowIndex, name: str
+    ) -> AnyArray:
         """Return the scores of rows to send: numbers, or masked words.
 
         ``name`` says which scores of the message they are.
@@ -292,9 +312,14 @@ class Participant:
         return self._encoded(self._noisy_scores(features), self.data.masks, rows, name)
 
     def release_zeros(self) -> AnyArray:
-        """Return the scores of an untrained linear model or of no trees, which tell nothing."""
+        """Return the zero scores of an untrained linear model or of no trees.
+
+        They reveal nothing of the rows.
+        """
         zeros = np.zeros((len(self.data.features), self.model.outputs))
-        return self._encoded(self.releaser.scores(zeros), self.data.masks, slice(None), "scores")
+        return self._encoded(
+            self.releaser.scores(zeros), self.data.masks, slice(None), "scores"
+        )
 
     def release_batch(self, batch: int) -> AnyArray:
         """Return the scores of a batch's distinct rows to send."""
@@ -319,12 +344,15 @@ class Participant:
     def release_values(self, values: FloatArray) -> AnyArray:
         """Return what all rows' scores change by to send, (n, d_c)."""
         self._count(slice(None))
-        return self._encoded(self.finite(values), self.data.masks, slice(None), "scores")
+        return self._encoded(
+            self.finite(values), self.data.masks, slice(None), "scores"
+        )
 
     def _count(self, rows: RowIndex) -> None:
         """Count the score vectors that leave of some rows, where a policy limits them.
 
-        With batches of SGD these are the times that scores of one row have left, at most.
+        With batches of SGD these are the times that scores of one row have left, at
+        most.
         """
         data, outputs = self.data, self.model.outputs
         if data.limit is None:
@@ -339,7 +367,9 @@ class Participant:
             self.vectors[RELEASED] = times
         self.releaser.scored[self.number, data.limit] += vectors
 
-    def _noisy_scores(self, features: local_model.Features, batch: int | None = None) -> FloatArray:
+    def _noisy_scores(
+        self, features: local_model.Features, batch: int | None = None
+    ) -> FloatArray:
         return self.releaser.scores(self.finite(self.model.scores(features)), batch)
 
     def _encoded(
@@ -359,11 +389,13 @@ class Participant:
         """
         before = self.vectors.get(SCORES_NUMBER)
         if before is not None and number <= before[0]:
-            raise errors.MessageError(f"'scores-number' is {number}; the run is at {before[0]:.0f}")
+            raise errors.MessageError(
+                f"'scores-number' is {number}; the run is at {before[0]:.0f}"
+            )
         if number > self.data.most_scores:
             raise errors.ProposalError(
-                f"'scores-number': the run was proposed with {self.data.most_scores} at most, and "
-                f"the request says {number}"
+                f"'scores-number': the run was proposed with {self.data.most_scores} "
+                f"at most, and the request says {number}"
             )
         self.vectors[SCORES_NUMBER] = np.array([float(number)])
 
@@ -377,17 +409,20 @@ class Participant:
     def share(self, numbers: FloatArray, unit: float = 1.0) -> AnyArray:
         """Return the share of numbers whose size is about ``unit`` in their sum.
 
-        No two have one name. All shards of a table take part in the same rounds, hence count alike.
+        No two have one name. All shards of a table take part in the same rounds, hence
+        count alike.
         """
         self.vectors[SUMS] = self.vectors.get(SUMS, np.zeros(1)) + 1.0
         if (count := int(self.vectors[SUMS][0])) > self.data.most_sums:
             raise errors.ProposalError(
-                f"the run was proposed with {self.data.most_sums} sums over the shards of table "
-                f"{self.data.table!r}, and the request asks for {count}"
+                f"the run was proposed with {self.data.most_sums} sums over the shards "
+                f"of table {self.data.table!r}, and the request asks for {count}"
             )
         share = self.union.share(numbers, self._last_sum, unit)
         if self.union.is_sealed:
-            self.releaser.masked.append(Masked(self.number, f"sum {self._last_sum}", share))
+            self.releaser.masked.append(
+                Masked(self.number, f"sum {self._last_sum}", share)
+            )
         return share
 
     def total(self, shares: AnyArray | None, unit: float = 1.0) -> FloatArray:
@@ -409,12 +444,16 @@ class Participant:
         if data.plan.statistics is None:
             self.releaser.check_clear(MOMENTS)
             return self._weighted_sum(step)
-        return self.releaser.moments(data.rows(intercept=intercept), kappa * step) / kappa
+        return (
+            self.releaser.moments(data.rows(intercept=intercept), kappa * step) / kappa
+        )
 
     def _weighted_sum(self, values: FloatArray) -> FloatArray:
         """Return [T, 1]^T (G * values), (d [+ 1], d_c), of values (n, d_c)."""
         weighted = self.data.multiplicity[:, None] * values
-        return local_model.moment(self.data.trained, weighted, intercept=self.linear.intercept)
+        return local_model.moment(
+            self.data.trained, weighted, intercept=self.linear.intercept
+        )
 
     def fit_consensus_exactly(
         self, solver: Solver, target: FloatArray, kappa: float, rho_in: float
@@ -479,7 +518,9 @@ class Participant:
         """
         theta = self.model.parameters
         decay = self.data.l2 * np.where(self.model.penalised, theta, 0.0)
-        velocity = self.vectors["momentum"] = momentum * self.vectors["momentum"] + decay + gradient
+        velocity = self.vectors["momentum"] = (
+            momentum * self.vectors["momentum"] + decay + gradient
+        )
         self.model.parameters = theta - learning_rate * velocity
 
     @property
@@ -497,7 +538,9 @@ def body_of(bodies: Mapping[int, AnyBody], part: Participant) -> AnyBody:
     return bodies[part.number]
 
 
-def make_model(spec: local_model.ModelSpec, features: int, device: str) -> local_model.LocalModel:
+def make_model(
+    spec: local_model.ModelSpec, features: int, device: str
+) -> local_model.LocalModel:
     """Return a table's model; the errors of a factory are passed on with their text."""
     try:
         return local_model.build_model(spec, features, device)
@@ -511,9 +554,15 @@ def make_model(spec: local_model.ModelSpec, features: int, device: str) -> local
         ) from error
 
 
-def initial_vectors(model: local_model.LocalModel, update: Update) -> dict[str, FloatArray]:
+def initial_vectors(
+    model: local_model.LocalModel, update: Update
+) -> dict[str, FloatArray]:
     """Return the state vectors that training by ``update`` needs besides theta."""
     zeros = np.zeros(len(model.parameters))
     if update is Update.CONSENSUS:
-        return {"theta": model.parameters, "consensus": model.parameters, "consensus_duals": zeros}
+        return {
+            "theta": model.parameters,
+            "consensus": model.parameters,
+            "consensus_duals": zeros,
+        }
     return {"momentum": zeros}

@@ -10,7 +10,15 @@ from tp_flower.arrays import FloatArray
 from tp_flower.learning.models import local_model
 from tp_flower.learning.solvers import gram
 from tp_flower.privacy.mechanisms import Spend, private_scores
-from tp_flower.privacy.plan import BATCH_SCORES, GRADIENTS, GRAM, MODEL, MOMENTS, SCORES, PartPlan
+from tp_flower.privacy.plan import (
+    BATCH_SCORES,
+    GRADIENTS,
+    GRAM,
+    MODEL,
+    MOMENTS,
+    SCORES,
+    PartPlan,
+)
 from tp_flower.privacy.statistics_update import Rows, noisy_gram, noisy_moments
 from tp_flower.privacy.units import Units
 from tp_flower.randomness import NoiseSource
@@ -20,8 +28,9 @@ from tp_flower.randomness import NoiseSource
 class Releaser:
     """The releases of one participant, with the noise of its plan.
 
-    ``uses`` and ``masked`` are those of the message that the site is answering, ``scored`` how
-    many score vectors leave in it without noise, by part, where a policy limits them.
+    ``uses`` and ``masked`` are those of the message that the site is answering,
+    ``scored`` how many score vectors leave in it without noise, by part, where a policy
+    limits them.
     """
 
     number: int
@@ -46,7 +55,9 @@ class Releaser:
     def scores(self, scores: FloatArray, batch: int | None = None) -> FloatArray:
         """Return scores (n, d_c) of all or held-out rows, or of a batch, as planned."""
         if (plan := self.plan.scores) is not None:
-            self.uses.append((self.number, SCORES if batch is None else BATCH_SCORES, batch or 0))
+            self.uses.append(
+                (self.number, SCORES if batch is None else BATCH_SCORES, batch or 0)
+            )
             scores = private_scores(scores, plan, self.noise)
         return scores
 
@@ -67,7 +78,9 @@ class Releaser:
         from tp_flower.privacy.gradients import private_sum
 
         self.uses.append((self.number, GRADIENTS, batch))
-        return private_sum(model, local_model.on_host(features), messages, plan, self.noise, units)
+        return private_sum(
+            model, local_model.on_host(features), messages, plan, self.noise, units
+        )
 
     def fit(
         self,

@@ -1,8 +1,9 @@
 """Approval of whole runs: what waits for an owner, and the digest in the policy.
 
-A refused run's proposal stands in the ledger. The owner reads its text, and the digest is added
-to ``approved-runs`` of the owner's policies, in the tables file, of which nothing else changes:
-the change is made in the text, and taken only if the file then says the same and the digest.
+A refused run's proposal stands in the ledger. The owner reads its text, and the digest
+is added to ``approved-runs`` of the owner's policies, in the tables file, of which
+nothing else changes: the change is made in the text, and taken only if the file then
+says the same and the digest.
 """
 
 import re
@@ -21,7 +22,8 @@ from tp_flower.sources.shards import ShardSource
 
 KEY: Final = "approved-runs"
 PROPOSAL, DOCUMENT = "proposal", "document"
-"""In the ledger's lines of queries: the digest of a run's proposal; of a refused one, all of it."""
+"""In the ledger's lines of queries: the digest of a run's proposal; of a refused one,
+all of it."""
 MOST_BYTES: Final = 1 << 17  # of a proposal that the ledger keeps
 _LIST: Final = re.compile(rf"{KEY}[\"']?\s*=\s*\[")
 
@@ -40,7 +42,9 @@ def read_proposal(file: Path) -> Proposal:
     try:
         return msgspec.json.decode(file.read_bytes(), type=Proposal)
     except OSError as error:
-        raise SiteError(f"the proposal {file} cannot be read: {error.strerror}") from error
+        raise SiteError(
+            f"the proposal {file} cannot be read: {error.strerror}"
+        ) from error
     except msgspec.MsgspecError as error:
         raise SiteError(f"{file} is no proposal of a run: {error}") from error
 
@@ -59,7 +63,8 @@ def refused_proposals(lines: Iterable[Mapping[str, Any]]) -> list[Proposal]:
 def lacking(proposal: Proposal, shards: Iterable[ShardSource]) -> list[str]:
     """Return the tables of an owner in a run whose policies do not list it yet."""
     names = {
-        (str(part.fragment.get("name", "")).lower(), part.site) for part in proposal.parts.values()
+        (str(part.fragment.get("name", "")).lower(), part.site)
+        for part in proposal.parts.values()
     }
     tables = [
         shard.table
@@ -77,9 +82,16 @@ def add_approval(file: Path, digest: str, tables: Collection[str]) -> None:
     file = file.expanduser().resolve()
     try:
         text, mode = file.read_bytes().decode(), file.stat().st_mode & 0o777
-        write_file(file, [with_approval(text, digest, tables).encode()], is_durable=True, mode=mode)
+        write_file(
+            file,
+            [with_approval(text, digest, tables).encode()],
+            is_durable=True,
+            mode=mode,
+        )
     except OSError as error:
-        raise SiteError(f"the tables file {file} cannot be changed: {error.strerror}") from error
+        raise SiteError(
+            f"the tables file {file} cannot be changed: {error.strerror}"
+        ) from error
 
 
 def with_approval(text: str, digest: str, tables: Collection[str]) -> str:
@@ -103,7 +115,9 @@ def with_approval(text: str, digest: str, tables: Collection[str]) -> str:
 
 
 def _changed(text: str, addition: str, wanted: Entry) -> str:
-    """Return the text with an addition at the beginning of the list where it says what is wanted.
+    """Return the text with ``addition`` in the list where it parses as ``wanted``.
+
+    It is inserted at the beginning of the list.
 
     A comment or a string may look like a list.
     """
@@ -116,13 +130,13 @@ def _changed(text: str, addition: str, wanted: Entry) -> str:
         if content == wanted:
             return candidate
     raise SiteError(
-        f"the list {KEY} was not found in the text of the tables file: add {addition.rstrip(', ')} "
-        "to it by hand"
+        f"the list {KEY} was not found in the text of the tables file: add "
+        f"{addition.rstrip(', ')} to it by hand"
     )
 
 
 def _policies(document: Entry, tables: Collection[str]) -> Iterator[Entry]:
-    """Yield the policies of some tables, and of their shards, that list approved runs."""
+    """Yield the policies of some tables and their shards that list approved runs."""
     for name in tables:
         entry = document["tables"][name]
         for holder in (entry, *entry.get("shards", ())):

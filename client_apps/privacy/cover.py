@@ -1,14 +1,16 @@
 """Cover: the other tables of a query that a table's scores hide in.
 
-In a joined row the tables' scores are added up. A table hides in the sum only if others vary, and
-the server, which chooses query and encoders, cannot be asked. So each shard states whether its
-rows vary in ``LEAST_RANK`` directions, sealed under the key that the run's sites share, and each
-site counts the tables whose shards have all stated so, none of them at this site.
+In a joined row the tables' scores are added up. A table hides in the sum only if others
+vary, and the server, which chooses query and encoders, cannot be asked. So each shard
+states whether its rows vary in ``LEAST_RANK`` directions, sealed under the key that the
+run's sites share, and each site counts the tables whose shards have all stated so, none
+of them at this site.
 
-**Guarantee.** Without the key of the run the server forges no statement, changes none and brings
-none of another run or shard; which shards there are is in the run's proposal: it hides none. A site
-of the run can state what it likes about any shard: a dummy table that varies is a site that sides
-with the server. That is for the owner's ``partners``.
+**Guarantee.** Without the key of the run the server forges no statement, changes none
+and brings none of another run or shard; which shards there are is in the run's
+proposal: it hides none. A site of the run can state what it likes about any shard: a
+dummy table that varies is a site that sides with the server. That is for the owner's
+``partners``.
 """
 
 from collections.abc import Collection, Mapping
@@ -41,8 +43,8 @@ def state_cover(site: Site, number: int, rank: int, rows: int) -> AnyArray:
 def check_cover(site: Site, number: int, sealed: Mapping[str, AnyArray]) -> None:
     """Refuse scores of a part that too few tables of other sites hide.
 
-    ``sealed`` are the statements that the server relays, by participant; which tables there are,
-    in which shards, the site has from the run's proposal.
+    ``sealed`` are the statements that the server relays, by participant; which tables
+    there are, in which shards, the site has from the run's proposal.
     """
     policy, proposal = site.source(number).policy, site.terms.proposal
     if not policy.cover:
@@ -65,7 +67,10 @@ def _covers(
     statements: Mapping[int, CoverStatement],
     public_keys: Mapping[str, str],
 ) -> bool:
-    """Return whether all shards of a table are at other sites, and have stated that they vary."""
+    """Return whether all shards of a table are at other sites, and vary.
+
+    Each of those sites must have stated that its shard varies.
+    """
     for number, part in shards.items():
         statement = statements.get(number)
         if statement is None or part.site in sites_here:
@@ -78,8 +83,13 @@ def _covers(
     return any(statements[number].rows for number in shards)
 
 
-def _statements(site: Site, sealed: Mapping[str, AnyArray]) -> dict[int, CoverStatement]:
-    """Return the statements by participant; SiteError for one that no site of the run made."""
+def _statements(
+    site: Site, sealed: Mapping[str, AnyArray]
+) -> dict[int, CoverStatement]:
+    """Return the statements by participant.
+
+    SiteError for one that no site of the run has made.
+    """
     seal, statements = _seal(site), {}
     for name, content in sealed.items():
         part = parse(name, "cover", int)
@@ -87,8 +97,8 @@ def _statements(site: Site, sealed: Mapping[str, AnyArray]) -> dict[int, CoverSt
             text = seal.open(content, _DOCUMENT, part)
         except SiteError:
             raise SiteError(
-                f"the statement about part {part} cannot be opened: no site of this run has "
-                "sealed it for this part"
+                f"the statement about part {part} cannot be opened: no site of this "
+                "run has sealed it for this part"
             ) from None
         statements[part] = msgspec.json.decode(text, type=CoverStatement)
     return statements

@@ -31,36 +31,39 @@ _RULES: Final[Mapping[str, str]] = {
     "some value tells of it",
     "min-rows = 20": "results of fewer rows than {min-rows}",
     "min-count = 5": "categories and label texts of fewer rows than {min-count}",
-    'scores-per-rank = "any"': "score vectors without end, which tell the features: else, over all "
-    "runs, {scores-per-rank:g} for\n## each direction that the rows vary in; constants, copies and "
-    "a column beside which little varies do not count",
-    "cover = 0": "scores that no other table's hide: else {cover} other sites must have a table in "
-    "the query whose rows vary in\n## 4 directions; with cover = 2 none of them reads these scores "
-    "alone",
+    'scores-per-rank = "any"': "score vectors without end, which tell the features: "
+    "else, over all runs, {scores-per-rank:g} for\n## each direction that the rows "
+    "vary in; constants, copies and a column beside which little varies do not count",
+    "cover = 0": "scores that no other table's hide: else {cover} other sites must "
+    "have a table in the query whose rows vary in\n## 4 directions; with cover = 2 "
+    "none of them reads these scores alone",
     "most-unmatched = 0.2": "scores without a mask, of this share of rows, which "
     "the server says have no partner in a LEFT JOIN",
     'models = ["linear", "mlp", "trees", "my_models:make"]': "boosted trees, and the "
     "result of a function that the server names; listed, it runs here",
     "most-parameters = 10_000_000": "no more; a model of more than {most-parameters} "
     "parameters takes this\n## machine's memory",
-    'releases.scores = "clear"': "this table's scores of every row, which tell its features",
+    'releases.scores = "clear"': "this table's scores of every row, which tell its "
+    "features",
     'releases.models = "clear"': "what shards of this table add up (Gram matrices, "
     "gradients, parameters), which with scores tells its rows",
     'releases.rows = "clear"': "encoded features of sampled rows",
     "coefficients = true": "coefficients of a linear model, or gains of trees",
     'releases.labels = "never"': "no label, not even one in labels",
     'releases.statistics = "never"': "no statistics: encoders must be declared",
-    "queries-per-day = 1000": "answers to more than {queries-per-day} queries in 24 hours",
+    "queries-per-day = 1000": "answers to more than {queries-per-day} queries in 24 "
+    "hours",
     "query-seconds = 3600": "no more; queries may take {query-seconds} seconds of this "
     "machine or its database",
-    'partners = ["clinic", "lab"]': "runs with these organisations alone, by the names that "
-    "allowed-keys gives their keys",
-    "approved-runs = []": "no answer but in runs that you have approved: `tp-flower approve`\n"
-    "## shows what each asks of whom",
-    "epsilon = 4.0": "over all runs no more than this epsilon, for a row or for a person "
-    "(privacy-unit), of what has noise;\n## a quarter in a run. Labels, models and scores "
-    'leave with noise only, no statistics. With\n## releases.scores = "masked" it bounds '
-    "what models and labels tell, and not what sums of scores do",
+    'partners = ["clinic", "lab"]': "runs with these organisations alone, by the names "
+    "that allowed-keys gives their keys",
+    "approved-runs = []": "no answer but in runs that you have approved: `tp-flower "
+    "approve`\n## shows what each asks of whom",
+    "epsilon = 4.0": "over all runs no more than this epsilon, for a row or for a "
+    "person (privacy-unit), of what has noise;\n## a quarter in a run. Labels, models "
+    "and scores leave with noise only, no statistics. With\n## "
+    'releases.scores = "masked" it bounds what models and labels tell, and not what '
+    "sums of scores do",
 }
 _IDENTIFIER: Final = re.compile(
     r"(^|_)(?i:id|key|uuid|code|name|surname|e?mail|phone|address|street|ssn|iban)$"
@@ -91,12 +94,16 @@ def first_policy(table: str, shards: Sequence[ShardSource]) -> Iterator[str]:
         yield f"## {meaning.format_map(STRICT)}:\n# {rule}"
 
 
-def _remark(name: str, shards: Sequence[ShardSource], schemas: Sequence[Mapping[str, str]]) -> str:
-    """Return a column's type in the first shard that has it, and a warning of its values."""
+def _remark(
+    name: str, shards: Sequence[ShardSource], schemas: Sequence[Mapping[str, str]]
+) -> str:
+    """Return a column's type in the first shard with it, and a warning on values."""
     for source, schema in zip(shards, schemas, strict=True):
         if name not in source.absent:
             kind = schema[name]
-            return f"{' '.join(without_values(kind).split())}{_looks(source, name, kind)}"
+            return (
+                f"{' '.join(without_values(kind).split())}{_looks(source, name, kind)}"
+            )
     return "absent in all shards here"
 
 
@@ -125,5 +132,7 @@ def first_policies(sources: Iterable[ShardSource], table: str) -> str:
         if source.table == table or not (table or source.has_policy):
             shards.setdefault(source.table, []).append(source)
     return "".join(
-        f"{line}\n" for name, parts in shards.items() for line in first_policy(name, parts)
+        f"{line}\n"
+        for name, parts in shards.items()
+        for line in first_policy(name, parts)
     )

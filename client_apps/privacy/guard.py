@@ -37,7 +37,9 @@ def visible_schema(site: Site, source: ShardSource) -> ShardSchema:
         columns={name: schema.columns[name] for name in visible},
         all_null=tuple(name for name in schema.all_null if name in visible),
         texts={name: texts for name, texts in schema.texts.items() if name in visible},
-        unread={name: schema.unread[name] for name in source.policy.visible(schema.unread)},
+        unread={
+            name: schema.unread[name] for name in source.policy.visible(schema.unread)
+        },
     )
 
 
@@ -69,20 +71,24 @@ def check_noisy_label(site: Site, number: int, numbers: Iterable[int]) -> None:
     The scores would tell the label, whatever noise it has.
     """
     fragment = site.fragment(number)
-    columns = {read.column.lower() for read in reads(fragment) if read.role is Role.LABEL}
+    columns = {
+        read.column.lower() for read in reads(fragment) if read.role is Role.LABEL
+    }
     for read in _reads_of_rows(site, number, numbers):
         if read.role in (Role.FEATURE, Role.WEIGHT) and read.column.lower() in columns:
             raise SiteError(
-                f"table {fragment.table}: its label leaves with noise only, but {read.what} "
-                f"reads column {read.column!r}, which the label is made of: no feature and no "
-                "weight may read it"
+                f"table {fragment.table}: its label leaves with noise only, but "
+                f"{read.what} reads column {read.column!r}, which the label is made "
+                "of: no feature and no weight may read it"
             )
 
 
 def are_features_keys(site: Site, number: int, numbers: Iterable[int]) -> bool:
-    """Return whether rows are joined or grouped by a column that a feature of a part reads."""
+    """Return whether a join or group key is a column that a feature of a part reads."""
     features = {
-        read.column.lower() for read in reads(site.fragment(number)) if read.role is Role.FEATURE
+        read.column.lower()
+        for read in reads(site.fragment(number))
+        if read.role is Role.FEATURE
     }
     return any(
         read.role in (Role.KEY, Role.GROUP) and read.column.lower() in features
@@ -98,7 +104,9 @@ def _reads_of_rows(site: Site, number: int, numbers: Iterable[int]) -> Iterator[
             yield from reads(site.fragment(other))
 
 
-def list_query(site: Site, number: int, source: ShardSource, fragment: Fragment) -> None:
+def list_query(
+    site: Site, number: int, source: ShardSource, fragment: Fragment
+) -> None:
     """List a part's fragment for the site's ledger, whatever becomes of it."""
     text = fragment_text(fragment)
     site.queries[number] = {
@@ -113,7 +121,10 @@ def list_query(site: Site, number: int, source: ShardSource, fragment: Fragment)
 
 
 def admit_query(site: Site, number: int, source: ShardSource) -> None:
-    """Refuse a query of a run that is not approved, or beyond the quota; else it reads rows."""
+    """Refuse a query of a run that is not approved, or beyond the quota.
+
+    Any other query goes on to read rows.
+    """
     query = site.queries[number]
     try:
         source.policy.check_approved(query[approval.PROPOSAL])
@@ -148,10 +159,10 @@ def check_rows(source: ShardSource, rows: int, what: str) -> None:
 
 
 def counts_evenly(counts: AnyArray, fewest: int) -> bool:
-    """Return whether no row counts for more than one in ``fewest`` of all rows that count.
+    """Return whether each row has at most a share of 1 / ``fewest`` in the counts.
 
-    ``counts`` (n,) are the server's: in how many joined rows each row is, or their weights. A sum
-    over rows of which one counts for nearly all tells that row.
+    ``counts`` (n,) are the server's: in how many joined rows each row is, or their
+    weights. A sum over rows of which one counts for nearly all tells that row.
     """
     # Python's numbers: a product of 32 bits might wrap around
     return bool(counts.max(initial=0).item() * fewest <= counts.sum().item())
@@ -167,18 +178,24 @@ def check_plan(
 ) -> None:
     """Refuse a run whose mechanisms cover less than the policy demands.
 
-    ``kinds`` are the releases planned for this shard: "labels", "models" (gradients, Gram, moments,
-    parameters, curvatures), "scores", "statistics", "rows"; scores may be masked, models sealed.
+    ``kinds`` are the releases planned for this shard: "labels", "models" (gradients,
+    Gram, moments, parameters, curvatures), "scores", "statistics", "rows"; scores may
+    be masked, models sealed.
     """
     hidden = {MODELS: is_sealed, SCORES: is_masked}
-    covered = privacy and {MODELS: privacy.covers_features, SCORES: privacy.covers_predictions}
+    covered = privacy and {
+        MODELS: privacy.covers_features,
+        SCORES: privacy.covers_predictions,
+    }
     for kind in kinds:
         is_private = bool(covered and covered.get(kind))
-        source.policy.check_release(kind, is_private=is_private, is_masked=hidden.get(kind, False))
+        source.policy.check_release(
+            kind, is_private=is_private, is_masked=hidden.get(kind, False)
+        )
 
 
 def check_model(source: ShardSource, spec: ModelSpec, features: int) -> None:
-    """Refuse a kind of model that is not allowed, or a larger one, before it is made."""
+    """Refuse a model of a forbidden kind, or too large a one, before it is built."""
     policy = source.policy
     policy.check_model(spec.kind)
     if policy.most_parameters is not None:
@@ -187,16 +204,19 @@ def check_model(source: ShardSource, spec: ModelSpec, features: int) -> None:
 
 
 def check_growth(source: ShardSource, growth: Growth, outputs: int) -> None:
-    """Refuse a round of boosting that may grow more leaves than a model has parameters."""
+    """Refuse a boosting round of more leaves than a model may have parameters."""
     leaves = growth.trees * growth.leaves * outputs
-    source.policy.check_size(leaves, "leaves a round", "fewer leaves or trees-per-round")
+    source.policy.check_size(
+        leaves, "leaves a round", "fewer leaves or trees-per-round"
+    )
 
 
 def source_id(source: ShardSource) -> str:
     """Return the identifier of a shard's rows in the ledger and for noisy labels.
 
-    It is a hash of their location, regardless of the table's name or how they are read; for rows
-    that move, a hash of the policy's ``budget-name``. Data frames get a new one in every grid.
+    It is a hash of their location, regardless of the table's name or how they are read;
+    for rows that move, a hash of the policy's ``budget-name``. Data frames get a new
+    one in every grid.
     """
     place: list[object]
     if source.policy.budget_name:

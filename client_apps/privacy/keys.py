@@ -139,7 +139,7 @@ def run_key(site: Site) -> str:
 
 
 def own_node(site: Site) -> str:
-    """Return the number of the run's node that this site is, by the public keys that it has."""
+    """Return the number of this site's node in the run, by its public keys."""
     key = run_key(site)
     return next(node for node, public in site.public_keys.items() if public == key)
 
@@ -163,7 +163,9 @@ def _site_keys(site: Site) -> SiteKeys:
     if site.store.has(_KEYS):
         run = KeyPair(site.store.load(_KEYS).arrays[_KEYS].tobytes())
     elif site.store.has(_PUBLIC):
-        raise SiteError("the site's key of this run is gone: it works once; start the run again")
+        raise SiteError(
+            "the site's key of this run is gone: it works once; start the run again"
+        )
     else:
         run = KeyPair()
         for name, key in ((_KEYS, run.private), (_PUBLIC, run.public)):
@@ -195,8 +197,9 @@ def _allowed(site: Site) -> set[bytes]:
 def _check_source(source: KeySource, requested: str) -> None:
     if requested != source:
         raise SiteError(
-            f"this site takes the key of a run's hashes from {source.value!r}, and the server asks "
-            f"for {requested!r}: all sites of a run must have {ALLOWED_KEYS}, or none"
+            f"this site takes the key of a run's hashes from {source.value!r}, and the "
+            f"server asks for {requested!r}: all sites of a run must have "
+            f"{ALLOWED_KEYS}, or none"
         )
 
 
@@ -204,8 +207,9 @@ def _check_pin(key: bytes, trusted: set[bytes], whose: str) -> None:
     if key not in trusted:
         raise SiteError(
             f"the site key {whose}, {key.hex()[:_DIGITS]}..., is not in this site's "
-            f"{ALLOWED_KEYS}: either a site is missing there, or the server has put a key of its "
-            "own in place of a site's; ask the site's owner for the key, not the server"
+            f"{ALLOWED_KEYS}: either a site is missing there, or the server has put a "
+            "key of its own in place of a site's; ask the site's owner for the key, "
+            "not the server"
         )
 
 
@@ -231,8 +235,9 @@ def _check_members(
     for group, members in groups.items():
         if public.run not in {member.run for member in members.values()}:
             raise SiteError(
-                f"the public keys of group {group!r} lack this site's: its key might not be new in "
-                "this run; if the site has lost its keys of the run, start the run again"
+                f"the public keys of group {group!r} lack this site's: its key might "
+                "not be new in this run; if the site has lost its keys of the run, "
+                "start the run again"
             )
         if source is KeySource.AGREED and len(members) > 1 and not is_unchecked:
             raise SiteError(_NO_PINS)

@@ -33,7 +33,13 @@ TIMES, FEATURES, TREES = "times", "features", "trees"
 SENSITIVITIES, DRAWN, MASKED = "sensitivities", "drawn-rows", "masked-sensitivities"
 UNMATCHED, RANKS = "unmatched", "ranks"
 _SCORES: Final = (plans.SCORES, plans.BATCH_SCORES)
-_SUMMED: Final = (plans.GRAM, plans.MOMENTS, plans.PARAMETERS, plans.MODEL, plans.GRADIENTS)
+_SUMMED: Final = (
+    plans.GRAM,
+    plans.MOMENTS,
+    plans.PARAMETERS,
+    plans.MODEL,
+    plans.GRADIENTS,
+)
 _SEALED: Final = (
     "sealed (SHAKE-256, no differential privacy): the sum over the shards is for the "
     "table's shards alone, and an honest server reads nothing"
@@ -60,26 +66,26 @@ _UNCOVERED: Final[Mapping[str, str]] = {
     "and in other tables, and how often; {}",
     UNMATCHED: "not covered: the scores of {} rows leave without the mask of a join, "
     "because the server says that they have no partner in it",
-    RANKS: "not covered: how many more score vectors may leave, which tells the rank of the "
-    "encoded rows",
+    RANKS: "not covered: how many more score vectors may leave, which tells the rank "
+    "of the encoded rows",
     WEIGHTS: "not covered: the weight of each row leaves in the clear",
     TIMES: "not covered: the rank of each row in the order that rows are held out by, "
     "or its value where the table has several shards",
     STATISTICS: "not covered: counts, means and deviations of the features, ranges "
     "(values of single rows) where an encoder needs them, and how many rows each "
     "category has, by its keyed hash; sealed to the table's other shards",
-    FEATURES: "not covered: the share of each feature's missing values and of its rarer "
-    "categories, in percents, how many categories there are, and whether most texts are "
-    "numbers or dates",
-    TREES: "not covered: trees, whose splits lie between values of single rows, and whose leaves "
-    "have sums of the loss's derivatives, or such sums by intervals of each column; sealed to the "
-    "table's other shards",
+    FEATURES: "not covered: the share of each feature's missing values and of its "
+    "rarer categories, in percents, how many categories there are, and whether most "
+    "texts are numbers or dates",
+    TREES: "not covered: trees, whose splits lie between values of single rows, and "
+    "whose leaves have sums of the loss's derivatives, or such sums by intervals of "
+    "each column; sealed to the table's other shards",
     SENSITIVITIES: "not covered: {}",
     DRAWN: "not covered: which rows were drawn, the sensitive ones more often",
     MASKED: "masked (ChaCha20, no differential privacy): of a sampled joined row the "
     "server learns the sum of all tables' sensitivities, not a table's own",
-    plans.COEFFICIENTS: "not covered: the final coefficients of the table's features, which "
-    "the table's policy allows to be shown",
+    plans.COEFFICIENTS: "not covered: the final coefficients of the table's features, "
+    "which the table's policy allows to be shown",
 }
 """The scope of releases that need no plan, by kind: no noise covers them."""
 
@@ -130,7 +136,9 @@ def of_groups(mechanism: mechanisms.Mechanism) -> tuple[mechanisms.Mechanism, st
     sums; there the group remains the unit.)
     """
     if isinstance(mechanism, mechanisms.Gaussian) and mechanism.sample_rate == 1.0:
-        return replace(mechanism, noise_multiplier=mechanism.noise_multiplier / 2.0), OF_BASE_ROWS
+        return replace(
+            mechanism, noise_multiplier=mechanism.noise_multiplier / 2.0
+        ), OF_BASE_ROWS
     return mechanism, OF_GROUPS
 
 
@@ -187,14 +195,19 @@ def planned_releases(
     """
     for number, part in parts.items():
         plan, union, masks = part.data.plan, part.data.union, part.data.masks
-        conditions = [mechanisms.GIVEN_KEYS] if are_features_keys(site, number, parts) else []
+        conditions = (
+            [mechanisms.GIVEN_KEYS] if are_features_keys(site, number, parts) else []
+        )
         conditions += [mechanisms.GIVEN_ENCODER] if number in fitted else []
         for use in plan.uses:
             scope = _scope(use, privacy, [*conditions, *_of_model(use, plan)], masks)
             if union is not None and union.is_sealed and use.what in _SUMMED:
                 scope = f"{_SEALED}; {scope}" if use.mechanism else _SEALED
             action = _action_of(use.what, family)
-            yield release(site, number, action, use.what, scope, use.mechanism), use.limit
+            yield (
+                release(site, number, action, use.what, scope, use.mechanism),
+                use.limit,
+            )
 
 
 def score_scope(masks: "ScoreMasks | None") -> str:
@@ -211,13 +224,16 @@ def _action_of(what: str, family: str = "") -> Action:
 
 
 def _of_model(use: plans.Use, plan: plans.PartPlan) -> list[str]:
-    """Return the condition that noisy scores are of a model without noise, if they are."""
+    """Return the condition that noisy scores are of a noiseless model, if they are."""
     is_given = use.what in _SCORES and not plan.is_private
     return [mechanisms.GIVEN_NOISELESS_MODEL] if is_given else []
 
 
 def _scope(
-    use: plans.Use, privacy: "PrivacyTerms", conditions: list[str], masks: "ScoreMasks | None"
+    use: plans.Use,
+    privacy: "PrivacyTerms",
+    conditions: list[str],
+    masks: "ScoreMasks | None",
 ) -> str:
     """Return the conditions of a release's guarantee, in plain words."""
     if use.mechanism is None:

@@ -39,7 +39,9 @@ from tp_flower.query import Fragment
 from tp_flower.randomness import NoiseSource
 from tp_flower.sources.policy import LABELS
 
-_OTHERWISE: Final = "which rows there are; what features, keys and filters tell of a label"
+_OTHERWISE: Final = (
+    "which rows there are; what features, keys and filters tell of a label"
+)
 _BOOLEANS: Final = {"false": 0.0, "true": 1.0}
 
 
@@ -64,8 +66,8 @@ def released_label(
     if replaced := int(np.isnan(domain).sum()):
         wrong = "NULL" if plan.limits else "NULL or not in privacy.label-classes"
         text = (
-            f"table {fragment.table}: the label is {wrong} in {replaced} rows: filter them out "
-            "(WHERE ... IS NOT NULL), or put them into a class with CASE"
+            f"table {fragment.table}: the label is {wrong} in {replaced} rows: filter "
+            "them out (WHERE ... IS NOT NULL), or put them into a class with CASE"
         )
         if site.is_simulated:
             raise SiteError(text)
@@ -96,7 +98,9 @@ def _release(site: Site, number: int, plan: LabelPlan | None) -> Release:
         ledger_entries.release(site, number, Action.EXTRACT, LABELS, scope),
         unit=f"the label of {ledger_entries.unit_text(source, source.table)}",
         neighbours="any other label",
-        mechanism=None if plan is None else PureDp(plan.epsilon, source.policy.rows_per_unit),
+        mechanism=None
+        if plan is None
+        else PureDp(plan.epsilon, source.policy.rows_per_unit),
     )
 
 
@@ -121,8 +125,9 @@ def _in_domain(label: LabelColumn, plan: LabelPlan) -> FloatArray:
 def _codes(label: LabelColumn, plan: LabelPlan) -> FloatArray:
     if not plan.classes and label.kind != "boolean":
         raise SettingsError(
-            f"the label is of type {label.kind}: its classes would disclose data, so list them in "
-            "privacy.label-classes (or, for a regression, set privacy.label-range)"
+            f"the label is of type {label.kind}: its classes would disclose data, so "
+            "list them in privacy.label-classes (or, for a regression, set "
+            "privacy.label-range)"
         )
     if label.kind == "text":
         return label.positions_in(plan.classes)
@@ -149,7 +154,9 @@ def _class_numbers(classes: tuple[str, ...], kind: str) -> list[float]:
     return numbers
 
 
-def _name(release: Release, fragment: Fragment, plan: LabelPlan, label: LabelColumn) -> str:
+def _name(
+    release: Release, fragment: Fragment, plan: LabelPlan, label: LabelColumn
+) -> str:
     """Return a digest of everything that a draw, and its cost, depends on."""
     document = fragment.to_json()
     rows = [document[key] for key in ("label", "filters", "subquery")]

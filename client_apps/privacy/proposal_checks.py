@@ -1,8 +1,9 @@
-"""The proposal of a run at a site: whether it is about this site, and whether requests keep to it.
+"""Checks of a run's proposal against this site, and of requests against the proposal.
 
-A site takes one proposal in a run, with the request for its rows. What it can derive from it, it
-does not take from later requests, and what these repeat is compared. A request that says something
-else is refused, with the field and both values, and the refusal is in the ledger.
+A site takes one proposal in a run, with the request for its rows. What it can derive
+from it, it does not take from later requests, and what these repeat is compared. A
+request that says something else is refused, with the field and both values, and the
+refusal is in the ledger.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,21 +30,37 @@ from tp_flower.protocol.fields import Body
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import pack_bits
 from tp_flower.protocol.proposal import Proposal
-from tp_flower.protocol.setup_messages import ExtractPart, ExtractRequest, StatisticsPart
-from tp_flower.protocol.training_messages import Masking, PreparePart, PrivacyTerms, Union, Update
+from tp_flower.protocol.setup_messages import (
+    ExtractPart,
+    ExtractRequest,
+    StatisticsPart,
+)
+from tp_flower.protocol.training_messages import (
+    Masking,
+    PreparePart,
+    PrivacyTerms,
+    Union,
+    Update,
+)
 
 _ROWS: Final = "run-rows-{}"
 """Entry of a part: which of its rows have which role in the run, a bit each."""
 TRAINED, SAMPLED, TESTED, SCORED = "training", "sampled", "held-out", "scored"
-"""Roles of rows: those that encoders are fitted to, those of a coreset, and those scored alone."""
+"""Roles of rows: those that encoders are fitted to, those of a coreset, and those
+scored alone."""
 _LENGTH: Final = 200  # of a value in a message
 
 
 def contradiction(field: str, proposed: object, requested: object) -> ProposalError:
     """Return the error about a request that says something else than the proposal."""
-    texts = (shorten(repr(value), _LENGTH, placeholder=" ...") for value in (proposed, requested))
+    texts = (
+        shorten(repr(value), _LENGTH, placeholder=" ...")
+        for value in (proposed, requested)
+    )
     return ProposalError(
-        "{}: the run was proposed with {}, and the request says {}".format(repr(field), *texts)
+        "{}: the run was proposed with {}, and the request says {}".format(
+            repr(field), *texts
+        )
     )
 
 
@@ -54,7 +71,7 @@ def agree(field: str, proposed: object, requested: object) -> None:
 
 
 def agree_in_all(proposed: Body, requested: Body, *, but: tuple[str, ...] = ()) -> None:
-    """Refuse a structure that differs from the proposed one, and name the first such field."""
+    """Refuse a structure unlike the proposed one; name the first field that differs."""
     for field in msgspec.structs.fields(proposed):
         if field.name not in but:
             values = (getattr(body, field.name) for body in (proposed, requested))
@@ -70,7 +87,9 @@ def check_proposal(site: Site, request: ExtractRequest) -> None:
     agree("public keys", sorted(nodes), sorted(request.public_keys))
     for part in proposal.parts.values():
         agree("site keys", part.site_key, request.site_keys.get(part.node, ""))
-    members = {group: sorted(sealed.members) for group, sealed in request.sealed.items()}
+    members = {
+        group: sorted(sealed.members) for group, sealed in request.sealed.items()
+    }
     groups = terms.groups_of(node)
     agree("sealed", {group: sorted(groups[group]) for group in sorted(groups)}, members)
     at_site = sorted(n for n, part in proposal.parts.items() if part.node == node)
@@ -86,28 +105,41 @@ def check_extract(site: Site, number: int, body: ExtractPart) -> None:
 
 
 def _check_joins(site: Site) -> None:
-    """Refuse joins whose masks would cancel at one table, or that do not fit the tables' keys."""
+    """Refuse joins of a table to itself, and joins that do not fit the tables' keys.
+
+    At a table that is joined to itself the masks of the join would cancel.
+    """
     proposal = site.terms.proposal
     for place, join in enumerate(proposal.joins):
         if join.left == join.right:
-            raise ProposalError(f"join {place} of the run's proposal joins {join.left!r} to itself")
+            raise ProposalError(
+                f"join {place} of the run's proposal joins {join.left!r} to itself"
+            )
     for number, fragment in site.terms.fragments.items():
         agree("table", proposal.parts[number].table, fragment.table)
         keys = {side.key for side in site.terms.join_sides(number)}
-        # every key is hashed for a join, but for those that split or name rows, which come last
+        # every key is hashed for a join, but for those that split or name rows, which
+        # come last
         if len(keys) > len(fragment.keys) or keys != set(range(len(keys))):
             raise ProposalError(
-                f"the joins of the run's proposal do not fit the keys of table {fragment.table!r}"
+                "the joins of the run's proposal do not fit the keys of table "
+                f"{fragment.table!r}"
             )
-    if unknown := sorted({*proposal.outer, proposal.label_table} - {*proposal.tables, ""}):
-        raise ProposalError(f"the run's proposal names {unknown[0]!r}, which no part is of")
+    if unknown := sorted(
+        {*proposal.outer, proposal.label_table} - {*proposal.tables, ""}
+    ):
+        raise ProposalError(
+            f"the run's proposal names {unknown[0]!r}, which no part is of"
+        )
 
 
 def _check_part(site: Site, proposal: Proposal, number: int) -> None:
     """Refuse a part that is of another table or site than its shard here."""
     part, fragment = proposal.parts[number], site.terms.fragments[number]
     if part.shard >= len(site.shards):
-        raise MessageError(f"'shard' is {part.shard}; the site hosts {len(site.shards)}")
+        raise MessageError(
+            f"'shard' is {part.shard}; the site hosts {len(site.shards)}"
+        )
     source = site.shards[part.shard]
     # as in DuckDB, identifiers are compared without case
     agree("name", fragment.name.lower(), source.table.lower())
@@ -133,10 +165,14 @@ def check_begins(site: Site, action: Action) -> None:
     settings = site.terms.settings
     if not site.terms.allows(action):
         begun = f"{action}, which such a run does not have"
-        raise contradiction("mode", f"{settings.mode}, strategy {settings.method_name}", begun)
+        raise contradiction(
+            "mode", f"{settings.mode}, strategy {settings.method_name}", begun
+        )
 
 
-def check_protection(site: Site, privacy: PrivacyTerms, masking: Masking | None) -> None:
+def check_protection(
+    site: Site, privacy: PrivacyTerms, masking: Masking | None
+) -> None:
     """Refuse other mechanisms for models and scores than were proposed."""
     terms = site.terms
     agree_in_all(terms.privacy, privacy)
@@ -149,7 +185,11 @@ def agree_in_model(site: Site, number: int, spec: ModelSpec, l2: float) -> None:
     """Refuse another model of a part, or another penalty, than was proposed."""
     proposed = site.terms.spec(number, spec)
     for field in msgspec.structs.fields(spec):
-        agree(f"model.{field.name}", getattr(proposed, field.name), getattr(spec, field.name))
+        agree(
+            f"model.{field.name}",
+            getattr(proposed, field.name),
+            getattr(spec, field.name),
+        )
     if not np.isclose(site.terms.l2(spec), l2, rtol=1e-9, atol=0.0):
         raise contradiction("l2", site.terms.l2(spec), l2)
 
@@ -161,24 +201,29 @@ def check_prepared(site: Site, number: int, body: PreparePart, spec: ModelSpec) 
     check_unmatched(site, number, body.unmatched)
 
 
-def check_encoders(site: Site, number: int, choice: TableChoice, body: StatisticsPart) -> None:
-    """Refuse other encoders of a part's features, or other shards of its table, than proposed."""
+def check_encoders(
+    site: Site, number: int, choice: TableChoice, body: StatisticsPart
+) -> None:
+    """Refuse encoders of features, or shards of the table, other than proposed."""
     terms = site.terms
     agree("encoders", terms.choice(number), choice)
     agree("shards", terms.shards_of(number), body.shards)
     if body.describes:
-        # under privacy.features nothing about rows leaves without noise for the report alone
+        # under privacy.features nothing about rows leaves without noise for the report
+        # alone
         agree("describes", not terms.privacy.covers_features, body.describes)
 
 
 def check_trained(site: Site, number: int, rows: tuple[BoolArray, BoolArray]) -> None:
-    """Refuse other rows, trained on and held out, than in earlier messages of the run."""
+    """Refuse other training or held-out rows than in earlier messages of the run."""
     trained, tested = rows
     role = TRAINED
     if site.terms.settings.coreset_rows:
         role = SAMPLED
         if np.any(pack_bits(trained) & ~rows_of_run(site, number)[TRAINED]):
-            raise ProposalError(f"part {number} has sampled rows that are none of the training")
+            raise ProposalError(
+                f"part {number} has sampled rows that are none of the training"
+            )
     agree_in_rows(site, number, role, trained)
     agree_in_rows(site, number, TESTED, tested)
 
@@ -186,7 +231,8 @@ def check_trained(site: Site, number: int, rows: tuple[BoolArray, BoolArray]) ->
 def check_union(site: Site, number: int, update: Update, union: Union | None) -> None:
     """Refuse other shards in the sums of a table, or another key, than was proposed.
 
-    A consensus is sought by the shards with rows to train on, which one site does not know.
+    A consensus is sought by the shards with rows to train on, which one site does not
+    know.
     """
     terms = site.terms
     updates = terms.updates(number)
@@ -198,24 +244,32 @@ def check_union(site: Site, number: int, update: Update, union: Union | None) ->
     shards = terms.proposal.shards_of(terms.proposal.parts[number].table)
     keys = {str(n): site.public_keys[part.node] for n, part in shards.items()}
     if update is Update.CONSENSUS:
-        keys = {n: key for n, key in keys.items() if n in union.shards} if union.shards else keys
+        keys = (
+            {n: key for n, key in keys.items() if n in union.shards}
+            if union.shards
+            else keys
+        )
     agree("shards", keys, union.shards)
 
 
 def check_unmatched(site: Site, number: int, unmatched: Mapping[str, AnyArray]) -> None:
-    """Refuse rows without a mask where no LEFT JOIN is, or others than before in the run."""
+    """Refuse unmasked rows where no LEFT JOIN is, and any change of them in the run."""
     outer = site.terms.proposal.outer
-    groups = {side.group for side in site.terms.join_sides(number) if side.other in outer}
+    groups = {
+        side.group for side in site.terms.join_sides(number) if side.other in outer
+    }
     if wrong := sorted(unmatched.keys() - groups):
         raise contradiction("unmatched", sorted(groups), wrong)
     for group in groups:
         # rows that are in a LEFT JOIN without a partner are in every round of the run
         bits = unmatched.get(group)
-        _agree_in_rows(site, number, f"unmatched {group}", np.zeros(0) if bits is None else bits)
+        _agree_in_rows(
+            site, number, f"unmatched {group}", np.zeros(0) if bits is None else bits
+        )
 
 
 def agree_in_rows(site: Site, number: int, role: str, rows: BoolArray) -> None:
-    """Refuse other rows of a part in a role, (n,), than in an earlier message of the run."""
+    """Refuse other rows (n,) of a part in a role than in an earlier message."""
     _agree_in_rows(site, number, role, pack_bits(rows))
 
 
@@ -225,12 +279,13 @@ def _agree_in_rows(site: Site, number: int, role: str, bits: AnyArray) -> None:
         site.store.save(_ROWS.format(number), Entry({**by_role, role: bits}, {}))
     elif not np.array_equal(by_role[role], bits):
         raise ProposalError(
-            f"the {role} rows of part {number} are not those of an earlier message of the run"
+            f"the {role} rows of part {number} are not those of an earlier message of "
+            "the run"
         )
 
 
 def rows_of_run(site: Site, number: int) -> Mapping[str, Any]:
-    """Return the rows of a part by role, as far as messages have named them, a bit each."""
+    """Return the rows of a part by role, a bit each, as far as messages name them."""
     name = _ROWS.format(number)
     return site.store.load(name).arrays if site.store.has(name) else {}
 
@@ -238,14 +293,20 @@ def rows_of_run(site: Site, number: int) -> Mapping[str, Any]:
 def check_aliases(site: Site, numbers: Iterable[int]) -> None:
     """Refuse training rows that differ in few rows between two aliases of one table.
 
-    What leaves of both would tell of the rows in which they differ. Rows of a sub-query, and of a
-    database, are in an order of their alias: that they are the same cannot be seen.
+    What leaves of both would tell of the rows in which they differ. Rows of a
+    sub-query, and of a database, are in an order of their alias: that they are the same
+    cannot be seen.
     """
     by_source: dict[str, list[tuple[bool, AnyArray]]] = {}
     for number in numbers:
         source, bits = site.source(number), rows_of_run(site, number)[TRAINED]
-        is_sorted = source.database is not None or site.fragment(number).subquery is not None
-        what = f"the difference of the training rows of two aliases of table {source.table!r}"
+        is_sorted = (
+            source.database is not None or site.fragment(number).subquery is not None
+        )
+        what = (
+            "the difference of the training rows of two aliases of table "
+            f"{source.table!r}"
+        )
         for other_is_sorted, other in by_source.setdefault(source_id(source), []):
             if is_sorted or other_is_sorted or len(other) != len(bits):
                 source.policy.check_rows(1, what)
@@ -269,14 +330,18 @@ def check_products(site: Site, number: int, tables: int, place: int) -> None:
 
 
 def check_summed(site: Site, number: int, summed: int, place: int) -> None:
-    """Refuse sensitivities whose masks would cancel over other parts than those of the run."""
+    """Refuse sensitivities whose masks cancel over other parts than the run's."""
     numbers = sorted(site.terms.proposal.parts)
     agree("summed", len(numbers), summed)
     agree("place", numbers.index(number), place)
 
 
 def agree_in_growth(site: Site, table: str, request: BoostRequest | BagRequest) -> None:
-    """Refuse smaller leaves than proposed, and to show trees that shards were to keep."""
+    """Refuse a growth of trees that differs from the proposal.
+
+    So leaves cannot become smaller, and trees that are to stay at their shards do not
+    leave.
+    """
     settings, growth = site.terms.settings, request.growth
     agree("growth.least_rows", settings.min_rows_per_leaf, growth.least_rows)
     agree("growth.rate", settings.tree_rate, growth.rate)

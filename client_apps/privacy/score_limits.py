@@ -1,4 +1,4 @@
-"""How many score vectors a table's policies let leave, by the rank of the rows behind them."""
+"""How many score vectors policies let leave, by the rank of the rows behind them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -32,17 +32,21 @@ def rule_of(site: Site, source: ShardSource) -> float | None:
     If several entries of the tables file share rows, their smallest applies.
     """
     rules = [
-        (shard, rule) for shard in site.shards if (rule := shard.policy.most_scores) is not None
+        (shard, rule)
+        for shard in site.shards
+        if (rule := shard.policy.most_scores) is not None
     ]
     if not rules:
         return None
     name = source_id(source)
-    return min((rule for shard, rule in rules if source_id(shard) == name), default=None)
+    return min(
+        (rule for shard, rule in rules if source_id(shard) == name), default=None
+    )
 
 
 @dataclass(frozen=True)
 class EncodedPart:
-    """The rows of a part that take part, by their positions (n,), as they are encoded (n, d)."""
+    """The participating rows of a part: encoded (n, d), with their positions (n,)."""
 
     encoder: TableEncoder
     features: EncodedRows
@@ -52,7 +56,8 @@ class EncodedPart:
 def score_limit(site: Site, number: int, part: EncodedPart) -> ScoreLimit | None:
     """Return how many score vectors of a part's rows may leave; None for any number.
 
-    No rows have no scores, and those of a table without features are constants: no limit either.
+    No rows have no scores, and those of a table without features are constants: no
+    limit either.
     """
     source, fragment = site.source(number), site.fragment(number)
     rule = rule_of(site, source)
@@ -70,7 +75,10 @@ def score_limit(site: Site, number: int, part: EncodedPart) -> ScoreLimit | None
 
 
 def encoded_rank(source: ShardSource, fragment: Fragment, part: EncodedPart) -> int:
-    """Return the effective rank of a part's rows, to which fewer than min-count add nothing."""
+    """Return the effective rank of a part's rows.
+
+    Fewer than min-count rows add nothing to it.
+    """
     raw = _raw_columns(fragment)
     owners = [item.name for item in part.encoder.encodings for _ in item.feature_names]
     reading: dict[str, list[int]] = {}
@@ -98,7 +106,7 @@ def _raw_columns(fragment: Fragment) -> dict[str, set[str]]:
 
 
 def pays_for_scores(source: ShardSource, *, has_noise: bool) -> bool:
-    """Return whether scores have an epsilon, which a budget bounds: they need no other limit.
+    """Return whether scores spend an epsilon of a budget, and so need no other limit.
 
     Without a budget the server may ask for so little noise that it is none.
     """
@@ -114,10 +122,11 @@ def admit_scores(
     *,
     has_noise: bool,
 ) -> ScoreLimit | None:
-    """Return how many score vectors may leave of a part's rows, without noise that is paid for.
+    """Return how many score vectors of a part may leave without noise that is paid for.
 
-    PolicyError if not even one may (``outputs`` of them), or if too few tables of other sites state
-    in ``cover`` that they vary. Scores of a table without features are constants.
+    PolicyError if not even one may (``outputs`` of them), or if too few tables of other
+    sites state in ``cover`` that they vary. Scores of a table without features are
+    constants.
     """
     if pays_for_scores(site.source(number), has_noise=has_noise):
         return None
@@ -138,10 +147,11 @@ def check_limit(site: Site, limit: ScoreLimit | None, vectors: int) -> None:
         return
     if limit.rank < LEAST_RANK:
         raise PolicyError(
-            f"the table's policy (scores-per-rank = {limit.rule:g}) refuses: the rows of table "
-            f"{limit.table!r} vary in fewer than {LEAST_RANK} directions that count, as the query "
-            "encodes them: constants, copies and a column beside which little else varies count "
-            "nothing; read no feature of the table, or more columns that vary"
+            f"the table's policy (scores-per-rank = {limit.rule:g}) refuses: the rows "
+            f"of table {limit.table!r} vary in fewer than {LEAST_RANK} directions that "
+            "count, as the query encodes them: constants, copies and a column beside "
+            "which little else varies count nothing; read no feature of the table, or "
+            "more columns that vary"
         )
     used = site.ledger.scores_used(limit)
     if used + vectors > limit.allowed:

@@ -31,7 +31,9 @@ LONGEST_PAUSE: Final = 1.0
 SPARE_SECONDS: Final = 15.0  # for an answer, beyond those that a poll is held
 GRACE_SECONDS: Final = 30.0  # beyond its limit, the site itself ends a session
 
-_ADDRESS: Final = re.compile(r"https://[^/?#@]+|http://(127\.0\.0\.1|localhost|\[::1\])(:[0-9]+)?")
+_ADDRESS: Final = re.compile(
+    r"https://[^/?#@]+|http://(127\.0\.0\.1|localhost|\[::1\])(:[0-9]+)?"
+)
 _FAILURES: Final = (OSError, HTTPException, ValueError)
 
 Answer = Callable[[str, RecordDict], RecordDict]  # returns the reply to a message
@@ -70,7 +72,11 @@ class _Line:
     """The connection to the front, made anew whenever it fails."""
 
     def __init__(
-        self, front: SplitResult, authority: object, request: wire.SessionRequest, node: int
+        self,
+        front: SplitResult,
+        authority: object,
+        request: wire.SessionRequest,
+        node: int,
     ) -> None:
         self._front, self._node = front, node
         try:
@@ -126,7 +132,9 @@ class _Line:
         finally:
             is_over.set()
 
-    def _post(self, connection: HTTPConnection, path: str, body: bytes, wait: int) -> wire.Response:
+    def _post(
+        self, connection: HTTPConnection, path: str, body: bytes, wait: int
+    ) -> wire.Response:
         """Return the answer to a request; ValueError if it is not the server's."""
         digest = wire.digest_of(body)
         headers = {

@@ -1,11 +1,12 @@
 """A site in one run: its shards, its state, and the round in progress.
 
-A request may be carried out twice: the process was killed before it replied, or the site has lost
-its state and is sent all rounds again. Noise must not be drawn a second time, because two draws
-reveal more than one, and must not be paid for twice either. So noise and payment follow from a
-secret key that the site keeps for the run and from the run's *history*: the rounds so far, with the
-digests of their requests, and the rows that were read. Equal histories get equal noise and one
-payment; a different history gets other noise, which is paid for.
+A request may be carried out twice: the process was killed before it replied, or the
+site has lost its state and is sent all rounds again. Noise must not be drawn a second
+time, because two draws reveal more than one, and must not be paid for twice either. So
+noise and payment follow from a secret key that the site keeps for the run and from the
+run's *history*: the rounds so far, with the digests of their requests, and the rows
+that were read. Equal histories get equal noise and one payment; a different history
+gets other noise, which is paid for.
 """
 
 import hashlib
@@ -77,10 +78,16 @@ class Round:
     """
 
     def __init__(
-        self, last: CommittedRound | None, key: Callable[[], bytes], number: int, digest: str
+        self,
+        last: CommittedRound | None,
+        key: Callable[[], bytes],
+        number: int,
+        digest: str,
     ) -> None:
         self.number, self.digest = number, digest
-        self._history = self._begun = later("" if last is None else last.history, number, digest)
+        self._history = self._begun = later(
+            "" if last is None else last.history, number, digest
+        )
         self._key = key
         self.noise = NoiseSource(lambda: self._derived(b"noise"))
         self.arrays: dict[ArrayKey, AnyArray] = {} if last is None else {**last.arrays}
@@ -92,7 +99,9 @@ class Round:
         return self._derived(b"payment").hex()[:_ID_DIGITS]
 
     def _derived(self, purpose: bytes) -> bytes:
-        return hmac.digest(self._key(), purpose + b" " + self._begun.encode(), hashlib.sha256)
+        return hmac.digest(
+            self._key(), purpose + b" " + self._begun.encode(), hashlib.sha256
+        )
 
     def learn(self, rows: str) -> None:
         """Add an identifier of the rows that were read to the history."""
@@ -100,7 +109,9 @@ class Round:
 
     def committed(self) -> CommittedRound:
         """Return the round as it is committed."""
-        return CommittedRound(self.number, self.digest, self._history, self.arrays, self.is_over)
+        return CommittedRound(
+            self.number, self.digest, self._history, self.arrays, self.is_over
+        )
 
 
 def later(history: str, *facts: object) -> str:
@@ -114,10 +125,10 @@ class Site:
     In deployment every message starts a process: modules that read tables, parse
     queries or write models are imported by the messages that need them. Nothing is kept
     in Flower's context. ``uses`` are the covered releases that leave with the reply,
-    ``masked`` what leaves in it under masks. ``ledger_end`` is the checksum of the ledger's
-    last line, once :meth:`confirm` has read it.
-    ``queries`` are the ledger's lines about the fragments of the request, by part, with
-    a ``source`` once rows are read; ``quotas`` are those of these sources.
+    ``masked`` what leaves in it under masks. ``ledger_end`` is the checksum of the
+    ledger's last line, once :meth:`confirm` has read it. ``queries`` are the ledger's
+    lines about the fragments of the request, by part, with a ``source`` once rows are
+    read; ``quotas`` are those of these sources.
     """
 
     def __init__(self, context: Context, run: str = NO_RUN) -> None:
@@ -126,7 +137,9 @@ class Site:
         name = site_id(context.node_config, context.node_id)
         self.store = SiteStore(root, run, name, is_durable=not self.is_simulated)
         self.changes = self.store.changes
-        self.features = CachedFeatures(root, cache_limit(context.node_config), self.store)
+        self.features = CachedFeatures(
+            root, cache_limit(context.node_config), self.store
+        )
         self.uses: list[Spend] = []
         self.scored: Counter[tuple[int, ScoreLimit]] = Counter()
         self.masked: list[Masked] = []
@@ -161,12 +174,17 @@ class Site:
 
     @property
     def terms(self) -> "RunTerms":
-        """The terms of the run, by the proposal that the site was sent; a process reads it once."""
+        """The terms of the run, by the proposal that the site received.
+
+        A process reads it once.
+        """
         from tp_flower.protocol.proposal import Proposal
         from tp_flower.terms.run_terms import RunTerms
 
         if not self.store.has(PROPOSAL):
-            raise MessageError("no run has been proposed to this site, or not at this point of it")
+            raise MessageError(
+                "no run has been proposed to this site, or not at this point of it"
+            )
         entry, cached = self.store.load(PROPOSAL), self.store.memory.get(PROPOSAL)
         if cached is None or cached.meta["entry"] is not entry:
             proposal = convert(entry.meta["proposal"], Proposal, str_keys=True)
@@ -181,13 +199,18 @@ class Site:
         keys: Mapping[str, str] = self.store.load(PROPOSAL).meta["public_keys"]
         return keys
 
-    def keep_proposal(self, proposal: "Proposal", public_keys: Mapping[str, str]) -> None:
+    def keep_proposal(
+        self, proposal: "Proposal", public_keys: Mapping[str, str]
+    ) -> None:
         """Store the proposal of the run, and the public keys of its sites."""
-        meta = {"proposal": to_builtins(proposal, str_keys=True), "public_keys": public_keys}
+        meta = {
+            "proposal": to_builtins(proposal, str_keys=True),
+            "public_keys": public_keys,
+        }
         self.store.save(PROPOSAL, Entry({}, meta))
 
     def confirm(self) -> None:
-        """Check that the database is not behind its counter, which then has what it has.
+        """Check that the database is not behind its counter, and update the counter.
 
         Called before a message is answered and before its reply leaves. LedgerError if
         the database is behind.
@@ -195,16 +218,25 @@ class Site:
         if not self.is_simulated:
             self.ledger_end = counter.confirm(self._root).checksum
 
-    def bind(self, number: int, position: int, fragment: "Fragment", join_keys: int = 0) -> None:
+    def bind(
+        self, number: int, position: int, fragment: "Fragment", join_keys: int = 0
+    ) -> None:
         """Store a part's shard and fragment, and how many of its keys are joined on."""
-        meta = {"position": position, "fragment": fragment.to_json(), "join_keys": join_keys}
+        meta = {
+            "position": position,
+            "fragment": fragment.to_json(),
+            "join_keys": join_keys,
+        }
         self.store.save(f"source-{number}", Entry({}, meta))
         if not self.shards[position].policy.is_open:
             self.store.save(RULES, Entry({}, {}))
 
     @property
     def has_rules(self) -> bool:
-        """Whether a table of the run, or of the site where it has read them, has rules."""
+        """Whether any table of the run has rules.
+
+        If the site has read its tables, all of them count.
+        """
         if "shards" in vars(self):
             return not all(source.policy.is_open for source in self.shards)
         return self.store.has(RULES)
@@ -323,10 +355,14 @@ class Site:
             data = self._data(number)
             # rebuilt every time: what a factory's model keeps besides its parameters
             # must not differ between processes
-            model = participant.make_model(data.spec, data.features.shape[1], data.device)
+            model = participant.make_model(
+                data.spec, data.features.shape[1], data.device
+            )
             model.parameters = vectors[number].pop(MODEL)
             releaser = self.releaser(number, data.plan)
-            yield participant.Participant(number, data, model, vectors[number], releaser)
+            yield participant.Participant(
+                number, data, model, vectors[number], releaser
+            )
         self.changes.part = None
 
     def _data(self, number: int) -> participant.ShardData:
@@ -345,25 +381,34 @@ class Site:
         return data
 
     def check_once(self, name: str, refusal: str) -> None:
-        """Refuse, in these words, another request than the one that has brought an entry.
+        """Refuse, with ``refusal``, any request but the one that brought an entry.
 
-        The same one comes again where the site has lost its state, and is sent all rounds anew.
+        The same one comes again where the site has lost its state, and is sent all
+        rounds anew.
         """
-        if self.store.has(name) and self.store.load(name).meta[REQUEST] != self.round.digest:
+        if (
+            self.store.has(name)
+            and self.store.load(name).meta[REQUEST] != self.round.digest
+        ):
             raise SiteError(refusal)
 
     def releaser(self, number: int, plan: PartPlan) -> Releaser:
         """Return how a participant's arrays leave with this message, by its plan."""
-        return Releaser(number, plan, self.round.noise, self.uses, self.scored, self.masked)
+        return Releaser(
+            number, plan, self.round.noise, self.uses, self.scored, self.masked
+        )
 
     def pay(self) -> None:
         """Record this message's releases, and what masks hide, with the round's commit.
 
-        A release beyond the reservation refuses the round, as does a score vector beyond
-        those that a policy allows, or masks that have hidden something else: nothing leaves.
+        A release beyond the reservation refuses the round, as does a score vector
+        beyond those that a policy allows, or masks that have hidden something else:
+        nothing leaves.
         """
         if self.scored:
-            self.ledger.count_scores(self.store.run, self.scored.copy(), self.round.payment)
+            self.ledger.count_scores(
+                self.store.run, self.scored.copy(), self.round.payment
+            )
             self.scored.clear()
         if self.uses:
             self.ledger.spend(self.store.run, self.uses.copy(), self.round.payment)
@@ -376,7 +421,10 @@ class Site:
         self.masked.clear()
 
     def start(
-        self, part: participant.Participant, arrays: Mapping[str, AnyArray], **meta: object
+        self,
+        part: participant.Participant,
+        arrays: Mapping[str, AnyArray],
+        **meta: object,
     ) -> None:
         """Store a participant whose training begins, with the method's further state.
 
@@ -389,7 +437,10 @@ class Site:
 
     def keep_solver(self, number: int, solver: RidgeSolver) -> None:
         """Store the solver of a participant, whose training has begun."""
-        entry, factors = self.store.load(f"part-{number}"), participant.solver_entry(solver)
+        entry, factors = (
+            self.store.load(f"part-{number}"),
+            participant.solver_entry(solver),
+        )
         arrays = {**entry.arrays, **factors.arrays}
         self.store.save(f"part-{number}", Entry(arrays, {**entry.meta, **factors.meta}))
 

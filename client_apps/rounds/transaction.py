@@ -11,8 +11,8 @@ what is no longer needed; count the commit in the file beside the database; repl
     forgetting       all                        gets the reply, and forgets
     replying         all                        gets the reply
 
-A refusal changes nothing, but for one that depends on the rows (``OfRowsError``): after it
-the site answers only the same request again and the end of the run.
+A refusal changes nothing, but for one that depends on the rows (``OfRowsError``): after
+it the site answers only the same request again and the end of the run.
 
 An older request is refused, because the site's state has moved on. The server says
 which round it believes the site has answered last: a site that has answered fewer says
@@ -21,8 +21,8 @@ so, and is sent the rounds that it lacks.
 The ledger has a line for each query of a table, answered or refused: ``flower-run`` is
 Flower's number of the run, by which the SuperLink's operator finds its account: Flower
 tells an app no more. ``app`` is the SHA-256 of the app's bundle, ``query`` the text of
-the fragment, ``digest`` the text's, ``proposal`` the whole run's and ``policy`` the rules';
-``document`` is a run that its owner has not approved.
+the fragment, ``digest`` the text's, ``proposal`` the whole run's and ``policy`` the
+rules'; ``document`` is a run that its owner has not approved.
 """
 
 import hashlib
@@ -48,7 +48,14 @@ from tp_flower.protocol.codec import add_envelope, decode, encode, read_envelope
 from tp_flower.protocol.fields import Reply, Request
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import NO_RUN, Action, ReplyEnvelope, RequestEnvelope
-from tp_flower.protocol.packet import Packet, message_bytes, open_parcel, pack, parcel_of, unpack
+from tp_flower.protocol.packet import (
+    Packet,
+    message_bytes,
+    open_parcel,
+    pack,
+    parcel_of,
+    unpack,
+)
 
 # made once: json.dumps makes an encoder per call
 _JSON: Final = json.JSONEncoder(sort_keys=True)
@@ -57,7 +64,12 @@ Answer = Callable[[Site, Any], Any]
 """A handler: takes the site and a request, returns the reply; rerun after a crash."""
 
 MOST_CHARACTERS: Final = 20_000  # of a text in the line of a refusal
-_IN_LEDGER: Final = (errors.PolicyError, errors.BudgetError, errors.ProposalError, errors.MaskError)
+_IN_LEDGER: Final = (
+    errors.PolicyError,
+    errors.BudgetError,
+    errors.ProposalError,
+    errors.MaskError,
+)
 """Refusals that an owner finds in the ledger, whatever the message."""
 STOPPED: Final = "stopped"
 """Entry: the digest of the request that was refused for the rows."""
@@ -83,12 +95,15 @@ class IncomingRequest:
             raise errors.SiteError(f"malformed request: {error}") from None
         run, number, after = envelope.run, envelope.round, envelope.after
         if run == NO_RUN:
-            raise errors.SiteError(f"malformed request: 'run' is {run!r}, which is not a run")
+            raise errors.SiteError(
+                f"malformed request: 'run' is {run!r}, which is not a run"
+            )
         if action is Action.DESCRIBE and number:
             raise errors.SiteError(f"malformed request: 'round' of {action} must be 0")
         if after is not None and after >= number and action is not Action.DESCRIBE:
             raise errors.SiteError(
-                f"malformed request: 'after' is {after}, but must be below 'round', {number}"
+                f"malformed request: 'after' is {after}, but must be below 'round', "
+                f"{number}"
             )
         return cls(action, run, number, after, packet)
 
@@ -157,7 +172,9 @@ def _answered_once(
     return reply
 
 
-def _is_answered(request: IncomingRequest, message: Request, last: CommittedRound | None) -> bool:
+def _is_answered(
+    request: IncomingRequest, message: Request, last: CommittedRound | None
+) -> bool:
     """Return whether the committed round has the reply to a request.
 
     Raises for an older request, for another request with the same number, and for one
@@ -193,8 +210,9 @@ def _check_not_stopped(site: Site, request: IncomingRequest, message: Request) -
         return
     if site.store.load(STOPPED).meta[REQUEST] != request.digest:
         raise errors.SiteError(
-            "the site has refused a request of this run because of its rows, and answers nothing "
-            "but that request again and the end of the run: many such refusals would tell the rows"
+            "the site has refused a request of this run because of its rows, and "
+            "answers nothing but that request again and the end of the run: many such "
+            "refusals would tell the rows"
         )
 
 
@@ -226,7 +244,10 @@ def _answered(
             sent = packet.payload_bytes()
             common = {**_common(site, request), "ident": request.digest}
             queries = site.queries.items()
-            lines = [{**common, **query, "bytes": sent.get(part, 0)} for part, query in queries]
+            lines = [
+                {**common, **query, "bytes": sent.get(part, 0)}
+                for part, query in queries
+            ]
             site.ledger.record(site.store.run, ANSWER, lines, site.quotas)
         if is_round:
             site.pay()
@@ -252,7 +273,8 @@ def record_refusal(
         queries = [{"part": site.changes.part}]
     common = {**_common(site, request), "reason": reason[:MOST_CHARACTERS]}
     lines = [
-        {**common, **query, "query": query.get("query", "")[:MOST_CHARACTERS]} for query in queries
+        {**common, **query, "query": query.get("query", "")[:MOST_CHARACTERS]}
+        for query in queries
     ]
     try:
         with site.store.together(site.features.make_room):
@@ -283,7 +305,11 @@ def _encoded(site: Site, reply: Reply) -> Packet:
         return encode(reply)
     except errors.MessageError as error:
         site.changes.part = error.part
-        kind = errors.DivergedError if isinstance(error, errors.RangeError) else errors.SiteError
+        kind = (
+            errors.DivergedError
+            if isinstance(error, errors.RangeError)
+            else errors.SiteError
+        )
         raise kind(f"the site's reply cannot be sent: {error}") from None
 
 
@@ -317,7 +343,10 @@ class MessageLog:
             fields |= {"run": request.run, "round": request.number}
         if site is not None:
             fields["site"] = site_id(site.context.node_config, site.context.node_id)
-        fields |= {"action": str(self._action), "seconds": time.perf_counter() - self._started}
+        fields |= {
+            "action": str(self._action),
+            "seconds": time.perf_counter() - self._started,
+        }
         fields["bytes_in"] = message_bytes(self._content)
         if reply is not None:
             fields["bytes_out"] = message_bytes(reply)

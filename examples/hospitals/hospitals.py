@@ -2,8 +2,9 @@
 
     python hospitals.py explain [--full]|train|predict
 
-The organisations have a folder each beside this file. All run in this process, and send the
-messages that they would send over a network; docs/tutorial/hospitals.md walks through it.
+The organisations have a folder each beside this file. All run in this process, and send
+the messages that they would send over a network; docs/tutorial/hospitals.md walks
+through it.
 """
 
 import os
@@ -26,25 +27,34 @@ FOLDER = Path(__file__).resolve().parent
 SITES = ("hospital-a", "hospital-b", "lab", "registry")
 
 
-def run(folder: Path, mode: str = "explain", *options: str, **settings: str | int | float) -> None:
+def run(
+    folder: Path, mode: str = "explain", *options: str, **settings: str | int | float
+) -> None:
     """Explain, train or predict; what the server keeps is in the folder ``server``."""
     os.environ["TP_FLOWER_HOME"] = str(folder / "server")
     keys = {site: site_key(folder / site / "state").public.hex() for site in SITES}
     # whom all of them trust; in a deployment each owner writes such a list
-    (folder / "keys.txt").write_text("".join(f"{site} {key}\n" for site, key in keys.items()))
+    (folder / "keys.txt").write_text(
+        "".join(f"{site} {key}\n" for site, key in keys.items())
+    )
     (folder / "keys.txt").chmod(0o600)
-    grid = InProcessGrid(site_app, {site: folder / site / "tables.toml" for site in SITES})
+    grid = InProcessGrid(
+        site_app, {site: folder / site / "tables.toml" for site in SITES}
+    )
     for site, context in zip(SITES, grid.contexts.values(), strict=True):
         context.node_config[STATE_DIR] = str(folder / site / "state")
         context.node_config[ALLOWED_KEYS] = str(folder / "keys.txt")
         del context.node_config[KEYS]
     file = folder / ("predict.toml" if mode == "predict" else "train.toml")
     config = {**tomllib.loads(file.read_text()), "mode": mode, **settings}
-    carry_out(grid, Settings.from_run_config(config), grid.run.run_id, "--full" in options)
+    carry_out(
+        grid, Settings.from_run_config(config), grid.run.run_id, "--full" in options
+    )
 
 
 if __name__ == "__main__":
-    update_console_handler(level=CRITICAL)  # the logs of all sites would be in this terminal
+    # the logs of all sites would be in this terminal
+    update_console_handler(level=CRITICAL)
     try:
         run(FOLDER, *sys.argv[1:])
     except TPFlowerError as error:

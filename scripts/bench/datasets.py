@@ -16,8 +16,17 @@ from scripts.data.run_files import DataError
 from scripts.joined.centralized import JoinedTable, join_tables
 from tp_flower.query import Query
 from tp_flower.settings import Settings
-from tp_flower.sources.flights import FLIGHTS_REGRESSION_SQL, FLIGHTS_SQL, flights_tables
-from tp_flower.sources.shards import MEMORY_PREFIX, load_tables, register_frames, release
+from tp_flower.sources.flights import (
+    FLIGHTS_REGRESSION_SQL,
+    FLIGHTS_SQL,
+    flights_tables,
+)
+from tp_flower.sources.shards import (
+    MEMORY_PREFIX,
+    load_tables,
+    register_frames,
+    release,
+)
 
 # an item has 2.5 rows on average: 250,000 joined rows
 STORE_ORDERS, STORE_ITEMS, STORE_CUSTOMERS = 100_000, 2_000, 10_000

@@ -102,7 +102,11 @@ class Outcome:
 
 
 def train(
-    sql: str, settings: Settings, sites: Sites, on_round: OnRound = None, state: Path | None = None
+    sql: str,
+    settings: Settings,
+    sites: Sites,
+    on_round: OnRound = None,
+    state: Path | None = None,
 ) -> RelationalStrategy[Any]:
     """Run a strategy in this process; return it, with its report.
 
@@ -119,7 +123,11 @@ def train(
 
 
 def train_timed(
-    sql: str, settings: Settings, sites: Sites, on_round: OnRound = None, state: Path | None = None
+    sql: str,
+    settings: Settings,
+    sites: Sites,
+    on_round: OnRound = None,
+    state: Path | None = None,
 ) -> tuple[RelationalStrategy[Any], pd.DataFrame]:
     """Train as `train` does; return the strategy, and what its rounds took.
 
@@ -176,7 +184,10 @@ def squared_norm(grid: InProcessGrid) -> float:
     """Return ||theta||^2 over all tables, as far as it is penalised."""
     # all shards of a table have the same parameters at the end of an epoch
     models = {part.data.table: part.model for part in participants_of(grid)}
-    return sum(float((model.parameters[model.penalised] ** 2).sum()) for model in models.values())
+    return sum(
+        float((model.parameters[model.penalised] ** 2).sum())
+        for model in models.values()
+    )
 
 
 def participants_of(grid: InProcessGrid) -> Iterator[Participant]:

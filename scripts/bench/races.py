@@ -1,4 +1,4 @@
-"""Made-up motor races: wide categories, whose strength changes from season to season."""
+"""Made-up motor races: wide categories whose strength changes with the season."""
 
 from typing import Final, NamedTuple
 
@@ -13,14 +13,16 @@ SEASONS: Final = range(1950, 2024)
 STARTERS: Final = 22
 NATIONS: Final = [f"n{number}" for number in range(42)]
 SQL: Final = """
-SELECT r.position <= 3 AS label, r.grid, d.ref, d.nationality, d.birth, c.ref, c.nationality,
+SELECT r.position <= 3 AS label, r.grid,
+  d.ref, d.nationality, d.birth, c.ref, c.nationality,
   s.year, s.round, x.ref, x.country, x.alt
-FROM results r JOIN drivers d ON r.driver = d.id JOIN constructors c ON r.constructor = c.id
+FROM results r JOIN drivers d ON r.driver = d.id
+JOIN constructors c ON r.constructor = c.id
 JOIN races s ON r.race = s.id JOIN circuits x ON s.circuit = x.id"""
 
 
 class Field(NamedTuple):
-    """Drivers or constructors: their first season, the one after their last, and their skill."""
+    """Drivers or constructors: first season, the one after the last, and skill."""
 
     first: IntArray
     end: IntArray
@@ -44,13 +46,18 @@ def races(seed: int, first: int = SEASONS[0]) -> Dataset:
     tables["drivers"]["birth"] = drivers.first - 24 + draw.integers(-4, 5, DRIVERS)
     tables["constructors"] = _named(draw, "c", CONSTRUCTORS, NATIONS[:24])
     tables["races"] = pd.DataFrame(calendar, columns=["id", "year", "round", "circuit"])
-    circuits = _named(draw, "x", CIRCUITS, NATIONS).rename(columns={"nationality": "country"})
+    circuits = _named(draw, "x", CIRCUITS, NATIONS).rename(
+        columns={"nationality": "country"}
+    )
     tables["circuits"] = circuits.assign(alt=draw.gamma(1, 200, CIRCUITS))
     late = tables["races"].id[tables["races"].year >= first]
     is_late = tables["results"].race.isin(late)
     tables["results"] = tables["results"][is_late].reset_index(drop=True)
     seasons = SEASONS.stop - first
-    settings: dict[str, str | float] = {"task": "classification", "max-categories": 2000}
+    settings: dict[str, str | float] = {
+        "task": "classification",
+        "max-categories": 2000,
+    }
     title = f"Like formula 1, {seasons} seasons"
     return Dataset(f"races-{seasons}", title, "auc", SQL, settings, tables)
 
@@ -66,7 +73,9 @@ def _drivers(draw: np.random.Generator) -> Field:
 
 def _constructors(draw: np.random.Generator) -> Field:
     """Return constructors, of which six take part in every season."""
-    first = np.concatenate([draw.integers(SEASONS[0], 2010, CONSTRUCTORS - 6), [SEASONS[0]] * 6])
+    first = np.concatenate(
+        [draw.integers(SEASONS[0], 2010, CONSTRUCTORS - 6), [SEASONS[0]] * 6]
+    )
     seasons = np.concatenate([1 + draw.geometric(0.2, CONSTRUCTORS - 6), [80] * 6])
     return Field(first, first + seasons, 0.9 * draw.normal(size=CONSTRUCTORS))
 
@@ -79,7 +88,7 @@ def _race(
     calendar: list[tuple[int, int, int, int]],
     results: list[pd.DataFrame],
 ) -> None:
-    """Add the races of a season and their results: every car has another strength each year."""
+    """Add a season's races and results: a car's strength differs every year."""
     entrants, teams = drivers.active(year), constructors.active(year)
     if len(entrants) < STARTERS:
         absent = np.setdiff1d(np.arange(DRIVERS), entrants)
@@ -97,7 +106,11 @@ def _race(
         qualifying = strength[starters] + 0.8 * draw.normal(size=STARTERS)
         grid = _places(qualifying)
         finish = strength[starters] - 0.08 * grid + 1.2 * draw.gumbel(size=STARTERS)
-        columns = {"race": race, "driver": entrants[starters], "constructor": teams[seat[starters]]}
+        columns = {
+            "race": race,
+            "driver": entrants[starters],
+            "constructor": teams[seat[starters]],
+        }
         columns |= {"grid": grid, "position": _places(finish)}
         results.append(pd.DataFrame(columns))
 
@@ -108,7 +121,9 @@ def _places(values: FloatArray) -> IntArray:
     return order + 1
 
 
-def _named(draw: np.random.Generator, prefix: str, count: int, nations: list[str]) -> pd.DataFrame:
+def _named(
+    draw: np.random.Generator, prefix: str, count: int, nations: list[str]
+) -> pd.DataFrame:
     """Return rows with a name and a nation each."""
     names = [f"{prefix}{number}" for number in range(count)]
     nation = draw.choice(nations, count)

@@ -107,7 +107,9 @@ def measured(value: float | None, unit: str) -> str:
 def facts_of(facts: Found) -> dict[str, str]:
     """Return figures without a limit as texts, nested ones by their path."""
     flat = pd.json_normalize(dict(facts), sep=": ").to_dict("records")
-    return {str(name): _text(value) for record in flat for name, value in record.items()}
+    return {
+        str(name): _text(value) for record in flat for name, value in record.items()
+    }
 
 
 def _text(value: Any) -> str:
@@ -126,7 +128,9 @@ def render(results: Results, images: str = "") -> str:
     for name in dict.fromkeys([*DECLARED["suites"], *suites]):
         if name == "methods" and name in suites:
             declared, suite = DECLARED["suites"][name], suites[name]
-            blocks.append(f"**{declared['title']}** (`--suite {name}`): {declared['text']}")
+            blocks.append(
+                f"**{declared['title']}** (`--suite {name}`): {declared['text']}"
+            )
             blocks.append(markdown(*methods_table(suite["facts"], suite["checks"])))
             blocks.append(f"![{IMAGE_TEXT}]({images}{IMAGE})")
         elif name in suites:
@@ -172,14 +176,18 @@ def suite_block(name: str, suite: Found) -> str:
     declared = DECLARED["suites"].get(name, {"title": f"Suite {name}"})
     # a suite without limits has nothing else to show
     names = declared.get("shown", [] if rows else list(facts)[:MOST_FACTS])
-    labels = names if isinstance(names, Mapping) else dict(zip(names, names, strict=True))
+    labels = (
+        names if isinstance(names, Mapping) else dict(zip(names, names, strict=True))
+    )
     rows += [[text, facts[x], ""] for text, x in labels.items() if x in facts]
     title = declared["title"]
     table = markdown(["", "measured", "at most"], rows)
     return f"**{title}** (`--suite {name}`)\n\n{table}"
 
 
-def methods_table(datasets: Found, checks: Sequence[Found]) -> tuple[list[str], list[list[str]]]:
+def methods_table(
+    datasets: Found, checks: Sequence[Found]
+) -> tuple[list[str], list[list[str]]]:
     """Return head and rows: methods by data sets, and the papers' claims below."""
     by_name = {check["name"]: check for check in checks}
     titles = {

@@ -25,7 +25,7 @@ SNOWFLAKES = 20
 
 
 def datasets() -> Iterator[Dataset]:
-    """Yield the snowflakes, the other schemas with each task, and data that are at hand."""
+    """Yield the snowflakes, the other schemas by task, and data that are at hand."""
     for number in range(SNOWFLAKES):
         yield dataset(f"snowflake {number}", snowflake(number))
     for task in TASKS:
@@ -45,11 +45,16 @@ def dataset(name: str, schema: Schema) -> Dataset:
 
 
 def collinear(task: str) -> Schema:
-    """Return three tables of which each is nearly the others' sum, and a label in the rest."""
+    """Return three tables, each nearly the others' sum, and a label in the rest."""
     draw = np.random.default_rng(3)
     rows, x = 200, draw.normal(size=200)
-    a, b = (pd.DataFrame({"id": range(rows), "x": x + 1e-3 * draw.normal(size=rows)}) for _ in "ab")
-    c = pd.DataFrame({"id": range(rows), "x": a.x + b.x + 1e-3 * draw.normal(size=rows)})
+    a, b = (
+        pd.DataFrame({"id": range(rows), "x": x + 1e-3 * draw.normal(size=rows)})
+        for _ in "ab"
+    )
+    c = pd.DataFrame(
+        {"id": range(rows), "x": a.x + b.x + 1e-3 * draw.normal(size=rows)}
+    )
     keys = draw.integers(0, rows, 1500)
     facts = pd.DataFrame({"k": keys, "q": draw.normal(size=1500)})
     noise = 0.3 * draw.normal(size=1500)
@@ -63,7 +68,9 @@ def few_rows(task: str) -> Schema:
     """Return 150 joined rows of over a hundred columns."""
     draw = np.random.default_rng(5)
     tables = {
-        name: pd.DataFrame(draw.normal(size=(60, 50)), columns=[f"x{i}" for i in range(50)])
+        name: pd.DataFrame(
+            draw.normal(size=(60, 50)), columns=[f"x{i}" for i in range(50)]
+        )
         for name in "ab"
     }
     keys = draw.integers(0, 60, (2, 150))
@@ -90,11 +97,21 @@ def music(task: str) -> Schema:
     tables: dict[str, pd.DataFrame] = {}
     effects: dict[str, FloatArray] = {}
     for name, rows in sizes.items():
-        kinds = draw.integers(0, rows, rows) if name in ("track", "invoice") else np.arange(rows)
-        keys = {parent: draw.integers(0, sizes[parent], rows) for parent in up.get(name, ())}
+        kinds = (
+            draw.integers(0, rows, rows)
+            if name in ("track", "invoice")
+            else np.arange(rows)
+        )
+        keys = {
+            parent: draw.integers(0, sizes[parent], rows) for parent in up.get(name, ())
+        }
         columns = {"id": np.arange(rows), "x": draw.gamma(3.0, size=rows), **keys}
-        tables[name] = pd.DataFrame(columns).assign(c=[f"{name}{kind % 400}" for kind in kinds])
-        inherited = sum((effects[parent][key] for parent, key in keys.items()), np.zeros(rows))
+        tables[name] = pd.DataFrame(columns).assign(
+            c=[f"{name}{kind % 400}" for kind in kinds]
+        )
+        inherited = sum(
+            (effects[parent][key] for parent, key in keys.items()), np.zeros(rows)
+        )
         effects[name] = inherited + 0.5 * draw.normal(size=rows)
     tables["f"]["y"] = effects["f"]
     joins = " ".join(
@@ -103,24 +120,35 @@ def music(task: str) -> Schema:
         for parent in up[name]
     )
     features = ", ".join(f"{name}.x, {name}.c" for name in sizes if name != "f")
-    return tables, f"SELECT {TASKS[task]} AS label, f.x, {features} FROM f {joins}", task
+    return (
+        tables,
+        f"SELECT {TASKS[task]} AS label, f.x, {features} FROM f {joins}",
+        task,
+    )
 
 
-TPCH_LABELS: Final = {"regression": "l.l_extendedprice", "classification": "l.l_returnflag = 'R'"}
+TPCH_LABELS: Final = {
+    "regression": "l.l_extendedprice",
+    "classification": "l.l_returnflag = 'R'",
+}
 TPCH_SQL: Final = """
 SELECT {} AS label, l.l_quantity, l.l_discount, l.l_tax, l.l_shipmode, l.l_shipinstruct,
-  l.l_shipdate, o.o_orderpriority, o.o_orderdate, c.c_mktsegment, c.c_acctbal, p.p_brand, p.p_type,
+  l.l_shipdate, o.o_orderpriority, o.o_orderdate, c.c_mktsegment, c.c_acctbal,
+  p.p_brand, p.p_type,
   p.p_container, p.p_size, p.p_retailprice, ps.ps_supplycost, ps.ps_availqty,
   s.s_acctbal, m.n_name, n.n_name
 FROM lineitem l JOIN orders o ON l.l_orderkey = o.o_orderkey
 JOIN customer c ON o.o_custkey = c.c_custkey JOIN part p ON l.l_partkey = p.p_partkey
 JOIN partsupp ps ON l.l_partkey = ps.ps_partkey AND l.l_suppkey = ps.ps_suppkey
-JOIN supplier s ON l.l_suppkey = s.s_suppkey JOIN nation m ON s.s_nationkey = m.n_nationkey
+JOIN supplier s ON l.l_suppkey = s.s_suppkey
+JOIN nation m ON s.s_nationkey = m.n_nationkey
 JOIN nation n ON c.c_nationkey = n.n_nationkey"""
 
 
 def tpch(task: str) -> Schema:
-    """Return TPC-H's tables of scale 0.01, 60,000 joined rows: price, or whether returned.
+    """Return TPC-H's tables of scale 0.01 with 60,000 joined rows.
+
+    The label is the price, or whether an item was returned.
 
     Raises:
         SkippedSuite: the package ``tpchgen-cli``, which makes them, is not installed.
@@ -167,7 +195,9 @@ def snowflake(number: int) -> Schema:
     return {"f": facts, **tables}, sql, task
 
 
-def _dimension(draw: np.random.Generator, rows: int) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+def _dimension(
+    draw: np.random.Generator, rows: int
+) -> tuple[pd.DataFrame, pd.DataFrame | None]:
     """Return a dimension table, and mostly one that its rows nearly determine."""
     kinds = draw.integers(0, draw.integers(2, rows + 1), rows)
     columns = {"id": np.arange(rows), "x": draw.normal(size=rows)}

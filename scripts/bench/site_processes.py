@@ -1,8 +1,8 @@
-"""A run whose sites are processes of their own, so that the memory of each can be measured.
+"""A run whose sites are processes, so that the memory of each can be measured.
 
-In simulation all sites and the server share a process; in deployment each has its own, as here. A
-process first takes part in a run on a few rows, which loads all that runs load: what it has then
-is its baseline.
+In simulation all sites and the server share a process; in deployment each has its own,
+as here. A process first takes part in a run on a few rows, which loads all that runs
+load: what it has then is its baseline.
 """
 
 import multiprocessing
@@ -42,7 +42,7 @@ class ProcessGrid(InProcessGrid):
             self._pipes[node] = here
 
     def peaks(self) -> list[int]:
-        """Return the most bytes that each site's process has had since the last call."""
+        """Return the peak bytes of each site's process since the last call."""
         for pipe in self._pipes.values():
             pipe.send(PEAK)
         return [pipe.recv() for pipe in self._pipes.values()]

@@ -13,7 +13,13 @@ import sys
 
 import duckdb
 
-from scripts.data.run_files import RUN_FILE, print_commands, script, write_run, write_tables
+from scripts.data.run_files import (
+    RUN_FILE,
+    print_commands,
+    script,
+    write_run,
+    write_tables,
+)
 from tp_flower.sources.flights import flights_tables
 
 QUESTION = "Will a flight be more than 15 minutes late? A model for every carrier."

@@ -1,11 +1,12 @@
-"""Write the music shop: eleven made-up tables in files and databases, and runs over them.
+"""Write the music shop: eleven made-up tables in files and databases, and runs.
 
-    python scripts/data/make_music_shop.py OUTPUT [--lines N] [--seed N] [--postgresql URI]
+    python scripts/data/make_music_shop.py OUTPUT [--lines N] [--seed N] [--postgresql
+    URI]
 
 A till holds invoices and their lines (PostgreSQL, or CSV without a URI), a label its
-catalogue of five tables (SQLite), three regions their customers (CSV shards), a radio the
-playlists and an office the employees. As real shops' data do, they have artists with one
-album each, rare categories, missing values and keys that are texts.
+catalogue of five tables (SQLite), three regions their customers (CSV shards), a radio
+the playlists and an office the employees. As real shops' data do, they have artists
+with one album each, rare categories, missing values and keys that are texts.
 """
 
 import argparse
@@ -37,24 +38,46 @@ JOIN media_types m ON m.media_type_id = t.media_type_id
 """
 PLAYED: Final = """
 SELECT l.paid AS label, i.channel, t.seconds, p.plays
-FROM invoice_lines l JOIN invoices i USING (invoice_id) JOIN tracks t ON t.track_id = l.track_id
+FROM invoice_lines l JOIN invoices i USING (invoice_id)
+JOIN tracks t ON t.track_id = l.track_id
 LEFT JOIN (SELECT track_id, COUNT(*) AS plays FROM playlist_track GROUP BY track_id) p
     ON p.track_id = t.track_id
 WHERE t.genre_id IN (SELECT genre_id FROM genres WHERE name <> 'Polka')
 """
-PAID, RETURNED = f"SELECT l.paid AS label,{FEATURES}", f"SELECT l.is_returned AS label,{FEATURES}"
+PAID, RETURNED = (
+    f"SELECT l.paid AS label,{FEATURES}",
+    f"SELECT l.is_returned AS label,{FEATURES}",
+)
 RUNS: Final[Mapping[str, tuple[str, str, dict[str, Any]]]] = {
     "explain.toml": ("What would run, and who learns what?", PAID, {"mode": "explain"}),
     "regression.toml": ("What is paid?", PAID, {"model-name": "paid"}),
     "classification.toml": ("Is it returned?", RETURNED, {"model-name": "returned"}),
-    "predict.toml": ("What will be paid?", PAID, {"mode": "predict", "model-name": "paid"}),
+    "predict.toml": (
+        "What will be paid?",
+        PAID,
+        {"mode": "predict", "model-name": "paid"},
+    ),
     "plays.toml": ("Do plays on the radio sell?", PLAYED, {}),
 }
 TRAINED: Final = ("regression.toml", "classification.toml", "plays.toml")
 CATALOGUE: Final = ("artists", "albums", "tracks", "genres", "media_types")
 TILL: Final = ("invoices", "invoice_lines")
-REGIONS: Final = {"europe": ["DE", "FR", "PT", "CZ"], "americas": ["US", "BR"], "asia": ["IN"]}
-GENRES: Final = ["Rock", "Pop", "Jazz", "Blues", "Metal", "Folk", "Soul", "Opera", "Polka"]
+REGIONS: Final = {
+    "europe": ["DE", "FR", "PT", "CZ"],
+    "americas": ["US", "BR"],
+    "asia": ["IN"],
+}
+GENRES: Final = [
+    "Rock",
+    "Pop",
+    "Jazz",
+    "Blues",
+    "Metal",
+    "Folk",
+    "Soul",
+    "Opera",
+    "Polka",
+]
 MEDIA: Final = ["CD", "MP3", "FLAC", "vinyl", "tape"]
 REPS: Final = ["E0", "E1", "E2", "E3"]
 
@@ -68,12 +91,20 @@ def make_music_shop(lines: int = 2_400, seed: int = 0) -> dict[str, pd.DataFrame
     medium = draw.choice(len(MEDIA), tracks, p=[0.5, 0.3, 0.15, 0.04, 0.01])
     # four artists in five have one album
     artist = np.append(np.arange(artists), draw.integers(0, artists, albums - artists))
-    album, seconds = draw.integers(0, albums, tracks), draw.gamma(9.0, 28.0, tracks).round()
+    album, seconds = (
+        draw.integers(0, albums, tracks),
+        draw.gamma(9.0, 28.0, tracks).round(),
+    )
     price = draw.choice([0.99, 1.29, 1.49, 1.99, 2.49], tracks)
-    country = draw.choice([name for names in REGIONS.values() for name in names], customers)
+    country = draw.choice(
+        [name for names in REGIONS.values() for name in names], customers
+    )
     age = draw.integers(16, 80, customers).astype(float)
     codes = np.array([f"C-{number:04d}" for number in range(customers)])
-    buyer, channel = draw.integers(0, customers, invoices), draw.integers(0, 3, invoices)
+    buyer, channel = (
+        draw.integers(0, customers, invoices),
+        draw.integers(0, 3, invoices),
+    )
     invoice, track = draw.integers(0, invoices, lines), draw.integers(0, tracks, lines)
     fame = draw.normal(0.0, 0.4, artists)[artist[album[track]]]
     taste = 0.01 * (age[buyer] - 45) + np.array([0.0, 0.3, -0.2])[channel]
@@ -83,15 +114,23 @@ def make_music_shop(lines: int = 2_400, seed: int = 0) -> dict[str, pd.DataFrame
     home = draw.choice(
         np.array(["US", "GB", "DE", "IS", None]), artists, p=[0.5, 0.2, 0.2, 0.02, 0.08]
     )
-    composer = draw.choice(np.array(["Ada", "Bo", "Cleo", None]), tracks, p=[0.4, 0.2, 0.1, 0.3])
+    composer = draw.choice(
+        np.array(["Ada", "Bo", "Cleo", None]), tracks, p=[0.4, 0.2, 0.1, 0.3]
+    )
     rep = draw.choice(np.array([*REPS, None]), customers)  # without one: LEFT JOIN
     known_age = np.where(draw.random(customers) < 0.08, np.nan, age)
-    day = pd.Timestamp("2025-01-01") + pd.to_timedelta(draw.integers(0, 365, invoices), "D")
+    day = pd.Timestamp("2025-01-01") + pd.to_timedelta(
+        draw.integers(0, 365, invoices), "D"
+    )
     ids = np.arange(tracks)
     title = np.array([f"Song {number}" for number in ids])
     return {
-        "artists": _frame("artist_id name country", ids[:artists], title[:artists], home),
-        "albums": _frame("album_id artist_id title", ids[:albums], artist, title[:albums]),
+        "artists": _frame(
+            "artist_id name country", ids[:artists], title[:artists], home
+        ),
+        "albums": _frame(
+            "album_id artist_id title", ids[:albums], artist, title[:albums]
+        ),
         "genres": _frame("genre_id name", ids[: len(GENRES)], GENRES),
         "media_types": _frame("media_type_id name", ids[: len(MEDIA)], MEDIA),
         "tracks": _frame(
@@ -99,16 +138,33 @@ def make_music_shop(lines: int = 2_400, seed: int = 0) -> dict[str, pd.DataFrame
             *(ids, title, album, genre, medium, seconds, price, composer),
         ),
         "playlists": _frame("playlist_id name", ids[:9], title[:9]),
-        "playlist_track": _frame("playlist_id track_id", ids % 9, draw.integers(0, tracks, tracks)),
-        "employees": _frame("employee_code title", REPS, ["rep", "rep", "lead", "boss"]),
-        "customers": _frame("customer_code country age rep_code", codes, country, known_age, rep),
+        "playlist_track": _frame(
+            "playlist_id track_id", ids % 9, draw.integers(0, tracks, tracks)
+        ),
+        "employees": _frame(
+            "employee_code title", REPS, ["rep", "rep", "lead", "boss"]
+        ),
+        "customers": _frame(
+            "customer_code country age rep_code", codes, country, known_age, rep
+        ),
         "invoices": _frame(
             "invoice_id customer_code day channel",
-            *(np.arange(invoices), codes[buyer], day, np.array(["web", "shop", "phone"])[channel]),
+            *(
+                np.arange(invoices),
+                codes[buyer],
+                day,
+                np.array(["web", "shop", "phone"])[channel],
+            ),
         ),
         "invoice_lines": _frame(
             "line_id invoice_id track_id paid is_returned",
-            *(np.arange(lines), invoice, track, paid, odds + draw.logistic(size=lines) > 0),
+            *(
+                np.arange(lines),
+                invoice,
+                track,
+                paid,
+                odds + draw.logistic(size=lines) > 0,
+            ),
         ),
     }
 
@@ -128,7 +184,9 @@ def write(options: argparse.Namespace) -> None:
         places[name] = [({"uri": "sqlite:///catalogue.sqlite", "table": name}, "label")]
     if options.postgresql:
         to_database(options.postgresql, {name: shop.pop(name) for name in TILL})
-        places |= {name: [({"uri": "${MUSIC_URI}", "table": name}, "till")] for name in TILL}
+        places |= {
+            name: [({"uri": "${MUSIC_URI}", "table": name}, "till")] for name in TILL
+        }
     customers = shop.pop("customers")
     places["customers"] = []
     for region, countries in REGIONS.items():
@@ -141,7 +199,9 @@ def write(options: argparse.Namespace) -> None:
         places[name] = [(f"{name}.csv", site)]
     write_tables(folder, places)
     runs = [write_run(folder / file, *run) for file, run in RUNS.items()]
-    print_commands("The music shop", folder, [run for run in runs if run.name in TRAINED])
+    print_commands(
+        "The music shop", folder, [run for run in runs if run.name in TRAINED]
+    )
 
 
 def to_database(uri: str, tables: Mapping[str, pd.DataFrame]) -> None:
@@ -156,7 +216,11 @@ def to_database(uri: str, tables: Mapping[str, pd.DataFrame]) -> None:
 OPTIONS = {
     "lines": (int, 2_400, "invoice lines, which are the joined rows"),
     "seed": (int, 0, "of the random numbers"),
-    "postgresql": (str, "", "URI of a database for the till, which sites read as ${MUSIC_URI}"),
+    "postgresql": (
+        str,
+        "",
+        "URI of a database for the till, which sites read as ${MUSIC_URI}",
+    ),
 }
 main = script(__doc__, write, options=OPTIONS)
 

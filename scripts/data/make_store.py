@@ -3,9 +3,10 @@
     python scripts/data/make_store.py OUTPUT [--orders N] [--items N] [--customers N]
                                      [--parts N] [--seed N]
 
-Four organisations: a shop holds the orders, a warehouse the items, and each of two countries its
-customers. ``items`` has one row per *part* of an item, so that an order of an item joins several
-rows: orders and items are many-to-many. The quantity ordered depends on all three tables.
+Four organisations: a shop holds the orders, a warehouse the items, and each of two
+countries its customers. ``items`` has one row per *part* of an item, so that an order
+of an item joins several rows: orders and items are many-to-many. The quantity ordered
+depends on all three tables.
 """
 
 import argparse
@@ -16,7 +17,13 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from scripts.data.run_files import RUN_FILE, print_commands, script, write_run, write_tables
+from scripts.data.run_files import (
+    RUN_FILE,
+    print_commands,
+    script,
+    write_run,
+    write_tables,
+)
 from tp_flower.arrays import FloatArray
 
 _FROM: Final = """
@@ -89,7 +96,9 @@ def make_store(
     return {"orders": [order_table], "items": [item_table], "customers": shards}
 
 
-def one_per_site(store: Mapping[str, Sequence[pd.DataFrame]]) -> dict[str, dict[str, pd.DataFrame]]:
+def one_per_site(
+    store: Mapping[str, Sequence[pd.DataFrame]],
+) -> dict[str, dict[str, pd.DataFrame]]:
     """Return a site for each shard, by name."""
     return {
         f"{table}-{number}": {table: shard}
@@ -105,7 +114,9 @@ def _items(
     parts = draw.integers(1, most_parts + 1, size=items)
     item = np.repeat(np.arange(items), parts)
     first = np.repeat(np.cumsum(parts) - parts, parts)
-    part = (draw.integers(0, len(PARTS), size=items)[item] + np.arange(item.size)) - first
+    part = (
+        draw.integers(0, len(PARTS), size=items)[item] + np.arange(item.size)
+    ) - first
     price = np.exp(draw.normal(3.0, 0.6, size=item.size)).round(2)
     weight = draw.gamma(2.0, 1.5, size=item.size).round(3)
     table = pd.DataFrame(
@@ -126,7 +137,9 @@ def _items(
     return table, 2.0 * np.bincount(item, value) / parts
 
 
-def _customers(customers: int, draw: np.random.Generator) -> tuple[pd.DataFrame, FloatArray]:
+def _customers(
+    customers: int, draw: np.random.Generator
+) -> tuple[pd.DataFrame, FloatArray]:
     """The customers of both countries; and what each adds to the quantity."""
     us = np.arange(customers) < max(1, min(customers - 1, 2 * customers // 3))
     age = draw.integers(18, 80, size=customers)
@@ -141,7 +154,9 @@ def _customers(customers: int, draw: np.random.Generator) -> tuple[pd.DataFrame,
             "segment": SEGMENTS[segment],
         }
     )
-    effect = 0.06 * (income - 55.0) - 0.02 * (age - 49) + np.array([0.0, 3.0, 1.0])[segment]
+    effect = (
+        0.06 * (income - 55.0) - 0.02 * (age - 49) + np.array([0.0, 3.0, 1.0])[segment]
+    )
     return table, effect
 
 

@@ -70,11 +70,16 @@ def write_paper_scale(folder: Path, factor: float = 1.0, seed: int = 0) -> Path:
         pq.write_table(pa.table(columns), folder / f"{name}.parquet")
         effects[name] = numbers @ draw.normal(0.0, 0.3, (NUMBERS[name], STARS))
     _write_reviews(folder, rows_of("reviews", factor), draw, effects)
-    return write_tables(folder, {name: [(f"{name}.parquet", name)] for name in ROWS}, OPEN)
+    return write_tables(
+        folder, {name: [(f"{name}.parquet", name)] for name in ROWS}, OPEN
+    )
 
 
 def _write_reviews(
-    folder: Path, rows: int, draw: np.random.Generator, effects: Mapping[str, FloatArray]
+    folder: Path,
+    rows: int,
+    draw: np.random.Generator,
+    effects: Mapping[str, FloatArray],
 ) -> None:
     """Write the reviews, some rows at a time.
 
@@ -92,7 +97,9 @@ def _write_reviews(
         path, schema, compression="none", use_dictionary=False, write_statistics=False
     ) as writer:
         for start in range(0, rows, BLOCK_ROWS):
-            block = {name: key[start : start + BLOCK_ROWS] for name, key in keys.items()}
+            block = {
+                name: key[start : start + BLOCK_ROWS] for name, key in keys.items()
+            }
             count = len(block["users"])
             hidden = draw.standard_normal((count, HIDDEN), dtype=np.float32)
             vectors = draw.standard_normal((count, WIDTH), dtype=np.float32)
@@ -107,7 +114,9 @@ def _write_reviews(
             writer.write_table(pa.table(columns, schema), row_group_size=BLOCK_ROWS)
 
 
-def _draw_key(rows: int, parents: int, draw: np.random.Generator) -> npt.NDArray[np.int32]:
+def _draw_key(
+    rows: int, parents: int, draw: np.random.Generator
+) -> npt.NDArray[np.int32]:
     """Draw a parent for each row: some far more often than others, all once."""
     key = (parents * draw.random(rows) ** 2).astype(np.int32)
     every = min(rows, parents)

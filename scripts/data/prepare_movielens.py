@@ -65,7 +65,9 @@ def hashed_words(texts: pa.Array | pa.ChunkedArray, width: int) -> pa.Array:
     >>> np.square(vectors.to_pylist()).sum(axis=1).round(6).tolist()
     [1.0, 0.0]
     """
-    counter = HashingVectorizer(n_features=width, alternate_sign=False, token_pattern=r"[^\W_]+")
+    counter = HashingVectorizer(
+        n_features=width, alternate_sign=False, token_pattern=r"[^\W_]+"
+    )
     counts = counter.transform(pc.fill_null(texts, "").to_pylist())
     flat = pa.array(counts.toarray().astype(np.float32).ravel())
     return pa.FixedSizeListArray.from_arrays(flat, width)
@@ -96,7 +98,10 @@ def read_movielens(folder: Path) -> dict[str, pd.DataFrame]:
 @contextmanager
 def _tables_of(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """Yield a connection that has the papers' tables; their rows are checked."""
-    with _official_files(folder) as (script_file, source), closing(duckdb.connect()) as connection:
+    with (
+        _official_files(folder) as (script_file, source),
+        closing(duckdb.connect()) as connection,
+    ):
         connection.execute(f"SET VARIABLE folder = {quote_text(str(source))}")
         connection.execute((HERE / script_file).read_text(encoding="utf-8"))
         connection.execute(f"CREATE TABLE users AS {USERS}")

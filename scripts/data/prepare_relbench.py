@@ -51,10 +51,14 @@ def choose_task(folder: Path, name: str) -> tuple[Path, Manifest]:
     names = sorted(path.parent.name for path in folder.glob("tasks/*/manifest.yaml"))
     name = name or (names[0] if len(names) == 1 else "")
     if name not in names:
-        raise DataError(f"--task {name or 'is missing'}: {folder} has {', '.join(names) or 'none'}")
+        raise DataError(
+            f"--task {name or 'is missing'}: {folder} has {', '.join(names) or 'none'}"
+        )
     task = read_manifest(folder / "tasks" / name)
     if task["task_type"] not in KINDS:
-        raise DataError(f"task {name} is {task['task_type']}; supported are {', '.join(KINDS)}")
+        raise DataError(
+            f"task {name} is {task['task_type']}; supported are {', '.join(KINDS)}"
+        )
     return folder / "tasks" / name, task
 
 
@@ -72,7 +76,9 @@ def steps_of(tables: Manifest, task: Manifest, without: set[str]) -> Iterator[St
                 queue.append((Step(alias, table, step.alias, key), {*path, table}))
 
 
-def joins(engine: duckdb.DuckDBPyConnection, tables: Manifest, steps: list[Step], time: str) -> str:
+def joins(
+    engine: duckdb.DuckDBPyConnection, tables: Manifest, steps: list[Step], time: str
+) -> str:
     """Return the FROM clause; DataError where a label is older than a row behind it."""
     source = f"FROM {LABELS} AS t"
     for step in steps:
@@ -86,22 +92,34 @@ def joins(engine: duckdb.DuckDBPyConnection, tables: Manifest, steps: list[Step]
         ((lost, late),) = engine.sql(f"SELECT {counts} {source} LEFT {text}").fetchall()
         if late:
             reason = f"{late} labels are older than their row's {column}"
-            raise DataError(f"{step.table}: {reason}, which needs {CUTOFF} {step.table}")
+            raise DataError(
+                f"{step.table}: {reason}, which needs {CUTOFF} {step.table}"
+            )
         source = f"{source}\n{'LEFT ' if lost else ''}{text}"
     return source
 
 
 def write_labels(path: Path, folder: Path, task: Manifest) -> list[int]:
     """Write the labels of all splits, with the split's number; return the sizes."""
-    names = [task["entity_col"], task["target_col"], *filter(None, [task.get("time_col")])]
-    parts = [pq.read_table(folder / f"{split}.parquet", columns=names) for split in SPLITS]
+    names = [
+        task["entity_col"],
+        task["target_col"],
+        *filter(None, [task.get("time_col")]),
+    ]
+    parts = [
+        pq.read_table(folder / f"{split}.parquet", columns=names) for split in SPLITS
+    ]
     for number, part in enumerate(parts):
-        parts[number] = part.append_column(SPLIT, pa.array([number] * len(part), pa.int8()))
+        parts[number] = part.append_column(
+            SPLIT, pa.array([number] * len(part), pa.int8())
+        )
     pq.write_table(pa.concat_tables(parts, promote_options="permissive"), path)
     return [len(part) for part in parts]
 
 
-def features(file: str, table: Manifest, step: Step, hidden: set[tuple[str, ...]]) -> list[str]:
+def features(
+    file: str, table: Manifest, step: Step, hidden: set[tuple[str, ...]]
+) -> list[str]:
     """Return the columns of a table that a label may see, but keys."""
     keys = {table["pkey"], *table.get("fkeys", {})}
     names = (name for name in pq.read_schema(file).names if name not in keys)
@@ -111,14 +129,27 @@ def features(file: str, table: Manifest, step: Step, hidden: set[tuple[str, ...]
 
 def prepare(options: argparse.Namespace) -> None:
     """Read the folder and write OUTPUT."""
-    folder, output, without = options.folder.resolve(), options.output, options.without.split(",")
-    tables, (task_folder, task) = read_manifest(folder)["tables"], choose_task(folder, options.task)
+    folder, output, without = (
+        options.folder.resolve(),
+        options.output,
+        options.without.split(","),
+    )
+    tables, (task_folder, task) = (
+        read_manifest(folder)["tables"],
+        choose_task(folder, options.task),
+    )
     steps = list(steps_of(tables, task, set(without)))
     joined = {step.table for step in steps}
     others = [name for name in tables if name not in joined.union(without)]
-    if many := [n for n in others if joined.intersection(tables[n].get("fkeys", {}).values())]:
-        raise DataError(f"{', '.join(many)}: many rows for a label need {CUTOFF} {','.join(many)}")
-    train, validation, test = write_labels(output / f"{LABELS}.parquet", task_folder, task)
+    if many := [
+        n for n in others if joined.intersection(tables[n].get("fkeys", {}).values())
+    ]:
+        raise DataError(
+            f"{', '.join(many)}: many rows for a label need {CUTOFF} {','.join(many)}"
+        )
+    train, validation, test = write_labels(
+        output / f"{LABELS}.parquet", task_folder, task
+    )
     files = {name: str(folder / "db" / f"{name}.parquet") for name in joined}
     hidden = {tuple(pair) for pair in task.get("remove_columns", [])}
     hidden.add((task["entity_table"], task["target_col"]))
@@ -131,19 +162,27 @@ def prepare(options: argparse.Namespace) -> None:
             file = quote_text(str(output / path))
             engine.execute(f"CREATE VIEW {quote_name(name)} AS FROM {file}")
         source = joins(engine, tables, steps, task.get("time_col", ""))
-    run_files.write_tables(output, {name: [(files[name], name)] for name in sorted(files)})
+    run_files.write_tables(
+        output, {name: [(files[name], name)] for name in sorted(files)}
+    )
     settings = {
         "task": task["task_type"].rpartition("_")[2],
         "test-split": f"time(t.{SPLIT})",
         "test-fraction": test / (train + validation + test),
         "validation-fraction": validation / (train + validation),
     }
-    sql, question = f"SELECT {', '.join(items)}\n{source}", f"What is {task['target_col']}?"
+    sql, question = (
+        f"SELECT {', '.join(items)}\n{source}",
+        f"What is {task['target_col']}?",
+    )
     run = run_files.write_run(output / run_files.RUN_FILE, question, sql, settings)
     run_files.print_commands(task_folder.name, output, [run])
 
 
-OPTIONS = {"task": (str, "", "folder of tasks/"), "without": (str, "", "tables to leave out")}
+OPTIONS = {
+    "task": (str, "", "folder of tasks/"),
+    "without": (str, "", "tables to leave out"),
+}
 main = run_files.script(__doc__, prepare, "with manifest.yaml, db/ and tasks/", OPTIONS)
 
 if __name__ == "__main__":

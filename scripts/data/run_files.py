@@ -67,7 +67,11 @@ def write_tables(folder: Path, shards: Shards, policy: str = "") -> Path:
         for place, site in parts:
             keys = {"path": place} if isinstance(place, str) else place
             values = {**keys, "site": site, **({"policy": policy} if policy else {})}
-            lines += [name, *(f"{key} = {_toml(value)}" for key, value in values.items()), ""]
+            lines += [
+                name,
+                *(f"{key} = {_toml(value)}" for key, value in values.items()),
+                "",
+            ]
     path = folder / TABLES_FILE
     path.write_text("\n".join(lines), encoding="utf-8")
     return path
@@ -77,7 +81,10 @@ def write_run(path: Path, question: str, sql: str, settings: Mapping[str, Any]) 
     """Write the file of a run over the folder's tables; return its path."""
     values = {**settings, "tables": str(path.parent / TABLES_FILE)}
     lines = [
-        "# Settings of a run; all others take their defaults, see docs/reference/settings.md.",
+        (
+            "# Settings of a run; all others take their defaults, see "
+            "docs/reference/settings.md."
+        ),
         f"# {question}",
         f'sql = """\n{sql.strip()}\n"""',
         *(f"{key} = {_toml(value)}" for key, value in values.items()),
@@ -120,7 +127,9 @@ def find_file(folder: Path, *names: str) -> Path:
 def check_columns(path: Path, columns: Sequence[str], needed: Iterable[str]) -> None:
     """Raise DataError unless a file has the columns that are needed."""
     if missing := [column for column in needed if column not in columns]:
-        raise DataError(f"{path} lacks {', '.join(missing)}; it has {', '.join(columns)}")
+        raise DataError(
+            f"{path} lacks {', '.join(missing)}; it has {', '.join(columns)}"
+        )
 
 
 def script(

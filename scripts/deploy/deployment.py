@@ -137,7 +137,8 @@ class Deployment:
     def start_front(self, sessions: str = SOCKETS) -> None:
         """Put nginx before the SuperLink; SuperNodes that start from now on use it.
 
-        It passes the requests of sessions to ``sessions``: the runs' sockets, or an address.
+        It passes the requests of sessions to ``sessions``: the runs' sockets, or an
+        address.
         """
         self.front = free_port() if self.front == self.port else self.front
         text = (SCRIPTS / "nginx.conf").read_text()
@@ -152,7 +153,15 @@ class Deployment:
             text = text.replace(old, new)
         (self.folder / "nginx.conf").write_text(text)
         user = f"user {getpass.getuser()}; pid {self.folder / 'pid'}; daemon off;"
-        command = ["nginx", "-c", self.folder / "nginx.conf", "-e", "stderr", "-g", user]
+        command = [
+            "nginx",
+            "-c",
+            self.folder / "nginx.conf",
+            "-e",
+            "stderr",
+            "-g",
+            user,
+        ]
         self._run("front", command)
 
     def add_site(self, site: str, tables: str, *options: object) -> None:
@@ -194,7 +203,9 @@ class Deployment:
         process.wait(SECONDS_TO_STOP)
         self.start_site(site)
 
-    def submit(self, name: str, settings: Mapping[str, object], checkout: Path = ROOT) -> str:
+    def submit(
+        self, name: str, settings: Mapping[str, object], checkout: Path = ROOT
+    ) -> str:
         """Start a run with settings under a name; return its number."""
         file = self.folder / f"{name}.toml"
         file.write_text(run_config_text(settings))
@@ -210,12 +221,18 @@ class Deployment:
         The log tells it; to ask for the status starts a process of a second.
         """
         end = re.compile(rf"Finished task \d+ of run {run}\b")
-        self.wait(lambda: bool(end.search(self.log("superlink"))), f"the end of {run}", seconds)
+        self.wait(
+            lambda: bool(end.search(self.log("superlink"))),
+            f"the end of {run}",
+            seconds,
+        )
         answer = self.flwr("ls", CONNECTION, "--run-id", run, "--format", "json")
         (found,) = json.loads(answer)["runs"]
         return found["status"], found["status-details"]
 
-    def wait(self, is_so: Callable[[], bool], what: str, seconds: float = 1200.0) -> None:
+    def wait(
+        self, is_so: Callable[[], bool], what: str, seconds: float = 1200.0
+    ) -> None:
         """Wait for something; DeploymentError where it does not come."""
         deadline = time.monotonic() + seconds
         while not is_so():

@@ -42,7 +42,9 @@ class SlowLink:
         writer.transport.abort()
         return True
 
-    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _connect(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         if self._is_reset(writer):
             return
         try:
@@ -55,7 +57,9 @@ class SlowLink:
         with suppress(asyncio.CancelledError):
             await asyncio.gather(*ways, return_exceptions=True)
 
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         chunks = asyncio.Queue[tuple[float, bytes]]()
 
         async def send() -> None:

@@ -110,7 +110,9 @@ def read_sources(tables: str) -> tuple[ShardSource, ...]:
     return load_tables(tables) if tables else flights_sources()
 
 
-def join_tables(query: Query, settings: Settings, sources: Sequence[ShardSource]) -> JoinedTable:
+def join_tables(
+    query: Query, settings: Settings, sources: Sequence[ShardSource]
+) -> JoinedTable:
     """Join, encode and split all shards as the run with these settings does.
 
     Raises:
@@ -163,14 +165,18 @@ def _split(
     labelled = np.searchsorted(passing, rows[bound.label_table])
     if not bound.split_table:
         rng = generator(settings.seed, Stream.SPLIT)
-        of_rows = splits.split_at_random(np.ones(len(passing), np.bool_), _shares(settings), rng)
+        of_rows = splits.split_at_random(
+            np.ones(len(passing), np.bool_), _shares(settings), rng
+        )
         return of_rows[labelled], of_rows != splits.TRAIN
     key = _split_key(connection, bound.fragments_of(bound.split_table)[0])
     # the last value is that of a missing one, and of joined rows without a row
     codes = np.append(key.codes, -1)[rows[bound.split_table]]
     if settings.split.kind == splits.GROUP:
         hasher = simulated_hasher(settings.seed).purpose(f"split {settings.seed}")
-        of_values = splits.split_by_hash(hasher.hash_texts(key.texts), _shares(settings))
+        of_values = splits.split_by_hash(
+            hasher.hash_texts(key.texts), _shares(settings)
+        )
         subset = np.append(of_values, np.uint8(splits.TRAIN))[codes]
     else:
         times = np.append(key.numbers(), np.nan)[codes]
@@ -232,9 +238,13 @@ def _load(
             names.append(column_types(connection, pieces[-1]))
         # a query can read the columns that all shards have
         others = [{name.lower() for name in of_shard} for of_shard in names]
-        common = [name for name in names[0] if all(name.lower() in other for other in others)]
+        common = [
+            name for name in names[0] if all(name.lower() in other for other in others)
+        ]
         columns = ", ".join(map(quote_name, common))
-        union = " UNION ALL BY NAME ".join(f"SELECT {columns} FROM ({p})" for p in pieces)
+        union = " UNION ALL BY NAME ".join(
+            f"SELECT {columns} FROM ({p})" for p in pieces
+        )
         connection.execute(f"CREATE TABLE {quote_name(table)} AS {union}")
         yield table, column_types(connection, f"SELECT * FROM {quote_name(table)}")
 
@@ -294,7 +304,8 @@ def read_columns(connection: Connection, select: str, order: str = "") -> list[C
         columns.append(TypedColumn(f"c{number}", duckdb_type, kind))
     names = ", ".join(column.sql for column in columns)
     items = ", ".join(
-        f"{comparable(column) if column.kind == 'text' else as_number(column)} AS {column.sql}"
+        f"{comparable(column) if column.kind == 'text' else as_number(column)} AS "
+        f"{column.sql}"
         for column in columns
     )
     sorting = f" ORDER BY {order}" if order else ""
@@ -302,7 +313,8 @@ def read_columns(connection: Connection, select: str, order: str = "") -> list[C
         f"SELECT {items} FROM ({select}) AS result({names}){sorting}"
     ).to_arrow_table()
     return [
-        Column(column.kind, _from_arrow(table[column.sql].combine_chunks())) for column in columns
+        Column(column.kind, _from_arrow(table[column.sql].combine_chunks()))
+        for column in columns
     ]
 
 
@@ -334,7 +346,9 @@ def fit_encoder(
     return fit(choice.table, statistics).at_site(sample.hasher)
 
 
-def read_label(label: Column, is_test: BoolArray, settings: Settings) -> tuple[FloatArray, Loss]:
+def read_label(
+    label: Column, is_test: BoolArray, settings: Settings
+) -> tuple[FloatArray, Loss]:
     """Return the labels as numbers or class indices, and the task's loss."""
     categories: Sequence[str] = ()
     if isinstance(label.values, CategoricalColumn):
@@ -342,7 +356,9 @@ def read_label(label: Column, is_test: BoolArray, settings: Settings) -> tuple[F
         values = np.where(codes < 0, np.nan, codes)
     else:
         values = np.asarray(label.values.values, np.float64)
-    labels = read_labels([LabelColumn(label.kind, values, tuple(categories))], settings, "label")
+    labels = read_labels(
+        [LabelColumn(label.kind, values, tuple(categories))], settings, "label"
+    )
     return labels.values, choose_loss(labels, labels.values[~is_test], settings)
 
 

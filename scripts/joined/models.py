@@ -100,7 +100,9 @@ def fit_ridge(features: Matrix, labels: FloatArray, l2: float) -> LinearFit:
     return LinearFit(theta[:-1, None], theta[-1:])
 
 
-def fit_logistic(features: Matrix, labels: FloatArray, l2: float, **options: Any) -> LinearFit:
+def fit_logistic(
+    features: Matrix, labels: FloatArray, l2: float, **options: Any
+) -> LinearFit:
     """Return scikit-learn's LogisticRegression with options, or its defaults.
 
     The labels are class indices of two or more classes; its C is 1 / (N l2).
@@ -190,7 +192,8 @@ def grow_trees(
 ) -> Any:
     """Return LightGBM's model of the joined rows; validation rows stop it early.
 
-    ``start`` has the scores (N,) that it goes on from, ``options`` come before the settings'.
+    ``start`` has the scores (N,) that it goes on from, ``options`` come before the
+    settings'.
     """
     import lightgbm
 
@@ -214,7 +217,10 @@ def grow_trees(
 
 
 def tree_metrics(
-    joined: JoinedTable, booster: Any, trees: int | None = None, start: FloatArray | None = None
+    joined: JoinedTable,
+    booster: Any,
+    trees: int | None = None,
+    start: FloatArray | None = None,
 ) -> Metrics:
     """Return the metrics of the held-out rows after the first, or the best, trees."""
     rows, labels = _with_nan(joined)[joined.is_test], joined.labels[joined.is_test]

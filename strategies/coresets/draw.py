@@ -83,7 +83,10 @@ class Party:
 
 
 def draw_coreset(
-    joined: JoinedRows, encoders: Mapping[str, TableEncoding], settings: Settings, importance: str
+    joined: JoinedRows,
+    encoders: Mapping[str, TableEncoding],
+    settings: Settings,
+    importance: str,
 ) -> Generator[Requests, Replies, CoresetSample]:
     """Draw ``settings.coreset_rows`` of the joined training rows."""
     if settings.coreset_kind == UNIFORM:
@@ -149,7 +152,10 @@ def restrict_to_sample(
 
 
 def _measure(
-    joined: JoinedRows, encoders: Mapping[str, TableEncoding], importance: str, settings: Settings
+    joined: JoinedRows,
+    encoders: Mapping[str, TableEncoding],
+    importance: str,
+    settings: Settings,
 ) -> Generator[Requests, Replies, list[Party]]:
     label_table, rows = joined.bound.label_table, joined.train.joined_rows
     # the objective's penalty, N l2, is added to a table's second moments
@@ -168,14 +174,20 @@ def _measure(
                 **arrays,
             )
     request = coreset_messages.MeasureRequest(
-        sensitivities=importance, clusters=settings.clusters, joined_rows=rows, parts=bodies
+        sensitivities=importance,
+        clusters=settings.clusters,
+        joined_rows=rows,
+        parts=bodies,
     )
     replies = yield ask(request, joined.parts)
     parties: list[Party] = []
     for table, layout in joined.layouts.items():
         if importance == sensitivities.REGRESSION:
             added = 1 + max(len(joined.labels.classes), 1)
-            columns = (encoders[table].columns.width, added if table == label_table else 0)
+            columns = (
+                encoders[table].columns.width,
+                added if table == label_table else 0,
+            )
             parties += _parties_of_columns(layout, replies, columns, penalty)
         else:
             parties += _parties_of_clusters(layout, replies, settings.clusters)
@@ -219,7 +231,9 @@ def _parties_of_columns(
         if not sensitivities.is_gram(gram):
             raise refuse(part, "an impossible matrix of second moments")
     summed_gram: FloatArray = np.sum(grams, axis=0)
-    basis = sensitivities.whitening(sensitivities.penalised(summed_gram, columns[0], penalty))
+    basis = sensitivities.whitening(
+        sensitivities.penalised(summed_gram, columns[0], penalty)
+    )
     totals = [
         max(sensitivities.leverage_total(gram, basis), 0.0) if rows.trained else 0.0
         for rows, gram in zip(layout.rows, grams, strict=True)
@@ -230,11 +244,14 @@ def _parties_of_columns(
     ]
 
 
-def _parties_of_clusters(layout: TableLayout, replies: Replies, clusters: int) -> list[Party]:
+def _parties_of_clusters(
+    layout: TableLayout, replies: Replies, clusters: int
+) -> list[Party]:
     parts = layout.parts
     cluster_counts = [min(clusters, rows.trained) for rows in layout.rows]
     caps = [
-        sensitivities.kmeans_total(1.0, 1.0, count) if count else 0.0 for count in cluster_counts
+        sensitivities.kmeans_total(1.0, 1.0, count) if count else 0.0
+        for count in cluster_counts
     ]
     if len(parts) == 1:
         return [_whole_table(layout, replies, caps[0])]
@@ -271,7 +288,9 @@ def _draw(
 ) -> Generator[Requests, Replies, IntArray]:
     """Return the joined rows that are drawn, (m,)."""
     totals = [party.capped for party in parties]
-    counts = sampling.party_counts(np.array([*totals, float(len(joined.layouts))]), size, rng)
+    counts = sampling.party_counts(
+        np.array([*totals, float(len(joined.layouts))]), size, rng
+    )
     weights = joined.weighting.train_rows
     bodies = {
         party.part.number: coreset_messages.DrawPart(
@@ -280,14 +299,18 @@ def _draw(
         for party, count in zip(parties, counts, strict=False)
     }
     replies = yield ask(coreset_messages.DrawRequest(bodies), joined.parts)
-    draws = [sampling.draw_uniform(int(counts[-1]), joined.train.joined_rows, weights, rng)]
+    draws = [
+        sampling.draw_uniform(int(counts[-1]), joined.train.joined_rows, weights, rng)
+    ]
     for party, count in zip(parties, counts, strict=False):
         part, trained = party.part, party.rows.trained
         positions = array_of(replies, part, "drawn", (int(count),)).astype(np.int64)
         if positions.max(initial=0) >= max(trained, 1):
             raise refuse(part, f"drawn row numbers beyond its {trained} rows")
         table = joined.train.tables[part.table]
-        draws.append(sampling.draw_joined(table, positions + party.rows.start, weights, rng))
+        draws.append(
+            sampling.draw_joined(table, positions + party.rows.start, weights, rng)
+        )
     return np.concatenate(draws)
 
 
@@ -302,7 +325,9 @@ def _weigh(
         bodies[party.part.number] = coreset_messages.WeighPart(
             place=place, rows=own_rows(table_rows, party.rows)
         )
-    request = coreset_messages.WeighRequest(joined_rows=rows, summed=len(parties), parts=bodies)
+    request = coreset_messages.WeighRequest(
+        joined_rows=rows, summed=len(parties), parts=bodies
+    )
     replies = yield ask(request, joined.parts)
     total = np.zeros(len(drawn), np.uint64)
     for party in parties:
@@ -318,10 +343,14 @@ def own_rows(behind: npt.NDArray[np.int32], rows: PartRows) -> npt.NDArray[np.in
     [-1, 0, 2, -1, -1]
     """
     numbers = behind - np.int32(rows.start)
-    return np.where((behind >= rows.start) & (numbers < rows.trained), numbers, -1).astype(np.int32)
+    return np.where(
+        (behind >= rows.start) & (numbers < rows.trained), numbers, -1
+    ).astype(np.int32)
 
 
-def check_scores(joined: JoinedRows, drawn: IntArray, scores: FloatArray, most: float) -> None:
+def check_scores(
+    joined: JoinedRows, drawn: IntArray, scores: FloatArray, most: float
+) -> None:
     """Refuse sums of scores that the tables' rows cannot have.
 
     A row's score is at most ``most`` divided by the weight of its joined rows.

@@ -21,10 +21,11 @@ numbers, predicted bytes are rounded)::
     cost     {strategy, epochs, set-up: sent, epoch: sent, run: sent}
                where sent = {rounds, bytes-up: {table: n}, bytes-down: {table: n}}
                waiting {channel: seconds of a deployment, besides computing and network}
-    score-vectors  [{table, site, left, epoch, epochs}]: where policies limit them, how many may
-               leave, how many an epoch takes, and for how many epochs they last
-    memory   {sites: {site: bytes}, server: bytes}: the peak over what a process has when
-               its libraries are loaded
+    score-vectors  [{table, site, left, epoch, epochs}]: where policies limit them,
+               how many may leave, how many an epoch takes, and for how many epochs they
+               last
+    memory   {sites: {site: bytes}, server: bytes}: the peak over what a process has
+               when its libraries are loaded
     releases [{message, to, carries, protection}]
     history  the rounds that `explain` itself took, as in a report of training
 
@@ -130,18 +131,28 @@ class CostEstimate:
             **{
                 stretch: {
                     "rounds": traffic.rounds,
-                    "bytes-up": {table: round(count) for table, count in traffic.up.items()},
-                    "bytes-down": {table: round(count) for table, count in traffic.down.items()},
+                    "bytes-up": {
+                        table: round(count) for table, count in traffic.up.items()
+                    },
+                    "bytes-down": {
+                        table: round(count) for table, count in traffic.down.items()
+                    },
                 }
-                for stretch, traffic in (("set-up", set_up), ("epoch", epoch), ("run", run))
+                for stretch, traffic in (
+                    ("set-up", set_up),
+                    ("epoch", epoch),
+                    ("run", run),
+                )
             },
             "waiting": records.waiting_seconds(run.rounds),
         }
 
     def forecast_scores(self, ranks: Ranks) -> list[ScoreForecast]:
-        """Return how many epochs' scores each part may release whose policy limits them."""
+        """Return how many epochs of scores each part with a score limit may release."""
         rows, preparation = self.trained, self._preparation(self.trained)
-        specs = {name: self.method.model_spec(preparation, name) for name in rows.layouts}
+        specs = {
+            name: self.method.model_spec(preparation, name) for name in rows.layouts
+        }
         return self.method.forecast_scores(ranks, rows, specs)
 
     def memory(self) -> Document:
@@ -161,7 +172,9 @@ class CostEstimate:
         """
         trained = self.joined
         if self.method.settings.coreset_rows:
-            trained = self.method.restrict(trained, sample_uniformly(trained, self.method.settings))
+            trained = self.method.restrict(
+                trained, sample_uniformly(trained, self.method.settings)
+            )
         return self.method.training_rows(trained)
 
     @cached_property
@@ -189,20 +202,27 @@ class CostEstimate:
         )
         drawing = self._drawing() if self.method.is_measured else Traffic()
         masking = self._preparation(self.trained).masking()
-        prepare = prepare_round(self._tables, self._batches, is_masked=masking.point is not None)
+        prepare = prepare_round(
+            self._tables, self._batches, is_masked=masking.point is not None
+        )
         finish = finish_round(self._tables)
         if self.method.settings.boost_from:
             drawing += score_round(self._tables)
         return traffic + drawing + prepare + self._passed_on(masking) + finish
 
     def _preparation(self, joined: JoinedRows) -> Preparation:
-        return Preparation(joined, self.method.settings, self.encoders, joined.train_labels)
+        return Preparation(
+            joined, self.method.settings, self.encoders, joined.train_labels
+        )
 
     def _passed_on(self, masking: ScoreMasking) -> Traffic:
         """Return the bytes of sealed encoders, and of rows without a partner."""
         down: dict[str, float] = {}
         for part in self.joined.parts:
-            sent = sum(array.nbytes for array in masking.unmatched.get(part.number, {}).values())
+            sent = sum(
+                array.nbytes
+                for array in masking.unmatched.get(part.number, {}).values()
+            )
             if (sealed := self.encoders[part.table].sealed) is not None:
                 sent += sealed.nbytes * (1 + self.method.is_measured)
             down[part.table] = down.get(part.table, 0) + sent
@@ -217,20 +237,33 @@ class CostEstimate:
         distinct = rows * (1.0 - (1.0 - 1.0 / rows) ** size)
         labels = max(len(self.joined.labels.classes), 1)
         tables = self._sizes(self.joined)
-        widths = [table.features + (1 + labels if table.has_intercept else 0) for table in tables]
+        widths = [
+            table.features + (1 + labels if table.has_intercept else 0)
+            for table in tables
+        ]
         total = len(tables) + sum(widths)
         has_moments = self.method.importance == REGRESSION
         tally = Tally()
         for table, width in zip(tables, widths, strict=True):
             # the shards of a table share its draws
-            sizes = {"columns": width, "sample": distinct, "drawn": size * width / total}
+            sizes = {
+                "columns": width,
+                "sample": distinct,
+                "drawn": size * width / total,
+            }
             tally.add("up", table, sizes, coreset_messages.DrawnPart, "drawn")
             for shard in table.shards:
                 of_shard = {**table.sizes(shard), **sizes}
-                tally.add("down", table, of_shard, coreset_messages.MeasurePart, "trained")
+                tally.add(
+                    "down", table, of_shard, coreset_messages.MeasurePart, "trained"
+                )
                 if len(table.shards) > 1 and has_moments:
-                    tally.add("up", table, of_shard, coreset_messages.MeasuredPart, "gram")
-                    tally.add("down", table, of_shard, coreset_messages.MeasuredPart, "gram")
+                    tally.add(
+                        "up", table, of_shard, coreset_messages.MeasuredPart, "gram"
+                    )
+                    tally.add(
+                        "down", table, of_shard, coreset_messages.MeasuredPart, "gram"
+                    )
                 tally.add("up", table, of_shard, coreset_messages.WeighedPart, "masked")
                 tally.add("down", table, of_shard, coreset_messages.WeighPart, "rows")
         weights = {
@@ -260,7 +293,9 @@ class CostEstimate:
                 trained=rows.trained,
                 tested=int(np.count_nonzero(rows.tested)),
                 total=rows.total,
-                batch_rows=expected_batch_rows(counts[rows.trained_slice], train.joined_rows, batch)
+                batch_rows=expected_batch_rows(
+                    counts[rows.trained_slice], train.joined_rows, batch
+                )
                 if batch
                 else 0.0,
             )
@@ -293,10 +328,15 @@ class Explain(RoundStrategy):
 
     @cached_property
     def _method(self) -> JoinStrategy:
-        return JoinStrategy.methods[self.settings.method_name](self.query, self.settings)
+        return JoinStrategy.methods[self.settings.method_name](
+            self.query, self.settings
+        )
 
     def rounds(self) -> Generator[Requests, Replies, None]:
-        """Take the rounds of set-up, and make the sites forget; warnings are the method's."""
+        """Take the rounds of set-up, and make the sites forget.
+
+        The method collects the warnings.
+        """
         joined = yield from self._method.join(self.inventory)
         self._encoders = yield from fit_encoders(joined, self._method)
         if asks_ranks(self.inventory):
@@ -328,7 +368,9 @@ class Explain(RoundStrategy):
             exposure, joined.loss, trained.train, trained.layouts, batch_rows, left
         )
         content = {
-            **records.RunRecord(**self.record_fields, join_steps=joined.steps).content(EXPLAIN),
+            **records.RunRecord(**self.record_fields, join_steps=joined.steps).content(
+                EXPLAIN
+            ),
             "tables": [_table(joined, name, encoders[name]) for name in columns],
             "joins": [_join(joined, join) for join in joined.bound.joins],
             "joined-rows": {"train": train, "test": test},
@@ -348,7 +390,9 @@ class Explain(RoundStrategy):
         return {key: records.plain(value) for key, value in content.items()}
 
 
-def _saving(joined: JoinedRows, columns: Mapping[str, EncodedColumns]) -> dict[str, int]:
+def _saving(
+    joined: JoinedRows, columns: Mapping[str, EncodedColumns]
+) -> dict[str, int]:
     """Return rows and encoded values: in the joined table, and held by the sites."""
     rows, held = joined.mapping.joined_rows, joined.extracted.table_rows
     widths = {name: of_table.width for name, of_table in columns.items()}
@@ -389,7 +433,9 @@ def _table(joined: JoinedRows, name: str, encoding: TableEncoding) -> Document:
 def _join(joined: JoinedRows, join: Join) -> Document:
     """Compare the keys of two tables, regardless of the other joins."""
     keys = joined.extracted.keys
-    left, right = join_codes(join, keys[join.left, join.left_key], keys[join.right, join.right_key])
+    left, right = join_codes(
+        join, keys[join.left, join.left_key], keys[join.right, join.right_key]
+    )
     facts: Document = {
         "on": join.text,
         "is-outer": not joined.bound.outer.isdisjoint((join.left, join.right)),
@@ -403,6 +449,8 @@ def _join(joined: JoinedRows, join: Join) -> Document:
             side: table,
             f"{side}-rows": len(codes),
             f"{side}-null": np.count_nonzero(codes < 0),
-            f"{side}-unmatched": np.count_nonzero((codes < 0) | ~np.isin(codes, others)),
+            f"{side}-unmatched": np.count_nonzero(
+                (codes < 0) | ~np.isin(codes, others)
+            ),
         }
     return facts

@@ -1,13 +1,14 @@
 """A forecast of the memory that training takes at every site and at the server.
 
-It is the peak over what a process has when its libraries are loaded. Encoded rows and matrices are
-counted; what reading, hashing and exchanging take is a number of bytes for each value, row,
-category and distinct join key, fitted to processes of their own on the benchmark's data
-(``scripts/benchmark.py --suite memory``).
+It is the peak over what a process has when its libraries are loaded. Encoded rows and
+matrices are counted; what reading, hashing and exchanging take is a number of bytes for
+each value, row, category and distinct join key, fitted to processes of their own on the
+benchmark's data (``scripts/benchmark.py --suite memory``).
 
-Left out are the libraries (300 MB of a process, torch as much again), the memory of a GPU, that of
-a database's server, and what drawing a coreset takes. Encoded rows of a site that keeps its state
-in files are mapped from there: they count here, but the system may take them back.
+Left out are the libraries (300 MB of a process, torch as much again), the memory of a
+GPU, that of a database's server, and what drawing a coreset takes. Encoded rows of a
+site that keeps its state in files are mapped from there: they count here, but the
+system may take them back.
 """
 
 from collections import defaultdict
@@ -94,7 +95,11 @@ def _terms(
     place: int,
     method: JoinStrategy,
 ) -> ShardTerms:
-    keys = [shards for (name, _), shards in joined.extracted.keys.items() if name == table.name]
+    keys = [
+        shards
+        for (name, _), shards in joined.extracted.keys.items()
+        if name == table.name
+    ]
     columns = len(encoding.columns.features) + len(keys) + table.has_intercept
     stored, width = stored_values(encoding), table.features
     of_row = 8.0 * stored if is_sparse(width, stored) else 4.0 * width
@@ -112,11 +117,15 @@ def _server_bytes(joined: JoinedRows, tables: Sequence[TableSize]) -> float:
     extracted, outputs = joined.extracted, tables[0].outputs
     keys = sum(len(key.codes) for shards in extracted.keys.values() for key in shards)
     rows = joined.mapping.joined_rows
-    return SERVER + SERVER_KEY * keys + rows * (ROW_OF_TABLE * len(tables) + JOINED_ROW * outputs)
+    return (
+        SERVER
+        + SERVER_KEY * keys
+        + rows * (ROW_OF_TABLE * len(tables) + JOINED_ROW * outputs)
+    )
 
 
 def stored_values(encoding: TableEncoding) -> int:
-    """Return how many values of an encoded row a sparse table stores, as far as is known."""
+    """Return an estimate of the values that a sparse table stores of an encoded row."""
     encoders = {item.column: item.encoder for item in encoding.features}
     stored = 0
     for name, count in encoding.columns.features.items():

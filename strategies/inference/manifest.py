@@ -72,9 +72,10 @@ class ModelTable(_Record, frozen=True, kw_only=True):
     """One table of a model.
 
     Attributes:
-        columns: column -> DuckDB type by name at the sites; a UNION ALL has several names.
-        formats: column -> format of strptime of its days, by name at the sites, where texts were
-            read as times that are not ISO 8601.
+        columns: column -> DuckDB type by name at the sites; a UNION ALL has several
+            names.
+        formats: column -> format of strptime of its days, by name at the sites, where
+            texts were read as times that are not ISO 8601.
         features: their expressions, in order (:func:`feature_texts`).
         encoded: by feature, its columns in the encoded rows.
         mean_score: (d_c,), the mean of the table's local score over the joined training
@@ -98,9 +99,9 @@ class Manifest(_Record, frozen=True, kw_only=True):
     """A trained model, as the server keeps it.
 
     ``joined_rows`` are the training's, ``held_out`` the digest of which of the query's
-    are not, ``tested`` that of those that test and of their labels; metrics are only those that
-    are finite; masked scores have room by ``score_unit``; predicted classes have the
-    type ``label_kind``.
+    are not, ``tested`` that of those that test and of their labels; metrics are only
+    those that are finite; masked scores have room by ``score_unit``; predicted classes
+    have the type ``label_kind``.
     """
 
     name: str
@@ -190,7 +191,9 @@ def decode_manifest(data: object) -> Manifest:
         if file.version != VERSION:
             raise ModelError(f"the manifest has version {file.version}, not {VERSION}")
         if _digest(file.model) != file.sha256:
-            raise ModelError("the manifest is damaged: its content does not match its digest")
+            raise ModelError(
+                "the manifest is damaged: its content does not match its digest"
+            )
         return msgspec.convert(file.model, Manifest)
     # a number that is not finite has no digest
     except (msgspec.ValidationError, ValueError) as error:
@@ -217,7 +220,9 @@ def read_manifest(home: Path, model: ModelVersion) -> Manifest:
     except ModelError as error:
         raise ModelError(f"model {model}: {error} (in {path})") from None
     except FileNotFoundError:
-        raise ModelError(f"model {model} has no {MANIFEST_FILE} in {path.parent}") from None
+        raise ModelError(
+            f"model {model} has no {MANIFEST_FILE} in {path.parent}"
+        ) from None
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
@@ -306,7 +311,9 @@ class Missing:
 
     def of_joined(self, label_table: str) -> "Missing":
         """Return the missing sites of other tables, whose scores a mean can replace."""
-        sites = {table: names for table, names in self.sites.items() if table != label_table}
+        sites = {
+            table: names for table, names in self.sites.items() if table != label_table
+        }
         return Missing(sites, self.gone - {label_table})
 
     def __str__(self) -> str:
@@ -327,7 +334,9 @@ def find_missing(manifest: Manifest, inventory: Inventory) -> Missing:
     gone_tables = set()
     for table in manifest.tables:
         missing = [
-            part.site for part in table.parts if (part.name.lower(), part.site) not in hosted
+            part.site
+            for part in table.parts
+            if (part.name.lower(), part.site) not in hosted
         ]
         if missing:
             sites[table.table] = tuple(dict.fromkeys(missing))
@@ -362,13 +371,14 @@ def check_query(manifest: Manifest, bound: BoundQuery) -> None:
         if features != table.features:
             difference = _difference(table.features, features)
             raise QueryError(
-                f"table {table.table!r}: the query's features differ from those of model {model} "
+                f"table {table.table!r}: the query's features differ from those of "
+                f"model {model} "
                 "(model-name chooses another)" + (difference or ": their order differs")
             )
 
 
 def check_kinds(manifest: Manifest, bound: BoundQuery, columns: Columns) -> None:
-    """Refuse columns whose values are of another kind than those that the model was trained on.
+    """Refuse columns with values of another kind than the model was trained on.
 
     Keys may be of another kind, as long as those that are compared are of one.
     """
@@ -382,10 +392,11 @@ def check_kinds(manifest: Manifest, bound: BoundQuery, columns: Columns) -> None
                 continue
             if kind_of(before.type) != kind_of(now.type):
                 raise SchemaError(
-                    f"table {fragment.name!r}: column {read.column!r} is {now.type}, but was "
-                    f"{before.type} when model {manifest.model} was trained ({read.what}): "
-                    f"types = {{ {quoted(read.column)} = {quoted(before.type)} }} in the tables "
-                    "file reads it as before, where its values are of that type; or train again"
+                    f"table {fragment.name!r}: column {read.column!r} is {now.type}, "
+                    f"but was {before.type} when model {manifest.model} was trained "
+                    f"({read.what}): types = {{ {quoted(read.column)} = "
+                    f"{quoted(before.type)} }} in the tables file reads it as before, "
+                    "where its values are of that type; or train again"
                 )
 
 

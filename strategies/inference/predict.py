@@ -26,7 +26,11 @@ from strategies.run.strategy import RoundListener, RoundStrategy
 from strategies.setup.columns import Columns, bind_columns, reading_warnings
 from strategies.setup.labels import Labels, gather_labels, loss_of
 from strategies.setup.leaks import nearly_perfect, perfect_warning, suspects_of
-from strategies.setup.row_weights import declared_weighting, row_weights, without_weightless
+from strategies.setup.row_weights import (
+    declared_weighting,
+    row_weights,
+    without_weightless,
+)
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.files import home_folder
@@ -106,11 +110,14 @@ class ModelStrategy(RoundStrategy):
         manifests.check_kinds(self.manifest, bound, columns)
         self.warn(*reading_warnings(bound, columns))
         missing = manifests.find_missing(self.manifest, self.inventory)
-        bound = manifests.without_missing(self.manifest, bound, missing, self.settings.on_missing)
+        bound = manifests.without_missing(
+            self.manifest, bound, missing, self.settings.on_missing
+        )
         if sites := missing.sites.get(bound.label_table):
             self.warn(
-                f"{', '.join(map(repr, sites))} of table {bound.label_table!r} took part in the "
-                "training and not in this run, which is about the rows of the other sites"
+                f"{', '.join(map(repr, sites))} of table {bound.label_table!r} took "
+                "part in the training and not in this run, which is about the rows of "
+                "the other sites"
             )
         joined = yield from self.model_rounds(bound, columns, missing)
         self.warn(*joined.extracted.absent)
@@ -175,7 +182,10 @@ class ModelStrategy(RoundStrategy):
             has_row_key=joined.extracted.row_hashes is not None,
         )
         return privacy_report(
-            disclosures(exposure), self.ledgers, self.settings.privacy, is_complete=self.is_finished
+            disclosures(exposure),
+            self.ledgers,
+            self.settings.privacy,
+            is_complete=self.is_finished,
         )
 
 
@@ -199,7 +209,9 @@ class Predict(ModelStrategy):
     ) -> Generator[Requests, Replies, Joined]:
         """Score the joined rows, and name them."""
         _check_row_key(self.settings)
-        joined = yield from join_rows(bound, columns, missing, self.settings, self.inventory)
+        joined = yield from join_rows(
+            bound, columns, missing, self.settings, self.inventory
+        )
         scores = yield from score(joined, self.manifest, self.settings, self.inventory)
         scored = prediction_files.Scored(joined.label_row_of, scores, joined.is_partial)
         # a joined row is named by a keyed hash of its row key, or by its position
@@ -245,14 +257,19 @@ class Evaluate(ModelStrategy):
         joined = yield from join_rows(bound, columns, missing, settings, self.inventory)
         labels, loss = self._labels(joined, settings)
         mapping, weights, weighting = without_weightless(
-            joined.mapping, joined.extracted.weights, weighting, bound.weight_table or ""
+            joined.mapping,
+            joined.extracted.weights,
+            weighting,
+            bound.weight_table or "",
         )
         joined = replace(joined, mapping=mapping)
         scores = yield from score(joined, self.manifest, self.settings, self.inventory)
         values = labels.values[joined.label_row_of]
         weights = row_weights(weighting, weights, mapping)
         self.metrics = evaluate(loss, scores, values, weights)
-        constant = constant_metrics(loss, np.array(self.manifest.base_score), values, weights)
+        constant = constant_metrics(
+            loss, np.array(self.manifest.base_score), values, weights
+        )
         if warning := no_better(self.metrics, constant, "these rows"):
             self.warn(warning)
         if self.has_label and not self.settings.privacy.covers_labels:
@@ -260,15 +277,22 @@ class Evaluate(ModelStrategy):
         self.outcomes = {"baseline": {"test": constant}} if constant else {}
         if constant and not self.settings.privacy.covers_labels:
             self.outcomes |= compare(
-                labels.classes, predict(scores, is_regression=loss.is_regression), values, weights
+                labels.classes,
+                predict(scores, is_regression=loss.is_regression),
+                values,
+                weights,
             )
         return joined
 
-    def _warn_of_perfection(self, bound: BoundQuery, labels: Labels, values: FloatArray) -> None:
+    def _warn_of_perfection(
+        self, bound: BoundQuery, labels: Labels, values: FloatArray
+    ) -> None:
         score = nearly_perfect(self.metrics, len(labels.classes), values)
         if score:
             tables = self.manifest.tables
-            shares = {t.table: Contribution(np.array(t.mean_score), t.share) for t in tables}
+            shares = {
+                t.table: Contribution(np.array(t.mean_score), t.share) for t in tables
+            }
             features = {table.table: table.encoded.features for table in tables}
             suspects = suspects_of(shares, features, {})
             self.warn(perfect_warning(score, "these rows", bound, suspects))
@@ -278,7 +302,9 @@ class Evaluate(ModelStrategy):
         if not self.has_label:
             labels = Labels(np.zeros((extracted.table_rows[table], 0)))
             return labels, KMeansLoss(self.manifest.outputs)
-        labels = gather_labels(extracted.label_columns(table), settings, joined.bound.label_sql)
+        labels = gather_labels(
+            extracted.label_columns(table), settings, joined.bound.label_sql
+        )
         classes = self.manifest.classes
         if unknown := [name for name in labels.classes if name not in classes]:
             names = ", ".join(map(repr, unknown[:10]))
@@ -287,8 +313,12 @@ class Evaluate(ModelStrategy):
                 f"({names}): its classes are {', '.join(map(repr, classes[:10]))}"
             )
         if classes:
-            place = np.array([classes.index(name) for name in labels.classes], np.float64)
-            labels = replace(labels, values=place[labels.values.astype(np.intp)], classes=classes)
+            place = np.array(
+                [classes.index(name) for name in labels.classes], np.float64
+            )
+            labels = replace(
+                labels, values=place[labels.values.astype(np.intp)], classes=classes
+            )
         return labels, loss_of(labels, self.manifest.loss, self.settings)
 
 
@@ -312,7 +342,11 @@ def use_model(
     predictions: dict[str, object] | None = None
     if isinstance(strategy, Predict):
         path, table = folder / prediction_files.PREDICTIONS_FILE, strategy.predictions
-        facts = {"model": str(manifest.model), "query": query.to_sql(), "run": folder.name}
+        facts = {
+            "model": str(manifest.model),
+            "query": query.to_sql(),
+            "run": folder.name,
+        }
         try:
             prediction_files.write_predictions(table, path, facts, READABLE)
         except OSError as error:

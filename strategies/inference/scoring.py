@@ -5,7 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from strategies.inference.manifest import Manifest, Missing, ModelPart, model_parts, resolve
+from strategies.inference.manifest import (
+    Manifest,
+    Missing,
+    ModelPart,
+    model_parts,
+    resolve,
+)
 from strategies.ranks import ask_ranks, asks_ranks
 from strategies.run.exchange import Part, Replies, Requests, ask
 from strategies.run.replies import addends_of
@@ -52,7 +58,11 @@ class Joined:
 
 
 def join_rows(
-    bound: BoundQuery, columns: Columns, missing: Missing, settings: Settings, inventory: Inventory
+    bound: BoundQuery,
+    columns: Columns,
+    missing: Missing,
+    settings: Settings,
+    inventory: Inventory,
 ) -> Generator[Requests, Replies, Joined]:
     """Run the fragments and return the joined rows."""
     extracted = yield from extract(bound, settings, inventory, columns)
@@ -62,7 +72,10 @@ def join_rows(
     mapping, steps = build_mapping(
         bound.joins,
         extracted.keys,
-        {table: rows[table] for table in sorted(rows, key=lambda table: table in lacking)},
+        {
+            table: rows[table]
+            for table in sorted(rows, key=lambda table: table in lacking)
+        },
         bound.label_table,
         bound.outer,
         settings.max_joined_rows,
@@ -95,7 +108,9 @@ def score(
     if asks_ranks(inventory):
         cover = yield from _cover(manifest, part_numbers, masks, all_parts)
     unit = manifest.score_unit
-    masking = mask_scores(settings, joined.bound, joined.extracted, joined.mapping, unit)
+    masking = mask_scores(
+        settings, joined.bound, joined.extracted, joined.mapping, unit
+    )
     request = ScoreRequest(
         model_name=manifest.name,
         model_version=manifest.model_version,
@@ -118,17 +133,27 @@ def score(
     dtype = np.uint32 if is_masked else np.float64
     local: dict[str, LocalArray] = {}
     for table in joined.bound.tables:
-        local[table] = np.zeros((joined.mapping.tables[table].rows, manifest.outputs), dtype)
+        local[table] = np.zeros(
+            (joined.mapping.tables[table].rows, manifest.outputs), dtype
+        )
         for part, span in joined.extracted.shards_of(table):
             used = masks[part.number]
             if count := int(np.count_nonzero(used)):
                 local[table][span][used] = addends_of(
-                    replies, part, "scores", (count, manifest.outputs), is_masked=is_masked
+                    replies,
+                    part,
+                    "scores",
+                    (count, manifest.outputs),
+                    is_masked=is_masked,
                 )
-    total = sum_local(joined.mapping.sum_scores, np.zeros(manifest.outputs), local, masking.point)
+    total = sum_local(
+        joined.mapping.sum_scores, np.zeros(manifest.outputs), local, masking.point
+    )
     total += start
     for table in joined.missing.of_joined(joined.bound.label_table).sites:
-        total[joined.mapping.tables[table].row_of < 0] += manifest.table(table).mean_score
+        total[joined.mapping.tables[table].row_of < 0] += manifest.table(
+            table
+        ).mean_score
     return total
 
 
@@ -159,8 +184,9 @@ def _cover(
     for part, left in ranks.left.items():
         if left < manifest.outputs:
             raise SettingsError(
-                f"the policy of table {part.table!r} at site {part.site!r} (scores-per-rank) lets "
-                f"{left} more score vectors leave, and a prediction takes {manifest.outputs}: ask "
-                "its owner to raise scores-per-rank"
+                f"the policy of table {part.table!r} at site {part.site!r} "
+                f"(scores-per-rank) lets {left} more score vectors leave, and a "
+                f"prediction takes {manifest.outputs}: ask its owner to raise "
+                "scores-per-rank"
             )
     return ranks.cover

@@ -64,7 +64,9 @@ class Descent:
         start[:, ~personal] = points[:, ~personal].mean(axis=0)
         return cls(personal, Iterate.at(as_sent(start)), edge_step)
 
-    def stepped(self, updates: FloatArray, step: float, *, is_accelerated: bool) -> Self:
+    def stepped(
+        self, updates: FloatArray, step: float, *, is_accelerated: bool
+    ) -> Self:
         """Return the track after a step of size s against updates g, (N, p).
 
         An accelerated step has momentum.
@@ -80,7 +82,9 @@ class Descent:
         out, shared = points.copy(), ~self.personal
         out[:, shared] = points[:, shared].mean(axis=0)
         if self.edge_step is not None and self.personal.any():
-            out[:, self.personal] = self.edge_step(points[:, self.personal], len(points) * step)
+            out[:, self.personal] = self.edge_step(
+                points[:, self.personal], len(points) * step
+            )
         return out
 
 

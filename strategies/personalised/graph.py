@@ -22,7 +22,9 @@ from tp_flower.settings.training import BY_ROWS
 from tp_flower.terms.run_terms import NO_GRAPH
 
 PENALTY: Final = "penalty"
-_NAMES: Final = frozenset({"loss", "log_loss", "auc", "accuracy", "rmse", "mae", "r2", PENALTY})
+_NAMES: Final = frozenset(
+    {"loss", "log_loss", "auc", "accuracy", "rmse", "mae", "r2", PENALTY}
+)
 Metrics = dict[str, dict[str, float]]  # by "train" and "test", values by metric
 
 
@@ -72,7 +74,10 @@ class SiteGraph:
         """Return the groups of connected sites whose models (N, d) are equal."""
         left, right = self.graph.edges.T
         groups = self.graph.groups((models[left] == models[right]).all(axis=1))
-        return [np.flatnonzero(groups == group).tolist() for group in range(groups.max() + 1)]
+        return [
+            np.flatnonzero(groups == group).tolist()
+            for group in range(groups.max() + 1)
+        ]
 
 
 def make_graph(
@@ -101,7 +106,9 @@ def make_graph(
     return SiteGraph("given" if kind == NO_GRAPH else kind, graph, local_metrics)
 
 
-def read_distances(problem: PersonalisedProblem, kind: str, replies: Replies) -> FloatArray:
+def read_distances(
+    problem: PersonalisedProblem, kind: str, replies: Replies
+) -> FloatArray:
     """Return the distances between the sites' summaries, (N, N)."""
     width = problem.table.features + 1
     size = {
@@ -110,9 +117,12 @@ def read_distances(problem: PersonalisedProblem, kind: str, replies: Replies) ->
         BY_MODELS: len(problem.start),
     }[kind]
     summaries = np.array(
-        [array_of(replies, part, "summary", (size,)) for part in problem.parts], np.float64
+        [array_of(replies, part, "summary", (size,)) for part in problem.parts],
+        np.float64,
     )
-    return pairwise_distances(covariances(summaries) if kind == BY_FEATURES else summaries)
+    return pairwise_distances(
+        covariances(summaries) if kind == BY_FEATURES else summaries
+    )
 
 
 def _written_graph(text: str, sites: Sequence[str]) -> similarity.SimilarityGraph:

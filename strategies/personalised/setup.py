@@ -1,7 +1,8 @@
 """Set-up if every site gets its own model: labels and rows stay at the sites.
 
-``extract`` brings the number of rows and the classes; with ``statistics`` and ``fit`` the sites fit
-one encoder. ``personalise`` sends the split, and brings sums of labels, which give the base score.
+``extract`` brings the number of rows and the classes; with ``statistics`` and ``fit``
+the sites fit one encoder. ``personalise`` sends the split, and brings sums of labels,
+which give the base score.
 """
 
 import math
@@ -95,7 +96,9 @@ def set_up_personalised(
     parts, rows = extracted.parts[name], extracted.rows
     # every site holds out its own share of rows
     rng = generator(settings.seed, Stream.SPLIT)
-    held_out = [split_rows(rows[part.number], settings.test_fraction, rng) for part in parts]
+    held_out = [
+        split_rows(rows[part.number], settings.test_fraction, rng) for part in parts
+    ]
     trained = tuple(int(np.count_nonzero(~mask)) for mask in held_out)
     kind, values = read_classes(extracted, parts, settings)
     if len(values) == 1:
@@ -105,7 +108,10 @@ def set_up_personalised(
     classes = tuple(v if isinstance(v, str) else number_name(v) for v in values)
     loss = plain_loss(classes, settings.loss)
     split = SplitRows(
-        bound=bound, choices=choices, extracted=extracted, held_out=np.concatenate(held_out)
+        bound=bound,
+        choices=choices,
+        extracted=extracted,
+        held_out=np.concatenate(held_out),
     )
     encoders = yield from fit_encoders(split)
     spec = ModelSpec(
@@ -140,7 +146,11 @@ def set_up_personalised(
         loss, _label_sums(parts, bodies, trained, len(classes))
     )
     return PersonalisedProblem(
-        tables={name: PreparedTable(name, parts, spec.kind, features, spec.outputs, penalised)},
+        tables={
+            name: PreparedTable(
+                name, parts, spec.kind, features, spec.outputs, penalised
+            )
+        },
         loss=loss,
         base_score=base_score,
         classes=classes,
@@ -195,7 +205,8 @@ def _only_table(bound: BoundQuery) -> str:
         )
     if bound.weight_table is not None:
         raise QueryError(
-            "strategy 'personalised' weighs all rows of a site alike: leave out 'AS weight'"
+            "strategy 'personalised' weighs all rows of a site alike: leave out 'AS "
+            "weight'"
         )
     return bound.tables[0]
 
@@ -205,8 +216,9 @@ def read_classes(
 ) -> tuple[str, list[str | float]]:
     """Return the label's type and its classes at all sites; none in a regression.
 
-    With task "auto" a site sends numbers as classes if it has at most two, and its policy lets
-    labels leave: they are classes if all sites have sent theirs, and have two between them.
+    With task "auto" a site sends numbers as classes if it has at most two, and its
+    policy lets labels leave: they are classes if all sites have sent theirs, and have
+    two between them.
     """
     kinds: set[str] = set()
     classes: set[str | float] = set()
@@ -224,7 +236,11 @@ def read_classes(
         classes.update(names)
         is_class.append(label.classes is not None)
     kind = common_kind(kinds)
-    if settings.task == AUTO and kind == "number" and not (all(is_class) and len(classes) == 2):
+    if (
+        settings.task == AUTO
+        and kind == "number"
+        and not (all(is_class) and len(classes) == 2)
+    ):
         return kind, []
     if any(is_class) and not all(is_class):
         raise QueryError("only some sites take the label as a class: set task")
@@ -237,7 +253,10 @@ def read_classes(
 
 
 def _label_sums(
-    parts: Sequence[Part], bodies: Sequence[PersonalisedPart], trained: Sequence[int], classes: int
+    parts: Sequence[Part],
+    bodies: Sequence[PersonalisedPart],
+    trained: Sequence[int],
+    classes: int,
 ) -> FloatArray:
     """Return the sums over all sites: rows per class, or count, sum and squares."""
     for part, body, rows in zip(parts, bodies, trained, strict=True):
@@ -262,7 +281,9 @@ def _base_and_scale(loss: Loss, sums: FloatArray) -> tuple[FloatArray, float]:
     if np.count_nonzero(sums) < 2:
         raise QueryError("the label is constant in the training rows (one class)")
     # a class that occurs only in held-out rows gets the lowest finite score
-    return loss.base_score(np.arange(len(sums), dtype=np.float64), np.maximum(sums, 1e-3)), 1.0
+    return loss.base_score(
+        np.arange(len(sums), dtype=np.float64), np.maximum(sums, 1e-3)
+    ), 1.0
 
 
 def personal_mask(settings: Settings, problem: PersonalisedProblem) -> BoolArray:

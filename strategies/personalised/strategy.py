@@ -1,8 +1,9 @@
 """Personalised: each site of a table gets a model, pulled towards similar sites'.
 
-In each round the server sends every site parameters and gets an update of them: a gradient over the
-site's rows. It then takes a proximal step (:mod:`strategies.personalised.descent`), which ties the
-sites' models along the edges of a similarity graph. Labels and rows stay.
+In each round the server sends every site parameters and gets an update of them: a
+gradient over the site's rows. It then takes a proximal step
+(:mod:`strategies.personalised.descent`), which ties the sites' models along the edges
+of a similarity graph. Labels and rows stay.
 
 Reference: "Communication Efficient Training of Federated Model Over Unbalanced Labels"
 (draft), Algorithms 1, 2, 4 and 5. Corrections: the gradient maps back by the transposes
@@ -38,7 +39,11 @@ from strategies.personalised.graph import (
     mean_metrics,
     read_metrics,
 )
-from strategies.personalised.setup import PersonalisedProblem, personal_mask, set_up_personalised
+from strategies.personalised.setup import (
+    PersonalisedProblem,
+    personal_mask,
+    set_up_personalised,
+)
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import EpochResult
 from strategies.setup.labels import Labels, task_line
@@ -46,7 +51,11 @@ from strategies.training.outcome import Outcome, read_digests
 from strategies.training.relational import RelationalStrategy
 from tp_flower.arrays import FloatArray
 from tp_flower.learning.metrics import Contribution
-from tp_flower.protocol.personalised_messages import Pace, PersonalRequest, TrackParameters
+from tp_flower.protocol.personalised_messages import (
+    Pace,
+    PersonalRequest,
+    TrackParameters,
+)
 from tp_flower.reports.console import OWN_MODELS
 from tp_flower.reports.records import RunReport
 from tp_flower.settings import Settings
@@ -66,7 +75,9 @@ class Training:
     coordinates that each site has for itself; ``metrics`` are all sites', by track.
     """
 
-    def __init__(self, problem: PersonalisedProblem, graph: SiteGraph, settings: Settings) -> None:
+    def __init__(
+        self, problem: PersonalisedProblem, graph: SiteGraph, settings: Settings
+    ) -> None:
         self.problem, self.graph, self.settings = problem, graph, settings
         self._penalty = EdgePenalty(graph.graph, settings, problem.rows)
         self.mask = personal_mask(settings, problem)
@@ -108,7 +119,9 @@ class Training:
         points, pace, code = self.parameters, None, None
         if epoch is not None:
             # where the sites compute their gradients
-            points = {track: each.iterate.ahead for track, each in self.descents.items()}
+            points = {
+                track: each.iterate.ahead for track, each in self.descents.items()
+            }
             pace, code = self.pace(epoch), update_code(self.settings, epoch)
         parts, common = self.problem.parts, points.get(GLOBAL)
         bodies = {
@@ -119,7 +132,9 @@ class Training:
             for k, part in enumerate(parts)
         }
         base = self.problem.base_score.tolist()
-        return ask(PersonalRequest(base=base, pace=pace, code=code, parts=bodies), parts)
+        return ask(
+            PersonalRequest(base=base, pace=pace, code=code, parts=bodies), parts
+        )
 
     def step(self, epoch: int, replies: Replies) -> EpochResult:
         """Take a step; return the sites' mean metrics at the point where it began."""
@@ -137,28 +152,41 @@ class Training:
             for track, descent in self.descents.items()
         }
         metrics = read_metrics(replies, parts, _METRICS[PERSONAL])
-        return EpochResult(epoch, mean_metrics(metrics, "train"), mean_metrics(metrics, "test"))
+        return EpochResult(
+            epoch, mean_metrics(metrics, "train"), mean_metrics(metrics, "test")
+        )
 
     def take_metrics(self, replies: Replies) -> None:
         """Record the metrics of the final parameters."""
         parts = self.problem.parts
-        self.metrics = {t: read_metrics(replies, parts, _METRICS[t]) for t in self.descents}
+        self.metrics = {
+            t: read_metrics(replies, parts, _METRICS[t]) for t in self.descents
+        }
         if self.graph.alone is not None:
             self.metrics["local"] = self.graph.alone
 
     def advice(self) -> str:
-        """Return how to change the graph's penalty if other models are clearly better, or ""."""
-        means = {track: mean_metrics(sites, "test") for track, sites in self.metrics.items()}
+        """Return how to change the graph's penalty if other models are clearly better.
+
+        "" if they are not.
+        """
+        means = {
+            track: mean_metrics(sites, "test") for track, sites in self.metrics.items()
+        }
         name = "rmse" if "rmse" in means[PERSONAL] else "log_loss"
         errors = {track: each.get(name, math.inf) for track, each in means.items()}
         best, penalty = min(errors, key=errors.__getitem__), self.settings.graph_penalty
         way = f"lower it, say to {penalty / 10:g}" if best == "local" else "raise it"
         # without personal coordinates no penalty counts
-        if not errors[PERSONAL] > CLEARLY * errors[best] or not self.mask.any() or not penalty:
+        if (
+            not errors[PERSONAL] > CLEARLY * errors[best]
+            or not self.mask.any()
+            or not penalty
+        ):
             return ""
         return (
-            f"with graph-penalty = {penalty:g} the sites' own models are worse than the "
-            f"{OWN_MODELS[best]} (mean test {name} {errors[PERSONAL]:.4g} against "
+            f"with graph-penalty = {penalty:g} the sites' own models are worse than "
+            f"the {OWN_MODELS[best]} (mean test {name} {errors[PERSONAL]:.4g} against "
             f"{errors[best]:.4g}): {way}, or name the edges in graph"
         )
 
@@ -182,7 +210,9 @@ class Training:
         ]
         rounds = [item for item in report.history if item.phase == PERSONAL]
         train = [metrics["train"] for metrics in self.metrics[PERSONAL]]
-        objective = float(np.mean([m.get("loss", 0.0) + m.get(PENALTY, 0.0) for m in train]))
+        objective = float(
+            np.mean([m.get("loss", 0.0) + m.get(PENALTY, 0.0) for m in train])
+        )
         return {
             "sites": sites,
             "means": {
@@ -223,7 +253,8 @@ def local_task_line(problem: PersonalisedProblem, settings: Settings) -> str:
     if labels.classes or needs_numbers(settings):
         return line
     return (
-        f"{line}, and not all sites show that it has the same two values; to train on them as "
+        f"{line}, and not all sites show that it has the same two values; to train on "
+        "them as "
         f'classes set task = "{CLASSIFICATION}"'
     )
 
@@ -250,10 +281,15 @@ class Personalised(RelationalStrategy[PersonalisedProblem]):
         self._graph = yield from make_graph(problem, self.settings)
         return problem
 
-    def epochs(self, problem: PersonalisedProblem) -> Generator[Requests, Replies, None]:
+    def epochs(
+        self, problem: PersonalisedProblem
+    ) -> Generator[Requests, Replies, None]:
         """Descend, until a step changes less than the tolerance, if one is set."""
         training = Training(problem, self._graph, self.settings)
-        self.chosen |= {"learning-rate": training.rate, "personal": int(training.mask.sum())}
+        self.chosen |= {
+            "learning-rate": training.rate,
+            "personal": int(training.mask.sum()),
+        }
         for epoch in range(1, self.settings.epochs + 1):
             replies = yield self.request(training.request(epoch))
             self.finish_epoch(training.step(epoch, replies))
@@ -269,7 +305,9 @@ class Personalised(RelationalStrategy[PersonalisedProblem]):
         """Return the digests; a single table contributes the whole score."""
         return Outcome(
             digests=read_digests(replies, problem.parts),
-            contributions={problem.table.name: Contribution(np.zeros(problem.table.outputs), 1.0)},
+            contributions={
+                problem.table.name: Contribution(np.zeros(problem.table.outputs), 1.0)
+            },
         )
 
     @property

@@ -33,7 +33,9 @@ TRAIN, TEST = "train", "test"
 EPOCHS = plots.Axis("epoch", plots.whole, "{:.0f}".format)
 MEGABYTES = plots.Axis("megabytes sent, both ways", plots.from_zero, "{:,.3f}".format)
 SECONDS = plots.Axis("seconds in rounds", plots.from_zero, "{:,.3f}".format)
-RESIDUALS = plots.Axis("relative residual (log scale)", plots.logarithmic, "{:.2e}".format)
+RESIDUALS = plots.Axis(
+    "relative residual (log scale)", plots.logarithmic, "{:.2e}".format
+)
 
 
 @dataclass(frozen=True)
@@ -62,19 +64,28 @@ def convergence(report: Record) -> Blocks:
             for epoch in epochs
             if epoch.residuals.get(name, 0.0) > 0
         ]
-        lines.append(plots.Series(name, points, f"{points[-1][1]:.1e}" if points else ""))
-    yield plots.line_figure("Residuals by epoch", EPOCHS, RESIDUALS, lines, NOTES["residuals"])
+        lines.append(
+            plots.Series(name, points, f"{points[-1][1]:.1e}" if points else "")
+        )
+    yield plots.line_figure(
+        "Residuals by epoch", EPOCHS, RESIDUALS, lines, NOTES["residuals"]
+    )
 
 
 def _metrics(report: Record, epochs: list[Epoch], part: str, metric: str) -> Blocks:
     for name in dict.fromkeys((metric, "loss")):
-        lines = [_line(epochs, rows, name, lambda epoch: epoch.number) for rows in (TEST, TRAIN)]
+        lines = [
+            _line(epochs, rows, name, lambda epoch: epoch.number)
+            for rows in (TEST, TRAIN)
+        ]
         title = f"{_capitalise(metric_name(name, report))} by epoch"
         yield plots.line_figure(title, EPOCHS, _axis(report, name, lines), lines)
     title = _capitalise(f"{part} {metric_name(metric, report)}")
     lines = [_line(epochs, part, metric, lambda epoch: epoch.bytes / 1e6)]
     axis = _axis(report, metric, lines)
-    yield plots.line_figure(f"{title} by megabytes sent", MEGABYTES, axis, lines, NOTES["cost"])
+    yield plots.line_figure(
+        f"{title} by megabytes sent", MEGABYTES, axis, lines, NOTES["cost"]
+    )
     lines = [_line(epochs, part, metric, lambda epoch: epoch.seconds)]
     yield plots.line_figure(f"{title} by time", SECONDS, axis, lines, NOTES["cost"])
 
@@ -88,7 +99,9 @@ def _line(
         for epoch in epochs
         if metric in epoch.metrics[part]
     ]
-    return plots.Series(f"{part} rows", points, format_value(points[-1][1]) if points else "")
+    return plots.Series(
+        f"{part} rows", points, format_value(points[-1][1]) if points else ""
+    )
 
 
 def _axis(report: Record, metric: str, lines: Sequence[plots.Series]) -> plots.Axis:
@@ -141,7 +154,9 @@ def main_metric(report: Record) -> tuple[str, str] | None:
 
 def loss_of(report: Record) -> str:
     """Return the name of a run's loss: a saved model's, or the one that was chosen."""
-    losses = (part.text("loss") for part in (report.at("model"), report.at("chosen"), report))
+    losses = (
+        part.text("loss") for part in (report.at("model"), report.at("chosen"), report)
+    )
     return next(filter(None, losses), "")
 
 
@@ -151,7 +166,10 @@ def metric_name(metric: str, report: Record = NO_REPORT) -> str:
     >>> metric_name("auc"), metric_name("loss", Record({"loss": "squared"}))
     ('AUC', 'loss (1/2 squared error)')
     """
-    name, settings = METRIC_NAMES.get(metric, metric.replace("_", " ")), report.at("settings")
+    name, settings = (
+        METRIC_NAMES.get(metric, metric.replace("_", " ")),
+        report.at("settings"),
+    )
     name += KINDS.get((metric, loss_of(report)), "")
     is_noisy = settings.text("privacy.labels") not in ("", CLEAR)
     is_corrected = is_noisy and settings.get("privacy.label-correction") is not False

@@ -45,8 +45,12 @@ def estimate(cost: blocks.Record) -> blocks.Block | None:
     for key, title in ESTIMATES.items():
         traffic = cost.at(key)
         sent = (traffic.at(f"bytes-{way}").numbers().values() for way in ("up", "down"))
-        rows.append((title, traffic.count("rounds"), *map(format_bytes, map(sum, sent))))
-    title = f"Training by {cost.text('strategy')}, at most {cost.count('epochs')} epochs"
+        rows.append(
+            (title, traffic.count("rounds"), *map(format_bytes, map(sum, sent)))
+        )
+    title = (
+        f"Training by {cost.text('strategy')}, at most {cost.count('epochs')} epochs"
+    )
     waiting = _waiting(int(cost.at("run").amount("rounds")))
     return blocks.Table(title, ("", "rounds", *DIRECTIONS), rows, note=waiting)
 
@@ -55,17 +59,22 @@ def memory(forecast: blocks.Record) -> blocks.Block | None:
     """Return the forecast of memory, by site and for the server, if there is one."""
     if not forecast:
         return None
-    rows = [(site, format_bytes(peak)) for site, peak in forecast.at("sites").numbers().items()]
+    rows = [
+        (site, format_bytes(peak))
+        for site, peak in forecast.at("sites").numbers().items()
+    ]
     rows.append(("the server", format_bytes(forecast.amount("server"))))
     note = (
-        "Besides some 300 MB of libraries in each process, as much again for torch's; not a GPU's "
-        "memory. In simulation all of it is in one process."
+        "Besides some 300 MB of libraries in each process, as much again for torch's; "
+        "not a GPU's memory. In simulation all of it is in one process."
     )
-    return blocks.Table("Memory of training, about, at its peak", ("", "memory"), rows, note=note)
+    return blocks.Table(
+        "Memory of training, about, at its peak", ("", "memory"), rows, note=note
+    )
 
 
 def memory_line(forecast: blocks.Record) -> blocks.Block | None:
-    """Return the forecast of memory in a line: of the sites with the largest, and the server."""
+    """Return a line with the memory forecast of the server and of the largest sites."""
     if not forecast:
         return None
     peaks = sorted(forecast.at("sites").numbers().items(), key=lambda item: -item[1])
@@ -131,7 +140,10 @@ def _bytes(report: blocks.Record, history: list[blocks.Record]) -> blocks.Block 
         for n, way in enumerate(("bytes-up", "bytes-down")):
             for alias, sent in item.at(way).numbers().items():
                 tables[alias][n] += max(sent, 0.0)
-    bars = [(title, tables[alias]) for alias, title in blocks.table_titles(report, tables).items()]
+    bars = [
+        (title, tables[alias])
+        for alias, title in blocks.table_titles(report, tables).items()
+    ]
     note = f"Besides: {format_bytes(overhead)} of headers, both ways."
     title = "Bytes by table and direction"
     return bar_figure(title, bars, format_bytes, DIRECTIONS, note if overhead else "")
@@ -141,19 +153,27 @@ def privacy(report: blocks.Record) -> blocks.Blocks:
     """Yield the totals, who works out scores, the messages and the ledger."""
     privacy = report.at("privacy")
     if totals := privacy.records("totals"):
-        if not any(blocks.has_epsilon(total, name) for total in totals for name in blocks.EPSILONS):
+        if not any(
+            blocks.has_epsilon(total, name)
+            for total in totals
+            for name in blocks.EPSILONS
+        ):
             yield blocks.Prose(blocks.NOTES["nothing"])
         yield privacy_totals(privacy)
     yield readings(privacy)
     messages = privacy.records("messages") or report.records("releases")
-    yield blocks.tabulate("Every message, and who learns what", messages, MESSAGES, is_folded=True)
+    yield blocks.tabulate(
+        "Every message, and who learns what", messages, MESSAGES, is_folded=True
+    )
     ledger = privacy.at("ledger")
     accounts = [
         _account(node, blocks.Record.of(account))
         for node in sorted(ledger.content)
         for account in ledger.items(node)
     ]
-    table = blocks.tabulate("The sites' ledgers of this run", accounts, LEDGER, is_folded=True)
+    table = blocks.tabulate(
+        "The sites' ledgers of this run", accounts, LEDGER, is_folded=True
+    )
     # identical releases are listed once
     yield replace(table, rows=list(dict.fromkeys(table.rows)))
 
@@ -174,7 +194,9 @@ def _place(total: blocks.Record) -> str:
 def _account(node: str, account: blocks.Record) -> blocks.Record:
     release, limit = account.at("release"), account.number("limit")
     uses = "" if limit is None else f"{account.amount('used'):.0f} of {limit:.0f}"
-    return blocks.Record({**release.content, "site": release.text("site") or node, "uses": uses})
+    return blocks.Record(
+        {**release.content, "site": release.text("site") or node, "uses": uses}
+    )
 
 
 PLACE = [blocks.Column("table at site", _place, is_text=True)]

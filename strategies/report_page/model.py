@@ -33,7 +33,10 @@ def _shares(report: blocks.Record) -> blocks.Block | None:
     }
     return bar_figure(
         "Share of the scores' variance, by table",
-        [(title, [shares[alias]]) for alias, title in blocks.table_titles(report, shares).items()],
+        [
+            (title, [shares[alias]])
+            for alias, title in blocks.table_titles(report, shares).items()
+        ],
         _per_cent,
         ("share",),
         blocks.NOTES["shares"],
@@ -56,7 +59,11 @@ def _coefficients(table: str, entries: list[blocks.Record]) -> blocks.Block | No
         if (value := entry.number("value")) is not None
     ]
     largest = sorted(bars, key=lambda bar: -abs(bar[1][0]))[:MOST_BARS]
-    note = f"The {len(largest)} largest of {len(bars)}. " if len(largest) < len(bars) else ""
+    note = (
+        f"The {len(largest)} largest of {len(bars)}. "
+        if len(largest) < len(bars)
+        else ""
+    )
     has_trees = any(entry.text("output") == "gain" for entry in entries)
     meaning = blocks.NOTES["gain" if has_trees else "coefficients"]
     return bar_figure(
@@ -101,10 +108,16 @@ def _coreset(report: blocks.Record, coreset: blocks.Record) -> blocks.Blocks:
         yield blocks.Prose(f"A total was lowered to what it can be: {words}.")
 
 
-def _site_metrics(personal: blocks.Record, sites: list[blocks.Record]) -> blocks.Block | None:
-    models = [name for name in console.OWN_MODELS if any(site.at(name) for site in sites)]
+def _site_metrics(
+    personal: blocks.Record, sites: list[blocks.Record]
+) -> blocks.Block | None:
+    models = [
+        name for name in console.OWN_MODELS if any(site.at(name) for site in sites)
+    ]
     measured = [site.at("personal").at(TEST).numbers() for site in sites]
-    metrics = [key for key in SITE_METRICS if any(key in numbers for numbers in measured)]
+    metrics = [
+        key for key in SITE_METRICS if any(key in numbers for numbers in measured)
+    ]
     if not metrics:
         return None
 
@@ -114,19 +127,33 @@ def _site_metrics(personal: blocks.Record, sites: list[blocks.Record]) -> blocks
     show = console.value_format(value for site in sites for value in values(site))
 
     rows = [
-        (site.text("site"), site.count("rows"), str(_cluster(site) + 1), *map(show, values(site)))
+        (
+            site.text("site"),
+            site.count("rows"),
+            str(_cluster(site) + 1),
+            *map(show, values(site)),
+        )
         for site in sites
     ]
     total = console.format_count(int(sum(site.amount("rows") for site in sites)))
-    rows.append(("mean of the sites", total, "", *map(show, values(personal.at("means")))))
-    head = ("site", "rows, train", "cluster", *(console.OWN_MODELS[name] for name in models))
+    rows.append(
+        ("mean of the sites", total, "", *map(show, values(personal.at("means"))))
+    )
+    head = (
+        "site",
+        "rows, train",
+        "cluster",
+        *(console.OWN_MODELS[name] for name in models),
+    )
     note = "Sites of a cluster have the same model."
     sent = personal.at("bytes")
     if sent.number("updates"):
         float32 = console.format_bytes(sent.amount("updates-float32"))
         updates = console.format_bytes(sent.amount("updates"))
         note += f" The sites' updates took {updates}; in float32 {float32}."
-    return blocks.Table(f"Test {metric_name(metrics[0])}, by site", head, rows, note=note)
+    return blocks.Table(
+        f"Test {metric_name(metrics[0])}, by site", head, rows, note=note
+    )
 
 
 def _cluster(site: blocks.Record) -> int:

@@ -19,15 +19,21 @@ def settings(report: blocks.Record) -> blocks.Blocks:
     """Yield the settings that differ from their defaults, the chosen ones, and all."""
     values = report.at("settings").content
     # the query is shown elsewhere
-    changed = {key: value for key, value in changed_settings(values).items() if key != "sql"}
+    changed = {
+        key: value for key, value in changed_settings(values).items() if key != "sql"
+    }
     yield _values("Set for this run", changed)
     yield _values("Chosen by the program", report.at("chosen").content)
     yield _values("All settings", values, is_folded=True)
 
 
-def _values(title: str, values: Mapping[str, object], is_folded: bool = False) -> blocks.Table:
+def _values(
+    title: str, values: Mapping[str, object], is_folded: bool = False
+) -> blocks.Table:
     rows = [(str(key), format_setting(value)) for key, value in values.items()]
-    return blocks.Table(title, ("setting", "value"), rows, blocks.TWO_TEXTS, "", is_folded)
+    return blocks.Table(
+        title, ("setting", "value"), rows, blocks.TWO_TEXTS, "", is_folded
+    )
 
 
 def format_setting(value: object) -> str:
@@ -43,13 +49,21 @@ def format_setting(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {format_setting(item)}" for key, item in value.items())
-    return ", ".join(map(format_setting, value)) if isinstance(value, list | tuple) else str(value)
+        return ", ".join(
+            f"{key}: {format_setting(item)}" for key, item in value.items()
+        )
+    return (
+        ", ".join(map(format_setting, value))
+        if isinstance(value, list | tuple)
+        else str(value)
+    )
 
 
 MOST_ROWS = 16  # of the table of classes: of confusion matrices all
 FAN_OUT = ("min", "median", "mean", "max")
-CLAUSE = re.compile(r"(?<!LEFT) (?=(?:FROM|(?:LEFT )?JOIN|WHERE|GROUP BY|HAVING|UNION ALL) )")
+CLAUSE = re.compile(
+    r"(?<!LEFT) (?=(?:FROM|(?:LEFT )?JOIN|WHERE|GROUP BY|HAVING|UNION ALL) )"
+)
 
 
 def tables(report: blocks.Record) -> blocks.Blocks:
@@ -62,9 +76,13 @@ def tables(report: blocks.Record) -> blocks.Blocks:
     if steps := report.records("join-steps"):
         yield _steps(steps)
         yield label_rows(report)
-    lines = [(item.text("table"), line) for item in tables for line in item.texts("work")]
+    lines = [
+        (item.text("table"), line) for item in tables for line in item.texts("work")
+    ]
     title = "What the sites of each table run"
-    yield blocks.Table(title, ("table", "work"), lines, blocks.TWO_TEXTS, is_folded=True)
+    yield blocks.Table(
+        title, ("table", "work"), lines, blocks.TWO_TEXTS, is_folded=True
+    )
     columns = [
         blocks.text_column("join", "on"),
         blocks.Column("left", lambda join: _key_side(join, "left"), is_text=True),
@@ -77,8 +95,9 @@ def tables(report: blocks.Record) -> blocks.Blocks:
     if saving := report.at("saving"):
         rows, joined = report.at("joined-rows"), saving.amount("joined-values")
         yield blocks.Prose(
-            f"{saving.count('joined-rows')} joined rows ({rows.count('train')} to train on, "
-            f"{rows.count('test')} held out) from {saving.count('rows-held')} rows held."
+            f"{saving.count('joined-rows')} joined rows ({rows.count('train')} to "
+            f"train on, {rows.count('test')} held out) from "
+            f"{saving.count('rows-held')} rows held."
         )
         held = saving.amount("values-held")
         times = f", {joined / held:.2f} times as many as" if held else "; no values are"
@@ -111,11 +130,18 @@ def list_tables(
     fan_out: Iterable[str] = FAN_OUT,
     readings: Sequence[blocks.Record] = (),
 ) -> blocks.Table:
-    """Return the tables of the query, how their rows are joined, and what that tells."""
+    """Return the query's tables, how their rows join, and the score readings."""
     multiplicities = [item.at("multiplicity").content for item in tables]
     names = [name for name in fan_out if any(name in item for item in multiplicities)]
-    dropped = [f"{item.text('table')}.{name}" for item in tables for name in item.texts("dropped")]
-    note = "joined: how many rows of the join, trained on or held out, a row of the table is in."
+    dropped = [
+        f"{item.text('table')}.{name}"
+        for item in tables
+        for name in item.texts("dropped")
+    ]
+    note = (
+        "joined: how many rows of the join, trained on or held out, a row of the table "
+        "is in."
+    )
     constant = f"Left out because they are constant: {', '.join(dropped)}."
     notes = [note] * bool(names) + [constant] * bool(dropped)
     notes += filter(None, [readings_note(readings)])
@@ -127,7 +153,10 @@ def list_tables(
         blocks.count_column("features", "features"),
         blocks.Column("shards", _shards),
         blocks.text_column("sites", "sites"),
-        *(_times_column(f"joined, {name}", name, tables, "multiplicity") for name in names),
+        *(
+            _times_column(f"joined, {name}", name, tables, "multiplicity")
+            for name in names
+        ),
         *reading_columns(readings),
     ]
     return blocks.tabulate("Tables", tables, columns, " ".join(notes))
@@ -136,13 +165,17 @@ def list_tables(
 def list_features(tables: list[blocks.Record]) -> blocks.Table:
     """Return how each feature is read and encoded, and what its encoder leaves out."""
     rows = [
-        blocks.Record({**row.content, "column": f"{table.text('table')}.{row.text('column')}"})
+        blocks.Record(
+            {**row.content, "column": f"{table.text('table')}.{row.text('column')}"}
+        )
         for table in tables
         for row in table.records("encoding")
     ]
     heads = {"columns": "columns", "missing, %": "missing", "categories": "categories"}
     heads |= {"kept": "kept", "in (other), %": "other"}
-    texts = [blocks.text_column(key, key, empty="-") for key in ("column", "type", "encoder")]
+    texts = [
+        blocks.text_column(key, key, empty="-") for key in ("column", "type", "encoder")
+    ]
     columns = [*texts, *(blocks.count_column(head, key) for head, key in heads.items())]
     untold = dict.fromkeys(
         table.text("table")
@@ -161,20 +194,26 @@ def _rows(table: blocks.Record) -> str:
 
 
 def _shards(table: blocks.Record) -> str:
-    return console.format_count(int(table.amount("shards")) or len(table.texts("sites")))
+    return console.format_count(
+        int(table.amount("shards")) or len(table.texts("sites"))
+    )
 
 
 def _times_column(
     head: str, key: str, items: Iterable[blocks.Record], inside: str = ""
 ) -> blocks.Column:
-    """Return the column of how often rows are joined, with decimals if any needs them."""
+    """Return the column of join multiplicities, with decimals if any needs them."""
 
     def times(item: blocks.Record) -> float | None:
         return (item.at(inside) if inside else item).number(key)
 
-    is_whole = all(value == int(value) for item in items if (value := times(item)) is not None)
+    is_whole = all(
+        value == int(value) for item in items if (value := times(item)) is not None
+    )
     form = "{:,.0f}" if is_whole else "{:,.2f}"
-    return blocks.Column(head, lambda item: "-" if (n := times(item)) is None else form.format(n))
+    return blocks.Column(
+        head, lambda item: "-" if (n := times(item)) is None else form.format(n)
+    )
 
 
 def _steps(steps: list[blocks.Record]) -> blocks.Table:
@@ -189,7 +228,10 @@ def _steps(steps: list[blocks.Record]) -> blocks.Table:
         blocks.text_column("on", "on"),
         blocks.count_column("rows before", "rows-before"),
         blocks.count_column("rows after", "rows"),
-        *(_times_column(head, f"fan-out-{name}", steps) for head, name in fan_outs.items()),
+        *(
+            _times_column(head, f"fan-out-{name}", steps)
+            for head, name in fan_outs.items()
+        ),
         blocks.count_column("rows without a match", "unmatched-before"),
         blocks.count_column("of the table, without", "unmatched-rows"),
     ]
@@ -212,8 +254,8 @@ def label_of(query: str) -> str:
 
 
 UNTOLD = (
-    "of {}, the sites tell numbers of columns alone: with a budget, declared encoders, or fewer "
-    "than 500 rows under a policy"
+    "of {}, the sites tell numbers of columns alone: with a budget, declared encoders, "
+    "or fewer than 500 rows under a policy"
 )
 ACRONYMS = frozenset({"admm", "sgd", "vfl-admm", "vfl-sgd", "gd"})
 VERBS = {
@@ -239,7 +281,9 @@ def head_of(report: blocks.Record) -> dict[str, object]:
     # a table may have several aliases, and an alias several tables
     names = {name.lower() for table in tables for name in _hosted_names(table)}
     verb = VERBS.get(report.text("mode"), "over")
-    counts = f"{blocks.counted(len(names), 'table')} at {blocks.counted(len(sites), 'site')}"
+    counts = (
+        f"{blocks.counted(len(names), 'table')} at {blocks.counted(len(sites), 'site')}"
+    )
     return {
         "label": label_of(report.text("query")),
         "subject": f"{verb} {counts}",
@@ -250,7 +294,7 @@ def head_of(report: blocks.Record) -> dict[str, object]:
 
 
 def _hosted_names(table: blocks.Record) -> list[str]:
-    """Return the names at the sites of the tables behind an alias; UNION ALL has several."""
+    """Return the sites' names of the tables behind an alias: several for UNION ALL."""
     return table.texts("names") or table.text("name").split(SEVERAL_NAMES)
 
 
@@ -263,13 +307,18 @@ def result(report: blocks.Record) -> blocks.Blocks:
     counts = report.at("rows")
     scored = [(SCORED[k], counts.count(k)) for k in SCORED if k in counts.numbers()]
     # means are spoken of where they are used
-    scored = [row for row in scored if row[0] != SCORED["partial"] or counts.amount("partial")]
+    scored = [
+        row for row in scored if row[0] != SCORED["partial"] or counts.amount("partial")
+    ]
     yield blocks.Table("Scored with a saved model", ("", "rows"), scored)
     predictions = report.at("predictions")
     if file := predictions.text("file"):
         listed = ", ".join(predictions.texts("columns"))
         yield blocks.Prose(f"The predictions are in {file}, with {listed}.")
-    columns = [blocks.text_column("table", "table"), blocks.text_column("sites", "sites")]
+    columns = [
+        blocks.text_column("table", "table"),
+        blocks.text_column("sites", "sites"),
+    ]
     title = "Sites of the model that were not there"
     yield blocks.tabulate(title, report.records("missing"), columns)
 
@@ -311,7 +360,9 @@ def _classes(report: blocks.Record) -> blocks.Table:
         for name in list(confusion.content or counts.content)[:MOST_ROWS]
     ]
     head = ("class", *parts.values(), *(f"as {name}" for name in confusion.content))
-    return blocks.Table("Classes", head, rows, note=blocks.NOTES["classes"] if confusion else "")
+    return blocks.Table(
+        "Classes", head, rows, note=blocks.NOTES["classes"] if confusion else ""
+    )
 
 
 def _tenths(report: blocks.Record) -> blocks.Block | None:
@@ -335,24 +386,38 @@ def warnings(report: blocks.Record) -> blocks.Blocks:
 
 
 def label_rows(report: blocks.Record) -> blocks.Prose:
-    """Return the task, how many label rows are joined, and which steps lost the others."""
+    """Return the task, how many label rows join, and which steps lost the others."""
     rows = report.at("label-rows")
-    lost = [f"{x.count('rows')} have no match in {x.text('step')}" for x in rows.records("lost")]
+    lost = [
+        f"{x.count('rows')} have no match in {x.text('step')}"
+        for x in rows.records("lost")
+    ]
     sample = report.at("settings").number("sample") or 1.0
     head = f"Label rows (sample = {sample:g})" if sample < 1.0 else "Label rows"
     joined = f"{head}: {rows.count('joined')} of {rows.count('rows')} are joined"
     task = f"Task: {task}. " if (task := report.at("chosen").text("task")) else ""
-    return blocks.Prose(f"{task}{'; '.join([joined, *lost])}.{_trees(report.at('chosen'))}")
+    return blocks.Prose(
+        f"{task}{'; '.join([joined, *lost])}.{_trees(report.at('chosen'))}"
+    )
 
 
 def _trees(chosen: blocks.Record) -> str:
-    """Return how trees grow, by the rows or by the settings, and when they end; "" of others."""
+    """Return how trees grow and when they end; "" for models without trees.
+
+    Their growth follows from the rows or from the settings.
+    """
     if "trees-per-round" not in chosen.numbers():
         return ""
     trees, leaves = chosen.count("trees-per-round"), chosen.count("leaves")
     patience = int(chosen.amount("patience"))
-    end = f", until {blocks.counted(patience, 'epoch')} have not helped" if patience else ""
-    return f" Trees: {trees} of each table in an epoch, of at most {leaves} leaves{end}."
+    end = (
+        f", until {blocks.counted(patience, 'epoch')} have not helped"
+        if patience
+        else ""
+    )
+    return (
+        f" Trees: {trees} of each table in an epoch, of at most {leaves} leaves{end}."
+    )
 
 
 def _rows_of(report: blocks.Record, part: str) -> str:
@@ -381,7 +446,8 @@ def _models(settings: blocks.Record) -> str:
 
     >>> _models(blocks.Record({"strategy": "boost", "model": "linear"}))
     'boosted trees'
-    >>> _models(blocks.Record({"strategy": "sgd", "model": "linear", "models": "f=mlp"}))
+    >>> settings = {"strategy": "sgd", "model": "linear", "models": "f=mlp"}
+    >>> _models(blocks.Record(settings))
     'linear models (f=mlp)'
     """
     strategy = settings.text("strategy")
@@ -423,14 +489,20 @@ def facts(report: blocks.Record) -> Iterator[Fact]:
     if "joined" in scored.numbers():
         yield "joined rows", scored.count("joined"), "scored"
     elif rows.numbers():
-        train, test = int(rows.amount(convergence.TRAIN)), int(rows.amount(convergence.TEST))
+        train, test = (
+            int(rows.amount(convergence.TRAIN)),
+            int(rows.amount(convergence.TEST)),
+        )
         detail = f"{console.format_count(test)} held out" if test else "none held out"
         if validation := int(report.at("split").amount("validation-rows")):
             detail += f", {console.format_count(validation)} validate"
         yield "joined rows", console.format_count(train + test + validation), detail
     epochs = report.amount("epochs")
     if rounds := int(report.amount("rounds")) or len(report.records("history")):
-        details = blocks.counted(epochs, "epoch") if epochs else "", report.text("verdict")
+        details = (
+            blocks.counted(epochs, "epoch") if epochs else "",
+            report.text("verdict"),
+        )
         yield "rounds", console.format_count(rounds), ", ".join(filter(None, details))
     up, down = report.amount("bytes_up"), report.amount("bytes_down")
     if up + down:

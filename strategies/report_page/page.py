@@ -13,11 +13,26 @@ from rich.text import Text
 from strategies.disclosures import NOTHING
 from strategies.report_page import overview
 from strategies.report_page.convergence import convergence
-from strategies.report_page.costs import costs, estimate, memory_line, privacy, privacy_totals
+from strategies.report_page.costs import (
+    costs,
+    estimate,
+    memory_line,
+    privacy,
+    privacy_totals,
+)
 from strategies.report_page.model import model
 from tp_flower.errors import TPFlowerError
 from tp_flower.protocol.fields import Document
-from tp_flower.reports.blocks import NOTES, Block, Blocks, Code, Prose, Record, Table, render_page
+from tp_flower.reports.blocks import (
+    NOTES,
+    Block,
+    Blocks,
+    Code,
+    Prose,
+    Record,
+    Table,
+    render_page,
+)
 from tp_flower.reports.console import text_table
 from tp_flower.reports.records import REPORT_FILE, write_whole
 from tp_flower.settings.run import EVALUATE, EXPLAIN, PREDICT, TRAIN
@@ -49,9 +64,11 @@ def render(report: Mapping[str, object]) -> str:
 
 
 def run_file(report: Record) -> str:
-    """Return the file of settings that repeats a run, for `tp-flower` and for Flower."""
+    """Return the settings file that repeats a run, for `tp-flower` and for Flower."""
     changed = changed_settings(report.at("settings").content).items()
-    return run_config_text({key: value for key, value in changed if key not in OF_ONE_RUN})
+    return run_config_text(
+        {key: value for key, value in changed if key not in OF_ONE_RUN}
+    )
 
 
 def commands(report: Record) -> Code:
@@ -99,17 +116,29 @@ INDENT = 2
 MOST_COLUMNS = 12  # of a table on the console
 
 
-def explanation_view(content: Mapping[str, object], is_full: bool = False) -> RenderableType:
-    """Return what `explain` prints, from the content of its report: a screen, or everything."""
+def explanation_view(
+    content: Mapping[str, object], is_full: bool = False
+) -> RenderableType:
+    """Return the output of `explain`, from the content of its report.
+
+    It is a screen, or everything if ``is_full``.
+    """
     report = Record(content)
     everything = (*overview.tables(report), *costs(report), *privacy(report))
-    return _group((*(everything if is_full else _screen(report)), *overview.warnings(report)))
+    return _group(
+        (*(everything if is_full else _screen(report)), *overview.warnings(report))
+    )
 
 
 def _screen(report: Record) -> Blocks:
-    """Yield tables, label rows that are lost, costs, and what the server learns: some 45 lines."""
+    """Yield tables, lost label rows, costs, and all that the server learns.
+
+    They fill some 45 lines.
+    """
     head, rows = overview.head_of(report), report.at("joined-rows")
-    split = f"{rows.count('train')} joined rows to train on, {rows.count('test')} held out"
+    split = (
+        f"{rows.count('train')} joined rows to train on, {rows.count('test')} held out"
+    )
     yield Prose(f"{head['label']} {head['subject']}: {split}. {NOTES['screen']}")
     readings = report.at("privacy").records("readings")
     yield overview.list_tables(report.records("tables"), fan_out=(), readings=readings)
@@ -118,7 +147,9 @@ def _screen(report: Record) -> Blocks:
     yield memory_line(report.at("memory"))
     sent = [item for item in report.records("releases") if item.text("to") == "server"]
     for title, is_clear in (("in the clear", True), ("masked, hashed or noisy", False)):
-        learned = (item for item in sent if (item.text("protection") == NOTHING) == is_clear)
+        learned = (
+            item for item in sent if (item.text("protection") == NOTHING) == is_clear
+        )
         texts = dict.fromkeys(DETAIL.sub("", item.text("carries")) for item in learned)
         yield Prose(f"The server learns, {title}: {'; '.join(texts)}.")
     yield privacy_totals(report.at("privacy"))

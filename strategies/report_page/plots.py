@@ -53,7 +53,9 @@ def linear(values: Iterable[float]) -> Scale:
         low, high = low - margin, high + margin
     step = nice_step((high - low) / TICKS)
     first = math.floor(low / float(step) + 1e-9)
-    ticks = _multiples(first, max(math.ceil(high / float(step) - 1e-9), first + 1), step)
+    ticks = _multiples(
+        first, max(math.ceil(high / float(step) - 1e-9), first + 1), step
+    )
     return Scale(ticks[0][0], ticks[-1][0], ticks)
 
 
@@ -150,7 +152,9 @@ MOST_POINTS = 400  # of a line, a tenth of a pixel apart
 BAR_ROW = 31.0
 
 # Markup.format escapes its arguments
-_SVG = Markup('<svg viewBox="0 0 {:g} {:g}" class="plot" role="img" aria-label="{}">{}</svg>')
+_SVG = Markup(
+    '<svg viewBox="0 0 {:g} {:g}" class="plot" role="img" aria-label="{}">{}</svg>'
+)
 _GROUP = Markup('<g class="s{}">{}</g>')
 _LINE = Markup('<line class="{}" x1="{:.2f}" y1="{:.2f}" x2="{:.2f}" y2="{:.2f}"/>')
 _TEXT = Markup('<text class="{}" x="{:.2f}" y="{:.2f}">{}</text>')
@@ -210,13 +214,19 @@ def line_figure(
     title: str, x: Axis, y: Axis, lines: Sequence[Series], note: str = ""
 ) -> Figure | None:
     """Return the plot of some lines, or None if none of them has a point."""
-    thinned = [Series(line.name, thin(line.points), line.label) for line in lines if line.points]
+    thinned = [
+        Series(line.name, thin(line.points), line.label)
+        for line in lines
+        if line.points
+    ]
     if not thinned:
         return None
     ends = " ".join(_ends(x, y, line) for line in thinned)
     return Figure(
         title=title,
-        svg=_Canvas.fit(x, y, thinned).draw(f"{title}. {y.title} over {x.title}. {ends}", thinned),
+        svg=_Canvas.fit(x, y, thinned).draw(
+            f"{title}. {y.title} over {x.title}. {ends}", thinned
+        ),
         table=_line_data(title, x, y, thinned),
         legend=tuple(line.name for line in thinned) if len(thinned) > 1 else (),
         note=note,
@@ -248,7 +258,9 @@ def _line_data(title: str, x: Axis, y: Axis, lines: Sequence[Series]) -> Table:
         (x.format(place), *(y.format(c[place]) if place in c else "" for c in columns))
         for place in sorted({place for column in columns for place in column})
     ]
-    return Table(title, (x.title, *(line.name for line in lines)), rows, words=frozenset())
+    return Table(
+        title, (x.title, *(line.name for line in lines)), rows, words=frozenset()
+    )
 
 
 @dataclass(frozen=True)
@@ -269,7 +281,9 @@ class _Canvas:
         left = max(text_width(label) for _, label in upwards.ticks) + GAP
         # the labels at the lines' ends are bold
         ends = max(1.15 * text_width(line.label) for line in lines)
-        return cls(x, y, across, upwards, left, WIDTH - ends - (GAP if ends else 2 * GAP))
+        return cls(
+            x, y, across, upwards, left, WIDTH - ends - (GAP if ends else 2 * GAP)
+        )
 
     def at(self, point: Point) -> Point:
         x = self.left + self.across.at(point[0]) * (self.right - self.left)
@@ -278,7 +292,9 @@ class _Canvas:
 
     def draw(self, summary: str, lines: Sequence[Series]) -> Markup:
         elements = [self._line(n % STYLES + 1, line) for n, line in enumerate(lines)]
-        return _drawing(summary, HEIGHT, [*self._axes(), *elements, *self._end_labels(lines)])
+        return _drawing(
+            summary, HEIGHT, [*self._axes(), *elements, *self._end_labels(lines)]
+        )
 
     def _axes(self) -> list[Markup]:
         base = HEIGHT - BOTTOM
@@ -298,7 +314,9 @@ class _Canvas:
         return [*parts, _LINE.format("base", self.left, base, self.right, base)]
 
     def _line(self, style: int, line: Series) -> Markup:
-        look, radius = ("dot", 2.6) if len(line.points) <= FEW_POINTS else ("dot hidden", 4.0)
+        look, radius = (
+            ("dot", 2.6) if len(line.points) <= FEW_POINTS else ("dot hidden", 4.0)
+        )
         dots, path = [], []
         for point in line.points:
             x, y = self.at(point)
@@ -310,7 +328,9 @@ class _Canvas:
 
     def _end_labels(self, lines: Sequence[Series]) -> list[Markup]:
         """Return the labels at the ends of the lines, spread so that none overlap."""
-        ends = [(self.at(line.points[-1]), n) for n, line in enumerate(lines) if line.label]
+        ends = [
+            (self.at(line.points[-1]), n) for n, line in enumerate(lines) if line.label
+        ]
         ends.sort(key=lambda end: end[0][1])
         heights = [y for (_, y), _ in ends]
         labels = []
@@ -332,7 +352,9 @@ def spread(heights: Sequence[float], gap: float, most: float) -> list[float]:
     """
     down = accumulate(heights, lambda last, height: max(height, last + gap))
     up = accumulate(
-        reversed(list(down)), lambda below, height: min(height, below - gap), initial=most + gap
+        reversed(list(down)),
+        lambda below, height: min(height, below - gap),
+        initial=most + gap,
     )
     return list(up)[:0:-1]
 
@@ -354,7 +376,8 @@ def bar_figure(
     is_stacked = len(parts) > 1
     head = ("", *parts, "all") if is_stacked else ("", *parts)
     rows = [
-        (name, *map(format_value, (*values, sum(values))[: len(head) - 1])) for name, values in bars
+        (name, *map(format_value, (*values, sum(values))[: len(head) - 1]))
+        for name, values in bars
     ]
     words = (", ".join(map(" ".join, zip(head, row, strict=True))) for row in rows)
     return Figure(

@@ -1,4 +1,7 @@
-"""At how many rows sites and server work out scores of other tables: see `score_readings`."""
+"""Score readings on the report page: see `score_readings`.
+
+They are at how many rows sites and server work out scores of other tables.
+"""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -35,7 +38,9 @@ def reading_columns(records: Sequence[Record]) -> Iterator[blocks.Column]:
 
 def _of_table(records: Sequence[Record], key: str, table: Record) -> str:
     """Return a count over the sites of a table; of score vectors the least."""
-    of_table = (record for record in records if record.text("table") == table.text("table"))
+    of_table = (
+        record for record in records if record.text("table") == table.text("table")
+    )
     counts = [count for record in of_table if (count := record.number(key)) is not None]
     if not counts:
         return "-"
@@ -47,7 +52,11 @@ def readings_note(records: Sequence[Record]) -> str:
     if not records:
         return ""
     others = records[0].texts("others")
-    whose = "the other table's scores" if len(others) == 1 else "the sum of the others' scores"
+    whose = (
+        "the other table's scores"
+        if len(others) == 1
+        else "the sum of the others' scores"
+    )
     average = blocks.NOTES["average"] if records[0].get("average") is True else ""
     most = round(records[0].amount("most"))
     times = "once" if most == 1 else f"{format_count(most)} times or less"

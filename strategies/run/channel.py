@@ -47,7 +47,8 @@ LOOK_SECONDS: Final = 1.0  # how often Flower is asked why sessions have ended
 CLOSING_SECONDS: Final = 2.0
 BODY_SECONDS: Final = 30.0  # after which a client that sends nothing is cut off
 MOST_THREADS: Final = 500
-MOST_OF_SITE: Final = 16  # connections of a site at a time; an honest one has two, and lost ones
+# connections of a site at a time; an honest one has two, and lost ones
+MOST_OF_SITE: Final = 16
 BLOCK_BYTES: Final = 1 << 16
 ADDRESS: Final = "X-Real-IP"
 _PREFIX: Final = "session-"
@@ -140,14 +141,18 @@ class SessionGrid:
             self._is_closed = True
             self._lock.notify_all()
             lines = self.lines.values()
-            self._lock.wait_for(lambda: not any(line.since for line in lines), CLOSING_SECONDS)
+            self._lock.wait_for(
+                lambda: not any(line.since for line in lines), CLOSING_SECONDS
+            )
         self._server.shutdown()
         self._server.server_close()
         Path(str(self._server.server_address)).unlink(missing_ok=True)
 
     def _push(self, message: Message) -> str:
         node = message.metadata.dst_node_id
-        frame = wire.write_message(message.metadata.message_type, content_bytes(message.content))
+        frame = wire.write_message(
+            message.metadata.message_type, content_bytes(message.content)
+        )
         with self._lock:
             line = self.lines.setdefault(node, Line(node))
             if not line.uses_flower:
@@ -167,7 +172,9 @@ class SessionGrid:
         """Send the message that opens a session; return whether its node is known."""
         line.close()
         line.key, line.address, line.opened = token_bytes(32), None, time.monotonic()
-        request = wire.SessionRequest(channel=self.channel, key=line.key.hex(), limit=self._seconds)
+        request = wire.SessionRequest(
+            channel=self.channel, key=line.key.hex(), limit=self._seconds
+        )
         content, kind = pack(encode(request)), str(Action.SESSION)
         message = Message(content, line.node, kind, group_id=SESSION)
         line.opening = next(iter(self._grid.push_messages([message])), "") or ""
@@ -210,7 +217,8 @@ class SessionGrid:
                 reason = str(problem)
             if self._must_open:
                 raise SiteError(
-                    f'channel = "session", but node {line.node} cannot open one: {reason}'
+                    f'channel = "session", but node {line.node} cannot open one: '
+                    f"{reason}"
                 )
             log_event(WARNING, "no-session", node=str(line.node), reason=reason)
             # the message is sent again, by Flower, as all others of the run
@@ -246,7 +254,7 @@ class SessionGrid:
 
     @contextmanager
     def in_work(self, line: Line) -> Iterator[bool]:
-        """Count a site's request until the block ends; yield False if it has too many."""
+        """Count a site's request in the block; yield False if the site has too many."""
         with self._lock:
             line.requests += 1
             is_admitted = line.requests <= MOST_OF_SITE
@@ -260,7 +268,8 @@ class SessionGrid:
     def uploading(self, line: Line, number: int, connection: socket) -> Iterator[bool]:
         """Cut off the reply of a site that is still being read, for a later one.
 
-        Yield whether the reply to the message before ``number`` is awaited, and is to be kept.
+        Yield whether the reply to the message before ``number`` is awaited, and is to
+        be kept.
         """
         with self._lock:
             is_awaited = self._awaits(line, number)
@@ -303,7 +312,9 @@ class SessionGrid:
                 line.poll, line.heard = None, time.monotonic()
             return response
 
-    def _response(self, line: Line, key: bytes, poll: object, ends: float) -> wire.Response | None:
+    def _response(
+        self, line: Line, key: bytes, poll: object, ends: float
+    ) -> wire.Response | None:
         """Return the answer to a request, None while there is none."""
         is_over = line.key != key or not line.since
         if not is_over and (self._is_closed or self._lets_others(line)):
@@ -376,7 +387,9 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse("no such session")
         line = grid.lines.get(int(path[2], 16))
         key = b"" if line is None else line.key
-        text, digest = (self.headers.get(n, "") for n in ("Content-Length", wire.DIGEST))
+        text, digest = (
+            self.headers.get(n, "") for n in ("Content-Length", wire.DIGEST)
+        )
         length = int(text) if text.isdecimal() and len(text) < 12 else -1
         signature = wire.sign_request(key, self.path, length, digest)
         signed = self.headers.get(wire.SIGNATURE)
@@ -396,11 +409,18 @@ class _Handler(BaseHTTPRequestHandler):
             if path[4]:
                 return self._send(key, (wire.NOTHING, 0, b""))
             patience = self.headers.get("Prefer", "").removeprefix("wait=")
-            seconds = min(int(patience), wire.LONGEST_WAIT) if patience.isdecimal() else 0
+            seconds = (
+                min(int(patience), wire.LONGEST_WAIT) if patience.isdecimal() else 0
+            )
             return self._send(key, grid.answer(line, key, number, body, seconds))
 
-    def _read_reply(self, line: Line, number: int, digest: str, length: int) -> bytes | None:
-        """Return the body, b"" where no reply is awaited; None if it is not the signed one."""
+    def _read_reply(
+        self, line: Line, number: int, digest: str, length: int
+    ) -> bytes | None:
+        """Return the body; None if it is not the signed one.
+
+        It is b"" where no reply is awaited.
+        """
         if not length:
             return b"" if digest == wire.digest_of(b"") else None
         body, actual = bytearray(), hashlib.sha256()
@@ -422,7 +442,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header(wire.NUMBER, str(number))
         self.send_header(wire.DIGEST, digest)
-        self.send_header(wire.SIGNATURE, wire.sign_answer(key, self.path, status, number, digest))
+        self.send_header(
+            wire.SIGNATURE, wire.sign_answer(key, self.path, status, number, digest)
+        )
         if status != wire.NOTHING:
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -430,7 +452,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refuse(self, reason: str, status: int = wire.FORBIDDEN) -> None:
         """Refuse a request; its body, if any, is not read."""
-        self.server.grid.refuse(reason, {"path": self.path[-60:], "address": self._address})
+        self.server.grid.refuse(
+            reason, {"path": self.path[-60:], "address": self._address}
+        )
         self.close_connection = True
         self.send_response(status)
         self.send_header("Content-Length", "0")
@@ -451,7 +475,9 @@ def open_channel(grid: Grid, channel: str, seconds: float) -> Iterator[Grid]:
     problem = f"{SESSIONS} is not set (superlink.sh --sessions does)"
     if folder and channel != FLOWER:
         try:
-            sessions = SessionGrid(grid, Path(folder), seconds, must_open=channel == SESSION)
+            sessions = SessionGrid(
+                grid, Path(folder), seconds, must_open=channel == SESSION
+            )
         except OSError as error:
             problem = f"no socket in {folder}: {error}"
     if sessions is None:

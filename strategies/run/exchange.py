@@ -1,9 +1,10 @@
 """One round of messages: the requests, their way to the sites, and the replies.
 
-A site answers a message once, however often it arrives, so it is always right to send it again:
-after an error that may pass (a machine restarts, a disk is full), and if there is no answer for a
-long time (a SuperNode was killed together with its message). Flower's own loop polls every three
-seconds in deployment; this one polls more often. Bytes are counted by table.
+A site answers a message once, however often it arrives, so it is always right to send
+it again: after an error that may pass (a machine restarts, a disk is full), and if
+there is no answer for a long time (a SuperNode was killed together with its message).
+Flower's own loop polls every three seconds in deployment; this one polls more often.
+Bytes are counted by table.
 """
 
 import time
@@ -24,7 +25,13 @@ from tp_flower.protocol import codec
 from tp_flower.protocol.fields import PartBody
 from tp_flower.protocol.fields import Reply as ReplyMessage
 from tp_flower.protocol.fields import Request as RequestMessage
-from tp_flower.protocol.messages import ACTIONS, Action, Failure, ReplyEnvelope, RequestEnvelope
+from tp_flower.protocol.messages import (
+    ACTIONS,
+    Action,
+    Failure,
+    ReplyEnvelope,
+    RequestEnvelope,
+)
 from tp_flower.protocol.packet import Packet, header_of, message_bytes, pack
 
 FIRST_POLL_SECONDS: Final = 0.001
@@ -156,7 +163,8 @@ def make_messages(
         Message(
             content=pack(
                 codec.add_envelope(
-                    packet, RequestEnvelope(run=run, round=number, after=answered.get(node))
+                    packet,
+                    RequestEnvelope(run=run, round=number, after=answered.get(node)),
                 )
             ),
             dst_node_id=node,
@@ -218,7 +226,8 @@ class PendingMessage:
                 self.crashes += 1
             reason = f"Flower error {code}"
         elif _is_transient(reply):
-            # before a run has begun, nothing is lost by soon reporting what may be a wrong address
+            # before a run has begun, nothing is lost by soon reporting what may be a
+            # wrong address
             self.crashes += self.message.metadata.message_type == Action.DESCRIBE
             reason = "the site cannot do it now"
         else:
@@ -232,7 +241,9 @@ class Transport:
     ``addresses`` are the present numbers of nodes that had another one at the start.
     """
 
-    def __init__(self, grid: Grid, log: RunLog, addresses: Mapping[int, int] | None = None) -> None:
+    def __init__(
+        self, grid: Grid, log: RunLog, addresses: Mapping[int, int] | None = None
+    ) -> None:
         self._grid, self._log = grid, log
         self._addresses = addresses or {}
         # a grid of sessions knows when a reply comes
@@ -248,7 +259,9 @@ class Transport:
         metadata = reply.metadata
         return self._node_of.get(metadata.reply_to_message_id, metadata.src_node_id)
 
-    def send_and_wait(self, messages: Iterable[Message], timeout: float) -> list[Message]:
+    def send_and_wait(
+        self, messages: Iterable[Message], timeout: float
+    ) -> list[Message]:
         """Send messages and return the replies, in place of a missing one its error."""
         by_node = {m.metadata.dst_node_id: PendingMessage(m) for m in messages}
         pending = by_node.values()
@@ -258,11 +271,18 @@ class Transport:
             now = time.monotonic()
             self._send([p for p in pending if not p.answer and p.due <= now])
             arrived = self._collect(by_node)
-            if not any(p.answer is None for p in pending) or time.monotonic() > deadline:
+            if (
+                not any(p.answer is None for p in pending)
+                or time.monotonic() > deadline
+            ):
                 replies = [reply for p in pending if (reply := p.answer or p.failure)]
                 # whoever reads the replies refuses those of nodes without a request
                 return replies + self._strangers
-            pause = FIRST_POLL_SECONDS if arrived else min(1.5 * pause, LONGEST_POLL_SECONDS)
+            pause = (
+                FIRST_POLL_SECONDS
+                if arrived
+                else min(1.5 * pause, LONGEST_POLL_SECONDS)
+            )
             self._wait(pause)
 
     def _send(self, pending: Sequence[PendingMessage]) -> None:

@@ -1,4 +1,4 @@
-"""Failed runs: the reason ends the console, and stands in the report of the run's folder."""
+"""Failed runs: the reason ends the console output and is in the run folder's report."""
 
 import logging
 import shlex
@@ -14,12 +14,13 @@ from tp_flower.reports.records import REPORT_FILE, RunRecord, write_json
 from tp_flower.settings import Settings
 
 LOG_FILE: Final = "run.log"
-EXIT_CODES: Final = ("Exit Code: 201\n", "Exit Code: 700\n")  # of any exception in an app
+# of any exception in an app
+EXIT_CODES: Final = ("Exit Code: 201\n", "Exit Code: 700\n")
 FLOWER_LOGGER: Final = logging.getLogger("flwr")
 
 
 def reason_instead_of_trace(record: logging.LogRecord) -> bool:
-    """Let Flower's log say why a run failed, without a trace and its page of exit codes.
+    """Make Flower's log state why a run failed, without trace or page of exit codes.
 
     An error that was not raised on purpose keeps its trace.
     """
@@ -36,16 +37,26 @@ def status_of(error: BaseException) -> str:
 
 def how_to_resume(settings: Settings, folder: Path) -> str:
     """Return the commands that go on with the run of a folder."""
-    values = {"resume": str(folder), **({"tables": settings.tables} if settings.tables else {})}
-    changes = " ".join(f"--set {shlex.quote(f'{key}={value}')}" for key, value in values.items())
+    values = {
+        "resume": str(folder),
+        **({"tables": settings.tables} if settings.tables else {}),
+    }
+    changes = " ".join(
+        f"--set {shlex.quote(f'{key}={value}')}" for key, value in values.items()
+    )
     config = shlex.quote(" ".join(f'{key}="{value}"' for key, value in values.items()))
     with_flower = f"flwr run . --stream -c {config}"
-    return f"A checkpoint is kept. To go on: tp-flower train {changes}\nor: {with_flower}"
+    return (
+        f"A checkpoint is kept. To go on: tp-flower train {changes}\nor: {with_flower}"
+    )
 
 
 @contextmanager
 def recorded(settings: Settings, folder: Path) -> Iterator[None]:
-    """Write Flower's log into a run's folder, and a failed run's trace, with a report."""
+    """Write Flower's log into a run's folder.
+
+    If the run fails, also write its trace and a report.
+    """
     handler = logging.FileHandler(folder / LOG_FILE, encoding="utf8", delay=True)
     handler.setLevel(logging.INFO)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -54,7 +65,11 @@ def recorded(settings: Settings, folder: Path) -> Iterator[None]:
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
-        failure = {"levelno": logging.ERROR, "levelname": "ERROR", "msg": "the run failed"}
+        failure = {
+            "levelno": logging.ERROR,
+            "levelname": "ERROR",
+            "msg": "the run failed",
+        }
         handler.handle(logging.makeLogRecord({**failure, "exc_info": sys.exc_info()}))
         record = RunRecord(
             started=started.isoformat(timespec="seconds"),

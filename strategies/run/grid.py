@@ -33,12 +33,13 @@ CLIENT_APP_RAISED = 2
 class InProcessGrid(Grid):
     """Call a ClientApp directly for every message.
 
-    A site has tables: a data frame or a list of them (shards) by table name, or the path of a
-    tables file. A mapping names the sites; a sequence names them ``site-0``, ``site-1``, ... A
-    number stands for as many simulated nodes, among which the organisations of the run config's
-    ``tables`` are divided. ``run_config`` is ``context.run_config`` at the sites. ``observe`` is
-    called with every message and reply after serialisation, for audits. ``state`` is a folder that
-    holds one for each site's state; None keeps the states in memory.
+    A site has tables: a data frame or a list of them (shards) by table name, or the
+    path of a tables file. A mapping names the sites; a sequence names them ``site-0``,
+    ``site-1``, ... A number stands for as many simulated nodes, among which the
+    organisations of the run config's ``tables`` are divided. ``run_config`` is
+    ``context.run_config`` at the sites. ``observe`` is called with every message and
+    reply after serialisation, for audits. ``state`` is a folder that holds one for each
+    site's state; None keeps the states in memory.
 
     >>> from client_apps.app import app  # doctest: +SKIP
     >>> grid = InProcessGrid(app, sites=[{"orders": orders}])  # doctest: +SKIP
@@ -125,7 +126,9 @@ class InProcessGrid(Grid):
             if identifier in self._replies
         ]
 
-    def send_and_receive(self, messages: Iterable[Message], **_: Any) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], **_: Any
+    ) -> Iterable[Message]:
         """Send messages and return their replies, which are there at once."""
         return self.pull_messages(self.push_messages(list(messages)))
 

@@ -201,7 +201,8 @@ class Journal:
             head: Document = json.loads(text)
         except ValueError as error:
             raise SettingsError(
-                f"the checkpoint in {self.folder} cannot be read: {type(error).__name__}"
+                f"the checkpoint in {self.folder} cannot be read: "
+                f"{type(error).__name__}"
             ) from error
         return head
 
@@ -225,7 +226,9 @@ def _open(folder: Path) -> Database:
         if isinstance(error, DamagedFileError):
             return SettingsError(f"the checkpoint in {folder} cannot be read: {error}")
         if error.errno == errno.EBUSY:
-            return SettingsError(f"another process goes on with the run of {folder.parent}")
+            return SettingsError(
+                f"another process goes on with the run of {folder.parent}"
+            )
         return OSError(error.errno, error.strerror)
 
     return Database(folder / FILE, SCHEMA, VERSION, refusal, is_exclusive=True)

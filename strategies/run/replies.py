@@ -36,7 +36,9 @@ class BehindSites(Exception):  # noqa: N818 - what to do next, no failure
 
 
 def collect_replies(
-    request: Requests, replies: Iterable[tuple[int, Message]], site_names: Mapping[int, str]
+    request: Requests,
+    replies: Iterable[tuple[int, Message]],
+    site_names: Mapping[int, str],
 ) -> Replies:
     """Return the replies of all sites; raise the error of one that has not answered."""
     answers: dict[int, Answer] = {}
@@ -72,7 +74,7 @@ def collect_replies(
 
 
 def _raise_first(failed: Mapping[int, errors.TPFlowerError]) -> None:
-    """Raise the error of the first node that is absent, or else of one that diverged."""
+    """Raise the error of the first absent node, or else of the first diverged one."""
     diverged = {n: e for n, e in failed.items() if isinstance(e, errors.DivergedError)}
     if absent := failed.keys() - diverged.keys():
         raise failed[min(absent)]
@@ -91,10 +93,13 @@ def _read_reply(request: Requests, message: Message, node: int, name: str) -> An
         hosted = [part for part in request.parts_at(node) if part.number == number]
         where = _site_of(hosted[0]) if hosted else name
         # nothing trains where a saved model scores rows
-        may_diverge = isinstance(error, errors.RangeError) and request.action is not Action.SCORE
+        may_diverge = (
+            isinstance(error, errors.RangeError) and request.action is not Action.SCORE
+        )
         advice = _DIVERGED if may_diverge else ""
         raise errors.ReplyError(
-            f"{where} sent a reply to {request.action} that cannot be used: {error}{advice}"
+            f"{where} sent a reply to {request.action} that cannot be used: "
+            f"{error}{advice}"
         ) from None
     return answer
 
@@ -109,7 +114,9 @@ def _check_parts(reply: Reply, hosted: set[int]) -> None:
         )
 
 
-def _error_of(request: Requests, failure: Failure, node: int, name: str) -> errors.TPFlowerError:
+def _error_of(
+    request: Requests, failure: Failure, node: int, name: str
+) -> errors.TPFlowerError:
     """Return the error that a site reported, naming the participant it is about."""
     where = name
     for part in request.parts_at(node):
@@ -125,7 +132,9 @@ _ERRORS: Mapping[errors.ErrorKind, type[errors.TPFlowerError]] = {
 }
 
 
-def _crash(request: Requests, message: Message, node: int, name: str) -> errors.UnavailableError:
+def _crash(
+    request: Requests, message: Message, node: int, name: str
+) -> errors.UnavailableError:
     """Return the error of a site that could not answer; SiteError if it would recur."""
     code, lines = message.error.code, (message.error.reason or "").splitlines()
     # the last line of a traceback is the exception
@@ -141,19 +150,29 @@ def _crash(request: Requests, message: Message, node: int, name: str) -> errors.
 
 def _one_line(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= REASON_CHARACTERS else f"{line[: REASON_CHARACTERS - 3]}..."
+    return (
+        line
+        if len(line) <= REASON_CHARACTERS
+        else f"{line[: REASON_CHARACTERS - 3]}..."
+    )
 
 
 def _tables_at(request: Requests, node: int) -> str:
     tables = list(dict.fromkeys(repr(part.table) for part in request.parts_at(node)))
-    return f" (table{'s' if len(tables) > 1 else ''} {', '.join(tables)})" if tables else ""
+    return (
+        f" (table{'s' if len(tables) > 1 else ''} {', '.join(tables)})"
+        if tables
+        else ""
+    )
 
 
 def _name(node: int, site_names: Mapping[int, str]) -> str:
     return f"site {site_names[node]!r}" if node in site_names else f"node {node}"
 
 
-def array_of(replies: Replies, part: Part, name: str, shape: tuple[int | None, ...]) -> AnyArray:
+def array_of(
+    replies: Replies, part: Part, name: str, shape: tuple[int | None, ...]
+) -> AnyArray:
     """Return a participant's array; None in ``shape`` allows any size."""
     array: AnyArray | None = getattr(replies.parts.get(part.number), name, None)
     if array is None:
@@ -164,7 +183,8 @@ def array_of(replies: Replies, part: Part, name: str, shape: tuple[int | None, .
     if not fits:
         expected = ", ".join("any" if size is None else str(size) for size in shape)
         raise errors.ReplyError(
-            f"{_site_of(part)} sent {name!r} of shape {array.shape}, expected ({expected})"
+            f"{_site_of(part)} sent {name!r} of shape {array.shape}, expected "
+            f"({expected})"
         )
     return array
 
@@ -200,7 +220,10 @@ def read_label(replies: Replies, part: Part, rows: int) -> LabelColumn:
     if values is None or label is None or values.shape != (rows,):
         raise refuse(part, f"no label for its {rows} rows")
     names = tuple(label.categories or ())
-    if label.kind == "text" and not np.isin(values[~np.isnan(values)], np.arange(len(names))).all():
+    if (
+        label.kind == "text"
+        and not np.isin(values[~np.isnan(values)], np.arange(len(names))).all()
+    ):
         raise refuse(part, "labels outside its categories")
     return LabelColumn(label.kind, values, names)
 

@@ -69,12 +69,20 @@ def check_same(settings: Settings, began: Document) -> None:
         if key not in FREE | {"output-dir"} and value != began.get(key)
     }
     if differ:
-        differences = "; ".join(f"{k}: {began.get(k)!r}, not {v!r}" for k, v in differ.items())
-        raise SettingsError(f"the run resumes with the settings it began with: {differences}")
+        differences = "; ".join(
+            f"{k}: {began.get(k)!r}, not {v!r}" for k, v in differ.items()
+        )
+        raise SettingsError(
+            f"the run resumes with the settings it began with: {differences}"
+        )
 
 
 def find_again(
-    grid: Grid, settings: Settings, run: str, before: Inventory, request: DescribeRequest
+    grid: Grid,
+    settings: Settings,
+    run: str,
+    before: Inventory,
+    request: DescribeRequest,
 ) -> tuple[dict[int, int], dict[int, int | None]]:
     """Find the sites of a stopped run, whatever node numbers they have now.
 
@@ -89,11 +97,14 @@ def find_again(
     if missing := [node for shards, node in hosts.items() if shards not in now]:
         names = ", ".join(repr(before.site_names[node]) for node in sorted(missing))
         raise MissingSiteError(
-            f"the run cannot go on without all of its sites: {names} did not connect within "
-            f"wait-seconds = {settings.wait_seconds:g} with the tables that the run began with"
+            f"the run cannot go on without all of its sites: {names} did not connect "
+            f"within wait-seconds = {settings.wait_seconds:g} with the tables that the "
+            "run began with"
         )
     addresses = {node: now[shards] for shards, node in hosts.items()}
-    return addresses, {node: sites.positions[address] for node, address in addresses.items()}
+    return addresses, {
+        node: sites.positions[address] for node, address in addresses.items()
+    }
 
 
 def _hosts(inventory: Inventory) -> dict[frozenset[tuple[str, str, int, int]], int]:

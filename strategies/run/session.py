@@ -16,7 +16,14 @@ from typing import Final
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from strategies.run.exchange import Answer, Replies, Requests, RunLog, Transport, make_messages
+from strategies.run.exchange import (
+    Answer,
+    Replies,
+    Requests,
+    RunLog,
+    Transport,
+    make_messages,
+)
 from strategies.run.journal import FOLDER, Frame, Journal
 from strategies.run.replies import collect_replies
 from strategies.run.resume import check_same, find_again, positions_text
@@ -31,7 +38,8 @@ from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 from tp_flower.settings.run import TRAIN
 
-DIVERGED: Final = "diverged"  # of a round's facts in the journal: the error, and its nodes
+# of a round's facts in the journal: the error, and its nodes
+DIVERGED: Final = "diverged"
 MOST_LOSSES: Final = 2  # how often a site may lose its state during one round
 ABANDON_SECONDS: Final = 10.0  # seconds to wait for the sites to forget a failed run
 
@@ -84,14 +92,19 @@ class Session:
                 "started": session.started.isoformat(),
                 "settings": settings.to_dict(),
                 "query": query.to_sql(),
-                "described": [[node, dict(header)] for node, header in inventory.described.items()],
+                "described": [
+                    [node, dict(header)] for node, header in inventory.described.items()
+                ],
             }
             try:
-                session.journal = Journal.begin(Path(settings.output_dir) / FOLDER, head)
+                session.journal = Journal.begin(
+                    Path(settings.output_dir) / FOLDER, head
+                )
             except OSError as error:
                 session.abandon()
                 raise errors.SettingsError(
-                    f"output-dir {settings.output_dir!r} cannot be written: {error.strerror}"
+                    f"output-dir {settings.output_dir!r} cannot be written: "
+                    f"{error.strerror}"
                 ) from error
         return session
 
@@ -103,8 +116,12 @@ class Session:
             head = journal.head
             check_same(settings, head["settings"])
             if query.to_sql() != head["query"]:
-                raise errors.SettingsError(f"the run of {settings.resume} has another query")
-            old_inventory = read_inventory({n: Packet(header) for n, header in head["described"]})
+                raise errors.SettingsError(
+                    f"the run of {settings.resume} has another query"
+                )
+            old_inventory = read_inventory(
+                {n: Packet(header) for n, header in head["described"]}
+            )
             addresses, positions = find_again(
                 grid, settings, head["run"], old_inventory, describe_request(query)
             )
@@ -156,7 +173,7 @@ class Session:
         answered: Mapping[int, Message],
         diverged: errors.DivergedError | None = None,
     ) -> None:
-        """Record a round, completed or with sites that diverged and have not taken it."""
+        """Record a round: completed, or not taken by sites that diverged."""
         self.answered |= dict.fromkeys(answered, report.round)
         for node in answered:
             self.behind.pop(node, None)
@@ -181,7 +198,9 @@ class Session:
             )
         self._losses.update(positions.keys())
         if max(self._losses.values()) > MOST_LOSSES:
-            raise errors.SiteError(f"{site_list}: the state of this run keeps getting lost")
+            raise errors.SiteError(
+                f"{site_list}: the state of this run keeps getting lost"
+            )
         self.log.write(WARNING, "behind", sites=positions_text(positions))
         self.behind |= positions
         self.is_replaying = True
@@ -192,15 +211,20 @@ class Session:
         number = int(frame.facts["number"])
         if request is None or frame.facts["action"] != request.action:
             raise errors.SettingsError(
-                f"round {number} of the checkpoint is {frame.facts['action']}, which this version "
-                "does not send at that point: resume with the version that the run began with"
+                f"round {number} of the checkpoint is {frame.facts['action']}, which "
+                "this version does not send at that point: resume with the version "
+                "that the run began with"
             )
         packets = {n: unpack(open_parcel(item)) for n, item in frame.parcels.items()}
         self._bring_up(request, number, packets)
         self.answered |= dict.fromkeys(packets, number)
-        return Replies.of({n: Answer.read(request.action, item) for n, item in packets.items()})
+        return Replies.of(
+            {n: Answer.read(request.action, item) for n, item in packets.items()}
+        )
 
-    def _bring_up(self, request: Requests, number: int, packets: Mapping[int, Packet]) -> None:
+    def _bring_up(
+        self, request: Requests, number: int, packets: Mapping[int, Packet]
+    ) -> None:
         """Send a round to the sites that lack it; the journal has their replies."""
         lacking = {
             node: packet
@@ -232,13 +256,17 @@ class Session:
 
     def stop(self, error: Exception, rounds: int, *, has_trained: bool) -> None:
         """Keep the run for resuming if that may help, or let the sites forget it."""
-        is_passing = isinstance(error, errors.MissingSiteError | errors.UnavailableError)
+        is_passing = isinstance(
+            error, errors.MissingSiteError | errors.UnavailableError
+        )
         is_foreign = not isinstance(error, errors.TPFlowerError)
         may_help = is_passing or is_foreign or has_trained or self.is_replaying
         is_resumable = self.journal is not None and may_help
         # the error itself is logged by whoever catches it
         name = type(error).__name__
-        self.log.write(ERROR, "stop", rounds=rounds, error=name, checkpoint=is_resumable)
+        self.log.write(
+            ERROR, "stop", rounds=rounds, error=name, checkpoint=is_resumable
+        )
         if is_resumable:
             self.close()
             return
@@ -250,20 +278,27 @@ class Session:
         try:
             finish = FinishRequest()
             nodes = self.grid.get_node_ids() if nodes is None else nodes
-            request = Requests(Action.FINISH, dict.fromkeys(nodes, encode(finish)), message=finish)
+            request = Requests(
+                Action.FINISH, dict.fromkeys(nodes, encode(finish)), message=finish
+            )
             # a number that no round has
             number = max(self.answered.values(), default=0) + 2
             messages = make_messages(request, self.run, number, {})
             Transport(self.grid, self.log).send_and_wait(messages, ABANDON_SECONDS)
         except Exception as error:  # noqa: BLE001 - the run's own outcome matters more
-            self.log.write(WARNING, "unreached", error=type(error).__name__, reason=str(error))
+            self.log.write(
+                WARNING, "unreached", error=type(error).__name__, reason=str(error)
+            )
 
     def idle_nodes(self) -> list[int]:
         """Return the nodes that answered but have no table of the query."""
         if self.addresses:
             # they have other numbers now
             return []
-        return sorted(self.inventory.nodes.keys() - {shard.node for shard in self.inventory.shards})
+        return sorted(
+            self.inventory.nodes.keys()
+            - {shard.node for shard in self.inventory.shards}
+        )
 
     def close(self) -> None:
         """Stop, and leave the journal to whoever resumes the run."""

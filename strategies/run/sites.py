@@ -19,7 +19,11 @@ from tp_flower.protocol.codec import encode
 from tp_flower.protocol.fields import Document
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import Packet
-from tp_flower.protocol.setup_messages import DescribeReply, DescribeRequest, ShardDescription
+from tp_flower.protocol.setup_messages import (
+    DescribeReply,
+    DescribeRequest,
+    ShardDescription,
+)
 from tp_flower.query import Query
 from tp_flower.settings import Settings
 from tp_flower.settings.run import MEAN
@@ -100,10 +104,11 @@ def find_sites(
 ) -> Inventory:
     """Wait for the sites and return what they host.
 
-    Nodes come online one by one. If their number is known (``num-partitions`` in the node config,
-    as in simulation and in process), exactly that many are waited for: no other node can bring a
-    table. Otherwise waiting ends when all tables of the query are hosted by at least ``min_sites``
-    nodes; if that is 0, when also no new node has come for a while.
+    Nodes come online one by one. If their number is known (``num-partitions`` in the
+    node config, as in simulation and in process), exactly that many are waited for: no
+    other node can bring a table. Otherwise waiting ends when all tables of the query
+    are hosted by at least ``min_sites`` nodes; if that is 0, when also no new node has
+    come for a while.
     """
     answers: dict[int, exchange.Answer] = {}
     changed = started = time.monotonic()
@@ -137,7 +142,11 @@ def find_sites(
 
 
 def _describe(
-    grid: Grid, nodes: Sequence[int], message: DescribeRequest, run: str, settings: Settings
+    grid: Grid,
+    nodes: Sequence[int],
+    message: DescribeRequest,
+    run: str,
+    settings: Settings,
 ) -> Mapping[int, exchange.Answer]:
     packets = dict.fromkeys(nodes, encode(message))
     request = exchange.Requests(Action.DESCRIBE, packets, message=message)
@@ -158,27 +167,39 @@ def _node_count(answers: Mapping[int, exchange.Answer]) -> int:
 
 
 def _who_is_missing(
-    inventory: Inventory, settings: Settings, missing: Sequence[str], nodes: int, waited: float
+    inventory: Inventory,
+    settings: Settings,
+    missing: Sequence[str],
+    nodes: int,
+    waited: float,
 ) -> str:
     tables = inventory.all_tables
     problems = []
     for name in missing:
         close = difflib.get_close_matches(name, tables, n=1)
-        quoted = f", in SQL {quote_name(close[0])}" if close and not close[0].isidentifier() else ""
+        quoted = (
+            f", in SQL {quote_name(close[0])}"
+            if close and not close[0].isidentifier()
+            else ""
+        )
         hint = f" (did you mean {close[0]!r}{quoted}?)" if close else ""
         problems.append(f"no site hosts table {name!r}{hint}")
     if nodes < settings.min_sites:
         problems.append(f"min-sites = {settings.min_sites} are not there")
     return (
-        f"{'; '.join(problems)}: {nodes} sites answered within {waited:.1f} seconds (wait-seconds "
-        f"= {settings.wait_seconds:g}); hosted tables: {', '.join(tables) or 'none'}"
+        f"{'; '.join(problems)}: {nodes} sites answered within {waited:.1f} seconds "
+        f"(wait-seconds = {settings.wait_seconds:g}); hosted tables: "
+        f"{', '.join(tables) or 'none'}"
     )
 
 
 def read_inventory(described: Mapping[int, Packet]) -> Inventory:
     """Return the nodes and shards that packets describe."""
     return _inventory(
-        {n: exchange.Answer.read(Action.DESCRIBE, packet) for n, packet in described.items()}
+        {
+            n: exchange.Answer.read(Action.DESCRIBE, packet)
+            for n, packet in described.items()
+        }
     )
 
 

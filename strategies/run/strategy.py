@@ -1,9 +1,10 @@
 """RoundStrategy: a Flower Strategy written as a generator of rounds.
 
-The generator yields :class:`Requests`, receives the sites' :class:`Replies`, and so reads like its
-algorithm. Flower's hooks drive it: ``configure_train`` sends the pending request, and
-``aggregate_train`` passes the replies to the generator, which returns its next request. So wrappers
-that observe or change messages work, and ``start`` returns Flower's ``Result``.
+The generator yields :class:`Requests`, receives the sites' :class:`Replies`, and so
+reads like its algorithm. Flower's hooks drive it: ``configure_train`` sends the pending
+request, and ``aggregate_train`` passes the replies to the generator, which returns its
+next request. So wrappers that observe or change messages work, and ``start`` returns
+Flower's ``Result``.
 """
 
 import math
@@ -57,12 +58,15 @@ class EpochResult:
         return 0.0 <= max(self.residuals.values(), default=-1.0) < tolerance
 
 
-NOTABLE_FALL: Final = 2e-3  # of a validation loss, relative to it: less is not worth a round
+# of a validation loss, relative to it: less is not worth a round
+NOTABLE_FALL: Final = 2e-3
 
 
 @dataclass(frozen=True)
 class BestEpoch:
-    """The epoch with the lowest validation loss so far, 0 for none; whether it is the last.
+    """The epoch of the lowest validation loss so far, and whether it is the last.
+
+    The epoch is 0 if there is none.
 
     The server says with its next message that the model before it is the best so far.
     The sites copy it into their state, which changes with the round: so a message that
@@ -184,7 +188,7 @@ class RoundStrategy(Strategy):
 
     @property
     def history(self) -> list[RoundReport]:
-        """The records of the rounds so far; of a long run one for each phase of an epoch."""
+        """The records of the rounds so far; in long runs, one per phase of an epoch."""
         return self._progress.history
 
     @property
@@ -198,7 +202,10 @@ class RoundStrategy(Strategy):
         return self._progress.warnings
 
     def warn(self, *texts: str) -> None:
-        """Log warnings, each once; console, report and page repeat them beside the result."""
+        """Log warnings, each once.
+
+        Console, report and page repeat them beside the result.
+        """
         for text in texts:
             if text not in self.warnings:
                 self.warnings.append(text)
@@ -216,7 +223,10 @@ class RoundStrategy(Strategy):
 
     def _by_site(self, by_node: Mapping[int, Value]) -> dict[str, Value]:
         names = self.inventory.site_names
-        return {names.get(node, f"node {node}"): value for node, value in sorted(by_node.items())}
+        return {
+            names.get(node, f"node {node}"): value
+            for node, value in sorted(by_node.items())
+        }
 
     @property
     def seconds(self) -> float:
@@ -251,11 +261,15 @@ class RoundStrategy(Strategy):
         self._progress.result = result
         self.epoch = result.epoch + 1
 
-    def configure_train(self, server_round: int, *_: Any, **__: Any) -> Iterable[Message]:
+    def configure_train(
+        self, server_round: int, *_: Any, **__: Any
+    ) -> Iterable[Message]:
         """Return the messages of the pending request; sites keep their models."""
         if self._progress.pending is None:
             return []
-        messages = self._progress.sent = self.session.messages(self._progress.pending, server_round)
+        messages = self._progress.sent = self.session.messages(
+            self._progress.pending, server_round
+        )
         self._progress.sent_at = time.perf_counter()
         return messages
 
@@ -273,7 +287,9 @@ class RoundStrategy(Strategy):
         except DivergedError as error:
             return self._take_divergence(server_round, request, replies, error)
         self._take(collected)
-        report = self._report(server_round, request, collected.answers, answered, received_at)
+        report = self._report(
+            server_round, request, collected.answers, answered, received_at
+        )
         self.session.end_round(request.action, report, answered)
         if self._on_round is not None:
             self._on_round(report)
@@ -293,8 +309,12 @@ class RoundStrategy(Strategy):
         """
         received_at = time.perf_counter()
         self._throw(error)
-        by_node = {self.session.transport.node_of(message): message for message in replies}
-        answered = {node: item for node, item in by_node.items() if node not in error.nodes}
+        by_node = {
+            self.session.transport.node_of(message): message for message in replies
+        }
+        answered = {
+            node: item for node, item in by_node.items() if node not in error.nodes
+        }
         report = self._report(server_round, request, {}, answered, received_at)
         self.session.end_round(request.action, report, answered, error)
         if self._on_round is not None:
@@ -408,7 +428,9 @@ class RoundStrategy(Strategy):
             self._record(RoundReport(**frame.facts["report"]))
             self._return(*self._epoch_result())
         if rounds := self.rounds_done:
-            self.session.log.write(INFO, "resume", rounds=rounds, epochs=self.history[-1].epoch)
+            self.session.log.write(
+                INFO, "resume", rounds=rounds, epochs=self.history[-1].epoch
+            )
 
     def _run(self, grid: Grid, config: ConfigRecord, timeout: float) -> Result:
         while self._progress.pending is not None:
@@ -428,7 +450,9 @@ class RoundStrategy(Strategy):
         returned.arrays = arrays
         returned.train_metrics_clientapp[ended.epoch] = metrics
         if ended.test:
-            returned.evaluate_metrics_serverapp[ended.epoch] = MetricRecord(dict(ended.test))
+            returned.evaluate_metrics_serverapp[ended.epoch] = MetricRecord(
+                dict(ended.test)
+            )
 
     def _report(
         self,
@@ -446,7 +470,9 @@ class RoundStrategy(Strategy):
         result = self._progress.result or EpochResult(request.epoch, {}, {})
         elapsed = received_at - self._progress.sent_at
         # real sites round theirs up
-        seconds_at = {n: min(item.envelope.seconds or 0.0, elapsed) for n, item in answers.items()}
+        seconds_at = {
+            n: min(item.envelope.seconds or 0.0, elapsed) for n, item in answers.items()
+        }
         client_seconds = max(seconds_at.values(), default=0.0)
         site_seconds: defaultdict[str, float] = defaultdict(float)
         for node, seconds in seconds_at.items():
@@ -471,7 +497,10 @@ class RoundStrategy(Strategy):
         return report
 
     def _record(self, report: RoundReport) -> None:
-        """Add the record of a round; it is merged with others at the end of a late epoch."""
+        """Add the record of a round.
+
+        At the end of a late epoch it is merged with others.
+        """
         self.history.append(report)
         if report.train and len(self.history) > MOST_RECORDS:
             merge_last_epoch(self.history)

@@ -1,7 +1,7 @@
 """Columns that some shards of a table lack, by ``absent`` in their tables file.
 
-The paper's "umbrella schema" (section 8): a shard without a column has missing values in it, so
-that a run equals one over the union of the shards with NULLs in that column.
+The paper's "umbrella schema" (section 8): a shard without a column has missing values
+in it, so that a run equals one over the union of the shards with NULLs in that column.
 """
 
 import re
@@ -30,9 +30,10 @@ def check_absent(bound: BoundQuery, inventory: Inventory) -> None:
             for read in _absent_reads(fragment, shard):
                 if read.role in _REFUSED:
                     raise SchemaError(
-                        f"table {shard.table!r} at site {shard.site!r}: {read.what} reads column "
-                        f"{read.column!r}, which is absent there (absent in its tables file): "
-                        f"{_REFUSED[read.role]}. Run without this shard, or add the column to it"
+                        f"table {shard.table!r} at site {shard.site!r}: {read.what} "
+                        f"reads column {read.column!r}, which is absent there (absent "
+                        f"in its tables file): {_REFUSED[read.role]}. Run without this "
+                        "shard, or add the column to it"
                     )
 
 
@@ -40,11 +41,13 @@ def check_present(bound: BoundQuery, inventory: Inventory) -> None:
     """Refuse to train on a column that all shards of its table lack."""
     for fragment in bound.fragments:
         shards = inventory.shards_of(fragment.name)
-        lacking = [{r.column.lower() for r in _absent_reads(fragment, s)} for s in shards]
+        lacking = [
+            {r.column.lower() for r in _absent_reads(fragment, s)} for s in shards
+        ]
         for name in sorted(set.intersection(*lacking)) if lacking else ():
             raise SchemaError(
-                f"table {shards[0].table!r}: column {name!r} is absent at all its sites "
-                f"({_listed(shards)}), so that there is nothing to train on: "
+                f"table {shards[0].table!r}: column {name!r} is absent at all its "
+                f"sites ({_listed(shards)}), so that there is nothing to train on: "
                 "leave it out of the query"
             )
 
@@ -52,18 +55,22 @@ def check_present(bound: BoundQuery, inventory: Inventory) -> None:
 def describe_absent(
     bound: BoundQuery, inventory: Inventory, rows: Mapping[Part, int]
 ) -> Iterator[str]:
-    """Yield a sentence about every column that some shards lack, with their share of rows.
+    """Yield a sentence on each column that some shards lack, with their share of rows.
 
     ``rows`` are those after the filters, by part.
     """
-    by_place = {(part.table, part.node, part.shard): count for part, count in rows.items()}
+    by_place = {
+        (part.table, part.node, part.shard): count for part, count in rows.items()
+    }
     for fragment in bound.fragments:
         shards = inventory.shards_of(fragment.name)
         counts = [by_place.get((fragment.table, s.node, s.position), 0) for s in shards]
         total = sum(counts)
         lacking: dict[str, list[int]] = {}
         for number, shard in enumerate(shards):
-            for name in sorted({read.column for read in _absent_reads(fragment, shard)}):
+            for name in sorted(
+                {read.column for read in _absent_reads(fragment, shard)}
+            ):
                 lacking.setdefault(name, []).append(number)
         for name, numbers in lacking.items():
             without = sum(counts[number] for number in numbers)
@@ -75,8 +82,10 @@ def describe_absent(
             )
 
 
-def missing_types(fragment: Fragment, shard: HostedShard, schema: TableSchema) -> dict[str, str]:
-    """Return the types of the columns that have no value in a shard, as other shards have them.
+def missing_types(
+    fragment: Fragment, shard: HostedShard, schema: TableSchema
+) -> dict[str, str]:
+    """Return the types, in other shards, of the columns without values in a shard.
 
     Without a type an expression such as EXTRACT(year FROM day) has no meaning there.
     """
@@ -88,12 +97,15 @@ def missing_types(fragment: Fragment, shard: HostedShard, schema: TableSchema) -
             continue
         if schema[shared] != shard.columns.get(name):
             types[name] = schema[shared]
-    # a type in parentheses but DECIMAL's, such as a STRUCT's, has nothing that computes with it
+    # a type in parentheses but DECIMAL's, such as a STRUCT's, has nothing that computes
+    # with it
     return {name: kind for name, kind in types.items() if re.fullmatch(TYPE_NAME, kind)}
 
 
 def _absent_reads(fragment: Fragment, shard: HostedShard) -> Iterator[Read]:
-    return (read for read in reads(fragment) if spell(read.column, shard.absent) is not None)
+    return (
+        read for read in reads(fragment) if spell(read.column, shard.absent) is not None
+    )
 
 
 def _listed(shards: Iterable[HostedShard]) -> str:

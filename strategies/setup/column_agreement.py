@@ -1,8 +1,9 @@
-"""How the shards of a table agree on the type of a column, and on the format of its times.
+"""Agreement of a table's shards on the type of a column and the format of its times.
 
-A database or a Parquet file declares the types of its columns, a text file does not: its site lists
-the readings that fit all texts of a column. All shards must have one kind of values; those whose
-days are written in one of several formats take the one that most shards can take.
+A database or a Parquet file declares the types of its columns, a text file does not:
+its site lists the readings that fit all texts of a column. All shards must have one
+kind of values; those whose days are written in one of several formats take the one that
+most shards can take.
 """
 
 from collections import Counter
@@ -68,7 +69,8 @@ class AgreedColumn:
         readings: by shard, where its type is detected and it has values.
         format: of the days that most shards have; "" for ISO 8601, and for other types.
         other_formats: fit the same texts, but as other days.
-        merges_as: the type in which distinct texts of some shard are equal values; "" for none.
+        merges_as: the type in which distinct texts of some shard are equal values; ""
+            for none.
     """
 
     type: str
@@ -81,7 +83,7 @@ class AgreedColumn:
 def agree_on_column(
     column: Sequence[ShardColumn], wanted: TextReading | None = None
 ) -> AgreedColumn:
-    """Return a column as all shards of a table read it, as ``wanted`` where all texts fit.
+    """Return a column as all shards of a table read it: as ``wanted`` if all texts fit.
 
     A SchemaError names two shards whose values are of different kinds.
     """
@@ -97,14 +99,20 @@ def agree_on_column(
         if not fits:
             raise _conflict(valued)
     groups = list(_groups(detected, options, wanted))
-    readings = {place: reading for group in groups for place, reading in group.readings.items()}
+    readings = {
+        place: reading for group in groups for place, reading in group.readings.items()
+    }
     first = valued[0]
     return AgreedColumn(
         type=readings[first.place].type if first.is_detected else first.type,
         readings=readings,
         format=groups[0].format if groups else ISO,
-        other_formats=tuple(dict.fromkeys(f for group in groups for f in group.other_formats)),
-        merges_as=next((i.type for i in detected if i.shard.texts[i.name].merge_texts), ""),
+        other_formats=tuple(
+            dict.fromkeys(f for group in groups for f in group.other_formats)
+        ),
+        merges_as=next(
+            (i.type for i in detected if i.shard.texts[i.name].merge_texts), ""
+        ),
     )
 
 
@@ -124,8 +132,8 @@ def _conflict(valued: Sequence[ShardColumn]) -> SchemaError:
     other = next(item for item in valued if kind_of(item.type) != kind_of(first.type))
     return SchemaError(
         f"table {first.shard.table!r}: column {first.name!r} is {first.type} at site "
-        f"{first.shard.site!r} and {other.type} at site {other.shard.site!r}; declare its type in "
-        "the tables file (types = { ... })"
+        f"{first.shard.site!r} and {other.type} at site {other.shard.site!r}; declare "
+        "its type in the tables file (types = { ... })"
     )
 
 
@@ -158,8 +166,12 @@ def _groups(
             # the first of those that most shards have
             chosen = min(counts, key=lambda name: (-counts[name], _preference(name)))
         members = [item for item in remaining if chosen in by_place[item.place]]
-        common = [name for name in counts if all(name in by_place[m.place] for m in members)]
-        is_ambiguous = any(item.shard.texts[item.name].are_ambiguous for item in members)
+        common = [
+            name for name in counts if all(name in by_place[m.place] for m in members)
+        ]
+        is_ambiguous = any(
+            item.shard.texts[item.name].are_ambiguous for item in members
+        )
         yield _Group(
             format=chosen,
             other_formats=tuple(name for name in common if name != chosen)

@@ -1,8 +1,8 @@
 """The columns of the query's tables: their types, and how those of text files are read.
 
-Where times may have two formats, a run says which one it takes, and refuses to join, group or
-split by the column until its owner has said which is right. A key or a group is compared as text
-where texts that differ would be equal as numbers or times.
+Where times may have two formats, a run says which one it takes, and refuses to join,
+group or split by the column until its owner has said which is right. A key or a group
+is compared as text where texts that differ would be equal as numbers or times.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -45,7 +45,9 @@ class Columns:
     @property
     def unread(self) -> list[str]:
         """Why queries cannot read columns that some shards have."""
-        return [text for schema in self.schemas.values() for text in schema.unread.values()]
+        return [
+            text for schema in self.schemas.values() for text in schema.unread.values()
+        ]
 
     def readings_of(self, shard: HostedShard) -> dict[str, TextReading]:
         """Return how the columns of texts of a shard are read, by their names there."""
@@ -57,8 +59,10 @@ class Columns:
         return readings
 
     def formats_of(self, table: str) -> dict[str, str]:
-        """Return the formats of a table's days, by column, where they are not ISO 8601."""
-        formats = {n: self.agreed[table.lower(), n.lower()].format for n in self.schemas[table]}
+        """Return the formats of a table's days by column, except those in ISO 8601."""
+        formats = {
+            n: self.agreed[table.lower(), n.lower()].format for n in self.schemas[table]
+        }
         return {name: day_format for name, day_format in formats.items() if day_format}
 
 
@@ -67,8 +71,8 @@ def agree(
 ) -> Columns:
     """Return the columns of every table on which its shards agree.
 
-    Columns of texts are read as a saved model has read them, if all texts fit, and the columns in
-    ``as_text`` as texts.
+    Columns of texts are read as a saved model has read them, if all texts fit, and the
+    columns in ``as_text`` as texts.
     """
     schemas: dict[str, TableSchema] = {}
     agreed: dict[ColumnName, AgreedColumn] = {}
@@ -97,7 +101,9 @@ def agree(
 def _unread(shards: Sequence[HostedShard]) -> dict[str, str]:
     """Return why some site cannot read a column, by the name in lower case."""
     return {
-        name.lower(): f"table {shard.table!r}: column {name!r} at site {shard.site!r} {why}"
+        name.lower(): (
+            f"table {shard.table!r}: column {name!r} at site {shard.site!r} {why}"
+        )
         for shard in reversed(shards)
         for name, why in shard.unread.items()
     }
@@ -112,15 +118,18 @@ def _by_name(shards: Sequence[HostedShard]) -> list[list[ShardColumn]]:
     return list(columns.values())
 
 
-def _check_everywhere(column: Sequence[ShardColumn], shards: Sequence[HostedShard]) -> None:
+def _check_everywhere(
+    column: Sequence[ShardColumn], shards: Sequence[HostedShard]
+) -> None:
     """Refuse a column that some shard lacks."""
     first, having = column[0], [item.shard for item in column]
     lacking = [repr(s.site) for s in shards if all(s is not other for other in having)]
     if lacking:
         raise SchemaError(
-            f"table {first.shard.table!r}: column {first.name!r} is at site {first.shard.site!r}, "
-            f"but not at {', '.join(lacking)}: another name of it there is changed in the tables "
-            f"file (rename = {{ theirs = {quoted(first.name)} }}); if there is none, absent = "
+            f"table {first.shard.table!r}: column {first.name!r} is at site "
+            f"{first.shard.site!r}, but not at {', '.join(lacking)}: another name of "
+            "it there is changed in the tables file (rename = { theirs = "
+            f"{quoted(first.name)} }}); if there is none, absent = "
             f"[{quoted(first.name)}] there makes it missing in all of its rows"
         )
 
@@ -147,9 +156,9 @@ def bind_columns(
             if agreed is not None and agreed.other_formats and read.role in _COMPARED:
                 formats = " and ".join((agreed.format, *agreed.other_formats))
                 raise SchemaError(
-                    f"table {fragment.name!r}: the query joins, groups or splits by the days of "
-                    f"column {read.column!r}, all of which fit the formats {formats}, as other "
-                    f"days. {_remedy(read.column, agreed)}"
+                    f"table {fragment.name!r}: the query joins, groups or splits by "
+                    f"the days of column {read.column!r}, all of which fit the formats "
+                    f"{formats}, as other days. {_remedy(read.column, agreed)}"
                 )
     return bound, columns
 
@@ -170,9 +179,11 @@ def _remedy(column: str, agreed: AgreedColumn) -> str:
 
 
 def reading_warnings(bound: BoundQuery, columns: Columns) -> Iterator[str]:
-    """Yield how columns are read of which that is not certain, if the query reads them."""
+    """Yield how the query's columns are read where their reading is uncertain."""
     read = {
-        (fragment.name, column.column) for fragment in bound.fragments for column in reads(fragment)
+        (fragment.name, column.column)
+        for fragment in bound.fragments
+        for column in reads(fragment)
     }
     compared = _compared(bound)
     for table, column in sorted(read):
@@ -182,15 +193,16 @@ def reading_warnings(bound: BoundQuery, columns: Columns) -> Iterator[str]:
             continue
         if agreed.other_formats:
             yield (
-                f"table {table!r}: the days of column {column!r} are read as {agreed.format}, but "
-                f"all of them fit {' and '.join(agreed.other_formats)}, too, as other days. "
+                f"table {table!r}: the days of column {column!r} are read as "
+                f"{agreed.format}, but all of them fit "
+                f"{' and '.join(agreed.other_formats)}, too, as other days. "
                 f"{_remedy(column, agreed)}"
             )
         if agreed.merges_as and name in compared and agreed.type == AS_TEXT.type:
             yield (
-                f"table {table!r}: column {column!r} is compared as text, as some of its texts "
-                "differ but are equal as values, like 1.1 and 1.10; in the tables file "
-                f"{typed_as(column, agreed.merges_as)} compares its values"
+                f"table {table!r}: column {column!r} is compared as text, as some of "
+                "its texts differ but are equal as values, like 1.1 and 1.10; in the "
+                f"tables file {typed_as(column, agreed.merges_as)} compares its values"
             )
 
 
@@ -210,18 +222,27 @@ def _joined_with(bound: BoundQuery, names: Collection[ColumnName]) -> set[Column
     for join in bound.joins:
         for left in bound.fragments_of(join.left):
             for right in bound.fragments_of(join.right):
-                sides = zip(left.keys[join.left_key], right.keys[join.right_key], strict=True)
+                sides = zip(
+                    left.keys[join.left_key], right.keys[join.right_key], strict=True
+                )
                 for left_sql, right_sql in sides:
-                    ends = {_hosted_column(left, left_sql), _hosted_column(right, right_sql)}
+                    ends = {
+                        _hosted_column(left, left_sql),
+                        _hosted_column(right, right_sql),
+                    }
                     if ends & connected:
                         connected |= ends
     return {name for name in connected if name is not None}
 
 
 def _hosted_column(fragment: Fragment, sql: str) -> ColumnName | None:
-    """Return the column of the hosted table that an expression is, None if it is none."""
+    """Return the column of the hosted table that an expression is; None if none."""
     tree = parse_expression(sql, "join key").unnest()
     if isinstance(tree, exp.Column) and fragment.subquery is not None:
         inner = {column.name: column.sql for column in fragment.subquery.columns}
         tree = parse_expression(inner[tree.name], "join key", aggregates=True).unnest()
-    return (fragment.name.lower(), tree.name.lower()) if isinstance(tree, exp.Column) else None
+    return (
+        (fragment.name.lower(), tree.name.lower())
+        if isinstance(tree, exp.Column)
+        else None
+    )

@@ -1,8 +1,8 @@
 """Check a query against the types that sites describe, before any row is read.
 
-DuckDB binds every fragment over an empty table with the described columns, as a site binds it
-over its rows. So expressions that do not fit the types, keys whose kinds differ and labels that
-cannot be learned are refused as the run would refuse them.
+DuckDB binds every fragment over an empty table with the described columns, as a site
+binds it over its rows. So expressions that do not fit the types, keys whose kinds
+differ and labels that cannot be learned are refused as the run would refuse them.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,9 @@ def check_types(
     schemas = {name.lower(): schema for name, schema in columns.schemas.items()}
     keys: dict[tuple[str, int], list[KeyColumn]] = {}
     for fragment in bound.fragments:
-        source = ShardSource(fragment.name, inventory.shards_of(fragment.name)[0].site, 0)
+        source = ShardSource(
+            fragment.name, inventory.shards_of(fragment.name)[0].site, 0
+        )
         plan = declared_plan(source, fragment, schemas[fragment.name.lower()])
         untyped = columns_without_values(inventory, fragment.name)
         for number, parts in enumerate(fragment.keys):
@@ -44,19 +46,27 @@ def check_types(
             check_kind(label.kind, settings.task)
     for join in bound.joins:
         # joining compares the kinds of keys that have values
-        join_codes(join, keys[join.left, join.left_key], keys[join.right, join.right_key])
+        join_codes(
+            join, keys[join.left, join.left_key], keys[join.right, join.right_key]
+        )
 
 
-def declared_plan(source: ShardSource, fragment: Fragment, schema: Mapping[str, str]) -> Plan:
+def declared_plan(
+    source: ShardSource, fragment: Fragment, schema: Mapping[str, str]
+) -> Plan:
     """Return the plan of a fragment over an empty table with these columns and types.
 
     Raises:
         QueryError: an expression does not fit the types.
     """
     names = dict.fromkeys(read.column for read in reads(fragment))
-    columns = ", ".join(f"CAST(NULL AS {schema[n]}) AS {quote_name(n)}" for n in names) or "0"
+    columns = (
+        ", ".join(f"CAST(NULL AS {schema[n]}) AS {quote_name(n)}" for n in names) or "0"
+    )
     with new_engine() as connection:
-        connection.execute(f"CREATE TEMP VIEW {RELATION} AS SELECT {columns} WHERE false")
+        connection.execute(
+            f"CREATE TEMP VIEW {RELATION} AS SELECT {columns} WHERE false"
+        )
         try:
             plan = make_plan(source, Scan(connection, fragment))
             # filters, too
@@ -71,7 +81,10 @@ def columns_without_values(inventory: Inventory, table: str) -> set[str]:
 
     The type of such a column is meaningless.
     """
-    empty = [{name.lower() for name in shard.all_null} for shard in inventory.shards_of(table)]
+    empty = [
+        {name.lower() for name in shard.all_null}
+        for shard in inventory.shards_of(table)
+    ]
     return set.intersection(*empty)
 
 

@@ -41,10 +41,14 @@ class TableEncoding:
 
     def rows(self) -> list[Document]:
         """Return the report's row of each feature; None where a policy hides it."""
-        summaries = {item.column: msgspec.structs.asdict(item) for item in self.features}
+        summaries = {
+            item.column: msgspec.structs.asdict(item) for item in self.features
+        }
         rows: list[Document] = []
         for name, count in self.columns.features.items():
-            row: Document = dict.fromkeys(setup_messages.FeatureSummary.__struct_fields__)
+            row: Document = dict.fromkeys(
+                setup_messages.FeatureSummary.__struct_fields__
+            )
             row |= {"column": name, **summaries.get(name, {}), "columns": count}
             row["kept"] = row.pop("listed")
             del row["nearly_numbers"]
@@ -52,16 +56,22 @@ class TableEncoding:
         return rows
 
 
-def encoding_warnings(encoders: Mapping[str, TableEncoding], joined_rows: int) -> Generator[str]:
+def encoding_warnings(
+    encoders: Mapping[str, TableEncoding], joined_rows: int
+) -> Generator[str]:
     """Yield what a user should know about features as their encoders read them."""
     features = [(table, item) for table, of in encoders.items() for item in of.features]
     for table, item in features:
-        where, count, listed = f"{table}.{item.column}", item.categories or 0, item.listed or 0
+        where, count, listed = (
+            f"{table}.{item.column}",
+            item.categories or 0,
+            item.listed or 0,
+        )
         if item.nearly_numbers:
             yield (
-                f"{where}: most texts are numbers or dates, yet it is read as text: in the "
-                "tables file `nulls` lists the others, and `types` has its type; or write "
-                f"TRY_CAST({where} AS DOUBLE), of dates AS DATE"
+                f"{where}: most texts are numbers or dates, yet it is read as text: in "
+                "the tables file `nulls` lists the others, and `types` has its type; "
+                f"or write TRY_CAST({where} AS DOUBLE), of dates AS DATE"
             )
         elif count > max(joined_rows * MANY_CATEGORIES, FEW_CATEGORIES):
             yield (
@@ -70,21 +80,28 @@ def encoding_warnings(encoders: Mapping[str, TableEncoding], joined_rows: int) -
             )
         elif count > listed and (item.other or 0) > MOST_LOST:
             yield (
-                f"{where}: {listed} of {count} categories kept, {item.other} % of the joined "
-                "rows in (other); max-categories keeps more"
+                f"{where}: {listed} of {count} categories kept, {item.other} % of the "
+                "joined rows in (other); max-categories keeps more"
             )
 
 
 def fit_encoders(
     joined: SplitRows, strategy: RoundStrategy | None = None
 ) -> Generator[Requests, Replies, dict[str, TableEncoding]]:
-    """Let the sites fit the encoders to the training rows; warn of what a ``strategy`` loses."""
-    # under privacy.features nothing about rows leaves without noise for the report alone
+    """Let the sites fit the encoders to the training rows.
+
+    Warn of the information that a ``strategy`` loses.
+    """
+    # under privacy.features nothing about rows leaves without noise for the report
+    # alone
     describes = strategy is not None and not strategy.settings.privacy.covers_features
     extracted, counted = joined.extracted, joined.fitted_rows()
     bodies = {}
     for table, parts in extracted.parts.items():
-        group, numbers = table_group(extracted.proposal, table), [part.number for part in parts]
+        group, numbers = (
+            table_group(extracted.proposal, table),
+            [part.number for part in parts],
+        )
         shards = setup_messages.TableShards(group, numbers)
         for part in parts:
             bodies[part.number] = setup_messages.StatisticsPart(
@@ -99,7 +116,8 @@ def fit_encoders(
         leading = [parts[0] for parts in sharded]
         replies = replies.then((yield ask(setup_messages.FitRequest(fits), leading)))
     encoders = {
-        table: _encoding(joined, parts[0], replies) for table, parts in extracted.parts.items()
+        table: _encoding(joined, parts[0], replies)
+        for table, parts in extracted.parts.items()
     }
     if strategy is not None and isinstance(joined, JoinedRows):
         for warning in encoding_warnings(encoders, joined.train.joined_rows):
@@ -125,16 +143,20 @@ def _to_merge(
     return setup_messages.FitPart(
         shards={
             str(part.number): setup_messages.OtherShard(
-                part.site, _joined_rows(bodies[part.number], extracted.rows[part.number])
+                part.site,
+                _joined_rows(bodies[part.number], extracted.rows[part.number]),
             )
             for part in parts
         },
-        statistics={str(part.number): array_of(replies, part, "sealed", (None,)) for part in parts},
+        statistics={
+            str(part.number): array_of(replies, part, "sealed", (None,))
+            for part in parts
+        },
     )
 
 
 def _joined_rows(body: setup_messages.StatisticsPart, rows: int) -> int:
-    """Return the joined rows that a shard's rows are in, as its statistics count them."""
+    """Return how many joined rows a shard's rows are in, as its statistics count."""
     return rows if body.multiplicity is None else int(body.multiplicity.sum())
 
 

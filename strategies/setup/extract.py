@@ -1,8 +1,9 @@
 """Extraction: join keys, labels and weights of a query's rows, in two rounds.
 
-One site seals the run's secret for the others (``seal``), and every site runs its fragment of the
-query (``extract``). The replies have keyed hashes of join keys with row positions; labels and
-weights, if the query has them; and keyed hashes of row keys, if the rows are to be predicted.
+One site seals the run's secret for the others (``seal``), and every site runs its
+fragment of the query (``extract``). The replies have keyed hashes of join keys with row
+positions; labels and weights, if the query has them; and keyed hashes of row keys, if
+the rows are to be predicted.
 """
 
 from collections import defaultdict
@@ -44,13 +45,13 @@ from tp_flower.terms.groups import grouped_parts, members_of_groups
 class Extracted:
     """The sites' replies to ``extract``.
 
-    Parts are by table in shard order, none for a table whose sites are all missing; row counts,
-    after the filters, by part; keys by (table, key number). ``weights`` are those of the rows of
-    the weight's table, ``row_hashes`` keyed hashes (n, 2) of the label table's row keys; None if
-    the query or the run has none. ``public_keys`` are those of the run, by node; ``columns`` say
-    how text files are read, ``filters`` by table which conditions have removed rows of it.
-    The ``proposal`` is what the sites have agreed to.
-    ``absent`` are sentences about the columns that some shards lack.
+    Parts are by table in shard order, none for a table whose sites are all missing; row
+    counts, after the filters, by part; keys by (table, key number). ``weights`` are
+    those of the rows of the weight's table, ``row_hashes`` keyed hashes (n, 2) of the
+    label table's row keys; None if the query or the run has none. ``public_keys`` are
+    those of the run, by node; ``columns`` say how text files are read, ``filters`` by
+    table which conditions have removed rows of it. The ``proposal`` is what the sites
+    have agreed to. ``absent`` are sentences about the columns that some shards lack.
     """
 
     parts: dict[str, tuple[Part, ...]]
@@ -119,8 +120,13 @@ def extract(
     request = replace(next(iter(by_node.values())), parts=bodies)
     replies = yield ask(request, fragments, by_node)
     by_number = {part.number: part for part in fragments}
-    check_groups([[by_number[n] for n in numbers] for numbers in grouped_parts(proposal)], replies)
-    rows = {p.number: replies.body(p, setup_messages.ExtractedPart).rows for p in fragments}
+    check_groups(
+        [[by_number[n] for n in numbers] for numbers in grouped_parts(proposal)],
+        replies,
+    )
+    rows = {
+        p.number: replies.body(p, setup_messages.ExtractedPart).rows for p in fragments
+    }
     _check_filled(bound, parts, rows)
     weights = row_hashes = None
     if (weighed := bound.weight_table) is not None:
@@ -128,8 +134,15 @@ def extract(
             [array_of(replies, p, "weight", (rows[p.number],)) for p in parts[weighed]],
             f"{weighed}: {bound.fragments_of(weighed)[0].weight}",
         )
-    if bodies and (shards := parts[bound.label_table]) and bodies[shards[0].number].row_key:
-        blocks = [array_of(replies, part, "row_hashes", (rows[part.number], 2)) for part in shards]
+    if (
+        bodies
+        and (shards := parts[bound.label_table])
+        and bodies[shards[0].number].row_key
+    ):
+        blocks = [
+            array_of(replies, part, "row_hashes", (rows[part.number], 2))
+            for part in shards
+        ]
         row_hashes = np.concatenate(blocks)
     return Extracted(
         parts=parts,
@@ -139,7 +152,9 @@ def extract(
         row_hashes=row_hashes,
         public_keys={int(node): key for node, key in request.public_keys.items()},
         columns=columns,
-        absent=tuple(describe_absent(bound, inventory, {p: rows[p.number] for p in fragments})),
+        absent=tuple(
+            describe_absent(bound, inventory, {p: rows[p.number] for p in fragments})
+        ),
         filters=_removing(fragments, inventory, rows),
         proposal=proposal,
         replies=replies,
@@ -147,7 +162,10 @@ def extract(
 
 
 def _propose(
-    bound: BoundQuery, settings: Settings, inventory: Inventory, fragments: Mapping[Part, Fragment]
+    bound: BoundQuery,
+    settings: Settings,
+    inventory: Inventory,
+    fragments: Mapping[Part, Fragment],
 ) -> Proposal:
     """Return what the run asks of the owners of all tables."""
     return Proposal(
@@ -165,7 +183,10 @@ def _propose(
         },
         joins=[
             ProposedJoin(
-                left=join.left, left_key=join.left_key, right=join.right, right_key=join.right_key
+                left=join.left,
+                left_key=join.left_key,
+                right=join.right,
+                right_key=join.right_key,
             )
             for join in bound.joins
         ],
@@ -206,7 +227,9 @@ def _check_filled(
         is_filtered = any(f.filters or f.subquery for f in bound.fragments_of(table))
         after = " after the query's filters" if is_filtered else ""
         sites = ", ".join(dict.fromkeys(part.site for part in shards))
-        raise SchemaError(f"table {table!r} is empty{after}: none of its sites ({sites}) has a row")
+        raise SchemaError(
+            f"table {table!r} is empty{after}: none of its sites ({sites}) has a row"
+        )
 
 
 def _removing(
@@ -218,13 +241,16 @@ def _removing(
         subquery = fragment.subquery
         conditions = fragment.filters
         if subquery is not None:
-            # its rows are groups: how many there would be without the conditions is unknown
+            # its rows are groups: how many there would be without the conditions is
+            # unknown
             conditions = (*subquery.filters, *subquery.having, *conditions)
         elif rows[part.number] == inventory.by_place[part.node, part.shard].rows:
             continue
         if conditions:
             texts = " AND ".join(dict.fromkeys(conditions))
-            removing[part.table] = f"of {fragment.name} the query takes only rows WHERE {texts}"
+            removing[part.table] = (
+                f"of {fragment.name} the query takes only rows WHERE {texts}"
+            )
     return removing
 
 
@@ -239,7 +265,9 @@ def _keys(
     keys = {}
     for table, shards in parts.items():
         for key in range(bound.joined_keys(table)):
-            columns = [read_key(replies, part, key, rows[part.number]) for part in shards]
+            columns = [
+                read_key(replies, part, key, rows[part.number]) for part in shards
+            ]
             keys[table, key] = columns or [none]
     return keys
 
@@ -249,7 +277,8 @@ def relay_secrets(
 ) -> Generator[Requests, Replies, dict[int, setup_messages.ExtractRequest]]:
     """Let one node of every group of nodes make a secret for the group.
 
-    Return, for each node, the request that brings it its secrets and the proposal, without parts.
+    Return, for each node, the request that brings it its secrets and the proposal,
+    without parts.
     """
     groups = members_of_groups(proposal, masks_scores=settings.privacy.scores == MASKED)
     nodes = sorted(map(int, groups[RUN_GROUP]))
@@ -261,7 +290,9 @@ def relay_secrets(
         str(node): (site.site_key or "") if source is KeySource.PINNED else ""
         for node, site in described.items()
     }
-    sealed_groups = {group: sorted(members, key=int) for group, members in groups.items()}
+    sealed_groups = {
+        group: sorted(members, key=int) for group, members in groups.items()
+    }
     led: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
     for group, members in sealed_groups.items():
         led[members[0]][group] = members
@@ -299,7 +330,9 @@ def relay_secrets(
             public_keys=public_keys,
             site_keys=site_keys,
             sealed={
-                group: setup_messages.SealedSecret(members=members, text=sealed[group][str(node)])
+                group: setup_messages.SealedSecret(
+                    members=members, text=sealed[group][str(node)]
+                )
                 for group, members in sealed_groups.items()
                 if str(node) in members
             },
@@ -338,7 +371,8 @@ def check_groups(split: Sequence[Sequence[Part]], replies: Replies) -> None:
     """
     for parts in split:
         hashes = [
-            np.unique(array_of(replies, part, "group_hashes", (None, 2)), axis=0) for part in parts
+            np.unique(array_of(replies, part, "group_hashes", (None, 2)), axis=0)
+            for part in parts
         ]
         distinct, counts = np.unique(np.concatenate(hashes), axis=0, return_counts=True)
         if crossing := int(np.count_nonzero(counts > 1)):
@@ -361,7 +395,9 @@ def describe_places(extracted: Extracted, table: str) -> tuple[str, ...]:
             pushed = "; ".join(body.pushed) or "the columns only"
             work = f"in {body.engine}: {pushed}. All else in DuckDB at the site"
         sites.setdefault(work, []).append(part.site)
-    return tuple(f"{', '.join(dict.fromkeys(names))}: {work}" for work, names in sites.items())
+    return tuple(
+        f"{', '.join(dict.fromkeys(names))}: {work}" for work, names in sites.items()
+    )
 
 
 def describe_work(fragments: Sequence[Fragment]) -> tuple[str, ...]:
@@ -396,10 +432,16 @@ def describe_work(fragments: Sequence[Fragment]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def describe_formats(fragments: Sequence[Fragment], columns: Columns) -> tuple[str, ...]:
+def describe_formats(
+    fragments: Sequence[Fragment], columns: Columns
+) -> tuple[str, ...]:
     """Describe how the days in text files are read, where they are not ISO 8601."""
     names = dict.fromkeys(fragment.name for fragment in fragments)
-    read = {(fragment.name, item.column) for fragment in fragments for item in reads(fragment)}
+    read = {
+        (fragment.name, item.column)
+        for fragment in fragments
+        for item in reads(fragment)
+    }
     return tuple(
         f"days of {column} in the texts of {name}: {day_format}"
         for name in names

@@ -19,7 +19,13 @@ from strategies.setup.problem import PartRows, Weighting
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.features.choice import TableChoice, choose_encoders
 from tp_flower.joins.joining import JoinStep
-from tp_flower.joins.mapping import NO_ROW, IntArray, RowWeights, TableMapping, TableRows
+from tp_flower.joins.mapping import (
+    NO_ROW,
+    IntArray,
+    RowWeights,
+    TableMapping,
+    TableRows,
+)
 from tp_flower.losses import Loss
 from tp_flower.methods import TREES
 from tp_flower.protocol.fields import MOST
@@ -71,7 +77,11 @@ row to train on, and behind each held-out one."""
 
 
 def lay_out(
-    mapping: TableMapping, is_test: BoolArray, extracted: Extracted, *, is_repeated: bool = False
+    mapping: TableMapping,
+    is_test: BoolArray,
+    extracted: Extracted,
+    *,
+    is_repeated: bool = False,
 ) -> tuple[Mappings, dict[str, TableLayout]]:
     """Split the joined rows, and lay out the rows of each table that take part.
 
@@ -90,7 +100,10 @@ def lay_out(
         total = sum(part_rows.total for part_rows in rows)
         trained[name] = TableRows(numbers[0], total)
         tested[name] = TableRows(numbers[1], total)
-    return (TableMapping(trained), TableMapping(tested) if test.joined_rows else None), layouts
+    return (
+        TableMapping(trained),
+        TableMapping(tested) if test.joined_rows else None,
+    ), layouts
 
 
 def _distinct(sizes: tuple[int, ...], train: TableRows, test: TableRows) -> _Placed:
@@ -106,7 +119,9 @@ def _distinct(sizes: tuple[int, ...], train: TableRows, test: TableRows) -> _Pla
         order = np.concatenate([np.flatnonzero(used), np.flatnonzero(held_out & ~used)])
         stop = start + len(order)
         new_number[offset + order] = np.arange(start, stop, dtype=np.int32)
-        rows.append(PartRows(start, int(np.count_nonzero(used)), len(order), held_out[order]))
+        rows.append(
+            PartRows(start, int(np.count_nonzero(used)), len(order), held_out[order])
+        )
         arrays = {
             "trained": pack_bits(used),
             "tested": pack_bits(held_out),
@@ -132,7 +147,11 @@ def _repeated(sizes: tuple[int, ...], train: TableRows, test: TableRows) -> _Pla
         stop = middle + len(to_test)
         numbers[0][to_train] = np.arange(start, middle, dtype=np.int32)
         numbers[1][to_test] = np.arange(middle, stop, dtype=np.int32)
-        rows.append(PartRows(start, len(to_train), stop - start, np.arange(start, stop) >= middle))
+        rows.append(
+            PartRows(
+                start, len(to_train), stop - start, np.arange(start, stop) >= middle
+            )
+        )
         arrays = {
             "expanded_trained": train.row_of[to_train] - np.int32(offset),
             "expanded_tested": test.row_of[to_test] - np.int32(offset),
@@ -170,13 +189,18 @@ class SplitRows:
     def fitted_rows(self) -> PartArrays:
         """Return the fields that say which rows encoders are fitted to, by part."""
         shards = self.extracted.shards_of(self.bound.label_table)
-        return {part.number: {"trained": pack_bits(~self.held_out[rows])} for part, rows in shards}
+        return {
+            part.number: {"trained": pack_bits(~self.held_out[rows])}
+            for part, rows in shards
+        }
 
     @property
     def names(self) -> dict[str, str]:
         """The name of every table at the sites."""
         return {
-            table: SEVERAL_NAMES.join(dict.fromkeys(fragment.name for fragment in fragments))
+            table: SEVERAL_NAMES.join(
+                dict.fromkeys(fragment.name for fragment in fragments)
+            )
             for table in self.bound.tables
             if (fragments := self.bound.fragments_of(table))
         }
@@ -237,7 +261,9 @@ class JoinedRows(SplitRows):
             for place, (number, rows) in enumerate(layout.fields.items()):
                 counts = rows["multiplicity"]
                 if layout.masses is not None:
-                    counts = np.maximum(layout.masses[place] * float(unit), 1.0).astype(np.int32)
+                    counts = np.maximum(layout.masses[place] * float(unit), 1.0).astype(
+                        np.int32
+                    )
                 fields[number] = {"trained": rows["trained"], "multiplicity": counts}
         return fields
 
@@ -246,12 +272,16 @@ class JoinedRows(SplitRows):
         counts = self.train.tables[table].multiplicity
         return counts[counts > 0]
 
-    def laid_out(self, weights: FloatArray | None, *, is_repeated: bool = False) -> "JoinedRows":
+    def laid_out(
+        self, weights: FloatArray | None, *, is_repeated: bool = False
+    ) -> "JoinedRows":
         """Return the joined rows over rows of the tables that are laid out anew."""
         (train, test), layouts = lay_out(
             self.mapping, self.is_test, self.extracted, is_repeated=is_repeated
         )
-        return replace(self, train=train, test=test, layouts=layouts).with_weights(weights)
+        return replace(self, train=train, test=test, layouts=layouts).with_weights(
+            weights
+        )
 
     def with_weights(self, weights: FloatArray | None) -> "JoinedRows":
         """Return the joined rows with weights of the training rows, (N,)."""
@@ -262,4 +292,6 @@ class JoinedRows(SplitRows):
             name: layout.weighted(row_weights.multiplicity[name])
             for name, layout in self.layouts.items()
         }
-        return replace(self, layouts=layouts, weighting=replace(self.weighting, train=row_weights))
+        return replace(
+            self, layouts=layouts, weighting=replace(self.weighting, train=row_weights)
+        )

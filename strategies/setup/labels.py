@@ -41,19 +41,24 @@ class Labels:
     noise: label_noise.LabelNoise | None = None
 
     def of_rows(self, rows: BoolArray) -> "Labels":
-        """Return the labels of a run on some of the rows, (n,): classes are those they have."""
+        """Return the labels of a run on ``rows`` (n,), with only their classes."""
         if rows.all() or not self.classes or self.noise or self.values.ndim > 1:
             return self
         present, codes = np.unique(self.values[rows], return_inverse=True)
         values = np.full(len(rows), np.nan)
         values[rows] = codes
-        return replace(self, values=values, classes=tuple(self.classes[int(k)] for k in present))
+        return replace(
+            self, values=values, classes=tuple(self.classes[int(k)] for k in present)
+        )
 
 
 def gather_labels(
     columns: Sequence[tuple[Part, LabelColumn]], settings: Settings, sql: str
 ) -> Labels:
-    """Combine the label columns of the label table's shards; the query writes them as ``sql``."""
+    """Combine the label columns of the label table's shards.
+
+    The query writes the label as ``sql``.
+    """
     if plan := label_plan(settings):
         return read_private_labels(columns, plan)
     return read_labels([column for _, column in columns], settings, sql)
@@ -77,8 +82,8 @@ def read_private_labels(
 def read_labels(columns: Sequence[LabelColumn], settings: Settings, sql: str) -> Labels:
     """Concatenate the shards' labels.
 
-    With task "auto", booleans and texts make a classification, and so do numbers of which all
-    shards together have two; see :func:`task_line`.
+    With task "auto", booleans and texts make a classification, and so do numbers of
+    which all shards together have two; see :func:`task_line`.
     """
     task = settings.task
     values = np.concatenate([column.values for column in columns])
@@ -96,7 +101,8 @@ def read_labels(columns: Sequence[LabelColumn], settings: Settings, sql: str) ->
     largest = float(np.abs(values).max(initial=0.0))
     if largest > LARGEST_LABEL:
         raise QueryError(
-            f"the label reaches {largest:.3g}, beyond {LARGEST_LABEL:g}: divide it in the query"
+            f"the label reaches {largest:.3g}, beyond {LARGEST_LABEL:g}: divide it in "
+            "the query"
         )
     return Labels(values)
 
@@ -111,7 +117,8 @@ def task_line(labels: Labels, settings: Settings) -> str:
         values = " and ".join(labels.classes)
         reason = f"the label has two values, {values}"
         return (
-            f'{CLASSIFICATION}, because {reason}; to train on the numbers set task = "{REGRESSION}"'
+            f"{CLASSIFICATION}, because {reason}; to train on the numbers set "
+            f'task = "{REGRESSION}"'
         )
     if labels.classes and labels.noise:
         return f"{CLASSIFICATION}, because the noise on the label is for classes"
@@ -126,7 +133,8 @@ def task_line(labels: Labels, settings: Settings) -> str:
         return reason
     low, high = labels.values.min(), labels.values.max()
     return (
-        f"{reason}: it has {count} values, from {low:g} to {high:g}; to train on them as classes "
+        f"{reason}: it has {count} values, from {low:g} to {high:g}; to train on them "
+        "as classes "
         f'set task = "{CLASSIFICATION}"'
     )
 
@@ -134,7 +142,9 @@ def task_line(labels: Labels, settings: Settings) -> str:
 def common_kind(kinds: Collection[str]) -> str:
     """Return the label's type in all shards; times are refused."""
     if len(kinds) > 1:
-        raise QueryError(f"the label differs in type between the shards: {sorted(kinds)}")
+        raise QueryError(
+            f"the label differs in type between the shards: {sorted(kinds)}"
+        )
     kind = next(iter(kinds), "number")
     check_kind(kind)
     return kind
@@ -145,12 +155,14 @@ def check_kind(kind: str, task: str = AUTO) -> None:
     if kind == "time":
         raise QueryError(
             "the label is a date or time: write a number, such as EPOCH(t.column) or "
-            "DATE_DIFF('day', DATE '2020-01-01', t.column), or a class: HOUR(t.column) < 12"
+            "DATE_DIFF('day', DATE '2020-01-01', t.column), or a class: HOUR(t.column) "
+            "< 12"
         )
     if kind == "text" and task == REGRESSION:
         raise QueryError(
-            "the label is text, but the task is regression: CAST it to a number, or set types in "
-            "the tables file (of texts such as '$1,000'); or set task = \"classification\""
+            "the label is text, but the task is regression: CAST it to a number, or "
+            "set types in the tables file (of texts such as '$1,000'); or set task = "
+            '"classification"'
         )
 
 
@@ -170,12 +182,13 @@ def _classes(columns: Sequence[LabelColumn], values: FloatArray, kind: str) -> L
     if (count := len(classes)) > MAX_CLASSES:
         raise QueryError(
             f"the label has {count} distinct values; classification takes at most "
-            f'{MAX_CLASSES}: set task = "regression" for numbers, or group them in the query'
+            f'{MAX_CLASSES}: set task = "regression" for numbers, or group them in the '
+            "query"
         )
     if (count := sum(map(bool, map(FRACTION.fullmatch, classes)))) > MOST_FRACTIONS:
         raise QueryError(
-            f"the label has {count} classes that are numbers with fractions: round it, or set "
-            'task = "regression" (of a text, CAST(... AS DOUBLE) is a number)'
+            f"the label has {count} classes that are numbers with fractions: round it, "
+            'or set task = "regression" (of a text, CAST(... AS DOUBLE) is a number)'
         )
     return Labels(codes.astype(np.float64), classes, kind)
 
@@ -222,8 +235,11 @@ def plain_loss(classes: Sequence[str], wanted: str) -> Loss:
     if wanted not in (AUTO, *fitting):
         label = f"with {count} classes" if count else "of numbers"
         is_of_classes = not LOSSES[wanted]().is_regression
-        advice = f', or set task = "{CLASSIFICATION}"' if is_of_classes and not count else ""
+        advice = (
+            f', or set task = "{CLASSIFICATION}"' if is_of_classes and not count else ""
+        )
         raise QueryError(
-            f"loss {wanted!r} does not fit a label {label}: use {', '.join(fitting)}{advice}"
+            f"loss {wanted!r} does not fit a label {label}: use "
+            f"{', '.join(fitting)}{advice}"
         )
     return make_loss(fitting[0] if wanted == AUTO else wanted, count)

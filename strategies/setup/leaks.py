@@ -1,4 +1,4 @@
-"""Warnings that a feature may tell the label: made from its columns, or nearly perfect."""
+"""Warnings of label leaks: features that read its columns, or near-perfect metrics."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -33,8 +33,8 @@ class Leak:
 def find_leaks(bound: BoundQuery) -> list[Leak]:
     """Return the features that read the label's columns, and the joins on them.
 
-    Features are those of any alias of the label's table: an aggregate over it has the label of
-    every row in it. Without a label there are none.
+    Features are those of any alias of the label's table: an aggregate over it has the
+    label of every row in it. Without a label there are none.
     """
     of_label = {
         (fragment.name.lower(), read.column.lower())
@@ -45,14 +45,22 @@ def find_leaks(bound: BoundQuery) -> list[Leak]:
     columns_of: dict[tuple[str, str, bool], dict[str, None]] = {}
     for fragment in bound.fragments:
         # the last keys may only name rows, or hold them out
-        joined = replace(fragment, keys=fragment.keys[: bound.joined_keys(fragment.table)])
+        joined = replace(
+            fragment, keys=fragment.keys[: bound.joined_keys(fragment.table)]
+        )
         for read in reads(joined):
             if (fragment.name.lower(), read.column.lower()) not in of_label:
                 continue
             is_key = read.role is Role.KEY and fragment.table == bound.label_table
             if is_key or read.role is Role.FEATURE:
-                reader = _reader_of(bound, fragment.table, read.what) if is_key else read.what
-                columns_of.setdefault((reader, fragment.table, is_key), {})[read.column] = None
+                reader = (
+                    _reader_of(bound, fragment.table, read.what)
+                    if is_key
+                    else read.what
+                )
+                columns_of.setdefault((reader, fragment.table, is_key), {})[
+                    read.column
+                ] = None
     return [
         Leak(reader, table, tuple(columns), is_key)
         for (reader, table, is_key), columns in columns_of.items()
@@ -71,14 +79,16 @@ def _reader_of(bound: BoundQuery, table: str, what: str) -> str:
 
 
 def leak_warnings(bound: BoundQuery) -> Iterator[str]:
-    """Yield a warning of features that read the label's columns, and one of joins on them."""
+    """Yield warnings of features that read the label's columns and of joins on them."""
     leaks = find_leaks(bound)
     for is_key in (False, True):
         chosen = [leak for leak in leaks if leak.is_key == is_key]
         if not chosen:
             continue
         readers = ", ".join(_name(leak) for leak in chosen[:MOST_NAMES])
-        more = f" and {len(chosen) - MOST_NAMES} more" if len(chosen) > MOST_NAMES else ""
+        more = (
+            f" and {len(chosen) - MOST_NAMES} more" if len(chosen) > MOST_NAMES else ""
+        )
         columns = ", ".join(dict.fromkeys(c for leak in chosen for c in leak.columns))
         verb = "reads" if len(chosen) == 1 else "read"
         consequence = (
@@ -87,8 +97,8 @@ def leak_warnings(bound: BoundQuery) -> Iterator[str]:
             else "where that is not known before the label is, it tells the label"
         )
         yield (
-            f"{readers}{more} {verb} {columns}, from which the label is made: {consequence}, and "
-            "test metrics flatter. Leave it out of the query then"
+            f"{readers}{more} {verb} {columns}, from which the label is made: "
+            f"{consequence}, and test metrics flatter. Leave it out of the query then"
         )
 
 
@@ -96,8 +106,10 @@ def _name(leak: Leak) -> str:
     return leak.reader if leak.is_key else f"{leak.reader} of {leak.table}"
 
 
-def nearly_perfect(metrics: Mapping[str, float], classes: int, labels: FloatArray) -> str:
-    """Return the metric by which rows with these labels are predicted nearly perfectly, or "".
+def nearly_perfect(
+    metrics: Mapping[str, float], classes: int, labels: FloatArray
+) -> str:
+    """Return the nearly perfect metric of predictions of these labels, or "".
 
     >>> nearly_perfect({"r2": 0.99995}, 0, np.arange(5.0))
     'R² 0.99995'
@@ -119,20 +131,27 @@ def perfect_warning(score: str, rows: str, bound: BoundQuery, suspects: str) -> 
     if leaks := find_leaks(bound):
         suspects = ", ".join(_name(leak) for leak in leaks[:MOST_NAMES])
     return (
-        f"{score} on {rows} is nearly perfect: either the label follows exactly from the features, "
-        f"or one of them is made from the label. Look first at {suspects}"
+        f"{score} on {rows} is nearly perfect: either the label follows exactly from "
+        f"the features, or one of them is made from the label. Look first at {suspects}"
     )
 
 
-def feature_sizes(columns: Mapping[str, int], coefficients: FloatArray) -> dict[str, float]:
-    """Return the size of the largest coefficient of each feature, of encoded columns (d, d_c).
+def feature_sizes(
+    columns: Mapping[str, int], coefficients: FloatArray
+) -> dict[str, float]:
+    """Return the size of each feature's largest coefficient.
 
-    >>> feature_sizes({"age": 1, "same": 0, "region": 2}, np.array([[1.0], [0.5], [-3.0]]))
+    ``coefficients`` (d, d_c) are of the encoded columns.
+
+    >>> coefficients = np.array([[1.0], [0.5], [-3.0]])
+    >>> feature_sizes({"age": 1, "same": 0, "region": 2}, coefficients)
     {'age': 1.0, 'region': 3.0}
     """
     names = [name for name, count in columns.items() for _ in range(count)]
     sizes: dict[str, float] = {}
-    for name, size in zip(names, np.abs(coefficients).max(axis=1).tolist(), strict=False):
+    for name, size in zip(
+        names, np.abs(coefficients).max(axis=1).tolist(), strict=False
+    ):
         sizes[name] = max(size, sizes.get(name, 0.0))
     return sizes
 
@@ -144,16 +163,20 @@ def suspects_of(
 ) -> str:
     """Return the feature of the table with the largest share, or the table's features.
 
-    ``features`` are the numbers of their encoded columns, 0 of constant ones, ``coefficients``
-    (d [+ 1], d_c) those that sites show, both by table.
+    ``features`` are the numbers of their encoded columns, 0 of constant ones,
+    ``coefficients`` (d [+ 1], d_c) those that sites show, both by table.
 
     >>> of_o = {"o": Contribution(np.zeros(1), 0.9)}
     >>> suspects_of(of_o, {"o": {"day": 1, "paid": 1, "same": 0}}, {})
     'the features of o (day, paid), which has 90 % of the variance of the scores'
-    >>> suspects_of(of_o, {"o": {"day": 1, "paid": 1}}, {"o": np.array([[0.1], [2.0], [9.0]])})
+    >>> coefficients = {"o": np.array([[0.1], [2.0], [9.0]])}
+    >>> suspects_of(of_o, {"o": {"day": 1, "paid": 1}}, coefficients)
     "feature 'paid' of o, which has 90 % of the variance of the scores"
     """
-    used = {t: [name for name, count in of_t.items() if count] for t, of_t in features.items()}
+    used = {
+        t: [name for name, count in of_t.items() if count]
+        for t, of_t in features.items()
+    }
     shares = {t: each.share for t, each in contributions.items() if used.get(t)}
     if not shares:
         return "the features of the query"
@@ -165,5 +188,7 @@ def suspects_of(
     share = f"which has {100 * shares[table]:.0f} % of the variance of the scores"
     if len(names) == 1:
         return f"feature {names[0]!r} of {table}, {share}"
-    listed = ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
+    listed = ", ".join(names[:MOST_NAMES]) + (
+        ", ..." if len(names) > MOST_NAMES else ""
+    )
     return f"the features of {table} ({listed}), {share}"

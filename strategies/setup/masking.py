@@ -1,8 +1,9 @@
-"""The terms of masked scores: their fixed point, and the rows that a join does not mask.
+"""Terms of masked scores: their fixed point, and the rows that a join does not mask.
 
-A site knows its sides of the joins from the run's proposal. The server names the rows that a LEFT
-JOIN finds no partner for. A row of a table must have a partner in all its joined rows or in none,
-or its mask would have to be there and not be there in one message.
+A site knows its sides of the joins from the run's proposal. The server names the rows
+that a LEFT JOIN finds no partner for. A row of a table must have a partner in all its
+joined rows or in none, or its mask would have to be there and not be there in one
+message.
 """
 
 from collections.abc import Mapping
@@ -43,7 +44,11 @@ class ScoreMasking:
 
 
 def mask_scores(
-    settings: Settings, bound: BoundQuery, extracted: Extracted, mapping: TableMapping, unit: float
+    settings: Settings,
+    bound: BoundQuery,
+    extracted: Extracted,
+    mapping: TableMapping,
+    unit: float,
 ) -> ScoreMasking:
     """Return the masks of scores whose size is about ``unit``, if any are wanted.
 
@@ -63,11 +68,15 @@ def mask_scores(
             alone = _without_partner(mapping, table, other, join.text)
             for part, rows in extracted.shards_of(table):
                 if alone[rows].any():
-                    unmatched.setdefault(part.number, {})[group] = pack_bits(alone[rows])
+                    unmatched.setdefault(part.number, {})[group] = pack_bits(
+                        alone[rows]
+                    )
     return ScoreMasking(FixedPoint.for_scores(unit, len(bound.tables)), unmatched)
 
 
-def _without_partner(mapping: TableMapping, table: str, other: str, text: str) -> BoolArray:
+def _without_partner(
+    mapping: TableMapping, table: str, other: str, text: str
+) -> BoolArray:
     """Return which rows (n_i,) of a table have joined rows without the other table."""
     row_of, partner = mapping.tables[table].row_of, mapping.tables[other].row_of
     rows = mapping.tables[table].rows

@@ -17,13 +17,25 @@ import numpy.typing as npt
 from strategies.disclosures import Exposure
 from strategies.run.exchange import Part, Replies
 from strategies.run.replies import addends_of
-from tp_flower.arrays import AnyArray, BoolArray, FloatArray, class_counts, effective_rows
+from tp_flower.arrays import (
+    AnyArray,
+    BoolArray,
+    FloatArray,
+    class_counts,
+    effective_rows,
+)
 from tp_flower.coresets.sampling import Sample
 from tp_flower.joins.joining import JoinStep
 from tp_flower.joins.mapping import RowWeights, TableMapping
 from tp_flower.learning.admm import score_steps
 from tp_flower.learning.conjugate_gradients import FLOAT32
-from tp_flower.learning.metrics import Predictions, compare, constant_metrics, evaluate, predict
+from tp_flower.learning.metrics import (
+    Predictions,
+    compare,
+    constant_metrics,
+    evaluate,
+    predict,
+)
 from tp_flower.losses import Loss
 from tp_flower.privacy.score_masks import FixedPoint
 from tp_flower.privacy.sealed_sums import add_shares
@@ -91,7 +103,8 @@ class Weighting:
 class HeldOutMetrics(NamedTuple):
     """The metrics of held-out rows, {} where there are none.
 
-    ``predicted`` are the predictions of those that test, ``row_losses`` their losses, (N',).
+    ``predicted`` are the predictions of those that test, ``row_losses`` their losses,
+    (N',).
     """
 
     test: dict[str, float] = {}  # noqa: RUF012 - nobody changes it
@@ -136,9 +149,10 @@ class CoresetSample:
 class PartRows:
     """The position of a part's rows among the table's rows that take part.
 
-    The rows that take part are renumbered: within each part the trained ones come first, then those
-    that are only tested, so that targets and scores are slices. Of the ``total`` rows from
-    ``start`` on, those marked ``tested``, (total,), are in held-out joined rows.
+    The rows that take part are renumbered: within each part the trained ones come
+    first, then those that are only tested, so that targets and scores are slices. Of
+    the ``total`` rows from ``start`` on, those marked ``tested``, (total,), are in
+    held-out joined rows.
     """
 
     start: int
@@ -217,9 +231,13 @@ class TrainedTable(PreparedTable):
         dtype = np.uint32 if self.is_masked else np.float64
         return np.zeros((self.total_rows, self.outputs), dtype)
 
-    def scores(self, replies: Replies, index: int, name: str, shape: tuple[int, ...]) -> AnyArray:
+    def scores(
+        self, replies: Replies, index: int, name: str, shape: tuple[int, ...]
+    ) -> AnyArray:
         """Return scores that a shard sent: numbers, or masked words of them."""
-        return addends_of(replies, self.parts[index], name, shape, is_masked=self.is_masked)
+        return addends_of(
+            replies, self.parts[index], name, shape, is_masked=self.is_masked
+        )
 
     def gather_scores(self, replies: Replies, *, is_tested: bool = True) -> LocalArray:
         """Return the local scores of the rows that take part, (n_i, d_c).
@@ -238,7 +256,9 @@ class TrainedTable(PreparedTable):
         scores = self.no_scores()
         for index, rows in enumerate(self.rows):
             shape = (int(np.count_nonzero(rows.tested)), self.outputs)
-            scores[rows.slice][rows.tested] = self.scores(replies, index, "tested_scores", shape)
+            scores[rows.slice][rows.tested] = self.scores(
+                replies, index, "tested_scores", shape
+            )
         return scores
 
     def scatter_rows(self, numbers: FloatArray) -> dict[int, AnyArray]:
@@ -257,7 +277,10 @@ class TrainedTable(PreparedTable):
         size = len(self.penalised) if numbers is None else numbers
         shape, is_sealed = (size + 1,), self.is_sealed
         return add_shares(
-            [addends_of(replies, part, "share", shape, is_masked=is_sealed) for part in self.summed]
+            [
+                addends_of(replies, part, "share", shape, is_masked=is_sealed)
+                for part in self.summed
+            ]
         )
 
 
@@ -266,8 +289,8 @@ class PreparedRun(ABC):
     """The training problem after set-up, whatever trains it.
 
     ``base_score`` is b, (d_c,); ``score_unit`` the size of scores that masks have room
-    for; ``fan_out`` has, by table, the number of joined rows, trained on or held out, that
-    each row is in.
+    for; ``fan_out`` has, by table, the number of joined rows, trained on or held out,
+    that each row is in.
     """
 
     tables: Mapping[str, PreparedTable]
@@ -291,7 +314,7 @@ class PreparedRun(ABC):
 
     @property
     def rounding(self) -> float:
-        """The error of a joined row's score, root mean square, by how scores are sent."""
+        """The root-mean-square error of a joined row's score in the form it is sent."""
         return 0.0
 
     @property
@@ -322,9 +345,10 @@ class PreparedRun(ABC):
 class TrainingProblem(PreparedRun):
     """A training problem over joined rows that nobody holds.
 
-    The mappings cover the tables' rows that take part; the test mapping is None if no row is held
-    out. Labels are (N,), or (N, 0) if the query has none; of the held-out rows, (N',), those that
-    do not test are marked in ``validates``. The scores of the untrained models are (n_i, d_c).
+    The mappings cover the tables' rows that take part; the test mapping is None if no
+    row is held out. Labels are (N,), or (N, 0) if the query has none; of the held-out
+    rows, (N',), those that do not test are marked in ``validates``. The scores of the
+    untrained models are (n_i, d_c).
     """
 
     tables: Mapping[str, TrainedTable]
@@ -357,9 +381,13 @@ class TrainingProblem(PreparedRun):
 
     def gather(self, local_scores: LocalScores) -> FloatArray:
         """Return the scores h of the training rows, (N, d_c)."""
-        return sum_local(self.train.sum_scores, self.base_score, local_scores, self.fixed_point)
+        return sum_local(
+            self.train.sum_scores, self.base_score, local_scores, self.fixed_point
+        )
 
-    def add_up(self, local_scores: LocalScores, *, is_tested: bool = False) -> FloatArray:
+    def add_up(
+        self, local_scores: LocalScores, *, is_tested: bool = False
+    ) -> FloatArray:
         """Return the sum of scores of the training or the held-out rows, (N, d_c)."""
         mapping = self.test if is_tested and self.test is not None else self.train
         zero = np.zeros_like(self.base_score)
@@ -383,13 +411,17 @@ class TrainingProblem(PreparedRun):
         """Return the metrics on test and on validation rows, {} without any."""
         if self.test is None:
             return HeldOutMetrics()
-        scores = sum_local(self.test.sum_scores, self.base_score, local_scores, self.fixed_point)
+        scores = sum_local(
+            self.test.sum_scores, self.base_score, local_scores, self.fixed_point
+        )
         return self.metrics_of_held_out(scores)
 
     def metrics_of_held_out(self, scores: FloatArray) -> HeldOutMetrics:
         """Return the metrics of scores (N', d_c) of the held-out rows."""
         test, validation = (
-            evaluate(self.loss, scores[rows], *self._held_out(rows)) if rows.any() else {}
+            evaluate(self.loss, scores[rows], *self._held_out(rows))
+            if rows.any()
+            else {}
             for rows in (~self.validates, self.validates)
         )
         tested = scores[~self.validates]
@@ -418,13 +450,19 @@ class TrainingProblem(PreparedRun):
         }
 
     def compare(self, predicted: Predictions, *, is_noisy: bool) -> dict[str, object]:
-        """Return the report's entries about a constant, and predictions of test rows."""
+        """Return the report's entries on a constant, and predictions of test rows."""
         if not self.baselines["train"] or is_noisy:
             return {"baseline": self.baselines} if self.baselines["train"] else {}
         test, weights = self._held_out(~self.validates)
-        entries = {"baseline": self.baselines, **compare(self.classes, predicted, test, weights)}
+        entries = {
+            "baseline": self.baselines,
+            **compare(self.classes, predicted, test, weights),
+        }
         if classes := self.classes:
-            counts = (class_counts(y, len(classes)).tolist() for y in (self.train_labels, test))
+            counts = (
+                class_counts(y, len(classes)).tolist()
+                for y in (self.train_labels, test)
+            )
             rows = zip(classes, *counts, strict=True)
             entries["classes"] = {name: {"train": n, "test": m} for name, n, m in rows}
         return entries

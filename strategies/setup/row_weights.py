@@ -86,7 +86,8 @@ def query_weights(parts: Sequence[FloatArray], column: str) -> FloatArray:
     ):
         if count := int(np.count_nonzero(is_wrong)):
             raise QueryError(
-                f"the weight ({column}) is {fault} in {count} of {len(weights)} rows: {advice}"
+                f"the weight ({column}) is {fault} in {count} of {len(weights)} rows: "
+                f"{advice}"
             )
     return weights
 

@@ -5,7 +5,7 @@ alone, has the shard as a feature. Where the shard tells the label (a clinic wit
 sick, a register with the well), such a model is perfect on held-out rows of the same
 shards, and says nothing about rows whose label does not follow from where they are.
 
-    tau = between / total,    between = sum_s n_s |m_s - m|^2,  total = sum_j |y_j - m|^2
+    tau = between / total,  between = sum_s n_s |m_s - m|^2,  total = sum_j |y_j - m|^2
 
 with y_j the label, for C classes an indicator of each, and m_s the mean of shard s. If
 the shards do not differ, (n - 1) (C - 1) tau has about a chi-square distribution with
@@ -28,7 +28,8 @@ from tp_flower.arrays import BoolArray, FloatArray, IntArray
 RowArray = npt.NDArray[np.int32]
 
 LARGEST_SHARE: Final = 0.05
-"""Of the label's variance, between shards: of the flights, those of carriers have 0.013."""
+"""Of the label's variance, between shards: of the flights, those of carriers have
+0.013."""
 CHANCE: Final = 1e-6  # that shards which do not differ look as if they did
 
 
@@ -48,8 +49,15 @@ class ShardLabels:
     @property
     def text(self) -> str:
         """The finding as a clause."""
-        clause = f"{self.share:.0%} of the label's variance is between the shards of {self.table}"
-        return f"{clause} ({', '.join(self.sites)}: one label only)" if self.sites else clause
+        clause = (
+            f"{self.share:.0%} of the label's variance is between the shards of "
+            f"{self.table}"
+        )
+        return (
+            f"{clause} ({', '.join(self.sites)}: one label only)"
+            if self.sites
+            else clause
+        )
 
 
 def shards_that_tell_labels(joined: JoinedRows) -> Iterator[ShardLabels]:
@@ -62,14 +70,20 @@ def shards_that_tell_labels(joined: JoinedRows) -> Iterator[ShardLabels]:
             yield labels
 
 
-def _compare(joined: JoinedRows, layout: TableLayout, labelled: RowArray) -> ShardLabels | None:
+def _compare(
+    joined: JoinedRows, layout: TableLayout, labelled: RowArray
+) -> ShardLabels | None:
     """Return what a table's shards tell about the labels, if it is more than chance."""
     # a run without shards does not wait for it
     from scipy.stats import chi2
 
     row_of, labels = joined.train.tables[layout.name].row_of, joined.train_labels
     is_matched = row_of >= 0
-    row_of, labels, labelled = row_of[is_matched], labels[is_matched], labelled[is_matched]
+    row_of, labels, labelled = (
+        row_of[is_matched],
+        labels[is_matched],
+        labelled[is_matched],
+    )
     starts = [rows.start for rows in layout.rows]
     # of shards without rows, which start where the next one does, the last is not empty
     shard = np.searchsorted(starts, row_of, side="right") - 1
@@ -77,7 +91,9 @@ def _compare(joined: JoinedRows, layout: TableLayout, labelled: RowArray) -> Sha
     present = np.flatnonzero(np.bincount(shard, minlength=len(starts)))
     if len(present) < 2:
         return None
-    share = _share_between(labels, shard, len(starts), is_numbers=joined.loss.is_regression)
+    share = _share_between(
+        labels, shard, len(starts), is_numbers=joined.loss.is_regression
+    )
     classes = 2 if joined.loss.is_regression else len(joined.labels.classes)
     freedom = (len(present) - 1) * (classes - 1)
     statistic = (independent.sum() - 1) * (classes - 1) * share
@@ -90,20 +106,27 @@ def _compare(joined: JoinedRows, layout: TableLayout, labelled: RowArray) -> Sha
     return ShardLabels(layout.name, share, sites) if is_large or sites else None
 
 
-def _independent_rows(layout: TableLayout, shard: IntArray, labelled: RowArray) -> IntArray:
+def _independent_rows(
+    layout: TableLayout, shard: IntArray, labelled: RowArray
+) -> IntArray:
     """Return how many rows of each shard say something of their own, (S,).
 
-    A row of the table in many joined rows counts once, and so does a row of the label table.
+    A row of the table in many joined rows counts once, and so does a row of the label
+    table.
     """
     rows = np.array([part.trained for part in layout.rows])
     # pairs of a shard and a row of the label table
     size = int(labelled.max(initial=0)) + 1
     pairs = np.unique(shard * size + labelled)
-    independent: IntArray = np.minimum(rows, np.bincount(pairs // size, minlength=len(rows)))
+    independent: IntArray = np.minimum(
+        rows, np.bincount(pairs // size, minlength=len(rows))
+    )
     return independent
 
 
-def _share_between(labels: FloatArray, shard: IntArray, shards: int, *, is_numbers: bool) -> float:
+def _share_between(
+    labels: FloatArray, shard: IntArray, shards: int, *, is_numbers: bool
+) -> float:
     """Return tau of labels (N,), numbers or codes of classes."""
     sizes = np.bincount(shard, minlength=shards)
     if is_numbers:

@@ -26,16 +26,20 @@ def split_warnings(joined: JoinedRows, settings: Settings) -> Iterator[str]:
     yield from _share(joined, settings)
     if 0 < (validating := int(joined.validates.sum())) < FEW_ROWS:
         yield (
-            f"{validating} joined rows validate: with so few, chance decides which epoch is the "
-            "best; raise validation-fraction, or set it to 0"
+            f"{validating} joined rows validate: with so few, chance decides which "
+            "epoch is the best; raise validation-fraction, or set it to 0"
         )
     if untrained := _untrained_classes(joined, joined.subset):
         yield (
             f"no training row has {len(untrained)} of the label's classes "
-            f"({', '.join(untrained[:MOST_NAMES])}; {settings.split_name}): the model cannot "
-            f"predict them{_finer_split(joined, settings, len(untrained))}"
+            f"({', '.join(untrained[:MOST_NAMES])}; {settings.split_name}): the model "
+            f"cannot predict them{_finer_split(joined, settings, len(untrained))}"
         )
-    if settings.split.kind == RANDOM and not settings.split.table and joined.test is not None:
+    if (
+        settings.split.kind == RANDOM
+        and not settings.split.table
+        and joined.test is not None
+    ):
         yield from _constant_labels(joined)
 
 
@@ -45,51 +49,71 @@ def _lost_rows(joined: JoinedRows) -> Iterator[str]:
     lost = sum(step.lost_label_rows for step in joined.steps)
     if 2 * lost > rows:
         worst = max(joined.steps, key=lambda step: step.lost_label_rows)
+        why = why_unmatched(
+            worst, joined.bound.joins, extracted.keys, extracted.filters
+        )
         yield (
-            f"only {rows - lost} of {rows} label rows are joined: {worst.lost_label_rows} "
-            f"have no match in {worst.table} on {worst.on}"
-            f"{why_unmatched(worst, joined.bound.joins, extracted.keys, extracted.filters)}"
+            f"only {rows - lost} of {rows} label rows are joined: "
+            f"{worst.lost_label_rows} have no match in {worst.table} on {worst.on}{why}"
         )
 
 
 def _repeated_keys(joined: JoinedRows) -> Iterator[str]:
-    """Yield a warning per table of which a few keys name several rows, and the rest one each."""
+    """Yield a warning per table with a few repeated keys.
+
+    These name several rows each, and the other keys one each.
+    """
     for step in joined.steps:
         for keys in step.repeated_keys:
             verb = "occurs" if keys.repeated == 1 else "occur"
             times = "twice" if keys.most == 2 else f"up to {keys.most:,} times"
             yield (
-                f"{keys.repeated:,} of {keys.keys:,} keys of {joined.names[keys.table]} {verb} "
-                f"{times} ({step.on}): {keys.more_rows:,} rows more. If a key should name one row, "
+                f"{keys.repeated:,} of {keys.keys:,} keys of "
+                f"{joined.names[keys.table]} {verb} {times} ({step.on}): "
+                f"{keys.more_rows:,} rows more. If a key should name one row, "
                 f"aggregate {keys.table} in a sub-query (GROUP BY its join key)"
             )
 
 
 def _share(joined: JoinedRows, settings: Settings) -> Iterator[str]:
-    """Yield a warning where the held-out share of joined rows is far from the settings'."""
-    wanted = settings.test_fraction + (1.0 - settings.test_fraction) * settings.validation_share
+    """Warn of a share of held-out joined rows that is far from the settings'."""
+    wanted = (
+        settings.test_fraction
+        + (1.0 - settings.test_fraction) * settings.validation_share
+    )
     share = float(joined.is_test.mean())
     odds = share * (1.0 - wanted), wanted * (1.0 - share)
-    if max(odds) > ODDS * min(odds) and abs(share - wanted) * len(joined.subset) >= LEAST_ROWS:
+    if (
+        max(odds) > ODDS * min(odds)
+        and abs(share - wanted) * len(joined.subset) >= LEAST_ROWS
+    ):
         yield (
-            f"{share:.1%} of the joined rows are held out ({settings.split_name}), the settings "
-            f"ask for {wanted:.1%}: some are joined many times as often as others"
+            f"{share:.1%} of the joined rows are held out ({settings.split_name}), the "
+            f"settings ask for {wanted:.1%}: some are joined many times as often as "
+            "others"
         )
 
 
 def _untrained_classes(joined: JoinedRows, subset: SubsetArray) -> list[str]:
     """Return the label's classes that no row has which a split trains on."""
     trained = np.unique(joined.values[subset == TRAIN]).astype(int).tolist()
-    return [name for code, name in enumerate(joined.labels.classes) if code not in trained]
+    return [
+        name for code, name in enumerate(joined.labels.classes) if code not in trained
+    ]
 
 
 def _finer_split(joined: JoinedRows, settings: Settings, untrained: int) -> str:
-    """Return the split by rows of the finest table, if more classes are trained on with it."""
-    rows = {name: int((r.multiplicity > 0).sum()) for name, r in joined.mapping.tables.items()}
+    """Return the split by rows of the finest table if it trains on more classes."""
+    rows = {
+        name: int((r.multiplicity > 0).sum())
+        for name, r in joined.mapping.tables.items()
+    }
     finest = max(rows, key=lambda name: rows[name])
     if settings.split.kind != RANDOM or finest == joined.bound.label_table:
         return ""
-    left = len(_untrained_classes(joined, split_by_table(joined.mapping, finest, settings)))
+    left = len(
+        _untrained_classes(joined, split_by_table(joined.mapping, finest, settings))
+    )
     advice = f'. With test-split = "random({finest})" it is {left or "none"} of them'
     return advice if left < untrained else ""
 
@@ -105,7 +129,10 @@ def _constant_labels(joined: JoinedRows) -> Iterator[str]:
         if name == joined.bound.label_table:
             continue
         is_shared = _spread(rows, labelled.astype(np.float64)) > 0
-        if 2 * is_shared.sum() > len(is_shared) and not _spread(rows, joined.values).any():
+        if (
+            2 * is_shared.sum() > len(is_shared)
+            and not _spread(rows, joined.values).any()
+        ):
             yield (
                 f"the label is the same in all joined rows of a row of {name}, and "
                 "random rows hold out some of them: test metrics flatter. Hold out "

@@ -51,7 +51,9 @@ def split_joined(
         table = table_named(bound, settings.split.table, "test-split")
         subset = split_by_table(mapping, table, settings)
     else:
-        subset = _by_columns(parts, replies, mapping.tables[bound.split_table].row_of, settings)
+        subset = _by_columns(
+            parts, replies, mapping.tables[bound.split_table].row_of, settings
+        )
     if not subset.any():
         raise QueryError(
             f"test-split {settings.test_split!r} holds out none of the {len(subset)} "
@@ -77,34 +79,43 @@ def _without_training_rows(settings: Settings, rows: int) -> str:
     """Return why a split leaves no joined row to train on."""
     if settings.split.kind == splits.TIME:
         (column,) = settings.split.columns
-        reason = f"rows at one time stay together, and {column} has too few different times"
+        reason = (
+            f"rows at one time stay together, and {column} has too few different times"
+        )
     elif settings.split.kind == splits.GROUP:
         reason = f"{', '.join(settings.split.columns)} have too few different values"
     else:
         reason = f"{settings.split.table} has too few rows"
     return (
-        f"test-split {settings.test_split!r} holds out all {rows} joined rows: {reason}; name "
+        f"test-split {settings.test_split!r} holds out all {rows} joined rows: "
+        f"{reason}; name "
         'another, or set test-split = "random"'
     )
 
 
 def table_named(bound: BoundQuery, alias: str, setting: str) -> str:
-    """Return the table that a setting names; as in DuckDB, aliases compare without case."""
+    """Return the table that a setting names, ignoring case as DuckDB does."""
     for table in bound.tables:
         if table.lower() == alias.lower():
             return table
-    raise SettingsError(f"{setting} names table {alias!r}; the query has {', '.join(bound.tables)}")
+    raise SettingsError(
+        f"{setting} names table {alias!r}; the query has {', '.join(bound.tables)}"
+    )
 
 
 def sampled_rows(rows: int, settings: Settings) -> BoolArray:
-    """Return which of the label table's rows take part, (n,): a sample of them, or all."""
+    """Return which label rows take part, (n,): a sample of them, or all."""
     if settings.sample == 1.0:
         return np.ones(rows, np.bool_)
-    return splits.split_rows(rows, settings.sample, generator(settings.seed, Stream.SAMPLE))
+    return splits.split_rows(
+        rows, settings.sample, generator(settings.seed, Stream.SAMPLE)
+    )
 
 
-def split_by_table(mapping: TableMapping, table: str, settings: Settings) -> splits.SubsetArray:
-    """Return the subset of each joined row, (N,), with whole rows of a table held out."""
+def split_by_table(
+    mapping: TableMapping, table: str, settings: Settings
+) -> splits.SubsetArray:
+    """Return the subset of each joined row, (N,), holding out whole rows of a table."""
     rows, rng = mapping.tables[table], generator(settings.seed, Stream.SPLIT)
     of_rows = splits.split_at_random(rows.multiplicity > 0, split_shares(settings), rng)
     # the last value is that of joined rows without a row of the table

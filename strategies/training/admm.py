@@ -14,7 +14,12 @@ from msgspec.structs import replace
 
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import EpochResult, tests_every_epoch
-from strategies.setup.problem import HeldOutMetrics, LocalScores, TrainedTable, TrainingProblem
+from strategies.setup.problem import (
+    HeldOutMetrics,
+    LocalScores,
+    TrainedTable,
+    TrainingProblem,
+)
 from strategies.training.base import JoinStrategy
 from strategies.training.traffic import ShardSize, TableSize, Traffic, admm_epoch
 from strategies.training.trend import SETTLED, remaining_fall
@@ -52,12 +57,18 @@ class AdmmServer:
     def __init__(self, problem: TrainingProblem, settings: Settings) -> None:
         self.problem = problem
         self.corrections = len(problem.tables) if settings.admm_form == "sharing" else 1
-        self.rho = settings.rho or RHO_SHARE * problem.loss.curvature(problem.base_score)
+        self.rho = settings.rho or RHO_SHARE * problem.loss.curvature(
+            problem.base_score
+        )
         noisy = settings.is_noisy
         # both would follow the noise
         self._balances = not settings.rho and not noisy
-        self.over_relaxation = settings.over_relaxation or (1.0 if noisy else OVER_RELAXATION)
-        self._state = admm.initial_state(problem.base_score, problem.train.joined_rows, self.rho)
+        self.over_relaxation = settings.over_relaxation or (
+            1.0 if noisy else OVER_RELAXATION
+        )
+        self._state = admm.initial_state(
+            problem.base_score, problem.train.joined_rows, self.rho
+        )
         self._scores = problem.gather(problem.initial_scores)
         self._epoch = 0
         self._recent: list[admm.Residuals] = []
@@ -83,7 +94,11 @@ class AdmmServer:
         """End an epoch with the new scores h (N, d_c), and metrics of held-out rows."""
         problem = self.problem
         gap = admm.residuals(
-            self._state, scores, self._scores, problem.base_score, problem.weighting.train_rows
+            self._state,
+            scores,
+            self._scores,
+            problem.base_score,
+            problem.weighting.train_rows,
         )
         result = EpochResult(
             self._epoch,
@@ -130,7 +145,9 @@ class AdmmStrategy(JoinStrategy):
         """Return the schedule, with how often consensus is updated in an epoch."""
         return replace(super().outline(), exchanges=self.settings.inner_rounds)
 
-    def epoch_traffic(self, tables: Sequence[TableSize], _: int, *, is_last: bool) -> Traffic:
+    def epoch_traffic(
+        self, tables: Sequence[TableSize], _: int, *, is_last: bool
+    ) -> Traffic:
         """Return the traffic of an epoch."""
         is_tested = is_last or tests_every_epoch(self.settings)
         return admm_epoch(tables, self.settings.inner_rounds, is_tested=is_tested)
@@ -140,7 +157,7 @@ class AdmmStrategy(JoinStrategy):
         return solver_bytes(table, shard, is_exact=True)
 
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
-        """Run the epochs, until the loss settles or the residuals are within the tolerance."""
+        """Run epochs until the loss settles or the residuals are within tolerance."""
         server = AdmmServer(problem, self.settings)
         self.chosen |= {
             "rho": server.rho,
@@ -149,12 +166,20 @@ class AdmmStrategy(JoinStrategy):
         }
         for _ in range(self.most_epochs):
             scores = yield from self._exchange(problem, server)
-            held_out = problem.held_out_metrics(scores) if self._tests_epoch else HeldOutMetrics()
+            held_out = (
+                problem.held_out_metrics(scores)
+                if self._tests_epoch
+                else HeldOutMetrics()
+            )
             result = server.take(problem.gather(scores), held_out)
             self.finish_epoch(result)
             remaining = remaining_fall(self.losses, problem.rounding)
             has_settled = self.ends_by_loss and remaining < SETTLED
-            if result.is_within(self.settings.tolerance) or has_settled or self.best.is_over:
+            if (
+                result.is_within(self.settings.tolerance)
+                or has_settled
+                or self.best.is_over
+            ):
                 return
 
     @property
@@ -173,7 +198,9 @@ class AdmmStrategy(JoinStrategy):
             # in the first epoch every shard makes the solver of its table
             gram = table.gram if self.epoch == 1 else None
             steps |= {
-                number: AdmmStep(block, gram, None if gram is None else table.gram_deviation)
+                number: AdmmStep(
+                    block, gram, None if gram is None else table.gram_deviation
+                )
                 for number, block in table.scatter_rows(step).items()
             }
         replies = yield self.request(ask(replace(outline, parts=steps), problem.parts))
@@ -193,7 +220,10 @@ class AdmmStrategy(JoinStrategy):
         return AdmmRequest(
             fit=LocalFit(
                 kappa=kappa,
-                rho_in={table.name: _inner_penalty(table, kappa) for table in problem.sharded},
+                rho_in={
+                    table.name: _inner_penalty(table, kappa)
+                    for table in problem.sharded
+                },
                 epoch=self.epoch,
                 seed=self.settings.seed,
                 local_epochs=self.settings.local_epochs,
@@ -246,7 +276,9 @@ class TablePuppetADMM(AdmmStrategy):
 
 def wanted_update(settings: Settings) -> str:
     """Return how sharded tables train together: "auto", "gram" or "consensus"."""
-    required = {DP_SGD: "consensus", NOISY_STATISTICS: "gram"}.get(settings.privacy.features)
+    required = {DP_SGD: "consensus", NOISY_STATISTICS: "gram"}.get(
+        settings.privacy.features
+    )
     if required and settings.lou not in ("auto", required):
         raise SettingsError(
             f"lou is {settings.lou!r}, but privacy.features = "

@@ -1,9 +1,10 @@
 """JoinStrategy: a strategy that trains on the joined rows of several tables.
 
-Set-up takes three rounds: ``extract`` brings hashed join keys and labels, from which the server
-builds the mapping; with ``statistics`` the sites fit encoders, for tables in several shards with
-``fit``, a fourth; ``prepare`` sends multiplicities and the batch plan, and brings the start of
-training. A coreset takes three more rounds (:mod:`strategies.coresets.draw`) before ``prepare``.
+Set-up takes three rounds: ``extract`` brings hashed join keys and labels, from which
+the server builds the mapping; with ``statistics`` the sites fit encoders, for tables in
+several shards with ``fit``, a fourth; ``prepare`` sends multiplicities and the batch
+plan, and brings the start of training. A coreset takes three more rounds
+(:mod:`strategies.coresets.draw`) before ``prepare``.
 
 A method overrides the hooks in which it differs: which rows a table trains on, which
 loss, whether there is a label, how shards train together.
@@ -32,12 +33,26 @@ from strategies.setup.encoding import TableEncoding, fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import JoinedRows, Layouts, encoder_choices, lay_out
 from strategies.setup.labels import Labels, choose_loss, gather_labels, task_line
-from strategies.setup.leaks import leak_warnings, nearly_perfect, perfect_warning, suspects_of
+from strategies.setup.leaks import (
+    leak_warnings,
+    nearly_perfect,
+    perfect_warning,
+    suspects_of,
+)
 from strategies.setup.problem import CoresetSample, TrainingProblem
-from strategies.setup.row_weights import declared_weighting, row_weights, without_weightless
+from strategies.setup.row_weights import (
+    declared_weighting,
+    row_weights,
+    without_weightless,
+)
 from strategies.setup.split_warnings import split_warnings
 from strategies.setup.splitting import Split, sampled_rows, split_joined, table_named
-from strategies.training.outcome import Outcome, coefficients_of, read_digests, score_sums_of
+from strategies.training.outcome import (
+    Outcome,
+    coefficients_of,
+    read_digests,
+    score_sums_of,
+)
 from strategies.training.overfitting import overfitting
 from strategies.training.prepare import Preparation, prepare
 from strategies.training.relational import RelationalStrategy
@@ -59,7 +74,7 @@ from tp_flower.splits import TEST, TRAIN
 
 
 def _digest_of_tested(is_tested: BoolArray, joined: JoinedRows) -> str:
-    """Return the digest of which joined rows test, and of their labels unless these are noisy."""
+    """Return a digest of the choice of test rows, and of their labels unless noisy."""
     labels = b"" if joined.labels.noise else joined.values[is_tested].tobytes()
     return hashlib.sha256(is_tested.tobytes() + labels).hexdigest()
 
@@ -71,11 +86,12 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         methods: the methods that can be chosen, by name: classes with their own name.
         messages: messages of training, and those added if a table has several shards.
         by_joined_rows: whether messages have an entry per joined row (VFL) or per row.
-        usual_epochs: within which the loss comes to 0.1 % of its least, on the benchmarks' data.
+        usual_epochs: within which the loss comes to 0.1 % of its least, on the
+            benchmarks' data.
         label_reach: how far the derivatives of a squared loss reach, in deviations of
             the label, before they are clipped.
-        scores_left: by part number, the score vectors that its table's policy still lets it
-            release; parts without such a limit are not in it.
+        scores_left: by part number, the score vectors that its table's policy still
+            lets it release; parts without such a limit are not in it.
     """
 
     methods: ClassVar[dict[str, type["JoinStrategy"]]] = {}
@@ -98,7 +114,9 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         """Return how the shards of a table train together."""
 
     @abstractmethod
-    def epoch_traffic(self, tables: Sequence[TableSize], batches: int, *, is_last: bool) -> Traffic:
+    def epoch_traffic(
+        self, tables: Sequence[TableSize], batches: int, *, is_last: bool
+    ) -> Traffic:
         """Return the traffic of an epoch of some batches."""
 
     def working_bytes(self, table: TableSize, _: ShardSize) -> float:
@@ -109,7 +127,9 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         """Return B, at most N; 0 without batches."""
         return 0
 
-    def split(self, bound: BoundQuery, extracted: Extracted, mapping: TableMapping) -> Split:
+    def split(
+        self, bound: BoundQuery, extracted: Extracted, mapping: TableMapping
+    ) -> Split:
         """Return which joined rows are held out."""
         parts = extracted.parts.get(bound.split_table, ())
         return split_joined(bound, parts, extracted.replies, mapping, self.settings)
@@ -152,7 +172,9 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             return math.inf
         return problem.baselines["train"].get("loss", math.inf)
 
-    def run_messages(self, *, is_sharded: bool, is_ranked: bool = False) -> tuple[Action, ...]:
+    def run_messages(
+        self, *, is_sharded: bool, is_ranked: bool = False
+    ) -> tuple[Action, ...]:
         """Return a run's messages after ``extract``, up to the one that ends it."""
         return (
             Action.STATISTICS,
@@ -202,7 +224,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     def forecast_scores(
         self, ranks: Ranks, joined: JoinedRows, specs: Mapping[str, ModelSpec]
     ) -> list[ScoreForecast]:
-        """Return how many epochs' scores each part may release whose policy limits them."""
+        """Return how many epochs of scores each part with a score limit may release."""
         size, train, outputs = self.batch_size, joined.train, joined.loss.outputs
         batches = -(-train.joined_rows // size(train.joined_rows)) if size(1) else 0
         is_sharded = any(len(layout.parts) > 1 for layout in joined.layouts.values())
@@ -216,7 +238,12 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
                 per_epoch=roles[part.node, part.shard]
                 * outputs
                 * self.releases_per_epoch(
-                    int(min(train.tables[part.table].multiplicity.max(initial=1), batches)),
+                    int(
+                        min(
+                            train.tables[part.table].multiplicity.max(initial=1),
+                            batches,
+                        )
+                    ),
                     is_sharded=is_sharded,
                 ),
             )
@@ -231,9 +258,10 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
                 yield f"training will be refused: {self.remedy(item.epochs, str(item))}"
             elif not wanted and item.epochs < self.usual_epochs:
                 yield (
-                    f"{item}: training ends after {item.epochs} epochs, when it may not have "
-                    f"converged, which usually takes {self.usual_epochs}. More columns of the "
-                    "table that vary allow more epochs, and so may its owner (scores-per-rank)"
+                    f"{item}: training ends after {item.epochs} epochs, when it may "
+                    f"not have converged, which usually takes {self.usual_epochs}. "
+                    "More columns of the table that vary allow more epochs, and so may "
+                    "its owner (scores-per-rank)"
                 )
 
     def score_start(self, _: JoinedRows) -> Generator[Requests, Replies, None]:
@@ -251,7 +279,9 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         train, left = problem.train, self.scores_left
         batch_rows = self.batch_size(train.joined_rows)
         tables = problem.tables
-        return score_readings(problem.exposure, problem.loss, train, tables, batch_rows, left)
+        return score_readings(
+            problem.exposure, problem.loss, train, tables, batch_rows, left
+        )
 
     def set_up(self) -> Generator[Requests, Replies, TrainingProblem]:
         """Run the set-up rounds and return the training problem."""
@@ -261,7 +291,9 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         encoders = yield from fit_encoders(all_rows, self)
         joined, coreset = all_rows, None
         if settings.coreset_rows:
-            coreset = yield from draw_coreset(all_rows, encoders, settings, self.importance)
+            coreset = yield from draw_coreset(
+                all_rows, encoders, settings, self.importance
+            )
             joined = self.restrict(all_rows, coreset)
         joined = self.training_rows(joined)
         preparation = Preparation(
@@ -310,7 +342,10 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             label_kind=joined.labels.kind,
             join_steps=joined.steps,
             source_rows=joined.extracted.table_rows,
-            fan_out={name: rows.multiplicity for name, rows in all_rows.mapping.tables.items()},
+            fan_out={
+                name: rows.multiplicity
+                for name, rows in all_rows.mapping.tables.items()
+            },
             names=joined.names,
             encoders={name: item.columns for name, item in encoders.items()},
             encodings={name: item.rows() for name, item in encoders.items()},
@@ -362,7 +397,8 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         split = self.split(bound, extracted, mapping)
         is_test = split.subset != TRAIN
         train_weights, test_weights = (
-            row_weights(weighting, weights, mapping, rows) for rows in (~is_test, is_test)
+            row_weights(weighting, weights, mapping, rows)
+            for rows in (~is_test, is_test)
         )
         (train, test), layouts = lay_out(mapping, is_test, extracted)
         values = labels.values[mapping.tables[bound.label_table].row_of]
@@ -389,7 +425,10 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         return joined.with_weights(train_weights)
 
     def _perfect_score(self, problem: TrainingProblem) -> str:
-        """Return the metric that is nearly perfect on the test rows; "" where noise decides it."""
+        """Return the metric that is nearly perfect on the test rows.
+
+        It is "" where noise decides it.
+        """
         if not self.has_label or self.settings.privacy.covers_labels:
             return ""
         labels = problem.test_labels[~problem.validates]
@@ -413,12 +452,16 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         # where rows validate, they have chosen the epoch
         if math.isinf(self.best.loss) and not self.settings.is_noisy:
             l2 = self.settings.l2 if self.has_penalty else None
-            warning = overfitting(self._lowest_test, self._final, problem.test_weights, rows, l2)
+            warning = overfitting(
+                self._lowest_test, self._final, problem.test_weights, rows, l2
+            )
             if warning:
                 self.warn(warning)
         shares = contributions(sums, problem.train.joined_rows)
         if score := self._perfect_score(problem):
-            features = {name: problem.encoders[name].features for name in problem.tables}
+            features = {
+                name: problem.encoders[name].features for name in problem.tables
+            }
             suspects = suspects_of(shares, features, coefficients)
             bound, _ = bind_columns(self.bind, self.inventory)
             self.warn(perfect_warning(score, rows, bound, suspects))

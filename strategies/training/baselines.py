@@ -1,8 +1,9 @@
 """VFL-ADMM, VFL-SGD and GD: the baselines of the paper (section 6).
 
-VFL learns on the vertical partitions of the joined table: it shows what it costs not to sum
-duplicates. Its tables train on their rows repeated as in the join. With linear models, or with any
-model in SGD, the parameters equal TablePuppet's after every epoch, up to the rounding of messages.
+VFL learns on the vertical partitions of the joined table: it shows what it costs not to
+sum duplicates. Its tables train on their rows repeated as in the join. With linear
+models, or with any model in SGD, the parameters equal TablePuppet's after every epoch,
+up to the rounding of messages.
 """
 
 from strategies.setup.joined_rows import JoinedRows

@@ -32,7 +32,8 @@ class ShardedBatches:
     def __init__(self, plan: BatchPlan, layouts: Layouts) -> None:
         self.plan, self._layouts = plan, layouts
         self._bounds = {
-            name: _shard_bounds(plan.tables[name], layout.rows) for name, layout in layouts.items()
+            name: _shard_bounds(plan.tables[name], layout.rows)
+            for name, layout in layouts.items()
         }
 
     def arrays(self) -> PartArrays:
@@ -52,7 +53,9 @@ class ShardedBatches:
 
     def slices(self, table: str, batch: int) -> list[slice]:
         """Return the slice of each shard's rows among a table's rows in a batch."""
-        return [slice(*pair) for pair in pairwise(self._bounds[table][:, batch].tolist())]
+        return [
+            slice(*pair) for pair in pairwise(self._bounds[table][:, batch].tolist())
+        ]
 
     def select(self, batch: int, local: LocalScores) -> LocalScores:
         """Select a batch's scores (k, d_c) from the scores of all rows."""
@@ -68,7 +71,9 @@ class ShardedBatches:
                 arrays[part.number] = row_numbers(summed[rows])
         return arrays
 
-    def gather(self, batch: int, problem: TrainingProblem, replies: Replies) -> LocalScores:
+    def gather(
+        self, batch: int, problem: TrainingProblem, replies: Replies
+    ) -> LocalScores:
         """Return every table's scores (k, d_c) of a batch's distinct rows."""
         scores: dict[str, LocalArray] = {}
         for name, table in problem.tables.items():
@@ -81,7 +86,9 @@ class ShardedBatches:
         return scores
 
 
-def _shard_bounds(table: TableBatches, shards: Sequence[PartRows]) -> npt.NDArray[np.int64]:
+def _shard_bounds(
+    table: TableBatches, shards: Sequence[PartRows]
+) -> npt.NDArray[np.int64]:
     """Return (shards + 1, batches): where each shard's rows start within a batch."""
     total, batches = sum(rows.total for rows in shards), len(table.start) - 1
     batch_of = np.repeat(np.arange(batches), np.diff(table.start))

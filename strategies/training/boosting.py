@@ -35,7 +35,12 @@ from tp_flower.learning.boosting import Boosting, moved
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.methods import BAGGED, LARGE_SHARD, LINEAR, LOCAL, POOLED, TREES, Growth
 from tp_flower.model_names import find_version
-from tp_flower.protocol.boost_messages import BagPart, BagRequest, BoostRequest, BoostStep
+from tp_flower.protocol.boost_messages import (
+    BagPart,
+    BagRequest,
+    BoostRequest,
+    BoostStep,
+)
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Update
@@ -47,31 +52,35 @@ from tp_flower.splits import TRAIN
 from tp_flower.terms.run_terms import model_seed
 
 NO_SPLIT: Final = (
-    "no table's trees have a split, so that all rows get one score: lower min-rows-per-leaf (%d)"
+    "no table's trees have a split, so that all rows get one score: lower "
+    "min-rows-per-leaf (%d)"
 )
 NO_TREES: Final = (
-    "no epoch of trees predicts the validation rows better than %s alone, which they go on from: "
-    "the saved model adds no trees to it"
+    "no epoch of trees predicts the validation rows better than %s alone, which they "
+    "go on from: the saved model adds no trees to it"
 )
 BEHIND_LINEAR: Final = (
-    "these trees are behind the linear model %s on the same held-out rows: %s %.4g against %.4g; "
-    "boost-from goes on from it"
+    "these trees are behind the linear model %s on the same held-out rows: %s %.4g "
+    "against %.4g; boost-from goes on from it"
 )
 NO_LINEAR: Final = (
-    "none saved here is tested on the same rows: strategy = cg trains one to compare with"
+    "none saved here is tested on the same rows: strategy = cg trains one to compare "
+    "with"
 )
 SHARD_IS_POOLED: Final = (
-    "%s: trees that each shard grows alone would know rows by their shard, and held-out rows of "
-    "the same shards cannot tell. So the shards pool sums by column (lou = pooled), of which trees "
-    "of one column each grow"
+    "%s: trees that each shard grows alone would know rows by their shard, and "
+    "held-out rows of the same shards cannot tell. So the shards pool sums by column "
+    "(lou = pooled), of which trees of one column each grow"
 )
 SHARD_IS_FEATURE: Final = (
-    "%s, and each shard grows trees of its own (lou = local): the shard is a feature of this "
-    "model. Its metrics hold for new rows only where their shard tells their label, too; "
+    "%s, and each shard grows trees of its own (lou = local): the shard is a feature "
+    "of this model. Its metrics hold for new rows only where their shard tells their "
+    "label, too; "
     'lou = "auto" trains without it'
 )
 SHARD_LEARNS_LITTLE: Final = (
-    "%s: averaged trees (lou = bagged), each grown on the labels of one shard, learn little from "
+    "%s: averaged trees (lou = bagged), each grown on the labels of one shard, learn "
+    "little from "
     'its columns; lou = "pooled" grows them on sums over all shards'
 )
 
@@ -89,7 +98,8 @@ class TablePuppetBoost(JoinStrategy):
     _label = ""
     _joined_rows = 0  # to train on
     _telling: Sequence[ShardLabels] = ()  # the tables whose shards tell the labels
-    start_scores: tuple[FloatArray, FloatArray] | None = None  # of training and of held-out rows
+    # of training and of held-out rows
+    start_scores: tuple[FloatArray, FloatArray] | None = None
 
     def __init__(
         self,
@@ -112,7 +122,11 @@ class TablePuppetBoost(JoinStrategy):
         fragments = joined.bound.fragments_of(joined.bound.label_table)
         self._label = manifest.label_text(fragments)
         self._telling = list(shards_that_tell_labels(joined))
-        warnings = {AUTO: SHARD_IS_POOLED, LOCAL: SHARD_IS_FEATURE, BAGGED: SHARD_LEARNS_LITTLE}
+        warnings = {
+            AUTO: SHARD_IS_POOLED,
+            LOCAL: SHARD_IS_FEATURE,
+            BAGGED: SHARD_LEARNS_LITTLE,
+        }
         if self.settings.lou in warnings:
             for table in self._telling:
                 self.warn(warnings[self.settings.lou] % table.text)
@@ -136,7 +150,8 @@ class TablePuppetBoost(JoinStrategy):
     def _averaged(self, shards: Mapping[str, int], joined_rows: int) -> list[str]:
         """Return the tables whose shards may average their trees, or pool sums.
 
-        Without validation rows nothing says which are better: those of large shards do not.
+        Without validation rows nothing says which are better: those of large shards do
+        not.
         """
         lou, is_validated = self.settings.lou, self.settings.validation_share > 0.0
         large = math.inf if lou != AUTO or is_validated else LARGE_SHARD
@@ -144,15 +159,22 @@ class TablePuppetBoost(JoinStrategy):
         return [
             name
             for name, count in shards.items()
-            if count > 1 and lou != LOCAL and (joined_rows < large * count or name in pooled)
+            if count > 1
+            and lou != LOCAL
+            and (joined_rows < large * count or name in pooled)
         ]
 
     def _pooled(self, tables: Iterable[str]) -> list[str]:
-        """Return the tables whose shards pool sums: by default those that tell the labels."""
+        """Return the tables whose shards pool sums.
+
+        By default they are those whose shards tell the labels.
+        """
         if self.settings.lou == POOLED:
             return list(tables)
         telling = {table.table for table in self._telling}
-        return [name for name in tables if self.settings.lou == AUTO and name in telling]
+        return [
+            name for name in tables if self.settings.lou == AUTO and name in telling
+        ]
 
     def score_start(self, joined: JoinedRows) -> Generator[Requests, Replies, None]:
         """Score the joined rows with the model to start from, if there is one."""
@@ -162,10 +184,14 @@ class TablePuppetBoost(JoinStrategy):
         manifest.check_query(model, joined.bound)
         check_same_rows(model, joined, self.held_out_digest, self.tested_digest)
         if model.held_out != self.held_out_digest:
-            self.chosen["boost-from"] = f"{model.model}, which has trained on the validation rows"
+            self.chosen["boost-from"] = (
+                f"{model.model}, which has trained on the validation rows"
+            )
         missing = manifest.find_missing(model, self.inventory)
         manifest.without_missing(model, joined.bound, missing, STOP)
-        rows = Joined(joined.bound, joined.extracted, joined.mapping, joined.steps, missing)
+        rows = Joined(
+            joined.bound, joined.extracted, joined.mapping, joined.steps, missing
+        )
         scores = yield from score(rows, model, self.settings, self.inventory)
         is_train = joined.subset == TRAIN
         self.start_scores = scores[is_train], scores[~is_train]
@@ -190,14 +216,16 @@ class TablePuppetBoost(JoinStrategy):
         return boost_epoch(tables, self._growth, bagged, self._pooled(bagged))
 
     def releases_per_epoch(self, batches: int, *, is_sharded: bool) -> int:
-        """Return how often scores leave: of trees of each shard, and of those of all."""
+        """Return how often scores leave, of each shard's trees and of those of all."""
         del batches
         return 2 if is_sharded and self.settings.lou != LOCAL else 1
 
     def last_request(self) -> FinishRequest:
         """Return the request that ends the run; the last trees are added."""
         lengths = dict(self._lengths)
-        return replace(super().last_request(), lengths=lengths, is_bagged=self._is_bagged)
+        return replace(
+            super().last_request(), lengths=lengths, is_bagged=self._is_bagged
+        )
 
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Run the epochs, until the validation rows say that it is enough.
@@ -215,7 +243,11 @@ class TablePuppetBoost(JoinStrategy):
             self._judge_start(problem, boosting, held_out)
         for epoch in range(1, self.most_epochs + 1):
             # shards whose own trees were better once differ in all epochs
-            bagged = [] if choices[LOCAL] else [x for x in problem.exposure.bagged if x in growing]
+            bagged = (
+                []
+                if choices[LOCAL]
+                else [x for x in problem.exposure.bagged if x in growing]
+            )
             steps = yield from self._steps(problem, boosting, growing, held_out, bagged)
             # of equals the later: no rows validate, or the trees are alike
             step = min(reversed(steps), key=lambda each: each.validation_loss)
@@ -240,7 +272,10 @@ class TablePuppetBoost(JoinStrategy):
     def _judge_start(
         self, problem: TrainingProblem, boosting: Boosting, held_out: FloatArray
     ) -> None:
-        """Take the model to go on from as the best so far: trees that do not help are not kept."""
+        """Take the model to continue from as the best so far.
+
+        So trees that do not improve on it are dropped.
+        """
         metrics = problem.metrics_of_held_out(held_out)
         if metrics.validation:
             train = problem.train_metrics(boosting.scores)
@@ -256,8 +291,12 @@ class TablePuppetBoost(JoinStrategy):
         held_out: FloatArray,
         bagged: list[str],
     ) -> Generator[Requests, Replies, list["Step"]]:
-        """Let the tables grow trees; return steps along them, and along the average of some."""
-        number = 2 * self.epoch  # of scores: two in an epoch, each with a mask of its own
+        """Let the tables grow trees; return steps along them.
+
+        For ``bagged`` tables, also along the average of their shards' trees.
+        """
+        # of scores: two in an epoch, each with a mask of its own
+        number = 2 * self.epoch
         sends_scores = problem.exposure.scores_own_trees or not bagged
         pooled = self._pooled(bagged)
         request = BoostRequest(
@@ -280,19 +319,27 @@ class TablePuppetBoost(JoinStrategy):
             trees = {
                 str(part.number): sealed
                 for part in table.parts
-                if (sealed := getattr(replies.parts.get(part.number), "sealed", None)) is not None
+                if (sealed := getattr(replies.parts.get(part.number), "sealed", None))
+                is not None
             }
             is_own = name not in bagged or len(trees) < len(table.parts)
-            parts |= table.for_all(BagPart(is_own=is_own, trees={} if is_own else trees))
+            parts |= table.for_all(
+                BagPart(is_own=is_own, trees={} if is_own else trees)
+            )
         if not all(part.is_own for part in parts.values()):
             bag = BagRequest(
-                growth=self._growth, scores_number=number + 1, pooled=pooled, parts=parts
+                growth=self._growth,
+                scores_number=number + 1,
+                pooled=pooled,
+                parts=parts,
             )
             replies = yield self.request(ask(bag, problem.parts))
             averaged = _step(problem, boosting, growing, replies, held_out)
             steps.append(averaged._replace(is_bagged=True))
         if not steps:
-            raise ReplyError(f"a shard of {', '.join(bagged)} has sealed no trees for the others")
+            raise ReplyError(
+                f"a shard of {', '.join(bagged)} has sealed no trees for the others"
+            )
         return steps
 
     def _choice(self, step: "Step", bagged: Sequence[str]) -> str:
@@ -311,7 +358,7 @@ class TablePuppetBoost(JoinStrategy):
         return "not judged: no rows validate; validation-fraction = 0.1 holds some out"
 
     def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
-        """Return the outcome; warn of a linear model that is better on the same rows."""
+        """Return the outcome; warn if a linear model is better on the same rows."""
         self._compare_with_saved(problem)
         return super().outcome_of(replies, problem)
 
@@ -339,7 +386,9 @@ class TablePuppetBoost(JoinStrategy):
         self.chosen["linear-model"] = str(best.model)
         if loss - best.test["loss"] > NOTABLE_FALL * abs(loss):
             name = "rmse" if "rmse" in best.test else "log_loss"
-            figures = (metrics.get(name, math.nan) for metrics in (self._final.test, best.test))
+            figures = (
+                metrics.get(name, math.nan) for metrics in (self._final.test, best.test)
+            )
             self.warn(BEHIND_LINEAR % (best.model, name, *figures))
 
     def _choose(self) -> None:
@@ -354,7 +403,11 @@ class TablePuppetBoost(JoinStrategy):
     def _growth(self) -> Growth:
         settings, is_validated = self.settings, self.settings.validation_share > 0.0
         # without validation rows there are few epochs
-        trees = defaults.trees_by_rows(self._joined_rows) if is_validated else defaults.TREES
+        trees = (
+            defaults.trees_by_rows(self._joined_rows)
+            if is_validated
+            else defaults.TREES
+        )
         most = defaults.LEAVES_OF_REST if settings.boost_from else defaults.LEAVES
         return Growth(
             trees=settings.trees_per_round or trees,
@@ -384,18 +437,22 @@ def check_same_rows(
         "label": (model.label, label),
         "loss": (model.loss, joined.loss.name),
         "classes": (model.classes, joined.labels.classes),
-        "held-out rows": (model.tested or model.held_out, tested if model.tested else held_out),
+        "held-out rows": (
+            model.tested or model.held_out,
+            tested if model.tested else held_out,
+        ),
     }
     different = [name for name, (old, new) in aspects.items() if old != new]
     if different:
         raise SettingsError(
-            f"boost-from: model {model.model} was trained with other {', '.join(different)}: train "
-            "both with one query, task, seed, test-split and test-fraction"
+            f"boost-from: model {model.model} was trained with other "
+            f"{', '.join(different)}: train both with one query, task, seed, "
+            "test-split and test-fraction"
         )
 
 
 class Step(NamedTuple):
-    """A step along new trees: how far, by table and by direction, and where it leads."""
+    """A step along new trees: its lengths, by table and direction, and its result."""
 
     by_table: dict[str, float]
     lengths: FloatArray
@@ -422,14 +479,22 @@ def _step(
     Of masked scores only the sum over all tables has a meaning.
     """
     scores = {name: table.gather_scores(replies) for name, table in growing.items()}
-    sums = [scores] if problem.fixed_point else [{name: values} for name, values in scores.items()]
+    sums = (
+        [scores]
+        if problem.fixed_point
+        else [{name: values} for name, values in scores.items()]
+    )
     directions = [problem.add_up(each) for each in sums]
     lengths = boosting.lengths(directions)
     if problem.test is not None:
         tested = [problem.add_up(each, is_tested=True) for each in sums]
         held_out = moved(held_out, lengths, tested)
-    by_table = dict(zip(growing, np.broadcast_to(lengths, len(growing)).tolist(), strict=True))
-    return Step(by_table, lengths, directions, held_out, problem.metrics_of_held_out(held_out))
+    by_table = dict(
+        zip(growing, np.broadcast_to(lengths, len(growing)).tolist(), strict=True)
+    )
+    return Step(
+        by_table, lengths, directions, held_out, problem.metrics_of_held_out(held_out)
+    )
 
 
 def _derivatives(

@@ -21,7 +21,13 @@ from strategies.training.base import JoinStrategy
 from strategies.training.traffic import ShardSize, TableSize, Traffic, cg_epoch
 from strategies.training.working_memory import solver_bytes
 from tp_flower.arrays import FloatArray
-from tp_flower.learning.conjugate_gradients import HEADROOM, REST, TOLERANCE, Descent, Products
+from tp_flower.learning.conjugate_gradients import (
+    HEADROOM,
+    REST,
+    TOLERANCE,
+    Descent,
+    Products,
+)
 from tp_flower.learning.solvers import BY_COLUMNS, factorisation
 from tp_flower.privacy.sealed_sums import read_words
 from tp_flower.protocol.descent_messages import (
@@ -73,7 +79,9 @@ class TablePuppetCG(JoinStrategy):
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Run the epochs until the gradient is small, for some epochs or very much."""
         weights, base = problem.weighting.train_rows, problem.base_score
-        descent = Descent(problem.loss, problem.train_labels, weights, base, problem.rounding)
+        descent = Descent(
+            problem.loss, problem.train_labels, weights, base, problem.rounding
+        )
         test = np.tile(base, (len(problem.test_labels), 1))
         direction = np.zeros_like(test)
         tolerance = max(self.settings.tolerance or TOLERANCE, REST)
@@ -85,7 +93,9 @@ class TablePuppetCG(JoinStrategy):
         ratios = [math.inf] * ROW
         for epoch in range(1, self.most_epochs + 1):
             unit, scores, products = yield from self._exchange(problem, descent)
-            descent.step(unit * problem.add_up(scores), products, _rounding(problem, unit))
+            descent.step(
+                unit * problem.add_up(scores), products, _rounding(problem, unit)
+            )
             self._step = LineStep(length=descent.length, conjugacy=descent.conjugacy)
             if problem.test is not None:
                 direction *= descent.conjugacy
@@ -94,7 +104,9 @@ class TablePuppetCG(JoinStrategy):
             train = problem.train_metrics(descent.scores)
             norm = descent.gradient_norm(train["loss"])
             held_out = problem.metrics_of_held_out(test)._asdict()
-            self.finish_epoch(EpochResult(epoch, train, residuals={"gradient": norm}, **held_out))
+            self.finish_epoch(
+                EpochResult(epoch, train, residuals={"gradient": norm}, **held_out)
+            )
             ratios.append(norm / max(tolerance, descent.noise_norm(train["loss"])))
             if norm < REST or ratios[-1] < 1.0 / SMALL or max(ratios[-ROW:]) < 1.0:
                 self._end = BELOW_TOLERANCE if norm < tolerance else BELOW_ROUNDING
@@ -114,7 +126,9 @@ class TablePuppetCG(JoinStrategy):
         terms = DescentTerms(
             curvature=descent.curvature,
             score_unit=min(HEADROOM * descent.size / unit, 1.0),
-            product_unit=unit**2 if self.epoch == 1 else descent.product_unit(self.losses[-1]),
+            product_unit=unit**2
+            if self.epoch == 1
+            else descent.product_unit(self.losses[-1]),
             tables=len(problem.tables),
             scores_number=self.epoch,
         )
@@ -129,7 +143,9 @@ class TablePuppetCG(JoinStrategy):
                 number: DescentStep(step=rows, sum=gram, place=numbered)
                 for number, rows in table.scatter_rows(block).items()
             }
-        request = DescentRequest(terms=terms, line=self._step, is_best=self.is_best, parts=steps)
+        request = DescentRequest(
+            terms=terms, line=self._step, is_best=self.is_best, parts=steps
+        )
         replies = yield self.request(ask(request, problem.parts))
         if problem.sharded:
             directed = yield from self._direct(problem, replies, terms)
@@ -148,15 +164,22 @@ class TablePuppetCG(JoinStrategy):
         for table in problem.sharded:
             place, total = names.index(table.name), table.sum_shares(replies)
             sums |= {
-                part.number: SummedStep(sum=total, place=place if part is table.parts[0] else None)
+                part.number: SummedStep(
+                    sum=total, place=place if part is table.parts[0] else None
+                )
                 for part in table.parts
             }
         parts = [part for part in problem.parts if part.number in sums]
-        return (yield self.request(ask(DirectionRequest(terms=terms, parts=sums), parts)))
+        return (
+            yield self.request(ask(DirectionRequest(terms=terms, parts=sums), parts))
+        )
 
 
 def _rounding(problem: TrainingProblem, unit: float) -> float:
-    """Return the error of sums of scores in a unit, root mean square; 0 if they are numbers."""
+    """Return the root-mean-square error of sums of scores in ``unit``.
+
+    It is 0 if they are sent as plain numbers.
+    """
     point = problem.fixed_point
     return 0.0 if point is None else unit * point.rounding
 

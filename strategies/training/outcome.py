@@ -32,7 +32,9 @@ class Outcome:
     contributions: Mapping[str, Contribution] = field(default_factory=dict)
     comparison: Mapping[str, object] = field(default_factory=dict)
 
-    def coefficient_facts(self, problem: PreparedRun) -> dict[str, list[dict[str, object]]]:
+    def coefficient_facts(
+        self, problem: PreparedRun
+    ) -> dict[str, list[dict[str, object]]]:
         """Return the report's facts about the coefficients of the encoded features.
 
         For a standardised number they are per standard deviation. The output is a

@@ -45,8 +45,8 @@ Start = tuple[dict[str, TrainedTable], dict[str, LocalArray], FixedPoint | None]
 class Preparation:
     """The inputs of ``prepare``.
 
-    Labels are those of all joined training rows, even if only a sample is trained on; ``cover``
-    are the sites' statements to each other.
+    Labels are those of all joined training rows, even if only a sample is trained on;
+    ``cover`` are the sites' statements to each other.
     """
 
     joined: JoinedRows
@@ -65,7 +65,11 @@ class Preparation:
         if self.joined.loss.is_regression:
             return (float(self.train_labels.std()) or 1.0) * self.label_reach
         noise = self.joined.labels.noise
-        return (1.0 - noise.flip) / noise.contrast if isinstance(noise, ClassNoise) else 1.0
+        return (
+            (1.0 - noise.flip) / noise.contrast
+            if isinstance(noise, ClassNoise)
+            else 1.0
+        )
 
     @property
     def score_unit(self) -> float:
@@ -73,13 +77,17 @@ class Preparation:
         loss = self.joined.loss
         if isinstance(loss, KMeansLoss):
             # squared distances of standardised columns
-            return float(max(sum(item.columns.width for item in self.encoders.values()), 1))
+            return float(
+                max(sum(item.columns.width for item in self.encoders.values()), 1)
+            )
         return (float(self.train_labels.std()) or 1.0) if loss.is_regression else 1.0
 
     def masking(self) -> ScoreMasking:
         """Return the masks of the run's scores, if they do not leave in the clear."""
         rows, unit = self.joined, self.score_unit
-        return mask_scores(self.settings, rows.bound, rows.extracted, rows.mapping, unit)
+        return mask_scores(
+            self.settings, rows.bound, rows.extracted, rows.mapping, unit
+        )
 
     @property
     def output_scale(self) -> float:
@@ -97,7 +105,9 @@ class Preparation:
         """Return the local model of a table."""
         return ModelSpec(
             # without informative features, a larger model has nothing to learn
-            kind=self.settings.model_of(table) if self.encoders[table].columns.width else "linear",
+            kind=self.settings.model_of(table)
+            if self.encoders[table].columns.width
+            else "linear",
             outputs=self.joined.loss.outputs,
             intercept=table == self.joined.bound.label_table,
             hidden_sizes=self.settings.hidden_sizes,
@@ -156,15 +166,21 @@ def prepare(
     tables: dict[str, TrainedTable] = {}
     initial: dict[str, LocalArray] = {}
     for name, layout in joined.layouts.items():
-        prepared = _read_table(layout, specs[name], updates[name], replies, unions.get(name))
+        prepared = _read_table(
+            layout, specs[name], updates[name], replies, unions.get(name)
+        )
         prepared = replace(prepared, is_masked=masking.point is not None)
         has_first = sends_scores and (prepared.is_masked or not prepared.is_linear)
-        initial[name] = prepared.gather_scores(replies) if has_first else prepared.no_scores()
+        initial[name] = (
+            prepared.gather_scores(replies) if has_first else prepared.no_scores()
+        )
         tables[name] = prepared
     return tables, initial, masking.point
 
 
-def _unions(preparation: Preparation, updates: Mapping[str, Update]) -> dict[str, Union]:
+def _unions(
+    preparation: Preparation, updates: Mapping[str, Update]
+) -> dict[str, Union]:
     """Return, by table, the shards whose arrays are summed."""
     extracted = preparation.joined.extracted
     is_sealed = preparation.settings.privacy.unions == SEALED
@@ -188,7 +204,9 @@ def summed_parts(layout: TableLayout, update: Update) -> tuple[Part, ...]:
     takes its result.
     """
     trained = tuple(
-        part for part, rows in zip(layout.parts, layout.rows, strict=True) if rows.trained
+        part
+        for part, rows in zip(layout.parts, layout.rows, strict=True)
+        if rows.trained
     )
     return trained if trained and update is Update.CONSENSUS else layout.parts
 
@@ -207,7 +225,11 @@ def common_shape(
 
 
 def _read_table(
-    layout: TableLayout, spec: ModelSpec, update: Update, replies: Replies, union: Union | None
+    layout: TableLayout,
+    spec: ModelSpec,
+    update: Update,
+    replies: Replies,
+    union: Union | None,
 ) -> TrainedTable:
     bodies = [replies.body(part, PreparedPart) for part in layout.parts]
     features, penalised = common_shape(layout.parts, bodies)

@@ -1,7 +1,8 @@
 """RelationalStrategy: a Flower Strategy whose training set is the result of a query.
 
-It counts epochs: which is the best, whether training has converged or diverged, and what the run
-reports at its end. :mod:`strategies.training.base` has the set-up of strategies that join tables.
+It counts epochs: which is the best, whether training has converged or diverged, and
+what the run reports at its end. :mod:`strategies.training.base` has the set-up of
+strategies that join tables.
 """
 
 import math
@@ -21,7 +22,13 @@ from strategies.run.strategy import BestEpoch, EpochResult, RoundListener, Round
 from strategies.score_readings import ScoreReading
 from strategies.setup.problem import PreparedRun
 from strategies.training.outcome import Outcome
-from strategies.training.trend import CONVERGED, DIVERGED, GOES_ON, NOT_CONVERGED, trend_verdict
+from strategies.training.trend import (
+    CONVERGED,
+    DIVERGED,
+    GOES_ON,
+    NOT_CONVERGED,
+    trend_verdict,
+)
 from tp_flower.errors import DivergedError, SettingsError
 from tp_flower.model_names import ModelVersion, make_version
 from tp_flower.protocol.inference_messages import FinishRequest
@@ -60,7 +67,8 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
     # whether sites copy the model of lowest training loss, where no rows validate
     copies_lowest: ClassVar[bool] = False
     _final = EpochResult(0, {}, {})  # of the epoch whose model is saved
-    _lowest_test = EpochResult(0, {}, {})  # of the epoch of lowest loss on the test rows
+    # of the epoch of lowest loss on the test rows
+    _lowest_test = EpochResult(0, {}, {})
     _copied = EpochResult(0, {}, {})  # of the epoch whose model the sites have copied
 
     def __init__(
@@ -80,11 +88,13 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         self.held_out_digest = self.tested_digest = ""
         self.best = BestEpoch(self.settings.patience_epochs)
         self.losses: list[float] = []
-        # by training loss, where no rows validate; what a training that diverges ends with
+        # by training loss, where no rows validate; what a training that diverges ends
+        # with
         self.lowest = BestEpoch()
         self.verdict = ""
         self.split_facts: dict[str, object] = {"name": self.settings.split_name}
-        self._limit, self._limited_by = self.settings.epochs, ""  # epochs, and the policy's rule
+        # epochs, and the policy's rule
+        self._limit, self._limited_by = self.settings.epochs, ""
 
     def start(self, *args: Any, **options: Any) -> Result:
         """Set up and train; a training that diverges says what to change."""
@@ -156,7 +166,10 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether the last epoch that policies allow has ended, and settings allow more."""
+        """Whether policies have cut the training short.
+
+        The last epoch that they allow has ended, and the settings allow more.
+        """
         return bool(self._limited_by) and self.epoch > self._limit
 
     def limit_epochs(self, most: int, rule: str) -> None:
@@ -175,10 +188,12 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
     @staticmethod
     def remedy(most: int, rule: str) -> str:
         """Return what to do about a rule that allows so many epochs at most."""
-        fewer = f"set num-epochs = {most} or less" if most else "no epoch fits; read none"
+        fewer = (
+            f"set num-epochs = {most} or less" if most else "no epoch fits; read none"
+        )
         return (
-            f"{rule}: {fewer}, or more columns of the table that vary, or ask its owner to raise "
-            "scores-per-rank"
+            f"{rule}: {fewer}, or more columns of the table that vary, or ask its "
+            "owner to raise scores-per-rank"
         )
 
     @property
@@ -188,7 +203,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
 
     @property
     def has_usable_model(self) -> bool:
-        """Whether the sites have the copy of an epoch that was better than a constant score."""
+        """Whether the sites hold a copy of an epoch better than a constant score."""
         epoch = self.best.epoch or self.lowest.epoch
         return bool(epoch) and self.losses[epoch - 1] < self._baseline < math.inf
 
@@ -208,11 +223,13 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         kind = "validation" if self.best.epoch else "training"
         self.verdict = (
             f"{DIVERGED} in epoch {self.epoch}: the model of epoch "
-            f"{self.best.epoch or self.lowest.epoch}, of the lowest {kind} loss, is saved "
-            f"({error}). {self._advice}"
+            f"{self.best.epoch or self.lowest.epoch}, of the lowest {kind} loss, is "
+            f"saved ({error}). {self._advice}"
         )
         self._final = self._copied
-        copied = replace_struct(self.last_request(), step=None, is_best=False, has_diverged=True)
+        copied = replace_struct(
+            self.last_request(), step=None, is_best=False, has_diverged=True
+        )
         pending = self._progress.pending
         is_lost = pending is not None and getattr(pending.message, "is_best", False)
         uncopied = replace_struct(self.last_request(), is_best=True, has_diverged=True)
@@ -229,7 +246,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
 
     @property
     def ends_by_loss(self) -> bool:
-        """Whether training ends when its loss has settled: num-epochs does not say when."""
+        """Whether training ends once its loss settles, not after num-epochs."""
         settings = self.settings
         return not (settings.num_epochs or settings.is_noisy or settings.coreset_size)
 
@@ -240,12 +257,15 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         if self.best.is_over:
             return f"converged: epoch {self.best.epoch} had the lowest validation loss"
         is_convex = all(table.is_linear for table in problem.tables.values())
-        return trend_verdict(self.losses, is_convex=is_convex, rounding=problem.rounding)
+        return trend_verdict(
+            self.losses, is_convex=is_convex, rounding=problem.rounding
+        )
 
     def last_request(self) -> FinishRequest:
         """Return the request that ends the run: the sites save its models."""
         name, version = self.model.name, self.model.version
-        # without validation rows the last model is saved, unless a policy has ended the training
+        # without validation rows the last model is saved, unless a policy has ended the
+        # training
         is_best = self.best.is_last or math.isinf(self.best.loss)
         if self.is_cut_short and self.lowest.epoch:
             is_best = self.lowest.is_last
@@ -267,7 +287,9 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         # without validation rows, the last model is the best
         if self.best.epoch == result.epoch or math.isinf(self.best.loss):
             self._final = result
-        if result.test and not result.test["loss"] >= self._lowest_test.test.get("loss", math.inf):
+        if result.test and not result.test["loss"] >= self._lowest_test.test.get(
+            "loss", math.inf
+        ):
             self._lowest_test = result
         super().finish_epoch(result)
 
@@ -295,7 +317,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         return ArrayRecord({"base-score": Array(problem.base_score)})
 
     def readings(self, _: Run) -> Sequence[ScoreReading]:
-        """Return at how many rows sites and server work out scores; none without a join."""
+        """Return the score readings of sites and server; none without a join."""
         return ()
 
     @property

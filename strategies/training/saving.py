@@ -25,7 +25,9 @@ def make_manifest(strategy: RelationalStrategy[Any]) -> manifest.Manifest:
         # found again by site, table and shard: node numbers change
         shard = shards[part.node, part.shard]
         digest = strategy.outcome.digests.get(part.number, "")
-        return manifest.ModelPart(part.number, part.site, shard.table, shard.index, digest)
+        return manifest.ModelPart(
+            part.number, part.site, shard.table, shard.index, digest
+        )
 
     tables = []
     for name, table in problem.tables.items():
@@ -69,5 +71,7 @@ def make_manifest(strategy: RelationalStrategy[Any]) -> manifest.Manifest:
         joined_rows=report.joined_rows_train,
         held_out=strategy.held_out_digest,
         tested=strategy.tested_digest,
-        versions=software(has_torch=not {table.kind for table in tables} <= NUMPY_KINDS),
+        versions=software(
+            has_torch=not {table.kind for table in tables} <= NUMPY_KINDS
+        ),
     )

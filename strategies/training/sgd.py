@@ -98,7 +98,9 @@ class BatchStrategy(JoinStrategy):
         """Return B, at most N."""
         is_private = self.settings.privacy.features == DP_SGD
         batches = PRIVATE_BATCHES_PER_EPOCH if is_private else BATCHES_PER_EPOCH
-        return min(self.settings.batch_size or math.ceil(joined_rows / batches), joined_rows)
+        return min(
+            self.settings.batch_size or math.ceil(joined_rows / batches), joined_rows
+        )
 
     @property
     def is_paced(self) -> bool:
@@ -108,11 +110,15 @@ class BatchStrategy(JoinStrategy):
     def plan_batches(self, mapping: TableMapping, layouts: Layouts) -> PartArrays:
         """Plan the batches once the mapping is known."""
         size = self.chosen["batch-size"] = self.batch_size(mapping.joined_rows)
-        plan = plan_batches(mapping, size, generator(self.settings.seed, Stream.BATCHES))
+        plan = plan_batches(
+            mapping, size, generator(self.settings.seed, Stream.BATCHES)
+        )
         self._batches = ShardedBatches(plan, layouts)
         return self._batches.arrays()
 
-    def epoch_traffic(self, tables: Sequence[TableSize], batches: int, *, is_last: bool) -> Traffic:
+    def epoch_traffic(
+        self, tables: Sequence[TableSize], batches: int, *, is_last: bool
+    ) -> Traffic:
         """Return the traffic of an epoch."""
         return sgd_epoch(tables, batches, self.settings, is_last=is_last)
 
@@ -130,7 +136,9 @@ class BatchStrategy(JoinStrategy):
         batches, plan = self._batches, self._batches.plan
         # a run that is brought up to date sends the same requests anew
         self._scores_number = 0
-        self._pace = Pace(self._baseline, can_halve=not self.settings.method.is_full_batch)
+        self._pace = Pace(
+            self._baseline, can_halve=not self.settings.method.is_full_batch
+        )
         labels, weights = problem.train_labels[plan.order], problem.weighting.train_rows
         weights = None if weights is None else weights[plan.order, None]
         last_scores = np.empty((len(labels), problem.loss.outputs))
@@ -148,7 +156,9 @@ class BatchStrategy(JoinStrategy):
             )
             # D_j = w_j d loss / d h_j (Eq. 4)
             derivatives = problem.loss.gradient(scores, labels[span])
-            derivatives = derivatives if weights is None else weights[span] * derivatives
+            derivatives = (
+                derivatives if weights is None else weights[span] * derivatives
+            )
             messages = {
                 number: BatchMessages(array)
                 for number, array in batches.scatter(planned.batch, derivatives).items()
@@ -157,7 +167,9 @@ class BatchStrategy(JoinStrategy):
                 of_batch = None if weights is None else weights[span, 0]
                 self._pace.after_batch(problem, scores, labels[span], of_batch)
             step = self._decide(planned)
-            replies = yield from self._exchange(problem, step, len(derivatives), messages)
+            replies = yield from self._exchange(
+                problem, step, len(derivatives), messages
+            )
             if step.next_batch is not None:
                 batch_scores = batches.gather(step.next_batch, problem, replies)
             if not step.ends_epoch:
@@ -192,7 +204,10 @@ class BatchStrategy(JoinStrategy):
         # any epoch may be the last or the best, whose metrics must be exact
         often = TESTED if tests_every_epoch(self.settings) else None
         usual = ALL if ends_early(self.settings) else often
-        rng, batches = generator(self.settings.seed, Stream.ORDER), self._batches.plan.batches
+        rng, batches = (
+            generator(self.settings.seed, Stream.ORDER),
+            self._batches.plan.batches,
+        )
         upcoming = (
             _Epoch(number, rng.permutation(batches), self._rates(problem, number))
             for number in range(1, self.most_epochs + 1)
@@ -228,7 +243,11 @@ class BatchStrategy(JoinStrategy):
         return {name: rate / decay for name, rate in rates.items()}
 
     def _exchange(
-        self, problem: TrainingProblem, step: _Step, rows: int, parts: dict[int, BatchMessages]
+        self,
+        problem: TrainingProblem,
+        step: _Step,
+        rows: int,
+        parts: dict[int, BatchMessages],
     ) -> Generator[Requests, Replies, Replies]:
         """Send Y of a batch (Eq. 10); return the replies with the next scores."""
         self._scores_number += 1
@@ -236,7 +255,9 @@ class BatchStrategy(JoinStrategy):
             scores_number=self._scores_number,
             next_batch=step.next_batch,
             evaluate=step.evaluate,
-            learning_rates={n: self._pace.factor * r for n, r in step.epoch.rates.items()},
+            learning_rates={
+                n: self._pace.factor * r for n, r in step.epoch.rates.items()
+            },
             # a step that was too long is not repeated
             momentum=0.0 if self._pace.peak else self.settings.momentum,
         )
@@ -254,11 +275,17 @@ class BatchStrategy(JoinStrategy):
         for table in problem.sharded:
             means |= table.for_all(MeanGradient(table.sum_shares(replies)))
         sharded = [part for table in problem.sharded for part in table.parts]
-        step_replies = yield self.request(ask(StepRequest(step=batch_step, parts=means), sharded))
+        step_replies = yield self.request(
+            ask(StepRequest(step=batch_step, parts=means), sharded)
+        )
         return replies.then(step_replies)
 
     def _end_epoch(
-        self, problem: TrainingProblem, step: _Step, replies: Replies, last_scores: FloatArray
+        self,
+        problem: TrainingProblem,
+        step: _Step,
+        replies: Replies,
+        last_scores: FloatArray,
     ) -> float:
         """Record the epoch's metrics; return its training loss."""
         tables = problem.tables.items()

@@ -15,12 +15,13 @@ in both directions, without held-out rows and with every table in one shard::
     TP-SGD     O(alpha)    8 alpha d_c     N/B      r/4 + 4 n + 4 (N/B + 1 + alpha)
     GD                     8 n d_c         1        r/4 + 4 n + 4 (2 + n)
 
-alpha is the number of distinct rows of every batch, n <= alpha <= N; r the rows of the table. For
-held-out rows, ADMM sends 4 d_c more for each that is not trained on, and SGD 4 d_c for each. A
-table in Q shards adds 8 Q (d [+ 1]) d_c up and 8 Q p down (ADMM, statistics), 8 Q p each way per
-inner round (ADMM, consensus), or 8 Q p each way per batch (SGD): the paper's O(T' Q) and O(Q N/B).
-N leaves out joined rows of a LEFT JOIN without a row of the table. So VFL-ADMM sends M (2 N + N') /
-sum_i (n_i + m_i) times the bytes of ADMM, with N' held-out joined rows and tables in one shard.
+alpha is the number of distinct rows of every batch, n <= alpha <= N; r the rows of the
+table. For held-out rows, ADMM sends 4 d_c more for each that is not trained on, and SGD
+4 d_c for each. A table in Q shards adds 8 Q (d [+ 1]) d_c up and 8 Q p down (ADMM,
+statistics), 8 Q p each way per inner round (ADMM, consensus), or 8 Q p each way per
+batch (SGD): the paper's O(T' Q) and O(Q N/B). N leaves out joined rows of a LEFT JOIN
+without a row of the table. So VFL-ADMM sends M (2 N + N') / sum_i (n_i + m_i) times the
+bytes of ADMM, with N' held-out joined rows and tables in one shard.
 
 Notation:
     n, m    ``trained`` rows of one shard, and rows that take part    k  batch rows
@@ -48,7 +49,8 @@ from tp_flower.protocol.fields import PartBody, field_bytes
 from tp_flower.protocol.inference_messages import FinishedPart, ScoredPart, ScorePart
 from tp_flower.settings import Settings
 
-LEAF_BYTES: Final = 36  # of a tree that shards show each other; sets of categories come on top
+# of a tree that shards show each other; sets of categories come on top
+LEAF_BYTES: Final = 36
 NUMBER_BYTES: Final = 9  # of a sum
 
 
@@ -156,7 +158,9 @@ def _shards(tables: Sequence[TableSize]) -> Iterator[tuple[TableSize, ShardSize]
     return ((table, shard) for table in tables for shard in table.shards)
 
 
-def admm_epoch(tables: Sequence[TableSize], inner_rounds: int, *, is_tested: bool) -> Traffic:
+def admm_epoch(
+    tables: Sequence[TableSize], inner_rounds: int, *, is_tested: bool
+) -> Traffic:
     """Return the traffic of one epoch of ADMM.
 
     Steps go down, 4 n d_c. Scores come up, 4 m d_c, or 4 n d_c where held-out rows
@@ -166,7 +170,10 @@ def admm_epoch(tables: Sequence[TableSize], inner_rounds: int, *, is_tested: boo
     """
     tally, rounds = Tally(), 1
     for table, shard in _shards(tables):
-        sizes = {**table.sizes(shard), "scored": shard.total if is_tested else shard.trained}
+        sizes = {
+            **table.sizes(shard),
+            "scored": shard.total if is_tested else shard.trained,
+        }
         tally.add("down", table, sizes, training_messages.AdmmStep, "step")
         tally.add("up", table, sizes, training_messages.AdmmUpdate, "scores")
         if table.update is training_messages.Update.GRAM:
@@ -175,8 +182,12 @@ def admm_epoch(tables: Sequence[TableSize], inner_rounds: int, *, is_tested: boo
             times = inner_rounds
         else:
             continue
-        tally.add("up", table, sizes, training_messages.AdmmUpdate, "share", times=times)
-        tally.add("down", table, sizes, training_messages.CommonParameters, "sum", times=times)
+        tally.add(
+            "up", table, sizes, training_messages.AdmmUpdate, "share", times=times
+        )
+        tally.add(
+            "down", table, sizes, training_messages.CommonParameters, "sum", times=times
+        )
         rounds = max(rounds, 1 + times)
     return tally.traffic(rounds)
 
@@ -193,13 +204,17 @@ def cg_epoch(tables: Sequence[TableSize]) -> Traffic:
 
 
 def boost_epoch(
-    tables: Sequence[TableSize], growth: Growth, bagged: Collection[str], pooled: Collection[str]
+    tables: Sequence[TableSize],
+    growth: Growth,
+    bagged: Collection[str],
+    pooled: Collection[str],
 ) -> Traffic:
     """Return the traffic of one epoch of boosting.
 
     One derivative goes down, 4 n d_c, or two of a loss that is not squared, and what
-    the new trees add comes up, 4 m d_c. Where shards average their trees, or pool sums by
-    column, those of each go to all, at most, and what the shards' trees add comes up as well.
+    the new trees add comes up, 4 m d_c. Where shards average their trees, or pool sums
+    by column, those of each go to all, at most, and what the shards' trees add comes up
+    as well.
     """
     tally = Tally()
     for table, shard in _shards(tables):
@@ -213,7 +228,10 @@ def boost_epoch(
             if table.name in pooled:
                 # a mean, an edge, and two lists of sums; categories come on top
                 numbers = 2 + 2 * (table.outputs + 1)
-                sealed = LEAST_BYTES + NUMBER_BYTES * numbers * MOST_INTERVALS * table.features
+                sealed = (
+                    LEAST_BYTES
+                    + NUMBER_BYTES * numbers * MOST_INTERVALS * table.features
+                )
             tally.up[table.name] += sealed
             tally.down[table.name] += sealed * len(table.shards)
     return tally.traffic(rounds=1 + bool(bagged))
@@ -243,15 +261,33 @@ def sgd_epoch(
             "total": shard.total if is_last or scores_all else tested,
         }
         tally.add("down", table, sizes, training_messages.BatchMessages, "messages")
-        tally.add("up", table, sizes, training_messages.BatchUpdate, "batch_scores", "scores")
+        tally.add(
+            "up", table, sizes, training_messages.BatchUpdate, "batch_scores", "scores"
+        )
         if table.update is training_messages.Update.SUM:
-            tally.add("up", table, sizes, training_messages.BatchUpdate, "share", times=batches)
-            tally.add("down", table, sizes, training_messages.MeanGradient, "sum", times=batches)
+            tally.add(
+                "up",
+                table,
+                sizes,
+                training_messages.BatchUpdate,
+                "share",
+                times=batches,
+            )
+            tally.add(
+                "down",
+                table,
+                sizes,
+                training_messages.MeanGradient,
+                "sum",
+                times=batches,
+            )
     is_sharded = any(table.update is training_messages.Update.SUM for table in tables)
     return tally.traffic(2 * batches if is_sharded else batches)
 
 
-def prepare_round(tables: Sequence[TableSize], batches: int, *, is_masked: bool) -> Traffic:
+def prepare_round(
+    tables: Sequence[TableSize], batches: int, *, is_masked: bool
+) -> Traffic:
     """Return the traffic of the last round of set-up.
 
     Which rows are trained and tested goes down as one bit each, and G as 4 n; in VFL
@@ -266,7 +302,10 @@ def prepare_round(tables: Sequence[TableSize], batches: int, *, is_masked: bool)
         for table in tables
     )
     for table, shard in _shards(tables):
-        sizes = table.sizes(shard) | {"batches+1": batches + 1, "batch_rows": shard.batch_rows}
+        sizes = table.sizes(shard) | {
+            "batches+1": batches + 1,
+            "batch_rows": shard.batch_rows,
+        }
         fields = ["trained", "tested", "multiplicity"]
         if table.is_repeated:
             fields = ["expanded_trained", "expanded_tested"]
@@ -292,7 +331,9 @@ def solved_epoch(tables: Sequence[TableSize], sends: str) -> Traffic:
         sizes = table.sizes(shard) | {"clusters": table.outputs, "scored": shard.total}
         tally.add("up", table, sizes, SampledRows, *fields)
         tally.add("up", table, sizes, training_messages.AdmmUpdate, "scores")
-        tally.add("down", table, sizes, training_messages.CommonParameters, "parameters")
+        tally.add(
+            "down", table, sizes, training_messages.CommonParameters, "parameters"
+        )
     return tally.traffic(rounds=2)
 
 

@@ -19,10 +19,11 @@ from strategies.setup.problem import TrainingProblem
 from tp_flower.arrays import FloatArray
 
 SETTLED: Final = 1e-3
-"""Remaining fall over the loss at convergence: ADMM is at most 0.12 % above the minimum then (33
-schemas), but 0.6 % where tables are nearly collinear."""
+"""Remaining fall over the loss at convergence: ADMM is at most 0.12 % above the minimum
+then (33 schemas), but 0.6 % where tables are nearly collinear."""
 NEAR: Final = 5e-2  # below it, the optimum of a convex loss is near
-SPREAD: Final = 4.0  # of the highest of some dozen deviates above the lowest, in deviations
+# of the highest of some dozen deviates above the lowest, in deviations
+SPREAD: Final = 4.0
 LEAST_EPOCHS: Final = 3  # that the recent fall is taken over, or a fifth of the epochs
 CONVERGED: Final = "converged"
 GOES_ON: Final = re.compile(r"[:;] num-epochs = \d+ goes on$")
@@ -33,8 +34,8 @@ DIVERGED: Final = "diverged"
 def remaining_fall(losses: Sequence[float], rounding: float = 0.0) -> float:
     """Return about how far the loss still has to fall, relative to it.
 
-    Scores have errors of ``rounding``, root mean square: a loss of 1/2 r^2 may waver by r times
-    that and settles no further.
+    Scores have errors of ``rounding``, root mean square: a loss of 1/2 r^2 may waver by
+    r times that and settles no further.
 
     >>> remaining_fall([1.0] * 9), remaining_fall([1.0])
     (0.0, inf)
@@ -51,21 +52,31 @@ def remaining_fall(losses: Sequence[float], rounding: float = 0.0) -> float:
     return span / recent * len(losses)
 
 
-def trend_verdict(losses: Sequence[float], *, is_convex: bool, rounding: float = 0.0) -> str:
+def trend_verdict(
+    losses: Sequence[float], *, is_convex: bool, rounding: float = 0.0
+) -> str:
     """Return the verdict on a training by its losses, one per epoch."""
     remaining, epochs = remaining_fall(losses, rounding), len(losses)
     if remaining < SETTLED:
-        caution = "" if is_convex else "; as models are not linear, another seed may end lower"
+        caution = (
+            ""
+            if is_convex
+            else "; as models are not linear, another seed may end lower"
+        )
         return f"converged: the loss has settled{caution}"
     further = f"num-epochs = {2 * epochs} goes on"
     if epochs <= LEAST_EPOCHS:
         return f"not judged after {epochs} epochs: {further}"
     state = "nearly converged" if is_convex and remaining < NEAR else NOT_CONVERGED
     verb = "falling" if losses[-1] <= min(losses[-1 - LEAST_EPOCHS :]) else "wavering"
-    return f"{state}: the loss is {verb} by {remaining / epochs * 100:.2g}% per epoch; {further}"
+    return (
+        f"{state}: the loss is {verb} by {remaining / epochs * 100:.2g}% per epoch; "
+        f"{further}"
+    )
 
 
-PLATEAU: Final = 1e-3  # an epoch that lowers the loss by a smaller share halves the steps
+# an epoch that lowers the loss by a smaller share halves the steps
+PLATEAU: Final = 1e-3
 LEAST_FACTOR: Final = 1 / 64  # steps this small end the training: their noise is gone
 EXPLOSION: Final = 25.0  # times the loss of a constant score: even a batch of one row
 BACK_OFF: Final = 8.0
@@ -95,7 +106,9 @@ class Pace:
     ) -> None:
         """Take the scores (B, d_c) of a batch; back off if their loss explodes."""
         constant = np.broadcast_to(problem.base_score, scores.shape)
-        loss, least = (problem.loss.value(h, labels, weights) for h in (scores, constant))
+        loss, least = (
+            problem.loss.value(h, labels, weights) for h in (scores, constant)
+        )
         self._batches.append((loss, len(labels)))
         if loss <= EXPLOSION * max(abs(least), abs(self.baseline)):
             self.peak = 0.0
@@ -113,5 +126,5 @@ class Pace:
 
     @property
     def is_over(self) -> bool:
-        """Whether the loss has settled, or steps are so small that their noise is gone."""
+        """Whether the loss has settled, or steps are so small that noise is gone."""
         return self.factor < LEAST_FACTOR or remaining_fall(self.losses) < SETTLED

@@ -1,7 +1,8 @@
 """The memory that a shard's model takes in training, besides its encoded rows.
 
-Factorisations hold a few matrices of one size at a time: the sum, its centred copy, the workspace
-and the eigenvectors of LAPACK. A wide table is not factorised (``tp_flower/learning/solvers.py``).
+Factorisations hold a few matrices of one size at a time: the sum, its centred copy, the
+workspace and the eigenvectors of LAPACK. A wide table is not factorised
+(``tp_flower/learning/solvers.py``).
 
 Notation:
     d, p   encoded columns, and parameters       w   d, and 1 with an intercept
@@ -15,7 +16,8 @@ from tp_flower.protocol.training_messages import Update
 
 NUMBER: Final = 8  # bytes of a float64
 MATRICES: Final = 4  # that a factorisation holds at a time
-SHARED_MATRICES: Final = 8  # and where shards add them up: words, masks and messages besides
+# and where shards add them up: words, masks and messages besides
+SHARED_MATRICES: Final = 8
 VECTORS: Final = 8  # of parameters, that any method has
 LANCZOS_VECTORS: Final = 24
 BINS: Final = 1.25  # of encoded rows, 4 bytes a value: a copy, and a byte of bins
@@ -27,7 +29,10 @@ def vector_bytes(table: TableSize) -> float:
 
 
 def solver_bytes(table: TableSize, shard: ShardSize, *, is_exact: bool) -> float:
-    """Return the memory of a linear model's solver, exact or a preconditioner, or of another."""
+    """Return the memory of a linear model's solver, or of another model's vectors.
+
+    The solver is exact or a preconditioner.
+    """
     vectors, width = vector_bytes(table), table.features + table.has_intercept
     if not table.starts_at_zero:
         return vectors
@@ -44,7 +49,7 @@ def solver_bytes(table: TableSize, shard: ShardSize, *, is_exact: bool) -> float
 
 
 def curvature_bytes(table: TableSize) -> float:
-    """Return the memory in which the largest curvature is computed, for the steps of SGD."""
+    """Return the memory to compute the largest curvature, for the steps of SGD."""
     vectors, width = vector_bytes(table), table.features + table.has_intercept
     if not table.starts_at_zero:
         return vectors

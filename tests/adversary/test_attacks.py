@@ -122,7 +122,9 @@ def parts(finished: Run) -> Iterator[Part]:
         )
 
 
-def arrays_of(finished: Run, part: Part, name: str, *, is_reply: bool) -> Iterator[np.ndarray]:
+def arrays_of(
+    finished: Run, part: Part, name: str, *, is_reply: bool
+) -> Iterator[np.ndarray]:
     for seen in finished.seen:
         if seen.is_reply == is_reply and (part.number, name) in seen.arrays:
             yield seen.arrays[part.number, name]
@@ -154,7 +156,9 @@ def noise_of(multiplier: float, deviation: float) -> dict[str, float]:
     return {"multiplier": multiplier, "deviation": deviation}
 
 
-def weights_of(part: Part, records: np.ndarray, plan: StatisticsPlan | None) -> np.ndarray:
+def weights_of(
+    part: Part, records: np.ndarray, plan: StatisticsPlan | None
+) -> np.ndarray:
     """G, or as much of it as leaves G ||[x, 1]||^2 within the plan's radius, (k,)."""
     if plan is None:
         return part.multiplicity
@@ -207,7 +211,9 @@ def grams(finished: Run, part: Part) -> Iterator[Release]:
         matrices *= weights_of(part, records, plan)[:, None, None]
         return matrices[:, upper[0], upper[1]] * scale
 
-    yield of_sum(part, np.arange(len(part.multiplicity)), sent[upper] * scale, added, **noise)
+    yield of_sum(
+        part, np.arange(len(part.multiplicity)), sent[upper] * scale, added, **noise
+    )
 
 
 def moments(finished: Run, part: Part) -> Iterator[Release]:

@@ -203,7 +203,9 @@ def test_malformed_messages_are_refused_and_change_nothing(name, place):
     fuzz(place, strategy, counts)
     # nor is the run another one
     (place / "plain").mkdir()
-    plain = train(HostileGrid(place / "plain", policies=_policies(counts)), method, **settings)
+    plain = train(
+        HostileGrid(place / "plain", policies=_policies(counts)), method, **settings
+    )
     assert strategy.report.final_train == plain.report.final_train
 
 
@@ -226,7 +228,11 @@ def test_malformed_messages_about_a_model_of_a_sites_own_are_refused(place):
 def test_malformed_messages_about_a_saved_model_are_refused(place):
     manifest = make_manifest(train(HostileGrid(place), num_epochs=1))
     query = Query.from_sql(SQL.replace("o.qty AS label, ", ""), needs_label=False)
-    fuzz(place, Predict(query, manifest, mode="predict", row_key="price"), COUNTS["predicting"])
+    fuzz(
+        place,
+        Predict(query, manifest, mode="predict", row_key="price"),
+        COUNTS["predicting"],
+    )
 
 
 def test_every_action_gets_its_share():

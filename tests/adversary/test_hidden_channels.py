@@ -15,7 +15,13 @@ from client_apps.data.ledger import Ledger
 from strategies import TablePuppetADMM, TablePuppetSGD
 from tests.support.files import case_table
 from tests.support.peers import hostile
-from tests.support.peers.hostile_runs import answers_to, check_all_refused, once, refusal, refused
+from tests.support.peers.hostile_runs import (
+    answers_to,
+    check_all_refused,
+    once,
+    refusal,
+    refused,
+)
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.learning.models.neural import TorchModel
@@ -41,14 +47,18 @@ FRAGMENT = ("parts", 0, "fragment")
 @pytest.mark.parametrize(
     ("method", "privacy"), [(TablePuppetSGD, DP_SGD), (TablePuppetADMM, EXACT)]
 )
-def test_no_unit_is_so_small_that_there_is_no_noise(tmp_path, method, privacy, path, match):
+def test_no_unit_is_so_small_that_there_is_no_noise(
+    tmp_path, method, privacy, path, match
+):
     """With a clip of 0, NaN would tell whose gradient or score is 0 exactly."""
 
     def shrink(packet):
         small = hostile.header("privacy", "clip", value=1e-12)(packet)
         return hostile.header("parts", 0, *path, value=TINY)(small)
 
-    answer = refusal(tmp_path, "train.prepare", hostile.US, shrink, method, privacy=privacy)
+    answer = refusal(
+        tmp_path, "train.prepare", hostile.US, shrink, method, privacy=privacy
+    )
     assert re.search(match, answer.error)
     assert answer.header["part"] == hostile.US_PART
 
@@ -181,7 +191,10 @@ def test_scores_of_rows_that_depend_on_others_are_not_covered(tmp_path, monkeypa
 
 def ask_for(folder, policy, *expressions):
     """Return what a site says to requests with other features in them."""
-    changes = {sql: hostile.header(*FRAGMENT, "features", 0, 1, value=sql) for sql in expressions}
+    changes = {
+        sql: hostile.header(*FRAGMENT, "features", 0, 1, value=sql)
+        for sql in expressions
+    }
     policies = {"customers": policy}
     return answers_to(folder, "query.extract", hostile.US, changes, policies=policies)
 
@@ -212,7 +225,9 @@ def test_without_expressions_neither_aggregates_nor_conditions(tmp_path):
         "filter": hostile.header(*FRAGMENT, "filters", value=['"age" = 27']),
     }
     policies = {"customers": policy}
-    answers = answers_to(tmp_path, "query.extract", hostile.US, changes, policies=policies)
+    answers = answers_to(
+        tmp_path, "query.extract", hostile.US, changes, policies=policies
+    )
     assert len(answers) == 2
     check_all_refused(answers, r"\(expressions\) refuses")
 

@@ -27,7 +27,13 @@ from tests.support.peers.hostile_runs import (
 )
 from tp_flower.errors import MessageError, QueryError, SiteError
 from tp_flower.privacy.accounting import epsilon, noise_multiplier
-from tp_flower.privacy.key_agreement import GroupSecret, KeyPair, PublicKeys, SiteKeys, sealed_name
+from tp_flower.privacy.key_agreement import (
+    GroupSecret,
+    KeyPair,
+    PublicKeys,
+    SiteKeys,
+    sealed_name,
+)
 from tp_flower.privacy.mechanisms import Gaussian
 from tp_flower.protocol.packet import Packet, pack_bits
 from tp_flower.protocol.training_messages import PrivacyTerms
@@ -42,7 +48,9 @@ UNDECLARED = "not declared|none are declared|not listed|there to another request
 ALWAYS = {"query.describe", "query.seal", "query.extract"}
 TOO_FEW = r"\(min-rows\) refuses: the"
 SINGLE = arrays(
-    peers.ORDERS, trained=pack_bits(np.arange(ROWS) == 4), multiplicity=np.ones(1, np.int32)
+    peers.ORDERS,
+    trained=pack_bits(np.arange(ROWS) == 4),
+    multiplicity=np.ones(1, np.int32),
 )
 PRIVATE = PrivacySettings(features="dp-sgd", epsilon=1.0)
 EXACT = PrivacySettings(features="statistics", epsilon=1.0)
@@ -102,7 +110,9 @@ DECLARED = (
 
 # of numbers at the end of what a float can be
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
-@pytest.mark.parametrize(("action", "site", "method", "features", "settings"), CASES["private"])
+@pytest.mark.parametrize(
+    ("action", "site", "method", "features", "settings"), CASES["private"]
+)
 def test_a_malformed_request_of_a_private_run_is_refused(
     tmp_path, action, site, method, features, settings
 ):
@@ -159,11 +169,15 @@ def another_branch(packet):
     proposed = {**proposal["parts"][number], "fragment": second["fragment"]}
     proposal = {**proposal, "parts": {**proposal["parts"], "9": proposed}}
     parts = [first, second]
-    return Packet({**packet.header, "proposal": proposal, "parts": parts}, packet.arrays)
+    return Packet(
+        {**packet.header, "proposal": proposal, "parts": parts}, packet.arrays
+    )
 
 
 @refusals(REQUESTS, "shared")
-def test_statistics_that_other_shards_may_not_learn(tmp_path, run, site, action, change, match):
+def test_statistics_that_other_shards_may_not_learn(
+    tmp_path, run, site, action, change, match
+):
     policies = {"customers": "releases = { statistics = 'moments' }"}
     change = peers.change_of(change)
     check_refused(tmp_path, run, site, action, change, match, policies=policies)
@@ -177,7 +191,10 @@ def test_shares_of_sealed_sums_do_not_leave_in_the_clear(tmp_path):
 
 
 def test_a_table_without_gram_matrices_takes_no_sum_of_them(tmp_path):
-    change, match = arrays(peers.US_PART, sum=np.ones(13)), "'sum' does not go with update"
+    change, match = (
+        arrays(peers.US_PART, sum=np.ones(13)),
+        "'sum' does not go with update",
+    )
     where = tmp_path, "consensus", "us", "train.admm", change, match
     check_refused(*where, privacy=PrivacySettings(unions="clear"))
 
@@ -190,15 +207,33 @@ def test_a_table_without_gram_matrices_takes_no_sum_of_them(tmp_path):
         # a fragment against the policy is not run
         ("query.extract", GROUPED, "group 0 of the sub-query reads column 'sal"),
         ("query.extract", HAVING, "HAVING .* reads column 'salary'"),
-        ("query.extract", BY_DAY, r"\(join-only\).* join key 0 reads column 'cust' in an express"),
+        (
+            "query.extract",
+            BY_DAY,
+            r"\(join-only\).* join key 0 reads column 'cust' in an express",
+        ),
         # of a table in two shards, which share a key
-        ("query.extract", another_branch, "'sealed': the run was proposed with .*'table-0'"),
+        (
+            "query.extract",
+            another_branch,
+            "'sealed': the run was proposed with .*'table-0'",
+        ),
         # a single row has no statistics and no model
-        ("query.statistics", SINGLE, f"{TOO_FEW} statistics of table 'o' would be of too few rows"),
-        ("train.prepare", SINGLE, f"{TOO_FEW} model of table 'o' would be of too few rows"),
+        (
+            "query.statistics",
+            SINGLE,
+            f"{TOO_FEW} statistics of table 'o' would be of too few rows",
+        ),
+        (
+            "train.prepare",
+            SINGLE,
+            f"{TOO_FEW} model of table 'o' would be of too few rows",
+        ),
     ],
 )
-def test_parts_fragments_and_single_rows_that_the_shop_refuses(tmp_path, action, change, match):
+def test_parts_fragments_and_single_rows_that_the_shop_refuses(
+    tmp_path, action, change, match
+):
     check_refused(tmp_path, "admm", "shop", action, change, match)
 
 
@@ -209,7 +244,9 @@ def test_hidden_columns_do_not_exist_for_the_server(tmp_path):
     peers.train(grid)
     assert not any("salary" in text for text in told)
     with pytest.raises(QueryError, match=r"(?s)salary.*columns: cust, price, day, qty"):
-        peers.train(peers.HostileGrid(tmp_path), sql=peers.SQL.replace("o.day", "o.salary"))
+        peers.train(
+            peers.HostileGrid(tmp_path), sql=peers.SQL.replace("o.day", "o.salary")
+        )
 
 
 def test_a_rule_about_a_column_that_is_not_there_stops_the_run(tmp_path):
@@ -231,7 +268,10 @@ def test_rows_that_a_policy_refused_are_not_kept_for_other_requests(tmp_path):
     with pytest.raises(SiteError, match="min-rows"):
         peers.train(grid)
     site = Site(grid.contexts[peers.SHOP], grid.run_name)
-    for lost in (lambda: site.source(peers.ORDERS), lambda: site.extracted(peers.ORDERS)):
+    for lost in (
+        lambda: site.source(peers.ORDERS),
+        lambda: site.extracted(peers.ORDERS),
+    ):
         with pytest.raises(MessageError, match="part 0 does not belong to this run"):
             lost()
 
@@ -338,7 +378,9 @@ def test_what_the_plan_has_no_noise_for_does_not_leave(
 def test_terms_of_privacy_that_are_left_out_have_no_default(tmp_path):
     """A mechanism is never off because a server does not mention it."""
     names = PrivacyTerms.__struct_encode_fields__
-    changes = {f"missing required field `{n}`": peers.header("privacy", n) for n in names}
+    changes = {
+        f"missing required field `{n}`": peers.header("privacy", n) for n in names
+    }
     answers = answers_to(tmp_path, "train.prepare", peers.US, changes, privacy=EXACT)
     assert len(answers) == len(names)
     check_all_refused(answers)
@@ -371,7 +413,9 @@ def test_a_batch_goes_by_one_number(tmp_path):
         for number in (-1, -2, 3, 10**6, 1.0, "0", True)
     }
     answers = answers_to(
-        *(tmp_path, "train.sgd", peers.SHOP, changes, TablePuppetSGD), batch_size=4, privacy=PRIVATE
+        *(tmp_path, "train.sgd", peers.SHOP, changes, TablePuppetSGD),
+        batch_size=4,
+        privacy=PRIVATE,
     )
     assert len(answers) == 14
     for answer in answers:
@@ -386,9 +430,13 @@ def test_a_batch_goes_by_one_number(tmp_path):
 
 def test_an_extra_round_is_over_the_plan(tmp_path):
     """The last epoch has nothing left to spend."""
-    other = once("train.admm", peers.US, {"other": peers.header("fit", "kappa", value=0.5)})
+    other = once(
+        "train.admm", peers.US, {"other": peers.header("fit", "kappa", value=0.5)}
+    )
     grid = peers.HostileGrid(tmp_path, other, {"customers": BUDGET})
-    with pytest.raises(SiteError, match=r"moments of part 2 .* are used up: of key 0, 3 were pl"):
+    with pytest.raises(
+        SiteError, match=r"moments of part 2 .* are used up: of key 0, 3 were pl"
+    ):
         peers.train(grid, privacy=EXACT, num_epochs=3)
     assert grid.left.count(("train.admm", peers.US_PART, "share")) == 3
 
@@ -419,7 +467,9 @@ def test_the_server_cannot_raise_a_budget(tmp_path):
         peers.train(peers.HostileGrid(tmp_path, policies=policies), privacy=EXACT)
     for asked in (EXACT, replace(EXACT, epsilon=50.0)):
         grid = peers.HostileGrid(tmp_path, policies=policies)
-        with pytest.raises(SiteError, match=rf"spent epsilon {two:.4g} of .* requested"):
+        with pytest.raises(
+            SiteError, match=rf"spent epsilon {two:.4g} of .* requested"
+        ):
             peers.train(grid, privacy=asked)
         trained = {part for action, part, _ in grid.left if action.startswith("train")}
         assert trained <= {peers.ORDERS}
@@ -432,4 +482,7 @@ def test_a_run_without_noise_does_not_fit_a_budget(tmp_path):
         peers.train(grid)
     noiseless = replace(EXACT, noise_multiplier=1e-6)
     with pytest.raises(SiteError, match="requested: "):
-        peers.train(peers.HostileGrid(tmp_path, policies={"customers": BUDGET}), privacy=noiseless)
+        peers.train(
+            peers.HostileGrid(tmp_path, policies={"customers": BUDGET}),
+            privacy=noiseless,
+        )

@@ -27,7 +27,11 @@ class Grid(WatchedGrid):
 
     def _look(self, seen):
         if seen.action == "query.extract" and seen.is_reply:
-            stored = Site(self.contexts[seen.node], self.run_name).store.load("secret").arrays
+            stored = (
+                Site(self.contexts[seen.node], self.run_name)
+                .store.load("secret")
+                .arrays
+            )
             self.keys[seen.node] = {name: key.tobytes() for name, key in stored.items()}
         if self.forge is not None and not seen.is_reply:
             self.forge(seen)
@@ -136,13 +140,17 @@ def test_scores_beyond_the_fixed_point_stop_the_run_and_name_the_site():
 
 
 def unmask(table):
-    """A server that says of all rows of a table that no join finds a partner for them."""
+    """A server that says of all rows of a table that no join finds a partner for
+    them.
+    """
     bits = np.packbits(np.ones(len(store(400, 150)[table]), np.bool_))
 
     def lie(seen):
         if seen.node == NODES[table]:
             for part in seen.header["parts"]:
-                seen.arrays |= {(part["id"], f"unmatched/join-{n}"): bits for n in range(2)}
+                seen.arrays |= {
+                    (part["id"], f"unmatched/join-{n}"): bits for n in range(2)
+                }
 
     return change("train.prepare", lie)
 
@@ -161,8 +169,12 @@ def test_rows_that_are_said_to_have_no_partner_leave_without_that_mask():
 
 @pytest.mark.parametrize(("sql", "table"), [(SQL, "orders"), (LEFT, "customers")])
 def test_rows_have_partners_where_the_query_has_no_left_join(sql, table):
-    """As the proposal has it: a customer of a LEFT JOIN has orders, or takes no part."""
+    """As the proposal has it: a customer of a LEFT JOIN has orders, or takes no
+    part.
+    """
     grid = Grid(unmask(table))
-    with pytest.raises(SiteError, match=r"'unmatched': the run was proposed with \[\], and"):
+    with pytest.raises(
+        SiteError, match=r"'unmatched': the run was proposed with \[\], and"
+    ):
         train(grid, sql, num_epochs=2)
     assert not grid.scores(table)

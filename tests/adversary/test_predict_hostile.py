@@ -34,13 +34,17 @@ DEMANDING = {"customers": "epsilon = 8.0"}
 def trained(tmp_path_factory):
     """A folder of sites that have kept a model, and the model."""
     folder = tmp_path_factory.mktemp("trained")
-    return folder, make_manifest(hostile.train(hostile.HostileGrid(folder), num_epochs=1))
+    return folder, make_manifest(
+        hostile.train(hostile.HostileGrid(folder), num_epochs=1)
+    )
 
 
 def predict(trained, changes=None, policies=None, instead=None, **settings):
     """Predict with a server that sends changed requests; return it, and its grid."""
     folder, manifest = trained
-    grid = hostile.HostileGrid(folder, changes, policies, instead, stops=changes is not None)
+    grid = hostile.HostileGrid(
+        folder, changes, policies, instead, stops=changes is not None
+    )
     query = Query.from_sql(UNLABELLED, needs_label=False)
     strategy = Predict(query, manifest, mode="predict", row_key="price", **settings)
     try:
@@ -56,7 +60,10 @@ def mask(rows, *chosen):
 
 
 def test_refused_scores(trained):
-    changes = {match: hostile.change_of(change) for *_, change, match in cases(REQUESTS, "predict")}
+    changes = {
+        match: hostile.change_of(change)
+        for *_, change, match in cases(REQUESTS, "predict")
+    }
     changes |= {
         r"min-rows.*scores of table 'o'": arrays(hostile.ORDERS, rows=mask(12, 3)),
         "at least 3 are needed": arrays(hostile.ORDERS, rows=mask(12, 1, 2)),
@@ -98,7 +105,9 @@ def test_rows_that_are_made_otherwise_are_not_scored(trained, place, value):
 
 
 def test_rows_of_another_alias_are_not_scored(trained):
-    with pytest.raises(SiteError, match=r"'table': the run was proposed with 'o', .* says 'x'"):
+    with pytest.raises(
+        SiteError, match=r"'table': the run was proposed with 'o', .* says 'x'"
+    ):
         predict(trained, instead=proposed_otherwise("table", value="x"))
 
 
@@ -108,7 +117,9 @@ def test_another_tables_part_is_refused(tmp_path):
     first, *others = model.manifest.tables
     swapped = [
         replace(own, parts=(replace(own.parts[0], number=o.number, digest=o.digest),))
-        for own, o in zip(others, [table.parts[0] for table in reversed(others)], strict=True)
+        for own, o in zip(
+            others, [table.parts[0] for table in reversed(others)], strict=True
+        )
     ]
     model.manifest = replace(model.manifest, tables=(first, *swapped))
     with pytest.raises(SiteError, match="its table differs from that of 'c'"):
@@ -125,7 +136,9 @@ def ledger(strategy, site):
 
 
 def total_of(strategy, site):
-    return next(own for own in strategy.report()["privacy"]["totals"] if own["site"] == site)
+    return next(
+        own for own in strategy.report()["privacy"]["totals"] if own["site"] == site
+    )
 
 
 def test_scores_in_the_clear_are_noted(trained):

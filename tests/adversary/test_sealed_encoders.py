@@ -119,7 +119,11 @@ RUNS = {
     "sgd": (sharded, SQL, {"method": "sgd", "batch_size": 20}),
     "vfl": (sharded, SQL, {"method": "vfl-admm"}),
     "coreset": (sharded, SQL, {"coreset_size": 20}),
-    "personalised": (sharded, ONE_TABLE, {"method": "personalised", "test_fraction": 0.0}),
+    "personalised": (
+        sharded,
+        ONE_TABLE,
+        {"method": "personalised", "test_fraction": 0.0},
+    ),
     "explain": (sharded, SQL, {"method": Explain}),
 }
 
@@ -145,7 +149,9 @@ def test_no_statistic_and_no_encoder_reaches_the_server(name, secrets):
     assert bool(fits) == (layout is sharded)
 
 
-def swapped(action: str, change: Callable[[Seen], object], match: str = UNREADABLE) -> str:
+def swapped(
+    action: str, change: Callable[[Seen], object], match: str = UNREADABLE
+) -> str:
     """Train with changed requests of one action; return the refusal."""
 
     def changed(seen: Seen) -> None:
@@ -161,7 +167,9 @@ def swapped(action: str, change: Callable[[Seen], object], match: str = UNREADAB
 def earlier() -> dict[str, dict]:
     """The sealed texts of a run with the same seed: in a simulation, the same keys."""
     finished = run_query(SQL, one_per_site(sharded(store())), **HOW)
-    return {action: finished.arrays(action) for action in ("query.fit", "train.prepare")}
+    return {
+        action: finished.arrays(action) for action in ("query.fit", "train.prepare")
+    }
 
 
 def sealed_names(seen: Seen, prefix: str) -> list[tuple[int, str]]:
@@ -214,7 +222,10 @@ class TestSealedTexts:
 def test_statistics_of_another_shard_are_refused():
     def exchange(seen):
         first, second = sealed_names(seen, "statistics/")[:2]
-        seen.arrays[second], seen.arrays[first] = seen.arrays[first], seen.arrays[second]
+        seen.arrays[second], seen.arrays[first] = (
+            seen.arrays[first],
+            seen.arrays[second],
+        )
 
     assert "statistics of part 0" in swapped("query.fit", exchange)
 
@@ -264,9 +275,17 @@ def test_an_encoder_in_place_of_statistics_is_refused():
             "query.statistics",
             US,
             header("parts", 0, "shards", "group", value="table-0"),
-            "'shards': the run was proposed with .*'table-1'.* the request says .*'table-0'",
+            (
+                "'shards': the run was proposed with .*'table-1'.* the request says "
+                ".*'table-0'"
+            ),
         ),
-        ("query.fit", UK, header("parts", 0, "shards", value={}), "it has no 'shards/1'"),
+        (
+            "query.fit",
+            UK,
+            header("parts", 0, "shards", value={}),
+            "it has no 'shards/1'",
+        ),
         ("train.prepare", US, array(US_PART, "encoder"), "it has no 'encoder'"),
     ],
     ids=["all sites", "another group", "no shards", "no encoder"],
@@ -295,7 +314,9 @@ def test_encoders_are_fitted_to_one_choice_of_rows(tmp_path, node, part):
 
     def again(action, at, packet):
         if action in ("query.fit", "train.prepare") and at == node:
-            rows = np.arange(len(np.unpackbits(asked[0].arrays[part, "trained"]))) % 5 > 0
+            rows = (
+                np.arange(len(np.unpackbits(asked[0].arrays[part, "trained"]))) % 5 > 0
+            )
             counts = np.ones(np.count_nonzero(rows), np.int32)
             fewer = arrays(part, trained=pack_bits(rows), multiplicity=counts)(asked[0])
             here = {name: packet.header[name] for name in ("run", "round", "after")}
@@ -307,7 +328,9 @@ def test_encoders_are_fitted_to_one_choice_of_rows(tmp_path, node, part):
     asked: list = []
     grid = HostileGrid(tmp_path, again, policies={"orders": "min-rows = 1"})
     train_hostile(grid)
-    check_all_refused(grid.answers, "another request has already fitted this run's encoders")
+    check_all_refused(
+        grid.answers, "another request has already fitted this run's encoders"
+    )
 
 
 def with_hostile_shard(folder, action, node, names, change, **settings) -> str:
@@ -383,7 +406,9 @@ def statistics_with(**changes):
         (lambda _: bytes_of(encode(ShardStatistics({}))), "it has no 'part'"),
     ],
 )
-def test_statistics_of_a_hostile_shard_are_checked_by_the_leading_one(tmp_path, change, match):
+def test_statistics_of_a_hostile_shard_are_checked_by_the_leading_one(
+    tmp_path, change, match
+):
     names = STATISTICS, US_PART
     text = with_hostile_shard(tmp_path, "query.fit", UK, names, change)
     assert "the statistics of site 'us' cannot be used: " in text

@@ -65,7 +65,9 @@ def places(postgresql, mariadb, request, tmp_path):
     sqlite = url_of("sqlite", request, tmp_path)
     frames = store(orders=40)
     urls = {"orders": postgresql, "customers": mariadb, "items": sqlite}
-    return {name: (url, fill_frame(url, name, frames[name])) for name, url in urls.items()}
+    return {
+        name: (url, fill_frame(url, name, frames[name])) for name, url in urls.items()
+    }
 
 
 @pytest.fixture

@@ -32,12 +32,16 @@ def test_a_site_with_a_policy_tells_whole_seconds_and_a_simulation_its_time(tmp_
     tables = {"t": pd.DataFrame({"x": [1.0, 2.0, 3.0], "y": [0.0, 1.0, 1.0]})}
     sql, seconds = "SELECT t.y AS label, t.x FROM t", {}
     sites = {"open": [write_site(tmp_path / "s", tables)], "simulated": [tables]}
-    sites["strict"] = [write_site(tmp_path / "t", tables, {"t": "releases = { scores = 'clear' }"})]
+    sites["strict"] = [
+        write_site(tmp_path / "t", tables, {"t": "releases = { scores = 'clear' }"})
+    ]
     for kind, places in sites.items():
         grid = WatchedGrid(places)
         train(grid, sql)
         # to seal keys the site reads no rows
-        seen = [seen for seen in grid.seen if seen.is_reply and seen.action != "query.seal"]
+        seen = [
+            seen for seen in grid.seen if seen.is_reply and seen.action != "query.seal"
+        ]
         replies = [reply.header for reply in seen]
         seconds[kind] = [reply["seconds"] for reply in replies]
     rest = {kind: np.remainder(own, 0.1) for kind, own in seconds.items()}
@@ -138,7 +142,9 @@ def test_groups_may_be_of_few_rows_unless_having_says_that_they_are_not(
 ):
     policies = {"orders": "min-rows = 3"}
     change = header(*FRAGMENT, "subquery", value={**GROUPED, "having": having})
-    (answer,) = answers_to(tmp_path, "query.extract", SHOP, {"it": change}, policies=policies)
+    (answer,) = answers_to(
+        tmp_path, "query.extract", SHOP, {"it": change}, policies=policies
+    )
     few = "a group of the sub-query, without HAVING COUNT(*) >= n, would be of too few"
     assert (few in answer.error) == is_refused
 
@@ -161,7 +167,9 @@ def test_one_run_does_not_select_the_rows_of_a_table_twice(tmp_path):
 
 def sums_of(folder, sql, policy):
     """The sum of a site's feature, as another shard of its table learns it."""
-    sites = [write_site(folder / name, {"t": many()}, {"t": policy}) for name in ("a", "b")]
+    sites = [
+        write_site(folder / name, {"t": many()}, {"t": policy}) for name in ("a", "b")
+    ]
     sums = []
 
     def listen(seen):
@@ -192,7 +200,9 @@ def test_personalised_models_read_no_labels_that_may_not_leave(tmp_path, level):
     policy = f"releases = {{ labels = '{level}' }}"
     if level == "private":
         policy = f"epsilon = 1.0\n{policy}"
-    sites = [write_site(tmp_path / name, {"t": many()}, {"t": policy}) for name in ("a", "b")]
+    sites = [
+        write_site(tmp_path / name, {"t": many()}, {"t": policy}) for name in ("a", "b")
+    ]
     sql = "SELECT t.y AS label, t.x FROM t"
     with pytest.raises(SiteError, match=f"labels = {level}.*the run asks for labels"):
         train(sites, sql, "personalised", encoders="t.x=range(-4,4)")
@@ -219,7 +229,9 @@ def lied_to(folder, policy, rows):
     return map(json.loads, open_ledger(str(folder / "state")).export())
 
 
-@pytest.mark.parametrize(("policy", "rows"), [("min-rows = 2", 1), ("most-unmatched = 0.25", 8)])
+@pytest.mark.parametrize(
+    ("policy", "rows"), [("min-rows = 2", 1), ("most-unmatched = 0.25", 8)]
+)
 def test_a_policy_bounds_the_rows_that_a_lie_unmasks(tmp_path, policy, rows):
     match = r"\(most-unmatched = 0.*\) refuses: \d of 20 rows are said to have no partn"
     with pytest.raises(SiteError, match=match):

@@ -36,7 +36,9 @@ STAYS = pd.DataFrame(
         "patient": np.arange(ROWS),
         **{
             name: np.arange(ROWS) % k
-            for name, k in zip(("days", "beds", "staff", "ward"), (9, 11, 13, 17), strict=True)
+            for name, k in zip(
+                ("days", "beds", "staff", "ward"), (9, 11, 13, 17), strict=True
+            )
         },
     }
 )
@@ -92,7 +94,9 @@ def test_rows_do_not_leave_as_labels(tmp_path, method, sql, policy, match):
         attack(tmp_path, sql, policy, method)
 
 
-@pytest.mark.parametrize("action", ["query.extract", "query.statistics", "train.prepare"])
+@pytest.mark.parametrize(
+    "action", ["query.extract", "query.statistics", "train.prepare"]
+)
 def test_no_message_is_answered_without_a_policy(tmp_path, action):
     """As if the server had not asked for a description, or the owner changed mind."""
 
@@ -114,10 +118,13 @@ def test_a_budget_lets_no_sensitive_column_be_a_key(tmp_path, key, match):
 
 
 @pytest.mark.parametrize(
-    "features", ["p.age", "p.age, p.age AS a, p.age AS b, p.age AS c", "p.age, p.weight, p.pulse"]
+    "features",
+    ["p.age", "p.age, p.age AS a, p.age AS b, p.age AS c", "p.age, p.weight, p.pulse"],
 )
 def test_few_features_are_no_lattice(tmp_path, features):
-    with pytest.raises(SettingsError, match=r"'p' .*scores-per-rank.* lets 0 more score vectors"):
+    with pytest.raises(
+        SettingsError, match=r"'p' .*scores-per-rank.* lets 0 more score vectors"
+    ):
         attack(tmp_path, f"SELECT s.days AS label, {features} {JOINED}", STRICT)
 
 
@@ -145,7 +152,10 @@ def test_one_run_does_not_drain_a_budget(tmp_path, method):
         private = PrivacySettings(labels="randomised-response", label_epsilon=epsilon)
         attack(tmp_path, ILL, policy, method, privacy=private)
 
-    match = r"spent epsilon 0 of 1 in this run \(delta 1e-05\) in covered releases; requested: 3.9"
+    match = (
+        r"spent epsilon 0 of 1 in this run \(delta 1e-05\) in covered releases; "
+        r"requested: 3.9"
+    )
     with pytest.raises(SiteError, match=match):
         spend(3.9)
     (source,) = load_tables(str(tmp_path / "tables.toml"))

@@ -93,7 +93,9 @@ def test_a_budget_is_the_persons_over_all_runs(tmp_path):
     how = {**LINEAR, "state": tmp_path / "state"}
     noisy = {"labels": "laplace", "label_range": "0, 100"}
     enough = PrivacySettings(features="statistics", label_epsilon=0.7, **noisy)
-    totals = run_query(PLAIN, rows, privacy=enough, **how).strategy.report.privacy["totals"]
+    totals = run_query(PLAIN, rows, privacy=enough, **how).strategy.report.privacy[
+        "totals"
+    ]
     (total,) = [total for total in totals if total["table"] == "claims"]
     assert total["labels"] == pytest.approx(4 * 0.7)
     assert total["models"] == pytest.approx(1.0, rel=1e-3)

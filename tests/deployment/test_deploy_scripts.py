@@ -113,7 +113,9 @@ def test_half_a_ca_is_not_completed(keys, tmp_path):
 
 def test_connections_have_absolute_paths_and_names_of_their_own(keys, tmp_path):
     arguments = ("demo", "127.0.0.1:8000", keys / "ca" / "ca.crt")
-    first, second = (call("connect.sh", *arguments, FLWR_HOME=str(tmp_path)) for _ in range(2))
+    first, second = (
+        call("connect.sh", *arguments, FLWR_HOME=str(tmp_path)) for _ in range(2)
+    )
     assert first.returncode == 0
     written = (tmp_path / "config.toml").read_text()
     assert f'root-certificates = "{keys}/ca/ca.crt"' in written
@@ -142,7 +144,9 @@ def test_an_app_has_one_hash_wherever_whenever_and_by_whom(tmp_path):
     assert subprocess.check_output(other, env=environment, text=True) == expected
 
 
-@pytest.mark.parametrize("name", ["client_apps/app.py", "strategies/app.py", "pyproject.toml"])
+@pytest.mark.parametrize(
+    "name", ["client_apps/app.py", "strategies/app.py", "pyproject.toml"]
+)
 def test_other_code_and_other_defaults_have_another_hash(name, tmp_path):
     copy = copy_app(tmp_path / "copy")
     text = (copy / name).read_text()
@@ -170,7 +174,9 @@ def site(keys, tmp_path):
     """The options of a SuperNode; none of them starts one in these tests."""
     shutil.copy(keys / "node.key", tmp_path / "node.key")
     (tmp_path / "a.csv").write_text("a\n1\n")
-    (tmp_path / "tables.toml").write_text('[tables.a]\npath = "a.csv"\npolicy = "open"\n')
+    (tmp_path / "tables.toml").write_text(
+        '[tables.a]\npath = "a.csv"\npolicy = "open"\n'
+    )
     (tmp_path / "apps.txt").write_text("5a" * 32)
     return {
         "--superlink": "127.0.0.1:1",
@@ -208,14 +214,29 @@ def with_tables(name, path):
     [
         *CASES["options"],
         (lambda site: site.pop("--allowed-apps"), "--allowed-apps is missing"),
-        (lambda site: site["--allowed-apps"].unlink(), "--allowed-apps: there is no file"),
-        (lambda site: site["--allowed-apps"].write_text("5a"), "must be the SHA-256 of an app"),
-        (lambda site: site["--allowed-apps"].chmod(0o620), "allowed-apps may be changed"),
+        (
+            lambda site: site["--allowed-apps"].unlink(),
+            "--allowed-apps: there is no file",
+        ),
+        (
+            lambda site: site["--allowed-apps"].write_text("5a"),
+            "must be the SHA-256 of an app",
+        ),
+        (
+            lambda site: site["--allowed-apps"].chmod(0o620),
+            "allowed-apps may be changed",
+        ),
         (lambda site: site["--key"].chmod(0o644), "chmod 600"),
         (lambda site: site["--state"].mkdir(mode=0o755), "chmod 700"),
         (with_tables('the "tables".toml', "a.csv"), "a path with a quote"),
-        (with_tables("tables.toml", "a.xls"), "cannot tell the format of 'path' (.xls)"),
-        (with_keys("--allowed-keys", f"us {'11' * 32}", 0o620), "allowed-keys may be changed"),
+        (
+            with_tables("tables.toml", "a.xls"),
+            "cannot tell the format of 'path' (.xls)",
+        ),
+        (
+            with_keys("--allowed-keys", f"us {'11' * 32}", 0o620),
+            "allowed-keys may be changed",
+        ),
         (with_keys("--allowed-keys", "11" * 32, 0o600), "the name of a site and its"),
     ],
 )

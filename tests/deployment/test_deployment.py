@@ -88,7 +88,9 @@ def test_killed_processes_change_neither_model_nor_ledger(tmp_path):
         resumed = deployment.submit("resume", {"resume": str(folder)})
         assert deployment.finish(resumed, 1200.0)[0] == "finished:completed"
 
-        expected, saved = (parameters(deployment, name) for name in ("undisturbed", "killed"))
+        expected, saved = (
+            parameters(deployment, name) for name in ("undisturbed", "killed")
+        )
         assert len(saved) == 3
         assert saved.keys() == expected.keys()
         for part, theta in expected.items():

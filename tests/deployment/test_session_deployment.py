@@ -1,4 +1,5 @@
-"""Sessions over a real front: whatever fails, the run goes on, and its figures are the same.
+"""Sessions over a real front: whatever fails, the run goes on, and its figures are the
+same.
 
 How long that takes is for the benchmark: a test waits as long as a busy machine needs.
 """
@@ -34,7 +35,9 @@ ROUND = r"event={} run=(\S+) round=(\d+)"
 def deployment(tmp_path_factory):
     """Two sites behind a front, and a run that nothing disturbs."""
     folder = tmp_path_factory.mktemp("sessions")
-    assert make_store([str(folder / "store"), "--orders", "200", "--customers", "60"]) == 0
+    assert (
+        make_store([str(folder / "store"), "--orders", "200", "--customers", "60"]) == 0
+    )
     with deployed(folder / "deployment") as running:
         running.start_front()
         for site in STORE_FILES:
@@ -60,7 +63,9 @@ def front(deployment):
 
 
 def newest(deployment):
-    return max((deployment.folder / "superlink" / "runs").iterdir(), key=os.path.getmtime)
+    return max(
+        (deployment.folder / "superlink" / "runs").iterdir(), key=os.path.getmtime
+    )
 
 
 def run_log(deployment):
@@ -116,7 +121,8 @@ def test_what_is_killed_goes_on_and_changes_nothing(deployment):
         os.kill(pid, signal.SIGKILL)
     goes_on(deployment, "office")
     check_same(deployment, run)
-    # a process that has died takes its session with it: each site has opened another one
+    # a process that has died takes its session with it: each site has opened another
+    # one
     after = sessions(deployment)
     assert len(after) == 2
     assert all(after[node] > before[node] for node in after)
@@ -132,7 +138,9 @@ def test_what_a_front_does_to_requests_is_computed_once(deployment, front):
         assert f'event=refused reason="{reason}' in run_log(deployment)
     for site, begins in before.items():
         log = deployment.log(site)[begins:]
-        computed = Counter(re.findall(ROUND.format("answered") + r"\b.* action=train", log))
+        computed = Counter(
+            re.findall(ROUND.format("answered") + r"\b.* action=train", log)
+        )
         repeated = Counter(re.findall(ROUND.format("repeated"), log))
         assert len(computed) > 1000
         assert sum(repeated.values()) > 0
@@ -141,11 +149,14 @@ def test_what_a_front_does_to_requests_is_computed_once(deployment, front):
 
 def test_sessions_may_end_often_and_polls_be_cut(deployment, front):
     front.longest = 1.0
-    # both sites must be in session at once, which takes a busy machine longer to come about
+    # both sites must be in session at once, which takes a busy machine longer to come
+    # about
     limit = max(10.0, deployment.seconds / 4)
     run = deployment.submit("limits", {**RUN, "session-seconds": limit})
     check_same(deployment, run)
-    assert min(sessions(deployment).values()) > report(deployment)["seconds"] / (4 * limit)
+    assert min(sessions(deployment).values()) > report(deployment)["seconds"] / (
+        4 * limit
+    )
 
 
 def test_a_run_that_waits_trains_when_the_other_ends_or_is_stopped(deployment):
@@ -157,7 +168,9 @@ def test_a_run_that_waits_trains_when_the_other_ends_or_is_stopped(deployment):
     goes_on(deployment, "shop")
     deployment.flwr("stop", first, CONNECTION)
     check_same(deployment, second)
-    assert "stopped" in deployment.flwr("ls", CONNECTION, "--run-id", first, "--format", "json")
+    assert "stopped" in deployment.flwr(
+        "ls", CONNECTION, "--run-id", first, "--format", "json"
+    )
 
 
 def test_a_killed_superlink_costs_nothing_but_time(deployment):

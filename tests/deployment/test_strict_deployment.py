@@ -1,4 +1,6 @@
-"""Owners list code, pin keys, name partners and approve runs; the model is the simulation's."""
+"""Owners list code, pin keys, name partners and approve runs; the model is the
+simulation's.
+"""
 
 import json
 import re
@@ -41,13 +43,17 @@ def tables_file(store, site):
     """The tables file of a strict owner, who allows what the query needs."""
     file = store / f"{site}.toml"
     file.write_text(store_entries(store, site))
-    _, *policies = printed_by("policy", "--tables", file).split("\n## The policy of table ")
+    _, *policies = printed_by("policy", "--tables", file).split(
+        "\n## The policy of table "
+    )
     for table, policy in zip(STORE_FILES[site], policies, strict=True):
         with file.open("a") as tables:
             tables.write(f"\n## The policy of table {allow(policy, ALLOWED[table])}")
     text = file.read_text()
     for rule, value in RESTRICTED.items():
-        text, count = re.subn(rf"^# {rule} = .*", f"{rule} = {value}", text, flags=re.MULTILINE)
+        text, count = re.subn(
+            rf"^# {rule} = .*", f"{rule} = {value}", text, flags=re.MULTILINE
+        )
         assert count == len(STORE_FILES[site])
     return text
 
@@ -75,7 +81,10 @@ def simulated(store):
     orders = pd.read_csv(store / "orders.csv", parse_dates=["placed"])
     items = pd.read_parquet(store / "items.parquet")
     customers = pd.read_csv(store / "customers_us.csv")
-    sites = {"shop": {"orders": orders}, "office": {"items": items, "customers": customers}}
+    sites = {
+        "shop": {"orders": orders},
+        "office": {"items": items, "customers": customers},
+    }
     strategy = TablePuppetCG(Query.from_sql(SQL), Settings.from_run_config(RUN))
     strategy.start(InProcessGrid(app, sites))
     return strategy.report
@@ -120,7 +129,9 @@ def test_owners_run_what_they_have_listed_and_nothing_else(tmp_path):
         assert not marker.exists()
         for site in STORE_FILES:
             assert not list(deployment.state(site).glob("flower/apps/*"))
-            assert f"event=refused-app flower-run={run} sha256={sha256}" in (deployment.log(site))
+            assert f"event=refused-app flower-run={run} sha256={sha256}" in (
+                deployment.log(site)
+            )
 
         run = deployment.submit("unapproved", {**RUN, "min-sites": 2})
         status, details = deployment.finish(run, 1200.0)
@@ -132,10 +143,15 @@ def test_owners_run_what_they_have_listed_and_nothing_else(tmp_path):
         assert status == "finished:completed", details
         reports = list(deployment.folder.glob("superlink/runs/*/report.json"))
         # the refused runs left one, too
-        (report,) = (file for file in reports if '"status": "completed"' in file.read_text())
+        (report,) = (
+            file for file in reports if '"status": "completed"' in file.read_text()
+        )
 
     final, expected = json.loads(report.read_text())["final"], simulated(store)
     assert final["train"].keys() == expected.final_train.keys()
-    for part, metrics in (("train", expected.final_train), ("test", expected.final_test)):
+    for part, metrics in (
+        ("train", expected.final_train),
+        ("test", expected.final_test),
+    ):
         values = [final[part][name] for name in metrics]
         np.testing.assert_allclose(values, list(metrics.values()), rtol=1e-6)

@@ -68,7 +68,16 @@ KEPT = (
     "SELECT id, run, name, meta, layout, checksum, data FROM entries ORDER BY id",
     "SELECT seq, checksum, line FROM ledger ORDER BY seq",
 )
-CHANGING = ("mkdir", "rename", "replace", "unlink", "rmdir", "write", "fsync", "fdatasync")
+CHANGING = (
+    "mkdir",
+    "rename",
+    "replace",
+    "unlink",
+    "rmdir",
+    "write",
+    "fsync",
+    "fdatasync",
+)
 
 
 def bytes_of(message: Message) -> bytes:
@@ -264,7 +273,9 @@ def damage(name, column):
         run, path = grid.site(US).store.run, grid.database(US)
         query = f"SELECT {column} FROM entries WHERE run = ? AND name = ?"
         ((text,),) = rows_in(path, query, run, name)
-        changed = flipped(text) if isinstance(text, bytes) else text.replace("e", "f", 1)
+        changed = (
+            flipped(text) if isinstance(text, bytes) else text.replace("e", "f", 1)
+        )
         assert changed != text
         query = f"UPDATE entries SET {column} = ? WHERE run = ? AND name = ?"
         rows_in(path, query, changed, run, name)
@@ -341,7 +352,9 @@ def test_a_damaged_reply_is_not_sent(tmp_path):
 
 
 def restore_old(take, put, check):
-    """Put a copy of a site's state, two rounds old, in its place, and call ``check``."""
+    """Put a copy of a site's state, two rounds old, in its place, and call
+    ``check``.
+    """
     copies: list = []
 
     def restore(grid, message):
@@ -380,7 +393,9 @@ def test_a_state_that_was_restored_from_a_copy_is_behind(tmp_path, check_as_plai
 
 
 def test_a_database_that_was_restored_from_a_copy_answers_nothing(tmp_path):
-    """Its ledger has forgotten what was spent since, and its masks what they have hidden."""
+    """Its ledger has forgotten what was spent since, and its masks what they have
+    hidden.
+    """
     answers = []
 
     def take(grid):
@@ -393,10 +408,14 @@ def test_a_database_that_was_restored_from_a_copy_answers_nothing(tmp_path):
 
     def check(grid, message):
         before = grid.kept(US)
-        answers.extend(grid.answer(own) for own, _ in [*grid.asked[US], (message, None)])
+        answers.extend(
+            grid.answer(own) for own, _ in [*grid.asked[US], (message, None)]
+        )
         assert grid.kept(US) == before
 
-    with pytest.raises(SiteError, match=r"'us'.* failed: the site's database site.db is behind"):
+    with pytest.raises(
+        SiteError, match=r"'us'.* failed: the site's database site.db is behind"
+    ):
         run(tmp_path, "covered", before=restore_old(take, put, check))
     assert len(answers) == 8
     for answer in answers:
@@ -473,7 +492,9 @@ class Killed(Sites):
 
 
 @pytest.mark.parametrize("kind", ["covered", "sgd"])
-def test_wherever_a_site_is_killed_the_same_message_does_it_all(tmp_path, check_as_plain, kind):
+def test_wherever_a_site_is_killed_the_same_message_does_it_all(
+    tmp_path, check_as_plain, kind
+):
     grid, strategy = run(tmp_path, kind, Killed, num_epochs=1)
     check_as_plain(grid, strategy, kind, num_epochs=1)
     assert min(grid.kills.values()) >= 5
@@ -481,7 +502,9 @@ def test_wherever_a_site_is_killed_the_same_message_does_it_all(tmp_path, check_
     for node in grid.contexts:
         query = "SELECT part FROM ledger WHERE event IN ('answer', 'refuse')"
         assert len(rows_in(grid.database(node), query)) == 1
-    assert not {name for node in grid.contexts for name in grid.site(node).store.names()}
+    assert not {
+        name for node in grid.contexts for name in grid.site(node).store.names()
+    }
 
 
 def test_a_model_that_is_not_finite_stays_as_it_was(tmp_path, monkeypatch):
@@ -501,7 +524,9 @@ def test_a_model_that_is_not_finite_stays_as_it_was(tmp_path, monkeypatch):
 
     seen: list[Packet] = []
     # the same request is answered, as it does not diverge here; no other one is
-    with pytest.raises(SiteError, match="has refused a request of this run because of its rows"):
+    with pytest.raises(
+        SiteError, match="has refused a request of this run because of its rows"
+    ):
         run(tmp_path, "sgd", before=at_first(Action.SGD, diverge, SHOP))
     (answer,) = seen
     assert answer.header["kind"] == "diverged"
@@ -510,7 +535,9 @@ def test_a_model_that_is_not_finite_stays_as_it_was(tmp_path, monkeypatch):
     assert not answer.arrays
 
 
-def test_messages_that_come_at_once_are_answered_one_after_the_other(tmp_path, check_as_plain):
+def test_messages_that_come_at_once_are_answered_one_after_the_other(
+    tmp_path, check_as_plain
+):
     class AtOnce(Sites):
         def _deliver(self, message):
             if message.metadata.message_type != Action.ADMM:

@@ -32,7 +32,9 @@ def share_of(number: int) -> list[faulty_grid.Fault]:
     All shares together are all that pass.
     """
     ends = (*faulty_grid.CRASHES, *faulty_grid.LATE, *faulty_grid.PASSED)
-    chosen = [fault for fault in faulty_grid.PASSING if fault not in ends][number::SHARES]
+    chosen = [fault for fault in faulty_grid.PASSING if fault not in ends][
+        number::SHARES
+    ]
     for kind in (faulty_grid.CRASHES, faulty_grid.LATE, faulty_grid.PASSED):
         chosen += kind[number::SHARES]
     return sorted(chosen, key=list(faulty_grid.Fault).index)
@@ -65,7 +67,9 @@ def test_what_passes_is_put_up_with(plain, name, share):
         assert {fault for asked, fault in met if asked == action} == {*faults}, action
 
 
-def at_first(action: str, node: int, *faults: faulty_grid.Fault) -> faulty_grid.Schedule:
+def at_first(
+    action: str, node: int, *faults: faulty_grid.Fault
+) -> faulty_grid.Schedule:
     """Let one message suffer faults, one at a try."""
     left = list(faults)
 
@@ -116,7 +120,9 @@ def check_clear(error: TPFlowerError) -> None:
 @pytest.mark.parametrize("name", ["admm", "cg", "boost", "gram", "sgd", "sgd-sharded"])
 def test_random_faults_end_in_the_same_model_or_in_a_clear_stop(plain, name):
     @seed(6)
-    @settings(max_examples=SCHEDULES, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=SCHEDULES, database=None, suppress_health_check=list(HealthCheck)
+    )
     @given(SCHEDULE)
     def check(chosen: dict[int, faulty_grid.Fault]) -> None:
         federation, expected = plain(name)

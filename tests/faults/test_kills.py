@@ -164,7 +164,9 @@ def test_whenever_a_site_is_killed_its_ledger_has_what_left(tmp_path):
     ledger = Ledger(str(tmp_path / "state"))
     sources = set()
     for run, left in runs.items():
-        releases = [(line["release"], line.get("used", 1)) for line in ledger.lines(run)]
+        releases = [
+            (line["release"], line.get("used", 1)) for line in ledger.lines(run)
+        ]
         sources |= {release["source"] for release, _ in releases}
         used = {(each["part"], each["what"]): times for each, times in releases}
         for name, times in left.items():

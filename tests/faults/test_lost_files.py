@@ -1,4 +1,6 @@
-"""Each file of a site's state folder is removed in mid-run: the table in DEPLOY.md is true."""
+"""Each file of a site's state folder is removed in mid-run: the table in DEPLOY.md is
+true.
+"""
 
 import re
 import shutil
@@ -28,25 +30,33 @@ LOSER = "b"
 
 def tables() -> dict[str, pd.DataFrame]:
     rng = np.random.default_rng(1)
-    a = pd.DataFrame({"k": np.arange(60) % 20, "v": rng.normal(size=60), "y": rng.normal(size=60)})
+    a = pd.DataFrame(
+        {"k": np.arange(60) % 20, "v": rng.normal(size=60), "y": rng.normal(size=60)}
+    )
     x = rng.permutation(np.repeat([-0.5, 0.5], 10))
     return {"a": a, "b": pd.DataFrame({"k": np.arange(20), "x": x})}
 
 
 class LosingGrid(KeyedGrid):
-    """A SuperNode is killed before an epoch, and files are removed before it starts again.
+    """A SuperNode is killed before an epoch, and files are removed before it starts
+    again.
 
     ``names`` are those that its state folder had at that time.
     """
 
-    def __init__(self, folder: Path, lose: Callable[["LosingGrid", Path], None] | None = None):
+    def __init__(
+        self, folder: Path, lose: Callable[["LosingGrid", Path], None] | None = None
+    ):
         super().__init__(folder, tables())
         self.pin()
         self.lose, self.names, self.epochs = lose, set(), 0
 
     def _deliver(self, message):
         metadata = message.metadata
-        if (metadata.message_type, metadata.dst_node_id) == ("train.admm", self.nodes[LOSER]):
+        if (metadata.message_type, metadata.dst_node_id) == (
+            "train.admm",
+            self.nodes[LOSER],
+        ):
             self.epochs += 1
             if self.epochs == 3 and self.lose is not None:
                 state = self.folders[LOSER] / "state"
@@ -58,7 +68,9 @@ class LosingGrid(KeyedGrid):
 
 @contextmanager
 def killed(state: Path):
-    """End the site's process without the last words of its database, which stay in the log."""
+    """End the site's process without the last words of its database, which stay in the
+    log.
+    """
     files = {path: path.read_bytes() for path in state.glob(f"{FILE}*")}
     forget_processes()
     for path, content in files.items():
@@ -82,7 +94,9 @@ def removed(name: str):
 
 
 def trained(grid: LosingGrid, folder: Path):
-    return train(grid, SQL, num_epochs=5, device="cpu", output_dir=str(folder / "run")).report
+    return train(
+        grid, SQL, num_epochs=5, device="cpu", output_dir=str(folder / "run")
+    ).report
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -94,7 +108,9 @@ def test_what_becomes_of_a_run_is_what_the_table_says(tmp_path, monkeypatch, nam
         expected = trained(grid, tmp_path / "first")
         grid.lose, grid.epochs = removed(name), 0
         if TABLE[name] == "goes on":
-            assert trained(grid, tmp_path).final_train == pytest.approx(expected.final_train)
+            assert trained(grid, tmp_path).final_train == pytest.approx(
+                expected.final_train
+            )
         else:
             reason = re.escape(TABLE[name].removeprefix('stops: "').rstrip('"'))
             with pytest.raises(SiteError, match=rf"site 'b-0'.* failed: .*{reason}"):
@@ -109,7 +125,10 @@ def test_the_table_names_all_that_a_state_folder_has(tmp_path, monkeypatch):
         trained(grid, tmp_path)
     runs = {name for name in grid.names if re.fullmatch("[0-9a-f]{32}-.*", name)}
     assert grid.run_name in {name.partition("-")[0] for name in runs}
-    assert grid.names - runs == {name.rstrip("/") for name in TABLE} - {"<run>-<id>", "flower"}
+    assert grid.names - runs == {name.rstrip("/") for name in TABLE} - {
+        "<run>-<id>",
+        "flower",
+    }
 
 
 def test_a_counter_of_an_older_copy_is_no_fault(tmp_path):
@@ -120,5 +139,7 @@ def test_a_counter_of_an_older_copy_is_no_fault(tmp_path):
 
     with closing(LosingGrid(tmp_path, lose)) as grid:
         trained(grid, tmp_path)
-        newest = Mark.of_text((grid.folders[LOSER] / "state" / COUNTER_FILE).read_bytes())
+        newest = Mark.of_text(
+            (grid.folders[LOSER] / "state" / COUNTER_FILE).read_bytes()
+        )
     assert newest.seq > 0

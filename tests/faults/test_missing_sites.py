@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from tests.support.peers.faulty_grid import Fault, Schedule
-from tests.support.peers.faulty_runs import METHODS, Federation, Method, place, same_noise
+from tests.support.peers.faulty_runs import (
+    METHODS,
+    Federation,
+    Method,
+    place,
+    same_noise,
+)
 from tp_flower.errors import DivergedError, MissingSiteError, ReplyError
 from tp_flower.protocol.messages import Action
 

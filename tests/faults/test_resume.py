@@ -13,7 +13,12 @@ from strategies import STRATEGIES
 from strategies.run.grid import InProcessGrid
 from strategies.run.journal import FILE, FOLDER, LARGE_BYTES, Frame, Journal
 from strategies.run.resume import resumed
-from tests.support.examples.killed_servers import SETTINGS, killed, sites_of, strategy_in
+from tests.support.examples.killed_servers import (
+    SETTINGS,
+    killed,
+    sites_of,
+    strategy_in,
+)
 from tp_flower.errors import MissingSiteError, SchemaError, SettingsError
 from tp_flower.protocol.packet import Parcel
 from tp_flower.query import Query
@@ -37,7 +42,9 @@ def parameters(folder: Path) -> list[np.ndarray]:
         ("cg", {"validation_fraction": 0.3, "patience": 2, "num_epochs": 20}),
     ],
 )
-def test_a_run_whose_server_was_killed_ends_as_one_that_was_not(tmp_path, name, settings):
+def test_a_run_whose_server_was_killed_ends_as_one_that_was_not(
+    tmp_path, name, settings
+):
     grid = InProcessGrid(app, sites_of(True), state=tmp_path / "whole")
     uninterrupted = strategy_in(tmp_path / "run", name, **settings)
     uninterrupted.start(grid)

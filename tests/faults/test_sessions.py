@@ -20,7 +20,13 @@ from strategies.run import channel
 from strategies.run.channel import open_channel
 from tests.support.federated import store, store_sql, train
 from tests.support.peers.faulty_runs import place, plain, same_noise
-from tests.support.peers.session_front import Fault, Front, ThreadedGrid, UnixConnection, sessions
+from tests.support.peers.session_front import (
+    Fault,
+    Front,
+    ThreadedGrid,
+    UnixConnection,
+    sessions,
+)
 from tests.support.servers import wait_until
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.node_config import SESSION_FRONT
@@ -49,7 +55,10 @@ def folder():
 
 @pytest.fixture(autouse=True)
 def quick():
-    with patch.object(session, "FIRST_PAUSE", 0.002), patch.object(channel, "LOOK_SECONDS", 0.02):
+    with (
+        patch.object(session, "FIRST_PAUSE", 0.002),
+        patch.object(channel, "LOOK_SECONDS", 0.02),
+    ):
         yield
 
 
@@ -161,7 +170,10 @@ def is_cut_off(client):
 
 
 def test_clients_that_dawdle_block_nobody(folder):
-    with patch.object(channel._Handler, "timeout", 300.0), sessions(sites(), folder) as (grid, *_):
+    with (
+        patch.object(channel._Handler, "timeout", 300.0),
+        sessions(sites(), folder) as (grid, *_),
+    ):
         trained(grid)
         dawdlers = []
         with ExitStack() as dawdling:
@@ -303,7 +315,10 @@ def test_a_channel_that_must_be_had_is_refused_where_it_cannot(folder):
             open_channel(flower, "session", 60.0),
         ):
             pass
-        with patch.dict("os.environ", environment), open_channel(flower, "auto", 60.0) as grid:
+        with (
+            patch.dict("os.environ", environment),
+            open_channel(flower, "auto", 60.0) as grid,
+        ):
             assert grid is flower
 
 

@@ -69,7 +69,9 @@ def check_refused(run, site, action, change, match):
 
 
 @refusals(REPLIES, "part")
-def test_a_malformed_part_is_refused_by_site_and_table(run, site, action, change, match):
+def test_a_malformed_part_is_refused_by_site_and_table(
+    run, site, action, change, match
+):
     change = packed(hostile.change_of(change))
     check_refused(run, site, action, change, f"{NAMED[site]}.*{match}")
 
@@ -87,7 +89,9 @@ def layout(function):
     def change(_, reply):
         record = reply.content.config_records[MESSAGE]
         entries = function(json.loads(str(record[LAYOUT])))
-        return RecordDict({MESSAGE: ConfigRecord({**record, LAYOUT: json.dumps(entries)})})
+        return RecordDict(
+            {MESSAGE: ConfigRecord({**record, LAYOUT: json.dumps(entries)})}
+        )
 
     return change
 
@@ -123,7 +127,9 @@ def test_a_reply_whose_form_is_wrong_is_refused_by_site(change, match):
     check_refused("admm", "shop", "train.admm", change, match)
 
 
-@pytest.mark.parametrize("numbers", [[], [hostile.US_PART], [hostile.ORDERS, hostile.US_PART]])
+@pytest.mark.parametrize(
+    "numbers", [[], [hostile.US_PART], [hostile.ORDERS, hostile.US_PART]]
+)
 def test_reply_about_parts_that_the_node_does_not_host(numbers):
     def change(packet):
         ((part),) = packet.header["parts"]
@@ -146,7 +152,10 @@ def crash(code, reason, *, by_flower=False):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (crash(2, "Traceback ...\n  File x\nValueError: boom\n\n"), "2): ValueError: boom"),
+        (
+            crash(2, "Traceback ...\n  File x\nValueError: boom\n\n"),
+            "2): ValueError: boom",
+        ),
         (crash(8, STOPPED, by_flower=True), f"8): {STOPPED}"),
         (crash(5, ""), "5): no reason given"),
     ],
@@ -189,7 +198,9 @@ def test_reply_that_nobody_asked_for():
         return reply
 
     grid = TamperingGrid("train.admm", hostile.US, change)
-    with pytest.raises(ReplyError, match=r"node 77 answered train.admm without being asked"):
+    with pytest.raises(
+        ReplyError, match=r"node 77 answered train.admm without being asked"
+    ):
         hostile.train(grid, site_timeout=0.2)
 
 
@@ -214,7 +225,9 @@ def test_foreign_exception_tells_its_place_not_its_text(monkeypatch):
 
 
 def test_what_a_site_refuses_is_in_its_log_too(monkeypatch, caplog):
-    monkeypatch.setattr(Participant, "moments", raising(SiteError("user or password are wrong")))
+    monkeypatch.setattr(
+        Participant, "moments", raising(SiteError("user or password are wrong"))
+    )
     with pytest.raises(SiteError):
         hostile.train(InProcessGrid(app, hostile.tables()))
     assert "action=train.admm" in caplog.text
@@ -268,7 +281,9 @@ def test_model_factory(tmp_path, monkeypatch, name, match):
     (tmp_path / "tp_flower_test_models.py").write_text(MODELS)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises((ReplyError, SiteError), match=match):
-        hostile.train(InProcessGrid(app, hostile.tables()), model=f"tp_flower_test_models:{name}")
+        hostile.train(
+            InProcessGrid(app, hostile.tables()), model=f"tp_flower_test_models:{name}"
+        )
 
 
 def test_factory_of_a_good_model_trains():
@@ -346,7 +361,9 @@ def test_failed_extraction_leaves_no_state():
 def test_run_after_others_equals_one_on_a_new_grid(method, forgets, monkeypatch):
     """A failed run over more tables leaves parts behind; the next ones ignore them."""
     grid = InProcessGrid(app, hostile.tables())
-    wide = f"{hostile.SQL} JOIN customers d ON d.id = o.cust".replace("c.age", "c.age, d.age")
+    wide = f"{hostile.SQL} JOIN customers d ON d.id = o.cust".replace(
+        "c.age", "c.age, d.age"
+    )
     with monkeypatch.context() as patch:
         patch.setattr(Participant, "begin_scores", lambda *_: 1 / 0)
         if not forgets:
@@ -387,7 +404,9 @@ def test_finish_leaves_the_models_alone(tmp_path, method):
     assert nothing_is_left(grid)
 
 
-@pytest.mark.parametrize("action", ["query.statistics", "train.admm", "train.consensus"])
+@pytest.mark.parametrize(
+    "action", ["query.statistics", "train.admm", "train.consensus"]
+)
 def test_failed_run_leaves_nothing(tmp_path, action):
     grid = TamperingGrid(action, hostile.US, crash(2, "boom"), state=tmp_path)
     with pytest.raises(SiteError, match="boom"):
@@ -426,7 +445,9 @@ def test_lost_state_is_reported(tmp_path, is_on_disk):
         if report.phase == "prepare":
             lose_state(Site(grid.contexts[hostile.US], grid.run_name).store)
 
-    with pytest.raises(SiteError, match=r"state of this run is lost at 'us' .* no checkpoint"):
+    with pytest.raises(
+        SiteError, match=r"state of this run is lost at 'us' .* no checkpoint"
+    ):
         hostile.train(grid, on_round=lose)
 
 
@@ -443,8 +464,14 @@ def test_state_folder_that_cannot_be_written(tmp_path):
 @pytest.mark.parametrize(
     ("content", "match"),
     [
-        (f"[tables.customers]\n{OPEN}path = 'a.csv'", r"\(its file\): the file does not"),
-        (f"[tables.customers]\n{OPEN}uri = 'sqlite:///a.db'\ntable = 't'", r"\(its sqlite\)"),
+        (
+            f"[tables.customers]\n{OPEN}path = 'a.csv'",
+            r"\(its file\): the file does not",
+        ),
+        (
+            f"[tables.customers]\n{OPEN}uri = 'sqlite:///a.db'\ntable = 't'",
+            r"\(its sqlite\)",
+        ),
         ("[tables]", "the tables file of the site names no tables"),
     ],
 )

@@ -1,4 +1,6 @@
-"""What `check` passes, `explain` does not refuse for its types: it binds what sites describe."""
+"""What `check` passes, `explain` does not refuse for its types: it binds what sites
+describe.
+"""
 
 import json
 
@@ -12,7 +14,14 @@ JOIN = "FROM orders o JOIN customers c ON {}"
 ORDERS = {
     "customer": [1, 2, 3, 1, 2, 3],
     "code": ["a", "b", "c", "d", "e", "f"],
-    "day": ["2024-01-01", "2024-02-01", "2024-03-01", "2024-01-05", "2024-01-06", "2024-04-01"],
+    "day": [
+        "2024-01-01",
+        "2024-02-01",
+        "2024-03-01",
+        "2024-01-05",
+        "2024-01-06",
+        "2024-04-01",
+    ],
     "is_paid": [True, False, True, True, False, False],
     "qty": [1.5, 2, 4, 3, 2.5, 6],
     "nothing": [None] * 6,
@@ -42,7 +51,9 @@ def run(tmp_path, monkeypatch):
     def write(sql, **settings):
         lines = {"tables": "tables.toml", "sql": sql, **settings}
         file = tmp_path / "run.toml"
-        file.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items()))
+        file.write_text(
+            "".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items())
+        )
         return file
 
     return write
@@ -52,19 +63,33 @@ def run(tmp_path, monkeypatch):
     ("on", "kinds", "mended"),
     [
         ("o.code = c.id", "o: text, c: number", "o.code = CAST(c.id AS VARCHAR)"),
-        ("o.customer = c.name", "o: number, c: text", "CAST(o.customer AS VARCHAR) = c.name"),
+        (
+            "o.customer = c.name",
+            "o: number, c: text",
+            "CAST(o.customer AS VARCHAR) = c.name",
+        ),
         ("o.customer = c.since", "o: number, c: time", "o.customer = YEAR(c.since)"),
-        ("o.is_paid = c.id", "o: boolean, c: number", "CAST(o.is_paid AS INTEGER) = c.id"),
+        (
+            "o.is_paid = c.id",
+            "o: boolean, c: number",
+            "CAST(o.is_paid AS INTEGER) = c.id",
+        ),
         ("o.day = c.name", "o: time, c: text", "CAST(o.day AS VARCHAR) = c.name"),
         (
             "o.customer = c.id AND o.day = c.name",
             "o: number+time, c: number+text",
             "o.customer = c.id AND o.day = c.since",
         ),
-        ("UPPER(o.code) = c.age + 1", "o: text, c: number", "o.customer = c.age / 10 - 2"),
+        (
+            "UPPER(o.code) = c.age + 1",
+            "o: text, c: number",
+            "o.customer = c.age / 10 - 2",
+        ),
     ],
 )
-def test_keys_of_different_kinds_are_refused_by_both_in_the_same_words(run, on, kinds, mended):
+def test_keys_of_different_kinds_are_refused_by_both_in_the_same_words(
+    run, on, kinds, mended
+):
     file = run(f"SELECT o.qty AS label, c.age {JOIN.format(on)}")
     for reason in (refused_by("check", file), invoke("explain", file).stderr):
         assert f"differ in type: {kinds}; cast" in " ".join(reason.split())
@@ -78,12 +103,32 @@ LONE = "FROM orders o"
 @pytest.mark.parametrize(
     ("sql", "settings", "words"),
     [
-        (f"SELECT o.qty * o.code AS label, o.customer {LONE}", {}, "No function matches"),
+        (
+            f"SELECT o.qty * o.code AS label, o.customer {LONE}",
+            {},
+            "No function matches",
+        ),
         (f"SELECT o.qty AS label, ABS(o.code) AS a {LONE}", {}, "abs"),
-        (f"SELECT o.qty AS label, o.customer {LONE} WHERE o.is_paid > 3.5", {}, "compare"),
-        (f"SELECT o.day AS label, o.customer {LONE}", {}, "the label is a date or time"),
-        (f"SELECT o.code AS label, o.day {LONE}", {"task": "regression"}, "label is text"),
-        (f"SELECT o.qty AS label, o.day, o.code AS weight {LONE}", {}, "must be a number"),
+        (
+            f"SELECT o.qty AS label, o.customer {LONE} WHERE o.is_paid > 3.5",
+            {},
+            "compare",
+        ),
+        (
+            f"SELECT o.day AS label, o.customer {LONE}",
+            {},
+            "the label is a date or time",
+        ),
+        (
+            f"SELECT o.code AS label, o.day {LONE}",
+            {"task": "regression"},
+            "label is text",
+        ),
+        (
+            f"SELECT o.qty AS label, o.day, o.code AS weight {LONE}",
+            {},
+            "must be a number",
+        ),
         (
             f"SELECT o.qty AS label, s.n {LONE} JOIN {COUNTS} s ON s.name = o.customer",
             {},
@@ -100,12 +145,24 @@ def test_other_types_that_do_not_fit_are_refused_by_both(run, sql, settings, wor
 @pytest.mark.parametrize(
     "sql",
     [
-        f"SELECT o.qty AS label, o.day, o.code, c.age {JOIN.format('o.customer = c.id')}",
-        f"SELECT o.qty AS label, MONTH(o.day) AS m, c.name {JOIN.format('o.day = c.since')}",
-        f"SELECT o.qty AS label, b.age {LONE} LEFT JOIN {BOTH} b ON b.id = o.customer + 0.0",
+        (
+            "SELECT o.qty AS label, o.day, o.code, c.age "
+            f"{JOIN.format('o.customer = c.id')}"
+        ),
+        (
+            "SELECT o.qty AS label, MONTH(o.day) AS m, c.name "
+            f"{JOIN.format('o.day = c.since')}"
+        ),
+        (
+            f"SELECT o.qty AS label, b.age {LONE} LEFT JOIN {BOTH} b ON b.id = "
+            "o.customer + 0.0"
+        ),
         f"SELECT o.qty AS label, o.customer {LONE} WHERE o.code LIKE '_' OR o.qty > 1",
         # a column without values has no type that could differ
-        f"SELECT o.qty AS label, o.day, d.name {LONE} LEFT JOIN customers d ON d.age = o.nothing",
+        (
+            f"SELECT o.qty AS label, o.day, d.name {LONE} LEFT JOIN customers d ON "
+            "d.age = o.nothing"
+        ),
         f"SELECT *, o.qty AS label {LONE}",
     ],
 )

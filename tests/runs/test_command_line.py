@@ -1,4 +1,6 @@
-"""The command line on a small store: runs in this process, their failures, and Flower's."""
+"""The command line on a small store: runs in this process, their failures, and
+Flower's.
+"""
 
 import json
 import logging
@@ -22,7 +24,8 @@ FAKE_FLWR = """#!{python}
 import sys, tomllib
 if sys.argv[1] == "run":
     config = tomllib.load(open(sys.argv[-1], "rb"))
-    print("Successfully started run 7 in federation x", sys.argv[3:-1], config["output-dir"])
+    options, folder = sys.argv[3:-1], config["output-dir"]
+    print("Successfully started run 7 in federation x", options, folder)
     print(config["sql"])
 """
 
@@ -35,8 +38,14 @@ def store(tmp_path, monkeypatch):
     level = console_handler.level
     store_on_disk(tmp_path / "store")
     file = tmp_path / "store" / "my-run.toml"
-    settings = {"tables": "tables.toml", "sql": store_sql("squared"), "output-dir": "out"}
-    file.write_text("".join(f"{key} = {json.dumps(text)}\n" for key, text in settings.items()))
+    settings = {
+        "tables": "tables.toml",
+        "sql": store_sql("squared"),
+        "output-dir": "out",
+    }
+    file.write_text(
+        "".join(f"{key} = {json.dumps(text)}\n" for key, text in settings.items())
+    )
     yield file
     console_handler.setLevel(level)
 
@@ -64,14 +73,25 @@ def test_a_run_of_each_mode_and_what_it_leaves(store):
     assert text.endswith(f"Report: {Path('out/report.json').absolute()}\n")
     assert report_of()["settings"]["num-epochs"] == 2
     assert "Result of cg" in printed_by("report", "out")
-    for mode, words in (("predict", "predictions are in"), ("evaluate", "RMSE"), ("explain", "")):
+    for mode, words in (
+        ("predict", "predictions are in"),
+        ("evaluate", "RMSE"),
+        ("explain", ""),
+    ):
         text = printed_by(mode, store, "--set", f"output-dir={mode}")
         assert words in text
-        assert (Path(mode, "report.html").exists(), report_of(mode)["mode"]) == (True, mode)
+        assert (Path(mode, "report.html").exists(), report_of(mode)["mode"]) == (
+            True,
+            mode,
+        )
     assert "The join, step by step" in printed_by("report", "explain", "--full")
-    assert "query.extract" in printed_by("explain", store, "--set", "output-dir=full", "--full")
+    assert "query.extract" in printed_by(
+        "explain", store, "--set", "output-dir=full", "--full"
+    )
     assert "default@" in printed_by("models")
-    site = printed_by("models", "show", "default", "--state-dir", Path("home/state").absolute())
+    site = printed_by(
+        "models", "show", "default", "--state-dir", Path("home/state").absolute()
+    )
     assert "table orders as o" in site
 
 
@@ -82,7 +102,12 @@ def test_what_is_refused_ends_with_its_reason(store, arguments, status, message)
 
 
 def test_a_run_that_fails_in_set_up_leaves_report_page_and_trace(store):
-    wrong = ("train", store, "--set", f"sql={store_sql('squared').replace('c.age', 'c.aeg')}")
+    wrong = (
+        "train",
+        store,
+        "--set",
+        f"sql={store_sql('squared').replace('c.age', 'c.aeg')}",
+    )
     result = invoke(*wrong)
     reason = "feature c.aeg: table 'c' has no column 'aeg' (did you mean 'age'?)"
     *_, first, last = result.stderr.splitlines()
@@ -131,14 +156,23 @@ def test_flower_logs_a_reason_without_trace_and_exit_code(caplog):
         logger.error("ServerApp raised an exception", exc_info=exception)
     logger.error("%sAn unhandled exception", EXIT_CODES[0])
     first, second = caplog.records
-    assert (first.getMessage(), first.exc_info) == ("FAILED: no such column\nWrite another.", None)
+    assert (first.getMessage(), first.exc_info) == (
+        "FAILED: no such column\nWrite another.",
+        None,
+    )
     assert second.exc_info
 
 
-@pytest.mark.parametrize(("last", "status"), [("Report: /x/report.json", 0), ("FAILED: no", 1)])
-def test_a_run_through_flower_has_its_status(store, tmp_path, monkeypatch, last, status):
+@pytest.mark.parametrize(
+    ("last", "status"), [("Report: /x/report.json", 0), ("FAILED: no", 1)]
+)
+def test_a_run_through_flower_has_its_status(
+    store, tmp_path, monkeypatch, last, status
+):
     flower = tmp_path / "flwr"
-    flower.write_text(FAKE_FLWR.format(python=sys.executable) + f"    print({last!r})\n")
+    flower.write_text(
+        FAKE_FLWR.format(python=sys.executable) + f"    print({last!r})\n"
+    )
     flower.chmod(0o700)
     monkeypatch.setattr(commands, "FLWR", flower)
     result = invoke("train", store, "--flower", "--superlink", "prod")
@@ -150,4 +184,11 @@ def test_a_run_through_flower_has_its_status(store, tmp_path, monkeypatch, last,
 def test_a_command_imports_what_it_needs():
     code = "import sys; from tp_flower.command_line import app; print(*sys.modules)"
     modules = set(output_of(code).split())
-    assert not modules & {"flwr", "torch", "pandas", "strategies", "client_apps", "tp_flower.query"}
+    assert not modules & {
+        "flwr",
+        "torch",
+        "pandas",
+        "strategies",
+        "client_apps",
+        "tp_flower.query",
+    }

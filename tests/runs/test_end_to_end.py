@@ -51,7 +51,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runs(store: Path) -> Iterator[dict[str, Run]]:
     """A run that completes and one that fails, at the same time: they wait a lot."""
     settings = f'task = "auto"\nnum-epochs = 3\noutput-dir = "{store / "out"}"'
-    changes = {"good": ('task = "classification"', settings), "bad": ("c.income", "c.incom")}
+    changes = {
+        "good": ('task = "classification"', settings),
+        "bad": ("c.income", "c.incom"),
+    }
     with ThreadPoolExecutor(len(changes)) as pool:
         yield {
             name: pool.submit(run, changed(store, name, *change), home(store, name))

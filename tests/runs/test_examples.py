@@ -19,19 +19,32 @@ NOTEBOOK = ROOT / "examples" / "notebook" / "first_run.ipynb"
 
 def test_own_tables_end_in_least_squares_on_the_join(tmp_path, monkeypatch):
     monkeypatch.setenv("TP_FLOWER_HOME", str(tmp_path / "home"))
-    folder = Path(shutil.copytree(ROOT / "examples" / "own_tables", tmp_path / "a copy"))
+    folder = Path(
+        shutil.copytree(ROOT / "examples" / "own_tables", tmp_path / "a copy")
+    )
     runpy.run_path(str(folder / "make_database.py"), run_name="__main__")
-    settings = ("test-fraction=0.0", "l2=0.0", "tolerance=1e-6", f"output-dir={tmp_path / 'out'}")
+    settings = (
+        "test-fraction=0.0",
+        "l2=0.0",
+        "tolerance=1e-6",
+        f"output-dir={tmp_path / 'out'}",
+    )
     options = [option for setting in settings for option in ("--set", setting)]
     invoke("train", folder / "my-run.toml", *options)
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     with closing(sqlite3.connect(folder / "crm.db")) as database:
         customers = pd.read_sql("SELECT * FROM customers", database)
-    joined = pd.read_csv(folder / "orders.csv").merge(customers, "inner", None, "customer_id", "id")
-    hot = pd.get_dummies(joined[["channel", "segment", "discount", "age", "income"]], dtype=float)
+    joined = pd.read_csv(folder / "orders.csv").merge(
+        customers, "inner", None, "customer_id", "id"
+    )
+    hot = pd.get_dummies(
+        joined[["channel", "segment", "discount", "age", "income"]], dtype=float
+    )
     label, features = joined["quantity"].to_numpy(float), hot.to_numpy()
     residual = label - features @ np.linalg.lstsq(features, label)[0]
-    assert report["final"]["train"]["rmse"] == pytest.approx(np.sqrt(np.mean(residual**2)), 1e-5)
+    assert report["final"]["train"]["rmse"] == pytest.approx(
+        np.sqrt(np.mean(residual**2)), 1e-5
+    )
 
 
 def test_the_notebook_runs_and_explains_most_of_the_label():

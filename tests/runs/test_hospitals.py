@@ -46,7 +46,9 @@ def test_an_approved_run_ends_in_the_model_of_the_joined_table(
     for site in SITES:
         # to its optimum a training sends more scores than these owners let leave
         file = folder / site / "tables.toml"
-        text = file.read_text().replace("approved-runs", 'scores-per-rank = "any"\napproved-runs')
+        text = file.read_text().replace(
+            "approved-runs", 'scores-per-rank = "any"\napproved-runs'
+        )
         file.write_text(text)
     with pytest.raises(SiteError, match="approved-runs"):
         run(folder, "explain", **SETTINGS)
@@ -63,7 +65,10 @@ def test_an_approved_run_ends_in_the_model_of_the_joined_table(
     tables = {table: pd.concat(parts) for table, parts in shards.items()}
     sql = tomllib.loads((folder / "train.toml").read_text())["sql"]
     rows = joined_positions(shards, ALIASES, sql[sql.index("FROM") :])
-    label, how = ("s", tables["stays"]["readmitted"].to_numpy(float)), ("logistic", 0.01, b"")
+    label, how = (
+        ("s", tables["stays"]["readmitted"].to_numpy(float)),
+        ("logistic", 0.01, b""),
+    )
     columns = {alias: columns[table] for alias, table in ALIASES.items()}
     joined = centralised(tables, ALIASES, columns, rows, label, *how)
     models = [SavedModel.load(file.parent) for file in folder.rglob("model.json")]

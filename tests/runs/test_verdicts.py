@@ -1,4 +1,6 @@
-"""Training ends when it has converged, or says that it has not; defaults never diverge."""
+"""Training ends when it has converged, or says that it has not; defaults never
+diverge.
+"""
 
 import re
 
@@ -25,7 +27,11 @@ EPOCHS = np.arange(1.0, 101.0)
         (1.0 + 0.1**EPOCHS, True, "converged: the loss has settled$"),
         (1.0 + 0.1**EPOCHS, False, "converged: .*; as models are not linear"),
         (1.0 + 0.1 / EPOCHS, True, "nearly converged: .* num-epochs = 200 goes on"),
-        (1.0 + 1.0 / EPOCHS**0.5, True, r"not converged: .* falling by 0.0\d+% per epoch"),
+        (
+            1.0 + 1.0 / EPOCHS**0.5,
+            True,
+            r"not converged: .* falling by 0.0\d+% per epoch",
+        ),
         (1.0 + 0.1 / EPOCHS, False, "not converged"),
         (2.0 + np.sin(EPOCHS), True, "not converged: .* wavering|falling"),
         ([2.0, 1.0], True, "not judged after 2 epochs"),
@@ -40,11 +46,15 @@ def collinear(rows=300, spread=1e-3, seed=3):
     draw = np.random.default_rng(seed)
     x = draw.normal(size=rows)
     a, b = (
-        pd.DataFrame({"id": range(rows), "x": x + spread * draw.normal(size=rows)}) for _ in "ab"
+        pd.DataFrame({"id": range(rows), "x": x + spread * draw.normal(size=rows)})
+        for _ in "ab"
     )
     f = pd.DataFrame({"k": range(rows), "q": draw.normal(size=rows)})
     f["y"] = 300.0 * (a.x - b.x) + f.q + 0.3 * draw.normal(size=rows)
-    sql = "SELECT f.y AS label, f.q, a.x, b.x FROM f JOIN a ON f.k = a.id JOIN b ON f.k = b.id"
+    sql = (
+        "SELECT f.y AS label, f.q, a.x, b.x FROM f JOIN a ON f.k = a.id JOIN b ON f.k "
+        "= b.id"
+    )
     return sql, one_per_site(whole({"f": f, "a": a, "b": b}))
 
 
@@ -70,7 +80,9 @@ def test_a_run_that_ends_early_says_so(strategy):
     strategy = train(SITES, query(), strategy, num_epochs=4, l2=0.0, tolerance=1e-9)
     report = strategy.report
     assert "num-epochs = 8 goes on" in report.verdict
-    assert report.verdict.startswith("not converged") == (report.verdict in report.warnings)
+    assert report.verdict.startswith("not converged") == (
+        report.verdict in report.warnings
+    )
 
 
 def test_a_run_without_num_epochs_ends_where_its_loss_settles():
@@ -108,14 +120,18 @@ def test_trees_without_validation_rows_end_soon_and_say_so():
     how = {"num_epochs": 0, "trees_per_round": 2, "min_rows_per_leaf": 1}
     report = train(SITES, query(), "boost", validation_fraction=0.0, **how).report
     assert report.epochs == 6
-    assert report.verdict.startswith("not judged: no rows validate; validation-fraction = 0.1")
+    assert report.verdict.startswith(
+        "not judged: no rows validate; validation-fraction = 0.1"
+    )
 
 
 @pytest.mark.parametrize("scale", [1e-4, 5250.0, 1e6])
 @pytest.mark.parametrize("model", ["linear", "mlp"])
 def test_chosen_rates_of_sgd_never_diverge(scale, model):
     sql = query().replace("o.qty AS label", f"o.qty * {scale} AS label")
-    strategy = train(SITES, sql, "sgd", model=model, device="cpu", num_epochs=2, batch_size=6)
+    strategy = train(
+        SITES, sql, "sgd", model=model, device="cpu", num_epochs=2, batch_size=6
+    )
     losses = [item.train["loss"] for item in strategy.history if item.train]
     assert max(losses) < 1.5 * strategy.baseline(strategy.training_problem)
 
@@ -133,7 +149,9 @@ def test_steps_shrink_where_the_loss_stalls_or_explodes():
     labels, base = problem.train_labels, problem.base_score
     pace = Pace(baseline=1.0)
     for distance in (0.0, 0.0, 1e3, 1e2):
-        pace.after_batch(problem, np.full((len(labels), 1), base + distance), labels, None)
+        pace.after_batch(
+            problem, np.full((len(labels), 1), base + distance), labels, None
+        )
         pace.after_epoch()
     # the second epoch stalled, the third exploded and was no lower
     assert pace.factor == 1.0 / (2.0 * BACK_OFF * 2.0)

@@ -1,4 +1,6 @@
-"""The messages of the program that advise: the texts in its source, found by their verbs."""
+"""The messages of the program that advise: the texts in its source, found by their
+verbs.
+"""
 
 import ast
 import re
@@ -9,13 +11,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("tp_flower", "strategies", "client_apps")
 VERBS = (
     "add|aggregate|ask|cast|CAST|check|choose|compare|convert|declare|divide|encode|filter|give"
-    "|hold|install|join|JOIN|keep|leave|LEFT JOIN|list|lower|Lower|name|put|raise|rename|repeat"
+    "|hold|install|join|JOIN|keep|leave|LEFT JOIN|list|lower|Lower|name|put|raise"
+    "|rename|repeat"
     "|replace|set|start|take|try|use|Use|write|Write"
 )
 ADVICE = re.compile(rf"([:;,.(]|\bor) (only |for \w+ |for [\w ]+ group )?({VERBS}) ")
 ADVICE_FIRST = re.compile(rf"^({VERBS.lower()}) [a-zA-Z{{'`\"]")
 REMEDY = re.compile(
-    r"^[^ ]+\(x|/ NULLIF|such as WHERE|JOIN \(SELECT| is a (number|text)\b|: It is|It is "
+    r"^[^ ]+\(x|/ NULLIF|such as WHERE|JOIN \(SELECT| is a (number|text)\b|: It is|It "
+    r"is "
 )
 """What stands in place of something refused, without a verb."""
 NO_ADVICE = re.compile(
@@ -31,7 +35,9 @@ def text_of(node: ast.AST) -> str | None:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
-        return "".join("{}" if (part := text_of(v)) is None else part for v in node.values)
+        return "".join(
+            "{}" if (part := text_of(v)) is None else part for v in node.values
+        )
     return None
 
 
@@ -48,7 +54,9 @@ def _texts(tree: ast.Module) -> Iterator[str]:
             refusals = [k.value for k in node.keywords if k.arg == "refusal"]
             if name in NO_MESSAGES:
                 described = [*node.args, *(k.value for k in node.keywords)]
-                skipped.update(n for tree in described for n in ast.walk(tree) if n not in refusals)
+                skipped.update(
+                    n for tree in described for n in ast.walk(tree) if n not in refusals
+                )
     for node in ast.walk(tree):
         text = text_of(node)
         if text and node not in skipped:
@@ -62,7 +70,9 @@ def _advises(text: str) -> bool:
 
 def texts() -> list[str]:
     """All texts of the program but its documentation."""
-    files = (file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py")))
+    files = (
+        file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))
+    )
     parsed = (ast.parse(file.read_text("utf-8")) for file in files)
     return list(dict.fromkeys(text for tree in parsed for text in _texts(tree)))
 

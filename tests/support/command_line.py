@@ -34,4 +34,9 @@ def refused_by(*arguments: object, status: int = 1) -> str:
 
 def site_options(folder: Path) -> list[str]:
     """The options that name the files of the site "shop"."""
-    return ["--tables", f"{folder}/shop/tables.toml", "--state-dir", f"{folder}/shop/state"]
+    return [
+        "--tables",
+        f"{folder}/shop/tables.toml",
+        "--state-dir",
+        f"{folder}/shop/state",
+    ]

@@ -27,7 +27,9 @@ def url_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> sa.URL:
     return url
 
 
-def source_of(url: sa.URL, table: str, site: str = "here", **settings: Any) -> ShardSource:
+def source_of(
+    url: sa.URL, table: str, site: str = "here", **settings: Any
+) -> ShardSource:
     """A table of a database as a shard; ``settings`` are of the shard or its place."""
     of_shard = {k: settings.pop(k) for k in ("types", "min_count") if k in settings}
     if "sql" not in settings:
@@ -58,7 +60,9 @@ def fill(url: sa.URL, table: str, columns: Mapping[str, str], rows: Rows) -> str
         connection.exec_driver_sql(f"CREATE TABLE {quote(name)} ({listed})")
         values = [tuple(_value(v, dialect) for v in row) for row in rows]
         if values:
-            connection.exec_driver_sql(f"INSERT INTO {quote(name)} VALUES ({places})", values)
+            connection.exec_driver_sql(
+                f"INSERT INTO {quote(name)} VALUES ({places})", values
+            )
     return name
 
 

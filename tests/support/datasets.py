@@ -54,7 +54,10 @@ def few_rows(name: str, rows: int) -> dict[str, pd.DataFrame]:
 
 def sites_of(tables: dict[str, pd.DataFrame], *, is_sharded: bool) -> Sites:
     """Deal the tables to sites; sharded, each is cut in two at a third."""
-    cut = {name: pieces(frame, *[len(frame) // 3] * is_sharded) for name, frame in tables.items()}
+    cut = {
+        name: pieces(frame, *[len(frame) // 3] * is_sharded)
+        for name, frame in tables.items()
+    }
     return one_per_site(cut)
 
 

@@ -24,7 +24,14 @@ from tp_flower.losses import LOSSES
 from tp_flower.methods import TREES
 from tp_flower.privacy.plan import PartPlan
 from tp_flower.protocol.messages import Action
-from tp_flower.protocol.packet import ArrayKey, Packet, message_bytes, pack, unpack, unpack_bits
+from tp_flower.protocol.packet import (
+    ArrayKey,
+    Packet,
+    message_bytes,
+    pack,
+    unpack,
+    unpack_bits,
+)
 from tp_flower.query import Query
 from tp_flower.reports.records import RoundReport
 
@@ -78,7 +85,9 @@ def store(orders: int = 60, customers: int = 12, seed: int = 0) -> Frames:
     item[2] = 99
     day = rng.integers(1, 29, orders)
     online = rng.random(orders) < 0.4
-    known = np.nan_to_num(age, nan=45.0)[np.nan_to_num(customer).astype(int) % customers]
+    known = np.nan_to_num(age, nan=45.0)[
+        np.nan_to_num(customer).astype(int) % customers
+    ]
     mean_price = parts.groupby("item")["price"].mean().reindex(item).fillna(5.0)
     qty = 3 + 0.05 * (day - 14) + online + 0.03 * (known - 45)
     qty = qty - 0.2 * (mean_price.to_numpy() - 6) + 0.7 * rng.normal(size=orders)
@@ -123,7 +132,9 @@ def store_on_disk(folder: Path) -> Path:
 def pieces(frame: pd.DataFrame, *cuts: int) -> list[pd.DataFrame]:
     """Cut a table into shards."""
     edges = [0, *cuts, len(frame)]
-    return [frame.iloc[start:stop].reset_index(drop=True) for start, stop in pairwise(edges)]
+    return [
+        frame.iloc[start:stop].reset_index(drop=True) for start, stop in pairwise(edges)
+    ]
 
 
 def one_per_site(shards: Mapping[str, Sequence[pd.DataFrame]]) -> Sites:
@@ -167,7 +178,9 @@ class Watched:
         kind = action, replies
         return [s for s in self.seen if (s.action, s.is_reply) == kind]
 
-    def arrays(self, action: str, *, replies: bool = False) -> dict[ArrayKey, np.ndarray]:
+    def arrays(
+        self, action: str, *, replies: bool = False
+    ) -> dict[ArrayKey, np.ndarray]:
         """The arrays of all messages of a type, by part and name."""
         messages = self.sent(action, replies=replies)
         return dict(pair for seen in messages for pair in seen.arrays.items())
@@ -212,7 +225,11 @@ class Run(Watched):
     def sizes(self) -> dict[int, int]:
         """By part number, how many rows the site says it has."""
         replies = self.sent("query.extract", replies=True)
-        return {part["id"]: part["rows"] for seen in replies for part in seen.header["parts"]}
+        return {
+            part["id"]: part["rows"]
+            for seen in replies
+            for part in seen.header["parts"]
+        }
 
     @property
     def lines(self) -> list[dict]:
@@ -295,7 +312,10 @@ class WatchedGrid(Watched, InProcessGrid):
     """Messages as they arrived, in ``seen``; ``change`` may change each before that."""
 
     def __init__(
-        self, sites: Sites, change: Callable[[Seen], object] | None = None, **options: object
+        self,
+        sites: Sites,
+        change: Callable[[Seen], object] | None = None,
+        **options: object,
     ) -> None:
         super().__init__(app, sites, **options)
         self.change = change
@@ -330,8 +350,12 @@ def _after_round(finished: Run, grid: InProcessGrid, report: RoundReport) -> Non
             if shard.data.spec.kind == TREES:
                 break  # every shard grows its own
             # every shard of a table predicts with the same parameters
-            np.testing.assert_array_equal(shard.model.parameters, shards[0].model.parameters)
-        finished.features[table] = np.concatenate([dense(on_host(s.data.features)) for s in shards])
+            np.testing.assert_array_equal(
+                shard.model.parameters, shards[0].model.parameters
+            )
+        finished.features[table] = np.concatenate(
+            [dense(on_host(s.data.features)) for s in shards]
+        )
     finished.parameters.append(
         {name: own[0].model.parameters.copy() for name, own in by_table.items()}
     )
@@ -349,7 +373,9 @@ def _masks(finished: Run) -> None:
     for name, target in (("trained", finished.trained), ("tested", finished.tested)):
         for alias, table in federation.tables.items():
             numbers = [part.number for part in table.parts]
-            bits = [unpack_bits(told[number, name], sizes[number]) for number in numbers]
+            bits = [
+                unpack_bits(told[number, name], sizes[number]) for number in numbers
+            ]
             target[alias] = np.concatenate(bits)
 
 

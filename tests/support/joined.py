@@ -31,7 +31,9 @@ HASHER = KeyedHasher(bytes(range(32))).purpose("join keys")
 LABEL = "label"
 
 
-def joined_rows(bound: BoundQuery, sources: Sources, *, matched: bool = False) -> Counter[Row]:
+def joined_rows(
+    bound: BoundQuery, sources: Sources, *, matched: bool = False
+) -> Counter[Row]:
     """The label and all features of each joined row; NULL where there is no match.
 
     Args:
@@ -65,7 +67,9 @@ def joined_rows(bound: BoundQuery, sources: Sources, *, matched: bool = False) -
     )
 
 
-def run(frame: pd.DataFrame, wanted: Fragment, folder=None, order_key=b"") -> ExtractedShard:
+def run(
+    frame: pd.DataFrame, wanted: Fragment, folder=None, order_key=b""
+) -> ExtractedShard:
     token = register_frames({"table": frame}, site="here")
     try:
         (source,) = load_tables(f"memory:{token}")
@@ -135,7 +139,9 @@ def plain(value: object) -> Value:
     if isinstance(value, str):
         return unicodedata.normalize("NFC", value)
     if isinstance(value, date):
-        moment = value if isinstance(value, datetime) else datetime.combine(value, time())
+        moment = (
+            value if isinstance(value, datetime) else datetime.combine(value, time())
+        )
         return plain(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp())
     if value is None or (isinstance(value, float | np.floating) and math.isnan(value)):
         return None
@@ -158,7 +164,9 @@ def engine_rows(
 
 def result_names(bound: BoundQuery) -> list[str]:
     features = [
-        feature.name for table in bound.tables for feature in bound.fragments_of(table)[0].features
+        feature.name
+        for table in bound.tables
+        for feature in bound.fragments_of(table)[0].features
     ]
     return [LABEL, *features]
 
@@ -170,7 +178,9 @@ def plan(bound: BoundQuery) -> list[str]:
         kind = "LEFT JOIN" if join.right in bound.outer else "JOIN"
         left = bound.fragments_of(join.left)[0].keys[join.left_key]
         right = bound.fragments_of(join.right)[0].keys[join.right_key]
-        lines.append(f"{join.left} {kind} {join.right}: {_listed(left)} = {_listed(right)}")
+        lines.append(
+            f"{join.left} {kind} {join.right}: {_listed(left)} = {_listed(right)}"
+        )
     return [line.replace('"', "") for line in lines]
 
 
@@ -178,7 +188,10 @@ def _fragment_line(fragment: Fragment) -> str:
     relation = fragment.name
     if fragment.subquery is not None:
         relation = f"({fragment.subquery.to_sql(fragment.name)})"
-    own = [f.sql if f.sql == f'"{f.name}"' else f"{f.name}: {f.sql}" for f in fragment.features]
+    own = [
+        f.sql if f.sql == f'"{f.name}"' else f"{f.name}: {f.sql}"
+        for f in fragment.features
+    ]
     label = [] if fragment.label is None else [f"label: {fragment.label}"]
     where = f" WHERE {' AND '.join(fragment.filters)}" if fragment.filters else ""
     line = f"{fragment.table} is {relation}{where} | {', '.join([*label, *own])}"

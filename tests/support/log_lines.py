@@ -32,6 +32,8 @@ def logged_run(strategy, grid, caplog) -> list[dict[str, str]]:
             strategy.start(grid)
         finally:
             # whoever has the run's name can go on with the run
-            assert all(strategy.session.run not in r.getMessage() for r in caplog.records)
+            assert all(
+                strategy.session.run not in r.getMessage() for r in caplog.records
+            )
             assert all("\n" not in r.getMessage() for r in caplog.records)
     return events(caplog.records)

@@ -44,7 +44,9 @@ def on(layout: Callable[[Frames], dict], frames: Frames) -> NamedSites:
 def wide(features: int, outputs: int, intercept: bool) -> torch.nn.Module:
     """A factory's model."""
     return torch.nn.Sequential(
-        torch.nn.Linear(features, 3), torch.nn.Tanh(), torch.nn.Linear(3, outputs, bias=intercept)
+        torch.nn.Linear(features, 3),
+        torch.nn.Tanh(),
+        torch.nn.Linear(3, outputs, bias=intercept),
     )
 
 
@@ -82,7 +84,9 @@ class Model:
         """Return a part of the model of a table."""
         part = self.manifest.table(alias).parts[0]
         model = self.manifest.model
-        (folder,) = self.state.glob(f"*/models/{model.name}/{model.version}/part-{part.number}")
+        (folder,) = self.state.glob(
+            f"*/models/{model.name}/{model.version}/part-{part.number}"
+        )
         return SavedModel.load(folder, part.digest)
 
     def local_scores(self, alias: str, frame: pd.DataFrame) -> np.ndarray:
@@ -90,7 +94,10 @@ class Model:
         return scores_of(self.saved(alias), frame)
 
     def reference(
-        self, frames: Mapping[str, pd.DataFrame], source: str, aliases: Collection[str] = ()
+        self,
+        frames: Mapping[str, pd.DataFrame],
+        source: str,
+        aliases: Collection[str] = (),
     ) -> list[tuple[float, ...]]:
         """Return (row of the label table, *scores) of the joined rows, in order.
 
@@ -109,11 +116,14 @@ class Model:
             extra = {f"score_{k}": scores[:, k] for k in range(scores.shape[1])}
             connection.register(name, own.assign(position=own.index, **extra))
         sums = ", ".join(
-            " + ".join(f"COALESCE({alias}.score_{k}, 0)" for alias in aliases) + f" + {base!r}"
+            " + ".join(f"COALESCE({alias}.score_{k}, 0)" for alias in aliases)
+            + f" + {base!r}"
             for k, base in enumerate(self.manifest.base_score)
         )
         label = self.manifest.label_table
-        return sorted(connection.execute(f"SELECT {label}.position, {sums} {source}").fetchall())
+        return sorted(
+            connection.execute(f"SELECT {label}.position, {sums} {source}").fetchall()
+        )
 
 
 def scores_of(saved: SavedModel, frame: pd.DataFrame) -> np.ndarray:

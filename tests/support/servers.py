@@ -28,9 +28,13 @@ SECONDS_TO_START = 300.0  # of a busy machine
 
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[sa.URL]:
-    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda f: float(f.parent.name))
+    folders = sorted(
+        Path("/usr/lib/postgresql").glob("*/bin"), key=lambda f: float(f.parent.name)
+    )
     path = os.pathsep.join([os.environ.get("PATH", ""), *map(str, folders[-1:])])
-    initdb, postgres = (shutil.which(name, path=path) for name in ("initdb", "postgres"))
+    initdb, postgres = (
+        shutil.which(name, path=path) for name in ("initdb", "postgres")
+    )
     if not initdb or not postgres:
         pytest.skip("PostgreSQL is not installed: initdb and postgres are not found")
     account = _account("postgres")
@@ -66,7 +70,9 @@ def mariadb() -> Iterator[sa.URL]:
         shutil.which(name, path=path) for name in ("mariadb-install-db", "mariadbd")
     )
     if not install or not mariadbd:
-        pytest.skip("MariaDB is not installed: mariadb-install-db and mariadbd are not found")
+        pytest.skip(
+            "MariaDB is not installed: mariadb-install-db and mariadbd are not found"
+        )
     account = _account("mysql")
     with _folder(account) as folder:
         common = ["--no-defaults", f"--datadir={folder}/data"]
@@ -147,7 +153,9 @@ def _server(
     """Run a server until the block ends; enter it once the server answers."""
     log = folder / "log"
     with log.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file, cwd="/", **account)
+        process = subprocess.Popen(
+            command, stdout=file, stderr=file, cwd="/", **account
+        )
     try:
         _wait(process, url, log)
         yield
@@ -181,7 +189,9 @@ def _with_database(url: sa.URL) -> sa.URL:
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    """Return as soon as something is so, however long a busy machine takes; fail if it never is."""
+    """Return as soon as something is so, however long a busy machine takes; fail if it
+    never is.
+    """
     end = time.monotonic() + SECONDS_TO_START
     while not is_so():
         assert time.monotonic() < end, "it does not come"

@@ -1,9 +1,10 @@
 """The SQL pairs of the folder ``sql``, and the small tables that they are about.
 
-A pair is a query with its plan or its error. The tables' types are those that DuckDB, PostgreSQL,
-MariaDB and SQLite all read. What differs: in CSV an empty text is NULL (customers, nicknames) and
-'01' a number unless typed; SQLite stores dates, timestamps, decimals and booleans as texts or
-numbers; MariaDB's BOOLEAN is 0 or 1, and its default collation takes 'bo' and 'Bo' for equal.
+A pair is a query with its plan or its error. The tables' types are those that DuckDB,
+PostgreSQL, MariaDB and SQLite all read. What differs: in CSV an empty text is NULL
+(customers, nicknames) and '01' a number unless typed; SQLite stores dates, timestamps,
+decimals and booleans as texts or numbers; MariaDB's BOOLEAN is 0 or 1, and its default
+collation takes 'bo' and 'Bo' for equal.
 """
 
 import tomllib
@@ -17,7 +18,10 @@ from tp_flower.sources.shards import ShardSource
 
 FOLDER = Path(__file__).parent / "sql"
 SCRIPT = (FOLDER / "tables.sql").read_text(encoding="utf-8")
-FILES = [tomllib.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.toml"))]
+FILES = [
+    tomllib.loads(path.read_text(encoding="utf-8"))
+    for path in sorted(FOLDER.glob("*.toml"))
+]
 PAIRS: list[dict[str, Any]] = [
     {**pair, "sql": " ".join(pair["sql"].split())}
     for file in FILES

@@ -59,7 +59,9 @@ never what a weighted sum is expected to be.
 _BLOCK_VALUES: Final = 1 << 22
 
 
-def augmented(features: AnyArray, labels: AnyArray | None, *, intercept: bool) -> FloatArray:
+def augmented(
+    features: AnyArray, labels: AnyArray | None, *, intercept: bool
+) -> FloatArray:
     """Return the columns that define a table's scores, (n, d [+ 1] [+ c]).
 
     ``labels`` (n, c) are numbers, or one column per class.
@@ -97,7 +99,9 @@ def whitening(gram: FloatArray) -> FloatArray:
     scale = np.divide(1.0, lengths, where=lengths > 0, out=np.zeros_like(lengths))
     values, vectors = np.linalg.eigh(scale[:, None] * gram * scale)
     is_direction = values > RANK_TOLERANCE * values.max(initial=0.0)
-    basis: FloatArray = scale[:, None] * (vectors[:, is_direction] / np.sqrt(values[is_direction]))
+    basis: FloatArray = scale[:, None] * (
+        vectors[:, is_direction] / np.sqrt(values[is_direction])
+    )
     return basis
 
 
@@ -209,7 +213,9 @@ def kmeans_scores(shard: ShardClusters, cost: float) -> FloatArray:
     costs = shard.sum_by_cluster(shard.multiplicity * shard.distances)
     sizes = shard.sum_by_cluster(shard.multiplicity)
     cluster = (share * costs + 2.0 * ALPHA) / sizes
-    return np.where(shard.multiplicity > 0, share * shard.distances + cluster[shard.labels], 0.0)
+    return np.where(
+        shard.multiplicity > 0, share * shard.distances + cluster[shard.labels], 0.0
+    )
 
 
 def kmeans_total(cost: float, table_cost: float, used: int) -> float:
@@ -240,7 +246,9 @@ def gamma(blocks: Sequence[AnyArray], weights: FloatArray) -> float:
     >>> [round(gamma([first, other], np.ones(2)), 9) for other in others]
     [1.0, 0.0]
     """
-    together = np.concatenate([block @ whitening(gram(block, weights)) for block in blocks], axis=1)
+    together = np.concatenate(
+        [block @ whitening(gram(block, weights)) for block in blocks], axis=1
+    )
     smallest = np.linalg.eigvalsh(gram(together, weights)).min(initial=1.0)
     # this is a square: rounding can turn 0 into what would be 1e-8 as a root
     return float(np.sqrt(np.clip(smallest, 0.0, 1.0))) if smallest > 1e-12 else 0.0

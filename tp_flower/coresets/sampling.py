@@ -59,7 +59,9 @@ def draw_rows(weights: AnyArray, count: int, rng: Generator) -> IntArray:
     if not len(ends) or not ends[-1] > 0:
         raise ValueError(f"cannot draw {count} rows: none has a weight above 0")
     # the first end above the number; a row of weight 0 has an empty interval
-    positions: IntArray = np.searchsorted(ends, rng.random(count) * ends[-1], side="right")
+    positions: IntArray = np.searchsorted(
+        ends, rng.random(count) * ends[-1], side="right"
+    )
     return positions
 
 

@@ -63,7 +63,9 @@ def solve(
         if l1 > 0:
             # 1/(2n) sum w r^2 + alpha (ratio |theta|_1 + (1 - ratio)/2 ||theta||^2)
             alpha, ratio = l1 + l2, l1 / (l1 + l2)
-            model = ElasticNet(alpha=alpha, l1_ratio=ratio, max_iter=MAX_PASSES, tol=TOLERANCE)
+            model = ElasticNet(
+                alpha=alpha, l1_ratio=ratio, max_iter=MAX_PASSES, tol=TOLERANCE
+            )
         else:
             # sum w r^2 + alpha ||theta||^2, which is 2 n times ours
             model = Ridge(alpha=l2 * len(scaled), solver="svd")
@@ -71,7 +73,9 @@ def solve(
     return np.append(model.coef_, model.intercept_)
 
 
-def _saga(design: FloatArray, targets: FloatArray, weights: FloatArray, l2: float) -> FloatArray:
+def _saga(
+    design: FloatArray, targets: FloatArray, weights: FloatArray, l2: float
+) -> FloatArray:
     from sklearn.linear_model import Ridge
 
     # scikit-learn's step follows the longest row, regardless of its weight: a large
@@ -89,7 +93,9 @@ def _saga(design: FloatArray, targets: FloatArray, weights: FloatArray, l2: floa
     return np.append(model.coef_, middle - mean @ model.coef_)
 
 
-def _least_squares(design: FloatArray, targets: FloatArray, weights: FloatArray) -> FloatArray:
+def _least_squares(
+    design: FloatArray, targets: FloatArray, weights: FloatArray
+) -> FloatArray:
     from sklearn.linear_model import LinearRegression
 
     # without a penalty units do not matter, and must not decide what counts as zero:
@@ -179,6 +185,7 @@ def distdim(
     combinations, which = np.unique(labels, axis=0, return_inverse=True)
     totals = np.bincount(which.reshape(-1), weights, minlength=len(combinations))
     grid = np.concatenate(
-        [of_party[combinations[:, place]] for place, of_party in enumerate(centres)], axis=1
+        [of_party[combinations[:, place]] for place, of_party in enumerate(centres)],
+        axis=1,
     )
     return weighted_kmeans(grid, totals, clusters, rng)

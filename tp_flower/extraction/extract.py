@@ -34,7 +34,10 @@ _TEXTS: Final = pa.schema([("t", pa.string())])
 
 
 def extract(
-    source: ShardSource, fragment: Fragment, folder: Path | None = None, order_key: bytes = b""
+    source: ShardSource,
+    fragment: Fragment,
+    folder: Path | None = None,
+    order_key: bytes = b"",
 ) -> extracted.ExtractedShard:
     """Run a fragment on a shard; keep the columns in an empty folder, or in memory.
 
@@ -65,25 +68,37 @@ def extract(
         (folder / META_FILE).write_bytes(msgspec.json.encode(contents))
         return open_extracted(folder)
     buffers = {name: file.getvalue() for name, file in files.items()}
-    return extracted.ExtractedShard(contents, lambda name: pa.BufferReader(buffers[name]))
+    return extracted.ExtractedShard(
+        contents, lambda name: pa.BufferReader(buffers[name])
+    )
 
 
 def open_extracted(folder: Path) -> extracted.ExtractedShard:
     """Return the shard that ``extract`` wrote to a folder."""
-    contents = msgspec.json.decode((folder / META_FILE).read_bytes(), type=extracted.ShardContents)
-    return extracted.ExtractedShard(contents, lambda name: pa.OSFile(str(folder / name)))
+    contents = msgspec.json.decode(
+        (folder / META_FILE).read_bytes(), type=extracted.ShardContents
+    )
+    return extracted.ExtractedShard(
+        contents, lambda name: pa.OSFile(str(folder / name))
+    )
 
 
 class _Writer:
     """Writes the batches of a plan's SELECT to new Arrow files."""
 
-    def __init__(self, plan: select_plan.Plan, create: Callable[[str], pa.NativeFile]) -> None:
+    def __init__(
+        self, plan: select_plan.Plan, create: Callable[[str], pa.NativeFile]
+    ) -> None:
         self._plan = plan
-        self._widths = {p.column: select_plan.vector_width(p.type) for p in plan.vectors}
+        self._widths = {
+            p.column: select_plan.vector_width(p.type) for p in plan.vectors
+        }
         self._starts = [0]
         self._listed = Counter[str]()
         self._lists = {
-            column: pa.ipc.new_stream(create(extracted.TEXTS_FILE.format(column)), _TEXTS)
+            column: pa.ipc.new_stream(
+                create(extracted.TEXTS_FILE.format(column)), _TEXTS
+            )
             for column in plan.listed
         }
         self._schema = pa.schema(
@@ -102,7 +117,10 @@ class _Writer:
         columns = [
             *(batch[piece.column] for piece in self._plan.numbers),
             *(self._positions(column, batch[column]) for column in self._plan.listed),
-            *(self._vectors(piece, batch[piece.column]) for piece in self._plan.vectors),
+            *(
+                self._vectors(piece, batch[piece.column])
+                for piece in self._plan.vectors
+            ),
         ]
         self._file.write_batch(pa.record_batch(columns, schema=self._schema))
         self._starts.append(self._starts[-1] + batch.num_rows)
@@ -113,10 +131,15 @@ class _Writer:
             file.close()
         plan = self._plan
         keys = {
-            column: extracted.StoredColumn(kind="+".join(p.kind for p in parts), column=column)
+            column: extracted.StoredColumn(
+                kind="+".join(p.kind for p in parts), column=column
+            )
             for column, parts in plan.composites.items()
         }
-        groups, units = keys.pop(select_plan.GROUPS, None), keys.pop(select_plan.UNIT, None)
+        groups, units = (
+            keys.pop(select_plan.GROUPS, None),
+            keys.pop(select_plan.UNIT, None),
+        )
         if units is not None:
             policy = plan.source.policy
             units = replace(units, name=policy.per, width=policy.rows_per_unit)
@@ -136,7 +159,11 @@ class _Writer:
                 for piece in plan.features
             ),
             label=next(
-                (extracted.StoredColumn(kind=p.kind, column=p.column) for p in plan.label), None
+                (
+                    extracted.StoredColumn(kind=p.kind, column=p.column)
+                    for p in plan.label
+                ),
+                None,
             ),
             weight=next((piece.column for piece in plan.weight), None),
             keys=tuple(keys.values()),
@@ -160,8 +187,9 @@ class _Writer:
             width = self._widths[piece.column] = shortest if width is None else width
             if shortest != longest or shortest != width:
                 raise SourceError(
-                    f"{self._plan.source}: the vectors of {piece.name!r} differ in length: "
-                    f"{shortest} and {max(longest, width)}; all must have the same length"
+                    f"{self._plan.source}: the vectors of {piece.name!r} differ in "
+                    f"length: {shortest} and {max(longest, width)}; all must have the "
+                    "same length"
                 )
         vectors = vectors.cast(_VECTORS, safe=False)
         self._check_finite(piece, vectors.flatten())
@@ -198,7 +226,9 @@ def _batches(
             if row_columns:
                 row = f"CAST(hash({', '.join(row_columns)}) AS VARCHAR)"
                 order = f"ORDER BY sha256('{order_key.hex()}' || {row})"
-            yield from connection.sql(f"SELECT * FROM unsorted {order}").to_arrow_reader(size)
+            yield from connection.sql(
+                f"SELECT * FROM unsorted {order}"
+            ).to_arrow_reader(size)
         else:
             for _ in opened.chunks():
                 limit.check()

@@ -6,9 +6,10 @@ Layout
     texts-<column>.arrow    the list: the distinct texts of each batch, batch by batch
     shard.json              the columns' kinds, and the row at which each batch starts
 
-A shard may be larger than memory: it is written and read batch by batch, with plain reads, because
-the pages of a memory map count as memory of the process. Small shards keep the same files in
-memory. Nothing in the files is keyed: the secret of the hashes changes with every run.
+A shard may be larger than memory: it is written and read batch by batch, with plain
+reads, because the pages of a memory map count as memory of the process. Small shards
+keep the same files in memory. Nothing in the files is keyed: the secret of the hashes
+changes with every run.
 
 Notation
     n   rows of the shard that pass the fragment's filters
@@ -144,7 +145,9 @@ class ExtractedKey:
         return place[self.codes], np.ascontiguousarray(hashes[order])
 
 
-def check_no_null(columns: Sequence["LabelColumn"], sql: str, *, are_private: bool = False) -> None:
+def check_no_null(
+    columns: Sequence["LabelColumn"], sql: str, *, are_private: bool = False
+) -> None:
     """Refuse labels that are NULL; ``sql`` is the label as the query writes it.
 
     Of private labels nothing is told but how many are NULL.
@@ -158,7 +161,9 @@ def check_no_null(columns: Sequence["LabelColumn"], sql: str, *, are_private: bo
     distinct = set[float | str]().union(*(column.present for column in columns))
     if len(distinct) < 2 and not are_private:
         # without these rows nothing could be learned
-        advice = f"the others have one label at most; if NULL stands for another, {filled}"
+        advice = (
+            f"the others have one label at most; if NULL stands for another, {filled}"
+        )
     else:
         condition = sql if re.fullmatch(r"[\w.\"]+", sql) else f"({sql})"
         left_out = f"leave them out, WHERE {condition} IS NOT NULL"
@@ -183,7 +188,9 @@ class LabelColumn:
     def present(self) -> set[float | str]:
         """The distinct labels that are not NULL."""
         values = np.unique(self.values[~np.isnan(self.values)])
-        return {self.categories[int(v)] if self.kind == "text" else float(v) for v in values}
+        return {
+            self.categories[int(v)] if self.kind == "text" else float(v) for v in values
+        }
 
     @property
     def codes(self) -> CodeArray:
@@ -207,7 +214,9 @@ class LabelColumn:
 class ExtractedShard:
     """The rows of one fragment on one shard; columns are read when they are needed."""
 
-    def __init__(self, contents: ShardContents, open_file: Callable[[str], pa.NativeFile]) -> None:
+    def __init__(
+        self, contents: ShardContents, open_file: Callable[[str], pa.NativeFile]
+    ) -> None:
         self.contents, self._open_file = contents, open_file
         self.table, self.features = contents.table, contents.features
         self.rows = contents.starts[-1]
@@ -240,7 +249,9 @@ class ExtractedShard:
         if label.kind != "text":
             return LabelColumn(label.kind, self._numbers(label.column))
         codes, texts = self._coded(label.column)
-        return LabelColumn("text", np.where(codes < 0, np.nan, codes), tuple(texts.to_pylist()))
+        return LabelColumn(
+            "text", np.where(codes < 0, np.nan, codes), tuple(texts.to_pylist())
+        )
 
     @property
     def weight(self) -> FloatArray | None:
@@ -253,7 +264,9 @@ class ExtractedShard:
         info = next(info for info in self.features if info.name == name)
         return self._feature(info, self._whole(info.column))
 
-    def blocks(self, rows: IndexArray | None, size: int) -> Iterator[dict[str, FeatureColumn]]:
+    def blocks(
+        self, rows: IndexArray | None, size: int
+    ) -> Iterator[dict[str, FeatureColumn]]:
         """Yield all features, ``size`` rows at a time.
 
         ``rows`` are positions, sorted or consisting of a few sorted runs: each run of
@@ -269,9 +282,16 @@ class ExtractedShard:
                 pieces = []
                 for first, last in pairwise([0, *cuts.tolist(), len(block)]):
                     number = int(batches[first])
-                    pieces.append(read_batch(number).take(block[first:last] - self._starts[number]))
+                    pieces.append(
+                        read_batch(number).take(
+                            block[first:last] - self._starts[number]
+                        )
+                    )
                 table = pa.Table.from_batches(pieces)
-                yield {info.name: self._feature(info, table[info.column]) for info in self.features}
+                yield {
+                    info.name: self._feature(info, table[info.column])
+                    for info in self.features
+                }
 
     def _feature(self, info: StoredColumn, values: pa.ChunkedArray) -> FeatureColumn:
         if info.kind == "text":

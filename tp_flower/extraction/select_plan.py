@@ -36,7 +36,8 @@ Kind = Literal["number", "text", "uuid", "time", "boolean", "vector"]
 _FLOATS: Final = re.compile(r'FLOAT|REAL|DOUBLE|"NULL"')
 _DECIMAL: Final = re.compile(r"(?:DECIMAL|NUMERIC)\((?P<digits>\d+), ?(?P<scale>\d+)\)")
 _NUMBER: Final = (
-    rf"U?(?:TINY|SMALL|BIG|HUGE)INT|U?INTEGER|{_FLOATS.pattern}|(?:DECIMAL|NUMERIC)\(\d+, ?\d+\)"
+    rf"U?(?:TINY|SMALL|BIG|HUGE)INT|U?INTEGER|{_FLOATS.pattern}"
+    r"|(?:DECIMAL|NUMERIC)\(\d+, ?\d+\)"
 )
 _VECTOR: Final = re.compile(rf"(?P<element>{_NUMBER})\[(?P<length>\d*)\]")
 _KINDS: Final[dict[Kind, re.Pattern[str]]] = {
@@ -102,7 +103,8 @@ def as_number(column: TypedColumn) -> str:
     number = f"CAST({column.sql} AS DOUBLE)"
     if column.kind == "time":
         number = (
-            f"CASE WHEN isinf({column.sql}) THEN CAST('inf' AS DOUBLE) ELSE epoch({column.sql}) END"
+            f"CASE WHEN isinf({column.sql}) THEN CAST('inf' AS DOUBLE) ELSE "
+            f"epoch({column.sql}) END"
         )
     return f"coalesce({number}, CAST('nan' AS DOUBLE))"
 
@@ -110,7 +112,11 @@ def as_number(column: TypedColumn) -> str:
 def as_vector(column: TypedColumn) -> str:
     """Return a list or an array of numbers as one of FLOAT or DOUBLE."""
     vector = _VECTOR.fullmatch(column.type)
-    element = "FLOAT" if vector is not None and vector["element"] in {"FLOAT", "REAL"} else "DOUBLE"
+    element = (
+        "FLOAT"
+        if vector is not None and vector["element"] in {"FLOAT", "REAL"}
+        else "DOUBLE"
+    )
     return f"CAST({column.sql} AS {element}[])"
 
 
@@ -182,7 +188,9 @@ def _float_text(value: str) -> str:
     integer = f"CAST(CAST({value} AS BIGINT) AS VARCHAR)"
     huge = f"{sign} || CAST(CAST(abs({value}) AS UHUGEINT) AS VARCHAR)"
     # DuckDB writes -0.000012 as -1.2e-05
-    mantissa, exponent = (f"split_part(ltrim({shortest}, '-'), 'e-', {part})" for part in (1, 2))
+    mantissa, exponent = (
+        f"split_part(ltrim({shortest}, '-'), 'e-', {part})" for part in (1, 2)
+    )
     zeros = f"repeat('0', CAST({exponent} AS INTEGER) - 1)"
     tiny = f"{sign} || '0.' || {zeros} || replace({mantissa}, '.', '')"
     return (
@@ -201,7 +209,9 @@ def _time_text(value: str, duckdb_type: str) -> str:
     if duckdb_type == "TIMESTAMP_NS":
         # epoch_us rounds
         nanoseconds = f"epoch_ns({value})"
-        microseconds = f"CAST({nanoseconds} AS DECIMAL(19,0)) * CAST(0.001 AS DECIMAL(4,3))"
+        microseconds = (
+            f"CAST({nanoseconds} AS DECIMAL(19,0)) * CAST(0.001 AS DECIMAL(4,3))"
+        )
         text = (
             f"CASE WHEN {nanoseconds} % 1000 = 0"
             f" THEN CAST({nanoseconds} // 1000 AS VARCHAR)"
@@ -221,8 +231,9 @@ UNIT_OF_ROW: Final = "(unit)"  # column of rows drawn by unit, in no query's nam
 class Plan:
     """All expressions of a fragment, and the SELECT of them over a relation.
 
-    There is at most one label and weight. ``composites`` are the parts of each key and, under
-    ``GROUPS``, the expressions that a sub-query groups by; under ``UNIT`` the unit of privacy.
+    There is at most one label and weight. ``composites`` are the parts of each key and,
+    under ``GROUPS``, the expressions that a sub-query groups by; under ``UNIT`` the
+    unit of privacy.
     """
 
     source: ShardSource
@@ -296,7 +307,8 @@ class Plan:
                 ).fetchall()
             except duckdb.Error as error:
                 return SourceError(
-                    f"{self.source}: {name}, {sql}, fails on some value: {safe_message(error)}"
+                    f"{self.source}: {name}, {sql}, fails on some value: "
+                    f"{safe_message(error)}"
                 )
         return None
 
@@ -339,7 +351,9 @@ def make_plan(source: ShardSource, opened: Scan) -> Plan:
         features=tuple(_as_value(next(pieces)) for _ in features),
         label=tuple(_as_value(next(pieces)) for _ in label),
         weight=tuple(_as_weight(source, next(pieces)) for _ in weight),
-        composites={name: tuple(next(pieces) for _ in parts) for name, parts in composites},
+        composites={
+            name: tuple(next(pieces) for _ in parts) for name, parts in composites
+        },
         filters=fragment.filters,
     )
 
@@ -348,13 +362,18 @@ def _relation(source: ShardSource, opened: Scan) -> tuple[str, list[tuple[str, s
     subquery = opened.fragment.subquery
     if subquery is None:
         return RELATION, []
-    groups = [Feature(f"{GROUP} {number}", sql) for number, sql in enumerate(subquery.groups)]
+    groups = [
+        Feature(f"{GROUP} {number}", sql) for number, sql in enumerate(subquery.groups)
+    ]
     columns = [*subquery.columns, *groups]
     if source.policy.privacy_unit:
         # a group has the rows of one unit
         columns.append(Feature(UNIT_OF_ROW, f"any_value({quote_name(UNIT_OF_ROW)})"))
     group_names = [(f"group {group.sql}", quote_name(group.name)) for group in groups]
-    return f"({replace(subquery, columns=tuple(columns)).to_sql(RELATION)})", group_names
+    return (
+        f"({replace(subquery, columns=tuple(columns)).to_sql(RELATION)})",
+        group_names,
+    )
 
 
 def _as_value(piece: TypedColumn) -> TypedColumn:
@@ -375,7 +394,10 @@ def _usable(duckdb_type: str, sql: str) -> str:
     """Return what makes a number or a text of a value whose type has no kind."""
     text = f"CAST({sql} AS VARCHAR) is a text"
     if duckdb_type.startswith("TIME"):
-        return f"EPOCH({sql}) is a number, the seconds since midnight, as is HOUR({sql}); {text}"
+        return (
+            f"EPOCH({sql}) is a number, the seconds since midnight, as is HOUR({sql}); "
+            f"{text}"
+        )
     if duckdb_type == "INTERVAL":
         return f"EPOCH({sql}) is a number, of seconds; {text}"
     if duckdb_type in ("UHUGEINT", "BIGNUM", "BIT"):
@@ -386,14 +408,19 @@ def _usable(duckdb_type: str, sql: str) -> str:
 
 
 def typed_piece(
-    source: ShardSource, spelled: tuple[str, str, str], duckdb_type: str, *, can_be_vector: bool
+    source: ShardSource,
+    spelled: tuple[str, str, str],
+    duckdb_type: str,
+    *,
+    can_be_vector: bool,
 ) -> TypedColumn:
     """Return a piece from its name, column and SQL; refuse types without a kind."""
     name, column, sql = spelled
     kind = kind_of(duckdb_type)
     if kind is None or (kind == "vector" and not can_be_vector):
         raise SourceError(
-            f"{source}: {name!r} is of type {without_values(duckdb_type)}, which cannot be used: "
-            f"{_usable(duckdb_type, sql)}, or leave it out, of a star with EXCLUDE"
+            f"{source}: {name!r} is of type {without_values(duckdb_type)}, which "
+            f"cannot be used: {_usable(duckdb_type, sql)}, or leave it out, of a star "
+            "with EXCLUDE"
         )
     return TypedColumn(f"({sql})", duckdb_type, kind, name, column)

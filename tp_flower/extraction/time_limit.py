@@ -29,9 +29,9 @@ class TimeLimit:
         """Raise PolicyError once the time is over."""
         if self.is_over:
             raise PolicyError(
-                f"the table's policy (query-seconds = {self._seconds}) refuses: the query of "
-                f"table {self._table!r} takes longer; "
-                "ask for fewer or simpler expressions, or fewer rows by WHERE"
+                f"the table's policy (query-seconds = {self._seconds}) refuses: the "
+                f"query of table {self._table!r} takes longer; ask for fewer or "
+                "simpler expressions, or fewer rows by WHERE"
             )
 
     @contextmanager

@@ -15,13 +15,20 @@ from dataclasses import replace
 
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import PolicyError
-from tp_flower.extraction.select_plan import UNIT_OF_ROW, canonical_text, comparable, typed_piece
+from tp_flower.extraction.select_plan import (
+    UNIT_OF_ROW,
+    canonical_text,
+    comparable,
+    typed_piece,
+)
 from tp_flower.query.fragment import Fragment, spell
 from tp_flower.sources.shards import Scan, ShardSource, column_types, connect, scan
 
 
 @contextmanager
-def scan_drawn_rows(source: ShardSource, fragment: Fragment, key: bytes) -> Iterator[Scan]:
+def scan_drawn_rows(
+    source: ShardSource, fragment: Fragment, key: bytes
+) -> Iterator[Scan]:
     """Open a shard to run a fragment on it, or on its drawn rows if it has units.
 
     Raises:
@@ -46,7 +53,9 @@ def scan_drawn_rows(source: ShardSource, fragment: Fragment, key: bytes) -> Iter
         unit = _unit_text(source, {name: types.get(name, "") for name in names})
         rows = source.policy.rows_per_unit
         connection.execute(_draw(unit, rows, key, list(map(quote_name, types))))
-        connection.execute("CREATE OR REPLACE TEMP VIEW shard AS SELECT * FROM drawn_rows")
+        connection.execute(
+            "CREATE OR REPLACE TEMP VIEW shard AS SELECT * FROM drawn_rows"
+        )
         # a database may return its rows in another order every time
         yield Scan(connection, checked, needs_sort=source.database is not None)
 

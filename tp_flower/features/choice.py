@@ -43,7 +43,9 @@ def parse_entries(text: str) -> tuple[Entry, ...]:
             raise ValueError(
                 f"{piece.strip()!r} is not <table>.<column>=<encoder>, as in {_EXAMPLE}"
             )
-        entries.append((_bare(entry["table"]), _bare(entry["column"]), entry["spec"].strip()))
+        entries.append(
+            (_bare(entry["table"]), _bare(entry["column"]), entry["spec"].strip())
+        )
     return tuple(entries)
 
 
@@ -72,7 +74,9 @@ def read_entries(value: object) -> tuple[Entry, ...]:
     try:
         msgspec.convert(entries, list[tuple[_Text, _Text, _Text]])
     except msgspec.ValidationError:
-        raise ValueError(f"{value!r} is not a list of (table, column, encoder)") from None
+        raise ValueError(
+            f"{value!r} is not a list of (table, column, encoder)"
+        ) from None
     distinct: dict[tuple[str, str], tuple[EncoderSpec, Entry]] = {}
     for table, column, text in entries:
         feature, entry = (table.lower(), column.lower()), (table, column, text)
@@ -89,8 +93,8 @@ class TableChoice(msgspec.Struct, frozen=True):
     """The encoder of each feature of a table, chosen by the settings.
 
     The table is its alias in the query. The specs are given as texts, by feature in the
-    query's order; None is the default, which is another ``for_trees``, and for numbers if
-    rows are ``weighted``: how many joined rows have a number is not told by weights.
+    query's order; None is the default, which is another ``for_trees``, and for numbers
+    if rows are ``weighted``: how many joined rows have a number is not told by weights.
     ``max_categories`` applies to categories without a number of their own.
     """
 
@@ -173,4 +177,8 @@ def _bare(name: str) -> str:
 
 
 def _quoted(name: str) -> str:
-    return name if re.fullmatch(r'[^".=;\s]+', name) else '"' + name.replace('"', '""') + '"'
+    return (
+        name
+        if re.fullmatch(r'[^".=;\s]+', name)
+        else '"' + name.replace('"', '""') + '"'
+    )

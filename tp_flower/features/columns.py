@@ -208,17 +208,21 @@ NUMBERS_OR_DATES: Final = (
 
 
 MOST_MARKS: Final = 5
-"""Other texts in a column of numbers that may all stand for a missing value, such as N/A or -."""
+"""Other texts in a column of numbers that may all stand for a missing value, such as
+N/A or -."""
 
 
 def nearly_numbers(column: FeatureColumn, few: float = 0.0) -> bool:
-    """Return whether 95 % of the texts are numbers or dates, and more than ``few`` no plain digits.
+    """Return whether 95 % of the texts are numbers or dates.
 
-    Three quarters of them are enough where the others are but a few different texts.
+    Three quarters are enough where the others are but a few different texts. In any
+    case, a share of more than ``few`` must not be plain digits.
     """
     if not isinstance(column, CategoricalColumn):
         return False
-    is_read = np.asarray(pc.match_substring_regex(column.texts, NUMBERS_OR_DATES), np.bool_)
+    is_read = np.asarray(
+        pc.match_substring_regex(column.texts, NUMBERS_OR_DATES), np.bool_
+    )
     is_plain = np.asarray(pc.utf8_is_digit(column.texts), np.bool_)
     rows = column.codes[~column.is_missing]
     if not len(rows) or 1.0 - is_plain[rows].mean() <= few:
@@ -246,4 +250,6 @@ _PARTS: Final[Mapping[str, Callable[..., pa.Array]]] = {
 
 def _time_part(name: str, seconds: FloatArray) -> FloatArray:
     """Return a part of times (n,), seconds since 1970 (UTC); NaN where missing."""
-    return np.asarray(_PARTS[name](pa.array(np.floor(seconds).astype("datetime64[s]"))), np.float64)
+    return np.asarray(
+        _PARTS[name](pa.array(np.floor(seconds).astype("datetime64[s]"))), np.float64
+    )

@@ -65,11 +65,16 @@ class TableEncoder:
 
     @property
     def stored(self) -> int:
-        """Number of values that sparse rows store: one for all columns of a one-hot encoding."""
-        return sum(1 if item.is_one_hot else len(item.feature_names) for item in self.encodings)
+        """Number of values that a sparse row stores.
+
+        The columns of a one-hot encoding share one value; every other column has one.
+        """
+        return sum(
+            1 if item.is_one_hot else len(item.feature_names) for item in self.encodings
+        )
 
     def new_rows(self, rows: int) -> EncodedRows:
-        """Return encoded rows (n, d) to be written, in the layout that takes less memory."""
+        """Return encoded rows (n, d) to fill, in the layout that takes less memory."""
         if is_sparse(self.width, self.stored):
             return SparseRows.empty(rows, self.stored, self.width)
         return np.empty((rows, self.width), np.float32)
@@ -78,7 +83,9 @@ class TableEncoder:
     def coded(self) -> tuple[int, ...]:
         """The encoded columns that are codes of categories."""
         owners = [item for item in self.encodings for _ in item.feature_names]
-        return tuple(place for place, item in enumerate(owners) if isinstance(item, CodeEncoding))
+        return tuple(
+            place for place, item in enumerate(owners) if isinstance(item, CodeEncoding)
+        )
 
     @property
     def columns(self) -> int:
@@ -143,16 +150,21 @@ class SiteEncoder:
     ) -> Float32Array:
         """Return the encoded rows, float32 (n, d), C-contiguous without ``out``.
 
-        Little is held besides ``out``, such as a memory map: it is written in blocks of rows.
+        Little is held besides ``out``, such as a memory map: it is written in blocks of
+        rows.
         """
         writers = self._writers(columns)
         # a table without features still has rows: ``out`` knows how many
-        total = max((c.rows for c in columns.values()), default=0 if out is None else len(out))
+        total = max(
+            (c.rows for c in columns.values()), default=0 if out is None else len(out)
+        )
         width = self.encoder.width
         if out is None:
             out = np.empty((total, width), dtype=np.float32)
         if out.shape != (total, width) or out.dtype != np.float32:
-            raise ValueError(f"out must be float32 {(total, width)}, not {out.dtype} {out.shape}")
+            raise ValueError(
+                f"out must be float32 {(total, width)}, not {out.dtype} {out.shape}"
+            )
         for block in blocks(total, max(256, BLOCK_VALUES // max(1, width))):
             for place, write in writers:
                 write(block, out[block, place])
@@ -165,11 +177,15 @@ class SiteEncoder:
         else:
             self.transform(columns, out)
 
-    def _write_sparse(self, columns: Mapping[str, FeatureColumn], out: SparseRows) -> None:
+    def _write_sparse(
+        self, columns: Mapping[str, FeatureColumn], out: SparseRows
+    ) -> None:
         first = 0
         for place, write in self._writers(columns):
             if isinstance(write, OneHotWriter):
-                write.write_sparse(slice(None), out.columns[:, first], out.values[:, first])
+                write.write_sparse(
+                    slice(None), out.columns[:, first], out.values[:, first]
+                )
                 out.columns[:, first] += place.start
                 first += 1
             else:
@@ -191,7 +207,8 @@ class SiteEncoder:
         try:
             encoder = TableEncoder.from_json(data["encoder"])
             keys = {
-                str(name): KeyedHasher(bytes.fromhex(key)) for name, key in data["keys"].items()
+                str(name): KeyedHasher(bytes.fromhex(key))
+                for name, key in data["keys"].items()
             }
         except (KeyError, TypeError, ValueError, AttributeError):
             # the text of the error might quote a key
@@ -201,7 +218,9 @@ class SiteEncoder:
                 raise SchemaError(f"no key for the categories of {encoding.name!r}")
         return cls(encoder, keys)
 
-    def _writers(self, columns: Mapping[str, FeatureColumn]) -> list[tuple[slice, Writer]]:
+    def _writers(
+        self, columns: Mapping[str, FeatureColumn]
+    ) -> list[tuple[slice, Writer]]:
         writers = []
         start = 0
         for encoding in self.encoder.encodings:

@@ -44,8 +44,8 @@ _SHOWN_DIGITS: Final = 8
 class OneHotWriter:
     """Encodes blocks of rows that have one value each, at most.
 
-    ``find`` returns, of a block of ``codes`` (n,), the column of each row's value, -1 for
-    none, and the values, None if they are ones.
+    ``find`` returns, of a block of ``codes`` (n,), the column of each row's value, -1
+    for none, and the values, None if they are ones.
     """
 
     codes: AnyArray
@@ -59,12 +59,20 @@ class OneHotWriter:
         out[rows, hot[rows]] = 1.0 if values is None else values[rows]
 
     def write_sparse(
-        self, block: columns.Rows, columns_out: columns.CodeArray, out: columns.Float32Array
+        self,
+        block: columns.Rows,
+        columns_out: columns.CodeArray,
+        out: columns.Float32Array,
     ) -> None:
-        """Write the columns (b,) of a block's values, and the values (b,); 0 in 0 for none."""
+        """Write the columns (b,) and the values (b,) of a block.
+
+        A row without a value has the value 0 in column 0.
+        """
         hot, values = self.find(self.codes[block])
         columns_out[...] = np.maximum(hot, 0)
-        out[...] = np.where(hot < 0, np.float32(0), np.float32(1) if values is None else values)
+        out[...] = np.where(
+            hot < 0, np.float32(0), np.float32(1) if values is None else values
+        )
 
 
 class _Encoding(msgspec.Struct, frozen=True, tag_field="type", rename="kebab"):
@@ -77,7 +85,8 @@ class _Encoding(msgspec.Struct, frozen=True, tag_field="type", rename="kebab"):
     name: str
 
     is_one_hot: ClassVar[bool] = False
-    """Whether a row has at most one value other than 0: then ``writer`` is a OneHotWriter."""
+    """Whether a row has at most one value other than 0: then ``writer`` is a
+    OneHotWriter."""
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -104,8 +113,9 @@ class _Encoding(msgspec.Struct, frozen=True, tag_field="type", rename="kebab"):
 class NumberEncoding(_Encoding, frozen=True, tag="number"):
     """One column: (x - centre) / scale, clipped to [-limit, limit].
 
-    ``scale`` is above 0, ``fill`` the x of a missing value, which is `MISSING` without, ``limit`` 1
-    if the range of x was declared; with ``of_length`` x is the length of a text.
+    ``scale`` is above 0, ``fill`` the x of a missing value, which is `MISSING` without,
+    ``limit`` 1 if the range of x was declared; with ``of_length`` x is the length of a
+    text.
     """
 
     centre: float
@@ -118,7 +128,9 @@ class NumberEncoding(_Encoding, frozen=True, tag="number"):
         fill = 0.0 if self.fill is None else self.fill
         are_finite = np.isfinite([self.centre, self.scale, fill]).all()
         if not (are_finite and self.scale > 0 and 0 < self.limit <= LARGEST):
-            raise ValueError(f"{self.name!r}: centre, scale, fill or limit is out of range")
+            raise ValueError(
+                f"{self.name!r}: centre, scale, fill or limit is out of range"
+            )
 
     def _names(self) -> Sequence[str]:
         return (f"length of {self.name}" if self.of_length else self.name,)
@@ -160,7 +172,11 @@ class BinEncoding(_Encoding, frozen=True, tag="bins"):
     def _names(self) -> Sequence[str]:
         edges = [f"{edge:g}" for edge in self.edges]
         between = [f"{self.name} from {low} to {high}" for low, high in pairwise(edges)]
-        return (f"{self.name} below {edges[0]}", *between, f"{self.name} from {edges[-1]}")
+        return (
+            f"{self.name} below {edges[0]}",
+            *between,
+            f"{self.name} from {edges[-1]}",
+        )
 
     def writer(self, column: columns.FeatureColumn) -> Writer:
         """Return the function that encodes a block of the column's rows."""
@@ -240,7 +256,9 @@ class Targets:
         """Return the function that encodes a block of the column's rows."""
         return OneHotWriter(column.codes, self._find)
 
-    def _find(self, codes: AnyArray) -> tuple[PositionArray, columns.Float32Array | None]:
+    def _find(
+        self, codes: AnyArray
+    ) -> tuple[PositionArray, columns.Float32Array | None]:
         return self.hot[codes], None if self.signs is None else self.signs[codes]
 
 
@@ -259,8 +277,8 @@ class Codes(Targets):
 class CategoryEncoding(_Encoding, frozen=True, tag="categories"):
     """One column per category, in the order of their hashes, then one for all others.
 
-    The hashes have 32 hexadecimal digits and ascend; ``fill`` is the column of a missing
-    value, a category of its own or the others'; with None it has zeros.
+    The hashes have 32 hexadecimal digits and ascend; ``fill`` is the column of a
+    missing value, a category of its own or the others'; with None it has zeros.
     """
 
     hashes: tuple[str, ...]
@@ -271,7 +289,9 @@ class CategoryEncoding(_Encoding, frozen=True, tag="categories"):
     is_one_hot = True
 
     def __post_init__(self) -> None:
-        if not self.hashes or not all(re.fullmatch(r"[0-9a-f]{32}", text) for text in self.hashes):
+        if not self.hashes or not all(
+            re.fullmatch(r"[0-9a-f]{32}", text) for text in self.hashes
+        ):
             raise ValueError(f"{self.name!r}: the categories are not hashes")
         _check_missing_column(self, len(self.hashes) + int(self.has_other))
 
@@ -287,7 +307,9 @@ class CategoryEncoding(_Encoding, frozen=True, tag="categories"):
         """Return the columns of values with these hashes, uint64 (k, 2) or wider."""
         digits = bytes.fromhex("".join(self.hashes))
         listed = np.frombuffer(digits, dtype=">u8").astype(np.uint64).reshape(-1, 2)
-        position = np.minimum(np.searchsorted(listed[:, 0], hashes[:, 0]), len(listed) - 1)
+        position = np.minimum(
+            np.searchsorted(listed[:, 0], hashes[:, 0]), len(listed) - 1
+        )
         # With 2^20 categories two of them agree in 64 bits with probability 2^-25; the
         # second would then count among the others.
         is_listed = (listed[position] == hashes[:, :2]).all(axis=1)
@@ -397,4 +419,6 @@ def categories_for(
 
 def _check_missing_column(encoding: BinEncoding | CategoryEncoding, width: int) -> None:
     if encoding.fill is not None and not 0 <= encoding.fill < width:
-        raise ValueError(f"{encoding.name!r}: fill is {encoding.fill}, allowed: 0 to {width - 1}")
+        raise ValueError(
+            f"{encoding.name!r}: fill is {encoding.fill}, allowed: 0 to {width - 1}"
+        )

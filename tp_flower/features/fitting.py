@@ -44,7 +44,9 @@ def fit(table: str, statistics: Mapping[str, ColumnStatistics]) -> TableEncoder:
         wants_missing = spec is not None and spec.indicator
         if wants_missing and (column.is_declared or 0 < column.count < column.rows):
             features.append(encodings.MissingEncoding(name))
-    fitted = tuple(name for name, column in statistics.items() if not column.is_declared)
+    fitted = tuple(
+        name for name, column in statistics.items() if not column.is_declared
+    )
     return TableEncoder(table, tuple(features), tuple(dropped), fitted)
 
 
@@ -52,13 +54,17 @@ def _standard(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     if not column.deviation > 0:
         return None
     fill, is_length = _fill(column, spec), spec.kind == "length"
-    return encodings.NumberEncoding(name, column.mean, column.deviation, fill, is_length)
+    return encodings.NumberEncoding(
+        name, column.mean, column.deviation, fill, is_length
+    )
 
 
 def _min_max(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     if not column.high > column.low:
         return None
-    return encodings.NumberEncoding(name, column.low, column.high - column.low, _fill(column, spec))
+    return encodings.NumberEncoding(
+        name, column.low, column.high - column.low, _fill(column, spec)
+    )
 
 
 def _plain(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
@@ -95,7 +101,9 @@ def _in_range(name: str, _: ColumnStatistics, spec: EncoderSpec) -> Fitted:
 def _listed(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     if column.kind == "text":
         return encodings.ListedEncoding(name, spec.categories)
-    return encodings.ListedEncoding(name, number_categories(spec.categories), of_number=True)
+    return encodings.ListedEncoding(
+        name, number_categories(spec.categories), of_number=True
+    )
 
 
 def _one_hot(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
@@ -130,7 +138,9 @@ def _levels(
     return [] if encoding is None else [encoding]
 
 
-_FITTERS: Final[Mapping[str, Callable[[str, ColumnStatistics, EncoderSpec], Fitted]]] = {
+_FITTERS: Final[
+    Mapping[str, Callable[[str, ColumnStatistics, EncoderSpec], Fitted]]
+] = {
     "standard": _standard,
     "length": _standard,
     LEVELS: _standard,

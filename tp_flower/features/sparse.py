@@ -1,8 +1,8 @@
-"""Encoded rows that are mostly zeros: only the values that may differ from 0 are stored.
+"""Encoded rows that are mostly zeros: they store only values that may be nonzero.
 
 A one-hot encoding of 20,000 categories has one such value per row. Every row of a table
-stores equally many, so that rows are rows of two plain arrays, which slices, memory maps
-and threads share without a copy; scipy has the products.
+stores equally many, so that rows are rows of two plain arrays, which slices, memory
+maps and threads share without a copy; scipy has the products.
 
 Notation
     n   rows of the shard, or of a block of its rows
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 LEAST_WIDTH: Final = 256
 LEAST_SAVING: Final = 4
-"""A table is stored sparsely if it has more columns than the first, and as many values per stored
-one as the second: a stored value takes the memory of two, and up to twice the time."""
+"""A table is stored sparsely if it has more columns than the first, and as many values
+per stored one as the second: a stored value takes the memory of two, and up to twice
+the time."""
 
 
 def is_sparse(width: int, stored: int) -> bool:
@@ -44,7 +45,8 @@ class SparseRows:
 
     Attributes:
         values: float32 (n, k); a row that needs fewer values is filled up with zeros.
-        columns: int32 (n, k), from 0 to d - 1; no two values other than 0 of a row share one.
+        columns: int32 (n, k), from 0 to d - 1; no two values other than 0 of a row
+            share one.
         width: d.
     """
 
@@ -82,11 +84,14 @@ class SparseRows:
 
     def take(self, rows: IndexArray) -> "SparseRows":
         """Return rows (m,) by their numbers."""
-        values, columns = self.values.take(rows, axis=0), self.columns.take(rows, axis=0)
+        values, columns = (
+            self.values.take(rows, axis=0),
+            self.columns.take(rows, axis=0),
+        )
         return SparseRows(values, columns, self.width)
 
     def matrix(self, weights: FloatArray | None = None) -> "csr_array":
-        """Return the rows as scipy's matrix, float64 (n, d), times weights (n,) if given.
+        """Return the rows as scipy's float64 matrix (n, d), times weights (n,) if any.
 
         >>> SparseRows(np.float32([[5, 0]]), np.int32([[2, 0]]), 3).matrix().toarray()
         array([[0., 0., 5.]])
@@ -98,7 +103,9 @@ class SparseRows:
         values = np.asarray(self.values, np.float64)
         if weights is not None:
             values = values * weights[:, None]
-        return csr_array((values.ravel(), np.asarray(self.columns).ravel(), starts), self.shape)
+        return csr_array(
+            (values.ravel(), np.asarray(self.columns).ravel(), starts), self.shape
+        )
 
     def dense(self) -> "Float32Array":
         """Return the rows with all values, float32 (n, d): for blocks of few rows."""
@@ -112,7 +119,7 @@ class SparseRows:
         return lengths
 
     def square_sums(self, weights: AnyArray) -> FloatArray:
-        """Return the sum of squares of each column, over rows with weights (n,), (d,)."""
+        """Return each column's sum of squares, (d,), with weights (n,) of rows."""
         return np.asarray(self.matrix().power(2).T @ weights, np.float64)
 
     def of_columns(self, columns: IndexArray) -> "SparseRows":
@@ -135,4 +142,6 @@ def dense(rows: EncodedRows) -> "Float32Array":
 
 def columns_of(rows: EncodedRows, columns: IndexArray) -> EncodedRows:
     """Return rows (n, m) with some of their columns alone, (m,)."""
-    return rows.of_columns(columns) if isinstance(rows, SparseRows) else rows[:, columns]
+    return (
+        rows.of_columns(columns) if isinstance(rows, SparseRows) else rows[:, columns]
+    )

@@ -161,8 +161,12 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "bins": _Rule(NUMERIC, _MEAN_FIRST, (Need.RANGE,), "columns"),
     "cyclic": _Rule(("number", "time"), ("zero",), argument="cycle"),
     "range": _Rule(NUMERIC, ("middle", "zero"), argument="range"),
-    "categories": _Rule(("number", "boolean", "text"), ("zero",), argument="categories"),
-    "one-hot": _Rule((*NUMERIC, "text"), (CATEGORY, "zero"), (Need.CATEGORIES,), "columns"),
+    "categories": _Rule(
+        ("number", "boolean", "text"), ("zero",), argument="categories"
+    ),
+    "one-hot": _Rule(
+        (*NUMERIC, "text"), (CATEGORY, "zero"), (Need.CATEGORIES,), "columns"
+    ),
     LEVELS: _Rule(("number",), _MEAN_FIRST, (Need.MOMENTS, Need.CATEGORIES), "columns"),
     CODES: _Rule((*NUMERIC, "text"), (APART,), (Need.CATEGORIES,), "columns"),
     "hash": _Rule((*NUMERIC, "text"), ("zero",), argument="columns"),
@@ -184,7 +188,8 @@ TREE_DEFAULTS: Final[Mapping[str, str]] = {
 }
 """By kind of value, the default encoder of trees."""
 DECLARED_ENCODERS: Final = {
-    "number": "range(<low>, <high>), categories(<a>, <b>), hash(<columns>) or cyclic(<period>)",
+    "number": "range(<low>, <high>), categories(<a>, <b>), hash(<columns>) or "
+    "cyclic(<period>)",
     "boolean": "range(0, 1)",
     "time": "range(<first day>, <last day>), as in range(1950-01-01, 2013-12-31), "
     "cyclic(<part>), as in cyclic(month), or hash(<columns>)",
@@ -203,10 +208,11 @@ _MISSING: Final = "missing="
 class EncoderSpec:
     """The encoder of one feature.
 
-    The argument depends on the kind: the number of encoded columns (one-hot, hash) or bins, the
-    period or part of a time (cyclic), or the declaration (range, categories); it is "" for other
-    kinds, and for a one-hot with the run's ``max-categories``. ``missing`` is the rule for missing
-    values, "" for the default; with ``indicator`` a column "<name> is missing" is added.
+    The argument depends on the kind: the number of encoded columns (one-hot, hash) or
+    bins, the period or part of a time (cyclic), or the declaration (range, categories);
+    it is "" for other kinds, and for a one-hot with the run's ``max-categories``.
+    ``missing`` is the rule for missing values, "" for the default; with ``indicator`` a
+    column "<name> is missing" is added.
     """
 
     kind: str
@@ -216,7 +222,9 @@ class EncoderSpec:
 
     def __post_init__(self) -> None:
         if (rule := _RULES.get(self.kind)) is None:
-            raise ValueError(f"{self.kind!r} is not an encoder: use one of {', '.join(ENCODERS)}")
+            raise ValueError(
+                f"{self.kind!r} is not an encoder: use one of {', '.join(ENCODERS)}"
+            )
         if rule.argument and not self._is_open:
             getattr(self, rule.argument)
         elif self.argument:
@@ -256,7 +264,9 @@ class EncoderSpec:
     @property
     def counts_missing(self) -> bool:
         """Whether a missing value is counted as a category."""
-        return self.missing == CATEGORY or (self.kind == LEVELS and self.missing == "mean")
+        return self.missing == CATEGORY or (
+            self.kind == LEVELS and self.missing == "mean"
+        )
 
     @property
     def columns(self) -> int:
@@ -307,9 +317,13 @@ class EncoderSpec:
         rule = _RULES[self.kind]
         if kind not in rule.fits:
             fitting = [
-                name for name, other in _RULES.items() if kind in other.fits and name != CODES
+                name
+                for name, other in _RULES.items()
+                if kind in other.fits and name != CODES
             ]
-            raise SchemaError(f"encoder {self} does not fit a {kind}: use {', '.join(fitting)}")
+            raise SchemaError(
+                f"encoder {self} does not fit a {kind}: use {', '.join(fitting)}"
+            )
         if self.argument in TIME_PARTS and kind != "time":
             raise SchemaError(
                 f"encoder {self} needs a time: give a {kind} a period, as in cyclic(12)"
@@ -317,7 +331,9 @@ class EncoderSpec:
         self._check_declared(kind)
         if kind == "vector":
             if self.missing not in ("", "zero"):
-                raise SchemaError(f"missing={self.missing} does not fit a vector: it must be zero")
+                raise SchemaError(
+                    f"missing={self.missing} does not fit a vector: it must be zero"
+                )
             return replace(self, missing="zero")
         argument = str(max_categories) if self._is_open else self.argument
         return replace(self, argument=argument, missing=self.missing or rule.missing[0])
@@ -331,7 +347,9 @@ class EncoderSpec:
             try:
                 numbers = number_categories(self.categories)
             except ValueError as error:
-                raise SchemaError(f"encoder {self} does not fit a {kind}: {error}") from None
+                raise SchemaError(
+                    f"encoder {self} does not fit a {kind}: {error}"
+                ) from None
             if len(set(numbers)) != len(numbers):
                 raise SchemaError(f"encoder {self} names a number twice")
 

@@ -1,7 +1,8 @@
 """Statistics of features that merge across shards; encoders are fitted to them.
 
-A table is encoded with the statistics of *all* its rows, wherever they are: each shard computes the
-:func:`feature_statistics` that the encoder needs, and no more. Their :func:`merge` is exact.
+A table is encoded with the statistics of *all* its rows, wherever they are: each shard
+computes the :func:`feature_statistics` that the encoder needs, and no more. Their
+:func:`merge` is exact.
 
 A row counts as often as it is joined, so that they are the statistics of the joined
 rows; those in no joined training row do not count.
@@ -43,9 +44,9 @@ class CategoryStatistics:
     """The categories of a feature, with their numbers of joined rows.
 
     A shard reports categories with fewer than its min_count rows only as "other". It
-    also lists at most ``MOST_CATEGORIES``: all that have more than ``tail`` joined rows,
-    together with ``tail``. So it remains known exactly which categories are the most
-    frequent, or known that this is unknown.
+    also lists at most ``MOST_CATEGORIES``: all that have more than ``tail`` joined
+    rows, together with ``tail``. So it remains known exactly which categories are the
+    most frequent, or known that this is unknown.
 
     The hashes (k, 2) are 128 bits of the keyed hash and ascend. ``counts`` are joined
     rows that certainly are of the category, ``most`` those that may be: shards whose
@@ -77,7 +78,9 @@ class CategoryStatistics:
         chosen, others = ranked[:number], ranked[number:]
         if self.tail:
             smallest = self.counts[chosen].min(initial=np.iinfo(np.int64).max)
-            if len(chosen) < number or smallest <= max(self.tail, self.most[others].max(initial=0)):
+            if len(chosen) < number or smallest <= max(
+                self.tail, self.most[others].max(initial=0)
+            ):
                 raise SchemaError(
                     f"it has more than {MOST_CATEGORIES} different values in a shard, "
                     "so its most frequent ones cannot be determined: encode it with "
@@ -99,7 +102,9 @@ def count_categories(
     is_present, size = ~column.is_missing, len(column.texts)
     present, weights = column.codes[is_present], counted.of(is_present)
     joined = np.bincount(present, weights, size).astype(np.int64)
-    listed = np.flatnonzero(np.bincount(present, minlength=size) >= max(1, counted.min_count))
+    listed = np.flatnonzero(
+        np.bincount(present, minlength=size) >= max(1, counted.min_count)
+    )
     tail = 0
     if len(listed) > MOST_CATEGORIES:
         place = len(listed) - 1 - MOST_CATEGORIES
@@ -110,7 +115,9 @@ def count_categories(
     # in the order of the hashes, which reveals nothing about the order of the texts
     order = np.lexsort((hashes[:, 1], hashes[:, 0]))
     rows = joined[listed][order]
-    return CategoryStatistics(hashes[order], rows, rows, tail, ties[order].astype(np.uint32))
+    return CategoryStatistics(
+        hashes[order], rows, rows, tail, ties[order].astype(np.uint32)
+    )
 
 
 def short_hashes(texts: pa.Array, hasher: KeyedHasher) -> HashArray:
@@ -149,10 +156,11 @@ def category_purpose(table: str, feature: str) -> str:
 class ColumnStatistics:
     """Statistics of a feature over joined rows, as far as its encoder needs them.
 
-    The kind is number, boolean, time, text or vector. Without values there is no spec: the column
-    fits any kind. Numbers describe the values, or what the encoder derives from them; NaN if not
-    needed. ``low`` and ``high`` are values of single rows, whatever min_count is; ``width`` is the
-    length of a vector. Of ``rows`` joined rows ``count`` have a value.
+    The kind is number, boolean, time, text or vector. Without values there is no spec:
+    the column fits any kind. Numbers describe the values, or what the encoder derives
+    from them; NaN if not needed. ``low`` and ``high`` are values of single rows,
+    whatever min_count is; ``width`` is the length of a vector. Of ``rows`` joined rows
+    ``count`` have a value.
 
     A declared encoder needs no statistics: ``rows`` and ``count`` are 0.
     """
@@ -199,7 +207,11 @@ class CountedRows:
 
 
 def feature_statistics(
-    choice: TableChoice, name: str, kind: str, column: columns.FeatureColumn, counted: CountedRows
+    choice: TableChoice,
+    name: str,
+    kind: str,
+    column: columns.FeatureColumn,
+    counted: CountedRows,
 ) -> ColumnStatistics:
     """Return the statistics of a feature that its encoder is fitted to.
 
@@ -263,7 +275,9 @@ def _with_numbers(
     return statistics
 
 
-def declared_statistics(choice: TableChoice, name: str, kind: str, width: int) -> ColumnStatistics:
+def declared_statistics(
+    choice: TableChoice, name: str, kind: str, width: int
+) -> ColumnStatistics:
     """Return the kind of a feature whose encoder needs no statistics, as statistics.
 
     The kind is "" for a column that is all NULL at its source; ``width`` is the length
@@ -272,11 +286,15 @@ def declared_statistics(choice: TableChoice, name: str, kind: str, width: int) -
     if not kind or (kind == "vector" and not width):
         return ColumnStatistics(kind, None, 0, 0, is_declared=True)
     width = width if kind == "vector" else 0
-    return ColumnStatistics(kind, choice.spec_for(name, kind), 0, 0, width=width, is_declared=True)
+    return ColumnStatistics(
+        kind, choice.spec_for(name, kind), 0, 0, width=width, is_declared=True
+    )
 
 
-def moments_of(present: FloatArray, counts: IntArray | None = None) -> tuple[float, float]:
-    """Return mean and m2 of values, (n,), none of them missing, each counted G times."""
+def moments_of(
+    present: FloatArray, counts: IntArray | None = None
+) -> tuple[float, float]:
+    """Return mean and m2 of values, (n,), none missing, each counted G times."""
     # Deviations from the first value: a constant column has m2 == 0 and its exact value
     # as mean, in every shard, so that it is still recognised after merging.
     first = float(present[0])
@@ -338,7 +356,9 @@ def merge_moments(a: Moments, b: Moments) -> Moments:
     )
 
 
-def merge_tables(shards: Sequence[Mapping[str, ColumnStatistics]]) -> dict[str, ColumnStatistics]:
+def merge_tables(
+    shards: Sequence[Mapping[str, ColumnStatistics]],
+) -> dict[str, ColumnStatistics]:
     """Merge the statistics of all columns of a table's shards."""
     merged: dict[str, ColumnStatistics] = {}
     for name in shards[0]:

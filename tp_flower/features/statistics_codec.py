@@ -64,20 +64,28 @@ def percent(part: int, of: int, detail: Detail) -> int:
 
 
 def summary_of(
-    name: str, column: ColumnStatistics, encodings: Sequence[FeatureEncoding], detail: Detail
+    name: str,
+    column: ColumnStatistics,
+    encodings: Sequence[FeatureEncoding],
+    detail: Detail,
 ) -> FeatureSummary:
     """Return what leaves the sites about a feature that is fitted to rows.
 
-    How many categories there are is counted: the number of encoded columns says as much.
+    How many categories there are is counted: the number of encoded columns says as
+    much.
     """
     spec, rows = column.spec, max(column.rows, 1)
     summary = FeatureSummary(
         column=name,
         type=column.kind,
         encoder="" if spec is None else str(spec),
-        missing=None if column.is_declared else percent(rows - column.count, rows, detail),
+        missing=None
+        if column.is_declared
+        else percent(rows - column.count, rows, detail),
     )
-    listed = [x for x in encodings if isinstance(x, CategoryEncoding) and x.name == name]
+    listed = [
+        x for x in encodings if isinstance(x, CategoryEncoding) and x.name == name
+    ]
     if not listed or spec is None:
         return summary
     stats = column.categories
@@ -116,7 +124,9 @@ def from_wire(
     """
     names, reported = list(choice.specs), sent.statistics
     if len(reported) != len(names):
-        raise SchemaError(f"statistics of {len(reported)} features, expected {len(names)}")
+        raise SchemaError(
+            f"statistics of {len(reported)} features, expected {len(names)}"
+        )
     columns = {}
     for place, (name, feature) in enumerate(zip(names, reported, strict=True)):
         if feature.name != name:
@@ -134,7 +144,9 @@ class ImpossibleError(ValueError):
     """A statistic that no data can have."""
 
 
-def _counted_column(feature: FeatureStatistics, choice: TableChoice, rows: int) -> ColumnStatistics:
+def _counted_column(
+    feature: FeatureStatistics, choice: TableChoice, rows: int
+) -> ColumnStatistics:
     name, kind = feature.name, feature.kind
     if kind not in KINDS and not (kind == "" and choice.is_declared(name, "")):
         raise ImpossibleError(f"kind must be one of {', '.join(KINDS)}")
@@ -147,7 +159,9 @@ def _counted_column(feature: FeatureStatistics, choice: TableChoice, rows: int) 
     return ColumnStatistics(kind, spec, feature_rows, count)
 
 
-def _with_numbers(column: ColumnStatistics, feature: FeatureStatistics) -> ColumnStatistics:
+def _with_numbers(
+    column: ColumnStatistics, feature: FeatureStatistics
+) -> ColumnStatistics:
     if Need.MOMENTS in column.needs:
         mean, m2 = _present(feature.mean, "mean"), _present(feature.m2, "m2")
         column = replace(column, mean=mean, m2=m2)
@@ -160,7 +174,10 @@ def _with_numbers(column: ColumnStatistics, feature: FeatureStatistics) -> Colum
 
 
 def _with_categories(
-    column: ColumnStatistics, feature: FeatureStatistics, sent: StatisticsOfPart, key: str
+    column: ColumnStatistics,
+    feature: FeatureStatistics,
+    sent: StatisticsOfPart,
+    key: str,
 ) -> ColumnStatistics:
     if Need.CATEGORIES not in column.needs:
         return column
@@ -176,14 +193,18 @@ def _with_categories(
     tail = _count(feature.tail, "tail", column.count)
     if (counts <= tail).any():
         raise ImpossibleError(f"categories have no more than tail = {tail} rows")
-    return replace(column, categories=CategoryStatistics(hashes, counts, counts, tail, ties))
+    return replace(
+        column, categories=CategoryStatistics(hashes, counts, counts, tail, ties)
+    )
 
 
 def _array(array: AnyArray | None, name: str) -> AnyArray:
     if array is None:
         raise ImpossibleError(f"array {name} is missing or malformed")
     if len(array) > MOST_CATEGORIES:
-        raise ImpossibleError(f"{len(array)} {name}, at most {MOST_CATEGORIES} are allowed")
+        raise ImpossibleError(
+            f"{len(array)} {name}, at most {MOST_CATEGORIES} are allowed"
+        )
     return array
 
 

@@ -42,7 +42,8 @@ class TableBatches:
 class BatchPlan:
     """All mini-batches of one run.
 
-    Batch t holds the joined rows ``order[start[t] : start[t + 1]]``, with ``order`` (N,).
+    Batch t holds the joined rows ``order[start[t] : start[t + 1]]``, with ``order``
+    (N,).
     """
 
     order: IntArray
@@ -59,7 +60,10 @@ class BatchPlan:
         return slice(int(self.start[batch]), int(self.start[batch + 1]))
 
     def sum_scores(
-        self, batch: int, base: npt.NDArray[Number], local: Mapping[str, npt.NDArray[Number]]
+        self,
+        batch: int,
+        base: npt.NDArray[Number],
+        local: Mapping[str, npt.NDArray[Number]],
     ) -> npt.NDArray[Number]:
         """Return h (B, d_c) from the tables' scores (k, d_c) of the batch's rows."""
         tables = {table: self._rows_of(table, batch) for table in self.tables}
@@ -74,7 +78,9 @@ class BatchPlan:
         return TableRows(plan.slots[self.slice(batch)], len(plan.of(batch)))
 
 
-def plan_batches(mapping: TableMapping, batch_size: int, rng: np.random.Generator) -> BatchPlan:
+def plan_batches(
+    mapping: TableMapping, batch_size: int, rng: np.random.Generator
+) -> BatchPlan:
     """Draw a random partition of the joined rows into batches of ``batch_size``."""
     total = mapping.joined_rows
     order = rng.permutation(total)

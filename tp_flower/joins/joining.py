@@ -37,7 +37,9 @@ def join_codes(
     lookup = np.append(_dense(hashes), np.int32(NULL))
     codes, offset = [], 0
     for key in keys:
-        codes.append(lookup.take(np.where(key.codes < 0, len(hashes), key.codes + offset)))
+        codes.append(
+            lookup.take(np.where(key.codes < 0, len(hashes), key.codes + offset))
+        )
         offset += len(key.hashes)
     return np.concatenate(codes[: len(left)]), np.concatenate(codes[len(left) :])
 
@@ -58,7 +60,9 @@ def _dense(hashes: npt.NDArray[np.uint64]) -> IntArray:
     return codes
 
 
-def _check_kinds(join: Join, left: Sequence[KeyColumn], right: Sequence[KeyColumn]) -> None:
+def _check_kinds(
+    join: Join, left: Sequence[KeyColumn], right: Sequence[KeyColumn]
+) -> None:
     kinds = {
         side: sorted({key.kind for key in keys if len(key.hashes)})
         for side, keys in ((join.left, left), (join.right, right))
@@ -74,7 +78,8 @@ def _check_kinds(join: Join, left: Sequence[KeyColumn], right: Sequence[KeyColum
         )
 
 
-Keys = Mapping[tuple[str, int], Sequence[KeyColumn]]  # by table and number, of its shards
+# by table and number, of its shards
+Keys = Mapping[tuple[str, int], Sequence[KeyColumn]]
 Codes = tuple[IntArray, IntArray]  # of a join's left and right key, by row
 
 
@@ -82,8 +87,8 @@ Codes = tuple[IntArray, IntArray]  # of a join's left and right key, by row
 class RepeatedKeys:
     """Keys of several rows in a table whose other keys name one row each.
 
-    Of ``keys`` distinct ones ``repeated`` have from 2 to ``most`` rows, which is why the join has
-    ``more_rows`` more than with one row of each.
+    Of ``keys`` distinct ones ``repeated`` have from 2 to ``most`` rows, which is why
+    the join has ``more_rows`` more than with one row of each.
     """
 
     table: str
@@ -97,10 +102,11 @@ class RepeatedKeys:
 class JoinStep:
     """One table joined to those before it.
 
-    The fan-out is the number of joined rows that each previous one becomes. Of the joined rows
-    before, ``unmatched_before`` match no row of the table, and ``unmatched_rows`` of its rows match
-    none of them; ``lost_label_rows`` rows of the label table are in no joined row any more.
-    ``repeated_keys`` are of either side, if it looks like a table with a row per key.
+    The fan-out is the number of joined rows that each previous one becomes. Of the
+    joined rows before, ``unmatched_before`` match no row of the table, and
+    ``unmatched_rows`` of its rows match none of them; ``lost_label_rows`` rows of the
+    label table are in no joined row any more. ``repeated_keys`` are of either side, if
+    it looks like a table with a row per key.
     """
 
     table: str
@@ -120,8 +126,9 @@ class JoinStep:
         if not self.on:
             return f"{self.table}: {self.rows} rows"
         return (
-            f"{self.table} on {self.on}: {self.rows_before} rows become {self.rows} (fan-out min "
-            f"{self.fan_out_min}, median {self.fan_out_median:g}, max {self.fan_out_max})"
+            f"{self.table} on {self.on}: {self.rows_before} rows become {self.rows} "
+            f"(fan-out min {self.fan_out_min}, median {self.fan_out_median:g}, max "
+            f"{self.fan_out_max})"
         )
 
 
@@ -130,8 +137,8 @@ class Match:
     """The rows of a new table that match every joined row so far.
 
     The rows of joined row j are ``order[start[j] : start[j] + counts[j]]``, ascending;
-    ``order`` has the table's rows with a key, sorted by key, ``key_rows`` the number of rows of
-    each key.
+    ``order`` has the table's rows with a key, sorted by key, ``key_rows`` the number of
+    rows of each key.
     """
 
     counts: npt.NDArray[np.int64]
@@ -146,7 +153,9 @@ def match_table(
 ) -> Match:
     """Find the rows of ``table`` that satisfy all predicates, for every joined row."""
     sides = [
-        (join.right, codes[1], codes[0]) if join.left == table else (join.left, codes[0], codes[1])
+        (join.right, codes[1], codes[0])
+        if join.left == table
+        else (join.left, codes[0], codes[1])
         for join, codes in predicates
     ]
     old = [on_joined(joined[other], codes) for other, codes, _ in sides]
@@ -166,7 +175,8 @@ def match_table(
     )
 
 
-MOST_REPEATED: Final = 0.25  # of the keys of a table that looks as if each named one row
+# of the keys of a table that looks as if each named one row
+MOST_REPEATED: Final = 0.25
 
 
 def repeated_keys(
@@ -174,19 +184,24 @@ def repeated_keys(
 ) -> Iterator[RepeatedKeys]:
     """Yield the repeated keys of a new table, or of the one that it is joined to.
 
-    The latter has several rows per row of the new table, unless this one has several of most keys.
+    The latter has several rows per row of the new table, unless this one has several of
+    most keys.
     """
     more_rows = int(np.maximum(match.counts - 1, 0).sum())
     if more_rows and _names_rows(match.key_rows):
         yield _repeated(table, match.key_rows, more_rows)
-    if len(predicates) > 1 or not 2 * np.count_nonzero(match.key_rows > 1) > len(match.key_rows):
+    if len(predicates) > 1 or not 2 * np.count_nonzero(match.key_rows > 1) > len(
+        match.key_rows
+    ):
         return
     join, (left, right) = predicates[0]
     other, codes, others = (
         (join.right, right, left) if join.left == table else (join.left, left, right)
     )
     size = int(max(left.max(initial=NULL), right.max(initial=NULL))) + 1
-    rows, partners = (np.bincount(side[side >= 0], minlength=size) for side in (codes, others))
+    rows, partners = (
+        np.bincount(side[side >= 0], minlength=size) for side in (codes, others)
+    )
     more_rows = int((np.maximum(rows - 1, 0) * partners).sum())
     if more_rows and _names_rows(rows[rows > 0]):
         yield _repeated(other, rows[rows > 0], more_rows)
@@ -197,12 +212,16 @@ def _names_rows(key_rows: npt.NDArray[np.int64]) -> bool:
     return int(np.count_nonzero(key_rows > 1)) <= MOST_REPEATED * len(key_rows)
 
 
-def _repeated(table: str, key_rows: npt.NDArray[np.int64], more_rows: int) -> RepeatedKeys:
+def _repeated(
+    table: str, key_rows: npt.NDArray[np.int64], more_rows: int
+) -> RepeatedKeys:
     repeated = int(np.count_nonzero(key_rows > 1))
     return RepeatedKeys(table, len(key_rows), repeated, int(key_rows.max()), more_rows)
 
 
-def describe_step(table: str, on: str, match: Match, rows: IntArray, *, is_outer: bool) -> JoinStep:
+def describe_step(
+    table: str, on: str, match: Match, rows: IntArray, *, is_outer: bool
+) -> JoinStep:
     """Return the record of joining a table to label ``rows``, with its row counts."""
     lost_label_rows = 0
     if not is_outer and not match.counts.all():
@@ -223,7 +242,9 @@ def describe_step(table: str, on: str, match: Match, rows: IntArray, *, is_outer
     )
 
 
-def join_table(step: JoinStep, match: Match, joined: Mapping[str, IntArray]) -> dict[str, IntArray]:
+def join_table(
+    step: JoinStep, match: Match, joined: Mapping[str, IntArray]
+) -> dict[str, IntArray]:
     """Return ``row_of`` of all tables after a step; joined rows keep their order."""
     counts, start, order = match.counts, match.start, match.order
     if step.is_outer and step.unmatched_before:
@@ -283,9 +304,9 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its r
     Joining starts at the label table and continues with the first table in the order of
     the query that is joined to those before; a LEFT JOINed table waits for all tables
     before it. Any number of predicates may tie a table to the others. NULL keys, and
-    keys of rows that a LEFT JOIN did not find, match nothing. Of the label table's rows,
-    (n,), those that are not ``sampled`` take no part. ``filters`` says by table which conditions
-    have removed rows of it, for messages.
+    keys of rows that a LEFT JOIN did not find, match nothing. Of the label table's
+    rows, (n,), those that are not ``sampled`` take no part. ``filters`` says by table
+    which conditions have removed rows of it, for messages.
 
     Raises:
         MappingError: the two sides of a join hash different types, a step would make
@@ -293,7 +314,9 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its r
     """
     order = _join_order(joins, list(rows), label_table, outer)
     codes = {
-        number: join_codes(join, keys[join.left, join.left_key], keys[join.right, join.right_key])
+        number: join_codes(
+            join, keys[join.left, join.left_key], keys[join.right, join.right_key]
+        )
         for number, join in enumerate(joins)
     }
     start = np.arange(rows[label_table], dtype=np.int32)
@@ -303,26 +326,37 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its r
         predicates = [(joins[number], codes[number]) for number in numbers]
         match = match_table(table, predicates, joined)
         on = " AND ".join(joins[number].text for number in numbers)
-        step = describe_step(table, on, match, joined[label_table], is_outer=table in outer)
-        steps.append(replace(step, repeated_keys=tuple(repeated_keys(table, match, predicates))))
+        step = describe_step(
+            table, on, match, joined[label_table], is_outer=table in outer
+        )
+        steps.append(
+            replace(step, repeated_keys=tuple(repeated_keys(table, match, predicates)))
+        )
         if steps[-1].rows > max_joined_rows:
             raise MappingError(
-                f"the join multiplies rows: {steps[-1]}; max-joined-rows allows {max_joined_rows}. "
-                f"Before it: {'; '.join(map(str, steps[:-1]))}. Aggregate {table} in a sub-query "
-                "(GROUP BY its join key), add a predicate to its ON, or raise max-joined-rows"
+                f"the join multiplies rows: {steps[-1]}; max-joined-rows allows "
+                f"{max_joined_rows}. Before it: {'; '.join(map(str, steps[:-1]))}. "
+                f"Aggregate {table} in a sub-query (GROUP BY its join key), add a "
+                "predicate to its ON, or raise max-joined-rows"
             )
         joined = join_table(steps[-1], match, joined)
     if not steps[-1].rows:
         sizes = ", ".join(f"{step.table}: {step.rows}" for step in steps)
-        hint = why_unmatched(next(step for step in steps if not step.rows), joins, keys, filters)
-        raise MappingError(f"the join has no rows; rows left after each step: {sizes}{hint}")
+        hint = why_unmatched(
+            next(step for step in steps if not step.rows), joins, keys, filters
+        )
+        raise MappingError(
+            f"the join has no rows; rows left after each step: {sizes}{hint}"
+        )
     tables = {table: TableRows(joined[table], count) for table, count in rows.items()}
     return TableMapping(tables), tuple(steps)
 
 
 def label_rows(steps: Sequence[JoinStep]) -> dict[str, object]:
-    """Return the report's counts of label rows: all, joined, and those that a step lost."""
-    lost = {f"{step.table} on {step.on}": n for step in steps if (n := step.lost_label_rows)}
+    """Return the report's counts of label rows: all, joined, and lost by each step."""
+    lost = {
+        f"{step.table} on {step.on}": n for step in steps if (n := step.lost_label_rows)
+    }
     return {
         "rows": steps[0].rows,
         "joined": steps[0].rows - sum(lost.values()),
@@ -333,15 +367,15 @@ def label_rows(steps: Sequence[JoinStep]) -> dict[str, object]:
 def why_unmatched(
     step: JoinStep, joins: Sequence[Join], keys: Keys, filters: Mapping[str, str]
 ) -> str:
-    """Return why keys of a step may not match, as far as filters or types tell; else ""."""
+    """Return why keys of a step may not match, by filters or types; else ""."""
     if step.table in filters:
         return f"; {filters[step.table]}"
     for join in joins:
         columns = keys[join.left, join.left_key]
         if join.text in step.on and any("text" in column.kind for column in columns):
             return (
-                f"; keys of {join.text} are texts, which must agree in case, spaces and "
-                "leading zeros: try LOWER(TRIM(...)) on both sides"
+                f"; keys of {join.text} are texts, which must agree in case, spaces "
+                "and leading zeros: try LOWER(TRIM(...)) on both sides"
             )
     return ""
 
@@ -359,7 +393,8 @@ def _join_order(
             predicates = [
                 number
                 for number, join in enumerate(joins)
-                if table in (join.left, join.right) and {join.left, join.right} <= done | {table}
+                if table in (join.left, join.right)
+                and {join.left, join.right} <= done | {table}
             ]
             if predicates:
                 break

@@ -62,10 +62,14 @@ class TableRows:
         self.add_expanded(values, total)
         return total
 
-    def add_expanded(self, values: npt.NDArray[Number], total: npt.NDArray[Number]) -> None:
+    def add_expanded(
+        self, values: npt.NDArray[Number], total: npt.NDArray[Number]
+    ) -> None:
         """Add ``expand(values)`` to ``total`` (N, ...)."""
         if self.has_missing:
-            values = np.concatenate([values, np.zeros((1, *values.shape[1:]), values.dtype)])
+            values = np.concatenate(
+                [values, np.zeros((1, *values.shape[1:]), values.dtype)]
+            )
         for block in blocks(len(self.row_of)):
             total[block] += values.take(self.row_of[block], axis=0)
 
@@ -143,7 +147,9 @@ class RowWeights:
         """Return weights (N,) of the mapping's joined rows, scaled to mean 1."""
         scaled = weights / weights.mean()
         multiplicity = {
-            name: rows.segment_sum(scaled[:, None])[:, 0].astype(np.float32).astype(np.float64)
+            name: rows.segment_sum(scaled[:, None])[:, 0]
+            .astype(np.float32)
+            .astype(np.float64)
             for name, rows in mapping.tables.items()
         }
         return cls(scaled, multiplicity)

@@ -17,17 +17,19 @@ The paper's Eq. 9/16 has c = 1 (Jacobi: every table corrects the whole residual 
 once), which in general does not converge for three tables; c = M (sharing) converges
 for every rho > 0 on convex problems.
 
-A joined row of a LEFT JOIN may lack a table: there h_i = 0 for any theta_i, as if the table's row
-had a constant model. In the constraint z = b + sum_i A_i theta_i this is a zero row of A_i, which
-the convergence of sharing ADMM allows: the row's term in table i's update is a constant, so G_i
-counts matched joined rows only, seg_i sums over them, and c stays M. (Only M_j <= M tables share
-the residual of joined row j; a c above M_j makes a shorter step there, never a wrong one.)
+A joined row of a LEFT JOIN may lack a table: there h_i = 0 for any theta_i, as if the
+table's row had a constant model. In the constraint z = b + sum_i A_i theta_i this is a
+zero row of A_i, which the convergence of sharing ADMM allows: the row's term in table
+i's update is a constant, so G_i counts matched joined rows only, seg_i sums over them,
+and c stays M. (Only M_j <= M tables share the residual of joined row j; a c above M_j
+makes a shorter step there, never a wrong one.)
 
-If joined rows have weights w_j of mean 1, the whole augmented Lagrangian of row j is multiplied by
-w_j. This changes neither its z- nor its dual update (the multiplier of the constraint is w_j
-duals_j, and equals w_j grad loss(z_j)), and the tables' updates through sums only: step_i =
--seg_i(w v) / (kappa G^w_i) with G^w_i = seg_i(w), which takes the place of G_i at the sites too.
-Equal weights leave all as it is; a weight of 2 is the row twice.
+If joined rows have weights w_j of mean 1, the whole augmented Lagrangian of row j is
+multiplied by w_j. This changes neither its z- nor its dual update (the multiplier of
+the constraint is w_j duals_j, and equals w_j grad loss(z_j)), and the tables' updates
+through sums only: step_i = -seg_i(w v) / (kappa G^w_i) with G^w_i = seg_i(w), which
+takes the place of G_i at the sites too. Equal weights leave all as it is; a weight of 2
+is the row twice.
 
 Notation:
     h     ``scores``  (N, d_c)            h_i   ``local_scores``  (n_i, d_c)
@@ -111,7 +113,10 @@ def admm_step(
 
 
 def score_steps(
-    rows: TableRows, message: FloatArray, kappa: float, inverse: FloatArray | None = None
+    rows: TableRows,
+    message: FloatArray,
+    kappa: float,
+    inverse: FloatArray | None = None,
 ) -> FloatArray:
     """Return target_i - h_i = -seg_i(v) / (kappa G_i), (n_i, d_c); 0 where G_i = 0.
 
@@ -173,9 +178,10 @@ def _least_rows(scores: FloatArray) -> int:
 def balanced_rho(rho: float, recent: Sequence[Residuals]) -> float:
     """Return rho after balancing relative residuals (Boyd et al. 2011, 3.4.1).
 
-    One residual must exceed the other tenfold in *all* recent epochs, of which ``BALANCE_WINDOW``
-    are needed since rho last changed: in the first epochs of a good run the primal one does so now
-    and then, and following it at once doubles the epochs to the optimum (observed on flights).
+    One residual must exceed the other tenfold in *all* recent epochs, of which
+    ``BALANCE_WINDOW`` are needed since rho last changed: in the first epochs of a good
+    run the primal one does so now and then, and following it at once doubles the epochs
+    to the optimum (observed on flights).
 
     >>> balanced_rho(1.0, [Residuals(primal=1.0, dual=0.01)] * BALANCE_WINDOW)
     2.0
@@ -185,7 +191,9 @@ def balanced_rho(rho: float, recent: Sequence[Residuals]) -> float:
     window = recent[-BALANCE_WINDOW:]
     if all(gap.primal > IMBALANCE * gap.dual for gap in window):
         return rho * 2.0
-    return rho / 2.0 if all(gap.dual > IMBALANCE * gap.primal for gap in window) else rho
+    return (
+        rho / 2.0 if all(gap.dual > IMBALANCE * gap.primal for gap in window) else rho
+    )
 
 
 def consensus_parameters(

@@ -38,7 +38,11 @@ class Boosting:
     """
 
     def __init__(
-        self, loss: Loss, labels: FloatArray, weights: FloatArray | None, start: FloatArray
+        self,
+        loss: Loss,
+        labels: FloatArray,
+        weights: FloatArray | None,
+        start: FloatArray,
     ) -> None:
         self._loss, self._labels, self._weights = loss, labels, weights
         self.scores = np.array(np.broadcast_to(start, (len(labels), start.shape[-1])))
@@ -80,7 +84,9 @@ class Boosting:
         return np.minimum(SHRINK * best, LONGEST)
 
 
-def moved(scores: FloatArray, lengths: FloatArray, directions: Sequence[FloatArray]) -> FloatArray:
+def moved(
+    scores: FloatArray, lengths: FloatArray, directions: Sequence[FloatArray]
+) -> FloatArray:
     """Return scores after a step along each of some directions, (N, d_c)."""
     after = scores.copy()
     for length, direction in zip(lengths, directions, strict=True):

@@ -7,29 +7,32 @@ Each table preconditions with its own block of the Hessian at the base score; th
 searches along the joint direction (Polak and Ribiere, with restarts: Nocedal and
 Wright, Numerical Optimization, 2006, section 5.2):
 
-    g_i = T_i^T seg_i(w r) / N + beta theta_i      at the sites; r = grad loss(h)
-    v_i = -B_i^-1 g_i                              B_i = kappa T_i^T G_i T_i / N + m beta
-    v   = sum_i expand(T_i v_i)                    from the sites' scores
+    g_i = T_i^T seg_i(w r) / N + beta theta_i  at the sites; r = grad loss(h)
+    v_i = -B_i^-1 g_i                          B_i = kappa T_i^T G_i T_i / N + m beta
+    v   = sum_i expand(T_i v_i)                from the sites' scores
     c   = max(0, <g - g_before, v> / <g_before, v_before>)
-    p_i = v_i + c p_i,    d = v + c d              at the sites, and at the server
+    p_i = v_i + c p_i,    d = v + c d          at the sites, and at the server
     a   = argmin f(theta + a p),  h += a d,  theta_i += a p_i
 
-With a squared loss these are the steps of linear conjugate gradients. The m tables may each explain
-what the others do: m beta in place of beta damps what hardly shows in the scores, and takes 2 %
-fewer epochs to 0.1 % on 33 schemas. The server needs sums over the tables alone: of the scores, and
-of four numbers (:class:`Products`). It could compute <g, v> from r and the scores of v, but near
-the optimum g is much smaller than r, and the rounding of the scores would hide it. For the same
-reason the slope of f along p starts from the sites' numbers, and the server adds how it changes.
+With a squared loss these are the steps of linear conjugate gradients. The m tables may
+each explain what the others do: m beta in place of beta damps what hardly shows in the
+scores, and takes 2 % fewer epochs to 0.1 % on 33 schemas. The server needs sums over
+the tables alone: of the scores, and of four numbers (:class:`Products`). It could
+compute <g, v> from r and the scores of v, but near the optimum g is much smaller than
+r, and the rounding of the scores would hide it. For the same reason the slope of f
+along p starts from the sites' numbers, and the server adds how it changes.
 
-The server's h is not exactly that of the models: the scores of every v arrive rounded. Their errors
-add up to the *drift*; the descent ends at the optimum for scores that are off by it, where f may be
-kappa drift^2 / 2 above its minimum, and no further step lowers it reliably. If a step changes v
-by so much that it is lost in the rounding, no step is taken: its size is known now, and the next
-scores of the same v arrive in a unit that fits.
+The server's h is not exactly that of the models: the scores of every v arrive rounded.
+Their errors add up to the *drift*; the descent ends at the optimum for scores that are
+off by it, where f may be kappa drift^2 / 2 above its minimum, and no further step
+lowers it reliably. If a step changes v by so much that it is lost in the rounding, no
+step is taken: its size is known now, and the next scores of the same v arrive in a unit
+that fits.
 
 Notation:
     h, d, v  (N, d_c)     theta_i, p_i, v_i  (d [+ 1], d_c)     kappa  ``curvature``
-    a  ``length``         c  ``conjugacy``                      beta  ``l2``          m  tables
+    a  ``length``         c  ``conjugacy``                      beta  ``l2``
+    m  tables
     u  ``rounding``, the root mean square error of a joined row's score of v
 """
 
@@ -42,23 +45,25 @@ import numpy as np
 from tp_flower.arrays import BLOCK_ROWS, FloatArray, blocks_of, in_threads
 from tp_flower.losses import Loss
 
-SMALL_RISE: Final = 1e-4  # of the slope's start: the search ends by interpolation below it
+# of the slope's start: the search ends by interpolation below it
+SMALL_RISE: Final = 1e-4
 LEAST_ROWS: Final = 1 << 16  # of a thread: about a millisecond of work
 LONGEST: Final = 2.0**20  # length of a step along which the objective never rises
 HEADROOM: Final = 64.0
-"""Times the mean size of v that its unit is: what is sent has some room, and most of its digits."""
+"""Times the mean size of v that its unit is: what is sent has some room, and most of
+its digits."""
 FLOAT32: Final = 2.0**-24  # relative rounding of features and of scores in the clear
 READABLE: Final = 1e-2  # kappa u^2 over the slope: above it, the rounding hides v
 LEAST_PRODUCT: Final = 2.0**-16
-"""Unit of the products over f, at least: <g, v> may be 2 m f at most, and has room for 2^20 / m
-units; in the smallest ones it is read to 1e-17 f."""
+"""Unit of the products over f, at least: <g, v> may be 2 m f at most, and has room for
+2^20 / m units; in the smallest ones it is read to 1e-17 f."""
 LEAST_OBJECTIVE: Final = 1e-12
 """f over the slope, at least, where the gradient is measured against it."""
 TOLERANCE: Final = 3e-3
-"""Gradient norm that ends training, after four epochs in a row or once it is five
-times smaller: on 89 schemas with rare categories, few rows or nearly collinear tables, in
-which the gradient of what is left shows late, f was within 0.1 % of its minimum by then;
-after one epoch, 0.4 %."""
+"""Gradient norm that ends training, after four epochs in a row or once it is five times
+smaller: on 89 schemas with rare categories, few rows or nearly collinear tables, in
+which the gradient of what is left shows late, f was within 0.1 % of its minimum by
+then; after one epoch, 0.4 %."""
 REST: Final = 1e-7  # gradient norm that ends training in any case: it is all rounding
 
 
@@ -99,7 +104,10 @@ class Descent:
         base: FloatArray,
         rounding: float = 0.0,
     ) -> None:
-        """Start at the base score; ``rounding`` is that of scores of the size of labels."""
+        """Start at the base score.
+
+        ``rounding`` is that of scores of the size of the labels.
+        """
         self._loss, self._labels, self._weights = loss, labels, weights
         self.curvature = float(loss.curvature(base))
         self.scores = np.tile(base, (len(labels), 1))
@@ -112,7 +120,10 @@ class Descent:
 
     @property
     def noise(self) -> float:
-        """The slope that the drift may feign: twice how far f may stay above its minimum."""
+        """The slope that the drift may feign.
+
+        It is twice how far f may stay above its minimum.
+        """
         return self.curvature * self.drift**2
 
     @property
@@ -121,7 +132,11 @@ class Descent:
 
         The last ones' mean square, of any table, was at most slope over curvature.
         """
-        return math.sqrt(max(self.slope, self.noise) / self.curvature) if self.slope else math.inf
+        return (
+            math.sqrt(max(self.slope, self.noise) / self.curvature)
+            if self.slope
+            else math.inf
+        )
 
     def product_unit(self, loss: float) -> float:
         """Return a unit for the next products, after the first step."""
@@ -150,19 +165,25 @@ class Descent:
 
         def fill(span: slice) -> None:
             for block in blocks_of(span, BLOCK_ROWS):
-                out[block] = self._loss.gradient(self.scores[block], self._labels[block])
+                out[block] = self._loss.gradient(
+                    self.scores[block], self._labels[block]
+                )
 
         in_threads(fill, len(out), LEAST_ROWS)
         self._derivatives = out
         return out
 
-    def step(self, descent: FloatArray, products: Products, rounding: float = 0.0) -> None:
+    def step(
+        self, descent: FloatArray, products: Products, rounding: float = 0.0
+    ) -> None:
         """Take a step, given v (N, d_c) and the products of the sites' parameters.
 
         ``rounding`` is that of the messages; the length is 0 where it hides v.
         """
         slope = -products.gradient
-        rounding = math.hypot(rounding, FLOAT32 * math.sqrt(max(slope, 0.0) / self.curvature))
+        rounding = math.hypot(
+            rounding, FLOAT32 * math.sqrt(max(slope, 0.0) / self.curvature)
+        )
         is_readable = self.curvature * rounding**2 <= READABLE * slope
         conjugacy = 0.0
         if is_readable and self.slope > 0.0:
@@ -174,7 +195,9 @@ class Descent:
         self.direction *= conjugacy
         self.direction += descent
         self._p_p = (
-            products.descent + 2.0 * conjugacy * products.direction + conjugacy**2 * self._p_p
+            products.descent
+            + 2.0 * conjugacy * products.direction
+            + conjugacy**2 * self._p_p
         )
         self._error = rounding**2 + conjugacy**2 * self._error
         self._rest = conjugacy * self._rest - slope
@@ -205,7 +228,9 @@ class Descent:
             if length not in rises:
                 rises[length] = pull + self._along(length) + length * self._p_p
             # the search ends where it is 0
-            return 0.0 if abs(rises[length]) <= SMALL_RISE * abs(rise) else rises[length]
+            return (
+                0.0 if abs(rises[length]) <= SMALL_RISE * abs(rise) else rises[length]
+            )
 
         end = 1.0
         while rise_at(end) < 0.0 and end < LONGEST:
@@ -215,7 +240,8 @@ class Descent:
         lengths, values = map(np.array, zip(*list(rises.items())[-3:], strict=True))
         if abs(values[-1]) > SMALL_RISE * abs(rise) or len(set(values)) < len(values):
             return float(lengths[-1]), float(values[-1])
-        # inverse interpolation (Lagrange): its error is as the product of the points' errors
+        # inverse interpolation (Lagrange): its error is as the product of the points'
+        # errors
         ratios = values / (values - values[:, None] + np.eye(len(values)))
         np.fill_diagonal(ratios, 1.0)
         return float(lengths @ ratios.prod(axis=1)), 0.0

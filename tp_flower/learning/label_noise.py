@@ -122,10 +122,13 @@ class LabelPlan:
                 f"not {self.epsilon!r}"
             )
         distinct = len(set(self.classes))
-        if self.classes and not 2 <= distinct == len(self.classes) <= losses.MAX_CLASSES:
+        if (
+            self.classes
+            and not 2 <= distinct == len(self.classes) <= losses.MAX_CLASSES
+        ):
             raise SettingsError(
-                f"private labels need from 2 to {losses.MAX_CLASSES} different classes, not "
-                f"{len(self.classes)} ({distinct} different)"
+                f"private labels need from 2 to {losses.MAX_CLASSES} different "
+                f"classes, not {len(self.classes)} ({distinct} different)"
             )
         if self.limits:
             self._check_limits()
@@ -232,11 +235,15 @@ def randomised_response(
     return np.where(is_kept, codes, (codes + steps) % classes)
 
 
-def noisy_argmax(codes: CodeArray, classes: int, epsilon: float, source: NoiseSource) -> CodeArray:
+def noisy_argmax(
+    codes: CodeArray, classes: int, epsilon: float, source: NoiseSource
+) -> CodeArray:
     """Return the largest entry (n,) of each one-hot vector with Laplace noise."""
     out, one_hot = np.empty_like(codes), np.eye(classes)
     for block in blocks(len(codes), max(NOISE_VALUES // classes, 1)):
-        out[block] = source.with_laplace(one_hot[codes[block]], 2.0 / epsilon).argmax(axis=1)
+        out[block] = source.with_laplace(one_hot[codes[block]], 2.0 / epsilon).argmax(
+            axis=1
+        )
     return out
 
 
@@ -249,7 +256,9 @@ def corrected(loss: losses.Loss, noise: LabelNoise) -> losses.Loss:
     """
     if isinstance(loss, losses.SquaredLoss) and isinstance(noise, NumberNoise):
         return CorrectedSquaredLoss(plain=loss, noise=noise)
-    if isinstance(loss, losses.LogisticLoss | losses.SoftmaxLoss) and isinstance(noise, ClassNoise):
+    if isinstance(loss, losses.LogisticLoss | losses.SoftmaxLoss) and isinstance(
+        noise, ClassNoise
+    ):
         return CorrectedClassLoss(loss.outputs, plain=loss, noise=noise)
     raise TypeError(f"{type(noise).__name__} is not noise for {loss.name!r} labels")
 
@@ -274,7 +283,9 @@ class _CorrectedLoss(losses.Loss):
     def curvature(self, base: FloatArray) -> float:
         return self.plain.curvature(base)
 
-    def base_score(self, labels: FloatArray, weights: FloatArray | None = None) -> FloatArray:
+    def base_score(
+        self, labels: FloatArray, weights: FloatArray | None = None
+    ) -> FloatArray:
         return self.plain.base_score(labels, weights)
 
     def gradient(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
@@ -293,7 +304,9 @@ class CorrectedClassLoss(_CorrectedLoss):
     class_counts = losses.SoftmaxLoss.class_counts
     noise: ClassNoise
 
-    def base_score(self, labels: FloatArray, weights: FloatArray | None = None) -> FloatArray:
+    def base_score(
+        self, labels: FloatArray, weights: FloatArray | None = None
+    ) -> FloatArray:
         """Return the scores of the classes' unbiased rates.
 
         A rate below its own standard error is noise, and is raised to that error.

@@ -18,7 +18,8 @@ from tp_flower.losses import KMeansLoss, Loss, SquaredLoss, softmax
 
 MOST_CLASSES, OTHERS = 15, "(other)"  # of a confusion matrix; the rarest are one
 TENTHS, LEAST_GROUP = 10, 10  # groups of rows, and how many rows a mean is of at least
-Predictions = FloatArray | None  # p, (N,): numbers, or the index of a class; None without any
+# p, (N,): numbers, or the index of a class; None without any
+Predictions = FloatArray | None
 Weights = FloatArray | None  # w, (N,), > 0, of the rows in every mean; None: all alike
 LEAST_ROWS = 1 << 16  # with fewer, one class is computed after the other
 SLACK = 0.05  # how far beyond its range an estimate counts as the end
@@ -30,14 +31,16 @@ def evaluate(
 ) -> dict[str, float]:
     """Return the loss and its metrics: RMSE, MAE and R2, or AUC, accuracy and log loss.
 
-    Of a clustering, which has no labels, it is the distance to the nearest centre. Noisy
-    labels have no MAE: its estimate would need the distribution of the errors.
+    Of a clustering, which has no labels, it is the distance to the nearest centre.
+    Noisy labels have no MAE: its estimate would need the distribution of the errors.
     """
     value = loss.value(scores, labels, weights)
     if isinstance(loss, KMeansLoss):
         return {"loss": value, "rms_distance": float(np.sqrt(max(value, 0.0)))}
     if loss.is_regression:
-        noise_of = loss.noise if isinstance(loss, label_noise.CorrectedSquaredLoss) else None
+        noise_of = (
+            loss.noise if isinstance(loss, label_noise.CorrectedSquaredLoss) else None
+        )
         half_mse = value
         if type(loss) not in (SquaredLoss, label_noise.CorrectedSquaredLoss):
             half_mse = SquaredLoss().value(scores, labels, weights)
@@ -51,11 +54,16 @@ def evaluate(
 
 
 def _regression_metrics(
-    half_mse: float, labels: FloatArray, noise: label_noise.NumberNoise | None, weights: Weights
+    half_mse: float,
+    labels: FloatArray,
+    noise: label_noise.NumberNoise | None,
+    weights: Weights,
 ) -> dict[str, float]:
     """Return RMSE and R2 against the true labels, from the mean of 1/2 (h - y)^2."""
     noise_variance = noise.variance if noise else 0.0
-    variance = float(mean((labels - mean(labels, weights)) ** 2, weights)) - noise_variance
+    variance = (
+        float(mean((labels - mean(labels, weights)) ** 2, weights)) - noise_variance
+    )
     if noise_variance and not (variance > 0.0 and half_mse > -SLACK * variance):
         return {"rmse": NAN, "r2": NAN}
     half_mse = max(half_mse, 0.0)
@@ -64,7 +72,10 @@ def _regression_metrics(
 
 
 def _class_metrics(
-    scores: FloatArray, labels: FloatArray, noise: label_noise.ClassNoise | None, weights: Weights
+    scores: FloatArray,
+    labels: FloatArray,
+    noise: label_noise.ClassNoise | None,
+    weights: Weights,
 ) -> dict[str, float]:
     """Return the accuracy, and the mean AUC of the classes against all others."""
     rates, classes = scores, [1]
@@ -80,7 +91,9 @@ def _class_metrics(
         return areas
 
     least = 1 if len(rates) >= LEAST_ROWS else len(classes)
-    areas = [area for part in in_threads(areas_of, len(classes), least) for area in part]
+    areas = [
+        area for part in in_threads(areas_of, len(classes), least) for area in part
+    ]
     accuracy = float(mean(predict(scores) == labels, weights))
     if noise is not None:
         accuracy = _share(noise.rate_of(accuracy))
@@ -89,7 +102,10 @@ def _class_metrics(
 
 
 def predict(scores: FloatArray, *, is_regression: bool = False) -> FloatArray:
-    """Return the numbers or the likeliest classes, (N,), of scores (N, d_c): a new array."""
+    """Return the numbers, or the likeliest classes, (N,), of scores (N, d_c).
+
+    The result is a new array.
+    """
     if is_regression:
         return scores[:, 0].copy()
     best = scores[:, 0] > 0.0 if scores.shape[1] == 1 else scores.argmax(axis=1)
@@ -102,10 +118,14 @@ def constant_metrics(
     """Return the metrics of a constant score b (d_c,); {} without labels."""
     if isinstance(loss, KMeansLoss) or not len(labels):
         return {}
-    return evaluate(loss, np.broadcast_to(base, (len(labels), len(base))), labels, weights)
+    return evaluate(
+        loss, np.broadcast_to(base, (len(labels), len(base))), labels, weights
+    )
 
 
-def no_better(model: Mapping[str, float], constant: Mapping[str, float], rows: str) -> str:
+def no_better(
+    model: Mapping[str, float], constant: Mapping[str, float], rows: str
+) -> str:
     """Return a warning if a model's metrics are no better than a constant's, or "".
 
     >>> no_better({"rmse": 2.0}, {"rmse": 1.5}, "new rows")
@@ -113,14 +133,23 @@ def no_better(model: Mapping[str, float], constant: Mapping[str, float], rows: s
     """
     name = "rmse" if "rmse" in model else "log_loss"
     value, limit = model.get(name, -np.inf), constant.get(name, np.inf)
-    comparison = f"the model is no better than a constant: {name} {value:.4g} against {limit:.4g}"
+    comparison = (
+        f"the model is no better than a constant: {name} {value:.4g} against "
+        f"{limit:.4g}"
+    )
     return f"on {rows} {comparison}" if value >= limit else ""
 
 
 def compare(
-    classes: Sequence[str], predicted: Predictions, labels: FloatArray, weights: Weights = None
+    classes: Sequence[str],
+    predicted: Predictions,
+    labels: FloatArray,
+    weights: Weights = None,
 ) -> dict[str, object]:
-    """Return the report's entry `confusion` of classes, else `deciles`; {} without rows."""
+    """Return the report's entry: `confusion` of classes, else `deciles`.
+
+    Without rows it is {}.
+    """
     if predicted is None or not len(labels):
         return {}
     if classes:
@@ -152,8 +181,8 @@ def means_by_tenth(
 ) -> list[dict[str, float]]:
     """Return the mean prediction and label of each tenth of the rows, by prediction.
 
-    A group has at least ``LEAST_GROUP`` rows, so that no mean is a row's; of as few rows
-    there are fewer groups, or none.
+    A group has at least ``LEAST_GROUP`` rows, so that no mean is a row's; of as few
+    rows there are fewer groups, or none.
     """
     weights = np.ones(len(labels)) if weights is None else weights
     groups = min(TENTHS, len(labels) // LEAST_GROUP)
@@ -163,7 +192,11 @@ def means_by_tenth(
             "predicted": float(mean(predicted[rows], weights[rows])),
             "actual": float(mean(labels[rows], weights[rows])),
         }
-        for rows in (np.array_split(np.argsort(predicted, kind="stable"), groups) if groups else ())
+        for rows in (
+            np.array_split(np.argsort(predicted, kind="stable"), groups)
+            if groups
+            else ()
+        )
     ]
 
 
@@ -208,7 +241,9 @@ def auc(scores: FloatArray, positive: BoolArray, weights: Weights = None) -> flo
         # few rows tie, if any
         equal = np.searchsorted(low, ties, side="right").sum(dtype=np.float64)
         equal -= np.searchsorted(low, ties, side="left").sum(dtype=np.float64)
-        return float((below.sum(dtype=np.float64) + 0.5 * equal) / (len(high) * len(low)))
+        return float(
+            (below.sum(dtype=np.float64) + 0.5 * equal) / (len(high) * len(low))
+        )
     order = np.argsort(low)
     low, of_high = low[order], weights[positive]
     # the weight of the k lowest scores
@@ -226,15 +261,18 @@ class Contribution:
     share: float
 
 
-def contributions(sums: Mapping[str, FloatArray], joined_rows: int) -> dict[str, Contribution]:
+def contributions(
+    sums: Mapping[str, FloatArray], joined_rows: int
+) -> dict[str, Contribution]:
     """Return each table's share of the tables' variances, from its sums (2, d_c).
 
         share_i = var(h_i) / sum_k var(h_k)
 
-    over the joined training rows, weighted as they are; of several outputs variances are summed.
-    What two tables tell alike counts for both. h_i are a table's scores on the joined rows, 0 where
-    a LEFT JOIN has no row. The sites send sum G h_i and sum G h_i^2 over their rows, with the noise
-    of private runs: nobody sees the scores of one table for it.
+    over the joined training rows, weighted as they are; of several outputs variances
+    are summed. What two tables tell alike counts for both. h_i are a table's scores on
+    the joined rows, 0 where a LEFT JOIN has no row. The sites send sum G h_i and sum G
+    h_i^2 over their rows, with the noise of private runs: nobody sees the scores of one
+    table for it.
 
     >>> sums = {"a": np.array([[6.0], [18.0]]), "b": np.array([[6.0], [10.0]])}
     >>> shares = contributions(sums, joined_rows=4)

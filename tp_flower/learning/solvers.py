@@ -37,7 +37,10 @@ LEAST_ROWS = 256
 
 
 def gram(
-    features: "Features | FloatArray", multiplicity: AnyArray, *, intercept: bool = False
+    features: "Features | FloatArray",
+    multiplicity: AnyArray,
+    *,
+    intercept: bool = False,
 ) -> FloatArray:
     """Return [T, 1]^T diag(G) [T, 1], (d [+ 1], d [+ 1]), which shards may sum.
 
@@ -62,10 +65,14 @@ def gram(
     return total
 
 
-def _sparse_gram(features: SparseRows, multiplicity: AnyArray, *, intercept: bool) -> FloatArray:
+def _sparse_gram(
+    features: SparseRows, multiplicity: AnyArray, *, intercept: bool
+) -> FloatArray:
     width = features.width
     total = np.zeros((width + int(intercept), width + int(intercept)))
-    for block in blocks(len(features), max(GRAM_VALUES // max(features.stored, 1), LEAST_ROWS)):
+    for block in blocks(
+        len(features), max(GRAM_VALUES // max(features.stored, 1), LEAST_ROWS)
+    ):
         rows = features[block].matrix(np.sqrt(multiplicity[block], dtype=np.float64))
         product = (rows.T @ rows).tocoo()
         total[product.row, product.col] += product.data
@@ -78,8 +85,8 @@ def _sparse_gram(features: SparseRows, multiplicity: AnyArray, *, intercept: boo
 def factorisation(rows: int, columns: int, *, is_exact: bool) -> str:
     """Return the cheapest factorisation of a table's Hessian.
 
-    None has more than MOST_COLUMNS^2 numbers: a wider table is solved for iteratively. One that
-    need not be exact takes its frequent columns and a diagonal.
+    None has more than MOST_COLUMNS^2 numbers: a wider table is solved for iteratively.
+    One that need not be exact takes its frequent columns and a diagonal.
 
     >>> factorisation(100, 300, is_exact=True)
     'rows'
@@ -91,8 +98,13 @@ def factorisation(rows: int, columns: int, *, is_exact: bool) -> str:
     return ITERATIVE if is_exact else BY_FREQUENT
 
 
-def largest_eigenvalue(features: Features, multiplicity: AnyArray, *, intercept: bool) -> float:
-    """Return the largest eigenvalue of a table's Gram matrix, which is not built (Lanczos)."""
+def largest_eigenvalue(
+    features: Features, multiplicity: AnyArray, *, intercept: bool
+) -> float:
+    """Return the largest eigenvalue of a table's Gram matrix by Lanczos iteration.
+
+    The matrix is not built.
+    """
     from scipy.sparse.linalg import LinearOperator, eigsh
 
     width = features.shape[1] + int(intercept)
@@ -103,7 +115,9 @@ def largest_eigenvalue(features: Features, multiplicity: AnyArray, *, intercept:
         return model.pullback(features, multiplicity[:, None] * scores)
 
     operator = LinearOperator((width, width), product, dtype=np.float64)
-    (largest,) = eigsh(operator, 1, which="LA", v0=np.ones(width), return_eigenvectors=False)
+    (largest,) = eigsh(
+        operator, 1, which="LA", v0=np.ones(width), return_eigenvectors=False
+    )
     return float(max(largest, 0.0))
 
 
@@ -141,7 +155,9 @@ class RidgeSolver:
     joined_rows: int
 
     @classmethod
-    def from_gram(cls, matrix: FloatArray, joined_rows: int, *, intercept: bool) -> "RidgeSolver":
+    def from_gram(
+        cls, matrix: FloatArray, joined_rows: int, *, intercept: bool
+    ) -> "RidgeSolver":
         """Factorise [T, 1]^T diag(G) [T, 1] (or T^T diag(G) T without intercept)."""
         matrix = matrix / joined_rows
         if not intercept:
@@ -156,24 +172,38 @@ class RidgeSolver:
 
     @classmethod
     def from_rows(
-        cls, features: EncodedRows, multiplicity: AnyArray, joined_rows: int, *, intercept: bool
+        cls,
+        features: EncodedRows,
+        multiplicity: AnyArray,
+        joined_rows: int,
+        *,
+        intercept: bool,
     ) -> "RidgeSolver":
         """Factorise the Gram matrix of few rows (n, d), by n numbers for each column.
 
         Moments are sums of rows, and parameters are, if they begin at 0: what V leaves
         out is never needed.
         """
-        counts, weight, mean = _centre(features, multiplicity, joined_rows, intercept=intercept)
+        counts, weight, mean = _centre(
+            features, multiplicity, joined_rows, intercept=intercept
+        )
         rows = np.sqrt(counts)[:, None] * (dense(features) - mean)
         _, sizes, vectors = np.linalg.svd(rows, full_matrices=False)
         return cls(sizes**2, vectors.T, mean, np.arange(len(mean)), weight, joined_rows)
 
     @classmethod
     def from_frequent(
-        cls, features: EncodedRows, multiplicity: AnyArray, joined_rows: int, *, intercept: bool
+        cls,
+        features: EncodedRows,
+        multiplicity: AnyArray,
+        joined_rows: int,
+        *,
+        intercept: bool,
     ) -> "RidgeSolver":
         """Factorise the columns of most variance together, and all others alone."""
-        counts, weight, mean = _centre(features, multiplicity, joined_rows, intercept=intercept)
+        counts, weight, mean = _centre(
+            features, multiplicity, joined_rows, intercept=intercept
+        )
         squares = column_squares(features, counts)
         variances = np.maximum(squares - weight * mean**2, 0.0)
         order = np.argsort(-variances, kind="stable")
@@ -203,7 +233,9 @@ class RidgeSolver:
     @property
     def trace(self) -> float:
         """The trace of [T, 1]^T diag(G) [T, 1] / N."""
-        return float(self.eigenvalues.sum()) + self.weight * (float(self.mean @ self.mean) + 1.0)
+        return float(self.eigenvalues.sum()) + self.weight * (
+            float(self.mean @ self.mean) + 1.0
+        )
 
     def product(self, parameters: FloatArray) -> FloatArray:
         """Return the Gram matrix times parameters (d [+ 1], d_c): their moments."""
@@ -211,7 +243,9 @@ class RidgeSolver:
         def product(weights: FloatArray) -> FloatArray:
             return self._restored(self.eigenvalues[:, None] * self._rotated(weights))
 
-        return self.joined_rows * _with_intercept(product, parameters, self.mean, self.weight)
+        return self.joined_rows * _with_intercept(
+            product, parameters, self.mean, self.weight
+        )
 
     def solve(self, moments: FloatArray, kappa: float, l2: float) -> FloatArray:
         """Return the parameters (d [+ 1], d_c) of the theta-update.
@@ -237,16 +271,21 @@ def _centre(
     weight = float(counts.sum()) if intercept else 0.0
     if not weight:
         return counts, weight, np.zeros(features.shape[1])
-    return counts, weight, moment(features, counts[:, None], intercept=False).ravel() / weight
+    return (
+        counts,
+        weight,
+        moment(features, counts[:, None], intercept=False).ravel() / weight,
+    )
 
 
 @dataclass(frozen=True)
 class IterativeSolver:
-    """The theta-update of a wide linear model, by conjugate gradients on the table's rows.
+    """The theta-update of a wide linear model by conjugate gradients on a table's rows.
 
-    It has the parameters of :class:`RidgeSolver` to ``ITERATIVE_TOLERANCE``, in the memory of the
-    rows and of a few vectors. With ``weight`` > 0 the intercept is eliminated by centring;
-    otherwise ``model``, of one output, says whether it is one of the parameters to solve for.
+    It has the parameters of :class:`RidgeSolver` to ``ITERATIVE_TOLERANCE``, in the
+    memory of the rows and of a few vectors. With ``weight`` > 0 the intercept is
+    eliminated by centring; otherwise ``model``, of one output, says whether it is one
+    of the parameters to solve for.
 
     Attributes:
         features: (n, d), with ``counts`` G / N, (n,).
@@ -272,9 +311,11 @@ class IterativeSolver:
         intercept: bool,
         centred: bool,
     ) -> "IterativeSolver":
-        """Return the solver of a table, whose intercept is not penalised if ``centred``."""
+        """Return a table's solver, with no penalty on its intercept if ``centred``."""
         is_centred = intercept and centred
-        counts, weight, mean = _centre(features, multiplicity, joined_rows, intercept=is_centred)
+        counts, weight, mean = _centre(
+            features, multiplicity, joined_rows, intercept=is_centred
+        )
         diagonal = np.maximum(column_squares(features, counts) - weight * mean**2, 0.0)
         model = LinearModel(features.shape[1], 1, intercept=intercept and not centred)
         if model.intercept:
@@ -284,7 +325,9 @@ class IterativeSolver:
     @property
     def trace(self) -> float:
         """The trace of [T, 1]^T diag(G) [T, 1] / N."""
-        return float(self.diagonal.sum()) + self.weight * (float(self.mean @ self.mean) + 1.0)
+        return float(self.diagonal.sum()) + self.weight * (
+            float(self.mean @ self.mean) + 1.0
+        )
 
     def _centred_product(self, vector: FloatArray) -> FloatArray:
         """Return the centred Gram matrix / N times a vector, (p,)."""
@@ -298,12 +341,19 @@ class IterativeSolver:
         """Return the Gram matrix times parameters (d [+ 1], d_c): their moments."""
 
         def product(weights: FloatArray) -> FloatArray:
-            return np.stack([self._centred_product(column) for column in weights.T], axis=1)
+            return np.stack(
+                [self._centred_product(column) for column in weights.T], axis=1
+            )
 
-        return self.joined_rows * _with_intercept(product, parameters, self.mean, self.weight)
+        return self.joined_rows * _with_intercept(
+            product, parameters, self.mean, self.weight
+        )
 
     def solve(self, moments: FloatArray, kappa: float, l2: float) -> FloatArray:
-        """Return the parameters (d [+ 1], d_c) of the theta-update: see ``RidgeSolver.solve``."""
+        """Return the parameters (d [+ 1], d_c) of the theta-update.
+
+        See ``RidgeSolver.solve``.
+        """
         from scipy.sparse.linalg import LinearOperator, cg
 
         size = len(self.diagonal)
@@ -314,11 +364,15 @@ class IterativeSolver:
 
         operator = LinearOperator((size, size), product, dtype=np.float64)
         # without a penalty, only plain steps from 0 end at the solution of least norm
-        scaled = LinearOperator((size, size), lambda v: v.ravel() / diagonal) if l2 else None
+        scaled = (
+            LinearOperator((size, size), lambda v: v.ravel() / diagonal) if l2 else None
+        )
         steps = {"rtol": ITERATIVE_TOLERANCE, "maxiter": MOST_ITERATIONS, "M": scaled}
 
         def solve(centred: FloatArray) -> FloatArray:
-            return np.stack([cg(operator, kappa * right, **steps)[0] for right in centred.T], 1)
+            return np.stack(
+                [cg(operator, kappa * right, **steps)[0] for right in centred.T], 1
+            )
 
         return _eliminated(solve, moments / self.joined_rows, self.mean, self.weight)
 
@@ -332,7 +386,10 @@ def _with_intercept(
     mean: FloatArray,
     weight: float,
 ) -> FloatArray:
-    """Return the Gram matrix / N times parameters (d [+ 1], d_c), given the centred product."""
+    """Return the Gram matrix / N times parameters (d [+ 1], d_c).
+
+    ``product`` multiplies weights by the centred matrix.
+    """
     if not weight:
         return product(parameters)
     weights = parameters[:-1]
@@ -341,9 +398,15 @@ def _with_intercept(
 
 
 def _eliminated(
-    solve: Callable[[FloatArray], FloatArray], moments: FloatArray, mean: FloatArray, weight: float
+    solve: Callable[[FloatArray], FloatArray],
+    moments: FloatArray,
+    mean: FloatArray,
+    weight: float,
 ) -> FloatArray:
-    """Return the parameters (d [+ 1], d_c), given how centred moments are solved for."""
+    """Return the parameters (d [+ 1], d_c) for moments.
+
+    ``solve`` returns those for centred moments.
+    """
     if not weight:
         return solve(moments)
     centre = moments[-1] / weight
@@ -387,7 +450,9 @@ class Iterate:
 
     def change_to(self, point: FloatArray) -> float:
         """Return ||y - z+|| / max(1, ||z+||): 0 if and only if z+ = y is optimal."""
-        return float(np.linalg.norm(self.ahead - point)) / max(1.0, float(np.linalg.norm(point)))
+        return float(np.linalg.norm(self.ahead - point)) / max(
+            1.0, float(np.linalg.norm(point))
+        )
 
 
 def descend(

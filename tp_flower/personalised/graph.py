@@ -29,13 +29,17 @@ class SimilarityGraph:
     edges: IntArray
 
     @classmethod
-    def from_pairs(cls, names: Sequence[str], pairs: npt.NDArray[np.int64]) -> "SimilarityGraph":
+    def from_pairs(
+        cls, names: Sequence[str], pairs: npt.NDArray[np.int64]
+    ) -> "SimilarityGraph":
         """Make the graph of (M, 2) pairs of positions, in any order, possibly repeated.
 
         >>> SimilarityGraph.from_pairs("abc", np.array([[2, 0], [0, 2]])).edges
         array([[0, 2]])
         """
-        distinct = np.unique(np.sort(np.asarray(pairs, np.int64).reshape(-1, 2), axis=1), axis=0)
+        distinct = np.unique(
+            np.sort(np.asarray(pairs, np.int64).reshape(-1, 2), axis=1), axis=0
+        )
         return cls(tuple(names), distinct[distinct[:, 0] != distinct[:, 1]])
 
     def __len__(self) -> int:
@@ -80,7 +84,9 @@ def nearest_neighbours(
     others = np.array(distances, np.float64)
     np.fill_diagonal(others, np.inf)
     nearest = np.argsort(others, axis=1, kind="stable")[:, : min(neighbours, sites - 1)]
-    pairs = np.column_stack([np.repeat(np.arange(sites), nearest.shape[1]), nearest.ravel()])
+    pairs = np.column_stack(
+        [np.repeat(np.arange(sites), nearest.shape[1]), nearest.ravel()]
+    )
     return SimilarityGraph.from_pairs(names, pairs)
 
 

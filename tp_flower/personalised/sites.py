@@ -42,7 +42,9 @@ class SiteObjective:
     base: FloatArray
     l2: float
 
-    def scores(self, features: local_model.Features, parameters: FloatArray) -> FloatArray:
+    def scores(
+        self, features: local_model.Features, parameters: FloatArray
+    ) -> FloatArray:
         """Return b + h(theta; x) of rows (k, d), (k, d_c)."""
         self.model.parameters = parameters
         return self.model.scores(features) + self.base
@@ -57,7 +59,9 @@ class SiteObjective:
         penalty = self.l2 * np.where(self.model.penalised, parameters, 0.0)
         if not len(labels):
             return penalty
-        messages = self.loss.gradient(self.scores(features, parameters), labels) / len(labels)
+        messages = self.loss.gradient(self.scores(features, parameters), labels) / len(
+            labels
+        )
         return self.model.pullback(features, messages) + penalty
 
     def penalty(self, parameters: FloatArray) -> float:
@@ -96,7 +100,9 @@ class SiteObjective:
         vector = np.ones(len(centre)) / np.sqrt(len(centre))
         size = 0.0
         for _ in range(POWER_STEPS):
-            product = (self.gradient(centre + FINITE_STEP * vector) - at_centre) / FINITE_STEP
+            product = (
+                self.gradient(centre + FINITE_STEP * vector) - at_centre
+            ) / FINITE_STEP
             size = float(np.linalg.norm(product))
             if not size:
                 break

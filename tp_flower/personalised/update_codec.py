@@ -47,7 +47,9 @@ def encode_update(values: FloatArray, codes: int = 0) -> Bytes:
     begins = np.zeros(len(narrow), np.bool_)
     begins[starts] = True
     content, has_book = _encode_values(narrow[starts], codes)
-    return np.concatenate([np.array([has_book], np.uint8), np.packbits(begins), content])
+    return np.concatenate(
+        [np.array([has_book], np.uint8), np.packbits(begins), content]
+    )
 
 
 def decode_update(code: Bytes, size: int) -> FloatArray:
@@ -73,7 +75,9 @@ def decode_update(code: Bytes, size: int) -> FloatArray:
     return np.repeat(values.astype(np.float64), np.diff(starts, append=size))
 
 
-def code_book(values: FloatArray, counts: IntArray, codes: int) -> npt.NDArray[np.float32]:
+def code_book(
+    values: FloatArray, counts: IntArray, codes: int
+) -> npt.NDArray[np.float32]:
     """Return at most ``codes`` float32 to represent values, ascending and distinct.
 
     k-means in one dimension, with each value, (r,), counted as often as it occurs:
@@ -100,7 +104,9 @@ def code_book(values: FloatArray, counts: IntArray, codes: int) -> npt.NDArray[n
     return np.unique(book.astype(np.float32))
 
 
-def _nearest(book: npt.NDArray[np.floating], values: npt.NDArray[np.floating]) -> IntArray:
+def _nearest(
+    book: npt.NDArray[np.floating], values: npt.NDArray[np.floating]
+) -> IntArray:
     wide = book.astype(np.float64)
     return np.searchsorted(0.5 * (wide[1:] + wide[:-1]), values.astype(np.float64))
 
@@ -117,7 +123,9 @@ def _encode_values(values: npt.NDArray[np.float32], codes: int) -> tuple[Bytes, 
     book, index = np.unique(values, return_inverse=True)
     bit_rows = index[:, None] >> np.arange((len(book) - 1).bit_length())[::-1]
     packed = np.packbits((bit_rows & 1).astype(np.uint8))
-    booked = np.concatenate([np.array([len(book) - 1], np.uint8), book.view(np.uint8), packed])
+    booked = np.concatenate(
+        [np.array([len(book) - 1], np.uint8), book.view(np.uint8), packed]
+    )
     return (booked, True) if len(booked) < len(raw) else (raw, False)
 
 
@@ -126,7 +134,9 @@ def _decode_book(content: Bytes, runs: int) -> npt.NDArray[np.float32]:
     codes = int(content[0]) + 1
     bits = (codes - 1).bit_length()
     expected = 1 + 4 * codes + (runs * bits + 7) // 8
-    _check(len(content) == expected, f"has {len(content)} bytes of a code book's values")
+    _check(
+        len(content) == expected, f"has {len(content)} bytes of a code book's values"
+    )
     places = np.unpackbits(content[1 + 4 * codes :])
     _check(not places[runs * bits :].any(), "has bits behind its end")
     index = places[: runs * bits].reshape(runs, bits) @ (1 << np.arange(bits)[::-1])

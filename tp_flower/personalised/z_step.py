@@ -12,9 +12,9 @@ sites, over-relaxed and scaled: kappa = eta rho, and the multipliers as
     C  <- D + pull / kappa
     W  <- prox_{w penalty/kappa ||.||_p}(C),   pull <- kappa (C - W)
 
-Notation: Z `models` (N, d), V `targets` (N, d), B `graph.incidence` (M, N), W `differences` (M, d),
-Omega the draft's multipliers (d, M). At the optimum Z = V - B^T pull, and every row of pull lies in
-the dual norm's ball of radius `penalty w`.
+Notation: Z `models` (N, d), V `targets` (N, d), B `graph.incidence` (M, N), W
+`differences` (M, d), Omega the draft's multipliers (d, M). At the optimum Z = V - B^T
+pull, and every row of pull lies in the dual norm's ball of radius `penalty w`.
 
 The draft runs a fixed number of iterations. This solver stops on both residuals, in
 units of Z: ||B Z - W||_F and kappa ||B^T (W - W_before)||_F.
@@ -197,7 +197,9 @@ def inverse_of(graph: SimilarityGraph, kappa: float) -> FloatArray:
     explicit inverse loses no digits.
     """
     incidence = graph.incidence
-    return np.linalg.inv(np.eye(len(graph)) + kappa * (incidence.T @ incidence).toarray())
+    return np.linalg.inv(
+        np.eye(len(graph)) + kappa * (incidence.T @ incidence).toarray()
+    )
 
 
 def _means(models: FloatArray, groups: npt.NDArray[np.int64]) -> FloatArray:

@@ -49,11 +49,14 @@ _LOSS_INTERVAL: Final = 1e-4  # of the discretised privacy loss, over an epsilon
 _MOST: Final = 100.0  # epsilon from which on losses are not composed: exp overflows
 
 
-def epsilon(mechanisms: Sequence[Mechanism], delta: float, accountant: str = RDP) -> float:
+def epsilon(
+    mechanisms: Sequence[Mechanism], delta: float, accountant: str = RDP
+) -> float:
     """Return the epsilon >= 0 of mechanisms on one unit, each used ``count`` times.
 
-    It is an upper bound: inf if some Gaussian has no noise, or if delta is 0 and there is a
-    Gaussian. ``delta`` is in [0, 1); the accountant, "rdp" or "prv", is for sampled Gaussians.
+    It is an upper bound: inf if some Gaussian has no noise, or if delta is 0 and there
+    is a Gaussian. ``delta`` is in [0, 1); the accountant, "rdp" or "prv", is for
+    sampled Gaussians.
 
     >>> round(epsilon([Gaussian(6.0, count=36)], 1e-5), 3)  # mu = sqrt(36) / 6 = 1
     4.377
@@ -105,7 +108,11 @@ def noise_multiplier(
         mechanism = replace(planned, noise_multiplier=multiplier)
         return epsilon([mechanism], delta, accountant) - target_epsilon
 
-    enough = math.sqrt(count) * float(get_sigma_gaussian(target_epsilon, delta)) * (1 + _RELATIVE)
+    enough = (
+        math.sqrt(count)
+        * float(get_sigma_gaussian(target_epsilon, delta))
+        * (1 + _RELATIVE)
+    )
     return enough if sample_rate == 1 else _least_noise(excess, enough)
 
 
@@ -125,7 +132,9 @@ def _least_noise(excess: Callable[[float], float], enough: float) -> float:
     return root
 
 
-def _gaussian_epsilon(gaussians: Sequence[Gaussian], delta: float, accountant: str) -> float:
+def _gaussian_epsilon(
+    gaussians: Sequence[Gaussian], delta: float, accountant: str
+) -> float:
     from dp_accounting import get_epsilon_gaussian
     from dp_accounting.pld import PLDAccountant
 
@@ -169,7 +178,9 @@ def _divergences(mechanism: Mechanism) -> FloatArray:
         # the probability of a random answer, which is right half the time
         at_random = -2 * math.expm1(-np.logaddexp(0.0, -mechanism.epsilon))
         event = RandomizedResponseDpEvent(at_random, num_buckets=2)
-        accountant = RdpAccountant(ORDERS, NeighboringRelation.REPLACE_ONE).compose(event)
+        accountant = RdpAccountant(ORDERS, NeighboringRelation.REPLACE_ONE).compose(
+            event
+        )
     divergences: FloatArray = accountant.rdp
     return divergences
 

@@ -1,13 +1,14 @@
-"""Epsilons by what they are true of: a row's features, its table's model, its scores, its label.
+"""Epsilons by subject: a row's features, its table's model, its scores, its label.
 
-A mechanism covers one kind of release. What the kinds together tell of a row's features is
-bounded only if nothing without noise depends on them::
+A mechanism covers one kind of release. What the kinds together tell of a row's features
+is bounded only if nothing without noise depends on them::
 
-    features  every release that depends on features has noise, the model was trained with noise
-              in the same run, the encoder was declared, and no feature is a key: given the keys
-              and counts alone
-    models    what a row adds to its table's model, given the messages that its site received
-              and the encoder: for whoever reads the model, not for whoever reads the scores
+    features  every release that depends on features has noise, the model was trained
+              with noise in the same run, the encoder was declared, and no feature is a
+              key: given the keys and counts alone
+    models    what a row adds to its table's model, given the messages that its site
+              received and the encoder: for whoever reads the model, not for whoever
+              reads the scores
     scores    a row's scores, given the model
     labels    each label by itself, whatever else is known
 
@@ -75,7 +76,10 @@ _CONDITIONS: Final[Mapping[str, str]] = {
 
 
 class Released(NamedTuple):
-    """Releases of one kind from one source; ``mechanism`` is None if nothing covers them."""
+    """Releases of one kind from one source.
+
+    ``mechanism`` is None if nothing covers them.
+    """
 
     what: str
     scope: str
@@ -84,7 +88,10 @@ class Released(NamedTuple):
 
     @property
     def subject(self) -> str:
-        """Of what it tells; a kind that this version does not know may tell of features."""
+        """The subject of the releases.
+
+        A kind that is unknown to this version may tell of features.
+        """
         return _SUBJECTS.get(self.what, FEATURES)
 
 
@@ -92,8 +99,8 @@ class Released(NamedTuple):
 class Epsilons:
     """Epsilons of all that a source has released, by what they are true of.
 
-    Each is a number, ``inf`` without a bound; or "none"; or "" if nothing of the kind left.
-    ``features`` may be "none: " and the reason.
+    Each is a number, ``inf`` without a bound; or "none"; or "" if nothing of the kind
+    left. ``features`` may be "none: " and the reason.
     """
 
     features: float | str
@@ -102,7 +109,9 @@ class Epsilons:
     labels: float | str
 
 
-def epsilons(released: Iterable[Released], delta: float, accountant: str = RDP) -> Epsilons:
+def epsilons(
+    released: Iterable[Released], delta: float, accountant: str = RDP
+) -> Epsilons:
     """Return the epsilons of all that one source has released.
 
     >>> from tp_flower.privacy.mechanisms import PureDp
@@ -120,7 +129,9 @@ def epsilons(released: Iterable[Released], delta: float, accountant: str = RDP) 
             return ""
         return NONE if _uncovered(releases) else composed(releases, delta, accountant)
 
-    of_features = [one for name in (FEATURES, MODELS, SCORES) for one in by_subject[name]]
+    of_features = [
+        one for name in (FEATURES, MODELS, SCORES) for one in by_subject[name]
+    ]
     reason = _reason(of_features)
     return Epsilons(
         features=f"{NONE}: {reason}" if reason else spent(of_features),
@@ -130,7 +141,9 @@ def epsilons(released: Iterable[Released], delta: float, accountant: str = RDP) 
     )
 
 
-def composed(released: Iterable[Released], delta: float, accountant: str = RDP) -> float:
+def composed(
+    released: Iterable[Released], delta: float, accountant: str = RDP
+) -> float:
     """Return the epsilon of the covered releases together: what a budget bounds."""
     spent = [
         replace(one.mechanism, count=one.mechanism.count * one.times)
@@ -153,7 +166,9 @@ def _reason(released: list[Released]) -> str:
     if SCORE_SUMS in scopes:
         return "sums of scores tell of the features"
     if uncovered:
-        return f"no noise covers {', '.join(dict.fromkeys(one.what for one in uncovered))}"
+        return (
+            f"no noise covers {', '.join(dict.fromkeys(one.what for one in uncovered))}"
+        )
     conditions = (
         reason
         for condition, reason in _CONDITIONS.items()

@@ -55,7 +55,10 @@ def check_per_row(model: local_model.LocalModel, features: int) -> None:
     """Raise SettingsError if a row's gradient depends on other rows; name the layer."""
     if isinstance(model, local_model.LinearModel):
         return
-    from tp_flower.privacy.torch_gradients import check_norms_are_whole, check_rows_are_apart
+    from tp_flower.privacy.torch_gradients import (
+        check_norms_are_whole,
+        check_rows_are_apart,
+    )
 
     check_rows_are_apart(model, features)
     check_norms_are_whole(model, features)
@@ -129,9 +132,13 @@ def _clipped_linear_sum(
     weights = clip_weights(norms, clip)
     if not (counts := weights > 0).all():
         # left out: zero times a number that is not finite is NaN
-        features = local_model.on_host(local_model.rows_of(features, np.flatnonzero(counts)))
+        features = local_model.on_host(
+            local_model.rows_of(features, np.flatnonzero(counts))
+        )
         messages, weights = messages[counts], weights[counts]
-    return local_model.moment(features, weights[:, None] * messages, intercept=has_one).ravel()
+    return local_model.moment(
+        features, weights[:, None] * messages, intercept=has_one
+    ).ravel()
 
 
 def squared_lengths(features: EncodedRows, *, intercept: bool) -> FloatArray:
@@ -152,7 +159,9 @@ def clip_weights(norms: FloatArray, clip: float | FloatArray) -> FloatArray:
     [1.0, 1.0, 0.5, 0.0, 0.0]
     """
     is_finite = np.isfinite(norms)
-    return np.where(is_finite, clip / np.maximum(np.where(is_finite, norms, clip), clip), 0.0)
+    return np.where(
+        is_finite, clip / np.maximum(np.where(is_finite, norms, clip), clip), 0.0
+    )
 
 
 @dataclass(frozen=True)
@@ -230,7 +239,9 @@ def fit_privately(
         sample, of_sample = _sample(rows, plan.sample_rate, noise, units)
         features = all_rows[sample]
         messages = weights[sample] * (model.scores(features) - problem.target[sample])
-        total = private_sum(model, features, messages, plan.clipped_noise, noise, of_sample)
+        total = private_sum(
+            model, features, messages, plan.clipped_noise, noise, of_sample
+        )
         gradient = total / sampled + penalty * (theta - problem.centre)
         mean = ADAM_MEAN * mean + (1 - ADAM_MEAN) * gradient
         square = ADAM_SQUARE * square + (1 - ADAM_SQUARE) * gradient**2

@@ -35,7 +35,10 @@ import numpy as np
 import numpy.typing as npt
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import (
+    X25519PrivateKey,
+    X25519PublicKey,
+)
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
@@ -104,7 +107,10 @@ class GroupSecret:
     @classmethod
     def of_simulation(cls, seed: int) -> Self:
         """Return the secret of all simulated runs with this seed."""
-        return cls(hmac.digest(_SIMULATION, str(seed).encode(), hashlib.sha256), is_simulated=True)
+        return cls(
+            hmac.digest(_SIMULATION, str(seed).encode(), hashlib.sha256),
+            is_simulated=True,
+        )
 
     def of_run(
         self,
@@ -118,15 +124,21 @@ class GroupSecret:
 
         The public keys of the group's sites in this run are part of it: a site that
         finds its own among them, made for this run, knows that the key is new, even if
-        a server gives a run the number of another. So is the fingerprint of the run's ``proposal``:
-        sites that were told different ones share no key. The secret of a simulation is the
-        run's key itself, so that simulations with one seed repeat themselves.
+        a server gives a run the number of another. So is the fingerprint of the run's
+        ``proposal``: sites that were told different ones share no key. The secret of a
+        simulation is the run's key itself, so that simulations with one seed repeat
+        themselves.
         """
         if self.is_simulated and group == RUN_GROUP:
             return self.value
         if self.is_simulated:
             return hmac.digest(self.value, group.encode(), hashlib.sha256)
-        named = _RUN + proposal + b"".join(sorted(public_keys)) + f"{run_id} {group}".encode()
+        named = (
+            _RUN
+            + proposal
+            + b"".join(sorted(public_keys))
+            + f"{run_id} {group}".encode()
+        )
         return HKDF(hashes.SHA256(), KEY_BYTES, None, named).derive(self.value)
 
 
@@ -191,7 +203,11 @@ class SiteKeys:
         return PublicKeys(self.run.public, self.site.public if self.site else b"")
 
     def seal(
-        self, secret: GroupSecret, recipient: PublicKeys, run_id: int, group: str = RUN_GROUP
+        self,
+        secret: GroupSecret,
+        recipient: PublicKeys,
+        run_id: int,
+        group: str = RUN_GROUP,
     ) -> bytes:
         """Seal a group's secret so that only the recipient's keys open it."""
         kind = _SIMULATED if secret.is_simulated else _RANDOM
@@ -242,10 +258,14 @@ def _cipher(
     public = sender.run + sender.site + recipient.run + recipient.site
     # all keys have the same length, so the text has only one reading
     info = (_PINNED if sender.site else _AGREED) + public + purpose.encode()
-    return ChaCha20Poly1305(HKDF(hashes.SHA256(), KEY_BYTES, None, info).derive(exchanged))
+    return ChaCha20Poly1305(
+        HKDF(hashes.SHA256(), KEY_BYTES, None, info).derive(exchanged)
+    )
 
 
-def pair_masks(secret: bytes, part: int, parts: int, count: int, context: bytes) -> WordArray:
+def pair_masks(
+    secret: bytes, part: int, parts: int, count: int, context: bytes
+) -> WordArray:
     """Return the masks that a participant adds to its ``count`` numbers, modulo 2^64.
 
     Every pair has a stream of words: one adds it, the other subtracts it. It is

@@ -20,7 +20,9 @@ from tp_flower.randomness import NoiseSource
 _LARGEST: Final = 1e150  # its square is a number
 
 
-class _Mechanism(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True):
+class _Mechanism(
+    msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True
+):
     """A mechanism's record; unknown fields are refused, as they may be costs."""
 
 
@@ -73,7 +75,9 @@ SCORE_SUMS: Final = (
     "tables' scores for every joined row"
 )
 """The scope of scores that leave masked."""
-GIVEN_MESSAGES: Final = "the messages that the site received, which come from scores without noise"
+GIVEN_MESSAGES: Final = (
+    "the messages that the site received, which come from scores without noise"
+)
 GIVEN_KEYS: Final = "the keys, which tell features that are joined on"
 GIVEN_ENCODER: Final = "the encoder, whose statistics are not covered"
 GIVEN_NOISELESS_MODEL: Final = "the model, which is trained without noise"
@@ -173,7 +177,9 @@ def private_scores(
     """Return scores (n, d_c) with clipped rows and Gaussian noise."""
     if math.isinf(clipped_noise.clip):
         return scores
-    return noise.with_gaussian(clip_rows(scores, clipped_noise.clip), clipped_noise.deviation)
+    return noise.with_gaussian(
+        clip_rows(scores, clipped_noise.clip), clipped_noise.deviation
+    )
 
 
 def clip_rows(values: FloatArray, clip: float) -> FloatArray:

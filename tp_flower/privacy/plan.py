@@ -120,7 +120,11 @@ class PartPlan:
 
 
 def plan_part(
-    settings: "PrivacyTerms", schedule: Schedule, *, sends: Sequence[str], is_linear: bool
+    settings: "PrivacyTerms",
+    schedule: Schedule,
+    *,
+    sends: Sequence[str],
+    is_linear: bool,
 ) -> PartPlan:
     """Return the plan of a participant, with the noise that its epsilon requires.
 
@@ -143,12 +147,16 @@ def plan_prediction(
 
     The clip is in units of the model's ``output_scale``.
     """
-    schedule = Schedule(epochs=1, output_scale=output_scale, rows_per_unit=rows_per_unit)
+    schedule = Schedule(
+        epochs=1, output_scale=output_scale, rows_per_unit=rows_per_unit
+    )
     scores, uses = _plan_scores(settings, schedule)
     return PartPlan(scores=scores, uses=uses)
 
 
-def _plan_models(settings: "PrivacyTerms", schedule: Schedule, *, is_linear: bool) -> PartPlan:
+def _plan_models(
+    settings: "PrivacyTerms", schedule: Schedule, *, is_linear: bool
+) -> PartPlan:
     if settings.features == DP_SGD and schedule.sends_gradients:
         return _plan_gradients(settings, schedule, is_linear=is_linear)
     if settings.features == DP_SGD:
@@ -169,7 +177,9 @@ def _plan_models(settings: "PrivacyTerms", schedule: Schedule, *, is_linear: boo
         statistics = plan_statistics(settings, schedule)
         gram = Use(GRAM, 1, Gaussian(statistics.gram_multiplier))
         moments = Gaussian(statistics.moments_multiplier)
-        return PartPlan(statistics=statistics, uses=(gram, Use(MOMENTS, schedule.epochs, moments)))
+        return PartPlan(
+            statistics=statistics, uses=(gram, Use(MOMENTS, schedule.epochs, moments))
+        )
     return PartPlan()
 
 
@@ -198,7 +208,9 @@ def plan_statistics(settings: "PrivacyTerms", schedule: Schedule) -> StatisticsP
     )
 
 
-def _multiplier(settings: "PrivacyTerms", count: int, sample_rate: float = 1.0) -> float:
+def _multiplier(
+    settings: "PrivacyTerms", count: int, sample_rate: float = 1.0
+) -> float:
     return settings.noise_multiplier or noise_multiplier(
         settings.epsilon,
         settings.delta,
@@ -217,7 +229,9 @@ def _unit_norm(schedule: Schedule) -> float:
     return math.sqrt(schedule.rows_per_unit)
 
 
-def _plan_gradients(settings: "PrivacyTerms", schedule: Schedule, *, is_linear: bool) -> PartPlan:
+def _plan_gradients(
+    settings: "PrivacyTerms", schedule: Schedule, *, is_linear: bool
+) -> PartPlan:
     """Plan DP-SGD over the server's batches.
 
     The server knows who is in a batch: against it every batch that a row is in counts
@@ -253,11 +267,15 @@ def _plan_scores(
     rows_per_unit = schedule.rows_per_unit
     limits = {SCORES: (evaluations, rows_per_unit)}
     if schedule.sends_gradients:
-        limits[BATCH_SCORES] = (schedule.epochs, rows_per_unit * max(schedule.row_batches, 1))
+        limits[BATCH_SCORES] = (
+            schedule.epochs,
+            rows_per_unit * max(schedule.row_batches, 1),
+        )
     if not settings.covers_predictions:
         return None, tuple(Use(what, limit) for what, (limit, _) in limits.items())
     total = sum(limit * rows for limit, rows in limits.values())
     sigma = noise_multiplier(settings.predictions, settings.delta, count=total)
     return ClippedNoise(settings.prediction_clip * schedule.output_scale, sigma), tuple(
-        Use(what, limit, Gaussian(sigma, rows)) for what, (limit, rows) in limits.items()
+        Use(what, limit, Gaussian(sigma, rows))
+        for what, (limit, rows) in limits.items()
     )

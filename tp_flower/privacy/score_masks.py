@@ -5,11 +5,12 @@ row's score leaves its site as
 
     w_i(r) = fix(h_i(r)) + sum_e sign(i, e) PRF(K_e; tag(key_e(r)), n)      mod 2^32
 
-with the sign + at one side of the equality and - at the other. K_e is known to the sites of the two
-sides alone, ``tag`` is a keyed hash of the key's value, and n numbers the scores of the run: no two
-of them share a mask. In a joined row the masks of every equality cancel, so that the server adds
-the words of all tables and reads the sum of their scores; from words that do not add up to joined
-rows it learns nothing (docs/explanation/masks.md has the proof).
+with the sign + at one side of the equality and - at the other. K_e is known to the
+sites of the two sides alone, ``tag`` is a keyed hash of the key's value, and n numbers
+the scores of the run: no two of them share a mask. In a joined row the masks of every
+equality cancel, so that the server adds the words of all tables and reads the sum of
+their scores; from words that do not add up to joined rows it learns nothing
+(docs/explanation/masks.md has the proof).
 
 A row that a LEFT JOIN finds no partner for keeps no mask of that equality.
 
@@ -134,9 +135,13 @@ class JoinMask:
             return np.zeros((len(codes), outputs), np.uint32)
         # one of the two is cheaper; "wrap" reads any tag for a row without a mask
         if len(codes) < len(self.tags):
-            words = self._of_tags(self.tags.take(codes, axis=0, mode="wrap"), outputs, name)
+            words = self._of_tags(
+                self.tags.take(codes, axis=0, mode="wrap"), outputs, name
+            )
         else:
-            words = self._of_tags(self.tags, outputs, name).take(codes, axis=0, mode="wrap")
+            words = self._of_tags(self.tags, outputs, name).take(
+                codes, axis=0, mode="wrap"
+            )
         if self._masks_all:
             return words
         return np.where(codes[:, None] == NO_MASK, np.uint32(0), words)
@@ -144,7 +149,9 @@ class JoinMask:
     @cached_property
     def _cipher(self) -> CipherContext:
         # to make it for every message would take longer than the masks of a batch
-        return Cipher(AES(hashlib.sha256(_PURPOSE + self.key).digest()), ECB()).encryptor()
+        return Cipher(
+            AES(hashlib.sha256(_PURPOSE + self.key).digest()), ECB()
+        ).encryptor()
 
     @cached_property
     def _masks_all(self) -> bool:
@@ -154,13 +161,17 @@ class JoinMask:
         """Return the masks of keys (n, d_c), by their tags (n, 2)."""
         # different inputs of one permutation: two tags whose difference is that of two
         # names, or a few bits, are as unlikely as two that are equal
-        inputs = tags ^ np.frombuffer(hashlib.sha256(name.encode()).digest()[:_BLOCK_BYTES], "<u8")
+        inputs = tags ^ np.frombuffer(
+            hashlib.sha256(name.encode()).digest()[:_BLOCK_BYTES], "<u8"
+        )
         blocks = -(-outputs // _WORDS)
         if blocks > 1:
             inputs = np.repeat(inputs[:, None, :], blocks, axis=1)
             inputs[:, :, 1] ^= np.arange(blocks, dtype=np.uint64)
         text = self._cipher.update(np.ascontiguousarray(inputs, "<u8").data.cast("B"))
-        return np.frombuffer(text, "<u4").reshape(len(tags), blocks * _WORDS)[:, :outputs]
+        return np.frombuffer(text, "<u4").reshape(len(tags), blocks * _WORDS)[
+            :, :outputs
+        ]
 
 
 @dataclass(frozen=True)

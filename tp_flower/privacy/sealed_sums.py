@@ -50,11 +50,12 @@ def fixed_words(numbers: FloatArray, addends: int, table: str) -> IntArray:
     limit = 2.0 ** (SUM_BITS - BITS) / addends
     # false for NaN
     if not np.abs(numbers).max(initial=0.0) < limit:
-        # the server reads this, and states the unit: the number would tell what seals hide
+        # the server reads this, and states the unit: the number would tell what seals
+        # hide
         raise DivergedError(
-            f"table {table}: a number to be summed blindly is out of range; sealed sums allow up "
-            f"to {limit:g} times its unit: training diverged, or a feature has no scale: encode "
-            "numbers as 'standard'"
+            f"table {table}: a number to be summed blindly is out of range; sealed "
+            f"sums allow up to {limit:g} times its unit: training diverged, or a "
+            "feature has no scale: encode numbers as 'standard'"
         )
     return np.rint(numbers * 2.0**BITS).astype(np.int64)
 
@@ -158,8 +159,9 @@ class ShardUnion:
     def _check(self, is_sum: bool) -> None:
         if not is_sum:
             raise SiteError(
-                f"table {self.table}: the server's sum is not that of the shares of all "
-                f"{len(self.shards)} shards: it left one out, counted one twice, or changed the sum"
+                f"table {self.table}: the server's sum is not that of the shares of "
+                f"all {len(self.shards)} shards: it left one out, counted one twice, "
+                "or changed the sum"
             )
 
     def _digest(self, fixed: IntArray, name: str) -> int:
@@ -172,4 +174,6 @@ class ShardUnion:
         """Return pseudo-random words of a name, (count,), for this set of shards."""
         text = "\n".join([*self.shards, name]).encode()
         # of the short arrays of a step, a cipher takes longer to set up
-        return np.frombuffer(hashlib.shake_256(self.key + _PURPOSE + text).digest(8 * count), "<u8")
+        return np.frombuffer(
+            hashlib.shake_256(self.key + _PURPOSE + text).digest(8 * count), "<u8"
+        )

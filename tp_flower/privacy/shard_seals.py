@@ -35,7 +35,8 @@ from tp_flower.keyed_hash import KeyedHasher
 
 STATISTICS: Final = "statistics"
 ENCODER: Final = "encoder"
-TREES: Final = "trees {}"  # of the scores with this number, so that no earlier ones pass for them
+# of the scores with this number, so that no earlier ones pass for them
+TREES: Final = "trees {}"
 NONCE_BYTES: Final = 12
 LEAST_BYTES: Final = 1 << 10
 _END: Final = b"\x80"
@@ -69,7 +70,9 @@ class ShardSeal:
         place, padded = self._place(document, shard), pad(text)
         named = place + request.encode() + padded
         nonce = hmac.digest(self._purpose("nonce"), named, hashlib.sha256)[:NONCE_BYTES]
-        return np.frombuffer(nonce + self._cipher.encrypt(nonce, padded, place), np.uint8)
+        return np.frombuffer(
+            nonce + self._cipher.encrypt(nonce, padded, place), np.uint8
+        )
 
     def open(self, sealed: AnyArray, document: str, shard: int) -> bytes:
         """Return the document of a shard; SiteError for any other bytes."""

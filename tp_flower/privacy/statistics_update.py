@@ -1,7 +1,8 @@
 """The private exact theta-update of linear models: noise on sufficient statistics.
 
-DP-SGD spends its budget on many noisy gradients. A linear model's theta-update needs only two sums
-over rows, so noise is added to these: to X^T G X once in a run, and to one product per epoch.
+DP-SGD spends its budget on many noisy gradients. A linear model's theta-update needs
+only two sums over rows, so noise is added to these: to X^T G X once in a run, and to
+one product per epoch.
 
     G'_j     = min(G_j, R^2 / ||x_j||^2)                weights: long rows count less
     A        = X^T G' X + symmetric noise               once
@@ -10,19 +11,21 @@ over rows, so noise is added to these: to X^T G X once in a run, and to one prod
     b        = X^T (G' q') + noise                      every epoch
     theta   := argmin_t  beta R(t) + kappa/2N ||t - theta||_A^2 - <b, t - theta> / N
 
-With A = X^T G X and no clip, the last line is the update of :mod:`tp_flower.learning.solvers`
-(``exact_update``), the square around the present theta completed: target = x theta + q / kappa. Of
-the two terms of its moments X^T G target = A theta + b / kappa the first is large and needs no row
-once A is there, and the second fades as training converges: it alone is clipped and gets noise. So
-a fixed point of training does not depend on A (b = N beta theta there); a noisy A makes other steps
-towards it, no other model. Re-weighting a long row keeps the model that it follows, where scaling
-it to length R would change it.
+With A = X^T G X and no clip, the last line is the update of
+:mod:`tp_flower.learning.solvers` (``exact_update``), the square around the present
+theta completed: target = x theta + q / kappa. Of the two terms of its moments X^T G
+target = A theta + b / kappa the first is large and needs no row once A is there, and
+the second fades as training converges: it alone is clipped and gets noise. So a fixed
+point of training does not depend on A (b = N beta theta there); a noisy A makes other
+steps towards it, no other model. Re-weighting a long row keeps the model that it
+follows, where scaling it to length R would change it.
 
-A's noise has the spectral norm s sqrt(2 p) (s: deviation on the diagonal); directions with less
-weight than that are unknown. :func:`usable_gram` sets negative eigenvalues to zero and adds that
-norm to all (as Wang 2018, "AdaSSP", does for ridge regression), so that an update takes short steps
-where A says nothing. This is damping, not a penalty: it vanishes at the fixed point. On flights at
-epsilon 1 it helps more than any ridge, averaging or longer training that was tried.
+A's noise has the spectral norm s sqrt(2 p) (s: deviation on the diagonal); directions
+with less weight than that are unknown. :func:`usable_gram` sets negative eigenvalues to
+zero and adds that norm to all (as Wang 2018, "AdaSSP", does for ridge regression), so
+that an update takes short steps where A says nothing. This is damping, not a penalty:
+it vanishes at the fixed point. On flights at epsilon 1 it helps more than any ridge,
+averaging or longer training that was tried.
 
 With units of privacy a unit's rows count less together, where one would alone:
 
@@ -114,7 +117,9 @@ class StatisticsPlan:
     @property
     def moments_deviation(self) -> float:
         """Deviation of the noise on each entry of b."""
-        return ClippedNoise(self.radius * self.target_bound, self.moments_multiplier).deviation
+        return ClippedNoise(
+            self.radius * self.target_bound, self.moments_multiplier
+        ).deviation
 
 
 @dataclass(frozen=True)
@@ -165,7 +170,9 @@ class Rows:
         squares = self.squares
         bound = radius * radius
         if self.units is not None:
-            return weights * (bound / np.maximum(self.units.totals(weights * squares), bound))
+            return weights * (
+                bound / np.maximum(self.units.totals(weights * squares), bound)
+            )
         # a row of zeros adds nothing, whatever its weight
         largest = np.full_like(squares, math.inf)
         np.divide(bound, squares, out=largest, where=squares > 0)

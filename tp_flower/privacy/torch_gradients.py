@@ -39,7 +39,10 @@ _CLOSE: Final = 1e-4
 
 
 def clipped_torch_sum(
-    model: LocalModel, features: EncodedRows, messages: FloatArray, clip: float | FloatArray
+    model: LocalModel,
+    features: EncodedRows,
+    messages: FloatArray,
+    clip: float | FloatArray,
 ) -> FloatArray:
     """Return the sum of the rows' gradients, each clipped to ``clip`` [(k,)], (p,)."""
     model = _torch_model(model)
@@ -166,7 +169,9 @@ def _sum_in_chunks(
     total = np.zeros(len(model.penalised))
     with _hooked(model.module, ghost=ghost) as hooked:
         for chunk in blocks(len(features), _chunk_rows(hooked, features.shape[1])):
-            total += _chunk_sum(model, hooked, features[chunk], messages[chunk], clips[chunk])
+            total += _chunk_sum(
+                model, hooked, features[chunk], messages[chunk], clips[chunk]
+            )
     return total
 
 
@@ -218,10 +223,17 @@ def _chunk_sum(
         finite = weights > 0
         if not finite.any():
             return np.zeros(len(model.penalised))
-        return _chunk_sum(model, hooked, features[finite], messages[finite], clips[finite])
+        return _chunk_sum(
+            model, hooked, features[finite], messages[finite], clips[finite]
+        )
     weighted = upstream * torch.as_tensor(weights[:, None]).to(upstream)
     gradients = torch.autograd.grad(scores, parameters, weighted)
-    return torch.cat([gradient.reshape(-1) for gradient in gradients]).double().cpu().numpy()
+    return (
+        torch.cat([gradient.reshape(-1) for gradient in gradients])
+        .double()
+        .cpu()
+        .numpy()
+    )
 
 
 def _norms(model: TorchModel) -> npt.NDArray[np.float64]:

@@ -52,7 +52,9 @@ class Units:
     def _sorted(self) -> tuple[IndexArray, IndexArray]:
         """The rows unit by unit, (n,), and where among them each unit starts; n."""
         order = np.argsort(self.codes, kind="stable")
-        return order, np.append(np.flatnonzero(np.diff(self.codes[order], prepend=-1)), len(order))
+        return order, np.append(
+            np.flatnonzero(np.diff(self.codes[order], prepend=-1)), len(order)
+        )
 
     def gradient_norms(
         self, features: EncodedRows, messages: FloatArray, *, intercept: bool

@@ -26,11 +26,13 @@ class BoostRequest(Request, frozen=True, kw_only=True):
     Attributes:
         lengths: by table, none before the first trees.
         parts: a participant that is not in them grows no more.
-        is_bagged: whether the last trees are the average of the shards', where there are several.
+        is_bagged: whether the last trees are the average of the shards', where there
+            are several.
         is_best: whether the model after the step is the best so far, to be saved.
         sends_scores: whether what each shard's own trees add comes up, masked.
         bagged: the tables whose shards seal their trees for each other.
-        pooled: those of them whose shards seal sums by column instead, and grow no trees alone.
+        pooled: those of them whose shards seal sums by column instead, and grow no
+            trees alone.
         scores_number: of the scores that answer it, in the run: it names their masks.
     """
 
@@ -61,8 +63,8 @@ class BoostRequest(Request, frozen=True, kw_only=True):
 class BoostUpdate(PartBody, frozen=True, kw_only=True):
     """The values of a participant's new trees, which add to its rows' scores.
 
-    ``sealed`` are the trees, or sums by column, which only the table's other shards can open;
-    None if its policy does not let models leave.
+    ``sealed`` are the trees, or sums by column, which only the table's other shards can
+    open; None if its policy does not let models leave.
     """
 
     scores: Annotated[AnyArray, f.score_words("scored", "outputs")] | None = None
@@ -75,12 +77,15 @@ class BoostReply(Reply, frozen=True):
     parts: dict[int, BoostUpdate]
 
     discloses = (
-        SCORES_DISCLOSED._replace(carries="{scored}, of new trees alone", when="scores_own_trees"),
+        SCORES_DISCLOSED._replace(
+            carries="{scored}, of new trees alone", when="scores_own_trees"
+        ),
         Discloses(
-            "to the other shards of {bagged}: the trees that a shard has grown, whose splits lie "
-            "between values of its rows, and whose leaves have sums of the derivatives over at "
-            "least min-rows-per-leaf joined rows, which may be of one row; or such sums over "
-            "intervals and categories of each column, with the interval's mean (lou = pooled)",
+            "to the other shards of {bagged}: the trees that a shard has grown, whose "
+            "splits lie between values of its rows, and whose leaves have sums of the "
+            "derivatives over at least min-rows-per-leaf joined rows, which may be of "
+            "one row; or such sums over intervals and categories of each column, with "
+            "the interval's mean (lou = pooled)",
             fields=("sealed",),
             covered_by="shards",
             kinds=("trees",),
@@ -92,17 +97,21 @@ class BoostReply(Reply, frozen=True):
 
 
 class BagPart(PartBody, frozen=True):
-    """The sealed trees or sums of all the table's shards, by number, unless it keeps its own."""
+    """The sealed trees or sums of all the table's shards, by number.
+
+    With ``is_own`` there are none: the part stays with its trees.
+    """
 
     is_own: bool
     trees: dict[str, Annotated[AnyArray, f.sealed("sealed-{}")]] = {}
 
 
 class BagRequest(Request, frozen=True, kw_only=True):
-    """Average the trees that the shards have just grown (Breiman 1996), or grow pooled ones.
+    """Average the trees that the shards just grew (Breiman 1996), or grow pooled ones.
 
     Attributes:
-        pooled: the tables that grow trees on the sums of all their shards, by ``growth``.
+        pooled: the tables that grow trees on the sums of all their shards, by
+            ``growth``.
     """
 
     growth: Growth
@@ -127,6 +136,7 @@ class BagReply(Reply, frozen=True):
 
     discloses = (
         SCORES_DISCLOSED._replace(
-            carries="{scored}, of the trees that the shards have averaged or pooled", when="bagged"
+            carries="{scored}, of the trees that the shards have averaged or pooled",
+            when="bagged",
         ),
     )

@@ -41,9 +41,13 @@ def encode(message: f.Message) -> Packet:
     header = _values(message)
     parts: dict[int, f.PartBody] = getattr(message, f.PARTS) if layout.part else {}
     if layout.part and f.layout_of(layout.part).values:
-        header[f.PARTS] = [{ID: number, **_values(body)} for number, body in parts.items()]
+        header[f.PARTS] = [
+            {ID: number, **_values(body)} for number, body in parts.items()
+        ]
     arrays = {
-        (number, name): array for number, body in parts.items() for name, array, _ in _arrays(body)
+        (number, name): array
+        for number, body in parts.items()
+        for name, array, _ in _arrays(body)
     }
     packet = Packet(header, arrays)
     decode(type(message), packet)
@@ -111,7 +115,9 @@ def check_positions(array: AnyArray, name: str, rows: int) -> None:
     """Refuse positions beyond the last row."""
     if array.size and array.max() >= rows:
         wire_name = name.replace("_", "-")
-        raise MessageError(f"array {wire_name!r} must hold numbers from 0 to {rows - 1}")
+        raise MessageError(
+            f"array {wire_name!r} must hold numbers from 0 to {rows - 1}"
+        )
 
 
 def required(value: Field | None, name: str) -> Field:
@@ -165,7 +171,8 @@ def _listed(header: f.Document) -> dict[int, f.Document]:
         number = item.get(ID) if type(item) is dict else None
         if type(number) is not int or not 0 <= number <= f.MOST:
             raise MessageError(
-                f"an item of {f.PARTS!r} has no {ID!r}; allowed: a whole number from 0 to {f.MOST}"
+                f"an item of {f.PARTS!r} has no {ID!r}; allowed: a whole number from 0 "
+                f"to {f.MOST}"
             )
         if number in values:
             raise MessageError(f"part {number} is listed twice")
@@ -174,7 +181,10 @@ def _listed(header: f.Document) -> dict[int, f.Document]:
 
 
 def _build_part(
-    kind: type[f.PartBody], values: Mapping[str, Any], carried: Mapping[str, AnyArray], number: int
+    kind: type[f.PartBody],
+    values: Mapping[str, Any],
+    carried: Mapping[str, AnyArray],
+    number: int,
 ) -> f.PartBody:
     layout = f.layout_of(kind)
     for name in values:
@@ -192,10 +202,14 @@ def _build_part(
     return _build(kind, fields, number)
 
 
-def _build(kind: type[AnyBody], fields: Mapping[str, Any], part: int | None = None) -> AnyBody:
+def _build(
+    kind: type[AnyBody], fields: Mapping[str, Any], part: int | None = None
+) -> AnyBody:
     try:
         # msgspec checks the type of arrays, and does not copy them
-        body = msgspec.convert(fields, kind, str_keys=True, dec_hook=lambda _, value: value)
+        body = msgspec.convert(
+            fields, kind, str_keys=True, dec_hook=lambda _, value: value
+        )
     except (msgspec.ValidationError, RecursionError) as error:
         raise MessageError(_explain(kind, fields, str(error)), part) from None
     try:
@@ -218,7 +232,9 @@ def _dtype_name(dtype: np.dtype[Any]) -> str:
     return str(dtype.name)
 
 
-def _check_shape(name: str, array: AnyArray, spec: f.ArraySpec, sizes: dict[str, int]) -> None:
+def _check_shape(
+    name: str, array: AnyArray, spec: f.ArraySpec, sizes: dict[str, int]
+) -> None:
     """Compare an array's shape with the known sizes; record new ones."""
     if array.ndim != len(spec.shape):
         raise _wrong_form(name, array, spec, {})
@@ -226,7 +242,9 @@ def _check_shape(name: str, array: AnyArray, spec: f.ArraySpec, sizes: dict[str,
         if isinstance(size, int):
             expected = size
         elif "{}" in size:
-            expected = sizes.setdefault(size.replace("{}", name.partition(_FAMILY)[2]), length)
+            expected = sizes.setdefault(
+                size.replace("{}", name.partition(_FAMILY)[2]), length
+            )
         elif size.endswith("/8"):
             rows = sizes.get(size.removesuffix("/8"))
             expected = length if rows is None else -(-rows // 8)
@@ -263,7 +281,9 @@ def _wrong_form(
 ) -> MessageError:
     key = name.partition(_FAMILY)[2]
     sizes_text = [str(size).replace("{}", key) for size in spec.shape]
-    shape = " x ".join(f"{sizes[size]} ({size})" if size in sizes else size for size in sizes_text)
+    shape = " x ".join(
+        f"{sizes[size]} ({size})" if size in sizes else size for size in sizes_text
+    )
     return MessageError(
         f"array {name!r} is {array.dtype.name} of shape {array.shape}; allowed: "
         f"{spec.dtype} of shape {shape}"

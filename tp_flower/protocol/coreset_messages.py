@@ -154,7 +154,10 @@ class WeighRequest(Request, frozen=True, kw_only=True):
     parts: dict[int, WeighPart]
 
     discloses = (
-        Discloses("which rows of the site are in the sample", fields=("rows", "place", "summed")),
+        Discloses(
+            "which rows of the site are in the sample",
+            fields=("rows", "place", "summed"),
+        ),
     )
     schedule = ("joined_rows",)
 

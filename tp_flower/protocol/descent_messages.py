@@ -59,7 +59,8 @@ class DescentRequest(Request, frozen=True, kw_only=True):
 class DirectionUpdate(PartBody, frozen=True):
     """Scores T v of a descent direction v.
 
-    ``products`` are <g, v>, <g_before, v>, and beta times <v, v> and <p, v>, under pairwise masks.
+    ``products`` are <g, v>, <g_before, v>, and beta times <v, v> and <p, v>, under
+    pairwise masks.
     """
 
     scores: Annotated[AnyArray, f.score_words("scored", "outputs")] | None = None
@@ -91,7 +92,10 @@ class DescentReply(Reply, frozen=True):
 
     parts: dict[int, DescentUpdate]
 
-    discloses = (training_messages.share_disclosed("terms", "{terms}", "moments"), *_DIRECTION)
+    discloses = (
+        training_messages.share_disclosed("terms", "{terms}", "moments"),
+        *_DIRECTION,
+    )
 
 
 class SummedStep(PartBody, frozen=True):

@@ -39,7 +39,16 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar, Final, NamedTuple, Union, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    NamedTuple,
+    Union,
+    get_args,
+    get_origin,
+)
 
 import msgspec
 import numpy as np
@@ -167,7 +176,11 @@ class Discloses(NamedTuple):
 
 
 class Body(
-    msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True, omit_defaults=True
+    msgspec.Struct,
+    frozen=True,
+    rename="kebab",
+    forbid_unknown_fields=True,
+    omit_defaults=True,
 ):
     """Named JSON values and arrays."""
 

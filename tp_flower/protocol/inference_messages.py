@@ -7,7 +7,11 @@ from tp_flower.protocol import fields as f
 from tp_flower.protocol.descent_messages import LineStep
 from tp_flower.protocol.fields import Discloses, PartBody, Reply, Request
 from tp_flower.protocol.rank_messages import Cover
-from tp_flower.protocol.training_messages import UNMATCHED_DISCLOSED, Masking, PrivacyTerms
+from tp_flower.protocol.training_messages import (
+    UNMATCHED_DISCLOSED,
+    Masking,
+    PrivacyTerms,
+)
 
 
 class FinishRequest(Request, frozen=True, kw_only=True):
@@ -58,7 +62,9 @@ class FinishReply(Reply, frozen=True, kw_only=True):
     parts: dict[int, FinishedPart]
 
     discloses = (
-        Discloses("a digest of each part of the model that the site keeps", fields=("digest",)),
+        Discloses(
+            "a digest of each part of the model that the site keeps", fields=("digest",)
+        ),
         Discloses(
             "the final coefficients of a table's linear model, or its features' gains "
             "in trees (if the table's policy says that they may be shown)",

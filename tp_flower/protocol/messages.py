@@ -56,7 +56,11 @@ class Action(StrEnum):
     SGD = "train.sgd", training.SgdRequest, training.SgdReply
     STEP = "train.step", training.StepRequest, training.StepReply
     ROWS = "train.rows", coreset.RowsRequest, coreset.RowsReply
-    PERSONALISE = "train.personalise", personal.PersonaliseRequest, personal.PersonaliseReply
+    PERSONALISE = (
+        "train.personalise",
+        personal.PersonaliseRequest,
+        personal.PersonaliseReply,
+    )
     SUMMARISE = "train.summarise", personal.SummariseRequest, personal.SummariseReply
     PERSONAL = "train.personal", personal.PersonalRequest, personal.PersonalReply
     SCORE = "query.score", inference.ScoreRequest, inference.ScoreReply
@@ -68,7 +72,9 @@ class Action(StrEnum):
         return self.request, self.reply
 
 
-ACTIONS: Final[Mapping[type[Request], Action]] = {action.request: action for action in Action}
+ACTIONS: Final[Mapping[type[Request], Action]] = {
+    action.request: action for action in Action
+}
 """The Flower message type that carries a request."""
 
 
@@ -97,8 +103,9 @@ class ReplyEnvelope(Body, frozen=True, kw_only=True):
         seconds: computing time of the site; None for a failure.
         at: for ``describe``, and for a site that lacks rounds: the last round that it
             has answered; None for none.
-        ledger_end: checksum of the last line of the site's ledger before this request; who
-            keeps it can ask the site's owner for the line. None for simulated sites.
+        ledger_end: checksum of the last line of the site's ledger before this request;
+            who keeps it can ask the site's owner for the line. None for simulated
+            sites.
     """
 
     round: Count | None = None

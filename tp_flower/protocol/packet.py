@@ -5,11 +5,12 @@ run of bytes, because in deployment the number of arrays in a message costs more
 their bytes. Every array belongs to a *part*: one shard of one table of the query. One
 message carries all the parts that a site hosts.
 
-Layout on the wire: ``ConfigRecord["header"]`` is the JSON header, ``ConfigRecord["layout"]`` lists
-``[part, name, dtype, shape]`` per array. The payload holds the arrays one after the other, each
-starting at a multiple of 8 bytes: a small payload is ``ConfigRecord["payload"]``, a large one a
-Flower ``Array`` of bytes, which is sent in chunks. Nothing is ever unpickled. Numbers per row
-travel as float32, all others as they were computed.
+Layout on the wire: ``ConfigRecord["header"]`` is the JSON header,
+``ConfigRecord["layout"]`` lists ``[part, name, dtype, shape]`` per array. The payload
+holds the arrays one after the other, each starting at a multiple of 8 bytes: a small
+payload is ``ConfigRecord["payload"]``, a large one a Flower ``Array`` of bytes, which
+is sent in chunks. Nothing is ever unpickled. Numbers per row travel as float32, all
+others as they were computed.
 """
 
 import io
@@ -32,7 +33,9 @@ from tp_flower.protocol.fields import Document, between, one_of
 ArrayKey = tuple[int, str]
 
 ALIGNMENT_BYTES = 8
-WIRE_DTYPES = frozenset({"uint8", "uint32", "uint64", "int32", "int64", "float32", "float64"})
+WIRE_DTYPES = frozenset(
+    {"uint8", "uint32", "uint64", "int32", "int64", "float32", "float64"}
+)
 
 SMALL_BYTES = 1 << 20
 """Payloads up to this size are a value of the config record: each additional Flower
@@ -85,7 +88,9 @@ def pack(packet: Packet) -> RecordDict:
         entries.append(f'[{part},{encode_basestring_ascii(name)},"{dtype}",[{shape}]]')
         arrays.append(array)
         size += array.nbytes + (-array.nbytes % ALIGNMENT_BYTES)
-    return _records(_JSON.encode(packet.header), f"[{','.join(entries)}]", _joined(arrays, size))
+    return _records(
+        _JSON.encode(packet.header), f"[{','.join(entries)}]", _joined(arrays, size)
+    )
 
 
 def unpack(content: RecordDict) -> Packet:
@@ -184,7 +189,9 @@ def _records(header: str, layout: str, payload: bytes) -> RecordDict:
     if 0 < len(payload) <= SMALL_BYTES:
         record[PAYLOAD] = payload
     elif layout != "[]":  # arrays without any number have a payload of no bytes
-        content[ARRAYS] = ArrayRecord({PAYLOAD: Array("uint8", (len(payload),), "bytes", payload)})
+        content[ARRAYS] = ArrayRecord(
+            {PAYLOAD: Array("uint8", (len(payload),), "bytes", payload)}
+        )
     return content
 
 
@@ -250,7 +257,9 @@ def _views(layout: list[Any], view: memoryview) -> dict[ArrayKey, AnyArray]:
         try:
             array: AnyArray = np.ndarray(shape, stored, view, offset)
         except (ValueError, OverflowError):  # one that is too long beside a 0
-            raise ReplyError(f"malformed message: array {name!r} has a bad shape") from None
+            raise ReplyError(
+                f"malformed message: array {name!r} has a bad shape"
+            ) from None
         arrays[part, name] = array
         offset += size + (-size % ALIGNMENT_BYTES)
     if offset != len(view):

@@ -40,9 +40,15 @@ class PersonaliseRequest(Request, frozen=True, kw_only=True):
     parts: dict[int, PersonalisePart]
 
     discloses = (
-        Discloses("which rows of the site are held out", fields=("trained", "tested", "classes")),
+        Discloses(
+            "which rows of the site are held out",
+            fields=("trained", "tested", "classes"),
+        ),
     )
-    schedule = (*("loss", "graph", "graph_epsilon", "delta"), *("model", "l2", "device", "encoder"))
+    schedule = (
+        *("loss", "graph", "graph_epsilon", "delta"),
+        *("model", "l2", "device", "encoder"),
+    )
 
 
 class PersonalisedPart(PartBody, frozen=True, kw_only=True):

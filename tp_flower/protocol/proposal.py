@@ -1,10 +1,11 @@
 """The proposal of a run: what an operator asks of all tables' owners, in one document.
 
-Every site of a run gets the same proposal, once, with ``query.extract``. From it a site derives
-what it would otherwise have to take from each request: the sides and signs of its joins, whose
-keys hide its scores, the model, the epochs and the mechanisms. What a later request says is
-compared with it. Its digest is part of every key that sites share in the run, so that sites that
-were told different proposals share no key: their masks do not cancel, and nothing is read.
+Every site of a run gets the same proposal, once, with ``query.extract``. From it a site
+derives what it would otherwise have to take from each request: the sides and signs of
+its joins, whose keys hide its scores, the model, the epochs and the mechanisms. What a
+later request says is compared with it. Its digest is part of every key that sites share
+in the run, so that sites that were told different proposals share no key: their masks
+do not cancel, and nothing is read.
 """
 
 import json
@@ -43,7 +44,7 @@ class ProposedPart(Body, frozen=True, kw_only=True):
 
 
 class ProposedJoin(Body, frozen=True, kw_only=True):
-    """An equality between a key of two tables, by alias and position among its join keys."""
+    """An equality of keys of two tables, by alias and position among its join keys."""
 
     left: f.Name
     left_key: f.Count
@@ -61,8 +62,8 @@ class Proposal(Body, frozen=True, kw_only=True):
         outer: the LEFT JOINed tables.
         label_table: alias of the table that has the label, or whose rows are predicted.
         split_table: the one whose last key decides what is held out; "" for none.
-        settings: the run config without what is the operator's own: where reports go, how long
-            to wait.
+        settings: the run config without what is the operator's own: where reports go,
+            how long to wait.
     """
 
     query: Annotated[str, msgspec.Meta(max_length=1 << 20)]
@@ -75,18 +76,27 @@ class Proposal(Body, frozen=True, kw_only=True):
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The aliases: those of the parts in their order, then those that no site hosts now."""
+        """The aliases of the tables.
+
+        Those of the parts come first, in their order, then those that no site hosts
+        now.
+        """
         hosted = [part.table for _, part in sorted(self.parts.items())]
         joined = [table for join in self.joins for table in (join.left, join.right)]
         return tuple(dict.fromkeys([*hosted, *joined]))
 
     def shards_of(self, table: str) -> dict[int, ProposedPart]:
         """Return the parts of a table by participant, in their order."""
-        return {n: part for n, part in sorted(self.parts.items()) if part.table == table}
+        return {
+            n: part for n, part in sorted(self.parts.items()) if part.table == table
+        }
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of what owners approve: equal for runs that ask the same of the same."""
+        """The SHA-256 of what owners approve.
+
+        It is equal for runs that request the same from the same sites.
+        """
         content = msgspec.to_builtins(self)
         mode = content["settings"].get(MODE)
         if mode in EXPLAIN_AS_TRAIN:
@@ -98,7 +108,10 @@ class Proposal(Body, frozen=True, kw_only=True):
 
     @property
     def fingerprint(self) -> bytes:
-        """The SHA-256 of all of it, numbers included: equal at the sites of one run alone."""
+        """The SHA-256 of the whole proposal, numbers included.
+
+        It is equal only at the sites of one run.
+        """
         return sha256(_text(msgspec.to_builtins(self)).encode()).digest()
 
 

@@ -1,4 +1,4 @@
-"""The message before scores leave: how often they may, and what other tables hide them in."""
+"""Messages before scores leave: how often they may, and how other tables hide them."""
 
 from typing import Annotated
 
@@ -50,7 +50,10 @@ class CoverStatement(Body, frozen=True, kw_only=True):
 
 
 class RankedPart(PartBody, frozen=True, kw_only=True):
-    """How many score vectors are left, None where no policy limits them; and a statement."""
+    """How many score vectors are left, and a statement.
+
+    ``left`` is None where no policy limits them.
+    """
 
     left: f.Count | None = None
     statement: SealedText
@@ -63,14 +66,14 @@ class RankReply(Reply, frozen=True):
 
     discloses = (
         Discloses(
-            "how many more score vectors leave of a table's rows, where its policy limits them: "
-            "that tells the rank of the encoded rows",
+            "how many more score vectors leave of a table's rows, where its policy "
+            "limits them: that tells the rank of the encoded rows",
             fields=("left",),
             kinds=("ranks",),
         ),
         Discloses(
-            "to the run's sites: how many rows of each table take part, and whether they vary in "
-            "four directions or more",
+            "to the run's sites: how many rows of each table take part, and whether "
+            "they vary in four directions or more",
             fields=("statement",),
             covered_by="sites",
             reader=f.SITES,

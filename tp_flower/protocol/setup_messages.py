@@ -23,7 +23,8 @@ Number = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,20}\Z")]
 
 TYPE_NAME: Final = r"^[A-Z]+( [A-Z]+)*(_[A-Z]+)?(\([0-9]{1,2}, ?[0-9]{1,2}\))?\Z"
 TypeName = Annotated[str, msgspec.Meta(pattern=TYPE_NAME)]
-"""A DuckDB type without values, such as DOUBLE, DECIMAL(10,2) or TIMESTAMP WITH TIME ZONE."""
+"""A DuckDB type without values, such as DOUBLE, DECIMAL(10,2) or TIMESTAMP WITH TIME
+ZONE."""
 MOST_WIDTH: Final = 1 << 20  # length of a vector
 SealedText = Annotated[AnyArray, f.sealed("sealed")]  # nonce and ciphertext
 KeySourceName = Annotated[str, f.one_of("pinned", "agreed")]
@@ -33,14 +34,17 @@ class DescribeRequest(Request, frozen=True):
     """Describe the shards of the query's tables.
 
     Attributes:
-        compared: columns, in lower case, that the query may join or group by; "*" for all.
+        compared: columns, in lower case, that the query may join or group by; "*" for
+            all.
     """
 
     tables: list[f.Name]
     compared: list[f.Name] = []
 
     discloses = (
-        Discloses("the names of the query's tables and columns", fields=("tables", "compared")),
+        Discloses(
+            "the names of the query's tables and columns", fields=("tables", "compared")
+        ),
     )
 
 
@@ -54,8 +58,10 @@ class ShardDescription(Body, frozen=True, kw_only=True):
         unlisted: those of them that the policy keeps from features.
         absent: those that the shard lacks, and that are missing in its rows.
         texts: of the columns of a text file, which readings fit all texts.
-        unread: why queries cannot read other columns that a policy shows, and what to write.
-        ranks: whether its policy limits scores by the rank of its rows, or by others' tables.
+        unread: why queries cannot read other columns that a policy shows, and what to
+            write.
+        ranks: whether its policy limits scores by the rank of its rows, or by others'
+            tables.
     """
 
     table: f.Name
@@ -92,10 +98,11 @@ class DescribeReply(Reply, frozen=True, kw_only=True):
 
     discloses = (
         Discloses(
-            "names of the hosted tables; columns, types and rows of the query's; which formats "
-            "of days fit all texts of a column, whether their days differ, and whether texts "
-            "that differ are equal values; which columns have no value or are absent, which a "
-            "policy keeps from features, and why some cannot be read",
+            "names of the hosted tables; columns, types and rows of the query's; "
+            "which formats of days fit all texts of a column, whether their days "
+            "differ, and whether texts that differ are equal values; which columns "
+            "have no value or are absent, which a policy keeps from features, and why "
+            "some cannot be read",
             fields=("shards", "tables"),
         ),
     )
@@ -194,7 +201,9 @@ class ExtractPart(PartBody, frozen=True, kw_only=True):
     groups: bool
     key_groups: list[KeyGroup]
     label_privacy: LabelTerms | None = None
-    local_label: Annotated[str, f.one_of("auto", "regression", "classification")] | None = None
+    local_label: (
+        Annotated[str, f.one_of("auto", "regression", "classification")] | None
+    ) = None
     row_key: list[f.Name] = []
     split: SplitTerms | None = None
     readings: dict[f.Name, TextReading] = {}
@@ -220,9 +229,9 @@ class ExtractRequest(Request, frozen=True, kw_only=True):
 
     discloses = (
         Discloses(
-            "the run as it is proposed to all sites: the query with its expressions over every "
-            "table, the sites by name, the run's settings; and the types of columns that have no "
-            "value there",
+            "the run as it is proposed to all sites: the query with its expressions "
+            "over every table, the sites by name, the run's settings; and the types "
+            "of columns that have no value there",
             fields=("proposal", "fragment", "key_groups", "row_key", "types"),
         ),
     )
@@ -353,8 +362,8 @@ class TableShards(Body, frozen=True):
 class StatisticsPart(PartBody, frozen=True, kw_only=True):
     """The encoders of a shard's features, and the rows to fit them to.
 
-    ``shards`` are those of its table; None if it is the only one. With ``describes`` the
-    reply describes the features.
+    ``shards`` are those of its table; None if it is the only one. With ``describes``
+    the reply describes the features.
     """
 
     encoders: f.Document
@@ -401,7 +410,10 @@ class FeatureStatistics(Body, frozen=True, kw_only=True):
 
 
 class Detail(StrEnum):
-    """In what detail a table's features may be described: shares in whole percents, or in steps."""
+    """The detail in which a table's features may be described.
+
+    Shares are in whole percents, or in steps.
+    """
 
     PERCENT = "percent"
     STEPS = "steps"
@@ -410,8 +422,9 @@ class Detail(StrEnum):
 class StatisticsOfPart(PartBody, frozen=True, kw_only=True):
     """A shard's statistics, for each feature in the query's order.
 
-    Categories are by the feature's position: hashes, the joined rows that have them, and
-    hashes that rank those of one count. ``describes`` allows the reply to describe them, and how.
+    Categories are by the feature's position: hashes, the joined rows that have them,
+    and hashes that rank those of one count. ``describes`` allows the reply to describe
+    them, and how.
     """
 
     statistics: list[FeatureStatistics]
@@ -466,10 +479,12 @@ class FeatureSummary(Body, frozen=True, kw_only=True):
     """A feature and its encoder; shares are percents of the joined training rows.
 
     Attributes:
-        missing: share without a value, rounded up to a whole percent, or to the nearest 2 %;
-            ``other`` in the column of all other categories; None where the encoder tells neither.
+        missing: share without a value, rounded up to a whole percent, or to the nearest
+            2 %; ``other`` in the column of all other categories; None where the encoder
+            tells neither.
         categories: how many, of at least min-count rows each; ``listed`` have a column.
-        nearly_numbers: whether most texts are numbers or dates, and not all plain digits.
+        nearly_numbers: whether most texts are numbers or dates, and not all plain
+            digits.
     """
 
     column: f.Name
@@ -496,17 +511,18 @@ _COLUMNS = Discloses(
     kinds=("counts",),
 )
 _FEATURES = Discloses(
-    "a summary of each feature of tables without a budget, unless its encoder was declared: the "
-    "kind of value; the share of missing values and of categories in (other), in steps of 2 % and "
-    "of at least 500 rows, unless min-rows is 1; "
-    "how many categories there are; and whether most texts are numbers or dates",
+    "a summary of each feature of tables without a budget, unless its encoder was "
+    "declared: the kind of value; the share of missing values and of categories in "
+    "(other), in steps of 2 % and of at least 500 rows, unless min-rows is 1; how "
+    "many categories there are; and whether most texts are numbers or dates",
     fields=("features",),
     kinds=("features",),
     policy="statistics",
     when="describes",
 )
 _KINDS = Discloses(
-    "to the other shards of {sharded}, per feature: the kind of value, and the length of vectors",
+    "to the other shards of {sharded}, per feature: the kind of value, and the length "
+    "of vectors",
     fields=("sealed",),
     covered_by="shards",
     when="sharded",
@@ -514,8 +530,8 @@ _KINDS = Discloses(
 )
 _STATISTICS = _KINDS._replace(
     carries="to the other shards of {fitted}, per feature, unless its encoder was "
-    "declared: count, mean, deviation of the joined rows; range if it needs one; how many "
-    "have each category or whole number, rare ones aside (min-count)",
+    "declared: count, mean, deviation of the joined rows; range if it needs one; how "
+    "many have each category or whole number, rare ones aside (min-count)",
     kinds=("statistics",),
     policy="statistics",
     when="fitted",
@@ -567,5 +583,7 @@ class FitReply(Reply, frozen=True):
     discloses = (
         _COLUMNS,
         _FEATURES,
-        _KINDS._replace(carries="to the other shards of {sharded}: the encoder of what they told"),
+        _KINDS._replace(
+            carries="to the other shards of {sharded}: the encoder of what they told"
+        ),
     )

@@ -1,8 +1,8 @@
-"""How a column of texts can be read: as numbers, truth values or times, or as the texts.
+"""Ways to read a column of texts: as numbers, truth values or times, or as texts.
 
-A site lists the readings that fit all texts of a column, and the server chooses one for all
-shards of the table; a saved model keeps it. A day has many formats, and two of them may fit all
-texts: 01/02/2024 is a day in February or in January.
+A site lists the readings that fit all texts of a column, and the server chooses one for
+all shards of the table; a saved model keeps it. A day has many formats, and two of them
+may fit all texts: 01/02/2024 is a day in February or in January.
 """
 
 import re
@@ -19,7 +19,15 @@ ISO: Final = ""
 
 DAY_FORMATS: Final = (
     *("%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y"),
-    *("%d/%m/%y", "%m/%d/%y", "%d.%m.%y", "%d-%m-%y", "%m-%d-%y", "%y-%m-%d", "%y/%m/%d"),
+    *(
+        "%d/%m/%y",
+        "%m/%d/%y",
+        "%d.%m.%y",
+        "%d-%m-%y",
+        "%m-%d-%y",
+        "%y-%m-%d",
+        "%y/%m/%d",
+    ),
 )
 """In the order of preference; dots are never written between a month and its day."""
 
@@ -28,11 +36,22 @@ ISO_TYPES: Final = ("DATE", "TIMESTAMP", "TIMESTAMP_NS", "TIMESTAMP WITH TIME ZO
 
 MOST_CHARACTERS: Final = 256  # of a format, which an owner may have written
 
-CLOCK_FORMATS: Final = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p")
+CLOCK_FORMATS: Final = (
+    "",
+    " %H:%M",
+    " %H:%M:%S",
+    " %H:%M:%S.%f",
+    " %I:%M %p",
+    " %I:%M:%S %p",
+)
 
 
 class TextReading(
-    msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True, omit_defaults=True
+    msgspec.Struct,
+    frozen=True,
+    rename="kebab",
+    forbid_unknown_fields=True,
+    omit_defaults=True,
 ):
     """One way to read all texts of a column.
 
@@ -59,15 +78,19 @@ AS_TEXT: Final = TextReading(TEXT)
 
 
 class TextColumn(
-    msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True, omit_defaults=True
+    msgspec.Struct,
+    frozen=True,
+    rename="kebab",
+    forbid_unknown_fields=True,
+    omit_defaults=True,
 ):
     """The readings of a column of texts, besides its texts themselves.
 
     Attributes:
         readings: those that fit all texts, the best first.
         are_ambiguous: whether two of them are times that differ in some row.
-        merge_texts: whether distinct texts are equal values by the first reading, as 1.1 and
-            1.10 are one number.
+        merge_texts: whether distinct texts are equal values by the first reading, as
+            1.1 and 1.10 are one number.
     """
 
     readings: Annotated[list[TextReading], msgspec.Meta(max_length=64)] = []
@@ -91,7 +114,10 @@ def is_time(duckdb_type: str) -> bool:
 
 
 def time_readings(formats: Sequence[str] = ()) -> Iterator[TextReading]:
-    """Yield the readings of texts as times, the best first; the owner's formats before all."""
+    """Yield the readings of texts as times, the best first.
+
+    The owner's formats precede all others.
+    """
     for listed in formats:
         yield _in_format(listed)
     for kind in ISO_TYPES:

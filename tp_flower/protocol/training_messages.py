@@ -105,7 +105,9 @@ class Outline(Body, frozen=True, kw_only=True):
 
 
 UNMATCHED_DISCLOSED: Final = Discloses(
-    "which own rows a LEFT JOIN finds no partner for", fields=("unmatched",), when="masks_outer"
+    "which own rows a LEFT JOIN finds no partner for",
+    fields=("unmatched",),
+    when="masks_outer",
 )
 
 
@@ -199,7 +201,10 @@ def share_disclosed(when: str, carries: str, *kinds: str) -> Discloses:
 def sum_disclosed(when: str, carries: str) -> Discloses:
     """Declare a sum of shares, which the shards of the table use."""
     return Discloses(
-        f"the sum over the shards: {carries}", fields=("sum",), covered_by="models", when=when
+        f"the sum over the shards: {carries}",
+        fields=("sum",),
+        covered_by="models",
+        when=when,
     )
 
 
@@ -231,7 +236,9 @@ class PrepareReply(Reply, frozen=True, kw_only=True):
     parts: dict[int, PreparedPart]
 
     discloses = (
-        share_disclosed("gram", "second moments of the features of {gram} (Gram)", "gram"),
+        share_disclosed(
+            "gram", "second moments of the features of {gram} (Gram)", "gram"
+        ),
         Discloses(
             "scores of every row, untrained model",
             fields=("scores",),
@@ -301,7 +308,10 @@ class AdmmRequest(Request, frozen=True, kw_only=True):
         ),
         sum_disclosed("gram", "second moments of the features of {gram}"),
     )
-    schedule = (*("fit", "more_rounds", "evaluate", "scores_number", "is_best"), "deviation")
+    schedule = (
+        *("fit", "more_rounds", "evaluate", "scores_number", "is_best"),
+        "deviation",
+    )
 
 
 class AdmmUpdate(PartBody, frozen=True):
@@ -356,7 +366,9 @@ class ConsensusRequest(Request, frozen=True, kw_only=True):
     parts: dict[int, CommonParameters]
 
     discloses = (
-        Discloses("{common}", fields=("parameters",), covered_by="models", when="is_solved"),
+        Discloses(
+            "{common}", fields=("parameters",), covered_by="models", when="is_solved"
+        ),
         sum_disclosed("terms", "{terms}"),
     )
     schedule = ("fit", "more_rounds", "evaluate", "scores_number")
@@ -405,7 +417,8 @@ class SgdRequest(Request, frozen=True, kw_only=True):
 
     discloses = (
         Discloses(
-            "the loss's derivative per {row} of a batch, made from labels and all tables' scores",
+            "the loss's derivative per {row} of a batch, made from labels and all "
+            "tables' scores",
             fields=("messages",),
             covered_by="messages",
         ),
@@ -416,7 +429,9 @@ class SgdRequest(Request, frozen=True, kw_only=True):
 class StepUpdate(PartBody, frozen=True):
     """Scores after a step: of the next batch, of held-out rows, or of all rows."""
 
-    batch_scores: Annotated[AnyArray, f.score_words("next_rows", "outputs")] | None = None
+    batch_scores: Annotated[AnyArray, f.score_words("next_rows", "outputs")] | None = (
+        None
+    )
     tested_scores: Annotated[AnyArray, f.score_words("tested", "outputs")] | None = None
     scores: Annotated[AnyArray, f.score_words("total", "outputs")] | None = None
 
@@ -428,7 +443,9 @@ class BatchUpdate(StepUpdate, frozen=True):
 
 
 _BATCH_SCORES = SCORES_DISCLOSED._replace(
-    fields=("batch_scores", "tested_scores", "scores"), kinds=("batch-scores", "scores"), when=""
+    fields=("batch_scores", "tested_scores", "scores"),
+    kinds=("batch-scores", "scores"),
+    when="",
 )
 
 

@@ -175,10 +175,11 @@ class Query:
     ) -> BoundQuery:
         """Return the fragments and joins over tables with these columns.
 
-        The columns of a ``split`` are together the last key of their table, which no join uses.
-        Without a label, the query's own label is read only if the query has stars, which do not
-        include the label's columns. A QueryError names an unknown or ambiguous table or column, an
-        expression over two tables, a table that is not joined, or rows that no site has.
+        The columns of a ``split`` are together the last key of their table, which no
+        join uses. Without a label, the query's own label is read only if the query has
+        stars, which do not include the label's columns. A QueryError names an unknown
+        or ambiguous table or column, an expression over two tables, a table that is not
+        joined, or rows that no site has.
 
         >>> query = Query.from_sql("SELECT x FROM t", needs_label=False)
         >>> bound = query.bind({"t": {"x": "DOUBLE"}}, Unlabelled("t"))
@@ -190,8 +191,14 @@ class Query:
             table = unlabelled.table or statement.tables[0].alias
             unlabelled = replace(unlabelled, table=table)
             statement = _without_label(statement, unlabelled)
-        relations = {table.alias: bind_table(table, schemas) for table in statement.tables}
-        names = (item.name for item in statement.items if isinstance(item, parsing.SelectItem))
+        relations = {
+            table.alias: bind_table(table, schemas) for table in statement.tables
+        }
+        names = (
+            item.name
+            for item in statement.items
+            if isinstance(item, parsing.SelectItem)
+        )
         scope = Scope(
             columns={alias: relation.columns for alias, relation in relations.items()},
             aliases=tuple(name for name in names if name),
@@ -210,7 +217,9 @@ class Query:
         joins, keys = _make_joins(predicates, list(relations))
         marked = [pair for pair in bound if _is_marked(pair[0])]
         if unlabelled is not None:
-            keys.setdefault(unlabelled.table, []).extend(_row_key(unlabelled, scope, settled))
+            keys.setdefault(unlabelled.table, []).extend(
+                _row_key(unlabelled, scope, settled)
+            )
             is_kept = parsing.is_weight if unlabelled.keeps_weight else lambda _: False
             marked = [pair for pair in marked if is_kept(pair[0])]
         split_table = _add_split(split, scope, keys)
@@ -233,7 +242,13 @@ class Query:
         followed = label.table if label else unlabelled.table if unlabelled else ""
         label_sql = next((item.sql for item, _ in marked if parsing.is_label(item)), "")
         return BoundQuery(
-            fragments, joins, followed, settled.outer, split_table, label_sql, self.to_sql()
+            fragments,
+            joins,
+            followed,
+            settled.outer,
+            split_table,
+            label_sql,
+            self.to_sql(),
         )
 
 
@@ -241,23 +256,32 @@ def _check_absent(statement: parsing.Statement, scope: Scope) -> None:
     for alias, name in statement.absent:
         tables = [scope.alias_of(alias, name)] if alias else scope.columns
         if owner := next((a for a in tables if spell(name, scope.columns[a])), None):
-            raise QueryError(f"column {name!r} of a sub-query could be that of {owner}.*")
+            raise QueryError(
+                f"column {name!r} of a sub-query could be that of {owner}.*"
+            )
 
 
-def _without_label(statement: parsing.Statement, unlabelled: Unlabelled) -> parsing.Statement:
+def _without_label(
+    statement: parsing.Statement, unlabelled: Unlabelled
+) -> parsing.Statement:
     aliases = [table.alias for table in statement.tables]
     if unlabelled.table not in aliases:
         raise QueryError(
-            f"the rows of table {unlabelled.table!r} are to be predicted, but the query has "
-            f"{', '.join(aliases)}: name the model of this query with model-name"
+            f"the rows of table {unlabelled.table!r} are to be predicted, but the "
+            f"query has {', '.join(aliases)}: name the model of this query with "
+            "model-name"
         )
     if any(isinstance(item, parsing.StarItem) for item in statement.items):
         return statement
     is_dropped = parsing.is_label if unlabelled.keeps_weight else _is_marked
-    return replace(statement, items=tuple(item for item in statement.items if not is_dropped(item)))
+    return replace(
+        statement, items=tuple(item for item in statement.items if not is_dropped(item))
+    )
 
 
-def _row_key(unlabelled: Unlabelled, scope: Scope, settled: Settled) -> list[tuple[str]]:
+def _row_key(
+    unlabelled: Unlabelled, scope: Scope, settled: Settled
+) -> list[tuple[str]]:
     table = unlabelled.table
     if table in settled.outer:
         raise QueryError(
@@ -277,7 +301,9 @@ def _row_key(unlabelled: Unlabelled, scope: Scope, settled: Settled) -> list[tup
     return keys
 
 
-def _add_split(columns: Sequence[str], scope: Scope, keys: dict[str, list[tuple[str, ...]]]) -> str:
+def _add_split(
+    columns: Sequence[str], scope: Scope, keys: dict[str, list[tuple[str, ...]]]
+) -> str:
     if not columns:
         return ""
     pieces = []
@@ -298,7 +324,9 @@ def _check_joined(statement: parsing.Statement, settled: Settled) -> None:
     """Refuse a table that no chain of predicates connects to the first one."""
     order = [table.alias for table in statement.tables]
     inner = [alias for alias in order if alias not in settled.outer]
-    between = {(p.left.table, p.right.table) for p in settled.predicates if p.owner is None}
+    between = {
+        (p.left.table, p.right.table) for p in settled.predicates if p.owner is None
+    }
     joined = {order[0]}
     for _ in inner:
         joined |= {b for a, b in between if a in joined}
@@ -324,16 +352,22 @@ def _make_joins(
     """Return one join per pair of tables, and the keys that they use per table."""
     pairs: dict[tuple[str, str], list[Condition]] = {}
     for predicate in predicates:
-        pairs.setdefault((predicate.left.table, predicate.right.table), []).append(predicate)
+        pairs.setdefault((predicate.left.table, predicate.right.table), []).append(
+            predicate
+        )
     joins: list[Join] = []
     keys: dict[str, list[tuple[str, ...]]] = {}
-    for left, right in sorted(pairs, key=lambda p: (order.index(p[1]), order.index(p[0]))):
+    for left, right in sorted(
+        pairs, key=lambda p: (order.index(p[1]), order.index(p[0]))
+    ):
         # sorted, so that the order of the conditions does not matter and a composite
         # key to two tables is one key
         parts = sorted(pairs[left, right], key=lambda p: (p.left.sql, p.right.sql))
         text = " AND ".join(p.text for p in pairs[left, right])
         left_key = _index(keys.setdefault(left, []), tuple(p.left.sql for p in parts))
-        right_key = _index(keys.setdefault(right, []), tuple(p.right.sql for p in parts))
+        right_key = _index(
+            keys.setdefault(right, []), tuple(p.right.sql for p in parts)
+        )
         joins.append(Join(left, right, left_key, right_key, text))
     return tuple(joins), keys
 
@@ -358,8 +392,9 @@ def _label_and_weight(
         name = parsing.LABEL if parsing.is_label(item) else parsing.WEIGHT
         if local.table in outer:
             raise QueryError(
-                f"the {name} {item.sql} belongs to table {local.table}, which is LEFT JOINed: rows "
-                f"without a match have no {name}; join {local.table} with JOIN"
+                f"the {name} {item.sql} belongs to table {local.table}, which is LEFT "
+                f"JOINed: rows without a match have no {name}; join {local.table} with "
+                "JOIN"
             )
         by_name[name] = local
     return by_name.get(parsing.LABEL), by_name.get(parsing.WEIGHT)
@@ -371,7 +406,9 @@ def _bind_features(bound: Sequence[Bound], scope: Scope) -> dict[str, list[Featu
     features: dict[str, list[Feature]] = {}
     for (item, local), name in zip(chosen, _feature_names(chosen, scope), strict=True):
         if local in labels:
-            raise QueryError(f"feature {name!r} is the label itself ({item.sql}): the label leaks")
+            raise QueryError(
+                f"feature {name!r} is the label itself ({item.sql}): the label leaks"
+            )
         features.setdefault(local.table, []).append(Feature(name, local.sql))
     return features
 
@@ -408,7 +445,9 @@ def _feature_names(bound: Sequence[Bound], scope: Scope) -> list[str]:
     ]
     for name, count in Counter(name.lower() for name in names).items():
         if count > 1:
-            raise QueryError(f"{count} features are called {name!r}: give each its own AS name")
+            raise QueryError(
+                f"{count} features are called {name!r}: give each its own AS name"
+            )
     return names
 
 
@@ -420,4 +459,8 @@ def _short_name(item: parsing.SelectItem, local: Local, scope: Scope) -> str:
         for column in tree.find_all(exp.Column):
             column.set("table", None)
         return render(tree)
-    return name if item.name is not None else spell(name, scope.columns[local.table]) or name
+    return (
+        name
+        if item.name is not None
+        else spell(name, scope.columns[local.table]) or name
+    )

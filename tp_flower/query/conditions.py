@@ -23,7 +23,12 @@ from tp_flower.errors import QueryError
 from tp_flower.query.expressions import as_filter, parse_expression, render
 from tp_flower.query.fragment import local_sql, spell
 from tp_flower.query.parsing import JoinClause, Statement
-from tp_flower.query.relations import Relation, is_null_on_nulls, is_true_on_nulls, type_on_nulls
+from tp_flower.query.relations import (
+    Relation,
+    is_null_on_nulls,
+    is_true_on_nulls,
+    type_on_nulls,
+)
 from tp_flower.query.scope import Local, Scope
 
 
@@ -55,11 +60,14 @@ class Condition:
         return self.sides[1]
 
 
-def bind_conditions(statement: Statement, scope: Scope) -> tuple[list[Condition], Scope]:
+def bind_conditions(
+    statement: Statement, scope: Scope
+) -> tuple[list[Condition], Scope]:
     """Return all conditions, and the scope for the SELECT list and WHERE.
 
-    ON sees the tables joined so far. USING takes its column from the left side, as DuckDB does, and
-    from then on the bare name means that column. NATURAL is USING with the columns of both sides.
+    ON sees the tables joined so far. USING takes its column from the left side, as
+    DuckDB does, and from then on the bare name means that column. NATURAL is USING with
+    the columns of both sides.
     """
     bound: list[Condition] = []
     merged: dict[str, str] = {}
@@ -79,10 +87,14 @@ def bind_conditions(statement: Statement, scope: Scope) -> tuple[list[Condition]
 
 
 def _shared(join: JoinClause, scope: Scope) -> list[str]:
-    left = [name for a, names in scope.columns.items() if a != join.alias for name in names]
+    left = [
+        name for a, names in scope.columns.items() if a != join.alias for name in names
+    ]
     shared = [name for name in scope.columns[join.alias] if spell(name, left)]
     if not shared:
-        raise QueryError(f"NATURAL join of {join.alias}: no column is of both sides; write ON")
+        raise QueryError(
+            f"NATURAL join of {join.alias}: no column is of both sides; write ON"
+        )
     return shared
 
 
@@ -98,7 +110,9 @@ def _bind_using(join: JoinClause, name: str, scope: Scope) -> Condition:
         Local(left, local_sql(column, scope.columns[left], what)),
         Local(right, local_sql(column, scope.columns[right], what)),
     )
-    return Condition(sides, f"{left}.{name} = {right}.{name}", join.alias if join.is_left else None)
+    return Condition(
+        sides, f"{left}.{name} = {right}.{name}", join.alias if join.is_left else None
+    )
 
 
 def _bind(text: str, scope: Scope, owner: str | None) -> Condition:
@@ -117,7 +131,9 @@ def _bind(text: str, scope: Scope, owner: str | None) -> Condition:
         if all(len(scope.tables(part, what)) == 1 for part in parts):
             order = list(scope.columns).index
             sides = (scope.local(part, what) for part in parts)
-            return Condition(tuple(sorted(sides, key=lambda side: order(side.table))), text, owner)
+            return Condition(
+                tuple(sorted(sides, key=lambda side: order(side.table))), text, owner
+            )
     raise QueryError(
         f"{what} needs the values of {len(tables)} tables ({', '.join(tables)}): "
         "only an equality between expressions of two tables can join them, such as "
@@ -135,7 +151,9 @@ class Settled:
 
 
 def settle(
-    conditions: Sequence[Condition], left_joined: Collection[str], relations: Mapping[str, Relation]
+    conditions: Sequence[Condition],
+    left_joined: Collection[str],
+    relations: Mapping[str, Relation],
 ) -> Settled:
     """Return filters, equalities and the tables that stay LEFT JOINed, or refuse."""
     outer = _still_outer(conditions, frozenset(left_joined), relations)
@@ -147,18 +165,26 @@ def settle(
     local = [c.left for c in filters if c.owner in (None, c.left.table)]
     guards = [c for c in filters if c.owner not in (None, c.left.table)]
     predicates = [c for c in settled if not c.is_filter]
-    return Settled(tuple(dict.fromkeys(_with_guards(predicates, guards))), tuple(local), outer)
+    return Settled(
+        tuple(dict.fromkeys(_with_guards(predicates, guards))), tuple(local), outer
+    )
 
 
-def cast_text_to_uuid(predicate: Condition, relations: Mapping[str, Relation]) -> Condition:
-    """Return an equality of a UUID and a text with the text cast to UUID, as DuckDB does it.
+def cast_text_to_uuid(
+    predicate: Condition, relations: Mapping[str, Relation]
+) -> Condition:
+    """Return an equality of a UUID and a text with the text cast to UUID.
+
+    DuckDB does the same.
 
     A UUID has many spellings as a text, in upper case or in braces. A text that is none
     fails at its site.
     """
     if not any(_may_be_uuid(side, relations) for side in predicate.sides):
         return predicate
-    types = [type_on_nulls(side.sql, relations[side.table].types) for side in predicate.sides]
+    types = [
+        type_on_nulls(side.sql, relations[side.table].types) for side in predicate.sides
+    ]
     if set(types) != {"UUID", "VARCHAR"}:
         return predicate
     sides = tuple(
@@ -172,11 +198,15 @@ def _may_be_uuid(side: Local, relations: Mapping[str, Relation]) -> bool:
     """Return whether an expression reads a UUID or makes one; few queries have any."""
     columns = parse_expression(side.sql, "join key").find_all(exp.Column)
     types = relations[side.table].types
-    return "UUID" in side.sql.upper() or any(types[c.name].upper() == "UUID" for c in columns)
+    return "UUID" in side.sql.upper() or any(
+        types[c.name].upper() == "UUID" for c in columns
+    )
 
 
 def _still_outer(
-    conditions: Sequence[Condition], outer: frozenset[str], relations: Mapping[str, Relation]
+    conditions: Sequence[Condition],
+    outer: frozenset[str],
+    relations: Mapping[str, Relation],
 ) -> frozenset[str]:
     """Return the tables that no condition outside their own ON makes INNER."""
     while True:
@@ -192,7 +222,9 @@ def _still_outer(
         outer -= inner
 
 
-def _rejects(condition: Condition, side: Local, relations: Mapping[str, Relation]) -> bool:
+def _rejects(
+    condition: Condition, side: Local, relations: Mapping[str, Relation]
+) -> bool:
     """Return whether a condition never holds if the side's table has no match."""
     types = relations[side.table].types
     if condition.is_filter:
@@ -200,13 +232,16 @@ def _rejects(condition: Condition, side: Local, relations: Mapping[str, Relation
     return is_null_on_nulls(side.sql, types)
 
 
-def _check(condition: Condition, outer: frozenset[str], relations: Mapping[str, Relation]) -> None:
+def _check(
+    condition: Condition, outer: frozenset[str], relations: Mapping[str, Relation]
+) -> None:
     """Refuse a condition that may hold for a missing row."""
     owner, tables = condition.owner, [side.table for side in condition.sides]
     if not condition.is_filter and owner and owner not in tables:
         raise QueryError(
             f"condition {condition.text} in the LEFT JOIN of {owner} compares "
-            f"{' and '.join(tables)}: only an equality with {owner} can decide what it matches"
+            f"{' and '.join(tables)}: only an equality with {owner} can decide what it "
+            "matches"
         )
     for side in condition.sides:
         if side.table not in outer or side.table == owner:
@@ -226,7 +261,9 @@ def _check(condition: Condition, outer: frozenset[str], relations: Mapping[str, 
             )
 
 
-def _with_guards(predicates: Sequence[Condition], guards: Sequence[Condition]) -> list[Condition]:
+def _with_guards(
+    predicates: Sequence[Condition], guards: Sequence[Condition]
+) -> list[Condition]:
     """Return the predicates, with keys that are NULL unless the guards in ON hold."""
     guards_of: dict[Condition, set[str]] = {}
     for guard in guards:
@@ -251,4 +288,6 @@ def _guarded(predicate: Condition, conditions: Sequence[str]) -> Condition:
     left = predicate.left
     key = f"CASE WHEN {' AND '.join(conditions)} THEN {left.sql} END"
     tree = parse_expression(key, f"condition {predicate.text}")
-    return replace(predicate, sides=(Local(left.table, render(tree, quote=True)), predicate.right))
+    return replace(
+        predicate, sides=(Local(left.table, render(tree, quote=True)), predicate.right)
+    )

@@ -1,13 +1,14 @@
 """SQL expressions: parse one, check it against an allow-list, render it again.
 
-An expression crosses two borders: the operator's query is cut into expressions, and a site runs
-expressions that came over the wire. Both pass through here. Nothing is ever pasted: what runs is
-rendered from a tree made only of the nodes below, and its text must parse back to the same text, so
-that the checked tree and the executed text cannot differ. The list holds functions of a single row
-only: no sub-queries, aggregates, windows, files, settings, clocks or random numbers, and nothing
-that builds large values (``repeat``, ``lpad``, ``range``). Of the rest, the length of a text is
-bounded before it runs: nested REPLACE multiplies. Patterns are constants: a row that chose one
-would choose how long it takes.
+An expression crosses two borders: the operator's query is cut into expressions, and a
+site runs expressions that came over the wire. Both pass through here. Nothing is ever
+pasted: what runs is rendered from a tree made only of the nodes below, and its text
+must parse back to the same text, so that the checked tree and the executed text cannot
+differ. The list holds functions of a single row only: no sub-queries, aggregates,
+windows, files, settings, clocks or random numbers, and nothing that builds large values
+(``repeat``, ``lpad``, ``range``). Of the rest, the length of a text is bounded before
+it runs: nested REPLACE multiplies. Patterns are constants: a row that chose one would
+choose how long it takes.
 """
 
 import math
@@ -35,7 +36,9 @@ _Length = tuple[float, float]  # a bound: so many columns, so many characters
 
 # sqlglot's nodes and types by name, and DuckDB's functions for which it has no node
 _NAMES = tomllib.loads(Path(__file__).with_name("allowed.toml").read_text("utf-8"))
-ALLOWED_NODES = frozenset(getattr(exp, n) for names in _NAMES["nodes"].values() for n in names)
+ALLOWED_NODES = frozenset(
+    getattr(exp, n) for names in _NAMES["nodes"].values() for n in names
+)
 ALLOWED_FUNCTIONS = frozenset(_NAMES["functions"])
 ALLOWED_TYPES = frozenset(exp.DType[name] for name in _NAMES["types"])
 # Their value depends only on the rows of a group, not on their order, and DuckDB
@@ -44,27 +47,38 @@ AGGREGATES = frozenset(getattr(exp, name) for name in _NAMES["aggregates"])
 # allowed only inside an aggregate, unlike those before
 AGGREGATE_NODES = AGGREGATES | {exp.Filter, exp.Where, exp.Distinct, exp.Star}
 _LISTED = (
-    "COUNT(*), COUNT(x), COUNT(DISTINCT x), SUM, AVG, MIN, MAX, STDDEV*, VARIANCE*, VAR_*, MEDIAN, "
-    "QUANTILE_CONT(x, 0.5), BOOL_AND, BOOL_OR, each with FILTER (WHERE ...) or without"
+    "COUNT(*), COUNT(x), COUNT(DISTINCT x), SUM, AVG, MIN, MAX, STDDEV*, VARIANCE*, "
+    "VAR_*, MEDIAN, QUANTILE_CONT(x, 0.5), BOOL_AND, BOOL_OR, each with FILTER (WHERE "
+    "...) or without"
 )
 _AGGREGATED = "JOIN (SELECT k, AVG(x) AS mean FROM t GROUP BY k) AS a ON a.k = b.k"
 _SUB_QUERIES = (
-    f"sub-queries are not supported here; for a value of each row write LEFT {_AGGREGATED}; "
-    "IN (SELECT ...) stands in WHERE, joined by AND"
+    "sub-queries are not supported here; for a value of each row write LEFT "
+    f"{_AGGREGATED}; IN (SELECT ...) stands in WHERE, joined by AND"
 )
 _INSTEAD = {
     **dict.fromkeys(("to_char", "format_date"), "strftime(x, '%Y-%m')"),
-    **dict.fromkeys(("to_date", "parse_date"), "CAST(x AS DATE), or try_strptime(x, '%d.%m.%Y')"),
+    **dict.fromkeys(
+        ("to_date", "parse_date"), "CAST(x AS DATE), or try_strptime(x, '%d.%m.%Y')"
+    ),
     "unix_timestamp": "epoch(x)",
     "julianday": "date_diff('day', y, x) for the days between two times",
     "isnull": "COALESCE(x, 0)",
     "safe_divide": "x / NULLIF(y, 0)",
     "any": "x IN (1, 2)",
-    **dict.fromkeys(("now", "current_date", "current_timestamp"), "a fixed day, DATE '2024-01-31'"),
+    **dict.fromkeys(
+        ("now", "current_date", "current_timestamp"), "a fixed day, DATE '2024-01-31'"
+    ),
 }
 _PATTERNS = (
     *(exp.Like, exp.ILike, exp.SimilarTo, exp.Glob),
-    *(exp.RegexpLike, exp.RegexpReplace, exp.RegexpExtract, exp.RegexpFullMatch, exp.Escape),
+    *(
+        exp.RegexpLike,
+        exp.RegexpReplace,
+        exp.RegexpExtract,
+        exp.RegexpFullMatch,
+        exp.Escape,
+    ),
 )
 """What matches a pattern, whose cost follows from the pattern: no row may choose it."""
 _QUOTES = 'write names in double quotes, "name", not in backticks or [brackets]'
@@ -116,14 +130,18 @@ def parse_statements(sql: str) -> list[exp.Expr]:
         # sqlglot overlooks what is missing
         if one.token_type.name == other.token_type.name == "COMMA":
             place = f"line {other.line}, column {other.col}"
-            raise QueryError(f"the SQL does not parse: {place}: nothing between two commas")
+            raise QueryError(
+                f"the SQL does not parse: {place}: nothing between two commas"
+            )
     return [statement for statement in statements if statement is not None]
 
 
 def render(tree: exp.Expr, *, quote: bool = False) -> str:
     """Return DuckDB SQL for ``tree``, with every identifier quoted on request."""
     try:
-        return tree.sql(DIALECT, identify=quote, comments=False, unsupported_level=ErrorLevel.RAISE)
+        return tree.sql(
+            DIALECT, identify=quote, comments=False, unsupported_level=ErrorLevel.RAISE
+        )
     except SqlglotError as error:
         raise QueryError(f"not expressible in DuckDB: {explain(error)}") from error
     except RecursionError as error:
@@ -276,8 +294,10 @@ def _instead_of_window(window: exp.Window) -> str:
     is_plain = clauses_of(window) <= {"this", "partition_by", "over"}
     if not (is_plain and type(window.this) in AGGREGATES and groups):
         return (
-            "rows at several sites have no order; let the table's owner compute it, with sql = "
-            f'"SELECT ..." in the tables file, or for a value of each group write {_AGGREGATED}'
+            "rows at several sites have no order; let the table's owner compute it, "
+            "with sql = "
+            f'"SELECT ..." in the tables file, or for a value of each group write '
+            f"{_AGGREGATED}"
         )
     keys = ", ".join(column.name or render(column) for column in groups)
     call = window.this.copy()
@@ -285,8 +305,8 @@ def _instead_of_window(window: exp.Window) -> str:
         column.set("table", None)
     on = " AND ".join(f"w.{column.name or 'k'} = {render(column)}" for column in groups)
     return (
-        f"write w.value, with LEFT JOIN (SELECT {keys}, {render(call)} AS value FROM its_table "
-        f"GROUP BY {keys}) AS w ON {on}"
+        f"write w.value, with LEFT JOIN (SELECT {keys}, {render(call)} AS value FROM "
+        f"its_table GROUP BY {keys}) AS w ON {on}"
     )
 
 
@@ -308,14 +328,18 @@ def _why_refused_form(node: exp.Expr) -> str:
 
 
 def _why_refused_pattern(node: exp.Expr) -> str:
-    """Return why a pattern, or a flag of how it is matched, is refused, or an empty text."""
-    parts = [node.args.get(key) for key in ("expression", "flag", "modifiers", "parameters")]
-    is_constant = not any(part.find(exp.Column) for part in parts if isinstance(part, exp.Expr))
+    """Return why a pattern, or a flag of its match, is refused, or an empty text."""
+    parts = [
+        node.args.get(key) for key in ("expression", "flag", "modifiers", "parameters")
+    ]
+    is_constant = not any(
+        part.find(exp.Column) for part in parts if isinstance(part, exp.Expr)
+    )
     if is_constant or not isinstance(node, _PATTERNS):
         return ""
     return (
-        "a pattern is a text in quotes, such as 'a%', and not made of columns; to compare "
-        "columns write CONTAINS(x, y), STARTS_WITH(x, y) or x = y"
+        "a pattern is a text in quotes, such as 'a%', and not made of columns; to "
+        "compare columns write CONTAINS(x, y), STARTS_WITH(x, y) or x = y"
     )
 
 
@@ -333,7 +357,11 @@ def _why_refused_aggregate(node: exp.Expr) -> str:
     if type(node) is exp.Star:
         is_form = type(parent) is exp.Count and not parts
         return "" if is_form else "* is allowed only inside COUNT"
-    if type(parent) is exp.Count and parts == {"expressions"} and len(node.expressions) == 1:
+    if (
+        type(parent) is exp.Count
+        and parts == {"expressions"}
+        and len(node.expressions) == 1
+    ):
         return ""
     return "DISTINCT is allowed only in COUNT(DISTINCT x), with one expression"
 
@@ -354,7 +382,11 @@ def _why_refused_call(node: exp.Expr, parts: set[str]) -> str:
 
 
 def _is_fraction(node: object) -> bool:
-    return isinstance(node, exp.Literal) and not node.is_string and 0 <= float(node.name) <= 1
+    return (
+        isinstance(node, exp.Literal)
+        and not node.is_string
+        and 0 <= float(node.name) <= 1
+    )
 
 
 def conjuncts(tree: exp.Expr) -> Iterator[exp.Expr]:

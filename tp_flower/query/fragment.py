@@ -53,7 +53,11 @@ class Piece(NamedTuple):
         """Return the checked tree; a condition keeps its meaning between two ANDs."""
         is_inner = self.role in (Role.INNER, Role.HAVING)
         tree = expressions.parse_expression(self.sql, self.what, aggregates=is_inner)
-        return expressions.as_filter(tree) if self.role in (Role.FILTER, Role.HAVING) else tree
+        return (
+            expressions.as_filter(tree)
+            if self.role in (Role.FILTER, Role.HAVING)
+            else tree
+        )
 
     def check(self, columns: Collection[str]) -> str:
         """Return a piece from the wire, rendered from its checked tree."""
@@ -122,7 +126,9 @@ class SubQuery:
         return SubQuery(
             filters=_mapped(Role.FILTER, f"filter {{}} {inner}", self.filters, change),
             groups=_mapped(Role.GROUP, f"group {{}} {inner}", self.groups, change),
-            having=_mapped(Role.HAVING, f"HAVING condition {{}} {inner}", self.having, change),
+            having=_mapped(
+                Role.HAVING, f"HAVING condition {{}} {inner}", self.having, change
+            ),
             columns=_named(Role.INNER, f"column {{!r}} {inner}", self.columns, change),
         )
 
@@ -133,14 +139,20 @@ class SubQuery:
     def check(self, columns: Collection[str], where: str) -> "SubQuery":
         """Return the sub-query re-rendered from parsed, allowed expressions.
 
-        A QueryError names the piece that is not an expression over these columns, uses a function
-        or aggregate outside the allow-lists, or a column that is not grouped by.
+        A QueryError names the piece that is not an expression over these columns, uses
+        a function or aggregate outside the allow-lists, or a column that is not grouped
+        by.
         """
         if not self.columns or not self.groups:
-            raise QueryError(f"{where}: a sub-query needs a column and an expression to group by")
+            raise QueryError(
+                f"{where}: a sub-query needs a column and an expression to group by"
+            )
         _check_names(self.columns, f"{where}: sub-query column")
         checked = self.map(_checked(columns, where))
-        trees = [expressions.parse_expression(sql, f"{where}: group") for sql in checked.groups]
+        trees = [
+            expressions.parse_expression(sql, f"{where}: group")
+            for sql in checked.groups
+        ]
         for tree in trees:
             # a number would be read as the position of a column
             if tree.find(exp.Column) is None:
@@ -226,10 +238,13 @@ class Fragment:
         except msgspec.ValidationError as error:
             raise QueryError(f"malformed fragment: {error}") from error
         # msgspec does not require the fields of a dataclass that have defaults
-        fragment = replace(fragment, subquery=fragment.subquery and replace(fragment.subquery))
+        fragment = replace(
+            fragment, subquery=fragment.subquery and replace(fragment.subquery)
+        )
         if (canonical := fragment.to_json()) != data:
             raise QueryError(
-                f"malformed fragment: expected the fields and lengths of {canonical}; got {data}"
+                f"malformed fragment: expected the fields and lengths of {canonical}; "
+                f"got {data}"
             )
         return fragment
 
@@ -250,14 +265,22 @@ class Fragment:
         return replace(self.map(_checked(columns, where)), subquery=subquery)
 
 
-def _mapped(role: Role, what: str, pieces: Sequence[str], change: Change) -> tuple[str, ...]:
-    return tuple(change(Piece(role, what.format(number), sql)) for number, sql in enumerate(pieces))
+def _mapped(
+    role: Role, what: str, pieces: Sequence[str], change: Change
+) -> tuple[str, ...]:
+    return tuple(
+        change(Piece(role, what.format(number), sql))
+        for number, sql in enumerate(pieces)
+    )
 
 
 def _named(
     role: Role, what: str, features: Sequence[Feature], change: Change
 ) -> tuple[Feature, ...]:
-    return tuple(Feature(f.name, change(Piece(role, what.format(f.name), f.sql))) for f in features)
+    return tuple(
+        Feature(f.name, change(Piece(role, what.format(f.name), f.sql)))
+        for f in features
+    )
 
 
 def _listed(mapping: Callable[[Change], object]) -> list[Piece]:

@@ -126,7 +126,7 @@ def item_name(item: SelectItem) -> str | None:
 
 
 def compared_columns(statement: Statement) -> set[str]:
-    """Return the columns, in lower case, that joins and groups may compare; "*" for all."""
+    """Return the lower-case columns that joins and groups may compare; "*" for all."""
     branches = [
         branch
         for table in statement.tables
@@ -143,7 +143,9 @@ def compared_columns(statement: Statement) -> set[str]:
     names = {
         column.name.lower()
         for piece in pieces
-        for column in parse_expression(piece, "condition", aggregates=True).find_all(exp.Column)
+        for column in parse_expression(piece, "condition", aggregates=True).find_all(
+            exp.Column
+        )
     }
     has_any = any(join.is_natural for join in statement.joins)
     has_any |= any(isinstance(item, StarItem) for item in items)
@@ -174,7 +176,9 @@ _CLAUSE_NAMES = {
     "sample": "USING SAMPLE",
     "locks": "FOR UPDATE",
 }
-_AGGREGATE_FIRST = "aggregate one table at a time, JOIN (SELECT k, ... FROM t GROUP BY k) AS a"
+_AGGREGATE_FIRST = (
+    "aggregate one table at a time, JOIN (SELECT k, ... FROM t GROUP BY k) AS a"
+)
 _ADVICE = {
     "group": _AGGREGATE_FIRST,
     "having": _AGGREGATE_FIRST,
@@ -185,8 +189,10 @@ _ADVICE = {
     "qualify": _AGGREGATE_FIRST,
 }
 _JOIN_ADVICE = {
-    "RIGHT": "write the table whose rows all stay first in FROM, and LEFT JOIN the others",
-    "FULL": "a row without the label trains nothing; LEFT JOIN the others to the label's table",
+    "RIGHT": "write the table whose rows all stay first in FROM, and LEFT JOIN the "
+    "others",
+    "FULL": "a row without the label trains nothing; LEFT JOIN the others to the "
+    "label's table",
     "CROSS": "tables are joined by equal keys; write JOIN ... ON a.k = b.k",
     "SEMI": "write WHERE a.k IN (SELECT k FROM b)",
 }
@@ -206,7 +212,10 @@ def parse_statement(sql: str, *, needs_label: bool = True) -> Statement:
     select = _parse_select(sql)
     sources = [select.args["from_"].this]
     sources += [join.this for join in select.args.get("joins") or ()]
-    tables = [_parse_derived(s) if isinstance(s, exp.Subquery) else _parse_ref(s) for s in sources]
+    tables = [
+        _parse_derived(s) if isinstance(s, exp.Subquery) else _parse_ref(s)
+        for s in sources
+    ]
     _check_aliases(tables)
     items = tuple(_parse_item(tree) for tree in select.expressions)
     _check_items(items, needs_label=needs_label)
@@ -236,7 +245,9 @@ def _parse_select(sql: str) -> exp.Select:
     if select.args.get("from_") is None:
         raise QueryError("the query has no FROM: name the tables to train on")
     rewrite(select)
-    _check_clauses(select, {"expressions", "from_", "joins", "where"}, "the query", _ADVICE)
+    _check_clauses(
+        select, {"expressions", "from_", "joins", "where"}, "the query", _ADVICE
+    )
     return select
 
 
@@ -256,7 +267,9 @@ def _check_aliases(tables: Sequence[Table]) -> None:
     seen: set[str] = set()
     for table in tables:
         if table.alias.lower() in seen:
-            raise QueryError(f"two tables are called {table.alias!r}: give each its own alias")
+            raise QueryError(
+                f"two tables are called {table.alias!r}: give each its own alias"
+            )
         seen.add(table.alias.lower())
 
 
@@ -269,16 +282,21 @@ def _check_items(items: Sequence[Item], *, needs_label: bool) -> None:
         raise QueryError("the SELECT list is empty: name a label and features")
     labels = [item.sql for item in items if is_label(item)]
     if len(labels) > 1:
-        raise QueryError(f"the query has {len(labels)} labels, expected one: {', '.join(labels)}")
+        raise QueryError(
+            f"the query has {len(labels)} labels, expected one: {', '.join(labels)}"
+        )
     weights = [item.sql for item in items if is_weight(item)]
     if len(weights) > 1:
         raise QueryError(
-            f"the query has {len(weights)} weights, expected one at most: {', '.join(weights)}"
+            f"the query has {len(weights)} weights, expected one at most: "
+            f"{', '.join(weights)}"
         )
     if any(isinstance(item, StarItem) for item in items):
         return
     if needs_label and not labels:
-        raise QueryError("the query has no label: write the value to predict as `... AS label`")
+        raise QueryError(
+            "the query has no label: write the value to predict as `... AS label`"
+        )
     if len(items) == len(labels) + len(weights):
         raise QueryError("the query has no features: SELECT more than the label")
 
@@ -287,13 +305,17 @@ def _parse_ref(source: exp.Expr) -> TableRef:
     """Return a plain table; anything else that can stand in FROM is refused."""
     sql = shorten(source.sql(DIALECT))
     if not isinstance(source, exp.Table) or not isinstance(source.this, exp.Identifier):
-        raise QueryError(f"only plain tables and sub-queries are supported in FROM: {sql}")
+        raise QueryError(
+            f"only plain tables and sub-queries are supported in FROM: {sql}"
+        )
     if source.args.get("db"):
         raise QueryError(f"write the bare name of the table, not {sql}")
     if source.args.get("joins"):
         raise QueryError(f"write one join after the other, not nested: {sql}")
     alias = source.args.get("alias")
-    if clauses_of(source) - {"this", "alias"} or (alias is not None and alias.args.get("columns")):
+    if clauses_of(source) - {"this", "alias"} or (
+        alias is not None and alias.args.get("columns")
+    ):
         raise QueryError(f"only plain tables are supported in FROM: {sql}")
     return TableRef(alias=source.alias_or_name, name=source.name)
 
@@ -302,7 +324,9 @@ def _parse_derived(source: exp.Subquery) -> DerivedTable:
     sql = shorten(source.sql(DIALECT))
     if not source.alias:
         raise QueryError(f"give the sub-query an alias, (...) AS t: {sql}")
-    if clauses_of(source) - {"this", "alias"} or source.args["alias"].args.get("columns"):
+    if clauses_of(source) - {"this", "alias"} or source.args["alias"].args.get(
+        "columns"
+    ):
         raise QueryError(f"only an alias is supported after a sub-query: {sql}")
     what = f"sub-query {source.alias!r}"
     branches = tuple(_parse_branch(tree, what) for tree in _selects(source.this, what))
@@ -321,7 +345,9 @@ def _selects(tree: exp.Expr, what: str) -> Iterator[exp.Select]:
         elif isinstance(tree, exp.Subquery) and clauses_of(tree) == {"this"}:
             waiting.append(tree.this)
         else:
-            raise QueryError(f"{what} is not a SELECT over one table: {shorten(tree.sql(DIALECT))}")
+            raise QueryError(
+                f"{what} is not a SELECT over one table: {shorten(tree.sql(DIALECT))}"
+            )
 
 
 def _check_union(union: exp.SetOperation, what: str) -> None:
@@ -362,7 +388,9 @@ def _parse_branch(select: exp.Select, what: str) -> Branch:
         items=tuple(_parse_item(tree, aggregates=True) for tree in select.expressions),
         where=_conditions(select.args.get("where"), f"{what}: WHERE"),
         groups=groups,
-        having=_conditions(select.args.get("having"), f"{what}: HAVING", aggregates=True),
+        having=_conditions(
+            select.args.get("having"), f"{what}: HAVING", aggregates=True
+        ),
         is_distinct=distinct is not None,
         is_grouped_by_all=is_all,
     )
@@ -377,9 +405,12 @@ def _parse_groups(group: exp.Group | None, what: str) -> tuple[tuple[str, ...], 
     odd = [tree for tree in group.expressions if isinstance(tree, special)]
     if odd or clauses_of(group) != {"expressions"}:
         raise QueryError(
-            f"{what}: GROUP BY takes expressions or ALL, not {shorten(group.sql(DIALECT))}"
+            f"{what}: GROUP BY takes expressions or ALL, not "
+            f"{shorten(group.sql(DIALECT))}"
         )
-    return tuple(_canonical(tree, f"{what}: group") for tree in group.expressions), False
+    return tuple(
+        _canonical(tree, f"{what}: group") for tree in group.expressions
+    ), False
 
 
 def _parse_item(tree: exp.Expr, *, aggregates: bool = False) -> Item:
@@ -399,15 +430,20 @@ def _parse_star(star: exp.Star, tree: exp.Expr) -> StarItem:
     if tree is not star and tree.args.get("db"):
         raise QueryError(f"write a star as table.*: {sql}")
     excluded = [_canonical(c, "EXCLUDE") for c in star.args.get("except_") or ()]
-    return StarItem(tree.table if isinstance(tree, exp.Column) else None, tuple(excluded))
+    return StarItem(
+        tree.table if isinstance(tree, exp.Column) else None, tuple(excluded)
+    )
 
 
-def _conditions(clause: exp.Expr | None, what: str, *, aggregates: bool = False) -> tuple[str, ...]:
+def _conditions(
+    clause: exp.Expr | None, what: str, *, aggregates: bool = False
+) -> tuple[str, ...]:
     if clause is None:
         return ()
     tree = clause.this if isinstance(clause, exp.Where | exp.Having) else clause
     return tuple(
-        _canonical(part, f"{what}: condition", aggregates=aggregates) for part in conjuncts(tree)
+        _canonical(part, f"{what}: condition", aggregates=aggregates)
+        for part in conjuncts(tree)
     )
 
 

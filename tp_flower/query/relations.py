@@ -1,8 +1,9 @@
 """Bind a table of FROM, which is a hosted table or a sub-query, to the sites' tables.
 
-Names are resolved here: stars, aliases and ordinals in GROUP BY and HAVING, DISTINCT. A relation
-has one branch per SELECT of a UNION ALL; every branch becomes its own fragment. A branch without
-grouping disappears: its expressions replace its columns, so that its sites run one flat SELECT.
+Names are resolved here: stars, aliases and ordinals in GROUP BY and HAVING, DISTINCT. A
+relation has one branch per SELECT of a UNION ALL; every branch becomes its own
+fragment. A branch without grouping disappears: its expressions replace its columns, so
+that its sites run one flat SELECT.
 
 A row of a LEFT JOIN without a match has NULL in every column of the missing side;
 DuckDB evaluates expressions there. The expressions have passed the allow-list, types
@@ -19,7 +20,15 @@ from sqlglot import exp
 from tp_flower.duckdb_engine import quote_name, safe_message, shared_cursor
 from tp_flower.errors import QueryError, closest
 from tp_flower.query.expressions import has_aggregate, parse_expression, render, shorten
-from tp_flower.query.fragment import Feature, Fragment, Piece, Role, SubQuery, local_sql, spell
+from tp_flower.query.fragment import (
+    Feature,
+    Fragment,
+    Piece,
+    Role,
+    SubQuery,
+    local_sql,
+    spell,
+)
 from tp_flower.query.parsing import Branch, Item, StarItem, Table, TableRef, item_name
 from tp_flower.query.scope import Scope, TableSchema, star_columns
 
@@ -70,7 +79,9 @@ def type_on_nulls(sql: str, types: Mapping[str, str]) -> str:
     >>> type_on_nulls('"x" + 1', {"x": "INT"})
     'INTEGER'
     """
-    (kind,) = output_types(f"SELECT {sql} AS value FROM {_nulls_of(sql, types)}").values()
+    (kind,) = output_types(
+        f"SELECT {sql} AS value FROM {_nulls_of(sql, types)}"
+    ).values()
     return kind
 
 
@@ -157,7 +168,8 @@ class Relation:
             return self.schema
         return output_types(
             " UNION ALL ".join(
-                branch.select.to_sql(typed_nulls(branch.used)) for branch in self.branches
+                branch.select.to_sql(typed_nulls(branch.used))
+                for branch in self.branches
             )
         )
 
@@ -167,9 +179,13 @@ def _inline(piece: Piece, outputs: Mapping[str, str]) -> str:
     for column in list(holder.find_all(exp.Column)):
         tree = parse_expression(outputs[column.name], piece.what)
         is_plain = isinstance(tree, exp.Column | exp.Paren | exp.Func)
-        column.replace(tree if is_plain or column.parent is holder else exp.Paren(this=tree))
+        column.replace(
+            tree if is_plain or column.parent is holder else exp.Paren(this=tree)
+        )
     # parsed again: only an expression with one form may leave
-    return render(piece._replace(sql=render(holder.this, quote=True)).parse(), quote=True)
+    return render(
+        piece._replace(sql=render(holder.this, quote=True)).parse(), quote=True
+    )
 
 
 Named = tuple[str | None, str]  # an item's name, if it has one, and its expression
@@ -180,7 +196,9 @@ def bind_table(table: Table, schemas: Mapping[str, Schema]) -> Relation:
     if isinstance(table, TableRef):
         name = _hosted(table, schemas)
         outputs = tuple(Feature(c, quote_name(c)) for c in schemas[name])
-        return Relation((BoundBranch(name, schemas[name], SubQuery(outputs)),), schemas[name])
+        return Relation(
+            (BoundBranch(name, schemas[name], SubQuery(outputs)),), schemas[name]
+        )
     what = f"sub-query {table.alias!r}"
     branches: list[BoundBranch] = []
     for branch in table.branches:
@@ -202,7 +220,9 @@ def _hosted(table: TableRef, schemas: Mapping[str, Schema]) -> str:
 class _Binder:
     """Resolves the names in one SELECT of a sub-query."""
 
-    def __init__(self, branch: Branch, schemas: Mapping[str, Schema], what: str) -> None:
+    def __init__(
+        self, branch: Branch, schemas: Mapping[str, Schema], what: str
+    ) -> None:
         self._branch, self._what = branch, what
         self._name = _hosted(branch.table, schemas)
         self._schema = schemas[self._name]
@@ -240,9 +260,14 @@ class _Binder:
             if item.name is None and name is not None:
                 name = spell(name, tuple(self._schema))
             return [(name, sql)]
-        return [(name, quote_name(name)) for _, name in star_columns(item, self._scope, self._what)]
+        return [
+            (name, quote_name(name))
+            for _, name in star_columns(item, self._scope, self._what)
+        ]
 
-    def _named(self, items: Sequence[Named], names: Sequence[str] | None) -> tuple[Feature, ...]:
+    def _named(
+        self, items: Sequence[Named], names: Sequence[str] | None
+    ) -> tuple[Feature, ...]:
         """Return the outputs under the names of the sub-query's first SELECT."""
         if names is not None:
             if len(items) != len(names):
@@ -250,11 +275,15 @@ class _Binder:
                     f"{self._what}: its SELECTs have {len(names)} and {len(items)} "
                     "columns; UNION ALL takes as many of each"
                 )
-            return tuple(Feature(name, sql) for name, (_, sql) in zip(names, items, strict=True))
+            return tuple(
+                Feature(name, sql) for name, (_, sql) in zip(names, items, strict=True)
+            )
         outputs = []
         for name, sql in items:
             if name is None:
-                raise QueryError(f"{self._what}: give {shorten(sql)} a name, ... AS name")
+                raise QueryError(
+                    f"{self._what}: give {shorten(sql)} a name, ... AS name"
+                )
             outputs.append(Feature(name, sql))
         lower = [output.name.lower() for output in outputs]
         for output in outputs:
@@ -326,9 +355,13 @@ class _Binder:
                     f"{what}: {column.name!r} is a column and the name of "
                     f"{shorten(aliased)}: give the expression another AS name"
                 )
-            column.replace(exp.Paren(this=parse_expression(aliased, what, aggregates=True)))
+            column.replace(
+                exp.Paren(this=parse_expression(aliased, what, aggregates=True))
+            )
         return self._local(render(holder.this), Role.HAVING)
 
     def _by_alias(self, name: str, items: Sequence[Named]) -> str | None:
         lower = name.lower()
-        return next((sql for alias, sql in items if (alias or "").lower() == lower), None)
+        return next(
+            (sql for alias, sql in items if (alias or "").lower() == lower), None
+        )

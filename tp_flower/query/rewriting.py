@@ -1,7 +1,7 @@
 """SQL that people write, in the form that the parser reads; one rule per function.
 
-A rule changes sqlglot's tree of a query in place and keeps its result. Of a query that it
-cannot keep exactly, it or the parser refuses the part.
+A rule changes sqlglot's tree of a query in place and keeps its result. Of a query that
+it cannot keep exactly, it or the parser refuses the part.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,13 @@ Pair = tuple[exp.Expr, exp.Expr]  # equal expressions of the query and of its su
 
 def rewrite(select: exp.Select) -> None:
     """Bring a query into the parser's form, in place."""
-    for rule in (flatten_joins, inline_ctes, join_filters, merge_sub_queries, turn_right_join):
+    for rule in (
+        flatten_joins,
+        inline_ctes,
+        join_filters,
+        merge_sub_queries,
+        turn_right_join,
+    ):
         rule(select)
 
 
@@ -41,7 +47,9 @@ def _flat(
     source: exp.Expr, joins: Sequence[exp.Join], select: exp.Select
 ) -> tuple[exp.Expr, list[exp.Join]]:
     """Return the first table of a chain of joins, and the joins of all others."""
-    while isinstance(source, exp.Subquery) and isinstance(source.this, exp.Table | exp.Subquery):
+    while isinstance(source, exp.Subquery) and isinstance(
+        source.this, exp.Table | exp.Subquery
+    ):
         if source.alias:
             break
         joins = [*source.args.get("joins", ()), *joins]
@@ -63,11 +71,13 @@ def _release(nested: Sequence[exp.Join], join: exp.Join, select: exp.Select) -> 
     is_inner = not join.side and join.kind in ("", "INNER")
     is_left = join.side == "LEFT" and all(part.side == "LEFT" for part in nested)
     # a bare name could mean a column of a table before the parenthesis
-    is_named = all(on and all(c.table for c in on.find_all(exp.Column)) for on in conditions)
+    is_named = all(
+        on and all(c.table for c in on.find_all(exp.Column)) for on in conditions
+    )
     if not is_named or not (is_inner or is_left):
         raise QueryError(
-            f"joins in parentheses after {join.side or join.kind or 'a'} JOIN: write one join "
-            "after the other, each with ON a.k = b.k"
+            f"joins in parentheses after {join.side or join.kind or 'a'} JOIN: write "
+            "one join after the other, each with ON a.k = b.k"
         )
     if is_inner:
         # WHERE, because ON does not see the tables that come later
@@ -95,7 +105,9 @@ def inline_ctes(select: exp.Select) -> None:
     bodies: dict[str, exp.Expr] = {}
     for cte in with_.expressions:
         if cte.args["alias"].args.get("columns"):
-            raise QueryError(f"WITH {cte.alias} (...): name its columns with AS in its SELECT")
+            raise QueryError(
+                f"WITH {cte.alias} (...): name its columns with AS in its SELECT"
+            )
         # an expression sees those before it, and not itself
         _place(cte, bodies)
         bodies[cte.alias.lower()] = cte.this
@@ -115,8 +127,10 @@ def join_filters(select: exp.Select) -> None:
 
     ::
 
-        x IN (SELECT k FROM t WHERE p)            JOIN (SELECT DISTINCT k FROM t WHERE p) ON x = k
-        EXISTS (SELECT 1 FROM t WHERE t.k = a.x)  JOIN (SELECT DISTINCT k FROM t) ON a.x = k
+        x IN (SELECT k FROM t WHERE p)
+            -> JOIN (SELECT DISTINCT k FROM t WHERE p) ON x = k
+        EXISTS (SELECT 1 FROM t WHERE t.k = a.x)
+            -> JOIN (SELECT DISTINCT k FROM t) ON a.x = k
 
     A row meets one key at most, and NULL meets none: IN is true for the same rows.
     """
@@ -124,9 +138,9 @@ def join_filters(select: exp.Select) -> None:
     for part in list(expressions.conjuncts(where.this)) if where else ():
         if isinstance(part, exp.Not) and _sub_query(part.this.unnest()):
             raise QueryError(
-                f"condition {expressions.shorten(part.sql(expressions.DIALECT))} is not "
-                "supported: rows without a match are not at any site; let a table's owner "
-                f"mark them or leave them out {_OWNER}"
+                f"condition {expressions.shorten(part.sql(expressions.DIALECT))} is "
+                "not supported: rows without a match are not at any site; let a "
+                f"table's owner mark them or leave them out {_OWNER}"
             )
         if _sub_query(part):
             number = len(select.args.get("joins", ())) + 1
@@ -149,19 +163,34 @@ def _semi_join(part: exp.Expr, alias: str) -> exp.Join:
     for item in items:
         expressions.check_expression(item, what, aggregates=False)
     is_in = isinstance(part, exp.In)
-    pairs = [*_correlated(query, what), *(_compared(part, items, what) if is_in else ())]
+    pairs = [
+        *_correlated(query, what),
+        *(_compared(part, items, what) if is_in else ()),
+    ]
     if not pairs:
-        raise QueryError(f"{what} compares no column with the query: write t.k = a.k in its WHERE")
+        raise QueryError(
+            f"{what} compares no column with the query: write t.k = a.k in its WHERE"
+        )
     if group := query.args.get("group"):
         if not is_in or not set(group.expressions) <= set(items):
-            raise QueryError(f"{what}: write IN (SELECT k FROM ... GROUP BY k), with the same k")
+            raise QueryError(
+                f"{what}: write IN (SELECT k FROM ... GROUP BY k), with the same k"
+            )
     elif not query.args.get("distinct"):
         query.set("distinct", exp.Distinct())
     names = [f"{alias}_key_{number}" for number in range(1, len(pairs) + 1)]
-    query.set("expressions", [exp.alias_(k, n) for (_, k), n in zip(pairs, names, strict=True)])
+    query.set(
+        "expressions",
+        [exp.alias_(k, n) for (_, k), n in zip(pairs, names, strict=True)],
+    )
     keys = [exp.column(name, alias) for name in names]
-    equal = [exp.EQ(this=_operand(v), expression=k) for (v, _), k in zip(pairs, keys, strict=True)]
-    join = exp.Join(this=query.subquery(alias, copy=False), on=exp.and_(*equal, copy=False))
+    equal = [
+        exp.EQ(this=_operand(v), expression=k)
+        for (v, _), k in zip(pairs, keys, strict=True)
+    ]
+    join = exp.Join(
+        this=query.subquery(alias, copy=False), on=exp.and_(*equal, copy=False)
+    )
     join.meta["is_filter"] = True
     return join
 
@@ -169,24 +198,44 @@ def _semi_join(part: exp.Expr, alias: str) -> exp.Join:
 def _compared(part: exp.Expr, items: Sequence[exp.Expr], what: str) -> list[Pair]:
     values = part.this.expressions if isinstance(part.this, exp.Tuple) else [part.this]
     if len(values) != len(items):
-        raise QueryError(f"{what} compares {len(values)} values with {len(items)} columns")
+        raise QueryError(
+            f"{what} compares {len(values)} values with {len(items)} columns"
+        )
     return list(zip(values, items, strict=True))
 
 
 def _operand(value: exp.Expr) -> exp.Expr:
-    return value.copy() if isinstance(value, exp.Column | exp.Literal) else exp.paren(value)
+    return (
+        value.copy()
+        if isinstance(value, exp.Column | exp.Literal)
+        else exp.paren(value)
+    )
 
 
 def _correlated(query: exp.Select, what: str) -> list[Pair]:
     """Take the equalities with the query around a sub-query out of its WHERE."""
     pairs: list[Pair] = []
-    name, where = query.args["from_"].this.alias_or_name.lower(), query.args.pop("where", None)
+    name, where = (
+        query.args["from_"].this.alias_or_name.lower(),
+        query.args.pop("where", None),
+    )
     for condition in list(expressions.conjuncts(where.this)) if where else ():
-        sides = [condition.left, condition.right] if isinstance(condition, exp.EQ) else [condition]
-        tables = [{c.table.lower() or name for c in side.find_all(exp.Column)} for side in sides]
-        inner = [side for side, names in zip(sides, tables, strict=True) if names == {name}]
+        sides = (
+            [condition.left, condition.right]
+            if isinstance(condition, exp.EQ)
+            else [condition]
+        )
+        tables = [
+            {c.table.lower() or name for c in side.find_all(exp.Column)}
+            for side in sides
+        ]
+        inner = [
+            side for side, names in zip(sides, tables, strict=True) if names == {name}
+        ]
         outer = [
-            side for side, names in zip(sides, tables, strict=True) if names and name not in names
+            side
+            for side, names in zip(sides, tables, strict=True)
+            if names and name not in names
         ]
         if set().union(*tables) <= {name}:
             query.where(condition, copy=False)
@@ -194,14 +243,14 @@ def _correlated(query: exp.Select, what: str) -> list[Pair]:
             pairs.append((outer[0], inner[0]))
         else:
             raise QueryError(
-                f"{what}: {expressions.shorten(condition.sql(expressions.DIALECT))} is no "
-                f"equality of a column of {name} with one of the query"
+                f"{what}: {expressions.shorten(condition.sql(expressions.DIALECT))} is "
+                f"no equality of a column of {name} with one of the query"
             )
     return pairs
 
 
 def merge_sub_queries(select: exp.Select) -> None:
-    """Make a sub-query that only filters, computes or joins part of the SELECT around it.
+    """Merge a sub-query that only filters, computes or joins into its outer SELECT.
 
     One of a single table in the query itself is left to the parser.
     """
@@ -209,10 +258,18 @@ def merge_sub_queries(select: exp.Select) -> None:
         source = outer.args.get("from_")
         query = source.this if source else None
         inner = query.this if isinstance(query, exp.Subquery) and query.alias else None
-        if not source or not isinstance(inner, exp.Select) or not _can_merge(outer, inner):
+        if (
+            not source
+            or not isinstance(inner, exp.Select)
+            or not _can_merge(outer, inner)
+        ):
             continue
         has_stars = any(item.is_star for item in inner.expressions)
-        if not inner.args.get("joins") if outer is select else has_stars and inner.expressions[1:]:
+        if (
+            not inner.args.get("joins")
+            if outer is select
+            else has_stars and inner.expressions[1:]
+        ):
             continue
         _merge_columns(outer, inner, source.this.alias)
         source.set("this", inner.args["from_"].this)
@@ -223,13 +280,23 @@ def merge_sub_queries(select: exp.Select) -> None:
 
 def _can_merge(outer: exp.Select, inner: exp.Select) -> bool:
     items = (*outer.expressions, *inner.expressions)
-    names = [item.alias_or_name.lower() for item in inner.expressions if not item.is_star]
+    names = [
+        item.alias_or_name.lower() for item in inner.expressions if not item.is_star
+    ]
     return (
-        {"from_"} <= expressions.clauses_of(inner) <= {"expressions", "from_", "joins", "where"}
+        {"from_"}
+        <= expressions.clauses_of(inner)
+        <= {"expressions", "from_", "joins", "where"}
         and len(names) == len(set(names))
         and not any(map(expressions.has_aggregate, inner.expressions))
-        and not any(join.args.get("using") or join.method for join in outer.args.get("joins", ()))
-        and not any(item.is_star and expressions.clauses_of(item.find(exp.Star)) for item in items)
+        and not any(
+            join.args.get("using") or join.method
+            for join in outer.args.get("joins", ())
+        )
+        and not any(
+            item.is_star and expressions.clauses_of(item.find(exp.Star))
+            for item in items
+        )
     )
 
 
@@ -240,7 +307,9 @@ def _merge_columns(outer: exp.Select, inner: exp.Select, alias: str) -> None:
     values = {item.alias_or_name.lower(): item.unalias() for item in plain}
     for value in values.values():
         expressions.check_expression(
-            value, f"sub-query {alias!r}: {expressions.shorten(value.sql())}", aggregates=False
+            value,
+            f"sub-query {alias!r}: {expressions.shorten(value.sql())}",
+            aggregates=False,
         )
     # before any is replaced: the expressions have columns of the same names
     columns = [
@@ -256,15 +325,20 @@ def _merge_columns(outer: exp.Select, inner: exp.Select, alias: str) -> None:
     for column in columns:
         name, table = column.name.lower(), column.table.lower()
         if name in values:
-            # an engine may take such a column for that of the star: the binder refuses both
-            absent += [(star.table if isinstance(star, exp.Column) else "", name) for star in stars]
+            # an engine may take such a column for that of the star: the binder refuses
+            # both
+            absent += [
+                (star.table if isinstance(star, exp.Column) else "", name)
+                for star in stars
+            ]
             column.replace(_operand(values[name]))
         elif stars and (table or is_alone):
             column.set("table", stars[0].args.get("table") if len(stars) == 1 else None)
         elif table or name not in named:
             raise QueryError(
-                f"sub-query {alias!r} has no column {name!r}; columns: {', '.join(values)}; write "
-                "the columns of other tables with their names, t.x"
+                f"sub-query {alias!r} has no column {name!r}; columns: "
+                f"{', '.join(values)}; write the columns of other tables with their "
+                "names, t.x"
             )
     for item in outer.expressions:
         table = item.table.lower() if isinstance(item, exp.Column) else ""

@@ -16,7 +16,15 @@ from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import QueryError, SchemaError, closest
 from tp_flower.query.expressions import parse_expression
 from tp_flower.query.fragment import local_sql, spell
-from tp_flower.query.parsing import LABEL, WEIGHT, Item, SelectItem, StarItem, is_label, is_weight
+from tp_flower.query.parsing import (
+    LABEL,
+    WEIGHT,
+    Item,
+    SelectItem,
+    StarItem,
+    is_label,
+    is_weight,
+)
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,8 @@ class Scope:
                 self._check_readable([alias], column.name, what)
                 raise QueryError(
                     f"{what}: table {alias!r} has no column {column.name!r}"
-                    f"{closest(column.name, names)}; columns: {', '.join(names) or 'none (policy)'}"
+                    f"{closest(column.name, names)}; columns: "
+                    f"{', '.join(names) or 'none (policy)'}"
                 )
             return alias
         if column.name.lower() in self.merged:
@@ -100,14 +109,18 @@ class Scope:
         alias = spell(name, tuple(self.columns))
         if alias is None:
             raise QueryError(
-                f"{what}: no table is called {name!r} here{closest(name, tuple(self.columns))}; "
-                f"tables: {', '.join(self.columns)}"
+                f"{what}: no table is called {name!r} "
+                f"here{closest(name, tuple(self.columns))}; tables: "
+                f"{', '.join(self.columns)}"
             )
         return alias
 
     def _unknown(self, name: str) -> str:
         if name.lower() in (alias.lower() for alias in self.aliases):
-            return f"{name!r} is a name of the SELECT list, not a column: repeat its expression"
+            return (
+                f"{name!r} is a name of the SELECT list, not a column: repeat its "
+                "expression"
+            )
         names = list(dict.fromkeys(chain.from_iterable(self.columns.values())))
         return (
             f"no table has a column {name!r}{closest(name, names)}; "
@@ -119,7 +132,11 @@ Column = tuple[str, str | None]  # the alias of a table, the name of a column
 
 
 def expand_stars(
-    items: Sequence[Item], scope: Scope, keys: Collection[Local], *, needs_label: bool = True
+    items: Sequence[Item],
+    scope: Scope,
+    keys: Collection[Local],
+    *,
+    needs_label: bool = True,
 ) -> tuple[SelectItem, ...]:
     """Return the SELECT list without stars.
 
@@ -137,9 +154,13 @@ def expand_stars(
         raise QueryError(f"the query has {len(starred)} labels, expected one: {names}")
     labels = selected or [_item(alias, name) for alias, name in starred]
     if needs_label and not labels:
-        raise QueryError("the query has no label: write the value to predict as `... AS label`")
+        raise QueryError(
+            "the query has no label: write the value to predict as `... AS label`"
+        )
     hidden = _columns_of([*labels, *filter(is_weight, items)], keys, scope)
-    hidden |= {(alias, name) for alias, s in scope.schemas.items() for name in s.unlisted}
+    hidden |= {
+        (alias, name) for alias, s in scope.schemas.items() for name in s.unlisted
+    }
     expanded: list[SelectItem] = []
     for item, columns in zip(items, stars, strict=True):
         if isinstance(item, SelectItem):
@@ -172,7 +193,8 @@ def star_columns(star: StarItem, scope: Scope, what: str = "") -> list[tuple[str
         if all(name is None for _, name in spellings):
             names = list(chain.from_iterable(scope.columns[a] for a in named))
             raise QueryError(
-                f"EXCLUDE ({sql}): the star has no such column{closest(column.name, names)}"
+                f"EXCLUDE ({sql}): the star has no such "
+                f"column{closest(column.name, names)}"
             )
         excluded |= spellings
     return [(a, n) for a in tables for n in scope.columns[a] if (a, n) not in excluded]
@@ -184,7 +206,9 @@ def _tables_of(star: StarItem, scope: Scope, what: str = "") -> list[str]:
     return [scope.alias_of(star.table, what or f"{star.table}.*")]
 
 
-def _columns_of(items: Sequence[SelectItem], keys: Collection[Local], scope: Scope) -> set[Column]:
+def _columns_of(
+    items: Sequence[SelectItem], keys: Collection[Local], scope: Scope
+) -> set[Column]:
     """Return the columns that label, weight and keys use."""
     columns = set[Column]()
     for key in keys:

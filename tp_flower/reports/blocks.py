@@ -1,6 +1,7 @@
 """A page of sections of tables, figures and texts: one HTML file without scripts.
 
-The blocks are plain data, and the template turns them into HTML; nothing here reads a report.
+The blocks are plain data, and the template turns them into HTML; nothing here reads a
+report.
 """
 
 import math
@@ -36,9 +37,11 @@ STYLE = f"""
 {_TEXTS["style"]}"""
 _STYLE_HASH: Final = b64encode(sha256(STYLE.encode()).digest()).decode()
 CONTENT_POLICY: Final = (
-    f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none'; form-action 'none'"
+    f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none'; "
+    "form-action 'none'"
 )
-"""What a browser lets the page do: apply its own style sheet, and load, run and send nothing."""
+"""What a browser lets the page do: apply its own style sheet, and load, run and send
+nothing."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,9 @@ def tabulate(
     """Return the table of some records, a row each."""
     rows = [tuple(column.cell(item) for column in columns) for item in items]
     words = frozenset(n for n, column in enumerate(columns) if column.is_text)
-    return Table(title, tuple(column.head for column in columns), rows, words, note, is_folded)
+    return Table(
+        title, tuple(column.head for column in columns), rows, words, note, is_folded
+    )
 
 
 @dataclass(frozen=True)
@@ -234,16 +239,25 @@ def counted(count: float, noun: str) -> str:
 
 
 def epsilon_table(
-    title: str, totals: Sequence[Record], before: Sequence[Column], after: Sequence[Column]
+    title: str,
+    totals: Sequence[Record],
+    before: Sequence[Column],
+    after: Sequence[Column],
 ) -> Table:
     """Return a table of epsilons between other columns, with a note on each kind.
 
     Those of models, scores and labels are left out where no row has one.
     """
-    numbered = [name for name in EPSILONS if any(has_epsilon(total, name) for total in totals)]
-    columns = [Column(name, partial(_epsilon_cell, name)) for name in (FEATURES, *numbered)]
+    numbered = [
+        name for name in EPSILONS if any(has_epsilon(total, name) for total in totals)
+    ]
+    columns = [
+        Column(name, partial(_epsilon_cell, name)) for name in (FEATURES, *numbered)
+    ]
     reasons = [total.text(FEATURES).partition(": ")[2] for total in totals]
-    notes = [NOTES["none"].format(reason) for reason in dict.fromkeys(filter(None, reasons))]
+    notes = [
+        NOTES["none"].format(reason) for reason in dict.fromkeys(filter(None, reasons))
+    ]
     if any(has_epsilon(total, FEATURES) for total in totals):
         notes.append(NOTES[FEATURES])
     notes += [NOTES[name] for name in numbered]
@@ -281,10 +295,13 @@ def mechanism_text(release: Record) -> str:
     return ", ".join([mechanism.text("kind"), *figures])
 
 
-def render_page(head: Mapping[str, object], contents: Mapping[str, Blocks], footer: str) -> str:
+def render_page(
+    head: Mapping[str, object], contents: Mapping[str, Blocks], footer: str
+) -> str:
     """Return a page of sections by title; every text in it is escaped.
 
-    ``head`` has the values of the template's ``head``. Empty blocks and sections are left out.
+    ``head`` has the values of the template's ``head``. Empty blocks and sections are
+    left out.
     """
     filled = {title: [*filter(None, blocks)] for title, blocks in contents.items()}
     return _template().render(

@@ -59,7 +59,11 @@ def format_seconds(seconds: float) -> str:
     if seconds < 59.95:
         return f"{_three_digits(seconds)} s"
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    return (
+        f"{minutes} min {rest} s"
+        if minutes < 60
+        else f"{minutes // 60} h {minutes % 60} min"
+    )
 
 
 def format_value(value: float | None) -> str:
@@ -76,14 +80,18 @@ def value_format(values: Iterable[float | None]) -> Callable[[float | None], str
 
     >>> [value_format([41.23456, 0.7])(x) for x in (41.23456, 0.7, None)]
     ['41.2346', '0.7000', '-']
-    >>> value_format([5250.1])(2.0), value_format([0.0089])(0.00021), value_format([1e-7])(0.0)
-    ('2.00', '0.00021', '0.00e+00')
+    >>> value_format([5250.1])(2.0), value_format([0.0089])(0.00021)
+    ('2.00', '0.00021')
+    >>> value_format([1e-7])(0.0)
+    '0.00e+00'
     """
     sizes = [abs(x) for x in values if x is not None and math.isfinite(x)]
     exponent = math.floor(math.log10(max(sizes, default=0.0) or 1.0))
     decimals = max(min(5 - exponent, 4), 2 - exponent, 0)
     form = f"{{:z,.{decimals}f}}" if decimals <= 7 and exponent < 9 else "{:.2e}"
-    return lambda value: "-" if value is None or not math.isfinite(value) else form.format(value)
+    return lambda value: (
+        "-" if value is None or not math.isfinite(value) else form.format(value)
+    )
 
 
 def _three_digits(number: float) -> str:
@@ -108,16 +116,22 @@ def text_table(
     title: str | None = None,
 ) -> Table:
     """Return a table; the columns in ``words`` hold words, the others numbers."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=any(head))
+    table = Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=any(head)
+    )
     for place, text in enumerate(head):
-        table.add_column(text, justify="left" if place in words else "right", overflow="fold")
+        table.add_column(
+            text, justify="left" if place in words else "right", overflow="fold"
+        )
     for row in rows:
         # names come from queries: markup in them is plain text
         table.add_row(*map(Text, row))
     return table
 
 
-def epoch_line(rounds: Sequence[RoundReport], epochs: int, seconds: float, split: str = "") -> str:
+def epoch_line(
+    rounds: Sequence[RoundReport], epochs: int, seconds: float, split: str = ""
+) -> str:
     """Return the console line of an epoch, ``seconds`` after the first one's start.
 
     Metrics of held-out rows stand beside the name of their ``split``.
@@ -141,7 +155,9 @@ def epoch_line(rounds: Sequence[RoundReport], epochs: int, seconds: float, split
     return "  |  ".join(parts)
 
 
-def _metrics_parts(name: str, metrics: Metrics, keys: Sequence[str], split: str = "") -> list[str]:
+def _metrics_parts(
+    name: str, metrics: Metrics, keys: Sequence[str], split: str = ""
+) -> list[str]:
     values = [f"{key} {format_value(metrics[key])}" for key in keys if key in metrics]
     suffix = f" ({split})" if split else ""
     return [f"{name} {' '.join(values)}{suffix}"] if values else []

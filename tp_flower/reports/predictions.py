@@ -25,7 +25,9 @@ ROW: Final = "row"
 ROW_HASH: Final = "row_key"
 _SCORE, _PREDICTION, _PROBABILITY = "score", "prediction", "probability"
 _PARTIAL, _DISTANCE = "is_partial", "distance"
-RESERVED: Final = frozenset({ROW, ROW_HASH, OCCURRENCE, _SCORE, _PREDICTION, _PARTIAL, _DISTANCE})
+RESERVED: Final = frozenset(
+    {ROW, ROW_HASH, OCCURRENCE, _SCORE, _PREDICTION, _PARTIAL, _DISTANCE}
+)
 """Names that no column of a row key can have."""
 
 
@@ -89,7 +91,9 @@ def occurrences(rows: IntArray) -> IntArray:
     [0, 0, 1, 2, 0]
     """
     first_rows = np.flatnonzero(np.append(True, rows[1:] != rows[:-1])[: len(rows)])
-    return np.arange(len(rows)) - np.repeat(first_rows, np.diff(np.append(first_rows, len(rows))))
+    return np.arange(len(rows)) - np.repeat(
+        first_rows, np.diff(np.append(first_rows, len(rows)))
+    )
 
 
 def prediction_table(names: pa.Array, scored: Scored, outputs: Outputs) -> pa.Table:
@@ -106,7 +110,9 @@ def prediction_table(names: pa.Array, scored: Scored, outputs: Outputs) -> pa.Ta
 def _predicted(scores: FloatArray, outputs: Outputs) -> dict[str, pa.Array]:
     if outputs.loss == KMEANS:
         return {
-            _PREDICTION: pa.array(outputs.classes).take(pa.array(scores.argmin(axis=1))),
+            _PREDICTION: pa.array(outputs.classes).take(
+                pa.array(scores.argmin(axis=1))
+            ),
             # noise on the scores can make one negative
             _DISTANCE: pa.array(np.sqrt(np.maximum(scores.min(axis=1), 0.0))),
         }
@@ -120,7 +126,9 @@ def _predicted(scores: FloatArray, outputs: Outputs) -> dict[str, pa.Array]:
     return columns
 
 
-def write_predictions(table: pa.Table, path: Path, metadata: Mapping[str, str], mode: int) -> None:
+def write_predictions(
+    table: pa.Table, path: Path, metadata: Mapping[str, str], mode: int
+) -> None:
     """Write predictions to a file; it appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     file_metadata = {f"tp_flower.{key}": text for key, text in metadata.items()}

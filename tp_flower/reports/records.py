@@ -8,13 +8,14 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
     settings  {run-config key: value}        chosen {key: what 0 or "auto" became}
     tables    [{table, name, rows, features, shards, sites: [..], dropped: [..],
                 multiplicity: {min, mean, max}, of all its rows,
-                encoding: [{column, type, encoder, columns, missing, categories, kept, other}]
-                }]   `TableReport`, in order of FROM; missing and other are whole percents
-                of the joined rows, rounded up; null where a policy hides them
+                encoding: [{column, type, encoder, columns, missing, categories, kept,
+                other}]}]   `TableReport`, in order of FROM; missing and other are whole
+                percents of the joined rows, rounded up; null where a policy hides them
     joined-rows {train, test}
     warnings  [text]   what a user should know about the result
-    ledger-ends {site: checksum}   of the last line that the ledger of each real site had
-                before its last answer: an owner's ledger must have that line ever after
+    ledger-ends {site: checksum}   of the last line that the ledger of each real site
+                had before its last answer: an owner's ledger must have that line ever
+                after
     split     {name, validation-rows}   of the rows not trained on
     join-steps  [{table, rows, on, is-outer, rows-before, fan-out-min, fan-out-median,
                 fan-out-max, unmatched-before, unmatched-rows, lost-label-rows,
@@ -36,8 +37,8 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
               `tp_flower.learning.metrics`
     coefficients   {table: [{feature, output, value}]}   of linear models, or
               gains of trees, as far as the policies of the sites allow
-    baseline  {train: {metric: value}, test: ..}   of the mean of the training labels, or
-              of the frequencies of their classes. Left out where labels have noise:
+    baseline  {train: {metric: value}, test: ..}   of the mean of the training labels,
+              or of the frequencies of their classes. Left out where labels have noise:
     classes   {class: {train: rows, test: rows}}
     confusion {class: {class: test rows of the first, predicted as the second}}
     deciles   [{rows, predicted, actual}]   means of test rows, by prediction
@@ -85,8 +86,8 @@ class TableReport:
     Attributes:
         rows: number of rows of all shards, after the table's own filters.
         features: columns after encoding; ``dropped`` ones are constant.
-        multiplicity: number of joined rows, trained on or held out, that each of the rows
-            is in (:func:`min_mean_max`).
+        multiplicity: number of joined rows, trained on or held out, that each of the
+            rows is in (:func:`min_mean_max`).
     """
 
     table: str
@@ -201,24 +202,32 @@ class RunReport(RunRecord):
 
 def waiting_seconds(rounds: float) -> dict[str, float]:
     """Return, by channel, what rounds wait besides computing and the network."""
-    return {"session": FLOWER_SECONDS + rounds * SESSION_SECONDS, "flower": rounds * FLOWER_SECONDS}
+    return {
+        "session": FLOWER_SECONDS + rounds * SESSION_SECONDS,
+        "flower": rounds * FLOWER_SECONDS,
+    }
 
 
 def merge_rounds(rounds: Sequence[RoundReport]) -> RoundReport:
     """Return the sums of the rounds of one phase, with the metrics of the last one.
 
-    >>> merge_rounds([RoundReport(7, 1, "sgd"), RoundReport(8, 1, "sgd", {"loss": 0.5})]).train
+    >>> rounds = [RoundReport(7, 1, "sgd"), RoundReport(8, 1, "sgd", {"loss": 0.5})]
+    >>> merge_rounds(rounds).train
     {'loss': 0.5}
     """
-    values = {name: [getattr(item, name) for item in rounds] for name in vars(rounds[-1])}
-    sums: dict[str, Any] = {n: sum_by_table(values[n]) for n in (*_BY_TABLE, "site_seconds")}
+    values = {
+        name: [getattr(item, name) for item in rounds] for name in vars(rounds[-1])
+    }
+    sums: dict[str, Any] = {
+        n: sum_by_table(values[n]) for n in (*_BY_TABLE, "site_seconds")
+    }
     sums |= {name: math.fsum(values[name]) for name in _SECONDS}
     sums |= {name: sum(values[name]) for name in ("overhead_bytes", "rounds")}
     return replace(rounds[-1], **sums)
 
 
 def merge_last_epoch(history: list[RoundReport]) -> None:
-    """Merge the rounds of the last epoch by phase, in the order of their last rounds."""
+    """Merge the rounds of the last epoch by phase, in order of their last rounds."""
     epoch = history[-1].epoch
     phases: dict[str, list[RoundReport]] = {}
     while history and history[-1].epoch == epoch:
@@ -246,7 +255,10 @@ def report_dict(report: RunReport) -> dict[str, object]:
         **report.traffic(),
         "chosen": report.chosen,
         "tables": report.tables,
-        "joined-rows": {"train": report.joined_rows_train, "test": report.joined_rows_test},
+        "joined-rows": {
+            "train": report.joined_rows_train,
+            "test": report.joined_rows_test,
+        },
         "split": report.split,
         "verdict": report.verdict,
         "epochs": report.epochs,
@@ -263,7 +275,9 @@ def report_dict(report: RunReport) -> dict[str, object]:
 
 def write_json(content: Mapping[str, object], folder: Path) -> Path:
     """Write `report.json` into a folder, made if missing, and return its path."""
-    return write_whole(folder / REPORT_FILE, json.dumps(content, indent=2, allow_nan=False) + "\n")
+    return write_whole(
+        folder / REPORT_FILE, json.dumps(content, indent=2, allow_nan=False) + "\n"
+    )
 
 
 def write_whole(path: Path, text: str) -> Path:
@@ -287,7 +301,11 @@ def min_mean_max(counts: npt.NDArray[np.integer]) -> dict[str, float]:
     """
     if not len(counts):
         return {"min": 0, "mean": 0.0, "max": 0}
-    return {"min": int(counts.min()), "mean": float(counts.mean()), "max": int(counts.max())}
+    return {
+        "min": int(counts.min()),
+        "mean": float(counts.mean()),
+        "max": int(counts.max()),
+    }
 
 
 def plain(value: object) -> object:
@@ -304,4 +322,6 @@ def plain(value: object) -> object:
         return None
     if scalar is None or isinstance(scalar, bool | int | float | str):
         return scalar
-    raise TypeError(f"{value!r} of type {type(value).__name__} cannot be written to a report")
+    raise TypeError(
+        f"{value!r} of type {type(value).__name__} cannot be written to a report"
+    )

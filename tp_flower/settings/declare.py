@@ -115,7 +115,9 @@ def items_of(text: str) -> tuple[str, ...]:
 
 
 def list_of(
-    item: Callable[[Any], object], form: str, is_allowed: Callable[[Sequence[Any]], object]
+    item: Callable[[Any], object],
+    form: str,
+    is_allowed: Callable[[Sequence[Any]], object],
 ) -> Callable[[object], object]:
     """Return a function that reads a comma-separated list, or a tuple, of items.
 
@@ -203,8 +205,8 @@ def setting(
 
     ``allowed`` None means all values of the field's type; a setting without readers has
     those of the group. It ``may_change`` when a run is resumed. One that may, or that
-    ``is_operational``, is the operator's own: no site is asked anything else because of it, and
-    it is no part of what owners approve. All others are.
+    ``is_operational``, is the operator's own: no site is asked anything else because of
+    it, and it is no part of what owners approve. All others are.
     """
     declaration = (doc, allowed, read_by, may_change, is_operational or may_change)
     return field(default=default, metadata={_METADATA: declaration})
@@ -217,7 +219,9 @@ def declared(group: type[Any]) -> tuple[Setting, ...]:
     settings = []
     for entry in fields(group):
         if _METADATA in entry.metadata:
-            doc, allowed, read_by, may_change, is_operational = entry.metadata[_METADATA]
+            doc, allowed, read_by, may_change, is_operational = entry.metadata[
+                _METADATA
+            ]
             key = prefix + entry.name.replace("_", "-")
             of_field = (key, entry.name, entry.type, entry.default)
             is_operational = is_operational or all_may_change
@@ -226,12 +230,16 @@ def declared(group: type[Any]) -> tuple[Setting, ...]:
     return tuple(settings)
 
 
-def fields_of(settings: Iterable[Setting], config: Mapping[str, object]) -> dict[str, object]:
+def fields_of(
+    settings: Iterable[Setting], config: Mapping[str, object]
+) -> dict[str, object]:
     """Return the values of a run config by field, unread."""
     return {item.field: config[item.key] for item in settings if item.key in config}
 
 
-def read_fields(settings: Iterable[Setting], group: object) -> tuple[dict[str, object], list[str]]:
+def read_fields(
+    settings: Iterable[Setting], group: object
+) -> tuple[dict[str, object], list[str]]:
     """Return a group's values by field, without the refused ones, and their errors."""
     values, problems = {}, []
     for item in settings:

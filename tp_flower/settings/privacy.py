@@ -22,7 +22,9 @@ _PREDICTIONS: Final = declare.Readers(switch="predictions", refusal=_IDLE)
 _RANGE: Final = declare.list_of(
     lambda end: float(str(end)),
     'a range, low below high, such as "0, 5"',
-    lambda ends: not ends or (len(ends) == 2 and -math.inf < ends[0] < ends[1] < math.inf),
+    lambda ends: (
+        not ends or (len(ends) == 2 and -math.inf < ends[0] < ends[1] < math.inf)
+    ),
 )
 _CLASSES: Final = declare.list_of(
     str, "a list of different classes", lambda names: len(set(names)) == len(names)
@@ -40,7 +42,8 @@ class PrivacySettings:
 
     labels: str = declare.setting(
         methods.CLEAR,
-        'Labels: "clear", "randomised-response" (classes), or "laplace" (classes or numbers).',
+        'Labels: "clear", "randomised-response" (classes), or "laplace" (classes or '
+        "numbers).",
         declare.OneOf((methods.CLEAR, methods.LAPLACE, methods.RANDOMISED_RESPONSE)),
     )
     label_epsilon: float = declare.setting(
@@ -73,8 +76,8 @@ class PrivacySettings:
     features: str = declare.setting(
         methods.CLEAR,
         'Gradients and models: "clear", "dp-sgd" (any model), or "statistics" (linear '
-        "models, ADMM: noisy sufficient statistics). It protects models; features have an "
-        "epsilon only if predictions are covered and encoders declared, too.",
+        "models, ADMM: noisy sufficient statistics). It protects models; features "
+        "have an epsilon only if predictions are covered and encoders declared, too.",
         declare.OneOf((methods.CLEAR, methods.DP_SGD, methods.NOISY_STATISTICS)),
     )
     epsilon: float = declare.setting(
@@ -90,7 +93,8 @@ class PrivacySettings:
     )
     clip: float = declare.setting(
         1.0,
-        "Norm that a row's gradient (dp-sgd), or its share of the statistics, is clipped to.",
+        "Norm that a row's gradient (dp-sgd), or its share of the statistics, is "
+        "clipped to.",
         _CLIP,
         _FEATURES,
     )
@@ -103,7 +107,8 @@ class PrivacySettings:
     )
     sample_rate: float = declare.setting(
         0.0,
-        "DP-SGD in ADMM: probability that a local step takes a row, drawn at the site; 0 = chosen.",
+        "DP-SGD in ADMM: probability that a local step takes a row, drawn at the "
+        "site; 0 = chosen.",
         declare.Range(0, math.nextafter(1.0, 2.0)),
         _FEATURES,
     )
@@ -189,11 +194,13 @@ def _conflicts(settings: PrivacySettings) -> Iterator[str]:
         )
     if settings.labels == methods.RANDOMISED_RESPONSE and noise:
         yield (
-            "privacy.label-noise: is for 'laplace'; randomised-response takes privacy.label-epsilon"
+            "privacy.label-noise: is for 'laplace'; randomised-response takes "
+            "privacy.label-epsilon"
         )
     elif settings.labels == methods.RANDOMISED_RESPONSE and not epsilon:
         yield (
-            "privacy.labels: 'randomised-response' needs privacy.label-epsilon, which is not set"
+            "privacy.labels: 'randomised-response' needs privacy.label-epsilon, which "
+            "is not set"
         )
 
 
@@ -208,4 +215,5 @@ def _unprotecting(settings: PrivacySettings) -> Iterator[str]:
         if switch is None or getattr(settings, item.field) == item.default:
             continue
         if (state := getattr(settings, switch.field)) == switch.default:
-            yield f"{item.key}: {item.readers.refusal.format(switch=switch.key, state=state)}"
+            refusal = item.readers.refusal.format(switch=switch.key, state=state)
+            yield f"{item.key}: {refusal}"

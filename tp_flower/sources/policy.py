@@ -1,8 +1,9 @@
 """The rules about what may leave a table, and how, which its owner sets for all runs.
 
-A policy is part of the site's tables file (docs/reference/policies.md), and is checked at the site,
-on requests as they arrive. A refusal names the rule, what was requested and what is allowed; it
-quotes no value, and does not distinguish a hidden column from one that does not exist.
+A policy is part of the site's tables file (docs/reference/policies.md), and is checked
+at the site, on requests as they arrive. A refusal names the rule, what was requested
+and what is allowed; it quotes no value, and does not distinguish a hidden column from
+one that does not exist.
 
 The kinds of releases and their levels:
 
@@ -66,7 +67,11 @@ _ABOVE_0: Final = Meta(gt=0, le=sys.float_info.max, description="a number above 
 _SHARE: Final = Meta(ge=0, le=1, description="a share from 0 to 1")
 _BELOW_1: Final = Meta(gt=0, lt=1, description="a number between 0 and 1")
 _OF_MOMENTS: Final = frozenset({Need.MOMENTS, Need.CATEGORIES})
-_HOW: Final = {LABELS: "privacy.labels", MODELS: "privacy.features", SCORES: "privacy.predictions"}
+_HOW: Final = {
+    LABELS: "privacy.labels",
+    MODELS: "privacy.features",
+    SCORES: "privacy.predictions",
+}
 
 
 @dataclass(frozen=True)
@@ -95,27 +100,29 @@ class Releases:
 class Policy:
     """The rules of one shard; docs/reference/policies.md says what each is for.
 
-    The default allows everything but rows. Columns are compared without case. A list that is None
-    sets no rule. Of a policy in a tables file, ``STRICT`` has the rules that it does not mention.
+    The default allows everything but rows. Columns are compared without case. A list
+    that is None sets no rule. Of a policy in a tables file, ``STRICT`` has the rules
+    that it does not mention.
 
     Attributes:
         columns: what features may read, and every other piece without a list of its
             own. If given, columns in no list do not exist for the server.
         keys: what join keys and groups may read, which must then be plain columns: the
             keyed hashes of a condition would reveal which rows meet it.
-        scores_per_rank: how many score vectors without noise leave of a table's rows, over
-            all runs, in parts of the rows' effective rank (:mod:`tp_flower.features.ranks`);
-            None for any number.
+        scores_per_rank: how many score vectors without noise leave of a table's rows,
+            over all runs, in parts of the rows' effective rank
+            (:mod:`tp_flower.features.ranks`); None for any number.
         cover: how many other tables of a query must vary enough to hide the scores in.
         most_parameters: of a model, or leaves of a round's trees; None for any size.
         privacy_unit: () if each row counts.
         rows_per_unit: how many rows of a unit take part, always the same ones.
-        epsilon: of all that leaves with noise; None for no budget. It bounds what is told of
-            features only if they leave with noise alone, scores too.
+        epsilon: of all that leaves with noise; None for no budget. It bounds what is
+            told of features only if they leave with noise alone, scores too.
         budget_name: "" to use the location of the rows.
         approved_runs: digests of proposals; None if no run needs an approval.
-        partners: the sites that may take part in a run besides the table's own, by the names that
-            its owner has given their keys; None for all whose keys are pinned.
+        partners: the sites that may take part in a run besides the table's own, by the
+            names that its owner has given their keys; None for all whose keys are
+            pinned.
     """
 
     columns: Texts | None = None
@@ -231,12 +238,15 @@ class Policy:
 
     @property
     def most_scores(self) -> float | None:
-        """How many score vectors may leave in parts of the effective rank; None for any number."""
+        """How many score vectors may leave, as a multiple of the effective rank.
+
+        None allows any number.
+        """
         return None if isinstance(self.scores_per_rank, str) else self.scores_per_rank
 
     @property
     def asks_ranks(self) -> bool:
-        """Whether scores are limited by how much rows vary, of this table or of others."""
+        """Whether the variation of rows, of this table or of others, limits scores."""
         return self.most_scores is not None or self.cover > 0
 
     def check_cover(self, table: str, covering: int) -> None:
@@ -244,10 +254,11 @@ class Policy:
         if covering < self.cover:
             raise _refused(
                 f"cover = {self.cover}",
-                f"the run asks for scores of table {table!r}, and {covering} tables of other sites "
-                f"have stated to this one that they vary in {LEAST_RANK} directions or more",
-                "the scores of a joined row are added up, and hide in each other's sum: join more "
-                "tables with features; the owner may lower 'cover'",
+                f"the run asks for scores of table {table!r}, and {covering} tables "
+                "of other sites have stated to this one that they vary in "
+                f"{LEAST_RANK} directions or more",
+                "the scores of a joined row are added up, and hide in each other's "
+                "sum: join more tables with features; the owner may lower 'cover'",
             )
 
     def check_model(self, kind: str) -> None:
@@ -266,13 +277,13 @@ class Policy:
             )
 
     def check_approved(self, digest: str) -> None:
-        """Refuse a run, by the digest of its proposal, that the owner has not approved."""
+        """Refuse a run that the owner has not approved, by its proposal's digest."""
         if self.approved_runs is not None and digest not in self.approved_runs:
             raise _refused(
                 "approved-runs",
                 f"the run {digest} is not approved",
-                "its owner reads what it asks for, and approves it, by `tp-flower approve`; the "
-                "ledger of the site has it, and proposal.json of the run",
+                "its owner reads what it asks for, and approves it, by `tp-flower "
+                "approve`; the ledger of the site has it, and proposal.json of the run",
             )
 
     def check_partner(self, name: str) -> None:
@@ -289,9 +300,11 @@ class Policy:
         if self.partners is not None and not is_pinned:
             raise _refused(
                 "partners",
-                "this site does not pin the keys of others, and cannot tell who they are",
-                'its owner writes allowed-keys = "FILE" into the node config, with a line for '
-                "each partner: its name and its public key (`tp-flower site-key` prints a site's)",
+                "this site does not pin the keys of others, and cannot tell who they "
+                "are",
+                'its owner writes allowed-keys = "FILE" into the node config, with a '
+                "line for each partner: its name and its public key (`tp-flower "
+                "site-key` prints a site's)",
             )
 
     def check_rows(self, rows: int, what: str) -> None:
@@ -318,7 +331,9 @@ class Policy:
                 "it is a share of the rows",
             )
 
-    def check_statistics(self, table: str, feature: str, kind: str, spec: EncoderSpec) -> None:
+    def check_statistics(
+        self, table: str, feature: str, kind: str, spec: EncoderSpec
+    ) -> None:
         """Refuse an encoder that is fitted to finer statistics than may leave.
 
         The statistics of any such encoder include the number of missing values. With a
@@ -336,16 +351,20 @@ class Policy:
         )
         raise _refused(
             f"releases.{STATISTICS} = {level}",
-            f"encoder {spec} of {table}.{feature} is fitted to {' and '.join(sorted(finer))}",
-            f"{allowed}; set encoders = '{render_entries([(table, feature, '<encoder>')])}' with "
-            f"one that needs no statistics: {DECLARED_ENCODERS[kind]}",
+            f"encoder {spec} of {table}.{feature} is fitted to "
+            f"{' and '.join(sorted(finer))}",
+            f"{allowed}; set encoders = "
+            f"'{render_entries([(table, feature, '<encoder>')])}' with one that needs "
+            f"no statistics: {DECLARED_ENCODERS[kind]}",
         )
 
     def lets_leave(self, kind: str) -> bool:
         """Whether releases of a kind may leave as they are, without noise or mask."""
         return self.releases.level(kind) in (MOMENTS, CLEAR)
 
-    def check_release(self, kind: str, *, is_private: bool, is_masked: bool = False) -> None:
+    def check_release(
+        self, kind: str, *, is_private: bool, is_masked: bool = False
+    ) -> None:
         """Refuse a kind of release that may not leave, or not without noise or mask.
 
         ``is_masked`` says that the server cannot read it: masked scores, sealed sums.
@@ -390,9 +409,13 @@ STRICT: Final[Mapping[str, object]] = {
 }
 """The rules of a policy that does not mention them; for releases, see ``Releases``."""
 UNBUDGETED: Final = Releases(models=SEALED, scores=MASKED)
-BUDGETED: Final = Releases(labels=PRIVATE, statistics=NEVER, models=PRIVATE, scores=PRIVATE)
+BUDGETED: Final = Releases(
+    labels=PRIVATE, statistics=NEVER, models=PRIVATE, scores=PRIVATE
+)
 """What a policy without, and with, an ``epsilon`` lets leave if it does not say."""
-MISSING: Final = Policy(columns=(), labels=(), releases=Releases(NEVER, NEVER, NEVER, NEVER))
+MISSING: Final = Policy(
+    columns=(), labels=(), releases=Releases(NEVER, NEVER, NEVER, NEVER)
+)
 """The policy of a table that has none."""
 RUNS_PER_BUDGET: Final = 4  # at least, to spend it, where the policy has no limit
 _PLAIN: Final = "the column itself may be joined on and grouped by"
@@ -406,7 +429,9 @@ def _refused(rule: str, request: str, allowed: str) -> PolicyError:
     return PolicyError(f"the table's policy ({rule}) refuses: {request}; {allowed}")
 
 
-def read_policy(common: Mapping[str, object], shard: Mapping[str, object], where: str) -> Policy:
+def read_policy(
+    common: Mapping[str, object], shard: Mapping[str, object], where: str
+) -> Policy:
     """Return a shard's policy, from its table's entry in the file and its own."""
     where = f"the policy of {where}"
     policies = [entry["policy"] for entry in (common, shard) if "policy" in entry]
@@ -423,10 +448,15 @@ def read_policy(common: Mapping[str, object], shard: Mapping[str, object], where
         rules = {} if policy == OPEN else entries.as_table(policy, where)
         merged |= rules
         levels |= _levels(rules, where)
-    merged = {key: value for key, value in merged.items() if (key, value) != ("partners", ANY)}
+    merged = {
+        key: value for key, value in merged.items() if (key, value) != ("partners", ANY)
+    }
     if isinstance(unit := merged.get("privacy-unit"), str):
         merged["privacy-unit"] = [unit]
-    merged["releases"] = {**vars(BUDGETED if "epsilon" in merged else UNBUDGETED), **levels}
+    merged["releases"] = {
+        **vars(BUDGETED if "epsilon" in merged else UNBUDGETED),
+        **levels,
+    }
     _refuse_removed(merged, where)
     policy = entries.read(Policy, {**STRICT, **merged}, where)
     _check_budget(policy, merged, levels, where)
@@ -444,16 +474,17 @@ def read_policy(common: Mapping[str, object], shard: Mapping[str, object], where
 def _refuse_removed(rules: Mapping[str, object], where: str) -> None:
     if "min-features" in rules:
         raise SourceError(
-            f"{where} has 'min-features', which no longer exists: leave it out, or write in its "
-            f"place 'scores-per-rank = {STRICT['scores-per-rank']}' (how often scores may leave, "
-            f"in parts of the rank of the features) and 'cover = {STRICT['cover']}' (how many "
-            "tables of other sites must hide them), which are the rules if neither is written"
+            f"{where} has 'min-features', which no longer exists: leave it out, or "
+            f"write in its place 'scores-per-rank = {STRICT['scores-per-rank']}' (how "
+            "often scores may leave, in parts of the rank of the features) and 'cover "
+            f"= {STRICT['cover']}' (how many tables of other sites must hide them), "
+            "which are the rules if neither is written"
         )
     if "approved-queries" in rules:
         raise SourceError(
-            f"{where} has 'approved-queries', which no longer exists: it approved a table's query, "
-            "whatever else the run did. Write approved-runs = [] in its place, and approve whole "
-            "runs by `tp-flower approve`"
+            f"{where} has 'approved-queries', which no longer exists: it approved a "
+            "table's query, whatever else the run did. Write approved-runs = [] in its "
+            "place, and approve whole runs by `tp-flower approve`"
         )
 
 
@@ -493,7 +524,9 @@ def _check_consistent(policy: Policy, where: str) -> None:
     for name in policy.join_only:
         for key in ("labels", "weights", "filters"):
             if _has(getattr(policy, key) or (), name):
-                raise SourceError(f"{where}: column {name!r} is in 'join-only' and in {key!r}")
+                raise SourceError(
+                    f"{where}: column {name!r} is in 'join-only' and in {key!r}"
+                )
     releases = policy.releases
     has_clear_weights = releases.level(WEIGHTS) == CLEAR and releases.labels != CLEAR
     if has_clear_weights and policy.weights is None:

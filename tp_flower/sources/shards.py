@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 class ShardSchema:
     """The schema of a shard: only names, types and counts before any filter, no values.
 
-    The type of a column that is ``all_null`` is meaningless; ``texts`` are the columns of a text
-    file whose type is not the owner's; warnings, about values that determine a column's type,
-    are only for the owner. ``unread`` has the other columns of the source: why no query can read
-    each, and what to write instead.
+    The type of a column that is ``all_null`` is meaningless; ``texts`` are the columns
+    of a text file whose type is not the owner's; warnings, about values that determine
+    a column's type, are only for the owner. ``unread`` has the other columns of the
+    source: why no query can read each, and what to write instead.
     """
 
     columns: dict[str, str]
@@ -78,14 +78,17 @@ class Scan:
 
 def column_types(connection: duckdb.DuckDBPyConnection, select: str) -> dict[str, str]:
     """Return the DuckDB type of each column of a SELECT."""
-    return {name: kind for name, kind, *_ in connection.execute(f"DESCRIBE {select}").fetchall()}
+    return {
+        name: kind
+        for name, kind, *_ in connection.execute(f"DESCRIBE {select}").fetchall()
+    }
 
 
 _FLOATS: Final = frozenset(("FLOAT", "DOUBLE"))
 
 
 def regular_rows(types: Mapping[str, str], relation: str) -> str:
-    """Return the SELECT of columns of these types in which a missing number has one form.
+    """Return the SELECT of columns of these types, with one form of missing numbers.
 
     NaN becomes NULL here, before anything reads the values: filters, aggregates, keys
     and features then agree that it is missing. TIMESTAMPTZ_NS, to which few of DuckDB's
@@ -96,8 +99,9 @@ def regular_rows(types: Mapping[str, str], relation: str) -> str:
         column = quote_name(name)
         value = column
         if kind in _FLOATS:
-            # Parquet's least and greatest values leave NaN out, and DuckDB takes isnan() and
-            # comparisons with NaN to be false where they do; it does not decide these by them
+            # Parquet's least and greatest values leave NaN out, and DuckDB takes
+            # isnan() and comparisons with NaN to be false where they do; it does not
+            # decide these by them
             value = f"CASE WHEN isfinite({column}) OR isinf({column}) THEN {column} END"
         elif kind == "TIMESTAMPTZ_NS":
             value = f"CAST({column} AS TIMESTAMP_NS)"
@@ -140,7 +144,9 @@ def _registered(token: str) -> tuple[str, dict[str, tuple[HostedFrame, ...]]]:
     try:
         return _FRAMES[token]
     except KeyError:
-        raise SourceError(f"no data frames are registered under {token!r} here") from None
+        raise SourceError(
+            f"no data frames are registered under {token!r} here"
+        ) from None
 
 
 def _frame(source: ShardSource) -> HostedFrame:
@@ -196,7 +202,9 @@ def flights_sources() -> tuple[ShardSource, ...]:
     """The shards of the built-in flights federation, whose rows are public."""
     # invariant: organisations in order EWR, JFK, LGA, registry, directory
     return tuple(
-        ShardSource(table=table, site=site, index=index, path=str(path), policy=SIMULATED)
+        ShardSource(
+            table=table, site=site, index=index, path=str(path), policy=SIMULATED
+        )
         for table, files in flights_tables().items()
         for index, (site, path) in enumerate(files.items())
     )
@@ -206,7 +214,9 @@ def flights_sources() -> tuple[ShardSource, ...]:
 def connect(source: ShardSource) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open a DuckDB connection whose view ``shard`` is all that it can ever read."""
     # a file needs its own engine, which may read that file and no other
-    engine = duckdb_engine.new_engine() if source.path else duckdb_engine.shared_cursor()
+    engine = (
+        duckdb_engine.new_engine() if source.path else duckdb_engine.shared_cursor()
+    )
     with closing(engine) as connection:
         try:
             create_view(connection, source)
@@ -214,7 +224,9 @@ def connect(source: ShardSource) -> Iterator[duckdb.DuckDBPyConnection]:
                 duckdb_engine.lock(connection, _files(source.path))
             yield connection
         except duckdb.Error as error:
-            raise SourceError(f"{source}: {duckdb_engine.safe_message(error)}") from error
+            raise SourceError(
+                f"{source}: {duckdb_engine.safe_message(error)}"
+            ) from error
 
 
 @contextmanager
@@ -227,7 +239,9 @@ def scan(source: ShardSource, fragment: Fragment) -> Iterator[Scan]:
             yield opened_scan
         return
     with connect(source) as connection:
-        yield Scan(connection, fragment.check(column_types(connection, "SELECT * FROM shard")))
+        yield Scan(
+            connection, fragment.check(column_types(connection, "SELECT * FROM shard"))
+        )
 
 
 def fingerprint(source: ShardSource) -> str | None:
@@ -245,7 +259,9 @@ def fingerprint(source: ShardSource) -> str | None:
     for path in (*_files(source.path), *([log] if Path(log).exists() else [])):
         status = Path(path).stat()
         # a copy that keeps the file's time and size (cp -p, rsync -t) changes the ctime
-        files.append(f"{path}|{status.st_size}|{status.st_mtime_ns}|{status.st_ctime_ns}")
+        files.append(
+            f"{path}|{status.st_size}|{status.st_mtime_ns}|{status.st_ctime_ns}"
+        )
     if len(files) == 1:
         return files[0]
     return f"{source.path}|{sha256(chr(0).join(files).encode()).hexdigest()}"
@@ -276,7 +292,9 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
         relation = "frame"
     elif source.relation is not None:
         name = f"source_{uuid.uuid4().hex}"
-        connection.execute(f"ATTACH {duckdb_engine.quote_text(source.path)} AS {name} (READ_ONLY)")
+        connection.execute(
+            f"ATTACH {duckdb_engine.quote_text(source.path)} AS {name} (READ_ONLY)"
+        )
         parts = source.relation or _only_table(connection, name, source)
         schema, table = ("main", *parts)[-2:]
         relation = f"{name}.{quote_name(schema)}.{quote_name(table)}"
@@ -286,7 +304,9 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
     else:
         relation = _csv_relation(source, source.path)
     names = source.renamed(column_types(connection, f"SELECT * FROM {relation}"))
-    columns = ", ".join(f"{quote_name(old)} AS {quote_name(new)}" for old, new in names.items())
+    columns = ", ".join(
+        f"{quote_name(old)} AS {quote_name(new)}" for old, new in names.items()
+    )
     columns += "".join(f", NULL AS {quote_name(name)}" for name in source.absent)
     rows = f"SELECT {columns} FROM {relation}"
     connection.execute(f"CREATE OR REPLACE TEMP VIEW source_rows AS {rows}")
@@ -301,7 +321,10 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
 
 
 def _with_nanoseconds(frame: "pd.DataFrame") -> "pd.DataFrame":
-    """Return a frame whose nanoseconds DuckDB reads: it cuts those of times with a zone."""
+    """Return a frame whose nanoseconds DuckDB reads.
+
+    DuckDB would cut those of times with a time zone.
+    """
     import pandas as pd
 
     zoned = [
@@ -309,13 +332,18 @@ def _with_nanoseconds(frame: "pd.DataFrame") -> "pd.DataFrame":
         for name, dtype in frame.dtypes.items()
         if isinstance(dtype, pd.DatetimeTZDtype) and dtype.unit == "ns"
     ]
-    return frame.assign(**{str(name): frame[name].dt.tz_convert(None) for name in zoned})
+    return frame.assign(
+        **{str(name): frame[name].dt.tz_convert(None) for name in zoned}
+    )
 
 
 def _only_table(
     connection: duckdb.DuckDBPyConnection, database: str, source: ShardSource
 ) -> tuple[str, ...]:
-    sql = "SELECT table_schema, table_name FROM information_schema.tables WHERE table_catalog = ?"
+    sql = (
+        "SELECT table_schema, table_name FROM information_schema.tables WHERE "
+        "table_catalog = ?"
+    )
     tables: list[tuple[str, ...]] = connection.execute(sql, [database]).fetchall()
     if len(tables) == 1:
         return tables[0]
@@ -333,16 +361,19 @@ def _csv_relation(source: ShardSource, path: str) -> str:
     for column, texts in file.columns.items():
         name = names[column]
         # texts are converted later, because some may not be of the owner's type
-        is_number = texts.best.type not in (TEXT, BOOLEAN) and not is_time(texts.best.type)
+        is_number = texts.best.type not in (TEXT, BOOLEAN) and not is_time(
+            texts.best.type
+        )
         kind = wanted.get(name) or source.readings.get(name, texts.best).type
         types[column] = kind if is_number else TEXT
     return csv_call(path, source.nulls, file.dialect, types)
 
 
 def text_columns(source: ShardSource) -> dict[str, TextColumn]:
-    """Return what the columns of a CSV file hold, without those whose type the owner says.
+    """Return the content of a CSV file's columns that have no type from the owner.
 
-    Of a column that the owner takes for times, without a format, the readings are of his type.
+    Of a column that the owner takes for times, without a format, the readings are of
+    his type.
     """
     if source.path is None or not _is_csv(source):
         return {}
@@ -356,7 +387,9 @@ def text_columns(source: ShardSource) -> dict[str, TextColumn]:
             columns[names[column]] = texts
         elif is_time(kind) and is_time(texts.best.type) and not source.text.dates:
             # as DuckDB writes it: an owner may have written "date"
-            columns[names[column]] = texts.as_type(str(duckdb_engine.shared_cursor().type(kind)))
+            columns[names[column]] = texts.as_type(
+                str(duckdb_engine.shared_cursor().type(kind))
+            )
     return columns
 
 
@@ -385,9 +418,13 @@ def _check_readable(source: ShardSource, path: str) -> None:
     except FileNotFoundError:
         raise SourceError(f"{source}: the file does not exist") from None
     except OSError as error:
-        raise SourceError(f"{source}: the file cannot be read: {error.strerror}") from error
+        raise SourceError(
+            f"{source}: the file cannot be read: {error.strerror}"
+        ) from error
     if is_empty:
-        problem = "folder has no Parquet files" if Path(path).is_dir() else "file is empty"
+        problem = (
+            "folder has no Parquet files" if Path(path).is_dir() else "file is empty"
+        )
         raise SourceError(f"{source}: the {problem}")
 
 
@@ -400,11 +437,15 @@ def _check_columns(source: ShardSource, names: Sequence[str]) -> None:
         )
 
 
-def _casts(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> dict[str, str]:
+def _casts(
+    connection: duckdb.DuckDBPyConnection, source: ShardSource
+) -> dict[str, str]:
     """Return the SQL of the columns that are read as another type than they have."""
     columns = column_types(connection, "SELECT * FROM source_rows")
     casts = {
-        name: read_text(quote_name(name), source.readings.get(name, texts.best), is_strict=True)
+        name: read_text(
+            quote_name(name), source.readings.get(name, texts.best), is_strict=True
+        )
         for name, texts in text_columns(source).items()
         if columns[name] == TEXT
     }
@@ -414,7 +455,7 @@ def _casts(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> dict[s
 def _owner_casts(
     source: ShardSource, columns: Mapping[str, str], others: Collection[str] = ()
 ) -> dict[str, str]:
-    """Return the SQL of the columns that have a type in the tables file, but for some."""
+    """Return the SQL of columns with a type in the tables file, except ``others``."""
     return {
         name: source.read_text(quote_name(name), kind)
         if columns[name] == TEXT
@@ -435,10 +476,14 @@ def describe(source: ShardSource) -> ShardSchema:
         unread, warnings = _strays(connection, source)
         if source.token is not None:
             unread |= _frame(source).unread
-        unread |= _failures(connection, [name for name in columns if name not in unread])
+        unread |= _failures(
+            connection, [name for name in columns if name not in unread]
+        )
         columns = {name: kind for name, kind in columns.items() if name not in unread}
         # nearly every column has an early value: only the others are read to the end
-        unseen = _without_value(connection, f"(SELECT * FROM shard LIMIT {EARLY_ROWS})", columns)
+        unseen = _without_value(
+            connection, f"(SELECT * FROM shard LIMIT {EARLY_ROWS})", columns
+        )
         empty = _without_value(connection, "shard", unseen)
         ((total,),) = connection.execute("SELECT count(*) FROM shard").fetchall()
     return ShardSchema(
@@ -454,7 +499,10 @@ def describe(source: ShardSource) -> ShardSchema:
 def _strays(
     connection: duckdb.DuckDBPyConnection, source: ShardSource
 ) -> tuple[dict[str, str], list[str]]:
-    """Return why columns are not of the owner's types; and warnings, where only few texts are."""
+    """Return why columns are not of the owner's types, and warnings.
+
+    A warning is for a column of which only few texts are not of its type.
+    """
     unread: dict[str, str] = {}
     warnings: list[str] = []
     columns = column_types(connection, "SELECT * FROM source_rows")
@@ -466,24 +514,27 @@ def _strays(
         except duckdb.Error as error:
             unread[name] = (
                 f"cannot be read as its type in 'types' of the tables file "
-                f"({duckdb_engine.safe_message(error)}): take it out, or write {typed_as(name)}"
+                f"({duckdb_engine.safe_message(error)}): take it out, or write "
+                f"{typed_as(name)}"
             )
             continue
         if values - read > MOST_STRAY * values:
             unread[name] = (
-                f"has a type in 'types', but more than one in {1 / MOST_STRAY:.0f} of its texts "
-                "are not of it: check 'decimal' and 'dates', or list in 'nulls' texts that mean "
-                f"missing; {typed_as(name)} reads them as texts"
+                f"has a type in 'types', but more than one in {1 / MOST_STRAY:.0f} of "
+                "its texts are not of it: check 'decimal' and 'dates', or list in "
+                f"'nulls' texts that mean missing; {typed_as(name)} reads them as texts"
             )
         elif read < values:
             warnings.append(
-                f"{source}: column {name!r} has a type in 'types': {values - read} of its {values} "
-                "texts are not of it, and are missing"
+                f"{source}: column {name!r} has a type in 'types': {values - read} of "
+                f"its {values} texts are not of it, and are missing"
             )
     return unread, warnings
 
 
-def _failures(connection: duckdb.DuckDBPyConnection, names: Sequence[str]) -> dict[str, str]:
+def _failures(
+    connection: duckdb.DuckDBPyConnection, names: Sequence[str]
+) -> dict[str, str]:
     """Return why columns cannot be read, among their first rows."""
     early = f"(SELECT * FROM shard LIMIT {EARLY_ROWS})"
     try:
@@ -494,7 +545,9 @@ def _failures(connection: duckdb.DuckDBPyConnection, names: Sequence[str]) -> di
             try:
                 _without_value(connection, early, [name])
             except duckdb.Error as of_column:
-                unread[name] = f"cannot be read ({duckdb_engine.safe_message(of_column)})"
+                unread[name] = (
+                    f"cannot be read ({duckdb_engine.safe_message(of_column)})"
+                )
         if len(unread) in (0, len(names)):
             # it is not about columns
             raise error
@@ -521,7 +574,8 @@ def _hints(source: ShardSource) -> Iterator[str]:
         stray = f", not that of row {hint.row}; others are missing, as those in 'nulls'"
         yield (
             f"{source}: column {name!r} is read as text, but {hint.option}types = "
-            f'{{ {quoted(name)} = "{hint.kind}" }} reads {hint.read} of its {hint.values} values'
+            f'{{ {quoted(name)} = "{hint.kind}" }} reads {hint.read} of its '
+            f"{hint.values} values"
             f'{stray if hint.row else ""}; types = {{ {quoted(name)} = "VARCHAR" }} '
             "says that these are texts"
         )

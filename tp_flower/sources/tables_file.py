@@ -84,11 +84,12 @@ class ShardSource:
         absent: columns of the table that the source lacks, and that are missing in all
             of its rows.
         token: key of the data frames in this process's registry, or None.
-        relation: the table in a DuckDB file, with its schema if one is named; () for the
-            only one.
+        relation: the table in a DuckDB file, with its schema if one is named; () for
+            the only one.
         min_count: categories with fewer rows never leave the site.
-        readings: how columns of texts are read, by name, where it is not their best reading
-            but what a run or a saved model has chosen for all shards of the table.
+        readings: how columns of texts are read, by name, where it is not their best
+            reading but what a run or a saved model has chosen for all shards of the
+            table.
     """
 
     table: str
@@ -125,19 +126,24 @@ class ShardSource:
                 "`tp-flower policy --tables FILE` writes a first policy"
             )
 
-    def spelled(self, key: str, names: Collection[str], columns: Collection[str]) -> list[str]:
+    def spelled(
+        self, key: str, names: Collection[str], columns: Collection[str]
+    ) -> list[str]:
         """Return the columns that a setting names in any case; refuse unknown ones."""
         for name in names:
             if spell(name, columns) is None:
                 listed = ", ".join(columns)
                 raise SourceError(
-                    f"{self}: {key!r} names column {name!r}, but the columns are {listed}"
+                    f"{self}: {key!r} names column {name!r}, but the columns are "
+                    f"{listed}"
                 )
         return [spell(name, columns) or name for name in names]
 
     def types_of(self, columns: Collection[str]) -> dict[str, str]:
         """Return the owner's types by the columns' own spelling."""
-        names = self.spelled("types", self.types, list(dict.fromkeys((*columns, *self.absent))))
+        names = self.spelled(
+            "types", self.types, list(dict.fromkeys((*columns, *self.absent)))
+        )
         return dict(zip(names, self.types.values(), strict=True))
 
     def renamed(self, columns: Collection[str]) -> dict[str, str]:
@@ -150,8 +156,9 @@ class ShardSource:
         for name in self.absent:
             if present := spell(name, names.values()):
                 raise SourceError(
-                    f"{self}: 'absent' names column {name!r}, but the source has a column "
-                    f"{present!r}: leave it out of 'absent', or 'rename' the source's"
+                    f"{self}: 'absent' names column {name!r}, but the source has a "
+                    f"column {present!r}: leave it out of 'absent', or 'rename' the "
+                    "source's"
                 )
         return names
 
@@ -195,9 +202,13 @@ def read_tables_file(path: str) -> tuple[ShardSource, ...]:
     entries.refuse_unknown(document, ("tables",), f"the tables file {file}")
     tables = document.get("tables")
     if not isinstance(tables, dict) or not tables:
-        raise SourceError(f"the tables file {file} names no tables: expected [tables.<name>]")
+        raise SourceError(
+            f"the tables file {file} names no tables: expected [tables.<name>]"
+        )
     return tuple(
-        source for name, entry in tables.items() for source in _table_sources(file, name, entry)
+        source
+        for name, entry in tables.items()
+        for source in _table_sources(file, name, entry)
     )
 
 
@@ -254,7 +265,10 @@ def _table_sources(file: Path, name: str, entry: object) -> list[ShardSource]:
     if not isinstance(shards, list) or not shards:
         raise SourceError(f"'shards' in {where} must be a non-empty list of shards")
     common = {key: value for key, value in common.items() if key != "shards"}
-    return [_shard_source(file, name, index, common, shard) for index, shard in enumerate(shards)]
+    return [
+        _shard_source(file, name, index, common, shard)
+        for index, shard in enumerate(shards)
+    ]
 
 
 def _shard_source(
@@ -265,7 +279,9 @@ def _shard_source(
     shard = entries.as_table(value, where)
     written = {**common, **shard}
     entries.refuse_unknown(written, (*_SHARD_KEYS, *_TEXT_KEYS), where)
-    text = entries.read(TextFormat, {k: written[k] for k in _TEXT_KEYS if k in written}, where)
+    text = entries.read(
+        TextFormat, {k: written[k] for k in _TEXT_KEYS if k in written}, where
+    )
     merged = {
         **{key: value for key, value in written.items() if key not in _TEXT_KEYS},
         "types": {**_types(common, where), **_types(shard, where)},
@@ -281,8 +297,14 @@ def _shard_source(
     # without a path, the folder of the tables file
     path = str(file.absolute().parent / Path(entry.path).expanduser())
     is_rows = path.lower().endswith((*CSV_SUFFIXES, *PARQUET_SUFFIXES))
-    is_rows |= entry.path.endswith(("/", os.sep)) or bool(entry.path and Path(path).is_dir())
-    if entry.path and (entry.sql or entry.table) and not (is_rows or Path(path).exists()):
+    is_rows |= entry.path.endswith(("/", os.sep)) or bool(
+        entry.path and Path(path).is_dir()
+    )
+    if (
+        entry.path
+        and (entry.sql or entry.table)
+        and not (is_rows or Path(path).exists())
+    ):
         raise SourceError(f"'path' of {where}: there is no file {entry.path!r}")
     kind = _database_kind(path) if entry.path and not is_rows else ""
     is_file = bool(entry.path) and kind != SQLITE
@@ -299,10 +321,11 @@ def _shard_source(
     if entry.path and not (is_rows or relation or entry.sql):
         if not kind:
             raise SourceError(
-                f"cannot tell the format of 'path' ({Path(entry.path).suffix or 'no extension'}) "
-                f"of {where}: known extensions are "
-                f"{', '.join((*CSV_SUFFIXES, *PARQUET_SUFFIXES))}; a folder of Parquet files "
-                "ends in /, and a file of SQLite or DuckDB is known by its content"
+                "cannot tell the format of 'path' "
+                f"({Path(entry.path).suffix or 'no extension'}) of {where}: known "
+                f"extensions are {', '.join((*CSV_SUFFIXES, *PARQUET_SUFFIXES))}; a "
+                "folder of Parquet files ends in /, and a file of SQLite or DuckDB is "
+                "known by its content"
             )
         relation = ()  # the only table there
     return ShardSource(
@@ -323,7 +346,7 @@ def _shard_source(
 
 
 def _check_absent(names: Collection[str], unit: Collection[str], where: str) -> None:
-    """Refuse names that are one in upper or lower case, and a column of the privacy unit."""
+    """Refuse names that are equal but for case, and columns of the privacy unit."""
     lower = [name.lower() for name in names]
     for name in lower:
         if not name or lower.count(name) > 1:
@@ -333,8 +356,8 @@ def _check_absent(names: Collection[str], unit: Collection[str], where: str) -> 
         # without it all rows would be one unit
         if name.lower() in lower:
             raise SourceError(
-                f"'absent' of {where} names {name!r}, which 'privacy-unit' of its policy "
-                "needs: a shard without it needs a policy of its own"
+                f"'absent' of {where} names {name!r}, which 'privacy-unit' of its "
+                "policy needs: a shard without it needs a policy of its own"
             )
 
 
@@ -381,9 +404,13 @@ def _read_uri(file: Path, where: str) -> str:
         text = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise SourceError(f"'uri-file' of {where}: {file} cannot be read: {reason}") from None
+        raise SourceError(
+            f"'uri-file' of {where}: {file} cannot be read: {reason}"
+        ) from None
     if "${" in text:
-        raise SourceError(f"'uri-file' of {where}: {file} must hold the URI, no ${{...}}")
+        raise SourceError(
+            f"'uri-file' of {where}: {file} must hold the URI, no ${{...}}"
+        )
     return text
 
 
@@ -396,7 +423,9 @@ def _relation(entry: _ShardEntry, where: str) -> tuple[str, ...] | None:
     parts = re.findall(r'"((?:[^"]|"")+)"|([^".]+)', name)
     parts_of_name = [(quoted.replace('""', '"'), bare) for quoted, bare in parts]
     if ".".join(f'"{q}"' if q else bare for q, bare in parts) != name or len(parts) > 3:
-        raise SourceError(f"'table' of {where} is {name!r}: expected a name, or schema.name")
+        raise SourceError(
+            f"'table' of {where} is {name!r}: expected a name, or schema.name"
+        )
     return tuple(quoted or bare for quoted, bare in parts_of_name)
 
 

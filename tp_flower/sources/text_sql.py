@@ -1,7 +1,7 @@
 """Readings of texts in SQL for DuckDB.
 
-A text fits a reading if DuckDB reads it, and if its numbers have the digits that the format asks
-for: DuckDB would read '2-1-3' as a day of the year 2.
+A text fits a reading if DuckDB reads it, and if its numbers have the digits that the
+format asks for: DuckDB would read '2-1-3' as a day of the year 2.
 """
 
 import re
@@ -63,7 +63,7 @@ def text_fits(text: str, reading: TextReading) -> str:
 
 
 def _pattern(strptime_format: str) -> str:
-    r"""Return the pattern of texts in a format, "" if it has names, such as those of months.
+    r"""Return the pattern of texts in a format; "" if it has names, as of months.
 
     >>> print(_pattern("%d.%m.%Y"))
     \d{1,2}\.\d{1,2}\.\d{4}

@@ -18,7 +18,8 @@ ENCODINGS: Final = "utf-8|utf-16|latin-1"  # those that DuckDB has
 _SPACES: Final = r"\s\x{a0}\x{202f}"
 _ENDS: Final = rf"^([-+]?)[{_SPACES}\p{{Sc}}]*|[{_SPACES}\p{{Sc}}%]+$"
 _NUMBER: Final = re.compile(
-    r"U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT\d?|REAL|DOUBLE|(DECIMAL|NUMERIC)\b.*", re.IGNORECASE
+    r"U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT\d?|REAL|DOUBLE|(DECIMAL|NUMERIC)\b.*",
+    re.IGNORECASE,
 )
 _TIME: Final = re.compile(r"DATE|(TIMESTAMP|DATETIME)\b.*", re.IGNORECASE)
 _DATES: Final = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y-%m-%d")
@@ -34,8 +35,12 @@ class TextFormat:
 
     decimal: Annotated[str, Meta(pattern="^[.,]$", description='"." or ","')] = "."
     delimiter: Annotated[str, Meta(max_length=4, description="1 to 4 characters")] = ""
-    encoding: Annotated[str, Meta(pattern=f"^({ENCODINGS})$", description=ENCODINGS)] = "utf-8"
-    dates: Annotated[str, Meta(pattern="%", description='a format such as "%d.%m.%Y"')] = ""
+    encoding: Annotated[
+        str, Meta(pattern=f"^({ENCODINGS})$", description=ENCODINGS)
+    ] = "utf-8"
+    dates: Annotated[
+        str, Meta(pattern="%", description='a format such as "%d.%m.%Y"')
+    ] = ""
 
     @property
     def csv_options(self) -> dict[str, str]:
@@ -46,7 +51,7 @@ class TextFormat:
         return {name: quote_text(value) for name, value in options.items()}
 
     def alternatives(self) -> Iterator[tuple[str, str, "TextFormat"]]:
-        """Yield types that a column of texts may have, with the option that each needs."""
+        """Yield the types that a text column may have, with the option each needs."""
         yield "DOUBLE", "", self
         yield "DOUBLE", 'decimal = ",", ', TextFormat(decimal=",")
         for clock, day in product(_CLOCKS, _DATES):
@@ -62,7 +67,10 @@ class TextFormat:
         if _NUMBER.fullmatch(kind):
             mark = "." if self.decimal == "," else ","
             text = f"regexp_replace({text}, '{_ENDS}', '\\1', 'g')"
-            text = f"regexp_replace({text}, '[{mark}''{_SPACES}](\\d{{3}})\\b', '\\1', 'g')"
+            text = (
+                f"regexp_replace({text}, '[{mark}''{_SPACES}](\\d{{3}})\\b', '\\1', "
+                "'g')"
+            )
             text = f"replace({text}, ',', '.')" if self.decimal == "," else text
         elif _TIME.fullmatch(kind) and self.dates:
             function = "strptime" if is_strict else "try_strptime"

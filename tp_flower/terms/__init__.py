@@ -1,1 +1,1 @@
-"""The terms of a run: what follows from its proposal, at the server and at every site."""
+"""The terms of a run, which follow from its proposal at the server and every site."""

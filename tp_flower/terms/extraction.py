@@ -1,6 +1,7 @@
 """The parts of a proposed query that each shard runs: keys, label, noise and split.
 
-The server makes its requests by :func:`extract_parts`, and a site compares them with it.
+The server makes its requests by :func:`extract_parts`, and a site compares them with
+it.
 """
 
 from dataclasses import asdict
@@ -24,8 +25,8 @@ from tp_flower.terms.groups import grouped_parts, key_groups
 def extract_parts(proposal: Proposal, settings: Settings) -> dict[int, ExtractPart]:
     """Return the requests for the parts' rows, as far as the proposal says them.
 
-    How texts are read, and the types of columns without a value, follow from what the shards have
-    said of themselves: it has the rest.
+    How texts are read, and the types of columns without a value, follow from what the
+    shards have said of themselves: it has the rest.
     """
     groups = key_groups(proposal)
     grouped = {number for numbers in grouped_parts(proposal) for number in numbers}
@@ -39,7 +40,9 @@ def extract_parts(proposal: Proposal, settings: Settings) -> dict[int, ExtractPa
     }
 
 
-def _extract_part(proposal: Proposal, settings: Settings, part: ProposedPart) -> ExtractPart:
+def _extract_part(
+    proposal: Proposal, settings: Settings, part: ProposedPart
+) -> ExtractPart:
     fields: dict[str, Any] = {}
     if part.fragment.get("label") is not None:
         if plan := label_plan(settings):
@@ -77,19 +80,23 @@ def label_plan(settings: Settings) -> label_noise.LabelPlan | None:
         other = "privacy.label-classes" if classes else "task = 'classification'"
         raise SettingsError(f"privacy.label-range is for regression: not with {other}")
     if (limits or task == "regression") and privacy.labels != LAPLACE:
-        raise SettingsError(f"privacy.labels: {privacy.labels!r} is for classes; use {LAPLACE!r}")
+        raise SettingsError(
+            f"privacy.labels: {privacy.labels!r} is for classes; use {LAPLACE!r}"
+        )
     if task == "regression" and (classes or not limits):
         state = "not privacy.label-classes" if classes else "it is not set"
         raise SettingsError(
             "private labels of a regression need privacy.label-range, the lowest and "
             f"highest value that labels are clipped to; {state}"
         )
-    epsilon = privacy.label_epsilon or label_noise.epsilon_of_noise(privacy.label_noise, limits)
+    epsilon = privacy.label_epsilon or label_noise.epsilon_of_noise(
+        privacy.label_noise, limits
+    )
     return label_noise.LabelPlan(privacy.labels, epsilon, classes, limits)
 
 
 def needs_numbers(settings: Settings) -> str:
-    """Return the setting by which numbers stay numbers, however few they are; "" if none."""
+    """Return the setting by which numbers, even if few, stay numbers; "" if none."""
     if settings.method.solvers:
         return "the strategy"
     if settings.loss != AUTO and LOSSES[settings.loss]().is_regression:

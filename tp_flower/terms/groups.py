@@ -1,7 +1,7 @@
-"""The joins of a proposed run: which keys are compared, who shares which secret, and its masks.
+"""Joins of a proposed run: the keys compared, who shares which secret, and masks.
 
-The server and every site read them from the proposal by these functions, so that a site need not
-be told them, and can tell a request that says otherwise.
+The server and every site read them from the proposal by these functions, so that a site
+need not be told them, and can tell a request that says otherwise.
 """
 
 import json
@@ -34,7 +34,9 @@ def join_group(number: int) -> str:
 
 
 def join_sides(proposal: Proposal, table: str) -> list[JoinSide]:
-    """Return a table's sides of all joins: the left one adds the masks, the right one subtracts.
+    """Return a table's sides of all joins.
+
+    The left side adds the masks, the right side subtracts them.
 
     >>> from tp_flower.protocol.proposal import ProposedJoin
     >>> join = ProposedJoin(left="a", left_key=0, right="b", right_key=1)
@@ -60,7 +62,9 @@ def key_groups(proposal: Proposal) -> dict[str, list[str]]:
     of the graph whose edges are the joins.
     """
     tables = proposal.tables
-    joined = {(table, side.key) for table in tables for side in join_sides(proposal, table)}
+    joined = {
+        (table, side.key) for table in tables for side in join_sides(proposal, table)
+    }
     keys = sorted(joined, key=lambda key: (tables.index(key[0]), key[1]))
     group = {key: number for number, key in enumerate(keys)}
     for join in proposal.joins:
@@ -83,9 +87,9 @@ def table_group(proposal: Proposal, table: str) -> str:
 def members_of_groups(proposal: Proposal, *, masks_scores: bool) -> dict[str, set[str]]:
     """Return the nodes that share the secret of each group.
 
-    All nodes share that of the run. With masked scores the nodes of a join's two sides share
-    that of the join, and nobody else. The nodes of a table in several shards share the table's;
-    a table in one shard has nothing to share.
+    All nodes share that of the run. With masked scores the nodes of a join's two sides
+    share that of the join, and nobody else. The nodes of a table in several shards
+    share the table's; a table in one shard has nothing to share.
     """
     nodes = {
         table: {part.node for part in proposal.shards_of(table).values()}
@@ -103,9 +107,10 @@ def members_of_groups(proposal: Proposal, *, masks_scores: bool) -> dict[str, se
 
 
 def grouped_parts(proposal: Proposal) -> list[list[int]]:
-    """Return the participants that share a sub-query with GROUP BY, in groups of two and more.
+    """Return the groups of participants that share a sub-query with GROUP BY.
 
-    UNION ALL may name one table twice: each branch groups on its own.
+    A group has two participants or more. UNION ALL may name one table twice: each
+    branch groups on its own.
     """
     together: dict[tuple[str, int], list[int]] = {}
     seen: Counter[tuple[str, str, int]] = Counter()

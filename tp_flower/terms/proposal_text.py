@@ -1,7 +1,7 @@
 """The text of a proposal for the owner of a table: the whole run, in plain words.
 
-Every name, expression and setting comes from the server. None of them can begin a line of the
-text or hide a part of it: line ends and invisible characters are escaped.
+Every name, expression and setting comes from the server. None of them can begin a line
+of the text or hide a part of it: line ends and invisible characters are escaped.
 """
 
 import textwrap
@@ -12,7 +12,12 @@ from typing import Final
 from tp_flower import methods
 from tp_flower.errors import QueryError
 from tp_flower.features.choice import render_entries
-from tp_flower.protocol.proposal import EXPLAIN_AS_TRAIN, Proposal, ProposedJoin, ProposedPart
+from tp_flower.protocol.proposal import (
+    EXPLAIN_AS_TRAIN,
+    Proposal,
+    ProposedJoin,
+    ProposedPart,
+)
 from tp_flower.query import Fragment
 from tp_flower.query.fragment_text import fragment_text, printable
 from tp_flower.settings import Settings
@@ -20,41 +25,52 @@ from tp_flower.settings.run import EVALUATE, PREDICT, TRAIN
 from tp_flower.settings.run_config import changed_settings
 from tp_flower.settings.training import MLP
 
-KEY_DIGITS: Final = 16  # of a site's public key, to be compared with the one in allowed-keys
+# of a site's public key, to be compared with the one in allowed-keys
+KEY_DIGITS: Final = 16
 _INDENT, _WIDTH = "  ", 100
 
 
 def proposal_text(proposal: Proposal, own_sites: Collection[str]) -> str:
     """Return the text of a proposal for the sites of an owner.
 
-    TPFlowerError if a fragment or a setting is none that this version can read: what cannot
-    be explained is not to be approved.
+    TPFlowerError if a fragment or a setting is none that this version can read: what
+    cannot be explained is not to be approved.
     """
     # who approves training approves that it is explained
     mode = proposal.settings.get("mode", TRAIN)
     config = {**proposal.settings, "mode": EXPLAIN_AS_TRAIN.get(mode, mode)}
     settings = Settings.from_run_config(config)
-    fragments = {number: _fragment(part) for number, part in sorted(proposal.parts.items())}
+    fragments = {
+        number: _fragment(part) for number, part in sorted(proposal.parts.items())
+    }
     sections = {
         f"RUN {proposal.digest}": (),
         "TABLES": _tables(proposal, fragments, own_sites),
         "TRAINING": _training(proposal, fragments, settings),
         "PROTECTION": _protection(settings),
         "YOU": _meaning(proposal, fragments, settings, own_sites),
-        "QUERY AND SETTINGS": (f"query: {printable(proposal.query)}", *_settings(config)),
+        "QUERY AND SETTINGS": (
+            f"query: {printable(proposal.query)}",
+            *_settings(config),
+        ),
     }
     # only a heading begins a line
     return "\n".join(
         line
         for heading, lines in sections.items()
-        for line in (heading, *(wrapped for text in lines for wrapped in _wrapped(text)))
+        for line in (
+            heading,
+            *(wrapped for text in lines for wrapped in _wrapped(text)),
+        )
     )
 
 
 def _fragment(part: ProposedPart) -> Fragment:
     fragment = Fragment.from_json(part.fragment)
     if fragment.table != part.table:
-        raise QueryError(f"table {part.table!r} of the proposal is {fragment.table!r} in its query")
+        raise QueryError(
+            f"table {part.table!r} of the proposal is {fragment.table!r} in its query"
+        )
     return fragment
 
 
@@ -73,7 +89,7 @@ def _wrapped(text: str) -> list[str]:
 def _tables(
     proposal: Proposal, fragments: dict[int, Fragment], own_sites: Collection[str]
 ) -> Iterator[str]:
-    """Yield each table of the query: who holds it, and what is read of it, joined with what."""
+    """Yield each table of the query: who holds it, what is read, and its joins."""
     shards: dict[str, dict[Fragment, list[str]]] = {}
     for number, fragment in fragments.items():
         part = proposal.parts[number]
@@ -92,9 +108,12 @@ def _tables(
 
 
 def _keys(
-    alias: str, fragment: Fragment, joins: Collection[ProposedJoin], first: dict[str, Fragment]
+    alias: str,
+    fragment: Fragment,
+    joins: Collection[ProposedJoin],
+    first: dict[str, Fragment],
 ) -> Iterator[str]:
-    """Yield the join keys of a table with those that they are compared with, and all others."""
+    """Yield a table's join keys, each with the keys compared to it, and the others."""
     compared = set()
     for join in joins:
         sides = ((join.left, join.left_key), (join.right, join.right_key))
@@ -127,13 +146,19 @@ def _training(
     label = f"{', '.join(map(printable, labels))} of {table}" if labels else "none"
     yield f"label: {label}"
     if settings.mode in (PREDICT, EVALUATE):
-        doing = "predicts these rows" if settings.mode == PREDICT else "is measured on these rows"
-        yield f"nothing is trained: the saved model {printable(settings.model_name)} {doing}"
+        doing = (
+            "predicts these rows"
+            if settings.mode == PREDICT
+            else "is measured on these rows"
+        )
+        model = printable(settings.model_name)
+        yield f"nothing is trained: the saved model {model} {doing}"
         return
     epochs = f"{settings.epochs} epoch{'s' if settings.epochs > 1 else ''}"
     yield f"strategy: {settings.method_name}, at most {epochs}"
     if settings.boost_from:
-        yield f"begins with the scores of the saved model {printable(settings.boost_from)}"
+        model = printable(settings.boost_from)
+        yield f"begins with the scores of the saved model {model}"
     for alias in dict.fromkeys(fragment.table for fragment in fragments.values()):
         kind = settings.method.only_model or settings.model_of(alias)
         layers = ", ".join(map(str, settings.hidden_sizes))
@@ -144,9 +169,14 @@ def _training(
 
 
 def _protection(settings: Settings) -> Iterator[str]:
-    """Yield what covers labels, models and scores, with the epsilons that are requested."""
+    """Yield what covers labels, models and scores, with the requested epsilons."""
     privacy = settings.privacy
-    labels, models, sums, scores = "in the clear", "no noise", "in the clear", "in the clear"
+    labels, models, sums, scores = (
+        "in the clear",
+        "no noise",
+        "in the clear",
+        "in the clear",
+    )
     if privacy.covers_labels:
         strength = f"epsilon {privacy.label_epsilon:g}"
         if not privacy.label_epsilon:
@@ -154,13 +184,16 @@ def _protection(settings: Settings) -> Iterator[str]:
         labels = f"noise of {strength} on each ({privacy.labels})"
     if privacy.covers_features:
         models = (
-            f"noise of epsilon {privacy.epsilon:g} in the run ({privacy.features}), which "
-            "protects the models, not features behind scores"
+            f"noise of epsilon {privacy.epsilon:g} in the run ({privacy.features}), "
+            "which protects the models, not features behind scores"
         )
     if privacy.unions == methods.SEALED:
         sums = "sealed: the server reads none"
     if privacy.scores == methods.MASKED:
-        scores = "masked: a server that follows the protocol reads their sums over the tables"
+        scores = (
+            "masked: a server that follows the protocol reads their sums over the "
+            "tables"
+        )
     if privacy.covers_predictions:
         scores += f"; noise of epsilon {privacy.predictions:g} on them"
     yield f"labels: {labels}"
@@ -174,7 +207,7 @@ def _meaning(
     settings: Settings,
     own_sites: Collection[str],
 ) -> Iterator[str]:
-    """Yield what the owner's sites would tell and learn, in a sentence or two for each table."""
+    """Yield what the owner's sites tell and learn, in a sentence or two per table."""
     holders: dict[str, list[str]] = {}
     for number, fragment in fragments.items():
         holders.setdefault(fragment.table, []).append(proposal.parts[number].site)
@@ -190,7 +223,10 @@ def _meaning(
         name = printable(alias)
         yield f"{name} tells the server {'; '.join(_told(fragment, settings))}"
         if len(holders[alias]) > 1:
-            yield f"{name} tells the table's other shards statistics, and sums over all shards"
+            yield (
+                f"{name} tells the table's other shards statistics, and sums over all "
+                "shards"
+            )
         if tells_sites := _told_sites(settings, len(holders)):
             yield f"{name} tells other sites {tells_sites}"
 
@@ -202,7 +238,9 @@ def _told(fragment: Fragment, settings: Settings) -> Iterator[str]:
     if fragment.keys:
         yield "which of its rows take part, and have equal join keys"
     if fragment.label is not None and (is_used or joins_rows):
-        yield "the label of each row" + (", with noise" if privacy.covers_labels else "")
+        yield "the label of each row" + (
+            ", with noise" if privacy.covers_labels else ""
+        )
     if fragment.weight is not None:
         yield "the weight of each row"
     if not is_used and settings.method.solvers:
@@ -222,11 +260,14 @@ def _told_sites(settings: Settings, tables: int) -> str:
     has_derivatives = method_name in methods.JOINING and not settings.method.solvers
     if is_used or not has_derivatives or tables == 1:
         return ""
-    scores = "its score" if tables == 2 else "the sum of its score and those of third tables"
+    scores = (
+        "its score" if tables == 2 else "the sum of its score and those of third tables"
+    )
     return (
-        f"{scores}, in every epoch, for each of their rows that is joined once: it follows from "
-        "how far their own score is to step. With as many persons whose features they know as "
-        "there are columns, they can compute the features of others. You learn the same of them"
+        f"{scores}, in every epoch, for each of their rows that is joined once: it "
+        "follows from how far their own score is to step. With as many persons whose "
+        "features they know as there are columns, they can compute the features of "
+        "others. You learn the same of them"
     )
 
 
@@ -235,7 +276,9 @@ def _settings(config: Mapping[str, object]) -> Iterator[str]:
     changed = changed_settings(config)
     others = {key: value for key, value in config.items() if key not in changed}
     for title, values in (("settings", changed), ("as by default", others)):
-        listed = ", ".join(f"{printable(key)} = {_value(value)}" for key, value in values.items())
+        listed = ", ".join(
+            f"{printable(key)} = {_value(value)}" for key, value in values.items()
+        )
         yield f"{title}: {listed or 'none'}"
 
 

@@ -1,4 +1,4 @@
-"""The terms of a run that sites derive from its proposal, and compare later requests with."""
+"""The terms that sites derive from a run's proposal to compare later requests with."""
 
 import zlib
 from dataclasses import dataclass
@@ -36,7 +36,8 @@ from tp_flower.terms.groups import JoinSide, join_sides, members_of_groups, tabl
 
 NO_GRAPH: Final = "none"
 SCORES_PER_EPOCH: Final = {BOOST: 2}
-"""By family, the vectors of scores that leave in an epoch, for each batch; otherwise one."""
+"""By family, the vectors of scores that leave in an epoch, for each batch; otherwise
+one."""
 
 _UPDATES: Final = {
     ADMM: (Update.GRAM, Update.CONSENSUS),
@@ -49,7 +50,10 @@ _UPDATES: Final = {
 
 @dataclass(frozen=True)
 class RunTerms:
-    """The terms of one run; a ``ProposalError`` says that a proposal contradicts itself."""
+    """The terms of one run.
+
+    A ``ProposalError`` reports that a proposal contradicts itself.
+    """
 
     proposal: Proposal
 
@@ -59,13 +63,17 @@ class RunTerms:
         try:
             return parse(self.proposal.settings, "settings", Settings.from_run_config)
         except SettingsError as error:
-            raise ProposalError(f"the settings of the run's proposal: {error}") from None
+            raise ProposalError(
+                f"the settings of the run's proposal: {error}"
+            ) from None
 
     @cached_property
     def fragments(self) -> dict[int, Fragment]:
         """The query's fragment of each part."""
         parts = self.proposal.parts.items()
-        return {n: parse(part.fragment, "fragment", Fragment.from_json) for n, part in parts}
+        return {
+            n: parse(part.fragment, "fragment", Fragment.from_json) for n, part in parts
+        }
 
     @cached_property
     def extract_parts(self) -> dict[int, ExtractPart]:
@@ -82,16 +90,20 @@ class RunTerms:
         return join_sides(self.proposal, self.proposal.parts[number].table)
 
     def allows(self, action: Action) -> bool:
-        """Return whether the run has a message of a kind, of those that begin something."""
+        """Return whether the run has a message that begins this action."""
         settings = self.settings
-        is_joining, is_training = settings.method_name in JOINING, settings.mode == TRAIN
+        is_joining, is_training = (
+            settings.method_name in JOINING,
+            settings.mode == TRAIN,
+        )
         is_drawn = bool(settings.coreset_rows) and settings.coreset_kind == IMPORTANCE
         return {
             Action.STATISTICS: settings.mode in (TRAIN, EXPLAIN),
             Action.MEASURE: is_training and is_joining and is_drawn,
             Action.PREPARE: is_training and is_joining,
             Action.PERSONALISE: is_training and not is_joining,
-            Action.SCORE: settings.mode in (PREDICT, EVALUATE) or bool(settings.boost_from),
+            Action.SCORE: settings.mode in (PREDICT, EVALUATE)
+            or bool(settings.boost_from),
         }[action]
 
     @property
@@ -120,14 +132,14 @@ class RunTerms:
         )
 
     def most_scores(self, batches: int) -> int:
-        """Return the highest number that scores may have, of a run with so many batches."""
+        """Return the highest score number of a run with so many batches."""
         settings = self.settings
         of_epoch = SCORES_PER_EPOCH.get(settings.family, 1)
         # those of boosting count from 2, so that their epochs follow from them
         return settings.epochs * of_epoch * max(batches, 1) + of_epoch - 1
 
     def most_sums(self, batches: int) -> int:
-        """Return how many arrays of a table's shards are summed, besides a Gram matrix."""
+        """Return how many arrays a table's shards sum, besides a Gram matrix."""
         settings = self.settings
         exchanges = settings.inner_rounds if settings.method.solves_tables else 1
         return settings.epochs * exchanges * max(batches, 1) + 1
@@ -145,18 +157,26 @@ class RunTerms:
         """Return the shards of a part's table; None if it is the only one."""
         table = self.proposal.parts[number].table
         numbers = list(self.proposal.shards_of(table))
-        return TableShards(table_group(self.proposal, table), numbers) if numbers[1:] else None
+        return (
+            TableShards(table_group(self.proposal, table), numbers)
+            if numbers[1:]
+            else None
+        )
 
     def union_group(self, number: int) -> str | None:
-        """Return the group whose key seals the sums of a table's shards; None in the clear."""
+        """Return the group whose key seals the sums of a table's shards.
+
+        It is None if the sums are in the clear.
+        """
         if self.settings.privacy.unions != SEALED:
             return None
         return table_group(self.proposal, self.proposal.parts[number].table)
 
     def spec(self, number: int, received: ModelSpec) -> ModelSpec:
-        """Return the model of a part, given one with the number and the scale of its outputs.
+        """Return the model of a part.
 
-        What it has of classes and labels does not follow from the proposal.
+        ``received`` has the number and the scale of its outputs: what a model has of
+        classes and labels does not follow from the proposal.
         """
         settings, table = self.settings, self.proposal.parts[number].table
         kind = settings.model_of(table)
@@ -173,10 +193,12 @@ class RunTerms:
         if settings.method_name == CLUSTERING:
             kind, fields = CENTRES, {}
         scale = received.output_scale
-        return ModelSpec(kind=kind, outputs=received.outputs, output_scale=scale, **fields)
+        return ModelSpec(
+            kind=kind, outputs=received.outputs, output_scale=scale, **fields
+        )
 
     def l2(self, spec: ModelSpec) -> float:
-        """Return the weight of the penalty of a model, in the unit of its parameters."""
+        """Return the weight of a model's penalty, in the unit of its parameters."""
         unit = 1.0 if spec.kind in NUMPY_KINDS else spec.output_scale
         return self.settings.l2 * unit**2
 
@@ -188,12 +210,13 @@ class RunTerms:
             {of.table: [feature.name for feature in of.features] for of in fragments},
             settings.max_categories,
             for_trees=settings.method.only_model == TREES,
-            weighted=settings.row_weight != JOINED or any(of.weight for of in fragments),
+            weighted=settings.row_weight != JOINED
+            or any(of.weight for of in fragments),
         )[self.fragments[number].table]
 
     @property
     def graph(self) -> str:
-        """The data that the graph of similar sites is made of, of personalised models."""
+        """The data behind the graph of similar sites, of personalised models."""
         return self.settings.graph if self.settings.graph in SUMMARIES else NO_GRAPH
 
 

@@ -51,7 +51,10 @@ def _compare(data: Dataset, sites: Mapping[str, Tables], strategy: str) -> pd.Se
     config = {**data.settings, "strategy": strategy, "tolerance": TOLERANCE}
     blind = Settings.from_run_config(config)
     clear = Settings.from_run_config({**config, **CLEAR})
-    turns = [(_figures(data, sites, blind), _figures(data, sites, clear)) for _ in range(REPEATS)]
+    turns = [
+        (_figures(data, sites, blind), _figures(data, sites, clear))
+        for _ in range(REPEATS)
+    ]
     (one, other), *_ = turns
     seconds = [min(run["seconds"] for run in runs) for runs in zip(*turns, strict=True)]
     return pd.Series(
@@ -67,7 +70,9 @@ def _compare(data: Dataset, sites: Mapping[str, Tables], strategy: str) -> pd.Se
     )
 
 
-def _figures(data: Dataset, sites: Mapping[str, Tables], settings: Settings) -> Mapping[str, float]:
+def _figures(
+    data: Dataset, sites: Mapping[str, Tables], settings: Settings
+) -> Mapping[str, float]:
     """Return the figures of one run; seconds are those of a round of training."""
     strategy, rounds = train_timed(data.sql, settings, sites)
     report = strategy.report

@@ -17,7 +17,14 @@ import numpy as np
 import pandas as pd
 
 from scripts.bench.datasets import Dataset, Tables, at_hand, lahman
-from scripts.bench.harness import Options, Outcome, Sites, SkippedSuite, first_within, train
+from scripts.bench.harness import (
+    Options,
+    Outcome,
+    Sites,
+    SkippedSuite,
+    first_within,
+    train,
+)
 from scripts.joined.models import TREES, grow_trees, tree_metrics, tree_options
 from strategies.inference.manifest import write_manifest
 from strategies.training.boosting import TablePuppetBoost
@@ -75,7 +82,9 @@ def with_ids(dataset: Dataset) -> Dataset:
     return replace(dataset, name=name, title=title, sql=sql)
 
 
-def boosted(dataset: Dataset, settings: Settings, sites: Sites | None = None) -> list[RoundReport]:
+def boosted(
+    dataset: Dataset, settings: Settings, sites: Sites | None = None
+) -> list[RoundReport]:
     """Return the reports of the rounds of training."""
     strategy = train(dataset.sql, settings, sites or dataset.join_only())
     return [item for item in strategy.report.history if item.train]
@@ -111,7 +120,9 @@ def _measure_dataset(outcome: Outcome, dataset: Dataset) -> None:
     values = [item.test[metric] for item in reports]
     _compare(outcome, dataset, values, hundred, best)
     rows = sum(len(frame) for frame in dataset.tables.values())
-    sent = max(sum(item.bytes_up.values()) + sum(item.bytes_down.values()) for item in reports)
+    sent = max(
+        sum(item.bytes_up.values()) + sum(item.bytes_down.values()) for item in reports
+    )
     outcome.check(f"{title}: bytes of a round per row", sent / rows, 32)
     name = f"seconds of a run over those of join and {TREES} trees"
     outcome.check(f"{title}: {ROUNDS} rounds, {name}", short / join, 1.0)
@@ -120,7 +131,12 @@ def _measure_dataset(outcome: Outcome, dataset: Dataset) -> None:
 
 def _measure_all_rows(outcome: Outcome, dataset: Dataset) -> None:
     """Let no rows validate, of which a data set may have none to spare."""
-    config = {**dataset.settings, "strategy": "boost", "validation-fraction": 0, "num-epochs": 8}
+    config = {
+        **dataset.settings,
+        "strategy": "boost",
+        "validation-fraction": 0,
+        "num-epochs": 8,
+    }
     settings = Settings.from_run_config(config)
     joined, metric = dataset.joined(settings), dataset.metric
     best = tree_metrics(joined, grow_trees(joined, settings, TREES))[metric]
@@ -144,7 +160,9 @@ def _compare(
     metric, title = dataset.metric, dataset.title
     outcome.facts |= {
         f"{title}: {metric} by round": values,
-        f"{title}: {metric} of LightGBM on the join, 100 and {TREES} trees": [*(hundred, best)],
+        f"{title}: {metric} of LightGBM on the join, 100 and {TREES} trees": [
+            *(hundred, best)
+        ],
     }
     # of an AUC more is better
     sign, unit = (-1.0, 1.0) if metric == "auc" else (1.0, best)
@@ -165,8 +183,8 @@ def _measure_split(outcome: Outcome, dataset: Dataset, title: str, split: str) -
     """Hold out days or the last rows; all stop early by the same validation rows.
 
     What goes on from the linear model starts where that one's best epoch has ended, on
-    the join, too. Where LightGBM's trees, too, have one table's columns each, the rest is
-    what an interaction of two tables is worth.
+    the join, too. Where LightGBM's trees, too, have one table's columns each, the rest
+    is what an interaction of two tables is worth.
     """
     metric, config = (
         dataset.metric,
@@ -183,7 +201,9 @@ def _measure_split(outcome: Outcome, dataset: Dataset, title: str, split: str) -
     begun = cast(TablePuppetBoost, second).start_scores or ()
     start, is_train = np.empty(len(joined.labels)), joined.subset == TRAIN
     start[is_train], start[~is_train] = (scores[:, 0] for scores in begun)
-    tables = [list(range(*part.indices(len(start)))) for part in joined.columns.values()]
+    tables = [
+        list(range(*part.indices(len(start)))) for part in joined.columns.values()
+    ]
     name = f"{dataset.name}, {title}: {metric}"
     before, reached = (run.report.final_test[metric] for run in (first, second))
     own = f"{name}, linear, boost, boost from linear"
@@ -193,10 +213,16 @@ def _measure_split(outcome: Outcome, dataset: Dataset, title: str, split: str) -
         ("LightGBM", None, {}),
         ("linear, then LightGBM", start, {}),
         (f"linear, then LightGBM of {LEAVES_OF_REST} leaves", start, few),
-        ("linear, then LightGBM whose trees see one table each", start, few | {ONE_TABLE: tables}),
+        (
+            "linear, then LightGBM whose trees see one table each",
+            start,
+            few | {ONE_TABLE: tables},
+        ),
     ):
         booster = grow_trees(joined, settings, TREES, begin, **options)
-        metrics.append(tree_metrics(joined, booster, booster.best_iteration, begin)[metric])
+        metrics.append(
+            tree_metrics(joined, booster, booster.best_iteration, begin)[metric]
+        )
         outcome.facts[f"{name}, on the join, {witness}"] = metrics[-1]
     # of an AUC more is better
     sign, choose = (-1.0, max) if metric == "auc" else (1.0, min)
@@ -226,7 +252,7 @@ def _measure_shards(outcome: Outcome, flights: Dataset) -> None:
 
 
 def _measure_wide(outcome: Outcome, store: Dataset) -> None:
-    """Time a run on a store whose customers and items have many columns, as in the wild."""
+    """Time a run on a store whose customers and items have many columns."""
     draw, tables, sql = np.random.default_rng(2), dict(store.tables), store.sql
     for alias, name in (("c", "customers"), ("i", "items")):
         columns = [f"more{place}" for place in range(WIDE)]
@@ -237,7 +263,10 @@ def _measure_wide(outcome: Outcome, store: Dataset) -> None:
     wide = replace(store, tables=tables, sql=sql)
     settings = Settings.from_run_config({**store.settings, "strategy": "boost"})
     seconds, _ = _timed(wide, settings.with_fields(num_epochs=ROUNDS))
-    name = f"store, {2 * WIDE} columns more: {ROUNDS} rounds, seconds over those of join and trees"
+    name = (
+        f"store, {2 * WIDE} columns more: {ROUNDS} rounds, seconds over those of join "
+        "and trees"
+    )
     outcome.check(name, seconds / seconds_of_join(wide, settings), 0.5)
 
 
@@ -249,14 +278,17 @@ def _measure_alike(outcome: Outcome, store: Dataset) -> None:
     settings = Settings.from_run_config(config)
     whole, parts = _final(store, settings), split_by(store, "orders", code)
     values = {
-        lou: _final(store, settings.with_fields(lou=lou), parts) for lou in ("local", "bagged")
+        lou: _final(store, settings.with_fields(lou=lou), parts)
+        for lou in ("local", "bagged")
     }
     name = f"store, orders in {ALIKE} random shards: RMSE"
     outcome.facts[f"{name} of one shard, each shard's own trees, their average"] = [
         *(whole, *values.values())
     ]
     auto = _final(store, settings, parts)
-    outcome.check(f"{name} of what is chosen, over that of one shard", auto / whole, 1.01)
+    outcome.check(
+        f"{name} of what is chosen, over that of one shard", auto / whole, 1.01
+    )
 
 
 def split_by(dataset: Dataset, table: str, codes: Any) -> dict[str, Tables]:

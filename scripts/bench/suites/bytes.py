@@ -26,7 +26,9 @@ TIMES_FEWER = 3.0
 """How many times the bytes of ADMM VFL-ADMM sends, at least."""
 
 JOINING = [
-    name for name, method in METHODS.items() if not method.solvers and method.family != PERSONAL
+    name
+    for name, method in METHODS.items()
+    if not method.solvers and method.family != PERSONAL
 ]
 """The strategies whose bytes `explain` forecasts."""
 
@@ -44,7 +46,9 @@ def measure_bytes(options: Options) -> Outcome:
     return outcome
 
 
-def _against_formulas(dataset: Dataset, outcome: Outcome) -> dict[str, RelationalStrategy[Any]]:
+def _against_formulas(
+    dataset: Dataset, outcome: Outcome
+) -> dict[str, RelationalStrategy[Any]]:
     """Compare the bytes with the forecast of `explain`; return the runs."""
     runs = {}
     for name in JOINING:
@@ -58,7 +62,10 @@ def _against_formulas(dataset: Dataset, outcome: Outcome) -> dict[str, Relationa
         forecast = explain.explanation["cost"]
         report = runs[name].report
         expected, whole = (
-            sum(sum(forecast[stretch][way].values()) for way in ("bytes-up", "bytes-down"))
+            sum(
+                sum(forecast[stretch][way].values())
+                for way in ("bytes-up", "bytes-down")
+            )
             for stretch in ("epoch", "run")
         )
         epoch, sent = epoch_bytes(runs[name]), report.bytes_up + report.bytes_down

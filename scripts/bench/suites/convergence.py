@@ -51,7 +51,9 @@ def measure_convergence(_: Options) -> Outcome:
     return outcome
 
 
-def _measure_linear(outcome: Outcome, settings: Settings, sql: str, joined: JoinedTable) -> None:
+def _measure_linear(
+    outcome: Outcome, settings: Settings, sql: str, joined: JoinedTable
+) -> None:
     problem, task = Problem.of(joined, settings), settings.task
     optimum = problem.objective(problem.optimum())
     runs = {
@@ -61,7 +63,9 @@ def _measure_linear(outcome: Outcome, settings: Settings, sql: str, joined: Join
         "SGD": replace(settings, strategy="sgd"),
     }
     traces = {name: run_traced(sql, run, ORGANISATIONS) for name, run in runs.items()}
-    gaps = {name: (x["objective"] / optimum - 1.0).tolist() for name, x in traces.items()}
+    gaps = {
+        name: (x["objective"] / optimum - 1.0).tolist() for name, x in traces.items()
+    }
     outcome.facts[f"{task}: objective of the optimum"] = optimum
     outcome.facts |= {f"{task}, {name}: last gap": x[-2] for name, x in gaps.items()}
     for name, most in EPOCHS_TO_OPTIMUM.items():
@@ -73,7 +77,9 @@ def _measure_linear(outcome: Outcome, settings: Settings, sql: str, joined: Join
     outcome.check(title, gap, CONSENSUS_GAP, "%")
 
 
-def _measure_mlp(outcome: Outcome, settings: Settings, sql: str, joined: JoinedTable) -> None:
+def _measure_mlp(
+    outcome: Outcome, settings: Settings, sql: str, joined: JoinedTable
+) -> None:
     trace = run_traced(sql, replace(settings, model="mlp"), ORGANISATIONS)
     joint = fit_additive_mlp(joined, settings, np.random.default_rng(settings.seed))
     losses, seconds = trace["loss"].tolist(), trace["seconds"].tolist()
@@ -101,7 +107,9 @@ def fit_additive_mlp(
         hidden = settings.hidden_sizes[0]
         parts = [
             nn.Sequential(
-                nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, loss.outputs, bias=False)
+                nn.Linear(width, hidden),
+                nn.ReLU(),
+                nn.Linear(hidden, loss.outputs, bias=False),
             )
             for width in widths
         ]

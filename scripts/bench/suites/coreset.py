@@ -6,8 +6,9 @@ gives the bytes, and its cost must be one of the samples'. Ridge regression has 
 paper's lambda = 0.1 n, which is l2 = 0.1; its cost is the squared error on the held-out
 rows, that of k-means the squared distance over all joined rows.
 
-Communication is what is sent to choose the rows, and of the rows themselves, against all joined
-rows as float32. JoinedRows and statistics, which every method over a join needs, are counted apart.
+Communication is what is sent to choose the rows, and of the rows themselves, against
+all joined rows as float32. JoinedRows and statistics, which every method over a join
+needs, are counted apart.
 
 Notation
     N   joined rows that are drawn from       d   features of all tables
@@ -155,7 +156,9 @@ def ridge_problem(joined: JoinedTable) -> Problem:
     )
 
 
-def squares(features: Float32Array, labels: FloatArray, theta: FloatArray) -> FloatArray:
+def squares(
+    features: Float32Array, labels: FloatArray, theta: FloatArray
+) -> FloatArray:
     """Return (X theta + b - y)^2 of theta and b (d + 1, k), (N, k)."""
     scores = features @ theta[:-1].astype(np.float32) + theta[-1]
     errors: FloatArray = (scores - labels[:, None]) ** 2
@@ -192,7 +195,9 @@ def kmeans_problem(joined: JoinedTable) -> Problem:
     )
 
 
-def measure_problem(dataset: Dataset, config: dict[str, Any], problem: Problem) -> Results:
+def measure_problem(
+    dataset: Dataset, config: dict[str, Any], problem: Problem
+) -> Results:
     """Return the costs of all sizes, and the bytes of a run of each kind."""
     sizes: dict[str, dict[str, dict[str, float]]] = {}
     tables = len(dataset.tables)
@@ -200,7 +205,9 @@ def measure_problem(dataset: Dataset, config: dict[str, Any], problem: Problem) 
         of_kind = sizes[f"{kind}-{problem.solver}"] = {}
         for size in SIZES:
             rngs = [np.random.default_rng([k, size]) for k in range(REPEATS)]
-            costs = [problem.cost(problem.draw(kind, size, tables, rng), rng) for rng in rngs]
+            costs = [
+                problem.cost(problem.draw(kind, size, tables, rng), rng) for rng in rngs
+            ]
             mean, std = float(np.mean(costs)), float(np.std(costs, ddof=1))
             of_kind[str(size)] = {"mean": mean, "std": std}
     return {
@@ -210,10 +217,13 @@ def measure_problem(dataset: Dataset, config: dict[str, Any], problem: Problem) 
     }
 
 
-def run_of(dataset: Dataset, config: dict[str, Any], problem: Problem, kind: str) -> Results:
+def run_of(
+    dataset: Dataset, config: dict[str, Any], problem: Problem, kind: str
+) -> Results:
     """Run the strategy at `MAIN_SIZE` over a site per table that lets rows leave.
 
-    Returns the cost; and the bytes of choosing the rows, of the rows, and of all else, both ways.
+    Returns the cost; and the bytes of choosing the rows, of the rows, and of all else,
+    both ways.
     """
     choices = {"strategy": problem.strategy, "coreset-size": MAIN_SIZE}
     choices["coreset-kind"] = "importance" if kind == "C" else "uniform"
@@ -252,13 +262,17 @@ def open_tables(dataset: Dataset, folder: Path) -> Iterator[tuple[str, Path]]:
         frame.to_parquet(site / "rows.parquet")
         path = write_tables(site, {name: [("rows.parquet", name)]})
         names = json.dumps([str(column) for column in frame.columns])
-        lists = "".join(f"{key} = {names}\n" for key in ("columns", "labels", "filters", "keys"))
+        lists = "".join(
+            f"{key} = {names}\n" for key in ("columns", "labels", "filters", "keys")
+        )
         with path.open("a", encoding="utf-8") as file:
             file.write(f"\n[tables.{name}.policy]\n{lists}{ROWS_LEAVE}")
         yield name, path
 
 
-def check_limits(outcome: Outcome, dataset: Dataset, problem: Problem, facts: Results) -> None:
+def check_limits(
+    outcome: Outcome, dataset: Dataset, problem: Problem, facts: Results
+) -> None:
     """Check the costs of samples, of the run, and of random parameters."""
     main, name = str(MAIN_SIZE), f"{dataset.title}, {problem.solver}"
     cost, uniform = (facts["sizes"][f"{kind}-{problem.solver}"] for kind in "CU")

@@ -27,7 +27,8 @@ MIXED = 6
 def write_file(path: Path, rows: int, *, mixed: bool) -> None:
     """Write the file; with ``mixed`` six of the columns are texts and dates."""
     columns = [
-        f"round(random() * {10 ** (i % 5)}::DOUBLE, {4 + i % 9}) AS x{i}" for i in range(COLUMNS)
+        f"round(random() * {10 ** (i % 5)}::DOUBLE, {4 + i % 9}) AS x{i}"
+        for i in range(COLUMNS)
     ]
     if mixed:
         for i in range(0, MIXED, 2):

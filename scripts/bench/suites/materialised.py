@@ -245,7 +245,9 @@ def measure_centralized(_: Options) -> Outcome:
     outcome = Outcome()
     for name, case in CASES.items():
         optimum = in_process_of_its_own(best_metric, name)
-        ours, *others = (_fastest(to_good_model, name, way, optimum) for way in (OURS, *ENCODERS))
+        ours, *others = (
+            _fastest(to_good_model, name, way, optimum) for way in (OURS, *ENCODERS)
+        )
         outcome.facts[f"{name}: {case.metric} of the best linear model"] = optimum
         outcome.facts[f"{name}: tp-flower"] = ours
         joins = zip(ENCODERS, others, strict=True)

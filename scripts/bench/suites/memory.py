@@ -1,7 +1,8 @@
 """Peak memory of every site and of the server, beside the forecast of `explain`.
 
-Every site is a process of its own, as in a deployment; what it had after a run on a few rows is its
-baseline. ``wide`` has 20,000 categories of 100,000 rows, each with a column.
+Every site is a process of its own, as in a deployment; what it had after a run on a few
+rows is its baseline. ``wide`` has 20,000 categories of 100,000 rows, each with a
+column.
 """
 
 import tempfile
@@ -62,13 +63,20 @@ def measure_memory(options: Options) -> Outcome:
         with tempfile.TemporaryDirectory() as folder:
             sites = write_sites(dataset, Path(folder))
             settings = {**dataset.settings, "num-epochs": 4}
-            arguments = dataset.sql, settings, {name: str(path) for name, path in sites.items()}
+            arguments = (
+                dataset.sql,
+                settings,
+                {name: str(path) for name, path in sites.items()},
+            )
             measured = in_process_of_its_own(run_measured, *arguments, folder)
         apart = []
         for process, peak in measured["measured"].items():
             predicted = measured["forecast"][process]
             name = f"{dataset.name}: {process}"
-            outcome.facts |= {f"{name}: MB": peak / 1e6, f"{name}: forecast, MB": predicted / 1e6}
+            outcome.facts |= {
+                f"{name}: MB": peak / 1e6,
+                f"{name}: forecast, MB": predicted / 1e6,
+            }
             if max(peak, predicted) >= LEAST_BYTES:
                 apart.append(abs(predicted / peak - 1.0))
         title = f"{dataset.name}: forecast of memory off the measured peak"
@@ -101,7 +109,9 @@ def run_measured(
     paths = {name: Path(path) for name, path in sites.items()}
     query = Query.from_sql(sql)
     with closing(InProcessGrid(app, paths)) as grid:
-        explaining = Explain(query, Settings.from_run_config({**settings, "mode": EXPLAIN}))
+        explaining = Explain(
+            query, Settings.from_run_config({**settings, "mode": EXPLAIN})
+        )
         explaining.start(grid)
     predicted = explaining.explanation["memory"]
     return {
@@ -125,5 +135,8 @@ def measure_peaks(
         STRATEGIES[chosen.method_name](Query.from_sql(sql), chosen).start(grid)
         server = peak_memory() - server_before
         peaks = dict(zip(sites, grid.peaks(), strict=True))
-    over = {name: peak - start for (name, peak), start in zip(peaks.items(), before, strict=True)}
+    over = {
+        name: peak - start
+        for (name, peak), start in zip(peaks.items(), before, strict=True)
+    }
     return {**over, SERVER: server}

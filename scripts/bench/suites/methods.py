@@ -3,11 +3,12 @@
 As in the papers' section 6: figures 5 (epochs), 7 (communication), 8 (computing), 9 and
 10 (shards). Every run is done once: seconds of computing are as steady as the machine.
 
-The yardstick is the *centralised metric*: the test metric of the linear model at the optimum of the
-same objective, on the joined table, with the same rows held out. A method has *reached* it at the
-first epoch with a test metric within 1 % of it (`is_within`). Costs are counted from the start of
-the run, set-up included. Communication is modelled as in section 6.3: latency per round plus bytes
-over bandwidth.
+The yardstick is the *centralised metric*: the test metric of the linear model at the
+optimum of the same objective, on the joined table, with the same rows held out. A
+method has *reached* it at the first epoch with a test metric within 1 % of it
+(`is_within`). Costs are counted from the start of the run, set-up included.
+Communication is modelled as in section 6.3: latency per round plus bytes over
+bandwidth.
 """
 
 import math
@@ -126,7 +127,8 @@ def curve_of(history: Sequence[RoundReport], metric: str) -> pd.DataFrame:
         [
             (
                 *(item.epoch, item.test.get(metric, math.nan), 1),
-                item.overhead_bytes + sum((*item.bytes_up.values(), *item.bytes_down.values())),
+                item.overhead_bytes
+                + sum((*item.bytes_up.values(), *item.bytes_down.values())),
             )
             for item in history
         ],
@@ -170,7 +172,8 @@ def summary(dataset: Results, curve: pd.DataFrame) -> Results:
             "rounds": rounds,
             "bytes": sent,
             "communication-seconds": {
-                network.name: network.seconds(rounds, sent) for network in PAPER_NETWORKS
+                network.name: network.seconds(rounds, sent)
+                for network in PAPER_NETWORKS
             },
         }
     return facts
@@ -179,9 +182,10 @@ def summary(dataset: Results, curve: pd.DataFrame) -> Results:
 def check_claims(outcome: Outcome, dataset: Results) -> None:
     """Check the claims, join-only and over shards.
 
-    CG needs the least modelled communication time on every network, and of the papers' methods SGD
-    over tables the fewest epochs, to reach the centralised metric. The figures are ratios to the
-    best of the other methods, to a thousandth: at most 1, and 1 is a tie.
+    CG needs the least modelled communication time on every network, and of the papers'
+    methods SGD over tables the fewest epochs, to reach the centralised metric. The
+    figures are ratios to the best of the other methods, to a thousandth: at most 1, and
+    1 is a tie.
     """
     runs = dataset["methods"]
     for suffix, cg, sgd in (("", "cg", "sgd"), (UCQ, "ucq-cg", "ucq-sgd")):

@@ -52,7 +52,10 @@ def measure_micro(_: Options, rows: int = ROWS, repeats: int = REPEATS) -> Outco
 
 
 def best_seconds(
-    *works: Work, repeats: int, times: int = 1, clock: Callable[[], float] = time.process_time
+    *works: Work,
+    repeats: int,
+    times: int = 1,
+    clock: Callable[[], float] = time.process_time,
 ) -> list[float]:
     """Return the least seconds of each, taken in turns."""
     least = [np.inf] * len(works)

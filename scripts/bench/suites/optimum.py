@@ -2,7 +2,8 @@
 
 On the data sets that are at hand, and by CG and ADMM on random snowflakes: tables whose
 rows are rare or nearly determine each other, many columns, few rows. There and on other
-hard schemas: where training with default settings ends, and whether its verdict is right.
+hard schemas: where training with default settings ends, and whether its verdict is
+right.
 """
 
 import math
@@ -12,7 +13,14 @@ from typing import Final
 import numpy as np
 
 from scripts.bench.datasets import Dataset, at_hand
-from scripts.bench.harness import Options, Outcome, first_within, run_traced, squared_norm, train
+from scripts.bench.harness import (
+    Options,
+    Outcome,
+    first_within,
+    run_traced,
+    squared_norm,
+    train,
+)
 from scripts.bench.schemas import SNOWFLAKES, datasets, snowflake
 from scripts.joined.models import Problem
 from strategies.run.grid import InProcessGrid
@@ -38,13 +46,15 @@ def measure_optimum(options: Options) -> Outcome:
     title = f"{SNOWFLAKES} snowflakes: CG's epochs to {GAP:.1%} over ADMM's"
     outcome.check(f"{title}, most", max(ratios), 1.0)
     outcome.check(f"{title}, median", float(np.median(ratios)), MEDIAN_RATIO)
-    wrong = [dataset.title for dataset in datasets() if not _is_judged(outcome, dataset)]
+    wrong = [
+        dataset.title for dataset in datasets() if not _is_judged(outcome, dataset)
+    ]
     outcome.check("hard schemas by default: wrong verdicts", len(wrong), 0)
     return outcome
 
 
 def _is_judged(outcome: Outcome, dataset: Dataset) -> bool:
-    """Train by default, note gap, epochs and verdict; return whether the latter is right."""
+    """Train by default, note gap, epochs and verdict; return whether that is right."""
     settings = Settings.from_run_config(dataset.settings)
     problem = Problem.of(dataset.joined(settings), settings)
     penalties: list[float] = []

@@ -27,7 +27,7 @@ SNOWFLAKES: Final = 4
 
 
 def measure_penalty(options: Options) -> Outcome:
-    """Train every data set by every choice, and leave each out of the choice of the best."""
+    """Train every data set by every choice; leave each out of choosing the best."""
     outcome = Outcome()
     changes: dict[str, list[float]] = {}
     for dataset in _datasets(options):
@@ -41,8 +41,13 @@ def measure_penalty(options: Options) -> Outcome:
     for place in range(len(logs)):
         chosen = np.delete(logs, place, axis=0).mean(axis=0).argmin()
         left_out.append(logs[place, chosen])
-    mean, most = (100.0 * (np.exp(x) - 1.0) for x in (np.mean(left_out), np.max(left_out)))
-    outcome.facts["the choice that is best on all others: loss (%), mean and most"] = [mean, most]
+    mean, most = (
+        100.0 * (np.exp(x) - 1.0) for x in (np.mean(left_out), np.max(left_out))
+    )
+    outcome.facts["the choice that is best on all others: loss (%), mean and most"] = [
+        mean,
+        most,
+    ]
     return outcome
 
 
@@ -51,7 +56,9 @@ def _datasets(options: Options) -> Iterator[Dataset]:
     with suppress(SkippedSuite):
         yield lahman()
     with suppress(SkippedSuite):
-        yield from (schemas.dataset("TPC-H", schemas.tpch(task)) for task in schemas.TASKS)
+        yield from (
+            schemas.dataset("TPC-H", schemas.tpch(task)) for task in schemas.TASKS
+        )
     yield races(11)
     yield races(5, first=2016)
     yield from (schemas.dataset("music", schemas.music(task)) for task in schemas.TASKS)
@@ -61,8 +68,13 @@ def _datasets(options: Options) -> Iterator[Dataset]:
 
 def _losses(dataset: Dataset, seed: int) -> list[float]:
     """Return the loss on test rows of each choice."""
-    settings = Settings.from_run_config(dataset.settings).with_fields(strategy="cg", seed=seed)
-    return [_test_loss(dataset, settings.with_fields(**choice)) for choice in CHOICES.values()]
+    settings = Settings.from_run_config(dataset.settings).with_fields(
+        strategy="cg", seed=seed
+    )
+    return [
+        _test_loss(dataset, settings.with_fields(**choice))
+        for choice in CHOICES.values()
+    ]
 
 
 def _test_loss(dataset: Dataset, settings: Settings) -> float:

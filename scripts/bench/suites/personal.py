@@ -101,12 +101,17 @@ class Problem:
     def objective(self, models: FloatArray) -> float:
         """Return what is minimised."""
         ridge = 0.5 * L2 * float((models**2).sum()) / SITES
-        edges = z_step.edge_norms(self.graph.incidence @ models, z_step.EdgeNorm.TWO).sum()
+        edges = z_step.edge_norms(
+            self.graph.incidence @ models, z_step.EdgeNorm.TWO
+        ).sum()
         return self.loss(models, slice(ROWS)) + ridge + PENALTY * float(edges)
 
     def rate(self) -> float:
         """Return the step size: one over the curvature of the mean loss."""
-        most = max(float(np.linalg.eigvalsh(rows @ rows.T)[-1]) for rows in self.features[:, :ROWS])
+        most = max(
+            float(np.linalg.eigvalsh(rows @ rows.T)[-1])
+            for rows in self.features[:, :ROWS]
+        )
         return SITES / (0.25 * most / ROWS + L2)
 
 

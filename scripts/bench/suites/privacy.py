@@ -18,7 +18,14 @@ import numpy as np
 
 from client_apps.operator.participant import Participant
 from scripts.bench.datasets import Dataset, at_hand, flights
-from scripts.bench.harness import Options, Outcome, Sites, participants_of, problem_of, train
+from scripts.bench.harness import (
+    Options,
+    Outcome,
+    Sites,
+    participants_of,
+    problem_of,
+    train,
+)
 from strategies.run.grid import InProcessGrid
 from strategies.setup.problem import TrainingProblem
 from tp_flower.arrays import FloatArray
@@ -94,7 +101,9 @@ class Task:
     def mean_metrics(self, runs: Iterable[Settings]) -> Mapping[str, float]:
         """Return the means of the runs' test metrics by the true labels."""
         truth = self.truth.test_labels
-        metrics = [evaluate(self.truth.loss, self.run(settings)[1], truth) for settings in runs]
+        metrics = [
+            evaluate(self.truth.loss, self.run(settings)[1], truth) for settings in runs
+        ]
         return {key: fmean(each[key] for each in metrics) for key in self.metrics}
 
 
@@ -125,7 +134,9 @@ def measure_privacy(options: Options) -> Outcome:
     return outcome
 
 
-def _private(task: Task, clear: Settings, mechanism: str) -> Iterator[tuple[str, Settings]]:
+def _private(
+    task: Task, clear: Settings, mechanism: str
+) -> Iterator[tuple[str, Settings]]:
     """Yield title and settings of private runs, the papers' setting last."""
     for epsilon in EPSILONS:
         privacy = PrivacySettings(features=mechanism, epsilon=epsilon, delta=DELTA)
@@ -147,9 +158,13 @@ def noises(task: Task) -> Iterator[tuple[str, PrivacySettings]]:
     limits = task.label_range
     for mechanism in ("laplace",) if limits else ("randomised-response", "laplace"):
         for epsilon in LABEL_EPSILONS:
-            privacy = PrivacySettings(labels=mechanism, label_epsilon=epsilon, label_range=limits)
+            privacy = PrivacySettings(
+                labels=mechanism, label_epsilon=epsilon, label_range=limits
+            )
             yield f"{mechanism}, epsilon {epsilon:g}", privacy
-    papers = PrivacySettings(labels="laplace", label_noise=PAPER_LABEL_NOISE, label_range=limits)
+    papers = PrivacySettings(
+        labels="laplace", label_noise=PAPER_LABEL_NOISE, label_range=limits
+    )
     plan = label_plan(replace(task.settings, privacy=papers))
     epsilon = plan.epsilon if plan else 0.0
     title = f"laplace, lambda {PAPER_LABEL_NOISE:g} (epsilon {epsilon:.2f})"
@@ -174,7 +189,9 @@ def measure_labels(options: Options) -> Outcome:
                 for repeat in range(options.repeats):
                     # a draw is kept for its plan: each repeat has one of its own
                     epsilon = privacy.label_epsilon * (1.0 + 1e-12 * repeat)
-                    drawn = replace(privacy, label_epsilon=epsilon, label_correction=is_corrected)
+                    drawn = replace(
+                        privacy, label_epsilon=epsilon, label_correction=is_corrected
+                    )
                     runs.append(replace(task.settings, privacy=drawn))
                 for key, value in task.mean_metrics(runs).items():
                     outcome.facts[f"{name}: {key}, {kind}"] = value

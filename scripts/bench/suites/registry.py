@@ -23,7 +23,11 @@ from scripts.bench.suites.penalty import measure_penalty
 from scripts.bench.suites.personal import measure_personal
 from scripts.bench.suites.privacy import measure_labels, measure_privacy
 from scripts.bench.suites.rounds import measure_rounds, measure_simulation
-from scripts.bench.suites.scale import measure_gpu, measure_linearity, measure_paper_scale
+from scripts.bench.suites.scale import (
+    measure_gpu,
+    measure_linearity,
+    measure_paper_scale,
+)
 
 SUITES: Mapping[str, Callable[[Options], Outcome]] = {
     "methods": measure_methods,

@@ -1,7 +1,8 @@
 """The seconds of a round of SGD, in this process and in Flower's simulation.
 
-In this process: the flights with every table cut in two halves, one per site, linear models. In the
-simulation: the built-in flights at five organisations, by a real `flwr run`.
+In this process: the flights with every table cut in two halves, one per site, linear
+models. In the simulation: the built-in flights at five organisations, by a real `flwr
+run`.
 """
 
 import importlib.util
@@ -35,7 +36,9 @@ def measure_rounds(_: Options) -> Outcome:
     outcome = Outcome()
     for title, sites in (("2 sites", together), ("8 sites", apart)):
         runs = [_run(sites) for _ in range(REPEATS)]
-        fastest, cpu = (min(run[clock].mean() for run in runs) for clock in ("seconds", "cpu"))
+        fastest, cpu = (
+            min(run[clock].mean() for run in runs) for clock in ("seconds", "cpu")
+        )
         outcome.facts[f"rounds per second, {title}"] = 1 / fastest
         outcome.facts[f"rounds per second of CPU, {title}"] = 1 / cpu
         if sites is together:

@@ -1,10 +1,11 @@
 """Cost at the size of the papers' data sets, and how it grows.
 
-Suite ``linearity``: CPU time by joined rows of a store, and a site's set-up by the number of a
-table's shards. Suite ``paper-scale``: an ADMM epoch at the size of the papers' Yelp beside its
-floor, numpy's own X^T R and X theta in float32 over the memory map of the largest table's features
-that the run has just used: its pages are in the page cache in both. Suite ``gpu``: seconds of an
-epoch on the CPU and, where there is one, on CUDA.
+Suite ``linearity``: CPU time by joined rows of a store, and a site's set-up by the
+number of a table's shards. Suite ``paper-scale``: an ADMM epoch at the size of the
+papers' Yelp beside its floor, numpy's own X^T R and X theta in float32 over the memory
+map of the largest table's features that the run has just used: its pages are in the
+page cache in both. Suite ``gpu``: seconds of an epoch on the CPU and, where there is
+one, on CUDA.
 
 Peak memory is all but mapped files: ``RssAnon`` of /proc/self/status, every 20 ms.
 Tables of the papers' size are written to the folder of --paper-scale unless they are
@@ -233,13 +234,16 @@ def measure_gpu(options: Options, epochs: int = GPU_EPOCHS) -> Outcome:
         outcome.facts["gpu"] = "no GPU here: CUDA was not measured"
     for method in GPU_METHODS:
         runs = {
-            device: in_process_of_its_own(run_on_device, str(tables), epochs, method, device)
+            device: in_process_of_its_own(
+                run_on_device, str(tables), epochs, method, device
+            )
             for device in (CPU, CUDA)[: 1 + has_gpu]
         }
         outcome.facts |= {f"{method}, {device}": run for device, run in runs.items()}
         if has_gpu:
             speed, loss = (
-                runs[CPU][key] / runs[CUDA][key] for key in ("epoch-seconds", "train-loss")
+                runs[CPU][key] / runs[CUDA][key]
+                for key in ("epoch-seconds", "train-loss")
             )
             outcome.facts[f"{method}: times as fast as on the CPU"] = speed
             title = f"{method}: training loss on the GPU off the CPU's"

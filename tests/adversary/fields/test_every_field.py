@@ -1,8 +1,10 @@
-"""A dishonest server sends each field of each message wrong: nothing leaves that was not told.
+"""A dishonest server sends each field of each message wrong: nothing leaves that was
+not told.
 
-What was told is what an honest run tells. A lie is refused, or makes no difference to what can be
-read: all replies in the clear are the honest ones, all sums of scores that have no mask left are
-those of joined rows, and nobody else has the key of a mask or a seal.
+What was told is what an honest run tells. A lie is refused, or makes no difference to
+what can be read: all replies in the clear are the honest ones, all sums of scores that
+have no mask left are those of joined rows, and nobody else has the key of a mask or a
+seal.
 """
 
 import os
@@ -46,7 +48,13 @@ ATTACKED: dict[str, tuple[tuple[str, ...], tuple[Action, ...]]] = {
     "cg": (
         BOTH,
         (
-            *(Action.DESCRIBE, Action.SEAL, Action.EXTRACT, Action.STATISTICS, Action.FIT),
+            *(
+                Action.DESCRIBE,
+                Action.SEAL,
+                Action.EXTRACT,
+                Action.STATISTICS,
+                Action.FIT,
+            ),
             *(Action.PREPARE, Action.DESCENT, Action.DIRECTION, Action.FINISH),
         ),
     ),
@@ -55,11 +63,15 @@ ATTACKED: dict[str, tuple[tuple[str, ...], tuple[Action, ...]]] = {
     "boost": (BOTH, (Action.BOOST, Action.BAG)),
     "drawing": (("default",), (Action.MEASURE, Action.DRAW, Action.WEIGH)),
     "coreset-ridge": (("default",), (Action.ROWS,)),
-    "personalised": (("default",), (Action.PERSONALISE, Action.SUMMARISE, Action.PERSONAL)),
+    "personalised": (
+        ("default",),
+        (Action.PERSONALISE, Action.SUMMARISE, Action.PERSONAL),
+    ),
     "predict": (BOTH, (Action.SCORE,)),
     "explain": (("ranked",), (Action.RANK,)),
 }
-"""By run, the policies that it is run under, and the messages that are attacked in it."""
+"""By run, the policies that it is run under, and the messages that are attacked in it.
+"""
 
 
 @cache
@@ -117,7 +129,9 @@ def honest_run(place, kind, name) -> Record:
 
 
 def tried(honest: Record, actions: set[str]):
-    """Return what each field of the first such request to each node could say instead."""
+    """Return what each field of the first such request to each node could say
+    instead.
+    """
     seen: Counter[str] = Counter()
 
     def lies(action: str, node: int, packet):
@@ -142,9 +156,13 @@ def joined_rows(place, kind):
 
 @cache
 def answered_lies(place: Path, kind: str, name: str) -> tuple[Record, list[Lie], int]:
-    """Return the honest run, the lies that its sites answer, and how many they refuse."""
+    """Return the honest run, the lies that its sites answer, and how many they
+    refuse.
+    """
     honest = honest_run(place, kind, name)
-    sent = federation(place, kind).run(run(name), tried=tried(honest, {*ATTACKED[name][1]}))
+    sent = federation(place, kind).run(
+        run(name), tried=tried(honest, {*ATTACKED[name][1]})
+    )
     assert not sent.error
     return honest, sent.answered, len(sent.refused)
 
@@ -175,7 +193,9 @@ def test_a_lie_in_any_field_gains_nothing(place, name, kind):
         changes = {(lie.place.action, lie.place.node): [lie.change]}
         record = federation(place, kind).run(run(name), changes)
         if more := gains(honest, record, joined, [lie]):
-            found.append(f"{lie.place.field} at {lie.place.node} {lie.what}: {'; '.join(more)}")
+            found.append(
+                f"{lie.place.field} at {lie.place.node} {lie.what}: {'; '.join(more)}"
+            )
     assert not found, "\n".join(found)
     assert refused
 

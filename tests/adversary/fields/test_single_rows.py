@@ -1,4 +1,6 @@
-"""A server makes an aggregate of one row, or searches for a row's number by what is refused."""
+"""A server makes an aggregate of one row, or searches for a row's number by what is
+refused.
+"""
 
 import pytest
 
@@ -8,15 +10,19 @@ from tp_flower.protocol.packet import Packet
 
 STRICT = {
     "orders": hostile.POLICIES["orders"],
-    "customers": "min-rows = 3\nreleases = { scores = 'masked', statistics = 'moments' }",
+    "customers": (
+        "min-rows = 3\nreleases = { scores = 'masked', statistics = 'moments' }"
+    ),
 }
 HEAVY = 1 << 20
 
 
 class BisectingGrid(HostileGrid):
-    """Sends train.descent again and again with another unit of the scores, then as it is.
+    """Sends train.descent again and again with another unit of the scores, then as it
+    is.
 
-    ``answers`` say whether the site's largest score was in range; nothing is put back in between.
+    ``answers`` say whether the site's largest score was in range; nothing is put back
+    in between.
     """
 
     def __init__(self, folder, questions, change):
@@ -28,14 +34,18 @@ class BisectingGrid(HostileGrid):
         if (action, node) == ("train.direction", UK) and self._questions:
             packet = hostile.unpack(message.content)
             for _ in range(self._questions):
-                reply = self._send(message, self._change(packet, len(self.said)), action)
+                reply = self._send(
+                    message, self._change(packet, len(self.said)), action
+                )
                 self.said.append(reply.header.get("error", ""))
             self._questions = 0
         return super()._deliver(message)
 
 
 def with_unit(name):
-    """Ask in a unit that is a 1000th, a 999th ... of nothing that scores or products reach."""
+    """Ask in a unit that is a 1000th, a 999th ... of nothing that scores or products
+    reach.
+    """
 
     def change(packet, question):
         terms = {**packet.header["terms"], name: 1e-9 * (1 + question)}
@@ -46,7 +56,9 @@ def with_unit(name):
 
 @pytest.mark.parametrize("unit", ["score-unit", "product-unit"])
 def test_a_refusal_for_the_rows_is_the_last_answer_of_a_run(tmp_path, unit):
-    """With many of them a server finds the largest score by bisection, past all masks."""
+    """With many of them a server finds the largest score by bisection, past all
+    masks.
+    """
     grid = BisectingGrid(tmp_path, 5, with_unit(unit))
     with pytest.raises(Exception, match=r"because of its rows|out of range"):
         train(grid, "cg", num_epochs=2)
@@ -94,7 +106,9 @@ def weighing_one_row(weight):
 
 @pytest.mark.parametrize("least", [1, 3])
 def test_what_is_one_rows_own_does_not_leave_as_a_sum(tmp_path, least):
-    """Where a policy has min-rows = 1, curvature and sums are that row's: the attack is sound."""
+    """Where a policy has min-rows = 1, curvature and sums are that row's: the attack is
+    sound.
+    """
     rules = hostile.POLICIES["orders"].replace("min-rows = 3", f"min-rows = {least}")
     instead = weighing_one_row(HEAVY)
     grid = KeptReplies(tmp_path, policies={"orders": rules}, instead=instead)

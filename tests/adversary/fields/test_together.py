@@ -1,4 +1,6 @@
-"""What the messages of a run tell together: later ones about other rows than earlier ones."""
+"""What the messages of a run tell together: later ones about other rows than earlier
+ones.
+"""
 
 import os
 from dataclasses import replace
@@ -46,9 +48,15 @@ def one_row_fewer(packet: Packet) -> Packet:
 
 RUNS = {
     "cg": partial(federated.train, sql=SQL, method="cg", num_epochs=1),
-    "drawing": partial(federated.train, sql=SQL, method="admm", num_epochs=1, coreset_size=8),
+    "drawing": partial(
+        federated.train, sql=SQL, method="admm", num_epochs=1, coreset_size=8
+    ),
     "personalised": partial(
-        federated.train, sql=OWN_LABELS, method=Personalised, num_epochs=1, test_fraction=0.4
+        federated.train,
+        sql=OWN_LABELS,
+        method=Personalised,
+        num_epochs=1,
+        test_fraction=0.4,
     ),
 }
 
@@ -62,9 +70,15 @@ RUNS = {
         ("personalised", "train.personalise", US),
     ],
 )
-def test_no_two_messages_of_a_run_are_of_rows_that_differ_in_one(tmp_path, run, action, node):
-    """The columns of an encoder, or a sum, of all rows but one, and of all, would tell that one."""
-    lied = Federation(tmp_path, tables()).run(RUNS[run], {(action, node): [one_row_fewer]})
+def test_no_two_messages_of_a_run_are_of_rows_that_differ_in_one(
+    tmp_path, run, action, node
+):
+    """The columns of an encoder, or a sum, of all rows but one, and of all, would tell
+    that one.
+    """
+    lied = Federation(tmp_path, tables()).run(
+        RUNS[run], {(action, node): [one_row_fewer]}
+    )
     assert "training rows of part" in lied.error
     assert "are not those of an earlier message of the run" in lied.error
 
@@ -81,7 +95,9 @@ def test_two_roles_of_a_table_tell_sums_of_joined_rows_alone(tmp_path, policies)
 
 
 def test_the_reader_of_sums_finds_masks_that_cancel(tmp_path):
-    """Else the tests of this folder prove nothing: one mask less, and one table's sums are read."""
+    """Else the tests of this folder prove nothing: one mask less, and one table's sums
+    are read.
+    """
     honest = Federation(tmp_path, tables()).run(RUNS["cg"])
     joined, (words, *_) = lying.joined_rows(honest), honest.told.words.values()
     assert foreign(words, joined) == 0

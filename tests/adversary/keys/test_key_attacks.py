@@ -18,12 +18,23 @@ import pytest
 from client_apps.handlers import encoding
 from tests.support.federated import run_query, train
 from tests.support.files import case_table
-from tests.support.peers.keyed_sites import KeyedGrid, proposal_of, propose_a_stranger, public_keys
+from tests.support.peers.keyed_sites import (
+    KeyedGrid,
+    proposal_of,
+    propose_a_stranger,
+    public_keys,
+)
 from tp_flower.errors import SiteError
 from tp_flower.extraction.extract import extract
 from tp_flower.features.statistics import category_purpose
 from tp_flower.keyed_hash import RUN_GROUP, KeyedHasher, hex_texts
-from tp_flower.privacy.key_agreement import GroupSecret, KeyPair, PublicKeys, SiteKeys, sealed_name
+from tp_flower.privacy.key_agreement import (
+    GroupSecret,
+    KeyPair,
+    PublicKeys,
+    SiteKeys,
+    sealed_name,
+)
 from tp_flower.protocol.proposal import Proposal, ProposedJoin, ProposedPart
 from tp_flower.query import Fragment, Query
 from tp_flower.settings import PrivacySettings
@@ -134,7 +145,10 @@ class TestDictionary:
         guessed = all_the_server_has(grid)
         assert len(guessed) > 4
         proposal = proposal_of(grid.sent("query.extract")[0].header).fingerprint
-        guessed |= {GroupSecret(key).of_run(run_id, public, proposal=proposal) for key in guessed}
+        guessed |= {
+            GroupSecret(key).of_run(run_id, public, proposal=proposal)
+            for key in guessed
+        }
         guesses = [plain(texts()), *map(with_key, guessed)]
         assert recovered(sent, guesses) == 0.0
         # with the sites' key the same attack finds every number
@@ -246,7 +260,9 @@ class Middle:
         for group, sealed in header["sealed"].items():
             members = [maker, *(node for node in sealed["members"] if node != maker)]
             name = sealed_name(group, public_keys(header, members))
-            text = self._own(maker).seal(secret, self.told[seen.node], run_id, name).hex()
+            text = (
+                self._own(maker).seal(secret, self.told[seen.node], run_id, name).hex()
+            )
             sealed |= {"text": text, "members": members}
 
     def recovered(self):
@@ -255,7 +271,9 @@ class Middle:
         public += [self.pairs[MORE].run.public] * (MORE in self.pairs)
         run_id = int(self.grid.run_name, 16)
         proposal = proposal_of(self.grid.sent("query.extract")[-1].header).fingerprint
-        keys = [secret.of_run(run_id, public, proposal=proposal) for secret in self.secrets]
+        keys = [
+            secret.of_run(run_id, public, proposal=proposal) for secret in self.secrets
+        ]
         return recovered(sent, map(with_key, keys)) if sent else 0.0
 
 
@@ -317,7 +335,9 @@ def test_two_runs_share_nothing(tmp_path, source):
         for context in grid.contexts.values():
             context.run_id = 9
         train(grid, SQL)
-    first, second = (set().union(*map(rows_as_bytes, grid.hashes().values())) for grid in grids)
+    first, second = (
+        set().union(*map(rows_as_bytes, grid.hashes().values())) for grid in grids
+    )
     assert len(first) == len(second) == ROWS
     assert not first & second
 
@@ -326,7 +346,10 @@ def test_two_groups_share_nothing(tmp_path):
     # customers and items have the same numbers
     grid = federation(tmp_path, "agreed", ALL)
     train(grid, THREE)
-    found = {(node, name): rows_as_bytes(array) for (node, _, name), array in grid.hashes().items()}
+    found = {
+        (node, name): rows_as_bytes(array)
+        for (node, _, name), array in grid.hashes().items()
+    }
     orders, customers, items = (grid.nodes[name] for name in frames())
     assert len(found) == 4
     by_customer = [found[orders, "hashes/0"], found[customers, "hashes/0"]]
@@ -343,7 +366,9 @@ def test_server_cannot_name_two_columns_alike_to_compare_them(tmp_path):
                 order["key-groups"] = ["one"] * len(order["key-groups"])
 
     grid = federation(tmp_path, "agreed", ALL, change)
-    with pytest.raises(SiteError, match=r"'key-groups': the run was proposed with .*group-0"):
+    with pytest.raises(
+        SiteError, match=r"'key-groups': the run was proposed with .*group-0"
+    ):
         train(grid, THREE)
     assert not grid.hashes()
 
@@ -367,9 +392,13 @@ def proposed(bound):
     at = {"site": "s", "node": "2", "fragment": {}}
     return Proposal(
         query="",
-        parts={n: ProposedPart(table=t, shard=n, **at) for n, t in enumerate(bound.tables)},
+        parts={
+            n: ProposedPart(table=t, shard=n, **at) for n, t in enumerate(bound.tables)
+        },
         joins=[
-            ProposedJoin(left=j.left, left_key=j.left_key, right=j.right, right_key=j.right_key)
+            ProposedJoin(
+                left=j.left, left_key=j.left_key, right=j.right, right_key=j.right_key
+            )
             for j in bound.joins
         ],
         outer=[],

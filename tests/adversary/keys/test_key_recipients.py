@@ -38,7 +38,8 @@ LINES = (
 
 
 class OneMore:
-    """A server that proposes one site more to all, of a table of its own; it replaces nobody.
+    """A server that proposes one site more to all, of a table of its own; it replaces
+    nobody.
 
     Attributes:
         opened: the secrets that it opens, by group.
@@ -87,7 +88,9 @@ def recipients(grid, name):
     return line["groups"]
 
 
-def test_of_unchecked_keys_one_recipient_more_has_all_keys_and_the_ledger_says_so(tmp_path, caplog):
+def test_of_unchecked_keys_one_recipient_more_has_all_keys_and_the_ledger_says_so(
+    tmp_path, caplog
+):
     server = OneMore()
     caplog.set_level("INFO", "flwr")
     grid = KeyedGrid(tmp_path, AB, server)
@@ -95,7 +98,9 @@ def test_of_unchecked_keys_one_recipient_more_has_all_keys_and_the_ledger_says_s
     asked = grid.sent("query.extract")[0].header
     run_keys = [bytes.fromhex(key) for key in asked["public-keys"].values()]
     proposal = proposal_of(asked).fingerprint
-    key = server.opened["run"].of_run(int(grid.run_name, 16), run_keys, proposal=proposal)
+    key = server.opened["run"].of_run(
+        int(grid.run_name, 16), run_keys, proposal=proposal
+    )
     # with it the server hashes what it likes
     assert set(grid.secrets.values()) == {key}
     for name in grid.nodes:
@@ -237,7 +242,11 @@ def test_a_pinned_site_that_has_no_side_of_an_edge_is_refused_its_key(tmp_path):
             sealed["join-1"]["members"].append("3")
 
     grid = Colluder(tmp_path, "b", name_b).with_key_from("pinned")
-    with pytest.raises(SiteError, match=r"'sealed': the run was proposed with .*'join-1'"):
+    with pytest.raises(
+        SiteError, match=r"'sealed': the run was proposed with .*'join-1'"
+    ):
         train(grid, CHAIN)
     # b itself, which is told the truth, is the only one to answer
-    assert {seen.node for seen in grid.seen if seen.is_reply and seen.arrays} <= {grid.nodes["b"]}
+    assert {seen.node for seen in grid.seen if seen.is_reply and seen.arrays} <= {
+        grid.nodes["b"]
+    }

@@ -37,7 +37,9 @@ class Relay(WatchedGrid):
         if seen.action == "query.seal" and change is not None:
             seen.header.update(change)
         if seen.action == "query.extract" and seen.is_reply and seen.arrays:
-            self.secrets.append(Site(self.contexts[seen.node], self.run_name).hasher().secret)
+            self.secrets.append(
+                Site(self.contexts[seen.node], self.run_name).hasher().secret
+            )
 
 
 def secrets(sites, seed=0):
@@ -76,12 +78,17 @@ def test_real_site_refuses_the_secret_of_a_simulation(one_real):
 )
 def test_leader_that_seals_no_secret(sealed, error, match):
     with pytest.raises(error, match=match):
-        train(Relay(SIMULATED, reply={"sealed": {"run": sealed, "join-0": sealed}}), SQL)
+        train(
+            Relay(SIMULATED, reply={"sealed": {"run": sealed, "join-0": sealed}}), SQL
+        )
 
 
 @pytest.mark.parametrize(
     ("key", "match"),
-    [("00", "'public-keys' is {.*'3': '00'}; allowed"), ("00" * 32, "not an X25519 key")],
+    [
+        ("00", "'public-keys' is {.*'3': '00'}; allowed"),
+        ("00" * 32, "not an X25519 key"),
+    ],
 )
 def test_public_key_that_is_none(key, match):
     def put(seen):

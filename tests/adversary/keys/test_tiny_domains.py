@@ -55,7 +55,9 @@ def world(name):
         number += len(frame)
     with duckdb.connect() as engine:
         for table in tables:
-            engine.register(table, pd.concat([frame for of, frame in shards if of == table]))
+            engine.register(
+                table, pd.concat([frame for of, frame in shards if of == table])
+            )
         rows = engine.execute(f"SELECT {columns} FROM {source}").fetchall()
     behind = [[own for own in enumerate(row) if own[1] is not None] for row in rows]
     used = sorted({row for joined in behind for row in joined})
@@ -96,7 +98,9 @@ def words_of(monkeypatch, masks, base, names):
 
 def sums_of(scores, joined, base):
     """The sum over each joined row, and in each epoch, as one number (N,)."""
-    return coded([own[rows].sum(axis=0) % base for own in scores for rows in joined], base)
+    return coded(
+        [own[rows].sum(axis=0) % base for own in scores for rows in joined], base
+    )
 
 
 def told(monkeypatch, masks, joined, base, names):
@@ -111,8 +115,12 @@ TREES = sorted({*WORLDS} - {"triangle", "ring"})
 CASES = [(name, *how) for name in TREES for how in (TWO_EPOCHS, MODULO_4)]
 
 
-@pytest.mark.parametrize(("name", "base", "names"), [*CASES, ("triangle", 2, ["1 scores"])])
-def test_databases_look_the_same_if_and_only_if_their_sums_are(monkeypatch, name, base, names):
+@pytest.mark.parametrize(
+    ("name", "base", "names"), [*CASES, ("triangle", 2, ["1 scores"])]
+)
+def test_databases_look_the_same_if_and_only_if_their_sums_are(
+    monkeypatch, name, base, names
+):
     assert told(monkeypatch, *world(name), base, names) == (0, 0)
 
 

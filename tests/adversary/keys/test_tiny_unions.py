@@ -108,7 +108,9 @@ def test_checks_tell_the_server_nothing_either(monkeypatch, shards, is_masked):
             drawn.update(zip("abc", of_shards, strict=False), check=[factor])
             pairs = zip(members(shards), numbers, strict=True)
             words = [own.share(np.array([x]) / 2.0**BITS, "1") for own, x in pairs]
-            views.append([digit for word, check in words for digit in (word % 2, check)])
+            views.append(
+                [digit for word, check in words for digit in (word % 2, check)]
+            )
     view = coded(np.array(views).T, 3)
     database = np.repeat(np.arange(len(cases)), len(views) // len(cases))
     assert (information(database, view, view * 0) == 0) == is_masked

@@ -1,8 +1,9 @@
 """A site loses its state in mid-run, and a server asks for the numbers again, changed.
 
-The keys of the masks are in the database and so outlive the cache: what left before and what leaves
-now would have the same masks, and the server would read the difference. Each attack is also made
-on sites that keep no record of what masks have hidden, where it succeeds.
+The keys of the masks are in the database and so outlive the cache: what left before and
+what leaves now would have the same masks, and the server would read the difference.
+Each attack is also made on sites that keep no record of what masks have hidden, where
+it succeeds.
 """
 
 import json
@@ -51,11 +52,14 @@ def write_sites(folder: Path) -> dict[str, Path]:
 class ForgetfulGrid(InProcessGrid):
     """A site loses its cache after its n-th reply to an action, and is asked again.
 
-    All rounds are sent again as they were, but for the last one. ``first`` and ``second``
-    are the replies to that one before and after, ``in_both`` what masks hide in them.
+    All rounds are sent again as they were, but for the last one. ``first`` and
+    ``second`` are the replies to that one before and after, ``in_both`` what masks hide
+    in them.
     """
 
-    def __init__(self, folder: Path, action: str, node: int, times: int, change) -> None:
+    def __init__(
+        self, folder: Path, action: str, node: int, times: int, change
+    ) -> None:
         super().__init__(app, write_sites(folder))
         self.hidden: list[np.ndarray] = []
         for site, context in zip(
@@ -91,11 +95,17 @@ class ForgetfulGrid(InProcessGrid):
         state = Path(self.contexts[self._node].node_config["state-dir"])
         shutil.rmtree(state / "cache")
         number = unpack(message.content).header["round"]
-        answer = self._send(message, header("round", value=number + 1)(unpack(message.content)))
+        answer = self._send(
+            message, header("round", value=number + 1)(unpack(message.content))
+        )
         if "error" not in answer.header or answer.header["kind"] != "behind":
             # it had no need of the cache: as if the database were restored
             run = Site(self.contexts[self._node], self.run_name).store.run
-            rows_in(state / "site.db", "DELETE FROM entries WHERE run = ? AND name LIKE '.%'", run)
+            rows_in(
+                state / "site.db",
+                "DELETE FROM entries WHERE run = ? AND name LIKE '.%'",
+                run,
+            )
         for earlier in self._asked[:-1]:
             again = unpack(super()._deliver(earlier).content)
             assert "error" not in again.header, again.header
@@ -116,7 +126,9 @@ def other_steps(packet: Packet) -> Packet:
 
 
 def reversed_rows(packet: Packet) -> Packet:
-    return Packet(packet.header, {key: array[::-1] for key, array in packet.arrays.items()})
+    return Packet(
+        packet.header, {key: array[::-1] for key, array in packet.arrays.items()}
+    )
 
 
 @pytest.fixture
@@ -176,7 +188,15 @@ def scores_of_another_model(manifests) -> Callable[[Packet], Packet]:
 ATTACKS = {
     "scores of admm": ("admm", {}, "train.admm", ORDERS, 2, "scores", other_steps),
     "scores of cg": ("cg", {}, "train.descent", ORDERS, 2, "scores", other_steps),
-    "scores of sgd": ("sgd", {"batch_size": 400}, "train.sgd", ORDERS, 2, "scores", other_steps),
+    "scores of sgd": (
+        "sgd",
+        {"batch_size": 400},
+        "train.sgd",
+        ORDERS,
+        2,
+        "scores",
+        other_steps,
+    ),
     "sums over shards": ("admm", {}, "train.admm", CUSTOMERS, 2, "sums", other_steps),
     "sensitivities": (
         *("admm", {"coreset_size": 60}, "train.weigh", ORDERS, 1, "sensitivities"),
@@ -216,12 +236,16 @@ def test_masks_hide_nothing_else_after_a_site_has_lost_its_state(tmp_path, name)
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_without_the_record_the_server_reads_the_difference(tmp_path, name, hidden, without_record):
+def test_without_the_record_the_server_reads_the_difference(
+    tmp_path, name, hidden, without_record
+):
     without_record()
     grid = attack(tmp_path, name, hidden)
     first, second = grid.first, grid.second
     assert "error" not in second.header
-    (key, *_) = [key for key in first.arrays if first.arrays[key].dtype in (np.uint32, np.uint64)]
+    (key, *_) = [
+        key for key in first.arrays if first.arrays[key].dtype in (np.uint32, np.uint64)
+    ]
     words = second.arrays[key] - first.arrays[key]
     difference = READINGS[ATTACKS[name][5]](words).ravel()
     before, after = (own for own in grid.in_both if own.size == difference.size)
@@ -240,11 +264,15 @@ def test_masks_hide_no_other_rows_either(tmp_path):
             )
             super()._lose_state(message)
 
-    with closing(ChangedGrid(tmp_path, "train.admm", ORDERS, 1, lambda packet: packet)) as grid:
+    with closing(
+        ChangedGrid(tmp_path, "train.admm", ORDERS, 1, lambda packet: packet)
+    ) as grid:
         with suppress(StoppedError):
             train(grid, SQL)
         lines = open_ledger(str(tmp_path / "shop" / "state")).export()
-    assert "the masks of scores 1 have hidden other numbers" in grid.second.header["error"]
+    assert (
+        "the masks of scores 1 have hidden other numbers" in grid.second.header["error"]
+    )
     assert not grid.second.arrays
     # what was refused is in the ledger, with its reason
     (refusal,) = [line for line in map(json.loads, lines) if line["event"] == "refuse"]

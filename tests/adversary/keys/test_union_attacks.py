@@ -46,7 +46,9 @@ def fit(grid, kind, **more):
     loss, strategy, settings = RUNS[kind]
     settings = {"num_epochs": 3, "device": "cpu", **settings, **more}
     sql = federated.store_sql(loss)
-    return federated.train(grid, sql, strategy, task="regression", loss=loss, **settings)
+    return federated.train(
+        grid, sql, strategy, task="regression", loss=loss, **settings
+    )
 
 
 @pytest.mark.parametrize("kind", RUNS)
@@ -107,7 +109,9 @@ def sums_of(seen):
 def words_of(seen):
     """The sealed shares of a reply."""
     return [
-        key for key, array in seen.arrays.items() if key[1] == "share" and array.dtype == np.uint64
+        key
+        for key, array in seen.arrays.items()
+        if key[1] == "share" and array.dtype == np.uint64
     ]
 
 
@@ -178,7 +182,9 @@ def without(number):
 
 
 def test_shards_that_know_of_different_shards_do_not_open_a_sum():
-    """A consensus is of the shards with rows; all others are of all shards, as proposed."""
+    """A consensus is of the shards with rows; all others are of all shards, as
+    proposed.
+    """
     with pytest.raises(SiteError, match=NOT_THE_SUM):
         fit(Grid(without(0)), "consensus")
     with pytest.raises(SiteError, match=OTHER_SHARDS):
@@ -193,7 +199,11 @@ def own_left_out(seen):
 
 def test_a_shard_with_rows_is_in_the_sum():
     missing = "'union' lacks this shard, which has rows to train on"
-    for kind, match in (("gram", OTHER_SHARDS), ("sgd", OTHER_SHARDS), ("consensus", missing)):
+    for kind, match in (
+        ("gram", OTHER_SHARDS),
+        ("sgd", OTHER_SHARDS),
+        ("consensus", missing),
+    ):
         with pytest.raises(SiteError, match=match):
             fit(Grid(own_left_out), kind)
 
@@ -202,7 +212,13 @@ def test_a_shard_with_rows_is_in_the_sum():
     ("group", "match"),
     [
         *((group, MALFORMED) for group in ("run", "join-0", "table-x")),
-        ("table-9", "'group': the run was proposed with 'table-.', and the request says 'table-9'"),
+        (
+            "table-9",
+            (
+                "'group': the run was proposed with 'table-.', and the request says "
+                "'table-9'"
+            ),
+        ),
     ],
 )
 def test_only_a_table_s_key_seals_its_sums(group, match):
@@ -234,7 +250,11 @@ def test_only_the_shards_of_a_table_have_its_key():
 
     def look(seen):
         if seen.action == "query.extract" and seen.is_reply:
-            stored = Site(grid.contexts[seen.node], grid.run_name).store.load("secret").arrays
+            stored = (
+                Site(grid.contexts[seen.node], grid.run_name)
+                .store.load("secret")
+                .arrays
+            )
             keys[seen.node] = {n: k.tobytes() for n, k in stored.items()}
 
     grid.change = look

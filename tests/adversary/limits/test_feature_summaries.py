@@ -1,4 +1,6 @@
-"""An operator with a table of chosen persons, who asks what of them is missing, run after run."""
+"""An operator with a table of chosen persons, who asks what of them is missing, run
+after run.
+"""
 
 import numpy as np
 import pandas as pd
@@ -12,15 +14,22 @@ from tp_flower.features.statistics_codec import STEP, percent
 from tp_flower.protocol.setup_messages import Detail
 
 PERSONS = 700
-IS_ILL = np.arange(PERSONS) % 7 == 3  # who has a value of the marker; the others have none
+# who has a value of the marker; the others have none
+IS_ILL = np.arange(PERSONS) % 7 == 3
 RULES = """min-rows = 50\nfilters = []\nexpressions = false\nqueries-per-day = 10000"""
-SQL = "SELECT m.y AS label, m.z, p.marker FROM mine AS m JOIN patients AS p ON m.id = p.id"
+SQL = (
+    "SELECT m.y AS label, m.z, p.marker FROM mine AS m JOIN patients AS p ON m.id = "
+    "p.id"
+)
 
 
 def victim(folder, rules=RULES):
     """A hospital whose policy allows joins by id, and no filter."""
     frame = pd.DataFrame(
-        {"id": np.arange(PERSONS), "marker": np.where(IS_ILL, np.arange(PERSONS) % 5 + 0.5, np.nan)}
+        {
+            "id": np.arange(PERSONS),
+            "marker": np.where(IS_ILL, np.arange(PERSONS) % 5 + 0.5, np.nan),
+        }
     )
     return write_site(folder / "hospital", {"patients": frame}, {"patients": rules})
 
@@ -41,7 +50,9 @@ def share_missing(folder, persons, rules=RULES):
 
 
 def test_no_share_of_few_persons_is_told(tmp_path):
-    """Of 50 persons, 49 of them known, whole percents told the status of the last, 12 of 12."""
+    """Of 50 persons, 49 of them known, whole percents told the status of the last, 12
+    of 12.
+    """
     known = np.flatnonzero(~IS_ILL)[:49]
     for person in (696, 699):
         assert share_missing(tmp_path, [*known, person]) is None
@@ -54,16 +65,23 @@ def test_one_person_often_joined_does_not_count_for_many(tmp_path):
     assert share_missing(tmp_path, np.arange(PERSONS)) == 86
 
 
-def test_a_policy_that_lets_single_rows_out_and_a_simulation_tell_whole_percents(tmp_path):
+def test_a_policy_that_lets_single_rows_out_and_a_simulation_tell_whole_percents(
+    tmp_path,
+):
     known = np.flatnonzero(~IS_ILL)[:49]
-    told = [share_missing(tmp_path, [*known, p], RULES.replace("50", "1")) for p in (699, 696)]
+    told = [
+        share_missing(tmp_path, [*known, p], RULES.replace("50", "1"))
+        for p in (699, 696)
+    ]
     assert told == [100, 98]
 
 
 def test_of_two_tables_that_differ_in_a_person_one_pair_in_ten_lies_at_an_edge():
     """The figure of PRIVACY.md: the smallest table, every number of missing values."""
     missing = np.arange(FEWEST_ROWS)
-    told = np.array([percent(int(n), FEWEST_ROWS, Detail.STEPS) for n in range(FEWEST_ROWS + 1)])
+    told = np.array(
+        [percent(int(n), FEWEST_ROWS, Detail.STEPS) for n in range(FEWEST_ROWS + 1)]
+    )
     at_edges = told[missing] != told[missing + 1]
     assert at_edges.mean() == pytest.approx(1 / (STEP * FEWEST_ROWS / 100), abs=0.001)
     # none is told of those without, or with nothing but, missing values
@@ -73,10 +91,11 @@ def test_of_two_tables_that_differ_in_a_person_one_pair_in_ten_lies_at_an_edge()
 
 
 def test_an_operator_who_runs_on_finds_an_edge():
-    """The figure of PRIVACY.md: some eight runs find it, and then each run tells a person.
+    """The figure of PRIVACY.md: some eight runs find it, and then each run tells a
+    person.
 
-    The operator exchanges persons of the table for some who have no value, one after the other,
-    until the share steps, and from there the last of them for others.
+    The operator exchanges persons of the table for some who have no value, one after
+    the other, until the share steps, and from there the last of them for others.
     """
     rng, first, then, size = np.random.default_rng(0), [], [], FEWEST_ROWS
     for _ in range(200):
@@ -86,7 +105,8 @@ def test_an_operator_who_runs_on_finds_an_edge():
             return percent(int(rows.sum()), len(rows), Detail.STEPS)
 
         runs, start = 1, told(people[:size])
-        # exchange known persons without a value for persons with one: at most a step's worth
+        # exchange known persons without a value for persons with one: at most a step's
+        # worth
         while told(np.append(people[: size - runs], np.ones(runs))) == start:
             runs += 1
         edge = np.append(people[: size - runs], np.ones(runs))
@@ -99,7 +119,9 @@ def test_an_operator_who_runs_on_finds_an_edge():
 
 
 def test_a_single_text_does_not_make_a_column_nearly_numbers():
-    """Whether a column is read as text though it holds numbers is told, and is no one's fact."""
+    """Whether a column is read as text though it holds numbers is told, and is no one's
+    fact.
+    """
     texts = ["12", "13", "1.5"]
 
     def column(fractions):
@@ -127,7 +149,8 @@ def test_a_single_text_does_not_make_a_column_nearly_numbers():
 def test_the_number_of_encoded_columns_tells_a_person_unless_encoders_are_declared(
     tmp_path, rules, settings, tells
 ):
-    """The figure of PRIVACY.md: a feature that is constant but for one of 50 persons has a column.
+    """The figure of PRIVACY.md: a feature that is constant but for one of 50 persons
+    has a column.
 
     Here it is the last of 50, of whom 49 are known to be well.
     """
@@ -139,8 +162,8 @@ def test_the_number_of_encoded_columns_tells_a_person_unless_encoders_are_declar
         mine = pd.DataFrame(
             {"id": [*known, person], "z": np.arange(50) % 3, "y": np.arange(50) % 2}
         )
-        encoding = explain(sql, [{"mine": [mine]}, site], test_fraction=0.0, **settings)["tables"][
-            1
-        ]
+        encoding = explain(
+            sql, [{"mine": [mine]}, site], test_fraction=0.0, **settings
+        )["tables"][1]
         columns.append(encoding["encoding"][0]["columns"])
     assert columns == ([1, 0] if tells else [1, 1])

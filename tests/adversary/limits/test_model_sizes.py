@@ -8,7 +8,11 @@ from client_apps.operator import participant
 from tests.support.federated import run_query, write_site
 from tp_flower.errors import ModelError, SiteError
 from tp_flower.learning.models import trees
-from tp_flower.learning.models.local_model import ModelSpec, build_model, count_parameters
+from tp_flower.learning.models.local_model import (
+    ModelSpec,
+    build_model,
+    count_parameters,
+)
 
 ROWS = np.arange(60)
 LEFT = pd.DataFrame({"k": ROWS, "x": ROWS % 7 * 1.0, "y": ROWS % 3 == 0})
@@ -51,8 +55,12 @@ def ask_for(folder, monkeypatch, model, rules):
 
 
 @pytest.mark.parametrize("kind", LARGE)
-def test_a_model_beyond_the_policy_is_refused_before_it_is_made(tmp_path, monkeypatch, kind):
-    match = r"\(most-parameters = 1000000\) refuses: the run asks for a model of [0-9]+ "
+def test_a_model_beyond_the_policy_is_refused_before_it_is_made(
+    tmp_path, monkeypatch, kind
+):
+    match = (
+        r"\(most-parameters = 1000000\) refuses: the run asks for a model of [0-9]+ "
+    )
     with pytest.raises(SiteError, match=match):
         ask_for(tmp_path, monkeypatch, LARGE[kind], "most-parameters = 1_000_000")
 
@@ -77,5 +85,7 @@ def test_the_count_is_the_length_of_the_parameters(kind, intercept):
 
 
 def test_histograms_of_many_leaves_are_bounded():
-    """LightGBM holds one for every leaf and column from the start: 2.1 GB of 16,000 x 30."""
+    """LightGBM holds one for every leaf and column from the start: 2.1 GB of 16,000 x
+    30.
+    """
     assert trees.HISTOGRAM_MEGABYTES * 2**20 < 16_000 * 30 * 255 * 16

@@ -1,4 +1,6 @@
-"""A site that sends what it never ends: the run's process holds no more than one reply of it."""
+"""A site that sends what it never ends: the run's process holds no more than one reply
+of it.
+"""
 
 import socket
 import tempfile
@@ -21,7 +23,9 @@ LENGTH, BODIES = 10 * MEGABYTE, 8
 
 @pytest.fixture
 def run():
-    """A run that waits for a reply of a site, and sends it a request whenever it is asked."""
+    """A run that waits for a reply of a site, and sends it a request whenever it is
+    asked.
+    """
     with tempfile.TemporaryDirectory(prefix="tp-") as name:
         folder = Path(name)
         with sessions({"shop": {"orders": store()["orders"]}}, folder) as (grid, *_):
@@ -37,9 +41,9 @@ class Upload:
         path, body = wire.path_of(grid.channel, 2, number), bytes(length)
         digest = wire.digest_of(body)
         head = (
-            f"POST {path} HTTP/1.1\r\nContent-Length: {length}\r\nX-Real-IP: 192.0.2.1\r\n"
-            f"{wire.DIGEST}: {digest}\r\n"
-            f"{wire.SIGNATURE}: {wire.sign_request(bytes(32), path, length, digest)}\r\n\r\n"
+            f"POST {path} HTTP/1.1\r\nContent-Length: {length}\r\nX-Real-IP: "
+            f"192.0.2.1\r\n{wire.DIGEST}: {digest}\r\n{wire.SIGNATURE}: "
+            f"{wire.sign_request(bytes(32), path, length, digest)}\r\n\r\n"
         )
         self.client = socket.socket(socket.AF_UNIX)
         self.client.connect(str(next(folder.glob("*.sock"))))
@@ -53,7 +57,9 @@ class Upload:
             self.status = -1
 
     def answer(self):
-        """Return the status that the run has answered, 0 if it has cut the connection off."""
+        """Return the status that the run has answered, 0 if it has cut the connection
+        off.
+        """
         self.client.settimeout(30)
         try:
             return int(self.client.recv(12)[9:12] or 0)
@@ -61,7 +67,9 @@ class Upload:
             return 0
 
 
-@pytest.mark.parametrize(("number", "most"), [(2, 2.5), (7, 1.5)], ids=["awaited", "not awaited"])
+@pytest.mark.parametrize(
+    ("number", "most"), [(2, 2.5), (7, 1.5)], ids=["awaited", "not awaited"]
+)
 def test_unfinished_bodies_of_a_site_take_the_memory_of_one(run, number, most):
     """788 MB at the run's process, of 8 bodies of 100 MB; now of one, or of none."""
     folder, grid, line = run

@@ -1,4 +1,6 @@
-"""Queries that would hold a site's machine, or tell of a row by the time that they take."""
+"""Queries that would hold a site's machine, or tell of a row by the time that they
+take.
+"""
 
 from dataclasses import replace
 
@@ -30,7 +32,10 @@ LONG = pd.DataFrame(
 @pytest.mark.parametrize("text", CASES["of-rows"])
 def test_a_pattern_that_a_row_would_choose_is_refused(text):
     """60 of them in one expression told a bit of a row, by the seconds of the reply."""
-    match = "a pattern is a text in quotes, such as 'a%', and not made of columns; to compare"
+    match = (
+        "a pattern is a text in quotes, such as 'a%', and not made of columns; to "
+        "compare"
+    )
     for whole in (text, f"CASE WHEN a > 1 THEN {text} END"):
         with pytest.raises(QueryError, match=match):
             parse_expression(whole, "feature")
@@ -42,14 +47,24 @@ def test_a_constant_pattern_is_not_refused(text):
 
 
 def test_a_query_that_takes_too_long_is_ended_and_counted(tmp_path):
-    """Allowed expressions over many rows: 20,000 edit distances of 400 characters each."""
+    """Allowed expressions over many rows: 20,000 edit distances of 400 characters
+    each.
+    """
     slow = ", ".join(f"LEVENSHTEIN(a.x, a.w) + {n} AS f{n}" for n in range(60))
     site = write_site(tmp_path / "s", {"a": LONG}, {"a": f"query-seconds = 3\n{CLEAR}"})
-    match = r"\(query-seconds = 3\) refuses: the query of table 'a' takes longer; ask for fewer"
+    match = (
+        r"\(query-seconds = 3\) refuses: the query of table 'a' takes longer; ask for "
+        r"fewer"
+    )
     with pytest.raises(SiteError, match=match) as refused:
         run_query(f"SELECT a.y AS label, {slow} FROM a", [site], "admm")
     assert "aaa" not in str(refused.value)
-    run_query("SELECT a.y AS label, LENGTH(a.x) + a.k AS f FROM a", [site], "admm", num_epochs=1)
+    run_query(
+        "SELECT a.y AS label, LENGTH(a.x) + a.k AS f FROM a",
+        [site],
+        "admm",
+        num_epochs=1,
+    )
 
 
 @pytest.mark.parametrize(("kind", "sql"), CASES["slow"])
@@ -57,6 +72,9 @@ def test_a_database_ends_a_statement_that_takes_too_long(kind, sql, request, tmp
     url = url_of(kind, request, tmp_path)
     fill(url, "t", {"a": "INTEGER"}, [(1,)])
     source = source_of(url, "", sql=sql)
-    match = "it took too long: raise 'query-seconds' in the table's policy, or the database's"
+    match = (
+        "it took too long: raise 'query-seconds' in the table's policy, or the "
+        "database's"
+    )
     with pytest.raises(SourceError, match=match):
         describe(replace(source, policy=Policy(query_seconds=1)))

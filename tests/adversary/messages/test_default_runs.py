@@ -17,13 +17,17 @@ from tp_flower.settings import PrivacySettings
 
 CLEAR = PrivacySettings(scores="clear", unions="clear")
 ENVELOPE = {"round", "seconds", "parts", "id"}
-RECEIVED = {action: set(names) for action, names in case_table(__file__)["received"].items()}
+RECEIVED = {
+    action: set(names) for action, names in case_table(__file__)["received"].items()
+}
 
 
 def received(method, layout, **settings):
     """The fields of all messages to the server that have a value, by message."""
     grid = WatchedGrid(one_per_site(layout(store(120, 20))))
-    train(grid, store_sql("squared"), method, num_epochs=2, task="regression", **settings)
+    train(
+        grid, store_sql("squared"), method, num_epochs=2, task="regression", **settings
+    )
     fields = {}
     for seen in grid.seen:
         if seen.is_reply:
@@ -41,7 +45,9 @@ def beyond(fields):
 @pytest.mark.parametrize("layout", [whole, sharded])
 @pytest.mark.parametrize("model", ["linear", "mlp"])
 @pytest.mark.parametrize("method", of_families(ADMM, CG, SGD))
-def test_the_server_receives_no_statistics_models_or_scores_of_a_table(method, model, layout):
+def test_the_server_receives_no_statistics_models_or_scores_of_a_table(
+    method, model, layout
+):
     if method == CG and model != "linear":
         pytest.skip("it has linear models only")
     how = {"batch_size": 60} if method in ("sgd", "vfl-sgd") else {}

@@ -9,7 +9,13 @@ import re
 import numpy as np
 import pytest
 
-from strategies import Explain, TablePuppetADMM, TablePuppetBoost, TablePuppetCG, TablePuppetSGD
+from strategies import (
+    Explain,
+    TablePuppetADMM,
+    TablePuppetBoost,
+    TablePuppetCG,
+    TablePuppetSGD,
+)
 from tests.support.peers.hostile import (
     OF_SINGLE_SITES,
     ORDERS,
@@ -86,14 +92,18 @@ RUNS = {
 """The run that has the request; of all others it is one of ADMM."""
 
 TRAINED_1 = arrays(ORDERS, trained=pack_bits(np.arange(12) == 1))
-JOINED_1 = arrays(ORDERS, trained=pack_bits(np.arange(12) == 1), multiplicity=np.ones(1, np.int32))
+JOINED_1 = arrays(
+    ORDERS, trained=pack_bits(np.arange(12) == 1), multiplicity=np.ones(1, np.int32)
+)
 RANKED_1 = arrays(ORDERS, rows=pack_bits(np.arange(12) == 1))
 NO_NUMBERS = array(ORDERS, "personal", lambda a: np.full_like(a, np.nan))
 NO_JOINS = header("masking", value=None)
 MANY_ROWS = header(*PART, "rows", value=10**6)
 MANY_JOINED_ROWS = header(*PART, "joined-rows", value=10**30)
 LABEL = header(*PART, "fragment", "features", 0, 1, value='"qty"')
-OUT_OF_RANGE = r"a score is out of range; the run's fixed point allows up to [\d.e+]+: train"
+OUT_OF_RANGE = (
+    r"a score is out of range; the run's fixed point allows up to [\d.e+]+: train"
+)
 SUM = "sum is not that of the shares of all 2 shards"
 ATTACKS = {
     # a hidden column by another case of the table's name
@@ -154,7 +164,11 @@ def test_every_message_is_attacked():
 def test_a_site_gives_nothing_more(tmp_path, action):
     node, change, match = ATTACKS[action]
     method, settings = RUNS.get(action, (TablePuppetADMM, {}))
-    settings = {"sql": SQL, **({} if "mode" in settings else {"num_epochs": 2}), **settings}
+    settings = {
+        "sql": SQL,
+        **({} if "mode" in settings else {"num_epochs": 2}),
+        **settings,
+    }
     (answer, *_) = answers_to(
         tmp_path, TRIGGERS.get(action, action), node, {"it": change}, method, **settings
     )

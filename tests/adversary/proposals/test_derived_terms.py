@@ -1,4 +1,6 @@
-"""Requests that say something else than the proposal of their run, and proposals that lie."""
+"""Requests that say something else than the proposal of their run, and proposals that
+lie.
+"""
 
 import json
 
@@ -35,32 +37,107 @@ LATER = [
     ("train.prepare", header("outline", "epochs", value=500), {}, "epochs"),
     ("train.prepare", header("outline", "strategy", value="sgd"), {}, "strategy"),
     ("train.prepare", header("outline", "exchanges", value=9), {}, "exchanges"),
-    ("train.prepare", header("privacy", "epsilon", value=90.0), {"privacy": NOISY}, "epsilon"),
-    ("train.prepare", header("privacy", "features", value="clear"), {"privacy": NOISY}, "features"),
+    (
+        "train.prepare",
+        header("privacy", "epsilon", value=90.0),
+        {"privacy": NOISY},
+        "epsilon",
+    ),
+    (
+        "train.prepare",
+        header("privacy", "features", value="clear"),
+        {"privacy": NOISY},
+        "features",
+    ),
     ("train.prepare", header("masking", value=None), {}, "masking|scores = masked"),
     ("train.prepare", header("masking", "tables", value=1), {}, "tables"),
     ("train.prepare", header(*PART, "l2", value=0.0), {}, "l2"),
     ("train.prepare", header(*PART, "model", "kind", value="mlp"), {}, "model.kind"),
-    ("train.prepare", header(*PART, "model", "hidden_sizes", value=[9, 9]), MLP, "hidden_sizes"),
-    ("train.prepare", header(*PART, "model", "intercept", value=False), {}, "intercept"),
+    (
+        "train.prepare",
+        header(*PART, "model", "hidden_sizes", value=[9, 9]),
+        MLP,
+        "hidden_sizes",
+    ),
+    (
+        "train.prepare",
+        header(*PART, "model", "intercept", value=False),
+        {},
+        "intercept",
+    ),
     ("train.prepare", header(*PART, "model", "seed", value=5), {}, "seed"),
-    ("train.prepare", header(*PART, "update", value="given"), {}, "update|models = sealed"),
-    ("query.statistics", header(*PART, "encoders", "specs", "price", value="copy"), {}, "encoders"),
-    ("query.statistics", header(*PART, "encoders", "max_categories", value=9), {}, "encoders"),
+    (
+        "train.prepare",
+        header(*PART, "update", value="given"),
+        {},
+        "update|models = sealed",
+    ),
+    (
+        "query.statistics",
+        header(*PART, "encoders", "specs", "price", value="copy"),
+        {},
+        "encoders",
+    ),
+    (
+        "query.statistics",
+        header(*PART, "encoders", "max_categories", value=9),
+        {},
+        "encoders",
+    ),
     ("query.extract", header(*PART, "groups", value=True), {}, "groups"),
     ("query.extract", header(*PART, "local-label", value="auto"), {}, "local-label"),
     ("query.extract", header("proposal", "query", value=7), {}, "proposal"),
-    ("query.extract", header("proposal", "parts", "0", "site", value="else"), {}, "site"),
+    (
+        "query.extract",
+        header("proposal", "parts", "0", "site", value="else"),
+        {},
+        "site",
+    ),
     ("query.extract", header("proposal", "parts", "0", "shard", value=3), {}, "shard"),
-    ("query.extract", header("proposal", "parts", "0", "node", value="4"), {}, "public keys"),
+    (
+        "query.extract",
+        header("proposal", "parts", "0", "node", value="4"),
+        {},
+        "public keys",
+    ),
     ("query.extract", header("proposal", "parts", "0"), {}, "public keys"),
-    ("query.extract", header("proposal", "joins", 0, "right", value="o"), {}, "joins 'o' to its"),
-    ("query.extract", header("proposal", "joins", 0, "left-key", value=1), {}, "keys of table 'o'"),
+    (
+        "query.extract",
+        header("proposal", "joins", 0, "right", value="o"),
+        {},
+        "joins 'o' to its",
+    ),
+    (
+        "query.extract",
+        header("proposal", "joins", 0, "left-key", value=1),
+        {},
+        "keys of table 'o'",
+    ),
     ("query.extract", header("proposal", "joins", value=[]), {}, "sealed"),
-    ("query.extract", header("proposal", "outer", value=["x"]), {}, "names 'x', which no part"),
-    ("query.extract", header("proposal", "settings", "l3", value=1), {}, "settings of the run's"),
-    ("query.extract", header("proposal", "settings", "rho", value=[]), {}, "settings|malformed"),
-    ("query.extract", header("proposal", "settings", "mode", value="bake"), {}, "settings of the"),
+    (
+        "query.extract",
+        header("proposal", "outer", value=["x"]),
+        {},
+        "names 'x', which no part",
+    ),
+    (
+        "query.extract",
+        header("proposal", "settings", "l3", value=1),
+        {},
+        "settings of the run's",
+    ),
+    (
+        "query.extract",
+        header("proposal", "settings", "rho", value=[]),
+        {},
+        "settings|malformed",
+    ),
+    (
+        "query.extract",
+        header("proposal", "settings", "mode", value="bake"),
+        {},
+        "settings of the",
+    ),
 ]
 
 
@@ -97,7 +174,9 @@ def test_a_refusal_has_the_field_both_values_and_a_line_in_the_ledger(tmp_path):
         (TablePuppetSGD, Action.SGD, {"batch_size": 6}),
     ],
 )
-def test_rounds_beyond_the_proposed_epochs_bring_no_scores(tmp_path, method, action, settings):
+def test_rounds_beyond_the_proposed_epochs_bring_no_scores(
+    tmp_path, method, action, settings
+):
     path = ("terms",) if action is Action.DESCENT else ()
     path = ("step",) if action is Action.SGD else path
     change = header(*path, "scores-number", value=1000)
@@ -109,7 +188,10 @@ def test_sums_over_the_shards_end_with_the_proposed_epochs(monkeypatch):
     """The shards of a table cannot be asked for more sums than the run needs."""
     monkeypatch.setattr(RunTerms, "most_sums", lambda *_: 2)
     sites = one_per_site(sharded(store()))
-    match = "the run was proposed with 2 sums over the shards of table '.', and .* asks for 3"
+    match = (
+        "the run was proposed with 2 sums over the shards of table '.', and .* asks "
+        "for 3"
+    )
     with pytest.raises(SiteError, match=match):
         run("squared", sites, num_epochs=3)
 
@@ -123,11 +205,16 @@ def test_a_sum_is_over_the_shards_that_the_proposal_has(tmp_path):
 
 def test_training_rows_are_the_same_in_every_message(tmp_path):
     def fewer(packet):
-        changed = array(ORDERS, "trained", lambda _: pack_bits(np.arange(12) < 4))(packet)
+        changed = array(ORDERS, "trained", lambda _: pack_bits(np.arange(12) < 4))(
+            packet
+        )
         return array(ORDERS, "multiplicity", lambda _: np.ones(4, np.int32))(changed)
 
     answer = refusal(tmp_path, "train.prepare", SHOP, fewer, num_epochs=2)
-    assert "the training rows of part 0 are not those of an earlier message" in answer.error
+    assert (
+        "the training rows of part 0 are not those of an earlier message"
+        in answer.error
+    )
 
 
 def test_a_run_that_is_explained_is_not_trained(tmp_path):
@@ -138,7 +225,10 @@ def test_a_run_that_is_explained_is_not_trained(tmp_path):
             seen.header["proposal"]["settings"]["mode"] = "explain"
 
     grid = KeyedGrid(tmp_path, AB, as_explained).pin()
-    match = r"'mode': the run was proposed with 'explain, strategy admm', and .*train\.prepare"
+    match = (
+        r"'mode': the run was proposed with 'explain, strategy admm', and "
+        r".*train\.prepare"
+    )
     with pytest.raises(SiteError, match=match):
         train(grid, SQL)
 
@@ -148,7 +238,9 @@ def test_sites_that_were_told_of_different_runs_share_no_key(tmp_path):
 
     def differ(seen):
         if seen.action == "query.extract" and not seen.is_reply and seen.node == 3:
-            seen.header["proposal"]["query"] += " -- and something that b would not like"
+            seen.header["proposal"]["query"] += (
+                " -- and something that b would not like"
+            )
 
     grid = KeyedGrid(tmp_path, AB, differ).pin()
     with pytest.raises(MappingError):
@@ -160,14 +252,18 @@ def test_sites_that_were_told_of_different_runs_share_no_key(tmp_path):
 
 
 def test_a_proposal_of_another_run_does_not_cover_this_one(tmp_path):
-    """The owners may have approved it; what the run asks for is compared with it all the same."""
+    """The owners may have approved it; what the run asks for is compared with it all
+    the same.
+    """
     first = KeyedGrid(tmp_path / "first", AB).pin()
     train(first, SQL, l2=0.5)
     approved = first.sent("query.extract")[0].header["proposal"]
 
     def replay(seen):
         if seen.action == "query.extract" and not seen.is_reply:
-            keys = {part["node"]: part["site-key"] for part in approved["parts"].values()}
+            keys = {
+                part["node"]: part["site-key"] for part in approved["parts"].values()
+            }
             now = seen.header["site-keys"]
             parts = approved["parts"].items()
             replayed = {n: {**part, "site-key": now[part["node"]]} for n, part in parts}
@@ -175,11 +271,15 @@ def test_a_proposal_of_another_run_does_not_cover_this_one(tmp_path):
             seen.header["proposal"] = {**approved, "parts": replayed}
 
     grid = KeyedGrid(tmp_path / "second", AB, replay).pin()
-    with pytest.raises(SiteError, match=r"'l2': the run was proposed with 0\.5, and the request"):
+    with pytest.raises(
+        SiteError, match=r"'l2': the run was proposed with 0\.5, and the request"
+    ):
         train(grid, SQL, l2=0.0)
 
 
-def test_a_site_key_that_the_proposal_names_is_the_one_that_the_secret_is_sealed_to(tmp_path):
+def test_a_site_key_that_the_proposal_names_is_the_one_that_the_secret_is_sealed_to(
+    tmp_path,
+):
     def rename(seen):
         if seen.action == "query.extract" and not seen.is_reply:
             seen.header["proposal"]["parts"]["1"]["site-key"] = "ab" * 32
@@ -209,7 +309,9 @@ def persons(rows=400):
 
 
 class MissingBits(WatchedGrid):
-    """A server that reads whether a row's value is missing: two aliases, all but one row in one."""
+    """A server that reads whether a row's value is missing: two aliases, all but one
+    row in one.
+    """
 
     def __init__(self, folder, policy, row):
         self.row, self.columns = row, []
@@ -222,7 +324,9 @@ class MissingBits(WatchedGrid):
             return
         if seen.is_reply:
             parts = {part["id"]: part for part in seen.header.get("parts", ())}
-            self.columns = [part["columns"]["features"] for _, part in sorted(parts.items())]
+            self.columns = [
+                part["columns"]["features"] for _, part in sorted(parts.items())
+            ]
             return
         without = np.arange(400) != self.row
         for number in (0, 1):
@@ -235,7 +339,10 @@ class MissingBits(WatchedGrid):
 def test_two_aliases_tell_of_a_single_row_without_min_rows_and_are_refused_with_it(
     tmp_path, row, is_missing
 ):
-    settings = {"num_epochs": 1, "encoders": "a.x=standard indicator; b.x_of_b=standard indicator"}
+    settings = {
+        "num_epochs": 1,
+        "encoders": "a.x=standard indicator; b.x_of_b=standard indicator",
+    }
     grid = MissingBits(tmp_path / "open", "min-rows = 1", row)
     with pytest.raises(SiteError, match="training rows of part"):
         train(grid, TWO_ALIASES, **settings)
@@ -243,7 +350,10 @@ def test_two_aliases_tell_of_a_single_row_without_min_rows_and_are_refused_with_
     # an indicator is constant where no value is missing
     assert (first != second) == is_missing
     grid = MissingBits(tmp_path / "strict", "min-rows = 50", row)
-    match = r"\(min-rows\) refuses: the difference of the training rows of two aliases of table 't'"
+    match = (
+        r"\(min-rows\) refuses: the difference of the training rows of two aliases of "
+        r"table 't'"
+    )
     with pytest.raises(SiteError, match=match):
         train(grid, TWO_ALIASES, **settings)
     assert not grid.columns
@@ -255,15 +365,22 @@ def test_two_aliases_of_the_same_rows_are_trained(tmp_path):
 
 
 def test_personalised_rounds_end_with_the_proposed_epochs():
-    """Each tells a gradient and metrics of every site, at parameters that the server chooses."""
+    """Each tells a gradient and metrics of every site, at parameters that the server
+    chooses.
+    """
     sites = [{"t": persons(200)}, {"t": persons(300)}]
 
     def fewer(seen):
         if seen.action == "query.extract" and not seen.is_reply:
             seen.header["proposal"]["settings"]["num-epochs"] = 1
 
-    match = "the run was proposed with 2 rounds of parameters, and the request is one more"
+    match = (
+        "the run was proposed with 2 rounds of parameters, and the request is one more"
+    )
     with pytest.raises(SiteError, match=match):
         train(
-            WatchedGrid(sites, fewer), "SELECT y AS label, x FROM t", "personalised", num_epochs=3
+            WatchedGrid(sites, fewer),
+            "SELECT y AS label, x FROM t",
+            "personalised",
+            num_epochs=3,
         )

@@ -1,8 +1,9 @@
-"""A server that names joins, masks and groups to its liking, and what sites derive instead.
+"""A server that names joins, masks and groups to its liking, and what sites derive
+instead.
 
-The first two attacks read a table's scores exactly, with pinned keys, before sites derived the
-sides of their joins and the members of their groups from the proposal. That they still would is
-shown by taking the derivation away.
+The first two attacks read a table's scores exactly, with pinned keys, before sites
+derived the sides of their joins and the members of their groups from the proposal. That
+they still would is shown by taking the derivation away.
 """
 
 import json
@@ -25,7 +26,9 @@ from tp_flower.terms.run_terms import RunTerms
 
 ROWS = 150
 KEYS = Fragment("t", "t", keys=(('"k"',),))
-CHAIN = "SELECT a.y AS label, a.u, b.x, c.z FROM a JOIN b ON a.k = b.k JOIN c ON a.m = c.m"
+CHAIN = (
+    "SELECT a.y AS label, a.u, b.x, c.z FROM a JOIN b ON a.k = b.k JOIN c ON a.m = c.m"
+)
 
 
 def tables():
@@ -64,12 +67,16 @@ class Server(KeyedGrid):
         return map(json.loads, open_ledger(str(self.folders[name] / "state")).export())
 
     def refusals(self, name):
-        return [line["reason"] for line in self.lines(name) if line["event"] == "refuse"]
+        return [
+            line["reason"] for line in self.lines(name) if line["event"] == "refuse"
+        ]
 
 
 @pytest.fixture
 def computed(monkeypatch):
-    """The scores that sites have masked, with the name that each mask has in the run."""
+    """The scores that sites have masked, with the name that each mask has in the
+    run.
+    """
     scores = []
     words = ScoreMasks.words
 
@@ -82,22 +89,33 @@ def computed(monkeypatch):
 
 
 def error(point, words, computed):
-    """The largest error of words that are taken for the scores that a site has computed."""
+    """The largest error of words that are taken for the scores that a site has
+    computed.
+    """
     read = point.numbers(words)
     exact = [values for _, values in computed if values.shape == read.shape]
     return min(np.abs(read - values).max() for values in exact)
 
 
 def replace_sides(monkeypatch, change):
-    """Let sites take the sides of their joins as a request of the server once named them."""
+    """Let sites take the sides of their joins as a request of the server once named
+    them.
+    """
     derived = RunTerms.join_sides
-    monkeypatch.setattr(RunTerms, "join_sides", lambda terms, n: change(derived(terms, n)))
+    monkeypatch.setattr(
+        RunTerms, "join_sides", lambda terms, n: change(derived(terms, n))
+    )
 
 
-def test_masks_that_are_named_with_both_signs_would_cancel(tmp_path, monkeypatch, computed):
+def test_masks_that_are_named_with_both_signs_would_cancel(
+    tmp_path, monkeypatch, computed
+):
     replace_sides(
         monkeypatch,
-        lambda sides: [*sides, *(s._replace(is_positive=not s.is_positive) for s in sides)],
+        lambda sides: [
+            *sides,
+            *(s._replace(is_positive=not s.is_positive) for s in sides),
+        ],
     )
     grid = Server(tmp_path)
     train(grid, CHAIN, num_epochs=2, test_fraction=0.0)
@@ -108,7 +126,9 @@ def test_masks_that_are_named_with_both_signs_would_cancel(tmp_path, monkeypatch
 def both_signs(seen):
     """Name every side of every join a second time, with the other sign."""
     for part in seen.header["parts"] if seen.action == "train.prepare" else ():
-        sides = part.get("joins") or [{"group": "join-0", "key": 0, "is-positive": True}]
+        sides = part.get("joins") or [
+            {"group": "join-0", "key": 0, "is-positive": True}
+        ]
         others = [{**side, "is-positive": not side["is-positive"]} for side in sides]
         part["joins"] = [*sides, *others]
 
@@ -130,25 +150,39 @@ def test_a_request_names_neither_sides_nor_groups_of_masks(tmp_path, forge):
 def test_the_key_of_all_sites_would_unmask_one_that_they_are_not_joined_to(
     tmp_path, monkeypatch, computed
 ):
-    """Site c is in no join with b, and has the run's key; the keys of b are 0 to 149."""
-    replace_sides(monkeypatch, lambda sides: [side._replace(group="run") for side in sides])
+    """Site c is in no join with b, and has the run's key; the keys of b are 0 to
+    149.
+    """
+    replace_sides(
+        monkeypatch, lambda sides: [side._replace(group="run") for side in sides]
+    )
     grid = Server(tmp_path)
     keys = {}
 
     def colluding(seen):
         if seen.action == "train.prepare" and seen.node == grid.nodes["c"]:
-            stored = Site(grid.contexts[seen.node], grid.run_name).store.load("secret").arrays
+            stored = (
+                Site(grid.contexts[seen.node], grid.run_name)
+                .store.load("secret")
+                .arrays
+            )
             keys.update({group: key.tobytes() for group, key in stored.items()})
 
     grid.forge = colluding
     train(grid, CHAIN, num_epochs=1, test_fraction=0.0)
     assert keys.keys() == {"run", "join-1"}
-    # by the hashes of the run it also knows which row has which key: they are in this order
+    # by the hashes of the run it also knows which row has which key: they are in this
+    # order
     token = register_frames({"t": tables()["b"][["k"]]}, site="c")
     key = extract(*load_tables(f"memory:{token}"), KEYS).keys[0]
-    codes, hashes = key.hashed_whole(KeyedHasher(keys["run"]).purpose("tags of score masks"))
+    codes, hashes = key.hashed_whole(
+        KeyedHasher(keys["run"]).purpose("tags of score masks")
+    )
     tags = np.ascontiguousarray(hashes[:, :2])
     guess = JoinMask("run", keys["run"], tags, codes, is_positive=True)
-    words, names = grid.words[grid.nodes["b"]], dict.fromkeys(name for name, _ in computed)
+    words, names = (
+        grid.words[grid.nodes["b"]],
+        dict.fromkeys(name for name, _ in computed),
+    )
     unmasked = [words + guess.of_rows(slice(None), 1, name) for name in names]
     assert min(error(grid.point, each, computed) for each in unmasked) < 1e-5

@@ -1,4 +1,6 @@
-"""With whom a table takes part: partners by the names that its owner has given their keys."""
+"""With whom a table takes part: partners by the names that its owner has given their
+keys.
+"""
 
 import json
 
@@ -28,38 +30,62 @@ def test_a_table_takes_part_with_the_partners_of_its_owner(tmp_path, rules):
 
 
 @pytest.mark.parametrize(
-    ("rules", "allowed"), [("partners = []", "no other site"), ('partners = ["b"]', "b")]
+    ("rules", "allowed"),
+    [("partners = []", "no other site"), ('partners = ["b"]', "b")],
 )
 def test_a_site_that_is_no_partner_is_refused_by_its_name(tmp_path, rules, allowed):
     grid = federation(tmp_path, rules, ABC)
-    match = rf"\(partners\) refuses: site '[bc]' takes part in the run; its owner allows {allowed}$"
+    match = (
+        r"\(partners\) refuses: site '[bc]' takes part in the run; its owner allows "
+        rf"{allowed}$"
+    )
     with pytest.raises(SiteError, match=match):
         train(grid, CHAIN)
     lines = map(json.loads, open_ledger(str(grid.folders["a"] / "state")).export())
-    assert [line for line in lines if line["event"] == "refuse" and "partners" in line["reason"]]
+    assert [
+        line
+        for line in lines
+        if line["event"] == "refuse" and "partners" in line["reason"]
+    ]
 
 
 def test_partners_need_pinned_keys(tmp_path):
     grid = KeyedGrid(tmp_path, AB)
     write_site(tmp_path / "a", {"a": AB["a"]}, {"a": 'partners = ["b"]'}, site="a-0")
-    match = r"\(partners\) refuses: this site does not pin .* allowed-keys = \"FILE\" .* site-key"
+    match = (
+        r"\(partners\) refuses: this site does not pin .* allowed-keys = \"FILE\" .* "
+        r"site-key"
+    )
     with pytest.raises(SiteError, match=match):
         train(grid, SQL)
 
 
 def as_a_shard_of_b(seen):
-    """Say that site c has rows of b's table, to give it the key of the masks of a and b."""
+    """Say that site c has rows of b's table, to give it the key of the masks of a and
+    b.
+    """
     if seen.action == "query.seal" and "join-0" in seen.header.get("groups", ()):
         seen.header["groups"]["join-0"].append("4")
     if seen.action == "query.extract" and not seen.is_reply:
         parts = seen.header["proposal"]["parts"]
-        parts["9"] = {**parts["1"], "site": "c-0", "node": "4", "site-key": parts["2"]["site-key"]}
+        parts["9"] = {
+            **parts["1"],
+            "site": "c-0",
+            "node": "4",
+            "site-key": parts["2"]["site-key"],
+        }
         for group, sealed in seen.header["sealed"].items():
-            sealed["members"] += ["4"] * (group == "join-0" and "4" not in sealed["members"])
+            sealed["members"] += ["4"] * (
+                group == "join-0" and "4" not in sealed["members"]
+            )
 
 
-def test_a_shard_that_the_server_claims_for_another_site_is_a_partner_like_others(tmp_path):
-    """One that is not listed gets no key; one that is listed may side with the server."""
+def test_a_shard_that_the_server_claims_for_another_site_is_a_partner_like_others(
+    tmp_path,
+):
+    """One that is not listed gets no key; one that is listed may side with the
+    server.
+    """
     grid = federation(tmp_path, 'partners = ["b"]', ABC, as_a_shard_of_b)
     with pytest.raises(SiteError, match=r"\(partners\) refuses: site 'c' takes part"):
         train(grid, CHAIN)
@@ -68,6 +94,10 @@ def test_a_shard_that_the_server_claims_for_another_site_is_a_partner_like_other
 
 @pytest.mark.parametrize("value", ["b", 3, ["b", 3]])
 def test_partners_are_a_list_of_names_or_any(value):
-    with pytest.raises(SourceError, match="'partners' of the policy of table 't' must be"):
+    with pytest.raises(
+        SourceError, match="'partners' of the policy of table 't' must be"
+    ):
         read_policy({"policy": {"partners": value}}, {}, "table 't'")
-    assert read_policy({"policy": {"partners": "any"}}, {}, "table 't'").partners is None
+    assert (
+        read_policy({"policy": {"partners": "any"}}, {}, "table 't'").partners is None
+    )

@@ -1,7 +1,8 @@
-"""A server whose operator chooses query, partners and encoders reads no column of a table.
+"""A server whose operator chooses query, partners and encoders reads no column of a
+table.
 
-Where the rules are off, each attack reads the amounts: that is the code of before, whose
-``min-features`` all of these queries met.
+Where the rules are off, each attack reads the amounts: that is the code of before,
+whose ``min-features`` all of these queries met.
 """
 
 from contextlib import closing, suppress
@@ -32,12 +33,18 @@ from tp_flower.features.ranks import effective_rank
 from tp_flower.settings import PrivacySettings
 
 OFF = ""  # what ``lenient`` allows
-TOO_FEW = r"\(scores-per-rank = 0.5\) refuses: the rows of table 'p' vary in fewer than 4"
+TOO_FEW = (
+    r"\(scores-per-rank = 0.5\) refuses: the rows of table 'p' vary in fewer than 4"
+)
 NO_COVER = r"\(cover = 1\) refuses: .* table 'p', and 0 tables of other sites"
 
 
-def attack(folder, sql, rules, *, method=TablePuppetCG, frames=None, epochs=1, **settings):
-    """Let a server pose a query in a new run; return the sums of scores that it reads."""
+def attack(
+    folder, sql, rules, *, method=TablePuppetCG, frames=None, epochs=1, **settings
+):
+    """Let a server pose a query in a new run; return the sums of scores that it
+    reads.
+    """
     sums = []
 
     def watched(method):
@@ -55,7 +62,9 @@ def attack(folder, sql, rules, *, method=TablePuppetCG, frames=None, epochs=1, *
         pytest.MonkeyPatch.context() as patch,
     ):
         for name in ("add_up", "gather"):
-            patch.setattr(TrainingProblem, name, watched(getattr(TrainingProblem, name)))
+            patch.setattr(
+                TrainingProblem, name, watched(getattr(TrainingProblem, name))
+            )
         if method is not Explain:
             settings |= {"test_fraction": 0.0, "num_epochs": epochs}
         strategy = train(grid, sql, method, **settings)
@@ -64,7 +73,9 @@ def attack(folder, sql, rules, *, method=TablePuppetCG, frames=None, epochs=1, *
 
 CONSTANT = "; ".join(f"p.{name} = range(1000, 1001)" for name in NAMES[1:])
 ALONE = features("p", NAMES)
-FOUR_NAMES = ", ".join(f"p.amount + 0 * p.{name} AS f{k}" for k, name in enumerate(NAMES[1:5]))
+FOUR_NAMES = ", ".join(
+    f"p.amount + 0 * p.{name} AS f{k}" for k, name in enumerate(NAMES[1:5])
+)
 ATTACKS = {
     # the scores of the partner are 0
     "partner without features": (
@@ -78,7 +89,10 @@ ATTACKS = {
         NO_COVER,
     ),
     "declared constant": (
-        f"SELECT p.y AS label, {ALONE}, {OF_OTHERS} FROM payments p JOIN clinic o ON p.id = o.id",
+        (
+            f"SELECT p.y AS label, {ALONE}, {OF_OTHERS} FROM payments p JOIN clinic o "
+            "ON p.id = o.id"
+        ),
         "; ".join([CONSTANT, *[f"o.x{k} = range(1000, 1001)" for k in range(6)]]),
         TOO_FEW,
     ),
@@ -116,9 +130,13 @@ def test_a_category_beside_constants_is_not_told_by_one_score_vector(tmp_path):
 
 
 def share_read(vectors, known=40):
-    """The share of the payments' values that are read, from sums and some known rows."""
+    """The share of the payments' values that are read, from sums and some known
+    rows.
+    """
     table = payments()[list(NAMES)].to_numpy()
-    everything = np.hstack([table, others().drop(columns="id").to_numpy(), np.ones((ROWS, 1))])
+    everything = np.hstack(
+        [table, others().drop(columns="id").to_numpy(), np.ones((ROWS, 1))]
+    )
     sums = np.column_stack(vectors)
     theta = np.linalg.lstsq(everything[:known], sums[:known], rcond=None)[0]
     # the clinic sides with the server, as a partner of three tables would
@@ -185,7 +203,9 @@ def test_two_roles_of_a_table_have_one_count(tmp_path):
 
 
 def test_shards_of_a_table_count_their_own_rows(tmp_path):
-    """A table in two files is no table with twice the rank: every row keeps half of it."""
+    """A table in two files is no table with twice the rank: every row keeps half of
+    it.
+    """
     frame = payments()
     file = written(tmp_path, RULES, payments=frame, clinic=others())["payments"]
     text = file.read_text().replace(
@@ -212,7 +232,9 @@ def test_shards_of_a_table_count_their_own_rows(tmp_path):
 )
 def test_every_method_counts_what_it_releases(tmp_path, method, epochs, vectors):
     sql = f"SELECT p.y AS label, {features('p', NAMES)}, {JOINED}"
-    how = {"validation_fraction": "0"} if method == "boost" else {"batch_size": ROWS // 2}
+    how = (
+        {"validation_fraction": "0"} if method == "boost" else {"batch_size": ROWS // 2}
+    )
     how = how if method != "admm" else {}
     attack(tmp_path, sql, RULES, method=method, epochs=epochs, **how)
     assert counted(tmp_path) == vectors
@@ -228,19 +250,31 @@ def test_zero_forbids_and_any_allows(tmp_path):
     attack(tmp_path / "any", sql, "scores-per-rank = 'any'\n", epochs=9)
     assert counted(tmp_path / "any") == 0
     # a table without features tells nothing, and needs neither rule
-    attack(tmp_path / "key", f"SELECT p.y AS label, {JOINED}", "scores-per-rank = 0\ncover = 3\n")
+    attack(
+        tmp_path / "key",
+        f"SELECT p.y AS label, {JOINED}",
+        "scores-per-rank = 0\ncover = 3\n",
+    )
 
 
 def test_noise_that_no_budget_pays_for_is_none(tmp_path):
     """Else a server would ask for so large an epsilon that its noise is none."""
     sql, encoders, match = ATTACKS["partner without features"]
-    how = {"method": "admm", "encoders": encoders, "privacy": PrivacySettings(predictions=1e4)}
+    how = {
+        "method": "admm",
+        "encoders": encoders,
+        "privacy": PrivacySettings(predictions=1e4),
+    }
     _, sums = attack(tmp_path / "off", sql, OFF, **how)
     assert abs(np.corrcoef(sums[-1], payments()["amount"])[0, 1]) > 0.99
-    with pytest.raises((SiteError, SettingsError), match=rf"{match}|lets 0 more score vectors"):
+    with pytest.raises(
+        (SiteError, SettingsError), match=rf"{match}|lets 0 more score vectors"
+    ):
         attack(tmp_path / "on", sql, RULES, **how)
     # a budget pays, and scores with noise do not count
-    budget = f"{RULES}epsilon = 9\nepsilon-per-run = 9\nreleases = {{ models = 'sealed' }}\n"
+    budget = (
+        f"{RULES}epsilon = 9\nepsilon-per-run = 9\nreleases = {{ models = 'sealed' }}\n"
+    )
     private = PrivacySettings(
         labels="laplace", label_epsilon=1.0, label_range=(-4.0, 4.0), predictions=2.0
     )
@@ -253,8 +287,8 @@ def test_noise_that_no_budget_pays_for_is_none(tmp_path):
 def test_half_the_rank_of_categories_tells_them():
     """The limit that the reference states: what is discrete takes fewer equations.
 
-    Of six columns of ten categories the rank is 54. Who knows 100 rows reads all others from
-    the 27 vectors that are allowed, and from as many as three.
+    Of six columns of ten categories the rank is 54. Who knows 100 rows reads all others
+    from the 27 vectors that are allowed, and from as many as three.
     """
     rng = np.random.default_rng(3)
     codes = rng.integers(0, 10, (ROWS, 6))
@@ -265,7 +299,9 @@ def test_half_the_rank_of_categories_tells_them():
 
     def share_told(vectors):
         sums = rows @ rng.normal(size=(60, vectors))
-        theta = np.linalg.lstsq(rows[:100], sums[:100], rcond=None)[0].reshape(6, 10, vectors)
+        theta = np.linalg.lstsq(rows[:100], sums[:100], rcond=None)[0].reshape(
+            6, 10, vectors
+        )
         # meet in the middle: all sums of three columns, and of the other three
         halves = [
             (half[0][:, None, None] + half[1][None, :, None] + half[2][None, None, :])

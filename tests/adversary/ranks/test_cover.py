@@ -1,4 +1,6 @@
-"""Statements about the tables that scores hide in: who can forge them, and what a server gains."""
+"""Statements about the tables that scores hide in: who can forge them, and what a
+server gains.
+"""
 
 from contextlib import closing
 from functools import partial
@@ -26,7 +28,9 @@ SQL = f"SELECT p.y AS label, {features('p', NAMES)}, {JOINED}"
 
 
 def run(folder, change=None, *, clinic=None, rules=RULES, sql=SQL, epochs=1):
-    """Train with a server that may change what it sends and receives; return all messages."""
+    """Train with a server that may change what it sends and receives; return all
+    messages.
+    """
     clinic = others() if clinic is None else clinic
     sites = written(folder, rules, payments=payments(), clinic=clinic)
     with closing(WatchedGrid(sites, change, state=folder / "state")) as grid:
@@ -43,7 +47,9 @@ def relayed(change):
                 if name.startswith("cover/"):
                     replaced = change(name.removeprefix("cover/"), array)
                     seen.arrays[part, name] = replaced
-            seen.arrays = {key: array for key, array in seen.arrays.items() if array is not None}
+            seen.arrays = {
+                key: array for key, array in seen.arrays.items() if array is not None
+            }
 
     return changed
 
@@ -53,9 +59,13 @@ FLAT = others(columns=6).assign(**{f"x{k}": np.arange(600) % 7 for k in range(1,
 
 def test_a_table_that_varies_covers(tmp_path):
     run(tmp_path)
-    with pytest.raises(SiteError, match=r"\(cover = 1\) refuses: .* and 0 tables of other sites"):
+    with pytest.raises(
+        SiteError, match=r"\(cover = 1\) refuses: .* and 0 tables of other sites"
+    ):
         run(tmp_path / "flat", clinic=FLAT)
-    with pytest.raises(SiteError, match=r"\(cover = 2\) refuses: .* and 1 tables of other sites"):
+    with pytest.raises(
+        SiteError, match=r"\(cover = 2\) refuses: .* and 1 tables of other sites"
+    ):
         run(tmp_path / "two", rules=RULES.replace("cover = 1", "cover = 2"))
     assert counted(tmp_path / "flat") == counted(tmp_path / "two") == 0
 
@@ -66,7 +76,9 @@ def test_another_table_of_the_site_covers_nothing(tmp_path):
     sites = {"shop": write_site(tmp_path / "shop", own, {"payments": RULES})}
     with (
         closing(WatchedGrid(sites, state=tmp_path / "state")) as grid,
-        pytest.raises(SiteError, match=r"\(cover = 1\) refuses: .* and 0 tables of other sites"),
+        pytest.raises(
+            SiteError, match=r"\(cover = 1\) refuses: .* and 0 tables of other sites"
+        ),
     ):
         train(grid, SQL, TablePuppetCG, test_fraction=0.0, num_epochs=1)
 
@@ -78,13 +90,19 @@ def test_all_shards_of_a_table_that_covers_vary(tmp_path):
     def trained(name, change=None, **frames):
         sites = written(tmp_path / name, RULES, payments=payments())
         for site, frame in frames.items():
-            sites[site] = write_site(tmp_path / name / site, {"clinic": frame[halves[site]]})
-        with closing(WatchedGrid(sites, change, state=tmp_path / name / "state")) as grid:
+            sites[site] = write_site(
+                tmp_path / name / site, {"clinic": frame[halves[site]]}
+            )
+        with closing(
+            WatchedGrid(sites, change, state=tmp_path / name / "state")
+        ) as grid:
             train(grid, SQL, TablePuppetCG, test_fraction=0.0, num_epochs=1)
         return counted(tmp_path / name)
 
     assert trained("varied", clinic=others(), branch=others()) == 1
-    with pytest.raises(SiteError, match=r"\(cover = 1\) refuses: .* and 0 tables of other sites"):
+    with pytest.raises(
+        SiteError, match=r"\(cover = 1\) refuses: .* and 0 tables of other sites"
+    ):
         trained("flat", clinic=others(), branch=FLAT)
     # rows that are not joined hide nothing, and tell nothing
     far = FLAT.assign(id=FLAT["id"] + 10**6)
@@ -94,14 +112,22 @@ def test_all_shards_of_a_table_that_covers_vary(tmp_path):
         train(grid, SQL, TablePuppetCG, test_fraction=0.0, num_epochs=1)
     # nor does a server hide a shard: which there are is in the proposal of the run
     without = relayed(lambda part, array: None if part == "1" else array)
-    with pytest.raises(SiteError, match=r"\(cover = 1\) refuses: .* and 0 tables of other sites"):
+    with pytest.raises(
+        SiteError, match=r"\(cover = 1\) refuses: .* and 0 tables of other sites"
+    ):
         trained("hidden", without, clinic=others(), branch=others())
 
 
 def test_a_server_forges_no_statement(tmp_path):
-    """Of a clinic whose columns hardly vary: none of its own, of another run, or another part."""
+    """Of a clinic whose columns hardly vary: none of its own, of another run, or
+    another part.
+    """
     earlier = run(tmp_path / "earlier").arrays("query.rank", replies=True)
-    stated = {str(part): array for (part, name), array in earlier.items() if name == "statement"}
+    stated = {
+        str(part): array
+        for (part, name), array in earlier.items()
+        if name == "statement"
+    }
     rng = np.random.default_rng(0)
     forgeries = {
         "random": lambda _, array: rng.integers(0, 256, len(array)).astype(np.uint8),
@@ -120,7 +146,13 @@ def test_a_statement_stands_for_no_other_part(tmp_path):
 
     def change(seen):
         if seen.action == "query.rank" and seen.is_reply:
-            own.update({part: a for (part, name), a in seen.arrays.items() if name == "statement"})
+            own.update(
+                {
+                    part: a
+                    for (part, name), a in seen.arrays.items()
+                    if name == "statement"
+                }
+            )
         relayed(lambda *_: own[0])(seen)
 
     with pytest.raises(SiteError, match="cannot be opened: no site of this run"):
@@ -133,7 +165,9 @@ def test_statements_that_are_left_out_cover_nothing(tmp_path):
 
 
 def test_a_site_that_sides_with_the_server_covers_with_a_dummy(tmp_path):
-    """The limit that the policy's reference states: ``partners`` is the rule about that."""
+    """The limit that the policy's reference states: ``partners`` is the rule about
+    that.
+    """
     dummy = others(seed=9)
     run(tmp_path, clinic=dummy)
     assert counted(tmp_path) == 1
@@ -151,13 +185,17 @@ def test_a_server_that_asks_for_no_ranks_gets_no_scores(tmp_path):
         run(tmp_path / "cover", hide)
     # and beyond what the ranks allow, the site refuses by itself
     rules = RULES.replace("cover = 1", "cover = 0")
-    with pytest.raises(SiteError, match=r"more score vectors of table 'p', .* of 3 that .* 3 have"):
+    with pytest.raises(
+        SiteError, match=r"more score vectors of table 'p', .* of 3 that .* 3 have"
+    ):
         run(tmp_path / "ranks", hide, rules=rules, epochs=4)
     assert counted(tmp_path / "ranks") == 3
 
 
 def test_a_server_that_names_other_rows_gets_no_scores(tmp_path):
-    """It asks for the rank of all rows, and for scores of those that differ in one column."""
+    """It asks for the rank of all rows, and for scores of those that differ in one
+    column.
+    """
     wanted = (payments()["shop"] < 0.0).to_numpy()
     narrower = {
         "trained": lambda _: pack_bits(wanted),
@@ -167,7 +205,9 @@ def test_a_server_that_names_other_rows_gets_no_scores(tmp_path):
 
     def narrow(action, seen):
         if seen.action == action and not seen.is_reply:
-            for part, name in seen.arrays.keys() & {(p, n) for p in (0, 1) for n in narrower}:
+            for part, name in seen.arrays.keys() & {
+                (p, n) for p in (0, 1) for n in narrower
+            }:
                 seen.arrays[part, name] = narrower[name](seen.arrays[part, name])
 
     for action in ("train.prepare", "query.rank"):
@@ -178,7 +218,9 @@ def test_a_server_that_names_other_rows_gets_no_scores(tmp_path):
 
 
 def test_a_rank_is_of_the_rows_that_take_part(tmp_path):
-    """Rows that differ in three columns alone have no more scores for other rows that vary."""
+    """Rows that differ in three columns alone have no more scores for other rows that
+    vary.
+    """
     frame = payments()
     alike = frame["id"] < 400
     for name in NAMES[3:]:

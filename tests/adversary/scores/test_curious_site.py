@@ -1,4 +1,6 @@
-"""What one site alone reads of the other tables, from the derivatives of an honest run."""
+"""What one site alone reads of the other tables, from the derivatives of an honest
+run.
+"""
 
 from contextlib import closing
 
@@ -27,7 +29,9 @@ def names(columns):
 
 
 def tables(people, mean, task, rng):
-    """Orders of people; the label follows ``mean``, (people,), and the order's own ``a``."""
+    """Orders of people; the label follows ``mean``, (people,), and the order's own
+    ``a``.
+    """
     orders = pd.DataFrame(rng.normal(size=(ROWS, 3)), columns=list("abc"))
     orders["person"] = rng.integers(0, PEOPLE, ROWS)
     label = orders["a"] + mean[orders["person"]] + rng.normal(size=ROWS)
@@ -43,16 +47,21 @@ def trained(monkeypatch, columns=3, task="classification", people=None, **how):
         mean = people.to_numpy() @ (rng.normal(size=columns) / np.sqrt(columns))
     else:
         mean = rng.normal(size=PEOPLE)
-    sql = f"""SELECT o.y AS label, o.a, o.b, o.c, {", ".join(f"p.{n}" for n in names(columns))}
+    features = ", ".join(f"p.{name}" for name in names(columns))
+    sql = f"""SELECT o.y AS label, o.a, o.b, o.c, {features}
         FROM orders o JOIN people p ON o.person = p.id"""
     memory = watch_sites(monkeypatch)
     with closing(InProcessGrid(app, tables(people, mean, task, rng))) as grid:
-        problem = train(grid, sql, "cg", num_epochs=100, task=task, **how).training_problem
+        problem = train(
+            grid, sql, "cg", num_epochs=100, task=task, **how
+        ).training_problem
     return memory, problem
 
 
 def equations(memory, problem):
-    """What the orders' site reads of people, (people, epochs), and their features, (people, d)."""
+    """What the orders' site reads of people, (people, epochs), and their features,
+    (people, d).
+    """
     epochs = len(memory.epochs[0])
     read = [memory.read(problem, "o", epoch) for epoch in range(1, epochs)]
     rows = problem.train.tables
@@ -63,14 +72,18 @@ def equations(memory, problem):
 
 
 def solved(sums, features):
-    """The parameters that the known persons tell, (d, epochs), and the constant, (epochs,)."""
+    """The parameters that the known persons tell, (d, epochs), and the constant,
+    (epochs,).
+    """
     known = np.column_stack([features[:KNOWN], np.ones(KNOWN)])
     theta = np.linalg.lstsq(known, sums[:KNOWN], rcond=None)[0]
     return theta[:-1], theta[-1]
 
 
 def share_read(sums, features):
-    """The percentage of the other persons' features that are read to a tenth of a deviation."""
+    """The percentage of the other persons' features that are read to a tenth of a
+    deviation.
+    """
     theta, constant = solved(sums, features)
     others, shares = features[KNOWN:], []
     # the attacker leaves rounding out of Theta in the way that is best for him
@@ -81,10 +94,16 @@ def share_read(sums, features):
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
-@pytest.mark.parametrize("privacy", [PrivacySettings(), NOISY], ids=["labels", "private-labels"])
-def test_a_site_reads_the_other_table_s_scores_in_every_epoch(task, privacy, monkeypatch):
+@pytest.mark.parametrize(
+    "privacy", [PrivacySettings(), NOISY], ids=["labels", "private-labels"]
+)
+def test_a_site_reads_the_other_table_s_scores_in_every_epoch(
+    task, privacy, monkeypatch
+):
     if task == "regression" and privacy is NOISY:
-        privacy = PrivacySettings(labels="laplace", label_epsilon=2.0, label_range=(-6.0, 6.0))
+        privacy = PrivacySettings(
+            labels="laplace", label_epsilon=2.0, label_range=(-6.0, 6.0)
+        )
     memory, problem = trained(monkeypatch, task=task, privacy=privacy)
     rows = problem.train.tables["o"]
     assert set(rows.multiplicity[rows.row_of]) == {1}
@@ -101,7 +120,9 @@ def test_the_sign_of_a_derivative_is_the_label(monkeypatch):
 
 
 def test_a_site_reads_exact_means_of_the_others_with_squared_loss(monkeypatch):
-    """Persons have several orders each: what their site reads is the mean over these."""
+    """Persons have several orders each: what their site reads is the mean over
+    these.
+    """
     memory, problem = trained(monkeypatch, task="regression")
     rows = problem.train.tables["p"]
     assert rows.multiplicity.max() > 2
@@ -112,30 +133,45 @@ def test_a_site_reads_exact_means_of_the_others_with_squared_loss(monkeypatch):
         assert np.abs(read - mean)[rows.multiplicity > 0].max() < 1e-5 * mean.std()
 
 
-@pytest.mark.parametrize("privacy", [PrivacySettings(), NOISY], ids=["labels", "private-labels"])
-def test_known_persons_tell_all_columns_of_the_others_where_these_are_few(privacy, monkeypatch):
+@pytest.mark.parametrize(
+    "privacy", [PrivacySettings(), NOISY], ids=["labels", "private-labels"]
+)
+def test_known_persons_tell_all_columns_of_the_others_where_these_are_few(
+    privacy, monkeypatch
+):
     sums, features = equations(*trained(monkeypatch, 3, privacy=privacy))
     assert share_read(sums[:, :3], features) == 100.0
 
 
 def test_known_persons_tell_more_with_every_epoch(monkeypatch):
     sums, features = equations(*trained(monkeypatch, 6))
-    measured = [share_read(sums, features), share_read(sums[:, :3], features), guessed(features)]
+    measured = [
+        share_read(sums, features),
+        share_read(sums[:, :3], features),
+        guessed(features),
+    ]
     known, whole, few, part, columns, half, epochs, constant = quoted(
-        "knows # persons reads # % of # columns of the others to a tenth of a deviation, and "
-        "# % of # (# % after the # epochs that the rank rule allows, # % by guessing)"
+        "knows # persons reads # % of # columns of the others to a tenth of a "
+        "deviation, and # % of # (# % after the # epochs that the rank rule allows, # "
+        "% by guessing)"
     )
     assert (known, whole, few, columns, epochs) == (KNOWN, 100, 3, 6, 3)
     assert [part, half, constant] == pytest.approx(measured, abs=2.0)
 
 
 def guessed(features):
-    """The percentage of values within a tenth of a deviation of the best constant guess."""
-    return 100.0 * np.mean(np.abs(features - features.mean(axis=0)) < 0.1 * features.std(axis=0))
+    """The percentage of values within a tenth of a deviation of the best constant
+    guess.
+    """
+    return 100.0 * np.mean(
+        np.abs(features - features.mean(axis=0)) < 0.1 * features.std(axis=0)
+    )
 
 
 def test_columns_of_few_values_are_read_from_one_epoch(monkeypatch):
-    """The limit of counting equations: half the rank of such columns is more than enough."""
+    """The limit of counting equations: half the rank of such columns is more than
+    enough.
+    """
     rng = np.random.default_rng(1)
     codes = rng.integers(0, CATEGORIES, (PEOPLE, 3))
     people = pd.DataFrame(np.array(list("uvwx"))[codes], columns=names(3))
@@ -146,5 +182,12 @@ def test_columns_of_few_values_are_read_from_one_epoch(monkeypatch):
     kinds = np.unique(features, axis=0)
     distance = np.abs((sums[KNOWN:, :1] - constant) - (kinds @ theta)[:, 0])
     right = (kinds[distance.argmin(axis=1)] == features[KNOWN:]).all(axis=1)
-    text = "of # columns of # categories each, of rank #, one epoch tells # % of the rows"
-    assert quoted(text) == [3, CATEGORIES, rank, pytest.approx(100 * right.mean(), abs=1.0)]
+    text = (
+        "of # columns of # categories each, of rank #, one epoch tells # % of the rows"
+    )
+    assert quoted(text) == [
+        3,
+        CATEGORIES,
+        rank,
+        pytest.approx(100 * right.mean(), abs=1.0),
+    ]

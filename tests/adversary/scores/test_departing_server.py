@@ -9,7 +9,9 @@ VICTIM = "c"
 
 
 def first_sum(monkeypatch, change):
-    """The server's first sum, (N,), and the scores of the victim's row in each joined row, (N,)."""
+    """The server's first sum, (N,), and the scores of the victim's row in each joined
+    row, (N,).
+    """
     sums, memory = watch_sums(monkeypatch), watch_sites(monkeypatch)
     change_steps(monkeypatch, change)
     sites = [{name: frames} for name, frames in whole(store(300, 60)).items()]
@@ -27,7 +29,9 @@ def residual(sums, scores):
 def test_steps_of_zero_to_all_other_tables_leave_the_scores_of_one(monkeypatch):
     """No site can see it: the victim's own steps are those of an honest run."""
     left = residual(*first_sum(monkeypatch, lambda name, step: (name == VICTIM) * step))
-    (stated,) = quoted("steps of 0 to all other tables leave one table's scores, to # of their")
+    (stated,) = quoted(
+        "steps of 0 to all other tables leave one table's scores, to # of their"
+    )
     assert left < stated < 10 * left
 
 

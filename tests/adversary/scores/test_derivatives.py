@@ -1,17 +1,28 @@
-"""What the derivatives of each strategy tell a site of the scores of its rows' joined rows."""
+"""What the derivatives of each strategy tell a site of the scores of its rows' joined
+rows.
+"""
 
 import numpy as np
 import pytest
 from scipy.special import expit, logit
 
 from strategies.setup.problem import TrainingProblem
-from tests.support.federated import one_per_site, run_query, store, store_sql, task_of, whole
+from tests.support.federated import (
+    one_per_site,
+    run_query,
+    store,
+    store_sql,
+    task_of,
+    whole,
+)
 
 ORDERS = 2  # the node of the orders, which are in up to three joined rows each
 
 
 def run(strategy, monkeypatch, loss="logistic"):
-    """Train; return what the orders' site is sent by epoch, joined rows' scores, and the run."""
+    """Train; return what the orders' site is sent by epoch, joined rows' scores, and
+    the run.
+    """
     scores, metrics = [], TrainingProblem.train_metrics
 
     def noted(problem, joined):
@@ -20,7 +31,12 @@ def run(strategy, monkeypatch, loss="logistic"):
 
     monkeypatch.setattr(TrainingProblem, "train_metrics", noted)
     sites = one_per_site(whole(store(300, 60)))
-    how = {"num_epochs": 4, "test_fraction": 0.0, "validation_fraction": 0.0, "device": "cpu"}
+    how = {
+        "num_epochs": 4,
+        "test_fraction": 0.0,
+        "validation_fraction": 0.0,
+        "device": "cpu",
+    }
     finished = run_query(store_sql(loss), sites, strategy, task=task_of(loss), **how)
     sent = [
         {name: array[:, 0].astype(float) for (_, name), array in seen.arrays.items()}
@@ -36,7 +52,9 @@ def base_of(strategy):
 
 
 def of_rows(strategy, scores, times):
-    """The scores of the joined rows of the rows that are in so many, (rows, times), sorted."""
+    """The scores of the joined rows of the rows that are in so many, (rows, times),
+    sorted.
+    """
     rows = strategy.training_problem.train.tables["o"]
     chosen = np.flatnonzero(rows.multiplicity == times)
     order = np.argsort(rows.row_of, kind="stable")
@@ -45,14 +63,18 @@ def of_rows(strategy, scores, times):
 
 
 @pytest.mark.parametrize("strategy", ["cg", "boost"])
-def test_a_row_that_is_joined_once_tells_the_score_of_its_joined_row(strategy, monkeypatch):
+def test_a_row_that_is_joined_once_tells_the_score_of_its_joined_row(
+    strategy, monkeypatch
+):
     sent, scores, trained = run(strategy, monkeypatch)
     name, sign = ("step", -1.0) if strategy == "cg" else ("gradient", 1.0)
     for arrays, joined in zip(sent[1:], scores, strict=True):
         chosen, true = of_rows(trained, joined, 1)
         assert len(chosen) > 50
         moved = sign * (arrays[name] - sent[0][name])[chosen]
-        np.testing.assert_allclose(logit(expit(base_of(trained)) + moved), true[:, 0], atol=1e-3)
+        np.testing.assert_allclose(
+            logit(expit(base_of(trained)) + moved), true[:, 0], atol=1e-3
+        )
 
 
 def test_second_derivatives_tell_the_scores_of_rows_that_are_joined_twice(monkeypatch):
@@ -61,7 +83,10 @@ def test_second_derivatives_tell_the_scores_of_rows_that_are_joined_twice(monkey
     for arrays, joined in zip(sent[1:], scores, strict=True):
         chosen, true = of_rows(trained, joined, 2)
         assert len(chosen) > 50
-        total = 2.0 * expit(base_of(trained)) + (arrays["gradient"] - sent[0]["gradient"])[chosen]
+        total = (
+            2.0 * expit(base_of(trained))
+            + (arrays["gradient"] - sent[0]["gradient"])[chosen]
+        )
         squares = total - arrays["hessian"][chosen]
         half = np.sqrt(np.maximum(2.0 * squares - total**2, 0.0)) / 2.0
         read = logit(total[:, None] / 2.0 + np.column_stack([-half, half]))
@@ -78,7 +103,9 @@ def test_first_derivatives_do_not(monkeypatch):
 
 
 def test_steps_of_admm_tell_scores_to_who_repeats_the_server_s_update(monkeypatch):
-    """With a squared loss z and the duals are linear in h, and the first step has h = b."""
+    """With a squared loss z and the duals are linear in h, and the first step has h =
+    b.
+    """
     sent, scores, trained = run("admm", monkeypatch, "squared")
     rho, relaxation = trained.chosen["rho"], trained.chosen["over-relaxation"]
     kappa = rho * len(trained.training_problem.tables)
@@ -95,4 +122,6 @@ def test_steps_of_admm_tell_scores_to_who_repeats_the_server_s_update(monkeypatc
         slope = rho * relaxation / (1.0 + rho)
         read = (message + label - (1.0 - rho) * start) / ((1.0 - rho) * slope + rho)
         z = start + slope * read
-        np.testing.assert_allclose(read, of_rows(trained, joined, 1)[1][:, 0], atol=1e-3)
+        np.testing.assert_allclose(
+            read, of_rows(trained, joined, 1)[1][:, 0], atol=1e-3
+        )

@@ -1,4 +1,6 @@
-"""What the built-in example, run as it is by default, tells its sites and its server."""
+"""What the built-in example, run as it is by default, tells its sites and its
+server.
+"""
 
 from contextlib import closing
 
@@ -30,8 +32,8 @@ def flown():
 def separated(problem, sums):
     """The scores of each table's rows, (n_i,), that explain sums (N,) best.
 
-    Both the flights' owners and the server know which joined rows share a plane, an hour's
-    weather, an airport.
+    Both the flights' owners and the server know which joined rows share a plane, an
+    hour's weather, an airport.
     """
     mapping = problem.train
     total = mapping.joined_rows
@@ -42,13 +44,17 @@ def separated(problem, sums):
         )
         for name in OTHERS
     ]
-    solution = lsqr(hstack(columns).tocsr(), sums - sums.mean(), atol=1e-7, btol=1e-7)[0]
+    solution = lsqr(hstack(columns).tocsr(), sums - sums.mean(), atol=1e-7, btol=1e-7)[
+        0
+    ]
     ends = np.cumsum([column.shape[1] for column in columns])[:-1]
     return dict(zip(OTHERS, np.split(solution, ends), strict=True))
 
 
 def correlations(memory, problem, sums):
-    """By table, of the separated scores with the true ones, over the rows trained on."""
+    """By table, of the separated scores with the true ones, over the rows trained
+    on.
+    """
     for name, scores in separated(problem, sums).items():
         is_joined = problem.train.tables[name].multiplicity > 0
         true = memory.table(problem, name, "scores", 1)
@@ -63,21 +69,25 @@ def test_the_flights_owners_read_the_other_tables_scores_and_separate_them(flown
     true = memory.others(problem, "f", 1)
     error = np.abs(read - true).max() / true.std()
     rows, stated, correlation = quoted(
-        "owners read planes + weather + airports of all # rows trained on to # deviations, and "
-        "separate them (correlation #)"
+        "owners read planes + weather + airports of all # rows trained on to # "
+        "deviations, and separate them (correlation #)"
     )
     foretold = strategy.report.privacy["readings"]
-    assert rows == len(read) == sum(item.single for item in foretold if item.table == "f")
+    assert (
+        rows == len(read) == sum(item.single for item in foretold if item.table == "f")
+    )
     assert error < stated < 10 * error
-    assert min(correlations(memory, problem, read)) == pytest.approx(correlation, abs=1e-3)
+    assert min(correlations(memory, problem, read)) == pytest.approx(
+        correlation, abs=1e-3
+    )
 
 
 def test_the_server_estimates_tables_by_averaging_over_joined_rows(flown):
     memory, sums, strategy = flown
     stated = quoted(
-        "averages the first epoch's sums over the joined rows of a row estimates planes' own "
-        "scores (correlation #), weather's (#) and airports' (#)"
+        "averages the first epoch's sums over the joined rows of a row estimates "
+        "planes' own scores (correlation #), weather's (#) and airports' (#)"
     )
-    assert list(correlations(memory, strategy.training_problem, sums[0])) == pytest.approx(
-        stated, abs=0.02
-    )
+    assert list(
+        correlations(memory, strategy.training_problem, sums[0])
+    ) == pytest.approx(stated, abs=0.02)

@@ -66,7 +66,9 @@ def share_read(sums, features):
     """
     known, others = features[:KNOWN], features[KNOWN:]
     # the intercept is in every row
-    theta = np.linalg.lstsq(np.column_stack([known, np.ones(KNOWN)]), sums[:KNOWN], rcond=None)[0]
+    theta = np.linalg.lstsq(
+        np.column_stack([known, np.ones(KNOWN)]), sums[:KNOWN], rcond=None
+    )[0]
     shares = []
     for least in 10.0 ** -np.arange(1, 10):
         read = (sums[KNOWN:] - theta[-1]) @ np.linalg.pinv(theta[:-1], rcond=least)
@@ -77,7 +79,9 @@ def share_read(sums, features):
 @pytest.mark.parametrize(
     ("epochs", "least", "most"), [(COLUMNS // 2, 0.0, 0.25), (2 * COLUMNS, 0.4, 0.9)]
 )
-def test_honest_epochs_tell_features_once_they_outnumber_them(epochs, least, most, monkeypatch):
+def test_honest_epochs_tell_features_once_they_outnumber_them(
+    epochs, least, most, monkeypatch
+):
     """With few features they do not hide for long."""
     assert least <= share_read(*sums_and_features(epochs, monkeypatch)) < most
 
@@ -87,10 +91,15 @@ def test_conjugate_directions_tell_all_after_as_many_epochs_as_columns(monkeypat
     few = share_read(*sums_and_features(COLUMNS // 2, monkeypatch, strategy="cg"))
     enough = share_read(*sums_and_features(COLUMNS, monkeypatch, strategy="cg"))
     known, columns, percent, epochs, all_epochs = quoted(
-        "knows # joined rows reads of # columns # % to a tenth of a deviation after # epochs, and "
-        "all after #"
+        "knows # joined rows reads of # columns # % to a tenth of a deviation after # "
+        "epochs, and all after #"
     )
-    assert (known, columns, epochs, all_epochs) == (KNOWN, COLUMNS, COLUMNS // 2, COLUMNS)
+    assert (known, columns, epochs, all_epochs) == (
+        KNOWN,
+        COLUMNS,
+        COLUMNS // 2,
+        COLUMNS,
+    )
     assert 100.0 * few == pytest.approx(percent, abs=2.0)
     assert enough > 0.95
 
@@ -102,7 +111,9 @@ def test_conjugate_gradients_end_before_they_tell_features(monkeypatch):
 
 
 def test_steps_at_random_tell_all_features_after_as_many_epochs_as_columns(monkeypatch):
-    """A server that departs from the protocol need not wait for directions to differ."""
+    """A server that departs from the protocol need not wait for directions to
+    differ.
+    """
     rng = np.random.default_rng(1)
 
     def at_random(message):

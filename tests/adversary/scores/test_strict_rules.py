@@ -1,4 +1,6 @@
-"""What is read within the rules of a first policy: half of the rank, and one table that covers."""
+"""What is read within the rules of a first policy: half of the rank, and one table that
+covers.
+"""
 
 from contextlib import closing
 
@@ -27,13 +29,18 @@ def tables(rng):
 
 
 def run(folder, epochs, monkeypatch):
-    """Train under the rules; return the persons, the server's sums, and what it subtracts."""
+    """Train under the rules; return the persons, the server's sums, and what it
+    subtracts.
+    """
     persons, dummy = tables(np.random.default_rng(0))
     sites = {
-        "register": write_site(folder / "register", {"persons": persons}, {"persons": RULES}),
+        "register": write_site(
+            folder / "register", {"persons": persons}, {"persons": RULES}
+        ),
         "partner": write_site(folder / "partner", {"dummy": dummy}),
     }
-    sql = f"""SELECT d.y AS label, d.a, d.b, d.c, d.d, {", ".join(f"p.{n}" for n in COLUMNS)}
+    features = ", ".join(f"p.{name}" for name in COLUMNS)
+    sql = f"""SELECT d.y AS label, d.a, d.b, d.c, d.d, {features}
         FROM dummy d JOIN persons p ON d.id = p.id"""
     sums, memory = watch_sums(monkeypatch), watch_sites(monkeypatch)
     how = {"num_epochs": epochs, "test_fraction": 0.0, "task": "regression"}
@@ -50,16 +57,21 @@ def test_columns_of_few_values_are_read_within_the_rules(tmp_path, monkeypatch):
     features, row_of, sums, own = run(tmp_path, 2, monkeypatch)
     kinds, kind_of = np.unique(features, axis=0, return_inverse=True)
     kind_of = kind_of.ravel()[row_of]
-    # the direction of the first epoch, of which the partner knows its part but for the length
+    # the direction of the first epoch, of which the partner knows its part but for the
+    # length
     known = np.column_stack([features[row_of], own, np.ones(len(own))])[:KNOWN]
     theta = np.linalg.lstsq(known, sums[:KNOWN], rcond=None)[0]
     left = sums - theta[-2] * own - theta[-1]
     guess = np.abs(left[:, None] - kinds @ theta[:-2]).argmin(axis=1)
     right = 100.0 * np.mean((guess == kind_of)[KNOWN:])
     assert right > 99.0
-    assert quoted("of # columns of # categories each, of rank #, one epoch tells # % of the rows")
+    assert quoted(
+        "of # columns of # categories each, of rank #, one epoch tells # % of the rows"
+    )
 
 
-def test_the_rules_leave_as_many_score_vectors_as_half_of_the_rank(tmp_path, monkeypatch):
+def test_the_rules_leave_as_many_score_vectors_as_half_of_the_rank(
+    tmp_path, monkeypatch
+):
     with pytest.raises(SettingsError, match="lets 4 more score vectors leave"):
         run(tmp_path, 5, monkeypatch)

@@ -19,7 +19,16 @@ from tests.support.federated import (
     whole,
 )
 from tests.support.peers.faulty_runs import same_noise
-from tests.support.peers.hostile import ORDERS, SHOP, US, US_PART, HostileGrid, array, header, train
+from tests.support.peers.hostile import (
+    ORDERS,
+    SHOP,
+    US,
+    US_PART,
+    HostileGrid,
+    array,
+    header,
+    train,
+)
 from tests.support.reference.joins import joined_positions
 from tp_flower.errors import ReplyError, SettingsError, SiteError
 from tp_flower.privacy.key_agreement import from_fixed, to_fixed
@@ -35,7 +44,10 @@ SPLITS = {"whole": whole, "sharded": sharded}
 
 def frames():
     """The store, whose rows know their numbers."""
-    return {name: frame.assign(number=np.arange(len(frame))) for name, frame in store().items()}
+    return {
+        name: frame.assign(number=np.arange(len(frame)))
+        for name, frame in store().items()
+    }
 
 
 def one_hot(labels):
@@ -65,7 +77,9 @@ def leverages(columns, weights, penalty) -> np.ndarray:
 @cache
 def on_all_rows(sql: str) -> Run:
     """A run without a coreset, for its encoded rows."""
-    return run_query(sql, one_per_site(whole(frames())), test_fraction=0.0, num_epochs=1)
+    return run_query(
+        sql, one_per_site(whole(frames())), test_fraction=0.0, num_epochs=1
+    )
 
 
 def materialised(sql: str, labels, weights, l2) -> dict[tuple, tuple[float, float]]:
@@ -107,8 +121,12 @@ def numbers_of(finished: Run, split) -> list[tuple]:
     behind = []
     for alias in TABLES:
         known = np.flatnonzero(finished.trained[alias])
-        numbers = np.concatenate([own["number"] for own in split(frames())[TABLES[alias]]])
-        behind.append(np.append(numbers[known], -1)[federation.train.tables[alias].row_of])
+        numbers = np.concatenate(
+            [own["number"] for own in split(frames())[TABLES[alias]]]
+        )
+        behind.append(
+            np.append(numbers[known], -1)[federation.train.tables[alias].row_of]
+        )
     return list(zip(*(own.tolist() for own in behind), strict=True))
 
 
@@ -187,7 +205,9 @@ def test_clusters_of_shards_are_those_of_their_table():
     """Algorithm 3: 2 alpha of the cost, and 2 alpha for each cluster of a shard."""
     own = {"coreset_size": 20_000, "clusters": 3}
     sql, sites = store_sql("squared"), one_per_site(sharded(frames()))
-    drawn = run_query(sql, sites, "coreset-kmeans", **own).strategy.training_problem.coreset
+    drawn = run_query(
+        sql, sites, "coreset-kmeans", **own
+    ).strategy.training_problem.coreset
     # of at most as many clusters as a shard has rows, o in three shards
     totals = {name: total / 4 for name, total in drawn.totals.items()}
     assert totals == pytest.approx({"o": 1 + 9, "c": 1 + 6, "i": 1 + 6}, abs=1e-6)
@@ -215,7 +235,9 @@ def test_the_server_sees_sums_of_scores_alone():
 def test_a_sample_of_all_rows_is_the_run_without_one():
     sites, how = one_per_site(sharded(store())), {"num_epochs": 3, "tolerance": 1e-12}
     everything = {"coreset_size": 10_000, "coreset_kind": "uniform"}
-    plain, every = (run("squared", sites, **how, **coreset) for coreset in ({}, everything))
+    plain, every = (
+        run("squared", sites, **how, **coreset) for coreset in ({}, everything)
+    )
     assert every.losses == plain.losses
     # it takes no message, and reads no row
     for one, other in zip(plain.history, every.history, strict=True):
@@ -229,7 +251,11 @@ def test_held_out_rows_are_scored_in_the_last_epoch(strategy):
     sites = one_per_site(SPLITS["sharded" if strategy == "admm" else "whole"](store()))
     last = run("squared", sites, strategy, **own)
     every = run("squared", sites, strategy, tolerance=1e-12, **own)
-    assert [bool(item.test) for item in last.history if item.train] == [False, False, True]
+    assert [bool(item.test) for item in last.history if item.train] == [
+        False,
+        False,
+        True,
+    ]
     assert all(item.test for item in every.history if item.train)
     assert last.strategy.report.final_test == pytest.approx(
         every.strategy.report.final_test, rel=1e-6
@@ -290,7 +316,10 @@ def test_a_total_that_no_columns_have_is_capped_and_told():
 
 ODD = {
     "a negative total": ({Action.MEASURE: with_facts("c", total=-1)}, "'total'"),
-    "no total": ({Action.MEASURE: with_facts("c", total=None)}, "sent no sum of its sensitivities"),
+    "no total": (
+        {Action.MEASURE: with_facts("c", total=None)},
+        "sent no sum of its sensitivities",
+    ),
     "rows beyond its own": (
         {Action.DRAW: with_arrays(lambda p, a: a + np.uint32(99 * (p == 1)))},
         r"sent drawn row numbers beyond its \d+ rows",
@@ -324,7 +353,9 @@ def test_what_no_rows_can_have_is_refused(odd):
 )
 def test_a_shard_cannot_send_moments_of_no_columns(change):
     with pytest.raises(ReplyError, match="an impossible matrix of second moments"):
-        claim(sharded, {Action.MEASURE: with_arrays(lambda p, a: a if p else change(a))})
+        claim(
+            sharded, {Action.MEASURE: with_arrays(lambda p, a: a if p else change(a))}
+        )
 
 
 def test_a_shard_has_at_most_the_share_of_its_tables_columns():
@@ -348,10 +379,14 @@ def test_more_shards_than_can_be_summed_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("is_forgotten", [False, True])
-def test_a_policy_that_keeps_scores_keeps_sensitivities(tmp_path, monkeypatch, is_forgotten):
+def test_a_policy_that_keeps_scores_keeps_sensitivities(
+    tmp_path, monkeypatch, is_forgotten
+):
     if is_forgotten:
         # what a handler has not checked is refused when it is written down
-        monkeypatch.setattr("client_apps.handlers.coreset.check_plan", lambda *_, **__: None)
+        monkeypatch.setattr(
+            "client_apps.handlers.coreset.check_plan", lambda *_, **__: None
+        )
     grid = HostileGrid(tmp_path, policies={"orders": 'releases = { scores = "never" }'})
     with pytest.raises(SiteError, match=r"releases\.scores = never"):
         train(grid, coreset_size=5)

@@ -93,9 +93,15 @@ def test_ridge_over_all_rows_is_what_admm_converges_to():
     admm = solve("admm", sharded, num_epochs=300, tolerance=1e-9, **own)
     np.testing.assert_allclose(solved.flat, admm.flat, atol=1e-6)
     for of in ("train", "test"):
-        found, expected = (getattr(own.strategy.report.history[-2], of) for own in (solved, admm))
+        found, expected = (
+            getattr(own.strategy.report.history[-2], of) for own in (solved, admm)
+        )
         assert found == pytest.approx(expected, rel=1e-6)
-    assert [item.phase for item in solved.history[-3:]] == ["rows", "evaluate", "finish"]
+    assert [item.phase for item in solved.history[-3:]] == [
+        "rows",
+        "evaluate",
+        "finish",
+    ]
 
 
 @pytest.mark.parametrize("outer", [False, True])
@@ -125,14 +131,17 @@ def test_an_l1_penalty_leaves_what_its_optimality_asks_for():
 def test_saga_comes_to_the_same_as_the_exact_solver():
     own = {"coreset_kind": "uniform", "coreset_size": 50, "l2": 0.1, "sql": WEIGHTED}
     exact, saga = (
-        solve("coreset-ridge", coreset_solver=solver, **own) for solver in ("exact", "saga")
+        solve("coreset-ridge", coreset_solver=solver, **own)
+        for solver in ("exact", "saga")
     )
     assert saga.strategy.chosen["coreset-solver"] == "saga"
     np.testing.assert_allclose(saga.flat, exact.flat, atol=1e-3)
 
 
 def test_ridge_is_not_for_classes():
-    with pytest.raises(errors.QueryError, match=r"squared loss of numbers, .* 'logistic': use"):
+    with pytest.raises(
+        errors.QueryError, match=r"squared loss of numbers, .* 'logistic': use"
+    ):
         solve("coreset-ridge", sql=store_sql("logistic"), **ALL)
 
 
@@ -148,15 +157,21 @@ def test_what_is_known_of_the_assumption_is_in_the_report():
     assert strategy.warnings == []
 
 
-@pytest.mark.parametrize(("layout", "solver"), [(whole, "kmeans++"), (sharded, "distdim")])
-def test_the_cost_over_all_joined_rows_is_that_of_the_built_join(layout, solver, tmp_path):
+@pytest.mark.parametrize(
+    ("layout", "solver"), [(whole, "kmeans++"), (sharded, "distdim")]
+)
+def test_the_cost_over_all_joined_rows_is_that_of_the_built_join(
+    layout, solver, tmp_path
+):
     frames = store()
     own = {"clusters": 3, "coreset_size": 40, "coreset_solver": solver}
     sites = on(layout, frames)
     model = train(tmp_path, sites, CLUSTERS, "coreset-kmeans", num_epochs=0, **own)
     expected = model.reference(frames, SOURCE)
     distances = np.array(expected)[:, 1:]
-    assert model.manifest.test["loss"] == pytest.approx(distances.min(axis=1).mean(), rel=1e-5)
+    assert model.manifest.test["loss"] == pytest.approx(
+        distances.min(axis=1).mean(), rel=1e-5
+    )
     # and the model predicts: the nearest centre, and how far it is
     table = model.table(sites)
     np.testing.assert_allclose(scored(table), expected, atol=1e-4)
@@ -167,7 +182,9 @@ def test_the_cost_over_all_joined_rows_is_that_of_the_built_join(layout, solver,
     )
     # a label that is there is no obstacle to measuring the cost again
     labelled = CLUSTERS.replace("SELECT", "SELECT o.qty AS label,")
-    assert model.evaluate(sites, labelled) == pytest.approx(model.manifest.test, rel=1e-6)
+    assert model.evaluate(sites, labelled) == pytest.approx(
+        model.manifest.test, rel=1e-6
+    )
 
 
 def test_clusters_of_its_rows_are_for_the_first_tables_site(tmp_path):
@@ -216,7 +233,9 @@ def test_with_distdim_only_local_clusters_leave():
 def test_fewer_distinct_rows_than_clusters_are_all_hit():
     frames = store()
     frames["orders"] = frames["orders"].iloc[[5, 5, 9]]
-    done = run_query(CLUSTERS, one_per_site(whole(frames)), "coreset-kmeans", clusters=50, **ALL)
+    done = run_query(
+        CLUSTERS, one_per_site(whole(frames)), "coreset-kmeans", clusters=50, **ALL
+    )
     assert done.strategy.chosen["clusters"] == len(np.unique(joined(done), axis=0)) < 50
     assert done.strategy.report.final_test["loss"] == pytest.approx(0.0, abs=1e-8)
 
@@ -249,7 +268,9 @@ def test_weights_of_joined_rows_count_and_the_label_is_left_out():
 
 
 def test_rows_that_may_lack_a_part_are_not_clustered():
-    with pytest.raises(errors.QueryError, match="clusters whole rows, but the query LEFT JO"):
+    with pytest.raises(
+        errors.QueryError, match="clusters whole rows, but the query LEFT JO"
+    ):
         solve("coreset-kmeans", sql=CLUSTERS.replace("JOIN items", "LEFT JOIN items"))
 
 
@@ -260,7 +281,9 @@ def test_rows_leave_where_the_policy_says_so(strategy, own, policy, refused, tmp
     grid = WatchedGrid([federated.write_site(tmp_path, tables, policies)])
     sql = SQL if strategy == "coreset-ridge" else CLUSTERS
     with pytest.raises(errors.SiteError, match=refused) if refused else nullcontext():
-        federated.train(grid, sql, strategy, num_epochs=0, coreset_kind="uniform", **own)
+        federated.train(
+            grid, sql, strategy, num_epochs=0, coreset_kind="uniform", **own
+        )
     assert bool(grid.sent(Action.ROWS)) == (not refused)
 
 

@@ -37,9 +37,13 @@ def saved(folder) -> list[np.ndarray]:
 
 
 class Fault:
-    """Change one array of a kind in the message that begins an epoch after good ones."""
+    """Change one array of a kind in the message that begins an epoch after good
+    ones.
+    """
 
-    def __init__(self, strategy: str, rounds: int, *, of_replies: bool, good: int = GOOD) -> None:
+    def __init__(
+        self, strategy: str, rounds: int, *, of_replies: bool, good: int = GOOD
+    ) -> None:
         """Count the rounds of an epoch."""
         self.action, self.of_replies = FIRST[strategy], of_replies
         self.rounds, self.begin = [], good * rounds
@@ -53,20 +57,31 @@ class Fault:
             return
         for (part, name), array in seen.arrays.items():
             if part == 0 and name in ("step", "messages", "scores", "batch_scores"):
-                random = np.random.default_rng(5).integers(0, 1 << 32, array.shape, np.uint32)
-                seen.arrays[part, name] = random if self.of_replies else array + np.float32(1e20)
+                random = np.random.default_rng(5).integers(
+                    0, 1 << 32, array.shape, np.uint32
+                )
+                seen.arrays[part, name] = (
+                    random if self.of_replies else array + np.float32(1e20)
+                )
 
 
 def check_ends_with(finished, folder, epoch: int, short) -> None:
     report = finished.strategy.report
-    assert report.verdict.startswith(f"diverged in epoch {epoch + 1}: the model of epoch {epoch},")
+    assert report.verdict.startswith(
+        f"diverged in epoch {epoch + 1}: the model of epoch {epoch},"
+    )
     assert "Lower learning-rate" in report.verdict
     assert report.verdict in report.warnings
     for theta, other in zip(saved(folder / "a"), saved(folder / "b"), strict=True):
         np.testing.assert_array_equal(theta, other)
     assert report.final_test == short.strategy.report.final_test
-    assert {name: each["share"] for name, each in report.contributions.items()} == pytest.approx(
-        {name: each["share"] for name, each in short.strategy.report.contributions.items()},
+    assert {
+        name: each["share"] for name, each in report.contributions.items()
+    } == pytest.approx(
+        {
+            name: each["share"]
+            for name, each in short.strategy.report.contributions.items()
+        },
         abs=1e-5,
     )
 
@@ -90,17 +105,26 @@ def test_a_server_that_is_killed_around_the_divergence_ends_alike(strategy, tmp_
             with pytest.raises(Killed):
                 STRATEGIES[strategy](Query.from_sql(query()), **how).start(grid)
             grid.kill_at = None
-            again = STRATEGIES[strategy](Query.from_sql(query()), **how, resume=how["output_dir"])
+            again = STRATEGIES[strategy](
+                Query.from_sql(query()), **how, resume=how["output_dir"]
+            )
             again.start(grid)
-        assert again.verdict.startswith(f"diverged in epoch {GOOD + 1}: the model of epoch {GOOD},")
-        assert [report.phase for report in again.history][-2:] == [FIRST[strategy][6:], "finish"]
+        assert again.verdict.startswith(
+            f"diverged in epoch {GOOD + 1}: the model of epoch {GOOD},"
+        )
+        assert [report.phase for report in again.history][-2:] == [
+            FIRST[strategy][6:],
+            "finish",
+        ]
         for theta, other in zip(saved(place / "sites"), expected, strict=True):
             np.testing.assert_array_equal(theta, other)
 
 
 @pytest.mark.parametrize("layout", ["whole", "mixed"])
 @pytest.mark.parametrize("strategy", RUNS)
-def test_a_site_that_cannot_take_a_round_has_the_model_before_it(strategy, layout, tmp_path):
+def test_a_site_that_cannot_take_a_round_has_the_model_before_it(
+    strategy, layout, tmp_path
+):
     short = run(tmp_path / "b", strategy, layout, num_epochs=GOOD)
     batches = sum(r.phase == FIRST[strategy][6:] for r in short.history) // GOOD
     fault = Fault(strategy, batches, of_replies=False)
@@ -108,9 +132,9 @@ def test_a_site_that_cannot_take_a_round_has_the_model_before_it(strategy, layou
     assert "out of range" in finished.strategy.report.verdict
     check_ends_with(finished, tmp_path, GOOD, short)
     # all sites have ended the run
-    assert len(finished.sent("query.finish", replies=True)) == len(LAYOUTS[layout](FRAMES)) + (
-        layout == "mixed"
-    )
+    assert len(finished.sent("query.finish", replies=True)) == len(
+        LAYOUTS[layout](FRAMES)
+    ) + (layout == "mixed")
 
 
 def test_a_loss_far_above_a_constants_ends_with_the_epoch_before(tmp_path):
@@ -129,7 +153,10 @@ def test_the_epoch_of_the_lowest_loss_is_saved(tmp_path):
     fault = Fault("sgd", batches, of_replies=False, good=5)
     finished = run(tmp_path / "a", "sgd", "whole", fault, **how)
     assert finished.losses == plain.losses[:5]
-    assert "in epoch 6: the model of epoch 3, of the lowest training" in finished.strategy.verdict
+    assert (
+        "in epoch 6: the model of epoch 3, of the lowest training"
+        in finished.strategy.verdict
+    )
     run(tmp_path / "b", "sgd", "whole", **{**how, "num_epochs": 3})
     for theta, other in zip(saved(tmp_path / "a"), saved(tmp_path / "b"), strict=True):
         np.testing.assert_array_equal(theta, other)
@@ -140,7 +167,13 @@ def test_steps_that_are_too_long_from_the_start_fail_as_before(tmp_path):
     with pytest.raises(DivergedError, match=match):
         run(tmp_path, "sgd", "whole", learning_rate=50.0)
     with pytest.raises(DivergedError, match=match):
-        run(tmp_path, "sgd", "whole", learning_rate=50.0, privacy=PrivacySettings(scores="clear"))
+        run(
+            tmp_path,
+            "sgd",
+            "whole",
+            learning_rate=50.0,
+            privacy=PrivacySettings(scores="clear"),
+        )
     assert not list(tmp_path.rglob("part-*"))
 
 

@@ -60,7 +60,9 @@ def test_validation_rows_are_neither_trained_nor_tested_on():
     validation_rows = split.split["validation-rows"]
     plain = trained("squared", num_epochs=2).strategy.report
     orders = len(FRAMES["orders"])
-    subset = split_at_random(np.ones(orders, bool), Shares(0.2, 0.3), np.random.default_rng(0))
+    subset = split_at_random(
+        np.ones(orders, bool), Shares(0.2, 0.3), np.random.default_rng(0)
+    )
     assert (subset == VALIDATION).sum() == round(0.3 * round(0.8 * orders))
     assert split.joined_rows_test == plain.joined_rows_test
     assert validation_rows > 0

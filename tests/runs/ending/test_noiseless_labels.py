@@ -22,7 +22,9 @@ def first_toy(rows: int = 20, keys: int = 5, noise: float = 0.0) -> tuple[dict, 
     a = pd.DataFrame({"k": np.arange(rows) % keys, "x": np.arange(rows, dtype=float)})
     a["y"] = 2 * a["x"] + 3 * a["k"] + noise * 50 * rng.normal(size=rows)
     b = pd.DataFrame({"k": np.arange(keys), "z": np.arange(keys, dtype=float)})
-    return whole({"a": a, "b": b}), "SELECT a.y AS label, a.x, b.z FROM a JOIN b ON a.k = b.k"
+    return whole(
+        {"a": a, "b": b}
+    ), "SELECT a.y AS label, a.x, b.z FROM a JOIN b ON a.k = b.k"
 
 
 def end_of(shards, sql: str, **settings: object) -> Run:
@@ -49,7 +51,8 @@ def test_admm_settles_where_rounding_does():
     report = run_query(sql, [shards], "admm", **how).strategy.report
     assert report.verdict == "converged: the loss has settled"
     assert report.final_train["loss"] == pytest.approx(
-        end_of(shards, sql, test_fraction=0.25).strategy.report.final_train["loss"], rel=0.05
+        end_of(shards, sql, test_fraction=0.25).strategy.report.final_train["loss"],
+        rel=0.05,
     )
 
 
@@ -58,8 +61,12 @@ def test_admm_settles_where_rounding_does():
 def test_without_a_penalty_it_ends_where_rounding_does(privacy, layout):
     shards, sql = first_toy()
     if layout == 2:
-        shards = {name: pieces(frame, len(frame) // 2) for name, (frame,) in shards.items()}
-    finished = end_of(shards, sql, l2=0.0, tolerance=1e-9, test_fraction=1e-9, privacy=privacy)
+        shards = {
+            name: pieces(frame, len(frame) // 2) for name, (frame,) in shards.items()
+        }
+    finished = end_of(
+        shards, sql, l2=0.0, tolerance=1e-9, test_fraction=1e-9, privacy=privacy
+    )
     assert finished.strategy.report.verdict.startswith("converged")
     assert len(finished.losses) < 20
     # masked scores have 20 bits of the label's deviation
@@ -71,7 +78,9 @@ def test_a_toy_ends_at_the_optimum_of_ridge(seed, tmp_path):
     toy = toys.toy(seed)
     shards = whole(toy.frames)
     if seed % 3 == 0:
-        shards = {name: pieces(frame, len(frame) // 2) for name, (frame,) in shards.items()}
+        shards = {
+            name: pieces(frame, len(frame) // 2) for name, (frame,) in shards.items()
+        }
     how = {"l2": toy.l2, "num_epochs": 0, "test_fraction": 1e-9, "task": "regression"}
     with closing(InProcessGrid(app, [shards], state=tmp_path)) as grid:
         strategy = train(grid, toy.sql, "cg", **how)
@@ -79,9 +88,11 @@ def test_a_toy_ends_at_the_optimum_of_ridge(seed, tmp_path):
     optimum = toys.Optimum.of(toy)
     base = float(strategy.training_problem.base_score[0])
     reached = optimum.objective(toys.saved_weights(toy, tmp_path, base))
-    # the gradient's tolerance allows 4.5e-6 of f, and many times that where tables nearly
-    # determine each other; rounding 1e-9 of the label's variance. Without a penalty features
-    # that are collinear but for a millionth of their size, which float32 hardly holds, are
-    # left out.
+    # the gradient's tolerance allows 4.5e-6 of f, and many times that where tables
+    # nearly determine each other; rounding 1e-9 of the label's variance. Without a
+    # penalty features that are collinear but for a millionth of their size, which
+    # float32 hardly holds, are left out.
     rounding = (1e-9 if toy.l2 else 1e-4) * optimum.variance
-    assert reached <= optimum.objective(optimum.best()) * (1.0 + 1e-3) + rounding, toy.traits
+    assert reached <= optimum.objective(optimum.best()) * (1.0 + 1e-3) + rounding, (
+        toy.traits
+    )

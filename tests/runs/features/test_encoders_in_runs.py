@@ -84,12 +84,20 @@ def albums(rows: int = 600, kinds: int = 30) -> dict[str, pd.DataFrame]:
     titles = [None if k % 3 == 0 else f"t{k}" for k in range(kinds)]
     album = np.minimum(rng.geometric(0.15, rows) - 1, kinds - 1)
     label = (album % 3 == 0) + 0.1 * rng.normal(size=rows)
-    lines = pd.DataFrame({"album": album, "y": label, "note": rng.integers(0, 9, rows).astype(str)})
+    lines = pd.DataFrame(
+        {"album": album, "y": label, "note": rng.integers(0, 9, rows).astype(str)}
+    )
     lines.loc[:9, "note"] = "oops"
-    return {"lines": lines, "albums": pd.DataFrame({"id": np.arange(kinds), "title": titles})}
+    return {
+        "lines": lines,
+        "albums": pd.DataFrame({"id": np.arange(kinds), "title": titles}),
+    }
 
 
-ALBUMS = "SELECT l.y AS label, al.title, l.note FROM lines l JOIN albums al ON l.album = al.id"
+ALBUMS = (
+    "SELECT l.y AS label, al.title, l.note FROM lines l JOIN albums al ON l.album = "
+    "al.id"
+)
 CUT = (("al", "title", "one-hot(4)"),)
 HOW = {"task": "regression", "num_epochs": 30, "seed": 3}
 
@@ -108,7 +116,9 @@ def test_a_missing_category_is_one_and_what_is_lost_is_said(layout) -> None:
     assert (title["encoder"], title["columns"]) == ("one-hot(4) missing=category", 4)
     assert (title["kept"], title["categories"]) == (3, 20)
     assert 25 < title["missing"] < 60
-    lost, odd = sorted(text for text in report["warnings"] if text[:4] in ("al.t", "l.no"))
+    lost, odd = sorted(
+        text for text in report["warnings"] if text[:4] in ("al.t", "l.no")
+    )
     assert lost == (
         f"al.title: 3 of 20 categories kept, {title['other']} % of the joined rows in "
         "(other); max-categories keeps more"
@@ -120,7 +130,9 @@ def test_a_missing_category_is_one_and_what_is_lost_is_said(layout) -> None:
         t["encoding"] for t in report["tables"]
     ]
     ordinary = train(sites, ALBUMS.replace(", l.note", ""), **HOW)
-    assert not any("categories" in text or "nearly" in text for text in ordinary.warnings)
+    assert not any(
+        "categories" in text or "nearly" in text for text in ordinary.warnings
+    )
 
 
 def test_a_category_per_row_is_an_identifier() -> None:
@@ -128,13 +140,21 @@ def test_a_category_per_row_is_an_identifier() -> None:
     frames["lines"]["note"] = [f"n{k}" for k in range(600)]
     warnings = train(one_per_site(whole(frames)), ALBUMS, **HOW).warnings
     (warning,) = (text for text in warnings if text.startswith("l.note"))
-    assert re.match(r"l\.note: \d+ categories in \d+ joined rows, as of an identifier", warning)
+    assert re.match(
+        r"l\.note: \d+ categories in \d+ joined rows, as of an identifier", warning
+    )
 
 
 def test_a_policy_hides_the_facts_about_rows(tmp_path) -> None:
-    policies = dict.fromkeys(("orders", "customers"), "releases = { statistics = 'never' }")
+    policies = dict.fromkeys(
+        ("orders", "customers"), "releases = { statistics = 'never' }"
+    )
     declared = tuple(map(tuple, CASES["free"]))
-    strategy = train_hostile(HostileGrid(tmp_path, policies=policies), encoders=declared)
+    strategy = train_hostile(
+        HostileGrid(tmp_path, policies=policies), encoders=declared
+    )
     (orders, customers) = report_dict(strategy.report)["tables"]
     for row in (*orders["encoding"], *customers["encoding"]):
-        assert [row[key] for key in ("type", "encoder", "missing", "kept")] == [None] * 4
+        assert [row[key] for key in ("type", "encoder", "missing", "kept")] == [
+            None
+        ] * 4

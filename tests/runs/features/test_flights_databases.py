@@ -45,7 +45,9 @@ def flat(value: object, path: str = "") -> dict[str, object]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["classification", "regression"])
-def test_databases_give_the_report_of_files(task, tmp_path, monkeypatch, postgresql, mariadb):
+def test_databases_give_the_report_of_files(
+    task, tmp_path, monkeypatch, postgresql, mariadb
+):
     monkeypatch.setenv("PLANES_URI", uri(postgresql))
     monkeypatch.setenv("WEATHER_URI", uri(mariadb))
     tables = load_flights(tmp_path / "data", uri(postgresql), uri(mariadb))

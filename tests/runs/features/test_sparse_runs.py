@@ -3,15 +3,28 @@
 import numpy as np
 import pytest
 
-from tests.support.federated import LABELS, Run, one_per_site, run_query, sharded, store, whole
+from tests.support.federated import (
+    LABELS,
+    Run,
+    one_per_site,
+    run_query,
+    sharded,
+    store,
+    whole,
+)
 from tp_flower.features import encoder
 from tp_flower.learning import solvers
 
 FRAMES = store()
-ENCODERS = "c.region=one-hot(9); i.item=hash(9); i.price=bins(5) indicator; o.day=one-hot(20)"
+ENCODERS = (
+    "c.region=one-hot(9); i.item=hash(9); i.price=bins(5) indicator; o.day=one-hot(20)"
+)
 SQL = f"""SELECT {LABELS["squared"]} AS label, o.day, c.age, c.region, i.item, i.price
 FROM orders o JOIN customers c ON o.customer = c.id JOIN items i ON o.item = i.item"""
-LAYOUTS = {"whole": one_per_site(whole(FRAMES)), "sharded": one_per_site(sharded(FRAMES))}
+LAYOUTS = {
+    "whole": one_per_site(whole(FRAMES)),
+    "sharded": one_per_site(sharded(FRAMES)),
+}
 METHODS = [
     ("cg", "whole", {}),
     ("cg", "sharded", {}),
@@ -65,16 +78,24 @@ def test_sensitivities_are_those_of_dense_rows(layout_of):
         layout_of(is_sparse=is_sparse)
         measured = finished("coreset-ridge", "whole", coreset_size=30)
         replies = measured.sent("train.measure", replies=True)
-        totals.append([part["total"] for seen in replies for part in seen.header["parts"]])
+        totals.append(
+            [part["total"] for seen in replies for part in seen.header["parts"]]
+        )
     assert len(totals[0]) == 3
     np.testing.assert_allclose(*totals, rtol=1e-9)
 
 
 @pytest.mark.parametrize(
     ("strategy", "layout", "settings"),
-    [("admm", "whole", {}), ("admm", "sharded", {"lou": "consensus"}), ("sgd", "sharded", {})],
+    [
+        ("admm", "whole", {}),
+        ("admm", "sharded", {"lou": "consensus"}),
+        ("sgd", "sharded", {}),
+    ],
 )
-def test_wide_tables_build_no_gram_matrix(layout_of, monkeypatch, strategy, layout, settings):
+def test_wide_tables_build_no_gram_matrix(
+    layout_of, monkeypatch, strategy, layout, settings
+):
     built = finished(strategy, layout, **settings)
     layout_of(is_sparse=True)
     monkeypatch.setattr(solvers, "MOST_COLUMNS", 1)

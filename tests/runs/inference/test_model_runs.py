@@ -56,7 +56,9 @@ def sites(folder, policy=""):
         frame.to_csv(folder / f"{name}.csv", index=False)
     (folder / "shop.toml").write_text("[tables.o]\npath='o.csv'\nsite='shop'\n" + OPEN)
     shards = "".join(
-        f"[[tables.c.shards]]\npath='{name}.csv'\nsite='{name}'\n" for name in tables if name != "o"
+        f"[[tables.c.shards]]\npath='{name}.csv'\nsite='{name}'\n"
+        for name in tables
+        if name != "o"
     )
     rules = f"[tables.c]\n{OPEN}"
     if policy:
@@ -67,7 +69,12 @@ def sites(folder, policy=""):
 
 def run(folder, method=TablePuppetADMM, policy="", sql=SQL, **settings):
     grid = WatchedGrid(sites(folder, policy), state=folder / "state")
-    settings = {"num_epochs": 3, "test_fraction": 0.0, "validation_fraction": 0.0, **settings}
+    settings = {
+        "num_epochs": 3,
+        "test_fraction": 0.0,
+        "validation_fraction": 0.0,
+        **settings,
+    }
     return train(grid, sql, method, **settings), grid
 
 
@@ -151,7 +158,9 @@ def test_report_says_where_the_model_is_and_what_the_tables_add(trained):
     _, strategy = trained
     report = report_dict(strategy.report)
     assert report["model"] == str(make_manifest(strategy).model)
-    assert sum(own["share"] for own in report["contributions"].values()) == pytest.approx(1.0)
+    assert sum(
+        own["share"] for own in report["contributions"].values()
+    ) == pytest.approx(1.0)
     assert report["coefficients"] == {}
 
 
@@ -185,7 +194,10 @@ def test_shares_of_weighted_rows_and_several_outputs_are_those_of_repeated_rows(
         halves = (slice(0, 1), slice(1, 4))
         sums[name] = sum(score_sums(scores[name][h], masses[h]) for h in halves)
     found = contributions(sums, 12)
-    joined = {name: np.where(of[:, None] < 0, 0.0, scores[name][of]) for name, of in row_of.items()}
+    joined = {
+        name: np.where(of[:, None] < 0, 0.0, scores[name][of])
+        for name, of in row_of.items()
+    }
     mean = {name: np.average(h, axis=0, weights=weights) for name, h in joined.items()}
     spread = {
         name: np.average((h - mean[name]) ** 2, axis=0, weights=weights).sum()
@@ -241,7 +253,11 @@ def outcome_of(strategy, arrays):
 def test_a_site_that_did_not_answer_has_no_digest(trained):
     _, strategy = trained
     federation = strategy.training_problem
-    assert strategy.outcome_of(Replies({}, {}), federation).digests == {0: "", 1: "", 2: ""}
+    assert strategy.outcome_of(Replies({}, {}), federation).digests == {
+        0: "",
+        1: "",
+        2: "",
+    }
 
 
 @pytest.mark.parametrize(
@@ -276,7 +292,10 @@ def test_coefficients_leave_where_the_policy_says_so_and_are_noted(tmp_path):
     # categories go by their keyed hash
     assert not any("kind = g" in name or "kind = s" in name for name in names)
     totals = report["privacy"]["totals"]
-    assert {own["site"] for own in totals if "coefficients" in own["uncovered"]} == {"us", "uk"}
+    assert {own["site"] for own in totals if "coefficients" in own["uncovered"]} == {
+        "us",
+        "uk",
+    }
 
 
 def test_coefficients_of_the_label_table_have_its_intercept(tmp_path):
@@ -295,11 +314,17 @@ def test_coefficients_of_the_label_table_have_its_intercept(tmp_path):
     ("policy", "privacy", "parts"),
     [
         ("", PrivacySettings(), set()),
-        ("coefficients = true\n", PrivacySettings(features="statistics", epsilon=5.0), {1, 2}),
+        (
+            "coefficients = true\n",
+            PrivacySettings(features="statistics", epsilon=5.0),
+            {1, 2},
+        ),
     ],
     ids=["not allowed", "private"],
 )
-def test_coefficients_of_private_models_cost_nothing_more(tmp_path, policy, privacy, parts):
+def test_coefficients_of_private_models_cost_nothing_more(
+    tmp_path, policy, privacy, parts
+):
     strategy, grid = run(tmp_path, policy=f"{policy}min-count = 2", privacy=privacy)
     assert shown_by(grid) == parts
     totals = report_dict(strategy.report)["privacy"]["totals"]
@@ -316,7 +341,11 @@ def test_train_writes_the_manifest_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("TP_FLOWER_HOME", str(tmp_path / "home"))
     grid = InProcessGrid(app, sites(tmp_path), state=tmp_path / "state")
     settings = Settings(num_epochs=1, model_name="qty", output_dir=str(tmp_path))
-    view = strategies.app.train(Query.from_sql(SQL), settings, lambda _: None, grid, tmp_path)
+    view = strategies.app.train(
+        Query.from_sql(SQL), settings, lambda _: None, grid, tmp_path
+    )
     found = resolve(tmp_path / "home", "qty")
     assert f"Model: {found.model}" in console_text(view)
-    assert json.loads((tmp_path / "report.json").read_text())["model"] == str(found.model)
+    assert json.loads((tmp_path / "report.json").read_text())["model"] == str(
+        found.model
+    )

@@ -35,7 +35,9 @@ def in_two(frame):
 
 @pytest.fixture(scope="module", params=["squared", "softmax"])
 def model(tmp_path_factory, request):
-    return train_store(tmp_path_factory.mktemp("new"), request.param, in_two(FRAMES["orders"]))
+    return train_store(
+        tmp_path_factory.mktemp("new"), request.param, in_two(FRAMES["orders"])
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,10 +66,15 @@ def test_a_site_of_another_table_is_still_asked_for_by_itself(model):
     """The label table's missing site is no reason to stop, and not named as one."""
     first, _ = pieces(FRAMES["customers"], 4)
     split = {**in_two(FRAMES["orders"]), "customers": {"customers": [first]}}
-    without_items = {name: own for name, own in split.items() if name not in ("south", "customers")}
-    with pytest.raises(ModelError, match=r"unavailable: 'customers' of table 'c'; start them"):
+    without_items = {
+        name: own for name, own in split.items() if name not in ("south", "customers")
+    }
+    with pytest.raises(
+        ModelError, match=r"unavailable: 'customers' of table 'c'; start them"
+    ):
         model.table(
-            {**without_items, "elsewhere": {"customers": [FRAMES["customers"]]}}, UNLABELLED
+            {**without_items, "elsewhere": {"customers": [FRAMES["customers"]]}},
+            UNLABELLED,
         )
 
 
@@ -76,7 +83,9 @@ def folder(tmp_path, monkeypatch):
     """A trained store of CSV files, whose orders are at two sites."""
     monkeypatch.setenv("TP_FLOWER_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    orders = FRAMES["orders"].assign(oid=np.arange(60), shop=np.resize(["web", "town"], 60))
+    orders = FRAMES["orders"].assign(
+        oid=np.arange(60), shop=np.resize(["web", "town"], 60)
+    )
     write_orders(tmp_path, "train", pieces(orders, 30))
     write_orders(tmp_path, "new", [orders.tail(9), orders.head(0)])
     write_orders(tmp_path, "part", [orders, orders.head(0)])
@@ -90,7 +99,9 @@ def write_orders(folder: Path, name: str, shards: list[pd.DataFrame]) -> None:
     tables += f"[tables.orders]\n{OPEN}"
     for site, frame in zip(("north", "south"), shards, strict=True):
         frame.to_csv(folder / f"{name}-{site}.csv", index=False)
-        tables += f"[[tables.orders.shards]]\npath = '{name}-{site}.csv'\nsite = '{site}'\n"
+        tables += (
+            f"[[tables.orders.shards]]\npath = '{name}-{site}.csv'\nsite = '{site}'\n"
+        )
     (folder / f"{name}-tables.toml").write_text(tables)
     columns = "o.qty AS label, o.day, o.shop, c.age"
     sql = f"SELECT {columns} FROM orders o JOIN customers c ON o.customer = c.id"
@@ -104,7 +115,11 @@ def test_a_file_with_a_header_alone_stops_nothing():
     for mode in ("predict", "evaluate"):
         printed = printed_by(mode, "new.toml", "--set", f"output-dir={mode}")
         assert not MEANS.search(printed)
-    joined = FRAMES["orders"].tail(9).merge(FRAMES["customers"], left_on="customer", right_on="id")
+    joined = (
+        FRAMES["orders"]
+        .tail(9)
+        .merge(FRAMES["customers"], left_on="customer", right_on="id")
+    )
     assert len(pq.read_table("predict/predictions.parquet")) == len(joined)
 
 

@@ -16,8 +16,21 @@ from client_apps.handlers.inference import PURPOSE, check_range
 from strategies.inference.predict import Predict
 from tests.support.federated import FEATURES, SOURCE, sharded, store, whole
 from tests.support.files import case_table
-from tests.support.predicted import check_equal, on, part_scores, scored, train, train_store
-from tp_flower.errors import DivergedError, ModelError, QueryError, SettingsError, SiteError
+from tests.support.predicted import (
+    check_equal,
+    on,
+    part_scores,
+    scored,
+    train,
+    train_store,
+)
+from tp_flower.errors import (
+    DivergedError,
+    ModelError,
+    QueryError,
+    SettingsError,
+    SiteError,
+)
 from tp_flower.features.columns import NumericColumn
 from tp_flower.learning.metrics import evaluate
 from tp_flower.losses import LogisticLoss, SquaredLoss
@@ -52,7 +65,9 @@ def trained_once(loss, layout=whole, **how):
 
     @pytest.fixture(scope="module")
     def model(tmp_path_factory):
-        return train_store(tmp_path_factory.mktemp("m"), loss, on(layout, store()), **how)
+        return train_store(
+            tmp_path_factory.mktemp("m"), loss, on(layout, store()), **how
+        )
 
     return model
 
@@ -77,7 +92,8 @@ def test_equal_to_the_joined_table(request, name):
 def test_same_rows_score_as_in_training(logistic):
     # the held-out rows are among them: the metrics are of both
     assert logistic.evaluate(on(sharded, store()))["loss"] == pytest.approx(
-        0.8 * logistic.manifest.train["loss"] + 0.2 * logistic.manifest.test["loss"], rel=0.05
+        0.8 * logistic.manifest.train["loss"] + 0.2 * logistic.manifest.test["loss"],
+        rel=0.05,
     )
 
 
@@ -101,32 +117,49 @@ def test_a_row_far_outside_of_the_training_rows_is_refused_in_words_about_rows(s
     rows = new_rows()
     rows["orders"].loc[7, "day"] = 1e9
     far = on(whole, rows)
-    match = r"site 'orders', table 'o': .* a score is out of range.* far outside of those that"
+    match = (
+        r"site 'orders', table 'o': .* a score is out of range.* far outside of those "
+        r"that"
+    )
     with pytest.raises(SiteError, match=match) as caught:
         squared.table(far, UNLABELLED)
     assert not isinstance(caught.value, DivergedError)
     assert "diverged" not in str(caught.value)
     # both remedies that the error names
     expected = squared.reference(rows, SOURCE)
-    scores = scored(squared.table(far, UNLABELLED, privacy=PrivacySettings(scores="clear")))
-    np.testing.assert_allclose(np.array(scores), np.array(expected), rtol=1e-6, atol=1e-5)
+    scores = scored(
+        squared.table(far, UNLABELLED, privacy=PrivacySettings(scores="clear"))
+    )
+    np.testing.assert_allclose(
+        np.array(scores), np.array(expected), rtol=1e-6, atol=1e-5
+    )
     near = f"{SOURCE} WHERE o.day < 100"
     kept = scored(squared.table(far, f"SELECT {FEATURES} {near}"))
     # rows are numbered among those that are read
-    check_equal([row[1:] for row in kept], [row[1:] for row in squared.reference(rows, near)])
+    check_equal(
+        [row[1:] for row in kept], [row[1:] for row in squared.reference(rows, near)]
+    )
 
 
 @pytest.mark.parametrize("score", [np.nan, np.inf, -1e31])
 def test_scores_in_the_clear_that_a_message_cannot_carry_are_refused_alike(score):
     check_range(np.full((3, 1), 1e29), None)
-    with pytest.raises(ModelError, match=r"up to 1e\+30: .* leave such rows out by WHERE$"):
+    with pytest.raises(
+        ModelError, match=r"up to 1e\+30: .* leave such rows out by WHERE$"
+    ):
         check_range(np.array([[1.0], [score]]), None)
 
 
 def test_predictions_of_a_regression_and_of_rows_joined_several_times(squared):
     table = squared.table(on(whole, store()), UNLABELLED)
     assert table["prediction"].equals(table["score"])
-    assert table.column_names == ["row_key", "occurrence", "score", "prediction", "is_partial"]
+    assert table.column_names == [
+        "row_key",
+        "occurrence",
+        "score",
+        "prediction",
+        "is_partial",
+    ]
     frame = table.to_pandas()
     assert frame["occurrence"].tolist() == frame.groupby("row_key").cumcount().tolist()
     assert frame["occurrence"].max() == 2
@@ -159,7 +192,9 @@ def test_other_runs_and_moves_change_nothing(logistic, tmp_path):
     before = logistic.table(sites, UNLABELLED)
     model = moved(logistic, tmp_path)
     # a second training with other encoders; then all that can be made again is gone
-    other = train_store(model.state, "logistic", sites, max_categories=2, l2=0.1, num_epochs=1)
+    other = train_store(
+        model.state, "logistic", sites, max_categories=2, l2=0.1, num_epochs=1
+    )
     assert other.manifest.model != model.manifest.model
     for cache in model.state.glob("*/cache"):
         shutil.rmtree(cache)
@@ -174,7 +209,8 @@ def test_other_filters(squared):
     kept = rows["orders"].index[rows["orders"]["day"] > 10]
     # positions are those among the rows that the filters leave
     expected = [
-        (kept.get_loc(row), score) for row, score in squared.reference(rows, SOURCE + where)
+        (kept.get_loc(row), score)
+        for row, score in squared.reference(rows, SOURCE + where)
     ]
     check_equal(found, expected)
 
@@ -191,7 +227,9 @@ def test_left_joins_and_sub_queries(tmp_path):
     orders = rows["orders"].assign(
         o=model.local_scores("o", rows["orders"])[:, 0], position=range(80)
     )
-    people = rows["customers"].assign(c=model.local_scores("c", rows["customers"])[:, 0])
+    people = rows["customers"].assign(
+        c=model.local_scores("c", rows["customers"])[:, 0]
+    )
     joined = orders.merge(people, "left", left_on="customer", right_on="id").merge(
         grouped.assign(i=scores[:, 0]), "left", on="item"
     )
@@ -233,7 +271,10 @@ def test_parts_of_a_union(tmp_path):
     is_partial = table["is_partial"].to_numpy(zero_copy_only=False)
     young = joined[joined["region"] != "old"]
     expected = total[young.index]
-    check_equal(scored(table.filter(~is_partial)), sorted(zip(young["row"], expected, strict=True)))
+    check_equal(
+        scored(table.filter(~is_partial)),
+        sorted(zip(young["row"], expected, strict=True)),
+    )
 
 
 def test_metrics_of_private_labels_allow_for_their_noise(logistic):
@@ -259,7 +300,9 @@ def test_metrics_are_those_of_the_joined_table(loss, request):
     if loss == "logistic":
         own, labels = LogisticLoss(), (labels > 3).astype(float)
     weights = orders["day"].to_numpy(float)
-    assert metrics == pytest.approx(evaluate(own, rows[:, 1:], labels, weights), abs=1e-5)
+    assert metrics == pytest.approx(
+        evaluate(own, rows[:, 1:], labels, weights), abs=1e-5
+    )
 
 
 def test_a_class_that_the_model_does_not_know_is_refused(softmax):
@@ -271,7 +314,10 @@ def test_a_class_that_the_model_does_not_know_is_refused(softmax):
     ("changes", "match"),
     [
         *CASES["other_rows"],
-        ({SOURCE: f"{SOURCE} JOIN items j ON i.item = j.item"}, "other tables .* not in .* j"),
+        (
+            {SOURCE: f"{SOURCE} JOIN items j ON i.item = j.item"},
+            "other tables .* not in .* j",
+        ),
     ],
 )
 def test_a_query_of_other_rows_is_refused(squared, changes, match):
@@ -310,14 +356,17 @@ def test_the_owner_of_the_label_table_joins_the_predictions_with_its_rows(logist
     rows["orders"] = rows["orders"].assign(
         name=[f"n{k}:\n{k}" for k in range(80)],
         at=pd.Timestamp("2020-01-01 01:02:03") + pd.to_timedelta(range(80), "s"),
-        fine=pd.Timestamp("1969-12-31 23:59:59.9999999") + pd.to_timedelta(range(80), "ns"),
+        fine=pd.Timestamp("1969-12-31 23:59:59.9999999")
+        + pd.to_timedelta(range(80), "ns"),
     )
     rows["orders"].loc[7, "name"] = None
     sites = on(sharded, rows)
     by_position = logistic.table(sites, UNLABELLED).to_pandas()
     before = set(logistic.state.glob("*/predictions/row-keys-*"))
     columns = ["customer", "name", "at", "fine", "online"]
-    predictions = logistic.table(sites, UNLABELLED, row_key=", ".join(columns)).to_pandas()
+    predictions = logistic.table(
+        sites, UNLABELLED, row_key=", ".join(columns)
+    ).to_pandas()
     (folder,) = set(logistic.state.glob("*/predictions/row-keys-*")) - before
     assert folder.parts[-3] == "orders"
     files = sorted(folder.iterdir())
@@ -329,7 +378,9 @@ def test_the_owner_of_the_label_table_joins_the_predictions_with_its_rows(logist
     joined = predictions.merge(distinct, on="row_key")
     pieces = pd.concat(sites["orders"]["orders"], ignore_index=True)
     pd.testing.assert_frame_equal(
-        joined[columns].assign(**{c: joined[c].dt.tz_localize(None) for c in ("at", "fine")}),
+        joined[columns].assign(
+            **{c: joined[c].dt.tz_localize(None) for c in ("at", "fine")}
+        ),
         pieces.iloc[by_position["row_key"]][columns].reset_index(drop=True),
         check_dtype=False,
     )

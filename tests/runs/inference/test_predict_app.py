@@ -23,7 +23,9 @@ def run(tmp_path_factory):
     root = tmp_path_factory.mktemp("app")
 
     def run(folder, sites=None, **settings):
-        own = Settings(**{"device": "cpu", "output_dir": str(root / folder), **settings})
+        own = Settings(
+            **{"device": "cpu", "output_dir": str(root / folder), **settings}
+        )
         sites = sites or on(sharded, store())
         grid = InProcessGrid(app, sites, state=root / "state")
         (root / folder).mkdir()
@@ -61,7 +63,11 @@ def test_predict_writes_a_file_and_a_report(run):
         *("seal", "extract", "score", "finish")
     ]
     totals = report["privacy"]["totals"]
-    assert {name for own in totals for name in own["uncovered"]} == {"counts", "keys", "scores"}
+    assert {name for own in totals for name in own["uncovered"]} == {
+        "counts",
+        "keys",
+        "scores",
+    }
     carried = [own["carries"] for own in report["privacy"]["messages"]]
     assert "the row key of each row of o" in carried
     assert not any("label of" in text for text in carried)
@@ -105,7 +111,9 @@ def test_evaluate_reports_metrics(run):
 def test_sites_that_are_gone_are_told(run):
     sites = on(sharded, store())
     del sites["items"]
-    report, shown, folder = run("gone", sites, mode="predict", model_name="late", on_missing="mean")
+    report, shown, folder = run(
+        "gone", sites, mode="predict", model_name="late", on_missing="mean"
+    )
     assert report["missing"] == [{"table": "i", "sites": ["items"]}]
     assert report["rows"]["partial"] == report["rows"]["joined"]
     assert "Sites of the model that were not there" in shown

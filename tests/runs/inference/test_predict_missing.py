@@ -9,7 +9,9 @@ from tp_flower.errors import ModelError, SchemaError
 
 UNLABELLED = f"SELECT {FEATURES} {SOURCE}"
 MEAN = {"on_missing": "mean"}
-CHAIN = "FROM orders o JOIN customers c ON o.customer = c.id JOIN items i ON c.id = i.item"
+CHAIN = (
+    "FROM orders o JOIN customers c ON o.customer = c.id JOIN items i ON c.id = i.item"
+)
 
 
 def layout(frames):
@@ -67,7 +69,9 @@ def test_a_shard_that_is_gone_makes_its_rows_partial(model):
     mean = model.manifest.table("c").mean_score[0]
     partial = table["is_partial"].to_numpy(zero_copy_only=False)
     check_equal(scored(table.filter(~partial)), there)
-    check_equal(scored(table.filter(partial)), [(row, score + mean) for row, score in rest])
+    check_equal(
+        scored(table.filter(partial)), [(row, score + mean) for row, score in rest]
+    )
 
 
 def test_metrics_with_a_mean(model):
@@ -102,7 +106,11 @@ def test_tables_that_are_gone_are_joined_last(tmp_path):
     sql = f"SELECT o.qty AS label, {FEATURES} {tail}"
     model = train(tmp_path, on(whole, frames), sql, task="regression", num_epochs=1)
     for gone, joined, left in (
-        ({"c": "customers"}, "FROM orders o JOIN items i ON o.item = i.item", ("o", "i")),
+        (
+            {"c": "customers"},
+            "FROM orders o JOIN items i ON o.item = i.item",
+            ("o", "i"),
+        ),
         # a join whose tables are both gone
         ({"c": "customers", "i": "items"}, "FROM orders o", ("o",)),
     ):
@@ -122,5 +130,7 @@ def test_a_new_shard_at_a_site_takes_the_part_of_another(model):
 def test_a_shard_at_a_site_without_a_part_is_refused(model):
     sites = layout(store())
     sites["fr"] = {"customers": [store(customers=6)["customers"]]}
-    with pytest.raises(ModelError, match=r"site 'fr' hosts shard 0 of table 'c', but no"):
+    with pytest.raises(
+        ModelError, match=r"site 'fr' hosts shard 0 of table 'c', but no"
+    ):
         model.table(sites, UNLABELLED, **MEAN)

@@ -121,9 +121,9 @@ def test_between_the_limits_it_is_the_optimum_of_a_generic_solver(norm):
     obvious, models = Obvious(tables, 0.01), cvxpy.Variable((5, 3))
     fits = 0.0
     for k in range(5):
-        fits += cvxpy.sum_squares(obvious.designs[k] @ models[k] - obvious.labels[k]) / (
-            2 * len(obvious.labels[k])
-        )
+        fits += cvxpy.sum_squares(
+            obvious.designs[k] @ models[k] - obvious.labels[k]
+        ) / (2 * len(obvious.labels[k]))
         fits += 0.005 * cvxpy.sum_squares(models[k, :2])
     pulls = sum(
         cvxpy.norm(models[i] - models[j], norm if norm == "inf" else int(norm))
@@ -131,13 +131,17 @@ def test_between_the_limits_it_is_the_optimum_of_a_generic_solver(norm):
     )
     problem = cvxpy.Problem(cvxpy.Minimize(fits / 5 + 0.05 * pulls))
     problem.solve(solver=cvxpy.CLARABEL)
-    assert strategy.report.personal["objective"] == pytest.approx(problem.value, rel=1e-6)
+    assert strategy.report.personal["objective"] == pytest.approx(
+        problem.value, rel=1e-6
+    )
     np.testing.assert_allclose(strategy.parameters["personal"], models.value, atol=2e-4)
 
 
 def test_shared_coordinates_are_one_and_named_ones_are_each_sites_own():
     tables = frames()
-    found = train(tables, personal="b", graph_penalty=0.0, **WHOLE).parameters["personal"]
+    found = train(tables, personal="b", graph_penalty=0.0, **WHOLE).parameters[
+        "personal"
+    ]
     assert (found[:, [0, 2]] == found[0, [0, 2]]).all()
     assert len(set(found[:, 1])) == 3
     gradients = Obvious(tables, 0.01).gradients(found)
@@ -164,7 +168,9 @@ def test_clusters_of_sites_are_found_and_predict_better_than_one_or_each_alone()
     sql = f"SELECT y AS label, {', '.join(f'x{k}' for k in range(10))} FROM t"
     strategy = train(tables, sql, graph="models", graph_penalty=0.01, num_epochs=15)
     facts = strategy.report.personal
-    assert adjusted_rand_score(truth, [own["cluster"] for own in facts["sites"]]) >= 0.95
+    assert (
+        adjusted_rand_score(truth, [own["cluster"] for own in facts["sites"]]) >= 0.95
+    )
     loss = {name: own["test"]["loss"] for name, own in facts["means"].items()}
     assert loss["personal"] <= 0.9 * min(loss["global"], loss["local"])
 
@@ -214,7 +220,9 @@ def test_noise_on_the_summaries_is_paid_for_and_so_said(graph, tmp_path):
 
 def test_a_policy_that_keeps_models_refuses(tmp_path):
     policies = {"t": "releases.models = 'never'"}
-    grid = WatchedGrid([federated.write_site(tmp_path / "s0", {"t": frames()["s0"]}, policies)])
+    grid = WatchedGrid(
+        [federated.write_site(tmp_path / "s0", {"t": frames()["s0"]}, policies)]
+    )
     with pytest.raises(SiteError, match=r"releases\.models = never"):
         train(grid=grid, baselines=False)
 
@@ -302,7 +310,9 @@ def test_the_page_has_the_graph_and_every_site():
 def test_the_console_compares_with_one_model_and_with_each_alone():
     report = train().report
     text = console_text(result_view(report_dict(report)))
-    values = [format_value(own["test"]["rmse"]) for own in report.personal["means"].values()]
+    values = [
+        format_value(own["test"]["rmse"]) for own in report.personal["means"].values()
+    ]
     row = r"mean of the sites +\d+ +" + " +".join(map(re.escape, values))
     assert re.search(row, text)
     assert "one model for all" in " ".join(text.split())

@@ -1,4 +1,6 @@
-"""Whole-run approval: a site answers in the runs that its owner has approved, and in no other."""
+"""Whole-run approval: a site answers in the runs that its owner has approved, and in no
+other.
+"""
 
 import json
 import tomllib
@@ -13,7 +15,13 @@ from strategies.training.saving import make_manifest
 from tests.support.command_line import invoke, printed_by, refused_by, site_options
 from tests.support.federated import train
 from tests.support.files import case_table
-from tests.support.peers.hostile import ORDERS_TEXT, SHOP, SQL, HostileGrid, ledger_lines
+from tests.support.peers.hostile import (
+    ORDERS_TEXT,
+    SHOP,
+    SQL,
+    HostileGrid,
+    ledger_lines,
+)
 from tp_flower.errors import SiteError
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import Packet
@@ -23,7 +31,11 @@ from tp_flower.settings import PrivacySettings
 
 CASES = case_table(__file__)
 RULES = CASES["rules"]
-RUN = {"strategy": "admm", "encoders": "o.price=range(0, 9); o.day=cyclic(28)", "num_epochs": 1}
+RUN = {
+    "strategy": "admm",
+    "encoders": "o.price=range(0, 9); o.day=cyclic(28)",
+    "num_epochs": 1,
+}
 
 
 def grid_of(folder, approved, instead=None):
@@ -42,7 +54,9 @@ def run(folder, approved=(), sql=SQL, method=None, instead=None, **settings):
 
 def refused(folder, *arguments, **settings):
     """Run, and return the shop's refusal as it stands in the ledger."""
-    with pytest.raises(SiteError, match=r"site 'shop', .* \(approved-runs\) refuses: the run "):
+    with pytest.raises(
+        SiteError, match=r"site 'shop', .* \(approved-runs\) refuses: the run "
+    ):
         run(folder, *arguments, **settings)
     return ledger_lines(folder, "shop", "refuse")[-1]
 
@@ -58,7 +72,9 @@ def test_a_run_waits_until_its_owner_has_read_and_approved_it(tmp_path):
     assert "source" not in line
     (proposal,) = approval.refused_proposals([line])
     assert proposal.digest == line["proposal"]
-    assert f"the run {proposal.digest} is not approved; its owner reads" in line["reason"]
+    assert (
+        f"the run {proposal.digest} is not approved; its owner reads" in line["reason"]
+    )
     # the others were asked for the same
     assert ledger_lines(tmp_path, "us")[-1]["proposal"] == proposal.digest
     before = (tmp_path / "shop" / "tables.toml").read_text()
@@ -69,27 +85,44 @@ def test_a_run_waits_until_its_owner_has_read_and_approved_it(tmp_path):
     assert (tmp_path / "shop" / "tables.toml").read_text() == before
     answer = invoke("approve", *site_options(tmp_path), answer="y\n")
     assert answer.stdout.startswith(f"RUN {proposal.digest}\nTABLES\n")
-    assert 'Approved: approved-runs of [tables."orders"]' in answer.stdout.replace(".policy", "")
-    rules = tomllib.loads((tmp_path / "shop" / "tables.toml").read_text())["tables"]["orders"]
+    assert 'Approved: approved-runs of [tables."orders"]' in answer.stdout.replace(
+        ".policy", ""
+    )
+    rules = tomllib.loads((tmp_path / "shop" / "tables.toml").read_text())["tables"][
+        "orders"
+    ]
     assert rules["policy"]["approved-runs"] == [proposal.digest]
-    assert printed_by("approve", *site_options(tmp_path)) == "No run waits for an approval.\n"
+    assert (
+        printed_by("approve", *site_options(tmp_path))
+        == "No run waits for an approval.\n"
+    )
     run(tmp_path, [proposal.digest])
     assert ledger_lines(tmp_path, "shop")[-1]["proposal"] == proposal.digest
 
 
 @pytest.mark.parametrize("change", CASES["changes"], ids=lambda change: change["what"])
 def test_an_approval_is_not_replayed_for_another_run(tmp_path, approved, change):
-    """Most ask this owner for the approved query, whose text alone ``approved-queries`` bound."""
+    """Most ask this owner for the approved query, whose text alone ``approved-queries``
+    bound.
+    """
     other = {"sql": change.get("sql", SQL), **change.get("settings", {})}
     line = refused(tmp_path, [approved], **other)
     # not even one that asks this owner for nothing else
-    assert (line["digest"] == text_digest(ORDERS_TEXT)) != change.get("asks-otherwise", False)
+    assert (line["digest"] == text_digest(ORDERS_TEXT)) != change.get(
+        "asks-otherwise", False
+    )
     assert line["proposal"] != approved
 
 
 def test_approved_training_may_be_explained_and_the_other_way_round(tmp_path, approved):
     run(tmp_path, [approved], method=Explain, mode="explain")
-    run(tmp_path, [approved], method=Explain, mode="explain", output_dir=str(tmp_path / "out"))
+    run(
+        tmp_path,
+        [approved],
+        method=Explain,
+        mode="explain",
+        output_dir=str(tmp_path / "out"),
+    )
     assert refused(tmp_path, method=Explain, mode="explain")["proposal"] == approved
     # what is the operator's own is no part of it
     run(tmp_path, [approved], site_timeout=99.0, progress=False, track="")
@@ -136,7 +169,9 @@ def test_a_server_that_tells_an_owner_of_another_run_gets_nothing(tmp_path, appr
         return packet
 
     sql = SQL.replace("o.price, ", "")
-    with pytest.raises(SiteError, match=r"site 'shop', .*'fragment': the run was proposed with"):
+    with pytest.raises(
+        SiteError, match=r"site 'shop', .*'fragment': the run was proposed with"
+    ):
         run(tmp_path / "other", [approved], sql=sql, instead=replay, encoders="")
     assert ledger_lines(tmp_path / "other", "shop") == []
 
@@ -144,7 +179,10 @@ def test_a_server_that_tells_an_owner_of_another_run_gets_nothing(tmp_path, appr
 def test_a_proposal_is_kept_up_to_its_bound(tmp_path, monkeypatch):
     monkeypatch.setattr(approval, "MOST_BYTES", 100)
     assert refused(tmp_path)["document"] is None
-    assert printed_by("approve", *site_options(tmp_path)) == "No run waits for an approval.\n"
+    assert (
+        printed_by("approve", *site_options(tmp_path))
+        == "No run waits for an approval.\n"
+    )
 
 
 def test_the_file_of_the_operator_is_as_good(tmp_path, approved):
@@ -166,8 +204,13 @@ def test_a_run_that_cannot_be_read_does_not_hide_others(tmp_path):
     document = first["document"]
     document["settings"]["no-such\u202esetting"] = 1
     ledger = open_ledger(str(tmp_path / "shop" / "state"))
-    ledger.record("7-a", "refuse", [{"table": "orders", "site": "shop", "document": document}], {})
+    ledger.record(
+        "7-a", "refuse", [{"table": "orders", "site": "shop", "document": document}], {}
+    )
     shown = invoke("approve", *site_options(tmp_path), answer="n\n").stdout
     assert shown.count("RUN sha256:") == 2
     assert shown.count("Approve this run?") == 1
-    assert "refused: 1 setting is not usable:\\n  - no-such\\u202esetting: unknown setting" in shown
+    assert (
+        "refused: 1 setting is not usable:\\n  - no-such\\u202esetting: unknown setting"
+        in shown
+    )

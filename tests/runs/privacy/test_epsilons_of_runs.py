@@ -1,7 +1,7 @@
 """An epsilon of features is nowhere to be read unless all that tells of them has noise.
 
-Runs of the strategies at three sites with state on disk, under privacy settings, with scores
-masked or in the clear: report, console, page, account and ledger say the same.
+Runs of the strategies at three sites with state on disk, under privacy settings, with
+scores masked or in the clear: report, console, page, account and ledger say the same.
 """
 
 import re
@@ -33,7 +33,9 @@ REASONS = {
     "model": "no noise covers curvature",
     "encoder": "the encoder is fitted to the rows without noise",
 }
-OF_A_KIND = re.compile(r"(?:(models|scores|labels): |which by itself is |pure, )epsilon [\d.]+")
+OF_A_KIND = re.compile(
+    r"(?:(models|scores|labels): |which by itself is |pure, )epsilon [\d.]+"
+)
 ANY = re.compile(r"(?<![.-])epsilon [\d.]+")  # but for names of settings
 
 
@@ -41,7 +43,12 @@ ANY = re.compile(r"(?<![.-])epsilon [\d.]+")  # but for names of settings
 def test_an_epsilon_stands_where_it_is_true_of_and_nowhere_else(tmp_path, name):
     strategy, privacy, more, reason = CASES["runs"][name]
     privacy = PrivacySettings(**privacy)
-    settings = {"num_epochs": 2, "device": "cpu", "batch_size": 30, "validation_fraction": 0.0}
+    settings = {
+        "num_epochs": 2,
+        "device": "cpu",
+        "batch_size": 30,
+        "validation_fraction": 0.0,
+    }
     if "declared" in more:
         settings["encoders"] = CASES["encoders"]
     settings |= {key: value for key, value in more.items() if key != "declared"}
@@ -50,7 +57,9 @@ def test_an_epsilon_stands_where_it_is_true_of_and_nowhere_else(tmp_path, name):
     content = report_dict(finished.strategy.report)
     totals = {total["table"]: total for total in content["privacy"]["totals"]}
     for table, total in totals.items():
-        assert total["labels"] == ("" if table != "orders" else privacy.label_epsilon or "none")
+        assert total["labels"] == (
+            "" if table != "orders" else privacy.label_epsilon or "none"
+        )
         for subject, amount in (
             ("models", privacy.covers_features and privacy.epsilon),
             ("scores", privacy.predictions),
@@ -61,7 +70,9 @@ def test_an_epsilon_stands_where_it_is_true_of_and_nowhere_else(tmp_path, name):
         if reason:
             assert total["features"] == f"none: {REASONS[reason]}"
         else:
-            assert total["features"] == pytest.approx(composed(finished.lines, table), rel=1e-3)
+            assert total["features"] == pytest.approx(
+                composed(finished.lines, table), rel=1e-3
+            )
     views = {
         "console": console_text(result_view(content), width=200),
         "page": Page(render(content)).text,
@@ -76,8 +87,12 @@ def test_an_epsilon_stands_where_it_is_true_of_and_nowhere_else(tmp_path, name):
         for view in ("console", "page", f"account of {site}", f"page of {site}"):
             assert cells in words(views[view]), view
     for view, text in views.items():
-        assert (f"No epsilon of features: {REASONS.get(reason)}." in words(text)) == bool(reason)
-        assert ("everything that depends on them leaves with noise" in words(text)) != bool(reason)
+        assert (
+            f"No epsilon of features: {REASONS.get(reason)}." in words(text)
+        ) == bool(reason)
+        assert (
+            "everything that depends on them leaves with noise" in words(text)
+        ) != bool(reason)
         assert len(ANY.findall(text)) == len(OF_A_KIND.findall(text)), view
 
 
@@ -85,7 +100,10 @@ def test_a_feature_that_is_joined_on_is_told_by_its_keys(tmp_path):
     """In the table of that feature alone, whatever the alias that is joined by it."""
     privacy = PrivacySettings(features="statistics", predictions=4.0)
     encoders = CASES["encoders"] + "; j.item=range(0, 100)"
-    sql = SQL.replace("i.weight\n", "i.weight, j.item\n") + " JOIN items j ON i.price = j.price"
+    sql = (
+        SQL.replace("i.weight\n", "i.weight, j.item\n")
+        + " JOIN items j ON i.price = j.price"
+    )
     how = {"num_epochs": 1, "device": "cpu", "encoders": encoders, "privacy": privacy}
     finished = run_query(sql, written(tmp_path), **how)
     for total in finished.strategy.report.privacy["totals"]:
@@ -106,7 +124,9 @@ def words(text: str) -> str:
 
 
 def cell_of(total: dict) -> str:
-    return f"{total['features']:.4f}" if isinstance(total["features"], float) else "none"
+    return (
+        f"{total['features']:.4f}" if isinstance(total["features"], float) else "none"
+    )
 
 
 def composed(lines: list[dict], table: str) -> float:
@@ -114,9 +134,15 @@ def composed(lines: list[dict], table: str) -> float:
     accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE)
     for line in lines:
         release = line["release"]
-        if release["table"] == table and release["mechanism"] and release["what"] != "labels":
+        if (
+            release["table"] == table
+            and release["mechanism"]
+            and release["what"] != "labels"
+        ):
             cost = msgspec.convert(release["mechanism"], Gaussian)
-            accountant.compose(GaussianDpEvent(cost.noise_multiplier), cost.count * line["used"])
+            accountant.compose(
+                GaussianDpEvent(cost.noise_multiplier), cost.count * line["used"]
+            )
     return float(accountant.get_epsilon(DELTA))
 
 
@@ -128,7 +154,10 @@ def check_ledger(text: str, reason: str, privacy: PrivacySettings) -> None:
     for release in releases:
         about_models = release["what"] in KINDS["models"] and release["mechanism"]
         if about_models and not privacy.covers_predictions:
-            assert "covers what a row adds to the model, not its features" in release["scope"]
+            assert (
+                "covers what a row adds to the model, not its features"
+                in release["scope"]
+            )
             assert GIVEN_MESSAGES in release["scope"]
         if "epsilon" in str(release):
             assert release["what"] == "labels"

@@ -73,9 +73,13 @@ def response(epsilon, **fields):
     ],
     ids=["admm", "boost", "cg", "sgd"],
 )
-def test_noise_that_changes_no_class_changes_no_figure(loss, mechanism, strategy, course):
+def test_noise_that_changes_no_class_changes_no_figure(
+    loss, mechanism, strategy, course
+):
     classes = ("a", "b", "c") if loss == "softmax" else ()
-    private = PrivacySettings(labels=mechanism, label_epsilon=CERTAIN, label_classes=classes)
+    private = PrivacySettings(
+        labels=mechanism, label_epsilon=CERTAIN, label_classes=classes
+    )
     clear, noisy = (
         train_store(loss, privacy, strategy, **course).report
         for privacy in (PrivacySettings(), private)
@@ -139,7 +143,9 @@ NAMES = [f"{p.labels}-{p.label_epsilon or p.label_noise:g}" for p, _ in MECHANIS
 
 
 @pytest.mark.parametrize(("privacy", "expected"), MECHANISMS, ids=NAMES)
-def test_labels_are_guessed_from_messages_as_often_as_the_noise_allows(privacy, expected):
+def test_labels_are_guessed_from_messages_as_often_as_the_noise_allows(
+    privacy, expected
+):
     grid, method = train_pairs(privacy, test_fraction=0.0)
     plan = label_plan(Settings(privacy=privacy))
     keep = plan.noise.keep if plan else 1.0
@@ -151,7 +157,9 @@ def test_labels_are_guessed_from_messages_as_often_as_the_noise_allows(privacy, 
 
 
 @pytest.mark.parametrize(("privacy", "expected"), MECHANISMS[:3], ids=NAMES[:3])
-def test_labels_are_guessed_from_derivatives_as_often_as_the_noise_allows(privacy, expected):
+def test_labels_are_guessed_from_derivatives_as_often_as_the_noise_allows(
+    privacy, expected
+):
     grid, method = train_pairs(privacy, "sgd", test_fraction=0.0, batch_size=2000)
     found, rows = guessed_by_other_site(grid, method, "train.sgd", "messages")
     assert rows == 2000
@@ -181,7 +189,9 @@ def learned(monkeypatch, privacy):
 
     def keep(federation, local):
         scores = federation.test.sum_scores
-        kept.append(sum_local(scores, federation.base_score, local, federation.fixed_point))
+        kept.append(
+            sum_local(scores, federation.base_score, local, federation.fixed_point)
+        )
         return measure(federation, local)
 
     with monkeypatch.context() as patch:
@@ -204,18 +214,23 @@ def test_the_correction_learns_what_the_true_labels_teach(monkeypatch):
     reported = method.report.final_test
     assert clear.report.outcomes.keys() == {"baseline", "classes", "confusion"}
     # counts would be those of the noisy labels
-    assert all(each.report.outcomes.keys() == {"baseline"} for each in (method, uncorrected))
+    assert all(
+        each.report.outcomes.keys() == {"baseline"} for each in (method, uncorrected)
+    )
     assert reported["log_loss"] == pytest.approx(corrected["log_loss"], abs=0.08)
     assert reported["accuracy"] == pytest.approx(corrected["accuracy"], abs=0.1)
     assert uncorrected.report.final_test["accuracy"] < biased["accuracy"] - 0.05
 
 
 def test_numbers_with_noise_are_regressed():
-    privacy = PrivacySettings(labels="laplace", label_epsilon=5.0, label_range=(0.0, 8.0))
+    privacy = PrivacySettings(
+        labels="laplace", label_epsilon=5.0, label_range=(0.0, 8.0)
+    )
     plain = replace(privacy, label_correction=False)
     how = {"frames": federated.store(2000, 300), "task": "regression"}
     clear, noisy, raw = (
-        train_store("squared", own, **how).report for own in (PrivacySettings(), privacy, plain)
+        train_store("squared", own, **how).report
+        for own in (PrivacySettings(), privacy, plain)
     )
     # noise of variance 2 (8/5)^2 = 5.1 on labels whose residuals have about 0.5
     assert raw.final_test["rmse"] > 2.0
@@ -257,7 +272,8 @@ def test_explaining_a_run_draws_the_labels_that_it_will_train_on(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("plan", "match"), [*CASES["plans"], (None, "'label-privacy': the run was proposed with")]
+    ("plan", "match"),
+    [*CASES["plans"], (None, "'label-privacy': the run was proposed with")],
 )
 def test_a_plan_that_a_server_has_weakened_gets_no_labels(tmp_path, plan, match):
     grid = site_files(tmp_path)
@@ -289,7 +305,9 @@ def test_the_plan_of_the_settings():
         return label_plan(Settings(privacy=PrivacySettings(**fields)))
 
     assert plan() is None
-    assert plan(labels="laplace", label_noise=0.5) == LabelPlan("laplace", epsilon_of_noise(0.5))
+    assert plan(labels="laplace", label_noise=0.5) == LabelPlan(
+        "laplace", epsilon_of_noise(0.5)
+    )
     noisy_number = plan(labels="laplace", label_noise=0.5, label_range=(1.0, 5.0))
     assert noisy_number.noise.variance == pytest.approx(0.25)
 

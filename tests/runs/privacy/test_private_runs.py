@@ -49,12 +49,19 @@ def trained(
 ) -> federated.Run:
     settings = {"num_epochs": EPOCHS, "privacy": privacy, **settings}
     return federated.run(
-        loss, federated.one_per_site(LAYOUTS[layout](federated.store())), strategy, **settings
+        loss,
+        federated.one_per_site(LAYOUTS[layout](federated.store())),
+        strategy,
+        **settings,
     )
 
 
 def accounts(finished: federated.Run) -> list[dict]:
-    return [one for own in finished.strategy.report.privacy["ledger"].values() for one in own]
+    return [
+        one
+        for own in finished.strategy.report.privacy["ledger"].values()
+        for one in own
+    ]
 
 
 def replies(
@@ -82,7 +89,9 @@ def parts_of(finished: federated.Run) -> dict[int, tuple]:
     return found
 
 
-@pytest.mark.parametrize(("strategy", "features", "layout", "settings"), CASES["budgets"])
+@pytest.mark.parametrize(
+    ("strategy", "features", "layout", "settings"), CASES["budgets"]
+)
 def test_a_run_spends_what_it_planned_and_no_more(strategy, features, layout, settings):
     privacy = PrivacySettings(features=features, epsilon=1.5, **EVERYTHING)
     finished = trained(privacy, strategy, layout, **{"batch_size": 20, **settings})
@@ -111,14 +120,19 @@ def test_each_site_has_paid_what_was_asked_for(layout):
             for line in lines
             if line["release"]["mechanism"]
         }
-        assert {what: own.count for what, own in used.items()} == {"gram": 1, "moments": EPOCHS}
+        assert {what: own.count for what, own in used.items()} == {
+            "gram": 1,
+            "moments": EPOCHS,
+        }
         assert 0.999 <= epsilon(list(used.values()), DELTA) <= 1.0
 
 
 def test_every_release_is_reserved_before_it_leaves_and_named_in_words():
     lines = accounts(trained(STATISTICS))
     kinds = {own["release"]["what"] for own in lines}
-    assert kinds == {*("keys", "counts", "labels", "statistics", "gram", "moments", "scores")}
+    assert kinds == {
+        *("keys", "counts", "labels", "statistics", "gram", "moments", "scores")
+    }
     for own in lines:
         release = own["release"]
         assert release["unit"].split(" at ")[0].endswith(f"a row of {release['table']}")
@@ -161,10 +175,14 @@ def test_scores_in_the_clear_leave_no_epsilon_to_print(features):
     report = finished.strategy.report
     assert {total["features"] for total in report.privacy["totals"]} == {SCORES_TELL}
     scopes = {
-        own["release"]["scope"] for own in accounts(finished) if own["release"]["what"] == "scores"
+        own["release"]["scope"]
+        for own in accounts(finished)
+        if own["release"]["what"] == "scores"
     }
     assert scopes == {SCORES_TELL}
-    assert "No epsilon of features: scores in the clear tell the features." in printed(report)
+    assert "No epsilon of features: scores in the clear tell the features." in printed(
+        report
+    )
 
 
 def test_a_multiplier_that_is_given_is_in_the_ledger():
@@ -184,7 +202,8 @@ def test_a_multiplier_that_is_given_is_in_the_ledger():
 @each_layout
 def test_statistics_without_bounds_and_noise_train_as_ever(loss, layout):
     clear, noisy = (
-        trained(privacy, layout=layout, loss=loss, **PLAIN) for privacy in (CLEAR, UNBOUNDED)
+        trained(privacy, layout=layout, loss=loss, **PLAIN)
+        for privacy in (CLEAR, UNBOUNDED)
     )
     # targets travel as float32, and each epoch starts from the other's result
     for one, other in zip(noisy.parameters, clear.parameters, strict=True):
@@ -198,8 +217,15 @@ def test_statistics_without_bounds_and_noise_train_as_ever(loss, layout):
 @pytest.mark.parametrize(("layout", "loss", "model"), CASES["without-noise"])
 def test_gradients_without_noise_and_clip_train_as_ever(layout, loss, model):
     privacy = PrivacySettings(features="dp-sgd", noise_multiplier=1e-12, clip=1e6)
-    settings = {"batch_size": 25, "learning_rate": 0.01, "model": model, "validation_fraction": 0.0}
-    noisy, clear = (trained(own, "sgd", layout, loss, **settings) for own in (privacy, CLEAR))
+    settings = {
+        "batch_size": 25,
+        "learning_rate": 0.01,
+        "model": model,
+        "validation_fraction": 0.0,
+    }
+    noisy, clear = (
+        trained(own, "sgd", layout, loss, **settings) for own in (privacy, CLEAR)
+    )
     # the report's epsilon of so little noise is beyond what floats hold
     histories = (own.strategy.history for own in (clear, noisy))
     for before, after in zip(*histories, strict=True):
@@ -226,7 +252,9 @@ def test_no_statistic_leaves_as_it_is(layout):
 
 def test_moments_are_of_the_steps_that_the_server_sent():
     # scores with noise move the steps further than any label does
-    privacy = dataclasses.replace(UNBOUNDED, target_clip=100.0, predictions=2.0, unions="clear")
+    privacy = dataclasses.replace(
+        UNBOUNDED, target_clip=100.0, predictions=2.0, unions="clear"
+    )
     finished = trained(privacy, loss="squared", **PLAIN)
     parts = parts_of(finished)
     steps = {
@@ -241,7 +269,9 @@ def test_moments_are_of_the_steps_that_the_server_sent():
         weighted = counts[:, None] * steps[turn, number].astype(np.float64)
         expected = moment(features, weighted, intercept=intercept)
         scale = np.abs(expected).max()
-        np.testing.assert_allclose(sums[:-1], expected.ravel(), rtol=1e-4, atol=1e-4 * scale)
+        np.testing.assert_allclose(
+            sums[:-1], expected.ravel(), rtol=1e-4, atol=1e-4 * scale
+        )
     assert len(sent) == 7 * EPOCHS
 
 
@@ -254,7 +284,9 @@ def test_what_leaves_has_the_noise_that_the_ledger_says():
         for own in accounts(finished)
         if own["release"]["what"] == "scores"
     }
-    assert epsilon([replace(mechanism, count=EPOCHS)], DELTA) == pytest.approx(2.0, rel=1e-3)
+    assert epsilon([replace(mechanism, count=EPOCHS)], DELTA) == pytest.approx(
+        2.0, rel=1e-3
+    )
     # the label table's intercept is not penalised: it moves its scores together
     sent = replies(finished, "scores").values()
     residual = np.concatenate([own - own.mean() for own in sent])
@@ -288,7 +320,9 @@ def test_a_way_over_shards_that_a_mechanism_does_not_cover(lou, features, match)
 
 
 def test_a_model_that_dp_sgd_cannot_train_is_refused_before_training():
-    grid = federated.WatchedGrid(federated.one_per_site(federated.sharded(federated.store())))
+    grid = federated.WatchedGrid(
+        federated.one_per_site(federated.sharded(federated.store()))
+    )
     own = {"model": "tests.runs.privacy.test_private_runs:with_batch_norm"}
     privacy = PrivacySettings(features="dp-sgd")
     match = r"layer '1' \(BatchNorm1d\) has no gradients row by row"

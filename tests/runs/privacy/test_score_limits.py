@@ -1,4 +1,6 @@
-"""Runs under policies that limit how often scores leave: what ends them, and what users read."""
+"""Runs under policies that limit how often scores leave: what ends them, and what users
+read.
+"""
 
 from contextlib import closing
 
@@ -20,9 +22,14 @@ from tp_flower.query import Query
 ROWS, LEFT = 300, 5
 RULES = "scores-per-rank = 0.5\ncover = 1\n"
 COLUMNS = {"a": 2 * LEFT, "b": 12}
-SQL = ", ".join(f"{name}.{name}{k}" for name, count in COLUMNS.items() for k in range(count))
+SQL = ", ".join(
+    f"{name}.{name}{k}" for name, count in COLUMNS.items() for k in range(count)
+)
 SQL = f"SELECT a.y AS label, {SQL} FROM a JOIN b ON a.id = b.id"
-ALLOWS = "the policy of table 'a' at site 'a' (scores-per-rank) lets 5 more score vectors leave"
+ALLOWS = (
+    "the policy of table 'a' at site 'a' (scores-per-rank) lets 5 more score vectors "
+    "leave"
+)
 
 
 def frames(seed=0):
@@ -75,7 +82,9 @@ def test_more_epochs_than_are_left_are_refused_before_any_leaves(grid, tmp_path)
     with pytest.raises(SettingsError) as refused:
         train(grid, SQL, TablePuppetCG, num_epochs=6)
     text = str(refused.value)
-    assert text.startswith(f"{ALLOWS}, and an epoch takes 1: set num-epochs = 5 or less, or more")
+    assert text.startswith(
+        f"{ALLOWS}, and an epoch takes 1: set num-epochs = 5 or less, or more"
+    )
     assert counted(tmp_path) == 0
     # as it says
     train(grid, SQL, TablePuppetCG, num_epochs=5)
@@ -87,7 +96,11 @@ def test_more_epochs_than_are_left_are_refused_before_any_leaves(grid, tmp_path)
     with pytest.raises(
         SiteError, match=r"table 'b': train.prepare failed: .*\(cover = 1\) refuses"
     ):
-        train(grid, SQL.replace(", ".join(f"a.a{k}" for k in range(10)) + ", ", ""), num_epochs=1)
+        train(
+            grid,
+            SQL.replace(", ".join(f"a.a{k}" for k in range(10)) + ", ", ""),
+            num_epochs=1,
+        )
     assert counted(tmp_path) == 5
 
 
@@ -104,12 +117,14 @@ def test_explain_says_it_before(grid, tmp_path):
     # of conjugate gradients
     assert warnings == []
     assert explained(strategy="admm")[1][0] == (
-        f"{ALLOWS}, and an epoch takes 1: training ends after 5 epochs, when it may not have "
-        "converged, which usually takes 20. More columns of the table that vary allow more epochs, "
-        "and so may its owner (scores-per-rank)"
+        f"{ALLOWS}, and an epoch takes 1: training ends after 5 epochs, when it may "
+        "not have converged, which usually takes 20. More columns of the table that "
+        "vary allow more epochs, and so may its owner (scores-per-rank)"
     )
     refused = explained(num_epochs=6)[1]
-    assert refused[0].startswith(f"training will be refused: {ALLOWS}, and an epoch takes 1: set n")
+    assert refused[0].startswith(
+        f"training will be refused: {ALLOWS}, and an epoch takes 1: set n"
+    )
     assert counted(tmp_path) == 0
 
 
@@ -120,7 +135,10 @@ def test_predictions_and_evaluations_are_score_vectors(grid, tmp_path):
     unlabelled = Query.from_sql(SQL.replace("a.y AS label, ", ""), needs_label=False)
     Predict(unlabelled, manifest, mode="predict").start(grid)
     assert counted(tmp_path) == LEFT
-    match = "lets 0 more score vectors leave, and a prediction takes 1: ask its owner to raise"
+    match = (
+        "lets 0 more score vectors leave, and a prediction takes 1: ask its owner to "
+        "raise"
+    )
     with pytest.raises(SettingsError, match=match):
         Predict(unlabelled, manifest, mode="predict").start(grid)
     assert counted(tmp_path) == LEFT

@@ -1,6 +1,7 @@
 """Whole runs under a policy with a unit of privacy: the bound, and what is reported.
 
-The sites are real ones. People have 1 to 66 claims each, and at most a few of them may take part.
+The sites are real ones. People have 1 to 66 claims each, and at most a few of them may
+take part.
 """
 
 from contextlib import closing
@@ -9,7 +10,11 @@ import msgspec
 import numpy as np
 import pandas as pd
 import pytest
-from dp_accounting import GaussianDpEvent, NeighboringRelation, RandomizedResponseDpEvent
+from dp_accounting import (
+    GaussianDpEvent,
+    NeighboringRelation,
+    RandomizedResponseDpEvent,
+)
 from dp_accounting.pld import PLDAccountant
 
 from strategies import Explain
@@ -95,7 +100,9 @@ def composed(lines: list[dict], row_rates: int) -> float:
 
 
 @pytest.mark.parametrize(("rows", "strategy", "features", "settings"), CASES["runs"])
-def test_the_epsilon_of_a_run_is_the_persons(tmp_path, rows, strategy, features, settings):
+def test_the_epsilon_of_a_run_is_the_persons(
+    tmp_path, rows, strategy, features, settings
+):
     how = {**LINEAR, **settings, "privacy": private(features, **COVERED)}
     finished = run_query(SQL, sites(tmp_path, per_person(rows)), strategy, **how)
     taking_part = np.minimum(SIZES, rows).sum()
@@ -163,7 +170,9 @@ def test_explain_and_predictions_see_the_same_rows(tmp_path):
         train_on(grid, SQL, Explain, mode="explain")
     (insurer, _) = grid.sent("query.extract", replies=True)
     assert insurer.header["parts"][0]["rows"] == count
-    strategy = model.predict(rows, privacy=PrivacySettings(predictions=2.0, delta=DELTA))
+    strategy = model.predict(
+        rows, privacy=PrivacySettings(predictions=2.0, delta=DELTA)
+    )
     assert len(scored(strategy.predictions)) == count
     releases = [line["release"] for line in strategy.ledgers["insurer"]]
     (scores,) = [release for release in releases if release["what"] == "scores"]
@@ -182,7 +191,9 @@ def test_a_table_in_two_roles_pays_for_both(tmp_path):
     sql = "SELECT c.amount AS label, c.fee, d.fee AS f FROM claims c "
     sql += "JOIN claims d ON c.person = d.person"
     how = {**LINEAR, "privacy": private()}
-    finished = run_query(sql, {"insurer": sites(tmp_path, per_person(3))["insurer"]}, **how)
+    finished = run_query(
+        sql, {"insurer": sites(tmp_path, per_person(3))["insurer"]}, **how
+    )
     sizes = finished.sizes
     assert sizes[0] == sizes[1] == np.minimum(SIZES, 3).sum()
     costs = [own["release"]["mechanism"] for own in lines_of(finished)]
@@ -201,7 +212,9 @@ def test_groups_of_a_person_are_the_persons(tmp_path):
     rows = sites(tmp_path, per_person(3))
     finished = run_query(sql.format(groups.format("person")), rows, **how)
     costs = {own["release"]["what"]: own["release"] for own in lines_of(finished)}
-    others = {own["release"]["what"]: own["release"] for own in lines_of(finished, "people")}
+    others = {
+        own["release"]["what"]: own["release"] for own in lines_of(finished, "people")
+    }
     assert costs["gram"]["mechanism"] == others["gram"]["mechanism"]
     assert "groups" not in costs["gram"]["scope"]
     by_day = "(SELECT day, AVG(fee) AS mean FROM claims GROUP BY day)"
@@ -241,7 +254,10 @@ def test_summaries_of_sites_have_the_noise_of_a_person(tmp_path, monkeypatch):
     clear = "releases = { models = 'clear' }"
     rows = {
         name: write_site(tmp_path / name, {"claims": claims()}, {"claims": policy})
-        for name, policy in {"a": per_person(3, clear), "b": f"min-rows = 2\n{clear}"}.items()
+        for name, policy in {
+            "a": per_person(3, clear),
+            "b": f"min-rows = 2\n{clear}",
+        }.items()
     }
     sql = "SELECT c.amount AS label, c.day, c.fee FROM claims c"
     how = {"graph": "data", "graph_epsilon": 1.0, "device": "cpu", "num_epochs": 1}

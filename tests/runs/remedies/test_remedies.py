@@ -1,7 +1,7 @@
 """Advice works: each remedy that a message names is applied to the case that raised it.
 
-A message that advises and is neither tried here nor in ``EXEMPT`` fails the last test: whoever
-writes a new one adds the case that raises it, and what its reader would write.
+A message that advises and is neither tried here nor in ``EXEMPT`` fails the last test:
+whoever writes a new one adds the case that raises it, and what its reader would write.
 """
 
 import re
@@ -84,7 +84,9 @@ def check(says, before, after):
 @pytest.mark.parametrize("case", CASES["sql"], ids=lambda case: case["says"][:40])
 def test_the_query_that_a_message_says_to_write_trains(case):
     settings = case.get("settings")
-    check(case["says"], outcome(case["sql"], settings), outcome(case["mended"], settings))
+    check(
+        case["says"], outcome(case["sql"], settings), outcome(case["mended"], settings)
+    )
 
 
 @pytest.mark.parametrize("case", CASES["setting"], ids=lambda case: case["says"][:40])
@@ -101,7 +103,9 @@ def test_the_settings_that_a_refusal_names_are_accepted(case):
 
 @pytest.mark.parametrize("name", SYNONYMS)
 def test_every_name_of_another_library_leads_to_a_setting(name):
-    with pytest.raises(SettingsError, match=f"{name}: unknown setting. It is ") as caught:
+    with pytest.raises(
+        SettingsError, match=f"{name}: unknown setting. It is "
+    ) as caught:
         Settings.from_run_config({name: 1})
     meant = re.search(r"It is ([\w-]+)", str(caught.value))[1]
     assert meant in KEYS
@@ -112,9 +116,14 @@ def test_privacy_settings_in_python():
     for arguments in ({"privacy.scores": "clear"}, {"privacy_scores": "clear"}):
         error, _ = outcome(SQL, arguments)
         assert "privacy=PrivacySettings(scores=...), from tp_flower.settings" in error
-    assert "write privacy=PrivacySettings(...)" in outcome(SQL, {"privacy": {"scores": "clear"}})[0]
+    assert (
+        "write privacy=PrivacySettings(...)"
+        in outcome(SQL, {"privacy": {"scores": "clear"}})[0]
+    )
     assert outcome(SQL, {"privacy": PrivacySettings(scores="clear")})[0] == ""
-    assert Settings.from_run_config({"privacy.scores": "clear"}).privacy.scores == "clear"
+    assert (
+        Settings.from_run_config({"privacy.scores": "clear"}).privacy.scores == "clear"
+    )
 
 
 def files(folder, tables):
@@ -131,7 +140,9 @@ def files(folder, tables):
         rows = zip((k % 6).tolist(), (k * 0.5).tolist(), mixed, strict=True)
         connection.executemany("INSERT INTO a VALUES (?, ?, ?)", rows)
         connection.commit()
-    pd.DataFrame({"k": range(6), "z": [1, 4, 2, 7, 5, 3]}).to_csv(folder / "b.csv", index=False)
+    pd.DataFrame({"k": range(6), "z": [1, 4, 2, 7, 5, 3]}).to_csv(
+        folder / "b.csv", index=False
+    )
     policy = "" if "policy" in tables else "policy = 'open'\n"
     text = f"[tables.a]\nsite = 'A'\n{policy}{tables}\n"
     text += "[tables.b]\nsite = 'B'\npath = 'b.csv'\npolicy = 'open'\n"
@@ -156,8 +167,12 @@ def test_a_tables_file_in_place_of_settings(tmp_path):
     files(tmp_path, "path = 'a.csv'")
     tables = tmp_path / "tables.toml"
     refusal = refused_by("check", tables, status=2)
-    assert "is a tables file, not a file of settings: write one with tables = " in refusal
-    arguments = shlex.split(re.search(r"--set tables=.*", refusal)[0].replace("SELECT ...", SQL))
+    assert (
+        "is a tables file, not a file of settings: write one with tables = " in refusal
+    )
+    arguments = shlex.split(
+        re.search(r"--set tables=.*", refusal)[0].replace("SELECT ...", SQL)
+    )
     assert "fit together" in printed_by("check", *arguments)
     lines = re.search(r"write one with (tables = .*) and (sql = .*\"), or", refusal)
     run = f"{lines[1]}\n{lines[2]}".replace("SELECT ...", SQL)
@@ -176,15 +191,27 @@ def test_the_reason_of_unmatched_rows_is_the_filter_that_removed_their_partners(
         error, warnings = outcome(sql)
         lost = [text for text in warnings if "have no match in" in text]
         assert error == ""
-        assert all(reason in text and "LOWER" not in text.split(";")[1] for text in lost)
+        assert all(
+            reason in text and "LOWER" not in text.split(";")[1] for text in lost
+        )
     assert lost
 
 
 def test_every_message_that_advises_is_tried_or_exempt():
-    tried = {case["says"] for kind in ("sql", "setting", "config", "file") for case in CASES[kind]}
+    tried = {
+        case["says"]
+        for kind in ("sql", "setting", "config", "file")
+        for case in CASES[kind]
+    }
     exempt = EXEMPT["messages"].keys()
-    new = [text for text in advising() if not any(part in text for part in (*tried, *exempt))]
+    new = [
+        text
+        for text in advising()
+        if not any(part in text for part in (*tried, *exempt))
+    ]
     assert not new, "messages that advise: try their advice in test_remedies.toml"
     # what stands in no message any more is neither tried nor exempt
     every = texts()
-    assert not [part for part in (*tried, *exempt) if not any(part in text for text in every)]
+    assert not [
+        part for part in (*tried, *exempt) if not any(part in text for text in every)
+    ]

@@ -1,4 +1,6 @@
-"""The advice of messages about saved models and stopped runs is applied to what raised it."""
+"""The advice of messages about saved models and stopped runs is applied to what raised
+it.
+"""
 
 import shutil
 from dataclasses import replace
@@ -22,7 +24,9 @@ def model(tmp_path_factory):
 
 
 def test_a_row_key_of_another_table(model):
-    with pytest.raises(QueryError, match="the rows of 'o' are predicted: name columns of o"):
+    with pytest.raises(
+        QueryError, match="the rows of 'o' are predicted: name columns of o"
+    ):
         model.table(on(whole, store()), UNLABELLED, row_key="c.age")
     assert model.table(on(whole, store()), UNLABELLED, row_key="o.day").num_rows
 
@@ -31,7 +35,9 @@ def test_a_row_key_with_the_name_of_a_column_of_predictions(model):
     frames = store()
     frames["orders"]["score"] = frames["orders"]["day"]
     sites = on(whole, frames)
-    with pytest.raises(SettingsError, match=r"would clash with .*: rename it in a sub-query"):
+    with pytest.raises(
+        SettingsError, match=r"would clash with .*: rename it in a sub-query"
+    ):
         model.table(sites, UNLABELLED, row_key="o.score")
     orders = "FROM (SELECT *, score AS own_score FROM orders) o"
     renamed = UNLABELLED.replace("FROM orders o", orders)
@@ -41,7 +47,8 @@ def test_a_row_key_with_the_name_of_a_column_of_predictions(model):
 def test_the_query_of_another_model(model):
     other = "SELECT p.price, p.part FROM items p"
     advice = (
-        "are to be predicted, but the query has p: name the model of this query with model-name"
+        "are to be predicted, but the query has p: name the model of this query with "
+        "model-name"
     )
     with pytest.raises(QueryError, match=advice):
         model.table(on(whole, store()), other)
@@ -51,10 +58,14 @@ def test_a_row_far_outside_of_the_training_rows(model):
     frames = store()
     frames["orders"].loc[3, "day"] = 1e9
     sites = on(whole, frames)
-    with pytest.raises(SiteError, match=r"leave such rows out by WHERE, or set privacy.scores"):
+    with pytest.raises(
+        SiteError, match=r"leave such rows out by WHERE, or set privacy.scores"
+    ):
         model.table(sites, UNLABELLED)
     assert model.table(sites, f"{UNLABELLED} WHERE o.day < 1e6").num_rows
-    assert model.table(sites, UNLABELLED, privacy=PrivacySettings(scores="clear")).num_rows
+    assert model.table(
+        sites, UNLABELLED, privacy=PrivacySettings(scores="clear")
+    ).num_rows
 
 
 def test_sites_that_are_gone(model):
@@ -66,7 +77,9 @@ def test_sites_that_are_gone(model):
 
 
 def test_sites_without_a_state_folder(model):
-    with pytest.raises(SiteError, match=r"this site keeps no models: .* give it a folder"):
+    with pytest.raises(
+        SiteError, match=r"this site keeps no models: .* give it a folder"
+    ):
         replace(model, state=None).table(on(whole, store()), UNLABELLED)
     assert model.table(on(whole, store()), UNLABELLED).num_rows
 

@@ -1,7 +1,8 @@
-"""Shards that lack a column (the paper's umbrella schema, section 8): it is missing in their rows.
+"""Shards that lack a column (the paper's umbrella schema, section 8): it is missing in
+their rows.
 
-A run equals the one over files that have the column, empty, bit for bit; and the one over the
-union of the shards with NULLs in one file, up to the order of sums.
+A run equals the one over files that have the column, empty, bit for bit; and the one
+over the union of the shards with NULLs in one file, up to the order of sums.
 """
 
 import numpy as np
@@ -17,7 +18,8 @@ from tp_flower.query import Query
 from tp_flower.settings import Settings
 
 ROWS, CUT = 90, 50
-SQL = """SELECT v.cost AS label, v.smoker, v.dose, EXTRACT(year FROM v.day) AS year, p.age
+SQL = """SELECT v.cost AS label, v.smoker, v.dose,
+  EXTRACT(year FROM v.day) AS year, p.age
 FROM visits v JOIN patients p ON v.patient = p.id"""
 LACKED = {"north": (), "south": ("Smoker", "day")}
 CUTS = {"north": slice(0, CUT), "south": slice(CUT, ROWS)}
@@ -30,12 +32,15 @@ def tables() -> dict[str, pd.DataFrame]:
         {
             "patient": rng.integers(0, 20, ROWS),
             "smoker": rng.choice(["yes", "no", "ex"], ROWS),
-            "day": pd.Timestamp("2019-06-01") + pd.to_timedelta(rng.integers(0, 900, ROWS), "D"),
+            "day": pd.Timestamp("2019-06-01")
+            + pd.to_timedelta(rng.integers(0, 900, ROWS), "D"),
             "dose": rng.normal(size=ROWS),
         }
     )
     age = patients.age.to_numpy()[visits.patient]
-    visits["cost"] = visits.dose + 2 * (visits.smoker == "yes") + 0.1 * age + rng.normal(size=ROWS)
+    visits["cost"] = (
+        visits.dose + 2 * (visits.smoker == "yes") + 0.1 * age + rng.normal(size=ROWS)
+    )
     visits.loc[CUT:, ["smoker", "day"]] = None
     return {"visits": visits, "patients": patients}
 
@@ -72,7 +77,11 @@ def final(strategy):
     [("cg", {}), ("admm", {}), ("sgd", {}), ("boost", {}), ("personalised", {})],
 )
 def test_absent_columns_are_as_empty_ones(tmp_path, strategy, settings):
-    sql = "SELECT cost AS label, smoker, dose FROM visits" if strategy == "personalised" else SQL
+    sql = (
+        "SELECT cost AS label, smoker, dose FROM visits"
+        if strategy == "personalised"
+        else SQL
+    )
     runs = []
     for absent in (True, False):
         sites = files(tmp_path / str(absent), absent=absent)
@@ -88,8 +97,8 @@ def test_absent_columns_are_as_empty_ones(tmp_path, strategy, settings):
     columns = ["smoker"] if strategy == "personalised" else ["day", "smoker"]
     table = "visits" if strategy == "personalised" else "v"
     assert texts == [
-        f"table {table!r}: column {name!r} is absent at 'south', and so missing in 40 of 90 rows "
-        "(44 %)"
+        f"table {table!r}: column {name!r} is absent at 'south', and so missing in 40 "
+        "of 90 rows (44 %)"
         for name in columns
     ]
     assert not any("absent" in text for text in runs[1].warnings)
@@ -99,7 +108,9 @@ def test_the_run_is_that_of_the_table_with_nulls(tmp_path):
     shards = run(files(tmp_path), num_epochs=40)
     frames = tables()
     whole = {
-        "clinic": write_site(tmp_path / "a" / "clinic", {"patients": frames["patients"]}),
+        "clinic": write_site(
+            tmp_path / "a" / "clinic", {"patients": frames["patients"]}
+        ),
         "all": write_site(tmp_path / "a" / "all", {"visits": frames["visits"]}),
     }
     expected = run(whole, num_epochs=40)
@@ -126,7 +137,8 @@ def test_the_refusal_names_what_works(tmp_path):
     text = lacking["south"].read_text()
     lacking["south"].write_text(text.replace("absent = ['Smoker', 'day']", ""))
     match = (
-        r"column 'smoker' is at site 'north', but not at 'south': .*rename = \{ theirs = "
+        r"column 'smoker' is at site 'north', but not at 'south': .*rename = \{ theirs "
+        r"= "
         r'"smoker" \}\).*absent = \["smoker"\] there'
     )
     with pytest.raises(SchemaError, match=match):
@@ -141,8 +153,16 @@ def test_the_refusal_names_what_works(tmp_path):
 @pytest.mark.parametrize(
     ("lacked", "sql", "match"),
     [
-        (("cost",), SQL, "the label reads column 'cost', which is absent there .*without a label"),
-        (("dose",), SQL.replace("v.cost", "v.cost + v.dose"), "the label reads column 'dose'"),
+        (
+            ("cost",),
+            SQL,
+            "the label reads column 'cost', which is absent there .*without a label",
+        ),
+        (
+            ("dose",),
+            SQL.replace("v.cost", "v.cost + v.dose"),
+            "the label reads column 'dose'",
+        ),
         (("patient",), SQL, "'south': join key 0 reads column 'patient'.*would match"),
         (
             ("dose",),
@@ -163,13 +183,17 @@ def test_a_split_needs_its_column_at_all_shards(tmp_path):
 
 def test_a_column_that_all_shards_lack_is_refused(tmp_path):
     everywhere = {"north": ("smoker", "day"), "south": ("smoker", "day")}
-    match = r"column 'day' is absent at all its sites \('north', 'south'\).*leave it out"
+    match = (
+        r"column 'day' is absent at all its sites \('north', 'south'\).*leave it out"
+    )
     with pytest.raises(SchemaError, match=match):
         run(files(tmp_path, lacked=everywhere))
 
 
 def test_a_policy_is_about_absent_columns_too(tmp_path):
-    """A strict policy without expressions lets the query read them, if it lists them."""
+    """A strict policy without expressions lets the query read them, if it lists
+    them.
+    """
     columns = ["patient", "smoker", "dose", "cost", "day"]
     sql = SQL.replace("EXTRACT(year FROM v.day) AS year", "v.day")
     policy = f"[tables.visits.policy]\n{lenient(columns, 'expressions = false')}\n"
@@ -183,7 +207,8 @@ def test_a_policy_is_about_absent_columns_too(tmp_path):
 
 
 def test_a_shard_of_new_rows_may_lack_columns(tmp_path):
-    """Predictions are those for rows with empty columns, as every shard of the table lacks them.
+    """Predictions are those for rows with empty columns, as every shard of the table
+    lacks them.
 
     The type of a column that no shard has is that of training.
     """
@@ -196,8 +221,13 @@ def test_a_shard_of_new_rows_may_lack_columns(tmp_path):
         frame = tables()["visits"][CUTS[site]].assign(smoker=None, day=None)
         frame.to_csv(tmp_path / "empty" / site / "visits.csv", index=False)
     prediction = model.predict(new)
-    assert predicted.scored(prediction.predictions) == predicted.scored(model.table(empty))
-    assert len([text for text in prediction.warnings if "90 of 90 rows (100 %)" in text]) == 2
+    assert predicted.scored(prediction.predictions) == predicted.scored(
+        model.table(empty)
+    )
+    assert (
+        len([text for text in prediction.warnings if "90 of 90 rows (100 %)" in text])
+        == 2
+    )
 
 
 def test_empty_columns_take_the_type_of_other_shards():
@@ -206,7 +236,11 @@ def test_empty_columns_take_the_type_of_other_shards():
     shards = pieces(frames["visits"], CUT)
     shards[1]["day"] = pd.Series([None] * len(shards[1]), dtype=object)
     shards[1]["smoker"] = np.nan
-    done = train([{"visits": [s]} for s in shards] + [{"patients": frames["patients"]}], SQL, "cg")
+    done = train(
+        [{"visits": [s]} for s in shards] + [{"patients": frames["patients"]}],
+        SQL,
+        "cg",
+    )
     whole = train([{name: [frame]} for name, frame in frames.items()], SQL, "cg")
     assert final(done) == pytest.approx(final(whole), rel=1e-9)
 

@@ -1,4 +1,6 @@
-"""Whole runs over keys, filters and labels whose values have other spellings, or are NaN."""
+"""Whole runs over keys, filters and labels whose values have other spellings, or are
+NaN.
+"""
 
 import duckdb
 import pandas as pd
@@ -14,7 +16,9 @@ from tp_flower.errors import TPFlowerError
 
 SQL = "SELECT a.y AS label, a.x, b.z FROM a JOIN b ON a.k = b.k"
 LABELS = "CAST(i * 7 % 11 AS DOUBLE) AS y, CAST(i AS DOUBLE) AS x"
-UUID_OF = "CAST('cfcd2084-95d5-4fef-86e7-' || lpad(CAST({} AS VARCHAR), 12, 'a') AS UUID)"
+UUID_OF = (
+    "CAST('cfcd2084-95d5-4fef-86e7-' || lpad(CAST({} AS VARCHAR), 12, 'a') AS UUID)"
+)
 
 
 def parquet(folder, table: str, sql: str) -> str:
@@ -61,7 +65,10 @@ NANOSECONDS = "make_timestamp_ns(1700000000000000000 + ({}))"
     ("left", "right"),
     [
         (DECIMALS.format("{}", "2,2"), DECIMALS.format("{}", "4,2")),
-        (DECIMALS.format("{}", "2,2"), f"CAST({DECIMALS.format('{}', '2,2')} AS DOUBLE)"),
+        (
+            DECIMALS.format("{}", "2,2"),
+            f"CAST({DECIMALS.format('{}', '2,2')} AS DOUBLE)",
+        ),
         (TINY, TINY),
         (NANOSECONDS, NANOSECONDS),
         (UUID_OF, UUID_OF),
@@ -80,15 +87,21 @@ def test_rows_of_a_left_join_find_decimals_of_another_precision(tmp_path):
     a = parquet(tmp_path, "a", sixty(DECIMALS.format("{}", "2,2")))
     b = parquet(tmp_path, "b", six(DECIMALS.format("{}", "4,2")))
     sql = SQL.replace("JOIN", "LEFT JOIN")
-    run = run_query(sql, two_sites(tmp_path, a, b), "cg", test_fraction=0.0, num_epochs=1)
+    run = run_query(
+        sql, two_sites(tmp_path, a, b), "cg", test_fraction=0.0, num_epochs=1
+    )
     last = run.strategy.report.join_steps[-1]
     assert (last.rows, last.unmatched_before) == (60, 0)
 
 
 @pytest.mark.parametrize("zone", [None, "Europe/Paris"])
 def test_frames_of_nanoseconds(zone):
-    times = pd.to_datetime(1_700_000_000_000_000_000 + pd.RangeIndex(20)).tz_localize(zone)
-    a = pd.DataFrame({"k": times.repeat(20), "x": range(400), "y": [n % 7 for n in range(400)]})
+    times = pd.to_datetime(1_700_000_000_000_000_000 + pd.RangeIndex(20)).tz_localize(
+        zone
+    )
+    a = pd.DataFrame(
+        {"k": times.repeat(20), "x": range(400), "y": [n % 7 for n in range(400)]}
+    )
     b = pd.DataFrame({"k": times, "z": range(20)})
     assert a["k"].dt.nanosecond.max() == 19
     assert joined_rows([{"a": [a]}, {"b": [b]}]) == 400
@@ -98,7 +111,9 @@ def test_text_that_is_no_uuid_is_refused(tmp_path):
     a = parquet(tmp_path, "a", sixty(UUID_OF))
     b = parquet(tmp_path, "b", six("'secret'"))
     sites = two_sites(tmp_path, a, b)
-    with pytest.raises(TPFlowerError, match=r'CAST\("k" AS UUID\), fails on some value') as caught:
+    with pytest.raises(
+        TPFlowerError, match=r'CAST\("k" AS UUID\), fails on some value'
+    ) as caught:
         joined_rows(sites)
     assert "secret" not in str(caught.value)
 
@@ -110,7 +125,9 @@ def test_shards_of_uuids_and_of_texts_are_refused_until_types_says(tmp_path):
     entries = {"A": {"a": a}, "B": {"b": "path = 'b.parquet'\n"}}
     first = [site(tmp_path, name, entry) for name, entry in entries.items()]
     other = "path = 'b.csv'\n"
-    with pytest.raises(TPFlowerError, match=r"column 'k' is UUID .* VARCHAR .* \(types = "):
+    with pytest.raises(
+        TPFlowerError, match=r"column 'k' is UUID .* VARCHAR .* \(types = "
+    ):
         joined_rows([*first, site(tmp_path, "C", {"b": other})])
     other += "types = { k = 'UUID' }\n"
     assert joined_rows([*first, site(tmp_path, "C", {"b": other})]) == 60
@@ -136,7 +153,12 @@ def test_uuids_of_databases(kind, request, tmp_path):
 def test_uuid_types_of_databases(kind, request, tmp_path):
     ids = [row[0] for row in duckdb.execute(six(UUID_OF)).fetchall()]
     url = url_of(kind, request, tmp_path)
-    name = fill(url, "b", {"k": "uuid", "z": "integer"}, [(str(k), n) for n, k in enumerate(ids)])
+    name = fill(
+        url,
+        "b",
+        {"k": "uuid", "z": "integer"},
+        [(str(k), n) for n, k in enumerate(ids)],
+    )
     b = f"uri = '{uri(url)}'\ntable = '{name}'\n"
     sites = two_sites(tmp_path, parquet(tmp_path, "a", sixty(UUID_OF)), b)
     assert joined_rows(sites) == 60
@@ -156,7 +178,9 @@ def test_decimals_below_one_of_databases(kind, declared, request, tmp_path):
 
 def rates(digits: str, first: int) -> str:
     rate = f"CAST((i % 10) * 0.01 AS DECIMAL({digits}))"
-    return f"SELECT {rate} AS rate, CAST({first} + i AS DOUBLE) AS v FROM range(20) t(i)"
+    return (
+        f"SELECT {rate} AS rate, CAST({first} + i AS DOUBLE) AS v FROM range(20) t(i)"
+    )
 
 
 def shards_of_two_precisions(folder) -> list[str]:
@@ -183,8 +207,18 @@ def with_nan(folder) -> list[str]:
     keys = [nan if i % 4 == 0 else float(i % 6) for i in range(60)]
     labels = [nan if i % 7 == 0 else i * 7 % 11 for i in range(60)]
     numbers = [float(i) for i in range(60)]
-    a = {"k": keys, "l": [i % 5 for i in range(60)], "x": numbers, "y": numbers[::-1], "w": labels}
-    b = {"k": [*map(float, range(6)), nan, nan], "l": [*range(5), 9, 9, 9], "z": numbers[:8]}
+    a = {
+        "k": keys,
+        "l": [i % 5 for i in range(60)],
+        "x": numbers,
+        "y": numbers[::-1],
+        "w": labels,
+    }
+    b = {
+        "k": [*map(float, range(6)), nan, nan],
+        "l": [*range(5), 9, 9, 9],
+        "z": numbers[:8],
+    }
     for name, columns in {"a": a, "b": b}.items():
         pq.write_table(pa.table(columns), folder / f"{name}.parquet")
     return two_sites(folder, "path = 'a.parquet'\n", "path = 'b.parquet'\n")
@@ -195,18 +229,23 @@ def test_nan_keys_in_parquet_match_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "condition", ["a.k <= 5", "a.k < 6", "a.k BETWEEN 0 AND 5", "NOT a.k > 5", "a.k IS NOT NULL"]
+    "condition",
+    ["a.k <= 5", "a.k < 6", "a.k BETWEEN 0 AND 5", "NOT a.k > 5", "a.k IS NOT NULL"],
 )
 def test_filters_take_nan_in_parquet_for_null(condition, tmp_path):
     sql = f"SELECT a.y AS label, a.x FROM a WHERE {condition}"
     assert joined_rows(with_nan(tmp_path)[:1], sql) == 45
 
 
-@pytest.mark.parametrize("condition", ["a.w IS NOT NULL", "NOT isnan(a.w)", "isfinite(a.w)"])
+@pytest.mark.parametrize(
+    "condition", ["a.w IS NOT NULL", "NOT isnan(a.w)", "isfinite(a.w)"]
+)
 def test_nan_labels_in_parquet_are_filtered_out(condition, tmp_path):
     sites = with_nan(tmp_path)
     sql = "SELECT a.w AS label, a.x, b.z FROM a JOIN b ON a.l = b.l"
-    with pytest.raises(TPFlowerError, match=r"the label is NULL in 9 rows: .*IS NOT NULL"):
+    with pytest.raises(
+        TPFlowerError, match=r"the label is NULL in 9 rows: .*IS NOT NULL"
+    ):
         joined_rows(sites, sql)
     assert joined_rows(sites, f"{sql} WHERE {condition}") == 51
 
@@ -220,6 +259,8 @@ def test_uuids_and_texts_of_one_sub_query_are_refused_with_the_cast_to_write(tmp
     ]
     both = "(SELECT k, z FROM b UNION ALL SELECT k, z FROM c) u"
     sql = f"SELECT a.y AS label, a.x, u.z FROM a JOIN {both} ON a.k = "
-    with pytest.raises(TPFlowerError, match=r"differ in type: .*; cast texts to UUID in the query"):
+    with pytest.raises(
+        TPFlowerError, match=r"differ in type: .*; cast texts to UUID in the query"
+    ):
         joined_rows(sites, f"{sql}u.k")
     assert joined_rows(sites, f"{sql}CAST(u.k AS UUID)") == 120

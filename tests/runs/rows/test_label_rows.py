@@ -23,7 +23,9 @@ def keyed(left, right, sql=SQL):
 
 
 def test_nearly_equal_keys_are_hinted_at_by_their_types():
-    upper, lower = (np.array([f"{letter}{k}" for k in NUMBERS], object) for letter in "Cc")
+    upper, lower = (
+        np.array([f"{letter}{k}" for k in NUMBERS], object) for letter in "Cc"
+    )
     lower[:4] = upper[:4]
     (warning,), explanation = keyed(upper, lower)
     assert warning.startswith(LOST)
@@ -34,11 +36,14 @@ def test_nearly_equal_keys_are_hinted_at_by_their_types():
     lost = [{"step": "c on o.k = c.k", "rows": 6}]
     assert explanation["label-rows"] == {"rows": 10, "joined": 4, "lost": lost}
     reason = (
-        "the label is a number: it has 10 values, from 0 to 13.5; to train on them as classes set "
+        "the label is a number: it has 10 values, from 0 to 13.5; to train on them as "
+        "classes set "
         'task = "classification"'
     )
     line = "Label rows: 4 of 10 are joined; 6 have no match in c on o.k = c.k."
-    assert f"Task: regression, because {reason}. {line}" in " ".join(printed(explanation).split())
+    assert f"Task: regression, because {reason}. {line}" in " ".join(
+        printed(explanation).split()
+    )
     mended = SQL.replace("o.k = c.k", "LOWER(TRIM(o.k)) = LOWER(TRIM(c.k))")
     assert keyed(upper, lower, mended)[0] == []
     assert keyed(NUMBERS, NUMBERS + 6)[0] == [LOST]
@@ -47,8 +52,12 @@ def test_nearly_equal_keys_are_hinted_at_by_their_types():
 
 @pytest.mark.parametrize(("source", "lost"), [(SOURCE, "ci"), (LEFT, "")])
 def test_steps_lose_the_label_rows_that_the_join_lacks(source, lost):
-    rows = trained("squared", "sharded", "cg", source, num_epochs=1).strategy.report.content("")
-    joined = len({order for order, *_ in joined_positions(whole(FRAMES), ALIASES, source)})
+    rows = trained(
+        "squared", "sharded", "cg", source, num_epochs=1
+    ).strategy.report.content("")
+    joined = len(
+        {order for order, *_ in joined_positions(whole(FRAMES), ALIASES, source)}
+    )
     counts = rows["label-rows"]
     assert (counts["rows"], counts["joined"]) == (60, joined)
     assert [item["step"][0] for item in counts["lost"]] == list(lost)
@@ -59,11 +68,17 @@ def test_a_label_whose_rows_are_whole_classes_is_offered_the_split_that_fits():
     genre = np.repeat(np.arange(12), [300, 90, 60, 30, 20, 10, *[5] * 6])
     sites = [
         {"genre": [pd.DataFrame({"id": np.arange(12), "name": list("abcdefghijkl")})]},
-        {"track": [pd.DataFrame({"genre": genre, "ms": genre + np.arange(len(genre)) % 7})]},
+        {
+            "track": [
+                pd.DataFrame({"genre": genre, "ms": genre + np.arange(len(genre)) % 7})
+            ]
+        },
     ]
     sql = "SELECT g.name AS label, t.ms FROM genre g JOIN track t ON t.genre = g.id"
     share, untrained = train(sites, sql, Explain, seed=5).warnings
-    assert share.startswith("1.9% of the joined rows are held out (random rows), the settings ask")
+    assert share.startswith(
+        "1.9% of the joined rows are held out (random rows), the settings ask"
+    )
     assert untrained.startswith("no training row has 2 of the label's classes (")
     assert untrained.endswith('. With test-split = "random(t)" it is none of them')
     explained = train(sites, sql, Explain, seed=5, test_split="random(t)")

@@ -1,4 +1,6 @@
-"""A table of which a few keys name several rows: the join has more rows, and the run says so."""
+"""A table of which a few keys name several rows: the join has more rows, and the run
+says so.
+"""
 
 import numpy as np
 import pandas as pd
@@ -7,8 +9,13 @@ import pytest
 from strategies import Explain
 from tests.support.federated import pieces, train
 
-SQL = "SELECT o.qty AS label, o.day, c.age FROM orders o JOIN customers c ON o.customer = c.id"
-ADVICE = "If a key should name one row, aggregate c in a sub-query (GROUP BY its join key)"
+SQL = (
+    "SELECT o.qty AS label, o.day, c.age FROM orders o JOIN customers c ON o.customer "
+    "= c.id"
+)
+ADVICE = (
+    "If a key should name one row, aggregate c in a sub-query (GROUP BY its join key)"
+)
 
 
 def frames(repeated=5, times=2, customers=80, orders=1200, of_repeated=23):
@@ -27,7 +34,11 @@ def frames(repeated=5, times=2, customers=80, orders=1200, of_repeated=23):
 
 def explained(tables, sql=SQL, **settings):
     """The warnings and the steps of a query over tables at two sites each."""
-    sites = [{name: [half]} for name, own in tables.items() for half in pieces(own, len(own) // 2)]
+    sites = [
+        {name: [half]}
+        for name, own in tables.items()
+        for half in pieces(own, len(own) // 2)
+    ]
     run = train(sites, sql, Explain, **settings)
     return run.warnings, run.explanation["join-steps"]
 
@@ -36,18 +47,28 @@ def test_a_few_repeated_keys_are_counted_with_the_rows_that_they_make():
     tables = frames()
     warnings, (_, step) = explained(tables)
     assert warnings == [
-        f"5 of 80 keys of customers occur twice (o.customer = c.id): 115 rows more. {ADVICE}"
+        (
+            "5 of 80 keys of customers occur twice (o.customer = c.id): 115 rows more. "
+            f"{ADVICE}"
+        )
     ]
     assert (step["rows-before"], step["rows"]) == (1200, 1315)
     assert (
-        len(tables["orders"].merge(tables["customers"], left_on="customer", right_on="id")) == 1315
+        len(
+            tables["orders"].merge(
+                tables["customers"], left_on="customer", right_on="id"
+            )
+        )
+        == 1315
     )
     more = {"table": "c", "keys": 80, "repeated": 5, "most": 2, "more-rows": 115}
     assert step["repeated-keys"] == [more]
 
 
 def test_the_advice_works():
-    once = SQL.replace("customers c", "(SELECT id, MAX(age) AS age FROM customers GROUP BY id) c")
+    once = SQL.replace(
+        "customers c", "(SELECT id, MAX(age) AS age FROM customers GROUP BY id) c"
+    )
     tables = frames()
     sites = [{name: [own]} for name, own in tables.items()]
     run = train(sites, once, Explain)
@@ -62,7 +83,10 @@ def test_the_advice_works():
             frames(repeated=1, times=4, of_repeated=10),
             "1 of 80 keys .* occurs up to 4 times .*: 30 r",
         ),
-        (frames(repeated=20, of_repeated=2), "20 of 80 keys .* occur twice .*: 40 rows more"),
+        (
+            frames(repeated=20, of_repeated=2),
+            "20 of 80 keys .* occur twice .*: 40 rows more",
+        ),
     ],
 )
 def test_other_numbers(tables, words):
@@ -75,7 +99,8 @@ def test_other_numbers(tables, words):
     [
         frames(repeated=0),
         # nobody has ordered who is listed twice
-        frames(of_repeated=0) | {"orders": frames(of_repeated=0)["orders"].query("customer >= 5")},
+        frames(of_repeated=0)
+        | {"orders": frames(of_repeated=0)["orders"].query("customer >= 5")},
         # most keys have several rows: a table of many rows per key
         frames(repeated=60, of_repeated=3),
     ],
@@ -87,15 +112,26 @@ def test_no_warning_where_nothing_is_strange(tables):
 
 def test_the_label_table_may_be_the_one_with_repeated_keys():
     tables = frames()
-    sql = "SELECT c.age AS label, o.day, o.qty FROM customers c JOIN orders o ON o.customer = c.id"
+    sql = (
+        "SELECT c.age AS label, o.day, o.qty FROM customers c JOIN orders o ON "
+        "o.customer = c.id"
+    )
     (warning,), (_, step) = explained(tables, sql)
-    assert warning.startswith("5 of 80 keys of customers occur twice (o.customer = c.id): 115 rows")
+    assert warning.startswith(
+        "5 of 80 keys of customers occur twice (o.customer = c.id): 115 rows"
+    )
     assert step["rows"] == 1315
 
 
 def test_a_label_table_whose_rows_mostly_have_keys_of_their_own_is_none():
-    """Customers who mostly order once repeat a key of orders; no row of the join is too many."""
-    once = frames(repeated=0, orders=70)["orders"].assign(customer=lambda own: own.index)
+    """Customers who mostly order once repeat a key of orders; no row of the join is too
+    many.
+    """
+    once = frames(repeated=0, orders=70)["orders"].assign(
+        customer=lambda own: own.index
+    )
     again = once.head(5)
-    tables = frames(repeated=0) | {"orders": pd.concat([once, again], ignore_index=True)}
+    tables = frames(repeated=0) | {
+        "orders": pd.concat([once, again], ignore_index=True)
+    }
     assert explained(tables)[0] == []

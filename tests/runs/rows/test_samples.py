@@ -1,4 +1,6 @@
-"""A run on a sample of the label table's rows is a run on a table with these rows alone."""
+"""A run on a sample of the label table's rows is a run on a table with these rows
+alone.
+"""
 
 import numpy as np
 import pytest
@@ -22,7 +24,11 @@ MARKED = FRAMES | {"orders": FRAMES["orders"].assign(sampled=SAMPLED)}
     [
         ("squared", SOURCE, {"strategy": "cg", "validation_fraction": 0.2}),
         ("softmax", LEFT, {"strategy": "admm", "row_weight": "entity"}),
-        ("logistic", SOURCE, {"strategy": "sgd", "batch_size": 20, "test_split": "time(o.day)"}),
+        (
+            "logistic",
+            SOURCE,
+            {"strategy": "sgd", "batch_size": 20, "test_split": "time(o.day)"},
+        ),
         ("squared", LEFT, {"strategy": "vfl-admm", "test_split": "random(c)"}),
     ],
 )
@@ -51,5 +57,7 @@ def test_the_sample_stands_beside_what_is_measured_on_it():
     strategy = train([LAYOUTS["whole"](FRAMES)], query(), "cg", sample=SHARE)
     assert strategy.report.split["name"] == name
     assert commands._test_metrics(make_manifest(strategy)).endswith(f"({name})")
-    explained = train([LAYOUTS["whole"](FRAMES)], query(), Explain, sample=SHARE).explanation
+    explained = train(
+        [LAYOUTS["whole"](FRAMES)], query(), Explain, sample=SHARE
+    ).explanation
     assert explained["joined-rows"]["train"] == strategy.report.joined_rows_train

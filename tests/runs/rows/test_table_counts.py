@@ -1,4 +1,6 @@
-"""A table's figures have one meaning in every report, and a table with two names is one."""
+"""A table's figures have one meaning in every report, and a table with two names is
+one.
+"""
 
 import duckdb
 import pandas as pd
@@ -9,24 +11,32 @@ from tests.support.federated import train
 from tp_flower.reports.blocks import Record
 from tp_flower.reports.records import report_dict
 
-PEOPLE = pd.DataFrame({"id": range(6), "boss": [9, 0, 0, 1, 1, 1], "age": [61, 52, 40, 33, 28, 25]})
-VISITS = pd.DataFrame({"person": [1, 1, 2, 3, 4, 5, 5, 8], "cost": [3.0, 1, 4, 1, 5, 9, 2, 6]})
+PEOPLE = pd.DataFrame(
+    {"id": range(6), "boss": [9, 0, 0, 1, 1, 1], "age": [61, 52, 40, 33, 28, 25]}
+)
+VISITS = pd.DataFrame(
+    {"person": [1, 1, 2, 3, 4, 5, 5, 8], "cost": [3.0, 1, 4, 1, 5, 9, 2, 6]}
+)
 TOWNS = pd.DataFrame({"person": range(4), "size": [7.0, 1, 3, 2]})
 SITES = [{"visits": [VISITS]}, {"people": [PEOPLE]}, {"towns": [TOWNS]}]
 JOIN = """FROM visits v JOIN people p ON v.person = p.id JOIN people b ON p.boss = b.id
-LEFT JOIN (SELECT person, MAX(size) AS size FROM towns GROUP BY person) t ON t.person = p.id"""
+LEFT JOIN (SELECT person, MAX(size) AS size FROM towns GROUP BY person) t
+  ON t.person = p.id"""
 SQL = f"SELECT v.cost AS label, p.age, b.age AS of_boss, t.size {JOIN}"
 
 
 def times_joined(alias, table, key):
     """How often each row of a table is in the join that DuckDB builds."""
-    counts = f"SELECT {alias}.{key} AS k, count(*) AS times {JOIN} GROUP BY {alias}.{key}"
+    counts = (
+        f"SELECT {alias}.{key} AS k, count(*) AS times {JOIN} GROUP BY {alias}.{key}"
+    )
     with duckdb.connect() as connection:
         for name, frame in (("visits", VISITS), ("people", PEOPLE), ("towns", TOWNS)):
             connection.register(name, frame)
         row = connection.execute(
-            f"SELECT min(coalesce(times, 0)), avg(coalesce(times, 0)), max(coalesce(times, 0)) "
-            f"FROM {table} r LEFT JOIN ({counts}) c ON c.k = r.{key}"
+            "SELECT min(coalesce(times, 0)), avg(coalesce(times, 0)), "
+            f"max(coalesce(times, 0)) FROM {table} r LEFT JOIN ({counts}) c ON c.k = "
+            f"r.{key}"
         ).fetchone()
     return dict(zip(("min", "mean", "max"), row, strict=True))
 
@@ -43,8 +53,13 @@ def test_joined_counts_all_rows_of_a_table_in_explain_and_in_training():
     ):
         expected = times_joined(alias, table, key)
         for report in (trained, explained):
-            counts = next(t for t in report["tables"] if t["table"] == alias)["multiplicity"]
-            assert {name: counts[name] for name in expected} == expected, (alias, report["mode"])
+            counts = next(t for t in report["tables"] if t["table"] == alias)[
+                "multiplicity"
+            ]
+            assert {name: counts[name] for name in expected} == expected, (
+                alias,
+                report["mode"],
+            )
 
 
 def test_a_table_under_two_names_is_counted_once():

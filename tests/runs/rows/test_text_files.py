@@ -1,6 +1,8 @@
-"""What a text file means: once for all shards of a table, said, and kept with the model.
+"""What a text file means: once for all shards of a table, said, and kept with the
+model.
 
-A run is compared with the same run on the values themselves, in Parquet files that declare them.
+A run is compared with the same run on the values themselves, in Parquet files that
+declare them.
 """
 
 import json
@@ -27,8 +29,8 @@ def home(tmp_path, monkeypatch):
 class Tables:
     """Tables ``a`` and ``b`` in CSV files of a folder, and runs over them.
 
-    A table is a frame, or a list of one per shard; ``options`` are lines of the entry of ``a``,
-    or of both with ``for_both``.
+    A table is a frame, or a list of one per shard; ``options`` are lines of the entry
+    of ``a``, or of both with ``for_both``.
     """
 
     def __init__(self, folder, a, b, options="", *, for_both=False):
@@ -36,19 +38,36 @@ class Tables:
         folder.mkdir(parents=True, exist_ok=True)
         lines = []
         for table, value in (("a", a), ("b", b)):
-            for number, frame in enumerate(value if isinstance(value, list) else [value]):
+            for number, frame in enumerate(
+                value if isinstance(value, list) else [value]
+            ):
                 path = folder / f"{table}{number}.csv"
                 frame.to_csv(path, index=False)
                 lines += [f"[[tables.{table}.shards]]", f"path = '{path.name}'"]
-                lines += [f"site = '{table}{number}'", options * (for_both or table == "a")]
+                lines += [
+                    f"site = '{table}{number}'",
+                    options * (for_both or table == "a"),
+                ]
         (folder / "tables.toml").write_text("\n".join(lines))
 
     def run(self, sql, task="train", refuses=False, **settings):
         """The report of a run, or why it was refused."""
-        settings = {"tables": "tables.toml", "sql": sql, "model-name": MODEL, **settings}
+        settings = {
+            "tables": "tables.toml",
+            "sql": sql,
+            "model-name": MODEL,
+            **settings,
+        }
         if task == "train":
-            settings = {"test-fraction": 0.0, "strategy": "admm", "num-epochs": 3, **settings}
-        toml = "\n".join(f"{name} = {json.dumps(value)}" for name, value in settings.items())
+            settings = {
+                "test-fraction": 0.0,
+                "strategy": "admm",
+                "num-epochs": 3,
+                **settings,
+            }
+        toml = "\n".join(
+            f"{name} = {json.dumps(value)}" for name, value in settings.items()
+        )
         (self.folder / "run.toml").write_text(toml)
         if refuses:
             result = invoke(task, self.folder / "run.toml")
@@ -76,7 +95,10 @@ def codes(values, rows):
         (["1E5", "10E4", "1.0E5", "2E5", "20E4", "7"], "DOUBLE"),
         (["1.1", "1.10", "2.5", "2.50", "3", "3.0", "4"], "DOUBLE"),
         (["2024-01-02", "2024-1-2", "2024/01/02", "2024-01-03", "2024-1-3"], "DATE"),
-        (["2024-01-02 10:00:00", "2024-01-02T10:00:00", "2024-01-02 10:00"], "TIMESTAMP"),
+        (
+            ["2024-01-02 10:00:00", "2024-01-02T10:00:00", "2024-01-02 10:00"],
+            "TIMESTAMP",
+        ),
         (["0.123456789012345678", "0.123456789012345679", "0.5"], "DOUBLE"),
     ],
 )
@@ -86,7 +108,9 @@ def test_keys_that_would_be_equal_values_are_compared_as_texts(tmp_path, values,
     report = tables.run(SQL)
     assert report["joined-rows"]["train"] == 60
     remedy = f'types = {{ k = "{kind}" }}'
-    warnings = [text for text in report["warnings"] if "'k' is compared as text" in text]
+    warnings = [
+        text for text in report["warnings"] if "'k' is compared as text" in text
+    ]
     assert len(warnings) == 2
     assert all(remedy in text for text in warnings)
     # followed, the advice compares values, and no longer warns
@@ -162,7 +186,9 @@ def months(written, chosen):
     """Rows whose label is nearly the month of their day."""
     number = np.arange(len(chosen))
     label = [day.month + 0.05 * (n % 3) for n, day in enumerate(chosen)]
-    frame = pd.DataFrame({"k": number % 5, "y": label, "d": [d.strftime(written) for d in chosen]})
+    frame = pd.DataFrame(
+        {"k": number % 5, "y": label, "d": [d.strftime(written) for d in chosen]}
+    )
     return frame, pd.DataFrame({"k": range(5), "z": np.cos(range(5))})
 
 
@@ -249,7 +275,10 @@ def test_feature_of_another_kind_is_refused_with_both(tmp_path):
     tables = Tables(tmp_path / "new", new, b)
     assert "is VARCHAR, but was BIGINT" in tables.run(SQL, "predict", refuses=True)
     tables = Tables(
-        tmp_path / "new", new, b, 'types = { "x" = "BIGINT" }\nnulls = ["0?", "1?", "2?"]'
+        tmp_path / "new",
+        new,
+        b,
+        'types = { "x" = "BIGINT" }\nnulls = ["0?", "1?", "2?"]',
     )
     assert len(predictions(tables.run(SQL, "predict"))) == 20
 
@@ -269,16 +298,23 @@ def test_yes_and_no_are_the_classes_of_a_label(tmp_path):
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_shard_without_values_has_the_types_of_its_table(tmp_path, first):
-    """Whichever shard comes first: expressions over its columns have a meaning there."""
+    """Whichever shard comes first: expressions over its columns have a meaning
+    there.
+    """
     x = np.arange(40)
     a, b = labelled(x % 7, x % 7 + 0.1 * (x % 3))
     a["d"] = [f"2024-01-{n % 28 + 1:02}" for n in x]
     shards = [a[:0], a] if first == 0 else [a, a[:0]]
-    sql = "SELECT a.y * 2 AS label, a.x * 2 AS twice, MONTH(a.d) AS m, DAY(a.d) AS d, b.z FROM a"
+    sql = (
+        "SELECT a.y * 2 AS label, a.x * 2 AS twice, MONTH(a.d) AS m, DAY(a.d) AS d, "
+        "b.z FROM a"
+    )
     report = Tables(tmp_path, shards, b).run(f"{sql} JOIN b ON a.k = b.k")
     whole = Tables(tmp_path / "whole", a, b).run(f"{sql} JOIN b ON a.k = b.k")
     assert report["joined-rows"]["train"] == 40
-    assert report["final"]["train"]["loss"] == pytest.approx(whole["final"]["train"]["loss"])
+    assert report["final"]["train"]["loss"] == pytest.approx(
+        whole["final"]["train"]["loss"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -301,17 +337,29 @@ def test_owner_says_how_days_are_written_in_any_spelling(tmp_path, written, opti
 @pytest.mark.parametrize(
     ("readings", "match"),
     [
-        ({"x": {"type": "DATE"}}, "'readings' has a reading of 'x' that does not fit its texts"),
-        ({"d": {"type": "DATE", "format": "%m.%d.%Y"}}, "a reading of 'd' that does not fit"),
-        ({"none": {"type": "VARCHAR"}}, "'readings' names 'none', which is no column of texts"),
+        (
+            {"x": {"type": "DATE"}},
+            "'readings' has a reading of 'x' that does not fit its texts",
+        ),
+        (
+            {"d": {"type": "DATE", "format": "%m.%d.%Y"}},
+            "a reading of 'd' that does not fit",
+        ),
+        (
+            {"none": {"type": "VARCHAR"}},
+            "'readings' names 'none', which is no column of texts",
+        ),
         ({"x": {"type": "DATE) FROM x; --"}}, "'readings"),
     ],
 )
-def test_a_server_chooses_among_the_readings_that_a_site_has_listed(tmp_path, readings, match):
+def test_a_server_chooses_among_the_readings_that_a_site_has_listed(
+    tmp_path, readings, match
+):
     a, b = labelled(np.arange(40) % 7, np.arange(40))
     a["d"] = [f"{n % 12 + 1:02}/{n % 12 + 1:02}/2024" for n in range(40)]
     sites = {
-        name: write_site(tmp_path / name, {name: frame}) for name, frame in (("a", a), ("b", b))
+        name: write_site(tmp_path / name, {name: frame})
+        for name, frame in (("a", a), ("b", b))
     }
 
     def change(seen):

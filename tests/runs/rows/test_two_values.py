@@ -1,4 +1,6 @@
-"""A number with two values is a label of classes, wherever its values are; others stay numbers."""
+"""A number with two values is a label of classes, wherever its values are; others stay
+numbers.
+"""
 
 from contextlib import closing
 
@@ -29,7 +31,9 @@ def sites(values, kind=float, is_sharded=True):
     x, k = rng.normal(size=ROWS), rng.integers(0, 9, ROWS)
     z = rng.normal(size=9)
     is_high = x + z[k] + 0.5 * rng.logistic(size=ROWS) > 0
-    rows = pd.DataFrame({"y": np.where(is_high, values[1], values[0]).astype(kind), "x": x, "k": k})
+    rows = pd.DataFrame(
+        {"y": np.where(is_high, values[1], values[0]).astype(kind), "x": x, "k": k}
+    )
     shards = [rows[~is_high], rows[is_high]] if is_sharded else [rows]
     tables = [{"o": [shard.reset_index(drop=True)]} for shard in shards]
     return [*tables, {"c": [pd.DataFrame({"k": range(9), "z": z})]}]
@@ -45,12 +49,16 @@ def sites(values, kind=float, is_sharded=True):
         ((0.25, 7.5), float, "0.25 and 7.5"),
     ],
 )
-def test_two_values_over_all_shards_are_classes_and_the_line_says_so(values, kind, names):
+def test_two_values_over_all_shards_are_classes_and_the_line_says_so(
+    values, kind, names
+):
     run = train(sites(values, kind), SQL, "cg", seed=3).report
     line = f"classification, because the label has two values, {names}; {REMEDY}"
     assert run.chosen["task"] == line
     assert run.chosen["loss"] == "logistic"
-    set_by_hand = train(sites(values, kind), SQL, "cg", seed=3, task="classification").report
+    set_by_hand = train(
+        sites(values, kind), SQL, "cg", seed=3, task="classification"
+    ).report
     assert run.final_train == set_by_hand.final_train
     assert list(run.outcomes["classes"]) == names.split(" and ")
     # the remedy, as the line has it
@@ -58,7 +66,9 @@ def test_two_values_over_all_shards_are_classes_and_the_line_says_so(values, kin
     assert "rmse" in numbers.final_train
 
 
-@pytest.mark.parametrize("strategy", ["admm", "sgd", "gd", "boost", "vfl-admm", "vfl-sgd"])
+@pytest.mark.parametrize(
+    "strategy", ["admm", "sgd", "gd", "boost", "vfl-admm", "vfl-sgd"]
+)
 def test_every_strategy_trains_on_classes(strategy):
     run = train(sites((0, 1), int), SQL, strategy, num_epochs=2).report
     assert {"auc", "log_loss"} <= run.final_train.keys()
@@ -73,8 +83,14 @@ def test_decimals_of_two_values_are_classes():
 @pytest.mark.parametrize(
     ("label", "words"),
     [
-        ("1 + CAST(abs(o.x) * 1e6 AS BIGINT) % 5", "it has 5 values, from 1 to 5; .* as classes"),
-        ("(1 + CAST(abs(o.x) * 1e6 AS BIGINT) % 10) / 2", "10 values, from 0.5 to 5; to train"),
+        (
+            "1 + CAST(abs(o.x) * 1e6 AS BIGINT) % 5",
+            "it has 5 values, from 1 to 5; .* as classes",
+        ),
+        (
+            "(1 + CAST(abs(o.x) * 1e6 AS BIGINT) % 10) / 2",
+            "10 values, from 0.5 to 5; to train",
+        ),
         ("o.x * 3", "because the label is a number$"),
     ],
 )
@@ -84,7 +100,9 @@ def test_ratings_and_other_numbers_stay_numbers(label, words):
     assert run.chosen["task"].startswith("regression, because the label is a number")
     assert pd.Series([run.chosen["task"]]).str.contains(words).all()
     if "set task" in run.chosen["task"]:
-        classes = train(sites((0, 1)), SQL.replace("o.y", label), "cg", task="classification")
+        classes = train(
+            sites((0, 1)), SQL.replace("o.y", label), "cg", task="classification"
+        )
         assert "auc" in classes.report.final_train
 
 
@@ -108,7 +126,9 @@ def test_what_is_for_numbers_keeps_them_numbers(strategy, settings, setting):
 
 
 def test_noisy_numbers_are_not_counted():
-    """Labels with noise are of the kind that the settings declare, whatever their values are."""
+    """Labels with noise are of the kind that the settings declare, whatever their
+    values are.
+    """
     noisy = PrivacySettings(labels="laplace", label_epsilon=4.0, label_range="0, 1")
     run = train(sites((0, 1)), SQL, "cg", privacy=noisy).report
     assert run.chosen["task"] == "regression, because the label is a number"
@@ -116,7 +136,10 @@ def test_noisy_numbers_are_not_counted():
         labels="randomised-response", label_epsilon=4.0, label_classes="0, 1"
     )
     run = train(sites((0, 1)), SQL, "cg", privacy=declared).report
-    assert run.chosen["task"] == "classification, because the noise on the label is for classes"
+    assert (
+        run.chosen["task"]
+        == "classification, because the noise on the label is for classes"
+    )
 
 
 def named(tables):
@@ -139,14 +162,19 @@ def test_a_saved_model_predicts_the_numbers_and_refuses_a_third(tmp_path):
     high = table["probability.1"].to_numpy()[(ROWS - len(ones[0]["o"][0])) :]
     assert accuracy == pytest.approx((high > 0.5).mean())
     strange = [{"o": [trained[0]["o"][0].assign(y=3)]}, *trained[1:]]
-    with pytest.raises(QueryError, match=r"1 classes that the model does not know \('3'\)"):
+    with pytest.raises(
+        QueryError, match=r"1 classes that the model does not know \('3'\)"
+    ):
         model.evaluate(named(strange))
 
 
 def of_carriers(*labels):
     """Sites of one table, with the labels of their rows, in turn."""
     rng = np.random.default_rng(1)
-    frames = [pd.DataFrame({"y": np.resize(own, 30), "a": rng.normal(size=30)}) for own in labels]
+    frames = [
+        pd.DataFrame({"y": np.resize(own, 30), "a": rng.normal(size=30)})
+        for own in labels
+    ]
     return {f"s{number}": {"t": [own]} for number, own in enumerate(frames)}
 
 
@@ -166,12 +194,20 @@ def of_carriers(*labels):
 )
 def test_labels_that_stay_at_their_sites(labels, settings, is_classes, shown):
     with closing(WatchedGrid(of_carriers(*labels))) as grid:
-        run = train(grid, "SELECT y AS label, a FROM t", "personalised", **settings).report
-    parts = [part for s in grid.sent("query.extract", replies=True) for part in s.header["parts"]]
+        run = train(
+            grid, "SELECT y AS label, a FROM t", "personalised", **settings
+        ).report
+    parts = [
+        part
+        for s in grid.sent("query.extract", replies=True)
+        for part in s.header["parts"]
+    ]
     assert [part["label"].get("classes") for part in parts] == shown
     assert ("accuracy" in run.final_train) == is_classes
     if is_classes:
-        assert run.chosen["task"].startswith("classification, because the label has two values")
+        assert run.chosen["task"].startswith(
+            "classification, because the label has two values"
+        )
 
 
 @pytest.mark.parametrize(

@@ -30,17 +30,22 @@ site = "B"
 
 
 def shop(folder, sql=f"SELECT f.rate AS label, f.id, b.z {JOIN}"):
-    """Films with a rating that SQLite does not know, and a note of numbers and texts."""
+    """Films with a rating that SQLite does not know, and a note of numbers and
+    texts.
+    """
     with closing(sqlite3.connect(folder / "shop.sqlite")) as connection:
         connection.executescript(
-            "CREATE TABLE film (id INTEGER PRIMARY KEY, k INTEGER, rate REAL, rating ENUM, note);"
-            "CREATE TABLE b (k INTEGER, z REAL);"
+            "CREATE TABLE film (id INTEGER PRIMARY KEY, k INTEGER, rate REAL, rating "
+            "ENUM, note);CREATE TABLE b (k INTEGER, z REAL);"
         )
         films = [
-            (i, i % 5, 0.5 * i, ("PG", "R")[i % 2], i if i % 3 else f"n{i}") for i in range(40)
+            (i, i % 5, 0.5 * i, ("PG", "R")[i % 2], i if i % 3 else f"n{i}")
+            for i in range(40)
         ]
         connection.executemany("INSERT INTO film VALUES (?, ?, ?, ?, ?)", films)
-        connection.executemany("INSERT INTO b VALUES (?, ?)", [(k, k * k) for k in range(5)])
+        connection.executemany(
+            "INSERT INTO b VALUES (?, ?)", [(k, k * k) for k in range(5)]
+        )
         connection.commit()
     (folder / "tables.toml").write_text(TABLES)
     run = {"tables": "tables.toml", "sql": sql, "test-fraction": 0.0, "num-epochs": 2}
@@ -54,9 +59,12 @@ def test_a_mixed_column_of_sqlite_stops_only_queries_that_read_it(tmp_path):
     assert "40 of 40 are joined" in printed_by("train", run)
     rated = f"SELECT f.rate AS label, f.rating, b.z {JOIN}"
     assert "40 of 40 are joined" in printed_by("train", run, "--set", f"sql={rated}")
-    starred = printed_by("train", run, "--set", f"sql=SELECT f.rate AS label, f.*, b.z {JOIN}")
+    starred = printed_by(
+        "train", run, "--set", f"sql=SELECT f.rate AS label, f.*, b.z {JOIN}"
+    )
     assert re.search(
-        r"column 'note' at site 'A' is declared as nothing and holds .* \* leaves it out",
+        r"column 'note' at site 'A' is declared as nothing and holds .* \* leaves it "
+        r"out",
         " ".join(starred.split()),
     )
     # read, it is refused, by `check` as well, and both remedies work
@@ -65,7 +73,9 @@ def test_a_mixed_column_of_sqlite_stops_only_queries_that_read_it(tmp_path):
     assert refusal.removeprefix("FAILED: ") in " ".join(
         invoke("train", run, "--set", read).output.split()
     )
-    assert "feature f.note: table 'film': column 'note' at site 'A' is declared" in refusal
+    assert (
+        "feature f.note: table 'film': column 'note' at site 'A' is declared" in refusal
+    )
     types = re.search(r"types = \{.*?\}", refusal)[0]
     assert tomllib.loads(types) == {"types": {"note": "VARCHAR"}}
     tables = tmp_path / "tables.toml"
@@ -80,7 +90,9 @@ def frames():
     k = np.arange(30)
     months = pd.period_range("2020-01", periods=30, freq="M")
     films = pd.DataFrame({"k": k % 3, "y": k * 0.5, "month": months, "x": k})
-    return {"A": {"a": [films]}}, {"B": {"b": [pd.DataFrame({"k": [0, 1, 2], "z": [1, 4, 9]})]}}
+    return {"A": {"a": [films]}}, {
+        "B": {"b": [pd.DataFrame({"k": [0, 1, 2], "z": [1, 4, 9]})]}
+    }
 
 
 def test_a_period_of_a_frame_stops_only_queries_that_read_it():
@@ -96,7 +108,10 @@ def test_a_period_of_a_frame_stops_only_queries_that_read_it():
     with pytest.raises(SchemaError, match=match) as caught:
         train({**one, **other}, reading, test_fraction=0.0)
     exec(re.search(match, str(caught.value))[1], {"frame": one["A"]["a"][0]})
-    assert train({**one, **other}, reading, test_fraction=0.0).report.joined_rows_train == 30
+    assert (
+        train({**one, **other}, reading, test_fraction=0.0).report.joined_rows_train
+        == 30
+    )
 
 
 def test_a_shard_that_cannot_read_a_column_says_so_for_the_table():
@@ -105,5 +120,7 @@ def test_a_shard_that_cannot_read_a_column_says_so_for_the_table():
     sites = {"S": {"a": shards[:1]}, "A": {"a": shards[1:]}, **other}
     sql = "SELECT a.y AS label, a.x, b.z FROM a JOIN b ON a.k = b.k"
     assert train(sites, sql, test_fraction=0.0).report.joined_rows_train == 60
-    with pytest.raises(TPFlowerError, match=r"column 'month' at site 'A' is of pandas' type"):
+    with pytest.raises(
+        TPFlowerError, match=r"column 'month' at site 'A' is of pandas' type"
+    ):
         train(sites, sql.replace("a.x", "a.month"), test_fraction=0.0)

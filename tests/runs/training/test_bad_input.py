@@ -56,7 +56,9 @@ def start(changed=None, sql=SQL, method=TablePuppetADMM, seen=None, **settings):
     try:
         return train(grid, sql, method, **settings)
     except TPFlowerError:
-        assert not {"train.admm", "train.sgd"} & {message.action for message in grid.seen}
+        assert not {"train.admm", "train.sgd"} & {
+            message.action for message in grid.seen
+        }
         raise
 
 
@@ -69,7 +71,10 @@ NO_ROW = {name: {"customers": customers(2).head(0)} for name in ("us", "uk")}
         (
             {"uk": {"customers": customers(2).rename(columns={"age": "years"})}},
             SchemaError,
-            r"feature c.age: table 'customers': column 'age' is at site 'us', but not at 'uk'",
+            (
+                r"feature c.age: table 'customers': column 'age' is at site 'us', but "
+                r"not at 'uk'"
+            ),
         ),
         (NO_ROW, SchemaError, r"^table 'c' is empty: none of its sites \(.*us.*\) has"),
         (us(10, 11) | uk(12), MappingError, "no rows; rows left .*: o: 10, c: 0"),
@@ -79,7 +84,11 @@ NO_ROW = {name: {"customers": customers(2).head(0)} for name in ("us", "uk")}
             MappingError,
             r"join .*o\.cust.*c\.id.* differ in type: o: text, c: number; cast one",
         ),
-        (shop(price=[["a"]] * ROWS), SiteError, r"table 'orders'.*'price' is of type .*\[\]"),
+        (
+            shop(price=[["a"]] * ROWS),
+            SiteError,
+            r"table 'orders'.*'price' is of type .*\[\]",
+        ),
         (us(age=[np.inf, 1]), SiteError, "'us', table 'c': .*'age' has infinite val"),
         (us(age=[1e300, -1e300]), SiteError, "'us', table 'c': .*'age'.*too large"),
         (
@@ -113,7 +122,8 @@ def test_queries_and_settings_that_are_refused(how, error, match):
 
 
 @pytest.mark.parametrize(
-    ("text", "match"), [*CASES["files"], (None, "the tables file of the site does not exist")]
+    ("text", "match"),
+    [*CASES["files"], (None, "the tables file of the site does not exist")],
 )
 def test_files_that_are_refused(tmp_path, text, match):
     file = tmp_path / "tables.toml"
@@ -132,7 +142,11 @@ def test_files_that_are_refused(tmp_path, text, match):
         us(age=["old", "young"]) | uk(age=[np.nan, np.nan]),
         # nobody has ordered here
         uk(8, 9),
-        {"uk": {"Customers": customers(2, 3).rename(columns={"id": "ID", "age": "Age"})}},
+        {
+            "uk": {
+                "Customers": customers(2, 3).rename(columns={"id": "ID", "age": "Age"})
+            }
+        },
         uk(note="x"),
         us(note=1) | uk(note="x"),
     ],
@@ -148,8 +162,14 @@ def test_shards_that_fit(method, changed):
 
 
 def test_a_star_takes_what_a_policy_lets_features_read_and_all_shards_have(tmp_path):
-    rules = {"customers": "columns = ['age', 'extra']\nkeys = ['id', 'code']\njoin-only = ['no']"}
-    frames = us(0, 1, code=7, secret=1, no=2, extra=1) | uk(2, 3, code=8, no=2, secret=3)
+    rules = {
+        "customers": (
+            "columns = ['age', 'extra']\nkeys = ['id', 'code']\njoin-only = ['no']"
+        )
+    }
+    frames = us(0, 1, code=7, secret=1, no=2, extra=1) | uk(
+        2, 3, code=8, no=2, secret=3
+    )
     files = [
         write_site(tmp_path / site, frame, rules if site == "us" else None)
         for site, frame in frames.items()
@@ -182,7 +202,10 @@ def test_line_of_a_file_is_not_quoted(tmp_path):
     (tmp_path / "a.csv").write_text("id,age\n0,30\n1,sec'ret\n")
     text = "[tables.customers]\npath='a.csv'\nsite='us'\ntypes = { age = 'INTEGER' }"
     (tmp_path / "tables.toml").write_text(f"{text}\n{OPEN}")
-    match = "column 'age' at site 'us' has a type in 'types', but more than one in 10 of its texts"
+    match = (
+        "column 'age' at site 'us' has a type in 'types', but more than one in 10 of "
+        "its texts"
+    )
     with pytest.raises(SchemaError, match=match) as caught:
         start({"us": tmp_path / "tables.toml"})
     assert "ret" not in str(caught.value).replace(str(tmp_path), "")

@@ -48,7 +48,9 @@ JOIN orders p ON o.customer = p.customer AND p.day < 10"""
 @pytest.mark.parametrize("layout", [whole, sharded])
 def test_the_saved_trees_score_as_they_did_in_training(tmp_path, loss, layout):
     sites = on(layout, store())
-    model = train_store(tmp_path, loss, sites, test_fraction=0.0, validation_fraction=0.0, **HOW)
+    model = train_store(
+        tmp_path, loss, sites, test_fraction=0.0, validation_fraction=0.0, **HOW
+    )
     again = model.evaluate(sites)
     assert again["loss"] == pytest.approx(model.manifest.train["loss"], rel=1e-5)
     if layout is whole:
@@ -68,7 +70,8 @@ def test_every_round_lowers_the_loss_and_masks_change_nothing(sql):
     tables = [name for name in FRAMES if name in sql]
     sites = one_per_site(whole({name: FRAMES[name] for name in tables}))
     clear, masked = (
-        run_query(sql, sites, privacy=privacy, **HOW) for privacy in (CLEAR, PrivacySettings())
+        run_query(sql, sites, privacy=privacy, **HOW)
+        for privacy in (CLEAR, PrivacySettings())
     )
     assert clear.losses == sorted(clear.losses, reverse=True)
     np.testing.assert_allclose(masked.losses, clear.losses, rtol=1e-3)
@@ -77,7 +80,9 @@ def test_every_round_lowers_the_loss_and_masks_change_nothing(sql):
 def test_trees_without_a_split_are_warned_of(caplog):
     sites = one_per_site(whole(FRAMES))
     run = run_query(store_sql("squared"), sites, **HOW, min_rows_per_leaf=10**6)
-    assert "no table's trees have a split, so that all rows get one score" in caplog.text
+    assert (
+        "no table's trees have a split, so that all rows get one score" in caplog.text
+    )
     labels = run.strategy.training_problem.train_labels
     assert run.losses == [pytest.approx(labels.var() / 2)]
 
@@ -165,8 +170,15 @@ def train_linear(state, loss, sites, **settings):
 @pytest.mark.parametrize("layout", [whole, sharded])
 def test_boosting_goes_on_where_a_linear_model_ended(tmp_path, loss, layout, privacy):
     sites = on(layout, store())
-    how, linear = train_linear(tmp_path, loss, sites, privacy=privacy, test_fraction=0.0)
-    how |= {"task": task_of(loss), "loss": loss, "min_rows_per_leaf": 3, "device": "cpu"}
+    how, linear = train_linear(
+        tmp_path, loss, sites, privacy=privacy, test_fraction=0.0
+    )
+    how |= {
+        "task": task_of(loss),
+        "loss": loss,
+        "min_rows_per_leaf": 3,
+        "device": "cpu",
+    }
     with closing(WatchedGrid(sites, state=tmp_path)) as grid:
         strategy = train(grid, store_sql(loss), **how, method="boost", patience=9)
     model = Model(store_sql(loss), tmp_path, make_manifest(strategy))
@@ -187,7 +199,9 @@ LINES = "SELECT a.y AS label, a.x, b.z FROM a JOIN b ON a.k = b.k"
 
 
 def lines(seed, shape, rows=500):
-    """A number that is a function of another table's column and of its own, with noise."""
+    """A number that is a function of another table's column and of its own, with
+    noise.
+    """
     rng = np.random.default_rng(seed)
     x, k = rng.normal(size=rows).round(3), rng.integers(0, 20, rows)
     y = shape(x) + 0.5 * (k % 4) + 0.5 * rng.normal(size=rows)
@@ -207,7 +221,10 @@ def test_trees_are_kept_where_the_model_that_they_go_on_from_leaves_them_somethi
     second = train_query(tmp_path, sites, LINES, **how)
     losses = [model.manifest.test["loss"] for model in (first, second)]
     scored_again = [model.evaluate(sites)["loss"] for model in (first, second)]
-    message = f"no epoch of trees predicts the validation rows better than {first.manifest.model}"
+    message = (
+        "no epoch of trees predicts the validation rows better than "
+        f"{first.manifest.model}"
+    )
     assert (message in caplog.text) == (not kept)
     if kept:
         assert losses[1] < 0.5 * losses[0]
@@ -230,7 +247,10 @@ def test_trees_behind_a_linear_model_of_the_same_rows_say_so(tmp_path, caplog):
     assert "behind the linear model" not in caplog.text
     train_query(tmp_path, sites, LINES, **how)
     rmse = alone.manifest.test["rmse"], linear.manifest.test["rmse"]
-    text = f"behind the linear model {linear.manifest.model} on the same held-out rows: rmse"
+    text = (
+        f"behind the linear model {linear.manifest.model} on the same held-out rows: "
+        "rmse"
+    )
     assert f"{text} {rmse[0]:.4g} against {rmse[1]:.4g}" in caplog.text
     # and those of a shape that a line does not have are not behind
     caplog.clear()
@@ -244,20 +264,29 @@ def test_what_the_rows_decide_is_reported():
     sites = lines(0, np.square, rows=30_000)
     run = run_query(LINES, list(sites.values()), "boost")
     # 21,600 rows to train on: 14 leaves, 30 trees
-    assert run.strategy.training_problem.train.joined_rows == pytest.approx(21_600, abs=200)
-    assert {name: run.strategy.chosen[name] for name in ("leaves", "trees-per-round")} == {
+    assert run.strategy.training_problem.train.joined_rows == pytest.approx(
+        21_600, abs=200
+    )
+    assert {
+        name: run.strategy.chosen[name] for name in ("leaves", "trees-per-round")
+    } == {
         "leaves": 14,
         "trees-per-round": 30,
     }
     assert run.strategy.chosen["patience"] == 2
     requests = [seen.header["growth"] for seen in run.sent(Action.BOOST)]
     assert {(growth["trees"], growth["leaves"]) for growth in requests} == {(30, 14)}
-    few = run_query(store_sql("squared"), one_per_site(whole(FRAMES)), "boost", num_epochs=1)
+    few = run_query(
+        store_sql("squared"), one_per_site(whole(FRAMES)), "boost", num_epochs=1
+    )
     names = ("leaves", "trees-per-round", "patience")
     assert [few.strategy.chosen[name] for name in names] == [7, 10, 5]
     # and where no rows validate, of which few epochs follow
     every = run_query(
-        store_sql("squared"), one_per_site(whole(FRAMES)), "boost", validation_fraction=0.0
+        store_sql("squared"),
+        one_per_site(whole(FRAMES)),
+        "boost",
+        validation_fraction=0.0,
     )
     assert [every.strategy.chosen[name] for name in names] == [7, 30, 0]
 
@@ -297,13 +326,18 @@ def test_the_scores_of_two_models_have_masks_of_their_own(tmp_path):
     [
         ({"seed": 1}, "trained with other held-out rows: train both with one query"),
         ({"test_fraction": 0.3}, "trained with other held-out rows"),
-        ({"validation_fraction": 0.0}, "boost-from: trees that go on from a model need rows that"),
+        (
+            {"validation_fraction": 0.0},
+            "boost-from: trees that go on from a model need rows that",
+        ),
         ({"loss": "logistic"}, "trained with other label, loss"),
         ({"boost_from": "missing"}, "missing"),
         ({"coreset_size": 10}, "does not go with boost-from"),
     ],
 )
-def test_a_start_of_another_label_or_of_other_rows_is_refused(tmp_path, settings, message):
+def test_a_start_of_another_label_or_of_other_rows_is_refused(
+    tmp_path, settings, message
+):
     sites = on(whole, store())
     how, _ = train_linear(tmp_path, "squared", sites)
     how |= {"loss": "squared", "sites": sites, **settings}
@@ -317,12 +351,20 @@ def test_codes_are_for_trees_alone():
         run_query(store_sql("squared"), sites, "cg", encoders="c.region=codes")
 
 
-BOTH = pytest.mark.parametrize("privacy", [CLEAR, PrivacySettings()], ids=["clear", "masked"])
+BOTH = pytest.mark.parametrize(
+    "privacy", [CLEAR, PrivacySettings()], ids=["clear", "masked"]
+)
 SHARDED = one_per_site(sharded(FRAMES))
 
 
 def boosted(lou, sites=SHARDED, change=None, **settings):
-    how = {**HOW, "min_rows_per_leaf": 3, "validation_fraction": 0.2, "patience": 9, **settings}
+    how = {
+        **HOW,
+        "min_rows_per_leaf": 3,
+        "validation_fraction": 0.2,
+        "patience": 9,
+        **settings,
+    }
     return run_query(store_sql("squared"), sites, change=change, lou=lou, **how)
 
 
@@ -331,7 +373,12 @@ def test_the_average_of_equal_shards_is_what_each_has_grown(privacy):
     orders = FRAMES["orders"]
     twins = one_per_site({**whole(FRAMES), "orders": [orders, orders]})
     for sites, rounds in ((one_per_site(whole(FRAMES)), 0), (twins, 3)):
-        how = {"validation_fraction": 0.0, "patience": 0, "test_fraction": 0.0, "privacy": privacy}
+        how = {
+            "validation_fraction": 0.0,
+            "patience": 0,
+            "test_fraction": 0.0,
+            "privacy": privacy,
+        }
         local, bagged = (boosted(lou, sites, **how) for lou in ("local", "bagged"))
         np.testing.assert_allclose(bagged.losses, local.losses, rtol=1e-5)
         assert len({seen.round for seen in bagged.sent(Action.BAG)}) == rounds
@@ -358,14 +405,18 @@ def test_auto_takes_what_the_validation_rows_prefer(privacy):
         (9, 3, "bagged in 3 of 3 epochs"),
     ],
 )
-def test_shards_average_until_their_own_trees_are_preferred(monkeypatch, own_from, tried, chosen):
+def test_shards_average_until_their_own_trees_are_preferred(
+    monkeypatch, own_from, tried, chosen
+):
     taken, calls = boosting._step, itertools.count(2)
 
     def step(*facts):
         # in turns of own trees and of the average, while both are tried
         epoch, is_averaged = divmod(next(calls), 2)
         found, worse = taken(*facts), bool(is_averaged) == (epoch >= own_from)
-        return found._replace(metrics=found.metrics._replace(validation={"loss": float(worse)}))
+        return found._replace(
+            metrics=found.metrics._replace(validation={"loss": float(worse)})
+        )
 
     monkeypatch.setattr(boosting, "_step", step)
     run = boosted("auto")
@@ -378,7 +429,9 @@ def test_large_shards_keep_their_trees_where_no_rows_validate(monkeypatch):
     run = boosted("auto", validation_fraction=0.0, patience=0)
     assert not run.sent(Action.BAG)
     assert run.strategy.chosen["lou"] == "local in 3 of 3 epochs"
-    assert "the trees that a shard has grown" not in str(report_dict(run.strategy.report))
+    assert "the trees that a shard has grown" not in str(
+        report_dict(run.strategy.report)
+    )
 
 
 @pytest.mark.parametrize("lou", ["auto", "bagged"])
@@ -387,19 +440,25 @@ def test_trees_are_shown_where_the_policies_let_models_leave(tmp_path, lou):
     for level, count in (("clear", 1), ("sealed", 0)):
         sites = {
             f"{name}-{place}": write_site(
-                tmp_path / level / f"{name}-{place}", {name: frame}, {name: policy.format(level)}
+                tmp_path / level / f"{name}-{place}",
+                {name: frame},
+                {name: policy.format(level)},
             )
             for name, frames in sharded(FRAMES).items()
             for place, frame in enumerate(frames)
         }
         if lou == "bagged" and not count:
-            with pytest.raises(Exception, match=r"releases.models = sealed.*lou = 'local'"):
+            with pytest.raises(
+                Exception, match=r"releases.models = sealed.*lou = 'local'"
+            ):
                 boosted(lou, sites)
             continue
         run = boosted(lou, sites)
         assert len({seen.round for seen in run.sent(Action.BAG)}) == 3 * count
         kinds = {
-            line["release"]["what"] for lines in run.strategy.ledgers.values() for line in lines
+            line["release"]["what"]
+            for lines in run.strategy.ledgers.values()
+            for line in lines
         }
         assert ("trees" in kinds) == bool(count)
 
@@ -418,7 +477,9 @@ def test_sealed_trees_that_belong_elsewhere_are_refused(how):
             if how == "replayed" and key in earlier:
                 seen.arrays[key] = earlier[key]
             if how == "swapped":
-                other = next(each for each in seen.arrays if each[0] == key[0] and each != key)
+                other = next(
+                    each for each in seen.arrays if each[0] == key[0] and each != key
+                )
                 seen.arrays[key] = seen.arrays[other]
         earlier.update(seen.arrays)
 
@@ -436,7 +497,10 @@ def clinics(seed, *, is_apart, rows=300):
     place = {"k": rng.integers(0, 20, 2 * rows), "y": np.where(is_sick, "sick", "well")}
     place["x"] = rng.normal(np.where(is_sick, 0.5, -0.5)).round(3)
     place["kind"] = np.where(rng.random(2 * rows) < 0.2 + 0.3 * is_sick, "new", "old")
-    frame, other = pd.DataFrame(place), pd.DataFrame({"k": np.arange(20), "z": np.arange(20) % 3})
+    frame, other = (
+        pd.DataFrame(place),
+        pd.DataFrame({"k": np.arange(20), "z": np.arange(20) % 3}),
+    )
     parts = [frame[:rows].reset_index(drop=True), frame[rows:].reset_index(drop=True)]
     return {"a": parts, "b": [other]}
 
@@ -459,12 +523,19 @@ def on_sites(tables):
 
 
 @pytest.mark.parametrize("lou", ["auto", "pooled", "local", "bagged"])
-def test_shards_of_one_class_each_do_not_tell_rows_by_their_shard(tmp_path, lou, caplog):
+def test_shards_of_one_class_each_do_not_tell_rows_by_their_shard(
+    tmp_path, lou, caplog
+):
     how = {"strategy": "boost", "num_epochs": 0, "lou": lou, "validation_fraction": 0.2}
-    model = train_query(tmp_path, on_sites(clinics(0, is_apart=True)), CLINICS, **how, patience=2)
+    model = train_query(
+        tmp_path, on_sites(clinics(0, is_apart=True)), CLINICS, **how, patience=2
+    )
     new = clinics(1, is_apart=False)
     held_out, on_new = model.manifest.test["auc"], model.evaluate(on_sites(new))["auc"]
-    finding = "100% of the label's variance is between the shards of a (a0, a1: one label only)"
+    finding = (
+        "100% of the label's variance is between the shards of a (a0, a1: one label "
+        "only)"
+    )
     assert (finding in caplog.text) == (lou != "pooled")
     if lou == "local":
         # what the warning is about
@@ -476,8 +547,16 @@ def test_shards_of_one_class_each_do_not_tell_rows_by_their_shard(tmp_path, lou,
         assert max(held_out, on_new) < 0.62
         return
     rows = pd.concat(clinics(0, is_apart=True)["a"]), pd.concat(new["a"])
-    features = [np.column_stack([each["x"], each["kind"] == "new", each["k"] % 3]) for each in rows]
-    options = {"objective": "binary", "num_leaves": 7, "verbosity": -1, "learning_rate": 0.05}
+    features = [
+        np.column_stack([each["x"], each["kind"] == "new", each["k"] % 3])
+        for each in rows
+    ]
+    options = {
+        "objective": "binary",
+        "num_leaves": 7,
+        "verbosity": -1,
+        "learning_rate": 0.05,
+    }
     data = lightgbm.Dataset(features[0], rows[0]["y"] == "sick")
     slow = lightgbm.train(options, data, 60)
     expected = area(slow.predict(features[1]), (rows[1]["y"] == "sick").to_numpy())
@@ -486,14 +565,20 @@ def test_shards_of_one_class_each_do_not_tell_rows_by_their_shard(tmp_path, lou,
     assert held_out == pytest.approx(on_new, abs=0.15)
 
 
-def test_shards_that_tell_the_label_and_show_nothing_are_refused_with_what_helps(tmp_path):
+def test_shards_that_tell_the_label_and_show_nothing_are_refused_with_what_helps(
+    tmp_path,
+):
     policy = "releases = { models = 'sealed', labels = 'clear' }"
     sites = {
-        f"{name}{place}": write_site(tmp_path / f"{name}{place}", {name: frame}, {name: policy})
+        f"{name}{place}": write_site(
+            tmp_path / f"{name}{place}", {name: frame}, {name: policy}
+        )
         for name, frames in clinics(0, is_apart=True).items()
         for place, frame in enumerate(frames)
     }
-    with pytest.raises(Exception, match=r"strategy = 'cg' trains without .* lou = 'local' accepts"):
+    with pytest.raises(
+        Exception, match=r"strategy = 'cg' trains without .* lou = 'local' accepts"
+    ):
         run_query(CLINICS, sites, **HOW)
     linear = run_query(CLINICS, sites, "cg", num_epochs=5).strategy
     assert 0.65 < linear.report.final_test["auc"] < 0.95
@@ -515,7 +600,9 @@ def test_only_the_table_that_tells_the_label_pools(caplog):
     assert "between the shards of b" not in caplog.text
     assert run.strategy.chosen["lou"] == "bagged, but pooled for a, in 3 of 3 epochs"
     content = report_dict(run.strategy.report)
-    assert any("So the shards pool sums by column" in text for text in content["warnings"])
+    assert any(
+        "So the shards pool sums by column" in text for text in content["warnings"]
+    )
 
 
 @BOTH
@@ -525,7 +612,8 @@ def test_pooled_trees_of_shards_lower_the_loss_and_are_saved(tmp_path, loss, pri
     how = {**HOW, "lou": "pooled", "min_rows_per_leaf": 3, "privacy": privacy}
     how |= {"validation_fraction": 0.0, "test_fraction": 0.0}
     first, model = (
-        train_store(tmp_path, loss, sites, **how | {"num_epochs": epochs}) for epochs in (1, 4)
+        train_store(tmp_path, loss, sites, **how | {"num_epochs": epochs})
+        for epochs in (1, 4)
     )
     assert model.manifest.train["loss"] < first.manifest.train["loss"]
     again = model.evaluate(sites, privacy=privacy)["loss"]
@@ -536,12 +624,15 @@ def test_pooled_trees_of_shards_lower_the_loss_and_are_saved(tmp_path, loss, pri
 def test_the_page_says_what_the_rows_decided(mode):
     sites = one_per_site(whole(FRAMES))
     if mode == "train":
-        content = report_dict(run_query(store_sql("squared"), sites, **HOW).strategy.report)
+        content = report_dict(
+            run_query(store_sql("squared"), sites, **HOW).strategy.report
+        )
     else:
         content = explain(store_sql("squared"), sites, **HOW)
     page = render(content)
-    assert "Trees: 5 of each table in an epoch, of at most 8 leaves, until 10 epochs" in " ".join(
-        page.split()
+    assert (
+        "Trees: 5 of each table in an epoch, of at most 8 leaves, until 10 epochs"
+        in " ".join(page.split())
     )
     assert "boosted trees" in page
     assert "linear models" not in page

@@ -21,7 +21,11 @@ from tests.support.reference.training import conjugate_gradients
 from tp_flower.learning import solvers
 from tp_flower.losses import make_loss
 from tp_flower.privacy.sealed_sums import read_words
-from tp_flower.protocol.descent_messages import DescentStep, DescentUpdate, DirectionUpdate
+from tp_flower.protocol.descent_messages import (
+    DescentStep,
+    DescentUpdate,
+    DirectionUpdate,
+)
 from tp_flower.protocol.fields import layout_of
 from tp_flower.settings import PrivacySettings
 
@@ -45,7 +49,9 @@ def check_iterates(finished, most):
 
 @each_loss
 @each_layout
-@pytest.mark.parametrize(("privacy", "most"), [(CLEAR, 5e-7), (PrivacySettings(), 2e-6)])
+@pytest.mark.parametrize(
+    ("privacy", "most"), [(CLEAR, 5e-7), (PrivacySettings(), 2e-6)]
+)
 def test_every_iterate_is_that_on_the_materialised_join(loss, layout, privacy, most):
     # one bit more in masked scores halves what is left
     check_iterates(trained(loss, layout, privacy=privacy), most)
@@ -53,12 +59,16 @@ def test_every_iterate_is_that_on_the_materialised_join(loss, layout, privacy, m
 
 @each_loss
 @each_layout
-def test_it_is_by_the_rounding_of_messages_alone_that_iterates_differ(loss, layout, monkeypatch):
+def test_it_is_by_the_rounding_of_messages_alone_that_iterates_differ(
+    loss, layout, monkeypatch
+):
     for kind in (DescentStep, DescentUpdate, DirectionUpdate):
         arrays = layout_of(kind).arrays
         for name in {"step", "scores"} & arrays.keys():
             attribute, spec = arrays[name]
-            monkeypatch.setitem(arrays, name, (attribute, spec._replace(dtype="float64")))
+            monkeypatch.setitem(
+                arrays, name, (attribute, spec._replace(dtype="float64"))
+            )
     for module in (problem, participant):
         monkeypatch.setattr(module, "row_numbers", lambda numbers: numbers)
     # a tolerance of its own, as runs are cached

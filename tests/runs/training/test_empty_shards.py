@@ -17,7 +17,12 @@ each_way = pytest.mark.parametrize("how", ALL_WAYS, ids=str)
 def train(shards, how, source=SOURCE, where="", loss="squared"):
     """The metrics of a run over these shards."""
     sql = query(loss, f"{source} {where}")
-    settings = {"l2": 0.01, "device": "cpu", "test_fraction": 0.0, "validation_fraction": 0.0} | how
+    settings = {
+        "l2": 0.01,
+        "device": "cpu",
+        "test_fraction": 0.0,
+        "validation_fraction": 0.0,
+    } | how
     run = run_query(sql, one_per_site(shards), settings.pop("strategy"), **settings)
     return run.strategy.report
 
@@ -51,7 +56,9 @@ def test_shard_without_rows_changes_nothing(how, loss):
 @each_way
 @pytest.mark.parametrize("table", ["orders", "customers"])
 def test_filter_may_leave_a_shard_nothing(how, table):
-    others = FRAMES[table].assign(**({"day": 99} if table == "orders" else {"age": 999.0}))
+    others = FRAMES[table].assign(
+        **({"day": 99} if table == "orders" else {"age": 999.0})
+    )
     where = "WHERE o.day < 50 AND (c.age < 200 OR c.age IS NULL)"
     beside = {**shards_of(), table: [FRAMES[table], others]}
     filtered = train(beside, {**how, "num_epochs": 1}, where=where)

@@ -18,7 +18,9 @@ from tp_flower.query.fragment import SubQuery
 from tp_flower.settings import PrivacySettings
 from tp_flower.terms.groups import grouped_parts
 
-CUSTOMERS = pd.DataFrame({"id": [1, 2, 3, 4, 5, 6], "y": [1.0, 2.0, 4.0, 3.0, 6.0, 5.0]})
+CUSTOMERS = pd.DataFrame(
+    {"id": [1, 2, 3, 4, 5, 6], "y": [1.0, 2.0, 4.0, 3.0, 6.0, 5.0]}
+)
 SQL = """SELECT c.y AS label, p.mean, p.n FROM customers c JOIN (
     SELECT customer, AVG(amount) AS mean, COUNT(*) AS n FROM payments{where}
     GROUP BY customer{having}) p ON c.id = p.customer"""
@@ -104,7 +106,9 @@ def test_groups_are_sent_only_where_there_are_several_shards():
     grouped, plain = Fragment("p", "t", subquery=sub), Fragment("q", "t")
     at = [("2", grouped), ("3", grouped), ("3", plain)]
     parts = {
-        n: ProposedPart(table=of.table, site="s", node=node, shard=0, fragment=of.to_json())
+        n: ProposedPart(
+            table=of.table, site="s", node=node, shard=0, fragment=of.to_json()
+        )
         for n, (node, of) in enumerate(at)
     }
     run = Proposal(query="", parts=parts, joins=[], outer=[], settings={})

@@ -43,7 +43,9 @@ def traffic(finished: Run) -> list[tuple[str, int, int]]:
 @pytest.mark.parametrize(("loss", "layout", "how"), CASES["runs"])
 def test_masked_scores_train_the_same_model(source, loss, layout, how):
     how = {"source": source, "num_epochs": 4, **how}
-    masked, clear = (trained(loss, layout, privacy=privacy, **how) for privacy in (MASKED, CLEAR))
+    masked, clear = (
+        trained(loss, layout, privacy=privacy, **how) for privacy in (MASKED, CLEAR)
+    )
     np.testing.assert_allclose(history(masked), history(clear), rtol=1e-4, atol=1e-6)
     for finished, dtype in ((masked, "uint32"), (clear, "float32")):
         assert {array.dtype.name for array in scores_sent(finished)} == {dtype}

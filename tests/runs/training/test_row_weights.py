@@ -45,15 +45,23 @@ def test_it_ends_at_the_weighted_optimum(loss, layout, weight):
     reference = reference_of(finished, weight=BY_SQL[weight])
     assert np.abs(reference.gradient(finished.flat)).max() <= 3e-6
     # which is another than that of joined rows that count alike
-    assert np.abs(reference.gradient(trained(loss, layout, num_epochs=12).flat)).max() > 1e-3
+    assert (
+        np.abs(reference.gradient(trained(loss, layout, num_epochs=12).flat)).max()
+        > 1e-3
+    )
 
 
-@pytest.mark.parametrize(("loss", "layout"), [("logistic", "whole"), ("softmax", "sharded")])
+@pytest.mark.parametrize(
+    ("loss", "layout"), [("logistic", "whole"), ("softmax", "sharded")]
+)
 def test_sgd_is_centralised_sgd(loss, layout):
     how = {"num_epochs": 2, "batch_size": 16, "learning_rate": HOW.rate}
     how |= {"momentum": HOW.momentum, "decay": HOW.decay}
     finished = trained(loss, layout, "sgd", row_weight="entity(c)", **how)
-    assert distance(finished.flat, sgd_of(finished, HOW, weight=BY_SQL["entity(C)"])) < 1e-5
+    assert (
+        distance(finished.flat, sgd_of(finished, HOW, weight=BY_SQL["entity(C)"]))
+        < 1e-5
+    )
 
 
 def test_automatic_sgd_comes_near_the_weighted_optimum():
@@ -121,7 +129,9 @@ def test_rows_of_weight_0_take_no_part():
 
 
 def test_weight_and_entity_multiply():
-    finished = trained("squared", weight="i.price", row_weight="entity(c)", **TO_THE_END)
+    finished = trained(
+        "squared", weight="i.price", row_weight="entity(c)", **TO_THE_END
+    )
     reference = reference_of(finished, weight=f"i.price * {BY_SQL['entity(C)']}")
     assert np.abs(reference.gradient(finished.flat)).max() <= 3e-6
 
@@ -144,7 +154,8 @@ def test_equal_weights_are_a_run_without(strategy):
 
 def test_the_unit_of_weights_does_not_matter():
     first, second, third = (
-        trained("squared", weight=f"i.price * {unit}", num_epochs=4) for unit in (1, 8, 10)
+        trained("squared", weight=f"i.price * {unit}", num_epochs=4)
+        for unit in (1, 8, 10)
     )
     np.testing.assert_array_equal(first.flat, second.flat)
     np.testing.assert_allclose(first.flat, third.flat, rtol=1e-5, atol=1e-7)
@@ -173,7 +184,8 @@ def test_mlps_fit_weighted_rows(strategy):
     more = {"batch_size": 16, "learning_rate": 0.01} if strategy == "sgd" else {}
     how = {"models": (("c", "mlp"),), "num_epochs": 2, **more}
     finished, plain = (
-        trained("squared", "whole", strategy, weight=weight, **how) for weight in ("i.price", "")
+        trained("squared", "whole", strategy, weight=weight, **how)
+        for weight in ("i.price", "")
     )
     assert finished.losses[-1] < finished.losses[0]
     assert distance(finished.theta["c"], plain.theta["c"]) > 1e-3

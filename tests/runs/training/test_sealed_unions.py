@@ -30,7 +30,9 @@ def traffic(finished, way):
 
 
 def assert_same(sealed, clear):
-    np.testing.assert_allclose(metrics(sealed), metrics(clear), rtol=TOLERANCE, atol=TOLERANCE)
+    np.testing.assert_allclose(
+        metrics(sealed), metrics(clear), rtol=TOLERANCE, atol=TOLERANCE
+    )
     np.testing.assert_allclose(sealed.flat, clear.flat, rtol=1e-5, atol=1e-6)
     phases = [[item.phase for item in one.history] for one in (sealed, clear)]
     assert phases[0] == phases[1]
@@ -40,7 +42,10 @@ def assert_same(sealed, clear):
 def test_a_sealed_union_trains_the_same_model(method):
     loss, strategy, settings = METHODS[method]
     sites = one_per_site(sharded(store(300, 40)))
-    runs = (run(loss, sites, strategy, privacy=privacy, **settings) for privacy in UNIONS.values())
+    runs = (
+        run(loss, sites, strategy, privacy=privacy, **settings)
+        for privacy in UNIONS.values()
+    )
     assert_same(*runs)
 
 
@@ -76,7 +81,10 @@ def test_bytes_are_those_of_the_clear_within_one_percent(method):
     loss, strategy, settings = METHODS[method]
     sites = one_per_site(sharded(store(6000, 800)))
     how = {**settings, "batch_size": 3000} if strategy == "sgd" else settings
-    runs = [run(loss, sites, strategy, privacy=privacy, **how) for privacy in UNIONS.values()]
+    runs = [
+        run(loss, sites, strategy, privacy=privacy, **how)
+        for privacy in UNIONS.values()
+    ]
     for way in ("bytes_up", "bytes_down"):
         sealed, clear = (traffic(finished, way) for finished in runs)
         assert clear <= sealed <= 1.01 * clear

@@ -55,10 +55,19 @@ def test_a_long_run_keeps_the_sums_of_each_epochs_rounds(monkeypatch):
     # runs are remembered, and one at a single site is another
     merged = trained("logistic", "sharded", one_site=True).strategy.report
     # set-up and the end stay; the rounds of an epoch are of two phases
-    assert [item.round for item in single.history] == list(range(1, len(single.history) + 1))
-    assert [item.phase for item in merged.history if item.epoch] == ["sgd", "step"] * EPOCHS
+    assert [item.round for item in single.history] == list(
+        range(1, len(single.history) + 1)
+    )
+    assert [item.phase for item in merged.history if item.epoch] == [
+        "sgd",
+        "step",
+    ] * EPOCHS
     for ours, theirs in zip(merged.history[-3:], single.history[-3:], strict=True):
-        assert (ours.round, ours.train, ours.test) == (theirs.round, theirs.train, theirs.test)
+        assert (ours.round, ours.train, ours.test) == (
+            theirs.round,
+            theirs.train,
+            theirs.test,
+        )
     counted = ("rounds", "bytes_up", "bytes_down")
     sums, expected = merged.traffic(), single.traffic()
     assert [sums[name] for name in counted] == [expected[name] for name in counted]
@@ -192,7 +201,8 @@ def test_a_batch_sends_its_distinct_rows_only():
     plan = finished.strategy._batches.plan
     rounds = [item for item in finished.history if item.phase == "sgd"]
     sent = [
-        next(s for s in finished.seen if s.round == item.round).header["batch"] for item in rounds
+        next(s for s in finished.seen if s.round == item.round).header["batch"]
+        for item in rounds
     ]
     for item, batch in zip(rounds, sent, strict=True):
         for alias, rows in federation.train.tables.items():

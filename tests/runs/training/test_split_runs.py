@@ -56,7 +56,9 @@ def is_held_out(values: list[tuple], split: str, share: float = 0.2) -> list[boo
 @pytest.mark.parametrize("layout", ["whole", "sharded"])
 @pytest.mark.parametrize("source", [SOURCE, LEFT], ids=["inner", "left"])
 def test_the_split_is_that_of_the_join(split, layout, source):
-    finished = trained("squared", layout, "admm", source, test_split=split, num_epochs=1)
+    finished = trained(
+        "squared", layout, "admm", source, test_split=split, num_epochs=1
+    )
     problem = finished.strategy.training_problem
     rows, values = joined(split.partition("(")[2].rstrip(")"), source)
     held_out = is_held_out(values, split)
@@ -73,7 +75,9 @@ def test_the_split_is_that_of_the_join(split, layout, source):
             of_table[behind] = True
             np.testing.assert_array_equal(masks[table], of_table)
     # no value is on both sides
-    sides = [{v for v, h in zip(values, held_out, strict=True) if h == x} for x in (0, 1)]
+    sides = [
+        {v for v, h in zip(values, held_out, strict=True) if h == x} for x in (0, 1)
+    ]
     assert {v for v in sides[0] & sides[1] if None not in v} == set()
 
 
@@ -113,7 +117,9 @@ def test_what_leaves_for_a_split():
         times = [array for key, array in sorted(sent.items()) if key[1] == "times"]
         np.testing.assert_array_equal(np.concatenate(times), expected)
         messages = run.strategy.report.privacy["messages"]
-        assert f"the {name} of c.age in every row" in [item["carries"] for item in messages]
+        assert f"the {name} of c.age in every row" in [
+            item["carries"] for item in messages
+        ]
         assert "times" in {line["release"]["what"] for line in run.lines}
     sent = by_hash.arrays("query.extract", replies=True)
     (subset,) = (array for key, array in sent.items() if key[1] == "subset")
@@ -165,7 +171,9 @@ def test_few_validation_rows_are_warned_of():
 
 
 def test_classes_that_no_training_row_has_are_named():
-    label = "CASE WHEN o.day > 26 THEN 'late' WHEN o.day > 9 THEN 'mid' ELSE 'early' END"
+    label = (
+        "CASE WHEN o.day > 26 THEN 'late' WHEN o.day > 9 THEN 'mid' ELSE 'early' END"
+    )
     sql = query().replace("o.qty AS", f"{label} AS")
     (unseen,) = warnings_of(sql, test_split="time(o.day)", test_fraction=0.05)
     assert "has 1 of the label's classes (late; time: o.day" in unseen

@@ -156,7 +156,10 @@ def test_jacobi_diverges_where_sharing_converges():
         for name in ("a", "b", "c")
     }
     frames["a"]["y"] = 3 * x + rng.normal(size=30)
-    sql = "SELECT a.y AS label, a.x, b.x, c.x FROM a JOIN b ON a.k = b.k JOIN c ON a.k = c.k"
+    sql = (
+        "SELECT a.y AS label, a.x, b.x, c.x FROM a JOIN b ON a.k = b.k JOIN c ON a.k = "
+        "c.k"
+    )
     own = {"over_relaxation": 1.0, "rho": 0.5, "num_epochs": 25}
     sites = one_per_site(whole(frames))
     losses = run_query(sql, sites, admm_form="sharing", **own).losses
@@ -268,18 +271,24 @@ def assert_compared(outcomes, labels, scores, dummy):
             rates = dummy.predict_proba(values[:, None])
             expected["log_loss"] = sk.log_loss(values, rates, labels=[*codes])
             counts = [of_class[part] for of_class in outcomes["classes"].values()]
-            assert counts == np.bincount(values.astype(int), minlength=len(codes)).tolist()
+            assert (
+                counts == np.bincount(values.astype(int), minlength=len(codes)).tolist()
+            )
         actual = outcomes["baseline"][part]
         assert {name: actual[name] for name in expected} == pytest.approx(expected)
     if is_number:
         tenths = np.array_split(np.argsort(scores[:, 0]), len(scores) // 10)
         for group, rows in zip(outcomes["deciles"], tenths, strict=True):
             means = scores[rows, 0].mean(), labels["test"][rows].mean()
-            assert tuple(group.values()) == pytest.approx((len(rows), *means), rel=1e-4, abs=1e-5)
+            assert tuple(group.values()) == pytest.approx(
+                (len(rows), *means), rel=1e-4, abs=1e-5
+            )
         return
     guess = scores[:, 0] > 0 if scores.shape[1] == 1 else scores.argmax(axis=1)
     matrix = sk.confusion_matrix(labels["test"], guess, labels=[*codes])
-    assert [[*row.values()] for row in outcomes["confusion"].values()] == matrix.tolist()
+    assert [
+        [*row.values()] for row in outcomes["confusion"].values()
+    ] == matrix.tolist()
 
 
 @pytest.mark.parametrize("model", ["linear", "mlp"])
@@ -288,7 +297,9 @@ def test_the_unit_of_a_label_changes_nothing_but_the_unit_of_the_model(strategy,
     def fit(unit):
         orders = FRAMES["orders"].assign(qty=FRAMES["orders"]["qty"] * unit)
         sites, how = one_per_site(whole({**FRAMES, "orders": orders})), {"l2": 0.1}
-        losses = run("squared", sites, strategy, model=model, num_epochs=4, **how).losses
+        losses = run(
+            "squared", sites, strategy, model=model, num_epochs=4, **how
+        ).losses
         return [loss / unit**2 for loss in losses]
 
     expected = fit(1.0)
@@ -304,9 +315,14 @@ def test_a_model_of_chance_is_no_better_than_a_constant_and_says_so(strategy):
     sites = one_per_site(whole({**FRAMES, "orders": orders.assign(qty=chance)}))
     how = {"min_rows_per_leaf": 2} if strategy == "boost" else {}
     report = run("squared", sites, strategy, **how).strategy.report
-    model, constant = report.final_test["rmse"], report.outcomes["baseline"]["test"]["rmse"]
+    model, constant = (
+        report.final_test["rmse"],
+        report.outcomes["baseline"]["test"]["rmse"],
+    )
     words = f"no better than a constant: rmse {model:.4g} against {constant:.4g}"
-    (warning,) = (text for text in report.warnings if "joined rows validate" not in text)
+    (warning,) = (
+        text for text in report.warnings if "joined rows validate" not in text
+    )
     assert words in warning
 
 
@@ -331,7 +347,13 @@ def test_rounds_per_epoch(layout, how, actions):
     assert_one_message_per_site(finished)
     set_up = [requests[0].action for requests in finished.requests(0)]
     fits = ["query.statistics", *(["query.fit"] if layout == "sharded" else [])]
-    assert set_up == ["query.seal", "query.extract", *fits, "train.prepare", "query.finish"]
+    assert set_up == [
+        "query.seal",
+        "query.extract",
+        *fits,
+        "train.prepare",
+        "query.finish",
+    ]
 
 
 def test_sites_are_sent_what_their_shards_need():
@@ -399,7 +421,9 @@ def test_result_is_flowers():
 
 def test_a_loss_beyond_that_of_a_constant_is_refused():
     for loss in (float("nan"), float("inf"), 201.0):
-        with pytest.raises(DivergedError, match=r"epoch 3: .*num-epochs = 2 stops before"):
+        with pytest.raises(
+            DivergedError, match=r"epoch 3: .*num-epochs = 2 stops before"
+        ):
             check_epoch(3, loss, 2.0)
     check_epoch(1, 200.0, 2.0)
     check_epoch(1, -5.0, 0.1)

@@ -34,7 +34,9 @@ def check_same_steps(own: Run, twin: Run) -> None:
         assert theirs.test == pytest.approx(mine.test, rel=SAME)
         assert theirs.train == pytest.approx(mine.train, rel=SAME)
     # and the steps are steps
-    assert any(np.abs(own.theta[name] - own.parameters[1][name]).max() for name in own.theta)
+    assert any(
+        np.abs(own.theta[name] - own.parameters[1][name]).max() for name in own.theta
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,19 +64,24 @@ def test_shards_without_rows_and_runs_without_held_out_rows():
     }
     how = {"num_epochs": 2, "test_fraction": 0.0}
     own, twin = (
-        run_query(query(source=LEFT), sites(frames), name, **how) for name in ("admm", "vfl-admm")
+        run_query(query(source=LEFT), sites(frames), name, **how)
+        for name in ("admm", "vfl-admm")
     )
     check_same_steps(own, twin)
 
 
-@pytest.mark.parametrize(("layout", "source"), [("whole", "inner"), ("sharded", "left")])
+@pytest.mark.parametrize(
+    ("layout", "source"), [("whole", "inner"), ("sharded", "left")]
+)
 def test_sites_train_on_the_vertical_partitions_of_the_join(layout, source):
     """The features that lie at the sites are DuckDB's join, column by column."""
     twin = trained("vfl-admm", layout, source)
     reference = reference_of(trained("admm", layout, source), SOURCES[source])
     for alias, rows in twin.strategy.training_problem.train.tables.items():
         assert rows.multiplicity.max() == 1
-        features = np.vstack([twin.features[alias], np.zeros_like(twin.features[alias][:1])])
+        features = np.vstack(
+            [twin.features[alias], np.zeros_like(twin.features[alias][:1])]
+        )
         expected = reference.inputs[alias][:, : features.shape[1]]
         np.testing.assert_allclose(features[rows.row_of], expected, atol=1e-5)
         assert rows.has_missing == (source == "left" and alias != "o")
@@ -94,11 +101,15 @@ def test_a_site_is_told_the_row_behind_each_of_its_joined_rows():
             assert len(listed) == np.count_nonzero(is_own)
             # the rows of the shard, as often as they are joined
             counts = np.bincount(rows[is_own] - own_rows.start)
-            assert sorted(np.unique(listed, return_counts=True)[1]) == sorted(counts[counts > 0])
+            assert sorted(np.unique(listed, return_counts=True)[1]) == sorted(
+                counts[counts > 0]
+            )
 
 
 def test_the_report_tells_the_fan_out_of_the_tables_not_of_the_twin():
-    own, twin = (trained(name, "whole").strategy.report for name in ("admm", "vfl-admm"))
+    own, twin = (
+        trained(name, "whole").strategy.report for name in ("admm", "vfl-admm")
+    )
     assert twin.tables == own.tables
     assert twin.tables[1].multiplicity["mean"] > 2
 

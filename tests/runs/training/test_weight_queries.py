@@ -12,7 +12,14 @@ from client_apps.privacy.guard import check_fragment
 from tests.support import federated
 from tests.support.database_tables import fill, source_of
 from tests.support.examples.explained import explain, printed
-from tests.support.examples.site_examples import body, check, features, fragment, policy_of, site_of
+from tests.support.examples.site_examples import (
+    body,
+    check,
+    features,
+    fragment,
+    policy_of,
+    site_of,
+)
 from tests.support.files import case_table
 from tests.support.joined import run as extracted
 from tp_flower.errors import MessageError, PolicyError, QueryError, SiteError
@@ -29,9 +36,13 @@ SCHEMAS = {
 }
 JOINED = "FROM o JOIN p ON o.k = p.k"
 GROUPED = "FROM o JOIN (SELECT k, AVG(x) AS weight FROM p GROUP BY k) p ON p.k = o.k"
-SUBQUERY = SubQuery(columns=(Feature("x", 'MAX("x")'), Feature("n", "COUNT(*)")), groups=('"b"',))
+SUBQUERY = SubQuery(
+    columns=(Feature("x", 'MAX("x")'), Feature("n", "COUNT(*)")), groups=('"b"',)
+)
 SITES = federated.one_per_site(federated.whole(federated.store()))
-SQL = f"SELECT o.qty AS label, i.price AS weight, {federated.FEATURES} {federated.SOURCE}"
+SQL = (
+    f"SELECT o.qty AS label, i.price AS weight, {federated.FEATURES} {federated.SOURCE}"
+)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +79,9 @@ def test_on_the_wire():
     plain = Fragment("p", "p", label='"x"')
     assert "weight" not in plain.to_json()
     with_weight = Fragment("p", "p", weight='"x" + 1')
-    assert Fragment.from_json(json.loads(json.dumps(with_weight.to_json()))) == with_weight
+    assert (
+        Fragment.from_json(json.loads(json.dumps(with_weight.to_json()))) == with_weight
+    )
     assert with_weight.check(["X"]).weight == '"X" + 1'
     for hostile in ("(SELECT 1)", "y", "x); DROP TABLE t; --"):
         with pytest.raises(QueryError, match="weight"):
@@ -129,7 +142,9 @@ def test_weights_leave_as_labels_in_the_clear_do(tmp_path, text, may_leave):
 def test_there_is_no_noise_on_weights():
     assert Releases(labels="private").level(WEIGHTS) == "never"
     with pytest.raises(PolicyError, match="none may leave"):
-        Policy(releases=Releases(weights="never")).check_release(WEIGHTS, is_private=True)
+        Policy(releases=Releases(weights="never")).check_release(
+            WEIGHTS, is_private=True
+        )
 
 
 def test_explain_says_what_weighs_a_row():
@@ -139,7 +154,9 @@ def test_explain_says_what_weighs_a_row():
     assert 0 < facts["min"] < 1 < facts["max"]
     assert facts["effective-rows"] < found["joined-rows"]["train"]
     carried = {each["carries"]: each for each in found["releases"]}
-    (weight,) = (each for text, each in carried.items() if text.startswith("the weight "))
+    (weight,) = (
+        each for text, each in carried.items() if text.startswith("the weight ")
+    )
     assert (weight["message"], weight["to"]) == ("query.extract", "server")
     assert weight["protection"] == "nothing"
     assert any("the total weight of their joined rows" in text for text in carried)

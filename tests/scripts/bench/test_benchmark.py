@@ -64,7 +64,9 @@ def test_suites_are_named_in_their_order() -> None:
         (["--render", "/nowhere"], "'/nowhere' is no benchmark.json: "),
     ],
 )
-def test_what_cannot_work_is_refused_before_measuring(run, capsys, arguments, message) -> None:
+def test_what_cannot_work_is_refused_before_measuring(
+    run, capsys, arguments, message
+) -> None:
     def measure(_: harness.Options) -> harness.Outcome:
         pytest.fail("measured")
 
@@ -88,7 +90,9 @@ def test_an_interrupt_keeps_what_was_measured(run, capsys, tmp_path) -> None:
 
 
 def test_an_error_loses_nothing_of_the_other_suites(run, capsys, tmp_path) -> None:
-    status, content = run({"a": good, "b": failing, "c": skipped, "d": good}, "--suite", "all")
+    status, content = run(
+        {"a": good, "b": failing, "c": skipped, "d": good}, "--suite", "all"
+    )
     assert status == 1
     assert list(content["suites"]) == ["a", "d"]
     assert content["suites"]["a"]["facts"] == {"figure": 0.123457}
@@ -104,7 +108,9 @@ def test_an_error_loses_nothing_of_the_other_suites(run, capsys, tmp_path) -> No
     assert "Suite b failed: OSError: disk full" in page
 
 
-def test_update_replaces_what_is_named_and_keeps_the_rest(run, tmp_path, capsys) -> None:
+def test_update_replaces_what_is_named_and_keeps_the_rest(
+    run, tmp_path, capsys
+) -> None:
     _, before = run({"a": good, "b": good})
     path = tmp_path / "out" / "benchmark.json"
     status, after = run({"a": missed, "b": failing}, "--update", str(path))
@@ -114,7 +120,9 @@ def test_update_replaces_what_is_named_and_keeps_the_rest(run, tmp_path, capsys)
     (check,) = after["suites"]["a"]["checks"]
     # JSON knows no infinity
     assert (check["measured"], check["is-met"]) == (None, False)
-    assert "| beyond | **-** | 2 |" in (tmp_path / "out" / "benchmark.md").read_text("utf-8")
+    assert "| beyond | **-** | 2 |" in (tmp_path / "out" / "benchmark.md").read_text(
+        "utf-8"
+    )
     # a failed suite keeps what it found before
     assert after["suites"]["b"] == before["suites"]["b"]
     assert after["failed"] == {"b": "OSError: disk full"}
@@ -125,7 +133,9 @@ def test_update_replaces_what_is_named_and_keeps_the_rest(run, tmp_path, capsys)
 
 @pytest.mark.parametrize("option", ["--update", "--render"])
 @pytest.mark.parametrize("content", ["[]", '{"schema": 0}', '{"machine": {}}'])
-def test_a_file_of_another_schema_is_refused(run, tmp_path, capsys, content, option) -> None:
+def test_a_file_of_another_schema_is_refused(
+    run, tmp_path, capsys, content, option
+) -> None:
     path: Path = tmp_path / "old.json"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(SystemExit):

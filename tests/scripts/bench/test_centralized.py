@@ -29,7 +29,12 @@ from tp_flower.query import Query
 from tp_flower.randomness import Stream, generator
 from tp_flower.reports.records import report_dict, write_json
 from tp_flower.settings import Settings
-from tp_flower.sources.shards import MEMORY_PREFIX, load_tables, register_frames, release
+from tp_flower.sources.shards import (
+    MEMORY_PREFIX,
+    load_tables,
+    register_frames,
+    release,
+)
 from tp_flower.splits import TEST, TRAIN, VALIDATION, split_rows
 
 CASES = case_table(__file__)
@@ -54,7 +59,9 @@ def joined_store(token: str, sql: str = STORE_SQL, task: str = "auto") -> Joined
 
 
 def naive_join(store: Mapping[str, list[pd.DataFrame]]) -> pd.DataFrame:
-    tables = {name: pd.concat(shards, ignore_index=True) for name, shards in store.items()}
+    tables = {
+        name: pd.concat(shards, ignore_index=True) for name, shards in store.items()
+    }
     joined = (
         tables["orders"]
         .reset_index(names="o")
@@ -64,10 +71,14 @@ def naive_join(store: Mapping[str, list[pd.DataFrame]]) -> pd.DataFrame:
     return joined.sort_values(["o", "i", "c"], ignore_index=True)
 
 
-def naive_encoding(table: str, whole: pd.Series, joined: pd.Series) -> np.ndarray[Any, Any]:
+def naive_encoding(
+    table: str, whole: pd.Series, joined: pd.Series
+) -> np.ndarray[Any, Any]:
     """One column, or one per category, by the statistics of ``whole``."""
     if pd.api.types.is_string_dtype(whole) or whole.dtype == object:
-        key = simulated_hasher(SETTINGS.seed).purpose(category_purpose(table, str(whole.name)))
+        key = simulated_hasher(SETTINGS.seed).purpose(
+            category_purpose(table, str(whole.name))
+        )
         hashes = key.hash_texts(pa.array(whole.unique(), pa.string()))
         categories = whole.unique()[np.lexsort((hashes[:, 1], hashes[:, 0]))]
         return np.stack([(joined == name).to_numpy(float) for name in categories], 1)
@@ -129,7 +140,8 @@ def test_the_objective_counts_the_penalty_but_not_the_intercept() -> None:
 
 
 THREE_CLASSES = STORE_SQL.replace(
-    "o.quantity AS", "CASE WHEN o.quantity > 12 THEN 2 WHEN o.quantity > 8 THEN 1 ELSE 0 END AS"
+    "o.quantity AS",
+    "CASE WHEN o.quantity > 12 THEN 2 WHEN o.quantity > 8 THEN 1 ELSE 0 END AS",
 )
 QUERIES = {
     "squared": ("regression", STORE_SQL),
@@ -169,14 +181,21 @@ def test_steps_reach_the_optimum(loss: str) -> None:
     assert problem.objective(curve.fitted) == pytest.approx(optimum, rel=1e-5)
     assert len(curve.test) == len(curve.seconds) > 5
     assert curve.seconds == sorted(curve.seconds)
-    assert train_lbfgs(problem, lambda metrics: metrics == curve.test[1]).test == curve.test[:2]
-    sparse = replace(problem, train=sp.csr_matrix(problem.train), test=sp.csr_matrix(problem.test))
+    assert (
+        train_lbfgs(problem, lambda metrics: metrics == curve.test[1]).test
+        == curve.test[:2]
+    )
+    sparse = replace(
+        problem, train=sp.csr_matrix(problem.train), test=sp.csr_matrix(problem.test)
+    )
     same = zip(train_lbfgs(sparse).test[:4], curve.test[:4], strict=True)
     for metrics, expected in same:
         assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-4)
 
 
-@pytest.mark.parametrize(("strategy", "metric", "optimum", "value", "is_equal"), CASES["verdicts"])
+@pytest.mark.parametrize(
+    ("strategy", "metric", "optimum", "value", "is_equal"), CASES["verdicts"]
+)
 def test_verdicts(strategy, metric, optimum, value, is_equal) -> None:
     report = {"final": {"test": {metric: value}}, "tables": [{"table": "o"}]}
     text, verdict = judge(report, Settings(strategy=strategy), {metric: optimum})
@@ -206,24 +225,40 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     sizes = ("--orders", "300", "--items", "20", "--customers", "40")
     assert make_files([str(folder), *sizes]) == 0
-    settings = Settings(sql=STORE_SQL, task="regression", tables=str(folder / "tables.toml"))
+    settings = Settings(
+        sql=STORE_SQL, task="regression", tables=str(folder / "tables.toml")
+    )
     grid = InProcessGrid(app, 2, run_config={"tables": settings.tables})
-    write_json(report_dict(federated.train(grid, STORE_SQL, settings=settings).report), folder)
+    write_json(
+        report_dict(federated.train(grid, STORE_SQL, settings=settings).report), folder
+    )
     return folder
 
 
-def test_compares_a_run_whose_names_have_quotes_and_whose_shards_differ(tmp_path, capsys):
+def test_compares_a_run_whose_names_have_quotes_and_whose_shards_differ(
+    tmp_path, capsys
+):
     rng, parents = np.random.default_rng(1), [0, 1, 2, 3, 4, 5, 6, 7] * 20
-    orders = {"it's": parents, "qty": rng.normal(size=160), 'a "b"': rng.integers(0, 3, 160)}
+    orders = {
+        "it's": parents,
+        "qty": rng.normal(size=160),
+        'a "b"': rng.integers(0, 3, 160),
+    }
     pd.DataFrame(orders).to_csv(tmp_path / "o.csv", index=False)
     for name, first in (("US", 0), ("UK", 4)):
-        columns = {"id": range(first, first + 4), "Children's": [0, 3, 1, 2], f"Only {name}": "x"}
+        columns = {
+            "id": range(first, first + 4),
+            "Children's": [0, 3, 1, 2],
+            f"Only {name}": "x",
+        }
         frame = pd.DataFrame(columns)
         frame = frame if first else frame.rename(columns=str.upper)
         frame.to_csv(tmp_path / f"{name}.csv", index=False)
     (tmp_path / "tables.toml").write_text(CASES["quotes"]["tables"])
     sql = CASES["quotes"]["sql"]
-    settings = Settings(sql=sql, task="regression", tables=str(tmp_path / "tables.toml"))
+    settings = Settings(
+        sql=sql, task="regression", tables=str(tmp_path / "tables.toml")
+    )
     grid = InProcessGrid(app, 3, run_config={"tables": settings.tables})
     strategy = federated.train(grid, sql, settings=settings)
     assert sum("* leaves it out" in text for text in strategy.warnings) == 2
@@ -240,7 +275,9 @@ def test_compares_a_run_with_the_joined_table(run_folder, capsys) -> None:
         assert text in out
 
 
-@pytest.mark.parametrize(("changes", "message"), [*CASES["not_equal"], (None, "cannot be read")])
+@pytest.mark.parametrize(
+    ("changes", "message"), [*CASES["not_equal"], (None, "cannot be read")]
+)
 def test_runs_that_are_not_equal_or_cannot_be_compared(
     run_folder, tmp_path, capsys, changes, message
 ) -> None:
@@ -260,7 +297,11 @@ def test_a_run_holds_out_the_same_rows(store, token, split):
     table = join_tables(Query.from_sql(STORE_SQL), settings, load_tables(token))
     run = federated.train([store], STORE_SQL, settings=settings).training_problem
     subset = [int((table.subset == part).sum()) for part in (TRAIN, VALIDATION, TEST)]
-    assert subset == [run.train.joined_rows, int(run.validates.sum()), int((~run.validates).sum())]
+    assert subset == [
+        run.train.joined_rows,
+        int(run.validates.sum()),
+        int((~run.validates).sum()),
+    ]
     assert min(subset) > 0
     for rows, labels in (
         (table.subset == TRAIN, run.train_labels),

@@ -1,4 +1,6 @@
-"""The forecast of memory against the peaks of processes; and what it is made of, by hand."""
+"""The forecast of memory against the peaks of processes; and what it is made of, by
+hand.
+"""
 
 import pytest
 
@@ -6,7 +8,11 @@ from scripts.bench.suites import memory
 from strategies.explain.memory import stored_values
 from strategies.setup.encoding import TableEncoding
 from strategies.training.traffic import ShardSize, TableSize
-from strategies.training.working_memory import curvature_bytes, solver_bytes, vector_bytes
+from strategies.training.working_memory import (
+    curvature_bytes,
+    solver_bytes,
+    vector_bytes,
+)
 from tp_flower.protocol.setup_messages import EncodedColumns, FeatureSummary
 from tp_flower.protocol.training_messages import Update
 
@@ -34,7 +40,9 @@ def test_explain_forecasts_the_memory_of_every_process(measured):
     assert set(predicted) == set(measured["measured"])
     for process, peak in measured["measured"].items():
         if peak >= memory.LEAST_BYTES:
-            assert predicted[process] == pytest.approx(peak, rel=memory.MOST_APART), process
+            assert predicted[process] == pytest.approx(peak, rel=memory.MOST_APART), (
+                process
+            )
         else:
             assert predicted[process] < 2 * memory.LEAST_BYTES
 
@@ -49,13 +57,17 @@ def test_stored_values_follow_from_the_encoders_or_from_the_columns():
         "e": "none missing=zero",
     }
     # of "f" its site tells nothing
-    summaries = [FeatureSummary(column=n, type="", encoder=e) for n, e in encoders.items()]
+    summaries = [
+        FeatureSummary(column=n, type="", encoder=e) for n, e in encoders.items()
+    ]
     encoding = TableEncoding(EncodedColumns(counts, True), features=summaries)
     assert stored_values(encoding) == 1 + 2 + 2 + 2 + 40 + 1
 
 
 def table(columns, update=Update.LOCAL):
-    return TableSize("t", (), update, 1, columns, columns + 1, True, starts_at_zero=True)
+    return TableSize(
+        "t", (), update, 1, columns, columns + 1, True, starts_at_zero=True
+    )
 
 
 def test_no_wide_table_takes_a_matrix_of_its_columns_unless_shards_add_one_up():
@@ -67,7 +79,9 @@ def test_no_wide_table_takes_a_matrix_of_its_columns_unless_shards_add_one_up():
         # of few rows: a number for each and every column
         by_rows = solver_bytes(wide, few, is_exact=is_exact) - vector_bytes(wide)
         assert by_rows == 4 * 8 * 9 * (columns + 1)
-        assert solver_bytes(table(columns, Update.GRAM), many, is_exact=is_exact) > matrix
+        assert (
+            solver_bytes(table(columns, Update.GRAM), many, is_exact=is_exact) > matrix
+        )
         assert solver_bytes(table(100), many, is_exact=is_exact) > 4 * 8 * 100**2
     assert curvature_bytes(wide) < matrix / 50
     assert curvature_bytes(table(100)) > 4 * 8 * 100**2

@@ -165,7 +165,9 @@ def test_scores_are_the_sum_of_those_of_the_columns_of_each_table():
         inverse = np.linalg.pinv(block.T @ block + np.diag(penalty))
         slow += np.einsum("ij,jk,ik->i", block, inverse, block)
     tables = list(joined.columns.values())
-    np.testing.assert_allclose(regression_scores(features, labels, tables), slow, rtol=1e-6)
+    np.testing.assert_allclose(
+        regression_scores(features, labels, tables), slow, rtol=1e-6
+    )
 
 
 def test_a_data_set_is_measured_by_runs_and_samples_alike(monkeypatch):

@@ -26,14 +26,19 @@ def check_run(path: Path, strategy: str, task: str) -> None:
     """The run's query fits the tables."""
     settings = Settings.from_run_config(tomllib.loads(path.read_text("utf-8")))
     assert (settings.strategy, settings.task) == (strategy, task)
-    schemas = {source.table: describe(source).columns for source in load_tables(settings.tables)}
+    schemas = {
+        source.table: describe(source).columns
+        for source in load_tables(settings.tables)
+    }
     fragments = Query.from_sql(settings.sql).bind(schemas).fragments
     assert [fragment.name for fragment in fragments] == list(schemas)
 
 
 def test_each_organisation_has_its_shards_and_both_runs_fit_them(tmp_path, capsys):
     folder = tmp_path / "a store"
-    assert main([str(folder), "--orders", "30", "--items", "5", "--customers", "9"]) == 0
+    assert (
+        main([str(folder), "--orders", "30", "--items", "5", "--customers", "9"]) == 0
+    )
     output = capsys.readouterr().out
     sources = load_tables(str(folder / "tables.toml"))
     hosts = [(source.table, source.site) for source in sources]

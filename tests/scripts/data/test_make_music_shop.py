@@ -26,7 +26,9 @@ def test_runs_fit_the_tables_in_files_and_sqlite(tmp_path, capsys):
     assert sites == ["europe", "americas", "asia"]
     schemas = {source.table: describe(source).columns for source in sources}
     for file in RUNS:
-        settings = Settings.from_run_config(tomllib.loads((tmp_path / file).read_text("utf-8")))
+        settings = Settings.from_run_config(
+            tomllib.loads((tmp_path / file).read_text("utf-8"))
+        )
         tables = Query.from_sql(settings.sql).bind(schemas).tables
         assert len(tables) == (5 if file == "plays.toml" else 9)
 
@@ -45,7 +47,10 @@ def test_joined_rows_and_seeds(shop):
     with duckdb.connect() as connection:
         for name, rows in shop.items():
             connection.register(name, rows)
-        joined = "invoice_lines JOIN invoices USING (invoice_id) JOIN tracks USING (track_id)"
+        joined = (
+            "invoice_lines JOIN invoices USING (invoice_id) JOIN tracks USING "
+            "(track_id)"
+        )
         assert connection.sql(f"SELECT COUNT(*) FROM {joined}").fetchall() == [(2400,)]
     again, other = (make_music_shop(seed=seed)["invoice_lines"] for seed in (0, 1))
     pd.testing.assert_frame_equal(shop["invoice_lines"], again)

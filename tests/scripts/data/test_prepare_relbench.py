@@ -26,7 +26,9 @@ def folder(tmp_path: Path) -> Path:
     for each in (path / "db", task):
         each.mkdir(parents=True)
     for name, columns in CASES["rows"].items():
-        frame = pd.DataFrame({k: DAYS[v] if k == "at" else v for k, v in columns.items()})
+        frame = pd.DataFrame(
+            {k: DAYS[v] if k == "at" else v for k, v in columns.items()}
+        )
         frame.to_parquet(path / "db" / f"{name}.parquet")
     for split, ends in {"train": (0, 24), "val": (24, 32), "test": (32, 40)}.items():
         labels(*ends).to_parquet(task / f"{split}.parquet")

@@ -18,7 +18,10 @@ from tp_flower.protocol.packet import unpack
 from tp_flower.settings import PrivacySettings
 
 PRIVACY = PrivacySettings(
-    labels="randomised-response", label_epsilon=1.0, features="statistics", predictions=2.0
+    labels="randomised-response",
+    label_epsilon=1.0,
+    features="statistics",
+    predictions=2.0,
 )
 
 

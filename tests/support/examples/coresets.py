@@ -23,7 +23,9 @@ def regression_scores(
 
 
 def kmeans_cost(
-    points: npt.NDArray[Any], centres: FloatArray, weights: npt.NDArray[Any] | None = None
+    points: npt.NDArray[Any],
+    centres: FloatArray,
+    weights: npt.NDArray[Any] | None = None,
 ) -> float:
     """Return cost(C), summed over the points."""
     _, distances = nearest(points, centres)

@@ -6,7 +6,12 @@ import numpy as np
 
 from tp_flower.features import statistics
 from tp_flower.features.choice import TableChoice, choose_encoders
-from tp_flower.features.columns import CategoricalColumn, FeatureColumn, NumericColumn, VectorColumn
+from tp_flower.features.columns import (
+    CategoricalColumn,
+    FeatureColumn,
+    NumericColumn,
+    VectorColumn,
+)
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.features.encodings import ABSENT, CategoryEncoding, categories_for
 from tp_flower.features.fitting import fit
@@ -45,7 +50,9 @@ def kind_of(column: FeatureColumn) -> str:
 def choice_of(columns: Columns, most: int = 256, **specs: str) -> TableChoice:
     entries = [("t", name, spec) for name, spec in specs.items()]
     for_trees = any(EncoderSpec.parse(spec).is_for_trees for spec in specs.values())
-    return choose_encoders(entries, {"t": list(columns)}, most, for_trees=for_trees)["t"]
+    return choose_encoders(entries, {"t": list(columns)}, most, for_trees=for_trees)[
+        "t"
+    ]
 
 
 def statistics_of(
@@ -82,7 +89,10 @@ def received(packet: Packet) -> StatisticsOfPart:
 
 
 def encoder_of(
-    *shards: Columns, most: int = 256, kinds: Mapping[str, str] | None = None, **specs: str
+    *shards: Columns,
+    most: int = 256,
+    kinds: Mapping[str, str] | None = None,
+    **specs: str,
 ) -> SiteEncoder:
     """The encoder fitted to shards, with the keys."""
     choice = choice_of(shards[0], most, **specs)
@@ -98,7 +108,9 @@ def names_with_texts(encoder: SiteEncoder, columns: Columns) -> tuple[str, ...]:
             texts = categories_for(encoding, columns[encoding.name]).texts
             hashes = statistics.short_hashes(texts, encoder.keys[encoding.name])
             digits = hex_texts(hashes).to_pylist()
-            text_of = dict(zip(digits, texts.to_pylist(), strict=True)) | {"f" * 32: ABSENT}
+            text_of = dict(zip(digits, texts.to_pylist(), strict=True)) | {
+                "f" * 32: ABSENT
+            }
             start = names.index(encoding.feature_names[0])
             for place, category in enumerate(encoding.hashes, start):
                 names[place] = f"{encoding.name}={text_of[category]}"

@@ -18,7 +18,8 @@ class Killed(BaseException):
 
 
 class KilledServer:
-    """A grid whose server is killed after the messages of round ``kill_at`` are answered.
+    """A grid whose server is killed after the messages of round ``kill_at`` are
+    answered.
 
     Of round ``-kill_at`` it is killed before they leave.
     """

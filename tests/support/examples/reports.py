@@ -54,7 +54,13 @@ def small_manifest(
         "classes": ("false", "true"),
         "base_score": (-1.25,),
         "tables": (
-            table("f", "flights", "hour", 0.75, (part(0, "EWR", digest), part(1, "JFK", ""))),
+            table(
+                "f",
+                "flights",
+                "hour",
+                0.75,
+                (part(0, "EWR", digest), part(1, "JFK", "")),
+            ),
             table("p", "p", "seats", 0.25, (part(2, "registry", digest, "p"),)),
         ),
     }

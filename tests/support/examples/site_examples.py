@@ -64,7 +64,8 @@ def make_site(folder, run=7, policy="", state="state"):
     (folder / "orders.csv").write_text("qty\n" + "1\n5\n" * 2000)
     file = folder / "tables.toml"
     file.write_text(
-        "[tables.orders]\npath='orders.csv'\n[tables.orders.policy]\n" + lenient(["qty"], policy)
+        "[tables.orders]\npath='orders.csv'\n[tables.orders.policy]\n"
+        + lenient(["qty"], policy)
     )
     state_dir = state if state == ":memory:" else str(folder / state)
     node = {"tables": str(file), "state-dir": state_dir}
@@ -99,7 +100,9 @@ def booleans(rows=4000):
 def noise_of_known_keys(monkeypatch):
     """Every draw of labels has a key of its own, the same in each run of the tests."""
     keys = itertools.count()
-    monkeypatch.setattr(noisy_labels, "NoiseSource", lambda: NoiseSource(next(keys).to_bytes(32)))
+    monkeypatch.setattr(
+        noisy_labels, "NoiseSource", lambda: NoiseSource(next(keys).to_bytes(32))
+    )
 
 
 CLEAR = msgspec.to_builtins(PrivacyTerms.of(PrivacySettings()))

@@ -26,7 +26,9 @@ each_loss = pytest.mark.parametrize("loss", list(federated.LABELS))
 each_layout = pytest.mark.parametrize("layout", ["whole", "sharded"])
 
 
-def query(loss: str = "squared", source: str = federated.SOURCE, weight: str = "") -> str:
+def query(
+    loss: str = "squared", source: str = federated.SOURCE, weight: str = ""
+) -> str:
     """The store's query over some joins, whose rows may have a weight."""
     weighted = f"{weight} AS weight, " if weight else ""
     label = federated.LABELS[loss]
@@ -145,9 +147,12 @@ def assert_optimal(
 
 
 def loss_left(finished: federated.Run, **reference: str) -> float:
-    """The share that is left of what the joined rows' objective can fall by from zero."""
+    """The share that is left of what the joined rows' objective can fall by from
+    zero.
+    """
     problem = reference_of(finished, **reference)
     best, start, end = map(
-        problem.objective, (problem.optimum(), np.zeros_like(finished.flat), finished.flat)
+        problem.objective,
+        (problem.optimum(), np.zeros_like(finished.flat), finished.flat),
     )
     return (end - best) / (start - best)

@@ -1,8 +1,8 @@
 """Small noiseless and nearly noiseless training problems, and Ridge's optimum of each.
 
 A toy is a star or a chain of 2 to 4 tables of 5 to 300 rows with a linear label. Among
-them are collinear features, a feature equal to the label, timestamps, and labels of huge
-and tiny scales.
+them are collinear features, a feature equal to the label, timestamps, and labels of
+huge and tiny scales.
 """
 
 from dataclasses import dataclass, field
@@ -78,20 +78,32 @@ def toy(seed: int) -> Toy:
     l2 = float(rng.choice([1e-4, 1e-4, 1e-4, 1e-2, 1e-8, 0.0]))
     traits.append(f"l2 {l2:g}")
     return Toy(
-        frames, f"SELECT a.y AS label, {columns} FROM a {joins}", features, l2, tuple(traits)
+        frames,
+        f"SELECT a.y AS label, {columns} FROM a {joins}",
+        features,
+        l2,
+        tuple(traits),
     )
 
 
 def _keyed(rng: np.random.Generator, names: str) -> tuple[dict[str, pd.DataFrame], str]:
-    """Return tables of keys, a star around the label's table or a chain, and their joins."""
-    sizes = [int(rng.integers(5, 301)), *(int(n) for n in rng.integers(5, 41, len(names) - 1))]
+    """Return tables of keys, a star around the label's table or a chain, and their
+    joins.
+    """
+    sizes = [
+        int(rng.integers(5, 301)),
+        *(int(n) for n in rng.integers(5, 41, len(names) - 1)),
+    ]
     frames = {
-        name: pd.DataFrame({"id": np.arange(rows)}) for name, rows in zip(names, sizes, strict=True)
+        name: pd.DataFrame({"id": np.arange(rows)})
+        for name, rows in zip(names, sizes, strict=True)
     }
     joins = []
     for place, name in enumerate(names[1:], 1):
         parent = names[int(rng.integers(place))]
-        frames[parent][f"{name}_id"] = rng.integers(sizes[place], size=len(frames[parent]))
+        frames[parent][f"{name}_id"] = rng.integers(
+            sizes[place], size=len(frames[parent])
+        )
         joins.append(f"JOIN {name} ON {parent}.{name}_id = {name}.id")
     return frames, " ".join(joins)
 
@@ -99,7 +111,9 @@ def _keyed(rng: np.random.Generator, names: str) -> tuple[dict[str, pd.DataFrame
 def _add_features(
     rng: np.random.Generator, frames: dict[str, pd.DataFrame]
 ) -> tuple[dict[str, list[str]], bool]:
-    """Add columns to every table; return their names, and whether some are collinear."""
+    """Add columns to every table; return their names, and whether some are
+    collinear.
+    """
     features, is_collinear = {}, False
     for name, frame in frames.items():
         features[name] = [f"x{n}" for n in range(rng.integers(1, 4))]
@@ -113,7 +127,9 @@ def _add_features(
 
 
 def _label(rng, frames, joins, features, traits) -> tuple[np.ndarray, float]:
-    """Return the label of each row, nearly linear in the standardised features; its scale."""
+    """Return the label of each row, nearly linear in the standardised features; its
+    scale.
+    """
     columns = ", ".join(f"{n}.{c} AS {n}_{c}" for n in features for c in features[n])
     with duckdb.connect() as engine:
         for name, frame in frames.items():
@@ -178,4 +194,6 @@ def saved_weights(toy: Toy, state: Path, base: float) -> np.ndarray:
         parts[saved.table] = saved.parameters
     rest, intercept = parts["a"][:-1], parts["a"][-1]
     parts["a"] = rest
-    return np.append(np.concatenate([parts[name] for name in toy.features]), intercept + base)
+    return np.append(
+        np.concatenate([parts[name] for name in toy.features]), intercept + base
+    )

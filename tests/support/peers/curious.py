@@ -1,8 +1,10 @@
-"""A site that keeps the derivatives it is sent, a server that keeps sums, and what follows.
+"""A site that keeps the derivatives it is sent, a server that keeps sums, and what
+follows.
 
-The derivative of a joined row tells its score h: the loss's link turns one into the other, and
-the label's part of it is the same in every epoch. A row that is joined once is sent its joined
-row's derivative as it is. Its own score taken off h leaves the sum of the other tables' scores.
+The derivative of a joined row tells its score h: the loss's link turns one into the
+other, and the label's part of it is the same in every epoch. A row that is joined once
+is sent its joined row's derivative as it is. Its own score taken off h leaves the sum
+of the other tables' scores.
 """
 
 import re
@@ -34,11 +36,17 @@ class Epoch:
 class SitesMemory:
     """The epochs of every shard, by part number, and its encoded features."""
 
-    epochs: defaultdict[int, list[Epoch]] = field(default_factory=lambda: defaultdict(list))
+    epochs: defaultdict[int, list[Epoch]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
     features: dict[int, np.ndarray] = field(default_factory=dict)
 
-    def table(self, problem: TrainingProblem, name: str, what: str, epoch: int) -> np.ndarray:
-        """The steps or the scores of a table's rows, (n_i,); 0 where they are not trained on."""
+    def table(
+        self, problem: TrainingProblem, name: str, what: str, epoch: int
+    ) -> np.ndarray:
+        """The steps or the scores of a table's rows, (n_i,); 0 where they are not
+        trained on.
+        """
         table = problem.tables[name]
         numbers = np.zeros(table.total_rows)
         for part, rows in zip(table.parts, table.rows, strict=True):
@@ -102,11 +110,16 @@ def watch_sums(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
 
 
 def change_steps(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
-    """Let the server send steps that ``change`` makes of a table's name and honest steps."""
+    """Let the server send steps that ``change`` makes of a table's name and honest
+    steps.
+    """
     scatter = TrainingProblem.scatter_steps
 
     def changed(problem, message, kappa):
-        return {name: change(name, step) for name, step in scatter(problem, message, kappa).items()}
+        return {
+            name: change(name, step)
+            for name, step in scatter(problem, message, kappa).items()
+        }
 
     monkeypatch.setattr(TrainingProblem, "scatter_steps", changed)
 
@@ -114,6 +127,8 @@ def change_steps(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
 def quoted(text: str) -> list[float]:
     """Return the numbers that PRIVACY.md has in the places of # in a text."""
     page = " ".join((ROOT / "PRIVACY.md").read_text(encoding="utf-8").split())
-    pattern = re.escape(" ".join(text.split())).replace(r"\#", r"([\d,]+(?:\.\d+)?(?:e-\d+)?)")
+    pattern = re.escape(" ".join(text.split())).replace(
+        r"\#", r"([\d,]+(?:\.\d+)?(?:e-\d+)?)"
+    )
     (match,) = re.finditer(pattern, page)
     return [float(number.replace(",", "")) for number in match.groups()]

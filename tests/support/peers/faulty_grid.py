@@ -89,7 +89,9 @@ PASSED = (Fault.STRAY, Fault.RESTARTED, Fault.TWICE)
 """The message has passed at the next try, or at this one."""
 
 CODES = {
-    fault: int(fault.name.rpartition("_")[2]) for fault in Fault if fault.name.startswith("FLOWER")
+    fault: int(fault.name.rpartition("_")[2])
+    for fault in Fault
+    if fault.name.startswith("FLOWER")
 }
 UNSENT = (
     *(Fault.UNKNOWN_NODE, Fault.DROP_REQUEST, Fault.LATE_REQUEST),
@@ -150,7 +152,9 @@ class FaultyGrid(InProcessGrid):
 
     def pull_messages(self, message_ids):
         """Return the replies that have arrived."""
-        return [reply for reply in super().pull_messages(message_ids) if reply is not None]
+        return [
+            reply for reply in super().pull_messages(message_ids) if reply is not None
+        ]
 
     def _deliver(self, message: Message) -> Message | None:
         node, world = message.metadata.dst_node_id, self.world
@@ -194,7 +198,9 @@ class FaultyGrid(InProcessGrid):
             self._requests[identifier] = message
             self._late[message.metadata.dst_node_id].append((identifier, None))
 
-    def _after(self, fault: Fault | None, message: Message, reply: Message) -> Message | None:
+    def _after(
+        self, fault: Fault | None, message: Message, reply: Message
+    ) -> Message | None:
         """Do what happens when a site has replied; return what arrives of it."""
         node = message.metadata.dst_node_id
         if fault is Fault.SERVER_KILLED_WAITING:
@@ -260,7 +266,9 @@ def committed_rows(path: Path) -> list[tuple]:
 
 def has_entries(path: Path, run: str) -> bool:
     """Whether anything is kept of a run but its committed round."""
-    return bool(rows_in(path, f"SELECT 1 FROM entries WHERE run = ? AND NOT {COMMITTED}", run))
+    return bool(
+        rows_in(path, f"SELECT 1 FROM entries WHERE run = ? AND NOT {COMMITTED}", run)
+    )
 
 
 def change_row(path: Path, row: tuple, data: bytes | None) -> None:
@@ -268,7 +276,9 @@ def change_row(path: Path, row: tuple, data: bytes | None) -> None:
     rows_in(path, "DELETE FROM entries WHERE run = ? AND name = ?", *row[:2])
     if data is not None:
         marks = ", ".join("?" * len(row))
-        rows_in(path, f"INSERT INTO entries ({COLUMNS}) VALUES ({marks})", *row[:-1], data)
+        rows_in(
+            path, f"INSERT INTO entries ({COLUMNS}) VALUES ({marks})", *row[:-1], data
+        )
 
 
 def flipped(data: bytes) -> bytes:

@@ -25,7 +25,8 @@ from tp_flower.randomness import NoiseSource
 from tp_flower.settings import PrivacySettings
 
 SQL = (
-    "SELECT {label} AS label, o.price, o.day, c.age FROM orders o JOIN customers c ON o.cust = c.id"
+    "SELECT {label} AS label, o.price, o.day, c.age FROM orders o JOIN customers c ON "
+    "o.cust = c.id"
 )
 TIMEOUT = 20_000.0
 """Long enough for seven tries, each after a silence twice as long."""
@@ -54,7 +55,12 @@ def private(**chosen: object) -> dict[str, PrivacySettings]:
 SPENT = {"epsilon": 3.0, "delta": 1e-3}
 WHOLE = ("shop", "us")
 FLIPPED = private(labels="randomised-response", label_epsilon=2.0)
-SOLVED = {"num_epochs": 0, "coreset_size": 8, "clusters": 2, "coreset_solver": "distdim"}
+SOLVED = {
+    "num_epochs": 0,
+    "coreset_size": 8,
+    "clusters": 2,
+    "coreset_solver": "distdim",
+}
 METHODS = {
     "admm": Method("admm", WHOLE),
     "gram": Method("admm"),
@@ -113,7 +119,9 @@ class Federation:
         if "uk" not in method.sites:
             both = [hosted[site]["customers"] for site in ("us", "uk")]
             hosted["us"]["customers"] = pd.concat(both, ignore_index=True)
-        self.sites = {site: write_site(folder / site, hosted[site]) for site in method.sites}
+        self.sites = {
+            site: write_site(folder / site, hosted[site]) for site in method.sites
+        }
 
     def start(self) -> None:
         """Have sites that have taken part in no run, but read their tables."""
@@ -127,7 +135,9 @@ class Federation:
         shutil.rmtree(before, ignore_errors=True)
         faulty_grid.forget_processes()
 
-    def train(self, schedule: faulty_grid.Schedule | None = None, **world: Any) -> Ended:
+    def train(
+        self, schedule: faulty_grid.Schedule | None = None, **world: Any
+    ) -> Ended:
         """Train to the end or to an error; resume whenever the server was killed."""
         world = faulty_grid.World(**{"schedule": schedule} if schedule else {}, **world)
         for _ in range(MOST_LIVES):
@@ -199,7 +209,9 @@ class Federation:
         for site in self._method.sites:
             assert {path.name for path in (self.state / site).iterdir()} <= stays
             query = "SELECT name FROM entries WHERE run <> 'labels'"
-            names = {name for (name,) in faulty_grid.rows_in(self.database(site), query)}
+            names = {
+                name for (name,) in faulty_grid.rows_in(self.database(site), query)
+            }
             assert names <= {".round", ".reply"}
             assert not list((self.state / site).glob("cache/uses/*"))
 
@@ -231,7 +243,10 @@ def same_noise() -> Iterator[None]:
     with (
         patch("client_apps.rounds.site.token_bytes", fixed),
         patch("client_apps.rounds.site.later", by_number),
-        patch("client_apps.privacy.noisy_labels.NoiseSource", lambda: NoiseSource(fixed(32))),
+        patch(
+            "client_apps.privacy.noisy_labels.NoiseSource",
+            lambda: NoiseSource(fixed(32)),
+        ),
     ):
         yield
     logger.setLevel(level)

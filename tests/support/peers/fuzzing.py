@@ -132,7 +132,10 @@ class Fuzzer:
 
     def _form(self, content):
         """Valid JSON, most of it, that is no header, or no layout."""
-        name, path = self._one((wire.HEADER, wire.LAYOUT)), json.dumps(self._one(self._paths))
+        name, path = (
+            self._one((wire.HEADER, wire.LAYOUT)),
+            json.dumps(self._one(self._paths)),
+        )
         text, layout = _text(content, name), json.loads(_text(content, wire.LAYOUT))
         first = _json((layout or NO_LAYOUT)[0])
         forms = [
@@ -190,7 +193,9 @@ class Fuzzer:
         layout[number][2:] = [dtype, [count, *layout[number][3][1:]]]
         padded = new.tobytes() + bytes(-new.nbytes % 8)
         payload[start : start + size + (-size % 8)] = padded
-        return _with(content, **{wire.LAYOUT: _json(layout), wire.PAYLOAD: bytes(payload)})
+        return _with(
+            content, **{wire.LAYOUT: _json(layout), wire.PAYLOAD: bytes(payload)}
+        )
 
     def _records(self, content):
         """Other records of Flower's than the one that is read."""
@@ -203,9 +208,14 @@ class Fuzzer:
         )
         payloads = [ArrayRecord({wire.PAYLOAD: array}) for array in arrays]
         payloads += [ArrayRecord({"a": data, "b": data})]
-        payloads += [MetricRecord({wire.PAYLOAD: 1}), ConfigRecord({wire.PAYLOAD: b"1"})]
+        payloads += [
+            MetricRecord({wire.PAYLOAD: 1}),
+            ConfigRecord({wire.PAYLOAD: b"1"}),
+        ]
         layout = '[[0,"target","uint8",[8]]]'
-        in_record = ConfigRecord({wire.HEADER: record[wire.HEADER], wire.LAYOUT: layout})
+        in_record = ConfigRecord(
+            {wire.HEADER: record[wire.HEADER], wire.LAYOUT: layout}
+        )
         forms = (
             {},
             {wire.MESSAGE: ConfigRecord()},
@@ -221,7 +231,9 @@ class Fuzzer:
 
     def _type(self, content):
         """Something that is no text where a text is."""
-        return _with(content, **{self._one((wire.HEADER, wire.LAYOUT)): self._one(NOT_TEXT)})
+        return _with(
+            content, **{self._one((wire.HEADER, wire.LAYOUT)): self._one(NOT_TEXT)}
+        )
 
     # with what
 

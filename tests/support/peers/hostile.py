@@ -53,7 +53,9 @@ POLICIES = {
         releases = { statistics = "moments" }
     """
 }
-OF_SINGLE_SITES = {"orders": POLICIES["orders"].replace("{ stat", '{ models = "clear", stat')}
+OF_SINGLE_SITES = {
+    "orders": POLICIES["orders"].replace("{ stat", '{ models = "clear", stat')
+}
 """Policies for methods whose models leave in the clear."""
 WITH_COVER = {"orders": f"{POLICIES['orders']}\ncover = 1\nscores-per-rank = 0.5"}
 """Policies that ask how much rows vary."""
@@ -135,14 +137,17 @@ class HostileGrid(InProcessGrid):
     in ``left``: action, part and name.
     """
 
-    def __init__(self, folder, changes=None, policies=None, instead=None, *, stops=False):
+    def __init__(
+        self, folder, changes=None, policies=None, instead=None, *, stops=False
+    ):
         self._stops = stops
         self._changes = changes or (lambda *_: ())
         self._instead = instead or (lambda _, __, packet: packet)
         self.left: list[tuple[str, int, str]] = []
         rules = {**POLICIES, **(policies or {})}
         paths = {
-            site: write_site(folder / site, frames, rules) for site, frames in tables().items()
+            site: write_site(folder / site, frames, rules)
+            for site, frames in tables().items()
         }
         super().__init__(app, paths)
         for site, context in zip(paths, self.contexts.values(), strict=True):
@@ -184,7 +189,9 @@ class HostileGrid(InProcessGrid):
 
 
 def files(folder: Path) -> dict[Path, tuple[int, int]]:
-    """The files of a site but for its database, with its counter, and locks: size and time."""
+    """The files of a site but for its database, with its counter, and locks: size and
+    time.
+    """
     return {
         path: (path.stat().st_size, path.stat().st_mtime_ns)
         for path in folder.rglob("*")
@@ -220,10 +227,14 @@ class Kept:
     @property
     def is_stopped(self) -> bool:
         """Whether the site has refused a request for its rows, and answers no more."""
-        return bool(rows_in(self.folder / FILE, "SELECT 1 FROM entries WHERE name = ?", STOPPED))
+        return bool(
+            rows_in(self.folder / FILE, "SELECT 1 FROM entries WHERE name = ?", STOPPED)
+        )
 
     def restore(self) -> None:
-        """Put it back, as no attacker could; the ledger, and labels that are paid for, grow."""
+        """Put it back, as no attacker could; the ledger, and labels that are paid for,
+        grow.
+        """
         for path in files(self.folder):
             if path not in self.contents:
                 path.unlink()
@@ -243,7 +254,9 @@ class Kept:
 
 
 def ledger_lines(folder: Path, site: str, *events: str) -> list[dict]:
-    """The lines of a site's ledger about some events, by default of queries answered."""
+    """The lines of a site's ledger about some events, by default of queries
+    answered.
+    """
     exported = map(json.loads, Ledger(str(folder / site / "state")).export())
     return [line for line in exported if line["event"] in (events or ["answer"])]
 

@@ -32,7 +32,9 @@ class KeyedGrid(WatchedGrid):
         super().__init__(sites, change)
         self.nodes = {name: node for node, name in enumerate(tables, FIRST_NODE)}
         for name, node in self.nodes.items():
-            self.contexts[node].node_config["state-dir"] = str(self.folders[name] / "state")
+            self.contexts[node].node_config["state-dir"] = str(
+                self.folders[name] / "state"
+            )
         self.secrets: dict[int, bytes] = {}
 
     def configure(self, name, **files):

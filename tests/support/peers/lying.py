@@ -1,8 +1,8 @@
 """A server that lies in one field of one request of a good run, for what it would gain.
 
-The lies are made of the honest run: the same field's value in another part, message or round, one
-more or one less of it, the other way round. They are well-formed: a malformed message is refused
-before it is understood (``message_values`` makes those).
+The lies are made of the honest run: the same field's value in another part, message or
+round, one more or one less of it, the other way round. They are well-formed: a
+malformed message is refused before it is understood (``message_values`` makes those).
 """
 
 import copy
@@ -85,7 +85,8 @@ class Record:
 class LyingGrid(InProcessGrid):
     """Replaces the first request of an action to a node by ``lies``.
 
-    ``tried`` are sent before it, each to a site as it was; those that are answered are noted.
+    ``tried`` are sent before it, each to a site as it was; those that are answered are
+    noted.
     """
 
     def __init__(self, sites, lies: Changes, tried: Tried) -> None:
@@ -94,7 +95,10 @@ class LyingGrid(InProcessGrid):
         self._asked: set[tuple[str, int]] = set()
 
     def _deliver(self, message):
-        action, node = asked = message.metadata.message_type, message.metadata.dst_node_id
+        action, node = asked = (
+            message.metadata.message_type,
+            message.metadata.dst_node_id,
+        )
         packet = unpack(message.content)
         if asked not in self._asked:
             self._asked.add(asked)
@@ -132,7 +136,9 @@ class LyingGrid(InProcessGrid):
 
 
 def _copied(packet: Packet) -> Packet:
-    return Packet(copy.deepcopy(packet.header), {k: np.array(a) for k, a in packet.arrays.items()})
+    return Packet(
+        copy.deepcopy(packet.header), {k: np.array(a) for k, a in packet.arrays.items()}
+    )
 
 
 class Federation:
@@ -141,7 +147,9 @@ class Federation:
     With ``policies`` they pin each other's keys.
     """
 
-    def __init__(self, folder: Path, tables: dict[str, dict[str, pd.DataFrame]], policies=None):
+    def __init__(
+        self, folder: Path, tables: dict[str, dict[str, pd.DataFrame]], policies=None
+    ):
         self.folder, self.tables, self.policies = folder, tables, policies
         self._runs = 0
         self._template = folder / "template"
@@ -150,13 +158,17 @@ class Federation:
                 write_site(self._template / site, frames, policies, site=site)
             (self._template / "state" / str(number)).mkdir(parents=True)
 
-    def run(self, run: Run, lies: Changes | None = None, tried: Tried = lambda *_: ()) -> Record:
+    def run(
+        self, run: Run, lies: Changes | None = None, tried: Tried = lambda *_: ()
+    ) -> Record:
         """Run on a copy of the sites; an error of the run is part of the record."""
         self._runs += 1
         place = self.folder / f"run-{self._runs}"
         shutil.copytree(self._template, place)
         grid = LyingGrid(self._sites(place), lies or {}, tried)
-        states = {node: place / "state" / str(n) for n, node in enumerate(grid.contexts)}
+        states = {
+            node: place / "state" / str(n) for n, node in enumerate(grid.contexts)
+        }
         for node, state in states.items():
             grid.contexts[node].node_config["state-dir"] = str(state)
         if self.policies is not None:
@@ -202,7 +214,9 @@ def joined_rows(record: Record) -> set[frozenset[Row]]:
     behind = {}
     for alias, table in problem.tables.items():
         positions = [record.told.rows[part.number] for part in table.parts]
-        owner = np.repeat([part.number for part in table.parts], [len(own) for own in positions])
+        owner = np.repeat(
+            [part.number for part in table.parts], [len(own) for own in positions]
+        )
         behind[alias] = owner, np.concatenate(positions)
     for mapping in filter(None, (problem.train, problem.test)):
         for joined in range(mapping.joined_rows):
@@ -239,12 +253,16 @@ def places(action: str, node: int, packet: Packet) -> Iterator[Place]:
     present = {(number, name) for number, name in packet.arrays}
     for where, (name, _) in ABSENT.items():
         structure, _, _ = where.partition(".")
-        for number in sorted({n for n, _ in present} if structure == part.__name__ else ()):
+        for number in sorted(
+            {n for n, _ in present} if structure == part.__name__ else ()
+        ):
             if (number, name) not in present:
                 yield Place(action, node, where, (number, name), True)
 
 
-def _places(action, node, kind: type[Body], facts: dict, path: Path_) -> Iterator[Place]:
+def _places(
+    action, node, kind: type[Body], facts: dict, path: Path_
+) -> Iterator[Place]:
     layout = layout_of(kind)
     for declared in declared_fields(kind):
         name = declared.encode_name
@@ -257,8 +275,12 @@ def _places(action, node, kind: type[Body], facts: dict, path: Path_) -> Iterato
             continue
         (inner,) = structures
         if isinstance(value, list):
-            items: list[tuple[Path_, Any]] = [((name, i), v) for i, v in enumerate(value)]
-        elif isinstance(value, dict) and set(value) <= set(inner.__struct_encode_fields__):
+            items: list[tuple[Path_, Any]] = [
+                ((name, i), v) for i, v in enumerate(value)
+            ]
+        elif isinstance(value, dict) and set(value) <= set(
+            inner.__struct_encode_fields__
+        ):
             items = [((name,), value)]
         else:
             items = [((name, key), v) for key, v in value.items()]
@@ -303,7 +325,9 @@ def with_array(path: Path_, array: np.ndarray) -> Callable[[Packet], Packet]:
 
 
 def lies(place: Place, packet: Packet, honest: Record) -> Iterator[tuple[str, Change]]:
-    """Yield what the field could say instead: in words, and as a change of the request."""
+    """Yield what the field could say instead: in words, and as a change of the
+    request.
+    """
     if place.is_array:
         for what, array in _arrays(place, packet, honest):
             yield what, with_array(place.path, array)
@@ -314,7 +338,9 @@ def lies(place: Place, packet: Packet, honest: Record) -> Iterator[tuple[str, Ch
             yield what, with_value(place.path, other)
 
 
-def _alternatives(place: Place, value: Any, honest: Record) -> Iterator[tuple[str, Any]]:
+def _alternatives(
+    place: Place, value: Any, honest: Record
+) -> Iterator[tuple[str, Any]]:
     seen: list[Any] = []
     for other in _others(place, honest):
         if other != value and other not in seen and len(seen) < MOST_OTHERS:
@@ -352,7 +378,9 @@ def _values(value: Any) -> Iterator[Any]:
             yield {**value, first: value[others[0]], others[0]: value[first]}
 
 
-def _arrays(place: Place, packet: Packet, honest: Record) -> Iterator[tuple[str, np.ndarray]]:
+def _arrays(
+    place: Place, packet: Packet, honest: Record
+) -> Iterator[tuple[str, np.ndarray]]:
     part, name = int(place.path[0]), str(place.path[1])
     if (part, name) not in packet.arrays:
         yield "though absent", ABSENT[place.field][1](problem_rows(honest, part))
@@ -409,7 +437,9 @@ def _same_number(shards: Any) -> Any:
 CHANGES: dict[str, list[tuple[str, Callable[[Any], Any]]]] = {
     "PrepareRequest.masking": [("in the clear", lambda _: None)],
     "ScoreRequest.masking": [("in the clear", lambda _: None)],
-    "PreparePart.union": [("in the clear", lambda u: {k: u[k] for k in u if k != "group"})],
+    "PreparePart.union": [
+        ("in the clear", lambda u: {k: u[k] for k in u if k != "group"})
+    ],
     "SealRequest.groups": [("one group of all members", _one_group)],
     "StatisticsPart.shards": [("a shard twice", _same_number)],
     "ExtractPart.fragment": [
@@ -419,7 +449,10 @@ CHANGES: dict[str, list[tuple[str, Callable[[Any], Any]]]] = {
         ("another key", lambda f: {**f, "keys": f["keys"][::-1]}),
     ],
     "StatisticsPart.encoders": [
-        ("constants", lambda e: {**e, "specs": dict.fromkeys(e["specs"], "range(1000, 1001)")}),
+        (
+            "constants",
+            lambda e: {**e, "specs": dict.fromkeys(e["specs"], "range(1000, 1001)")},
+        ),
         ("fewest", lambda e: {**e, "specs": dict(list(e["specs"].items())[:1])}),
     ],
     "PreparePart.model": [
@@ -455,9 +488,19 @@ WORDS: dict[str, tuple[Any, ...]] = {
 """Values that a field may have besides those of the honest run."""
 
 ABSENT: dict[str, tuple[str, Callable[[int], np.ndarray]]] = {
-    "PreparePart.unmatched": ("unmatched/join-0", lambda rows: pack_bits(np.ones(rows, bool))),
-    "ScorePart.unmatched": ("unmatched/join-0", lambda rows: pack_bits(np.ones(rows, bool))),
-    "PreparePart.expanded-trained": ("expanded-trained", lambda rows: np.zeros(rows, np.int32)),
+    "PreparePart.unmatched": (
+        "unmatched/join-0",
+        lambda rows: pack_bits(np.ones(rows, bool)),
+    ),
+    "ScorePart.unmatched": (
+        "unmatched/join-0",
+        lambda rows: pack_bits(np.ones(rows, bool)),
+    ),
+    "PreparePart.expanded-trained": (
+        "expanded-trained",
+        lambda rows: np.zeros(rows, np.int32),
+    ),
     "PreparePart.batch-rows": ("batch-rows", lambda _: np.zeros(1, np.int32)),
 }
-"""Arrays that an honest server leaves out: their names, and what they say of so many rows."""
+"""Arrays that an honest server leaves out: their names, and what they say of so many
+rows."""

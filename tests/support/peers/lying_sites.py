@@ -1,12 +1,14 @@
-"""The organisations whose sites a lying server asks: a shop, its customers in two, a laboratory."""
+"""The organisations whose sites a lying server asks: a shop, its customers in two, a
+laboratory.
+"""
 
 import numpy as np
 import pandas as pd
 
 ORDERS = 16
 SQL = (
-    "SELECT o.qty AS label, o.price, o.day, c.age, c.kind, i.cost, i.size FROM orders o "
-    "JOIN customers c ON o.cust = c.id JOIN items i ON o.item = i.item"
+    "SELECT o.qty AS label, o.price, o.day, c.age, c.kind, i.cost, i.size FROM orders "
+    "o JOIN customers c ON o.cust = c.id JOIN items i ON o.item = i.item"
 )
 
 
@@ -25,14 +27,21 @@ def tables() -> dict[str, dict[str, pd.DataFrame]]:
     numbers = {name: rng.normal(size=ORDERS) for name in ("price", "qty", "salary")}
     items = {name: rng.normal(size=5) for name in ("cost", "size")}
     return {
-        "shop": {"orders": pd.DataFrame({**orders, **numbers, "day": rng.integers(1, 29, ORDERS)})},
+        "shop": {
+            "orders": pd.DataFrame(
+                {**orders, **numbers, "day": rng.integers(1, 29, ORDERS)}
+            )
+        },
         "us": {"customers": customers(0, 1, 2, 3)},
         "uk": {"customers": customers(4, 5, 6, 7)},
         "lab": {"items": pd.DataFrame({"item": np.arange(5), **items})},
     }
 
 
-RULES = 'min-rows = 3\nreleases = { models = "sealed", scores = "masked", statistics = "moments" }'
+RULES = (
+    "min-rows = 3\n"
+    'releases = { models = "sealed", scores = "masked", statistics = "moments" }'
+)
 STRICT = {
     "orders": 'columns = ["price", "day", "cust", "item", "friend"]\nlabels = ["qty"]\n'
     f"most-unmatched = 0\n{RULES}",
@@ -41,4 +50,5 @@ STRICT = {
 }
 RANKED = {**STRICT, "orders": f"{STRICT['orders']}\ncover = 1\nscores-per-rank = 0.5"}
 POLICIES = {"strict": STRICT, "ranked": RANKED}
-"""The sites' policies, by kind; those that ask for ranks let no scores of so few rows leave."""
+"""The sites' policies, by kind; those that ask for ranks let no scores of so few rows
+leave."""

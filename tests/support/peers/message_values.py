@@ -91,7 +91,9 @@ _VALUES: dict[type, Callable[[Any], st.SearchStrategy[Any]]] = {
 }
 
 
-def _array(draw: st.DrawFn, spec: ArraySpec, sizes: dict[str, int], key: str) -> np.ndarray:
+def _array(
+    draw: st.DrawFn, spec: ArraySpec, sizes: dict[str, int], key: str
+) -> np.ndarray:
     """Draw an array as declared; sizes that are new are drawn, and noted."""
     shape = []
     for size in spec.shape:
@@ -138,7 +140,9 @@ def malformed(kind: type[Message], message: Message) -> Iterator[Malformed]:
     yield from _wrong_objects(kind, good, good.header, ())
     part = layout_of(kind).part
     if part is None:
-        yield Malformed("extra array", "arrays", Packet(good.header, {(0, EXTRA): np.zeros(1)}))
+        yield Malformed(
+            "extra array", "arrays", Packet(good.header, {(0, EXTRA): np.zeros(1)})
+        )
         return
     layout = layout_of(part)
     for number, values in enumerate(good.header.get(PARTS, [])):
@@ -236,7 +240,12 @@ _BEYOND: dict[type, Callable[[Any], Iterable[Any]]] = {
 
 def _match(pattern: str) -> str:
     """Return a text of one of the forms that are in use."""
-    texts = (*("a" * n for n in (0, 1, 32, 64)), "0", "table-0", *re.findall(r"[A-Za-z]+", pattern))
+    texts = (
+        *("a" * n for n in (0, 1, 32, 64)),
+        "0",
+        "table-0",
+        *re.findall(r"[A-Za-z]+", pattern),
+    )
     return next(text for text in texts if re.search(pattern, text))
 
 
@@ -272,7 +281,9 @@ def _first_side(key: ArrayKey, spec: ArraySpec) -> tuple[int, str] | None:
     return key[0], side.replace("{}", key[1].partition("/")[2])
 
 
-def _wrong_forms(spec: ArraySpec, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+def _wrong_forms(
+    spec: ArraySpec, array: np.ndarray
+) -> Iterator[tuple[str, np.ndarray]]:
     """Yield arrays of other dtypes, dimensions and ranges than are declared."""
     for dtype in sorted(WIRE_DTYPES - {spec.dtype, spec.masked}):
         with np.errstate(all="ignore"):

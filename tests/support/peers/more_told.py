@@ -1,7 +1,7 @@
 """What a run with lies tells its server that the honest run does not.
 
-Hidden facts are words, products, shares and documents whose masks, or whose keys, are not those of
-the honest run; clear ones are fields of replies that are others.
+Hidden facts are words, products, shares and documents whose masks, or whose keys, are
+not those of the honest run; clear ones are fields of replies that are others.
 """
 
 from collections import Counter, defaultdict
@@ -16,7 +16,15 @@ from tp_flower.protocol.messages import Action
 
 MASKED = {"scores", "batch-scores", "tested-scores", "share", "products", "masked"}
 HIDDEN = {
-    *("sealed", "statement", "ledger", "ledger-end", "public-key", "site-key", "digest"),
+    *(
+        "sealed",
+        "statement",
+        "ledger",
+        "ledger-end",
+        "public-key",
+        "site-key",
+        "digest",
+    ),
     "gradient-noise",
 }
 """Fields of replies that are looked at as they are made, or are new in every run."""
@@ -25,8 +33,8 @@ KEYS = {"hashes", "codes", "group-hashes", "row-hashes", "subset"}
 OF_THE_MODEL = {"mean-curvature", "largest-curvature", "score-sums", "coefficients"} | {
     *("total", "cost", "drawn")
 }
-"""Sums over rows, none of which counts for most, at whatever model the server's steps make; and
-rows that are drawn at random."""
+"""Sums over rows, none of which counts for most, at whatever model the server's steps
+make; and rows that are drawn at random."""
 
 Joined = set[frozenset[Row]]
 
@@ -93,7 +101,9 @@ def _shares(told: Told, before: Told) -> Iterator[str]:
 
 
 def _documents(told: Told, before: Told) -> Iterator[str]:
-    owners = {(document, part): before.keys[key] for key, document, part in before.sealed}
+    owners = {
+        (document, part): before.keys[key] for key, document, part in before.sealed
+    }
     for key, document, part in told.sealed:
         if not told.keys[key] <= owners.get((document, part), set()):
             yield f"{document!r} of part {part} is sealed for {sorted(told.keys[key])}"
@@ -103,11 +113,15 @@ def _equal(record: Record) -> set[frozenset[Any]]:
     """Return which hashed keys of all tables are equal: the places of each value."""
     places = defaultdict(set)
     for action, _, packet in record.replies:
-        for (part, name), array in packet.arrays.items() if action == Action.EXTRACT else ():
+        for (part, name), array in (
+            packet.arrays.items() if action == Action.EXTRACT else ()
+        ):
             field, _, key = name.partition("/")
             if field == "hashes":
                 for row, code in enumerate(packet.arrays[part, f"codes/{key}"]):
-                    places[array[code].tobytes() if code >= 0 else b""].add((part, key, row))
+                    places[array[code].tobytes() if code >= 0 else b""].add(
+                        (part, key, row)
+                    )
             if field == "group-hashes":
                 for value in np.asarray(array):
                     places[value.tobytes()].add((part, field, 0))
@@ -115,7 +129,9 @@ def _equal(record: Record) -> set[frozenset[Any]]:
 
 
 def clear_facts(honest: Record, record: Record) -> Iterator[str]:
-    """Yield the fields of replies that are in the clear and are not the honest run's."""
+    """Yield the fields of replies that are in the clear and are not the honest
+    run's.
+    """
     first = _facts(honest)
     for where, value in _facts(record).items():
         name = where[-1].partition("/")[0]
@@ -129,7 +145,9 @@ def clear_facts(honest: Record, record: Record) -> Iterator[str]:
 
 
 def _facts(record: Record) -> dict[tuple[Any, ...], Any]:
-    """Return what left in the clear, by message, node, how many before, part and field."""
+    """Return what left in the clear, by message, node, how many before, part and
+    field.
+    """
     seen: Counter[tuple[str, int]] = Counter()
     facts: dict[tuple[Any, ...], Any] = {}
     for action, node, packet in record.replies:
@@ -140,7 +158,9 @@ def _facts(record: Record) -> dict[tuple[Any, ...], Any]:
         for name in packet.header.keys() - {"parts", "round", "seconds", "at"}:
             facts[(*where, None, name)] = packet.header[name]
         for own in packet.header.get("parts", ()):
-            facts |= {(*where, own["id"], name): own[name] for name in own.keys() - {"id"}}
+            facts |= {
+                (*where, own["id"], name): own[name] for name in own.keys() - {"id"}
+            }
         for (part, name), array in packet.arrays.items():
             facts[(*where, part, name)] = array
     return facts

@@ -1,4 +1,6 @@
-"""A table of payments, and a partner's that varies as much, for attacks on what scores tell."""
+"""A table of payments, and a partner's that varies as much, for attacks on what scores
+tell.
+"""
 
 import re
 
@@ -32,7 +34,9 @@ def others(rows=ROWS, columns=6, seed=1):
 def written(folder, rules, **frames):
     """Sites with a table each; the rules are those of the payments."""
     return {
-        name: write_site(folder / name, {name: frame}, {name: rules if name == "payments" else ""})
+        name: write_site(
+            folder / name, {name: frame}, {name: rules if name == "payments" else ""}
+        )
         for name, frame in frames.items()
     }
 
@@ -49,5 +53,7 @@ def counted(folder, site="payments"):
     """How many score vectors a site's ledger has counted."""
     lines = open_ledger(str(folder / "state" / site)).export()
     return sum(
-        int(re.search(r'"times":(\d+)', line)[1]) for line in lines if f'"event":"{SCORES}"' in line
+        int(re.search(r'"times":(\d+)', line)[1])
+        for line in lines
+        if f'"event":"{SCORES}"' in line
     )

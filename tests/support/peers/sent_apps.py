@@ -10,7 +10,10 @@ from flwr.app import Message, RecordDict
 from flwr.app.metadata import Metadata
 from flwr.cli.build import build_fab_from_files
 from flwr.supercore.fab import Fab
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+)
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import Run
 from flwr.supernode.nodestate import NodeStateFactory
@@ -60,7 +63,9 @@ class Intake:
 
         They are fields of Flower's ``Fab`` and ``Run``.
         """
-        metadata = Metadata(*(run, "", SUPERLINK, NODE, "", "", 0.0, 1e12), "query.describe")
+        metadata = Metadata(
+            *(run, "", SUPERLINK, NODE, "", "", 0.0, 1e12), "query.describe"
+        )
         message = Message(RecordDict(), metadata=metadata)
         metadata.__dict__["_message_id"] = message.object_id
         objects = get_all_nested_objects(message)

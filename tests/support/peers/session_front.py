@@ -70,7 +70,9 @@ class Front(ThreadingHTTPServer):
     def handle_error(self, *_: object) -> None:
         """Clients go away."""
 
-    def forward(self, run: str, path: str, body: bytes, headers: dict) -> tuple[int, list, bytes]:
+    def forward(
+        self, run: str, path: str, body: bytes, headers: dict
+    ) -> tuple[int, list, bytes]:
         connection = UnixConnection(self.folder / f"{run}.sock")
         connection.timeout = self.longest
         headers = {**headers, "X-Real-IP": self.address}
@@ -125,7 +127,9 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         run = path.split("/")[3]
         if fault is Fault.TWICE:
-            threading.Thread(target=self.server.forward, args=(run, path, body, headers)).start()
+            threading.Thread(
+                target=self.server.forward, args=(run, path, body, headers)
+            ).start()
         if fault is Fault.UNSIGNED:
             del headers["Tp-Signature"]
         if fault is Fault.BADLY_SIGNED:

@@ -1,8 +1,9 @@
-"""What a run tells its server: every masked, sealed and clear number that leaves, by its row.
+"""What a run tells its server: every masked, sealed and clear number that leaves, by
+its row.
 
-``watch`` looks into the sites of this process while they make their masks. From what it has seen
-follows, by linear algebra, which sums the server can make without a mask: those of an honest run
-are the joined rows, and nothing else.
+``watch`` looks into the sites of this process while they make their masks. From what it
+has seen follows, by linear algebra, which sums the server can make without a mask:
+those of an honest run are the joined rows, and nothing else.
 """
 
 from collections import defaultdict
@@ -39,14 +40,18 @@ class Told:
 
     Attributes:
         words: by the name of the scores; those in the clear are named "".
-        products: by context, the (place, tables, part or table) of numbers under pairwise masks.
-        shares: (key, shards, name, shard) of sealed sums, and their numbers; key b"" in the clear.
+        products: by context, the (place, tables, part or table) of numbers under
+            pairwise masks.
+        shares: (key, shards, name, shard) of sealed sums, and their numbers; key b"" in
+            the clear.
         sealed: (key, document, part) of what shards seal for each other.
         keys: by key, the nodes that have it.
         rows, scored: by part, the positions of its rows in training, and in prediction.
     """
 
-    words: defaultdict[str, list[Word]] = field(default_factory=lambda: defaultdict(list))
+    words: defaultdict[str, list[Word]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
     products: defaultdict[str, list[tuple[int, int, bytes]]] = field(
         default_factory=lambda: defaultdict(list)
     )
@@ -63,7 +68,9 @@ class Told:
             for key in site.store.load(SECRET).arrays.values():
                 self.keys[key.tobytes()].add(site.context.node_id)
 
-    def note_scores(self, part: int, positions: Any, masks: Any, scores: Any, index: Any) -> Any:
+    def note_scores(
+        self, part: int, positions: Any, masks: Any, scores: Any, index: Any
+    ) -> Any:
         """Note scores of rows at their positions in the table."""
         if self.is_paused:
             return
@@ -123,7 +130,9 @@ class _Watcher:
             if masks is not None and masks is not part.data.masks:
                 base = part.data.batch_rows
             positions = self.told.rows[part.number][base[rows]]
-            self.told.note_scores(part.number, positions, masks, scores, (f"{number} {name}", rows))
+            self.told.note_scores(
+                part.number, positions, masks, scores, (f"{number} {name}", rows)
+            )
         return _ENCODE(part, scores, masks, rows, name)
 
     def sent(self, function):
@@ -164,7 +173,9 @@ class _Watcher:
 
 
 def _function(method):
-    """Return a function: a class binds it to its objects, as it does not a bound method."""
+    """Return a function: a class binds it to its objects, as it does not a bound
+    method.
+    """
 
     def call(*given):
         return method(*given)
@@ -181,7 +192,11 @@ def watch() -> Iterator[Told]:
         (prepare, "_prepare_part", watcher.in_part(_PREPARE)),
         (inference, "_scored", watcher.in_part(_SCORE)),
         (prepare, "score_masks", watcher.masks_of(prepare.score_masks, told.rows)),
-        (inference, "score_masks", watcher.masks_of(inference.score_masks, told.scored)),
+        (
+            inference,
+            "score_masks",
+            watcher.masks_of(inference.score_masks, told.scored),
+        ),
         (inference, "sent_scores", watcher.sent(inference.sent_scores)),
         (Participant, "_encoded", _function(watcher.encoded)),
         (descent, "pair_masks", watcher.pairs(descent.pair_masks, "products")),
@@ -197,7 +212,10 @@ def watch() -> Iterator[Told]:
 
 def sums_without_masks(words: list[Word]) -> np.ndarray:
     """Return a basis of the sums of words (k, words) in which all masks cancel."""
-    masks = {mask: place for place, mask in enumerate({m: 0 for w in words for m, _ in w.masks})}
+    masks = {
+        mask: place
+        for place, mask in enumerate({m: 0 for w in words for m, _ in w.masks})
+    }
     matrix = np.zeros((len(words), len(masks)))
     for k, word in enumerate(words):
         for mask, sign in word.masks:
@@ -206,9 +224,11 @@ def sums_without_masks(words: list[Word]) -> np.ndarray:
 
 
 def foreign(words: list[Word], joined_rows: set[frozenset[Row]]) -> int:
-    """Return how many independent sums of words have no mask, and are none of joined rows.
+    """Return how many independent sums of words have no mask, and are none of joined
+    rows.
 
-    A row twice under one name with another score is a word of its own, that no joined row has.
+    A row twice under one name with another score is a word of its own, that no joined
+    row has.
     """
     words = list({(word.row, word.value, word.masks): word for word in words}.values())
     columns: dict[object, int] = {}

@@ -49,7 +49,8 @@ def admm(
         duals = duals + rho * (relaxed - z)
         message = duals + rho * (h - z)
         theta = {
-            table: _fit(problem, table, own, message / kappa, kappa) for table, own in theta.items()
+            table: _fit(problem, table, own, message / kappa, kappa)
+            for table, own in theta.items()
         }
         yield Step(theta, z, duals)
 

@@ -48,7 +48,9 @@ def expand(row_of: Sequence[int], values: Sequence[Sequence[float]]) -> list:
     return [list(values[row]) if row >= 0 else zero for row in row_of]
 
 
-def segment_sum(row_of: Sequence[int], rows: int, values: Sequence[Sequence[float]]) -> list:
+def segment_sum(
+    row_of: Sequence[int], rows: int, values: Sequence[Sequence[float]]
+) -> list:
     """Return the sums of joined rows' values over each row of a table, row by row."""
     sums = [[0.0] * len(values[0]) for _ in range(rows)]
     for row, value in zip(row_of, values, strict=True):

@@ -57,7 +57,9 @@ def brute_prox(name: str, centre, label, rho: float) -> np.ndarray:
         return np.asarray(prox_gradient(name, z, centre, label, rho), float)
 
     options = {"maxiter": 20000, "gtol": 1e-12, "ftol": 1e-16}
-    return minimize(objective, centre, jac=gradient, method="L-BFGS-B", options=options).x
+    return minimize(
+        objective, centre, jac=gradient, method="L-BFGS-B", options=options
+    ).x
 
 
 def mean_value(name: str, scores, labels, weights=None) -> float:

@@ -1,7 +1,8 @@
 """Training on the materialised join, row by row, from the papers.
 
-Deliberately slow, and shares nothing with `tp_flower`. A table's linear model has the matrix W (d,
-d_c); the label table's has one more row, the intercept, which no penalty covers.
+Deliberately slow, and shares nothing with `tp_flower`. A table's linear model has the
+matrix W (d, d_c); the label table's has one more row, the intercept, which no penalty
+covers.
 """
 
 import hmac
@@ -39,11 +40,16 @@ def encode(
     place: Place,
     weights: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Encode a table with the weighted statistics of its ``joined`` rows, by position."""
+    """Encode a table with the weighted statistics of its ``joined`` rows, by
+    position.
+    """
     encoded = []
     # a LEFT JOIN has joined rows without a row of the table, -1
     is_matched = joined >= 0
-    joined, weights = joined[is_matched], None if weights is None else weights[is_matched]
+    joined, weights = (
+        joined[is_matched],
+        None if weights is None else weights[is_matched],
+    )
     for name in columns:
         column, own = frame[name], frame[name].iloc[joined]
         if pd.api.types.is_numeric_dtype(column):
@@ -118,10 +124,14 @@ class Centralised:
             value += self.l2 / 2 * float((matrix[self.penalised[table]] ** 2).sum())
         return value
 
-    def gradient(self, flat: np.ndarray, rows: Sequence[int] | None = None) -> np.ndarray:
+    def gradient(
+        self, flat: np.ndarray, rows: Sequence[int] | None = None
+    ) -> np.ndarray:
         """Gradient of Eq. 2 with the mean over some joined rows, one at a time."""
         rows = range(len(self.labels)) if rows is None else rows
-        derivatives = losses.gradients(self.loss, self.scores(flat, rows), self.labels[list(rows)])
+        derivatives = losses.gradients(
+            self.loss, self.scores(flat, rows), self.labels[list(rows)]
+        )
         if self.weights is not None:
             derivatives = self.weights[list(rows), None] * derivatives
         parts = []
@@ -137,7 +147,9 @@ class Centralised:
         """A minimiser of Eq. 2 by a general method."""
         found = minimize(
             self.objective,
-            np.zeros(sum(rows.shape[1] for rows in self.inputs.values()) * self.outputs),
+            np.zeros(
+                sum(rows.shape[1] for rows in self.inputs.values()) * self.outputs
+            ),
             jac=self.gradient,
             method="L-BFGS-B",
             options={"maxiter": 500, "gtol": 1e-9, "ftol": 1e-15},
@@ -181,7 +193,9 @@ def centralised(
             encoded = np.hstack([encoded, np.ones((len(frame), 1))])
             penalised[alias][-1] = False
         # sites keep features in 32 bits
-        inputs[alias] = np.array(joins.expand(row_of, encoded), np.float32).astype(np.float64)
+        inputs[alias] = np.array(joins.expand(row_of, encoded), np.float32).astype(
+            np.float64
+        )
     number = list(aliases).index(label_alias)
     labels = np.array([values[position[number]] for position in positions])
     own = None if weights is None else weights / np.mean(weights)
@@ -189,7 +203,9 @@ def centralised(
     return Centralised(loss, inputs, labels, base, l2, penalised, own)
 
 
-def base_score(loss: str, labels: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+def base_score(
+    loss: str, labels: np.ndarray, weights: np.ndarray | None = None
+) -> np.ndarray:
     """Mean label, log-odds or log class frequencies."""
     if loss == "squared":
         return np.array([np.average(labels, weights=weights)])
@@ -220,7 +236,10 @@ def sgd(
     data = replace(problem, l2=0.0)
     theta = np.zeros(sum(m.shape[1] for m in problem.inputs.values()) * problem.outputs)
     penalty = np.concatenate(
-        [np.repeat(problem.penalised[table], problem.outputs) for table in problem.split(theta)]
+        [
+            np.repeat(problem.penalised[table], problem.outputs)
+            for table in problem.split(theta)
+        ]
     )
     velocity, steps = theta, [theta]
     for epoch, batches in enumerate(epochs):
@@ -295,14 +314,18 @@ def _mlp_objective(problem, modules, network, batch) -> torch.Tensor:
     return loss + penalty
 
 
-def conjugate_gradients(problem: Centralised, epochs: int, curvature: float) -> list[np.ndarray]:
+def conjugate_gradients(
+    problem: Centralised, epochs: int, curvature: float
+) -> list[np.ndarray]:
     """Parameters before and after each epoch; blocks of the Hessian are inverted."""
     count, weights = len(problem.labels), problem.weights
     weights = np.ones(count) if weights is None else weights
     inverses = {
         table: np.linalg.inv(
             curvature * rows.T @ (weights[:, None] * rows) / count
-            + len(problem.inputs) * problem.l2 * np.diag(problem.penalised[table].astype(float))
+            + len(problem.inputs)
+            * problem.l2
+            * np.diag(problem.penalised[table].astype(float))
         )
         for table, rows in problem.inputs.items()
     }
@@ -330,5 +353,6 @@ def length_of(problem: Centralised, theta: np.ndarray, direction: np.ndarray) ->
     # at the minimum, where all is rounding, the objective may fall for ever
     if slope(0.0) >= 0.0 or slope(64.0) <= 0.0:
         return 0.0
-    # a slope that rounding makes of steps takes up to the square of a bisection's 56 iterations
+    # a slope that rounding makes of steps takes up to the square of a bisection's 56
+    # iterations
     return brentq(slope, 0.0, 64.0, xtol=1e-15, rtol=1e-14, maxiter=56**2)

@@ -61,7 +61,9 @@ class _Join:
         ]
         labels = rng.normal(size=(sizes[0], 1))
         self.columns[0] = importance.augmented(self.columns[0], labels, intercept=True)
-        self.masses = [table.segment_sum(self.row_weights[:, None])[:, 0] for table in self.tables]
+        self.masses = [
+            table.segment_sum(self.row_weights[:, None])[:, 0] for table in self.tables
+        ]
 
     def expanded(self, place):
         """X_i of the joined rows, zero where there is no row."""
@@ -106,7 +108,9 @@ def test_scores_over_a_join_are_the_leverages_of_the_materialised_join(weighted)
     np.testing.assert_allclose(actual + uniform, scores, rtol=1e-9)
     # their sums are the ranks, which the server knows a bound of
     pairs = zip(join.local_scores, join.masses, strict=True)
-    np.testing.assert_allclose([local @ mass for local, mass in pairs], [5, 4, 2], rtol=1e-9)
+    np.testing.assert_allclose(
+        [local @ mass for local, mass in pairs], [5, 4, 2], rtol=1e-9
+    )
 
 
 @both
@@ -117,7 +121,9 @@ def test_draws_follow_the_importance_distribution_of_the_materialised_join(weigh
     actual = np.bincount(draws, minlength=join.rows)
     assert stats.chisquare(actual, DRAWS * density).pvalue > 0.001
     # the test has the power to see a law that is slightly different
-    assert stats.chisquare(actual, DRAWS * (0.9 * density + 0.1 / join.rows)).pvalue < 1e-6
+    assert (
+        stats.chisquare(actual, DRAWS * (0.9 * density + 0.1 / join.rows)).pvalue < 1e-6
+    )
 
 
 @both
@@ -231,7 +237,9 @@ def test_masks_cancel_in_the_sum_of_all_parts_alone():
         for part in range(4)
     ]
     total = np.sum(masked, axis=0, dtype=np.uint64)
-    np.testing.assert_allclose(from_fixed(total, 500), scores.sum(axis=0), atol=4 / 500 * 2**-25)
+    np.testing.assert_allclose(
+        from_fixed(total, 500), scores.sum(axis=0), atol=4 / 500 * 2**-25
+    )
     # what lacks a part is uniform over 64 bits: its top byte is, too
     for seen in (*masked, np.sum(masked[:3], axis=0, dtype=np.uint64)):
         top = np.bincount((seen >> np.uint64(60)).astype(np.intp), minlength=16)

@@ -39,7 +39,9 @@ def test_ridge_is_the_weighted_normal_equations(l2):
     full = np.column_stack([design, np.ones(len(design))])
     shares = weights / weights.sum()
     penalty = l2 * np.diag([1.0] * 4 + [0.0])
-    exact = np.linalg.solve(full.T * shares @ full + penalty, full.T @ (shares * targets))
+    exact = np.linalg.solve(
+        full.T * shares @ full + penalty, full.T @ (shares * targets)
+    )
     np.testing.assert_allclose(solve(design, targets, weights, l2=l2), exact, rtol=1e-8)
     saga = solve(design, targets, weights, l2=l2, solver="saga")
     np.testing.assert_allclose(saga, exact, atol=2e-3)
@@ -66,8 +68,12 @@ def test_l1_reaches_the_minimum_of_the_house_objective(l2):
         theta = np.append(z[:4] - z[4:8], z[8])
         return objective(theta, design, targets, weights, l2) + l1 * z[:8].sum()
 
-    exact = minimize(split, np.ones(9), bounds=[(0, None)] * 8 + [(None, None)], tol=1e-12).fun
-    assert objective(actual, design, targets, weights, l2, l1) == pytest.approx(exact, rel=1e-5)
+    exact = minimize(
+        split, np.ones(9), bounds=[(0, None)] * 8 + [(None, None)], tol=1e-12
+    ).fun
+    assert objective(actual, design, targets, weights, l2, l1) == pytest.approx(
+        exact, rel=1e-5
+    )
 
 
 def test_units_and_copies_of_columns_do_not_matter_without_a_penalty():
@@ -88,7 +94,9 @@ def test_saga_converges_where_some_rows_outweigh_the_others():
     design, targets, _ = problem(60)
     weights = np.where(np.arange(60) % 12 == 0, 20.0, 0.2)
     actual = solve(design, targets, weights, l2=0.01, solver="saga")
-    np.testing.assert_allclose(actual, solve(design, targets, weights, l2=0.01), atol=1e-3)
+    np.testing.assert_allclose(
+        actual, solve(design, targets, weights, l2=0.01), atol=1e-3
+    )
     with pytest.raises(ValueError, match="l1 must be 0"):
         solve(*problem(), l2=0.1, l1=0.1, solver="saga")
 
@@ -122,7 +130,9 @@ def rows_and_masses(seed=0):
 
 def algorithm_3(points, labels, centres):
     """The paper's scores of joined rows, line 12, one by one."""
-    squares = np.array([((x - centres[k]) ** 2).sum() for x, k in zip(points, labels, strict=True)])
+    squares = np.array(
+        [((x - centres[k]) ** 2).sum() for x, k in zip(points, labels, strict=True)]
+    )
     cost, scores = squares.sum(), []
     for square, label in zip(squares, labels, strict=True):
         members = squares[labels == label]
@@ -138,7 +148,9 @@ def test_scores_over_a_join_are_those_of_the_materialised_join():
     rows, copies = rows_and_masses()
     clusters = cluster_shard(rows, copies, 5, generator())
     joined = np.repeat(np.arange(ROWS), copies)
-    slow = algorithm_3(rows[joined].astype(float), clusters.labels[joined], clusters.centres)
+    slow = algorithm_3(
+        rows[joined].astype(float), clusters.labels[joined], clusters.centres
+    )
     scores = kmeans_scores(clusters, clusters.cost)
     np.testing.assert_allclose(scores[joined], slow, rtol=1e-6)
     assert not scores[copies == 0].any()
@@ -171,7 +183,9 @@ def test_shards_are_scored_as_one_table_with_all_their_centres():
     for shard, part in zip(shards, parts, strict=True):
         actual = kmeans_scores(shard, cost)
         np.testing.assert_allclose(actual, whole[part], rtol=1e-12)
-        assert actual @ copies[part] == pytest.approx(kmeans_total(shard.cost, cost, shard.used))
+        assert actual @ copies[part] == pytest.approx(
+            kmeans_total(shard.cost, cost, shard.used)
+        )
 
 
 def test_more_clusters_than_distinct_rows_that_count():
@@ -179,7 +193,9 @@ def test_more_clusters_than_distinct_rows_that_count():
     clusters = cluster_shard(points, np.array([1, 2, 3]), 10, generator())
     assert (clusters.used, clusters.cost) == (2, 0.0)
     # each of the three joined rows of a cluster scores 2 alpha / 3
-    assert kmeans_scores(clusters, clusters.cost).tolist() == pytest.approx([2 * ALPHA / 3] * 3)
+    assert kmeans_scores(clusters, clusters.cost).tolist() == pytest.approx(
+        [2 * ALPHA / 3] * 3
+    )
     assert len(weighted_kmeans(points, np.ones(3), 2, generator())) == 2
     # a row that counts nothing has no cluster of its own
     points = np.array([[0.0], [1.0], [1000.0]])
@@ -217,7 +233,9 @@ def test_clustering_is_a_stationary_point_and_finds_separated_groups():
         members = labels == place
         mean = weights[members] @ points[members] / weights[members].sum()
         np.testing.assert_allclose(centres[place], mean, atol=1e-6)
-    np.testing.assert_allclose(centres[np.lexsort(np.round(centres / 9).T)], middle, atol=0.6)
+    np.testing.assert_allclose(
+        centres[np.lexsort(np.round(centres / 9).T)], middle, atol=0.6
+    )
 
 
 def test_distdim_clusters_the_combinations_of_local_centres():

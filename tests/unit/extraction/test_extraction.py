@@ -284,7 +284,9 @@ def test_vectors(tmp_path, kind):
 
 
 def grouped(**changed) -> Fragment:
-    subquery = SubQuery((Feature("c", '"c"'), Feature("total", 'SUM("x")')), groups=('"c"',))
+    subquery = SubQuery(
+        (Feature("c", '"c"'), Feature("total", 'SUM("x")')), groups=('"c"',)
+    )
     whole = fragment({"total": '"total"'}, [('"c"',)], filters=['"total" > 3'])
     return replace(whole, subquery=replace(subquery, **changed))
 
@@ -303,7 +305,9 @@ def test_order_of_groups_is_that_of_their_contents_and_the_key_of_the_site():
     numbers = np.random.default_rng(3).integers(0, 9_000, 50_000)
     frame = pd.DataFrame({"c": numbers, "x": numbers % 7 * 1.0})
     first, again = (contents(run(frame, grouped())) for _ in range(2))
-    assert first == again == contents(run(frame.sample(frac=1, random_state=1), grouped()))
+    assert (
+        first == again == contents(run(frame.sample(frac=1, random_state=1), grouped()))
+    )
     # it tells nothing of the contents
     frame = pd.DataFrame({"c": np.arange(200), "x": np.arange(4.0, 204.0)})
     first, second, again = (
@@ -334,7 +338,9 @@ def unordered(monkeypatch):
 @pytest.mark.usefixtures("unordered")
 def test_rows_without_an_order_are_sorted():
     wanted = fragment({"twice": '"x" * 2', "c": '"c"'}, [('"k"',)])
-    assert contents(run(FRAME, wanted)) == contents(run(FRAME.iloc[[2, 0, 3, 1]], wanted))
+    assert contents(run(FRAME, wanted)) == contents(
+        run(FRAME.iloc[[2, 0, 3, 1]], wanted)
+    )
 
 
 @pytest.mark.usefixtures("unordered")
@@ -344,7 +350,8 @@ def test_order_of_rows_does_not_depend_on_the_label(features):
     x = np.random.default_rng(5).permutation(1000)
     frame = pd.DataFrame({"x": x, "y": x % 2})
     label, other = (
-        run(frame, fragment(features, label=sql)).label.values for sql in ('"y"', '1 - "y"')
+        run(frame, fragment(features, label=sql)).label.values
+        for sql in ('"y"', '1 - "y"')
     )
     np.testing.assert_array_equal(other, 1 - label)
     assert np.count_nonzero(np.diff(label)) == pytest.approx(500, abs=5 * np.sqrt(250))
@@ -397,12 +404,16 @@ def test_kinds_of_types():
             assert (name, kind_of(name) or "none") == (name, kind)
 
 
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=8), st.booleans())
+@given(
+    st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=8),
+    st.booleans(),
+)
 def test_hash_equals_hmac_sha256(texts: list[str], are_few: bool) -> None:
     with patch.object(keyed_hash, "FEW_TEXTS", 8 * are_few):
         hashes = KeyedHasher(SECRET).hash_texts(pa.array(texts, pa.string()))
     expected = [
-        np.frombuffer(hmac.digest(SECRET, text.encode(), hashlib.sha256), ">u8") for text in texts
+        np.frombuffer(hmac.digest(SECRET, text.encode(), hashlib.sha256), ">u8")
+        for text in texts
     ]
     assert hashes.dtype == np.uint64
     assert np.array_equal(hashes, np.array(expected).reshape(-1, 4))

@@ -31,7 +31,12 @@ NO_TABLE = (
 
 def shard(table="t", site="a", index=0, kind="DOUBLE", columns="x", empty=()):
     named = {"table": table, "site": site, "index": index}
-    return {**named, "columns": dict.fromkeys(columns, kind), "rows": 3, "all-null": list(empty)}
+    return {
+        **named,
+        "columns": dict.fromkeys(columns, kind),
+        "rows": 3,
+        "all-null": list(empty),
+    }
 
 
 def description(shards, **changes):
@@ -68,7 +73,9 @@ class Nodes(InProcessGrid):
 
         @app.query("describe")
         def describe(message, context):
-            return Message(pack(Packet(dict(answers[context.node_id]))), reply_to=message)
+            return Message(
+                pack(Packet(dict(answers[context.node_id]))), reply_to=message
+            )
 
         super().__init__(app, len(answers))
         self.seconds = 0.0
@@ -86,11 +93,17 @@ class Nodes(InProcessGrid):
 def find(grid, *wanted, **settings):
     settings = Settings(**{"wait_seconds": 20.0, **settings})
     with patch.object(sites, "time", grid):
-        return find_sites(grid, settings, DescribeRequest(list(wanted)), "0" * 32).tables
+        return find_sites(
+            grid, settings, DescribeRequest(list(wanted)), "0" * 32
+        ).tables
 
 
-@pytest.mark.parametrize(("nodes", "wanted", "how", "settled", "tables", "seconds"), CASES["waits"])
-def test_how_long_sites_are_waited_for(nodes, wanted, how, settled, tables, seconds, monkeypatch):
+@pytest.mark.parametrize(
+    ("nodes", "wanted", "how", "settled", "tables", "seconds"), CASES["waits"]
+)
+def test_how_long_sites_are_waited_for(
+    nodes, wanted, how, settled, tables, seconds, monkeypatch
+):
     monkeypatch.setattr(sites, "SETTLED_SECONDS", settled)
     grid = Nodes(nodes)
     assert find(grid, *wanted, **how) == tables.split()
@@ -171,7 +184,9 @@ EMPTY, TEXTS = [shard(kind="VARCHAR", empty="x")], [shard(site="c", kind="VARCHA
 
 
 def test_a_shard_twice():
-    with pytest.raises(SchemaError, match=r"shard 0 of table 't' of site 'a' is hosted by tw"):
+    with pytest.raises(
+        SchemaError, match=r"shard 0 of table 't' of site 'a' is hosted by tw"
+    ):
         read(A, A)
 
 
@@ -184,8 +199,16 @@ def test_a_shard_twice():
             r"'t': column 'x' is at site 'a', but not at 'b': .*rename = \{",
         ),
         # names compare without case, and the first spelling counts
-        (([shard(columns="Xyw")], [shard(site="b", columns="Wx")]), "Xw", "'y' is .* not at 'b'"),
-        ((A, B), "", "'t': column 'x' is DOUBLE at site 'a' and DATE at site 'b'; declare"),
+        (
+            ([shard(columns="Xyw")], [shard(site="b", columns="Wx")]),
+            "Xw",
+            "'y' is .* not at 'b'",
+        ),
+        (
+            (A, B),
+            "",
+            "'t': column 'x' is DOUBLE at site 'a' and DATE at site 'b'; declare",
+        ),
         # behind a column without values
         ((EMPTY, B, TEXTS), "", "DATE .* VARCHAR .* 'c'"),
     ],
@@ -218,7 +241,10 @@ def test_types_that_fit():
 
 def texts(site, *readings, empty=(), **facts):
     """A shard in a text file, whose column x has readings such as ``DATE %d/%m/%Y``."""
-    listed = [dict(zip(("type", "format"), text.split(" ", 1), strict=False)) for text in readings]
+    listed = [
+        dict(zip(("type", "format"), text.split(" ", 1), strict=False))
+        for text in readings
+    ]
     kind = listed[0]["type"] if listed else "VARCHAR"
     column = {"readings": listed, **facts}
     return [{**shard(site=site, kind=kind, empty=empty), "texts": {"x": column}}]
@@ -242,7 +268,10 @@ def agreed(*nodes, trained=None, as_text=()):
 
 
 def test_shards_take_the_format_that_most_of_them_have():
-    first, second = texts("a", *BOTH, **{"are-ambiguous": True}), texts("b", MONTH_FIRST)
+    first, second = (
+        texts("a", *BOTH, **{"are-ambiguous": True}),
+        texts("b", MONTH_FIRST),
+    )
     both = {"a": MONTH_FIRST, "b": MONTH_FIRST}
     for nodes in ((first, second), (second, first)):
         assert agreed(*nodes) == ("DATE", both, ())
@@ -255,29 +284,46 @@ def test_shards_take_the_format_that_most_of_them_have():
 
 
 def test_format_stays_open_where_all_shards_fit_two():
-    first, second = (texts(site, *BOTH, **{"are-ambiguous": site == "b"}) for site in "ab")
-    assert agreed(first, second) == ("DATE", dict.fromkeys("ab", DAY_FIRST), ("%m/%d/%Y",))
+    first, second = (
+        texts(site, *BOTH, **{"are-ambiguous": site == "b"}) for site in "ab"
+    )
+    assert agreed(first, second) == (
+        "DATE",
+        dict.fromkeys("ab", DAY_FIRST),
+        ("%m/%d/%Y",),
+    )
     # without a day that differs there is no question
     assert agreed(first) == ("DATE", {"a": DAY_FIRST}, ())
     # a saved model answers it
     trained = ("TIMESTAMP", "%m/%d/%Y")
-    assert agreed(first, second, trained=trained) == ("DATE", dict.fromkeys("ab", MONTH_FIRST), ())
+    assert agreed(first, second, trained=trained) == (
+        "DATE",
+        dict.fromkeys("ab", MONTH_FIRST),
+        (),
+    )
     # if its format fits no text, another one does
     assert agreed(texts("a", "DATE"), trained=trained)[1] == {"a": "DATE"}
 
 
 def test_type_that_is_declared_decides_for_texts():
     declared = [shard(site="b", kind="VARCHAR")]
-    assert agreed(texts("a", "BIGINT"), declared) == ("VARCHAR", {"a": "VARCHAR", "b": ""}, ())
-    assert agreed(texts("a", "BIGINT"), [shard(site="b")])[1] == {"a": "BIGINT", "b": ""}
+    assert agreed(texts("a", "BIGINT"), declared) == (
+        "VARCHAR",
+        {"a": "VARCHAR", "b": ""},
+        (),
+    )
+    assert agreed(texts("a", "BIGINT"), [shard(site="b")])[1] == {
+        "a": "BIGINT",
+        "b": "",
+    }
     # numbers and texts in two text files are no texts: a value may be wrong
     match = "BIGINT at site 'a' and VARCHAR at site 'b'"
     schema = schemas(texts("a", "BIGINT"), texts("b"))["t"]
     assert re.search(match, schema.unread["x"])
     trained = ("VARCHAR",)
-    assert agreed(texts("a", "BIGINT"), texts("b"), trained=trained)[1] == dict.fromkeys(
-        "ab", "VARCHAR"
-    )
+    assert agreed(texts("a", "BIGINT"), texts("b"), trained=trained)[
+        1
+    ] == dict.fromkeys("ab", "VARCHAR")
 
 
 def test_column_without_values_is_read_as_its_table():
@@ -297,7 +343,10 @@ def test_key_whose_texts_merge_is_read_as_text():
     )
     # both sides of a join, as long as the other one is text
     _, columns = bind_columns(query.bind, read(merging, other))
-    kinds = {table: columns.agreed[table, name].type for table, name in (("t", "x"), ("u", "x"))}
+    kinds = {
+        table: columns.agreed[table, name].type
+        for table, name in (("t", "x"), ("u", "x"))
+    }
     assert kinds == {"t": "VARCHAR", "u": "VARCHAR"}
     feature = Query.from_sql("SELECT t.x, v.y AS label FROM t JOIN v ON t.x + 1 = v.y")
     _, columns = bind_columns(feature.bind, read(merging, other))

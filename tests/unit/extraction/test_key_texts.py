@@ -1,4 +1,5 @@
-"""A key's text depends on its value alone: compared with DuckDB's ``=`` over all pairs of types.
+"""A key's text depends on its value alone: compared with DuckDB's ``=`` over all pairs
+of types.
 
 Where the text differs from ``=`` on purpose, the table ``meant`` says so, and
 docs/reference/queries.md explains it.
@@ -23,7 +24,12 @@ from tp_flower.duckdb_engine import quote_name, quote_text
 from tp_flower.errors import MappingError
 from tp_flower.extraction.extract import extract
 from tp_flower.extraction.extracted import ExtractedShard
-from tp_flower.extraction.select_plan import TypedColumn, canonical_text, comparable, kind_of
+from tp_flower.extraction.select_plan import (
+    TypedColumn,
+    canonical_text,
+    comparable,
+    kind_of,
+)
 from tp_flower.joins.joining import join_codes
 from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.query import Fragment, Join
@@ -65,10 +71,18 @@ def duckdb_file(folder, table: str) -> ShardSource:
 
 
 def casts(kind: str) -> str:
-    """A table of the kind's pool, a column per type; NULL where it cannot hold the value."""
-    rows = ", ".join(f"({number}, {quote_text(t)})" for number, t in enumerate(POOLS[kind]))
-    columns = ", ".join(f"TRY_CAST(v AS {t}) AS c{n}" for n, t in enumerate(TYPES[kind]))
-    return f"SELECT number, {columns} FROM (VALUES {rows}) pool(number, v) ORDER BY number"
+    """A table of the kind's pool, a column per type; NULL where it cannot hold the
+    value.
+    """
+    rows = ", ".join(
+        f"({number}, {quote_text(t)})" for number, t in enumerate(POOLS[kind])
+    )
+    columns = ", ".join(
+        f"TRY_CAST(v AS {t}) AS c{n}" for n, t in enumerate(TYPES[kind])
+    )
+    return (
+        f"SELECT number, {columns} FROM (VALUES {rows}) pool(number, v) ORDER BY number"
+    )
 
 
 def matches(left: Sequence[object], right: Sequence[object]) -> set[tuple[int, int]]:
@@ -77,7 +91,10 @@ def matches(left: Sequence[object], right: Sequence[object]) -> set[tuple[int, i
     for j, value in enumerate(right):
         places.setdefault(value, []).append(j)
     return {
-        (i, j) for i, value in enumerate(left) if value is not None for j in places.get(value, ())
+        (i, j)
+        for i, value in enumerate(left)
+        if value is not None
+        for j in places.get(value, ())
     }
 
 
@@ -90,11 +107,19 @@ def test_texts_are_equal_exactly_where_duckdb_says_so(kind, engine, tmp_path):
     exact = [[None] * len(pool)] * len(types)
     if kind == "number":
         rows = engine.execute(f"SELECT {', '.join(names)} FROM pool").fetchall()
-        exact = [[exact_number(value) for value in column] for column in zip(*rows, strict=True)]
+        exact = [
+            [exact_number(value) for value in column]
+            for column in zip(*rows, strict=True)
+        ]
     for (a, left), (b, right) in combinations_with_replacement(enumerate(types), 2):
         # DuckDB fails where one value is not one of the other type
-        sql = f"SELECT l.number, r.number FROM pool l, pool r WHERE TRY(l.c{a} = r.c{b})"
-        of_duckdb, of_keys = set(engine.execute(sql).fetchall()), matches(texts[a], texts[b])
+        sql = (
+            f"SELECT l.number, r.number FROM pool l, pool r WHERE TRY(l.c{a} = r.c{b})"
+        )
+        of_duckdb, of_keys = (
+            set(engine.execute(sql).fetchall()),
+            matches(texts[a], texts[b]),
+        )
         if kind == "number":
             assert of_keys == matches(exact[a], exact[b]), (left, right)
         differing = of_duckdb ^ of_keys
@@ -105,11 +130,15 @@ def test_texts_are_equal_exactly_where_duckdb_says_so(kind, engine, tmp_path):
                 if not is_rounded((exact[a][i], exact[b][j]), left, right)
             }
         assert not differing, (left, right)
-        assert of_keys, f"{left} and {right} have no value in common: nothing was compared"
+        assert of_keys, (
+            f"{left} and {right} have no value in common: nothing was compared"
+        )
 
 
 def exact_number(value: float | Decimal | None) -> Fraction | float | None:
-    """The number that a value stands for: of a fraction in binary, the shortest decimal one."""
+    """The number that a value stands for: of a fraction in binary, the shortest decimal
+    one.
+    """
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
     if isinstance(value, float) and math.isinf(value):
@@ -120,7 +149,9 @@ def exact_number(value: float | Decimal | None) -> Fraction | float | None:
 
 
 def is_rounded(exact: Sequence[Fraction | float | None], left: str, right: str) -> bool:
-    """Whether DuckDB compares something else: NaN, or exact numbers as rounded to binary."""
+    """Whether DuckDB compares something else: NaN, or exact numbers as rounded to
+    binary.
+    """
     if None in exact:
         return True
     if {left, right} == {"HUGEINT", "UHUGEINT"}:
@@ -137,7 +168,9 @@ def digits_of(number: Fraction | float | None) -> int:
     return len(str(abs(number.numerator) * 10**400 // number.denominator).strip("0"))
 
 
-@pytest.mark.parametrize(("left", "right", "by_duckdb", "by_key"), CASES["meant"]["differences"])
+@pytest.mark.parametrize(
+    ("left", "right", "by_duckdb", "by_key"), CASES["meant"]["differences"]
+)
 def test_meant_differences(left, right, by_duckdb, by_key, engine, tmp_path):
     assert engine.execute(f"SELECT {left} = {right}").fetchall() == [(by_duckdb,)]
     source = duckdb_file(tmp_path, f"SELECT {left} AS l, {right} AS r")
@@ -145,7 +178,9 @@ def test_meant_differences(left, right, by_duckdb, by_key, engine, tmp_path):
     hashed = [key.hashed(HASHER) for key in keys]
     join = Join("l", "r", 0, 0, "l.k = r.k")
     if by_key == "refused":
-        with pytest.raises(MappingError, match=r"l\.k = r\.k differ in type: l: .*; cast one"):
+        with pytest.raises(
+            MappingError, match=r"l\.k = r\.k differ in type: l: .*; cast one"
+        ):
             join_codes(join, hashed[:1], hashed[1:])
         return
     (of_left,), (of_right,) = join_codes(join, hashed[:1], hashed[1:])
@@ -154,7 +189,9 @@ def test_meant_differences(left, right, by_duckdb, by_key, engine, tmp_path):
 
 decimals = st.integers(1, 38).flatmap(
     lambda digits: st.tuples(
-        st.just(digits), st.integers(0, digits), st.integers(1 - 10**digits, 10**digits - 1)
+        st.just(digits),
+        st.integers(0, digits),
+        st.integers(1 - 10**digits, 10**digits - 1),
     )
 )
 # many of few digits, so that values of different types are equal
@@ -166,7 +203,10 @@ small = st.tuples(st.integers(2, 38), st.integers(0, 38), st.integers(-20, 20)).
 @settings(max_examples=60)
 @given(
     st.lists(decimals | small, max_size=12),
-    st.lists(st.floats(allow_nan=False) | st.integers(-99, 99).map(lambda n: n / 20), max_size=8),
+    st.lists(
+        st.floats(allow_nan=False) | st.integers(-99, 99).map(lambda n: n / 20),
+        max_size=8,
+    ),
     st.lists(st.integers(-(2**127), 2**128 - 1) | st.integers(-9, 9), max_size=8),
 )
 def test_a_text_is_that_of_the_exact_number(exact, floats, integers):
@@ -179,7 +219,9 @@ def test_a_text_is_that_of_the_exact_number(exact, floats, integers):
         [(f"CAST('{as_text(value)}' AS {kind})", kind) for kind, value in typed]
     )
     numbers = [exact_number(value) for _, value in typed]
-    for (text, number), (other, another) in product(zip(texts, numbers, strict=True), repeat=2):
+    for (text, number), (other, another) in product(
+        zip(texts, numbers, strict=True), repeat=2
+    ):
         assert (text == other) == (number == another)
 
 
@@ -199,22 +241,32 @@ def texts_in_duckdb(values: Sequence[tuple[str, str]]) -> list[Text]:
 
 
 @settings(max_examples=60)
-@given(st.lists(st.integers(-(9 * 10**18), 9 * 10**18), min_size=1, max_size=9), st.data())
+@given(
+    st.lists(st.integers(-(9 * 10**18), 9 * 10**18), min_size=1, max_size=9), st.data()
+)
 def test_nanoseconds_are_kept(nanoseconds, data):
     units = [data.draw(st.sampled_from([1, 10**3, 10**6, 10**9])) for _ in nanoseconds]
     whole = [n // unit * unit for n, unit in zip(nanoseconds, units, strict=True)]
     as_nanoseconds = [(f"make_timestamp_ns({n})", "TIMESTAMP_NS") for n in whole]
     as_microseconds = [(f"make_timestamp({n // 1000})", "TIMESTAMP") for n in whole]
     fine = texts_in_duckdb(as_nanoseconds)
-    for n, text, of_microseconds in zip(whole, fine, texts_in_duckdb(as_microseconds), strict=True):
+    for n, text, of_microseconds in zip(
+        whole, fine, texts_in_duckdb(as_microseconds), strict=True
+    ):
         assert (text == of_microseconds) == (n % 1000 == 0)
     assert len(set(fine)) == len(set(whole))
 
 
 def test_keys_as_numbers_are_in_the_order_of_the_values(tmp_path):
-    infinite = ["'-infinity'", "'1969-12-31 23:59:59.9'", "'2020-01-01 00:00:00.000000001'"]
+    infinite = [
+        "'-infinity'",
+        "'1969-12-31 23:59:59.9'",
+        "'2020-01-01 00:00:00.000000001'",
+    ]
     times = ", ".join(f"(TIMESTAMP_NS {t})" for t in [*infinite, "'infinity'"])
-    (key,) = extract(duckdb_file(tmp_path, f"FROM (VALUES {times}) t(k)"), keys_of(['"k"'])).keys
+    (key,) = extract(
+        duckdb_file(tmp_path, f"FROM (VALUES {times}) t(k)"), keys_of(['"k"'])
+    ).keys
     expected = [-math.inf, -100_000.0, 1577836800e6, math.inf]
     assert key.numbers()[key.codes].tolist() == expected
 
@@ -222,7 +274,9 @@ def test_keys_as_numbers_are_in_the_order_of_the_values(tmp_path):
 def typed_table() -> str:
     rows = zip(*(column["values"] for column in COLUMNS.values()), strict=True)
     listed = ", ".join(f"({', '.join(map(quote_text, row))})" for row in rows)
-    casts = ", ".join(f"CAST({name} AS {c['type']}) AS {name}" for name, c in COLUMNS.items())
+    casts = ", ".join(
+        f"CAST({name} AS {c['type']}) AS {name}" for name, c in COLUMNS.items()
+    )
     return f"SELECT {casts} FROM (VALUES {listed}) t({', '.join(COLUMNS)})"
 
 
@@ -235,8 +289,12 @@ def assert_same_texts(shard: ExtractedShard, names: Sequence[str], folder) -> No
 
 
 def keys_with_uuid(names: Iterable[str]) -> list[str]:
-    """The columns as keys; a source without UUIDs has them as texts, which the query casts."""
-    return ['CAST("code" AS UUID)' if name == "code" else quote_name(name) for name in names]
+    """The columns as keys; a source without UUIDs has them as texts, which the query
+    casts.
+    """
+    return [
+        'CAST("code" AS UUID)' if name == "code" else quote_name(name) for name in names
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -254,11 +312,16 @@ def test_texts_of_databases(kind, request, tmp_path):
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])
 def test_texts_of_files(suffix, engine, tmp_path):
     path = tmp_path / f"t.{suffix}"
-    # Parquet has no HUGEINT, and a CSV file no types: DuckDB reads many digits as a DOUBLE
+    # Parquet has no HUGEINT, and a CSV file no types: DuckDB reads many digits as a
+    # DOUBLE
     left_out = {"parquet": {"huge"}, "csv": {"huge", "fine", "weight"}}[suffix]
     names = [name for name in COLUMNS if name not in left_out]
-    engine.execute(f"COPY (SELECT {', '.join(names)} FROM ({typed_table()})) TO '{path}'")
-    shard = extract(ShardSource("table", "here", 0, str(path)), keys_of(keys_with_uuid(names)))
+    engine.execute(
+        f"COPY (SELECT {', '.join(names)} FROM ({typed_table()})) TO '{path}'"
+    )
+    shard = extract(
+        ShardSource("table", "here", 0, str(path)), keys_of(keys_with_uuid(names))
+    )
     assert_same_texts(shard, names, tmp_path)
 
 
@@ -266,7 +329,9 @@ def test_texts_of_files(suffix, engine, tmp_path):
 def test_texts_of_data_frames(backend, engine, tmp_path):
     # HUGEINT is no type of Arrow, and a UUID one of DuckDB's own
     names = [name for name in COLUMNS if name not in ("huge", "code")]
-    table = engine.sql(f"SELECT {', '.join(names)} FROM ({typed_table()})").to_arrow_table()
+    table = engine.sql(
+        f"SELECT {', '.join(names)} FROM ({typed_table()})"
+    ).to_arrow_table()
     mapper = pd.ArrowDtype if backend == "pyarrow" else None
     frame = table.to_pandas(types_mapper=mapper, date_as_object=False)
     shard = extract_frame(frame, keys_of(map(quote_name, names)))
@@ -275,7 +340,9 @@ def test_texts_of_data_frames(backend, engine, tmp_path):
 
 @pytest.mark.parametrize("zone", [None, "Europe/Paris"])
 def test_data_frames_of_nanoseconds(zone):
-    times = pd.to_datetime(["2020-01-01 00:00:00.123456789", "2020-01-01", None], format="ISO8601")
+    times = pd.to_datetime(
+        ["2020-01-01 00:00:00.123456789", "2020-01-01", None], format="ISO8601"
+    )
     frame = pd.DataFrame({"k": times.as_unit("ns").tz_localize(zone)})
     (texts,) = texts_of(extract_frame(frame, keys_of(['"k"'])))
     seconds = 1577836800 - (3600 if zone else 0)

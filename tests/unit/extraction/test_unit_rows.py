@@ -38,7 +38,9 @@ AMOUNTS = fragment("amount", "person")
 
 
 def bounded(source: ShardSource, rows: int, *unit: str) -> ShardSource:
-    return replace(source, policy=replace(source.policy, privacy_unit=unit, rows_per_unit=rows))
+    return replace(
+        source, policy=replace(source.policy, privacy_unit=unit, rows_per_unit=rows)
+    )
 
 
 def parquet(folder, frame: pd.DataFrame, rows: int, *unit: str) -> ShardSource:
@@ -104,7 +106,9 @@ def test_which_rows_follows_from_the_key_and_from_nothing_that_is_asked(tmp_path
 
 
 def test_a_smaller_bound_takes_of_the_same_rows(tmp_path):
-    one, five = (set(drawn(parquet(tmp_path, claims(), rows, "person"))) for rows in (1, 5))
+    one, five = (
+        set(drawn(parquet(tmp_path, claims(), rows, "person"))) for rows in (1, 5)
+    )
     assert one < five
 
 
@@ -160,7 +164,9 @@ def test_several_columns_name_a_unit_and_spellings_of_a_text_are_one(tmp_path):
             "amount": [0.0, 1.0, 2.0, 3.0, 4.0],
         }
     )
-    amounts = drawn(parquet(tmp_path, frame, 1, "NAME", "born"), wanted=fragment("amount"))
+    amounts = drawn(
+        parquet(tmp_path, frame, 1, "NAME", "born"), wanted=fragment("amount")
+    )
     assert len(amounts) == 3
     assert 2.0 in amounts
 
@@ -187,7 +193,10 @@ def test_every_source_is_bounded(tmp_path, request, kind):
         source = parquet(tmp_path, frame, 5, "person")
     shard = extract(source, AMOUNTS, order_key=KEY)
     expected = np.minimum(frame["person"].value_counts(), 5)
-    assert pd.Series(values(shard, "person")).value_counts().to_dict() == expected.to_dict()
+    assert (
+        pd.Series(values(shard, "person")).value_counts().to_dict()
+        == expected.to_dict()
+    )
     # a filter, which a database would apply by itself, brings no other rows
     few = drawn(source, wanted=fragment("amount", filters=('"day" < 9',)))
     assert set(few) < set(values(shard, "amount"))
@@ -244,5 +253,7 @@ def test_groups_of_several_units_are_refused(tmp_path):
 
 def test_a_unit_is_of_a_type_that_can_be_compared(tmp_path):
     source = of_sql(tmp_path, "SELECT [1] AS b, 1 AS amount", 1, "b")
-    with pytest.raises(SourceError, match=r"'b' is of type INTEGER\[\], which cannot be used"):
+    with pytest.raises(
+        SourceError, match=r"'b' is of type INTEGER\[\], which cannot be used"
+    ):
         extract(source, fragment("amount"))

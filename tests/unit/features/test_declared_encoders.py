@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from client_apps.handlers import encoding
 from tests.support.examples.encoding_example import categorical, encoder_of, numeric
-from tests.support.federated import one_per_site, run, run_query, sharded, store, store_sql, whole
+from tests.support.federated import (
+    one_per_site,
+    run,
+    run_query,
+    sharded,
+    store,
+    store_sql,
+    whole,
+)
 from tests.support.files import case_table
 from tests.support.peers.hostile import HostileGrid
 from tests.support.peers.hostile import train as train_hostile
@@ -41,7 +49,9 @@ KIND = r"encoder one-hot\(256\) .* of c\.kind .* 'c\.kind=<encod.*categories"
 def test_a_range_is_the_place_between_its_ends(low, width, values, missing):
     high = low + width
     columns = {"x": numeric(*values)}
-    encoded = encoder_of(columns, x=f"range({low!r}, {high!r}){missing}").transform(columns)
+    encoded = encoder_of(columns, x=f"range({low!r}, {high!r}){missing}").transform(
+        columns
+    )
     # missing values stand in the middle, or where zero is, or at the end next to it
     filled = np.clip(0.0, low, high) if missing else (low + high) / 2
     inside = [filled if v is None else np.clip(v, low, high) for v in values]
@@ -51,7 +61,9 @@ def test_a_range_is_the_place_between_its_ends(low, width, values, missing):
 
 
 def test_declared_ends_and_categories():
-    assert DeclaredRange.parse("2013-01-01T00:00+01:00, 2014-01-01").low % 86_400 == 82_800
+    assert (
+        DeclaredRange.parse("2013-01-01T00:00+01:00, 2014-01-01").low % 86_400 == 82_800
+    )
     assert number_categories(("1", "2.50", "true")) == ("1.0", "2.5", "1.0")
     encoder = encoder_of({"x": numeric(1)}, x="categories(1)")
     with pytest.raises(SchemaError, match="'x' is not numeric"):
@@ -109,7 +121,9 @@ def released(report, what):
 
 
 def test_nothing_of_a_value_leaves_for_encoders(sealed):
-    finished = run("squared", one_per_site(sharded(store())), num_epochs=1, encoders=DECLARED)
+    finished = run(
+        "squared", one_per_site(sharded(store())), num_epochs=1, encoders=DECLARED
+    )
     assert len(sealed) == 7
     assert all(facts.keys() == {"name", "kind"} for part in sealed for facts in part)
     assert released(finished.strategy.report, "keys")
@@ -119,7 +133,9 @@ def test_nothing_of_a_value_leaves_for_encoders(sealed):
     # other rows, other values: the very same replies, and the same encoders
     others = store(seed=1)
     others["customers"] = others["customers"].assign(region="FR", age=50.0)
-    again = run("squared", one_per_site(sharded(others)), num_epochs=1, encoders=DECLARED)
+    again = run(
+        "squared", one_per_site(sharded(others)), num_epochs=1, encoders=DECLARED
+    )
     assert read_by_server(again) == read_by_server(finished)
     assert sealed[:7] == sealed[7:]
     assert again.strategy.training_problem.encoders == encoders
@@ -140,7 +156,8 @@ def test_a_guarantee_takes_the_encoders_that_read_rows_for_granted(items):
     assert tables == (["items"] * 2 if items is sharded else [])
     # a guarantee takes no declared encoder for granted
     takes_encoder = {
-        line["table"]: "whose statistics are" in line["scope"] for line in released(report, "gram")
+        line["table"]: "whose statistics are" in line["scope"]
+        for line in released(report, "gram")
     }
     assert takes_encoder == {"orders": False, "customers": False, "items": True}
 
@@ -163,7 +180,9 @@ def test_a_column_that_is_all_null_at_its_source_fits(region, sealed):
 def test_a_filter_cannot_ask_whether_a_value_is_missing(sealed):
     sql = store_sql("squared") + " WHERE c.region IS NULL"
     settings = {"task": "regression", "num_epochs": 1, "test_fraction": 0.0}
-    finished = run_query(sql, one_per_site(sharded(store())), encoders=DECLARED, **settings)
+    finished = run_query(
+        sql, one_per_site(sharded(store())), encoders=DECLARED, **settings
+    )
     facts = [part for part in sealed if part[-1]["name"] == "region"]
     assert [part[-1] for part in facts] == [{"name": "region", "kind": "text"}] * 2
     assert finished.strategy.training_problem.encoders["c"].features == COLUMNS["c"]
@@ -181,7 +200,11 @@ def test_vectors_leave_their_length_alone(sealed):
     finished = run_query(sql, shards, **settings)
     vector = {"name": "v", "kind": "vector", "width": 3}
     assert sealed == [[vector], [vector]]
-    assert finished.strategy.training_problem.encoders["a"].names == ("v[0]", "v[1]", "v[2]")
+    assert finished.strategy.training_problem.encoders["a"].names == (
+        "v[0]",
+        "v[1]",
+        "v[2]",
+    )
 
 
 @pytest.mark.parametrize("policies", [NEVER, BUDGET])
@@ -191,7 +214,8 @@ def test_where_no_statistics_may_leave_declared_encoders_do(tmp_path, policies):
 
 
 @pytest.mark.parametrize(
-    ("policies", "encoders", "match"), [(BUDGET, FREE[1:], PRICE), (NEVER, FREE[:-1], KIND)]
+    ("policies", "encoders", "match"),
+    [(BUDGET, FREE[1:], PRICE), (NEVER, FREE[:-1], KIND)],
 )
 def test_the_refusal_says_what_to_write_instead(tmp_path, policies, encoders, match):
     """Of a table in one shard with a budget, and of one in two."""

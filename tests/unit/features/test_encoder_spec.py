@@ -7,7 +7,12 @@ from hypothesis import strategies as st
 
 from tests.support.files import case_table
 from tp_flower.errors import SchemaError, SettingsError
-from tp_flower.features.choice import TableChoice, choose_encoders, parse_entries, render_entries
+from tp_flower.features.choice import (
+    TableChoice,
+    choose_encoders,
+    parse_entries,
+    render_entries,
+)
 from tp_flower.features.spec import DEFAULTS, ENCODERS, KINDS, TIME_PARTS, EncoderSpec
 
 CASES = case_table(__file__)
@@ -41,7 +46,9 @@ arguments = {
 def specs(draw):
     kind = draw(st.sampled_from(ENCODERS))
     argument = str(draw(arguments.get(kind, st.just(""))))
-    for missing in draw(st.permutations(["mean", "category", "middle", "zero", "apart"])):
+    for missing in draw(
+        st.permutations(["mean", "category", "middle", "zero", "apart"])
+    ):
         try:
             return EncoderSpec(kind, argument, missing, draw(st.booleans()))
         except ValueError:

@@ -53,7 +53,9 @@ BROKEN = CASES["broken"]
 numbers = st.none() | st.integers(-40, 40).map(lambda n: n / 4)
 texts = st.none() | st.sampled_from(["", "b", "ä", "ccc", OTHER])
 pairs = st.none() | st.tuples(st.floats(-9, 9, width=32), st.just(float("nan")))
-rows = st.lists(st.tuples(numbers, texts, pairs, st.integers(0, 2)), min_size=1, max_size=30)
+rows = st.lists(
+    st.tuples(numbers, texts, pairs, st.integers(0, 2)), min_size=1, max_size=30
+)
 
 
 def test_every_encoder_is_tried_and_described():
@@ -105,7 +107,8 @@ def test_sparse_rows_hold_what_dense_rows_hold(members, x, c):
 
 
 @pytest.mark.parametrize(
-    ("spec", "stored"), [("one-hot(9)", 1), ("hash(9)", 1), ("hash(9) indicator", 2), ("length", 1)]
+    ("spec", "stored"),
+    [("one-hot(9)", 1), ("hash(9)", 1), ("hash(9) indicator", 2), ("length", 1)],
 )
 def test_a_one_hot_encoding_stores_one_value(spec, stored):
     texts = categorical("a", "bb", "ccc", "d", None)
@@ -144,7 +147,9 @@ def test_scaling_equals_scikit_learn(values, missing, kind):
     scaler = dict(zip(SCALES, scalers, strict=True))[kind]().fit(present[:, None])
     fills = {"mean": present.mean(), "zero": 0.0}
     filled = np.array([fills[missing] if v is None else v for v in values])[:, None]
-    np.testing.assert_allclose(encoder.transform(columns), scaler.transform(filled), 1e-6, 1e-6)
+    np.testing.assert_allclose(
+        encoder.transform(columns), scaler.transform(filled), 1e-6, 1e-6
+    )
 
 
 DAY = 86400.0
@@ -194,11 +199,16 @@ def test_encodings_by_hand(column, kind, spec, names, expected):
     np.testing.assert_allclose(encoder.transform(columns), rows, rtol=1e-6, atol=1e-6)
 
 
-@given(st.lists(st.integers(-99, 99), min_size=9, max_size=30, unique=True), st.integers(2, 4))
+@given(
+    st.lists(st.integers(-99, 99), min_size=9, max_size=30, unique=True),
+    st.integers(2, 4),
+)
 def test_bins_equal_scikit_learn(values, bins):
     columns = {"x": numeric(*values)}
     data = np.array(values, float)[:, None]
-    reference = sk.KBinsDiscretizer(bins, encode="onehot-dense", strategy="uniform", subsample=None)
+    reference = sk.KBinsDiscretizer(
+        bins, encode="onehot-dense", strategy="uniform", subsample=None
+    )
     reference.fit(data)
     encoder = encoder_of(columns, x=f"bins({bins})")
     for each in (data, np.array([[-1000], [1000]])):
@@ -223,7 +233,11 @@ def test_rare_categories_share_a_column(values, most):
     texts = [name for name in counts if name is not None]
     hashes = dict(zip(texts, _hashes(texts), strict=True)) | {None: "f" * 32}
     ties = dict(
-        zip(texts, short_hashes(pa.array(texts), TIES)[:, 0].astype(np.uint32), strict=True)
+        zip(
+            texts,
+            short_hashes(pa.array(texts), TIES)[:, 0].astype(np.uint32),
+            strict=True,
+        )
     )
     ranked = sorted(counts, key=lambda name: (-counts[name], ties.get(name, np.inf)))
     frequent = ranked if len(ranked) <= most else ranked[: most - 1]
@@ -233,7 +247,9 @@ def test_rare_categories_share_a_column(values, most):
     names = [f"c={name}" for name in [*shown, *[OTHER] * has_other]]
     assert list(names_with_texts(encoder, columns)) == names
     short = encoder.encoder.feature_names[: len(frequent)]
-    assert all(name[2] == "#" and len(name) == 11 for name in short if ABSENT not in name)
+    assert all(
+        name[2] == "#" and len(name) == 11 for name in short if ABSENT not in name
+    )
     for value, row in zip(values, encoder.transform(columns), strict=True):
         expected = [float(value == name) for name in frequent]
         expected += [float(value not in frequent)] if has_other else []
@@ -296,7 +312,9 @@ def test_rare_values_and_rows_left_out_do_not_count():
     assert encoder.transform(columns)[-1].tolist() == [0, 0, 1]
     columns = {"x": numeric(1, 3, 100)}
     train = CountedRows(HASHER, rows=np.array([True, True, False]))
-    encoder = fit("t", statistics_of(choice_of(columns), columns, train)).at_site(HASHER)
+    encoder = fit("t", statistics_of(choice_of(columns), columns, train)).at_site(
+        HASHER
+    )
     rows = encoder.transform({"x": columns["x"].take(np.array([1, 0, 1]))})
     assert rows[:, 0].tolist() == [1, -1, 1]
     assert encoder.transform(columns)[2].tolist() == [98]
@@ -310,7 +328,9 @@ def test_blocks_do_not_show(monkeypatch):
     out = np.full((1000, 1), 7, np.float32)
     encoder = encoder_of(columns)
     assert encoder.transform(columns, out=out) is out
-    np.testing.assert_allclose(out[:, 0], (values - values.mean()) / values.std(), rtol=1e-6)
+    np.testing.assert_allclose(
+        out[:, 0], (values - values.mean()) / values.std(), rtol=1e-6
+    )
     backwards = encoder.transform({"x": NumericColumn(values[::-1])})
     np.testing.assert_array_equal(backwards, out[::-1])
 
@@ -328,7 +348,9 @@ def test_texts_that_blocks_share_are_hashed_once(monkeypatch):
     blocks = [{"c": whole.take(slice(k, k + 2))} for k in (0, 2)]
     parts = [encoder.transform(block) for block in blocks]
     assert calls == [2]
-    np.testing.assert_array_equal(np.concatenate(parts), encoder.transform({"c": whole}))
+    np.testing.assert_array_equal(
+        np.concatenate(parts), encoder.transform({"c": whole})
+    )
     other = CategoricalColumn(np.zeros(1, np.int32), ("b",))
     np.testing.assert_array_equal(encoder.transform({"c": other})[0], parts[0][1])
 
@@ -405,7 +427,9 @@ def test_what_is_missing_has_no_place(argument):
 @given(st.lists(st.none() | st.text(), max_size=8))
 def test_lengths_are_characters(texts):
     expected = [np.nan if text is None else len(text) for text in texts]
-    np.testing.assert_array_equal(text_lengths(categorical(*texts)).values, np.array(expected))
+    np.testing.assert_array_equal(
+        text_lengths(categorical(*texts)).values, np.array(expected)
+    )
 
 
 @given(st.lists(st.none() | st.floats(allow_nan=False, allow_infinity=False)))

@@ -1,4 +1,6 @@
-"""The effective rank of encoded rows, compared with ranks that follow from how they were made."""
+"""The effective rank of encoded rows, compared with ranks that follow from how they
+were made.
+"""
 
 from itertools import pairwise
 
@@ -56,13 +58,17 @@ def test_constants_copies_and_sums_count_nothing():
 
 
 def test_a_column_counts_at_most_as_many_as_all_others():
-    """Else one score vector of a secret of 50 categories beside constants tells who has which."""
+    """Else one score vector of a secret of 50 categories beside constants tells who has
+    which.
+    """
     secret, x = one_hot(50), numbers(3)
     widths = columns_by_name(secret=50, a=1, b=1, c=1)
     assert effective_rank(together(secret, np.ones((ROWS, 3))), widths) == 0
     assert effective_rank(together(secret, x), widths) == 6
     # what a secret determines is not beside it: the attributes of a customer
-    attributes = together(*[secret @ np.arange(50.0)[:, None] ** power for power in (1, 2, 0.5)])
+    attributes = together(
+        *[secret @ np.arange(50.0)[:, None] ** power for power in (1, 2, 0.5)]
+    )
     scaled = attributes / attributes.std(axis=0)
     assert effective_rank(together(secret, scaled), widths) == 0
 
@@ -81,7 +87,9 @@ def test_what_reads_one_column_is_one_column():
 
 
 def test_values_of_few_rows_count_nothing():
-    """Else a rank would tell whether any row is beyond the end of a range that the server names."""
+    """Else a rank would tell whether any row is beyond the end of a range that the
+    server names.
+    """
     x, reading = numbers(4), each(5)
 
     def with_outliers(rows):
@@ -92,7 +100,9 @@ def test_values_of_few_rows_count_nothing():
 
     assert effective_rank(with_outliers(0), reading) == 4
     assert effective_rank(with_outliers(1), reading) == 0
-    assert [effective_rank(with_outliers(k), reading, rare=9) for k in (0, 1, 9, 10)] == [
+    assert [
+        effective_rank(with_outliers(k), reading, rare=9) for k in (0, 1, 9, 10)
+    ] == [
         4,
         4,
         4,
@@ -109,7 +119,9 @@ def test_rows_that_are_few_and_how_often_they_count():
 
 @pytest.mark.parametrize("is_sparse", [False, True])
 def test_of_wide_tables_the_rank_is_a_lower_bound(monkeypatch, is_sparse):
-    """Columns of a wide raw column do not count; what it determines of the others neither."""
+    """Columns of a wide raw column do not count; what it determines of the others
+    neither.
+    """
     codes = np.random.default_rng(7).integers(0, 80, ROWS)
     x, widths = numbers(4), columns_by_name(wide=80, a=1, b=1, c=1, d=1)
     attributes = numbers(4, seed=8)[codes]

@@ -63,7 +63,9 @@ def test_merged_statistics_of_any_sharding_are_those_of_the_whole(shards):
 
 
 def test_only_what_is_needed_is_computed():
-    x, c, v = statistics_of(choice_of(COLUMNS, x="hash(4)", c="length"), COLUMNS).values()
+    x, c, v = statistics_of(
+        choice_of(COLUMNS, x="hash(4)", c="length"), COLUMNS
+    ).values()
     assert np.isnan([x.mean, x.m2, x.low, x.high, c.low, c.high, v.mean]).all()
     assert not any(len(each.categories.counts) for each in (x, c, v))
     assert (x.rows, x.count, x.is_declared) == (0, 0, True)
@@ -141,7 +143,9 @@ BY_HASH = {
     hashes.tobytes(): name
     for name, hashes in zip(NAMES, short_hashes(pa.array(NAMES), HASHER), strict=True)
 }
-shards = st.lists(st.lists(st.none() | st.sampled_from(NAMES), max_size=20), min_size=1, max_size=4)
+shards = st.lists(
+    st.lists(st.none() | st.sampled_from(NAMES), max_size=20), min_size=1, max_size=4
+)
 
 
 def counted(shard, min_count=1):
@@ -210,7 +214,11 @@ def test_purposes_differ():
     assert len({category_purpose(*pair) for pair in pairs}) == len(pairs)
 
 
-@given(shards, st.integers(0, 2**32), st.sampled_from(["standard", "min-max", "one-hot(4)"]))
+@given(
+    shards,
+    st.integers(0, 2**32),
+    st.sampled_from(["standard", "min-max", "one-hot(4)"]),
+)
 def test_a_row_counts_as_often_as_it_is_joined(members, seed, spec):
     """The encoder is the one of the joined table, which repeats the row."""
     names = [name for shard in members for name in shard]
@@ -230,7 +238,9 @@ def test_a_row_counts_as_often_as_it_is_joined(members, seed, spec):
         for table, how in ((columns, rows), (joined, CountedRows(HASHER)))
     )
     assert one.feature_names == other.feature_names
-    encoded, expected = (each.at_site(HASHER).transform(columns) for each in (one, other))
+    encoded, expected = (
+        each.at_site(HASHER).transform(columns) for each in (one, other)
+    )
     np.testing.assert_allclose(encoded, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -240,7 +250,9 @@ def test_ties_fall_alike_whatever_the_key(members, number):
     names = [*named(merged)]
     chosen = {names[place] for place in merged.most_frequent(number)}
     other = KeyedHasher(bytes(32))
-    parts = [count_categories(categorical(*s), other, CountedRows(other)) for s in members]
+    parts = [
+        count_categories(categorical(*s), other, CountedRows(other)) for s in members
+    ]
     again = merge_categories(parts)
     listed = short_hashes(pa.array(NAMES), other)
     by_hash = {row.tobytes(): name for row, name in zip(listed, NAMES, strict=True)}

@@ -98,7 +98,9 @@ def test_left_and_inner_joins_are_duckdbs(query):
     assert mapping.joined_rows == len(expected)
     for rows, numbers in zip(mapping.tables.values(), columns, strict=True):
         assert rows.row_of.dtype == np.int32
-        assert rows.multiplicity.tolist() == [numbers.count(row) for row in range(rows.rows)]
+        assert rows.multiplicity.tolist() == [
+            numbers.count(row) for row in range(rows.rows)
+        ]
     # the order: the label table's rows, then the tables' in the order of joining
     assert steps[0].table == label
     in_order = [mapping.tables[step.table].row_of.tolist() for step in steps]
@@ -160,7 +162,8 @@ def test_too_many_rows_are_refused_before_they_are_made():
 
 
 @pytest.mark.parametrize(
-    ("left", "right"), [((1, None), (0, 1)), ((0, 1), (1, None)), ((1, None), (1, None))]
+    ("left", "right"),
+    [((1, None), (0, 1)), ((0, 1), (1, None)), ((1, None), (1, None))],
 )
 def test_a_key_of_two_columns_with_one_null_meets_nothing(left, right):
     """Nor the key whose codes are those of a neighbouring pair."""
@@ -257,7 +260,11 @@ def rows_of(row_of, rows):
 def test_a_missing_row_adds_nothing_to_the_scores():
     mapping = TableMapping({"l": rows_of([0, 1, 2], 3), "r": rows_of([1, -1, 1], 2)})
     local = {"l": np.array([[1.0], [2.0], [3.0]]), "r": np.array([[10.0], [20.0]])}
-    assert mapping.sum_scores(np.array([0.5]), local).ravel().tolist() == [21.5, 2.5, 23.5]
+    assert mapping.sum_scores(np.array([0.5]), local).ravel().tolist() == [
+        21.5,
+        2.5,
+        23.5,
+    ]
     chosen = mapping.select(np.array([True, False, True]))
     assert chosen.tables["l"].row_of.tolist() == [0, 2]
     assert chosen.tables["l"].rows == 3
@@ -284,7 +291,9 @@ def mappings(draw):
     for name in ("a", "b"):
         rows = draw(st.integers(1, 8))
         # -1: a joined row without a row of the table
-        row_of = draw(st.lists(st.integers(-1, rows - 1), min_size=total, max_size=total))
+        row_of = draw(
+            st.lists(st.integers(-1, rows - 1), min_size=total, max_size=total)
+        )
         tables[name] = TableRows(np.array(row_of, np.int32), rows)
     return TableMapping(tables)
 
@@ -321,7 +330,10 @@ def test_scores_and_segment_sums_are_those_of_loops(drawn, outputs, seed):
     mapping, plan, _ = drawn
     rng = np.random.default_rng(seed)
     base, zero = rng.normal(size=outputs), np.zeros((1, outputs))
-    local = {name: rng.normal(size=(rows.rows, outputs)) for name, rows in mapping.tables.items()}
+    local = {
+        name: rng.normal(size=(rows.rows, outputs))
+        for name, rows in mapping.tables.items()
+    }
     for batch in range(plan.batches):
         joined = plan.order[plan.slice(batch)]
         values = {name: local[name][plan.tables[name].of(batch)] for name in local}

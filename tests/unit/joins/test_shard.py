@@ -40,7 +40,9 @@ def test_a_row_counts_in_a_fit_as_often_as_it_is_joined():
     theta = exact_update(solver, start, moments, kappa, part.data.l2)
     rows, targets = np.repeat(features, counts, 0), np.repeat(target, counts, 0)
     matrix = kappa / 3 * rows.T @ rows + part.data.l2 * np.eye(2)
-    np.testing.assert_allclose(theta, np.linalg.solve(matrix, kappa / 3 * rows.T @ targets))
+    np.testing.assert_allclose(
+        theta, np.linalg.solve(matrix, kappa / 3 * rows.T @ targets)
+    )
 
 
 def test_a_step_has_momentum_and_spares_the_bias():
@@ -69,7 +71,9 @@ def test_consensus_moves_the_duals_by_what_is_left_and_predicts_with_w():
     np.testing.assert_array_equal(part.propose(np.array([2.0, 2.0])), [2.5, 0.0])
     part.accept_consensus(np.array([1.5, 3.0]))
     np.testing.assert_array_equal(part.vectors["consensus_duals"], [1.0, -3.0])
-    np.testing.assert_array_equal(part.model.scores(part.data.features)[:, 0], [1.5, 6.0])
+    np.testing.assert_array_equal(
+        part.model.scores(part.data.features)[:, 0], [1.5, 6.0]
+    )
 
 
 def test_a_batch_has_the_features_of_its_rows_and_one_is_kept(monkeypatch):

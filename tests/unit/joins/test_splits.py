@@ -23,7 +23,9 @@ def counts(subset: np.ndarray) -> list[int]:
 
 def test_random_rows_are_those_without_validation_and_some_of_the_others():
     both = split_at_random(np.ones(50, bool), SHARES, np.random.default_rng(3))
-    test_only = split_at_random(np.ones(50, bool), Shares(0.2), np.random.default_rng(3))
+    test_only = split_at_random(
+        np.ones(50, bool), Shares(0.2), np.random.default_rng(3)
+    )
     assert counts(both) == [30, 10, 10]
     np.testing.assert_array_equal(both == TEST, test_only == TEST)
 

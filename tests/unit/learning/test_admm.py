@@ -7,9 +7,15 @@ from tests.support.reference import losses as slow
 from tp_flower.learning import admm
 from tp_flower.losses import LOSSES, make_loss
 
-ALL_LOSSES = [make_loss(name, min(3, loss.class_counts[-1])) for name, loss in LOSSES.items()]
+ALL_LOSSES = [
+    make_loss(name, min(3, loss.class_counts[-1])) for name, loss in LOSSES.items()
+]
 each_loss = pytest.mark.parametrize("loss", ALL_LOSSES, ids=lambda loss: loss.name)
-HIGH, LOW, EVEN = (admm.Residuals(1.0, 0.01), admm.Residuals(0.01, 1.0), admm.Residuals(1.0, 0.5))
+HIGH, LOW, EVEN = (
+    admm.Residuals(1.0, 0.01),
+    admm.Residuals(0.01, 1.0),
+    admm.Residuals(1.0, 0.5),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -43,8 +49,12 @@ def test_duals_are_the_gradient_at_z_after_every_step(loss, alpha, rho):
             state.duals, slow.gradients(loss.name, state.z, labels), atol=1e-13
         )
         # Eq. 8 gives the same, as z is optimal to 1e-8
-        np.testing.assert_allclose(state.duals, old.duals + rho * (relaxed - state.z), atol=2e-8)
-        np.testing.assert_allclose(message, state.duals + rho * (scores - state.z), atol=1e-12)
+        np.testing.assert_allclose(
+            state.duals, old.duals + rho * (relaxed - state.z), atol=2e-8
+        )
+        np.testing.assert_allclose(
+            message, state.duals + rho * (scores - state.z), atol=1e-12
+        )
         assert state.rho == rho
 
 
@@ -59,7 +69,9 @@ def test_residuals_by_hand():
     assert start.z.tolist() == [[0.5, -1.0]] * 3
     assert not start.duals.any()
     zero = np.zeros((3, 2))
-    nothing = admm.residuals(admm.initial_state(np.zeros(2), 3, 1.0), zero, zero, np.zeros(2))
+    nothing = admm.residuals(
+        admm.initial_state(np.zeros(2), 3, 1.0), zero, zero, np.zeros(2)
+    )
     assert nothing == admm.Residuals(0.0, 0.0)
 
 

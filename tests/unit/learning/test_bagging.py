@@ -22,7 +22,9 @@ def grown(rng, outputs=1):
     features[:, 2] = rng.integers(0, 5, ROWS)
     features[rng.random((ROWS, 3)) < 0.1] = -np.inf
     effects = 9.0 * rng.normal(size=(15, outputs))
-    gradient = effects[features[:, 1].clip(0).astype(int)] + rng.normal(size=(ROWS, outputs))
+    gradient = effects[features[:, 1].clip(0).astype(int)] + rng.normal(
+        size=(ROWS, outputs)
+    )
     model = TreeModel(outputs)
     model.start([1])
     # each row is in 20 joined rows: sets of a few rows are enough
@@ -43,9 +45,14 @@ def test_the_average_is_that_of_the_values(seed, outputs):
     _, second, _ = grown(rng, outputs)
     nothing = np.zeros(0, np.uint8)
     assert np.array_equal(
-        values_of(average([shown_trees(first, 9.0)], 3, outputs), features, outputs), values
+        values_of(average([shown_trees(first, 9.0)], 3, outputs), features, outputs),
+        values,
     )
-    shown = [shown_trees(first, 3.0), shown_trees(nothing, 5.0), shown_trees(second, 1.0)]
+    shown = [
+        shown_trees(first, 3.0),
+        shown_trees(nothing, 5.0),
+        shown_trees(second, 1.0),
+    ]
     actual = values_of(average(shown, 3, outputs), features, outputs)
     expected = (3.0 * values + values_of(second, features, outputs)) / 4.0
     np.testing.assert_allclose(actual, expected, atol=1e-12)
@@ -62,7 +69,9 @@ def test_ranges_and_counts_stay_at_the_shard():
         values, columns, _, thresholds, *others = tree
         # kinds of splits, their children on both sides, sets of categories
         assert (len(values), len(others)) == (len(columns) + 1, 5)
-        cut = [at for at, column in zip(thresholds, columns, strict=True) if column == 0]
+        cut = [
+            at for at, column in zip(thresholds, columns, strict=True) if column == 0
+        ]
         assert all(known.min() < at < known.max() or at == np.inf for at in cut)
 
 
@@ -71,7 +80,9 @@ def changed(**fields):
     _, text, _ = grown(np.random.default_rng(1))
     trees = msgspec.msgpack.decode(shown_trees(text, 9.0), type=ShardTrees)
     first = next(tree for tree in trees.trees if tree.cat_boundaries)
-    fields = {name: change(list(getattr(first, name))) for name, change in fields.items()}
+    fields = {
+        name: change(list(getattr(first, name))) for name, change in fields.items()
+    }
     first = msgspec.structs.replace(first, **fields)
     return msgspec.msgpack.encode(ShardTrees(9.0, [first, *trees.trees]))
 

@@ -46,7 +46,8 @@ class Table:
 
 
 @pytest.mark.parametrize(
-    ("name", "classes", "most"), [("squared", 0, 1e-8), ("logistic", 2, 1e-6), ("softmax", 3, 1e-6)]
+    ("name", "classes", "most"),
+    [("squared", 0, 1e-8), ("logistic", 2, 1e-6), ("softmax", 3, 1e-6)],
 )
 @settings(max_examples=10)
 @given(number=st.integers(0, 2**32 - 1))
@@ -84,13 +85,19 @@ def _noiseless(rng):
     tables = [Table(rng, np.ones(40), 1) for _ in range(2)]
     parts = [t.rows.expand(t.features @ rng.normal(size=t.theta.shape)) for t in tables]
     labels = np.sum(parts, axis=0)[:, 0]
-    return tables, Descent(make_loss("squared", 0), labels, None, np.array([labels.mean()]))
+    return tables, Descent(
+        make_loss("squared", 0), labels, None, np.array([labels.mean()])
+    )
 
 
 def _exchange(tables, server, unit):
     """Take a step whose scores are rounded to a unit; return the rounding."""
-    parts = [table.descend(server.derivatives(), 1.0, 0.0, len(tables)) for table in tables]
-    scores = sum(np.rint(scores / unit) * unit if unit else scores for scores, _ in parts)
+    parts = [
+        table.descend(server.derivatives(), 1.0, 0.0, len(tables)) for table in tables
+    ]
+    scores = sum(
+        np.rint(scores / unit) * unit if unit else scores for scores, _ in parts
+    )
     rounding = unit * np.sqrt(len(tables) / 12.0)
     server.step(scores, Products(*sum(products for _, products in parts)), rounding)
     for table in tables:

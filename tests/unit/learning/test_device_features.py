@@ -10,7 +10,12 @@ from tests.support.federated import one_per_site, run, sharded, store, whole
 from tests.support.files import output_of
 from tp_flower.errors import SettingsError
 from tp_flower.learning.models import local_model, neural
-from tp_flower.learning.models.neural import FitBudget, as_tensor, fit_least_squares, torch_device
+from tp_flower.learning.models.neural import (
+    FitBudget,
+    as_tensor,
+    fit_least_squares,
+    torch_device,
+)
 
 NO_GPU = "torch finds no CUDA device here"
 skip = pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU)
@@ -42,7 +47,9 @@ def test_torch_models_train_alike(device_name, place):
     if place == "resident":
         placed = as_tensor(placed).to(device_name)
     np.testing.assert_array_equal(local_model.on_host(placed), matrix())
-    spec = local_model.ModelSpec(kind="mlp", outputs=OUTPUTS, intercept=True, hidden_sizes=(5,))
+    spec = local_model.ModelSpec(
+        kind="mlp", outputs=OUTPUTS, intercept=True, hidden_sizes=(5,)
+    )
     messages = np.random.default_rng(2).normal(size=(ROWS, OUTPUTS))
     counts, budget = np.arange(1, ROWS + 1), FitBudget(2, 12, batch_rows=6)
     results = []
@@ -64,9 +71,13 @@ def test_torch_models_train_alike(device_name, place):
 @pytest.mark.parametrize("device_name", [cuda])
 def test_no_step_of_a_fit_waits_for_the_gpu(device_name):
     device_rows = as_tensor(matrix()).to(device_name)
-    model = local_model.build_model(local_model.ModelSpec(kind="mlp"), WIDTH, device_name)
+    model = local_model.build_model(
+        local_model.ModelSpec(kind="mlp"), WIDTH, device_name
+    )
     ones, zero = np.ones(ROWS), model.penalised
-    problem = local_model.FitProblem(device_rows, ones, ones[:, None], 1.0, ROWS, 0.0, zero, zero)
+    problem = local_model.FitProblem(
+        device_rows, ones, ones[:, None], 1.0, ROWS, 0.0, zero, zero
+    )
     waits = []
     for steps in (8, 48):
         budget = FitBudget(passes=1, least_steps=steps, batch_rows=6)

@@ -275,7 +275,9 @@ def test_no_noise_is_no_correction(case):
     ):
         np.testing.assert_array_equal(one, other)
     assert evaluate(loss, scores, labels) == evaluate(plain, scores, labels)
-    np.testing.assert_allclose(loss.base_score(labels), plain.base_score(labels), atol=1e-14)
+    np.testing.assert_allclose(
+        loss.base_score(labels), plain.base_score(labels), atol=1e-14
+    )
 
 
 @each
@@ -367,7 +369,9 @@ def test_the_auc_of_a_class_that_noise_alone_shows_is_unknown():
     noise = ClassNoise(2, 0.7)
     labels = np.repeat([0.0, 1.0], [80, 20])
     scores = np.linspace(-1, 1, 100)[:, None]
-    assert np.isnan(evaluate(corrected(losses.LogisticLoss(), noise), scores, labels)["auc"])
+    assert np.isnan(
+        evaluate(corrected(losses.LogisticLoss(), noise), scores, labels)["auc"]
+    )
     assert auc(scores[:, 0], labels > 0.5) == 1.0
 
 

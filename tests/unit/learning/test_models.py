@@ -19,7 +19,12 @@ from tp_flower.arrays import in_threads, thread_count
 from tp_flower.errors import SettingsError
 from tp_flower.learning.metrics import evaluate
 from tp_flower.learning.models import local_model
-from tp_flower.learning.models.local_model import LinearModel, ModelSpec, build_model, moment
+from tp_flower.learning.models.local_model import (
+    LinearModel,
+    ModelSpec,
+    build_model,
+    moment,
+)
 from tp_flower.learning.models.neural import FitBudget, TorchModel, fit_least_squares
 from tp_flower.learning.solvers import RidgeSolver, gram
 from tp_flower.losses import KMeansLoss
@@ -34,7 +39,9 @@ def mlp(features=3, outputs=1, intercept=True, **spec) -> TorchModel:
 
 def two_layers(features, outputs, intercept) -> nn.Module:
     """A factory of a user."""
-    return nn.Sequential(nn.Linear(features, 4), nn.Tanh(), nn.Linear(4, outputs, bias=intercept))
+    return nn.Sequential(
+        nn.Linear(features, 4), nn.Tanh(), nn.Linear(4, outputs, bias=intercept)
+    )
 
 
 def not_a_module(features, outputs, intercept):
@@ -66,7 +73,9 @@ def test_linear_model_is_a_matrix_product(rows, columns, outputs, intercept, see
             np.testing.assert_allclose(actual, pulled, atol=1e-10)
             actual = model.pullback(features, messages)
             np.testing.assert_allclose(actual, pulled.ravel(), atol=1e-10)
-            np.testing.assert_allclose(model.scores(features), dense @ theta, atol=1e-12)
+            np.testing.assert_allclose(
+                model.scores(features), dense @ theta, atol=1e-12
+            )
 
 
 def test_linear_model_starts_at_zero_and_spares_the_intercept():
@@ -104,7 +113,8 @@ def test_mlp_scores_by_hand():
     """One hidden layer, written out in float64; its pullback is tested by steps."""
     model = mlp(features=3, outputs=2, output_scale=1.5)
     w1, b1, w2, b2 = (
-        parameter.detach().numpy().astype(np.float64) for parameter in model.module.parameters()
+        parameter.detach().numpy().astype(np.float64)
+        for parameter in model.module.parameters()
     )
     features = normal_rows(6, 3)
     expected = 1.5 * (np.maximum(features @ w1.T + b1, 0.0) @ w2.T + b2)
@@ -190,7 +200,11 @@ def test_fit_is_repeatable():
 
 
 @few
-@given(rows=st.sampled_from([0, 1, 9, 16385]), width=st.integers(0, 4), clusters=st.integers(1, 5))
+@given(
+    rows=st.sampled_from([0, 1, 9, 16385]),
+    width=st.integers(0, 4),
+    clusters=st.integers(1, 5),
+)
 def test_scores_of_centres_are_the_squared_distances(rows, width, clusters):
     rng = np.random.default_rng(rows + width)
     features = rng.normal(size=(rows, width)).astype(np.float32)
@@ -218,7 +232,9 @@ def test_spans_cover_the_rows_in_order(monkeypatch, rows, threads):
     monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
     spans = in_threads(lambda span: span, rows, least_rows=1)
     assert len(spans) == max(min(threads, rows), 1)
-    assert [row for span in spans for row in range(span.start, span.stop)] == list(range(rows))
+    assert [row for span in spans for row in range(span.start, span.stop)] == list(
+        range(rows)
+    )
 
 
 def test_few_rows_stay_in_this_thread_and_many_take_as_many_as_allowed(monkeypatch):
@@ -253,7 +269,9 @@ def test_threads_that_a_fork_has_left_behind_are_not_waited_for():
     work = "in_threads(lambda _: meet.wait(), 30, 10)"
     code = "import os, threading; from tp_flower.arrays import in_threads\n"
     code += f"meet = threading.Barrier(3, timeout=120); {work}; child = os.fork()\n"
-    code += f"{work}; assert child or os._exit(0) is None; print(os.waitpid(child, 0)[1])"
+    code += (
+        f"{work}; assert child or os._exit(0) is None; print(os.waitpid(child, 0)[1])"
+    )
     environment = {**os.environ, "OMP_NUM_THREADS": "3"}
     run = [sys.executable, "-W", "ignore", "-c", code]
     done = subprocess.run(
@@ -277,13 +295,20 @@ def problem(rows, columns, outputs, seed):
     features = rng.normal(size=(rows, columns)).astype(np.float32)
     multiplicity = rng.integers(0, 6, rows)
     multiplicity[0] = 1
-    return features, multiplicity, rng.normal(size=(rows, outputs)), int(multiplicity.sum())
+    return (
+        features,
+        multiplicity,
+        rng.normal(size=(rows, outputs)),
+        int(multiplicity.sum()),
+    )
 
 
 def solve(features, multiplicity, target, joined, kappa, l2, intercept):
     matrix = gram(features, multiplicity, intercept=intercept)
     moments = with_ones(features, intercept).T @ (multiplicity[:, None] * target)
-    return RidgeSolver.from_gram(matrix, joined, intercept=intercept).solve(moments, kappa, l2)
+    return RidgeSolver.from_gram(matrix, joined, intercept=intercept).solve(
+        moments, kappa, l2
+    )
 
 
 def reference(features, multiplicity, target, joined, kappa, l2, intercept):
@@ -305,7 +330,9 @@ def reference(features, multiplicity, target, joined, kappa, l2, intercept):
     l2=st.sampled_from([0.0, 1e-6, 1e-3, 1.0]),
     intercept=st.booleans(),
 )
-def test_solution_is_that_of_the_full_system(columns, outputs, seed, log_kappa, l2, intercept):
+def test_solution_is_that_of_the_full_system(
+    columns, outputs, seed, log_kappa, l2, intercept
+):
     given_ = problem(40, columns, outputs, seed)
     kappa = 10.0**log_kappa
     actual = solve(*given_, kappa, l2, intercept)
@@ -316,7 +343,9 @@ def test_solution_is_that_of_the_full_system(columns, outputs, seed, log_kappa, 
 
 @pytest.mark.parametrize("intercept", [True, False])
 @pytest.mark.parametrize("kappa", [1e-4, 1.0, 1e4])
-def test_without_penalty_the_least_norm_solution_of_rank_deficient_features(kappa, intercept):
+def test_without_penalty_the_least_norm_solution_of_rank_deficient_features(
+    kappa, intercept
+):
     features, multiplicity, target, joined = problem(30, 3, 2, 1)
     # a doubled column, a zero column, and one-hot columns that sum to one
     hot = np.eye(3, dtype=np.float32)[np.arange(30) % 3]

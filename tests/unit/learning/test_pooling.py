@@ -1,4 +1,6 @@
-"""Trees that grow on sums over all shards, against trees of the shards' rows together."""
+"""Trees that grow on sums over all shards, against trees of the shards' rows
+together.
+"""
 
 import msgspec
 import numpy as np
@@ -23,13 +25,20 @@ LEAST = 6
 
 
 def shards_of(rng, outputs, values, *, rows=400, shards=3):
-    """Rows of one column, whose values all shards have often enough, and their derivatives."""
+    """Rows of one column, whose values all shards have often enough, and their
+    derivatives.
+    """
     column = np.concatenate([np.repeat(values, LEAST), rng.choice(values, rows)])
     for _ in range(shards):
         gradient = rng.normal(size=(len(column), outputs)) + np.sin(column)[:, None] / 3
         hessian = rng.uniform(0.5, 1.5, gradient.shape)
         counts = rng.integers(1, 4, len(column))
-        yield rng.permutation(column)[:, None].astype(np.float32), gradient, hessian, counts
+        yield (
+            rng.permutation(column)[:, None].astype(np.float32),
+            gradient,
+            hessian,
+            counts,
+        )
 
 
 @settings(max_examples=20, deadline=None)
@@ -38,7 +47,9 @@ def shards_of(rng, outputs, values, *, rows=400, shards=3):
     st.sampled_from([1, 3]),
     st.sampled_from(["numbers", "with missing", "codes"]),
 )
-def test_of_shards_with_the_same_values_the_trees_are_those_of_all_rows(seed, outputs, kind):
+def test_of_shards_with_the_same_values_the_trees_are_those_of_all_rows(
+    seed, outputs, kind
+):
     rng = np.random.default_rng(seed)
     values = np.arange(12.0)
     if kind == "with missing":
@@ -105,7 +116,9 @@ def test_an_interval_has_so_many_joined_rows_and_all_of_a_value(seed, least, is_
     if not is_code and present >= least:
         # no row with a value is left out
         numbers = len(column.values) - (None in column.values)
-        assert sum(hessian for (hessian,) in column.hessian[:numbers]) == pytest.approx(present)
+        assert sum(hessian for (hessian,) in column.hessian[:numbers]) == pytest.approx(
+            present
+        )
 
 
 def test_a_column_without_two_intervals_grows_nothing():
@@ -113,7 +126,9 @@ def test_a_column_without_two_intervals_grows_nothing():
     shown = [shown_sums(rows, [], sums, sums, np.ones(5), 20)]
     assert not len(grow_pooled(shown, [], 2, 1, GROWTH))
     assert not len(
-        grow_pooled([shown_sums(rows[:, :0], [], sums, sums, np.ones(5), 1)], [], 0, 1, GROWTH)
+        grow_pooled(
+            [shown_sums(rows[:, :0], [], sums, sums, np.ones(5), 1)], [], 0, 1, GROWTH
+        )
     )
 
 

@@ -28,7 +28,9 @@ def dense(matrix, moments, *, intercept: bool):
     """The minimiser of the theta-update, by a dense solver."""
     penalty = np.full(len(matrix), L2)
     penalty[len(matrix) - int(intercept) :] = 0.0
-    return np.linalg.solve(KAPPA * matrix / JOINED + np.diag(penalty), KAPPA * moments / JOINED)
+    return np.linalg.solve(
+        KAPPA * matrix / JOINED + np.diag(penalty), KAPPA * moments / JOINED
+    )
 
 
 @pytest.mark.parametrize("intercept", [False, True])
@@ -76,7 +78,8 @@ def test_the_cheapest_factorisation_is_chosen():
     # few rows, many rows, and so many columns that even few rows are too large a matrix
     shapes = (10, 5000), (5000, 5000), (4000, 1 << 20)
     exact, rough = (
-        [solvers.factorisation(*shape, is_exact=how) for shape in shapes] for how in (True, False)
+        [solvers.factorisation(*shape, is_exact=how) for shape in shapes]
+        for how in (True, False)
     )
     assert exact == ["rows", "none: iterative", "none: iterative"]
     assert rough == ["rows", "frequent columns, diagonal", "frequent columns, diagonal"]

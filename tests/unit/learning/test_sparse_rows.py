@@ -28,7 +28,9 @@ JOINED, KAPPA = 200, 0.3
 
 
 def one_hot_rows(rows: int, width: int = 12, seed: int = 0) -> SparseRows:
-    """Rows of two numbers, and of two one-hot encodings with values of either sign, or none."""
+    """Rows of two numbers, and of two one-hot encodings with values of either sign, or
+    none.
+    """
     rng = np.random.default_rng(seed)
     half = 2 + (width - 2) // 2
     starts, ends = np.array([2, half]), np.array([half, width])
@@ -62,7 +64,10 @@ def test_products_are_those_of_dense_rows(rows, width, has_one, seed):
     assert (matrix == matrix.T).all()
     squares = solvers.column_squares(sparse, counts)
     close(squares, solvers.column_squares(full, counts), atol=1e-10)
-    close(squared_lengths(sparse, intercept=has_one), squared_lengths(full, intercept=has_one))
+    close(
+        squared_lengths(sparse, intercept=has_one),
+        squared_lengths(full, intercept=has_one),
+    )
 
 
 @given(st.integers(1, 40), st.integers(0, 9))
@@ -97,9 +102,13 @@ def test_iterations_end_where_the_gram_matrix_does(intercept, l2):
     moments = model.pullback(sparse, counts[:, None] * messages).reshape(-1, outputs)
     matrix = gram(sparse, counts, intercept=intercept)
     exact = RidgeSolver.from_gram(matrix, JOINED, intercept=intercept)
-    solver = IterativeSolver.of_rows(sparse, counts, JOINED, intercept=intercept, centred=True)
+    solver = IterativeSolver.of_rows(
+        sparse, counts, JOINED, intercept=intercept, centred=True
+    )
     expected = exact.solve(moments, KAPPA, l2)
-    np.testing.assert_allclose(solver.solve(moments, KAPPA, l2), expected, rtol=1e-7, atol=1e-8)
+    np.testing.assert_allclose(
+        solver.solve(moments, KAPPA, l2), expected, rtol=1e-7, atol=1e-8
+    )
     np.testing.assert_allclose(solver.product(expected), matrix @ expected, atol=1e-8)
     assert solver.trace == pytest.approx(np.trace(matrix) / JOINED)
 
@@ -109,7 +118,9 @@ def test_iterations_of_a_consensus_penalise_the_intercept():
     moments = np.random.default_rng(2).normal(size=(13, 1))
     matrix = gram(sparse, counts, intercept=True)
     exact = RidgeSolver.from_gram(matrix, JOINED, intercept=False)
-    solver = IterativeSolver.of_rows(sparse, counts, JOINED, intercept=True, centred=False)
+    solver = IterativeSolver.of_rows(
+        sparse, counts, JOINED, intercept=True, centred=False
+    )
     expected = exact.solve(moments, KAPPA, 0.2)
     np.testing.assert_allclose(solver.solve(moments, KAPPA, 0.2), expected, rtol=1e-7)
     assert solver.trace == pytest.approx(np.trace(matrix) / JOINED)
@@ -129,9 +140,13 @@ def test_factorisations_are_those_of_dense_rows(monkeypatch, way):
     sparse, counts = one_hot_rows(9), counts_of(9)
     # sums of rows, as those of every update are
     messages = np.random.default_rng(2).normal(size=(9, 1))
-    moments = LinearModel(12, 1, intercept=True).pullback(dense(sparse), messages)[:, None]
+    moments = LinearModel(12, 1, intercept=True).pullback(dense(sparse), messages)[
+        :, None
+    ]
     one, two = (
-        getattr(RidgeSolver, way)(rows, counts, JOINED, intercept=True).solve(moments, KAPPA, 0.2)
+        getattr(RidgeSolver, way)(rows, counts, JOINED, intercept=True).solve(
+            moments, KAPPA, 0.2
+        )
         for rows in (sparse, dense(sparse))
     )
     np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-12)
@@ -145,9 +160,14 @@ def test_clips_are_those_of_dense_rows():
     mlp = neural.build_torch_model(ModelSpec("mlp", hidden_sizes=(3,)), 12, "cpu")
     for model in (linear, mlp):
         for of_rows in (None, units):
-            one, two = (clipped_sum(model, rows, messages, 0.5, of_rows) for rows in (sparse, full))
+            one, two = (
+                clipped_sum(model, rows, messages, 0.5, of_rows)
+                for rows in (sparse, full)
+            )
             np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-7)
-    weights = [Rows(rows, counts_of(40), True, units).weights(1.5) for rows in (sparse, full)]
+    weights = [
+        Rows(rows, counts_of(40), True, units).weights(1.5) for rows in (sparse, full)
+    ]
     np.testing.assert_allclose(*weights)
 
 
@@ -161,7 +181,14 @@ def test_a_torch_model_reads_batches_of_sparse_rows(monkeypatch):
     for rows in (sparse, full):
         model = neural.build_torch_model(ModelSpec("mlp", hidden_sizes=(3,)), 12, "cpu")
         problem = FitProblem(
-            rows, counts, target, 1.0, 100, 1e-3, np.zeros(len(model.penalised)), model.penalised
+            rows,
+            counts,
+            target,
+            1.0,
+            100,
+            1e-3,
+            np.zeros(len(model.penalised)),
+            model.penalised,
         )
         budget = neural.FitBudget(passes=2, least_steps=3, batch_rows=16)
         neural.fit_least_squares(model, problem, budget, np.random.default_rng(3))

@@ -28,7 +28,8 @@ def test_conservation_of_the_sums_over_joined_rows():
 
 
 @pytest.mark.parametrize("name", ["squared", "logistic"])
-# one random example in 400 has two splits of equal gain, to 32 bits: always the same examples
+# one random example in 400 has two splits of equal gain, to 32 bits: always the same
+# examples
 @settings(max_examples=15, derandomize=True)
 @given(number=st.integers(0, 2**32 - 1))
 def test_a_tree_is_that_of_the_joined_table_with_the_columns_of_the_table(name, number):
@@ -37,7 +38,9 @@ def test_a_tree_is_that_of_the_joined_table_with_the_columns_of_the_table(name, 
     # the same bins: each value of a column is one
     features = rng.integers(0, 9, (count, 3)).astype(np.float32)
     features[rng.random((count, 3)) < 0.1] = MISSING
-    rows = TableRows(np.append(np.arange(count), rng.integers(0, count, total - count)), count)
+    rows = TableRows(
+        np.append(np.arange(count), rng.integers(0, count, total - count)), count
+    )
     weights = rng.uniform(0.5, 1.5, total)
     labels = rng.integers(0, 2, total).astype(float)
     scores = rng.normal(size=(total, 1))
@@ -65,14 +68,20 @@ def test_a_tree_is_that_of_the_joined_table_with_the_columns_of_the_table(name, 
             next(line for line in each.splitlines() if line.startswith(f"{key}="))
             for each in (text.tobytes().decode(), slow.model_to_string())
         )
-        # of two splits of almost equal gain either may be the first: then leaves have other numbers
-        numbers = [sorted(map(float, line.partition("=")[2].split())) for line in (mine, theirs)]
+        # of two splits of almost equal gain either may be the first: then leaves have
+        # other numbers
+        numbers = [
+            sorted(map(float, line.partition("=")[2].split()))
+            for line in (mine, theirs)
+        ]
         np.testing.assert_allclose(*numbers, atol=1e-6)
 
 
-# a category has 150 joined rows, and 40: fewer than a set of categories has, and enough for one
+# a category has 150 joined rows, and 40: fewer than a set of categories has, and enough
+# for one
 @pytest.mark.parametrize("total", [9000, 2400])
-# one random example in 400 has two splits of equal gain, to 32 bits: always the same examples
+# one random example in 400 has two splits of equal gain, to 32 bits: always the same
+# examples
 @settings(max_examples=15, derandomize=True)
 @given(number=st.integers(0, 2**32 - 1))
 def test_rare_categories_count_by_their_joined_rows(total, number):
@@ -80,13 +89,20 @@ def test_rare_categories_count_by_their_joined_rows(total, number):
     # five rows each: too few for LightGBM, which has enough of the joined ones
     features = (np.arange(300) % 60)[:, None].astype(np.float32)
     rows = TableRows(np.arange(total) % 300, 300)
-    gradient = rng.normal(size=(total, 1)) + rng.normal(size=60)[np.arange(total) % 60, None]
+    gradient = (
+        rng.normal(size=(total, 1)) + rng.normal(size=60)[np.arange(total) % 60, None]
+    )
     hessian, model = np.ones((total, 1)), TreeModel(1)
     model.start([0])
     sums = rows.segment_sum(gradient), rows.segment_sum(hessian)
     _, values = grow(model, features, *sums, float(total), GROWTH)
     # with the rest of LightGBM's defaults
-    options = {"objective": "none", "num_leaves": 5, "learning_rate": 1.0, "min_data_in_leaf": 0}
+    options = {
+        "objective": "none",
+        "num_leaves": 5,
+        "learning_rate": 1.0,
+        "min_data_in_leaf": 0,
+    }
     options |= {"min_sum_hessian_in_leaf": 50.0, "verbosity": -1}
     joined = features[rows.row_of]
     data = lightgbm.Dataset(joined, categorical_feature=[0], params=options)
@@ -119,7 +135,9 @@ def test_categories_are_sorted_and_missing_values_have_a_side():
     model, hessian = TreeModel(1), np.ones((4800, 1))
     model.start([0])
     growth = Growth(trees=40, leaves=4, rate=0.5, least_rows=20)
-    text, values = grow(model, codes[:, None], -wanted[:, None], hessian, 4800.0, growth)
+    text, values = grow(
+        model, codes[:, None], -wanted[:, None], hessian, 4800.0, growth
+    )
     np.testing.assert_allclose(values[120:, 0], wanted[120:], atol=0.05)
     np.testing.assert_allclose(values[:120, 0], wanted[:120], atol=0.5)
     model.add(0.5, text)
@@ -160,7 +178,9 @@ def test_bytes_that_are_no_trees_are_refused():
             model.scores(np.ones((1, 1), np.float32))
 
 
-@pytest.mark.parametrize(("name", "classes"), [("squared", 0), ("logistic", 2), ("softmax", 3)])
+@pytest.mark.parametrize(
+    ("name", "classes"), [("squared", 0), ("logistic", 2), ("softmax", 3)]
+)
 def test_the_step_is_a_share_of_the_best(name, classes):
     rng, loss = np.random.default_rng(3), make_loss(name, classes)
     labels = rng.integers(0, classes or 5, 300).astype(float)
@@ -176,7 +196,10 @@ def test_the_step_is_a_share_of_the_best(name, classes):
         np.testing.assert_allclose(hessian, change / 2e-5 * weights[:, None], rtol=1e-4)
     # long enough that no step is cut
     fit = 1000.0 * -gradient
-    for directions in ([fit], [fit, 0.3 * fit + 9.0 * rng.normal(size=fit.shape), -fit]):
+    for directions in (
+        [fit],
+        [fit, 0.3 * fit + 9.0 * rng.normal(size=fit.shape), -fit],
+    ):
         lengths = boosting.lengths(directions)
         assert (lengths >= 0.0).all()
         assert (lengths < 1.0).all()
@@ -201,5 +224,7 @@ def test_a_step_is_at_most_one():
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "lightgbm", None)
-    with pytest.raises(ModelError, match=r'lightgbm is not installed: .* -e "\.\[boost\]"'):
+    with pytest.raises(
+        ModelError, match=r'lightgbm is not installed: .* -e "\.\[boost\]"'
+    ):
         TreeModel(1).start([])

@@ -77,13 +77,17 @@ def test_metrics_of_a_regression_are_scikit_learns_whatever_the_loss(is_weighted
     )
     for loss, value in ((SquaredLoss(), squares / 2), (AbsoluteLoss(), distances)):
         expected = {"loss": value, "rmse": squares**0.5, "mae": distances, "r2": r2}
-        assert evaluate(loss, scores, labels, weights) == pytest.approx(expected, rel=1e-12)
+        assert evaluate(loss, scores, labels, weights) == pytest.approx(
+            expected, rel=1e-12
+        )
 
 
 @given(classes=st.integers(2, 40), rows=st.integers(1, 300), seed=st.integers(0, 99))
 def test_a_confusion_matrix_of_many_classes_merges_the_rarest(classes, rows, seed):
     labels, predicted = np.random.default_rng(seed).integers(0, classes, (2, rows))
-    table = metrics.confusion([str(k) for k in range(classes)], predicted * 1.0, labels * 1.0)
+    table = metrics.confusion(
+        [str(k) for k in range(classes)], predicted * 1.0, labels * 1.0
+    )
     matrix = known.confusion_matrix(labels, predicted, labels=range(classes))
     listed = [int(name) for name in table if name != metrics.OTHERS]
     assert len(listed) == min(classes, metrics.MOST_CLASSES)
@@ -95,7 +99,9 @@ def test_a_confusion_matrix_of_many_classes_merges_the_rarest(classes, rows, see
 
 
 @given(rows=st.integers(0, 250), is_weighted=st.booleans(), seed=st.integers(0, 99))
-def test_means_by_tenth_are_of_no_few_rows_whatever_their_order(rows, is_weighted, seed):
+def test_means_by_tenth_are_of_no_few_rows_whatever_their_order(
+    rows, is_weighted, seed
+):
     rng = np.random.default_rng(seed)
     predicted, labels, weights = rng.gamma(1.0, size=(3, rows))
     weights = weights if is_weighted else np.ones(rows)
@@ -103,7 +109,9 @@ def test_means_by_tenth_are_of_no_few_rows_whatever_their_order(rows, is_weighte
     assert len(groups) == min(rows // metrics.LEAST_GROUP, 10)
     assert all(group["rows"] >= metrics.LEAST_GROUP for group in groups)
     again = rng.permutation(rows)
-    moved = metrics.means_by_tenth(*(values[again] for values in (predicted, labels, weights)))
+    moved = metrics.means_by_tenth(
+        *(values[again] for values in (predicted, labels, weights))
+    )
     assert moved == [pytest.approx(group) for group in groups]
 
 
@@ -124,7 +132,9 @@ def test_metrics_of_classes_are_scikit_learns():
     assert {name: actual[name] for name in expected} == pytest.approx(expected)
     scores, is_late = scores.round(1)[:, :1], classes > 0  # ties
     two = evaluate(LogisticLoss(), scores, is_late * 1.0, weights)
-    assert two["auc"] == pytest.approx(known.roc_auc_score(is_late, scores[:, 0], **sample))
+    assert two["auc"] == pytest.approx(
+        known.roc_auc_score(is_late, scores[:, 0], **sample)
+    )
     unweighted = known.roc_auc_score(is_late, scores[:, 0])
     assert auc(scores[:, 0], is_late) == pytest.approx(unweighted)
 
@@ -138,7 +148,9 @@ def test_metrics_of_classes_are_scikit_learns():
 def test_score_steps_row_by_row(is_weighted, row_of, outputs, seed):
     rng = np.random.default_rng(seed)
     rows = TableRows(np.array(row_of, np.int32), 4)
-    weights = RowWeights.of(rng.gamma(1.0, size=len(row_of)) + 0.01, TableMapping({"t": rows}))
+    weights = RowWeights.of(
+        rng.gamma(1.0, size=len(row_of)) + 0.01, TableMapping({"t": rows})
+    )
     assert weights.rows.mean() == pytest.approx(1.0)
     column = [[w] for w in weights.rows]
     expected = np.array(segment_sum(row_of, 4, column), np.float32)[:, 0]

@@ -5,7 +5,12 @@ import pytest
 
 from tests.support.files import case_table
 from tp_flower.errors import ReplyError
-from tp_flower.personalised.update_codec import MOST_CODES, code_book, decode_update, encode_update
+from tp_flower.personalised.update_codec import (
+    MOST_CODES,
+    code_book,
+    decode_update,
+    encode_update,
+)
 from tp_flower.personalised.z_step import penalty_of_round, piecewise_update
 
 VECTORS = 1000
@@ -52,7 +57,9 @@ def test_without_penalty_it_is_the_gradient_and_with_a_large_one_zero():
 def test_the_schedule_ends_at_the_gradient():
     gradient = np.random.default_rng(9).normal(size=30)
     rounds = np.array([0, 50, 90, 99])
-    updates = [piecewise_update(gradient, penalty_of_round(1.0, n, 100)) for n in rounds]
+    updates = [
+        piecewise_update(gradient, penalty_of_round(1.0, n, 100)) for n in rounds
+    ]
     errors = np.linalg.norm(np.array(updates) - gradient, axis=1)
     # each element is off by at most 2 gamma, at jumps
     assert (errors <= 2 * np.sqrt(30) * (1 - rounds / 100) ** 3).all()
@@ -69,7 +76,9 @@ def test_short_updates_reach_the_objective_of_long_ones():
     lengths = []
 
     def encoded(gradient, at):
-        code = encode_update(piecewise_update(gradient, penalty_of_round(0.03, at, 40)), 32)
+        code = encode_update(
+            piecewise_update(gradient, penalty_of_round(0.03, at, 40)), 32
+        )
         lengths.append(len(code))
         return decode_update(code, 1000)
 
@@ -116,7 +125,9 @@ def test_a_code_book_has_so_many_entries_and_takes_so_many_bits(codes):
 def test_a_code_book_is_a_fixed_point_of_lloyds_iteration():
     values = np.concatenate([np.full(5, 1.0), np.full(3, 1.2), np.full(9, -4.0)])
     counts = np.ones(len(values), np.int64)
-    assert code_book(values, counts, 2).tolist() == pytest.approx([-4.0, (5 * 1.0 + 3 * 1.2) / 8])
+    assert code_book(values, counts, 2).tolist() == pytest.approx(
+        [-4.0, (5 * 1.0 + 3 * 1.2) / 8]
+    )
     assert code_book(values, counts, 3).tolist() == pytest.approx([-4.0, 1.0, 1.2])
     # where nothing changes, nothing is told to change
     assert 0.0 in code_book(np.linspace(-1, 1, 101), np.ones(101, np.int64), 8)

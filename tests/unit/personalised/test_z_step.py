@@ -23,7 +23,13 @@ from tp_flower.personalised.sites import (
     noisy_mean,
     pairwise_distances,
 )
-from tp_flower.personalised.z_step import EdgeNorm, ZStep, edge_norms, inverse_of, project_dual
+from tp_flower.personalised.z_step import (
+    EdgeNorm,
+    ZStep,
+    edge_norms,
+    inverse_of,
+    project_dual,
+)
 from tp_flower.randomness import NoiseSource
 
 CASES = case_table(__file__)
@@ -51,7 +57,9 @@ def generic(graph, targets, penalty, norm, weights=None):
     models = cp.Variable(targets.shape)
     distances = [cp.norm(models[i] - models[j], ORDERS[norm]) for i, j in graph.edges]
     factors = np.ones(len(distances)) if weights is None else weights
-    cost = 0.5 * cp.sum_squares(models - targets) + penalty * (cp.hstack(distances) @ factors)
+    cost = 0.5 * cp.sum_squares(models - targets) + penalty * (
+        cp.hstack(distances) @ factors
+    )
     cp.Problem(cp.Minimize(cost)).solve(solver="CLARABEL", **EXACT)
     return models.value
 
@@ -89,12 +97,15 @@ def test_edges_count_what_they_weigh(norm):
     targets = np.random.default_rng(12).normal(size=(9, 3))
     weights = row_weights(graph, np.array([1, 5, 20, 400, 0, 9, 9, 70, 3000]))
     actual = ZStep(graph, norm, weights, **EXACT_STEP).solve(targets, 0.2)
-    assert np.abs(actual.models - generic(graph, targets, 0.2, norm, weights)).max() < 1e-6
+    assert (
+        np.abs(actual.models - generic(graph, targets, 0.2, norm, weights)).max() < 1e-6
+    )
     assert weights.mean() == pytest.approx(1.0)
     # the weights matter, and equal ones do not
     ones = np.ones(len(graph.edges))
     plain, equal = (
-        ZStep(graph, norm, each, **EXACT_STEP).solve(targets, 0.2).models for each in (None, ones)
+        ZStep(graph, norm, each, **EXACT_STEP).solve(targets, 0.2).models
+        for each in (None, ones)
     )
     assert np.abs(actual.models - plain).max() > 1e-2
     assert (equal == plain).all()
@@ -281,7 +292,9 @@ def test_distances_of_moments_are_those_of_covariance_matrices():
     answers = np.array([mean_moments(rows) for rows in sites])
     matrices = np.array([np.cov(rows.T, bias=True) for rows in sites])
     expected = np.linalg.norm(matrices[:, None] - matrices, axis=(2, 3))
-    np.testing.assert_allclose(pairwise_distances(covariances(answers)), expected, atol=1e-9)
+    np.testing.assert_allclose(
+        pairwise_distances(covariances(answers)), expected, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("clip", [0.5, 3.0])

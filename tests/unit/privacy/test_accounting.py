@@ -40,7 +40,10 @@ def by_divergences(gaussians, delta=DELTA):
     orders = [1 + x / 10 for x in range(1, 100)] + list(range(11, 64))
     total = sum(
         compute_rdp(
-            q=one.sample_rate, noise_multiplier=one.noise_multiplier, steps=one.count, orders=orders
+            q=one.sample_rate,
+            noise_multiplier=one.noise_multiplier,
+            steps=one.count,
+            orders=orders,
         )
         for one in gaussians
     )
@@ -154,7 +157,8 @@ def test_epsilon_at_the_ends_of_noise_and_sampling(accountant):
 
 @pytest.mark.parametrize("accountant", [RDP, PRV])
 @pytest.mark.parametrize(
-    ("target", "count", "rate"), [(0.5, 1, 1.0), (1.0, 120, 1.0), (1.0, 500, 0.05), (8.0, 100, 0.1)]
+    ("target", "count", "rate"),
+    [(0.5, 1, 1.0), (1.0, 120, 1.0), (1.0, 500, 0.05), (8.0, 100, 0.1)],
 )
 def test_the_noise_for_a_target_is_just_enough(target, count, rate, accountant):
     multiplier = noise_multiplier(

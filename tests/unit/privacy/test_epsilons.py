@@ -1,4 +1,6 @@
-"""What an epsilon is true of: a row's features only if nothing without noise tells of them."""
+"""What an epsilon is true of: a row's features only if nothing without noise tells of
+them.
+"""
 
 import pytest
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent, NeighboringRelation
@@ -23,7 +25,10 @@ from tp_flower.protocol.messages import Action
 
 DELTA = 1e-5
 NOISE = Gaussian(5.0)
-MODEL, GIVEN = Released("gram", "", NOISE), Released("gram", f"given {GIVEN_MESSAGES}", NOISE)
+MODEL, GIVEN = (
+    Released("gram", "", NOISE),
+    Released("gram", f"given {GIVEN_MESSAGES}", NOISE),
+)
 SCORES = Released("scores", "", NOISE, 3)
 KEYS, COUNTS = Released("keys", "hashes", None), Released("counts", "", None)
 LABELS = Released("labels", "randomised response", PureDp(2.0))
@@ -38,10 +43,19 @@ CASES = {
         *(SUMS, "number", "none"),
     ),
     "one of two": (
-        [GIVEN, Released("scores", SCORE_SUMS, None), Released("scores", SCORES_TELL, None)],
+        [
+            GIVEN,
+            Released("scores", SCORE_SUMS, None),
+            Released("scores", SCORES_TELL, None),
+        ],
         *(SCORES_TELL, "number", "none"),
     ),
-    "curvature": ([Released("curvature", "", None)], "none: no noise covers curvature", "none", ""),
+    "curvature": (
+        [Released("curvature", "", None)],
+        "none: no noise covers curvature",
+        "none",
+        "",
+    ),
     "one model without noise": (
         [MODEL, SCORES, Released("moments", "", None)],
         *("none: no noise covers moments", "none", "number"),
@@ -103,7 +117,11 @@ def test_numbers_are_those_of_dp_accounting_and_labels_are_apart():
     assert result.features > result.scores > result.models
     assert result.labels == 2.0
     accountant.compose(LaplaceDpEvent(1 / 2.0))
-    assert accountant.get_epsilon(DELTA) <= composed(released, DELTA) <= result.features + 2.0
+    assert (
+        accountant.get_epsilon(DELTA)
+        <= composed(released, DELTA)
+        <= result.features + 2.0
+    )
     # what is not there costs nothing
     assert composed([KEYS], DELTA) == 0.0
     assert epsilons([KEYS, COUNTS], DELTA) == module.Epsilons("", "", "", "")

@@ -4,7 +4,10 @@ from dataclasses import replace
 
 import pytest
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import (
+    X25519PrivateKey,
+    X25519PublicKey,
+)
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
@@ -82,7 +85,10 @@ def test_seal_is_hkdf_of_the_four_exchanges():
     ends = leader.run.public + leader.site.public + site.run.public + site.site.public
     info = b"tp_flower sealed secret v3, pinned" + ends + b"77 run"
     key = HKDF(hashes.SHA256(), 32, None, info).derive(shared)
-    assert ChaCha20Poly1305(key).decrypt(sealed[:12], sealed[12:], None) == b"r" + SECRET.value
+    assert (
+        ChaCha20Poly1305(key).decrypt(sealed[:12], sealed[12:], None)
+        == b"r" + SECRET.value
+    )
 
 
 @pytest.mark.parametrize("place", [0, 11, 12, 20, -1])
@@ -111,7 +117,9 @@ def test_simulated_secret_follows_the_seed_and_says_so(pinned):
     secret = GroupSecret.of_simulation(3)
     assert secret == GroupSecret.of_simulation(3)
     assert secret != GroupSecret.of_simulation(4)
-    assert site.open(leader.seal(secret, site.public, RUN), leader.public, RUN).is_simulated
+    assert site.open(
+        leader.seal(secret, site.public, RUN), leader.public, RUN
+    ).is_simulated
     assert not GroupSecret.random().is_simulated
     first = secret.of_run(1, [bytes(32)], proposal=PROPOSAL)
     assert first == secret.of_run(2, [], proposal=bytes(32)) == secret.value

@@ -39,7 +39,9 @@ def integrated_keep(classes: int, epsilon: float) -> float:
 )
 def test_keep_of_laplace_is_the_integral(classes, epsilon):
     expected = integrated_keep(classes, epsilon)
-    assert label_noise.laplace_keep(classes, epsilon) == pytest.approx(expected, abs=1e-12)
+    assert label_noise.laplace_keep(classes, epsilon) == pytest.approx(
+        expected, abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -62,8 +64,12 @@ def test_classes_change_as_often_as_stated(mechanism, classes, epsilon):
 @pytest.mark.parametrize("classes", [2, 3, 10])
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_likelihoods_are_within_e_to_the_epsilon(classes, epsilon):
-    response = label_noise.ClassNoise(classes, label_noise.response_keep(classes, epsilon))
-    laplace = label_noise.ClassNoise(classes, label_noise.laplace_keep(classes, epsilon))
+    response = label_noise.ClassNoise(
+        classes, label_noise.response_keep(classes, epsilon)
+    )
+    laplace = label_noise.ClassNoise(
+        classes, label_noise.laplace_keep(classes, epsilon)
+    )
     assert response.epsilon == pytest.approx(epsilon, rel=1e-12)
     # the argmax tells less than the noisy vector that Eq. 25 is about
     assert 0.4 * epsilon < laplace.epsilon < 0.6 * epsilon
@@ -75,7 +81,9 @@ def test_likelihoods_are_within_e_to_the_epsilon(classes, epsilon):
 def test_blocks_of_the_argmax_cover_all_rows():
     classes = 1000
     true = np.arange(2 * label_noise.NOISE_VALUES // classes + 7) % classes
-    noisy = label_noise.noisy_argmax(true, classes, label_noise.MAX_EPSILON, NoiseSource(KEY))
+    noisy = label_noise.noisy_argmax(
+        true, classes, label_noise.MAX_EPSILON, NoiseSource(KEY)
+    )
     np.testing.assert_array_equal(noisy, true)
     # a response is a class whatever the uniform numbers
     with patch.object(NoiseSource, "uniform", lambda _, n: np.full(n, 1 - 2**-53)):
@@ -98,14 +106,18 @@ def test_numbers_are_clipped_and_get_the_laplace_noise_of_the_range(epsilon):
 def test_noise_of_the_paper_by_hand():
     assert label_noise.epsilon_of_noise(0.5) == pytest.approx(2 * math.sqrt(2) / 0.5)
     # a number from 1 to 5 moves by at most 4: eps = 4 / b, b = 0.5 / sqrt 2
-    assert label_noise.epsilon_of_noise(0.5, (1.0, 5.0)) == pytest.approx(4 * math.sqrt(2) / 0.5)
+    assert label_noise.epsilon_of_noise(0.5, (1.0, 5.0)) == pytest.approx(
+        4 * math.sqrt(2) / 0.5
+    )
     # rates of noisy classes are unbiased
     noise, rates = label_noise.ClassNoise(3, 0.6), np.array([0.5, 0.3, 0.2])
     noisy = noise.flip + (noise.keep - noise.flip) * rates
     np.testing.assert_allclose(noise.rate_of(noisy), rates, atol=1e-15)
 
 
-@pytest.mark.parametrize(("changes", "match"), [TOO_MANY, *case_table(__file__)["refused"]])
+@pytest.mark.parametrize(
+    ("changes", "match"), [TOO_MANY, *case_table(__file__)["refused"]]
+)
 def test_what_is_no_plan_is_refused(changes, match):
     with pytest.raises(SettingsError, match=match):
         label_noise.LabelPlan(**{"mechanism": "laplace", "epsilon": 1.0, **changes})

@@ -32,13 +32,19 @@ def test_labels_are_numbers_or_classes(shards, task, values, classes):
 
 TASKS = ("auto", "regression", "classification")
 NULLS = [
-    ([(kind, [0, NAN, NAN], ["a"]), (kind, [NAN], [])], task, "NULL in 3 rows: the others have one")
+    (
+        [(kind, [0, NAN, NAN], ["a"]), (kind, [NAN], [])],
+        task,
+        "NULL in 3 rows: the others have one",
+    )
     for kind in ("number", "text")
     for task in TASKS
 ]
 HALVES = [k + 0.5 for k in range(51)]
 MANY = losses.MAX_CLASSES + 1
-TOO_MANY = f"has {MANY} distinct values; classification takes at most {losses.MAX_CLASSES}"
+TOO_MANY = (
+    f"has {MANY} distinct values; classification takes at most {losses.MAX_CLASSES}"
+)
 
 
 @pytest.mark.parametrize(
@@ -48,11 +54,23 @@ TOO_MANY = f"has {MANY} distinct values; classification takes at most {losses.MA
         ([("number", [1.0]), ("text", [NAN], [])], "auto", "label is NULL in 1 rows"),
         ([("number", [1]), ("text", [0], "a")], "auto", r"s: \['number', 'text'\]"),
         ([("text", [0], "a")], "regression", "text, but the task is regression: CAST"),
-        ([("number", [1.0, 2.0, -1e300])], "auto", r"1e\+300, beyond 1e\+18: divide it"),
+        (
+            [("number", [1.0, 2.0, -1e300])],
+            "auto",
+            r"1e\+300, beyond 1e\+18: divide it",
+        ),
         ([("number", range(MANY))], "classification", TOO_MANY),
         *(([("time", [1.0, 9.0])], task, "date or time: .* EPOCH") for task in TASKS),
-        ([("number", HALVES)], "classification", "has 51 classes that are numbers with frac"),
-        ([("text", range(51), [f"{x:g}".replace(".", ",") for x in HALVES])], "auto", "51 clas"),
+        (
+            [("number", HALVES)],
+            "classification",
+            "has 51 classes that are numbers with frac",
+        ),
+        (
+            [("text", range(51), [f"{x:g}".replace(".", ",") for x in HALVES])],
+            "auto",
+            "51 clas",
+        ),
         ([("text", range(MANY), map(str, range(MANY)))], "auto", TOO_MANY),
     ],
 )

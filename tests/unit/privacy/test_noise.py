@@ -111,7 +111,8 @@ def test_noise_and_payments_are_of_one_key_one_history_and_one_request():
 
 
 @given(
-    arrays.arrays(np.float64, st.tuples(st.integers(0, 6), st.integers(1, 3))), st.floats(1e-3, 1e3)
+    arrays.arrays(np.float64, st.tuples(st.integers(0, 6), st.integers(1, 3))),
+    st.floats(1e-3, 1e3),
 )
 def test_clipped_rows_have_at_most_the_norm_whatever_they_hold(scores, clip):
     """Infinities and NaN included: a model can be made to overflow for chosen rows."""
@@ -121,7 +122,10 @@ def test_clipped_rows_have_at_most_the_norm_whatever_they_hold(scores, clip):
     assert (np.linalg.norm(clipped, axis=1) <= clip * (1 + 1e-12)).all()
 
 
-@given(arrays.arrays(np.float64, (5, 2), elements=st.floats(-1e6, 1e6)), st.floats(1e-3, 1e3))
+@given(
+    arrays.arrays(np.float64, (5, 2), elements=st.floats(-1e6, 1e6)),
+    st.floats(1e-3, 1e3),
+)
 def test_clipped_rows_are_those_of_a_loop(scores, clip):
     for row, clipped in zip(scores, mechanisms.clip_rows(scores, clip), strict=True):
         norm = float(np.sqrt((row**2).sum()))
@@ -137,7 +141,9 @@ def test_infinite_scores_are_clipped_and_nan_counts_as_zero():
 
 
 def noisy(scores, clip, multiplier, source):
-    return mechanisms.private_scores(scores, mechanisms.ClippedNoise(clip, multiplier), source)
+    return mechanisms.private_scores(
+        scores, mechanisms.ClippedNoise(clip, multiplier), source
+    )
 
 
 def test_noise_is_that_of_the_source_with_multiplier_times_clip_and_new_every_time():

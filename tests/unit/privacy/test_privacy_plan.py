@@ -19,7 +19,9 @@ SGD = plans.Schedule(sends_gradients=True, batches=10, row_batches=4, **SHAPE)
 
 
 def plan(settings, outline, *, is_linear=True):
-    made = plans.plan_part(settings, outline, sends=("gram", "moments"), is_linear=is_linear)
+    made = plans.plan_part(
+        settings, outline, sends=("gram", "moments"), is_linear=is_linear
+    )
     assert msgspec.convert(msgspec.to_builtins(made), plans.PartPlan) == made
     return made
 
@@ -72,7 +74,9 @@ def test_the_scores_that_a_row_shows_cost_their_epsilon(outline, first):
     assert cost == pytest.approx(3.0, rel=1e-3)
     assert not made.is_private
     # one release per epoch, and of SGD one for each batch that the row is in
-    counts = [mechanism.count for mechanism in spent(made, {plans.SCORES, plans.BATCH_SCORES})]
+    counts = [
+        mechanism.count for mechanism in spent(made, {plans.SCORES, plans.BATCH_SCORES})
+    ]
     in_batches = outline.row_batches * 6
     assert sum(counts) == 6 + in_batches + first
 
@@ -98,7 +102,11 @@ def test_no_amplification_is_claimed_against_the_server():
 
 def test_what_nothing_covers_is_a_use_too():
     made = plan(PrivacySettings(), ADMM)
-    assert {use.what: use.limit for use in made.uses} == {"gram": 1, "moments": 6, "scores": 6}
+    assert {use.what: use.limit for use in made.uses} == {
+        "gram": 1,
+        "moments": 6,
+        "scores": 6,
+    }
     assert not any(use.mechanism for use in made.uses)
     assert (made.fit, made.gradients, made.statistics, made.scores) == (None,) * 4
 

@@ -14,7 +14,12 @@ from tp_flower.errors import SettingsError, SiteError
 from tp_flower.learning.models import local_model
 from tp_flower.learning.models.neural import TorchModel
 from tp_flower.privacy import torch_gradients
-from tp_flower.privacy.gradients import PrivateFit, clipped_sum, fit_privately, private_sum
+from tp_flower.privacy.gradients import (
+    PrivateFit,
+    clipped_sum,
+    fit_privately,
+    private_sum,
+)
 from tp_flower.privacy.mechanisms import ClippedNoise
 from tp_flower.privacy.units import Units
 from tp_flower.randomness import NoiseSource
@@ -31,7 +36,9 @@ def linear(columns=4, outputs=2, intercept=True) -> local_model.LinearModel:
 
 def torch_model(kind="mlp", columns=4, outputs=2, **spec) -> TorchModel:
     spec = {"intercept": True, "hidden_sizes": (5,), "seed": 3, **spec}
-    model = local_model.build_model(local_model.ModelSpec(kind, outputs, **spec), columns, "cpu")
+    model = local_model.build_model(
+        local_model.ModelSpec(kind, outputs, **spec), columns, "cpu"
+    )
     assert isinstance(model, TorchModel)
     return model
 
@@ -225,7 +232,9 @@ def test_a_unit_with_a_feature_that_is_not_finite_counts_as_zero():
     features[1, 2] = np.nan
     total = clipped_sum(model, features, messages, 0.5, Units(codes))
     others = codes != 1
-    of_others = clipped_sum(model, features[others], messages[others], 0.5, Units(codes[others]))
+    of_others = clipped_sum(
+        model, features[others], messages[others], 0.5, Units(codes[others])
+    )
     np.testing.assert_array_equal(total, of_others)
 
 
@@ -300,7 +309,9 @@ def test_without_noise_it_is_the_loop_without_privacy():
         value.backward()
         adam.step()
     fit_privately(model, problem, plan, NoiseSource())
-    np.testing.assert_allclose(model.parameters, theta.detach().numpy(), rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(
+        model.parameters, theta.detach().numpy(), rtol=1e-8, atol=1e-10
+    )
 
 
 fitted = pytest.mark.parametrize(

@@ -68,7 +68,9 @@ class TestWithoutNoise:
         clear = gram(rows.features, rows.multiplicity, intercept=intercept)
         solver = RidgeSolver.from_gram(clear, joined, intercept=intercept)
         weighted = rows.multiplicity[:, None] * target
-        expected = solver.solve(moment(rows.features, weighted, intercept=intercept), KAPPA, L2)
+        expected = solver.solve(
+            moment(rows.features, weighted, intercept=intercept), KAPPA, L2
+        )
 
         residual = KAPPA * (target - dense(rows) @ theta)
         # bounds that no row reaches change nothing
@@ -168,7 +170,9 @@ class TestNoise:
         assert upper.std() == pytest.approx(expected, rel=4 / math.sqrt(2 * upper.size))
         assert abs(upper.mean()) < 4 * expected / math.sqrt(upper.size)
         # the noise is isotropic in the Frobenius norm: p (p + 1) / 2 dimensions
-        assert (errors**2).sum(axis=(1, 2)).mean() == pytest.approx(s**2 * 30 * 31 / 2, rel=0.02)
+        assert (errors**2).sum(axis=(1, 2)).mean() == pytest.approx(
+            s**2 * 30 * 31 / 2, rel=0.02
+        )
 
     def test_deviation_of_the_moments(self):
         """The noise of the source, whose law is tested there; anew at every use."""
@@ -180,7 +184,9 @@ class TestNoise:
             residual = np.ones((len(rows.features), 200))
             exact = noisy_moments(clear, rows, residual, noise())
             expected = again.with_gaussian(exact, 2.0 * 1.5 * 0.4)
-            np.testing.assert_array_equal(noisy_moments(plan, rows, residual, source), expected)
+            np.testing.assert_array_equal(
+                noisy_moments(plan, rows, residual, source), expected
+            )
         assert np.abs(noisy_gram(plan, no_rows, noise())).min() > 0
 
 
@@ -194,7 +200,9 @@ class TestUsableGram:
         total = sum(noisy_gram(plan, rows, source) for _ in range(shards))
         norm = plan.gram_deviation * math.sqrt(2.0 * shards * 60)
         assert np.linalg.norm(total, 2) == pytest.approx(norm, rel=0.15)
-        values = np.linalg.eigvalsh(usable_gram(total, plan.gram_deviation * math.sqrt(shards)))
+        values = np.linalg.eigvalsh(
+            usable_gram(total, plan.gram_deviation * math.sqrt(shards))
+        )
         assert values.min() == pytest.approx(norm)
         assert values.max() < 2.2 * norm
 
@@ -210,7 +218,9 @@ class TestUsableGram:
         solver = RidgeSolver.from_gram(matrix, joined, intercept=True)
         theta = np.zeros((5, 1))
         for _ in range(200):
-            moments = noisy_moments(plan, rows, KAPPA * (target - dense(rows) @ theta), noise())
+            moments = noisy_moments(
+                plan, rows, KAPPA * (target - dense(rows) @ theta), noise()
+            )
             theta = exact_update(solver, theta, moments / KAPPA, KAPPA, L2)
         best = RidgeSolver.from_gram(exact, joined, intercept=True).solve(
             dense(rows).T @ (rows.multiplicity[:, None] * target), KAPPA, L2
@@ -232,7 +242,9 @@ class TestPlan:
 
     @pytest.mark.parametrize("changes", [{"epsilon": 0.5}, {"noise_multiplier": 7.0}])
     def test_the_gram_matrix_has_its_share_of_the_budget(self, changes):
-        plan = plan_statistics(PrivacySettings(features="statistics", **changes), self.schedule)
+        plan = plan_statistics(
+            PrivacySettings(features="statistics", **changes), self.schedule
+        )
         of_gram = 1 / plan.gram_multiplier**2
         total = of_gram + 12 / plan.moments_multiplier**2
         assert of_gram / total == pytest.approx(GRAM_SHARE)
@@ -255,7 +267,9 @@ class TestRefusals:
         ],
     )
     def test_a_plan_that_bounds_nothing(self, change, words):
-        data = msgspec.to_builtins(PartPlan(statistics=StatisticsPlan(2.0, 0.5, 6.8, 15.4)))
+        data = msgspec.to_builtins(
+            PartPlan(statistics=StatisticsPlan(2.0, 0.5, 6.8, 15.4))
+        )
         data["statistics"] |= change
         with pytest.raises((SiteError, ValueError), match=words):
             msgspec.convert(data, PartPlan)

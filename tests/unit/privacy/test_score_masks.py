@@ -56,7 +56,8 @@ class Join:
                 if self.meets(last, {**row_of, self.outer: row})
             ]
             found += [
-                tuple(row_of.get(t, row) for t in range(len(self.rows))) for row in partners or [-1]
+                tuple(row_of.get(t, row) for t in range(len(self.rows)))
+                for row in partners or [-1]
             ]
         return found
 
@@ -221,11 +222,15 @@ def test_a_batch_has_the_masks_of_its_rows(outputs):
     # none, fewer rows than keys, and more
     for size in (0, 10, 100):
         rows = np.sort(rng.choice(300, size, replace=False))
-        np.testing.assert_array_equal(mask.of_rows(rows, outputs, "1 scores"), every[rows])
+        np.testing.assert_array_equal(
+            mask.of_rows(rows, outputs, "1 scores"), every[rows]
+        )
 
 
 @pytest.mark.parametrize(("unit", "tables"), [(1.0, 2), (37.5, 3), (1e-6, 7)])
-def test_fixed_point_rounds_to_its_last_bit_and_refuses_what_is_out_of_range(unit, tables):
+def test_fixed_point_rounds_to_its_last_bit_and_refuses_what_is_out_of_range(
+    unit, tables
+):
     point = FixedPoint.for_scores(unit, tables)
     assert 512 * unit <= point.limit * tables <= 2048 * unit
     scores = unit * np.random.default_rng(1).normal(size=(50, 2))

@@ -22,7 +22,9 @@ CLEAR = ""
 GIBBERISH = st.integers(0, 2**64 - 1)
 
 
-def union(shards: int, key: bytes = bytes(32), group: str = "table-0") -> list[ShardUnion]:
+def union(
+    shards: int, key: bytes = bytes(32), group: str = "table-0"
+) -> list[ShardUnion]:
     """The shards of one table, each as its site knows the table."""
     names = tuple(f"key {number}" for number in range(shards))
     return [ShardUnion(group, key, names, name, "t") for name in names]
@@ -30,7 +32,10 @@ def union(shards: int, key: bytes = bytes(32), group: str = "table-0") -> list[S
 
 def arrays(shards: int, size: int = 5, seed: int = 0) -> np.ndarray:
     """An array for each shard: (shards, size), multiples of the last bit."""
-    return np.random.default_rng(seed).integers(-(2**50), 2**50, (shards, size)) / 2.0**BITS
+    return (
+        np.random.default_rng(seed).integers(-(2**50), 2**50, (shards, size))
+        / 2.0**BITS
+    )
 
 
 def sealed(shards: list[ShardUnion], numbers: np.ndarray, name: str = "1") -> list:
@@ -52,7 +57,9 @@ def test_the_sum_of_shares_is_the_sum(group, shards, size, seed):
 def test_sums_of_gram_matrices_are_exact_for_features_of_any_scale(
     group, shards, width, power, seed
 ):
-    rows = np.random.default_rng(seed).normal(size=(shards, 7, width)) * 2.0 ** (power / 4)
+    rows = np.random.default_rng(seed).normal(size=(shards, 7, width)) * 2.0 ** (
+        power / 4
+    )
     grams = [own.T @ own for own in rows]
     members = union(shards, group=group)
     pairs = zip(members, grams, strict=True)
@@ -84,7 +91,9 @@ def test_no_two_arrays_have_one_mask():
 
 def test_the_same_array_is_the_same_words():
     (one, other), numbers = union(2), arrays(2)
-    assert np.array_equal(one.share(numbers[0], "1"), union(2)[0].share(numbers[0], "1"))
+    assert np.array_equal(
+        one.share(numbers[0], "1"), union(2)[0].share(numbers[0], "1")
+    )
     assert not np.any(one.share(numbers[0], "1") == other.share(numbers[0], "1"))
 
 
@@ -114,7 +123,10 @@ def as_words(numbers):
 
 
 def one_forged(words):
-    return [*words[1:], np.random.default_rng(5).integers(0, 2**64, words[0].shape, np.uint64)]
+    return [
+        *words[1:],
+        np.random.default_rng(5).integers(0, 2**64, words[0].shape, np.uint64),
+    ]
 
 
 def one_of_another_round(words):

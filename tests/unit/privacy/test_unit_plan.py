@@ -4,7 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from dp_accounting import GaussianDpEvent, NeighboringRelation, RandomizedResponseDpEvent
+from dp_accounting import (
+    GaussianDpEvent,
+    NeighboringRelation,
+    RandomizedResponseDpEvent,
+)
 from dp_accounting.pld import PLDAccountant
 from msgspec import structs
 

@@ -15,7 +15,12 @@ from hypothesis import strategies as st
 from tests.support.examples.fits import fit_problem
 from tp_flower.learning.models import local_model
 from tp_flower.privacy.gradients import PrivateFit, clipped_sum, fit_privately
-from tp_flower.privacy.statistics_update import Rows, StatisticsPlan, noisy_gram, noisy_moments
+from tp_flower.privacy.statistics_update import (
+    Rows,
+    StatisticsPlan,
+    noisy_gram,
+    noisy_moments,
+)
 from tp_flower.privacy.units import Units
 from tp_flower.randomness import KEY_BYTES, NoiseSource
 
@@ -55,7 +60,9 @@ def mlp(kind="mlp"):
 def largest_change(statistic, codes) -> float:
     """The largest change of a statistic of rows (a bool mask) without one unit."""
     whole = statistic(np.ones(len(codes), bool))
-    return float(max(np.linalg.norm(whole - statistic(codes != u)) for u in np.unique(codes)))
+    return float(
+        max(np.linalg.norm(whole - statistic(codes != u)) for u in np.unique(codes))
+    )
 
 
 @pytest.mark.parametrize("make", [linear, mlp])
@@ -91,7 +98,9 @@ def test_the_bounds_are_reached():
         assert np.linalg.norm(total) == pytest.approx(CLIP, rel=1e-4)
     rows = Rows(features, counts, intercept=True, units=units)
     assert np.linalg.norm(noisy_gram(PLAN, rows, noise())) == pytest.approx(9.0)
-    assert np.linalg.norm(noisy_moments(PLAN, rows, messages, noise())) == pytest.approx(2.1)
+    assert np.linalg.norm(
+        noisy_moments(PLAN, rows, messages, noise())
+    ) == pytest.approx(2.1)
 
 
 @pytest.mark.parametrize("make", [linear, mlp])
@@ -101,7 +110,9 @@ def test_a_row_that_is_not_finite_changes_no_bound(make, value):
     messages[np.flatnonzero(codes == 1)[0]] = value
 
     def statistic(stays):
-        return clipped_sum(make(), features[stays], messages[stays], CLIP, Units(codes[stays]))
+        return clipped_sum(
+            make(), features[stays], messages[stays], CLIP, Units(codes[stays])
+        )
 
     assert largest_change(statistic, codes) <= CLIP * SLACK
 
@@ -146,7 +157,9 @@ def test_statistics_equal_a_loop_over_units(seed):
         sums += part * min(1.0, 2.1 / max(np.linalg.norm(part), 1e-30))
     rows = Rows(features, counts, intercept=True, units=Units(codes))
     np.testing.assert_allclose(noisy_gram(PLAN, rows, noise()), matrix, atol=1e-9)
-    np.testing.assert_allclose(noisy_moments(PLAN, rows, residual, noise()), sums, atol=1e-9)
+    np.testing.assert_allclose(
+        noisy_moments(PLAN, rows, residual, noise()), sums, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("make", [linear, mlp])
@@ -157,7 +170,9 @@ def test_units_of_one_row_are_clipped_as_rows(make):
     by_row = clipped_sum(make(), features, messages, CLIP)
     np.testing.assert_allclose(by_unit, by_row, rtol=1e-6, atol=1e-7)
     both = [Rows(features, counts, True, own) for own in (units, None)]
-    np.testing.assert_allclose(*[noisy_gram(PLAN, own, noise()) for own in both], rtol=1e-9)
+    np.testing.assert_allclose(
+        *[noisy_gram(PLAN, own, noise()) for own in both], rtol=1e-9
+    )
 
 
 @pytest.mark.parametrize("make", [linear, mlp])
@@ -194,7 +209,10 @@ def test_a_fit_takes_units_whole_and_clips_them_together(rate, monkeypatch):
     monkeypatch.setattr("tp_flower.privacy.gradients.clipped_sum", clipped)
     model = linear()
     problem = replace(
-        fit_problem(model), features=features, multiplicity=np.maximum(counts, 1), target=messages
+        fit_problem(model),
+        features=features,
+        multiplicity=np.maximum(counts, 1),
+        target=messages,
     )
     plan = PrivateFit(2.0, 1e-9, sample_rate=rate, steps=9, unit_norm=3.0)
     fit_privately(model, problem, plan, noise(), units)

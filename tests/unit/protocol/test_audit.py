@@ -1,4 +1,6 @@
-"""Every field of every message says who could gain by a lie in it, and what is checked."""
+"""Every field of every message says who could gain by a lie in it, and what is
+checked.
+"""
 
 import tomllib
 
@@ -15,8 +17,12 @@ STRUCTURES = {kind.__name__: kind for kinds in audited().values() for kind in ki
 def test_every_field_has_an_entry_and_every_entry_a_field():
     declared = {name: set(audited_fields(kind)) for name, kind in STRUCTURES.items()}
     written = {name: set(fields) for name, fields in ENTRIES.items()}
-    lacking = {name: fields - written.get(name, set()) for name, fields in declared.items()}
-    left = {name: fields - declared.get(name, set()) for name, fields in written.items()}
+    lacking = {
+        name: fields - written.get(name, set()) for name, fields in declared.items()
+    }
+    left = {
+        name: fields - declared.get(name, set()) for name, fields in written.items()
+    }
     assert {name: fields for name, fields in lacking.items() if fields} == {}
     assert {name: fields for name, fields in left.items() if fields} == {}
 

@@ -39,7 +39,9 @@ def test_pages_are_rendered_from_the_declarations():
 
 def test_every_kind_of_planned_release_is_declared():
     constants = {
-        value for name, value in vars(plan_module).items() if name.isupper() and type(value) is str
+        value
+        for name, value in vars(plan_module).items()
+        if name.isupper() and type(value) is str
     }
     # the nearest centre leaves with the centres
     others = {ADMM, SGD, DP_SGD, NOISY_STATISTICS, "nearest"}
@@ -68,7 +70,9 @@ def test_policies_have_a_level_for_what_messages_tell():
 
 @pytest.mark.parametrize("action", LEAVE_WITH)
 def test_a_release_is_booked_under_the_message_it_leaves_with(action):
-    assert {ledger_entries._action_of(*release) for release in LEAVE_WITH[action]} == {action}
+    assert {ledger_entries._action_of(*release) for release in LEAVE_WITH[action]} == {
+        action
+    }
 
 
 def test_placeholders_are_facts_of_a_run():

@@ -24,10 +24,16 @@ from tp_flower.protocol.fields import Request, field_bytes, layout_of
 from tp_flower.protocol.inference_messages import FinishRequest, ScorePart
 from tp_flower.protocol.messages import Action, Failure, ReplyEnvelope, RequestEnvelope
 from tp_flower.protocol.packet import Packet, pack, unpack
-from tp_flower.protocol.setup_messages import ExtractedPart, ShardStatistics, StatisticsOfPart
+from tp_flower.protocol.setup_messages import (
+    ExtractedPart,
+    ShardStatistics,
+    StatisticsOfPart,
+)
 
 ENVELOPES = (RequestEnvelope, ReplyEnvelope)
-each_message = pytest.mark.parametrize("kind", message_values.MESSAGES, ids=lambda k: k.__name__)
+each_message = pytest.mark.parametrize(
+    "kind", message_values.MESSAGES, ids=lambda k: k.__name__
+)
 IMPORTS = """
 import time
 import flwr.app, msgspec, numpy, numpy.typing
@@ -105,7 +111,9 @@ def refusal(read, *arguments) -> str:
 @settings(max_examples=5, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_whatever_is_not_declared_is_refused(kind, data):
-    for wrong in message_values.malformed(kind, data.draw(message_values.messages(kind))):
+    for wrong in message_values.malformed(
+        kind, data.draw(message_values.messages(kind))
+    ):
         error = refusal(decode, kind, wrong.packet)
         assert error, wrong.what
         assert wrong.field in error, wrong.what
@@ -151,7 +159,10 @@ def test_a_failure_stands_in_place_of_a_reply():
     assert decode_reply(training_messages.AdmmReply, encode(failure)) == failure
     assert is_failure(encode(failure))
     with pytest.raises(MessageError, match="it has arrays, but none are declared"):
-        decode_reply(training_messages.AdmmReply, Packet(encode(failure).header, {(0, "x"): STEP}))
+        decode_reply(
+            training_messages.AdmmReply,
+            Packet(encode(failure).header, {(0, "x"): STEP}),
+        )
 
 
 FIT = {"kappa": 1.0, "rho_in": {}, "epoch": 1, "seed": 0}
@@ -227,7 +238,9 @@ def test_an_array_beside_its_family_or_where_none_is_declared_is_refused(names):
         decode(FinishRequest, Packet({}, {(0, "x"): COUNTS}))
     good, family = encode(categories({}, {})), "category-counts"
     arrays = {(4, name.format(family)): COUNTS for name in names}
-    with pytest.raises(MessageError, match=f"it has array '{family}', which is not decl"):
+    with pytest.raises(
+        MessageError, match=f"it has array '{family}', which is not decl"
+    ):
         decode(ShardStatistics, Packet(good.header, arrays))
 
 

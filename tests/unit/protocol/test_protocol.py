@@ -59,10 +59,14 @@ def test_payload_bytes_by_part():
     assert wire.unpack(wire.pack(packet)).payload_bytes() == {0: 17, 2: 32}
 
 
-@pytest.mark.parametrize("size", [wire.SMALL_BYTES - 8, wire.SMALL_BYTES, wire.SMALL_BYTES + 8])
+@pytest.mark.parametrize(
+    "size", [wire.SMALL_BYTES - 8, wire.SMALL_BYTES, wire.SMALL_BYTES + 8]
+)
 def test_payloads_of_either_kind_round_trip(size):
     array = np.arange(size, dtype=np.uint64).astype(np.uint8)
-    content = wire.pack(wire.Packet({}, {(0, "x"): array, (1, "none"): np.zeros((0, 2))}))
+    content = wire.pack(
+        wire.Packet({}, {(0, "x"): array, (1, "none"): np.zeros((0, 2))})
+    )
     assert bool(content.array_records) == (size > wire.SMALL_BYTES)
     received = wire.unpack(over_the_wire(content))
     np.testing.assert_array_equal(received.arrays[0, "x"], array)

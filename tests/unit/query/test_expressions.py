@@ -25,15 +25,21 @@ LONG = [
 def database():
     with duckdb.connect() as connection:
         columns = "i, x, s, ts, d, b, n"
-        connection.execute(f"CREATE TABLE t AS FROM (VALUES {CASES['rows']}) t({columns})")
+        connection.execute(
+            f"CREATE TABLE t AS FROM (VALUES {CASES['rows']}) t({columns})"
+        )
         yield connection
 
 
 @pytest.mark.parametrize("text", PIECES)
 def test_a_rendered_expression_is_a_fixed_point_with_the_same_values(database, text):
-    rendered = expressions.render(expressions.parse_expression(text, "feature"), quote=True)
+    rendered = expressions.render(
+        expressions.parse_expression(text, "feature"), quote=True
+    )
     assert (
-        expressions.render(expressions.parse_expression(rendered, "feature"), quote=True)
+        expressions.render(
+            expressions.parse_expression(rendered, "feature"), quote=True
+        )
         == rendered
     )
     query = "SELECT typeof({0}), ({0}) FROM t"
@@ -42,15 +48,22 @@ def test_a_rendered_expression_is_a_fixed_point_with_the_same_values(database, t
 
 
 def test_everything_that_is_allowed_was_run():
-    trees = [expressions.parse_statements(f"SELECT {piece}")[0].expressions[0] for piece in PIECES]
+    trees = [
+        expressions.parse_statements(f"SELECT {piece}")[0].expressions[0]
+        for piece in PIECES
+    ]
     trees += [expressions.parse_expression(piece, "feature") for piece in PIECES]
     nodes = [node for tree in trees for node in tree.walk()]
     assert {type(node) for node in nodes} >= expressions.ALLOWED_NODES
     names = {node.name.lower() for node in nodes if isinstance(node, exp.Anonymous)}
     assert names == expressions.ALLOWED_FUNCTIONS
     # every accepted pair runs in DuckDB and is compared with its answer
-    trees = [tree for pair in ACCEPTED for tree in expressions.parse_statements(pair["sql"])]
-    assert {type(node) for tree in trees for node in tree.walk()} >= expressions.AGGREGATE_NODES
+    trees = [
+        tree for pair in ACCEPTED for tree in expressions.parse_statements(pair["sql"])
+    ]
+    assert {
+        type(node) for tree in trees for node in tree.walk()
+    } >= expressions.AGGREGATE_NODES
     assert exp.AnyValue not in expressions.AGGREGATE_NODES
 
 
@@ -85,7 +98,9 @@ def test_refused_aggregates(text, reason):
 
 def test_a_condition_belongs_to_a_filter():
     with pytest.raises(QueryError, match="WHERE is allowed only inside FILTER"):
-        expressions.check_expression(exp.Where(this=exp.column("x")), "column 'f'", aggregates=True)
+        expressions.check_expression(
+            exp.Where(this=exp.column("x")), "column 'f'", aggregates=True
+        )
 
 
 @pytest.mark.parametrize("aggregates", [False, True])

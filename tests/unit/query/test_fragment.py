@@ -43,7 +43,9 @@ GROUPED = Fragment(
 NO_AGGREGATE = "aggregate functions are not supported"
 NAMES = st.one_of(
     st.text(min_size=1, max_size=12),
-    st.sampled_from(['a"b', "a'b", "x -- y", "/* x", "; DROP TABLE t", "a.b", "*", "(group)"]),
+    st.sampled_from(
+        ['a"b', "a'b", "x -- y", "/* x", "; DROP TABLE t", "a.b", "*", "(group)"]
+    ),
 )
 
 
@@ -108,7 +110,9 @@ def check_changed(change, *, inside):
 @pytest.mark.parametrize(("sql", "reason"), CASES["hostile"])
 @pytest.mark.parametrize("place", PLACES)
 def test_hostile_pieces_are_refused_by_name(sql, reason, place):
-    with pytest.raises(QueryError, match=f"table 'p': {place} is refused: .*({reason})"):
+    with pytest.raises(
+        QueryError, match=f"table 'p': {place} is refused: .*({reason})"
+    ):
         check_changed(PLACES[place](sql), inside="sub-query" in place)
 
 
@@ -146,7 +150,9 @@ def test_refused_names(names):
     same = tuple(Feature(name, '"Id"') for name in names)
     with pytest.raises(QueryError, match="feature names must differ and not be empty"):
         check_changed({"features": same}, inside=False)
-    with pytest.raises(QueryError, match="sub-query column names must differ and not be empty"):
+    with pytest.raises(
+        QueryError, match="sub-query column names must differ and not be empty"
+    ):
         check_changed({"columns": same}, inside=True)
 
 
@@ -161,7 +167,9 @@ def test_malformed_json_is_refused(data):
 def test_any_name_is_a_name(names):
     """A name from the wire is refused, or DuckDB reads it as that name and no more."""
     subquery = SubQuery(tuple(Feature(name, '"k"') for name in names), groups=('"k"',))
-    features = tuple(Feature(str(place), quote_name(name)) for place, name in enumerate(names))
+    features = tuple(
+        Feature(str(place), quote_name(name)) for place, name in enumerate(names)
+    )
     try:
         checked = Fragment("t", "t", features, subquery=subquery).check(["k"])
     except QueryError:
@@ -169,4 +177,6 @@ def test_any_name_is_a_name(names):
     assert checked.subquery is not None
     relation = checked.subquery.to_sql("(SELECT 7 AS k)")
     items = ", ".join(feature.sql for feature in checked.features)
-    assert duckdb.sql(f"SELECT {items} FROM ({relation})").fetchall() == [(7,) * len(names)]
+    assert duckdb.sql(f"SELECT {items} FROM ({relation})").fetchall() == [
+        (7,) * len(names)
+    ]

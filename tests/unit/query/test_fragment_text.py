@@ -78,7 +78,10 @@ def ordered(query: Fragment) -> Fragment:
 
 
 @given(FRAGMENTS, FRAGMENTS)
-@example(Fragment("", "a", filters=("x\nlabel: b",)), Fragment("", "a", filters=("x",), label="b"))
+@example(
+    Fragment("", "a", filters=("x\nlabel: b",)),
+    Fragment("", "a", filters=("x",), label="b"),
+)
 def test_distinct_fragments_never_share_a_text(first, second):
     """Of pieces that are no SQL, too, which are left as they came."""
     with pytest.MonkeyPatch.context() as raw:

@@ -127,7 +127,9 @@ def test_prediction_leaves_label_and_weight_out_and_training_the_label(label, we
     assert bound(select) == labelled("o.id, o.qty AS label, c.age")
     if "gone" not in weight:
         query = Query.from_sql(f"SELECT {select} {FROM}", needs_label=False)
-        assert query.bind(PEOPLE, FIRST) == labelled(f"o.id, o.day AS label, c.age{weight}")
+        assert query.bind(PEOPLE, FIRST) == labelled(
+            f"o.id, o.day AS label, c.age{weight}"
+        )
 
 
 @pytest.mark.parametrize(("select", "table", "names"), CASES["stars"])
@@ -135,7 +137,9 @@ def test_stars_hide_the_columns_of_a_label(select, table, names):
     """Also one that the star brings; training reads what prediction reads."""
     query = Query.from_sql(f"SELECT {select} {FROM}", needs_label=False)
     for query_bound in (bound(select), query.bind(PEOPLE, FIRST)):
-        assert [feature.name for feature in query_bound.fragments_of(table)[0].features] == names
+        assert [
+            feature.name for feature in query_bound.fragments_of(table)[0].features
+        ] == names
 
 
 def test_row_key_is_the_last_keys_of_the_label_table():

@@ -1,7 +1,8 @@
-"""SQL that people write: it has DuckDB's answer, or the how-to says what to write instead.
+"""SQL that people write: it has DuckDB's answer, or the how-to says what to write
+instead.
 
-The rows of the how-to are read, checked and run, and more queries are in the table of cases:
-what is written, and the form in which it is read.
+The rows of the how-to are read, checked and run, and more queries are in the table of
+cases: what is written, and the form in which it is read.
 """
 
 import re
@@ -46,7 +47,9 @@ def check_answer(sql, sources):
 WORKS, _, REFUSED = PAGE.partition("## What is refused")
 
 
-@pytest.mark.parametrize("row", [r for r in ROWS if r[0] in WORKS] + CASES["read"], ids=str)
+@pytest.mark.parametrize(
+    "row", [r for r in ROWS if r[0] in WORKS] + CASES["read"], ids=str
+)
 def test_a_query_is_read_as_one_with_the_same_answer(row, sources):
     written, read = row
     assert check_answer(written, sources) == read

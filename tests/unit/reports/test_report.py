@@ -32,7 +32,20 @@ def test_a_report_says_what_its_records_say() -> None:
     assert content["final"] == {"train": train, "test": test}
     first, second = content["join-steps"]
     assert (first["table"], first["rows"]) == ("f", 30)
-    assert [*second.values()] == ["p", 27, "f.p = p.id", False, 30, 0, 1.0, 1, 3, 2, 3, []]
+    assert [*second.values()] == [
+        "p",
+        27,
+        "f.p = p.id",
+        False,
+        30,
+        0,
+        1.0,
+        1,
+        3,
+        2,
+        3,
+        [],
+    ]
     lost = [{"step": "p on f.p = p.id", "rows": 3}]
     assert content["label-rows"] == {"rows": 30, "joined": 27, "lost": lost}
     table = content["tables"][1]
@@ -73,7 +86,9 @@ def test_a_report_replaces_the_old_one_or_keeps_it(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == report_dict(small_report())
     write_json(report_dict(replace(small_report(), seconds=4.5)), folder)
     with pytest.raises(TypeError, match="of type object cannot be written to a report"):
-        write_json(report_dict(replace(small_report(), chosen={"rho": object()})), folder)
+        write_json(
+            report_dict(replace(small_report(), chosen={"rho": object()})), folder
+        )
     assert [path.name for path in folder.iterdir()] == ["report.json"]
     assert json.loads(path.read_text())["seconds"] == 4.5
 

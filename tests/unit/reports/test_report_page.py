@@ -89,7 +89,9 @@ EXAMPLES = {
     "30 tables": made_report(tables=[f"a_table_{n}" for n in range(30)]),
     "failed": made_report(status="failed: site 'EWR' is gone", final={}),
     "failed at once": made_report(history=[], epochs=0, final={}, status="failed: x"),
-    "coreset": made_report(chosen={"coreset": CASES["coreset"]}, warnings=["tau is 150"]),
+    "coreset": made_report(
+        chosen={"coreset": CASES["coreset"]}, warnings=["tau is 150"]
+    ),
     "classes": made_report(**CASES["compared"]),
     "numbers": made_report(deciles=CASES["deciles"]),
     "nothing": {},
@@ -146,9 +148,16 @@ def test_commands_repeat_the_run_and_go_on(mode, model, verbs) -> None:
     folder, sql = "/my runs/it's $HOME;1", "SELECT '\"a\\b\"'\nFROM é"
     chosen = Settings(sql=sql, l2=1e-5, progress=False, output_dir=folder)
     report = Record({"mode": mode, "model": model, "settings": chosen.to_dict()})
-    assert tomllib.loads(pages.run_file(report)) == {"sql": sql, "l2": 1e-5, "progress": False}
+    assert tomllib.loads(pages.run_file(report)) == {
+        "sql": sql,
+        "l2": 1e-5,
+        "progress": False,
+    }
     first, second, *others = map(shlex.split, pages.commands(report).lines)
-    file, named = f"{folder}/{pages.RUN_FILE}", ["--set", f"model-name={model}"] if model else []
+    file, named = (
+        f"{folder}/{pages.RUN_FILE}",
+        ["--set", f"model-name={model}"] if model else [],
+    )
     assert first == ["tp-flower", mode, file]
     assert second == ["flwr", "run", ".", "--stream", "-c", file]
     assert others == [["tp-flower", verb, file, *named] for verb in verbs]
@@ -204,14 +213,22 @@ def test_the_page_needs_nothing_else_and_its_links_lead_to_its_sections() -> Non
     # the query has a line per clause
     label, *lines = re.findall("<code>(.*?)</code>", html)
     assert label == "f.late"
-    assert lines[:3] == ["SELECT f.late AS label, p.age", "FROM f", "JOIN p ON f.p = p.id"]
+    assert lines[:3] == [
+        "SELECT f.late AS label, p.age",
+        "FROM f",
+        "JOIN p ON f.p = p.id",
+    ]
 
 
 @pytest.mark.parametrize("name", [*EXAMPLES, "account"])
 def test_a_browser_may_apply_the_pages_style_and_nothing_else(name: str) -> None:
     """What would slip through the escaping of names is not run, loaded or sent."""
     is_report = name != "account"
-    html = render(EXAMPLES[name]) if is_report else account_page([], Table("Budgets", (), ()))
+    html = (
+        render(EXAMPLES[name])
+        if is_report
+        else account_page([], Table("Budgets", (), ()))
+    )
     tags = Page(html).tags
     (policy,) = [a["content"] for _, a in tags if "http-equiv" in a]
     (style,) = re.findall("(?s)<style>(.*?)</style>", html)
@@ -226,7 +243,9 @@ def test_a_browser_may_apply_the_pages_style_and_nothing_else(name: str) -> None
     assert [tag for tag, _ in tags][:4] == ["html", "head", "meta", "meta"]
     assert tags[3][1]["http-equiv"] == "Content-Security-Policy"
     # which it would forbid: a drawing's looks are attributes of SVG, and classes
-    assert not [a for _, a in tags if "style" in a or any(n.startswith("on") for n in a)]
+    assert not [
+        a for _, a in tags if "style" in a or any(n.startswith("on") for n in a)
+    ]
 
 
 def test_names_are_text() -> None:
@@ -268,7 +287,9 @@ def test_any_part_may_be_missing_or_odd(data: st.DataObject) -> None:
             keys = list(place) if isinstance(place, Mapping) else range(len(place))
             key = data.draw(st.sampled_from(list(keys)))
             inner = place[key]
-            if not (isinstance(inner, dict | list) and inner) or data.draw(st.booleans()):
+            if not (isinstance(inner, dict | list) and inner) or data.draw(
+                st.booleans()
+            ):
                 break
             place = inner
         place[key] = deepcopy(data.draw(ODD))
@@ -290,7 +311,9 @@ def test_a_run_that_fails_midway_has_a_page(tmp_path: Path) -> None:
     page_line(tmp_path)
     page = Page((tmp_path / PAGE_FILE).read_text())
     assert "failed: no space left" in page.text
-    assert len(page.figures["Loss (1/2 squared error) by epoch"].points["test rows"]) == 2
+    assert (
+        len(page.figures["Loss (1/2 squared error) by epoch"].points["test rows"]) == 2
+    )
 
 
 def test_a_page_that_cannot_be_written_is_only_said(tmp_path: Path) -> None:
@@ -346,7 +369,9 @@ def test_labels_do_not_lie_on_each_other(heights: list[float]) -> None:
 def luminance(colour: str) -> float:
     """Return the relative luminance of WCAG 2."""
     parts = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    linear = [
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts
+    ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
@@ -367,7 +392,9 @@ def test_a_browser_shows_it_at_the_width_of_a_phone(tmp_path: Path) -> None:
     probe.write_text(PROBE.read_text().replace("PAGE", page.as_uri()))
     profile = f"--user-data-dir={tmp_path / 'profile'}"
     command = [CHROMIUM, *CASES["chromium"], profile, "--dump-dom", probe.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=True
+    )
     output = re.search(r"FOUND(.*?)END", done.stdout)
     assert output, done.stderr[-500:]
     for view in json.loads(output[1]):

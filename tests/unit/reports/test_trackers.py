@@ -52,7 +52,9 @@ def read_events(folder):
             data = data[16 + size :]
             for value in event.summary.value:
                 if value.HasField("simple_value"):
-                    curves.setdefault(value.tag, []).append((event.step, value.simple_value))
+                    curves.setdefault(value.tag, []).append(
+                        (event.step, value.simple_value)
+                    )
                 else:
                     texts[value.tag] = value.tensor.string_val[0].decode()
     return curves, texts
@@ -137,7 +139,9 @@ def test_a_tracker_that_fails_is_left_out(tmp_path, recorders, caplog):
 def test_a_run_that_fails_is_logged_as_one(tmp_path, recorders):
     with pytest.raises(MappingError):
         run_app(tmp_path, **{"max-joined-rows": 1})
-    assert [end[1:] for end in recorders[1].ends] == [(["report.json", "report.html"], False)]
+    assert [end[1:] for end in recorders[1].ends] == [
+        (["report.json", "report.html"], False)
+    ]
 
 
 def test_what_is_not_finite_is_left_out(tmp_path, recorders):

@@ -16,7 +16,9 @@ from tp_flower.protocol.fields import layout_of
 from tp_flower.protocol.messages import Action
 
 PACKAGES = ("tp_flower", "strategies", "client_apps")
-MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+MODULES = sorted(
+    path for package in PACKAGES for path in (ROOT / package).rglob("*.py")
+)
 ALLOWED = {
     "tp_flower": {"tp_flower"},
     "strategies": {"strategies", "tp_flower"},
@@ -26,7 +28,7 @@ ALLOWED = {
 FLOWER_MODULES = {"tp_flower/protocol/packet.py"}
 UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
-MAX_LINES = 600
+MAX_LINES = 700
 MIN_LINES = 55
 MOST_MODULES = 15
 # one that is no longer small, or no longer there, leaves the list
@@ -48,8 +50,13 @@ def imported_modules(source: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             # a relative import would hide its package from this test
             yield "." * node.level + (node.module or "")
-        elif isinstance(node, ast.Call) and _called(node) in {"__import__", "import_module"}:
-            yield from (str(arg.value) for arg in node.args[:1] if isinstance(arg, ast.Constant))
+        elif isinstance(node, ast.Call) and _called(node) in {
+            "__import__",
+            "import_module",
+        }:
+            yield from (
+                str(arg.value) for arg in node.args[:1] if isinstance(arg, ast.Constant)
+            )
 
 
 def _called(node: ast.Call) -> str:

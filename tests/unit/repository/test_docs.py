@@ -1,4 +1,6 @@
-"""The pages of the project: links lead somewhere, and code is read as its program reads it."""
+"""The pages of the project: links lead somewhere, and code is read as its program reads
+it.
+"""
 
 import re
 import shlex
@@ -27,7 +29,9 @@ PATTERNS = ("*.md", "llms.txt", "docs/**/*.md", "examples/**/*.md")
 PAGES = sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)(?:#([^)]*))?\)")
 BLOCK = re.compile(r"^ *```([^\n]*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
-by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+by_page = pytest.mark.parametrize(
+    "page", PAGES, ids=lambda page: str(page.relative_to(ROOT))
+)
 
 
 def anchors(page: Path) -> set[str]:
@@ -44,24 +48,42 @@ def test_links_lead_to_a_page_and_a_heading_of_it(page: Path) -> None:
         assert not anchor or anchor in anchors(path), f"{target}#{anchor}"
 
 
-@pytest.mark.parametrize(("page", "most"), [("README.md", 14_000), ("PRIVACY.md", 15_000)])
+@pytest.mark.parametrize(
+    ("page", "most"), [("README.md", 14_000), ("PRIVACY.md", 15_000)]
+)
 def test_a_page_is_read_in_a_few_minutes(page: str, most: int) -> None:
     assert (ROOT / page).stat().st_size <= most
 
 
 @pytest.fixture(scope="module")
 def schemas():
-    tables = {t: duckdb.read_parquet(str(min(f.values()))) for t, f in flights_tables().items()}
-    tables |= {table: duckdb.from_df(shards[0]) for table, shards in make_store(9, 9, 9).items()}
-    return {k: dict(zip(t.columns, map(str, t.types), strict=True)) for k, t in tables.items()}
+    tables = {
+        t: duckdb.read_parquet(str(min(f.values())))
+        for t, f in flights_tables().items()
+    }
+    tables |= {
+        table: duckdb.from_df(shards[0])
+        for table, shards in make_store(9, 9, 9).items()
+    }
+    return {
+        k: dict(zip(t.columns, map(str, t.types), strict=True))
+        for k, t in tables.items()
+    }
 
 
 @by_page
-def test_code_is_read_by_the_program_that_it_is_for(page, schemas, tmp_path, monkeypatch):
+def test_code_is_read_by_the_program_that_it_is_for(
+    page, schemas, tmp_path, monkeypatch
+):
     monkeypatch.setenv("PLANES_URI", "postgresql://reader@db.example.org/fleet")
     whole = page.read_text(encoding="utf-8").replace("\\\n", "")
-    folders = [ROOT, page.parent, *(ROOT / f for f in re.findall(r"\b(?:cd|cp -r) (\S+)", whole))]
-    for language, text in sorted(BLOCK.findall(whole), key=lambda b: b[0] != "toml"):  # policies
+    folders = [
+        ROOT,
+        page.parent,
+        *(ROOT / f for f in re.findall(r"\b(?:cd|cp -r) (\S+)", whole)),
+    ]
+    # policies
+    for language, text in sorted(BLOCK.findall(whole), key=lambda b: b[0] != "toml"):
         if language == "toml":
             schemas = check_toml(text, tmp_path / "file.toml", schemas)
         elif language == "sql":
@@ -74,7 +96,9 @@ def test_code_is_read_by_the_program_that_it_is_for(page, schemas, tmp_path, mon
             compile(text, page, "exec")
             exec("\n".join(re.findall(r"^(?:from|import) .*", text, re.MULTILINE)))
         else:
-            assert re.match(r"text$|\{(code-cell|toctree|eval-rst|literalinclude)", language), text
+            assert re.match(
+                r"text$|\{(code-cell|toctree|eval-rst|literalinclude)", language
+            ), text
 
 
 def check_toml(text, file, schemas):
@@ -84,22 +108,30 @@ def check_toml(text, file, schemas):
         check_settings(read_settings(file, (), mode=mode), schemas)
         return schemas
     sources = read_tables_file(str(file))
-    assert all(duckdb.sql(f"SELECT NULL::{kind}") for s in sources for kind in s.types.values())
+    assert all(
+        duckdb.sql(f"SELECT NULL::{kind}") for s in sources for kind in s.types.values()
+    )
     return {s.table: dict.fromkeys(s.policy.named, "DOUBLE") for s in sources} | schemas
 
 
 def check_settings(settings, schemas):
     method, row_key = STRATEGIES[settings.method_name], settings.row_key
-    query = Query.from_sql(choose_sql(settings), needs_label=method.has_label and not row_key)
+    query = Query.from_sql(
+        choose_sql(settings), needs_label=method.has_label and not row_key
+    )
     if row_key:
         query.bind(schemas, Unlabelled(row_key=tuple(row_key.split(", "))))
     else:
-        encoder_choices(method(query, settings.with_fields(boost_from="")).bind(schemas), settings)
+        encoder_choices(
+            method(query, settings.with_fields(boost_from="")).bind(schemas), settings
+        )
 
 
 def commands(script):
     """Yield the words of each command, also of another user or in a container."""
-    for line in re.sub(r"(runuser|docker) .*? (--|superlink) ", "", script).splitlines():
+    for line in re.sub(
+        r"(runuser|docker) .*? (--|superlink) ", "", script
+    ).splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
         groups = groupby(lexer, set("();<>|&").issuperset)
@@ -107,19 +139,32 @@ def commands(script):
 
 
 def check_command(program, arguments, folders, schemas):
-    paths = {word: [f / word for f in folders if (f / word).exists()] for word in arguments}
-    assert all(paths[word] for word in arguments if re.match("(scripts|tests|examples)/", word))
+    paths = {
+        word: [f / word for f in folders if (f / word).exists()] for word in arguments
+    }
+    assert all(
+        paths[word] for word in arguments if re.match("(scripts|tests|examples)/", word)
+    )
     if program == "tp-flower":
         name, options = parsed(get_command(app), arguments)
         if name in MODES:
-            check_settings(read_settings(None, options["overrides"], mode=name), schemas)
+            check_settings(
+                read_settings(None, options["overrides"], mode=name), schemas
+            )
     elif program == "flwr":
-        texts = parsed(typer_click_object, arguments)[1].get("run_config_overrides") or ()
+        texts = (
+            parsed(typer_click_object, arguments)[1].get("run_config_overrides") or ()
+        )
         values = parse_config_args([text for text in texts if "=" in text])
         check_settings(read_settings(None, (), **values), schemas)
     elif program in ("python", "bash"):
-        script, line = paths[arguments[0]][0].read_text(encoding="utf-8"), " ".join(arguments)
-        assert all(re.search(rf"{o}\b", script) for o in re.findall(r" (--[a-z-]+)", line)), line
+        script, line = (
+            paths[arguments[0]][0].read_text(encoding="utf-8"),
+            " ".join(arguments),
+        )
+        assert all(
+            re.search(rf"{o}\b", script) for o in re.findall(r" (--[a-z-]+)", line)
+        ), line
 
 
 def parsed(command, arguments):

@@ -17,7 +17,9 @@ SOFTMAX = STORE_SQL.replace(
     "o.quantity AS",
     "CASE WHEN o.quantity > 14 THEN 'c' WHEN o.quantity > 9 THEN 'b' ELSE 'a' END AS",
 )
-LEFT = STORE_SQL.replace("JOIN customers AS c ON", "LEFT JOIN customers AS c ON o.discount > 0 AND")
+LEFT = STORE_SQL.replace(
+    "JOIN customers AS c ON", "LEFT JOIN customers AS c ON o.discount > 0 AND"
+)
 
 
 def sites(layout):
@@ -26,7 +28,11 @@ def sites(layout):
     (orders,), (items,), customers = map(frames.get, ("orders", "items", "customers"))
     if layout == "whole":
         both = pd.concat(customers, ignore_index=True)
-        return {"shop": {"orders": orders}, "maker": {"items": items}, "crm": {"customers": both}}
+        return {
+            "shop": {"orders": orders},
+            "maker": {"items": items},
+            "crm": {"customers": both},
+        }
     cut = orders.iloc[:100], orders.iloc[100:400], orders.iloc[400:]
     return {
         # one site of several tables, and of several shards of one
@@ -145,7 +151,9 @@ def test_predictions_match_what_training_reports(way):
     for actual in epochs[:-1]:
         check(epoch, actual, within)
     check(without(run, set_up + epoch * (last - 1)), epochs[-1], within)
-    check(set_up, sent([item for item in report.history if not item.epoch]) + more, within)
+    check(
+        set_up, sent([item for item in report.history if not item.epoch]) + more, within
+    )
     check(run, sent(report.history), within)
     assert sum(run.up.values()) == pytest.approx(report.bytes_up, rel=WITHIN)
     assert sum(run.down.values()) == pytest.approx(report.bytes_down, rel=WITHIN)
@@ -156,7 +164,9 @@ def test_trees_that_shards_show_each_other_are_predicted_at_most(lou):
     how = BOOST | {"num_epochs": 2, "lou": lou, "leaves": 4}
     _, epoch, _ = explained("sharded", STORE_SQL, **how)
     _, local, _ = explained("sharded", STORE_SQL, **how | {"lou": "local"})
-    actual = sent([r for r in trained("sharded", STORE_SQL, **how).history if r.epoch == 1])
+    actual = sent(
+        [r for r in trained("sharded", STORE_SQL, **how).history if r.epoch == 1]
+    )
     assert epoch.rounds == actual.rounds == 2
     for most, ways, least in (
         (epoch.up, actual.up, local.up),
@@ -177,6 +187,8 @@ def test_what_drawing_sends_is_predicted_within_what_is_drawn(layout):
     assert [item.phase for item in drawing] == ["measure", "draw", "weigh"]
     check(set_up, sent(before) + first_sums(history), within=0.1)
     # what the first round sends is known
-    other_set_up, other_epoch, _ = explained(layout, STORE_SQL, **how | {"coreset_size": 0})
+    other_set_up, other_epoch, _ = explained(
+        layout, STORE_SQL, **how | {"coreset_size": 0}
+    )
     assert set_up.rounds == other_set_up.rounds + 3
     assert sum(epoch.up.values()) < sum(other_epoch.up.values())

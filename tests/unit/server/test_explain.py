@@ -18,7 +18,14 @@ from strategies.personalised.setup import TRAINING
 from strategies.report_page.page import PAGE_FILE
 from strategies.run.failures import LOG_FILE
 from strategies.training.base import JoinStrategy
-from tests.support.examples.explained import ORDERS, SMALL, SMALL_SQL, explain, printed, run_app
+from tests.support.examples.explained import (
+    ORDERS,
+    SMALL,
+    SMALL_SQL,
+    explain,
+    printed,
+    run_app,
+)
 from tests.support.files import case_table
 from tests.support.page_reading import Page
 from tests.support.policies import OPEN
@@ -33,7 +40,11 @@ CASES = case_table(__file__)
 CORESET = {"coreset_size": 9, "task": "regression"}
 DRAWING = {str(action) for action in (Action.MEASURE, Action.DRAW, Action.WEIGH)}
 PRIVATE = PrivacySettings(
-    labels="randomised-response", label_epsilon=1.5, features="dp-sgd", epsilon=2.0, predictions=8.0
+    labels="randomised-response",
+    label_epsilon=1.5,
+    features="dp-sgd",
+    epsilon=2.0,
+    predictions=8.0,
 )
 PER = "per row (or the privacy-unit of a policy) and run"
 FLOWN = "(SELECT * FROM flights WHERE arr_delay IS NOT NULL) f"
@@ -63,7 +74,9 @@ def test_the_report_is_json_and_right_by_hand(small):
     assert content["mode"] == "explain"
     tables = content["tables"]
     # of o, same is constant; c has two kinds
-    assert columns(tables, "table", "names", "sites", "rows", "features", "dropped") == [
+    assert columns(
+        tables, "table", "names", "sites", "rows", "features", "dropped"
+    ) == [
         ["o", ["orders"], ["shop"], [5], 1, ["same"]],
         ["i", ["items"], ["maker"], [4], 1, []],
         ["c", ["customers"], ["uk", "us"], [2, 2], 0, ["kind"]],
@@ -135,7 +148,13 @@ def test_every_message_is_covered(strategy):
 
 def test_every_message_is_of_a_method_or_a_prediction():
     sent = {*SET_UP, Action.STATISTICS, Action.FIT, Action.FINISH}
-    sent |= {*map(Action, DRAWING), *TRAINING, Action.RANK, Action.SCORE, Action.SESSION}
+    sent |= {
+        *map(Action, DRAWING),
+        *TRAINING,
+        Action.RANK,
+        Action.SCORE,
+        Action.SESSION,
+    }
     for method in JoinStrategy.methods.values():
         sent |= {*method.messages, *method.messages_of_shards}
     unsent = set(Action) - sent
@@ -218,7 +237,10 @@ def test_what_a_mechanism_covers_is_said_and_what_none_covers_too(strategy):
     assert not any(word in carries for carries in declared for word in words)
     # what is left out: the curvature and the facts about features, not asked for
     left_out = {key[2] for key in clear} - {key[2] for key in covered}
-    assert sorted(carries[:15] for carries in left_out) == ["a summary of ea", "one number of c"]
+    assert sorted(carries[:15] for carries in left_out) == [
+        "a summary of ea",
+        "one number of c",
+    ]
 
 
 def test_flights_are_what_sql_says():
@@ -232,7 +254,8 @@ def test_flights_are_what_sql_says():
             )
         source = FLIGHTS_SQL[FLIGHTS_SQL.index("FROM flights") :]
         connection.execute(
-            "CREATE TABLE joined AS SELECT f.n AS f, p.n AS p, w.n AS w, a.n AS a " + source
+            "CREATE TABLE joined AS SELECT f.n AS f, p.n AS p, w.n AS w, a.n AS a "
+            + source
         )
         for table in explanation["tables"]:
             alias = table["table"]
@@ -283,7 +306,9 @@ def test_the_memory_of_every_site_and_of_the_server_is_forecast(small):
 
 
 def test_seven_tables_are_explained_on_a_screen():
-    frame = pd.DataFrame({"id": range(9), "next": range(1, 10), "x": np.arange(9.0) ** 2})
+    frame = pd.DataFrame(
+        {"id": range(9), "next": range(1, 10), "x": np.arange(9.0) ** 2}
+    )
     sites = {f"s{n}": {f"table_{n}": frame} for n in range(7)}
     joins = (f"JOIN table_{n} t{n} ON t{n - 1}.next = t{n}.id" for n in range(1, 7))
     features = ", ".join(f"t{n}.x AS x{n}" for n in range(1, 7))
@@ -299,7 +324,10 @@ def test_mode_explain_prints_and_writes_also_what_it_has_spent(tmp_path, capsys)
     content = run_app(tmp_path, mode="explain", task="regression", **privacy)
     text = capsys.readouterr().out
     page = Page((tmp_path / PAGE_FILE).read_text()).text
-    for words in ("The server learns, in the clear: ", "Epsilon per row, and what is not covered"):
+    for words in (
+        "The server learns, in the clear: ",
+        "Epsilon per row, and what is not covered",
+    ):
         assert words in text
     assert "Epsilon per row, and what is not covered" in page
     assert "Every message, and who learns what" in page

@@ -3,7 +3,14 @@
 import numpy as np
 import pandas as pd
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
@@ -48,7 +55,9 @@ class Echo:
 
 @pytest.fixture
 def two():
-    return Echo({"us": {"t": FRAME}, "uk": {"t": [FRAME, FRAME]}}, run_config={"seed": 3})
+    return Echo(
+        {"us": {"t": FRAME}, "uk": {"t": [FRAME, FRAME]}}, run_config={"seed": 3}
+    )
 
 
 def test_every_site_answers_for_itself_with_its_tables_and_keeps_its_state(two):
@@ -119,7 +128,9 @@ def test_flowers_fedavg_runs_on_it():
         (array,) = message.content["arrays"].to_numpy_ndarrays()
         new = ArrayRecord([array + 1.0 + number])
         metrics = MetricRecord({"num-examples": 1 + 2 * number})
-        return Message(RecordDict({"arrays": new, "metrics": metrics}), reply_to=message)
+        return Message(
+            RecordDict({"arrays": new, "metrics": metrics}), reply_to=message
+        )
 
     @app.evaluate()
     def evaluate(message: Message, _context: Context) -> Message:

@@ -160,7 +160,8 @@ def test_pinned_leader_makes_no_simulated_secret(make):
     assert site.is_simulated
     member, leader = keys.key_fields(pair), keys.key_fields(site)
     both = {
-        f"{name}s": {"2": leader[name], "3": member[name]} for name in ("public_key", "site_key")
+        f"{name}s": {"2": leader[name], "3": member[name]}
+        for name in ("public_key", "site_key")
     }
     members = ["2", "3"]
     kind = {"simulated": True, "seed": 0}
@@ -182,7 +183,9 @@ def test_server_does_not_choose_the_source(make, source, named):
     with pytest.raises(SiteError, match=f"{match} for '{named}'"):
         keys.seal(site, SealRequest(keys=named, **NOTHING))
     nobody = {"public_keys": {}, "site_keys": {}}
-    request = ExtractRequest(keys=named, **nobody, sealed={}, proposal=NOTHING_PROPOSED, parts={})
+    request = ExtractRequest(
+        keys=named, **nobody, sealed={}, proposal=NOTHING_PROPOSED, parts={}
+    )
     with pytest.raises(SiteError, match=f"{match} for '{named}'"):
         keys.take_secrets(site, request)
     assert not site.store.has("secret")
@@ -219,7 +222,11 @@ def sealed(**fields):
         ("agreed", {"sealed": {}}, "'sealed' lacks the secret of group 'run'"),
         ("agreed", sealed(text="ab" * 61), "cannot be opened"),
         ("agreed", sealed(members=None), "missing required field `members`"),
-        ("agreed", sealed(members=[]), "'sealed' is .*; allowed: `array` of length >= 1"),
+        (
+            "agreed",
+            sealed(members=[]),
+            "'sealed' is .*; allowed: `array` of length >= 1",
+        ),
         ("agreed", key_of("public-keys", "2", "00" * 32), "not an X25519 key"),
         ("agreed", sealed(members=["2"]), "keys of group 'run' lack this site's"),
         ("agreed", {"public-keys": {}}, r"'public-keys' lacks nodes \['2', '3'\]"),

@@ -74,7 +74,10 @@ def edited(model=(), *, is_signed=True, **file):
         (edited({"base-score": [0.0, 1.0]}), "numbers, expected 2"),
         (edited({"name": "../x"}), "model name '../x' is not allowed"),
         (edited({"joined-rows": -1}), "`int` >= 0 - at `$.joined-"),
-        (edited({"tables": [{**TABLE, "encoded": {}}]}), "missing required field `features`"),
+        (
+            edited({"tables": [{**TABLE, "encoded": {}}]}),
+            "missing required field `features`",
+        ),
     ],
     ids=lambda value: value[:24] if isinstance(value, str) else "",
 )
@@ -170,7 +173,9 @@ def texts(sql: str, table: str) -> tuple[str, ...]:
 
 def grouped(values, where=""):
     inner = f"SELECT id, {values} AS m FROM b {where} GROUP BY id"
-    return f"SELECT a.y AS label, s.m + 1 AS p, s.m FROM a JOIN ({inner}) s ON a.id = s.id"
+    return (
+        f"SELECT a.y AS label, s.m + 1 AS p, s.m FROM a JOIN ({inner}) s ON a.id = s.id"
+    )
 
 
 def test_texts_of_features_do_not_depend_on_spelling_or_filters():
@@ -185,10 +190,14 @@ def test_texts_of_features_do_not_depend_on_spelling_or_filters():
 
 def test_texts_of_features_of_a_union_name_each_part():
     union = (
-        "SELECT l AS label, v FROM (SELECT y AS l, x AS v FROM a UNION ALL SELECT n, n FROM b) u"
+        "SELECT l AS label, v FROM (SELECT y AS l, x AS v FROM a UNION ALL SELECT n, n "
+        "FROM b) u"
     )
     assert texts(union, "u") == ('v = "x" | "n"',)
     bound = Query.from_sql(union).bind(TABLES)
     assert manifests.label_text(bound.fragments_of("u")) == '"y" | "n"'
     joined = "SELECT a.y AS label, b.n FROM a JOIN b ON a.id = b.id"
-    assert manifests.label_text(Query.from_sql(joined).bind(TABLES).fragments_of("b")) == ""
+    assert (
+        manifests.label_text(Query.from_sql(joined).bind(TABLES).fragments_of("b"))
+        == ""
+    )

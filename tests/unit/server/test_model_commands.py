@@ -37,7 +37,9 @@ def row_of(text, start):
 @pytest.fixture
 def home(tmp_path):
     for version, l2 in ((FIRST, 0.01), (SECOND, 0.5)):
-        settings = Settings(strategy="admm", l2=l2, output_dir=f"/runs/{version}").to_dict()
+        settings = Settings(
+            strategy="admm", l2=l2, output_dir=f"/runs/{version}"
+        ).to_dict()
         manifest = small_manifest(
             version=version, settings=settings, test={"auc": 0.5 + l2, "log_loss": 1.0}
         )

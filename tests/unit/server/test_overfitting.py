@@ -23,7 +23,9 @@ def test_a_rise_is_that_of_the_mean_losses(rise):
     last = earlier * (1.0 + rise) + 0.1 * rise * rng.normal(size=5000)
     assert rise_of(earlier, last) == pytest.approx(last.mean() / earlier.mean() - 1.0)
     weights = rng.uniform(0.5, 2.0, 5000)
-    expected = np.average(last, weights=weights) / np.average(earlier, weights=weights) - 1.0
+    expected = (
+        np.average(last, weights=weights) / np.average(earlier, weights=weights) - 1.0
+    )
     assert rise_of(earlier, last, weights) == pytest.approx(expected)
     assert rise_of(last, earlier) is None
 

@@ -14,7 +14,9 @@ from tp_flower.methods import METHODS
 from tp_flower.protocol.messages import Action
 from tp_flower.query import Query
 
-ORDERS = pd.DataFrame({"k": [1, 1, 2, 3], "y": [1.0, 2.0, 3.0, 5.0], "x": [0.0, 1.0, 2.0, 3.0]})
+ORDERS = pd.DataFrame(
+    {"k": [1, 1, 2, 3], "y": [1.0, 2.0, 3.0, 5.0], "x": [0.0, 1.0, 2.0, 3.0]}
+)
 ITEMS = pd.DataFrame({"k": [1, 2, 3], "w": [1.0, 4.0, 9.0], "same": [7, 7, 7]})
 SQL = "SELECT o.y AS label, o.x, i.w, i.same FROM o JOIN i ON o.k = i.k"
 

@@ -40,7 +40,9 @@ def train(grid, caplog):
 
 def test_a_run_is_told_from_start_to_end(caplog):
     strategy, lines = train(InProcessGrid(app, SITES), caplog)
-    lines = [line for line in lines if line["run"] == strategy.session.run[:SHOWN_DIGITS]]
+    lines = [
+        line for line in lines if line["run"] == strategy.session.run[:SHOWN_DIGITS]
+    ]
     start, finish = (line for line in lines if line["level"] != "DEBUG")
     assert (start["event"], finish["event"]) == ("start", "finish")
     assert start["strategy"] == "TablePuppetADMM"

@@ -13,8 +13,14 @@ from tp_flower.reports.records import report_dict
 from tp_flower.settings import PrivacySettings
 
 ALL = {"test_fraction": 0.0, "task": "regression"}
-READS = "joined once, where it reads the label and the other table's scores (elsewhere the mean)"
-TWO = "SELECT o.qty AS label, o.day, i.price FROM orders o JOIN items i ON o.item = i.item"
+READS = (
+    "joined once, where it reads the label and the other table's scores (elsewhere the "
+    "mean)"
+)
+TWO = (
+    "SELECT o.qty AS label, o.day, i.price FROM orders o JOIN items i ON o.item = "
+    "i.item"
+)
 
 
 def readings_of(sql=SMALL_SQL, sites=SMALL, **how):
@@ -28,7 +34,9 @@ def columns(rows, *names):
 def test_rows_joined_once_are_those_of_which_a_site_reads_the_others():
     # orders 0 and 1 have two items each, order 2 one; customer 1 (us) has three joined
     # rows, customer 2 (uk) two
-    assert columns(readings_of(), "table", "site", "others", "rows", "single", "frequent") == [
+    assert columns(
+        readings_of(), "table", "site", "others", "rows", "single", "frequent"
+    ) == [
         ["o", "shop", ["i", "c"], 3, 1, 0],
         ["i", "maker", ["o", "c"], 3, 1, 0],
         ["c", "uk", ["o", "i"], 1, 0, 0],
@@ -59,7 +67,9 @@ def test_rows_of_the_join_are_single(strategy):
         assert reading["single"] == reading["rows"] > 0
 
 
-@pytest.mark.parametrize(("batch_size", "single"), [(1, [3, 3, 1, 1]), (2, [3, 3, 1, 0])])
+@pytest.mark.parametrize(
+    ("batch_size", "single"), [(1, [3, 3, 1, 1]), (2, [3, 3, 1, 0])]
+)
 def test_rows_that_are_alone_in_batches_are_single(batch_size, single):
     """Of five joined rows; customer 1 is in three of them, all others in one or two."""
     readings = readings_of(strategy="sgd", batch_size=batch_size)
@@ -77,9 +87,14 @@ def test_only_a_squared_loss_tells_averages_and_only_clear_scores_tell_all():
 
 def test_rows_of_ten_joined_rows_are_estimated_by_the_server():
     rng = np.random.default_rng(0)
-    orders = pd.DataFrame({"item": [0] * 9 + [1] * 10 + [2], "qty": rng.normal(size=20)})
+    orders = pd.DataFrame(
+        {"item": [0] * 9 + [1] * 10 + [2], "qty": rng.normal(size=20)}
+    )
     items = pd.DataFrame({"item": range(3), "price": [1.0, 2.0, 4.0]})
-    sites = {"shop": {"orders": orders.assign(day=range(20))}, "maker": {"items": items}}
+    sites = {
+        "shop": {"orders": orders.assign(day=range(20))},
+        "maker": {"items": items},
+    }
     assert columns(readings_of(TWO, sites), "single", "frequent") == [[20, 0], [1, 1]]
     text = " ".join(printed(explain(TWO, sites, **ALL), is_full=False).split())
     assert READS in text
@@ -87,7 +102,9 @@ def test_rows_of_ten_joined_rows_are_estimated_by_the_server():
 
 
 def test_nothing_is_worked_out_without_derivatives_or_another_table():
-    assert not readings_of("SELECT o.qty AS label, o.day FROM orders o", {"shop": SMALL["shop"]})
+    assert not readings_of(
+        "SELECT o.qty AS label, o.day FROM orders o", {"shop": SMALL["shop"]}
+    )
     solved = {"strategy": "coreset-ridge", "coreset_size": 5}
     assert not readings_of(**solved)
 
@@ -95,10 +112,17 @@ def test_nothing_is_worked_out_without_derivatives_or_another_table():
 def test_score_vectors_that_a_policy_leaves_are_shown(monkeypatch):
     monkeypatch.setattr(JoinStrategy, "scores_left", {1: 3, 2: 5, 3: 4})
     explanation = explain(SMALL_SQL, SMALL, **ALL)
-    assert columns(explanation["privacy"]["readings"], "left") == [[None], [3], [5], [4]]
+    assert columns(explanation["privacy"]["readings"], "left") == [
+        [None],
+        [3],
+        [5],
+        [4],
+    ]
     screen = printed(explanation, is_full=False).splitlines()
     # of a table the fewest of its shards
-    tables = [line.split() for line in screen if line.split()[:1] in (["o"], ["i"], ["c"])]
+    tables = [
+        line.split() for line in screen if line.split()[:1] in (["o"], ["i"], ["c"])
+    ]
     assert [line[-1] for line in tables] == ["-", "3", "4"]
     content = report_dict(train(SMALL, SMALL_SQL, "cg", **ALL).report)
     assert "scores left" in Page(render(content)).text

@@ -13,7 +13,8 @@ from tp_flower.joins.mapping import TableRows
 def joined(labels, shards, *, classes=0, rows=None, table="t"):
     """Joined rows of a label table "t", in one or several shards, or of another table.
 
-    ``shards`` is the shard of each row of the table; ``rows`` the row behind each joined row.
+    ``shards`` is the shard of each row of the table; ``rows`` the row behind each
+    joined row.
     """
     sizes = np.bincount(shards)
     # rows are numbered shard after shard
@@ -72,12 +73,20 @@ def test_shards_that_do_not_differ_are_not_found(classes):
     rng = np.random.default_rng(2)
     for _ in range(200):
         shards = rng.integers(0, 4, int(rng.integers(8, 200)))
-        labels = rng.integers(0, classes, len(shards)) if classes else rng.normal(size=len(shards))
-        assert not list(shards_that_tell_labels(joined(labels, shards, classes=classes)))
+        labels = (
+            rng.integers(0, classes, len(shards))
+            if classes
+            else rng.normal(size=len(shards))
+        )
+        assert not list(
+            shards_that_tell_labels(joined(labels, shards, classes=classes))
+        )
 
 
 def test_by_chance_the_share_is_as_large_as_its_distribution_says():
-    """The bound of LARGEST_SHARE alone: of 200 rows in 2 shards, in 0.16 % of the draws."""
+    """The bound of LARGEST_SHARE alone: of 200 rows in 2 shards, in 0.16 % of the
+    draws.
+    """
     from scipy.stats import chi2
 
     rng, draws, rows = np.random.default_rng(3), 4000, 200
@@ -107,12 +116,16 @@ def test_a_small_shard_of_one_class_is_found_if_chance_does_not_explain_it():
 
 
 def test_rows_that_are_joined_often_are_not_many_rows():
-    """A dimension of 6 rows in two shards, each in 100 joined rows: 6 rows say little."""
+    """A dimension of 6 rows in two shards, each in 100 joined rows: 6 rows say
+    little.
+    """
     rng = np.random.default_rng(6)
     rows = np.repeat(np.arange(6), 100)
     shards = np.array([0, 0, 0, 1, 1, 1])
     labels = np.where(rows < 3, 0.5, -0.5) + rng.normal(size=600)
-    assert not list(shards_that_tell_labels(joined(labels, shards, rows=rows, table="d")))
+    assert not list(
+        shards_that_tell_labels(joined(labels, shards, rows=rows, table="d"))
+    )
     # and of a table that is joined row by row all do, some of them without a match
     rows = np.where(np.arange(600) % 10 == 0, -1, np.arange(600))
     shards = (labels + rng.normal(size=600) > 0).astype(int)

@@ -7,10 +7,18 @@ from tp_flower.settings import SETTINGS, Settings
 
 OPERATIONAL = {
     *("sql", "tables", "resume", "device", "output-dir", "progress", "track"),
-    *("max-joined-rows", "site-timeout", "on-missing", "min-sites", "wait-seconds", "channel"),
+    *(
+        "max-joined-rows",
+        "site-timeout",
+        "on-missing",
+        "min-sites",
+        "wait-seconds",
+        "channel",
+    ),
     "session-seconds",
 }
-"""Settings by which no site is asked for anything else; a proposal has the query itself."""
+"""Settings by which no site is asked for anything else; a proposal has the query
+itself."""
 
 
 def test_every_setting_is_proposed_unless_it_is_declared_operational():
@@ -19,7 +27,9 @@ def test_every_setting_is_proposed_unless_it_is_declared_operational():
 
 
 def test_what_may_change_in_a_resumed_run_is_operational():
-    assert not [item.key for item in SETTINGS if item.may_change and not item.is_operational]
+    assert not [
+        item.key for item in SETTINGS if item.may_change and not item.is_operational
+    ]
 
 
 @given(st.builds(Settings, num_epochs=st.integers(0, 9), l2=st.floats(0, 1)))

@@ -11,7 +11,9 @@ from tp_flower.settings import KEYS, Settings
 
 @pytest.mark.parametrize(("config", "message"), case_table(__file__)["refused"])
 def test_what_cannot_be_used_is_refused(config: dict, message: str) -> None:
-    with pytest.raises(SettingsError, match=re.escape(message).replace(r"\.\.\.", ".*")):
+    with pytest.raises(
+        SettingsError, match=re.escape(message).replace(r"\.\.\.", ".*")
+    ):
         Settings.from_run_config(config)
 
 

@@ -44,13 +44,17 @@ def test_single_settings_win_over_those_of_the_file(tmp_path: Path) -> None:
     assert settings.encoders == (("f", "month", "cyclic(12)"),)
 
 
-def test_relative_tables_start_where_they_are_written(tmp_path: Path, monkeypatch) -> None:
+def test_relative_tables_start_where_they_are_written(
+    tmp_path: Path, monkeypatch
+) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "my-run.toml").write_text('tables = "tables.toml"')
     monkeypatch.chdir(tmp_path)
     file = Path("runs/my-run.toml")
     assert read_run_config(file)["tables"] == str(tmp_path / "runs" / "tables.toml")
-    assert read_run_config(file, ["tables=t.toml"])["tables"] == str(tmp_path / "t.toml")
+    assert read_run_config(file, ["tables=t.toml"])["tables"] == str(
+        tmp_path / "t.toml"
+    )
     assert read_run_config(file, ["tables=/a/t.toml"])["tables"] == "/a/t.toml"
     assert read_run_config(file, ["tables="])["tables"] == ""
 

@@ -100,7 +100,9 @@ def test_every_setting_is_read_somewhere():
 @pytest.mark.parametrize("strategy", METHODS)
 def test_a_strategy_reads_what_is_declared_as_read_by_it(strategy, read):
     run_of(strategy)
-    declared = {item.field for item in SETTINGS if item.readers.include(strategy, "train")}
+    declared = {
+        item.field for item in SETTINGS if item.readers.include(strategy, "train")
+    }
     assert {"l2", "seed"} <= read
     undeclared = read - SENT_ALONG.get(strategy, set()) - declared
     assert not undeclared, "the `readers` of their declarations lack the strategy"
@@ -115,7 +117,10 @@ def test_a_setting_that_a_strategy_does_not_read_is_refused_or_ignored(strategy)
         is_plain = item.type in (int, float) and not item.key.startswith("privacy.")
         if not is_plain or item.readers.include(strategy, "train"):
             continue
-        config = {"strategy": strategy, item.key: item.default + 1 + (item.key == "leaves")}
+        config = {
+            "strategy": strategy,
+            item.key: item.default + 1 + (item.key == "leaves"),
+        }
         if item.key in ("momentum", "tree-rate", "validation-fraction", "sample"):
             config[item.key] = 0.5
         if item.readers.refusal:

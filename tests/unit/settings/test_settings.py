@@ -27,7 +27,9 @@ def shipped_config() -> dict[str, object]:
     config: dict[str, object] = content["tool"]["flwr"]["app"]["config"]
     groups = {key: v for key, v in config.items() if isinstance(v, dict)}
     # as Flower flattens it
-    nested = {f"{name}.{key}": v for name, group in groups.items() for key, v in group.items()}
+    nested = {
+        f"{name}.{key}": v for name, group in groups.items() for key, v in group.items()
+    }
     return {key: v for key, v in config.items() if key not in groups} | nested
 
 

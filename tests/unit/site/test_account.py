@@ -37,7 +37,9 @@ def spent(tables):
     """What the command prints, by table and column."""
     state = str(tables.parent / "state")
     lines = printed_by("account", "--tables", tables, "--state-dir", state).splitlines()
-    head, *rows = [re.split(r"  +", line.strip()) for line in lines if re.search(" at ", line)]
+    head, *rows = [
+        re.split(r"  +", line.strip()) for line in lines if re.search(" at ", line)
+    ]
     return {cells[0].split()[0]: dict(zip(head, cells, strict=True)) for cells in rows}
 
 
@@ -45,7 +47,11 @@ def test_runs_add_up_and_what_is_reserved_counts(tables):
     nothing = {"features": "-", "spent": "0.0000", "per": "row", "delta": "1e-05"}
     places = {table: f"{table} at shop" for table in ("orders", "customers", "items")}
     assert spent(tables) == {
-        table: {"table at site": place, "of": "4.5" if table == "orders" else "no budget"} | nothing
+        table: {
+            "table at site": place,
+            "of": "4.5" if table == "orders" else "no budget",
+        }
+        | nothing
         for table, place in places.items()
     }
     labels = {"labels": "randomised-response", "label_epsilon": 2.0}
@@ -89,7 +95,9 @@ def test_one_run_without_noise_leaves_no_epsilon_of_features_for_ever(tables):
         assert "scores" not in after
         assert (after["models"], after["spent"]) == (cells["models"], cells["spent"])
         page = tables.parent / "account.html"
-        text = printed_by("account", "--tables", tables, "--state-dir", state, "--page", page)
+        text = printed_by(
+            "account", "--tables", tables, "--state-dir", state, "--page", page
+        )
         for shown in (" ".join(text.split()), Page(page.read_text()).text):
             assert f"No epsilon of features: {reason}." in shown
             assert "no bound on what is told of features" in shown

@@ -1,4 +1,6 @@
-"""The whole-run approval: what its digest binds, what its text shows, where it is written."""
+"""The whole-run approval: what its digest binds, what its text shows, where it is
+written.
+"""
 
 import json
 import tomllib
@@ -29,7 +31,10 @@ from tp_flower.terms.proposal_text import proposal_text
 CASES = case_table(__file__)
 SQL = CASES["sql"]
 SITES = {"v": ("north", "south"), "b": ("lab",), "h": ("registry",)}
-KEYS = {site: f"{number:x}" * 64 for number, site in enumerate(("north", "south", "lab"), 10)}
+KEYS = {
+    site: f"{number:x}" * 64
+    for number, site in enumerate(("north", "south", "lab"), 10)
+}
 OWN = {"lab"}
 ALLOWED = {item.key: item.allowed for item in SETTINGS}
 
@@ -46,14 +51,18 @@ def proposal_of(sql=SQL, **settings):
             fragment=fragment.to_json(),
         )
         for number, (fragment, site) in enumerate(
-            (fragment, site) for fragment in bound.fragments for site in SITES[fragment.table]
+            (fragment, site)
+            for fragment in bound.fragments
+            for site in SITES[fragment.table]
         )
     ]
     return Proposal(
         query=Query.from_sql(sql).to_sql(),
         parts=dict(enumerate(parts)),
         joins=[
-            ProposedJoin(left=j.left, left_key=j.left_key, right=j.right, right_key=j.right_key)
+            ProposedJoin(
+                left=j.left, left_key=j.left_key, right=j.right, right_key=j.right_key
+            )
             for j in bound.joins
         ],
         outer=sorted(bound.outer),
@@ -105,7 +114,9 @@ def others(key, value):
 
 
 def is_approved_and_shown_anew(proposal, other):
-    """Whether another run can be approved; its digest and its text must be others then."""
+    """Whether another run can be approved; its digest and its text must be others
+    then.
+    """
     assert other.digest != proposal.digest
     try:
         # the first line has the digest
@@ -150,12 +161,15 @@ def test_the_digest_is_that_of_another_day_and_of_an_explanation():
     document = msgspec.to_builtins(PROPOSAL)
     parts = list(document["parts"].values())
     renumbered = {
-        number + 3: part | {"node": "9", "shard": 4} for number, part in enumerate(parts[::-1])
+        number + 3: part | {"node": "9", "shard": 4}
+        for number, part in enumerate(parts[::-1])
     }
     same = deepcopy(document) | {"parts": renumbered}
     # a file may have the keys of objects in another order
     same = json.loads(json.dumps(same, sort_keys=True))
-    assert msgspec.json.decode(json.dumps(same), type=Proposal).digest == PROPOSAL.digest
+    assert (
+        msgspec.json.decode(json.dumps(same), type=Proposal).digest == PROPOSAL.digest
+    )
     explained = changed(PROPOSAL, ("settings", "mode"), "explain")
     assert explained.digest == PROPOSAL.digest
     assert proposal_text(explained, OWN) == proposal_text(PROPOSAL, OWN)
@@ -188,7 +202,13 @@ def test_nothing_from_the_server_begins_a_line_or_hides():
     assert all(line.isprintable() for line in lines)
     headings = [line for line in lines if not line.startswith(" ")]
     assert headings[0].startswith("RUN sha256:")
-    assert headings[1:] == ["TABLES", "TRAINING", "PROTECTION", "YOU", "QUERY AND SETTINGS"]
+    assert headings[1:] == [
+        "TABLES",
+        "TRAINING",
+        "PROTECTION",
+        "YOU",
+        "QUERY AND SETTINGS",
+    ]
 
 
 def test_a_run_that_cannot_be_explained_is_not_shown():
@@ -219,7 +239,10 @@ def test_the_file_stays_what_it_is(tmp_path):
     file.chmod(0o640)
     link.symlink_to(file)
     add_approval(link, "sha256:11", ["t"])
-    assert file.read_bytes() == b'tables.t.policy.approved-runs = ["sha256:11"]\r\n# end\r\n'
+    assert (
+        file.read_bytes()
+        == b'tables.t.policy.approved-runs = ["sha256:11"]\r\n# end\r\n'
+    )
     assert file.stat().st_mode & 0o777 == 0o640
     assert link.is_symlink()
     with pytest.raises(SiteError, match=r"none\.toml cannot be changed: No such file"):
@@ -234,7 +257,8 @@ def test_the_policies_of_a_run_that_lack_it(tmp_path):
         "other": "approved-runs = []",
     }
     text = "".join(
-        f"[tables.{table}]\npath = '{table}.csv'\nsite = 'lab'\n[tables.{table}.policy]\n{rule}\n"
+        f"[tables.{table}]\npath = '{table}.csv'\nsite = "
+        f"'lab'\n[tables.{table}.policy]\n{rule}\n"
         for table, rule in rules.items()
     )
     (tmp_path / "tables.toml").write_text(text)
@@ -255,7 +279,10 @@ def test_a_proposal_in_a_ledger_and_in_a_file(tmp_path):
         {"event": "refuse", "document": None},
         {"event": "refuse", "document": document},
     ]
-    assert [item.digest for item in refused_proposals(lines)] == [other.digest, PROPOSAL.digest]
+    assert [item.digest for item in refused_proposals(lines)] == [
+        other.digest,
+        PROPOSAL.digest,
+    ]
     file = tmp_path / "proposal.json"
     file.write_text(json.dumps(document))
     assert read_proposal(file) == PROPOSAL

@@ -30,7 +30,10 @@ DELTA = 1e-5
 EMPTIED = ("DELETE FROM ledger", f"UPDATE counter SET seq = 0, checksum = '{START}'")
 CUT_OFF = (
     "DELETE FROM ledger WHERE seq = 3",
-    "UPDATE counter SET (seq, checksum) = (SELECT seq, checksum FROM ledger WHERE seq = 2)",
+    (
+        "UPDATE counter SET (seq, checksum) = (SELECT seq, checksum FROM ledger WHERE "
+        "seq = 2)"
+    ),
 )
 
 
@@ -73,7 +76,11 @@ def test_lines_that_a_thief_removes_are_missed(root, theft, monkeypatch):
     forget_processes()
     for query in theft:
         rows_in(Path(root, FILE), query)
-    for call in (lambda: spent(root), lambda: counter.confirm(root), lambda: spend(root, "more")):
+    for call in (
+        lambda: spent(root),
+        lambda: counter.confirm(root),
+        lambda: spend(root, "more"),
+    ):
         with pytest.raises(LedgerError, match=f"{FILE} is behind {COUNTER_FILE}"):
             call()
     # by the chain alone, the rest is whole, and the sum is too small
@@ -88,7 +95,9 @@ def test_a_database_of_an_older_copy_is_behind(root):
     spend(root, "more")
     forget_processes()
     Path(root, FILE).write_bytes(copy)
-    with pytest.raises(LedgerError, match=f"behind {COUNTER_FILE}.*older copy.*--begin-anew"):
+    with pytest.raises(
+        LedgerError, match=f"behind {COUNTER_FILE}.*older copy.*--begin-anew"
+    ):
         spent(root)
     # as many changes of another kind do not make up for it
     database = open_database(root)
@@ -106,7 +115,9 @@ def test_what_masks_have_hidden_counts_without_a_line_of_the_ledger(root):
         run.record_masked(0, "scores 1", b"words")
     after = counter.confirm(root)
     assert (after.changes, after.seq) == (before.changes + 1, before.seq)
-    with pytest.raises(MaskError, match="the masks of scores 1 have hidden other numbers"):
+    with pytest.raises(
+        MaskError, match="the masks of scores 1 have hidden other numbers"
+    ):
         run.record_masked(0, "scores 1", b"other words")
     run.record_masked(0, "scores 1", b"words")
     run.record_masked(1, "scores 1", b"other words")
@@ -117,17 +128,25 @@ def test_what_masks_have_hidden_counts_without_a_line_of_the_ledger(root):
 
 
 @pytest.mark.parametrize("content", [None, b"", b"x" * 75, b"0 0 0\n"])
-def test_a_file_that_is_missing_or_damaged_stops_all_and_an_older_one_does_not(root, content):
+def test_a_file_that_is_missing_or_damaged_stops_all_and_an_older_one_does_not(
+    root, content
+):
     path = Path(root, COUNTER_FILE)
     path.unlink()
     if content is not None:
         path.write_bytes(content)
     for call in (spent, counter.confirm):
-        with pytest.raises(LedgerError, match=f"{COUNTER_FILE}, .* is missing or damaged.*older"):
+        with pytest.raises(
+            LedgerError, match=f"{COUNTER_FILE}, .* is missing or damaged.*older"
+        ):
             call(root)
     path.write_bytes(Mark(1, 0, START).text())
     assert spent(root) > 0
-    assert counter.confirm(root) == stored(root) == Mark(3, 3, counter.confirm(root).checksum)
+    assert (
+        counter.confirm(root)
+        == stored(root)
+        == Mark(3, 3, counter.confirm(root).checksum)
+    )
 
 
 def test_a_link_in_its_place_is_not_followed(root, tmp_path):
@@ -138,7 +157,9 @@ def test_a_link_in_its_place_is_not_followed(root, tmp_path):
         counter.confirm(root)
 
 
-def test_whoever_was_killed_before_the_file_was_written_is_not_behind(root, monkeypatch):
+def test_whoever_was_killed_before_the_file_was_written_is_not_behind(
+    root, monkeypatch
+):
     class KilledError(BaseException):
         pass
 
@@ -163,7 +184,9 @@ def test_threads_never_take_the_file_back(root):
     assert stored(root)[:2] == (23, 23)
 
 
-def test_a_new_account_goes_on_where_the_file_is_and_ends_the_runs_in_flight(root, tmp_path):
+def test_a_new_account_goes_on_where_the_file_is_and_ends_the_runs_in_flight(
+    root, tmp_path
+):
     run = SiteStore(root, "ab", "0", is_durable=True)
     with run.together(lambda _: False):
         run.save("secret", Entry({}, {}))
@@ -177,7 +200,9 @@ def test_a_new_account_goes_on_where_the_file_is_and_ends_the_runs_in_flight(roo
     begin_anew(root, tmp_path / "lines.jsonl")
     assert spent(root) == 0.0
     assert counter.confirm(root) == stored(root) == Mark(newest.changes + 1, 0, START)
-    assert rows_in(Path(root, FILE), "SELECT run, name FROM entries") == [("labels", "drawn")]
+    assert rows_in(Path(root, FILE), "SELECT run, name FROM entries") == [
+        ("labels", "drawn")
+    ]
     assert not rows_in(Path(root, FILE), "SELECT * FROM masked")
     assert len((tmp_path / "lines.jsonl").read_text().splitlines()) == 3
     # the old database does not come back

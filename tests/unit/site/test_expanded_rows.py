@@ -56,7 +56,10 @@ def test_masks_by_hand():
     assert rows.table_rows_by_batch(batches).tolist() == [2, 1]
 
 
-@given(st.lists(st.lists(st.integers(0, 5), max_size=6), min_size=1, max_size=5), st.integers(0, 3))
+@given(
+    st.lists(st.lists(st.integers(0, 5), max_size=6), min_size=1, max_size=5),
+    st.integers(0, 3),
+)
 def test_a_batch_has_as_many_rows_as_are_different(batches, further):
     behind = [row for batch in batches for row in batch]
     used = sorted(set(behind) | set(range(further)))
@@ -66,7 +69,9 @@ def test_a_batch_has_as_many_rows_as_are_different(batches, further):
         multiplicity=np.ones(len(behind), np.int64),
         tested=np.zeros(len(behind), np.bool_),
     )
-    plan = training_rows.Batches(np.cumsum([0, *map(len, batches)]), np.arange(len(behind)))
+    plan = training_rows.Batches(
+        np.cumsum([0, *map(len, batches)]), np.arange(len(behind))
+    )
     assert rows.table_rows_by_batch(plan).tolist() == [len(set(b)) for b in batches]
 
 
@@ -109,7 +114,9 @@ def lonely(*rows):
 def test_a_row_that_is_repeated_does_not_make_a_batch_of_many(tmp_path):
     changes = {"alone": lonely(0, 0, 1, 2), "both": lonely(0, 1, 0, 2)}
     how = {"policies": {"customers": "min-rows = 2"}, "batch_size": 12}
-    alone, both = answers_to(tmp_path, "train.prepare", hostile.US, changes, VflSGD, **how)
+    alone, both = answers_to(
+        tmp_path, "train.prepare", hostile.US, changes, VflSGD, **how
+    )
     alone.check_nothing_left()
     assert "a batch's gradient of table 'c' would be of too few rows" in alone.error
     assert not both.error

@@ -19,7 +19,9 @@ NOTE = "came on foot and left by taxi"
 @pytest.fixture
 def tables(tmp_path):
     rows = [f"{k},{k % 4}.5,{NOTE} {k % 2},{'ab'[k % 2]}" for k in range(60)]
-    (tmp_path / "orders.csv").write_text("\n".join(["customerId,amount,note,state", *rows]))
+    (tmp_path / "orders.csv").write_text(
+        "\n".join(["customerId,amount,note,state", *rows])
+    )
     header = ",".join('"' + name.replace('"', '""') + '"' for name in ODD)
     for name, columns in (("odd", header), ("more", f"{header},x")):
         row = "1,2,3,4" + ",5" * (name == "more")
@@ -42,7 +44,9 @@ def test_it_allows_nothing(tables):
     text = written(tables)
     before = {source.table: source.policy for source in load_tables(str(tables))}
     after = policies(tables, text)
-    strict = policies(tables, '[tables.orders.policy]\n[tables."odd \\"name\\"".policy]')
+    strict = policies(
+        tables, '[tables.orders.policy]\n[tables."odd \\"name\\"".policy]'
+    )
     assert after == strict != before
     assert after["public"] == before["public"]
     # all shards of a table have these columns
@@ -70,7 +74,9 @@ def test_each_line_allows_what_it_says(tables):
             key: none[key] for key in none if key != name
         }
         difference = {
-            key: rule for key, rule in vars(found[name]).items() if rule != vars(none[name])[key]
+            key: rule
+            for key, rule in vars(found[name]).items()
+            if rule != vars(none[name])[key]
         }
         if line.startswith(" "):
             (column,) = tomllib.loads(f"x = [\n{changed[number]}\n]")["x"]
@@ -103,7 +109,9 @@ def check_rule(rule, difference):
 
 
 def test_it_warns_of_identifiers_and_free_text(tables):
-    remarks = dict(re.findall(r'# "(\w+)",  # (.*)', written(tables, "--table", "orders")))
+    remarks = dict(
+        re.findall(r'# "(\w+)",  # (.*)', written(tables, "--table", "orders"))
+    )
     assert remarks == CASES["expected"]
 
 

@@ -82,7 +82,9 @@ def test_a_reservation_counts_in_full_while_it_is_open_and_then_as_it_was_used(l
 
 
 def test_a_message_spends_what_is_reserved_or_nothing(ledger):
-    ledger.reserve(RUN, [Reservation(release(), 3), Reservation(release("gram"), 9)], {})
+    ledger.reserve(
+        RUN, [Reservation(release(), 3), Reservation(release("gram"), 9)], {}
+    )
     twice = [(1, "gradients", 7)] * 2
     ledger.spend(RUN, [*twice, (1, "gradients", 8)])
     used_up = (
@@ -118,7 +120,11 @@ def test_all_of_a_source_composes_and_sources_are_apart(ledger):
     ]
     ledger.reserve(RUN, planned, {})
     ledger.charge(RUN, release("labels", PureDp(0.5)), {})
-    assert set(ledger.spent("F")) == {Gaussian(6.0, 20), Gaussian(3.0, 5, 0.1), PureDp(0.5)}
+    assert set(ledger.spent("F")) == {
+        Gaussian(6.0, 20),
+        Gaussian(3.0, 5, 0.1),
+        PureDp(0.5),
+    }
     assert ledger.spent("P") == [Gaussian(6.0, 16)]
 
 
@@ -127,8 +133,8 @@ def test_a_plan_over_the_budget_is_refused_as_a_whole(ledger):
     before = ledger.lines(RUN)
     over = [Reservation(release(source="P", part=2), 1), Reservation(release(), 7)]
     text = (
-        r"table flights has spent epsilon 1\.993 of 4\.4 \(delta 1e-05\) in covered releases; "
-        r"requested: 3\.787, in total 4\.447"
+        r"table flights has spent epsilon 1\.993 of 4\.4 \(delta 1e-05\) in covered "
+        r"releases; requested: 3\.787, in total 4\.447"
     )
     with pytest.raises(BudgetError, match=text):
         ledger.reserve(RUN, over, BUDGETS)
@@ -230,7 +236,9 @@ def spent_in(root):
 
 
 def rows_of(root):
-    return rows_in(Path(root) / FILE, "SELECT seq, checksum, line FROM ledger ORDER BY seq")
+    return rows_in(
+        Path(root) / FILE, "SELECT seq, checksum, line FROM ledger ORDER BY seq"
+    )
 
 
 def test_it_is_kept_for_the_next_process(root):
@@ -463,7 +471,8 @@ def test_what_is_not_on_the_disk_is_not_released(root, monkeypatch):
     with monkeypatch.context() as patched:
         forget_processes()
         patched.setattr(
-            "tp_flower.database.sqlite3.connect", lambda *a, **o: connect(*a, **o, factory=Failing)
+            "tp_flower.database.sqlite3.connect",
+            lambda *a, **o: connect(*a, **o, factory=Failing),
         )
         for call in writing(Ledger(root)):
             with pytest.raises(SiteError, match=r"output error; nothing is released"):
@@ -496,7 +505,9 @@ def long_example(root, runs=6):
     rng = np.random.default_rng(0)
     ledger = Ledger(root)
     for run in map(str, range(runs)):
-        ledger.reserve(run, [Reservation(release(part=part), 60) for part in range(3)], {})
+        ledger.reserve(
+            run, [Reservation(release(part=part), 60) for part in range(3)], {}
+        )
         ledger.charge(run, release("labels", PureDp(0.5)), {}, f"draw {int(run) // 2}")
         ledger.note(run, [release("scores", None)])
         for _ in range(60):
@@ -534,7 +545,9 @@ def test_a_use_reads_no_more_of_a_long_ledger_than_of_a_short_one(root):
         ledger.reserve("more", [Reservation(release(source="G"), 30)], BUDGETS)
         counted = [0]
         connection = open_database(place)._connection
-        connection.set_progress_handler(lambda c=counted: c.__setitem__(0, c[0] + 1), 10)
+        connection.set_progress_handler(
+            lambda c=counted: c.__setitem__(0, c[0] + 1), 10
+        )
         use(ledger, 1, run="more")
         ledger.reserve("next", [Reservation(release(source="G"), 30)], BUDGETS)
         ledger.charge("next", release("labels", PureDp(0.1), "G"), BUDGETS, "x")

@@ -178,7 +178,8 @@ def test_labels_are_drawn_once_and_paid_for_once(tmp_path):
     assert "probability 0.7311" in line["release"]["scope"]
     # a site that writes nothing has them in its memory
     rows = [
-        release(make_site(tmp_path, run, state=":memory:"), booleans()).values for run in (1, 2)
+        release(make_site(tmp_path, run, state=":memory:"), booleans()).values
+        for run in (1, 2)
     ]
     np.testing.assert_array_equal(*rows)
     assert len(kept_draws(tmp_path)) == 1
@@ -234,7 +235,9 @@ def test_a_table_whose_budget_is_spent_tells_no_more_labels(tmp_path):
     site = make_site(tmp_path, policy="epsilon = 2.5\ndelta = 1e-6")
     release(site, booleans())
     release(site, booleans(), LabelPlan("laplace", 1.5))
-    with pytest.raises(errors.BudgetError, match=r"orders has spent epsilon 2.5 of 2.5"):
+    with pytest.raises(
+        errors.BudgetError, match=r"orders has spent epsilon 2.5 of 2.5"
+    ):
         release(site, booleans(), LabelPlan("laplace", 0.1))
     # what is paid for may leave again
     release(site, booleans())
@@ -283,15 +286,23 @@ def test_two_runs_that_draw_at_once_do_not_both_tell(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "features", ["a.y + 1 AS double, b.z", "b.z, c.y AS other", "b.z, c.x + c.y AS both"]
+    "features",
+    ["a.y + 1 AS double, b.z", "b.z, c.y AS other", "b.z, c.x + c.y AS both"],
 )
 def test_no_feature_reads_what_a_noisy_label_is_made_of(tmp_path, features):
-    """Its scores would tell the label: of the same row, or of the table in another role."""
+    """Its scores would tell the label: of the same row, or of the table in another
+    role.
+    """
     frames = {
-        "a": pd.DataFrame({"id": range(40), "x": np.arange(40.0), "y": np.arange(40.0) % 7}),
+        "a": pd.DataFrame(
+            {"id": range(40), "x": np.arange(40.0), "y": np.arange(40.0) % 7}
+        ),
         "b": pd.DataFrame({"id": range(40), "z": np.arange(40.0) % 5}),
     }
-    sites = {name: write_site(tmp_path / name, {name: frame}) for name, frame in frames.items()}
+    sites = {
+        name: write_site(tmp_path / name, {name: frame})
+        for name, frame in frames.items()
+    }
     sql = f"SELECT a.y > 3 AS label, {features} FROM a JOIN b ON a.id = b.id "
     sql += "JOIN a c ON b.id = c.id"
     privacy = PrivacySettings(labels="randomised-response", label_epsilon=1.0)

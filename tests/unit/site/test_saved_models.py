@@ -33,7 +33,12 @@ def train(folder, method, **settings):
     orders, people = frames()
     sites = [{"orders": orders}, {"c": [people[:4], people[4:]]}]
     grid = WatchedGrid(sites, state=folder)
-    settings = {"test_fraction": 0.0, "validation_fraction": 0.0, "encoders": ENCODERS, **settings}
+    settings = {
+        "test_fraction": 0.0,
+        "validation_fraction": 0.0,
+        "encoders": ENCODERS,
+        **settings,
+    }
     federated.train(grid, SQL, method, **settings)
     arrays = [item for seen in grid.seen for item in seen.arrays.items()]
     return {part: array for (part, name), array in arrays if name == "scores"}

@@ -1,4 +1,6 @@
-"""How many score vectors have left of a source: by columns, once per round, over processes."""
+"""How many score vectors have left of a source: by columns, once per round, over
+processes.
+"""
 
 from dataclasses import replace
 
@@ -26,7 +28,8 @@ def test_score_vectors_are_counted_up_to_the_limit(ledger, tmp_path):
     count(ledger, vectors=2)
     assert ledger.scores_used(LIMIT) == 2
     match = (
-        r"\(scores-per-rank = 0.5\) refuses: .* 2 more score vectors of table 'p', .* 3 .* 2 have"
+        r"\(scores-per-rank = 0.5\) refuses: .* 2 more score vectors of table 'p', .* "
+        r"3 .* 2 have"
     )
     with pytest.raises(PolicyError, match=match):
         count(ledger, vectors=2)
@@ -47,7 +50,9 @@ def test_a_round_is_counted_once(ledger):
 
 
 def test_all_or_nothing_of_a_round(ledger):
-    """A self join gives one source two parts: together they exceed what each alone may."""
+    """A self join gives one source two parts: together they exceed what each alone
+    may.
+    """
     with pytest.raises(PolicyError):
         ledger.count_scores(RUN, {(1, LIMIT): 2, (2, LIMIT): 2})
     assert ledger.scores_used(LIMIT) == 0
@@ -75,13 +80,17 @@ def test_other_sources_have_counts_of_their_own(ledger):
 
 
 def test_no_set_of_columns_lets_more_leave_than_half_of_its_columns(tmp_path):
-    """Whatever queries a server poses: of independent columns, any set keeps half its unknowns."""
+    """Whatever queries a server poses: of independent columns, any set keeps half its
+    unknowns.
+    """
     rng = np.random.default_rng(2)
     for trial in range(9):
         ledger, left, width = Ledger(str(tmp_path / str(trial))), [], 8
         for _ in range(50):
             size = rng.integers(4, width + 1)
-            columns = tuple(sorted(f"c{k}" for k in rng.choice(width, size, replace=False)))
+            columns = tuple(
+                sorted(f"c{k}" for k in rng.choice(width, size, replace=False))
+            )
             limit = ScoreLimit("F", "p", columns, 0.5, size, int(size // 2))
             try:
                 count(ledger, limit)

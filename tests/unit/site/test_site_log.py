@@ -68,7 +68,9 @@ def test_a_refusal_says_why_in_one_line(tmp_path, caplog, change, reason):
         if seen.action == Action.ADMM and not seen.is_reply:
             change(seen.header)
 
-    grid = WatchedGrid({"all": store_on_disk(tmp_path)}, spoil, state=tmp_path / "states")
+    grid = WatchedGrid(
+        {"all": store_on_disk(tmp_path)}, spoil, state=tmp_path / "states"
+    )
     with pytest.raises(TPFlowerError):
         logged_run(strategy_of(), grid, caplog)
     lines = events(caplog.records)

@@ -198,7 +198,11 @@ def test_damaged_entries_are_lost_state(tmp_path, how):
 def test_nothing_is_pickled(tmp_path):
     for count in (1, 9):
         with pytest.raises(ValueError, match="allow_pickle=False"):
-            save(at(tmp_path), "part-1", Entry({"a": np.array([{}] * count, dtype=object)}, {}))
+            save(
+                at(tmp_path),
+                "part-1",
+                Entry({"a": np.array([{}] * count, dtype=object)}, {}),
+            )
     assert not at(tmp_path).has("part-1")
 
 
@@ -272,7 +276,11 @@ def test_a_damaged_round_is_not_gone_on_with(tmp_path, name, where):
         site.commit(ROUND, REPLY)
     forget_processes()
     if where == "row":
-        rows_in(tmp_path / FILE, "UPDATE entries SET meta = meta || ' ' WHERE name = ?", name)
+        rows_in(
+            tmp_path / FILE,
+            "UPDATE entries SET meta = meta || ' ' WHERE name = ?",
+            name,
+        )
     else:
         (path,) = (tmp_path / "1-2").glob(f"{name}-*")
         path.write_bytes(flipped(path.read_bytes()[:-1]) + b"x")
@@ -297,7 +305,10 @@ def test_runs_that_were_killed_are_forgotten(tmp_path):
     current = SiteStore(str(tmp_path), 4, 2)
     with current.together(bool):
         assert list(current.forget_stale()) == ["1-2", "5-2"]
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["3-2", "models"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [
+        "3-2",
+        "models",
+    ]
     assert rows_of(tmp_path, "run") == [("3-2",)]
     assert not list(SiteStore(":memory:", 4, 2).forget_stale())
     assert not list(SiteStore(str(tmp_path / "none"), 4, 2).forget_stale())

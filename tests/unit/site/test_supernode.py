@@ -120,7 +120,10 @@ def pull_with_one_more(
 def test_another_flower_is_refused(change, apps, flower, started, monkeypatch, capsys):
     change(flower, monkeypatch)
     text = refusal(capsys, "--allowed-apps", apps, *OPTIONS)
-    assert f"made for Flower {', '.join(supernode.FLOWER_VERSIONS)} and does not fit" in text
+    assert (
+        f"made for Flower {', '.join(supernode.FLOWER_VERSIONS)} and does not fit"
+        in text
+    )
     assert "nothing was started" in text
     assert not started
 
@@ -129,4 +132,7 @@ def test_releases_of_the_version_are_taken(apps, started, monkeypatch):
     monkeypatch.setattr(metadata, "version", lambda _: "1.42.7")
     main(["--allowed-apps", str(apps)])
     assert started
-    assert f"flwr=={supernode.FLOWER_VERSIONS[0]}." in (ROOT / "constraints.txt").read_text()
+    assert (
+        f"flwr=={supernode.FLOWER_VERSIONS[0]}."
+        in (ROOT / "constraints.txt").read_text()
+    )

@@ -84,7 +84,10 @@ def test_features_are_of_whole_columns(tmp_path, source, monkeypatch, most_rows)
         features = tables.encode(0, encoder(tables), ROWS)
         assert features.dtype == np.float32
         np.testing.assert_array_equal(features, expected(tables))
-        assert tables.encode(0, encoder(tables), ROWS[:0]).shape == (0, features.shape[1])
+        assert tables.encode(0, encoder(tables), ROWS[:0]).shape == (
+            0,
+            features.shape[1],
+        )
 
 
 def test_second_message_reads_no_source(tmp_path, source):

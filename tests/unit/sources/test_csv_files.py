@@ -27,7 +27,10 @@ def write(folder: Path, first: str, late: str, header: str = "a,b") -> str:
 
 
 def types(path: str) -> dict[str, str]:
-    return {name: column.best.type for name, column in csv_format(path, NULLS).columns.items()}
+    return {
+        name: column.best.type
+        for name, column in csv_format(path, NULLS).columns.items()
+    }
 
 
 def warnings(path: str, **fields: object) -> tuple[str, ...]:
@@ -39,7 +42,9 @@ def test_late_value_decides_the_type(tmp_path, first, late, expected):
     path = write(tmp_path, f"{first},x", f"{late},x")
     assert types(path) == {"a": expected, "b": "VARCHAR"}
     with connect(ShardSource("t", "here", 0, path, nulls=NULLS)) as connection:
-        actual = connection.execute(f"SELECT a FROM shard LIMIT 1 OFFSET {ROWS}").fetchall()
+        actual = connection.execute(
+            f"SELECT a FROM shard LIMIT 1 OFFSET {ROWS}"
+        ).fetchall()
     value = None if late in NULLS else late.replace("25/12/2013", "2013-12-25")
     assert actual == duckdb.execute(f"SELECT CAST(? AS {expected})", [value]).fetchall()
 
@@ -71,8 +76,8 @@ def test_one_text_among_numbers_is_told(tmp_path):
     (text,) = warnings(path)
     assert text == (
         f"table 't' at site 'here' ({path}): column 'a' is read as text, but types = "
-        f'{{ "a" = "DOUBLE" }} reads {ROWS + 3} of its {ROWS + 4} values, not that of row '
-        f"{ROWS + 1}; others are missing, as those in 'nulls'; types = "
+        f'{{ "a" = "DOUBLE" }} reads {ROWS + 3} of its {ROWS + 4} values, '
+        f"not that of row {ROWS + 1}; others are missing, as those in 'nulls'; types = "
         '{ "a" = "VARCHAR" } says that these are texts'
     )
     (text,) = warnings(path, types={"A": "DOUBLE"})
@@ -86,7 +91,9 @@ def test_columns_that_are_nearly_numbers(tmp_path, values, row):
     path = tmp_path / "t.csv"
     path.write_text("a,b\n" + "".join(f"{value},1\n" for value in values.split(" ")))
     hints = csv_format(str(path), NULLS).hints
-    assert {name: hint.row for name, hint in hints.items()} == ({"a": row} if row else {})
+    assert {name: hint.row for name, hint in hints.items()} == (
+        {"a": row} if row else {}
+    )
 
 
 @pytest.mark.parametrize(("values", "remedy", "expected"), CASES["hints"])
@@ -98,7 +105,9 @@ def test_the_hint_for_texts_names_what_reads_them(tmp_path, values, remedy, expe
     (text,) = describe(*load_tables(str(file))).warnings
     assert f"but {remedy} reads" in text
     assert not [value for value in values.split() if value in text]
-    file.write_text(f"[tables.t]\npath = 't.csv'\n{remedy.replace(', types', chr(10) + 'types')}\n")
+    file.write_text(
+        f"[tables.t]\npath = 't.csv'\n{remedy.replace(', types', chr(10) + 'types')}\n"
+    )
     (source,) = load_tables(str(file))
     with connect(source) as connection:
         actual = connection.execute("SELECT a FROM shard").fetchall()
@@ -116,7 +125,9 @@ def test_how_the_owner_says_that_a_file_is_written(tmp_path):
 def test_the_site_logs_a_warning_once(tmp_path, caplog):
     source = ShardSource("t", "here", 0, write(tmp_path, "1,x", "n/a,y"))
     root = str(tmp_path / "state")
-    tables = SiteTables(CachedFeatures(root, 10**9, SiteStore(root, 1, 1)), is_simulated=False)
+    tables = SiteTables(
+        CachedFeatures(root, 10**9, SiteStore(root, 1, 1)), is_simulated=False
+    )
     with caplog.at_level(WARNING):
         for _ in range(2):
             assert tables.describe(source).columns["a"] == "VARCHAR"
@@ -132,9 +143,13 @@ def test_readings_of_a_column(tmp_path, values, readings, differ):
     assert (listed, column.are_ambiguous) == (readings, differ)
     # what fits is read, by each of them
     for reading in column.readings:
-        source = ShardSource("t", "here", 0, str(path), nulls=NULLS, readings={"a": reading})
+        source = ShardSource(
+            "t", "here", 0, str(path), nulls=NULLS, readings={"a": reading}
+        )
         with connect(source) as connection:
-            (counts,) = connection.execute("SELECT count(a), count(*) FROM shard").fetchall()
+            (counts,) = connection.execute(
+                "SELECT count(a), count(*) FROM shard"
+            ).fetchall()
         assert counts == (len(values.split("|")),) * 2
 
 
@@ -142,4 +157,6 @@ def test_readings_of_a_column(tmp_path, values, readings, differ):
 def test_texts_that_differ_but_are_equal_values(tmp_path, values, merges):
     path = tmp_path / "t.csv"
     path.write_text("a;b\n" + "".join(f"{value};1\n" for value in values.split("|")))
-    assert merging_columns(str(path), NULLS, DETECTED, ["a"]) == (["a"] if merges else [])
+    assert merging_columns(str(path), NULLS, DETECTED, ["a"]) == (
+        ["a"] if merges else []
+    )

@@ -57,7 +57,10 @@ def test_refusals(text, match):
 
 @pytest.mark.parametrize(
     ("text", "package", "extra"),
-    [("postgres://h/d", "psycopg", "postgresql"), ("mariadb://h/d", "pymysql", "mysql")],
+    [
+        ("postgres://h/d", "psycopg", "postgresql"),
+        ("mariadb://h/d", "pymysql", "mysql"),
+    ],
 )
 def test_a_missing_driver_is_named_with_its_extra(monkeypatch, text, package, extra):
     monkeypatch.setitem(sys.modules, package, None)

@@ -59,7 +59,9 @@ def chunks_of(source, fragment):
         types = shards.column_types(opened.connection, "SELECT * FROM shard")
         # DuckDB needs a library of its own to make Python's aware times
         zones = {n: " AT TIME ZONE 'UTC'" for n, t in types.items() if "ZONE" in t}
-        listed = ", ".join(f"{f.sql}{zones.get(f.name, '')}" for f in opened.fragment.features)
+        listed = ", ".join(
+            f"{f.sql}{zones.get(f.name, '')}" for f in opened.fragment.features
+        )
         where = " AND ".join(opened.fragment.filters) or "true"
         sql = f"SELECT {listed} FROM shard WHERE {where}"
         return [opened.connection.execute(sql).fetchall() for _ in opened.chunks()]
@@ -111,13 +113,25 @@ def test_columns_that_a_database_lacks(url):
     schema = shards.describe(source)
     assert list(schema.columns) == ["id", "none", "day", "word"]
     assert (schema.rows, schema.all_null) == (2, ("none", "day", "word"))
-    assert sorted(rows_of(source, "id", "day", "word")) == [(7, None, None), (8, None, None)]
-    filters = ('"word" IS NULL', '"id" > 7', '"day" IS NULL OR "day" > DATE \'2020-01-01\'')
-    features = (Feature("year", 'year("day")'), Feature("text", "lower(\"word\") || 'x'"))
+    assert sorted(rows_of(source, "id", "day", "word")) == [
+        (7, None, None),
+        (8, None, None),
+    ]
+    filters = (
+        '"word" IS NULL',
+        '"id" > 7',
+        '"day" IS NULL OR "day" > DATE \'2020-01-01\'',
+    )
+    features = (
+        Feature("year", 'year("day")'),
+        Feature("text", "lower(\"word\") || 'x'"),
+    )
     extracted = extract(source, Fragment("t", "t", features, filters=filters))
     assert extracted.rows == 1
     assert all(extracted.column(name).is_missing.all() for name in ("year", "text"))
-    with pytest.raises(SourceError, match=r"'absent' names column 'ID', but the source has .*'id'"):
+    with pytest.raises(
+        SourceError, match=r"'absent' names column 'ID', but the source has .*'id'"
+    ):
         shards.describe(replace(source, absent=("ID",), types={}))
 
 
@@ -125,7 +139,9 @@ def test_columns_that_a_database_lacks(url):
     ("kind", "columns", "values", "settings", "match"),
     [(kind, *case) for kinds, *case in CASES["refused"] for kind in kinds.split()],
 )
-def test_refusals_show_no_value(kind, columns, values, settings, match, request, tmp_path):
+def test_refusals_show_no_value(
+    kind, columns, values, settings, match, request, tmp_path
+):
     url, name = url_of(kind, request, tmp_path), f"t_{os.urandom(4).hex()}"
     run(url, f"CREATE TABLE {name} ({columns})", f"INSERT INTO {name} VALUES {values}")
     if "sql" in settings:
@@ -151,14 +167,18 @@ def test_columns_of_no_use_stop_only_queries_that_read_them(
     schema = shards.describe(source)
     assert schema.columns.keys() == {"a"}
     assert values_of(source, "a") == [1]
-    assert schema.unread["b"].startswith(f"is of type {text}, which cannot be used: convert")
+    assert schema.unread["b"].startswith(
+        f"is of type {text}, which cannot be used: convert"
+    )
     # a server that asks for it all the same
     with pytest.raises(QueryError, match="no column 'b'"):
         values_of(source, "b")
 
 
 @pytest.mark.parametrize(("declared", "values", "reason"), CASES["mixed"])
-def test_mixed_columns_of_sqlite_stop_only_queries_that_read_them(sqlite, declared, values, reason):
+def test_mixed_columns_of_sqlite_stop_only_queries_that_read_them(
+    sqlite, declared, values, reason
+):
     run(
         sqlite,
         f'CREATE TABLE t (id INTEGER PRIMARY KEY, "a b" {declared})',
@@ -170,21 +190,32 @@ def test_mixed_columns_of_sqlite_stop_only_queries_that_read_them(sqlite, declar
     assert schema.rows == len(values_of(source, "id"))
     advice = 'types = { "a b" = "VARCHAR" }'
     assert schema.unread == {
-        "a b": f"{reason}: name one type for all of them, {advice}, or convert it in 'sql'"
+        "a b": (
+            f"{reason}: name one type for all of them, {advice}, or convert it in 'sql'"
+        )
     }
     # both of its remedies work
     typed = replace(source, types=tomllib.loads(advice)["types"])
-    assert (shards.describe(typed).columns["a b"], shards.describe(typed).unread) == ("VARCHAR", {})
+    assert (shards.describe(typed).columns["a b"], shards.describe(typed).unread) == (
+        "VARCHAR",
+        {},
+    )
     converted = source_of(sqlite, "t", sql='SELECT CAST("a b" AS TEXT) AS a FROM t')
     assert sorted(values_of(typed, "a b")) == sorted(values_of(converted, "a"))
     # as the table calls it, not the source
-    renamed = replace(source, rename={"a b": "c"}, database=replace(source.database, order_by=()))
+    renamed = replace(
+        source, rename={"a b": "c"}, database=replace(source.database, order_by=())
+    )
     assert 'types = { c = "VARCHAR" }' in shards.describe(renamed).unread["c"]
 
 
 @pytest.mark.parametrize("declared", CASES["texts"])
 def test_texts_of_an_unknown_type_are_texts(sqlite, declared):
-    run(sqlite, f"CREATE TABLE t (a {declared})", "INSERT INTO t VALUES ('x'), (NULL), ('y 1')")
+    run(
+        sqlite,
+        f"CREATE TABLE t (a {declared})",
+        "INSERT INTO t VALUES ('x'), (NULL), ('y 1')",
+    )
     source = source_of(sqlite, "t")
     assert (shards.describe(source).columns, shards.describe(source).unread) == (
         {"a": "VARCHAR"},
@@ -196,11 +227,15 @@ def test_texts_of_an_unknown_type_are_texts(sqlite, declared):
 def test_types_of_the_owner(url):
     columns = {"zip": "VARCHAR(5)", "n": "INTEGER"}
     types = {"zip": "INTEGER", "n": "VARCHAR"}
-    source = source_of(url, fill(url, "zips", columns, [("007", 1), (None, 2)]), types=types)
+    source = source_of(
+        url, fill(url, "zips", columns, [("007", 1), (None, 2)]), types=types
+    )
     assert shards.describe(source).columns == types
     assert rows_of(source) == [(7, "1"), (None, "2")]
     # the database must not take such a column for what it is there
-    assert chunks_of(source, fragment_of("n", filters=("n = '1'", "zip < 8"))) == [[("1",)]]
+    assert chunks_of(source, fragment_of("n", filters=("n = '1'", "zip < 8"))) == [
+        [("1",)]
+    ]
     # texts as the owner writes numbers and dates, and those that stand for none
     columns = {"price": "VARCHAR(9)", "day": "VARCHAR(10)"}
     name = fill(url, "texts", columns, [("1.234,50€", "01.02.2013"), ("oops", None)])
@@ -495,11 +530,16 @@ def test_order_of_groups_tells_nothing_of_them(url):
     """Every reading comes to the same one, whatever the database filters."""
     rows = [(k, k % 2) for k in range(200)]
     grouped = source_of(url, fill(url, "t", {"k": "INTEGER", "v": "INTEGER"}, rows))
-    subquery = SubQuery(columns=(Feature("k", '"k"'), Feature("n", "max(v)")), groups=('"k"',))
-    fragment = Fragment("t", "t", (Feature("n", "n"), Feature("k", "k")), subquery=subquery)
+    subquery = SubQuery(
+        columns=(Feature("k", '"k"'), Feature("n", "max(v)")), groups=('"k"',)
+    )
+    fragment = Fragment(
+        "t", "t", (Feature("n", "n"), Feature("k", "k")), subquery=subquery
+    )
     site = replace(grouped, database=replace(grouped.database, is_pushed_down=False))
     first, again, other = (
-        extract(source, fragment).column("k").values for source in (grouped, grouped, site)
+        extract(source, fragment).column("k").values
+        for source in (grouped, grouped, site)
     )
     assert sorted(first) == list(range(200))
     assert abs(np.corrcoef(first, np.arange(200))[0, 1]) < 0.3

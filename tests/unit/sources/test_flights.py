@@ -52,7 +52,12 @@ def test_five_organisations_host_all_of_the_data_with_one_type_each(home):
         schema = describe(source)
         rows[source.table] += schema.rows
         assert columns.setdefault(source.table, schema.columns) == schema.columns
-    assert rows == {"flights": 336_776, "weather": 26_115, "planes": 3_322, "airports": 1_458}
+    assert rows == {
+        "flights": 336_776,
+        "weather": 26_115,
+        "planes": 3_322,
+        "airports": 1_458,
+    }
     assert columns["flights"]["time_hour"] == columns["weather"]["time_hour"]
     assert columns["flights"]["arr_delay"] == "BIGINT"
 
@@ -103,7 +108,8 @@ def test_failed_write_leaves_nothing(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("sql", "kind"), [(FLIGHTS_SQL, "boolean"), (flights_module.FLIGHTS_REGRESSION_SQL, "number")]
+    ("sql", "kind"),
+    [(FLIGHTS_SQL, "boolean"), (flights_module.FLIGHTS_REGRESSION_SQL, "number")],
 )
 def test_flights_queries_run_at_every_shard(home, sql, kind):
     assert home.is_dir()

@@ -1,4 +1,6 @@
-"""NaN is NULL to all that reads a shard: to filters, aggregates, keys and labels alike."""
+"""NaN is NULL to all that reads a shard: to filters, aggregates, keys and labels
+alike.
+"""
 
 import math
 
@@ -11,10 +13,16 @@ import pytest
 from tests.support.database_tables import fill, source_of, url_of
 from tp_flower.extraction.extract import extract
 from tp_flower.query import Feature, Fragment, SubQuery
-from tp_flower.sources.shards import ShardSource, describe, load_tables, register_frames, release
+from tp_flower.sources.shards import (
+    ShardSource,
+    describe,
+    load_tables,
+    register_frames,
+    release,
+)
 
-# of finite values, DuckDB takes k <= 5 for true by the file's greatest value, and of a column
-# without NULL isnan(k) for false
+# of finite values, DuckDB takes k <= 5 for true by the file's greatest value, and of a
+# column without NULL isnan(k) for false
 FINITE = [0.0, 1.0, 2.0, 2.0, 3.0, 4.0, 5.0, math.nan, math.nan, None]
 NUMBERS = {
     "finite": FINITE,
@@ -50,7 +58,9 @@ def numbers(request):
 
 @pytest.fixture(params=SOURCES)
 def source(request, numbers, tmp_path):
-    table = pa.table({"k": pa.array(numbers, pa.float64()), "f": pa.array(numbers, pa.float32())})
+    table = pa.table(
+        {"k": pa.array(numbers, pa.float64()), "f": pa.array(numbers, pa.float32())}
+    )
     token = None
     if request.param == "parquet":
         pq.write_table(table, tmp_path / "t.parquet")
@@ -65,14 +75,20 @@ def source(request, numbers, tmp_path):
         with duckdb.connect(str(tmp_path / "t.duckdb")) as connection:
             connection.register("numbers", table)
             connection.execute("CREATE TABLE t AS FROM numbers")
-        actual = ShardSource("table", "here", 0, str(tmp_path / "t.duckdb"), relation=("t",))
+        actual = ShardSource(
+            "table", "here", 0, str(tmp_path / "t.duckdb"), relation=("t",)
+        )
     elif request.param == "postgresql":
         columns = {"k": "double precision", "f": "real"}
         url = url_of("postgresql", request, tmp_path)
-        actual = source_of(url, fill(url, "numbers", columns, [(n, n) for n in numbers]))
+        actual = source_of(
+            url, fill(url, "numbers", columns, [(n, n) for n in numbers])
+        )
     else:
         mapper = pd.ArrowDtype if request.param == "arrow-frame" else None
-        token = register_frames({"table": table.to_pandas(types_mapper=mapper)}, site="here")
+        token = register_frames(
+            {"table": table.to_pandas(types_mapper=mapper)}, site="here"
+        )
         (actual,) = load_tables(f"memory:{token}")
     yield actual
     if token is not None:
@@ -82,7 +98,9 @@ def source(request, numbers, tmp_path):
 def rows_in_duckdb(numbers, sql: str) -> list:
     """DuckDB's answer over a table that has NULL in place of NaN."""
     texts = ["NULL" if n is None or math.isnan(n) else f"'{n}'" for n in numbers]
-    rows = ", ".join(f"(CAST({text} AS DOUBLE), CAST({text} AS FLOAT))" for text in texts)
+    rows = ", ".join(
+        f"(CAST({text} AS DOUBLE), CAST({text} AS FLOAT))" for text in texts
+    )
     return duckdb.execute(f"SELECT {sql.format(f'(VALUES {rows}) t(k, f)')}").fetchall()
 
 
@@ -104,10 +122,16 @@ def test_keys_take_nan_for_null(source, numbers):
 
 
 def test_groups_take_nan_for_null(source, numbers):
-    columns = (Feature("k", '"k"'), Feature("n", "COUNT(*)"), Feature("m", 'COUNT("f")'))
+    columns = (
+        Feature("k", '"k"'),
+        Feature("n", "COUNT(*)"),
+        Feature("m", 'COUNT("f")'),
+    )
     subquery = SubQuery(columns, groups=('"k"',))
     features = (Feature("n", '"n"'), Feature("m", '"m"'))
-    shard = extract(source, Fragment("t", "table", features=features, subquery=subquery))
+    shard = extract(
+        source, Fragment("t", "table", features=features, subquery=subquery)
+    )
     counts = zip(*(shard.column(name).values.tolist() for name in "nm"), strict=True)
     expected = rows_in_duckdb(numbers, "count(*), count(f) FROM {} GROUP BY k")
     assert sorted(counts) == sorted(expected)
@@ -116,4 +140,6 @@ def test_groups_take_nan_for_null(source, numbers):
 def test_a_column_of_nan_has_no_values(tmp_path):
     table = pa.table({"k": [1, 2], "x": [math.nan, math.nan]})
     pq.write_table(table, tmp_path / "t.parquet")
-    assert describe(ShardSource("t", "here", 0, str(tmp_path / "t.parquet"))).all_null == ("x",)
+    assert describe(
+        ShardSource("t", "here", 0, str(tmp_path / "t.parquet"))
+    ).all_null == ("x",)

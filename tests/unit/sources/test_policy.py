@@ -7,7 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from client_apps.handlers.training_rows import Batches, TrainingRows, check_training_rows
+from client_apps.handlers.training_rows import (
+    Batches,
+    TrainingRows,
+    check_training_rows,
+)
 from client_apps.privacy import guard
 from tests.support.examples.site_examples import check, features, fragment, site_of
 from tests.support.files import case_table
@@ -137,7 +141,9 @@ def test_a_table_without_a_policy_takes_part_in_nothing(tmp_path):
 
 
 def test_an_open_policy_allows_everything(tmp_path):
-    (source,) = loaded(tmp_path, "[tables.t]\npath='t.csv'\nmin-count=4\npolicy = 'open'")
+    (source,) = loaded(
+        tmp_path, "[tables.t]\npath='t.csv'\nmin-count=4\npolicy = 'open'"
+    )
     source.check_policy()
     assert (source.policy, source.min_count) == (Policy(), 4)
     levels = {kind: source.policy.releases.level(kind) for kind in LEVELS}
@@ -170,7 +176,9 @@ def test_how_often_scores_may_leave(tmp_path, rule, most):
 def test_cover():
     policy = Policy(cover=2)
     policy.check_cover("p", 2)
-    with pytest.raises(PolicyError, match=r"\(cover = 2\) refuses: .* table 'p', and 1 tables of"):
+    with pytest.raises(
+        PolicyError, match=r"\(cover = 2\) refuses: .* table 'p', and 1 tables of"
+    ):
         policy.check_cover("p", 1)
     Policy().check_cover("p", 0)
 
@@ -381,7 +389,9 @@ def test_the_guard_knows_an_empty_list_from_none(tmp_path):
 def test_the_smallest_batch_must_have_enough_rows(tmp_path):
     _, (source,) = site_of(tmp_path, "min-rows = 2")
     rows = TrainingRows(np.arange(4), None, np.ones(4, np.int64), np.zeros(4, np.bool_))
-    even, odd = (Batches(start, np.arange(4)) for start in np.array([[0, 2, 4], [0, 3, 4]]))
+    even, odd = (
+        Batches(start, np.arange(4)) for start in np.array([[0, 2, 4], [0, 3, 4]])
+    )
     check_training_rows(source, "t", rows, even, sends_sums=True)
     check_training_rows(source, "t", rows, odd, sends_sums=False)
     with pytest.raises(PolicyError, match="a batch's gradient of table 't' would be"):
@@ -389,8 +399,12 @@ def test_the_smallest_batch_must_have_enough_rows(tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "covering", "other"), CASES["covering"])
-def test_a_plan_must_cover_what_the_policy_wants_covered(tmp_path, kind, covering, other):
-    _, (source,) = site_of(tmp_path, f"epsilon = 1\nreleases = {{ {kind} = 'private' }}")
+def test_a_plan_must_cover_what_the_policy_wants_covered(
+    tmp_path, kind, covering, other
+):
+    _, (source,) = site_of(
+        tmp_path, f"epsilon = 1\nreleases = {{ {kind} = 'private' }}"
+    )
     guard.check_plan(source, [kind], PrivacyTerms.of(PrivacySettings(**covering)))
     guard.check_plan(source, [])
     match = rf"releases.{kind} = private.*run config pri"
@@ -408,5 +422,7 @@ def test_budgets_are_of_rows_whatever_they_are_called(tmp_path):
     assert len(set(ids)) == 3
     # of two budgets of the same rows the smaller holds, whoever asks
     expected = {ids[0]: (0.5, 1e-6, 0.125), ids[3]: (3.0, 1e-5, 0.75)}
-    found = {key: (b.epsilon, b.delta, b.per_run) for key, b in guard.budgets(site).items()}
+    found = {
+        key: (b.epsilon, b.delta, b.per_run) for key, b in guard.budgets(site).items()
+    }
     assert found == expected

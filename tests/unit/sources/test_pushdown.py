@@ -59,14 +59,18 @@ def duck(kind):
             for name, table in TABLES.items():
                 for column, declared in table.columns.items():
                     if declared.startswith("DECIMAL"):
-                        connection.execute(f"ALTER TABLE {name} ALTER {column} TYPE DOUBLE")
+                        connection.execute(
+                            f"ALTER TABLE {name} ALTER {column} TYPE DOUBLE"
+                        )
         yield connection
 
 
 @by_name(ACCEPTED)
 def test_answer_is_that_of_duckdb(pair, sources, schemas, duck):
     bound = Query.from_sql(pair["sql"]).bind(schemas)
-    expected = engine_rows(duck, pair.get("reference", pair["sql"]), result_names(bound))
+    expected = engine_rows(
+        duck, pair.get("reference", pair["sql"]), result_names(bound)
+    )
     assert joined_rows(bound, sources, matched=pair.get("matched", False)) == expected
 
 
@@ -92,7 +96,8 @@ def nasty_duck(nasty):
 def exactly(rows):
     """Values as they are, but for NULL and NaN, -0.0 and 0.0 being the same."""
     return [
-        tuple(None if v != v else v + 0 if isinstance(v, float) else v for v in row) for row in rows
+        tuple(None if v != v else v + 0 if isinstance(v, float) else v for v in row)
+        for row in rows
     ]
 
 
@@ -163,7 +168,9 @@ def test_only_needed_columns_and_rows_are_read(nasty):
     fragment = fragment_of(["lower(t)", "t = 'ab'"], ["i > 0"])
     assert scanned(nasty, fragment)[1:] == (('filter: "i" > 0',), ["id", "t"])
     subquery = SubQuery(
-        (Feature("x", "MEDIAN(i)"),), filters=("i > 0", "lower(t) = 'ab'"), groups=("s",)
+        (Feature("x", "MEDIAN(i)"),),
+        filters=("i > 0", "lower(t) = 'ab'"),
+        groups=("s",),
     )
     groups = Fragment("t", "t", features=(Feature("x", '"x"'),), subquery=subquery)
     assert scanned(nasty, groups) == ([(1.0,)], ('filter: "i" > 0',), ["i", "s", "t"])
@@ -191,7 +198,9 @@ COMPARED = st.one_of(
     st.builds("{} BETWEEN {} AND {}".format, NUMBER, CONSTANT, CONSTANT),
     st.builds("t = '{}'".format, TEXT),
     st.builds(
-        "{} < '{}'".format, st.sampled_from("ab"), st.dates(date(1000, 1, 1), date(2100, 1, 1))
+        "{} < '{}'".format,
+        st.sampled_from("ab"),
+        st.dates(date(1000, 1, 1), date(2100, 1, 1)),
     ),
 )
 FILTER = st.one_of(COMPARED, st.builds("NOT ({})".format, COMPARED))
@@ -201,7 +210,9 @@ FILTER = st.one_of(COMPARED, st.builds("NOT ({})".format, COMPARED))
 @given(filters=st.lists(FILTER, min_size=1, max_size=2))
 def test_any_filter(nasty, nasty_duck, filters):
     where = " AND ".join(f"({sql})" for sql in filters)
-    expected = nasty_duck.execute(f"SELECT id FROM nasty WHERE {where} ORDER BY id").fetchall()
+    expected = nasty_duck.execute(
+        f"SELECT id FROM nasty WHERE {where} ORDER BY id"
+    ).fetchall()
     assert scanned(nasty, fragment_of([], filters))[0] == expected
 
 
@@ -216,7 +227,8 @@ def test_texts_mean_the_same_under_every_mode_of_mariadb(mariadb, mode):
             fragment = Fragment("t", name, features, filters=(f'"t`:""" {sql}',))
             here, there = (
                 extract(
-                    source_of(mariadb, name, order_by=('t`:"',), is_pushed_down=pushed), fragment
+                    source_of(mariadb, name, order_by=('t`:"',), is_pushed_down=pushed),
+                    fragment,
                 )
                 for pushed in (False, True)
             )

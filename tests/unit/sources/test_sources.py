@@ -48,7 +48,9 @@ def csv(folder: Path, text: str, name: str = "t.csv") -> shards.ShardSource:
 
 
 def framed(frame: pd.DataFrame, site: str = "here") -> shards.ShardSource:
-    (source,) = shards.load_tables("memory:" + shards.register_frames({"t": frame}, site=site))
+    (source,) = shards.load_tables(
+        "memory:" + shards.register_frames({"t": frame}, site=site)
+    )
     return source
 
 
@@ -136,12 +138,20 @@ def test_type_override(tmp_path, name):
     frame = pd.DataFrame({"a": [1], "b": [2], "c": ["x"]})
     frame.to_parquet(path) if "parquet" in name else frame.to_csv(path, index=False)
     source = shards.ShardSource("t", "s", 0, str(path), types={"b": "DOUBLE"})
-    assert shards.describe(source).columns == {"a": "BIGINT", "b": "DOUBLE", "c": "VARCHAR"}
-    with pytest.raises(SourceError, match="names column 'd', but the columns are a, b, c"):
+    assert shards.describe(source).columns == {
+        "a": "BIGINT",
+        "b": "DOUBLE",
+        "c": "VARCHAR",
+    }
+    with pytest.raises(
+        SourceError, match="names column 'd', but the columns are a, b, c"
+    ):
         shards.describe(replace(source, types={"d": "DOUBLE"}))
     unread = shards.describe(replace(source, types={"c": "DOUBLE"})).unread
     assert "more than one in 10 of its texts" in unread["c"]
-    assert rows_of(replace(csv(tmp_path, "zip\n007\n"), types={"zip": "VARCHAR"})) == [("007",)]
+    assert rows_of(replace(csv(tmp_path, "zip\n007\n"), types={"zip": "VARCHAR"})) == [
+        ("007",)
+    ]
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet", "t.duckdb", "t.sqlite"])
@@ -157,12 +167,19 @@ def test_columns_of_other_names(tmp_path, name):
         frame.to_parquet(path) if "parquet" in name else frame.to_csv(path, index=False)
     table = "" if name in ("t.csv", "t.parquet") else "table = 'ALBUM'\n"
     rules = f"{table}types = {{ price = 'DOUBLE' }}\nrename = {{ K = 'id' }}\n"
-    (source,) = shards.load_tables(tables_file(tmp_path, f"[tables.t]\npath = '{name}'\n{rules}"))
+    (source,) = shards.load_tables(
+        tables_file(tmp_path, f"[tables.t]\npath = '{name}'\n{rules}")
+    )
     assert shards.describe(source).columns == {"id": "VARCHAR", "Price": "DOUBLE"}
     with shards.scan(source, Fragment("t", "t", (Feature("p", "price"),))) as opened:
         for _ in opened.chunks():
-            assert opened.connection.execute('SELECT "Price" FROM shard').fetchall() == [(1.5,)]
-    for rename, match in (({"x": "y"}, "'x', but the columns are k"), ({"k": "PRICE"}, "one name")):
+            assert opened.connection.execute(
+                'SELECT "Price" FROM shard'
+            ).fetchall() == [(1.5,)]
+    for rename, match in (
+        ({"x": "y"}, "'x', but the columns are k"),
+        ({"k": "PRICE"}, "one name"),
+    ):
         with pytest.raises(SourceError, match=match):
             shards.describe(replace(source, types={}, rename=rename))
 
@@ -179,20 +196,31 @@ def test_columns_that_a_source_lacks(tmp_path, name):
     else:
         frame.to_parquet(path) if "parquet" in name else frame.to_csv(path, index=False)
     rules = "rename = { k = 'id' }\nabsent = ['Day', 'x y']\ntypes = { day = 'DATE' }"
-    (source,) = shards.load_tables(tables_file(tmp_path, f"[tables.t]\npath = '{name}'\n{rules}"))
+    (source,) = shards.load_tables(
+        tables_file(tmp_path, f"[tables.t]\npath = '{name}'\n{rules}")
+    )
     schema = shards.describe(source)
     assert list(schema.columns) == ["id", "Day", "x y"]
     assert (schema.columns["Day"], schema.rows) == ("DATE", 2)
     assert schema.all_null == ("Day", "x y")
-    features = (Feature("i", "id"), Feature("y", "year(day)"), Feature("x", '"X Y" + 1'))
+    features = (
+        Feature("i", "id"),
+        Feature("y", "year(day)"),
+        Feature("x", '"X Y" + 1'),
+    )
     fragment = Fragment("t", "t", features, filters=('"x y" IS NULL',))
     extracted = extract(source, fragment)
     assert extracted.column("i").values.tolist() == [7, 8]
     assert extracted.column("y").is_missing.all()
     assert extracted.column("x").is_missing.all()
-    assert extract(source, replace(fragment, filters=("Day > DATE '2020-01-01'",))).rows == 0
+    assert (
+        extract(source, replace(fragment, filters=("Day > DATE '2020-01-01'",))).rows
+        == 0
+    )
     for absent in ("ID", "iD"):
-        with pytest.raises(SourceError, match=f"'absent' names .*'{absent}'.* has a column 'id'"):
+        with pytest.raises(
+            SourceError, match=f"'absent' names .*'{absent}'.* has a column 'id'"
+        ):
             shards.describe(replace(source, absent=(absent,), types={}))
     # the source's old name is that of no column
     assert "k" in shards.describe(replace(source, absent=("k", "day"))).columns
@@ -209,7 +237,9 @@ def test_a_file_is_the_database_that_its_content_says(tmp_path, name):
     (source,) = shards.load_tables(tables_file(tmp_path, f"tables.t.path = '{name}'"))
     assert shards.describe(source).columns.keys() == {"a"}
     add("Track")
-    with pytest.raises(SourceError, match=r"needs 'table'; its tables are .*Album, .*Track"):
+    with pytest.raises(
+        SourceError, match=r"needs 'table'; its tables are .*Album, .*Track"
+    ):
         shards.describe(source)
 
 
@@ -332,7 +362,9 @@ def test_fingerprint_of_files(tmp_path):
     FRAME.to_parquet(folder / "b.parquet")
     assert shards.fingerprint(both) != one
     with pytest.raises(SourceError, match="does not exist"):
-        shards.fingerprint(shards.ShardSource("t", "here", 0, str(tmp_path / "none.csv")))
+        shards.fingerprint(
+            shards.ShardSource("t", "here", 0, str(tmp_path / "none.csv"))
+        )
     assert shards.fingerprint(framed(FRAME)) is None
 
 
@@ -353,8 +385,12 @@ def test_frames_by_token():
 
 
 def test_frame_types():
-    source = framed(pd.DataFrame({n: v for n, (v, _) in FRAME_TYPES.items()}, index=["p", "q"]))
-    types = zip(shards.describe(source).columns.items(), FRAME_TYPES.items(), strict=True)
+    source = framed(
+        pd.DataFrame({n: v for n, (v, _) in FRAME_TYPES.items()}, index=["p", "q"])
+    )
+    types = zip(
+        shards.describe(source).columns.items(), FRAME_TYPES.items(), strict=True
+    )
     for (column, actual), (name, (_, kind)) in types:
         assert (column, actual[: len(kind)]) == (str(name), kind)
     assert rows_of(source)[1][:4] == (None,) * 4
@@ -373,7 +409,9 @@ def test_organisations_are_dealt_to_nodes(shared):
         (4, ["0 2", "1", "3", ""]),
     ):
         configs = [{"partition-id": k, "num-partitions": nodes} for k in range(nodes)]
-        hosted = [shards.hosted_shards(config, {"tables": shared}) for config in configs]
+        hosted = [
+            shards.hosted_shards(config, {"tables": shared}) for config in configs
+        ]
         dealt = [[Path(source.path).stem for source in sources] for sources in hosted]
         assert list(map(" ".join, dealt)) == expected
 
@@ -404,7 +442,10 @@ def test_frames_share_an_engine_but_see_only_their_own():
         assert first.execute("SELECT a FROM shard").fetchall() == [(1,), (2,)]
         with pytest.raises(duckdb.CatalogException, match="kept"):
             second.execute("SELECT * FROM kept")
-    with shards.connect(one) as again, pytest.raises(duckdb.CatalogException, match="kept"):
+    with (
+        shards.connect(one) as again,
+        pytest.raises(duckdb.CatalogException, match="kept"),
+    ):
         again.execute("SELECT * FROM kept")
 
 
@@ -413,7 +454,9 @@ UNREADABLE = {
     "interval": pd.interval_range(0, 3),
     "binned": pd.cut([1.0, 2.0, 3.0], 2),
     "sparse": pd.arrays.SparseArray([0.0, 1.0, 2.0]),
-    "months": np.array([pd.Period("2020-01"), None, pd.Period("2020-02")], dtype=object),
+    "months": np.array(
+        [pd.Period("2020-01"), None, pd.Period("2020-02")], dtype=object
+    ),
     "complex": [1j, 2j, 3j],
     "long": np.array([1, 2, 3], np.longdouble),
     "matrices": [np.eye(2)] * 3,
@@ -422,7 +465,9 @@ UNREADABLE = {
 
 @pytest.mark.parametrize("name", UNREADABLE)
 def test_columns_of_frames_that_cannot_be_read_are_no_obstacle(name):
-    frame = pd.DataFrame({"a": [1, 2, 3], name: UNREADABLE[name], "b": ["x", "y", None]})
+    frame = pd.DataFrame(
+        {"a": [1, 2, 3], name: UNREADABLE[name], "b": ["x", "y", None]}
+    )
     schema = shards.describe(framed(frame))
     assert schema.columns == {"a": "BIGINT", "b": "VARCHAR"}
     assert rows_of(framed(frame))[1][0] == 2
@@ -439,10 +484,16 @@ def test_columns_of_frames_that_cannot_be_read_are_no_obstacle(name):
 def test_a_column_of_a_view_that_fails_stops_no_other_column(tmp_path):
     path = tmp_path / "t.duckdb"
     view = "SELECT x, CAST(x AS INTEGER) AS y FROM t"
-    duckdb_file(path, "CREATE TABLE t AS SELECT 'secret' AS x", f"CREATE VIEW v AS {view}")
-    schema = shards.describe(shards.ShardSource("t", "here", 0, str(path), relation=("v",)))
+    duckdb_file(
+        path, "CREATE TABLE t AS SELECT 'secret' AS x", f"CREATE VIEW v AS {view}"
+    )
+    schema = shards.describe(
+        shards.ShardSource("t", "here", 0, str(path), relation=("v",))
+    )
     assert (schema.columns, schema.rows) == ({"x": "VARCHAR"}, 1)
-    assert re.match(r"cannot be read \(Conversion Error \(to INT\w*\)\)$", schema.unread["y"])
+    assert re.match(
+        r"cannot be read \(Conversion Error \(to INT\w*\)\)$", schema.unread["y"]
+    )
 
 
 TYPED = {
@@ -456,13 +507,19 @@ TYPED = {
         "TINYINT",
         r"cannot be read as its type .* \(Conversion Error \(out of range\)\)",
     ),
-    "texts": ("'x'", "DOUBLE", "more than one in 10 of its texts are not of it: check 'decimal'"),
+    "texts": (
+        "'x'",
+        "DOUBLE",
+        "more than one in 10 of its texts are not of it: check 'decimal'",
+    ),
 }
 
 
 @pytest.mark.parametrize(("sql", "kind", "reason"), TYPED.values(), ids=TYPED)
 @pytest.mark.parametrize("suffix", ["parquet", "duckdb", "csv"])
-def test_types_of_an_unused_column_stop_no_other_column(tmp_path, suffix, sql, kind, reason):
+def test_types_of_an_unused_column_stop_no_other_column(
+    tmp_path, suffix, sql, kind, reason
+):
     path = tmp_path / f"t.{suffix}"
     select = f'SELECT {sql} AS "o d", range AS a FROM range(3)'
     if suffix == "duckdb":
@@ -495,8 +552,8 @@ def test_exotic_types_of_files_are_no_obstacle(tmp_path):
         path,
         "CREATE TYPE mood AS ENUM ('sad', 'ok')",
         "CREATE TABLE t AS SELECT 1 AS a, {'m': 'ok'::mood} AS s, MAP {'k': [1]} AS m, "
-        "'101'::BIT AS b, INTERVAL 1 DAY AS i, TIMETZ '10:00:00+01' AS z, 'x'::BLOB AS o, "
-        "5::UHUGEINT AS u, union_value(n := 3) AS v, [[1]] AS l, 12::BIGNUM AS n",
+        "'101'::BIT AS b, INTERVAL 1 DAY AS i, TIMETZ '10:00:00+01' AS z, 'x'::BLOB "
+        "AS o, 5::UHUGEINT AS u, union_value(n := 3) AS v, [[1]] AS l, 12::BIGNUM AS n",
     )
     schema = shards.describe(shards.ShardSource("t", "here", 0, str(path), relation=()))
     assert (list(schema.columns), schema.unread) == ([*"asmbizouvln"], {})

@@ -1,8 +1,8 @@
 """Trees that the shards of a table show each other, and the average of their forests.
 
-They leave a shard without what LightGBM writes beside them, such as the columns' ranges.
-Those of another shard are checked before LightGBM reads them, which trusts its files:
-every node is in one place of one tree, and splits a column that there is.
+They leave a shard without what LightGBM writes beside them, such as the columns'
+ranges. Those of another shard are checked before LightGBM reads them, which trusts its
+files: every node is in one place of one tree, and splits a column that there is.
 
 The average is one forest of all trees, whose leaves are scaled by their shard's share
 of the joined rows (Breiman 1996, "Bagging predictors", with shards for samples).
@@ -56,7 +56,9 @@ class Tree(msgspec.Struct, frozen=True, array_like=True):
         children = np.array([self.left_child, self.right_child])
         named = np.array(self.threshold)[np.array(self.decision_type) % 2 == 1]
         return bool(
-            np.array_equal(np.sort(children, None), [*range(~splits, 0), *range(1, splits)])
+            np.array_equal(
+                np.sort(children, None), [*range(~splits, 0), *range(1, splits)]
+            )
             # a node comes after the one above it: there is no circle
             and ((children < 0) | (children > np.arange(splits))).all()
             and max(self.split_feature) < columns
@@ -71,13 +73,19 @@ class Tree(msgspec.Struct, frozen=True, array_like=True):
     def text(self, number: int, share: float) -> bytes:
         """Return LightGBM's text, with leaves scaled by a share."""
         sets = max(len(self.cat_boundaries) - 1, 0)
-        lines = [b"Tree=%d\nnum_leaves=%d\nnum_cat=%d" % (number, len(self.leaf_value), sets)]
+        lines = [
+            b"Tree=%d\nnum_leaves=%d\nnum_cat=%d" % (number, len(self.leaf_value), sets)
+        ]
         for name in self.__struct_fields__:
             values = getattr(self, name)
             if name in ("leaf_value", "split_gain"):
                 values = [share * value for value in values]
             # the shortest texts that are read as the same numbers, much faster than str
-            text = msgspec.json.encode(values)[1:-1].replace(b",", b" ").replace(b"null", b"inf")
+            text = (
+                msgspec.json.encode(values)[1:-1]
+                .replace(b",", b" ")
+                .replace(b"null", b"inf")
+            )
             lines.append(name.encode() + b"=" + text)
         return b"\n".join([*lines, b"is_linear=0\nshrinkage=1\n\n"])
 
@@ -99,12 +107,17 @@ def shown_trees(grown: AnyArray, joined_rows: float) -> bytes:
 
 def read_trees(grown: AnyArray) -> list[Tree]:
     """Return the trees of LightGBM's text, as its bytes."""
-    sections = grown.tobytes().decode().partition("end of trees")[0].split("\nTree=")[1:]
+    sections = (
+        grown.tobytes().decode().partition("end of trees")[0].split("\nTree=")[1:]
+    )
     return [Tree.of(each) for each in sections]
 
 
 def write_trees(trees: Sequence[bytes], columns: int, outputs: int) -> AnyArray:
-    """Return LightGBM's text, as its bytes, of numbered trees' texts; empty without any."""
+    """Return LightGBM's text, as bytes, of the texts of numbered trees.
+
+    Without trees it is empty.
+    """
     header = _HEADER.format(outputs, columns - 1, " ".join(["none"] * columns)).encode()
     text = b"".join([header, *trees, b"end of trees\n"]) if trees else b""
     return np.frombuffer(text, np.uint8)
@@ -123,10 +136,15 @@ def average(documents: Sequence[bytes], columns: int, outputs: int) -> AnyArray:
     total = sum(shard.joined_rows for shard in shards if shard.trees) or 1.0
     trees: list[bytes] = []
     for shard in shards:
-        if len(shard.trees) % outputs or not all(tree.is_valid(columns) for tree in shard.trees):
+        if len(shard.trees) % outputs or not all(
+            tree.is_valid(columns) for tree in shard.trees
+        ):
             raise ModelError("malformed trees")
         share = shard.joined_rows / total
-        trees += (tree.text(number, share) for number, tree in enumerate(shard.trees, len(trees)))
+        trees += (
+            tree.text(number, share)
+            for number, tree in enumerate(shard.trees, len(trees))
+        )
     return write_trees(trees, columns, outputs)
 
 

@@ -61,24 +61,31 @@ def on_host(features: Features) -> EncodedRows:
 class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The specification of a local model, without its parameters.
 
-    Its kind is ``"linear"``, ``"trees"``, ``"centres"``, ``"mlp"`` or ``"package.module:factory"``,
-    the dotted path of a function ``(features, outputs, intercept) -> torch.nn.Module``. Torch
-    models multiply their output by ``output_scale``, in regression the label's standard deviation,
-    so that weights of order one suffice. All shards of a table have the same seed, and start from
-    the same parameters.
+    Its kind is ``"linear"``, ``"trees"``, ``"centres"``, ``"mlp"`` or
+    ``"package.module:factory"``, the dotted path of a function ``(features, outputs,
+    intercept) -> torch.nn.Module``. Torch models multiply their output by
+    ``output_scale``, in regression the label's standard deviation, so that weights of
+    order one suffice. All shards of a table have the same seed, and start from the same
+    parameters.
     """
 
     kind: str = "linear"
     outputs: Units = 1
     intercept: bool = False
-    hidden_sizes: Annotated[tuple[Units, ...], msgspec.Meta(max_length=MOST_LAYERS)] = (16,)
+    hidden_sizes: Annotated[tuple[Units, ...], msgspec.Meta(max_length=MOST_LAYERS)] = (
+        16,
+    )
     output_scale: float = 1.0
     seed: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
 
     def __post_init__(self) -> None:
         """Refuse a scale so small that clips, which are in its units, vanish."""
-        if self.output_scale != 0 and not (LEAST_SCALE <= self.output_scale <= MOST_SCALE):
-            raise ValueError(f"output_scale must be 0, or from {LEAST_SCALE:g} to {MOST_SCALE:g}")
+        if self.output_scale != 0 and not (
+            LEAST_SCALE <= self.output_scale <= MOST_SCALE
+        ):
+            raise ValueError(
+                f"output_scale must be 0, or from {LEAST_SCALE:g} to {MOST_SCALE:g}"
+            )
 
 
 class LocalModel(ABC):
@@ -190,7 +197,9 @@ def _in_float64(
 
 
 def _least_rows(features: EncodedRows) -> int:
-    values = features.stored if isinstance(features, SparseRows) else int(features.shape[1])
+    values = (
+        features.stored if isinstance(features, SparseRows) else int(features.shape[1])
+    )
     return max(LEAST_VALUES // max(values, 1), 1)
 
 
@@ -218,7 +227,9 @@ class CentresModel(LocalModel):
         return squared_distances(dense(on_host(features)), self.centres)
 
 
-def squared_distances(rows: npt.NDArray[np.floating[Any]], centres: FloatArray) -> FloatArray:
+def squared_distances(
+    rows: npt.NDArray[np.floating[Any]], centres: FloatArray
+) -> FloatArray:
     """Return ||t_j - c_k||^2 of rows (n, d) and centres (k, d), (n, k), float64, >= 0.
 
     >>> squared_distances(np.array([[1.0], [3.0]]), np.array([[0.0], [4.0]])).tolist()
@@ -250,11 +261,12 @@ def build_model(spec: ModelSpec, features: int, device: str = "auto") -> LocalMo
 
 
 def count_parameters(spec: ModelSpec, features: int) -> int:
-    """Return how many parameters a model has before it is trained, without allocating them.
+    """Return how many parameters a model has before training, without allocating any.
 
     Trees have none then: each round says how many leaves it grows (``Growth``).
 
-    >>> count_parameters(ModelSpec("mlp", hidden_sizes=(3,), intercept=True), features=2)
+    >>> spec = ModelSpec("mlp", hidden_sizes=(3,), intercept=True)
+    >>> count_parameters(spec, features=2)
     13
     """
     if spec.kind == TREES:
@@ -303,7 +315,9 @@ class FitProblem:
     def relative_penalty(self) -> FloatArray:
         """The weight of the penalty relative to a weighted mean over the rows, (p,)."""
         data_weight = self.kappa * float(self.multiplicity.sum())
-        return np.where(self.penalised, self.strength * self.joined_rows / data_weight, 0.0)
+        return np.where(
+            self.penalised, self.strength * self.joined_rows / data_weight, 0.0
+        )
 
     def settle(self, parameters: FloatArray) -> FloatArray:
         """Return the parameters (p,) that minimise the penalty alone."""

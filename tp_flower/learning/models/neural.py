@@ -38,7 +38,9 @@ def free_bytes(device: torch.device) -> int:
     if device.type != local_model.CUDA:
         return 1 << 62
     free, _ = torch.cuda.mem_get_info(device)
-    return int(free) + int(torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    return int(free) + int(
+        torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    )
 
 
 def as_tensor(values: torch.Tensor | npt.NDArray[Any] | SparseRows) -> torch.Tensor:
@@ -58,7 +60,10 @@ class TorchModel(local_model.LocalModel):
     def __init__(self, module: nn.Module, spec: local_model.ModelSpec) -> None:
         self.module, self.spec, self.outputs = module, spec, spec.outputs
         self.penalised = np.concatenate(
-            [np.full(parameter.numel(), parameter.ndim > 1) for parameter in module.parameters()]
+            [
+                np.full(parameter.numel(), parameter.ndim > 1)
+                for parameter in module.parameters()
+            ]
         )
 
     @property
@@ -91,7 +96,9 @@ class TorchModel(local_model.LocalModel):
                 out[block] = self.forward(rows).cpu().numpy()
         return out
 
-    def pullback(self, features: local_model.Features, messages: FloatArray) -> FloatArray:
+    def pullback(
+        self, features: local_model.Features, messages: FloatArray
+    ) -> FloatArray:
         """Return the vector-Jacobian product of the scores with Y, by autograd.
 
         Sums over chunks of rows bound the memory that autograd needs.
@@ -106,11 +113,17 @@ class TorchModel(local_model.LocalModel):
         return total
 
 
-def build_torch_model(spec: local_model.ModelSpec, features: int, device: str) -> TorchModel:
+def build_torch_model(
+    spec: local_model.ModelSpec, features: int, device: str
+) -> TorchModel:
     """Return the MLP or the factory's module, initialised from the spec's seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)  # noqa: TID251 - forked: no module has a Generator argument
-        module = _mlp(features, spec) if spec.kind == "mlp" else _from_factory(features, spec)
+        module = (
+            _mlp(features, spec)
+            if spec.kind == "mlp"
+            else _from_factory(features, spec)
+        )
     return TorchModel(module.to(torch_device(local_model.resolve(device))), spec)
 
 
@@ -135,7 +148,10 @@ class FitBudget:
 
 
 def fit_least_squares(
-    model: TorchModel, problem: local_model.FitProblem, budget: FitBudget, rng: np.random.Generator
+    model: TorchModel,
+    problem: local_model.FitProblem,
+    budget: FitBudget,
+    rng: np.random.Generator,
 ) -> None:
     """Fit a torch model in place, warm-started from its current parameters.
 
@@ -155,7 +171,12 @@ def fit_least_squares(
         features = as_tensor(features)
     target, weight, penalty, centre = (
         as_tensor(array).to(device).float()
-        for array in (problem.target, problem.weights, problem.relative_penalty, problem.centre)
+        for array in (
+            problem.target,
+            problem.weights,
+            problem.relative_penalty,
+            problem.centre,
+        )
     )
     scale = model.spec.output_scale**2
     parameters = list(model.module.parameters())
@@ -202,7 +223,8 @@ def _from_factory(features: int, spec: local_model.ModelSpec) -> nn.Module:
     module = factory(features, spec.outputs, spec.intercept)
     if not isinstance(module, nn.Module):
         raise SettingsError(
-            f"model factory {spec.kind!r} returned {type(module).__name__}, not a torch.nn.Module"
+            f"model factory {spec.kind!r} returned {type(module).__name__}, not a "
+            "torch.nn.Module"
         )
     return module
 

@@ -51,7 +51,9 @@ class ColumnSums(msgspec.Struct, frozen=True, array_like=True):
     def is_valid(self, outputs: int, *, is_code: bool) -> bool:
         """Whether they are sums of such a column, for so many outputs."""
         sums, count = [*self.gradient, *self.hessian], self.intervals
-        if None in self.values[:count] or len(self.edges) != (0 if is_code else max(count - 1, 0)):
+        if None in self.values[:count] or len(self.edges) != (
+            0 if is_code else max(count - 1, 0)
+        ):
             return False
         values = np.array(self.values[:count], np.float64)
         return (
@@ -91,20 +93,27 @@ def shown_sums(
         gradient: G.
         hessian: H, above 0.
         counts: the joined rows of each row, (n,).
-        least_rows: joined rows of an interval, or of a category, at least; categories with
-            fewer are left out.
+        least_rows: joined rows of an interval, or of a category, at least; categories
+            with fewer are left out.
     """
     columns = []
     for place, values in enumerate(np.asarray(rows, np.float64).T):
-        group, means, edges = _groups(values, counts, least_rows, is_code=place in codes)
+        group, means, edges = _groups(
+            values, counts, least_rows, is_code=place in codes
+        )
         values_or_none = [None if np.isnan(mean) else float(mean) for mean in means]
-        sums = (_sums_by_group(numbers, group, len(means)) for numbers in (gradient, hessian))
+        sums = (
+            _sums_by_group(numbers, group, len(means))
+            for numbers in (gradient, hessian)
+        )
         columns.append(ColumnSums(values_or_none, edges.tolist(), *sums))
     return msgspec.msgpack.encode(ShardSums(float(counts.sum()), columns))
 
 
-def _sums_by_group(numbers: FloatArray, group: IntArray, groups: int) -> list[list[float]]:
-    """Return the sums of numbers (n, d_c) over the rows of each group, (groups, d_c)."""
+def _sums_by_group(
+    numbers: FloatArray, group: IntArray, groups: int
+) -> list[list[float]]:
+    """Return each group's sum, (groups, d_c), of numbers (n, d_c) over its rows."""
     is_in = group >= 0
     sums = [np.bincount(group[is_in], column[is_in], groups) for column in numbers.T]
     columns: list[list[float]] = np.stack(sums, axis=1).tolist()
@@ -114,14 +123,17 @@ def _sums_by_group(numbers: FloatArray, group: IntArray, groups: int) -> list[li
 def _groups(
     values: FloatArray, counts: AnyArray, least_rows: int, *, is_code: bool
 ) -> tuple[IntArray, FloatArray, FloatArray]:
-    """Return the group of each value (n,), -1 for none, each group's mean value, and edges.
+    """Return the group of each value (n,), each group's mean value, and the edges.
 
-    The mean of a group without values is NaN. Edges are between the groups of numbers.
+    A value outside all groups has -1. The mean of a group without values is NaN. Edges
+    separate the groups of numbers.
     """
     group = np.full(len(values), -1, np.int64)
     is_missing = values <= MISSING
     distinct, place = np.unique(values[~is_missing], return_inverse=True)
-    mass: FloatArray = np.bincount(place, counts[~is_missing], len(distinct)).astype(np.float64)
+    mass: FloatArray = np.bincount(place, counts[~is_missing], len(distinct)).astype(
+        np.float64
+    )
     if is_code:
         is_frequent = mass >= least_rows
         of_value = np.where(is_frequent, np.cumsum(is_frequent) - 1, -1)
@@ -149,7 +161,9 @@ def _intervals(mass: FloatArray, least_rows: int) -> IntArray:
     if total < least_rows:
         return np.full(len(mass), -1, np.int64)
     width = max(float(least_rows), total / MOST_INTERVALS)
-    coarse = np.unique(((np.cumsum(mass) - mass / 2.0) // width), return_inverse=True)[1]
+    coarse = np.unique(((np.cumsum(mass) - mass / 2.0) // width), return_inverse=True)[
+        1
+    ]
     sizes = np.bincount(coarse, mass)
     merged, number, reached = np.zeros(len(sizes), np.int64), 0, 0.0
     # there are about as many as MOST_INTERVALS
@@ -164,7 +178,11 @@ def _intervals(mass: FloatArray, least_rows: int) -> IntArray:
 
 
 def grow_pooled(
-    documents: Sequence[bytes], codes: Sequence[int], columns: int, outputs: int, growth: Growth
+    documents: Sequence[bytes],
+    codes: Sequence[int],
+    columns: int,
+    outputs: int,
+    growth: Growth,
 ) -> AnyArray:
     """Return trees grown on all shards' sums, as the bytes of LightGBM's text.
 
@@ -193,7 +211,9 @@ def grow_pooled(
         model.start([0] if place in codes else [])
         text, _ = grow(model, rows, gradient, hessian, joined_rows, growth)
         for tree in read_trees(text):
-            moved = msgspec.structs.replace(tree, split_feature=[place] * len(tree.split_feature))
+            moved = msgspec.structs.replace(
+                tree, split_feature=[place] * len(tree.split_feature)
+            )
             trees.append(moved.text(len(trees), 1.0))
     return write_trees(trees, columns, outputs)
 
@@ -201,7 +221,10 @@ def grow_pooled(
 def _pooled(
     shards: Sequence[ColumnSums], outputs: int, *, is_code: bool
 ) -> tuple[npt.NDArray[np.float32], FloatArray, FloatArray]:
-    """Return a column's values (b, 1), float32, and the sums of all shards, (b, d_c) each."""
+    """Return a column's values (b, 1), float32, and two sums over all shards.
+
+    The sums, (b, d_c) each, are of gradients and Hessians.
+    """
     of_values = [np.array(x.values[: x.intervals], np.float64) for x in shards]
     if is_code:
         groups = np.unique(np.concatenate(of_values))
@@ -230,7 +253,10 @@ def _bounds(sums: ColumnSums) -> FloatArray:
 
     Nobody says where the first begins: about as far from its mean as it ends.
     """
-    values, edges = np.array(sums.values[: sums.intervals], np.float64), np.array(sums.edges)
+    values, edges = (
+        np.array(sums.values[: sums.intervals], np.float64),
+        np.array(sums.edges),
+    )
     if not len(values):
         return np.zeros(0)
     if not len(edges):
@@ -241,7 +267,7 @@ def _bounds(sums: ColumnSums) -> FloatArray:
 
 
 def _spread(sums: FloatArray, bounds: FloatArray, groups: FloatArray) -> FloatArray:
-    """Return sums (k, d_c) between bounds (k + 1,) spread over finer groups, (b, d_c)."""
+    """Spread sums (k, d_c) between bounds (k + 1,) over finer groups, (b, d_c)."""
     reached = np.concatenate([np.zeros((1, sums.shape[1])), np.cumsum(sums, axis=0)])
     at_groups = [np.interp(groups, bounds, column) for column in reached.T]
     spread: FloatArray = np.diff(np.stack(at_groups, axis=1), axis=0)

@@ -36,10 +36,13 @@ GROUP_ROWS: Final = 100
 CATEGORY_ROWS: Final = 10
 PENALTY_ROWS: Final = 10
 BIN_ROWS: Final = 3
-"""LightGBM's defaults, in joined rows: of a set of categories, of a category that splits may name
-and how far its mean is smoothed, in the penalty of sets, and of a bin."""
-HISTOGRAM_MEGABYTES: Final = 512  # beyond: made again where needed; 127 leaves of 1000 columns
-THREADED_ROWS: Final = 1 << 17  # with fewer, threads only spin: other sites here could not compute
+"""LightGBM's defaults, in joined rows: of a set of categories, of a category that
+splits may name and how far its mean is smoothed, in the penalty of sets, and of a bin.
+"""
+# beyond: made again where needed; 127 leaves of 1000 columns
+HISTOGRAM_MEGABYTES: Final = 512
+# with fewer, threads only spin: other sites here could not compute
+THREADED_ROWS: Final = 1 << 17
 
 
 class Forest(msgspec.Struct, frozen=True):
@@ -91,7 +94,9 @@ class TreeModel(LocalModel):
         if not step:
             return
         forest, text = self.forest, grown.tobytes().decode()
-        self.parameters = Forest(forest.categorical, (*forest.rounds, (step, text))).bytes()
+        self.parameters = Forest(
+            forest.categorical, (*forest.rounds, (step, text))
+        ).bytes()
 
     def gains(self, features: int, joined_rows: float) -> FloatArray:
         """Return by how much the splits at each feature lower the loss, (d, 1).
@@ -174,7 +179,9 @@ def grow(
     }
     if not model.binned:
         codes = list(model.forest.categorical)
-        data = lightgbm.Dataset(rows[:trained], categorical_feature=codes, params=options)
+        data = lightgbm.Dataset(
+            rows[:trained], categorical_feature=codes, params=options
+        )
         model.binned.append(data)
     booster = lightgbm.Booster(options, model.binned[0])
 
@@ -202,7 +209,9 @@ def _threads(rows: int) -> int:
 
 
 def _values(
-    booster: "lightgbm.Booster", rows: "npt.NDArray[np.float32] | csr_matrix", outputs: int
+    booster: "lightgbm.Booster",
+    rows: "npt.NDArray[np.float32] | csr_matrix",
+    outputs: int,
 ) -> FloatArray:
     """Return the trees' values of rows, (n, d_c)."""
     values = booster.predict(rows, raw_score=True, num_threads=_threads(rows.shape[0]))
@@ -218,11 +227,17 @@ def _booster_of(text: str) -> "lightgbm.Booster":
 
 
 def _lightgbm() -> ModuleType:
-    """Load the library, a third of a second that only boosting pays; ModelError without it."""
+    """Load LightGBM, which takes a third of a second that only boosting pays.
+
+    Raises:
+        ModelError: it is not installed.
+    """
     try:
         return import_module("lightgbm")
     except ImportError:
-        raise ModelError(f"for boosted trees lightgbm {install_hint('boost')}") from None
+        raise ModelError(
+            f"for boosted trees lightgbm {install_hint('boost')}"
+        ) from None
 
 
 def _tree_features(features: Features) -> "npt.NDArray[np.float32] | csr_matrix":

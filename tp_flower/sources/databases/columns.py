@@ -61,7 +61,12 @@ class DatabaseColumn:
 
     @classmethod
     def of(
-        cls, name: str, duckdb_type: str, read: exp.Expr | None = None, *, is_exact: bool = True
+        cls,
+        name: str,
+        duckdb_type: str,
+        read: exp.Expr | None = None,
+        *,
+        is_exact: bool = True,
     ) -> "DatabaseColumn":
         """Return a column that arrives in its own type."""
         return cls(name, duckdb_type, read or named(name), duckdb_type, is_exact)
@@ -77,8 +82,8 @@ class DatabaseColumn:
         if self.unread or arrow_type(self.arrives) is not None:
             return self.unread
         return (
-            f"is of type {self.type}, which cannot be used: convert it in 'sql' to a number, "
-            "a text, a date, a timestamp or a boolean"
+            f"is of type {self.type}, which cannot be used: convert it in 'sql' to a "
+            "number, a text, a date, a timestamp or a boolean"
         )
 
 
@@ -297,13 +302,17 @@ def _without_zero_date(name: str) -> exp.Expr:
 
 
 def sqlite_columns(
-    declared: Mapping[str, str], one_row: OneRow, names: Mapping[str, str], types: Collection[str]
+    declared: Mapping[str, str],
+    one_row: OneRow,
+    names: Mapping[str, str],
+    types: Collection[str],
 ) -> list[DatabaseColumn]:
     """Return the columns in SQLite, where any column may hold any value.
 
-    ``one_row`` counts the kinds of values. A column without a single kind cannot be read, unless
-    the tables file has its type: then its values are read as texts. ``names`` are the table's
-    names of the columns, ``types`` those that the tables file has a type of.
+    ``one_row`` counts the kinds of values. A column without a single kind cannot be
+    read, unless the tables file has its type: then its values are read as texts.
+    ``names`` are the table's names of the columns, ``types`` those that the tables file
+    has a type of.
     """
     items = [
         exp.func("SUM", exp.EQ(this=exp.func("TYPEOF", named(name)), expression=kind))
@@ -322,18 +331,26 @@ def sqlite_columns(
     return columns
 
 
-def _mixed(name: str, declared: str, held: Collection[str], table_name: str) -> DatabaseColumn:
+def _mixed(
+    name: str, declared: str, held: Collection[str], table_name: str
+) -> DatabaseColumn:
     """Return a column whose values are not of one kind, or not of the declared one."""
     reason = (
         f"is declared as {declared or 'nothing'} and holds values of the kinds "
-        f"{', '.join(sorted(held))}: name one type for all of them, {typed_as(table_name)}, "
-        "or convert it in 'sql'"
+        f"{', '.join(sorted(held))}: name one type for all of them, "
+        f"{typed_as(table_name)}, or convert it in 'sql'"
     )
-    return DatabaseColumn(name, declared, named(name), "", is_exact=False, unread=reason)
+    return DatabaseColumn(
+        name, declared, named(name), "", is_exact=False, unread=reason
+    )
 
 
 _SQLITE_KINDS: Final = ("integer", "real", "text", "blob")
-_SQLITE_DATES: Final = {"DATE": "DATE", "DATETIME": "TIMESTAMP", "TIMESTAMP": "TIMESTAMP"}
+_SQLITE_DATES: Final = {
+    "DATE": "DATE",
+    "DATETIME": "TIMESTAMP",
+    "TIMESTAMP": "TIMESTAMP",
+}
 _SQLITE_NUMBER: Final = re.compile(r"(?<!PO)INT|REAL|FLOAT|DOUBLE|\bNUM|DEC|BOOL")
 _SQLITE_TEXT: Final = re.compile(r"CHAR|CLOB|TEXT|BLOB")
 
@@ -364,9 +381,12 @@ def _sqlite_column(name: str, declared: str, held: set[str]) -> DatabaseColumn |
 
 
 def _number_declared(bare: str) -> bool:
-    """Whether a declared type means numbers; SQLite takes any word for one, such as ENUM.
+    """Return whether a declared type means numbers.
 
-    Texts in a column of numbers are an accident, in one of an unknown type they are its values.
+    SQLite takes any other word for a type of numbers, such as ENUM.
+
+    Texts in a column of numbers are an accident, in one of an unknown type they are its
+    values.
     """
     return not _SQLITE_TEXT.search(bare) and bool(_SQLITE_NUMBER.search(bare))
 

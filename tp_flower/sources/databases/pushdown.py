@@ -43,7 +43,11 @@ _KINDS: Final = {
     "TIMESTAMP WITH TIME ZONE": "instant",
 }
 _NUMBERS: Final = frozenset(("integer", "decimal", "double"))
-_TIME_NAMES: Final = {"date": "DATE", "timestamp": "TIMESTAMP", "instant": "TIMESTAMPTZ"}
+_TIME_NAMES: Final = {
+    "date": "DATE",
+    "timestamp": "TIMESTAMP",
+    "instant": "TIMESTAMPTZ",
+}
 # the columns that a constant may be compared with, by the constant's own type
 _TIME_CONSTANTS: Final = {
     "text": frozenset(_TIME_NAMES),
@@ -52,7 +56,9 @@ _TIME_CONSTANTS: Final = {
     "instant": frozenset(("instant",)),
 }
 _PLAIN_NUMBER: Final = re.compile(r"\d+(\.\d+)?|\.\d+")
-_PLAIN_TIME: Final = re.compile(r"([1-9]\d{3}-\d\d-\d\d( \d\d:\d\d:\d\d(\.\d+)?)?)(?:\+00)?")
+_PLAIN_TIME: Final = re.compile(
+    r"([1-9]\d{3}-\d\d-\d\d( \d\d:\d\d:\d\d(\.\d+)?)?)(?:\+00)?"
+)
 _EQUALITIES: Final = (exp.EQ, exp.NEQ, exp.In)
 _COMPARISONS: Final = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
 
@@ -83,7 +89,9 @@ def select(
     pushed: list[str] = []
     remaining: list[str] = []
     for sql in (fragment.subquery or fragment).filters:
-        condition = pushdown.condition(parse_expression(sql, "filter")) if has_filters else None
+        condition = (
+            pushdown.condition(parse_expression(sql, "filter")) if has_filters else None
+        )
         if condition is None:
             remaining.append(sql)
         else:
@@ -92,7 +100,9 @@ def select(
     if fragment.subquery is None:
         rest = replace(fragment, filters=tuple(remaining))
     else:
-        rest = replace(fragment, subquery=replace(fragment.subquery, filters=tuple(remaining)))
+        rest = replace(
+            fragment, subquery=replace(fragment.subquery, filters=tuple(remaining))
+        )
     required = column_names(piece.parse() for piece in (rest.subquery or rest).pieces())
     columns = tuple(name for name in pushdown.columns if name in required)
     return Selection(rest, columns, tuple(translated), tuple(pushed))
@@ -100,7 +110,9 @@ def select(
 
 def column_names(trees: Iterable[exp.Expr]) -> frozenset[str]:
     """Return the names of the columns in some expressions."""
-    return frozenset(column.name for tree in trees for column in tree.find_all(exp.Column))
+    return frozenset(
+        column.name for tree in trees for column in tree.find_all(exp.Column)
+    )
 
 
 @dataclass(frozen=True)
@@ -141,7 +153,9 @@ class FilterPushdown:
             return ""
         return "decimal" if digits else _KINDS.get(column.type, "")
 
-    def _operands(self, tree: exp.Expr, constants: Sequence[exp.Expr]) -> list[exp.Expr] | None:
+    def _operands(
+        self, tree: exp.Expr, constants: Sequence[exp.Expr]
+    ) -> list[exp.Expr] | None:
         kind = self._kind(tree.this) if constants else ""
         value: exp.Expr = named(tree.this.unnest().name) if kind else exp.Null()
         translated: list[exp.Expr | None]
@@ -160,8 +174,9 @@ class FilterPushdown:
     def _text(self, tree: exp.Expr) -> exp.Expr | None:
         r"""Return a text constant; None if its meaning depends on settings.
 
-        A backslash stands for itself only under MySQL's NO_BACKSLASH_ESCAPES, and sqlglot writes
-        control characters with one; '' is NULL under MariaDB's EMPTY_STRING_IS_NULL.
+        A backslash stands for itself only under MySQL's NO_BACKSLASH_ESCAPES, and
+        sqlglot writes control characters with one; '' is NULL under MariaDB's
+        EMPTY_STRING_IS_NULL.
         """
         literal: exp.Expr = tree.unnest()
         if not isinstance(literal, exp.Literal) or not literal.is_string:
@@ -202,7 +217,9 @@ class FilterPushdown:
             return number
         if self.dialect == "mysql":
             # old servers have no CAST for it
-            return exp.Paren(this=exp.Add(this=number, expression=exp.Literal.number("0e0")))
+            return exp.Paren(
+                this=exp.Add(this=number, expression=exp.Literal.number("0e0"))
+            )
         return exp.cast(number, "DOUBLE")
 
     def _time(self, tree: exp.Expr, kind: str) -> exp.Expr | None:
@@ -214,12 +231,16 @@ class FilterPushdown:
         cast = f"CAST({sql} AS {_TIME_NAMES[kind]})"
         try:
             kinds = column_types(self.connection, f"SELECT {sql} AS value")
-            rendered = self.connection.execute(f"SELECT CAST({cast} AS VARCHAR)").fetchall()[0][0]
+            rendered = self.connection.execute(
+                f"SELECT CAST({cast} AS VARCHAR)"
+            ).fetchall()[0][0]
         except duckdb.Error:
             # the site's DuckDB reports what is wrong with it
             return None
         match = _PLAIN_TIME.fullmatch(str(rendered))
-        if match is None or kind not in _TIME_CONSTANTS.get(_KINDS.get(kinds["value"], ""), ()):
+        if match is None or kind not in _TIME_CONSTANTS.get(
+            _KINDS.get(kinds["value"], ""), ()
+        ):
             return None
         time = exp.Literal.string(match[1])
         if self.dialect == "mysql" and kind != "date":

@@ -51,7 +51,10 @@ def _errors_of(driver: str, name: str) -> tuple[type[Any], ...]:
     return ()
 
 
-_PG_ERRORS, _MY_ERRORS = _errors_of("psycopg", "Error"), _errors_of("pymysql", "MySQLError")
+_PG_ERRORS, _MY_ERRORS = (
+    _errors_of("psycopg", "Error"),
+    _errors_of("pymysql", "MySQLError"),
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,7 +99,9 @@ def _hide(text: str, secrets: Collection[str]) -> str:
     return text
 
 
-def parse_url(text: str, environment: Mapping[str, str], folder: Path, where: str) -> DatabaseUrl:
+def parse_url(
+    text: str, environment: Mapping[str, str], folder: Path, where: str
+) -> DatabaseUrl:
     """Return the address that a URI gives, in which ``${NAME}`` stands for a variable.
 
     A variable in the user, the password or an option is used literally and needs no
@@ -130,7 +135,8 @@ def parse_url(text: str, environment: Mapping[str, str], folder: Path, where: st
     dialect, known_driver = _DIALECTS[backend]
     if dialect != SQLITE and find_spec(known_driver) is None:
         raise SourceError(
-            f"for the 'uri' of {where} the driver {known_driver} {install_hint(dialect)}"
+            f"for the 'uri' of {where} the driver {known_driver} "
+            f"{install_hint(dialect)}"
         )
     if dialect == "sqlite":
         url = _sqlite_file(url, folder, where)
@@ -140,7 +146,9 @@ def parse_url(text: str, environment: Mapping[str, str], folder: Path, where: st
     return DatabaseUrl(url, frozenset(_secrets(url, values)), backend)
 
 
-def _expand(text: str, environment: Mapping[str, str], where: str) -> tuple[str, list[str]]:
+def _expand(
+    text: str, environment: Mapping[str, str], where: str
+) -> tuple[str, list[str]]:
     """Return the URI with its variables' values, and these values."""
     values: list[str] = []
 
@@ -199,7 +207,9 @@ DRIVER_ERRORS: Final[tuple[type[Exception], ...]] = (
     ValueError,  # for values that Python lacks, such as dates of the year 0
 )
 
-_ERRORS: Final = tomllib.loads(Path(__file__).with_name("errors.toml").read_text("utf-8"))
+_ERRORS: Final = tomllib.loads(
+    Path(__file__).with_name("errors.toml").read_text("utf-8")
+)
 _WORDS: Final[dict[str, str]] = _ERRORS["words"]
 _MISSING, _DATA, _LOST = (_WORDS[name] for name in ("missing", "data", "lost"))
 _PG_STATES, _MY_CODES = (
@@ -224,7 +234,9 @@ def safe_words(error: BaseException, database: DatabaseShard) -> str:
         words = " ".join(str(_first_line(cause)).split())[:300]
         return f"{reason} ({database.url.redact(words)})"
     code = _code(cause)
-    return reason or f"it answers with {type(cause).__name__}{f' {code}' if code else ''}"
+    return (
+        reason or f"it answers with {type(cause).__name__}{f' {code}' if code else ''}"
+    )
 
 
 def _code(cause: BaseException) -> str:
@@ -246,7 +258,9 @@ def _reason(cause: BaseException) -> str:
     if isinstance(cause, ValueError) or type(cause).__name__ == "DataError":
         return _DATA
     text = str(cause)
-    return next((words for phrase, words in _PHRASES.items() if re.search(phrase, text)), "")
+    return next(
+        (words for phrase, words in _PHRASES.items() if re.search(phrase, text)), ""
+    )
 
 
 def _first_line(cause: Any) -> str:
@@ -260,7 +274,8 @@ def _first_line(cause: Any) -> str:
 
 
 SECONDS_TO_CONNECT: Final = 30
-_SQLITE_STEPS: Final = 10_000  # instructions between two looks at the clock, some 0.1 ms
+# instructions between two looks at the clock, some 0.1 ms
+_SQLITE_STEPS: Final = 10_000
 
 # SQLAlchemy's loggers would print rows, users and the owner's SQL
 _SILENT: Final = "tp_flower"
@@ -271,7 +286,8 @@ _THREAD: Final = threading.local()
 
 
 for _name in ("psycopg", "psycopg.pq"):
-    # it would print the user's name: nothing is logged by threads that have a database open
+    # it would print the user's name: nothing is logged by threads that have a database
+    # open
     logging.getLogger(_name).addFilter(lambda _: not getattr(_THREAD, "sessions", 0))
 
 
@@ -337,7 +353,10 @@ class DatabaseSession:
             inspector = sa.inspect(self.connection)
             if self.dialect != SQLITE and inspector.has_table(name, schema):
                 return self.database.table
-            names = [*inspector.get_table_names(schema), *inspector.get_view_names(schema)]
+            names = [
+                *inspector.get_table_names(schema),
+                *inspector.get_view_names(schema),
+            ]
         spelling = names[0] if not name and len(names) == 1 else spell(name, names)
         if spelling is None:
             problem = _MISSING if name else "it needs 'table'"
@@ -360,7 +379,10 @@ class DatabaseSession:
             self.connection.exec_driver_sql(sql)
 
     def limit(self, seconds: int) -> None:
-        """Let the database end a statement that takes longer, in SQLite all of them together."""
+        """Let the database end a statement that takes longer.
+
+        In SQLite the limit is for all statements together.
+        """
         if self.dialect == "sqlite":
             ends = time.monotonic() + seconds
             driver: Any = self.connection.connection.driver_connection
@@ -397,7 +419,10 @@ class DatabaseSession:
     def _run(self, sql: str) -> Iterator[Any]:
         """Run a query; yield the driver's cursor, which logs nothing."""
         driver: Any = self.connection.connection.driver_connection
-        with _translated_errors(self.source, self.database), closing(driver.cursor()) as cursor:
+        with (
+            _translated_errors(self.source, self.database),
+            closing(driver.cursor()) as cursor,
+        ):
             cursor.execute(sql)
             yield cursor
 
@@ -468,7 +493,9 @@ def _engine(url: DatabaseUrl) -> Iterator[sa.Engine]:
     address = url.url
     if url.dialect == "sqlite":
         file = f"file:{quote(address.database or '')}?mode=ro"
-        options["creator"] = partial(sqlite3.connect, file, uri=True, isolation_level=None)
+        options["creator"] = partial(
+            sqlite3.connect, file, uri=True, isolation_level=None
+        )
         address = sa.make_url("sqlite://")
     elif url.dialect == "mysql":
         options["connect_args"] = {"charset": "utf8mb4", **connect}

@@ -105,7 +105,9 @@ class DatabaseTable:
         )
         rows = f"(SELECT {columns or 'nothing'} FROM {relation})"
         types = {name: self.types[name] for name in selection.columns}
-        self.connection.execute(f"CREATE OR REPLACE TEMP VIEW shard AS {regular_rows(types, rows)}")
+        self.connection.execute(
+            f"CREATE OR REPLACE TEMP VIEW shard AS {regular_rows(types, rows)}"
+        )
 
     def _cast(self, name: str) -> str:
         column, kind = quote_name(name), self.types[name]
@@ -118,7 +120,11 @@ class DatabaseTable:
 
     def _statement(self, selection: Selection) -> str:
         dialect = self.session.dialect
-        used_columns = {*selection.columns, *column_names(selection.filters), *self.order_by}
+        used_columns = {
+            *selection.columns,
+            *column_names(selection.filters),
+            *self.order_by,
+        }
         # the columns that are needed, if DuckDB supports their values
         rows = ", ".join(
             f"{render(column.read, dialect)} AS {quote(name, dialect)}"
@@ -128,11 +134,12 @@ class DatabaseTable:
         columns = ", ".join(quote(name, dialect) for name in selection.columns)
         nothing = f"1 AS {quote(_NOTHING.name, dialect)}"
         where = " AND ".join(render(term, dialect) for term in selection.filters)
+        where_clause = f" WHERE {where}" if where else ""
         order = ", ".join(quote(name, dialect) for name in self.order_by)
+        order_clause = f" ORDER BY {order}" if order else ""
         return (
             f"SELECT {columns or nothing} FROM (SELECT {rows or nothing} FROM "
-            f"{_relation(self.session)}) AS "
-            f"shard_rows{f' WHERE {where}' if where else ''}{f' ORDER BY {order}' if order else ''}"
+            f"{_relation(self.session)}) AS shard_rows{where_clause}{order_clause}"
         )
 
 
@@ -151,8 +158,12 @@ def describe_database(source: ShardSource) -> ShardSchema:
     """Return a shard's columns, types and number of rows."""
     with open_session(source) as session, closing(shared_cursor()) as connection:
         table = _open_table(session, connection)
-        counts = ", ".join(f"COUNT({quote(name, session.dialect)})" for name in table.names)
-        total, *present = session.one_row(f"SELECT COUNT(*), {counts} FROM {_relation(session)}")
+        counts = ", ".join(
+            f"COUNT({quote(name, session.dialect)})" for name in table.names
+        )
+        total, *present = session.one_row(
+            f"SELECT COUNT(*), {counts} FROM {_relation(session)}"
+        )
     counted = zip(table.names.values(), present, strict=True)
     empty = [name for name, values in counted if not values and name in table.types]
     unread = {n: c.why_unread for n, c in table.columns.items() if not c.is_readable}
@@ -201,7 +212,9 @@ def load_database(source: ShardSource, connection: duckdb.DuckDBPyConnection) ->
         table.load(Selection(Fragment(source.table, source.table), tuple(table.types)))
 
 
-def _open_table(session: DatabaseSession, connection: duckdb.DuckDBPyConnection) -> DatabaseTable:
+def _open_table(
+    session: DatabaseSession, connection: duckdb.DuckDBPyConnection
+) -> DatabaseTable:
     """Determine the columns, and the types of those that queries can read."""
     source = session.source
     declared = _columns(session)
@@ -211,7 +224,11 @@ def _open_table(session: DatabaseSession, connection: duckdb.DuckDBPyConnection)
     columns |= {name: absent_column(name) for name in source.absent}
     chosen = source.types_of(columns)
     source.spelled("order-by", session.database.order_by, columns)
-    wanted = {n: chosen.get(n, column.type) for n, column in columns.items() if column.is_readable}
+    wanted = {
+        n: chosen.get(n, column.type)
+        for n, column in columns.items()
+        if column.is_readable
+    }
     nulls = ", ".join(
         f"CAST(NULL AS {kind}) AS {quote_name(name)}" for name, kind in wanted.items()
     )
