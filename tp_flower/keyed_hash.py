@@ -70,7 +70,7 @@ class KeyedHasher:
                 "sha256(CAST($inner AS BLOB) || encode(t)))) AS digest FROM texts)",
                 {"outer": self._pad(0x5C), "inner": self._pad(0x36)},
             ).fetchnumpy()
-        return np.column_stack([halves[f"half_{place}"] for place in range(4)])
+        return np.column_stack([halves[f"half_{part}"] for part in range(4)])
 
     def _pad(self, byte: int) -> bytes:
         """Return the key block of RFC 2104, xor-ed with ipad (0x36) or opad (0x5c)."""

@@ -78,7 +78,7 @@ def check_noisy_label(site: Site, number: int, numbers: Iterable[int]) -> None:
         if read.role in (Role.FEATURE, Role.WEIGHT) and read.column.lower() in columns:
             raise SiteError(
                 f"table {fragment.table}: its label leaves with noise only, but "
-                f"{read.what} reads column {read.column!r}, which the label is made "
+                f"{read.element} reads column {read.column!r}, which the label is made "
                 "of: no feature and no weight may read it"
             )
 
@@ -152,10 +152,10 @@ def check_extracted(source: ShardSource, fragment: Fragment, rows: int) -> None:
         source.policy.check_rows(rows, f"the answer of table {fragment.table!r}")
 
 
-def check_rows(source: ShardSource, rows: int, what: str) -> None:
-    """Refuse to compute ``what`` of too few rows; the server has chosen the rows."""
+def check_rows(source: ShardSource, rows: int, purpose: str) -> None:
+    """Refuse to compute ``purpose`` of too few rows; the server has chosen the rows."""
     if rows:
-        source.policy.check_rows(rows, what)
+        source.policy.check_rows(rows, purpose)
 
 
 def counts_evenly(counts: AnyArray, fewest: int) -> bool:

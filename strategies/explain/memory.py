@@ -78,8 +78,8 @@ def forecast(
     sites: defaultdict[str, float] = defaultdict(lambda: SITE)
     for table in tables:
         parts = joined.extracted.parts[table.name]
-        for place, (part, shard) in enumerate(zip(parts, table.shards, strict=True)):
-            terms = _terms(joined, encoders[table.name], table, shard, place, method)
+        for position, (part, shard) in enumerate(zip(parts, table.shards, strict=True)):
+            terms = _terms(joined, encoders[table.name], table, shard, position, method)
             sites[part.site] += terms.bytes
     return {
         "sites": {site: round(peak) for site, peak in sites.items()},
@@ -92,7 +92,7 @@ def _terms(
     encoding: TableEncoding,
     table: TableSize,
     shard: ShardSize,
-    place: int,
+    position: int,
     method: JoinStrategy,
 ) -> ShardTerms:
     keys = [
@@ -105,7 +105,7 @@ def _terms(
     of_row = 8.0 * stored if is_sparse(width, stored) else 4.0 * width
     return ShardTerms(
         values=columns * min(shard.rows, READ_ROWS),
-        distinct=sum(len(shards[place].hashes) for shards in keys),
+        distinct=sum(len(shards[position].hashes) for shards in keys),
         categories=width - stored,
         taking_part=shard.total * (1 + (table.outputs - 1) / 2),
         features=of_row * shard.total,

@@ -394,7 +394,7 @@ def check_kinds(manifest: Manifest, bound: BoundQuery, columns: Columns) -> None
                 raise SchemaError(
                     f"table {fragment.name!r}: column {read.column!r} is {now.type}, "
                     f"but was {before.type} when model {manifest.model} was trained "
-                    f"({read.what}): types = {{ {quoted(read.column)} = "
+                    f"({read.element}): types = {{ {quoted(read.column)} = "
                     f"{quoted(before.type)} }} in the tables file reads it as before, "
                     "where its values are of that type; or train again"
                 )
@@ -468,9 +468,9 @@ def model_parts(
         ]
         exact = [item for item in candidates if item.index == shard.index]
         # a UNION ALL may name one shard twice: its parts are in the same order
-        place = (part.table, part.site, name, shard.index)
-        choice = exact[uses[place] :] or exact or candidates
-        uses[place] += 1
+        key = (part.table, part.site, name, shard.index)
+        choice = exact[uses[key] :] or exact or candidates
+        uses[key] += 1
         if not choice:
             raise ModelError(
                 f"site {part.site!r} hosts shard {shard.index} of table "

@@ -313,11 +313,13 @@ class Evaluate(ModelStrategy):
                 f"({names}): its classes are {', '.join(map(repr, classes[:10]))}"
             )
         if classes:
-            place = np.array(
+            class_index = np.array(
                 [classes.index(name) for name in labels.classes], np.float64
             )
             labels = replace(
-                labels, values=place[labels.values.astype(np.intp)], classes=classes
+                labels,
+                values=class_index[labels.values.astype(np.intp)],
+                classes=classes,
             )
         return labels, loss_of(labels, self.manifest.loss, self.settings)
 

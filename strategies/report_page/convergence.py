@@ -91,11 +91,11 @@ def _metrics(report: Record, epochs: list[Epoch], part: str, metric: str) -> Blo
 
 
 def _line(
-    epochs: list[Epoch], part: str, metric: str, place: Callable[[Epoch], float]
+    epochs: list[Epoch], part: str, metric: str, position_of: Callable[[Epoch], float]
 ) -> plots.Series:
     """Return a part's metric over an axis, labelled with its last value."""
     points = [
-        (place(epoch), epoch.metrics[part][metric])
+        (position_of(epoch), epoch.metrics[part][metric])
         for epoch in epochs
         if metric in epoch.metrics[part]
     ]

@@ -181,5 +181,5 @@ def _is_edge(pair: object, count: int) -> bool:
     return (
         isinstance(pair, list | tuple)
         and len(pair) == 2
-        and all(type(place) is int and 0 <= place < count for place in pair)
+        and all(type(node) is int and 0 <= node < count for node in pair)
     )

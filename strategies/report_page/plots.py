@@ -255,8 +255,11 @@ def _ends(x: Axis, y: Axis, line: Series) -> str:
 def _line_data(title: str, x: Axis, y: Axis, lines: Sequence[Series]) -> Table:
     columns = [dict(line.points) for line in lines]
     rows = [
-        (x.format(place), *(y.format(c[place]) if place in c else "" for c in columns))
-        for place in sorted({place for column in columns for place in column})
+        (
+            x.format(position),
+            *(y.format(c[position]) if position in c else "" for c in columns),
+        )
+        for position in sorted({position for column in columns for position in column})
     ]
     return Table(
         title, (x.title, *(line.name for line in lines)), rows, words=frozenset()
@@ -276,7 +279,7 @@ class _Canvas:
 
     @classmethod
     def fit(cls, x: Axis, y: Axis, lines: Sequence[Series]) -> "_Canvas":
-        across = x.fit([place for line in lines for place, _ in line.points])
+        across = x.fit([position for line in lines for position, _ in line.points])
         upwards = y.fit([value for line in lines for _, value in line.points])
         left = max(text_width(label) for _, label in upwards.ticks) + GAP
         # the labels at the lines' ends are bold
@@ -320,8 +323,8 @@ class _Canvas:
         dots, path = [], []
         for point in line.points:
             x, y = self.at(point)
-            place, value = self.x.format(point[0]), self.y.format(point[1])
-            tip = f"{line.name}, {self.x.title} {place}: {value}"
+            position, value = self.x.format(point[0]), self.y.format(point[1])
+            tip = f"{line.name}, {self.x.title} {position}: {value}"
             dots.append(_DOT.format(look, x, y, radius, *point, tip))
             path.append(f"{x:.2f},{y:.2f}")
         return _SERIES.format(style, line.name, " ".join(path), Markup("").join(dots))

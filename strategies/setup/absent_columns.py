@@ -30,7 +30,7 @@ def check_absent(bound: BoundQuery, inventory: Inventory) -> None:
             for read in _absent_reads(fragment, shard):
                 if read.role in _REFUSED:
                     raise SchemaError(
-                        f"table {shard.table!r} at site {shard.site!r}: {read.what} "
+                        f"table {shard.table!r} at site {shard.site!r}: {read.element} "
                         f"reads column {read.column!r}, which is absent there (absent "
                         f"in its tables file): {_REFUSED[read.role]}. Run without this "
                         "shard, or add the column to it"

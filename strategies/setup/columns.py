@@ -51,11 +51,11 @@ class Columns:
 
     def readings_of(self, shard: HostedShard) -> dict[str, TextReading]:
         """Return how the columns of texts of a shard are read, by their names there."""
-        readings, place = {}, (shard.node, shard.position)
+        readings, shard_key = {}, (shard.node, shard.position)
         for name in shard.texts:
             agreed = self.agreed.get((shard.table.lower(), name.lower()))
-            if agreed is not None and place in agreed.readings:
-                readings[name] = agreed.readings[place]
+            if agreed is not None and shard_key in agreed.readings:
+                readings[name] = agreed.readings[shard_key]
         return readings
 
     def formats_of(self, table: str) -> dict[str, str]:

@@ -88,13 +88,13 @@ def lay_out(
     Each row appears once or, if repeated, for every joined row that it is in.
     """
     train, test = mapping.select(~is_test), mapping.select(is_test)
-    place = _repeated if is_repeated else _distinct
+    row = _repeated if is_repeated else _distinct
     layouts: dict[str, TableLayout] = {}
     trained: dict[str, TableRows] = {}
     tested: dict[str, TableRows] = {}
     for name, shards in extracted.parts.items():
         sizes = tuple(extracted.rows[part.number] for part in shards)
-        rows, fields, numbers = place(sizes, train.tables[name], test.tables[name])
+        rows, fields, numbers = row(sizes, train.tables[name], test.tables[name])
         by_part = {part.number: of for part, of in zip(shards, fields, strict=True)}
         layouts[name] = TableLayout(name, shards, tuple(rows), by_part)
         total = sum(part_rows.total for part_rows in rows)
@@ -258,10 +258,10 @@ class JoinedRows(SplitRows):
         unit = max(MOST // self.train.joined_rows, 1)
         fields: PartArrays = {}
         for layout in self.layouts.values():
-            for place, (number, rows) in enumerate(layout.fields.items()):
+            for row, (number, rows) in enumerate(layout.fields.items()):
                 counts = rows["multiplicity"]
                 if layout.masses is not None:
-                    counts = np.maximum(layout.masses[place] * float(unit), 1.0).astype(
+                    counts = np.maximum(layout.masses[row] * float(unit), 1.0).astype(
                         np.int32
                     )
                 fields[number] = {"trained": rows["trained"], "multiplicity": counts}

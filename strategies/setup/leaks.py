@@ -54,9 +54,9 @@ def find_leaks(bound: BoundQuery) -> list[Leak]:
             is_key = read.role is Role.KEY and fragment.table == bound.label_table
             if is_key or read.role is Role.FEATURE:
                 reader = (
-                    _reader_of(bound, fragment.table, read.what)
+                    _reader_of(bound, fragment.table, read.element)
                     if is_key
-                    else read.what
+                    else read.element
                 )
                 columns_of.setdefault((reader, fragment.table, is_key), {})[
                     read.column

@@ -185,7 +185,7 @@ def distdim(
     combinations, which = np.unique(labels, axis=0, return_inverse=True)
     totals = np.bincount(which.reshape(-1), weights, minlength=len(combinations))
     grid = np.concatenate(
-        [of_party[combinations[:, place]] for place, of_party in enumerate(centres)],
+        [of_party[combinations[:, party]] for party, of_party in enumerate(centres)],
         axis=1,
     )
     return weighted_kmeans(grid, totals, clusters, rng)

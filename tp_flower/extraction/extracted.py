@@ -139,10 +139,10 @@ class ExtractedKey:
         """Return the codes (n,) and all 256 bits (k, 4), in the order of the hashes."""
         hashes = hasher.hash_texts(self.texts)
         order = np.lexsort((hashes[:, 1], hashes[:, 0]))
-        place = np.empty(len(order) + 1, np.int32)
-        place[order] = np.arange(len(order), dtype=np.int32)
-        place[-1] = -1  # the entry that the code of a missing value selects
-        return place[self.codes], np.ascontiguousarray(hashes[order])
+        sorted_position = np.empty(len(order) + 1, np.int32)
+        sorted_position[order] = np.arange(len(order), dtype=np.int32)
+        sorted_position[-1] = -1  # the entry that the code of a missing value selects
+        return sorted_position[self.codes], np.ascontiguousarray(hashes[order])
 
 
 def check_no_null(
@@ -203,7 +203,7 @@ class LabelColumn:
         >>> LabelColumn("text", np.array([1.0, 0.0]), ("a", "b")).positions_in(["b"])
         array([ 0., nan])
         """
-        place_of = {name: place for place, name in enumerate(classes)}
+        place_of = {name: position for position, name in enumerate(classes)}
         if self.kind == "text":
             positions = [place_of.get(name, math.nan) for name in self.categories]
             return np.array([*positions, math.nan])[self.codes]

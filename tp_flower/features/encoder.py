@@ -84,7 +84,9 @@ class TableEncoder:
         """The encoded columns that are codes of categories."""
         owners = [item for item in self.encodings for _ in item.feature_names]
         return tuple(
-            place for place, item in enumerate(owners) if isinstance(item, CodeEncoding)
+            column
+            for column, item in enumerate(owners)
+            if isinstance(item, CodeEncoding)
         )
 
     @property
@@ -166,8 +168,8 @@ class SiteEncoder:
                 f"out must be float32 {(total, width)}, not {out.dtype} {out.shape}"
             )
         for block in blocks(total, max(256, BLOCK_VALUES // max(1, width))):
-            for place, write in writers:
-                write(block, out[block, place])
+            for span, write in writers:
+                write(block, out[block, span])
         return out
 
     def write(self, columns: Mapping[str, FeatureColumn], out: EncodedRows) -> None:
@@ -181,17 +183,17 @@ class SiteEncoder:
         self, columns: Mapping[str, FeatureColumn], out: SparseRows
     ) -> None:
         first = 0
-        for place, write in self._writers(columns):
+        for span, write in self._writers(columns):
             if isinstance(write, OneHotWriter):
                 write.write_sparse(
                     slice(None), out.columns[:, first], out.values[:, first]
                 )
-                out.columns[:, first] += place.start
+                out.columns[:, first] += span.start
                 first += 1
             else:
-                stored = slice(first, first + place.stop - place.start)
+                stored = slice(first, first + span.stop - span.start)
                 write(slice(None), out.values[:, stored])
-                out.columns[:, stored] = np.arange(place.start, place.stop)
+                out.columns[:, stored] = np.arange(span.start, span.stop)
                 first = stored.stop
 
     def to_json(self) -> dict[str, object]:

@@ -203,9 +203,9 @@ class CyclicEncoding(_Encoding, frozen=True, tag="cyclic"):
         return (f"sin {place}{self.name}", f"cos {place}{self.name}")
 
     def _write(self, values: AnyArray, out: columns.Float32Array) -> None:
-        place, period = columns.cycle_of(self.cycle)
+        phase_of, period = columns.cycle_of(self.cycle)
         with np.errstate(over="ignore", invalid="ignore"):
-            angle = place(values) * (2 * np.pi / period)
+            angle = phase_of(values) * (2 * np.pi / period)
         is_missing = ~np.isfinite(angle)
         angle[is_missing] = 0.0
         for column, function in enumerate((np.sin, np.cos)):

@@ -69,7 +69,7 @@ def effective_rank(
     low, high = _bounds(rows, narrow, rare)
     covariance = _covariance(rows, narrow, low, high)
     least = TOLERANCE * float(np.diag(covariance).max(initial=0.0))
-    rank, place = (
+    rank, position = (
         _rank(covariance, least),
         {column: i for i, column in enumerate(narrow.tolist())},
     )
@@ -80,7 +80,9 @@ def effective_rank(
                 _covariance(rows, narrow, low, high, _groups(rows, columns)), least
             )
         else:
-            inside = [place[column] for column in columns.tolist() if column in place]
+            inside = [
+                position[column] for column in columns.tolist() if column in position
+            ]
             left = rank - _rank(covariance[np.ix_(inside, inside)], least)
         beside = min(beside, left)
     return min(rank, 2 * beside)

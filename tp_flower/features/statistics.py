@@ -107,8 +107,8 @@ def count_categories(
     )
     tail = 0
     if len(listed) > MOST_CATEGORIES:
-        place = len(listed) - 1 - MOST_CATEGORIES
-        tail = int(np.partition(joined[listed], place)[place])
+        threshold = len(listed) - 1 - MOST_CATEGORIES
+        tail = int(np.partition(joined[listed], threshold)[threshold])
         listed = listed[joined[listed] > tail]
     texts = column.texts.take(pa.array(listed))
     hashes, ties = short_hashes(texts, hasher), short_hashes(texts, _TIES)[:, 0]

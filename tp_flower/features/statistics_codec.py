@@ -37,7 +37,7 @@ Item = TypeVar("Item")
 
 def to_wire(statistics: Mapping[str, ColumnStatistics]) -> StatisticsOfPart:
     """Return a shard's statistics, by feature, as its site sends them."""
-    columns = {str(place): column for place, column in enumerate(statistics.values())}
+    columns = {str(index): column for index, column in enumerate(statistics.values())}
     counts = {j: c.categories for j, c in columns.items() if Need.CATEGORIES in c.needs}
     return StatisticsOfPart(
         statistics=[_feature(name, column) for name, column in statistics.items()],
@@ -128,13 +128,13 @@ def from_wire(
             f"statistics of {len(reported)} features, expected {len(names)}"
         )
     columns = {}
-    for place, (name, feature) in enumerate(zip(names, reported, strict=True)):
+    for index, (name, feature) in enumerate(zip(names, reported, strict=True)):
         if feature.name != name:
             raise SchemaError(f"statistics of feature {name!r} are not in place")
         try:
             column = _counted_column(feature, choice, rows)
             column = _with_numbers(column, feature)
-            columns[name] = _with_categories(column, feature, sent, str(place))
+            columns[name] = _with_categories(column, feature, sent, str(index))
         except ImpossibleError as error:
             raise SchemaError(f"statistics of feature {name!r}: {error}") from None
     return columns

@@ -114,9 +114,9 @@ class PartPlan:
         """Whether the model is trained by a private mechanism."""
         return not (self.fit is None and self.gradients is None and not self.statistics)
 
-    def allows(self, what: str) -> bool:
+    def allows(self, kind: str) -> bool:
         """Whether a kind of release is planned."""
-        return any(use.what == what for use in self.uses)
+        return any(use.what == kind for use in self.uses)
 
 
 def plan_part(
@@ -136,7 +136,7 @@ def plan_part(
     once = (CURVATURE, GRAM, SAMPLED_ROWS, CENTRES)
     updates = schedule.epochs * schedule.exchanges
     limits = {**dict.fromkeys(once, 1), GRADIENTS: schedule.epochs}
-    uses = models.uses or tuple(Use(what, limits.get(what, updates)) for what in sends)
+    uses = models.uses or tuple(Use(kind, limits.get(kind, updates)) for kind in sends)
     return replace(models, scores=scores, uses=(*uses, *score_uses))
 
 
@@ -272,10 +272,10 @@ def _plan_scores(
             rows_per_unit * max(schedule.row_batches, 1),
         )
     if not settings.covers_predictions:
-        return None, tuple(Use(what, limit) for what, (limit, _) in limits.items())
+        return None, tuple(Use(kind, limit) for kind, (limit, _) in limits.items())
     total = sum(limit * rows for limit, rows in limits.values())
     sigma = noise_multiplier(settings.predictions, settings.delta, count=total)
     return ClippedNoise(settings.prediction_clip * schedule.output_scale, sigma), tuple(
-        Use(what, limit, Gaussian(sigma, rows))
-        for what, (limit, rows) in limits.items()
+        Use(kind, limit, Gaussian(sigma, rows))
+        for kind, (limit, rows) in limits.items()
     )

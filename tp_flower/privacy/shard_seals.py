@@ -67,19 +67,19 @@ class ShardSeal:
         Returns:
             uint8: nonce and ciphertext, as long for texts of almost the same length.
         """
-        place, padded = self._place(document, shard), pad(text)
-        named = place + request.encode() + padded
+        context, padded = self._place(document, shard), pad(text)
+        named = context + request.encode() + padded
         nonce = hmac.digest(self._purpose("nonce"), named, hashlib.sha256)[:NONCE_BYTES]
         return np.frombuffer(
-            nonce + self._cipher.encrypt(nonce, padded, place), np.uint8
+            nonce + self._cipher.encrypt(nonce, padded, context), np.uint8
         )
 
     def open(self, sealed: AnyArray, document: str, shard: int) -> bytes:
         """Return the document of a shard; SiteError for any other bytes."""
-        content, place = sealed.tobytes(), self._place(document, shard)
+        content, context = sealed.tobytes(), self._place(document, shard)
         nonce, text = content[:NONCE_BYTES], content[NONCE_BYTES:]
         try:
-            padded = self._cipher.decrypt(nonce, text, place)
+            padded = self._cipher.decrypt(nonce, text, context)
         except (InvalidTag, ValueError):
             raise SiteError(
                 f"the sealed {document} of part {shard} cannot be opened: no shard of "

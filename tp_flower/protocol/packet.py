@@ -205,9 +205,9 @@ def _joined(arrays: list[AnyArray], size: int) -> bytes:
     with buffer.getbuffer() as view:
         offset = 0
         for array in arrays:
-            place = np.ndarray(array.shape, array.dtype, view, offset)
-            place[...] = array
-            del place  # the buffer stays locked as long as it exists
+            target = np.ndarray(array.shape, array.dtype, view, offset)
+            target[...] = array
+            del target  # the buffer stays locked as long as it exists
             offset += array.nbytes + (-array.nbytes % ALIGNMENT_BYTES)
     return buffer.getvalue()
 

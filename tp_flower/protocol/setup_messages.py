@@ -464,9 +464,9 @@ class EncodedColumns(Body, frozen=True):
         ('age', 'region[0]', 'region[1]')
         """
         return tuple(
-            name if count == 1 else f"{name}[{place}]"
+            name if count == 1 else f"{name}[{output}]"
             for name, count in self.features.items()
-            for place in range(count)
+            for output in range(count)
         )
 
     @property

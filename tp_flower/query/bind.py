@@ -290,11 +290,11 @@ def _row_key(
         )
     keys = []
     for column in unlabelled.row_key:
-        what = f"row-key {column}"
-        local = scope.local(parse_expression(column, what), what)
+        element = f"row-key {column}"
+        local = scope.local(parse_expression(column, element), element)
         if local.table != table:
             raise QueryError(
-                f"{what} is a column of table {local.table!r}, but the rows of "
+                f"{element} is a column of table {local.table!r}, but the rows of "
                 f"{table!r} are predicted: name columns of {table}"
             )
         keys.append((local.sql,))
@@ -308,8 +308,8 @@ def _add_split(
         return ""
     pieces = []
     for column in columns:
-        what = f"test-split {column}"
-        pieces.append(scope.local(parse_expression(column, what), what))
+        element = f"test-split {column}"
+        pieces.append(scope.local(parse_expression(column, element), element))
     table, *others = dict.fromkeys(piece.table for piece in pieces)
     if others:
         raise QueryError(
@@ -415,17 +415,18 @@ def _bind_features(bound: Sequence[Bound], scope: Scope) -> dict[str, list[Featu
 
 def _bind_item(item: parsing.SelectItem, scope: Scope) -> Local:
     kind = "the label" if parsing.is_label(item) else "feature"
-    what = f"{'the weight' if parsing.is_weight(item) else kind} {item.sql}"
-    tree = parse_expression(item.sql, what).unnest()
-    tables = scope.tables(tree, what)
+    element = f"{'the weight' if parsing.is_weight(item) else kind} {item.sql}"
+    tree = parse_expression(item.sql, element).unnest()
+    tables = scope.tables(tree, element)
     if not tables:
-        raise QueryError(f"{what} names no column: it is the same in every row")
+        raise QueryError(f"{element} names no column: it is the same in every row")
     if len(tables) > 1:
         raise QueryError(
-            f"{what} needs the values of {len(tables)} tables ({', '.join(tables)}): "
-            f"an expression must be over one table{_instead_of_several(item)}"
+            f"{element} needs the values of {len(tables)} tables "
+            f"({', '.join(tables)}): an expression must be over one "
+            f"table{_instead_of_several(item)}"
         )
-    return scope.local(tree, what)
+    return scope.local(tree, element)
 
 
 def _instead_of_several(item: parsing.SelectItem) -> str:

@@ -100,15 +100,15 @@ def _shared(join: JoinClause, scope: Scope) -> list[str]:
 
 def _bind_using(join: JoinClause, name: str, scope: Scope) -> Condition:
     """Return the equality of one USING column; the joined table comes last."""
-    what = f"join of {join.alias} USING ({name})"
+    element = f"join of {join.alias} USING ({name})"
     left_columns = {a: names for a, names in scope.columns.items() if a != join.alias}
     column = exp.column(exp.to_identifier(name, quoted=True))
-    left = replace(scope, columns=left_columns).table_of(column, what)
+    left = replace(scope, columns=left_columns).table_of(column, element)
     joined = exp.to_identifier(join.alias, quoted=True)
-    right = scope.table_of(exp.column(column.this.copy(), table=joined), what)
+    right = scope.table_of(exp.column(column.this.copy(), table=joined), element)
     sides = (
-        Local(left, local_sql(column, scope.columns[left], what)),
-        Local(right, local_sql(column, scope.columns[right], what)),
+        Local(left, local_sql(column, scope.columns[left], element)),
+        Local(right, local_sql(column, scope.columns[right], element)),
     )
     return Condition(
         sides, f"{left}.{name} = {right}.{name}", join.alias if join.is_left else None
@@ -116,26 +116,26 @@ def _bind_using(join: JoinClause, name: str, scope: Scope) -> Condition:
 
 
 def _bind(text: str, scope: Scope, owner: str | None) -> Condition:
-    what = f"condition {text}"
-    tree = parse_expression(text, what)
-    tables = scope.tables(tree, what)
+    element = f"condition {text}"
+    tree = parse_expression(text, element)
+    tables = scope.tables(tree, element)
     if not tables:
         raise QueryError(
-            f"{what} names no column: a filter needs one, and a join an equality "
+            f"{element} names no column: a filter needs one, and a join an equality "
             "between columns of two tables"
         )
     if len(tables) == 1:
-        return Condition((scope.local(as_filter(tree), what),), text, owner)
+        return Condition((scope.local(as_filter(tree), element),), text, owner)
     if isinstance(tree, exp.EQ):
         parts = (tree.left, tree.right)
-        if all(len(scope.tables(part, what)) == 1 for part in parts):
+        if all(len(scope.tables(part, element)) == 1 for part in parts):
             order = list(scope.columns).index
-            sides = (scope.local(part, what) for part in parts)
+            sides = (scope.local(part, element) for part in parts)
             return Condition(
                 tuple(sorted(sides, key=lambda side: order(side.table))), text, owner
             )
     raise QueryError(
-        f"{what} needs the values of {len(tables)} tables ({', '.join(tables)}): "
+        f"{element} needs the values of {len(tables)} tables ({', '.join(tables)}): "
         "only an equality between expressions of two tables can join them, such as "
         "date_trunc('day', a.t) = date_trunc('day', b.t); for OR join a table twice"
     )

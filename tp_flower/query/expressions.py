@@ -106,11 +106,11 @@ def explain(error: SqlglotError) -> str:
     if not isinstance(error, ParseError) or not error.errors:
         return shorten(str(error))
     first = error.errors[0]
-    place = f"line {first['line']}, column {first['col']}"
+    position = f"line {first['line']}, column {first['col']}"
     description = re.sub(r"<class '[\w.]*\.(\w+)'>", r"\1", str(first["description"]))
     # the place names the token
     description = re.sub(r" but got <Token .*>$", "", description)
-    return f"{place}: {description} at {first['highlight']!r}"
+    return f"{position}: {description} at {first['highlight']!r}"
 
 
 def parse_statements(sql: str) -> list[exp.Expr]:
@@ -129,9 +129,9 @@ def parse_statements(sql: str) -> list[exp.Expr]:
     for one, other in pairwise(tokens):
         # sqlglot overlooks what is missing
         if one.token_type.name == other.token_type.name == "COMMA":
-            place = f"line {other.line}, column {other.col}"
+            position = f"line {other.line}, column {other.col}"
             raise QueryError(
-                f"the SQL does not parse: {place}: nothing between two commas"
+                f"the SQL does not parse: {position}: nothing between two commas"
             )
     return [statement for statement in statements if statement is not None]
 
@@ -148,8 +148,8 @@ def render(tree: exp.Expr, *, quote: bool = False) -> str:
         raise QueryError("an expression is nested too deeply") from error
 
 
-def parse_expression(text: str, what: str, *, aggregates: bool = False) -> exp.Expr:
-    """Parse and check one expression in DuckDB's dialect; messages call it ``what``.
+def parse_expression(text: str, element: str, *, aggregates: bool = False) -> exp.Expr:
+    """Parse and check one expression in DuckDB's dialect; messages call it ``element``.
 
     >>> render(parse_expression("a.x>1 -- note", "filter"), quote=True)
     '"a"."x" > 1'
@@ -159,7 +159,7 @@ def parse_expression(text: str, what: str, *, aggregates: bool = False) -> exp.E
     try:
         return _checked_tree(text, aggregates=aggregates).copy()
     except QueryError as error:
-        raise QueryError(f"{what} is refused: {error}") from error
+        raise QueryError(f"{element} is refused: {error}") from error
 
 
 @lru_cache(maxsize=4096)
@@ -198,12 +198,12 @@ def clauses_of(tree: exp.Expr) -> set[str]:
     return {key for key, value in tree.args.items() if value}
 
 
-def check_expression(tree: exp.Expr, what: str, *, aggregates: bool) -> None:
+def check_expression(tree: exp.Expr, element: str, *, aggregates: bool) -> None:
     """Refuse every node of ``tree`` that is not on the allow-list."""
     try:
         _check_nodes(tree, aggregates=aggregates)
     except QueryError as error:
-        raise QueryError(f"{what} is refused: {error}") from error
+        raise QueryError(f"{element} is refused: {error}") from error
 
 
 def _check_lengths(tree: exp.Expr) -> None:

@@ -46,13 +46,13 @@ class Piece(NamedTuple):
     """One expression of a fragment, and its name for messages."""
 
     role: Role
-    what: str
+    element: str
     sql: str
 
     def parse(self) -> exp.Expr:
         """Return the checked tree; a condition keeps its meaning between two ANDs."""
         is_inner = self.role in (Role.INNER, Role.HAVING)
-        tree = expressions.parse_expression(self.sql, self.what, aggregates=is_inner)
+        tree = expressions.parse_expression(self.sql, self.element, aggregates=is_inner)
         return (
             expressions.as_filter(tree)
             if self.role in (Role.FILTER, Role.HAVING)
@@ -65,10 +65,10 @@ class Piece(NamedTuple):
         qualified = next((c for c in tree.find_all(exp.Column) if c.table), None)
         if qualified is not None:
             raise QueryError(
-                f"{self.what} is refused: only columns of the table itself, without "
+                f"{self.element} is refused: only columns of the table itself, without "
                 f"prefix: {expressions.shorten(expressions.render(qualified))}"
             )
-        return local_sql(tree, columns, self.what)
+        return local_sql(tree, columns, self.element)
 
 
 Change = Callable[[Piece], str]
@@ -158,14 +158,14 @@ class SubQuery:
             if tree.find(exp.Column) is None:
                 raise QueryError(f"{where}: group {tree.sql()} names no column")
         for sql in (*(column.sql for column in checked.columns), *checked.having):
-            what = f"{where}: sub-query expression {expressions.shorten(sql)}"
+            element = f"{where}: sub-query expression {expressions.shorten(sql)}"
             ungrouped = expressions.ungrouped_column(
-                expressions.parse_expression(sql, what, aggregates=True), trees
+                expressions.parse_expression(sql, element, aggregates=True), trees
             )
             if ungrouped is not None:
                 raise QueryError(
-                    f"{what} is refused: column {ungrouped.name!r} is neither in GROUP "
-                    "BY nor in an aggregate"
+                    f"{element} is refused: column {ungrouped.name!r} is neither in "
+                    "GROUP BY nor in an aggregate"
                 )
         return checked
 
@@ -266,19 +266,19 @@ class Fragment:
 
 
 def _mapped(
-    role: Role, what: str, pieces: Sequence[str], change: Change
+    role: Role, element: str, pieces: Sequence[str], change: Change
 ) -> tuple[str, ...]:
     return tuple(
-        change(Piece(role, what.format(number), sql))
+        change(Piece(role, element.format(number), sql))
         for number, sql in enumerate(pieces)
     )
 
 
 def _named(
-    role: Role, what: str, features: Sequence[Feature], change: Change
+    role: Role, element: str, features: Sequence[Feature], change: Change
 ) -> tuple[Feature, ...]:
     return tuple(
-        Feature(f.name, change(Piece(role, what.format(f.name), f.sql)))
+        Feature(f.name, change(Piece(role, element.format(f.name), f.sql)))
         for f in features
     )
 
@@ -295,13 +295,15 @@ def _listed(mapping: Callable[[Change], object]) -> list[Piece]:
 
 
 def _checked(columns: Collection[str], where: str) -> Change:
-    return lambda piece: piece._replace(what=f"{where}: {piece.what}").check(columns)
+    return lambda piece: piece._replace(element=f"{where}: {piece.element}").check(
+        columns
+    )
 
 
-def _check_names(features: Sequence[Feature], what: str) -> None:
+def _check_names(features: Sequence[Feature], element: str) -> None:
     names = [feature.name for feature in features]
     if "" in names or len({name.lower() for name in names}) != len(names):
-        raise QueryError(f"{what} names must differ and not be empty, got {names}")
+        raise QueryError(f"{element} names must differ and not be empty, got {names}")
 
 
 def spell(name: str, columns: Collection[str]) -> str | None:
@@ -315,14 +317,14 @@ def spell(name: str, columns: Collection[str]) -> str | None:
     return next((c for c in columns if c.lower() == name.lower()), None)
 
 
-def local_sql(tree: exp.Expr, columns: Collection[str], what: str) -> str:
+def local_sql(tree: exp.Expr, columns: Collection[str], element: str) -> str:
     """Return ``tree`` over bare, quoted columns, in the table's own spelling."""
     tree = tree.copy()
     for column in list(tree.find_all(exp.Column)):
         spelling = spell(column.name, columns)
         if spelling is None:
             raise QueryError(
-                f"{what} is refused: no column {column.name!r}"
+                f"{element} is refused: no column {column.name!r}"
                 f"{closest(column.name, columns)}; columns: {', '.join(columns)}"
             )
         column.set("table", None)
@@ -343,7 +345,7 @@ class Read:
     """
 
     role: Role
-    what: str
+    element: str
     column: str
     is_plain: bool
     is_bare: bool
@@ -370,7 +372,7 @@ def reads(fragment: Fragment) -> Iterator[Read]:
             for origin in inner.get(read.column.lower(), ()):
                 is_plain = read.is_plain and origin.is_plain
                 is_bare = read.is_bare and origin.is_bare
-                yield Read(read.role, read.what, origin.column, is_plain, is_bare)
+                yield Read(read.role, read.element, origin.column, is_plain, is_bare)
 
 
 def _reads_of(piece: Piece) -> Iterator[Read]:
@@ -378,7 +380,7 @@ def _reads_of(piece: Piece) -> Iterator[Read]:
     is_plain = _is_plain(tree)
     is_bare = is_plain and tree.find(exp.Cast) is None
     for name in dict.fromkeys(column.name for column in tree.find_all(exp.Column)):
-        yield Read(piece.role, piece.what, name, is_plain, is_bare)
+        yield Read(piece.role, piece.element, name, is_plain, is_bare)
 
 
 def _is_plain(tree: exp.Expr) -> bool:

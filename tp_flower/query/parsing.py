@@ -328,75 +328,80 @@ def _parse_derived(source: exp.Subquery) -> DerivedTable:
         "columns"
     ):
         raise QueryError(f"only an alias is supported after a sub-query: {sql}")
-    what = f"sub-query {source.alias!r}"
-    branches = tuple(_parse_branch(tree, what) for tree in _selects(source.this, what))
+    element = f"sub-query {source.alias!r}"
+    branches = tuple(
+        _parse_branch(tree, element) for tree in _selects(source.this, element)
+    )
     return DerivedTable(source.alias, branches)
 
 
-def _selects(tree: exp.Expr, what: str) -> Iterator[exp.Select]:
+def _selects(tree: exp.Expr, element: str) -> Iterator[exp.Select]:
     waiting = [tree]
     while waiting:
         tree = waiting.pop()
         if isinstance(tree, exp.Select):
             yield tree
         elif isinstance(tree, exp.SetOperation):
-            _check_union(tree, what)
+            _check_union(tree, element)
             waiting += [tree.expression, tree.this]
         elif isinstance(tree, exp.Subquery) and clauses_of(tree) == {"this"}:
             waiting.append(tree.this)
         else:
             raise QueryError(
-                f"{what} is not a SELECT over one table: {shorten(tree.sql(DIALECT))}"
+                f"{element} is not a SELECT over one table: "
+                f"{shorten(tree.sql(DIALECT))}"
             )
 
 
-def _check_union(union: exp.SetOperation, what: str) -> None:
+def _check_union(union: exp.SetOperation, element: str) -> None:
     """Refuse every set operation except UNION ALL by position."""
     if not isinstance(union, exp.Union):
-        raise QueryError(f"{union.key.upper()} is not supported in {what}")
+        raise QueryError(f"{union.key.upper()} is not supported in {element}")
     if union.args.get("distinct"):
         raise QueryError(
-            f"UNION is not supported in {what}: equal rows of different sites cannot "
-            "be found; write UNION ALL"
+            f"UNION is not supported in {element}: equal rows of different sites "
+            "cannot be found; write UNION ALL"
         )
     if union.args.get("by_name"):
         raise QueryError(
-            f"UNION ALL BY NAME is not supported in {what}: write UNION ALL, and the "
-            "columns in the same order"
+            f"UNION ALL BY NAME is not supported in {element}: write UNION ALL, and "
+            "the columns in the same order"
         )
-    _check_clauses(union, {"this", "expression"}, what, _BRANCH_ADVICE)
+    _check_clauses(union, {"this", "expression"}, element, _BRANCH_ADVICE)
 
 
-def _parse_branch(select: exp.Select, what: str) -> Branch:
+def _parse_branch(select: exp.Select, element: str) -> Branch:
     source = select.args.get("from_")
     if source is None:
-        raise QueryError(f"{what} has no FROM: {shorten(select.sql(DIALECT))}")
-    _check_clauses(select, _BRANCH_CLAUSES, what, _BRANCH_ADVICE)
+        raise QueryError(f"{element} has no FROM: {shorten(select.sql(DIALECT))}")
+    _check_clauses(select, _BRANCH_CLAUSES, element, _BRANCH_ADVICE)
     if isinstance(source.this, exp.Subquery):
         raise QueryError(
-            f"{what} reads another sub-query: {shorten(source.this.sql(DIALECT))}; "
+            f"{element} reads another sub-query: {shorten(source.this.sql(DIALECT))}; "
             "write one SELECT over the table itself; HAVING filters groups"
         )
     if not select.expressions:
-        raise QueryError(f"{what} selects nothing: {shorten(select.sql(DIALECT))}")
+        raise QueryError(f"{element} selects nothing: {shorten(select.sql(DIALECT))}")
     distinct = select.args.get("distinct")
     if distinct is not None and distinct.args.get("on"):
-        raise QueryError(f"DISTINCT ON is not supported in {what}: {_NO_ORDER}")
-    groups, is_all = _parse_groups(select.args.get("group"), what)
+        raise QueryError(f"DISTINCT ON is not supported in {element}: {_NO_ORDER}")
+    groups, is_all = _parse_groups(select.args.get("group"), element)
     return Branch(
         table=_parse_ref(source.this),
         items=tuple(_parse_item(tree, aggregates=True) for tree in select.expressions),
-        where=_conditions(select.args.get("where"), f"{what}: WHERE"),
+        where=_conditions(select.args.get("where"), f"{element}: WHERE"),
         groups=groups,
         having=_conditions(
-            select.args.get("having"), f"{what}: HAVING", aggregates=True
+            select.args.get("having"), f"{element}: HAVING", aggregates=True
         ),
         is_distinct=distinct is not None,
         is_grouped_by_all=is_all,
     )
 
 
-def _parse_groups(group: exp.Group | None, what: str) -> tuple[tuple[str, ...], bool]:
+def _parse_groups(
+    group: exp.Group | None, element: str
+) -> tuple[tuple[str, ...], bool]:
     if group is None:
         return (), False
     if clauses_of(group) == {"all"}:
@@ -405,11 +410,11 @@ def _parse_groups(group: exp.Group | None, what: str) -> tuple[tuple[str, ...], 
     odd = [tree for tree in group.expressions if isinstance(tree, special)]
     if odd or clauses_of(group) != {"expressions"}:
         raise QueryError(
-            f"{what}: GROUP BY takes expressions or ALL, not "
+            f"{element}: GROUP BY takes expressions or ALL, not "
             f"{shorten(group.sql(DIALECT))}"
         )
     return tuple(
-        _canonical(tree, f"{what}: group") for tree in group.expressions
+        _canonical(tree, f"{element}: group") for tree in group.expressions
     ), False
 
 
@@ -436,22 +441,22 @@ def _parse_star(star: exp.Star, tree: exp.Expr) -> StarItem:
 
 
 def _conditions(
-    clause: exp.Expr | None, what: str, *, aggregates: bool = False
+    clause: exp.Expr | None, element: str, *, aggregates: bool = False
 ) -> tuple[str, ...]:
     if clause is None:
         return ()
     tree = clause.this if isinstance(clause, exp.Where | exp.Having) else clause
     return tuple(
-        _canonical(part, f"{what}: condition", aggregates=aggregates)
+        _canonical(part, f"{element}: condition", aggregates=aggregates)
         for part in conjuncts(tree)
     )
 
 
-def _canonical(tree: exp.Expr, what: str, *, aggregates: bool = False) -> str:
+def _canonical(tree: exp.Expr, element: str, *, aggregates: bool = False) -> str:
     """Return a checked expression as DuckDB SQL that parses back to itself."""
-    what = f"{what} {shorten(tree.sql(DIALECT, comments=False))}"
-    check_expression(tree, what, aggregates=aggregates)
-    return render(parse_expression(render(tree), what, aggregates=aggregates))
+    element = f"{element} {shorten(tree.sql(DIALECT, comments=False))}"
+    check_expression(tree, element, aggregates=aggregates)
+    return render(parse_expression(render(tree), element, aggregates=aggregates))
 
 
 def _parse_join(join: exp.Join) -> JoinClause:

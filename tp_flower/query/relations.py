@@ -177,7 +177,7 @@ class Relation:
 def _inline(piece: Piece, outputs: Mapping[str, str]) -> str:
     holder = exp.Paren(this=piece.parse())
     for column in list(holder.find_all(exp.Column)):
-        tree = parse_expression(outputs[column.name], piece.what)
+        tree = parse_expression(outputs[column.name], piece.element)
         is_plain = isinstance(tree, exp.Column | exp.Paren | exp.Func)
         column.replace(
             tree if is_plain or column.parent is holder else exp.Paren(this=tree)
@@ -199,11 +199,11 @@ def bind_table(table: Table, schemas: Mapping[str, Schema]) -> Relation:
         return Relation(
             (BoundBranch(name, schemas[name], SubQuery(outputs)),), schemas[name]
         )
-    what = f"sub-query {table.alias!r}"
+    element = f"sub-query {table.alias!r}"
     branches: list[BoundBranch] = []
     for branch in table.branches:
         names = branches[0].select.names if branches else None
-        branches.append(_Binder(branch, schemas, what).bind(names))
+        branches.append(_Binder(branch, schemas, element).bind(names))
     return Relation(tuple(branches))
 
 
@@ -221,9 +221,9 @@ class _Binder:
     """Resolves the names in one SELECT of a sub-query."""
 
     def __init__(
-        self, branch: Branch, schemas: Mapping[str, Schema], what: str
+        self, branch: Branch, schemas: Mapping[str, Schema], element: str
     ) -> None:
-        self._branch, self._what = branch, what
+        self._branch, self._element = branch, element
         self._name = _hosted(branch.table, schemas)
         self._schema = schemas[self._name]
         plain = [item for item in branch.items if not isinstance(item, StarItem)]
@@ -243,15 +243,15 @@ class _Binder:
         having = tuple(self._having(text, items, groups) for text in branch.having)
         select = SubQuery(outputs, filters, groups, having)
         if groups:
-            select = select.check(tuple(self._schema), self._what)
+            select = select.check(tuple(self._schema), self._element)
         return BoundBranch(self._name, self._schema, select)
 
     def _local(self, text: str, role: Role) -> str:
         """Return an expression over the table's bare columns."""
-        what = f"{self._what}: {shorten(text)}"
-        tree = Piece(role, what, text).parse()
-        self._scope.tables(tree, what)
-        return local_sql(tree, tuple(self._schema), what)
+        element = f"{self._element}: {shorten(text)}"
+        tree = Piece(role, element, text).parse()
+        self._scope.tables(tree, element)
+        return local_sql(tree, tuple(self._schema), element)
 
     def _item(self, item: Item) -> list[Named]:
         if not isinstance(item, StarItem):
@@ -262,7 +262,7 @@ class _Binder:
             return [(name, sql)]
         return [
             (name, quote_name(name))
-            for _, name in star_columns(item, self._scope, self._what)
+            for _, name in star_columns(item, self._scope, self._element)
         ]
 
     def _named(
@@ -272,7 +272,7 @@ class _Binder:
         if names is not None:
             if len(items) != len(names):
                 raise QueryError(
-                    f"{self._what}: its SELECTs have {len(names)} and {len(items)} "
+                    f"{self._element}: its SELECTs have {len(names)} and {len(items)} "
                     "columns; UNION ALL takes as many of each"
                 )
             return tuple(
@@ -282,30 +282,30 @@ class _Binder:
         for name, sql in items:
             if name is None:
                 raise QueryError(
-                    f"{self._what}: give {shorten(sql)} a name, ... AS name"
+                    f"{self._element}: give {shorten(sql)} a name, ... AS name"
                 )
             outputs.append(Feature(name, sql))
         lower = [output.name.lower() for output in outputs]
         for output in outputs:
             if lower.count(output.name.lower()) > 1:
                 raise QueryError(
-                    f"{self._what}: {lower.count(output.name.lower())} columns are "
+                    f"{self._element}: {lower.count(output.name.lower())} columns are "
                     f"called {output.name!r}: give each its own AS name"
                 )
         return tuple(outputs)
 
     def _groups(self, items: Sequence[Named]) -> tuple[str, ...]:
         """Return the expressions of GROUP BY or DISTINCT; empty without either."""
-        branch, what = self._branch, self._what
-        trees = [parse_expression(sql, what, aggregates=True) for _, sql in items]
+        branch, element = self._branch, self._element
+        trees = [parse_expression(sql, element, aggregates=True) for _, sql in items]
         aggregates = [tree for tree in trees if has_aggregate(tree)]
         is_grouped = bool(branch.groups or branch.is_grouped_by_all)
         if branch.is_distinct and (is_grouped or aggregates):
-            raise QueryError(f"{what}: write DISTINCT or GROUP BY, not both")
+            raise QueryError(f"{element}: write DISTINCT or GROUP BY, not both")
         if (aggregates or branch.having) and not is_grouped:
             cause = shorten(render(aggregates[0])) if aggregates else "HAVING"
             raise QueryError(
-                f"{what}: {cause} without GROUP BY is one row for a whole table: "
+                f"{element}: {cause} without GROUP BY is one row for a whole table: "
                 "add GROUP BY and the columns to join on"
             )
         if branch.is_distinct or branch.is_grouped_by_all:
@@ -315,19 +315,19 @@ class _Binder:
                 if not has_aggregate(tree) and tree.find(exp.Column)
             ]
             if not groups:
-                raise QueryError(f"{what}: there is no column to group by")
+                raise QueryError(f"{element}: there is no column to group by")
             return tuple(dict.fromkeys(groups))
         return tuple(dict.fromkeys(self._group(text, items) for text in branch.groups))
 
     def _group(self, text: str, items: Sequence[Named]) -> str:
         """Return an expression of GROUP BY, which may be an ordinal or an alias."""
-        what = f"{self._what}: GROUP BY {text}"
-        tree = parse_expression(text, what).unnest()
+        element = f"{self._element}: GROUP BY {text}"
+        tree = parse_expression(text, element).unnest()
         if isinstance(tree, exp.Literal) and not tree.is_string:
-            place = int(tree.name) if tree.is_int else 0
-            if not 1 <= place <= len(items):
-                raise QueryError(f"{what} is not a position from 1 to {len(items)}")
-            return items[place - 1][1]
+            position = int(tree.name) if tree.is_int else 0
+            if not 1 <= position <= len(items):
+                raise QueryError(f"{element} is not a position from 1 to {len(items)}")
+            return items[position - 1][1]
         if isinstance(tree, exp.Column) and not tree.table:
             aliased = self._by_alias(tree.name, items)
             if aliased and spell(tree.name, tuple(self._schema)) is None:
@@ -340,8 +340,8 @@ class _Binder:
         A name that is both a grouped column and another item's alias is refused,
         because engines interpret it differently.
         """
-        what = f"{self._what}: HAVING {text}"
-        holder = exp.Paren(this=parse_expression(text, what, aggregates=True))
+        element = f"{self._element}: HAVING {text}"
+        holder = exp.Paren(this=parse_expression(text, element, aggregates=True))
         for column in list(holder.find_all(exp.Column)):
             aliased = self._by_alias(column.name, items)
             is_inside = column.find_ancestor(exp.AggFunc, exp.Filter) is not None
@@ -352,11 +352,11 @@ class _Binder:
                 continue
             if spelling is not None and quote_name(spelling) in groups:
                 raise QueryError(
-                    f"{what}: {column.name!r} is a column and the name of "
+                    f"{element}: {column.name!r} is a column and the name of "
                     f"{shorten(aliased)}: give the expression another AS name"
                 )
             column.replace(
-                exp.Paren(this=parse_expression(aliased, what, aggregates=True))
+                exp.Paren(this=parse_expression(aliased, element, aggregates=True))
             )
         return self._local(render(holder.this), Role.HAVING)
 

@@ -155,26 +155,26 @@ def _sub_query(tree: exp.Expr) -> exp.Expr | None:
 
 
 def _semi_join(part: exp.Expr, alias: str) -> exp.Join:
-    what = f"condition {expressions.shorten(part.sql(expressions.DIALECT))}"
+    element = f"condition {expressions.shorten(part.sql(expressions.DIALECT))}"
     query = _sub_query(part)
     if not isinstance(query, exp.Select) or not query.args.get("from_"):
-        raise QueryError(f"{what}: its sub-query is one SELECT over one table")
+        raise QueryError(f"{element}: its sub-query is one SELECT over one table")
     items = [item.unalias() for item in query.expressions if not item.is_star]
     for item in items:
-        expressions.check_expression(item, what, aggregates=False)
+        expressions.check_expression(item, element, aggregates=False)
     is_in = isinstance(part, exp.In)
     pairs = [
-        *_correlated(query, what),
-        *(_compared(part, items, what) if is_in else ()),
+        *_correlated(query, element),
+        *(_compared(part, items, element) if is_in else ()),
     ]
     if not pairs:
         raise QueryError(
-            f"{what} compares no column with the query: write t.k = a.k in its WHERE"
+            f"{element} compares no column with the query: write t.k = a.k in its WHERE"
         )
     if group := query.args.get("group"):
         if not is_in or not set(group.expressions) <= set(items):
             raise QueryError(
-                f"{what}: write IN (SELECT k FROM ... GROUP BY k), with the same k"
+                f"{element}: write IN (SELECT k FROM ... GROUP BY k), with the same k"
             )
     elif not query.args.get("distinct"):
         query.set("distinct", exp.Distinct())
@@ -195,11 +195,11 @@ def _semi_join(part: exp.Expr, alias: str) -> exp.Join:
     return join
 
 
-def _compared(part: exp.Expr, items: Sequence[exp.Expr], what: str) -> list[Pair]:
+def _compared(part: exp.Expr, items: Sequence[exp.Expr], element: str) -> list[Pair]:
     values = part.this.expressions if isinstance(part.this, exp.Tuple) else [part.this]
     if len(values) != len(items):
         raise QueryError(
-            f"{what} compares {len(values)} values with {len(items)} columns"
+            f"{element} compares {len(values)} values with {len(items)} columns"
         )
     return list(zip(values, items, strict=True))
 
@@ -212,7 +212,7 @@ def _operand(value: exp.Expr) -> exp.Expr:
     )
 
 
-def _correlated(query: exp.Select, what: str) -> list[Pair]:
+def _correlated(query: exp.Select, element: str) -> list[Pair]:
     """Take the equalities with the query around a sub-query out of its WHERE."""
     pairs: list[Pair] = []
     name, where = (
@@ -243,8 +243,8 @@ def _correlated(query: exp.Select, what: str) -> list[Pair]:
             pairs.append((outer[0], inner[0]))
         else:
             raise QueryError(
-                f"{what}: {expressions.shorten(condition.sql(expressions.DIALECT))} is "
-                f"no equality of a column of {name} with one of the query"
+                f"{element}: {expressions.shorten(condition.sql(expressions.DIALECT))} "
+                f"is no equality of a column of {name} with one of the query"
             )
     return pairs
 

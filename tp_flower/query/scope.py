@@ -61,15 +61,15 @@ class Scope:
     aliases: tuple[str, ...] = ()
     schemas: Mapping[str, TableSchema] = field(default_factory=dict)
 
-    def table_of(self, column: exp.Column, what: str) -> str:
+    def table_of(self, column: exp.Column, element: str) -> str:
         """Return the alias of the table that ``column`` belongs to."""
         if column.table:
-            alias = self.alias_of(column.table, what)
+            alias = self.alias_of(column.table, element)
             names = self.columns[alias]
             if spell(column.name, names) is None:
-                self._check_readable([alias], column.name, what)
+                self._check_readable([alias], column.name, element)
                 raise QueryError(
-                    f"{what}: table {alias!r} has no column {column.name!r}"
+                    f"{element}: table {alias!r} has no column {column.name!r}"
                     f"{closest(column.name, names)}; columns: "
                     f"{', '.join(names) or 'none (policy)'}"
                 )
@@ -79,37 +79,39 @@ class Scope:
         owners = [a for a, names in self.columns.items() if spell(column.name, names)]
         if len(owners) > 1:
             raise QueryError(
-                f"{what}: column {column.name!r} is ambiguous: "
+                f"{element}: column {column.name!r} is ambiguous: "
                 f"write {' or '.join(f'{owner}.{column.name}' for owner in owners)}"
             )
         if not owners:
-            self._check_readable(self.columns, column.name, what)
+            self._check_readable(self.columns, column.name, element)
             hint = "; a text stands in single quotes" if column.this.quoted else ""
-            raise QueryError(f"{what}: {self._unknown(column.name)}{hint}")
+            raise QueryError(f"{element}: {self._unknown(column.name)}{hint}")
         return owners[0]
 
-    def _check_readable(self, aliases: Iterable[str], column: str, what: str) -> None:
+    def _check_readable(
+        self, aliases: Iterable[str], column: str, element: str
+    ) -> None:
         for alias in aliases:
             schema = self.schemas.get(alias)
             if schema is not None and column.lower() in schema.unread:
-                raise SchemaError(f"{what}: {schema.unread[column.lower()]}")
+                raise SchemaError(f"{element}: {schema.unread[column.lower()]}")
 
-    def tables(self, tree: exp.Expr, what: str) -> list[str]:
+    def tables(self, tree: exp.Expr, element: str) -> list[str]:
         """Return the aliases of the tables in ``tree``, in order of appearance."""
         columns = tree.find_all(exp.Column, bfs=False)
-        return list(dict.fromkeys(self.table_of(column, what) for column in columns))
+        return list(dict.fromkeys(self.table_of(column, element) for column in columns))
 
-    def local(self, tree: exp.Expr, what: str) -> Local:
+    def local(self, tree: exp.Expr, element: str) -> Local:
         """Return an expression that is known to be over one table."""
-        table = self.tables(tree, what)[0]
-        return Local(table, local_sql(tree, self.columns[table], what))
+        table = self.tables(tree, element)[0]
+        return Local(table, local_sql(tree, self.columns[table], element))
 
-    def alias_of(self, name: str, what: str) -> str:
+    def alias_of(self, name: str, element: str) -> str:
         """Return the alias that ``name`` spells."""
         alias = spell(name, tuple(self.columns))
         if alias is None:
             raise QueryError(
-                f"{what}: no table is called {name!r} "
+                f"{element}: no table is called {name!r} "
                 f"here{closest(name, tuple(self.columns))}; tables: "
                 f"{', '.join(self.columns)}"
             )
@@ -177,12 +179,14 @@ def expand_stars(
     return (*expanded, *(() if selected else labels))
 
 
-def star_columns(star: StarItem, scope: Scope, what: str = "") -> list[tuple[str, str]]:
+def star_columns(
+    star: StarItem, scope: Scope, element: str = ""
+) -> list[tuple[str, str]]:
     """Return alias and name of the columns of a star's tables that it does not EXCLUDE.
 
     They are in the order of the tables, and of the columns in each.
     """
-    tables = _tables_of(star, scope, what)
+    tables = _tables_of(star, scope, element)
     excluded = set[Column]()
     for sql in star.exclude:
         column = parse_expression(sql, "EXCLUDE")
@@ -200,10 +204,10 @@ def star_columns(star: StarItem, scope: Scope, what: str = "") -> list[tuple[str
     return [(a, n) for a in tables for n in scope.columns[a] if (a, n) not in excluded]
 
 
-def _tables_of(star: StarItem, scope: Scope, what: str = "") -> list[str]:
+def _tables_of(star: StarItem, scope: Scope, element: str = "") -> list[str]:
     if star.table is None:
         return list(scope.columns)
-    return [scope.alias_of(star.table, what or f"{star.table}.*")]
+    return [scope.alias_of(star.table, element or f"{star.table}.*")]
 
 
 def _columns_of(
@@ -215,9 +219,9 @@ def _columns_of(
         tree = parse_expression(key.sql, "join key")
         columns |= {(key.table, column.name) for column in tree.find_all(exp.Column)}
     for item in items:
-        what = f"the {WEIGHT if is_weight(item) else LABEL} {item.sql}"
-        for column in parse_expression(item.sql, what).find_all(exp.Column):
-            alias = scope.table_of(column, what)
+        element = f"the {WEIGHT if is_weight(item) else LABEL} {item.sql}"
+        for column in parse_expression(item.sql, element).find_all(exp.Column):
+            alias = scope.table_of(column, element)
             columns.add((alias, spell(column.name, scope.columns[alias])))
     return columns
 

@@ -119,9 +119,9 @@ def text_table(
     table = Table(
         title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=any(head)
     )
-    for place, text in enumerate(head):
+    for column, text in enumerate(head):
         table.add_column(
-            text, justify="left" if place in words else "right", overflow="fold"
+            text, justify="left" if column in words else "right", overflow="fold"
         )
     for row in rows:
         # names come from queries: markup in them is plain text

@@ -46,9 +46,9 @@ class HostedFrame:
     def conversion(self, column: str) -> str:
         """Return what makes a column readable, in Python."""
         names = [*map(str, self.frame.columns)]
-        place = names.index(column)
-        dtype = type(self.frame.dtypes.iloc[place]).__name__
-        cell = f"frame[{self.frame.columns[place]!r}]"
+        position = names.index(column)
+        dtype = type(self.frame.dtypes.iloc[position]).__name__
+        cell = f"frame[{self.frame.columns[position]!r}]"
         return (
             f"write {cell} = {cell}{_CONVERSIONS.get(dtype, '.astype(str)')} before "
             "the run"

@@ -201,7 +201,7 @@ class Policy:
 
     def check_read(self, read: Read) -> None:
         """Raise PolicyError if a piece of a query reads forbidden columns."""
-        reading = f"{read.what} reads column {read.column!r}"
+        reading = f"{read.element} reads column {read.column!r}"
         is_key = read.role in (Role.KEY, Role.GROUP)
         if not self.expressions and not read.is_bare:
             allowed_form = "columns may be read as they are, without CAST"
@@ -307,7 +307,7 @@ class Policy:
                 "site-key` prints a site's)",
             )
 
-    def check_rows(self, rows: int, what: str) -> None:
+    def check_rows(self, rows: int, purpose: str) -> None:
         """Raise PolicyError for a result from too few rows.
 
         0 rows are as few as 1: an empty group is a fact about everybody. Callers let
@@ -317,7 +317,7 @@ class Policy:
         if rows < self.min_rows and self.min_rows > 1:
             raise _refused(
                 "min-rows",
-                f"{what} would be of too few rows",
+                f"{purpose} would be of too few rows",
                 f"at least {self.min_rows} are needed",
             )
 

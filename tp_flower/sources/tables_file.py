@@ -290,7 +290,7 @@ def _shard_source(
     entry = entries.read(_ShardEntry, merged, where)
     policy = read_policy(common, shard, where)
     _check_absent(entry.absent, policy.privacy_unit, where)
-    places = [place for place in _PLACES if merged.get(place)]
+    places = [source_key for source_key in _PLACES if merged.get(source_key)]
     if len(places) != 1:
         problem = f"both {places[0]!r} and {places[1]!r}" if places else "no 'path'"
         raise SourceError(f"{where} has {problem}: give one of {', '.join(_PLACES)}")

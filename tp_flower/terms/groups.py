@@ -118,7 +118,7 @@ def grouped_parts(proposal: Proposal) -> list[list[int]]:
         if part.fragment.get("subquery") is None:
             continue
         fragment = json.dumps(part.fragment, sort_keys=True)
-        place = (fragment, part.node, part.shard)
-        together.setdefault((fragment, seen[place]), []).append(number)
-        seen[place] += 1
+        key = (fragment, part.node, part.shard)
+        together.setdefault((fragment, seen[key]), []).append(number)
+        seen[key] += 1
     return [numbers for numbers in together.values() if len(numbers) > 1]

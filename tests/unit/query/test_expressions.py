@@ -112,7 +112,9 @@ def test_a_condition_belongs_to_a_filter():
     )
 )
 def test_anything_is_refused_or_has_one_form(aggregates, text):
-    parse = partial(expressions.parse_expression, what="piece", aggregates=aggregates)
+    parse = partial(
+        expressions.parse_expression, element="piece", aggregates=aggregates
+    )
     try:
         once = expressions.render(parse(text), quote=True)
     except QueryError:

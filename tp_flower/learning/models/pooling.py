@@ -97,9 +97,9 @@ def shown_sums(
             with fewer are left out.
     """
     columns = []
-    for place, values in enumerate(np.asarray(rows, np.float64).T):
+    for column, values in enumerate(np.asarray(rows, np.float64).T):
         group, means, edges = _groups(
-            values, counts, least_rows, is_code=place in codes
+            values, counts, least_rows, is_code=column in codes
         )
         values_or_none = [None if np.isnan(mean) else float(mean) for mean in means]
         sums = (
@@ -130,10 +130,10 @@ def _groups(
     """
     group = np.full(len(values), -1, np.int64)
     is_missing = values <= MISSING
-    distinct, place = np.unique(values[~is_missing], return_inverse=True)
-    mass: FloatArray = np.bincount(place, counts[~is_missing], len(distinct)).astype(
-        np.float64
-    )
+    distinct, value_index = np.unique(values[~is_missing], return_inverse=True)
+    mass: FloatArray = np.bincount(
+        value_index, counts[~is_missing], len(distinct)
+    ).astype(np.float64)
     if is_code:
         is_frequent = mass >= least_rows
         of_value = np.where(is_frequent, np.cumsum(is_frequent) - 1, -1)
@@ -142,7 +142,7 @@ def _groups(
         of_value = _intervals(mass, least_rows)
         last = np.flatnonzero(np.diff(of_value))
         edges = (distinct[last] + distinct[last + 1]) / 2.0
-    group[~is_missing] = of_value[place]
+    group[~is_missing] = of_value[value_index]
     size = int(of_value.max(initial=-1)) + 1
     is_in = group >= 0
     weights = np.bincount(group[is_in], counts[is_in], size)
@@ -167,8 +167,8 @@ def _intervals(mass: FloatArray, least_rows: int) -> IntArray:
     sizes = np.bincount(coarse, mass)
     merged, number, reached = np.zeros(len(sizes), np.int64), 0, 0.0
     # there are about as many as MOST_INTERVALS
-    for place, size in enumerate(sizes):
-        merged[place], reached = number, reached + size
+    for group, size in enumerate(sizes):
+        merged[group], reached = number, reached + size
         if reached >= least_rows:
             number, reached = number + 1, 0.0
     if reached:
@@ -195,24 +195,24 @@ def grow_pooled(
         raise ModelError("malformed sums of columns") from None
     for shard in shards:
         if len(shard.columns) != columns or not all(
-            sums.is_valid(outputs, is_code=place in codes)
-            for place, sums in enumerate(shard.columns)
+            sums.is_valid(outputs, is_code=column in codes)
+            for column, sums in enumerate(shard.columns)
         ):
             raise ModelError("malformed sums of columns")
     joined_rows = sum(shard.joined_rows for shard in shards)
     # as many trees of all columns together as of one, about, that go as far
     growth, trees = growth.of_shards(max(columns, 1)), list[bytes]()
-    for place in range(columns):
-        of_column = [shard.columns[place] for shard in shards]
-        rows, gradient, hessian = _pooled(of_column, outputs, is_code=place in codes)
+    for column in range(columns):
+        of_column = [shard.columns[column] for shard in shards]
+        rows, gradient, hessian = _pooled(of_column, outputs, is_code=column in codes)
         if len(rows) < 2:
             continue
         model = TreeModel(outputs)
-        model.start([0] if place in codes else [])
+        model.start([0] if column in codes else [])
         text, _ = grow(model, rows, gradient, hessian, joined_rows, growth)
         for tree in read_trees(text):
             moved = msgspec.structs.replace(
-                tree, split_feature=[place] * len(tree.split_feature)
+                tree, split_feature=[column] * len(tree.split_feature)
             )
             trees.append(moved.text(len(trees), 1.0))
     return write_trees(trees, columns, outputs)

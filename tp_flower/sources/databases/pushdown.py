@@ -138,8 +138,8 @@ class FilterPushdown:
         operands = self._operands(translated, places)
         if operands is None:
             return None
-        for place, operand in zip((translated.this, *places), operands, strict=True):
-            place.replace(operand)
+        for node, operand in zip((translated.this, *places), operands, strict=True):
+            node.replace(operand)
         return translated
 
     def _kind(self, tree: exp.Expr) -> str:

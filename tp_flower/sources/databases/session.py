@@ -80,9 +80,9 @@ class DatabaseUrl:
         user = f"{HIDDEN}@" if url.username or url.password else ""
         port = f":{url.port}" if url.port else ""
         query = f"?{HIDDEN}" if url.query else ""
-        place = f"{user}{url.host or ''}{port}/{url.database or ''}"
+        address = f"{user}{url.host or ''}{port}/{url.database or ''}"
         # an environment variable may stand for host or database
-        return f"{self.name}://{_hide(place, self.secrets)}{query}"
+        return f"{self.name}://{_hide(address, self.secrets)}{query}"
 
     def __repr__(self) -> str:
         return f"DatabaseUrl({str(self)!r})"
