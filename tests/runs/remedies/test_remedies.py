@@ -83,8 +83,9 @@ def check(says, before, after):
 
 @pytest.mark.parametrize("case", CASES["sql"], ids=lambda case: case["says"][:40])
 def test_the_query_that_a_message_says_to_write_trains(case):
-    settings = case.get("settings")
-    check(case["says"], outcome(case["sql"], settings), outcome(case["mended"], settings))
+    sql, settings = case["sql"], case.get("settings")
+    mended = case.get("mended", sql), case.get("mended_settings", settings)
+    check(case["says"], outcome(sql, settings), outcome(*mended))
 
 
 @pytest.mark.parametrize("case", CASES["setting"], ids=lambda case: case["says"][:40])
