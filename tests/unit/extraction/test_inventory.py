@@ -173,6 +173,7 @@ EMPTY, TEXTS = [shard(kind="VARCHAR", empty="x")], [shard(site="c", kind="VARCHA
 def test_a_shard_twice():
     with pytest.raises(SchemaError, match=r"shard 0 of table 't' of site 'a' is hosted by tw"):
         read(A, A)
+    assert [s.site for s in read(A, [shard(site="b")]).shards_of("t")] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
