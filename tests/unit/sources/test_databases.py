@@ -145,7 +145,7 @@ def test_a_value_that_is_not_of_its_columns_type_is_read_as_the_refusal_says(
 ):
     url, name = url_of(kind, request, tmp_path), f"t_{os.urandom(4).hex()}"
     run(url, *f"CREATE TABLE {name} {columns}".replace("{}", name).split(";"))
-    with pytest.raises(SourceError, match="holds a value that is not .* in 'sql'") as caught:
+    with pytest.raises(SourceError, match=r"holds a value that is not .* in 'sql'") as caught:
         rows_of(source_of(url, name))
     converted = source_of(url, name, sql=f"SELECT {conversion} AS f FROM {name}")
     assert values_of(converted, "f") == values
