@@ -15,7 +15,7 @@ from tests.support import federated
 from tests.support.federated import WatchedGrid
 from tests.support.files import case_table
 from tests.support.page_reading import console_text
-from tp_flower.errors import QueryError, SettingsError, SiteError
+from tp_flower.errors import DivergedError, QueryError, ReplyError, SettingsError, SiteError
 from tp_flower.personalised.graph import parse_edges
 from tp_flower.protocol.messages import Action
 from tp_flower.query import Query
@@ -344,6 +344,22 @@ def test_the_advice_about_the_penalty_leads_to_one_without_advice(members, penal
         penalty = float(said[1]) if said else 10 * penalty
     assert warnings == []
     assert penalty not in (10.0, 1e-5)
+
+
+def test_classes_that_one_site_leaves_out_are_refused():
+    def change(seen):
+        if seen.action == Action.EXTRACT and seen.is_reply and seen.node == 2:
+            seen.header["parts"][0]["label"]["classes"] = None
+
+    with pytest.raises(ReplyError, match=r"'s0'.* sent no classes of its label, which others"):
+        train(sql=SQL.replace("y AS", "y > 1 AS"), grid=grid_of(frames(), change=change))
+
+
+def test_a_training_that_diverges_is_told_the_learning_rate():
+    match = r"diverged\. Lower learning-rate \(here 1000\.0\), or look for extreme values"
+    with pytest.raises(DivergedError, match=match):
+        train(learning_rate=1e3, num_epochs=9)
+    assert train(learning_rate=0.1, num_epochs=9).report.final_train
 
 
 def test_edges_that_are_named_keep_a_penalty():
