@@ -240,7 +240,7 @@ class Database:
         elif version != self._version:
             raise SettingsError(
                 f"{path} has version {version}, expected {self._version}: use the "
-                "version of tp_flower that wrote it, or move the file away"
+                "version of tp_flower that wrote it, or move its folder away"
             )
         if self._is_exclusive:
             # the lock is taken with the first transaction

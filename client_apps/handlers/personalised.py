@@ -21,6 +21,7 @@ from tp_flower.personalised.update_codec import encode_update
 from tp_flower.personalised.z_step import piecewise_update
 from tp_flower.protocol import personalised_messages as messages
 from tp_flower.protocol.codec import check_sizes
+from tp_flower.protocol.fields import LARGEST
 from tp_flower.protocol.packet import row_numbers
 from tp_flower.randomness import Stream, generator
 
@@ -54,6 +55,8 @@ class PersonalisedModel:
         test = objective.metrics(
             parameters, self.part.data.features[count:], self.labels[count:]
         )
+        if any(abs(value) > LARGEST for value in (*train.values(), *test.values())):
+            raise DivergedError("metrics are out of range: training diverged")
         return messages.SiteMetrics(train, test)
 
 

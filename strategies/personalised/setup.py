@@ -39,7 +39,7 @@ from tp_flower.protocol.personalised_messages import (
     PersonalisePart,
     PersonaliseRequest,
 )
-from tp_flower.protocol.setup_messages import ExtractedPart
+from tp_flower.protocol.setup_messages import ExtractedPart, LabelFacts
 from tp_flower.query import BoundQuery, Query
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
@@ -222,34 +222,36 @@ def read_classes(
     """
     kinds: set[str] = set()
     classes: set[str | float] = set()
-    is_class = []
+    unclassed = []
     for part in parts:
         if not extracted.rows[part.number]:
             continue
-        label = extracted.replies.body(part, ExtractedPart).label
-        if label is None:
-            raise refuse(part, "no type of its label")
-        names = label.classes or []
-        if any(isinstance(v, str) != (label.kind == "text") for v in names):
-            raise refuse(part, f"classes that its {label.kind} label cannot have")
+        label = _label_facts(extracted, part)
         kinds.add(label.kind)
-        classes.update(names)
-        is_class.append(label.classes is not None)
+        classes.update(label.classes or [])
+        if label.classes is None:
+            unclassed.append(part)
     kind = common_kind(kinds)
-    if (
-        settings.task == AUTO
-        and kind == "number"
-        and not (all(is_class) and len(classes) == 2)
-    ):
+    if settings.task == AUTO and kind == "number" and (unclassed or len(classes) != 2):
         return kind, []
-    if any(is_class) and not all(is_class):
-        raise QueryError("only some sites take the label as a class: set task")
+    if classes and unclassed:
+        # the task, or the type, makes the same of it at all sites
+        raise refuse(unclassed[0], "no classes of its label, which others have sent")
     if len(classes) > MAX_CLASSES:
         raise QueryError(
             f"the label has {len(classes)} distinct values; classification takes at "
             f"most {MAX_CLASSES}"
         )
     return kind, sorted(classes)
+
+
+def _label_facts(extracted: Extracted, part: Part) -> LabelFacts:
+    label = extracted.replies.body(part, ExtractedPart).label
+    if label is None:
+        raise refuse(part, "no type of its label")
+    if any(isinstance(v, str) != (label.kind == "text") for v in label.classes or []):
+        raise refuse(part, f"classes that its {label.kind} label cannot have")
+    return label
 
 
 def _label_sums(

@@ -22,8 +22,8 @@ from tp_flower.protocol.setup_messages import ExtractedPart
 REASON_CHARACTERS = 1000
 
 _DIVERGED = (
-    ": training diverged there. Lower learning-rate, raise l2, or look for extreme "
-    "values in the data"
+    ": training diverged there. Lower learning-rate, or raise l2 where the strategy "
+    "has none, or look for extreme values in the data"
 )
 
 

@@ -120,6 +120,7 @@ class AdmmServer:
 class AdmmStrategy(JoinStrategy):
     """Base of the methods that alternate between the server and the sites' fits."""
 
+    steadied_by = "Raise rho or l2"
     messages = (Action.PREPARE, Action.ADMM)
     messages_of_shards = (Action.CONSENSUS,)
     copies_lowest = True

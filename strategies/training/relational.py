@@ -64,6 +64,8 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
     """
 
     has_label: ClassVar[bool] = True
+    # what to do about a training that diverges and has no learning rate
+    steadied_by: ClassVar[str] = "Raise l2"
     # whether sites copy the model of lowest training loss, where no rows validate
     copies_lowest: ClassVar[bool] = False
     _final = EpochResult(0, {}, {})  # of the epoch whose model is saved
@@ -241,8 +243,9 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
 
     @property
     def _advice(self) -> str:
-        rate = self.chosen.get("learning-rate", "chosen")
-        return f"Lower learning-rate (here {rate}), raise l2 or look for extreme values"
+        rate = self.chosen.get("learning-rate", self.settings.learning_rate)
+        change = f"Lower learning-rate (here {rate})" if rate else self.steadied_by
+        return f"{change}, or look for extreme values"
 
     @property
     def ends_by_loss(self) -> bool:

@@ -2,6 +2,7 @@
 
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -134,6 +135,37 @@ def test_the_settings_of_a_run_that_goes_on_are_its_own(tmp_path):
         strategy_in(tmp_path, "admm", resume=str(tmp_path)).start(
             InProcessGrid(app, sites_of(False))
         )
+
+
+def test_a_run_of_a_file_of_tables_goes_on_with_that_file(tmp_path):
+    killed(tmp_path, "admm", False, 5, tables="tables.toml")
+    match = (
+        "began with tables='tables.toml': set it again, because simulated sites read it"
+    )
+    with pytest.raises(SettingsError, match=match):
+        resumed(Settings(resume=str(tmp_path)))
+    again = Settings(resume=str(tmp_path), tables="tables.toml")
+    assert (resumed(again).tables, resumed(again).num_epochs) == ("tables.toml", 3)
+
+
+def test_a_run_goes_on_with_the_version_that_it_began_with(tmp_path, monkeypatch):
+    grid, frames = killed(tmp_path, "admm", False, 7), Journal.frames
+
+    def others(journal):
+        for frame in frames(journal):
+            yield replace(frame, facts={**frame.facts, "action": "query.other"})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "frames", others)
+        match = (
+            "this version does not send .*: resume with the version that the run began "
+            "with"
+        )
+        with pytest.raises(SettingsError, match=match):
+            strategy_in(tmp_path, "admm", resume=str(tmp_path)).start(grid)
+    strategy = strategy_in(tmp_path, "admm", resume=str(tmp_path))
+    strategy.start(grid)
+    assert strategy.is_finished
 
 
 def test_a_run_goes_on_with_its_own_query_and_sites_alone(tmp_path):

@@ -449,6 +449,7 @@ def test_lost_state_is_reported(tmp_path, is_on_disk):
         SiteError, match=r"state of this run is lost at 'us' .* no checkpoint"
     ):
         hostile.train(grid, on_round=lose)
+    hostile.train(grid)
 
 
 def test_state_folder_that_cannot_be_written(tmp_path):

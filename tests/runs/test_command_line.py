@@ -124,6 +124,7 @@ def test_a_run_that_fails_in_set_up_leaves_report_page_and_trace(store):
         "has the report of a run, which is not overwritten: choose another folder"
     )
     assert report_of()["status"] == "completed"
+    printed_by("train", store, "--set", "num-epochs=1", "--set", "output-dir=another")
 
 
 def test_an_interrupted_run_says_how_it_goes_on(store, monkeypatch):

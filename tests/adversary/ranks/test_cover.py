@@ -58,6 +58,7 @@ FLAT = others(columns=6).assign(**{f"x{k}": np.arange(600) % 7 for k in range(1,
 
 
 def test_a_table_that_varies_covers(tmp_path):
+    """The owner lowers 'cover', or the run joins more tables, as the refusal says."""
     run(tmp_path)
     with pytest.raises(
         SiteError, match=r"\(cover = 1\) refuses: .* and 0 tables of other sites"
@@ -68,6 +69,14 @@ def test_a_table_that_varies_covers(tmp_path):
     ):
         run(tmp_path / "two", rules=RULES.replace("cover = 1", "cover = 2"))
     assert counted(tmp_path / "flat") == counted(tmp_path / "two") == 0
+    rules = RULES.replace("cover = 1", "cover = 2")
+    more = {"clinic": others(), "lab": others(seed=2)}
+    sites = written(tmp_path / "more", rules, payments=payments(), **more)
+    of_lab = features("l", [f"x{k}" for k in range(6)])
+    sql = SQL.replace(" FROM", f", {of_lab} FROM") + " JOIN lab l ON p.id = l.id"
+    with closing(WatchedGrid(sites, state=tmp_path / "more" / "state")) as grid:
+        train(grid, sql, TablePuppetCG, test_fraction=0.0, num_epochs=1)
+    assert counted(tmp_path / "more") == 1
 
 
 def test_another_table_of_the_site_covers_nothing(tmp_path):

@@ -342,8 +342,10 @@ ODD = {
 @pytest.mark.parametrize("odd", ODD)
 def test_what_no_rows_can_have_is_refused(odd):
     claims, message = ODD[odd]
-    with pytest.raises(ReplyError, match=message):
+    with pytest.raises(ReplyError, match=message) as caught:
         claim(whole, claims)
+    if "Use coreset-kind = 'uniform'" in str(caught.value):
+        assert claim(whole, claims, coreset_kind="uniform")["size"] == 60
 
 
 @pytest.mark.parametrize(
@@ -376,6 +378,7 @@ def test_more_shards_than_can_be_summed_are_refused(monkeypatch):
     message = "of at most 2 shards; the query has 3: use 'uniform'"
     with pytest.raises(SettingsError, match=message):
         claim(whole, {})
+    assert claim(whole, {}, coreset_kind="uniform")["size"] == 60
 
 
 @pytest.mark.parametrize("is_forgotten", [False, True])

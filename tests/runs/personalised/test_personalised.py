@@ -1,6 +1,7 @@
 """Models of the sites' own: both limits, the optimum between, and what leaves."""
 
 import re
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,13 @@ from tests.support import federated
 from tests.support.federated import WatchedGrid
 from tests.support.files import case_table
 from tests.support.page_reading import console_text
-from tp_flower.errors import QueryError, SettingsError, SiteError
+from tp_flower.errors import (
+    DivergedError,
+    QueryError,
+    ReplyError,
+    SettingsError,
+    SiteError,
+)
 from tp_flower.personalised.graph import parse_edges
 from tp_flower.protocol.messages import Action
 from tp_flower.query import Query
@@ -159,6 +166,13 @@ def clusters_of_sites() -> tuple[dict[str, pd.DataFrame], np.ndarray]:
         label = rows.to_numpy() @ laws[site % 3] + rng.normal(size=40)
         found[f"s{site:02}"] = rows.assign(y=label)
     return found, np.arange(30) % 3
+
+
+def some_sites(members: slice) -> tuple[dict[str, pd.DataFrame], str]:
+    """Some of the sites in clusters, and the query."""
+    tables, _ = clusters_of_sites()
+    sql = f"SELECT y AS label, {', '.join(f'x{k}' for k in range(10))} FROM t"
+    return {name: tables[name] for name in [*tables][members]}, sql
 
 
 def test_clusters_of_sites_are_found_and_predict_better_than_one_or_each_alone():
@@ -326,6 +340,62 @@ def test_models_that_lose_to_others_say_how_to_change_the_penalty(rows, how, adv
     report = train(frames(rows=rows), **how).report
     assert len(report.warnings) == bool(advice)
     assert advice in "".join(report.warnings)
+
+
+@pytest.mark.parametrize(
+    ("members", "penalty", "advice"),
+    [(slice(6), 10.0, "lower it, say to "), (slice(0, 30, 3), 1e-5, "raise it, ")],
+    ids=["sites of three clusters", "sites of one"],
+)
+def test_the_advice_about_the_penalty_leads_to_one_without_advice(
+    members, penalty, advice
+):
+    tables, sql = some_sites(members)
+    edges = ", ".join(f"{a}-{b}" for a, b in pairwise(tables))
+    for _ in range(6):
+        how = {"graph": edges, "graph_penalty": penalty, "num_epochs": 60}
+        warnings = train(tables, sql, **how).report.warnings
+        if not warnings:
+            break
+        assert advice in warnings[0]
+        said = re.search(r"lower it, say to (\S+),", warnings[0])
+        penalty = float(said[1]) if said else 10 * penalty
+    assert warnings == []
+    assert penalty not in (10.0, 1e-5)
+
+
+def test_classes_that_one_site_leaves_out_are_refused():
+    def change(seen):
+        if seen.action == Action.EXTRACT and seen.is_reply and seen.node == 2:
+            seen.header["parts"][0]["label"]["classes"] = None
+
+    with pytest.raises(
+        ReplyError, match=r"'s0'.* sent no classes of its label, which others"
+    ):
+        train(
+            sql=SQL.replace("y AS", "y > 1 AS"), grid=grid_of(frames(), change=change)
+        )
+
+
+def test_a_training_that_diverges_is_told_the_learning_rate():
+    match = (
+        r"diverged\. Lower learning-rate \(here 1000\.0\), or look for extreme values"
+    )
+    with pytest.raises(DivergedError, match=match):
+        train(learning_rate=1e3, num_epochs=9)
+    assert train(learning_rate=0.1, num_epochs=9).report.final_train
+
+
+def test_edges_that_are_named_keep_a_penalty():
+    tables, sql = some_sites(slice(6))
+    how = {"graph_penalty": 10.0, "num_epochs": 60}
+    edges = ", ".join(f"{a}-{b}" for a, b in pairwise(tables))
+    (warning,) = train(tables, sql, graph=edges, **how).report.warnings
+    assert warning.endswith(", or name the edges in graph")
+    assert (
+        train(tables, sql, graph="s00-s03, s01-s04, s02-s05", **how).report.warnings
+        == []
+    )
 
 
 @pytest.mark.parametrize(("sql", "message"), CASES["queries"])

@@ -142,6 +142,13 @@ def test_predictions_and_evaluations_are_score_vectors(grid, tmp_path):
     with pytest.raises(SettingsError, match=match):
         Predict(unlabelled, manifest, mode="predict").start(grid)
     assert counted(tmp_path) == LEFT
+    # as its owner does who is asked
+    tables = tmp_path / "a" / "tables.toml"
+    tables.write_text(
+        tables.read_text().replace("scores-per-rank = 0.5", "scores-per-rank = 0.7")
+    )
+    Predict(unlabelled, manifest, mode="predict").start(grid)
+    assert counted(tmp_path) == LEFT + 1
 
 
 def test_a_deviation_from_the_forecast_is_refused_by_the_site(grid, tmp_path):

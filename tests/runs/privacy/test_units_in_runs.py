@@ -218,8 +218,13 @@ def test_groups_of_a_person_are_the_persons(tmp_path):
     assert costs["gram"]["mechanism"] == others["gram"]["mechanism"]
     assert "groups" not in costs["gram"]["scope"]
     by_day = "(SELECT day, AVG(fee) AS mean FROM claims GROUP BY day)"
-    with pytest.raises(SiteError, match=r"privacy-unit\) refuses.*GROUP BY person as"):
-        run_query(sql.format(by_day).replace("c.person", "c.day"), rows, **how)
+    of_day = sql.replace("c.person", "c.day")
+    match = r"privacy-unit\) refuses.*GROUP BY person as well, or group nothing"
+    with pytest.raises(SiteError, match=match):
+        run_query(of_day.format(by_day), rows, **how)
+    # both remedies that the error names
+    run_query(of_day.format(by_day.replace("BY day", "BY day, person")), rows, **how)
+    run_query(of_day.format("claims").replace("c.mean", "c.fee"), rows, **how)
 
 
 def test_the_two_ways_of_counting_do_not_share_a_budget(tmp_path):

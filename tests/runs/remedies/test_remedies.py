@@ -17,11 +17,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from strategies import TablePuppetCG
 from tests.support.advice import advising, texts
 from tests.support.command_line import printed_by, refused_by
-from tests.support.federated import train
-from tests.support.files import case_table
+from tests.support.federated import train, write_site
+from tests.support.files import ROOT, case_table
 from tp_flower.errors import SettingsError, TPFlowerError
+from tp_flower.protocol.messages import Action
 from tp_flower.settings import KEYS, PrivacySettings, Settings
 from tp_flower.settings.settings import SYNONYMS
 
@@ -83,10 +85,9 @@ def check(says, before, after):
 
 @pytest.mark.parametrize("case", CASES["sql"], ids=lambda case: case["says"][:40])
 def test_the_query_that_a_message_says_to_write_trains(case):
-    settings = case.get("settings")
-    check(
-        case["says"], outcome(case["sql"], settings), outcome(case["mended"], settings)
-    )
+    sql, settings = case["sql"], case.get("settings")
+    mended = case.get("mended", sql), case.get("mended_settings", settings)
+    check(case["says"], outcome(sql, settings), outcome(*mended))
 
 
 @pytest.mark.parametrize("case", CASES["setting"], ids=lambda case: case["says"][:40])
@@ -170,6 +171,8 @@ def test_a_tables_file_in_place_of_settings(tmp_path):
     assert (
         "is a tables file, not a file of settings: write one with tables = " in refusal
     )
+    without_query = refused_by("check", "--set", f"tables={tables}", status=2)
+    assert "write the query whose result to train on" in without_query
     arguments = shlex.split(
         re.search(r"--set tables=.*", refusal)[0].replace("SELECT ...", SQL)
     )
@@ -178,6 +181,59 @@ def test_a_tables_file_in_place_of_settings(tmp_path):
     run = f"{lines[1]}\n{lines[2]}".replace("SELECT ...", SQL)
     (tmp_path / "run.toml").write_text(run)
     assert "fit together" in printed_by("check", tmp_path / "run.toml")
+
+
+@pytest.mark.parametrize("case", CASES["policy"], ids=lambda case: case["says"][:40])
+def test_the_setting_that_a_policy_says_to_set_trains(case, tmp_path):
+    def outcome_of(settings):
+        rules = {"c": case["rules"]}
+        own = {
+            name: {t: shards[0] for t, shards in tables.items()}
+            for name, tables in all_sites
+        }
+        grid = {name: write_site(tmp_path / name, own[name], rules) for name in own}
+        sql = (
+            "SELECT a.y AS label, b.z, c.v FROM a JOIN b ON a.k = b.k JOIN c ON a.k = "
+            "c.k"
+        )
+        method = settings.get("method", "cg")
+        options = {key: value for key, value in settings.items() if key != "method"}
+        try:
+            return "", train(grid, sql, method, **options).report.warnings
+        except TPFlowerError as error:
+            return str(error), []
+
+    all_sites = sites().items()
+    check(case["says"], outcome_of(case["settings"]), outcome_of(case["mended"]))
+
+
+def test_rows_without_a_match_that_a_tables_owner_marks_or_leaves_out(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "s.sqlite")) as connection:
+        connection.execute("CREATE TABLE o (k INTEGER, y REAL)")
+        connection.execute("CREATE TABLE gone (k INTEGER)")
+        rows = [(i % 6, i * 0.5) for i in range(ROWS)]
+        connection.executemany("INSERT INTO o VALUES (?, ?)", rows)
+        connection.execute("INSERT INTO gone VALUES (1), (2)")
+        connection.commit()
+
+    def trained(where, of_owner='table = "o"'):
+        gone = '[tables.gone]\npath = "s.sqlite"\ntable = "gone"\npolicy = "open"\n'
+        own = f'[tables.o]\npath = "s.sqlite"\n{of_owner}\npolicy = "open"\n'
+        (tmp_path / "tables.toml").write_text(own + gone)
+        sql = f"SELECT o.y AS label, o.k FROM o {where}"
+        return train({"A": tmp_path / "tables.toml"}, sql, "cg", test_fraction=0.0)
+
+    match = (
+        r"let a table's owner mark them or leave them out \(`sql = ...` in the tables "
+        r"file\)"
+    )
+    for condition in ("o.k NOT IN", "NOT EXISTS"):
+        with pytest.raises(TPFlowerError, match=match):
+            trained(f"WHERE {condition} (SELECT k FROM gone g WHERE g.k = o.k)")
+    marked = 'sql = "SELECT *, k IN (SELECT k FROM gone) AS is_gone FROM o"'
+    left_out = 'sql = "SELECT * FROM o WHERE k NOT IN (SELECT k FROM gone)"'
+    runs = [trained("WHERE o.is_gone = 0", marked), trained("", left_out)]
+    assert [run.report.joined_rows_train for run in runs] == [ROWS * 4 // 6] * 2
 
 
 def test_the_reason_of_unmatched_rows_is_the_filter_that_removed_their_partners():
@@ -197,12 +253,20 @@ def test_the_reason_of_unmatched_rows_is_the_filter_that_removed_their_partners(
     assert lost
 
 
+def test_a_strategy_lists_the_messages_that_it_sends():
+    class Unlisted(TablePuppetCG):
+        messages = (Action.PREPARE,)
+
+    class Listed(Unlisted):
+        messages = TablePuppetCG.messages
+
+    with pytest.raises(RuntimeError, match="list it in the strategy's `messages`"):
+        train(sites(), SQL, Unlisted)
+    assert train(sites(), SQL, Listed).report.final_train
+
+
 def test_every_message_that_advises_is_tried_or_exempt():
-    tried = {
-        case["says"]
-        for kind in ("sql", "setting", "config", "file")
-        for case in CASES[kind]
-    }
+    tried = {case["says"] for cases in CASES.values() for case in cases}
     exempt = EXEMPT["messages"].keys()
     new = [
         text
@@ -215,3 +279,16 @@ def test_every_message_that_advises_is_tried_or_exempt():
     assert not [
         part for part in (*tried, *exempt) if not any(part in text for text in every)
     ]
+    # nor is what is tried exempt
+    untried = [text for text in every if not any(part in text for part in tried)]
+    assert not [part for part in exempt if not any(part in text for text in untried)]
+
+
+def test_the_tests_that_stand_for_exempt_messages_are_there():
+    named = re.findall(
+        r"(test_\w+\.py)::(test_\w+)", "\n".join(EXEMPT["messages"].values())
+    )
+    assert named
+    for file, name in named:
+        files = [path.read_text("utf-8") for path in (ROOT / "tests").rglob(file)]
+        assert any(f"def {name}(" in text for text in files), name

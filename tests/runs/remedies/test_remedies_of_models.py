@@ -10,9 +10,9 @@ import pytest
 from client_apps.app import app
 from strategies.run.grid import InProcessGrid
 from tests.support.examples.killed_servers import killed, sites_of, strategy_in
-from tests.support.federated import FEATURES, SOURCE, store, whole
-from tests.support.predicted import on, train_store
-from tp_flower.errors import QueryError, SettingsError, SiteError, TPFlowerError
+from tests.support.federated import FEATURES, SOURCE, sharded, store, whole
+from tests.support.predicted import on, train, train_store
+from tp_flower.errors import ModelError, QueryError, SettingsError, SiteError
 from tp_flower.settings import PrivacySettings
 
 UNLABELLED = f"SELECT {FEATURES} {SOURCE}"
@@ -44,14 +44,17 @@ def test_a_row_key_with_the_name_of_a_column_of_predictions(model):
     assert model.table(sites, renamed, row_key="o.own_score").num_rows
 
 
-def test_the_query_of_another_model(model):
-    other = "SELECT p.price, p.part FROM items p"
+def test_the_query_of_another_model(model, tmp_path):
+    other = "SELECT p.weight FROM items p"
     advice = (
         "are to be predicted, but the query has p: name the model of this query with "
         "model-name"
     )
+    sites = on(whole, store())
     with pytest.raises(QueryError, match=advice):
-        model.table(on(whole, store()), other)
+        model.table(sites, other)
+    named = train(tmp_path, sites, "SELECT p.price AS label, p.weight FROM items p")
+    assert named.table(sites, other).num_rows == len(store()["items"])
 
 
 def test_a_row_far_outside_of_the_training_rows(model):
@@ -68,12 +71,24 @@ def test_a_row_far_outside_of_the_training_rows(model):
     ).num_rows
 
 
-def test_sites_that_are_gone(model):
-    sites = on(whole, store())
-    del sites["items"]
-    with pytest.raises(TPFlowerError, match="items"):
-        model.table(sites, UNLABELLED)
-    assert model.table(sites, UNLABELLED, on_missing="mean").num_rows
+def test_sites_that_are_gone(tmp_path):
+    shards = sharded(store())
+    named = [
+        (f"{name}-{k}", {name: [own]})
+        for name in shards
+        for k, own in enumerate(shards[name])
+    ]
+    sites = dict(named)
+    model = train_store(tmp_path, "squared", sites)
+    gone = {name: own for name, own in sites.items() if name != "customers-1"}
+    match = (
+        r"unavailable: 'customers-1' .*; start them, or set on-missing = 'mean' to "
+        r"predict with"
+    )
+    with pytest.raises(ModelError, match=match):
+        model.table(gone, UNLABELLED)
+    assert model.table(gone, UNLABELLED, on_missing="mean").num_rows
+    assert model.table(sites, UNLABELLED).num_rows
 
 
 def test_sites_without_a_state_folder(model):

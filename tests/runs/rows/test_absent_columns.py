@@ -166,14 +166,21 @@ def test_the_refusal_names_what_works(tmp_path):
         (("patient",), SQL, "'south': join key 0 reads column 'patient'.*would match"),
         (
             ("dose",),
-            SQL.replace("v.smoker", "v.dose AS weight").replace("v.dose, E", "E"),
+            SQL.replace("v.smoker", "abs(v.dose) AS weight").replace("v.dose, E", "E"),
             "the weight reads column 'dose'",
         ),
     ],
 )
 def test_labels_weights_and_keys_must_be_there(tmp_path, lacked, sql, match):
-    with pytest.raises(SchemaError, match=match):
-        run(files(tmp_path, lacked={"north": (), "south": lacked}), sql)
+    sites = files(tmp_path / "lacking", lacked={"north": (), "south": lacked})
+    with pytest.raises(
+        SchemaError, match=rf"{match}.*Run without this shard, or add the column"
+    ):
+        run(sites, sql)
+    # both remedies that the error names
+    del sites["south"]
+    assert run(sites, sql).report.final_train
+    assert run(files(tmp_path / "added"), sql).report.final_train
 
 
 def test_a_split_needs_its_column_at_all_shards(tmp_path):

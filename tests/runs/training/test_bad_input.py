@@ -241,6 +241,10 @@ def test_rare_class_of_the_label_does_not_leave_the_site(tmp_path):
     file.write_text(f"{text}4")
     with pytest.raises(SiteError, match="1 classes of fewer than min-count = 4 rows"):
         start({"shop": file}, sql, seen=seen)
+    # both remedies that the error names
+    start({"shop": file}, f"{sql} WHERE o.note IN ('yes', 'no')", seen=seen)
+    one = "CASE WHEN o.note = 'yes' THEN 'yes' ELSE 'other' END AS label"
+    start({"shop": file}, sql.replace("o.note AS label", one), seen=seen)
     assert_no_secret(seen)
     file.write_text(f"{text}1")
     start({"shop": file}, sql)

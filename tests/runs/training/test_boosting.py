@@ -85,6 +85,10 @@ def test_trees_without_a_split_are_warned_of(caplog):
     )
     labels = run.strategy.training_problem.train_labels
     assert run.losses == [pytest.approx(labels.var() / 2)]
+    caplog.clear()
+    split = run_query(store_sql("squared"), sites, **HOW, min_rows_per_leaf=1)
+    assert "have a split" not in caplog.text
+    assert split.losses[-1] < run.losses[0]
 
 
 def test_a_table_whose_step_is_zero_grows_no_more(monkeypatch):

@@ -165,8 +165,12 @@ def test_jacobi_diverges_where_sharing_converges():
     losses = run_query(sql, sites, admm_form="sharing", **own).losses
     assert losses[-1] < losses[0]
     assert losses[-1] == pytest.approx(losses[-2], rel=1e-3)
-    with pytest.raises(DivergedError, match="training diverged in epoch"):
-        run_query(sql, sites, admm_form="jacobi", **own)
+    own["admm_form"] = "jacobi"
+    match = "training diverged in epoch .* Raise rho or l2, or look for extreme values"
+    with pytest.raises(DivergedError, match=match):
+        run_query(sql, sites, **own)
+    for remedy in ({"rho": 5.0}, {"l2": 1.0}):
+        assert run_query(sql, sites, **{**own, **remedy}).losses[-1] < losses[0]
 
 
 def test_one_table_is_centralised_ridge_in_a_few_epochs():

@@ -188,6 +188,7 @@ def test_a_shard_twice():
         SchemaError, match=r"shard 0 of table 't' of site 'a' is hosted by tw"
     ):
         read(A, A)
+    assert [s.site for s in read(A, [shard(site="b")]).shards_of("t")] == ["a", "b"]
 
 
 @pytest.mark.parametrize(

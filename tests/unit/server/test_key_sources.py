@@ -95,6 +95,8 @@ def test_mixed_federation(make, pair):
     with pytest.raises(SettingsError, match=match):
         train(grid, SQL)
     assert {seen.action for seen in grid.seen} <= {"query.describe", "query.finish"}
+    # given to every site, as the error says
+    train(grid.with_key_from("pinned"), SQL)
 
 
 def write(name, **settings):
@@ -141,6 +143,9 @@ def test_leader_and_member_trust_pinned_keys_only(tmp_path, left_out, match):
     assert 3 not in grid.secrets
     if left_out[0] == "a":
         assert not grid.leaked()
+    # the key that the site's owner gives
+    train(grid.pin(), SQL)
+    assert 3 in grid.secrets
 
 
 def test_one_list_for_all_sites_may_name_the_site_itself(tmp_path):

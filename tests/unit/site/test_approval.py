@@ -231,6 +231,8 @@ def test_a_list_that_is_not_found_is_left_to_its_owner():
     text = 'tables.t.policy."approved\\u002druns" = []'
     with pytest.raises(SiteError, match=r'add "sha256:11" to it by hand'):
         with_approval(text, "sha256:11", ["t"])
+    by_hand = text.replace("[]", '["sha256:11"]')
+    assert with_approval(by_hand, "sha256:11", ["t"]) == by_hand
 
 
 def test_the_file_stays_what_it_is(tmp_path):

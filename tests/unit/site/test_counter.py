@@ -22,7 +22,7 @@ from client_apps.data.run_store import Entry, SiteStore
 from strategies.run.grid import InProcessGrid
 from tests.support.federated import store, store_sql, train, write_site
 from tests.support.peers.faulty_grid import forget_processes, rows_in
-from tp_flower.errors import LedgerError, MaskError, SiteError
+from tp_flower.errors import LedgerError, MaskError, SettingsError, SiteError
 from tp_flower.privacy.mechanisms import Gaussian, Release
 from tp_flower.reports.records import report_dict
 
@@ -261,3 +261,18 @@ def test_a_checksum_does_not_tell_its_line(tmp_path):
 def spend_first(folder):
     counter.confirm(folder)
     return spend(folder, "x").checksum
+
+
+def test_a_database_of_another_version_is_refused_until_its_folder_is_moved_away(root):
+    """A new one beside the old counter would be behind it."""
+    rows_in(Path(root, FILE), "PRAGMA user_version = 9")
+    match = (
+        "has version 9, expected 3: use the version .* that wrote it, or move its "
+        "folder away"
+    )
+    with pytest.raises(SettingsError, match=match):
+        counter.confirm(root)
+    Path(root).rename(f"{root}-away")
+    forget_processes()
+    counter.confirm(root)
+    assert spend(root, "more").seq == 1

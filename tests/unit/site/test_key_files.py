@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -119,7 +120,8 @@ class TestSiteKey:
         assert keys == {site_key(tmp_path / "s").public.hex()}
 
     def test_damaged_key_and_folder_that_cannot_be_written(self, tmp_path):
-        site_key(tmp_path)
+        public = site_key(tmp_path).public
+        shutil.copy2(tmp_path / "site-key", tmp_path / "copy")
         for text, mode, match in (
             ("", 0o640, "may be read or changed by others"),
             ("", 0o600, "in the state folder is damaged"),
@@ -130,6 +132,11 @@ class TestSiteKey:
             (tmp_path / "site-key").chmod(mode)
             with pytest.raises(SettingsError, match=f"site-key {match}"):
                 site_key(tmp_path)
+        # both remedies that the error names
+        shutil.copy2(tmp_path / "copy", tmp_path / "site-key")
+        assert site_key(tmp_path).public == public
+        (tmp_path / "site-key").unlink()
+        assert site_key(tmp_path).public != public
         (tmp_path / "file").write_text("")
         with pytest.raises(SiteError, match="cannot write site-key into the state"):
             site_key(tmp_path / "file")

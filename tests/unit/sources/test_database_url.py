@@ -33,6 +33,15 @@ def test_variables_are_taken_as_they_are():
     assert parse("${WHOLE}").url.password == "s3cret"
 
 
+def test_characters_of_a_user_or_password_are_escaped_as_the_refusal_says():
+    with pytest.raises(
+        SourceError, match="write @ : / of a user or password as %40 %3A %2F"
+    ):
+        parse("postgresql://an@na:p@ss/w:rd@h/d")
+    url = parse("postgresql://an%40na:p%40ss%2Fw%3Ard@h/d").url
+    assert (url.username, url.password, url.host) == ("an@na", "p@ss/w:rd", "h")
+
+
 @pytest.mark.parametrize(("text", "printed"), CASES["printed"])
 def test_text_without_secrets(text, printed):
     url = parse(text)

@@ -155,9 +155,28 @@ def test_refusals_show_no_value(
         assert "secret" not in "".join(traceback.format_exception(caught.value))
 
 
-@pytest.mark.parametrize(("kind", "declared", "text"), CASES["useless"])
+@pytest.mark.parametrize(("kind", "columns", "conversion", "values"), CASES["misfits"])
+def test_a_value_that_is_not_of_its_columns_type_is_read_as_the_refusal_says(
+    kind, columns, conversion, values, request, tmp_path
+):
+    url, name = url_of(kind, request, tmp_path), f"t_{os.urandom(4).hex()}"
+    run(url, *f"CREATE TABLE {name} {columns}".replace("{}", name).split(";"))
+    with pytest.raises(
+        SourceError, match=r"holds a value that is not .* in 'sql'"
+    ) as caught:
+        rows_of(source_of(url, name))
+    converted = source_of(url, name, sql=f"SELECT {conversion} AS f FROM {name}")
+    assert values_of(converted, "f") == values
+    if advice := re.search(
+        r"or read it as a number, (types = .*\})", str(caught.value)
+    ):
+        typed = source_of(url, name, types=tomllib.loads(advice[1])["types"])
+        assert values_of(typed, "f") == values
+
+
+@pytest.mark.parametrize(("kind", "declared", "text", "conversion"), CASES["useless"])
 def test_columns_of_no_use_stop_only_queries_that_read_them(
-    kind, declared, text, request, tmp_path
+    kind, declared, text, conversion, request, tmp_path
 ):
     url = url_of(kind, request, tmp_path)
     name = fill(url, "odd", {"a": "INTEGER", "b": declared}, [(1, None)])
@@ -170,6 +189,9 @@ def test_columns_of_no_use_stop_only_queries_that_read_them(
     assert schema.unread["b"].startswith(
         f"is of type {text}, which cannot be used: convert"
     )
+    converted = source_of(url, name, sql=f"SELECT a, {conversion} AS b FROM {name}")
+    assert shards.describe(converted).unread == {}
+    assert rows_of(converted) == [(1, "00" if kind == "sqlite" else None)]
     # a server that asks for it all the same
     with pytest.raises(QueryError, match="no column 'b'"):
         values_of(source, "b")

@@ -102,6 +102,10 @@ def test_failed_write_leaves_nothing(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("x")
     with pytest.raises(SourceError, match="set TP_FLOWER_HOME to a folder that can be"):
         flights_module._build_folder(tmp_path / "file" / "b", lambda _: None)
+    flights_module._build_folder(
+        tmp_path / "c" / "b", lambda folder: (folder / "x").touch()
+    )
+    assert (tmp_path / "c" / "b" / "x").exists()
     monkeypatch.setattr(flights_module, "PACKAGE", "no_such_package")
     with pytest.raises(SourceError, match="pip install no_such_package"):
         flights_module._package_data()

@@ -193,6 +193,15 @@ def test_models_by_name():
         Policy().check_model(kind)
 
 
+def test_weights_in_the_clear_need_a_list_of_their_columns(tmp_path):
+    rules = 'releases = { labels = "never", weights = "clear" }\n'
+    with pytest.raises(
+        SourceError, match="list in 'weights' the columns that a weight may read"
+    ):
+        strict(tmp_path, rules)
+    assert strict(tmp_path, f'{rules}weights = ["w"]').weights == ("w",)
+
+
 @pytest.mark.parametrize(("text", "match"), CASES["refused"])
 def test_refused_policies(tmp_path, text, match):
     file = tmp_path / "tables.toml"

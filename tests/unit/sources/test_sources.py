@@ -1,5 +1,6 @@
 import os
 import re
+import shlex
 import sqlite3
 import tomllib
 from contextlib import closing
@@ -10,8 +11,10 @@ import duckdb
 import numpy as np
 import pandas as pd
 import pytest
+from flwr.common.config import parse_config_args
 
 from tests.support.files import case_table
+from tests.support.policies import OPEN
 from tp_flower.errors import SourceError
 from tp_flower.extraction.extract import extract
 from tp_flower.query import Feature, Fragment
@@ -416,13 +419,22 @@ def test_organisations_are_dealt_to_nodes(shared):
         assert list(map(" ".join, dealt)) == expected
 
 
-def test_a_site_reads_its_own_tables_and_none_that_the_run_chooses(shared):
+def test_a_site_reads_its_own_tables_and_none_that_the_run_chooses(shared, tmp_path):
     own = {"tables": f"memory:{shards.register_frames({'t': FRAME}, site='s')}"}
     simulated = {"partition-id": 1, "num-partitions": 2}
     (source,) = shards.hosted_shards(own | simulated, {"tables": shared})
     assert source.table == "t"
-    with pytest.raises(SourceError, match="no tables file of its own, and the run's"):
+    with pytest.raises(
+        SourceError, match="no tables file of its own, and the run's"
+    ) as refused:
         shards.hosted_shards({}, {"tables": shared})
+    _, written = shlex.split(re.search(r"--node-config .*", str(refused.value))[0])
+    own_file = tmp_path / "own.toml"
+    own_file.write_text(f"[tables.t]\npath = 't.csv'\n{OPEN}")
+    node_config = parse_config_args(
+        [written.replace("/path/of/tables.toml", str(own_file))]
+    )
+    assert [source.table for source in shards.hosted_shards(node_config, {})] == ["t"]
     assert shards.hosted_shards({"partition-id": 0}, {"tables": shared})[0].table == "f"
 
 

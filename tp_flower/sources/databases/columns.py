@@ -132,9 +132,15 @@ def _fitting(values: Sequence[Any], column: DatabaseColumn, where: str) -> pa.Ar
         if column.arrives == "BOOLEAN":
             return _flags(values)
         return pa.array(values, arrow_type(column.arrives))
+    is_flag = column.arrives == "BOOLEAN"
+    typed = (
+        f", or read it as a number, {typed_as(column.name, 'BIGINT')}"
+        if is_flag
+        else ""
+    )
     raise SourceError(
         f"{where}: column {column.name!r} holds a value that is not {column.arrives}: "
-        f"convert it in 'sql', or name a type that fits, as {typed_as(column.name)}"
+        f"convert it in 'sql'{typed}"
     )
 
 

@@ -238,9 +238,11 @@ def _open_table(
         raise SourceError(f"{source}: {safe_message(error)}") from error
     for name in chosen.keys() & types.keys():
         # the site casts, because the database's columns are not of this type
-        column = columns[name]
+        column, arrives = columns[name], columns[name].arrives
+        if arrives == "BOOLEAN" != types[name] and session.dialect != "postgresql":
+            arrives = "BIGINT"  # as MySQL and SQLite store truth values
         columns[name] = DatabaseColumn(
-            name, types[name], column.read, column.arrives, is_exact=False
+            name, types[name], column.read, arrives, is_exact=False
         )
     return DatabaseTable(session, connection, columns, types, names)
 
