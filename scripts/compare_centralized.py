@@ -87,7 +87,9 @@ def compare(report: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, bool]
         title = f"LightGBM, joined, {TREES} trees"
     else:
         best = problem.test_metrics(problem.optimum())
-        name = "ridge" if problem.loss.name == "squared" else problem.loss.name
+        name = (
+            "ridge" if problem.mean_loss.name == "squared" else problem.mean_loss.name
+        )
         title = f"{name} regression, joined"
     row = {
         "held out": settings.split_name,
@@ -128,7 +130,7 @@ def read_report(folder: Path) -> dict[str, Any]:
 
 def check_rows(report: Mapping[str, Any], problem: Problem) -> None:
     """Check that the run joined the rows that DuckDB joins, and held out some."""
-    joined = {"train": len(problem.train_labels), "test": len(problem.test_labels)}
+    joined = {"train": len(problem.mean_loss), "test": len(problem.test_loss)}
     rows = dict(report["joined-rows"])
     if coreset := report["chosen"].get("coreset"):
         # it trained on a sample of them

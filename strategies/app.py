@@ -166,8 +166,8 @@ def choose_sql(settings: Settings) -> str:
         raise SettingsError(
             "tables is set, but sql is empty: write the query whose result to train on"
         )
-    is_regression = settings.task == "regression" or bool(settings.method.solvers)
-    return FLIGHTS_REGRESSION_SQL if is_regression else FLIGHTS_SQL
+    has_numbers = settings.task == "regression" or bool(settings.method.solvers)
+    return FLIGHTS_REGRESSION_SQL if has_numbers else FLIGHTS_SQL
 
 
 def output_folder(settings: Settings, run_id: int) -> Path:

@@ -22,13 +22,12 @@ from strategies.run.replies import array_of, refuse
 from strategies.run.strategy import EpochResult
 from strategies.setup.extract import Extracted
 from strategies.setup.joined_rows import JoinedRows
-from strategies.setup.labels import Labels
 from strategies.setup.problem import CoresetSample, TrainedTable, TrainingProblem
 from strategies.setup.splitting import Split
 from strategies.training.base import JoinStrategy
 from strategies.training.prepare import Preparation
 from strategies.training.traffic import TableSize, Traffic, solved_epoch
-from tp_flower.arrays import AnyArray, FloatArray
+from tp_flower.arrays import AnyArray, BoolArray, FloatArray
 from tp_flower.coresets.importance import (
     CLUSTERS,
     LEAST_GAMMA_SQUARED,
@@ -38,10 +37,9 @@ from tp_flower.coresets.importance import (
 from tp_flower.coresets.solvers import distdim, solve, weighted_kmeans
 from tp_flower.errors import QueryError
 from tp_flower.joins.mapping import TableMapping
-from tp_flower.learning.label_noise import CorrectedSquaredLoss
 from tp_flower.learning.models.local_model import CENTRES as CENTRES_MODEL
 from tp_flower.learning.models.local_model import ModelSpec
-from tp_flower.losses import KMeansLoss, Loss, SquaredLoss
+from tp_flower.objectives import KMEANS, Objective, Target, make_objective
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
 from tp_flower.protocol import training_messages
 from tp_flower.protocol.coreset_messages import RowsRequest
@@ -169,18 +167,18 @@ class CoresetKMeans(SolvedStrategy):
         rows = mapping.tables[bound.label_table].rows
         return Split(np.zeros(mapping.joined_rows, np.uint8), np.zeros(rows, np.bool_))
 
-    def read_labels(self, extracted: Extracted, bound: BoundQuery) -> Labels:
+    def read_labels(self, extracted: Extracted, bound: BoundQuery) -> Target:
         """Return labels without columns, (n, 0), with the names of the clusters."""
         names = tuple(map(str, range(self.settings.clusters)))
-        return Labels(np.zeros((extracted.table_rows[bound.label_table], 0)), names)
+        return Target.without_label(extracted.table_rows[bound.label_table], names)
 
-    def choose_loss(self, *_: Any) -> Loss:
-        """Return the loss by which a score is the distance to the nearest centre."""
-        return KMeansLoss(self.settings.clusters)
+    def choose_objective(self, target: Target, _: BoolArray) -> Objective:
+        """Return the objective whose scores are distances to the centres."""
+        return make_objective(KMEANS, target)
 
     def model_spec(self, preparation: Preparation, _: str) -> ModelSpec:
         """Return a table's coordinates of the centres."""
-        return ModelSpec(kind=CENTRES_MODEL, outputs=preparation.joined.loss.outputs)
+        return ModelSpec(kind=CENTRES_MODEL, outputs=preparation.objective.outputs)
 
     def restrict(self, joined: JoinedRows, sample: CoresetSample) -> JoinedRows:
         """Return the joined rows restricted to a coreset; all of them are tested."""
@@ -242,22 +240,22 @@ class CoresetRidge(SolvedStrategy):
 
     name = "coreset-ridge"
 
-    def choose_loss(self, labels: Labels, trained: FloatArray) -> Loss:
+    def choose_objective(self, target: Target, is_trained: BoolArray) -> Objective:
         """Return the squared loss, the one that is solved for."""
-        loss = super().choose_loss(labels, trained)
-        if not isinstance(loss, SquaredLoss | CorrectedSquaredLoss):
+        objective = super().choose_objective(target, is_trained)
+        if not objective.has_constant_hessian:
             raise QueryError(
                 f"strategy {self.name!r} is for the squared loss of numbers, not for "
-                f"loss {loss.name!r}: use admm or sgd, with a coreset-size"
+                f"loss {objective.name!r}: use admm or sgd, with a coreset-size"
             )
-        return loss
+        return objective
 
     def solve(
         self, problem: TrainingProblem, replies: Replies, weights: FloatArray
     ) -> Mapping[str, FloatArray]:
         """Return every table's coefficients; the intercept is in the label table's."""
         blocks = joined_rows(problem.train, problem.tables, replies)
-        targets = problem.train_labels - problem.base_score[0]
+        targets = problem.objective.target.numbers - problem.base_score[0]
         self._measure(problem, blocks, targets, weights)
         theta = solve(
             np.concatenate(list(blocks.values()), axis=1),

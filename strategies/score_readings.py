@@ -28,7 +28,7 @@ from strategies.disclosures import Exposure
 from strategies.run.exchange import Part
 from strategies.setup.problem import PartRows
 from tp_flower.joins.mapping import TableMapping
-from tp_flower.losses import Loss
+from tp_flower.objectives import Objective
 from tp_flower.protocol.messages import Action
 
 FREQUENT: Final = 10
@@ -79,7 +79,7 @@ class ScoreReading:
 
 def score_readings(
     exposure: Exposure,
-    loss: Loss,
+    objective: Objective,
     mapping: TableMapping,
     tables: Mapping[str, ShardedRows],
     batch_rows: int,
@@ -92,7 +92,8 @@ def score_readings(
     """
     if len(tables) < 2 or not set(DERIVATIVES).intersection(exposure.messages):
         return []
-    most = 2 if Action.BOOST in exposure.messages and not loss.is_regression else 1
+    is_quadratic = objective.has_constant_hessian
+    most = 2 if Action.BOOST in exposure.messages and not is_quadratic else 1
     if batch_rows:
         # on average one or fewer of a row's joined rows are in a batch
         most = max(mapping.joined_rows // batch_rows, 1)
@@ -109,7 +110,7 @@ def score_readings(
                 rows=rows.trained,
                 most=most,
                 single=int(np.count_nonzero(counts <= most)),
-                average=loss.is_regression,
+                average=is_quadratic,
                 frequent=int(np.count_nonzero(frequent)),
                 left=left.get(part.number),
             )

@@ -16,6 +16,7 @@ import numpy.typing as npt
 BLOCK_ROWS = 16384
 MISSING: Final = -1e30  # a missing value in features, of which trees learn the side
 AnyArray = npt.NDArray[Any]
+AnyFloat = npt.NDArray[np.floating[Any]]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.integer[Any]]

@@ -15,7 +15,7 @@ from client_apps.operator.participant import Participant, body_of
 from client_apps.rounds.site import Site
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import DivergedError, MessageError, ProposalError
-from tp_flower.losses import LOSSES
+from tp_flower.objectives import Objective, Target, make_objective
 from tp_flower.personalised.sites import SiteObjective
 from tp_flower.personalised.update_codec import encode_update
 from tp_flower.personalised.z_step import piecewise_update
@@ -34,14 +34,14 @@ class PersonalisedModel:
     """A participant with its own model, and the objective of its trained rows.
 
     Attributes:
-        labels: labels of all its rows, (n,), the trained ones first.
+        mean_loss: loss of all its rows, the trained ones first.
         noise_multiplier: multiplier of the noise on a summary; 0 for no noise.
         most_rounds: of parameters, by the run's proposal.
     """
 
     part: Participant
     objective: SiteObjective
-    labels: FloatArray
+    mean_loss: Objective
     curvature: float
     summary: str
     noise_multiplier: float
@@ -49,11 +49,14 @@ class PersonalisedModel:
 
     def metrics(self, parameters: FloatArray) -> messages.SiteMetrics:
         """Return the metrics of the trained and of the held-out rows."""
-        objective, count = self.objective, len(self.objective.labels)
-        train = objective.metrics(parameters, objective.features, objective.labels)
+        objective, trained = self.objective, self.objective.mean_loss
+        train = objective.metrics(parameters, objective.features, trained)
         train["penalty"] = objective.penalty(parameters)
+        held_out = slice(len(trained), None)
         test = objective.metrics(
-            parameters, self.part.data.features[count:], self.labels[count:]
+            parameters,
+            self.part.data.features[held_out],
+            self.mean_loss.select(held_out),
         )
         if any(abs(value) > LARGEST for value in (*train.values(), *test.values())):
             raise DivergedError("metrics are out of range: training diverged")
@@ -73,17 +76,18 @@ def personalised_models(
         if len(base) != model.outputs:
             raise MessageError(f"'base' must be {model.outputs} numbers")
         labels = np.array(entry.arrays[LOCAL_LABELS])
+        target = Target.of(labels, tuple(meta["classes"]))
+        mean_loss = make_objective(meta["loss"], target)
         objective = SiteObjective(
             model=model,
             features=data.trained,
-            labels=labels[: len(data.multiplicity)],
-            loss=LOSSES[meta["loss"]](model.outputs),
+            mean_loss=mean_loss.select(slice(len(data.multiplicity))),
             base=np.array(base, np.float64),
             l2=data.l2,
         )
         summary, multiplier = meta["summary"], meta["noise_multiplier"]
         terms = meta["curvature"], summary, multiplier, meta["most_rounds"]
-        yield PersonalisedModel(part, objective, labels, *terms)
+        yield PersonalisedModel(part, objective, mean_loss, *terms)
 
 
 def personal(site: Site, request: messages.PersonalRequest) -> messages.PersonalReply:
@@ -149,7 +153,7 @@ def _update(
     With one step over all rows, that is the gradient of its objective.
     """
     objective, part = personalised.objective, personalised.part
-    rows, theta = len(objective.labels), start
+    rows, theta = len(objective.mean_loss), start
     if not pace.batch or pace.batch >= rows:
         for _ in range(pace.steps - 1):
             theta = theta - pace.rate * objective.gradient(theta)

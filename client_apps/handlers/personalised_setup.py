@@ -37,8 +37,15 @@ from tp_flower.extraction.extracted import LabelColumn, check_no_null
 from tp_flower.features.sparse import dense
 from tp_flower.learning.models.local_model import LinearModel, ModelSpec, on_host
 from tp_flower.learning.solvers import descend
-from tp_flower.losses import LARGEST_LABEL, MAX_CLASSES, make_loss
 from tp_flower.methods import BY_DATA, BY_FEATURES, BY_MODELS, SUMMARIES
+from tp_flower.objectives import (
+    LARGEST_LABEL,
+    MAX_CLASSES,
+    Target,
+    family_of,
+    make_objective,
+    response_of,
+)
 from tp_flower.personalised import sites
 from tp_flower.privacy.accounting import noise_multiplier
 from tp_flower.privacy.mechanisms import Gaussian, Release
@@ -212,9 +219,11 @@ def _start(
     encoder = fitted_encoder(site, number, body.encoder)
     spec = parse(body.model, "model", partial(msgspec.convert, type=ModelSpec))
     check_model(source, spec, encoder.encoder.width)
-    loss = parse(len(request.classes), "classes", partial(make_loss, request.loss))
-    if spec.outputs != loss.outputs:
-        raise MessageError(f"'model' must have {loss.outputs} outputs")
+    parse(len(request.classes), "classes", partial(family_of, request.loss))
+    classes = tuple(map(str, request.classes))
+    outputs = response_of(request.loss, classes, "text").outputs
+    if spec.outputs != outputs:
+        raise MessageError(f"'model' must have {outputs} outputs")
     agree_in_model(site, number, spec, body.l2)
     labels = _labels(extracted.label, request.classes)[rows]
     features = site.tables.encode(number, encoder, rows)
@@ -231,14 +240,14 @@ def _start(
         device=body.device,
     )
     base, trained_labels = np.zeros(spec.outputs), labels[:count]
-    objective = sites.SiteObjective(
-        model, data.trained, trained_labels, loss, base, body.l2
-    )
+    mean_loss = make_objective(request.loss, Target.of(trained_labels, classes))
+    objective = sites.SiteObjective(model, data.trained, mean_loss, base, body.l2)
     curvature = objective.largest_curvature
     site.start(
         Participant(number, data, model, {}, site.releaser(number, data.plan)),
         {LOCAL_LABELS: labels},
         loss=request.loss,
+        classes=list(classes),
         curvature=curvature,
         summary=request.graph,
         noise_multiplier=multiplier,
@@ -335,11 +344,12 @@ def _summary(
 
 def _label_columns(objective: sites.SiteObjective, scale: float) -> FloatArray:
     """Return the labels as columns on the scale of features, (n, 1 or classes)."""
-    labels, loss = objective.labels[:, None], objective.loss
-    if loss.is_regression:
-        labels = (labels - objective.base[0]) / scale
-    elif loss.outputs == 1:
-        labels = 2.0 * labels - 1.0
-    else:
-        labels = 2.0 * (labels == np.arange(loss.outputs)) - 1.0
-    return np.asarray(labels, np.float64)
+    loss, target = objective.mean_loss, objective.mean_loss.target
+    classes = len(target.classes)
+    if not classes:
+        constant = loss.response.predict(objective.base[None, :])
+        return (target.columns - constant) / scale
+    if loss.outputs == 1:
+        return 2.0 * target.columns - 1.0
+    columns: FloatArray = 2.0 * (target.columns == np.arange(classes)) - 1.0
+    return columns

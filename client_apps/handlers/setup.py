@@ -24,9 +24,9 @@ from tp_flower.extraction.extract import extract
 from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard, LabelColumn
 from tp_flower.extraction.select_plan import kind_of, without_values
 from tp_flower.keyed_hash import HashArray
-from tp_flower.learning.label_noise import LabelPlan
 from tp_flower.node_config import NUM_PARTITIONS
 from tp_flower.privacy.key_agreement import GUARANTEES, SIMULATED
+from tp_flower.privacy.label_mechanisms import LabelPlan
 from tp_flower.protocol import setup_messages
 from tp_flower.protocol.codec import parse
 from tp_flower.protocol.text_readings import AS_TEXT, TextReading

@@ -32,7 +32,8 @@ from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.extraction.extracted import LabelColumn
-from tp_flower.learning.label_noise import ClassNoise, LabelPlan
+from tp_flower.objectives import ClassNoise
+from tp_flower.privacy.label_mechanisms import LabelPlan
 from tp_flower.privacy.mechanisms import PureDp, Release
 from tp_flower.protocol.messages import Action
 from tp_flower.query import Fragment

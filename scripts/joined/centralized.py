@@ -23,7 +23,7 @@ import scipy.sparse as sp
 import sqlglot
 from sqlglot import exp
 
-from strategies.setup.labels import choose_loss, read_labels
+from strategies.setup.labels import choose_objective, read_labels
 from tp_flower import splits
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.duckdb_engine import new_engine, quote_name
@@ -43,8 +43,8 @@ from tp_flower.features.encodings import CategoryEncoding
 from tp_flower.features.fitting import fit
 from tp_flower.features.statistics import CountedRows, feature_statistics
 from tp_flower.keyed_hash import KeyedHasher
-from tp_flower.losses import Loss
 from tp_flower.methods import TREES
+from tp_flower.objectives import Objective
 from tp_flower.privacy.key_agreement import GroupSecret
 from tp_flower.query import BoundQuery, Fragment, Query
 from tp_flower.randomness import Stream, generator
@@ -78,7 +78,7 @@ class JoinedTable:
     Attributes:
         features: float32 (N, d), the tables' blocks in the order of the query.
         columns: the columns of each table in ``features``.
-        labels: (N,), numbers or class indices.
+        objective: the loss of the joined rows, all of which count alike.
         subset: (N,), whether a row is trained on, validates or is tested on.
         rows: by table, the row behind each joined row, counted over its shards
             before any filter, -1 for none; (N,).
@@ -87,10 +87,9 @@ class JoinedTable:
 
     features: Float32Array
     columns: Mapping[str, slice]
-    labels: FloatArray
+    objective: Objective
     subset: splits.SubsetArray
     rows: Mapping[str, IntArray]
-    loss: Loss
     categorical: Sequence[int] = ()
 
     @property
@@ -98,6 +97,11 @@ class JoinedTable:
         """Which joined rows are tested on, (N,)."""
         is_test: BoolArray = self.subset == splits.TEST
         return is_test
+
+    @property
+    def labels(self) -> FloatArray:
+        """Numbers or class indices, (N,)."""
+        return self.objective.target.numbers
 
     def part(self, *, test: bool) -> tuple[Float32Array, FloatArray]:
         """Return features and labels of the training or of the held-out rows."""
@@ -149,9 +153,9 @@ def join_tables(
         blocks.append(encoded[np.where(rows[table] < 0, len(ids), place)])
         categorical += [left + place for place in encoder.encoder.coded]
         columns[table] = slice(left, left := left + width)
-    labels, loss = read_label(label, subset != splits.TRAIN, settings)
+    objective = read_label(label, subset != splits.TRAIN, settings)
     features = np.hstack(blocks)
-    return JoinedTable(features, columns, labels, subset, rows, loss, categorical)
+    return JoinedTable(features, columns, objective, subset, rows, categorical)
 
 
 def _split(
@@ -346,10 +350,8 @@ def fit_encoder(
     return fit(choice.table, statistics).at_site(sample.hasher)
 
 
-def read_label(
-    label: Column, is_test: BoolArray, settings: Settings
-) -> tuple[FloatArray, Loss]:
-    """Return the labels as numbers or class indices, and the task's loss."""
+def read_label(label: Column, is_test: BoolArray, settings: Settings) -> Objective:
+    """Return the task's objective of all joined rows."""
     categories: Sequence[str] = ()
     if isinstance(label.values, CategoricalColumn):
         codes, categories = label.values.codes, label.values.texts.to_pylist()
@@ -359,7 +361,7 @@ def read_label(
     labels = read_labels(
         [LabelColumn(label.kind, values, tuple(categories))], settings, "label"
     )
-    return labels.values, choose_loss(labels, labels.values[~is_test], settings)
+    return choose_objective(labels, ~is_test, settings)
 
 
 def join_frames(

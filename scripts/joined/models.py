@@ -21,8 +21,7 @@ from sklearn.linear_model import LogisticRegression
 
 from scripts.joined.centralized import Float32Array, JoinedTable
 from tp_flower.arrays import MISSING, FloatArray
-from tp_flower.learning.metrics import evaluate
-from tp_flower.losses import Loss
+from tp_flower.objectives import Objective
 from tp_flower.reports.records import Metrics
 from tp_flower.settings import Settings
 from tp_flower.settings.training import LEAVES
@@ -54,21 +53,27 @@ class Problem:
     """The encoded joined table, split into training and held-out rows."""
 
     train: Matrix
-    train_labels: FloatArray
+    mean_loss: Objective
     test: Matrix
-    test_labels: FloatArray
-    loss: Loss
+    test_loss: Objective
     l2: float
 
     @classmethod
     def of(cls, joined: JoinedTable, settings: Settings) -> Self:
         """Split a joined table as it says."""
-        parts = (*joined.part(test=False), *joined.part(test=True))
-        return cls(*parts, joined.loss, settings.l2)
+        is_train, loss = joined.subset == TRAIN, joined.objective
+        train, test = joined.features[is_train], joined.features[joined.is_test]
+        losses = loss.select(is_train), loss.select(joined.is_test)
+        return cls(train, losses[0], test, losses[1], settings.l2)
+
+    @property
+    def train_labels(self) -> FloatArray:
+        """Labels of the training rows, (N,)."""
+        return self.mean_loss.target.numbers
 
     def objective(self, fitted: LinearFit) -> float:
         """Return the objective of a linear model, the penalty included."""
-        value = self.loss.value(fitted.scores(self.train), self.train_labels)
+        value = self.mean_loss.value(fitted.scores(self.train))
         return value + self.penalty(fitted)
 
     def penalty(self, fitted: LinearFit) -> float:
@@ -78,7 +83,7 @@ class Problem:
     def optimum(self) -> LinearFit:
         """Return the linear model that minimises the objective."""
         features = self.train.astype(np.float64)
-        if self.loss.name == "squared":
+        if self.mean_loss.name == "squared":
             return fit_ridge(features, self.train_labels, self.l2)
         return fit_logistic(
             *(features, self.train_labels, self.l2), solver="newton-cholesky", tol=1e-10
@@ -86,7 +91,7 @@ class Problem:
 
     def test_metrics(self, fitted: LinearFit) -> Metrics:
         """Return a linear model's metrics on the held-out rows."""
-        return evaluate(self.loss, fitted.scores(self.test), self.test_labels)
+        return self.test_loss.metrics(fitted.scores(self.test))
 
 
 def fit_ridge(features: Matrix, labels: FloatArray, l2: float) -> LinearFit:
@@ -128,9 +133,9 @@ def train_lbfgs(problem: Problem, until: Until | None = None) -> Curve:
     It starts at the best constant score, and ends at the first metrics that are enough.
     """
     curve, measuring = Curve(), 0.0
-    outputs, width = problem.loss.outputs, problem.train.shape[1]
+    outputs, width = problem.mean_loss.outputs, problem.train.shape[1]
     start = np.zeros((width + 1, outputs))
-    start[-1] = problem.loss.base_score(problem.train_labels)
+    start[-1] = problem.mean_loss.base_score
 
     def model_of(flat: FloatArray) -> LinearFit:
         theta = flat.reshape(width + 1, outputs).copy()
@@ -139,10 +144,10 @@ def train_lbfgs(problem: Problem, until: Until | None = None) -> Curve:
     def objective(flat: FloatArray) -> tuple[float, FloatArray]:
         fitted = model_of(flat)
         scores = fitted.scores(problem.train)
-        excess = problem.loss.gradient(scores, problem.train_labels) / len(scores)
+        excess = problem.mean_loss.gradient(scores) / len(scores)
         slopes = problem.train.T @ excess.astype(np.float32)
         gradient = [slopes + problem.l2 * fitted.weights, excess.sum(axis=0)]
-        value = problem.loss.value(scores, problem.train_labels)
+        value = problem.mean_loss.value(scores)
         return value + problem.penalty(fitted), np.vstack(gradient).ravel()
 
     def on_iteration(flat: FloatArray) -> None:
@@ -170,7 +175,7 @@ TREES: Final = 300
 """Trees of the witness, which has the leaves and the rate of the sites' trees."""
 
 
-def tree_options(settings: Settings, loss: Loss) -> dict[str, object]:
+def tree_options(settings: Settings, loss: Objective) -> dict[str, object]:
     """Return LightGBM's parameters: the sites' leaves and rate, else its defaults."""
     objectives = {"squared": "regression", "logistic": "binary"}
     return {
@@ -208,7 +213,7 @@ def grow_trees(
         )
     is_stopped = bool((joined.subset == VALIDATION).any())
     return lightgbm.train(
-        tree_options(settings, joined.loss) | options,
+        tree_options(settings, joined.objective) | options,
         parts[TRAIN],
         trees,
         valid_sets=[parts[VALIDATION]] if is_stopped else None,
@@ -223,11 +228,12 @@ def tree_metrics(
     start: FloatArray | None = None,
 ) -> Metrics:
     """Return the metrics of the held-out rows after the first, or the best, trees."""
-    rows, labels = _with_nan(joined)[joined.is_test], joined.labels[joined.is_test]
+    rows = _with_nan(joined)[joined.is_test]
     scores = booster.predict(rows, raw_score=True, num_iteration=trees)
     if start is not None:
         scores += start[joined.is_test]
-    return evaluate(joined.loss, scores.reshape(len(rows), -1), labels)
+    tested = joined.objective.select(joined.is_test)
+    return tested.metrics(scores.reshape(len(rows), -1))
 
 
 def _with_nan(joined: JoinedTable) -> Float32Array:

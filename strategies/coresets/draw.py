@@ -144,7 +144,7 @@ def restrict_to_sample(
         joined,
         mapping=joined.mapping.select(rows),
         subset=np.concatenate([joined.subset[train], held_out]),
-        values=joined.values[rows],
+        objective=joined.objective.select(rows),
     )
     weights = sample.weights
     # a run with equal weights must equal an unweighted one to the bit

@@ -212,7 +212,7 @@ class CostEstimate:
 
     def _preparation(self, joined: JoinedRows) -> Preparation:
         return Preparation(
-            joined, self.method.settings, self.encoders, joined.train_labels
+            joined, self.method.settings, self.encoders, joined.train_objective
         )
 
     def _passed_on(self, masking: ScoreMasking) -> Traffic:
@@ -314,7 +314,7 @@ class CostEstimate:
             starts_at_zero=spec.kind in NUMPY_KINDS,
             is_repeated=self.method.by_joined_rows,
             is_weighted=layout.masses is not None or self.method.is_measured,
-            has_hessian=not joined.loss.is_regression,
+            has_hessian=not joined.objective.has_constant_hessian,
             joined_rows=joined.train.joined_rows,
         )
 
@@ -361,11 +361,11 @@ class Explain(RoundStrategy):
         exposure = method.exposure(joined, self.inventory, estimate.updates, encoders)
         releases, privacy = disclosures(exposure), self.settings.privacy
         columns = {name: encoders[name].columns for name in joined.bound.tables}
-        train, test = joined.train.joined_rows, len(joined.test_labels)
+        train, test = joined.train.joined_rows, len(joined.test_objective)
         trained, left = estimate.trained, method.scores_left
         batch_rows = method.batch_size(trained.train.joined_rows)
         readings = score_readings(
-            exposure, joined.loss, trained.train, trained.layouts, batch_rows, left
+            exposure, joined.objective, trained.train, trained.layouts, batch_rows, left
         )
         content = {
             **records.RunRecord(**self.record_fields, join_steps=joined.steps).content(
@@ -375,7 +375,7 @@ class Explain(RoundStrategy):
             "joins": [_join(joined, join) for join in joined.bound.joins],
             "joined-rows": {"train": train, "test": test},
             "chosen": method.chosen,
-            "loss": joined.loss.name,
+            "loss": joined.objective.name,
             "row-weight": joined.weighting.facts(train),
             "saving": _saving(joined, columns),
             "cost": estimate.cost(),

@@ -32,6 +32,7 @@ from tp_flower.errors import ModelError, QueryError, SchemaError
 from tp_flower.extraction.select_plan import kind_of
 from tp_flower.files import write_file
 from tp_flower.model_names import ModelVersion, find_version, versions_in
+from tp_flower.objectives import Response, family_of, response_of
 from tp_flower.protocol.fields import Document, Finite
 from tp_flower.protocol.setup_messages import EncodedColumns
 from tp_flower.protocol.text_readings import ISO, TextReading
@@ -149,6 +150,16 @@ class Manifest(_Record, frozen=True, kw_only=True):
     def outputs(self) -> int:
         """The number of scores of a row, d_c."""
         return len(self.base_score)
+
+    @property
+    def predicts_label(self) -> bool:
+        """Whether the model predicts a label; a clustering does not."""
+        return family_of(self.loss, len(self.classes)).takes_label
+
+    @property
+    def response(self) -> Response:
+        """The meaning of the model's scores."""
+        return response_of(self.loss, self.classes, self.label_kind)
 
     @property
     def readings(self) -> dict[ColumnName, TextReading]:

@@ -24,26 +24,23 @@ from strategies.report_page.page import result_view
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import RoundListener, RoundStrategy
 from strategies.setup.columns import Columns, bind_columns, reading_warnings
-from strategies.setup.labels import Labels, gather_labels, loss_of
+from strategies.setup.labels import gather_labels, objective_of
 from strategies.setup.leaks import nearly_perfect, perfect_warning, suspects_of
 from strategies.setup.row_weights import (
     declared_weighting,
     row_weights,
     without_weightless,
 )
-from tp_flower.arrays import FloatArray
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.files import home_folder
 from tp_flower.keyed_hash import hex_texts
-from tp_flower.learning.metrics import (
+from tp_flower.objectives import (
     Contribution,
-    compare,
-    constant_metrics,
-    evaluate,
+    Objective,
+    Target,
+    make_objective,
     no_better,
-    predict,
 )
-from tp_flower.losses import KMEANS, KMeansLoss, Loss
 from tp_flower.protocol.fields import Document
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
@@ -90,7 +87,7 @@ class ModelStrategy(RoundStrategy):
     @property
     def has_label(self) -> bool:
         """Whether the model predicts a label; a clustering does not."""
-        return self.manifest.loss != KMEANS
+        return self.manifest.predicts_label
 
     def rounds(self) -> Generator[Requests, Replies, None]:
         """Check the query against the model, score, and make the sites forget."""
@@ -218,10 +215,9 @@ class Predict(ModelStrategy):
         names, hashes = pa.array(scored.rows), joined.extracted.row_hashes
         if hashes is not None:
             names = hex_texts(hashes[scored.rows])
-        outputs = prediction_files.Outputs(
-            self.manifest.loss, self.manifest.classes, self.manifest.label_kind
+        self.predictions = prediction_files.prediction_table(
+            names, scored, self.manifest.response
         )
-        self.predictions = prediction_files.prediction_table(names, scored, outputs)
         return joined
 
 
@@ -255,7 +251,7 @@ class Evaluate(ModelStrategy):
         settings = self.settings.with_fields(task=task, loss="auto")
         weighting = declared_weighting(bound, settings)
         joined = yield from join_rows(bound, columns, missing, settings, self.inventory)
-        labels, loss = self._labels(joined, settings)
+        labels = self._labels(joined, settings)
         mapping, weights, weighting = without_weightless(
             joined.mapping,
             joined.extracted.weights,
@@ -264,30 +260,26 @@ class Evaluate(ModelStrategy):
         )
         joined = replace(joined, mapping=mapping)
         scores = yield from score(joined, self.manifest, self.settings, self.inventory)
-        values = labels.values[joined.label_row_of]
-        weights = row_weights(weighting, weights, mapping)
-        self.metrics = evaluate(loss, scores, values, weights)
-        constant = constant_metrics(
-            loss, np.array(self.manifest.base_score), values, weights
-        )
-        if warning := no_better(self.metrics, constant, "these rows"):
+        objective = self._objective(labels.select(joined.label_row_of))
+        objective = objective.weighted(row_weights(weighting, weights, mapping))
+        response, target = objective.response, objective.target
+        self.metrics = objective.metrics(scores)
+        constant = objective.constant_metrics(np.array(self.manifest.base_score))
+        if warning := no_better(
+            response.headline, self.metrics, constant, "these rows"
+        ):
             self.warn(warning)
         if self.has_label and not self.settings.privacy.covers_labels:
-            self._warn_of_perfection(bound, labels, values)
+            self._warn_of_perfection(bound, target)
         self.outcomes = {"baseline": {"test": constant}} if constant else {}
         if constant and not self.settings.privacy.covers_labels:
-            self.outcomes |= compare(
-                labels.classes,
-                predict(scores, is_regression=loss.is_regression),
-                values,
-                weights,
+            self.outcomes |= response.compare(
+                response.predict(scores), target.numbers, objective.weights
             )
         return joined
 
-    def _warn_of_perfection(
-        self, bound: BoundQuery, labels: Labels, values: FloatArray
-    ) -> None:
-        score = nearly_perfect(self.metrics, len(labels.classes), values)
+    def _warn_of_perfection(self, bound: BoundQuery, target: Target) -> None:
+        score = nearly_perfect(self.metrics, target)
         if score:
             tables = self.manifest.tables
             shares = {
@@ -297,11 +289,18 @@ class Evaluate(ModelStrategy):
             suspects = suspects_of(shares, features, {})
             self.warn(perfect_warning(score, "these rows", bound, suspects))
 
-    def _labels(self, joined: Joined, settings: Settings) -> tuple[Labels, Loss]:
+    def _objective(self, target: Target) -> Objective:
+        """Return the model's objective of a target."""
+        if self.has_label:
+            return objective_of(target, self.manifest.loss, self.settings)
+        return make_objective(self.manifest.loss, target)
+
+    def _labels(self, joined: Joined, settings: Settings) -> Target:
+        """Return the label of the label table's rows, in the model's classes."""
         extracted, table = joined.extracted, joined.bound.label_table
         if not self.has_label:
-            labels = Labels(np.zeros((extracted.table_rows[table], 0)))
-            return labels, KMeansLoss(self.manifest.outputs)
+            rows = extracted.table_rows[table]
+            return Target.without_label(rows, self.manifest.classes)
         labels = gather_labels(
             extracted.label_columns(table), settings, joined.bound.label_sql
         )
@@ -313,15 +312,11 @@ class Evaluate(ModelStrategy):
                 f"({names}): its classes are {', '.join(map(repr, classes[:10]))}"
             )
         if classes:
-            class_index = np.array(
-                [classes.index(name) for name in labels.classes], np.float64
+            class_index = np.array([classes.index(name) for name in labels.classes])
+            return Target.of(
+                class_index[labels.codes], classes, labels.kind, labels.noise
             )
-            labels = replace(
-                labels,
-                values=class_index[labels.values.astype(np.intp)],
-                classes=classes,
-            )
-        return labels, loss_of(labels, self.manifest.loss, self.settings)
+        return labels
 
 
 READABLE = 0o644  # as `report.json`: a file is as readable as its folder
@@ -336,7 +331,7 @@ def use_model(
     # the user's query, or the query of the training
     query = Query.from_sql(
         settings.sql if settings.sql.strip() else manifest.query,
-        needs_label=is_evaluation and manifest.loss != KMEANS,
+        needs_label=is_evaluation and manifest.predicts_label,
     )
     method = Evaluate if is_evaluation else Predict
     strategy = method(query, manifest, settings, on_round)

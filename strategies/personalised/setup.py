@@ -23,7 +23,7 @@ from strategies.setup.columns import bind_columns, reading_warnings
 from strategies.setup.encoding import fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import SplitRows, encoder_choices
-from strategies.setup.labels import common_kind, number_name, plain_loss
+from strategies.setup.labels import common_kind, fitting_loss, number_name
 from strategies.setup.leaks import leak_warnings
 from strategies.setup.problem import PreparedRun, PreparedTable
 from strategies.training.prepare import common_shape
@@ -31,7 +31,13 @@ from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.joins.joining import JoinStep
 from tp_flower.learning.models.local_model import ModelSpec
-from tp_flower.losses import MAX_CLASSES, Loss
+from tp_flower.objectives import (
+    MAX_CLASSES,
+    Response,
+    Target,
+    make_objective,
+    response_of,
+)
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import pack_bits
 from tp_flower.protocol.personalised_messages import (
@@ -106,7 +112,7 @@ def set_up_personalised(
     if settings.task == "classification" and not values:
         raise QueryError("no site has sent the classes of its label")
     classes = tuple(v if isinstance(v, str) else number_name(v) for v in values)
-    loss = plain_loss(classes, settings.loss)
+    response = response_of(fitting_loss(classes, settings.loss), classes, kind)
     split = SplitRows(
         bound=bound,
         choices=choices,
@@ -116,13 +122,13 @@ def set_up_personalised(
     encoders = yield from fit_encoders(split)
     spec = ModelSpec(
         kind=settings.model_of(name) if encoders[name].columns.width else "linear",
-        outputs=loss.outputs,
+        outputs=response.outputs,
         intercept=True,
         hidden_sizes=settings.hidden_sizes,
         seed=model_seed(settings.seed, name),
     )
     request = PersonaliseRequest(
-        loss=loss.name,
+        loss=response.loss,
         classes=values,
         graph=RunTerms(extracted.proposal).graph,
         graph_epsilon=settings.graph_epsilon,
@@ -143,7 +149,7 @@ def set_up_personalised(
     bodies = [replies.body(part, PersonalisedPart) for part in parts]
     features, penalised = common_shape(parts, bodies)
     base_score, label_scale = _base_and_scale(
-        loss, _label_sums(parts, bodies, trained, len(classes))
+        response, _label_sums(parts, bodies, trained, len(classes))
     )
     return PersonalisedProblem(
         tables={
@@ -151,10 +157,8 @@ def set_up_personalised(
                 name, parts, spec.kind, features, spec.outputs, penalised
             )
         },
-        loss=loss,
+        response=response,
         base_score=base_score,
-        classes=classes,
-        label_kind=kind,
         join_steps=(JoinStep(name, len(split.held_out)),),
         source_rows=extracted.table_rows,
         fan_out={name: np.ones(len(split.held_out), np.int64)},
@@ -271,21 +275,22 @@ def _label_sums(
     return total
 
 
-def _base_and_scale(loss: Loss, sums: FloatArray) -> tuple[FloatArray, float]:
+def _base_and_scale(response: Response, sums: FloatArray) -> tuple[FloatArray, float]:
     """Return the score that all sites' rows start from, and their labels' deviation."""
-    if loss.is_regression:
+    if not response.classes:
         count, total, squares = sums.tolist()
         mean = total / max(count, 1.0)
         if count and squares - count * mean**2 <= 1e-12 * abs(squares):
             raise QueryError(f"the label is constant in the training rows ({mean:g})")
         variance = squares / max(count, 1.0) - mean**2
-        return np.array([mean]), math.sqrt(max(variance, 0.0)) or 1.0
+        constant = make_objective(response.loss, Target.of(np.array([mean])))
+        return constant.base_score, math.sqrt(max(variance, 0.0)) or 1.0
     if np.count_nonzero(sums) < 2:
         raise QueryError("the label is constant in the training rows (one class)")
     # a class that occurs only in held-out rows gets the lowest finite score
-    return loss.base_score(
-        np.arange(len(sums), dtype=np.float64), np.maximum(sums, 1e-3)
-    ), 1.0
+    one_row_each = Target.of(np.arange(len(sums)), response.classes)
+    weights = np.maximum(sums, 1e-3)
+    return make_objective(response.loss, one_row_each, weights).base_score, 1.0
 
 
 def personal_mask(settings: Settings, problem: PersonalisedProblem) -> BoolArray:

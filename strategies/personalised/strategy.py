@@ -46,11 +46,11 @@ from strategies.personalised.setup import (
 )
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import EpochResult
-from strategies.setup.labels import Labels, task_line
+from strategies.setup.labels import task_line
 from strategies.training.outcome import Outcome, read_digests
 from strategies.training.relational import RelationalStrategy
 from tp_flower.arrays import FloatArray
-from tp_flower.learning.metrics import Contribution
+from tp_flower.objectives import Contribution, Target
 from tp_flower.protocol.personalised_messages import (
     Pace,
     PersonalRequest,
@@ -248,7 +248,7 @@ def _without_penalty(metrics: Metrics) -> Metrics:
 
 def local_task_line(problem: PersonalisedProblem, settings: Settings) -> str:
     """Return the task that "auto" has become where labels stay, with the reason."""
-    labels = Labels(np.zeros(0), problem.classes, problem.label_kind)
+    labels = Target.of(np.zeros(0), problem.classes, problem.response.kind)
     line = task_line(labels, settings)
     if labels.classes or needs_numbers(settings):
         return line
@@ -275,7 +275,7 @@ class Personalised(RelationalStrategy[PersonalisedProblem]):
         problem = yield from set_up_personalised(
             self.query, self.settings, self.inventory, self.warn
         )
-        self.chosen["loss"] = problem.loss.name
+        self.chosen["loss"] = problem.response.loss
         if self.settings.task == AUTO:
             self.chosen["task"] = local_task_line(problem, self.settings)
         self._graph = yield from make_graph(problem, self.settings)

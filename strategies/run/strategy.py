@@ -28,7 +28,6 @@ from strategies.run.session import DIVERGED, Session
 from strategies.run.sites import Inventory
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import DivergedError
-from tp_flower.learning.metrics import Predictions
 from tp_flower.protocol.fields import Document
 from tp_flower.query import Query
 from tp_flower.reports.records import RoundReport, merge_last_epoch
@@ -50,7 +49,7 @@ class EpochResult:
     test: dict[str, float]
     residuals: Mapping[str, float] = field(default_factory=dict)
     validation: Mapping[str, float] = field(default_factory=dict)
-    predicted: Predictions = None
+    predicted: FloatArray | None = None
     row_losses: FloatArray | None = None
 
     def is_within(self, tolerance: float) -> bool:

@@ -7,6 +7,7 @@ Within a shard the trained rows come first, then those that are only tested.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ import numpy.typing as npt
 
 from strategies.run.exchange import Part, PartArrays
 from strategies.setup.extract import Extracted
-from strategies.setup.labels import Labels
 from strategies.setup.problem import PartRows, Weighting
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.features.choice import TableChoice, choose_encoders
@@ -26,8 +26,8 @@ from tp_flower.joins.mapping import (
     TableMapping,
     TableRows,
 )
-from tp_flower.losses import Loss
 from tp_flower.methods import TREES
+from tp_flower.objectives import Objective, Target
 from tp_flower.protocol.fields import MOST
 from tp_flower.protocol.packet import pack_bits
 from tp_flower.query import BoundQuery
@@ -211,19 +211,18 @@ class JoinedRows(SplitRows):
     """The joined rows, as far as the server knows them.
 
     ``mapping`` covers all joined rows, over all rows of the tables; ``train`` and
-    ``test``, None without held-out rows, cover the rows that take part. ``values``,
-    (joined rows,), are the labels.
+    ``test``, None without held-out rows, cover the rows that take part. ``labels`` are
+    the label table's; the ``objective`` is that of all joined rows, without weights.
     """
 
-    labels: Labels
+    labels: Target
     mapping: TableMapping
     steps: tuple[JoinStep, ...]
     subset: SubsetArray
     train: TableMapping
     test: TableMapping | None
     layouts: Layouts
-    values: FloatArray
-    loss: Loss
+    objective: Objective
 
     @property
     def parts(self) -> list[Part]:
@@ -243,14 +242,20 @@ class JoinedRows(SplitRows):
         return validates
 
     @property
-    def train_labels(self) -> FloatArray:
-        """Labels of the training rows."""
-        return self.values[~self.is_test]
+    def target(self) -> Target:
+        """The label of all joined rows."""
+        return self.objective.target
 
-    @property
-    def test_labels(self) -> FloatArray:
-        """Labels of the held-out rows."""
-        return self.values[self.is_test]
+    @cached_property
+    def train_objective(self) -> Objective:
+        """The objective of the training rows."""
+        rows = self.objective.select(~self.is_test)
+        return rows.weighted(self.weighting.train_rows)
+
+    @cached_property
+    def test_objective(self) -> Objective:
+        """The objective of the held-out rows."""
+        return self.objective.select(self.is_test).weighted(self.weighting.test)
 
     def fitted_rows(self) -> PartArrays:
         """Return the fields that say how often rows count in encoders, by part."""

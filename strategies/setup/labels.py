@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -12,8 +12,16 @@ from strategies.run.replies import refuse
 from tp_flower.arrays import BoolArray, FloatArray, count_values
 from tp_flower.errors import QueryError
 from tp_flower.extraction.extracted import LabelColumn, check_no_null
-from tp_flower.learning import label_noise
-from tp_flower.losses import LARGEST_LABEL, LOSSES, MAX_CLASSES, Loss, make_loss
+from tp_flower.objectives import (
+    LARGEST_LABEL,
+    MAX_CLASSES,
+    Objective,
+    Target,
+    fitting,
+    make_objective,
+    takes_numbers,
+)
+from tp_flower.privacy.label_mechanisms import LabelPlan
 from tp_flower.settings import Settings
 from tp_flower.settings.run import AUTO, CLASSIFICATION, REGRESSION
 from tp_flower.terms.extraction import label_plan, needs_numbers
@@ -24,37 +32,20 @@ FRACTION, MOST_FRACTIONS = re.compile(r"-?\d+[.,]\d+"), 50
 """Of so many classes at most the names are numbers with fractions."""
 
 
-@dataclass(frozen=True)
-class Labels:
-    """The label of every row of the label table.
-
-    Attributes:
-        values: (n,), the number in regression, the class index in classification.
-        classes: the classes' names; empty in regression.
-        kind: the label's type at the sites, "number", "boolean" or "text".
-        noise: the noise that the sites have added; None for labels in the clear.
-    """
-
-    values: FloatArray
-    classes: tuple[str, ...] = ()
-    kind: str = "number"
-    noise: label_noise.LabelNoise | None = None
-
-    def of_rows(self, rows: BoolArray) -> "Labels":
-        """Return the labels of a run on ``rows`` (n,), with only their classes."""
-        if rows.all() or not self.classes or self.noise or self.values.ndim > 1:
-            return self
-        present, codes = np.unique(self.values[rows], return_inverse=True)
-        values = np.full(len(rows), np.nan)
-        values[rows] = codes
-        return replace(
-            self, values=values, classes=tuple(self.classes[int(k)] for k in present)
-        )
+def with_classes_of(labels: Target, rows: BoolArray) -> Target:
+    """Return the labels of a run on ``rows`` (n,), with only their classes."""
+    if rows.all() or not labels.classes or labels.noise or not labels.has_label:
+        return labels
+    present, codes = np.unique(labels.codes[rows], return_inverse=True)
+    columns = np.full((len(rows), 1), np.nan)
+    columns[rows, 0] = codes
+    classes = tuple(labels.classes[k] for k in present.tolist())
+    return replace(labels, columns=columns, classes=classes)
 
 
 def gather_labels(
     columns: Sequence[tuple[Part, LabelColumn]], settings: Settings, sql: str
-) -> Labels:
+) -> Target:
     """Combine the label columns of the label table's shards.
 
     The query writes the label as ``sql``.
@@ -65,8 +56,8 @@ def gather_labels(
 
 
 def read_private_labels(
-    columns: Sequence[tuple[Part, LabelColumn]], plan: label_noise.LabelPlan
-) -> Labels:
+    columns: Sequence[tuple[Part, LabelColumn]], plan: LabelPlan
+) -> Target:
     """Concatenate the shards' noisy labels."""
     count = plan.class_count
     for part, column in columns:
@@ -76,10 +67,10 @@ def read_private_labels(
             raise refuse(part, "labels without the noise that the run asks for")
     values = np.concatenate([column.values for _, column in columns])
     names = plan.classes or tuple(str(code) for code in range(count))
-    return Labels(values, names, plan.kind, plan.noise)
+    return Target.of(values, names, plan.kind, plan.noise)
 
 
-def read_labels(columns: Sequence[LabelColumn], settings: Settings, sql: str) -> Labels:
+def read_labels(columns: Sequence[LabelColumn], settings: Settings, sql: str) -> Target:
     """Concatenate the shards' labels.
 
     With task "auto", booleans and texts make a classification, and so do numbers of
@@ -104,13 +95,13 @@ def read_labels(columns: Sequence[LabelColumn], settings: Settings, sql: str) ->
             f"the label reaches {largest:.3g}, beyond {LARGEST_LABEL:g}: divide it in "
             "the query"
         )
-    return Labels(values)
+    return Target.of(values)
 
 
-def task_line(labels: Labels, settings: Settings) -> str:
+def task_line(labels: Target, settings: Settings) -> str:
     """Return the task that "auto" has become, with the reason, and how to choose the other.
 
-    >>> task_line(Labels(np.array([1.0, 0.0]), ("0", "1")), Settings())
+    >>> task_line(Target.of(np.array([1.0, 0.0]), ("0", "1")), Settings())
     'classification, because the label has two values, 0 and 1; to train on the numbers set task = "regression"'
     """  # noqa: E501 - the line as it is printed
     if labels.classes and labels.kind == "number":
@@ -128,10 +119,10 @@ def task_line(labels: Labels, settings: Settings) -> str:
     if setting := needs_numbers(settings):
         return f"{REGRESSION}, because {setting} is for numbers"
     reason = f"{REGRESSION}, because the label is a number"
-    count = 0 if labels.noise else count_values(labels.values, most=MOST_FEW)
+    count = 0 if labels.noise else count_values(labels.numbers, most=MOST_FEW)
     if not 2 < count <= MOST_FEW:
         return reason
-    low, high = labels.values.min(), labels.values.max()
+    low, high = labels.numbers.min(), labels.numbers.max()
     return (
         f"{reason}: it has {count} values, from {low:g} to {high:g}; to train on them "
         "as classes "
@@ -166,7 +157,7 @@ def check_kind(kind: str, task: str = AUTO) -> None:
         )
 
 
-def _classes(columns: Sequence[LabelColumn], values: FloatArray, kind: str) -> Labels:
+def _classes(columns: Sequence[LabelColumn], values: FloatArray, kind: str) -> Target:
     """Number the classes of all shards together, in ascending order."""
     if kind == "text":
         listed = [name for column in columns for name in column.categories]
@@ -190,7 +181,7 @@ def _classes(columns: Sequence[LabelColumn], values: FloatArray, kind: str) -> L
             f"the label has {count} classes that are numbers with fractions: round it, "
             'or set task = "regression" (of a text, CAST(... AS DOUBLE) is a number)'
         )
-    return Labels(codes.astype(np.float64), classes, kind)
+    return Target.of(codes, classes, kind)
 
 
 def number_name(value: float) -> str:
@@ -203,43 +194,48 @@ def number_name(value: float) -> str:
     return name if float(name) == value else repr(value)
 
 
-def choose_loss(labels: Labels, joined: FloatArray, settings: Settings) -> Loss:
-    """Return the loss of the task, after checking the training labels."""
-    if not len(joined):
+def choose_objective(
+    target: Target, is_trained: BoolArray, settings: Settings
+) -> Objective:
+    """Return the objective of the task on all joined rows, (N,).
+
+    The labels of those to train on are checked.
+    """
+    trained = target.select(is_trained)
+    if not len(trained):
         raise QueryError(
             "all joined rows are held out for testing: lower test-fraction "
             f"({settings.test_fraction:g}) or add rows"
         )
-    values = np.unique(joined)
+    values = np.unique(trained.numbers)
     if len(values) < 2:
-        name = labels.classes[int(values[0])] if labels.classes else f"{values[0]:g}"
+        name = target.classes[int(values[0])] if target.classes else f"{values[0]:g}"
         raise QueryError(
-            f"the label is constant in the {len(joined)} joined training rows "
-            f"({'one class' if labels.classes else 'one value'}: {name})"
+            f"the label is constant in the {len(trained)} joined training rows "
+            f"({'one class' if target.classes else 'one value'}: {name})"
         )
-    return loss_of(labels, settings.loss, settings)
+    return objective_of(target, settings.loss, settings)
 
 
-def loss_of(labels: Labels, wanted: str, settings: Settings) -> Loss:
-    """Return a loss, corrected for the labels' noise if that is asked for."""
-    uncorrected = plain_loss(labels.classes, wanted)
-    if labels.noise is None or not settings.privacy.label_correction:
-        return uncorrected
-    return label_noise.corrected(uncorrected, labels.noise)
+def objective_of(target: Target, wanted: str, settings: Settings) -> Objective:
+    """Return an objective, corrected for the labels' noise if that is asked for."""
+    name = fitting_loss(target.classes, wanted)
+    is_corrected = settings.privacy.label_correction
+    return make_objective(name, target, noise=target.noise if is_corrected else None)
 
 
-def plain_loss(classes: Sequence[str], wanted: str) -> Loss:
-    """Return a loss for labels in the clear; for "auto" the first that fits them."""
+def fitting_loss(classes: Sequence[str], wanted: str) -> str:
+    """Return the loss of labels in the clear; for "auto" the first that fits them."""
     count = len(classes)
-    fitting = [name for name, loss in LOSSES.items() if count in loss.class_counts]
-    if wanted not in (AUTO, *fitting):
+    losses = fitting(count)
+    if wanted not in (AUTO, *losses):
         label = f"with {count} classes" if count else "of numbers"
-        is_of_classes = not LOSSES[wanted]().is_regression
+        is_of_classes = not takes_numbers(wanted)
         advice = (
             f', or set task = "{CLASSIFICATION}"' if is_of_classes and not count else ""
         )
         raise QueryError(
             f"loss {wanted!r} does not fit a label {label}: use "
-            f"{', '.join(fitting)}{advice}"
+            f"{', '.join(losses)}{advice}"
         )
-    return make_loss(fitting[0] if wanted == AUTO else wanted, count)
+    return losses[0] if wanted == AUTO else wanted

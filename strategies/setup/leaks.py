@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from tp_flower.arrays import FloatArray
-from tp_flower.learning.metrics import Contribution
+from tp_flower.objectives import Contribution, Target
 from tp_flower.query import BoundQuery
 from tp_flower.query.fragment import Role, reads
 
@@ -106,20 +106,18 @@ def _name(leak: Leak) -> str:
     return leak.reader if leak.is_key else f"{leak.reader} of {leak.table}"
 
 
-def nearly_perfect(
-    metrics: Mapping[str, float], classes: int, labels: FloatArray
-) -> str:
-    """Return the nearly perfect metric of predictions of these labels, or "".
+def nearly_perfect(metrics: Mapping[str, float], target: Target) -> str:
+    """Return the nearly perfect metric of predictions of a target, or "".
 
-    >>> nearly_perfect({"r2": 0.99995}, 0, np.arange(5.0))
+    >>> nearly_perfect({"r2": 0.99995}, Target.of(np.arange(5.0)))
     'R² 0.99995'
     """
-    if classes:
-        rows = np.sort(np.bincount(labels.astype(np.intp), minlength=classes))
+    if target.classes:
+        rows = np.sort(target.class_counts)
         # any classes but one could be told apart by chance
         is_enough = rows[-2] >= LEAST_OF_CLASS
     else:
-        is_enough = len(labels) >= LEAST_ROWS
+        is_enough = len(target) >= LEAST_ROWS
     for metric, name in METRICS.items():
         if is_enough and metrics.get(metric, 0.0) > PERFECT:
             return f"{name} {metrics[metric]:.6g}"

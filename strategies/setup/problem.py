@@ -21,7 +21,6 @@ from tp_flower.arrays import (
     AnyArray,
     BoolArray,
     FloatArray,
-    class_counts,
     effective_rows,
 )
 from tp_flower.coresets.sampling import Sample
@@ -29,14 +28,7 @@ from tp_flower.joins.joining import JoinStep
 from tp_flower.joins.mapping import RowWeights, TableMapping
 from tp_flower.learning.admm import score_steps
 from tp_flower.learning.conjugate_gradients import FLOAT32
-from tp_flower.learning.metrics import (
-    Predictions,
-    compare,
-    constant_metrics,
-    evaluate,
-    predict,
-)
-from tp_flower.losses import Loss
+from tp_flower.objectives import Objective, Response
 from tp_flower.privacy.score_masks import FixedPoint
 from tp_flower.privacy.sealed_sums import add_shares
 from tp_flower.protocol.fields import Document, PartBody
@@ -109,7 +101,7 @@ class HeldOutMetrics(NamedTuple):
 
     test: dict[str, float] = {}  # noqa: RUF012 - nobody changes it
     validation: dict[str, float] = {}  # noqa: RUF012
-    predicted: Predictions = None
+    predicted: FloatArray | None = None
     row_losses: FloatArray | None = None
 
 
@@ -288,16 +280,14 @@ class TrainedTable(PreparedTable):
 class PreparedRun(ABC):
     """The training problem after set-up, whatever trains it.
 
-    ``base_score`` is b, (d_c,); ``score_unit`` the size of scores that masks have room
-    for; ``fan_out`` has, by table, the number of joined rows, trained on or held out,
-    that each row is in.
+    ``response`` is the meaning of scores, ``base_score`` is b, (d_c,); ``score_unit``
+    the size of scores that masks have room for; ``fan_out`` has, by table, the number
+    of joined rows, trained on or held out, that each row is in.
     """
 
     tables: Mapping[str, PreparedTable]
-    loss: Loss
+    response: Response
     base_score: FloatArray
-    classes: tuple[str, ...]
-    label_kind: str = "text"
     join_steps: tuple[JoinStep, ...]
     source_rows: Mapping[str, int]
     fan_out: Mapping[str, npt.NDArray[np.int64]]
@@ -306,6 +296,11 @@ class PreparedRun(ABC):
     exposure: Exposure
     score_unit: float = 1.0
     encodings: Mapping[str, Sequence[Document]] = field(default_factory=dict)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the label's classes; empty for numbers."""
+        return self.response.classes
 
     @property
     def parts(self) -> list[Part]:
@@ -346,17 +341,17 @@ class TrainingProblem(PreparedRun):
     """A training problem over joined rows that nobody holds.
 
     The mappings cover the tables' rows that take part; the test mapping is None if no
-    row is held out. Labels are (N,), or (N, 0) if the query has none; of the held-out
-    rows, (N',), those that do not test are marked in ``validates``. The scores of the
-    untrained models are (n_i, d_c).
+    row is held out. The ``objective`` is that of the N training rows, ``held_out`` that
+    of the N' held-out ones, of which ``validates``, (N',), marks those that do not
+    test. The scores of the untrained models are (n_i, d_c).
     """
 
     tables: Mapping[str, TrainedTable]
     train: TableMapping
     test: TableMapping | None
     fixed_point: FixedPoint | None
-    train_labels: FloatArray
-    test_labels: FloatArray
+    objective: Objective
+    held_out: Objective
     validates: BoolArray
     initial_scores: LocalScores
     l2: float
@@ -405,7 +400,7 @@ class TrainingProblem(PreparedRun):
 
     def train_metrics(self, scores: FloatArray) -> dict[str, float]:
         """Return the metrics of scores (N, d_c) on the training rows."""
-        return evaluate(self.loss, scores, self.train_labels, self.weighting.train_rows)
+        return self.objective.metrics(scores)
 
     def held_out_metrics(self, local_scores: LocalScores) -> HeldOutMetrics:
         """Return the metrics on test and on validation rows, {} without any."""
@@ -419,50 +414,42 @@ class TrainingProblem(PreparedRun):
     def metrics_of_held_out(self, scores: FloatArray) -> HeldOutMetrics:
         """Return the metrics of scores (N', d_c) of the held-out rows."""
         test, validation = (
-            evaluate(self.loss, scores[rows], *self._held_out(rows))
-            if rows.any()
-            else {}
+            self.held_out.select(rows).metrics(scores[rows]) if rows.any() else {}
             for rows in (~self.validates, self.validates)
         )
         tested = scores[~self.validates]
-        predicted = predict(tested, is_regression=self.loss.is_regression)
-        losses = self.loss.row_values(tested, self._held_out(~self.validates)[0])
+        predicted = self.response.predict(tested)
+        losses = self.tested.row_values(tested)
         return HeldOutMetrics(test, validation, predicted, losses)
 
-    @property
-    def test_weights(self) -> FloatArray | None:
-        """The weights of the rows that test, (N',); None where all weigh alike."""
-        return self._held_out(~self.validates)[1]
-
-    def _held_out(self, rows: BoolArray) -> tuple[FloatArray, FloatArray | None]:
-        """Return the labels and the weights of some of the held-out rows."""
-        weights = self.weighting.test
-        return self.test_labels[rows], None if weights is None else weights[rows]
+    @cached_property
+    def tested(self) -> Objective:
+        """The objective of the rows that test."""
+        return self.held_out.select(~self.validates)
 
     @cached_property
     def baselines(self) -> dict[str, dict[str, float]]:
         """By part, the metrics of the best constant score of the training rows."""
-        train = self.train_labels, self.weighting.train_rows
-        parts = {"train": train, "test": self._held_out(~self.validates)}
+        parts = {"train": self.objective, "test": self.tested}
         return {
-            part: constant_metrics(self.loss, self.base_score, *rows)
-            for part, rows in parts.items()
+            part: objective.constant_metrics(self.base_score)
+            for part, objective in parts.items()
         }
 
-    def compare(self, predicted: Predictions, *, is_noisy: bool) -> dict[str, object]:
+    def compare(
+        self, predicted: FloatArray | None, *, is_noisy: bool
+    ) -> dict[str, object]:
         """Return the report's entries on a constant, and predictions of test rows."""
         if not self.baselines["train"] or is_noisy:
             return {"baseline": self.baselines} if self.baselines["train"] else {}
-        test, weights = self._held_out(~self.validates)
-        entries = {
-            "baseline": self.baselines,
-            **compare(self.classes, predicted, test, weights),
-        }
-        if classes := self.classes:
-            counts = (
-                class_counts(y, len(classes)).tolist()
-                for y in (self.train_labels, test)
+        test = self.tested.target
+        entries: dict[str, object] = {"baseline": self.baselines}
+        if predicted is not None and len(test):
+            entries |= self.response.compare(
+                predicted, test.numbers, self.tested.weights
             )
+        if classes := self.classes:
+            counts = (y.class_counts.tolist() for y in (self.objective.target, test))
             rows = zip(classes, *counts, strict=True)
             entries["classes"] = {name: {"train": n, "test": m} for name, n, m in rows}
         return entries

@@ -62,7 +62,7 @@ class ShardLabels:
 
 def shards_that_tell_labels(joined: JoinedRows) -> Iterator[ShardLabels]:
     """Yield the tables whose shards tell the labels of joined training rows."""
-    if joined.values.ndim > 1:
+    if not joined.target.has_label:
         return
     labelled = joined.train.tables[joined.bound.label_table].row_of
     for layout in joined.layouts.values():
@@ -77,7 +77,9 @@ def _compare(
     # a run without shards does not wait for it
     from scipy.stats import chi2
 
-    row_of, labels = joined.train.tables[layout.name].row_of, joined.train_labels
+    row_of = joined.train.tables[layout.name].row_of
+    target = joined.train_objective.target
+    labels, classes = target.numbers, len(target.classes) or 2
     is_matched = row_of >= 0
     row_of, labels, labelled = (
         row_of[is_matched],
@@ -91,10 +93,7 @@ def _compare(
     present = np.flatnonzero(np.bincount(shard, minlength=len(starts)))
     if len(present) < 2:
         return None
-    share = _share_between(
-        labels, shard, len(starts), is_numbers=joined.loss.is_regression
-    )
-    classes = 2 if joined.loss.is_regression else len(joined.labels.classes)
+    share = _share_between(labels, shard, len(starts), is_numbers=not target.classes)
     freedom = (len(present) - 1) * (classes - 1)
     statistic = (independent.sum() - 1) * (classes - 1) * share
     is_large = share >= LARGEST_SHARE and chi2.sf(statistic, freedom) < CHANCE

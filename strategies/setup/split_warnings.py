@@ -21,7 +21,7 @@ def split_warnings(joined: JoinedRows, settings: Settings) -> Iterator[str]:
     """Yield what a user should know about the rows that train, test or validate."""
     yield from _lost_rows(joined)
     yield from _repeated_keys(joined)
-    if joined.values.ndim > 1:
+    if not joined.target.has_label:
         return
     yield from _share(joined, settings)
     if 0 < (validating := int(joined.validates.sum())) < FEW_ROWS:
@@ -96,7 +96,7 @@ def _share(joined: JoinedRows, settings: Settings) -> Iterator[str]:
 
 def _untrained_classes(joined: JoinedRows, subset: SubsetArray) -> list[str]:
     """Return the label's classes that no row has which a split trains on."""
-    trained = np.unique(joined.values[subset == TRAIN]).astype(int).tolist()
+    trained = np.unique(joined.target.codes[subset == TRAIN]).tolist()
     return [
         name for code, name in enumerate(joined.labels.classes) if code not in trained
     ]
@@ -131,7 +131,7 @@ def _constant_labels(joined: JoinedRows) -> Iterator[str]:
         is_shared = _spread(rows, labelled.astype(np.float64)) > 0
         if (
             2 * is_shared.sum() > len(is_shared)
-            and not _spread(rows, joined.values).any()
+            and not _spread(rows, joined.target.numbers).any()
         ):
             yield (
                 f"the label is the same in all joined rows of a row of {name}, and "

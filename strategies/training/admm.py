@@ -57,7 +57,7 @@ class AdmmServer:
     def __init__(self, problem: TrainingProblem, settings: Settings) -> None:
         self.problem = problem
         self.corrections = len(problem.tables) if settings.admm_form == "sharing" else 1
-        self.rho = settings.rho or RHO_SHARE * problem.loss.curvature(
+        self.rho = settings.rho or RHO_SHARE * problem.objective.curvature(
             problem.base_score
         )
         noisy = settings.is_noisy
@@ -84,8 +84,7 @@ class AdmmServer:
         self._state, message = admm.admm_step(
             dataclasses.replace(self._state, rho=self.rho),
             self._scores,
-            self.problem.train_labels,
-            self.problem.loss,
+            self.problem.objective,
             self.over_relaxation if self._epoch > 1 else 1.0,
         )
         return self.problem.scatter_steps(message, self.kappa)
@@ -98,7 +97,7 @@ class AdmmServer:
             scores,
             self._scores,
             problem.base_score,
-            problem.weighting.train_rows,
+            problem.objective.weights,
         )
         result = EpochResult(
             self._epoch,

@@ -32,7 +32,12 @@ from strategies.setup.columns import Columns, bind_columns, reading_warnings
 from strategies.setup.encoding import TableEncoding, fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import JoinedRows, Layouts, encoder_choices, lay_out
-from strategies.setup.labels import Labels, choose_loss, gather_labels, task_line
+from strategies.setup.labels import (
+    choose_objective,
+    gather_labels,
+    task_line,
+    with_classes_of,
+)
 from strategies.setup.leaks import (
     leak_warnings,
     nearly_perfect,
@@ -58,13 +63,12 @@ from strategies.training.prepare import Preparation, prepare
 from strategies.training.relational import RelationalStrategy
 from strategies.training.traffic import ShardSize, TableSize, Traffic
 from strategies.training.working_memory import vector_bytes
-from tp_flower.arrays import BoolArray, FloatArray
+from tp_flower.arrays import BoolArray
 from tp_flower.coresets.importance import REGRESSION
 from tp_flower.joins.joining import build_mapping
 from tp_flower.joins.mapping import TableMapping
-from tp_flower.learning.metrics import contributions, no_better
 from tp_flower.learning.models.local_model import NUMPY_KINDS, ModelSpec
-from tp_flower.losses import Loss
+from tp_flower.objectives import Objective, Target, contributions, no_better
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Outline, Update
 from tp_flower.query import BoundQuery
@@ -75,7 +79,8 @@ from tp_flower.splits import TEST, TRAIN
 
 def _digest_of_tested(is_tested: BoolArray, joined: JoinedRows) -> str:
     """Return a digest of the choice of test rows, and of their labels unless noisy."""
-    labels = b"" if joined.labels.noise else joined.values[is_tested].tobytes()
+    tested = joined.target.select(is_tested)
+    labels = b"" if tested.noise else tested.columns.tobytes()
     return hashlib.sha256(is_tested.tobytes() + labels).hexdigest()
 
 
@@ -134,14 +139,14 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         parts = extracted.parts.get(bound.split_table, ())
         return split_joined(bound, parts, extracted.replies, mapping, self.settings)
 
-    def read_labels(self, extracted: Extracted, bound: BoundQuery) -> Labels:
+    def read_labels(self, extracted: Extracted, bound: BoundQuery) -> Target:
         """Return the labels of the label table."""
         columns = extracted.label_columns(bound.label_table)
         return gather_labels(columns, self.settings, bound.label_sql)
 
-    def choose_loss(self, labels: Labels, trained: FloatArray) -> Loss:
-        """Return the loss for the labels (N,) of the joined training rows."""
-        return choose_loss(labels, trained, self.settings)
+    def choose_objective(self, target: Target, is_trained: BoolArray) -> Objective:
+        """Return the objective of the joined rows, some of which are trained on."""
+        return choose_objective(target, is_trained, self.settings)
 
     def restrict(self, joined: JoinedRows, sample: CoresetSample) -> JoinedRows:
         """Return the joined rows restricted to a coreset's training rows."""
@@ -225,7 +230,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         self, ranks: Ranks, joined: JoinedRows, specs: Mapping[str, ModelSpec]
     ) -> list[ScoreForecast]:
         """Return how many epochs of scores each part with a score limit may release."""
-        size, train, outputs = self.batch_size, joined.train, joined.loss.outputs
+        size, train, outputs = self.batch_size, joined.train, joined.objective.outputs
         batches = -(-train.joined_rows // size(train.joined_rows)) if size(1) else 0
         is_sharded = any(len(layout.parts) > 1 for layout in joined.layouts.values())
         # of a shard in several roles all scores count
@@ -280,7 +285,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         batch_rows = self.batch_size(train.joined_rows)
         tables = problem.tables
         return score_readings(
-            problem.exposure, problem.loss, train, tables, batch_rows, left
+            problem.exposure, problem.objective, train, tables, batch_rows, left
         )
 
     def set_up(self) -> Generator[Requests, Replies, TrainingProblem]:
@@ -297,7 +302,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             joined = self.restrict(all_rows, coreset)
         joined = self.training_rows(joined)
         preparation = Preparation(
-            joined, settings, encoders, all_rows.train_labels, self.label_reach
+            joined, settings, encoders, all_rows.train_objective, self.label_reach
         )
         specs = {name: self.model_spec(preparation, name) for name in joined.layouts}
         if asks_ranks(self.inventory):
@@ -316,7 +321,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         tables, initial_scores, fixed_point = yield from prepare(
             preparation, specs, updates, batches, self.outline()
         )
-        self.chosen["loss"] = joined.loss.name
+        self.chosen["loss"] = joined.objective.name
         # over all rows: a sample's rows also have the weights of their draws
         if facts := all_rows.weighting.facts(all_rows.train.joined_rows):
             self.chosen["row-weight"] = facts
@@ -326,20 +331,16 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             tables=tables,
             train=joined.train,
             test=joined.test,
-            train_labels=joined.train_labels,
-            test_labels=joined.test_labels,
+            objective=joined.train_objective,
+            held_out=joined.test_objective,
             validates=joined.validates,
-            loss=joined.loss,
+            response=joined.objective.response,
             # the server knows all labels, and a sample may have only one class
-            base_score=all_rows.loss.base_score(
-                all_rows.train_labels, all_rows.weighting.train_rows
-            ),
+            base_score=all_rows.train_objective.base_score,
             initial_scores=initial_scores,
             score_unit=preparation.score_unit,
             fixed_point=fixed_point,
             l2=settings.l2,
-            classes=joined.labels.classes,
-            label_kind=joined.labels.kind,
             join_steps=joined.steps,
             source_rows=joined.extracted.table_rows,
             fan_out={
@@ -378,7 +379,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         self.warn(*extracted.absent)
         rows = extracted.table_rows
         sampled = sampled_rows(rows[bound.label_table], settings)
-        labels = self.read_labels(extracted, bound).of_rows(sampled)
+        labels = with_classes_of(self.read_labels(extracted, bound), sampled)
         if settings.task == AUTO and self.has_label:
             self.chosen["task"] = task_line(labels, settings)
         mapping, steps = build_mapping(
@@ -401,7 +402,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             for rows in (~is_test, is_test)
         )
         (train, test), layouts = lay_out(mapping, is_test, extracted)
-        values = labels.values[mapping.tables[bound.label_table].row_of]
+        target = labels.select(mapping.tables[bound.label_table].row_of)
         joined = JoinedRows(
             bound=bound,
             choices=choices,
@@ -414,8 +415,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             train=train,
             test=test,
             layouts=layouts,
-            values=values,
-            loss=self.choose_loss(labels, values[~is_test]),
+            objective=self.choose_objective(target, ~is_test),
             weighting=replace(weighting, test=test_weights),
         )
         self.warn(*split_warnings(joined, self.settings))
@@ -431,8 +431,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         """
         if not self.has_label or self.settings.privacy.covers_labels:
             return ""
-        labels = problem.test_labels[~problem.validates]
-        return nearly_perfect(self._final.test, len(problem.classes), labels)
+        return nearly_perfect(self._final.test, problem.tested.target)
 
     def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
         """Return the digests, the coefficients and each table's contribution."""
@@ -447,13 +446,14 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             if (sums := score_sums_of(replies, table)) is not None
         }
         rows = f"held-out rows ({self.settings.split_name})"
-        if warning := no_better(self._final.test, problem.baselines["test"], rows):
+        headline, constant = problem.response.headline, problem.baselines["test"]
+        if warning := no_better(headline, self._final.test, constant, rows):
             self.warn(warning)
         # where rows validate, they have chosen the epoch
         if math.isinf(self.best.loss) and not self.settings.is_noisy:
             l2 = self.settings.l2 if self.has_penalty else None
             warning = overfitting(
-                self._lowest_test, self._final, problem.test_weights, rows, l2
+                self._lowest_test, self._final, problem.tested.weights, rows, l2
             )
             if warning:
                 self.warn(warning)

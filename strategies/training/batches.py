@@ -132,7 +132,7 @@ def safe_rate(problem: TrainingProblem, batch_rows: float, momentum: float) -> f
     effective_share = 1.0 if weights is None else effective_rows(weights) / len(weights)
     averaged = batch_rows * (1.0 - momentum) * effective_share
     bound = largest + NOISE_MARGIN * trace / averaged
-    return 1.0 / (scale**2 * (problem.loss.max_curvature * bound + problem.l2))
+    return 1.0 / (scale**2 * (problem.objective.max_curvature * bound + problem.l2))
 
 
 def damped_rates(

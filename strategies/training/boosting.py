@@ -232,10 +232,10 @@ class TablePuppetBoost(JoinStrategy):
 
         Where scores leave in the clear, a table whose step is 0 grows no more trees.
         """
-        weights, base = problem.weighting.train_rows, problem.base_score
-        constant = np.tile(base, (len(problem.test_labels), 1))
+        base = problem.base_score
+        constant = np.tile(base, (len(problem.held_out), 1))
         start, held_out = self.start_scores or (base, constant)
-        boosting = Boosting(problem.loss, problem.train_labels, weights, start)
+        boosting = Boosting(problem.objective, start)
         growing, self._lengths, self._is_bagged = dict(problem.tables), {}, False
         choices: Counter[str] = Counter()
         self.best = BestEpoch(self._patience)
@@ -370,7 +370,7 @@ class TablePuppetBoost(JoinStrategy):
         loss = self._final.test.get("loss")
         if loss is None:
             return
-        label = (self._label, problem.loss.name, problem.classes)
+        label = (self._label, problem.response.loss, problem.classes)
         linear = [
             model
             for model in manifest.saved_models(home_folder())
@@ -385,7 +385,7 @@ class TablePuppetBoost(JoinStrategy):
         best = min(linear, key=lambda model: model.test["loss"])
         self.chosen["linear-model"] = str(best.model)
         if loss - best.test["loss"] > NOTABLE_FALL * abs(loss):
-            name = "rmse" if "rmse" in best.test else "log_loss"
+            name = problem.response.headline
             figures = (
                 metrics.get(name, math.nan) for metrics in (self._final.test, best.test)
             )
@@ -435,7 +435,7 @@ def check_same_rows(
     label = manifest.label_text(joined.bound.fragments_of(joined.bound.label_table))
     aspects = {
         "label": (model.label, label),
-        "loss": (model.loss, joined.loss.name),
+        "loss": (model.loss, joined.objective.name),
         "classes": (model.classes, joined.labels.classes),
         "held-out rows": (
             model.tested or model.held_out,
@@ -505,7 +505,7 @@ def _derivatives(
 ) -> dict[int, BoostStep]:
     """Return the derivatives' sums over each row's joined rows, by part."""
     steps: dict[int, BoostStep] = {}
-    is_constant = problem.loss.is_regression
+    is_constant = problem.objective.has_constant_hessian
     for name, table in growing.items():
         rows = problem.train.tables[name]
         gradients = table.scatter_rows(rows.segment_sum(gradient))

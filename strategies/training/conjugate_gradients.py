@@ -78,11 +78,9 @@ class TablePuppetCG(JoinStrategy):
 
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Run the epochs until the gradient is small, for some epochs or very much."""
-        weights, base = problem.weighting.train_rows, problem.base_score
-        descent = Descent(
-            problem.loss, problem.train_labels, weights, base, problem.rounding
-        )
-        test = np.tile(base, (len(problem.test_labels), 1))
+        base = problem.base_score
+        descent = Descent(problem.objective, base, problem.rounding)
+        test = np.tile(base, (len(problem.held_out), 1))
         direction = np.zeros_like(test)
         tolerance = max(self.settings.tolerance or TOLERANCE, REST)
         self.chosen |= {

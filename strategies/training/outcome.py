@@ -11,8 +11,8 @@ from strategies.run.replies import array_of
 from strategies.setup.problem import PreparedRun, TrainedTable
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import ReplyError
-from tp_flower.learning.metrics import Contribution
 from tp_flower.methods import TREES
+from tp_flower.objectives import Contribution
 
 INTERCEPT: Final = "(intercept)"
 GAIN: Final = "gain"

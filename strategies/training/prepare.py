@@ -16,11 +16,10 @@ from strategies.setup.encoding import TableEncoding
 from strategies.setup.joined_rows import JoinedRows, TableLayout
 from strategies.setup.masking import ScoreMasking, mask_scores
 from strategies.setup.problem import LocalArray, TrainedTable
-from tp_flower.arrays import AnyArray, BoolArray, FloatArray
-from tp_flower.learning.label_noise import ClassNoise, NumberNoise
+from tp_flower.arrays import AnyArray, BoolArray
 from tp_flower.learning.models.local_model import NUMPY_KINDS, ModelSpec
-from tp_flower.losses import KMeansLoss
 from tp_flower.methods import SEALED
+from tp_flower.objectives import Objective
 from tp_flower.privacy.score_masks import FixedPoint
 from tp_flower.privacy.sealed_sums import gram_size
 from tp_flower.protocol.personalised_messages import PersonalisedPart
@@ -45,42 +44,27 @@ Start = tuple[dict[str, TrainedTable], dict[str, LocalArray], FixedPoint | None]
 class Preparation:
     """The inputs of ``prepare``.
 
-    Labels are those of all joined training rows, even if only a sample is trained on;
-    ``cover`` are the sites' statements to each other.
+    The objective is that of all joined training rows, even if only a sample is trained
+    on; ``cover`` are the sites' statements to each other.
     """
 
     joined: JoinedRows
     settings: Settings
     encoders: Mapping[str, TableEncoding]
-    train_labels: FloatArray
+    objective: Objective
     label_reach: float = 1.0
     cover: dict[str, AnyArray] = field(default_factory=dict)
 
     @property
     def label_scale(self) -> float:
-        """The size of the loss's derivatives, including the noise of the labels.
-
-        Soft targets that correct the noise on a class reach (1 - q) / (p - q).
-        """
-        if self.joined.loss.is_regression:
-            return (float(self.train_labels.std()) or 1.0) * self.label_reach
-        noise = self.joined.labels.noise
-        return (
-            (1.0 - noise.flip) / noise.contrast
-            if isinstance(noise, ClassNoise)
-            else 1.0
-        )
+        """The size of the loss's derivatives, including the noise of the labels."""
+        return self.objective.gradient_scale(self.label_reach)
 
     @property
     def score_unit(self) -> float:
         """The size of scores that masks have room for, by public numbers."""
-        loss = self.joined.loss
-        if isinstance(loss, KMeansLoss):
-            # squared distances of standardised columns
-            return float(
-                max(sum(item.columns.width for item in self.encoders.values()), 1)
-            )
-        return (float(self.train_labels.std()) or 1.0) if loss.is_regression else 1.0
+        columns = sum(item.columns.width for item in self.encoders.values())
+        return self.objective.score_unit(columns)
 
     def masking(self) -> ScoreMasking:
         """Return the masks of the run's scores, if they do not leave in the clear."""
@@ -89,18 +73,6 @@ class Preparation:
             self.settings, rows.bound, rows.extracted, rows.mapping, unit
         )
 
-    @property
-    def output_scale(self) -> float:
-        """The deviation of the true labels in regression, 1 in classification."""
-        if not self.joined.loss.is_regression:
-            return 1.0
-        variance = float(self.train_labels.var())
-        noise = self.joined.labels.noise
-        if isinstance(noise, NumberNoise):
-            # if noise drowns the labels, a hundredth is as good as any guess
-            variance = max(variance - noise.variance, 0.01 * variance)
-        return math.sqrt(variance)
-
     def spec(self, table: str) -> ModelSpec:
         """Return the local model of a table."""
         return ModelSpec(
@@ -108,10 +80,10 @@ class Preparation:
             kind=self.settings.model_of(table)
             if self.encoders[table].columns.width
             else "linear",
-            outputs=self.joined.loss.outputs,
+            outputs=self.joined.objective.outputs,
             intercept=table == self.joined.bound.label_table,
             hidden_sizes=self.settings.hidden_sizes,
-            output_scale=self.output_scale,
+            output_scale=self.objective.output_scale,
             seed=model_seed(self.settings.seed, table),
         )
 

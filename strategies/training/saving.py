@@ -8,9 +8,9 @@ from strategies.inference import manifest
 from strategies.run.exchange import Part
 from strategies.setup.columns import bind_columns
 from strategies.training.relational import RelationalStrategy
-from tp_flower.learning.metrics import Contribution
 from tp_flower.learning.models.local_model import NUMPY_KINDS
 from tp_flower.model_names import software
+from tp_flower.objectives import Contribution
 
 
 def make_manifest(strategy: RelationalStrategy[Any]) -> manifest.Manifest:
@@ -60,9 +60,9 @@ def make_manifest(strategy: RelationalStrategy[Any]) -> manifest.Manifest:
         settings=dict(report.settings),
         label_table=bound.label_table,
         label=manifest.label_text(bound.fragments_of(bound.label_table)),
-        loss=problem.loss.name,
+        loss=problem.response.loss,
         classes=problem.classes,
-        label_kind=problem.label_kind,
+        label_kind=problem.response.kind,
         base_score=tuple(problem.base_score.tolist()),
         score_unit=problem.score_unit,
         tables=tuple(tables),

@@ -34,7 +34,6 @@ from strategies.training.working_memory import curvature_bytes
 from tp_flower.arrays import FloatArray
 from tp_flower.joins.batches import plan_batches
 from tp_flower.joins.mapping import TableMapping
-from tp_flower.learning.metrics import evaluate
 from tp_flower.methods import DP_SGD
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import (
@@ -139,9 +138,8 @@ class BatchStrategy(JoinStrategy):
         self._pace = Pace(
             self._baseline, can_halve=not self.settings.method.is_full_batch
         )
-        labels, weights = problem.train_labels[plan.order], problem.weighting.train_rows
-        weights = None if weights is None else weights[plan.order, None]
-        last_scores = np.empty((len(labels), problem.loss.outputs))
+        ordered = problem.objective.select(plan.order)
+        last_scores = np.empty((len(ordered), ordered.outputs))
         loss_before = math.inf
         schedule = self._schedule(problem)
         first = next(schedule)
@@ -155,17 +153,14 @@ class BatchStrategy(JoinStrategy):
                 problem.fixed_point,
             )
             # D_j = w_j d loss / d h_j (Eq. 4)
-            derivatives = problem.loss.gradient(scores, labels[span])
-            derivatives = (
-                derivatives if weights is None else weights[span] * derivatives
-            )
+            batch = ordered.select(span)
+            derivatives = batch.weigh(batch.gradient(scores))
             messages = {
                 number: BatchMessages(array)
                 for number, array in batches.scatter(planned.batch, derivatives).items()
             }
             if self.is_paced:
-                of_batch = None if weights is None else weights[span, 0]
-                self._pace.after_batch(problem, scores, labels[span], of_batch)
+                self._pace.after_batch(batch, scores, problem.base_score)
             step = self._decide(planned)
             replies = yield from self._exchange(
                 problem, step, len(derivatives), messages
@@ -298,14 +293,8 @@ class BatchStrategy(JoinStrategy):
             plan, batches = self._batches.plan, step.epoch.order
             # in batch order, from the first of the epoch's batches to the last
             rows = slice(plan.start[batches.min()], plan.start[batches.max() + 1])
-            order = plan.order[rows]
-            weights = problem.weighting.train_rows
-            train = evaluate(
-                problem.loss,
-                last_scores[rows],
-                problem.train_labels[order],
-                None if weights is None else weights[order],
-            )
+            visited = problem.objective.select(plan.order[rows])
+            train = visited.metrics(last_scores[rows])
         if step.evaluate == TESTED:
             scores = {name: table.gather_tested(replies) for name, table in tables}
             held_out = problem.held_out_metrics(scores)

@@ -15,8 +15,8 @@ from typing import Final
 
 import numpy as np
 
-from strategies.setup.problem import TrainingProblem
 from tp_flower.arrays import FloatArray
+from tp_flower.objectives import Objective
 
 SETTLED: Final = 1e-3
 """Remaining fall over the loss at convergence: ADMM is at most 0.12 % above the minimum
@@ -99,17 +99,14 @@ class Pace:
 
     def after_batch(
         self,
-        problem: TrainingProblem,
+        batch: Objective,
         scores: FloatArray,
-        labels: FloatArray,
-        weights: FloatArray | None,
+        base: FloatArray,
     ) -> None:
         """Take the scores (B, d_c) of a batch; back off if their loss explodes."""
-        constant = np.broadcast_to(problem.base_score, scores.shape)
-        loss, least = (
-            problem.loss.value(h, labels, weights) for h in (scores, constant)
-        )
-        self._batches.append((loss, len(labels)))
+        constant = np.broadcast_to(base, scores.shape)
+        loss, least = (batch.value(h) for h in (scores, constant))
+        self._batches.append((loss, len(batch)))
         if loss <= EXPLOSION * max(abs(least), abs(self.baseline)):
             self.peak = 0.0
         elif not loss <= self.peak:

@@ -146,12 +146,10 @@ def test_advice_after_divergence_names_what_is_not_at_its_default():
 
 def test_steps_shrink_where_the_loss_stalls_or_explodes():
     problem = train(SITES, query(), "gd", num_epochs=1).training_problem
-    labels, base = problem.train_labels, problem.base_score
+    objective, base = problem.objective, problem.base_score
     pace = Pace(baseline=1.0)
     for distance in (0.0, 0.0, 1e3, 1e2):
-        pace.after_batch(
-            problem, np.full((len(labels), 1), base + distance), labels, None
-        )
+        pace.after_batch(objective, np.full((len(objective), 1), base + distance), base)
         pace.after_epoch()
     # the second epoch stalled, the third exploded and was no lower
     assert pace.factor == 1.0 / (2.0 * BACK_OFF * 2.0)

@@ -20,8 +20,8 @@ from strategies.run.grid import InProcessGrid
 from tests.support.policies import OPEN, lenient
 from tp_flower.features.sparse import dense
 from tp_flower.learning.models.local_model import on_host
-from tp_flower.losses import LOSSES
 from tp_flower.methods import TREES
+from tp_flower.objectives import takes_numbers
 from tp_flower.privacy.plan import PartPlan
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import (
@@ -50,7 +50,7 @@ Sites = Sequence[Mapping[str, list[pd.DataFrame]]]
 
 
 def task_of(loss: str) -> str:
-    return "regression" if LOSSES[loss]().is_regression else "classification"
+    return "regression" if takes_numbers(loss) else "classification"
 
 
 def store_sql(loss: str) -> str:

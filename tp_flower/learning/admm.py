@@ -45,7 +45,7 @@ import numpy as np
 
 from tp_flower.arrays import BLOCK_ROWS, BoolArray, FloatArray, blocks_of, in_threads
 from tp_flower.joins.mapping import TableRows
-from tp_flower.losses import Loss
+from tp_flower.objectives import Objective
 
 RESIDUAL_VALUES = 8192  # of a block: in the cache, without threads of BLAS
 LEAST_VALUES = 1 << 18  # minimum number of values per thread: some milliseconds of work
@@ -85,8 +85,7 @@ def initial_state(base: FloatArray, joined_rows: int, rho: float) -> AdmmState:
 def admm_step(
     state: AdmmState,
     scores: FloatArray,
-    labels: FloatArray,
-    loss: Loss,
+    objective: Objective,
     over_relaxation: float = 1.0,
 ) -> tuple[AdmmState, FloatArray]:
     """Return the state after the z- and dual update (Eq. 7, 8), and v, (N, d_c)."""
@@ -95,15 +94,15 @@ def admm_step(
     def step(span: slice) -> None:
         for block in blocks_of(span, BLOCK_ROWS):
             # all steps on one block at a time, while it is in the cache
-            h, y, old_z = scores[block], labels[block], state.z[block]
+            part, h, old_z = objective.select(block), scores[block], state.z[block]
             relaxed = h
             if over_relaxation != 1.0:
                 relaxed = over_relaxation * h + (1.0 - over_relaxation) * old_z
             centre = state.duals[block] / state.rho
             centre += relaxed
-            new_z = z[block] = loss.prox(centre, y, state.rho, start=old_z)
+            new_z = z[block] = part.prox(centre, state.rho, start=old_z)
             # duals + rho (h~ - z) in exact arithmetic, without the sum's rounding
-            new_duals = duals[block] = loss.gradient(new_z, y)
+            new_duals = duals[block] = part.gradient(new_z)
             gap = h - new_z
             gap *= state.rho
             np.add(gap, new_duals, out=message[block])

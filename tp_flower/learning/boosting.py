@@ -22,7 +22,7 @@ import numpy as np
 
 from tp_flower.arrays import BLOCK_ROWS, FloatArray, blocks_of, in_threads
 from tp_flower.learning.conjugate_gradients import LEAST_ROWS
-from tp_flower.losses import Loss
+from tp_flower.objectives import Objective
 
 SHRINK: Final = 0.7  # of the steps of least loss, which the training rows flatter
 LONGEST: Final = 1.0  # longer steps overfit, where little is left to learn
@@ -33,19 +33,14 @@ class Boosting:
     """The joint scores of all tables' trees, between two exchanges with the sites.
 
     Attributes:
-        scores: h, (N, d_c), of joined rows with ``labels`` (N,) and ``weights`` (N,) of
-            mean 1, None for equal ones; ``start`` at first, (N, d_c) or (d_c,).
+        scores: h, (N, d_c), of the objective's joined rows; ``start`` at first,
+            (N, d_c) or (d_c,).
     """
 
-    def __init__(
-        self,
-        loss: Loss,
-        labels: FloatArray,
-        weights: FloatArray | None,
-        start: FloatArray,
-    ) -> None:
-        self._loss, self._labels, self._weights = loss, labels, weights
-        self.scores = np.array(np.broadcast_to(start, (len(labels), start.shape[-1])))
+    def __init__(self, objective: Objective, start: FloatArray) -> None:
+        self._objective = objective
+        shape = len(objective), start.shape[-1]
+        self.scores = np.array(np.broadcast_to(start, shape))
 
     def derivatives(self) -> tuple[FloatArray, FloatArray]:
         """Return w g and w diag h'', (N, d_c) each."""
@@ -53,12 +48,9 @@ class Boosting:
 
         def fill(span: slice) -> None:
             for block in blocks_of(span, BLOCK_ROWS):
-                scores = self.scores[block]
-                gradient[block] = self._loss.gradient(scores, self._labels[block])
-                hessian[block] = self._loss.hessian(scores)
-                if self._weights is not None:
-                    gradient[block] *= self._weights[block, None]
-                    hessian[block] *= self._weights[block, None]
+                part, scores = self._objective.select(block), self.scores[block]
+                gradient[block] = part.weigh(part.gradient(scores))
+                hessian[block] = part.weigh(part.hessian(scores))
 
         in_threads(fill, len(self.scores), LEAST_ROWS)
         return gradient, np.maximum(hessian, LEAST_HESSIAN, out=hessian)
@@ -69,12 +61,9 @@ class Boosting:
 
         def loss_and_slopes(lengths: FloatArray) -> tuple[float, FloatArray]:
             scores = moved(self.scores, lengths, directions)
-            gradient = self._loss.gradient(scores, self._labels)
-            if self._weights is not None:
-                gradient *= self._weights[:, None]
+            gradient = self._objective.weigh(self._objective.gradient(scores))
             slopes = [np.vdot(gradient, direction) for direction in directions]
-            value = self._loss.value(scores, self._labels, self._weights)
-            return value, np.array(slopes) / len(scores)
+            return self._objective.value(scores), np.array(slopes) / len(scores)
 
         count = len(directions)
         bounds = [(0.0, None)] * count

@@ -43,7 +43,7 @@ from typing import Final
 import numpy as np
 
 from tp_flower.arrays import BLOCK_ROWS, FloatArray, blocks_of, in_threads
-from tp_flower.losses import Loss
+from tp_flower.objectives import Objective
 
 # of the slope's start: the search ends by interpolation below it
 SMALL_RISE: Final = 1e-4
@@ -84,8 +84,7 @@ class Descent:
     """The joint descent of all tables, between two exchanges with the sites.
 
     Attributes:
-        scores: h, (N, d_c), of joined rows with ``labels`` (N,) and ``weights`` (N,) of
-            mean 1, None for equal ones.
+        scores: h, (N, d_c), of the objective's joined rows.
         direction: d, (N, d_c), of the last step.
         length: a of the last step; 0 before the first.
         conjugacy: c of the last step.
@@ -98,9 +97,7 @@ class Descent:
 
     def __init__(
         self,
-        loss: Loss,
-        labels: FloatArray,
-        weights: FloatArray | None,
+        objective: Objective,
         base: FloatArray,
         rounding: float = 0.0,
     ) -> None:
@@ -108,9 +105,9 @@ class Descent:
 
         ``rounding`` is that of scores of the size of the labels.
         """
-        self._loss, self._labels, self._weights = loss, labels, weights
-        self.curvature = float(loss.curvature(base))
-        self.scores = np.tile(base, (len(labels), 1))
+        self._objective = objective
+        self.curvature = float(objective.curvature(base))
+        self.scores = np.tile(base, (len(objective), 1))
         self.direction = np.zeros_like(self.scores)
         self._derivatives = np.zeros_like(self.scores)
         self.length = self.conjugacy = self.slope = self.penalty = 0.0
@@ -165,9 +162,8 @@ class Descent:
 
         def fill(span: slice) -> None:
             for block in blocks_of(span, BLOCK_ROWS):
-                out[block] = self._loss.gradient(
-                    self.scores[block], self._labels[block]
-                )
+                part = self._objective.select(block)
+                out[block] = part.gradient(self.scores[block])
 
         in_threads(fill, len(out), LEAST_ROWS)
         self._derivatives = out
@@ -252,14 +248,13 @@ class Descent:
         def add_up(span: slice) -> float:
             total = 0.0
             for block in blocks_of(span, BLOCK_ROWS):
-                direction = self.direction[block]
-                gradient = self._derivatives[block]
+                part, direction = self._objective.select(block), self.direction[block]
                 if length:
                     moved = self.scores[block] + length * direction
-                    gradient = self._loss.gradient(moved, self._labels[block])
-                if self._weights is not None:
-                    gradient = self._weights[block, None] * gradient
-                total += float(np.vdot(gradient, direction))
+                    total += part.slope(moved, direction)
+                else:
+                    gradient = part.weigh(self._derivatives[block])
+                    total += float(np.vdot(gradient, direction))
             return total
 
         rows = len(self.direction)

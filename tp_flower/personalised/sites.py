@@ -17,10 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tp_flower.arrays import FloatArray, blocks
-from tp_flower.learning.metrics import evaluate
 from tp_flower.learning.models import local_model
 from tp_flower.learning.solvers import MOST_COLUMNS, gram, largest_eigenvalue
-from tp_flower.losses import Loss
+from tp_flower.objectives import Objective
 from tp_flower.randomness import NoiseSource
 
 POWER_STEPS = 20  # power steps to estimate an MLP's largest curvature
@@ -30,15 +29,16 @@ FINITE_STEP = 1e-3  # of the difference in place of a Hessian product
 
 @dataclass(frozen=True)
 class SiteObjective:
-    """The objective f of a site, over its trained rows: features (n, d), labels (n,).
+    """The objective f of a site, over its trained rows, with features (n, d).
+
+    ``mean_loss`` is its part without the penalty, a function of scores (n, d_c).
 
     Evaluating it sets the model's parameters.
     """
 
     model: local_model.LocalModel
     features: local_model.Features
-    labels: FloatArray
-    loss: Loss
+    mean_loss: Objective
     base: FloatArray
     l2: float
 
@@ -53,15 +53,15 @@ class SiteObjective:
         self, parameters: FloatArray, rows: npt.NDArray[np.int64] | None = None
     ) -> FloatArray:
         """Return the gradient of f at theta, (p,), or with the mean over some rows."""
-        features, labels = self.features, self.labels
+        features, mean_loss = self.features, self.mean_loss
         if rows is not None:
-            features, labels = local_model.rows_of(features, rows), labels[rows]
+            features = local_model.rows_of(features, rows)
+            mean_loss = mean_loss.select(rows)
         penalty = self.l2 * np.where(self.model.penalised, parameters, 0.0)
-        if not len(labels):
+        if not len(mean_loss):
             return penalty
-        messages = self.loss.gradient(self.scores(features, parameters), labels) / len(
-            labels
-        )
+        messages = mean_loss.gradient(self.scores(features, parameters))
+        messages /= len(mean_loss)
         return self.model.pullback(features, messages) + penalty
 
     def penalty(self, parameters: FloatArray) -> float:
@@ -70,27 +70,31 @@ class SiteObjective:
         return 0.5 * self.l2 * float(penalised @ penalised)
 
     def metrics(
-        self, parameters: FloatArray, features: local_model.Features, labels: FloatArray
+        self,
+        parameters: FloatArray,
+        features: local_model.Features,
+        mean_loss: Objective,
     ) -> dict[str, float]:
-        """Return the finite metrics of rows (k, d); {} without rows."""
-        if not len(labels):
+        """Return the finite metrics of rows (k, d) with a loss; {} without rows."""
+        if not len(mean_loss):
             return {}
-        metrics = evaluate(self.loss, self.scores(features, parameters), labels)
+        metrics = mean_loss.metrics(self.scores(features, parameters))
         return {name: value for name, value in metrics.items() if np.isfinite(value)}
 
     @property
     def largest_curvature(self) -> float:
         """A bound on the Hessian's largest eigenvalue; for an MLP, an estimate."""
-        if not len(self.labels):
+        if not len(self.mean_loss):
             return self.l2
         if isinstance(self.model, local_model.LinearModel):
-            rows, ones = self.features, np.ones(len(self.labels))
+            rows, ones = self.features, np.ones(len(self.mean_loss))
             if rows.shape[1] > MOST_COLUMNS:
                 largest = largest_eigenvalue(rows, ones, intercept=self.model.intercept)
             else:
                 matrix = gram(rows, ones, intercept=self.model.intercept)
                 largest = float(np.linalg.eigvalsh(matrix)[-1]) if len(matrix) else 0.0
-            return self.loss.max_curvature * largest / len(self.labels) + self.l2
+            bound = self.mean_loss.max_curvature
+            return bound * largest / len(self.mean_loss) + self.l2
         return CURVATURE_MARGIN * self._curvature_there() + self.l2
 
     def _curvature_there(self) -> float:

@@ -3,8 +3,8 @@
 from typing import Annotated
 
 from tp_flower.arrays import AnyArray
-from tp_flower.losses import LOSSES
 from tp_flower.methods import SUMMARIES
+from tp_flower.objectives import names_of_losses
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Body, Discloses, PartBody, Reply, Request
 from tp_flower.protocol.setup_messages import SealedText
@@ -32,7 +32,7 @@ class PersonaliseRequest(Request, frozen=True, kw_only=True):
         graph_epsilon: epsilon of the noise on that data; 0 for no noise.
     """
 
-    loss: Annotated[str, f.one_of(*LOSSES)]
+    loss: Annotated[str, f.one_of(*names_of_losses())]
     classes: list[str | f.Finite]
     graph: Annotated[str, f.one_of(*SUMMARIES, "none")]
     graph_epsilon: Annotated[float, f.between(0, 1e6)]

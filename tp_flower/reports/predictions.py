@@ -17,16 +17,16 @@ import pyarrow.parquet as pq
 
 from tp_flower.arrays import BoolArray, FloatArray, IntArray
 from tp_flower.files import whole_file
-from tp_flower.losses import KMEANS, make_loss, sigmoid, softmax
+from tp_flower.objectives import Response
+from tp_flower.objectives.kmeans import DISTANCE
 
 PREDICTIONS_FILE: Final = "predictions.parquet"
 OCCURRENCE: Final = "occurrence"
 ROW: Final = "row"
 ROW_HASH: Final = "row_key"
-_SCORE, _PREDICTION, _PROBABILITY = "score", "prediction", "probability"
-_PARTIAL, _DISTANCE = "is_partial", "distance"
+_SCORE, _PREDICTION, _PARTIAL = "score", "prediction", "is_partial"
 RESERVED: Final = frozenset(
-    {ROW, ROW_HASH, OCCURRENCE, _SCORE, _PREDICTION, _PARTIAL, _DISTANCE}
+    {ROW, ROW_HASH, OCCURRENCE, _SCORE, _PREDICTION, _PARTIAL, DISTANCE}
 )
 """Names that no column of a row key can have."""
 
@@ -45,43 +45,12 @@ class Scored:
     is_partial: BoolArray
 
 
-@dataclass(frozen=True)
-class Outputs:
-    """The meaning of a model's scores, by its loss.
-
-    ``classes`` are the names of the label's classes, or the numbers of a clustering's
-    centres; empty in a regression. A predicted class has the label's type, ``kind``.
-    """
-
-    loss: str
-    classes: tuple[str, ...] = ()
-    kind: str = "text"
-
-    def __post_init__(self) -> None:
-        make_loss(self.loss, len(self.classes))
-
-    @property
-    def count(self) -> int:
-        """The number of scores of a row, d_c."""
-        return make_loss(self.loss, len(self.classes)).outputs
-
-    @property
-    def values(self) -> pa.Array:
-        """The classes as values of the label's type, (k,)."""
-        is_whole = all(name.lstrip("-").isdecimal() for name in self.classes)
-        number = pa.int64() if is_whole else pa.float64()
-        types = {"text": pa.string(), "boolean": pa.bool_(), "number": number}
-        return pa.array(self.classes).cast(types[self.kind])
-
-    def probabilities(self, scores: FloatArray) -> FloatArray:
-        """Return the probability of every class, (N, k).
-
-        >>> Outputs("logistic", ("no", "yes")).probabilities(np.array([[0.0]])).tolist()
-        [[0.5, 0.5]]
-        """
-        if self.count > 1:
-            return softmax(scores)
-        return np.column_stack([sigmoid(-scores[:, 0]), sigmoid(scores[:, 0])])
+def class_values(response: Response) -> pa.Array:
+    """Return the classes as values of the label's type, (k,)."""
+    is_whole = all(name.lstrip("-").isdecimal() for name in response.classes)
+    number = pa.int64() if is_whole else pa.float64()
+    types = {"text": pa.string(), "boolean": pa.bool_(), "number": number}
+    return pa.array(response.classes).cast(types[response.kind])
 
 
 def occurrences(rows: IntArray) -> IntArray:
@@ -96,34 +65,22 @@ def occurrences(rows: IntArray) -> IntArray:
     )
 
 
-def prediction_table(names: pa.Array, scored: Scored, outputs: Outputs) -> pa.Table:
+def prediction_table(names: pa.Array, scored: Scored, response: Response) -> pa.Table:
     """Return the predictions of joined rows, which ``names`` (N,) name."""
     columns = {ROW_HASH: names, OCCURRENCE: pa.array(occurrences(scored.rows))}
-    for k in range(outputs.count):
-        name = f"{_SCORE}.{outputs.classes[k]}" if outputs.count > 1 else _SCORE
+    for k in range(response.outputs):
+        name = f"{_SCORE}.{response.classes[k]}" if response.outputs > 1 else _SCORE
         columns[name] = pa.array(scored.scores[:, k])
-    columns |= _predicted(scored.scores, outputs)
+    predicted = response.predict(scored.scores)
+    columns[_PREDICTION] = (
+        class_values(response).take(pa.array(predicted.astype(np.int64)))
+        if response.classes
+        else pa.array(predicted)
+    )
+    details = response.details(scored.scores)
+    columns |= {name: pa.array(values) for name, values in details.items()}
     columns[_PARTIAL] = pa.array(scored.is_partial)
     return pa.table(columns)
-
-
-def _predicted(scores: FloatArray, outputs: Outputs) -> dict[str, pa.Array]:
-    if outputs.loss == KMEANS:
-        return {
-            _PREDICTION: pa.array(outputs.classes).take(
-                pa.array(scores.argmin(axis=1))
-            ),
-            # noise on the scores can make one negative
-            _DISTANCE: pa.array(np.sqrt(np.maximum(scores.min(axis=1), 0.0))),
-        }
-    if not outputs.classes:
-        return {_PREDICTION: pa.array(scores[:, 0])}
-    chances = outputs.probabilities(scores)
-    # with equal probabilities the first class, as in the accuracy
-    columns = {_PREDICTION: outputs.values.take(pa.array(chances.argmax(axis=1)))}
-    for k, name in enumerate(outputs.classes):
-        columns[f"{_PROBABILITY}.{name}"] = pa.array(chances[:, k])
-    return columns
 
 
 def write_predictions(

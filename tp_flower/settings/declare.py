@@ -40,17 +40,18 @@ class UnusableSettingsError(SettingsError):
 
 @dataclass(frozen=True)
 class OneOf:
-    """One word from a list.
+    """One word from a list, or from a registry that others may add to.
 
     >>> OneOf(("cpu", "cuda")).read("cpu")
     'cpu'
     """
 
     words: tuple[str, ...]
+    registry: Callable[[], Sequence[str]] = tuple
 
     def read(self, value: str) -> str:
         """Return the word, or raise ValueError."""
-        if value not in self.words:
+        if value not in (*self.words, *self.registry()):
             raise ValueError(f"{value!r} is not one of {', '.join(self.words)}")
         return value
 

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 
 from tp_flower import methods
 from tp_flower.features.choice import KEY_PREFIX, entry_of_key
-from tp_flower.losses import LOSSES
+from tp_flower.objectives import names_of_losses, takes_numbers
 from tp_flower.settings import declare, run, training
 from tp_flower.settings.privacy import PRIVACY_SETTINGS, PrivacySettings
 from tp_flower.splits import SplitRule
@@ -187,8 +187,8 @@ def _conflicts_of_splits(values: SettingValues) -> Iterator[str]:
 
 
 def _conflicts_of_models(values: SettingValues) -> Iterator[str]:
-    is_regression = values.task == run.REGRESSION
-    losses = [n for n, loss in LOSSES.items() if loss().is_regression == is_regression]
+    has_numbers = values.task == run.REGRESSION
+    losses = [n for n in names_of_losses() if takes_numbers(n) == has_numbers]
     if run.AUTO not in (values.task, values.loss) and values.loss not in losses:
         yield (
             f"loss: {values.loss!r} does not fit task {values.task!r}: use "

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from tp_flower import methods
-from tp_flower.losses import LOSSES
+from tp_flower.objectives import names_of_losses
 from tp_flower.protocol.coreset_messages import MOST_CLUSTERS, MOST_SAMPLED
 from tp_flower.settings.declare import (
     Form,
@@ -110,7 +110,7 @@ class SgdSettings:
 
 MLP: Final = "mlp"
 
-_LOSSES: Final = ", ".join(f'"{name}"' for name in LOSSES)
+_LOSSES: Final = ", ".join(f'"{name}"' for name in names_of_losses())
 _FACTORY: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _MODEL_FORMS: Final = '"linear", "mlp" or "package.module:factory"'
 _ITERATIVE: Final = Readers(
@@ -204,7 +204,7 @@ class ModelSettings:
     loss: str = setting(
         AUTO,
         f'{_LOSSES}, or "auto": from the task and the number of classes.',
-        OneOf((AUTO, *LOSSES)),
+        OneOf((AUTO, *names_of_losses()), names_of_losses),
     )
 
 

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from tp_flower import splits
 from tp_flower.errors import SettingsError
-from tp_flower.learning import label_noise
-from tp_flower.losses import LOSSES
 from tp_flower.methods import JOINING, LAPLACE
+from tp_flower.objectives import takes_numbers
+from tp_flower.privacy.label_mechanisms import LabelPlan, epsilon_of_noise
 from tp_flower.protocol.proposal import Proposal, ProposedPart
 from tp_flower.protocol.setup_messages import ExtractPart, LabelTerms, SplitTerms
 from tp_flower.settings import Settings
@@ -70,7 +70,7 @@ def local_label(settings: Settings) -> str | None:
     return REGRESSION if needs_numbers(settings) else settings.task
 
 
-def label_plan(settings: Settings) -> label_noise.LabelPlan | None:
+def label_plan(settings: Settings) -> LabelPlan | None:
     """Return the noise that the sites add to labels, None for labels in the clear."""
     privacy, task = settings.privacy, settings.task
     if not privacy.covers_labels:
@@ -89,17 +89,15 @@ def label_plan(settings: Settings) -> label_noise.LabelPlan | None:
             "private labels of a regression need privacy.label-range, the lowest and "
             f"highest value that labels are clipped to; {state}"
         )
-    epsilon = privacy.label_epsilon or label_noise.epsilon_of_noise(
-        privacy.label_noise, limits
-    )
-    return label_noise.LabelPlan(privacy.labels, epsilon, classes, limits)
+    epsilon = privacy.label_epsilon or epsilon_of_noise(privacy.label_noise, limits)
+    return LabelPlan(privacy.labels, epsilon, classes, limits)
 
 
 def needs_numbers(settings: Settings) -> str:
     """Return the setting by which numbers, even if few, stay numbers; "" if none."""
     if settings.method.solvers:
         return "the strategy"
-    if settings.loss != AUTO and LOSSES[settings.loss]().is_regression:
+    if settings.loss != AUTO and takes_numbers(settings.loss):
         return f"loss = {settings.loss!r}"
     return ""
 

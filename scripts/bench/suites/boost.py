@@ -94,7 +94,7 @@ def seconds_of_join(dataset: Dataset, settings: Settings) -> float:
     """Return how long DuckDB's join and LightGBM on four fifths of its rows take."""
     import lightgbm
 
-    options = tree_options(settings, dataset.joined(settings).loss)
+    options = tree_options(settings, dataset.joined(settings).objective)
     started = time.perf_counter()
     with new_engine() as connection:
         for name, frame in dataset.tables.items():

@@ -81,7 +81,7 @@ def _against_floor(strategy: RelationalStrategy[Any], outcome: Outcome) -> None:
     """Compare ADMM with a float32 per output for each row, 4 d_c sum(n_i), each way."""
     last, problem = strategy.report.history[-2], problem_of(strategy)  # then "finish"
     rows = sum(table.total_rows for table in problem.tables.values())
-    floor = BYTES_PER_NUMBER * problem.loss.outputs * rows
+    floor = BYTES_PER_NUMBER * problem.response.outputs * rows
     for direction, sent in (("up", last.bytes_up), ("down", last.bytes_down)):
         total = sum(sent.values())
         title = f"join-only ADMM, an epoch's bytes {direction} over the floor"

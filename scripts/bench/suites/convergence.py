@@ -98,7 +98,7 @@ def fit_additive_mlp(
     ``hidden_sizes`` (the first one) and ``l2`` of the settings are read.
     """
     problem = Problem.of(joined, settings)
-    loss, labels = problem.loss, problem.train_labels
+    loss, labels = problem.mean_loss, problem.train_labels
     is_squared = loss.name == "squared"
     scale = float(labels.std()) if is_squared else 1.0
     widths = [block.stop - block.start for block in joined.columns.values()]
@@ -116,7 +116,7 @@ def fit_additive_mlp(
     bias = torch.zeros(loss.outputs, requires_grad=True)
     parameters = [bias, *nn.ModuleList(parts).parameters()]
     optimizer = torch.optim.Adam(parameters, lr=LEARNING_RATE)
-    base = torch.from_numpy(loss.base_score(labels)).float()
+    base = torch.from_numpy(loss.base_score).float()
 
     def scores(features: torch.Tensor) -> torch.Tensor:
         blocks = zip(parts, torch.split(features, widths, dim=1), strict=True)
@@ -138,7 +138,7 @@ def fit_additive_mlp(
             optimizer.step()
         with torch.no_grad():
             predicted = scores(test).double().numpy()
-        losses.append(loss.value(predicted, problem.test_labels))
+        losses.append(problem.test_loss.value(predicted))
     return losses
 
 

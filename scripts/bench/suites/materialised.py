@@ -189,8 +189,8 @@ def touched_arrays(problem: TrainingProblem) -> list[npt.NDArray[Any]]:
     ``row_of`` of all tables, local scores in, targets out; z, duals, scores and labels
     of the joined rows.
     """
-    outputs, total = problem.loss.outputs, problem.train.joined_rows
-    arrays: list[npt.NDArray[Any]] = [problem.train_labels]
+    outputs, total = problem.response.outputs, problem.train.joined_rows
+    arrays: list[npt.NDArray[Any]] = [problem.objective.target.columns]
     for name, rows in problem.train.tables.items():
         # float32 as they travel
         scores = np.ones((problem.tables[name].total_rows, outputs), np.float32)
@@ -217,7 +217,7 @@ def _ten_epochs(frames: Frames) -> Measured:
 
 def _join_and_fit(way: str, case: Case, tables: Tables) -> Measured:
     columns, label, is_test = join_frames(Query.from_sql(case.sql), tables, case.mark)
-    labels, _ = read_label(label, is_test, case.settings)
+    labels = read_label(label, is_test, case.settings).target.numbers
     features = ENCODERS[way](fit_joined(columns, ~is_test), columns, ~is_test)
     fit_logistic(features, labels[~is_test], case.settings.l2)
     return {}
@@ -306,12 +306,14 @@ def run_joined(way: str, case: Case, tables: Tables, until: Until) -> Measured:
     started = time.perf_counter()
     columns, label, is_test = join_frames(Query.from_sql(case.sql), tables, case.mark)
     joined = time.perf_counter()
-    labels, loss = read_label(label, is_test, settings)
+    objective = read_label(label, is_test, settings)
     encoder = fit_joined(columns, ~is_test)
     problem = Problem(
-        *(encode(encoder, columns, ~is_test), labels[~is_test]),
-        *(encode(encoder, columns, is_test), labels[is_test]),
-        *(loss, settings.l2),
+        train=encode(encoder, columns, ~is_test),
+        mean_loss=objective.select(~is_test),
+        test=encode(encoder, columns, is_test),
+        test_loss=objective.select(is_test),
+        l2=settings.l2,
     )
     del columns, label  # the joined table is not needed any more
     encoded = time.perf_counter()

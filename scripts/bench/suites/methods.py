@@ -104,7 +104,7 @@ def measure_dataset(dataset: Dataset) -> Results:
         "title": dataset.title,
         "metric": dataset.metric,
         "reference": problem.test_metrics(problem.optimum())[dataset.metric],
-        "joined-rows": [len(problem.train_labels), len(problem.test_labels)],
+        "joined-rows": [len(problem.mean_loss), len(problem.test_loss)],
         "methods": {},
     }
     for name, method in METHODS.items():

@@ -16,10 +16,10 @@ from tp_flower.arrays import FloatArray
 from tp_flower.extraction.extracted import KeyColumn
 from tp_flower.joins.joining import build_mapping
 from tp_flower.joins.mapping import TableMapping, TableRows
-from tp_flower.learning.metrics import auc
 from tp_flower.learning.models.local_model import LinearModel, moment
 from tp_flower.learning.solvers import gram
-from tp_flower.losses import LogisticLoss, Loss, SoftmaxLoss, SquaredLoss
+from tp_flower.objectives import Target, make_objective
+from tp_flower.objectives.metrics import auc
 from tp_flower.protocol.packet import Packet, pack, unpack
 from tp_flower.query import Join
 
@@ -115,19 +115,17 @@ def _row_kernels(rows: int) -> Iterator[Kernel]:
 def _prox_kernels(rows: int) -> Iterator[Kernel]:
     """The z-update of each loss from where the epoch before ended."""
     draw = np.random.default_rng(2)
-    cases: list[tuple[Loss, float]] = [
-        (SquaredLoss(), 10.0),
-        (LogisticLoss(), 30.0),
-        (SoftmaxLoss(CLASSES), 60.0),
-    ]
-    for loss, most in cases:
-        labels = draw.integers(0, max(loss.outputs, 2), rows).astype(np.float64)
-        centre = draw.normal(size=(rows, loss.outputs))
-        start = loss.prox(centre, labels, RHO)
+    cases = [("squared", 0, 10.0), ("logistic", 2, 30.0), ("softmax", CLASSES, 60.0)]
+    for name, classes, most in cases:
+        values = draw.integers(0, max(classes, 2), rows)
+        target = Target.of(values, tuple(map(str, range(classes))))
+        objective = make_objective(name, target)
+        centre = draw.normal(size=(rows, objective.outputs))
+        start = objective.prox(centre, RHO)
         moved = centre + 0.1 * draw.normal(size=centre.shape)
-        run = partial(loss.prox, moved, labels, RHO, start)
+        run = partial(objective.prox, moved, RHO, start)
         floor = partial(np.exp, centre)
-        yield f"z-update, {loss.name}", run, "one exponential", floor, most
+        yield f"z-update, {name}", run, "one exponential", floor, most
 
 
 def _feature_kernels(rows: int) -> Iterator[Kernel]:

@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 from scripts.bench.harness import Options, Outcome
 from scripts.bench.suites.micro import best_seconds
 from tp_flower.arrays import FloatArray
-from tp_flower.losses import sigmoid
+from tp_flower.objectives.logistic import sigmoid
 from tp_flower.personalised import z_step
 from tp_flower.personalised.graph import SimilarityGraph
 from tp_flower.personalised.update_codec import decode_update, encode_update

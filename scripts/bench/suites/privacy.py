@@ -29,8 +29,7 @@ from scripts.bench.harness import (
 from strategies.run.grid import InProcessGrid
 from strategies.setup.problem import TrainingProblem
 from tp_flower.arrays import FloatArray
-from tp_flower.learning.label_noise import ClassNoise
-from tp_flower.learning.metrics import evaluate
+from tp_flower.objectives import ClassNoise
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import PrivacySettings, Settings
 from tp_flower.terms.extraction import label_plan
@@ -100,10 +99,8 @@ class Task:
 
     def mean_metrics(self, runs: Iterable[Settings]) -> Mapping[str, float]:
         """Return the means of the runs' test metrics by the true labels."""
-        truth = self.truth.test_labels
-        metrics = [
-            evaluate(self.truth.loss, self.run(settings)[1], truth) for settings in runs
-        ]
+        truth = self.truth.held_out
+        metrics = [truth.metrics(self.run(settings)[1]) for settings in runs]
         return {key: fmean(each[key] for each in metrics) for key in self.metrics}
 
 

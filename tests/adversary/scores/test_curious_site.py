@@ -116,7 +116,7 @@ def test_a_site_reads_the_other_table_s_scores_in_every_epoch(
 def test_the_sign_of_a_derivative_is_the_label(monkeypatch):
     memory, problem = trained(monkeypatch)
     steps = memory.table(problem, "o", "step", 0)[problem.train.tables["o"].row_of]
-    assert ((steps > 0) == (problem.train_labels > 0)).all()
+    assert ((steps > 0) == (problem.objective.target.numbers > 0)).all()
 
 
 def test_a_site_reads_exact_means_of_the_others_with_squared_loss(monkeypatch):

@@ -81,7 +81,7 @@ def objective_gradient(finished: Run) -> tuple[np.ndarray, np.ndarray]:
     design = np.insert(design, place, 1.0, axis=1)
     weights = weights_of(finished)
     residual = design @ finished.flat + federation.base_score[0]
-    residual -= federation.train_labels
+    residual -= federation.objective.target.numbers
     gradient = design.T @ (weights * residual) / weights.sum()
     return np.delete(gradient, place), np.delete(finished.flat, place)
 

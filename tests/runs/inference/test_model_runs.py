@@ -24,7 +24,7 @@ from tests.support.page_reading import console_text
 from tests.support.policies import OPEN, lenient
 from tests.support.predicted import scores_of
 from tp_flower.errors import ModelError, ReplyError, SourceError
-from tp_flower.learning.metrics import contributions
+from tp_flower.objectives import contributions
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.packet import Packet, pack, unpack
 from tp_flower.query import Query

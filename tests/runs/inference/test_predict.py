@@ -24,6 +24,7 @@ from tests.support.predicted import (
     train,
     train_store,
 )
+from tests.support.reference.families import Family
 from tp_flower.errors import (
     DivergedError,
     ModelError,
@@ -32,11 +33,10 @@ from tp_flower.errors import (
     SiteError,
 )
 from tp_flower.features.columns import NumericColumn
-from tp_flower.learning.metrics import evaluate
-from tp_flower.losses import LogisticLoss, SquaredLoss
+from tp_flower.objectives import response_of
 from tp_flower.privacy.key_agreement import GroupSecret
 from tp_flower.query import Query
-from tp_flower.reports.predictions import Outputs
+from tp_flower.reports.predictions import class_values
 from tp_flower.settings import PrivacySettings
 
 CASES = case_table(__file__)
@@ -177,14 +177,14 @@ def test_predictions_of_a_regression_and_of_rows_joined_several_times(squared):
     ],
 )
 def test_predicted_classes_have_the_type_of_the_label(kind, classes, values):
-    predicted = Outputs("logistic", tuple(classes.split()), kind).values
+    predicted = class_values(response_of("logistic", tuple(classes.split()), kind))
     assert str(predicted.to_pylist()) == str(values)
 
 
 @pytest.mark.parametrize("loss", ["squared ", "logistic", "kmeans"])
 def test_outputs_fit_their_classes(loss):
     with pytest.raises(ValueError, match="with 0 classes"):
-        Outputs(loss)
+        response_of(loss, (), "number")
 
 
 def test_other_runs_and_moves_change_nothing(logistic, tmp_path):
@@ -296,12 +296,12 @@ def test_metrics_are_those_of_the_joined_table(loss, request):
     metrics = model.evaluate(on(whole, frames), weighted)
     rows = np.array(model.reference(frames, SOURCE + " WHERE o.day > 5"))
     orders = frames["orders"].iloc[rows[:, 0].astype(int)]
-    own, labels = SquaredLoss(), orders["qty"].to_numpy(float)
+    own, labels = Family("squared"), orders["qty"].to_numpy(float)
     if loss == "logistic":
-        own, labels = LogisticLoss(), (labels > 3).astype(float)
+        own, labels = Family("logistic", 2), (labels > 3).astype(float)
     weights = orders["day"].to_numpy(float)
     assert metrics == pytest.approx(
-        evaluate(own, rows[:, 1:], labels, weights), abs=1e-5
+        own.on(labels, weights).metrics(rows[:, 1:]), abs=1e-5
     )
 
 

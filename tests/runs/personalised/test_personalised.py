@@ -269,7 +269,7 @@ def test_encoded_updates_are_shorter_and_lead_to_the_same_place():
 def test_classes_of_all_sites_are_put_together(label, loss, classes):
     strategy = train(sql=f"SELECT {label} AS label, a, b FROM t", num_epochs=30)
     problem = strategy.training_problem
-    assert (problem.loss.name, len(problem.classes)) == (loss, classes)
+    assert (problem.response.loss, len(problem.classes)) == (loss, classes)
     assert strategy.report.final_test["accuracy"] > 0.6
     assert np.isfinite(strategy.report.final_test["log_loss"])
 

@@ -16,9 +16,8 @@ from tests.support.federated import WatchedGrid
 from tests.support.files import case_table
 from tp_flower.errors import ReplyError, SettingsError, SiteError
 from tp_flower.extraction.extracted import LabelColumn
-from tp_flower.learning.label_noise import LabelPlan, epsilon_of_noise
-from tp_flower.learning.metrics import evaluate
-from tp_flower.losses import LogisticLoss, sigmoid
+from tp_flower.objectives.logistic import sigmoid
+from tp_flower.privacy.label_mechanisms import LabelPlan, epsilon_of_noise
 from tp_flower.settings import PrivacySettings, Settings
 from tp_flower.terms.extraction import label_plan
 
@@ -95,8 +94,8 @@ def test_listed_classes_are_numbered_as_listed():
     )
     problem = train_store("softmax", privacy, num_epochs=1).training_problem
     assert problem.classes == ("c", "a", "b", "never")
-    assert problem.loss.outputs == 4
-    assert set(problem.train_labels) == {0.0, 1.0, 2.0}
+    assert problem.response.outputs == 4
+    assert set(problem.objective.target.numbers) == {0.0, 1.0, 2.0}
 
 
 def true_labels():
@@ -202,12 +201,12 @@ def learned(monkeypatch, privacy):
 
 def test_the_correction_learns_what_the_true_labels_teach(monkeypatch):
     scores, clear = learned(monkeypatch, PrivacySettings())
-    truth = clear.training_problem.test_labels
-    best = evaluate(LogisticLoss(), scores, truth)
+    truth = clear.training_problem.held_out
+    best = truth.metrics(scores)
     found, method = learned(monkeypatch, response(1.0))
     raw, uncorrected = learned(monkeypatch, response(1.0, label_correction=False))
-    corrected = evaluate(LogisticLoss(), found, truth)
-    biased = evaluate(LogisticLoss(), raw, truth)
+    corrected = truth.metrics(found)
+    biased = truth.metrics(raw)
     assert corrected["log_loss"] - best["log_loss"] < 0.01
     assert biased["log_loss"] - best["log_loss"] > 0.04
     # and says so: the estimate is of the true labels' metric, else of the noise's

@@ -83,7 +83,7 @@ def test_trees_without_a_split_are_warned_of(caplog):
     assert (
         "no table's trees have a split, so that all rows get one score" in caplog.text
     )
-    labels = run.strategy.training_problem.train_labels
+    labels = run.strategy.training_problem.objective.target.numbers
     assert run.losses == [pytest.approx(labels.var() / 2)]
     caplog.clear()
     split = run_query(store_sql("squared"), sites, **HOW, min_rows_per_leaf=1)

@@ -17,9 +17,9 @@ from tests.support.examples.store_runs import (
 )
 from tests.support.examples.store_runs import trained as on_store
 from tests.support.federated import one_per_site, run_query, whole
+from tests.support.reference.families import Family
 from tests.support.reference.training import conjugate_gradients
 from tp_flower.learning import solvers
-from tp_flower.losses import make_loss
 from tp_flower.privacy.sealed_sums import read_words
 from tp_flower.protocol.descent_messages import (
     DescentStep,
@@ -36,7 +36,7 @@ trained = functools.partial(on_store, strategy="cg", num_epochs=6, tolerance=1e-
 def slow_iterates(problem):
     """The parameters after up to 5 epochs with dense matrices."""
     classes = {"squared": 0, "logistic": 2, "softmax": 3}[problem.loss]
-    curvature = make_loss(problem.loss, classes).curvature(problem.base)
+    curvature = Family(problem.loss, classes).on([]).curvature(problem.base)
     return conjugate_gradients(problem, 5, float(curvature))
 
 

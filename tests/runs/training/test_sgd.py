@@ -232,7 +232,7 @@ def test_metrics_are_of_the_epochs_model(layout):
             width = features[alias].shape[1]
             local = features[alias] @ theta[:width] + theta[width:].sum()
             scores += local[rows.row_of]
-        rmse = np.sqrt(((scores - federation.test_labels) ** 2).mean())
+        rmse = np.sqrt(((scores - federation.held_out.target.numbers) ** 2).mean())
         assert item.test["rmse"] == pytest.approx(rmse, rel=1e-5)
 
 

@@ -42,8 +42,7 @@ from tests.support.files import case_table
 from tests.support.reference import admm as slow
 from tests.support.reference import joins
 from tp_flower.errors import DivergedError, ReplyError
-from tp_flower.learning.metrics import evaluate
-from tp_flower.losses import LOSSES
+from tp_flower.objectives import names_of_losses
 from tp_flower.query import Query
 
 CASES = case_table(__file__)
@@ -70,7 +69,7 @@ def test_joined_rows_features_and_labels_are_those_of_duckdbs_join(loss, layout)
     finished = trained(loss, layout)
     reference = reference_of(finished)
     problem = finished.strategy.training_problem
-    np.testing.assert_array_equal(problem.train_labels, reference.labels)
+    np.testing.assert_array_equal(problem.objective.target.numbers, reference.labels)
     np.testing.assert_allclose(problem.base_score, reference.base, rtol=1e-12)
     every = joins.joined_positions(whole(FRAMES), ALIASES, SOURCE)
     tested = finished.tested["o"]
@@ -240,9 +239,9 @@ def test_held_out_rows_do_not_influence_training(loss, strategy, how):
 def test_metrics_are_those_of_the_joined_rows(loss, layout):
     finished = trained(loss, layout)
     reference, report = reference_of(finished), finished.strategy.report
-    own = finished.strategy.training_problem.loss
+    objective = finished.strategy.training_problem.objective
     scores = reference.scores(finished.flat, range(len(reference.labels)))
-    expected = evaluate(own, scores, reference.labels)
+    expected = objective.metrics(scores)
     assert report.final_train == pytest.approx(expected, rel=1e-4, abs=1e-5)
     every = joins.joined_positions(whole(FRAMES), ALIASES, SOURCE)
     rows = np.array([row for row in every if finished.tested["o"][row[0]]])
@@ -253,7 +252,8 @@ def test_metrics_are_those_of_the_joined_rows(loss, layout):
         inputs = np.array([encoded[row] for row in rows[:, place]])
         scores += inputs @ matrices[alias][: inputs.shape[1]]
         scores += matrices[alias][inputs.shape[1] :].sum(axis=0)
-    expected = evaluate(own, scores, store_labels(loss)[rows[:, 0]])
+    held_out = objective.over(store_labels(loss)[rows[:, 0], None])
+    expected = held_out.metrics(scores)
     assert report.final_test == pytest.approx(expected, rel=1e-4, abs=1e-5)
     assert all("not converged" in warning for warning in report.warnings)
     labels = {"train": reference.labels, "test": store_labels(loss)[rows[:, 0]]}
@@ -331,7 +331,9 @@ def test_a_model_of_chance_is_no_better_than_a_constant_and_says_so(strategy):
 
 
 def test_names_of_losses_are_those_of_the_tests():
-    assert set(LOSSES) == set(LABELS), "give it a label in LABELS of federated.py"
+    assert set(names_of_losses()) == set(LABELS), (
+        "give it a label in LABELS of federated.py"
+    )
 
 
 def assert_one_message_per_site(finished: Run) -> None:
@@ -377,7 +379,7 @@ def test_bytes_of_join_only_admm_are_one_number_per_row_and_output(loss):
         finished = run(loss, sites, num_epochs=3, test_fraction=1e-9)
         federation = finished.strategy.training_problem
         rows = [table.total_rows for table in federation.tables.values()]
-        floor = 4 * federation.loss.outputs * np.array(rows)
+        floor = 4 * federation.response.outputs * np.array(rows)
         epochs = [item for item in finished.history if item.phase == "admm"]
         assert len(epochs) == 3
         for item in epochs:

@@ -23,8 +23,8 @@ from scripts.joined.models import Problem, fit_ridge, train_lbfgs
 from strategies.run.grid import InProcessGrid
 from tests.support import federated
 from tests.support.files import case_table
+from tests.support.reference.families import Family
 from tp_flower.features.statistics import category_purpose
-from tp_flower.losses import SquaredLoss
 from tp_flower.query import Query
 from tp_flower.randomness import Stream, generator
 from tp_flower.reports.records import report_dict, write_json
@@ -135,7 +135,7 @@ def test_the_objective_counts_the_penalty_but_not_the_intercept() -> None:
     # 1/2 (w - 2)^2 + 1/2 w^2 is least at w = 1, with the intercept at the mean
     assert fitted.weights.tolist() == [[pytest.approx(1.0)]]
     assert fitted.intercept.tolist() == [pytest.approx(5.0)]
-    problem = Problem(*(features, labels) * 2, SquaredLoss(), 1.0)
+    problem = Problem(*(features, Family("squared").on(labels)) * 2, 1.0)
     assert problem.objective(fitted) == pytest.approx(1.0)
 
 
@@ -165,7 +165,7 @@ def problem_of(loss: str) -> tuple[Problem, Settings]:
 def test_the_optimum_has_no_gradient(loss: str) -> None:
     problem, _ = problem_of(loss)
     fitted, features = problem.optimum(), problem.train.astype(float)
-    excess = problem.loss.gradient(fitted.scores(features), problem.train_labels)
+    excess = problem.mean_loss.gradient(fitted.scores(features))
     gradient = features.T @ excess / len(features) + problem.l2 * fitted.weights
     # labels are about ten: these are relative errors of 1e-9
     assert np.abs(gradient).max() < 1e-8
@@ -304,7 +304,7 @@ def test_a_run_holds_out_the_same_rows(store, token, split):
     ]
     assert min(subset) > 0
     for rows, labels in (
-        (table.subset == TRAIN, run.train_labels),
-        (table.is_test, run.test_labels[~run.validates]),
+        (table.subset == TRAIN, run.objective.target.numbers),
+        (table.is_test, run.tested.target.numbers),
     ):
         np.testing.assert_array_equal(np.sort(table.labels[rows]), np.sort(labels))

@@ -11,7 +11,7 @@ from client_apps.privacy import noisy_labels
 from client_apps.rounds.site import Site
 from tests.support.policies import lenient
 from tp_flower.extraction.extracted import LabelColumn
-from tp_flower.learning.label_noise import LabelPlan
+from tp_flower.privacy.label_mechanisms import LabelPlan
 from tp_flower.protocol.codec import decode
 from tp_flower.protocol.packet import Packet
 from tp_flower.protocol.training_messages import PrepareRequest, PrivacyTerms

@@ -105,7 +105,7 @@ def reference_of(
         source: the query from FROM on.
         weight: what DuckDB weighs each joined training row by.
     """
-    loss, tested = run.strategy.training_problem.loss.name, run.tested["o"]
+    loss, tested = run.strategy.training_problem.objective.name, run.tested["o"]
     # an order is trained on or tested, never both
     assert not (run.trained["o"] & tested).any()
     positions, weights = joins.weighted_positions(

@@ -60,7 +60,7 @@ class SitesMemory:
         """
         base = problem.base_score[0]
         first, step = (self.table(problem, name, "step", e) for e in (0, epoch))
-        if problem.loss.is_regression:
+        if problem.objective.has_constant_hessian:
             scores = base + first - step
         else:
             scores = logit(np.clip(expit(base) + first - step, 1.0 - MOST, MOST))

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from tests.support.reference import losses as slow
+from tests.support.reference.families import family
 from tp_flower.learning import admm
-from tp_flower.losses import LOSSES, make_loss
+from tp_flower.objectives import names_of_losses
 
-ALL_LOSSES = [
-    make_loss(name, min(3, loss.class_counts[-1])) for name, loss in LOSSES.items()
-]
-each_loss = pytest.mark.parametrize("loss", ALL_LOSSES, ids=lambda loss: loss.name)
+each_loss = pytest.mark.parametrize(
+    "loss", [family(name) for name in names_of_losses()], ids=str
+)
 HIGH, LOW, EVEN = (
     admm.Residuals(1.0, 0.01),
     admm.Residuals(0.01, 1.0),
@@ -24,23 +24,18 @@ def small_blocks(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
 
 
-def labels_for(loss, rows: int, rng) -> np.ndarray:
-    if loss.is_regression:
-        return rng.normal(size=rows)
-    return rng.integers(0, max(2, loss.outputs), rows).astype(float)
-
-
 @each_loss
 @pytest.mark.parametrize("alpha", [1.0, 1.5])
 @pytest.mark.parametrize("rho", [1e-3, 0.3, 1e3])
 def test_duals_are_the_gradient_at_z_after_every_step(loss, alpha, rho):
     rng = np.random.default_rng(0)
-    labels = labels_for(loss, 20, rng)
+    labels = loss.labels(rng, 20)
+    objective = loss.on(labels)
     state = admm.initial_state(np.zeros(loss.outputs), 20, rho)
     for _ in range(5):
         scores = 3 * rng.normal(size=(20, loss.outputs))
         old, before = state, (scores.copy(), state.z.copy(), state.duals.copy())
-        state, message = admm.admm_step(old, scores, labels, loss, alpha)
+        state, message = admm.admm_step(old, scores, objective, alpha)
         # its arguments are left alone
         for array, copy in zip((scores, old.z, old.duals), before, strict=True):
             np.testing.assert_array_equal(array, copy)

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.reference.families import Family
 from tests.support.reference.training import Centralised, conjugate_gradients
 from tp_flower.joins.mapping import TableRows
 from tp_flower.learning.conjugate_gradients import Descent, Products
 from tp_flower.learning.solvers import RidgeSolver, gram
-from tp_flower.losses import make_loss
 
 EPOCHS = 4
 
@@ -52,7 +52,7 @@ class Table:
 @settings(max_examples=10)
 @given(number=st.integers(0, 2**32 - 1))
 def test_every_iterate_is_that_on_the_joined_table(name, classes, most, number):
-    rng, loss, l2 = np.random.default_rng(number), make_loss(name, classes), 0.1
+    rng, loss, l2 = np.random.default_rng(number), Family(name, classes), 0.1
     weights = rng.uniform(0.5, 2.0, 40)
     weights /= weights.mean()
     count = rng.integers(1, 4)
@@ -60,13 +60,14 @@ def test_every_iterate_is_that_on_the_joined_table(name, classes, most, number):
     labels = rng.integers(0, classes or 5, 40).astype(float)
     # every class has a row
     labels[:classes] = np.arange(classes)
-    base = loss.base_score(labels, weights)
+    objective = loss.on(labels, weights)
+    base = objective.base_score
     inputs = {n: table.features[table.rows.row_of] for n, table in tables.items()}
     masks = {n: table.penalised for n, table in tables.items()}
     problem = Centralised(name, inputs, labels, base, l2, masks, weights)
-    curvature = float(loss.curvature(base))
+    curvature = float(objective.curvature(base))
     expected = conjugate_gradients(problem, EPOCHS, curvature)
-    server = Descent(loss, labels, weights, base)
+    server = Descent(objective, base)
     for theta in expected[1:]:
         numbers = weights[:, None] * server.derivatives()
         parts = [t.descend(numbers, curvature, l2, count) for t in tables.values()]
@@ -85,9 +86,11 @@ def _noiseless(rng):
     tables = [Table(rng, np.ones(40), 1) for _ in range(2)]
     parts = [t.rows.expand(t.features @ rng.normal(size=t.theta.shape)) for t in tables]
     labels = np.sum(parts, axis=0)[:, 0]
-    return tables, Descent(
-        make_loss("squared", 0), labels, None, np.array([labels.mean()])
-    )
+    return tables, Descent(Family("squared").on(labels), np.array([labels.mean()]))
+
+
+def _labels(server):
+    return server._objective.target.numbers
 
 
 def _exchange(tables, server, unit):
@@ -111,7 +114,7 @@ def test_the_drift_is_by_how_much_the_servers_scores_are_off():
         for _ in range(3):
             _exchange(tables, server, 1e-3)
         exact = sum(table.rows.expand(table.features @ table.theta) for table in tables)
-        error = server.scores - server._labels.mean() - exact
+        error = server.scores - _labels(server).mean() - exact
         ratios.append(np.sqrt(np.mean(error**2)) / server.drift)
     # rows of a table share their error: 2 to 8 of them scatter by about a quarter
     assert np.median(ratios) == pytest.approx(1.0, abs=0.25)
@@ -128,10 +131,10 @@ def test_scores_that_the_rounding_hides_take_no_step_and_arrive_finer_next():
     for table, theta in zip(tables, thetas, strict=True):
         np.testing.assert_array_equal(table.theta, theta)
     assert server.drift < 1e-6
-    loss = np.mean((server.scores[:, 0] - server._labels) ** 2)
+    loss = np.mean((server.scores[:, 0] - _labels(server)) ** 2)
     _exchange(tables, server, 1e-4 * server.size)
     assert server.conjugacy == 0.0  # it begins anew
-    assert np.mean((server.scores[:, 0] - server._labels) ** 2) < loss
+    assert np.mean((server.scores[:, 0] - _labels(server)) ** 2) < loss
 
 
 def test_a_noiseless_label_ends_where_rounding_does():
@@ -142,7 +145,9 @@ def test_a_noiseless_label_ends_where_rounding_does():
         _exchange(tables, server, 2.0**-20 * min(server.size, 8.0))
         norms.append(np.sqrt(max(server.slope, 0.0)))
         ends.append(server.slope <= server.noise)
-    loss = np.mean((server.scores[:, 0] - server._labels) ** 2) / np.var(server._labels)
+    loss = np.mean((server.scores[:, 0] - _labels(server)) ** 2) / np.var(
+        _labels(server)
+    )
     assert ends.index(True) > 0
     assert all(ends[ends.index(True) + 4 :])
     assert loss < 1e-10

@@ -17,7 +17,6 @@ from torch import nn
 from tests.support.examples.fits import fit_problem, normal_rows, ridge_of, with_ones
 from tp_flower.arrays import in_threads, thread_count
 from tp_flower.errors import SettingsError
-from tp_flower.learning.metrics import evaluate
 from tp_flower.learning.models import local_model
 from tp_flower.learning.models.local_model import (
     LinearModel,
@@ -27,7 +26,7 @@ from tp_flower.learning.models.local_model import (
 )
 from tp_flower.learning.models.neural import FitBudget, TorchModel, fit_least_squares
 from tp_flower.learning.solvers import RidgeSolver, gram
-from tp_flower.losses import KMeansLoss
+from tp_flower.objectives import KMEANS, Target, make_objective
 
 few = settings(max_examples=60)
 
@@ -221,9 +220,10 @@ def test_scores_of_centres_are_the_squared_distances(rows, width, clusters):
 
 def test_metrics_are_the_weighted_mean_distance_and_its_root():
     scores, weights = np.array([[4.0, 9.0], [25.0, 1.0]]), np.array([3.0, 1.0])
-    actual = evaluate(KMeansLoss(2), scores, np.zeros(2), weights)
+    objective = make_objective(KMEANS, Target.without_label(2, ("0", "1")), weights)
+    actual = objective.metrics(scores)
     assert actual == {"loss": 3.25, "rms_distance": pytest.approx(3.25**0.5)}
-    assert KMeansLoss(2).base_score(np.zeros(2)).tolist() == [0.0, 0.0]
+    assert objective.base_score.tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 7, 100])

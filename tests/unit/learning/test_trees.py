@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.reference.families import Family
 from tp_flower.arrays import MISSING
 from tp_flower.errors import ModelError
 from tp_flower.joins.mapping import TableRows
 from tp_flower.learning.boosting import SHRINK, Boosting, moved
 from tp_flower.learning.models.trees import Forest, TreeModel, grow
-from tp_flower.losses import make_loss
 from tp_flower.methods import Growth
 
 GROWTH = Growth(trees=1, leaves=5, rate=1.0, least_rows=50)
@@ -34,7 +34,7 @@ def test_conservation_of_the_sums_over_joined_rows():
 @given(number=st.integers(0, 2**32 - 1))
 def test_a_tree_is_that_of_the_joined_table_with_the_columns_of_the_table(name, number):
     rng = np.random.default_rng(number)
-    count, total, loss = 300, 3000, make_loss(name, 2 if name == "logistic" else 0)
+    count, total, loss = 300, 3000, Family(name, 2 if name == "logistic" else 0)
     # the same bins: each value of a column is one
     features = rng.integers(0, 9, (count, 3)).astype(np.float32)
     features[rng.random((count, 3)) < 0.1] = MISSING
@@ -44,8 +44,8 @@ def test_a_tree_is_that_of_the_joined_table_with_the_columns_of_the_table(name, 
     weights = rng.uniform(0.5, 1.5, total)
     labels = rng.integers(0, 2, total).astype(float)
     scores = rng.normal(size=(total, 1))
-    gradient = weights[:, None] * loss.gradient(scores, labels)
-    hessian = weights[:, None] * loss.hessian(scores)
+    gradient = weights[:, None] * loss.on(labels).gradient(scores)
+    hessian = weights[:, None] * loss.on(labels).hessian(scores)
     model = TreeModel(1)
     sums = rows.segment_sum(gradient), rows.segment_sum(hessian)
     text, values = grow(model, features, *sums, total, GROWTH)
@@ -182,16 +182,16 @@ def test_bytes_that_are_no_trees_are_refused():
     ("name", "classes"), [("squared", 0), ("logistic", 2), ("softmax", 3)]
 )
 def test_the_step_is_a_share_of_the_best(name, classes):
-    rng, loss = np.random.default_rng(3), make_loss(name, classes)
+    rng, family = np.random.default_rng(3), Family(name, classes)
     labels = rng.integers(0, classes or 5, 300).astype(float)
     weights = rng.uniform(0.5, 1.5, 300)
     weights /= weights.mean()
-    base = loss.base_score(labels, weights)
-    boosting = Boosting(loss, labels, weights, base)
+    loss = family.on(labels, weights)
+    boosting = Boosting(loss, loss.base_score)
     start, (gradient, hessian) = boosting.scores.copy(), boosting.derivatives()
-    slow = loss.gradient(start, labels) * weights[:, None]
+    slow = loss.gradient(start) * weights[:, None]
     np.testing.assert_allclose(gradient, slow)
-    change = loss.gradient(start + 1e-5, labels) - loss.gradient(start - 1e-5, labels)
+    change = loss.gradient(start + 1e-5) - loss.gradient(start - 1e-5)
     if name != "softmax":
         np.testing.assert_allclose(hessian, change / 2e-5 * weights[:, None], rtol=1e-4)
     # long enough that no step is cut
@@ -206,7 +206,7 @@ def test_the_step_is_a_share_of_the_best(name, classes):
         best = lengths / SHRINK
 
         def value(lengths, directions=directions):
-            return loss.value(moved(start, lengths, directions), labels, weights)
+            return loss.value(moved(start, lengths, directions))
 
         for place in range(len(directions)):
             for change in (-1e-4, 1e-4):
@@ -216,8 +216,8 @@ def test_the_step_is_a_share_of_the_best(name, classes):
 
 
 def test_a_step_is_at_most_one():
-    labels, loss = np.array([0.0, 2.0]), make_loss("squared", 0)
-    boosting = Boosting(loss, labels, None, np.array([1.0]))
+    labels = np.array([0.0, 2.0])
+    boosting = Boosting(Family("squared").on(labels), np.array([1.0]))
     direction = 0.1 * (labels[:, None] - 1.0)
     assert boosting.lengths([direction]) == [1.0]
 

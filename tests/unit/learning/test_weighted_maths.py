@@ -6,28 +6,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as known
 
+from tests.support.reference.families import Family
 from tests.support.reference.joins import segment_sum
 from tp_flower.arrays import effective_rows
 from tp_flower.errors import SettingsError
 from tp_flower.joins.mapping import RowWeights, TableMapping, TableRows
-from tp_flower.learning import metrics
 from tp_flower.learning.admm import AdmmState, residuals, score_steps
-from tp_flower.learning.label_noise import ClassNoise, NumberNoise, corrected
-from tp_flower.learning.metrics import auc, evaluate
 from tp_flower.learning.models.local_model import FitProblem
 from tp_flower.learning.solvers import RidgeSolver, gram
-from tp_flower.losses import LogisticLoss, SoftmaxLoss, SquaredLoss
+from tp_flower.objectives import ClassNoise, NumberNoise, comparison
+from tp_flower.objectives.metrics import auc
 from tp_flower.settings import Settings
 
 LOSSES = [
-    SquaredLoss(),
-    LogisticLoss(),
-    SoftmaxLoss(3),
-    corrected(SquaredLoss(), NumberNoise(0.3)),
-    corrected(LogisticLoss(), ClassNoise(2, 0.8)),
-    corrected(SoftmaxLoss(3), ClassNoise(3, 0.7)),
+    Family("squared"),
+    Family("logistic", 2),
+    Family("softmax", 3),
+    Family("squared", 0, NumberNoise(0.3)),
+    Family("logistic", 2, ClassNoise(2, 0.8)),
+    Family("softmax", 3, ClassNoise(3, 0.7)),
 ]
-each_loss = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: repr(loss)[:25])
+each_loss = pytest.mark.parametrize("loss", LOSSES, ids=str)
 COPIES = np.array([1, 3, 2, 1, 4, 2, 1, 2, 5, 3])
 ROWS = len(COPIES)
 
@@ -36,8 +35,8 @@ def problem(loss):
     """Scores (10, d_c), labels (10,) and positive weights."""
     rng = np.random.default_rng(3)
     labels = rng.normal(size=ROWS)
-    if not loss.is_regression:
-        labels = np.arange(ROWS) % max(2, loss.outputs) * 1.0
+    if loss.classes:
+        labels = np.arange(ROWS) % loss.classes * 1.0
     return 2 * rng.normal(size=(ROWS, loss.outputs)), labels
 
 
@@ -45,29 +44,35 @@ def problem(loss):
 def test_whole_weights_repeat_rows(loss):
     scores, labels = problem(loss)
     weights, again = 0.7 * COPIES, np.repeat(np.arange(ROWS), COPIES)
-    repeated = scores[again], labels[again]
-    value = loss.value(scores, labels, weights)
-    assert value == pytest.approx(loss.value(*repeated), rel=1e-12)
-    actual = evaluate(loss, scores, labels, weights)
-    assert actual == pytest.approx(evaluate(loss, *repeated), rel=1e-9, nan_ok=True)
-    is_noisy_class = loss.name != "squared" and hasattr(loss, "noise")
+    weighted, repeated = loss.on(labels, weights), loss.on(labels[again])
+    value = weighted.value(scores)
+    assert value == pytest.approx(repeated.value(scores[again]), rel=1e-12)
+    expected = repeated.metrics(scores[again])
+    assert weighted.metrics(scores) == pytest.approx(expected, rel=1e-9, nan_ok=True)
+    direction = scores[::-1]
+    assert weighted.slope(scores, direction) == pytest.approx(
+        0.7 * repeated.slope(scores[again], direction[again]), rel=1e-9
+    )
+    is_noisy_class = loss.classes and loss.noise
     if not is_noisy_class:  # whose least rate is by how sure the rows are
-        np.testing.assert_allclose(
-            loss.base_score(labels, weights), loss.base_score(labels[again]), rtol=1e-9
-        )
+        np.testing.assert_allclose(weighted.base_score, repeated.base_score, rtol=1e-9)
 
 
-class AbsoluteLoss(SquaredLoss):
-    """|h - y|, for regression too."""
-
-    name = "absolute"
-
-    def row_values(self, scores, labels):
-        return np.abs(scores[:, 0] - labels)
+@each_loss
+def test_partial_sums_of_disjoint_rows_add_up(loss):
+    scores, labels = problem(loss)
+    objective, direction = loss.on(labels, 0.7 * COPIES), scores[::-1]
+    rows = [np.arange(ROWS) % 3 == k for k in range(3)]
+    parts = [(objective.select(each), scores[each], direction[each]) for each in rows]
+    assert sum(part.mass for part, *_ in parts) == pytest.approx(objective.mass)
+    total = sum(part.total(h) for part, h, _ in parts)
+    assert total / objective.mass == pytest.approx(objective.value(scores))
+    slope = sum(part.slope(h, d) for part, h, d in parts)
+    assert slope == pytest.approx(objective.slope(scores, direction))
 
 
 @pytest.mark.parametrize("is_weighted", [False, True])
-def test_metrics_of_a_regression_are_scikit_learns_whatever_the_loss(is_weighted):
+def test_metrics_of_a_regression_are_scikit_learns(is_weighted):
     rng = np.random.default_rng(0)
     labels, scores = rng.normal(size=80), rng.normal(size=(80, 1))
     weights = rng.gamma(0.7, size=80) if is_weighted else None
@@ -75,22 +80,20 @@ def test_metrics_of_a_regression_are_scikit_learns_whatever_the_loss(is_weighted
     squares, distances, r2 = (
         measure(labels, scores[:, 0], sample_weight=weights) for measure in measures
     )
-    for loss, value in ((SquaredLoss(), squares / 2), (AbsoluteLoss(), distances)):
-        expected = {"loss": value, "rmse": squares**0.5, "mae": distances, "r2": r2}
-        assert evaluate(loss, scores, labels, weights) == pytest.approx(
-            expected, rel=1e-12
-        )
+    expected = {"loss": squares / 2, "rmse": squares**0.5, "mae": distances, "r2": r2}
+    actual = Family("squared").on(labels, weights).metrics(scores)
+    assert actual == pytest.approx(expected, rel=1e-12)
 
 
 @given(classes=st.integers(2, 40), rows=st.integers(1, 300), seed=st.integers(0, 99))
 def test_a_confusion_matrix_of_many_classes_merges_the_rarest(classes, rows, seed):
     labels, predicted = np.random.default_rng(seed).integers(0, classes, (2, rows))
-    table = metrics.confusion(
+    table = comparison.confusion(
         [str(k) for k in range(classes)], predicted * 1.0, labels * 1.0
     )
     matrix = known.confusion_matrix(labels, predicted, labels=range(classes))
-    listed = [int(name) for name in table if name != metrics.OTHERS]
-    assert len(listed) == min(classes, metrics.MOST_CLASSES)
+    listed = [int(name) for name in table if name != comparison.OTHERS]
+    assert len(listed) == min(classes, comparison.MOST_CLASSES)
     cells = [[table[str(k)][str(guess)] for guess in listed] for k in listed]
     assert cells == matrix[np.ix_(listed, listed)].tolist()
     assert sum(sum(row.values()) for row in table.values()) == rows
@@ -105,11 +108,11 @@ def test_means_by_tenth_are_of_no_few_rows_whatever_their_order(
     rng = np.random.default_rng(seed)
     predicted, labels, weights = rng.gamma(1.0, size=(3, rows))
     weights = weights if is_weighted else np.ones(rows)
-    groups = metrics.means_by_tenth(predicted, labels, weights)
-    assert len(groups) == min(rows // metrics.LEAST_GROUP, 10)
-    assert all(group["rows"] >= metrics.LEAST_GROUP for group in groups)
+    groups = comparison.means_by_tenth(predicted, labels, weights)
+    assert len(groups) == min(rows // comparison.LEAST_GROUP, 10)
+    assert all(group["rows"] >= comparison.LEAST_GROUP for group in groups)
     again = rng.permutation(rows)
-    moved = metrics.means_by_tenth(
+    moved = comparison.means_by_tenth(
         *(values[again] for values in (predicted, labels, weights))
     )
     assert moved == [pytest.approx(group) for group in groups]
@@ -120,7 +123,7 @@ def test_metrics_of_classes_are_scikit_learns():
     weights = rng.gamma(0.7, size=80)
     sample = {"sample_weight": weights}
     classes, scores = rng.integers(0, 3, 80), rng.normal(size=(80, 3))
-    actual = evaluate(SoftmaxLoss(3), scores, classes.astype(float), weights)
+    actual = Family("softmax", 3).on(classes, weights).metrics(scores)
     rates = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
     guess = scores.argmax(axis=1)
     areas = [known.roc_auc_score(classes == k, rates[:, k], **sample) for k in range(3)]
@@ -131,7 +134,7 @@ def test_metrics_of_classes_are_scikit_learns():
     }
     assert {name: actual[name] for name in expected} == pytest.approx(expected)
     scores, is_late = scores.round(1)[:, :1], classes > 0  # ties
-    two = evaluate(LogisticLoss(), scores, is_late * 1.0, weights)
+    two = Family("logistic", 2).on(is_late, weights).metrics(scores)
     assert two["auc"] == pytest.approx(
         known.roc_auc_score(is_late, scores[:, 0], **sample)
     )

@@ -10,7 +10,7 @@ from scipy.integrate import quad
 
 from tests.support.files import case_table
 from tp_flower.errors import SettingsError
-from tp_flower.learning import label_noise
+from tp_flower.privacy import label_mechanisms as label_noise
 from tp_flower.randomness import NoiseSource
 
 DRAWS = 1_000_000

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from strategies.setup.labels import Labels, choose_loss, read_labels
+from strategies.setup.labels import choose_objective, read_labels
 from tests.support.files import case_table
-from tp_flower import losses
 from tp_flower.errors import QueryError
 from tp_flower.extraction.extracted import LabelColumn
+from tp_flower.objectives import MAX_CLASSES, Target
 from tp_flower.settings import Settings
 
 CASES = case_table(__file__)
@@ -26,7 +26,7 @@ def labels(*shards, task="auto"):
 @pytest.mark.parametrize(("shards", "task", "values", "classes"), CASES["values"])
 def test_labels_are_numbers_or_classes(shards, task, values, classes):
     column = labels(*shards, task=task)
-    assert column.values.tolist() == values
+    assert column.numbers.tolist() == values
     assert column.classes == tuple(classes.split())
 
 
@@ -41,10 +41,8 @@ NULLS = [
     for task in TASKS
 ]
 HALVES = [k + 0.5 for k in range(51)]
-MANY = losses.MAX_CLASSES + 1
-TOO_MANY = (
-    f"has {MANY} distinct values; classification takes at most {losses.MAX_CLASSES}"
-)
+MANY = MAX_CLASSES + 1
+TOO_MANY = f"has {MANY} distinct values; classification takes at most {MAX_CLASSES}"
 
 
 @pytest.mark.parametrize(
@@ -85,29 +83,30 @@ def test_some_fractions_and_many_whole_numbers_are_classes(values):
     assert [float(name) for name in column.classes] == list(values)
 
 
-def loss(classes, joined, **settings):
-    label = Labels(np.arange(float(len(classes))), tuple(classes))
-    return choose_loss(label, np.array(joined, dtype=float), Settings(**settings))
+def objective(classes, joined, **settings):
+    target = Target.of(np.array([*joined, 0.0]), tuple(classes))
+    is_trained = np.arange(len(target)) < len(joined)
+    return choose_objective(target, is_trained, Settings(**settings))
 
 
 @pytest.mark.parametrize(
     ("classes", "joined", "wanted", "kind"),
     [
-        ((), [1.5, 2.5], "auto", losses.SquaredLoss),
-        ((), [1.5, 2.5], "squared", losses.SquaredLoss),
-        (("a", "b"), [0, 1], "auto", losses.LogisticLoss),
-        (("a", "b"), [0, 1], "logistic", losses.LogisticLoss),
-        (("a", "b"), [0, 1], "softmax", losses.SoftmaxLoss),
-        (("a", "b", "c"), [0, 2], "auto", losses.SoftmaxLoss),
+        ((), [1.5, 2.5], "auto", "squared"),
+        ((), [1.5, 2.5], "squared", "squared"),
+        (("a", "b"), [0, 1], "auto", "logistic"),
+        (("a", "b"), [0, 1], "logistic", "logistic"),
+        (("a", "b"), [0, 1], "softmax", "softmax"),
+        (("a", "b", "c"), [0, 2], "auto", "softmax"),
     ],
 )
 def test_choice(classes, joined, wanted, kind):
-    chosen = loss(classes, joined, loss=wanted)
-    assert isinstance(chosen, kind)
-    assert chosen.outputs == (len(classes) if kind is losses.SoftmaxLoss else 1)
+    chosen = objective(classes, joined, loss=wanted)
+    assert chosen.name == kind
+    assert chosen.outputs == (len(classes) if kind == "softmax" else 1)
 
 
 @pytest.mark.parametrize(("classes", "joined", "wanted", "match"), CASES["losses"])
 def test_refusals(classes, joined, wanted, match):
     with pytest.raises(QueryError, match=match):
-        loss(classes, joined, loss=wanted)
+        objective(classes, joined, loss=wanted)

@@ -246,6 +246,20 @@ def test_methods_have_hooks_instead_of_cases() -> None:
     assert offenders(asks) == {}
 
 
+def test_nobody_asks_an_objective_of_which_family_it_is() -> None:
+    """What depends on the family is a method of the objective or of its response."""
+    cases = re.compile(
+        r"\bis_regression\b|\.(?:gradient|hessian|prox)\([^()]*\blabels\b|"
+        r"\bisinstance\([^()]*\b(?:Objective|Squared|Logistic|Softmax|KMeans)\b"
+    )
+
+    def asks(path: Path) -> list[str]:
+        is_in_the_room = name_of(path).startswith("tp_flower/objectives/")
+        return [] if is_in_the_room else cases.findall(path.read_text("utf-8"))
+
+    assert offenders(asks) == {}
+
+
 def test_tests_import_helpers_only():
     """What two test modules need lives in tests/support."""
     importers = {

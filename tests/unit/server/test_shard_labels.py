@@ -8,6 +8,7 @@ import pytest
 
 from strategies.setup.shard_labels import CHANCE, LARGEST_SHARE, shards_that_tell_labels
 from tp_flower.joins.mapping import TableRows
+from tp_flower.objectives import Target
 
 
 def joined(labels, shards, *, classes=0, rows=None, table="t"):
@@ -32,15 +33,13 @@ def joined(labels, shards, *, classes=0, rows=None, table="t"):
     )
     tables = {"t": TableRows(np.arange(len(labels)), len(labels))}
     tables[table] = TableRows(row_of, len(shards))
-    labels = np.asarray(labels, float)
+    target = Target.of(labels, ("a", "b", "c")[:classes])
     return SimpleNamespace(
-        values=labels,
-        train_labels=labels,
+        target=target,
+        train_objective=SimpleNamespace(target=target),
         bound=SimpleNamespace(label_table="t"),
         layouts={table: layout},
         train=SimpleNamespace(tables=tables),
-        loss=SimpleNamespace(is_regression=not classes),
-        labels=SimpleNamespace(classes=("a", "b", "c")[:classes]),
     )
 
 

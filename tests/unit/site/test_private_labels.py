@@ -26,7 +26,7 @@ from tests.support.files import case_table
 from tests.support.peers.faulty_grid import flipped, forget_processes, rows_in
 from tp_flower import errors
 from tp_flower.extraction.extracted import LabelColumn
-from tp_flower.learning.label_noise import LabelPlan
+from tp_flower.privacy.label_mechanisms import LabelPlan
 from tp_flower.privacy.mechanisms import PureDp
 from tp_flower.query import Fragment
 from tp_flower.settings import PrivacySettings

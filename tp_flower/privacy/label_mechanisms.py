@@ -1,4 +1,4 @@
-"""Noise on labels: its distributions, and how often it changes a class.
+"""Mechanisms that put noise on labels: distributions, and how often a class changes.
 
 Two mechanisms are for k classes, and one is for numbers. Each is epsilon-differentially
 private for a single label (local privacy): whatever else is known, no released label is
@@ -25,78 +25,28 @@ Notation
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower import losses
-from tp_flower.arrays import FloatArray, blocks, class_counts, effective_rows
+from tp_flower.arrays import FloatArray, blocks
 from tp_flower.errors import SettingsError
 from tp_flower.methods import LAPLACE, RANDOMISED_RESPONSE
+from tp_flower.objectives import (
+    LARGEST_LABEL,
+    MAX_CLASSES,
+    ClassNoise,
+    LabelNoise,
+    NumberNoise,
+)
 from tp_flower.randomness import NoiseSource
 
-Rates = TypeVar("Rates", float, FloatArray)
 CodeArray = npt.NDArray[np.intp]
 
 MIN_EPSILON: Final = 1e-3  # below it no number of rows could recover labels
 MAX_EPSILON: Final = 100.0  # above it no class ever changes
 NOISE_VALUES: Final = 1 << 20  # numbers drawn at a time
-
-
-@dataclass(frozen=True)
-class ClassNoise:
-    """A class stays with probability ``keep``, above 1/k; the others are alike.
-
-    >>> noise = ClassNoise(2, 0.75)
-    >>> noise.flip, noise.correction
-    (0.25, 0.5)
-    """
-
-    classes: int
-    keep: float
-
-    @property
-    def flip(self) -> float:
-        """The probability q of one particular other class."""
-        return (1.0 - self.keep) / (self.classes - 1)
-
-    @property
-    def contrast(self) -> float:
-        """How strongly a noisy class indicates the true one: p - q."""
-        return self.keep - self.flip
-
-    @property
-    def correction(self) -> float:
-        """How far an unbiased soft label extends beyond [0, 1]: c = q / (p - q)."""
-        return self.flip / self.contrast
-
-    @property
-    def epsilon(self) -> float:
-        """ln(p / q), the epsilon of these probabilities."""
-        return math.log(self.keep / self.flip) if self.flip else math.inf
-
-    def rate_of(self, noisy: Rates) -> Rates:
-        """Return unbiased rates of classes from the rates of noisy ones, any shape.
-
-        They may leave [0, 1], as unbiased estimates near its ends must.
-        """
-        return (noisy - self.flip) / self.contrast
-
-
-@dataclass(frozen=True)
-class NumberNoise:
-    """Laplace noise of scale b on a number."""
-
-    scale: float
-
-    @property
-    def variance(self) -> float:
-        """2 b^2."""
-        return 2.0 * self.scale * self.scale
-
-
-LabelNoise = ClassNoise | NumberNoise
 
 
 @dataclass(frozen=True)
@@ -122,12 +72,9 @@ class LabelPlan:
                 f"not {self.epsilon!r}"
             )
         distinct = len(set(self.classes))
-        if (
-            self.classes
-            and not 2 <= distinct == len(self.classes) <= losses.MAX_CLASSES
-        ):
+        if self.classes and not 2 <= distinct == len(self.classes) <= MAX_CLASSES:
             raise SettingsError(
-                f"private labels need from 2 to {losses.MAX_CLASSES} different "
+                f"private labels need from 2 to {MAX_CLASSES} different "
                 f"classes, not {len(self.classes)} ({distinct} different)"
             )
         if self.limits:
@@ -169,7 +116,7 @@ class LabelPlan:
 
     def _check_limits(self) -> None:
         is_range = len(self.limits) == 2 and self.limits[0] < self.limits[1]
-        if not is_range or max(map(abs, self.limits)) > losses.LARGEST_LABEL:
+        if not is_range or max(map(abs, self.limits)) > LARGEST_LABEL:
             raise SettingsError(f"{list(self.limits)} is not a range of labels")
         if self.classes:
             raise SettingsError("a label has classes or a range, not both")
@@ -245,116 +192,3 @@ def noisy_argmax(
             axis=1
         )
     return out
-
-
-def corrected(loss: losses.Loss, noise: LabelNoise) -> losses.Loss:
-    """Return a loss of labels with this noise that is unbiased for the true labels.
-
-    >>> loss = corrected(losses.LogisticLoss(), ClassNoise(2, 0.75))
-    >>> loss.gradient(np.zeros((2, 1)), np.array([0.0, 1.0])).tolist()
-    [[1.0], [-1.0]]
-    """
-    if isinstance(loss, losses.SquaredLoss) and isinstance(noise, NumberNoise):
-        return CorrectedSquaredLoss(plain=loss, noise=noise)
-    if isinstance(loss, losses.LogisticLoss | losses.SoftmaxLoss) and isinstance(
-        noise, ClassNoise
-    ):
-        return CorrectedClassLoss(loss.outputs, plain=loss, noise=noise)
-    raise TypeError(f"{type(noise).__name__} is not noise for {loss.name!r} labels")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _CorrectedLoss(losses.Loss):
-    """A loss that the noise of its labels changes only in some methods."""
-
-    plain: losses.Loss
-
-    @property
-    def name(self) -> str:
-        return self.plain.name
-
-    @property
-    def max_curvature(self) -> float:
-        return self.plain.max_curvature
-
-    def hessian(self, scores: FloatArray) -> FloatArray:
-        return self.plain.hessian(scores)
-
-    def curvature(self, base: FloatArray) -> float:
-        return self.plain.curvature(base)
-
-    def base_score(
-        self, labels: FloatArray, weights: FloatArray | None = None
-    ) -> FloatArray:
-        return self.plain.base_score(labels, weights)
-
-    def gradient(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
-        return self.plain.gradient(scores, labels)
-
-    def _prox_block(
-        self, centre: FloatArray, labels: FloatArray, rho: float, start: FloatArray
-    ) -> FloatArray:
-        return self.plain._prox_block(centre, labels, rho, start)  # noqa: SLF001
-
-
-@dataclass(frozen=True, kw_only=True)
-class CorrectedClassLoss(_CorrectedLoss):
-    """A loss of classes, at the soft labels t that noisy classes represent."""
-
-    class_counts = losses.SoftmaxLoss.class_counts
-    noise: ClassNoise
-
-    def base_score(
-        self, labels: FloatArray, weights: FloatArray | None = None
-    ) -> FloatArray:
-        """Return the scores of the classes' unbiased rates.
-
-        A rate below its own standard error is noise, and is raised to that error.
-        """
-        rows, noise = len(labels), self.noise
-        counts = class_counts(labels, noise.classes, weights)
-        effective = rows if weights is None else effective_rows(weights)
-        error = np.sqrt(noise.flip * (1.0 - noise.flip) / effective) / noise.contrast
-        floor = min(max(error, 0.5 / rows), 1.0 / noise.classes)
-        rates = np.maximum(noise.rate_of(counts / rows), floor)
-        scores: FloatArray = np.log(rates / rates.sum())
-        return scores if self.outputs > 1 else scores[1:] - scores[:1]
-
-    def row_values(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
-        """Return the loss at the soft label, which may be negative."""
-        shift: FloatArray = (self._offset(labels) * scores).sum(axis=1)
-        return self.plain.row_values(scores, labels) - shift
-
-    def gradient(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
-        """Return softmax(h) - t, or sigmoid(h) - t."""
-        return self.plain.gradient(scores, labels) - self._offset(labels)
-
-    def _prox_block(
-        self, centre: FloatArray, labels: FloatArray, rho: float, start: FloatArray
-    ) -> FloatArray:
-        """Move the terms linear in z into the centre: v + (t - onehot(y~)) / rho."""
-        moved = self._offset(labels)
-        moved /= rho
-        moved += centre
-        return super()._prox_block(moved, labels, rho, start)
-
-    def _offset(self, labels: FloatArray) -> FloatArray:
-        """Return t - onehot(y~) = c (k onehot(y~) - 1), (N, d_c); sums to zero."""
-        c, k = self.noise.correction, self.noise.classes
-        if self.outputs == 1:
-            return c * (2.0 * labels[:, None] - 1.0)
-        out = np.full((len(labels), self.outputs), -c)
-        out[np.arange(len(labels)), labels.astype(np.intp)] = (k - 1) * c
-        return out
-
-
-@dataclass(frozen=True, kw_only=True)
-class CorrectedSquaredLoss(_CorrectedLoss):
-    """1/2 (h - y~)^2 - b^2, whose mean over the noise is 1/2 (h - y)^2."""
-
-    class_counts = losses.SquaredLoss.class_counts
-    noise: NumberNoise
-
-    def row_values(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
-        """Return 1/2 (h - y~)^2 - b^2, which may be negative."""
-        return self.plain.row_values(scores, labels) - 0.5 * self.noise.variance

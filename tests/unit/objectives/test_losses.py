@@ -7,81 +7,73 @@ from hypothesis import strategies as st
 from scipy.optimize import check_grad, minimize
 
 from tests.support.reference import losses as slow
-from tp_flower import losses
+from tests.support.reference.families import ALL, Family
 from tp_flower.arrays import blocks
-from tp_flower.learning.label_noise import ClassNoise, LabelPlan, NumberNoise, corrected
-from tp_flower.learning.metrics import auc, evaluate
+from tp_flower.objectives import (
+    FAMILIES,
+    KMEANS,
+    ClassNoise,
+    NumberNoise,
+    Objective,
+    names_of_losses,
+)
+from tp_flower.objectives.metrics import auc
+from tp_flower.privacy.label_mechanisms import LabelPlan
 from tp_flower.randomness import NoiseSource
 
-ALL_LOSSES = [
-    losses.make_loss(name, classes)
-    for name, loss in losses.LOSSES.items()
-    for classes in range(7)
-    if classes in loss.class_counts
-]
 RHOS = np.logspace(-3, 3, 13)
 # what design section 4.3 asks of the z-update
 PROX_GRADIENT = 1e-8
-each_loss = pytest.mark.parametrize(
-    "loss", ALL_LOSSES, ids=lambda loss: f"{loss.name}-{loss.outputs}"
-)
+each_loss = pytest.mark.parametrize("loss", ALL, ids=str)
 KEY = bytes(range(32))
 CASES = {
-    "logistic": (losses.LogisticLoss(), ClassNoise(2, 0.8)),
-    "softmax-2": (losses.SoftmaxLoss(2), ClassNoise(2, 0.9)),
-    "softmax-3": (losses.SoftmaxLoss(3), ClassNoise(3, 0.55)),
-    "softmax-6": (losses.SoftmaxLoss(6), ClassNoise(6, 0.4)),
+    "logistic": Family("logistic", 2, ClassNoise(2, 0.8)),
+    "softmax-2": Family("softmax", 2, ClassNoise(2, 0.9)),
+    "softmax-3": Family("softmax", 3, ClassNoise(3, 0.55)),
+    "softmax-6": Family("softmax", 6, ClassNoise(6, 0.4)),
 }
 each = pytest.mark.parametrize("case", CASES)
 
 
-def labels_for(loss: losses.Loss, rng: np.random.Generator, rows: int) -> np.ndarray:
-    if loss.is_regression:
-        return rng.normal(0.0, 3.0, rows)
-    classes = 2 if loss.name == "logistic" else loss.outputs
-    labels = rng.integers(0, classes, rows)
-    labels[:classes] = np.arange(classes)
-    return labels.astype(float)
-
-
-def problem(loss: losses.Loss, rows: int = 12) -> tuple[np.ndarray, np.ndarray]:
+def problem(loss: Family, rows: int = 12) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(loss.outputs)
-    return 2 * rng.normal(size=(rows, loss.outputs)), labels_for(loss, rng, rows)
+    return 2 * rng.normal(size=(rows, loss.outputs)), loss.labels(rng, rows)
 
 
-def test_every_loss_of_labels_can_be_chosen():
-    kinds = [kind for kind in vars(losses).values() if isinstance(kind, type)]
-    of_labels = {kind for kind in kinds if issubclass(kind, losses.Loss)} - {
-        losses.Loss,
-        losses.KMeansLoss,
-    }
-    assert of_labels == set(losses.LOSSES.values()), "list it in the tuple above LOSSES"
+def test_every_family_is_in_the_registry():
+    def families(kind: type) -> set[type]:
+        below = set().union(*map(families, kind.__subclasses__()))
+        is_of_product = kind.__module__.startswith("tp_flower.")
+        return below | ({kind} if is_of_product and hasattr(kind, "name") else set())
+
+    assert families(Objective) == set(FAMILIES.values()), "list it in FAMILIES"
+    assert set(names_of_losses()) == set(FAMILIES) - {KMEANS}
 
 
 @each_loss
 def test_value_is_the_mean_over_rows(loss):
     scores, labels = problem(loss)
     expected = slow.mean_value(loss.name, scores, labels)
-    assert loss.value(scores, labels) == pytest.approx(expected, rel=1e-13)
+    assert loss.on(labels).value(scores) == pytest.approx(expected, rel=1e-13)
     # over several blocks
     scores, labels = problem(loss, rows=40_001)
     assert len(list(blocks(len(labels)))) == 3
-    expected = loss.row_values(scores, labels).mean()
-    assert loss.value(scores, labels) == pytest.approx(expected, rel=1e-12)
+    expected = loss.on(labels).row_values(scores).mean()
+    assert loss.on(labels).value(scores) == pytest.approx(expected, rel=1e-12)
 
 
 @each_loss
 def test_gradient_row_by_row_and_by_differences(loss):
     scores, labels = problem(loss, rows=6)
-    gradient = loss.gradient(scores, labels)
+    gradient = loss.on(labels).gradient(scores)
     expected = slow.gradients(loss.name, scores, labels)
     np.testing.assert_allclose(gradient, expected, rtol=1e-12, atol=1e-14)
 
     def value(flat):
-        return float(loss.row_values(flat.reshape(scores.shape), labels).sum())
+        return float(loss.on(labels).row_values(flat.reshape(scores.shape)).sum())
 
     def flat_gradient(flat):
-        return loss.gradient(flat.reshape(scores.shape), labels).ravel()
+        return loss.on(labels).gradient(flat.reshape(scores.shape)).ravel()
 
     # forward differences of step 1.5e-8: errors of that size
     assert check_grad(value, flat_gradient, scores.ravel()) < 1e-5
@@ -95,28 +87,29 @@ def test_extreme_scores_neither_overflow_nor_warn(loss, extreme):
     scores[:, 0] *= -1.0
     rows = zip(scores, labels, strict=True)
     values = np.array([slow.row_value(loss.name, *row) for row in rows], float)
-    np.testing.assert_allclose(loss.row_values(scores, labels), values, atol=1e-12)
+    np.testing.assert_allclose(loss.on(labels).row_values(scores), values, atol=1e-12)
     gradients = slow.gradients(loss.name, scores, labels)
-    np.testing.assert_allclose(loss.gradient(scores, labels), gradients)
+    np.testing.assert_allclose(loss.on(labels).gradient(scores), gradients)
 
 
 @each_loss
 def test_base_score_is_the_best_constant(loss):
     _, labels = problem(loss, rows=40)
-    base = loss.base_score(labels)
+    bound = loss.on(labels)
+    base = bound.base_score
     assert base.shape == (loss.outputs,)
 
     def value_of_constant(constant):
-        return loss.value(np.tile(constant, (len(labels), 1)), labels)
+        return bound.value(np.tile(constant, (len(labels), 1)))
 
-    gradient = loss.gradient(np.tile(base, (len(labels), 1)), labels).mean(axis=0)
+    gradient = bound.gradient(np.tile(base, (len(labels), 1))).mean(axis=0)
     np.testing.assert_allclose(gradient, 0.0, atol=1e-12)
     best = minimize(value_of_constant, np.zeros(loss.outputs)).fun
     assert value_of_constant(base) == pytest.approx(best, rel=1e-8)
 
 
 def test_base_score_of_a_class_without_rows_is_finite():
-    base = losses.SoftmaxLoss(3).base_score(np.array([0.0, 1.0, 1.0, 0.0]))
+    base = Family("softmax", 3).on([0.0, 1.0, 1.0, 0.0]).base_score
     assert np.isfinite(base).all()
     assert base[2] < base[:2].min()
 
@@ -124,7 +117,7 @@ def test_base_score_of_a_class_without_rows_is_finite():
 def slope(loss, base, direction, step) -> np.ndarray:
     """The derivative of the gradient of class 0 at a point, in a direction."""
     label, ends = np.zeros(1), (base + step * direction, base - step * direction)
-    upper, lower = (loss.gradient(end[None], label)[0] for end in ends)
+    upper, lower = (loss.on(label).gradient(end[None])[0] for end in ends)
     return (upper - lower) / (2 * step)
 
 
@@ -132,7 +125,9 @@ def slope(loss, base, direction, step) -> np.ndarray:
 def test_curvature_is_the_mean_diagonal_of_the_hessian(loss):
     base = np.linspace(-0.7, 0.4, loss.outputs)
     hessian = [slope(loss, base, unit, 1e-5) for unit in np.eye(loss.outputs)]
-    assert loss.curvature(base) == pytest.approx(np.mean(np.diag(hessian)), rel=1e-6)
+    assert loss.on([]).curvature(base) == pytest.approx(
+        np.mean(np.diag(hessian)), rel=1e-6
+    )
 
 
 @each_loss
@@ -143,9 +138,9 @@ def test_max_curvature_bounds_every_hessian(loss):
         base, direction = rng.normal(0, 2, loss.outputs), rng.normal(size=loss.outputs)
         direction /= np.linalg.norm(direction)
         curvatures.append(slope(loss, base, direction, 1e-4) @ direction)
-    assert max(curvatures) <= loss.max_curvature * (1 + 1e-6)
+    assert max(curvatures) <= loss.on([]).max_curvature * (1 + 1e-6)
     # the bound is not a loose one: two even classes reach it
-    assert max(curvatures) > 0.5 * loss.max_curvature
+    assert max(curvatures) > 0.5 * loss.on([]).max_curvature
 
 
 @each_loss
@@ -156,10 +151,11 @@ def test_prox_is_stationary_everywhere(loss, rho):
     centre = scales[:, None] * rng.uniform(-1, 1, (48, loss.outputs))
     centre[36:42], centre[42:] = 1e4, -1e4
     centre[41, 0], centre[47, 0] = -1e4, 1e4
-    labels = labels_for(loss, rng, 48)
+    labels = loss.labels(rng, 48)
     rng.shuffle(labels)
     start = rng.permutation(centre) / 10
-    for z in (loss.prox(centre, labels, rho), loss.prox(centre, labels, rho, start)):
+    bound = loss.on(labels)
+    for z in (bound.prox(centre, rho), bound.prox(centre, rho, start)):
         assert z.shape == centre.shape
         rows = zip(z, centre, labels, strict=True)
         worst = max(np.abs(slow.prox_gradient(loss.name, *r, rho)).max() for r in rows)
@@ -172,7 +168,7 @@ def test_prox_is_the_brute_force_minimum(loss, rho):
     centre, labels = problem(loss, rows=6)
     start = centre + 1.0
     before = centre.copy(), labels.copy(), start.copy()
-    actual = loss.prox(centre, labels, rho, start=start)
+    actual = loss.on(labels).prox(centre, rho, start=start)
     for array, copy in zip((centre, labels, start), before, strict=True):
         np.testing.assert_array_equal(array, copy)
     rows = [*zip(centre, labels, strict=True)]
@@ -190,18 +186,17 @@ def test_prox_is_the_brute_force_minimum(loss, rho):
 @each_loss
 def test_prox_of_many_rows_is_the_prox_of_each(loss):
     centre, labels = problem(loss, rows=9000)
-    together = loss.prox(centre, labels, 0.3)
+    together = loss.on(labels).prox(centre, 0.3)
     for row in (0, 1, 8191, 8192, 8999):
-        alone = loss.prox(centre[row : row + 1], labels[row : row + 1], 0.3)
+        alone = loss.on(labels[row : row + 1]).prox(centre[row : row + 1], 0.3)
         np.testing.assert_allclose(together[row], alone[0], atol=1e-6)
 
 
 def noisy_problem(case):
-    plain, noise = CASES[case]
-    rng = np.random.default_rng(noise.classes)
-    labels = rng.integers(0, noise.classes, 12).astype(float)
-    labels[: noise.classes] = np.arange(noise.classes)
-    return corrected(plain, noise), 2 * rng.normal(size=(12, plain.outputs)), labels
+    loss = CASES[case]
+    rng = np.random.default_rng(loss.classes)
+    labels = loss.labels(rng, 12)
+    return loss, 2 * rng.normal(size=(12, loss.outputs)), labels
 
 
 def mean_over_noise(noise, labels, function):
@@ -217,12 +212,12 @@ def mean_over_noise(noise, labels, function):
 @each
 def test_the_mean_over_the_noise_is_the_plain_loss_and_gradient(case):
     loss, scores, labels = noisy_problem(case)
-    for noisy, plain in (
-        (loss.row_values, loss.plain.row_values),
-        (loss.gradient, loss.plain.gradient),
-    ):
-        actual = mean_over_noise(loss.noise, labels, lambda y, f=noisy: f(scores, y))
-        np.testing.assert_allclose(actual, plain(scores, labels), atol=1e-12)
+    for name in ("row_values", "gradient"):
+        actual = mean_over_noise(
+            loss.noise, labels, lambda y, name=name: getattr(loss.on(y), name)(scores)
+        )
+        plain = getattr(loss.plain.on(labels), name)(scores)
+        np.testing.assert_allclose(actual, plain, atol=1e-12)
 
 
 @each
@@ -234,8 +229,8 @@ def test_the_loss_is_that_of_the_soft_label(case):
     classes = range(noise.classes)
     every = [[slow.row_value(loss.name, row, y) for y in classes] for row in scores]
     expected = (soft * np.array(every, float)).sum(axis=1)
-    np.testing.assert_allclose(loss.row_values(scores, labels), expected, atol=1e-12)
-    assert loss.value(scores, labels) == pytest.approx(expected.mean())
+    np.testing.assert_allclose(loss.on(labels).row_values(scores), expected, atol=1e-12)
+    assert loss.on(labels).value(scores) == pytest.approx(expected.mean())
     # the numbers that bound a gradient: 1 + (k - 1) c above, c below
     assert soft.max() == pytest.approx(1 + (noise.classes - 1) * noise.correction)
     assert soft.min() == pytest.approx(-noise.correction)
@@ -249,47 +244,47 @@ def test_the_loss_is_that_of_the_soft_label(case):
     data=st.data(),
 )
 def test_prox_law_stationary_for_any_row_and_noise(case, keep, log_rho, data):
-    plain, noise = CASES[case]
+    plain = CASES[case].plain
     # anything above 1/k speaks for its class
-    least = 1 / noise.classes
-    loss = corrected(plain, ClassNoise(noise.classes, least + keep * (1 - least)))
-    size = plain.outputs
+    least = 1 / plain.classes
+    noise = ClassNoise(plain.classes, least + keep * (1 - least))
+    loss, size = Family(plain.name, plain.classes, noise), plain.outputs
     centre = data.draw(st.lists(st.floats(-1e3, 1e3), min_size=size, max_size=size))
     label = np.array([float(data.draw(st.integers(0, noise.classes - 1)))])
     rho = 10.0**log_rho
-    z = loss.prox(np.array([centre]), label, rho)
-    gap = loss.gradient(z, label) + rho * (z - np.array([centre]))
+    z = loss.on(label).prox(np.array([centre]), rho)
+    gap = loss.on(label).gradient(z) + rho * (z - np.array([centre]))
     # rounding of rho * (z - v), whose size is that of the soft label
     assert np.abs(gap).max() <= 2e-8 + 1e-12 * rho * np.abs(centre).max()
 
 
 @each
 def test_no_noise_is_no_correction(case):
-    plain, noise = CASES[case]
-    loss = corrected(plain, ClassNoise(noise.classes, 1.0))
     _, scores, labels = noisy_problem(case)
+    family = CASES[case].plain
+    noise = ClassNoise(family.classes, 1.0)
+    plain = family.on(labels)
+    loss = Family(family.name, family.classes, noise).on(labels)
     for one, other in (
-        (loss.row_values(scores, labels), plain.row_values(scores, labels)),
-        (loss.gradient(scores, labels), plain.gradient(scores, labels)),
-        (loss.prox(scores, labels, 0.3), plain.prox(scores, labels, 0.3)),
+        (loss.row_values(scores), plain.row_values(scores)),
+        (loss.gradient(scores), plain.gradient(scores)),
+        (loss.prox(scores, 0.3), plain.prox(scores, 0.3)),
     ):
         np.testing.assert_array_equal(one, other)
-    assert evaluate(loss, scores, labels) == evaluate(plain, scores, labels)
-    np.testing.assert_allclose(
-        loss.base_score(labels), plain.base_score(labels), atol=1e-14
-    )
+    assert loss.metrics(scores) == plain.metrics(scores)
+    np.testing.assert_allclose(loss.base_score, plain.base_score, atol=1e-14)
 
 
 @each
 def test_base_score_is_that_of_the_true_rates(case):
-    plain, noise = CASES[case]
-    k, rows = noise.classes, 60_000
+    loss = CASES[case]
+    noise, k, rows = loss.noise, loss.classes, 60_000
     true = np.repeat(np.arange(k), rows * np.arange(1, k + 1) // (k * (k + 1) // 2))
     plan = LabelPlan("randomised-response", noise.epsilon, tuple(map(str, range(k))))
     noisy = plan.draw_classes(true, NoiseSource(KEY)).astype(float)
-    actual = corrected(plain, noise).base_score(noisy)
-    assert actual.shape == (plain.outputs,)
-    expected = plain.base_score(true.astype(float))
+    actual = loss.on(noisy).base_score
+    assert actual.shape == (loss.outputs,)
+    expected = loss.plain.on(true).base_score
     # of several classes the differences count
     centred = [each - each.mean() * (len(each) > 1) for each in (actual, expected)]
     np.testing.assert_allclose(*centred, atol=0.12)
@@ -299,7 +294,7 @@ def test_base_score_of_a_class_that_noise_alone_shows_is_finite():
     noise = ClassNoise(3, 0.5)
     # fewer of class 2 than the noise makes of nothing
     labels = np.repeat([0.0, 1.0, 2.0], [450, 330, 220])
-    base = corrected(losses.SoftmaxLoss(3), noise).base_score(labels)
+    base = Family("softmax", 3, noise).on(labels).base_score
     assert np.isfinite(base).all()
     rates = np.exp(base)
     assert rates.sum() == pytest.approx(1.0)
@@ -309,35 +304,35 @@ def test_base_score_of_a_class_that_noise_alone_shows_is_finite():
 
 def test_numbers_lose_half_the_noises_variance_and_nothing_else():
     noise = NumberNoise(1.5)
-    loss = corrected(losses.SquaredLoss(), noise)
+    family = Family("squared", 0, noise)
     rng = np.random.default_rng(0)
     scores, true = rng.normal(size=(200_000, 1)), rng.normal(size=200_000)
     noisy = NoiseSource(KEY).with_laplace(true, noise.scale)
+    loss, plain = family.on(noisy), family.plain.on(noisy)
+    true_loss = family.plain.on(true)
     # the mean of 200 000 squares of Laplace noise: deviation 2.2 * 4.5 / 447
-    expected = loss.plain.value(scores, true)
-    assert loss.value(scores, noisy) == pytest.approx(expected, abs=0.1)
+    assert loss.value(scores) == pytest.approx(true_loss.value(scores), abs=0.1)
     for one, other in (
-        (loss.gradient(scores, noisy), loss.plain.gradient(scores, noisy)),
-        (loss.prox(scores, noisy, 0.7), loss.plain.prox(scores, noisy, 0.7)),
-        (loss.base_score(noisy), [noisy.mean()]),
+        (loss.gradient(scores), plain.gradient(scores)),
+        (loss.prox(scores, 0.7), plain.prox(scores, 0.7)),
+        (loss.base_score, [noisy.mean()]),
     ):
         np.testing.assert_array_equal(one, other)
     assert (loss.curvature(np.zeros(1)), loss.max_curvature) == (1.0, 1.0)
     assert loss.name == "squared"
-    actual = evaluate(loss, scores, noisy)
-    expected = evaluate(losses.SquaredLoss(), scores, true)
+    actual, expected = loss.metrics(scores), true_loss.metrics(scores)
     assert actual["rmse"] == pytest.approx(expected["rmse"], rel=0.03)
     assert actual["r2"] == pytest.approx(expected["r2"], abs=0.1)
 
 
 def test_estimates_below_no_error():
     labels = np.array([0.0, 1.0, 0.0, 1.0])
-    far = corrected(losses.SquaredLoss(), NumberNoise(10.0))
-    metrics = evaluate(far, np.zeros((4, 1)), labels)
+    far = Family("squared", 0, NumberNoise(10.0)).on(labels)
+    metrics = far.metrics(np.zeros((4, 1)))
     assert metrics["loss"] == 0.25 - 100.0
     assert np.isnan([metrics["rmse"], metrics["r2"]]).all()
-    near = corrected(losses.SquaredLoss(), NumberNoise(0.1))
-    metrics = evaluate(near, labels[:, None], labels)
+    near = Family("squared", 0, NumberNoise(0.1)).on(labels)
+    metrics = near.metrics(labels[:, None])
     assert metrics["loss"] == pytest.approx(-0.01)
     assert (metrics["rmse"], metrics["r2"]) == (0.0, 1.0)
 
@@ -345,8 +340,8 @@ def test_estimates_below_no_error():
 @pytest.mark.parametrize("mechanism", ["laplace", "randomised-response"])
 @each
 def test_metrics_on_held_out_rows_are_those_against_true_labels(case, mechanism):
-    plain, _ = CASES[case]
-    k = max(plain.outputs, 2)
+    plain = CASES[case].plain
+    k = plain.classes
     rng = np.random.default_rng(5)
     rows = 200_000
     scores = 1.5 * rng.normal(size=(rows, plain.outputs))
@@ -355,9 +350,9 @@ def test_metrics_on_held_out_rows_are_those_against_true_labels(case, mechanism)
     true = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
     plan = LabelPlan(mechanism, 2.0, tuple(map(str, range(k))))
     noisy = plan.draw_classes(true, NoiseSource(KEY)).astype(float)
-    actual = evaluate(corrected(plain, plan.noise), scores, noisy)
-    expected = evaluate(plain, scores, true.astype(float))
-    uncorrected = evaluate(plain, scores, noisy)
+    actual = Family(plain.name, k, plan.noise).on(noisy).metrics(scores)
+    expected = plain.on(true).metrics(scores)
+    uncorrected = plain.on(noisy).metrics(scores)
     for name, value in expected.items():
         # six standard errors of the noisiest: soft labels of deviation about 2 c
         tolerance = 6 * 3 * (1 + k * plan.noise.correction) / np.sqrt(rows)
@@ -369,18 +364,16 @@ def test_the_auc_of_a_class_that_noise_alone_shows_is_unknown():
     noise = ClassNoise(2, 0.7)
     labels = np.repeat([0.0, 1.0], [80, 20])
     scores = np.linspace(-1, 1, 100)[:, None]
-    assert np.isnan(
-        evaluate(corrected(losses.LogisticLoss(), noise), scores, labels)["auc"]
-    )
+    metrics = Family("logistic", 2, noise).on(labels).metrics(scores)
+    assert np.isnan(metrics["auc"])
     assert auc(scores[:, 0], labels > 0.5) == 1.0
 
 
 def test_noise_of_another_kind_is_refused():
-    noise = ClassNoise(2, 0.9)
-    for loss, other in (
-        (losses.LogisticLoss(), NumberNoise(1.0)),
-        (losses.SquaredLoss(), noise),
-        (corrected(losses.LogisticLoss(), noise), noise),
+    for family in (
+        Family("logistic", 2, NumberNoise(1.0)),
+        Family("squared", 0, ClassNoise(2, 0.9)),
+        Family(KMEANS, 2, ClassNoise(2, 0.9)),
     ):
         with pytest.raises(TypeError, match="is not noise for"):
-            corrected(loss, other)
+            family.on([0.0])

@@ -1,0 +1,43 @@
+"""Objectives: losses that are bound to a target and its weights, one file a family."""
+
+from tp_flower.objectives.classes import ClassResponse
+from tp_flower.objectives.comparison import Contribution, contributions, no_better
+from tp_flower.objectives.kmeans import KMEANS, ClusterResponse
+from tp_flower.objectives.noise import ClassNoise, LabelNoise, NumberNoise
+from tp_flower.objectives.objective import Objective
+from tp_flower.objectives.registry import (
+    FAMILIES,
+    family_of,
+    fitting,
+    make_objective,
+    names_of_losses,
+    response_of,
+    takes_numbers,
+)
+from tp_flower.objectives.response import NumberResponse, Response
+from tp_flower.objectives.target import LARGEST_LABEL, MAX_CLASSES, Target
+
+__all__ = [
+    "FAMILIES",
+    "KMEANS",
+    "LARGEST_LABEL",
+    "MAX_CLASSES",
+    "ClassNoise",
+    "ClassResponse",
+    "ClusterResponse",
+    "Contribution",
+    "LabelNoise",
+    "NumberNoise",
+    "NumberResponse",
+    "Objective",
+    "Response",
+    "Target",
+    "contributions",
+    "family_of",
+    "fitting",
+    "make_objective",
+    "names_of_losses",
+    "no_better",
+    "response_of",
+    "takes_numbers",
+]

@@ -1,0 +1,114 @@
+"""Comparisons of a report: with a constant, with labels, and between tables."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from tp_flower.arrays import FloatArray, mean
+
+MOST_CLASSES: Final = 15  # of a confusion matrix; the rarest are one
+OTHERS: Final = "(other)"
+TENTHS: Final = 10  # groups of rows
+LEAST_GROUP: Final = 10  # rows of which a mean is, at least
+
+
+def no_better(
+    name: str, model: Mapping[str, float], constant: Mapping[str, float], rows: str
+) -> str:
+    """Return a warning if a model's metric is no better than a constant's, or "".
+
+    The metric is one that falls with a better model.
+
+    >>> no_better("rmse", {"rmse": 2.0}, {"rmse": 1.5}, "new rows")
+    'on new rows the model is no better than a constant: rmse 2 against 1.5'
+    """
+    value, limit = model.get(name, -np.inf), constant.get(name, np.inf)
+    comparison = (
+        f"the model is no better than a constant: {name} {value:.4g} against "
+        f"{limit:.4g}"
+    )
+    return f"on {rows} {comparison}" if value >= limit else ""
+
+
+def confusion(
+    classes: Sequence[str], predicted: FloatArray, labels: FloatArray
+) -> dict[str, dict[str, int]]:
+    """Return, by class, how many of its rows are predicted as each class.
+
+    Rows count alike, whatever their weights.
+    """
+    counts = np.bincount(labels.astype(np.intp), minlength=len(classes))
+    frequent = set(np.argsort(-counts, kind="stable")[:MOST_CLASSES].tolist())
+    names = [name if k in frequent else OTHERS for k, name in enumerate(classes)]
+    listed = sorted(dict.fromkeys(names), key=OTHERS.__eq__)
+    table = {name: dict.fromkeys(listed, 0) for name in listed}
+    pairs, rows = np.unique(len(classes) * labels + predicted, return_counts=True)
+    for pair, count in zip(pairs.astype(int).tolist(), rows.tolist(), strict=True):
+        actual, guess = divmod(pair, len(classes))
+        table[names[actual]][names[guess]] += count
+    return table
+
+
+def means_by_tenth(
+    predicted: FloatArray, labels: FloatArray, weights: FloatArray | None = None
+) -> list[dict[str, float]]:
+    """Return the mean prediction and label of each tenth of the rows, by prediction.
+
+    A group has at least ``LEAST_GROUP`` rows, so that no mean is a row's; of as few
+    rows there are fewer groups, or none.
+    """
+    weights = np.ones(len(labels)) if weights is None else weights
+    groups = min(TENTHS, len(labels) // LEAST_GROUP)
+    return [
+        {
+            "rows": len(rows),
+            "predicted": float(mean(predicted[rows], weights[rows])),
+            "actual": float(mean(labels[rows], weights[rows])),
+        }
+        for rows in (
+            np.array_split(np.argsort(predicted, kind="stable"), groups)
+            if groups
+            else ()
+        )
+    ]
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """The mean of h_i, (d_c,), and its share of the tables' variances."""
+
+    mean_score: FloatArray
+    share: float
+
+
+def contributions(
+    sums: Mapping[str, FloatArray], joined_rows: int
+) -> dict[str, Contribution]:
+    """Return each table's share of the tables' variances, from its sums (2, d_c).
+
+        share_i = var(h_i) / sum_k var(h_k)
+
+    over the joined training rows, weighted as they are; of several outputs variances
+    are summed. What two tables tell alike counts for both. h_i are a table's scores on
+    the joined rows, 0 where a LEFT JOIN has no row. The sites send sum G h_i and sum G
+    h_i^2 over their rows, with the noise of private runs: nobody sees the scores of one
+    table for it.
+
+    >>> sums = {"a": np.array([[6.0], [18.0]]), "b": np.array([[6.0], [10.0]])}
+    >>> shares = contributions(sums, joined_rows=4)
+    >>> [(t, each.mean_score.tolist(), each.share) for t, each in shares.items()]
+    [('a', [1.5], 0.9), ('b', [1.5], 0.1)]
+    """
+    means = {table: total / joined_rows for table, total in sums.items()}
+    variances = {
+        # rounding may make it negative
+        table: max(float((square - mean**2).sum()), 0.0)
+        for table, (mean, square) in means.items()
+    }
+    whole = sum(variances.values())
+    return {
+        table: Contribution(mean, variances[table] / whole if whole else 0.0)
+        for table, (mean, _) in means.items()
+    }
