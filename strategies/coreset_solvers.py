@@ -118,7 +118,8 @@ class SolvedStrategy(JoinStrategy):
         scores = {
             name: table.gather_scores(replies) for name, table in problem.tables.items()
         }
-        train = problem.train_metrics(problem.gather(scores))
+        problem.gather(scores)
+        train = problem.train_metrics()
         self.finish_epoch(
             EpochResult(1, train, **problem.held_out_metrics(scores)._asdict())
         )

@@ -32,6 +32,17 @@ def mean(values: npt.NDArray[Any], weights: FloatArray | None = None) -> Any:
     return values.mean() if weights is None else weights @ values / weights.sum()
 
 
+def dot(left: FloatArray, right: FloatArray) -> float:
+    """Return the sum of products of all entries, of one shape.
+
+    BLAS would use threads of its own, and their number would change the last bits.
+
+    >>> dot(np.array([[1.0, 2.0]]), np.array([[3.0, 4.0]]))
+    11.0
+    """
+    return float(np.einsum("i,i->", left.ravel(), right.ravel()))
+
+
 def effective_rows(weights: FloatArray) -> float:
     """Return Kish's effective sample size of weighted rows, (sum w)^2 / sum w^2.
 

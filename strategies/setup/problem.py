@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from tp_flower.arrays import (
 from tp_flower.coresets.sampling import Sample
 from tp_flower.joins.joining import JoinStep
 from tp_flower.joins.mapping import RowWeights, TableMapping
+from tp_flower.joins.rows import JoinedRows, Vectors
 from tp_flower.learning.admm import score_steps
 from tp_flower.learning.conjugate_gradients import FLOAT32
 from tp_flower.objectives import Objective, Response
@@ -37,6 +38,7 @@ from tp_flower.protocol.setup_messages import EncodedColumns
 from tp_flower.protocol.training_messages import Update
 from tp_flower.reports.records import TableReport, min_mean_max
 
+SCORES: Final = "scores"  # the vector h of joined rows, (N, d_c)
 LocalArray = npt.NDArray[Any]  # local scores (n_i, d_c), or masked words of them
 LocalScores = Mapping[str, LocalArray]
 AnyBody = TypeVar("AnyBody", bound=PartBody)
@@ -374,58 +376,94 @@ class TrainingProblem(PreparedRun):
         """The tables whose shards need a second round."""
         return [t for t in self.tables.values() if t.update is not Update.LOCAL]
 
-    def gather(self, local_scores: LocalScores) -> FloatArray:
-        """Return the scores h of the training rows, (N, d_c)."""
-        return sum_local(
-            self.train.sum_scores, self.base_score, local_scores, self.fixed_point
+    @cached_property
+    def rows(self) -> JoinedRows:
+        """The training rows, with the objective's vectors and those of the method."""
+        return JoinedRows(self.train, self.objective.vectors)
+
+    @cached_property
+    def held_out_rows(self) -> JoinedRows | None:
+        """The held-out rows, with vectors; None without any."""
+        return None if self.test is None else JoinedRows(self.test)
+
+    @property
+    def scored_rows(self) -> list[JoinedRows]:
+        """The training rows, then the held-out rows if there are some."""
+        held_out = self.held_out_rows
+        return [self.rows] if held_out is None else [self.rows, held_out]
+
+    def read_sums(self, sums: AnyArray) -> FloatArray:
+        """Return sums (B, d_c) of scores over tables, which may be masked words."""
+        point = self.fixed_point
+        return sums if point is None else point.numbers(sums)
+
+    def read_scores(self, sums: AnyArray) -> FloatArray:
+        """Return h = b + the sums (B, d_c) of scores over tables."""
+        return self.base_score + self.read_sums(sums)
+
+    def gather(self, local_scores: LocalScores, rows: JoinedRows | None = None) -> None:
+        """Store h as the vector ``scores`` of the training rows, or of others."""
+
+        def read(_: Vectors, sums: AnyArray) -> tuple[Vectors, Sequence[float]]:
+            return {SCORES: self.read_scores(sums)}, ()
+
+        (self.rows if rows is None else rows).run(read, local_scores)
+
+    def scatter_steps(
+        self, sums: Mapping[str, FloatArray], kappa: float
+    ) -> dict[str, FloatArray]:
+        """Return the steps (n_i, d_c) of every table's scores, from seg_i(w v)."""
+        weights, tables = self.weighting.train, self.train.tables
+        inverse = (
+            {name: table.inverse_multiplicity for name, table in tables.items()}
+            if weights is None
+            else weights.inverse_multiplicity
         )
-
-    def add_up(
-        self, local_scores: LocalScores, *, is_tested: bool = False
-    ) -> FloatArray:
-        """Return the sum of scores of the training or the held-out rows, (N, d_c)."""
-        mapping = self.test if is_tested and self.test is not None else self.train
-        zero = np.zeros_like(self.base_score)
-        return sum_local(mapping.sum_scores, zero, local_scores, self.fixed_point)
-
-    def scatter_steps(self, message: FloatArray, kappa: float) -> dict[str, FloatArray]:
-        """Return the steps (n_i, d_c) of every table's scores, from v (N, d_c)."""
-        if (weights := self.weighting.train) is not None:
-            message = weights.rows[:, None] * message
-        inverse = {} if weights is None else weights.inverse_multiplicity
         return {
-            name: score_steps(rows, message, kappa, inverse.get(name))
-            for name, rows in self.train.tables.items()
+            name: score_steps(each, inverse[name], kappa) for name, each in sums.items()
         }
 
-    def train_metrics(self, scores: FloatArray) -> dict[str, float]:
-        """Return the metrics of scores (N, d_c) on the training rows."""
-        return self.objective.metrics(scores)
+    def train_metrics(self) -> dict[str, float]:
+        """Return the metrics of the training rows' scores."""
+
+        def add_up(vectors: Vectors, _: AnyArray) -> tuple[Vectors, Sequence[float]]:
+            return {}, [self.objective.on(vectors).total(vectors[SCORES])]
+
+        (total,), _ = self.rows.run(add_up)
+        value = float(total) / self.objective.mass
+        return self.objective.metrics(self.rows.whole(SCORES), value)
 
     def held_out_metrics(self, local_scores: LocalScores) -> HeldOutMetrics:
         """Return the metrics on test and on validation rows, {} without any."""
-        if self.test is None:
-            return HeldOutMetrics()
-        scores = sum_local(
-            self.test.sum_scores, self.base_score, local_scores, self.fixed_point
-        )
-        return self.metrics_of_held_out(scores)
+        if self.held_out_rows is not None:
+            self.gather(local_scores, self.held_out_rows)
+        return self.metrics_of_held_out()
 
-    def metrics_of_held_out(self, scores: FloatArray) -> HeldOutMetrics:
-        """Return the metrics of scores (N', d_c) of the held-out rows."""
-        test, validation = (
-            self.held_out.select(rows).metrics(scores[rows]) if rows.any() else {}
-            for rows in (~self.validates, self.validates)
+    def metrics_of_held_out(self, name: str = SCORES) -> HeldOutMetrics:
+        """Return the metrics of a vector of scores of the held-out rows."""
+        rows = self.held_out_rows
+        if rows is None:
+            return HeldOutMetrics()
+        tested, validated = (
+            rows.take(name, np.flatnonzero(mask))
+            for mask in (~self.validates, self.validates)
         )
-        tested = scores[~self.validates]
-        predicted = self.response.predict(tested)
-        losses = self.tested.row_values(tested)
-        return HeldOutMetrics(test, validation, predicted, losses)
+        return HeldOutMetrics(
+            self.tested.metrics(tested) if len(tested) else {},
+            self.validated.metrics(validated) if len(validated) else {},
+            self.response.predict(tested),
+            self.tested.row_values(tested),
+        )
 
     @cached_property
     def tested(self) -> Objective:
         """The objective of the rows that test."""
         return self.held_out.select(~self.validates)
+
+    @cached_property
+    def validated(self) -> Objective:
+        """The objective of the rows that validate."""
+        return self.held_out.select(self.validates)
 
     @cached_property
     def baselines(self) -> dict[str, dict[str, float]]:

@@ -66,10 +66,8 @@ class AdmmServer:
         self.over_relaxation = settings.over_relaxation or (
             1.0 if noisy else OVER_RELAXATION
         )
-        self._state = admm.initial_state(
-            problem.base_score, problem.train.joined_rows, self.rho
-        )
-        self._scores = problem.gather(problem.initial_scores)
+        admm.start(problem.rows, problem.base_score)
+        problem.gather(problem.initial_scores)
         self._epoch = 0
         self._recent: list[admm.Residuals] = []
 
@@ -81,31 +79,32 @@ class AdmmServer:
     def steps(self) -> dict[str, FloatArray]:
         """Start an epoch: z- and dual update; return steps (n_i, d_c) by table."""
         self._epoch += 1
-        self._state, message = admm.admm_step(
-            dataclasses.replace(self._state, rho=self.rho),
-            self._scores,
-            self.problem.objective,
+        problem = self.problem
+        sums = admm.admm_step(
+            problem.rows,
+            problem.objective,
+            self.rho,
             self.over_relaxation if self._epoch > 1 else 1.0,
         )
-        return self.problem.scatter_steps(message, self.kappa)
+        return problem.scatter_steps(sums, self.kappa)
 
-    def take(self, scores: FloatArray, held_out: HeldOutMetrics) -> EpochResult:
-        """End an epoch with the new scores h (N, d_c), and metrics of held-out rows."""
+    def take(self, local: LocalScores, held_out: HeldOutMetrics) -> EpochResult:
+        """End an epoch with the tables' new scores, and metrics of held-out rows."""
         problem = self.problem
-        gap = admm.residuals(
-            self._state,
-            scores,
-            self._scores,
+        gap = admm.advance(
+            problem.rows,
+            problem.objective,
+            self.rho,
             problem.base_score,
-            problem.objective.weights,
+            problem.read_scores,
+            local,
         )
         result = EpochResult(
             self._epoch,
-            problem.train_metrics(scores),
+            problem.train_metrics(),
             residuals=dataclasses.asdict(gap),
             **held_out._asdict(),
         )
-        self._scores = scores
         self._recent.append(gap)
         if self._balances and self._epoch <= BALANCED_EPOCHS:
             rho = admm.balanced_rho(self.rho, self._recent)
@@ -171,7 +170,7 @@ class AdmmStrategy(JoinStrategy):
                 if self._tests_epoch
                 else HeldOutMetrics()
             )
-            result = server.take(problem.gather(scores), held_out)
+            result = server.take(scores, held_out)
             self.finish_epoch(result)
             remaining = remaining_fall(self.losses, problem.rounding)
             has_settled = self.ends_by_loss and remaining < SETTLED

@@ -21,7 +21,12 @@ from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.sites import Inventory
 from strategies.run.strategy import NOTABLE_FALL, BestEpoch, EpochResult, RoundListener
 from strategies.setup.joined_rows import JoinedRows
-from strategies.setup.problem import HeldOutMetrics, TrainedTable, TrainingProblem
+from strategies.setup.problem import (
+    SCORES,
+    HeldOutMetrics,
+    TrainedTable,
+    TrainingProblem,
+)
 from strategies.setup.shard_labels import ShardLabels, shards_that_tell_labels
 from strategies.training.base import JoinStrategy
 from strategies.training.outcome import Outcome
@@ -31,7 +36,7 @@ from strategies.training.working_memory import tree_bytes
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import ReplyError, SettingsError
 from tp_flower.files import home_folder
-from tp_flower.learning.boosting import Boosting, moved
+from tp_flower.learning.boosting import Boosting, add_direction, step_along
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.methods import BAGGED, LARGE_SHARD, LINEAR, LOCAL, POOLED, TREES, Growth
 from tp_flower.model_names import find_version
@@ -232,15 +237,9 @@ class TablePuppetBoost(JoinStrategy):
 
         Where scores leave in the clear, a table whose step is 0 grows no more trees.
         """
-        base = problem.base_score
-        constant = np.tile(base, (len(problem.held_out), 1))
-        start, held_out = self.start_scores or (base, constant)
-        boosting = Boosting(problem.objective, start)
+        boosting = self._start_scores(problem)
         growing, self._lengths, self._is_bagged = dict(problem.tables), {}, False
         choices: Counter[str] = Counter()
-        self.best = BestEpoch(self._patience)
-        if self.start_scores:
-            self._judge_start(problem, boosting, held_out)
         for epoch in range(1, self.most_epochs + 1):
             # shards whose own trees were better once differ in all epochs
             bagged = (
@@ -248,20 +247,19 @@ class TablePuppetBoost(JoinStrategy):
                 if choices[LOCAL]
                 else [x for x in problem.exposure.bagged if x in growing]
             )
-            steps = yield from self._steps(problem, boosting, growing, held_out, bagged)
+            steps = yield from self._steps(problem, boosting, growing, bagged)
             # of equals the later: no rows validate, or the trees are alike
             step = min(reversed(steps), key=lambda each: each.validation_loss)
-            boosting.scores = moved(boosting.scores, step.lengths, step.directions)
+            for rows in problem.scored_rows:
+                step_along(rows, step.lengths, step.directions)
             self._lengths, self._is_bagged = step.by_table, step.is_bagged
             choices[self._choice(step, bagged)] += 1
-            train = problem.train_metrics(boosting.scores)
-            held_out = step.held_out
+            train = problem.train_metrics()
             self.finish_epoch(EpochResult(epoch, train, **step.metrics._asdict()))
             growing = {name: growing[name] for name, a in self._lengths.items() if a}
-            has_split = any(direction.any() for direction in step.directions)
-            if epoch == 1 and not has_split:
+            if epoch == 1 and not step.has_split:
                 self.warn(NO_SPLIT % self.settings.min_rows_per_leaf)
-            if self.best.is_over or not growing or not has_split:
+            if self.best.is_over or not growing or not step.has_split:
                 break
         if self.start_scores and self.best.epoch == 0:
             self.warn(NO_TREES % self.settings.boost_from)
@@ -269,16 +267,24 @@ class TablePuppetBoost(JoinStrategy):
             counts = (f"{name} in {n} of {epoch} epochs" for name, n in choices.items())
             self.chosen["lou"] = ", ".join(counts)
 
-    def _judge_start(
-        self, problem: TrainingProblem, boosting: Boosting, held_out: FloatArray
-    ) -> None:
+    def _start_scores(self, problem: TrainingProblem) -> Boosting:
+        """Start at the base score, or at those of a model to continue from."""
+        starts = self.start_scores or (problem.base_score, problem.base_score)
+        for rows, start in zip(problem.scored_rows, starts, strict=False):
+            rows.fill(SCORES, start)
+        self.best = BestEpoch(self._patience)
+        if self.start_scores:
+            self._judge_start(problem)
+        return Boosting(problem.rows, problem.objective)
+
+    def _judge_start(self, problem: TrainingProblem) -> None:
         """Take the model to continue from as the best so far.
 
         So trees that do not improve on it are dropped.
         """
-        metrics = problem.metrics_of_held_out(held_out)
+        metrics = problem.metrics_of_held_out()
         if metrics.validation:
-            train = problem.train_metrics(boosting.scores)
+            train = problem.train_metrics()
             self._final = EpochResult(0, train, **metrics._asdict())
             self.best = self.best.after(0, metrics.validation["loss"])
             self.chosen["best-epoch"] = 0
@@ -288,7 +294,6 @@ class TablePuppetBoost(JoinStrategy):
         problem: TrainingProblem,
         boosting: Boosting,
         growing: Mapping[str, TrainedTable],
-        held_out: FloatArray,
         bagged: list[str],
     ) -> Generator[Requests, Replies, list["Step"]]:
         """Let the tables grow trees; return steps along them.
@@ -308,12 +313,12 @@ class TablePuppetBoost(JoinStrategy):
             bagged=bagged,
             pooled=pooled,
             scores_number=number,
-            parts=_derivatives(problem, growing, *boosting.derivatives()),
+            parts=_derivatives(boosting, growing),
         )
         replies = yield self.request(ask(request, problem.parts))
         steps = []
         if sends_scores and not pooled:
-            steps.append(_step(problem, boosting, growing, replies, held_out))
+            steps.append(_step(problem, boosting, growing, replies))
         parts: dict[int, BagPart] = {}
         for name, table in growing.items():
             trees = {
@@ -334,8 +339,7 @@ class TablePuppetBoost(JoinStrategy):
                 parts=parts,
             )
             replies = yield self.request(ask(bag, problem.parts))
-            averaged = _step(problem, boosting, growing, replies, held_out)
-            steps.append(averaged._replace(is_bagged=True))
+            steps.append(_step(problem, boosting, growing, replies, is_bagged=True))
         if not steps:
             raise ReplyError(
                 f"a shard of {', '.join(bagged)} has sealed no trees for the others"
@@ -452,12 +456,15 @@ def check_same_rows(
 
 
 class Step(NamedTuple):
-    """A step along new trees: its lengths, by table and direction, and its result."""
+    """A step along new trees: its lengths, by table and direction, and its result.
+
+    ``directions`` are names of vectors over the joined rows.
+    """
 
     by_table: dict[str, float]
     lengths: FloatArray
-    directions: list[FloatArray]
-    held_out: FloatArray
+    directions: list[str]
+    has_split: bool
     metrics: HeldOutMetrics
     is_bagged: bool = False
 
@@ -472,7 +479,8 @@ def _step(
     boosting: Boosting,
     growing: Mapping[str, TrainedTable],
     replies: Replies,
-    held_out: FloatArray,
+    *,
+    is_bagged: bool = False,
 ) -> Step:
     """Return the best step along the values of new trees.
 
@@ -484,36 +492,39 @@ def _step(
         if problem.fixed_point
         else [{name: values} for name, values in scores.items()]
     )
-    directions = [problem.add_up(each) for each in sums]
+    kind = BAGGED if is_bagged else LOCAL
+    directions = [f"{kind} direction {number}" for number in range(len(sums))]
+    local = dict(zip(directions, sums, strict=True))
+    held_out, read = problem.held_out_rows, problem.read_sums
+    has_split = [
+        add_direction(problem.rows, name, read, each) for name, each in local.items()
+    ]
     lengths = boosting.lengths(directions)
-    if problem.test is not None:
-        tested = [problem.add_up(each, is_tested=True) for each in sums]
-        held_out = moved(held_out, lengths, tested)
+    result = SCORES
+    if held_out is not None:
+        for name, each in local.items():
+            add_direction(held_out, name, read, each)
+        result = f"{kind} scores"
+        step_along(held_out, lengths, directions, result)
     by_table = dict(
         zip(growing, np.broadcast_to(lengths, len(growing)).tolist(), strict=True)
     )
-    return Step(
-        by_table, lengths, directions, held_out, problem.metrics_of_held_out(held_out)
-    )
+    metrics = problem.metrics_of_held_out(result)
+    return Step(by_table, lengths, directions, any(has_split), metrics, is_bagged)
 
 
 def _derivatives(
-    problem: TrainingProblem,
-    growing: Mapping[str, TrainedTable],
-    gradient: FloatArray,
-    hessian: FloatArray,
+    boosting: Boosting, growing: Mapping[str, TrainedTable]
 ) -> dict[int, BoostStep]:
     """Return the derivatives' sums over each row's joined rows, by part."""
     steps: dict[int, BoostStep] = {}
-    is_constant = problem.objective.has_constant_hessian
-    for name, table in growing.items():
-        rows = problem.train.tables[name]
-        gradients = table.scatter_rows(rows.segment_sum(gradient))
+    for name, (gradient, hessian) in boosting.derivatives(growing).items():
+        table = growing[name]
         hessians: Mapping[int, AnyArray] = {}
-        if not is_constant:
-            hessians = table.scatter_rows(rows.segment_sum(hessian))
+        if hessian is not None:
+            hessians = table.scatter_rows(hessian)
         steps |= {
-            number: BoostStep(gradient=sums, hessian=hessians.get(number))
-            for number, sums in gradients.items()
+            number: BoostStep(gradient=rows, hessian=hessians.get(number))
+            for number, rows in table.scatter_rows(gradient).items()
         }
     return steps

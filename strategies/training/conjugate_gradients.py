@@ -8,6 +8,7 @@ see :mod:`tp_flower.learning.conjugate_gradients`.
 
 import math
 from collections.abc import Generator, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,16 @@ from strategies.setup.problem import LocalScores, TrainedTable, TrainingProblem
 from strategies.training.base import JoinStrategy
 from strategies.training.traffic import ShardSize, TableSize, Traffic, cg_epoch
 from strategies.training.working_memory import solver_bytes
-from tp_flower.arrays import FloatArray
+from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.learning.conjugate_gradients import (
     HEADROOM,
     REST,
     TOLERANCE,
     Descent,
     Products,
+    follow_line,
+    move_along,
+    start_line,
 )
 from tp_flower.learning.solvers import BY_COLUMNS, factorisation
 from tp_flower.privacy.sealed_sums import read_words
@@ -79,9 +83,9 @@ class TablePuppetCG(JoinStrategy):
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Run the epochs until the gradient is small, for some epochs or very much."""
         base = problem.base_score
-        descent = Descent(problem.objective, base, problem.rounding)
-        test = np.tile(base, (len(problem.held_out), 1))
-        direction = np.zeros_like(test)
+        descent = Descent(problem.rows, problem.objective, base, problem.rounding)
+        for rows in problem.scored_rows:
+            start_line(rows, base)
         tolerance = max(self.settings.tolerance or TOLERANCE, REST)
         self.chosen |= {
             "tolerance": tolerance,
@@ -91,19 +95,17 @@ class TablePuppetCG(JoinStrategy):
         ratios = [math.inf] * ROW
         for epoch in range(1, self.most_epochs + 1):
             unit, scores, products = yield from self._exchange(problem, descent)
-            descent.step(
-                unit * problem.add_up(scores), products, _rounding(problem, unit)
-            )
+            read = partial(_read, problem, unit)
+            descent.step(scores, read, products, _rounding(problem, unit))
             self._step = LineStep(length=descent.length, conjugacy=descent.conjugacy)
-            if problem.test is not None:
-                direction *= descent.conjugacy
-                direction += unit * problem.add_up(scores, is_tested=True)
-                test += descent.length * direction
-            train = problem.train_metrics(descent.scores)
+            for held_out in problem.scored_rows[1:]:
+                follow_line(held_out, descent.conjugacy, read, scores)
+                move_along(held_out, descent.length)
+            train = problem.train_metrics()
             norm = descent.gradient_norm(train["loss"])
-            held_out = problem.metrics_of_held_out(test)._asdict()
+            metrics = problem.metrics_of_held_out()._asdict()
             self.finish_epoch(
-                EpochResult(epoch, train, residuals={"gradient": norm}, **held_out)
+                EpochResult(epoch, train, residuals={"gradient": norm}, **metrics)
             )
             ratios.append(norm / max(tolerance, descent.noise_norm(train["loss"])))
             if norm < REST or ratios[-1] < 1.0 / SMALL or max(ratios[-ROW:]) < 1.0:
@@ -171,6 +173,11 @@ class TablePuppetCG(JoinStrategy):
         return (
             yield self.request(ask(DirectionRequest(terms=terms, parts=sums), parts))
         )
+
+
+def _read(problem: TrainingProblem, unit: float, sums: AnyArray) -> FloatArray:
+    """Return the scores of v, from sums (B, d_c) over tables in a unit."""
+    return unit * problem.read_sums(sums)
 
 
 def _rounding(problem: TrainingProblem, unit: float) -> float:

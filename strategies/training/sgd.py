@@ -287,7 +287,8 @@ class BatchStrategy(JoinStrategy):
         held_out = HeldOutMetrics()
         if step.evaluate == ALL:
             scores = {name: table.gather_scores(replies) for name, table in tables}
-            train = problem.train_metrics(problem.gather(scores))
+            problem.gather(scores)
+            train = problem.train_metrics()
             held_out = problem.held_out_metrics(scores)
         else:
             plan, batches = self._batches.plan, step.epoch.order

@@ -13,7 +13,7 @@ Notation:
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -66,12 +66,19 @@ class TableRows:
         self, values: npt.NDArray[Number], total: npt.NDArray[Number]
     ) -> None:
         """Add ``expand(values)`` to ``total`` (N, ...)."""
-        if self.has_missing:
-            values = np.concatenate(
-                [values, np.zeros((1, *values.shape[1:]), values.dtype)]
-            )
+        values = self.padded(values)
         for block in blocks(len(self.row_of)):
             total[block] += values.take(self.row_of[block], axis=0)
+
+    def padded(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return values (n_i, ...), with a last one of 0 if a joined row has no row.
+
+        ``row_of`` is -1 there, which is the last one.
+        """
+        if not self.has_missing:
+            return values
+        last = np.zeros((1, *values.shape[1:]), values.dtype)
+        return np.concatenate([values, last])
 
     def segment_sum(self, values: FloatArray) -> FloatArray:
         """Return sums (n_i, d_c) of values (N, d_c) over each row's joined rows."""

@@ -37,32 +37,17 @@ Notation:
     c     ``corrections``: M or 1         G_i   ``multiplicity``  (n_i,)
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from tp_flower.arrays import BLOCK_ROWS, BoolArray, FloatArray, blocks_of, in_threads
-from tp_flower.joins.mapping import TableRows
+from tp_flower.arrays import AnyArray, BoolArray, FloatArray, dot
+from tp_flower.joins.rows import JoinedRows, Vectors
 from tp_flower.objectives import Objective
 
-RESIDUAL_VALUES = 8192  # of a block: in the cache, without threads of BLAS
-LEAST_VALUES = 1 << 18  # minimum number of values per thread: some milliseconds of work
 IMBALANCE = 10.0
 BALANCE_WINDOW = 3
-
-
-@dataclass(frozen=True)
-class AdmmState:
-    """The server's state from epoch to epoch.
-
-    After every step ``duals`` equal the loss's gradient at z; ``rho`` > 0.
-    """
-
-    z: FloatArray
-    duals: FloatArray
-    rho: float
 
 
 @dataclass(frozen=True)
@@ -76,102 +61,81 @@ class Residuals:
     dual: float
 
 
-def initial_state(base: FloatArray, joined_rows: int, rho: float) -> AdmmState:
-    """Return z = b, duals = 0."""
-    z = np.tile(base, (joined_rows, 1))
-    return AdmmState(z, np.zeros_like(z), rho)
+def start(rows: JoinedRows, base: FloatArray) -> None:
+    """Store z = b and duals = 0 over the joined rows."""
+    rows.fill("z", base)
+    rows.fill("duals", np.zeros_like(base))
 
 
 def admm_step(
-    state: AdmmState,
-    scores: FloatArray,
+    rows: JoinedRows, objective: Objective, rho: float, over_relaxation: float = 1.0
+) -> dict[str, FloatArray]:
+    """Store z and duals after their updates (Eq. 7, 8); return seg_i(w v), (n_i, d_c).
+
+    They are by table; ``scores``, ``z`` and ``duals`` are vectors of the rows.
+    """
+
+    def step(vectors: Vectors, _: FloatArray) -> tuple[Vectors, Sequence[float]]:
+        part, h, old_z = objective.on(vectors), vectors["scores"], vectors["z"]
+        relaxed = h
+        if over_relaxation != 1.0:
+            relaxed = over_relaxation * h + (1.0 - over_relaxation) * old_z
+        centre = vectors["duals"] / rho
+        centre += relaxed
+        z = part.prox(centre, rho, start=old_z)
+        # duals + rho (h~ - z) in exact arithmetic, without the sum's rounding
+        duals = part.gradient(z)
+        message = h - z
+        message *= rho
+        message += duals
+        return {"z": z, "duals": duals, "message": part.weigh(message)}, ()
+
+    _, sums = rows.run(step, sums_of="message")
+    return sums
+
+
+def score_steps(sums: FloatArray, inverse: FloatArray, kappa: float) -> FloatArray:
+    """Return target_i - h_i = -seg_i(w v) / (kappa G_i), (n_i, d_c); 0 where G_i = 0.
+
+    ``inverse`` is 1 / G_i, (n_i,), or of weighted rows 1 / G^w_i.
+    """
+    steps = sums * inverse[:, None]
+    steps *= -1.0 / kappa
+    return steps
+
+
+def advance(
+    rows: JoinedRows,
     objective: Objective,
-    over_relaxation: float = 1.0,
-) -> tuple[AdmmState, FloatArray]:
-    """Return the state after the z- and dual update (Eq. 7, 8), and v, (N, d_c)."""
-    z, duals, message = (np.empty_like(scores) for _ in range(3))
-
-    def step(span: slice) -> None:
-        for block in blocks_of(span, BLOCK_ROWS):
-            # all steps on one block at a time, while it is in the cache
-            part, h, old_z = objective.select(block), scores[block], state.z[block]
-            relaxed = h
-            if over_relaxation != 1.0:
-                relaxed = over_relaxation * h + (1.0 - over_relaxation) * old_z
-            centre = state.duals[block] / state.rho
-            centre += relaxed
-            new_z = z[block] = part.prox(centre, state.rho, start=old_z)
-            # duals + rho (h~ - z) in exact arithmetic, without the sum's rounding
-            new_duals = duals[block] = part.gradient(new_z)
-            gap = h - new_z
-            gap *= state.rho
-            np.add(gap, new_duals, out=message[block])
-
-    in_threads(step, len(scores), _least_rows(scores))
-    return replace(state, z=z, duals=duals), message
-
-
-def score_steps(
-    rows: TableRows,
-    message: FloatArray,
-    kappa: float,
-    inverse: FloatArray | None = None,
-) -> FloatArray:
-    """Return target_i - h_i = -seg_i(v) / (kappa G_i), (n_i, d_c); 0 where G_i = 0.
-
-    If rows are weighted, ``message`` is w v and ``inverse`` is 1 / G^w_i, (n_i,).
-    """
-    inverse = rows.inverse_multiplicity if inverse is None else inverse
-    out = rows.segment_sum(message)
-    out *= inverse[:, None]
-    out *= -1.0 / kappa
-    return out
-
-
-def residuals(
-    state: AdmmState,
-    scores: FloatArray,
-    scores_before: FloatArray,
+    rho: float,
     base: FloatArray,
-    weights: FloatArray | None = None,
+    combine: Callable[[AnyArray], FloatArray],
+    local: Mapping[str, AnyArray],
 ) -> Residuals:
-    """Return the relative residuals of an epoch that ended with ``scores``.
+    """Store the scores h of the updated models; return the epoch's residuals.
 
-    In the norms, as in the augmented Lagrangian, a row of weight w counts w times.
+    ``combine`` makes h of the sum of the tables' ``local`` scores. In the norms, as in
+    the augmented Lagrangian, a row of weight w counts w times.
     """
-    size = max(RESIDUAL_VALUES // scores.shape[1], 1)
 
-    def sums_of(span: slice) -> FloatArray:
-        sums = np.zeros(5)
-        work = np.empty((min(size, span.stop - span.start), scores.shape[1]))
-        for block in blocks_of(span, size):
-            h, z = scores[block], state.z[block]
-            duals, difference = state.duals[block], work[: len(h)]
-            pairs = ((h, z), (h, base), (z, base), (h, scores_before[block]))
-            for place, (left, right) in enumerate(pairs):
-                np.subtract(left, right, out=difference)
-                sums[place] += _square(difference, weights, block)
-            sums[4] += _square(duals, weights, block)
-        return sums
+    def measure(
+        vectors: Vectors, expanded: AnyArray
+    ) -> tuple[Vectors, Sequence[float]]:
+        h, z, part = combine(expanded), vectors["z"], objective.on(vectors)
+        differences = h - z, h - base, z - base, h - vectors["scores"]
+        squares = (
+            dot(part.weigh(values), values)
+            for values in (*differences, vectors["duals"])
+        )
+        return {"scores": h}, list(squares)
 
-    parts = in_threads(sums_of, len(scores), _least_rows(scores))
-    gap, size_h, size_z, change, dual_size = np.sqrt(np.sum(parts, axis=0))
+    squares, _ = rows.run(measure, local)
+    gap, size_h, size_z, change, dual_size = np.sqrt(squares)
     tiny = np.finfo(np.float64).tiny
     return Residuals(
         primal=float(gap / max(size_h, size_z, tiny)),
-        dual=float(state.rho * change / max(dual_size, tiny)),
+        dual=float(rho * change / max(dual_size, tiny)),
     )
-
-
-def _square(values: FloatArray, weights: FloatArray | None, block: slice) -> Any:
-    """Return the squared norm of a block's values, weighted row by row if given."""
-    if weights is None:
-        return np.vdot(values, values)
-    return weights[block] @ np.einsum("ij,ij->i", values, values)
-
-
-def _least_rows(scores: FloatArray) -> int:
-    return max(LEAST_VALUES // int(scores.shape[1]), 1)
 
 
 def balanced_rho(rho: float, recent: Sequence[Residuals]) -> float:

@@ -15,13 +15,13 @@ Notation:
     h, d_i  (N, d_c)    G_i, H_i, u_i  (n_i, d_c)    a  ``lengths``  (M,)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
-from tp_flower.arrays import BLOCK_ROWS, FloatArray, blocks_of, in_threads
-from tp_flower.learning.conjugate_gradients import LEAST_ROWS
+from tp_flower.arrays import AnyArray, FloatArray, dot
+from tp_flower.joins.rows import JoinedRows, Vectors
 from tp_flower.objectives import Objective
 
 SHRINK: Final = 0.7  # of the steps of least loss, which the training rows flatter
@@ -33,44 +33,88 @@ class Boosting:
     """The joint scores of all tables' trees, between two exchanges with the sites.
 
     Attributes:
-        scores: h, (N, d_c), of the objective's joined rows; ``start`` at first,
-            (N, d_c) or (d_c,).
+        rows: the joined rows, with the vectors ``scores``, h, ``gradient``, w g, and
+            ``hessian``, w h'': (N, d_c) each.
     """
 
-    def __init__(self, objective: Objective, start: FloatArray) -> None:
-        self._objective = objective
-        shape = len(objective), start.shape[-1]
-        self.scores = np.array(np.broadcast_to(start, shape))
+    def __init__(self, rows: JoinedRows, objective: Objective) -> None:
+        self.rows, self._objective = rows, objective
 
-    def derivatives(self) -> tuple[FloatArray, FloatArray]:
-        """Return w g and w diag h'', (N, d_c) each."""
-        gradient, hessian = np.empty_like(self.scores), np.empty_like(self.scores)
+    def derivatives(
+        self, tables: Iterable[str]
+    ) -> dict[str, tuple[FloatArray, FloatArray | None]]:
+        """Return G_i and H_i of some tables, (n_i, d_c) each.
 
-        def fill(span: slice) -> None:
-            for block in blocks_of(span, BLOCK_ROWS):
-                part, scores = self._objective.select(block), self.scores[block]
-                gradient[block] = part.weigh(part.gradient(scores))
-                hessian[block] = part.weigh(part.hessian(scores))
+        There is no H_i where the Hessian is constant: the sites know it.
+        """
+        is_constant = self._objective.has_constant_hessian
 
-        in_threads(fill, len(self.scores), LEAST_ROWS)
-        return gradient, np.maximum(hessian, LEAST_HESSIAN, out=hessian)
+        def derive(vectors: Vectors, _: FloatArray) -> tuple[Vectors, Sequence[float]]:
+            part, scores = self._objective.on(vectors), vectors["scores"]
+            derivatives = {"gradient": part.weigh(part.gradient(scores))}
+            if not is_constant:
+                hessian = part.weigh(part.hessian(scores))
+                derivatives["hessian"] = np.maximum(hessian, LEAST_HESSIAN)
+            return derivatives, ()
 
-    def lengths(self, directions: Sequence[FloatArray]) -> FloatArray:
-        """Return how far to step along each of some directions, (N, d_c)."""
+        self.rows.run(derive)
+        gradients = self.rows.sums("gradient", tables)
+        hessians = {} if is_constant else self.rows.sums("hessian", tables)
+        return {name: (each, hessians.get(name)) for name, each in gradients.items()}
+
+    def lengths(self, names: Sequence[str]) -> FloatArray:
+        """Return how far to step along some directions, vectors (N, d_c)."""
         from scipy.optimize import minimize
 
-        def loss_and_slopes(lengths: FloatArray) -> tuple[float, FloatArray]:
-            scores = moved(self.scores, lengths, directions)
-            gradient = self._objective.weigh(self._objective.gradient(scores))
-            slopes = [np.vdot(gradient, direction) for direction in directions]
-            return self._objective.value(scores), np.array(slopes) / len(scores)
+        objective, mass = self._objective, self._objective.mass
 
-        count = len(directions)
+        def loss_and_slopes(lengths: FloatArray) -> tuple[float, FloatArray]:
+            def measure(
+                vectors: Vectors, _: FloatArray
+            ) -> tuple[Vectors, Sequence[float]]:
+                part, directions = objective.on(vectors), [vectors[n] for n in names]
+                scores = moved(vectors["scores"], lengths, directions)
+                gradient = part.weigh(part.gradient(scores))
+                slopes = (dot(gradient, direction) for direction in directions)
+                return {}, [part.total(scores), *slopes]
+
+            (total, *slopes), _ = self.rows.run(measure)
+            return float(total) / mass, np.array(slopes) / self.rows.rows
+
+        count = len(names)
         bounds = [(0.0, None)] * count
         best: FloatArray = minimize(
             loss_and_slopes, np.ones(count), jac=True, method="L-BFGS-B", bounds=bounds
         ).x
         return np.minimum(SHRINK * best, LONGEST)
+
+
+def add_direction(
+    rows: JoinedRows,
+    name: str,
+    combine: Callable[[AnyArray], FloatArray],
+    local: Mapping[str, AnyArray],
+) -> bool:
+    """Store a direction, the sum of tables' ``local`` values; return if it is not 0."""
+
+    def expand(_: Vectors, expanded: AnyArray) -> tuple[Vectors, Sequence[float]]:
+        direction = combine(expanded)
+        return {name: direction}, [float(direction.any())]
+
+    (is_any,), _ = rows.run(expand, local, combine="or")
+    return bool(is_any)
+
+
+def step_along(
+    rows: JoinedRows, lengths: FloatArray, names: Sequence[str], result: str = "scores"
+) -> None:
+    """Store, as ``result``, the scores after a step along each of some directions."""
+
+    def step(vectors: Vectors, _: FloatArray) -> tuple[Vectors, Sequence[float]]:
+        directions = [vectors[name] for name in names]
+        return {result: moved(vectors["scores"], lengths, directions)}, ()
+
+    rows.run(step)
 
 
 def moved(

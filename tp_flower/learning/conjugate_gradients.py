@@ -37,17 +37,18 @@ Notation:
 """
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from tp_flower.arrays import BLOCK_ROWS, FloatArray, blocks_of, in_threads
+from tp_flower.arrays import AnyArray, FloatArray, dot
+from tp_flower.joins.rows import JoinedRows, Vectors
 from tp_flower.objectives import Objective
 
 # of the slope's start: the search ends by interpolation below it
 SMALL_RISE: Final = 1e-4
-LEAST_ROWS: Final = 1 << 16  # of a thread: about a millisecond of work
 LONGEST: Final = 2.0**20  # length of a step along which the objective never rises
 HEADROOM: Final = 64.0
 """Times the mean size of v that its unit is: what is sent has some room, and most of
@@ -84,8 +85,8 @@ class Descent:
     """The joint descent of all tables, between two exchanges with the sites.
 
     Attributes:
-        scores: h, (N, d_c), of the objective's joined rows.
-        direction: d, (N, d_c), of the last step.
+        rows: the joined rows, with the vectors ``scores``, h, ``direction``, d of the
+            last step, and ``derivatives``, w r: (N, d_c) each.
         length: a of the last step; 0 before the first.
         conjugacy: c of the last step.
         curvature: kappa, of the loss at the base score.
@@ -97,19 +98,17 @@ class Descent:
 
     def __init__(
         self,
+        rows: JoinedRows,
         objective: Objective,
         base: FloatArray,
         rounding: float = 0.0,
     ) -> None:
-        """Start at the base score.
+        """Start at the base score, where :func:`start_line` has put the rows.
 
         ``rounding`` is that of scores of the size of the labels.
         """
-        self._objective = objective
+        self.rows, self._objective = rows, objective
         self.curvature = float(objective.curvature(base))
-        self.scores = np.tile(base, (len(objective), 1))
-        self.direction = np.zeros_like(self.scores)
-        self._derivatives = np.zeros_like(self.scores)
         self.length = self.conjugacy = self.slope = self.penalty = 0.0
         self.drift = rounding
         # beta <p, p>, <g, p> where the last step ended, the squared error of d
@@ -156,24 +155,26 @@ class Descent:
         least = max(LEAST_OBJECTIVE * max(self.slope, self.noise), np.finfo(float).tiny)
         return math.sqrt(max(slope, 0.0) / max(loss + self.penalty, least))
 
-    def derivatives(self) -> FloatArray:
-        """Return r, (N, d_c)."""
-        out = np.empty_like(self.scores)
+    def derivatives(self) -> dict[str, FloatArray]:
+        """Store w r; return seg_i(w r) by table, (n_i, d_c)."""
 
-        def fill(span: slice) -> None:
-            for block in blocks_of(span, BLOCK_ROWS):
-                part = self._objective.select(block)
-                out[block] = part.gradient(self.scores[block])
+        def derive(vectors: Vectors, _: FloatArray) -> tuple[Vectors, Sequence[float]]:
+            part = self._objective.on(vectors)
+            return {"derivatives": part.weigh(part.gradient(vectors["scores"]))}, ()
 
-        in_threads(fill, len(out), LEAST_ROWS)
-        self._derivatives = out
-        return out
+        _, sums = self.rows.run(derive, sums_of="derivatives")
+        return sums
 
     def step(
-        self, descent: FloatArray, products: Products, rounding: float = 0.0
+        self,
+        local: Mapping[str, AnyArray],
+        combine: Callable[[AnyArray], FloatArray],
+        products: Products,
+        rounding: float = 0.0,
     ) -> None:
-        """Take a step, given v (N, d_c) and the products of the sites' parameters.
+        """Take a step, given the scores of v and the products of the parameters.
 
+        ``combine`` makes v, (B, d_c), of the sums of the tables' ``local`` scores.
         ``rounding`` is that of the messages; the length is 0 where it hides v.
         """
         slope = -products.gradient
@@ -188,8 +189,7 @@ class Descent:
             # no descent
             conjugacy = 0.0
         self.slope, self.conjugacy = slope, conjugacy
-        self.direction *= conjugacy
-        self.direction += descent
+        follow_line(self.rows, conjugacy, combine, local)
         self._p_p = (
             products.descent
             + 2.0 * conjugacy * products.direction
@@ -206,7 +206,7 @@ class Descent:
         # beta <theta, p>
         pull = self._rest - self._along(0.0)
         self.length, self._rest = self._search(self._rest, pull)
-        self.scores += self.length * self.direction
+        move_along(self.rows, self.length)
         penalty = self.penalty + self.length * pull + self.length**2 / 2.0 * self._p_p
         self.penalty = max(penalty, 0.0)
         self.drift = math.hypot(self.drift, self.length * math.sqrt(self._error))
@@ -245,17 +245,44 @@ class Descent:
     def _along(self, length: float) -> float:
         """Return <w grad loss(h + length d), d> / N."""
 
-        def add_up(span: slice) -> float:
-            total = 0.0
-            for block in blocks_of(span, BLOCK_ROWS):
-                part, direction = self._objective.select(block), self.direction[block]
-                if length:
-                    moved = self.scores[block] + length * direction
-                    total += part.slope(moved, direction)
-                else:
-                    gradient = part.weigh(self._derivatives[block])
-                    total += float(np.vdot(gradient, direction))
-            return total
+        def slope(vectors: Vectors, _: FloatArray) -> tuple[Vectors, Sequence[float]]:
+            direction = vectors["direction"]
+            if not length:
+                return {}, [dot(vectors["derivatives"], direction)]
+            part = self._objective.on(vectors)
+            moved = vectors["scores"] + length * direction
+            return {}, [part.slope(moved, direction)]
 
-        rows = len(self.direction)
-        return sum(in_threads(add_up, rows, LEAST_ROWS)) / rows
+        (total,), _ = self.rows.run(slope)
+        return float(total) / self.rows.rows
+
+
+def start_line(rows: JoinedRows, base: FloatArray) -> None:
+    """Store scores b, and no direction."""
+    rows.fill("scores", base)
+    rows.fill("direction", np.zeros_like(base))
+
+
+def follow_line(
+    rows: JoinedRows,
+    conjugacy: float,
+    combine: Callable[[AnyArray], FloatArray],
+    local: Mapping[str, AnyArray],
+) -> None:
+    """Store the direction d = v + c d of training or of held-out rows."""
+
+    def turn(vectors: Vectors, expanded: AnyArray) -> tuple[Vectors, Sequence[float]]:
+        direction = conjugacy * vectors["direction"]
+        direction += combine(expanded)
+        return {"direction": direction}, ()
+
+    rows.run(turn, local)
+
+
+def move_along(rows: JoinedRows, length: float) -> None:
+    """Store the scores h + a d."""
+
+    def move(vectors: Vectors, _: FloatArray) -> tuple[Vectors, Sequence[float]]:
+        return {"scores": vectors["scores"] + length * vectors["direction"]}, ()
+
+    rows.run(move)

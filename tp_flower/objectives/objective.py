@@ -21,17 +21,20 @@ closed or Newton forms used here in place of 100 gradient steps.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
 
 import numpy as np
 
-from tp_flower.arrays import FloatArray, blocks
+from tp_flower.arrays import FloatArray, blocks, dot
 from tp_flower.objectives.noise import LabelNoise
 from tp_flower.objectives.response import Response
 from tp_flower.objectives.target import Rows, Target
 
+TARGET: Final = "target"
+WEIGHTS: Final = "weights"
 PROX_TOLERANCE = 1e-9
 MAX_PROX_STEPS = 200
 
@@ -158,6 +161,16 @@ class Objective(ABC):
         """Return the objective of other rows, with these columns and weights."""
         return replace(self, target=self.target.with_columns(columns), weights=weights)
 
+    def on(self, vectors: Mapping[str, FloatArray]) -> Self:
+        """Return the objective of a block of joined rows, by their named vectors."""
+        return self.over(vectors[TARGET], vectors.get(WEIGHTS))
+
+    @property
+    def vectors(self) -> dict[str, FloatArray]:
+        """The vectors over its rows, by name, from which :meth:`on` binds it anew."""
+        weights = {} if self.weights is None else {WEIGHTS: self.weights}
+        return {TARGET: self.target.columns, **weights}
+
     def weighted(self, weights: FloatArray | None) -> Self:
         """Return the objective of the same rows with other weights."""
         return replace(self, weights=weights)
@@ -168,7 +181,7 @@ class Objective(ABC):
             return values
         return self.weights.reshape(-1, *[1] * (values.ndim - 1)) * values
 
-    @property
+    @cached_property
     def mass(self) -> float:
         """The sum of the weights, by which a mean divides: N if all are 1."""
         return len(self) if self.weights is None else float(self.weights.sum())
@@ -176,7 +189,9 @@ class Objective(ABC):
     def total(self, scores: FloatArray) -> float:
         """Return sum_j w_j loss_j, a partial sum of what ``value`` is the mean of."""
         values = self.row_values(scores)
-        return float(values.sum() if self.weights is None else self.weights @ values)
+        if self.weights is None:
+            return float(values.sum())
+        return dot(self.weights, values)
 
     def value(self, scores: FloatArray) -> float:
         """Return the mean loss over the rows, weighted."""
@@ -188,7 +203,7 @@ class Objective(ABC):
 
         It is a partial sum: over disjoint rows it adds up to how N f rises.
         """
-        return float(np.vdot(self.weigh(self.gradient(scores)), direction))
+        return dot(self.weigh(self.gradient(scores)), direction)
 
     def prox(
         self, centre: FloatArray, rho: float, start: FloatArray | None = None
@@ -204,9 +219,11 @@ class Objective(ABC):
             out[block] = self.select(block).prox_block(centre[block], rho, start[block])
         return out
 
-    def metrics(self, scores: FloatArray) -> dict[str, float]:
-        """Return the mean loss and the family's metrics of the rows."""
-        value = self.value(scores)
+    def metrics(
+        self, scores: FloatArray, value: float | None = None
+    ) -> dict[str, float]:
+        """Return the mean loss, a ``value`` if it is computed, and other metrics."""
+        value = self.value(scores) if value is None else value
         return {"loss": value, **self.measure(scores, value)}
 
     def constant_metrics(self, base: FloatArray) -> dict[str, float]:

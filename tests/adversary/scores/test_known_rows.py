@@ -13,9 +13,9 @@ import pytest
 from client_apps.app import app
 from client_apps.rounds.site import Site
 from strategies.run.grid import InProcessGrid
-from strategies.setup.problem import TrainingProblem
 from tests.support.federated import train
 from tests.support.peers.curious import quoted, watch_sums
+from tp_flower.joins.rows import JoinedRows
 
 SQL = """SELECT o.y AS label, o.a, o.b, o.c, p.d, p.e, p.f
 FROM orders o JOIN people p ON o.person = p.id"""
@@ -36,13 +36,14 @@ def tables():
 
 def sums_and_features(epochs, monkeypatch, change=None, strategy="admm", **how):
     """The sums that a run tells the server, (N, epochs), and the features, (N, 6)."""
-    sums, scatter = watch_sums(monkeypatch), TrainingProblem.scatter_steps
+    sums, add_up = watch_sums(monkeypatch), JoinedRows.sums
 
-    def changed(problem, message, kappa):
-        return scatter(problem, change(message), kappa)
+    def changed(rows, name):
+        rows.fill("changed", change(rows.whole(name)))
+        return add_up(rows, "changed")
 
     if change is not None:
-        monkeypatch.setattr(TrainingProblem, "scatter_steps", changed)
+        monkeypatch.setattr(JoinedRows, "sums", changed)
     seen = {}
 
     def look(report):

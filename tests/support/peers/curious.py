@@ -19,6 +19,7 @@ from scipy.special import expit, logit
 from client_apps.operator.participant import Participant
 from strategies.setup.problem import TrainingProblem
 from tests.support.files import ROOT
+from tp_flower.joins.rows import JoinedRows
 
 Change = Callable[[str, np.ndarray], np.ndarray]
 MOST = 1.0 - 1e-15  # a probability whose logit is finite
@@ -93,19 +94,24 @@ def watch_sums(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     """Return the list of the sums over the tables, (N,), that the server is to make."""
     sums: list[np.ndarray] = []
 
-    def watched(method):
-        def watch(problem, local, **how):
-            total = method(problem, local, **how)
-            # not of held-out rows
-            if not how:
-                sums.append(total[:, 0])
-            return total
+    run, read = JoinedRows.run, TrainingProblem.read_sums
+    problems: list[TrainingProblem] = []
 
-        return watch
+    def note_problem(problem, words):
+        problems[:] = [problem]
+        return read(problem, words)
 
-    for name in ("gather", "add_up"):
-        method = watched(getattr(TrainingProblem, name))
-        monkeypatch.setattr(TrainingProblem, name, method)
+    def watched(rows, kernel, local=None, **how):
+        result = run(rows, kernel, local or {}, **how)
+        if local and rows is problems[0].rows:
+            first = next(iter(local.values()))
+            zero = np.zeros(first.shape[1], first.dtype)
+            total = rows.mapping.sum_scores(zero, local)
+            sums.append(read(problems[0], total)[:, 0])
+        return result
+
+    monkeypatch.setattr(TrainingProblem, "read_sums", note_problem)
+    monkeypatch.setattr(JoinedRows, "run", watched)
     return sums
 
 
@@ -115,10 +121,10 @@ def change_steps(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
     """
     scatter = TrainingProblem.scatter_steps
 
-    def changed(problem, message, kappa):
+    def changed(problem, sums, kappa):
         return {
             name: change(name, step)
-            for name, step in scatter(problem, message, kappa).items()
+            for name, step in scatter(problem, sums, kappa).items()
         }
 
     monkeypatch.setattr(TrainingProblem, "scatter_steps", changed)

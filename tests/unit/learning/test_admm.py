@@ -5,6 +5,9 @@ import pytest
 
 from tests.support.reference import losses as slow
 from tests.support.reference.families import family
+from tp_flower.joins import rows as rows_of_joins
+from tp_flower.joins.mapping import TableMapping, TableRows
+from tp_flower.joins.rows import JoinedRows
 from tp_flower.learning import admm
 from tp_flower.objectives import names_of_losses
 
@@ -19,9 +22,16 @@ HIGH, LOW, EVEN = (
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    monkeypatch.setattr(admm, "LEAST_VALUES", 1)
+def small_parts(monkeypatch):
+    monkeypatch.setattr(rows_of_joins, "PART_ROWS", 6)
+    monkeypatch.setattr(rows_of_joins, "BLOCK_ROWS", 4)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
+
+
+def one_to_one(count: int, vectors=()) -> JoinedRows:
+    """Joined rows that are a table's, each once."""
+    table = TableRows(np.arange(count, dtype=np.int32), count)
+    return JoinedRows(TableMapping({"t": table}), dict(vectors))
 
 
 @each_loss
@@ -31,42 +41,46 @@ def test_duals_are_the_gradient_at_z_after_every_step(loss, alpha, rho):
     rng = np.random.default_rng(0)
     labels = loss.labels(rng, 20)
     objective = loss.on(labels)
-    state = admm.initial_state(np.zeros(loss.outputs), 20, rho)
+    rows = one_to_one(20, objective.vectors)
+    admm.start(rows, np.zeros(loss.outputs))
     for _ in range(5):
         scores = 3 * rng.normal(size=(20, loss.outputs))
-        old, before = state, (scores.copy(), state.z.copy(), state.duals.copy())
-        state, message = admm.admm_step(old, scores, objective, alpha)
-        # its arguments are left alone
-        for array, copy in zip((scores, old.z, old.duals), before, strict=True):
-            np.testing.assert_array_equal(array, copy)
-        relaxed = alpha * scores + (1 - alpha) * old.z
-        np.testing.assert_allclose(
-            state.duals, slow.gradients(loss.name, state.z, labels), atol=1e-13
-        )
+        rows.fill("scores", scores)
+        old_z, old_duals = (rows.whole(name).copy() for name in ("z", "duals"))
+        sums = admm.admm_step(rows, objective, rho, alpha)
+        z, duals = rows.whole("z"), rows.whole("duals")
+        np.testing.assert_array_equal(rows.whole("scores"), scores)
+        relaxed = alpha * scores + (1 - alpha) * old_z
+        expected = slow.gradients(loss.name, z, labels)
+        np.testing.assert_allclose(duals, expected, atol=1e-13)
         # Eq. 8 gives the same, as z is optimal to 1e-8
-        np.testing.assert_allclose(
-            state.duals, old.duals + rho * (relaxed - state.z), atol=2e-8
-        )
-        np.testing.assert_allclose(
-            message, state.duals + rho * (scores - state.z), atol=1e-12
-        )
-        assert state.rho == rho
+        np.testing.assert_allclose(duals, old_duals + rho * (relaxed - z), atol=2e-8)
+        np.testing.assert_allclose(sums["t"], duals + rho * (scores - z), atol=1e-12)
+
+
+def gap_of(vectors, scores, base, rho) -> admm.Residuals:
+    """Residuals of an epoch that ends with scores (N, d_c), over a base score."""
+    objective = family("squared").on(np.zeros(len(scores)))
+    rows = one_to_one(len(scores), {**objective.vectors, **vectors})
+    local = {"t": scores - base}
+    gap = admm.advance(rows, objective, rho, base, lambda sums: base + sums, local)
+    np.testing.assert_allclose(rows.whole("scores"), scores)
+    return gap
 
 
 def test_residuals_by_hand():
-    state = admm.AdmmState(np.array([[1.0], [1.0]]), np.array([[3.0], [4.0]]), 0.5)
+    z, duals = np.array([[1.0], [1.0]]), np.array([[3.0], [4.0]])
     base, scores, before = np.array([0.0]), np.array([[4.0], [5.0]]), np.zeros((2, 1))
-    gap = admm.residuals(state, scores, before, base)
+    gap = gap_of({"z": z, "duals": duals, "scores": before}, scores, base, 0.5)
     # ||(3, 4)|| over ||(4, 5)||; 0.5 ||(4, 5)|| over ||(3, 4)||
     assert gap.primal == pytest.approx(5 / np.sqrt(41))
     assert gap.dual == pytest.approx(0.5 * np.sqrt(41) / 5)
-    start = admm.initial_state(np.array([0.5, -1.0]), 3, 1.0)
-    assert start.z.tolist() == [[0.5, -1.0]] * 3
-    assert not start.duals.any()
+    start = one_to_one(3)
+    admm.start(start, np.array([0.5, -1.0]))
+    assert start.whole("z").tolist() == [[0.5, -1.0]] * 3
+    assert not start.whole("duals").any()
     zero = np.zeros((3, 2))
-    nothing = admm.residuals(
-        admm.initial_state(np.zeros(2), 3, 1.0), zero, zero, np.zeros(2)
-    )
+    nothing = gap_of({"z": zero, "duals": zero, "scores": zero}, zero, np.zeros(2), 1.0)
     assert nothing == admm.Residuals(0.0, 0.0)
 
 

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from tests.support.reference.families import Family
 from tests.support.reference.training import Centralised, conjugate_gradients
-from tp_flower.joins.mapping import TableRows
-from tp_flower.learning.conjugate_gradients import Descent, Products
+from tp_flower.joins.mapping import TableMapping, TableRows
+from tp_flower.joins.rows import JoinedRows
+from tp_flower.learning.conjugate_gradients import Descent, Products, start_line
 from tp_flower.learning.solvers import RidgeSolver, gram
 
 EPOCHS = 4
@@ -27,18 +28,18 @@ class Table:
         self.theta = self.direction = self.before = np.zeros((columns + 1, outputs))
 
     def descend(self, numbers, curvature, l2, tables) -> tuple[np.ndarray, np.ndarray]:
-        """Return v on the joined rows, and the products, of w r on the joined rows."""
+        """Return v on the table's rows, and the products, of sums of w r over them."""
         joined, mask = len(self.rows.row_of), self.penalised[:, None]
         matrix = gram(self.features[:, :-1], self.weights, intercept=True)
         solver = RidgeSolver.from_gram(matrix, joined, intercept=True)
-        moments = self.features.T @ self.rows.segment_sum(numbers)
+        moments = self.features.T @ numbers
         gradient = moments / joined + l2 * mask * self.theta
         self.step = -solver.solve(gradient * joined / curvature, curvature, tables * l2)
         penalised = [l2 * mask * self.step, l2 * mask * self.direction]
         others = [gradient, self.before, *penalised]
         self.before = gradient
         products = np.array([np.vdot(other, self.step) for other in others])
-        return self.rows.expand(self.features @ self.step), products
+        return self.features @ self.step, products
 
     def advance(self, server: Descent) -> None:
         self.direction = self.step + server.conjugacy * self.direction
@@ -67,12 +68,16 @@ def test_every_iterate_is_that_on_the_joined_table(name, classes, most, number):
     problem = Centralised(name, inputs, labels, base, l2, masks, weights)
     curvature = float(objective.curvature(base))
     expected = conjugate_gradients(problem, EPOCHS, curvature)
-    server = Descent(objective, base)
+    server = started(tables, objective, base)
     for theta in expected[1:]:
-        numbers = weights[:, None] * server.derivatives()
-        parts = [t.descend(numbers, curvature, l2, count) for t in tables.values()]
-        scores, products = (sum(each) for each in zip(*parts, strict=True))
-        server.step(scores, Products(*products))
+        sums = server.derivatives()
+        parts = [
+            table.descend(sums[name], curvature, l2, count)
+            for name, table in tables.items()
+        ]
+        scores, products = zip(*parts, strict=True)
+        local = dict(zip(tables, scores, strict=True))
+        server.step(local, np.asarray, Products(*sum(products)))
         for table in tables.values():
             table.advance(server)
         actual = np.concatenate([table.theta.ravel() for table in tables.values()])
@@ -86,7 +91,20 @@ def _noiseless(rng):
     tables = [Table(rng, np.ones(40), 1) for _ in range(2)]
     parts = [t.rows.expand(t.features @ rng.normal(size=t.theta.shape)) for t in tables]
     labels = np.sum(parts, axis=0)[:, 0]
-    return tables, Descent(Family("squared").on(labels), np.array([labels.mean()]))
+    tables = {str(number): table for number, table in enumerate(tables)}
+    base = np.array([labels.mean()])
+    return tables, started(tables, Family("squared").on(labels), base)
+
+
+def started(tables, objective, base) -> Descent:
+    mapping = TableMapping({name: table.rows for name, table in tables.items()})
+    rows = JoinedRows(mapping, objective.vectors)
+    start_line(rows, base)
+    return Descent(rows, objective, base)
+
+
+def _scores(server):
+    return server.rows.whole("scores")
 
 
 def _labels(server):
@@ -95,15 +113,14 @@ def _labels(server):
 
 def _exchange(tables, server, unit):
     """Take a step whose scores are rounded to a unit; return the rounding."""
-    parts = [
-        table.descend(server.derivatives(), 1.0, 0.0, len(tables)) for table in tables
-    ]
-    scores = sum(
-        np.rint(scores / unit) * unit if unit else scores for scores, _ in parts
-    )
+    sums, local, products = server.derivatives(), {}, 0.0
+    for name, table in tables.items():
+        scores, numbers = table.descend(sums[name], 1.0, 0.0, len(tables))
+        local[name] = np.rint(scores / unit) * unit if unit else scores
+        products = products + numbers
     rounding = unit * np.sqrt(len(tables) / 12.0)
-    server.step(scores, Products(*sum(products for _, products in parts)), rounding)
-    for table in tables:
+    server.step(local, np.asarray, Products(*products), rounding)
+    for table in tables.values():
         table.advance(server)
 
 
@@ -113,8 +130,10 @@ def test_the_drift_is_by_how_much_the_servers_scores_are_off():
         tables, server = _noiseless(np.random.default_rng(seed))
         for _ in range(3):
             _exchange(tables, server, 1e-3)
-        exact = sum(table.rows.expand(table.features @ table.theta) for table in tables)
-        error = server.scores - _labels(server).mean() - exact
+        exact = sum(
+            table.rows.expand(table.features @ table.theta) for table in tables.values()
+        )
+        error = _scores(server) - _labels(server).mean() - exact
         ratios.append(np.sqrt(np.mean(error**2)) / server.drift)
     # rows of a table share their error: 2 to 8 of them scatter by about a quarter
     assert np.median(ratios) == pytest.approx(1.0, abs=0.25)
@@ -123,18 +142,18 @@ def test_the_drift_is_by_how_much_the_servers_scores_are_off():
 def test_scores_that_the_rounding_hides_take_no_step_and_arrive_finer_next():
     tables, server = _noiseless(np.random.default_rng(0))
     _exchange(tables, server, 0.0)
-    before, thetas = server.scores.copy(), [table.theta for table in tables]
+    before, thetas = _scores(server).copy(), [table.theta for table in tables.values()]
     hidden = 10.0 * server.size
     _exchange(tables, server, hidden)
     assert server.length == 0.0
-    np.testing.assert_array_equal(server.scores, before)
-    for table, theta in zip(tables, thetas, strict=True):
+    np.testing.assert_array_equal(_scores(server), before)
+    for table, theta in zip(tables.values(), thetas, strict=True):
         np.testing.assert_array_equal(table.theta, theta)
     assert server.drift < 1e-6
-    loss = np.mean((server.scores[:, 0] - _labels(server)) ** 2)
+    loss = np.mean((_scores(server)[:, 0] - _labels(server)) ** 2)
     _exchange(tables, server, 1e-4 * server.size)
     assert server.conjugacy == 0.0  # it begins anew
-    assert np.mean((server.scores[:, 0] - _labels(server)) ** 2) < loss
+    assert np.mean((_scores(server)[:, 0] - _labels(server)) ** 2) < loss
 
 
 def test_a_noiseless_label_ends_where_rounding_does():
@@ -145,7 +164,7 @@ def test_a_noiseless_label_ends_where_rounding_does():
         _exchange(tables, server, 2.0**-20 * min(server.size, 8.0))
         norms.append(np.sqrt(max(server.slope, 0.0)))
         ends.append(server.slope <= server.noise)
-    loss = np.mean((server.scores[:, 0] - _labels(server)) ** 2) / np.var(
+    loss = np.mean((_scores(server)[:, 0] - _labels(server)) ** 2) / np.var(
         _labels(server)
     )
     assert ends.index(True) > 0

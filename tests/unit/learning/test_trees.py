@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 from tests.support.reference.families import Family
 from tp_flower.arrays import MISSING
 from tp_flower.errors import ModelError
-from tp_flower.joins.mapping import TableRows
-from tp_flower.learning.boosting import SHRINK, Boosting, moved
+from tp_flower.joins.mapping import TableMapping, TableRows
+from tp_flower.joins.rows import JoinedRows
+from tp_flower.learning.boosting import (
+    SHRINK,
+    Boosting,
+    add_direction,
+    moved,
+    step_along,
+)
 from tp_flower.learning.models.trees import Forest, TreeModel, grow
 from tp_flower.methods import Growth
 
@@ -187,12 +194,16 @@ def test_the_step_is_a_share_of_the_best(name, classes):
     weights = rng.uniform(0.5, 1.5, 300)
     weights /= weights.mean()
     loss = family.on(labels, weights)
-    boosting = Boosting(loss, loss.base_score)
-    start, (gradient, hessian) = boosting.scores.copy(), boosting.derivatives()
+    own = TableRows(np.arange(300, dtype=np.int32), 300)
+    rows = JoinedRows(TableMapping({"t": own}), loss.vectors)
+    rows.fill("scores", loss.base_score)
+    boosting, start = Boosting(rows, loss), rows.whole("scores").copy()
+    gradient, hessian = boosting.derivatives(["t"])["t"]
     slow = loss.gradient(start) * weights[:, None]
     np.testing.assert_allclose(gradient, slow)
     change = loss.gradient(start + 1e-5) - loss.gradient(start - 1e-5)
-    if name != "softmax":
+    assert (hessian is None) == (name == "squared")
+    if name == "logistic":
         np.testing.assert_allclose(hessian, change / 2e-5 * weights[:, None], rtol=1e-4)
     # long enough that no step is cut
     fit = 1000.0 * -gradient
@@ -200,7 +211,10 @@ def test_the_step_is_a_share_of_the_best(name, classes):
         [fit],
         [fit, 0.3 * fit + 9.0 * rng.normal(size=fit.shape), -fit],
     ):
-        lengths = boosting.lengths(directions)
+        names = [str(number) for number in range(len(directions))]
+        for each, direction in zip(names, directions, strict=True):
+            assert add_direction(rows, each, np.asarray, {"t": direction})
+        lengths = boosting.lengths(names)
         assert (lengths >= 0.0).all()
         assert (lengths < 1.0).all()
         best = lengths / SHRINK
@@ -217,9 +231,13 @@ def test_the_step_is_a_share_of_the_best(name, classes):
 
 def test_a_step_is_at_most_one():
     labels = np.array([0.0, 2.0])
-    boosting = Boosting(Family("squared").on(labels), np.array([1.0]))
-    direction = 0.1 * (labels[:, None] - 1.0)
-    assert boosting.lengths([direction]) == [1.0]
+    loss, own = Family("squared").on(labels), TableRows(np.arange(2, dtype=np.int32), 2)
+    rows = JoinedRows(TableMapping({"t": own}), loss.vectors)
+    rows.fill("scores", np.array([1.0]))
+    rows.fill("direction", 0.1 * (labels[:, None] - 1.0))
+    assert Boosting(rows, loss).lengths(["direction"]) == [1.0]
+    step_along(rows, np.array([0.5]), ["direction"])
+    assert rows.whole("scores").tolist() == [[0.95], [1.05]]
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):

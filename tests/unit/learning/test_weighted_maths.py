@@ -11,7 +11,8 @@ from tests.support.reference.joins import segment_sum
 from tp_flower.arrays import effective_rows
 from tp_flower.errors import SettingsError
 from tp_flower.joins.mapping import RowWeights, TableMapping, TableRows
-from tp_flower.learning.admm import AdmmState, residuals, score_steps
+from tp_flower.joins.rows import JoinedRows
+from tp_flower.learning.admm import advance, score_steps
 from tp_flower.learning.models.local_model import FitProblem
 from tp_flower.learning.solvers import RidgeSolver, gram
 from tp_flower.objectives import ClassNoise, NumberNoise, comparison
@@ -164,10 +165,10 @@ def test_score_steps_row_by_row(is_weighted, row_of, outputs, seed):
     message = rng.normal(size=(len(row_of), outputs))
     if is_weighted:
         message = weights.rows[:, None] * message
-        actual = score_steps(rows, message, 0.7, weights.inverse_multiplicity["t"])
+        inverse = weights.inverse_multiplicity["t"]
     else:
-        masses = rows.multiplicity
-        actual = score_steps(rows, message, 0.7)
+        masses, inverse = rows.multiplicity, rows.inverse_multiplicity
+    actual = score_steps(rows.segment_sum(message), inverse, 0.7)
     for row in range(4):
         mine = [message[j] for j, r in enumerate(row_of) if r == row]
         moved = sum(mine) / (0.7 * masses[row]) if mine else 0.0
@@ -178,10 +179,18 @@ def test_weighted_residuals_are_those_of_rows_repeated():
     """Whole runs of weighted rows, are in tests/runs."""
     z, duals, scores, before = np.random.default_rng(1).normal(size=(4, ROWS, 1))
     again = np.repeat(np.arange(ROWS), COPIES)
-    state = AdmmState(z, duals, 0.6)
-    wide = AdmmState(z[again], duals[again], 0.6)
-    one = residuals(state, scores, before, np.zeros(1), COPIES / COPIES.mean())
-    other = residuals(wide, scores[again], before[again], np.zeros(1))
+
+    def gap(chosen, weights=None):
+        objective = Family("squared").on(np.zeros(len(chosen)), weights)
+        vectors = {"z": z, "duals": duals, "scores": before}
+        rows = JoinedRows(
+            TableMapping({"t": TableRows(chosen.astype(np.int32), ROWS)}),
+            objective.vectors | {name: each[chosen] for name, each in vectors.items()},
+        )
+        base = np.zeros(1)
+        return advance(rows, objective, 0.6, base, np.asarray, {"t": scores})
+
+    one, other = gap(np.arange(ROWS), COPIES / COPIES.mean()), gap(again)
     assert one.primal == pytest.approx(other.primal)
     assert one.dual == pytest.approx(other.dual)
 

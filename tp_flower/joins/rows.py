@@ -1,0 +1,201 @@
+"""Vectors over joined rows, and computations on them part by part.
+
+Nobody outside this room indexes by joined row. A method writes a *kernel*: a function
+of the vectors of some joined rows, and of the tables' local values expanded to them. It
+returns the vectors that it makes of them, and a partial result; :meth:`JoinedRows.run`
+calls it for all joined rows, stores the vectors, and combines the partial results:
+
+    kernel(vectors {name: (B, ..)}, expanded (B, c)) -> {name: (B, ..)}, partial (k,)
+    expanded = sum_i local_i[p_i(j)]
+
+Rows are computed in parts whose edges depend on their number alone, and partial results
+are combined in the order of the parts, so that any number of threads gives the same
+bits. How vectors are stored, and where a part is computed, is known here alone.
+
+Notation:
+    N    ``rows``            n_i  ``sizes[table]``
+    B    ``BLOCK_ROWS``, the joined rows of a call of a kernel, or fewer
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tp_flower.arrays import (
+    BLOCK_ROWS,
+    AnyArray,
+    FloatArray,
+    blocks,
+    blocks_of,
+    in_threads,
+)
+from tp_flower.joins.mapping import TableMapping
+
+PART_ROWS: Final = 4 * BLOCK_ROWS
+"""Joined rows of a part, which one thread computes: a millisecond of work or more."""
+
+Vectors = Mapping[str, AnyArray]
+Kernel = Callable[[Vectors, AnyArray], tuple[Vectors, Iterable[float]]]
+Combine = Literal["add", "min", "max", "or"]
+COMBINE: Final[dict[Combine, Any]] = {
+    "add": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "or": np.logical_or,
+}
+NO_LOCAL: Final[Mapping[str, AnyArray]] = {}
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedRows:
+    """N joined rows, with named vectors over them.
+
+    Attributes:
+        mapping: which rows of the tables are behind each of them.
+        vectors: by name, (N, ..): nobody else reads or writes them.
+    """
+
+    mapping: TableMapping
+    vectors: dict[str, AnyArray] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """The number of joined rows, N."""
+        return self.mapping.joined_rows
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The number of rows of each table, n_i, in the mapping's order."""
+        return {name: table.rows for name, table in self.mapping.tables.items()}
+
+    def fill(self, name: str, values: FloatArray) -> None:
+        """Store a vector by its values (N, c), or the values (c,) of every row."""
+        shape = self.rows, values.shape[-1]
+        self.vectors[name] = np.array(np.broadcast_to(values, shape))
+
+    def whole(self, name: str) -> AnyArray:
+        """Return a vector (N, ..), to read: of what does not add up over parts.
+
+        An area under a curve or a quantile needs all rows at once.
+        """
+        view = self.vectors[name].view()
+        view.flags.writeable = False
+        return view
+
+    def take(self, name: str, rows: npt.NDArray[np.integer]) -> AnyArray:
+        """Return the entries of a vector at some joined rows (k,), (k, ..)."""
+        entries: AnyArray = self.vectors[name][rows]
+        return entries
+
+    def select(self, mask: npt.NDArray[np.bool_]) -> "JoinedRows":
+        """Return the joined rows that a mask (N,) marks, with their vectors."""
+        vectors = {name: values[mask] for name, values in self.vectors.items()}
+        return JoinedRows(self.mapping.select(mask), vectors)
+
+    def run(
+        self,
+        kernel: Kernel,
+        local: Mapping[str, AnyArray] = NO_LOCAL,
+        sums_of: str = "",
+        combine: Combine = "add",
+    ) -> tuple[FloatArray, dict[str, FloatArray]]:
+        """Call a kernel for all joined rows, and store the vectors that it returns.
+
+        ``local`` are values (n_i, c) of some tables, whose sum at each joined row the
+        kernel receives; without any, (B, 0). A vector that a kernel returns replaces
+        the one of its name. The kernel must not change its arguments, and is called for
+        no rows if there are none.
+
+        Returns:
+            The combined partial results, (k,), and by table the sums (n_i, c) of the
+            vector ``sums_of`` over the joined rows of each row; {} without a name.
+        """
+        expand = _Expansion(self.mapping, local)
+        outputs, join = _Outputs(self.vectors, self.rows), COMBINE[combine]
+        parts = list(blocks(self.rows, PART_ROWS)) or [slice(0, 0)]
+
+        def compute(part: slice) -> FloatArray:
+            partial: list[FloatArray] = []
+            for block in blocks_of(part, BLOCK_ROWS) if self.rows else [part]:
+                vectors = {name: v[block] for name, v in self.vectors.items()}
+                values, result = kernel(vectors, expand(block))
+                outputs.write(block, values)
+                partial.append(np.asarray(result, np.float64))
+            return _combined(join, partial)
+
+        def compute_all(span: slice) -> list[FloatArray]:
+            return [compute(part) for part in parts[span]]
+
+        results = in_threads(compute_all, len(parts), 1)
+        self.vectors.update(outputs.vectors)
+        total = _combined(join, [partial for each in results for partial in each])
+        return total, self.sums(sums_of) if sums_of else {}
+
+    def sums(
+        self, name: str, tables: Iterable[str] | None = None
+    ) -> dict[str, FloatArray]:
+        """Return by table the sums (n_i, c) of a vector (N, c) over each row's rows."""
+        values, mapping = self.vectors[name], self.mapping.tables
+        chosen = mapping if tables is None else tables
+        return {table: mapping[table].segment_sum(values) for table in chosen}
+
+
+def _combined(join: Any, partial: Sequence[FloatArray]) -> FloatArray:
+    """Return partial results combined one after the other."""
+    total, *others = partial
+    for each in others:
+        total = join(total, each)
+    return np.asarray(total, np.float64)
+
+
+class _Expansion:
+    """The sum of the tables' local values at the joined rows of a block."""
+
+    def __init__(self, mapping: TableMapping, local: Mapping[str, AnyArray]) -> None:
+        self._tables = [
+            (table.row_of, table.padded(local[name]))
+            for name, table in mapping.tables.items()
+            if name in local
+        ]
+
+    def __call__(self, block: slice) -> AnyArray:
+        """Return the sums (B, c)."""
+        if not self._tables:
+            return np.empty((block.stop - block.start, 0))
+        (row_of, values), *others = self._tables
+        total = values.take(row_of[block], axis=0, mode="wrap")
+        for row_of, values in others:
+            total += values.take(row_of[block], axis=0, mode="wrap")
+        return total
+
+
+class _Outputs:
+    """The vectors that a kernel returns, written block by block."""
+
+    def __init__(self, before: Mapping[str, AnyArray], rows: int) -> None:
+        self.vectors: dict[str, AnyArray] = {}
+        self._before, self._rows, self._lock = before, rows, Lock()
+
+    def write(self, block: slice, values: Vectors) -> None:
+        """Write the values of a block; one of a new shape takes new memory."""
+        for name, entries in values.items():
+            self._vector(name, entries)[block] = entries
+
+    def _vector(self, name: str, like: AnyArray) -> AnyArray:
+        with self._lock:
+            if name not in self.vectors:
+                shape = self._rows, *like.shape[1:]
+                before = self._before.get(name)
+                is_reused = (
+                    before is not None
+                    and (before.shape, before.dtype) == (shape, like.dtype)
+                    and before.flags.writeable
+                )
+                # a block is read before it is written, and no other block is read
+                new = before if is_reused else np.empty(shape, like.dtype)
+                self.vectors[name] = new  # type: ignore[assignment]
+            return self.vectors[name]
