@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from client_apps.handlers import prepare
 from client_apps.rounds.site import Site
+from client_apps.training import prepare
 from strategies import Explain, TablePuppetSGD
 from tests.support.files import case_table
 from tests.support.peers import hostile as peers

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from client_apps.handlers.admm import step_of
+from client_apps.methods.admm import step_of
 from client_apps.operator.masks import Masked
 from client_apps.operator.participant import DESCENT, DIRECTION, GRADIENT, Participant
 from client_apps.privacy.proposal_checks import check_products

@@ -19,7 +19,6 @@ from client_apps.data.run_store import Entry
 from client_apps.handlers.encoding import fitted_encoder
 from client_apps.handlers.training_rows import read_multiplicity
 from client_apps.operator.masks import Masked
-from client_apps.operator.participant import Participant
 from client_apps.privacy.guard import check_plan, check_rows
 from client_apps.privacy.ledger_entries import DRAWN, MASKED, SENSITIVITIES, note
 from client_apps.privacy.proposal_checks import (
@@ -40,19 +39,15 @@ from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray, IntArray, blocks
 from tp_flower.coresets import importance
 from tp_flower.coresets.sampling import draw_rows
-from tp_flower.coresets.solvers import nearest, weighted_kmeans
 from tp_flower.errors import MessageError, OfRowsError, SiteError
 from tp_flower.features.sparse import EncodedRows, dense
-from tp_flower.learning.models.local_model import on_host
 from tp_flower.learning.solvers import gram
 from tp_flower.privacy.key_agreement import pair_masks, to_fixed
-from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
 from tp_flower.protocol import coreset_messages as messages
 from tp_flower.protocol.codec import check_sizes, parse, required
 from tp_flower.protocol.messages import Action
-from tp_flower.protocol.packet import row_numbers, unpack_bits
-from tp_flower.randomness import Stream, generator
-from tp_flower.sources.policy import LABELS, MODELS, ROWS, SCORES
+from tp_flower.protocol.packet import unpack_bits
+from tp_flower.sources.policy import LABELS, MODELS, SCORES
 
 MASKS: Final = "coreset masks"
 _COLUMNS: Final = "second moments of the shard's columns, the label's too"
@@ -64,39 +59,6 @@ _SUMS: Final = (
 TOLERANCE: Final = 1e-3  # rounding: a row's share of its direction may exceed 1
 _BLOCK_VALUES: Final = 1 << 21
 _OF_CLUSTERS: Final = ("labels", "distances", "multiplicity", "centres")
-
-
-def rows(site: Site, request: messages.RowsRequest) -> messages.RowsReply:
-    """Reply with every participant's sampled rows, or with their local clusters."""
-    agree("seed", site.terms.settings.seed, request.seed)
-    agree("clusters", site.terms.settings.clusters, request.clusters)
-    return messages.RowsReply(
-        {p.number: _sampled(site, p, request) for p in site.parts()}
-    )
-
-
-def _sampled(
-    site: Site, part: Participant, request: messages.RowsRequest
-) -> messages.SampledRows:
-    """Return the sampled rows, or their centres (k, d) and each row's nearest (n,).
-
-    Without sampled rows there is no centre.
-    """
-    data = part.data
-    points = np.asarray(dense(on_host(data.trained)), np.float64)
-    if data.plan.allows(SAMPLED_ROWS):
-        # the policy may have changed since the run was planned
-        site.source(part.number).policy.check_release(ROWS, is_private=False)
-        return messages.SampledRows(rows=row_numbers(points))
-    if not data.plan.allows(CENTRES):
-        raise SiteError(f"table {data.table}: this run did not plan to release rows")
-    if not len(points):
-        return messages.SampledRows(centres=points, nearest=np.zeros(0, np.uint32))
-    weights = np.asarray(data.multiplicity, np.float64)
-    rng = generator(request.seed, Stream.LOCAL_FIT, 0, part.number)
-    centres = weighted_kmeans(points, weights, request.clusters, rng)
-    labels, _ = nearest(points, centres)
-    return messages.SampledRows(centres=centres, nearest=labels.astype(np.uint32))
 
 
 def measure(site: Site, request: messages.MeasureRequest) -> messages.MeasureReply:
