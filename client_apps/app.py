@@ -50,13 +50,21 @@ ANSWERS: Final[Mapping[Action, str]] = {
 
 
 def places() -> dict[Action, str]:
-    """Return where each action is answered, those of the methods included."""
-    return {**dict(registry.places()), **ANSWERS}
+    """Return where each action is answered, those of the methods included.
+
+    An action of several methods is listed with the first of them.
+    """
+    answered = dict(ANSWERS)
+    for action, place in registry.places():
+        answered.setdefault(action, place)
+    return answered
 
 
 def handler_of(action: Action) -> registry.Handler:
     """Import and return the handler of an action."""
-    handler: registry.Handler = registry.imported(places()[action])
+    if action not in ANSWERS:
+        return registry.handler_of(action)
+    handler: registry.Handler = registry.imported(ANSWERS[action])
     return handler
 
 

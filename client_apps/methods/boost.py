@@ -1,28 +1,28 @@
 """Boosting at a site: grow trees, average the shards', and reply with their values."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from client_apps.handlers.encoding import shared
-from client_apps.operator.participant import (
-    SCORE_SUMS,
-    SCORES_NUMBER,
-    Participant,
-    score_sums,
-)
+from client_apps.methods.site_method import Beginning, JoinMethod, prepared
+from client_apps.operator.participant import Participant, score_sums
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import check_growth
 from client_apps.privacy.proposal_checks import agree_in_growth
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, PolicyError
+from tp_flower.features.encoder import SiteEncoder
 from tp_flower.features.sparse import dense
 from tp_flower.learning.models.bagging import average, shown_trees
-from tp_flower.learning.models.local_model import on_host
+from tp_flower.learning.models.local_model import LocalModel, on_host
 from tp_flower.learning.models.pooling import grow_pooled, shown_sums
 from tp_flower.learning.models.trees import TreeModel, grow, sum_of_trees
 from tp_flower.methods import CLEAR, Growth
+from tp_flower.methods import TREES as TREES_KIND
 from tp_flower.privacy.plan import MODEL
 from tp_flower.privacy.shard_seals import TREES, ShardSeal
 from tp_flower.protocol.boost_messages import (
@@ -35,15 +35,74 @@ from tp_flower.protocol.boost_messages import (
     BoostUpdate,
 )
 from tp_flower.protocol.codec import check_sizes, required
+from tp_flower.protocol.inference_messages import FinishRequest
+from tp_flower.protocol.messages import Action
 
 Derivatives = tuple[FloatArray, FloatArray]
 """G and H of a shard's trained rows, (n_trained, d_c) each."""
 
-GROWN, BAGGED = "grown", "bagged"
-VALUES, REACHED = "values_{}", "reached"
-"""State vectors: the last trees' text as bytes, that of the average of the shards',
-either's values (n, d_c), and the sum of what all trees have added to the trained rows'
-scores."""
+
+@dataclass
+class Grown:
+    """Trees that are not in the model yet.
+
+    Attributes:
+        text: of the trees, as bytes.
+        values: on all rows, (n, d_c).
+    """
+
+    text: AnyArray
+    values: FloatArray
+
+
+@dataclass
+class BoostState:
+    """The state of boosting.
+
+    Attributes:
+        grown: the trees that the shard grew last.
+        bagged: the average of those of the table's shards, or their pooled trees.
+        reached: the sum of what all trees have added to the trained rows' scores,
+            (n_trained, d_c).
+    """
+
+    grown: Grown | None = None
+    bagged: Grown | None = None
+    reached: FloatArray | None = None
+
+
+Part = Participant[BoostState]
+
+
+class BoostMethod(JoinMethod[BoostState]):
+    """Boosting at a site: of trees alone, which have no curvature."""
+
+    state = BoostState
+    carriers = Action.BOOST, Action.PREPARE
+
+    def trains(self, kind: str) -> bool:
+        """Return whether models of a kind are trees."""
+        return kind == TREES_KIND
+
+    def adapt(self, model: LocalModel, encoder: SiteEncoder) -> None:
+        """Let trees know which features are codes of categories."""
+        if isinstance(model, TreeModel):
+            model.start(encoder.encoder.coded)
+
+    def begin(self, part: Participant[Any], columns: int) -> Beginning[BoostState]:  # noqa: ARG002
+        """Begin without trees."""
+        return Beginning(prepared(part, mean_curvature=0.0), BoostState())
+
+    def take_last_step(self, part: Part, request: FinishRequest) -> bool:
+        """Add the last trees; the sums of their scores are up to date."""
+        add_trees(part, request.lengths, is_bagged=request.is_bagged)
+        return False
+
+    def coefficients(self, part: Part) -> AnyArray | None:
+        """Return the gain of each feature, (d, 1)."""
+        counts, columns = part.data.multiplicity, part.data.features.shape[1]
+        joined_rows = float(counts.mean()) if len(counts) else 1.0
+        return _trees(part).gains(columns, joined_rows)
 
 
 def boost(site: Site, request: BoostRequest) -> BoostReply:
@@ -53,12 +112,12 @@ def boost(site: Site, request: BoostRequest) -> BoostReply:
     both.
     """
     updates = {}
-    for part in site.parts():
+    for part in site.parts(BoostState):
         add_trees(part, request.lengths, is_bagged=request.is_bagged)
         if request.is_best:
-            # before the first trees, of the model that they go on from
-            zero = np.zeros((2, part.model.outputs))
-            part.vectors[SCORE_SUMS] = part.vectors.get(SCORE_SUMS, zero)
+            if part.progress.score_sums is None:
+                # before the first trees, of the model that they go on from
+                part.progress.score_sums = np.zeros((2, part.model.outputs))
             part.mark_best()
         body = request.parts.get(part.number)
         if body is not None:
@@ -71,14 +130,14 @@ def boost(site: Site, request: BoostRequest) -> BoostReply:
                 seal, _ = shared(site, part.number)
                 growth = growth.of_shards(len(seal.shards))
             is_pooled = table in request.pooled
-            values = _no_trees(part) if is_pooled else _grow(part, *derivatives, growth)
-            updates[part.number] = BoostUpdate(
-                scores=part.release_values(values) if request.sends_scores else None,
-                sealed=_sealed(site, part, request, seal, derivatives)
-                if seal
-                else None,
-            )
-            part.vectors[VALUES.format(GROWN)] = values
+            grown = _no_trees(part) if is_pooled else _grow(part, *derivatives, growth)
+            scores = sealed = None
+            if request.sends_scores:
+                scores = part.release_values(grown.values)
+            if seal is not None:
+                sealed = _sealed(site, part, request, seal, derivatives, grown)
+            updates[part.number] = BoostUpdate(scores=scores, sealed=sealed)
+            part.state.grown = grown
         site.save(part)
     return BoostReply(updates)
 
@@ -89,36 +148,32 @@ def bag(site: Site, request: BagRequest) -> BagReply:
     Reply with their values on all rows.
     """
     updates = {}
-    for part in site.parts():
+    for part in site.parts(BoostState):
         body = request.parts.get(part.number)
         if body is not None:
             agree_in_growth(site, part.data.table, request)
-            part.vectors[VALUES.format(BAGGED)] = values = _together(
-                site, part, request
-            )
+            bagged = part.state.bagged = _together(site, part, request)
             part.begin_scores(request.scores_number)
-            updates[part.number] = BagUpdate(part.release_values(values))
+            updates[part.number] = BagUpdate(part.release_values(bagged.values))
             site.save(part)
     return BagReply(updates)
 
 
-def add_trees(
-    part: Participant, lengths: Mapping[str, float], *, is_bagged: bool
-) -> None:
+def add_trees(part: Part, lengths: Mapping[str, float], *, is_bagged: bool) -> None:
     """Add the trees that grew last, times their table's length, if there is one."""
     if part.data.table not in lengths:
         return
-    name = BAGGED if is_bagged else GROWN
-    if name not in part.vectors or not isinstance(part.model, TreeModel):
+    state, step, counts = part.state, lengths[part.data.table], part.data.multiplicity
+    trees = state.bagged if is_bagged else state.grown
+    if trees is None:
         raise MessageError("no trees have been grown, or none averaged")
-    step, counts = lengths[part.data.table], part.data.multiplicity
-    part.model.add(step, part.vectors[name])
-    added = step * part.vectors[VALUES.format(name)][: len(counts)]
-    part.vectors[REACHED] = part.vectors.get(REACHED, 0.0) + added
-    part.vectors[SCORE_SUMS] = score_sums(part.vectors[REACHED], counts)
+    _trees(part).add(step, trees.text)
+    added = step * trees.values[: len(counts)]
+    state.reached = added if state.reached is None else state.reached + added
+    part.progress.score_sums = score_sums(state.reached, counts)
 
 
-def _derivatives(part: Participant, body: BoostStep) -> Derivatives:
+def _derivatives(part: Part, body: BoostStep) -> Derivatives:
     """Return G and H of the trained rows, (n_trained, d_c) each."""
     data, model = part.data, part.model
     check_sizes(body, trained=len(data.multiplicity), outputs=model.outputs)
@@ -133,7 +188,7 @@ def _derivatives(part: Participant, body: BoostStep) -> Derivatives:
     return gradient, hessian
 
 
-def _trees(part: Participant) -> TreeModel:
+def _trees(part: Part) -> TreeModel:
     """Return a participant's model."""
     if not isinstance(part.model, TreeModel):
         raise MessageError(f"boosting trains trees, not models {part.data.spec.kind!r}")
@@ -141,29 +196,27 @@ def _trees(part: Participant) -> TreeModel:
 
 
 def _grow(
-    part: Participant, gradient: FloatArray, hessian: FloatArray, growth: Growth
-) -> FloatArray:
-    """Keep new trees, and return their values (n, d_c)."""
+    part: Part, gradient: FloatArray, hessian: FloatArray, growth: Growth
+) -> Grown:
+    """Return new trees of the shard alone."""
     data, model = part.data, _trees(part)
     rows, model.binned = float(data.multiplicity.sum()), data.binned
-    part.vectors[GROWN], values = grow(
-        model, data.features, gradient, hessian, rows, growth
-    )
-    return values
+    return Grown(*grow(model, data.features, gradient, hessian, rows, growth))
 
 
-def _no_trees(part: Participant) -> FloatArray:
-    """Keep no trees of this shard alone, and return their values (n, d_c), 0."""
-    part.vectors[GROWN] = np.zeros(0, np.uint8)
-    return np.zeros((len(part.data.features), part.model.outputs))
+def _no_trees(part: Part) -> Grown:
+    """Return no trees, whose values are 0."""
+    values = np.zeros((len(part.data.features), part.model.outputs))
+    return Grown(np.zeros(0, np.uint8), values)
 
 
 def _sealed(
     site: Site,
-    part: Participant,
+    part: Part,
     request: BoostRequest,
     seal: ShardSeal,
     derivatives: Derivatives,
+    grown: Grown,
 ) -> AnyArray | None:
     """Seal new trees, or sums, for the table's other shards.
 
@@ -199,23 +252,22 @@ def _sealed(
             request.growth.least_rows,
         )
     else:
-        document = shown_trees(part.vectors[GROWN], float(data.multiplicity.sum()))
+        document = shown_trees(grown.text, float(data.multiplicity.sum()))
     return seal.seal(
         document, TREES.format(request.scores_number), number, site.round.digest
     )
 
 
-def _together(site: Site, part: Participant, request: BagRequest) -> FloatArray:
-    """Store the shards' averaged or pooled trees; return their values (n, d_c)."""
+def _together(site: Site, part: Part, request: BagRequest) -> Grown:
+    """Return the average of the shards' trees, or the trees that they pool."""
     data, outputs, body = part.data, part.model.outputs, request.parts[part.number]
-    if GROWN not in part.vectors:
+    if part.state.grown is None:
         raise MessageError("no trees have been grown for an average")
-    part.vectors[BAGGED] = part.vectors[GROWN]
     if body.is_own:
-        return part.vectors[VALUES.format(GROWN)]
+        return part.state.grown
     check_growth(site.source(part.number), request.growth, outputs)
     seal, _ = shared(site, part.number)
-    name = TREES.format(int(part.vectors[SCORES_NUMBER][0]))
+    name = TREES.format(part.progress.scores_number)
     documents = [
         seal.open(required(body.trees.get(str(shard)), f"trees/{shard}"), name, shard)
         for shard in seal.shards
@@ -223,10 +275,8 @@ def _together(site: Site, part: Participant, request: BagRequest) -> FloatArray:
     columns = data.features.shape[1]
     if data.table in request.pooled:
         codes = _trees(part).forest.categorical
-        part.vectors[BAGGED] = grow_pooled(
-            documents, codes, columns, outputs, request.growth
-        )
+        text = grow_pooled(documents, codes, columns, outputs, request.growth)
     else:
-        part.vectors[BAGGED] = average(documents, columns, outputs)
-    text = part.vectors[BAGGED].tobytes().decode()
-    return sum_of_trees([(1.0, text)], data.features, outputs)
+        text = average(documents, columns, outputs)
+    trees = [(1.0, text.tobytes().decode())]
+    return Grown(text, sum_of_trees(trees, data.features, outputs))

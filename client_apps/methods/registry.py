@@ -11,10 +11,16 @@ imported when a message needs it.
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from tp_flower.errors import MessageError
 from tp_flower.methods import ADMM, BOOST, CG, CORESET, PERSONAL, SGD
+from tp_flower.protocol.fields import Reply, Request
 from tp_flower.protocol.messages import Action
+
+if TYPE_CHECKING:
+    from client_apps.methods.site_method import JoinMethod, SiteMethod
+    from client_apps.rounds.site import Site
 
 Handler = Callable[..., Any]
 """A function from the site and a request to the reply."""
@@ -22,14 +28,17 @@ Handler = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Room:
-    """The site half of a method: where its functions are, each as ``module:name``.
+    """The site half of a method: where its pieces are, each as ``module:name``.
 
     Attributes:
-        answers: by message, the function that answers it in the method's runs.
+        method: the subclass of :class:`~client_apps.methods.site_method.SiteMethod`.
+        answers: by message, the function that answers it in the method's runs, once
+            their training has begun.
         opens: by message, the function that answers it before any training, in runs of
             all methods that have the message.
     """
 
+    method: str
     answers: Mapping[Action, str]
     opens: Mapping[Action, str] = field(default_factory=dict)
 
@@ -37,31 +46,39 @@ class Room:
 _METHODS: Final = "client_apps.methods"
 ROOMS: Final[dict[str, Room]] = {
     ADMM: Room(
+        method=f"{_METHODS}.admm:AdmmMethod",
         answers={
             Action.ADMM: f"{_METHODS}.admm:admm",
             Action.CONSENSUS: f"{_METHODS}.admm:consensus",
-        }
+        },
     ),
     CG: Room(
+        method=f"{_METHODS}.cg:CgMethod",
         answers={
             Action.DESCENT: f"{_METHODS}.cg:descend",
             Action.DIRECTION: f"{_METHODS}.cg:direct",
-        }
+        },
     ),
     SGD: Room(
+        method=f"{_METHODS}.sgd:SgdMethod",
         answers={
             Action.SGD: f"{_METHODS}.sgd:sgd",
             Action.STEP: f"{_METHODS}.sgd:step",
-        }
+        },
     ),
     BOOST: Room(
+        method=f"{_METHODS}.boost:BoostMethod",
         answers={
             Action.BOOST: f"{_METHODS}.boost:boost",
             Action.BAG: f"{_METHODS}.boost:bag",
-        }
+        },
     ),
     CORESET: Room(
-        answers={Action.ROWS: f"{_METHODS}.coreset.sampled_rows:rows"},
+        method=f"{_METHODS}.coreset.sampled_rows:CoresetMethod",
+        answers={
+            Action.ROWS: f"{_METHODS}.coreset.sampled_rows:rows",
+            Action.CONSENSUS: f"{_METHODS}.coreset.sampled_rows:take_solution",
+        },
         opens={
             Action.MEASURE: f"{_METHODS}.coreset.drawing:measure",
             Action.DRAW: f"{_METHODS}.coreset.drawing:draw",
@@ -69,6 +86,7 @@ ROOMS: Final[dict[str, Room]] = {
         },
     ),
     PERSONAL: Room(
+        method=f"{_METHODS}.personalised.rounds:PersonalisedMethod",
         answers={
             Action.SUMMARISE: f"{_METHODS}.personalised.setup:summarise",
             Action.PERSONAL: f"{_METHODS}.personalised.rounds:personal",
@@ -85,11 +103,51 @@ def register(family: str, room: Room) -> None:
         raise ValueError(f"family {family!r} is registered: choose another name")
 
 
+def method_of(family: str) -> "SiteMethod[Any]":
+    """Return the site half of a family of methods."""
+    method: SiteMethod[Any] = imported(ROOMS[family].method)()
+    return method
+
+
+def join_method_of(family: str) -> "JoinMethod[Any]":
+    """Return the site half of a family that trains over joins.
+
+    Raises:
+        MessageError: it does not.
+    """
+    from client_apps.methods.site_method import JoinMethod
+
+    method = method_of(family)
+    if not isinstance(method, JoinMethod):
+        raise MessageError(f"a run by {family!r} does not train over joins")
+    return method
+
+
 def places() -> Iterator[tuple[Action, str]]:
-    """Yield the methods' messages, each with the function that answers it."""
+    """Yield the methods' messages, each with a function that answers it."""
     for room in ROOMS.values():
         yield from room.opens.items()
         yield from room.answers.items()
+
+
+def handler_of(action: Action) -> Handler:
+    """Return the function that answers a message of the methods."""
+    for room in ROOMS.values():
+        if action in room.opens:
+            opening: Handler = imported(room.opens[action])
+            return opening
+
+    def answer(site: "Site", request: Request) -> Reply:
+        """Answer a message of the method by which the run trains."""
+        answers = ROOMS[site.family].answers
+        if action not in answers:
+            raise MessageError(
+                f"{str(action)!r} is no message of a run by {site.family!r}"
+            )
+        reply: Reply = imported(answers[action])(site, request)
+        return reply
+
+    return answer
 
 
 def imported(place: str) -> Any:

@@ -19,6 +19,7 @@ from client_apps.handlers.encoding import fitted_encoder
 from client_apps.methods.personalised.rounds import (
     LOCAL_LABELS,
     PersonalisedModel,
+    PersonalState,
     personalised_models,
 )
 from client_apps.operator.participant import Participant, ShardData, make_model
@@ -39,7 +40,7 @@ from tp_flower.features.sparse import dense
 from tp_flower.learning.models.local_model import LinearModel, ModelSpec, on_host
 from tp_flower.learning.solvers import descend
 from tp_flower.losses import make_loss
-from tp_flower.methods import BY_DATA, BY_FEATURES, BY_MODELS, SUMMARIES
+from tp_flower.methods import BY_DATA, BY_FEATURES, BY_MODELS, PERSONAL, SUMMARIES
 from tp_flower.personalised import sites
 from tp_flower.privacy.accounting import noise_multiplier
 from tp_flower.privacy.mechanisms import Gaussian, Release
@@ -181,7 +182,10 @@ def _start(
     )
     curvature = objective.largest_curvature
     site.start(
-        Participant(number, data, model, {}, site.releaser(number, data.plan)),
+        Participant(
+            number, data, model, PersonalState(), site.releaser(number, data.plan)
+        ),
+        PERSONAL,
         {LOCAL_LABELS: labels},
         loss=request.loss,
         curvature=curvature,

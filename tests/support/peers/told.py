@@ -128,7 +128,7 @@ class _Watcher:
     def encoded(self, part, scores, masks, rows, name):
         """Note scores in training."""
         if not self.told.is_paused:
-            number = 0 if masks is None else int(part.vectors["scores_number"][0])
+            number = 0 if masks is None else part.progress.scores_number
             base = np.arange(len(self.told.rows[part.number]))
             if masks is not None and masks is not part.data.masks:
                 base = part.data.batch_rows
