@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from client_apps.methods.site_method import Beginning, JoinMethod, prepared
 from client_apps.operator.participant import Participant, score_sums
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import check_growth
-from client_apps.privacy.proposal_checks import agree_in_growth
+from client_apps.privacy.proposal_checks import agree, contradiction
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, PolicyError
@@ -21,7 +21,7 @@ from tp_flower.learning.models.bagging import average, shown_trees
 from tp_flower.learning.models.local_model import LocalModel, on_host
 from tp_flower.learning.models.pooling import grow_pooled, shown_sums
 from tp_flower.learning.models.trees import TreeModel, grow, sum_of_trees
-from tp_flower.methods import CLEAR, Growth
+from tp_flower.methods import BAGGED, CLEAR, LOCAL, POOLED, Growth
 from tp_flower.methods import TREES as TREES_KIND
 from tp_flower.privacy.plan import MODEL
 from tp_flower.privacy.shard_seals import TREES, ShardSeal
@@ -37,6 +37,14 @@ from tp_flower.protocol.boost_messages import (
 from tp_flower.protocol.codec import check_sizes, required
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
+
+SHOWN_TREES: Final = "trees"
+_SCOPE: Final = (
+    "not covered: trees, whose splits lie between values of single rows, and whose "
+    "leaves have sums of the loss's derivatives, or such sums by intervals of each "
+    "column; sealed to the table's other shards"
+)
+"""What a shard shows the table's others, by the name and the scope in its ledger."""
 
 Derivatives = tuple[FloatArray, FloatArray]
 """G and H of a shard's trained rows, (n_trained, d_c) each."""
@@ -95,6 +103,8 @@ class BoostMethod(JoinMethod[BoostState]):
 
     def take_last_step(self, part: Part, request: FinishRequest) -> bool:
         """Add the last trees; the sums of their scores are up to date."""
+        if request.step is not None:
+            return super().take_last_step(part, request)
         add_trees(part, request.lengths, is_bagged=request.is_bagged)
         return False
 
@@ -157,6 +167,25 @@ def bag(site: Site, request: BagRequest) -> BagReply:
             updates[part.number] = BagUpdate(part.release_values(bagged.values))
             site.save(part)
     return BagReply(updates)
+
+
+def agree_in_growth(site: Site, table: str, request: BoostRequest | BagRequest) -> None:
+    """Refuse a growth of trees that differs from the proposal.
+
+    So leaves cannot become smaller, and trees that are to stay at their shards do not
+    leave.
+    """
+    settings, growth = site.terms.settings, request.growth
+    agree("growth.least_rows", settings.min_rows_per_leaf, growth.least_rows)
+    agree("growth.rate", settings.tree_rate, growth.rate)
+    agree("growth.trees", settings.trees_per_round or growth.trees, growth.trees)
+    agree("growth.leaves", settings.leaves or growth.leaves, growth.leaves)
+    if settings.lou == LOCAL and table in getattr(request, "bagged", ()):
+        raise contradiction("bagged", f"lou = {LOCAL}", table)
+    if settings.lou in (LOCAL, BAGGED) and table in request.pooled:
+        raise contradiction("pooled", f"lou = {settings.lou}", table)
+    if settings.lou == POOLED and table in getattr(request, "bagged", ()):
+        agree("pooled", True, table in request.pooled)
 
 
 def add_trees(part: Part, lengths: Mapping[str, float], *, is_bagged: bool) -> None:
@@ -241,7 +270,7 @@ def _sealed(
             f"{refused} trees, for the table's other shards; each shard may grow its "
             "own (lou = 'local', or 'auto')"
         )
-    ledger_entries.note(site, number, ledger_entries.TREES)
+    ledger_entries.note_scope(site, number, SHOWN_TREES, _SCOPE)
     data = part.data
     if data.table in request.pooled:
         document = shown_sums(

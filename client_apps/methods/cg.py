@@ -14,7 +14,7 @@ from client_apps.methods.exact import start_exactly, step_of
 from client_apps.methods.site_method import Beginning, JoinMethod
 from client_apps.operator.masks import Masked
 from client_apps.operator.participant import Participant
-from client_apps.privacy.proposal_checks import check_products
+from client_apps.privacy.proposal_checks import agree
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError
@@ -71,9 +71,10 @@ class CgMethod(JoinMethod[CgState]):
 
     def take_last_step(self, part: Part, request: FinishRequest) -> bool:
         """Take the step along the last direction."""
-        if request.step is not None:
-            advance(part, request.step)
-        return request.step is not None
+        if request.step is None:
+            return super().take_last_step(part, request)
+        advance(part, request.step)
+        return True
 
 
 def advance(part: Part, line: messages.LineStep) -> None:
@@ -176,3 +177,15 @@ def _direct(
     part.state.gradient = gradient
     part.state.descent = descent
     return scores, words
+
+
+def check_products(site: Site, number: int, tables: int, place: int) -> None:
+    """Refuse products whose masks would cancel over other tables than those of the run.
+
+    The first shard of a table sends them.
+    """
+    proposal = site.terms.proposal
+    table = proposal.parts[number].table
+    agree("tables", len(proposal.tables), tables)
+    is_first = number == min(proposal.shards_of(table))
+    agree("place", proposal.tables.index(table) if is_first else None, place)

@@ -29,9 +29,7 @@ OF_BASE_ROWS: Final = (
     "group adds, and is counted with that, twice what a group adds"
 )
 KEYS, COUNTS, STATISTICS, WEIGHTS = "keys", "counts", "statistics", "weights"
-TIMES, FEATURES, TREES = "times", "features", "trees"
-SENSITIVITIES, DRAWN, MASKED = "sensitivities", "drawn-rows", "masked-sensitivities"
-UNMATCHED, RANKS = "unmatched", "ranks"
+TIMES, FEATURES, UNMATCHED, RANKS = "times", "features", "unmatched", "ranks"
 _SCORES: Final = (plans.SCORES, plans.BATCH_SCORES)
 _SUMMED: Final = (
     plans.GRAM,
@@ -68,17 +66,10 @@ _UNCOVERED: Final[Mapping[str, str]] = {
     FEATURES: "not covered: the share of each feature's missing values and of its "
     "rarer categories, in percents, how many categories there are, and whether most "
     "texts are numbers or dates",
-    TREES: "not covered: trees, whose splits lie between values of single rows, and "
-    "whose leaves have sums of the loss's derivatives, or such sums by intervals of "
-    "each column; sealed to the table's other shards",
-    SENSITIVITIES: "not covered: {}",
-    DRAWN: "not covered: which rows were drawn, the sensitive ones more often",
-    MASKED: "masked (ChaCha20, no differential privacy): of a sampled joined row the "
-    "server learns the sum of all tables' sensitivities, not a table's own",
     plans.COEFFICIENTS: "not covered: the final coefficients of the table's features, "
     "which the table's policy allows to be shown",
 }
-"""The scope of releases that need no plan, by kind: no noise covers them."""
+"""The scope of releases that need no plan and are no method's, by kind."""
 
 
 def release(
@@ -134,7 +125,12 @@ def of_groups(mechanism: mechanisms.Mechanism) -> tuple[mechanisms.Mechanism, st
 
 
 def note(site: Site, number: int, what: str, detail: str = "") -> None:
-    """Note a release of a kind that needs no plan and that no noise covers.
+    """Note a release of a kind that needs no plan and that no noise covers."""
+    note_scope(site, number, what, _UNCOVERED[what].format(detail))
+
+
+def note_scope(site: Site, number: int, what: str, scope: str) -> None:
+    """Note a release without plan and noise, of a kind that is a method's.
 
     The table's policy must let it leave in the clear, or masked; if the rule depends on
     the run, the handler has checked it.
@@ -144,7 +140,7 @@ def note(site: Site, number: int, what: str, detail: str = "") -> None:
         if what in declared.kinds and declared.policy in LEVELS and not declared.when:
             # of masked sensitivities the server reads sums, as it does of scores
             policy.check_release(declared.policy, is_private=False, is_masked=True)
-    uncovered = release(site, number, action, what, _UNCOVERED[what].format(detail))
+    uncovered = release(site, number, action, what, scope)
     site.ledger.note(site.store.run, [uncovered])
 
 

@@ -83,9 +83,9 @@ def _coefficients(
     The coefficients of a privately trained model follow from releases that are already
     paid for, and cost nothing more.
     """
-    coefficients, policy = method.coefficients(part), site.source(part.number).policy
-    if coefficients is None or not policy.coefficients:
+    if not site.source(part.number).policy.coefficients:
         return None
-    if not part.data.plan.is_private:
+    coefficients = method.coefficients(part)
+    if coefficients is not None and not part.data.plan.is_private:
         ledger_entries.note(site, part.number, privacy_plan.COEFFICIENTS)
     return coefficients
