@@ -9,17 +9,17 @@ In deployment every message starts a process. Handlers are imported when a messa
 them, so that a round of training loads no library that reads tables or parses queries.
 """
 
-import importlib
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from logging import DEBUG, ERROR, INFO
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
+from client_apps.methods import registry
 from client_apps.rounds import transaction
 from client_apps.rounds.site import Site
 from client_apps.rounds.transaction import (
@@ -35,44 +35,54 @@ from tp_flower.protocol.packet import pack, unpack
 from tp_flower.protocol.session_messages import SessionRequest
 
 ANSWERS: Final[Mapping[Action, str]] = {
-    Action.SESSION: "rounds.session:hold_session",
-    Action.DESCRIBE: "handlers.setup:describe",
-    Action.SEAL: "privacy.keys:seal",
-    Action.EXTRACT: "handlers.setup:extract_rows",
-    Action.STATISTICS: "handlers.encoding:statistics",
-    Action.FIT: "handlers.encoding:fit_shards",
-    Action.RANK: "handlers.ranks:rank",
-    Action.MEASURE: "handlers.coreset:measure",
-    Action.DRAW: "handlers.coreset:draw",
-    Action.WEIGH: "handlers.coreset:weigh",
-    Action.PREPARE: "handlers.prepare:prepare",
-    Action.ADMM: "handlers.admm:admm",
-    Action.CONSENSUS: "handlers.admm:consensus",
-    Action.DESCENT: "handlers.conjugate_gradients:descend",
-    Action.DIRECTION: "handlers.conjugate_gradients:direct",
-    Action.BOOST: "handlers.boosting:boost",
-    Action.BAG: "handlers.boosting:bag",
-    Action.SGD: "handlers.sgd:sgd",
-    Action.STEP: "handlers.sgd:step",
-    Action.ROWS: "handlers.coreset:rows",
-    Action.PERSONALISE: "handlers.personalised_setup:personalise",
-    Action.SUMMARISE: "handlers.personalised_setup:summarise",
-    Action.PERSONAL: "handlers.personalised:personal",
-    Action.SCORE: "handlers.inference:score",
-    Action.FINISH: "handlers.prepare:finish",
+    Action.SESSION: "client_apps.rounds.session:hold_session",
+    Action.DESCRIBE: "client_apps.handlers.setup:describe",
+    Action.SEAL: "client_apps.privacy.keys:seal",
+    Action.EXTRACT: "client_apps.handlers.setup:extract_rows",
+    Action.STATISTICS: "client_apps.handlers.encoding:statistics",
+    Action.FIT: "client_apps.handlers.encoding:fit_shards",
+    Action.RANK: "client_apps.handlers.ranks:rank",
+    Action.PREPARE: "client_apps.training.prepare:prepare",
+    Action.SCORE: "client_apps.handlers.inference:score",
+    Action.FINISH: "client_apps.training.finish:finish",
 }
-"""By action, the module of this package and the function that handles it."""
-
-app = ClientApp()
+"""By action that is no method's, the module and the function that answers it."""
 
 
-def handler_of(action: Action) -> Callable[..., Any]:
+def places() -> dict[Action, str]:
+    """Return where each action is answered, those of the methods included.
+
+    An action of several methods is listed with the first of them.
+    """
+    answered = dict(ANSWERS)
+    for action, place in registry.places():
+        answered.setdefault(action, place)
+    return answered
+
+
+def handler_of(action: Action) -> registry.Handler:
     """Import and return the handler of an action."""
-    module, _, name = ANSWERS[action].partition(":")
-    handler: Callable[..., Any] = getattr(
-        importlib.import_module(f"client_apps.{module}"), name
-    )
+    if action not in ANSWERS:
+        return registry.handler_of(action)
+    handler: registry.Handler = registry.imported(ANSWERS[action])
     return handler
+
+
+def make_app() -> ClientApp:
+    """Return the ClientApp that answers every message of a site and its methods."""
+    client_app = ClientApp()
+    for action in places():
+        _add(client_app, action)
+    return client_app
+
+
+def _add(client_app: ClientApp, action: Action) -> None:
+    category, _, name = action.partition(".")
+    decorate = {"query": client_app.query, "train": client_app.train}[category]
+
+    @decorate(name)
+    def act(message: Message, context: Context) -> Message:
+        return Message(_reply(message.content, context, action), reply_to=message)
 
 
 def _reply(content: RecordDict, context: Context, action: Action) -> RecordDict:
@@ -102,7 +112,7 @@ def _hold_session(content: RecordDict, context: Context) -> RecordDict:
     """Answer the messages of a session; return the reply to the one that opened it."""
     opening = decode(SessionRequest, unpack(content))
     actions = {
-        str(action): action for action in ANSWERS if action is not Action.SESSION
+        str(action): action for action in places() if action is not Action.SESSION
     }
 
     def answer(name: str, message: RecordDict) -> RecordDict:
@@ -142,14 +152,4 @@ def _place(error: Exception) -> str:
     return f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
 
 
-def _register(action: Action) -> None:
-    category, _, name = action.partition(".")
-    decorate = {"query": app.query, "train": app.train}[category]
-
-    @decorate(name)
-    def act(message: Message, context: Context) -> Message:
-        return Message(_reply(message.content, context, action), reply_to=message)
-
-
-for _action in ANSWERS:
-    _register(_action)
+app = make_app()

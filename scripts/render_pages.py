@@ -20,7 +20,7 @@ from typing import Any, Final, get_args, get_origin
 
 import msgspec
 
-from client_apps.app import ANSWERS
+from client_apps.app import places
 from tp_flower.methods import METHODS
 from tp_flower.protocol.fields import PARTS, Body, Message, PartBody, layout_of
 from tp_flower.protocol.messages import Action, Failure, ReplyEnvelope, RequestEnvelope
@@ -267,8 +267,10 @@ def disclosure_table() -> str:
 def message_table() -> str:
     """Return the table of ARCHITECTURE.md: each message, and where it is answered."""
     rows = []
+    answered = places()
     for action in Action:
-        module = ANSWERS[action].partition(":")[0].replace(".", "/")
+        module = answered[action].partition(":")[0]
+        module = module.removeprefix("client_apps.").replace(".", "/")
         rows.append((f"`{action}`", *map(_summary, action.messages), f"`{module}.py`"))
     return _table(
         "| message | request | reply | at the site, in `client_apps/` |", rows

@@ -1,1 +1,1 @@
-"""The handlers of the messages to a site, one module per family of messages."""
+"""The messages to a site before and after training: set-up, encoders, predictions."""

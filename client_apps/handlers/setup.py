@@ -11,10 +11,10 @@ import numpy as np
 from msgspec import structs
 
 from client_apps.handlers.inference import check_row_key, leave_hashes
-from client_apps.handlers.personalised_setup import local_label_facts
 from client_apps.privacy import guard, ledger_entries
 from client_apps.privacy.keys import key_fields, key_source, take_secrets
 from client_apps.privacy.ledger_entries import note
+from client_apps.privacy.local_labels import local_label_facts
 from client_apps.privacy.noisy_labels import released_label
 from client_apps.privacy.proposal_checks import check_extract, check_proposal
 from client_apps.rounds.site import Site

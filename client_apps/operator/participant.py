@@ -1,20 +1,20 @@
 """The client operator: one shard of one table in training, and what leaves it.
 
 Algorithm 1 of the paper gives a client three functions: *receive* (the message),
-*compute* (the methods of :class:`Participant`) and *send* (``releases.py``). A
-participant is rebuilt from the state of its site, changed by at most one method per
+*compute* (a method's room, on a :class:`Participant`) and *send* (``releases.py``). A
+participant is rebuilt from the state of its site, changed by at most one function per
 message, and saved again.
 
 Notation:
     T_i^q    ``features``  (n, d): encoded rows that take part, trained ones first
     G_i      ``multiplicity``  (n_trained,)
-    theta    ``model.parameters``  (p,)        w, u  ``consensus``, ``consensus_duals``
+    theta    ``model.parameters``  (p,)
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ from client_apps.data.run_store import Entry
 from client_apps.data.score_counts import ScoreLimit
 from client_apps.operator.masks import GroupKeys, Masked, masks_entry, read_masks
 from client_apps.operator.releases import Releaser
+from client_apps.operator.state import Progress, State
 from tp_flower import errors
 from tp_flower.arrays import AnyArray, FloatArray, IntArray
 from tp_flower.learning.models import local_model
@@ -42,24 +43,10 @@ if TYPE_CHECKING:
     import lightgbm
 
 AnyBody = TypeVar("AnyBody", bound=PartBody)
+NewState = TypeVar("NewState")
 
-SCORE_SUMS: Final = "score_sums"  # state: sums of the scores that left last, (2, d_c)
-SCORES_NUMBER: Final = "scores_number"  # state: of the last scores that left
-RELEASED: Final = (
-    # state: how often scores of each row have left, where rows differ in it, (n,)
-    "released"
-)
-MOST_KEPT = 1 << 24  # values of a batch kept for the next message: 64 MiB
+MOST_KEPT: Final = 1 << 24  # values of a batch kept for the next message: 64 MiB
 
-DESCENT: Final = "descent"
-DIRECTION: Final = "direction"
-GRADIENT: Final = "gradient"  # state vectors of conjugate gradients: v, p and g, (p,)
-
-BEST: Final = "best"
-BEST_SUMS: Final = "best_sums"
-"""State vectors: the parameters of the best model so far, (p,), and its score sums."""
-
-SUMS: Final = "sums"  # state vector: how many shares have left, (1,)
 _ARRAYS: Final = ("multiplicity", "tested", "batch_start", "batch_rows")
 _VALUES: Final = (
     *("table", "joined_rows", "l2", "device", "label_scale"),
@@ -278,19 +265,21 @@ class ShardData:
 
 
 @dataclass(frozen=True)
-class Participant:
+class Participant(Generic[State]):
     """One shard in one role: as a particular table of the query.
 
-    ``vectors`` are the rest of the state by name, as far as they exist: ``momentum``,
-    ``theta``, ``consensus``, ``consensus_duals``, (p,) each, the ``rho_in`` (1,) that
-    scales them, and what a handler keeps.
+    Attributes:
+        state: of the method, which changes it in place.
+        releaser: of the message that is being answered.
+        progress: what has left, and the best model so far.
     """
 
     number: int
     data: ShardData
     model: local_model.LocalModel
-    vectors: dict[str, FloatArray]
-    releaser: "Releaser"
+    state: State
+    releaser: Releaser
+    progress: Progress = field(default_factory=Progress)
 
     def finite(self, numbers: FloatArray) -> FloatArray:
         """Return parameters or scores; raise DivergedError unless they are finite."""
@@ -338,7 +327,7 @@ class Participant:
         rows = slice(None) if is_tested else trained
         self._count(rows)
         scores = self._noisy_scores(data.features[rows])
-        self.vectors[SCORE_SUMS] = score_sums(scores[trained], data.multiplicity)
+        self.progress.score_sums = score_sums(scores[trained], data.multiplicity)
         return self._encoded(scores, data.masks, rows, "scores")
 
     def release_values(self, values: FloatArray) -> AnyArray:
@@ -359,12 +348,14 @@ class Participant:
             return
         vectors = outputs
         if len(data.batch_start) > 1:
-            times = self.vectors.get(RELEASED, np.zeros(len(data.features)))
+            times = self.progress.released
+            if times is None:
+                times = np.zeros(len(data.features))
             before = times.max(initial=0.0)
             # rows that stand for one row of the table tell one thing within a message
             times[rows if data.table_rows is None else data.table_rows[rows]] += outputs
             vectors = int(times.max(initial=0.0) - before)
-            self.vectors[RELEASED] = times
+            self.progress.released = times
         self.releaser.scored[self.number, data.limit] += vectors
 
     def _noisy_scores(
@@ -377,7 +368,7 @@ class Participant:
     ) -> AnyArray:
         if masks is None:
             return sent_scores(scores, None, rows, name)
-        number = int(self.vectors[SCORES_NUMBER][0])
+        number = self.progress.scores_number
         words = sent_scores(scores, masks, rows, f"{number} {name}")
         self.releaser.masked.append(Masked(self.number, f"{name} {number}", words))
         return words
@@ -387,17 +378,17 @@ class Participant:
 
         No two scores have one number: their difference would be without a mask.
         """
-        before = self.vectors.get(SCORES_NUMBER)
-        if before is not None and number <= before[0]:
+        before = self.progress.scores_number
+        if before is not None and number <= before:
             raise errors.MessageError(
-                f"'scores-number' is {number}; the run is at {before[0]:.0f}"
+                f"'scores-number' is {number}; the run is at {before}"
             )
         if number > self.data.most_scores:
             raise errors.ProposalError(
                 f"'scores-number': the run was proposed with {self.data.most_scores} "
                 f"at most, and the request says {number}"
             )
-        self.vectors[SCORES_NUMBER] = np.array([float(number)])
+        self.progress.scores_number = number
 
     @property
     def union(self) -> ShardUnion:
@@ -412,11 +403,12 @@ class Participant:
         No two have one name. All shards of a table take part in the same rounds, hence
         count alike.
         """
-        self.vectors[SUMS] = self.vectors.get(SUMS, np.zeros(1)) + 1.0
-        if (count := int(self.vectors[SUMS][0])) > self.data.most_sums:
+        self.progress.sums += 1
+        if self.progress.sums > self.data.most_sums:
             raise errors.ProposalError(
                 f"the run was proposed with {self.data.most_sums} sums over the shards "
-                f"of table {self.data.table!r}, and the request asks for {count}"
+                f"of table {self.data.table!r}, and the request asks for "
+                f"{self.progress.sums}"
             )
         share = self.union.share(numbers, self._last_sum, unit)
         if self.union.is_sealed:
@@ -431,9 +423,9 @@ class Participant:
 
     @property
     def _last_sum(self) -> str:
-        if SUMS not in self.vectors:
+        if not self.progress.sums:
             raise errors.MessageError("it brings a sum, but no share has left")
-        return f"{self.vectors[SUMS][0]:.0f}"
+        return str(self.progress.sums)
 
     def moments(self, step: FloatArray, kappa: float) -> FloatArray:
         """Return [T, 1]^T (G * step) to be sent or used, (d [+ 1], d_c), of (n, d_c).
@@ -443,85 +435,42 @@ class Participant:
         data, intercept = self.data, self.linear.intercept
         if data.plan.statistics is None:
             self.releaser.check_clear(MOMENTS)
-            return self._weighted_sum(step)
+            return self.weighted_sum(step)
         return (
             self.releaser.moments(data.rows(intercept=intercept), kappa * step) / kappa
         )
 
-    def _weighted_sum(self, values: FloatArray) -> FloatArray:
+    def weighted_sum(self, values: FloatArray) -> FloatArray:
         """Return [T, 1]^T (G * values), (d [+ 1], d_c), of values (n, d_c)."""
         weighted = self.data.multiplicity[:, None] * values
         return local_model.moment(
             self.data.trained, weighted, intercept=self.linear.intercept
         )
 
-    def fit_consensus_exactly(
-        self, solver: Solver, target: FloatArray, kappa: float, rho_in: float
-    ) -> FloatArray:
-        """Fit theta^q (Eq. 22) of a linear model and return theta^q + u^q, (p,).
-
-        With theta = a + delta, a = w - u, this is a ridge regression of strength rho_in
-        on the target minus the scores of a. ``solver`` penalises the intercept, too.
-        """
-        centre = self.model.parameters = self.centre
-        remaining = target - self.model.scores(self.data.trained)
-        delta = solver.solve(self._weighted_sum(remaining), kappa, rho_in)
-        return self.propose(centre + delta.ravel())
-
-    @property
-    def centre(self) -> FloatArray:
-        """The point that theta^q is pulled to, w - u, (p,)."""
-        return self.vectors["consensus"] - self.vectors["consensus_duals"]
-
-    def set_inner_penalty(self, rho_in: float) -> None:
-        """Use rho_in from now on; scaled duals u are divided by it, so they follow."""
-        if (before := self.vectors.get("rho_in")) is not None:
-            self.vectors["consensus_duals"] *= before[0] / rho_in
-        self.vectors["rho_in"] = np.array([rho_in])
-
-    def propose(self, theta: FloatArray) -> FloatArray:
-        """Store theta^q; return theta^q + u^q, all that the server needs, (p,)."""
-        self.vectors["theta"] = theta
-        return theta + self.vectors["consensus_duals"]
-
-    def accept_consensus(self, consensus: FloatArray) -> None:
-        """Take w and update u += theta - w (Eq. 21); the shard predicts with w."""
-        self.vectors["consensus_duals"] += self.vectors["theta"] - consensus
-        self.vectors["consensus"] = consensus
-        self.model.parameters = consensus
-
-    def advance(self, length: float, conjugacy: float) -> None:
-        """Take a step theta += a p, p = v + c p, of conjugate gradients."""
-        if DESCENT not in self.vectors:
-            raise errors.MessageError("no direction has left")
-        last = self.vectors.get(DIRECTION, np.zeros_like(self.vectors[DESCENT]))
-        direction = self.vectors[DIRECTION] = self.vectors[DESCENT] + conjugacy * last
-        self.model.parameters = self.model.parameters + length * direction
-
     def mark_best(self) -> None:
         """Copy the model, which is the best so far."""
-        self.vectors[BEST] = self.model.parameters.copy()
-        if SCORE_SUMS in self.vectors:
-            self.vectors[BEST_SUMS] = self.vectors[SCORE_SUMS]
+        self.progress.best = self.model.parameters.copy()
+        if self.progress.score_sums is not None:
+            self.progress.best_sums = self.progress.score_sums
 
     def return_to_best(self) -> None:
         """Take the model that was marked as the best, if one was."""
-        self.model.parameters = self.vectors.get(BEST, self.model.parameters)
-        if BEST_SUMS in self.vectors:
-            self.vectors[SCORE_SUMS] = self.vectors[BEST_SUMS]
+        if self.progress.best is not None:
+            self.model.parameters = self.progress.best
+        if self.progress.best_sums is not None:
+            self.progress.score_sums = self.progress.best_sums
 
-    def step(self, gradient: FloatArray, learning_rate: float, momentum: float) -> None:
-        """Take one SGD step (Eq. 13 or 19) with the mean gradient of the loss, (p,).
+    def sum_scores(self) -> None:
+        """Sum the model's scores of the trained rows anew."""
+        scores = self.model.scores(self.data.trained)
+        self.progress.score_sums = score_sums(scores, self.data.multiplicity)
 
-        velocity = momentum * velocity + gradient + beta * theta (no beta for biases);
-        theta -= learning_rate * velocity.
-        """
-        theta = self.model.parameters
-        decay = self.data.l2 * np.where(self.model.penalised, theta, 0.0)
-        velocity = self.vectors["momentum"] = (
-            momentum * self.vectors["momentum"] + decay + gradient
+    def begun(self, solver: Solver | None, state: NewState) -> "Participant[NewState]":
+        """Return the participant with the solver and the state that it begins with."""
+        data = replace(self.data, solver=solver)
+        return Participant(
+            self.number, data, self.model, state, self.releaser, self.progress
         )
-        self.model.parameters = theta - learning_rate * velocity
 
     @property
     def linear(self) -> local_model.LinearModel:
@@ -531,7 +480,7 @@ class Participant:
         return self.model
 
 
-def body_of(bodies: Mapping[int, AnyBody], part: Participant) -> AnyBody:
+def body_of(bodies: Mapping[int, AnyBody], part: Participant[Any]) -> AnyBody:
     """Return the body of a request that concerns a participant."""
     if part.number not in bodies:
         raise errors.MessageError(f"it has no entry for part {part.number}")
@@ -552,17 +501,3 @@ def make_model(
             f"model {spec.kind!r} raised {type(error).__name__} for {features} "
             f"features and {spec.outputs} outputs: {error}"
         ) from error
-
-
-def initial_vectors(
-    model: local_model.LocalModel, update: Update
-) -> dict[str, FloatArray]:
-    """Return the state vectors that training by ``update`` needs besides theta."""
-    zeros = np.zeros(len(model.parameters))
-    if update is Update.CONSENSUS:
-        return {
-            "theta": model.parameters,
-            "consensus": model.parameters,
-            "consensus_duals": zeros,
-        }
-    return {"momentum": zeros}

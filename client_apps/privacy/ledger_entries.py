@@ -1,13 +1,13 @@
 """The entries of a site's ledger: releases, their cost and the scope of a guarantee."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
 from client_apps.privacy.guard import are_features_keys, budgets, source_id
 from client_apps.rounds.site import Site
-from tp_flower.methods import ADMM, BOOST, CG, CORESET, SERVER, SGD
+from tp_flower.methods import SERVER
 from tp_flower.privacy import mechanisms
 from tp_flower.privacy import plan as plans
 from tp_flower.protocol.messages import Action
@@ -29,9 +29,7 @@ OF_BASE_ROWS: Final = (
     "group adds, and is counted with that, twice what a group adds"
 )
 KEYS, COUNTS, STATISTICS, WEIGHTS = "keys", "counts", "statistics", "weights"
-TIMES, FEATURES, TREES = "times", "features", "trees"
-SENSITIVITIES, DRAWN, MASKED = "sensitivities", "drawn-rows", "masked-sensitivities"
-UNMATCHED, RANKS = "unmatched", "ranks"
+TIMES, FEATURES, UNMATCHED, RANKS = "times", "features", "unmatched", "ranks"
 _SCORES: Final = (plans.SCORES, plans.BATCH_SCORES)
 _SUMMED: Final = (
     plans.GRAM,
@@ -49,15 +47,6 @@ _PRODUCTS: Final = (
     "the tables alone"
 )
 _CLEAR: Final = "not covered: it leaves in the clear"
-_ROUNDS: Final = {
-    ADMM: (Action.ADMM, Action.PREPARE),
-    CG: (Action.DESCENT, Action.PREPARE),
-    BOOST: (Action.BOOST, Action.PREPARE),
-    SGD: (Action.SGD, Action.PREPARE),
-    CORESET: (Action.ROWS, Action.CONSENSUS, Action.PREPARE),
-}
-"""By family, the messages that carry a plan's releases; for other families any may."""
-
 _UNCOVERED: Final[Mapping[str, str]] = {
     COUNTS: "not covered: how many rows there are and how many the filters leave, "
     "which columns have no value or one, how many columns each feature is encoded as, "
@@ -77,17 +66,10 @@ _UNCOVERED: Final[Mapping[str, str]] = {
     FEATURES: "not covered: the share of each feature's missing values and of its "
     "rarer categories, in percents, how many categories there are, and whether most "
     "texts are numbers or dates",
-    TREES: "not covered: trees, whose splits lie between values of single rows, and "
-    "whose leaves have sums of the loss's derivatives, or such sums by intervals of "
-    "each column; sealed to the table's other shards",
-    SENSITIVITIES: "not covered: {}",
-    DRAWN: "not covered: which rows were drawn, the sensitive ones more often",
-    MASKED: "masked (ChaCha20, no differential privacy): of a sampled joined row the "
-    "server learns the sum of all tables' sensitivities, not a table's own",
     plans.COEFFICIENTS: "not covered: the final coefficients of the table's features, "
     "which the table's policy allows to be shown",
 }
-"""The scope of releases that need no plan, by kind: no noise covers them."""
+"""The scope of releases that need no plan and are no method's, by kind."""
 
 
 def release(
@@ -143,17 +125,22 @@ def of_groups(mechanism: mechanisms.Mechanism) -> tuple[mechanisms.Mechanism, st
 
 
 def note(site: Site, number: int, what: str, detail: str = "") -> None:
-    """Note a release of a kind that needs no plan and that no noise covers.
+    """Note a release of a kind that needs no plan and that no noise covers."""
+    note_scope(site, number, what, _UNCOVERED[what].format(detail))
+
+
+def note_scope(site: Site, number: int, what: str, scope: str) -> None:
+    """Note a release without plan and noise, of a kind that is a method's.
 
     The table's policy must let it leave in the clear, or masked; if the rule depends on
     the run, the handler has checked it.
     """
-    action, policy = _action_of(what), site.source(number).policy
+    action, policy = action_of(what), site.source(number).policy
     for declared in action.reply.discloses:
         if what in declared.kinds and declared.policy in LEVELS and not declared.when:
             # of masked sensitivities the server reads sums, as it does of scores
             policy.check_release(declared.policy, is_private=False, is_masked=True)
-    uncovered = release(site, number, action, what, _UNCOVERED[what].format(detail))
+    uncovered = release(site, number, action, what, scope)
     site.ledger.note(site.store.run, [uncovered])
 
 
@@ -184,14 +171,15 @@ def set_aside(site: Site, planned: Iterable[tuple[mechanisms.Release, int]]) -> 
 
 def planned_releases(
     site: Site,
-    parts: "Mapping[int, Participant]",
-    family: str,
+    parts: "Mapping[int, Participant[Any]]",
+    carriers: Collection[Action],
     privacy: "PrivacyTerms",
     fitted: Collection[int],
 ) -> Iterator[tuple[mechanisms.Release, int]]:
     """Yield the releases that the plans allow, and how often each may happen.
 
-    The encoders of the parts in ``fitted`` are fitted to rows.
+    The messages that carry them are ``carriers``. The encoders of the parts in
+    ``fitted`` are fitted to rows.
     """
     for number, part in parts.items():
         plan, union, masks = part.data.plan, part.data.union, part.data.masks
@@ -203,7 +191,7 @@ def planned_releases(
             scope = _scope(use, privacy, [*conditions, *_of_model(use, plan)], masks)
             if union is not None and union.is_sealed and use.what in _SUMMED:
                 scope = f"{_SEALED}; {scope}" if use.mechanism else _SEALED
-            action = _action_of(use.what, family)
+            action = action_of(use.what, carriers)
             yield (
                 release(site, number, action, use.what, scope, use.mechanism),
                 use.limit,
@@ -215,10 +203,11 @@ def score_scope(masks: "ScoreMasks | None") -> str:
     return mechanisms.SCORE_SUMS if masks and masks.joins else mechanisms.SCORES_TELL
 
 
-def _action_of(what: str, family: str = "") -> Action:
+def action_of(what: str, carriers: Iterable[Action] = Action) -> Action:
+    """Return the first of some messages that a kind of release leaves with."""
     return next(
         action
-        for action in _ROUNDS.get(family, Action)
+        for action in carriers
         if any(what in item.kinds for item in action.reply.discloses)
     )
 

@@ -22,10 +22,8 @@ from tp_flower.arrays import AnyArray, BoolArray
 from tp_flower.errors import MessageError, ProposalError
 from tp_flower.features.choice import TableChoice
 from tp_flower.learning.models.local_model import ModelSpec
-from tp_flower.methods import BAGGED, LOCAL, POOLED
 from tp_flower.node_config import ALLOWED_KEYS
 from tp_flower.privacy.key_agreement import KeySource
-from tp_flower.protocol.boost_messages import BagRequest, BoostRequest
 from tp_flower.protocol.fields import Body
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import pack_bits
@@ -46,8 +44,8 @@ from tp_flower.protocol.training_messages import (
 _ROWS: Final = "run-rows-{}"
 """Entry of a part: which of its rows have which role in the run, a bit each."""
 TRAINED, SAMPLED, TESTED, SCORED = "training", "sampled", "held-out", "scored"
-"""Roles of rows: those that encoders are fitted to, those of a coreset, and those
-scored alone."""
+"""Roles of rows: those that encoders are fitted to, those of a sample to train on, the
+held-out ones, and those scored alone."""
 _LENGTH: Final = 200  # of a value in a message
 
 
@@ -218,7 +216,7 @@ def check_trained(site: Site, number: int, rows: tuple[BoolArray, BoolArray]) ->
     """Refuse other training or held-out rows than in earlier messages of the run."""
     trained, tested = rows
     role = TRAINED
-    if site.terms.settings.coreset_rows:
+    if site.terms.trains_on_sample:
         role = SAMPLED
         if np.any(pack_bits(trained) & ~rows_of_run(site, number)[TRAINED]):
             raise ProposalError(
@@ -317,47 +315,8 @@ def check_aliases(site: Site, numbers: Iterable[int]) -> None:
         by_source[source_id(source)].append((is_sorted, bits))
 
 
-def check_products(site: Site, number: int, tables: int, place: int) -> None:
-    """Refuse products whose masks would cancel over other tables than those of the run.
-
-    The first shard of a table sends them.
-    """
-    proposal = site.terms.proposal
-    table = proposal.parts[number].table
-    agree("tables", len(proposal.tables), tables)
-    is_first = number == min(proposal.shards_of(table))
-    agree("place", proposal.tables.index(table) if is_first else None, place)
-
-
-def check_summed(site: Site, number: int, summed: int, place: int) -> None:
-    """Refuse sensitivities whose masks cancel over other parts than the run's."""
-    numbers = sorted(site.terms.proposal.parts)
-    agree("summed", len(numbers), summed)
-    agree("place", numbers.index(number), place)
-
-
-def agree_in_growth(site: Site, table: str, request: BoostRequest | BagRequest) -> None:
-    """Refuse a growth of trees that differs from the proposal.
-
-    So leaves cannot become smaller, and trees that are to stay at their shards do not
-    leave.
-    """
-    settings, growth = site.terms.settings, request.growth
-    agree("growth.least_rows", settings.min_rows_per_leaf, growth.least_rows)
-    agree("growth.rate", settings.tree_rate, growth.rate)
-    agree("growth.trees", settings.trees_per_round or growth.trees, growth.trees)
-    agree("growth.leaves", settings.leaves or growth.leaves, growth.leaves)
-    if settings.lou == LOCAL and table in getattr(request, "bagged", ()):
-        raise contradiction("bagged", f"lou = {LOCAL}", table)
-    if settings.lou in (LOCAL, BAGGED) and table in request.pooled:
-        raise contradiction("pooled", f"lou = {settings.lou}", table)
-    if settings.lou == POOLED and table in getattr(request, "bagged", ()):
-        agree("pooled", True, table in request.pooled)
-
-
 def check_named(site: Site, name: str, version: str) -> None:
     """Refuse another saved model than was proposed, where the proposal names one."""
-    settings = site.terms.settings
-    proposed = settings.boost_from or settings.model_name
+    proposed = site.terms.saved_model
     if proposed:
         agree("model name", proposed, f"{name}@{version}" if "@" in proposed else name)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from secrets import token_bytes
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import numpy as np
 from flwr.app import Context
@@ -31,7 +31,8 @@ from client_apps.data.score_counts import ScoreLimit
 from client_apps.operator import participant
 from client_apps.operator.masks import Masked
 from client_apps.operator.releases import Releaser
-from tp_flower.arrays import AnyArray, FloatArray
+from client_apps.operator.state import Progress, State, read_state, write_state
+from tp_flower.arrays import AnyArray
 from tp_flower.errors import MessageError, SiteError, TPFlowerError
 from tp_flower.keyed_hash import KEY_BYTES, RUN_GROUP, KeyedHasher
 from tp_flower.learning.solvers import RidgeSolver
@@ -55,6 +56,7 @@ SECRET: Final = "secret"
 PROPOSAL: Final = "proposal"
 REQUEST: Final = "request"  # in an entry: the digest of the request that brought it
 RULES: Final = "rules"  # stored where a table of the run has rules
+FAMILY: Final = "family"  # in the entry of a part: of the method that trains it
 _NOISE: Final = "noise"
 _ID_DIGITS: Final = 32
 
@@ -343,14 +345,20 @@ class Site:
             yield number, body
         self.changes.part = None
 
-    def parts(self) -> Iterator[participant.Participant]:
+    @property
+    def family(self) -> str:
+        """The family of the method whose training has begun."""
+        number = min(self._arrays_by_part())
+        meta = self.store.load(f"part-{number}").meta
+        if FAMILY not in meta:
+            # the state of an older version: the site is sent all rounds again
+            raise lost_state()
+        return str(meta[FAMILY])
+
+    def parts(self, state: type[State]) -> Iterator[participant.Participant[State]]:
         """Yield the participants in training, with their current state."""
-        if not self.round.arrays:
-            raise MessageError("no model has been prepared in this run at this site")
-        vectors: dict[int, dict[str, FloatArray]] = {}
-        for (number, name), array in self.round.arrays.items():
-            vectors.setdefault(number, {})[name] = np.array(array)
-        for number in sorted(vectors):
+        arrays = self._arrays_by_part()
+        for number in sorted(arrays):
             self.changes.part = number
             data = self._data(number)
             # rebuilt every time: what a factory's model keeps besides its parameters
@@ -358,12 +366,25 @@ class Site:
             model = participant.make_model(
                 data.spec, data.features.shape[1], data.device
             )
-            model.parameters = vectors[number].pop(MODEL)
-            releaser = self.releaser(number, data.plan)
+            model.parameters = np.array(arrays[number][MODEL])
             yield participant.Participant(
-                number, data, model, vectors[number], releaser
+                number,
+                data,
+                model,
+                read_state(state, arrays[number]),
+                self.releaser(number, data.plan),
+                read_state(Progress, arrays[number]),
             )
         self.changes.part = None
+
+    def _arrays_by_part(self) -> dict[int, dict[str, AnyArray]]:
+        """Return the current state by part; MessageError before any training."""
+        if not self.round.arrays:
+            raise MessageError("no model has been prepared in this run at this site")
+        arrays: dict[int, dict[str, AnyArray]] = {}
+        for (number, name), array in self.round.arrays.items():
+            arrays.setdefault(number, {})[name] = array
+        return arrays
 
     def _data(self, number: int) -> participant.ShardData:
         """Return a participant's training data; a process reads them once."""
@@ -422,15 +443,18 @@ class Site:
 
     def start(
         self,
-        part: participant.Participant,
+        part: participant.Participant[Any],
+        family: str,
         arrays: Mapping[str, AnyArray],
         **meta: object,
     ) -> None:
-        """Store a participant whose training begins, with the method's further state.
+        """Store a participant whose training by a family of methods begins.
 
-        Its features replace its rows.
+        ``arrays`` and ``meta`` are what its method keeps and never changes. Its
+        features replace its rows.
         """
-        entry = self.features.without(part.number, part.data.entry(arrays, meta))
+        stored = part.data.entry(arrays, {**meta, FAMILY: family})
+        entry = self.features.without(part.number, stored)
         self.store.save(f"part-{part.number}", entry)
         self.store.drop(rows_of(part.number))
         self.save(part)
@@ -444,15 +468,24 @@ class Site:
         arrays = {**entry.arrays, **factors.arrays}
         self.store.save(f"part-{number}", Entry(arrays, {**entry.meta, **factors.meta}))
 
-    def save(self, part: participant.Participant) -> None:
-        """Change a participant's model and other vectors, which must be finite.
+    def save(self, part: participant.Participant[Any]) -> None:
+        """Change a participant's model, which must be finite, and its state.
 
         The change is invisible until the round is committed.
         """
-        number, arrays = part.number, self.round.arrays
-        arrays[number, MODEL] = part.finite(part.model.parameters)
-        for name, vector in part.vectors.items():
-            arrays[number, name] = vector
+        arrays = {MODEL: part.finite(part.model.parameters)}
+        for state in (part.progress, part.state):
+            more = write_state(state)
+            if taken := sorted(arrays.keys() & more.keys()):
+                raise ValueError(
+                    f"{type(state).__name__}: the name {taken[0]} is taken"
+                )
+            arrays |= more
+        before = [key for key in self.round.arrays if key[0] == part.number]
+        for key in before:
+            del self.round.arrays[key]
+        for name, array in arrays.items():
+            self.round.arrays[part.number, name] = array
 
     def begin(self, number: int, digest: str, last: CommittedRound | None) -> None:
         """Begin a round after the committed one, for a request with this digest."""

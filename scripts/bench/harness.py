@@ -30,6 +30,7 @@ import pandas as pd
 
 from client_apps.app import app
 from client_apps.operator.participant import Participant
+from client_apps.operator.state import Stateless
 from client_apps.rounds.site import Site
 from strategies import STRATEGIES, RelationalStrategy
 from strategies.run.grid import InProcessGrid, Tables
@@ -190,10 +191,10 @@ def squared_norm(grid: InProcessGrid) -> float:
     )
 
 
-def participants_of(grid: InProcessGrid) -> Iterator[Participant]:
+def participants_of(grid: InProcessGrid) -> Iterator[Participant[Stateless]]:
     """Yield the shards of all sites in their roles, at the last message."""
     for context in grid.contexts.values():
-        yield from Site(context, grid.run_name).parts()
+        yield from Site(context, grid.run_name).parts(Stateless)
 
 
 def first_within(values: Sequence[float], limit: float) -> float:

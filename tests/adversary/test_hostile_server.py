@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from client_apps.handlers import prepare
 from client_apps.rounds.site import Site
+from client_apps.training import prepare
 from strategies import Explain, TablePuppetSGD
 from tests.support.files import case_table
 from tests.support.peers import hostile as peers
@@ -57,6 +57,7 @@ EXACT = PrivacySettings(features="statistics", epsilon=1.0)
 OF_SGD = {"share", "batch-scores", "tested-scores"}
 OF_ADMM = {"share"}
 NO_NOISE = "its plan has no noise for"
+OTHER_METHOD = "is no message of a run by"
 NOT_EXACT = "is for linear models that are fitted exactly, not for "
 NOISY = replace(PRIVATE, noise_multiplier=1.0)
 BUDGET = """
@@ -350,8 +351,8 @@ def as_sgd(packet):
 @pytest.mark.parametrize(
     ("method", "privacy", "change", "stray", "match"),
     [
-        ("sgd", PRIVATE, 'outline.strategy = "admm"', OF_SGD, f"{NO_NOISE} gradients"),
-        ("admm", NOISY, as_sgd, OF_ADMM | {"parameters"}, NO_NOISE),
+        ("sgd", PRIVATE, 'outline.strategy = "admm"', OF_SGD, OTHER_METHOD),
+        ("admm", NOISY, as_sgd, OF_ADMM | {"parameters"}, OTHER_METHOD),
         ("admm", EXACT, 'part.update = "consensus"', OF_ADMM, "'linear' by 'cons"),
         ("admm", EXACT, 'part.model.kind = "mlp"', OF_ADMM, "'mlp' by"),
     ],
@@ -372,6 +373,21 @@ def test_what_the_plan_has_no_noise_for_does_not_leave(
         peers.train(grid, method, privacy=privacy)
     # statistics are sealed, too, and a Gram matrix with noise
     rounds = ("train.admm", "train.sgd", "train.consensus", "train.step")
+    assert not stray & {name for action, _, name in grid.left if action in rounds}
+
+
+def test_a_plan_for_another_method_has_no_noise_for_this_one(tmp_path, monkeypatch):
+    """Even if the site did not know by which method the run trains."""
+    monkeypatch.setattr(prepare, "agree_in_all", lambda *_: None)
+    monkeypatch.setattr(Site, "family", "admm")
+
+    def instead(action, _, packet):
+        return as_sgd(packet) if action == "train.prepare" else packet
+
+    grid = peers.HostileGrid(tmp_path, instead=instead)
+    with pytest.raises(SiteError, match=NO_NOISE):
+        peers.train(grid, "admm", privacy=NOISY)
+    rounds, stray = ("train.admm", "train.consensus"), {"share", "parameters"}
     assert not stray & {name for action, _, name in grid.left if action in rounds}
 
 

@@ -21,7 +21,7 @@ from flwr.common.serde import recorddict_to_proto
 from client_apps.app import app
 from client_apps.data.database import FILE, close_databases
 from client_apps.data.ledger import Ledger
-from client_apps.operator.participant import Participant
+from client_apps.methods import sgd
 from client_apps.rounds.site import Site
 from client_apps.rounds.transaction import STOPPED
 from strategies import TablePuppetADMM, TablePuppetSGD
@@ -514,7 +514,7 @@ def test_a_model_that_is_not_finite_stays_as_it_was(tmp_path, monkeypatch):
     def diverge(grid, message):
         before = grid.kept(SHOP)
         with monkeypatch.context() as broken:
-            broken.setattr(Participant, "step", overflow)
+            broken.setattr(sgd, "take_step", overflow)
             seen.append(grid.answer(message))
         # but for the request that the site answers before any other of the run
         files, entries, lines = grid.kept(SHOP)

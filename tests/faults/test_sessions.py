@@ -13,7 +13,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from client_apps.handlers import conjugate_gradients
+from client_apps.methods import cg
 from client_apps.rounds import session
 from strategies import STRATEGIES
 from strategies.run import channel
@@ -216,7 +216,7 @@ def test_a_site_that_falls_silent_gets_a_new_session(folder):
 
 
 def test_a_site_that_computes_for_long_says_so(folder):
-    descend, first = conjugate_gradients.descend, threading.Lock()
+    descend, first = cg.descend, threading.Lock()
 
     def slow(*arguments):
         # once, for longer than a site may be silent
@@ -228,7 +228,7 @@ def test_a_site_that_computes_for_long_says_so(folder):
         # many signs of life in the time of one: a busy machine gives some of them late
         patch.object(channel, "SILENT_SECONDS", 2.0),
         patch.object(wire, "PING_SECONDS", 0.1),
-        patch.object(conjugate_gradients, "descend", slow),
+        patch.object(cg, "descend", slow),
         sessions(sites(), folder) as (grid, front, flower),
     ):
         trained(grid)

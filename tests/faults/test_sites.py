@@ -11,6 +11,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from client_apps.app import app
 from client_apps.data.database import FILE
 from client_apps.data.run_store import SiteStore
+from client_apps.methods import sgd
 from client_apps.operator.participant import Participant
 from client_apps.rounds.site import Site
 from strategies import TablePuppetADMM, TablePuppetSGD
@@ -311,16 +312,16 @@ def nothing_is_left(grid):
 
 
 @pytest.mark.parametrize(
-    ("method", "method_name"),
+    ("method", "owner", "name"),
     [
-        (TablePuppetADMM, "release_rows"),
-        (TablePuppetADMM, "begin_scores"),
-        (TablePuppetADMM, "moments"),
-        (TablePuppetSGD, "step"),
-        (TablePuppetSGD, "release_batch"),
+        (TablePuppetADMM, Participant, "release_rows"),
+        (TablePuppetADMM, Participant, "begin_scores"),
+        (TablePuppetADMM, Participant, "moments"),
+        (TablePuppetSGD, sgd, "take_step"),
+        (TablePuppetSGD, Participant, "release_batch"),
     ],
 )
-def test_failed_action_leaves_its_site_alone(monkeypatch, method, method_name):
+def test_failed_action_leaves_its_site_alone(monkeypatch, method, owner, name):
     pairs = []
 
     class Watched(InProcessGrid):
@@ -333,15 +334,15 @@ def test_failed_action_leaves_its_site_alone(monkeypatch, method, method_name):
             return reply
 
     calls = []
-    original = getattr(Participant, method_name)
+    original = getattr(owner, name)
 
-    def fail_later(self, *arguments, **named):
+    def fail_later(*arguments, **named):
         calls.append(1)
         if len(calls) > 1:
             raise ValueError("boom")
-        return original(self, *arguments, **named)
+        return original(*arguments, **named)
 
-    monkeypatch.setattr(Participant, method_name, fail_later)
+    monkeypatch.setattr(owner, name, fail_later)
     with pytest.raises(SiteError, match="ValueError at test_sites"):
         hostile.train(Watched(app, hostile.tables()), method, batch_size=4)
     assert pairs

@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from client_apps.app import app
+from client_apps.operator.state import Stateless
 from client_apps.rounds.site import Site
 from strategies import STRATEGIES, RelationalStrategy, VflADMM, VflSGD
 from strategies.disclosures import facts_of
@@ -339,7 +340,7 @@ def _after_round(finished: Run, grid: InProcessGrid, report: RoundReport) -> Non
     if report.phase != "prepare" and not report.train:
         return
     sites = [Site(context, grid.run_name) for context in grid.contexts.values()]
-    parts = [part for site in sites for part in site.parts()]
+    parts = [part for site in sites for part in site.parts(Stateless)]
     parts.sort(key=lambda part: part.number)
     by_table: dict[str, list] = {}
     for part in parts:

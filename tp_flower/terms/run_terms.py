@@ -107,6 +107,16 @@ class RunTerms:
         }[action]
 
     @property
+    def trains_on_sample(self) -> bool:
+        """Whether the run trains on a sample of the joined rows."""
+        return bool(self.settings.coreset_rows)
+
+    @property
+    def saved_model(self) -> str:
+        """The saved model that the proposal names, perhaps by version; "" for none."""
+        return self.settings.boost_from or self.settings.model_name
+
+    @property
     def masks_scores(self) -> bool:
         """Whether scores leave masked, by the joins."""
         return self.settings.privacy.scores == MASKED

@@ -17,6 +17,7 @@ from statistics import fmean
 import numpy as np
 
 from client_apps.operator.participant import Participant
+from client_apps.operator.state import Stateless
 from scripts.bench.datasets import Dataset, at_hand, flights
 from scripts.bench.harness import (
     Options,
@@ -80,7 +81,7 @@ class Task:
 
     def run(self, settings: Settings) -> tuple[TrainingProblem, FloatArray]:
         """Train; return the problem, and h of the held-out rows, (N, d)."""
-        parts: list[Participant] = []
+        parts: list[Participant[Stateless]] = []
 
         def on_round(report: RoundReport, grid: InProcessGrid) -> None:
             if report.train:

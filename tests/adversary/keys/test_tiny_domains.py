@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from client_apps.operator.state import Stateless
 from client_apps.rounds.site import Site
 from tests.support.federated import WatchedGrid, train
 from tests.support.files import case_table
@@ -34,7 +35,7 @@ class Grid(WatchedGrid):
 
     def _look(self, seen):
         if seen.action == "train.prepare" and seen.is_reply:
-            for part in Site(self.contexts[seen.node], self.run_name).parts():
+            for part in Site(self.contexts[seen.node], self.run_name).parts(Stateless):
                 self.masks[part.number] = part.data.masks
 
 

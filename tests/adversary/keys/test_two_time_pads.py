@@ -19,7 +19,7 @@ from flwr.app import Message
 from client_apps.app import app
 from client_apps.data.ledger import open_ledger
 from client_apps.data.run_store import SiteStore
-from client_apps.handlers import coreset
+from client_apps.methods.coreset import drawing
 from client_apps.rounds.site import Site
 from strategies.inference.predict import Predict
 from strategies.run.grid import InProcessGrid
@@ -147,7 +147,7 @@ def hidden(monkeypatch):
 
     watched(ScoreMasks, "words", 1, np.ravel)
     watched(ShardUnion, "share", 1, np.ravel)
-    watched(coreset, "to_fixed", 0, np.copy)
+    watched(drawing, "to_fixed", 0, np.copy)
     return numbers
 
 

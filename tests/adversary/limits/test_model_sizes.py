@@ -46,7 +46,7 @@ def ask_for(folder, monkeypatch, model, rules):
     monkeypatch.setattr(participant.local_model, "build_model", made)
     if name == "boost":
         monkeypatch.setattr(participant.local_model, "build_model", build_model)
-        monkeypatch.setattr("client_apps.handlers.boosting.grow", made)
+        monkeypatch.setattr("client_apps.methods.boost.grow", made)
     sites = [
         write_site(folder / site, {site: frame}, {site: rules + KINDS})
         for site, frame in (("a", LEFT), ("b", RIGHT))

@@ -141,7 +141,7 @@ ATTACKS = {
     # a table that is said to be alone has no masks
     Action.WEIGH: (SHOP, MANY_JOINED_ROWS, "malformed|too large"),
     # rows of a run that has drawn none
-    Action.ROWS: (SHOP, rows_too, "this run did not plan to release rows"),
+    Action.ROWS: (SHOP, rows_too, "'train.rows' is no message of a run by 'admm'"),
     Action.PERSONALISE: (SHOP, TRAINED_1, "min-rows.* the model of table 'o'|a row is"),
     Action.SUMMARISE: (SHOP, header("summaries", value=7), "malformed"),
     Action.PERSONAL: (SHOP, NO_NUMBERS, "personal"),

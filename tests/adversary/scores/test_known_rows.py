@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from client_apps.app import app
+from client_apps.operator.state import Stateless
 from client_apps.rounds.site import Site
 from strategies.run.grid import InProcessGrid
 from tests.support.federated import train
@@ -49,7 +50,7 @@ def sums_and_features(epochs, monkeypatch, change=None, strategy="admm", **how):
     def look(report):
         if report.train and not seen:
             for context in grid.contexts.values():
-                for part in Site(context, grid.run_name).parts():
+                for part in Site(context, grid.run_name).parts(Stateless):
                     seen[part.data.table] = np.asarray(part.data.trained)
 
     with closing(InProcessGrid(app, tables())) as grid:

@@ -388,7 +388,7 @@ def test_a_policy_that_keeps_scores_keeps_sensitivities(
     if is_forgotten:
         # what a handler has not checked is refused when it is written down
         monkeypatch.setattr(
-            "client_apps.handlers.coreset.check_plan", lambda *_, **__: None
+            "client_apps.methods.coreset.drawing.check_plan", lambda *_, **__: None
         )
     grid = HostileGrid(tmp_path, policies={"orders": 'releases = { scores = "never" }'})
     with pytest.raises(SiteError, match=r"releases\.scores = never"):

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from client_apps.handlers.personalised_setup import local_label_facts
+from client_apps.privacy.local_labels import local_label_facts
 from strategies import Explain
 from tests.support import predicted
 from tests.support.examples.explained import printed

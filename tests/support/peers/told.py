@@ -15,9 +15,12 @@ from unittest.mock import patch
 
 import numpy as np
 
-from client_apps.handlers import conjugate_gradients, coreset, inference, prepare
+from client_apps.handlers import inference
+from client_apps.methods import cg
+from client_apps.methods.coreset import drawing
 from client_apps.operator.participant import Participant
 from client_apps.rounds.site import SECRET, Site
+from client_apps.training import prepare
 from tp_flower.privacy.sealed_sums import ShardUnion
 from tp_flower.privacy.shard_seals import ShardSeal
 
@@ -125,7 +128,7 @@ class _Watcher:
     def encoded(self, part, scores, masks, rows, name):
         """Note scores in training."""
         if not self.told.is_paused:
-            number = 0 if masks is None else int(part.vectors["scores_number"][0])
+            number = 0 if masks is None else part.progress.scores_number
             base = np.arange(len(self.told.rows[part.number]))
             if masks is not None and masks is not part.data.masks:
                 base = part.data.batch_rows
@@ -187,7 +190,7 @@ def _function(method):
 def watch() -> Iterator[Told]:
     """Note what leaves the sites of this process in the block."""
     told = Told()
-    watcher, descent = _Watcher(told), conjugate_gradients
+    watcher = _Watcher(told)
     places = (
         (prepare, "_prepare_part", watcher.in_part(_PREPARE)),
         (inference, "_scored", watcher.in_part(_SCORE)),
@@ -199,8 +202,8 @@ def watch() -> Iterator[Told]:
         ),
         (inference, "sent_scores", watcher.sent(inference.sent_scores)),
         (Participant, "_encoded", _function(watcher.encoded)),
-        (descent, "pair_masks", watcher.pairs(descent.pair_masks, "products")),
-        (coreset, "pair_masks", watcher.pairs(coreset.pair_masks, "sensitivities")),
+        (cg, "pair_masks", watcher.pairs(cg.pair_masks, "products")),
+        (drawing, "pair_masks", watcher.pairs(drawing.pair_masks, "sensitivities")),
         (ShardUnion, "share", _function(watcher.share)),
         (ShardSeal, "seal", _function(watcher.seal)),
     )

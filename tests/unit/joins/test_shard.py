@@ -2,15 +2,18 @@
 
 import numpy as np
 
+from client_apps.methods.admm import Consensus
+from client_apps.methods.sgd import SgdState, take_step
 from client_apps.operator.participant import Participant, ShardData
 from client_apps.operator.releases import Releaser
+from client_apps.operator.state import Stateless
 from tp_flower.learning.models.local_model import LinearModel
 from tp_flower.learning.solvers import RidgeSolver, exact_update, gram
 from tp_flower.randomness import NoiseSource
 
 
-def participant(data, model, vectors) -> Participant:
-    return Participant(0, data, model, vectors, Releaser(0, data.plan, NoiseSource()))
+def participant(data, model, state) -> Participant:
+    return Participant(0, data, model, state, Releaser(0, data.plan, NoiseSource()))
 
 
 def shard() -> Participant:
@@ -21,12 +24,15 @@ def shard() -> Participant:
         joined_rows=3,
         l2=0.1,
     )
-    vectors = {
-        "theta": np.array([3.0, 1.0]),
-        "consensus": np.array([1.0, 1.0]),
-        "consensus_duals": np.array([0.5, -2.0]),
-    }
-    return participant(data, LinearModel(2, 1, intercept=False), vectors)
+    return participant(data, LinearModel(2, 1, intercept=False), Stateless())
+
+
+def consensus() -> Consensus:
+    return Consensus(
+        theta=np.array([3.0, 1.0]),
+        common=np.array([1.0, 1.0]),
+        duals=np.array([0.5, -2.0]),
+    )
 
 
 def test_a_row_counts_in_a_fit_as_often_as_it_is_joined():
@@ -48,32 +54,30 @@ def test_a_row_counts_in_a_fit_as_often_as_it_is_joined():
 def test_a_step_has_momentum_and_spares_the_bias():
     model = LinearModel(1, 1, intercept=True)
     model.parameters = np.array([2.0, 4.0])
-    part = participant(shard().data, model, {"momentum": np.zeros(2)})
-    part.step(np.ones(2), 0.5, 0.9)
+    part = participant(shard().data, model, SgdState(np.zeros(2)))
+    take_step(part, np.ones(2), 0.5, 0.9)
     # velocity: 1 + 0.1 * 2, and 1
     np.testing.assert_allclose(part.model.parameters, [1.4, 3.5])
-    part.step(np.ones(2), 0.5, 0.9)
+    take_step(part, np.ones(2), 0.5, 0.9)
     # velocity: 1 + 0.1 * 1.4 + 0.9 * 1.2, and 1 + 0.9 * 1
     np.testing.assert_allclose(part.model.parameters, [0.29, 2.55])
 
 
 def test_scaled_duals_keep_their_unscaled_value_when_the_penalty_changes():
-    part = shard()
-    part.set_inner_penalty(0.2)
-    unscaled = 0.2 * part.vectors["consensus_duals"]
-    part.set_inner_penalty(0.05)
-    np.testing.assert_allclose(0.05 * part.vectors["consensus_duals"], unscaled)
-    np.testing.assert_allclose(part.centre, [1.0 - 2.0, 1.0 + 8.0])
+    state = consensus()
+    state.set_penalty(0.2)
+    unscaled = 0.2 * state.duals
+    state.set_penalty(0.05)
+    np.testing.assert_allclose(0.05 * state.duals, unscaled)
+    np.testing.assert_allclose(state.centre, [1.0 - 2.0, 1.0 + 8.0])
 
 
-def test_consensus_moves_the_duals_by_what_is_left_and_predicts_with_w():
-    part = shard()
-    np.testing.assert_array_equal(part.propose(np.array([2.0, 2.0])), [2.5, 0.0])
-    part.accept_consensus(np.array([1.5, 3.0]))
-    np.testing.assert_array_equal(part.vectors["consensus_duals"], [1.0, -3.0])
-    np.testing.assert_array_equal(
-        part.model.scores(part.data.features)[:, 0], [1.5, 6.0]
-    )
+def test_consensus_moves_the_duals_by_what_is_left():
+    state = consensus()
+    np.testing.assert_array_equal(state.propose(np.array([2.0, 2.0])), [2.5, 0.0])
+    state.accept(np.array([1.5, 3.0]))
+    np.testing.assert_array_equal(state.duals, [1.0, -3.0])
+    np.testing.assert_array_equal(state.common, [1.5, 3.0])
 
 
 def test_a_batch_has_the_features_of_its_rows_and_one_is_kept(monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
 
-from client_apps.app import ANSWERS, app, handler_of
+from client_apps.app import app, handler_of, places
 from strategies import Personalised, TablePuppetADMM, TablePuppetSGD
 from strategies.run.grid import InProcessGrid
 from tests.support.federated import store, store_sql, train
@@ -48,7 +48,7 @@ HEAVY = {
     *("sqlglot", "torch"),
 }
 OURS = {
-    *("client_apps.privacy.guard", "client_apps.handlers.prepare"),
+    *("client_apps.privacy.guard", "client_apps.training.prepare"),
     *("client_apps.handlers.setup", "client_apps.data.saved_models"),
     *("client_apps.data.tables", "tp_flower.sources.databases"),
     *("scripts.data", "tp_flower.features.encoder", "tp_flower.settings"),
@@ -103,7 +103,7 @@ def _hex(record) -> str:
     [
         (TablePuppetADMM, Action.ADMM, "admm"),
         (TablePuppetSGD, Action.SGD, "sgd"),
-        (Personalised, Action.PERSONAL, "personalised"),
+        (Personalised, Action.PERSONAL, "personalised.rounds"),
     ],
     ids=["admm", "sgd", "personalised"],
 )
@@ -118,13 +118,15 @@ def test_a_round_of_training_imports_nothing_heavy(method, action, handler, tmp_
     assert elsewhere
     for key in {*elsewhere, *here}:
         np.testing.assert_array_equal(elsewhere[key], here[key])
-    assert f"client_apps.handlers.{handler}" in grid.imported
+    assert f"client_apps.methods.{handler}" in grid.imported
     assert not {name.split(".")[0] for name in grid.imported} & HEAVY
     assert not grid.imported & OURS
 
 
 def test_every_action_has_a_function_of_a_site_and_a_request():
-    assert set(ANSWERS) == set(Action), "give it a line in ANSWERS of app.py"
+    assert set(places()) == set(Action), (
+        "give it a line in ANSWERS of app.py, or in its method's room of registry.py"
+    )
     for action in {*Action} - {Action.SESSION}:
         parameters = inspect.signature(handler_of(action)).parameters
         assert list(parameters) == ["site", "request"]

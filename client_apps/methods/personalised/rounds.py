@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from client_apps.methods.site_method import SiteMethod
 from client_apps.operator.participant import Participant, body_of
 from client_apps.rounds.site import Site
 from tp_flower.arrays import FloatArray
@@ -26,7 +27,22 @@ from tp_flower.protocol.packet import row_numbers
 from tp_flower.randomness import Stream, generator
 
 LOCAL_LABELS: Final = "labels"  # in a participant's entry: the labels of its rows, (n,)
-_ROUNDS: Final = "rounds"  # state vector: how many there were, (1,)
+
+
+@dataclass
+class PersonalState:
+    """The state of a site's own model: how many rounds of parameters there were."""
+
+    rounds: int = 0
+
+
+Part = Participant[PersonalState]
+
+
+class PersonalisedMethod(SiteMethod[PersonalState]):
+    """A model of the site's own, which begins with ``train.personalise``."""
+
+    state = PersonalState
 
 
 @dataclass(frozen=True)
@@ -39,7 +55,7 @@ class PersonalisedModel:
         most_rounds: of parameters, by the run's proposal.
     """
 
-    part: Participant
+    part: Part
     objective: SiteObjective
     mean_loss: Objective
     curvature: float
@@ -67,7 +83,7 @@ def personalised_models(
     site: Site, base: Sequence[float]
 ) -> Iterator[PersonalisedModel]:
     """Yield the site's models, with the base score (d_c,) from the request."""
-    for part in site.parts():
+    for part in site.parts(PersonalState):
         entry = site.store.load(f"part-{part.number}")
         if LOCAL_LABELS not in entry.arrays:
             raise MessageError("the run keeps no labels at the site")
@@ -105,10 +121,10 @@ def personal(site: Site, request: messages.PersonalRequest) -> messages.Personal
     return messages.PersonalReply(parts)
 
 
-def _count_round(part: Participant, most: int) -> None:
+def _count_round(part: Part, most: int) -> None:
     """Count a round of parameters."""
-    rounds = part.vectors[_ROUNDS] = part.vectors.get(_ROUNDS, np.zeros(1)) + 1.0
-    if rounds[0] > most:
+    part.state.rounds += 1
+    if part.state.rounds > most:
         raise ProposalError(
             f"the run was proposed with {most} rounds of parameters, and the request "
             "is one more"

@@ -19,15 +19,13 @@ from client_apps.data.run_store import Entry
 from client_apps.handlers.encoding import fitted_encoder
 from client_apps.handlers.training_rows import read_multiplicity
 from client_apps.operator.masks import Masked
-from client_apps.operator.participant import Participant
 from client_apps.privacy.guard import check_plan, check_rows
-from client_apps.privacy.ledger_entries import DRAWN, MASKED, SENSITIVITIES, note
+from client_apps.privacy.ledger_entries import note_scope
 from client_apps.privacy.proposal_checks import (
     TRAINED,
     agree,
     agree_in_rows,
     check_begins,
-    check_summed,
     contradiction,
 )
 from client_apps.privacy.score_limits import (
@@ -40,63 +38,32 @@ from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray, IntArray, blocks
 from tp_flower.coresets import importance
 from tp_flower.coresets.sampling import draw_rows
-from tp_flower.coresets.solvers import nearest, weighted_kmeans
 from tp_flower.errors import MessageError, OfRowsError, SiteError
 from tp_flower.features.sparse import EncodedRows, dense
-from tp_flower.learning.models.local_model import on_host
 from tp_flower.learning.solvers import gram
 from tp_flower.privacy.key_agreement import pair_masks, to_fixed
-from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
 from tp_flower.protocol import coreset_messages as messages
 from tp_flower.protocol.codec import check_sizes, parse, required
 from tp_flower.protocol.messages import Action
-from tp_flower.protocol.packet import row_numbers, unpack_bits
-from tp_flower.randomness import Stream, generator
-from tp_flower.sources.policy import LABELS, MODELS, ROWS, SCORES
+from tp_flower.protocol.packet import unpack_bits
+from tp_flower.sources.policy import LABELS, MODELS, SCORES
 
 MASKS: Final = "coreset masks"
 _COLUMNS: Final = "second moments of the shard's columns, the label's too"
+SENSITIVITIES, DRAWN, MASKED = "sensitivities", "drawn-rows", "masked-sensitivities"
 _SUMS: Final = (
-    "the sum of the sensitivities of the table's rows",
-    f"{_COLUMNS}, or the cost of its clusters",
+    "not covered: the sum of the sensitivities of the table's rows",
+    f"not covered: {_COLUMNS}, or the cost of its clusters",
 )
 """The measures of a shard that is its whole table, and of one among several."""
+_DRAWN_ROWS: Final = "not covered: which rows were drawn, the sensitive ones more often"
+_MASKED_SUMS: Final = (
+    "masked (ChaCha20, no differential privacy): of a sampled joined row the server "
+    "learns the sum of all tables' sensitivities, not a table's own"
+)
 TOLERANCE: Final = 1e-3  # rounding: a row's share of its direction may exceed 1
 _BLOCK_VALUES: Final = 1 << 21
 _OF_CLUSTERS: Final = ("labels", "distances", "multiplicity", "centres")
-
-
-def rows(site: Site, request: messages.RowsRequest) -> messages.RowsReply:
-    """Reply with every participant's sampled rows, or with their local clusters."""
-    agree("seed", site.terms.settings.seed, request.seed)
-    agree("clusters", site.terms.settings.clusters, request.clusters)
-    return messages.RowsReply(
-        {p.number: _sampled(site, p, request) for p in site.parts()}
-    )
-
-
-def _sampled(
-    site: Site, part: Participant, request: messages.RowsRequest
-) -> messages.SampledRows:
-    """Return the sampled rows, or their centres (k, d) and each row's nearest (n,).
-
-    Without sampled rows there is no centre.
-    """
-    data = part.data
-    points = np.asarray(dense(on_host(data.trained)), np.float64)
-    if data.plan.allows(SAMPLED_ROWS):
-        # the policy may have changed since the run was planned
-        site.source(part.number).policy.check_release(ROWS, is_private=False)
-        return messages.SampledRows(rows=row_numbers(points))
-    if not data.plan.allows(CENTRES):
-        raise SiteError(f"table {data.table}: this run did not plan to release rows")
-    if not len(points):
-        return messages.SampledRows(centres=points, nearest=np.zeros(0, np.uint32))
-    weights = np.asarray(data.multiplicity, np.float64)
-    rng = generator(request.seed, Stream.LOCAL_FIT, 0, part.number)
-    centres = weighted_kmeans(points, weights, request.clusters, rng)
-    labels, _ = nearest(points, centres)
-    return messages.SampledRows(centres=centres, nearest=labels.astype(np.uint32))
 
 
 def measure(site: Site, request: messages.MeasureRequest) -> messages.MeasureReply:
@@ -111,7 +78,7 @@ def measure(site: Site, request: messages.MeasureRequest) -> messages.MeasureRep
     for number, body in site.each(request.parts):
         entry, parts[number] = _measure(site, number, body, request)
         site.store.save(f"measured-{number}", entry)
-        note(site, number, SENSITIVITIES, _SUMS[body.is_shard])
+        note_scope(site, number, SENSITIVITIES, _SUMS[body.is_shard])
     return messages.MeasureReply(parts)
 
 
@@ -263,7 +230,7 @@ def draw(site: Site, request: messages.DrawRequest) -> messages.DrawReply:
         sample = _computed(draw_rows, mass, body.count, site.round.noise.generator())
         parts[number] = messages.DrawnPart(sample.astype(np.uint32))
         site.store.save(f"drawn-{number}", Entry({"scores": scores}, {}))
-        note(site, number, DRAWN)
+        note_scope(site, number, DRAWN, _DRAWN_ROWS)
     return messages.DrawReply(parts)
 
 
@@ -313,7 +280,7 @@ def weigh(site: Site, request: messages.WeighRequest) -> messages.WeighReply:
         parts[number] = messages.WeighedPart(fixed + masks)
         name = f"sensitivities of {context.decode()}"
         site.masked.append(Masked(number, name, parts[number].masked))
-        note(site, number, MASKED)
+        note_scope(site, number, MASKED, _MASKED_SUMS)
         _count_scores(site, number)
         for state in ("measured", "drawn"):
             site.store.drop(f"{state}-{number}")
@@ -336,6 +303,13 @@ def _count_scores(site: Site, number: int) -> None:
     check_limit(site, limit, 1)
     if limit is not None:
         site.scored[number, limit] += 1
+
+
+def check_summed(site: Site, number: int, summed: int, place: int) -> None:
+    """Refuse sensitivities whose masks cancel over other parts than the run's."""
+    numbers = sorted(site.terms.proposal.parts)
+    agree("summed", len(numbers), summed)
+    agree("place", numbers.index(number), place)
 
 
 def _sampled_scores(rows: AnyArray, scores: FloatArray) -> FloatArray:

@@ -8,7 +8,7 @@ and labels stay at the site.
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import chain
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -16,14 +16,16 @@ import numpy as np
 from client_apps.data.features import forget, place
 from client_apps.data.run_store import Entry
 from client_apps.handlers.encoding import fitted_encoder
-from client_apps.handlers.personalised import (
+from client_apps.methods.personalised.rounds import (
     LOCAL_LABELS,
     PersonalisedModel,
+    PersonalState,
     personalised_models,
 )
 from client_apps.operator.participant import Participant, ShardData, make_model
 from client_apps.privacy.guard import check_model, check_plan, check_rows
 from client_apps.privacy.ledger_entries import release, set_aside
+from client_apps.privacy.local_labels import label_sums
 from client_apps.privacy.proposal_checks import (
     agree,
     agree_in_model,
@@ -32,15 +34,13 @@ from client_apps.privacy.proposal_checks import (
 )
 from client_apps.rounds.site import REQUEST, Site
 from tp_flower.arrays import FloatArray
-from tp_flower.errors import MessageError, QueryError, SiteError
-from tp_flower.extraction.extracted import LabelColumn, check_no_null
+from tp_flower.errors import MessageError, SiteError
+from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.features.sparse import dense
 from tp_flower.learning.models.local_model import LinearModel, ModelSpec, on_host
 from tp_flower.learning.solvers import descend
-from tp_flower.methods import BY_DATA, BY_FEATURES, BY_MODELS, SUMMARIES
+from tp_flower.methods import BY_DATA, BY_FEATURES, BY_MODELS, PERSONAL, SUMMARIES
 from tp_flower.objectives import (
-    LARGEST_LABEL,
-    MAX_CLASSES,
     Target,
     family_of,
     make_objective,
@@ -62,64 +62,8 @@ from tp_flower.protocol.personalised_messages import (
     SummariseReply,
     SummariseRequest,
 )
-from tp_flower.protocol.setup_messages import LabelFacts
 from tp_flower.randomness import Stream, generator
 from tp_flower.sources.policy import LABELS, MODELS, STATISTICS
-from tp_flower.sources.shards import ShardSource
-
-
-def local_label_facts(
-    source: ShardSource, label: LabelColumn, task: str, sql: str
-) -> LabelFacts:
-    """Return the type of labels that stay at the site, and their classes, if any.
-
-    ``sql`` is the label's expression, for messages. With task "auto", booleans and
-    texts make a classification; so may numbers, if the site has at most two: it sends
-    them where its policy lets labels leave, and otherwise says nothing of them.
-    """
-    check_no_null([label], sql, are_private=True)
-    is_classes = task == "classification" or (
-        task == "auto" and label.kind in ("boolean", "text")
-    )
-    distinct, rows = np.unique(label.values, return_counts=True)
-    if task == "auto" and label.kind == "number":
-        is_shown = source.policy.lets_leave(LABELS) and bool(
-            (rows >= source.min_count).all()
-        )
-        is_classes = len(distinct) <= 2 and is_shown
-    if not is_classes:
-        if np.abs(label.values).max(initial=0.0) > LARGEST_LABEL:
-            raise QueryError(f"a label is beyond {LARGEST_LABEL:g}: divide it")
-        return LabelFacts(label.kind)
-    classes: list[Any] = distinct.tolist()
-    if label.kind == "text":
-        classes = list(label.categories)
-    if label.kind != "boolean":
-        # a class is named by the value of its label
-        source.policy.check_release(LABELS, is_private=False)
-    if len(classes) > MAX_CLASSES:
-        raise QueryError(
-            f"the label has {len(classes)} distinct values; classification takes at "
-            f'most {MAX_CLASSES}: set task = "regression", or group them in the query'
-        )
-    return LabelFacts(label.kind, classes=classes)
-
-
-def label_sums(labels: FloatArray, classes: int) -> list[float]:
-    """Return the number of labels per class, or the count, sum and squares of numbers.
-
-    >>> label_sums(np.array([1.0, 3.0]), 0)
-    [2.0, 4.0, 10.0]
-    >>> label_sums(np.array([1.0, 0.0, 1.0]), 2)
-    [1.0, 2.0]
-    """
-    if classes:
-        return [
-            float(count)
-            for count in np.bincount(labels.astype(np.intp), minlength=classes)
-        ]
-    return [float(len(labels)), float(labels.sum()), float(labels @ labels)]
-
 
 LABEL_SUMS: Final = "label-sums"
 SUMMARY: Final = "summaries"
@@ -244,7 +188,10 @@ def _start(
     objective = sites.SiteObjective(model, data.trained, mean_loss, base, body.l2)
     curvature = objective.largest_curvature
     site.start(
-        Participant(number, data, model, {}, site.releaser(number, data.plan)),
+        Participant(
+            number, data, model, PersonalState(), site.releaser(number, data.plan)
+        ),
+        PERSONAL,
         {LOCAL_LABELS: labels},
         loss=request.loss,
         classes=list(classes),

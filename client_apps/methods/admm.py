@@ -5,31 +5,105 @@ The server sends how far the scores are to step; the target is the own scores pl
 A table in one shard answers ``admm`` with the scores of its new model. A sharded table
 answers with statistics or parameters first, and with scores after ``consensus``
 (learning over unions).
+
+Notation: w, u -> ``Consensus.common``, ``Consensus.duals``, (p,) each.
 """
 
-from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from client_apps.operator.participant import Participant, body_of
+from client_apps.methods.exact import start_exactly, step_of
+from client_apps.methods.site_method import Beginning, JoinMethod, prepared
+from client_apps.operator.curvature import probed_curvature
+from client_apps.operator.participant import Participant
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, SiteError
 from tp_flower.learning.admm import consensus_parameters
 from tp_flower.learning.models.local_model import FitProblem, LinearModel
-from tp_flower.learning.solvers import RidgeSolver, Solver, exact_update
+from tp_flower.learning.solvers import Solver, exact_update
 from tp_flower.privacy.plan import MODEL, PARAMETERS
-from tp_flower.privacy.sealed_sums import gram_size, joined_gram
-from tp_flower.privacy.statistics_update import usable_gram
 from tp_flower.protocol import training_messages as messages
 from tp_flower.protocol.codec import check_sizes, required
+from tp_flower.protocol.messages import Action
 from tp_flower.randomness import Stream, generator
+
+
+@dataclass
+class Consensus:
+    """The consensus that a shard seeks with the table's other shards.
+
+    Attributes:
+        theta: its own parameters, (p,).
+        common: w, those that the shards agree on, (p,).
+        duals: u, scaled by 1 / ``rho_in``, (p,).
+        rho_in: the penalty that scales them; None before the first epoch.
+        target: of the epoch's fits, (n_trained * d_c,), where it has several rounds.
+    """
+
+    theta: FloatArray
+    common: FloatArray
+    duals: FloatArray
+    rho_in: float | None = None
+    target: FloatArray | None = None
+
+    @property
+    def centre(self) -> FloatArray:
+        """The point that theta^q is pulled to, w - u, (p,)."""
+        return self.common - self.duals
+
+    def set_penalty(self, rho_in: float) -> None:
+        """Use rho_in from now on; scaled duals u are divided by it, so they follow."""
+        if self.rho_in is not None:
+            self.duals *= self.rho_in / rho_in
+        self.rho_in = rho_in
+
+    def propose(self, theta: FloatArray) -> FloatArray:
+        """Keep theta^q; return theta^q + u^q, all that the server needs, (p,)."""
+        self.theta = theta
+        return theta + self.duals
+
+    def accept(self, common: FloatArray) -> None:
+        """Take w and update u += theta - w (Eq. 21)."""
+        self.duals += self.theta - common
+        self.common = common
+
+
+@dataclass
+class AdmmState:
+    """The state of ADMM; ``consensus`` is that of a shard that seeks one."""
+
+    consensus: Consensus | None = None
+
+
+Part = Participant[AdmmState]
+
+
+class AdmmMethod(JoinMethod[AdmmState]):
+    """ADMM at a site, over the tables and over the shards of a table."""
+
+    state = AdmmState
+    carriers = Action.ADMM, Action.PREPARE
+
+    def begin(self, part: Participant[Any], columns: int) -> Beginning[AdmmState]:
+        """Begin with the solver of a linear model, and for others with a probe."""
+        state, parameters = AdmmState(), part.model.parameters
+        if part.data.update is messages.Update.CONSENSUS:
+            zeros = np.zeros(len(parameters))
+            state = AdmmState(Consensus(parameters, parameters, zeros))
+        if not isinstance(part.model, LinearModel):
+            reply = prepared(part, **probed_curvature(part, columns))
+            return Beginning(reply, state)
+        reply, solver = start_exactly(part, columns, is_exact=True)
+        return Beginning(reply, state, solver)
 
 
 def admm(site: Site, request: messages.AdmmRequest) -> messages.AdmmReply:
     """Step towards the targets; update theta, or send the share of what updates it."""
     updates = {}
-    for part in site.parts():
+    for part in site.parts(AdmmState):
         step = step_of(site, part, request.parts)
         if request.is_best:
             part.mark_best()
@@ -38,22 +112,8 @@ def admm(site: Site, request: messages.AdmmRequest) -> messages.AdmmReply:
     return messages.AdmmReply(updates)
 
 
-def step_of(
-    site: Site, part: Participant, parts: Mapping[int, messages.AdmmStep]
-) -> FloatArray:
-    """Return the steps of a part's trained rows, (n, d_c).
-
-    The solver that comes with the first of them is kept.
-    """
-    body, outputs = body_of(parts, part), part.model.outputs
-    check_sizes(body, trained=len(part.data.multiplicity), outputs=outputs)
-    if body.sum is not None:
-        site.keep_solver(part.number, _summed_solver(part, body))
-    return body.step.astype(np.float64)
-
-
 def _theta_update(
-    part: Participant, step: FloatArray, request: messages.AdmmRequest
+    part: Part, step: FloatArray, request: messages.AdmmRequest
 ) -> messages.AdmmUpdate:
     fit, data = request.fit, part.data
     if data.update is messages.Update.GRAM:
@@ -67,22 +127,20 @@ def _theta_update(
     target = part.model.scores(data.trained) + step
     if data.update is messages.Update.CONSENSUS:
         if request.more_rounds:
-            part.vectors["target"] = target.ravel()
+            _consensus_of(part).target = target.ravel()
         return messages.AdmmUpdate(share=_proposal(part, target, fit))
     _fit_by_gradient(part, target, fit, None)
     return messages.AdmmUpdate(scores=_scores(part, request))
 
 
 def _scores(
-    part: Participant, request: messages.AdmmRequest | messages.ConsensusRequest
+    part: Part, request: messages.AdmmRequest | messages.ConsensusRequest
 ) -> AnyArray:
     part.begin_scores(request.scores_number)
     return part.release_rows(is_tested=request.evaluate)
 
 
-def _solve(
-    part: Participant, solver: Solver, moments: FloatArray, kappa: float
-) -> None:
+def _solve(part: Part, solver: Solver, moments: FloatArray, kappa: float) -> None:
     """Set theta to the exact theta-update of a linear model (Eq. 16).
 
     ``moments`` (d [+ 1], d_c) are of the steps of the table's rows.
@@ -97,52 +155,61 @@ def _solve(
     ).ravel()
 
 
-def _summed_solver(part: Participant, body: messages.AdmmStep) -> RidgeSolver:
-    width, data = len(part.model.parameters) // part.model.outputs, part.data
-    if data.update is not messages.Update.GRAM:
-        raise MessageError(f"'sum' does not go with update {data.update.value!r}")
-    check_sizes(body, summed_gram=gram_size(width) + 1)
-    gram = joined_gram(part.total(body.sum), width)
-    return RidgeSolver.from_gram(
-        usable_gram(gram * data.joined_rows, body.deviation or 0.0),
-        data.joined_rows,
-        intercept=part.linear.intercept,
-    )
-
-
-def _moment_unit(part: Participant, fit: messages.LocalFit) -> float:
+def _moment_unit(part: Part, fit: messages.LocalFit) -> float:
     """Return the size of features times steps, which are derivatives over kappa."""
     return part.data.joined_rows * part.data.label_scale * max(1.0, 1.0 / fit.kappa)
 
 
 def _proposal(
-    part: Participant, target: FloatArray, fit: messages.LocalFit
+    part: Part, target: FloatArray, fit: messages.LocalFit
 ) -> AnyArray | None:
     table, solver = part.data.table, part.data.solver
     if table not in fit.rho_in:
         raise MessageError(f"'rho-in' lacks table {table!r}")
-    rho_in = fit.rho_in[table]
-    part.set_inner_penalty(rho_in)
+    rho_in, consensus = fit.rho_in[table], _consensus_of(part)
+    consensus.set_penalty(rho_in)
     if solver is not None:
         part.releaser.check_clear(PARAMETERS)
-        proposal = part.fit_consensus_exactly(solver, target, fit.kappa, rho_in)
+        proposal = fit_consensus_exactly(part, solver, target, fit.kappa, rho_in)
     else:
-        _fit_by_gradient(part, target, fit, rho_in)
-        proposal = part.propose(part.model.parameters)
+        _fit_by_gradient(part, target, fit, consensus)
+        proposal = consensus.propose(part.model.parameters)
     share = part.share(proposal, _parameter_unit(part))
     # a shard without rows to train on only learns what the others agree on
     return share if part.union.shard in part.union.shards else None
 
 
-def _parameter_unit(part: Participant) -> float:
+def fit_consensus_exactly(
+    part: Part, solver: Solver, target: FloatArray, kappa: float, rho_in: float
+) -> FloatArray:
+    """Fit theta^q (Eq. 22) of a linear model and return theta^q + u^q, (p,).
+
+    With theta = a + delta, a = w - u, this is a ridge regression of strength rho_in on
+    the target minus the scores of a. ``solver`` penalises the intercept, too.
+    """
+    consensus = _consensus_of(part)
+    centre = part.model.parameters = consensus.centre
+    remaining = target - part.model.scores(part.data.trained)
+    delta = solver.solve(part.weighted_sum(remaining), kappa, rho_in)
+    return consensus.propose(centre + delta.ravel())
+
+
+def _consensus_of(part: Part) -> Consensus:
+    """Return the consensus of a shard of a table that seeks one."""
+    if part.state.consensus is None:
+        raise MessageError("the shards of this table seek no consensus")
+    return part.state.consensus
+
+
+def _parameter_unit(part: Part) -> float:
     # the scores of other models are in units of the label
     return part.data.label_scale if isinstance(part.model, LinearModel) else 1.0
 
 
 def _fit_by_gradient(
-    part: Participant, target: FloatArray, fit: messages.LocalFit, rho_in: float | None
+    part: Part, target: FloatArray, fit: messages.LocalFit, consensus: Consensus | None
 ) -> None:
-    """Fit a torch model, pulled toward w - u with strength rho_in if given."""
+    """Fit a torch model, pulled toward w - u of a consensus if there is one."""
     data, model = part.data, part.model
     problem = FitProblem(
         features=data.trained,
@@ -150,12 +217,18 @@ def _fit_by_gradient(
         target=target,
         kappa=fit.kappa,
         joined_rows=data.joined_rows,
-        strength=data.l2 if rho_in is None else rho_in,
-        centre=np.zeros(len(model.penalised)) if rho_in is None else part.centre,
-        penalised=model.penalised if rho_in is None else np.ones_like(model.penalised),
+        strength=data.l2,
+        centre=np.zeros(len(model.penalised)),
+        penalised=model.penalised,
     )
-    if rho_in is not None:
-        model.parameters = part.vectors["theta"]
+    if consensus is not None:
+        model.parameters = consensus.theta
+        problem = replace(
+            problem,
+            strength=required(consensus.rho_in, "rho_in"),
+            centre=consensus.centre,
+            penalised=np.ones_like(model.penalised),
+        )
     if part.data.plan.fit is not None:
         part.releaser.fit(model, problem, fit.learning_rate, data.units)
     else:
@@ -163,7 +236,7 @@ def _fit_by_gradient(
         _fit_torch(part, problem, fit)
 
 
-def _fit_torch(part: Participant, problem: FitProblem, fit: messages.LocalFit) -> None:
+def _fit_torch(part: Part, problem: FitProblem, fit: messages.LocalFit) -> None:
     # linear models never import torch
     from tp_flower.learning.models.neural import (
         FitBudget,
@@ -190,14 +263,14 @@ def consensus(
     If more inner rounds follow, the reply is the next proposal instead.
     """
     updates = {}
-    for part in site.parts():
+    for part in site.parts(AdmmState):
         if part.number not in request.parts:
             continue
         _accept(part, request.parts[part.number], request.fit)
         if not request.more_rounds:
             updates[part.number] = messages.AdmmUpdate(scores=_scores(part, request))
         elif part.data.update is messages.Update.CONSENSUS:
-            target = part.vectors.get("target")
+            target = _consensus_of(part).target
             if target is None or request.fit is None:
                 raise MessageError("no round of consensus has begun")
             target = target.reshape(-1, part.model.outputs)
@@ -209,14 +282,12 @@ def consensus(
 
 
 def _accept(
-    part: Participant, common: messages.CommonParameters, fit: messages.LocalFit | None
+    part: Part, common: messages.CommonParameters, fit: messages.LocalFit | None
 ) -> None:
-    """Find the common parameters of a sharded table, or take those the server found."""
+    """Find the common parameters of a sharded table."""
     data, parameters = part.data, len(part.model.penalised)
     check_sizes(common, parameters=parameters, summed=parameters + 1)
-    if data.update is messages.Update.GIVEN:
-        part.model.parameters = required(common.parameters, "parameters")
-    elif data.update is messages.Update.GRAM:
+    if data.update is messages.Update.GRAM:
         fit = required(fit, "fit")
         moments = part.total(common.sum, _moment_unit(part, fit))
         if data.solver is None:
@@ -224,10 +295,11 @@ def _accept(
         _solve(part, data.solver, moments, fit.kappa)
     elif data.update is messages.Update.CONSENSUS:
         total = part.total(common.sum, _parameter_unit(part))
-        rho_in = float(part.vectors["rho_in"][0])
-        shards, penalised = len(part.union.shards), part.model.penalised
-        part.accept_consensus(
+        consensus, penalised = _consensus_of(part), part.model.penalised
+        rho_in, shards = required(consensus.rho_in, "rho_in"), len(part.union.shards)
+        consensus.accept(
             consensus_parameters(total, shards, penalised, rho_in, data.l2)
         )
+        part.model.parameters = consensus.common
     else:
         raise SiteError(f"table {part.data.table}: the server may not set its model")

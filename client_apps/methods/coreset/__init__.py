@@ -1,0 +1,1 @@
+"""Coresets at a site: drawing one, and training on it."""

@@ -1,0 +1,1 @@
+"""A site's own model: its set-up and its rounds."""

@@ -1,0 +1,156 @@
+"""The methods that a site trains by: the one file of a site that names them.
+
+The site half of a method is a *room* of ``client_apps/methods``, a module or a folder
+of the method's name. A method from elsewhere is added by :func:`register`, before the
+ClientApp is made.
+
+In deployment every message starts a process. So a room is named here by text, and
+imported when a message needs it.
+"""
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from tp_flower.errors import MessageError
+from tp_flower.methods import ADMM, BOOST, CG, CORESET, PERSONAL, SGD
+from tp_flower.protocol.fields import Reply, Request
+from tp_flower.protocol.messages import Action
+
+if TYPE_CHECKING:
+    from client_apps.methods.site_method import JoinMethod, SiteMethod
+    from client_apps.rounds.site import Site
+
+Handler = Callable[..., Any]
+"""A function from the site and a request to the reply."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """The site half of a method: where its pieces are, each as ``module:name``.
+
+    Attributes:
+        method: the subclass of :class:`~client_apps.methods.site_method.SiteMethod`.
+        answers: by message, the function that answers it in the method's runs, once
+            their training has begun.
+        opens: by message, the function that answers it before any training, in runs of
+            all methods that have the message.
+    """
+
+    method: str
+    answers: Mapping[Action, str]
+    opens: Mapping[Action, str] = field(default_factory=dict)
+
+
+_METHODS: Final = "client_apps.methods"
+ROOMS: Final[dict[str, Room]] = {
+    ADMM: Room(
+        method=f"{_METHODS}.admm:AdmmMethod",
+        answers={
+            Action.ADMM: f"{_METHODS}.admm:admm",
+            Action.CONSENSUS: f"{_METHODS}.admm:consensus",
+        },
+    ),
+    CG: Room(
+        method=f"{_METHODS}.cg:CgMethod",
+        answers={
+            Action.DESCENT: f"{_METHODS}.cg:descend",
+            Action.DIRECTION: f"{_METHODS}.cg:direct",
+        },
+    ),
+    SGD: Room(
+        method=f"{_METHODS}.sgd:SgdMethod",
+        answers={
+            Action.SGD: f"{_METHODS}.sgd:sgd",
+            Action.STEP: f"{_METHODS}.sgd:step",
+        },
+    ),
+    BOOST: Room(
+        method=f"{_METHODS}.boost:BoostMethod",
+        answers={
+            Action.BOOST: f"{_METHODS}.boost:boost",
+            Action.BAG: f"{_METHODS}.boost:bag",
+        },
+    ),
+    CORESET: Room(
+        method=f"{_METHODS}.coreset.sampled_rows:CoresetMethod",
+        answers={
+            Action.ROWS: f"{_METHODS}.coreset.sampled_rows:rows",
+            Action.CONSENSUS: f"{_METHODS}.coreset.sampled_rows:take_solution",
+        },
+        opens={
+            Action.MEASURE: f"{_METHODS}.coreset.drawing:measure",
+            Action.DRAW: f"{_METHODS}.coreset.drawing:draw",
+            Action.WEIGH: f"{_METHODS}.coreset.drawing:weigh",
+        },
+    ),
+    PERSONAL: Room(
+        method=f"{_METHODS}.personalised.rounds:PersonalisedMethod",
+        answers={
+            Action.SUMMARISE: f"{_METHODS}.personalised.setup:summarise",
+            Action.PERSONAL: f"{_METHODS}.personalised.rounds:personal",
+        },
+        opens={Action.PERSONALISE: f"{_METHODS}.personalised.setup:personalise"},
+    ),
+}
+"""By the family of methods that share it (``Method.family``)."""
+
+
+def register(family: str, room: Room) -> None:
+    """Add the site half of a method; ValueError if its family has one."""
+    if ROOMS.setdefault(family, room) is not room:
+        raise ValueError(f"family {family!r} is registered: choose another name")
+
+
+def method_of(family: str) -> "SiteMethod[Any]":
+    """Return the site half of a family of methods."""
+    method: SiteMethod[Any] = imported(ROOMS[family].method)()
+    return method
+
+
+def join_method_of(family: str) -> "JoinMethod[Any]":
+    """Return the site half of a family that trains over joins.
+
+    Raises:
+        MessageError: it does not.
+    """
+    from client_apps.methods.site_method import JoinMethod
+
+    method = method_of(family)
+    if not isinstance(method, JoinMethod):
+        raise MessageError(f"a run by {family!r} does not train over joins")
+    return method
+
+
+def places() -> Iterator[tuple[Action, str]]:
+    """Yield the methods' messages, each with a function that answers it."""
+    for room in ROOMS.values():
+        yield from room.opens.items()
+        yield from room.answers.items()
+
+
+def handler_of(action: Action) -> Handler:
+    """Return the function that answers a message of the methods."""
+    for room in ROOMS.values():
+        if action in room.opens:
+            opening: Handler = imported(room.opens[action])
+            return opening
+
+    def answer(site: "Site", request: Request) -> Reply:
+        """Answer a message of the method by which the run trains."""
+        answers = ROOMS[site.family].answers
+        if action not in answers:
+            raise MessageError(
+                f"{str(action)!r} is no message of a run by {site.family!r}"
+            )
+        reply: Reply = imported(answers[action])(site, request)
+        return reply
+
+    return answer
+
+
+def imported(place: str) -> Any:
+    """Import and return what is at a place, ``module:name``."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)

@@ -1,0 +1,66 @@
+"""Labels that stay at their site: the server learns their type, and classes if any."""
+
+from typing import Any
+
+import numpy as np
+
+from tp_flower.arrays import FloatArray
+from tp_flower.errors import QueryError
+from tp_flower.extraction.extracted import LabelColumn, check_no_null
+from tp_flower.objectives import LARGEST_LABEL, MAX_CLASSES
+from tp_flower.protocol.setup_messages import LabelFacts
+from tp_flower.sources.policy import LABELS
+from tp_flower.sources.shards import ShardSource
+
+
+def local_label_facts(
+    source: ShardSource, label: LabelColumn, task: str, sql: str
+) -> LabelFacts:
+    """Return the type of labels that stay at the site, and their classes, if any.
+
+    ``sql`` is the label's expression, for messages. With task "auto", booleans and
+    texts make a classification; so may numbers, if the site has at most two: it sends
+    them where its policy lets labels leave, and otherwise says nothing of them.
+    """
+    check_no_null([label], sql, are_private=True)
+    is_classes = task == "classification" or (
+        task == "auto" and label.kind in ("boolean", "text")
+    )
+    distinct, rows = np.unique(label.values, return_counts=True)
+    if task == "auto" and label.kind == "number":
+        is_shown = source.policy.lets_leave(LABELS) and bool(
+            (rows >= source.min_count).all()
+        )
+        is_classes = len(distinct) <= 2 and is_shown
+    if not is_classes:
+        if np.abs(label.values).max(initial=0.0) > LARGEST_LABEL:
+            raise QueryError(f"a label is beyond {LARGEST_LABEL:g}: divide it")
+        return LabelFacts(label.kind)
+    classes: list[Any] = distinct.tolist()
+    if label.kind == "text":
+        classes = list(label.categories)
+    if label.kind != "boolean":
+        # a class is named by the value of its label
+        source.policy.check_release(LABELS, is_private=False)
+    if len(classes) > MAX_CLASSES:
+        raise QueryError(
+            f"the label has {len(classes)} distinct values; classification takes at "
+            f'most {MAX_CLASSES}: set task = "regression", or group them in the query'
+        )
+    return LabelFacts(label.kind, classes=classes)
+
+
+def label_sums(labels: FloatArray, classes: int) -> list[float]:
+    """Return the number of labels per class, or the count, sum and squares of numbers.
+
+    >>> label_sums(np.array([1.0, 3.0]), 0)
+    [2.0, 4.0, 10.0]
+    >>> label_sums(np.array([1.0, 0.0, 1.0]), 2)
+    [1.0, 2.0]
+    """
+    if classes:
+        return [
+            float(count)
+            for count in np.bincount(labels.astype(np.intp), minlength=classes)
+        ]
+    return [float(len(labels)), float(labels.sum()), float(labels @ labels)]

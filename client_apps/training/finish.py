@@ -1,0 +1,91 @@
+"""The end of a run at a site: its models are saved, and its state is deleted."""
+
+from typing import Any
+
+from client_apps.data.database import cannot_write
+from client_apps.data.saved_models import SavedModel, part_folder
+from client_apps.handlers.encoding import fitted_encoder
+from client_apps.methods.registry import method_of
+from client_apps.methods.site_method import SiteMethod
+from client_apps.operator.participant import Participant
+from client_apps.privacy import ledger_entries
+from client_apps.rounds.site import Site
+from tp_flower.arrays import AnyArray
+from tp_flower.learning.models.local_model import NUMPY_KINDS
+from tp_flower.model_names import ModelVersion, software
+from tp_flower.privacy import plan as privacy_plan
+from tp_flower.protocol.codec import required
+from tp_flower.protocol.inference_messages import (
+    FinishedPart,
+    FinishReply,
+    FinishRequest,
+)
+
+
+def finish(site: Site, request: FinishRequest) -> FinishReply:
+    """Save the models of a successful run, and delete the rest of its state.
+
+    The reply has the run's lines of the ledger, the digests of saved models, and the
+    coefficients that may be shown.
+    """
+    parts: dict[int, FinishedPart] = {}
+    if request.keep_models:
+        # the name becomes a path
+        model = ModelVersion(
+            required(request.model_name, "model_name"),
+            required(request.model_version, "model_version"),
+        )
+        method = method_of(site.family)
+        for part in list(site.parts(method.state)):
+            has_moved = method.take_last_step(part, request)
+            if not request.is_best:
+                part.return_to_best()
+            if has_moved or request.has_diverged:
+                part.releaser.check_clear("sums of scores")
+                part.sum_scores()
+            # else they would be one row's score
+            sums = part.progress.score_sums if part.data.is_even else None
+            parts[part.number] = FinishedPart(
+                _keep(site, model, part), _coefficients(site, method, part), sums
+            )
+    site.ledger.close(site.store.run)
+    account = site.ledger.lines(site.store.run)
+    site.round.arrays.clear()
+    site.round.is_over = True
+    return FinishReply(ledger=account, parts=parts)
+
+
+def _keep(site: Site, model: ModelVersion, part: Participant[Any]) -> str | None:
+    """Save a participant's model; return its digest, None if the site saves none."""
+    if site.state_folder is None:
+        return None
+    spec = part.data.spec
+    saved = SavedModel(
+        table=part.data.table,
+        encoder=fitted_encoder(site, part.number),
+        spec=spec,
+        parameters=part.model.parameters,
+        fragment=site.fragment(part.number),
+        versions=software(has_torch=spec.kind not in NUMPY_KINDS),
+    )
+    folder = part_folder(site.state_folder, model, part.number)
+    try:
+        return saved.keep(folder, is_durable=not site.is_simulated)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+
+
+def _coefficients(
+    site: Site, method: SiteMethod[Any], part: Participant[Any]
+) -> AnyArray | None:
+    """Note and return the coefficients (d [+ 1], d_c), if they may leave.
+
+    The coefficients of a privately trained model follow from releases that are already
+    paid for, and cost nothing more.
+    """
+    if not site.source(part.number).policy.coefficients:
+        return None
+    coefficients = method.coefficients(part)
+    if coefficients is not None and not part.data.plan.is_private:
+        ledger_entries.note(site, part.number, privacy_plan.COEFFICIENTS)
+    return coefficients

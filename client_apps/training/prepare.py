@@ -1,0 +1,316 @@
+"""Preparing training at a site: encode, plan the releases, make the models.
+
+The planned releases of a run are first reserved in the site's ledger; before that,
+nothing about a row is computed for the server. The server announces the run's schedule:
+it can limit the planned releases, but cannot announce less than the site counts itself.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from client_apps.data.features import forget, place
+from client_apps.handlers import training_rows
+from client_apps.handlers.encoding import fitted_encoder
+from client_apps.methods.registry import join_method_of
+from client_apps.methods.site_method import JoinMethod
+from client_apps.operator import participant
+from client_apps.operator.curvature import typical_curvature
+from client_apps.operator.masks import MaskedRows, are_masked, score_masks
+from client_apps.operator.state import Stateless
+from client_apps.privacy import ledger_entries
+from client_apps.privacy.guard import check_model, check_plan, counts_evenly
+from client_apps.privacy.keys import run_key
+from client_apps.privacy.proposal_checks import (
+    agree_in_all,
+    check_begins,
+    check_prepared,
+    check_protection,
+    check_trained,
+)
+from client_apps.privacy.score_limits import EncodedPart, admit_scores
+from client_apps.rounds.site import Site
+from tp_flower.errors import MessageError, SiteError
+from tp_flower.features.encoder import SiteEncoder
+from tp_flower.learning.models.local_model import NUMPY_KINDS, LocalModel, ModelSpec
+from tp_flower.methods import DP_SGD, METHODS, NOISY_STATISTICS, Method
+from tp_flower.privacy import plan as privacy_plan
+from tp_flower.privacy.gradients import check_per_row, check_scores
+from tp_flower.privacy.sealed_sums import ShardUnion
+from tp_flower.protocol.codec import parse, required
+from tp_flower.protocol.messages import Action
+from tp_flower.protocol.training_messages import (
+    LEAST_SCALE,
+    Outline,
+    PreparedPart,
+    PreparePart,
+    PrepareReply,
+    PrepareRequest,
+    PrivacyTerms,
+    Update,
+)
+from tp_flower.sources.policy import MODELS, ROWS, SCORES
+
+
+def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
+    """Encode the features and make the models; reply with the start of training."""
+    privacy, declared = request.privacy, METHODS[request.outline.strategy]
+    method = join_method_of(declared.family)
+    check_begins(site, Action.PREPARE)
+    _check_accounts(declared, privacy)
+    prepared = {
+        number: _prepare_part(site, number, body, request, method)
+        for number, body in site.each(request.parts)
+    }
+    agree_in_all(site.terms.outline, request.outline)
+    check_protection(site, privacy, request.masking)
+    fitted = {n for n, (_, encoder) in prepared.items() if encoder.encoder.fitted}
+    parts = {n: part for n, (part, _) in prepared.items()}
+    planned = ledger_entries.planned_releases(
+        site, parts, method.carriers, privacy, fitted
+    )
+    ledger_entries.set_aside(site, planned)
+    for number, (part, _) in site.each(prepared):
+        ledger_entries.note_unmatched(site, number, part.data.masks)
+    starts: dict[int, PreparedPart] = {}
+    site.round.arrays.clear()
+    for number, (part, encoder) in site.each(prepared):
+        columns = _columns(encoder, part.data.spec)
+        beginning = method.begin(part, columns)
+        starts[number] = _start(part, beginning.reply, columns, request)
+        begun = part.begun(beginning.solver, beginning.state)
+        site.start(begun, declared.family, {})
+    site.pay()
+    return PrepareReply(ledger=site.ledger.lines(site.store.run), parts=starts)
+
+
+def _start(
+    part: participant.Participant[Any],
+    reply: PreparedPart,
+    columns: int,
+    request: PrepareRequest,
+) -> PreparedPart:
+    """Return a method's reply as it may leave, with the first scores if need be."""
+    if reply.mean_curvature and not part.data.is_even:
+        # else it would be the squared norm of one row
+        typical = typical_curvature(part, columns)
+        reply = msgspec.structs.replace(reply, **typical)
+    if not _sends_first_scores(request, part.data.spec):
+        return reply
+    part.begin_scores(0)
+    if part.data.spec.kind in NUMPY_KINDS:
+        scores = part.release_zeros()
+    else:
+        scores = part.release_scores(part.data.features, slice(None), "scores")
+    return msgspec.structs.replace(reply, scores=scores)
+
+
+def _check_noise(model: LocalModel, width: int, privacy: PrivacyTerms) -> None:
+    """Refuse a model that a run's noise does not cover."""
+    if privacy.features == DP_SGD:
+        check_per_row(model, width)
+    elif privacy.covers_predictions:
+        check_scores(model, width)
+
+
+def _prepare_part(
+    site: Site,
+    number: int,
+    body: PreparePart,
+    request: PrepareRequest,
+    method: JoinMethod[Any],
+) -> tuple[participant.Participant[Stateless], SiteEncoder]:
+    source, extracted = site.source(number), site.extracted(number)
+    sides = site.terms.join_sides(number)
+    outline, privacy, update = request.outline, request.privacy, body.update
+    check_plan(
+        source,
+        (ROWS if method.sends_rows(outline) else MODELS, SCORES),
+        privacy,
+        is_masked=are_masked(request.masking, sides),
+        # nothing is summed of a table in one shard
+        is_sealed=update is Update.LOCAL
+        or (body.union is not None and body.union.group is not None),
+    )
+    encoder = fitted_encoder(site, number, body.encoder)
+    spec = parse(body.model, "model", partial(msgspec.convert, type=ModelSpec))
+    _check_model(outline, privacy, update, spec, method)
+    check_model(source, spec, encoder.encoder.width)
+    is_private = privacy.covers_features or privacy.covers_predictions
+    rows = training_rows.read_rows(body, extracted.rows, is_private=is_private)
+    batches = training_rows.read_batches(body, rows.trained)
+    training_rows.check_training_rows(
+        source,
+        extracted.table,
+        rows,
+        batches,
+        sends_sums=update is Update.SUM and not privacy.covers_features,
+    )
+    features = site.tables.encode(
+        number, encoder, rows.positions, is_private=is_private
+    )
+    encoded = EncodedPart(encoder.encoder, features, rows.positions)
+    if rows.place is not None:
+        features = site.tables.repeat(number, features, rows.place)
+    check_prepared(site, number, body, spec)
+    check_trained(site, number, rows.table_rows(extracted.rows))
+    has_noise = privacy.covers_predictions
+    limit = admit_scores(
+        site, number, encoded, body.cover, spec.outputs, has_noise=has_noise
+    )
+    model = participant.make_model(spec, features.shape[1], body.device)
+    method.adapt(model, encoder)
+    _check_noise(model, features.shape[1], privacy)
+    plan = privacy_plan.plan_part(
+        privacy,
+        replace(
+            _schedule(body, request, batches, spec),
+            columns=_columns(encoder, spec),
+            rows_per_unit=source.policy.rows_per_unit,
+        ),
+        sends=method.clear_releases(outline, update),
+        is_linear=spec.kind == "linear",
+    )
+    masked = MaskedRows(rows.behind, site.join_keys(number), sides, body.unmatched)
+    forget(site.store, number)
+    data = participant.ShardData(
+        features=place(site.store, number, features, body.device, spec.kind),
+        multiplicity=rows.multiplicity,
+        tested=rows.tested,
+        joined_rows=body.joined_rows,
+        l2=body.l2,
+        batch_start=batches.start,
+        batch_rows=batches.rows,
+        table=extracted.table,
+        spec=spec,
+        update=update,
+        plan=plan,
+        device=body.device,
+        masks=score_masks(request.masking, masked, site.group_key),
+        units=rows.units_of(extracted.units) if is_private else None,
+        union=_union(site, number, body, extracted.table, trained=rows.trained),
+        label_scale=body.label_scale,
+        limit=limit,
+        table_rows=None if limit is None else rows.place,
+        is_even=counts_evenly(rows.counts, source.policy.min_rows),
+        most_scores=site.terms.most_scores(batches.count),
+        most_sums=site.terms.most_sums(batches.count),
+    )
+    part = participant.Participant(
+        number, data, model, Stateless(), site.releaser(number, plan)
+    )
+    return part, encoder
+
+
+def _columns(encoder: SiteEncoder, spec: ModelSpec) -> int:
+    """Return the encodings of a row: about its mean squared norm."""
+    return encoder.encoder.columns + int(spec.intercept)
+
+
+def _union(
+    site: Site, number: int, body: PreparePart, table: str, *, trained: int
+) -> ShardUnion | None:
+    """Return the shards that a participant's arrays are summed with.
+
+    A shard is named by its site's key, which no other site has: the server may number
+    two shards alike, but cannot make them use one mask.
+    """
+    if body.update in (Update.LOCAL, Update.GIVEN):
+        if body.union is not None:
+            raise MessageError(f"'union' does not go with update {body.update.value!r}")
+        return None
+    union = required(body.union, "union")
+    shards = sorted(f"{key} {shard}" for shard, key in union.shards.items())
+    shard, group = f"{run_key(site)} {number}", union.group or ""
+    # a consensus is sought by the shards with rows to train on
+    if shard not in shards and (trained or body.update is not Update.CONSENSUS):
+        raise MessageError("'union' lacks this shard, which has rows to train on")
+    key = site.group_key(group) if group else b""
+    return ShardUnion(group, key, tuple(shards), shard, table)
+
+
+def _check_accounts(method: Method, privacy: PrivacyTerms) -> None:
+    """Refuse mechanisms whose cost per row is unknown for the method."""
+    covered = {
+        "features": privacy.covers_features,
+        "predictions": privacy.covers_predictions,
+    }
+    if any(covered.values()) and method.only_model:
+        raise SiteError(f"the run asks for noise, and {method.family!r} has none")
+    if any(covered.values()) and not method.sends_a_row_once:
+        key = next(key for key, is_covered in covered.items() if is_covered)
+        sent = "rows in the clear" if method.solvers else "expanded rows"
+        raise SiteError(
+            f"privacy.{key} is for methods that send a row of a table once, with "
+            f"noise, not for those on {sent}"
+        )
+
+
+def _schedule(
+    body: PreparePart,
+    request: PrepareRequest,
+    batches: training_rows.Batches,
+    spec: ModelSpec,
+) -> privacy_plan.Schedule:
+    """Return the run's schedule, capped by what the site counts itself."""
+    outline, unit = request.outline, body.mean_multiplicity
+    if 0 < unit < LEAST_SCALE:
+        raise MessageError(
+            f"'mean-multiplicity' is {unit:g}, which is too small; allowed: 0, or from "
+            f"{LEAST_SCALE:g} on"
+        )
+    has_exchanges = body.update is Update.CONSENSUS
+    return privacy_plan.Schedule(
+        epochs=outline.epochs,
+        sends_gradients=METHODS[outline.strategy].sends_gradients,
+        exchanges=required(outline.exchanges, "exchanges") if has_exchanges else 1,
+        batches=batches.count,
+        # counted in the server's batch plan, which the server cannot understate
+        row_batches=int(np.bincount(batches.rows).max(initial=0)),
+        has_first_scores=_sends_first_scores(request, spec),
+        output_scale=spec.output_scale or 1.0,
+        mean_multiplicity=unit,
+        label_scale=body.label_scale,
+    )
+
+
+def _check_model(
+    outline: Outline,
+    privacy: PrivacyTerms,
+    update: Update,
+    spec: ModelSpec,
+    method: JoinMethod[Any],
+) -> None:
+    """Refuse models that are not solvable, or have no private mechanism.
+
+    A server may solve only if it has announced so.
+    """
+    by_server = Update.GIVEN.value
+    if (update is Update.GIVEN) != bool(METHODS[outline.strategy].solvers):
+        raise MessageError(
+            f"update {update.value!r} does not go with strategy {outline.strategy!r}: "
+            f"{by_server!r} is for strategies whose server solves, which take no other"
+        )
+    if not method.trains(spec.kind):
+        raise MessageError(
+            f"strategy {outline.strategy!r} does not train models {spec.kind!r}"
+        )
+    is_exact = spec.kind == "linear" and update in (Update.LOCAL, Update.GRAM)
+    if privacy.features == NOISY_STATISTICS and not is_exact:
+        raise SiteError(
+            f"privacy.features = {NOISY_STATISTICS!r} is for linear models that are "
+            f"fitted exactly, not for {spec.kind!r} by {update.value!r}"
+        )
+
+
+def _sends_first_scores(request: PrepareRequest, spec: ModelSpec) -> bool:
+    """Whether a model's scores are needed before it is trained.
+
+    A linear model's are known to be 0; masked, they are needed for their masks.
+    """
+    return request.sends_scores and (
+        request.masking is not None or spec.kind not in NUMPY_KINDS
+    )
