@@ -204,12 +204,14 @@ def score_scope(masks: "ScoreMasks | None") -> str:
 
 
 def action_of(what: str, carriers: Iterable[Action] = Action) -> Action:
-    """Return the first of some messages that a kind of release leaves with."""
-    return next(
-        action
-        for action in carriers
-        if any(what in item.kinds for item in action.reply.discloses)
-    )
+    """Return the first of some messages that a kind of release leaves with.
+
+    LookupError if none declares it: the room of a method lacks a message.
+    """
+    for action in carriers:
+        if any(what in item.kinds for item in action.reply.discloses):
+            return action
+    raise LookupError(f"none of {', '.join(map(str, carriers))} declares {what!r}")
 
 
 def _of_model(use: plans.Use, plan: plans.PartPlan) -> list[str]:
