@@ -18,8 +18,7 @@ Entry ``personal`` of `report.json`::
               positions in ``sites``; what is not connected shares nothing but x
     clusters  [[i, ..]]   connected sites whose own coordinates are equal
     objective of the final parameters; change  by the last step, {track: relative}
-    bytes     {up, down, updates, updates-float32}   of the rounds of training; updates
-              of the sites' own models, as they were and as float32 would have been
+    bytes     {up, down}   of the rounds of training
 """
 
 import math
@@ -29,7 +28,7 @@ from typing import Final
 
 import numpy as np
 
-from strategies.personalised.descent import Descent, read_updates, update_code
+from strategies.personalised.descent import Descent, read_updates
 from strategies.personalised.graph import (
     PENALTY,
     EdgePenalty,
@@ -88,7 +87,6 @@ class Training:
         if settings.baselines:
             self.descents[GLOBAL] = Descent.start(np.zeros_like(self.mask), start)
         self.metrics: dict[str, Sequence[Metrics]] = {}
-        self._update_bytes = 0
 
     @property
     def parameters(self) -> dict[str, FloatArray]:
@@ -116,13 +114,13 @@ class Training:
 
     def request(self, epoch: int | None = None) -> Requests:
         """Return the message of an epoch's round, or that with the final parameters."""
-        points, pace, code = self.parameters, None, None
+        points, pace = self.parameters, None
         if epoch is not None:
             # where the sites compute their gradients
             points = {
                 track: each.iterate.ahead for track, each in self.descents.items()
             }
-            pace, code = self.pace(epoch), update_code(self.settings, epoch)
+            pace = self.pace(epoch)
         parts, common = self.problem.parts, points.get(GLOBAL)
         bodies = {
             part.number: TrackParameters(
@@ -132,18 +130,15 @@ class Training:
             for k, part in enumerate(parts)
         }
         base = self.problem.base_score.tolist()
-        return ask(
-            PersonalRequest(base=base, pace=pace, code=code, parts=bodies), parts
-        )
+        return ask(PersonalRequest(base=base, pace=pace, parts=bodies), parts)
 
     def step(self, epoch: int, replies: Replies) -> EpochResult:
         """Take a step; return the sites' mean metrics at the point where it began."""
         parts, pace = self.problem.parts, self.pace(epoch)
-        personal, common, update_bytes = read_updates(
+        personal, common = read_updates(
             self.problem, replies, has_common=GLOBAL in self.descents
         )
         updates = {PERSONAL: personal, GLOBAL: common}
-        self._update_bytes += update_bytes
         # then an update is the gradient over all rows
         is_full = not self.settings.batch_size and self.settings.local_epochs <= 1
         length = pace.rate * pace.steps
@@ -233,8 +228,6 @@ class Training:
             "bytes": {
                 "up": sum(sum(item.bytes_up.values()) for item in rounds),
                 "down": sum(sum(item.bytes_down.values()) for item in rounds),
-                "updates": self._update_bytes,
-                "updates-float32": 4 * report.epochs * len(sites) * len(problem.start),
             },
         }
 

@@ -433,18 +433,6 @@ class PersonalisedSettings:
         "privacy.delta); 0 = no noise.",
         Range(0),
     )
-    update_penalty: float = setting(
-        0.0,
-        "gamma: makes the updates piecewise constant, which shortens them; gamma "
-        "falls from round to round. 0 = gradients unchanged.",
-        Range(0),
-    )
-    update_clusters: int = setting(
-        0,
-        "Encoded updates: distinct values in each, by k-means, at most 256; 0 = as "
-        "many as there are.",
-        Range(0, 257),
-    )
     baselines: bool = setting(
         True,
         "Also train one model for all sites, and a model of each site alone, for "

@@ -20,7 +20,6 @@ from scripts.bench.suites.methods import measure_methods
 from scripts.bench.suites.micro import measure_micro
 from scripts.bench.suites.optimum import measure_optimum
 from scripts.bench.suites.penalty import measure_penalty
-from scripts.bench.suites.personal import measure_personal
 from scripts.bench.suites.privacy import measure_labels, measure_privacy
 from scripts.bench.suites.rounds import measure_rounds, measure_simulation
 from scripts.bench.suites.scale import (
@@ -47,7 +46,6 @@ SUITES: Mapping[str, Callable[[Options], Outcome]] = {
     "movielens": measure_movielens,
     "rounds": measure_rounds,
     "simulation": measure_simulation,
-    "personal": measure_personal,
     "micro": measure_micro,
     "linearity": measure_linearity,
     "paper-scale": measure_paper_scale,

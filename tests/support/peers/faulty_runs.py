@@ -75,7 +75,7 @@ METHODS = {
     "personalised": Method(
         "personalised",
         ("us", "uk"),
-        own={"graph": "data", "graph_epsilon": 5.0, "update_penalty": 0.1},
+        own={"graph": "data", "graph_epsilon": 5.0},
         label="c.age",
         sql="SELECT {label} AS label, c.id FROM customers c",
     ),

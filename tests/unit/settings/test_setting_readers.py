@@ -51,7 +51,7 @@ OF_OTHER_RUNS = {
     "vfl-sgd": {"decay", *CORESETS},
     "gd": {"batch_size", *CORESETS},
     "coreset-kmeans": NO_MODEL | {"strategy"},
-    "personalised": {"max_joined_rows", "update_clusters"},
+    "personalised": {"max_joined_rows"},
 }
 """By strategy, what is read with other settings only, or declared for all."""
 
