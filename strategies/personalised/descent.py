@@ -1,12 +1,12 @@
 """One track of a personalised training at the server: a step on all sites' parameters.
 
-    minimise  (1/N) sum_n f_n(u_n) + lambda sum_{(i, j) in E} ||z_i - z_j||_p
+    minimise  (1/N) sum_n f_n(u_n) + lambda sum_{(i, j) in E} ||z_i - z_j||_2
 
 over u_n = (x, z_n): the coordinates in ``personal`` are each site's own, z_n, all
 others are shared, x. The server takes a proximal gradient step in the copies u_n: with
 v_n = y_n - s g_n the shared coordinates become the mean of the copies, and
 
-    Z = argmin  lambda sum ||z_i - z_j||_p + (1 / (2 N s)) sum_n ||z_n - v_n||^2
+    Z = argmin  lambda sum ||z_i - z_j||_2 + (1 / (2 N s)) sum_n ||z_n - v_n||^2
 
 which is the paper's Z-step (Algorithm 4) with eta = N s; its x-step is the mean of the
 copies with eta = s. One step size s = 1 / max_n L_n fits both, which is why the step is

@@ -7,14 +7,14 @@ of a similarity graph. Labels and rows stay.
 
 Reference: "Communication Efficient Training of Federated Model Over Unbalanced Labels"
 (draft), Algorithms 1, 2, 4 and 5. Corrections: the gradient maps back by the transposes
-of M and N, the prox of an edge depends on its norm, and the Z-step stops on residuals.
+of M and N, and the Z-step stops on residuals; the norm p of an edge is 2.
 Steps over all rows are accelerated, because the rounds are what costs.
 
 Entry ``personal`` of `report.json`::
 
     sites     [{site, rows, cluster, personal: {train, test}, global: .., local: ..}]
     means     {personal: {train, test}, global: .., local: ..}   over the sites
-    graph     {kind, norm, penalty, weights, edges: [[i, j]], components}
+    graph     {kind, penalty, edges: [[i, j]], components}
               positions in ``sites``; what is not connected shares nothing but x
     clusters  [[i, ..]]   connected sites whose own coordinates are equal
     objective of the final parameters; change  by the last step, {track: relative}
@@ -78,7 +78,7 @@ class Training:
         self, problem: PersonalisedProblem, graph: SiteGraph, settings: Settings
     ) -> None:
         self.problem, self.graph, self.settings = problem, graph, settings
-        self._penalty = EdgePenalty(graph.graph, settings, problem.rows)
+        self._penalty = EdgePenalty(graph.graph, settings)
         self.mask = personal_mask(settings, problem)
         largest = float(problem.curvature.max(initial=0.0))
         self.rate = settings.learning_rate or 1.0 / (largest or 1.0)
@@ -216,9 +216,7 @@ class Training:
             },
             "graph": {
                 "kind": self.graph.kind,
-                "norm": self.settings.graph_norm,
                 "penalty": self.settings.graph_penalty,
-                "weights": self.settings.graph_weights,
                 "edges": graph.edges.tolist(),
                 "components": int(graph.components.max(initial=-1)) + 1,
             },

@@ -348,8 +348,6 @@ EVERYTHING: Final = "*"  # all coordinates of a site's model are personal
 LAST: Final = "last"  # the parameters of an MLP's last layer are personal
 INTERCEPT: Final = "(intercept)"
 
-BY_ROWS: Final = "rows"
-
 
 def named_coordinates(personal: str) -> tuple[str, ...]:
     """Return the features that a list names; none for "*", "" and "last".
@@ -409,17 +407,6 @@ class PersonalisedSettings:
         0.01,
         "lambda: penalty on the difference along an edge; 0 = independent models.",
         Range(0),
-    )
-    graph_norm: str = setting(
-        "2",
-        'Norm of the difference along an edge: "1", "2" or "inf".',
-        OneOf(("1", "2", "inf")),
-    )
-    graph_weights: str = setting(
-        "equal",
-        'Weight of an edge in lambda: "equal", or "rows": as sqrt(1/n_i + 1/n_j), so '
-        "that sites with few rows are pulled harder.",
-        OneOf(("equal", BY_ROWS)),
     )
     graph_neighbours: int = setting(
         5,
