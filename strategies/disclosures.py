@@ -363,7 +363,7 @@ def _totals(
             "table": any_release.table,
             "source": source,
             "per": any_release.per,
-            **vars(epsilons(released, settings.delta, settings.accountant)),
+            **vars(epsilons(released, settings.delta)),
             "delta": settings.delta,
             "uncovered": list(dict.fromkeys(uncovered)),
         }

@@ -216,7 +216,6 @@ def _multiplier(
         settings.delta,
         count=count,
         sample_rate=sample_rate,
-        accountant=settings.accountant,
     )
 
 

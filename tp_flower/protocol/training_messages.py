@@ -7,7 +7,7 @@ from typing import Annotated, Final, Self
 import msgspec
 
 from tp_flower.arrays import AnyArray
-from tp_flower.methods import ACCOUNTANTS, CLEAR, DP_SGD, JOINING, NOISY_STATISTICS
+from tp_flower.methods import CLEAR, DP_SGD, JOINING, NOISY_STATISTICS
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Body, Discloses, PartBody, Reply, Request
 from tp_flower.protocol.rank_messages import Cover
@@ -53,7 +53,6 @@ class PrivacyTerms(Body, frozen=True, kw_only=True):
     target_clip: Clip
     predictions: f.NonNegative
     prediction_clip: Clip
-    accountant: Annotated[str, f.one_of(*ACCOUNTANTS)]
 
     @classmethod
     def of(cls, settings: object) -> Self:
