@@ -51,12 +51,12 @@ class AdmmServer:
 
     Attributes:
         rho: the penalty in use; it may change from epoch to epoch.
-        corrections: c: the number of tables (sharing) or 1 (Jacobi).
+        corrections: c, the number of tables.
     """
 
     def __init__(self, problem: TrainingProblem, settings: Settings) -> None:
         self.problem = problem
-        self.corrections = len(problem.tables) if settings.admm_form == "sharing" else 1
+        self.corrections = len(problem.tables)
         self.rho = settings.rho or RHO_SHARE * problem.loss.curvature(
             problem.base_score
         )

@@ -35,12 +35,6 @@ class AdmmSettings:
 
     readers: ClassVar = Readers(methods.of_families(methods.ADMM))
 
-    admm_form: str = setting(
-        "sharing",
-        'ADMM over the tables: "sharing" (converges for every rho) or "jacobi" (as in '
-        "the paper).",
-        OneOf(("sharing", "jacobi")),
-    )
     rho: float = setting(
         0.0,
         "ADMM penalty; 0 = from the curvature of the loss, then residual balancing.",
