@@ -112,7 +112,7 @@ class SolvedStrategy(JoinStrategy):
                 training_messages.CommonParameters(parameters[name])
             )
         message = training_messages.ConsensusRequest(
-            more_rounds=0, evaluate=True, scores_number=1, parts=common
+            evaluate=True, scores_number=1, parts=common
         )
         replies = yield self.request(
             replace(ask(message, problem.parts), phase=EVALUATE)

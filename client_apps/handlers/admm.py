@@ -66,8 +66,6 @@ def _theta_update(
         return messages.AdmmUpdate(scores=_scores(part, request))
     target = part.model.scores(data.trained) + step
     if data.update is messages.Update.CONSENSUS:
-        if request.more_rounds:
-            part.vectors["target"] = target.ravel()
         return messages.AdmmUpdate(share=_proposal(part, target, fit))
     _fit_by_gradient(part, target, fit, None)
     return messages.AdmmUpdate(scores=_scores(part, request))
@@ -185,25 +183,13 @@ def _fit_torch(part: Participant, problem: FitProblem, fit: messages.LocalFit) -
 def consensus(
     site: Site, request: messages.ConsensusRequest
 ) -> messages.ConsensusReply:
-    """Take the parameters of the table's model; reply with local scores.
-
-    If more inner rounds follow, the reply is the next proposal instead.
-    """
+    """Take the parameters of the table's model; reply with local scores."""
     updates = {}
     for part in site.parts():
         if part.number not in request.parts:
             continue
         _accept(part, request.parts[part.number], request.fit)
-        if not request.more_rounds:
-            updates[part.number] = messages.AdmmUpdate(scores=_scores(part, request))
-        elif part.data.update is messages.Update.CONSENSUS:
-            target = part.vectors.get("target")
-            if target is None or request.fit is None:
-                raise MessageError("no round of consensus has begun")
-            target = target.reshape(-1, part.model.outputs)
-            updates[part.number] = messages.AdmmUpdate(
-                share=_proposal(part, target, request.fit)
-            )
+        updates[part.number] = messages.ConsensusUpdate(_scores(part, request))
         site.save(part)
     return messages.ConsensusReply(updates)
 

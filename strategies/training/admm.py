@@ -1,9 +1,9 @@
 """TablePuppetADMM: learning over joins by sharing ADMM, then over unions.
 
 One epoch costs one round where every table is one shard and two where some table is
-sharded (``inner_rounds`` more with consensus): steps of the scores down and statistics
-or theta^q up, then parameters down and scores up. Join-only training (the papers'
-TP-Join-ADMM) is the case of one shard per table, not another class.
+sharded: steps of the scores down and statistics or theta^q up, then parameters down and
+scores up. Join-only training (the papers' TP-Join-ADMM) is the case of one shard per
+table, not another class.
 """
 
 import dataclasses
@@ -35,7 +35,6 @@ from tp_flower.protocol.training_messages import (
     CommonParameters,
     ConsensusRequest,
     LocalFit,
-    Outline,
     Update,
 )
 from tp_flower.settings import Settings
@@ -141,16 +140,12 @@ class AdmmStrategy(JoinStrategy):
             )
         return Update.GRAM if is_linear and update != "consensus" else Update.CONSENSUS
 
-    def outline(self) -> Outline:
-        """Return the schedule, with how often consensus is updated in an epoch."""
-        return replace(super().outline(), exchanges=self.settings.inner_rounds)
-
     def epoch_traffic(
         self, tables: Sequence[TableSize], _: int, *, is_last: bool
     ) -> Traffic:
         """Return the traffic of an epoch."""
         is_tested = is_last or tests_every_epoch(self.settings)
-        return admm_epoch(tables, self.settings.inner_rounds, is_tested=is_tested)
+        return admm_epoch(tables, is_tested=is_tested)
 
     def working_bytes(self, table: TableSize, shard: ShardSize) -> float:
         """Return the memory of the solver of a shard."""
@@ -215,7 +210,6 @@ class AdmmStrategy(JoinStrategy):
 
     def _request(self, problem: TrainingProblem, server: AdmmServer) -> AdmmRequest:
         """Return the request of an epoch, without its steps."""
-        seeking = any(t.update is Update.CONSENSUS for t in problem.sharded)
         kappa = server.kappa
         return AdmmRequest(
             fit=LocalFit(
@@ -229,7 +223,6 @@ class AdmmStrategy(JoinStrategy):
                 local_epochs=self.settings.local_epochs,
                 learning_rate=self.settings.learning_rate,
             ),
-            more_rounds=self.settings.inner_rounds - 1 if seeking else 0,
             evaluate=self._tests_epoch,
             scores_number=self.epoch,
             is_best=self.is_best,
@@ -239,24 +232,18 @@ class AdmmStrategy(JoinStrategy):
     def _agree(
         self, problem: TrainingProblem, replies: Replies, outline: AdmmRequest
     ) -> Generator[Requests, Replies, LocalScores]:
-        """Bring the shards of each table to common parameters; return their scores.
-
-        What they solve from moments waits for the last round of consensus.
-        """
-        moments = _sums(problem, replies, Update.GRAM)
-        for more_rounds in range(outline.more_rounds, -1, -1):
-            common = _sums(problem, replies, Update.CONSENSUS)
-            if not more_rounds:
-                common |= moments
-            request = ConsensusRequest(
-                fit=outline.fit,
-                more_rounds=more_rounds,
-                evaluate=outline.evaluate,
-                scores_number=outline.scores_number,
-                parts=common,
-            )
-            parts = [part for part in problem.parts if part.number in common]
-            replies = yield self.request(ask(request, parts))
+        """Bring the shards of each table to common parameters; return their scores."""
+        common: dict[int, CommonParameters] = {}
+        for table in problem.sharded:
+            common |= table.for_all(CommonParameters(sum=table.sum_shares(replies)))
+        request = ConsensusRequest(
+            fit=outline.fit,
+            evaluate=outline.evaluate,
+            scores_number=outline.scores_number,
+            parts=common,
+        )
+        parts = [part for part in problem.parts if part.number in common]
+        replies = yield self.request(ask(request, parts))
         return {
             table.name: table.gather_scores(replies, is_tested=self._tests_epoch)
             for table in problem.sharded
@@ -285,17 +272,6 @@ def wanted_update(settings: Settings) -> str:
             f"{settings.privacy.features!r} needs {required!r} or 'auto'"
         )
     return required or settings.lou
-
-
-def _sums(
-    problem: TrainingProblem, replies: Replies, update: Update
-) -> dict[int, CommonParameters]:
-    """Return the sums over the shards of each table that trains by ``update``."""
-    common: dict[int, CommonParameters] = {}
-    for table in problem.sharded:
-        if table.update is update:
-            common |= table.for_all(CommonParameters(sum=table.sum_shares(replies)))
-    return common
 
 
 def _inner_penalty(table: TrainedTable, kappa: float) -> float:

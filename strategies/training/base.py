@@ -210,7 +210,6 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             fitted=fitted_tables(encoders),
             by_joined_rows=self.by_joined_rows,
             sends=outline.sends or "",
-            has_inner_rounds=(outline.exchanges or 1) > 1,
         )
 
     def releases_per_epoch(self, batches: int, *, is_sharded: bool) -> int:

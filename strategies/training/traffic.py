@@ -18,8 +18,8 @@ in both directions, without held-out rows and with every table in one shard::
 alpha is the number of distinct rows of every batch, n <= alpha <= N; r the rows of the
 table. For held-out rows, ADMM sends 4 d_c more for each that is not trained on, and SGD
 4 d_c for each. A table in Q shards adds 8 Q (d [+ 1]) d_c up and 8 Q p down (ADMM,
-statistics), 8 Q p each way per inner round (ADMM, consensus), or 8 Q p each way per
-batch (SGD): the paper's O(T' Q) and O(Q N/B). N leaves out joined rows of a LEFT JOIN
+statistics), 8 Q p each way (ADMM, consensus), or 8 Q p each way per batch (SGD): the
+paper's O(T' Q) with T' = 1, and O(Q N/B). N leaves out joined rows of a LEFT JOIN
 without a row of the table. So VFL-ADMM sends M (2 N + N') / sum_i (n_i + m_i) times the
 bytes of ADMM, with N' held-out joined rows and tables in one shard.
 
@@ -158,15 +158,13 @@ def _shards(tables: Sequence[TableSize]) -> Iterator[tuple[TableSize, ShardSize]
     return ((table, shard) for table in tables for shard in table.shards)
 
 
-def admm_epoch(
-    tables: Sequence[TableSize], inner_rounds: int, *, is_tested: bool
-) -> Traffic:
+def admm_epoch(tables: Sequence[TableSize], *, is_tested: bool) -> Traffic:
     """Return the traffic of one epoch of ADMM.
 
     Steps go down, 4 n d_c. Scores come up, 4 m d_c, or 4 n d_c where held-out rows
     are not scored: at once from a table in one shard, and after one round more from a
     sharded one. Its shards first send the share of a sum that comes down, 8 (p + 1)
-    each: moments, or in every inner round a proposal.
+    each: moments, or a proposal.
     """
     tally, rounds = Tally(), 1
     for table, shard in _shards(tables):
@@ -176,19 +174,10 @@ def admm_epoch(
         }
         tally.add("down", table, sizes, training_messages.AdmmStep, "step")
         tally.add("up", table, sizes, training_messages.AdmmUpdate, "scores")
-        if table.update is training_messages.Update.GRAM:
-            times = 1
-        elif table.update is training_messages.Update.CONSENSUS:
-            times = inner_rounds
-        else:
-            continue
-        tally.add(
-            "up", table, sizes, training_messages.AdmmUpdate, "share", times=times
-        )
-        tally.add(
-            "down", table, sizes, training_messages.CommonParameters, "sum", times=times
-        )
-        rounds = max(rounds, 1 + times)
+        if table.update is not training_messages.Update.LOCAL:
+            tally.add("up", table, sizes, training_messages.AdmmUpdate, "share")
+            tally.add("down", table, sizes, training_messages.CommonParameters, "sum")
+            rounds = 2
     return tally.traffic(rounds)
 
 
@@ -200,7 +189,7 @@ def cg_epoch(tables: Sequence[TableSize]) -> Traffic:
     tally = Tally()
     for table in tables:
         tally.add("up", table, table.sizes(table.shards[0]), DescentUpdate, "products")
-    return admm_epoch(tables, 1, is_tested=True) + tally.traffic(rounds=0)
+    return admm_epoch(tables, is_tested=True) + tally.traffic(rounds=0)
 
 
 def boost_epoch(

@@ -58,9 +58,6 @@ class AdmmSettings:
         OneOf((AUTO, *BY_FAMILY[methods.ADMM], *BY_FAMILY[methods.BOOST])),
         Readers(methods.of_families(*BY_FAMILY)),
     )
-    inner_rounds: int = setting(
-        1, "Rounds of consensus between shards per epoch.", Range(1)
-    )
     local_epochs: int = setting(
         0,
         "Passes over a shard's rows in one local update of a non-linear model; 0 = 4 "

@@ -136,11 +136,9 @@ def test_plain_admm_and_any_rho_converge_too(loss, how, gradient, excess):
     assert_optimal(finished, gradient=gradient, excess=excess)
 
 
-@pytest.mark.parametrize(
-    ("loss", "inner_rounds"), [("squared", 1), ("logistic", 3), ("softmax", 1)]
-)
-def test_consensus_reaches_the_same_optimum(loss, inner_rounds):
-    how = {"inner_rounds": inner_rounds, "num_epochs": 300, "one_site": True}
+@each_loss
+def test_consensus_reaches_the_same_optimum(loss):
+    how = {"num_epochs": 300, "one_site": True}
     finished = trained(loss, "sharded", lou="consensus", **how)
     assert finished.strategy.chosen["lou"]["o"] == "consensus"
     assert_optimal(finished, gradient=1e-3, excess=1e-5)

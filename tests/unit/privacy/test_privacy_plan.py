@@ -39,7 +39,6 @@ def spent(plan, kinds):
     ("features", "outline", "kinds"),
     [
         ("dp-sgd", ADMM, {plans.MODEL}),
-        ("dp-sgd", replace(ADMM, exchanges=3), {plans.MODEL}),
         ("statistics", ADMM, {plans.GRAM, plans.MOMENTS}),
         ("dp-sgd", SGD, {plans.GRADIENTS}),
     ],

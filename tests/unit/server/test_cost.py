@@ -49,7 +49,7 @@ LARGE = {"batch_size": 60}
 CORESET = {"coreset_size": 150, "coreset_kind": "uniform"}
 CONSENSUS = {"lou": "consensus"}
 MLP = {"model": "mlp"}
-MIXED = {"models": (("c", "mlp"),), "inner_rounds": 2}
+MIXED = {"models": (("c", "mlp"),)}
 TOLERANCE = {"tolerance": 1e-12}
 STATISTICS = {"privacy": PrivacySettings(features="statistics")}
 GRADIENTS = SGD | LARGE | {"privacy": PrivacySettings(features="dp-sgd")}
