@@ -46,6 +46,7 @@ from strategies.personalised.setup import (
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import EpochResult
 from strategies.setup.labels import Labels, task_line
+from strategies.training.batches import falling_rate
 from strategies.training.outcome import Outcome, read_digests
 from strategies.training.relational import RelationalStrategy
 from tp_flower.arrays import FloatArray
@@ -103,10 +104,9 @@ class Training:
         batch, passes = self.settings.batch_size, self.settings.local_epochs or 1
         batches = -(-max(self.problem.rows) // batch) if batch else 1
         # gradients over samples of rows have noise, which only smaller steps reduce
-        slower = 1.0 + self.settings.decay * (epoch - 1) if batch else 1.0
         return Pace(
             steps=passes * max(batches, 1),
-            rate=self.rate / slower,
+            rate=falling_rate(self.rate, epoch) if batch else self.rate,
             batch=batch,
             seed=self.settings.seed,
             epoch=epoch,

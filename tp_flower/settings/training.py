@@ -25,9 +25,6 @@ BY_FAMILY: Final = {
 }
 """How the shards of a table may train together, by family of methods."""
 
-_SGD: Final = Readers(methods.of_families(methods.SGD))
-_BATCHES: Final = Readers(("sgd", "vfl-sgd"))
-
 
 @dataclass(frozen=True)
 class AdmmSettings:
@@ -81,21 +78,10 @@ class SgdSettings:
     )
     learning_rate: float = setting(
         0.0,
-        "Step size of SGD and of local updates; 0 = chosen.",
+        "Step size of SGD and of local updates; SGD divides it by the number of the "
+        'epoch, "gd" keeps it; 0 = chosen, and halved when the loss stalls.',
         Range(0),
         Readers(methods.of_families(methods.ADMM, methods.SGD, methods.PERSONAL)),
-    )
-    momentum: float = setting(
-        0.9, 'SGD and "gd": momentum, in [0, 1).', Range(0, 1), _SGD
-    )
-    decay: float = setting(
-        1.0,
-        "SGD: the step size of epoch e = 0, 1, ... is learning-rate / (1 + decay * e), "
-        "where that is set or noise is added; a chosen one is halved when the loss "
-        "stalls. "
-        '"gd" keeps it constant.',
-        Range(0),
-        _BATCHES,
     )
 
 

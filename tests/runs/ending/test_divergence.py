@@ -18,7 +18,7 @@ HOW = {"task": "regression", "device": "cpu", "l2": 0.01, "num_epochs": 6}
 RUNS = {
     "cg": {"tolerance": 1e-9},
     "admm": {},
-    "sgd": {"batch_size": 24, "learning_rate": 0.02, "momentum": 0.0},
+    "sgd": {"batch_size": 24, "learning_rate": 0.002},
 }
 FIRST = {"cg": "train.descent", "admm": "train.admm", "sgd": "train.sgd"}
 GOOD = 2  # epochs before the fault
