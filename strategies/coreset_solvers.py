@@ -91,7 +91,7 @@ class SolvedStrategy(JoinStrategy):
         ``weights`` (k,) belong to the sampled joined rows, and have mean 1.
         """
 
-    def epoch_traffic(self, tables: Sequence[TableSize], *_: Any, **__: Any) -> Traffic:
+    def epoch_traffic(self, tables: Sequence[TableSize], _: int) -> Traffic:
         """Return the traffic of the only epoch."""
         return solved_epoch(tables, self.sends)
 

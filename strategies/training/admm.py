@@ -140,12 +140,9 @@ class AdmmStrategy(JoinStrategy):
             )
         return Update.GRAM if is_linear and update != "consensus" else Update.CONSENSUS
 
-    def epoch_traffic(
-        self, tables: Sequence[TableSize], _: int, *, is_last: bool
-    ) -> Traffic:
+    def epoch_traffic(self, tables: Sequence[TableSize], _: int) -> Traffic:
         """Return the traffic of an epoch."""
-        is_tested = is_last or tests_every_epoch(self.settings)
-        return admm_epoch(tables, is_tested=is_tested)
+        return admm_epoch(tables, is_tested=tests_every_epoch(self.settings))
 
     def working_bytes(self, table: TableSize, shard: ShardSize) -> float:
         """Return the memory of the solver of a shard."""

@@ -114,10 +114,8 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         """Return how the shards of a table train together."""
 
     @abstractmethod
-    def epoch_traffic(
-        self, tables: Sequence[TableSize], batches: int, *, is_last: bool
-    ) -> Traffic:
-        """Return the traffic of an epoch of some batches."""
+    def epoch_traffic(self, tables: Sequence[TableSize], batches: int) -> Traffic:
+        """Return the traffic of an epoch of some batches, not the last one."""
 
     def working_bytes(self, table: TableSize, _: ShardSize) -> float:
         """Return the memory that a shard's model takes besides its encoded rows."""

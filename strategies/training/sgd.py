@@ -118,11 +118,9 @@ class BatchStrategy(JoinStrategy):
         self._batches = ShardedBatches(plan, layouts)
         return self._batches.arrays()
 
-    def epoch_traffic(
-        self, tables: Sequence[TableSize], batches: int, *, is_last: bool
-    ) -> Traffic:
+    def epoch_traffic(self, tables: Sequence[TableSize], batches: int) -> Traffic:
         """Return the traffic of an epoch."""
-        return sgd_epoch(tables, batches, self.settings, is_last=is_last)
+        return sgd_epoch(tables, batches, self.settings)
 
     def releases_per_epoch(self, batches: int, *, is_sharded: bool) -> int:
         """Return how often scores leave: once for each batch, and for an evaluation."""
