@@ -178,7 +178,7 @@ def test_steps_that_are_too_long_from_the_start_fail_as_before(tmp_path):
 
 
 def test_a_training_that_does_not_diverge_saves_its_last_model(tmp_path):
-    finished = run(tmp_path, "sgd", "whole", learning_rate=0.6, num_epochs=3)
+    finished = run(tmp_path, "sgd", "whole", learning_rate=1.0, num_epochs=3)
     assert int(np.argmin(finished.losses)) + 1 < 3
     for theta, other in zip(saved(tmp_path), finished.theta.values(), strict=True):
         np.testing.assert_array_equal(theta, other)
