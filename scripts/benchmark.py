@@ -5,7 +5,7 @@
                                 [--output DIR | --update FILE]
     python scripts/benchmark.py --render [FILE]
 
-Suites are in scripts/bench/suites/registry.py; without --suite all run whose data are
+Suites are in scripts/bench/registry.py; without --suite all run whose data are
 there. --update measures the named suites again and keeps the others of an existing
 file. Every finished suite is written at once: an error in one loses nothing of the
 others, nor does Ctrl-C. --render measures nothing: it writes docs/results.md and the
@@ -37,6 +37,7 @@ from scripts.bench.harness import (
     read_results,
     write_results,
 )
+from scripts.bench.registry import SUITES
 from scripts.bench.render import (
     FOLDER,
     markdown,
@@ -45,7 +46,6 @@ from scripts.bench.render import (
     write_docs,
     write_plots,
 )
-from scripts.bench.suites.registry import SUITES
 from tp_flower.files import home_folder
 from tp_flower.reports.console import format_seconds
 

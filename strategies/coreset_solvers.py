@@ -89,7 +89,7 @@ class SolvedStrategy(JoinStrategy):
         ``weights`` (k,) belong to the sampled joined rows, and have mean 1.
         """
 
-    def epoch_traffic(self, tables: Sequence[TableSize], *_: Any, **__: Any) -> Traffic:
+    def epoch_traffic(self, tables: Sequence[TableSize], _: int) -> Traffic:
         """Return the traffic of the only epoch."""
         return solved_epoch(tables, self.sends)
 
@@ -110,7 +110,7 @@ class SolvedStrategy(JoinStrategy):
                 training_messages.CommonParameters(parameters[name])
             )
         message = training_messages.ConsensusRequest(
-            more_rounds=0, evaluate=True, scores_number=1, parts=common
+            evaluate=True, scores_number=1, parts=common
         )
         replies = yield self.request(
             replace(ask(message, problem.parts), phase=EVALUATE)

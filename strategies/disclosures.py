@@ -97,7 +97,6 @@ class Exposure:
     fitted: Collection[str] = ()
     bagged: Collection[str] = ()
     scores_own_trees: bool = True
-    has_inner_rounds: bool = False
     is_masked: bool = False
     has_outer: bool = False
     has_row_key: bool = False
@@ -207,7 +206,6 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
         if exposure.privacy.unions == SEALED
         else "numbers of each shard that add up to",
         "terms": "; ".join(filter(None, (moments, proposals))),
-        "inner_terms": proposals if exposure.has_inner_rounds else "",
         "sums_gradients": is_sgd and bool(sharded),
         "counted": counted,
         "describes": not exposure.privacy.covers_features and not is_personal,
@@ -363,7 +361,7 @@ def _totals(
             "table": any_release.table,
             "source": source,
             "per": any_release.per,
-            **vars(epsilons(released, settings.delta, settings.accountant)),
+            **vars(epsilons(released, settings.delta)),
             "delta": settings.delta,
             "uncovered": list(dict.fromkeys(uncovered)),
         }

@@ -131,10 +131,6 @@ BY_DATA, BY_FEATURES, BY_MODELS = "data", "features", "models"
 SUMMARIES: Final = (BY_DATA, BY_FEATURES, BY_MODELS)
 """Summaries of sites from which a graph of similar sites can be made."""
 
-RDP: Final = "rdp"
-PRV: Final = "prv"
-ACCOUNTANTS: Final = (RDP, PRV)
-
 CLEAR: Final = "clear"
 MASKED: Final = "masked"
 SEALED: Final = "sealed"

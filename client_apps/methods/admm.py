@@ -40,14 +40,12 @@ class Consensus:
         common: w, those that the shards agree on, (p,).
         duals: u, scaled by 1 / ``rho_in``, (p,).
         rho_in: the penalty that scales them; None before the first epoch.
-        target: of the epoch's fits, (n_trained * d_c,), where it has several rounds.
     """
 
     theta: FloatArray
     common: FloatArray
     duals: FloatArray
     rho_in: float | None = None
-    target: FloatArray | None = None
 
     @property
     def centre(self) -> FloatArray:
@@ -126,8 +124,6 @@ def _theta_update(
         return messages.AdmmUpdate(scores=_scores(part, request))
     target = part.model.scores(data.trained) + step
     if data.update is messages.Update.CONSENSUS:
-        if request.more_rounds:
-            _consensus_of(part).target = target.ravel()
         return messages.AdmmUpdate(share=_proposal(part, target, fit))
     _fit_by_gradient(part, target, fit, None)
     return messages.AdmmUpdate(scores=_scores(part, request))
@@ -258,25 +254,13 @@ def _fit_torch(part: Part, problem: FitProblem, fit: messages.LocalFit) -> None:
 def consensus(
     site: Site, request: messages.ConsensusRequest
 ) -> messages.ConsensusReply:
-    """Take the parameters of the table's model; reply with local scores.
-
-    If more inner rounds follow, the reply is the next proposal instead.
-    """
+    """Take the parameters of the table's model; reply with local scores."""
     updates = {}
     for part in site.parts(AdmmState):
         if part.number not in request.parts:
             continue
         _accept(part, request.parts[part.number], request.fit)
-        if not request.more_rounds:
-            updates[part.number] = messages.AdmmUpdate(scores=_scores(part, request))
-        elif part.data.update is messages.Update.CONSENSUS:
-            target = _consensus_of(part).target
-            if target is None or request.fit is None:
-                raise MessageError("no round of consensus has begun")
-            target = target.reshape(-1, part.model.outputs)
-            updates[part.number] = messages.AdmmUpdate(
-                share=_proposal(part, target, request.fit)
-            )
+        updates[part.number] = messages.ConsensusUpdate(_scores(part, request))
         site.save(part)
     return messages.ConsensusReply(updates)
 

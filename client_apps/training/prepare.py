@@ -262,11 +262,9 @@ def _schedule(
             f"'mean-multiplicity' is {unit:g}, which is too small; allowed: 0, or from "
             f"{LEAST_SCALE:g} on"
         )
-    has_exchanges = body.update is Update.CONSENSUS
     return privacy_plan.Schedule(
         epochs=outline.epochs,
         sends_gradients=METHODS[outline.strategy].sends_gradients,
-        exchanges=required(outline.exchanges, "exchanges") if has_exchanges else 1,
         batches=batches.count,
         # counted in the server's batch plan, which the server cannot understate
         row_batches=int(np.bincount(batches.rows).max(initial=0)),

@@ -16,6 +16,7 @@ Numbers that are not finite are null.
 """
 
 import json
+import math
 import os
 import platform
 import time
@@ -195,6 +196,23 @@ def participants_of(grid: InProcessGrid) -> Iterator[Participant[Stateless]]:
     """Yield the shards of all sites in their roles, at the last message."""
     for context in grid.contexts.values():
         yield from Site(context, grid.run_name).parts(Stateless)
+
+
+def best_seconds(
+    *works: Callable[[], object],
+    repeats: int,
+    times: int = 1,
+    clock: Callable[[], float] = time.process_time,
+) -> list[float]:
+    """Return the least seconds of each, taken in turns."""
+    least = [math.inf] * len(works)
+    for _ in range(repeats):
+        for number, work in enumerate(works):
+            started = clock()
+            for _ in range(times):
+                work()
+            least[number] = min(least[number], (clock() - started) / times)
+    return least
 
 
 def first_within(values: Sequence[float], limit: float) -> float:

@@ -39,9 +39,9 @@ for package in (client_apps, strategies, tp_flower):
     assert (folder / "py.typed").exists(), folder
 PYTHON
 [ -x "$work/site/bin/tp-flower" ] || fail "the wheel brings no command tp-flower"
-# what only some runs need is not there: drivers of database servers, and LightGBM
+# what only some runs need is not there: drivers of database servers, LightGBM, and matplotlib
 mkdir "$work/without"
-printf 'import sys\nsys.modules |= dict.fromkeys(("psycopg", "pymysql", "lightgbm"))\n' >"$work/without/sitecustomize.py"
+printf 'import sys\nsys.modules |= dict.fromkeys(("psycopg", "pymysql", "lightgbm", "matplotlib"))\n' >"$work/without/sitecustomize.py"
 export PYTHONPATH="$work/without:$PYTHONPATH"
 "$work/env/bin/python" tables/make_database.py
 "$work/env/bin/python" -m tp_flower.command_line train tables/my-run.toml --set "output-dir=$work/report"

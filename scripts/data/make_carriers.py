@@ -26,7 +26,6 @@ QUESTION = "Will a flight be more than 15 minutes late? A model for every carrie
 SETTINGS: dict[str, str | float] = {
     "strategy": "personalised",
     "graph-penalty": 0.0003,
-    "graph-weights": "rows",
 }
 SQL = """
 SELECT late AS label, month, hour, weekday, distance, origin, lat, lon,

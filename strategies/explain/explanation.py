@@ -18,9 +18,10 @@ numbers, predicted bytes are rounded)::
     row-weight  {column, entity, min, max, effective-rows, left-out}, null without
              weights: as in `chosen` of a report of training
     saving   {joined-rows, rows-held, joined-values, values-held}
-    cost     {strategy, epochs, set-up: sent, epoch: sent, run: sent}
-               where sent = {rounds, bytes-up: {table: n}, bytes-down: {table: n}}
-               waiting {channel: seconds of a deployment, besides computing and network}
+    cost     {strategy, epochs, rounds: {set-up, epoch, run},
+               bytes: {up, down} of an epoch that is not the last one,
+               waiting: {channel: seconds of a deployment, besides computing and
+               network}}
     score-vectors  [{table, site, left, epoch, epochs}]: where policies limit them,
                how many may leave, how many an epoch takes, and for how many epochs they
                last
@@ -38,11 +39,12 @@ key, which ``null`` counts separately.
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from strategies.coresets.draw import measured_rows, sample_uniformly
+from strategies.coresets.draw import sample_uniformly
 from strategies.disclosures import disclosures, privacy_report
 from strategies.explain.memory import forecast
 from strategies.ranks import Ranks, ScoreForecast, asks_ranks, rank_rows
@@ -52,23 +54,15 @@ from strategies.score_readings import score_readings
 from strategies.setup.encoding import TableEncoding, fit_encoders
 from strategies.setup.extract import describe_formats, describe_places, describe_work
 from strategies.setup.joined_rows import JoinedRows, TableLayout
-from strategies.setup.masking import ScoreMasking
 from strategies.training.base import JoinStrategy
 from strategies.training.prepare import Preparation
 from strategies.training.traffic import (
     ShardSize,
     TableSize,
-    Tally,
-    Traffic,
-    finish_round,
-    prepare_round,
-    score_round,
 )
-from tp_flower.coresets.importance import REGRESSION
 from tp_flower.joins.joining import join_codes
 from tp_flower.learning.models.local_model import NUMPY_KINDS, build_model
 from tp_flower.methods import LINEAR
-from tp_flower.protocol import coreset_messages
 from tp_flower.protocol.fields import Document
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.setup_messages import EncodedColumns
@@ -76,6 +70,9 @@ from tp_flower.protocol.training_messages import Update
 from tp_flower.query import Join
 from tp_flower.reports import records
 from tp_flower.settings.run import EXPLAIN
+
+DRAWING_ROUNDS: Final = 3  # of a coreset: measure, draw, weigh
+PREPARE_AND_FINISH: Final = 2
 
 
 def expected_batch_rows(
@@ -119,32 +116,15 @@ class CostEstimate:
 
     def cost(self) -> Document:
         """Return the entry `cost`; set-up includes the rounds after the epochs."""
-        settings, set_up = self.method.settings, self._set_up()
-        epoch, last_epoch = (
-            self.method.epoch_traffic(self._tables, self._batches, is_last=is_last)
-            for is_last in (False, True)
-        )
-        run = set_up + epoch * (settings.epochs - 1) + last_epoch
+        settings, set_up = self.method.settings, self._set_up_rounds()
+        epoch = self.method.epoch_traffic(self._tables, self._batches)
+        rounds = set_up + epoch.rounds * settings.epochs
         return {
             "strategy": settings.method_name,
             "epochs": settings.epochs,
-            **{
-                stretch: {
-                    "rounds": traffic.rounds,
-                    "bytes-up": {
-                        table: round(count) for table, count in traffic.up.items()
-                    },
-                    "bytes-down": {
-                        table: round(count) for table, count in traffic.down.items()
-                    },
-                }
-                for stretch, traffic in (
-                    ("set-up", set_up),
-                    ("epoch", epoch),
-                    ("run", run),
-                )
-            },
-            "waiting": records.waiting_seconds(run.rounds),
+            "rounds": {"set-up": set_up, "epoch": epoch.rounds, "run": rounds},
+            "bytes": {"up": round(epoch.up), "down": round(epoch.down)},
+            "waiting": records.waiting_seconds(rounds),
         }
 
     def forecast_scores(self, ranks: Ranks) -> list[ScoreForecast]:
@@ -188,94 +168,20 @@ class CostEstimate:
         size = self.method.batch_size(rows)
         return -(-rows // size) if size else 0
 
-    def _set_up(self) -> Traffic:
-        """Return the traffic outside of epochs.
+    def _set_up_rounds(self) -> int:
+        """Return the rounds outside of epochs.
 
-        The rounds before ``prepare`` have taken place, and training would take the
-        same; ``prepare`` and the final round are predicted.
+        Those before ``prepare`` have taken place, and training would take the same.
         """
-        rounds = [item for item in self.history if item.phase != "finish"]
-        traffic = Traffic(
-            len(rounds),
-            records.sum_by_table(item.bytes_up for item in rounds),
-            records.sum_by_table(item.bytes_down for item in rounds),
-        )
-        drawing = self._drawing() if self.method.is_measured else Traffic()
-        masking = self._preparation(self.trained).masking()
-        prepare = prepare_round(
-            self._tables, self._batches, is_masked=masking.point is not None
-        )
-        finish = finish_round(self._tables)
-        if self.method.settings.boost_from:
-            drawing += score_round(self._tables)
-        return traffic + drawing + prepare + self._passed_on(masking) + finish
+        past = sum(item.phase != "finish" for item in self.history)
+        drawing = DRAWING_ROUNDS if self.method.is_measured else 0
+        scoring = 1 if self.method.settings.boost_from else 0
+        return past + drawing + scoring + PREPARE_AND_FINISH
 
     def _preparation(self, joined: JoinedRows) -> Preparation:
         return Preparation(
             joined, self.method.settings, self.encoders, joined.train_objective
         )
-
-    def _passed_on(self, masking: ScoreMasking) -> Traffic:
-        """Return the bytes of sealed encoders, and of rows without a partner."""
-        down: dict[str, float] = {}
-        for part in self.joined.parts:
-            sent = sum(
-                array.nbytes
-                for array in masking.unmatched.get(part.number, {}).values()
-            )
-            if (sealed := self.encoders[part.table].sealed) is not None:
-                sent += sealed.nbytes * (1 + self.method.is_measured)
-            down[part.table] = down.get(part.table, 0) + sent
-        return Traffic(0, {}, down)
-
-    def _drawing(self) -> Traffic:
-        """Return the traffic of drawing a coreset from all joined rows.
-
-        m uniform draws with replacement from N rows hit N (1 - (1 - 1/N)^m) of them.
-        """
-        size, rows = self.method.settings.coreset_rows, self.joined.train.joined_rows
-        distinct = rows * (1.0 - (1.0 - 1.0 / rows) ** size)
-        labels = max(len(self.joined.labels.classes), 1)
-        tables = self._sizes(self.joined)
-        widths = [
-            table.features + (1 + labels if table.has_intercept else 0)
-            for table in tables
-        ]
-        total = len(tables) + sum(widths)
-        has_moments = self.method.importance == REGRESSION
-        tally = Tally()
-        for table, width in zip(tables, widths, strict=True):
-            # the shards of a table share its draws
-            sizes = {
-                "columns": width,
-                "sample": distinct,
-                "drawn": size * width / total,
-            }
-            tally.add("up", table, sizes, coreset_messages.DrawnPart, "drawn")
-            for shard in table.shards:
-                of_shard = {**table.sizes(shard), **sizes}
-                tally.add(
-                    "down", table, of_shard, coreset_messages.MeasurePart, "trained"
-                )
-                if len(table.shards) > 1 and has_moments:
-                    tally.add(
-                        "up", table, of_shard, coreset_messages.MeasuredPart, "gram"
-                    )
-                    tally.add(
-                        "down", table, of_shard, coreset_messages.MeasuredPart, "gram"
-                    )
-                tally.add("up", table, of_shard, coreset_messages.WeighedPart, "masked")
-                tally.add("down", table, of_shard, coreset_messages.WeighPart, "rows")
-        weights = {
-            name: sum(
-                array.nbytes
-                for arrays in measured_rows(layout).values()
-                for field, array in arrays.items()
-                if field != "trained"
-            )
-            for name, layout in self.joined.layouts.items()
-        }
-        return tally.traffic(rounds=3) + Traffic(0, {}, weights)
 
     def _sizes(self, joined: JoinedRows) -> list[TableSize]:
         preparation = self._preparation(joined)
@@ -313,7 +219,6 @@ class CostEstimate:
             has_intercept=spec.intercept,
             starts_at_zero=spec.kind in NUMPY_KINDS,
             is_repeated=self.method.by_joined_rows,
-            is_weighted=layout.masses is not None or self.method.is_measured,
             has_hessian=not joined.objective.has_constant_hessian,
             joined_rows=joined.train.joined_rows,
         )

@@ -1,12 +1,12 @@
 """One track of a personalised training at the server: a step on all sites' parameters.
 
-    minimise  (1/N) sum_n f_n(u_n) + lambda sum_{(i, j) in E} ||z_i - z_j||_p
+    minimise  (1/N) sum_n f_n(u_n) + lambda sum_{(i, j) in E} ||z_i - z_j||_2
 
 over u_n = (x, z_n): the coordinates in ``personal`` are each site's own, z_n, all
 others are shared, x. The server takes a proximal gradient step in the copies u_n: with
 v_n = y_n - s g_n the shared coordinates become the mean of the copies, and
 
-    Z = argmin  lambda sum ||z_i - z_j||_p + (1 / (2 N s)) sum_n ||z_n - v_n||^2
+    Z = argmin  lambda sum ||z_i - z_j||_2 + (1 / (2 N s)) sum_n ||z_n - v_n||^2
 
 which is the paper's Z-step (Algorithm 4) with eta = N s; its x-step is the mean of the
 copies with eta = s. One step size s = 1 / max_n L_n fits both, which is why the step is
@@ -27,16 +27,10 @@ from typing import Self
 import numpy as np
 
 from strategies.personalised.setup import PersonalisedProblem
-from strategies.run.exchange import Part, Replies
-from strategies.run.replies import array_of, refuse
-from tp_flower.arrays import AnyArray, BoolArray, FloatArray
-from tp_flower.errors import ReplyError
+from strategies.run.exchange import Replies
+from strategies.run.replies import array_of
+from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.learning.solvers import Iterate
-from tp_flower.personalised.update_codec import decode_update
-from tp_flower.personalised.z_step import penalty_of_round
-from tp_flower.protocol.fields import LARGEST
-from tp_flower.protocol.personalised_messages import TrackUpdates, UpdateCode
-from tp_flower.settings import Settings
 
 EdgeStep = Callable[[FloatArray, float], FloatArray]
 """(points (N, p_z), weight) -> argmin weight * penalty(Z) + 1/2 ||Z - points||^2."""
@@ -93,46 +87,17 @@ def as_sent(points: FloatArray) -> FloatArray:
     return points.astype(np.float32).astype(np.float64)
 
 
-def update_code(settings: Settings, epoch: int) -> UpdateCode | None:
-    """Return how updates are shortened in an epoch, from 1; None: not at all.
-
-    gamma falls to 0 (`penalty_of_round`), so that the last updates are as good as
-    gradients, and the optimum does not move.
-    """
-    if not settings.update_penalty:
-        return None
-    gamma = penalty_of_round(settings.update_penalty, epoch - 1, settings.epochs)
-    return UpdateCode(gamma=gamma, clusters=settings.update_clusters)
-
-
 def read_updates(
     problem: PersonalisedProblem, replies: Replies, *, has_common: bool
-) -> tuple[FloatArray, FloatArray, int]:
-    """Return the sites' updates.
+) -> tuple[FloatArray, FloatArray]:
+    """Return the sites' updates (N, p) of their own models, and of the common model.
 
-    The result has the updates (N, p) of the sites' own models, those of the common
-    model (zeros if it is not trained), and the bytes of the former.
+    The latter are zeros if no common model is trained.
     """
     size = len(problem.start)
     personal, common = np.zeros((2, len(problem.parts), size))
-    sent_bytes = 0
     for k, part in enumerate(problem.parts):
-        if (code := replies.body(part, TrackUpdates).code) is not None:
-            personal[k] = _decoded(part, code, size)
-            sent_bytes += code.nbytes
-        else:
-            update = personal[k] = array_of(replies, part, "update", (size,))
-            sent_bytes += update.nbytes
+        personal[k] = array_of(replies, part, "update", (size,))
         if has_common:
             common[k] = array_of(replies, part, "common_update", (size,))
-    return personal, common, sent_bytes
-
-
-def _decoded(part: Part, code: AnyArray, size: int) -> FloatArray:
-    try:
-        values = decode_update(code, size)
-    except ReplyError as error:
-        raise refuse(part, f"an update that cannot be used: {error}") from None
-    if np.abs(values).max(initial=0.0) > LARGEST:
-        raise refuse(part, "an absurdly large update")
-    return values
+    return personal, common

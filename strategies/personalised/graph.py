@@ -15,10 +15,9 @@ from tp_flower.errors import SettingsError
 from tp_flower.methods import BY_DATA, BY_FEATURES, BY_MODELS, SUMMARIES
 from tp_flower.personalised import graph as similarity
 from tp_flower.personalised.sites import PAIRS, covariances, pairwise_distances
-from tp_flower.personalised.z_step import EdgeNorm, ZStep, edge_norms
+from tp_flower.personalised.z_step import ZStep
 from tp_flower.protocol.personalised_messages import SiteMetrics, SummariseRequest
 from tp_flower.settings import Settings
-from tp_flower.settings.training import BY_ROWS
 from tp_flower.terms.run_terms import NO_GRAPH
 
 PENALTY: Final = "penalty"
@@ -29,24 +28,18 @@ Metrics = dict[str, dict[str, float]]  # by "train" and "test", values by metric
 
 
 class EdgePenalty:
-    """lambda sum over the edges of w_ij ||z_i - z_j||_p, and its proximal step."""
+    """lambda sum over the edges of ||z_i - z_j||_2, and its proximal step."""
 
-    def __init__(
-        self, graph: similarity.SimilarityGraph, settings: Settings, rows: Sequence[int]
-    ) -> None:
+    def __init__(self, graph: similarity.SimilarityGraph, settings: Settings) -> None:
         self.graph, self.penalty = graph, settings.graph_penalty
-        self.norm = EdgeNorm(settings.graph_norm)
-        self.weights = np.ones(len(graph.edges))
-        if settings.graph_weights == BY_ROWS:
-            self.weights = similarity.row_weights(graph, np.array(rows))
-        self._step = ZStep(graph, self.norm, self.weights)
+        self._step = ZStep(graph)
         self._pull: FloatArray | None = None
 
     def value(self, models: FloatArray) -> float:
         """Return the penalty of models (N, d)."""
         left, right = self.graph.edges.T
-        norms = edge_norms(models[left] - models[right], self.norm)
-        return self.penalty * float(self.weights @ norms)
+        norms = np.linalg.norm(models[left] - models[right], axis=1)
+        return self.penalty * float(norms.sum())
 
     def step(self, targets: FloatArray, eta: float) -> FloatArray:
         """Return argmin eta * penalty(Z) + 1/2 ||Z - targets||_F^2, (N, d).

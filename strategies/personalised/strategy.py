@@ -7,19 +7,18 @@ of a similarity graph. Labels and rows stay.
 
 Reference: "Communication Efficient Training of Federated Model Over Unbalanced Labels"
 (draft), Algorithms 1, 2, 4 and 5. Corrections: the gradient maps back by the transposes
-of M and N, the prox of an edge depends on its norm, and the Z-step stops on residuals.
+of M and N, and the Z-step stops on residuals; the norm p of an edge is 2.
 Steps over all rows are accelerated, because the rounds are what costs.
 
 Entry ``personal`` of `report.json`::
 
     sites     [{site, rows, cluster, personal: {train, test}, global: .., local: ..}]
     means     {personal: {train, test}, global: .., local: ..}   over the sites
-    graph     {kind, norm, penalty, weights, edges: [[i, j]], components}
+    graph     {kind, penalty, edges: [[i, j]], components}
               positions in ``sites``; what is not connected shares nothing but x
     clusters  [[i, ..]]   connected sites whose own coordinates are equal
     objective of the final parameters; change  by the last step, {track: relative}
-    bytes     {up, down, updates, updates-float32}   of the rounds of training; updates
-              of the sites' own models, as they were and as float32 would have been
+    bytes     {up, down}   of the rounds of training
 """
 
 import math
@@ -29,7 +28,7 @@ from typing import Final
 
 import numpy as np
 
-from strategies.personalised.descent import Descent, read_updates, update_code
+from strategies.personalised.descent import Descent, read_updates
 from strategies.personalised.graph import (
     PENALTY,
     EdgePenalty,
@@ -47,6 +46,7 @@ from strategies.personalised.setup import (
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import EpochResult
 from strategies.setup.labels import task_line
+from strategies.training.batches import falling_rate
 from strategies.training.outcome import Outcome, read_digests
 from strategies.training.relational import RelationalStrategy
 from tp_flower.arrays import FloatArray
@@ -79,7 +79,7 @@ class Training:
         self, problem: PersonalisedProblem, graph: SiteGraph, settings: Settings
     ) -> None:
         self.problem, self.graph, self.settings = problem, graph, settings
-        self._penalty = EdgePenalty(graph.graph, settings, problem.rows)
+        self._penalty = EdgePenalty(graph.graph, settings)
         self.mask = personal_mask(settings, problem)
         largest = float(problem.curvature.max(initial=0.0))
         self.rate = settings.learning_rate or 1.0 / (largest or 1.0)
@@ -88,7 +88,6 @@ class Training:
         if settings.baselines:
             self.descents[GLOBAL] = Descent.start(np.zeros_like(self.mask), start)
         self.metrics: dict[str, Sequence[Metrics]] = {}
-        self._update_bytes = 0
 
     @property
     def parameters(self) -> dict[str, FloatArray]:
@@ -105,10 +104,9 @@ class Training:
         batch, passes = self.settings.batch_size, self.settings.local_epochs or 1
         batches = -(-max(self.problem.rows) // batch) if batch else 1
         # gradients over samples of rows have noise, which only smaller steps reduce
-        slower = 1.0 + self.settings.decay * (epoch - 1) if batch else 1.0
         return Pace(
             steps=passes * max(batches, 1),
-            rate=self.rate / slower,
+            rate=falling_rate(self.rate, epoch) if batch else self.rate,
             batch=batch,
             seed=self.settings.seed,
             epoch=epoch,
@@ -116,13 +114,13 @@ class Training:
 
     def request(self, epoch: int | None = None) -> Requests:
         """Return the message of an epoch's round, or that with the final parameters."""
-        points, pace, code = self.parameters, None, None
+        points, pace = self.parameters, None
         if epoch is not None:
             # where the sites compute their gradients
             points = {
                 track: each.iterate.ahead for track, each in self.descents.items()
             }
-            pace, code = self.pace(epoch), update_code(self.settings, epoch)
+            pace = self.pace(epoch)
         parts, common = self.problem.parts, points.get(GLOBAL)
         bodies = {
             part.number: TrackParameters(
@@ -132,18 +130,15 @@ class Training:
             for k, part in enumerate(parts)
         }
         base = self.problem.base_score.tolist()
-        return ask(
-            PersonalRequest(base=base, pace=pace, code=code, parts=bodies), parts
-        )
+        return ask(PersonalRequest(base=base, pace=pace, parts=bodies), parts)
 
     def step(self, epoch: int, replies: Replies) -> EpochResult:
         """Take a step; return the sites' mean metrics at the point where it began."""
         parts, pace = self.problem.parts, self.pace(epoch)
-        personal, common, update_bytes = read_updates(
+        personal, common = read_updates(
             self.problem, replies, has_common=GLOBAL in self.descents
         )
         updates = {PERSONAL: personal, GLOBAL: common}
-        self._update_bytes += update_bytes
         # then an update is the gradient over all rows
         is_full = not self.settings.batch_size and self.settings.local_epochs <= 1
         length = pace.rate * pace.steps
@@ -221,9 +216,7 @@ class Training:
             },
             "graph": {
                 "kind": self.graph.kind,
-                "norm": self.settings.graph_norm,
                 "penalty": self.settings.graph_penalty,
-                "weights": self.settings.graph_weights,
                 "edges": graph.edges.tolist(),
                 "components": int(graph.components.max(initial=-1)) + 1,
             },
@@ -233,8 +226,6 @@ class Training:
             "bytes": {
                 "up": sum(sum(item.bytes_up.values()) for item in rounds),
                 "down": sum(sum(item.bytes_down.values()) for item in rounds),
-                "updates": self._update_bytes,
-                "updates-float32": 4 * report.epochs * len(sites) * len(problem.start),
             },
         }
 

@@ -41,17 +41,16 @@ def estimate(cost: blocks.Record) -> blocks.Block | None:
     """Return the estimate of rounds and bytes, if there is one."""
     if not cost:
         return None
-    rows = []
-    for key, title in ESTIMATES.items():
-        traffic = cost.at(key)
-        sent = (traffic.at(f"bytes-{way}").numbers().values() for way in ("up", "down"))
-        rows.append(
-            (title, traffic.count("rounds"), *map(format_bytes, map(sum, sent)))
-        )
+    rounds, sent = cost.at("rounds"), cost.at("bytes")
+    of_epoch = [format_bytes(sent.amount(way)) for way in ("up", "down")]
+    rows = [
+        (title, rounds.count(key), *(of_epoch if key == "epoch" else ("", "")))
+        for key, title in ESTIMATES.items()
+    ]
     title = (
         f"Training by {cost.text('strategy')}, at most {cost.count('epochs')} epochs"
     )
-    waiting = _waiting(int(cost.at("run").amount("rounds")))
+    waiting = _waiting(int(rounds.amount("run")))
     return blocks.Table(title, ("", "rounds", *DIRECTIONS), rows, note=waiting)
 
 

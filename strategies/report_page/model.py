@@ -146,11 +146,6 @@ def _site_metrics(
         *(console.OWN_MODELS[name] for name in models),
     )
     note = "Sites of a cluster have the same model."
-    sent = personal.at("bytes")
-    if sent.number("updates"):
-        float32 = console.format_bytes(sent.amount("updates-float32"))
-        updates = console.format_bytes(sent.amount("updates"))
-        note += f" The sites' updates took {updates}; in float32 {float32}."
     return blocks.Table(
         f"Test {metric_name(metrics[0])}, by site", head, rows, note=note
     )

@@ -1,9 +1,9 @@
 """TablePuppetADMM: learning over joins by sharing ADMM, then over unions.
 
 One epoch costs one round where every table is one shard and two where some table is
-sharded (``inner_rounds`` more with consensus): steps of the scores down and statistics
-or theta^q up, then parameters down and scores up. Join-only training (the papers'
-TP-Join-ADMM) is the case of one shard per table, not another class.
+sharded: steps of the scores down and statistics or theta^q up, then parameters down and
+scores up. Join-only training (the papers' TP-Join-ADMM) is the case of one shard per
+table, not another class.
 """
 
 import dataclasses
@@ -35,7 +35,6 @@ from tp_flower.protocol.training_messages import (
     CommonParameters,
     ConsensusRequest,
     LocalFit,
-    Outline,
     Update,
 )
 from tp_flower.settings import Settings
@@ -51,12 +50,12 @@ class AdmmServer:
 
     Attributes:
         rho: the penalty in use; it may change from epoch to epoch.
-        corrections: c: the number of tables (sharing) or 1 (Jacobi).
+        corrections: c, the number of tables.
     """
 
     def __init__(self, problem: TrainingProblem, settings: Settings) -> None:
         self.problem = problem
-        self.corrections = len(problem.tables) if settings.admm_form == "sharing" else 1
+        self.corrections = len(problem.tables)
         self.rho = settings.rho or RHO_SHARE * problem.objective.curvature(
             problem.base_score
         )
@@ -140,16 +139,9 @@ class AdmmStrategy(JoinStrategy):
             )
         return Update.GRAM if is_linear and update != "consensus" else Update.CONSENSUS
 
-    def outline(self) -> Outline:
-        """Return the schedule, with how often consensus is updated in an epoch."""
-        return replace(super().outline(), exchanges=self.settings.inner_rounds)
-
-    def epoch_traffic(
-        self, tables: Sequence[TableSize], _: int, *, is_last: bool
-    ) -> Traffic:
+    def epoch_traffic(self, tables: Sequence[TableSize], _: int) -> Traffic:
         """Return the traffic of an epoch."""
-        is_tested = is_last or tests_every_epoch(self.settings)
-        return admm_epoch(tables, self.settings.inner_rounds, is_tested=is_tested)
+        return admm_epoch(tables, is_tested=tests_every_epoch(self.settings))
 
     def working_bytes(self, table: TableSize, shard: ShardSize) -> float:
         """Return the memory of the solver of a shard."""
@@ -214,7 +206,6 @@ class AdmmStrategy(JoinStrategy):
 
     def _request(self, problem: TrainingProblem, server: AdmmServer) -> AdmmRequest:
         """Return the request of an epoch, without its steps."""
-        seeking = any(t.update is Update.CONSENSUS for t in problem.sharded)
         kappa = server.kappa
         return AdmmRequest(
             fit=LocalFit(
@@ -228,7 +219,6 @@ class AdmmStrategy(JoinStrategy):
                 local_epochs=self.settings.local_epochs,
                 learning_rate=self.settings.learning_rate,
             ),
-            more_rounds=self.settings.inner_rounds - 1 if seeking else 0,
             evaluate=self._tests_epoch,
             scores_number=self.epoch,
             is_best=self.is_best,
@@ -238,24 +228,18 @@ class AdmmStrategy(JoinStrategy):
     def _agree(
         self, problem: TrainingProblem, replies: Replies, outline: AdmmRequest
     ) -> Generator[Requests, Replies, LocalScores]:
-        """Bring the shards of each table to common parameters; return their scores.
-
-        What they solve from moments waits for the last round of consensus.
-        """
-        moments = _sums(problem, replies, Update.GRAM)
-        for more_rounds in range(outline.more_rounds, -1, -1):
-            common = _sums(problem, replies, Update.CONSENSUS)
-            if not more_rounds:
-                common |= moments
-            request = ConsensusRequest(
-                fit=outline.fit,
-                more_rounds=more_rounds,
-                evaluate=outline.evaluate,
-                scores_number=outline.scores_number,
-                parts=common,
-            )
-            parts = [part for part in problem.parts if part.number in common]
-            replies = yield self.request(ask(request, parts))
+        """Bring the shards of each table to common parameters; return their scores."""
+        common: dict[int, CommonParameters] = {}
+        for table in problem.sharded:
+            common |= table.for_all(CommonParameters(sum=table.sum_shares(replies)))
+        request = ConsensusRequest(
+            fit=outline.fit,
+            evaluate=outline.evaluate,
+            scores_number=outline.scores_number,
+            parts=common,
+        )
+        parts = [part for part in problem.parts if part.number in common]
+        replies = yield self.request(ask(request, parts))
         return {
             table.name: table.gather_scores(replies, is_tested=self._tests_epoch)
             for table in problem.sharded
@@ -284,17 +268,6 @@ def wanted_update(settings: Settings) -> str:
             f"{settings.privacy.features!r} needs {required!r} or 'auto'"
         )
     return required or settings.lou
-
-
-def _sums(
-    problem: TrainingProblem, replies: Replies, update: Update
-) -> dict[int, CommonParameters]:
-    """Return the sums over the shards of each table that trains by ``update``."""
-    common: dict[int, CommonParameters] = {}
-    for table in problem.sharded:
-        if table.update is update:
-            common |= table.for_all(CommonParameters(sum=table.sum_shares(replies)))
-    return common
 
 
 def _inner_penalty(table: TrainedTable, kappa: float) -> float:

@@ -119,10 +119,8 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         """Return how the shards of a table train together."""
 
     @abstractmethod
-    def epoch_traffic(
-        self, tables: Sequence[TableSize], batches: int, *, is_last: bool
-    ) -> Traffic:
-        """Return the traffic of an epoch of some batches."""
+    def epoch_traffic(self, tables: Sequence[TableSize], batches: int) -> Traffic:
+        """Return the traffic of an epoch of some batches, not the last one."""
 
     def working_bytes(self, table: TableSize, _: ShardSize) -> float:
         """Return the memory that a shard's model takes besides its encoded rows."""
@@ -215,7 +213,6 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             fitted=fitted_tables(encoders),
             by_joined_rows=self.by_joined_rows,
             sends=outline.sends or "",
-            has_inner_rounds=(outline.exchanges or 1) > 1,
         )
 
     def releases_per_epoch(self, batches: int, *, is_sharded: bool) -> int:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -105,19 +106,30 @@ PRIVATE_BATCHES_PER_EPOCH = 20
 """The same for DP-SGD: a row pays for every batch that it is in, and the noise of a
 batch is the smaller beside its gradient the more rows the batch has."""
 
+MOMENTUM: Final = 0.9
 NOISE_MARGIN = 4.0  # automatic learning rate: safety margin for steps on few rows
 
 
-def safe_rate(problem: TrainingProblem, batch_rows: float, momentum: float) -> float:
+def falling_rate(rate: float, epoch: int) -> float:
+    """Return the step size of an epoch, from 1, where gradients stay noisy.
+
+    >>> [falling_rate(0.5, epoch) for epoch in (1, 2, 5)]
+    [0.5, 0.25, 0.1]
+    """
+    return rate / epoch
+
+
+def safe_rate(problem: TrainingProblem, batch_rows: float) -> float:
     """Return 1 / (L + 4 T / averaged).
 
     For linear models L bounds the curvature of the whole objective: the largest
     eigenvalue of the joined features' Gram matrix is at most the sum of the tables'
     largest, times the loss's curvature. T bounds it by the trace instead, the mean
     curvature of single rows: steps on few rows must be smaller. ``averaged`` is batch
-    size * (1 - momentum), the number of rows that the momentum averages; with weighted
-    rows, the number of equal rows with the same variance. With other models L is T,
-    that of an untrained MLP: a sixth of its features and its width, which scale scores.
+    size * (1 - `MOMENTUM`), the number of rows that the momentum averages; with
+    weighted rows, the number of equal rows with the same variance. With other models L
+    is T, that of an untrained MLP: a sixth of its features and its width, which scale
+    scores.
     """
     tables: list[TrainedTable] = list(problem.tables.values())
     if all(table.is_linear for table in tables):
@@ -130,7 +142,7 @@ def safe_rate(problem: TrainingProblem, batch_rows: float, momentum: float) -> f
         largest = trace = sum(1.0 + width / 6.0 for width in widths)
     weights = problem.weighting.train_rows
     effective_share = 1.0 if weights is None else effective_rows(weights) / len(weights)
-    averaged = batch_rows * (1.0 - momentum) * effective_share
+    averaged = batch_rows * (1.0 - MOMENTUM) * effective_share
     bound = largest + NOISE_MARGIN * trace / averaged
     return 1.0 / (scale**2 * (problem.objective.max_curvature * bound + problem.l2))
 

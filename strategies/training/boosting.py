@@ -214,7 +214,7 @@ class TablePuppetBoost(JoinStrategy):
         """Return the memory of the values that trees read."""
         return tree_bytes(table, shard)
 
-    def epoch_traffic(self, tables: Sequence[TableSize], *_: Any, **__: Any) -> Traffic:
+    def epoch_traffic(self, tables: Sequence[TableSize], _: int) -> Traffic:
         """Return the traffic of an epoch."""
         shards = {table.name: len(table.shards) for table in tables}
         bagged = self._averaged(shards, tables[0].joined_rows)

@@ -9,7 +9,6 @@ see :mod:`tp_flower.learning.conjugate_gradients`.
 import math
 from collections.abc import Generator, Iterable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -68,7 +67,7 @@ class TablePuppetCG(JoinStrategy):
         del table, is_linear
         return Update.LOCAL if shards == 1 else Update.GRAM
 
-    def epoch_traffic(self, tables: Sequence[TableSize], *_: Any, **__: Any) -> Traffic:
+    def epoch_traffic(self, tables: Sequence[TableSize], _: int) -> Traffic:
         """Return the traffic of an epoch."""
         return cg_epoch(tables)
 

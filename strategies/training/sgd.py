@@ -23,9 +23,11 @@ from strategies.setup.problem import HeldOutMetrics, TrainingProblem, sum_local
 from strategies.training.base import JoinStrategy
 from strategies.training.batches import (
     BATCHES_PER_EPOCH,
+    MOMENTUM,
     PRIVATE_BATCHES_PER_EPOCH,
     ShardedBatches,
     damped_rates,
+    falling_rate,
     safe_rate,
 )
 from strategies.training.traffic import ShardSize, TableSize, Traffic, sgd_epoch
@@ -115,11 +117,9 @@ class BatchStrategy(JoinStrategy):
         self._batches = ShardedBatches(plan, layouts)
         return self._batches.arrays()
 
-    def epoch_traffic(
-        self, tables: Sequence[TableSize], batches: int, *, is_last: bool
-    ) -> Traffic:
+    def epoch_traffic(self, tables: Sequence[TableSize], batches: int) -> Traffic:
         """Return the traffic of an epoch."""
-        return sgd_epoch(tables, batches, self.settings, is_last=is_last)
+        return sgd_epoch(tables, batches, self.settings)
 
     def releases_per_epoch(self, batches: int, *, is_sharded: bool) -> int:
         """Return how often scores leave: once for each batch, and for an evaluation."""
@@ -227,15 +227,15 @@ class BatchStrategy(JoinStrategy):
         """Return the learning rate of every table in an epoch."""
         settings, plan = self.settings, self._batches.plan
         rate = self.chosen["learning-rate"] = settings.learning_rate or safe_rate(
-            problem, len(plan.order) / plan.batches, settings.momentum
+            problem, len(plan.order) / plan.batches
         )
         rates = dict.fromkeys(problem.tables, rate)
         if settings.privacy.covers_features and not settings.learning_rate:
             rows = {n: len(t.rows) / plan.batches for n, t in plan.tables.items()}
             rates = self.chosen["learning-rates"] = damped_rates(problem, rate, rows)
-        is_constant = self.is_paced or settings.method.is_full_batch
-        decay = 1.0 if is_constant else 1.0 + settings.decay * (epoch - 1)
-        return {name: rate / decay for name, rate in rates.items()}
+        if self.is_paced or settings.method.is_full_batch:
+            return rates
+        return {name: falling_rate(rate, epoch) for name, rate in rates.items()}
 
     def _exchange(
         self,
@@ -254,7 +254,7 @@ class BatchStrategy(JoinStrategy):
                 n: self._pace.factor * r for n, r in step.epoch.rates.items()
             },
             # a step that was too long is not repeated
-            momentum=0.0 if self._pace.peak else self.settings.momentum,
+            momentum=0.0 if self._pace.peak else MOMENTUM,
         )
         request = SgdRequest(
             batch=step.batch,

@@ -1,4 +1,4 @@
-"""The cost of training in rounds and array bytes, from sizes that set-up knows.
+"""The rounds and array bytes of an epoch, from sizes that set-up knows.
 
 This module says which messages an epoch takes, and which fields they carry; the size of
 a field follows from its declaration (:mod:`tp_flower.protocol`). The counted bytes are
@@ -8,32 +8,31 @@ padding are ``overhead-bytes`` there, and are not counted here).
 The communication of Table 6 (paper, section 5) with its constants, per table, epoch and
 in both directions, without held-out rows and with every table in one shard::
 
-    method     the paper   here            rounds   once, at set-up
-    VFL-ADMM   O(N)        8 N d_c         1        4 N
-    VFL-SGD    O(N)        8 N d_c         N/B      4 N + 4 (N/B + 1 + N)
-    TP-ADMM    O(n)        8 n d_c         1        r/4 + 4 n
-    TP-SGD     O(alpha)    8 alpha d_c     N/B      r/4 + 4 n + 4 (N/B + 1 + alpha)
-    GD                     8 n d_c         1        r/4 + 4 n + 4 (2 + n)
+    method     the paper   here            rounds
+    VFL-ADMM   O(N)        8 N d_c         1
+    VFL-SGD    O(N)        8 N d_c         N/B
+    TP-ADMM    O(n)        8 n d_c         1
+    TP-SGD     O(alpha)    8 alpha d_c     N/B
+    GD                     8 n d_c         1
 
-alpha is the number of distinct rows of every batch, n <= alpha <= N; r the rows of the
-table. For held-out rows, ADMM sends 4 d_c more for each that is not trained on, and SGD
-4 d_c for each. A table in Q shards adds 8 Q (d [+ 1]) d_c up and 8 Q p down (ADMM,
-statistics), 8 Q p each way per inner round (ADMM, consensus), or 8 Q p each way per
-batch (SGD): the paper's O(T' Q) and O(Q N/B). N leaves out joined rows of a LEFT JOIN
-without a row of the table. So VFL-ADMM sends M (2 N + N') / sum_i (n_i + m_i) times the
-bytes of ADMM, with N' held-out joined rows and tables in one shard.
+alpha is the number of distinct rows of every batch, n <= alpha <= N. For held-out rows,
+ADMM sends 4 d_c more for each that is not trained on, and SGD 4 d_c for each. A table
+in Q shards adds 8 Q (d [+ 1]) d_c up and 8 Q p down (ADMM, statistics), 8 Q p each way
+(ADMM, consensus), or 8 Q p each way per batch (SGD): the paper's O(T' Q) with T' = 1,
+and O(Q N/B). N leaves out joined rows of a LEFT JOIN without a row of the table. So
+VFL-ADMM sends M (2 N + N') / sum_i (n_i + m_i) times the bytes of ADMM, with N'
+held-out joined rows and tables in one shard.
 
 Notation:
-    n, m    ``trained`` rows of one shard, and rows that take part    k  batch rows
+    n, m    ``trained`` rows of one shard, and rows that take part
     d_c     ``outputs``     d  ``features``     p  ``parameters``
-    N, B    joined training rows and rows of a batch     G  multiplicity of a row
+    N, B    joined training rows and rows of a batch
     M, Q    tables, and shards of one
 """
 
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Literal
+from dataclasses import dataclass, replace
+from typing import Final
 
 from strategies.run.strategy import ends_early, tests_every_epoch
 from tp_flower.learning.models.pooling import MOST_INTERVALS
@@ -46,8 +45,10 @@ from tp_flower.protocol.boost_messages import BoostStep, BoostUpdate
 from tp_flower.protocol.coreset_messages import SampledRows
 from tp_flower.protocol.descent_messages import DescentUpdate
 from tp_flower.protocol.fields import PartBody, field_bytes
-from tp_flower.protocol.inference_messages import FinishedPart, ScoredPart, ScorePart
 from tp_flower.settings import Settings
+
+Sizes = Mapping[str, float]
+"""One shard's sizes, by the names in the shapes of messages."""
 
 # of a tree that shards show each other; sets of categories come on top
 LEAF_BYTES: Final = 36
@@ -84,12 +85,11 @@ class TableSize:
     has_intercept: bool
     starts_at_zero: bool
     is_repeated: bool = False
-    is_weighted: bool = False
     has_hessian: bool = False
     joined_rows: int = 0
 
     def sizes(self, shard: ShardSize) -> dict[str, float]:
-        """Return one shard's sizes, by the names in the shapes of messages."""
+        """Return one shard's `Sizes`."""
         return {
             "rows": shard.rows,
             "trained": shard.trained,
@@ -106,48 +106,30 @@ class TableSize:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The rounds of a stretch of a run, and its bytes by table."""
+    """The rounds of an epoch, and its bytes up to the server and down to the sites."""
 
-    rounds: int = 0
-    up: Mapping[str, float] = field(default_factory=dict)
-    down: Mapping[str, float] = field(default_factory=dict)
-
-    def __add__(self, other: "Traffic") -> "Traffic":
-        """Return the traffic of one part of a run followed by another."""
-        up, down = (
-            {name: one.get(name, 0) + two.get(name, 0) for name in {**one, **two}}
-            for one, two in ((self.up, other.up), (self.down, other.down))
-        )
-        return Traffic(self.rounds + other.rounds, up, down)
-
-    def __mul__(self, times: int) -> "Traffic":
-        """Return the same traffic several times."""
-        return Traffic(
-            self.rounds * times,
-            {name: count * times for name, count in self.up.items()},
-            {name: count * times for name, count in self.down.items()},
-        )
+    rounds: int
+    up: float
+    down: float
 
 
 class Tally:
     """The bytes of the fields that some rounds carry."""
 
     def __init__(self) -> None:
-        self.up: defaultdict[str, float] = defaultdict(float)
-        self.down: defaultdict[str, float] = defaultdict(float)
+        self.up = self.down = 0.0
 
-    def add(
-        self,
-        way: Literal["up", "down"],
-        table: TableSize,
-        sizes: Mapping[str, float],
-        kind: type[PartBody],
-        *fields: str,
-        times: int = 1,
+    def add_up(
+        self, sizes: Sizes, kind: type[PartBody], *fields: str, times: int = 1
     ) -> None:
-        """Count the fields of one shard's message, given the sizes in their shapes."""
-        byte_count = times * sum(field_bytes(kind, name, sizes) for name in fields)
-        getattr(self, way)[table.name] += byte_count
+        """Count the fields of one shard's reply, given the sizes in their shapes."""
+        self.up += times * sum(field_bytes(kind, name, sizes) for name in fields)
+
+    def add_down(
+        self, sizes: Sizes, kind: type[PartBody], *fields: str, times: int = 1
+    ) -> None:
+        """Count the fields of one shard's request."""
+        self.down += times * sum(field_bytes(kind, name, sizes) for name in fields)
 
     def traffic(self, rounds: int) -> Traffic:
         """Return the counted bytes as the traffic of ``rounds`` rounds."""
@@ -158,15 +140,13 @@ def _shards(tables: Sequence[TableSize]) -> Iterator[tuple[TableSize, ShardSize]
     return ((table, shard) for table in tables for shard in table.shards)
 
 
-def admm_epoch(
-    tables: Sequence[TableSize], inner_rounds: int, *, is_tested: bool
-) -> Traffic:
+def admm_epoch(tables: Sequence[TableSize], *, is_tested: bool) -> Traffic:
     """Return the traffic of one epoch of ADMM.
 
     Steps go down, 4 n d_c. Scores come up, 4 m d_c, or 4 n d_c where held-out rows
     are not scored: at once from a table in one shard, and after one round more from a
     sharded one. Its shards first send the share of a sum that comes down, 8 (p + 1)
-    each: moments, or in every inner round a proposal.
+    each: moments, or a proposal.
     """
     tally, rounds = Tally(), 1
     for table, shard in _shards(tables):
@@ -174,21 +154,12 @@ def admm_epoch(
             **table.sizes(shard),
             "scored": shard.total if is_tested else shard.trained,
         }
-        tally.add("down", table, sizes, training_messages.AdmmStep, "step")
-        tally.add("up", table, sizes, training_messages.AdmmUpdate, "scores")
-        if table.update is training_messages.Update.GRAM:
-            times = 1
-        elif table.update is training_messages.Update.CONSENSUS:
-            times = inner_rounds
-        else:
-            continue
-        tally.add(
-            "up", table, sizes, training_messages.AdmmUpdate, "share", times=times
-        )
-        tally.add(
-            "down", table, sizes, training_messages.CommonParameters, "sum", times=times
-        )
-        rounds = max(rounds, 1 + times)
+        tally.add_down(sizes, training_messages.AdmmStep, "step")
+        tally.add_up(sizes, training_messages.AdmmUpdate, "scores")
+        if table.update is not training_messages.Update.LOCAL:
+            tally.add_up(sizes, training_messages.AdmmUpdate, "share")
+            tally.add_down(sizes, training_messages.CommonParameters, "sum")
+            rounds = 2
     return tally.traffic(rounds)
 
 
@@ -199,8 +170,9 @@ def cg_epoch(tables: Sequence[TableSize]) -> Traffic:
     """
     tally = Tally()
     for table in tables:
-        tally.add("up", table, table.sizes(table.shards[0]), DescentUpdate, "products")
-    return admm_epoch(tables, 1, is_tested=True) + tally.traffic(rounds=0)
+        tally.add_up(table.sizes(table.shards[0]), DescentUpdate, "products")
+    admm = admm_epoch(tables, is_tested=True)
+    return replace(admm, up=admm.up + tally.up)
 
 
 def boost_epoch(
@@ -220,8 +192,8 @@ def boost_epoch(
     for table, shard in _shards(tables):
         sizes = {**table.sizes(shard), "scored": shard.total}
         fields = ("gradient", "hessian") if table.has_hessian else ("gradient",)
-        tally.add("down", table, sizes, BoostStep, *fields)
-        tally.add("up", table, sizes, BoostUpdate, "scores", times=1 + bool(bagged))
+        tally.add_down(sizes, BoostStep, *fields)
+        tally.add_up(sizes, BoostUpdate, "scores", times=1 + bool(bagged))
         if table.name in bagged:
             trees = table.outputs * growth.of_shards(len(table.shards)).trees
             sealed = LEAST_BYTES + LEAF_BYTES * growth.leaves * trees
@@ -232,94 +204,35 @@ def boost_epoch(
                     LEAST_BYTES
                     + NUMBER_BYTES * numbers * MOST_INTERVALS * table.features
                 )
-            tally.up[table.name] += sealed
-            tally.down[table.name] += sealed * len(table.shards)
+            tally.up += sealed
+            tally.down += sealed * len(table.shards)
     return tally.traffic(rounds=1 + bool(bagged))
 
 
-def sgd_epoch(
-    tables: Sequence[TableSize], batches: int, settings: Settings, *, is_last: bool
-) -> Traffic:
-    """Return the traffic of one epoch of SGD.
+def sgd_epoch(tables: Sequence[TableSize], batches: int, settings: Settings) -> Traffic:
+    """Return the traffic of an epoch of SGD that is not the last one.
 
     Per batch Y goes down and the scores of the next batch come up, 4 k d_c each; with
     several shards also a gradient goes up and the mean gradient down, 8 (p + 1) each.
-    The last batch also brings scores of held-out rows.
-
-    After the last epoch of the run no batch follows, and all rows are scored, as in
-    every epoch if a tolerance is set.
+    The last batch also brings scores of held-out rows, or of all if a tolerance is set.
     """
     tally = Tally()
-    score_batches = batches - 1 if is_last else batches
     scores_all, is_tested = ends_early(settings), tests_every_epoch(settings)
     for table, shard in _shards(tables):
         tested = shard.tested if is_tested else 0
         sizes = {
             **table.sizes(shard),
             "batch_rows": shard.batch_rows,
-            "next_rows": shard.batch_rows * score_batches / batches,
-            "total": shard.total if is_last or scores_all else tested,
+            "next_rows": shard.batch_rows,
+            "total": shard.total if scores_all else tested,
         }
-        tally.add("down", table, sizes, training_messages.BatchMessages, "messages")
-        tally.add(
-            "up", table, sizes, training_messages.BatchUpdate, "batch_scores", "scores"
-        )
+        tally.add_down(sizes, training_messages.BatchMessages, "messages")
+        tally.add_up(sizes, training_messages.BatchUpdate, "batch_scores", "scores")
         if table.update is training_messages.Update.SUM:
-            tally.add(
-                "up",
-                table,
-                sizes,
-                training_messages.BatchUpdate,
-                "share",
-                times=batches,
-            )
-            tally.add(
-                "down",
-                table,
-                sizes,
-                training_messages.MeanGradient,
-                "sum",
-                times=batches,
-            )
+            tally.add_up(sizes, training_messages.BatchUpdate, "share", times=batches)
+            tally.add_down(sizes, training_messages.MeanGradient, "sum", times=batches)
     is_sharded = any(table.update is training_messages.Update.SUM for table in tables)
     return tally.traffic(2 * batches if is_sharded else batches)
-
-
-def prepare_round(
-    tables: Sequence[TableSize], batches: int, *, is_masked: bool
-) -> Traffic:
-    """Return the traffic of the last round of set-up.
-
-    Which rows are trained and tested goes down as one bit each, and G as 4 n; in VFL
-    instead a list of rows, 4 m, and weights if there are any, 4 n. With ``batches`` the
-    batch plan follows, 4 (batches + 1 + k). Up come the penalised parameters, a byte
-    each; the first scores of non-linear models; and where Gram matrices are summed, a
-    share for w columns, 8 (w (w + 1) + 1). The sum goes down with the first epoch.
-    """
-    tally = Tally()
-    has_scores = any(
-        not (table.starts_at_zero or table.update is training_messages.Update.GIVEN)
-        for table in tables
-    )
-    for table, shard in _shards(tables):
-        sizes = table.sizes(shard) | {
-            "batches+1": batches + 1,
-            "batch_rows": shard.batch_rows,
-        }
-        fields = ["trained", "tested", "multiplicity"]
-        if table.is_repeated:
-            fields = ["expanded_trained", "expanded_tested"]
-            fields += ["masses"] if table.is_weighted else []
-        if batches:
-            fields += ["batch_start", "batch_rows"]
-        tally.add("down", table, sizes, training_messages.PreparePart, *fields)
-        tally.add("up", table, sizes, training_messages.PreparedPart, "penalised")
-        if table.update is training_messages.Update.GRAM:
-            tally.add("up", table, sizes, training_messages.PreparedPart, "share")
-            tally.add("down", table, sizes, training_messages.AdmmStep, "sum")
-        if has_scores and (is_masked or not table.starts_at_zero):
-            tally.add("up", table, sizes, training_messages.PreparedPart, "scores")
-    return tally.traffic(rounds=1)
 
 
 def solved_epoch(tables: Sequence[TableSize], sends: str) -> Traffic:
@@ -329,27 +242,7 @@ def solved_epoch(tables: Sequence[TableSize], sends: str) -> Traffic:
     for table, shard in _shards(tables):
         # a centre per output; a shard with fewer rows has fewer
         sizes = table.sizes(shard) | {"clusters": table.outputs, "scored": shard.total}
-        tally.add("up", table, sizes, SampledRows, *fields)
-        tally.add("up", table, sizes, training_messages.AdmmUpdate, "scores")
-        tally.add(
-            "down", table, sizes, training_messages.CommonParameters, "parameters"
-        )
+        tally.add_up(sizes, SampledRows, *fields)
+        tally.add_up(sizes, training_messages.AdmmUpdate, "scores")
+        tally.add_down(sizes, training_messages.CommonParameters, "parameters")
     return tally.traffic(rounds=2)
-
-
-def score_round(tables: Sequence[TableSize]) -> Traffic:
-    """Return the traffic of the round that scores all rows with a saved model."""
-    tally = Tally()
-    for table, shard in _shards(tables):
-        sizes = {**table.sizes(shard), "rows": shard.total, "scored": shard.total}
-        tally.add("down", table, sizes, ScorePart, "rows")
-        tally.add("up", table, sizes, ScoredPart, "scores")
-    return tally.traffic(rounds=1)
-
-
-def finish_round(tables: Sequence[TableSize]) -> Traffic:
-    """Return the traffic of the round that ends a run: sums of the scores come up."""
-    tally = Tally()
-    for table, shard in _shards(tables):
-        tally.add("up", table, table.sizes(shard), FinishedPart, "score_sums")
-    return tally.traffic(rounds=1)

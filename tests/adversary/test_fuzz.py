@@ -221,7 +221,7 @@ def test_malformed_messages_about_a_coreset_are_refused(place):
 
 def test_malformed_messages_about_a_model_of_a_sites_own_are_refused(place):
     query = Query.from_sql("SELECT c.age AS label, c.id, c.kind FROM customers c")
-    strategy = Personalised(query, num_epochs=1, graph="data", update_penalty=0.1)
+    strategy = Personalised(query, num_epochs=1, graph="data")
     fuzz(place, strategy, COUNTS["personalised"])
 
 

@@ -140,7 +140,7 @@ def test_advice_after_divergence_names_what_is_not_at_its_default():
     with pytest.raises(
         DivergedError, match=r"Lower learning-rate \(here 3000.0\), or look"
     ) as caught:
-        train(SITES, query(), "sgd", learning_rate=3000.0, momentum=0.99, num_epochs=9)
+        train(SITES, query(), "sgd", learning_rate=3000.0, num_epochs=9)
     assert "rho" not in str(caught.value)
 
 

@@ -34,7 +34,7 @@ is the row twice.
 Notation:
     h     ``scores``  (N, d_c)            h_i   ``local_scores``  (n_i, d_c)
     z     ``z``  (N, d_c)                 lambda  ``duals``  (N, d_c)
-    c     ``corrections``: M or 1         G_i   ``multiplicity``  (n_i,)
+    c     ``corrections``: M              G_i   ``multiplicity``  (n_i,)
 """
 
 from collections.abc import Callable, Mapping, Sequence

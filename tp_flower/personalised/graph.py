@@ -90,23 +90,6 @@ def nearest_neighbours(
     return SimilarityGraph.from_pairs(names, pairs)
 
 
-def row_weights(graph: SimilarityGraph, rows: npt.NDArray[np.int64]) -> FloatArray:
-    """Return the edges' weights sqrt(1/n_i + 1/n_j), (M,), scaled to mean 1.
-
-    A model of n rows errs by about 1/sqrt(n): sites whose difference may be chance are
-    pulled together, and those with many rows keep theirs. In rows (N,) 0 counts as 1.
-
-    >>> pair = SimilarityGraph.from_pairs("abc", np.array([[0, 1], [1, 2]]))
-    >>> row_weights(pair, np.array([8, 8, 1])).round(3).tolist()
-    [0.641, 1.359]
-    """
-    errors = 1.0 / np.maximum(rows, 1)
-    left, right = graph.edges.T
-    deviations = np.sqrt(errors[left] + errors[right])
-    weights: FloatArray = deviations / (deviations.mean() if len(deviations) else 1.0)
-    return weights
-
-
 def parse_edges(text: str, names: Sequence[str]) -> SimilarityGraph:
     """Return the graph that a user wrote: "a-b, b-c", or one edge per line.
 

@@ -1,8 +1,8 @@
 """The Z-step: personal models near their targets and similar along the edges.
 
-    Z = argmin  1/2 ||Z - V||_F^2 + penalty * sum over edges (i, j) w_ij ||z_i - z_j||_p
+    Z = argmin  1/2 ||Z - V||_F^2 + penalty * sum over edges (i, j) ||z_i - z_j||_2
 
-With w_ij = 1, V = Z_t - eta G_t / N and penalty = eta * lambda this is the draft's
+With V = Z_t - eta G_t / N and penalty = eta * lambda this is the draft's
 problem of Section IV-B. It is solved by Algorithm 4 (ADMM), written with rows for
 sites, over-relaxed and scaled: kappa = eta rho, and the multipliers as
 `pull` = -eta Omega^T, so that neither the inverse nor a warm start depends on eta:
@@ -10,18 +10,17 @@ sites, over-relaxed and scaled: kappa = eta rho, and the multipliers as
     Z  <- (I + kappa B^T B)^-1 (V + B^T (kappa W - pull))
     D  <- a B Z + (1 - a) W                               (a: over-relaxation)
     C  <- D + pull / kappa
-    W  <- prox_{w penalty/kappa ||.||_p}(C),   pull <- kappa (C - W)
+    W  <- prox_{penalty/kappa ||.||_2}(C),   pull <- kappa (C - W)
 
 Notation: Z `models` (N, d), V `targets` (N, d), B `graph.incidence` (M, N), W
 `differences` (M, d), Omega the draft's multipliers (d, M). At the optimum Z = V - B^T
-pull, and every row of pull lies in the dual norm's ball of radius `penalty w`.
+pull, and every row of pull lies in the ball of radius `penalty`.
 
 The draft runs a fixed number of iterations. This solver stops on both residuals, in
 units of Z: ||B Z - W||_F and kappa ||B^T (W - W_before)||_F.
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -29,62 +28,20 @@ import numpy.typing as npt
 from tp_flower.arrays import FloatArray
 from tp_flower.personalised.graph import SimilarityGraph
 
-Radius = float | FloatArray  # one for all edges, or a column (M, 1) with one for each
 
+def project_onto_ball(rows: FloatArray, radius: float) -> FloatArray:
+    """Return every row's nearest point in the ball of the 2-norm, (M, d).
 
-class EdgeNorm(StrEnum):
-    """The norm p of the difference between two sites' models."""
+    By Moreau, a - project_onto_ball(a, t) = argmin_b t ||b||_2 + 1/2 ||b - a||^2,
+    which is block soft-thresholding.
 
-    ONE = "1"
-    TWO = "2"
-    MAX = "inf"
-
-
-def edge_norms(rows: FloatArray, norm: EdgeNorm) -> FloatArray:
-    """Return the norm of every row, (M, d) -> (M,).
-
-    >>> [float(edge_norms(np.array([[3.0, -4.0]]), norm)[0]) for norm in EdgeNorm]
-    [7.0, 5.0, 4.0]
-    """
-    order = {EdgeNorm.ONE: 1, EdgeNorm.TWO: 2, EdgeNorm.MAX: np.inf}[norm]
-    if not rows.shape[1]:
-        return np.zeros(len(rows))
-    norms: FloatArray = np.linalg.norm(rows, order, axis=1)
-    return norms
-
-
-def project_dual(rows: FloatArray, radius: Radius, norm: EdgeNorm) -> FloatArray:
-    """Return every row's nearest point in the ball of the dual norm q, (M, d).
-
-    By Moreau, a - project_dual(a, t) = argmin_b t ||b||_p + 1/2 ||b - a||^2: p = 1 is
-    elementwise soft-thresholding, p = 2 block soft-thresholding.
-
-    >>> project_dual(np.array([[3.0, -4.0]]), 1.0, EdgeNorm.TWO)
+    >>> project_onto_ball(np.array([[3.0, -4.0]]), 1.0)
     array([[ 0.6, -0.8]])
     """
-    if norm is EdgeNorm.ONE:
-        return np.clip(rows, -radius, radius)
-    if norm is EdgeNorm.MAX:
-        return _onto_cross_polytope(rows, radius)
     lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None]
     shrink = np.ones_like(lengths)
     np.divide(radius, lengths, out=shrink, where=lengths > radius)
     projected: FloatArray = rows * shrink
-    return projected
-
-
-def _onto_cross_polytope(rows: FloatArray, radius: Radius) -> FloatArray:
-    """Project onto the l1 ball (Duchi et al., ICML 2008, Figure 1)."""
-    if not rows.size:
-        return rows.copy()
-    magnitudes = np.abs(rows)
-    falling = -np.sort(-magnitudes, axis=1)
-    excess = np.cumsum(falling, axis=1) - radius
-    ranks = np.arange(1, rows.shape[1] + 1)
-    support = np.maximum((falling * ranks > excess).sum(axis=1), 1)
-    level = excess[np.arange(len(rows)), support - 1] / support
-    shrunk = np.maximum(magnitudes - np.maximum(level, 0.0)[:, None], 0.0)
-    projected: FloatArray = np.copysign(shrunk, rows)
     return projected
 
 
@@ -110,21 +67,17 @@ class ZSolution:
 class ZStep:
     """Solver of Z-steps on one graph, which reuses its inverses.
 
-    The edges have weights w, (M,), > 0, None for ones; the tolerance applies to both
-    residuals, relative to the spread of the targets.
+    The tolerance applies to both residuals, relative to the spread of the targets.
     """
 
     def __init__(
         self,
         graph: SimilarityGraph,
-        norm: EdgeNorm,
-        weights: FloatArray | None = None,
         *,
         tolerance: float = 1e-6,
         most_iterations: int = 2000,
     ) -> None:
-        self.graph, self.norm = graph, norm
-        self._weights = 1.0 if weights is None else weights[:, None]
+        self.graph = graph
         self.tolerance, self.most_iterations = tolerance, most_iterations
         self._inverses: dict[float, FloatArray] = {}
 
@@ -153,8 +106,7 @@ class ZStep:
         if kappa not in self._inverses:
             self._inverses[kappa] = inverse_of(self.graph, kappa)
         inverse = self._inverses[kappa]
-        radius = penalty * self._weights
-        scaled = project_dual(pull, radius, self.norm) / kappa
+        scaled = project_onto_ball(pull, penalty) / kappa
         models = targets - kappa * (back @ scaled)
         differences = forward @ models
         primal = dual = np.inf
@@ -166,7 +118,7 @@ class ZStep:
             centre = OVER_RELAXATION * exact
             centre += (1.0 - OVER_RELAXATION) * differences
             centre += scaled
-            scaled = project_dual(centre, radius / kappa, self.norm)
+            scaled = project_onto_ball(centre, penalty / kappa)
             centre -= scaled
             primal = float(np.linalg.norm(exact - centre)) / spread
             dual = kappa * float(np.linalg.norm(back @ (centre - differences))) / spread
@@ -182,10 +134,7 @@ class ZStep:
         """
         lengths = np.linalg.norm(self.graph.incidence @ targets, axis=1)
         typical = max(float(np.sqrt(np.mean(lengths**2))), np.finfo(np.float64).tiny)
-        # the longest pull that the dual norm's ball allows
-        width = targets.shape[1] if self.norm is EdgeNorm.ONE else 1
-        strength = 25.0 * penalty * float(np.sqrt(width)) / typical
-        strength = min(max(strength, 1.0), 10.0)
+        strength = min(max(25.0 * penalty / typical, 1.0), 10.0)
         mean_degree = 2.0 * len(self.graph.edges) / len(self.graph)
         return float(2.0 ** np.round(np.log2(3.0 / mean_degree * strength)))
 
@@ -208,71 +157,3 @@ def _means(models: FloatArray, groups: npt.NDArray[np.int64]) -> FloatArray:
     starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
     sizes = np.diff(starts, append=len(groups))
     return (np.add.reduceat(models[order], starts, axis=0) / sizes[:, None])[groups]
-
-
-def piecewise_update(gradient: FloatArray, penalty: float) -> FloatArray:
-    """Return the update u (d,) of Eq. 7: constant on runs, exactly.
-
-    With gamma 0 it is the gradient g (d,), with a large gamma zeros.
-
-    >>> piecewise_update(np.array([4.0, 5.0, 1.0, 0.5]), 0.5)
-    array([4.25, 4.25, 1.  , 0.5 ])
-    """
-    if not penalty:
-        return gradient.copy()
-    lower, upper = _bounds(gradient.tolist(), penalty)
-    values = [0.0] * len(lower)
-    value = 0.0
-    for place in range(len(lower) - 1, -1, -1):
-        value = values[place] = min(max(value, lower[place]), upper[place])
-    return np.array(values)
-
-
-def penalty_of_round(penalty: float, rounds_before: int, rounds: int) -> float:
-    """Return gamma of a round: gamma (1 - t / T)^3, t = 0, 1, ..., T - 1.
-
-    An element of the update differs from the gradient's by at most 2 gamma, so the last
-    updates are as good as gradients, and the optimum does not move. With a fixed gamma
-    every point whose gradients' partial sums are within gamma would be an optimum.
-
-    >>> penalty_of_round(0.5, 0, 10), penalty_of_round(0.5, 5, 10)
-    (0.5, 0.0625)
-    """
-    return float(penalty * (1.0 - rounds_before / rounds) ** 3)
-
-
-def _bounds(gradient: list[float], penalty: float) -> tuple[list[float], list[float]]:
-    """Return where the derivatives pass -gamma and gamma, element by element.
-
-    A derivative, clipped to [-gamma, gamma], is stored as its knots in ascending order:
-    their positions, and the changes of slope and offset of the line there. Every
-    element removes some at both ends and adds one at each, hence O(d) in all. Here
-    lists of numbers are several times as fast as numpy's elements.
-    """
-    size = len(gradient)
-    lower, upper = [0.0] * size, [0.0] * size
-    knots, slopes, offsets = ([0.0] * (2 * size + 2) for _ in range(3))
-    first, last = size + 1, size
-    for place, element in enumerate(gradient):
-        # beyond all knots the derivative of the previous elements is -gamma or gamma
-        outside = penalty if place else 0.0
-        slope, offset = 1.0, -element - outside
-        while first <= last and slope * knots[first] + offset <= -penalty:
-            slope += slopes[first]
-            offset += offsets[first]
-            first += 1
-        left = slope, offset
-        lower[place] = (-penalty - offset) / slope
-        slope, offset = 1.0, -element + outside
-        while last >= first and slope * knots[last] + offset >= penalty:
-            slope -= slopes[last]
-            offset -= offsets[last]
-            last -= 1
-        upper[place] = (penalty - offset) / slope
-        first -= 1
-        last += 1
-        knots[first], slopes[first] = lower[place], left[0]
-        offsets[first] = left[1] + penalty
-        knots[last], slopes[last] = upper[place], -slope
-        offsets[last] = penalty - offset
-    return lower, upper

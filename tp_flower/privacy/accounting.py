@@ -6,17 +6,15 @@ hold for a composition; the smallest is returned.
 
 - Gaussians without sampling together are one Gaussian of multiplier ``1 / mu``,
   ``mu^2 = sum of count / noise_multiplier^2``, whose epsilon is exact.
-- Sampled Gaussians cost at most what they cost without sampling, and at most what the
-  accountant says: "rdp" (Rényi divergences) or "prv" (the distribution of the privacy
-  loss, composed numerically; tighter, slower).
+- Sampled Gaussians cost at most what they cost without sampling, and at most what
+  their Rényi divergences say.
 - Pure mechanisms are either composed with the rest by their Rényi divergences, or
   their epsilons are added to the rest's.
 
 Reference: Balle and Wang 2018, "Improving the Gaussian mechanism for differential
 privacy" (theorem 8); Mironov, Talwar and Zhang 2019, "Rényi differential privacy of the
-sampled Gaussian mechanism"; Doroshenko et al. 2022, "Connect the dots: tighter discrete
-approximations of privacy loss distributions"; Canonne, Kamath and Steinke 2020, "The
-discrete Gaussian for differential privacy" (proposition 12).
+sampled Gaussian mechanism"; Canonne, Kamath and Steinke 2020, "The discrete Gaussian
+for differential privacy" (proposition 12).
 """
 
 import math
@@ -28,7 +26,6 @@ import numpy as np
 from msgspec.structs import replace
 
 from tp_flower.arrays import FloatArray
-from tp_flower.methods import ACCOUNTANTS, RDP
 from tp_flower.privacy.mechanisms import Gaussian, Mechanism, PureDp
 
 if TYPE_CHECKING:
@@ -45,18 +42,13 @@ The orders below 2 are best only beyond epsilon 50, and their series may not con
 
 _RELATIVE: Final = 1e-6  # the noise found for an epsilon is more than enough by this
 _LEAST_SHARE: Final = 2.0**-30  # of the noise without sampling that is tried with it
-_LOSS_INTERVAL: Final = 1e-4  # of the discretised privacy loss, over an epsilon
-_MOST: Final = 100.0  # epsilon from which on losses are not composed: exp overflows
 
 
-def epsilon(
-    mechanisms: Sequence[Mechanism], delta: float, accountant: str = RDP
-) -> float:
+def epsilon(mechanisms: Sequence[Mechanism], delta: float) -> float:
     """Return the epsilon >= 0 of mechanisms on one unit, each used ``count`` times.
 
     It is an upper bound: inf if some Gaussian has no noise, or if delta is 0 and there
-    is a Gaussian. ``delta`` is in [0, 1); the accountant, "rdp" or "prv", is for
-    sampled Gaussians.
+    is a Gaussian. ``delta`` is in [0, 1).
 
     >>> round(epsilon([Gaussian(6.0, count=36)], 1e-5), 3)  # mu = sqrt(36) / 6 = 1
     4.377
@@ -65,15 +57,13 @@ def epsilon(
     """
     if not 0 <= delta < 1:
         raise ValueError(f"delta is {delta!r}; it must be in [0, 1)")
-    if accountant not in ACCOUNTANTS:
-        raise ValueError(f"accountant is {accountant!r}; one of {ACCOUNTANTS}")
     gaussians = [e for e in mechanisms if isinstance(e, Gaussian) and e.count]
     pure = [e for e in mechanisms if isinstance(e, PureDp) and e.count]
     if gaussians and (delta == 0 or not min(g.noise_multiplier for g in gaussians)):
         return math.inf
     pure_epsilon = sum(mechanism.epsilon * mechanism.count for mechanism in pure)
     if gaussians:
-        pure_epsilon += _gaussian_epsilon(gaussians, delta, accountant)
+        pure_epsilon += _gaussian_epsilon(gaussians, delta)
     if not pure or delta == 0:
         return pure_epsilon
     return min(pure_epsilon, _renyi_epsilon([*gaussians, *pure], delta))
@@ -85,7 +75,6 @@ def noise_multiplier(
     *,
     count: int = 1,
     sample_rate: float = 1.0,
-    accountant: str = RDP,
 ) -> float:
     """Return the smallest noise multiplier whose epsilon is at most the target.
 
@@ -106,7 +95,7 @@ def noise_multiplier(
 
     def excess(multiplier: float) -> float:
         mechanism = replace(planned, noise_multiplier=multiplier)
-        return epsilon([mechanism], delta, accountant) - target_epsilon
+        return epsilon([mechanism], delta) - target_epsilon
 
     enough = (
         math.sqrt(count)
@@ -132,23 +121,14 @@ def _least_noise(excess: Callable[[float], float], enough: float) -> float:
     return root
 
 
-def _gaussian_epsilon(
-    gaussians: Sequence[Gaussian], delta: float, accountant: str
-) -> float:
+def _gaussian_epsilon(gaussians: Sequence[Gaussian], delta: float) -> float:
     from dp_accounting import get_epsilon_gaussian
-    from dp_accounting.pld import PLDAccountant
 
     mu = math.sqrt(sum(each.count / each.noise_multiplier**2 for each in gaussians))
     bound = float(get_epsilon_gaussian(1 / mu, delta))
     if not bound or all(each.sample_rate == 1 for each in gaussians):
         return bound
-    bound = min(bound, _renyi_epsilon(gaussians, delta))
-    if not 0 < bound < _MOST or accountant == RDP:
-        return bound
-    losses = PLDAccountant(value_discretization_interval=_LOSS_INTERVAL * bound)
-    for each in gaussians:
-        losses.compose(_event(each), each.count)
-    return min(bound, float(losses.get_epsilon(delta)))
+    return min(bound, _renyi_epsilon(gaussians, delta))
 
 
 def _renyi_epsilon(mechanisms: Sequence[Mechanism], delta: float) -> float:

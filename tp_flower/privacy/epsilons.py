@@ -29,7 +29,6 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from tp_flower.methods import RDP
 from tp_flower.privacy import plan
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import (
@@ -109,9 +108,7 @@ class Epsilons:
     labels: float | str
 
 
-def epsilons(
-    released: Iterable[Released], delta: float, accountant: str = RDP
-) -> Epsilons:
+def epsilons(released: Iterable[Released], delta: float) -> Epsilons:
     """Return the epsilons of all that one source has released.
 
     >>> from tp_flower.privacy.mechanisms import PureDp
@@ -127,7 +124,7 @@ def epsilons(
     def spent(releases: list[Released]) -> float | str:
         if not releases:
             return ""
-        return NONE if _uncovered(releases) else composed(releases, delta, accountant)
+        return NONE if _uncovered(releases) else composed(releases, delta)
 
     of_features = [
         one for name in (FEATURES, MODELS, SCORES) for one in by_subject[name]
@@ -141,16 +138,14 @@ def epsilons(
     )
 
 
-def composed(
-    released: Iterable[Released], delta: float, accountant: str = RDP
-) -> float:
+def composed(released: Iterable[Released], delta: float) -> float:
     """Return the epsilon of the covered releases together: what a budget bounds."""
     spent = [
         replace(one.mechanism, count=one.mechanism.count * one.times)
         for one in released
         if one.mechanism is not None
     ]
-    return epsilon(spent, delta, accountant)
+    return epsilon(spent, delta)
 
 
 def _uncovered(released: Iterable[Released]) -> list[Released]:

@@ -53,7 +53,6 @@ class Schedule:
     Attributes:
         epochs: maximum number of epochs of the run.
         sends_gradients: whether gradients of batches leave (SGD), not models (ADMM).
-        exchanges: updates of the models per epoch of ADMM.
         row_batches: the largest number of the plan's batches that one row is in.
         has_first_scores: whether the untrained model's scores leave.
         mean_multiplicity: mean G of the table's trained rows.
@@ -66,7 +65,6 @@ class Schedule:
 
     epochs: int
     sends_gradients: bool = False
-    exchanges: int = 1
     batches: int = 0
     row_batches: int = 0
     has_first_scores: bool = False
@@ -134,9 +132,10 @@ def plan_part(
     scores, score_uses = _plan_scores(settings, schedule)
     models = _plan_models(settings, schedule, is_linear=is_linear)
     once = (CURVATURE, GRAM, SAMPLED_ROWS, CENTRES)
-    updates = schedule.epochs * schedule.exchanges
-    limits = {**dict.fromkeys(once, 1), GRADIENTS: schedule.epochs}
-    uses = models.uses or tuple(Use(kind, limits.get(kind, updates)) for kind in sends)
+    limits = dict.fromkeys(once, 1)
+    uses = models.uses or tuple(
+        Use(kind, limits.get(kind, schedule.epochs)) for kind in sends
+    )
     return replace(models, scores=scores, uses=(*uses, *score_uses))
 
 
@@ -160,19 +159,18 @@ def _plan_models(
     if settings.features == DP_SGD and schedule.sends_gradients:
         return _plan_gradients(settings, schedule, is_linear=is_linear)
     if settings.features == DP_SGD:
-        updates = schedule.epochs * schedule.exchanges
         rate = settings.sample_rate or PrivateFit.sample_rate
         steps = settings.local_steps or PrivateFit.steps
         fit = PrivateFit(
             clip=settings.clip,
-            noise_multiplier=_multiplier(settings, steps * updates, rate),
+            noise_multiplier=_multiplier(settings, steps * schedule.epochs, rate),
             sample_rate=rate,
             steps=steps,
             output_scale=schedule.label_scale,
             row_norm=_row_norm(schedule),
             unit_norm=_unit_norm(schedule),
         )
-        return PartPlan(fit=fit, uses=(Use(MODEL, updates, fit.mechanism(1)),))
+        return PartPlan(fit=fit, uses=(Use(MODEL, schedule.epochs, fit.mechanism(1)),))
     if settings.features == NOISY_STATISTICS:
         statistics = plan_statistics(settings, schedule)
         gram = Use(GRAM, 1, Gaussian(statistics.gram_multiplier))
@@ -216,7 +214,6 @@ def _multiplier(
         settings.delta,
         count=count,
         sample_rate=sample_rate,
-        accountant=settings.accountant,
     )
 
 

@@ -149,16 +149,6 @@ class Pace(Body, frozen=True, kw_only=True):
     epoch: f.Count
 
 
-class UpdateCode(Body, frozen=True, kw_only=True):
-    """How updates are shortened: to at most ``clusters`` distinct values; 0 for any.
-
-    ``gamma`` is the penalty on the difference between neighbouring coefficients.
-    """
-
-    gamma: Annotated[float, f.between(0, 1e30)]
-    clusters: Annotated[int, f.between(0, 256)]
-
-
 class TrackParameters(PartBody, frozen=True):
     """Parameters of the site's own model, and of the common model."""
 
@@ -169,12 +159,11 @@ class TrackParameters(PartBody, frozen=True):
 class PersonalRequest(Request, frozen=True, kw_only=True):
     """Take parameters and reply with updates.
 
-    Without ``pace`` the reply has only metrics; without ``code`` updates stay exact.
+    Without ``pace`` the reply has only metrics.
     """
 
     base: list[f.Finite]
     pace: Pace | None = None
-    code: UpdateCode | None = None
     parts: dict[int, TrackParameters]
 
     discloses = (
@@ -184,19 +173,18 @@ class PersonalRequest(Request, frozen=True, kw_only=True):
             fields=("personal", "common"),
         ),
     )
-    schedule = ("base", "pace", "code")
+    schedule = ("base", "pace")
 
 
 class TrackUpdates(PartBody, frozen=True, kw_only=True):
     """Updates and metrics of the site's own model, and of the common model.
 
-    Metrics are those at the parameters received; ``code`` is the shortened update.
+    Metrics are those at the parameters received.
     """
 
     metrics: SiteMetrics
     common_metrics: SiteMetrics | None = None
     update: Annotated[AnyArray, f.float32("parameters")] | None = None
-    code: Annotated[AnyArray, f.ArraySpec("uint8", ("bytes",))] | None = None
     common_update: Annotated[AnyArray, f.float32("parameters")] | None = None
 
 
@@ -208,7 +196,7 @@ class PersonalReply(Reply, frozen=True):
     discloses = (
         Discloses(
             "a gradient of each site's rows; anew in every round",
-            fields=("update", "code", "common_update"),
+            fields=("update", "common_update"),
             kinds=("gradients",),
             policy="models",
         ),

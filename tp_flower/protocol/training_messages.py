@@ -7,7 +7,7 @@ from typing import Annotated, Final, Self
 import msgspec
 
 from tp_flower.arrays import AnyArray
-from tp_flower.methods import ACCOUNTANTS, CLEAR, DP_SGD, JOINING, NOISY_STATISTICS
+from tp_flower.methods import CLEAR, DP_SGD, JOINING, NOISY_STATISTICS
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Body, Discloses, PartBody, Reply, Request
 from tp_flower.protocol.rank_messages import Cover
@@ -53,7 +53,6 @@ class PrivacyTerms(Body, frozen=True, kw_only=True):
     target_clip: Clip
     predictions: f.NonNegative
     prediction_clip: Clip
-    accountant: Annotated[str, f.one_of(*ACCOUNTANTS)]
 
     @classmethod
     def of(cls, settings: object) -> Self:
@@ -94,13 +93,11 @@ class Outline(Body, frozen=True, kw_only=True):
     """The announced schedule of a run, from which sites plan their releases.
 
     Attributes:
-        exchanges: in ADMM, updates of consensus per epoch.
         sends: the form in which sampled rows leave, if the server solves.
     """
 
     strategy: Annotated[str, f.one_of(*JOINING)]
     epochs: Steps
-    exchanges: Annotated[int, f.between(1, MOST_STEPS)] | None = None
     sends: Annotated[str, f.one_of("rows", "centres")] | None = None
 
 
@@ -294,7 +291,6 @@ class AdmmRequest(Request, frozen=True, kw_only=True):
     """
 
     fit: LocalFit
-    more_rounds: f.Count
     evaluate: bool
     scores_number: f.Count
     is_best: bool = False
@@ -309,7 +305,7 @@ class AdmmRequest(Request, frozen=True, kw_only=True):
         sum_disclosed("gram", "second moments of the features of {gram}"),
     )
     schedule = (
-        *("fit", "more_rounds", "evaluate", "scores_number", "is_best"),
+        *("fit", "evaluate", "scores_number", "is_best"),
         "deviation",
     )
 
@@ -318,7 +314,7 @@ class AdmmUpdate(PartBody, frozen=True):
     """Scores of a model, or the share of what its table's shards sum first.
 
     That is the moments, features times the steps of the scores, or theta + u (Eq. 20),
-    the next proposal of a consensus.
+    the proposal of a consensus.
     """
 
     scores: Annotated[AnyArray, f.score_words("scored", "outputs")] | None = None
@@ -354,13 +350,12 @@ class CommonParameters(PartBody, frozen=True):
 
 
 class ConsensusRequest(Request, frozen=True, kw_only=True):
-    """Take the parameters of the table's model.
+    """Take the parameters of the table's model, and reply with its scores.
 
-    ``fit`` says how to fit the next proposal; without more rounds the reply has scores.
+    ``fit`` is that of the epoch; None where the server has found the parameters.
     """
 
     fit: LocalFit | None = None
-    more_rounds: f.Count
     evaluate: bool
     scores_number: f.Count
     parts: dict[int, CommonParameters]
@@ -371,18 +366,21 @@ class ConsensusRequest(Request, frozen=True, kw_only=True):
         ),
         sum_disclosed("terms", "{terms}"),
     )
-    schedule = ("fit", "more_rounds", "evaluate", "scores_number")
+    schedule = ("fit", "evaluate", "scores_number")
+
+
+class ConsensusUpdate(PartBody, frozen=True):
+    """The scores of the table's model."""
+
+    scores: Annotated[AnyArray, f.score_words("scored", "outputs")]
 
 
 class ConsensusReply(Reply, frozen=True):
-    """The update of every participant."""
+    """The scores of every participant."""
 
-    parts: dict[int, AdmmUpdate]
+    parts: dict[int, ConsensusUpdate]
 
-    discloses = (
-        share_disclosed("inner_terms", "{inner_terms}", "parameters", "model"),
-        SCORES_DISCLOSED,
-    )
+    discloses = (SCORES_DISCLOSED,)
 
 
 class BatchStep(Body, frozen=True, kw_only=True):

@@ -145,11 +145,6 @@ class PrivacySettings:
         _CLIP,
         _PREDICTIONS,
     )
-    accountant: str = declare.setting(
-        methods.RDP,
-        'Accountant of sub-sampled noise: "rdp" or "prv".',
-        declare.OneOf(methods.ACCOUNTANTS),
-    )
 
     def __post_init__(self) -> None:
         values, problems = declare.read_fields(PRIVACY_SETTINGS, self)

@@ -325,8 +325,6 @@ def _conflicts_of_personalised(values: SettingValues) -> Iterator[str]:
         yield "personal: 'last' is the last layer of model 'mlp'"
     if training.named_coordinates(values.personal) and models != {methods.LINEAR}:
         yield "personal: a list of features needs model 'linear'"
-    if values.update_clusters and not values.update_penalty:
-        yield "update-clusters: needs encoded updates: set update-penalty above 0"
     if values.graph_epsilon and values.graph not in (
         methods.BY_DATA,
         methods.BY_FEATURES,

@@ -25,9 +25,6 @@ BY_FAMILY: Final = {
 }
 """How the shards of a table may train together, by family of methods."""
 
-_SGD: Final = Readers(methods.of_families(methods.SGD))
-_BATCHES: Final = Readers(("sgd", "vfl-sgd"))
-
 
 @dataclass(frozen=True)
 class AdmmSettings:
@@ -35,12 +32,6 @@ class AdmmSettings:
 
     readers: ClassVar = Readers(methods.of_families(methods.ADMM))
 
-    admm_form: str = setting(
-        "sharing",
-        'ADMM over the tables: "sharing" (converges for every rho) or "jacobi" (as in '
-        "the paper).",
-        OneOf(("sharing", "jacobi")),
-    )
     rho: float = setting(
         0.0,
         "ADMM penalty; 0 = from the curvature of the loss, then residual balancing.",
@@ -63,9 +54,6 @@ class AdmmSettings:
         "shards tell the label.",
         OneOf((AUTO, *BY_FAMILY[methods.ADMM], *BY_FAMILY[methods.BOOST])),
         Readers(methods.of_families(*BY_FAMILY)),
-    )
-    inner_rounds: int = setting(
-        1, "Rounds of consensus between shards per epoch.", Range(1)
     )
     local_epochs: int = setting(
         0,
@@ -90,21 +78,10 @@ class SgdSettings:
     )
     learning_rate: float = setting(
         0.0,
-        "Step size of SGD and of local updates; 0 = chosen.",
+        "Step size of SGD and of local updates; SGD divides it by the number of the "
+        'epoch, "gd" keeps it; 0 = chosen, and halved when the loss stalls.',
         Range(0),
         Readers(methods.of_families(methods.ADMM, methods.SGD, methods.PERSONAL)),
-    )
-    momentum: float = setting(
-        0.9, 'SGD and "gd": momentum, in [0, 1).', Range(0, 1), _SGD
-    )
-    decay: float = setting(
-        1.0,
-        "SGD: the step size of epoch e = 0, 1, ... is learning-rate / (1 + decay * e), "
-        "where that is set or noise is added; a chosen one is halved when the loss "
-        "stalls. "
-        '"gd" keeps it constant.',
-        Range(0),
-        _BATCHES,
     )
 
 
@@ -348,8 +325,6 @@ EVERYTHING: Final = "*"  # all coordinates of a site's model are personal
 LAST: Final = "last"  # the parameters of an MLP's last layer are personal
 INTERCEPT: Final = "(intercept)"
 
-BY_ROWS: Final = "rows"
-
 
 def named_coordinates(personal: str) -> tuple[str, ...]:
     """Return the features that a list names; none for "*", "" and "last".
@@ -410,17 +385,6 @@ class PersonalisedSettings:
         "lambda: penalty on the difference along an edge; 0 = independent models.",
         Range(0),
     )
-    graph_norm: str = setting(
-        "2",
-        'Norm of the difference along an edge: "1", "2" or "inf".',
-        OneOf(("1", "2", "inf")),
-    )
-    graph_weights: str = setting(
-        "equal",
-        'Weight of an edge in lambda: "equal", or "rows": as sqrt(1/n_i + 1/n_j), so '
-        "that sites with few rows are pulled harder.",
-        OneOf(("equal", BY_ROWS)),
-    )
     graph_neighbours: int = setting(
         5,
         "Neighbours that each site chooses; two sites have an edge if either chose "
@@ -432,18 +396,6 @@ class PersonalisedSettings:
         "Epsilon of the summaries for the graph alone, per row (delta is "
         "privacy.delta); 0 = no noise.",
         Range(0),
-    )
-    update_penalty: float = setting(
-        0.0,
-        "gamma: makes the updates piecewise constant, which shortens them; gamma "
-        "falls from round to round. 0 = gradients unchanged.",
-        Range(0),
-    )
-    update_clusters: int = setting(
-        0,
-        "Encoded updates: distinct values in each, by k-means, at most 256; 0 = as "
-        "many as there are.",
-        Range(0, 257),
     )
     baselines: bool = setting(
         True,

@@ -137,7 +137,6 @@ class RunTerms:
         return Outline(
             strategy=settings.method_name,
             epochs=settings.epochs,
-            exchanges=settings.inner_rounds if method.solves_tables else None,
             sends=sends,
         )
 
@@ -150,9 +149,7 @@ class RunTerms:
 
     def most_sums(self, batches: int) -> int:
         """Return how many arrays a table's shards sum, besides a Gram matrix."""
-        settings = self.settings
-        exchanges = settings.inner_rounds if settings.method.solves_tables else 1
-        return settings.epochs * exchanges * max(batches, 1) + 1
+        return self.settings.epochs * max(batches, 1) + 1
 
     def updates(self, number: int) -> tuple[Update, ...]:
         """Return how a part may train with the other shards of its table."""

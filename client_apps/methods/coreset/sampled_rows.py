@@ -27,9 +27,9 @@ from tp_flower.protocol.codec import check_sizes, required
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import row_numbers
 from tp_flower.protocol.training_messages import (
-    AdmmUpdate,
     ConsensusReply,
     ConsensusRequest,
+    ConsensusUpdate,
     Outline,
     Update,
 )
@@ -72,10 +72,9 @@ def take_solution(site: Site, request: ConsensusRequest) -> ConsensusReply:
         parameters = len(part.model.penalised)
         check_sizes(body, parameters=parameters, summed=parameters + 1)
         part.model.parameters = required(body.parameters, "parameters")
-        if not request.more_rounds:
-            part.begin_scores(request.scores_number)
-            scores = part.release_rows(is_tested=request.evaluate)
-            updates[part.number] = AdmmUpdate(scores=scores)
+        part.begin_scores(request.scores_number)
+        scores = part.release_rows(is_tested=request.evaluate)
+        updates[part.number] = ConsensusUpdate(scores)
         site.save(part)
     return ConsensusReply(updates)
 

@@ -18,8 +18,6 @@ from tp_flower.arrays import FloatArray
 from tp_flower.errors import DivergedError, MessageError, ProposalError
 from tp_flower.objectives import Objective, Target, make_objective
 from tp_flower.personalised.sites import SiteObjective
-from tp_flower.personalised.update_codec import encode_update
-from tp_flower.personalised.z_step import piecewise_update
 from tp_flower.protocol import personalised_messages as messages
 from tp_flower.protocol.codec import check_sizes
 from tp_flower.protocol.fields import LARGEST
@@ -138,25 +136,15 @@ def _track_updates(
 ) -> messages.TrackUpdates:
     start = body.personal.astype(np.float64)
     common = None if body.common is None else body.common.astype(np.float64)
-    update = code = common_update = None
+    update = common_update = None
     if request.pace is not None:
-        full, terms = _update(personalised, start, request.pace), request.code
-        if terms is None:
-            update = row_numbers(full)
-        else:
-            try:
-                code = encode_update(
-                    piecewise_update(full, terms.gamma), terms.clusters
-                )
-            except ValueError as error:
-                raise DivergedError(f"{error}: training diverged") from None
+        update = row_numbers(_update(personalised, start, request.pace))
         if common is not None:
             common_update = row_numbers(_update(personalised, common, request.pace))
     return messages.TrackUpdates(
         metrics=personalised.metrics(start),
         common_metrics=None if common is None else personalised.metrics(common),
         update=update,
-        code=code,
         common_update=common_update,
     )
 

@@ -28,10 +28,16 @@ import pandas as pd
 from sqlglot import exp
 
 from scripts.bench.datasets import Dataset, Frames, Tables, by_table, flights_frames
-from scripts.bench.harness import Options, Outcome, problem_of, train, train_timed
+from scripts.bench.harness import (
+    Options,
+    Outcome,
+    best_seconds,
+    problem_of,
+    train,
+    train_timed,
+)
 from scripts.bench.processes import in_process_of_its_own, spent
 from scripts.bench.suites.methods import is_within
-from scripts.bench.suites.micro import best_seconds
 from scripts.data.make_store import STORE_SQL, make_store, one_per_site
 from scripts.joined.centralized import (
     encode_dense,

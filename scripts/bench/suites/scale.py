@@ -4,8 +4,7 @@ Suite ``linearity``: CPU time by joined rows of a store, and a site's set-up by 
 number of a table's shards. Suite ``paper-scale``: an ADMM epoch at the size of the
 papers' Yelp beside its floor, numpy's own X^T R and X theta in float32 over the memory
 map of the largest table's features that the run has just used: its pages are in the
-page cache in both. Suite ``gpu``: seconds of an epoch on the CPU and, where there is
-one, on CUDA.
+page cache in both.
 
 Peak memory is all but mapped files: ``RssAnon`` of /proc/self/status, every 20 ms.
 Tables of the papers' size are written to the folder of --paper-scale unless they are
@@ -15,9 +14,8 @@ there (10 GB at factor 1, and as much again for encoded features, which stay).
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,19 +26,19 @@ from scripts.bench.harness import (
     Outcome,
     Results,
     SkippedSuite,
+    best_seconds,
     participants_of,
     problem_of,
     train,
     train_timed,
 )
 from scripts.bench.processes import in_process_of_its_own, status_bytes
-from scripts.bench.suites.micro import best_seconds
 from scripts.data.make_store import STORE_SQL, make_store
 from scripts.data.paper_scale import SQL, STARS, write_paper_scale
 from scripts.data.run_files import write_tables
 from strategies.run.grid import InProcessGrid
 from tp_flower.features.sparse import dense
-from tp_flower.learning.models.local_model import AUTO, CPU, CUDA, on_host, resolve
+from tp_flower.learning.models.local_model import on_host
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 from tp_flower.sources.policy import OPEN
@@ -61,14 +59,6 @@ STORE_EPOCHS = 4
 
 SHARDS = (10, 100, 400)
 ROWS_PER_SHARD = 50
-
-GPU_EPOCHS = 4
-GPU_METHODS: Mapping[str, Mapping[str, Any]] = {
-    "admm": {"strategy": "admm", "model": "mlp"},
-    "sgd": {"strategy": "sgd", "model": "mlp"},
-}
-MOST_LOSS_APART = 1e-2
-"""Of the training losses, relative; minibatches amplify the last bits."""
 
 
 def train_watched(
@@ -223,42 +213,3 @@ def shard_set_up(shards: int) -> float:
 def log_slope(sizes: Sequence[float], costs: Sequence[float]) -> float:
     """Return the least-squares slope of log cost over log size."""
     return float(np.polyfit(np.log(sizes), np.log(costs), 1)[0])
-
-
-def measure_gpu(options: Options, epochs: int = GPU_EPOCHS) -> Outcome:
-    """Train by every method on the CPU and, where there is one, on a GPU."""
-    tables = paper_tables(options)
-    outcome = Outcome(facts={"data": f"{DATA}, factor {options.factor:g}"})
-    has_gpu = resolve(AUTO) == CUDA
-    if not has_gpu:
-        outcome.facts["gpu"] = "no GPU here: CUDA was not measured"
-    for method in GPU_METHODS:
-        runs = {
-            device: in_process_of_its_own(
-                run_on_device, str(tables), epochs, method, device
-            )
-            for device in (CPU, CUDA)[: 1 + has_gpu]
-        }
-        outcome.facts |= {f"{method}, {device}": run for device, run in runs.items()}
-        if has_gpu:
-            speed, loss = (
-                runs[CPU][key] / runs[CUDA][key]
-                for key in ("epoch-seconds", "train-loss")
-            )
-            outcome.facts[f"{method}: times as fast as on the CPU"] = speed
-            title = f"{method}: training loss on the GPU off the CPU's"
-            outcome.check(title, abs(loss - 1.0), MOST_LOSS_APART, "%")
-    return outcome
-
-
-def run_on_device(tables: str, epochs: int, method: str, device: str) -> Results:
-    """Train by one method on one device, one site with all tables."""
-    choices = {**GPU_METHODS[method], "num_epochs": epochs, "device": device}
-    settings = Settings(task="classification", **choices)
-    figures, rounds = train_watched(SQL, settings, Path(tables))
-    seconds = rounds["seconds"]
-    return figures | {
-        # the first epoch also copies to the device, and warms up
-        "epoch-seconds": float(seconds.loc[min(2, epochs) :].median()),
-        "set-up-seconds": float(seconds[0]),
-    }

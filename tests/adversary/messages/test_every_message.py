@@ -64,7 +64,7 @@ def envelope(packet):
 
 def own_parameters(packet):
     """Set the parameters of a table that has one shard, to read its scores of them."""
-    facts = {"more-rounds": 0, "evaluate": False, "scores-number": 9}
+    facts = {"evaluate": False, "scores-number": 9}
     unit = {(ORDERS, "parameters"): np.array([1.0, 0.0, 0.0])}
     return Action.CONSENSUS, Packet({**envelope(packet), **facts}, unit)
 

@@ -36,7 +36,6 @@ LATER = [
     # what is asked for, of which run, and what the refusal names
     ("train.prepare", header("outline", "epochs", value=500), {}, "epochs"),
     ("train.prepare", header("outline", "strategy", value="sgd"), {}, "strategy"),
-    ("train.prepare", header("outline", "exchanges", value=9), {}, "exchanges"),
     (
         "train.prepare",
         header("privacy", "epsilon", value=90.0),

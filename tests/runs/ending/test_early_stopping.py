@@ -9,7 +9,7 @@ from tests.support.federated import one_per_site, run_query
 from tp_flower.splits import VALIDATION, Shares, split_at_random
 
 HOW = {"task": "regression", "device": "cpu", "l2": 0.0, "validation_fraction": 0.3}
-OF_SGD = {"batch_size": 16, "learning_rate": 0.2, "momentum": 0.5}
+OF_SGD = {"batch_size": 16, "learning_rate": 0.2}
 RUNS = {
     "cg": {"tolerance": 1e-9},
     "admm": {"rho": 0.01},

@@ -14,7 +14,7 @@ from tests.support.reference.training import SgdSettings
 # an order of nobody and one of an item without parts stay; so do those of late days
 trained = functools.partial(on_store, source=store_runs.LEFT)
 MLP = (("c", "mlp"),)  # where rows are missing
-HOW = SgdSettings(rate=0.02, momentum=0.5, decay=0.1)
+HOW = SgdSettings(rate=0.02)
 
 
 def train(frames: dict[str, pd.DataFrame], layout: str, strategy="admm", **how) -> Run:
@@ -61,7 +61,6 @@ def test_consensus_reaches_the_optimum():
 @store_runs.each_layout
 def test_sgd_is_centralised_sgd(loss, layout):
     how = {"num_epochs": 3, "batch_size": 16, "learning_rate": HOW.rate}
-    how |= {"momentum": HOW.momentum, "decay": HOW.decay}
     finished = trained(loss, layout, "sgd", **how)
     expected = store_runs.sgd_of(finished, HOW, store_runs.LEFT)
     assert store_runs.distance(finished.flat, expected) < 1e-5

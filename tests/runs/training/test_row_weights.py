@@ -21,7 +21,7 @@ from tp_flower.errors import QueryError, SettingsError, SiteError
 from tp_flower.settings import PrivacySettings
 
 CASES = case_table(__file__)
-HOW = SgdSettings(rate=0.02, momentum=0.5, decay=0.1)
+HOW = SgdSettings(rate=0.02)
 BY_SQL = CASES["by_sql"]
 # masked scores are rounded, which bounds how near to the optimum a run comes
 TO_THE_END = {
@@ -56,7 +56,6 @@ def test_it_ends_at_the_weighted_optimum(loss, layout, weight):
 )
 def test_sgd_is_centralised_sgd(loss, layout):
     how = {"num_epochs": 2, "batch_size": 16, "learning_rate": HOW.rate}
-    how |= {"momentum": HOW.momentum, "decay": HOW.decay}
     finished = trained(loss, layout, "sgd", row_weight="entity(c)", **how)
     assert (
         distance(finished.flat, sgd_of(finished, HOW, weight=BY_SQL["entity(C)"]))

@@ -11,7 +11,7 @@ TOLERANCE = 1e-6
 METHODS = {
     "gram": ("squared", "admm", {"num_epochs": 6}),
     "gram-l2": ("logistic", "admm", {"num_epochs": 4, "l2": 0.1, "rho": 0.01}),
-    "consensus": ("squared", "admm", {"lou": "consensus", "inner_rounds": 2}),
+    "consensus": ("squared", "admm", {"lou": "consensus"}),
     "softmax": ("softmax", "admm", {"num_epochs": 3}),
     "mlp": ("squared", "admm", {"num_epochs": 3, "model": "mlp"}),
     "mixed": ("logistic", "admm", {"num_epochs": 3, "models": (("c", "mlp"),)}),

@@ -13,15 +13,13 @@ from tests.support.examples.store_runs import trained as on_store
 from tests.support.federated import ALIASES, SOURCE, Run, run, store, task_of, whole
 from tests.support.reference.training import Mlp, SgdSettings, mlp_sgd, sgd
 
-HOW = SgdSettings(rate=0.05, momentum=0.8, decay=0.5)
+HOW = SgdSettings(rate=0.05)
 EPOCHS, BATCH = 3, 11
 SETTINGS = {
     "l2": 0.02,
     "num_epochs": EPOCHS,
     "batch_size": BATCH,
     "learning_rate": HOW.rate,
-    "momentum": HOW.momentum,
-    "decay": HOW.decay,
 }
 descended = functools.partial(
     on_store, strategy="gd", l2=0.02, num_epochs=EPOCHS, learning_rate=HOW.rate
@@ -36,14 +34,14 @@ def trained(loss: str, layout: str = "whole", model: str = "linear", **how) -> R
 @store_runs.each_loss
 @store_runs.each_layout
 def test_gd_is_gradient_descent_on_the_joined_table(layout, loss):
-    # plain, and as a heavy ball
-    source, momentum = (store_runs.LEFT, 0.0) if layout == "sharded" else (SOURCE, 0.9)
-    finished = descended(loss, layout, source=source, momentum=momentum)
+    """It is gradient descent as a heavy ball."""
+    source = store_runs.LEFT if layout == "sharded" else SOURCE
+    finished = descended(loss, layout, source=source)
     reference = store_runs.reference_of(finished, source)
     theta = np.zeros_like(finished.flat)
     velocity = np.zeros_like(theta)
     for epoch in range(1, EPOCHS + 1):
-        velocity = momentum * velocity + reference.gradient(theta)
+        velocity = HOW.momentum * velocity + reference.gradient(theta)
         theta = theta - HOW.rate * velocity
         atol = 1e-6 * np.abs(theta).max()
         np.testing.assert_allclose(store_runs.after(finished, epoch), theta, atol=atol)
@@ -77,10 +75,11 @@ def test_a_long_run_keeps_the_sums_of_each_epochs_rounds(monkeypatch):
 
 @pytest.mark.parametrize(("layout", "model"), [("whole", "mlp"), ("sharded", "linear")])
 def test_gd_is_sgd_with_one_batch_of_all_rows(layout, model):
-    finished = descended("logistic", layout, model=model)
+    how = {"model": model, "learning_rate": 0.0}
+    finished = descended("logistic", layout, **how)
     total = finished.strategy.training_problem.train.joined_rows
-    how = {"model": model, "batch_size": total, "decay": 0.0}
-    same = descended("logistic", layout, strategy="sgd", **how)
+    # a chosen rate stays as it is in both
+    same = descended("logistic", layout, strategy="sgd", batch_size=total, **how)
     for own, theirs in zip(finished.parameters, same.parameters, strict=True):
         for table in own:
             np.testing.assert_array_equal(own[table], theirs[table])
@@ -145,11 +144,9 @@ def test_mlps_are_those_of_centralised_sgd(loss, layout):
     assert store_runs.distance(found, np.concatenate(list(expected.values()))) < 1e-5
 
 
-@pytest.mark.parametrize("how", [{"momentum": 0.0}, {"decay": 0.0}, {"l2": 0.0}])
-def test_settings_reach_the_steps(how):
-    finished = trained("logistic", **how)
-    settings = replace(HOW, **{k: v for k, v in how.items() if k != "l2"})
-    expected = store_runs.sgd_of(finished, settings)
+def test_the_penalty_reaches_the_steps():
+    finished = trained("logistic", l2=0.0)
+    expected = store_runs.sgd_of(finished, HOW)
     assert store_runs.distance(finished.flat, expected) < 1e-5
     assert store_runs.distance(trained("logistic").flat, expected) > 1e-3
 
@@ -250,8 +247,7 @@ def test_early_epochs_report_the_loss_of_their_batches_before_their_steps():
 
 
 def test_tolerance_stops_early():
-    how = {"num_epochs": 60, "momentum": 0.5, "decay": 0.0}
-    early = trained("squared", tolerance=0.01, **how)
+    early = trained("squared", tolerance=0.01, num_epochs=60, learning_rate=0.0)
     assert 2 < len(early.losses) < 60
     changes = np.abs(np.diff(early.losses)) / np.array(early.losses[1:])
     assert changes[-1] < 0.01

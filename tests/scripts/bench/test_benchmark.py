@@ -9,7 +9,7 @@ import pytest
 
 from scripts import benchmark
 from scripts.bench import harness, processes, render
-from scripts.bench.suites.registry import SUITES
+from scripts.bench.registry import SUITES
 
 PAGE_TEXT = render.PAGE.read_text(encoding="utf-8")
 

@@ -6,7 +6,6 @@ import pytest
 from scripts.bench.harness import Options, participants_of, train
 from scripts.bench.processes import status_bytes
 from scripts.bench.suites import scale
-from scripts.bench.suites.micro import measure_micro
 from scripts.data.paper_scale import SQL, rows_of, write_paper_scale
 from tp_flower.settings import Settings
 
@@ -68,15 +67,3 @@ def test_linearity_of_small_stores():
 
 def test_set_up_of_shards_is_timed_at_the_site():
     assert 0 < scale.shard_set_up(3) < 60
-
-
-def test_every_kernel_is_measured_beside_its_floor():
-    outcome = measure_micro(Options(), rows=4000, repeats=2)
-    names = [check.name for check in outcome.checks]
-    for part in (
-        *("mapping", "segment sum", "gather", "theta-update", "Gram"),
-        *(f"z-update, {loss}" for loss in ("squared", "logistic", "softmax")),
-        "packing and unpacking",
-    ):
-        assert any(part in name for name in names), part
-    assert len(set(names)) == len(names)

@@ -66,7 +66,7 @@ METHODS = {
     "gram": Method("admm"),
     "cg": Method("cg"),
     "boost": Method("boost", own={"trees_per_round": 2, "min_rows_per_leaf": 2}),
-    "consensus": Method("admm", own={"lou": "consensus", "inner_rounds": 2}),
+    "consensus": Method("admm", own={"lou": "consensus"}),
     "sgd": Method("sgd", WHOLE, own={"batch_size": 6}),
     "sgd-sharded": Method("sgd", own={"batch_size": 6}),
     "dp-sgd": Method("admm", own=private(features="dp-sgd", **SPENT)),
@@ -75,7 +75,7 @@ METHODS = {
     "personalised": Method(
         "personalised",
         ("us", "uk"),
-        own={"graph": "data", "graph_epsilon": 5.0, "update_penalty": 0.1},
+        own={"graph": "data", "graph_epsilon": 5.0},
         label="c.age",
         sql="SELECT {label} AS label, c.id FROM customers c",
     ),

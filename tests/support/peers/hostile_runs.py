@@ -14,7 +14,7 @@ from tests.support.peers.hostile import FOREIGN, SQL, HostileGrid, StoppedError,
 TORCH = {"model": "mlp", "num_epochs": 1, "sql": SQL.replace(", c.kind", "")}
 RUNS = {
     "admm": (TablePuppetADMM, {}),
-    "consensus": (TablePuppetADMM, {"lou": "consensus", "inner_rounds": 2}),
+    "consensus": (TablePuppetADMM, {"lou": "consensus"}),
     "torch": (TablePuppetADMM, TORCH),
     "sgd": (TablePuppetSGD, {"batch_size": 5}),
     "vfl": (VflSGD, {"batch_size": 5}),

@@ -1,4 +1,4 @@
-"""Sharing and Jacobi ADMM on the materialised join: no multiplicity, no target.
+"""Sharing ADMM on the materialised join: no multiplicity, no target.
 
 Boyd et al. 2011, section 7.3 in the papers' notation; every sum runs over joined rows.
 """
@@ -26,16 +26,16 @@ class Step:
 
 
 def admm(
-    problem: Centralised, epochs: int, rho: float, corrections: int, relaxation=1.0
+    problem: Centralised, epochs: int, rho: float, relaxation=1.0
 ) -> Iterator[Step]:
-    """Yield the epochs of ADMM from theta = 0; ``corrections`` is c."""
+    """Yield the epochs of ADMM from theta = 0."""
     rows, every = len(problem.labels), range(len(problem.labels))
     theta = {
         table: np.zeros((inputs.shape[1], problem.outputs))
         for table, inputs in problem.inputs.items()
     }
     z, duals = np.tile(problem.base, (rows, 1)), np.zeros((rows, problem.outputs))
-    kappa = corrections * rho
+    kappa = len(problem.inputs) * rho
     for epoch in range(epochs):
         h = problem.scores(np.concatenate([m.ravel() for m in theta.values()]), every)
         alpha = relaxation if epoch else 1.0

@@ -218,11 +218,11 @@ def base_score(
 
 @dataclass(frozen=True)
 class SgdSettings:
-    """How mini-batch SGD steps."""
+    """How mini-batch SGD steps; an epoch's rate is ``rate / (1 + decay * e)``."""
 
     rate: float
-    momentum: float
-    decay: float
+    momentum: float = 0.9
+    decay: float = 1.0
 
 
 def sgd(

@@ -4,19 +4,15 @@ The product takes dp-accounting's accountants; Opacus's share no code with them.
 """
 
 import math
-import warnings
 from functools import partial
 
 import dp_accounting
-import numpy as np
 import pytest
 from dp_accounting import pld, rdp
-from opacus.accountants import PRVAccountant
 from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 from scipy.special import log_ndtr
 
 from tests.support.files import case_table, output_of
-from tp_flower.methods import PRV, RDP
 from tp_flower.privacy.accounting import ORDERS, _divergences, epsilon, noise_multiplier
 from tp_flower.privacy.mechanisms import Gaussian, PureDp
 
@@ -29,7 +25,7 @@ CODE = """
 import sys
 from tp_flower.privacy.accounting import epsilon, noise_multiplier
 from tp_flower.privacy.mechanisms import Gaussian, PureDp
-epsilon([Gaussian(3.0, 5), PureDp(0.1)], 1e-5, 'prv')
+epsilon([Gaussian(3.0, 5), PureDp(0.1)], 1e-5)
 noise_multiplier(1.0, 1e-5, count=12)
 print({'torch', 'opacus'} & set(sys.modules))
 """
@@ -48,18 +44,6 @@ def by_divergences(gaussians, delta=DELTA):
         for one in gaussians
     )
     return get_privacy_spent(orders=orders, rdp=total, delta=delta)[0]
-
-
-def by_loss_variables(gaussians, delta=DELTA):
-    """Return epsilon by Opacus's numerical composition."""
-    accountant = PRVAccountant()
-    accountant.history = [
-        (each.noise_multiplier, each.sample_rate, each.count) for each in gaussians
-    ]
-    error = max(1e-3, 0.002 * by_divergences(gaussians, delta))
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return float(accountant.get_epsilon(delta, eps_error=error))
 
 
 def composed(accountant, mechanisms, delta=DELTA):
@@ -86,10 +70,8 @@ def gaussian_delta(epsilon, mu):
 @pytest.mark.parametrize(("multiplier", "rate", "steps"), GRID)
 def test_epsilon_equals_that_of_independent_accountants(multiplier, rate, steps):
     mechanisms = [Gaussian(multiplier, steps, rate)]
-    by_rdp, by_prv = (epsilon(mechanisms, DELTA, name) for name in (RDP, PRV))
-    assert by_rdp == pytest.approx(by_divergences(mechanisms), rel=0.002)
-    # both bound from above: ours by a discretisation, the other by its error
-    assert by_prv == pytest.approx(by_loss_variables(mechanisms), rel=0.01)
+    bound = epsilon(mechanisms, DELTA)
+    assert bound == pytest.approx(by_divergences(mechanisms), rel=0.002)
     optimistic = pld.privacy_loss_distribution.from_gaussian_mechanism(
         multiplier,
         sampling_prob=rate,
@@ -97,7 +79,7 @@ def test_epsilon_equals_that_of_independent_accountants(multiplier, rate, steps)
         value_discretization_interval=1e-3,
         use_connect_dots=False,
     ).self_compose(steps)
-    assert optimistic.get_epsilon_for_delta(DELTA) <= by_prv <= by_rdp
+    assert optimistic.get_epsilon_for_delta(DELTA) <= bound
 
 
 @pytest.mark.parametrize("delta", [1e-10, 1e-5, 0.1])
@@ -110,16 +92,14 @@ def test_epsilon_of_gaussians_solves_the_closed_form(mu, delta):
         assert gaussian_delta(solution, mu) == pytest.approx(delta, rel=1e-5)
 
 
-@pytest.mark.parametrize("accountant", [RDP, PRV])
-def test_gaussians_of_different_noise_compose_sampled_or_not(accountant):
+def test_gaussians_of_different_noise_compose_sampled_or_not():
     plain = [Gaussian(8.0, 10), Gaussian(20.0, 100), Gaussian(3.0)]
     expected = composed(pld.PLDAccountant(), plain)
-    assert epsilon(plain, DELTA, accountant) == pytest.approx(expected, rel=0.001)
+    assert epsilon(plain, DELTA) == pytest.approx(expected, rel=0.001)
     mixed = [Gaussian(2.0, 1000, 0.01), Gaussian(5.0, 2), Gaussian(1.5, 50, 0.02)]
-    other = by_divergences if accountant == RDP else by_loss_variables
-    total = epsilon(mixed, DELTA, accountant)
-    assert total == pytest.approx(other(mixed), rel=0.01)
-    assert total > epsilon(mixed[1:], DELTA, accountant)
+    total = epsilon(mixed, DELTA)
+    assert total == pytest.approx(by_divergences(mixed), rel=0.01)
+    assert total > epsilon(mixed[1:], DELTA)
 
 
 def test_pure_mechanisms_add_up_or_compose_whichever_is_less():
@@ -140,33 +120,29 @@ def test_a_pure_divergence_is_that_of_randomised_response():
     assert divergence == pytest.approx(math.log(9 / 4 + 1 / 12), rel=1e-12)
 
 
-@pytest.mark.parametrize("accountant", [RDP, PRV])
-def test_epsilon_at_the_ends_of_noise_and_sampling(accountant):
+def test_epsilon_at_the_ends_of_noise_and_sampling():
     for rate in (1.0, 0.1):
-        assert epsilon([Gaussian(0.0, 1, rate)], DELTA, accountant) == math.inf
-        assert epsilon([Gaussian(0.0, 0, rate)], DELTA, accountant) == 0.0
-    assert epsilon([], DELTA, accountant) == 0.0
+        assert epsilon([Gaussian(0.0, 1, rate)], DELTA) == math.inf
+        assert epsilon([Gaussian(0.0, 0, rate)], DELTA) == 0.0
+    assert epsilon([], DELTA) == 0.0
     # sampling never costs more than its absence
     rates = [0.3, 0.9, 0.99, 0.9999, 1.0]
-    sampled = [epsilon([Gaussian(2.0, 100, q)], DELTA, accountant) for q in rates]
+    sampled = [epsilon([Gaussian(2.0, 100, q)], DELTA) for q in rates]
     assert sampled == sorted(sampled)
     assert sampled[-1] == epsilon([Gaussian(2.0, 100)], DELTA)
     # the example of docs/reference/mechanisms.md
     assert epsilon([Gaussian(6.0, 900, 0.04)], DELTA) == pytest.approx(0.81, abs=5e-3)
 
 
-@pytest.mark.parametrize("accountant", [RDP, PRV])
 @pytest.mark.parametrize(
     ("target", "count", "rate"),
     [(0.5, 1, 1.0), (1.0, 120, 1.0), (1.0, 500, 0.05), (8.0, 100, 0.1)],
 )
-def test_the_noise_for_a_target_is_just_enough(target, count, rate, accountant):
-    multiplier = noise_multiplier(
-        target, DELTA, count=count, sample_rate=rate, accountant=accountant
-    )
-    assert epsilon([Gaussian(multiplier, count, rate)], DELTA, accountant) <= target
+def test_the_noise_for_a_target_is_just_enough(target, count, rate):
+    multiplier = noise_multiplier(target, DELTA, count=count, sample_rate=rate)
+    assert epsilon([Gaussian(multiplier, count, rate)], DELTA) <= target
     less = Gaussian(multiplier * (1 - 1e-5), count, rate)
-    assert epsilon([less], DELTA, accountant) > target
+    assert epsilon([less], DELTA) > target
 
 
 @pytest.mark.parametrize("delta", [1e-300, 0.5, 0.999999])
@@ -181,7 +157,6 @@ def test_the_noise_for_any_delta_is_enough(delta):
     [
         (epsilon, ([], 1.0), r"delta is 1.0; it must be in \[0, 1\)"),
         (epsilon, ([], math.nan), "delta is nan"),
-        (epsilon, ([], DELTA, "gdp"), "accountant is 'gdp'; one of"),
         (noise_multiplier, (0.0, DELTA), "epsilon is 0.0; it must be above 0"),
         (noise_multiplier, (math.nan, DELTA), "epsilon is nan"),
         (noise_multiplier, (1.0, 0.0), "delta is 0.0"),

@@ -173,7 +173,7 @@ STEP = np.zeros((3, 2), np.float32)
 def admm(step=STEP, fit=None, **facts):
     fit = training_messages.LocalFit(**{**FIT, **(fit or {})})
     parts = {4: training_messages.AdmmStep(step)}
-    facts = {"more_rounds": 0, "evaluate": False, "scores_number": 1, **facts}
+    facts = {"evaluate": False, "scores_number": 1, **facts}
     return training_messages.AdmmRequest(fit=fit, parts=parts, **facts)
 
 
@@ -200,7 +200,7 @@ def unchecked(monkeypatch):
 
 COUNTS, HASHES = np.ones(3, np.int64), np.zeros((3, 2), np.uint64)
 WRONG = [
-    (admm(more_rounds=-1), "'more-rounds' is -1; allowed: `int` >= 0"),
+    (admm(scores_number=-1), "'scores-number' is -1; allowed: `int` >= 0"),
     (admm(evaluate="yes"), "'evaluate' is 'yes'; allowed: `bool`"),
     (admm(fit={"kappa": 0.0}), "'fit' is {.*; allowed: .*> 0.0 - at `\\$.fit.kappa`"),
     (draw(scale=1.5), "'scale' is 1.5; allowed: `float` <= 1.0"),
@@ -228,7 +228,7 @@ def test_both_sides_refuse_alike_and_say_what_is_allowed(message, words, uncheck
     is_range = "has numbers" in words
     assert isinstance(sending.value, RangeError) == is_range
     assert isinstance(reading.value, RangeError) == is_range
-    is_of_part = not any(name in words for name in ("more-rounds", "evaluate", "fit"))
+    is_of_part = not any(name in words for name in ("scores-number", "evaluate", "fit"))
     assert sending.value.part == reading.value.part == (4 if is_of_part else None)
 
 

@@ -112,7 +112,7 @@ def test_a_round_of_training_imports_nothing_heavy(method, action, handler, tmp_
     sql, settings = store_sql("squared"), {}
     if method is Personalised:
         sql = "SELECT qty AS label, day FROM orders"
-        settings = {"graph": "data", "update_penalty": 0.1}
+        settings = {"graph": "data"}
     train(grid, sql, method, num_epochs=1, **settings)
     elsewhere, here = grid.elsewhere.arrays, grid.here.arrays
     assert elsewhere

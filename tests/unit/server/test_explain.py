@@ -107,7 +107,7 @@ def test_the_report_is_json_and_right_by_hand(small):
     assert sum(content["joined-rows"].values()) == 5
     cost = content["cost"]
     assert (cost["strategy"], cost["epochs"]) == ("cg", 100)
-    assert cost["epoch"]["rounds"] == 2
+    assert cost["rounds"]["epoch"] == 2
 
 
 def test_what_the_user_reads(small):

@@ -46,12 +46,12 @@ OF_OTHER_RUNS = {
     "admm": CORESETS,
     "boost": CORESETS,
     "cg": CORESETS,
-    "sgd": {"decay", *CORESETS},
+    "sgd": CORESETS,
     "vfl-admm": CORESETS,
-    "vfl-sgd": {"decay", *CORESETS},
+    "vfl-sgd": CORESETS,
     "gd": {"batch_size", *CORESETS},
     "coreset-kmeans": NO_MODEL | {"strategy"},
-    "personalised": {"max_joined_rows", "update_clusters"},
+    "personalised": {"max_joined_rows"},
 }
 """By strategy, what is read with other settings only, or declared for all."""
 
@@ -121,7 +121,7 @@ def test_a_setting_that_a_strategy_does_not_read_is_refused_or_ignored(strategy)
             "strategy": strategy,
             item.key: item.default + 1 + (item.key == "leaves"),
         }
-        if item.key in ("momentum", "tree-rate", "validation-fraction", "sample"):
+        if item.key in ("tree-rate", "validation-fraction", "sample"):
             config[item.key] = 0.5
         if item.readers.refusal:
             with pytest.raises(SettingsError, match=rf"{item.key}: .*{strategy}"):

@@ -113,8 +113,6 @@ def test_every_choice_is_accepted_and_others_are_not(key: str) -> None:
     needs = {"mean": {"mode": "predict"}}
     needs |= {s: {"strategy": n} for n, m in METHODS.items() for s in m.solvers}
     needs |= {choice: {"strategy": "boost"} for choice in ("local", "bagged", "pooled")}
-    if key in ("graph-norm", "graph-weights"):
-        needs |= {value: {"strategy": "personalised"} for value in CHOICES[key]}
     for value in CHOICES[key]:
         if key == "coreset-solver" and value not in ("auto", *needs):
             continue  # of a strategy that is not there

@@ -1,39 +1,32 @@
 """All suites of the benchmark by name, in the order of the results page.
 
-To add one, write ``measure_NAME(options) -> Outcome`` in a module here, its line, and
-its title in scripts/bench/results_page.toml. One that needs data of the user's raises
-`SkippedSuite` where they are not there.
+To add one, write ``measure_NAME(options) -> Outcome`` in a module of
+scripts/bench/suites, its line here, and its title in scripts/bench/results_page.toml.
+One that needs data of the user's raises `SkippedSuite` where they are not there.
 """
 
 from collections.abc import Callable, Mapping
 
 from scripts.bench.harness import Options, Outcome
-from scripts.bench.suites.blind import measure_blind
 from scripts.bench.suites.boost import measure_boost
 from scripts.bench.suites.bytes import measure_bytes
-from scripts.bench.suites.convergence import measure_convergence, measure_movielens
+from scripts.bench.suites.convergence import (
+    measure_convergence,
+    measure_movielens,
+    measure_optimum,
+)
 from scripts.bench.suites.coreset import measure_coreset
 from scripts.bench.suites.encode import measure_encode
 from scripts.bench.suites.materialised import measure_centralized, measure_speed
 from scripts.bench.suites.memory import measure_memory
 from scripts.bench.suites.methods import measure_methods
-from scripts.bench.suites.micro import measure_micro
-from scripts.bench.suites.optimum import measure_optimum
-from scripts.bench.suites.penalty import measure_penalty
-from scripts.bench.suites.personal import measure_personal
 from scripts.bench.suites.privacy import measure_labels, measure_privacy
-from scripts.bench.suites.rounds import measure_rounds, measure_simulation
-from scripts.bench.suites.scale import (
-    measure_gpu,
-    measure_linearity,
-    measure_paper_scale,
-)
+from scripts.bench.suites.scale import measure_linearity, measure_paper_scale
 
 SUITES: Mapping[str, Callable[[Options], Outcome]] = {
     "methods": measure_methods,
     "convergence": measure_convergence,
     "optimum": measure_optimum,
-    "penalty": measure_penalty,
     "boost": measure_boost,
     "bytes": measure_bytes,
     "speed": measure_speed,
@@ -43,13 +36,7 @@ SUITES: Mapping[str, Callable[[Options], Outcome]] = {
     "memory": measure_memory,
     "privacy": measure_privacy,
     "labels": measure_labels,
-    "blind": measure_blind,
     "movielens": measure_movielens,
-    "rounds": measure_rounds,
-    "simulation": measure_simulation,
-    "personal": measure_personal,
-    "micro": measure_micro,
     "linearity": measure_linearity,
     "paper-scale": measure_paper_scale,
-    "gpu": measure_gpu,
 }
