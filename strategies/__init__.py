@@ -8,11 +8,10 @@ from strategies.inference.predict import Evaluate, Predict
 from strategies.personalised.strategy import Personalised
 from strategies.training.admm import TablePuppetADMM
 from strategies.training.base import JoinStrategy
-from strategies.training.baselines import GradientDescent, VflADMM, VflSGD
 from strategies.training.boosting import TablePuppetBoost
 from strategies.training.conjugate_gradients import TablePuppetCG
 from strategies.training.relational import RelationalStrategy
-from strategies.training.sgd import TablePuppetSGD
+from strategies.training.sgd import GradientDescent, TablePuppetSGD
 
 STRATEGIES: dict[str, type[RelationalStrategy[Any]]] = {
     **JoinStrategy.methods,
@@ -33,6 +32,4 @@ __all__ = [
     "TablePuppetBoost",
     "TablePuppetCG",
     "TablePuppetSGD",
-    "VflADMM",
-    "VflSGD",
 ]

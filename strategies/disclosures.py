@@ -69,7 +69,6 @@ class Exposure:
         weight: table and expression of the joined rows' weight; "" without one.
         split_groups: the columns whose values are held out; "" without any.
         split_times: the order or the values of a column by which rows are held out.
-        by_joined_rows: whether messages have an entry per joined row (VFL) or per row.
         sends: the form in which sampled rows leave; "" where the sites train.
         graph: the data that the graph of similar sites is made from.
         graph_epsilon: epsilon of the noise on these data; 0 for no noise.
@@ -89,7 +88,6 @@ class Exposure:
     keys: KeySource = KeySource.AGREED
     weight: str = ""
     is_weighted: bool = False
-    by_joined_rows: bool = False
     sends: str = ""
     has_label: bool = True
     graph: str = ""
@@ -176,16 +174,12 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
         action in exposure.messages
         for action in (Action.ADMM, Action.SGD, Action.ROWS, Action.PERSONAL)
     )
-    by_joined_rows, sharded = exposure.by_joined_rows, ", ".join(exposure.sharded)
+    sharded = ", ".join(exposure.sharded)
     seeking = [name for name in exposure.sharded if name not in exposure.gram]
-    scored = "joined row" if by_joined_rows else "row"
     counted = "to how many rows"
     if exposure.is_weighted:
         counted = "the total weight of their joined rows"
     alignment = f"which rows of the site are joined, and {counted}"
-    if by_joined_rows:
-        weighs = ", and its weight" if exposure.is_weighted else ""
-        alignment = f"which row of the site is behind each joined row, in order{weighs}"
     shared = f", the same for all shards of {sharded}" if sharded else ""
     tables = {name: ", ".join(getattr(exposure, name)) for name in _LISTED}
     proposals = f"parameters that the shards of {', '.join(seeking)} fitted"
@@ -195,11 +189,10 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
     return {
         **vars(exposure),
         **tables,
-        "row": "joined row" if by_joined_rows else "row of the site",
         "scored": (
             "the sum of the tables' scores for every joined row"
             if exposure.is_masked
-            else f"a score per {scored}, computed from the row's features"
+            else "a score per row, computed from the row's features"
         )
         + "; anew in every epoch",
         "shares_of": "words that add up, for the shards alone, to"

@@ -9,8 +9,6 @@ for scores.
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from strategies.run.exchange import Part, Replies, Requests, ask
 from strategies.run.replies import array_of
 from strategies.run.sites import Inventory
@@ -117,9 +115,4 @@ def ask_ranks(
 def _taking_part(layout: TableLayout, part: Part, rows: int) -> BoolArray:
     """Return which rows of a shard take part, (rows,)."""
     fields = layout.fields[part.number]
-    if "trained" in fields:
-        return unpack_bits(fields["trained"] | fields["tested"], rows)
-    taking = np.zeros(rows, np.bool_)
-    for name in ("expanded_trained", "expanded_tested"):
-        taking[fields[name]] = True
-    return taking
+    return unpack_bits(fields["trained"] | fields["tested"], rows)

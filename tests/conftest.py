@@ -18,13 +18,13 @@ settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")
 SHARED = (
     *("test_private_runs", "test_hostile_server", "test_sites", "test_pushdown"),
-    *("test_vfl", "test_training", "test_left_join", "test_empty_shards"),
+    *("test_training", "test_left_join", "test_empty_shards"),
     *("test_label_runs", "test_cost", "test_coreset_runs", "test_personalised"),
     *("test_sgd", "test_resume", "test_fuzz", "test_attacks", "test_faults"),
     *("test_key_attacks", "test_flights", "test_row_weights", "test_sql_pairs"),
     *("test_exactly_once", "test_coreset_solved", "test_accounting"),
     *("test_key_sources", "test_privacy_plan", "test_databases"),
-    *("test_device_features", "test_extraction", "test_expanded_rows", "test_predict"),
+    *("test_device_features", "test_extraction", "test_predict"),
     *(
         "test_fuzz_replies",
         "test_sessions",

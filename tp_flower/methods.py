@@ -46,9 +46,8 @@ class Method:
             all kinds.
         sends_gradients: whether a site sends gradients of batches, not updates.
         sends_a_row_once: whether a row of a table is in a release at most once, as the
-            accountants assume: in a message about joined rows (VFL) the influence of a
-            row grows with its multiplicity; rows of a coreset leave in the clear,
-            without any noise to count.
+            accountants assume: rows of a coreset leave in the clear, without any noise
+            to count.
         is_full_batch: whether the only batch of an epoch has all joined rows.
         coreset_size: joined rows to draw; 0 trains on all of them.
         solvers: the server's solvers; empty if the sites train.
@@ -77,8 +76,6 @@ METHODS: Final[Mapping[str, Method]] = {
     "admm": _ADMM,
     "cg": Method(CG, 100, only_model=LINEAR),
     "sgd": _SGD,
-    "vfl-admm": replace(_ADMM, sends_a_row_once=False),
-    "vfl-sgd": replace(_SGD, sends_a_row_once=False),
     "gd": replace(_SGD, epochs=100, few_epochs=100, is_full_batch=True),
     "boost": Method(BOOST, 100, few_epochs=6, patience=2, only_model=TREES),
     "coreset-ridge": replace(_CORESET, solvers=("exact", "saga")),
@@ -120,7 +117,7 @@ def of_families(*families: str) -> tuple[str, ...]:
     """Return the methods of some families.
 
     >>> of_families("admm")
-    ('admm', 'vfl-admm')
+    ('admm',)
     """
     return tuple(name for name, method in METHODS.items() if method.family in families)
 

@@ -187,24 +187,6 @@ class SiteTables:
             lambda: _encoded(extracted, encoder, rows, missing),
         )
 
-    def repeat(
-        self, number: int, features: EncodedRows, place: IndexArray
-    ) -> EncodedRows:
-        """Return ``features[place]``, (n, d), memory-mapped where possible.
-
-        ``features`` (k, d) are those that :meth:`encode` returned for the participant.
-        """
-        if number not in self._features.encoded:
-            return features[place]
-        size = _block_rows(features)
-        return self._written(
-            number,
-            _features_name(self._features.encoded[number], place),
-            len(place),
-            features[:0],
-            lambda: (features[place[rows]] for rows in blocks(len(place), size)),
-        )
-
     def _written(
         self,
         number: int,

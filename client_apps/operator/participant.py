@@ -56,7 +56,6 @@ _UNION: Final = ("group", "shards", "shard", "table")
 _FACTORS: Final = ("eigenvalues", "eigenvectors", "mean", "block")
 _DIAGONAL: Final = ("mean", "diagonal")
 _UNITS: Final = "units"
-_TABLE_ROWS: Final = "table-rows"
 
 
 def solver_entry(solver: Solver) -> Entry:
@@ -129,8 +128,6 @@ class ShardData:
         label_scale: size of the loss's derivatives, the unit of what is summed.
         limit: on the score vectors that leave without noise; None where no policy sets
             one.
-        table_rows: with a limit, the table's row behind each row, where they are
-            repeated, (n,).
         is_even: whether no row counts for most of a sum over the trained rows.
         most_scores: the highest number of scores in the run, by its proposal.
         most_sums: how many arrays are summed in it.
@@ -155,7 +152,6 @@ class ShardData:
     union: ShardUnion | None = None
     label_scale: float = 1.0
     limit: ScoreLimit | None = None
-    table_rows: IntArray | None = None
     is_even: bool = True
     most_scores: int = 0
     most_sums: int = 0
@@ -189,7 +185,6 @@ class ShardData:
             limit=msgspec.convert(meta["limit"], ScoreLimit)
             if "limit" in meta
             else None,
-            table_rows=arrays.get(_TABLE_ROWS),
         )
 
     def entry(
@@ -216,8 +211,6 @@ class ShardData:
             arrays[_UNITS] = self.units.codes
         if self.limit is not None:
             meta["limit"] = msgspec.to_builtins(self.limit)
-        if self.table_rows is not None:
-            arrays[_TABLE_ROWS] = self.table_rows
         return Entry(arrays, meta)
 
     @property
@@ -352,8 +345,7 @@ class Participant(Generic[State]):
             if times is None:
                 times = np.zeros(len(data.features))
             before = times.max(initial=0.0)
-            # rows that stand for one row of the table tell one thing within a message
-            times[rows if data.table_rows is None else data.table_rows[rows]] += outputs
+            times[rows] += outputs
             vectors = int(times.max(initial=0.0) - before)
             self.progress.released = times
         self.releaser.scored[self.number, data.limit] += vectors

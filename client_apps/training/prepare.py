@@ -153,10 +153,8 @@ def _prepare_part(
         number, encoder, rows.positions, is_private=is_private
     )
     encoded = EncodedPart(encoder.encoder, features, rows.positions)
-    if rows.place is not None:
-        features = site.tables.repeat(number, features, rows.place)
     check_prepared(site, number, body, spec)
-    check_trained(site, number, rows.table_rows(extracted.rows))
+    check_trained(site, number, rows.masks(extracted.rows))
     has_noise = privacy.covers_predictions
     limit = admit_scores(
         site, number, encoded, body.cover, spec.outputs, has_noise=has_noise
@@ -174,7 +172,7 @@ def _prepare_part(
         sends=method.clear_releases(outline, update),
         is_linear=spec.kind == "linear",
     )
-    masked = MaskedRows(rows.behind, site.join_keys(number), sides, body.unmatched)
+    masked = MaskedRows(rows.positions, site.join_keys(number), sides, body.unmatched)
     forget(site.store, number)
     data = participant.ShardData(
         features=place(site.store, number, features, body.device, spec.kind),
@@ -194,8 +192,7 @@ def _prepare_part(
         union=_union(site, number, body, extracted.table, trained=rows.trained),
         label_scale=body.label_scale,
         limit=limit,
-        table_rows=None if limit is None else rows.place,
-        is_even=counts_evenly(rows.counts, source.policy.min_rows),
+        is_even=counts_evenly(rows.multiplicity, source.policy.min_rows),
         most_scores=site.terms.most_scores(batches.count),
         most_sums=site.terms.most_sums(batches.count),
     )
@@ -242,10 +239,9 @@ def _check_accounts(method: Method, privacy: PrivacyTerms) -> None:
         raise SiteError(f"the run asks for noise, and {method.family!r} has none")
     if any(covered.values()) and not method.sends_a_row_once:
         key = next(key for key, is_covered in covered.items() if is_covered)
-        sent = "rows in the clear" if method.solvers else "expanded rows"
         raise SiteError(
             f"privacy.{key} is for methods that send a row of a table once, with "
-            f"noise, not for those on {sent}"
+            "noise, not for those on rows in the clear"
         )
 
 

@@ -1,13 +1,16 @@
 """The data that suites measure on: tables, a query, and the label to predict."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import duckdb
+import numpy as np
 import pandas as pd
 import pyarrow as pa
+import sqlglot
+from sqlglot import exp
 
 from scripts.bench.harness import SkippedSuite
 from scripts.data.make_store import STORE_SQL, make_store
@@ -30,6 +33,8 @@ from tp_flower.sources.shards import (
 
 # an item has 2.5 rows on average: 250,000 joined rows
 STORE_ORDERS, STORE_ITEMS, STORE_CUSTOMERS = 100_000, 2_000, 10_000
+
+JOINED_ROW, HELD_OUT = "joined_row", "is_held_out"
 
 Tables = dict[str, pd.DataFrame]
 Frames = Mapping[str, Tables]
@@ -68,6 +73,43 @@ class Dataset:
                 shard = frame.iloc[rows].reset_index(drop=True)
                 sites[f"{name}-{number}"] = {name: shard}
         return sites
+
+    def vertical(self, settings: Settings) -> "Dataset":
+        """Return the vertical partitions of the joined table: VFL's data.
+
+        Every table has a row for each joined row that has one of it, and all are joined
+        by its number; the rows that a run would hold out are the last ones by a column.
+        So a method over these tables takes the steps that it takes over the tables
+        themselves, and sends a number per joined row.
+        """
+        joined = self.joined(settings)
+        select = sqlglot.parse_one(self.sql, dialect="duckdb")
+        sources = [select.args["from_"].this]
+        sources += [join.this for join in select.args.get("joins", ())]
+        tables: Tables = {}
+        for source in sources:
+            rows = joined.rows[source.alias_or_name]
+            frame = self.tables[source.name].iloc[rows[rows >= 0]]
+            numbers = np.flatnonzero(rows >= 0)
+            tables[f"{source.name}_of_{source.alias_or_name}"] = frame.assign(
+                **{JOINED_ROW: numbers, HELD_OUT: joined.is_test[numbers].astype(int)}
+            ).reset_index(drop=True)
+        first = sources[0].alias_or_name
+        for source in sources:
+            source.set(
+                "this", exp.to_identifier(f"{source.name}_of_{source.alias_or_name}")
+            )
+        for join in select.args.get("joins", ()):
+            on = f"{first}.{JOINED_ROW} = {join.this.alias_or_name}.{JOINED_ROW}"
+            join.set("on", sqlglot.parse_one(on))
+            join.set("using", None)
+        settings_of_run = {
+            **self.settings,
+            "test-split": f"time({first}.{HELD_OUT})",
+            "test-fraction": float(joined.is_test.mean()),
+        }
+        sql = select.sql(dialect="duckdb")
+        return replace(self, sql=sql, tables=tables, settings=settings_of_run)
 
     def joined(self, settings: Settings) -> JoinedTable:
         """Return the joined and encoded rows, split as a run splits them."""

@@ -146,7 +146,7 @@ class CostEstimate:
 
     @cached_property
     def trained(self) -> JoinedRows:
-        """The joined rows to train on: all of them, repeated rows (VFL), or a sample.
+        """The joined rows to train on: all of them, or a sample.
 
         A uniform sample stands in for a coreset of the same size.
         """
@@ -155,7 +155,7 @@ class CostEstimate:
             trained = self.method.restrict(
                 trained, sample_uniformly(trained, self.method.settings)
             )
-        return self.method.training_rows(trained)
+        return trained
 
     @cached_property
     def _tables(self) -> list[TableSize]:
@@ -218,7 +218,6 @@ class CostEstimate:
             parameters=len(build_model(spec, features, "cpu").penalised),
             has_intercept=spec.intercept,
             starts_at_zero=spec.kind in NUMPY_KINDS,
-            is_repeated=self.method.by_joined_rows,
             has_hessian=not joined.objective.has_constant_hessian,
             joined_rows=joined.train.joined_rows,
         )

@@ -257,7 +257,7 @@ UNTOLD = (
     "of {}, the sites tell numbers of columns alone: with a budget, declared encoders, "
     "or fewer than 500 rows under a policy"
 )
-ACRONYMS = frozenset({"admm", "sgd", "vfl-admm", "vfl-sgd", "gd"})
+ACRONYMS = frozenset({"admm", "sgd", "gd"})
 VERBS = {
     "train": "learned from",
     "explain": "to be learned from",

@@ -80,21 +80,18 @@ def lay_out(
     mapping: TableMapping,
     is_test: BoolArray,
     extracted: Extracted,
-    *,
-    is_repeated: bool = False,
 ) -> tuple[Mappings, dict[str, TableLayout]]:
     """Split the joined rows, and lay out the rows of each table that take part.
 
-    Each row appears once or, if repeated, for every joined row that it is in.
+    Each row appears once.
     """
     train, test = mapping.select(~is_test), mapping.select(is_test)
-    row = _repeated if is_repeated else _distinct
     layouts: dict[str, TableLayout] = {}
     trained: dict[str, TableRows] = {}
     tested: dict[str, TableRows] = {}
     for name, shards in extracted.parts.items():
         sizes = tuple(extracted.rows[part.number] for part in shards)
-        rows, fields, numbers = row(sizes, train.tables[name], test.tables[name])
+        rows, fields, numbers = _placed(sizes, train.tables[name], test.tables[name])
         by_part = {part.number: of for part, of in zip(shards, fields, strict=True)}
         layouts[name] = TableLayout(name, shards, tuple(rows), by_part)
         total = sum(part_rows.total for part_rows in rows)
@@ -106,7 +103,7 @@ def lay_out(
     ), layouts
 
 
-def _distinct(sizes: tuple[int, ...], train: TableRows, test: TableRows) -> _Placed:
+def _placed(sizes: tuple[int, ...], train: TableRows, test: TableRows) -> _Placed:
     is_trained, is_tested = train.multiplicity > 0, test.multiplicity > 0
     # the extra last entry maps NO_ROW to itself
     new_number = np.full(train.rows + 1, NO_ROW, dtype=np.int32)
@@ -130,36 +127,6 @@ def _distinct(sizes: tuple[int, ...], train: TableRows, test: TableRows) -> _Pla
         fields.append(arrays)
         start, offset = stop, offset + size
     return rows, fields, (new_number[train.row_of], new_number[test.row_of])
-
-
-def _repeated(sizes: tuple[int, ...], train: TableRows, test: TableRows) -> _Placed:
-    row_of = train.row_of, test.row_of
-    numbers = tuple(np.full(len(row_behind), NO_ROW, np.int32) for row_behind in row_of)
-    rows: list[PartRows] = []
-    fields: list[dict[str, Any]] = []
-    start = offset = 0
-    for size in sizes:
-        to_train, to_test = (
-            np.flatnonzero((row_behind >= offset) & (row_behind < offset + size))
-            for row_behind in row_of
-        )
-        middle = start + len(to_train)
-        stop = middle + len(to_test)
-        numbers[0][to_train] = np.arange(start, middle, dtype=np.int32)
-        numbers[1][to_test] = np.arange(middle, stop, dtype=np.int32)
-        rows.append(
-            PartRows(
-                start, len(to_train), stop - start, np.arange(start, stop) >= middle
-            )
-        )
-        arrays = {
-            "expanded_trained": train.row_of[to_train] - np.int32(offset),
-            "expanded_tested": test.row_of[to_test] - np.int32(offset),
-            "held_out_rows": len(test.row_of),
-        }
-        fields.append(arrays)
-        start, offset = stop, offset + size
-    return rows, fields, (numbers[0], numbers[1])
 
 
 def encoder_choices(bound: BoundQuery, settings: Settings) -> dict[str, TableChoice]:
@@ -277,13 +244,9 @@ class JoinedRows(SplitRows):
         counts = self.train.tables[table].multiplicity
         return counts[counts > 0]
 
-    def laid_out(
-        self, weights: FloatArray | None, *, is_repeated: bool = False
-    ) -> "JoinedRows":
+    def laid_out(self, weights: FloatArray | None) -> "JoinedRows":
         """Return the joined rows over rows of the tables that are laid out anew."""
-        (train, test), layouts = lay_out(
-            self.mapping, self.is_test, self.extracted, is_repeated=is_repeated
-        )
+        (train, test), layouts = lay_out(self.mapping, self.is_test, self.extracted)
         return replace(self, train=train, test=test, layouts=layouts).with_weights(
             weights
         )

@@ -90,7 +90,6 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     Attributes:
         methods: the methods that can be chosen, by name: classes with their own name.
         messages: messages of training, and those added if a table has several shards.
-        by_joined_rows: whether messages have an entry per joined row (VFL) or per row.
         usual_epochs: within which the loss comes to 0.1 % of its least, on the
             benchmarks' data.
         label_reach: how far the derivatives of a squared loss reach, in deviations of
@@ -102,7 +101,6 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     methods: ClassVar[dict[str, type["JoinStrategy"]]] = {}
     messages: ClassVar[tuple[Action, ...]]
     messages_of_shards: ClassVar[tuple[Action, ...]] = ()
-    by_joined_rows: ClassVar[bool] = False
     importance: ClassVar[str] = REGRESSION
     usual_epochs: ClassVar[int] = 20
     label_reach: ClassVar[float] = 1.0
@@ -149,10 +147,6 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     def restrict(self, joined: JoinedRows, sample: CoresetSample) -> JoinedRows:
         """Return the joined rows restricted to a coreset's training rows."""
         return restrict_to_sample(joined, sample.sample)
-
-    def training_rows(self, joined: JoinedRows) -> JoinedRows:
-        """Return the joined rows in terms of the rows that the tables train on."""
-        return joined
 
     def model_spec(self, preparation: Preparation, table: str) -> ModelSpec:
         """Return the local model of a table, untrained."""
@@ -211,7 +205,6 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             is_weighted=joined.weighting.train is not None,
             has_label=self.has_label,
             fitted=fitted_tables(encoders),
-            by_joined_rows=self.by_joined_rows,
             sends=outline.sends or "",
         )
 
@@ -297,7 +290,6 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
                 all_rows, encoders, settings, self.importance
             )
             joined = self.restrict(all_rows, coreset)
-        joined = self.training_rows(joined)
         preparation = Preparation(
             joined, settings, encoders, all_rows.train_objective, self.label_reach
         )

@@ -307,3 +307,16 @@ class TablePuppetSGD(BatchStrategy):
     """Train over the result of a query by mini-batch SGD with momentum."""
 
     name = "sgd"
+
+
+class GradientDescent(BatchStrategy):
+    """Train over the result of a query by gradient descent, a step per epoch.
+
+    It is the baseline of the paper's section 6.
+    """
+
+    name = "gd"
+
+    def batch_size(self, joined_rows: int) -> int:
+        """Return N."""
+        return joined_rows

@@ -9,8 +9,6 @@ The communication of Table 6 (paper, section 5) with its constants, per table, e
 in both directions, without held-out rows and with every table in one shard::
 
     method     the paper   here            rounds
-    VFL-ADMM   O(N)        8 N d_c         1
-    VFL-SGD    O(N)        8 N d_c         N/B
     TP-ADMM    O(n)        8 n d_c         1
     TP-SGD     O(alpha)    8 alpha d_c     N/B
     GD                     8 n d_c         1
@@ -19,15 +17,13 @@ alpha is the number of distinct rows of every batch, n <= alpha <= N. For held-o
 ADMM sends 4 d_c more for each that is not trained on, and SGD 4 d_c for each. A table
 in Q shards adds 8 Q (d [+ 1]) d_c up and 8 Q p down (ADMM, statistics), 8 Q p each way
 (ADMM, consensus), or 8 Q p each way per batch (SGD): the paper's O(T' Q) with T' = 1,
-and O(Q N/B). N leaves out joined rows of a LEFT JOIN without a row of the table. So
-VFL-ADMM sends M (2 N + N') / sum_i (n_i + m_i) times the bytes of ADMM, with N'
-held-out joined rows and tables in one shard.
+and O(Q N/B).
 
 Notation:
-    n, m    ``trained`` rows of one shard, and rows that take part
+    n       ``trained`` rows of one shard
     d_c     ``outputs``     d  ``features``     p  ``parameters``
     N, B    joined training rows and rows of a batch
-    M, Q    tables, and shards of one
+    Q       shards of a table
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -71,7 +67,7 @@ class ShardSize:
 
 @dataclass(frozen=True)
 class TableSize:
-    """One table of the training problem, repeated if it has a row per joined row (VFL).
+    """One table of the training problem.
 
     See the module's notation.
     """
@@ -84,7 +80,6 @@ class TableSize:
     parameters: int
     has_intercept: bool
     starts_at_zero: bool
-    is_repeated: bool = False
     has_hessian: bool = False
     joined_rows: int = 0
 
@@ -93,7 +88,7 @@ class TableSize:
         return {
             "rows": shard.rows,
             "trained": shard.trained,
-            "tested": shard.total - shard.trained if self.is_repeated else shard.tested,
+            "tested": shard.tested,
             "total": shard.total,
             "outputs": self.outputs,
             "features": self.features,

@@ -117,7 +117,6 @@ RUNS = {
     "fitted": (sharded, SQL, {"encoders": ENCODERS}),
     "consensus": (sharded, SQL, {"lou": "consensus"}),
     "sgd": (sharded, SQL, {"method": "sgd", "batch_size": 20}),
-    "vfl": (sharded, SQL, {"method": "vfl-admm"}),
     "coreset": (sharded, SQL, {"coreset_size": 20}),
     "personalised": (
         sharded,

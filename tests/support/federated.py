@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import Result
 from client_apps.app import app
 from client_apps.operator.state import Stateless
 from client_apps.rounds.site import Site
-from strategies import STRATEGIES, RelationalStrategy, VflADMM, VflSGD
+from strategies import STRATEGIES, RelationalStrategy
 from strategies.disclosures import facts_of
 from strategies.run.grid import InProcessGrid
 from tests.support.policies import OPEN, lenient
@@ -363,12 +363,7 @@ def _after_round(finished: Run, grid: InProcessGrid, report: RoundReport) -> Non
 
 
 def _masks(finished: Run) -> None:
-    """Put together what the sites were told about which rows take part.
-
-    Those of VFL are told lists, not masks.
-    """
-    if isinstance(finished.strategy, VflADMM | VflSGD):
-        return
+    """Put together what the sites were told about which rows take part."""
     federation = finished.strategy.training_problem
     sizes, told = finished.sizes, finished.arrays("train.prepare")
     for name, target in (("trained", finished.trained), ("tested", finished.tested)):

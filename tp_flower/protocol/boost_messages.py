@@ -48,8 +48,8 @@ class BoostRequest(Request, frozen=True, kw_only=True):
 
     discloses = (
         Discloses(
-            "the loss's first two derivatives, summed per {row}, which tell the label "
-            "of a row in one joined row",
+            "the loss's first two derivatives, summed per row of the site, which tell "
+            "the label of a row in one joined row",
             fields=("gradient", "hessian"),
             covered_by="messages",
         ),

@@ -29,10 +29,9 @@ Fields with the same meaning in all messages:
     ledger                   lines of the run in the site's ledger
     epoch                    from 1
     joined_rows              N, joined training rows
-    trained, tested          masks of rows, or rows behind joined rows
+    trained, tested          masks of rows
     multiplicity             joined rows of each trained row, G; absent if all are 1
     masses                   instead of G, the summed weights of these joined rows
-    held_out_rows            joined rows that are not trained on
 """
 
 import types

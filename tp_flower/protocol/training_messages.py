@@ -111,8 +111,7 @@ UNMATCHED_DISCLOSED: Final = Discloses(
 class PreparePart(PartBody, frozen=True, kw_only=True):
     """The rows, the encoder and the model of a participant.
 
-    Rows are selected by masks, each row of the table once, or in VFL by lists of the
-    row behind each joined row (``expanded``).
+    Rows are selected by masks, each row of the table once.
 
     Attributes:
         update: how the table's shards train together.
@@ -128,18 +127,15 @@ class PreparePart(PartBody, frozen=True, kw_only=True):
     model: f.Document
     update: Update
     joined_rows: f.JoinedRows
-    held_out_rows: f.Count | None = None
     l2: f.NonNegative
     device: f.Device
     label_scale: Scale
     mean_multiplicity: Annotated[float, f.between(0, 1e30)]
     encoder: SealedText | None = None
-    trained: Annotated[AnyArray, f.bits("rows")] | None = None
-    tested: Annotated[AnyArray, f.bits("rows")] | None = None
+    trained: Annotated[AnyArray, f.bits("rows")]
+    tested: Annotated[AnyArray, f.bits("rows")]
     multiplicity: Annotated[AnyArray, f.positive_counts("trained")] | None = None
     masses: Annotated[AnyArray, f.float32("trained")] | None = None
-    expanded_trained: Annotated[AnyArray, f.positions("trained")] | None = None
-    expanded_tested: Annotated[AnyArray, f.positions("tested")] | None = None
     batch_start: Annotated[AnyArray, f.positions("batches+1")] | None = None
     batch_rows: Annotated[AnyArray, f.positions("batch_rows")] | None = None
     union: Union | None = None
@@ -165,9 +161,8 @@ class PrepareRequest(Request, frozen=True, kw_only=True):
         Discloses(
             "{alignment}",
             fields=(
-                *("trained", "tested", "multiplicity", "masses"),
-                *("expanded_trained", "expanded_tested", "mean_multiplicity"),
-                *("label_scale", "joined_rows", "held_out_rows"),
+                *("trained", "tested", "multiplicity", "masses", "mean_multiplicity"),
+                *("label_scale", "joined_rows"),
             ),
         ),
         Discloses(
@@ -298,7 +293,8 @@ class AdmmRequest(Request, frozen=True, kw_only=True):
 
     discloses = (
         Discloses(
-            "a step of the score per {row}, made from labels and all tables' scores",
+            "a step of the score per row of the site, made from labels and all tables' "
+            "scores",
             fields=("step",),
             covered_by="messages",
         ),
@@ -415,8 +411,8 @@ class SgdRequest(Request, frozen=True, kw_only=True):
 
     discloses = (
         Discloses(
-            "the loss's derivative per {row} of a batch, made from labels and all "
-            "tables' scores",
+            "the loss's derivative per row of the site of a batch, made from labels "
+            "and all tables' scores",
             fields=("messages",),
             covered_by="messages",
         ),

@@ -68,7 +68,7 @@ class RunSettings:
         'Training method: "cg" (linear models, fewest rounds), "boost" (boosted '
         'trees), "admm" (few rounds), '
         '"sgd" (mini-batches), or "auto": cg for linear models without noise, admm for '
-        'others. As baselines "vfl-admm", "vfl-sgd", "gd". "personalised": a model for '
+        'others. As a baseline "gd". "personalised": a model for '
         "every site of one table. Solved at the server on a sample of the joined rows: "
         '"coreset-ridge" (regression) and "coreset-kmeans" (no label).',
         OneOf((AUTO, *methods.METHODS)),

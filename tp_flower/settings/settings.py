@@ -249,12 +249,7 @@ def _conflicts_of_privacy(values: SettingValues) -> Iterator[str]:
         missing = "linear models" if solves_tables else "strategy 'admm'"
         yield f"privacy.features: 'statistics' needs {missing}: use dp-sgd"
     if not values.method.sends_a_row_once:
-        reason = (
-            "is for comparisons without it: a row of a table is in many rows of its "
-            f"messages. Use {values.family}"
-        )
-        if values.method.solvers:
-            reason = "sends the rows that it draws in the clear. Use admm or sgd"
+        reason = "sends the rows that it draws in the clear. Use admm or sgd"
         for kind in privacy.covered("features", "predictions"):
             yield f"privacy.{kind}: strategy {strategy!r} {reason}"
     if values.coreset_rows and values.coreset_kind == training.IMPORTANCE:

@@ -64,12 +64,14 @@ class Method:
     Attributes:
         title: the papers' name where there is one.
         is_sharded: whether every table is in two shards.
+        is_vertical: whether it trains on the vertical partitions of the joined table.
         settings: run-config keys besides.
     """
 
     title: str
     strategy: str
     is_sharded: bool = False
+    is_vertical: bool = False
     settings: Mapping[str, str | float] = field(default_factory=dict)
 
 
@@ -77,8 +79,8 @@ METHODS: Mapping[str, Method] = {
     "cg": Method("CG", "cg"),
     "admm": Method("TP-ADMM", "admm"),
     "sgd": Method("TP-SGD", "sgd"),
-    "vfl-admm": Method("VFL-ADMM", "vfl-admm"),
-    "vfl-sgd": Method("VFL-SGD", "vfl-sgd"),
+    "vfl-admm": Method("VFL-ADMM", "admm", is_vertical=True),
+    "vfl-sgd": Method("VFL-SGD", "sgd", is_vertical=True),
     # an epoch is one step: it needs more of them
     "gd": Method("GD", "gd", settings={"num-epochs": 50}),
     "ucq-cg": Method("CG, UCQ", "cg", is_sharded=True),
@@ -107,11 +109,13 @@ def measure_dataset(dataset: Dataset) -> Results:
         "joined-rows": [len(problem.mean_loss), len(problem.test_loss)],
         "methods": {},
     }
+    vertical = dataset.vertical(settings)
     for name, method in METHODS.items():
-        config = {**dataset.settings, "strategy": method.strategy}
-        settings = Settings.from_run_config(config | dict(method.settings))
-        sites = dataset.two_shards() if method.is_sharded else dataset.join_only()
-        history = train(dataset.sql, settings, sites).report.history
+        data = vertical if method.is_vertical else dataset
+        config = {**data.settings, "strategy": method.strategy, **method.settings}
+        sites = data.two_shards() if method.is_sharded else data.join_only()
+        run = train(data.sql, Settings.from_run_config(config), sites)
+        history = run.report.history
         curve = curve_of(history, dataset.metric)
         facts["methods"][name] = {"title": method.title, **summary(facts, curve)}
     return facts

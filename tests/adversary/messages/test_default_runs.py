@@ -50,7 +50,7 @@ def test_the_server_receives_no_statistics_models_or_scores_of_a_table(
 ):
     if method == CG and model != "linear":
         pytest.skip("it has linear models only")
-    how = {"batch_size": 60} if method in ("sgd", "vfl-sgd") else {}
+    how = {"batch_size": 60} if method == "sgd" else {}
     assert not beyond(received(method, layout, model=model, **how))
 
 

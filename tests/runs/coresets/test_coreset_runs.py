@@ -245,7 +245,7 @@ def test_a_sample_of_all_rows_is_the_run_without_one():
         assert one.bytes_down == other.bytes_down
 
 
-@pytest.mark.parametrize("strategy", ["admm", "sgd", "vfl-admm"])
+@pytest.mark.parametrize("strategy", ["admm", "sgd"])
 def test_held_out_rows_are_scored_in_the_last_epoch(strategy):
     own = {"coreset_size": 30, "coreset_kind": "uniform", "num_epochs": 3}
     sites = one_per_site(SPLITS["sharded" if strategy == "admm" else "whole"](store()))

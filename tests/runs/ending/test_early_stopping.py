@@ -15,7 +15,6 @@ RUNS = {
     "admm": {"rho": 0.01},
     "boost": {"l2": 1e-4, "trees_per_round": 20, "min_rows_per_leaf": 1},
     "sgd": OF_SGD,
-    "vfl-sgd": {},
     "gd": {},
 }
 

@@ -34,7 +34,6 @@ METHODS = [
     ("admm", "whole", {"model": "mlp", "device": "cpu"}),
     ("sgd", "sharded", {}),
     ("gd", "whole", {}),
-    ("vfl-admm", "whole", {}),
     ("boost", "whole", {}),
 ]
 

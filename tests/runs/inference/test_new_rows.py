@@ -132,7 +132,7 @@ JOINED = "FROM orders o JOIN customers c ON o.customer = c.id"
         ["strategy=cg"],
         ["strategy=boost"],
         ["strategy=admm", "coreset-size=20"],
-        ["strategy=vfl-sgd", "num-epochs=2"],
+        ["strategy=sgd", "num-epochs=2"],
         [
             "strategy=cg",
             "privacy.labels=laplace",

@@ -29,7 +29,7 @@ MARKED = FRAMES | {"orders": FRAMES["orders"].assign(sampled=SAMPLED)}
             SOURCE,
             {"strategy": "sgd", "batch_size": 20, "test_split": "time(o.day)"},
         ),
-        ("squared", LEFT, {"strategy": "vfl-admm", "test_split": "random(c)"}),
+        ("squared", LEFT, {"strategy": "admm", "test_split": "random(c)"}),
     ],
 )
 def test_a_sample_is_the_query_over_its_rows(layout, loss, source, how):

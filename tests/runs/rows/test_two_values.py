@@ -66,9 +66,7 @@ def test_two_values_over_all_shards_are_classes_and_the_line_says_so(
     assert "rmse" in numbers.final_train
 
 
-@pytest.mark.parametrize(
-    "strategy", ["admm", "sgd", "gd", "boost", "vfl-admm", "vfl-sgd"]
-)
+@pytest.mark.parametrize("strategy", ["admm", "sgd", "gd", "boost"])
 def test_every_strategy_trains_on_classes(strategy):
     run = train(sites((0, 1), int), SQL, strategy, num_epochs=2).report
     assert {"auc", "log_loss"} <= run.final_train.keys()

@@ -88,14 +88,6 @@ def test_an_entity_counts_once_in_training_and_once_in_testing():
     assert isinstance(finished.strategy.report.tables[1].multiplicity["max"], int)
 
 
-@pytest.mark.parametrize("twin", ["vfl-admm", "vfl-sgd"])
-def test_expanded_rows_train_alike(twin):
-    how = {"row_weight": "entity(c)", "num_epochs": 3}
-    how |= {"batch_size": 16} if twin == "vfl-sgd" else {}
-    own, other = (trained("squared", "sharded", s, **how) for s in (twin[4:], twin))
-    assert distance(other.flat, own.flat) < 1e-4
-
-
 @pytest.mark.parametrize(
     ("loss", "layout", "weight", "source"),
     [

@@ -89,7 +89,7 @@ def test_random_rows_of_another_table_are_held_out_whole(layout):
     assert is_tested.sum() == round(0.2 * (is_trained | is_tested).sum())
 
 
-@pytest.mark.parametrize("strategy", ["cg", "sgd", "vfl-admm", "coreset-ridge"])
+@pytest.mark.parametrize("strategy", ["cg", "sgd", "coreset-ridge"])
 def test_every_strategy_holds_out_the_same_rows(strategy):
     how = {"test_split": "group(c.id)", "num_epochs": 1}
     counted = [

@@ -8,7 +8,14 @@ import pandas as pd
 import pytest
 
 from scripts.bench.datasets import Dataset, by_table
-from scripts.bench.harness import Options, Outcome, new_results, put_outcome
+from scripts.bench.harness import (
+    Options,
+    Outcome,
+    new_results,
+    participants_of,
+    put_outcome,
+    train,
+)
 from scripts.bench.render import suite_block
 from scripts.bench.suites import coreset, methods
 from scripts.bench.suites.coreset import regression_scores
@@ -150,6 +157,37 @@ def test_methods_and_reference_hold_out_the_same_rows(monkeypatch) -> None:
     tables = dataset.tables
     joined = tables["orders"].merge(tables["items"]).merge(tables["customers"])
     assert sum(facts["joined-rows"]) == len(joined)
+
+
+@pytest.mark.parametrize("strategy", ["admm", "sgd"])
+def test_vertical_partitions_train_alike_for_a_number_per_joined_row(strategy) -> None:
+    """VFL: the same steps over the same held-out rows, and 4 d_c (2 N + N') a table."""
+    how = {"strategy": strategy, "num-epochs": 2}
+    how |= {"batch-size": 60, "learning-rate": 0.05} if strategy == "sgd" else {}
+    dataset = small_store()
+    vertical = dataset.vertical(Settings.from_run_config(dataset.settings))
+    models, runs = [], []
+
+    def on_round(report, grid) -> None:
+        if report.epoch == 1 and report.train:
+            parts = participants_of(grid)
+            models.append({x.data.table: x.model.parameters.copy() for x in parts})
+
+    for data in (dataset, vertical):
+        settings = Settings.from_run_config({**data.settings, **how})
+        run = train(data.sql, settings, data.join_only(), on_round)
+        runs.append(run.report)
+    own, twin = models
+    for table, theta in own.items():
+        assert np.abs(theta).max() > 0
+        np.testing.assert_allclose(twin[table], theta, rtol=1e-4, atol=1e-6)
+    assert runs[1].final_test == pytest.approx(runs[0].final_test, rel=1e-5)
+    if strategy == "admm":
+        sent = next(x for x in runs[1].history if x.epoch == 1)
+        rows = 2 * runs[1].joined_rows_train + runs[1].joined_rows_test
+        expected = dict.fromkeys("oic", 4 * rows)
+        both = {name: sent.bytes_up[name] + sent.bytes_down[name] for name in "oic"}
+        assert both == expected
 
 
 def test_scores_are_the_sum_of_those_of_the_columns_of_each_table():

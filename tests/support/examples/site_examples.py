@@ -106,7 +106,7 @@ def noise_of_known_keys(monkeypatch):
 
 
 CLEAR = msgspec.to_builtins(PrivacyTerms.of(PrivacySettings()))
-OUTLINE = {"strategy": "vfl-sgd", "epochs": 1}
+OUTLINE = {"strategy": "sgd", "epochs": 1}
 PART = {
     "id": 0,
     "model": {},

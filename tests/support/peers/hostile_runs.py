@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from strategies import Explain, TablePuppetADMM, TablePuppetSGD, VflSGD
+from strategies import Explain, TablePuppetADMM, TablePuppetSGD
 from tests.support.peers.hostile import FOREIGN, SQL, HostileGrid, StoppedError, train
 
 # categories come in the order of their hashes, which differ from run to run: so would
@@ -17,7 +17,6 @@ RUNS = {
     "consensus": (TablePuppetADMM, {"lou": "consensus"}),
     "torch": (TablePuppetADMM, TORCH),
     "sgd": (TablePuppetSGD, {"batch_size": 5}),
-    "vfl": (VflSGD, {"batch_size": 5}),
     "explain": (Explain, {"mode": "explain"}),
 }
 

@@ -467,7 +467,7 @@ WORDS: dict[str, tuple[Any, ...]] = {
     "SplitTerms.by": ("hash", "order", "value"),
     "BatchStep.evaluate": ("tested", "all"),
     "LabelTerms.mechanism": ("laplace", "randomised-response"),
-    "Outline.strategy": ("admm", "cg", "sgd", "boost", "vfl-sgd", "coreset-ridge"),
+    "Outline.strategy": ("admm", "cg", "sgd", "boost", "gd", "coreset-ridge"),
     "Outline.sends": ("rows", "centres"),
     "PreparePart.update": ("local", "gram", "consensus", "sum", "given"),
     "PrivacyTerms.features": ("clear", "dp-sgd", "statistics"),
@@ -495,10 +495,6 @@ ABSENT: dict[str, tuple[str, Callable[[int], np.ndarray]]] = {
     "ScorePart.unmatched": (
         "unmatched/join-0",
         lambda rows: pack_bits(np.ones(rows, bool)),
-    ),
-    "PreparePart.expanded-trained": (
-        "expanded-trained",
-        lambda rows: np.zeros(rows, np.int32),
     ),
     "PreparePart.batch-rows": ("batch-rows", lambda _: np.zeros(1, np.int32)),
 }

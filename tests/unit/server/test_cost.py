@@ -41,7 +41,6 @@ def sites(layout):
 
 
 SGD = {"strategy": "sgd"}
-VFL_ADMM, VFL_SGD = {"strategy": "vfl-admm"}, {"strategy": "vfl-sgd"}
 LARGE = {"batch_size": 60}
 CORESET = {"coreset_size": 150, "coreset_kind": "uniform"}
 CONSENSUS = {"lou": "consensus"}
@@ -74,12 +73,6 @@ WAYS = {
     "sgd-tolerance": ("sharded", STORE_CLASSIFICATION_SQL, SGD | TOLERANCE | LARGE),
     "sgd-private": ("sharded", STORE_SQL, GRADIENTS),
     "sgd-softmax": ("sharded", SOFTMAX, SGD | LARGE),
-    "vfl-admm": ("whole", STORE_SQL, VFL_ADMM),
-    "vfl-admm-gram": ("sharded", SOFTMAX, VFL_ADMM),
-    "vfl-admm-left": ("sharded", LEFT, VFL_ADMM | CONSENSUS),
-    "vfl-admm-weighted": ("whole", STORE_SQL, VFL_ADMM | {"row_weight": "entity(c)"}),
-    "vfl-sgd": ("whole", STORE_SQL, VFL_SGD | MLP | {"batch_size": 30}),
-    "vfl-sgd-left": ("sharded", LEFT, VFL_SGD | {"batch_size": 30}),
     "gd": ("whole", STORE_SQL, {"strategy": "gd"}),
     "coreset": ("sharded", STORE_SQL, ADMM | CORESET),
     "coreset-sgd": ("sharded", STORE_SQL, SGD | CORESET),

@@ -161,28 +161,6 @@ def test_every_message_is_of_a_method_or_a_prediction():
     assert not unsent, "list them in the `messages` of the strategy that sends them"
 
 
-@pytest.mark.parametrize("family", ["admm", "sgd"])
-def test_vfl_tells_a_site_what_each_joined_row_is_made_of(family):
-    exposure = Exposure("o", messages_of(family), ["c"], [], [], True, False)
-    releases = disclosures(exposure)
-    by_joined_rows = disclosures(replace(exposure, by_joined_rows=True))
-    changed = {
-        (plain.message, plain.to)
-        for plain, vfl in zip(releases, by_joined_rows, strict=True)
-        if plain.carries != vfl.carries
-        and "joined row" in vfl.carries
-        and vfl.protection == NOTHING
-    }
-    further = {"admm": Action.CONSENSUS, "sgd": Action.STEP}[family]
-    action = {"admm": Action.ADMM, "sgd": Action.SGD}[family]
-    assert changed == {
-        (str(Action.PREPARE), "sites"),
-        (str(action), "sites"),
-        (str(action), "server"),
-        (str(further), "server"),
-    }
-
-
 @pytest.mark.parametrize(
     ("source", "is_simulated", "words"),
     [

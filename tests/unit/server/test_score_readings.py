@@ -61,12 +61,6 @@ def test_second_derivatives_tell_rows_that_are_joined_twice():
         assert [reading["single"] for reading in readings] == single
 
 
-@pytest.mark.parametrize("strategy", ["vfl-sgd", "vfl-admm"])
-def test_rows_of_the_join_are_single(strategy):
-    for reading in readings_of(strategy=strategy):
-        assert reading["single"] == reading["rows"] > 0
-
-
 @pytest.mark.parametrize(
     ("batch_size", "single"), [(1, [3, 3, 1, 1]), (2, [3, 3, 1, 0])]
 )

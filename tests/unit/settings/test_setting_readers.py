@@ -47,8 +47,6 @@ OF_OTHER_RUNS = {
     "boost": CORESETS,
     "cg": CORESETS,
     "sgd": CORESETS,
-    "vfl-admm": CORESETS,
-    "vfl-sgd": CORESETS,
     "gd": {"batch_size", *CORESETS},
     "coreset-kmeans": NO_MODEL | {"strategy"},
     "personalised": {"max_joined_rows"},

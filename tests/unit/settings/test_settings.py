@@ -94,7 +94,7 @@ def test_texts_are_read_as_lists_by_table_and_column() -> None:
 
 @given(
     # those that train an MLP
-    strategy=st.sampled_from(["admm", "sgd", "gd", "vfl-sgd", "personalised"]),
+    strategy=st.sampled_from(["admm", "sgd", "gd", "personalised"]),
     hidden_sizes=st.lists(st.integers(1, 99), min_size=1, max_size=3).map(tuple),
     alias=st.from_regex(r"[a-z]{1,5}", fullmatch=True),
     column=st.text(min_size=1),
