@@ -116,17 +116,21 @@ class CostEstimate:
     method: JoinStrategy
     history: Sequence[records.RoundReport]
 
-    def cost(self) -> Document:
-        """Return the entry `cost`; set-up includes the rounds after the epochs."""
+    def cost(self, forecasts: Sequence[ScoreForecast]) -> Document:
+        """Return the entry `cost`; set-up includes the rounds after the epochs.
+
+        There are no more epochs than policies allow, if these allow any.
+        """
         settings, set_up = self.method.settings, self._set_up()
+        epochs = min([settings.epochs, *filter(None, (item.epochs for item in forecasts))])
         epoch, last_epoch = (
             self.method.epoch_traffic(self._tables, self._batches, is_last=is_last)
             for is_last in (False, True)
         )
-        run = set_up + epoch * (settings.epochs - 1) + last_epoch
+        run = set_up + epoch * (epochs - 1) + last_epoch
         return {
             "strategy": settings.method_name,
-            "epochs": settings.epochs,
+            "epochs": epochs,
             **{
                 stretch: {
                     "rounds": traffic.rounds,
@@ -142,7 +146,7 @@ class CostEstimate:
         """Return how many epochs' scores each part may release whose policy limits them."""
         rows, preparation = self.trained, self._preparation(self.trained)
         specs = {name: self.method.model_spec(preparation, name) for name in rows.layouts}
-        return self.method.forecast_scores(ranks, rows, specs)
+        return self.method.forecast_scores(ranks, rows, specs, self.encoders)
 
     def memory(self) -> Document:
         """Return the entry `memory`."""
@@ -336,7 +340,7 @@ class Explain(RoundStrategy):
             "loss": joined.loss.name,
             "row-weight": joined.weighting.facts(train),
             "saving": _saving(joined, columns),
-            "cost": estimate.cost(),
+            "cost": estimate.cost(self._forecasts),
             "memory": estimate.memory(),
             "score-vectors": [item.facts() for item in self._forecasts],
             "releases": releases,

@@ -68,6 +68,8 @@ def test_a_run_of_each_mode_and_what_it_leaves(store):
         text = printed_by(mode, store, "--set", f"output-dir={mode}")
         assert words in text
         assert (Path(mode, "report.html").exists(), report_of(mode)["mode"]) == (True, mode)
+    # on the screen of `explain`: at how many rows sites and server work out scores
+    assert "by site   by server" in text
     assert "The join, step by step" in printed_by("report", "explain", "--full")
     assert "query.extract" in printed_by("explain", store, "--set", "output-dir=full", "--full")
     assert "default@" in printed_by("models")
