@@ -247,13 +247,14 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         for item in short[1:]:
             places.setdefault((item.epochs, item.part.table), []).append(item.part.site)
         others = ""
-        for (epochs, table), sites in places.items():
+        for (fewest, table), sites in places.items():
             shards = ", ".join(map(repr, sites))
-            others += f"; that of {table!r} at {shards} allows {counted(epochs, 'epoch')}"
+            others += f"; that of {table!r} at {shards} allows {counted(fewest, 'epoch')}"
+        epochs = counted(short[0].epochs, "epoch")
         return (
-            f"training by {self.name} will end after {counted(short[0].epochs, 'epoch')}, before "
-            f"its optimum, which usually takes about {self.usual_epochs}: {short[0]}{others}. More "
-            "columns that vary allow more epochs, and so may an owner who raises scores-per-rank"
+            f"training by {self.name} will end after {epochs}, most likely before its optimum, "
+            f"which usually takes about {self.usual_epochs}: {short[0]}{others}. More columns that "
+            "vary allow more epochs, and so may an owner who raises scores-per-rank"
         )
 
     def score_start(self, _: JoinedRows) -> Generator[Requests, Replies, None]:

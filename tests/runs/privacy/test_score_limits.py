@@ -105,9 +105,9 @@ def test_explain_says_it_before(grid, tmp_path):
     assert warnings == []
     (early,) = explained(strategy="admm")[1]
     assert early == (
-        "training by admm will end after 5 epochs, before its optimum, which usually takes about "
-        f"20: {ALLOWS}, and an epoch takes 1; that of 'b' at 'b' allows 6 epochs. More columns "
-        "that vary allow more epochs, and so may an owner who raises scores-per-rank"
+        "training by admm will end after 5 epochs, most likely before its optimum, which usually "
+        f"takes about 20: {ALLOWS}, and an epoch takes 1; that of 'b' at 'b' allows 6 epochs. More "
+        "columns that vary allow more epochs, and so may an owner who raises scores-per-rank"
     )
     # one number, which both policies allow
     refused = explained(num_epochs=7)[1]
