@@ -120,7 +120,10 @@ def explain(
     write_json(content, folder)
     # of the messages that explaining sends, only labels have a cost
     totals = content["privacy"]["totals"] if settings.privacy.covers_labels else []
-    return {**content, "privacy": {"totals": totals}}
+    return {
+        **content,
+        "privacy": {"totals": totals, "readings": content["privacy"]["readings"]},
+    }
 
 
 def train(

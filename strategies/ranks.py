@@ -15,9 +15,11 @@ from strategies.run.sites import Inventory
 from strategies.setup.encoding import TableEncoding
 from strategies.setup.joined_rows import JoinedRows, TableLayout
 from tp_flower.arrays import AnyArray, BoolArray
+from tp_flower.features.ranks import LEAST_RANK
 from tp_flower.protocol.fields import Document
 from tp_flower.protocol.packet import pack_bits, unpack_bits
 from tp_flower.protocol.rank_messages import RankedPart, RankPart, RankRequest
+from tp_flower.reports.blocks import counted
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,14 @@ class ScoreForecast:
     Attributes:
         left: score vectors, of which the start of training takes ``first``.
         per_epoch: those of an epoch.
+        columns: encoded ones, of the part's table.
     """
 
     part: Part
     left: int
     first: int
     per_epoch: int
+    columns: int
 
     @property
     def epochs(self) -> int:
@@ -73,6 +77,35 @@ class ScoreForecast:
             f"(scores-per-rank) lets {self.left} more score vectors leave, and an "
             f"epoch takes {self.per_epoch}"
         )
+
+    @property
+    def refusal(self) -> str:
+        """Why training needs more epochs than these, or one at least, and what to do about it."""
+        wider = "read more columns of the table that vary"
+        raised = f"{wider}, or ask its owner to raise scores-per-rank"
+        if self.epochs:
+            return f"{self}: set num-epochs = {self.epochs} or less, {raised}"
+        if self.left:
+            return f"{self}: no epoch fits; read no feature of the table, {raised}"
+        if self.columns < LEAST_RANK:
+            reason = (
+                f"the query reads {counted(self.columns, 'encoded column')} of the "
+                "table, and"
+            )
+        else:
+            reason = "earlier runs have used them up, or its rows vary too little:"
+        return (
+            f"{self}: {reason} no scores leave of rows that vary in fewer than "
+            f"{LEAST_RANK} directions (constants, copies and a column beside which "
+            "little else varies do not count). Leave the table's features out of the "
+            f"query, {wider}, or ask its owner to "
+            'write scores-per-rank = "any", which sets no bound'
+        )
+
+
+def epochs_of(forecast: ScoreForecast) -> int:
+    """Return the number of epochs that are possible, to order forecasts by."""
+    return forecast.epochs
 
 
 def asks_ranks(inventory: Inventory) -> bool:

@@ -114,14 +114,19 @@ class CostEstimate:
     method: JoinStrategy
     history: Sequence[records.RoundReport]
 
-    def cost(self) -> Document:
-        """Return the entry `cost`; set-up includes the rounds after the epochs."""
+    def cost(self, forecasts: Sequence[ScoreForecast]) -> Document:
+        """Return the entry `cost`; set-up includes the rounds after the epochs.
+
+        There are no more epochs than policies allow, if these allow any.
+        """
         settings, set_up = self.method.settings, self._set_up_rounds()
+        allowed = [item.epochs for item in forecasts if item.epochs]
+        epochs = min([settings.epochs, *allowed])
         epoch = self.method.epoch_traffic(self._tables, self._batches)
-        rounds = set_up + epoch.rounds * settings.epochs
+        rounds = set_up + epoch.rounds * epochs
         return {
             "strategy": settings.method_name,
-            "epochs": settings.epochs,
+            "epochs": epochs,
             "rounds": {"set-up": set_up, "epoch": epoch.rounds, "run": rounds},
             "bytes": {"up": round(epoch.up), "down": round(epoch.down)},
             "waiting": records.waiting_seconds(rounds),
@@ -133,7 +138,7 @@ class CostEstimate:
         specs = {
             name: self.method.model_spec(preparation, name) for name in rows.layouts
         }
-        return self.method.forecast_scores(ranks, rows, specs)
+        return self.method.forecast_scores(ranks, rows, specs, self.encoders)
 
     def memory(self) -> Document:
         """Return the entry `memory`."""
@@ -282,7 +287,7 @@ class Explain(RoundStrategy):
             "loss": joined.objective.name,
             "row-weight": joined.weighting.facts(train),
             "saving": _saving(joined, columns),
-            "cost": estimate.cost(),
+            "cost": estimate.cost(self._forecasts),
             "memory": estimate.memory(),
             "score-vectors": [item.facts() for item in self._forecasts],
             "releases": releases,

@@ -23,7 +23,7 @@ import numpy as np
 
 from strategies.coresets.draw import draw_coreset, restrict_to_sample
 from strategies.disclosures import Exposure, exposure_of
-from strategies.ranks import Ranks, ScoreForecast, asks_ranks, rank_rows
+from strategies.ranks import Ranks, ScoreForecast, asks_ranks, epochs_of, rank_rows
 from strategies.run.exchange import PartArrays, Replies, Requests
 from strategies.run.sites import Inventory
 from strategies.score_readings import ScoreReading, score_readings
@@ -72,6 +72,7 @@ from tp_flower.objectives import Objective, Target, contributions, no_better
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Outline, Update
 from tp_flower.query import BoundQuery
+from tp_flower.reports.blocks import counted
 from tp_flower.settings.run import AUTO
 from tp_flower.settings.training import IMPORTANCE
 from tp_flower.splits import TEST, TRAIN
@@ -217,7 +218,11 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         return 1
 
     def forecast_scores(
-        self, ranks: Ranks, joined: JoinedRows, specs: Mapping[str, ModelSpec]
+        self,
+        ranks: Ranks,
+        joined: JoinedRows,
+        specs: Mapping[str, ModelSpec],
+        encoders: Mapping[str, TableEncoding],
     ) -> list[ScoreForecast]:
         """Return how many epochs of scores each part with a score limit may release."""
         size, train, outputs = self.batch_size, joined.train, joined.objective.outputs
@@ -241,23 +246,44 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
                     ),
                     is_sharded=is_sharded,
                 ),
+                columns=encoders[part.table].columns.width,
             )
             for part, left in ranks.left.items()
         ]
 
     def warnings_of_scores(self, forecasts: Sequence[ScoreForecast]) -> Iterator[str]:
         """Yield what policies do to the training, before it begins."""
-        wanted = self.settings.num_epochs
-        for item in forecasts:
-            if not item.epochs or wanted > item.epochs:
-                yield f"training will be refused: {self.remedy(item.epochs, str(item))}"
-            elif not wanted and item.epochs < self.usual_epochs:
-                yield (
-                    f"{item}: training ends after {item.epochs} epochs, when it may "
-                    f"not have converged, which usually takes {self.usual_epochs}. "
-                    "More columns of the table that vary allow more epochs, and so may "
-                    "its owner (scores-per-rank)"
-                )
+        wanted, fewest_first = (
+            self.settings.num_epochs,
+            sorted(forecasts, key=epochs_of),
+        )
+        refused = [item for item in fewest_first if not item.epochs]
+        # one number that all policies allow
+        refused = refused or [item for item in fewest_first[:1] if wanted > item.epochs]
+        for item in refused:
+            yield f"training will be refused: {item.refusal}"
+        short = [item for item in fewest_first if 0 < item.epochs < self.usual_epochs]
+        if short and not wanted:
+            yield self._ends_early(short)
+
+    def _ends_early(self, short: Sequence[ScoreForecast]) -> str:
+        """Return that policies allow fewer epochs than training usually takes, the fewest first."""
+        places: dict[tuple[int, str], list[str]] = {}
+        for item in short[1:]:
+            places.setdefault((item.epochs, item.part.table), []).append(item.part.site)
+        others = ""
+        for (fewest, table), sites in places.items():
+            shards = ", ".join(map(repr, sites))
+            others += (
+                f"; that of {table!r} at {shards} allows {counted(fewest, 'epoch')}"
+            )
+        epochs = counted(short[0].epochs, "epoch")
+        return (
+            f"training by {self.name} will end after {epochs}, most likely before its "
+            f"optimum, which usually takes about {self.usual_epochs}: "
+            f"{short[0]}{others}. More columns that vary allow more epochs, and so may "
+            "an owner who raises scores-per-rank"
+        )
 
     def score_start(self, _: JoinedRows) -> Generator[Requests, Replies, None]:
         """Learn the scores that training starts from; they are constant."""
@@ -297,8 +323,10 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         if asks_ranks(self.inventory):
             ranks = yield from rank_rows(joined, encoders)
             self.scores_left = ranks.by_number
-            for item in self.forecast_scores(ranks, joined, specs):
-                self.limit_epochs(item.epochs, str(item))
+            forecasts = self.forecast_scores(ranks, joined, specs, encoders)
+            # a refusal names a number of epochs that all policies allow
+            if forecasts:
+                self.limit_epochs(min(forecasts, key=epochs_of))
             preparation = replace(preparation, cover=ranks.cover)
         batches = self.plan_batches(joined.train, joined.layouts)
         updates = {

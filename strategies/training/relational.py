@@ -17,6 +17,7 @@ from flwr.serverapp.strategy import Result
 from msgspec.structs import replace as replace_struct
 
 from strategies.disclosures import disclosures, privacy_report
+from strategies.ranks import ScoreForecast
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import BestEpoch, EpochResult, RoundListener, RoundStrategy
 from strategies.score_readings import ScoreReading
@@ -174,29 +175,19 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         """
         return bool(self._limited_by) and self.epoch > self._limit
 
-    def limit_epochs(self, most: int, rule: str) -> None:
-        """Train for at most so many epochs, by a ``rule`` in words.
+    def limit_epochs(self, forecast: ScoreForecast) -> None:
+        """Train for at most as many epochs as a part's policy allows.
 
         Raises:
             SettingsError: it allows none, or the settings ask for more.
         """
+        most = forecast.epochs
         if not most or self.settings.num_epochs > most:
-            raise SettingsError(self.remedy(most, rule))
+            raise SettingsError(forecast.refusal)
         if most < self._limit:
-            self._limit, self._limited_by = most, rule
+            self._limit, self._limited_by = most, str(forecast)
             self.chosen["num-epochs"] = most
-            log(INFO, "At most %d epochs: %s", most, rule)
-
-    @staticmethod
-    def remedy(most: int, rule: str) -> str:
-        """Return what to do about a rule that allows so many epochs at most."""
-        fewer = (
-            f"set num-epochs = {most} or less" if most else "no epoch fits; read none"
-        )
-        return (
-            f"{rule}: {fewer}, or more columns of the table that vary, or ask its "
-            "owner to raise scores-per-rank"
-        )
+            log(INFO, "At most %d epochs: %s", most, forecast)
 
     @property
     def is_best(self) -> bool:

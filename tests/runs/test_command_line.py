@@ -84,6 +84,8 @@ def test_a_run_of_each_mode_and_what_it_leaves(store):
             True,
             mode,
         )
+    # on the screen of `explain`: at how many rows sites and server work out scores
+    assert "by site   by server" in text
     assert "The join, step by step" in printed_by("report", "explain", "--full")
     assert "query.extract" in printed_by(
         "explain", store, "--set", "output-dir=full", "--full"

@@ -32,10 +32,10 @@ ALLOWS = (
 )
 
 
-def frames(seed=0):
+def frames(columns=COLUMNS, seed=0):
     rng = np.random.default_rng(seed)
     tables = {}
-    for name, count in COLUMNS.items():
+    for name, count in columns.items():
         columns = {f"{name}{k}": rng.normal(size=ROWS) for k in range(count)}
         tables[name] = pd.DataFrame({"id": np.arange(ROWS), **columns})
     total = sum(frame.drop(columns="id").sum(axis=1) for frame in tables.values())
@@ -83,13 +83,14 @@ def test_more_epochs_than_are_left_are_refused_before_any_leaves(grid, tmp_path)
         train(grid, SQL, TablePuppetCG, num_epochs=6)
     text = str(refused.value)
     assert text.startswith(
-        f"{ALLOWS}, and an epoch takes 1: set num-epochs = 5 or less, or more"
+        f"{ALLOWS}, and an epoch takes 1: set num-epochs = 5 or less, read more"
     )
     assert counted(tmp_path) == 0
     # as it says
     train(grid, SQL, TablePuppetCG, num_epochs=5)
     with pytest.raises(
-        SettingsError, match=r"lets 0 more .*: no epoch fits; read none, or more col"
+        SettingsError,
+        match=r"lets 0 more .*: earlier runs have used them up, or its rows vary too",
     ):
         train(grid, SQL, TablePuppetCG, num_epochs=1)
     # without features its scores are constants, in which the other table's do not hide
@@ -116,16 +117,57 @@ def test_explain_says_it_before(grid, tmp_path):
     ]
     # of conjugate gradients
     assert warnings == []
-    assert explained(strategy="admm")[1][0] == (
-        f"{ALLOWS}, and an epoch takes 1: training ends after 5 epochs, when it may "
-        "not have converged, which usually takes 20. More columns of the table that "
-        "vary allow more epochs, and so may its owner (scores-per-rank)"
+    (early,) = explained(strategy="admm")[1]
+    assert early == (
+        "training by admm will end after 5 epochs, most likely before its optimum, "
+        f"which usually takes about 20: {ALLOWS}, and an epoch takes 1; that of 'b' at "
+        "'b' allows 6 epochs. More columns that vary allow more epochs, and so may an "
+        "owner who raises scores-per-rank"
     )
-    refused = explained(num_epochs=6)[1]
+    # one number, which both policies allow
+    refused = explained(num_epochs=7)[1]
+    assert len(refused) == 1
     assert refused[0].startswith(
         f"training will be refused: {ALLOWS}, and an epoch takes 1: set n"
     )
     assert counted(tmp_path) == 0
+
+
+def test_explain_says_which_table_cannot_be_trained_and_what_to_change(tmp_path):
+    columns = {"a": 1, "b": 12, "c": 12}
+    features = [
+        f"{name}.{name}{k}" for name, count in columns.items() for k in range(count)
+    ]
+    sql = "SELECT a.y AS label, {} FROM a JOIN b ON a.id = b.id JOIN c ON a.id = c.id"
+    policies = dict.fromkeys(columns, RULES)
+
+    def sites():
+        for name, frame in frames(columns).items():
+            yield name, write_site(tmp_path / name, {name: frame}, policies)
+
+    strategy = train(
+        dict(sites()), sql.format(", ".join(features)), Explain, num_epochs=0
+    )
+    (warning,) = strategy.warnings
+    start = "training will be refused: "
+    assert warning == (
+        f"{start}the policy of table 'a' at site 'a' (scores-per-rank) lets 0 more "
+        "score vectors leave, and an epoch takes 1: the query reads 1 encoded column "
+        "of the table, and no scores leave of rows that vary in fewer than 4 "
+        "directions (constants, copies and a column beside which little else varies do "
+        "not count). Leave the table's features out of the query, read more columns of "
+        "the table that vary, or ask its owner to write scores-per-rank = "
+        '"any", which sets no bound'
+    )
+    # the costs are those of the epochs that the other policies allow
+    assert strategy.explanation["cost"]["epochs"] == 6
+    with pytest.raises(SettingsError) as refused:
+        train(dict(sites()), sql.format(", ".join(features)), num_epochs=1)
+    assert f"{start}{refused.value}" == warning
+    # as it says
+    train(dict(sites()), sql.format(", ".join(features[1:])), num_epochs=1)
+    policies["a"] = RULES.replace("0.5", '"any"')
+    train(dict(sites()), sql.format(", ".join(features)), num_epochs=1)
 
 
 def test_predictions_and_evaluations_are_score_vectors(grid, tmp_path):
