@@ -80,7 +80,7 @@ class ScoreForecast:
 
     @property
     def refusal(self) -> str:
-        """Why training needs more epochs than these, or one at least, and what to do about it."""
+        """Why training needs more epochs than these, and what to do about it."""
         wider = "read more columns of the table that vary"
         raised = f"{wider}, or ask its owner to raise scores-per-rank"
         if self.epochs:
