@@ -1,30 +1,24 @@
 """The Flower ServerApp: run config -> settings -> strategy -> report.
 
+It runs as everything does, by :mod:`tp_flower.api`, which calls :func:`carry_out`.
 ``mode = "explain"`` takes the set-up's rounds only, and reports what training would do;
 "predict" and "evaluate" use the model that a run has saved
 (:mod:`strategies.inference.predict`).
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from rich.console import Console, Group, RenderableType
-from rich.text import Text
 
 from strategies import STRATEGIES, Explain
 from strategies.inference.manifest import write_manifest
 from strategies.inference.predict import use_model
-from strategies.report_page.page import (
-    ReportError,
-    explanation_view,
-    page_lines,
-    read_report,
-    result_view,
-)
+from strategies.report_page.page import ReportError, page_lines, read_report
 from strategies.run import failures
 from strategies.run.channel import open_channel
 from strategies.run.journal import FOLDER
@@ -32,49 +26,47 @@ from strategies.run.resume import resumed
 from strategies.run.strategy import RoundListener
 from strategies.trackers import Tracking
 from strategies.training.saving import make_manifest
+from tp_flower import api
 from tp_flower.errors import SettingsError
 from tp_flower.files import home_folder
 from tp_flower.query import Query
 from tp_flower.reports.console import epoch_line
 from tp_flower.reports.records import (
     REPORT_FILE,
+    CompletedRun,
     RoundReport,
     report_dict,
-    report_line,
     write_json,
 )
 from tp_flower.settings import Settings
 from tp_flower.settings.run import EVALUATE, EXPLAIN, PREDICT
 from tp_flower.sources.flights import FLIGHTS_REGRESSION_SQL, FLIGHTS_SQL
 
-CONSOLE_WIDTH = 100
-
 app = ServerApp()
+
+Announce = Callable[[str], None]
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Carry out a run for Flower, which then prints the reason of a failure."""
     failures.FLOWER_LOGGER.addFilter(failures.reason_instead_of_trace)
-    carry_out(grid, Settings.from_run_config(context.run_config), context.run_id)
+    settings = Settings.from_run_config(context.run_config)
+    api.run(settings, grid, announce=api.print_line).show()
 
 
-def carry_out(
-    grid: Grid, settings: Settings, run_id: int, is_full: bool = False
-) -> None:
+def carry_out(grid: Grid, settings: Settings, announce: Announce) -> CompletedRun:
     """Train, explain, predict or evaluate, as the run's mode says; write the report.
 
-    Of an explanation, which does not fit a screen, the console has all if it
-    ``is_full``.
+    ``announce`` is called with the lines that tell of the progress.
     """
-    console = Console(width=CONSOLE_WIDTH, highlight=False)
     if settings.resume:
         settings = resumed(settings)
-    folder = output_folder(settings, run_id)
-    console.print(f"Results will be in {folder}", soft_wrap=True)
+    folder = output_folder(settings, grid.run.run_id)
+    announce(f"Results will be in {folder}")
     settings = replace(settings, output_dir=str(folder))
     with Tracking(settings, folder) as tracking:
-        progress = _ProgressLines(console, settings)
+        progress = _ProgressLines(announce, settings)
 
         def on_round(report: RoundReport) -> None:
             progress(report)
@@ -83,52 +75,40 @@ def carry_out(
         channel = open_channel(grid, settings.channel, settings.session_seconds)
         try:
             with failures.recorded(settings, folder), channel as connected:
-                view = act(settings, on_round, connected, folder, is_full)
+                completed = act(settings, on_round, connected, folder)
         finally:
-            page = page_line(folder)
-    console.print(view)
-    console.print(page, soft_wrap=True, markup=False)
-    console.print(report_line(folder / REPORT_FILE), soft_wrap=True, markup=False)
+            next_steps = page_line(folder)
+    return replace(completed, next_steps=next_steps)
 
 
 def act(
-    settings: Settings,
-    on_round: RoundListener,
-    grid: Grid,
-    folder: Path,
-    is_full: bool = False,
-) -> RenderableType:
-    """Carry out the run's mode and return its view for the console."""
+    settings: Settings, on_round: RoundListener, grid: Grid, folder: Path
+) -> CompletedRun:
+    """Carry out the run's mode and return its results."""
     if settings.mode in (PREDICT, EVALUATE):
-        return use_model(settings, on_round, grid, folder)
+        report, predictions = use_model(settings, on_round, grid, folder)
+        return CompletedRun(report, folder, predictions=predictions)
     has_label = STRATEGIES[settings.method_name].has_label
     query = Query.from_sql(choose_sql(settings), needs_label=has_label)
     if settings.mode == EXPLAIN:
-        return explanation_view(
-            explain(query, settings, on_round, grid, folder), is_full
-        )
+        return explain(query, settings, on_round, grid, folder)
     return train(query, settings, on_round, grid, folder)
 
 
 def explain(
     query: Query, settings: Settings, on_round: RoundListener, grid: Grid, folder: Path
-) -> dict[str, object]:
-    """Write an explanation of the training, and return its content for the console."""
+) -> CompletedRun:
+    """Write an explanation of the training."""
     strategy = Explain(query, settings, on_round)
     strategy.start(grid)
     content = strategy.explanation
     write_json(content, folder)
-    # of the messages that explaining sends, only labels have a cost
-    totals = content["privacy"]["totals"] if settings.privacy.covers_labels else []
-    return {
-        **content,
-        "privacy": {"totals": totals, "readings": content["privacy"]["readings"]},
-    }
+    return CompletedRun(content, folder)
 
 
 def train(
     query: Query, settings: Settings, on_round: RoundListener, grid: Grid, folder: Path
-) -> RenderableType:
+) -> CompletedRun:
     """Train and write the report, even if the run fails midway."""
     strategy = STRATEGIES[settings.method_name](query, settings, on_round)
     try:
@@ -140,12 +120,12 @@ def train(
         if strategy.can_be_resumed:
             error.add_note(failures.how_to_resume(settings, folder))
         raise
-    report = strategy.report
-    write_json(report_dict(report), folder)
+    content = report_dict(strategy.report)
+    write_json(content, folder)
     manifest = make_manifest(strategy)
     write_manifest(home_folder(), manifest)
     strategy.session.end()
-    return Group(result_view(report_dict(report)), Text(f"Model: {manifest.model}"))
+    return CompletedRun(content, folder, model=str(manifest.model))
 
 
 def page_line(folder: Path) -> str:
@@ -208,10 +188,10 @@ def _check_free(folder: Path, settings: Settings) -> None:
 
 
 class _ProgressLines:
-    """Print a line per round of set-up, and one per epoch with the remaining time."""
+    """Announce a line per round of set-up and per epoch, with the remaining time."""
 
-    def __init__(self, console: Console, settings: Settings) -> None:
-        self._console, self._settings = console, settings
+    def __init__(self, announce: Announce, settings: Settings) -> None:
+        self._announce, self._settings = announce, settings
         self._rounds: list[RoundReport] = []
         self._started = time.perf_counter()
 
@@ -219,7 +199,7 @@ class _ProgressLines:
         if not self._settings.progress:
             return
         if report.epoch == 0:
-            self._console.print(f"{report.phase} done", markup=False)
+            self._announce(f"{report.phase} done")
             self._started = time.perf_counter()
             return
         self._rounds.append(report)
@@ -230,5 +210,5 @@ class _ProgressLines:
                 time.perf_counter() - self._started,
                 self._settings.split_name,
             )
-            self._console.print(line, soft_wrap=True, markup=False)
+            self._announce(line)
             self._rounds = []

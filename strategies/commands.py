@@ -8,19 +8,21 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from logging import CRITICAL
+from os import PathLike
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from flwr.clientapp import ClientApp
-from flwr.common.logger import update_console_handler
+from flwr.common.logger import console_handler, update_console_handler
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from strategies import STRATEGIES
-from strategies.app import carry_out, choose_sql, page_line
+from strategies.app import choose_sql, page_line
 from strategies.inference.manifest import Manifest, read_manifest, resolve
 from strategies.report_page.page import explanation_view, read_report, result_view
 from strategies.run.grid import InProcessGrid
@@ -38,8 +40,21 @@ from tp_flower.reports.records import COMPLETED, REPORT_LINE, write_whole
 from tp_flower.settings import Settings
 from tp_flower.settings.run import EXPLAIN
 from tp_flower.settings.run_config import changed_settings, run_config_text
-from tp_flower.sources.shards import hosted_shards
+from tp_flower.sources.policy import SIMULATED
+from tp_flower.sources.shards import (
+    MEMORY_PREFIX,
+    Frames,
+    hosted_shards,
+    register_frames,
+    release,
+)
 from tp_flower.splits import RANDOM, SplitRule
+
+NamedSites: TypeAlias = Mapping[str, Frames | str | PathLike[str]]
+"""By site its tables, or the path of its tables file."""
+
+IN_THIS_PROCESS: Final = replace(SIMULATED, coefficients=True)
+"""The policy of tables that the program itself hands over."""
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 # beside the interpreter, without resolving links: in an environment it is a link
@@ -57,25 +72,60 @@ def site_count(settings: Settings) -> int:
 
 
 def in_process(settings: Settings, client_app: ClientApp) -> InProcessGrid:
-    """Return all sites in this process; keep their log and Flower's off the console."""
-    update_console_handler(level=CRITICAL)
+    """Return all sites of the setting `tables` in this process."""
     return InProcessGrid(client_app, site_count(settings), {"tables": settings.tables})
 
 
-def run(settings: Settings, client_app: ClientApp, is_full: bool) -> None:
-    """Carry out a run in this process, where simulations have their state."""
-    with closing(in_process(settings, client_app)) as grid:
-        for context in grid.contexts.values():
-            context.node_config[STATE_DIR] = state_dir({})
-        carry_out(grid, settings, grid.run.run_id, is_full)
+@contextmanager
+def without_log() -> Iterator[None]:
+    """Keep the log of Flower and of the sites off the console meanwhile."""
+    level = console_handler.level
+    update_console_handler(level=CRITICAL)
+    try:
+        yield
+    finally:
+        console_handler.setLevel(level)
 
 
-def run_through_flower(settings: Settings, superlink: str) -> bool:
-    """Run the app by `flwr run`; return whether it completed.
+@contextmanager
+def simulated(
+    client_app: ClientApp, settings: Settings, sites: NamedSites | None
+) -> Iterator[InProcessGrid]:
+    """Yield sites in this process, with one state folder, that of simulations.
 
-    Flower does not report this.
+    ``sites`` None are those of the setting `tables`.
+    """
+    if sites is None:
+        grid = in_process(settings, client_app)
+        paths = {}
+    else:
+        paths = {name: _hosted(name, tables) for name, tables in sites.items()}
+        grid = InProcessGrid(client_app, paths)
+    for context in grid.contexts.values():
+        context.node_config[STATE_DIR] = state_dir({})
+    try:
+        with without_log(), closing(grid):
+            yield grid
+    finally:
+        for path in paths.values():
+            release(path)
 
-    Without a SuperLink of Flower's configuration the local one simulates the sites.
+
+def _hosted(site: str, tables: Frames | str | PathLike[str]) -> str:
+    """Return the path of a site's tables file, or the name of its tables in memory."""
+    if isinstance(tables, str | PathLike):
+        return str(tables)
+    return MEMORY_PREFIX + register_frames(tables, site, IN_THIS_PROCESS)
+
+
+def run_through_flower(
+    settings: Settings, superlink: str, announce: Callable[[str], None]
+) -> Path | None:
+    """Run the app by `flwr run`, and announce the lines that it prints.
+
+    Return where its report is, at the SuperLink; None if the run has failed, which
+    Flower does not report. Without a SuperLink of Flower's configuration the local one
+    simulates the sites.
     """
     if not (ROOT / "pyproject.toml").is_file():
         raise SettingsError(
@@ -83,10 +133,10 @@ def run_through_flower(settings: Settings, superlink: str) -> bool:
         )
     nodes = f"num-supernodes={site_count(settings)} client-resources-num-cpus=1"
     where = [superlink] if superlink else ["--federation-config", nodes]
-    has_completed, number = False, ""
+    report_file, number = None, ""
     with tempfile.TemporaryDirectory(prefix="tp-flower-") as folder:
-        text = run_config_text(changed_settings(settings.to_dict()))
-        config = write_whole(Path(folder, "run.toml"), text)
+        changed = run_config_text(changed_settings(settings.to_dict()))
+        config = write_whole(Path(folder, "run.toml"), changed)
         with subprocess.Popen(
             [FLWR, "run", ROOT, *where, "--stream", "-c", config],
             env={**os.environ, INSTALLED: "1", "PYTHONUNBUFFERED": "1"},
@@ -95,13 +145,13 @@ def run_through_flower(settings: Settings, superlink: str) -> bool:
             errors="replace",
         ) as process:
             try:
-                for line in process.stdout or ():
-                    sys.stdout.write(line)
-                    sys.stdout.flush()
-                    has_completed |= line.startswith(REPORT_LINE)
-                    number = (
-                        line.split()[3] if line.startswith(STARTED_LINE) else number
-                    )
+                for text in process.stdout or ():
+                    line = text.removesuffix("\n")
+                    announce(line)
+                    if line.startswith(REPORT_LINE):
+                        report_file = Path(line.removeprefix(REPORT_LINE))
+                    elif line.startswith(STARTED_LINE):
+                        number = line.split()[3]
             except KeyboardInterrupt as error:
                 subprocess.run(
                     [FLWR, "stop", number, *where[: bool(superlink)]], check=False
@@ -110,14 +160,14 @@ def run_through_flower(settings: Settings, superlink: str) -> bool:
                     "Flower stops the run. To go on: --set resume=FOLDER of its results"
                 )
                 raise
-    return has_completed
+    return report_file
 
 
 def check(settings: Settings, client_app: ClientApp) -> str:
     """Check that settings, query and tables fit together; return a line about them."""
     method = STRATEGIES[settings.method_name]
     query = Query.from_sql(choose_sql(settings), needs_label=method.has_label)
-    with closing(in_process(settings, client_app)) as grid:
+    with without_log(), closing(in_process(settings, client_app)) as grid:
         session = Session.begin(grid, query, settings.with_fields(output_dir=""))
         session.abandon()
     inventory = session.inventory

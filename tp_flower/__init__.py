@@ -1,1 +1,32 @@
-"""Federated learning over relational tables, on Flower."""
+"""Federated learning over relational tables, on Flower.
+
+``tp_flower.fit``, ``explain``, ``load`` and the rest of :mod:`tp_flower.api` are
+imported when they are first used: every site's process imports this package.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tp_flower.api import Federation, FittedModel, explain, fit, load
+    from tp_flower.reports.results import Evaluation, Explanation, Predictions
+
+__all__ = [
+    "Evaluation",
+    "Explanation",
+    "Federation",
+    "FittedModel",
+    "Predictions",
+    "explain",
+    "fit",
+    "load",
+]
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from tp_flower import api
+
+        return getattr(api, name)

@@ -138,10 +138,12 @@ def _add_mode(mode: str, text: str) -> None:
         ] = "",
         full: Full = False,
     ) -> None:
+        from tp_flower import api
+
         settings = read_settings(file, overrides, mode=mode)
         if not flower:
-            load(f"{SERVER}:run")(settings, load(CLIENT_APP), full)
-        elif not load(f"{SERVER}:run_through_flower")(settings, superlink):
+            api.run(settings, announce=api.print_line).show(full=full)
+        elif not load(api.RUN_THROUGH_FLOWER)(settings, superlink, api.print_line):
             raise typer.Exit(1)
 
 

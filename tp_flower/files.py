@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -60,6 +61,30 @@ def sync(path: Path) -> None:
 HOME_VARIABLE: Final = "TP_FLOWER_HOME"
 
 
-def home_folder() -> Path:
-    """Return the folder that tp_flower writes to: TP_FLOWER_HOME or ~/.tp_flower."""
+_HOME: Final[ContextVar[Path | None]] = ContextVar("home", default=None)
+"""The home of the runs in this context; None for the user's."""
+
+
+def user_home() -> Path:
+    """Return the user's home for this project: TP_FLOWER_HOME or ~/.tp_flower."""
     return Path(os.environ.get(HOME_VARIABLE) or "~/.tp_flower").expanduser()
+
+
+def home_folder() -> Path:
+    """Return the folder of runs, models, and the state of simulated sites."""
+    return _HOME.get() or user_home()
+
+
+@contextmanager
+def home_at(folder: Path) -> Iterator[None]:
+    """Let the runs of this context have another home than the user's.
+
+    >>> with home_at(Path("/data/trial")):
+    ...     home_folder().name
+    'trial'
+    """
+    token = _HOME.set(folder)
+    try:
+        yield
+    finally:
+        _HOME.reset(token)

@@ -23,6 +23,7 @@ NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 VERSION: Final = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}")
 """When the run started, and the first digits of its name."""
 MODELS: Final = "models"
+MANIFEST_FILE: Final = "manifest.json"
 _DELETED: Final = ".deleted-"
 _SHOWN: Final = 80
 

@@ -7,7 +7,6 @@ the messages that they would send over a network; docs/tutorial/hospitals.md wal
 through it.
 """
 
-import os
 import sys
 import tomllib
 from logging import CRITICAL
@@ -17,8 +16,8 @@ from flwr.common.logger import update_console_handler
 
 from client_apps.app import app as site_app
 from client_apps.data.key_files import site_key
-from strategies.app import carry_out
 from strategies.run.grid import InProcessGrid
+from tp_flower import api
 from tp_flower.errors import TPFlowerError, failure_text
 from tp_flower.node_config import ALLOWED_KEYS, KEYS, STATE_DIR
 from tp_flower.settings import Settings
@@ -31,7 +30,6 @@ def run(
     folder: Path, mode: str = "explain", *options: str, **settings: str | int | float
 ) -> None:
     """Explain, train or predict; what the server keeps is in the folder ``server``."""
-    os.environ["TP_FLOWER_HOME"] = str(folder / "server")
     keys = {site: site_key(folder / site / "state").public.hex() for site in SITES}
     # whom all of them trust; in a deployment each owner writes such a list
     (folder / "keys.txt").write_text(
@@ -47,9 +45,13 @@ def run(
         del context.node_config[KEYS]
     file = folder / ("predict.toml" if mode == "predict" else "train.toml")
     config = {**tomllib.loads(file.read_text()), "mode": mode, **settings}
-    carry_out(
-        grid, Settings.from_run_config(config), grid.run.run_id, "--full" in options
+    result = api.run(
+        Settings.from_run_config(config),
+        grid,
+        home=folder / "server",
+        announce=api.print_line,
     )
+    result.show(full="--full" in options)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,12 @@ from strategies.setup.columns import ColumnName, Columns
 from tp_flower.errors import ModelError, QueryError, SchemaError
 from tp_flower.extraction.select_plan import kind_of
 from tp_flower.files import write_file
-from tp_flower.model_names import ModelVersion, find_version, versions_in
+from tp_flower.model_names import (
+    MANIFEST_FILE,
+    ModelVersion,
+    find_version,
+    versions_in,
+)
 from tp_flower.objectives import Response, family_of, response_of
 from tp_flower.protocol.fields import Document, Finite
 from tp_flower.protocol.setup_messages import EncodedColumns
@@ -44,7 +49,6 @@ from tp_flower.sources.entries import quoted
 
 FORMAT: Final = "tp_flower model"
 VERSION: Final = 2
-MANIFEST_FILE: Final = "manifest.json"
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Scores = Annotated[tuple[Finite, ...], msgspec.Meta(min_length=1)]

@@ -14,13 +14,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from flwr.serverapp import Grid
-from rich.console import RenderableType
 
 from strategies.disclosures import disclosures, exposure_of, privacy_report
 from strategies.inference import manifest as manifests
 from strategies.inference.scoring import Joined, join_rows, score
 from strategies.ranks import asks_ranks
-from strategies.report_page.page import result_view
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import RoundListener, RoundStrategy
 from strategies.setup.columns import Columns, bind_columns, reading_warnings
@@ -324,8 +322,8 @@ READABLE = 0o644  # as `report.json`: a file is as readable as its folder
 
 def use_model(
     settings: Settings, on_round: RoundListener, grid: Grid, folder: Path
-) -> RenderableType:
-    """Predict or evaluate, write the report, and return its summary for the console."""
+) -> tuple[Document, pa.Table | None]:
+    """Predict or evaluate; write and return the report, and the predictions."""
     manifest = manifests.resolve(home_folder(), settings.model_name)
     is_evaluation = settings.mode == EVALUATE
     # the user's query, or the query of the training
@@ -337,6 +335,7 @@ def use_model(
     strategy = method(query, manifest, settings, on_round)
     strategy.start(grid)
     predictions: dict[str, object] | None = None
+    table = None
     if isinstance(strategy, Predict):
         path, table = folder / prediction_files.PREDICTIONS_FILE, strategy.predictions
         facts = {
@@ -353,4 +352,4 @@ def use_model(
         predictions = {"file": str(path), "columns": table.column_names}
     report = strategy.report(predictions)
     records.write_json(report, folder)
-    return result_view(report)
+    return report, table

@@ -22,6 +22,7 @@ from strategies.report_page.costs import (
 )
 from strategies.report_page.model import model
 from tp_flower.errors import TPFlowerError
+from tp_flower.methods import CLEAR
 from tp_flower.protocol.fields import Document
 from tp_flower.reports.blocks import (
     NOTES,
@@ -31,6 +32,7 @@ from tp_flower.reports.blocks import (
     Prose,
     Record,
     Table,
+    render_head,
     render_page,
 )
 from tp_flower.reports.console import text_table
@@ -61,6 +63,16 @@ def render(report: Mapping[str, object]) -> str:
     }
     footer = "Made of report.json, which has every figure of this page."
     return render_page(overview.head_of(record), contents, footer)
+
+
+def head(report: Mapping[str, object]) -> dict[str, object]:
+    """Return the figures at the top of a report's page."""
+    return overview.head_of(Record(report))
+
+
+def head_html(report: Mapping[str, object]) -> str:
+    """Return the top of a report's page, without its style."""
+    return render_head(head(report))
 
 
 def run_file(report: Record) -> str:
@@ -109,6 +121,19 @@ def read_report(folder: Path) -> Document:
     if not isinstance(content, dict) or "status" not in content:
         raise ReportError(f"{file} is not the report of a run")
     return content
+
+
+def run_view(content: Mapping[str, object], is_full: bool = False) -> RenderableType:
+    """Return the results of a run for the console, from the content of its report."""
+    report = Record(content)
+    if report.text("mode") != EXPLAIN:
+        return result_view(content)
+    # of the messages that explaining sends, only labels have a cost
+    covers_labels = report.at("settings").text("privacy.labels") != CLEAR
+    totals = report.at("privacy").items("totals") if covers_labels else []
+    readings = report.at("privacy").items("readings")
+    privacy = {"totals": totals, "readings": readings}
+    return explanation_view({**content, "privacy": privacy}, is_full)
 
 
 DETAIL = re.compile(r" ?[:;(].*")  # of what a message carries

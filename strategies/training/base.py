@@ -267,7 +267,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             yield self._ends_early(short)
 
     def _ends_early(self, short: Sequence[ScoreForecast]) -> str:
-        """Return a warning that policies allow fewer epochs than usual, fewest first."""
+        """Return a warning that policies allow fewer epochs than training takes."""
         places: dict[tuple[int, str], list[str]] = {}
         for item in short[1:]:
             places.setdefault((item.epochs, item.part.table), []).append(item.part.site)

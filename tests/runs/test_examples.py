@@ -1,6 +1,7 @@
 """The folders of examples that a person copies: each runs as it stands."""
 
 import json
+import re
 import runpy
 import shutil
 import sqlite3
@@ -14,6 +15,8 @@ import pytest
 from tests.support.command_line import invoke
 from tests.support.files import ROOT
 
+PAGE = ROOT / "docs" / "how-to" / "use-from-python.md"
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOTEBOOK = ROOT / "examples" / "notebook" / "first_run.ipynb"
 
 
@@ -55,4 +58,20 @@ def test_the_notebook_runs_and_explains_most_of_the_label():
         if cell["cell_type"] == "code":
             exec("".join(cell["source"]), names)
     # income and discount against noise of deviation 1: 0.1 * 12 and 10 * 0.08
-    assert names["report"].final_test["r2"] > 0.5
+    assert names["model"].metrics["test"]["r2"] > 0.5
+
+
+def test_the_page_about_python_runs_from_its_first_line_to_its_last(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TP_FLOWER_HOME", str(tmp_path / "home"))
+    names: dict[str, object] = {}
+    blocks = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
+    for block in blocks:
+        exec(compile(block, PAGE, "exec"), names)
+    assert len(blocks) == PAGE.read_text(encoding="utf-8").count("```python")
+    # the model predicts the same wherever it lies
+    model, again, sites = names["model"], names["again"], names["sites"]
+    pd.testing.assert_frame_equal(model.predict().frame, again.predict(sites).frame)
+    assert not (tmp_path / "home").exists()

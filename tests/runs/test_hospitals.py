@@ -38,9 +38,8 @@ def test_files_are_those_of_the_page() -> None:
 
 
 def test_an_approved_run_ends_in_the_model_of_the_joined_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setenv("TP_FLOWER_HOME", "")  # which runs set
     folder = Path(shutil.copytree(FOLDER, tmp_path / "hospitals"))
     make(folder, patients=(130, 100))
     for site in SITES:

@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from jinja2 import Environment, StrictUndefined, Template
+from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from tp_flower.privacy.epsilons import FEATURES, LABELS, MODELS, SCORES
@@ -28,6 +28,7 @@ STYLES: Final = 8  # styles of lines and bars that a reader can tell apart
 _FILE: Final = Path(__file__).with_name("page.toml")
 _TEXTS: Final = tomllib.loads(_FILE.read_bytes().decode())
 LIGHT, DARK = _TEXTS["light"], _TEXTS["dark"]
+_PAGE, _HEAD = "page", "head"  # templates
 NOTES: Final[Mapping[str, str]] = _TEXTS["notes"]  # below titles of the page
 
 STYLE = f"""
@@ -304,18 +305,32 @@ def render_page(
     left out.
     """
     filled = {title: [*filter(None, blocks)] for title, blocks in contents.items()}
-    return _template().render(
-        head=head,
-        sections={title: blocks for title, blocks in filled.items() if blocks},
-        footer=footer,
-        policy=CONTENT_POLICY,
-        style=STYLE,
-        styles=STYLES,
+    return (
+        _templates()
+        .get_template(_PAGE)
+        .render(
+            head=head,
+            sections={title: blocks for title, blocks in filled.items() if blocks},
+            footer=footer,
+            policy=CONTENT_POLICY,
+            style=STYLE,
+            styles=STYLES,
+        )
     )
 
 
+def render_head(head: Mapping[str, object]) -> str:
+    """Return the top of a page alone, without its style; every text is escaped."""
+    content = _templates().get_template(_HEAD).render(head=head)
+    return f"<div>\n{content}</div>"
+
+
 @cache
-def _template() -> Template:
+def _templates() -> Environment:
     return Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    ).from_string(_TEXTS["template"])
+        loader=DictLoader({_PAGE: _TEXTS["template"], _HEAD: _TEXTS["head"]}),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

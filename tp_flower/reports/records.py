@@ -57,13 +57,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tp_flower.files import write_file
 from tp_flower.joins.joining import JoinStep, label_rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 SCHEMA_VERSION = 1
 REPORT_FILE = "report.json"
@@ -198,6 +201,25 @@ class RunReport(RunRecord):
     def epochs(self) -> int:
         """The number of epochs."""
         return max((item.epoch for item in self.history), default=0)
+
+
+@dataclass(frozen=True)
+class CompletedRun:
+    """The results of a run of any mode that has completed.
+
+    Attributes:
+        report: the content of `report.json`.
+        folder: of the report and its page.
+        next_steps: commands that go on from there, and where the page is.
+        model: name@version of the model that the run has trained, or "".
+        predictions: the rows that mode "predict" has scored, or None.
+    """
+
+    report: Mapping[str, Any]
+    folder: Path
+    next_steps: str = ""
+    model: str = ""
+    predictions: "pa.Table | None" = None
 
 
 def waiting_seconds(rounds: float) -> dict[str, float]:

@@ -1,16 +1,19 @@
-"""The run config that a user writes: a TOML file, and settings that override it."""
+"""The run config that a user writes: a TOML file, overrides of it, or keywords."""
 
 import json
 import shlex
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Final
 
 from tp_flower.errors import SettingsError
+from tp_flower.settings.privacy import PrivacySettings
 from tp_flower.settings.settings import SETTINGS, Settings
 
 _TYPES: Final = {item.key: item.type for item in SETTINGS}
+_KEYWORD_PREFIX: Final = PrivacySettings.prefix.replace(".", "-")
 
 
 def read_run_config(
@@ -54,6 +57,29 @@ def read_override(text: str) -> tuple[str, object]:
         return key, value
     is_text = _TYPES.get(key) is str or not isinstance(parsed, bool | int | float)
     return key, value if is_text and not isinstance(parsed, str) else parsed
+
+
+def config_of_keywords(keywords: Mapping[str, object]) -> dict[str, object]:
+    """Return the run config of keyword arguments, whose names have underscores.
+
+    Those of privacy begin with ``privacy_``. A list is a tuple, a path its text.
+
+    >>> config_of_keywords({"num_epochs": 3, "privacy_label_epsilon": 2.0})
+    {'num-epochs': 3, 'privacy.label-epsilon': 2.0}
+    """
+    config = {}
+    for name, value in keywords.items():
+        key = name.replace("_", "-")
+        if key.startswith(_KEYWORD_PREFIX):
+            key = PrivacySettings.prefix + key.removeprefix(_KEYWORD_PREFIX)
+        config[key] = _config_value(value)
+    return config
+
+
+def _config_value(value: object) -> object:
+    if isinstance(value, PathLike):
+        return str(value)
+    return tuple(value) if isinstance(value, list) else value
 
 
 def changed_settings(values: Mapping[str, object]) -> dict[str, object]:

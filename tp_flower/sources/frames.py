@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
+import pyarrow as pa
 
 from tp_flower.duckdb_engine import shared_cursor
 from tp_flower.sources.csv_columns import EARLY_ROWS
@@ -53,6 +54,26 @@ class HostedFrame:
             f"write {cell} = {cell}{_CONVERSIONS.get(dtype, '.astype(str)')} before "
             "the run"
         )
+
+
+def read_frame(value: object) -> "pd.DataFrame | None":
+    """Return a data frame of pandas, polars or Arrow as one of pandas; None for others.
+
+    Columns of Arrow keep their types, and integers that are missing stay missing.
+
+    >>> frame = read_frame(pa.table({"n": [1, None]}))
+    >>> frame.dtypes.to_dict()
+    {'n': int64[pyarrow]}
+    """
+    import pandas as pd
+
+    if isinstance(value, pd.DataFrame):
+        return value
+    table = value.to_arrow() if hasattr(value, "to_arrow") else value
+    if not hasattr(table, "__arrow_c_stream__"):
+        return None
+    frame: pd.DataFrame = pa.table(table).to_pandas(types_mapper=pd.ArrowDtype)
+    return frame
 
 
 def hosted_frame(frame: "pd.DataFrame") -> HostedFrame:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import duckdb
 
@@ -26,9 +27,14 @@ from tp_flower.sources.csv_files import csv_call, csv_format, merging_columns
 from tp_flower.sources.entries import MEMORY_PREFIX as MEMORY_PREFIX
 from tp_flower.sources.entries import TABLES_THERE, quoted, typed_as
 from tp_flower.sources.flights import flights_tables
-from tp_flower.sources.frames import HostedFrame, hosted_frame
-from tp_flower.sources.policy import SIMULATED
-from tp_flower.sources.tables_file import PARQUET_SUFFIXES, is_csv, read_tables_file
+from tp_flower.sources.frames import HostedFrame, hosted_frame, read_frame
+from tp_flower.sources.policy import SIMULATED, Policy
+from tp_flower.sources.tables_file import (
+    PARQUET_SUFFIXES,
+    is_csv,
+    read_tables_file,
+    shard_in_code,
+)
 from tp_flower.sources.tables_file import ShardSource as ShardSource
 from tp_flower.sources.text_sql import read_text
 from tp_flower.sources.text_values import without_nulls
@@ -109,40 +115,77 @@ def regular_rows(types: Mapping[str, str], relation: str) -> str:
     return f"SELECT {', '.join(columns) or 'nothing'} FROM {relation}"
 
 
-Frames: TypeAlias = "Mapping[str, pd.DataFrame | Sequence[pd.DataFrame]]"
-_FRAMES: Final[dict[str, tuple[str, dict[str, tuple[HostedFrame, ...]]]]] = {}
-"""The site and the data frames by table that this process hosts, by token."""
+Frames: TypeAlias = Mapping[str, Any]
+"""Tables by name: a shard, or a list of shards.
+
+A shard is a data frame of pandas, polars or Arrow, or as ``shard_in_code`` takes it: a
+path, a URI, or keys of a tables file.
+"""
 
 
-def register_frames(frames: Frames, site: str) -> str:
-    """Store a site's frames, one or a list of shards by table; return their token."""
-    import pandas as pd
+@dataclass(frozen=True)
+class _Registered:
+    """The tables of a site that this process hosts; ``policy`` is that of frames."""
 
-    shards: dict[str, tuple[HostedFrame, ...]] = {}
+    site: str
+    shards: Mapping[str, tuple[HostedFrame | ShardSource, ...]]
+    policy: Policy
+
+
+_TABLES: Final[dict[str, _Registered]] = {}
+"""By token."""
+
+
+def register_frames(frames: Frames, site: str, policy: Policy = SIMULATED) -> str:
+    """Store a site's tables, which may be shards or lists of them; return their token.
+
+    The policy applies to shards that have none; whoever runs this process has all of
+    their rows.
+    """
+    shards: dict[str, tuple[HostedFrame | ShardSource, ...]] = {}
     for table, value in frames.items():
-        listed = [value] if isinstance(value, pd.DataFrame) else list(value)
-        for frame in listed:
-            if not isinstance(frame, pd.DataFrame):
-                raise SourceError(
-                    f"table {table!r} at site {site!r}: expected a pandas DataFrame, "
-                    f"not {type(frame).__name__}"
-                )
-        shards[table] = tuple(map(hosted_frame, listed))
+        listed = value if isinstance(value, list | tuple) else [value]
+        read = [_read_shard(table, k, site, item) for k, item in enumerate(listed)]
+        shards[table] = tuple(_with_policy(shard, policy) for shard in read)
     if not any(shards.values()):
         raise SourceError(f"site {site!r} has no tables")
     token = uuid.uuid4().hex
-    _FRAMES[token] = site, shards
+    _TABLES[token] = _Registered(site, shards, policy)
     return token
+
+
+def _read_shard(
+    table: str, index: int, site: str, value: object
+) -> HostedFrame | ShardSource:
+    if isinstance(value, str | PathLike | Mapping):
+        return shard_in_code(table, index, site, value)
+    frame = read_frame(value)
+    if frame is None:
+        raise SourceError(
+            f"table {table!r} at site {site!r}: expected a data frame (pandas, polars, "
+            "Arrow), a path, a URI, keys of a tables file, or a list of these, not "
+            f"{type(value).__name__}"
+        )
+    return hosted_frame(frame)
+
+
+def _with_policy(
+    shard: HostedFrame | ShardSource, policy: Policy
+) -> HostedFrame | ShardSource:
+    """Return a shard with a policy, unless it is of the keys that name the shard."""
+    if isinstance(shard, HostedFrame) or shard.has_policy:
+        return shard
+    return replace(shard, policy=policy)
 
 
 def release(token: str) -> None:
     """Forget the data frames of a token; unknown tokens are ignored."""
-    _FRAMES.pop(token.removeprefix(MEMORY_PREFIX), None)
+    _TABLES.pop(token.removeprefix(MEMORY_PREFIX), None)
 
 
-def _registered(token: str) -> tuple[str, dict[str, tuple[HostedFrame, ...]]]:
+def _registered(token: str) -> _Registered:
     try:
-        return _FRAMES[token]
+        return _TABLES[token]
     except KeyError:
         raise SourceError(
             f"no data frames are registered under {token!r} here"
@@ -150,20 +193,24 @@ def _registered(token: str) -> tuple[str, dict[str, tuple[HostedFrame, ...]]]:
 
 
 def _frame(source: ShardSource) -> HostedFrame:
-    return _registered(source.token or "")[1][source.table][source.index]
+    shard = _registered(source.token or "").shards[source.table][source.index]
+    if not isinstance(shard, HostedFrame):
+        raise SourceError(f"{source}: it is no data frame of this process")
+    return shard
 
 
 def load_tables(path: str) -> tuple[ShardSource, ...]:
-    """Return the shards of a tables file, or of the frames "memory:<token>"."""
+    """Return the shards of a tables file, or those registered as "memory:<token>"."""
     if not path.startswith(MEMORY_PREFIX):
         return read_tables_file(path)
     token = path.removeprefix(MEMORY_PREFIX)
-    site, tables = _registered(token)
-    # whoever runs this process has all of their rows
+    hosted = _registered(token)
     return tuple(
-        ShardSource(table=table, site=site, index=index, token=token, policy=SIMULATED)
-        for table, shards in tables.items()
-        for index in range(len(shards))
+        shard
+        if isinstance(shard, ShardSource)
+        else ShardSource(table, hosted.site, index, token=token, policy=hosted.policy)
+        for table, shards in hosted.shards.items()
+        for index, shard in enumerate(shards)
     )
 
 

@@ -258,7 +258,7 @@ def _table_sources(file: Path, name: str, entry: object) -> list[ShardSource]:
     common = entries.as_table(entry, where)
     entries.refuse_unknown(common, (*_SHARD_KEYS, *_TEXT_KEYS, "shards"), where)
     if "shards" not in common:
-        return [_shard_source(file, name, 0, common, common)]
+        return [_shard_of_file(file, name, 0, common, common)]
     if "path" in common:
         raise SourceError(f"{where} has both 'path' and 'shards': give one of them")
     shards = common["shards"]
@@ -266,17 +266,56 @@ def _table_sources(file: Path, name: str, entry: object) -> list[ShardSource]:
         raise SourceError(f"'shards' in {where} must be a non-empty list of shards")
     common = {key: value for key, value in common.items() if key != "shards"}
     return [
-        _shard_source(file, name, index, common, shard)
+        _shard_of_file(file, name, index, common, shard)
         for index, shard in enumerate(shards)
     ]
 
 
-def _shard_source(
+def _shard_of_file(
     file: Path, table: str, index: int, common: Mapping[str, object], value: object
 ) -> ShardSource:
     """Return one shard; keys that it lacks are taken from its table's entry."""
     where = f"shard {index} of table {table!r} in the tables file {file}"
     shard = entries.as_table(value, where)
+    return _shard_source(table, index, (common, shard), file.absolute().parent, where)
+
+
+def shard_in_code(
+    table: str,
+    index: int,
+    site: str,
+    value: "str | os.PathLike[str] | Mapping[str, object]",
+) -> ShardSource:
+    """Return a shard that a program names: a path, a URI, or keys of a tables file.
+
+    Relative paths start at the working directory. A URI alone is that of a database
+    with a table of the name ``table``. Dashes in keys may be underscores.
+
+    >>> print(shard_in_code("orders", 0, "shop", "/data/orders.csv"))
+    table 'orders' at site 'shop' (/data/orders.csv)
+    """
+    where = f"shard {index} of table {table!r} at site {site!r}"
+    if isinstance(value, Mapping):
+        entry = {str(key).replace("_", "-"): item for key, item in value.items()}
+    elif "://" in str(value):
+        name = table.replace('"', '""')
+        entry = {"uri": str(value), "table": f'"{name}"'}
+    else:
+        entry = {"path": os.fspath(value)}
+    if "site" in entry:
+        raise SourceError(f"{where} has a 'site', which the dictionary of sites names")
+    return _shard_source(table, index, ({}, {**entry, "site": site}), Path.cwd(), where)
+
+
+def _shard_source(
+    table: str,
+    index: int,
+    levels: tuple[Mapping[str, object], Mapping[str, object]],
+    folder: Path,
+    where: str,
+) -> ShardSource:
+    """Return a shard from the entries of its table and of itself, which wins."""
+    common, shard = levels
     written = {**common, **shard}
     entries.refuse_unknown(written, (*_SHARD_KEYS, *_TEXT_KEYS), where)
     text = entries.read(
@@ -294,8 +333,8 @@ def _shard_source(
     if len(places) != 1:
         problem = f"both {places[0]!r} and {places[1]!r}" if places else "no 'path'"
         raise SourceError(f"{where} has {problem}: give one of {', '.join(_PLACES)}")
-    # without a path, the folder of the tables file
-    path = str(file.absolute().parent / Path(entry.path).expanduser())
+    # without a path, the folder that relative paths start at
+    path = str(folder / Path(entry.path).expanduser())
     is_rows = path.lower().endswith((*CSV_SUFFIXES, *PARQUET_SUFFIXES))
     is_rows |= entry.path.endswith(("/", os.sep)) or bool(
         entry.path and Path(path).is_dir()

@@ -7,6 +7,7 @@ import pytest
 
 from client_apps.app import app
 from strategies.app import act, page_line
+from strategies.report_page.page import run_view
 from strategies.run.grid import InProcessGrid
 from tests.support.federated import FEATURES, SOURCE, sharded, store, store_sql
 from tests.support.page_reading import Page, console_text
@@ -31,11 +32,12 @@ def run(tmp_path_factory):
         (root / folder).mkdir()
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TP_FLOWER_HOME", str(root / "home"))
-            view = act(own, lambda _: None, grid, root / folder)
+            completed = act(own, lambda _: None, grid, root / folder)
             page_line(root / folder)
         grid.close()
         report = json.loads((root / folder / "report.json").read_text())
-        return report, console_text(view, width=200), root / folder
+        assert completed.report == report
+        return report, console_text(run_view(report), width=200), root / folder
 
     run("train", sql=store_sql("logistic"), model_name="late", num_epochs=1)
     return run

@@ -9,12 +9,12 @@ from flwr.app import Context, RecordDict
 
 from client_apps.app import app
 from strategies import Explain
-from strategies.app import CONSOLE_WIDTH
 from strategies.app import main as server_main
 from strategies.report_page.page import explanation_view
 from strategies.run.grid import InProcessGrid
 from tests.support.federated import train
 from tests.support.page_reading import console_text
+from tp_flower.reports.results import CONSOLE_WIDTH
 
 
 def explain(sql, sites, **how):

@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 
 from strategies import STRATEGIES, Explain
-from strategies.app import CONSOLE_WIDTH
 from strategies.disclosures import NOTHING, SET_UP, Exposure, disclosures
 from strategies.personalised.setup import TRAINING
 from strategies.report_page.page import PAGE_FILE
@@ -33,6 +32,7 @@ from tp_flower.errors import MappingError
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol.messages import Action
 from tp_flower.query import Query
+from tp_flower.reports.results import CONSOLE_WIDTH
 from tp_flower.settings import PrivacySettings
 from tp_flower.sources.flights import FLIGHTS_SQL, flights_tables
 

@@ -7,8 +7,12 @@ import pytest
 
 from tests.support.files import case_table
 from tp_flower.errors import SettingsError
-from tp_flower.settings import Settings
-from tp_flower.settings.run_config import read_override, read_run_config
+from tp_flower.settings import KEYS, Settings
+from tp_flower.settings.run_config import (
+    config_of_keywords,
+    read_override,
+    read_run_config,
+)
 
 CASES = case_table(__file__)
 FILE = """
@@ -67,3 +71,31 @@ def test_refused(text: str, overrides: list[str], message: str, tmp_path: Path) 
     with pytest.raises(SettingsError) as refusal:
         Settings.from_run_config(read_run_config(file, overrides))
     assert re.search(message, str(refusal.value))
+
+
+def test_keywords_are_the_settings_of_a_file(tmp_path: Path) -> None:
+    config = config_of_keywords(
+        {
+            "hidden_sizes": [32, 8],
+            "privacy_scores": "clear",
+            "output_dir": tmp_path,
+            "l2": 0.1,
+        }
+    )
+    settings = Settings.from_run_config(config)
+    assert settings.hidden_sizes == (32, 8)
+    assert settings.privacy.scores == "clear"
+    assert settings.output_dir == str(tmp_path)
+    # every setting has a keyword
+    keywords = {key.replace(".", "_").replace("-", "_"): key for key in KEYS}
+    assert config_of_keywords(keywords) == {key: key for key in KEYS}
+
+
+def test_an_unknown_keyword_is_refused_with_the_closest_setting() -> None:
+    for keywords, hint in (
+        ({"num_epoch": 3}, "num-epochs"),
+        ({"privacy_scorez": "clear"}, "privacy.scores"),
+        ({"max_iter": 3}, "num-epochs"),
+    ):
+        with pytest.raises(SettingsError, match=f"unknown setting.*{hint}"):
+            Settings.from_run_config(config_of_keywords(keywords))

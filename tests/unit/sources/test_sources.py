@@ -10,6 +10,7 @@ from pathlib import Path
 import duckdb
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from flwr.common.config import parse_config_args
 
@@ -19,7 +20,7 @@ from tp_flower.errors import SourceError
 from tp_flower.extraction.extract import extract
 from tp_flower.query import Feature, Fragment
 from tp_flower.sources import shards
-from tp_flower.sources.policy import MISSING
+from tp_flower.sources.policy import MISSING, SIMULATED
 
 CASES = case_table(__file__)
 ORDERS = "id,price,when\n1,2.5,2024-01-01\n2,,2024-01-02\n"
@@ -381,10 +382,58 @@ def test_frames_by_token():
     shards.release(token)
     with pytest.raises(SourceError, match="no data frames are registered"):
         shards.load_tables(f"memory:{token}")
-    with pytest.raises(SourceError, match="expected a pandas DataFrame, not dict"):
-        shards.register_frames({"t": [{"a": 1}]}, site="s")
+    with pytest.raises(SourceError, match=r"expected a data frame .*, not int"):
+        shards.register_frames({"t": [3]}, site="s")
     with pytest.raises(SourceError, match="site 's' has no tables"):
         shards.register_frames({"t": []}, site="s")
+
+
+def test_tables_in_code(tmp_path, monkeypatch):
+    """A shard in a program is what it is in a tables file: a path, a URI, keys."""
+    monkeypatch.chdir(tmp_path)
+    FRAME.to_csv("a.csv", index=False)
+    with closing(sqlite3.connect("shop.db")) as database:
+        FRAME.to_sql("u", database, index=False)
+        FRAME.to_sql("v", database, index=False)
+    arrow = pa.table({"a": pa.array([1, None], pa.int64())})
+    uri = f"sqlite:///{tmp_path}/shop.db"
+    open_policy = {"columns": ["a"]}
+    token = shards.register_frames(
+        {
+            "t": ["a.csv", Path("a.csv"), arrow],
+            "u": uri,
+            "w": {"uri": uri, "table": "v", "order_by": ["a"], "policy": open_policy},
+        },
+        site="shop",
+    )
+    sources = shards.load_tables(f"memory:{token}")
+    assert [(s.table, s.site, s.index) for s in sources] == [
+        *(("t", "shop", index) for index in range(3)),
+        ("u", "shop", 0),
+        ("w", "shop", 0),
+    ]
+    assert [s.policy == SIMULATED for s in sources] == [True] * 4 + [False]
+    assert sources[4].policy.columns == ("a",)
+    values = FRAME["a"].to_list()
+    for source in (*sources[:2], *sources[3:]):
+        assert shards.describe(source).rows == len(values)
+        assert shards.describe(source).columns == {"a": "BIGINT"}
+    assert shards.describe(sources[2]).columns == {"a": "BIGINT"}
+    assert rows_of(sources[2]) == [(1,), (None,)]
+    shards.release(token)
+
+
+@pytest.mark.parametrize(
+    ("value", "match"),
+    [
+        ({"pth": "a.csv"}, r"unknown key 'pth' in shard 0 of table 't' at site 's'"),
+        ({"path": "a.csv", "site": "x"}, "the dictionary of sites names"),
+        ("a.txt", "cannot tell the format of 'path'"),
+    ],
+)
+def test_a_table_in_code_that_is_refused(value, match):
+    with pytest.raises(SourceError, match=match):
+        shards.register_frames({"t": value}, site="s")
 
 
 def test_frame_types():
