@@ -3,16 +3,13 @@
 Flights, store and MovieLens with a site per table, two epochs each.
 """
 
-from contextlib import closing
 from typing import Any
 
-from client_apps.app import app
 from scripts.bench.datasets import Dataset, at_hand
 from scripts.bench.harness import Options, Outcome, problem_of, train
-from strategies import Explain, RelationalStrategy
-from strategies.run.grid import InProcessGrid
+from strategies import RelationalStrategy
+from tp_flower import api
 from tp_flower.methods import METHODS, PERSONAL
-from tp_flower.query import Query
 from tp_flower.settings import Settings
 
 BYTES_PER_NUMBER = 4
@@ -60,14 +57,12 @@ def _against_formulas(
     """Compare the bytes with the forecast of `explain`; return the runs."""
     runs = {}
     for name in JOINING:
-        config = {**dataset.settings, "strategy": name, "num-epochs": EPOCHS}
+        config: dict[str, Any] = {**dataset.settings, "strategy": name}
+        config["num-epochs"] = EPOCHS
         settings = Settings.from_run_config(config)
         runs[name] = train(dataset.sql, settings, dataset.join_only())
-        explaining = settings.with_fields(mode="explain")
-        explain = Explain(Query.from_sql(dataset.sql), explaining)
-        with closing(InProcessGrid(app, dataset.join_only())) as grid:
-            explain.start(grid)
-        forecast = explain.explanation["cost"]
+        explanation = api.explain(dataset.sql, dataset.join_only(), **config)
+        forecast = explanation.report["cost"]
         epoch, expected = epoch_bytes(runs[name]), sum(forecast["bytes"].values())
         title = f"{dataset.name}, {name}: bytes of an epoch off the formula"
         outcome.check(title, abs(epoch / expected - 1.0), OFF_FORMULA, "%")

@@ -14,17 +14,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from client_apps.app import app
 from scripts.bench.datasets import Dataset, at_hand
 from scripts.bench.harness import Options, Outcome
 from scripts.bench.processes import in_process_of_its_own, peak_memory
 from scripts.bench.site_processes import ProcessGrid, forget_peak, warm_up
 from scripts.data.run_files import write_tables
-from strategies import STRATEGIES, Explain
-from strategies.run.grid import InProcessGrid
+from strategies import STRATEGIES
+from tp_flower import api
 from tp_flower.query import Query
 from tp_flower.settings import Settings
-from tp_flower.settings.run import EXPLAIN
 from tp_flower.sources.policy import OPEN
 
 WIDE_ROWS, WIDE_CATEGORIES, CUSTOMERS = 100_000, 20_000, 1_000
@@ -106,14 +104,7 @@ def run_measured(
     sql: str, settings: Mapping[str, Any], sites: Mapping[str, str], folder: str
 ) -> dict[str, dict[str, float]]:
     """Return the peak bytes of each process over its baseline, and their forecast."""
-    paths = {name: Path(path) for name, path in sites.items()}
-    query = Query.from_sql(sql)
-    with closing(InProcessGrid(app, paths)) as grid:
-        explaining = Explain(
-            query, Settings.from_run_config({**settings, "mode": EXPLAIN})
-        )
-        explaining.start(grid)
-    predicted = explaining.explanation["memory"]
+    predicted = api.explain(sql, sites, **settings).report["memory"]
     return {
         "measured": in_process_of_its_own(measure_peaks, sql, settings, sites, folder),
         "forecast": {**predicted["sites"], SERVER: predicted["server"]},
