@@ -423,15 +423,24 @@ class TrainingProblem(PreparedRun):
             name: score_steps(each, inverse[name], kappa) for name, each in sums.items()
         }
 
-    def train_metrics(self) -> dict[str, float]:
-        """Return the metrics of the training rows' scores."""
+    def train_metrics(self, total: float | None = None) -> dict[str, float]:
+        """Return the metrics of the training rows' scores.
+
+        ``total`` is the weighted sum of the rows' losses, if a method has added it up.
+        """
+        if total is None:
+            total = self._total_loss()
+        value = total / self.objective.mass
+        return self.objective.metrics(self.rows.whole(SCORES), value)
+
+    def _total_loss(self) -> float:
+        """Return the weighted sum of the training rows' losses."""
 
         def add_up(vectors: Vectors, _: AnyArray) -> tuple[Vectors, Sequence[float]]:
             return {}, [self.objective.on(vectors).total(vectors[SCORES])]
 
         (total,), _ = self.rows.run(add_up)
-        value = float(total) / self.objective.mass
-        return self.objective.metrics(self.rows.whole(SCORES), value)
+        return float(total)
 
     def held_out_metrics(self, local_scores: LocalScores) -> HeldOutMetrics:
         """Return the metrics on test and on validation rows, {} without any."""

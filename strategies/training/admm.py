@@ -90,7 +90,7 @@ class AdmmServer:
     def take(self, local: LocalScores, held_out: HeldOutMetrics) -> EpochResult:
         """End an epoch with the tables' new scores, and metrics of held-out rows."""
         problem = self.problem
-        gap = admm.advance(
+        gap, total = admm.advance(
             problem.rows,
             problem.objective,
             self.rho,
@@ -100,7 +100,7 @@ class AdmmServer:
         )
         result = EpochResult(
             self._epoch,
-            problem.train_metrics(),
+            problem.train_metrics(total),
             residuals=dataclasses.asdict(gap),
             **held_out._asdict(),
         )

@@ -100,7 +100,7 @@ class TablePuppetCG(JoinStrategy):
             for held_out in problem.scored_rows[1:]:
                 follow_line(held_out, descent.conjugacy, read, scores)
                 move_along(held_out, descent.length)
-            train = problem.train_metrics()
+            train = problem.train_metrics(descent.total)
             norm = descent.gradient_norm(train["loss"])
             metrics = problem.metrics_of_held_out()._asdict()
             self.finish_epoch(

@@ -111,8 +111,8 @@ def advance(
     base: FloatArray,
     combine: Callable[[AnyArray], FloatArray],
     local: Mapping[str, AnyArray],
-) -> Residuals:
-    """Store the scores h of the updated models; return the epoch's residuals.
+) -> tuple[Residuals, float]:
+    """Store the scores h of the updated models; return residuals and the loss's sum.
 
     ``combine`` makes h of the sum of the tables' ``local`` scores. In the norms, as in
     the augmented Lagrangian, a row of weight w counts w times.
@@ -127,15 +127,16 @@ def advance(
             dot(part.weigh(values), values)
             for values in (*differences, vectors["duals"])
         )
-        return {"scores": h}, list(squares)
+        return {"scores": h}, [part.total(h), *squares]
 
-    squares, _ = rows.run(measure, local)
+    (total, *squares), _ = rows.run(measure, local)
     gap, size_h, size_z, change, dual_size = np.sqrt(squares)
     tiny = np.finfo(np.float64).tiny
-    return Residuals(
+    residuals = Residuals(
         primal=float(gap / max(size_h, size_z, tiny)),
         dual=float(rho * change / max(dual_size, tiny)),
     )
+    return residuals, float(total)
 
 
 def balanced_rho(rho: float, recent: Sequence[Residuals]) -> float:

@@ -94,6 +94,7 @@ class Descent:
             of independent tables foresees.
         penalty: beta sum_i R(theta_i).
         drift: by how much h may be off, root mean square.
+        total: the weighted sum of the rows' losses at h; None before the first step.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Descent:
         self.rows, self._objective = rows, objective
         self.curvature = float(objective.curvature(base))
         self.length = self.conjugacy = self.slope = self.penalty = 0.0
+        self.total: float | None = None
         self.drift = rounding
         # beta <p, p>, <g, p> where the last step ended, the squared error of d
         self._p_p = self._rest = self._error = 0.0
@@ -189,7 +191,7 @@ class Descent:
             # no descent
             conjugacy = 0.0
         self.slope, self.conjugacy = slope, conjugacy
-        follow_line(self.rows, conjugacy, combine, local)
+        start_slope = self._turn(conjugacy, combine, local)
         self._p_p = (
             products.descent
             + 2.0 * conjugacy * products.direction
@@ -199,14 +201,33 @@ class Descent:
         self._rest = conjugacy * self._rest - slope
         self.length = 0.0
         if is_readable and self._rest < 0.0:
-            self._advance()
+            self._advance(start_slope)
 
-    def _advance(self) -> None:
+    def _turn(
+        self,
+        conjugacy: float,
+        combine: Callable[[AnyArray], FloatArray],
+        local: Mapping[str, AnyArray],
+    ) -> float:
+        """Store the direction d = v + c d; return <w r, d> / N."""
+
+        def turn(
+            vectors: Vectors, expanded: AnyArray
+        ) -> tuple[Vectors, Sequence[float]]:
+            direction = conjugacy * vectors["direction"]
+            direction += combine(expanded)
+            slope = dot(vectors["derivatives"], direction)
+            return {"direction": direction}, [slope]
+
+        (total,), _ = self.rows.run(turn, local)
+        return float(total) / self.rows.rows
+
+    def _advance(self, start_slope: float) -> None:
         """Step along the direction, on which f falls."""
         # beta <theta, p>
-        pull = self._rest - self._along(0.0)
+        pull = self._rest - start_slope
         self.length, self._rest = self._search(self._rest, pull)
-        move_along(self.rows, self.length)
+        self.total = self._move()
         penalty = self.penalty + self.length * pull + self.length**2 / 2.0 * self._p_p
         self.penalty = max(penalty, 0.0)
         self.drift = math.hypot(self.drift, self.length * math.sqrt(self._error))
@@ -242,14 +263,21 @@ class Descent:
         np.fill_diagonal(ratios, 1.0)
         return float(lengths @ ratios.prod(axis=1)), 0.0
 
+    def _move(self) -> float:
+        """Store the scores h + a d; return the weighted sum of the rows' losses."""
+
+        def move(vectors: Vectors, _: FloatArray) -> tuple[Vectors, Sequence[float]]:
+            scores = vectors["scores"] + self.length * vectors["direction"]
+            return {"scores": scores}, [self._objective.on(vectors).total(scores)]
+
+        (total,), _ = self.rows.run(move)
+        return float(total)
+
     def _along(self, length: float) -> float:
         """Return <w grad loss(h + length d), d> / N."""
 
         def slope(vectors: Vectors, _: FloatArray) -> tuple[Vectors, Sequence[float]]:
-            direction = vectors["direction"]
-            if not length:
-                return {}, [dot(vectors["derivatives"], direction)]
-            part = self._objective.on(vectors)
+            part, direction = self._objective.on(vectors), vectors["direction"]
             moved = vectors["scores"] + length * direction
             return {}, [part.slope(moved, direction)]
 
@@ -269,7 +297,7 @@ def follow_line(
     combine: Callable[[AnyArray], FloatArray],
     local: Mapping[str, AnyArray],
 ) -> None:
-    """Store the direction d = v + c d of training or of held-out rows."""
+    """Store the direction d = v + c d of held-out rows."""
 
     def turn(vectors: Vectors, expanded: AnyArray) -> tuple[Vectors, Sequence[float]]:
         direction = conjugacy * vectors["direction"]
@@ -280,7 +308,7 @@ def follow_line(
 
 
 def move_along(rows: JoinedRows, length: float) -> None:
-    """Store the scores h + a d."""
+    """Store the scores h + a d of held-out rows."""
 
     def move(vectors: Vectors, _: FloatArray) -> tuple[Vectors, Sequence[float]]:
         return {"scores": vectors["scores"] + length * vectors["direction"]}, ()

@@ -22,13 +22,13 @@ closed or Newton forms used here in place of 100 gradient steps.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Final, Self
 
 import numpy as np
 
-from tp_flower.arrays import FloatArray, blocks, dot
+from tp_flower.arrays import BLOCK_ROWS, FloatArray, blocks, dot
 from tp_flower.objectives.noise import LabelNoise
 from tp_flower.objectives.response import Response
 from tp_flower.objectives.target import Rows, Target
@@ -159,7 +159,7 @@ class Objective(ABC):
 
     def over(self, columns: FloatArray, weights: FloatArray | None = None) -> Self:
         """Return the objective of other rows, with these columns and weights."""
-        return replace(self, target=self.target.with_columns(columns), weights=weights)
+        return type(self)(self.target.with_columns(columns), weights, self.noise)
 
     def on(self, vectors: Mapping[str, FloatArray]) -> Self:
         """Return the objective of a block of joined rows, by their named vectors."""
@@ -173,7 +173,7 @@ class Objective(ABC):
 
     def weighted(self, weights: FloatArray | None) -> Self:
         """Return the objective of the same rows with other weights."""
-        return replace(self, weights=weights)
+        return type(self)(self.target, weights, self.noise)
 
     def weigh(self, values: FloatArray) -> FloatArray:
         """Return values (N, ...) of the rows, each times its weight."""
@@ -214,6 +214,8 @@ class Objective(ABC):
         coordinate of z, (N, d_c). Weights do not change it.
         """
         start = centre if start is None else start
+        if len(self) <= BLOCK_ROWS:
+            return self.prox_block(centre, rho, start)
         out = np.empty_like(centre)
         for block in blocks(len(self)):
             out[block] = self.select(block).prox_block(centre[block], rho, start[block])

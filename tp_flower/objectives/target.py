@@ -4,7 +4,7 @@ Nobody but an objective reads the columns as they are: a family decides how many
 and which meaning. Others ask for the number or the class of a row.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import numpy as np
@@ -88,4 +88,4 @@ class Target:
 
     def with_columns(self, columns: FloatArray) -> Self:
         """Return a target of other rows, which is read as this one is."""
-        return replace(self, columns=columns)
+        return type(self)(columns, self.classes, self.kind, self.noise)

@@ -63,7 +63,10 @@ def gap_of(vectors, scores, base, rho) -> admm.Residuals:
     objective = family("squared").on(np.zeros(len(scores)))
     rows = one_to_one(len(scores), {**objective.vectors, **vectors})
     local = {"t": scores - base}
-    gap = admm.advance(rows, objective, rho, base, lambda sums: base + sums, local)
+    gap, total = admm.advance(
+        rows, objective, rho, base, lambda sums: base + sums, local
+    )
+    assert total == pytest.approx((scores[:, 0] ** 2).sum() / 2.0)
     np.testing.assert_allclose(rows.whole("scores"), scores)
     return gap
 

@@ -188,7 +188,7 @@ def test_weighted_residuals_are_those_of_rows_repeated():
             objective.vectors | {name: each[chosen] for name, each in vectors.items()},
         )
         base = np.zeros(1)
-        return advance(rows, objective, 0.6, base, np.asarray, {"t": scores})
+        return advance(rows, objective, 0.6, base, np.asarray, {"t": scores})[0]
 
     one, other = gap(np.arange(ROWS), COPIES / COPIES.mean()), gap(again)
     assert one.primal == pytest.approx(other.primal)

@@ -33,6 +33,24 @@ MIN_LINES = 55
 MOST_MODULES = 15
 # one that is no longer small, or no longer there, leaves the list
 SMALL_MODULES = {"strategies/training/baselines.py"}
+# what reads the rows behind joined rows; one that asks the mapping leaves the list
+INDEX_JOINED_ROWS = {
+    "strategies/coreset_solvers.py",
+    "strategies/coresets/draw.py",
+    "strategies/inference/scoring.py",
+    "strategies/setup/joined_rows.py",
+    "strategies/setup/masking.py",
+    "strategies/setup/row_weights.py",
+    "strategies/setup/shard_labels.py",
+    "strategies/setup/split_warnings.py",
+    "strategies/setup/splitting.py",
+    "strategies/training/base.py",
+    "tp_flower/coresets/sampling.py",
+}
+LEARNING_OVER_JOINS = {
+    f"tp_flower/learning/{name}.py"
+    for name in ("admm", "boosting", "conjugate_gradients")
+}
 # a file and a command of that name
 SPELLED_OUT = {("client_apps/data/key_files.py", "site-key")}
 
@@ -231,6 +249,25 @@ def test_nobody_asks_an_objective_of_which_family_it_is() -> None:
         return [] if is_in_the_room else cases.findall(path.read_text("utf-8"))
 
     assert offenders(asks) == {}
+
+
+def test_nobody_indexes_by_joined_row_outside_their_room() -> None:
+    """Vectors over joined rows are behind JoinedRows, and kernels compute on them."""
+
+    def indexes(path: Path) -> bool:
+        is_in_the_room = name_of(path).startswith("tp_flower/joins/")
+        text = path.read_text(encoding="utf-8")
+        return not is_in_the_room and bool(re.search(r"\brow_of\b", text))
+
+    assert set(offenders(indexes)) == INDEX_JOINED_ROWS
+
+    def divides(path: Path) -> list[str]:
+        # columns of scores are divided among threads in metrics
+        is_learning = name_of(path) in LEARNING_OVER_JOINS
+        text = path.read_text(encoding="utf-8")
+        return re.findall(r"\bin_threads\b|\bblocks(?:_of)?\b", text) * is_learning
+
+    assert offenders(divides) == {}
 
 
 def test_tests_import_helpers_only():
