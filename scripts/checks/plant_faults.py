@@ -10,8 +10,8 @@ that it names are run there until the first of their tests fails. They are run w
 a fault first: they must pass then.
 
 What becomes of a fault: ``caught`` (a test fails), ``missed`` (all pass), ``late`` (the
-time limit was over), or ``stale`` (its snippet is not found exactly once, or no tests
-were run).
+time limit was over), or ``stale`` (its fragment is not found exactly once, or no tests
+were run). It takes hours: the tests of the project look only whether all faults fit.
 
 Exit status: 0 all faults are caught (with ``--against``: all that were caught then),
 1 some are not, 2 the tests fail without a fault.
@@ -24,43 +24,29 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
-from typing import Self
 
 import hypothesis
 
 from scripts.checks.checkouts import ROOT, run_python
+from scripts.checks.faults import (
+    Fault,
+    StaleFaultError,
+    find_scope,
+    plant,
+    read_faults,
+)
 
-FAULTS = Path(__file__).with_name("faults.toml")
-PACKAGES = ("tp_flower", "strategies", "client_apps")
 CAUGHT, MISSED, LATE, STALE = "caught", "missed", "late", "stale"
-LAYOUT = re.compile(r'"\s*[rf]?"|,(?=\s*[)\]}])|\s+')
 SECONDS = 180.0
 """Time limit of a test file with a fault."""
 PASSED, FAILED = 0, 1
 """Exit status of pytest."""
-
-
-class StaleFaultError(Exception):
-    """The list of faults does not fit the code any more."""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A small error in the code, as in ``faults.toml``: ``new`` replaces ``old``."""
-
-    name: str
-    old: str
-    new: str
-    tests: Sequence[str]
-    file: str = "*.py"
 
 
 @dataclass(frozen=True)
@@ -88,67 +74,9 @@ def pytest_configure() -> None:
     hypothesis.settings.load_profile("faults")
 
 
-def read_faults(path: Path = FAULTS) -> list[Fault]:
-    """Return the faults of a file, whichever of its groups they are in."""
-    groups = tomllib.loads(path.read_text(encoding="utf-8"))
-    return [Fault(**fault) for group in groups.values() for fault in group]
-
-
-@dataclass(frozen=True)
-class Layoutless:
-    """A program's text without what a formatter may change.
-
-    White space, commas before a closing bracket and the joints of adjacent string
-    literals are left out; ``positions`` are those of the characters that stay.
-    """
-
-    text: str
-    positions: Sequence[int]
-
-    @classmethod
-    def of(cls, source: str) -> Self:
-        """Leave the layout out of a source."""
-        skipped = {i for match in LAYOUT.finditer(source) for i in range(*match.span())}
-        positions = [i for i in range(len(source)) if i not in skipped]
-        return cls("".join(source[i] for i in positions), positions)
-
-
-def find_snippet(fault: Fault, root: Path = ROOT) -> Path:
-    """Return the one product file that has the fault's snippet, once."""
-    snippet = Layoutless.of(fault.old).text
-    places = [
-        path
-        for package in PACKAGES
-        for path in sorted((root / package).rglob("*.py"))
-        if fnmatch(path.relative_to(root).as_posix(), fault.file)
-        for _ in range(_layoutless(path).text.count(snippet))
-    ]
-    if len(places) != 1:
-        listed = ", ".join(str(path.relative_to(root)) for path in places)
-        raise StaleFaultError(
-            f"the snippet is found {len(places)} times ({listed or 'nowhere'}): "
-            f"{fault.old!r}"
-        )
-    return places[0]
-
-
-def plant(fault: Fault, path: Path) -> str:
-    """Return a file's text with the fault in place of its snippet."""
-    file, snippet = _layoutless(path), Layoutless.of(fault.old).text
-    first = file.text.index(snippet)
-    start, last = (file.positions[i] for i in (first, first + len(snippet) - 1))
-    source = path.read_text(encoding="utf-8")
-    return source[:start] + fault.new.strip() + source[last + 1 :]
-
-
-@cache
-def _layoutless(path: Path) -> Layoutless:
-    return Layoutless.of(path.read_text(encoding="utf-8"))
-
-
 def find_tests(patterns: Sequence[str], root: Path = ROOT) -> list[str]:
     """Return the test files whose paths end as one of the patterns, below the root."""
-    paths = sorted(path.relative_to(root) for path in root.glob("tests/**/test_*.py"))
+    paths = _test_files(root)
     tests: dict[str, None] = {}
     for pattern in patterns:
         matches = [path.as_posix() for path in paths if path.match(pattern)]
@@ -156,6 +84,11 @@ def find_tests(patterns: Sequence[str], root: Path = ROOT) -> list[str]:
             raise StaleFaultError(f"no test file is called {pattern!r}")
         tests |= dict.fromkeys(matches)
     return list(tests)
+
+
+@cache
+def _test_files(root: Path) -> list[Path]:
+    return sorted(path.relative_to(root) for path in root.glob("tests/**/test_*.py"))
 
 
 @contextmanager
@@ -172,9 +105,9 @@ def checkout_copy() -> Iterator[Path]:
 @contextmanager
 def planted(fault: Fault, copy: Path) -> Iterator[None]:
     """Have the fault in a copy of the checkout."""
-    path = find_snippet(fault, copy)
-    text = path.read_text(encoding="utf-8")
-    path.write_text(plant(fault, path), encoding="utf-8")
+    scope = find_scope(fault, copy)
+    path, text = scope.path, scope.path.read_text(encoding="utf-8")
+    path.write_text(plant(fault, scope), encoding="utf-8")
     try:
         yield
     finally:

@@ -9,14 +9,12 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import duckdb
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tp_flower.errors import SourceError
 
@@ -105,31 +103,12 @@ def print_commands(title: str, folder: Path, runs: Sequence[Path]) -> None:
         print(f"  tp-flower train {shlex.quote(str(run))}")
 
 
-def write_batches(path: Path, batches: Iterable[pa.RecordBatch], nothing: str) -> None:
-    """Write a Parquet file as a stream; ``nothing`` says why there may be no batch."""
-    writer = None
-    for batch in batches:
-        writer = writer or pq.ParquetWriter(path, batch.schema)
-        writer.write_batch(batch)
-    if writer is None:
-        raise DataError(nothing)
-    writer.close()
-
-
 def find_file(folder: Path, *names: str) -> Path:
     """Return the first file of these names that a folder has."""
     path = next(filter(Path.is_file, (folder / name for name in names)), None)
     if path is None:
         raise DataError(f"{folder} has no {' or '.join(names)}")
     return path
-
-
-def check_columns(path: Path, columns: Sequence[str], needed: Iterable[str]) -> None:
-    """Raise DataError unless a file has the columns that are needed."""
-    if missing := [column for column in needed if column not in columns]:
-        raise DataError(
-            f"{path} lacks {', '.join(missing)}; it has {', '.join(columns)}"
-        )
 
 
 def script(
