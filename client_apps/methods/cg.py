@@ -99,8 +99,8 @@ def descend(site: Site, request: messages.DescentRequest) -> messages.DescentRep
         if part.data.update is Update.GRAM:
             update = messages.DescentUpdate(share=part.share(moments, _unit(part)))
         else:
-            place = request.parts[part.number].place
-            scores, products = _direct(site, part, moments, request.terms, place)
+            position = request.parts[part.number].place
+            scores, products = _direct(site, part, moments, request.terms, position)
             update = messages.DescentUpdate(scores=scores, products=products)
         updates[part.number] = update
         site.save(part)
@@ -134,7 +134,7 @@ def _direct(
     part: Part,
     moments: FloatArray,
     terms: messages.DescentTerms,
-    place: int | None,
+    position: int | None,
 ) -> tuple[AnyArray, AnyArray | None]:
     """Return the scores of v = -B^-1 g, from the table's moments -N (g - beta theta).
 
@@ -155,7 +155,7 @@ def _direct(
     scaled = replace(part, model=model.at(descent / terms.score_unit))
     scores = scaled.release_scores(data.features, slice(None), "scores")
     words = None
-    if place is not None:
+    if position is not None:
         penalised = data.l2 * np.where(model.penalised, descent, 0.0)
         products = np.array(
             [
@@ -166,11 +166,11 @@ def _direct(
             ]
         )
         part.releaser.check_clear(PRODUCTS)
-        check_products(site, part.number, terms.tables, place)
+        check_products(site, part.number, terms.tables, position)
         # the masks cancel over the tables
         secret = site.hasher().purpose(PRODUCTS_PURPOSE).secret
         name = f"scores {terms.scores_number}"
-        masks = pair_masks(secret, place, terms.tables, len(products), name.encode())
+        masks = pair_masks(secret, position, terms.tables, len(products), name.encode())
         fixed = fixed_words(products / terms.product_unit, terms.tables, data.table)
         words = fixed.view(np.uint64) + masks
         part.releaser.masked.append(Masked(part.number, f"products of {name}", words))
@@ -179,7 +179,7 @@ def _direct(
     return scores, words
 
 
-def check_products(site: Site, number: int, tables: int, place: int) -> None:
+def check_products(site: Site, number: int, tables: int, position: int) -> None:
     """Refuse products whose masks would cancel over other tables than those of the run.
 
     The first shard of a table sends them.
@@ -188,4 +188,4 @@ def check_products(site: Site, number: int, tables: int, place: int) -> None:
     table = proposal.parts[number].table
     agree("tables", len(proposal.tables), tables)
     is_first = number == min(proposal.shards_of(table))
-    agree("place", proposal.tables.index(table) if is_first else None, place)
+    agree("place", proposal.tables.index(table) if is_first else None, position)

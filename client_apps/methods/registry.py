@@ -150,7 +150,7 @@ def handler_of(action: Action) -> Handler:
     return answer
 
 
-def imported(place: str) -> Any:
-    """Import and return what is at a place, ``module:name``."""
-    module, _, name = place.partition(":")
+def imported(reference: str) -> Any:
+    """Import and return what a reference, ``module:name``, names."""
+    module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)

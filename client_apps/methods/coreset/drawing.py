@@ -274,8 +274,8 @@ def weigh(site: Site, request: messages.WeighRequest) -> messages.WeighReply:
             body.rows, _load(site, "drawn", number).arrays["scores"]
         )
         check_summed(site, number, request.summed, body.place)
-        place, summed, size = body.place, request.summed, len(sampled)
-        masks = _computed(pair_masks, secret, place, summed, size, context)
+        terms = body.place, request.summed, len(sampled)
+        masks = _computed(pair_masks, secret, *terms, context)
         fixed = _computed(to_fixed, sampled, request.joined_rows)
         parts[number] = messages.WeighedPart(fixed + masks)
         name = f"sensitivities of {context.decode()}"
@@ -305,11 +305,11 @@ def _count_scores(site: Site, number: int) -> None:
         site.scored[number, limit] += 1
 
 
-def check_summed(site: Site, number: int, summed: int, place: int) -> None:
+def check_summed(site: Site, number: int, summed: int, position: int) -> None:
     """Refuse sensitivities whose masks cancel over other parts than the run's."""
     numbers = sorted(site.terms.proposal.parts)
     agree("summed", len(numbers), summed)
-    agree("place", numbers.index(number), place)
+    agree("place", numbers.index(number), position)
 
 
 def _sampled_scores(rows: AnyArray, scores: FloatArray) -> FloatArray:

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from client_apps.data.run_store import Entry
 from client_apps.methods import registry
 from client_apps.operator.participant import Participant, ShardData
 from client_apps.operator.releases import Releaser
 from client_apps.operator.state import Progress, Stateless, read_state, write_state
-from tests.support.examples.site_examples import make_site
+from tests.support.examples.site_examples import make_site, together
+from tp_flower.errors import LostStateError, MessageError
 from tp_flower.learning.models.local_model import LinearModel
 from tp_flower.randomness import NoiseSource
 
@@ -103,3 +105,15 @@ def test_a_model_that_is_not_finite_is_not_stored(tmp_path):
     with pytest.raises(Exception, match="no longer finite"):
         site.save(participant(Stateless(), [1.0, np.inf]))
     assert not site.round.arrays
+
+
+def test_the_state_of_an_older_version_counts_as_lost(tmp_path):
+    """It does not say by which method the run trains: the rounds are sent again."""
+    site = make_site(tmp_path)
+    with pytest.raises(MessageError, match="no model has been prepared in this run"):
+        _ = site.family
+    site.save(participant(Stateless(), [1.0, 2.0]))
+    with together(site):
+        site.store.save("part-0", Entry({}, {}))
+        with pytest.raises(LostStateError, match="has lost its state"):
+            _ = site.family
