@@ -297,6 +297,7 @@ def test_without_a_mechanism_the_server_tells_records_apart(what):
     assert play(what, CLEAR).right > 0.99
 
 
+@pytest.mark.cases("gram", "scores")
 @each_release
 def test_with_noise_it_is_right_as_often_as_the_noise_lets_it(what):
     found = play(what, SOME[what])
@@ -307,6 +308,7 @@ def test_with_noise_it_is_right_as_often_as_the_noise_lets_it(what):
     assert found.expected <= found.bound
 
 
+@pytest.mark.cases("gram", "scores")
 @each_release
 def test_with_a_small_epsilon_it_guesses(what):
     found = play(what, MUCH[what])

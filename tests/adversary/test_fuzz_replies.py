@@ -33,6 +33,7 @@ class Tampering:
         return Message(content, reply_to=message)
 
 
+@pytest.mark.cases("gram")
 @pytest.mark.parametrize("name", ["gram", "sgd-sharded"])
 def test_malformed_replies_are_refused_in_the_name_of_the_site(plain, place, name):
     _, expected = plain(name)

@@ -74,6 +74,7 @@ SUBQUERY = {
 
 
 # tests/adversary/test_fuzz.py sends thousands more
+@pytest.mark.cases("explain", "consensus")
 @pytest.mark.parametrize("run", RUNS)
 def test_a_malformed_request_is_refused_and_changes_nothing(tmp_path, run):
     """Each request with one name more, and each action's first, wrong in every way."""

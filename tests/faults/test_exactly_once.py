@@ -218,6 +218,7 @@ class Twice(Sites):
         return first
 
 
+@pytest.mark.cases("covered")
 @pytest.mark.parametrize("kind", ["covered", "sgd", "coreset"])
 def test_a_message_that_comes_twice_is_answered_once(tmp_path, check_as_plain, kind):
     grid, strategy = run(tmp_path, kind, Twice)

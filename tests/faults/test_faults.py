@@ -52,6 +52,20 @@ class EachOf:
         return left.pop(0) if left else None
 
 
+@pytest.mark.cases(
+    "admm-0",
+    "sgd-1",
+    "personalised-3",
+    "cg-0",
+    "boost-1",
+    "consensus-2",
+    "gram-3",
+    "dp-sgd-0",
+    "statistics-1",
+    "labels-2",
+    "coreset-3",
+    "sgd-sharded-2",
+)
 @pytest.mark.parametrize("share", range(SHARES))
 @pytest.mark.parametrize("name", METHODS)
 def test_what_passes_is_put_up_with(plain, name, share):
@@ -84,6 +98,7 @@ def last_of_each(asked: list[tuple[str, int]]) -> list[tuple[str, int]]:
     return list(dict(asked).items())
 
 
+@pytest.mark.cases("cg", "sgd-sharded", "boost", "personalised")
 @pytest.mark.parametrize("name", METHODS)
 def test_a_site_that_has_lost_its_state_is_brought_up_to_date(plain, name):
     federation, expected = plain(name)
@@ -97,6 +112,7 @@ def test_a_site_that_has_lost_its_state_is_brought_up_to_date(plain, name):
         federation.check_nothing_left()
 
 
+@pytest.mark.cases("cg", "gram", "boost", "personalised")
 @pytest.mark.parametrize("name", METHODS)
 def test_a_server_that_is_killed_at_every_action_ends_in_the_same_model(plain, name):
     federation, expected = plain(name)
@@ -117,6 +133,7 @@ def check_clear(error: TPFlowerError) -> None:
     assert re.search(r"site '(shop|us|uk)'|^'(shop|us|uk)'|node \d", str(error))
 
 
+@pytest.mark.cases("cg", "sgd")
 @pytest.mark.parametrize("name", ["admm", "cg", "boost", "gram", "sgd", "sgd-sharded"])
 def test_random_faults_end_in_the_same_model_or_in_a_clear_stop(plain, name):
     @seed(6)

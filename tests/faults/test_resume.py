@@ -35,6 +35,7 @@ def parameters(folder: Path) -> list[np.ndarray]:
 
 
 # every method, with a server that is killed at every action, is in test_faults.py
+@pytest.mark.cases("cg-settings2", "sgd-settings1")
 @pytest.mark.parametrize(
     ("name", "settings"),
     [

@@ -104,6 +104,7 @@ def test_messages_that_the_front_makes_up_do_not_even_end_a_session(folder):
     assert Counter(flower.asked) == {(2, "query.session"): 1, (3, "query.session"): 1}
 
 
+@pytest.mark.cases("0", "5")
 @pytest.mark.parametrize("chunk", range(8))
 def test_nothing_is_computed_or_paid_twice_under_random_faults(chunk, plain):
     for seed in range(chunk, SCHEDULES, 8):

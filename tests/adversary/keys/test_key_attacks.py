@@ -131,6 +131,7 @@ class TestDictionary:
         key = GroupSecret.of_simulation(3).value
         assert recovered(sent, [with_key(key)]) == 1.0
 
+    @pytest.mark.cases("agreed")
     @pytest.mark.parametrize("source", SOURCES)
     def test_recovers_nothing_of_a_real_run(self, tmp_path, source):
         grid = federation(tmp_path, source)

@@ -31,6 +31,7 @@ def saved(folder) -> list[np.ndarray]:
     return [SavedModel.load(path).parameters for path in paths]
 
 
+@pytest.mark.cases("admm-whole", "boost-whole", "cg-sharded", "gd-whole", "sgd-whole")
 @pytest.mark.parametrize("layout", ["whole", "sharded"])
 @pytest.mark.parametrize("strategy", RUNS)
 def test_the_saved_model_is_that_of_the_best_epoch(strategy, layout, tmp_path):

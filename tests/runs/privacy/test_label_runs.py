@@ -62,6 +62,12 @@ def response(epsilon, **fields):
     return PrivacySettings(**fields)
 
 
+@pytest.mark.cases(
+    "admm-softmax-laplace",
+    "sgd-softmax-randomised-response",
+    "cg-logistic-randomised-response",
+    "boost-logistic-laplace",
+)
 @pytest.mark.parametrize("mechanism", ["laplace", "randomised-response"])
 @pytest.mark.parametrize("loss", ["logistic", "softmax"])
 @pytest.mark.parametrize(

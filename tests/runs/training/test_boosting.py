@@ -44,6 +44,7 @@ SELF = """SELECT o.qty AS label, o.day, p.day AS other FROM orders o
 JOIN orders p ON o.customer = p.customer AND p.day < 10"""
 
 
+@pytest.mark.cases("whole-logistic", "sharded-squared", "whole-softmax")
 @each_loss
 @pytest.mark.parametrize("layout", [whole, sharded])
 def test_the_saved_trees_score_as_they_did_in_training(tmp_path, loss, layout):
@@ -169,6 +170,12 @@ def train_linear(state, loss, sites, **settings):
     return {**HOW, **settings, "boost_from": str(model.manifest.model)}, model
 
 
+@pytest.mark.cases(
+    "whole-clear-softmax",
+    "sharded-masked-logistic",
+    "whole-masked-squared",
+    "sharded-clear-squared",
+)
 @each_loss
 @pytest.mark.parametrize("privacy", [CLEAR, PrivacySettings()], ids=["clear", "masked"])
 @pytest.mark.parametrize("layout", [whole, sharded])
@@ -609,6 +616,7 @@ def test_only_the_table_that_tells_the_label_pools(caplog):
     )
 
 
+@pytest.mark.cases("squared-clear", "softmax-masked", "logistic-clear")
 @BOTH
 @each_loss
 def test_pooled_trees_of_shards_lower_the_loss_and_are_saved(tmp_path, loss, privacy):

@@ -11,7 +11,8 @@ ALL_WAYS = [
     {"strategy": "admm", "num_epochs": 8, "model": "mlp"},
     {"strategy": "sgd", "num_epochs": 2, "batch_size": 20},
 ]
-each_way = pytest.mark.parametrize("how", ALL_WAYS, ids=str)
+WAYS = ["gram", "consensus", "mlp", "sgd"]
+each_way = pytest.mark.parametrize("how", ALL_WAYS, ids=WAYS)
 
 
 def train(shards, how, source=SOURCE, where="", loss="squared"):
@@ -35,6 +36,7 @@ def shards_of(*empty):
     }
 
 
+@pytest.mark.cases("softmax-consensus", "squared-gram", "softmax-sgd", "squared-mlp")
 @each_way
 @pytest.mark.parametrize("loss", ["squared", "softmax"])
 def test_shard_without_rows_changes_nothing(how, loss):

@@ -38,6 +38,7 @@ def assert_same(sealed, clear):
     assert phases[0] == phases[1]
 
 
+@pytest.mark.cases("gram", "consensus", "mixed", "softmax")
 @pytest.mark.parametrize("method", METHODS)
 def test_a_sealed_union_trains_the_same_model(method):
     loss, strategy, settings = METHODS[method]
@@ -59,6 +60,7 @@ SELF = (
 )
 
 
+@pytest.mark.cases("admm-self", "sgd-left")
 @pytest.mark.parametrize("sql", [OUTER, SELF], ids=["left", "self"])
 @pytest.mark.parametrize("strategy", ["admm", "sgd"])
 def test_left_and_self_joins(sql, strategy):
@@ -76,6 +78,7 @@ def test_left_and_self_joins(sql, strategy):
     assert_same(*runs)
 
 
+@pytest.mark.cases("gram", "consensus")
 @pytest.mark.parametrize("method", ["gram", "consensus", "sgd"])
 def test_bytes_are_those_of_the_clear_within_one_percent(method):
     loss, strategy, settings = METHODS[method]

@@ -130,6 +130,7 @@ def test_linear_models_are_those_of_centralised_sgd(loss, layout):
     assert store_runs.distance(finished.flat, store_runs.sgd_of(finished, HOW)) < 1e-5
 
 
+@pytest.mark.cases("whole-logistic", "sharded-softmax", "whole-squared")
 @store_runs.each_loss
 @store_runs.each_layout
 def test_mlps_are_those_of_centralised_sgd(loss, layout):
@@ -254,6 +255,7 @@ def test_tolerance_stops_early():
     assert (changes[:-1] >= 0.01).all()
 
 
+@pytest.mark.cases("squared")
 @store_runs.each_loss
 def test_automatic_rate_trains_on_batches_of_one_row(loss):
     """A hundredth of few joined rows is one: noisy steps must stay small."""

@@ -107,6 +107,12 @@ def test_shards_with_gram_statistics_make_the_iterates_of_the_whole(loss):
     np.testing.assert_allclose(apart.losses, together.losses, rtol=1e-6)
 
 
+@pytest.mark.cases(
+    "0.0-whole-softmax",
+    "0.01-sharded-squared",
+    "0.01-whole-logistic",
+    "0.0-sharded-logistic",
+)
 @each_loss
 @each_layout
 @pytest.mark.parametrize("l2", [0.0, L2])
@@ -119,6 +125,12 @@ def test_at_convergence_the_gradient_of_the_joined_objective_is_zero(loss, layou
     assert_optimal(trained(loss, layout, **how), gradient=gradient, excess=excess)
 
 
+@pytest.mark.cases(
+    "logistic-how0-1e-05-1e-08",
+    "squared-how3-0.0001-1e-08",
+    "softmax-how5-0.0001-1e-08",
+    "logistic-how7-0.004-0.003",
+)
 @pytest.mark.parametrize(
     ("loss", "how", "gradient", "excess"),
     [
@@ -266,6 +278,7 @@ def assert_compared(outcomes, labels, scores, dummy):
     ] == matrix.tolist()
 
 
+@pytest.mark.cases("sgd-linear", "admm-mlp")
 @pytest.mark.parametrize("model", ["linear", "mlp"])
 @pytest.mark.parametrize("strategy", ["admm", "sgd"])
 def test_the_unit_of_a_label_changes_nothing_but_the_unit_of_the_model(strategy, model):

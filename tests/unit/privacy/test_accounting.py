@@ -67,6 +67,9 @@ def gaussian_delta(epsilon, mu):
     return math.exp(upper) * -math.expm1(min(lower - upper, 0.0))
 
 
+@pytest.mark.cases(
+    "0.8-0.05-200", "1.0-0.1-10", "2.0-0.1-1000", "20.0-0.3-500", "5.0-0.5-20"
+)
 @pytest.mark.parametrize(("multiplier", "rate", "steps"), GRID)
 def test_epsilon_equals_that_of_independent_accountants(multiplier, rate, steps):
     mechanisms = [Gaussian(multiplier, steps, rate)]

@@ -94,6 +94,17 @@ def sent(rounds) -> Traffic:
     )
 
 
+@pytest.mark.cases(
+    "admm-mixed",
+    "admm-consensus",
+    "admm-left",
+    "sgd-sharded",
+    "sgd-softmax",
+    "cg-gram",
+    "boost",
+    "coreset",
+    "gd",
+)
 @pytest.mark.parametrize("way", list(WAYS))
 def test_predictions_match_what_training_reports(way):
     layout, sql, how = WAYS[way]
