@@ -421,10 +421,10 @@ def test_shards_average_until_their_own_trees_are_preferred(
 ):
     taken, calls = boosting._step, itertools.count(2)
 
-    def step(*facts):
+    def step(*facts, **how):
         # in turns of own trees and of the average, while both are tried
         epoch, is_averaged = divmod(next(calls), 2)
-        found, worse = taken(*facts), bool(is_averaged) == (epoch >= own_from)
+        found, worse = taken(*facts, **how), bool(is_averaged) == (epoch >= own_from)
         return found._replace(
             metrics=found.metrics._replace(validation={"loss": float(worse)})
         )
