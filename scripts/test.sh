@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run all tests, the slow ones included; makes .venv first if it is missing.
-#   bash scripts/test.sh [pytest arguments]        e.g. -k mapping, or -m "not slow"; --whole runs all parameters of the long suites
+#   bash scripts/test.sh [pytest arguments]        e.g. -k mapping, or -m "not slow"; --whole runs all parameters
 set -euo pipefail
 
 # shellcheck source=scripts/lib.sh
