@@ -377,6 +377,18 @@ def test_a_model_whose_parts_are_at_a_grid_says_so(tmp_path):
         api.load(model.save(tmp_path / "model")).predict(sites_of(*tables().values()))
 
 
+def test_a_loaded_model_needs_sites_and_a_folder_of_its_own(tmp_path, model):
+    folder = model.save(tmp_path / "model")
+    loaded = api.load(folder)
+    sites = sites_of(*tables().values())
+    with pytest.raises(TPFlowerError, match="name the sites, as in fit"):
+        loaded.predict()
+    assert len(loaded.predict(sites).frame) == len(model.predict().frame)
+    with pytest.raises(ModelError, match="is not empty: choose another folder"):
+        model.save(folder)
+    assert api.load(model.save(tmp_path / "another")).name == model.name
+
+
 def test_folders_that_have_no_model(tmp_path, model):
     with pytest.raises(TPFlowerError, match="cannot be read"):
         api.load(tmp_path)

@@ -14,8 +14,8 @@ from scipy.spatial import cKDTree
 from client_apps.app import app
 from strategies import Explain, TablePuppetCG
 from strategies.run.grid import InProcessGrid
-from strategies.setup.problem import TrainingProblem
 from tests.support.federated import train
+from tests.support.peers.curious import watch_sums
 from tests.support.peers.payments import (
     JOINED,
     NAMES,
@@ -45,26 +45,13 @@ def attack(
     """Let a server pose a query in a new run; return the sums of scores that it
     reads.
     """
-    sums = []
-
-    def watched(method):
-        def watch(problem, local, **how):
-            total = method(problem, local, **how)
-            sums.append(total[:, 0])
-            return total
-
-        return watch
-
     frames = frames or {"payments": payments(), "clinic": others()}
     sites = written(folder, rules, **frames)
     with (
         closing(InProcessGrid(app, sites, state=folder / "state")) as grid,
         pytest.MonkeyPatch.context() as patch,
     ):
-        for name in ("add_up", "gather"):
-            patch.setattr(
-                TrainingProblem, name, watched(getattr(TrainingProblem, name))
-            )
+        sums = watch_sums(patch)
         if method is not Explain:
             settings |= {"test_fraction": 0.0, "num_epochs": epochs}
         strategy = train(grid, sql, method, **settings)

@@ -25,9 +25,9 @@ def run(strategy, monkeypatch, loss="logistic"):
     """
     scores, metrics = [], TrainingProblem.train_metrics
 
-    def noted(problem, joined):
-        scores.append(joined[:, 0].copy())
-        return metrics(problem, joined)
+    def noted(problem, *total):
+        scores.append(problem.rows.whole("scores")[:, 0].copy())
+        return metrics(problem, *total)
 
     monkeypatch.setattr(TrainingProblem, "train_metrics", noted)
     sites = one_per_site(whole(store(300, 60)))

@@ -314,7 +314,9 @@ class Asking(InProcessGrid):
 
 
 def test_rows_do_not_leave_a_run_that_was_planned_without():
-    with pytest.raises(errors.SiteError, match="this run did not plan to release rows"):
+    with pytest.raises(
+        errors.SiteError, match=r"'train\.rows' is no message of a run by 'admm'"
+    ):
         federated.train(Asking(app, one_per_site(whole(store()))), SQL)
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import sqlalchemy as sa
 
-from client_apps.handlers.training_rows import once_each
+from client_apps.handlers.training_rows import read_rows
 from client_apps.privacy.guard import check_fragment
 from tests.support import federated
 from tests.support.database_tables import fill, source_of
@@ -187,7 +187,7 @@ def weighted(*weights):
         "tested": pack_bits(np.zeros(2, bool)),
         "masses": np.array(weights, np.float32),
     }
-    return once_each(body(9, arrays), 2)
+    return read_rows(body(9, arrays), 2, is_private=False)
 
 
 def test_a_site_refuses_weights_that_are_none_and_any_in_a_private_run():

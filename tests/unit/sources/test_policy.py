@@ -397,7 +397,7 @@ def test_the_guard_knows_an_empty_list_from_none(tmp_path):
 
 def test_the_smallest_batch_must_have_enough_rows(tmp_path):
     _, (source,) = site_of(tmp_path, "min-rows = 2")
-    rows = TrainingRows(np.arange(4), None, np.ones(4, np.int64), np.zeros(4, np.bool_))
+    rows = TrainingRows(np.arange(4), np.ones(4, np.int64), np.zeros(4, np.bool_))
     even, odd = (
         Batches(start, np.arange(4)) for start in np.array([[0, 2, 4], [0, 3, 4]])
     )
