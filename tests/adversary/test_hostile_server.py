@@ -111,6 +111,10 @@ DECLARED = (
 
 
 # of numbers at the end of what a float can be
+@pytest.mark.cases(
+    "query.statistics-us-admm-statistics-settings1",
+    "train.consensus-us-admm-dp-sgd-settings6",
+)
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize(
     ("action", "site", "method", "features", "settings"), CASES["private"]

@@ -492,6 +492,7 @@ class Killed(Sites):
                 return reply
 
 
+@pytest.mark.cases("covered")
 @pytest.mark.parametrize("kind", ["covered", "sgd"])
 def test_wherever_a_site_is_killed_the_same_message_does_it_all(
     tmp_path, check_as_plain, kind

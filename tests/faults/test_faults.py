@@ -133,7 +133,7 @@ def check_clear(error: TPFlowerError) -> None:
     assert re.search(r"site '(shop|us|uk)'|^'(shop|us|uk)'|node \d", str(error))
 
 
-@pytest.mark.cases("cg", "sgd")
+@pytest.mark.cases("cg")
 @pytest.mark.parametrize("name", ["admm", "cg", "boost", "gram", "sgd", "sgd-sharded"])
 def test_random_faults_end_in_the_same_model_or_in_a_clear_stop(plain, name):
     @seed(6)

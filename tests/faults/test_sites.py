@@ -357,6 +357,7 @@ def test_failed_extraction_leaves_no_state():
     assert nothing_is_left(grid)
 
 
+@pytest.mark.cases("True-TablePuppetSGD", "False-TablePuppetADMM")
 @pytest.mark.parametrize("method", [TablePuppetADMM, TablePuppetSGD])
 @pytest.mark.parametrize("forgets", [True, False])
 def test_run_after_others_equals_one_on_a_new_grid(method, forgets, monkeypatch):

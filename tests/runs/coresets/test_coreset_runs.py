@@ -149,6 +149,7 @@ LAWS = {
 }
 
 
+@pytest.mark.cases("penalised-sharded", "regression-whole")
 @pytest.mark.parametrize(
     ("law", "split"), [*((law, "sharded") for law in LAWS), ("regression", "whole")]
 )

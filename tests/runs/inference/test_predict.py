@@ -79,6 +79,7 @@ NETWORKS = (("i", "mlp"), ("c", "tests.support.predicted:wide"))
 torch = trained_once("squared", models=NETWORKS, num_epochs=1, local_epochs=2)
 
 
+@pytest.mark.cases("squared", "softmax")
 @pytest.mark.parametrize("name", ["squared", "logistic", "softmax", "torch"])
 def test_equal_to_the_joined_table(request, name):
     model, rows = request.getfixturevalue(name), new_rows()

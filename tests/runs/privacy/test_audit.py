@@ -60,6 +60,7 @@ def run(folder, method=TablePuppetADMM, policy=None, sql=SQL, **settings):
     return train(grid, sql, method, **settings)
 
 
+@pytest.mark.cases("Explain")
 @pytest.mark.parametrize("method", [TablePuppetADMM, TablePuppetSGD, Explain])
 def test_a_run_leaves_one_line_for_each_table_that_it_reads(tmp_path, method):
     grid = HostileGrid(tmp_path)

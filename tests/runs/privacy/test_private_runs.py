@@ -89,6 +89,7 @@ def parts_of(finished: federated.Run) -> dict[int, tuple]:
     return found
 
 
+@pytest.mark.cases("admm-dp-sgd-whole-settings2", "sgd-dp-sgd-whole-settings5")
 @pytest.mark.parametrize(
     ("strategy", "features", "layout", "settings"), CASES["budgets"]
 )
@@ -198,6 +199,7 @@ def test_a_multiplier_that_is_given_is_in_the_ledger():
     assert total == pytest.approx(epsilon([Gaussian(2.5, count=20 * EPOCHS)], DELTA))
 
 
+@pytest.mark.cases("whole-logistic", "sharded-squared", "sharded-softmax")
 @pytest.mark.parametrize("loss", list(federated.LABELS))
 @each_layout
 def test_statistics_without_bounds_and_noise_train_as_ever(loss, layout):
@@ -214,6 +216,7 @@ def test_statistics_without_bounds_and_noise_train_as_ever(loss, layout):
         assert one.test == pytest.approx(other.test, rel=1e-4)
 
 
+@pytest.mark.cases("whole-squared-linear")
 @pytest.mark.parametrize(("layout", "loss", "model"), CASES["without-noise"])
 def test_gradients_without_noise_and_clip_train_as_ever(layout, loss, model):
     privacy = PrivacySettings(features="dp-sgd", noise_multiplier=1e-12, clip=1e6)
@@ -294,6 +297,7 @@ def test_what_leaves_has_the_noise_that_the_ledger_says():
     assert residual.std() == pytest.approx(0.5 * mechanism.noise_multiplier, rel=0.15)
 
 
+@pytest.mark.cases("dp-sgd-train.admm-consensus")
 @pytest.mark.parametrize(("features", "action", "lou"), CASES["anew"])
 def test_noise_is_drawn_anew_by_every_shard_and_run(features, action, lou):
     """Twice the same run: what is private differs, what is not is the same."""

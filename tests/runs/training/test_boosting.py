@@ -58,6 +58,7 @@ def test_the_saved_trees_score_as_they_did_in_training(tmp_path, loss, layout):
         check_equal(scored(model.table(sites)), model.reference(store(), SOURCE))
 
 
+@pytest.mark.cases("self")
 @pytest.mark.parametrize(
     "sql",
     [
@@ -533,6 +534,7 @@ def on_sites(tables):
     }
 
 
+@pytest.mark.cases("bagged")
 @pytest.mark.parametrize("lou", ["auto", "pooled", "local", "bagged"])
 def test_shards_of_one_class_each_do_not_tell_rows_by_their_shard(
     tmp_path, lou, caplog

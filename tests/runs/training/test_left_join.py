@@ -44,6 +44,7 @@ def test_cg_reaches_the_centralised_optimum(loss, layout):
     store_runs.assert_optimal(finished, source=store_runs.LEFT, **within)
 
 
+@pytest.mark.cases("how2")
 @pytest.mark.parametrize("how", [{}, {"rho": 2.0}, {"rho": 0.05}])
 def test_sharing_converges_without_help(how):
     how = {"num_epochs": 600, "tolerance": 1e-7, "one_site": True, **how}
@@ -57,6 +58,7 @@ def test_consensus_reaches_the_optimum():
     store_runs.assert_optimal(finished, excess=1e-3, source=store_runs.LEFT)
 
 
+@pytest.mark.cases("whole-softmax", "sharded-squared", "whole-logistic")
 @store_runs.each_loss
 @store_runs.each_layout
 def test_sgd_is_centralised_sgd(loss, layout):
@@ -82,6 +84,14 @@ def nobody() -> dict[str, pd.DataFrame]:
     return frames
 
 
+@pytest.mark.cases(
+    "admm-how1-whole",
+    "admm-how0-sharded",
+    "sgd-how5-whole",
+    "admm-how2-whole",
+    "admm-how3-whole",
+    "sgd-how4-whole",
+)
 @store_runs.each_layout
 @pytest.mark.parametrize(
     ("strategy", "how"),

@@ -32,6 +32,7 @@ TO_THE_END = {
 }
 
 
+@pytest.mark.cases("squared-whole-entity(C)")
 @pytest.mark.parametrize(
     ("loss", "layout", "weight"),
     [

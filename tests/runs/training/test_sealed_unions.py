@@ -93,6 +93,7 @@ def test_bytes_are_those_of_the_clear_within_one_percent(method):
         assert clear <= sealed <= 1.01 * clear
 
 
+@pytest.mark.cases("statistics")
 @pytest.mark.parametrize("features", ["dp-sgd", "statistics"])
 def test_noise_is_added_before_the_seal(features):
     """With the noise of one secret, the models are the same."""

@@ -123,6 +123,7 @@ def test_every_epoch_visits_every_joined_row_once_in_another_order(loss):
     assert sorted(map(tuple, epochs[0])) == sorted(map(tuple, epochs[1]))
 
 
+@pytest.mark.cases("sharded-logistic", "whole-softmax", "whole-squared")
 @store_runs.each_loss
 @store_runs.each_layout
 def test_linear_models_are_those_of_centralised_sgd(loss, layout):

@@ -132,6 +132,7 @@ def test_predictions_match_what_training_reports(way):
         assert cost["bytes"]["down"] == pytest.approx(actual.down, rel=within)
 
 
+@pytest.mark.cases("auto")
 @pytest.mark.parametrize("lou", ["auto", "bagged", "pooled"])
 def test_trees_that_shards_show_each_other_are_predicted_at_most(lou):
     how = BOOST | {"num_epochs": 2, "lou": lou, "leaves": 4}

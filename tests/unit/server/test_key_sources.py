@@ -290,6 +290,7 @@ class Repeating(KeyedGrid):
         return super()._deliver(message)
 
 
+@pytest.mark.cases("False-agreed", "True-pinned")
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("is_described", [False, True])
 def test_rows_that_are_asked_for_twice(tmp_path, source, is_described):
