@@ -147,7 +147,7 @@ def test_plain_admm_and_any_rho_converge_too(loss, how, gradient, excess):
     assert_optimal(finished, gradient=gradient, excess=excess)
 
 
-@pytest.mark.cases("squared-1")
+@pytest.mark.cases("squared")
 @each_loss
 def test_consensus_reaches_the_same_optimum(loss):
     how = {"num_epochs": 300, "one_site": True}
