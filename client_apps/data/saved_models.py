@@ -44,6 +44,7 @@ class SavedModel:
         table: alias in the query.
         parameters: (p,).
         versions: versions of the software that trained the model, by package.
+        start: the model that it was boosted from, as its run named it; "" for none.
     """
 
     table: str
@@ -52,6 +53,7 @@ class SavedModel:
     parameters: FloatArray
     fragment: Fragment
     versions: Mapping[str, str]
+    start: str = ""
 
     def keep(self, folder: Path, *, is_durable: bool = False) -> str:
         """Write the part, unless it is there, and return its digest.
@@ -65,6 +67,7 @@ class SavedModel:
             "encoder": self.encoder.to_json(),
             "fragment": self.fragment.to_json(),
             "versions": dict(self.versions),
+            "start": self.start,
         }
         # equal parts give equal bytes
         files = {
@@ -117,6 +120,7 @@ class SavedModel:
                 parameters=safetensors.numpy.load(files[_PARAMETERS])[_THETA],
                 fragment=Fragment.from_json(facts["fragment"]),
                 versions={str(k): str(v) for k, v in facts["versions"].items()},
+                start=str(facts.get("start", "")),
             )
         except _MALFORMED as error:
             raise ModelError(

@@ -15,13 +15,15 @@ import numpy as np
 
 from client_apps.data.key_files import read_allowed_keys
 from client_apps.data.run_store import Entry
+from client_apps.data.saved_models import SavedModel, parts_of
 from client_apps.privacy.guard import source_id
 from client_apps.privacy.keys import key_source, own_node, site_public_key
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, BoolArray
-from tp_flower.errors import MessageError, ProposalError
+from tp_flower.errors import MessageError, ModelError, ProposalError
 from tp_flower.features.choice import TableChoice
 from tp_flower.learning.models.local_model import ModelSpec
+from tp_flower.model_names import find_version
 from tp_flower.node_config import ALLOWED_KEYS
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol.fields import Body
@@ -316,7 +318,26 @@ def check_aliases(site: Site, numbers: Iterable[int]) -> None:
 
 
 def check_named(site: Site, name: str, version: str) -> None:
-    """Refuse another saved model than was proposed, where the proposal names one."""
-    proposed = site.terms.saved_model
-    if proposed:
-        agree("model name", proposed, f"{name}@{version}" if "@" in proposed else name)
+    """Refuse another saved model than was proposed, where the proposal names one.
+
+    A model that was boosted from another one is scored with that one.
+    """
+    named = proposed = site.terms.saved_model
+    while proposed:
+        if proposed == (f"{name}@{version}" if "@" in proposed else name):
+            return
+        proposed = _start_of(site, proposed)
+    if named:
+        raise contradiction("model name", named, f"{name}@{version}")
+
+
+def _start_of(site: Site, name: str) -> str:
+    """Return the model that a saved one was boosted from, "" for none."""
+    if site.state_folder is None:
+        return ""
+    try:
+        model = find_version(site.state_folder, name)
+    except ModelError:
+        return ""
+    folders = parts_of(site.state_folder, model).values()
+    return next((SavedModel.load(folder).start for folder in folders), "")

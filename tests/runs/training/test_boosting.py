@@ -30,7 +30,7 @@ from tests.support.federated import (
 )
 from tests.support.predicted import Model, check_equal, on, scored, train_store
 from tests.support.predicted import train as train_query
-from tp_flower.errors import SettingsError
+from tp_flower.errors import SettingsError, SiteError
 from tp_flower.files import HOME_VARIABLE, home_folder
 from tp_flower.learning.boosting import Boosting
 from tp_flower.protocol.messages import Action
@@ -244,6 +244,21 @@ def test_trees_are_kept_where_the_model_that_they_go_on_from_leaves_them_somethi
     else:
         assert losses[1] == pytest.approx(losses[0], rel=1e-4)
         assert scored_again[1] == pytest.approx(scored_again[0], rel=1e-4)
+
+
+def test_trees_are_scored_with_the_model_of_another_name_that_they_start_from(tmp_path):
+    """Sites compare the models that they are asked for with the one proposed."""
+    sites = lines(0, np.square)
+    first = train_query(tmp_path, sites, LINES, "cg", num_epochs=9, model_name="first")
+    write_manifest(home_folder(), first.manifest)
+    how = {"strategy": "boost", "num_epochs": 12, "boost_from": "first"}
+    second = train_query(tmp_path, sites, LINES, **how, model_name="second")
+    write_manifest(home_folder(), second.manifest)
+    straight = first.evaluate(sites, model_name="first")["loss"]
+    for name in ("second", str(second.manifest.model)):
+        assert second.evaluate(sites, model_name=name)["loss"] < 0.5 * straight
+    with pytest.raises(SiteError, match=r"'model name'.*proposed with 'first'"):
+        second.evaluate(sites, model_name="first")
 
 
 def test_trees_behind_a_linear_model_of_the_same_rows_say_so(tmp_path, caplog):
