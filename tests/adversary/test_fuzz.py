@@ -196,7 +196,7 @@ def fuzz(folder: Path, strategy: RoundStrategy, counts: dict) -> None:
     assert not strangers(folder)
 
 
-@pytest.mark.cases("cg", "boost", "coreset-kmeans")
+@pytest.mark.cases("boost", "coreset-kmeans")
 @pytest.mark.parametrize("name", TRAINING)
 def test_malformed_messages_are_refused_and_change_nothing(name, place):
     method, settings, counts = STRATEGIES[name], TRAINING[name], COUNTS[name]

@@ -38,7 +38,7 @@ def assert_same(sealed, clear):
     assert phases[0] == phases[1]
 
 
-@pytest.mark.cases("gram", "consensus", "mixed", "softmax")
+@pytest.mark.cases("gram", "consensus", "softmax")
 @pytest.mark.parametrize("method", METHODS)
 def test_a_sealed_union_trains_the_same_model(method):
     loss, strategy, settings = METHODS[method]
@@ -60,7 +60,7 @@ SELF = (
 )
 
 
-@pytest.mark.cases("admm-self", "sgd-left")
+@pytest.mark.cases("admm-self", "admm-left")
 @pytest.mark.parametrize("sql", [OUTER, SELF], ids=["left", "self"])
 @pytest.mark.parametrize("strategy", ["admm", "sgd"])
 def test_left_and_self_joins(sql, strategy):
