@@ -2,16 +2,16 @@
 
 from typing import Any
 
-from strategies.coreset_solvers import CoresetKMeans, CoresetRidge
 from strategies.explain.explanation import Explain
 from strategies.inference.predict import Evaluate, Predict
-from strategies.personalised.strategy import Personalised
-from strategies.training.admm import TablePuppetADMM
+from strategies.methods.admm import TablePuppetADMM
+from strategies.methods.boost import TablePuppetBoost
+from strategies.methods.cg import TablePuppetCG
+from strategies.methods.coreset.strategy import CoresetKMeans, CoresetRidge
+from strategies.methods.personalised.strategy import Personalised
+from strategies.methods.sgd.strategy import GradientDescent, TablePuppetSGD
 from strategies.training.base import JoinStrategy
-from strategies.training.boosting import TablePuppetBoost
-from strategies.training.conjugate_gradients import TablePuppetCG
 from strategies.training.relational import RelationalStrategy
-from strategies.training.sgd import GradientDescent, TablePuppetSGD
 
 STRATEGIES: dict[str, type[RelationalStrategy[Any]]] = {
     **JoinStrategy.methods,

@@ -21,9 +21,9 @@ from client_apps.operator.participant import Participant
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, SiteError
-from tp_flower.learning.admm import consensus_parameters
 from tp_flower.learning.models.local_model import FitProblem, LinearModel
 from tp_flower.learning.solvers import Solver, exact_update
+from tp_flower.methods.admm.iterations import consensus_parameters
 from tp_flower.privacy.plan import MODEL, PARAMETERS
 from tp_flower.protocol import training_messages as messages
 from tp_flower.protocol.codec import check_sizes, required

@@ -17,15 +17,11 @@ from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, PolicyError
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.features.sparse import dense
-from tp_flower.learning.models.bagging import average, shown_trees
 from tp_flower.learning.models.local_model import LocalModel, on_host
-from tp_flower.learning.models.pooling import grow_pooled, shown_sums
-from tp_flower.learning.models.trees import TreeModel, grow, sum_of_trees
 from tp_flower.methods import BAGGED, CLEAR, LOCAL, POOLED, Growth
 from tp_flower.methods import TREES as TREES_KIND
-from tp_flower.privacy.plan import MODEL
-from tp_flower.privacy.shard_seals import TREES, ShardSeal
-from tp_flower.protocol.boost_messages import (
+from tp_flower.methods.boost.bagging import average, shown_trees
+from tp_flower.methods.boost.messages import (
     BagReply,
     BagRequest,
     BagUpdate,
@@ -34,6 +30,10 @@ from tp_flower.protocol.boost_messages import (
     BoostStep,
     BoostUpdate,
 )
+from tp_flower.methods.boost.pooling import grow_pooled, shown_sums
+from tp_flower.methods.boost.trees import TreeModel, grow, sum_of_trees
+from tp_flower.privacy.plan import MODEL
+from tp_flower.privacy.shard_seals import TREES, ShardSeal
 from tp_flower.protocol.codec import check_sizes, required
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action

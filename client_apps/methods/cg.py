@@ -2,7 +2,7 @@
 
 A table in one shard answers ``descent`` with the scores of its direction v. The shards
 of a table answer with their share of the gradient first, and with scores after
-``direction``. See :mod:`tp_flower.learning.conjugate_gradients`.
+``direction``. See :mod:`tp_flower.methods.cg.conjugate_gradients`.
 """
 
 from dataclasses import dataclass, replace
@@ -19,10 +19,10 @@ from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError
 from tp_flower.methods import LINEAR
+from tp_flower.methods.cg import messages
 from tp_flower.privacy.key_agreement import pair_masks
 from tp_flower.privacy.plan import PRODUCTS
 from tp_flower.privacy.sealed_sums import fixed_words
-from tp_flower.protocol import descent_messages as messages
 from tp_flower.protocol.codec import check_sizes
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action

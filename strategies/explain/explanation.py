@@ -44,9 +44,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from strategies.coresets.draw import sample_uniformly
 from strategies.disclosures import disclosures, privacy_report
 from strategies.explain.memory import forecast
+from strategies.methods.coreset.drawing import sample_uniformly
 from strategies.ranks import Ranks, ScoreForecast, asks_ranks, rank_rows
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import RoundStrategy

@@ -23,12 +23,12 @@ from tp_flower.arrays import (
     FloatArray,
     effective_rows,
 )
-from tp_flower.coresets.sampling import Sample
 from tp_flower.joins.joining import JoinStep
 from tp_flower.joins.mapping import RowWeights, TableMapping
 from tp_flower.joins.rows import JoinedRows, Vectors
-from tp_flower.learning.admm import score_steps
-from tp_flower.learning.conjugate_gradients import FLOAT32
+from tp_flower.methods.admm.iterations import score_steps
+from tp_flower.methods.cg.conjugate_gradients import FLOAT32
+from tp_flower.methods.coreset.sampling import Sample
 from tp_flower.objectives import Objective, Response
 from tp_flower.privacy.score_masks import FixedPoint
 from tp_flower.privacy.sealed_sums import add_shares

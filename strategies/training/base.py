@@ -4,7 +4,7 @@ Set-up takes three rounds: ``extract`` brings hashed join keys and labels, from 
 the server builds the mapping; with ``statistics`` the sites fit encoders, for tables in
 several shards with ``fit``, a fourth; ``prepare`` sends multiplicities and the batch
 plan, and brings the start of training. A coreset takes three more rounds
-(:mod:`strategies.coresets.draw`) before ``prepare``.
+(:mod:`strategies.methods.coreset.drawing`) before ``prepare``.
 
 A method overrides the hooks in which it differs: which rows a table trains on, which
 loss, whether there is a label, how shards train together.
@@ -21,8 +21,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from strategies.coresets.draw import draw_coreset, restrict_to_sample
 from strategies.disclosures import Exposure, exposure_of
+from strategies.methods.coreset.drawing import draw_coreset, restrict_to_sample
 from strategies.ranks import Ranks, ScoreForecast, asks_ranks, epochs_of, rank_rows
 from strategies.run.exchange import PartArrays, Replies, Requests
 from strategies.run.sites import Inventory
@@ -64,10 +64,10 @@ from strategies.training.relational import RelationalStrategy
 from strategies.training.traffic import ShardSize, TableSize, Traffic
 from strategies.training.working_memory import vector_bytes
 from tp_flower.arrays import BoolArray
-from tp_flower.coresets.importance import REGRESSION
 from tp_flower.joins.joining import build_mapping
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.models.local_model import NUMPY_KINDS, ModelSpec
+from tp_flower.methods.coreset.importance import REGRESSION
 from tp_flower.objectives import Objective, Target, contributions, no_better
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Outline, Update

@@ -31,15 +31,15 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from strategies.run.strategy import ends_early, tests_every_epoch
-from tp_flower.learning.models.pooling import MOST_INTERVALS
 from tp_flower.methods import Growth
+from tp_flower.methods.boost.messages import BoostStep, BoostUpdate
+from tp_flower.methods.boost.pooling import MOST_INTERVALS
+from tp_flower.methods.cg.messages import DescentUpdate
+from tp_flower.methods.coreset.messages import SampledRows
 from tp_flower.privacy.plan import SAMPLED_ROWS
 from tp_flower.privacy.sealed_sums import gram_size
 from tp_flower.privacy.shard_seals import LEAST_BYTES
 from tp_flower.protocol import training_messages
-from tp_flower.protocol.boost_messages import BoostStep, BoostUpdate
-from tp_flower.protocol.coreset_messages import SampledRows
-from tp_flower.protocol.descent_messages import DescentUpdate
 from tp_flower.protocol.fields import PartBody, field_bytes
 from tp_flower.settings import Settings
 

@@ -11,11 +11,11 @@ from typing import Annotated, Final, Self
 import msgspec
 
 from tp_flower.errors import ErrorKind
-from tp_flower.protocol import boost_messages as boosting
-from tp_flower.protocol import coreset_messages as coreset
-from tp_flower.protocol import descent_messages as descent
+from tp_flower.methods.boost import messages as boosting
+from tp_flower.methods.cg import messages as descent
+from tp_flower.methods.coreset import messages as coreset
+from tp_flower.methods.personalised import messages as personal
 from tp_flower.protocol import inference_messages as inference
-from tp_flower.protocol import personalised_messages as personal
 from tp_flower.protocol import rank_messages as ranks
 from tp_flower.protocol import session_messages as session
 from tp_flower.protocol import setup_messages as setup

@@ -42,7 +42,8 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
     classes   {class: {train: rows, test: rows}}
     confusion {class: {class: test rows of the first, predicted as the second}}
     deciles   [{rows, predicted, actual}]   means of test rows, by prediction
-    personal  of strategy "personalised" alone: see `strategies.personalised.strategy`
+    personal  of strategy "personalised" alone: see
+              `strategies.methods.personalised.strategy`
     privacy   {adversary, delta, messages, ledger, totals, readings}   see
               `strategies.disclosures`, of readings `strategies.score_readings`
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from tp_flower import methods
+from tp_flower.methods.coreset.messages import MOST_CLUSTERS, MOST_SAMPLED
 from tp_flower.objectives import names_of_losses
-from tp_flower.protocol.coreset_messages import MOST_CLUSTERS, MOST_SAMPLED
 from tp_flower.settings.declare import (
     Form,
     OneOf,

@@ -36,13 +36,12 @@ from client_apps.privacy.score_limits import (
 )
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray, IntArray, blocks
-from tp_flower.coresets import importance
-from tp_flower.coresets.sampling import draw_rows
 from tp_flower.errors import MessageError, OfRowsError, SiteError
 from tp_flower.features.sparse import EncodedRows, dense
 from tp_flower.learning.solvers import gram
+from tp_flower.methods.coreset import importance, messages
+from tp_flower.methods.coreset.sampling import draw_rows
 from tp_flower.privacy.key_agreement import pair_masks, to_fixed
-from tp_flower.protocol import coreset_messages as messages
 from tp_flower.protocol.codec import check_sizes, parse, required
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import unpack_bits

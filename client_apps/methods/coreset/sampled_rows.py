@@ -15,14 +15,14 @@ from client_apps.operator.participant import Participant
 from client_apps.operator.state import Stateless
 from client_apps.privacy.proposal_checks import agree
 from client_apps.rounds.site import Site
-from tp_flower.coresets.solvers import nearest, weighted_kmeans
 from tp_flower.errors import SiteError
 from tp_flower.features.sparse import dense
 from tp_flower.learning.models.local_model import CENTRES as CENTRES_MODEL
 from tp_flower.learning.models.local_model import on_host
 from tp_flower.methods import LINEAR
+from tp_flower.methods.coreset import messages
+from tp_flower.methods.coreset.solvers import nearest, weighted_kmeans
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
-from tp_flower.protocol import coreset_messages as messages
 from tp_flower.protocol.codec import check_sizes, required
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import row_numbers

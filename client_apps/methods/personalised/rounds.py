@@ -16,9 +16,9 @@ from client_apps.operator.participant import Participant, body_of
 from client_apps.rounds.site import Site
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import DivergedError, MessageError, ProposalError
+from tp_flower.methods.personalised import messages
+from tp_flower.methods.personalised.sites import SiteObjective
 from tp_flower.objectives import Objective, Target, make_objective
-from tp_flower.personalised.sites import SiteObjective
-from tp_flower.protocol import personalised_messages as messages
 from tp_flower.protocol.codec import check_sizes
 from tp_flower.protocol.fields import LARGEST
 from tp_flower.protocol.packet import row_numbers

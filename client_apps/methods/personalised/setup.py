@@ -40,20 +40,8 @@ from tp_flower.features.sparse import dense
 from tp_flower.learning.models.local_model import LinearModel, ModelSpec, on_host
 from tp_flower.learning.solvers import descend
 from tp_flower.methods import BY_DATA, BY_FEATURES, BY_MODELS, PERSONAL, SUMMARIES
-from tp_flower.objectives import (
-    Target,
-    family_of,
-    make_objective,
-    response_of,
-)
-from tp_flower.personalised import sites
-from tp_flower.privacy.accounting import noise_multiplier
-from tp_flower.privacy.mechanisms import Gaussian, Release
-from tp_flower.privacy.plan import CURVATURE, GRADIENTS
-from tp_flower.protocol.codec import parse
-from tp_flower.protocol.messages import Action
-from tp_flower.protocol.packet import unpack_bits
-from tp_flower.protocol.personalised_messages import (
+from tp_flower.methods.personalised import sites
+from tp_flower.methods.personalised.messages import (
     PersonalisedPart,
     PersonalisePart,
     PersonaliseReply,
@@ -62,6 +50,18 @@ from tp_flower.protocol.personalised_messages import (
     SummariseReply,
     SummariseRequest,
 )
+from tp_flower.objectives import (
+    Target,
+    family_of,
+    make_objective,
+    response_of,
+)
+from tp_flower.privacy.accounting import noise_multiplier
+from tp_flower.privacy.mechanisms import Gaussian, Release
+from tp_flower.privacy.plan import CURVATURE, GRADIENTS
+from tp_flower.protocol.codec import parse
+from tp_flower.protocol.messages import Action
+from tp_flower.protocol.packet import unpack_bits
 from tp_flower.randomness import Stream, generator
 from tp_flower.sources.policy import LABELS, MODELS, STATISTICS
 

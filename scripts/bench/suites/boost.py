@@ -27,7 +27,7 @@ from scripts.bench.harness import (
 )
 from scripts.joined.models import TREES, grow_trees, tree_metrics, tree_options
 from strategies.inference.manifest import write_manifest
-from strategies.training.boosting import TablePuppetBoost
+from strategies.methods.boost import TablePuppetBoost
 from strategies.training.saving import make_manifest
 from tp_flower.duckdb_engine import new_engine
 from tp_flower.files import HOME_VARIABLE, home_folder

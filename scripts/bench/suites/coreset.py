@@ -33,10 +33,15 @@ from scripts.bench.harness import Options, Outcome, Results, train
 from scripts.data.run_files import write_tables
 from scripts.joined.centralized import JoinedTable
 from tp_flower.arrays import FloatArray
-from tp_flower.coresets import importance
-from tp_flower.coresets.sampling import Sample, draw_rows, uniform_sample, weigh_sample
-from tp_flower.coresets.solvers import nearest, solve, weighted_kmeans
 from tp_flower.learning.solvers import gram
+from tp_flower.methods.coreset import importance
+from tp_flower.methods.coreset.sampling import (
+    Sample,
+    draw_rows,
+    uniform_sample,
+    weigh_sample,
+)
+from tp_flower.methods.coreset.solvers import nearest, solve, weighted_kmeans
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 

@@ -47,9 +47,9 @@ from scripts.joined.centralized import (
     read_label,
 )
 from scripts.joined.models import Problem, Until, fit_logistic, train_lbfgs
+from strategies.methods import admm
 from strategies.run.grid import InProcessGrid
 from strategies.setup.problem import TrainingProblem
-from strategies.training import admm
 from tp_flower.query import Query
 from tp_flower.randomness import Stream, generator
 from tp_flower.reports.records import RoundReport

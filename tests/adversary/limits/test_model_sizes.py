@@ -7,12 +7,12 @@ import pytest
 from client_apps.operator import participant
 from tests.support.federated import run_query, write_site
 from tp_flower.errors import ModelError, SiteError
-from tp_flower.learning.models import trees
 from tp_flower.learning.models.local_model import (
     ModelSpec,
     build_model,
     count_parameters,
 )
+from tp_flower.methods.boost import trees
 
 ROWS = np.arange(60)
 LEFT = pd.DataFrame({"k": ROWS, "x": ROWS % 7 * 1.0, "y": ROWS % 3 == 0})

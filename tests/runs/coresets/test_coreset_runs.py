@@ -375,7 +375,7 @@ def test_a_sample_may_be_a_row_or_more_than_all(size):
 
 
 def test_more_shards_than_can_be_summed_are_refused(monkeypatch):
-    monkeypatch.setattr("strategies.coresets.draw.MOST_PARTS", 2)
+    monkeypatch.setattr("strategies.methods.coreset.drawing.MOST_PARTS", 2)
     message = "of at most 2 shards; the query has 3: use 'uniform'"
     with pytest.raises(SettingsError, match=message):
         claim(whole, {})

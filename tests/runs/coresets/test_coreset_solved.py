@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from client_apps.app import app
-from strategies.coreset_solvers import _table_clusters
+from strategies.methods.coreset.strategy import _table_clusters
 from strategies.run.exchange import Part, Replies
 from strategies.run.grid import InProcessGrid
 from strategies.setup.problem import PartRows, TrainedTable, sum_local
@@ -30,9 +30,9 @@ from tests.support.files import case_table
 from tests.support.predicted import on, scored, train
 from tests.support.reference.joins import joined_positions
 from tp_flower import errors
-from tp_flower.coresets.solvers import distdim, nearest, weighted_kmeans
+from tp_flower.methods.coreset.messages import RowsReply, RowsRequest
+from tp_flower.methods.coreset.solvers import distdim, nearest, weighted_kmeans
 from tp_flower.protocol.codec import decode, encode
-from tp_flower.protocol.coreset_messages import RowsReply, RowsRequest
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import Packet, pack, unpack
 from tp_flower.protocol.training_messages import Update

@@ -22,7 +22,7 @@ from tp_flower.errors import (
     SettingsError,
     SiteError,
 )
-from tp_flower.personalised.graph import parse_edges
+from tp_flower.methods.personalised.graph import parse_edges
 from tp_flower.protocol.messages import Action
 from tp_flower.query import Query
 from tp_flower.reports.console import format_value

@@ -25,7 +25,7 @@ from tests.support.federated import train as train_on
 from tests.support.files import case_table
 from tests.support.predicted import scored, train
 from tp_flower.errors import BudgetError, SiteError
-from tp_flower.personalised.sites import EMBEDDING_BOUND
+from tp_flower.methods.personalised.sites import EMBEDDING_BOUND
 from tp_flower.privacy.epsilons import KINDS
 from tp_flower.privacy.mechanisms import Mechanism
 from tp_flower.query import Query
@@ -255,7 +255,7 @@ def test_summaries_of_sites_have_the_noise_of_a_person(tmp_path, monkeypatch):
         bounds.append(bound)
         return mean
 
-    monkeypatch.setattr("tp_flower.personalised.sites.noisy_mean", summary)
+    monkeypatch.setattr("tp_flower.methods.personalised.sites.noisy_mean", summary)
     clear = "releases = { models = 'clear' }"
     rows = {
         name: write_site(tmp_path / name, {"claims": claims()}, {"claims": policy})

@@ -10,8 +10,8 @@ import pytest
 
 from strategies.inference.manifest import write_manifest
 from strategies.inference.predict import Predict
+from strategies.methods import boost as boosting
 from strategies.report_page.page import render
-from strategies.training import boosting
 from strategies.training.saving import make_manifest
 from tests.support.examples.explained import explain
 from tests.support.examples.store_runs import FRAMES, LEFT, each_loss
@@ -32,7 +32,7 @@ from tests.support.predicted import Model, check_equal, on, scored, train_store
 from tests.support.predicted import train as train_query
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.files import HOME_VARIABLE, home_folder
-from tp_flower.learning.boosting import Boosting
+from tp_flower.methods.boost.boosting import Boosting
 from tp_flower.protocol.messages import Action
 from tp_flower.query import Query
 from tp_flower.reports.records import report_dict

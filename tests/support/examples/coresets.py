@@ -5,9 +5,9 @@ from typing import Any
 import numpy.typing as npt
 
 from tp_flower.arrays import FloatArray
-from tp_flower.coresets import importance
-from tp_flower.coresets.solvers import nearest
 from tp_flower.learning.solvers import gram
+from tp_flower.methods.coreset import importance
+from tp_flower.methods.coreset.solvers import nearest
 
 
 def regression_scores(

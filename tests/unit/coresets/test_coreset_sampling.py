@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tests.support.examples.coresets import regression_scores
-from tp_flower.coresets import importance
-from tp_flower.coresets.sampling import (
+from tp_flower.joins.mapping import TableRows
+from tp_flower.learning.solvers import gram
+from tp_flower.methods.coreset import importance
+from tp_flower.methods.coreset.sampling import (
     draw_joined,
     draw_rows,
     draw_uniform,
@@ -16,8 +18,6 @@ from tp_flower.coresets.sampling import (
     uniform_sample,
     weigh_sample,
 )
-from tp_flower.joins.mapping import TableRows
-from tp_flower.learning.solvers import gram
 from tp_flower.privacy.key_agreement import (
     LARGEST_BITS,
     MOST_PARTS,

@@ -6,7 +6,7 @@ from scipy.optimize import minimize
 from scipy.spatial.distance import cdist
 
 from tests.support.examples.coresets import kmeans_cost
-from tp_flower.coresets.importance import (
+from tp_flower.methods.coreset.importance import (
     ALPHA,
     ShardClusters,
     cluster_shard,
@@ -14,7 +14,7 @@ from tp_flower.coresets.importance import (
     kmeans_scores,
     kmeans_total,
 )
-from tp_flower.coresets.solvers import distdim, nearest, solve, weighted_kmeans
+from tp_flower.methods.coreset.solvers import distdim, nearest, solve, weighted_kmeans
 
 ROWS = 80
 

@@ -8,7 +8,7 @@ from tests.support.reference.families import family
 from tp_flower.joins import rows as rows_of_joins
 from tp_flower.joins.mapping import TableMapping, TableRows
 from tp_flower.joins.rows import JoinedRows
-from tp_flower.learning import admm
+from tp_flower.methods.admm import iterations as admm
 from tp_flower.objectives import names_of_losses
 
 each_loss = pytest.mark.parametrize(

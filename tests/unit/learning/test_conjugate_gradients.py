@@ -9,8 +9,8 @@ from tests.support.reference.families import Family
 from tests.support.reference.training import Centralised, conjugate_gradients
 from tp_flower.joins.mapping import TableMapping, TableRows
 from tp_flower.joins.rows import JoinedRows
-from tp_flower.learning.conjugate_gradients import Descent, Products, start_line
 from tp_flower.learning.solvers import RidgeSolver, gram
+from tp_flower.methods.cg.conjugate_gradients import Descent, Products, start_line
 
 EPOCHS = 4
 

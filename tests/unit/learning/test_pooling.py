@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from tp_flower.arrays import MISSING
 from tp_flower.errors import ModelError
-from tp_flower.learning.models.pooling import (
+from tp_flower.methods import Growth
+from tp_flower.methods.boost.pooling import (
     MOST_INTERVALS,
     ColumnSums,
     ShardSums,
     grow_pooled,
     shown_sums,
 )
-from tp_flower.learning.models.trees import TreeModel, grow, sum_of_trees
-from tp_flower.methods import Growth
+from tp_flower.methods.boost.trees import TreeModel, grow, sum_of_trees
 
 GROWTH = Growth(trees=4, leaves=5, rate=0.5, least_rows=6)
 LEAST = 6

@@ -13,15 +13,15 @@ from tp_flower.arrays import MISSING
 from tp_flower.errors import ModelError
 from tp_flower.joins.mapping import TableMapping, TableRows
 from tp_flower.joins.rows import JoinedRows
-from tp_flower.learning.boosting import (
+from tp_flower.methods import Growth
+from tp_flower.methods.boost.boosting import (
     SHRINK,
     Boosting,
     add_direction,
     moved,
     step_along,
 )
-from tp_flower.learning.models.trees import Forest, TreeModel, grow
-from tp_flower.methods import Growth
+from tp_flower.methods.boost.trees import Forest, TreeModel, grow
 
 GROWTH = Growth(trees=1, leaves=5, rate=1.0, least_rows=50)
 

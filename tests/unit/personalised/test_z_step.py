@@ -7,13 +7,13 @@ import pytest
 
 from tests.support.files import case_table
 from tp_flower.errors import SettingsError
-from tp_flower.personalised import z_step
-from tp_flower.personalised.graph import (
+from tp_flower.methods.personalised import z_step
+from tp_flower.methods.personalised.graph import (
     SimilarityGraph,
     nearest_neighbours,
     parse_edges,
 )
-from tp_flower.personalised.sites import (
+from tp_flower.methods.personalised.sites import (
     EMBEDDING_BOUND,
     RandomFeatures,
     covariances,
@@ -22,7 +22,7 @@ from tp_flower.personalised.sites import (
     noisy_mean,
     pairwise_distances,
 )
-from tp_flower.personalised.z_step import ZStep, inverse_of, project_onto_ball
+from tp_flower.methods.personalised.z_step import ZStep, inverse_of, project_onto_ball
 from tp_flower.randomness import NoiseSource
 
 CASES = case_table(__file__)
@@ -238,7 +238,7 @@ def test_a_mean_over_blocks_is_the_mean(monkeypatch):
     rows = rng.normal(size=(10, 3)).astype(np.float32)
     features = RandomFeatures.draw(3, 7, rng)
     whole = features.mean(rows), mean_moments(rows)
-    monkeypatch.setattr("tp_flower.personalised.sites.BLOCK_ROWS", 3)
+    monkeypatch.setattr("tp_flower.methods.personalised.sites.BLOCK_ROWS", 3)
     assert features.mean(rows) == pytest.approx(whole[0], rel=1e-14)
     assert whole[0] == pytest.approx(features.embed(rows).mean(axis=0), rel=1e-14)
     assert mean_moments(rows) == pytest.approx(whole[1], rel=1e-14)

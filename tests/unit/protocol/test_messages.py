@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.support.files import output_of
 from tests.support.peers import message_values
 from tp_flower.errors import ErrorKind, MessageError, RangeError
+from tp_flower.methods.coreset.messages import DrawPart, DrawRequest
 from tp_flower.protocol import codec, training_messages
 from tp_flower.protocol.codec import (
     add_envelope,
@@ -19,7 +20,6 @@ from tp_flower.protocol.codec import (
     is_failure,
     read_envelope,
 )
-from tp_flower.protocol.coreset_messages import DrawPart, DrawRequest
 from tp_flower.protocol.fields import Request, field_bytes, layout_of
 from tp_flower.protocol.inference_messages import FinishRequest, ScorePart
 from tp_flower.protocol.messages import Action, Failure, ReplyEnvelope, RequestEnvelope

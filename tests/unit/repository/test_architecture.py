@@ -35,8 +35,8 @@ MOST_MODULES = 15
 SMALL_MODULES = {"strategies/training/baselines.py"}
 # what reads the rows behind joined rows; one that asks the mapping leaves the list
 INDEX_JOINED_ROWS = {
-    "strategies/coreset_solvers.py",
-    "strategies/coresets/draw.py",
+    "strategies/methods/coreset/strategy.py",
+    "strategies/methods/coreset/drawing.py",
     "strategies/inference/scoring.py",
     "strategies/setup/joined_rows.py",
     "strategies/setup/masking.py",
@@ -45,11 +45,11 @@ INDEX_JOINED_ROWS = {
     "strategies/setup/split_warnings.py",
     "strategies/setup/splitting.py",
     "strategies/training/base.py",
-    "tp_flower/coresets/sampling.py",
+    "tp_flower/methods/coreset/sampling.py",
 }
 LEARNING_OVER_JOINS = {
-    f"tp_flower/learning/{name}.py"
-    for name in ("admm", "boosting", "conjugate_gradients")
+    f"tp_flower/methods/{name}.py"
+    for name in ("admm/iterations", "boost/boosting", "cg/conjugate_gradients")
 }
 # a file and a command of that name
 SPELLED_OUT = {("client_apps/data/key_files.py", "site-key")}
@@ -231,7 +231,7 @@ def test_methods_have_hooks_instead_of_cases() -> None:
     )
 
     def asks(path: Path) -> list[str]:
-        is_declaration = name_of(path) == "tp_flower/methods.py"
+        is_declaration = name_of(path) == "tp_flower/methods/__init__.py"
         return [] if is_declaration else cases.findall(path.read_text("utf-8"))
 
     assert offenders(asks) == {}

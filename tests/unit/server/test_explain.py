@@ -13,7 +13,7 @@ import pytest
 
 from strategies import STRATEGIES, Explain
 from strategies.disclosures import NOTHING, SET_UP, Exposure, disclosures
-from strategies.personalised.setup import TRAINING
+from strategies.methods.personalised.setup import TRAINING
 from strategies.report_page.page import PAGE_FILE
 from strategies.run.failures import LOG_FILE
 from strategies.training.base import JoinStrategy

@@ -251,7 +251,7 @@ def build_model(spec: ModelSpec, features: int, device: str = "auto") -> LocalMo
     if spec.kind == CENTRES:
         return CentresModel(features, spec.outputs)
     if spec.kind == TREES:
-        from tp_flower.learning.models.trees import TreeModel
+        from tp_flower.methods.boost.trees import TreeModel
 
         return TreeModel(spec.outputs)
     # torch takes a second to import: linear models do without

@@ -21,7 +21,7 @@ categories, then get no draws; with l2 = 0 it is the paper's score. The total is
 effective dimension, still at most the number of columns.
 
 The paper adds 1/N at every party. That share does not depend on data; the server draws
-it: :func:`tp_flower.coresets.sampling.draw_uniform`.
+it: :func:`tp_flower.methods.coreset.sampling.draw_uniform`.
 
 Notation:
     T_i     ``rows``  (n, p): the encoded columns, at the label table with 1 and label
@@ -40,8 +40,8 @@ from typing import Final
 import numpy as np
 
 from tp_flower.arrays import AnyArray, FloatArray, blocks
-from tp_flower.coresets.solvers import LabelArray, nearest, weighted_kmeans
 from tp_flower.learning.solvers import gram
+from tp_flower.methods.coreset.solvers import LabelArray, nearest, weighted_kmeans
 
 LEAST_GAMMA_SQUARED: Final = 0.01
 REGRESSION: Final = "regression"

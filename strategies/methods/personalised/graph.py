@@ -7,16 +7,16 @@ from typing import Final
 
 import numpy as np
 
-from strategies.personalised.setup import PersonalisedProblem
+from strategies.methods.personalised.setup import PersonalisedProblem
 from strategies.run.exchange import Part, Replies, Requests, ask
 from strategies.run.replies import array_of, refuse
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import SettingsError
 from tp_flower.methods import BY_DATA, BY_FEATURES, BY_MODELS, SUMMARIES
-from tp_flower.personalised import graph as similarity
-from tp_flower.personalised.sites import PAIRS, covariances, pairwise_distances
-from tp_flower.personalised.z_step import ZStep
-from tp_flower.protocol.personalised_messages import SiteMetrics, SummariseRequest
+from tp_flower.methods.personalised import graph as similarity
+from tp_flower.methods.personalised.messages import SiteMetrics, SummariseRequest
+from tp_flower.methods.personalised.sites import PAIRS, covariances, pairwise_distances
+from tp_flower.methods.personalised.z_step import ZStep
 from tp_flower.settings import Settings
 from tp_flower.terms.run_terms import NO_GRAPH
 

@@ -26,8 +26,8 @@ from strategies.training.trend import SETTLED, remaining_fall
 from strategies.training.working_memory import solver_bytes
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import SettingsError
-from tp_flower.learning import admm
 from tp_flower.methods import DP_SGD, NOISY_STATISTICS
+from tp_flower.methods.admm import iterations as admm
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import (
     AdmmRequest,

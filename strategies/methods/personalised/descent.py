@@ -26,7 +26,7 @@ from typing import Self
 
 import numpy as np
 
-from strategies.personalised.setup import PersonalisedProblem
+from strategies.methods.personalised.setup import PersonalisedProblem
 from strategies.run.exchange import Replies
 from strategies.run.replies import array_of
 from tp_flower.arrays import BoolArray, FloatArray

@@ -2,7 +2,7 @@
 
 One epoch costs one round: the loss's first two derivatives go down, summed over the
 joined rows of each row; what the new trees add to the scores comes up. The shards of a
-table grow trees of their own. See :mod:`tp_flower.learning.boosting`.
+table grow trees of their own. See :mod:`tp_flower.methods.boost.boosting`.
 """
 
 import dataclasses
@@ -36,16 +36,16 @@ from strategies.training.working_memory import tree_bytes
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import ReplyError, SettingsError
 from tp_flower.files import home_folder
-from tp_flower.learning.boosting import Boosting, add_direction, step_along
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.methods import BAGGED, LARGE_SHARD, LINEAR, LOCAL, POOLED, TREES, Growth
-from tp_flower.model_names import find_version
-from tp_flower.protocol.boost_messages import (
+from tp_flower.methods.boost.boosting import Boosting, add_direction, step_along
+from tp_flower.methods.boost.messages import (
     BagPart,
     BagRequest,
     BoostRequest,
     BoostStep,
 )
+from tp_flower.model_names import find_version
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Update

@@ -3,7 +3,7 @@
 One epoch costs one round where every table is one shard, and two where some table is
 sharded: steps of the scores down and scores of the next direction up, for shards with a
 sum of their gradients between. Neither penalty nor duals, and no memory of past epochs:
-see :mod:`tp_flower.learning.conjugate_gradients`.
+see :mod:`tp_flower.methods.cg.conjugate_gradients`.
 """
 
 import math
@@ -21,7 +21,8 @@ from strategies.training.base import JoinStrategy
 from strategies.training.traffic import ShardSize, TableSize, Traffic, cg_epoch
 from strategies.training.working_memory import solver_bytes
 from tp_flower.arrays import AnyArray, FloatArray
-from tp_flower.learning.conjugate_gradients import (
+from tp_flower.learning.solvers import BY_COLUMNS, factorisation
+from tp_flower.methods.cg.conjugate_gradients import (
     HEADROOM,
     REST,
     TOLERANCE,
@@ -31,9 +32,7 @@ from tp_flower.learning.conjugate_gradients import (
     move_along,
     start_line,
 )
-from tp_flower.learning.solvers import BY_COLUMNS, factorisation
-from tp_flower.privacy.sealed_sums import read_words
-from tp_flower.protocol.descent_messages import (
+from tp_flower.methods.cg.messages import (
     DescentRequest,
     DescentStep,
     DescentTerms,
@@ -41,6 +40,7 @@ from tp_flower.protocol.descent_messages import (
     LineStep,
     SummedStep,
 )
+from tp_flower.privacy.sealed_sums import read_words
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Update

@@ -2,8 +2,8 @@
 
 In each round the server sends every site parameters and gets an update of them: a
 gradient over the site's rows. It then takes a proximal step
-(:mod:`strategies.personalised.descent`), which ties the sites' models along the edges
-of a similarity graph. Labels and rows stay.
+(:mod:`strategies.methods.personalised.descent`), which ties the sites' models along
+the edges of a similarity graph. Labels and rows stay.
 
 Reference: "Communication Efficient Training of Federated Model Over Unbalanced Labels"
 (draft), Algorithms 1, 2, 4 and 5. Corrections: the gradient maps back by the transposes
@@ -28,8 +28,8 @@ from typing import Final
 
 import numpy as np
 
-from strategies.personalised.descent import Descent, read_updates
-from strategies.personalised.graph import (
+from strategies.methods.personalised.descent import Descent, read_updates
+from strategies.methods.personalised.graph import (
     PENALTY,
     EdgePenalty,
     Metrics,
@@ -38,24 +38,24 @@ from strategies.personalised.graph import (
     mean_metrics,
     read_metrics,
 )
-from strategies.personalised.setup import (
+from strategies.methods.personalised.setup import (
     PersonalisedProblem,
     personal_mask,
     set_up_personalised,
 )
+from strategies.methods.sgd.batches import falling_rate
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import EpochResult
 from strategies.setup.labels import task_line
-from strategies.training.batches import falling_rate
 from strategies.training.outcome import Outcome, read_digests
 from strategies.training.relational import RelationalStrategy
 from tp_flower.arrays import FloatArray
-from tp_flower.objectives import Contribution, Target
-from tp_flower.protocol.personalised_messages import (
+from tp_flower.methods.personalised.messages import (
     Pace,
     PersonalRequest,
     TrackParameters,
 )
+from tp_flower.objectives import Contribution, Target
 from tp_flower.reports.console import OWN_MODELS
 from tp_flower.reports.records import RunReport
 from tp_flower.settings import Settings

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tp_flower.arrays import FloatArray
-from tp_flower.personalised.graph import SimilarityGraph
+from tp_flower.methods.personalised.graph import SimilarityGraph
 
 
 def project_onto_ball(rows: FloatArray, radius: float) -> FloatArray:

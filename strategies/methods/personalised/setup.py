@@ -31,6 +31,11 @@ from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.joins.joining import JoinStep
 from tp_flower.learning.models.local_model import ModelSpec
+from tp_flower.methods.personalised.messages import (
+    PersonalisedPart,
+    PersonalisePart,
+    PersonaliseRequest,
+)
 from tp_flower.objectives import (
     MAX_CLASSES,
     Response,
@@ -40,11 +45,6 @@ from tp_flower.objectives import (
 )
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import pack_bits
-from tp_flower.protocol.personalised_messages import (
-    PersonalisedPart,
-    PersonalisePart,
-    PersonaliseRequest,
-)
 from tp_flower.protocol.setup_messages import ExtractedPart, LabelFacts
 from tp_flower.query import BoundQuery, Query
 from tp_flower.randomness import Stream, generator

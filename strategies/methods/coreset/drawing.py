@@ -4,7 +4,7 @@ Three rounds, as in the paper: ``measure`` brings the total importance of every
 participant's rows; ``draw`` tells each participant how many rows to draw, and brings
 their numbers; ``weigh`` tells it which of its rows are in the sample, and brings each
 joined row's score summed over all participants. The distribution of the sample is in
-:mod:`tp_flower.coresets.sampling`. A uniform sample takes no round.
+:mod:`tp_flower.methods.coreset.sampling`. A uniform sample takes no round.
 
 A participant's total is bounded by what the server knows (the columns of its encoding,
 or the number of clusters). A larger total is capped: its site is told to scale its
@@ -30,11 +30,11 @@ from strategies.setup.encoding import TableEncoding
 from strategies.setup.joined_rows import JoinedRows, TableLayout
 from strategies.setup.problem import CoresetSample, PartRows
 from tp_flower.arrays import FloatArray, IntArray
-from tp_flower.coresets import importance as sensitivities
-from tp_flower.coresets import sampling
 from tp_flower.errors import ReplyError, SettingsError
+from tp_flower.methods.coreset import importance as sensitivities
+from tp_flower.methods.coreset import messages as coreset_messages
+from tp_flower.methods.coreset import sampling
 from tp_flower.privacy.key_agreement import MOST_PARTS, from_fixed
-from tp_flower.protocol import coreset_messages
 from tp_flower.protocol.fields import LARGEST, Document
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings

@@ -16,12 +16,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from strategies.run.exchange import PartArrays, Replies, Requests, ask
-from strategies.run.strategy import EpochResult, ends_early, tests_every_epoch
-from strategies.setup.joined_rows import Layouts
-from strategies.setup.problem import HeldOutMetrics, TrainingProblem, sum_local
-from strategies.training.base import JoinStrategy
-from strategies.training.batches import (
+from strategies.methods.sgd.batches import (
     BATCHES_PER_EPOCH,
     MOMENTUM,
     PRIVATE_BATCHES_PER_EPOCH,
@@ -30,6 +25,11 @@ from strategies.training.batches import (
     falling_rate,
     safe_rate,
 )
+from strategies.run.exchange import PartArrays, Replies, Requests, ask
+from strategies.run.strategy import EpochResult, ends_early, tests_every_epoch
+from strategies.setup.joined_rows import Layouts
+from strategies.setup.problem import HeldOutMetrics, TrainingProblem, sum_local
+from strategies.training.base import JoinStrategy
 from strategies.training.traffic import ShardSize, TableSize, Traffic, sgd_epoch
 from strategies.training.trend import LEAST_FACTOR, Pace
 from strategies.training.working_memory import curvature_bytes

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from msgspec import structs
 
-from strategies.coresets.draw import restrict_to_sample
+from strategies.methods.coreset.drawing import restrict_to_sample
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.replies import array_of, refuse
 from strategies.run.strategy import EpochResult
@@ -28,21 +28,21 @@ from strategies.training.base import JoinStrategy
 from strategies.training.prepare import Preparation
 from strategies.training.traffic import TableSize, Traffic, solved_epoch
 from tp_flower.arrays import AnyArray, BoolArray, FloatArray
-from tp_flower.coresets.importance import (
+from tp_flower.errors import QueryError
+from tp_flower.joins.mapping import TableMapping
+from tp_flower.learning.models.local_model import CENTRES as CENTRES_MODEL
+from tp_flower.learning.models.local_model import ModelSpec
+from tp_flower.methods.coreset.importance import (
     CLUSTERS,
     LEAST_GAMMA_SQUARED,
     augmented,
     gamma,
 )
-from tp_flower.coresets.solvers import distdim, solve, weighted_kmeans
-from tp_flower.errors import QueryError
-from tp_flower.joins.mapping import TableMapping
-from tp_flower.learning.models.local_model import CENTRES as CENTRES_MODEL
-from tp_flower.learning.models.local_model import ModelSpec
+from tp_flower.methods.coreset.messages import RowsRequest
+from tp_flower.methods.coreset.solvers import distdim, solve, weighted_kmeans
 from tp_flower.objectives import KMEANS, Objective, Target, make_objective
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
 from tp_flower.protocol import training_messages
-from tp_flower.protocol.coreset_messages import RowsRequest
 from tp_flower.protocol.messages import Action
 from tp_flower.query import BoundQuery, Unlabelled
 from tp_flower.randomness import Stream, generator

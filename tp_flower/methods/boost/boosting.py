@@ -9,7 +9,7 @@ trees, and the server takes a step along what these add to the scores:
 
 Each table's trees answer the whole gradient, so that together they overshoot: the steps
 correct for it. Of masked scores only the sum d of all d_i is known, and there is one
-step for all tables. See :mod:`tp_flower.learning.models.trees`.
+step for all tables. See :mod:`tp_flower.methods.boost.trees`.
 
 Notation:
     h, d_i  (N, d_c)    G_i, H_i, u_i  (n_i, d_c)    a  ``lengths``  (M,)

@@ -1,0 +1,1 @@
+"""SGD at the server: its batches and its steps."""
