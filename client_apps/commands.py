@@ -218,7 +218,7 @@ def _part_view(model: model_names.ModelVersion, number: int, folder: Path) -> Ta
     saved = SavedModel.load(folder)
     fragment, encoder = saved.fragment, saved.encoder.encoder
     title = f"{model}, part {number}: table {fragment.name} as {saved.table}"
-    facts = {
+    properties = {
         "model": saved.spec.kind,
         "parameters": format_count(len(saved.parameters)),
         "features": ", ".join(
@@ -232,4 +232,4 @@ def _part_view(model: model_names.ModelVersion, number: int, folder: Path) -> Ta
         ),
         "folder": str(folder),
     }
-    return text_table(("", ""), facts.items(), words=(0, 1), title=title)
+    return text_table(("", ""), properties.items(), words=(0, 1), title=title)

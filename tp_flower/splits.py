@@ -95,9 +95,9 @@ def split_rows(
     rows: int, share: float, rng: np.random.Generator
 ) -> npt.NDArray[np.bool_]:
     """Return (rows,) bool: a random share, such as the rows held out for testing."""
-    drawn = np.zeros(rows, dtype=np.bool_)
-    drawn[rng.permutation(rows)[: round(rows * share)]] = True
-    return drawn
+    is_chosen = np.zeros(rows, dtype=np.bool_)
+    is_chosen[rng.permutation(rows)[: round(rows * share)]] = True
+    return is_chosen
 
 
 def split_at_random(

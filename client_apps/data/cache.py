@@ -33,12 +33,12 @@ STALE_SECONDS: Final = 7 * 24 * 3600.0
 """A run that has not touched an entry for this long is taken to be over or crashed."""
 
 
-def entry_name(kind: str, *facts: object) -> str:
-    """Return the entry name that is determined by these facts and nothing else.
+def entry_name(kind: str, *inputs: object) -> str:
+    """Return the entry name that is determined by these inputs and nothing else.
 
-    Facts are of plain JSON types.
+    They are of plain JSON types.
     """
-    text = json.dumps([VERSION, *facts], sort_keys=True)
+    text = json.dumps([VERSION, *inputs], sort_keys=True)
     return f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:40]}"
 
 

@@ -198,9 +198,9 @@ class Ledger:
             if _has_done(connection, run, SPEND, ident):
                 return
             lines: list[Line] = []
-            for (part, what, key), count in Counter(uses).items():
-                name = _words(run, (part, what))
-                limit, used = _limit_and_used(connection, run, (part, what, key))
+            for (part, kind, key), count in Counter(uses).items():
+                name = _words(run, (part, kind))
+                limit, used = _limit_and_used(connection, run, (part, kind, key))
                 if limit is None:
                     raise BudgetError(f"{name} are not reserved")
                 if used + count > limit:
@@ -208,7 +208,7 @@ class Ledger:
                         f"{name} are used up: of key {key}, {limit} were planned "
                         f"and {used} are used; requested: {count} more"
                     )
-                use = {"part": part, "what": what, "key": key, "times": count}
+                use = {"part": part, "what": kind, "key": key, "times": count}
                 lines.append({"event": SPEND, "run": run, "ident": ident, **use})
             self._append(connection, lines)
 
@@ -324,8 +324,8 @@ class Ledger:
         with self._transaction(is_whole=True) as connection:
             rows = connection.execute(_RELEASED, {"source": source}).fetchall()
         return [
-            Released(what, scope, mechanism and _mechanism(mechanism), times)
-            for what, scope, mechanism, times in rows
+            Released(kind, scope, mechanism and _mechanism(mechanism), times)
+            for kind, scope, mechanism, times in rows
         ]
 
     def lines(self, run: str) -> list[Line]:
@@ -439,9 +439,9 @@ class Ledger:
         return seq, checksum
 
     def _damaged(self, reason: str) -> LedgerError:
-        place = "" if self._root == IN_MEMORY else f" in {Path(self._root) / FILE}"
+        location = "" if self._root == IN_MEMORY else f" in {Path(self._root) / FILE}"
         return LedgerError(
-            f"the privacy ledger{place} is damaged: {reason}; nothing is released "
+            f"the privacy ledger{location} is damaged: {reason}; nothing is released "
             "until the site's owner has restored it"
         )
 
@@ -611,5 +611,5 @@ def _check_budget(
 
 
 def _words(run: str, name: mechanisms.Name) -> str:
-    part, what = name
-    return f"{what} of part {part} in run {run}"
+    part, kind = name
+    return f"{kind} of part {part} in run {run}"

@@ -360,7 +360,9 @@ class SiteStore:
                 rows = self._database.fetch(
                     "SELECT layout FROM entries WHERE run = ?", self.run
                 )
-                files -= {place for (text,) in rows for *_, place in json.loads(text)}
+                files -= {
+                    location for (text,) in rows for *_, location in json.loads(text)
+                }
             for name in files:
                 (self._folder / name).unlink(missing_ok=True)
 
@@ -442,15 +444,15 @@ class SiteStore:
             array = np.asarray(values, order="C")
             if array.dtype.hasobject:
                 raise ValueError(f"{key}: an array of objects needs allow_pickle=False")
-            place: int | str = len(data)
+            location: int | str = len(data)
             # noisy labels belong to no run, so they cannot be in a run's folder
             if array.nbytes >= LARGE_BYTES and run != LABELS:
-                place = self._write_file(f"{name}-{key.replace('/', '-')}", array)
+                location = self._write_file(f"{name}-{key.replace('/', '-')}", array)
                 large.append(array)
             else:
                 data += array.tobytes()
                 data += bytes(-len(data) % _ALIGNMENT)
-            layout.append((key, array.dtype.str, array.shape, place))
+            layout.append((key, array.dtype.str, array.shape, location))
         texts = json.dumps(entry.meta), json.dumps(layout)
         return (*texts, _checksum(name, texts, data, large), data)
 
@@ -479,15 +481,15 @@ class SiteStore:
         ((meta, layout, checksum, data),) = self._database.fetch(query, run, name)
         arrays: dict[str, AnyArray] = {}
         large = []
-        for key, dtype, shape, place in json.loads(layout):
-            if isinstance(place, str):
-                path = Path(self._root) / self.run / Path(place).name
+        for key, dtype, shape, location in json.loads(layout):
+            if isinstance(location, str):
+                path = Path(self._root) / self.run / Path(location).name
                 arrays[key] = np.load(path, mmap_mode="r", allow_pickle=False)
                 large.append(arrays[key])
                 if (arrays[key].dtype.str, list(arrays[key].shape)) != (dtype, shape):
-                    raise ValueError(f"{place} has another dtype or shape")
+                    raise ValueError(f"{location} has another dtype or shape")
             else:
-                arrays[key] = np.ndarray(shape, np.dtype(dtype), data, place)
+                arrays[key] = np.ndarray(shape, np.dtype(dtype), data, location)
         if checksum != _checksum(name, (meta, layout), data, large):
             raise ValueError("its checksum does not match")
         return Entry(arrays, json.loads(meta))

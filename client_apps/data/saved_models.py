@@ -60,7 +60,7 @@ class SavedModel:
 
         The folder appears whole; a folder with another part is refused.
         """
-        facts = {
+        metadata = {
             "version": VERSION,
             "table": self.table,
             "model": msgspec.to_builtins(self.spec),
@@ -71,7 +71,7 @@ class SavedModel:
         }
         # equal parts give equal bytes
         files = {
-            _FACTS: json.dumps(facts, sort_keys=True).encode(),
+            _FACTS: json.dumps(metadata, sort_keys=True).encode(),
             _PARAMETERS: safetensors.numpy.save(
                 {_THETA: np.ascontiguousarray(self.parameters)}
             ),
@@ -102,11 +102,11 @@ class SavedModel:
         """Return the part in a folder; a digest that is not "" must match its files."""
         try:
             files = _read(folder)
-            facts: Any = json.loads(files[_FACTS])
-            if facts["version"] != VERSION:
+            metadata: Any = json.loads(files[_FACTS])
+            if metadata["version"] != VERSION:
                 raise ModelError(
-                    f"the model in {folder} has version {facts['version']!r}, expected "
-                    f"{VERSION}"
+                    f"the model in {folder} has version {metadata['version']!r}, "
+                    f"expected {VERSION}"
                 )
             if digest and digest_of(files) != digest:
                 raise ModelError(
@@ -114,13 +114,13 @@ class SavedModel:
                     "digest differs"
                 )
             return cls(
-                table=str(facts["table"]),
-                encoder=SiteEncoder.from_json(facts["encoder"]),
-                spec=msgspec.convert(facts["model"], ModelSpec),
+                table=str(metadata["table"]),
+                encoder=SiteEncoder.from_json(metadata["encoder"]),
+                spec=msgspec.convert(metadata["model"], ModelSpec),
                 parameters=safetensors.numpy.load(files[_PARAMETERS])[_THETA],
-                fragment=Fragment.from_json(facts["fragment"]),
-                versions={str(k): str(v) for k, v in facts["versions"].items()},
-                start=str(facts.get("start", "")),
+                fragment=Fragment.from_json(metadata["fragment"]),
+                versions={str(k): str(v) for k, v in metadata["versions"].items()},
+                start=str(metadata.get("start", "")),
             )
         except _MALFORMED as error:
             raise ModelError(

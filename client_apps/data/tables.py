@@ -95,13 +95,13 @@ class SiteTables:
         self,
         name: str,
         source: ShardSource,
-        facts: Sequence[object],
+        inputs: Sequence[object],
         content_type: type[Content],
         read: Callable[[], Content],
     ) -> Content:
         """Return the result of ``read``, from the cache if it is there.
 
-        It depends on the source's rows, and on ``facts``.
+        It depends on the source's rows, and on ``inputs``.
         """
         state = fingerprint(source)
         if self._cache is None or state is None:
@@ -112,7 +112,7 @@ class SiteTables:
             _check_unchanged(source, state)
             (folder / f"{name}.json").write_bytes(content)
 
-        folder = self._obtain(entry_name(name, _identity(source), *facts, state), make)
+        folder = self._obtain(entry_name(name, _identity(source), *inputs, state), make)
         return msgspec.json.decode(
             (folder / f"{name}.json").read_bytes(), type=content_type
         )
@@ -128,10 +128,10 @@ class SiteTables:
             return extracted
         state = fingerprint(source)
         changes = state or uuid.uuid4().hex
-        facts = (_identity(source), fragment.to_json(), changes, self._is_simulated)
+        inputs = (_identity(source), fragment.to_json(), changes, self._is_simulated)
         policy = source.policy
-        drawn = [policy.per, policy.rows_per_unit] if policy.privacy_unit else []
-        name = entry_name(ROWS if state else f"{ONCE}{ROWS}", *facts, *drawn)
+        unit = [policy.per, policy.rows_per_unit] if policy.privacy_unit else []
+        name = entry_name(ROWS if state else f"{ONCE}{ROWS}", *inputs, *unit)
 
         def make(folder: Path) -> None:
             extract(source, fragment, folder, self.order_key)
@@ -246,16 +246,16 @@ def _check_unchanged(source: ShardSource, state: str | None) -> None:
         raise SourceError(f"{source}: changed while it was read; start the run again")
 
 
-def _features_name(source: str, *facts: object) -> str:
+def _features_name(source: str, *inputs: object) -> str:
     """Return a name for features made from another entry; arrays enter as hashes."""
     kind = f"{ONCE}{FEATURES}" if source.startswith(ONCE) else FEATURES
-    hashed_facts = (
-        hashlib.sha256(np.ascontiguousarray(fact).tobytes()).hexdigest()
-        if isinstance(fact, np.ndarray)
-        else fact
-        for fact in facts
+    hashed_inputs = (
+        hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+        if isinstance(value, np.ndarray)
+        else value
+        for value in inputs
     )
-    return entry_name(kind, source, *hashed_facts)
+    return entry_name(kind, source, *hashed_inputs)
 
 
 def _block_rows(features: EncodedRows) -> int:

@@ -286,11 +286,11 @@ def _fit(
         ]
         extracted = site.extracted(number)
         few = FEW_TEXTS if describes is Detail.STEPS else 0.0
-        for place, feature in enumerate(features):
+        for index, feature in enumerate(features):
             if feature.listed is not None and nearly_numbers(
                 extracted.column(feature.column), few
             ):
-                features[place] = msgspec.structs.replace(feature, nearly_numbers=True)
+                features[index] = msgspec.structs.replace(feature, nearly_numbers=True)
         reply = msgspec.structs.replace(reply, features=features)
     return encoder, reply
 

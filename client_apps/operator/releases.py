@@ -40,7 +40,7 @@ class Releaser:
     scored: Counter[tuple[int, ScoreLimit]] = field(default_factory=Counter)
     masked: list[Masked] = field(default_factory=list, repr=False)
 
-    def check_clear(self, what: str) -> None:
+    def check_clear(self, release: str) -> None:
         """Refuse to compute something without noise in a run that protects models.
 
         A plan follows the announced schedule; a later request may need a release that
@@ -48,8 +48,8 @@ class Releaser:
         """
         if self.plan.is_private:
             raise errors.SiteError(
-                f"the run protects the models, but its plan has no noise for {what}: "
-                "the run does not follow its announced schedule"
+                "the run protects the models, but its plan has no noise for "
+                f"{release}: the run does not follow its announced schedule"
             )
 
     def scores(self, scores: FloatArray, batch: int | None = None) -> FloatArray:

@@ -218,16 +218,16 @@ def source_id(source: ShardSource) -> str:
     for rows that move, a hash of the policy's ``budget-name``. Data frames get a new
     one in every grid.
     """
-    place: list[object]
+    location: list[object]
     if source.policy.budget_name:
-        place = ["named", source.policy.budget_name]
+        location = ["named", source.policy.budget_name]
     elif source.database is not None:
-        place = ["database", str(source.database)]
+        location = ["database", str(source.database)]
     elif source.path is not None:
-        place = ["path", os.path.realpath(source.path), source.relation]
+        location = ["path", os.path.realpath(source.path), source.relation]
     else:
-        place = ["frame", source.token, source.table, source.index]
-    return hashlib.sha256(json.dumps(place).encode()).hexdigest()[:32]
+        location = ["frame", source.token, source.table, source.index]
+    return hashlib.sha256(json.dumps(location).encode()).hexdigest()[:32]
 
 
 def budgets(site: Site) -> dict[str, Budget]:

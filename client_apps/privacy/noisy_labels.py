@@ -161,9 +161,9 @@ def _name(
     """Return a digest of everything that a draw, and its cost, depends on."""
     document = fragment.to_json()
     rows = [document[key] for key in ("label", "filters", "subquery")]
-    facts = [release.source, rows, asdict(plan), label.kind, label.categories]
-    facts += [] if release.per == "row" else [release.per]
-    digest = hashlib.sha256(json.dumps(facts).encode())
+    inputs = [release.source, rows, asdict(plan), label.kind, label.categories]
+    inputs += [] if release.per == "row" else [release.per]
+    digest = hashlib.sha256(json.dumps(inputs).encode())
     digest.update(np.ascontiguousarray(label.values).tobytes())
     return digest.hexdigest()
 

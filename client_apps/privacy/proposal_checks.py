@@ -110,10 +110,10 @@ def _check_joins(site: Site) -> None:
     At a table that is joined to itself the masks of the join would cancel.
     """
     proposal = site.terms.proposal
-    for place, join in enumerate(proposal.joins):
+    for index, join in enumerate(proposal.joins):
         if join.left == join.right:
             raise ProposalError(
-                f"join {place} of the run's proposal joins {join.left!r} to itself"
+                f"join {index} of the run's proposal joins {join.left!r} to itself"
             )
     for number, fragment in site.terms.fragments.items():
         agree("table", proposal.parts[number].table, fragment.table)
@@ -303,17 +303,17 @@ def check_aliases(site: Site, numbers: Iterable[int]) -> None:
         is_sorted = (
             source.database is not None or site.fragment(number).subquery is not None
         )
-        what = (
+        difference = (
             "the difference of the training rows of two aliases of table "
             f"{source.table!r}"
         )
         for other_is_sorted, other in by_source.setdefault(source_id(source), []):
             if is_sorted or other_is_sorted or len(other) != len(bits):
-                source.policy.check_rows(1, what)
+                source.policy.check_rows(1, difference)
                 continue
             for rows in (bits & ~other, other & ~bits):
                 if count := int(np.bitwise_count(rows).sum()):
-                    source.policy.check_rows(count, what)
+                    source.policy.check_rows(count, difference)
         by_source[source_id(source)].append((is_sorted, bits))
 
 

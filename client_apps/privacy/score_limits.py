@@ -82,9 +82,9 @@ def encoded_rank(source: ShardSource, fragment: Fragment, part: EncodedPart) -> 
     raw = _raw_columns(fragment)
     owners = [item.name for item in part.encoder.encodings for _ in item.feature_names]
     reading: dict[str, list[int]] = {}
-    for place, feature in enumerate(owners):
+    for position, feature in enumerate(owners):
         for column in raw[feature]:
-            reading.setdefault(column, []).append(place)
+            reading.setdefault(column, []).append(position)
     return effective_rank(
         part.features,
         {name: np.array(places, np.int64) for name, places in reading.items()},

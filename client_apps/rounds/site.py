@@ -116,9 +116,9 @@ class Round:
         )
 
 
-def later(history: str, *facts: object) -> str:
-    """Return a history extended by facts of plain JSON types."""
-    return hashlib.sha256(json.dumps([history, *facts]).encode()).hexdigest()
+def later(history: str, *items: object) -> str:
+    """Return a history extended by items of plain JSON types."""
+    return hashlib.sha256(json.dumps([history, *items]).encode()).hexdigest()
 
 
 class Site:
@@ -273,8 +273,8 @@ class Site:
         self._check_part(rows_of(number), number)
         extracted, policy = self.tables.extracted(number), self.source(number).policy
         units = extracted.contents.units
-        drawn = (units.name, units.width) if units else ("row", 1)
-        if drawn != (policy.per, policy.rows_per_unit):
+        unit = (units.name, units.width) if units else ("row", 1)
+        if unit != (policy.per, policy.rows_per_unit):
             # the policy has changed since
             raise lost_state()
         return extracted

@@ -199,8 +199,8 @@ class CyclicEncoding(_Encoding, frozen=True, tag="cyclic"):
             raise ValueError(f"{self.name!r}: {self.cycle!r} is not a cycle")
 
     def _names(self) -> Sequence[str]:
-        place = f"{self.cycle} of " if isinstance(self.cycle, str) else ""
-        return (f"sin {place}{self.name}", f"cos {place}{self.name}")
+        prefix = f"{self.cycle} of " if isinstance(self.cycle, str) else ""
+        return (f"sin {prefix}{self.name}", f"cos {prefix}{self.name}")
 
     def _write(self, values: AnyArray, out: columns.Float32Array) -> None:
         phase_of, period = columns.cycle_of(self.cycle)
@@ -220,7 +220,7 @@ class VectorEncoding(_Encoding, frozen=True, tag="vector"):
     width: int
 
     def _names(self) -> Sequence[str]:
-        return tuple(f"{self.name}[{place}]" for place in range(self.width))
+        return tuple(f"{self.name}[{position}]" for position in range(self.width))
 
     def _values(self, column: columns.FeatureColumn) -> AnyArray:
         return columns.as_vectors(self.name, column, self.width).values
@@ -356,7 +356,7 @@ class HashEncoding(_Encoding, frozen=True, tag="hash"):
             raise ValueError(f"{self.name!r}: {self.buckets} is no number of columns")
 
     def _names(self) -> Sequence[str]:
-        return tuple(f"{self.name} hash {place}" for place in range(self.buckets))
+        return tuple(f"{self.name} hash {bucket}" for bucket in range(self.buckets))
 
     def targets(self, hashes: HashArray) -> Targets:
         """Return the columns of values with these hashes, uint64 (k, 2) or wider."""

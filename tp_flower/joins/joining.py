@@ -255,10 +255,10 @@ def join_table(
         size = np.int32 if step.rows <= np.iinfo(np.int32).max else np.int64
         # the index into ``order`` increases by one within the rows of a joined row
         lag = (start - (np.cumsum(counts) - counts)).astype(size)
-        place = np.repeat(lag, counts)
-        place += np.arange(step.rows, dtype=size)
+        index = np.repeat(lag, counts)
+        index += np.arange(step.rows, dtype=size)
         result = {table: np.repeat(rows, counts) for table, rows in joined.items()}
-        return {**result, step.table: order.take(place)}
+        return {**result, step.table: order.take(index)}
     if step.rows == len(counts):
         return {**joined, step.table: order.take(start)}
     is_matched = counts > 0

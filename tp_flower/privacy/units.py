@@ -36,8 +36,8 @@ class Units:
         >>> Units(np.array([0, 1, 0])).sample(0.9999, NoiseSource(bytes(32))).tolist()
         [0, 1, 2]
         """
-        drawn = noise.bernoulli(int(self.codes.max(initial=-1)) + 1, rate)
-        return np.flatnonzero(np.isin(self.codes, drawn))
+        sampled = noise.bernoulli(int(self.codes.max(initial=-1)) + 1, rate)
+        return np.flatnonzero(np.isin(self.codes, sampled))
 
     def totals(self, values: npt.ArrayLike) -> FloatArray:
         """Return the sum of ``values`` (n,) over each row's unit, (n,).
