@@ -49,7 +49,8 @@ class Cache:
     """
 
     def __init__(self, folder: Path, run: str, limit: int) -> None:
-        self.folder, self._limit = folder, limit
+        self.folder = folder
+        self._limit = limit
         self._uses = folder / USES / run
 
     def find(self, name: str) -> Path | None:

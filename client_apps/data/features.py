@@ -47,7 +47,8 @@ class CachedFeatures:
     """
 
     def __init__(self, root: str, limit: int, store: SiteStore) -> None:
-        self.root, self.store = root, store
+        self.root = root
+        self.store = store
         folder = Path(root) / CACHE_FOLDER
         self.cache = None if root == IN_MEMORY else Cache(folder, store.run, limit)
         self.encoded: dict[int, str] = {}
@@ -63,7 +64,8 @@ class CachedFeatures:
         features: EncodedRows | str = entry.meta[FEATURES]
         if not isinstance(features, str):
             return features
-        name, folder = features, self.find(features)
+        name = features
+        folder = self.find(features)
         # a process that keeps the memory map keeps its pages: mapping them again takes
         # as long as a pass over the features
         opened = self.store.memory.get(name)
@@ -169,7 +171,8 @@ def place(
         or local_model.resolve(device) == local_model.CPU
     ):
         return features
-    key, now = (store.run, number), time.monotonic()
+    key = (store.run, number)
+    now = time.monotonic()
     placed, _ = _COPIES.get(key, (None, now))
     if placed is None:
         _drop([k for k, (_, used) in _COPIES.items() if now - used > IDLE_SECONDS])

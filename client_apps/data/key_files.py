@@ -45,7 +45,8 @@ def read_allowed_keys(path: str | Path) -> Mapping[bytes, str]:
                 f"{ALLOWED_KEYS}, line {number}: it must be the name of a site and its "
                 "public key, 64 hexadecimal digits"
             )
-        key, name = bytes.fromhex(words[-1]), " ".join(words[:-1])
+        key = bytes.fromhex(words[-1])
+        name = " ".join(words[:-1])
         if key in allowed or name in allowed.values():
             twice = "key" if key in allowed else "name"
             raise SettingsError(

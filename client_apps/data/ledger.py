@@ -71,9 +71,15 @@ Budgets = Mapping[str, mechanisms.Budget]
 # how often each mechanism, which has count 1, is used
 Costs = Counter[mechanisms.Mechanism]
 
-RESERVE, SPEND, CHARGE, NOTE = "reserve", "spend", "charge", "note"
-SETTLE, CLOSE, KEYS = "settle", "close", "keys"
-ANSWER, REFUSE = "answer", "refuse"
+RESERVE = "reserve"
+SPEND = "spend"
+CHARGE = "charge"
+NOTE = "note"
+SETTLE = "settle"
+CLOSE = "close"
+KEYS = "keys"
+ANSWER = "answer"
+REFUSE = "refuse"
 
 _CHECKSUM_BYTES: Final = len(START) // 2
 _SALT_BYTES: Final = 8
@@ -421,7 +427,8 @@ class Ledger:
             ((answer,), *_) = connection.execute("PRAGMA integrity_check(ledger)")
             if answer != "ok":
                 raise self._damaged(str(answer))
-            seq, checksum = 0, START
+            seq = 0
+            checksum = START
         elif not self._is_checked:
             # invariant: a line is added only to an intact chain
             (last_seq,) = connection.execute("SELECT coalesce(max(seq), 0) FROM ledger")
@@ -431,7 +438,8 @@ class Ledger:
             "SELECT seq, line, checksum FROM ledger WHERE seq > ? ORDER BY seq", (seq,)
         )
         for number, line, stored in rows:
-            seq, checksum = seq + 1, checksum_of(line, checksum)
+            seq = seq + 1
+            checksum = checksum_of(line, checksum)
             if (number, stored) != (seq, checksum):
                 raise self._damaged(f"the checksum of line {seq} does not match")
         if end != [seq, checksum]:
@@ -453,7 +461,8 @@ class RoundLedger:
     """
 
     def __init__(self, ledger: Ledger, changes: Changes) -> None:
-        self._ledger, self._changes = ledger, changes
+        self._ledger = ledger
+        self._changes = changes
         self.reserve = self._with_round(ledger.reserve)
         self.spend = self._with_round(ledger.spend)
         self.charge = self._with_round(ledger.charge)
@@ -462,7 +471,8 @@ class RoundLedger:
         self.record_keys = self._with_round(ledger.record_keys)
         self.close = self._with_round(ledger.close)
         self.record = self._with_round(ledger.record)
-        self.check_quota, self.scores_used = ledger.check_quota, ledger.scores_used
+        self.check_quota = ledger.check_quota
+        self.scores_used = ledger.scores_used
 
     def lines(self, run: str) -> list[Line]:
         """Return the lines of the run, with those that the round has added."""

@@ -114,7 +114,8 @@ class SiteStore:
         self, root: str, run: str, site: str, *, is_durable: bool = False
     ) -> None:
         self.run = f"{run}-{site}"
-        self._root, self._is_durable = root, is_durable
+        self._root = root
+        self._is_durable = is_durable
         self._folder = None if root == IN_MEMORY else Path(root) / self.run
         self._database = open_database(root)
         self.changes = Changes(self._database, is_durable=is_durable)
@@ -243,10 +244,8 @@ class SiteStore:
 
         MaskError if they have hidden something else in this run.
         """
-        query, key = (
-            "SELECT digest FROM masked WHERE run = ? AND name = ?",
-            f"{part}/{name}",
-        )
+        query = "SELECT digest FROM masked WHERE run = ? AND name = ?"
+        key = f"{part}/{name}"
         before = self._database.fetch(query, self.run, key)
         if not before:
             insert = "INSERT INTO masked VALUES (?, ?, ?)"
@@ -389,7 +388,8 @@ class SiteStore:
             keep = partial(self._keep, run, name, entry=entry)
             self.changes.add(then=lambda: keep(next(_NUMBERS)))
             return
-        row, numbers = self._row(run, name, entry), [0]
+        row = self._row(run, name, entry)
+        numbers = [0]
 
         def write() -> None:
             if run == LABELS and self._id(run, name) is not None:
@@ -436,7 +436,8 @@ class SiteStore:
         Columns: the description; for each array its name, dtype, shape and position in
         the data, or file; the checksum; the data. In memory they are empty.
         """
-        data, large = bytearray(), []
+        data = bytearray()
+        large = []
         if self._folder is None:
             return "", "", 0, data
         layout: list[tuple[object, ...]] = []

@@ -28,7 +28,9 @@ from tp_flower.model_names import ModelVersion
 from tp_flower.query import Fragment
 
 VERSION: Final = 2
-_FACTS, _PARAMETERS, _THETA = "model.json", "model.safetensors", "theta"
+_FACTS = "model.json"
+_PARAMETERS = "model.safetensors"
+_THETA = "theta"
 _PART: Final = "part-"
 _MALFORMED: Final = (
     *(KeyError, TypeError, ValueError, AttributeError),

@@ -62,8 +62,10 @@ class SiteTables:
     """
 
     def __init__(self, features: CachedFeatures, *, is_simulated: bool) -> None:
-        self._features, self._is_simulated = features, is_simulated
-        self._store, self._root = features.store, features.root
+        self._features = features
+        self._is_simulated = is_simulated
+        self._store = features.store
+        self._root = features.root
         self._cache = features.cache
 
     @cached_property

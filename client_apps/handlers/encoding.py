@@ -83,7 +83,8 @@ def statistics(site: Site, request: StatisticsRequest) -> StatisticsReply:
 
 
 def _statistics_of(site: Site, number: int, body: StatisticsPart) -> FittedPart:
-    name, digest = _STATISTICS.format(number), site.round.digest
+    name = _STATISTICS.format(number)
+    digest = site.round.digest
     site.check_once(name, "another request has already fitted this run's encoders")
     choice = _choice(body.encoders)
     computed = _computed(site, number, body, choice)
@@ -118,10 +119,8 @@ def _description(site: Site, number: int, body: StatisticsPart) -> Detail | None
         return None
     if policy.min_rows <= 1:
         return Detail.PERCENT
-    fewest, counts = (
-        max(FEWEST_ROWS, policy.min_rows) * policy.rows_per_unit,
-        body.multiplicity,
-    )
+    fewest = max(FEWEST_ROWS, policy.min_rows) * policy.rows_per_unit
+    counts = body.multiplicity
     if counts is None:
         is_even = _selected(site, number, body) >= fewest
     else:
@@ -147,7 +146,8 @@ def _computed(
     site: Site, number: int, body: StatisticsPart, choice: TableChoice
 ) -> Statistics:
     """Return the statistics of the requested rows, as far as encoders need them."""
-    source, extracted = site.source(number), site.extracted(number)
+    source = site.source(number)
+    extracted = site.extracted(number)
     sample = _counted_rows(site, number, body)
     rows = sample.rows
     is_trained = np.ones(extracted.rows, np.bool_) if rows is None else rows
@@ -168,7 +168,8 @@ def _computed(
         note(site, number, ledger_entries.STATISTICS)
     features = {}
     for info in extracted.features:
-        name, kind = info.name, kinds[info.name]
+        name = info.name
+        kind = kinds[info.name]
         features[name] = (
             feature_statistics(choice, name, kind, extracted.column(name), sample)
             if name in fitted
@@ -196,7 +197,8 @@ def _kinds(site: Site, number: int, choice: TableChoice) -> dict[str, str]:
     A column that is all NULL at its source has no type there, which the server learns
     with the column names. A column that is NULL in the run's rows only has a type.
     """
-    extracted, fragment = site.extracted(number), site.fragment(number)
+    extracted = site.extracted(number)
+    fragment = site.fragment(number)
     plain_features = () if fragment.subquery is not None else fragment.features
     empty = [
         feature
@@ -222,7 +224,8 @@ def fit_shards(site: Site, request: FitRequest) -> FitReply:
 
 def _fit_shards(site: Site, number: int, body: FitPart) -> FittedPart:
     seal, choice = shared(site, number)
-    shards, described = [], list[Detail | None]()
+    shards = []
+    described = list[Detail | None]()
     for shard in seal.shards:
         sealed = required(body.statistics.get(str(shard)), f"statistics/{shard}")
         other = required(body.shards.get(str(shard)), f"shards/{shard}")
@@ -258,7 +261,8 @@ def shared(site: Site, number: int) -> tuple[ShardSeal, TableChoice]:
             "this point of the run"
         )
     shards = msgspec.convert(meta["shards"], TableShards)
-    key, table = site.group_key(shards.group), site.fragment(number).table
+    key = site.group_key(shards.group)
+    table = site.fragment(number).table
     return ShardSeal(key, site.run, table, tuple(shards.numbers)), _choice(
         meta["encoders"]
     )

@@ -39,7 +39,7 @@ from tp_flower.methods import CLEAR
 from tp_flower.model_names import ModelVersion
 from tp_flower.privacy.gradients import check_scores
 from tp_flower.privacy.mechanisms import GIVEN_SAVED_MODEL, Release
-from tp_flower.privacy.plan import plan_prediction
+from tp_flower.privacy.plan import Use, plan_prediction
 from tp_flower.privacy.score_masks import ScoreMasks
 from tp_flower.protocol.fields import LARGEST
 from tp_flower.protocol.inference_messages import (
@@ -76,22 +76,22 @@ def _scored(
     site: Site, number: int, body: ScorePart, request: ScoreRequest
 ) -> tuple[ScoredPart, Release]:
     """Return the scores of a part's rows, and how their plan protects them."""
-    source, sides = site.source(number), site.terms.join_sides(number)
+    source = site.source(number)
+    sides = site.terms.join_sides(number)
     is_masked = are_masked(request.masking, sides)
     check_plan(source, (SCORES,), request.privacy, is_masked=is_masked)
     rows = _rows(site, number, body)
     saved, model = _loaded(site, number, body, request)
     is_private = request.privacy.covers_predictions
-    scale, rows_per_unit = saved.spec.output_scale or 1.0, source.policy.rows_per_unit
+    scale = saved.spec.output_scale or 1.0
+    rows_per_unit = source.policy.rows_per_unit
     plan = plan_prediction(request.privacy, scale, rows_per_unit)
     masked = MaskedRows(rows, site.join_keys(number), sides, body.unmatched)
     masks = score_masks(request.masking, masked, site.group_key)
     ledger_entries.note_unmatched(site, number, masks)
     features = site.tables.encode(number, saved.encoder, rows, is_private=is_private)
-    encoded, outputs = (
-        EncodedPart(saved.encoder.encoder, features, rows),
-        saved.spec.outputs,
-    )
+    encoded = EncodedPart(saved.encoder.encoder, features, rows)
+    outputs = saved.spec.outputs
     limit = admit_scores(
         site, number, encoded, body.cover, outputs, has_noise=is_private
     )
@@ -105,13 +105,18 @@ def _scored(
     if masks is not None:
         site.masked.append(Masked(number, name, sent))
     (use,) = plan.uses
+    release = _release_of(site, number, use, masks)
+    return ScoredPart(rows=len(rows), scores=sent), release
+
+
+def _release_of(site: Site, number: int, use: Use, masks: ScoreMasks | None) -> Release:
+    """Return the ledger's entry of a part's scores."""
     scope = f"given {GIVEN_SAVED_MODEL}"
     if use.mechanism is None:
         scope = ledger_entries.score_scope(masks)
-    planned = ledger_entries.release(
+    return ledger_entries.release(
         site, number, Action.SCORE, use.what, scope, use.mechanism
     )
-    return ScoredPart(rows=len(rows), scores=sent), planned
 
 
 def _rows(site: Site, number: int, body: ScorePart) -> IntArray:

@@ -44,7 +44,8 @@ def rank(site: Site, request: RankRequest) -> RankReply:
 def _ranked(
     site: Site, number: int, body: RankPart, request: RankRequest
 ) -> RankedPart:
-    source, extracted = site.source(number), site.extracted(number)
+    source = site.source(number)
+    extracted = site.extracted(number)
     is_ranked = unpack_bits(body.rows, extracted.rows)
     rows = np.flatnonzero(is_ranked)
     check_rows(source, len(rows), f"the rank of table {extracted.table!r}")
@@ -54,7 +55,8 @@ def _ranked(
     is_private = site.terms.privacy.covers_predictions
     features = site.tables.encode(number, of_rows, rows, is_private=is_private)
     part = EncodedPart(of_rows.encoder, features, rows)
-    left, limit = None, score_limit(site, number, part)
+    left = None
+    limit = score_limit(site, number, part)
     if limit is not None and not pays_for_scores(source, has_noise=is_private):
         left = max(limit.allowed - site.ledger.scores_used(limit), 0)
         ledger_entries.note(site, number, ledger_entries.RANKS)
@@ -72,7 +74,8 @@ def _encoder(
     """Return the encoder of the run, or that of a saved model."""
     if body.model_part is None:
         return fitted_encoder(site, number, body.encoder)
-    name, version = required(request.model_name, "model_name"), request.model_version
+    name = required(request.model_name, "model_name")
+    version = request.model_version
     model = ModelVersion(name, required(version, "model_version"))
     return saved_part(
         site, number, model, body.model_part, required(body.digest, "digest")

@@ -190,7 +190,8 @@ def _checked_keys(
 
     The keys that name rows are valid, and the fragment may read all that it names.
     """
-    groups, split = body.key_groups, body.split
+    groups = body.key_groups
+    split = body.split
     check_row_key(body.row_key, len(fragment.keys))
     joined = len(fragment.keys) - len(body.row_key) - int(split is not None)
     if len(groups) != joined:
@@ -259,7 +260,8 @@ def _label(
     site: Site, number: int, body: setup_messages.ExtractPart, label: LabelColumn
 ) -> tuple[setup_messages.LabelFacts, AnyArray | None]:
     """Return the label's type, with its values unless they stay at the site."""
-    source, terms = site.source(number), body.label_privacy
+    source = site.source(number)
+    terms = body.label_privacy
     if body.local_label is not None or terms is None:
         _check_classes(source, label)
     if body.local_label is not None:

@@ -45,7 +45,8 @@ class TrainingRows:
 
     def masks(self, rows: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """Return which rows of the table train and which are held out, (rows,) each."""
-        is_trained, is_tested = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
+        is_trained = np.zeros(rows, np.bool_)
+        is_tested = np.zeros(rows, np.bool_)
         is_trained[self.positions[: self.trained]] = True
         is_tested[self.positions[self.tested]] = True
         return is_trained, is_tested
@@ -70,7 +71,8 @@ class Batches:
 
 def read_rows(body: PreparePart, rows: int, *, is_private: bool) -> TrainingRows:
     """Return the rows that a request selects by masks."""
-    trained, tested = unpack_bits(body.trained, rows), unpack_bits(body.tested, rows)
+    trained = unpack_bits(body.trained, rows)
+    tested = unpack_bits(body.tested, rows)
     positions = np.concatenate(
         [np.flatnonzero(trained), np.flatnonzero(tested & ~trained)]
     )

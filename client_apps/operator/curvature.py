@@ -30,11 +30,13 @@ def typical_curvature(part: Participant[Any], columns: int) -> Curvature:
     intercept. The trace of the Gram matrix over N is the mean of G ||x||^2, summed over
     the rows, and its largest eigenvalue is at most that.
     """
-    data, gradients = part.data, part.data.plan.gradients
+    data = part.data
+    gradients = part.data.plan.gradients
     model = part.model
     outputs = model.outputs if isinstance(model, LinearModel) else 1
     trace = columns * int(data.multiplicity.sum()) / data.joined_rows
-    has_batches, noise = len(data.batch_start) > 1, 0.0
+    has_batches = len(data.batch_start) > 1
+    noise = 0.0
     if gradients is not None:
         noise = gradients.noise_multiplier * data.plan.unit_norm
     return {
@@ -51,7 +53,9 @@ def probed_curvature(part: Participant[Any], columns: int) -> Curvature:
     ||J^T (sqrt(G) e)||^2 / p has that mean as its expectation. Of a model that is
     trained privately it is the typical one.
     """
-    data, model, spec = part.data, part.model, part.data.spec
+    data = part.data
+    model = part.model
+    spec = part.data.spec
     shape = len(data.multiplicity), spec.outputs
     signs: FloatArray = generator(spec.seed, Stream.CURVATURE).choice(
         [-1.0, 1.0], size=shape

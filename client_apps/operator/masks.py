@@ -116,9 +116,12 @@ def score_masks(
     """
     if masking is None:
         return None
-    rows, unmatched, masks = masked.rows, masked.unmatched, []
+    rows = masked.rows
+    unmatched = masked.unmatched
+    masks = []
     for side in masked.sides:
-        key, group_key = masked.join_keys[side.key], keys(side.group)
+        key = masked.join_keys[side.key]
+        group_key = keys(side.group)
         codes, hashes = key.hashed_whole(KeyedHasher(group_key).purpose(_TAG_PURPOSE))
         codes = codes[rows]
         if side.group in unmatched:

@@ -69,10 +69,12 @@ def solver_entry(solver: Solver) -> Entry:
 
 def _read_solver(entry: Entry, features: local_model.Features) -> Solver | None:
     """Return the solver of a shard's entry, over its features (n, d), or None."""
-    arrays, meta = entry.arrays, entry.meta
+    arrays = entry.arrays
+    meta = entry.meta
     if "weight" not in meta:
         return None
-    weight, joined_rows = float(meta["weight"]), int(meta["joined_rows"])
+    weight = float(meta["weight"])
+    joined_rows = int(meta["joined_rows"])
     if "solves_intercept" not in meta:
         factors: Any = {name: arrays[name] for name in _FACTORS}
         return RidgeSolver(**factors, weight=weight, joined_rows=joined_rows)
@@ -201,10 +203,12 @@ class ShardData:
         meta["privacy"] = msgspec.to_builtins(self.plan)
         if self.solver is not None:
             factors = solver_entry(self.solver)
-            arrays, meta = {**arrays, **factors.arrays}, {**meta, **factors.meta}
+            arrays = {**arrays, **factors.arrays}
+            meta = {**meta, **factors.meta}
         if self.masks is not None:
             masks = masks_entry(self.masks)
-            arrays, meta = {**arrays, **masks.arrays}, {**meta, **masks.meta}
+            arrays = {**arrays, **masks.arrays}
+            meta = {**meta, **masks.meta}
         if self.union is not None:
             meta["union"] = [getattr(self.union, name) for name in _UNION]
         if self.units is not None:
@@ -336,7 +340,8 @@ class Participant(Generic[State]):
         With batches of SGD these are the times that scores of one row have left, at
         most.
         """
-        data, outputs = self.data, self.model.outputs
+        data = self.data
+        outputs = self.model.outputs
         if data.limit is None:
             return
         vectors = outputs
@@ -424,7 +429,8 @@ class Participant(Generic[State]):
 
         It adds up over the shards; of a private run it has noise.
         """
-        data, intercept = self.data, self.linear.intercept
+        data = self.data
+        intercept = self.linear.intercept
         if data.plan.statistics is None:
             self.releaser.check_clear(MOMENTS)
             return self.weighted_sum(step)

@@ -21,7 +21,8 @@ from tp_flower.sources.entries import quoted
 from tp_flower.sources.shards import ShardSource
 
 KEY: Final = "approved-runs"
-PROPOSAL, DOCUMENT = "proposal", "document"
+PROPOSAL = "proposal"
+DOCUMENT = "document"
 """In the ledger's lines of queries: the digest of a run's proposal; of a refused one,
 all of it."""
 MOST_BYTES: Final = 1 << 17  # of a proposal that the ledger keeps
@@ -81,7 +82,8 @@ def add_approval(file: Path, digest: str, tables: Collection[str]) -> None:
     # a link stays one
     file = file.expanduser().resolve()
     try:
-        text, mode = file.read_bytes().decode(), file.stat().st_mode & 0o777
+        text = file.read_bytes().decode()
+        mode = file.stat().st_mode & 0o777
         write_file(
             file,
             [with_approval(text, digest, tables).encode()],

@@ -46,10 +46,12 @@ def check_cover(site: Site, number: int, sealed: Mapping[str, AnyArray]) -> None
     ``sealed`` are the statements that the server relays, by participant; which tables
     there are, in which shards, the site has from the run's proposal.
     """
-    policy, proposal = site.source(number).policy, site.terms.proposal
+    policy = site.source(number).policy
+    proposal = site.terms.proposal
     if not policy.cover:
         return
-    statements, table = _statements(site, sealed), proposal.parts[number].table
+    statements = _statements(site, sealed)
+    table = proposal.parts[number].table
     here = own_node(site)
     sites_here = {part.site for part in proposal.parts.values() if part.node == here}
     covering = [
@@ -90,7 +92,8 @@ def _statements(
 
     SiteError for one that no site of the run has made.
     """
-    seal, statements = _seal(site), {}
+    seal = _seal(site)
+    statements = {}
     for name, content in sealed.items():
         part = parse(name, "cover", int)
         try:

@@ -109,7 +109,8 @@ def _remark(
 
 def _looks(source: ShardSource, name: str, kind: str) -> str:
     """Return a warning of a column that names rows, or has texts that may."""
-    is_text, is_whole = kind == "VARCHAR", kind.endswith(("INT", "INTEGER", "UUID"))
+    is_text = kind == "VARCHAR"
+    is_whole = kind.endswith(("INT", "INTEGER", "UUID"))
     if not (is_text or is_whole):
         return ""
     column = quote_name(name)

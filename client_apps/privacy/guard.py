@@ -58,7 +58,8 @@ def check_selections(site: Site, numbers: Iterable[int]) -> None:
     """Refuse two selections of a table's rows in a run: they may differ in one row."""
     selected: dict[str, set[str]] = {}
     for number in numbers:
-        source, fragment = site.source(number), site.fragment(number)
+        source = site.source(number)
+        fragment = site.fragment(number)
         chosen = selected.setdefault(source_id(source), set())
         chosen.add(" AND ".join(sorted((fragment.subquery or fragment).filters)))
         if len(chosen) > 1:
@@ -132,7 +133,8 @@ def admit_query(site: Site, number: int, source: ShardSource) -> None:
         # for the owner, who may approve it
         query[approval.DOCUMENT] = approval.document_of(site.terms.proposal)
         raise
-    name, quota = source_id(source), source.policy.queries_per_day
+    name = source_id(source)
+    quota = source.policy.queries_per_day
     if quota is not None:
         site.quotas[name] = min(quota, site.quotas.get(name, quota))
         site.ledger.check_quota(source.table, name, site.quotas)
@@ -237,7 +239,8 @@ def budgets(site: Site) -> dict[str, Budget]:
     """
     smallest: dict[str, Budget] = {}
     for source in site.shards:
-        policy, name = source.policy, source_id(source)
+        policy = source.policy
+        name = source_id(source)
         if policy.epsilon is not None:
             per_run = policy.epsilon_per_run or policy.epsilon
             limits = Budget(policy.epsilon, policy.delta, per_run=per_run)

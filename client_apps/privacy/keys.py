@@ -32,7 +32,9 @@ from tp_flower.privacy.key_agreement import (
 )
 from tp_flower.protocol.setup_messages import ExtractRequest, SealReply, SealRequest
 
-_KEYS, _PUBLIC, _SEALED = "keys", "public", "sealed"
+_KEYS = "keys"
+_PUBLIC = "public"
+_SEALED = "sealed"
 _DIGITS: Final = 16  # digits of a public key that identify it in error messages
 _LOGGED: Final = 8  # digits of a fingerprint in the log
 
@@ -56,7 +58,8 @@ def key_source(site: Site) -> KeySource:
 
 def key_fields(site: Site) -> dict[str, str]:
     """Return the fields of ``describe`` about keys, and check the key files."""
-    source, public = key_source(site), _public_keys(site)
+    source = key_source(site)
+    public = _public_keys(site)
     fields = {"keys": str(source), "public_key": public.run.hex()}
     if source is KeySource.PINNED:
         _allowed(site)
@@ -73,7 +76,8 @@ def seal(site: Site, request: SealRequest) -> SealReply:
         entry = site.store.load(_SEALED)
         if entry.meta[REQUEST] == site.round.digest:
             return SealReply(entry.meta[_SEALED])
-    source, keys = key_source(site), _site_keys(site)
+    source = key_source(site)
+    keys = _site_keys(site)
     _check_source(source, request.keys)
     groups = _members(request, request.groups)
     _check_members(site, groups, source, keys.public)
@@ -104,7 +108,8 @@ def take_secrets(site: Site, request: ExtractRequest) -> None:
     site.check_once(SECRET, "another request has already extracted this run's rows")
     if site.store.has(SECRET):
         return
-    source, keys = key_source(site), _site_keys(site)
+    source = key_source(site)
+    keys = _site_keys(site)
     _check_source(source, request.keys)
     nodes = {group: sealed.members for group, sealed in request.sealed.items()}
     if RUN_GROUP not in nodes:
@@ -114,9 +119,11 @@ def take_secrets(site: Site, request: ExtractRequest) -> None:
     arrays: dict[str, AnyArray] = {}
     fingerprint = request.proposal.fingerprint
     for group, members in groups.items():
-        sealed, name = request.sealed[group], sealed_name(group, members.values())
+        sealed = request.sealed[group]
+        name = sealed_name(group, members.values())
         # the first of the group made its secret
-        text, maker = bytes.fromhex(sealed.text), members[sealed.members[0]]
+        text = bytes.fromhex(sealed.text)
+        maker = members[sealed.members[0]]
         secret = keys.open(text, maker, int(site.run, 16), name)
         if secret.is_simulated and not site.is_simulated:
             raise SiteError(
@@ -217,7 +224,8 @@ def _members(
     request: SealRequest | ExtractRequest, groups: Mapping[str, Sequence[str]]
 ) -> dict[str, Members]:
     nodes = set().union(*groups.values())
-    run, site = request.public_keys, request.site_keys
+    run = request.public_keys
+    site = request.site_keys
     for name, keys in (("public", run), ("site", site)):
         if lacking := sorted(nodes - keys.keys()):
             raise MessageError(f"'{name}-keys' lacks nodes {lacking}")

@@ -28,8 +28,14 @@ OF_BASE_ROWS: Final = (
     "rows of the run are groups of a sub-query: a row of the table changes what its "
     "group adds, and is counted with that, twice what a group adds"
 )
-KEYS, COUNTS, STATISTICS, WEIGHTS = "keys", "counts", "statistics", "weights"
-TIMES, FEATURES, UNMATCHED, RANKS = "times", "features", "unmatched", "ranks"
+KEYS = "keys"
+COUNTS = "counts"
+STATISTICS = "statistics"
+WEIGHTS = "weights"
+TIMES = "times"
+FEATURES = "features"
+UNMATCHED = "unmatched"
+RANKS = "ranks"
 _SCORES: Final = (plans.SCORES, plans.BATCH_SCORES)
 _SUMMED: Final = (
     plans.GRAM,
@@ -135,7 +141,8 @@ def note_scope(site: Site, number: int, what: str, scope: str) -> None:
     The table's policy must let it leave in the clear, or masked; if the rule depends on
     the run, the handler has checked it.
     """
-    action, policy = action_of(what), site.source(number).policy
+    action = action_of(what)
+    policy = site.source(number).policy
     for declared in action.reply.discloses:
         if what in declared.kinds and declared.policy in LEVELS and not declared.when:
             # of masked sensitivities the server reads sums, as it does of scores
@@ -157,7 +164,8 @@ def set_aside(site: Site, planned: Iterable[tuple[mechanisms.Release, int]]) -> 
 
     If a budget is too small, the commit of the round is refused.
     """
-    covered, uncovered = [], []
+    covered = []
+    uncovered = []
     for planned_release, limit in planned:
         if planned_release.mechanism is None:
             uncovered.append(planned_release)
@@ -182,7 +190,9 @@ def planned_releases(
     ``fitted`` are fitted to rows.
     """
     for number, part in parts.items():
-        plan, union, masks = part.data.plan, part.data.union, part.data.masks
+        plan = part.data.plan
+        union = part.data.union
+        masks = part.data.masks
         conditions = (
             [mechanisms.GIVEN_KEYS] if are_features_keys(site, number, parts) else []
         )

@@ -53,7 +53,8 @@ def released_label(
 
     Without a noise plan, it leaves in the clear.
     """
-    run, source = site.store.run, site.source(number)
+    run = site.store.run
+    source = site.source(number)
     source.policy.check_release(LABELS, is_private=plan is not None)
     release = _release(site, number, plan)
     if plan is None:

@@ -45,7 +45,10 @@ from tp_flower.protocol.training_messages import (
 
 _ROWS: Final = "run-rows-{}"
 """Entry of a part: which of its rows have which role in the run, a bit each."""
-TRAINED, SAMPLED, TESTED, SCORED = "training", "sampled", "held-out", "scored"
+TRAINED = "training"
+SAMPLED = "sampled"
+TESTED = "held-out"
+SCORED = "scored"
 """Roles of rows: those that encoders are fitted to, those of a sample to train on, the
 held-out ones, and those scored alone."""
 _LENGTH: Final = 200  # of a value in a message
@@ -80,7 +83,8 @@ def agree_in_all(proposed: Body, requested: Body, *, but: tuple[str, ...] = ()) 
 
 def check_proposal(site: Site, request: ExtractRequest) -> None:
     """Refuse a proposal that contradicts itself, its request or the site."""
-    proposal, terms = request.proposal, site.terms
+    proposal = request.proposal
+    terms = site.terms
     node = own_node(site)
     _check_joins(site)
     nodes = {part.node for part in proposal.parts.values()}
@@ -135,7 +139,8 @@ def _check_joins(site: Site) -> None:
 
 def _check_part(site: Site, proposal: Proposal, number: int) -> None:
     """Refuse a part that is of another table or site than its shard here."""
-    part, fragment = proposal.parts[number], site.terms.fragments[number]
+    part = proposal.parts[number]
+    fragment = site.terms.fragments[number]
     if part.shard >= len(site.shards):
         raise MessageError(
             f"'shard' is {part.shard}; the site hosts {len(site.shards)}"
@@ -299,7 +304,8 @@ def check_aliases(site: Site, numbers: Iterable[int]) -> None:
     """
     by_source: dict[str, list[tuple[bool, AnyArray]]] = {}
     for number in numbers:
-        source, bits = site.source(number), rows_of_run(site, number)[TRAINED]
+        source = site.source(number)
+        bits = rows_of_run(site, number)[TRAINED]
         is_sorted = (
             source.database is not None or site.fragment(number).subquery is not None
         )

@@ -59,7 +59,8 @@ def score_limit(site: Site, number: int, part: EncodedPart) -> ScoreLimit | None
     No rows have no scores, and those of a table without features are constants: no
     limit either.
     """
-    source, fragment = site.source(number), site.fragment(number)
+    source = site.source(number)
+    fragment = site.fragment(number)
     rule = rule_of(site, source)
     if rule is None or 0 in part.features.shape:
         return None

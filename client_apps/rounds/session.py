@@ -49,7 +49,10 @@ def hold_session(
     """Answer messages until the session ends; SiteError if this site offers none."""
     line = _Line(_front(config), config.get(SESSION_CA), request, node)
     ends = time.monotonic() + request.limit + GRACE_SECONDS
-    number, reply, rounds, ended = 0, b"", 0, "over"
+    number = 0
+    reply = b""
+    rounds = 0
+    ended = "over"
     try:
         while time.monotonic() < ends:
             status, current, body = line.ask(number, reply)
@@ -59,7 +62,8 @@ def hold_session(
             action, content = wire.read_message(body)
             with line.computing(current):
                 reply = content_bytes(answer(action, content_of(content)))
-            number, rounds = current + 1, rounds + 1
+            number = current + 1
+            rounds = rounds + 1
     except _SessionEndedError as error:
         ended = str(error)
     finally:
@@ -78,20 +82,23 @@ class _Line:
         request: wire.SessionRequest,
         node: int,
     ) -> None:
-        self._front, self._node = front, node
+        self._front = front
+        self._node = node
         try:
             file = None if authority is None else str(authority)
             self._tls = ssl.create_default_context(cafile=file)
         except OSError as error:
             raise SettingsError(f"node config {SESSION_CA}: {error}") from None
-        self._channel, self._key = request.channel, bytes.fromhex(request.key)
+        self._channel = request.channel
+        self._key = bytes.fromhex(request.key)
         self._connection = self._connect(wire.LONGEST_WAIT)
         self._wait = wire.LONGEST_WAIT
 
     def ask(self, number: int, reply: bytes) -> wire.Response:
         """Return the server's answer, asking again as long as it may be there."""
         path = wire.path_of(self._channel, self._node, number)
-        pause, failed = FIRST_PAUSE, 0.0
+        pause = FIRST_PAUSE
+        failed = 0.0
         while True:
             try:
                 response = self._post(self._connection, path, reply, self._wait)
@@ -160,8 +167,10 @@ class _Line:
 
     def _connect(self, seconds: float) -> HTTPConnection:
         """Return a connection, through a proxy where the environment names one."""
-        host, port = str(self._front.hostname), self._front.port
-        scheme, timeout = self._front.scheme, seconds + SPARE_SECONDS
+        host = str(self._front.hostname)
+        port = self._front.port
+        scheme = self._front.scheme
+        timeout = seconds + SPARE_SECONDS
         proxy = "" if proxy_bypass(host) else getproxies().get(scheme, "")
         through = urlsplit(proxy)
         at = (through.hostname or host, through.port if proxy else port)

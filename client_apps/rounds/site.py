@@ -86,7 +86,8 @@ class Round:
         number: int,
         digest: str,
     ) -> None:
-        self.number, self.digest = number, digest
+        self.number = number
+        self.digest = digest
         self._history = self._begun = later(
             "" if last is None else last.history, number, digest
         )
@@ -134,7 +135,8 @@ class Site:
     """
 
     def __init__(self, context: Context, run: str = NO_RUN) -> None:
-        self.context, self.run = context, run
+        self.context = context
+        self.run = run
         self._root = root = state_dir(context.node_config)
         name = site_id(context.node_config, context.node_id)
         self.store = SiteStore(root, run, name, is_durable=not self.is_simulated)
@@ -187,7 +189,8 @@ class Site:
             raise MessageError(
                 "no run has been proposed to this site, or not at this point of it"
             )
-        entry, cached = self.store.load(PROPOSAL), self.store.memory.get(PROPOSAL)
+        entry = self.store.load(PROPOSAL)
+        cached = self.store.memory.get(PROPOSAL)
         if cached is None or cached.meta["entry"] is not entry:
             proposal = convert(entry.meta["proposal"], Proposal, str_keys=True)
             cached = Entry({}, {"entry": entry, "terms": RunTerms(proposal)})
@@ -271,7 +274,8 @@ class Site:
     def extracted(self, number: int) -> "ExtractedShard":
         """Return a part's rows; they are gone once its features have replaced them."""
         self._check_part(rows_of(number), number)
-        extracted, policy = self.tables.extracted(number), self.source(number).policy
+        extracted = self.tables.extracted(number)
+        policy = self.source(number).policy
         units = extracted.contents.units
         unit = (units.name, units.width) if units else ("row", 1)
         if unit != (policy.per, policy.rows_per_unit):
@@ -388,9 +392,11 @@ class Site:
 
     def _data(self, number: int) -> participant.ShardData:
         """Return a participant's training data; a process reads them once."""
-        entry, name = self.store.load(f"part-{number}"), f"data-{number}"
+        entry = self.store.load(f"part-{number}")
+        name = f"data-{number}"
         host = self.features.of(entry)
-        device, kind = entry.meta["device"], entry.meta["model"]["kind"]
+        device = entry.meta["device"]
+        kind = entry.meta["model"]["kind"]
         features = place(self.store, number, host, device, kind)
         cached = self.store.memory.get(name)
         if cached is not None and cached.meta["entry"] is entry:
@@ -461,10 +467,8 @@ class Site:
 
     def keep_solver(self, number: int, solver: RidgeSolver) -> None:
         """Store the solver of a participant, whose training has begun."""
-        entry, factors = (
-            self.store.load(f"part-{number}"),
-            participant.solver_entry(solver),
-        )
+        entry = self.store.load(f"part-{number}")
+        factors = participant.solver_entry(solver)
         arrays = {**entry.arrays, **factors.arrays}
         self.store.save(f"part-{number}", Entry(arrays, {**entry.meta, **factors.meta}))
 

@@ -93,7 +93,9 @@ class IncomingRequest:
             envelope = read_envelope(RequestEnvelope, packet)
         except errors.MessageError as error:
             raise errors.SiteError(f"malformed request: {error}") from None
-        run, number, after = envelope.run, envelope.round, envelope.after
+        run = envelope.run
+        number = envelope.round
+        after = envelope.after
         if run == NO_RUN:
             raise errors.SiteError(
                 f"malformed request: 'run' is {run!r}, which is not a run"
@@ -323,7 +325,8 @@ class MessageLog:
     """
 
     def __init__(self, action: Action, content: RecordDict) -> None:
-        self._action, self._content = action, content
+        self._action = action
+        self._content = content
         self._started = time.perf_counter()
 
     def write(

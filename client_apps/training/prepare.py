@@ -57,7 +57,8 @@ from tp_flower.sources.policy import MODELS, ROWS, SCORES
 
 def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
     """Encode the features and make the models; reply with the start of training."""
-    privacy, declared = request.privacy, METHODS[request.outline.strategy]
+    privacy = request.privacy
+    declared = METHODS[request.outline.strategy]
     method = join_method_of(declared.family)
     check_begins(site, Action.PREPARE)
     _check_accounts(declared, privacy)
@@ -123,9 +124,12 @@ def _prepare_part(
     request: PrepareRequest,
     method: JoinMethod[Any],
 ) -> tuple[participant.Participant[Stateless], SiteEncoder]:
-    source, extracted = site.source(number), site.extracted(number)
+    source = site.source(number)
+    extracted = site.extracted(number)
     sides = site.terms.join_sides(number)
-    outline, privacy, update = request.outline, request.privacy, body.update
+    outline = request.outline
+    privacy = request.privacy
+    update = body.update
     check_plan(
         source,
         (ROWS if method.sends_rows(outline) else MODELS, SCORES),
@@ -221,7 +225,8 @@ def _union(
         return None
     union = required(body.union, "union")
     shards = sorted(f"{key} {shard}" for shard, key in union.shards.items())
-    shard, group = f"{run_key(site)} {number}", union.group or ""
+    shard = f"{run_key(site)} {number}"
+    group = union.group or ""
     # a consensus is sought by the shards with rows to train on
     if shard not in shards and (trained or body.update is not Update.CONSENSUS):
         raise MessageError("'union' lacks this shard, which has rows to train on")
@@ -252,7 +257,8 @@ def _schedule(
     spec: ModelSpec,
 ) -> privacy_plan.Schedule:
     """Return the run's schedule, capped by what the site counts itself."""
-    outline, unit = request.outline, body.mean_multiplicity
+    outline = request.outline
+    unit = body.mean_multiplicity
     if 0 < unit < LEAST_SCALE:
         raise MessageError(
             f"'mean-multiplicity' is {unit:g}, which is too small; allowed: 0, or from "

@@ -28,7 +28,8 @@ KINDS = {
 """The kind of a metric, to stand behind its name, by the loss."""
 NO_REPORT = Record({})
 
-TRAIN, TEST = "train", "test"
+TRAIN = "train"
+TEST = "test"
 
 EPOCHS = plots.Axis("epoch", plots.whole, "{:.0f}".format)
 MEGABYTES = plots.Axis("megabytes sent, both ways", plots.from_zero, "{:,.3f}".format)
@@ -117,7 +118,8 @@ def _capitalise(words: str) -> str:
 def read_epochs(report: Record) -> list[Epoch]:
     """Return the epochs that have metrics or residuals."""
     epochs: list[Epoch] = []
-    sent, seconds = 0.0, 0.0
+    sent = 0.0
+    seconds = 0.0
     for item in report.records("history"):
         sent += sum(item.at("bytes-up").numbers().values())
         sent += sum(item.at("bytes-down").numbers().values())
@@ -166,10 +168,8 @@ def metric_name(metric: str, report: Record = NO_REPORT) -> str:
     >>> metric_name("auc"), metric_name("loss", Record({"loss": "squared"}))
     ('AUC', 'loss (1/2 squared error)')
     """
-    name, settings = (
-        METRIC_NAMES.get(metric, metric.replace("_", " ")),
-        report.at("settings"),
-    )
+    name = METRIC_NAMES.get(metric, metric.replace("_", " "))
+    settings = report.at("settings")
     name += KINDS.get((metric, loss_of(report)), "")
     is_noisy = settings.text("privacy.labels") not in ("", CLEAR)
     is_corrected = is_noisy and settings.get("privacy.label-correction") is not False

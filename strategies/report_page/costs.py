@@ -41,7 +41,8 @@ def estimate(cost: blocks.Record) -> blocks.Block | None:
     """Return the estimate of rounds and bytes, if there is one."""
     if not cost:
         return None
-    rounds, sent = cost.at("rounds"), cost.at("bytes")
+    rounds = cost.at("rounds")
+    sent = cost.at("bytes")
     of_epoch = [format_bytes(sent.amount(way)) for way in ("up", "down")]
     rows = [
         (title, rounds.count(key), *(of_epoch if key == "epoch" else ("", "")))
@@ -191,7 +192,8 @@ def _place(total: blocks.Record) -> str:
 
 
 def _account(node: str, account: blocks.Record) -> blocks.Record:
-    release, limit = account.at("release"), account.number("limit")
+    release = account.at("release")
+    limit = account.number("limit")
     uses = "" if limit is None else f"{account.amount('used'):.0f} of {limit:.0f}"
     return blocks.Record(
         {**release.content, "site": release.text("site") or node, "uses": uses}

@@ -81,7 +81,8 @@ def _feature(entry: blocks.Record) -> str:
 
 
 def _coreset(report: blocks.Record, coreset: blocks.Record) -> blocks.Blocks:
-    kind, largest = coreset.text("kind"), coreset.number("largest-weight")
+    kind = coreset.text("kind")
+    largest = coreset.number("largest-weight")
     gamma = coreset.number("gamma")
     rows = [
         ("joined rows to draw from", coreset.count("joined-rows")),
@@ -92,7 +93,8 @@ def _coreset(report: blocks.Record, coreset: blocks.Record) -> blocks.Blocks:
         *([(GAMMA, console.format_value(gamma))] if gamma is not None else []),
     ]
     yield blocks.Table("The coreset that was trained on", ("", "rows"), rows)
-    shares, totals = coreset.at("shares"), coreset.at("totals")
+    shares = coreset.at("shares")
+    totals = coreset.at("totals")
     show = console.value_format(totals.amount(alias) for alias in shares.content)
     draws = [
         (title, show(totals.amount(alias)), f"{shares.amount(alias):.1%}")

@@ -93,7 +93,8 @@ def tables(report: blocks.Record) -> blocks.Blocks:
     if weights := report.at("row-weight"):
         yield blocks.Prose(" ".join(_weights(weights)))
     if saving := report.at("saving"):
-        rows, joined = report.at("joined-rows"), saving.amount("joined-values")
+        rows = report.at("joined-rows")
+        joined = saving.amount("joined-values")
         yield blocks.Prose(
             f"{saving.count('joined-rows')} joined rows ({rows.count('train')} to "
             f"train on, {rows.count('test')} held out) from "
@@ -109,7 +110,8 @@ def tables(report: blocks.Record) -> blocks.Blocks:
 
 def _key_side(join: blocks.Record, side: str) -> str:
     null = f", {join.count(f'{side}-null')} NULL" if join.amount(f"{side}-null") else ""
-    unmatched, rows = join.count(f"{side}-unmatched"), join.count(f"{side}-rows")
+    unmatched = join.count(f"{side}-unmatched")
+    rows = join.count(f"{side}-rows")
     return f"{join.text(side)}: {unmatched} of {rows}{null}"
 
 
@@ -349,7 +351,8 @@ def _metrics(report: blocks.Record) -> blocks.Table:
 
 def _classes(report: blocks.Record) -> blocks.Table:
     """Return the rows of each class, and as which class they are predicted."""
-    counts, confusion = report.at("classes"), report.at("confusion")
+    counts = report.at("classes")
+    confusion = report.at("confusion")
     parts = {"train": "training rows", "test": "held-out rows"} if counts else {}
     rows = [
         (
@@ -408,7 +411,8 @@ def _trees(chosen: blocks.Record) -> str:
     """
     if "trees-per-round" not in chosen.numbers():
         return ""
-    trees, leaves = chosen.count("trees-per-round"), chosen.count("leaves")
+    trees = chosen.count("trees-per-round")
+    leaves = chosen.count("leaves")
     patience = int(chosen.amount("patience"))
     end = (
         f", until {blocks.counted(patience, 'epoch')} have not helped"
@@ -429,7 +433,8 @@ def _rows_of(report: blocks.Record, part: str) -> str:
 
 def _run_facts(report: blocks.Record) -> Iterator[str]:
     """Yield how and when it ran; a run with a saved model has that model's loss."""
-    saved, settings = report.at("model"), report.at("settings")
+    saved = report.at("model")
+    settings = report.at("settings")
     if not saved:
         strategy = settings.text("strategy")
         yield strategy.upper() if strategy in ACRONYMS else strategy
@@ -456,7 +461,8 @@ def _models(settings: blocks.Record) -> str:
         return f"boosted trees from {start}" if start else "boosted trees"
     if strategy == CLUSTERING:
         return "cluster centres"
-    model, others = settings.text("model"), settings.text("models")
+    model = settings.text("model")
+    others = settings.text("models")
     return f"{model} models" + (f" ({others})" if others else "") if model else ""
 
 
@@ -475,6 +481,26 @@ def _moment(started: str) -> str:
 
 def facts(report: blocks.Record) -> Iterator[Fact]:
     """Yield the main figures: metric, rows, rounds, bytes and time."""
+    yield from _metric_fact(report)
+    yield from _rows_fact(report)
+    epochs = report.amount("epochs")
+    if rounds := int(report.amount("rounds")) or len(report.records("history")):
+        details = (
+            blocks.counted(epochs, "epoch") if epochs else "",
+            report.text("verdict"),
+        )
+        yield "rounds", console.format_count(rounds), ", ".join(filter(None, details))
+    up = report.amount("bytes_up")
+    down = report.amount("bytes_down")
+    if up + down:
+        detail = f"{console.format_bytes(up)} up, {console.format_bytes(down)} down"
+        yield "sent", console.format_bytes(up + down), detail
+    if report.number("seconds") is not None:
+        yield "time", console.format_seconds(report.amount("seconds")), ""
+
+
+def _metric_fact(report: blocks.Record) -> Iterator[Fact]:
+    """Yield the main metric, on test rows if there are any."""
     if choice := convergence.main_metric(report):
         part, metric = choice
         train = convergence.final_metrics(report, convergence.TRAIN).get(metric)
@@ -485,28 +511,18 @@ def facts(report: blocks.Record) -> Iterator[Fact]:
         detail = ", ".join(filter(None, (split, detail)))
         value = console.format_value(convergence.final_metrics(report, part)[metric])
         yield f"{rows_of}{convergence.metric_name(metric, report)}", value, detail
-    scored, rows = report.at("rows"), report.at("joined-rows")
+
+
+def _rows_fact(report: blocks.Record) -> Iterator[Fact]:
+    """Yield how many joined rows were scored, or trained on and held out."""
+    scored = report.at("rows")
+    rows = report.at("joined-rows")
     if "joined" in scored.numbers():
         yield "joined rows", scored.count("joined"), "scored"
     elif rows.numbers():
-        train, test = (
-            int(rows.amount(convergence.TRAIN)),
-            int(rows.amount(convergence.TEST)),
-        )
+        train = int(rows.amount(convergence.TRAIN))
+        test = int(rows.amount(convergence.TEST))
         detail = f"{console.format_count(test)} held out" if test else "none held out"
         if validation := int(report.at("split").amount("validation-rows")):
             detail += f", {console.format_count(validation)} validate"
         yield "joined rows", console.format_count(train + test + validation), detail
-    epochs = report.amount("epochs")
-    if rounds := int(report.amount("rounds")) or len(report.records("history")):
-        details = (
-            blocks.counted(epochs, "epoch") if epochs else "",
-            report.text("verdict"),
-        )
-        yield "rounds", console.format_count(rounds), ", ".join(filter(None, details))
-    up, down = report.amount("bytes_up"), report.amount("bytes_down")
-    if up + down:
-        detail = f"{console.format_bytes(up)} up, {console.format_bytes(down)} down"
-        yield "sent", console.format_bytes(up + down), detail
-    if report.number("seconds") is not None:
-        yield "time", console.format_seconds(report.amount("seconds")), ""

@@ -40,7 +40,8 @@ from tp_flower.reports.records import REPORT_FILE, write_whole
 from tp_flower.settings.run import EVALUATE, EXPLAIN, PREDICT, TRAIN
 from tp_flower.settings.run_config import changed_settings, run_config_text
 
-PAGE_FILE, RUN_FILE = "report.html", "run.toml"
+PAGE_FILE = "report.html"
+RUN_FILE = "run.toml"
 OF_ONE_RUN = ("output-dir", "resume")  # settings that the next run does not share
 MOST_BYTES = 1 << 28
 
@@ -85,7 +86,8 @@ def run_file(report: Record) -> str:
 
 def commands(report: Record) -> Code:
     """Return the commands to repeat a run, and to go on from it."""
-    mode, model = report.text("mode"), report.text("model")
+    mode = report.text("mode")
+    model = report.text("model")
     file = shlex.quote(str(Path(report.at("settings").text("output-dir")) / RUN_FILE))
     lines = [f"tp-flower {mode} {file}", f"flwr run . --stream -c {file}"]
     if mode == EXPLAIN:
@@ -105,7 +107,8 @@ def page_lines(folder: Path) -> str:
     content = read_report(folder)
     report = Record(content)
     write_whole(folder / RUN_FILE, run_file(report))
-    page, block = write_whole(folder / PAGE_FILE, render(content)), commands(report)
+    page = write_whole(folder / PAGE_FILE, render(content))
+    block = commands(report)
     return "\n".join([f"{block.title}:", *block.lines, f"Page: {page}"])
 
 
@@ -160,7 +163,8 @@ def _screen(report: Record) -> Blocks:
 
     They fill some 45 lines.
     """
-    head, rows = overview.head_of(report), report.at("joined-rows")
+    head = overview.head_of(report)
+    rows = report.at("joined-rows")
     split = (
         f"{rows.count('train')} joined rows to train on, {rows.count('test')} held out"
     )

@@ -31,7 +31,8 @@ class Scale:
 
     def at(self, value: float) -> float:
         """Return where a value lies: 0 at the start of the axis, 1 at its end."""
-        start, end = self.measure(self.low), self.measure(self.high)
+        start = self.measure(self.low)
+        end = self.measure(self.high)
         return (self.measure(value) - start) / (end - start)
 
 
@@ -46,11 +47,13 @@ def linear(values: Iterable[float]) -> Scale:
     ['0.30', '0.35', '0.40', '0.45', '0.50']
     """
     numbers = list(values) or [0.0]
-    low, high = min(numbers), max(numbers)
+    low = min(numbers)
+    high = max(numbers)
     # a difference this small is rounding
     if high - low <= 1e-9 * max(abs(low), abs(high)):
         margin = 0.05 * abs(low) or 0.5
-        low, high = low - margin, high + margin
+        low = low - margin
+        high = high + margin
     step = nice_step((high - low) / TICKS)
     first = math.floor(low / float(step) + 1e-9)
     ticks = _multiples(
@@ -77,11 +80,13 @@ def whole(values: Iterable[float]) -> Scale:
     (2.5, 3.5, ((3.0, '3'),))
     """
     numbers = list(values) or [1.0]
-    low, high = float(min(numbers)), float(max(numbers))
+    low = float(min(numbers))
+    high = float(max(numbers))
     step = max(nice_step((high - low) / (TICKS + 1)), Decimal(1))
     # 2.5 is not a whole number
     step = Decimal(int(step if step == int(step) else 2 * step))
-    first, last = math.ceil(low / float(step)), math.floor(high / float(step))
+    first = math.ceil(low / float(step))
+    last = math.floor(high / float(step))
     margin = 0.0 if low < high else 0.5
     return Scale(low - margin, high + margin, _multiples(first, last, step))
 
@@ -95,7 +100,8 @@ def logarithmic(values: Iterable[float]) -> Scale:
     ['2', '5', '10', '20', '50']
     """
     positive = [value for value in values if value > 0] or [1.0]
-    low, high = min(positive), max(positive)
+    low = min(positive)
+    high = max(positive)
     first = math.floor(math.log10(low) + 1e-9)
     last = max(math.ceil(math.log10(high) - 1e-9), first + 1)
     if high < 100 * low:
@@ -143,8 +149,11 @@ def _log_label(mark: float) -> str:
 
 Point = tuple[float, float]
 
-WIDTH, HEIGHT = 380.0, 236.0
-TOP, BOTTOM, GAP = 26.0, 40.0, 8.0
+WIDTH = 380.0
+HEIGHT = 236.0
+TOP = 26.0
+BOTTOM = 40.0
+GAP = 8.0
 LABEL_HEIGHT = 13.0
 CHARACTER_WIDTH = 6.3  # approximate width of a character of a label
 FEW_POINTS = 40
@@ -320,10 +329,12 @@ class _Canvas:
         look, radius = (
             ("dot", 2.6) if len(line.points) <= FEW_POINTS else ("dot hidden", 4.0)
         )
-        dots, path = [], []
+        dots = []
+        path = []
         for point in line.points:
             x, y = self.at(point)
-            position, value = self.x.format(point[0]), self.y.format(point[1])
+            position = self.x.format(point[0])
+            value = self.y.format(point[1])
             tip = f"{line.name}, {self.x.title} {position}: {value}"
             dots.append(_DOT.format(look, x, y, radius, *point, tip))
             path.append(f"{x:.2f},{y:.2f}")
@@ -396,7 +407,8 @@ def bar_figure(
 def _draw_bars(summary: str, bars: Bars, rows: Sequence[Cells], head: Cells) -> Markup:
     """Return bars below each other from a common zero, labelled with their amounts."""
     ends = [end for _, values in bars for end in (min(values), sum(values), 0.0)]
-    zero, unit = -min(ends), WIDTH / (max(ends) - min(ends))
+    zero = -min(ends)
+    unit = WIDTH / (max(ends) - min(ends))
     elements = []
     for n, ((name, values), row) in enumerate(zip(bars, rows, strict=True)):
         top = BAR_ROW * n
@@ -404,7 +416,8 @@ def _draw_bars(summary: str, bars: Bars, rows: Sequence[Cells], head: Cells) -> 
         elements.append(_NAME.format("name", 0, top + 12, name, short))
         elements.append(_TEXT.format("amount end", WIDTH, top + 12, row[-1]))
         for k, (start, end) in enumerate(pairwise(accumulate(values, initial=zero))):
-            left, width = min(start, end) * unit, abs(end - start) * unit
+            left = min(start, end) * unit
+            width = abs(end - start) * unit
             tip = f"{name}, {head[k + 1]}: {row[k + 1]}"
             bar = _BAR.format(left, top + 17, width, name, values[k], tip)
             elements.append(_GROUP.format(k + 1, bar))

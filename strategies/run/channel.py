@@ -89,7 +89,8 @@ class Line:
 
     def close(self) -> None:
         """Note that the site has left."""
-        self.since, self.opening = 0.0, ""
+        self.since = 0.0
+        self.opening = ""
 
 
 class SessionGrid:
@@ -102,12 +103,17 @@ class SessionGrid:
     def __init__(
         self, grid: Grid, folder: Path, seconds: float, *, must_open: bool = False
     ) -> None:
-        self._grid, self._seconds, self._must_open = grid, seconds, must_open
+        self._grid = grid
+        self._seconds = seconds
+        self._must_open = must_open
         self.channel = token_hex(wire.CHANNEL_DIGITS // 2)
         self.lines: dict[int, Line] = {}
         self.refused: Counter[str] = Counter()
-        self._lock, self._replies = Condition(), dict[str, Message]()
-        self._looked, self._active, self._is_closed = 0.0, time.monotonic(), False
+        self._lock = Condition()
+        self._replies = dict[str, Message]()
+        self._looked = 0.0
+        self._active = time.monotonic()
+        self._is_closed = False
         self._server = _Server(folder / f"{self.channel}.sock", self)
         Thread(target=self._server.serve_forever, args=(0.1,), daemon=True).start()
 
@@ -157,13 +163,15 @@ class SessionGrid:
             line = self.lines.setdefault(node, Line(node))
             if not line.uses_flower:
                 if frame != line.frame:
-                    line.number, line.frame = line.number + 1, frame
+                    line.number = line.number + 1
+                    line.frame = frame
                 is_out = line.opening and _age(line.opened) < OPENING_SECONDS
                 if not (line.since or is_out or self._open(line)):
                     return ""
                 identifier = f"{_PREFIX}{token_hex(8)}"
                 message.metadata.__dict__["_message_id"] = identifier
-                line.sent, self._active = message, time.monotonic()
+                line.sent = message
+                self._active = time.monotonic()
                 self._lock.notify_all()
                 return identifier
         return next(iter(self._grid.push_messages([message])), "") or ""
@@ -171,11 +179,14 @@ class SessionGrid:
     def _open(self, line: Line) -> bool:
         """Send the message that opens a session; return whether its node is known."""
         line.close()
-        line.key, line.address, line.opened = token_bytes(32), None, time.monotonic()
+        line.key = token_bytes(32)
+        line.address = None
+        line.opened = time.monotonic()
         request = wire.SessionRequest(
             channel=self.channel, key=line.key.hex(), limit=self._seconds
         )
-        content, kind = pack(encode(request)), str(Action.SESSION)
+        content = pack(encode(request))
+        kind = str(Action.SESSION)
         message = Message(content, line.node, kind, group_id=SESSION)
         line.opening = next(iter(self._grid.push_messages([message])), "") or ""
         return bool(line.opening)
@@ -222,7 +233,8 @@ class SessionGrid:
                 )
             log_event(WARNING, "no-session", node=str(line.node), reason=reason)
             # the message is sent again, by Flower, as all others of the run
-            line.uses_flower, line.frame = True, b""
+            line.uses_flower = True
+            line.frame = b""
             error = Error(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, reason)
         self._deliver(line, Message(error, reply_to=line.sent))
 
@@ -293,7 +305,8 @@ class SessionGrid:
         self, line: Line, key: bytes, number: int, body: bytes, seconds: float
     ) -> wire.Response:
         """Take the reply to the message before ``number``, and wait for the next."""
-        poll, ends = object(), time.monotonic() + seconds
+        poll = object()
+        ends = time.monotonic() + seconds
         with self._lock:
             if body and line.sent and self._awaits(line, number):
                 line.frame = b""
@@ -309,7 +322,8 @@ class SessionGrid:
             while (response := self._response(line, key, poll, ends)) is None:
                 self._lock.wait(min(ends - time.monotonic(), 1.0))
             if line.poll is poll:
-                line.poll, line.heard = None, time.monotonic()
+                line.poll = None
+                line.heard = time.monotonic()
             return response
 
     def _response(
@@ -351,7 +365,8 @@ class _Server(ThreadingMixIn, UnixStreamServer):
     request_queue_size = 128
 
     def __init__(self, path: Path, grid: SessionGrid) -> None:
-        self.grid, self._free = grid, BoundedSemaphore(MOST_THREADS)
+        self.grid = grid
+        self._free = BoundedSemaphore(MOST_THREADS)
         super().__init__(str(path), _Handler)
 
     def process_request(self, *connection: Any) -> None:
@@ -382,7 +397,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Check the head, then read the body; answer with the next message."""
-        grid, path = self.server.grid, wire.PATH.fullmatch(self.path)
+        grid = self.server.grid
+        path = wire.PATH.fullmatch(self.path)
         if path is None or path[1] != grid.channel:
             return self._refuse("no such session")
         line = grid.lines.get(int(path[2], 16))
@@ -423,7 +439,8 @@ class _Handler(BaseHTTPRequestHandler):
         """
         if not length:
             return b"" if digest == wire.digest_of(b"") else None
-        body, actual = bytearray(), hashlib.sha256()
+        body = bytearray()
+        actual = hashlib.sha256()
         with self.server.grid.uploading(line, number, self.connection) as is_awaited:
             while length and (block := self.rfile.read(min(length, BLOCK_BYTES))):
                 length -= len(block)
@@ -471,7 +488,8 @@ def open_channel(grid: Grid, channel: str, seconds: float) -> Iterator[Grid]:
 
     SettingsError if the run must have them (``channel = "session"``), and cannot.
     """
-    folder, sessions = os.environ.get(SESSIONS, ""), None
+    folder = os.environ.get(SESSIONS, "")
+    sessions = None
     problem = f"{SESSIONS} is not set (superlink.sh --sessions does)"
     if folder and channel != FLOWER:
         try:

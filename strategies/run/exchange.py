@@ -244,7 +244,8 @@ class Transport:
     def __init__(
         self, grid: Grid, log: RunLog, addresses: Mapping[int, int] | None = None
     ) -> None:
-        self._grid, self._log = grid, log
+        self._grid = grid
+        self._log = log
         self._addresses = addresses or {}
         # a grid of sessions knows when a reply comes
         self._wait = getattr(grid, "wait", time.sleep)
@@ -265,8 +266,10 @@ class Transport:
         """Send messages and return the replies, in place of a missing one its error."""
         by_node = {m.metadata.dst_node_id: PendingMessage(m) for m in messages}
         pending = by_node.values()
-        deadline, pause = time.monotonic() + timeout, FIRST_POLL_SECONDS
-        self._node_of, self._strangers = {}, []
+        deadline = time.monotonic() + timeout
+        pause = FIRST_POLL_SECONDS
+        self._node_of = {}
+        self._strangers = []
         while True:
             now = time.monotonic()
             self._send([p for p in pending if not p.answer and p.due <= now])
@@ -291,9 +294,11 @@ class Transport:
         messages = []
         for item in pending:
             # a new message for every attempt, because Flower numbers them
-            message, metadata = item.message, item.message.metadata
+            message = item.message
+            metadata = item.message.metadata
             node = self._addresses.get(metadata.dst_node_id, metadata.dst_node_id)
-            kind, group = metadata.message_type, metadata.group_id
+            kind = metadata.message_type
+            group = metadata.group_id
             messages.append(Message(message.content, node, kind, group_id=group))
         identifiers = list(self._grid.push_messages(messages))
         now = time.monotonic()
@@ -301,10 +306,12 @@ class Transport:
             if identifier:
                 item.ids.add(identifier)
                 self._node_of[identifier] = item.message.metadata.dst_node_id
-                item.due, item.silence = now + item.silence, 2 * item.silence
+                item.due = now + item.silence
+                item.silence = 2 * item.silence
             else:
                 # a node that is not online, or not yet
-                item.due, item.pause = now + item.pause, _longer(item.pause)
+                item.due = now + item.pause
+                item.pause = _longer(item.pause)
 
     def _collect(self, by_node: Mapping[int, PendingMessage]) -> int:
         """Take the replies that have arrived; return how many there are."""
@@ -342,7 +349,8 @@ class Transport:
         )
         pending.due = time.monotonic() + pending.pause
         # the site has answered: its silence is counted anew
-        pending.pause, pending.silence = _longer(pending.pause), SILENCE
+        pending.pause = _longer(pending.pause)
+        pending.silence = SILENCE
 
 
 def _is_transient(reply: Message) -> bool:

@@ -26,7 +26,9 @@ def reason_instead_of_trace(record: logging.LogRecord) -> bool:
     """
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, TPFlowerError):
-        record.msg, record.args, record.exc_info = failure_text(error), (), None
+        record.msg = failure_text(error)
+        record.args = ()
+        record.exc_info = None
     return not record.getMessage().startswith(EXIT_CODES)
 
 

@@ -53,7 +53,9 @@ class InProcessGrid(Grid):
         observe: Observer | None = None,
         state: Path | None = None,
     ) -> None:
-        self._client_app, self._observe, self._state = client_app, observe, state
+        self._client_app = client_app
+        self._observe = observe
+        self._state = state
         self._run_id = uuid4().int >> 65
         self._tokens: list[str] = []
         self.contexts: dict[int, Context] = {
@@ -65,7 +67,8 @@ class InProcessGrid(Grid):
         try:
             _ = TaskIdentity.task_id
         except RuntimeError:  # Flower's runtimes set it before an app starts
-            TaskIdentity.task_id, TaskIdentity.node_id = 1, 1
+            TaskIdentity.task_id = 1
+            TaskIdentity.node_id = 1
             TaskIdentity.run_id = self._run_id
 
     def close(self) -> None:

@@ -80,7 +80,8 @@ class Journal:
             raise SettingsError(
                 f"{folder.parent} has no checkpoint: its run has ended, or never began"
             )
-        self.folder, self._synced = folder, 0.0
+        self.folder = folder
+        self._synced = 0.0
         self._database = _open(folder)
         try:
             self.head = self._read_head()
@@ -157,9 +158,11 @@ class Journal:
         """Write a frame, replacing one with its number; None for the next number."""
         rows: list[tuple[object, ...]] = []
         for node, (header, layout, payload) in frame.parcels.items():
-            name, data = "", payload
+            name = ""
+            data = payload
             if len(payload) >= LARGE_BYTES:
-                name, data = f"{secrets.token_hex(8)}{_SUFFIX}", b""
+                name = f"{secrets.token_hex(8)}{_SUFFIX}"
+                data = b""
                 write_file(self.folder / name, [payload], is_durable=is_durable)
             # SQLite's numbers have 63 bits, those of Flower's nodes 64
             rows.append((str(node), header, layout, data, name))

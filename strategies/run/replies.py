@@ -136,7 +136,8 @@ def _crash(
     request: Requests, message: Message, node: int, name: str
 ) -> errors.UnavailableError:
     """Return the error of a site that could not answer; SiteError if it would recur."""
-    code, lines = message.error.code, (message.error.reason or "").splitlines()
+    code = message.error.code
+    lines = (message.error.reason or "").splitlines()
     # the last line of a traceback is the exception
     reason = next((line for line in reversed(lines) if line.strip()), "no reason given")
     text = (
@@ -202,8 +203,10 @@ def addends_of(
 
 def read_key(replies: Replies, part: Part, key: int, rows: int) -> KeyColumn:
     """Return one join key of a participant's rows."""
-    body, name = replies.body(part, ExtractedPart), str(key)
-    codes, hashes = body.codes.get(name), body.hashes.get(name)
+    body = replies.body(part, ExtractedPart)
+    name = str(key)
+    codes = body.codes.get(name)
+    hashes = body.hashes.get(name)
     if codes is None or hashes is None or key >= len(body.keys):
         raise refuse(part, f"no codes, hashes or type of join key {key}")
     if len(codes) != rows:
@@ -216,7 +219,8 @@ def read_key(replies: Replies, part: Part, key: int, rows: int) -> KeyColumn:
 def read_label(replies: Replies, part: Part, rows: int) -> LabelColumn:
     """Return the label of a participant's rows; NaN where it is NULL."""
     body = replies.body(part, ExtractedPart)
-    values, label = body.label_values, body.label
+    values = body.label_values
+    label = body.label
     if values is None or label is None or values.shape != (rows,):
         raise refuse(part, f"no label for its {rows} rows")
     names = tuple(label.categories or ())

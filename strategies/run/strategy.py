@@ -89,9 +89,11 @@ class BestEpoch:
     def after(self, epoch: int, loss: float) -> "BestEpoch":
         """Return the best epoch after one more, with its validation loss."""
         is_best = loss < self.loss
-        mark, since = self.mark, self.epochs_since + 1
+        mark = self.mark
+        since = self.epochs_since + 1
         if mark - loss > NOTABLE_FALL * abs(loss):
-            mark, since = loss, 0
+            mark = loss
+            since = 0
         best = (epoch, loss) if is_best else (self.epoch, self.loss)
         return BestEpoch(self.patience, *best, is_best, mark, since)
 
@@ -151,7 +153,8 @@ class RoundStrategy(Strategy):
         **overrides: object,
     ) -> None:
         self.settings = (settings or self.default_settings()).with_fields(**overrides)
-        self.query, self._on_round = query, on_round
+        self.query = query
+        self._on_round = on_round
         # the one in progress, from 1; 0 during set-up and after the last one
         self.epoch = 0
         self._session: Session | None = None
@@ -379,7 +382,8 @@ class RoundStrategy(Strategy):
         """
         if num_rounds:
             self.settings = self.settings.with_fields(num_epochs=num_rounds)
-        self._session, self._clock = None, time.perf_counter()
+        self._session = None
+        self._clock = time.perf_counter()
         log(INFO, "Starting %s strategy:", type(self).__name__)
         self.summary()
         config = ConfigRecord() if train_config is None else train_config
@@ -414,7 +418,8 @@ class RoundStrategy(Strategy):
 
     def _begin(self) -> None:
         """Start the method, and replay the rounds that the journal has."""
-        self._progress, self.epoch = _Progress(), 0
+        self._progress = _Progress()
+        self.epoch = 0
         self._progress.method = self.rounds()
         self._progress.pending = next(self._progress.method)
         journal = self.session.journal
@@ -433,7 +438,8 @@ class RoundStrategy(Strategy):
 
     def _run(self, grid: Grid, config: ConfigRecord, timeout: float) -> Result:
         while self._progress.pending is not None:
-            number, arrays = self.rounds_done + 1, self._progress.returned.arrays
+            number = self.rounds_done + 1
+            arrays = self._progress.returned.arrays
             messages = list(self.configure_train(number, arrays, config, grid))
             replies = self.session.send_and_wait(number, messages, timeout)
             try:
@@ -445,7 +451,8 @@ class RoundStrategy(Strategy):
     def _return(self, arrays: ArrayRecord | None, metrics: MetricRecord | None) -> None:
         if arrays is None or metrics is None:
             return
-        returned, ended = self._progress.returned, self._progress.history[-1]
+        returned = self._progress.returned
+        ended = self._progress.history[-1]
         returned.arrays = arrays
         returned.train_metrics_clientapp[ended.epoch] = metrics
         if ended.test:

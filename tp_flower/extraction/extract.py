@@ -136,10 +136,8 @@ class _Writer:
             )
             for column, parts in plan.composites.items()
         }
-        groups, units = (
-            keys.pop(select_plan.GROUPS, None),
-            keys.pop(select_plan.UNIT, None),
-        )
+        groups = keys.pop(select_plan.GROUPS, None)
+        units = keys.pop(select_plan.UNIT, None)
         if units is not None:
             policy = plan.source.policy
             units = replace(units, name=policy.per, width=policy.rows_per_unit)
@@ -181,7 +179,8 @@ class _Writer:
 
     def _vectors(self, piece: select_plan.TypedColumn, vectors: pa.Array) -> pa.Array:
         lengths = pc.min_max(pc.list_value_length(vectors))
-        shortest, longest = lengths["min"].as_py(), lengths["max"].as_py()
+        shortest = lengths["min"].as_py()
+        longest = lengths["max"].as_py()
         if longest is not None:
             width = self._widths[piece.column]
             width = self._widths[piece.column] = shortest if width is None else width

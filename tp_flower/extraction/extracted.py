@@ -217,8 +217,10 @@ class ExtractedShard:
     def __init__(
         self, contents: ShardContents, open_file: Callable[[str], pa.NativeFile]
     ) -> None:
-        self.contents, self._open_file = contents, open_file
-        self.table, self.features = contents.table, contents.features
+        self.contents = contents
+        self._open_file = open_file
+        self.table = contents.table
+        self.features = contents.features
         self.rows = contents.starts[-1]
         self._starts = np.array(contents.starts, np.int64)
         self._lists: dict[str, tuple[CodeArray, pa.Array]] = {}
@@ -302,7 +304,8 @@ class ExtractedShard:
         vectors = np.full((len(values), info.width), np.nan, np.float32)
         nested = vectors
         for chunk in values.chunks:
-            rows, nested = nested[: len(chunk)], nested[len(chunk) :]
+            rows = nested[: len(chunk)]
+            nested = nested[len(chunk) :]
             is_present = chunk.is_valid().to_numpy(zero_copy_only=False)
             elements = chunk.flatten().to_numpy(zero_copy_only=False)
             rows[is_present] = elements.reshape(is_present.sum(), info.width)

@@ -22,7 +22,8 @@ class TimeLimit:
     """Whether a query's time is over, and its refusal."""
 
     def __init__(self, source: ShardSource, table: str) -> None:
-        self._seconds, self._table = source.policy.query_seconds, table
+        self._seconds = source.policy.query_seconds
+        self._table = table
         self.is_over = False
 
     def check(self) -> None:

@@ -79,7 +79,8 @@ def read_entries(value: object) -> tuple[Entry, ...]:
         ) from None
     distinct: dict[tuple[str, str], tuple[EncoderSpec, Entry]] = {}
     for table, column, text in entries:
-        feature, entry = (table.lower(), column.lower()), (table, column, text)
+        feature = (table.lower(), column.lower())
+        entry = (table, column, text)
         try:
             spec = EncoderSpec.parse(text)
         except ValueError as error:

@@ -226,7 +226,8 @@ class SiteEncoder:
         writers = []
         start = 0
         for encoding in self.encoder.encodings:
-            name, right = encoding.name, start + len(encoding.feature_names)
+            name = encoding.name
+            right = start + len(encoding.feature_names)
             if name not in columns:
                 raise SchemaError(
                     f"feature {name!r} is not among the shard's: {', '.join(columns)}"

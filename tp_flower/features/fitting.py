@@ -29,7 +29,8 @@ def fit(table: str, statistics: Mapping[str, ColumnStatistics]) -> TableEncoder:
     features: list[encodings.FeatureEncoding] = []
     dropped = []
     for name, column in statistics.items():
-        spec, encoding = column.spec, None
+        spec = column.spec
+        encoding = None
         try:
             if spec is not None:
                 encoding = _FITTERS[spec.kind](name, column, spec)
@@ -53,7 +54,8 @@ def fit(table: str, statistics: Mapping[str, ColumnStatistics]) -> TableEncoder:
 def _standard(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     if not column.deviation > 0:
         return None
-    fill, is_length = _fill(column, spec), spec.kind == "length"
+    fill = _fill(column, spec)
+    is_length = spec.kind == "length"
     return encodings.NumberEncoding(
         name, column.mean, column.deviation, fill, is_length
     )
@@ -108,9 +110,12 @@ def _listed(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
 
 def _one_hot(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     """The most frequent categories, and one column for the others if there are any."""
-    stats, total, limit = column.categories, column.count, spec.columns
+    stats = column.categories
+    total = column.count
+    limit = spec.columns
     if spec.counts_missing:
-        stats, total = stats.with_missing(column.rows - total), column.rows
+        stats = stats.with_missing(column.rows - total)
+        total = column.rows
     has_other = total > stats.counts.sum() or len(stats.counts) > limit
     is_cut = stats.tail > 0 or len(stats.counts) + has_other > limit
     frequent = stats.most_frequent(limit - 1 if is_cut else len(stats.counts))

@@ -69,10 +69,8 @@ def effective_rank(
     low, high = _bounds(rows, narrow, rare)
     covariance = _covariance(rows, narrow, low, high)
     least = TOLERANCE * float(np.diag(covariance).max(initial=0.0))
-    rank, position = (
-        _rank(covariance, least),
-        {column: i for i, column in enumerate(narrow.tolist())},
-    )
+    rank = _rank(covariance, least)
+    position = {column: i for i, column in enumerate(narrow.tolist())}
     beside = rank
     for name, columns in reading.items():
         if name in wide:
@@ -90,7 +88,8 @@ def effective_rank(
 
 def _narrow(width: int, reading: Mapping[str, IntArray]) -> tuple[IntArray, set[str]]:
     """Return the encoded columns that count, and the raw columns too wide to count."""
-    counts, wide = np.zeros(width, np.bool_), set()
+    counts = np.zeros(width, np.bool_)
+    wide = set()
     for columns in reading.values():
         counts[columns] = True
     for name, columns in sorted(reading.items(), key=lambda item: -len(item[1])):
@@ -105,7 +104,8 @@ def _bounds(
     rows: EncodedRows, columns: IntArray, rare: int
 ) -> tuple[FloatArray, FloatArray]:
     """Return the range of columns, (k,) each, without the ``rare`` farthest rows."""
-    low, high = np.zeros(len(columns)), np.zeros(len(columns))
+    low = np.zeros(len(columns))
+    high = np.zeros(len(columns))
     last = len(rows) - 1 - rare
     for block in blocks(len(columns), max(_BLOCK_VALUES // len(rows), 1)):
         values = dense(columns_of(rows, columns[block])).astype(np.float64)
@@ -126,7 +126,8 @@ def _covariance(
 
     With ``groups`` (n,) of rows, return the covariance within the groups.
     """
-    count, width = len(rows), len(columns)
+    count = len(rows)
+    width = len(columns)
     gram = np.zeros((width, width))
     sizes = np.array([count]) if groups is None else np.bincount(groups)
     sums = np.zeros((len(sizes), width))

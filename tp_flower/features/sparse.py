@@ -84,10 +84,8 @@ class SparseRows:
 
     def take(self, rows: IndexArray) -> "SparseRows":
         """Return rows (m,) by their numbers."""
-        values, columns = (
-            self.values.take(rows, axis=0),
-            self.columns.take(rows, axis=0),
-        )
+        values = self.values.take(rows, axis=0)
+        columns = self.columns.take(rows, axis=0)
         return SparseRows(values, columns, self.width)
 
     def matrix(self, weights: FloatArray | None = None) -> "csr_array":

@@ -355,7 +355,8 @@ class EncoderSpec:
 
 
 def _parse_options(words: list[str]) -> tuple[str, bool]:
-    missing, indicator = "", False
+    missing = ""
+    indicator = False
     for word in words:
         if word == "indicator" and not indicator:
             indicator = True

@@ -75,7 +75,8 @@ class CategoryStatistics:
     def most_frequent(self, number: int) -> PositionArray:
         """Return the positions of the most frequent categories; ties: by value."""
         ranked = np.lexsort((self.ties, -self.counts))
-        chosen, others = ranked[:number], ranked[number:]
+        chosen = ranked[:number]
+        others = ranked[number:]
         if self.tail:
             smallest = self.counts[chosen].min(initial=np.iinfo(np.int64).max)
             if len(chosen) < number or smallest <= max(
@@ -99,8 +100,10 @@ def count_categories(
     column: columns.CategoricalColumn, hasher: KeyedHasher, counted: "CountedRows"
 ) -> CategoryStatistics:
     """Return the categories of a shard's rows that may leave it."""
-    is_present, size = ~column.is_missing, len(column.texts)
-    present, weights = column.codes[is_present], counted.of(is_present)
+    is_present = ~column.is_missing
+    size = len(column.texts)
+    present = column.codes[is_present]
+    weights = counted.of(is_present)
     joined = np.bincount(present, weights, size).astype(np.int64)
     listed = np.flatnonzero(
         np.bincount(present, minlength=size) >= max(1, counted.min_count)
@@ -111,7 +114,8 @@ def count_categories(
         tail = int(np.partition(joined[listed], threshold)[threshold])
         listed = listed[joined[listed] > tail]
     texts = column.texts.take(pa.array(listed))
-    hashes, ties = short_hashes(texts, hasher), short_hashes(texts, _TIES)[:, 0]
+    hashes = short_hashes(texts, hasher)
+    ties = short_hashes(texts, _TIES)[:, 0]
     # in the order of the hashes, which reveals nothing about the order of the texts
     order = np.lexsort((hashes[:, 1], hashes[:, 0]))
     rows = joined[listed][order]
@@ -268,7 +272,8 @@ def _with_numbers(
         mean, m2 = moments_of(present, counts)
         statistics = replace(statistics, mean=mean, m2=m2)
     if Need.RANGE in statistics.needs:
-        low, high = float(present.min()), float(present.max())
+        low = float(present.min())
+        high = float(present.max())
         if not np.isfinite(high - low):
             raise SchemaError("some values are too large to scale")
         statistics = replace(statistics, low=low, high=high)
@@ -348,7 +353,8 @@ def merge_moments(a: Moments, b: Moments) -> Moments:
         computing sample variances, 1979, Eq. 2.1.
     """
     (count_a, mean_a, m2_a), (count_b, mean_b, m2_b) = a, b
-    share, delta = count_b / max(count_a + count_b, 1), mean_b - mean_a
+    share = count_b / max(count_a + count_b, 1)
+    delta = mean_b - mean_a
     return (
         count_a + count_b,
         mean_a + delta * share,

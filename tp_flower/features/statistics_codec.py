@@ -74,7 +74,8 @@ def summary_of(
     How many categories there are is counted: the number of encoded columns says as
     much.
     """
-    spec, rows = column.spec, max(column.rows, 1)
+    spec = column.spec
+    rows = max(column.rows, 1)
     summary = FeatureSummary(
         column=name,
         type=column.kind,
@@ -122,7 +123,8 @@ def from_wire(
 
     A SchemaError says that none of at most ``rows`` joined rows have such statistics.
     """
-    names, reported = list(choice.specs), sent.statistics
+    names = list(choice.specs)
+    reported = sent.statistics
     if len(reported) != len(names):
         raise SchemaError(
             f"statistics of {len(reported)} features, expected {len(names)}"
@@ -147,7 +149,8 @@ class ImpossibleError(ValueError):
 def _counted_column(
     feature: FeatureStatistics, choice: TableChoice, rows: int
 ) -> ColumnStatistics:
-    name, kind = feature.name, feature.kind
+    name = feature.name
+    kind = feature.kind
     if kind not in KINDS and not (kind == "" and choice.is_declared(name, "")):
         raise ImpossibleError(f"kind must be one of {', '.join(KINDS)}")
     if choice.is_declared(name, kind):
@@ -163,10 +166,12 @@ def _with_numbers(
     column: ColumnStatistics, feature: FeatureStatistics
 ) -> ColumnStatistics:
     if Need.MOMENTS in column.needs:
-        mean, m2 = _present(feature.mean, "mean"), _present(feature.m2, "m2")
+        mean = _present(feature.mean, "mean")
+        m2 = _present(feature.m2, "m2")
         column = replace(column, mean=mean, m2=m2)
     if Need.RANGE in column.needs:
-        low, high = _present(feature.low, "low"), _present(feature.high, "high")
+        low = _present(feature.low, "low")
+        high = _present(feature.high, "high")
         if not 0 <= high - low < math.inf:
             raise ImpossibleError("low and high do not span a range")
         column = replace(column, low=low, high=high)

@@ -35,7 +35,8 @@ def join_codes(
     hashes = np.concatenate([key.hashes for key in keys])
     # the extra last entry is for NULL
     lookup = np.append(_dense(hashes), np.int32(NULL))
-    codes, offset = [], 0
+    codes = []
+    offset = 0
     for key in keys:
         codes.append(
             lookup.take(np.where(key.codes < 0, len(hashes), key.codes + offset))
@@ -246,7 +247,9 @@ def join_table(
     step: JoinStep, match: Match, joined: Mapping[str, IntArray]
 ) -> dict[str, IntArray]:
     """Return ``row_of`` of all tables after a step; joined rows keep their order."""
-    counts, start, order = match.counts, match.start, match.order
+    counts = match.counts
+    start = match.start
+    order = match.order
     if step.is_outer and step.unmatched_before:
         order = np.append(order, np.int32(NO_ROW))
         start = np.where(counts == 0, len(order) - 1, start).astype(np.int32)
@@ -385,7 +388,8 @@ def _join_order(
 ) -> list[tuple[str, list[int]]]:
     """Return (table, its predicates), every table after one that it is joined to."""
     order: list[tuple[str, list[int]]] = [(first, [])]
-    done, waiting = {first}, [table for table in tables if table != first]
+    done = {first}
+    waiting = [table for table in tables if table != first]
     while waiting:
         for table in waiting:
             if table in outer and not done.issuperset(tables[: tables.index(table)]):

@@ -115,7 +115,8 @@ class JoinedRows:
             vector ``sums_of`` over the joined rows of each row; {} without a name.
         """
         expand = _Expansion(self.mapping, local)
-        outputs, join = _Outputs(self.vectors, self.rows), COMBINE[combine]
+        outputs = _Outputs(self.vectors, self.rows)
+        join = COMBINE[combine]
         parts = list(blocks(self.rows, PART_ROWS)) or [slice(0, 0)]
 
         def compute(part: slice) -> FloatArray:
@@ -139,7 +140,8 @@ class JoinedRows:
         self, name: str, tables: Iterable[str] | None = None
     ) -> dict[str, FloatArray]:
         """Return by table the sums (n_i, c) of a vector (N, c) over each row's rows."""
-        values, mapping = self.vectors[name], self.mapping.tables
+        values = self.vectors[name]
+        mapping = self.mapping.tables
         chosen = mapping if tables is None else tables
         return {table: mapping[table].segment_sum(values) for table in chosen}
 
@@ -178,7 +180,9 @@ class _Outputs:
 
     def __init__(self, before: Mapping[str, AnyArray], rows: int) -> None:
         self.vectors: dict[str, AnyArray] = {}
-        self._before, self._rows, self._lock = before, rows, Lock()
+        self._before = before
+        self._rows = rows
+        self._lock = Lock()
 
     def write(self, block: slice, values: Vectors) -> None:
         """Write the values of a block; one of a new shape takes new memory."""

@@ -24,7 +24,8 @@ def no_better(
     >>> no_better("rmse", {"rmse": 2.0}, {"rmse": 1.5}, "new rows")
     'on new rows the model is no better than a constant: rmse 2 against 1.5'
     """
-    value, limit = model.get(name, -np.inf), constant.get(name, np.inf)
+    value = model.get(name, -np.inf)
+    limit = constant.get(name, np.inf)
     comparison = (
         f"the model is no better than a constant: {name} {value:.4g} against "
         f"{limit:.4g}"

@@ -77,7 +77,8 @@ class Logistic(ClassObjective):
 
     def row_values(self, scores: FloatArray) -> FloatArray:
         """Return log(1 + exp(h)) - t h, which may be negative with noise."""
-        score, labels = scores[:, 0], self.labels[:, 0]
+        score = scores[:, 0]
+        labels = self.labels[:, 0]
         values: FloatArray = np.log1p(np.exp(-np.abs(score)))
         values += np.maximum(score, 0.0)
         values -= labels * score

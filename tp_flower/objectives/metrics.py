@@ -49,7 +49,8 @@ def class_metrics(
 
     The ``rates`` (N, classes) rise with the probabilities of these classes.
     """
-    labels, weights = objective.target.numbers, objective.weights
+    labels = objective.target.numbers
+    weights = objective.weights
     noise = objective.noise if isinstance(objective.noise, ClassNoise) else None
 
     def areas_of(span: slice) -> list[float]:
@@ -102,11 +103,13 @@ def auc(scores: FloatArray, positive: BoolArray, weights: Weights = None) -> flo
     >>> auc(np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, False, True, True]))
     0.875
     """
-    high, low = scores[positive], scores[~positive]
+    high = scores[positive]
+    low = scores[~positive]
     if not len(high) or not len(low):
         return NAN
     if weights is None:
-        high, low = np.sort(high), np.sort(low)
+        high = np.sort(high)
+        low = np.sort(low)
         below = np.searchsorted(low, high, side="left")
         ties = high[low[np.minimum(below, len(low) - 1)] == high]
         # few rows tie, if any
@@ -116,7 +119,8 @@ def auc(scores: FloatArray, positive: BoolArray, weights: Weights = None) -> flo
             (below.sum(dtype=np.float64) + 0.5 * equal) / (len(high) * len(low))
         )
     order = np.argsort(low)
-    low, of_high = low[order], weights[positive]
+    low = low[order]
+    of_high = weights[positive]
     # the weight of the k lowest scores
     total = np.append(0.0, np.cumsum(weights[~positive][order]))
     sums = total[np.searchsorted(low, high, side="left")]

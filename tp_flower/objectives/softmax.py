@@ -130,7 +130,8 @@ class Softmax(ClassObjective):
 
     def measure(self, scores: FloatArray, value: float) -> dict[str, float]:
         """Return the log loss, the mean AUC of the classes and the accuracy."""
-        rates, classes = softmax(scores), list(range(self.outputs))
+        rates = softmax(scores)
+        classes = list(range(self.outputs))
         return {"log_loss": value, **class_metrics(self, scores, rates, classes)}
 
     def prox_block(
@@ -165,7 +166,8 @@ def softmax_prox(
         soft.select(block).add_to(c.T, 1.0 / rho)
         # z = c - p / rho, and p is from 0 to 1
         near = np.clip(start[block].T, c - 1.0 / rho, c)
-        rough, rough_c = near.astype(np.float32), c.astype(np.float32)
+        rough = near.astype(np.float32)
+        rough_c = c.astype(np.float32)
         for _ in range(ROUGH_STEPS):
             _softmax_step(rough, rough_c, rho)
         fine = rough.astype(np.float64)
@@ -217,7 +219,8 @@ def _far_softmax_prox(soft: SoftLabels, centre: FloatArray, rho: float) -> Float
     # few runs have such rows, and scipy takes a sixth of a second to import
     from scipy.special import wrightomega
 
-    z, c = centre, centre.copy()
+    z = centre
+    c = centre.copy()
     soft.add_to(c, 1.0 / rho)
     t = c.max(axis=1) - 1.0 / rho
     for _ in range(MAX_PROX_STEPS):

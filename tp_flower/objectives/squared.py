@@ -96,7 +96,8 @@ class Squared(Objective):
     @property
     def output_scale(self) -> float:
         """The deviation of the true labels."""
-        variance, noise = float(self.target.numbers.var()), self.target.noise
+        variance = float(self.target.numbers.var())
+        noise = self.target.noise
         if isinstance(noise, NumberNoise):
             variance = max(variance - noise.variance, LEAST_VARIANCE * variance)
         return math.sqrt(variance)

@@ -109,9 +109,11 @@ def _least_noise(excess: Callable[[float], float], enough: float) -> float:
     """Return the smallest sufficient multiplier, given one that suffices."""
     from scipy.optimize import brentq
 
-    low, lowest = enough / 2, enough * _LEAST_SHARE
+    low = enough / 2
+    lowest = enough * _LEAST_SHARE
     while excess(low) <= 0:
-        enough, low = low, low / 2
+        enough = low
+        low = low / 2
         if low < lowest:
             return enough
     root = float(brentq(excess, low, enough, rtol=_RELATIVE / 2))

@@ -42,7 +42,10 @@ from tp_flower.privacy.mechanisms import (
     Mechanism,
 )
 
-FEATURES, MODELS, SCORES, LABELS = "features", "models", "scores", "labels"
+FEATURES = "features"
+MODELS = "models"
+SCORES = "scores"
+LABELS = "labels"
 NONE: Final = "none"
 
 _OTHERS: Final = "others"

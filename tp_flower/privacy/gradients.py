@@ -45,7 +45,9 @@ from tp_flower.randomness import NoiseSource
 
 NOISE_DAMPING: Final = 20.0  # rate / (1 + this nu): flat from 10 to 30 on flights
 
-ADAM_MEAN, ADAM_SQUARE, ADAM_TINY = 0.9, 0.999, 1e-8
+ADAM_MEAN = 0.9
+ADAM_SQUARE = 0.999
+ADAM_TINY = 1e-8
 LINEAR_RATE: Final = 0.01
 TORCH_RATE: Final = 0.03
 """Chosen by experiments on flights, linear and MLP, at epsilon 1 and 8."""
@@ -135,7 +137,8 @@ def _clipped_linear_sum(
         features = local_model.on_host(
             local_model.rows_of(features, np.flatnonzero(counts))
         )
-        messages, weights = messages[counts], weights[counts]
+        messages = messages[counts]
+        weights = weights[counts]
     return local_model.moment(
         features, weights[:, None] * messages, intercept=has_one
     ).ravel()
@@ -234,7 +237,8 @@ def fit_privately(
     relative_noise = plan.noise_multiplier * math.sqrt(len(theta)) / sampled
     relative_noise *= plan.unit_norm
     rate = unit * rate / (1.0 + NOISE_DAMPING * relative_noise)
-    mean, square = np.zeros(len(theta)), np.zeros(len(theta))
+    mean = np.zeros(len(theta))
+    square = np.zeros(len(theta))
     for step in range(1, plan.steps + 1):
         sample, of_sample = _sample(rows, plan.sample_rate, noise, units)
         features = all_rows[sample]

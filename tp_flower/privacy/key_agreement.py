@@ -54,7 +54,8 @@ _PINNED: Final = b"tp_flower sealed secret v3, pinned"
 _RUN: Final = b"tp_flower group key v3"
 _NONCE_BYTES: Final = 12
 _FINGERPRINT_DIGITS: Final = 32
-_SIMULATED, _RANDOM = b"s", b"r"
+_SIMULATED = b"s"
+_RANDOM = b"r"
 
 WordArray = npt.NDArray[np.uint64]
 
@@ -226,7 +227,8 @@ class SiteKeys:
             text = cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], None)
         except (InvalidTag, ValueError):
             raise SiteError("the sealed secret of the run cannot be opened") from None
-        kind, value = text[:1], text[1:]
+        kind = text[:1]
+        value = text[1:]
         if len(value) != KEY_BYTES or kind not in (_SIMULATED, _RANDOM):
             raise SiteError("the sealed secret of the run is malformed")
         return GroupSecret(value, kind == _SIMULATED)

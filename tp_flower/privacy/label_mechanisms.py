@@ -186,7 +186,8 @@ def noisy_argmax(
     codes: CodeArray, classes: int, epsilon: float, source: NoiseSource
 ) -> CodeArray:
     """Return the largest entry (n,) of each one-hot vector with Laplace noise."""
-    out, one_hot = np.empty_like(codes), np.eye(classes)
+    out = np.empty_like(codes)
+    one_hot = np.eye(classes)
     for block in blocks(len(codes), max(NOISE_VALUES // classes, 1)):
         out[block] = source.with_laplace(one_hot[codes[block]], 2.0 / epsilon).argmax(
             axis=1

@@ -37,7 +37,8 @@ BITS: Final = 40  # bits after the point
 SUM_BITS: Final = 60  # the absolute sum of the words stays below 2^60
 _PRIME: Final = (1 << 61) - 1
 _PURPOSE: Final = b"tp_flower sealed sum v1 "
-_COARSE, _FINE = 2.0**30, 2.0**-18
+_COARSE = 2.0**30
+_FINE = 2.0**-18
 """Units of the two numbers that stand for one of a Gram matrix."""
 
 

@@ -67,7 +67,8 @@ class ShardSeal:
         Returns:
             uint8: nonce and ciphertext, as long for texts of almost the same length.
         """
-        context, padded = self._place(document, shard), pad(text)
+        context = self._place(document, shard)
+        padded = pad(text)
         named = context + request.encode() + padded
         nonce = hmac.digest(self._purpose("nonce"), named, hashlib.sha256)[:NONCE_BYTES]
         return np.frombuffer(
@@ -76,8 +77,10 @@ class ShardSeal:
 
     def open(self, sealed: AnyArray, document: str, shard: int) -> bytes:
         """Return the document of a shard; SiteError for any other bytes."""
-        content, context = sealed.tobytes(), self._place(document, shard)
-        nonce, text = content[:NONCE_BYTES], content[NONCE_BYTES:]
+        content = sealed.tobytes()
+        context = self._place(document, shard)
+        nonce = content[:NONCE_BYTES]
+        text = content[NONCE_BYTES:]
         try:
             padded = self._cipher.decrypt(nonce, text, context)
         except (InvalidTag, ValueError):

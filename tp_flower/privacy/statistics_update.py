@@ -200,7 +200,8 @@ def noisy_moments(
 ) -> FloatArray:
     """Return b, (p, d_c), from q (n, d_c); see the module's guarantee."""
     are_finite = _finite(plan, rows)
-    rows, residual = rows.only(are_finite), residual[are_finite]
+    rows = rows.only(are_finite)
+    residual = residual[are_finite]
     if not np.isfinite(residual).all():
         raise SiteError("a target is not finite")
     weights = rows.weights(plan.radius)

@@ -123,7 +123,8 @@ def check_scores_are_apart(model: LocalModel, features: int) -> None:
     shape = (2, _PROBES, features)
     first, second = torch.randn(shape, generator=rng, dtype=like.dtype).to(like.device)
     second[0] = first[0]
-    alone, together = _first_scores(twin, first), _first_scores(twin, second)
+    alone = _first_scores(twin, first)
+    together = _first_scores(twin, second)
     if not torch.allclose(alone, together, rtol=_CLOSE, atol=_CLOSE):
         raise SettingsError(
             f"model {model.spec.kind!r}: the scores of a row depend on other rows; "

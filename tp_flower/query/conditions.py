@@ -236,7 +236,8 @@ def _check(
     condition: Condition, outer: frozenset[str], relations: Mapping[str, Relation]
 ) -> None:
     """Refuse a condition that may hold for a missing row."""
-    owner, tables = condition.owner, [side.table for side in condition.sides]
+    owner = condition.owner
+    tables = [side.table for side in condition.sides]
     if not condition.is_filter and owner and owner not in tables:
         raise QueryError(
             f"condition {condition.text} in the LEFT JOIN of {owner} compares "
@@ -267,7 +268,8 @@ def _with_guards(
     """Return the predicates, with keys that are NULL unless the guards in ON hold."""
     guards_of: dict[Condition, set[str]] = {}
     for guard in guards:
-        table, owner = guard.left.table, guard.owner
+        table = guard.left.table
+        owner = guard.owner
         compared = [p for p in predicates if (p.owner, p.left.table) == (owner, table)]
         if not compared:
             raise QueryError(

@@ -27,7 +27,8 @@ from tp_flower.errors import QueryError
 
 DIALECT = "duckdb"
 MAX_EXPRESSION_CHARACTERS = 20_000
-_MOST_TEXTS, _MOST_CHARACTERS = 256, 1 << 15
+_MOST_TEXTS = 256
+_MOST_CHARACTERS = 1 << 15
 _MOST_DIGITS = 40  # of a number, a date or a truth value as a text
 _DISTANCES = frozenset(("damerau_levenshtein", "jaro_similarity", "jaccard"))
 """Functions that take the product of the lengths of two texts, in time or memory."""
@@ -234,7 +235,8 @@ def _length(node: exp.Expr, parts: list[_Length]) -> _Length:
     if isinstance(node, exp.Replace | exp.RegexpReplace) and len(parts) > 2:
         # a pattern may match before every character, and at the end
         ends = isinstance(node, exp.RegexpReplace)
-        old, new = parts[0], parts[2]
+        old = parts[0]
+        new = parts[2]
         return _product((old[0], old[1] + ends), (new[0], max(new[1] + ends, 1)))
     if isinstance(node, exp.TimeToStr):
         return _product(parts[1], (0, _MOST_DIGITS))
@@ -345,7 +347,8 @@ def _why_refused_pattern(node: exp.Expr) -> str:
 
 def _why_refused_aggregate(node: exp.Expr) -> str:
     """Return why a node of ``AGGREGATE_NODES`` is refused, or an empty text."""
-    parent, parts = node.parent, clauses_of(node)
+    parent = node.parent
+    parts = clauses_of(node)
     if type(node) in AGGREGATES:
         return _why_refused_call(node, parts)
     if type(node) is exp.Filter:

@@ -422,9 +422,11 @@ def _parse_item(tree: exp.Expr, *, aggregates: bool = False) -> Item:
     star = tree.this if isinstance(tree, exp.Column) else tree
     if isinstance(star, exp.Star):
         return _parse_star(star, tree)
-    name, value = None, tree
+    name = None
+    value = tree
     if isinstance(tree, exp.Alias):
-        name, value = tree.alias, tree.this
+        name = tree.alias
+        value = tree.this
     return SelectItem(name, _canonical(value, "SELECT item", aggregates=aggregates))
 
 

@@ -223,7 +223,8 @@ class _Binder:
     def __init__(
         self, branch: Branch, schemas: Mapping[str, Schema], element: str
     ) -> None:
-        self._branch, self._element = branch, element
+        self._branch = branch
+        self._element = element
         self._name = _hosted(branch.table, schemas)
         self._schema = schemas[self._name]
         plain = [item for item in branch.items if not isinstance(item, StarItem)]
@@ -296,7 +297,8 @@ class _Binder:
 
     def _groups(self, items: Sequence[Named]) -> tuple[str, ...]:
         """Return the expressions of GROUP BY or DISTINCT; empty without either."""
-        branch, element = self._branch, self._element
+        branch = self._branch
+        element = self._element
         trees = [parse_expression(sql, element, aggregates=True) for _, sql in items]
         aggregates = [tree for tree in trees if has_aggregate(tree)]
         is_grouped = bool(branch.groups or branch.is_grouped_by_all)

@@ -87,9 +87,11 @@ def _release(nested: Sequence[exp.Join], join: exp.Join, select: exp.Select) -> 
 
 def turn_right_join(select: exp.Select) -> None:
     """Write ``a RIGHT JOIN b`` as ``b LEFT JOIN a``, where it is the first join."""
-    source, joins = select.args.get("from_"), select.args.get("joins")
+    source = select.args.get("from_")
+    joins = select.args.get("joins")
     if source and joins and joins[0].side == "RIGHT":
-        left, right = source.this, joins[0].this
+        left = source.this
+        right = joins[0].this
         source.set("this", right)
         joins[0].set("this", left)
         joins[0].set("side", "LEFT")
@@ -215,10 +217,8 @@ def _operand(value: exp.Expr) -> exp.Expr:
 def _correlated(query: exp.Select, element: str) -> list[Pair]:
     """Take the equalities with the query around a sub-query out of its WHERE."""
     pairs: list[Pair] = []
-    name, where = (
-        query.args["from_"].this.alias_or_name.lower(),
-        query.args.pop("where", None),
-    )
+    name = query.args["from_"].this.alias_or_name.lower()
+    where = query.args.pop("where", None)
     for condition in list(expressions.conjuncts(where.this)) if where else ():
         sides = (
             [condition.left, condition.right]
@@ -323,7 +323,8 @@ def _merge_columns(outer: exp.Select, inner: exp.Select, alias: str) -> None:
     absent = outer.meta.setdefault("absent", [])
     outer.set("expressions", [_named(item, values) for item in outer.expressions])
     for column in columns:
-        name, table = column.name.lower(), column.table.lower()
+        name = column.name.lower()
+        table = column.table.lower()
         if name in values:
             # an engine may take such a column for that of the star: the binder refuses
             # both

@@ -27,7 +27,8 @@ EPSILONS: Final = (MODELS, SCORES, LABELS)  # besides those of features
 STYLES: Final = 8  # styles of lines and bars that a reader can tell apart
 _FILE: Final = Path(__file__).with_name("page.toml")
 _TEXTS: Final = tomllib.loads(_FILE.read_bytes().decode())
-LIGHT, DARK = _TEXTS["light"], _TEXTS["dark"]
+LIGHT = _TEXTS["light"]
+DARK = _TEXTS["dark"]
 _PAGE, _HEAD = "page", "head"  # templates
 NOTES: Final[Mapping[str, str]] = _TEXTS["notes"]  # below titles of the page
 

@@ -24,7 +24,9 @@ PREDICTIONS_FILE: Final = "predictions.parquet"
 OCCURRENCE: Final = "occurrence"
 ROW: Final = "row"
 ROW_HASH: Final = "row_key"
-_SCORE, _PREDICTION, _PARTIAL = "score", "prediction", "is_partial"
+_SCORE = "score"
+_PREDICTION = "prediction"
+_PARTIAL = "is_partial"
 RESERVED: Final = frozenset(
     {ROW, ROW_HASH, OCCURRENCE, _SCORE, _PREDICTION, _PARTIAL, DISTANCE}
 )

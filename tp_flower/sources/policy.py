@@ -44,10 +44,18 @@ from tp_flower.query.fragment import Read, Role
 from tp_flower.sources import entries
 from tp_flower.sources.entries import Count, Flag, Text, Texts, WholeNumber
 
-NEVER, PRIVATE, MOMENTS, CLEAR = "never", "private", "moments", "clear"
-MASKED, SEALED = "masked", "sealed"
-LABELS, STATISTICS, MODELS, SCORES = "labels", "statistics", "models", "scores"
-WEIGHTS, ROWS = "weights", "rows"
+NEVER = "never"
+PRIVATE = "private"
+MOMENTS = "moments"
+CLEAR = "clear"
+MASKED = "masked"
+SEALED = "sealed"
+LABELS = "labels"
+STATISTICS = "statistics"
+MODELS = "models"
+SCORES = "scores"
+WEIGHTS = "weights"
+ROWS = "rows"
 
 LEVELS: Final = {
     LABELS: (NEVER, PRIVATE, CLEAR),
@@ -223,7 +231,8 @@ class Policy:
         """Return a role's rule, and the columns that it allows besides join_only."""
         if role is Role.INNER:
             return "columns", None if self.columns is None else self.named
-        of_labels, of_weights = ("labels", self.labels), ("weights", self.weights)
+        of_labels = ("labels", self.labels)
+        of_weights = ("weights", self.weights)
         specific = {
             Role.LABEL: of_labels,
             Role.WEIGHT: of_labels if self.weights is None else of_weights,
@@ -340,7 +349,8 @@ class Policy:
         budget the rule holds for a table in one shard, too, of which none leave: noise
         covers what rows do given the encoder, and not what they do through it.
         """
-        level, needs = self.releases.statistics, spec.needs_of(kind)
+        level = self.releases.statistics
+        needs = spec.needs_of(kind)
         finer = needs - {NEVER: frozenset(), MOMENTS: _OF_MOMENTS, CLEAR: needs}[level]
         if not finer:
             return
@@ -383,7 +393,8 @@ class Policy:
             "privacy.unions), which the strategies that the server or single sites "
             "solve do not have: use admm or sgd",
         }[level]
-        rule, request = f"releases.{kind} = {level}", f"the run asks for {kind}"
+        rule = f"releases.{kind} = {level}"
+        request = f"the run asks for {kind}"
         raise _refused(rule, request, allowed)
 
 

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from tp_flower.sources.databases.session import DatabaseUrl
 
 DEFAULT_NULLS: Final = ("", "NA", "NaN", "nan", "NULL", "null")
-DUCKDB, SQLITE = "duckdb", "sqlite"
+DUCKDB = "duckdb"
+SQLITE = "sqlite"
 DEFAULT_CHUNK_ROWS: Final = 50_000
 CSV_SUFFIXES: Final = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 PARQUET_SUFFIXES: Final = (".parquet",)

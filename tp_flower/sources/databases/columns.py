@@ -158,18 +158,22 @@ def _flags(values: Sequence[Any]) -> pa.Array:
 OneRow = Callable[[exp.Expr], Sequence[Any]]
 """Runs SELECT items over the shard's rows; returns its one row."""
 
-_UNSIGNED_FLAG, _BINARY_CHARSET = 32, 63
+_UNSIGNED_FLAG = 32
+_BINARY_CHARSET = 63
 
 _FILE: Final = Path(__file__).with_name("types.toml")
 _TYPES: Final = {
     table: {code: kind for kind, codes in types.items() for code in codes}
     for table, types in tomllib.loads(_FILE.read_text(encoding="utf-8")).items()
 }
-_PG_TYPES, _PG_UNUSABLE = _TYPES["postgresql"], _TYPES["postgresql-unusable"]
+_PG_TYPES = _TYPES["postgresql"]
+_PG_UNUSABLE = _TYPES["postgresql-unusable"]
 _MY_INTEGERS, _MY_TIMES, _MY_TEXTS, _MY_OTHERS = (
     _TYPES[f"mysql-{which}"] for which in ("integers", "times", "texts", "others")
 )
-_PG_MONEY, _PG_NUMERIC, _PG_UUID = 790, 1700, 2950
+_PG_MONEY = 790
+_PG_NUMERIC = 1700
+_PG_UUID = 2950
 _PG_FLOATS: Final = (700, 701)
 # smallint, integer, bigint, real, double precision, numeric
 _PG_ARRAYS: Final = (1005, 1007, 1016, 1021, 1022, 1231)
@@ -190,7 +194,8 @@ def postgresql_columns(fields: Sequence[Any], one_row: OneRow) -> list[DatabaseC
 
 
 def _postgresql_column(field: Any) -> DatabaseColumn:
-    code, name = field.type_code, field.name
+    code = field.type_code
+    name = field.name
     if code == _PG_NUMERIC:
         precision, scale = _declared_digits(field) or (MAX_DIGITS, 0)
         return _numeric(name, f"DECIMAL({precision},{scale})")
@@ -215,7 +220,8 @@ def _postgresql_column(field: Any) -> DatabaseColumn:
 
 
 def _declared_digits(field: Any) -> tuple[int, int] | None:
-    precision, scale = field.precision, field.scale
+    precision = field.precision
+    scale = field.scale
     if precision is None or not 0 <= scale <= precision <= MAX_DIGITS:
         return None
     return precision, scale
@@ -257,7 +263,9 @@ def _numeric_digits(names: Sequence[str], one_row: OneRow) -> dict[str, Database
 
 def mysql_column(field: Any) -> DatabaseColumn:
     """Return a column in MySQL or MariaDB, from pymysql's description of it."""
-    code, name, other = field.type_code, field.name, _MY_OTHERS.get(field.type_code)
+    code = field.type_code
+    name = field.name
+    other = _MY_OTHERS.get(field.type_code)
     is_unsigned = bool(field.flags & _UNSIGNED_FLAG)
     if code in _MY_INTEGERS or other == "BIT":
         return _mysql_integer(field, is_unsigned)
@@ -283,7 +291,8 @@ def mysql_column(field: Any) -> DatabaseColumn:
 
 
 def _mysql_integer(field: Any, is_unsigned: bool) -> DatabaseColumn:
-    name, is_flag = field.name, field.length == 1
+    name = field.name
+    is_flag = field.length == 1
     if field.type_code not in _MY_INTEGERS:
         number = exp.Add(this=named(name), expression=exp.Literal.number(0))
         kind = "BOOLEAN" if is_flag else "UBIGINT"

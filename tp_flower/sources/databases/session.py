@@ -51,10 +51,8 @@ def _errors_of(driver: str, name: str) -> tuple[type[Any], ...]:
     return ()
 
 
-_PG_ERRORS, _MY_ERRORS = (
-    _errors_of("psycopg", "Error"),
-    _errors_of("pymysql", "MySQLError"),
-)
+_PG_ERRORS = _errors_of("psycopg", "Error")
+_MY_ERRORS = _errors_of("pymysql", "MySQLError")
 
 
 @dataclass(frozen=True, repr=False)
@@ -442,7 +440,8 @@ def _abandon(cursor: Any) -> None:
     """Abandon a MySQL query's remaining rows, which closing it would fetch."""
     result = cursor._result  # noqa: SLF001 - there is no public way
     if result is not None:
-        result.unbuffered_active, result.connection = False, None
+        result.unbuffered_active = False
+        result.connection = None
     cursor.connection = None
 
 
@@ -467,7 +466,8 @@ def open_session(source: ShardSource) -> Iterator[DatabaseSession]:
 @contextmanager
 def _translated_errors(source: ShardSource, database: DatabaseShard) -> Iterator[None]:
     """Raise SourceError, in our own words, for an error of a driver."""
-    words, kind = "", SourceError
+    words = ""
+    kind = SourceError
     try:
         yield
     except DRIVER_ERRORS as error:

@@ -57,7 +57,8 @@ class DatabaseTable:
     @cached_property
     def order_by(self) -> tuple[str, ...]:
         """The owner's columns and the primary key, which fix the order of the rows."""
-        session, source = self.session, self.session.source
+        session = self.session
+        source = self.session.source
         columns = source.spelled("order-by", session.database.order_by, self.columns)
         columns += [self.names[name] for name in session.primary_key()]
         return tuple(dict.fromkeys(columns))
@@ -110,7 +111,8 @@ class DatabaseTable:
         )
 
     def _cast(self, name: str) -> str:
-        column, kind = quote_name(name), self.types[name]
+        column = quote_name(name)
+        kind = self.types[name]
         if kind == '"NULL"':
             # Arrow's nulls would be integers
             return "NULL"
@@ -238,7 +240,8 @@ def _open_table(
         raise SourceError(f"{source}: {safe_message(error)}") from error
     for name in chosen.keys() & types.keys():
         # the site casts, because the database's columns are not of this type
-        column, arrives = columns[name], columns[name].arrives
+        column = columns[name]
+        arrives = columns[name].arrives
         if arrives == "BOOLEAN" != types[name] and session.dialect != "postgresql":
             arrives = "BIGINT"  # as MySQL and SQLite store truth values
         columns[name] = DatabaseColumn(
