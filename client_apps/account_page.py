@@ -14,10 +14,8 @@ _DIGEST_LENGTH = len("sha256:") + SHOWN_DIGITS
 
 def account_page(lines: Sequence[blocks.Record], budgets: blocks.Table) -> str:
     """Return the page of a ledger whose chain is intact, as HTML without scripts."""
-    answers, refusals = (
-        [item for item in reversed(lines) if item.text("event") == event]
-        for event in (ANSWER, REFUSE)
-    )
+    answers = [item for item in reversed(lines) if item.text("event") == ANSWER]
+    refusals = [item for item in reversed(lines) if item.text("event") == REFUSE]
     queries = [*refusals[:MOST_LINES], *answers[:MOST_LINES]]
     texts = {item.text("digest"): item.text("query") for item in queries}
     contents: dict[str, blocks.Blocks] = {

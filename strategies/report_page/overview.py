@@ -120,7 +120,8 @@ def _weights(weights: blocks.Record) -> Iterator[str]:
         yield f"Joined rows have the weight of {column}."
     if entity := weights.text("entity"):
         yield f"Each row of {entity} counts once."
-    low, high = (console.format_value(weights.number(end)) for end in ("min", "max"))
+    low = console.format_value(weights.number("min"))
+    high = console.format_value(weights.number("max"))
     yield f"Weights range from {low} to {high} (mean 1):"
     yield f"equivalent to {weights.count('effective-rows')} rows of equal weight."
     if weights.amount("left-out"):
@@ -376,7 +377,8 @@ def _tenths(report: blocks.Record) -> blocks.Block | None:
         if group.keys() >= {"predicted", "actual"}
     )
     show = console.value_format(value for point in points for value in point)
-    x, y = (Axis(f"mean {name}", linear, show) for name in ("prediction", "label"))
+    x = Axis("mean prediction", linear, show)
+    y = Axis("mean label", linear, show)
     equal = [(predicted, predicted) for predicted, _ in points]
     lines = [Series("rows not trained on", points), Series("prediction = label", equal)]
     return line_figure("Label against prediction", x, y, lines, blocks.NOTES["tenths"])

@@ -403,9 +403,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse("no such session")
         line = grid.lines.get(int(path[2], 16))
         key = b"" if line is None else line.key
-        text, digest = (
-            self.headers.get(n, "") for n in ("Content-Length", wire.DIGEST)
-        )
+        text = self.headers.get("Content-Length", "")
+        digest = self.headers.get(wire.DIGEST, "")
         length = int(text) if text.isdecimal() and len(text) < 12 else -1
         signature = wire.sign_request(key, self.path, length, digest)
         signed = self.headers.get(wire.SIGNATURE)

@@ -188,9 +188,9 @@ def _float_text(value: str) -> str:
     integer = f"CAST(CAST({value} AS BIGINT) AS VARCHAR)"
     huge = f"{sign} || CAST(CAST(abs({value}) AS UHUGEINT) AS VARCHAR)"
     # DuckDB writes -0.000012 as -1.2e-05
-    mantissa, exponent = (
-        f"split_part(ltrim({shortest}, '-'), 'e-', {part})" for part in (1, 2)
-    )
+    digits = f"ltrim({shortest}, '-')"
+    mantissa = f"split_part({digits}, 'e-', 1)"
+    exponent = f"split_part({digits}, 'e-', 2)"
     zeros = f"repeat('0', CAST({exponent} AS INTEGER) - 1)"
     tiny = f"{sign} || '0.' || {zeros} || replace({mantissa}, '.', '')"
     return (

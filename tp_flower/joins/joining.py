@@ -200,9 +200,8 @@ def repeated_keys(
         (join.right, right, left) if join.left == table else (join.left, left, right)
     )
     size = int(max(left.max(initial=NULL), right.max(initial=NULL))) + 1
-    rows, partners = (
-        np.bincount(side[side >= 0], minlength=size) for side in (codes, others)
-    )
+    rows = np.bincount(codes[codes >= 0], minlength=size)
+    partners = np.bincount(others[others >= 0], minlength=size)
     more_rows = int((np.maximum(rows - 1, 0) * partners).sum())
     if more_rows and _names_rows(rows[rows > 0]):
         yield _repeated(other, rows[rows > 0], more_rows)

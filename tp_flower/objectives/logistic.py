@@ -122,7 +122,9 @@ class Logistic(ClassObjective):
         # tanh < 1 bounds the root from below
         low = np.maximum((size - 1.0) / (4.0 * rho), 0.0)
         w = np.maximum(np.copysign(0.5, k) * start[:, 0], low)
-        rough, near, least = (a.astype(np.float32) for a in (w, size, low))
+        rough = w.astype(np.float32)
+        near = size.astype(np.float32)
+        least = low.astype(np.float32)
         for _ in range(ROUGH_STEPS):
             _logistic_step(rough, near, least, rho)
         w = np.maximum(rough, low)

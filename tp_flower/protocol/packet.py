@@ -132,7 +132,8 @@ def parcel_of(content: RecordDict) -> Parcel:
 
 def open_parcel(parcel: Parcel) -> RecordDict:
     """Return a packed message from its bytes."""
-    header, layout = (str(bytes(text), "utf-8") for text in parcel[:2])
+    header = str(bytes(parcel.header), "utf-8")
+    layout = str(bytes(parcel.layout), "utf-8")
     return _records(header, layout, bytes(parcel.payload))
 
 

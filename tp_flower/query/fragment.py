@@ -203,10 +203,12 @@ class Fragment:
 
     def map(self, change: Change) -> "Fragment":
         """Return the fragment with every piece outside the sub-query changed."""
-        label, weight = (
-            None if sql is None else change(Piece(role, f"the {role}", sql))
-            for role, sql in ((Role.LABEL, self.label), (Role.WEIGHT, self.weight))
-        )
+        label = self.label
+        if label is not None:
+            label = change(Piece(Role.LABEL, f"the {Role.LABEL}", label))
+        weight = self.weight
+        if weight is not None:
+            weight = change(Piece(Role.WEIGHT, f"the {Role.WEIGHT}", weight))
         return replace(
             self,
             features=_named(Role.FEATURE, "feature {!r}", self.features, change),

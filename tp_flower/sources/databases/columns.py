@@ -168,9 +168,10 @@ _TYPES: Final = {
 }
 _PG_TYPES = _TYPES["postgresql"]
 _PG_UNUSABLE = _TYPES["postgresql-unusable"]
-_MY_INTEGERS, _MY_TIMES, _MY_TEXTS, _MY_OTHERS = (
-    _TYPES[f"mysql-{which}"] for which in ("integers", "times", "texts", "others")
-)
+_MY_INTEGERS = _TYPES["mysql-integers"]
+_MY_TIMES = _TYPES["mysql-times"]
+_MY_TEXTS = _TYPES["mysql-texts"]
+_MY_OTHERS = _TYPES["mysql-others"]
 _PG_MONEY = 790
 _PG_NUMERIC = 1700
 _PG_UUID = 2950

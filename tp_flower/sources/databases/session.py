@@ -209,11 +209,20 @@ _ERRORS: Final = tomllib.loads(
     Path(__file__).with_name("errors.toml").read_text("utf-8")
 )
 _WORDS: Final[dict[str, str]] = _ERRORS["words"]
-_MISSING, _DATA, _LOST = (_WORDS[name] for name in ("missing", "data", "lost"))
-_PG_STATES, _MY_CODES = (
-    {code: _WORDS[name] for name, codes in _ERRORS[dialect].items() for code in codes}
-    for dialect in ("postgresql", "mysql")
-)
+_MISSING = _WORDS["missing"]
+_DATA = _WORDS["data"]
+_LOST = _WORDS["lost"]
+
+
+def _words_by_code(dialect: str) -> dict[Any, str]:
+    """Return what an error's code means, by the code."""
+    return {
+        code: _WORDS[name] for name, codes in _ERRORS[dialect].items() for code in codes
+    }
+
+
+_PG_STATES = _words_by_code("postgresql")
+_MY_CODES = _words_by_code("mysql")
 _PHRASES: Final = {phrase: _WORDS[name] for phrase, name in _ERRORS["phrases"].items()}
 PASSING: Final = [_WORDS[name] for name in ("lost", "reach", "full", "busy")]
 """These errors may be gone at the next attempt."""
