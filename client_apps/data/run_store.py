@@ -291,11 +291,10 @@ class SiteStore:
     def load(self, name: str) -> Entry:
         """Return an entry, large arrays as memory maps; LostStateError if missing."""
         try:
-            entry = (
-                self._pending[name]
-                if name in self._pending
-                else self._load(self.run, name)
-            )
+            if name in self._pending:
+                entry = self._pending[name]
+            else:
+                entry = self._load(self.run, name)
         except (OSError, *_MALFORMED) as error:
             raise lost_state() from error
         if entry is None:

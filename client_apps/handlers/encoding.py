@@ -131,11 +131,9 @@ def _description(site: Site, number: int, body: StatisticsPart) -> Detail | None
 def _selected(site: Site, number: int, body: StatisticsPart) -> int:
     """Return how many of a part's rows a request selects."""
     rows = site.extracted(number).rows
-    return (
-        rows
-        if body.trained is None
-        else int(np.count_nonzero(unpack_bits(body.trained, rows)))
-    )
+    if body.trained is None:
+        return rows
+    return int(np.count_nonzero(unpack_bits(body.trained, rows)))
 
 
 def _choice(encoders: object) -> TableChoice:

@@ -60,11 +60,10 @@ def _ranked(
     if limit is not None and not pays_for_scores(source, has_noise=is_private):
         left = max(limit.allowed - site.ledger.scores_used(limit), 0)
         ledger_entries.note(site, number, ledger_entries.RANKS)
-    value = (
-        encoded_rank(source, site.fragment(number), part)
-        if limit is None
-        else limit.rank
-    )
+    if limit is None:
+        value = encoded_rank(source, site.fragment(number), part)
+    else:
+        value = limit.rank
     return RankedPart(left=left, statement=state_cover(site, number, value, len(rows)))
 
 

@@ -85,11 +85,10 @@ def seal(site: Site, request: SealRequest) -> SealReply:
     is_simulated = source is KeySource.AGREED and site.is_simulated
     sealed: dict[str, dict[str, str]] = {}
     for group, members in groups.items():
-        secret = (
-            GroupSecret.of_simulation(request.seed)
-            if is_simulated and request.simulated
-            else GroupSecret.random()
-        )
+        if is_simulated and request.simulated:
+            secret = GroupSecret.of_simulation(request.seed)
+        else:
+            secret = GroupSecret.random()
         name = sealed_name(group, members.values())
         sealed[group] = {
             node: keys.seal(secret, member, int(site.run, 16), name).hex()

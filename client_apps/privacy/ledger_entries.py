@@ -193,9 +193,9 @@ def planned_releases(
         plan = part.data.plan
         union = part.data.union
         masks = part.data.masks
-        conditions = (
-            [mechanisms.GIVEN_KEYS] if are_features_keys(site, number, parts) else []
-        )
+        conditions = []
+        if are_features_keys(site, number, parts):
+            conditions = [mechanisms.GIVEN_KEYS]
         conditions += [mechanisms.GIVEN_ENCODER] if number in fitted else []
         for use in plan.uses:
             scope = _scope(use, privacy, [*conditions, *_of_model(use, plan)], masks)

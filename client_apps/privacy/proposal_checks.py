@@ -248,12 +248,8 @@ def check_union(site: Site, number: int, update: Update, union: Union | None) ->
     agree("group", terms.union_group(number), union.group)
     shards = terms.proposal.shards_of(terms.proposal.parts[number].table)
     keys = {str(n): site.public_keys[part.node] for n, part in shards.items()}
-    if update is Update.CONSENSUS:
-        keys = (
-            {n: key for n, key in keys.items() if n in union.shards}
-            if union.shards
-            else keys
-        )
+    if update is Update.CONSENSUS and union.shards:
+        keys = {n: key for n, key in keys.items() if n in union.shards}
     agree("shards", keys, union.shards)
 
 

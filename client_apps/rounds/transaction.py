@@ -307,11 +307,9 @@ def _encoded(site: Site, reply: Reply) -> Packet:
         return encode(reply)
     except errors.MessageError as error:
         site.changes.part = error.part
-        kind = (
-            errors.DivergedError
-            if isinstance(error, errors.RangeError)
-            else errors.SiteError
-        )
+        kind: type[errors.SiteError] = errors.SiteError
+        if isinstance(error, errors.RangeError):
+            kind = errors.DivergedError
         raise kind(f"the site's reply cannot be sent: {error}") from None
 
 

@@ -59,11 +59,9 @@ def _coefficients(table: str, entries: list[blocks.Record]) -> blocks.Block | No
         if (value := entry.number("value")) is not None
     ]
     largest = sorted(bars, key=lambda bar: -abs(bar[1][0]))[:MOST_BARS]
-    note = (
-        f"The {len(largest)} largest of {len(bars)}. "
-        if len(largest) < len(bars)
-        else ""
-    )
+    note = ""
+    if len(largest) < len(bars):
+        note = f"The {len(largest)} largest of {len(bars)}. "
     has_trees = any(entry.text("output") == "gain" for entry in entries)
     meaning = blocks.NOTES["gain" if has_trees else "coefficients"]
     return bar_figure(

@@ -52,11 +52,9 @@ def format_setting(value: object) -> str:
         return ", ".join(
             f"{key}: {format_setting(item)}" for key, item in value.items()
         )
-    return (
-        ", ".join(map(format_setting, value))
-        if isinstance(value, list | tuple)
-        else str(value)
-    )
+    if isinstance(value, list | tuple):
+        return ", ".join(map(format_setting, value))
+    return str(value)
 
 
 MOST_ROWS = 16  # of the table of classes: of confusion matrices all
@@ -416,11 +414,9 @@ def _trees(chosen: blocks.Record) -> str:
     trees = chosen.count("trees-per-round")
     leaves = chosen.count("leaves")
     patience = int(chosen.amount("patience"))
-    end = (
-        f", until {blocks.counted(patience, 'epoch')} have not helped"
-        if patience
-        else ""
-    )
+    end = ""
+    if patience:
+        end = f", until {blocks.counted(patience, 'epoch')} have not helped"
     return (
         f" Trees: {trees} of each table in an epoch, of at most {leaves} leaves{end}."
     )

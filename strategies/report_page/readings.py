@@ -52,11 +52,10 @@ def readings_note(records: Sequence[Record]) -> str:
     if not records:
         return ""
     others = records[0].texts("others")
-    whose = (
-        "the other table's scores"
-        if len(others) == 1
-        else "the sum of the others' scores"
-    )
+    if len(others) == 1:
+        whose = "the other table's scores"
+    else:
+        whose = "the sum of the others' scores"
     average = blocks.NOTES["average"] if records[0].get("average") is True else ""
     most = round(records[0].amount("most"))
     times = "once" if most == 1 else f"{format_count(most)} times or less"

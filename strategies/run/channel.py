@@ -424,9 +424,9 @@ class _Handler(BaseHTTPRequestHandler):
             if path[4]:
                 return self._send(key, (wire.NOTHING, 0, b""))
             patience = self.headers.get("Prefer", "").removeprefix("wait=")
-            seconds = (
-                min(int(patience), wire.LONGEST_WAIT) if patience.isdecimal() else 0
-            )
+            seconds = 0
+            if patience.isdecimal():
+                seconds = min(int(patience), wire.LONGEST_WAIT)
             return self._send(key, grid.answer(line, key, number, body, seconds))
 
     def _read_reply(

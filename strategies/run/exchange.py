@@ -281,11 +281,10 @@ class Transport:
                 replies = [reply for p in pending if (reply := p.answer or p.failure)]
                 # whoever reads the replies refuses those of nodes without a request
                 return replies + self._strangers
-            pause = (
-                FIRST_POLL_SECONDS
-                if arrived
-                else min(1.5 * pause, LONGEST_POLL_SECONDS)
-            )
+            if arrived:
+                pause = FIRST_POLL_SECONDS
+            else:
+                pause = min(1.5 * pause, LONGEST_POLL_SECONDS)
             self._wait(pause)
 
     def _send(self, pending: Sequence[PendingMessage]) -> None:

@@ -151,20 +151,16 @@ def _crash(
 
 def _one_line(text: str) -> str:
     line = " ".join(text.split())
-    return (
-        line
-        if len(line) <= REASON_CHARACTERS
-        else f"{line[: REASON_CHARACTERS - 3]}..."
-    )
+    if len(line) <= REASON_CHARACTERS:
+        return line
+    return f"{line[: REASON_CHARACTERS - 3]}..."
 
 
 def _tables_at(request: Requests, node: int) -> str:
     tables = list(dict.fromkeys(repr(part.table) for part in request.parts_at(node)))
-    return (
-        f" (table{'s' if len(tables) > 1 else ''} {', '.join(tables)})"
-        if tables
-        else ""
-    )
+    if tables:
+        return f" (table{'s' if len(tables) > 1 else ''} {', '.join(tables)})"
+    return ""
 
 
 def _name(node: int, site_names: Mapping[int, str]) -> str:

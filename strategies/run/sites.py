@@ -177,11 +177,9 @@ def _who_is_missing(
     problems = []
     for name in missing:
         close = difflib.get_close_matches(name, tables, n=1)
-        quoted = (
-            f", in SQL {quote_name(close[0])}"
-            if close and not close[0].isidentifier()
-            else ""
-        )
+        quoted = ""
+        if close and not close[0].isidentifier():
+            quoted = f", in SQL {quote_name(close[0])}"
         hint = f" (did you mean {close[0]!r}{quoted}?)" if close else ""
         problems.append(f"no site hosts table {name!r}{hint}")
     if nodes < settings.min_sites:

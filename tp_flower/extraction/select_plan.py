@@ -112,11 +112,10 @@ def as_number(column: TypedColumn) -> str:
 def as_vector(column: TypedColumn) -> str:
     """Return a list or an array of numbers as one of FLOAT or DOUBLE."""
     vector = _VECTOR.fullmatch(column.type)
-    element = (
-        "FLOAT"
-        if vector is not None and vector["element"] in {"FLOAT", "REAL"}
-        else "DOUBLE"
-    )
+    if vector is not None and vector["element"] in {"FLOAT", "REAL"}:
+        element = "FLOAT"
+    else:
+        element = "DOUBLE"
     return f"CAST({column.sql} AS {element}[])"
 
 

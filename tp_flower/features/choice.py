@@ -178,8 +178,6 @@ def _bare(name: str) -> str:
 
 
 def _quoted(name: str) -> str:
-    return (
-        name
-        if re.fullmatch(r'[^".=;\s]+', name)
-        else '"' + name.replace('"', '""') + '"'
-    )
+    if re.fullmatch(r'[^".=;\s]+', name):
+        return name
+    return '"' + name.replace('"', '""') + '"'

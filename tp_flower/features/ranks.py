@@ -150,11 +150,10 @@ def _groups(rows: EncodedRows, columns: IntArray) -> IntArray:
     # a random sum tells unequal values apart, without sorting rows of many columns
     weights = np.random.Generator(np.random.PCG64(_SEED)).random(len(columns))
     values = columns_of(rows, columns)
-    sums = (
-        values.matrix() @ weights
-        if isinstance(values, SparseRows)
-        else values @ weights
-    )
+    if isinstance(values, SparseRows):
+        sums = values.matrix() @ weights
+    else:
+        sums = values @ weights
     numbers: IntArray = np.unique(sums, return_inverse=True)[1]
     return numbers
 

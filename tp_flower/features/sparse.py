@@ -140,6 +140,6 @@ def dense(rows: EncodedRows) -> "Float32Array":
 
 def columns_of(rows: EncodedRows, columns: IndexArray) -> EncodedRows:
     """Return rows (n, m) with some of their columns alone, (m,)."""
-    return (
-        rows.of_columns(columns) if isinstance(rows, SparseRows) else rows[:, columns]
-    )
+    if isinstance(rows, SparseRows):
+        return rows.of_columns(columns)
+    return rows[:, columns]

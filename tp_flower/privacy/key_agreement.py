@@ -147,11 +147,10 @@ class KeyPair:
     """An X25519 private key and its public key."""
 
     def __init__(self, private: bytes | None = None) -> None:
-        self._private = (
-            X25519PrivateKey.generate()
-            if private is None
-            else X25519PrivateKey.from_private_bytes(private)
-        )
+        if private is None:
+            self._private = X25519PrivateKey.generate()
+        else:
+            self._private = X25519PrivateKey.from_private_bytes(private)
 
     @property
     def public(self) -> bytes:

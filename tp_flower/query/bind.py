@@ -460,8 +460,6 @@ def _short_name(item: parsing.SelectItem, local: Local, scope: Scope) -> str:
         for column in tree.find_all(exp.Column):
             column.set("table", None)
         return render(tree)
-    return (
-        name
-        if item.name is not None
-        else spell(name, scope.columns[local.table]) or name
-    )
+    if item.name is not None:
+        return name
+    return spell(name, scope.columns[local.table]) or name

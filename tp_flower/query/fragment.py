@@ -53,11 +53,9 @@ class Piece(NamedTuple):
         """Return the checked tree; a condition keeps its meaning between two ANDs."""
         is_inner = self.role in (Role.INNER, Role.HAVING)
         tree = expressions.parse_expression(self.sql, self.element, aggregates=is_inner)
-        return (
-            expressions.as_filter(tree)
-            if self.role in (Role.FILTER, Role.HAVING)
-            else tree
-        )
+        if self.role in (Role.FILTER, Role.HAVING):
+            return expressions.as_filter(tree)
+        return tree
 
     def check(self, columns: Collection[str]) -> str:
         """Return a piece from the wire, rendered from its checked tree."""

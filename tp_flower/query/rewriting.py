@@ -207,11 +207,9 @@ def _compared(part: exp.Expr, items: Sequence[exp.Expr], element: str) -> list[P
 
 
 def _operand(value: exp.Expr) -> exp.Expr:
-    return (
-        value.copy()
-        if isinstance(value, exp.Column | exp.Literal)
-        else exp.paren(value)
-    )
+    if isinstance(value, exp.Column | exp.Literal):
+        return value.copy()
+    return exp.paren(value)
 
 
 def _correlated(query: exp.Select, element: str) -> list[Pair]:
@@ -220,11 +218,10 @@ def _correlated(query: exp.Select, element: str) -> list[Pair]:
     name = query.args["from_"].this.alias_or_name.lower()
     where = query.args.pop("where", None)
     for condition in list(expressions.conjuncts(where.this)) if where else ():
-        sides = (
-            [condition.left, condition.right]
-            if isinstance(condition, exp.EQ)
-            else [condition]
-        )
+        if isinstance(condition, exp.EQ):
+            sides = [condition.left, condition.right]
+        else:
+            sides = [condition]
         tables = [
             {c.table.lower() or name for c in side.find_all(exp.Column)}
             for side in sides

@@ -354,11 +354,10 @@ class Policy:
         finer = needs - {NEVER: frozenset(), MOMENTS: _OF_MOMENTS, CLEAR: needs}[level]
         if not finer:
             return
-        allowed = (
-            "counts, means, deviations and categories may leave"
-            if level == MOMENTS
-            else "none may leave the site"
-        )
+        if level == MOMENTS:
+            allowed = "counts, means, deviations and categories may leave"
+        else:
+            allowed = "none may leave the site"
         raise _refused(
             f"releases.{STATISTICS} = {level}",
             f"encoder {spec} of {table}.{feature} is fitted to "

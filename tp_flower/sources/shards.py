@@ -261,9 +261,10 @@ def flights_sources() -> tuple[ShardSource, ...]:
 def connect(source: ShardSource) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open a DuckDB connection whose view ``shard`` is all that it can ever read."""
     # a file needs its own engine, which may read that file and no other
-    engine = (
-        duckdb_engine.new_engine() if source.path else duckdb_engine.shared_cursor()
-    )
+    if source.path:
+        engine = duckdb_engine.new_engine()
+    else:
+        engine = duckdb_engine.shared_cursor()
     with closing(engine) as connection:
         try:
             create_view(connection, source)
@@ -469,9 +470,10 @@ def _check_readable(source: ShardSource, path: str) -> None:
             f"{source}: the file cannot be read: {error.strerror}"
         ) from error
     if is_empty:
-        problem = (
-            "folder has no Parquet files" if Path(path).is_dir() else "file is empty"
-        )
+        if Path(path).is_dir():
+            problem = "folder has no Parquet files"
+        else:
+            problem = "file is empty"
         raise SourceError(f"{source}: the {problem}")
 
 

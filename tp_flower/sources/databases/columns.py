@@ -133,11 +133,9 @@ def _fitting(values: Sequence[Any], column: DatabaseColumn, where: str) -> pa.Ar
             return _flags(values)
         return pa.array(values, arrow_type(column.arrives))
     is_flag = column.arrives == "BOOLEAN"
-    typed = (
-        f", or read it as a number, {typed_as(column.name, 'BIGINT')}"
-        if is_flag
-        else ""
-    )
+    typed = ""
+    if is_flag:
+        typed = f", or read it as a number, {typed_as(column.name, 'BIGINT')}"
     raise SourceError(
         f"{where}: column {column.name!r} holds a value that is not {column.arrives}: "
         f"convert it in 'sql'{typed}"
