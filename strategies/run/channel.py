@@ -423,11 +423,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._refuse("another body than the one that was signed")
             if path[4]:
                 return self._send(key, (wire.NOTHING, 0, b""))
-            patience = self.headers.get("Prefer", "").removeprefix("wait=")
-            seconds = 0
-            if patience.isdecimal():
-                seconds = min(int(patience), wire.LONGEST_WAIT)
-            return self._send(key, grid.answer(line, key, number, body, seconds))
+            answer = grid.answer(line, key, number, body, self._patience)
+            return self._send(key, answer)
 
     def _read_reply(
         self, line: Line, number: int, digest: str, length: int
@@ -447,6 +444,14 @@ class _Handler(BaseHTTPRequestHandler):
                 if is_awaited:
                     body += block
         return bytes(body) if not length and actual.hexdigest() == digest else None
+
+    @property
+    def _patience(self) -> int:
+        """The seconds that the site waits for a message, at most (RFC 7240)."""
+        seconds = self.headers.get("Prefer", "").removeprefix("wait=")
+        if not seconds.isdecimal():
+            return 0
+        return min(int(seconds), wire.LONGEST_WAIT)
 
     @property
     def _address(self) -> str:
