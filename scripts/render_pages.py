@@ -23,7 +23,13 @@ import msgspec
 from client_apps.app import places
 from tp_flower.methods import METHODS
 from tp_flower.protocol.fields import PARTS, Body, Message, PartBody, layout_of
-from tp_flower.protocol.messages import Action, Failure, ReplyEnvelope, RequestEnvelope
+from tp_flower.protocol.messages import (
+    ACTIONS,
+    Action,
+    Failure,
+    ReplyEnvelope,
+    RequestEnvelope,
+)
 from tp_flower.protocol.setup_messages import ShardStatistics
 from tp_flower.settings import GROUPS, PrivacySettings
 from tp_flower.settings.declare import Setting, declared
@@ -97,6 +103,18 @@ AUDIT_KEYS: Final = ("lie", "check", "inherent")
 ENVELOPES: Final = (RequestEnvelope, ReplyEnvelope, Failure)
 SEALED: Final = {Action.STATISTICS: (ShardStatistics,)}
 """What sites tell each other in a message, sealed."""
+
+
+def _actions() -> list[Action]:
+    """Return the actions in the order of the audit's entries."""
+    order = list(tomllib.loads(AUDIT.read_text(encoding="utf-8")))
+
+    def position(action: Action) -> int:
+        kinds = (k for m in action.messages for k in (m, layout_of(m).part) if k)
+        names = (kind.__name__ for kind in kinds)
+        return min(order.index(name) for name in names if name in order)
+
+    return sorted(ACTIONS.values(), key=position)
 
 
 def render_pages() -> dict[str, str]:
@@ -191,7 +209,7 @@ def _settings_section(group: type) -> str:
 def render_messages() -> str:
     """Return the reference page of the messages."""
     sections = [MESSAGES_HEAD, LEAVES_HEAD, f"{disclosure_table()}\n"]
-    for action in Action:
+    for action in _actions():
         sections.append(f"## `{action}`\n")
         sections += [_section(message) for message in action.messages]
     return "\n".join([*sections, AUDIT_HEAD, *_audit_tables()])
@@ -212,7 +230,7 @@ def audited() -> dict[str, list[type[Body]]]:
 
     for envelope in ENVELOPES:
         add("every message", envelope)
-    for action in Action:
+    for action in _actions():
         for message in (*action.messages, *SEALED.get(action, ())):
             add(f"`{action}`", message)
     return structures
@@ -256,7 +274,7 @@ def disclosure_table() -> str:
             *(f"`{action}`", _plain(disclosure.carries), disclosure.covered_by),
             *(", ".join(disclosure.kinds), disclosure.policy),
         )
-        for action in Action
+        for action in _actions()
         for message in action.messages
         for disclosure in message.discloses
         if (disclosure.reader or message.reader) == "server"
@@ -268,7 +286,7 @@ def message_table() -> str:
     """Return the table of ARCHITECTURE.md: each message, and where it is answered."""
     rows = []
     answered = places()
-    for action in Action:
+    for action in _actions():
         module = answered[action].partition(":")[0]
         module = module.removeprefix("client_apps.").replace(".", "/")
         rows.append((f"`{action}`", *map(_summary, action.messages), f"`{module}.py`"))

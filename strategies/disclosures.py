@@ -31,12 +31,15 @@ import msgspec
 from strategies.run.exchange import Part
 from strategies.run.sites import Inventory
 from tp_flower.errors import ReplyError
-from tp_flower.methods import DP_SGD, LAPLACE, MASKED, SEALED, SERVER
+from tp_flower.methods.admm.messages import TRAIN_ADMM
+from tp_flower.methods.coreset.messages import TRAIN_ROWS
+from tp_flower.methods.personalised.messages import TRAIN_PERSONAL
+from tp_flower.methods.sgd.messages import TRAIN_SGD
 from tp_flower.privacy.epsilons import Released, epsilons
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.privacy.mechanisms import Release
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
-from tp_flower.protocol.fields import Document
+from tp_flower.protocol.fields import DP_SGD, LAPLACE, MASKED, SEALED, SERVER, Document
 from tp_flower.protocol.messages import Action
 from tp_flower.query import BoundQuery
 from tp_flower.settings import PrivacySettings, Settings
@@ -172,7 +175,7 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
     """
     is_admm, is_sgd, is_solved, is_personal = (
         action in exposure.messages
-        for action in (Action.ADMM, Action.SGD, Action.ROWS, Action.PERSONAL)
+        for action in (TRAIN_ADMM, TRAIN_SGD, TRAIN_ROWS, TRAIN_PERSONAL)
     )
     sharded = ", ".join(exposure.sharded)
     seeking = [name for name in exposure.sharded if name not in exposure.gram]

@@ -28,6 +28,10 @@ from strategies.disclosures import Exposure
 from strategies.run.exchange import Part
 from strategies.setup.problem import PartRows
 from tp_flower.joins.mapping import TableMapping
+from tp_flower.methods.admm.messages import TRAIN_ADMM
+from tp_flower.methods.boost.messages import TRAIN_BOOST
+from tp_flower.methods.cg.messages import TRAIN_DESCENT
+from tp_flower.methods.sgd.messages import TRAIN_SGD
 from tp_flower.objectives import Objective
 from tp_flower.protocol.messages import Action
 
@@ -35,10 +39,10 @@ FREQUENT: Final = 10
 """Joined rows, at least, of a row whose own score the server estimates from their sums.
 """
 DERIVATIVES: Final[Collection[Action]] = (
-    Action.ADMM,
-    Action.DESCENT,
-    Action.BOOST,
-    Action.SGD,
+    TRAIN_ADMM,
+    TRAIN_DESCENT,
+    TRAIN_BOOST,
+    TRAIN_SGD,
 )
 """The messages that bring sites derivatives."""
 
@@ -93,7 +97,7 @@ def score_readings(
     if len(tables) < 2 or not set(DERIVATIVES).intersection(exposure.messages):
         return []
     is_quadratic = objective.has_constant_hessian
-    most = 2 if Action.BOOST in exposure.messages and not is_quadratic else 1
+    most = 2 if TRAIN_BOOST in exposure.messages and not is_quadratic else 1
     if batch_rows:
         # on average one or fewer of a row's joined rows are in a batch
         most = max(mapping.joined_rows // batch_rows, 1)

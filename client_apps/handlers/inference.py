@@ -35,13 +35,12 @@ from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
 from tp_flower.files import PRIVATE
 from tp_flower.keyed_hash import HashArray, KeyedHasher, hex_texts
 from tp_flower.learning.models.local_model import LocalModel
-from tp_flower.methods import CLEAR
 from tp_flower.model_names import ModelVersion
 from tp_flower.privacy.gradients import check_scores
 from tp_flower.privacy.mechanisms import GIVEN_SAVED_MODEL, Release
 from tp_flower.privacy.plan import Use, plan_prediction
 from tp_flower.privacy.score_masks import ScoreMasks
-from tp_flower.protocol.fields import LARGEST
+from tp_flower.protocol.fields import CLEAR, LARGEST
 from tp_flower.protocol.inference_messages import (
     ScoredPart,
     ScorePart,

@@ -24,6 +24,12 @@ from tp_flower.errors import MessageError, SiteError
 from tp_flower.learning.models.local_model import FitProblem, LinearModel
 from tp_flower.learning.solvers import Solver, exact_update
 from tp_flower.methods.admm.iterations import consensus_parameters
+from tp_flower.methods.admm.messages import (
+    TRAIN_ADMM,
+    AdmmReply,
+    AdmmRequest,
+    AdmmUpdate,
+)
 from tp_flower.privacy.plan import MODEL, PARAMETERS
 from tp_flower.protocol import training_messages as messages
 from tp_flower.protocol.codec import check_sizes, required
@@ -83,7 +89,7 @@ class AdmmMethod(JoinMethod[AdmmState]):
     """ADMM at a site, over the tables and over the shards of a table."""
 
     state = AdmmState
-    carriers = Action.ADMM, Action.PREPARE
+    carriers = TRAIN_ADMM, Action.PREPARE
 
     def begin(self, part: Participant[Any], columns: int) -> Beginning[AdmmState]:
         """Begin with the solver of a linear model, and for others with a probe."""
@@ -98,7 +104,7 @@ class AdmmMethod(JoinMethod[AdmmState]):
         return Beginning(reply, state, solver)
 
 
-def admm(site: Site, request: messages.AdmmRequest) -> messages.AdmmReply:
+def admm(site: Site, request: AdmmRequest) -> AdmmReply:
     """Step towards the targets; update theta, or send the share of what updates it."""
     updates = {}
     for part in site.parts(AdmmState):
@@ -107,31 +113,27 @@ def admm(site: Site, request: messages.AdmmRequest) -> messages.AdmmReply:
             part.mark_best()
         updates[part.number] = _theta_update(part, step, request)
         site.save(part)
-    return messages.AdmmReply(updates)
+    return AdmmReply(updates)
 
 
-def _theta_update(
-    part: Part, step: FloatArray, request: messages.AdmmRequest
-) -> messages.AdmmUpdate:
+def _theta_update(part: Part, step: FloatArray, request: AdmmRequest) -> AdmmUpdate:
     fit, data = request.fit, part.data
     if data.update is messages.Update.GRAM:
         moments = part.moments(step, fit.kappa)
-        return messages.AdmmUpdate(share=part.share(moments, _moment_unit(part, fit)))
+        return AdmmUpdate(share=part.share(moments, _moment_unit(part, fit)))
     if data.update is messages.Update.LOCAL and data.solver is not None:
         if data.plan.statistics is None:
             part.releaser.check_clear(MODEL)
         _solve(part, data.solver, part.moments(step, fit.kappa), fit.kappa)
-        return messages.AdmmUpdate(scores=_scores(part, request))
+        return AdmmUpdate(scores=_scores(part, request))
     target = part.model.scores(data.trained) + step
     if data.update is messages.Update.CONSENSUS:
-        return messages.AdmmUpdate(share=_proposal(part, target, fit))
+        return AdmmUpdate(share=_proposal(part, target, fit))
     _fit_by_gradient(part, target, fit, None)
-    return messages.AdmmUpdate(scores=_scores(part, request))
+    return AdmmUpdate(scores=_scores(part, request))
 
 
-def _scores(
-    part: Part, request: messages.AdmmRequest | messages.ConsensusRequest
-) -> AnyArray:
+def _scores(part: Part, request: AdmmRequest | messages.ConsensusRequest) -> AnyArray:
     part.begin_scores(request.scores_number)
     return part.release_rows(is_tested=request.evaluate)
 

@@ -18,10 +18,12 @@ from tp_flower.errors import MessageError, PolicyError
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.features.sparse import dense
 from tp_flower.learning.models.local_model import LocalModel, on_host
-from tp_flower.methods import BAGGED, CLEAR, LOCAL, POOLED, Growth
-from tp_flower.methods import TREES as TREES_KIND
 from tp_flower.methods.boost.bagging import average, shown_trees
 from tp_flower.methods.boost.messages import (
+    BAGGED,
+    LOCAL,
+    POOLED,
+    TRAIN_BOOST,
     BagReply,
     BagRequest,
     BagUpdate,
@@ -29,12 +31,15 @@ from tp_flower.methods.boost.messages import (
     BoostRequest,
     BoostStep,
     BoostUpdate,
+    Growth,
 )
+from tp_flower.methods.boost.messages import TREES as TREES_KIND
 from tp_flower.methods.boost.pooling import grow_pooled, shown_sums
 from tp_flower.methods.boost.trees import TreeModel, grow, sum_of_trees
 from tp_flower.privacy.plan import MODEL
 from tp_flower.privacy.shard_seals import TREES, ShardSeal
 from tp_flower.protocol.codec import check_sizes, required
+from tp_flower.protocol.fields import CLEAR
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
 
@@ -86,7 +91,7 @@ class BoostMethod(JoinMethod[BoostState]):
     """Boosting at a site: of trees alone, which have no curvature."""
 
     state = BoostState
-    carriers = Action.BOOST, Action.PREPARE
+    carriers = TRAIN_BOOST, Action.PREPARE
 
     def trains(self, kind: str) -> bool:
         """Return whether models of a kind are trees."""

@@ -18,15 +18,16 @@ from client_apps.privacy.proposal_checks import agree
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError
-from tp_flower.methods import LINEAR
+from tp_flower.learning.models.local_model import LINEAR
 from tp_flower.methods.cg import messages
+from tp_flower.methods.cg.messages import TRAIN_DESCENT
 from tp_flower.privacy.key_agreement import pair_masks
 from tp_flower.privacy.plan import PRODUCTS
 from tp_flower.privacy.sealed_sums import fixed_words
 from tp_flower.protocol.codec import check_sizes
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
-from tp_flower.protocol.training_messages import Outline, Update
+from tp_flower.protocol.training_messages import LineStep, Outline, Update
 
 PRODUCTS_PURPOSE: Final = "products of directions"
 
@@ -53,7 +54,7 @@ class CgMethod(JoinMethod[CgState]):
     """Conjugate gradients at a site: of linear models alone."""
 
     state = CgState
-    carriers = Action.DESCENT, Action.PREPARE
+    carriers = TRAIN_DESCENT, Action.PREPARE
 
     def trains(self, kind: str) -> bool:
         """Return whether models of a kind are linear."""
@@ -77,7 +78,7 @@ class CgMethod(JoinMethod[CgState]):
         return True
 
 
-def advance(part: Part, line: messages.LineStep) -> None:
+def advance(part: Part, line: LineStep) -> None:
     """Take a step theta += a p, p = v + c p."""
     state = part.state
     if state.descent is None:

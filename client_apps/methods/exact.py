@@ -22,11 +22,11 @@ from tp_flower.learning.models.local_model import LinearModel, on_host
 from tp_flower.privacy.sealed_sums import gram_size, joined_gram, split_gram
 from tp_flower.privacy.statistics_update import usable_gram
 from tp_flower.protocol.codec import check_sizes
-from tp_flower.protocol.training_messages import AdmmStep, PreparedPart, Update
+from tp_flower.protocol.training_messages import PreparedPart, ScoreSteps, Update
 
 
 def step_of(
-    site: Site, part: Participant[Any], bodies: Mapping[int, AdmmStep]
+    site: Site, part: Participant[Any], bodies: Mapping[int, ScoreSteps]
 ) -> FloatArray:
     """Return the steps of a part's trained rows, (n_trained, d_c).
 
@@ -39,7 +39,7 @@ def step_of(
     return body.step.astype(np.float64)
 
 
-def _summed_solver(part: Participant[Any], body: AdmmStep) -> solvers.RidgeSolver:
+def _summed_solver(part: Participant[Any], body: ScoreSteps) -> solvers.RidgeSolver:
     width, data = len(part.model.parameters) // part.model.outputs, part.data
     if data.update is not Update.GRAM:
         raise MessageError(f"'sum' does not go with update {data.update.value!r}")

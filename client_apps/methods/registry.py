@@ -15,6 +15,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tp_flower.errors import MessageError
 from tp_flower.methods import ADMM, BOOST, CG, CORESET, PERSONAL, SGD
+from tp_flower.methods.admm.messages import TRAIN_ADMM
+from tp_flower.methods.boost.messages import TRAIN_BAG, TRAIN_BOOST
+from tp_flower.methods.cg.messages import TRAIN_DESCENT, TRAIN_DIRECTION
+from tp_flower.methods.coreset.messages import (
+    TRAIN_DRAW,
+    TRAIN_MEASURE,
+    TRAIN_ROWS,
+    TRAIN_WEIGH,
+)
+from tp_flower.methods.personalised.messages import (
+    TRAIN_PERSONAL,
+    TRAIN_PERSONALISE,
+    TRAIN_SUMMARISE,
+)
+from tp_flower.methods.sgd.messages import TRAIN_SGD, TRAIN_STEP
 from tp_flower.protocol.fields import Reply, Request
 from tp_flower.protocol.messages import Action
 
@@ -48,50 +63,50 @@ ROOMS: Final[dict[str, Room]] = {
     ADMM: Room(
         method=f"{_METHODS}.admm:AdmmMethod",
         answers={
-            Action.ADMM: f"{_METHODS}.admm:admm",
+            TRAIN_ADMM: f"{_METHODS}.admm:admm",
             Action.CONSENSUS: f"{_METHODS}.admm:consensus",
         },
     ),
     CG: Room(
         method=f"{_METHODS}.cg:CgMethod",
         answers={
-            Action.DESCENT: f"{_METHODS}.cg:descend",
-            Action.DIRECTION: f"{_METHODS}.cg:direct",
+            TRAIN_DESCENT: f"{_METHODS}.cg:descend",
+            TRAIN_DIRECTION: f"{_METHODS}.cg:direct",
         },
     ),
     SGD: Room(
         method=f"{_METHODS}.sgd:SgdMethod",
         answers={
-            Action.SGD: f"{_METHODS}.sgd:sgd",
-            Action.STEP: f"{_METHODS}.sgd:step",
+            TRAIN_SGD: f"{_METHODS}.sgd:sgd",
+            TRAIN_STEP: f"{_METHODS}.sgd:step",
         },
     ),
     BOOST: Room(
         method=f"{_METHODS}.boost:BoostMethod",
         answers={
-            Action.BOOST: f"{_METHODS}.boost:boost",
-            Action.BAG: f"{_METHODS}.boost:bag",
+            TRAIN_BOOST: f"{_METHODS}.boost:boost",
+            TRAIN_BAG: f"{_METHODS}.boost:bag",
         },
     ),
     CORESET: Room(
         method=f"{_METHODS}.coreset.sampled_rows:CoresetMethod",
         answers={
-            Action.ROWS: f"{_METHODS}.coreset.sampled_rows:rows",
+            TRAIN_ROWS: f"{_METHODS}.coreset.sampled_rows:rows",
             Action.CONSENSUS: f"{_METHODS}.coreset.sampled_rows:take_solution",
         },
         opens={
-            Action.MEASURE: f"{_METHODS}.coreset.drawing:measure",
-            Action.DRAW: f"{_METHODS}.coreset.drawing:draw",
-            Action.WEIGH: f"{_METHODS}.coreset.drawing:weigh",
+            TRAIN_MEASURE: f"{_METHODS}.coreset.drawing:measure",
+            TRAIN_DRAW: f"{_METHODS}.coreset.drawing:draw",
+            TRAIN_WEIGH: f"{_METHODS}.coreset.drawing:weigh",
         },
     ),
     PERSONAL: Room(
         method=f"{_METHODS}.personalised.rounds:PersonalisedMethod",
         answers={
-            Action.SUMMARISE: f"{_METHODS}.personalised.setup:summarise",
-            Action.PERSONAL: f"{_METHODS}.personalised.rounds:personal",
+            TRAIN_SUMMARISE: f"{_METHODS}.personalised.setup:summarise",
+            TRAIN_PERSONAL: f"{_METHODS}.personalised.rounds:personal",
         },
-        opens={Action.PERSONALISE: f"{_METHODS}.personalised.setup:personalise"},
+        opens={TRAIN_PERSONALISE: f"{_METHODS}.personalised.setup:personalise"},
     ),
 }
 """By the family of methods that share it (``Method.family``)."""

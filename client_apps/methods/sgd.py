@@ -22,6 +22,16 @@ from tp_flower.errors import MessageError
 from tp_flower.features.sparse import EncodedRows
 from tp_flower.learning import solvers
 from tp_flower.learning.models.local_model import LinearModel, on_host
+from tp_flower.methods.sgd.messages import (
+    TRAIN_SGD,
+    BatchStep,
+    BatchUpdate,
+    SgdReply,
+    SgdRequest,
+    StepReply,
+    StepRequest,
+    StepUpdate,
+)
 from tp_flower.protocol import training_messages
 from tp_flower.protocol.codec import check_sizes
 from tp_flower.protocol.messages import Action
@@ -41,7 +51,7 @@ class SgdMethod(JoinMethod[SgdState]):
     """Stochastic gradient descent at a site."""
 
     state = SgdState
-    carriers = Action.SGD, Action.PREPARE
+    carriers = TRAIN_SGD, Action.PREPARE
 
     def begin(self, part: Participant[Any], columns: int) -> Beginning[SgdState]:
         """Begin with the curvature, from which the server takes the step size."""
@@ -101,9 +111,7 @@ def take_step(
     part.model.parameters = theta - learning_rate * part.state.momentum
 
 
-def sgd(
-    site: Site, request: training_messages.SgdRequest
-) -> training_messages.SgdReply:
+def sgd(site: Site, request: SgdRequest) -> SgdReply:
     """Take Y of a batch; step (one shard) or send the gradient (sharded table)."""
     updates = {}
     for part in site.parts(SgdState):
@@ -120,19 +128,15 @@ def sgd(
         mean = total / request.batch_rows
         if part.data.update is training_messages.Update.SUM:
             share = part.share(mean, part.data.label_scale)
-            updates[part.number] = training_messages.BatchUpdate(share=share)
+            updates[part.number] = BatchUpdate(share=share)
         else:
             take_step(part, mean, *_pace(part, request.step))
-            updates[part.number] = training_messages.BatchUpdate(
-                **_next_scores(part, request.step)
-            )
+            updates[part.number] = BatchUpdate(**_next_scores(part, request.step))
         site.save(part)
-    return training_messages.SgdReply(updates)
+    return SgdReply(updates)
 
 
-def step(
-    site: Site, request: training_messages.StepRequest
-) -> training_messages.StepReply:
+def step(site: Site, request: StepRequest) -> StepReply:
     """Take the sharded tables' mean gradient, make the step, send the next scores."""
     updates = {}
     for part in site.parts(SgdState):
@@ -142,21 +146,19 @@ def step(
         check_sizes(body, summed=len(part.model.penalised) + 1)
         mean = part.total(body.sum, part.data.label_scale)
         take_step(part, mean, *_pace(part, request.step))
-        updates[part.number] = training_messages.StepUpdate(
-            **_next_scores(part, request.step)
-        )
+        updates[part.number] = StepUpdate(**_next_scores(part, request.step))
         site.save(part)
-    return training_messages.StepReply(updates)
+    return StepReply(updates)
 
 
-def _pace(part: Part, step: training_messages.BatchStep) -> tuple[float, float]:
+def _pace(part: Part, step: BatchStep) -> tuple[float, float]:
     rates = step.learning_rates
     if part.data.table not in rates:
         raise MessageError(f"'learning-rates' lacks table {part.data.table!r}")
     return rates[part.data.table], step.momentum
 
 
-def _next_scores(part: Part, step: training_messages.BatchStep) -> dict[str, AnyArray]:
+def _next_scores(part: Part, step: BatchStep) -> dict[str, AnyArray]:
     """Return the accompanying scores: next batch, held-out rows, or all rows."""
     scores: dict[str, AnyArray] = {}
     data = part.data

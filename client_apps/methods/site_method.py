@@ -19,12 +19,12 @@ from client_apps.operator.state import State
 from tp_flower.arrays import AnyArray
 from tp_flower.errors import MessageError
 from tp_flower.learning.models.local_model import (
+    LINEAR,
     NUMPY_KINDS,
     LinearModel,
     LocalModel,
 )
 from tp_flower.learning.solvers import Solver
-from tp_flower.methods import LINEAR
 from tp_flower.privacy import plan
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action

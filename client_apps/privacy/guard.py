@@ -15,7 +15,7 @@ from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray
 from tp_flower.errors import PolicyError, SiteError, SourceError
 from tp_flower.learning.models.local_model import ModelSpec, count_parameters
-from tp_flower.methods import Growth
+from tp_flower.methods.boost.messages import Growth
 from tp_flower.privacy.mechanisms import Budget
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query.fragment import Fragment, Read, Role, reads

@@ -7,10 +7,10 @@ from msgspec.structs import replace
 
 from client_apps.privacy.guard import are_features_keys, budgets, source_id
 from client_apps.rounds.site import Site
-from tp_flower.methods import SERVER
 from tp_flower.privacy import mechanisms
 from tp_flower.privacy import plan as plans
-from tp_flower.protocol.messages import Action
+from tp_flower.protocol.fields import SERVER
+from tp_flower.protocol.messages import ACTIONS, Action
 from tp_flower.sources.policy import LEVELS
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def note_scope(site: Site, number: int, what: str, scope: str) -> None:
     The table's policy must let it leave in the clear, or masked; if the rule depends on
     the run, the handler has checked it.
     """
-    action = action_of(what)
+    action = action_of(what, ACTIONS.values())
     policy = site.source(number).policy
     for declared in action.reply.discloses:
         if what in declared.kinds and declared.policy in LEVELS and not declared.when:
@@ -213,7 +213,7 @@ def score_scope(masks: "ScoreMasks | None") -> str:
     return mechanisms.SCORE_SUMS if masks and masks.joins else mechanisms.SCORES_TELL
 
 
-def action_of(what: str, carriers: Iterable[Action] = Action) -> Action:
+def action_of(what: str, carriers: Iterable[Action]) -> Action:
     """Return the first of some messages that a kind of release leaves with.
 
     LookupError if none declares it: the room of a method lacks a message.

@@ -36,11 +36,12 @@ from client_apps.rounds.site import Site
 from tp_flower.errors import MessageError, SiteError
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.learning.models.local_model import NUMPY_KINDS, LocalModel, ModelSpec
-from tp_flower.methods import DP_SGD, METHODS, NOISY_STATISTICS, Method
+from tp_flower.methods import METHODS, Method
 from tp_flower.privacy import plan as privacy_plan
 from tp_flower.privacy.gradients import check_per_row, check_scores
 from tp_flower.privacy.sealed_sums import ShardUnion
 from tp_flower.protocol.codec import parse, required
+from tp_flower.protocol.fields import DP_SGD, NOISY_STATISTICS
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import (
     LEAST_SCALE,
@@ -57,10 +58,10 @@ from tp_flower.sources.policy import MODELS, ROWS, SCORES
 
 def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
     """Encode the features and make the models; reply with the start of training."""
-    privacy = request.privacy
-    declared = METHODS[request.outline.strategy]
-    method = join_method_of(declared.family)
     check_begins(site, Action.PREPARE)
+    privacy = request.privacy
+    declared = _declared(request.outline)
+    method = join_method_of(declared.family)
     _check_accounts(declared, privacy)
     prepared = {
         number: _prepare_part(site, number, body, request, method)
@@ -86,6 +87,13 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
         site.start(begun, declared.family, {})
     site.pay()
     return PrepareReply(ledger=site.ledger.lines(site.store.run), parts=starts)
+
+
+def _declared(outline: Outline) -> Method:
+    """Return the method that an outline names; MessageError if it is none."""
+    if outline.strategy not in METHODS:
+        raise MessageError(f"'strategy' is {outline.strategy!r}, which is no method")
+    return METHODS[outline.strategy]
 
 
 def _start(
@@ -266,7 +274,7 @@ def _schedule(
         )
     return privacy_plan.Schedule(
         epochs=outline.epochs,
-        sends_gradients=METHODS[outline.strategy].sends_gradients,
+        sends_gradients=_declared(outline).sends_gradients,
         batches=batches.count,
         # counted in the server's batch plan, which the server cannot understate
         row_batches=int(np.bincount(batches.rows).max(initial=0)),
@@ -289,7 +297,7 @@ def _check_model(
     A server may solve only if it has announced so.
     """
     by_server = Update.GIVEN.value
-    if (update is Update.GIVEN) != bool(METHODS[outline.strategy].solvers):
+    if (update is Update.GIVEN) != bool(_declared(outline).solvers):
         raise MessageError(
             f"update {update.value!r} does not go with strategy {outline.strategy!r}: "
             f"{by_server!r} is for strategies whose server solves, which take no other"

@@ -43,7 +43,7 @@ from tp_flower.features.encodings import CategoryEncoding
 from tp_flower.features.fitting import fit
 from tp_flower.features.statistics import CountedRows, feature_statistics
 from tp_flower.keyed_hash import KeyedHasher
-from tp_flower.methods import TREES
+from tp_flower.methods.boost.messages import TREES
 from tp_flower.objectives import Objective
 from tp_flower.privacy.key_agreement import GroupSecret
 from tp_flower.query import BoundQuery, Fragment, Query

@@ -61,8 +61,7 @@ from strategies.training.traffic import (
     TableSize,
 )
 from tp_flower.joins.joining import join_codes
-from tp_flower.learning.models.local_model import NUMPY_KINDS, build_model
-from tp_flower.methods import LINEAR
+from tp_flower.learning.models.local_model import LINEAR, NUMPY_KINDS, build_model
 from tp_flower.protocol.fields import Document
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.setup_messages import EncodedColumns

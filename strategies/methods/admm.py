@@ -26,12 +26,11 @@ from strategies.training.trend import SETTLED, remaining_fall
 from strategies.training.working_memory import solver_bytes
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import SettingsError
-from tp_flower.methods import DP_SGD, NOISY_STATISTICS
 from tp_flower.methods.admm import iterations as admm
+from tp_flower.methods.admm.messages import TRAIN_ADMM, AdmmRequest, AdmmStep
+from tp_flower.protocol.fields import DP_SGD, NOISY_STATISTICS
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import (
-    AdmmRequest,
-    AdmmStep,
     CommonParameters,
     ConsensusRequest,
     LocalFit,
@@ -118,7 +117,7 @@ class AdmmStrategy(JoinStrategy):
     """Base of the methods that alternate between the server and the sites' fits."""
 
     steadied_by = "Raise rho or l2"
-    messages = (Action.PREPARE, Action.ADMM)
+    messages = (Action.PREPARE, TRAIN_ADMM)
     messages_of_shards = (Action.CONSENSUS,)
     copies_lowest = True
 

@@ -36,14 +36,21 @@ from strategies.training.working_memory import tree_bytes
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import ReplyError, SettingsError
 from tp_flower.files import home_folder
-from tp_flower.learning.models.local_model import ModelSpec
-from tp_flower.methods import BAGGED, LARGE_SHARD, LINEAR, LOCAL, POOLED, TREES, Growth
+from tp_flower.learning.models.local_model import LINEAR, ModelSpec
 from tp_flower.methods.boost.boosting import Boosting, add_direction, step_along
 from tp_flower.methods.boost.messages import (
+    BAGGED,
+    LARGE_SHARD,
+    LOCAL,
+    POOLED,
+    TRAIN_BAG,
+    TRAIN_BOOST,
+    TREES,
     BagPart,
     BagRequest,
     BoostRequest,
     BoostStep,
+    Growth,
 )
 from tp_flower.model_names import find_version
 from tp_flower.protocol.inference_messages import FinishRequest
@@ -95,8 +102,8 @@ class TablePuppetBoost(JoinStrategy):
 
     name = "boost"
     has_penalty = False
-    messages = (Action.PREPARE, Action.BOOST)
-    messages_of_shards = (Action.BAG,)
+    messages = (Action.PREPARE, TRAIN_BOOST)
+    messages_of_shards = (TRAIN_BAG,)
 
     _lengths: Mapping[str, float] = {}
     _is_bagged = False

@@ -33,17 +33,18 @@ from tp_flower.methods.cg.conjugate_gradients import (
     start_line,
 )
 from tp_flower.methods.cg.messages import (
+    TRAIN_DESCENT,
+    TRAIN_DIRECTION,
     DescentRequest,
     DescentStep,
     DescentTerms,
     DirectionRequest,
-    LineStep,
     SummedStep,
 )
 from tp_flower.privacy.sealed_sums import read_words
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
-from tp_flower.protocol.training_messages import Update
+from tp_flower.protocol.training_messages import LineStep, Update
 
 ROW, SMALL = 4, 5.0  # see TOLERANCE
 BELOW_TOLERANCE = "converged: the gradient is below the tolerance"
@@ -54,8 +55,8 @@ class TablePuppetCG(JoinStrategy):
     """Train linear models over the result of a query by conjugate gradients."""
 
     name = "cg"
-    messages = (Action.PREPARE, Action.DESCENT)
-    messages_of_shards = (Action.DIRECTION,)
+    messages = (Action.PREPARE, TRAIN_DESCENT)
+    messages_of_shards = (TRAIN_DIRECTION,)
     copies_lowest = True
     usual_epochs = 5
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from strategies.report_page import plots
 from strategies.report_page.costs import TIMES
-from tp_flower.methods import CLEAR
+from tp_flower.protocol.fields import CLEAR
 from tp_flower.reports.blocks import NOTES, Blocks, Record
 from tp_flower.reports.console import format_value, value_format
 

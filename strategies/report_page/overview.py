@@ -8,7 +8,8 @@ from strategies.report_page import convergence
 from strategies.report_page.plots import Axis, Series, line_figure, linear
 from strategies.report_page.readings import reading_columns, readings_note
 from tp_flower.errors import QueryError
-from tp_flower.methods import CLUSTERING, METHODS, TREES
+from tp_flower.methods import CLUSTERING, METHODS
+from tp_flower.methods.boost.messages import TREES
 from tp_flower.query.parsing import is_label, parse_statement
 from tp_flower.reports import blocks, console
 from tp_flower.reports.records import COMPLETED, SEVERAL_NAMES

@@ -22,8 +22,7 @@ from strategies.report_page.costs import (
 )
 from strategies.report_page.model import model
 from tp_flower.errors import TPFlowerError
-from tp_flower.methods import CLEAR
-from tp_flower.protocol.fields import Document
+from tp_flower.protocol.fields import CLEAR, Document
 from tp_flower.reports.blocks import (
     NOTES,
     Block,

@@ -152,7 +152,7 @@ def ask(
             for_node = replace(for_node, parts=hosted)
         packets[node] = codec.encode(for_node)
     action = ACTIONS[type(message)]
-    return Requests(action, packets, message, by_number, phase=action.name.lower())
+    return Requests(action, packets, message, by_number, phase=action.phase)
 
 
 def make_messages(

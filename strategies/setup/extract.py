@@ -26,10 +26,10 @@ from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import QueryError, ReplyError, SchemaError, SettingsError
 from tp_flower.extraction.extracted import KeyColumn, LabelColumn
 from tp_flower.keyed_hash import RUN_GROUP, HashArray
-from tp_flower.methods import MASKED
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol import setup_messages
 from tp_flower.protocol.codec import encode
+from tp_flower.protocol.fields import MASKED
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.proposal import FILE, Proposal, ProposedJoin, ProposedPart
 from tp_flower.query import BoundQuery, Fragment

@@ -26,7 +26,7 @@ from tp_flower.joins.mapping import (
     TableMapping,
     TableRows,
 )
-from tp_flower.methods import TREES
+from tp_flower.methods.boost.messages import TREES
 from tp_flower.objectives import Objective, Target
 from tp_flower.protocol.fields import MOST
 from tp_flower.protocol.packet import pack_bits

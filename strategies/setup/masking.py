@@ -15,8 +15,8 @@ from strategies.setup.extract import Extracted
 from tp_flower.arrays import AnyArray, BoolArray
 from tp_flower.errors import QueryError
 from tp_flower.joins.mapping import TableMapping
-from tp_flower.methods import MASKED
 from tp_flower.privacy.score_masks import FixedPoint
+from tp_flower.protocol.fields import MASKED
 from tp_flower.protocol.packet import pack_bits
 from tp_flower.protocol.training_messages import Masking
 from tp_flower.query import BoundQuery

@@ -68,6 +68,7 @@ from tp_flower.joins.joining import build_mapping
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.models.local_model import NUMPY_KINDS, ModelSpec
 from tp_flower.methods.coreset.importance import REGRESSION
+from tp_flower.methods.coreset.messages import TRAIN_DRAW, TRAIN_MEASURE, TRAIN_WEIGH
 from tp_flower.objectives import Objective, Target, contributions, no_better
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Outline, Update
@@ -177,7 +178,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         return (
             Action.STATISTICS,
             *((Action.FIT,) if is_sharded else ()),
-            *((Action.MEASURE, Action.DRAW, Action.WEIGH) if self.is_measured else ()),
+            *((TRAIN_MEASURE, TRAIN_DRAW, TRAIN_WEIGH) if self.is_measured else ()),
             *((Action.RANK,) if is_ranked else ()),
             *self.messages,
             *(self.messages_of_shards if is_sharded else ()),

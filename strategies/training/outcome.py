@@ -11,7 +11,7 @@ from strategies.run.replies import array_of
 from strategies.setup.problem import PreparedRun, TrainedTable
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import ReplyError
-from tp_flower.methods import TREES
+from tp_flower.methods.boost.messages import TREES
 from tp_flower.objectives import Contribution
 
 INTERCEPT: Final = "(intercept)"

@@ -18,11 +18,11 @@ from strategies.setup.masking import ScoreMasking, mask_scores
 from strategies.setup.problem import LocalArray, TrainedTable
 from tp_flower.arrays import AnyArray, BoolArray
 from tp_flower.learning.models.local_model import NUMPY_KINDS, ModelSpec
-from tp_flower.methods import SEALED
 from tp_flower.methods.personalised.messages import PersonalisedPart
 from tp_flower.objectives import Objective
 from tp_flower.privacy.score_masks import FixedPoint
 from tp_flower.privacy.sealed_sums import gram_size
+from tp_flower.protocol.fields import SEALED
 from tp_flower.protocol.training_messages import (
     Outline,
     PreparedPart,

@@ -72,6 +72,6 @@ def make_manifest(strategy: RelationalStrategy[Any]) -> manifest.Manifest:
         held_out=strategy.held_out_digest,
         tested=strategy.tested_digest,
         versions=software(
-            has_torch=not {table.kind for table in tables} <= NUMPY_KINDS
+            has_torch=not {table.kind for table in tables} <= NUMPY_KINDS.keys()
         ),
     )

@@ -31,11 +31,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from strategies.run.strategy import ends_early, tests_every_epoch
-from tp_flower.methods import Growth
-from tp_flower.methods.boost.messages import BoostStep, BoostUpdate
+from tp_flower.methods.admm.messages import AdmmStep, AdmmUpdate
+from tp_flower.methods.boost.messages import BoostStep, BoostUpdate, Growth
 from tp_flower.methods.boost.pooling import MOST_INTERVALS
 from tp_flower.methods.cg.messages import DescentUpdate
 from tp_flower.methods.coreset.messages import SampledRows
+from tp_flower.methods.sgd.messages import BatchMessages, BatchUpdate, MeanGradient
 from tp_flower.privacy.plan import SAMPLED_ROWS
 from tp_flower.privacy.sealed_sums import gram_size
 from tp_flower.privacy.shard_seals import LEAST_BYTES
@@ -149,10 +150,10 @@ def admm_epoch(tables: Sequence[TableSize], *, is_tested: bool) -> Traffic:
             **table.sizes(shard),
             "scored": shard.total if is_tested else shard.trained,
         }
-        tally.add_down(sizes, training_messages.AdmmStep, "step")
-        tally.add_up(sizes, training_messages.AdmmUpdate, "scores")
+        tally.add_down(sizes, AdmmStep, "step")
+        tally.add_up(sizes, AdmmUpdate, "scores")
         if table.update is not training_messages.Update.LOCAL:
-            tally.add_up(sizes, training_messages.AdmmUpdate, "share")
+            tally.add_up(sizes, AdmmUpdate, "share")
             tally.add_down(sizes, training_messages.CommonParameters, "sum")
             rounds = 2
     return tally.traffic(rounds)
@@ -221,11 +222,11 @@ def sgd_epoch(tables: Sequence[TableSize], batches: int, settings: Settings) -> 
             "next_rows": shard.batch_rows,
             "total": shard.total if scores_all else tested,
         }
-        tally.add_down(sizes, training_messages.BatchMessages, "messages")
-        tally.add_up(sizes, training_messages.BatchUpdate, "batch_scores", "scores")
+        tally.add_down(sizes, BatchMessages, "messages")
+        tally.add_up(sizes, BatchUpdate, "batch_scores", "scores")
         if table.update is training_messages.Update.SUM:
-            tally.add_up(sizes, training_messages.BatchUpdate, "share", times=batches)
-            tally.add_down(sizes, training_messages.MeanGradient, "sum", times=batches)
+            tally.add_up(sizes, BatchUpdate, "share", times=batches)
+            tally.add_down(sizes, MeanGradient, "sum", times=batches)
     is_sharded = any(table.update is training_messages.Update.SUM for table in tables)
     return tally.traffic(2 * batches if is_sharded else batches)
 
@@ -238,6 +239,6 @@ def solved_epoch(tables: Sequence[TableSize], sends: str) -> Traffic:
         # a centre per output; a shard with fewer rows has fewer
         sizes = table.sizes(shard) | {"clusters": table.outputs, "scored": shard.total}
         tally.add_up(sizes, SampledRows, *fields)
-        tally.add_up(sizes, training_messages.AdmmUpdate, "scores")
+        tally.add_up(sizes, AdmmUpdate, "scores")
         tally.add_down(sizes, training_messages.CommonParameters, "parameters")
     return tally.traffic(rounds=2)

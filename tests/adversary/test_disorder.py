@@ -6,14 +6,17 @@ from strategies import TablePuppetADMM, TablePuppetSGD
 from tests.support.peers.faulty_runs import same_noise
 from tests.support.peers.hostile import US, HostileGrid, train
 from tests.support.peers.hostile_runs import check_refusals
+from tp_flower.methods.admm.messages import TRAIN_ADMM
+from tp_flower.methods.coreset.messages import TRAIN_DRAW, TRAIN_MEASURE, TRAIN_WEIGH
+from tp_flower.methods.sgd.messages import TRAIN_SGD, TRAIN_STEP
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import Packet
 
-READ = {Action.STATISTICS, Action.FIT, Action.MEASURE, Action.PREPARE}
+READ = {Action.STATISTICS, Action.FIT, TRAIN_MEASURE, Action.PREPARE}
 # where rows may still be read
-READING = READ | {Action.DRAW, Action.WEIGH}
+READING = READ | {TRAIN_DRAW, TRAIN_WEIGH}
 # any of them needs what the others need: they may stand in for each other
-TRAINING = {Action.ADMM, Action.CONSENSUS, Action.SGD, Action.STEP, Action.FINISH}
+TRAINING = {TRAIN_ADMM, Action.CONSENSUS, TRAIN_SGD, TRAIN_STEP, Action.FINISH}
 __all__ = ["same_noise"]
 
 
@@ -66,7 +69,7 @@ def test_every_action_at_every_other_point_of_a_run(tmp_path, method, settings):
         (point in READING and action in READ)
         or {point, action} <= TRAINING
         # another draw of what was measured
-        or (point, action) == (Action.WEIGH, Action.DRAW)
+        or (point, action) == (TRAIN_WEIGH, TRAIN_DRAW)
         # until a site takes its keys, it makes any number of secrets that nobody uses
         or (action == Action.SEAL and point in (Action.DESCRIBE, Action.EXTRACT))
         for point, action in accepted

@@ -30,7 +30,8 @@ from tests.support.peers.hostile import (
     Kept,
     train,
 )
-from tp_flower.protocol.messages import RUN_DIGITS, Action
+from tp_flower.methods.coreset.messages import TRAIN_ROWS
+from tp_flower.protocol.messages import ACTIONS, RUN_DIGITS, Action, action_named
 from tp_flower.protocol.packet import HEADER, MESSAGE, unpack
 from tp_flower.query import Query
 
@@ -74,7 +75,7 @@ def _policies(counts: dict) -> dict[str, str] | None:
     if Action.RANK in counts:
         return WITH_COVER
     # centres are solved at the server, of parameters in the clear
-    return OF_SINGLE_SITES if Action.ROWS in counts else None
+    return OF_SINGLE_SITES if TRAIN_ROWS in counts else None
 
 
 class FuzzingGrid(HostileGrid):
@@ -102,7 +103,7 @@ class FuzzingGrid(HostileGrid):
             return
         action = message.metadata.message_type
         kept = Kept(self.contexts[message.metadata.dst_node_id])
-        mutants = self._fuzzer.mutants(message.content, Action(action).request)
+        mutants = self._fuzzer.mutants(message.content, action_named(action).request)
         for number in count():
             if self.refused[action] == wanted:
                 break
@@ -152,7 +153,7 @@ TRAINING = {
 }
 """The settings of each method's run."""
 COUNTS = {
-    run: {Action(action): count for action, count in counts.items()}
+    run: {action_named(action): count for action, count in counts.items()}
     for run, counts in case_table(__file__).items()
 }
 """Malformed messages of each kind, by run."""
@@ -238,6 +239,6 @@ def test_malformed_messages_about_a_saved_model_are_refused(place):
 
 def test_every_action_gets_its_share():
     # a session is opened before a run, and attacked in tests/faults/test_sessions.py
-    missing = ({*Action} - {Action.SESSION}).difference(*COUNTS.values())
+    missing = ({*ACTIONS.values()} - {Action.SESSION}).difference(*COUNTS.values())
     assert not missing, "count mutants of them in a run above that sends them"
     assert sum(sum(each.values()) for each in COUNTS.values()) >= ENOUGH

@@ -9,7 +9,7 @@ from flwr.app import Message
 
 from tests.support.peers.faulty_runs import place, plain, same_noise
 from tests.support.peers.fuzzing import Fuzzer
-from tp_flower.protocol.messages import Action
+from tp_flower.protocol.messages import action_named
 
 __all__ = ["place", "plain", "same_noise"]
 US = 3
@@ -28,7 +28,7 @@ class Tampering:
         is_it = (metadata.message_type, metadata.dst_node_id) == (self._action, US)
         if self.what or not is_it:
             return reply
-        kind = Action(self._action).reply
+        kind = action_named(self._action).reply
         self.what, content = next(self._fuzzer.mutants(reply.content, kind))
         return Message(content, reply_to=message)
 

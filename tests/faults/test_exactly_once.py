@@ -37,6 +37,9 @@ from tests.support.peers.faulty_grid import (
 )
 from tests.support.peers.hostile import SHOP, US, HostileGrid, tables, train
 from tp_flower.errors import SiteError
+from tp_flower.methods.admm.messages import TRAIN_ADMM
+from tp_flower.methods.coreset.messages import TRAIN_DRAW, TRAIN_MEASURE, TRAIN_WEIGH
+from tp_flower.methods.sgd.messages import TRAIN_SGD, TRAIN_STEP
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import Packet, pack, unpack
 from tp_flower.settings import PrivacySettings
@@ -224,9 +227,9 @@ def test_a_message_that_comes_twice_is_answered_once(tmp_path, check_as_plain, k
     grid, strategy = run(tmp_path, kind, Twice)
     check_as_plain(grid, strategy, kind)
     own = {Action.SEAL, Action.EXTRACT, Action.STATISTICS, Action.FINISH}
-    sgd, admm = {Action.SGD, Action.STEP}, {Action.ADMM, Action.CONSENSUS}
+    sgd, admm = {TRAIN_SGD, TRAIN_STEP}, {TRAIN_ADMM, Action.CONSENSUS}
     assert grid.actions >= {*own, Action.PREPARE, *(sgd if kind == "sgd" else admm)}
-    drawing = {Action.MEASURE, Action.DRAW, Action.WEIGH}
+    drawing = {TRAIN_MEASURE, TRAIN_DRAW, TRAIN_WEIGH}
     assert grid.actions & drawing == (drawing if kind == "coreset" else set())
 
 
@@ -529,7 +532,7 @@ def test_a_model_that_is_not_finite_stays_as_it_was(tmp_path, monkeypatch):
     with pytest.raises(
         SiteError, match="has refused a request of this run because of its rows"
     ):
-        run(tmp_path, "sgd", before=at_first(Action.SGD, diverge, SHOP))
+        run(tmp_path, "sgd", before=at_first(TRAIN_SGD, diverge, SHOP))
     (answer,) = seen
     assert answer.header["kind"] == "diverged"
     assert "table o: the model is no longer finite" in answer.header["error"]
@@ -542,7 +545,7 @@ def test_messages_that_come_at_once_are_answered_one_after_the_other(
 ):
     class AtOnce(Sites):
         def _deliver(self, message):
-            if message.metadata.message_type != Action.ADMM:
+            if message.metadata.message_type != TRAIN_ADMM:
                 return super()._deliver(message)
             with ThreadPoolExecutor(4) as pool:
                 replies = list(pool.map(lambda _: self.ask(message), range(4)))

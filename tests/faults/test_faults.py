@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.support.peers import faulty_grid
 from tests.support.peers.faulty_runs import METHODS, place, plain, same_noise
 from tp_flower.errors import MissingSiteError, SiteError, TPFlowerError
+from tp_flower.methods.admm.messages import TRAIN_ADMM
 from tp_flower.protocol.messages import Action
 
 __all__ = ["place", "plain", "same_noise"]
@@ -154,7 +155,7 @@ def test_random_faults_end_in_the_same_model_or_in_a_clear_stop(plain, name):
     check()
 
 
-@pytest.mark.parametrize("action", [Action.STATISTICS, Action.ADMM, Action.FINISH])
+@pytest.mark.parametrize("action", [Action.STATISTICS, TRAIN_ADMM, Action.FINISH])
 def test_a_site_that_has_lost_its_keys_too_cannot_go_on_and_it_is_said(plain, action):
     federation, expected = plain("gram")
 

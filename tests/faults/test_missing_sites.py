@@ -14,7 +14,7 @@ from tests.support.peers.faulty_runs import (
     same_noise,
 )
 from tp_flower.errors import DivergedError, MissingSiteError, ReplyError
-from tp_flower.protocol.messages import Action
+from tp_flower.methods.admm.messages import TRAIN_ADMM
 
 __all__ = ["place", "same_noise"]
 SHOP, US = 2, 3
@@ -29,7 +29,7 @@ def gone(node: int, first: int, last: int) -> Schedule:
     def schedule(action: str, at: int, _: int) -> Fault | None:
         nonlocal epoch
         # the shop is asked first, once in an epoch
-        epoch += (action, at) == (Action.ADMM, SHOP)
+        epoch += (action, at) == (TRAIN_ADMM, SHOP)
         return Fault.DROP_REQUEST if at == node and first <= epoch <= last else None
 
     return schedule

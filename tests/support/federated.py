@@ -21,10 +21,10 @@ from strategies.run.grid import InProcessGrid
 from tests.support.policies import OPEN, lenient
 from tp_flower.features.sparse import dense
 from tp_flower.learning.models.local_model import on_host
-from tp_flower.methods import TREES
+from tp_flower.methods.boost.messages import TREES
 from tp_flower.objectives import takes_numbers
 from tp_flower.privacy.plan import PartPlan
-from tp_flower.protocol.messages import Action
+from tp_flower.protocol.messages import action_named
 from tp_flower.protocol.packet import (
     ArrayKey,
     Packet,
@@ -384,7 +384,7 @@ def _check_ledgers(finished: Run) -> None:
         left = {(part, name.partition("/")[0]) for part, name in seen.arrays}
         for part in seen.header.get("parts", ()):
             left |= {(part["id"], name) for name in part if part[name] != []}
-        disclosed = Action(seen.action).reply.discloses
+        disclosed = action_named(seen.action).reply.discloses
         # a field that may tell less than a release is no sign of one
         others = {name for each in disclosed if not each.kinds for name in each.fields}
         for each in disclosed:

@@ -5,9 +5,16 @@ The server's side of each is a class in ``strategies``; a site only sees the fam
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Final
+from typing import Final
 
-import msgspec
+from tp_flower.learning.models.local_model import LINEAR
+from tp_flower.methods.admm import messages as admm_messages
+from tp_flower.methods.boost import messages as boost_messages
+from tp_flower.methods.boost.messages import TREES
+from tp_flower.methods.cg import messages as cg_messages
+from tp_flower.methods.coreset import messages as coreset_messages
+from tp_flower.methods.personalised import messages as personalised_messages
+from tp_flower.methods.sgd import messages as sgd_messages
 
 ADMM: Final = "admm"
 CG: Final = "cg"
@@ -19,12 +26,6 @@ PERSONAL: Final = "personal"
 CLUSTERING: Final = "coreset-kmeans"
 """The method without a label, which holds out no rows."""
 
-LOCAL, BAGGED, POOLED = "local", "bagged", "pooled"  # how the shards of a table boost
-# joined rows: where no rows validate, it keeps to its own trees
-LARGE_SHARD: Final = 50_000
-LINEAR: Final = "linear"
-TREES: Final = "trees"  # kinds of models
-MOST_LAYERS: Final = 64  # of a network, besides the last
 ROWS_OF_CORESET: Final = 2000  # default of a method that solves on a coreset
 
 
@@ -84,35 +85,6 @@ METHODS: Final[Mapping[str, Method]] = {
 }
 
 
-SHARED_TREES: Final = 3
-FEWEST_TREES: Final = 8
-"""All trees of shards that average them, over one's own; of each shard, at least."""
-
-
-class Growth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How trees are grown: how many, of how many leaves, and by which rate.
-
-    A leaf has at least ``least_rows`` joined rows.
-    """
-
-    trees: Annotated[int, msgspec.Meta(ge=1, le=10_000)]
-    leaves: Annotated[int, msgspec.Meta(ge=2, le=1 << 16)]
-    rate: Annotated[float, msgspec.Meta(gt=0, le=1)]
-    least_rows: Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
-    seed: Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)] = 0
-
-    def of_shards(self, shards: int) -> "Growth":
-        """Return the growth of shards that average trees: fewer each, and bolder ones.
-
-        >>> growth = Growth(trees=30, leaves=127, rate=0.1, least_rows=20)
-        >>> [growth.of_shards(n).trees for n in (2, 5, 50)]
-        [30, 18, 8]
-        """
-        trees = min(max(SHARED_TREES * self.trees // shards, FEWEST_TREES), self.trees)
-        rate = 1.0 - (1.0 - self.rate) ** (self.trees / trees)
-        return msgspec.structs.replace(self, trees=trees, rate=rate)
-
-
 def of_families(*families: str) -> tuple[str, ...]:
     """Return the methods of some families.
 
@@ -124,14 +96,8 @@ def of_families(*families: str) -> tuple[str, ...]:
 
 JOINING: Final = of_families(ADMM, CG, SGD, BOOST, CORESET)  # train over joins
 
-BY_DATA, BY_FEATURES, BY_MODELS = "data", "features", "models"
-SUMMARIES: Final = (BY_DATA, BY_FEATURES, BY_MODELS)
-"""Summaries of sites from which a graph of similar sites can be made."""
-
-CLEAR: Final = "clear"
-MASKED: Final = "masked"
-SEALED: Final = "sealed"
-LAPLACE, RANDOMISED_RESPONSE = "laplace", "randomised-response"
-DP_SGD, NOISY_STATISTICS = "dp-sgd", "statistics"
-"""Names of mechanisms, for labels and for models."""
-SERVER: Final = "server"  # the adversary of every guarantee: who sees all messages
+MESSAGES: Final = (
+    *(admm_messages, cg_messages, sgd_messages, boost_messages),
+    *(coreset_messages, personalised_messages),
+)
+"""Modules that declare the actions of the methods."""

@@ -32,7 +32,6 @@ import numpy.typing as npt
 
 from tp_flower.arrays import FloatArray, blocks
 from tp_flower.errors import SettingsError
-from tp_flower.methods import LAPLACE, RANDOMISED_RESPONSE
 from tp_flower.objectives import (
     LARGEST_LABEL,
     MAX_CLASSES,
@@ -40,6 +39,7 @@ from tp_flower.objectives import (
     LabelNoise,
     NumberNoise,
 )
+from tp_flower.protocol.fields import LAPLACE, RANDOMISED_RESPONSE
 from tp_flower.randomness import NoiseSource
 
 CodeArray = npt.NDArray[np.intp]

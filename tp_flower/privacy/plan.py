@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from tp_flower.errors import SiteError
-from tp_flower.methods import DP_SGD, NOISY_STATISTICS
 from tp_flower.privacy.accounting import noise_multiplier
 from tp_flower.privacy.gradients import PrivateFit
 from tp_flower.privacy.mechanisms import ClippedNoise, Gaussian
 from tp_flower.privacy.statistics_update import GRAM_SHARE, StatisticsPlan
+from tp_flower.protocol.fields import DP_SGD, NOISY_STATISTICS
 
 if TYPE_CHECKING:
     from tp_flower.protocol.training_messages import PrivacyTerms

@@ -87,12 +87,20 @@ Percent = Annotated[int, between(0, 100)]
 Name = Annotated[str, msgspec.Meta(max_length=1 << 16)]
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 """SHA-256 in hexadecimal."""
+Strategy = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9-]{0,63}\Z")]
+"""The name of a method, which the recipient looks up."""
 Device = Annotated[str, one_of("auto", "cpu", "cuda")]
 Document = dict[str, Any]
 """A JSON object that a parser of the library reads: an encoder, a fragment, a model."""
 
 SERVER: Final = "server"
 SITES: Final = "sites"
+"""Readers of messages; the first is the adversary of every guarantee."""
+
+CLEAR, MASKED, SEALED = "clear", "masked", "sealed"
+LAPLACE, RANDOMISED_RESPONSE = "laplace", "randomised-response"
+DP_SGD, NOISY_STATISTICS = "dp-sgd", "statistics"
+"""Names of mechanisms: for scores and sums, for labels, and for models."""
 
 
 class ArraySpec(NamedTuple):
@@ -270,8 +278,8 @@ def _array_spec(hint: Any) -> ArraySpec | None:
 def field_bytes(kind: type[Body], name: str, sizes: Mapping[str, float]) -> float:
     """Return the bytes of an array that a structure carries.
 
-    >>> from tp_flower.protocol.training_messages import AdmmStep
-    >>> field_bytes(AdmmStep, "step", {"trained": 3, "outputs": 2})
+    >>> from tp_flower.protocol.training_messages import ScoreSteps
+    >>> field_bytes(ScoreSteps, "step", {"trained": 3, "outputs": 2})
     24.0
     """
     spec = dict(layout_of(kind).arrays.values())[name]

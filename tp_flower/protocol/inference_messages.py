@@ -3,12 +3,12 @@
 from typing import Annotated
 
 from tp_flower.arrays import AnyArray
-from tp_flower.methods.cg.messages import LineStep
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Discloses, PartBody, Reply, Request
 from tp_flower.protocol.rank_messages import Cover
 from tp_flower.protocol.training_messages import (
     UNMATCHED_DISCLOSED,
+    LineStep,
     Masking,
     PrivacyTerms,
 )

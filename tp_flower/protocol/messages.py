@@ -1,20 +1,14 @@
-"""Every request that the server may send and every reply that a site may give.
+"""The exchanges between the server and a site, and the envelopes of their messages.
 
-The declarations are in one module per family; a message that is not in :class:`Action`
-can be neither sent nor read.
+An exchange that is not declared as an :class:`Action` can be neither sent nor read.
+Those here are of every run; those of a method are declared in its room.
 """
 
-from collections.abc import Mapping
-from enum import StrEnum
-from typing import Annotated, Final, Self
+from typing import Annotated, ClassVar, Final, Self
 
 import msgspec
 
 from tp_flower.errors import ErrorKind
-from tp_flower.methods.boost import messages as boosting
-from tp_flower.methods.cg import messages as descent
-from tp_flower.methods.coreset import messages as coreset
-from tp_flower.methods.personalised import messages as personal
 from tp_flower.protocol import inference_messages as inference
 from tp_flower.protocol import rank_messages as ranks
 from tp_flower.protocol import session_messages as session
@@ -23,48 +17,34 @@ from tp_flower.protocol import training_messages as training
 from tp_flower.protocol.fields import Body, Count, Reply, Request, between
 
 
-class Action(StrEnum):
+class Action(str):
     """An exchange: the Flower message type of a request, the request and its reply."""
 
     request: type[Request]
     reply: type[Reply]
 
+    SESSION: ClassVar["Action"]
+    DESCRIBE: ClassVar["Action"]
+    SEAL: ClassVar["Action"]
+    EXTRACT: ClassVar["Action"]
+    STATISTICS: ClassVar["Action"]
+    FIT: ClassVar["Action"]
+    RANK: ClassVar["Action"]
+    PREPARE: ClassVar["Action"]
+    CONSENSUS: ClassVar["Action"]
+    SCORE: ClassVar["Action"]
+    FINISH: ClassVar["Action"]
+
     def __new__(cls, name: str, request: type[Request], reply: type[Reply]) -> Self:
-        """Return the member of a name, with its messages."""
-        action = str.__new__(cls, name)
-        action._value_ = name
+        """Return the action of a name, ``query.<phase>`` or ``train.<phase>``."""
+        action = super().__new__(cls, name)
         action.request, action.reply = request, reply
         return action
 
-    SESSION = "query.session", session.SessionRequest, session.SessionReply
-    DESCRIBE = "query.describe", setup.DescribeRequest, setup.DescribeReply
-    SEAL = "query.seal", setup.SealRequest, setup.SealReply
-    EXTRACT = "query.extract", setup.ExtractRequest, setup.ExtractReply
-    STATISTICS = "query.statistics", setup.StatisticsRequest, setup.StatisticsReply
-    FIT = "query.fit", setup.FitRequest, setup.FitReply
-    RANK = "query.rank", ranks.RankRequest, ranks.RankReply
-    MEASURE = "train.measure", coreset.MeasureRequest, coreset.MeasureReply
-    DRAW = "train.draw", coreset.DrawRequest, coreset.DrawReply
-    WEIGH = "train.weigh", coreset.WeighRequest, coreset.WeighReply
-    PREPARE = "train.prepare", training.PrepareRequest, training.PrepareReply
-    ADMM = "train.admm", training.AdmmRequest, training.AdmmReply
-    CONSENSUS = "train.consensus", training.ConsensusRequest, training.ConsensusReply
-    DESCENT = "train.descent", descent.DescentRequest, descent.DescentReply
-    DIRECTION = "train.direction", descent.DirectionRequest, descent.DirectionReply
-    BOOST = "train.boost", boosting.BoostRequest, boosting.BoostReply
-    BAG = "train.bag", boosting.BagRequest, boosting.BagReply
-    SGD = "train.sgd", training.SgdRequest, training.SgdReply
-    STEP = "train.step", training.StepRequest, training.StepReply
-    ROWS = "train.rows", coreset.RowsRequest, coreset.RowsReply
-    PERSONALISE = (
-        "train.personalise",
-        personal.PersonaliseRequest,
-        personal.PersonaliseReply,
-    )
-    SUMMARISE = "train.summarise", personal.SummariseRequest, personal.SummariseReply
-    PERSONAL = "train.personal", personal.PersonalRequest, personal.PersonalReply
-    SCORE = "query.score", inference.ScoreRequest, inference.ScoreReply
-    FINISH = "query.finish", inference.FinishRequest, inference.FinishReply
+    @property
+    def phase(self) -> str:
+        """The name without its category."""
+        return self.partition(".")[2]
 
     @property
     def messages(self) -> tuple[type[Request], type[Reply]]:
@@ -72,10 +52,50 @@ class Action(StrEnum):
         return self.request, self.reply
 
 
-ACTIONS: Final[Mapping[type[Request], Action]] = {
-    action.request: action for action in Action
-}
-"""The Flower message type that carries a request."""
+ACTIONS: Final[dict[type[Request], Action]] = {}
+"""The action of each request, of all that are declared."""
+
+
+def declare_action(name: str, request: type[Request], reply: type[Reply]) -> Action:
+    """Register and return an action; ValueError if its name or request has another."""
+    action = Action(name, request, reply)
+    if name in ACTIONS.values() or request in ACTIONS:
+        raise ValueError(f"message {name!r} or its request is declared: choose another")
+    return ACTIONS.setdefault(request, action)
+
+
+def action_named(name: str) -> Action:
+    """Return the action of a Flower message type; KeyError if none is declared."""
+    return {str(action): action for action in ACTIONS.values()}[name]
+
+
+Action.SESSION = declare_action(
+    "query.session", session.SessionRequest, session.SessionReply
+)
+Action.DESCRIBE = declare_action(
+    "query.describe", setup.DescribeRequest, setup.DescribeReply
+)
+Action.SEAL = declare_action("query.seal", setup.SealRequest, setup.SealReply)
+Action.EXTRACT = declare_action(
+    "query.extract", setup.ExtractRequest, setup.ExtractReply
+)
+Action.STATISTICS = declare_action(
+    "query.statistics", setup.StatisticsRequest, setup.StatisticsReply
+)
+Action.FIT = declare_action("query.fit", setup.FitRequest, setup.FitReply)
+Action.RANK = declare_action("query.rank", ranks.RankRequest, ranks.RankReply)
+Action.PREPARE = declare_action(
+    "train.prepare", training.PrepareRequest, training.PrepareReply
+)
+Action.CONSENSUS = declare_action(
+    "train.consensus", training.ConsensusRequest, training.ConsensusReply
+)
+Action.SCORE = declare_action(
+    "query.score", inference.ScoreRequest, inference.ScoreReply
+)
+Action.FINISH = declare_action(
+    "query.finish", inference.FinishRequest, inference.FinishReply
+)
 
 
 RUN_DIGITS: Final = 32

@@ -6,7 +6,6 @@ from typing import Annotated, Final
 import msgspec
 
 from tp_flower.arrays import AnyArray
-from tp_flower.methods import LAPLACE, RANDOMISED_RESPONSE
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Body, Discloses, PartBody, Reply, Request
 from tp_flower.protocol.proposal import Proposal
@@ -161,7 +160,7 @@ class LabelTerms(Body, frozen=True):
     ``limits`` are the bounds, low and high, that numbers are clipped to.
     """
 
-    mechanism: Annotated[str, f.one_of(LAPLACE, RANDOMISED_RESPONSE)]
+    mechanism: Annotated[str, f.one_of(f.LAPLACE, f.RANDOMISED_RESPONSE)]
     epsilon: f.Positive
     classes: tuple[str, ...]
     limits: tuple[f.Finite, ...]

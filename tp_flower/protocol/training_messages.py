@@ -1,4 +1,8 @@
-"""Messages of training over joins: prepare, the rounds of ADMM and SGD."""
+"""Messages of training over joins that are no method's own.
+
+``prepare`` begins training, and ``consensus`` sets the parameters of a table; the
+messages of a method are in its room, and may have steps and shares as they are here.
+"""
 
 import math
 from enum import StrEnum
@@ -7,7 +11,6 @@ from typing import Annotated, Final, Self
 import msgspec
 
 from tp_flower.arrays import AnyArray
-from tp_flower.methods import CLEAR, DP_SGD, JOINING, NOISY_STATISTICS
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Body, Discloses, PartBody, Reply, Request
 from tp_flower.protocol.rank_messages import Cover
@@ -43,7 +46,7 @@ class PrivacyTerms(Body, frozen=True, kw_only=True):
     The fields have the names of the run's privacy settings.
     """
 
-    features: Annotated[str, f.one_of(CLEAR, DP_SGD, NOISY_STATISTICS)]
+    features: Annotated[str, f.one_of(f.CLEAR, f.DP_SGD, f.NOISY_STATISTICS)]
     epsilon: f.Positive
     delta: Delta
     clip: Clip
@@ -62,7 +65,7 @@ class PrivacyTerms(Body, frozen=True, kw_only=True):
     @property
     def covers_features(self) -> bool:
         """Whether models (gradients, statistics, parameters) are private."""
-        return self.features != CLEAR
+        return self.features != f.CLEAR
 
     @property
     def covers_predictions(self) -> bool:
@@ -96,7 +99,7 @@ class Outline(Body, frozen=True, kw_only=True):
         sends: the form in which sampled rows leave, if the server solves.
     """
 
-    strategy: Annotated[str, f.one_of(*JOINING)]
+    strategy: f.Strategy
     epochs: Steps
     sends: Annotated[str, f.one_of("rows", "centres")] | None = None
 
@@ -265,7 +268,7 @@ class LocalFit(Body, frozen=True, kw_only=True):
     learning_rate: f.NonNegative = 0.0
 
 
-class AdmmStep(PartBody, frozen=True):
+class ScoreSteps(PartBody, frozen=True):
     """How far the trained rows' scores are from their target Y (paper, Eq. 15).
 
     ``sum`` is that of the shards' Gram matrices, in the first epoch, with the deviation
@@ -277,44 +280,22 @@ class AdmmStep(PartBody, frozen=True):
     deviation: f.NonNegative | None = None
 
 
-class AdmmRequest(Request, frozen=True, kw_only=True):
-    """One epoch of ADMM: fit the model to the target, and ``evaluate`` it.
-
-    Attributes:
-        is_best: whether the model before it is the best so far, to be saved.
-        scores_number: of the scores that answer it, in the run: it names their masks.
-    """
-
-    fit: LocalFit
-    evaluate: bool
-    scores_number: f.Count
-    is_best: bool = False
-    parts: dict[int, AdmmStep]
-
-    discloses = (
-        Discloses(
-            "a step of the score per row of the site, made from labels and all tables' "
-            "scores",
-            fields=("step",),
-            covered_by="messages",
-        ),
-        sum_disclosed("gram", "second moments of the features of {gram}"),
-    )
-    schedule = (
-        *("fit", "evaluate", "scores_number", "is_best"),
-        "deviation",
-    )
+STEPS_DISCLOSED: Final = (
+    Discloses(
+        "a step of the score per row of the site, made from labels and all tables' "
+        "scores",
+        fields=("step",),
+        covered_by="messages",
+    ),
+    sum_disclosed("gram", "second moments of the features of {gram}"),
+)
 
 
-class AdmmUpdate(PartBody, frozen=True):
-    """Scores of a model, or the share of what its table's shards sum first.
+class LineStep(Body, frozen=True, kw_only=True):
+    """A step theta += ``length`` p in the direction p = v + ``conjugacy`` p."""
 
-    That is the moments, features times the steps of the scores, or theta + u (Eq. 20),
-    the proposal of a consensus.
-    """
-
-    scores: Annotated[AnyArray, f.score_words("scored", "outputs")] | None = None
-    share: Annotated[AnyArray, f.shares("summed")] | None = None
+    length: f.NonNegative
+    conjugacy: f.NonNegative
 
 
 SCORES_DISCLOSED = Discloses(
@@ -325,17 +306,6 @@ SCORES_DISCLOSED = Discloses(
     policy="scores",
     when="takes_parameters",
 )
-
-
-class AdmmReply(Reply, frozen=True):
-    """The update of every participant."""
-
-    parts: dict[int, AdmmUpdate]
-
-    discloses = (
-        share_disclosed("terms", "{terms}", "moments", "parameters", "model"),
-        SCORES_DISCLOSED._replace(kinds=("scores", "model"), when=""),
-    )
 
 
 class CommonParameters(PartBody, frozen=True):
@@ -377,102 +347,3 @@ class ConsensusReply(Reply, frozen=True):
     parts: dict[int, ConsensusUpdate]
 
     discloses = (SCORES_DISCLOSED,)
-
-
-class BatchStep(Body, frozen=True, kw_only=True):
-    """How to take a batch's step, and which scores to send with it; None for none."""
-
-    next_batch: f.Count | None = None
-    evaluate: Annotated[str, f.one_of("tested", "all")] | None = None
-    scores_number: f.Count
-    learning_rates: dict[str, f.NonNegative]
-    momentum: f.Share
-
-
-class BatchMessages(PartBody, frozen=True):
-    """Y of a batch's distinct rows (paper, Eq. 10): sums of the loss's derivatives."""
-
-    messages: Annotated[AnyArray, f.float32("batch_rows", "outputs")]
-
-
-class SgdRequest(Request, frozen=True, kw_only=True):
-    """One batch of SGD.
-
-    Attributes:
-        batch_rows: number of joined rows by which the summed gradient is divided.
-        is_best: whether the model before the batch is the best so far, to be saved.
-    """
-
-    batch: f.Count
-    batch_rows: f.Size
-    is_best: bool = False
-    step: BatchStep
-    parts: dict[int, BatchMessages]
-
-    discloses = (
-        Discloses(
-            "the loss's derivative per row of the site of a batch, made from labels "
-            "and all tables' scores",
-            fields=("messages",),
-            covered_by="messages",
-        ),
-    )
-    schedule = ("batch", "batch_rows", "is_best", "step")
-
-
-class StepUpdate(PartBody, frozen=True):
-    """Scores after a step: of the next batch, of held-out rows, or of all rows."""
-
-    batch_scores: Annotated[AnyArray, f.score_words("next_rows", "outputs")] | None = (
-        None
-    )
-    tested_scores: Annotated[AnyArray, f.score_words("tested", "outputs")] | None = None
-    scores: Annotated[AnyArray, f.score_words("total", "outputs")] | None = None
-
-
-class BatchUpdate(StepUpdate, frozen=True):
-    """Scores, and a shard's share of the batch's mean gradient (paper, Eq. 18)."""
-
-    share: Annotated[AnyArray, f.shares("summed")] | None = None
-
-
-_BATCH_SCORES = SCORES_DISCLOSED._replace(
-    fields=("batch_scores", "tested_scores", "scores"),
-    kinds=("batch-scores", "scores"),
-    when="",
-)
-
-
-class SgdReply(Reply, frozen=True):
-    """The update of every participant."""
-
-    parts: dict[int, BatchUpdate]
-
-    discloses = (
-        _BATCH_SCORES,
-        share_disclosed("sums_gradients", "gradients of {sharded}", "gradients"),
-    )
-
-
-class MeanGradient(PartBody, frozen=True):
-    """The mean gradient of a sharded table over a batch."""
-
-    sum: Annotated[AnyArray, f.shares("summed")]
-
-
-class StepRequest(Request, frozen=True, kw_only=True):
-    """Take the step of a sharded table."""
-
-    step: BatchStep
-    parts: dict[int, MeanGradient]
-
-    discloses = (sum_disclosed("sums_gradients", "gradients of {sharded}"),)
-    schedule = ("step",)
-
-
-class StepReply(Reply, frozen=True):
-    """The update of every participant."""
-
-    parts: dict[int, StepUpdate]
-
-    discloses = (_BATCH_SCORES._replace(when="sharded"),)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from tp_flower import methods
+from tp_flower.protocol import fields
 from tp_flower.protocol.training_messages import MOST_STEPS
 from tp_flower.settings import declare
 
@@ -41,10 +41,10 @@ class PrivacySettings:
     prefix: ClassVar = "privacy."
 
     labels: str = declare.setting(
-        methods.CLEAR,
+        fields.CLEAR,
         'Labels: "clear", "randomised-response" (classes), or "laplace" (classes or '
         "numbers).",
-        declare.OneOf((methods.CLEAR, methods.LAPLACE, methods.RANDOMISED_RESPONSE)),
+        declare.OneOf((fields.CLEAR, fields.LAPLACE, fields.RANDOMISED_RESPONSE)),
     )
     label_epsilon: float = declare.setting(
         0.0,
@@ -74,11 +74,11 @@ class PrivacySettings:
         True, "Correct training and metrics for the noise on the labels (without bias)."
     )
     features: str = declare.setting(
-        methods.CLEAR,
+        fields.CLEAR,
         'Gradients and models: "clear", "dp-sgd" (any model), or "statistics" (linear '
         "models, ADMM: noisy sufficient statistics). It protects models; features "
         "have an epsilon only if predictions are covered and encoders declared, too.",
-        declare.OneOf((methods.CLEAR, methods.DP_SGD, methods.NOISY_STATISTICS)),
+        declare.OneOf((fields.CLEAR, fields.DP_SGD, fields.NOISY_STATISTICS)),
     )
     epsilon: float = declare.setting(
         1.0,
@@ -122,16 +122,16 @@ class PrivacySettings:
         1.0, '"statistics": clip of a row\'s target.', _CLIP, _FEATURES
     )
     scores: str = declare.setting(
-        methods.MASKED,
+        fields.MASKED,
         'Scores: "masked" (the server sees their sum over the tables of each joined '
         'row), or "clear".',
-        declare.OneOf((methods.MASKED, methods.CLEAR)),
+        declare.OneOf((fields.MASKED, fields.CLEAR)),
     )
     unions: str = declare.setting(
-        methods.SEALED,
+        fields.SEALED,
         'What the shards of a table add up: "sealed" (its shards read the sums, the '
         'server nothing), or "clear" (the server reads what each of them adds).',
-        declare.OneOf((methods.SEALED, methods.CLEAR)),
+        declare.OneOf((fields.SEALED, fields.CLEAR)),
     )
     predictions: float = declare.setting(
         0.0,
@@ -159,12 +159,12 @@ class PrivacySettings:
     @property
     def covers_labels(self) -> bool:
         """Whether labels leave only with noise."""
-        return self.labels != methods.CLEAR
+        return self.labels != fields.CLEAR
 
     @property
     def covers_features(self) -> bool:
         """Whether models (gradients, statistics, parameters) are private."""
-        return self.features != methods.CLEAR
+        return self.features != fields.CLEAR
 
     @property
     def covers_predictions(self) -> bool:
@@ -177,22 +177,22 @@ PRIVACY_SETTINGS: Final = declare.declared(PrivacySettings)
 
 def _conflicts(settings: PrivacySettings) -> Iterator[str]:
     epsilon, noise = settings.label_epsilon, settings.label_noise
-    if settings.labels == methods.CLEAR and (epsilon or noise):
+    if settings.labels == fields.CLEAR and (epsilon or noise):
         yield (
             "privacy.labels: 'clear' has no noise, but privacy.label-epsilon or "
             "privacy.label-noise is set: use laplace or randomised-response"
         )
-    if settings.labels == methods.LAPLACE and bool(epsilon) == bool(noise):
+    if settings.labels == fields.LAPLACE and bool(epsilon) == bool(noise):
         yield (
             "privacy.labels: 'laplace' needs either privacy.label-epsilon or "
             f"privacy.label-noise; {'both are' if epsilon else 'neither is'} set"
         )
-    if settings.labels == methods.RANDOMISED_RESPONSE and noise:
+    if settings.labels == fields.RANDOMISED_RESPONSE and noise:
         yield (
             "privacy.label-noise: is for 'laplace'; randomised-response takes "
             "privacy.label-epsilon"
         )
-    elif settings.labels == methods.RANDOMISED_RESPONSE and not epsilon:
+    elif settings.labels == fields.RANDOMISED_RESPONSE and not epsilon:
         yield (
             "privacy.labels: 'randomised-response' needs privacy.label-epsilon, which "
             "is not set"

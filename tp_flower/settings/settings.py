@@ -12,7 +12,11 @@ from typing import Any, Final, Self
 
 from tp_flower import methods
 from tp_flower.features.choice import KEY_PREFIX, entry_of_key
+from tp_flower.learning.models.local_model import LINEAR
+from tp_flower.methods.boost.messages import TREES
+from tp_flower.methods.personalised.messages import BY_DATA, BY_FEATURES
 from tp_flower.objectives import names_of_losses, takes_numbers
+from tp_flower.protocol.fields import NOISY_STATISTICS
 from tp_flower.settings import declare, run, training
 from tp_flower.settings.privacy import PRIVACY_SETTINGS, PrivacySettings
 from tp_flower.splits import SplitRule
@@ -68,9 +72,7 @@ class SettingValues(
     @property
     def epochs(self) -> int:
         """The number of epochs, at most, with 0 resolved to the strategy's default."""
-        is_unchecked = (
-            self.method.only_model == methods.TREES and not self.validation_share
-        )
+        is_unchecked = self.method.only_model == TREES and not self.validation_share
         few = (
             self.method.few_epochs
             if is_unchecked or self.is_noisy or self.coreset_size
@@ -89,7 +91,7 @@ class SettingValues(
         if self.validation_fraction != run.AUTO:
             return float(self.validation_fraction)
         is_plain = not (self.is_noisy or self.coreset_size)
-        overfits = self.method.only_model == methods.TREES or bool(self.other_model)
+        overfits = self.method.only_model == TREES or bool(self.other_model)
         return 0.1 if is_plain and overfits and self.method_name in run.FITTING else 0.0
 
     @property
@@ -119,7 +121,7 @@ class SettingValues(
     def other_model(self) -> str:
         """The first model that is not linear; "" if all are."""
         models = (self.model, *(model for _, model in self.models))
-        return next((model for model in models if model != methods.LINEAR), "")
+        return next((model for model in models if model != LINEAR), "")
 
     def model_of(self, table: str) -> str:
         """Return the model of one table, named by its alias in the query."""
@@ -245,7 +247,7 @@ def _conflicts_of_privacy(values: SettingValues) -> Iterator[str]:
         yield from weight_problems(values.row_weight, privacy)
     solves_tables = values.method.solves_tables
     is_exact = solves_tables and not values.other_model
-    if privacy.features == methods.NOISY_STATISTICS and not is_exact:
+    if privacy.features == NOISY_STATISTICS and not is_exact:
         missing = "linear models" if solves_tables else "strategy 'admm'"
         yield f"privacy.features: 'statistics' needs {missing}: use dp-sgd"
     if not values.method.sends_a_row_once:
@@ -318,15 +320,15 @@ def _conflicts_of_personalised(values: SettingValues) -> Iterator[str]:
     models = {model for _, model in values.models} or {values.model}
     if values.personal == training.LAST and models != {training.MLP}:
         yield "personal: 'last' is the last layer of model 'mlp'"
-    if training.named_coordinates(values.personal) and models != {methods.LINEAR}:
+    if training.named_coordinates(values.personal) and models != {LINEAR}:
         yield "personal: a list of features needs model 'linear'"
     if values.graph_epsilon and values.graph not in (
-        methods.BY_DATA,
-        methods.BY_FEATURES,
+        BY_DATA,
+        BY_FEATURES,
     ):
         yield (
             "graph-epsilon: noise is for the summaries of graph "
-            f"{methods.BY_DATA!r} and {methods.BY_FEATURES!r}, not for {values.graph!r}"
+            f"{BY_DATA!r} and {BY_FEATURES!r}, not for {values.graph!r}"
         )
 
 

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from tp_flower import methods
+from tp_flower.learning.models.local_model import LINEAR, MOST_LAYERS
+from tp_flower.methods.boost.messages import BAGGED, LARGE_SHARD, LOCAL, POOLED
 from tp_flower.methods.coreset.messages import MOST_CLUSTERS, MOST_SAMPLED
+from tp_flower.methods.personalised.messages import BY_MODELS, SUMMARIES
 from tp_flower.objectives import names_of_losses
 from tp_flower.settings.declare import (
     Form,
@@ -21,7 +24,7 @@ from tp_flower.settings.run import AUTO, model_name
 GRAM: Final = "gram"
 BY_FAMILY: Final = {
     methods.ADMM: (GRAM, "consensus"),
-    methods.BOOST: (methods.LOCAL, methods.BAGGED, methods.POOLED),
+    methods.BOOST: (LOCAL, BAGGED, POOLED),
 }
 """How the shards of a table may train together, by family of methods."""
 
@@ -50,7 +53,7 @@ class AdmmSettings:
         'which they show each other), "pooled" (trees of one column each, grown on '
         'sums that the shards show each other); "auto": local and bagged, until the '
         "validation rows prefer local; without validation rows bagged, but local from "
-        f"{methods.LARGE_SHARD:,} joined rows a shard on; and pooled where a table's "
+        f"{LARGE_SHARD:,} joined rows a shard on; and pooled where a table's "
         "shards tell the label.",
         OneOf((AUTO, *BY_FAMILY[methods.ADMM], *BY_FAMILY[methods.BOOST])),
         Readers(methods.of_families(*BY_FAMILY)),
@@ -96,9 +99,7 @@ _ITERATIVE: Final = Readers(
 
 
 def _model(model: object) -> str:
-    if isinstance(model, str) and (
-        model in (methods.LINEAR, MLP) or _FACTORY.fullmatch(model)
-    ):
+    if isinstance(model, str) and (model in (LINEAR, MLP) or _FACTORY.fullmatch(model)):
         return model
     raise ValueError(f"{model!r} is not a model: it must be {_MODEL_FORMS}")
 
@@ -125,8 +126,8 @@ _MODELS: Final = Form(
 _WIDTHS: Final = list_of(
     lambda width: int(str(width)),
     'a comma-separated list of widths of at least 1, such as "16,8", and '
-    f"{methods.MOST_LAYERS} at most",
-    lambda widths: 1 <= len(widths) <= methods.MOST_LAYERS and min(widths) >= 1,
+    f"{MOST_LAYERS} at most",
+    lambda widths: 1 <= len(widths) <= MOST_LAYERS and min(widths) >= 1,
 )
 
 
@@ -150,7 +151,7 @@ class ModelSettings:
         _ITERATIVE,
     )
     model: str = setting(
-        methods.LINEAR,
+        LINEAR,
         f"Model of each table: {_MODEL_FORMS.replace(' or', ', or')}.",
         Form(_MODEL_FORMS, _model),
     )
@@ -353,7 +354,7 @@ def _graph(text: str) -> str:
     if text.strip():
         return text
     raise ValueError(
-        f"is empty: it must be one of {', '.join(methods.SUMMARIES)}, a list of edges "
+        f"is empty: it must be one of {', '.join(SUMMARIES)}, a list of edges "
         "such as 'a-b, b-c', or the path of a file with such a list"
     )
 
@@ -374,7 +375,7 @@ class PersonalisedSettings:
         Form('"*", "", "last", or features, comma separated', _personal),
     )
     graph: str = setting(
-        methods.BY_MODELS,
+        BY_MODELS,
         'Which sites are similar: nearest neighbours by "data" (kernel mean '
         'embedding), "features" (covariance) or "models" (of sites alone); or edges '
         '"a-b, b-c" between sites, or the path of a file with such a list.',

@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from tp_flower import splits
 from tp_flower.errors import SettingsError
-from tp_flower.methods import JOINING, LAPLACE
+from tp_flower.methods import JOINING
 from tp_flower.objectives import takes_numbers
 from tp_flower.privacy.label_mechanisms import LabelPlan, epsilon_of_noise
+from tp_flower.protocol.fields import LAPLACE
 from tp_flower.protocol.proposal import Proposal, ProposedPart
 from tp_flower.protocol.setup_messages import ExtractPart, LabelTerms, SplitTerms
 from tp_flower.settings import Settings

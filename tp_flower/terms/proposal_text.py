@@ -12,6 +12,7 @@ from typing import Final
 from tp_flower import methods
 from tp_flower.errors import QueryError
 from tp_flower.features.choice import render_entries
+from tp_flower.protocol.fields import MASKED, SEALED
 from tp_flower.protocol.proposal import (
     EXPLAIN_AS_TRAIN,
     Proposal,
@@ -187,9 +188,9 @@ def _protection(settings: Settings) -> Iterator[str]:
             f"noise of epsilon {privacy.epsilon:g} in the run ({privacy.features}), "
             "which protects the models, not features behind scores"
         )
-    if privacy.unions == methods.SEALED:
+    if privacy.unions == SEALED:
         sums = "sealed: the server reads none"
-    if privacy.scores == methods.MASKED:
+    if privacy.scores == MASKED:
         scores = (
             "masked: a server that follows the protocol reads their sums over the "
             "tables"
@@ -247,7 +248,7 @@ def _told(fragment: Fragment, settings: Settings) -> Iterator[str]:
         yield "the encoded features of the rows that are drawn"
     elif not (is_used or joins_rows):
         yield "a gradient, and metrics, of its rows in every epoch"
-    elif privacy.scores != methods.MASKED:
+    elif privacy.scores != MASKED:
         yield "the scores of each row, which tell its features"
     else:
         when = "once" if is_used else "in every epoch"

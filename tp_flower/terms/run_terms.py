@@ -7,22 +7,19 @@ from typing import Any, Final
 
 from tp_flower.errors import ProposalError, SettingsError
 from tp_flower.features.choice import TableChoice, choose_encoders
-from tp_flower.learning.models.local_model import CENTRES, NUMPY_KINDS, ModelSpec
-from tp_flower.methods import (
-    ADMM,
-    BOOST,
-    CG,
-    CLUSTERING,
-    JOINING,
+from tp_flower.learning.models.local_model import (
+    CENTRES,
     LINEAR,
-    MASKED,
-    SEALED,
-    SGD,
-    SUMMARIES,
-    TREES,
+    NUMPY_KINDS,
+    ModelSpec,
 )
+from tp_flower.methods import ADMM, BOOST, CG, CLUSTERING, JOINING, SGD
+from tp_flower.methods.boost.messages import TREES
+from tp_flower.methods.coreset.messages import TRAIN_MEASURE
+from tp_flower.methods.personalised.messages import SUMMARIES, TRAIN_PERSONALISE
 from tp_flower.privacy import plan as privacy_plan
 from tp_flower.protocol.codec import parse
+from tp_flower.protocol.fields import MASKED, SEALED
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.proposal import Proposal
 from tp_flower.protocol.setup_messages import ExtractPart, TableShards
@@ -99,9 +96,9 @@ class RunTerms:
         is_drawn = bool(settings.coreset_rows) and settings.coreset_kind == IMPORTANCE
         return {
             Action.STATISTICS: settings.mode in (TRAIN, EXPLAIN),
-            Action.MEASURE: is_training and is_joining and is_drawn,
+            TRAIN_MEASURE: is_training and is_joining and is_drawn,
             Action.PREPARE: is_training and is_joining,
-            Action.PERSONALISE: is_training and not is_joining,
+            TRAIN_PERSONALISE: is_training and not is_joining,
             Action.SCORE: settings.mode in (PREDICT, EVALUATE)
             or bool(settings.boost_from),
         }[action]

@@ -40,10 +40,10 @@ from tp_flower.errors import MessageError, OfRowsError, SiteError
 from tp_flower.features.sparse import EncodedRows, dense
 from tp_flower.learning.solvers import gram
 from tp_flower.methods.coreset import importance, messages
+from tp_flower.methods.coreset.messages import TRAIN_MEASURE
 from tp_flower.methods.coreset.sampling import draw_rows
 from tp_flower.privacy.key_agreement import pair_masks, to_fixed
 from tp_flower.protocol.codec import check_sizes, parse, required
-from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import unpack_bits
 from tp_flower.sources.policy import LABELS, MODELS, SCORES
 
@@ -71,7 +71,7 @@ def measure(site: Site, request: messages.MeasureRequest) -> messages.MeasureRep
     If the table has several shards, the reply has what the total is computed from: a
     shard's Gram matrix, or the cost of its clusters.
     """
-    check_begins(site, Action.MEASURE)
+    check_begins(site, TRAIN_MEASURE)
     agree("clusters", site.terms.settings.clusters, request.clusters)
     parts: dict[int, messages.MeasuredPart] = {}
     for number, body in site.each(request.parts):

@@ -18,9 +18,9 @@ from client_apps.rounds.site import Site
 from tp_flower.errors import SiteError
 from tp_flower.features.sparse import dense
 from tp_flower.learning.models.local_model import CENTRES as CENTRES_MODEL
-from tp_flower.learning.models.local_model import on_host
-from tp_flower.methods import LINEAR
+from tp_flower.learning.models.local_model import LINEAR, on_host
 from tp_flower.methods.coreset import messages
+from tp_flower.methods.coreset.messages import TRAIN_ROWS
 from tp_flower.methods.coreset.solvers import nearest, weighted_kmeans
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
 from tp_flower.protocol.codec import check_sizes, required
@@ -43,7 +43,7 @@ class CoresetMethod(JoinMethod[Stateless]):
     """A method whose server solves on the rows of a coreset: a site only sends them."""
 
     state = Stateless
-    carriers = Action.ROWS, Action.CONSENSUS, Action.PREPARE
+    carriers = TRAIN_ROWS, Action.CONSENSUS, Action.PREPARE
 
     def trains(self, kind: str) -> bool:
         """Return whether the server solves for models of a kind."""

@@ -39,9 +39,16 @@ from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.features.sparse import dense
 from tp_flower.learning.models.local_model import LinearModel, ModelSpec, on_host
 from tp_flower.learning.solvers import descend
-from tp_flower.methods import BY_DATA, BY_FEATURES, BY_MODELS, PERSONAL, SUMMARIES
+from tp_flower.methods import PERSONAL
 from tp_flower.methods.personalised import sites
 from tp_flower.methods.personalised.messages import (
+    BY_DATA,
+    BY_FEATURES,
+    BY_MODELS,
+    SUMMARIES,
+    TRAIN_PERSONAL,
+    TRAIN_PERSONALISE,
+    TRAIN_SUMMARISE,
     PersonalisedPart,
     PersonalisePart,
     PersonaliseReply,
@@ -60,7 +67,6 @@ from tp_flower.privacy.accounting import noise_multiplier
 from tp_flower.privacy.mechanisms import Gaussian, Release
 from tp_flower.privacy.plan import CURVATURE, GRADIENTS
 from tp_flower.protocol.codec import parse
-from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import unpack_bits
 from tp_flower.randomness import Stream, generator
 from tp_flower.sources.policy import LABELS, MODELS, STATISTICS
@@ -70,9 +76,9 @@ SUMMARY: Final = "summaries"
 _SUMMARISED: Final = "summarised"  # entry: the request that was answered, by its digest
 
 _ACTIONS: Final = {
-    LABEL_SUMS: Action.PERSONALISE,
-    CURVATURE: Action.PERSONALISE,
-    SUMMARY: Action.SUMMARISE,
+    LABEL_SUMS: TRAIN_PERSONALISE,
+    CURVATURE: TRAIN_PERSONALISE,
+    SUMMARY: TRAIN_SUMMARISE,
 }
 _SUMMARIES: Final[Mapping[str, str]] = {
     BY_DATA: "the mean of random Fourier features of rows and labels",
@@ -92,7 +98,7 @@ _NOTES: Final[Mapping[str, str]] = {
 
 def personalise(site: Site, request: PersonaliseRequest) -> PersonaliseReply:
     """Encode the features, keep the labels, make the model; reply with sums."""
-    check_begins(site, Action.PERSONALISE)
+    check_begins(site, TRAIN_PERSONALISE)
     multiplier = _summary_noise(request)
     numbers = (number for number, _ in site.each(request.parts))
     planned = (_planned(site, n, request.graph, multiplier) for n in numbers)
@@ -131,14 +137,14 @@ def _planned(
         scope = f"{_SUMMARIES[kind]}; not: the number of rows, and the encoder"
         yield (
             release(
-                site, number, Action.SUMMARISE, SUMMARY, scope, Gaussian(multiplier)
+                site, number, TRAIN_SUMMARISE, SUMMARY, scope, Gaussian(multiplier)
             ),
             1,
         )
     elif kind in _SUMMARIES:
         notes[SUMMARY] = f"not covered: {_SUMMARIES[kind]}"
     for what, scope in notes.items():
-        yield release(site, number, _ACTIONS.get(what, Action.PERSONAL), what, scope), 1
+        yield release(site, number, _ACTIONS.get(what, TRAIN_PERSONAL), what, scope), 1
 
 
 def _start(

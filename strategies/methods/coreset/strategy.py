@@ -38,7 +38,7 @@ from tp_flower.methods.coreset.importance import (
     augmented,
     gamma,
 )
-from tp_flower.methods.coreset.messages import RowsRequest
+from tp_flower.methods.coreset.messages import TRAIN_ROWS, RowsRequest
 from tp_flower.methods.coreset.solvers import distdim, solve, weighted_kmeans
 from tp_flower.objectives import KMEANS, Objective, Target, make_objective
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
@@ -55,7 +55,7 @@ EVALUATE = "evaluate"  # the round that brings scores is no training
 class SolvedStrategy(JoinStrategy):
     """Base of the methods in which the server solves over a coreset."""
 
-    messages = (Action.PREPARE, Action.ROWS, Action.CONSENSUS)
+    messages = (Action.PREPARE, TRAIN_ROWS, Action.CONSENSUS)
 
     def choose_update(self, *_: Any, **__: Any) -> training_messages.Update:
         """Let the server set the models."""

@@ -12,9 +12,15 @@ from strategies.run.exchange import Part, Replies, Requests, ask
 from strategies.run.replies import array_of, refuse
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import SettingsError
-from tp_flower.methods import BY_DATA, BY_FEATURES, BY_MODELS, SUMMARIES
 from tp_flower.methods.personalised import graph as similarity
-from tp_flower.methods.personalised.messages import SiteMetrics, SummariseRequest
+from tp_flower.methods.personalised.messages import (
+    BY_DATA,
+    BY_FEATURES,
+    BY_MODELS,
+    SUMMARIES,
+    SiteMetrics,
+    SummariseRequest,
+)
 from tp_flower.methods.personalised.sites import PAIRS, covariances, pairwise_distances
 from tp_flower.methods.personalised.z_step import ZStep
 from tp_flower.settings import Settings

@@ -32,6 +32,9 @@ from tp_flower.errors import QueryError, SettingsError
 from tp_flower.joins.joining import JoinStep
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.methods.personalised.messages import (
+    TRAIN_PERSONAL,
+    TRAIN_PERSONALISE,
+    TRAIN_SUMMARISE,
     PersonalisedPart,
     PersonalisePart,
     PersonaliseRequest,
@@ -54,7 +57,7 @@ from tp_flower.settings.training import EVERYTHING, INTERCEPT, LAST, named_coord
 from tp_flower.splits import split_rows
 from tp_flower.terms.run_terms import RunTerms, model_seed
 
-TRAINING: Final = (Action.PERSONALISE, Action.SUMMARISE, Action.PERSONAL)
+TRAINING: Final = (TRAIN_PERSONALISE, TRAIN_SUMMARISE, TRAIN_PERSONAL)
 LARGEST_SUM: Final = 1e60  # bound on a sum of squared labels
 
 

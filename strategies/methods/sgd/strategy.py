@@ -36,16 +36,18 @@ from strategies.training.working_memory import curvature_bytes
 from tp_flower.arrays import FloatArray
 from tp_flower.joins.batches import plan_batches
 from tp_flower.joins.mapping import TableMapping
-from tp_flower.methods import DP_SGD
-from tp_flower.protocol.messages import Action
-from tp_flower.protocol.training_messages import (
+from tp_flower.methods.sgd.messages import (
+    TRAIN_SGD,
+    TRAIN_STEP,
     BatchMessages,
     BatchStep,
     MeanGradient,
     SgdRequest,
     StepRequest,
-    Update,
 )
+from tp_flower.protocol.fields import DP_SGD
+from tp_flower.protocol.messages import Action
+from tp_flower.protocol.training_messages import Update
 from tp_flower.randomness import Stream, generator
 
 TESTED, ALL = "tested", "all"
@@ -79,8 +81,8 @@ class _Step:
 class BatchStrategy(JoinStrategy):
     """Base of the methods that take a step after every batch of joined rows."""
 
-    messages = (Action.PREPARE, Action.SGD)
-    messages_of_shards = (Action.STEP,)
+    messages = (Action.PREPARE, TRAIN_SGD)
+    messages_of_shards = (TRAIN_STEP,)
     copies_lowest = True
 
     # in SGD the bias of a clip at one deviation costs more than the noise of one at

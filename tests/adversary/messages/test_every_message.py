@@ -30,7 +30,22 @@ from tests.support.peers.hostile import (
     header,
 )
 from tests.support.peers.hostile_runs import answers_to
-from tp_flower.protocol.messages import Action
+from tp_flower.methods.admm.messages import TRAIN_ADMM
+from tp_flower.methods.boost.messages import TRAIN_BAG, TRAIN_BOOST
+from tp_flower.methods.cg.messages import TRAIN_DESCENT, TRAIN_DIRECTION
+from tp_flower.methods.coreset.messages import (
+    TRAIN_DRAW,
+    TRAIN_MEASURE,
+    TRAIN_ROWS,
+    TRAIN_WEIGH,
+)
+from tp_flower.methods.personalised.messages import (
+    TRAIN_PERSONAL,
+    TRAIN_PERSONALISE,
+    TRAIN_SUMMARISE,
+)
+from tp_flower.methods.sgd.messages import TRAIN_SGD, TRAIN_STEP
+from tp_flower.protocol.messages import ACTIONS, Action
 from tp_flower.protocol.packet import Packet, pack_bits
 
 PART = ("parts", 0)
@@ -71,19 +86,19 @@ def own_parameters(packet):
 
 def rows_too(packet):
     """Ask for the rows in the middle of ADMM."""
-    return Action.ROWS, Packet({**envelope(packet), "seed": 0, "clusters": 10}, {})
+    return TRAIN_ROWS, Packet({**envelope(packet), "seed": 0, "clusters": 10}, {})
 
 
-TRIGGERS = {Action.ROWS: Action.ADMM, Action.CONSENSUS: Action.ADMM}
+TRIGGERS = {TRAIN_ROWS: TRAIN_ADMM, Action.CONSENSUS: TRAIN_ADMM}
 """The request that another one comes before."""
 
-CG = (Action.DESCENT, Action.DIRECTION)
-SGD = (Action.SGD, Action.STEP)
-DRAWING = (Action.MEASURE, Action.DRAW, Action.WEIGH)
-PERSONAL = (Action.PERSONALISE, Action.SUMMARISE, Action.PERSONAL)
+CG = (TRAIN_DESCENT, TRAIN_DIRECTION)
+SGD = (TRAIN_SGD, TRAIN_STEP)
+DRAWING = (TRAIN_MEASURE, TRAIN_DRAW, TRAIN_WEIGH)
+PERSONAL = (TRAIN_PERSONALISE, TRAIN_SUMMARISE, TRAIN_PERSONAL)
 RUNS = {
     **dict.fromkeys(CG, (TablePuppetCG, {})),
-    **dict.fromkeys((Action.BOOST, Action.BAG), (TablePuppetBoost, {})),
+    **dict.fromkeys((TRAIN_BOOST, TRAIN_BAG), (TablePuppetBoost, {})),
     Action.RANK: (Explain, {"mode": "explain", "policies": WITH_COVER}),
     **dict.fromkeys(SGD, (TablePuppetSGD, {"batch_size": 5})),
     **dict.fromkeys(DRAWING, (TablePuppetADMM, {"coreset_size": 6})),
@@ -118,33 +133,33 @@ ATTACKS = {
     Action.RANK: (SHOP, RANKED_1, "min-rows.* the rank of table 'o'"),
     # scores without the masks that were proposed
     Action.PREPARE: (US, NO_JOINS, "'masking': the run was proposed with True"),
-    Action.ADMM: (SHOP, huge_step, OUT_OF_RANGE),
+    TRAIN_ADMM: (SHOP, huge_step, OUT_OF_RANGE),
     Action.CONSENSUS: (SHOP, own_parameters, "the server may not set its model"),
     # masks of products that are no other table's
-    Action.DESCENT: (
+    TRAIN_DESCENT: (
         SHOP,
         header(*PART, "place", value=7),
         "'place': the run was proposed with 0, and",
     ),
     # another sum than the shards', to read the gradient that one of them adds
-    Action.DIRECTION: (UK, array(UK_PART, "sum", lambda words: words + 1), SUM),
+    TRAIN_DIRECTION: (UK, array(UK_PART, "sum", lambda words: words + 1), SUM),
     # the masks of an earlier round again, for the difference of two scores
-    Action.SGD: (US, header("scores-number", value=0), "'scores-number'"),
-    Action.STEP: (US, header("scores-number", value=0), "'scores-number'"),
+    TRAIN_SGD: (US, header("scores-number", value=0), "'scores-number'"),
+    TRAIN_STEP: (US, header("scores-number", value=0), "'scores-number'"),
     # more trees than the site has time and memory for
-    Action.BOOST: (US, header("growth", "trees", value=10**9), "malformed"),
+    TRAIN_BOOST: (US, header("growth", "trees", value=10**9), "malformed"),
     # the trees of some shards alone, to see what another one adds
-    Action.BAG: (UK, array(UK_PART, "trees/2"), "has no 'trees/2'"),
+    TRAIN_BAG: (UK, array(UK_PART, "trees/2"), "has no 'trees/2'"),
     # the leverage of a row
-    Action.MEASURE: (SHOP, TRAINED_1, "min-rows|multiplicity|'trained'"),
-    Action.DRAW: (SHOP, MANY_ROWS, "malformed|at most|allowed"),
+    TRAIN_MEASURE: (SHOP, TRAINED_1, "min-rows|multiplicity|'trained'"),
+    TRAIN_DRAW: (SHOP, MANY_ROWS, "malformed|at most|allowed"),
     # a table that is said to be alone has no masks
-    Action.WEIGH: (SHOP, MANY_JOINED_ROWS, "malformed|too large"),
+    TRAIN_WEIGH: (SHOP, MANY_JOINED_ROWS, "malformed|too large"),
     # rows of a run that has drawn none
-    Action.ROWS: (SHOP, rows_too, "'train.rows' is no message of a run by 'admm'"),
-    Action.PERSONALISE: (SHOP, TRAINED_1, "min-rows.* the model of table 'o'|a row is"),
-    Action.SUMMARISE: (SHOP, header("summaries", value=7), "malformed"),
-    Action.PERSONAL: (SHOP, NO_NUMBERS, "personal"),
+    TRAIN_ROWS: (SHOP, rows_too, "'train.rows' is no message of a run by 'admm'"),
+    TRAIN_PERSONALISE: (SHOP, TRAINED_1, "min-rows.* the model of table 'o'|a row is"),
+    TRAIN_SUMMARISE: (SHOP, header("summaries", value=7), "malformed"),
+    TRAIN_PERSONAL: (SHOP, NO_NUMBERS, "personal"),
     Action.FINISH: (
         *(SHOP, header("model-name", value="../../x")),
         r"model name '\.\./\.\./x' is not allowed",
@@ -157,7 +172,7 @@ ELSEWHERE = {
 
 
 def test_every_message_is_attacked():
-    assert {*ATTACKS, *ELSEWHERE} == {*Action}
+    assert {*ATTACKS, *ELSEWHERE} == {*ACTIONS.values()}
 
 
 @pytest.mark.parametrize("action", ATTACKS, ids=str)

@@ -24,7 +24,10 @@ from tests.support.peers.hostile import ORDERS, SHOP, US, array, header
 from tests.support.peers.hostile_runs import refusal
 from tests.support.peers.keyed_sites import AB, SQL, KeyedGrid, proposal_of
 from tp_flower.errors import MappingError, SiteError
-from tp_flower.protocol.messages import Action
+from tp_flower.methods.admm.messages import TRAIN_ADMM
+from tp_flower.methods.boost.messages import TRAIN_BOOST
+from tp_flower.methods.cg.messages import TRAIN_DESCENT
+from tp_flower.methods.sgd.messages import TRAIN_SGD
 from tp_flower.protocol.packet import pack_bits
 from tp_flower.settings import PrivacySettings
 from tp_flower.terms.run_terms import RunTerms
@@ -167,17 +170,17 @@ def test_a_refusal_has_the_field_both_values_and_a_line_in_the_ledger(tmp_path):
 @pytest.mark.parametrize(
     ("method", "action", "settings"),
     [
-        (TablePuppetCG, Action.DESCENT, {}),
-        (TablePuppetADMM, Action.ADMM, {}),
-        (TablePuppetBoost, Action.BOOST, {}),
-        (TablePuppetSGD, Action.SGD, {"batch_size": 6}),
+        (TablePuppetCG, TRAIN_DESCENT, {}),
+        (TablePuppetADMM, TRAIN_ADMM, {}),
+        (TablePuppetBoost, TRAIN_BOOST, {}),
+        (TablePuppetSGD, TRAIN_SGD, {"batch_size": 6}),
     ],
 )
 def test_rounds_beyond_the_proposed_epochs_bring_no_scores(
     tmp_path, method, action, settings
 ):
-    path = ("terms",) if action is Action.DESCENT else ()
-    path = ("step",) if action is Action.SGD else path
+    path = ("terms",) if action is TRAIN_DESCENT else ()
+    path = ("step",) if action is TRAIN_SGD else path
     change = header(*path, "scores-number", value=1000)
     answer = refusal(tmp_path, action, SHOP, change, method, num_epochs=2, **settings)
     assert "'scores-number': the run was proposed with " in answer.error, answer.error

@@ -31,6 +31,7 @@ from tests.support.peers.hostile import (
 )
 from tests.support.reference.joins import joined_positions
 from tp_flower.errors import ReplyError, SettingsError, SiteError
+from tp_flower.methods.coreset.messages import TRAIN_DRAW, TRAIN_MEASURE, TRAIN_WEIGH
 from tp_flower.privacy.key_agreement import from_fixed, to_fixed
 from tp_flower.protocol.messages import Action
 
@@ -218,7 +219,7 @@ def test_clusters_of_shards_are_those_of_their_table():
 def test_the_server_sees_sums_of_scores_alone():
     finished = drawn(store_sql("squared"), sharded, coreset_size=40)
     federation = finished.strategy.training_problem
-    masked = finished.arrays(Action.WEIGH, replies=True)
+    masked = finished.arrays(TRAIN_WEIGH, replies=True)
     sample, rows = federation.coreset.sample, federation.coreset.joined_rows
     assert len(masked) == 7  # shards
     total = sum(masked.values())
@@ -305,7 +306,7 @@ def with_arrays(change):
 def test_a_total_that_no_columns_have_is_capped_and_told():
     plain = claim(whole, {})
     assert plain["capped"] == []
-    found = claim(whole, {Action.MEASURE: with_facts("c", total=1e9)})
+    found = claim(whole, {TRAIN_MEASURE: with_facts("c", total=1e9)})
     # of its age and its regions, missing ones included: it has five columns
     (words,) = found["capped"]
     assert words.startswith("c at ")
@@ -316,25 +317,25 @@ def test_a_total_that_no_columns_have_is_capped_and_told():
 
 
 ODD = {
-    "a negative total": ({Action.MEASURE: with_facts("c", total=-1)}, "'total'"),
+    "a negative total": ({TRAIN_MEASURE: with_facts("c", total=-1)}, "'total'"),
     "no total": (
-        {Action.MEASURE: with_facts("c", total=None)},
+        {TRAIN_MEASURE: with_facts("c", total=None)},
         "sent no sum of its sensitivities",
     ),
     "rows beyond its own": (
-        {Action.DRAW: with_arrays(lambda p, a: a + np.uint32(99 * (p == 1)))},
+        {TRAIN_DRAW: with_arrays(lambda p, a: a + np.uint32(99 * (p == 1)))},
         r"sent drawn row numbers beyond its \d+ rows",
     ),
     "fewer rows": (
-        {Action.DRAW: with_arrays(lambda p, a: a[: len(a) - (p == 1)])},
+        {TRAIN_DRAW: with_arrays(lambda p, a: a[: len(a) - (p == 1)])},
         "sent 'drawn' of shape",
     ),
     "scores beyond all": (
-        {Action.WEIGH: with_arrays(lambda p, a: a + np.uint64((p == 1) << 50))},
+        {TRAIN_WEIGH: with_arrays(lambda p, a: a + np.uint64((p == 1) << 50))},
         r"the sensitivities of \d+ of \d+ drawn rows sum to more than is possible",
     ),
     "scores below 0": (
-        {Action.WEIGH: with_arrays(lambda p, a: a - np.uint64((p == 1) << 40))},
+        {TRAIN_WEIGH: with_arrays(lambda p, a: a - np.uint64((p == 1) << 40))},
         "sum to more than is possible",
     ),
 }
@@ -356,13 +357,11 @@ def test_what_no_rows_can_have_is_refused(odd):
 )
 def test_a_shard_cannot_send_moments_of_no_columns(change):
     with pytest.raises(ReplyError, match="an impossible matrix of second moments"):
-        claim(
-            sharded, {Action.MEASURE: with_arrays(lambda p, a: a if p else change(a))}
-        )
+        claim(sharded, {TRAIN_MEASURE: with_arrays(lambda p, a: a if p else change(a))})
 
 
 def test_a_shard_has_at_most_the_share_of_its_tables_columns():
-    claims = {Action.MEASURE: with_arrays(lambda p, a: a if p else a * 1e15)}
+    claims = {TRAIN_MEASURE: with_arrays(lambda p, a: a if p else a * 1e15)}
     # its rows are all of every direction, of which there are as many as without it
     assert claim(sharded, claims)["totals"]["o"] == pytest.approx(4, abs=0.01)
 
@@ -394,41 +393,41 @@ def test_a_policy_that_keeps_scores_keeps_sensitivities(
     grid = HostileGrid(tmp_path, policies={"orders": 'releases = { scores = "never" }'})
     with pytest.raises(SiteError, match=r"releases\.scores = never"):
         train(grid, coreset_size=5)
-    assert (Action.MEASURE, ORDERS, "gram") not in grid.left
+    assert (TRAIN_MEASURE, ORDERS, "gram") not in grid.left
     assert not any(action == Action.PREPARE for action, *_ in grid.left)
 
 
 ASKED = {
     "moments of other rows": (
-        *(Action.DRAW, US, array(US_PART, "gram", lambda a: a * 1e-3)),
+        *(TRAIN_DRAW, US, array(US_PART, "gram", lambda a: a * 1e-3)),
         "array 'gram' is not a sum that includes this shard",
     ),
     "moments of none": (
-        *(Action.DRAW, US, array(US_PART, "gram", lambda a: -a)),
+        *(TRAIN_DRAW, US, array(US_PART, "gram", lambda a: -a)),
         "array 'gram' is not a Gram matrix",
     ),
     "more than may be drawn": (
-        *(Action.DRAW, US, header("parts", 0, "count", value=1 << 25)),
+        *(TRAIN_DRAW, US, header("parts", 0, "count", value=1 << 25)),
         "'count' is 33554432; allowed: `int` <= 16777216",
     ),
     "rows that it has not": (
-        *(Action.WEIGH, SHOP, array(ORDERS, "rows", lambda a: a + 1000)),
+        *(TRAIN_WEIGH, SHOP, array(ORDERS, "rows", lambda a: a + 1000)),
         "array 'rows' must hold at most 16777216 numbers from -1 to",
     ),
     "a place beyond all": (
-        *(Action.WEIGH, SHOP, header("parts", 0, "place", value=3)),
+        *(TRAIN_WEIGH, SHOP, header("parts", 0, "place", value=3)),
         "'place': the run was proposed with 0, and the request says 3",
     ),
     "classes of another label": (
-        *(Action.MEASURE, SHOP, header("parts", 0, "label", "classes", value=[1])),
+        *(TRAIN_MEASURE, SHOP, header("parts", 0, "label", "classes", value=[1])),
         "'classes' lacks classes of the label",
     ),
     "classes that are texts": (
-        *(Action.MEASURE, SHOP, header("parts", 0, "label", "classes", value=["x"])),
+        *(TRAIN_MEASURE, SHOP, header("parts", 0, "label", "classes", value=["x"])),
         "'classes' lacks classes of the label",
     ),
     "the label of another table": (
-        *(Action.MEASURE, US, header("parts", 0, "label", value={"classes": None})),
+        *(TRAIN_MEASURE, US, header("parts", 0, "label", value={"classes": None})),
         "the part has no label",
     ),
 }

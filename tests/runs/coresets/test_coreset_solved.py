@@ -30,10 +30,10 @@ from tests.support.files import case_table
 from tests.support.predicted import on, scored, train
 from tests.support.reference.joins import joined_positions
 from tp_flower import errors
-from tp_flower.methods.coreset.messages import RowsReply, RowsRequest
+from tp_flower.methods.admm.messages import TRAIN_ADMM
+from tp_flower.methods.coreset.messages import TRAIN_ROWS, RowsReply, RowsRequest
 from tp_flower.methods.coreset.solvers import distdim, nearest, weighted_kmeans
 from tp_flower.protocol.codec import decode, encode
-from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import Packet, pack, unpack
 from tp_flower.protocol.training_messages import Update
 from tp_flower.randomness import Stream, generator
@@ -284,7 +284,7 @@ def test_rows_leave_where_the_policy_says_so(strategy, own, policy, refused, tmp
         federated.train(
             grid, sql, strategy, num_epochs=0, coreset_kind="uniform", **own
         )
-    assert bool(grid.sent(Action.ROWS)) == (not refused)
+    assert bool(grid.sent(TRAIN_ROWS)) == (not refused)
 
 
 def test_the_ledger_and_the_report_say_what_has_left():
@@ -304,8 +304,8 @@ class Asking(InProcessGrid):
     """A server that asks for rows in a run that was planned without."""
 
     def _deliver(self, message):
-        if message.metadata.message_type == Action.ADMM:
-            message.metadata.__dict__["_message_type"] = str(Action.ROWS)
+        if message.metadata.message_type == TRAIN_ADMM:
+            message.metadata.__dict__["_message_type"] = str(TRAIN_ROWS)
             header = unpack(message.content).header
             place = {name: header.get(name) for name in ("run", "round", "after")}
             asked = encode(RowsRequest(seed=0, clusters=10))

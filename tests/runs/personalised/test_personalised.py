@@ -23,6 +23,11 @@ from tp_flower.errors import (
     SiteError,
 )
 from tp_flower.methods.personalised.graph import parse_edges
+from tp_flower.methods.personalised.messages import (
+    TRAIN_PERSONAL,
+    TRAIN_PERSONALISE,
+    TRAIN_SUMMARISE,
+)
 from tp_flower.protocol.messages import Action
 from tp_flower.query import Query
 from tp_flower.reports.console import format_value
@@ -218,10 +223,10 @@ def test_noise_on_the_summaries_is_paid_for_and_so_said(graph, tmp_path):
     # and every message says what it tells
     messages = strategy.report.privacy["messages"]
     covered = [own["message"] for own in messages if "epsilon" in str(own)]
-    assert covered == [str(Action.SUMMARISE)]
+    assert covered == [str(TRAIN_SUMMARISE)]
     sent = {
         *(Action.DESCRIBE, Action.SEAL, Action.EXTRACT, Action.STATISTICS),
-        *(Action.FIT, Action.PERSONALISE, Action.SUMMARISE, Action.PERSONAL),
+        *(Action.FIT, TRAIN_PERSONALISE, TRAIN_SUMMARISE, TRAIN_PERSONAL),
         Action.FINISH,
     }
     assert {own["message"] for own in messages} == set(map(str, sent))

@@ -33,6 +33,7 @@ from tests.support.predicted import train as train_query
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.files import HOME_VARIABLE, home_folder
 from tp_flower.methods.boost.boosting import Boosting
+from tp_flower.methods.boost.messages import TRAIN_BAG, TRAIN_BOOST
 from tp_flower.protocol.messages import Action
 from tp_flower.query import Query
 from tp_flower.reports.records import report_dict
@@ -106,7 +107,7 @@ def test_a_table_whose_step_is_zero_grows_no_more(monkeypatch):
     assert steps == [3, 2, 1]
     # the last of them had no step, either: nothing is left to grow
     assert len(run.losses) == 3
-    rounds = [seen for seen in run.seen if seen.action == Action.BOOST]
+    rounds = [seen for seen in run.seen if seen.action == TRAIN_BOOST]
     grown = [len(seen.arrays) for seen in rounds if seen.is_reply]
     assert sorted(grown) == [0, 0, 0, 1, 1, 1, 1, 1, 1]
 
@@ -301,7 +302,7 @@ def test_what_the_rows_decide_is_reported():
         "trees-per-round": 30,
     }
     assert run.strategy.chosen["patience"] == 2
-    requests = [seen.header["growth"] for seen in run.sent(Action.BOOST)]
+    requests = [seen.header["growth"] for seen in run.sent(TRAIN_BOOST)]
     assert {(growth["trees"], growth["leaves"]) for growth in requests} == {(30, 14)}
     few = run_query(
         store_sql("squared"), one_per_site(whole(FRAMES)), "boost", num_epochs=1
@@ -408,7 +409,7 @@ def test_the_average_of_equal_shards_is_what_each_has_grown(privacy):
         }
         local, bagged = (boosted(lou, sites, **how) for lou in ("local", "bagged"))
         np.testing.assert_allclose(bagged.losses, local.losses, rtol=1e-5)
-        assert len({seen.round for seen in bagged.sent(Action.BAG)}) == rounds
+        assert len({seen.round for seen in bagged.sent(TRAIN_BAG)}) == rounds
 
 
 @BOTH
@@ -420,7 +421,7 @@ def test_auto_takes_what_the_validation_rows_prefer(privacy):
     }
     assert first["local"] != first["bagged"]
     assert first["auto"] == min(first["local"], first["bagged"])
-    own = runs["bagged"].arrays(Action.BOOST, replies=True)
+    own = runs["bagged"].arrays(TRAIN_BOOST, replies=True)
     assert {name for _, name in own} == {"sealed"}
 
 
@@ -447,14 +448,14 @@ def test_shards_average_until_their_own_trees_are_preferred(
 
     monkeypatch.setattr(boosting, "_step", step)
     run = boosted("auto")
-    assert len({seen.round for seen in run.sent(Action.BAG)}) == tried
+    assert len({seen.round for seen in run.sent(TRAIN_BAG)}) == tried
     assert run.strategy.chosen["lou"] == chosen
 
 
 def test_large_shards_keep_their_trees_where_no_rows_validate(monkeypatch):
     monkeypatch.setattr(boosting, "LARGE_SHARD", 1)
     run = boosted("auto", validation_fraction=0.0, patience=0)
-    assert not run.sent(Action.BAG)
+    assert not run.sent(TRAIN_BAG)
     assert run.strategy.chosen["lou"] == "local in 3 of 3 epochs"
     assert "the trees that a shard has grown" not in str(
         report_dict(run.strategy.report)
@@ -481,7 +482,7 @@ def test_trees_are_shown_where_the_policies_let_models_leave(tmp_path, lou):
                 boosted(lou, sites)
             continue
         run = boosted(lou, sites)
-        assert len({seen.round for seen in run.sent(Action.BAG)}) == 3 * count
+        assert len({seen.round for seen in run.sent(TRAIN_BAG)}) == 3 * count
         kinds = {
             line["release"]["what"]
             for lines in run.strategy.ledgers.values()
@@ -495,7 +496,7 @@ def test_sealed_trees_that_belong_elsewhere_are_refused(how):
     earlier = {}
 
     def change(seen):
-        if seen.action != Action.BAG or seen.is_reply:
+        if seen.action != TRAIN_BAG or seen.is_reply:
             return
         for key in list(seen.arrays):
             if how == "missing":

@@ -20,11 +20,7 @@ from tests.support.federated import one_per_site, run_query, whole
 from tests.support.reference.families import Family
 from tests.support.reference.training import conjugate_gradients
 from tp_flower.learning import solvers
-from tp_flower.methods.cg.messages import (
-    DescentStep,
-    DescentUpdate,
-    DirectionUpdate,
-)
+from tp_flower.methods.cg.messages import DescentStep, DescentUpdate, DirectionUpdate
 from tp_flower.privacy.sealed_sums import read_words
 from tp_flower.protocol.fields import layout_of
 from tp_flower.settings import PrivacySettings

@@ -25,7 +25,7 @@ from tests.support.peers.hostile import Kept
 from tests.support.peers.told import Row, Told, watch
 from tp_flower.errors import MessageError, TPFlowerError
 from tp_flower.protocol.fields import PARTS, Body, layout_of
-from tp_flower.protocol.messages import Action
+from tp_flower.protocol.messages import Action, action_named
 from tp_flower.protocol.packet import Packet, pack, pack_bits, unpack, unpack_bits
 
 Path_ = tuple[str | int, ...]
@@ -241,7 +241,7 @@ def problem_rows(record: Record, part: int) -> int:
 
 def places(action: str, node: int, packet: Packet) -> Iterator[Place]:
     """Yield every field of a request that it has, by its declaration."""
-    kind = Action(action).request
+    kind = action_named(action).request
     yield from _places(action, node, kind, packet.header, ())
     if (part := layout_of(kind).part) is None:
         return

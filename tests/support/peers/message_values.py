@@ -19,10 +19,10 @@ from msgspec.structs import fields as declared_fields
 from tests.support.peers.hostile import header
 from tp_flower.protocol.codec import encode
 from tp_flower.protocol.fields import ArraySpec, Body, Layout, Message, layout_of
-from tp_flower.protocol.messages import Action
+from tp_flower.protocol.messages import ACTIONS
 from tp_flower.protocol.packet import WIRE_DTYPES, ArrayKey, Packet
 
-MESSAGES = [kind for action in Action for kind in action.messages]
+MESSAGES = [kind for action in ACTIONS.values() for kind in action.messages]
 EXTRA = "undeclared"
 ID, PARTS = "id", "parts"
 MOST_SIDE = 3

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tp_flower.errors import ModelError
-from tp_flower.methods import Growth
 from tp_flower.methods.boost.bagging import ShardTrees, average, shown_trees
+from tp_flower.methods.boost.messages import Growth
 from tp_flower.methods.boost.trees import TreeModel, grow, sum_of_trees
 
 GROWTH = Growth(trees=3, leaves=6, rate=0.5, least_rows=5)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tp_flower.arrays import MISSING
 from tp_flower.errors import ModelError
-from tp_flower.methods import Growth
+from tp_flower.methods.boost.messages import Growth
 from tp_flower.methods.boost.pooling import (
     MOST_INTERVALS,
     ColumnSums,

@@ -18,7 +18,7 @@ from tp_flower.learning.models.local_model import (
     rows_of,
 )
 from tp_flower.learning.solvers import IterativeSolver, RidgeSolver, gram
-from tp_flower.methods import Growth
+from tp_flower.methods.boost.messages import Growth
 from tp_flower.methods.boost.trees import TreeModel, grow
 from tp_flower.privacy.gradients import clipped_sum, squared_lengths
 from tp_flower.privacy.statistics_update import Rows

@@ -13,7 +13,6 @@ from tp_flower.arrays import MISSING
 from tp_flower.errors import ModelError
 from tp_flower.joins.mapping import TableMapping, TableRows
 from tp_flower.joins.rows import JoinedRows
-from tp_flower.methods import Growth
 from tp_flower.methods.boost.boosting import (
     SHRINK,
     Boosting,
@@ -21,6 +20,7 @@ from tp_flower.methods.boost.boosting import (
     moved,
     step_along,
 )
+from tp_flower.methods.boost.messages import Growth
 from tp_flower.methods.boost.trees import Forest, TreeModel, grow
 
 GROWTH = Growth(trees=1, leaves=5, rate=1.0, least_rows=50)

@@ -21,7 +21,7 @@ from tp_flower.privacy.mechanisms import (
     Gaussian,
     PureDp,
 )
-from tp_flower.protocol.messages import Action
+from tp_flower.protocol.messages import ACTIONS
 
 DELTA = 1e-5
 NOISE = Gaussian(5.0)
@@ -153,7 +153,7 @@ def test_no_release_gives_features_an_epsilon_that_they_did_not_have(released, m
 def test_every_kind_of_release_is_about_something():
     declared = {
         kind
-        for action in Action
+        for action in ACTIONS.values()
         for message in action.messages
         for item in message.discloses
         for kind in item.kinds

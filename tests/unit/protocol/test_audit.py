@@ -8,7 +8,7 @@ import pytest
 
 from scripts.render_pages import AUDIT, AUDIT_KEYS, audited, audited_fields
 from tp_flower.protocol.fields import SITES, Request
-from tp_flower.protocol.messages import Action
+from tp_flower.protocol.messages import ACTIONS
 
 ENTRIES = tomllib.loads(AUDIT.read_text(encoding="utf-8"))
 STRUCTURES = {kind.__name__: kind for kinds in audited().values() for kind in kinds}
@@ -43,5 +43,5 @@ def test_an_entry_says_what_is_gained_and_what_is_checked(name):
 
 
 def test_whoever_reads_a_message_is_known():
-    assert {action.request.reader for action in Action} == {SITES}
-    assert all(issubclass(action.request, Request) for action in Action)
+    assert {action.request.reader for action in ACTIONS.values()} == {SITES}
+    assert all(issubclass(action.request, Request) for action in ACTIONS.values())

@@ -10,22 +10,26 @@ from client_apps.methods.registry import join_method_of
 from client_apps.privacy import ledger_entries
 from scripts.render_pages import render_pages
 from tests.support.files import ROOT
-from tp_flower.methods import ADMM, CORESET, DP_SGD, NOISY_STATISTICS, SGD
-from tp_flower.protocol.messages import Action
+from tp_flower.methods import ADMM, CORESET, SGD
+from tp_flower.methods.admm.messages import TRAIN_ADMM
+from tp_flower.methods.coreset.messages import TRAIN_ROWS
+from tp_flower.methods.sgd.messages import TRAIN_SGD
+from tp_flower.protocol.fields import DP_SGD, NOISY_STATISTICS
+from tp_flower.protocol.messages import ACTIONS, Action
 from tp_flower.sources.policy import LEVELS
 
 DISCLOSURES = [
     (action, declared)
-    for action in Action
+    for action in ACTIONS.values()
     for message in action.messages
     for declared in message.discloses
 ]
 KINDS = {kind for _, declared in DISCLOSURES for kind in declared.kinds}
 LEAVE_WITH = {
     Action.PREPARE: [("curvature", ADMM), ("gram", ADMM)],
-    Action.ADMM: [(x, ADMM) for x in ("moments", "parameters", "model", "scores")],
-    Action.SGD: [("gradients", SGD), ("batch-scores", SGD), ("scores", SGD)],
-    Action.ROWS: [("rows", CORESET), ("centres", CORESET)],
+    TRAIN_ADMM: [(x, ADMM) for x in ("moments", "parameters", "model", "scores")],
+    TRAIN_SGD: [("gradients", SGD), ("batch-scores", SGD), ("scores", SGD)],
+    TRAIN_ROWS: [("rows", CORESET), ("centres", CORESET)],
     Action.CONSENSUS: [("scores", CORESET)],
 }
 
@@ -79,7 +83,7 @@ def test_a_release_is_booked_under_the_message_it_leaves_with(action):
 def test_placeholders_are_facts_of_a_run():
     from strategies.disclosures import Exposure, _protections, facts_of
 
-    exposure = Exposure("o", [Action.ADMM], ["c"], ["c"], [], True, False)
+    exposure = Exposure("o", [TRAIN_ADMM], ["c"], ["c"], [], True, False)
     facts, protections = facts_of(exposure), _protections(exposure)
     for _, declared in DISCLOSURES:
         assert declared.covered_by in protections

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.support.files import output_of
 from tests.support.peers import message_values
 from tp_flower.errors import ErrorKind, MessageError, RangeError
+from tp_flower.methods.admm.messages import AdmmReply, AdmmRequest, AdmmStep
 from tp_flower.methods.coreset.messages import DrawPart, DrawRequest
 from tp_flower.protocol import codec, training_messages
 from tp_flower.protocol.codec import (
@@ -22,7 +23,12 @@ from tp_flower.protocol.codec import (
 )
 from tp_flower.protocol.fields import Request, field_bytes, layout_of
 from tp_flower.protocol.inference_messages import FinishRequest, ScorePart
-from tp_flower.protocol.messages import Action, Failure, ReplyEnvelope, RequestEnvelope
+from tp_flower.protocol.messages import (
+    ACTIONS,
+    Failure,
+    ReplyEnvelope,
+    RequestEnvelope,
+)
 from tp_flower.protocol.packet import Packet, pack, unpack
 from tp_flower.protocol.setup_messages import (
     ExtractedPart,
@@ -44,14 +50,14 @@ print(time.process_time() - started)
 
 
 def test_every_action_has_a_request_and_a_reply_of_its_own():
-    assert len(set(message_values.MESSAGES)) == 2 * len(Action)
+    assert len(set(message_values.MESSAGES)) == 2 * len(ACTIONS)
     declared = {
         kind
         for kind in Request.__subclasses__()
         if kind.__module__.startswith("tp_flower.")
     }
     unsent = declared - set(message_values.MESSAGES)
-    assert not unsent, "give them a line in Action (tp_flower/protocol/messages.py)"
+    assert not unsent, "declare an action with them"
 
 
 @each_message
@@ -161,11 +167,11 @@ def test_a_message_and_its_envelope_travel_together():
 
 def test_a_failure_stands_in_place_of_a_reply():
     failure = Failure(error="no", kind=ErrorKind.REFUSED, part=4)
-    assert decode_reply(training_messages.AdmmReply, encode(failure)) == failure
+    assert decode_reply(AdmmReply, encode(failure)) == failure
     assert is_failure(encode(failure))
     with pytest.raises(MessageError, match="it has arrays, but none are declared"):
         decode_reply(
-            training_messages.AdmmReply,
+            AdmmReply,
             Packet(encode(failure).header, {(0, "x"): STEP}),
         )
 
@@ -177,9 +183,9 @@ STEP = np.zeros((3, 2), np.float32)
 
 def admm(step=STEP, fit=None, **facts):
     fit = training_messages.LocalFit(**{**FIT, **(fit or {})})
-    parts = {4: training_messages.AdmmStep(step)}
+    parts = {4: AdmmStep(step)}
     facts = {"evaluate": False, "scores_number": 1, **facts}
-    return training_messages.AdmmRequest(fit=fit, parts=parts, **facts)
+    return AdmmRequest(fit=fit, parts=parts, **facts)
 
 
 def draw(**facts):
@@ -250,7 +256,7 @@ def test_an_array_beside_its_family_or_where_none_is_declared_is_refused(names):
 
 
 def test_sizes_that_the_reader_knows_are_compared():
-    body = training_messages.AdmmStep(STEP)
+    body = AdmmStep(STEP)
     check_sizes(body, trained=3)
     check_sizes(body, trained=3, outputs=2, scored=9)
     with pytest.raises(MessageError, match=r"\(3, 2\); allowed: .* 4 \(trained\) x"):
@@ -272,11 +278,11 @@ def test_members_of_a_family_have_sizes_of_their_own():
 
 def test_bytes_of_an_array():
     sizes = {"trained": 9, "outputs": 2, "rows": 9}
-    assert field_bytes(training_messages.AdmmStep, "step", sizes) == 72
+    assert field_bytes(AdmmStep, "step", sizes) == 72
     assert field_bytes(ScorePart, "rows", sizes) == 2
     assert field_bytes(ExtractedPart, "row_hashes", sizes) == 144
     with pytest.raises(KeyError, match="trained"):
-        field_bytes(training_messages.AdmmStep, "step", {})
+        field_bytes(AdmmStep, "step", {})
 
 
 def test_the_declarations_take_no_time_to_import():

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.support.files import ROOT
 from tp_flower.protocol.fields import layout_of
-from tp_flower.protocol.messages import Action
+from tp_flower.protocol.messages import ACTIONS
 
 PACKAGES = ("tp_flower", "strategies", "client_apps")
 MODULES = sorted(
@@ -142,8 +142,12 @@ def test_a_folder_has_few_modules() -> None:
 
 
 def room(path: Path) -> str:
-    """Return the folder below a package; a module beside the folders is its own."""
-    return "/".join(path.relative_to(ROOT).parts[:2])
+    """Return the folder below a package; a module beside the folders is its own.
+
+    Below ``tp_flower/methods``, each folder is the room of a method.
+    """
+    parts = path.relative_to(ROOT).parts
+    return "/".join(parts[: 3 if parts[:2] == ("tp_flower", "methods") else 2])
 
 
 def imported_rooms(path: Path) -> set[str]:
@@ -209,7 +213,9 @@ def test_no_key_is_typed_on_both_sides() -> None:
 def test_sites_type_no_names_of_the_wire() -> None:
     """They read the fields of messages, which alone know how these are called."""
     names, kinds = set(), set()
-    for message in (message for action in Action for message in action.messages):
+    for message in (
+        message for action in ACTIONS.values() for message in action.messages
+    ):
         bodies = [message, layout_of(message).part]
         for layout in (layout_of(body) for body in bodies if body is not None):
             names |= {*layout.values, *layout.arrays, *layout.families}

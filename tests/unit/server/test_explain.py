@@ -29,8 +29,9 @@ from tests.support.files import case_table
 from tests.support.page_reading import Page
 from tests.support.policies import OPEN
 from tp_flower.errors import MappingError
+from tp_flower.methods.coreset.messages import TRAIN_DRAW, TRAIN_MEASURE, TRAIN_WEIGH
 from tp_flower.privacy.key_agreement import KeySource
-from tp_flower.protocol.messages import Action
+from tp_flower.protocol.messages import ACTIONS, Action, action_named
 from tp_flower.query import Query
 from tp_flower.reports.results import CONSOLE_WIDTH
 from tp_flower.settings import PrivacySettings
@@ -38,7 +39,7 @@ from tp_flower.sources.flights import FLIGHTS_SQL, flights_tables
 
 CASES = case_table(__file__)
 CORESET = {"coreset_size": 9, "task": "regression"}
-DRAWING = {str(action) for action in (Action.MEASURE, Action.DRAW, Action.WEIGH)}
+DRAWING = {str(action) for action in (TRAIN_MEASURE, TRAIN_DRAW, TRAIN_WEIGH)}
 PRIVATE = PrivacySettings(
     labels="randomised-response",
     label_epsilon=1.5,
@@ -149,7 +150,7 @@ def test_every_message_is_covered(strategy):
 def test_every_message_is_of_a_method_or_a_prediction():
     sent = {*SET_UP, Action.STATISTICS, Action.FIT, Action.FINISH}
     sent |= {
-        *map(Action, DRAWING),
+        *map(action_named, DRAWING),
         *TRAINING,
         Action.RANK,
         Action.SCORE,
@@ -157,7 +158,7 @@ def test_every_message_is_of_a_method_or_a_prediction():
     }
     for method in JoinStrategy.methods.values():
         sent |= {*method.messages, *method.messages_of_shards}
-    unsent = set(Action) - sent
+    unsent = set(ACTIONS.values()) - sent
     assert not unsent, "list them in the `messages` of the strategy that sends them"
 
 

@@ -10,7 +10,7 @@ from tests.support.log_lines import events, logged_run
 from tests.support.peers.keyed_sites import SQL, A, B
 from tp_flower.errors import TPFlowerError
 from tp_flower.events import SHOWN_DIGITS
-from tp_flower.protocol.messages import Action
+from tp_flower.methods.admm.messages import TRAIN_ADMM
 from tp_flower.protocol.packet import Packet, pack
 from tp_flower.query import Query
 
@@ -26,7 +26,7 @@ class Failing(InProcessGrid):
         self.kind, self.has_failed = kind, False
 
     def _deliver(self, message):
-        if message.metadata.message_type == Action.ADMM and not self.has_failed:
+        if message.metadata.message_type == TRAIN_ADMM and not self.has_failed:
             self.has_failed = True
             header = {"error": "no\nspace", "kind": self.kind, "round": 4}
             return Message(pack(Packet(header)), reply_to=message)

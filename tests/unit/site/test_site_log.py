@@ -13,7 +13,7 @@ from tests.support.federated import WatchedGrid, store, store_on_disk, store_sql
 from tests.support.log_lines import events, logged_run
 from tp_flower.errors import TPFlowerError
 from tp_flower.events import SHOWN_DIGITS
-from tp_flower.protocol.messages import Action
+from tp_flower.methods.admm.messages import TRAIN_ADMM
 from tp_flower.query import Query
 
 SERVER = {"start", "sent", "reply", "round", "finish", "stop"}
@@ -65,7 +65,7 @@ def test_a_simulation_says_so_at_debug_only(caplog):
 )
 def test_a_refusal_says_why_in_one_line(tmp_path, caplog, change, reason):
     def spoil(seen):
-        if seen.action == Action.ADMM and not seen.is_reply:
+        if seen.action == TRAIN_ADMM and not seen.is_reply:
             change(seen.header)
 
     grid = WatchedGrid(
@@ -75,7 +75,7 @@ def test_a_refusal_says_why_in_one_line(tmp_path, caplog, change, reason):
         logged_run(strategy_of(), grid, caplog)
     lines = events(caplog.records)
     (refused,) = (line for line in lines if line["event"] == "refused")
-    expected = ("ERROR", Action.ADMM, "refused")
+    expected = ("ERROR", TRAIN_ADMM, "refused")
     assert tuple(refused[key] for key in ("level", "action", "kind")) == expected
     assert reason in refused["reason"]
     assert all(line["event"] != "answered" or line["level"] == "INFO" for line in lines)

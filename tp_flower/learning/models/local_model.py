@@ -8,7 +8,7 @@ make the sum degenerate (the server's fixed base score replaces the others).
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
@@ -20,16 +20,15 @@ import numpy.typing as npt
 from tp_flower.arrays import FloatArray, blocks, blocks_of, in_threads
 from tp_flower.errors import SettingsError
 from tp_flower.features.sparse import EncodedRows, SparseRows, dense
-from tp_flower.methods import MOST_LAYERS, TREES
 
 if TYPE_CHECKING:
     import torch
     from scipy.sparse import csr_array
 
-CENTRES = "centres"  # kind of a clustering's model
-NUMPY_KINDS = frozenset({"linear", CENTRES, TREES})
-"""Kinds of models that need no torch, and score 0 before they are trained."""
+LINEAR: Final = "linear"
+CENTRES: Final = "centres"  # kind of a clustering's model
 
+MOST_LAYERS: Final = 64  # of a network, besides the last
 Units = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 """A number of scores per row, or the width of a layer."""
 MOST_SCALE = 1e30
@@ -61,12 +60,11 @@ def on_host(features: Features) -> EncodedRows:
 class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The specification of a local model, without its parameters.
 
-    Its kind is ``"linear"``, ``"trees"``, ``"centres"``, ``"mlp"`` or
-    ``"package.module:factory"``, the dotted path of a function ``(features, outputs,
-    intercept) -> torch.nn.Module``. Torch models multiply their output by
-    ``output_scale``, in regression the label's standard deviation, so that weights of
-    order one suffice. All shards of a table have the same seed, and start from the same
-    parameters.
+    Its kind is one of :data:`NUMPY_KINDS`, ``"mlp"`` or ``"package.module:factory"``,
+    the dotted path of a function ``(features, outputs, intercept) -> torch.nn.Module``.
+    Torch models multiply their output by ``output_scale``, in regression the label's
+    standard deviation, so that weights of order one suffice. All shards of a table have
+    the same seed, and start from the same parameters.
     """
 
     kind: str = "linear"
@@ -244,16 +242,44 @@ def squared_distances(
     return np.maximum(out, 0.0, out=out)
 
 
+@dataclass(frozen=True)
+class ModelKind:
+    """A kind of models that need no torch, and score 0 before they are trained.
+
+    Attributes:
+        build: makes the model of a table with so many encoded columns.
+        count: says how many parameters such a model has before it is trained.
+    """
+
+    build: Callable[[ModelSpec, int], LocalModel]
+    count: Callable[[ModelSpec, int], int]
+
+
+NUMPY_KINDS: Final[dict[str, ModelKind]] = {
+    LINEAR: ModelKind(
+        lambda spec, features: LinearModel(
+            features, spec.outputs, intercept=spec.intercept
+        ),
+        lambda spec, features: (features + int(spec.intercept)) * spec.outputs,
+    ),
+    CENTRES: ModelKind(
+        lambda spec, features: CentresModel(features, spec.outputs),
+        lambda spec, features: features * spec.outputs,
+    ),
+}
+"""The kinds that are registered; every other kind is one of torch."""
+
+
+def register_kind(name: str, kind: ModelKind) -> None:
+    """Add a kind of models; ValueError if there is another one of its name."""
+    if NUMPY_KINDS.setdefault(name, kind) is not kind:
+        raise ValueError(f"models {name!r} are registered: choose another name")
+
+
 def build_model(spec: ModelSpec, features: int, device: str = "auto") -> LocalModel:
     """Return the local model of a table with ``features`` encoded columns."""
-    if spec.kind == "linear":
-        return LinearModel(features, spec.outputs, intercept=spec.intercept)
-    if spec.kind == CENTRES:
-        return CentresModel(features, spec.outputs)
-    if spec.kind == TREES:
-        from tp_flower.methods.boost.trees import TreeModel
-
-        return TreeModel(spec.outputs)
+    if spec.kind in NUMPY_KINDS:
+        return NUMPY_KINDS[spec.kind].build(spec, features)
     # torch takes a second to import: linear models do without
     from tp_flower.learning.models.neural import build_torch_model
 
@@ -263,18 +289,12 @@ def build_model(spec: ModelSpec, features: int, device: str = "auto") -> LocalMo
 def count_parameters(spec: ModelSpec, features: int) -> int:
     """Return how many parameters a model has before training, without allocating any.
 
-    Trees have none then: each round says how many leaves it grows (``Growth``).
-
     >>> spec = ModelSpec("mlp", hidden_sizes=(3,), intercept=True)
     >>> count_parameters(spec, features=2)
     13
     """
-    if spec.kind == TREES:
-        return 0
-    if spec.kind == "linear":
-        return (features + int(spec.intercept)) * spec.outputs
-    if spec.kind == CENTRES:
-        return features * spec.outputs
+    if spec.kind in NUMPY_KINDS:
+        return NUMPY_KINDS[spec.kind].count(spec, features)
     if spec.kind == "mlp":
         widths = (features, *spec.hidden_sizes)
         hidden = sum((below + 1) * width for below, width in pairwise(widths))

@@ -1,13 +1,47 @@
 """The messages of training by boosting, after ``prepare``."""
 
-from typing import Annotated
+from typing import Annotated, Final
+
+import msgspec
 
 from tp_flower.arrays import AnyArray
-from tp_flower.methods import Growth
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Discloses, PartBody, Reply, Request
+from tp_flower.protocol.messages import declare_action
 from tp_flower.protocol.setup_messages import SealedText
 from tp_flower.protocol.training_messages import SCORES_DISCLOSED
+
+TREES: Final = "trees"  # the kind of models
+LOCAL, BAGGED, POOLED = "local", "bagged", "pooled"  # how the shards of a table boost
+# joined rows: where no rows validate, it keeps to its own trees
+LARGE_SHARD: Final = 50_000
+SHARED_TREES: Final = 3
+FEWEST_TREES: Final = 8
+"""All trees of shards that average them, over one's own; of each shard, at least."""
+
+
+class Growth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How trees are grown: how many, of how many leaves, and by which rate.
+
+    A leaf has at least ``least_rows`` joined rows.
+    """
+
+    trees: Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+    leaves: Annotated[int, msgspec.Meta(ge=2, le=1 << 16)]
+    rate: Annotated[float, msgspec.Meta(gt=0, le=1)]
+    least_rows: Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
+    seed: Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)] = 0
+
+    def of_shards(self, shards: int) -> "Growth":
+        """Return the growth of shards that average trees: fewer each, and bolder ones.
+
+        >>> growth = Growth(trees=30, leaves=127, rate=0.1, least_rows=20)
+        >>> [growth.of_shards(n).trees for n in (2, 5, 50)]
+        [30, 18, 8]
+        """
+        trees = min(max(SHARED_TREES * self.trees // shards, FEWEST_TREES), self.trees)
+        rate = 1.0 - (1.0 - self.rate) ** (self.trees / trees)
+        return msgspec.structs.replace(self, trees=trees, rate=rate)
 
 
 class BoostStep(PartBody, frozen=True, kw_only=True):
@@ -140,3 +174,7 @@ class BagReply(Reply, frozen=True):
             when="bagged",
         ),
     )
+
+
+TRAIN_BOOST: Final = declare_action("train.boost", BoostRequest, BoostReply)
+TRAIN_BAG: Final = declare_action("train.bag", BagRequest, BagReply)

@@ -24,8 +24,8 @@ import numpy.typing as npt
 
 from tp_flower.arrays import MISSING, AnyArray, FloatArray, IntArray
 from tp_flower.errors import ModelError
-from tp_flower.methods import Growth
 from tp_flower.methods.boost.bagging import read_trees, write_trees
+from tp_flower.methods.boost.messages import Growth
 from tp_flower.methods.boost.trees import TreeModel, grow
 
 MOST_INTERVALS: Final = 64  # of a shard's column, besides categories

@@ -26,7 +26,7 @@ from tp_flower.arrays import MISSING, AnyArray, FloatArray, thread_count
 from tp_flower.errors import ModelError, install_hint
 from tp_flower.features.sparse import SparseRows
 from tp_flower.learning.models.local_model import Features, LocalModel, on_host
-from tp_flower.methods import Growth
+from tp_flower.methods.boost.messages import Growth
 
 if TYPE_CHECKING:
     import lightgbm

@@ -1,18 +1,19 @@
 """Messages of training by conjugate gradients, after ``prepare``."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from tp_flower.arrays import AnyArray
 from tp_flower.protocol import fields as f
-from tp_flower.protocol import training_messages
 from tp_flower.protocol.fields import Body, Discloses, PartBody, Reply, Request
-
-
-class LineStep(Body, frozen=True, kw_only=True):
-    """A step theta += ``length`` p in the direction p = v + ``conjugacy`` p."""
-
-    length: f.NonNegative
-    conjugacy: f.NonNegative
+from tp_flower.protocol.messages import declare_action
+from tp_flower.protocol.training_messages import (
+    SCORES_DISCLOSED,
+    STEPS_DISCLOSED,
+    LineStep,
+    ScoreSteps,
+    share_disclosed,
+    sum_disclosed,
+)
 
 
 class DescentTerms(Body, frozen=True, kw_only=True):
@@ -32,7 +33,7 @@ class DescentTerms(Body, frozen=True, kw_only=True):
     scores_number: f.Count
 
 
-class DescentStep(training_messages.AdmmStep, frozen=True):
+class DescentStep(ScoreSteps, frozen=True):
     """A Newton step of the trained rows' scores, if their curvature were 1.
 
     ``place`` is the table's in the sum of products, for one of its shards.
@@ -52,7 +53,7 @@ class DescentRequest(Request, frozen=True, kw_only=True):
     is_best: bool = False
     parts: dict[int, DescentStep]
 
-    discloses = training_messages.AdmmRequest.discloses
+    discloses = STEPS_DISCLOSED
     schedule = ("terms", "line", "is_best", "place", "deviation")
 
 
@@ -74,9 +75,7 @@ class DescentUpdate(DirectionUpdate, frozen=True):
 
 
 _DIRECTION = (
-    training_messages.SCORES_DISCLOSED._replace(
-        carries="{scored}, of a change of the models", when=""
-    ),
+    SCORES_DISCLOSED._replace(carries="{scored}, of a change of the models", when=""),
     Discloses(
         "four inner products of gradients and changes of models, summed over tables",
         fields=("products",),
@@ -93,7 +92,7 @@ class DescentReply(Reply, frozen=True):
     parts: dict[int, DescentUpdate]
 
     discloses = (
-        training_messages.share_disclosed("terms", "{terms}", "moments"),
+        share_disclosed("terms", "{terms}", "moments"),
         *_DIRECTION,
     )
 
@@ -111,7 +110,7 @@ class DirectionRequest(Request, frozen=True, kw_only=True):
     terms: DescentTerms
     parts: dict[int, SummedStep]
 
-    discloses = (training_messages.sum_disclosed("terms", "{terms}"),)
+    discloses = (sum_disclosed("terms", "{terms}"),)
     schedule = ("terms", "place")
 
 
@@ -121,3 +120,9 @@ class DirectionReply(Reply, frozen=True):
     parts: dict[int, DirectionUpdate]
 
     discloses = _DIRECTION
+
+
+TRAIN_DESCENT: Final = declare_action("train.descent", DescentRequest, DescentReply)
+TRAIN_DIRECTION: Final = declare_action(
+    "train.direction", DirectionRequest, DirectionReply
+)

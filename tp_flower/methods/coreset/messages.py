@@ -7,6 +7,7 @@ import msgspec
 from tp_flower.arrays import AnyArray
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Discloses, PartBody, Reply, Request
+from tp_flower.protocol.messages import declare_action
 from tp_flower.protocol.setup_messages import SealedText
 
 MOST_SAMPLED: Final = 1 << 24
@@ -224,3 +225,9 @@ class RowsReply(Reply, frozen=True):
             when="sends_centres",
         ),
     )
+
+
+TRAIN_MEASURE: Final = declare_action("train.measure", MeasureRequest, MeasureReply)
+TRAIN_DRAW: Final = declare_action("train.draw", DrawRequest, DrawReply)
+TRAIN_WEIGH: Final = declare_action("train.weigh", WeighRequest, WeighReply)
+TRAIN_ROWS: Final = declare_action("train.rows", RowsRequest, RowsReply)

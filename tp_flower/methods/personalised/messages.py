@@ -1,15 +1,19 @@
 """Messages of personalised models: a model for every site of one table."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from tp_flower.arrays import AnyArray
-from tp_flower.methods import SUMMARIES
 from tp_flower.objectives import names_of_losses
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Body, Discloses, PartBody, Reply, Request
+from tp_flower.protocol.messages import declare_action
 from tp_flower.protocol.setup_messages import SealedText
 
 Metric = Annotated[float, f.between(-f.LARGEST, f.LARGEST)]
+
+BY_DATA, BY_FEATURES, BY_MODELS = "data", "features", "models"
+SUMMARIES: Final = (BY_DATA, BY_FEATURES, BY_MODELS)
+"""Summaries of sites from which a graph of similar sites can be made."""
 
 
 class PersonalisePart(PartBody, frozen=True, kw_only=True):
@@ -202,3 +206,12 @@ class PersonalReply(Reply, frozen=True):
         ),
         _METRICS._replace(fields=("metrics", "common_metrics")),
     )
+
+
+TRAIN_PERSONALISE: Final = declare_action(
+    "train.personalise", PersonaliseRequest, PersonaliseReply
+)
+TRAIN_SUMMARISE: Final = declare_action(
+    "train.summarise", SummariseRequest, SummariseReply
+)
+TRAIN_PERSONAL: Final = declare_action("train.personal", PersonalRequest, PersonalReply)

@@ -21,6 +21,7 @@ from client_apps.training import prepare
 from strategies.run.grid import InProcessGrid
 from tests.support.peers import hostile
 from tp_flower.methods import METHODS
+from tp_flower.methods.admm.messages import TRAIN_ADMM
 from tp_flower.protocol import fields
 from tp_flower.protocol.codec import add_envelope, encode, read_envelope
 from tp_flower.protocol.messages import Action, RequestEnvelope
@@ -121,7 +122,7 @@ class ToyGrid(InProcessGrid):
         self.answers = []
 
     def _deliver(self, message):
-        if message.metadata.message_type != Action.ADMM:
+        if message.metadata.message_type != TRAIN_ADMM:
             return super()._deliver(message)
         refused = unpack(super()._deliver(message).content)
         node = message.metadata.dst_node_id
