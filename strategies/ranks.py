@@ -13,7 +13,7 @@ from strategies.run.exchange import Part, Replies, Requests, ask
 from strategies.run.replies import array_of
 from strategies.run.sites import Inventory
 from strategies.setup.encoding import TableEncoding
-from strategies.setup.joined_rows import JoinedRows, TableLayout
+from strategies.setup.joined_rows import JoinedTables, TableLayout
 from tp_flower.arrays import AnyArray, BoolArray
 from tp_flower.features.ranks import LEAST_RANK
 from tp_flower.protocol.fields import Document
@@ -114,7 +114,7 @@ def asks_ranks(inventory: Inventory) -> bool:
 
 
 def rank_rows(
-    joined: JoinedRows, encoders: Mapping[str, TableEncoding]
+    joined: JoinedTables, encoders: Mapping[str, TableEncoding]
 ) -> Generator[Requests, Replies, Ranks]:
     """Ask how much participating rows vary, as encoded by their tables' encoders."""
     bodies = {

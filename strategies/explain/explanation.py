@@ -53,7 +53,7 @@ from strategies.run.strategy import RoundStrategy
 from strategies.score_readings import score_readings
 from strategies.setup.encoding import TableEncoding, fit_encoders
 from strategies.setup.extract import describe_formats, describe_places, describe_work
-from strategies.setup.joined_rows import JoinedRows, TableLayout
+from strategies.setup.joined_rows import JoinedTables, TableLayout
 from strategies.training.base import JoinStrategy
 from strategies.training.prepare import Preparation
 from strategies.training.traffic import (
@@ -108,7 +108,7 @@ def expected_batch_rows(
 class CostEstimate:
     """Rounds and bytes of training on the joined rows."""
 
-    joined: JoinedRows
+    joined: JoinedTables
     encoders: Mapping[str, TableEncoding]
     method: JoinStrategy
     history: Sequence[records.RoundReport]
@@ -149,7 +149,7 @@ class CostEstimate:
         return {size.name: size.update for size in self._tables}
 
     @cached_property
-    def trained(self) -> JoinedRows:
+    def trained(self) -> JoinedTables:
         """The joined rows to train on: all of them, or a sample.
 
         A uniform sample stands in for a coreset of the same size.
@@ -182,12 +182,12 @@ class CostEstimate:
         scoring = 1 if self.method.settings.boost_from else 0
         return past + drawing + scoring + PREPARE_AND_FINISH
 
-    def _preparation(self, joined: JoinedRows) -> Preparation:
+    def _preparation(self, joined: JoinedTables) -> Preparation:
         return Preparation(
             joined, self.method.settings, self.encoders, joined.train_objective
         )
 
-    def _sizes(self, joined: JoinedRows) -> list[TableSize]:
+    def _sizes(self, joined: JoinedTables) -> list[TableSize]:
         preparation = self._preparation(joined)
         return [self._size(preparation, layout) for layout in joined.layouts.values()]
 
@@ -231,7 +231,7 @@ class Explain(RoundStrategy):
     """Explain training over the result of a query, without training."""
 
     name = EXPLAIN
-    _joined: JoinedRows | None = None
+    _joined: JoinedTables | None = None
     _forecasts: Sequence[ScoreForecast] = ()
 
     @cached_property
@@ -299,7 +299,7 @@ class Explain(RoundStrategy):
 
 
 def _saving(
-    joined: JoinedRows, columns: Mapping[str, EncodedColumns]
+    joined: JoinedTables, columns: Mapping[str, EncodedColumns]
 ) -> dict[str, int]:
     """Return rows and encoded values: in the joined table, and held by the sites."""
     rows, held = joined.mapping.joined_rows, joined.extracted.table_rows
@@ -312,7 +312,7 @@ def _saving(
     }
 
 
-def _table(joined: JoinedRows, name: str, encoding: TableEncoding) -> Document:
+def _table(joined: JoinedTables, name: str, encoding: TableEncoding) -> Document:
     fragments, parts = joined.bound.fragments_of(name), joined.extracted.parts[name]
     multiplicity = joined.mapping.tables[name].multiplicity
     return {
@@ -338,7 +338,7 @@ def _table(joined: JoinedRows, name: str, encoding: TableEncoding) -> Document:
     }
 
 
-def _join(joined: JoinedRows, join: Join) -> Document:
+def _join(joined: JoinedTables, join: Join) -> Document:
     """Compare the keys of two tables, regardless of the other joins."""
     keys = joined.extracted.keys
     left, right = join_codes(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from strategies.setup.encoding import TableEncoding
-from strategies.setup.joined_rows import JoinedRows
+from strategies.setup.joined_rows import JoinedTables
 from strategies.training.base import JoinStrategy
 from strategies.training.traffic import ShardSize, TableSize
 from tp_flower.features.sparse import is_sparse
@@ -66,7 +66,7 @@ class ShardTerms:
 
 
 def forecast(
-    joined: JoinedRows,
+    joined: JoinedTables,
     encoders: Mapping[str, TableEncoding],
     tables: Sequence[TableSize],
     method: JoinStrategy,
@@ -88,7 +88,7 @@ def forecast(
 
 
 def _terms(
-    joined: JoinedRows,
+    joined: JoinedTables,
     encoding: TableEncoding,
     table: TableSize,
     shard: ShardSize,
@@ -113,7 +113,7 @@ def _terms(
     )
 
 
-def _server_bytes(joined: JoinedRows, tables: Sequence[TableSize]) -> float:
+def _server_bytes(joined: JoinedTables, tables: Sequence[TableSize]) -> float:
     extracted, outputs = joined.extracted, tables[0].outputs
     keys = sum(len(key.codes) for shards in extracted.keys.values() for key in shards)
     rows = joined.mapping.joined_rows

@@ -20,7 +20,7 @@ from strategies.inference.scoring import Joined, score
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.sites import Inventory
 from strategies.run.strategy import NOTABLE_FALL, BestEpoch, EpochResult, RoundListener
-from strategies.setup.joined_rows import JoinedRows
+from strategies.setup.joined_rows import JoinedTables
 from strategies.setup.problem import (
     SCORES,
     HeldOutMetrics,
@@ -126,7 +126,7 @@ class TablePuppetBoost(JoinStrategy):
             start = str(find_version(home_folder(), name))
             self.settings = self.settings.with_fields(boost_from=start)
 
-    def join(self, inventory: Inventory) -> Generator[Requests, Replies, JoinedRows]:
+    def join(self, inventory: Inventory) -> Generator[Requests, Replies, JoinedTables]:
         """Extract and return the joined rows; warn of shards that tell the labels."""
         joined = yield from super().join(inventory)
         self._joined_rows = joined.train.joined_rows
@@ -149,7 +149,7 @@ class TablePuppetBoost(JoinStrategy):
         further = (Action.SCORE,) if self.settings.boost_from else ()
         return (*further, *super().run_messages(**facts))
 
-    def exposure(self, joined: JoinedRows, *others: Any) -> Exposure:
+    def exposure(self, joined: JoinedTables, *others: Any) -> Exposure:
         """Return the facts that decide who learns what."""
         shards = {name: len(layout.parts) for name, layout in joined.layouts.items()}
         bagged = self._averaged(shards, joined.train.joined_rows)
@@ -188,7 +188,7 @@ class TablePuppetBoost(JoinStrategy):
             name for name in tables if self.settings.lou == AUTO and name in telling
         ]
 
-    def score_start(self, joined: JoinedRows) -> Generator[Requests, Replies, None]:
+    def score_start(self, joined: JoinedTables) -> Generator[Requests, Replies, None]:
         """Score the joined rows with the model to start from, if there is one."""
         if not self.settings.boost_from:
             return
@@ -437,7 +437,7 @@ class TablePuppetBoost(JoinStrategy):
 
 
 def check_same_rows(
-    model: manifest.Manifest, joined: JoinedRows, held_out: str, tested: str
+    model: manifest.Manifest, joined: JoinedTables, held_out: str, tested: str
 ) -> None:
     """Refuse a model of another label, or one that has trained on the rows that test.
 

@@ -18,7 +18,7 @@ from strategies.run.exchange import Part, Replies, Requests, ask
 from strategies.run.replies import array_of, refuse
 from strategies.run.strategy import RoundStrategy
 from strategies.setup.extract import Extracted
-from strategies.setup.joined_rows import JoinedRows, SplitRows
+from strategies.setup.joined_rows import JoinedTables, SplitRows
 from tp_flower.arrays import AnyArray
 from tp_flower.protocol import setup_messages
 from tp_flower.protocol.fields import Document
@@ -119,7 +119,7 @@ def fit_encoders(
         table: _encoding(joined, parts[0], replies)
         for table, parts in extracted.parts.items()
     }
-    if strategy is not None and isinstance(joined, JoinedRows):
+    if strategy is not None and isinstance(joined, JoinedTables):
         for warning in encoding_warnings(encoders, joined.train.joined_rows):
             strategy.warn(warning)
     return encoders

@@ -174,7 +174,7 @@ class SplitRows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JoinedRows(SplitRows):
+class JoinedTables(SplitRows):
     """The joined rows, as far as the server knows them.
 
     ``mapping`` covers all joined rows, over all rows of the tables; ``train`` and
@@ -244,14 +244,14 @@ class JoinedRows(SplitRows):
         counts = self.train.tables[table].multiplicity
         return counts[counts > 0]
 
-    def laid_out(self, weights: FloatArray | None) -> "JoinedRows":
+    def laid_out(self, weights: FloatArray | None) -> "JoinedTables":
         """Return the joined rows over rows of the tables that are laid out anew."""
         (train, test), layouts = lay_out(self.mapping, self.is_test, self.extracted)
         return replace(self, train=train, test=test, layouts=layouts).with_weights(
             weights
         )
 
-    def with_weights(self, weights: FloatArray | None) -> "JoinedRows":
+    def with_weights(self, weights: FloatArray | None) -> "JoinedTables":
         """Return the joined rows with weights of the training rows, (N,)."""
         if weights is None:
             return replace(self, weighting=replace(self.weighting, train=None))

@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from strategies.setup.joined_rows import JoinedRows, TableLayout
+from strategies.setup.joined_rows import JoinedTables, TableLayout
 from tp_flower.arrays import BoolArray, FloatArray, IntArray
 
 RowArray = npt.NDArray[np.int32]
@@ -60,7 +60,7 @@ class ShardLabels:
         )
 
 
-def shards_that_tell_labels(joined: JoinedRows) -> Iterator[ShardLabels]:
+def shards_that_tell_labels(joined: JoinedTables) -> Iterator[ShardLabels]:
     """Yield the tables whose shards tell the labels of joined training rows."""
     if not joined.target.has_label:
         return
@@ -71,7 +71,7 @@ def shards_that_tell_labels(joined: JoinedRows) -> Iterator[ShardLabels]:
 
 
 def _compare(
-    joined: JoinedRows, layout: TableLayout, labelled: RowArray
+    joined: JoinedTables, layout: TableLayout, labelled: RowArray
 ) -> ShardLabels | None:
     """Return what a table's shards tell about the labels, if it is more than chance."""
     # a run without shards does not wait for it

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from strategies.setup.joined_rows import JoinedRows
+from strategies.setup.joined_rows import JoinedTables
 from strategies.setup.splitting import split_by_table
 from tp_flower.arrays import FloatArray
 from tp_flower.joins.joining import why_unmatched
@@ -17,7 +17,7 @@ ODDS, LEAST_ROWS = 2.0, 5.0
 """Held-out rows are far from their share by this ratio of odds, and so many rows."""
 
 
-def split_warnings(joined: JoinedRows, settings: Settings) -> Iterator[str]:
+def split_warnings(joined: JoinedTables, settings: Settings) -> Iterator[str]:
     """Yield what a user should know about the rows that train, test or validate."""
     yield from _lost_rows(joined)
     yield from _repeated_keys(joined)
@@ -43,7 +43,7 @@ def split_warnings(joined: JoinedRows, settings: Settings) -> Iterator[str]:
         yield from _constant_labels(joined)
 
 
-def _lost_rows(joined: JoinedRows) -> Iterator[str]:
+def _lost_rows(joined: JoinedTables) -> Iterator[str]:
     """Yield a warning where fewer than half of the label's rows join."""
     extracted, rows = joined.extracted, joined.steps[0].rows
     lost = sum(step.lost_label_rows for step in joined.steps)
@@ -58,7 +58,7 @@ def _lost_rows(joined: JoinedRows) -> Iterator[str]:
         )
 
 
-def _repeated_keys(joined: JoinedRows) -> Iterator[str]:
+def _repeated_keys(joined: JoinedTables) -> Iterator[str]:
     """Yield a warning per table with a few repeated keys.
 
     These name several rows each, and the other keys one each.
@@ -75,7 +75,7 @@ def _repeated_keys(joined: JoinedRows) -> Iterator[str]:
             )
 
 
-def _share(joined: JoinedRows, settings: Settings) -> Iterator[str]:
+def _share(joined: JoinedTables, settings: Settings) -> Iterator[str]:
     """Warn of a share of held-out joined rows that is far from the settings'."""
     wanted = (
         settings.test_fraction
@@ -94,7 +94,7 @@ def _share(joined: JoinedRows, settings: Settings) -> Iterator[str]:
         )
 
 
-def _untrained_classes(joined: JoinedRows, subset: SubsetArray) -> list[str]:
+def _untrained_classes(joined: JoinedTables, subset: SubsetArray) -> list[str]:
     """Return the label's classes that no row has which a split trains on."""
     trained = np.unique(joined.target.codes[subset == TRAIN]).tolist()
     return [
@@ -102,7 +102,7 @@ def _untrained_classes(joined: JoinedRows, subset: SubsetArray) -> list[str]:
     ]
 
 
-def _finer_split(joined: JoinedRows, settings: Settings, untrained: int) -> str:
+def _finer_split(joined: JoinedTables, settings: Settings, untrained: int) -> str:
     """Return the split by rows of the finest table if it trains on more classes."""
     rows = {
         name: int((r.multiplicity > 0).sum())
@@ -118,7 +118,7 @@ def _finer_split(joined: JoinedRows, settings: Settings, untrained: int) -> str:
     return advice if left < untrained else ""
 
 
-def _constant_labels(joined: JoinedRows) -> Iterator[str]:
+def _constant_labels(joined: JoinedTables) -> Iterator[str]:
     """Yield a warning per table whose rows have one label each in all joined rows.
 
     Rows of the label table are held out at random: if several belong to one row of such

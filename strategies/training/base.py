@@ -31,7 +31,7 @@ from strategies.setup.absent_columns import check_present
 from strategies.setup.columns import Columns, bind_columns, reading_warnings
 from strategies.setup.encoding import TableEncoding, fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
-from strategies.setup.joined_rows import JoinedRows, Layouts, encoder_choices, lay_out
+from strategies.setup.joined_rows import JoinedTables, Layouts, encoder_choices, lay_out
 from strategies.setup.labels import (
     choose_objective,
     gather_labels,
@@ -79,7 +79,7 @@ from tp_flower.settings.training import IMPORTANCE
 from tp_flower.splits import TEST, TRAIN
 
 
-def _digest_of_tested(is_tested: BoolArray, joined: JoinedRows) -> str:
+def _digest_of_tested(is_tested: BoolArray, joined: JoinedTables) -> str:
     """Return a digest of the choice of test rows, and of their labels unless noisy."""
     tested = joined.target.select(is_tested)
     labels = b"" if tested.noise else tested.columns.tobytes()
@@ -146,7 +146,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         """Return the objective of the joined rows, some of which are trained on."""
         return choose_objective(target, is_trained, self.settings)
 
-    def restrict(self, joined: JoinedRows, sample: CoresetSample) -> JoinedRows:
+    def restrict(self, joined: JoinedTables, sample: CoresetSample) -> JoinedTables:
         """Return the joined rows restricted to a coreset's training rows."""
         return restrict_to_sample(joined, sample.sample)
 
@@ -186,7 +186,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
 
     def exposure(
         self,
-        joined: JoinedRows,
+        joined: JoinedTables,
         inventory: Inventory,
         updates: Mapping[str, Update],
         encoders: Mapping[str, TableEncoding],
@@ -221,7 +221,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     def forecast_scores(
         self,
         ranks: Ranks,
-        joined: JoinedRows,
+        joined: JoinedTables,
         specs: Mapping[str, ModelSpec],
         encoders: Mapping[str, TableEncoding],
     ) -> list[ScoreForecast]:
@@ -286,7 +286,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             "an owner who raises scores-per-rank"
         )
 
-    def score_start(self, _: JoinedRows) -> Generator[Requests, Replies, None]:
+    def score_start(self, _: JoinedTables) -> Generator[Requests, Replies, None]:
         """Learn the scores that training starts from; they are constant."""
         yield from ()
 
@@ -386,7 +386,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         self.warn(*leak_warnings(bound))
         return bound, columns
 
-    def join(self, inventory: Inventory) -> Generator[Requests, Replies, JoinedRows]:
+    def join(self, inventory: Inventory) -> Generator[Requests, Replies, JoinedTables]:
         """Extract and return the joined rows."""
         settings = self.settings
         bound, columns = self._bind_columns(inventory)
@@ -421,7 +421,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         )
         (train, test), layouts = lay_out(mapping, is_test, extracted)
         target = labels.select(mapping.tables[bound.label_table].row_of)
-        joined = JoinedRows(
+        joined = JoinedTables(
             bound=bound,
             choices=choices,
             extracted=extracted,

@@ -13,7 +13,7 @@ import numpy as np
 from strategies.run.exchange import Part, PartArrays, Replies, Requests, ask
 from strategies.run.replies import refuse
 from strategies.setup.encoding import TableEncoding
-from strategies.setup.joined_rows import JoinedRows, TableLayout
+from strategies.setup.joined_rows import JoinedTables, TableLayout
 from strategies.setup.masking import ScoreMasking, mask_scores
 from strategies.setup.problem import LocalArray, TrainedTable
 from tp_flower.arrays import AnyArray, BoolArray
@@ -48,7 +48,7 @@ class Preparation:
     on; ``cover`` are the sites' statements to each other.
     """
 
-    joined: JoinedRows
+    joined: JoinedTables
     settings: Settings
     encoders: Mapping[str, TableEncoding]
     objective: Objective

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from strategies.run.exchange import Part, PartArrays, Replies, Requests, ask
 from strategies.run.replies import array_of, refuse
 from strategies.setup.encoding import TableEncoding
-from strategies.setup.joined_rows import JoinedRows, TableLayout
+from strategies.setup.joined_rows import JoinedTables, TableLayout
 from strategies.setup.problem import CoresetSample, PartRows
 from tp_flower.arrays import FloatArray, IntArray
 from tp_flower.errors import ReplyError, SettingsError
@@ -83,7 +83,7 @@ class Party:
 
 
 def draw_coreset(
-    joined: JoinedRows,
+    joined: JoinedTables,
     encoders: Mapping[str, TableEncoding],
     settings: Settings,
     importance: str,
@@ -119,7 +119,7 @@ def draw_coreset(
     )
 
 
-def sample_uniformly(joined: JoinedRows, settings: Settings) -> CoresetSample:
+def sample_uniformly(joined: JoinedTables, settings: Settings) -> CoresetSample:
     """Draw ``settings.coreset_rows`` of the joined training rows uniformly."""
     rng = generator(settings.seed, Stream.CORESET)
     rows, weights = joined.train.joined_rows, joined.weighting.train_rows
@@ -128,8 +128,8 @@ def sample_uniformly(joined: JoinedRows, settings: Settings) -> CoresetSample:
 
 
 def restrict_to_sample(
-    joined: JoinedRows, sample: sampling.Sample, tested: IntArray | None = None
-) -> JoinedRows:
+    joined: JoinedTables, sample: sampling.Sample, tested: IntArray | None = None
+) -> JoinedTables:
     """Return the joined rows, restricted to a sample of the training rows.
 
     A sample of all of them with unchanged weights is the same problem. The sample's
@@ -152,7 +152,7 @@ def restrict_to_sample(
 
 
 def _measure(
-    joined: JoinedRows,
+    joined: JoinedTables,
     encoders: Mapping[str, TableEncoding],
     importance: str,
     settings: Settings,
@@ -208,7 +208,7 @@ def measured_rows(layout: TableLayout) -> PartArrays:
     return by_part
 
 
-def _label_classes(joined: JoinedRows) -> Document:
+def _label_classes(joined: JoinedTables) -> Document:
     if not joined.labels.classes:
         return {"classes": None}
     columns = joined.extracted.label_columns(joined.bound.label_table)
@@ -284,7 +284,7 @@ def _whole_table(layout: TableLayout, replies: Replies, most: float) -> Party:
 
 
 def _draw(
-    joined: JoinedRows, parties: list[Party], size: int, rng: np.random.Generator
+    joined: JoinedTables, parties: list[Party], size: int, rng: np.random.Generator
 ) -> Generator[Requests, Replies, IntArray]:
     """Return the joined rows that are drawn, (m,)."""
     totals = [party.capped for party in parties]
@@ -315,7 +315,7 @@ def _draw(
 
 
 def _weigh(
-    joined: JoinedRows, parties: list[Party], drawn: IntArray
+    joined: JoinedTables, parties: list[Party], drawn: IntArray
 ) -> Generator[Requests, Replies, FloatArray]:
     """Return each joined row's scores summed over all participants, (k,)."""
     rows = joined.train.joined_rows
@@ -349,7 +349,7 @@ def own_rows(behind: npt.NDArray[np.int32], rows: PartRows) -> npt.NDArray[np.in
 
 
 def check_scores(
-    joined: JoinedRows, drawn: IntArray, scores: FloatArray, most: float
+    joined: JoinedTables, drawn: IntArray, scores: FloatArray, most: float
 ) -> None:
     """Refuse sums of scores that the tables' rows cannot have.
 

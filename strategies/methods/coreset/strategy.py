@@ -21,7 +21,7 @@ from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.replies import array_of, refuse
 from strategies.run.strategy import EpochResult
 from strategies.setup.extract import Extracted
-from strategies.setup.joined_rows import JoinedRows
+from strategies.setup.joined_rows import JoinedTables
 from strategies.setup.problem import CoresetSample, TrainedTable, TrainingProblem
 from strategies.setup.splitting import Split
 from strategies.training.base import JoinStrategy
@@ -181,7 +181,7 @@ class CoresetKMeans(SolvedStrategy):
         """Return a table's coordinates of the centres."""
         return ModelSpec(kind=CENTRES_MODEL, outputs=preparation.objective.outputs)
 
-    def restrict(self, joined: JoinedRows, sample: CoresetSample) -> JoinedRows:
+    def restrict(self, joined: JoinedTables, sample: CoresetSample) -> JoinedTables:
         """Return the joined rows restricted to a coreset; all of them are tested."""
         all_rows = np.arange(joined.mapping.joined_rows)
         restricted = restrict_to_sample(joined, sample.sample, all_rows)
