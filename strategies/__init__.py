@@ -1,35 +1,19 @@
-"""The server side: training methods as Flower strategies, and the ServerApp."""
+"""The server side: training methods as Flower strategies, and the ServerApp.
 
-from typing import Any
+The strategies that train, those of
+:mod:`strategies.registry`, are imported from here too, when they are asked for.
+"""
 
 from strategies.explain.explanation import Explain
 from strategies.inference.predict import Evaluate, Predict
-from strategies.methods.admm import TablePuppetADMM
-from strategies.methods.boost import TablePuppetBoost
-from strategies.methods.cg import TablePuppetCG
-from strategies.methods.coreset.strategy import CoresetKMeans, CoresetRidge
-from strategies.methods.personalised.strategy import Personalised
-from strategies.methods.sgd.strategy import GradientDescent, TablePuppetSGD
-from strategies.training.base import JoinStrategy
-from strategies.training.relational import RelationalStrategy
+from strategies.registry import STRATEGIES, class_named
+from strategies.training.strategy import TrainingStrategy
 
-STRATEGIES: dict[str, type[RelationalStrategy[Any]]] = {
-    **JoinStrategy.methods,
-    Personalised.name: Personalised,
-}
+__all__ = ["STRATEGIES", "Evaluate", "Explain", "Predict", "TrainingStrategy"]
 
-__all__ = [
-    "STRATEGIES",
-    "CoresetKMeans",
-    "CoresetRidge",
-    "Evaluate",
-    "Explain",
-    "GradientDescent",
-    "Personalised",
-    "Predict",
-    "RelationalStrategy",
-    "TablePuppetADMM",
-    "TablePuppetBoost",
-    "TablePuppetCG",
-    "TablePuppetSGD",
-]
+
+def __getattr__(name: str) -> type[TrainingStrategy]:
+    strategy = class_named(name)
+    if strategy is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return strategy

@@ -88,7 +88,7 @@ def act(
     if settings.mode in (PREDICT, EVALUATE):
         report, predictions = use_model(settings, on_round, grid, folder)
         return CompletedRun(report, folder, predictions=predictions)
-    has_label = STRATEGIES[settings.method_name].has_label
+    has_label = STRATEGIES[settings.method_name].method_type.has_label
     query = Query.from_sql(choose_sql(settings), needs_label=has_label)
     if settings.mode == EXPLAIN:
         return explain(query, settings, on_round, grid, folder)

@@ -165,13 +165,15 @@ def run_through_flower(
 
 def check(settings: Settings, client_app: ClientApp) -> str:
     """Check that settings, query and tables fit together; return a line about them."""
-    method = STRATEGIES[settings.method_name]
-    query = Query.from_sql(choose_sql(settings), needs_label=method.has_label)
+    strategy = STRATEGIES[settings.method_name]
+    query = Query.from_sql(
+        choose_sql(settings), needs_label=strategy.method_type.has_label
+    )
     with without_log(), closing(in_process(settings, client_app)) as grid:
         session = Session.begin(grid, query, settings.with_fields(output_dir=""))
         session.abandon()
     inventory = session.inventory
-    bound, columns = bind_columns(method(query, settings).bind, inventory)
+    bound, columns = bind_columns(strategy(query, settings).bind, inventory)
     check_absent(bound, inventory)
     check_present(bound, inventory)
     encoder_choices(bound, settings)

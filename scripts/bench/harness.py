@@ -33,7 +33,7 @@ from client_apps.app import app
 from client_apps.operator.participant import Participant
 from client_apps.operator.state import Stateless
 from client_apps.rounds.site import Site
-from strategies import STRATEGIES, RelationalStrategy
+from strategies import STRATEGIES, TrainingStrategy
 from strategies.run.grid import InProcessGrid, Tables
 from strategies.setup.problem import TrainingProblem
 from tp_flower.files import write_file
@@ -109,13 +109,13 @@ def train(
     sites: Sites,
     on_round: OnRound = None,
     state: Path | None = None,
-) -> RelationalStrategy[Any]:
+) -> TrainingStrategy:
     """Run a strategy in this process; return it, with its report.
 
     ``sites`` and ``state`` are those of `InProcessGrid`.
     """
     with closing(InProcessGrid(app, sites, state=state)) as grid:
-        strategy: RelationalStrategy[Any] = STRATEGIES[settings.method_name](
+        strategy: TrainingStrategy = STRATEGIES[settings.method_name](
             Query.from_sql(sql),
             settings,
             on_round=lambda report: on_round(report, grid) if on_round else None,
@@ -130,7 +130,7 @@ def train_timed(
     sites: Sites,
     on_round: OnRound = None,
     state: Path | None = None,
-) -> tuple[RelationalStrategy[Any], pd.DataFrame]:
+) -> tuple[TrainingStrategy, pd.DataFrame]:
     """Train as `train` does; return the strategy, and what its rounds took.
 
     The rounds have ``epoch``, ``seconds`` and ``cpu`` seconds, without those of
@@ -152,11 +152,11 @@ def train_timed(
     return strategy, pd.DataFrame(rounds, columns=["epoch", "seconds", "cpu"])
 
 
-def problem_of(strategy: RelationalStrategy[Any]) -> TrainingProblem:
+def problem_of(strategy: TrainingStrategy) -> TrainingProblem:
     """Return the training problem of a finished run."""
-    problem: TrainingProblem | None = strategy.training_problem
-    if problem is None:
-        raise RuntimeError("the run had no set-up")
+    problem = strategy.training_problem
+    if not isinstance(problem, TrainingProblem):
+        raise TypeError("the run has not set up a training over joins")
     return problem
 
 

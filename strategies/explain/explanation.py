@@ -48,13 +48,14 @@ from strategies.disclosures import disclosures, privacy_report
 from strategies.explain.memory import forecast
 from strategies.methods.coreset.drawing import sample_uniformly
 from strategies.ranks import Ranks, ScoreForecast, asks_ranks, rank_rows
+from strategies.registry import STRATEGIES
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import RoundStrategy
 from strategies.score_readings import score_readings
 from strategies.setup.encoding import TableEncoding, fit_encoders
 from strategies.setup.extract import describe_formats, describe_places, describe_work
 from strategies.setup.joined_rows import JoinedTables, TableLayout
-from strategies.training.base import JoinStrategy
+from strategies.training.join_method import JoinMethod
 from strategies.training.prepare import Preparation
 from strategies.training.traffic import (
     ShardSize,
@@ -110,7 +111,7 @@ class CostEstimate:
 
     joined: JoinedTables
     encoders: Mapping[str, TableEncoding]
-    method: JoinStrategy
+    method: JoinMethod
     history: Sequence[records.RoundReport]
 
     def cost(self, forecasts: Sequence[ScoreForecast]) -> Document:
@@ -235,18 +236,18 @@ class Explain(RoundStrategy):
     _forecasts: Sequence[ScoreForecast] = ()
 
     @cached_property
-    def _method(self) -> JoinStrategy:
-        return JoinStrategy.methods[self.settings.method_name](
-            self.query, self.settings
-        )
+    def _method(self) -> JoinMethod:
+        """The method, of a run that never starts and collects the warnings."""
+        name = self.settings.method_name
+        method = STRATEGIES[name](self.query, self.settings).method
+        if not isinstance(method, JoinMethod):
+            raise TypeError(f"strategy {name!r} does not train over joins")
+        return method
 
     def rounds(self) -> Generator[Requests, Replies, None]:
-        """Take the rounds of set-up, and make the sites forget.
-
-        The method collects the warnings.
-        """
+        """Take the rounds of set-up, and make the sites forget."""
         joined = yield from self._method.join(self.inventory)
-        self._encoders = yield from fit_encoders(joined, self._method)
+        self._encoders = yield from fit_encoders(joined, self._method.run)
         if asks_ranks(self.inventory):
             estimate = CostEstimate(joined, self._encoders, self._method, ())
             ranks = yield from rank_rows(estimate.trained, self._encoders)
@@ -255,7 +256,7 @@ class Explain(RoundStrategy):
             self.warn(*self._method.warnings_of_scores(self._forecasts))
         yield ask(FinishRequest(), joined.extracted.all_parts)
         self._joined = joined
-        for warning in self._method.warnings:
+        for warning in self._method.run.warnings:
             self.warn(warning)
 
     @property
@@ -282,7 +283,7 @@ class Explain(RoundStrategy):
             "tables": [_table(joined, name, encoders[name]) for name in columns],
             "joins": [_join(joined, join) for join in joined.bound.joins],
             "joined-rows": {"train": train, "test": test},
-            "chosen": method.chosen,
+            "chosen": method.run.chosen,
             "loss": joined.objective.name,
             "row-weight": joined.weighting.facts(train),
             "saving": _saving(joined, columns),

@@ -18,7 +18,7 @@ from typing import Final
 
 from strategies.setup.encoding import TableEncoding
 from strategies.setup.joined_rows import JoinedTables
-from strategies.training.base import JoinStrategy
+from strategies.training.join_method import JoinMethod
 from strategies.training.traffic import ShardSize, TableSize
 from tp_flower.features.sparse import is_sparse
 from tp_flower.features.spec import LEVELS, EncoderSpec
@@ -69,7 +69,7 @@ def forecast(
     joined: JoinedTables,
     encoders: Mapping[str, TableEncoding],
     tables: Sequence[TableSize],
-    method: JoinStrategy,
+    method: JoinMethod,
 ) -> Document:
     """Return the peak bytes of each site, by name, and of the server.
 
@@ -93,7 +93,7 @@ def _terms(
     table: TableSize,
     shard: ShardSize,
     position: int,
-    method: JoinStrategy,
+    method: JoinMethod,
 ) -> ShardTerms:
     keys = [
         shards

@@ -20,7 +20,8 @@ from strategies.setup.problem import (
     TrainedTable,
     TrainingProblem,
 )
-from strategies.training.base import JoinStrategy
+from strategies.training.join_method import JoinMethod
+from strategies.training.strategy import TrainingStrategy
 from strategies.training.traffic import ShardSize, TableSize, Traffic, admm_epoch
 from strategies.training.trend import SETTLED, remaining_fall
 from strategies.training.working_memory import solver_bytes
@@ -113,8 +114,8 @@ class AdmmServer:
         return result
 
 
-class AdmmStrategy(JoinStrategy):
-    """Base of the methods that alternate between the server and the sites' fits."""
+class Admm(JoinMethod):
+    """ADMM at the server, which alternates with the sites' fits."""
 
     steadied_by = "Raise rho or l2"
     messages = (Action.PREPARE, TRAIN_ADMM)
@@ -149,12 +150,12 @@ class AdmmStrategy(JoinStrategy):
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Run epochs until the loss settles or the residuals are within tolerance."""
         server = AdmmServer(problem, self.settings)
-        self.chosen |= {
+        self.run.chosen |= {
             "rho": server.rho,
             "over-relaxation": server.over_relaxation,
             "lou": {t.name: str(t.update) for t in problem.tables.values()},
         }
-        for _ in range(self.most_epochs):
+        for _ in range(self.run.most_epochs):
             scores = yield from self._exchange(problem, server)
             held_out = (
                 problem.held_out_metrics(scores)
@@ -162,20 +163,22 @@ class AdmmStrategy(JoinStrategy):
                 else HeldOutMetrics()
             )
             result = server.take(scores, held_out)
-            self.finish_epoch(result)
-            remaining = remaining_fall(self.losses, problem.rounding)
-            has_settled = self.ends_by_loss and remaining < SETTLED
+            self.run.finish_epoch(result)
+            remaining = remaining_fall(self.run.losses, problem.rounding)
+            has_settled = self.run.ends_by_loss and remaining < SETTLED
             if (
                 result.is_within(self.settings.tolerance)
                 or has_settled
-                or self.best.is_over
+                or self.run.best.is_over
             ):
                 return
 
     @property
     def _tests_epoch(self) -> bool:
         """Whether held-out rows are scored in the epoch in progress."""
-        return tests_every_epoch(self.settings) or self.epoch == self.most_epochs
+        return (
+            tests_every_epoch(self.settings) or self.run.epoch == self.run.most_epochs
+        )
 
     def _exchange(
         self, problem: TrainingProblem, server: AdmmServer
@@ -186,14 +189,16 @@ class AdmmStrategy(JoinStrategy):
         for name, step in server.steps().items():
             table = problem.tables[name]
             # in the first epoch every shard makes the solver of its table
-            gram = table.gram if self.epoch == 1 else None
+            gram = table.gram if self.run.epoch == 1 else None
             steps |= {
                 number: AdmmStep(
                     block, gram, None if gram is None else table.gram_deviation
                 )
                 for number, block in table.scatter_rows(step).items()
             }
-        replies = yield self.request(ask(replace(outline, parts=steps), problem.parts))
+        replies = yield self.run.request(
+            ask(replace(outline, parts=steps), problem.parts)
+        )
         scores = {
             name: table.gather_scores(replies, is_tested=self._tests_epoch)
             for name, table in problem.tables.items()
@@ -213,14 +218,14 @@ class AdmmStrategy(JoinStrategy):
                     table.name: _inner_penalty(table, kappa)
                     for table in problem.sharded
                 },
-                epoch=self.epoch,
+                epoch=self.run.epoch,
                 seed=self.settings.seed,
                 local_epochs=self.settings.local_epochs,
                 learning_rate=self.settings.learning_rate,
             ),
             evaluate=self._tests_epoch,
-            scores_number=self.epoch,
-            is_best=self.is_best,
+            scores_number=self.run.epoch,
+            is_best=self.run.is_best,
             parts={},
         )
 
@@ -238,14 +243,14 @@ class AdmmStrategy(JoinStrategy):
             parts=common,
         )
         parts = [part for part in problem.parts if part.number in common]
-        replies = yield self.request(ask(request, parts))
+        replies = yield self.run.request(ask(request, parts))
         return {
             table.name: table.gather_scores(replies, is_tested=self._tests_epoch)
             for table in problem.sharded
         }
 
 
-class TablePuppetADMM(AdmmStrategy):
+class TablePuppetADMM(TrainingStrategy):
     """Train over the result of a query by ADMM.
 
     >>> query = Query.from_sql("SELECT ...")  # doctest: +SKIP
@@ -254,6 +259,7 @@ class TablePuppetADMM(AdmmStrategy):
     """
 
     name = "admm"
+    method_type = Admm
 
 
 def wanted_update(settings: Settings) -> str:

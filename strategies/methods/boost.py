@@ -19,7 +19,7 @@ from strategies.inference import manifest
 from strategies.inference.scoring import Joined, score
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.sites import Inventory
-from strategies.run.strategy import NOTABLE_FALL, BestEpoch, EpochResult, RoundListener
+from strategies.run.strategy import NOTABLE_FALL, BestEpoch, EpochResult
 from strategies.setup.joined_rows import JoinedTables
 from strategies.setup.problem import (
     SCORES,
@@ -28,9 +28,10 @@ from strategies.setup.problem import (
     TrainingProblem,
 )
 from strategies.setup.shard_labels import ShardLabels, shards_that_tell_labels
-from strategies.training.base import JoinStrategy
+from strategies.training.join_method import JoinMethod
 from strategies.training.outcome import Outcome
 from strategies.training.prepare import Preparation
+from strategies.training.strategy import TrainingStrategy
 from strategies.training.traffic import ShardSize, TableSize, Traffic, boost_epoch
 from strategies.training.working_memory import tree_bytes
 from tp_flower.arrays import AnyArray, FloatArray
@@ -56,8 +57,6 @@ from tp_flower.model_names import find_version
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Update
-from tp_flower.query import Query
-from tp_flower.settings import Settings
 from tp_flower.settings import training as defaults
 from tp_flower.settings.run import AUTO, STOP
 from tp_flower.splits import TRAIN
@@ -97,10 +96,9 @@ SHARD_LEARNS_LITTLE: Final = (
 )
 
 
-class TablePuppetBoost(JoinStrategy):
-    """Train boosted trees over the result of a query."""
+class Boost(JoinMethod):
+    """Boosting at the server."""
 
-    name = "boost"
     has_penalty = False
     messages = (Action.PREPARE, TRAIN_BOOST)
     messages_of_shards = (TRAIN_BAG,)
@@ -113,18 +111,12 @@ class TablePuppetBoost(JoinStrategy):
     # of training and of held-out rows
     start_scores: tuple[FloatArray, FloatArray] | None = None
 
-    def __init__(
-        self,
-        query: Query,
-        settings: Settings | None = None,
-        on_round: RoundListener | None = None,
-        **overrides: object,
-    ) -> None:
-        super().__init__(query, settings, on_round, **overrides)
-        if name := self.settings.boost_from:
+    def __init__(self, run: TrainingStrategy) -> None:
+        super().__init__(run)
+        if name := run.settings.boost_from:
             # a run that resumes must not take a later version
             start = str(find_version(home_folder(), name))
-            self.settings = self.settings.with_fields(boost_from=start)
+            run.settings = run.settings.with_fields(boost_from=start)
 
     def join(self, inventory: Inventory) -> Generator[Requests, Replies, JoinedTables]:
         """Extract and return the joined rows; warn of shards that tell the labels."""
@@ -141,7 +133,7 @@ class TablePuppetBoost(JoinStrategy):
         }
         if self.settings.lou in warnings:
             for table in self._telling:
-                self.warn(warnings[self.settings.lou] % table.text)
+                self.run.warn(warnings[self.settings.lou] % table.text)
         return joined
 
     def run_messages(self, **facts: bool) -> tuple[Action, ...]:
@@ -194,17 +186,17 @@ class TablePuppetBoost(JoinStrategy):
             return
         model = manifest.resolve(home_folder(), self.settings.boost_from)
         manifest.check_query(model, joined.bound)
-        check_same_rows(model, joined, self.held_out_digest, self.tested_digest)
-        if model.held_out != self.held_out_digest:
-            self.chosen["boost-from"] = (
+        check_same_rows(model, joined, self.run.held_out_digest, self.run.tested_digest)
+        if model.held_out != self.run.held_out_digest:
+            self.run.chosen["boost-from"] = (
                 f"{model.model}, which has trained on the validation rows"
             )
-        missing = manifest.find_missing(model, self.inventory)
+        missing = manifest.find_missing(model, self.run.inventory)
         manifest.without_missing(model, joined.bound, missing, STOP)
         rows = Joined(
             joined.bound, joined.extracted, joined.mapping, joined.steps, missing
         )
-        scores = yield from score(rows, model, self.settings, self.inventory)
+        scores = yield from score(rows, model, self.settings, self.run.inventory)
         is_train = joined.subset == TRAIN
         self.start_scores = scores[is_train], scores[~is_train]
 
@@ -232,12 +224,10 @@ class TablePuppetBoost(JoinStrategy):
         del batches
         return 2 if is_sharded and self.settings.lou != LOCAL else 1
 
-    def last_request(self) -> FinishRequest:
-        """Return the request that ends the run; the last trees are added."""
+    def with_last_step(self, request: FinishRequest) -> FinishRequest:
+        """Return the request that ends the run, and adds the last trees."""
         lengths = dict(self._lengths)
-        return replace(
-            super().last_request(), lengths=lengths, is_bagged=self._is_bagged
-        )
+        return replace(request, lengths=lengths, is_bagged=self._is_bagged)
 
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Run the epochs, until the validation rows say that it is enough.
@@ -247,7 +237,7 @@ class TablePuppetBoost(JoinStrategy):
         boosting = self._start_scores(problem)
         growing, self._lengths, self._is_bagged = dict(problem.tables), {}, False
         choices: Counter[str] = Counter()
-        for epoch in range(1, self.most_epochs + 1):
+        for epoch in range(1, self.run.most_epochs + 1):
             # shards whose own trees were better once differ in all epochs
             bagged = (
                 []
@@ -262,24 +252,24 @@ class TablePuppetBoost(JoinStrategy):
             self._lengths, self._is_bagged = step.by_table, step.is_bagged
             choices[self._choice(step, bagged)] += 1
             train = problem.train_metrics()
-            self.finish_epoch(EpochResult(epoch, train, **step.metrics._asdict()))
+            self.run.finish_epoch(EpochResult(epoch, train, **step.metrics._asdict()))
             growing = {name: growing[name] for name, a in self._lengths.items() if a}
             if epoch == 1 and not step.has_split:
-                self.warn(NO_SPLIT % self.settings.min_rows_per_leaf)
-            if self.best.is_over or not growing or not step.has_split:
+                self.run.warn(NO_SPLIT % self.settings.min_rows_per_leaf)
+            if self.run.best.is_over or not growing or not step.has_split:
                 break
-        if self.start_scores and self.best.epoch == 0:
-            self.warn(NO_TREES % self.settings.boost_from)
+        if self.start_scores and self.run.best.epoch == 0:
+            self.run.warn(NO_TREES % self.settings.boost_from)
         if any(len(table.parts) > 1 for table in problem.tables.values()):
             counts = (f"{name} in {n} of {epoch} epochs" for name, n in choices.items())
-            self.chosen["lou"] = ", ".join(counts)
+            self.run.chosen["lou"] = ", ".join(counts)
 
     def _start_scores(self, problem: TrainingProblem) -> Boosting:
         """Start at the base score, or at those of a model to continue from."""
         starts = self.start_scores or (problem.base_score, problem.base_score)
         for rows, start in zip(problem.scored_rows, starts, strict=False):
             rows.fill(SCORES, start)
-        self.best = BestEpoch(self._patience)
+        self.run.best = BestEpoch(self._patience)
         if self.start_scores:
             self._judge_start(problem)
         return Boosting(problem.rows, problem.objective)
@@ -292,9 +282,9 @@ class TablePuppetBoost(JoinStrategy):
         metrics = problem.metrics_of_held_out()
         if metrics.validation:
             train = problem.train_metrics()
-            self._final = EpochResult(0, train, **metrics._asdict())
-            self.best = self.best.after(0, metrics.validation["loss"])
-            self.chosen["best-epoch"] = 0
+            self.run.final = EpochResult(0, train, **metrics._asdict())
+            self.run.best = self.run.best.after(0, metrics.validation["loss"])
+            self.run.chosen["best-epoch"] = 0
 
     def _steps(
         self,
@@ -308,21 +298,21 @@ class TablePuppetBoost(JoinStrategy):
         For ``bagged`` tables, also along the average of their shards' trees.
         """
         # of scores: two in an epoch, each with a mask of its own
-        number = 2 * self.epoch
+        number = 2 * self.run.epoch
         sends_scores = problem.exposure.scores_own_trees or not bagged
         pooled = self._pooled(bagged)
         request = BoostRequest(
             growth=self._growth,
             lengths=dict(self._lengths),
             is_bagged=self._is_bagged,
-            is_best=self.best.is_last,
+            is_best=self.run.best.is_last,
             sends_scores=sends_scores,
             bagged=bagged,
             pooled=pooled,
             scores_number=number,
             parts=_derivatives(boosting, growing),
         )
-        replies = yield self.request(ask(request, problem.parts))
+        replies = yield self.run.request(ask(request, problem.parts))
         steps = []
         if sends_scores and not pooled:
             steps.append(_step(problem, boosting, growing, replies))
@@ -345,7 +335,7 @@ class TablePuppetBoost(JoinStrategy):
                 pooled=pooled,
                 parts=parts,
             )
-            replies = yield self.request(ask(bag, problem.parts))
+            replies = yield self.run.request(ask(bag, problem.parts))
             steps.append(_step(problem, boosting, growing, replies, is_bagged=True))
         if not steps:
             raise ReplyError(
@@ -364,8 +354,9 @@ class TablePuppetBoost(JoinStrategy):
 
     def judge(self, problem: TrainingProblem) -> str:
         """Return the verdict: the training loss of trees falls for ever."""
+        del problem
         if self.settings.validation_share:
-            return super().judge(problem)
+            return ""
         return "not judged: no rows validate; validation-fraction = 0.1 holds some out"
 
     def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
@@ -378,33 +369,34 @@ class TablePuppetBoost(JoinStrategy):
 
         They take rounds of their own: what this home folder has of them costs none.
         """
-        loss = self._final.test.get("loss")
+        loss = self.run.final.test.get("loss")
         if loss is None:
             return
         label = (self._label, problem.response.loss, problem.classes)
         linear = [
             model
             for model in manifest.saved_models(home_folder())
-            if model.tested == self.tested_digest
+            if model.tested == self.run.tested_digest
             and (model.label, model.loss, model.classes) == label
             and all(table.kind == LINEAR for table in model.tables)
             and "loss" in model.test
         ]
         if not linear:
-            self.chosen["linear-model"] = NO_LINEAR
+            self.run.chosen["linear-model"] = NO_LINEAR
             return
         best = min(linear, key=lambda model: model.test["loss"])
-        self.chosen["linear-model"] = str(best.model)
+        self.run.chosen["linear-model"] = str(best.model)
         if loss - best.test["loss"] > NOTABLE_FALL * abs(loss):
             name = problem.response.headline
             figures = (
-                metrics.get(name, math.nan) for metrics in (self._final.test, best.test)
+                metrics.get(name, math.nan)
+                for metrics in (self.run.final.test, best.test)
             )
-            self.warn(BEHIND_LINEAR % (best.model, name, *figures))
+            self.run.warn(BEHIND_LINEAR % (best.model, name, *figures))
 
     def _choose(self) -> None:
         """Record what the settings leave to the rows of the tables."""
-        self.chosen |= {
+        self.run.chosen |= {
             "trees-per-round": self._growth.trees,
             "leaves": self._growth.leaves,
             "patience": self._patience,
@@ -434,6 +426,13 @@ class TablePuppetBoost(JoinStrategy):
         if settings.patience or not settings.validation_share:
             return settings.patience
         return defaults.patience_by_trees(self._growth.trees)
+
+
+class TablePuppetBoost(TrainingStrategy):
+    """Train boosted trees over the result of a query."""
+
+    name = "boost"
+    method_type = Boost
 
 
 def check_same_rows(

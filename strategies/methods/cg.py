@@ -17,7 +17,8 @@ from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.replies import array_of
 from strategies.run.strategy import EpochResult
 from strategies.setup.problem import LocalScores, TrainedTable, TrainingProblem
-from strategies.training.base import JoinStrategy
+from strategies.training.join_method import JoinMethod
+from strategies.training.strategy import TrainingStrategy
 from strategies.training.traffic import ShardSize, TableSize, Traffic, cg_epoch
 from strategies.training.working_memory import solver_bytes
 from tp_flower.arrays import AnyArray, FloatArray
@@ -51,10 +52,9 @@ BELOW_TOLERANCE = "converged: the gradient is below the tolerance"
 BELOW_ROUNDING = "converged: the loss falls no further than messages are rounded"
 
 
-class TablePuppetCG(JoinStrategy):
-    """Train linear models over the result of a query by conjugate gradients."""
+class Cg(JoinMethod):
+    """Conjugate gradients at the server."""
 
-    name = "cg"
     messages = (Action.PREPARE, TRAIN_DESCENT)
     messages_of_shards = (TRAIN_DIRECTION,)
     copies_lowest = True
@@ -76,9 +76,9 @@ class TablePuppetCG(JoinStrategy):
         """Return the memory of the solver of a shard."""
         return solver_bytes(table, shard, is_exact=False)
 
-    def last_request(self) -> FinishRequest:
-        """Return the request that ends the run; the models take their last step."""
-        return replace(super().last_request(), step=self._step)
+    def with_last_step(self, request: FinishRequest) -> FinishRequest:
+        """Return the request that ends the run, with the last step along the line."""
+        return replace(request, step=self._step)
 
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Run the epochs until the gradient is small, for some epochs or very much."""
@@ -87,13 +87,13 @@ class TablePuppetCG(JoinStrategy):
         for rows in problem.scored_rows:
             start_line(rows, base)
         tolerance = max(self.settings.tolerance or TOLERANCE, REST)
-        self.chosen |= {
+        self.run.chosen |= {
             "tolerance": tolerance,
             "solver": {t.name: _factorisation(t) for t in problem.tables.values()},
         }
         self._step, self._end = None, ""
         ratios = [math.inf] * ROW
-        for epoch in range(1, self.most_epochs + 1):
+        for epoch in range(1, self.run.most_epochs + 1):
             unit, scores, products = yield from self._exchange(problem, descent)
             read = partial(_read, problem, unit)
             descent.step(scores, read, products, _rounding(problem, unit))
@@ -104,19 +104,20 @@ class TablePuppetCG(JoinStrategy):
             train = problem.train_metrics(descent.total)
             norm = descent.gradient_norm(train["loss"])
             metrics = problem.metrics_of_held_out()._asdict()
-            self.finish_epoch(
+            self.run.finish_epoch(
                 EpochResult(epoch, train, residuals={"gradient": norm}, **metrics)
             )
             ratios.append(norm / max(tolerance, descent.noise_norm(train["loss"])))
             if norm < REST or ratios[-1] < 1.0 / SMALL or max(ratios[-ROW:]) < 1.0:
                 self._end = BELOW_TOLERANCE if norm < tolerance else BELOW_ROUNDING
                 return
-            if self.best.is_over:
+            if self.run.best.is_over:
                 return
 
     def judge(self, problem: TrainingProblem) -> str:
-        """Return the verdict: the gradient's, or that of how the loss fell."""
-        return self._end or super().judge(problem)
+        """Return the verdict by the gradient, if training has ended by it."""
+        del problem
+        return self._end
 
     def _exchange(
         self, problem: TrainingProblem, descent: Descent
@@ -127,26 +128,26 @@ class TablePuppetCG(JoinStrategy):
             curvature=descent.curvature,
             score_unit=min(HEADROOM * descent.size / unit, 1.0),
             product_unit=unit**2
-            if self.epoch == 1
-            else descent.product_unit(self.losses[-1]),
+            if self.run.epoch == 1
+            else descent.product_unit(self.run.losses[-1]),
             tables=len(problem.tables),
-            scores_number=self.epoch,
+            scores_number=self.run.epoch,
         )
         steps: dict[int, DescentStep] = {}
         blocks = problem.scatter_steps(descent.derivatives(), 1.0)
         for place, (name, block) in enumerate(blocks.items()):
             table = problem.tables[name]
             # in the first epoch every shard makes the solver of its table
-            gram = table.gram if self.epoch == 1 else None
+            gram = table.gram if self.run.epoch == 1 else None
             numbered = None if table.update is Update.GRAM else place
             steps |= {
                 number: DescentStep(step=rows, sum=gram, place=numbered)
                 for number, rows in table.scatter_rows(block).items()
             }
         request = DescentRequest(
-            terms=terms, line=self._step, is_best=self.is_best, parts=steps
+            terms=terms, line=self._step, is_best=self.run.is_best, parts=steps
         )
-        replies = yield self.request(ask(request, problem.parts))
+        replies = yield self.run.request(ask(request, problem.parts))
         if problem.sharded:
             directed = yield from self._direct(problem, replies, terms)
             replies = replies.then(directed)
@@ -171,8 +172,17 @@ class TablePuppetCG(JoinStrategy):
             }
         parts = [part for part in problem.parts if part.number in sums]
         return (
-            yield self.request(ask(DirectionRequest(terms=terms, parts=sums), parts))
+            yield self.run.request(
+                ask(DirectionRequest(terms=terms, parts=sums), parts)
+            )
         )
+
+
+class TablePuppetCG(TrainingStrategy):
+    """Train linear models over the result of a query by conjugate gradients."""
+
+    name = "cg"
+    method_type = Cg
 
 
 def _read(problem: TrainingProblem, unit: float, sums: AnyArray) -> FloatArray:

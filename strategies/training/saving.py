@@ -1,19 +1,17 @@
 """The manifest of the model that a run has trained."""
 
-from typing import Any
-
 import numpy as np
 
 from strategies.inference import manifest
 from strategies.run.exchange import Part
 from strategies.setup.columns import bind_columns
-from strategies.training.relational import RelationalStrategy
+from strategies.training.strategy import TrainingStrategy
 from tp_flower.learning.models.local_model import NUMPY_KINDS
 from tp_flower.model_names import software
 from tp_flower.objectives import Contribution
 
 
-def make_manifest(strategy: RelationalStrategy[Any]) -> manifest.Manifest:
+def make_manifest(strategy: TrainingStrategy) -> manifest.Manifest:
     """Return the manifest of a successful run."""
     problem, report = strategy.training_problem, strategy.report
     if problem is None or not strategy.is_finished:

@@ -133,7 +133,7 @@ def test_chosen_rates_of_sgd_never_diverge(scale, model):
         SITES, sql, "sgd", model=model, device="cpu", num_epochs=2, batch_size=6
     )
     losses = [item.train["loss"] for item in strategy.history if item.train]
-    assert max(losses) < 1.5 * strategy.baseline(strategy.training_problem)
+    assert max(losses) < 1.5 * strategy.baseline
 
 
 def test_advice_after_divergence_names_what_is_not_at_its_default():

@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import Result
 from client_apps.app import app
 from client_apps.operator.state import Stateless
 from client_apps.rounds.site import Site
-from strategies import STRATEGIES, RelationalStrategy
+from strategies import STRATEGIES, TrainingStrategy
 from strategies.disclosures import facts_of
 from strategies.run.grid import InProcessGrid
 from tests.support.policies import OPEN, lenient
@@ -199,7 +199,7 @@ class Run(Watched):
         tested: per table (rows,) bool.
     """
 
-    strategy: RelationalStrategy
+    strategy: TrainingStrategy
     result: Result | None = None
     seen: list[Seen] = field(default_factory=list)
     parameters: list[dict[str, np.ndarray]] = field(default_factory=list)
@@ -251,13 +251,15 @@ class Run(Watched):
 
 def train(
     sites: Sites | Grid, sql: str, method: str | type = "admm", **settings: object
-) -> RelationalStrategy:
+) -> TrainingStrategy:
     """Run a strategy on sites or their grid; training has two epochs by default."""
     if not isinstance(sites, Grid):
         with closing(InProcessGrid(app, sites)) as grid:
             return train(grid, sql, method, **settings)
     kind = STRATEGIES[method] if isinstance(method, str) else method
-    query = Query.from_sql(sql, needs_label=getattr(kind, "has_label", True))
+    trains = issubclass(kind, TrainingStrategy)
+    has_label = kind.method_type.has_label if trains else True
+    query = Query.from_sql(sql, needs_label=has_label)
     if not {"settings", "mode"} & settings.keys():
         settings.setdefault("num_epochs", 2)
     strategy = kind(query, **settings)
@@ -282,7 +284,7 @@ def run_query(
     **settings: object,
 ) -> Run:
     """Train on any query, and keep all that can be seen; see ``WatchedGrid``."""
-    query = Query.from_sql(sql, needs_label=STRATEGIES[strategy].has_label)
+    query = Query.from_sql(sql, needs_label=STRATEGIES[strategy].method_type.has_label)
     finished = Run(STRATEGIES[strategy](query, **settings))
     finished.strategy._on_round = lambda report: _after_round(finished, grid, report)
     grid = WatchedGrid(sites, change, state=state)

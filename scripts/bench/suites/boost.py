@@ -27,7 +27,7 @@ from scripts.bench.harness import (
 )
 from scripts.joined.models import TREES, grow_trees, tree_metrics, tree_options
 from strategies.inference.manifest import write_manifest
-from strategies.methods.boost import TablePuppetBoost
+from strategies.methods.boost import Boost
 from strategies.training.saving import make_manifest
 from tp_flower.duckdb_engine import new_engine
 from tp_flower.files import HOME_VARIABLE, home_folder
@@ -198,7 +198,7 @@ def _measure_split(outcome: Outcome, dataset: Dataset, title: str, split: str) -
         further = settings.with_fields(boost_from=first.model.name)
         second = train(dataset.sql, further, dataset.join_only(), state=Path(home))
     joined = dataset.joined(settings)
-    begun = cast(TablePuppetBoost, second).start_scores or ()
+    begun = cast(Boost, second.method).start_scores or ()
     start, is_train = np.empty(len(joined.labels)), joined.subset == TRAIN
     start[is_train], start[~is_train] = (scores[:, 0] for scores in begun)
     tables = [

@@ -7,7 +7,7 @@ from typing import Any
 
 from scripts.bench.datasets import Dataset, at_hand
 from scripts.bench.harness import Options, Outcome, problem_of, train
-from strategies import RelationalStrategy
+from strategies import TrainingStrategy
 from tp_flower import api
 from tp_flower.methods import METHODS, PERSONAL
 from tp_flower.settings import Settings
@@ -43,7 +43,7 @@ def measure_bytes(options: Options) -> Outcome:
     return outcome
 
 
-def _on_partitions(dataset: Dataset) -> RelationalStrategy[Any]:
+def _on_partitions(dataset: Dataset) -> TrainingStrategy:
     """Train by ADMM on the vertical partitions of the joined table."""
     config = {**dataset.settings, "strategy": "admm", "num-epochs": EPOCHS}
     vertical = dataset.vertical(Settings.from_run_config(config))
@@ -53,7 +53,7 @@ def _on_partitions(dataset: Dataset) -> RelationalStrategy[Any]:
 
 def _against_formulas(
     dataset: Dataset, outcome: Outcome
-) -> dict[str, RelationalStrategy[Any]]:
+) -> dict[str, TrainingStrategy]:
     """Compare the bytes with the forecast of `explain`; return the runs."""
     runs = {}
     for name in JOINING:
@@ -71,7 +71,7 @@ def _against_formulas(
     return runs
 
 
-def _against_floor(strategy: RelationalStrategy[Any], outcome: Outcome) -> None:
+def _against_floor(strategy: TrainingStrategy, outcome: Outcome) -> None:
     """Compare ADMM with a float32 per output for each row, 4 d_c sum(n_i), each way."""
     last, problem = strategy.report.history[-2], problem_of(strategy)  # then "finish"
     rows = sum(table.total_rows for table in problem.tables.values())
@@ -85,7 +85,7 @@ def _against_floor(strategy: RelationalStrategy[Any], outcome: Outcome) -> None:
     outcome.facts["join-only: overhead per message"] = overhead
 
 
-def epoch_bytes(strategy: RelationalStrategy[Any]) -> int:
+def epoch_bytes(strategy: TrainingStrategy) -> int:
     """Return the bytes of a run's first epoch, both ways."""
     return sum(
         sum(item.bytes_up.values()) + sum(item.bytes_down.values())

@@ -48,7 +48,8 @@ from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import EpochResult
 from strategies.setup.labels import task_line
 from strategies.training.outcome import Outcome, read_digests
-from strategies.training.relational import RelationalStrategy
+from strategies.training.server_method import ServerMethod
+from strategies.training.strategy import TrainingStrategy
 from tp_flower.arrays import FloatArray
 from tp_flower.methods.personalised.messages import (
     Pace,
@@ -250,13 +251,12 @@ def local_task_line(problem: PersonalisedProblem, settings: Settings) -> str:
     )
 
 
-class Personalised(RelationalStrategy[PersonalisedProblem]):
-    """Train a model for every site of one table, whose shards are the sites.
+class PersonalMethod(ServerMethod[PersonalisedProblem]):
+    """A model for every site of one table, at the server.
 
     ``parameters`` are (N, p) by track, in the order of the problem's sites.
     """
 
-    name = "personalised"
     parameters: dict[str, FloatArray]
     _graph: SiteGraph
     _training: Training | None = None
@@ -264,11 +264,11 @@ class Personalised(RelationalStrategy[PersonalisedProblem]):
     def set_up(self) -> Generator[Requests, Replies, PersonalisedProblem]:
         """Run the set-up rounds, and that of the graph."""
         problem = yield from set_up_personalised(
-            self.query, self.settings, self.inventory, self.warn
+            self.run.query, self.settings, self.run.inventory, self.run.warn
         )
-        self.chosen["loss"] = problem.response.loss
+        self.run.chosen["loss"] = problem.response.loss
         if self.settings.task == AUTO:
-            self.chosen["task"] = local_task_line(problem, self.settings)
+            self.run.chosen["task"] = local_task_line(problem, self.settings)
         self._graph = yield from make_graph(problem, self.settings)
         return problem
 
@@ -277,19 +277,19 @@ class Personalised(RelationalStrategy[PersonalisedProblem]):
     ) -> Generator[Requests, Replies, None]:
         """Descend, until a step changes less than the tolerance, if one is set."""
         training = Training(problem, self._graph, self.settings)
-        self.chosen |= {
+        self.run.chosen |= {
             "learning-rate": training.rate,
             "personal": int(training.mask.sum()),
         }
         for epoch in range(1, self.settings.epochs + 1):
-            replies = yield self.request(training.request(epoch))
-            self.finish_epoch(training.step(epoch, replies))
+            replies = yield self.run.request(training.request(epoch))
+            self.run.finish_epoch(training.step(epoch, replies))
             if training.change < self.settings.tolerance:
                 break
         self.parameters = training.parameters
         training.take_metrics((yield training.request()))
         if advice := training.advice():
-            self.warn(advice)
+            self.run.warn(advice)
         self._training = training
 
     def outcome_of(self, replies: Replies, problem: PersonalisedProblem) -> Outcome:
@@ -301,10 +301,8 @@ class Personalised(RelationalStrategy[PersonalisedProblem]):
             },
         )
 
-    @property
-    def report(self) -> RunReport:
-        """The record of the run so far, with an entry about the sites' own models."""
-        report = super().report
+    def complete(self, report: RunReport) -> RunReport:
+        """Return the report with an entry about the sites' own models."""
         if self._training is None:
             return report
         metrics = self._training.metrics[PERSONAL]
@@ -314,3 +312,10 @@ class Personalised(RelationalStrategy[PersonalisedProblem]):
             final_test=mean_metrics(metrics, "test"),
             personal=self._training.report_entry(report),
         )
+
+
+class Personalised(TrainingStrategy):
+    """Train a model for every site of one table, whose shards are the sites."""
+
+    name = "personalised"
+    method_type = PersonalMethod

@@ -29,7 +29,8 @@ from strategies.run.exchange import PartArrays, Replies, Requests, ask
 from strategies.run.strategy import EpochResult, ends_early, tests_every_epoch
 from strategies.setup.joined_rows import Layouts
 from strategies.setup.problem import HeldOutMetrics, TrainingProblem, sum_local
-from strategies.training.base import JoinStrategy
+from strategies.training.join_method import JoinMethod
+from strategies.training.strategy import TrainingStrategy
 from strategies.training.traffic import ShardSize, TableSize, Traffic, sgd_epoch
 from strategies.training.trend import LEAST_FACTOR, Pace
 from strategies.training.working_memory import curvature_bytes
@@ -78,8 +79,8 @@ class _Step:
     evaluate: str | None = None
 
 
-class BatchStrategy(JoinStrategy):
-    """Base of the methods that take a step after every batch of joined rows."""
+class Sgd(JoinMethod):
+    """SGD at the server: a step after every batch of joined rows, or of all."""
 
     messages = (Action.PREPARE, TRAIN_SGD)
     messages_of_shards = (TRAIN_STEP,)
@@ -99,6 +100,8 @@ class BatchStrategy(JoinStrategy):
 
     def batch_size(self, joined_rows: int) -> int:
         """Return B, at most N."""
+        if self.settings.method.is_full_batch:
+            return joined_rows
         is_private = self.settings.privacy.features == DP_SGD
         batches = PRIVATE_BATCHES_PER_EPOCH if is_private else BATCHES_PER_EPOCH
         return min(
@@ -112,7 +115,7 @@ class BatchStrategy(JoinStrategy):
 
     def plan_batches(self, mapping: TableMapping, layouts: Layouts) -> PartArrays:
         """Plan the batches once the mapping is known."""
-        size = self.chosen["batch-size"] = self.batch_size(mapping.joined_rows)
+        size = self.run.chosen["batch-size"] = self.batch_size(mapping.joined_rows)
         plan = plan_batches(
             mapping, size, generator(self.settings.seed, Stream.BATCHES)
         )
@@ -138,7 +141,7 @@ class BatchStrategy(JoinStrategy):
         # a run that is brought up to date sends the same requests anew
         self._scores_number = 0
         self._pace = Pace(
-            self._baseline, can_halve=not self.settings.method.is_full_batch
+            self.run.baseline, can_halve=not self.settings.method.is_full_batch
         )
         ordered = problem.objective.select(plan.order)
         last_scores = np.empty((len(ordered), ordered.outputs))
@@ -173,7 +176,7 @@ class BatchStrategy(JoinStrategy):
                 continue
             loss = self._end_epoch(problem, step, replies, last_scores)
             is_settled = abs(loss_before - loss) < self.settings.tolerance * abs(loss)
-            if is_settled or step.next_batch is None or self.best.is_over:
+            if is_settled or step.next_batch is None or self.run.best.is_over:
                 return
             loss_before = loss
 
@@ -182,15 +185,19 @@ class BatchStrategy(JoinStrategy):
         if not (step.ends_epoch and self.is_paced):
             return step
         self._pace.after_epoch()
-        is_last = self.ends_by_loss and self._pace.is_over
+        is_last = self.run.ends_by_loss and self._pace.is_over
         return replace(step, next_batch=None, evaluate=ALL) if is_last else step
 
     def judge(self, problem: TrainingProblem) -> str:
-        """Return the verdict by losses that are all of the steps' own batches."""
-        self.losses = self._pace.losses or self.losses
-        if self.ends_by_loss and self._pace.factor < LEAST_FACTOR:
+        """Return the verdict by how long steps are, or leave it to the losses.
+
+        Those are then of the steps' own batches.
+        """
+        del problem
+        self.run.losses = self._pace.losses or self.run.losses
+        if self.run.ends_by_loss and self._pace.factor < LEAST_FACTOR:
             return "settled: smaller steps no longer lower the loss"
-        return super().judge(problem)
+        return ""
 
     def _schedule(self, problem: TrainingProblem) -> Iterator[_Step]:
         """Yield the batches of all epochs.
@@ -207,7 +214,7 @@ class BatchStrategy(JoinStrategy):
         )
         upcoming = (
             _Epoch(number, rng.permutation(batches), self._rates(problem, number))
-            for number in range(1, self.most_epochs + 1)
+            for number in range(1, self.run.most_epochs + 1)
         )
         epoch = next(upcoming, None)
         while epoch is not None:
@@ -228,13 +235,15 @@ class BatchStrategy(JoinStrategy):
     def _rates(self, problem: TrainingProblem, epoch: int) -> dict[str, float]:
         """Return the learning rate of every table in an epoch."""
         settings, plan = self.settings, self._batches.plan
-        rate = self.chosen["learning-rate"] = settings.learning_rate or safe_rate(
+        rate = self.run.chosen["learning-rate"] = settings.learning_rate or safe_rate(
             problem, len(plan.order) / plan.batches
         )
         rates = dict.fromkeys(problem.tables, rate)
         if settings.privacy.covers_features and not settings.learning_rate:
             rows = {n: len(t.rows) / plan.batches for n, t in plan.tables.items()}
-            rates = self.chosen["learning-rates"] = damped_rates(problem, rate, rows)
+            rates = self.run.chosen["learning-rates"] = damped_rates(
+                problem, rate, rows
+            )
         if self.is_paced or settings.method.is_full_batch:
             return rates
         return {name: falling_rate(rate, epoch) for name, rate in rates.items()}
@@ -261,18 +270,18 @@ class BatchStrategy(JoinStrategy):
         request = SgdRequest(
             batch=step.batch,
             batch_rows=rows,
-            is_best=self.is_best and step.begins_epoch,
+            is_best=self.run.is_best and step.begins_epoch,
             step=batch_step,
             parts=parts,
         )
-        replies = yield self.request(ask(request, problem.parts))
+        replies = yield self.run.request(ask(request, problem.parts))
         if not problem.sharded:
             return replies
         means: dict[int, MeanGradient] = {}
         for table in problem.sharded:
             means |= table.for_all(MeanGradient(table.sum_shares(replies)))
         sharded = [part for table in problem.sharded for part in table.parts]
-        step_replies = yield self.request(
+        step_replies = yield self.run.request(
             ask(StepRequest(step=batch_step, parts=means), sharded)
         )
         return replies.then(step_replies)
@@ -301,24 +310,24 @@ class BatchStrategy(JoinStrategy):
         if step.evaluate == TESTED:
             scores = {name: table.gather_tested(replies) for name, table in tables}
             held_out = problem.held_out_metrics(scores)
-        self.finish_epoch(EpochResult(step.epoch.number, train, **held_out._asdict()))
+        self.run.finish_epoch(
+            EpochResult(step.epoch.number, train, **held_out._asdict())
+        )
         return train["loss"]
 
 
-class TablePuppetSGD(BatchStrategy):
+class TablePuppetSGD(TrainingStrategy):
     """Train over the result of a query by mini-batch SGD with momentum."""
 
     name = "sgd"
+    method_type = Sgd
 
 
-class GradientDescent(BatchStrategy):
+class GradientDescent(TrainingStrategy):
     """Train over the result of a query by gradient descent, a step per epoch.
 
     It is the baseline of the paper's section 6.
     """
 
     name = "gd"
-
-    def batch_size(self, joined_rows: int) -> int:
-        """Return N."""
-        return joined_rows
+    method_type = Sgd

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from client_apps.app import app
-from strategies.methods.coreset.strategy import _table_clusters
+from strategies.methods.coreset.kmeans import _table_clusters
 from strategies.run.exchange import Part, Replies
 from strategies.run.grid import InProcessGrid
 from strategies.setup.problem import PartRows, TrainedTable, sum_local

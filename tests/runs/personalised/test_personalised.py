@@ -96,7 +96,7 @@ def test_without_a_penalty_every_site_has_the_model_of_its_rows_alone():
     strategy = train(tables, graph_penalty=0.0, **WHOLE)
     obvious = Obvious(tables, 0.01)
     alone = [np.linalg.solve(*obvious.quadratic(k)) for k in range(3)]
-    np.testing.assert_allclose(strategy.parameters["personal"], alone, atol=1e-5)
+    np.testing.assert_allclose(strategy.method.parameters["personal"], alone, atol=1e-5)
     means = strategy.report.personal["means"]
     assert means["personal"]["train"]["loss"] == pytest.approx(
         means["local"]["train"]["loss"], rel=1e-6
@@ -110,15 +110,15 @@ def test_a_large_penalty_leads_to_the_one_model_of_no_personal_coordinate():
     pairs = [obvious.quadratic(k) for k in range(3)]
     # every site counts alike, however many rows it has
     one = np.linalg.solve(sum(h for h, _ in pairs), sum(c for _, c in pairs))
-    found = tied.parameters["personal"]
+    found = tied.method.parameters["personal"]
     assert (found == found[0]).all()
     np.testing.assert_allclose(found[0], one, atol=1e-5)
-    np.testing.assert_allclose(tied.parameters["global"][0], one, atol=1e-5)
+    np.testing.assert_allclose(tied.method.parameters["global"][0], one, atol=1e-5)
     assert tied.report.personal["clusters"] == [[0, 1, 2]]
 
 
 def test_no_personal_coordinate_is_one_model_whatever_the_penalty():
-    models = train(personal="", graph_penalty=0.3, **WHOLE).parameters
+    models = train(personal="", graph_penalty=0.3, **WHOLE).method.parameters
     np.testing.assert_allclose(models["personal"], models["global"], atol=1e-6)
 
 
@@ -144,12 +144,14 @@ def test_between_the_limits_it_is_the_optimum_of_a_generic_solver():
     assert strategy.report.personal["objective"] == pytest.approx(
         problem.value, rel=1e-6
     )
-    np.testing.assert_allclose(strategy.parameters["personal"], models.value, atol=2e-4)
+    np.testing.assert_allclose(
+        strategy.method.parameters["personal"], models.value, atol=2e-4
+    )
 
 
 def test_shared_coordinates_are_one_and_named_ones_are_each_sites_own():
     tables = frames()
-    found = train(tables, personal="b", graph_penalty=0.0, **WHOLE).parameters[
+    found = train(tables, personal="b", graph_penalty=0.0, **WHOLE).method.parameters[
         "personal"
     ]
     assert (found[:, [0, 2]] == found[0, [0, 2]]).all()
@@ -263,7 +265,7 @@ def test_classes_of_all_sites_are_put_together(label, loss, classes):
 def test_an_mlps_last_layer_is_each_sites_own():
     settings = {"model": "mlp", "hidden_sizes": (4,), "num_epochs": 15, "device": "cpu"}
     strategy = train(personal="last", baselines=False, **settings)
-    found = strategy.parameters["personal"]
+    found = strategy.method.parameters["personal"]
     assert (found[:, :-5] == found[0, :-5]).all()
     assert not (found[1:, -5:] == found[0, -5:]).any()
     losses = [item.train["loss"] for item in strategy.history if item.train]
@@ -289,7 +291,7 @@ def test_every_site_predicts_with_its_own_model(tmp_path):
     predict.start(grid)
     scores = predict.predictions["score"].to_numpy()
     obvious = Obvious(tables, 0.01)
-    models = zip(obvious.designs, strategy.parameters["personal"], strict=True)
+    models = zip(obvious.designs, strategy.method.parameters["personal"], strict=True)
     expected = [design @ model + obvious.base for design, model in models]
     np.testing.assert_allclose(scores, np.concatenate(expected), atol=1e-5)
 

@@ -197,7 +197,7 @@ def test_rounds_per_epoch(layout, actions):
 def test_a_batch_sends_its_distinct_rows_only():
     finished = trained("softmax")
     federation = finished.strategy.training_problem
-    plan = finished.strategy._batches.plan
+    plan = finished.strategy.method._batches.plan
     rounds = [item for item in finished.history if item.phase == "sgd"]
     sent = [
         next(s for s in finished.seen if s.round == item.round).header["batch"]

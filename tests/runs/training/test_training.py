@@ -10,7 +10,7 @@ from sklearn.dummy import DummyClassifier, DummyRegressor
 from client_apps.app import app
 from strategies import TablePuppetSGD
 from strategies.run.grid import InProcessGrid
-from strategies.training.relational import check_epoch
+from strategies.training.strategy import check_epoch
 from tests.support.examples.store_runs import (
     FRAMES,
     LAYOUTS,

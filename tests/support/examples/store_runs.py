@@ -71,7 +71,7 @@ def after(finished: federated.Run, epoch: int) -> np.ndarray:
 
 def batches_of(finished: federated.Run) -> list[list[list[int]]]:
     """Per epoch the joined rows of every batch, in the order they were trained on."""
-    plan = finished.strategy._batches.plan
+    plan = finished.strategy.method._batches.plan
     epochs: dict[int, list[list[int]]] = {}
     taken: set[int] = set()
     for seen in finished.seen:

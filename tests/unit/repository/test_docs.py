@@ -117,7 +117,7 @@ def check_toml(text, file, schemas):
 def check_settings(settings, schemas):
     method, row_key = STRATEGIES[settings.method_name], settings.row_key
     query = Query.from_sql(
-        choose_sql(settings), needs_label=method.has_label and not row_key
+        choose_sql(settings), needs_label=method.method_type.has_label and not row_key
     )
     if row_key:
         query.bind(schemas, Unlabelled(row_key=tuple(row_key.split(", "))))

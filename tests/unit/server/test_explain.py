@@ -16,7 +16,7 @@ from strategies.disclosures import NOTHING, SET_UP, Exposure, disclosures
 from strategies.methods.personalised.setup import TRAINING
 from strategies.report_page.page import PAGE_FILE
 from strategies.run.failures import LOG_FILE
-from strategies.training.base import JoinStrategy
+from strategies.training.join_method import JoinMethod
 from tests.support.examples.explained import (
     ORDERS,
     SMALL,
@@ -125,7 +125,7 @@ def protections(releases, carries):
 
 def messages_of(strategy, *, is_sharded=True, **how) -> tuple[Action, ...]:
     method = STRATEGIES[strategy](Query.from_sql(SMALL_SQL), **how)
-    return (*SET_UP, *method.run_messages(is_sharded=is_sharded), Action.FINISH)
+    return (*SET_UP, *method.method.run_messages(is_sharded=is_sharded), Action.FINISH)
 
 
 @pytest.mark.parametrize("strategy", ["admm", "sgd", "coreset-ridge"])
@@ -156,8 +156,9 @@ def test_every_message_is_of_a_method_or_a_prediction():
         Action.SCORE,
         Action.SESSION,
     }
-    for method in JoinStrategy.methods.values():
-        sent |= {*method.messages, *method.messages_of_shards}
+    for strategy in STRATEGIES.values():
+        if issubclass(method := strategy.method_type, JoinMethod):
+            sent |= {*method.messages, *method.messages_of_shards}
     unsent = set(ACTIONS.values()) - sent
     assert not unsent, "list them in the `messages` of the strategy that sends them"
 

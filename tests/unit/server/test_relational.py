@@ -7,7 +7,7 @@ import pytest
 from flwr.serverapp.strategy import Result, Strategy
 
 from client_apps.app import app
-from strategies import STRATEGIES, TablePuppetADMM
+from strategies import STRATEGIES, TablePuppetADMM, TrainingStrategy
 from strategies.run.grid import InProcessGrid
 from tp_flower.errors import SettingsError
 from tp_flower.methods import METHODS
@@ -25,15 +25,22 @@ def grid() -> InProcessGrid:
     return InProcessGrid(app, [{"o": ORDERS}, {"i": ITEMS}])
 
 
-class Unlisted(TablePuppetADMM):
+class Unlisted(TablePuppetADMM.method_type):
     """Sends a message that it does not list."""
 
     messages = (Action.PREPARE,)
 
 
+class Silent(TrainingStrategy):
+    """Trains by a method that does not list its messages."""
+
+    name = "admm"
+    method_type = Unlisted
+
+
 def test_a_message_that_nobody_explains_is_not_sent():
     with pytest.raises(RuntimeError, match=r"Unlisted sends train\.admm.* `messages`"):
-        Unlisted(Query.from_sql(SQL), device="cpu").start(grid())
+        Silent(Query.from_sql(SQL), device="cpu").start(grid())
 
 
 # those that train over joins
@@ -51,7 +58,7 @@ def test_start_returns_flowers_result_with_metrics_of_every_epoch(name):
     ended = list(range(1, epochs + 1))
     assert list(result.train_metrics_clientapp) == ended
     assert list(result.evaluate_metrics_serverapp) in ([], ended)
-    metrics = {"rmse", "mae", "r2"} if strategy.has_label else {"rms_distance"}
+    metrics = {"rmse", "mae", "r2"} if strategy.method.has_label else {"rms_distance"}
     assert set(result.train_metrics_clientapp[epochs]) == {"loss", *metrics}
 
 

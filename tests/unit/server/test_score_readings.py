@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from strategies.report_page.page import render
-from strategies.training.base import JoinStrategy
+from strategies.training.join_method import JoinMethod
 from tests.support.examples.explained import SMALL, SMALL_SQL, explain, printed
 from tests.support.federated import train
 from tests.support.page_reading import Page
@@ -104,7 +104,7 @@ def test_nothing_is_worked_out_without_derivatives_or_another_table():
 
 
 def test_score_vectors_that_a_policy_leaves_are_shown(monkeypatch):
-    monkeypatch.setattr(JoinStrategy, "scores_left", {1: 3, 2: 5, 3: 4})
+    monkeypatch.setattr(JoinMethod, "scores_left", {1: 3, 2: 5, 3: 4})
     explanation = explain(SMALL_SQL, SMALL, **ALL)
     assert columns(explanation["privacy"]["readings"], "left") == [
         [None],

@@ -1,4 +1,4 @@
-"""JoinStrategy: a strategy that trains on the joined rows of several tables.
+"""JoinMethod: a method that trains on the joined rows of several tables.
 
 Set-up takes three rounds: ``extract`` brings hashed join keys and labels, from which
 the server builds the mapping; with ``statistics`` the sites fit encoders, for tables in
@@ -60,7 +60,7 @@ from strategies.training.outcome import (
 )
 from strategies.training.overfitting import overfitting
 from strategies.training.prepare import Preparation, prepare
-from strategies.training.relational import RelationalStrategy
+from strategies.training.server_method import ServerMethod
 from strategies.training.traffic import ShardSize, TableSize, Traffic
 from strategies.training.working_memory import vector_bytes
 from tp_flower.arrays import BoolArray
@@ -86,11 +86,10 @@ def _digest_of_tested(is_tested: BoolArray, joined: JoinedTables) -> str:
     return hashlib.sha256(is_tested.tobytes() + labels).hexdigest()
 
 
-class JoinStrategy(RelationalStrategy[TrainingProblem]):
-    """Base of the methods that train over joins and unions.
+class JoinMethod(ServerMethod[TrainingProblem]):
+    """The server half of a method that trains over joins and unions.
 
     Attributes:
-        methods: the methods that can be chosen, by name: classes with their own name.
         messages: messages of training, and those added if a table has several shards.
         usual_epochs: within which the loss comes to 0.1 % of its least, on the
             benchmarks' data.
@@ -100,7 +99,6 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             lets it release; parts without such a limit are not in it.
     """
 
-    methods: ClassVar[dict[str, type["JoinStrategy"]]] = {}
     messages: ClassVar[tuple[Action, ...]]
     messages_of_shards: ClassVar[tuple[Action, ...]] = ()
     importance: ClassVar[str] = REGRESSION
@@ -108,11 +106,6 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     label_reach: ClassVar[float] = 1.0
     has_penalty: ClassVar[bool] = True  # l2 weighs it
     scores_left: Mapping[int, int] = MappingProxyType({})
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if "name" in vars(cls):
-            cls.methods[cls.name] = cls
 
     @abstractmethod
     def choose_update(self, table: str, shards: int, *, is_linear: bool) -> Update:
@@ -308,9 +301,9 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     def set_up(self) -> Generator[Requests, Replies, TrainingProblem]:
         """Run the set-up rounds and return the training problem."""
         settings = self.settings
-        all_rows = yield from self.join(self.inventory)
+        all_rows = yield from self.join(self.run.inventory)
         yield from self.score_start(all_rows)
-        encoders = yield from fit_encoders(all_rows, self)
+        encoders = yield from fit_encoders(all_rows, self.run)
         joined, coreset = all_rows, None
         if settings.coreset_rows:
             coreset = yield from draw_coreset(
@@ -321,13 +314,13 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             joined, settings, encoders, all_rows.train_objective, self.label_reach
         )
         specs = {name: self.model_spec(preparation, name) for name in joined.layouts}
-        if asks_ranks(self.inventory):
+        if asks_ranks(self.run.inventory):
             ranks = yield from rank_rows(joined, encoders)
             self.scores_left = ranks.by_number
             forecasts = self.forecast_scores(ranks, joined, specs, encoders)
             # a refusal names a number of epochs that all policies allow
             if forecasts:
-                self.limit_epochs(min(forecasts, key=epochs_of))
+                self.run.limit_epochs(min(forecasts, key=epochs_of))
             preparation = replace(preparation, cover=ranks.cover)
         batches = self.plan_batches(joined.train, joined.layouts)
         updates = {
@@ -339,12 +332,12 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         tables, initial_scores, fixed_point = yield from prepare(
             preparation, specs, updates, batches, self.outline()
         )
-        self.chosen["loss"] = joined.objective.name
+        self.run.chosen["loss"] = joined.objective.name
         # over all rows: a sample's rows also have the weights of their draws
         if facts := all_rows.weighting.facts(all_rows.train.joined_rows):
-            self.chosen["row-weight"] = facts
+            self.run.chosen["row-weight"] = facts
         if coreset is not None:
-            self.chosen["coreset"] = coreset.facts()
+            self.run.chosen["coreset"] = coreset.facts()
         return TrainingProblem(
             tables=tables,
             train=joined.train,
@@ -368,7 +361,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             names=joined.names,
             encoders={name: item.columns for name, item in encoders.items()},
             encodings={name: item.rows() for name, item in encoders.items()},
-            exposure=self.exposure(joined, self.inventory, updates, encoders),
+            exposure=self.exposure(joined, self.run.inventory, updates, encoders),
             weighting=joined.weighting,
             coreset=coreset,
         )
@@ -376,14 +369,14 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     def _bind_columns(self, inventory: Inventory) -> tuple[BoundQuery, Columns]:
         """Return the query over the sites' columns, and warn of what may mislead."""
         bound, columns = bind_columns(self.bind, inventory)
-        for problem in columns.unread if self.query.has_stars else ():
-            self.warn(f"{problem}; * leaves it out")
-        self.warn(*reading_warnings(bound, columns))
+        for problem in columns.unread if self.run.query.has_stars else ():
+            self.run.warn(f"{problem}; * leaves it out")
+        self.run.warn(*reading_warnings(bound, columns))
         for alias, _ in self.settings.models:
             table_named(bound, alias, "models")
         if self.settings.split.table:
             table_named(bound, self.settings.split.table, "test-split")
-        self.warn(*leak_warnings(bound))
+        self.run.warn(*leak_warnings(bound))
         return bound, columns
 
     def join(self, inventory: Inventory) -> Generator[Requests, Replies, JoinedTables]:
@@ -394,12 +387,12 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         choices = encoder_choices(bound, settings)
         check_present(bound, inventory)
         extracted = yield from extract(bound, settings, inventory, columns)
-        self.warn(*extracted.absent)
+        self.run.warn(*extracted.absent)
         rows = extracted.table_rows
         sampled = sampled_rows(rows[bound.label_table], settings)
         labels = with_classes_of(self.read_labels(extracted, bound), sampled)
         if settings.task == AUTO and self.has_label:
-            self.chosen["task"] = task_line(labels, settings)
+            self.run.chosen["task"] = task_line(labels, settings)
         mapping, steps = build_mapping(
             bound.joins,
             extracted.keys,
@@ -436,10 +429,12 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             objective=self.choose_objective(target, ~is_test),
             weighting=replace(weighting, test=test_weights),
         )
-        self.warn(*split_warnings(joined, self.settings))
-        self.held_out_digest = hashlib.sha256(split.subset.tobytes()).hexdigest()
-        self.tested_digest = _digest_of_tested(split.subset == TEST, joined)
-        self.split_facts |= {"validation-rows": int(np.count_nonzero(joined.validates))}
+        self.run.warn(*split_warnings(joined, self.settings))
+        self.run.held_out_digest = hashlib.sha256(split.subset.tobytes()).hexdigest()
+        self.run.tested_digest = _digest_of_tested(split.subset == TEST, joined)
+        self.run.split_facts |= {
+            "validation-rows": int(np.count_nonzero(joined.validates))
+        }
         return joined.with_weights(train_weights)
 
     def _perfect_score(self, problem: TrainingProblem) -> str:
@@ -449,7 +444,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         """
         if not self.has_label or self.settings.privacy.covers_labels:
             return ""
-        return nearly_perfect(self._final.test, problem.tested.target)
+        return nearly_perfect(self.run.final.test, problem.tested.target)
 
     def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
         """Return the digests, the coefficients and each table's contribution."""
@@ -465,29 +460,29 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         }
         rows = f"held-out rows ({self.settings.split_name})"
         headline, constant = problem.response.headline, problem.baselines["test"]
-        if warning := no_better(headline, self._final.test, constant, rows):
-            self.warn(warning)
+        if warning := no_better(headline, self.run.final.test, constant, rows):
+            self.run.warn(warning)
         # where rows validate, they have chosen the epoch
-        if math.isinf(self.best.loss) and not self.settings.is_noisy:
+        if math.isinf(self.run.best.loss) and not self.settings.is_noisy:
             l2 = self.settings.l2 if self.has_penalty else None
             warning = overfitting(
-                self._lowest_test, self._final, problem.tested.weights, rows, l2
+                self.run.lowest_test, self.run.final, problem.tested.weights, rows, l2
             )
             if warning:
-                self.warn(warning)
+                self.run.warn(warning)
         shares = contributions(sums, problem.train.joined_rows)
         if score := self._perfect_score(problem):
             features = {
                 name: problem.encoders[name].features for name in problem.tables
             }
             suspects = suspects_of(shares, features, coefficients)
-            bound, _ = bind_columns(self.bind, self.inventory)
-            self.warn(perfect_warning(score, rows, bound, suspects))
+            bound, _ = bind_columns(self.bind, self.run.inventory)
+            self.run.warn(perfect_warning(score, rows, bound, suspects))
         return Outcome(
             digests=read_digests(replies, problem.parts),
             coefficients=coefficients,
             contributions=shares,
             comparison=problem.compare(
-                self._final.predicted, is_noisy=self.settings.privacy.covers_labels
+                self.run.final.predicted, is_noisy=self.settings.privacy.covers_labels
             ),
         )

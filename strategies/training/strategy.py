@@ -1,15 +1,14 @@
-"""RelationalStrategy: a Flower Strategy whose training set is the result of a query.
+"""TrainingStrategy: a Flower Strategy whose training set is the result of a query.
 
-It counts epochs: which is the best, whether training has converged or diverged, and
-what the run reports at its end. :mod:`strategies.training.base` has the set-up of
-strategies that join tables.
+It trains by a method (:mod:`strategies.training.server_method`), and counts the epochs:
+which is the best, whether training has converged or diverged, and what the run reports
+at its end.
 """
 
 import math
-from abc import abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from logging import INFO
-from typing import Any, ClassVar, Final, Generic, TypeVar
+from typing import Any, ClassVar, Final
 
 from flwr.app import Array, ArrayRecord
 from flwr.common.logger import log
@@ -20,9 +19,9 @@ from strategies.disclosures import disclosures, privacy_report
 from strategies.ranks import ScoreForecast
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import BestEpoch, EpochResult, RoundListener, RoundStrategy
-from strategies.score_readings import ScoreReading
 from strategies.setup.problem import PreparedRun
 from strategies.training.outcome import Outcome
+from strategies.training.server_method import AnyMethod
 from strategies.training.trend import (
     CONVERGED,
     DIVERGED,
@@ -54,24 +53,20 @@ def check_epoch(epoch: int, loss: float, baseline: float) -> None:
     )
 
 
-Run = TypeVar("Run", bound=PreparedRun)
-
-
-class RelationalStrategy(RoundStrategy, Generic[Run]):
-    """Base of the methods that train on the rows of a query.
+class TrainingStrategy(RoundStrategy):
+    """Train on the rows of a query, by the method of a subclass.
 
     ``overrides`` replace single settings; ``on_round`` is called with the record of
     every round. ``chosen`` has the values of settings that were 0, "" or "auto".
+
+    A subclass binds a method to its name and adds nothing else: what differs between
+    trainings are the methods.
     """
 
-    has_label: ClassVar[bool] = True
-    # what to do about a training that diverges and has no learning rate
-    steadied_by: ClassVar[str] = "Raise l2"
-    # whether sites copy the model of lowest training loss, where no rows validate
-    copies_lowest: ClassVar[bool] = False
-    _final = EpochResult(0, {}, {})  # of the epoch whose model is saved
+    method_type: ClassVar[type[AnyMethod]]
+    final = EpochResult(0, {}, {})  # of the epoch whose model is saved
     # of the epoch of lowest loss on the test rows
-    _lowest_test = EpochResult(0, {}, {})
+    lowest_test = EpochResult(0, {}, {})
     _copied = EpochResult(0, {}, {})  # of the epoch whose model the sites have copied
 
     def __init__(
@@ -84,10 +79,11 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         # sites are told the strategy that trains, whatever the settings name
         overrides["strategy"] = self.name
         super().__init__(query, settings, on_round, **overrides)
+        self.method = self.method_type(self)
         self.chosen: dict[str, object] = {}
-        self.training_problem: Run | None = None
+        self.training_problem: PreparedRun | None = None
         self.outcome = Outcome()
-        self._baseline = math.inf
+        self.baseline = math.inf
         self.held_out_digest = self.tested_digest = ""
         self.best = BestEpoch(self.settings.patience_epochs)
         self.losses: list[float] = []
@@ -106,25 +102,9 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         except DivergedError as error:
             raise DivergedError(f"{error}. {self._advice}") from error
 
-    @abstractmethod
-    def set_up(self) -> Generator[Requests, Replies, Run]:
-        """Run the set-up rounds and return the training problem."""
-
-    @abstractmethod
-    def epochs(self, problem: Run) -> Generator[Requests, Replies, None]:
-        """Train; call :meth:`finish_epoch` at the end of every epoch."""
-
-    @abstractmethod
-    def outcome_of(self, replies: Replies, problem: Run) -> Outcome:
-        """Return the outcome of the run, from the replies to its last message."""
-
     def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
         """Return the query over the sites' columns."""
-        return self.query.bind(schemas, split=self.settings.split.columns)
-
-    def baseline(self, _: Run) -> float:
-        """Return the loss of a constant score; infinity if it is not known."""
-        return math.inf
+        return self.method.bind(schemas)
 
     def default_settings(self) -> Settings:
         """Return the defaults of the method."""
@@ -136,23 +116,23 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         self.chosen["num-epochs"] = self.settings.epochs
         self.best = BestEpoch(self.settings.patience_epochs)
         self.lowest = BestEpoch()
-        self._lowest_test = EpochResult(0, {}, {})
+        self.lowest_test = EpochResult(0, {}, {})
         self.losses = []
-        problem = self.training_problem = yield from self.set_up()
+        problem = self.training_problem = yield from self.method.set_up()
         for table, encoder in problem.encoders.items():
             if encoder.dropped:
                 names = ", ".join(encoder.dropped)
                 log(INFO, "table %s: constant features dropped: %s", table, names)
-        self._baseline = self.baseline(problem)
+        self.baseline = self.method.baseline(problem)
         self.epoch = 1
         try:
-            yield from self.epochs(problem)
+            yield from self.method.epochs(problem)
         except DivergedError as error:
             if not self.has_usable_model:
                 raise
             last = self._end_with_best(problem, error)
         else:
-            self.verdict = self.judge(problem)
+            self.verdict = self.method.judge(problem) or self._judge_losses(problem)
             if self.is_cut_short:
                 self._end_cut_short()
             last = ask(self.last_request(), problem.parts)
@@ -160,7 +140,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         if self.verdict.startswith((NOT_CONVERGED, DIVERGED)):
             self.warn(self.verdict)
         replies = yield last
-        self.outcome = self.outcome_of(replies, problem)
+        self.outcome = self.method.outcome_of(replies, problem)
 
     @property
     def most_epochs(self) -> int:
@@ -198,17 +178,17 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
     def has_usable_model(self) -> bool:
         """Whether the sites hold a copy of an epoch better than a constant score."""
         epoch = self.best.epoch or self.lowest.epoch
-        return bool(epoch) and self.losses[epoch - 1] < self._baseline < math.inf
+        return bool(epoch) and self.losses[epoch - 1] < self.baseline < math.inf
 
     def _end_cut_short(self) -> None:
         """Say what has ended the training, whose best model so far is saved."""
         if self.lowest.epoch:
-            self._final = self._copied
+            self.final = self._copied
         if not self.verdict.startswith(CONVERGED):
             self.verdict = f"{GOES_ON.sub('', self.verdict)}; {self._limited_by}"
             self.warn(self.verdict)
 
-    def _end_with_best(self, problem: Run, error: DivergedError) -> Requests:
+    def _end_with_best(self, problem: PreparedRun, error: DivergedError) -> Requests:
         """Return the request that ends a diverged run with the model of its best epoch.
 
         A site that could not take a round has not copied the model that came before it.
@@ -219,7 +199,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
             f"{self.best.epoch or self.lowest.epoch}, of the lowest {kind} loss, is "
             f"saved ({error}). {self._advice}"
         )
-        self._final = self._copied
+        self.final = self._copied
         copied = replace_struct(
             self.last_request(), step=None, is_best=False, has_diverged=True
         )
@@ -235,7 +215,9 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
     @property
     def _advice(self) -> str:
         rate = self.chosen.get("learning-rate", self.settings.learning_rate)
-        change = f"Lower learning-rate (here {rate})" if rate else self.steadied_by
+        change = (
+            f"Lower learning-rate (here {rate})" if rate else self.method.steadied_by
+        )
         return f"{change}, or look for extreme values"
 
     @property
@@ -244,8 +226,8 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         settings = self.settings
         return not (settings.num_epochs or settings.is_noisy or settings.coreset_size)
 
-    def judge(self, problem: Run) -> str:
-        """Return the verdict on the training, after its last epoch."""
+    def _judge_losses(self, problem: PreparedRun) -> str:
+        """Return the verdict on the training by its losses, one per epoch."""
         if self.settings.is_noisy:
             return "not judged: noise hides the trend of the loss"
         if self.best.is_over:
@@ -263,28 +245,29 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         is_best = self.best.is_last or math.isinf(self.best.loss)
         if self.is_cut_short and self.lowest.epoch:
             is_best = self.lowest.is_last
-        return FinishRequest(
+        request = FinishRequest(
             keep_models=True, model_name=name, model_version=version, is_best=is_best
         )
+        return self.method.with_last_step(request)
 
     def finish_epoch(self, result: EpochResult) -> None:
         """Record an epoch; its metrics belong to the round that just ended."""
-        check_epoch(result.epoch, result.train["loss"], self._baseline)
+        check_epoch(result.epoch, result.train["loss"], self.baseline)
         self.losses.append(result.train["loss"])
         if result.validation:
             self.best = self.best.after(result.epoch, result.validation["loss"])
             self.chosen["best-epoch"] = self.best.epoch
-        elif self.copies_lowest and not self.settings.is_noisy:
+        elif self.method.copies_lowest and not self.settings.is_noisy:
             self.lowest = self.lowest.after(result.epoch, result.train["loss"])
         if self.is_best:
             self._copied = result
         # without validation rows, the last model is the best
         if self.best.epoch == result.epoch or math.isinf(self.best.loss):
-            self._final = result
-        if result.test and not result.test["loss"] >= self._lowest_test.test.get(
+            self.final = result
+        if result.test and not result.test["loss"] >= self.lowest_test.test.get(
             "loss", math.inf
         ):
-            self._lowest_test = result
+            self.lowest_test = result
         super().finish_epoch(result)
 
     @property
@@ -298,8 +281,9 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         problem = self.training_problem
         if problem is not None and request.action not in problem.exposure.messages:
             raise RuntimeError(
-                f"{type(self).__name__} sends {request.action}, and neither explain "
-                "nor the report would say what it discloses: list it in the strategy's "
+                f"{type(self.method).__name__} sends {request.action}, and neither "
+                "explain nor the report would say what it discloses: list it in the "
+                "method's "
                 "`messages` or `messages_of_shards`"
             )
         return super().request(request)
@@ -310,10 +294,6 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
             return ArrayRecord()
         return ArrayRecord({"base-score": Array(problem.base_score)})
 
-    def readings(self, _: Run) -> Sequence[ScoreReading]:
-        """Return the score readings of sites and server; none without a join."""
-        return ()
-
     @property
     def report(self) -> RunReport:
         """The record of the run so far."""
@@ -321,7 +301,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         if problem is None:
             raise RuntimeError("there is no report before the set-up is done")
         train_rows, test_rows = problem.joined_rows
-        return RunReport(
+        report = RunReport(
             **self.record_fields,
             chosen=self.chosen,
             tables=problem.table_reports(),
@@ -329,8 +309,8 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
             joined_rows_test=test_rows,
             split=self.split_facts,
             join_steps=problem.join_steps,
-            final_train=self._final.train,
-            final_test=self._final.test,
+            final_train=self.final.train,
+            final_test=self.final.test,
             model=str(self.model) if self.is_finished else "",
             verdict=self.verdict,
             contributions={
@@ -346,6 +326,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
                     self.settings.privacy,
                     is_complete=self.is_finished,
                 ),
-                "readings": self.readings(problem),
+                "readings": self.method.readings(problem),
             },
         )
+        return self.method.complete(report)

@@ -1,0 +1,77 @@
+"""The methods that a run can train by: the one file of the server that names them.
+
+The server half of a method is a *room* of ``strategies/methods``, a module or a folder
+of the method's name. A method from elsewhere is added by :func:`register`. A room is
+named here by text, and imported when a run needs it.
+"""
+
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from strategies.training.strategy import TrainingStrategy
+
+
+@dataclass(frozen=True)
+class Room:
+    """The server half of a method: where its pieces are, each as ``module:name``.
+
+    Attributes:
+        strategy: the subclass of
+            :class:`~strategies.training.strategy.TrainingStrategy` that trains by it.
+    """
+
+    strategy: str
+
+
+_METHODS: Final = "strategies.methods"
+ROOMS: Final[dict[str, Room]] = {
+    "admm": Room(f"{_METHODS}.admm:TablePuppetADMM"),
+    "cg": Room(f"{_METHODS}.cg:TablePuppetCG"),
+    "sgd": Room(f"{_METHODS}.sgd.strategy:TablePuppetSGD"),
+    "gd": Room(f"{_METHODS}.sgd.strategy:GradientDescent"),
+    "boost": Room(f"{_METHODS}.boost:TablePuppetBoost"),
+    "coreset-ridge": Room(f"{_METHODS}.coreset.ridge:CoresetRidge"),
+    "coreset-kmeans": Room(f"{_METHODS}.coreset.kmeans:CoresetKMeans"),
+    "personalised": Room(f"{_METHODS}.personalised.strategy:Personalised"),
+}
+"""By the name that the setting ``strategy`` has."""
+
+
+def register(name: str, room: Room) -> None:
+    """Add the server half of a method; ValueError if there is one of its name."""
+    if ROOMS.setdefault(name, room) is not room:
+        raise ValueError(f"strategy {name!r} is registered: choose another name")
+
+
+class Strategies(Mapping[str, "type[TrainingStrategy]"]):
+    """The classes of the strategies that train, by the names of their methods."""
+
+    def __getitem__(self, name: str) -> "type[TrainingStrategy]":
+        strategy: type[TrainingStrategy] = imported(ROOMS[name].strategy)
+        return strategy
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(ROOMS)
+
+    def __len__(self) -> int:
+        return len(ROOMS)
+
+
+STRATEGIES: Final = Strategies()
+
+
+def class_named(name: str) -> "type[TrainingStrategy] | None":
+    """Return the class of a strategy by its own name; None if there is none."""
+    for method, room in ROOMS.items():
+        if room.strategy.endswith(f":{name}"):
+            return STRATEGIES[method]
+    return None
+
+
+def imported(reference: str) -> Any:
+    """Import and return what a reference, ``module:name``, names."""
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)
