@@ -15,6 +15,8 @@ from tp_flower.objectives import (
     ClassNoise,
     NumberNoise,
     Objective,
+    Target,
+    make_objective,
     names_of_losses,
 )
 from tp_flower.objectives.metrics import auc
@@ -318,6 +320,11 @@ def test_numbers_lose_half_the_noises_variance_and_nothing_else():
         (loss.base_score, [noisy.mean()]),
     ):
         np.testing.assert_array_equal(one, other)
+    # a network's scores are of the size of the true labels
+    objective = make_objective("squared", Target.of(noisy, noise=noise))
+    assert objective.output_scale == pytest.approx(true.std(), rel=0.05)
+    drowned = make_objective("squared", Target.of(true, noise=noise))
+    assert drowned.output_scale == pytest.approx(0.1 * true.std())
     assert (loss.curvature(np.zeros(1)), loss.max_curvature) == (1.0, 1.0)
     assert loss.name == "squared"
     actual, expected = loss.metrics(scores), true_loss.metrics(scores)
