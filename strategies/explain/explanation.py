@@ -184,9 +184,9 @@ class CostEstimate:
         return past + drawing + scoring + PREPARE_AND_FINISH
 
     def _preparation(self, joined: JoinedTables) -> Preparation:
-        return Preparation(
-            joined, self.method.settings, self.encoders, joined.train_objective
-        )
+        method, objective = self.method, joined.train_objective
+        head = method.head(objective.outputs)
+        return Preparation(joined, method.settings, self.encoders, objective, head)
 
     def _sizes(self, joined: JoinedTables) -> list[TableSize]:
         preparation = self._preparation(joined)

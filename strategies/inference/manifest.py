@@ -31,6 +31,7 @@ from strategies.setup.columns import ColumnName, Columns
 from tp_flower.errors import ModelError, QueryError, SchemaError
 from tp_flower.extraction.select_plan import kind_of
 from tp_flower.files import write_file
+from tp_flower.heads import Head, Sum, head_of
 from tp_flower.model_names import (
     MANIFEST_FILE,
     ModelVersion,
@@ -52,7 +53,7 @@ VERSION: Final = 2
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Scores = Annotated[tuple[Finite, ...], msgspec.Meta(min_length=1)]
-"""One number per output, (d_c,)."""
+"""One number per output, (d_c,), or per number of a vector, (w,)."""
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
@@ -83,9 +84,10 @@ class ModelTable(_Record, frozen=True, kw_only=True):
             texts were read as times that are not ISO 8601.
         features: their expressions, in order (:func:`feature_texts`).
         encoded: by feature, its columns in the encoded rows.
-        mean_score: (d_c,), the mean of the table's local score over the joined training
-            rows; a row without a match counts as 0.
-        share: of the tables' variances over the same rows; sums to 1 over the tables.
+        mean_score: (w,), the mean of the table's vector over the joined training rows;
+            a row without a match counts as 0.
+        share: of the tables' variances over the same rows; sums to 1 over the tables;
+            None where the head has no shares.
     """
 
     table: str
@@ -97,7 +99,7 @@ class ModelTable(_Record, frozen=True, kw_only=True):
     encoded: EncodedColumns
     parts: tuple[ModelPart, ...]
     mean_score: Scores
-    share: Finite
+    share: Finite | None
 
 
 class Manifest(_Record, frozen=True, kw_only=True):
@@ -117,6 +119,7 @@ class Manifest(_Record, frozen=True, kw_only=True):
     settings: Document
     label_table: str
     label: str
+    head: str = Sum.name
     loss: str
     classes: tuple[str, ...]
     label_kind: str = "text"
@@ -131,13 +134,17 @@ class Manifest(_Record, frozen=True, kw_only=True):
     versions: dict[str, str]
 
     def __post_init__(self) -> None:
-        """Check the model's name, and the mean scores of the tables."""
+        """Check the model's name and head, and the mean scores of the tables."""
         ModelVersion(self.name, self.model_version)
+        try:
+            width = head_of(self.head)(self.outputs).width
+        except ValueError as error:
+            raise ModelError(f"it was trained by another version: {error}") from None
         for table in self.tables:
-            if len(table.mean_score) != self.outputs:
+            if len(table.mean_score) != width:
                 raise ModelError(
                     f"the manifest is damaged: 'mean-score' of table {table.table!r} "
-                    f"has {len(table.mean_score)} numbers, expected {self.outputs}"
+                    f"has {len(table.mean_score)} numbers, expected {width}"
                 )
 
     @property
@@ -154,6 +161,11 @@ class Manifest(_Record, frozen=True, kw_only=True):
     def outputs(self) -> int:
         """The number of scores of a row, d_c."""
         return len(self.base_score)
+
+    @property
+    def scorer(self) -> Head:
+        """The head, which makes scores of the tables' vectors."""
+        return head_of(self.head)(self.outputs)
 
     @property
     def predicts_label(self) -> bool:

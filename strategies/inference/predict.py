@@ -31,9 +31,9 @@ from strategies.setup.row_weights import (
 )
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.files import home_folder
+from tp_flower.heads import Contribution
 from tp_flower.keyed_hash import hex_texts
 from tp_flower.objectives import (
-    Contribution,
     Objective,
     Target,
     make_objective,

@@ -18,8 +18,8 @@ from strategies.run.replies import addends_of
 from strategies.run.sites import Inventory
 from strategies.setup.columns import Columns
 from strategies.setup.extract import Extracted, extract
-from strategies.setup.masking import mask_scores
-from strategies.setup.problem import LocalArray, sum_local
+from strategies.setup.masking import check_masks, mask_scores
+from strategies.setup.problem import LocalArray
 from tp_flower.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from tp_flower.errors import SettingsError
 from tp_flower.files import home_folder
@@ -107,7 +107,8 @@ def score(
     cover: dict[str, AnyArray] = {}
     if asks_ranks(inventory):
         cover = yield from _cover(manifest, part_numbers, masks, all_parts)
-    unit = manifest.score_unit
+    head, unit = manifest.scorer, manifest.score_unit
+    check_masks(type(head), settings)
     masking = mask_scores(
         settings, joined.bound, joined.extracted, joined.mapping, unit
     )
@@ -133,9 +134,7 @@ def score(
     dtype = np.uint32 if is_masked else np.float64
     local: dict[str, LocalArray] = {}
     for table in joined.bound.tables:
-        local[table] = np.zeros(
-            (joined.mapping.tables[table].rows, manifest.outputs), dtype
-        )
+        local[table] = np.zeros((joined.mapping.tables[table].rows, head.width), dtype)
         for part, span in joined.extracted.shards_of(table):
             used = masks[part.number]
             if count := int(np.count_nonzero(used)):
@@ -143,18 +142,18 @@ def score(
                     replies,
                     part,
                     "scores",
-                    (count, manifest.outputs),
+                    (count, head.width),
                     is_masked=is_masked,
                 )
-    total = sum_local(
-        joined.mapping.sum_scores, np.zeros(manifest.outputs), local, masking.point
-    )
-    total += start
-    for table in joined.missing.of_joined(joined.bound.label_table).sites:
-        total[joined.mapping.tables[table].row_of < 0] += manifest.table(
-            table
-        ).mean_score
-    return total
+    by_table = head.needs_tables
+    vectors = masking.read(joined.mapping.expand(local, by_table=by_table))
+    means = {
+        table: np.array(manifest.table(table).mean_score)
+        for table in joined.missing.of_joined(joined.bound.label_table).sites
+    }
+    if means:
+        vectors += joined.mapping.stand_in(means, by_table=by_table)
+    return head.combine(start, vectors)
 
 
 def _cover(
@@ -181,12 +180,13 @@ def _cover(
         },
     )
     ranks = yield from ask_ranks(request, parts)
+    width = manifest.scorer.width
     for part, left in ranks.left.items():
-        if left < manifest.outputs:
+        if left < width:
             raise SettingsError(
                 f"the policy of table {part.table!r} at site {part.site!r} "
                 f"(scores-per-rank) lets {left} more score vectors leave, and a "
-                f"prediction takes {manifest.outputs}: ask its owner to raise "
+                f"prediction takes {width}: ask its owner to raise "
                 "scores-per-rank"
             )
     return ranks.cover

@@ -7,7 +7,8 @@ from typing import Final
 import numpy as np
 
 from tp_flower.arrays import FloatArray
-from tp_flower.objectives import Contribution, Target
+from tp_flower.heads import Contribution
+from tp_flower.objectives import Target
 from tp_flower.query import BoundQuery
 from tp_flower.query.fragment import Role, reads
 
@@ -175,7 +176,11 @@ def suspects_of(
         t: [name for name, count in of_t.items() if count]
         for t, of_t in features.items()
     }
-    shares = {t: each.share for t, each in contributions.items() if used.get(t)}
+    shares = {
+        table: each.share
+        for table, each in contributions.items()
+        if used.get(table) and each.share is not None
+    }
     if not shares:
         return "the features of the query"
     table = max(shares, key=lambda name: shares[name])

@@ -13,10 +13,11 @@ import numpy as np
 
 from strategies.setup.extract import Extracted
 from tp_flower.arrays import AnyArray, BoolArray
-from tp_flower.errors import QueryError
+from tp_flower.errors import QueryError, SettingsError
+from tp_flower.heads import Head
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.privacy.score_masks import FixedPoint
-from tp_flower.protocol.fields import MASKED
+from tp_flower.protocol.fields import CLEAR, MASKED
 from tp_flower.protocol.packet import pack_bits
 from tp_flower.protocol.training_messages import Masking
 from tp_flower.query import BoundQuery
@@ -36,11 +37,29 @@ class ScoreMasking:
     point: FixedPoint | None = None
     unmatched: Mapping[int, dict[str, AnyArray]] = field(default_factory=dict)
 
+    def read(self, words: AnyArray) -> AnyArray:
+        """Return sums over the tables as numbers."""
+        return words if self.point is None else self.point.numbers(words)
+
     @property
     def terms(self) -> Masking | None:
         """The masking as sites are told it."""
         point = self.point
         return None if point is None else Masking(point.bits, point.tables)
+
+
+def check_masks(head: type[Head], settings: Settings) -> None:
+    """Refuse to mask the vectors of a head that needs each table's.
+
+    Raises:
+        SettingsError: of masked ones the server reads their sums alone.
+    """
+    if settings.privacy.scores == MASKED and head.needs_tables:
+        raise SettingsError(
+            f"privacy.scores = {MASKED!r} shows the server sums over the tables alone, "
+            f"and head {head.name!r} needs every table's vectors: set privacy.scores = "
+            f"{CLEAR!r} if the policies allow it"
+        )
 
 
 def mask_scores(

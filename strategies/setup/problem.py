@@ -1,12 +1,12 @@
 """The training problem: tables, mapping, labels, loss and base score.
 
-The LoJ operator (paper, section 3.1) is here: *gather* sums the tables' local scores on
-the joined rows, *scatter* maps what the server computed on joined rows back to the rows
-of each table. The joined rows are never built.
+The LoJ operator (paper, section 3.1) is here: *gather* lets the head make scores of the
+tables' local ones on the joined rows, *scatter* maps what the server computed on joined
+rows back to the rows of each table. The joined rows are never built.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, NamedTuple, TypeVar
@@ -23,6 +23,7 @@ from tp_flower.arrays import (
     FloatArray,
     effective_rows,
 )
+from tp_flower.heads import Head, of_table
 from tp_flower.joins.joining import JoinStep
 from tp_flower.joins.mapping import RowWeights, TableMapping
 from tp_flower.joins.rows import JoinedRows, Vectors
@@ -39,25 +40,9 @@ from tp_flower.protocol.training_messages import Update
 from tp_flower.reports.records import TableReport, min_mean_max
 
 SCORES: Final = "scores"  # the vector h of joined rows, (N, d_c)
-LocalArray = npt.NDArray[Any]  # local scores (n_i, d_c), or masked words of them
+LocalArray = npt.NDArray[Any]  # vectors (n_i, w) of the head, or masked words of them
 LocalScores = Mapping[str, LocalArray]
 AnyBody = TypeVar("AnyBody", bound=PartBody)
-
-
-def sum_local(
-    sum_scores: Callable[[Any, Any], Any],
-    base: FloatArray,
-    local: LocalScores,
-    point: FixedPoint | None,
-) -> FloatArray:
-    """Return h = b + sum_i expand_i(h_i), of scores or of their masked words.
-
-    ``sum_scores`` adds arrays of one dtype up over joined rows.
-    """
-    if point is None:
-        scores: FloatArray = sum_scores(base, local)
-        return scores
-    return base + point.numbers(sum_scores(np.zeros(len(base), np.uint32), local))
 
 
 @dataclass(frozen=True)
@@ -282,12 +267,14 @@ class TrainedTable(PreparedTable):
 class PreparedRun(ABC):
     """The training problem after set-up, whatever trains it.
 
-    ``response`` is the meaning of scores, ``base_score`` is b, (d_c,); ``score_unit``
-    the size of scores that masks have room for; ``fan_out`` has, by table, the number
-    of joined rows, trained on or held out, that each row is in.
+    ``head`` makes scores of the tables' vectors; ``response`` is their meaning,
+    ``base_score`` is b, (d_c,), ``score_unit`` the size of scores that masks have room
+    for; ``fan_out`` has, by table, the number of joined rows, trained on or held out,
+    that each row is in.
     """
 
     tables: Mapping[str, PreparedTable]
+    head: Head
     response: Response
     base_score: FloatArray
     join_steps: tuple[JoinStep, ...]
@@ -393,13 +380,13 @@ class TrainingProblem(PreparedRun):
         return [self.rows] if held_out is None else [self.rows, held_out]
 
     def read_sums(self, sums: AnyArray) -> FloatArray:
-        """Return sums (B, d_c) of scores over tables, which may be masked words."""
+        """Return the head's vectors v of joined rows, which may be masked words."""
         point = self.fixed_point
         return sums if point is None else point.numbers(sums)
 
     def read_scores(self, sums: AnyArray) -> FloatArray:
-        """Return h = b + the sums (B, d_c) of scores over tables."""
-        return self.base_score + self.read_sums(sums)
+        """Return the scores h (B, d_c) of vectors, which may be masked words."""
+        return self.head.combine(self.base_score, self.read_sums(sums))
 
     def gather(self, local_scores: LocalScores, rows: JoinedRows | None = None) -> None:
         """Store h as the vector ``scores`` of the training rows, or of others."""
@@ -407,7 +394,18 @@ class TrainingProblem(PreparedRun):
         def read(_: Vectors, sums: AnyArray) -> tuple[Vectors, Sequence[float]]:
             return {SCORES: self.read_scores(sums)}, ()
 
-        (self.rows if rows is None else rows).run(read, local_scores)
+        rows = self.rows if rows is None else rows
+        rows.run(read, local_scores, by_table=self.head.needs_tables)
+
+    def pull_back(
+        self, derivatives: FloatArray, vectors: FloatArray
+    ) -> dict[str, FloatArray]:
+        """Return d loss / d v_i (B, w) by table, from d loss / d h (B, d_c)."""
+        pulled = self.head.pullback(derivatives, vectors)
+        return {
+            name: of_table(pulled, position)
+            for position, name in enumerate(self.train.tables)
+        }
 
     def scatter_steps(
         self, sums: Mapping[str, FloatArray], kappa: float

@@ -44,6 +44,7 @@ from strategies.setup.leaks import (
     perfect_warning,
     suspects_of,
 )
+from strategies.setup.masking import check_masks
 from strategies.setup.problem import CoresetSample, TrainingProblem
 from strategies.setup.row_weights import (
     declared_weighting,
@@ -64,12 +65,14 @@ from strategies.training.server_method import ServerMethod
 from strategies.training.traffic import ShardSize, TableSize, Traffic
 from strategies.training.working_memory import vector_bytes
 from tp_flower.arrays import BoolArray
+from tp_flower.errors import SettingsError
+from tp_flower.heads import Head, Sum
 from tp_flower.joins.joining import build_mapping
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.models.local_model import NUMPY_KINDS, ModelSpec
 from tp_flower.methods.coreset.importance import REGRESSION
 from tp_flower.methods.coreset.messages import TRAIN_DRAW, TRAIN_MEASURE, TRAIN_WEIGH
-from tp_flower.objectives import Objective, Target, contributions, no_better
+from tp_flower.objectives import Objective, Target, no_better
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Outline, Update
 from tp_flower.query import BoundQuery
@@ -93,6 +96,9 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         messages: messages of training, and those added if a table has several shards.
         usual_epochs: within which the loss comes to 0.1 % of its least, on the
             benchmarks' data.
+        head: how the tables' vectors make scores.
+        trains_any_head: whether it trains by the chain rule through any head; if not,
+            the scores must be a sum.
         label_reach: how far the derivatives of a squared loss reach, in deviations of
             the label, before they are clipped.
         scores_left: by part number, the score vectors that its table's policy still
@@ -105,6 +111,8 @@ class JoinMethod(ServerMethod[TrainingProblem]):
     usual_epochs: ClassVar[int] = 20
     label_reach: ClassVar[float] = 1.0
     has_penalty: ClassVar[bool] = True  # l2 weighs it
+    head: ClassVar[type[Head]] = Sum
+    trains_any_head: ClassVar[bool] = False
     scores_left: Mapping[int, int] = MappingProxyType({})
 
     @abstractmethod
@@ -219,7 +227,8 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         encoders: Mapping[str, TableEncoding],
     ) -> list[ScoreForecast]:
         """Return how many epochs of scores each part with a score limit may release."""
-        size, train, outputs = self.batch_size, joined.train, joined.objective.outputs
+        size, train = self.batch_size, joined.train
+        outputs = self.head(joined.objective.outputs).width
         batches = -(-train.joined_rows // size(train.joined_rows)) if size(1) else 0
         is_sharded = any(len(layout.parts) > 1 for layout in joined.layouts.values())
         # of a shard in several roles all scores count
@@ -311,7 +320,12 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             )
             joined = self.restrict(all_rows, coreset)
         preparation = Preparation(
-            joined, settings, encoders, all_rows.train_objective, self.label_reach
+            joined,
+            settings,
+            encoders,
+            all_rows.train_objective,
+            self.head(joined.objective.outputs),
+            self.label_reach,
         )
         specs = {name: self.model_spec(preparation, name) for name in joined.layouts}
         if asks_ranks(self.run.inventory):
@@ -345,6 +359,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             objective=joined.train_objective,
             held_out=joined.test_objective,
             validates=joined.validates,
+            head=preparation.head,
             response=joined.objective.response,
             # the server knows all labels, and a sample may have only one class
             base_score=all_rows.train_objective.base_score,
@@ -366,6 +381,17 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             coreset=coreset,
         )
 
+    def _check_head(self) -> None:
+        """Refuse a head that the method cannot train, or whose scores have no masks."""
+        head = self.head
+        if not (head.is_linear or self.trains_any_head):
+            raise SettingsError(
+                f"strategy {self.name!r} trains scores that are sums over the tables, "
+                f"which head {head.name!r} does not make: choose a strategy that "
+                "trains by gradients"
+            )
+        check_masks(head, self.settings)
+
     def _bind_columns(self, inventory: Inventory) -> tuple[BoundQuery, Columns]:
         """Return the query over the sites' columns, and warn of what may mislead."""
         bound, columns = bind_columns(self.bind, inventory)
@@ -382,6 +408,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
     def join(self, inventory: Inventory) -> Generator[Requests, Replies, JoinedTables]:
         """Extract and return the joined rows."""
         settings = self.settings
+        self._check_head()
         bound, columns = self._bind_columns(inventory)
         weighting = declared_weighting(bound, settings)
         choices = encoder_choices(bound, settings)
@@ -470,7 +497,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             )
             if warning:
                 self.run.warn(warning)
-        shares = contributions(sums, problem.train.joined_rows)
+        shares = problem.head.contributions(sums, problem.train.joined_rows)
         if score := self._perfect_score(problem):
             features = {
                 name: problem.encoders[name].features for name in problem.tables

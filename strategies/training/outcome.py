@@ -11,8 +11,8 @@ from strategies.run.replies import array_of
 from strategies.setup.problem import PreparedRun, TrainedTable
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import ReplyError
+from tp_flower.heads import Contribution
 from tp_flower.methods.boost.messages import TREES
-from tp_flower.objectives import Contribution
 
 INTERCEPT: Final = "(intercept)"
 GAIN: Final = "gain"
@@ -43,7 +43,7 @@ class Outcome:
         facts = {}
         for table, weights in self.coefficients.items():
             names = [*problem.encoders[table].names, INTERCEPT]
-            outputs = problem.classes if weights.shape[1] > 1 else ("score",)
+            outputs = problem.head.columns(problem.classes)
             if problem.tables[table].model == TREES:
                 outputs = (GAIN,)
             facts[table] = [

@@ -17,6 +17,7 @@ from strategies.setup.joined_rows import JoinedTables, TableLayout
 from strategies.setup.masking import ScoreMasking, mask_scores
 from strategies.setup.problem import LocalArray, TrainedTable
 from tp_flower.arrays import AnyArray, BoolArray
+from tp_flower.heads import Head
 from tp_flower.learning.models.local_model import NUMPY_KINDS, ModelSpec
 from tp_flower.methods.personalised.messages import PersonalisedPart
 from tp_flower.objectives import Objective
@@ -52,6 +53,7 @@ class Preparation:
     settings: Settings
     encoders: Mapping[str, TableEncoding]
     objective: Objective
+    head: Head
     label_reach: float = 1.0
     cover: dict[str, AnyArray] = field(default_factory=dict)
 
@@ -80,7 +82,7 @@ class Preparation:
             kind=self.settings.model_of(table)
             if self.encoders[table].columns.width
             else "linear",
-            outputs=self.joined.objective.outputs,
+            outputs=self.head.width,
             intercept=table == self.joined.bound.label_table,
             hidden_sizes=self.settings.hidden_sizes,
             output_scale=self.objective.output_scale,

@@ -6,9 +6,9 @@ from strategies.inference import manifest
 from strategies.run.exchange import Part
 from strategies.setup.columns import bind_columns
 from strategies.training.strategy import TrainingStrategy
+from tp_flower.heads import Contribution
 from tp_flower.learning.models.local_model import NUMPY_KINDS
 from tp_flower.model_names import software
-from tp_flower.objectives import Contribution
 
 
 def make_manifest(strategy: TrainingStrategy) -> manifest.Manifest:
@@ -46,7 +46,7 @@ def make_manifest(strategy: TrainingStrategy) -> manifest.Manifest:
                 encoded=problem.encoders[name],
                 parts=tuple(map(part_of, table.parts)),
                 mean_score=tuple(contribution.mean_score.tolist()),
-                share=float(contribution.share),
+                share=contribution.share,
             )
         )
     return manifest.Manifest(
@@ -58,6 +58,7 @@ def make_manifest(strategy: TrainingStrategy) -> manifest.Manifest:
         settings=dict(report.settings),
         label_table=bound.label_table,
         label=manifest.label_text(bound.fragments_of(bound.label_table)),
+        head=problem.head.name,
         loss=problem.response.loss,
         classes=problem.classes,
         label_kind=problem.response.kind,

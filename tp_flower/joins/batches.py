@@ -59,15 +59,19 @@ class BatchPlan:
         """Return the slice of a batch in arrays in batch order."""
         return slice(int(self.start[batch]), int(self.start[batch + 1]))
 
-    def sum_scores(
+    def expand(
         self,
         batch: int,
-        base: npt.NDArray[Number],
         local: Mapping[str, npt.NDArray[Number]],
+        *,
+        by_table: bool = False,
     ) -> npt.NDArray[Number]:
-        """Return h (B, d_c) from the tables' scores (k, d_c) of the batch's rows."""
+        """Return the sums (B, c) of the tables' values (k, c) of the batch's rows.
+
+        ``by_table`` they are (B, M, c), those of every table.
+        """
         tables = {table: self._rows_of(table, batch) for table in self.tables}
-        return TableMapping(tables).sum_scores(base, local)
+        return TableMapping(tables).expand(local, by_table=by_table)
 
     def segment_sum(self, table: str, batch: int, values: FloatArray) -> FloatArray:
         """Return Y_i (k, d_c): values (B, d_c) summed per distinct row (Eq. 10)."""

@@ -127,14 +127,36 @@ class TableMapping:
             }
         )
 
-    def sum_scores(
-        self, base: npt.NDArray[Number], local_scores: Mapping[str, npt.NDArray[Number]]
+    def expand(
+        self, local: Mapping[str, npt.NDArray[Number]], *, by_table: bool = False
     ) -> npt.NDArray[Number]:
-        """Return h = b + sum_i expand_i(local_scores_i), (N, d_c)."""
-        total = np.empty((self.joined_rows, len(base)), base.dtype)
-        total[:] = base
-        for table, values in local_scores.items():
-            self.tables[table].add_expanded(values, total)
+        """Return the sums (N, c) of all tables' values (n_i, c) on the joined rows.
+
+        ``by_table`` they are (N, M, c), those of every table.
+        """
+        first = next(iter(local.values()))
+        columns: tuple[int, ...] = first.shape[1:]
+        if by_table:
+            columns = len(local), *columns
+        total = np.zeros((self.joined_rows, *columns), first.dtype)
+        for position, (name, table) in enumerate(self.tables.items()):
+            table.add_expanded(local[name], total[:, position] if by_table else total)
+        return total
+
+    def stand_in(
+        self, values: Mapping[str, FloatArray], *, by_table: bool = False
+    ) -> FloatArray:
+        """Return values (c,) of tables, where a joined row lacks a row of them.
+
+        They have the shape of :meth:`expand`, to which they are added.
+        """
+        tables = (len(self.tables),) if by_table else ()
+        columns = len(next(iter(values.values())))
+        total = np.zeros((self.joined_rows, *tables, columns))
+        for position, (name, table) in enumerate(self.tables.items()):
+            if name in values:
+                of_table = total[:, position] if by_table else total
+                of_table[table.row_of < 0] += values[name]
         return total
 
 

@@ -102,19 +102,22 @@ class JoinedRows:
         local: Mapping[str, AnyArray] = NO_LOCAL,
         sums_of: str = "",
         combine: Combine = "add",
+        *,
+        by_table: bool = False,
     ) -> tuple[FloatArray, dict[str, FloatArray]]:
         """Call a kernel for all joined rows, and store the vectors that it returns.
 
         ``local`` are values (n_i, c) of some tables, whose sum at each joined row the
-        kernel receives; without any, (B, 0). A vector that a kernel returns replaces
-        the one of its name. The kernel must not change its arguments, and is called for
-        no rows if there are none.
+        kernel receives; without any, (B, 0). ``by_table`` it receives those of every
+        table, (B, M, c), in the mapping's order. A vector that a kernel returns
+        replaces the one of its name. The kernel must not change its arguments, and is
+        called for no rows if there are none.
 
         Returns:
             The combined partial results, (k,), and by table the sums (n_i, c) of the
             vector ``sums_of`` over the joined rows of each row; {} without a name.
         """
-        expand = _Expansion(self.mapping, local)
+        expand = _Expansion(self.mapping, local, by_table=by_table)
         outputs = _Outputs(self.vectors, self.rows)
         join = COMBINE[combine]
         parts = list(blocks(self.rows, PART_ROWS)) or [slice(0, 0)]
@@ -155,9 +158,12 @@ def _combined(join: Any, partial: Sequence[FloatArray]) -> FloatArray:
 
 
 class _Expansion:
-    """The sum of the tables' local values at the joined rows of a block."""
+    """The sum of the tables' local values at the joined rows of a block, or each."""
 
-    def __init__(self, mapping: TableMapping, local: Mapping[str, AnyArray]) -> None:
+    def __init__(
+        self, mapping: TableMapping, local: Mapping[str, AnyArray], *, by_table: bool
+    ) -> None:
+        self._by_table = by_table
         self._tables = [
             (table.row_of, table.padded(local[name]))
             for name, table in mapping.tables.items()
@@ -165,9 +171,15 @@ class _Expansion:
         ]
 
     def __call__(self, block: slice) -> AnyArray:
-        """Return the sums (B, c)."""
+        """Return the sums (B, c), or the values (B, M, c)."""
         if not self._tables:
             return np.empty((block.stop - block.start, 0))
+        if self._by_table:
+            expanded = (
+                values.take(row_of[block], axis=0, mode="wrap")
+                for row_of, values in self._tables
+            )
+            return np.stack(list(expanded), axis=1)
         (row_of, values), *others = self._tables
         total = values.take(row_of[block], axis=0, mode="wrap")
         for row_of, values in others:

@@ -1,7 +1,7 @@
 """Objectives: losses that are bound to a target and its weights, one file a family."""
 
 from tp_flower.objectives.classes import ClassResponse
-from tp_flower.objectives.comparison import Contribution, contributions, no_better
+from tp_flower.objectives.comparison import no_better
 from tp_flower.objectives.kmeans import KMEANS, ClusterResponse
 from tp_flower.objectives.noise import ClassNoise, LabelNoise, NumberNoise
 from tp_flower.objectives.objective import Objective
@@ -25,14 +25,12 @@ __all__ = [
     "ClassNoise",
     "ClassResponse",
     "ClusterResponse",
-    "Contribution",
     "LabelNoise",
     "NumberNoise",
     "NumberResponse",
     "Objective",
     "Response",
     "Target",
-    "contributions",
     "family_of",
     "fitting",
     "make_objective",

@@ -96,7 +96,8 @@ class Task:
         if problem.test is None:
             raise RuntimeError("the run has no held-out rows")
         tables = {table: np.concatenate(shards) for table, shards in local.items()}
-        return problem, problem.test.sum_scores(problem.base_score, tables)
+        vectors = problem.test.expand(tables)
+        return problem, problem.head.combine(problem.base_score, vectors)
 
     def mean_metrics(self, runs: Iterable[Settings]) -> Mapping[str, float]:
         """Return the means of the runs' test metrics by the true labels."""

@@ -29,6 +29,7 @@ from strategies.setup.problem import PreparedRun, PreparedTable
 from strategies.training.prepare import common_shape
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import QueryError, SettingsError
+from tp_flower.heads import Sum
 from tp_flower.joins.joining import JoinStep
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.methods.personalised.messages import (
@@ -160,6 +161,7 @@ def set_up_personalised(
                 name, parts, spec.kind, features, spec.outputs, penalised
             )
         },
+        head=Sum(response.outputs),
         response=response,
         base_score=base_score,
         join_steps=(JoinStep(name, len(split.held_out)),),

@@ -51,12 +51,13 @@ from strategies.training.outcome import Outcome, read_digests
 from strategies.training.server_method import ServerMethod
 from strategies.training.strategy import TrainingStrategy
 from tp_flower.arrays import FloatArray
+from tp_flower.heads import Contribution
 from tp_flower.methods.personalised.messages import (
     Pace,
     PersonalRequest,
     TrackParameters,
 )
-from tp_flower.objectives import Contribution, Target
+from tp_flower.objectives import Target
 from tp_flower.reports.console import OWN_MODELS
 from tp_flower.reports.records import RunReport
 from tp_flower.settings import Settings

@@ -63,11 +63,13 @@ class ShardedBatches:
         tables = self.plan.tables
         return {name: scores[tables[name].of(batch)] for name, scores in local.items()}
 
-    def scatter(self, batch: int, derivatives: FloatArray) -> dict[int, AnyArray]:
-        """Return each part's Y (k, d_c) from d loss / d h (B, d_c)."""
+    def scatter(
+        self, batch: int, derivatives: Mapping[str, FloatArray]
+    ) -> dict[int, AnyArray]:
+        """Return each part's Y (k, w) from d loss / d v_i (B, w) by table."""
         arrays: dict[int, AnyArray] = {}
         for name, table in self._layouts.items():
-            summed = self.plan.segment_sum(name, batch, derivatives)
+            summed = self.plan.segment_sum(name, batch, derivatives[name])
             for part, rows in zip(table.parts, self.slices(name, batch), strict=True):
                 arrays[part.number] = row_numbers(summed[rows])
         return arrays

@@ -11,7 +11,6 @@ import itertools
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +27,7 @@ from strategies.methods.sgd.batches import (
 from strategies.run.exchange import PartArrays, Replies, Requests, ask
 from strategies.run.strategy import EpochResult, ends_early, tests_every_epoch
 from strategies.setup.joined_rows import Layouts
-from strategies.setup.problem import HeldOutMetrics, TrainingProblem, sum_local
+from strategies.setup.problem import HeldOutMetrics, TrainingProblem
 from strategies.training.join_method import JoinMethod
 from strategies.training.strategy import TrainingStrategy
 from strategies.training.traffic import ShardSize, TableSize, Traffic, sgd_epoch
@@ -85,6 +84,7 @@ class Sgd(JoinMethod):
     messages = (Action.PREPARE, TRAIN_SGD)
     messages_of_shards = (TRAIN_STEP,)
     copies_lowest = True
+    trains_any_head = True
 
     # in SGD the bias of a clip at one deviation costs more than the noise of one at
     # three (test RMSE at epsilon 1 on MovieLens 1.116 and 1.110); in ADMM it does not
@@ -137,7 +137,7 @@ class Sgd(JoinMethod):
 
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Run the epochs, until the loss settles or changes less than the tolerance."""
-        batches, plan = self._batches, self._batches.plan
+        batches, plan, head = self._batches, self._batches.plan, problem.head
         # a run that is brought up to date sends the same requests anew
         self._scores_number = 0
         self._pace = Pace(
@@ -151,18 +151,18 @@ class Sgd(JoinMethod):
         batch_scores = batches.select(first.batch, problem.initial_scores)
         for planned in itertools.chain([first], schedule):
             span = plan.slice(planned.batch)
-            scores = last_scores[span] = sum_local(
-                partial(plan.sum_scores, planned.batch),
-                problem.base_score,
-                batch_scores,
-                problem.fixed_point,
+            vectors = problem.read_sums(
+                plan.expand(planned.batch, batch_scores, by_table=head.needs_tables)
             )
+            scores = head.combine(problem.base_score, vectors)
+            last_scores[span] = scores
             # D_j = w_j d loss / d h_j (Eq. 4)
             batch = ordered.select(span)
             derivatives = batch.weigh(batch.gradient(scores))
+            pulled = problem.pull_back(derivatives, vectors)
             messages = {
                 number: BatchMessages(array)
-                for number, array in batches.scatter(planned.batch, derivatives).items()
+                for number, array in batches.scatter(planned.batch, pulled).items()
             }
             if self.is_paced:
                 self._pace.after_batch(batch, scores, problem.base_score)

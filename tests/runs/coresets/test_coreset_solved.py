@@ -11,7 +11,7 @@ from client_apps.app import app
 from strategies.methods.coreset.kmeans import _table_clusters
 from strategies.run.exchange import Part, Replies
 from strategies.run.grid import InProcessGrid
-from strategies.setup.problem import PartRows, TrainedTable, sum_local
+from strategies.setup.problem import PartRows, TrainedTable
 from tests.support import federated
 from tests.support.examples.coresets import kmeans_cost
 from tests.support.federated import (
@@ -258,8 +258,7 @@ def test_weights_of_joined_rows_count_and_the_label_is_left_out():
         name: np.concatenate([sent[part.number] for part in table.parts])
         for name, table in federation.tables.items()
     }
-    point, base = federation.fixed_point, federation.base_score
-    scores = sum_local(federation.test.sum_scores, base, local, point).min(axis=1)
+    scores = federation.read_scores(federation.test.expand(local)).min(axis=1)
     rows = joined_positions(whole(frames), ALIASES, SOURCE)
     assert len(federation.weighting.test) == len(rows)
     expected = np.average(scores, weights=federation.weighting.test)

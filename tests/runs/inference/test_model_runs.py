@@ -23,7 +23,7 @@ from tests.support.files import case_table
 from tests.support.policies import OPEN, lenient
 from tests.support.predicted import scores_of
 from tp_flower.errors import ModelError, ReplyError, SourceError
-from tp_flower.objectives import contributions
+from tp_flower.heads import Sum
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.packet import Packet, pack, unpack
 from tp_flower.query import Query
@@ -192,7 +192,7 @@ def test_shares_of_weighted_rows_and_several_outputs_are_those_of_repeated_rows(
         # of two shards
         halves = (slice(0, 1), slice(1, 4))
         sums[name] = sum(score_sums(scores[name][h], masses[h]) for h in halves)
-    found = contributions(sums, 12)
+    found = Sum(3).contributions(sums, 12)
     joined = {
         name: np.where(of[:, None] < 0, 0.0, scores[name][of])
         for name, of in row_of.items()
@@ -207,7 +207,8 @@ def test_shares_of_weighted_rows_and_several_outputs_are_those_of_repeated_rows(
         assert found[name].share == pytest.approx(spread[name] / whole)
         assert found[name].mean_score == pytest.approx(mean[name])
     # a table that adds the same to every row has no share
-    found = contributions({"a": score_sums(np.array([[2.0]]), np.array([2]))}, 2)["a"]
+    constant = {"a": score_sums(np.array([[2.0]]), np.array([2]))}
+    found = Sum(1).contributions(constant, 2)["a"]
     assert (found.share, found.mean_score) == (0.0, 2.0)
 
 

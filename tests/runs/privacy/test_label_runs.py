@@ -9,7 +9,7 @@ import pytest
 from strategies.explain.explanation import Explain
 from strategies.run.exchange import Part
 from strategies.setup.labels import read_private_labels
-from strategies.setup.problem import TrainingProblem, sum_local
+from strategies.setup.problem import TrainingProblem
 from tests.support import federated
 from tests.support.examples.site_examples import noise_of_known_keys
 from tests.support.federated import WatchedGrid
@@ -193,10 +193,7 @@ def learned(monkeypatch, privacy):
     measure = TrainingProblem.held_out_metrics
 
     def keep(federation, local):
-        scores = federation.test.sum_scores
-        kept.append(
-            sum_local(scores, federation.base_score, local, federation.fixed_point)
-        )
+        kept.append(federation.read_scores(federation.test.expand(local)))
         return measure(federation, local)
 
     with monkeypatch.context() as patch:

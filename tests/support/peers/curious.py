@@ -104,10 +104,7 @@ def watch_sums(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     def watched(rows, kernel, local=None, **how):
         result = run(rows, kernel, local or {}, **how)
         if local and rows is problems[0].rows:
-            first = next(iter(local.values()))
-            zero = np.zeros(first.shape[1], first.dtype)
-            total = rows.mapping.sum_scores(zero, local)
-            sums.append(read(problems[0], total)[:, 0])
+            sums.append(read(problems[0], rows.mapping.expand(local))[:, 0])
         return result
 
     monkeypatch.setattr(TrainingProblem, "read_sums", note_problem)

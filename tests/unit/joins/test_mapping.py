@@ -260,11 +260,13 @@ def rows_of(row_of, rows):
 def test_a_missing_row_adds_nothing_to_the_scores():
     mapping = TableMapping({"l": rows_of([0, 1, 2], 3), "r": rows_of([1, -1, 1], 2)})
     local = {"l": np.array([[1.0], [2.0], [3.0]]), "r": np.array([[10.0], [20.0]])}
-    assert mapping.sum_scores(np.array([0.5]), local).ravel().tolist() == [
-        21.5,
-        2.5,
-        23.5,
-    ]
+    assert mapping.expand(local).ravel().tolist() == [21.0, 2.0, 23.0]
+    by_table = mapping.expand(local, by_table=True)
+    assert by_table[:, :, 0].tolist() == [[1.0, 20.0], [2.0, 0.0], [3.0, 20.0]]
+    means = {"r": np.array([0.5])}
+    assert mapping.stand_in(means).ravel().tolist() == [0.0, 0.5, 0.0]
+    stand_in = mapping.stand_in(means, by_table=True)
+    assert stand_in[:, :, 0].tolist() == [[0.0, 0.0], [0.0, 0.5], [0.0, 0.0]]
     chosen = mapping.select(np.array([True, False, True]))
     assert chosen.tables["l"].row_of.tolist() == [0, 2]
     assert chosen.tables["l"].rows == 3
@@ -329,7 +331,7 @@ def test_tables_see_the_distinct_rows_of_each_batch(drawn):
 def test_scores_and_segment_sums_are_those_of_loops(drawn, outputs, seed):
     mapping, plan, _ = drawn
     rng = np.random.default_rng(seed)
-    base, zero = rng.normal(size=outputs), np.zeros((1, outputs))
+    zero = np.zeros((1, outputs))
     local = {
         name: rng.normal(size=(rows.rows, outputs))
         for name, rows in mapping.tables.items()
@@ -337,10 +339,10 @@ def test_scores_and_segment_sums_are_those_of_loops(drawn, outputs, seed):
     for batch in range(plan.batches):
         joined = plan.order[plan.slice(batch)]
         values = {name: local[name][plan.tables[name].of(batch)] for name in local}
-        scores = plan.sum_scores(batch, base, values)
+        scores = plan.expand(batch, values)
         derivatives = rng.normal(size=scores.shape)
         for position, row in enumerate(joined):
-            expected = base.copy()
+            expected = np.zeros(outputs)
             for name, rows in mapping.tables.items():
                 if rows.row_of[row] >= 0:
                     expected = expected + local[name][rows.row_of[row]]

@@ -123,7 +123,7 @@ def test_masks_cancel_in_every_joined_row(join, outputs, seed):
         }
     )
     words = {str(t): words_of(join, t, own, point) for t, own in enumerate(scores)}
-    total = point.numbers(mapping.sum_scores(np.zeros(outputs, np.uint32), words))
+    total = point.numbers(mapping.expand(words))
     # exactly: of the fixed points themselves
     rounded = [np.rint(own * 2**point.bits) for own in scores]
     for j, row_of in enumerate(join.joined):
