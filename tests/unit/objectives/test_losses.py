@@ -130,6 +130,8 @@ def test_curvature_is_the_mean_diagonal_of_the_hessian(loss):
     assert loss.on([]).curvature(base) == pytest.approx(
         np.mean(np.diag(hessian)), rel=1e-6
     )
+    diagonal = loss.on(np.zeros(1)).hessian(base[None])[0]
+    np.testing.assert_allclose(diagonal, np.diag(hessian), rtol=1e-6)
 
 
 @each_loss
