@@ -16,6 +16,7 @@ import numpy.typing as npt
 BLOCK_ROWS = 16384
 DOT_NUMBERS: Final = 8192  # that BLAS adds up in one thread
 MISSING: Final = -1e30  # a missing value in features, of which trees learn the side
+FLOAT32: Final = 2.0**-24  # relative rounding
 AnyArray = npt.NDArray[Any]
 AnyFloat = npt.NDArray[np.floating[Any]]
 BoolArray = npt.NDArray[np.bool_]

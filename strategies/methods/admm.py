@@ -22,13 +22,24 @@ from strategies.setup.problem import (
 )
 from strategies.training.join_method import JoinMethod
 from strategies.training.strategy import TrainingStrategy
-from strategies.training.traffic import ShardSize, TableSize, Traffic, admm_epoch
+from strategies.training.traffic import (
+    ShardSize,
+    StepMessages,
+    TableSize,
+    Traffic,
+    steps_epoch,
+)
 from strategies.training.trend import SETTLED, remaining_fall
 from strategies.training.working_memory import solver_bytes
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import SettingsError
 from tp_flower.methods.admm import iterations as admm
-from tp_flower.methods.admm.messages import TRAIN_ADMM, AdmmRequest, AdmmStep
+from tp_flower.methods.admm.messages import (
+    TRAIN_ADMM,
+    AdmmRequest,
+    AdmmStep,
+    AdmmUpdate,
+)
 from tp_flower.protocol.fields import DP_SGD, NOISY_STATISTICS
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import (
@@ -141,7 +152,8 @@ class Admm(JoinMethod):
 
     def epoch_traffic(self, tables: Sequence[TableSize], _: int) -> Traffic:
         """Return the traffic of an epoch."""
-        return admm_epoch(tables, is_tested=tests_every_epoch(self.settings))
+        messages = StepMessages(AdmmStep, AdmmUpdate, CommonParameters)
+        return steps_epoch(tables, messages, is_tested=tests_every_epoch(self.settings))
 
     def working_bytes(self, table: TableSize, shard: ShardSize) -> float:
         """Return the memory of the solver of a shard."""

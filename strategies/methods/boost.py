@@ -8,7 +8,7 @@ table grow trees of their own. See :mod:`tp_flower.methods.boost.boosting`.
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -32,7 +32,7 @@ from strategies.training.join_method import JoinMethod
 from strategies.training.outcome import Outcome
 from strategies.training.prepare import Preparation
 from strategies.training.strategy import TrainingStrategy
-from strategies.training.traffic import ShardSize, TableSize, Traffic, boost_epoch
+from strategies.training.traffic import ShardSize, TableSize, Tally, Traffic, shards_of
 from strategies.training.working_memory import tree_bytes
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import ReplyError, SettingsError
@@ -51,9 +51,12 @@ from tp_flower.methods.boost.messages import (
     BagRequest,
     BoostRequest,
     BoostStep,
+    BoostUpdate,
     Growth,
 )
+from tp_flower.methods.boost.pooling import MOST_INTERVALS
 from tp_flower.model_names import find_version
+from tp_flower.privacy.shard_seals import LEAST_BYTES
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Update
@@ -89,6 +92,9 @@ SHARD_IS_FEATURE: Final = (
     "label, too; "
     'lou = "auto" trains without it'
 )
+# of a tree that shards show each other; sets of categories come on top
+LEAF_BYTES: Final = 36
+NUMBER_BYTES: Final = 9  # of a sum
 SHARD_LEARNS_LITTLE: Final = (
     "%s: averaged trees (lou = bagged), each grown on the labels of one shard, learn "
     "little from "
@@ -217,7 +223,7 @@ class Boost(JoinMethod):
         """Return the traffic of an epoch."""
         shards = {table.name: len(table.shards) for table in tables}
         bagged = self._averaged(shards, tables[0].joined_rows)
-        return boost_epoch(tables, self._growth, bagged, self._pooled(bagged))
+        return epoch_traffic(tables, self._growth, bagged, self._pooled(bagged))
 
     def releases_per_epoch(self, batches: int, *, is_sharded: bool) -> int:
         """Return how often scores leave, of each shard's trees and of those of all."""
@@ -534,3 +540,37 @@ def _derivatives(
             for number, rows in table.scatter_rows(gradient).items()
         }
     return steps
+
+
+def epoch_traffic(
+    tables: Sequence[TableSize],
+    growth: Growth,
+    bagged: Collection[str],
+    pooled: Collection[str],
+) -> Traffic:
+    """Return the traffic of one epoch of boosting.
+
+    One derivative goes down, 4 n d_c, or two of a loss that is not squared, and what
+    the new trees add comes up, 4 m d_c. Where shards average their trees, or pool sums
+    by column, those of each go to all, at most, and what the shards' trees add comes up
+    as well.
+    """
+    tally = Tally()
+    for table, shard in shards_of(tables):
+        sizes = {**table.sizes(shard), "scored": shard.total}
+        fields = ("gradient", "hessian") if table.has_hessian else ("gradient",)
+        tally.add_down(sizes, BoostStep, *fields)
+        tally.add_up(sizes, BoostUpdate, "scores", times=1 + bool(bagged))
+        if table.name in bagged:
+            trees = table.outputs * growth.of_shards(len(table.shards)).trees
+            sealed = LEAST_BYTES + LEAF_BYTES * growth.leaves * trees
+            if table.name in pooled:
+                # a mean, an edge, and two lists of sums; categories come on top
+                numbers = 2 + 2 * (table.outputs + 1)
+                sealed = (
+                    LEAST_BYTES
+                    + NUMBER_BYTES * numbers * MOST_INTERVALS * table.features
+                )
+            tally.up += sealed
+            tally.down += sealed * len(table.shards)
+    return tally.traffic(rounds=1 + bool(bagged))

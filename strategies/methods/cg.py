@@ -6,6 +6,7 @@ sum of their gradients between. Neither penalty nor duals, and no memory of past
 see :mod:`tp_flower.methods.cg.conjugate_gradients`.
 """
 
+import dataclasses
 import math
 from collections.abc import Generator, Iterable, Sequence
 from functools import partial
@@ -19,7 +20,14 @@ from strategies.run.strategy import EpochResult
 from strategies.setup.problem import LocalScores, TrainedTable, TrainingProblem
 from strategies.training.join_method import JoinMethod
 from strategies.training.strategy import TrainingStrategy
-from strategies.training.traffic import ShardSize, TableSize, Traffic, cg_epoch
+from strategies.training.traffic import (
+    ShardSize,
+    StepMessages,
+    TableSize,
+    Tally,
+    Traffic,
+    steps_epoch,
+)
 from strategies.training.working_memory import solver_bytes
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.learning.solvers import BY_COLUMNS, factorisation
@@ -39,6 +47,7 @@ from tp_flower.methods.cg.messages import (
     DescentRequest,
     DescentStep,
     DescentTerms,
+    DescentUpdate,
     DirectionRequest,
     SummedStep,
 )
@@ -69,8 +78,16 @@ class Cg(JoinMethod):
         return Update.LOCAL if shards == 1 else Update.GRAM
 
     def epoch_traffic(self, tables: Sequence[TableSize], _: int) -> Traffic:
-        """Return the traffic of an epoch."""
-        return cg_epoch(tables)
+        """Return the traffic of an epoch.
+
+        It is that of steps, and four products of a table, 8 bytes each.
+        """
+        messages = StepMessages(DescentStep, DescentUpdate, SummedStep)
+        steps = steps_epoch(tables, messages, is_tested=True)
+        tally = Tally()
+        for table in tables:
+            tally.add_up(table.sizes(table.shards[0]), DescentUpdate, "products")
+        return dataclasses.replace(steps, up=steps.up + tally.up)
 
     def working_bytes(self, table: TableSize, shard: ShardSize) -> float:
         """Return the memory of the solver of a shard."""

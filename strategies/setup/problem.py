@@ -18,6 +18,7 @@ from strategies.disclosures import Exposure
 from strategies.run.exchange import Part, Replies
 from strategies.run.replies import addends_of
 from tp_flower.arrays import (
+    FLOAT32,
     AnyArray,
     BoolArray,
     FloatArray,
@@ -25,10 +26,8 @@ from tp_flower.arrays import (
 )
 from tp_flower.heads import Head, of_table
 from tp_flower.joins.joining import JoinStep
-from tp_flower.joins.mapping import RowWeights, TableMapping
+from tp_flower.joins.mapping import RowWeights, TableMapping, score_steps
 from tp_flower.joins.rows import JoinedRows, Vectors
-from tp_flower.methods.admm.iterations import score_steps
-from tp_flower.methods.cg.conjugate_gradients import FLOAT32
 from tp_flower.methods.coreset.sampling import Sample
 from tp_flower.objectives import Objective, Response
 from tp_flower.privacy.score_masks import FixedPoint

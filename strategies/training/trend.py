@@ -125,3 +125,12 @@ class Pace:
     def is_over(self) -> bool:
         """Whether the loss has settled, or steps are so small that noise is gone."""
         return self.factor < LEAST_FACTOR or remaining_fall(self.losses) < SETTLED
+
+
+def falling_rate(rate: float, epoch: int) -> float:
+    """Return the step size of an epoch, from 1, where gradients stay noisy.
+
+    >>> [falling_rate(0.5, epoch) for epoch in (1, 2, 5)]
+    [0.5, 0.25, 0.1]
+    """
+    return rate / epoch

@@ -190,3 +190,13 @@ class RowWeights:
             name: 1.0 / np.where(weights > 0.0, weights, 1.0)
             for name, weights in self.multiplicity.items()
         }
+
+
+def score_steps(sums: FloatArray, inverse: FloatArray, kappa: float) -> FloatArray:
+    """Return target_i - h_i = -seg_i(w v) / (kappa G_i), (n_i, d_c); 0 where G_i = 0.
+
+    ``inverse`` is 1 / G_i, (n_i,), or of weighted rows 1 / G^w_i.
+    """
+    steps = sums * inverse[:, None]
+    steps *= -1.0 / kappa
+    return steps

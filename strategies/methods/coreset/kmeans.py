@@ -11,6 +11,7 @@ from msgspec import structs
 from strategies.methods.coreset.drawing import restrict_to_sample
 from strategies.methods.coreset.solved import (
     MESSAGES,
+    epoch_traffic,
     joined_rows,
     sent_form,
     solve_on_rows,
@@ -24,7 +25,7 @@ from strategies.setup.splitting import Split
 from strategies.training.join_method import JoinMethod
 from strategies.training.prepare import Preparation
 from strategies.training.strategy import TrainingStrategy
-from strategies.training.traffic import TableSize, Traffic, solved_epoch
+from strategies.training.traffic import TableSize, Traffic
 from tp_flower.arrays import AnyArray, BoolArray, FloatArray
 from tp_flower.errors import QueryError
 from tp_flower.joins.mapping import TableMapping
@@ -60,7 +61,7 @@ class KMeans(JoinMethod):
 
     def epoch_traffic(self, tables: Sequence[TableSize], _: int) -> Traffic:
         """Return the traffic of the only epoch."""
-        return solved_epoch(tables, sent_form(self.settings))
+        return epoch_traffic(tables, sent_form(self.settings))
 
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Solve over the rows that the sites send."""

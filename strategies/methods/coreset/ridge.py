@@ -9,6 +9,7 @@ from msgspec import structs
 
 from strategies.methods.coreset.solved import (
     MESSAGES,
+    epoch_traffic,
     joined_rows,
     sent_form,
     solve_on_rows,
@@ -18,7 +19,7 @@ from strategies.run.exchange import Replies, Requests
 from strategies.setup.problem import TrainingProblem
 from strategies.training.join_method import JoinMethod
 from strategies.training.strategy import TrainingStrategy
-from strategies.training.traffic import TableSize, Traffic, solved_epoch
+from strategies.training.traffic import TableSize, Traffic
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import QueryError
 from tp_flower.methods.coreset.importance import (
@@ -50,7 +51,7 @@ class Ridge(JoinMethod):
 
     def epoch_traffic(self, tables: Sequence[TableSize], _: int) -> Traffic:
         """Return the traffic of the only epoch."""
-        return solved_epoch(tables, sent_form(self.settings))
+        return epoch_traffic(tables, sent_form(self.settings))
 
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Solve over the rows that the sites send."""

@@ -7,7 +7,7 @@ scores of the sampled and the held-out rows, so that these models are measured, 
 and used like those of the other methods.
 """
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -18,12 +18,17 @@ from strategies.run.replies import array_of
 from strategies.run.strategy import EpochResult
 from strategies.setup.problem import TrainedTable, TrainingProblem
 from strategies.training.strategy import TrainingStrategy
+from strategies.training.traffic import TableSize, Tally, Traffic, shards_of
 from tp_flower.arrays import FloatArray
 from tp_flower.joins.mapping import TableMapping
-from tp_flower.methods.coreset.messages import TRAIN_ROWS, RowsRequest
+from tp_flower.methods.coreset.messages import TRAIN_ROWS, RowsRequest, SampledRows
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
 from tp_flower.protocol.messages import Action
-from tp_flower.protocol.training_messages import CommonParameters, ConsensusRequest
+from tp_flower.protocol.training_messages import (
+    CommonParameters,
+    ConsensusRequest,
+    ConsensusUpdate,
+)
 from tp_flower.settings import Settings
 from tp_flower.settings.run import AUTO
 from tp_flower.settings.training import DISTDIM
@@ -90,3 +95,16 @@ def joined_rows(
             features[rows.trained_slice] = array_of(replies, part, SAMPLED_ROWS, shape)
         blocks[name] = mapping.tables[name].expand(features)
     return blocks
+
+
+def epoch_traffic(tables: Sequence[TableSize], sends: str) -> Traffic:
+    """Return the traffic of solving on sampled "rows", or "centres" of clusters."""
+    tally = Tally()
+    fields = ("rows",) if sends == SAMPLED_ROWS else ("centres", "nearest")
+    for table, shard in shards_of(tables):
+        # a centre per output; a shard with fewer rows has fewer
+        sizes = table.sizes(shard) | {"clusters": table.outputs, "scored": shard.total}
+        tally.add_up(sizes, SampledRows, *fields)
+        tally.add_up(sizes, ConsensusUpdate, "scores")
+        tally.add_down(sizes, CommonParameters, "parameters")
+    return tally.traffic(rounds=2)

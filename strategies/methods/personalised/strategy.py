@@ -43,13 +43,13 @@ from strategies.methods.personalised.setup import (
     personal_mask,
     set_up_personalised,
 )
-from strategies.methods.sgd.batches import falling_rate
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import EpochResult
 from strategies.setup.labels import task_line
 from strategies.training.outcome import Outcome, read_digests
 from strategies.training.server_method import ServerMethod
 from strategies.training.strategy import TrainingStrategy
+from strategies.training.trend import falling_rate
 from tp_flower.arrays import FloatArray
 from tp_flower.heads import Contribution
 from tp_flower.methods.personalised.messages import (

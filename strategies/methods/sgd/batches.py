@@ -112,15 +112,6 @@ MOMENTUM: Final = 0.9
 NOISE_MARGIN = 4.0  # automatic learning rate: safety margin for steps on few rows
 
 
-def falling_rate(rate: float, epoch: int) -> float:
-    """Return the step size of an epoch, from 1, where gradients stay noisy.
-
-    >>> [falling_rate(0.5, epoch) for epoch in (1, 2, 5)]
-    [0.5, 0.25, 0.1]
-    """
-    return rate / epoch
-
-
 def safe_rate(problem: TrainingProblem, batch_rows: float) -> float:
     """Return 1 / (L + 4 T / averaged).
 

@@ -21,7 +21,6 @@ from strategies.methods.sgd.batches import (
     PRIVATE_BATCHES_PER_EPOCH,
     ShardedBatches,
     damped_rates,
-    falling_rate,
     safe_rate,
 )
 from strategies.run.exchange import PartArrays, Replies, Requests, ask
@@ -30,8 +29,8 @@ from strategies.setup.joined_rows import Layouts
 from strategies.setup.problem import HeldOutMetrics, TrainingProblem
 from strategies.training.join_method import JoinMethod
 from strategies.training.strategy import TrainingStrategy
-from strategies.training.traffic import ShardSize, TableSize, Traffic, sgd_epoch
-from strategies.training.trend import LEAST_FACTOR, Pace
+from strategies.training.traffic import ShardSize, TableSize, Tally, Traffic, shards_of
+from strategies.training.trend import LEAST_FACTOR, Pace, falling_rate
 from strategies.training.working_memory import curvature_bytes
 from tp_flower.arrays import FloatArray
 from tp_flower.joins.batches import plan_batches
@@ -41,6 +40,7 @@ from tp_flower.methods.sgd.messages import (
     TRAIN_STEP,
     BatchMessages,
     BatchStep,
+    BatchUpdate,
     MeanGradient,
     SgdRequest,
     StepRequest,
@@ -49,6 +49,7 @@ from tp_flower.protocol.fields import DP_SGD
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Update
 from tp_flower.randomness import Stream, generator
+from tp_flower.settings import Settings
 
 TESTED, ALL = "tested", "all"
 
@@ -124,7 +125,7 @@ class Sgd(JoinMethod):
 
     def epoch_traffic(self, tables: Sequence[TableSize], batches: int) -> Traffic:
         """Return the traffic of an epoch."""
-        return sgd_epoch(tables, batches, self.settings)
+        return epoch_traffic(tables, batches, self.settings)
 
     def releases_per_epoch(self, batches: int, *, is_sharded: bool) -> int:
         """Return how often scores leave: once for each batch, and for an evaluation."""
@@ -331,3 +332,31 @@ class GradientDescent(TrainingStrategy):
 
     name = "gd"
     method_type = Sgd
+
+
+def epoch_traffic(
+    tables: Sequence[TableSize], batches: int, settings: Settings
+) -> Traffic:
+    """Return the traffic of an epoch of SGD that is not the last one.
+
+    Per batch Y goes down and the scores of the next batch come up, 4 k d_c each; with
+    several shards also a gradient goes up and the mean gradient down, 8 (p + 1) each.
+    The last batch also brings scores of held-out rows, or of all if a tolerance is set.
+    """
+    tally = Tally()
+    scores_all, is_tested = ends_early(settings), tests_every_epoch(settings)
+    for table, shard in shards_of(tables):
+        tested = shard.tested if is_tested else 0
+        sizes = {
+            **table.sizes(shard),
+            "batch_rows": shard.batch_rows,
+            "next_rows": shard.batch_rows,
+            "total": shard.total if scores_all else tested,
+        }
+        tally.add_down(sizes, BatchMessages, "messages")
+        tally.add_up(sizes, BatchUpdate, "batch_scores", "scores")
+        if table.update is Update.SUM:
+            tally.add_up(sizes, BatchUpdate, "share", times=batches)
+            tally.add_down(sizes, MeanGradient, "sum", times=batches)
+    is_sharded = any(table.update is Update.SUM for table in tables)
+    return tally.traffic(2 * batches if is_sharded else batches)

@@ -10,11 +10,11 @@ from tests.support.reference.families import Family
 from tests.support.reference.joins import segment_sum
 from tp_flower.arrays import effective_rows
 from tp_flower.errors import SettingsError
-from tp_flower.joins.mapping import RowWeights, TableMapping, TableRows
+from tp_flower.joins.mapping import RowWeights, TableMapping, TableRows, score_steps
 from tp_flower.joins.rows import JoinedRows
 from tp_flower.learning.models.local_model import FitProblem
 from tp_flower.learning.solvers import RidgeSolver, gram
-from tp_flower.methods.admm.iterations import advance, score_steps
+from tp_flower.methods.admm.iterations import advance
 from tp_flower.objectives import ClassNoise, NumberNoise, comparison
 from tp_flower.objectives.metrics import auc
 from tp_flower.settings import Settings

@@ -43,7 +43,7 @@ from typing import Final
 
 import numpy as np
 
-from tp_flower.arrays import AnyArray, FloatArray, dot
+from tp_flower.arrays import FLOAT32, AnyArray, FloatArray, dot
 from tp_flower.joins.rows import JoinedRows, Vectors
 from tp_flower.objectives import Objective
 
@@ -53,7 +53,6 @@ LONGEST: Final = 2.0**20  # length of a step along which the objective never ris
 HEADROOM: Final = 64.0
 """Times the mean size of v that its unit is: what is sent has some room, and most of
 its digits."""
-FLOAT32: Final = 2.0**-24  # relative rounding of features and of scores in the clear
 READABLE: Final = 1e-2  # kappa u^2 over the slope: above it, the rounding hides v
 LEAST_PRODUCT: Final = 2.0**-16
 """Unit of the products over f, at least: <g, v> may be 2 m f at most, and has room for
