@@ -31,16 +31,12 @@ import msgspec
 from strategies.run.exchange import Part
 from strategies.run.sites import Inventory
 from tp_flower.errors import ReplyError
-from tp_flower.methods.admm.messages import TRAIN_ADMM
-from tp_flower.methods.coreset.messages import TRAIN_ROWS
-from tp_flower.methods.personalised.messages import TRAIN_PERSONAL
-from tp_flower.methods.sgd.messages import TRAIN_SGD
 from tp_flower.privacy.epsilons import Released, epsilons
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.privacy.mechanisms import Release
-from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
 from tp_flower.protocol.fields import DP_SGD, LAPLACE, MASKED, SEALED, SERVER, Document
 from tp_flower.protocol.messages import Action
+from tp_flower.protocol.training_messages import Update
 from tp_flower.query import BoundQuery
 from tp_flower.settings import PrivacySettings, Settings
 from tp_flower.splits import GROUP, TIME
@@ -60,30 +56,40 @@ class Disclosure:
 
 
 @dataclass(frozen=True)
+class MethodFacts:
+    """The facts that the disclosures of a method's own messages name.
+
+    Attributes:
+        facts: by name, what their ``when`` and their texts refer to.
+        protections: by name, the mechanism behind a ``covered_by``.
+    """
+
+    facts: Mapping[str, object] = field(default_factory=dict)
+    protections: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Exposure:
     """The facts of a run that decide who learns what; tables are given as aliases.
 
     Attributes:
         messages: the run's messages, in order.
         sharded: the tables in several shards.
-        gram: the sharded tables that send statistics.
+        updates: by table, how its shards train together; empty without training.
         grouped: the sharded tables that a GROUP BY runs over.
         keys: where the sites take the key of the hashes from.
         weight: table and expression of the joined rows' weight; "" without one.
         split_groups: the columns whose values are held out; "" without any.
         split_times: the order or the values of a column by which rows are held out.
-        sends: the form in which sampled rows leave; "" where the sites train.
-        graph: the data that the graph of similar sites is made from.
-        graph_epsilon: epsilon of the noise on these data; 0 for no noise.
+        has_batches: whether sites are told the rows of batches.
+        keeps_labels: whether labels stay at the sites, and no rows are joined.
         fitted: the tables whose shards told each other statistics of their rows.
-        bagged: the tables whose shards show each other trees.
-        scores_own_trees: whether scores of each shard's own trees leave.
+        method: the facts of the method.
     """
 
     label_table: str
     messages: Collection[Action]
     sharded: Collection[str]
-    gram: Collection[str]
     grouped: Collection[str]
     is_linear: bool
     is_simulated: bool
@@ -91,18 +97,21 @@ class Exposure:
     keys: KeySource = KeySource.AGREED
     weight: str = ""
     is_weighted: bool = False
-    sends: str = ""
     has_label: bool = True
-    graph: str = ""
-    graph_epsilon: float = 0.0
+    has_batches: bool = False
+    keeps_labels: bool = False
+    updates: Mapping[str, Update] = field(default_factory=dict)
     fitted: Collection[str] = ()
-    bagged: Collection[str] = ()
-    scores_own_trees: bool = True
     is_masked: bool = False
     has_outer: bool = False
     has_row_key: bool = False
     split_groups: str = ""
     split_times: str = ""
+    method: MethodFacts = field(default_factory=MethodFacts)
+
+    def tables_that(self, update: Update) -> list[str]:
+        """Return the tables whose shards train together in a way."""
+        return [table for table, each in self.updates.items() if each is update]
 
 
 def exposure_of(
@@ -159,12 +168,7 @@ def disclosures(exposure: Exposure) -> list[Disclosure]:
 
 
 _PER: Final = "per row (or the privacy-unit of a policy) and run"
-_LISTED: Final = ("sharded", "gram", "grouped", "fitted", "bagged")
-_SUMMARY: Final = {
-    "data": "the mean of random features of each site's rows and labels",
-    "features": "the covariance of each site's features",
-    "models": "the parameters of a model that each site has trained alone",
-}
+_LISTED: Final = ("sharded", "grouped", "fitted")
 
 
 def facts_of(exposure: Exposure) -> dict[str, object]:
@@ -173,25 +177,24 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
     A disclosure is made if its ``when`` is true; a list is true if it is not empty. In
     a disclosure's text, names in braces stand for these facts.
     """
-    is_admm, is_sgd, is_solved, is_personal = (
-        action in exposure.messages
-        for action in (TRAIN_ADMM, TRAIN_SGD, TRAIN_ROWS, TRAIN_PERSONAL)
-    )
     sharded = ", ".join(exposure.sharded)
-    seeking = [name for name in exposure.sharded if name not in exposure.gram]
+    gram = ", ".join(exposure.tables_that(Update.GRAM))
+    seeking = ", ".join(exposure.tables_that(Update.CONSENSUS))
+    is_solved = bool(exposure.tables_that(Update.GIVEN))
+    has_joins = not exposure.keeps_labels
+    privacy = exposure.privacy
     counted = "to how many rows"
     if exposure.is_weighted:
         counted = "the total weight of their joined rows"
     alignment = f"which rows of the site are joined, and {counted}"
     shared = f", the same for all shards of {sharded}" if sharded else ""
     tables = {name: ", ".join(getattr(exposure, name)) for name in _LISTED}
-    proposals = f"parameters that the shards of {', '.join(seeking)} fitted"
-    proposals = proposals if is_admm and seeking else ""
-    gram = tables["gram"]
+    proposals = f"parameters that the shards of {seeking} fitted" if seeking else ""
     moments = f"features times score steps of {gram}" if gram else ""
     return {
         **vars(exposure),
         **tables,
+        "gram": gram,
         "scored": (
             "the sum of the tables' scores for every joined row"
             if exposure.is_masked
@@ -199,27 +202,23 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
         )
         + "; anew in every epoch",
         "shares_of": "words that add up, for the shards alone, to"
-        if exposure.privacy.unions == SEALED
+        if privacy.unions == SEALED
         else "numbers of each shard that add up to",
         "terms": "; ".join(filter(None, (moments, proposals))),
-        "sums_gradients": is_sgd and bool(sharded),
+        "sums_gradients": bool(exposure.tables_that(Update.SUM)),
         "counted": counted,
-        "describes": not exposure.privacy.covers_features and not is_personal,
+        "describes": not privacy.covers_features and has_joins,
         "alignment": alignment,
         "common": f"the parameters of the model of the site's table{shared}",
         "is_solved": is_solved,
-        "summary": _SUMMARY.get(exposure.graph, "") if is_personal else "",
-        "has_joins": not is_personal,
-        "joins_rows": not is_personal,
-        "keeps_labels": is_personal,
-        "has_label": exposure.has_label and not is_personal,
+        "has_joins": has_joins,
+        "joins_rows": has_joins,
+        "has_label": exposure.has_label and has_joins,
         "masks_outer": exposure.is_masked and exposure.has_outer,
-        "has_batches": is_sgd,
         "has_first_scores": not exposure.is_linear,
-        "has_clear_curvature": not (is_solved or exposure.privacy.covers_features),
+        "has_clear_curvature": not (is_solved or privacy.covers_features),
         "takes_parameters": bool(exposure.sharded) or is_solved,
-        "sends_rows": exposure.sends == SAMPLED_ROWS,
-        "sends_centres": exposure.sends == CENTRES,
+        **exposure.method.facts,
     }
 
 
@@ -239,10 +238,10 @@ def _protections(exposure: Exposure) -> dict[str, str]:
     key = f"; {_KEYS[exposure.keys]})"
     if exposure.is_simulated:
         key = "), but the key of a simulation is known to all"
-    scores = summaries = messages = NOTHING
+    scores = messages = NOTHING
     if privacy.covers_predictions:
         amount = f"scores: epsilon {privacy.predictions:g}, {delta}, {_PER}"
-        scores = f"Gaussian noise on clipped scores ({amount}{_of_features(privacy)})"
+        scores = f"Gaussian noise on clipped scores ({amount}{features_note(privacy)})"
     table_scores = scores
     if exposure.is_masked:
         masks = "masked by join keys (AES-256): an honest server sees the sums alone"
@@ -251,9 +250,6 @@ def _protections(exposure: Exposure) -> dict[str, str]:
         messages = "the labels are covered, the scores are not"
         if privacy.covers_predictions:
             messages = "made from labels and scores that are covered"
-    if exposure.graph_epsilon and exposure.graph != "models":
-        amount = f"summaries: epsilon {exposure.graph_epsilon:g}, {delta}"
-        summaries = f"Gaussian noise ({amount}{_of_features(privacy)})"
     models = _model_noise(privacy) if privacy.covers_features else NOTHING
     unions = models
     if privacy.unions == SEALED:
@@ -271,8 +267,8 @@ def _protections(exposure: Exposure) -> dict[str, str]:
         "sites": f"sealed from site to site (ChaCha20-Poly1305{key}",
         "sealed": _SEALED.get(exposure.keys, NOTHING),
         "masked": "masked pairwise (ChaCha20): an honest server sees only the sum",
-        "summaries": summaries,
         "unions": unions,
+        **exposure.method.protections,
     }
 
 
@@ -294,10 +290,10 @@ def _model_noise(privacy: PrivacySettings) -> str:
         else f"epsilon {privacy.epsilon:g}"
     )
     amount = f"models: {amount}, delta {privacy.delta:g}, {_PER}"
-    return f"{name} ({amount}{_of_features(privacy)})"
+    return f"{name} ({amount}{features_note(privacy)})"
 
 
-def _of_features(privacy: PrivacySettings) -> str:
+def features_note(privacy: PrivacySettings) -> str:
     """Return that features have no epsilon, unless models and scores have noise."""
     return (
         ""

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from strategies.training.row_drawing import RowDrawing
     from strategies.training.strategy import TrainingStrategy
+    from tp_flower.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,9 @@ ROOMS: Final[dict[str, Room]] = {
     "personalised": Room(f"{_METHODS}.personalised.strategy:Personalised"),
 }
 """By the name that the setting ``strategy`` has."""
+
+
+ROW_DRAWING: Final = f"{_METHODS}.coreset.drawing:CoresetDrawing"
 
 
 def register(name: str, room: Room) -> None:
@@ -69,6 +74,12 @@ def class_named(name: str) -> "type[TrainingStrategy] | None":
         if room.strategy.endswith(f":{name}"):
             return STRATEGIES[method]
     return None
+
+
+def row_drawing(settings: "Settings") -> "RowDrawing":
+    """Return the step that draws the joined rows to train on."""
+    drawing: RowDrawing = imported(ROW_DRAWING)(settings)
+    return drawing
 
 
 def imported(reference: str) -> Any:

@@ -18,7 +18,7 @@ Reference: PRIVACY.md has the figures of these attacks, which tests/adversary/sc
 measure.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -28,23 +28,22 @@ from strategies.disclosures import Exposure
 from strategies.run.exchange import Part
 from strategies.setup.problem import PartRows
 from tp_flower.joins.mapping import TableMapping
-from tp_flower.methods.admm.messages import TRAIN_ADMM
-from tp_flower.methods.boost.messages import TRAIN_BOOST
-from tp_flower.methods.cg.messages import TRAIN_DESCENT
-from tp_flower.methods.sgd.messages import TRAIN_SGD
 from tp_flower.objectives import Objective
-from tp_flower.protocol.messages import Action
 
 FREQUENT: Final = 10
 """Joined rows, at least, of a row whose own score the server estimates from their sums.
 """
-DERIVATIVES: Final[Collection[Action]] = (
-    TRAIN_ADMM,
-    TRAIN_DESCENT,
-    TRAIN_BOOST,
-    TRAIN_SGD,
-)
-"""The messages that bring sites derivatives."""
+
+
+@dataclass(frozen=True)
+class SentDerivatives:
+    """The derivatives of the loss that sites are sent, up to an ``order``; 0 for none.
+
+    ``batch_rows`` are the joined rows of a batch, 0 without batches.
+    """
+
+    order: int
+    batch_rows: int = 0
 
 
 class ShardedRows(Protocol):
@@ -83,24 +82,24 @@ class ScoreReading:
 
 def score_readings(
     exposure: Exposure,
+    sent: SentDerivatives,
     objective: Objective,
     mapping: TableMapping,
     tables: Mapping[str, ShardedRows],
-    batch_rows: int,
     left: Mapping[int, int],
 ) -> list[ScoreReading]:
     """Return the score readings of a run over joins; none if no derivative is sent.
 
-    ``mapping`` is of the joined rows to train on, of which ``batch_rows`` are in a
-    batch, 0 without batches; ``left`` has score vectors by part number.
+    ``mapping`` is of the joined rows to train on; ``left`` has score vectors by part
+    number.
     """
-    if len(tables) < 2 or not set(DERIVATIVES).intersection(exposure.messages):
+    if len(tables) < 2 or not sent.order:
         return []
     is_quadratic = objective.has_constant_hessian
-    most = 2 if TRAIN_BOOST in exposure.messages and not is_quadratic else 1
-    if batch_rows:
+    most = 1 if is_quadratic else sent.order
+    if sent.batch_rows:
         # on average one or fewer of a row's joined rows are in a batch
-        most = max(mapping.joined_rows // batch_rows, 1)
+        most = max(mapping.joined_rows // sent.batch_rows, 1)
     readings = []
     for name, table in tables.items():
         others = [other for other in tables if other != name]

@@ -46,7 +46,6 @@ import numpy.typing as npt
 
 from strategies.disclosures import disclosures, privacy_report
 from strategies.explain.memory import forecast
-from strategies.methods.coreset.drawing import sample_uniformly
 from strategies.ranks import Ranks, ScoreForecast, asks_ranks, rank_rows
 from strategies.registry import STRATEGIES
 from strategies.run.exchange import Replies, Requests, ask
@@ -71,7 +70,6 @@ from tp_flower.query import Join
 from tp_flower.reports import records
 from tp_flower.settings.run import EXPLAIN
 
-DRAWING_ROUNDS: Final = 3  # of a coreset: measure, draw, weigh
 PREPARE_AND_FINISH: Final = 2
 
 
@@ -153,13 +151,11 @@ class CostEstimate:
     def trained(self) -> JoinedTables:
         """The joined rows to train on: all of them, or a sample.
 
-        A uniform sample stands in for a coreset of the same size.
+        A sample that the server draws alone stands in for one of the same size.
         """
         trained = self.joined
-        if self.method.settings.coreset_rows:
-            trained = self.method.restrict(
-                trained, sample_uniformly(trained, self.method.settings)
-            )
+        if (drawing := self.method.drawing) is not None:
+            trained = self.method.restrict(trained, drawing.stand_in(trained))
         return trained
 
     @cached_property
@@ -179,9 +175,10 @@ class CostEstimate:
         Those before ``prepare`` have taken place, and training would take the same.
         """
         past = sum(item.phase != "finish" for item in self.history)
-        drawing = DRAWING_ROUNDS if self.method.is_measured else 0
-        scoring = 1 if self.method.settings.boost_from else 0
-        return past + drawing + scoring + PREPARE_AND_FINISH
+        drawing = self.method.drawing
+        drawing_rounds = len(drawing.messages) if drawing else 0
+        scoring_rounds = len(self.method.messages_of_start)
+        return past + drawing_rounds + scoring_rounds + PREPARE_AND_FINISH
 
     def _preparation(self, joined: JoinedTables) -> Preparation:
         method, objective = self.method, joined.train_objective
@@ -271,10 +268,14 @@ class Explain(RoundStrategy):
         releases, privacy = disclosures(exposure), self.settings.privacy
         columns = {name: encoders[name].columns for name in joined.bound.tables}
         train, test = joined.train.joined_rows, len(joined.test_objective)
-        trained, left = estimate.trained, method.scores_left
-        batch_rows = method.batch_size(trained.train.joined_rows)
+        trained = estimate.trained
         readings = score_readings(
-            exposure, joined.objective, trained.train, trained.layouts, batch_rows, left
+            exposure,
+            method.sent_derivatives(trained.train.joined_rows),
+            joined.objective,
+            trained.train,
+            trained.layouts,
+            method.scores_left,
         )
         content = {
             **records.RunRecord(**self.record_fields, join_steps=joined.steps).content(

@@ -171,7 +171,6 @@ class ModelStrategy(RoundStrategy):
             self.settings,
             self.inventory,
             (*((Action.RANK,) if asks_ranks(self.inventory) else ()), Action.SCORE),
-            gram=(),
             weight=joined.bound.weight_table or "",
             has_label=self.settings.mode == EVALUATE and self.has_label,
             has_row_key=joined.extracted.row_hashes is not None,

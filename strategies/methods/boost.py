@@ -5,7 +5,6 @@ joined rows of each row; what the new trees add to the scores comes up. The shar
 table grow trees of their own. See :mod:`tp_flower.methods.boost.boosting`.
 """
 
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from strategies.disclosures import Exposure
+from strategies.disclosures import MethodFacts
 from strategies.inference import manifest
 from strategies.inference.scoring import Joined, score
 from strategies.run.exchange import Replies, Requests, ask
@@ -106,11 +105,14 @@ class Boost(JoinMethod):
     """Boosting at the server."""
 
     has_penalty = False
+    derivatives = 2
     messages = (Action.PREPARE, TRAIN_BOOST)
     messages_of_shards = (TRAIN_BAG,)
 
     _lengths: Mapping[str, float] = {}
     _is_bagged = False
+    _bagged: Sequence[str] = ()  # the tables whose shards show each other trees
+    _sends_own_scores = True
     _label = ""
     _joined_rows = 0  # to train on
     _telling: Sequence[ShardLabels] = ()  # the tables whose shards tell the labels
@@ -142,20 +144,25 @@ class Boost(JoinMethod):
                 self.run.warn(warnings[self.settings.lou] % table.text)
         return joined
 
-    def run_messages(self, **facts: bool) -> tuple[Action, ...]:
-        """Return a run's messages after ``extract``, up to the one that ends it."""
-        further = (Action.SCORE,) if self.settings.boost_from else ()
-        return (*further, *super().run_messages(**facts))
+    @property
+    def messages_of_start(self) -> tuple[Action, ...]:
+        """The messages that bring the scores of a model to go on from."""
+        return (Action.SCORE,) if self.settings.boost_from else ()
 
-    def exposure(self, joined: JoinedTables, *others: Any) -> Exposure:
-        """Return the facts that decide who learns what."""
+    def disclosed(self, joined: JoinedTables) -> MethodFacts:
+        """Return the tables whose shards show each other trees, and whose scores leave.
+
+        Scores of each shard's own trees leave unless all tables average or pool.
+        """
         shards = {name: len(layout.parts) for name, layout in joined.layouts.items()}
-        bagged = self._averaged(shards, joined.train.joined_rows)
-        return dataclasses.replace(
-            super().exposure(joined, *others),
-            bagged=bagged,
-            scores_own_trees=self.settings.lou not in (BAGGED, POOLED) or not bagged,
-        )
+        self._bagged = self._averaged(shards, joined.train.joined_rows)
+        is_shared = self.settings.lou in (BAGGED, POOLED)
+        self._sends_own_scores = not (is_shared and self._bagged)
+        facts = {
+            "bagged": ", ".join(self._bagged),
+            "scores_own_trees": self._sends_own_scores,
+        }
+        return MethodFacts(facts)
 
     def _averaged(self, shards: Mapping[str, int], joined_rows: int) -> list[str]:
         """Return the tables whose shards may average their trees, or pool sums.
@@ -245,11 +252,7 @@ class Boost(JoinMethod):
         choices: Counter[str] = Counter()
         for epoch in range(1, self.run.most_epochs + 1):
             # shards whose own trees were better once differ in all epochs
-            bagged = (
-                []
-                if choices[LOCAL]
-                else [x for x in problem.exposure.bagged if x in growing]
-            )
+            bagged = [] if choices[LOCAL] else [x for x in self._bagged if x in growing]
             steps = yield from self._steps(problem, boosting, growing, bagged)
             # of equals the later: no rows validate, or the trees are alike
             step = min(reversed(steps), key=lambda each: each.validation_loss)
@@ -305,7 +308,7 @@ class Boost(JoinMethod):
         """
         # of scores: two in an epoch, each with a mask of its own
         number = 2 * self.run.epoch
-        sends_scores = problem.exposure.scores_own_trees or not bagged
+        sends_scores = self._sends_own_scores or not bagged
         pooled = self._pooled(bagged)
         request = BoostRequest(
             growth=self._growth,

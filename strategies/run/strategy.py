@@ -106,10 +106,10 @@ class BestEpoch:
 def tests_every_epoch(settings: Settings) -> bool:
     """Whether held-out rows are scored in every epoch, or only in the last one.
 
-    With a coreset their scores would cost more than the training. If any epoch may be
+    With a sample their scores would cost more than the training. If any epoch may be
     the last, every epoch scores them.
     """
-    return ends_early(settings) or not settings.coreset_rows
+    return ends_early(settings) or not settings.training_sample
 
 
 def ends_early(settings: Settings) -> bool:

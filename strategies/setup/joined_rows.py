@@ -16,7 +16,7 @@ import numpy.typing as npt
 from strategies.run.exchange import Part, PartArrays
 from strategies.setup.extract import Extracted
 from strategies.setup.problem import PartRows, Weighting
-from tp_flower.arrays import BoolArray, FloatArray
+from tp_flower.arrays import BoolArray, FloatArray, IndexArray
 from tp_flower.features.choice import TableChoice, choose_encoders
 from tp_flower.joins.joining import JoinStep
 from tp_flower.joins.mapping import (
@@ -34,7 +34,7 @@ from tp_flower.query import BoundQuery
 from tp_flower.reports.records import SEVERAL_NAMES
 from tp_flower.settings import Settings
 from tp_flower.settings.run import JOINED
-from tp_flower.splits import TRAIN, VALIDATION, SubsetArray
+from tp_flower.splits import TEST, TRAIN, VALIDATION, SubsetArray
 
 
 @dataclass(frozen=True)
@@ -243,6 +243,29 @@ class JoinedTables(SplitRows):
         """Return G of each row of a table that is trained on, (n_trained,)."""
         counts = self.train.tables[table].multiplicity
         return counts[counts > 0]
+
+    def restricted(
+        self, rows: IndexArray, weights: FloatArray, tested: IndexArray | None = None
+    ) -> "JoinedTables":
+        """Return the joined rows, restricted to some of the training rows.
+
+        All of them with unchanged weights are the same problem. The ``rows`` stay in
+        order; ``tested`` replaces the held-out rows.
+        """
+        train = np.flatnonzero(~self.is_test)[rows]
+        if tested is None:
+            tested = np.flatnonzero(self.is_test)
+        chosen, held_out = np.concatenate([train, tested]), self.subset[tested]
+        held_out[held_out == TRAIN] = TEST
+        restricted = replace(
+            self,
+            mapping=self.mapping.select(chosen),
+            subset=np.concatenate([self.subset[train], held_out]),
+            objective=self.objective.select(chosen),
+        )
+        # a run with equal weights must equal an unweighted one to the bit
+        are_equal = bool(np.all(weights[:1] == weights))
+        return restricted.laid_out(None if are_equal else weights)
 
     def laid_out(self, weights: FloatArray | None) -> "JoinedTables":
         """Return the joined rows over rows of the tables that are laid out anew."""

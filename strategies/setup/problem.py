@@ -28,7 +28,6 @@ from tp_flower.heads import Head, of_table
 from tp_flower.joins.joining import JoinStep
 from tp_flower.joins.mapping import RowWeights, TableMapping, score_steps
 from tp_flower.joins.rows import JoinedRows, Vectors
-from tp_flower.methods.coreset.sampling import Sample
 from tp_flower.objectives import Objective, Response
 from tp_flower.privacy.score_masks import FixedPoint
 from tp_flower.privacy.sealed_sums import add_shares
@@ -89,38 +88,6 @@ class HeldOutMetrics(NamedTuple):
     validation: dict[str, float] = {}  # noqa: RUF012
     predicted: FloatArray | None = None
     row_losses: FloatArray | None = None
-
-
-@dataclass(frozen=True)
-class CoresetSample:
-    """A sample of the joined training rows.
-
-    By table, if rows were drawn by importance: the ``totals`` that the sites report,
-    and the ``shares`` of the draws that follow from them; the rest are uniform.
-    """
-
-    kind: str
-    sample: Sample
-    joined_rows: int
-    totals: Mapping[str, float] = field(default_factory=dict)
-    shares: Mapping[str, float] = field(default_factory=dict)
-    capped: tuple[str, ...] = ()
-
-    def facts(self) -> dict[str, object]:
-        """Return the report's facts about the sample."""
-        weights = self.sample.weights
-        return {
-            "kind": self.kind,
-            "size": self.sample.size,
-            "distinct-rows": len(self.sample.joined),
-            "joined-rows": self.joined_rows,
-            "effective-rows": self.sample.effective_rows,
-            "largest-weight": float(weights.max() / weights.mean()),
-            "totals": dict(self.totals),
-            "shares": dict(self.shares),
-            "uniform-share": 1.0 - sum(self.shares.values()),
-            "capped": list(self.capped),
-        }
 
 
 @dataclass(frozen=True)
@@ -344,7 +311,6 @@ class TrainingProblem(PreparedRun):
     initial_scores: LocalScores
     l2: float
     weighting: Weighting = field(default_factory=Weighting)
-    coreset: CoresetSample | None = None
 
     @property
     def joined_rows(self) -> tuple[int, int]:

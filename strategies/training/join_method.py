@@ -3,8 +3,8 @@
 Set-up takes three rounds: ``extract`` brings hashed join keys and labels, from which
 the server builds the mapping; with ``statistics`` the sites fit encoders, for tables in
 several shards with ``fit``, a fourth; ``prepare`` sends multiplicities and the batch
-plan, and brings the start of training. A coreset takes three more rounds
-(:mod:`strategies.methods.coreset.drawing`) before ``prepare``.
+plan, and brings the start of training. Rows to train on may be drawn before ``prepare``
+(:mod:`strategies.training.row_drawing`), which takes rounds of its own.
 
 A method overrides the hooks in which it differs: which rows a table trains on, which
 loss, whether there is a label, how shards train together.
@@ -16,17 +16,18 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
 
-from strategies.disclosures import Exposure, exposure_of
-from strategies.methods.coreset.drawing import draw_coreset, restrict_to_sample
+from strategies.disclosures import Exposure, MethodFacts, exposure_of
 from strategies.ranks import Ranks, ScoreForecast, asks_ranks, epochs_of, rank_rows
+from strategies.registry import row_drawing
 from strategies.run.exchange import PartArrays, Replies, Requests
 from strategies.run.sites import Inventory
-from strategies.score_readings import ScoreReading, score_readings
+from strategies.score_readings import ScoreReading, SentDerivatives, score_readings
 from strategies.setup.absent_columns import check_present
 from strategies.setup.columns import Columns, bind_columns, reading_warnings
 from strategies.setup.encoding import TableEncoding, fit_encoders, fitted_tables
@@ -45,7 +46,7 @@ from strategies.setup.leaks import (
     suspects_of,
 )
 from strategies.setup.masking import check_masks
-from strategies.setup.problem import CoresetSample, TrainingProblem
+from strategies.setup.problem import TrainingProblem
 from strategies.setup.row_weights import (
     declared_weighting,
     row_weights,
@@ -61,6 +62,7 @@ from strategies.training.outcome import (
 )
 from strategies.training.overfitting import overfitting
 from strategies.training.prepare import Preparation, prepare
+from strategies.training.row_drawing import RowDrawing, RowSample
 from strategies.training.server_method import ServerMethod
 from strategies.training.traffic import ShardSize, TableSize, Traffic
 from strategies.training.working_memory import vector_bytes
@@ -70,15 +72,12 @@ from tp_flower.heads import Head, Sum
 from tp_flower.joins.joining import build_mapping
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.models.local_model import NUMPY_KINDS, ModelSpec
-from tp_flower.methods.coreset.importance import REGRESSION
-from tp_flower.methods.coreset.messages import TRAIN_DRAW, TRAIN_MEASURE, TRAIN_WEIGH
 from tp_flower.objectives import Objective, Target, no_better
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Outline, Update
 from tp_flower.query import BoundQuery
 from tp_flower.reports.blocks import counted
 from tp_flower.settings.run import AUTO
-from tp_flower.settings.training import IMPORTANCE
 from tp_flower.splits import TEST, TRAIN
 
 
@@ -94,6 +93,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
 
     Attributes:
         messages: messages of training, and those added if a table has several shards.
+        derivatives: the order of the loss's derivatives that sites are sent.
         usual_epochs: within which the loss comes to 0.1 % of its least, on the
             benchmarks' data.
         head: how the tables' vectors make scores.
@@ -101,19 +101,21 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             the scores must be a sum.
         label_reach: how far the derivatives of a squared loss reach, in deviations of
             the label, before they are clipped.
+        sample: the rows that are trained on; None for all.
         scores_left: by part number, the score vectors that its table's policy still
             lets it release; parts without such a limit are not in it.
     """
 
     messages: ClassVar[tuple[Action, ...]]
     messages_of_shards: ClassVar[tuple[Action, ...]] = ()
-    importance: ClassVar[str] = REGRESSION
+    derivatives: ClassVar[int] = 1
     usual_epochs: ClassVar[int] = 20
     label_reach: ClassVar[float] = 1.0
     has_penalty: ClassVar[bool] = True  # l2 weighs it
     head: ClassVar[type[Head]] = Sum
     trains_any_head: ClassVar[bool] = False
     scores_left: Mapping[int, int] = MappingProxyType({})
+    sample: RowSample | None = None
 
     @abstractmethod
     def choose_update(self, table: str, shards: int, *, is_linear: bool) -> Update:
@@ -131,6 +133,10 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         """Return B, at most N; 0 without batches."""
         return 0
 
+    def sent_derivatives(self, joined_rows: int) -> SentDerivatives:
+        """Return which derivatives sites are sent of N joined rows."""
+        return SentDerivatives(self.derivatives, self.batch_size(joined_rows))
+
     def split(
         self, bound: BoundQuery, extracted: Extracted, mapping: TableMapping
     ) -> Split:
@@ -147,9 +153,9 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         """Return the objective of the joined rows, some of which are trained on."""
         return choose_objective(target, is_trained, self.settings)
 
-    def restrict(self, joined: JoinedTables, sample: CoresetSample) -> JoinedTables:
-        """Return the joined rows restricted to a coreset's training rows."""
-        return restrict_to_sample(joined, sample.sample)
+    def restrict(self, joined: JoinedTables, sample: RowSample) -> JoinedTables:
+        """Return the joined rows restricted to a sample of the training rows."""
+        return joined.restricted(sample.rows, sample.weights)
 
     def model_spec(self, preparation: Preparation, table: str) -> ModelSpec:
         """Return the local model of a table, untrained."""
@@ -172,18 +178,28 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             return math.inf
         return problem.baselines["train"].get("loss", math.inf)
 
+    @property
+    def messages_of_start(self) -> tuple[Action, ...]:
+        """The messages that bring the scores that training starts from."""
+        return ()
+
     def run_messages(
         self, *, is_sharded: bool, is_ranked: bool = False
     ) -> tuple[Action, ...]:
         """Return a run's messages after ``extract``, up to the one that ends it."""
         return (
+            *self.messages_of_start,
             Action.STATISTICS,
             *((Action.FIT,) if is_sharded else ()),
-            *((TRAIN_MEASURE, TRAIN_DRAW, TRAIN_WEIGH) if self.is_measured else ()),
+            *(self.drawing.messages if self.drawing else ()),
             *((Action.RANK,) if is_ranked else ()),
             *self.messages,
             *(self.messages_of_shards if is_sharded else ()),
         )
+
+    def disclosed(self, _: JoinedTables) -> MethodFacts:
+        """Return the facts that the disclosures of the method's messages name."""
+        return MethodFacts()
 
     def exposure(
         self,
@@ -193,7 +209,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         encoders: Mapping[str, TableEncoding],
     ) -> Exposure:
         """Return the facts that decide who learns what."""
-        parts, outline = joined.extracted.parts, self.outline()
+        parts = joined.extracted.parts
         return exposure_of(
             joined.bound,
             parts,
@@ -203,12 +219,13 @@ class JoinMethod(ServerMethod[TrainingProblem]):
                 is_sharded=any(len(shards) > 1 for shards in parts.values()),
                 is_ranked=asks_ranks(inventory),
             ),
-            gram=[name for name, update in updates.items() if update is Update.GRAM],
+            updates=updates,
             weight=joined.weighting.column,
             is_weighted=joined.weighting.train is not None,
             has_label=self.has_label,
             fitted=fitted_tables(encoders),
-            sends=outline.sends or "",
+            has_batches=bool(self.batch_size(1)),
+            method=self.disclosed(joined),
         )
 
     def releases_per_epoch(self, batches: int, *, is_sharded: bool) -> int:
@@ -292,19 +309,20 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         """Learn the scores that training starts from; they are constant."""
         yield from ()
 
-    @property
-    def is_measured(self) -> bool:
-        """Whether a coreset is drawn by importance."""
-        settings = self.settings
-        return bool(settings.coreset_rows) and settings.coreset_kind == IMPORTANCE
+    @cached_property
+    def drawing(self) -> RowDrawing | None:
+        """The step that draws the rows to train on; None if all are."""
+        return row_drawing(self.settings) if self.settings.training_sample else None
 
     def readings(self, problem: TrainingProblem) -> list[ScoreReading]:
         """Return at how many rows sites and server work out scores."""
-        train, left = problem.train, self.scores_left
-        batch_rows = self.batch_size(train.joined_rows)
-        tables = problem.tables
         return score_readings(
-            problem.exposure, problem.objective, train, tables, batch_rows, left
+            problem.exposure,
+            self.sent_derivatives(problem.train.joined_rows),
+            problem.objective,
+            problem.train,
+            problem.tables,
+            self.scores_left,
         )
 
     def set_up(self) -> Generator[Requests, Replies, TrainingProblem]:
@@ -313,12 +331,10 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         all_rows = yield from self.join(self.run.inventory)
         yield from self.score_start(all_rows)
         encoders = yield from fit_encoders(all_rows, self.run)
-        joined, coreset = all_rows, None
-        if settings.coreset_rows:
-            coreset = yield from draw_coreset(
-                all_rows, encoders, settings, self.importance
-            )
-            joined = self.restrict(all_rows, coreset)
+        joined = all_rows
+        if self.drawing is not None:
+            self.sample = yield from self.drawing.draw(all_rows, encoders)
+            joined = self.restrict(all_rows, self.sample)
         preparation = Preparation(
             joined,
             settings,
@@ -350,8 +366,8 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         # over all rows: a sample's rows also have the weights of their draws
         if facts := all_rows.weighting.facts(all_rows.train.joined_rows):
             self.run.chosen["row-weight"] = facts
-        if coreset is not None:
-            self.run.chosen["coreset"] = coreset.facts()
+        if self.sample is not None:
+            self.run.chosen |= self.sample.facts()
         return TrainingProblem(
             tables=tables,
             train=joined.train,
@@ -378,7 +394,6 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             encodings={name: item.rows() for name, item in encoders.items()},
             exposure=self.exposure(joined, self.run.inventory, updates, encoders),
             weighting=joined.weighting,
-            coreset=coreset,
         )
 
     def _check_head(self) -> None:

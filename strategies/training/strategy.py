@@ -224,7 +224,8 @@ class TrainingStrategy(RoundStrategy):
     def ends_by_loss(self) -> bool:
         """Whether training ends once its loss settles, not after num-epochs."""
         settings = self.settings
-        return not (settings.num_epochs or settings.is_noisy or settings.coreset_size)
+        has_end = settings.num_epochs or settings.is_noisy
+        return not (has_end or settings.training_sample)
 
     def _judge_losses(self, problem: PreparedRun) -> str:
         """Return the verdict on the training by its losses, one per epoch."""

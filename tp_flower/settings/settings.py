@@ -113,7 +113,7 @@ class SettingValues(
         return self.split.describe(self.test_fraction, self.sample)
 
     @property
-    def coreset_rows(self) -> int:
+    def training_sample(self) -> int:
         """The number of joined rows to draw for training; 0 to train on all."""
         return self.coreset_size or self.method.coreset_size
 
@@ -254,7 +254,7 @@ def _conflicts_of_privacy(values: SettingValues) -> Iterator[str]:
         reason = "sends the rows that it draws in the clear. Use admm or sgd"
         for kind in privacy.covered("features", "predictions"):
             yield f"privacy.{kind}: strategy {strategy!r} {reason}"
-    if values.coreset_rows and values.coreset_kind == training.IMPORTANCE:
+    if values.training_sample and values.coreset_kind == training.IMPORTANCE:
         for kind in privacy.covered("features", "predictions", "labels"):
             yield (
                 f"coreset-kind: 'importance' does not go with privacy.{kind}: which "

@@ -93,7 +93,9 @@ class RunTerms:
             settings.method_name in JOINING,
             settings.mode == TRAIN,
         )
-        is_drawn = bool(settings.coreset_rows) and settings.coreset_kind == IMPORTANCE
+        is_drawn = (
+            bool(settings.training_sample) and settings.coreset_kind == IMPORTANCE
+        )
         return {
             Action.STATISTICS: settings.mode in (TRAIN, EXPLAIN),
             TRAIN_MEASURE: is_training and is_joining and is_drawn,
@@ -106,7 +108,7 @@ class RunTerms:
     @property
     def trains_on_sample(self) -> bool:
         """Whether the run trains on a sample of the joined rows."""
-        return bool(self.settings.coreset_rows)
+        return bool(self.settings.training_sample)
 
     @property
     def saved_model(self) -> str:

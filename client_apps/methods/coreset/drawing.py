@@ -212,9 +212,10 @@ def draw(site: Site, request: messages.DrawRequest) -> messages.DrawReply:
     parts: dict[int, messages.DrawnPart] = {}
     for number, body in site.each(request.parts):
         measured = _load(site, "measured", number)
-        if body.count > site.terms.settings.coreset_rows:
+        size = site.terms.settings.training_sample
+        if body.count > size:
             # the frequencies of many draws tell each row's sensitivity
-            raise contradiction("count", site.terms.settings.coreset_rows, body.count)
+            raise contradiction("count", size, body.count)
         if measured.meta["of"] == importance.CLUSTERS:
             clusters = importance.ShardClusters(
                 *(measured.arrays[n] for n in _OF_CLUSTERS)

@@ -18,7 +18,7 @@ Reference:
 
 from collections import defaultdict
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -28,18 +28,21 @@ from strategies.run.exchange import Part, PartArrays, Replies, Requests, ask
 from strategies.run.replies import array_of, refuse
 from strategies.setup.encoding import TableEncoding
 from strategies.setup.joined_rows import JoinedTables, TableLayout
-from strategies.setup.problem import CoresetSample, PartRows
+from strategies.setup.problem import PartRows
+from strategies.training.row_drawing import RowDrawing, RowSample
 from tp_flower.arrays import FloatArray, IntArray
 from tp_flower.errors import ReplyError, SettingsError
 from tp_flower.methods.coreset import importance as sensitivities
 from tp_flower.methods.coreset import messages as coreset_messages
 from tp_flower.methods.coreset import sampling
+from tp_flower.methods.coreset.messages import TRAIN_DRAW, TRAIN_MEASURE, TRAIN_WEIGH
+from tp_flower.methods.coreset.sampling import Sample
 from tp_flower.privacy.key_agreement import MOST_PARTS, from_fixed
 from tp_flower.protocol.fields import LARGEST, Document
+from tp_flower.protocol.messages import Action
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
 from tp_flower.settings.training import IMPORTANCE, UNIFORM
-from tp_flower.splits import TEST, TRAIN
 
 MOST_PER_ROW: Final = {sensitivities.REGRESSION: 1.0, sensitivities.CLUSTERS: 8.0}
 """Bound on a row's score times the weight of its joined rows: a leverage is at most 1,
@@ -82,23 +85,95 @@ class Party:
         return f"{part.table} at {part.site}: {self.total:g} of at most {self.most:g}"
 
 
+@dataclass(frozen=True)
+class CoresetSample:
+    """A sample of the joined training rows.
+
+    By table, if rows were drawn by importance: the ``totals`` that the sites report,
+    and the ``shares`` of the draws that follow from them; the rest are uniform.
+    """
+
+    kind: str
+    sample: Sample
+    joined_rows: int
+    totals: Mapping[str, float] = field(default_factory=dict)
+    shares: Mapping[str, float] = field(default_factory=dict)
+    capped: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> IntArray:
+        """The positions of the distinct rows among the training rows, (k,)."""
+        return self.sample.joined
+
+    @property
+    def weights(self) -> FloatArray:
+        """Their weights, (k,)."""
+        return self.sample.weights
+
+    def facts(self) -> Document:
+        """Return the report's facts about the sample."""
+        return {"coreset": self._facts()}
+
+    def _facts(self) -> Document:
+        weights = self.weights
+        return {
+            "kind": self.kind,
+            "size": self.sample.size,
+            "distinct-rows": len(self.sample.joined),
+            "joined-rows": self.joined_rows,
+            "effective-rows": self.sample.effective_rows,
+            "largest-weight": float(weights.max() / weights.mean()),
+            "totals": dict(self.totals),
+            "shares": dict(self.shares),
+            "uniform-share": 1.0 - sum(self.shares.values()),
+            "capped": list(self.capped),
+        }
+
+
+class CoresetDrawing(RowDrawing):
+    """Draw a coreset by importance or, without any round, uniformly."""
+
+    @property
+    def messages(self) -> tuple[Action, ...]:
+        """The messages that it takes, a round each."""
+        if self.settings.coreset_kind == UNIFORM:
+            return ()
+        return TRAIN_MEASURE, TRAIN_DRAW, TRAIN_WEIGH
+
+    def draw(
+        self, joined: JoinedTables, encoders: Mapping[str, TableEncoding]
+    ) -> Generator[Requests, Replies, RowSample]:
+        """Draw the rows."""
+        if self.settings.coreset_kind == UNIFORM:
+            return self.stand_in(joined)
+        return (yield from draw_coreset(joined, encoders, self.settings))
+
+    def stand_in(self, joined: JoinedTables) -> RowSample:
+        """Return as many rows that are drawn uniformly."""
+        rng = generator(self.settings.seed, Stream.CORESET)
+        rows, weights = joined.train.joined_rows, joined.weighting.train_rows
+        size = self.settings.training_sample
+        sample = sampling.uniform_sample(rows, size, weights, rng)
+        return CoresetSample(UNIFORM, sample, rows)
+
+
 def draw_coreset(
     joined: JoinedTables,
     encoders: Mapping[str, TableEncoding],
     settings: Settings,
-    importance: str,
 ) -> Generator[Requests, Replies, CoresetSample]:
-    """Draw ``settings.coreset_rows`` of the joined training rows."""
-    if settings.coreset_kind == UNIFORM:
-        return sample_uniformly(joined, settings)
+    """Draw rows of the joined training rows by importance."""
     if (shards := len(joined.parts)) > MOST_PARTS:
         raise SettingsError(
             f"coreset-kind is {IMPORTANCE!r}, which sums the masked numbers of at most "
             f"{MOST_PARTS} shards; the query has {shards}: use {UNIFORM!r}"
         )
+    # what has no label is clustered
+    has_label = joined.target.has_label
+    importance = sensitivities.REGRESSION if has_label else sensitivities.CLUSTERS
     rng = generator(settings.seed, Stream.CORESET)
     parties = yield from _measure(joined, encoders, importance, settings)
-    draws = yield from _draw(joined, parties, settings.coreset_rows, rng)
+    draws = yield from _draw(joined, parties, settings.training_sample, rng)
     distinct_draws = np.unique(draws)
     scores = yield from _weigh(joined, parties, distinct_draws)
     check_scores(joined, distinct_draws, scores, MOST_PER_ROW[importance])
@@ -117,38 +192,6 @@ def draw_coreset(
         shares,
         tuple(str(party) for party in parties if party.scale < 1.0),
     )
-
-
-def sample_uniformly(joined: JoinedTables, settings: Settings) -> CoresetSample:
-    """Draw ``settings.coreset_rows`` of the joined training rows uniformly."""
-    rng = generator(settings.seed, Stream.CORESET)
-    rows, weights = joined.train.joined_rows, joined.weighting.train_rows
-    sample = sampling.uniform_sample(rows, settings.coreset_rows, weights, rng)
-    return CoresetSample(UNIFORM, sample, rows)
-
-
-def restrict_to_sample(
-    joined: JoinedTables, sample: sampling.Sample, tested: IntArray | None = None
-) -> JoinedTables:
-    """Return the joined rows, restricted to a sample of the training rows.
-
-    A sample of all of them with unchanged weights is the same problem. The sample's
-    rows stay in order; ``tested`` replaces the held-out rows.
-    """
-    train = np.flatnonzero(~joined.is_test)[sample.joined]
-    if tested is None:
-        tested = np.flatnonzero(joined.is_test)
-    rows, held_out = np.concatenate([train, tested]), joined.subset[tested]
-    held_out[held_out == TRAIN] = TEST
-    restricted = replace(
-        joined,
-        mapping=joined.mapping.select(rows),
-        subset=np.concatenate([joined.subset[train], held_out]),
-        objective=joined.objective.select(rows),
-    )
-    weights = sample.weights
-    # a run with equal weights must equal an unweighted one to the bit
-    return restricted.laid_out(None if np.all(weights[:1] == weights) else weights)
 
 
 def _measure(

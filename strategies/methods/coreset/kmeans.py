@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from strategies.methods.coreset.drawing import restrict_to_sample
+from strategies.disclosures import MethodFacts
 from strategies.methods.coreset.solved import (
     MESSAGES,
+    disclosed_form,
     epoch_traffic,
     joined_rows,
     sent_form,
@@ -20,10 +21,11 @@ from strategies.run.exchange import Replies, Requests
 from strategies.run.replies import array_of, refuse
 from strategies.setup.extract import Extracted
 from strategies.setup.joined_rows import JoinedTables
-from strategies.setup.problem import CoresetSample, TrainedTable, TrainingProblem
+from strategies.setup.problem import TrainedTable, TrainingProblem
 from strategies.setup.splitting import Split
 from strategies.training.join_method import JoinMethod
 from strategies.training.prepare import Preparation
+from strategies.training.row_drawing import RowSample
 from strategies.training.strategy import TrainingStrategy
 from strategies.training.traffic import TableSize, Traffic
 from tp_flower.arrays import AnyArray, BoolArray, FloatArray
@@ -31,7 +33,6 @@ from tp_flower.errors import QueryError
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.models.local_model import CENTRES as CENTRES_MODEL
 from tp_flower.learning.models.local_model import ModelSpec
-from tp_flower.methods.coreset.importance import CLUSTERS
 from tp_flower.methods.coreset.solvers import distdim, weighted_kmeans
 from tp_flower.objectives import KMEANS, Objective, Target, make_objective
 from tp_flower.protocol.training_messages import Outline, Update
@@ -44,8 +45,8 @@ class KMeans(JoinMethod):
     """Clustering over a coreset, at the server."""
 
     has_label = False
-    importance = CLUSTERS
     messages = MESSAGES
+    derivatives = 0
 
     def choose_update(self, *_: Any, **__: Any) -> Update:
         """Let the server set the models."""
@@ -54,6 +55,10 @@ class KMeans(JoinMethod):
     def outline(self) -> Outline:
         """Return the schedule, with the form in which sampled rows leave."""
         return structs.replace(super().outline(), sends=sent_form(self.settings))
+
+    def disclosed(self, _: JoinedTables) -> MethodFacts:
+        """Return the form in which sampled rows leave."""
+        return disclosed_form(self.settings)
 
     def baseline(self, _: TrainingProblem) -> float:
         """Return infinity: a solver at the server does not diverge."""
@@ -95,10 +100,10 @@ class KMeans(JoinMethod):
         """Return a table's coordinates of the centres."""
         return ModelSpec(kind=CENTRES_MODEL, outputs=preparation.objective.outputs)
 
-    def restrict(self, joined: JoinedTables, sample: CoresetSample) -> JoinedTables:
+    def restrict(self, joined: JoinedTables, sample: RowSample) -> JoinedTables:
         """Return the joined rows restricted to a coreset; all of them are tested."""
         all_rows = np.arange(joined.mapping.joined_rows)
-        restricted = restrict_to_sample(joined, sample.sample, all_rows)
+        restricted = joined.restricted(sample.rows, sample.weights, all_rows)
         weighting = replace(restricted.weighting, test=joined.weighting.train_rows)
         return replace(restricted, weighting=weighting)
 

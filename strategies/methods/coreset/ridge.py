@@ -7,8 +7,10 @@ from typing import Any, Literal, cast
 import numpy as np
 from msgspec import structs
 
+from strategies.disclosures import MethodFacts
 from strategies.methods.coreset.solved import (
     MESSAGES,
+    disclosed_form,
     epoch_traffic,
     joined_rows,
     sent_form,
@@ -16,6 +18,7 @@ from strategies.methods.coreset.solved import (
     solver_of,
 )
 from strategies.run.exchange import Replies, Requests
+from strategies.setup.joined_rows import JoinedTables
 from strategies.setup.problem import TrainingProblem
 from strategies.training.join_method import JoinMethod
 from strategies.training.strategy import TrainingStrategy
@@ -36,6 +39,7 @@ class Ridge(JoinMethod):
     """Linear regression over a coreset, at the server."""
 
     messages = MESSAGES
+    derivatives = 0
 
     def choose_update(self, *_: Any, **__: Any) -> Update:
         """Let the server set the models."""
@@ -44,6 +48,10 @@ class Ridge(JoinMethod):
     def outline(self) -> Outline:
         """Return the schedule, with the form in which sampled rows leave."""
         return structs.replace(super().outline(), sends=sent_form(self.settings))
+
+    def disclosed(self, _: JoinedTables) -> MethodFacts:
+        """Return the form in which sampled rows leave."""
+        return disclosed_form(self.settings)
 
     def baseline(self, _: TrainingProblem) -> float:
         """Return infinity: a solver at the server does not diverge."""

@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from strategies.disclosures import MethodFacts
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.replies import array_of
 from strategies.run.strategy import EpochResult
@@ -45,6 +46,13 @@ The weights (k,) belong to the sampled joined rows, and have mean 1."""
 def sent_form(settings: Settings) -> str:
     """Return the form in which sampled rows leave."""
     return CENTRES if settings.coreset_solver == DISTDIM else SAMPLED_ROWS
+
+
+def disclosed_form(settings: Settings) -> MethodFacts:
+    """Return the facts that the disclosures of sampled rows name."""
+    form = sent_form(settings)
+    facts = {"sends_rows": form == SAMPLED_ROWS, "sends_centres": form == CENTRES}
+    return MethodFacts(facts)
 
 
 def solver_of(settings: Settings) -> str:

@@ -14,7 +14,12 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from strategies.disclosures import exposure_of
+from strategies.disclosures import (
+    NOTHING,
+    MethodFacts,
+    exposure_of,
+    features_note,
+)
 from strategies.run.exchange import Part, Replies, Requests, ask
 from strategies.run.replies import refuse
 from strategies.run.sites import Inventory
@@ -33,6 +38,9 @@ from tp_flower.heads import Sum
 from tp_flower.joins.joining import JoinStep
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.methods.personalised.messages import (
+    BY_DATA,
+    BY_FEATURES,
+    BY_MODELS,
     TRAIN_PERSONAL,
     TRAIN_PERSONALISE,
     TRAIN_SUMMARISE,
@@ -59,6 +67,11 @@ from tp_flower.splits import split_rows
 from tp_flower.terms.run_terms import RunTerms, model_seed
 
 TRAINING: Final = (TRAIN_PERSONALISE, TRAIN_SUMMARISE, TRAIN_PERSONAL)
+SUMMARY_TEXTS: Final = {
+    BY_DATA: "the mean of random features of each site's rows and labels",
+    BY_FEATURES: "the covariance of each site's features",
+    BY_MODELS: "the parameters of a model that each site has trained alone",
+}
 LARGEST_SUM: Final = 1e60  # bound on a sum of squared labels
 
 
@@ -175,10 +188,9 @@ def set_up_personalised(
             settings,
             inventory,
             (Action.STATISTICS, *((Action.FIT,) if len(parts) > 1 else ()), *TRAINING),
-            gram=(),
+            keeps_labels=True,
             fitted=fitted_tables(encoders),
-            graph=settings.graph,
-            graph_epsilon=settings.graph_epsilon,
+            method=_disclosed(settings),
         ),
         sites=site_names(parts),
         rows=trained,
@@ -187,6 +199,16 @@ def set_up_personalised(
         curvature=np.array([body.curvature for body in bodies]),
         label_scale=label_scale,
     )
+
+
+def _disclosed(settings: Settings) -> MethodFacts:
+    """Return the facts that the disclosures of the sites' summaries name."""
+    privacy, summaries = settings.privacy, NOTHING
+    if settings.graph_epsilon and settings.graph != BY_MODELS:
+        amount = f"epsilon {settings.graph_epsilon:g}, delta {privacy.delta:g}"
+        summaries = f"Gaussian noise (summaries: {amount}{features_note(privacy)})"
+    facts = {"summary": SUMMARY_TEXTS.get(settings.graph, "")}
+    return MethodFacts(facts, {"summaries": summaries})
 
 
 def site_names(parts: Sequence[Part]) -> tuple[str, ...]:

@@ -158,7 +158,7 @@ def test_joined_rows_are_drawn_as_on_the_materialised_join(law, split):
     sql, labels, weights, l2 = LAWS[law]
     expected = materialised(sql, labels, weights, l2)
     finished = drawn(sql, SPLITS[split], l2=l2)
-    sample = finished.strategy.training_problem.coreset.sample
+    sample = finished.strategy.method.sample.sample
     scores, own = np.array([*expected.values()]).T
     total = own @ scores
     # all rows of a join this small are drawn
@@ -184,7 +184,7 @@ def test_a_shards_rows_and_a_tables_are_scored_alike():
     scores = []
     for split in (whole, sharded):
         finished = drawn(store_sql("squared"), split)
-        sample = finished.strategy.training_problem.coreset.sample
+        sample = finished.strategy.method.sample.sample
         weights = sample.counts / sample.weights
         scores.append(dict(zip(numbers_of(finished, split), weights, strict=True)))
     assert scores[0].keys() == scores[1].keys()
@@ -207,9 +207,7 @@ def test_clusters_of_shards_are_those_of_their_table():
     """Algorithm 3: 2 alpha of the cost, and 2 alpha for each cluster of a shard."""
     own = {"coreset_size": 20_000, "clusters": 3}
     sql, sites = store_sql("squared"), one_per_site(sharded(frames()))
-    drawn = run_query(
-        sql, sites, "coreset-kmeans", **own
-    ).strategy.training_problem.coreset
+    drawn = run_query(sql, sites, "coreset-kmeans", **own).strategy.method.sample
     # of at most as many clusters as a shard has rows, o in three shards
     totals = {name: total / 4 for name, total in drawn.totals.items()}
     assert totals == pytest.approx({"o": 1 + 9, "c": 1 + 6, "i": 1 + 6}, abs=1e-6)
@@ -218,9 +216,9 @@ def test_clusters_of_shards_are_those_of_their_table():
 
 def test_the_server_sees_sums_of_scores_alone():
     finished = drawn(store_sql("squared"), sharded, coreset_size=40)
-    federation = finished.strategy.training_problem
+    coreset = finished.strategy.method.sample
     masked = finished.arrays(TRAIN_WEIGH, replies=True)
-    sample, rows = federation.coreset.sample, federation.coreset.joined_rows
+    sample, rows = coreset.sample, coreset.joined_rows
     assert len(masked) == 7  # shards
     total = sum(masked.values())
     scores = from_fixed(total, rows) + len(TABLES) / rows

@@ -25,6 +25,8 @@ DISCLOSURES = [
     for declared in message.discloses
 ]
 KINDS = {kind for _, declared in DISCLOSURES for kind in declared.kinds}
+# facts that only a method's own messages name
+OF_METHODS = "bagged", "scores_own_trees", "sends_centres", "sends_rows", "summary"
 LEAVE_WITH = {
     Action.PREPARE: [("curvature", ADMM), ("gram", ADMM)],
     TRAIN_ADMM: [(x, ADMM) for x in ("moments", "parameters", "model", "scores")],
@@ -81,9 +83,17 @@ def test_a_release_is_booked_under_the_message_it_leaves_with(action):
 
 
 def test_placeholders_are_facts_of_a_run():
-    from strategies.disclosures import Exposure, _protections, facts_of
+    from strategies.disclosures import (
+        NOTHING,
+        Exposure,
+        MethodFacts,
+        _protections,
+        facts_of,
+    )
 
-    exposure = Exposure("o", [TRAIN_ADMM], ["c"], ["c"], [], True, False)
+    of_methods = dict.fromkeys(OF_METHODS, "")
+    method = MethodFacts(of_methods, {"summaries": NOTHING})
+    exposure = Exposure("o", [TRAIN_ADMM], ["c"], [], True, False, method=method)
     facts, protections = facts_of(exposure), _protections(exposure)
     for _, declared in DISCLOSURES:
         assert declared.covered_by in protections

@@ -32,6 +32,7 @@ from tp_flower.errors import MappingError
 from tp_flower.methods.coreset.messages import TRAIN_DRAW, TRAIN_MEASURE, TRAIN_WEIGH
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol.messages import ACTIONS, Action, action_named
+from tp_flower.protocol.training_messages import Update
 from tp_flower.query import Query
 from tp_flower.reports.results import CONSOLE_WIDTH
 from tp_flower.settings import PrivacySettings
@@ -128,13 +129,30 @@ def messages_of(strategy, *, is_sharded=True, **how) -> tuple[Action, ...]:
     return (*SET_UP, *method.method.run_messages(is_sharded=is_sharded), Action.FINISH)
 
 
+def exposed(strategy, messages, **more) -> Exposure:
+    """What a run exposes whose tables c and d are sharded, one of them grouped."""
+    kind = Update.SUM if strategy == "sgd" else Update.CONSENSUS
+    updates = {"c": kind if strategy == "sgd" else Update.GRAM, "d": kind}
+    method = STRATEGIES[strategy](Query.from_sql(SMALL_SQL)).method
+    return Exposure(
+        "o",
+        messages,
+        ["c", "d"],
+        ["d"],
+        False,
+        False,
+        updates=updates,
+        method=method.disclosed(None),
+        **more,
+    )
+
+
 @pytest.mark.parametrize("strategy", ["admm", "sgd", "coreset-ridge"])
 def test_every_message_is_covered(strategy):
     uniform = messages_of(strategy, coreset_kind="uniform", **CORESET)
     drawn = messages_of(strategy, **CORESET)
     plain, releases = (
-        disclosures(Exposure("o", sent, ["c", "d"], ["c"], ["d"], False, False))
-        for sent in (uniform, drawn)
+        disclosures(exposed(strategy, sent)) for sent in (uniform, drawn)
     )
     messages = {release.message for release in releases}
     assert messages - {release.message for release in plain} == DRAWING
@@ -173,7 +191,7 @@ def test_every_message_is_of_a_method_or_a_prediction():
 )
 def test_where_the_key_comes_from_is_said(source, is_simulated, words):
     messages = messages_of("admm", is_sharded=False)
-    exposure = Exposure("o", messages, [], [], [], True, is_simulated, keys=source)
+    exposure = Exposure("o", messages, [], [], True, is_simulated, keys=source)
     releases = disclosures(exposure)
     (keys,) = protections(releases, "join keys")
     assert words in keys
@@ -187,8 +205,7 @@ def test_where_the_key_comes_from_is_said(source, is_simulated, words):
 
 @pytest.mark.parametrize("strategy", ["admm", "sgd"])
 def test_what_a_mechanism_covers_is_said_and_what_none_covers_too(strategy):
-    tables = ["c", "d"], ["c"], ["d"]
-    exposure = Exposure("o", messages_of(strategy), *tables, False, False, fitted=["c"])
+    exposure = exposed(strategy, messages_of(strategy), fitted=["c"])
     clear, covered = (
         {(each.message, each.to, each.carries): each.protection for each in releases}
         for releases in map(disclosures, (exposure, replace(exposure, privacy=PRIVATE)))

@@ -23,7 +23,7 @@ COMPARING = (run_terms.__file__, str(ROOT / "client_apps"))
 DERIVED = {
     "epochs": ("num_epochs",),
     "model_of": ("model", "models"),
-    "coreset_rows": ("coreset_size",),
+    "training_sample": ("coreset_size",),
     "method_name": ("strategy",),
     "split": ("test_split",),
     "split_name": ("test_split", "sample"),

@@ -68,8 +68,8 @@ def test_epochs_and_rows_of_a_coreset_follow_the_strategy() -> None:
         assert Settings(strategy=strategy).epochs == epochs
         assert Settings(strategy=strategy, coreset_size=50).epochs == few
         assert Settings(strategy=strategy, num_epochs=3).epochs == 3
-    assert Settings().coreset_rows == 0
-    assert Settings(coreset_size=7).coreset_rows == 7
+    assert Settings().training_sample == 0
+    assert Settings(coreset_size=7).training_sample == 7
 
 
 def test_texts_are_read_as_lists_by_table_and_column() -> None:
