@@ -83,6 +83,7 @@ class Exposure:
         split_times: the order or the values of a column by which rows are held out.
         has_batches: whether sites are told the rows of batches.
         keeps_labels: whether labels stay at the sites, and no rows are joined.
+        vectors: what vectors tell beyond scores, by the head; "" for nothing.
         fitted: the tables whose shards told each other statistics of their rows.
         method: the facts of the method.
     """
@@ -105,6 +106,7 @@ class Exposure:
     is_masked: bool = False
     has_outer: bool = False
     has_row_key: bool = False
+    vectors: str = ""
     split_groups: str = ""
     split_times: str = ""
     method: MethodFacts = field(default_factory=MethodFacts)
@@ -200,6 +202,7 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
             if exposure.is_masked
             else "a score per row, computed from the row's features"
         )
+        + (f", {exposure.vectors}" if exposure.vectors else "")
         + "; anew in every epoch",
         "shares_of": "words that add up, for the shards alone, to"
         if privacy.unions == SEALED

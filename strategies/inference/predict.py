@@ -174,6 +174,7 @@ class ModelStrategy(RoundStrategy):
             weight=joined.bound.weight_table or "",
             has_label=self.settings.mode == EVALUATE and self.has_label,
             has_row_key=joined.extracted.row_hashes is not None,
+            vectors=self.manifest.scorer.discloses,
         )
         return privacy_report(
             disclosures(exposure),

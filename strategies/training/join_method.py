@@ -226,6 +226,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             fitted=fitted_tables(encoders),
             has_batches=bool(self.batch_size(1)),
             method=self.disclosed(joined),
+            vectors=self.head.discloses,
         )
 
     def releases_per_epoch(self, batches: int, *, is_sharded: bool) -> int:

@@ -257,6 +257,21 @@ def test_nobody_asks_an_objective_of_which_family_it_is() -> None:
     assert offenders(asks) == {}
 
 
+def test_only_a_head_makes_scores_of_the_tables_vectors() -> None:
+    """Others expand vectors to the joined rows, and let the head combine them."""
+    # a model of a single table has no head
+    elsewhere = ("tp_flower/heads/", "tp_flower/methods/personalised/")
+    sums = re.compile(r"\bbase(?:_scores?)?\b\]? \+|\+ (?:\w+\.)*base(?:_scores?)?\b")
+
+    def adds(path: Path) -> list[str]:
+        is_page = name_of(path).startswith("strategies/report_page/")
+        if is_page or name_of(path).startswith(elsewhere):
+            return []
+        return sums.findall(path.read_text("utf-8"))
+
+    assert offenders(adds) == {}
+
+
 def test_nobody_indexes_by_joined_row_outside_their_room() -> None:
     """Vectors over joined rows are behind JoinedRows, and kernels compute on them."""
 
