@@ -6,13 +6,14 @@ named here by text, and imported when a run needs it.
 """
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from strategies.training.row_drawing import RowDrawing
     from strategies.training.strategy import TrainingStrategy
+    from tp_flower.reports.blocks import Blocks, Record
     from tp_flower.settings import Settings
 
 
@@ -23,21 +24,40 @@ class Room:
     Attributes:
         strategy: the subclass of
             :class:`~strategies.training.strategy.TrainingStrategy` that trains by it.
+        title: the name for people, if it is another.
+        models: the function from settings to the words for what is trained, by keys of
+            a run's config; "" if these are the models that the settings name.
+        page: the function that yields the blocks of a report's page that the method
+            adds, from any report; "" for none.
     """
 
     strategy: str
+    title: str = ""
+    models: str = ""
+    page: str = ""
 
 
 _METHODS: Final = "strategies.methods"
 ROOMS: Final[dict[str, Room]] = {
-    "admm": Room(f"{_METHODS}.admm:TablePuppetADMM"),
+    "admm": Room(f"{_METHODS}.admm:TablePuppetADMM", title="ADMM"),
     "cg": Room(f"{_METHODS}.cg:TablePuppetCG"),
-    "sgd": Room(f"{_METHODS}.sgd.strategy:TablePuppetSGD"),
-    "gd": Room(f"{_METHODS}.sgd.strategy:GradientDescent"),
-    "boost": Room(f"{_METHODS}.boost:TablePuppetBoost"),
-    "coreset-ridge": Room(f"{_METHODS}.coreset.ridge:CoresetRidge"),
-    "coreset-kmeans": Room(f"{_METHODS}.coreset.kmeans:CoresetKMeans"),
-    "personalised": Room(f"{_METHODS}.personalised.strategy:Personalised"),
+    "sgd": Room(f"{_METHODS}.sgd.strategy:TablePuppetSGD", title="SGD"),
+    "gd": Room(f"{_METHODS}.sgd.strategy:GradientDescent", title="GD"),
+    "boost": Room(
+        f"{_METHODS}.boost:TablePuppetBoost", models=f"{_METHODS}.boost:models_text"
+    ),
+    "coreset-ridge": Room(
+        f"{_METHODS}.coreset.ridge:CoresetRidge",
+        page=f"{_METHODS}.coreset.page:sections",
+    ),
+    "coreset-kmeans": Room(
+        f"{_METHODS}.coreset.kmeans:CoresetKMeans",
+        models=f"{_METHODS}.coreset.kmeans:models_text",
+    ),
+    "personalised": Room(
+        f"{_METHODS}.personalised.strategy:Personalised",
+        page=f"{_METHODS}.personalised.page:sections",
+    ),
 }
 """By the name that the setting ``strategy`` has."""
 
@@ -74,6 +94,32 @@ def class_named(name: str) -> "type[TrainingStrategy] | None":
         if room.strategy.endswith(f":{name}"):
             return STRATEGIES[method]
     return None
+
+
+def title_of(name: str) -> str:
+    """Return a method's name for people, even if there is no such method.
+
+    >>> title_of("sgd"), title_of("cg")
+    ('SGD', 'cg')
+    """
+    return (ROOMS[name].title if name in ROOMS else "") or name
+
+
+def models_text(name: str, settings: Mapping[str, object]) -> str:
+    """Return what a method trains; "" for the models that the settings name.
+
+    >>> models_text("boost", {"strategy": "boost"}), models_text("sgd", {})
+    ('boosted trees', '')
+    """
+    reference = ROOMS[name].models if name in ROOMS else ""
+    return str(imported(reference)(settings)) if reference else ""
+
+
+def pages() -> Iterator[Callable[["Record"], "Blocks"]]:
+    """Yield the functions that add to a report's page."""
+    for room in ROOMS.values():
+        if room.page:
+            yield imported(room.page)
 
 
 def row_drawing(settings: "Settings") -> "RowDrawing":

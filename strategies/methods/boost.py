@@ -28,7 +28,7 @@ from strategies.setup.problem import (
 )
 from strategies.setup.shard_labels import ShardLabels, shards_that_tell_labels
 from strategies.training.join_method import JoinMethod
-from strategies.training.outcome import Outcome
+from strategies.training.outcome import GAIN, Outcome
 from strategies.training.prepare import Preparation
 from strategies.training.strategy import TrainingStrategy
 from strategies.training.traffic import ShardSize, TableSize, Tally, Traffic, shards_of
@@ -106,6 +106,7 @@ class Boost(JoinMethod):
 
     has_penalty = False
     derivatives = 2
+    coefficient = GAIN
     messages = (Action.PREPARE, TRAIN_BOOST)
     messages_of_shards = (TRAIN_BAG,)
 
@@ -221,6 +222,10 @@ class Boost(JoinMethod):
         """Return trees for every table."""
         spec = preparation.spec(table)
         return replace(spec, kind=TREES, intercept=False)
+
+    def coefficient_shape(self, table: TrainedTable) -> tuple[int, int]:
+        """Return that of the features' gains, (d, 1)."""
+        return table.features, 1
 
     def working_bytes(self, table: TableSize, shard: ShardSize) -> float:
         """Return the memory of the values that trees read."""
@@ -442,6 +447,16 @@ class TablePuppetBoost(TrainingStrategy):
 
     name = "boost"
     method_type = Boost
+
+
+def models_text(settings: Mapping[str, object]) -> str:
+    """Return what is trained, in words.
+
+    >>> models_text({"boost-from": "linear@1"})
+    'boosted trees from linear@1'
+    """
+    start = settings.get("boost-from")
+    return f"boosted trees from {start}" if start else "boosted trees"
 
 
 def check_same_rows(

@@ -4,12 +4,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 
+from strategies import registry
 from strategies.report_page import convergence
 from strategies.report_page.plots import Axis, Series, line_figure, linear
 from strategies.report_page.readings import reading_columns, readings_note
 from tp_flower.errors import QueryError
-from tp_flower.methods import CLUSTERING, METHODS
-from tp_flower.methods.boost.messages import TREES
 from tp_flower.query.parsing import is_label, parse_statement
 from tp_flower.reports import blocks, console
 from tp_flower.reports.records import COMPLETED, SEVERAL_NAMES
@@ -259,7 +258,6 @@ UNTOLD = (
     "of {}, the sites tell numbers of columns alone: with a budget, declared encoders, "
     "or fewer than 500 rows under a policy"
 )
-ACRONYMS = frozenset({"admm", "sgd", "gd"})
 VERBS = {
     "train": "learned from",
     "explain": "to be learned from",
@@ -436,7 +434,7 @@ def _run_facts(report: blocks.Record) -> Iterator[str]:
     settings = report.at("settings")
     if not saved:
         strategy = settings.text("strategy")
-        yield strategy.upper() if strategy in ACRONYMS else strategy
+        yield registry.title_of(strategy)
         yield _models(settings)
     loss = convergence.loss_of(report)
     yield f"{loss} loss" if loss else ""
@@ -448,18 +446,12 @@ def _run_facts(report: blocks.Record) -> Iterator[str]:
 def _models(settings: blocks.Record) -> str:
     """Return what a run trains, "" where the settings do not say.
 
-    >>> _models(blocks.Record({"strategy": "boost", "model": "linear"}))
-    'boosted trees'
-    >>> settings = {"strategy": "sgd", "model": "linear", "models": "f=mlp"}
+    >>> settings = {"strategy": "", "model": "linear", "models": "f=mlp"}
     >>> _models(blocks.Record(settings))
     'linear models (f=mlp)'
     """
-    strategy = settings.text("strategy")
-    if strategy in METHODS and METHODS[strategy].only_model == TREES:
-        start = settings.text("boost-from")
-        return f"boosted trees from {start}" if start else "boosted trees"
-    if strategy == CLUSTERING:
-        return "cluster centres"
+    if text := registry.models_text(settings.text("strategy"), settings.content):
+        return text
     model = settings.text("model")
     others = settings.text("models")
     return f"{model} models" + (f" ({others})" if others else "") if model else ""

@@ -46,7 +46,7 @@ from strategies.setup.leaks import (
     suspects_of,
 )
 from strategies.setup.masking import check_masks
-from strategies.setup.problem import TrainingProblem
+from strategies.setup.problem import TrainedTable, TrainingProblem
 from strategies.setup.row_weights import (
     declared_weighting,
     row_weights,
@@ -66,7 +66,7 @@ from strategies.training.row_drawing import RowDrawing, RowSample
 from strategies.training.server_method import ServerMethod
 from strategies.training.traffic import ShardSize, TableSize, Traffic
 from strategies.training.working_memory import vector_bytes
-from tp_flower.arrays import BoolArray
+from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import SettingsError
 from tp_flower.heads import Head, Sum
 from tp_flower.joins.joining import build_mapping
@@ -94,6 +94,8 @@ class JoinMethod(ServerMethod[TrainingProblem]):
     Attributes:
         messages: messages of training, and those added if a table has several shards.
         derivatives: the order of the loss's derivatives that sites are sent.
+        coefficient: the name of a feature's only coefficient; "" where every output has
+            one.
         usual_epochs: within which the loss comes to 0.1 % of its least, on the
             benchmarks' data.
         head: how the tables' vectors make scores.
@@ -112,6 +114,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
     usual_epochs: ClassVar[int] = 20
     label_reach: ClassVar[float] = 1.0
     has_penalty: ClassVar[bool] = True  # l2 weighs it
+    coefficient: ClassVar[str] = ""
     head: ClassVar[type[Head]] = Sum
     trains_any_head: ClassVar[bool] = False
     scores_left: Mapping[int, int] = MappingProxyType({})
@@ -489,12 +492,19 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             return ""
         return nearly_perfect(self.run.final.test, problem.tested.target)
 
+    def coefficient_shape(self, table: TrainedTable) -> tuple[int, int] | None:
+        """Return the shape of the coefficients that a table's sites may show."""
+        return (table.width, table.outputs) if table.is_linear else None
+
+    def _coefficients(self, replies: Replies, table: TrainedTable) -> FloatArray | None:
+        return coefficients_of(replies, table, self.coefficient_shape(table))
+
     def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
         """Return the digests, the coefficients and each table's contribution."""
         coefficients = {
             name: weights
             for name, table in problem.tables.items()
-            if (weights := coefficients_of(replies, table)) is not None
+            if (weights := self._coefficients(replies, table)) is not None
         }
         sums = {
             name: sums
@@ -524,6 +534,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         return Outcome(
             digests=read_digests(replies, problem.parts),
             coefficients=coefficients,
+            coefficient=self.coefficient,
             contributions=shares,
             comparison=problem.compare(
                 self.run.final.predicted, is_noisy=self.settings.privacy.covers_labels

@@ -12,10 +12,9 @@ from strategies.setup.problem import PreparedRun, TrainedTable
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import ReplyError
 from tp_flower.heads import Contribution
-from tp_flower.methods.boost.messages import TREES
 
 INTERCEPT: Final = "(intercept)"
-GAIN: Final = "gain"
+GAIN: Final = "gain"  # of the splits by a feature
 
 
 @dataclass(frozen=True)
@@ -29,6 +28,7 @@ class Outcome:
 
     digests: Mapping[int, str] = field(default_factory=dict)
     coefficients: Mapping[str, FloatArray] = field(default_factory=dict)
+    coefficient: str = ""
     contributions: Mapping[str, Contribution] = field(default_factory=dict)
     comparison: Mapping[str, object] = field(default_factory=dict)
 
@@ -38,14 +38,14 @@ class Outcome:
         """Return the report's facts about the coefficients of the encoded features.
 
         For a standardised number they are per standard deviation. The output is a
-        class, if there are several, or the gain of trees.
+        class, if there are several, or what ``coefficient`` says.
         """
         facts = {}
         for table, weights in self.coefficients.items():
             names = [*problem.encoders[table].names, INTERCEPT]
             outputs = problem.head.columns(problem.classes)
-            if problem.tables[table].model == TREES:
-                outputs = (GAIN,)
+            if self.coefficient:
+                outputs = (self.coefficient,)
             facts[table] = [
                 {"feature": feature, "output": output, "value": float(value)}
                 for feature, row in zip(names, weights, strict=False)
@@ -60,20 +60,21 @@ def read_digests(replies: Replies, parts: Iterable[Part]) -> dict[int, str]:
     return {n: getattr(body, "digest", None) or "" for n, body in bodies.items()}
 
 
-def coefficients_of(replies: Replies, table: TrainedTable) -> FloatArray | None:
-    """Return a linear model's coefficients, the mean over the shards that show them.
+def coefficients_of(
+    replies: Replies, table: TrainedTable, shape: tuple[int, int] | None
+) -> FloatArray | None:
+    """Return a table's coefficients of a shape, the mean over shards that show them.
 
-    Shards that agree through statistics or gradients have equal coefficients. Of trees
-    they are the features' gains.
+    Shards that agree through statistics or gradients have equal coefficients. The shape
+    is None if the model has none.
     """
-    has_trees = table.model == TREES
-    shape = (table.features, 1) if has_trees else (table.width, table.outputs)
+    expected = shape or (table.width, table.outputs)
     blocks = [
-        array_of(replies, part, "coefficients", shape).astype(np.float64)
+        array_of(replies, part, "coefficients", expected).astype(np.float64)
         for part in table.parts
         if getattr(replies.parts.get(part.number), "coefficients", None) is not None
     ]
-    if blocks and not (table.is_linear or has_trees):
+    if blocks and shape is None:
         raise ReplyError(f"table {table.name} sent coefficients; its model has none")
     return np.mean(blocks, axis=0) if blocks else None
 

@@ -146,6 +146,11 @@ class CoresetKMeans(TrainingStrategy):
     method_type = KMeans
 
 
+def models_text(_: Mapping[str, object]) -> str:
+    """Return what is trained, in words."""
+    return "cluster centres"
+
+
 def _table_clusters(
     table: TrainedTable, replies: Replies, clusters: int
 ) -> tuple[AnyArray, FloatArray]:

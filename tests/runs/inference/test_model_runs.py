@@ -247,13 +247,13 @@ def outcome_of(strategy, arrays):
     header = {"round": 9, "seconds": 0.0, "ledger": [], "parts": [{"id": 0}]}
     reply = Message(pack(Packet(header, arrays)), shop, "query.finish")
     collected = collect_replies(request, [(shop, reply)], {shop: "shop"})
-    return strategy.outcome_of(Replies.of(collected.answers), federation)
+    return strategy.method.outcome_of(Replies.of(collected.answers), federation)
 
 
 def test_a_site_that_did_not_answer_has_no_digest(trained):
     _, strategy = trained
     federation = strategy.training_problem
-    assert strategy.outcome_of(Replies({}, {}), federation).digests == {
+    assert strategy.method.outcome_of(Replies({}, {}), federation).digests == {
         0: "",
         1: "",
         2: "",
