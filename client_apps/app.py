@@ -29,6 +29,7 @@ from client_apps.rounds.transaction import (
     record_refusal,
 )
 from tp_flower.errors import BehindError, SiteError, TPFlowerError, kind_of
+from tp_flower.methods.method import imported
 from tp_flower.protocol.codec import add_envelope, decode, encode
 from tp_flower.protocol.messages import Action, Failure, ReplyEnvelope
 from tp_flower.protocol.packet import pack, unpack
@@ -64,7 +65,7 @@ def handler_of(action: Action) -> registry.Handler:
     """Import and return the handler of an action."""
     if action not in ANSWERS:
         return registry.handler_of(action)
-    handler: registry.Handler = registry.imported(ANSWERS[action])
+    handler: registry.Handler = imported(ANSWERS[action])
     return handler
 
 

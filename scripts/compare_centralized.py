@@ -23,7 +23,7 @@ import pandas as pd
 from scripts.joined.centralized import join_tables, read_sources
 from scripts.joined.models import TREES, Problem, grow_trees, tree_metrics
 from tp_flower.errors import TPFlowerError
-from tp_flower.methods import BOOST
+from tp_flower.methods.boost import BOOST
 from tp_flower.query import Query
 from tp_flower.reports.console import (
     format_bytes,
@@ -82,7 +82,7 @@ def compare(report: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, bool]
     joined = join_tables(query, settings, sources)
     problem = Problem.of(joined, settings)
     check_rows(report, problem)
-    if settings.family == BOOST:
+    if settings.method is BOOST:
         best = tree_metrics(joined, grow_trees(joined, settings))
         title = f"LightGBM, joined, {TREES} trees"
     else:

@@ -21,7 +21,7 @@ from typing import Any, Final, get_args, get_origin
 import msgspec
 
 from client_apps.app import places
-from tp_flower.methods import METHODS
+from tp_flower.methods.method import METHODS
 from tp_flower.protocol.fields import PARTS, Body, Message, PartBody, layout_of
 from tp_flower.protocol.messages import (
     ACTIONS,
@@ -31,8 +31,9 @@ from tp_flower.protocol.messages import (
     RequestEnvelope,
 )
 from tp_flower.protocol.setup_messages import ShardStatistics
-from tp_flower.settings import GROUPS, PrivacySettings
+from tp_flower.settings import PrivacySettings, groups
 from tp_flower.settings.declare import Setting, declared
+from tp_flower.settings.rules import rules_of
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 
@@ -135,7 +136,7 @@ def replace_config(pyproject: str) -> str:
     """Return the text of pyproject.toml with its settings replaced by the declared."""
     head, _, rest = pyproject.partition(f"{TABLE}\n")
     parts = [TABLE]
-    for group in GROUPS:
+    for group in groups():
         parts += [f"{_comment(_title(group))}\n", *_config_lines(group), ""]
     private = _comment(_title(PrivacySettings))
     parts += [private, PRIVACY_TABLE, *_config_lines(PrivacySettings), ""]
@@ -144,18 +145,20 @@ def replace_config(pyproject: str) -> str:
 
 def render_settings() -> str:
     """Return the reference page of the settings."""
-    groups = [*GROUPS, PrivacySettings]
-    return "\n".join([SETTINGS_HEAD, *map(_settings_section, groups)])
+    sections = map(_settings_section, [*groups(), PrivacySettings])
+    return "\n".join([SETTINGS_HEAD, *sections])
 
 
 def readers_of(setting: Setting) -> str:
     """Return who reads a setting, in words."""
     readers, parts = setting.readers, []
-    others = [name for name in METHODS if name not in readers.strategies]
-    if readers.strategies and len(others) < len(readers.strategies):
-        parts.append("all but " + ", ".join(others))
-    elif readers.strategies:
-        parts.append(", ".join(readers.strategies))
+    if readers.of_methods:
+        reading = [n for n, m in METHODS.items() if setting.field in rules_of(m).reads]
+        others = [name for name in METHODS if name not in reading]
+        is_by_most = len(others) < len(reading)
+        parts.append(
+            ", ".join(reading) if not is_by_most else f"all but {', '.join(others)}"
+        )
     if readers.modes:
         parts.append("mode " + ", ".join(readers.modes))
     if readers.switch:

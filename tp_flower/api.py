@@ -31,7 +31,7 @@ from tp_flower.errors import ModelError, SettingsError, TPFlowerError
 from tp_flower.files import home_at, user_home
 from tp_flower.model_names import MANIFEST_FILE, MODELS, ModelVersion, find_version
 from tp_flower.reports.results import Evaluation, Explanation, Predictions, Result
-from tp_flower.settings.run import EVALUATE, EXPLAIN, FITTING, PREDICT, TRAIN
+from tp_flower.settings.run import EVALUATE, EXPLAIN, PREDICT, TRAIN
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -366,7 +366,7 @@ class FittedModel(Result):
         settings = Settings.from_run_config(self.report["settings"])
         if model := settings.other_model:
             return f"model {model!r} has no coefficients: linear and boosted models do"
-        if settings.method_name not in FITTING:
+        if "validation_fraction" not in settings.rules.reads:
             return (
                 f"strategy {settings.method_name!r} reports no coefficients: cg, admm, "
                 "sgd and boost do"

@@ -161,3 +161,18 @@ def software(*, has_torch: bool) -> dict[str, str]:
                 getattr(sys.modules.get(package), "__version__", "unknown")
             )
     return versions
+
+
+def model_name(text: str) -> str:
+    """Return the text "name" or "name@version" of a saved model, else ValueError."""
+    name, at, version = text.partition("@")
+    if not NAME.fullmatch(name):
+        raise ValueError(
+            f"{name!r} is not a model name: it must begin with a-z or 0-9 and have "
+            "at most 64 of a-z, 0-9, '.', '_' and '-'"
+        )
+    if at and not VERSION.fullmatch(version):
+        raise ValueError(
+            f"{version!r} is not a model version, such as '20261121-093000-1a2b'"
+        )
+    return text

@@ -24,6 +24,7 @@ from tp_flower.methods.boost.messages import (
     LOCAL,
     POOLED,
     TRAIN_BOOST,
+    TREES,
     BagReply,
     BagRequest,
     BagUpdate,
@@ -33,17 +34,19 @@ from tp_flower.methods.boost.messages import (
     BoostUpdate,
     Growth,
 )
-from tp_flower.methods.boost.messages import TREES as TREES_KIND
 from tp_flower.methods.boost.pooling import grow_pooled, shown_sums
+from tp_flower.methods.boost.settings import BoostSettings
 from tp_flower.methods.boost.trees import TreeModel, grow, sum_of_trees
 from tp_flower.privacy.plan import MODEL
-from tp_flower.privacy.shard_seals import TREES, ShardSeal
+from tp_flower.privacy.shard_seals import ShardSeal
 from tp_flower.protocol.codec import check_sizes, required
 from tp_flower.protocol.fields import CLEAR
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
 
 SHOWN_TREES: Final = "trees"
+# of the scores with this number, so that no earlier ones pass for them
+SEALED_TREES: Final = "trees {}"
 _SCOPE: Final = (
     "not covered: trees, whose splits lie between values of single rows, and whose "
     "leaves have sums of the loss's derivatives, or such sums by intervals of each "
@@ -95,7 +98,7 @@ class BoostMethod(JoinMethod[BoostState]):
 
     def trains(self, kind: str) -> bool:
         """Return whether models of a kind are trees."""
-        return kind == TREES_KIND
+        return kind == TREES
 
     def adapt(self, model: LocalModel, encoder: SiteEncoder) -> None:
         """Let trees know which features are codes of categories."""
@@ -181,10 +184,11 @@ def agree_in_growth(site: Site, table: str, request: BoostRequest | BagRequest) 
     leave.
     """
     settings, growth = site.terms.settings, request.growth
-    agree("growth.least_rows", settings.min_rows_per_leaf, growth.least_rows)
-    agree("growth.rate", settings.tree_rate, growth.rate)
-    agree("growth.trees", settings.trees_per_round or growth.trees, growth.trees)
-    agree("growth.leaves", settings.leaves or growth.leaves, growth.leaves)
+    values = settings.of(BoostSettings)
+    agree("growth.least_rows", values.min_rows_per_leaf, growth.least_rows)
+    agree("growth.rate", values.tree_rate, growth.rate)
+    agree("growth.trees", values.trees_per_round or growth.trees, growth.trees)
+    agree("growth.leaves", values.leaves or growth.leaves, growth.leaves)
     if settings.lou == LOCAL and table in getattr(request, "bagged", ()):
         raise contradiction("bagged", f"lou = {LOCAL}", table)
     if settings.lou in (LOCAL, BAGGED) and table in request.pooled:
@@ -288,7 +292,7 @@ def _sealed(
     else:
         document = shown_trees(grown.text, float(data.multiplicity.sum()))
     return seal.seal(
-        document, TREES.format(request.scores_number), number, site.round.digest
+        document, SEALED_TREES.format(request.scores_number), number, site.round.digest
     )
 
 
@@ -301,7 +305,7 @@ def _together(site: Site, part: Part, request: BagRequest) -> Grown:
         return part.state.grown
     check_growth(site.source(part.number), request.growth, outputs)
     seal, _ = shared(site, part.number)
-    name = TREES.format(part.progress.scores_number)
+    name = SEALED_TREES.format(part.progress.scores_number)
     documents = [
         seal.open(required(body.trees.get(str(shard)), f"trees/{shard}"), name, shard)
         for shard in seal.shards

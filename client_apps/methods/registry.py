@@ -8,13 +8,11 @@ In deployment every message starts a process. So a room is named here by text, a
 imported when a message needs it.
 """
 
-import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from tp_flower.errors import MessageError
-from tp_flower.methods import ADMM, BOOST, CG, CORESET, PERSONAL, SGD
 from tp_flower.methods.admm.messages import TRAIN_ADMM
 from tp_flower.methods.boost.messages import TRAIN_BAG, TRAIN_BOOST
 from tp_flower.methods.cg.messages import TRAIN_DESCENT, TRAIN_DIRECTION
@@ -24,6 +22,7 @@ from tp_flower.methods.coreset.messages import (
     TRAIN_ROWS,
     TRAIN_WEIGH,
 )
+from tp_flower.methods.method import imported
 from tp_flower.methods.personalised.messages import (
     TRAIN_PERSONAL,
     TRAIN_PERSONALISE,
@@ -60,35 +59,35 @@ class Room:
 
 _METHODS: Final = "client_apps.methods"
 ROOMS: Final[dict[str, Room]] = {
-    ADMM: Room(
+    "admm": Room(
         method=f"{_METHODS}.admm:AdmmMethod",
         answers={
             TRAIN_ADMM: f"{_METHODS}.admm:admm",
             Action.CONSENSUS: f"{_METHODS}.admm:consensus",
         },
     ),
-    CG: Room(
+    "cg": Room(
         method=f"{_METHODS}.cg:CgMethod",
         answers={
             TRAIN_DESCENT: f"{_METHODS}.cg:descend",
             TRAIN_DIRECTION: f"{_METHODS}.cg:direct",
         },
     ),
-    SGD: Room(
+    "sgd": Room(
         method=f"{_METHODS}.sgd:SgdMethod",
         answers={
             TRAIN_SGD: f"{_METHODS}.sgd:sgd",
             TRAIN_STEP: f"{_METHODS}.sgd:step",
         },
     ),
-    BOOST: Room(
+    "boost": Room(
         method=f"{_METHODS}.boost:BoostMethod",
         answers={
             TRAIN_BOOST: f"{_METHODS}.boost:boost",
             TRAIN_BAG: f"{_METHODS}.boost:bag",
         },
     ),
-    CORESET: Room(
+    "coreset": Room(
         method=f"{_METHODS}.coreset.sampled_rows:CoresetMethod",
         answers={
             TRAIN_ROWS: f"{_METHODS}.coreset.sampled_rows:rows",
@@ -100,7 +99,7 @@ ROOMS: Final[dict[str, Room]] = {
             TRAIN_WEIGH: f"{_METHODS}.coreset.drawing:weigh",
         },
     ),
-    PERSONAL: Room(
+    "personal": Room(
         method=f"{_METHODS}.personalised.rounds:PersonalisedMethod",
         answers={
             TRAIN_SUMMARISE: f"{_METHODS}.personalised.setup:summarise",
@@ -163,9 +162,3 @@ def handler_of(action: Action) -> Handler:
         return reply
 
     return answer
-
-
-def imported(reference: str) -> Any:
-    """Import and return what a reference, ``module:name``, names."""
-    module, _, name = reference.partition(":")
-    return getattr(importlib.import_module(module), name)

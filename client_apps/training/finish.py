@@ -67,7 +67,7 @@ def _keep(site: Site, model: ModelVersion, part: Participant[Any]) -> str | None
         parameters=part.model.parameters,
         fragment=site.fragment(part.number),
         versions=software(has_torch=spec.kind not in NUMPY_KINDS),
-        start=site.terms.settings.boost_from,
+        start=site.terms.settings.start,
     )
     folder = part_folder(site.state_folder, model, part.number)
     try:

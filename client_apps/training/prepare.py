@@ -36,7 +36,7 @@ from client_apps.rounds.site import Site
 from tp_flower.errors import MessageError, SiteError
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.learning.models.local_model import NUMPY_KINDS, LocalModel, ModelSpec
-from tp_flower.methods import METHODS, Method
+from tp_flower.methods.method import METHODS, Method
 from tp_flower.privacy import plan as privacy_plan
 from tp_flower.privacy.gradients import check_per_row, check_scores
 from tp_flower.privacy.sealed_sums import ShardUnion
@@ -248,7 +248,7 @@ def _check_accounts(method: Method, privacy: PrivacyTerms) -> None:
         "features": privacy.covers_features,
         "predictions": privacy.covers_predictions,
     }
-    if any(covered.values()) and method.only_model:
+    if any(covered.values()) and not method.plans_noise:
         raise SiteError(f"the run asks for noise, and {method.family!r} has none")
     if any(covered.values()) and not method.sends_a_row_once:
         key = next(key for key, is_covered in covered.items() if is_covered)

@@ -43,7 +43,6 @@ from tp_flower.features.encodings import CategoryEncoding
 from tp_flower.features.fitting import fit
 from tp_flower.features.statistics import CountedRows, feature_statistics
 from tp_flower.keyed_hash import KeyedHasher
-from tp_flower.methods.boost.messages import TREES
 from tp_flower.objectives import Objective
 from tp_flower.privacy.key_agreement import GroupSecret
 from tp_flower.query import BoundQuery, Fragment, Query
@@ -135,7 +134,7 @@ def join_tables(
         settings.encoders,
         names,
         settings.max_categories,
-        for_trees=settings.method.only_model == TREES,
+        for_trees=settings.method.takes_codes,
     )
     hasher, blocks, columns, left = simulated_hasher(settings.seed), [], {}, 0
     categorical: list[int] = []

@@ -21,10 +21,10 @@ from sklearn.linear_model import LogisticRegression
 
 from scripts.joined.centralized import Float32Array, JoinedTable
 from tp_flower.arrays import MISSING, FloatArray
+from tp_flower.methods.boost.settings import LEAVES, BoostSettings
 from tp_flower.objectives import Objective
 from tp_flower.reports.records import Metrics
 from tp_flower.settings import Settings
-from tp_flower.settings.training import LEAVES
 from tp_flower.splits import TRAIN, VALIDATION
 
 Matrix = Any
@@ -181,8 +181,8 @@ def tree_options(settings: Settings, loss: Objective) -> dict[str, object]:
     return {
         "objective": objectives.get(loss.name, "multiclass"),
         "num_class": loss.outputs,
-        "num_leaves": settings.leaves or LEAVES,
-        "learning_rate": settings.tree_rate,
+        "num_leaves": settings.of(BoostSettings).leaves or LEAVES,
+        "learning_rate": settings.of(BoostSettings).tree_rate,
         "verbosity": -1,
         "num_threads": 1,
     }

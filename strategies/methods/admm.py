@@ -40,6 +40,7 @@ from tp_flower.methods.admm.messages import (
     AdmmStep,
     AdmmUpdate,
 )
+from tp_flower.methods.admm.settings import AdmmSettings
 from tp_flower.protocol.fields import DP_SGD, NOISY_STATISTICS
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import (
@@ -67,13 +68,14 @@ class AdmmServer:
     def __init__(self, problem: TrainingProblem, settings: Settings) -> None:
         self.problem = problem
         self.corrections = len(problem.tables)
-        self.rho = settings.rho or RHO_SHARE * problem.objective.curvature(
+        values = settings.of(AdmmSettings)
+        self.rho = values.rho or RHO_SHARE * problem.objective.curvature(
             problem.base_score
         )
         noisy = settings.is_noisy
         # both would follow the noise
-        self._balances = not settings.rho and not noisy
-        self.over_relaxation = settings.over_relaxation or (
+        self._balances = not values.rho and not noisy
+        self.over_relaxation = values.over_relaxation or (
             1.0 if noisy else OVER_RELAXATION
         )
         admm.start(problem.rows, problem.base_score)

@@ -37,6 +37,7 @@ from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import ReplyError, SettingsError
 from tp_flower.files import home_folder
 from tp_flower.learning.models.local_model import LINEAR, ModelSpec
+from tp_flower.methods.boost import settings as defaults
 from tp_flower.methods.boost.boosting import Boosting, add_direction, step_along
 from tp_flower.methods.boost.messages import (
     BAGGED,
@@ -54,13 +55,14 @@ from tp_flower.methods.boost.messages import (
     Growth,
 )
 from tp_flower.methods.boost.pooling import MOST_INTERVALS
+from tp_flower.methods.boost.settings import BoostSettings
 from tp_flower.model_names import find_version
 from tp_flower.privacy.shard_seals import LEAST_BYTES
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Update
-from tp_flower.settings import training as defaults
-from tp_flower.settings.run import AUTO, STOP
+from tp_flower.settings.declare import AUTO
+from tp_flower.settings.run import STOP
 from tp_flower.splits import TRAIN
 from tp_flower.terms.run_terms import model_seed
 
@@ -122,7 +124,7 @@ class Boost(JoinMethod):
 
     def __init__(self, run: TrainingStrategy) -> None:
         super().__init__(run)
-        if name := run.settings.boost_from:
+        if name := run.settings.start:
             # a run that resumes must not take a later version
             start = str(find_version(home_folder(), name))
             run.settings = run.settings.with_fields(boost_from=start)
@@ -148,7 +150,7 @@ class Boost(JoinMethod):
     @property
     def messages_of_start(self) -> tuple[Action, ...]:
         """The messages that bring the scores of a model to go on from."""
-        return (Action.SCORE,) if self.settings.boost_from else ()
+        return (Action.SCORE,) if self.settings.start else ()
 
     def disclosed(self, joined: JoinedTables) -> MethodFacts:
         """Return the tables whose shards show each other trees, and whose scores leave.
@@ -196,9 +198,9 @@ class Boost(JoinMethod):
 
     def score_start(self, joined: JoinedTables) -> Generator[Requests, Replies, None]:
         """Score the joined rows with the model to start from, if there is one."""
-        if not self.settings.boost_from:
+        if not self.settings.start:
             return
-        model = manifest.resolve(home_folder(), self.settings.boost_from)
+        model = manifest.resolve(home_folder(), self.settings.start)
         manifest.check_query(model, joined.bound)
         check_same_rows(model, joined, self.run.held_out_digest, self.run.tested_digest)
         if model.held_out != self.run.held_out_digest:
@@ -269,11 +271,12 @@ class Boost(JoinMethod):
             self.run.finish_epoch(EpochResult(epoch, train, **step.metrics._asdict()))
             growing = {name: growing[name] for name, a in self._lengths.items() if a}
             if epoch == 1 and not step.has_split:
-                self.run.warn(NO_SPLIT % self.settings.min_rows_per_leaf)
+                values = self.settings.of(BoostSettings)
+                self.run.warn(NO_SPLIT % values.min_rows_per_leaf)
             if self.run.best.is_over or not growing or not step.has_split:
                 break
         if self.start_scores and self.run.best.epoch == 0:
-            self.run.warn(NO_TREES % self.settings.boost_from)
+            self.run.warn(NO_TREES % self.settings.start)
         if any(len(table.parts) > 1 for table in problem.tables.values()):
             counts = (f"{name} in {n} of {epoch} epochs" for name, n in choices.items())
             self.run.chosen["lou"] = ", ".join(counts)
@@ -419,18 +422,19 @@ class Boost(JoinMethod):
     @property
     def _growth(self) -> Growth:
         settings, is_validated = self.settings, self.settings.validation_share > 0.0
+        values = settings.of(BoostSettings)
         # without validation rows there are few epochs
         trees = (
             defaults.trees_by_rows(self._joined_rows)
             if is_validated
             else defaults.TREES
         )
-        most = defaults.LEAVES_OF_REST if settings.boost_from else defaults.LEAVES
+        most = defaults.LEAVES_OF_REST if settings.start else defaults.LEAVES
         return Growth(
-            trees=settings.trees_per_round or trees,
-            leaves=settings.leaves or defaults.leaves_by_rows(self._joined_rows, most),
-            rate=settings.tree_rate,
-            least_rows=settings.min_rows_per_leaf,
+            trees=values.trees_per_round or trees,
+            leaves=values.leaves or defaults.leaves_by_rows(self._joined_rows, most),
+            rate=values.tree_rate,
+            least_rows=values.min_rows_per_leaf,
             seed=model_seed(settings.seed, "trees") >> 1,
         )
 

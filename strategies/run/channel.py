@@ -35,7 +35,8 @@ from tp_flower.protocol import session_messages as wire
 from tp_flower.protocol.codec import decode_reply, encode
 from tp_flower.protocol.messages import Action, Failure
 from tp_flower.protocol.packet import content_bytes, content_of, pack, unpack
-from tp_flower.settings.run import AUTO, FLOWER, SESSION
+from tp_flower.settings.declare import AUTO
+from tp_flower.settings.run import FLOWER, SESSION
 
 SESSIONS: Final = "TP_FLOWER_SESSIONS"
 """Environment variable: folder of the sockets to which the front passes requests."""

@@ -12,9 +12,9 @@ from tp_flower.errors import MissingSiteError, SettingsError
 from tp_flower.files import home_folder
 from tp_flower.protocol.fields import Document
 from tp_flower.protocol.setup_messages import DescribeRequest
-from tp_flower.settings import SETTINGS, Settings
+from tp_flower.settings import Settings, all_settings
 
-FREE: Final = frozenset(item.key for item in SETTINGS if item.may_change)
+FREE: Final = frozenset(item.key for item in all_settings() if item.may_change)
 """Settings that may change when a run is resumed, because no result depends on them."""
 
 

@@ -26,7 +26,6 @@ from tp_flower.joins.mapping import (
     TableMapping,
     TableRows,
 )
-from tp_flower.methods.boost.messages import TREES
 from tp_flower.objectives import Objective, Target
 from tp_flower.protocol.fields import MOST
 from tp_flower.protocol.packet import pack_bits
@@ -138,7 +137,7 @@ def encoder_choices(bound: BoundQuery, settings: Settings) -> dict[str, TableCho
             for table in bound.tables
         },
         settings.max_categories,
-        for_trees=settings.method.only_model == TREES,
+        for_trees=settings.method.takes_codes,
         weighted=bound.weight_table is not None or settings.row_weight != JOINED,
     )
 

@@ -23,7 +23,8 @@ from tp_flower.objectives import (
 )
 from tp_flower.privacy.label_mechanisms import LabelPlan
 from tp_flower.settings import Settings
-from tp_flower.settings.run import AUTO, CLASSIFICATION, REGRESSION
+from tp_flower.settings.declare import AUTO
+from tp_flower.settings.run import CLASSIFICATION, REGRESSION
 from tp_flower.terms.extraction import label_plan, needs_numbers
 
 CLASS_KINDS: Final = frozenset({"boolean", "text"})

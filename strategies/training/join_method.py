@@ -77,7 +77,7 @@ from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Outline, Update
 from tp_flower.query import BoundQuery
 from tp_flower.reports.blocks import counted
-from tp_flower.settings.run import AUTO
+from tp_flower.settings.declare import AUTO
 from tp_flower.splits import TEST, TRAIN
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from tp_flower.errors import SchemaError, SettingsError
 from tp_flower.features.spec import DEFAULTS, MOST_COLUMNS, TREE_DEFAULTS, EncoderSpec
+from tp_flower.methods.method import METHODS
 
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 Entry = tuple[str, str, str]  # table, column and the text of a spec
@@ -117,7 +118,10 @@ class TableChoice(msgspec.Struct, frozen=True):
             raise SchemaError(f"{where}: there is no such feature")
         spec = EncoderSpec.parse(self.specs[feature] or self._defaults[kind])
         if spec.is_for_trees and not self.for_trees:
-            raise SchemaError(f"{where}: {spec} is for trees (strategy 'boost') alone")
+            growing = next(name for name, m in METHODS.items() if m.takes_codes)
+            raise SchemaError(
+                f"{where}: {spec} is for trees (strategy {growing!r}) alone"
+            )
         try:
             return spec.for_kind(kind, self.max_categories)
         except SchemaError as error:

@@ -35,8 +35,6 @@ from tp_flower.keyed_hash import KeyedHasher
 
 STATISTICS: Final = "statistics"
 ENCODER: Final = "encoder"
-# of the scores with this number, so that no earlier ones pass for them
-TREES: Final = "trees {}"
 NONCE_BYTES: Final = 12
 LEAST_BYTES: Final = 1 << 10
 _END: Final = b"\x80"

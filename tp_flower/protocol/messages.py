@@ -60,7 +60,7 @@ def declare_action(name: str, request: type[Request], reply: type[Reply]) -> Act
     """Register and return an action; ValueError if its name or request has another."""
     action = Action(name, request, reply)
     if name in ACTIONS.values() or request in ACTIONS:
-        raise ValueError(f"message {name!r} or its request is declared: choose another")
+        raise ValueError(f"message {name!r} is registered: choose another name")
     return ACTIONS.setdefault(request, action)
 
 

@@ -19,6 +19,7 @@ from tp_flower.protocol.setup_messages import Number, PublicKey, SealedText
 Clip = Annotated[float, f.between(1e-12, 1e12)]
 Delta = Annotated[float, msgspec.Meta(gt=0, le=math.nextafter(1.0, 0.0))]
 MOST_STEPS: Final = 1_000_000
+MOST_SAMPLED: Final = 1 << 24  # joined rows of a coreset
 Steps = Annotated[int, f.between(0, MOST_STEPS)]
 LEAST_SCALE: Final = 1 / 1e30
 Scale = Annotated[float, f.between(LEAST_SCALE, 1e30)]

@@ -20,6 +20,7 @@ from tp_flower.errors import SettingsError
 
 _Value = TypeVar("_Value")
 _METADATA: Final = "setting"
+AUTO: Final = "auto"
 _TYPE_NAMES: Final[Mapping[object, str]] = {
     str: "a string",
     int: "a whole number",
@@ -49,14 +50,19 @@ class OneOf:
     words: tuple[str, ...]
     registry: Callable[[], Sequence[str]] = tuple
 
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """All the words."""
+        return (*self.words, *self.registry())
+
     def read(self, value: str) -> str:
         """Return the word, or raise ValueError."""
-        if value not in (*self.words, *self.registry()):
-            raise ValueError(f"{value!r} is not one of {', '.join(self.words)}")
+        if value not in self.choices:
+            raise ValueError(f"{value!r} is not one of {', '.join(self.choices)}")
         return value
 
     def __str__(self) -> str:
-        return ", ".join(f'"{word}"' for word in self.words)
+        return ", ".join(f'"{word}"' for word in self.choices)
 
 
 @dataclass(frozen=True)
@@ -144,22 +150,20 @@ def list_of(
 class Readers:
     """The runs that read a setting.
 
-    An empty tuple of strategies means all of them, and so for modes. While the group's
-    field ``switch`` has its default, nobody reads the setting. A value that differs
-    from the default but that nobody reads is ignored, or refused for a reason, with
-    ``{strategy}``, ``{mode}`` and ``{value}`` filled in.
+    A setting ``of_methods`` is read where a method's rules say so, others by all. An
+    empty tuple of modes means all of them. While the group's field ``switch`` has its
+    default, nobody reads the setting. A value that differs from the default but that
+    nobody reads is ignored, or refused for a reason, with ``{strategy}``, ``{mode}``
+    and ``{value}`` filled in.
     """
 
-    strategies: tuple[str, ...] = ()
+    of_methods: bool = False
     modes: tuple[str, ...] = ()
     switch: str = ""
     refusal: str = ""
 
-    def include(self, strategy: str, mode: str) -> bool:
-        """Return whether a run of the strategy, in the mode, reads the setting."""
-        return (not self.strategies or strategy in self.strategies) and (
-            not self.modes or mode in self.modes
-        )
+
+BY_METHOD: Final = Readers(of_methods=True)
 
 
 @dataclass(frozen=True)
@@ -238,17 +242,21 @@ def fields_of(
     return {item.field: config[item.key] for item in settings if item.key in config}
 
 
-def read_fields(
-    settings: Iterable[Setting], group: object
+def read_values(
+    settings: Iterable[Setting], values: Mapping[str, Any]
 ) -> tuple[dict[str, object], list[str]]:
-    """Return a group's values by field, without the refused ones, and their errors."""
-    values, problems = {}, []
+    """Return values by field, without the refused ones, and their errors.
+
+    A field that is missing has its default.
+    """
+    read: dict[str, object] = {}
+    problems = []
     for item in settings:
         try:
-            values[item.field] = item.read(getattr(group, item.field))
+            read[item.field] = item.read(values.get(item.field, item.default))
         except ValueError as error:
             problems.append(f"{item.key}: {error}")
-    return values, problems
+    return read, problems
 
 
 def store(group: object, values: Mapping[str, object]) -> None:

@@ -147,7 +147,7 @@ class PrivacySettings:
     )
 
     def __post_init__(self) -> None:
-        values, problems = declare.read_fields(PRIVACY_SETTINGS, self)
+        values, problems = declare.read_values(PRIVACY_SETTINGS, vars(self))
         declare.store(self, values)
         if problems := problems or [*_conflicts(self), *_unprotecting(self)]:
             raise declare.UnusableSettingsError(problems)

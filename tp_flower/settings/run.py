@@ -5,10 +5,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from tp_flower import methods
 from tp_flower.features.choice import Entry, read_entries, render_entries
-from tp_flower.model_names import NAME, VERSION
-from tp_flower.settings.declare import Form, OneOf, Range, Readers, items_of, setting
+from tp_flower.methods.method import METHODS
+from tp_flower.model_names import model_name
+from tp_flower.settings.declare import (
+    AUTO,
+    Form,
+    OneOf,
+    Range,
+    Readers,
+    items_of,
+    setting,
+)
 from tp_flower.splits import RANDOM, RULES, SplitRule
 
 TRAIN: Final = "train"
@@ -19,7 +27,6 @@ EVALUATE: Final = "evaluate"
 STOP: Final = "stop"
 MEAN: Final = "mean"
 
-AUTO: Final = "auto"
 FLOWER: Final = "flower"
 SESSION: Final = "session"
 TRACKERS: Final = OneOf(("tensorboard", "mlflow"))
@@ -35,21 +42,6 @@ _WITH_A_MODEL: Final = Readers(
     refusal="{value!r} is for modes 'predict' and 'evaluate' only, not {mode!r}",
 )
 _COLUMN: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?")
-
-
-def model_name(text: str) -> str:
-    """Return the text "name" or "name@version" of a saved model, else ValueError."""
-    name, at, version = text.partition("@")
-    if not NAME.fullmatch(name):
-        raise ValueError(
-            f"{name!r} is not a model name: it must begin with a-z or 0-9 and have "
-            "at most 64 of a-z, 0-9, '.', '_' and '-'"
-        )
-    if at and not VERSION.fullmatch(version):
-        raise ValueError(
-            f"{version!r} is not a model version, such as '20261121-093000-1a2b'"
-        )
-    return text
 
 
 def _row_key(text: str) -> str:
@@ -71,7 +63,7 @@ class RunSettings:
         'others. As a baseline "gd". "personalised": a model for '
         "every site of one table. Solved at the server on a sample of the joined rows: "
         '"coreset-ridge" (regression) and "coreset-kmeans" (no label).',
-        OneOf((AUTO, *methods.METHODS)),
+        OneOf((AUTO,), lambda: tuple(METHODS)),
     )
     mode: str = setting(
         TRAIN,
@@ -168,11 +160,8 @@ class SiteSettings:
 REGRESSION: Final = "regression"
 CLASSIFICATION: Final = "classification"
 JOINED: Final = "joined"
-FITTING: Final = methods.of_families(
-    methods.ADMM, methods.CG, methods.SGD, methods.BOOST
-)
 _WITH_JOINED_ROWS: Final = Readers(
-    methods.JOINING,
+    of_methods=True,
     refusal="{value!r} needs joined rows; strategy {strategy!r} has none: leave it out",
 )
 _ENTITY: Final = re.compile(r"entity(?:\(\s*([^()]+?)\s*\))?")
@@ -267,7 +256,7 @@ class DataSettings:
         'or "time(f.time_hour)", the last joined rows by a column.',
         Form(RULES, _test_split),
         Readers(
-            tuple(name for name in methods.JOINING if name != methods.CLUSTERING),
+            of_methods=True,
             refusal="{value!r} needs joined rows to hold out; strategy {strategy!r} "
             f"has none: leave it {RANDOM!r}",
         ),
@@ -280,7 +269,7 @@ class DataSettings:
         "or coreset, else 0.",
         Form(_FRACTION, _validation_fraction, lambda value: value),
         Readers(
-            FITTING,
+            of_methods=True,
             refusal="{value!r} needs epochs to choose from; strategy {strategy!r} has "
             "none over joined rows: leave it 0",
         ),

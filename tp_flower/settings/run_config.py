@@ -10,9 +10,8 @@ from typing import Final
 
 from tp_flower.errors import SettingsError
 from tp_flower.settings.privacy import PrivacySettings
-from tp_flower.settings.settings import SETTINGS, Settings
+from tp_flower.settings.settings import Settings, all_settings
 
-_TYPES: Final = {item.key: item.type for item in SETTINGS}
 _KEYWORD_PREFIX: Final = PrivacySettings.prefix.replace(".", "-")
 
 
@@ -55,7 +54,8 @@ def read_override(text: str) -> tuple[str, object]:
         (parsed,) = tomllib.loads(f"value = {value}").values()
     except ValueError:
         return key, value
-    is_text = _TYPES.get(key) is str or not isinstance(parsed, bool | int | float)
+    types = {item.key: item.type for item in all_settings()}
+    is_text = types.get(key) is str or not isinstance(parsed, bool | int | float)
     return key, value if is_text and not isinstance(parsed, str) else parsed
 
 

@@ -1,68 +1,115 @@
 """The settings of a run: Flower's run config, checked once and frozen.
 
 A key of the run config is a field with dashes for underscores; those of
-:class:`PrivacySettings` have the prefix ``privacy.``.
+:class:`PrivacySettings` have the prefix ``privacy.``. The settings that belong to a
+method are in its room, and :meth:`Settings.of` returns them.
 """
 
 import dataclasses
 import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from functools import cached_property
+from typing import Any, Final, Self, TypeVar
 
-from tp_flower import methods
 from tp_flower.features.choice import KEY_PREFIX, entry_of_key
 from tp_flower.learning.models.local_model import LINEAR
-from tp_flower.methods.boost.messages import TREES
-from tp_flower.methods.personalised.messages import BY_DATA, BY_FEATURES
+from tp_flower.methods.method import METHODS, Method
 from tp_flower.objectives import names_of_losses, takes_numbers
 from tp_flower.protocol.fields import NOISY_STATISTICS
 from tp_flower.settings import declare, run, training
 from tp_flower.settings.privacy import PRIVACY_SETTINGS, PrivacySettings
+from tp_flower.settings.rules import Rules, is_read, rules_of
 from tp_flower.splits import SplitRule
 
+_Group = TypeVar("_Group")
 
-@dataclass(frozen=True)
-class SettingValues(
+
+@dataclass(frozen=True, init=False, eq=False)
+class Settings(
     run.DataSettings,
     run.RunSettings,
     run.SiteSettings,
     training.ModelSettings,
-    training.AdmmSettings,
-    training.SgdSettings,
-    training.BoostSettings,
-    training.CoresetSettings,
-    training.PersonalisedSettings,
+    training.LocalSettings,
+    training.SampleSettings,
 ):
-    """Values of all settings, each of which is allowed by itself."""
+    """The settings of a run; SettingsError lists all values that are refused.
+
+    0, "" or "auto" mean "chosen by the program" if `docs/reference/settings.md` says
+    so. The run config may also have keys `encode.<table>.<column>`, which are
+    equivalent to entries of `encoders`.
+
+    >>> Settings(strategy="sgd").epochs
+    30
+    >>> Settings.from_run_config({"hidden-sizes": "32,8"}).hidden_sizes
+    (32, 8)
+
+    Attributes:
+        of_methods: the fields that belong to a method.
+    """
 
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
+    of_methods: Mapping[str, object] = field(default_factory=dict)
 
-    @property
+    def __init__(
+        self,
+        *,
+        privacy: PrivacySettings | None = None,
+        of_methods: Mapping[str, object] | None = None,
+        **values: object,
+    ) -> None:
+        items = plain_settings()
+        values = {**(of_methods or {}), **values}
+        if unknown := values.keys() - {item.field for item in items}:
+            raise TypeError(f"Settings has no argument {min(unknown)!r}")
+        fields, problems = declare.read_values(items, values)
+        shared = {entry.name for entry in dataclasses.fields(self)}
+        fields["of_methods"] = {n: v for n, v in fields.items() if n not in shared}
+        fields["privacy"] = PrivacySettings() if privacy is None else privacy
+        if not isinstance(fields["privacy"], PrivacySettings):
+            problems.append(
+                f"privacy: {privacy!r} is not a PrivacySettings: write "
+                "privacy=PrivacySettings(...), from tp_flower.settings"
+            )
+            fields["privacy"] = PrivacySettings()
+        # conflicts are only judged between values that are allowed by themselves
+        declare.store(self, {**{item.field: item.default for item in items}, **fields})
+        if problems := [*problems, *conflicts(self)]:
+            raise declare.UnusableSettingsError(problems)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Settings) and self.to_dict() == other.to_dict()
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.to_dict().items()))
+
+    def of(self, group: type[_Group]) -> _Group:
+        """Return the settings of a method's group."""
+        names = (item.field for item in declare.declared(group))
+        return group(**{name: vars(self)[name] for name in names})
+
+    @cached_property
     def method_name(self) -> str:
-        """The strategy, with "auto" resolved.
-
-        That is "cg", unless a model is not linear, noise covers what sites send, the
-        run is on a coreset, or a setting of ADMM is set.
-        """
-        if self.strategy != run.AUTO:
+        """The strategy, with "auto" resolved to the method that the settings suit."""
+        if self.strategy != declare.AUTO:
             return self.strategy
-        noise = self.privacy.covered("features", "predictions")
-        is_tuned = any(
-            getattr(self, item.field) != item.default
-            for item in declare.declared(training.AdmmSettings)
-        )
-        # of a coreset's run, only ADMM scores held-out rows once
-        return (
-            "admm"
-            if self.other_model or noise or is_tuned or self.coreset_size
-            else "cg"
-        )
+        return max(METHODS, key=lambda name: rules_of(METHODS[name]).preference(self))
 
     @property
-    def method(self) -> methods.Method:
+    def method(self) -> Method:
         """The method that the strategy names."""
-        return methods.METHODS[self.method_name]
+        return METHODS[self.method_name]
+
+    @property
+    def rules(self) -> Rules:
+        """What that method adds to the settings."""
+        return rules_of(self.method)
+
+    @property
+    def start(self) -> str:
+        """The saved model that training starts from; "" for none."""
+        return str(vars(self).get(self.method.starts_from, ""))
 
     @property
     def family(self) -> str:
@@ -72,10 +119,10 @@ class SettingValues(
     @property
     def epochs(self) -> int:
         """The number of epochs, at most, with 0 resolved to the strategy's default."""
-        is_unchecked = self.method.only_model == TREES and not self.validation_share
+        is_unchecked = self.method.overfits and not self.validation_share
         few = (
             self.method.few_epochs
-            if is_unchecked or self.is_noisy or self.coreset_size
+            if is_unchecked or self.is_noisy or self.is_sampled
             else 0
         )
         return self.num_epochs or few or self.method.epochs
@@ -88,16 +135,20 @@ class SettingValues(
     @property
     def validation_share(self) -> float:
         """The share of rows that validates, with "auto" resolved."""
-        if self.validation_fraction != run.AUTO:
+        if self.validation_fraction != declare.AUTO:
             return float(self.validation_fraction)
-        is_plain = not (self.is_noisy or self.coreset_size)
-        overfits = self.method.only_model == TREES or bool(self.other_model)
-        return 0.1 if is_plain and overfits and self.method_name in run.FITTING else 0.0
+        overfits = self.method.overfits or bool(self.other_model)
+        is_read = "validation_fraction" in self.rules.reads
+        if overfits and is_read and not (self.is_noisy or self.is_sampled):
+            return 0.1
+        return 0.0
 
     @property
     def patience_epochs(self) -> int:
         """The patience, with 0 resolved: some where validation rows are automatic."""
-        is_chosen = self.validation_fraction == run.AUTO and self.validation_share > 0.0
+        is_chosen = (
+            self.validation_fraction == declare.AUTO and self.validation_share > 0.0
+        )
         return self.patience or (self.method.patience if is_chosen else 0)
 
     @property
@@ -108,14 +159,19 @@ class SettingValues(
     @property
     def split_name(self) -> str:
         """The name of the split, for metrics of held-out rows; "" for all rows."""
-        if self.method_name == methods.CLUSTERING:
+        if not self.method.holds_out:
             return ""
         return self.split.describe(self.test_fraction, self.sample)
 
     @property
+    def is_sampled(self) -> bool:
+        """Whether the settings ask for a sample of the joined rows to train on."""
+        return self.sample_size > 0
+
+    @property
     def training_sample(self) -> int:
         """The number of joined rows to draw for training; 0 to train on all."""
-        return self.coreset_size or self.method.coreset_size
+        return self.sample_size or self.method.sampled_rows
 
     @property
     def other_model(self) -> str:
@@ -130,243 +186,12 @@ class SettingValues(
             table.lower(), self.model
         )
 
-
-GROUPS: Final[tuple[type[Any], ...]] = SettingValues.__bases__
-"""Groups whose keys have no prefix, in the order of the run config."""
-
-PLAIN_SETTINGS: Final = tuple(
-    item for group in GROUPS for item in declare.declared(group)
-)
-"""Settings of these groups."""
-
-SETTINGS: Final = (*PLAIN_SETTINGS, *PRIVACY_SETTINGS)
-KEYS: Final = tuple(item.key for item in SETTINGS)  # of the run config, in its order
-
-
-def conflicts(values: SettingValues) -> Iterator[str]:
-    """Yield the combinations of settings that contradict each other."""
-    yield from _unread(values)
-    yield from _conflicts_of_splits(values)
-    yield from _conflicts_of_models(values)
-    yield from _conflicts_of_boosting(values)
-    yield from _conflicts_of_privacy(values)
-    if values.method.solvers:
-        yield from _conflicts_of_coresets(values)
-    if values.method.only_model:
-        yield from _conflicts_of_noiseless(values)
-    if values.method_name not in methods.JOINING:
-        yield from _conflicts_of_personalised(values)
-    if "@" in values.model_name and values.mode in (run.TRAIN, run.EXPLAIN):
-        yield (
-            f"model-name: mode {values.mode!r} takes a name without '@version', which "
-            "training assigns"
-        )
-
-
-def _unread(values: SettingValues) -> Iterator[str]:
-    """Refuse settings that nobody reads, if their readers give a reason."""
-    strategy, mode = values.method_name, values.mode
-    for item in PLAIN_SETTINGS:
-        value, readers = getattr(values, item.field), item.readers
-        if readers.refusal and not (
-            value == item.default or readers.include(strategy, mode)
-        ):
-            reason = readers.refusal.format(value=value, strategy=strategy, mode=mode)
-            yield f"{item.key}: {reason}"
-
-
-def _conflicts_of_splits(values: SettingValues) -> Iterator[str]:
-    if values.split.columns and not (values.test_fraction or values.validation_share):
-        yield (
-            f"test-split: {values.test_split!r} needs a test-fraction or a "
-            "validation-fraction above 0"
-        )
-    if values.patience and not values.validation_share:
-        yield (
-            f"patience: {values.patience} epochs without a lower validation loss need "
-            "a validation-fraction above 0"
-        )
-
-
-def _conflicts_of_models(values: SettingValues) -> Iterator[str]:
-    has_numbers = values.task == run.REGRESSION
-    losses = [n for n in names_of_losses() if takes_numbers(n) == has_numbers]
-    if run.AUTO not in (values.task, values.loss) and values.loss not in losses:
-        yield (
-            f"loss: {values.loss!r} does not fit task {values.task!r}: use "
-            f"{', '.join((run.AUTO, *losses))}"
-        )
-    choices = (run.AUTO, *training.BY_FAMILY.get(values.family, ()))
-    if len(choices) > 1 and values.lou not in choices:
-        yield (
-            f"lou: {values.lou!r} does not go with strategy {values.method_name!r}: "
-            f"use {', '.join(choices)}"
-        )
-    if (
-        values.lou == training.GRAM
-        and values.method.solves_tables
-        and values.other_model
-    ):
-        yield (
-            f"lou: 'gram' needs linear models, but {values.other_model!r} is set: "
-            "use auto or consensus"
-        )
-    if values.method.is_full_batch and values.batch_size:
-        yield (
-            f"batch-size: {values.batch_size!r} does not go with strategy "
-            f"{values.method_name!r}, whose one batch has all joined rows: leave it 0, "
-            "or use sgd"
-        )
-    solvers = (run.AUTO, *values.method.solvers)
-    if values.coreset_solver not in solvers:
-        yield (
-            f"coreset-solver: {values.coreset_solver!r} does not go with strategy "
-            f"{values.method_name!r}: use {', '.join(solvers)}"
-        )
-    if values.l1 and values.coreset_solver == training.SAGA:
-        yield "l1: solver 'saga' takes none: use 'exact', or leave it 0"
-
-
-def _conflicts_of_boosting(values: SettingValues) -> Iterator[str]:
-    if values.boost_from and not values.validation_share:
-        yield (
-            "boost-from: trees that go on from a model need rows that validate, which "
-            "say when "
-            'trees no longer help: leave validation-fraction "auto", or above 0'
-        )
-    if values.boost_from and values.coreset_size:
-        yield (
-            f"coreset-size: {values.coreset_size} does not go with boost-from, whose "
-            "scores are for all joined rows: leave it 0"
-        )
-
-
-def _conflicts_of_privacy(values: SettingValues) -> Iterator[str]:
-    privacy, strategy = values.privacy, values.method_name
-    if values.row_weight != run.JOINED:
-        yield from weight_problems(values.row_weight, privacy)
-    solves_tables = values.method.solves_tables
-    is_exact = solves_tables and not values.other_model
-    if privacy.features == NOISY_STATISTICS and not is_exact:
-        missing = "linear models" if solves_tables else "strategy 'admm'"
-        yield f"privacy.features: 'statistics' needs {missing}: use dp-sgd"
-    if not values.method.sends_a_row_once:
-        reason = "sends the rows that it draws in the clear. Use admm or sgd"
-        for kind in privacy.covered("features", "predictions"):
-            yield f"privacy.{kind}: strategy {strategy!r} {reason}"
-    if values.training_sample and values.coreset_kind == training.IMPORTANCE:
-        for kind in privacy.covered("features", "predictions", "labels"):
-            yield (
-                f"coreset-kind: 'importance' does not go with privacy.{kind}: which "
-                "rows are drawn, and what they weigh, is computed from rows without "
-                f"noise; use 'uniform', which reads none"
-            )
-
-
-def weight_problems(weight: str, privacy: PrivacySettings) -> list[str]:
-    """List the mechanisms that cannot be combined with weights of joined rows.
-
-    Clips, noise and accounts assume rows that count once per joined row.
-    """
-    return [
-        f"row-weight: {weight!r} does not go with privacy.{kind}, whose noise is for "
-        "rows that count once per joined row: leave one of them out"
-        for kind in privacy.covered("features", "predictions")
-    ]
-
-
-def _conflicts_of_coresets(values: SettingValues) -> Iterator[str]:
-    strategy = values.method_name
-    if values.other_model:
-        yield (
-            f"model: {values.other_model!r} does not go with strategy "
-            f"{strategy!r}, which has a model of its own: leave it 'linear'"
-        )
-    if values.num_epochs > 1:
-        yield (
-            f"num-epochs: strategy {strategy!r} solves once, not {values.num_epochs} "
-            "times: leave it 0"
-        )
-    if values.task == run.CLASSIFICATION:
-        yield (
-            f"task: 'classification' does not go with strategy {strategy!r}: use "
-            "admm or sgd, with a coreset-size"
-        )
-
-
-def _conflicts_of_noiseless(values: SettingValues) -> Iterator[str]:
-    if values.other_model:
-        yield (
-            f"model: {values.other_model!r} does not go with strategy "
-            f"{values.method_name!r}, which trains its own kind: use admm or sgd"
-        )
-    for kind in values.privacy.covered("features", "predictions"):
-        yield (
-            f"privacy.{kind}: strategy {values.method_name!r} plans no noise for what "
-            "its sites send: use admm or sgd"
-        )
-
-
-def _conflicts_of_personalised(values: SettingValues) -> Iterator[str]:
-    strategy = values.method_name
-    if values.mode == run.EXPLAIN:
-        yield f"mode: 'explain' explains joins; strategy {strategy!r} has none"
-    for kind in values.privacy.covered("features", "labels", "predictions"):
-        yield (
-            f"privacy.{kind}: strategy {strategy!r} does not use it: labels and rows "
-            "stay at the sites; gradients and metrics leave without noise "
-            "(graph-epsilon puts noise on the graph's summaries)"
-        )
-    models = {model for _, model in values.models} or {values.model}
-    if values.personal == training.LAST and models != {training.MLP}:
-        yield "personal: 'last' is the last layer of model 'mlp'"
-    if training.named_coordinates(values.personal) and models != {LINEAR}:
-        yield "personal: a list of features needs model 'linear'"
-    if values.graph_epsilon and values.graph not in (
-        BY_DATA,
-        BY_FEATURES,
-    ):
-        yield (
-            "graph-epsilon: noise is for the summaries of graph "
-            f"{BY_DATA!r} and {BY_FEATURES!r}, not for {values.graph!r}"
-        )
-
-
-@dataclass(frozen=True)
-class Settings(SettingValues):
-    """The settings of a run; SettingsError lists all values that are refused.
-
-    0, "" or "auto" mean "chosen by the program" if `docs/reference/settings.md` says
-    so. The run config may also have keys `encode.<table>.<column>`, which are
-    equivalent to entries of `encoders`.
-
-    >>> Settings(strategy="sgd").epochs
-    30
-    >>> Settings.from_run_config({"hidden-sizes": "32,8"}).hidden_sizes
-    (32, 8)
-    """
-
-    def __post_init__(self) -> None:
-        values, problems = declare.read_fields(PLAIN_SETTINGS, self)
-        if isinstance(private := vars(self)["privacy"], PrivacySettings):
-            values["privacy"] = private
-        else:
-            problems.append(
-                f"privacy: {private!r} is not a PrivacySettings: write "
-                "privacy=PrivacySettings(...), from tp_flower.settings"
-            )
-        # conflicts are only judged between values that are allowed by themselves
-        problems += conflicts(SettingValues(**values))  # type: ignore[arg-type]
-        if problems:
-            raise declare.UnusableSettingsError(problems)
-        declare.store(self, values)
-
     @classmethod
     def from_run_config(cls, config: Mapping[str, object]) -> Self:
         """Read the settings from a run config; SettingsError lists all its problems."""
         keyed = [key for key in config if key.startswith(KEY_PREFIX)]
-        problems = [_unknown(key) for key in config if key not in (*KEYS, *keyed)]
-        fields = declare.fields_of(PLAIN_SETTINGS, config)
+        problems = [_unknown(key) for key in config if key not in (*keys(), *keyed)]
+        fields = declare.fields_of(plain_settings(), config)
         try:
             if entries := [entry_of_key(key, config[key]) for key in keyed]:
                 fields["encoders"] = (fields.get("encoders", ""), *entries)
@@ -387,7 +212,7 @@ class Settings(SettingValues):
 
     def with_fields(self, **fields: object) -> Self:
         """Return the settings with some fields replaced, all checked again."""
-        names = {entry.name for entry in dataclasses.fields(self)}
+        names = {"privacy", *(item.field for item in plain_settings())}
         if unknown := [name.replace("_", "-") for name in fields if name not in names]:
             raise declare.UnusableSettingsError(list(map(_unknown, unknown)))
         return dataclasses.replace(self, **fields)  # type: ignore[arg-type]
@@ -395,15 +220,154 @@ class Settings(SettingValues):
     def to_dict(self) -> dict[str, object]:
         """Return the run config that `from_run_config` reads back."""
         private = declare.render_values(PRIVACY_SETTINGS, self.privacy)
-        return declare.render_values(PLAIN_SETTINGS, self) | private
+        return declare.render_values(plain_settings(), self) | private
 
     def proposed(self) -> dict[str, object]:
         """Return the part of the run config that the owners of tables approve."""
         # an explanation of "auto" is of the strategy that would train
         config = self.to_dict() | {"strategy": self.method_name}
         return {
-            item.key: config[item.key] for item in SETTINGS if not item.is_operational
+            item.key: config[item.key]
+            for item in all_settings()
+            if not item.is_operational
         }
+
+
+_SHARED: Final = Settings.__bases__
+_FIRST: Final = 4  # of the shared groups; methods say where the others are
+
+
+def groups() -> tuple[type[Any], ...]:
+    """Return the groups whose keys have no prefix, in the order of the run config."""
+    rules = (rules_of(method) for method in METHODS.values())
+    of_methods = (group for of_method in rules for group in of_method.groups)
+    return tuple(dict.fromkeys((*_SHARED[:_FIRST], *of_methods, *_SHARED)))
+
+
+def plain_settings() -> tuple[declare.Setting, ...]:
+    """Return the settings of these groups."""
+    return tuple(item for group in groups() for item in declare.declared(group))
+
+
+def all_settings() -> tuple[declare.Setting, ...]:
+    """Return all settings, in the order of the run config."""
+    return (*plain_settings(), *PRIVACY_SETTINGS)
+
+
+def keys() -> tuple[str, ...]:
+    """Return the keys of the run config, in its order."""
+    return tuple(item.key for item in all_settings())
+
+
+def conflicts(values: Settings) -> Iterator[str]:
+    """Yield the combinations of settings that contradict each other."""
+    yield from _unread(values)
+    yield from _conflicts_of_splits(values)
+    yield from _conflicts_of_models(values)
+    yield from values.rules.conflicts(values)
+    yield from _conflicts_of_privacy(values)
+    yield from training.sample_conflicts(values)
+    if not values.method.plans_noise:
+        yield from _conflicts_of_noiseless(values)
+    if "@" in values.model_name and values.mode in (run.TRAIN, run.EXPLAIN):
+        yield (
+            f"model-name: mode {values.mode!r} takes a name without '@version', which "
+            "training assigns"
+        )
+
+
+def _unread(values: Settings) -> Iterator[str]:
+    """Refuse settings that nobody reads, if their readers give a reason."""
+    strategy, mode = values.method_name, values.mode
+    for item in plain_settings():
+        value, readers = vars(values)[item.field], item.readers
+        if readers.refusal and not (
+            value == item.default or is_read(item, strategy, mode)
+        ):
+            reason = readers.refusal.format(value=value, strategy=strategy, mode=mode)
+            yield f"{item.key}: {reason}"
+
+
+def _conflicts_of_splits(values: Settings) -> Iterator[str]:
+    if values.split.columns and not (values.test_fraction or values.validation_share):
+        yield (
+            f"test-split: {values.test_split!r} needs a test-fraction or a "
+            "validation-fraction above 0"
+        )
+    if values.patience and not values.validation_share:
+        yield (
+            f"patience: {values.patience} epochs without a lower validation loss need "
+            "a validation-fraction above 0"
+        )
+
+
+def _conflicts_of_models(values: Settings) -> Iterator[str]:
+    has_numbers = values.task == run.REGRESSION
+    losses = [n for n in names_of_losses() if takes_numbers(n) == has_numbers]
+    if declare.AUTO not in (values.task, values.loss) and values.loss not in losses:
+        yield (
+            f"loss: {values.loss!r} does not fit task {values.task!r}: use "
+            f"{', '.join((declare.AUTO, *losses))}"
+        )
+    choices = (declare.AUTO, *values.method.unions)
+    if len(choices) > 1 and values.lou not in choices:
+        yield (
+            f"lou: {values.lou!r} does not go with strategy {values.method_name!r}: "
+            f"use {', '.join(choices)}"
+        )
+
+
+def _conflicts_of_privacy(values: Settings) -> Iterator[str]:
+    privacy, strategy = values.privacy, values.method_name
+    if values.row_weight != run.JOINED:
+        yield from weight_problems(values.row_weight, privacy)
+    solves_tables = values.method.solves_tables
+    is_exact = solves_tables and not values.other_model
+    if privacy.features == NOISY_STATISTICS and not is_exact:
+        solving = next(name for name, m in METHODS.items() if m.solves_tables)
+        missing = "linear models" if solves_tables else f"strategy {solving!r}"
+        yield f"privacy.features: 'statistics' needs {missing}: use dp-sgd"
+    if not values.method.sends_a_row_once:
+        reason = f"sends the rows that it draws in the clear. Use {_noisy_methods()}"
+        for kind in privacy.covered("features", "predictions"):
+            yield f"privacy.{kind}: strategy {strategy!r} {reason}"
+
+
+def weight_problems(weight: str, privacy: PrivacySettings) -> list[str]:
+    """List the mechanisms that cannot be combined with weights of joined rows.
+
+    Clips, noise and accounts assume rows that count once per joined row.
+    """
+    return [
+        f"row-weight: {weight!r} does not go with privacy.{kind}, whose noise is for "
+        "rows that count once per joined row: leave one of them out"
+        for kind in privacy.covered("features", "predictions")
+    ]
+
+
+def _conflicts_of_noiseless(values: Settings) -> Iterator[str]:
+    if values.other_model:
+        yield (
+            f"model: {values.other_model!r} does not go with strategy "
+            f"{values.method_name!r}, which trains its own kind: use {_noisy_methods()}"
+        )
+    for kind in values.privacy.covered("features", "predictions"):
+        yield (
+            f"privacy.{kind}: strategy {values.method_name!r} plans no noise for what "
+            f"its sites send: use {_noisy_methods()}"
+        )
+
+
+def _noisy_methods() -> str:
+    """Return the methods over joins that train all models, with noise."""
+    return " or ".join(
+        name
+        for name, method in METHODS.items()
+        if method.joins
+        and method.plans_noise
+        and method.sends_a_row_once
+        and not method.is_full_batch
+    )
 
 
 SYNONYMS: Final[Mapping[str, str]] = {
@@ -431,25 +395,10 @@ SYNONYMS: Final[Mapping[str, str]] = {
         ),
         "num-epochs",
     ),
-    **dict.fromkeys(
-        ("n-estimators", "num-trees", "num-boost-round", "num-iterations"),
-        "num-epochs and trees-per-round, of strategy boost",
-    ),
-    **dict.fromkeys(
-        ("max-depth", "num-leaves", "max-leaves", "max-leaf-nodes"),
-        "leaves, of strategy boost",
-    ),
-    **dict.fromkeys(
-        ("min-child-samples", "min-samples-leaf", "min-data-in-leaf"),
-        "min-rows-per-leaf",
-    ),
-    **dict.fromkeys(
-        ("lr", "eta", "step-size", "eta0"), "learning-rate, or tree-rate of boost"
-    ),
+    **dict.fromkeys(("lr", "eta", "step-size", "eta0"), "learning-rate"),
     **dict.fromkeys(
         ("alpha", "lambda", "reg-lambda", "weight-decay", "c", "ridge"), "l2"
     ),
-    **dict.fromkeys(("reg-alpha", "lasso", "l1-ratio"), "l1"),
     **dict.fromkeys(("batch", "minibatch-size", "per-device-batch-size"), "batch-size"),
     **dict.fromkeys(("random-state", "random-seed"), "seed"),
     **dict.fromkeys(
@@ -469,10 +418,20 @@ SYNONYMS: Final[Mapping[str, str]] = {
 """The settings that other libraries know under these names."""
 
 
+def synonyms() -> dict[str, str]:
+    """Return the settings that other libraries know under these names, methods' too."""
+    meanings = dict(SYNONYMS)
+    for method in METHODS.values():
+        for name, meaning in rules_of(method).synonyms.items():
+            shared = SYNONYMS.get(name)
+            meanings[name] = f"{shared}, or {meaning}" if shared else meaning
+    return meanings
+
+
 def _unknown(key: object) -> str:
     name = str(key).lower().replace("_", "-")
-    if name in SYNONYMS:
-        return f"{key}: unknown setting. It is {SYNONYMS[name]} here."
+    if name in (meanings := synonyms()):
+        return f"{key}: unknown setting. It is {meanings[name]} here."
     private = {item.key.replace(".", "-"): item for item in PRIVACY_SETTINGS}
     if item := private.get(name.replace(".", "-")):
         # an argument of Python: a file and --set write this key
@@ -480,6 +439,6 @@ def _unknown(key: object) -> str:
             f"{key}: in Python, write privacy=PrivacySettings({item.field}=...), from "
             f"tp_flower.settings; in a file or with --set it is {item.key}."
         )
-    if close := difflib.get_close_matches(str(key), KEYS, n=3):
+    if close := difflib.get_close_matches(str(key), keys(), n=3):
         return f"{key}: unknown setting. Did you mean {' or '.join(close)}?"
-    return f"{key}: unknown setting. Valid settings: {', '.join(KEYS)}."
+    return f"{key}: unknown setting. Valid settings: {', '.join(keys())}."

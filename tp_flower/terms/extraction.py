@@ -11,15 +11,14 @@ from msgspec.structs import replace
 
 from tp_flower import splits
 from tp_flower.errors import SettingsError
-from tp_flower.methods import JOINING
 from tp_flower.objectives import takes_numbers
 from tp_flower.privacy.label_mechanisms import LabelPlan, epsilon_of_noise
 from tp_flower.protocol.fields import LAPLACE
 from tp_flower.protocol.proposal import Proposal, ProposedPart
 from tp_flower.protocol.setup_messages import ExtractPart, LabelTerms, SplitTerms
 from tp_flower.settings import Settings
-from tp_flower.settings.declare import items_of
-from tp_flower.settings.run import AUTO, PREDICT, REGRESSION, TRAIN
+from tp_flower.settings.declare import AUTO, items_of
+from tp_flower.settings.run import PREDICT, REGRESSION, TRAIN
 from tp_flower.terms.groups import grouped_parts, key_groups
 
 
@@ -65,7 +64,7 @@ def row_key(settings: Settings) -> list[str]:
 
 def local_label(settings: Settings) -> str | None:
     """Return the task of a run whose labels stay at the sites; None if they leave."""
-    if settings.mode != TRAIN or settings.method_name in JOINING:
+    if settings.mode != TRAIN or settings.method.joins:
         return None
     # sites do not show the values of a label that stays a number
     return REGRESSION if needs_numbers(settings) else settings.task

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from tp_flower import methods
 from tp_flower.errors import QueryError
 from tp_flower.features.choice import render_entries
 from tp_flower.protocol.fields import MASKED, SEALED
@@ -157,8 +156,8 @@ def _training(
         return
     epochs = f"{settings.epochs} epoch{'s' if settings.epochs > 1 else ''}"
     yield f"strategy: {settings.method_name}, at most {epochs}"
-    if settings.boost_from:
-        model = printable(settings.boost_from)
+    if settings.start:
+        model = printable(settings.start)
         yield f"begins with the scores of the saved model {model}"
     for alias in dict.fromkeys(fragment.table for fragment in fragments.values()):
         kind = settings.method.only_model or settings.model_of(alias)
@@ -234,7 +233,7 @@ def _meaning(
 
 def _told(fragment: Fragment, settings: Settings) -> Iterator[str]:
     """Yield what the server learns of a table."""
-    privacy, joins_rows = settings.privacy, settings.method_name in methods.JOINING
+    privacy, joins_rows = settings.privacy, settings.method.joins
     is_used = settings.mode in (PREDICT, EVALUATE)
     if fragment.keys:
         yield "which of its rows take part, and have equal join keys"
@@ -257,8 +256,8 @@ def _told(fragment: Fragment, settings: Settings) -> Iterator[str]:
 
 def _told_sites(settings: Settings, tables: int) -> str:
     """Return what the sites of other tables learn from a table; "" for nothing."""
-    method_name, is_used = settings.method_name, settings.mode in (PREDICT, EVALUATE)
-    has_derivatives = method_name in methods.JOINING and not settings.method.solvers
+    is_used = settings.mode in (PREDICT, EVALUATE)
+    has_derivatives = settings.method.joins and not settings.method.solvers
     if is_used or not has_derivatives or tables == 1:
         return ""
     scores = (

@@ -3,21 +3,12 @@
 import zlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 from tp_flower.errors import ProposalError, SettingsError
 from tp_flower.features.choice import TableChoice, choose_encoders
-from tp_flower.learning.models.local_model import (
-    CENTRES,
-    LINEAR,
-    NUMPY_KINDS,
-    ModelSpec,
-)
-from tp_flower.methods import ADMM, BOOST, CG, CLUSTERING, JOINING, SGD
-from tp_flower.methods.boost.messages import TREES
-from tp_flower.methods.coreset.messages import TRAIN_MEASURE
-from tp_flower.methods.personalised.messages import SUMMARIES, TRAIN_PERSONALISE
-from tp_flower.privacy import plan as privacy_plan
+from tp_flower.learning.models.local_model import LINEAR, NUMPY_KINDS, ModelSpec
+from tp_flower.methods.method import METHODS
 from tp_flower.protocol.codec import parse
 from tp_flower.protocol.fields import MASKED, SEALED
 from tp_flower.protocol.messages import Action
@@ -26,23 +17,10 @@ from tp_flower.protocol.setup_messages import ExtractPart, TableShards
 from tp_flower.protocol.training_messages import Outline, PrivacyTerms, Update
 from tp_flower.query import Fragment
 from tp_flower.settings import Settings
+from tp_flower.settings.rules import rules_of
 from tp_flower.settings.run import EVALUATE, EXPLAIN, JOINED, PREDICT, TRAIN
-from tp_flower.settings.training import DISTDIM, IMPORTANCE
 from tp_flower.terms.extraction import extract_parts
 from tp_flower.terms.groups import JoinSide, join_sides, members_of_groups, table_group
-
-NO_GRAPH: Final = "none"
-SCORES_PER_EPOCH: Final = {BOOST: 2}
-"""By family, the vectors of scores that leave in an epoch, for each batch; otherwise
-one."""
-
-_UPDATES: Final = {
-    ADMM: (Update.GRAM, Update.CONSENSUS),
-    CG: (Update.GRAM,),
-    SGD: (Update.SUM,),
-    BOOST: (Update.LOCAL,),
-}
-"""By family, how the shards of a table may train together."""
 
 
 @dataclass(frozen=True)
@@ -89,21 +67,17 @@ class RunTerms:
     def allows(self, action: Action) -> bool:
         """Return whether the run has a message that begins this action."""
         settings = self.settings
-        is_joining, is_training = (
-            settings.method_name in JOINING,
-            settings.mode == TRAIN,
-        )
-        is_drawn = (
-            bool(settings.training_sample) and settings.coreset_kind == IMPORTANCE
-        )
-        return {
+        is_training = settings.mode == TRAIN
+        begun = {
             Action.STATISTICS: settings.mode in (TRAIN, EXPLAIN),
-            TRAIN_MEASURE: is_training and is_joining and is_drawn,
-            Action.PREPARE: is_training and is_joining,
-            TRAIN_PERSONALISE: is_training and not is_joining,
-            Action.SCORE: settings.mode in (PREDICT, EVALUATE)
-            or bool(settings.boost_from),
-        }[action]
+            Action.PREPARE: is_training and settings.method.joins,
+            Action.SCORE: settings.mode in (PREDICT, EVALUATE) or bool(settings.start),
+        }
+        if action in begun:
+            return begun[action]
+        rules = map(rules_of, METHODS.values())
+        begins = [rule.begins[action] for rule in rules if action in rule.begins]
+        return any(is_begun(settings) for is_begun in begins)
 
     @property
     def trains_on_sample(self) -> bool:
@@ -113,7 +87,7 @@ class RunTerms:
     @property
     def saved_model(self) -> str:
         """The saved model that the proposal names, perhaps by version; "" for none."""
-        return self.settings.boost_from or self.settings.model_name
+        return self.settings.start or self.settings.model_name
 
     @property
     def masks_scores(self) -> bool:
@@ -128,22 +102,18 @@ class RunTerms:
     @property
     def outline(self) -> Outline:
         """The schedule of training over joins."""
-        settings, method = self.settings, self.settings.method
-        sends = None
-        if method.solvers:
-            is_centres = settings.coreset_solver == DISTDIM
-            sends = privacy_plan.CENTRES if is_centres else privacy_plan.SAMPLED_ROWS
+        settings = self.settings
         return Outline(
             strategy=settings.method_name,
             epochs=settings.epochs,
-            sends=sends,
+            sends=settings.rules.sends(settings),
         )
 
     def most_scores(self, batches: int) -> int:
         """Return the highest score number of a run with so many batches."""
         settings = self.settings
-        of_epoch = SCORES_PER_EPOCH.get(settings.family, 1)
-        # those of boosting count from 2, so that their epochs follow from them
+        of_epoch = settings.method.scores_per_epoch
+        # where there are two, they count from 2: their epochs follow from them
         return settings.epochs * of_epoch * max(batches, 1) + of_epoch - 1
 
     def most_sums(self, batches: int) -> int:
@@ -152,12 +122,11 @@ class RunTerms:
 
     def updates(self, number: int) -> tuple[Update, ...]:
         """Return how a part may train with the other shards of its table."""
-        settings = self.settings
-        if settings.method.solvers:
-            return (Update.GIVEN,)
-        if len(self.proposal.shards_of(self.proposal.parts[number].table)) == 1:
+        method = self.settings.method
+        shards = self.proposal.shards_of(self.proposal.parts[number].table)
+        if len(shards) == 1 and not method.solvers:
             return (Update.LOCAL,)
-        return _UPDATES[settings.family]
+        return method.updates
 
     def shards_of(self, number: int) -> TableShards | None:
         """Return the shards of a part's table; None if it is the only one."""
@@ -192,12 +161,12 @@ class RunTerms:
         if settings.method.only_model:
             kind = settings.method.only_model
         fields: dict[str, Any] = {
-            "intercept": table == self.proposal.label_table and kind != TREES,
+            "intercept": table == self.proposal.label_table,
             "hidden_sizes": settings.hidden_sizes,
             "seed": model_seed(settings.seed, table),
         }
-        if settings.method_name == CLUSTERING:
-            kind, fields = CENTRES, {}
+        if kind in NUMPY_KINDS:
+            fields = {name: fields[name] for name in NUMPY_KINDS[kind].fields}
         scale = received.output_scale
         return ModelSpec(
             kind=kind, outputs=received.outputs, output_scale=scale, **fields
@@ -215,15 +184,10 @@ class RunTerms:
             settings.encoders,
             {of.table: [feature.name for feature in of.features] for of in fragments},
             settings.max_categories,
-            for_trees=settings.method.only_model == TREES,
+            for_trees=settings.method.takes_codes,
             weighted=settings.row_weight != JOINED
             or any(of.weight for of in fragments),
         )[self.fragments[number].table]
-
-    @property
-    def graph(self) -> str:
-        """The data behind the graph of similar sites, of personalised models."""
-        return self.settings.graph if self.settings.graph in SUMMARIES else NO_GRAPH
 
 
 def model_seed(seed: int, table: str) -> int:

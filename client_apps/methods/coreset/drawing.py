@@ -42,9 +42,11 @@ from tp_flower.learning.solvers import gram
 from tp_flower.methods.coreset import importance, messages
 from tp_flower.methods.coreset.messages import TRAIN_MEASURE
 from tp_flower.methods.coreset.sampling import draw_rows
+from tp_flower.methods.coreset.settings import CoresetSettings
 from tp_flower.privacy.key_agreement import pair_masks, to_fixed
 from tp_flower.protocol.codec import check_sizes, parse, required
 from tp_flower.protocol.packet import unpack_bits
+from tp_flower.protocol.training_messages import MOST_SAMPLED
 from tp_flower.sources.policy import LABELS, MODELS, SCORES
 
 MASKS: Final = "coreset masks"
@@ -72,7 +74,8 @@ def measure(site: Site, request: messages.MeasureRequest) -> messages.MeasureRep
     shard's Gram matrix, or the cost of its clusters.
     """
     check_begins(site, TRAIN_MEASURE)
-    agree("clusters", site.terms.settings.clusters, request.clusters)
+    proposed = site.terms.settings.of(CoresetSettings)
+    agree("clusters", proposed.clusters, request.clusters)
     parts: dict[int, messages.MeasuredPart] = {}
     for number, body in site.each(request.parts):
         entry, parts[number] = _measure(site, number, body, request)
@@ -314,9 +317,9 @@ def check_summed(site: Site, number: int, summed: int, position: int) -> None:
 
 def _sampled_scores(rows: AnyArray, scores: FloatArray) -> FloatArray:
     """Return the scores (k,) of rows (k,); 0 where a row is -1, another shard's."""
-    if len(rows) > messages.MOST_SAMPLED or rows.max(initial=-1) >= len(scores):
+    if len(rows) > MOST_SAMPLED or rows.max(initial=-1) >= len(scores):
         raise MessageError(
-            f"array 'rows' must hold at most {messages.MOST_SAMPLED} numbers "
+            f"array 'rows' must hold at most {MOST_SAMPLED} numbers "
             f"from -1 to {len(scores) - 1}"
         )
     return np.append(scores, 0.0)[rows]

@@ -21,6 +21,7 @@ from tp_flower.learning.models.local_model import CENTRES as CENTRES_MODEL
 from tp_flower.learning.models.local_model import LINEAR, on_host
 from tp_flower.methods.coreset import messages
 from tp_flower.methods.coreset.messages import TRAIN_ROWS
+from tp_flower.methods.coreset.settings import CoresetSettings
 from tp_flower.methods.coreset.solvers import nearest, weighted_kmeans
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
 from tp_flower.protocol.codec import check_sizes, required
@@ -82,7 +83,8 @@ def take_solution(site: Site, request: ConsensusRequest) -> ConsensusReply:
 def rows(site: Site, request: messages.RowsRequest) -> messages.RowsReply:
     """Reply with every participant's sampled rows, or with their local clusters."""
     agree("seed", site.terms.settings.seed, request.seed)
-    agree("clusters", site.terms.settings.clusters, request.clusters)
+    proposed = site.terms.settings.of(CoresetSettings)
+    agree("clusters", proposed.clusters, request.clusters)
     return messages.RowsReply(
         {p.number: _sampled(site, p, request) for p in site.parts(Stateless)}
     )

@@ -39,8 +39,7 @@ from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.features.sparse import dense
 from tp_flower.learning.models.local_model import LinearModel, ModelSpec, on_host
 from tp_flower.learning.solvers import descend
-from tp_flower.methods import PERSONAL
-from tp_flower.methods.personalised import sites
+from tp_flower.methods.personalised import PERSONALISED, sites
 from tp_flower.methods.personalised.messages import (
     BY_DATA,
     BY_FEATURES,
@@ -57,6 +56,7 @@ from tp_flower.methods.personalised.messages import (
     SummariseReply,
     SummariseRequest,
 )
+from tp_flower.methods.personalised.settings import PersonalisedSettings, summaries_of
 from tp_flower.objectives import (
     Target,
     family_of,
@@ -109,8 +109,9 @@ def personalise(site: Site, request: PersonaliseRequest) -> PersonaliseReply:
         for number, body in site.each(request.parts)
     }
     settings = site.terms.settings
-    agree("graph", site.terms.graph, request.graph)
-    agree("graph epsilon", settings.graph_epsilon, request.graph_epsilon)
+    agree("graph", summaries_of(settings), request.graph)
+    values = settings.of(PersonalisedSettings)
+    agree("graph epsilon", values.graph_epsilon, request.graph_epsilon)
     agree("delta", settings.privacy.delta, request.delta)
     return PersonaliseReply(ledger=site.ledger.lines(site.store.run), parts=starts)
 
@@ -197,7 +198,7 @@ def _start(
         Participant(
             number, data, model, PersonalState(), site.releaser(number, data.plan)
         ),
-        PERSONAL,
+        PERSONALISED.family,
         {LOCAL_LABELS: labels},
         loss=request.loss,
         classes=list(classes),

@@ -31,11 +31,11 @@ from strategies.methods.boost import Boost
 from strategies.training.saving import make_manifest
 from tp_flower.duckdb_engine import new_engine
 from tp_flower.files import HOME_VARIABLE, home_folder
+from tp_flower.methods.boost.settings import LEAVES_OF_REST
 from tp_flower.protocol.fields import CLEAR
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 from tp_flower.settings.privacy import PrivacySettings
-from tp_flower.settings.training import LEAVES_OF_REST
 from tp_flower.splits import TRAIN
 
 ROUNDS: Final = 6

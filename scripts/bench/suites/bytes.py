@@ -9,7 +9,7 @@ from scripts.bench.datasets import Dataset, at_hand
 from scripts.bench.harness import Options, Outcome, problem_of, train
 from strategies import TrainingStrategy
 from tp_flower import api
-from tp_flower.methods import METHODS, PERSONAL
+from tp_flower.methods.method import METHODS
 from tp_flower.settings import Settings
 
 BYTES_PER_NUMBER = 4
@@ -23,9 +23,7 @@ TIMES_FEWER = 3.0
 """How many times the bytes of ADMM ADMM on the vertical partitions sends, at least."""
 
 JOINING = [
-    name
-    for name, method in METHODS.items()
-    if not method.solvers and method.family != PERSONAL
+    name for name, method in METHODS.items() if method.joins and not method.solvers
 ]
 """The strategies whose bytes `explain` forecasts."""
 

@@ -37,6 +37,7 @@ from tp_flower.methods.coreset import messages as coreset_messages
 from tp_flower.methods.coreset import sampling
 from tp_flower.methods.coreset.messages import TRAIN_DRAW, TRAIN_MEASURE, TRAIN_WEIGH
 from tp_flower.methods.coreset.sampling import Sample
+from tp_flower.methods.coreset.settings import CoresetSettings
 from tp_flower.privacy.key_agreement import MOST_PARTS, from_fixed
 from tp_flower.protocol.fields import LARGEST, Document
 from tp_flower.protocol.messages import Action
@@ -216,9 +217,10 @@ def _measure(
                 label=label,
                 **arrays,
             )
+    clusters = settings.of(CoresetSettings).clusters
     request = coreset_messages.MeasureRequest(
         sensitivities=importance,
-        clusters=settings.clusters,
+        clusters=clusters,
         joined_rows=rows,
         parts=bodies,
     )
@@ -233,7 +235,7 @@ def _measure(
             )
             parties += _parties_of_columns(layout, replies, columns, penalty)
         else:
-            parties += _parties_of_clusters(layout, replies, settings.clusters)
+            parties += _parties_of_clusters(layout, replies, clusters)
     return parties
 
 

@@ -33,12 +33,12 @@ from tp_flower.errors import QueryError
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.models.local_model import CENTRES as CENTRES_MODEL
 from tp_flower.learning.models.local_model import ModelSpec
+from tp_flower.methods.coreset.settings import DISTDIM, CoresetSettings
 from tp_flower.methods.coreset.solvers import distdim, weighted_kmeans
 from tp_flower.objectives import KMEANS, Objective, Target, make_objective
 from tp_flower.protocol.training_messages import Outline, Update
 from tp_flower.query import BoundQuery, Unlabelled
 from tp_flower.randomness import Stream, generator
-from tp_flower.settings.training import DISTDIM
 
 
 class KMeans(JoinMethod):
@@ -89,7 +89,7 @@ class KMeans(JoinMethod):
 
     def read_labels(self, extracted: Extracted, bound: BoundQuery) -> Target:
         """Return labels without columns, (n, 0), with the names of the clusters."""
-        names = tuple(map(str, range(self.settings.clusters)))
+        names = tuple(map(str, range(self.settings.of(CoresetSettings).clusters)))
         return Target.without_label(extracted.table_rows[bound.label_table], names)
 
     def choose_objective(self, target: Target, _: BoolArray) -> Objective:
@@ -112,8 +112,8 @@ class KMeans(JoinMethod):
     ) -> Mapping[str, FloatArray]:
         """Return the centres' coordinates at every table."""
         rng = generator(self.settings.seed, Stream.SOLVE)
-        clusters = self.settings.clusters
-        if self.settings.coreset_solver == DISTDIM:
+        clusters = self.settings.of(CoresetSettings).clusters
+        if self.settings.of(CoresetSettings).coreset_solver == DISTDIM:
             # for each sampled joined row its local centre, by table
             nearest, local = [], []
             for name, table in problem.tables.items():

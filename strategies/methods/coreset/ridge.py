@@ -30,6 +30,7 @@ from tp_flower.methods.coreset.importance import (
     augmented,
     gamma,
 )
+from tp_flower.methods.coreset.settings import CoresetSettings
 from tp_flower.methods.coreset.solvers import solve
 from tp_flower.objectives import Objective, Target
 from tp_flower.protocol.training_messages import Outline, Update
@@ -87,7 +88,7 @@ class Ridge(JoinMethod):
             targets,
             weights,
             l2=self.settings.l2,
-            l1=self.settings.l1,
+            l1=self.settings.of(CoresetSettings).l1,
             solver=cast(Literal["exact", "saga"], solver_of(self.settings)),
         )
         parameters, start = {}, 0

@@ -23,6 +23,7 @@ from strategies.training.traffic import TableSize, Tally, Traffic, shards_of
 from tp_flower.arrays import FloatArray
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.methods.coreset.messages import TRAIN_ROWS, RowsRequest, SampledRows
+from tp_flower.methods.coreset.settings import DISTDIM, CoresetSettings
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import (
@@ -31,8 +32,7 @@ from tp_flower.protocol.training_messages import (
     ConsensusUpdate,
 )
 from tp_flower.settings import Settings
-from tp_flower.settings.run import AUTO
-from tp_flower.settings.training import DISTDIM
+from tp_flower.settings.declare import AUTO
 
 EVALUATE: Final = "evaluate"  # the round that brings scores is no training
 MESSAGES: Final = (Action.PREPARE, TRAIN_ROWS, Action.CONSENSUS)
@@ -45,7 +45,8 @@ The weights (k,) belong to the sampled joined rows, and have mean 1."""
 
 def sent_form(settings: Settings) -> str:
     """Return the form in which sampled rows leave."""
-    return CENTRES if settings.coreset_solver == DISTDIM else SAMPLED_ROWS
+    is_centres = settings.of(CoresetSettings).coreset_solver == DISTDIM
+    return CENTRES if is_centres else SAMPLED_ROWS
 
 
 def disclosed_form(settings: Settings) -> MethodFacts:
@@ -57,7 +58,7 @@ def disclosed_form(settings: Settings) -> MethodFacts:
 
 def solver_of(settings: Settings) -> str:
     """Return the solver that the settings name, or the first one of the method."""
-    solver = settings.coreset_solver
+    solver = settings.of(CoresetSettings).coreset_solver
     return settings.method.solvers[0] if solver == AUTO else solver
 
 
@@ -67,7 +68,8 @@ def solve_on_rows(
     """Ask for the rows, solve, set the models and measure them."""
     settings = run.settings
     run.chosen["coreset-solver"] = solver_of(settings)
-    rows = RowsRequest(seed=settings.seed, clusters=settings.clusters)
+    clusters = settings.of(CoresetSettings).clusters
+    rows = RowsRequest(seed=settings.seed, clusters=clusters)
     replies = yield run.request(ask(rows, problem.parts))
     weights = problem.weighting.train_rows
     if weights is None:

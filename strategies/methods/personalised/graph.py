@@ -17,14 +17,17 @@ from tp_flower.methods.personalised.messages import (
     BY_DATA,
     BY_FEATURES,
     BY_MODELS,
-    SUMMARIES,
     SiteMetrics,
     SummariseRequest,
+)
+from tp_flower.methods.personalised.settings import (
+    NO_GRAPH,
+    PersonalisedSettings,
+    summaries_of,
 )
 from tp_flower.methods.personalised.sites import PAIRS, covariances, pairwise_distances
 from tp_flower.methods.personalised.z_step import ZStep
 from tp_flower.settings import Settings
-from tp_flower.terms.run_terms import NO_GRAPH
 
 PENALTY: Final = "penalty"
 _NAMES: Final = frozenset(
@@ -37,7 +40,8 @@ class EdgePenalty:
     """lambda sum over the edges of ||z_i - z_j||_2, and its proximal step."""
 
     def __init__(self, graph: similarity.SimilarityGraph, settings: Settings) -> None:
-        self.graph, self.penalty = graph, settings.graph_penalty
+        self.graph = graph
+        self.penalty = settings.of(PersonalisedSettings).graph_penalty
         self._step = ZStep(graph)
         self._pull: FloatArray | None = None
 
@@ -83,24 +87,25 @@ def make_graph(
     problem: PersonalisedProblem, settings: Settings
 ) -> Generator[Requests, Replies, SiteGraph]:
     """Request the sites' summaries and build the graph."""
-    kind = settings.graph if settings.graph in SUMMARIES else NO_GRAPH
+    kind = summaries_of(settings)
+    values = settings.of(PersonalisedSettings)
     graph, local_metrics = None, None
     if kind == NO_GRAPH:
-        graph = _written_graph(settings.graph, problem.sites)
-    if graph is None or settings.baselines:
+        graph = _written_graph(values.graph, problem.sites)
+    if graph is None or values.baselines:
         request = SummariseRequest(
             summaries=kind != NO_GRAPH,
-            alone=settings.baselines,
+            alone=values.baselines,
             seed=settings.seed,
             label_scale=problem.label_scale,
             base=problem.base_score.tolist(),
         )
         replies = yield ask(request, problem.parts)
-        if settings.baselines:
+        if values.baselines:
             local_metrics = read_metrics(replies, problem.parts, "local")
         if graph is None:
             distances = read_distances(problem, kind, replies)
-            neighbours = settings.graph_neighbours
+            neighbours = values.graph_neighbours
             graph = similarity.nearest_neighbours(problem.sites, distances, neighbours)
     return SiteGraph("given" if kind == NO_GRAPH else kind, graph, local_metrics)
 

@@ -48,6 +48,14 @@ from tp_flower.methods.personalised.messages import (
     PersonalisePart,
     PersonaliseRequest,
 )
+from tp_flower.methods.personalised.settings import (
+    EVERYTHING,
+    INTERCEPT,
+    LAST,
+    PersonalisedSettings,
+    named_coordinates,
+    summaries_of,
+)
 from tp_flower.objectives import (
     MAX_CLASSES,
     Response,
@@ -61,10 +69,9 @@ from tp_flower.protocol.setup_messages import ExtractedPart, LabelFacts
 from tp_flower.query import BoundQuery, Query
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
-from tp_flower.settings.run import AUTO
-from tp_flower.settings.training import EVERYTHING, INTERCEPT, LAST, named_coordinates
+from tp_flower.settings.declare import AUTO
 from tp_flower.splits import split_rows
-from tp_flower.terms.run_terms import RunTerms, model_seed
+from tp_flower.terms.run_terms import model_seed
 
 TRAINING: Final = (TRAIN_PERSONALISE, TRAIN_SUMMARISE, TRAIN_PERSONAL)
 SUMMARY_TEXTS: Final = {
@@ -147,8 +154,8 @@ def set_up_personalised(
     request = PersonaliseRequest(
         loss=response.loss,
         classes=values,
-        graph=RunTerms(extracted.proposal).graph,
-        graph_epsilon=settings.graph_epsilon,
+        graph=summaries_of(settings),
+        graph_epsilon=settings.of(PersonalisedSettings).graph_epsilon,
         delta=settings.privacy.delta,
         parts={
             part.number: PersonalisePart(
@@ -204,10 +211,11 @@ def set_up_personalised(
 def _disclosed(settings: Settings) -> MethodFacts:
     """Return the facts that the disclosures of the sites' summaries name."""
     privacy, summaries = settings.privacy, NOTHING
-    if settings.graph_epsilon and settings.graph != BY_MODELS:
-        amount = f"epsilon {settings.graph_epsilon:g}, delta {privacy.delta:g}"
+    values = settings.of(PersonalisedSettings)
+    if values.graph_epsilon and values.graph != BY_MODELS:
+        amount = f"epsilon {values.graph_epsilon:g}, delta {privacy.delta:g}"
         summaries = f"Gaussian noise (summaries: {amount}{features_note(privacy)})"
-    facts = {"summary": SUMMARY_TEXTS.get(settings.graph, "")}
+    facts = {"summary": SUMMARY_TEXTS.get(values.graph, "")}
     return MethodFacts(facts, {"summaries": summaries})
 
 
@@ -323,7 +331,8 @@ def _base_and_scale(response: Response, sums: FloatArray) -> tuple[FloatArray, f
 def personal_mask(settings: Settings, problem: PersonalisedProblem) -> BoolArray:
     """Return which parameters each site has for itself, (p,)."""
     table = problem.table
-    count, personal = len(table.penalised), settings.personal
+    count = len(table.penalised)
+    personal = settings.of(PersonalisedSettings).personal
     if personal == EVERYTHING or not personal.strip():
         return np.full(count, personal == EVERYTHING)
     if personal == LAST:

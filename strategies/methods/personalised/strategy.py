@@ -57,11 +57,13 @@ from tp_flower.methods.personalised.messages import (
     PersonalRequest,
     TrackParameters,
 )
+from tp_flower.methods.personalised.settings import PersonalisedSettings
 from tp_flower.objectives import Target
 from tp_flower.reports.console import OWN_MODELS
 from tp_flower.reports.records import RunReport
 from tp_flower.settings import Settings
-from tp_flower.settings.run import AUTO, CLASSIFICATION
+from tp_flower.settings.declare import AUTO
+from tp_flower.settings.run import CLASSIFICATION
 from tp_flower.terms.extraction import needs_numbers
 
 PERSONAL: Final = "personal"
@@ -87,7 +89,7 @@ class Training:
         self.rate = settings.learning_rate or 1.0 / (largest or 1.0)
         start = np.tile(problem.start, (len(problem.parts), 1))
         self.descents = {PERSONAL: Descent.start(self.mask, start, self._penalty.step)}
-        if settings.baselines:
+        if settings.of(PersonalisedSettings).baselines:
             self.descents[GLOBAL] = Descent.start(np.zeros_like(self.mask), start)
         self.metrics: dict[str, Sequence[Metrics]] = {}
 
@@ -172,7 +174,8 @@ class Training:
         }
         name = "rmse" if "rmse" in means[PERSONAL] else "log_loss"
         errors = {track: each.get(name, math.inf) for track, each in means.items()}
-        best, penalty = min(errors, key=errors.__getitem__), self.settings.graph_penalty
+        best = min(errors, key=errors.__getitem__)
+        penalty = self.settings.of(PersonalisedSettings).graph_penalty
         way = f"lower it, say to {penalty / 10:g}" if best == "local" else "raise it"
         # without personal coordinates no penalty counts
         if (
@@ -218,7 +221,7 @@ class Training:
             },
             "graph": {
                 "kind": self.graph.kind,
-                "penalty": self.settings.graph_penalty,
+                "penalty": self.settings.of(PersonalisedSettings).graph_penalty,
                 "edges": graph.edges.tolist(),
                 "components": int(graph.components.max(initial=-1)) + 1,
             },

@@ -24,8 +24,8 @@ from tests.support.federated import train, write_site
 from tests.support.files import ROOT, case_table
 from tp_flower.errors import SettingsError, TPFlowerError
 from tp_flower.protocol.messages import Action
-from tp_flower.settings import KEYS, PrivacySettings, Settings
-from tp_flower.settings.settings import SYNONYMS
+from tp_flower.settings import PrivacySettings, Settings, keys
+from tp_flower.settings.settings import synonyms
 
 CASES = case_table(__file__)
 EXEMPT = tomllib.loads(Path(__file__).with_name("exempt.toml").read_text("utf-8"))
@@ -102,15 +102,15 @@ def test_the_settings_that_a_refusal_names_are_accepted(case):
     Settings.from_run_config(case["mended"])
 
 
-@pytest.mark.parametrize("name", SYNONYMS)
+@pytest.mark.parametrize("name", synonyms())
 def test_every_name_of_another_library_leads_to_a_setting(name):
     with pytest.raises(
         SettingsError, match=f"{name}: unknown setting. It is "
     ) as caught:
         Settings.from_run_config({name: 1})
     meant = re.search(r"It is ([\w-]+)", str(caught.value))[1]
-    assert meant in KEYS
-    assert name not in KEYS
+    assert meant in keys()
+    assert name not in keys()
 
 
 def test_privacy_settings_in_python():

@@ -10,7 +10,6 @@ from client_apps.methods.registry import join_method_of
 from client_apps.privacy import ledger_entries
 from scripts.render_pages import render_pages
 from tests.support.files import ROOT
-from tp_flower.methods import ADMM, CORESET, SGD
 from tp_flower.methods.admm.messages import TRAIN_ADMM
 from tp_flower.methods.coreset.messages import TRAIN_ROWS
 from tp_flower.methods.sgd.messages import TRAIN_SGD
@@ -28,11 +27,11 @@ KINDS = {kind for _, declared in DISCLOSURES for kind in declared.kinds}
 # facts that only a method's own messages name
 OF_METHODS = "bagged", "scores_own_trees", "sends_centres", "sends_rows", "summary"
 LEAVE_WITH = {
-    Action.PREPARE: [("curvature", ADMM), ("gram", ADMM)],
-    TRAIN_ADMM: [(x, ADMM) for x in ("moments", "parameters", "model", "scores")],
-    TRAIN_SGD: [("gradients", SGD), ("batch-scores", SGD), ("scores", SGD)],
-    TRAIN_ROWS: [("rows", CORESET), ("centres", CORESET)],
-    Action.CONSENSUS: [("scores", CORESET)],
+    Action.PREPARE: [("curvature", "admm"), ("gram", "admm")],
+    TRAIN_ADMM: [(x, "admm") for x in ("moments", "parameters", "model", "scores")],
+    TRAIN_SGD: [(x, "sgd") for x in ("gradients", "batch-scores", "scores")],
+    TRAIN_ROWS: [("rows", "coreset"), ("centres", "coreset")],
+    Action.CONSENSUS: [("scores", "coreset")],
 }
 
 
@@ -51,7 +50,7 @@ def test_every_kind_of_planned_release_is_declared():
         if name.isupper() and type(value) is str
     }
     # the nearest centre leaves with the centres
-    others = {ADMM, SGD, DP_SGD, NOISY_STATISTICS, "nearest"}
+    others = {DP_SGD, NOISY_STATISTICS, "nearest"}
     assert len(constants - others) == 12
     assert constants - others <= KINDS
     assert "nearest" not in KINDS

@@ -10,7 +10,7 @@ from client_apps.app import app
 from strategies import STRATEGIES, TablePuppetADMM, TrainingStrategy
 from strategies.run.grid import InProcessGrid
 from tp_flower.errors import SettingsError
-from tp_flower.methods import METHODS
+from tp_flower.methods.method import METHODS
 from tp_flower.protocol.messages import Action
 from tp_flower.query import Query
 

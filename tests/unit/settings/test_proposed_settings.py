@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tp_flower.settings import SETTINGS, Settings
+from tp_flower.settings import Settings, all_settings
 
 OPERATIONAL = {
     *("sql", "tables", "resume", "device", "output-dir", "progress", "track"),
@@ -22,13 +22,18 @@ itself."""
 
 
 def test_every_setting_is_proposed_unless_it_is_declared_operational():
-    assert {item.key for item in SETTINGS if item.is_operational} == OPERATIONAL
-    assert Settings().proposed().keys() == {item.key for item in SETTINGS} - OPERATIONAL
+    assert {item.key for item in all_settings() if item.is_operational} == OPERATIONAL
+    assert (
+        Settings().proposed().keys()
+        == {item.key for item in all_settings()} - OPERATIONAL
+    )
 
 
 def test_what_may_change_in_a_resumed_run_is_operational():
     assert not [
-        item.key for item in SETTINGS if item.may_change and not item.is_operational
+        item.key
+        for item in all_settings()
+        if item.may_change and not item.is_operational
     ]
 
 

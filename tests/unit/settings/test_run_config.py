@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.files import case_table
 from tp_flower.errors import SettingsError
-from tp_flower.settings import KEYS, Settings
+from tp_flower.settings import Settings, keys
 from tp_flower.settings.run_config import (
     config_of_keywords,
     read_override,
@@ -87,8 +87,8 @@ def test_keywords_are_the_settings_of_a_file(tmp_path: Path) -> None:
     assert settings.privacy.scores == "clear"
     assert settings.output_dir == str(tmp_path)
     # every setting has a keyword
-    keywords = {key.replace(".", "_").replace("-", "_"): key for key in KEYS}
-    assert config_of_keywords(keywords) == {key: key for key in KEYS}
+    keywords = {key.replace(".", "_").replace("-", "_"): key for key in keys()}
+    assert config_of_keywords(keywords) == {key: key for key in keys()}
 
 
 def test_an_unknown_keyword_is_refused_with_the_closest_setting() -> None:

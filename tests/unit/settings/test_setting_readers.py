@@ -12,19 +12,26 @@ import tp_flower.settings
 from tests.support.federated import store, store_sql, train, whole
 from tests.support.files import ROOT
 from tp_flower.errors import SettingsError
-from tp_flower.methods import METHODS
-from tp_flower.settings import SETTINGS, Settings
+from tp_flower.methods.method import METHODS
+from tp_flower.settings import Settings, all_settings, groups, is_read
 from tp_flower.terms import run_terms
 
 PACKAGE = str(Path(tp_flower.settings.__file__).parent)
 PACKAGES = ("tp_flower", "strategies", "client_apps")
 COMPARING = (run_terms.__file__, str(ROOT / "client_apps"))
+RULES = re.compile(r"tp_flower/methods/\w+/settings\.py$")
 """Sites read settings to compare requests with what was proposed."""
 DERIVED = {
     "epochs": ("num_epochs",),
     "model_of": ("model", "models"),
     "training_sample": ("coreset_size",),
+    "is_sampled": ("coreset_size",),
+    "sample_size": ("coreset_size",),
+    "is_by_importance": ("coreset_kind",),
+    "start": ("boost_from",),
     "method_name": ("strategy",),
+    "method": ("strategy",),
+    "family": ("strategy",),
     "split": ("test_split",),
     "split_name": ("test_split", "sample"),
     "validation_share": ("validation_fraction",),
@@ -48,7 +55,7 @@ OF_OTHER_RUNS = {
     "cg": CORESETS,
     "sgd": CORESETS,
     "gd": {"batch_size", *CORESETS},
-    "coreset-kmeans": NO_MODEL | {"strategy"},
+    "coreset-kmeans": NO_MODEL,
     "personalised": {"max_joined_rows"},
 }
 """By strategy, what is read with other settings only, or declared for all."""
@@ -57,16 +64,18 @@ OF_OTHER_RUNS = {
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     fields: set[str] = set()
-    names = {entry.name for entry in dataclasses.fields(Settings)} - {"privacy"}
+    names = {item.field for item in all_settings()}
 
-    def record(self: Settings, name: str) -> object:
+    def record(self: object, name: str) -> object:
         if name in names or name in DERIVED:
             reader = sys._getframe(1).f_code.co_filename
-            if not reader.startswith((PACKAGE, *COMPARING, dataclasses.__file__, "<")):
+            others = (PACKAGE, *COMPARING, dataclasses.__file__, "<")
+            if not reader.startswith(others) and not RULES.search(reader):
                 fields.update(DERIVED.get(name, (name,)))
         return object.__getattribute__(self, name)
 
-    monkeypatch.setattr(Settings, "__getattribute__", record, raising=False)
+    for group in (Settings, *groups()):
+        monkeypatch.setattr(group, "__getattribute__", record, raising=False)
     return fields
 
 
@@ -88,10 +97,10 @@ def test_every_setting_is_read_somewhere():
     outside = [path for path in modules if not str(path).startswith(PACKAGE)]
     nodes = (node for path in outside for node in ast.walk(ast.parse(path.read_text())))
     members = (node for node in nodes if isinstance(node, ast.Attribute))
-    owner = re.compile(r"(settings|privacy)$")
+    owner = re.compile(r"(settings|privacy|values|of\(\w+\))$")
     read = {node.attr for node in members if owner.search(ast.unparse(node.value))}
     read |= {field for member in DERIVED.keys() & read for field in DERIVED[member]}
-    fields = {item.field for item in SETTINGS}
+    fields = {item.field for item in all_settings()}
     assert not fields - read, "no code reads `settings.<name>` of them"
 
 
@@ -99,21 +108,23 @@ def test_every_setting_is_read_somewhere():
 def test_a_strategy_reads_what_is_declared_as_read_by_it(strategy, read):
     run_of(strategy)
     declared = {
-        item.field for item in SETTINGS if item.readers.include(strategy, "train")
+        item.field for item in all_settings() if is_read(item, strategy, "train")
     }
     assert {"l2", "seed"} <= read
     undeclared = read - SENT_ALONG.get(strategy, set()) - declared
     assert not undeclared, "the `readers` of their declarations lack the strategy"
-    plain = {item.field for item in SETTINGS if not item.key.startswith("privacy.")}
+    plain = {
+        item.field for item in all_settings() if not item.key.startswith("privacy.")
+    }
     others = NOT_IN_A_PLAIN_RUN | OF_OTHER_RUNS.get(strategy, set())
     assert plain & declared - read == others, "declared as read by it"
 
 
 @pytest.mark.parametrize("strategy", METHODS)
 def test_a_setting_that_a_strategy_does_not_read_is_refused_or_ignored(strategy):
-    for item in SETTINGS:
+    for item in all_settings():
         is_plain = item.type in (int, float) and not item.key.startswith("privacy.")
-        if not is_plain or item.readers.include(strategy, "train"):
+        if not is_plain or is_read(item, strategy, "train"):
             continue
         config = {
             "strategy": strategy,

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from tests.support.files import ROOT
 from tp_flower.errors import SettingsError
-from tp_flower.methods import METHODS
-from tp_flower.settings import GROUPS, KEYS, SETTINGS, PrivacySettings, Settings
+from tp_flower.methods.method import METHODS
+from tp_flower.settings import PrivacySettings, Settings, all_settings, groups, keys
 from tp_flower.settings.declare import OneOf, declared
 
 CHOICES = {
-    item.key: item.allowed.words
-    for group in GROUPS
+    item.key: item.allowed.choices
+    for group in groups()
     for item in declared(group)
     if isinstance(item.allowed, OneOf)
 }
@@ -35,21 +35,21 @@ def shipped_config() -> dict[str, object]:
 
 def test_pyproject_and_settings_have_the_same_keys_and_defaults() -> None:
     assert shipped_config() == Settings().to_dict(), "run scripts/render_pages.py"
-    assert list(shipped_config()) == list(KEYS)
+    assert list(shipped_config()) == list(keys())
     # `1` for a float default would make Flower show users an int
     types = {key: type(value) for key, value in shipped_config().items()}
     assert types == {key: type(value) for key, value in Settings().to_dict().items()}
 
 
 def test_a_resumed_run_waits_and_logs_otherwise_and_computes_the_same() -> None:
-    assert {item.key for item in SETTINGS if item.may_change} == {
+    assert {item.key for item in all_settings() if item.may_change} == {
         *("resume", "tables", "site-timeout", "on-missing", "min-sites"),
         *("wait-seconds", "progress", "track", "channel", "session-seconds"),
     }
 
 
 def test_every_setting_is_described() -> None:
-    for item in SETTINGS:
+    for item in all_settings():
         assert len(item.doc) > 20, item
         assert item.doc.endswith("."), item
 

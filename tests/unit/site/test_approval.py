@@ -23,7 +23,7 @@ from tp_flower.errors import SettingsError, SiteError, TPFlowerError
 from tp_flower.protocol.proposal import Proposal, ProposedJoin, ProposedPart
 from tp_flower.query import Query
 from tp_flower.query.fragment import Fragment
-from tp_flower.settings import SETTINGS, Settings
+from tp_flower.settings import Settings, all_settings
 from tp_flower.settings.declare import OneOf
 from tp_flower.sources.shards import load_tables
 from tp_flower.terms.proposal_text import proposal_text
@@ -36,7 +36,7 @@ KEYS = {
     for number, site in enumerate(("north", "south", "lab"), 10)
 }
 OWN = {"lab"}
-ALLOWED = {item.key: item.allowed for item in SETTINGS}
+ALLOWED = {item.key: item.allowed for item in all_settings()}
 
 
 def proposal_of(sql=SQL, **settings):
@@ -103,7 +103,7 @@ def others(key, value):
     if key in CASES["values"]:
         return CASES["values"][key]
     if isinstance(ALLOWED.get(key), OneOf):
-        return ALLOWED[key].words
+        return ALLOWED[key].choices
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, float):

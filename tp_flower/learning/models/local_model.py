@@ -249,10 +249,12 @@ class ModelKind:
     Attributes:
         build: makes the model of a table with so many encoded columns.
         count: says how many parameters such a model has before it is trained.
+        fields: those of a specification that say something about such a model.
     """
 
     build: Callable[[ModelSpec, int], LocalModel]
     count: Callable[[ModelSpec, int], int]
+    fields: tuple[str, ...] = ("intercept", "hidden_sizes", "seed")
 
 
 NUMPY_KINDS: Final[dict[str, ModelKind]] = {
@@ -265,6 +267,7 @@ NUMPY_KINDS: Final[dict[str, ModelKind]] = {
     CENTRES: ModelKind(
         lambda spec, features: CentresModel(features, spec.outputs),
         lambda spec, features: features * spec.outputs,
+        fields=(),
     ),
 }
 """The kinds that are registered; every other kind is one of torch."""
@@ -273,7 +276,7 @@ NUMPY_KINDS: Final[dict[str, ModelKind]] = {
 def register_kind(name: str, kind: ModelKind) -> None:
     """Add a kind of models; ValueError if there is another one of its name."""
     if NUMPY_KINDS.setdefault(name, kind) is not kind:
-        raise ValueError(f"models {name!r} are registered: choose another name")
+        raise ValueError(f"kind {name!r} of models is registered: choose another name")
 
 
 def build_model(spec: ModelSpec, features: int, device: str = "auto") -> LocalModel:

@@ -1,12 +1,39 @@
 """Gradient boosting: trees, and what the shards of a table add to them."""
 
+from typing import Final
+
 from tp_flower.learning.models.local_model import (
     LocalModel,
     ModelKind,
     ModelSpec,
     register_kind,
 )
-from tp_flower.methods.boost.messages import TREES
+from tp_flower.methods.boost.messages import (
+    BAGGED,
+    LOCAL,
+    POOLED,
+    TRAIN_BAG,
+    TRAIN_BOOST,
+    TREES,
+)
+from tp_flower.methods.method import Method
+
+BOOST: Final = Method(
+    name="boost",
+    family="boost",
+    actions=(TRAIN_BOOST, TRAIN_BAG),
+    epochs=100,
+    few_epochs=6,
+    patience=2,
+    scores_per_epoch=2,
+    rules="tp_flower.methods.boost.settings:RULES",
+    overfits=True,
+    unions=(LOCAL, BAGGED, POOLED),
+    only_model=TREES,
+    takes_codes=True,
+    starts_from="boost_from",
+    plans_noise=False,
+)
 
 
 def _build(spec: ModelSpec, _features: int) -> LocalModel:
@@ -17,4 +44,7 @@ def _build(spec: ModelSpec, _features: int) -> LocalModel:
 
 
 # each round says how many leaves it grows
-register_kind(TREES, ModelKind(_build, lambda _spec, _features: 0))
+register_kind(
+    TREES,
+    ModelKind(_build, lambda _spec, _features: 0, fields=("hidden_sizes", "seed")),
+)

@@ -1,1 +1,19 @@
-"""Preconditioned conjugate gradients for linear models over joins."""
+"""Conjugate gradients, for linear models without noise: the fewest rounds."""
+
+from typing import Final
+
+from tp_flower.learning.models.local_model import LINEAR
+from tp_flower.methods.cg.messages import TRAIN_DESCENT, TRAIN_DIRECTION
+from tp_flower.methods.method import Method
+from tp_flower.protocol.training_messages import Update
+
+CG: Final = Method(
+    name="cg",
+    family="cg",
+    actions=(TRAIN_DESCENT, TRAIN_DIRECTION),
+    epochs=100,
+    rules="tp_flower.methods.cg.settings:RULES",
+    updates=(Update.GRAM,),
+    only_model=LINEAR,
+    plans_noise=False,
+)

@@ -9,8 +9,8 @@ from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Discloses, PartBody, Reply, Request
 from tp_flower.protocol.messages import declare_action
 from tp_flower.protocol.setup_messages import SealedText
+from tp_flower.protocol.training_messages import MOST_SAMPLED
 
-MOST_SAMPLED: Final = 1 << 24
 MOST_CLUSTERS: Final = 10_000
 LARGEST_PENALTY: Final = 1e100
 

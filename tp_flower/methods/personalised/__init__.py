@@ -4,3 +4,21 @@ Source: Zhao, Liu, Jiang, He, "Communication Efficient Training of Federated Mod
 Unbalanced Labels" (draft). Each module says what the draft leaves open, and what it
 corrects.
 """
+
+from typing import Final
+
+from tp_flower.methods.method import Method
+from tp_flower.methods.personalised.messages import (
+    TRAIN_PERSONAL,
+    TRAIN_PERSONALISE,
+    TRAIN_SUMMARISE,
+)
+
+PERSONALISED: Final = Method(
+    name="personalised",
+    family="personal",
+    actions=(TRAIN_PERSONALISE, TRAIN_SUMMARISE, TRAIN_PERSONAL),
+    epochs=60,
+    rules="tp_flower.methods.personalised.settings:RULES",
+    joins=False,
+)

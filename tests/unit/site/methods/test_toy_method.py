@@ -17,11 +17,10 @@ from client_apps.app import make_app
 from client_apps.methods import registry
 from client_apps.methods.site_method import Beginning, JoinMethod, prepared
 from client_apps.rounds.site import Site
-from client_apps.training import prepare
 from strategies.run.grid import InProcessGrid
 from tests.support.peers import hostile
-from tp_flower.methods import METHODS
 from tp_flower.methods.admm.messages import TRAIN_ADMM
+from tp_flower.methods.method import METHODS
 from tp_flower.protocol import fields
 from tp_flower.protocol.codec import add_envelope, encode, read_envelope
 from tp_flower.protocol.messages import Action, RequestEnvelope
@@ -143,7 +142,7 @@ def app(monkeypatch):
     monkeypatch.setattr(registry, "ROOMS", dict(registry.ROOMS))
     registry.register(TOY, ROOM)
     of_toy = replace(METHODS["admm"], family=TOY)
-    monkeypatch.setattr(prepare, "METHODS", {**METHODS, "admm": of_toy})
+    monkeypatch.setitem(METHODS, "admm", of_toy)
     return make_app()
 
 

@@ -1,0 +1,92 @@
+"""The declaration of a training method, and the registry of those that a run can name.
+
+A method is a room of one name on three sides: what both sides share in
+``tp_flower/methods``, the server's half in ``strategies/methods``, and the sites' in
+``client_apps/methods``. Nothing else names it: whatever depends on the method is a
+property of its declaration, or of the :class:`~tp_flower.settings.rules.Rules` that its
+room adds to the settings.
+"""
+
+import importlib
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tp_flower.protocol.messages import Action
+from tp_flower.protocol.training_messages import Update
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """One value of the setting ``strategy``; epochs and sizes are its defaults.
+
+    Attributes:
+        family: the room of methods that share messages and state.
+        actions: its messages, besides those of every run.
+        epochs: at most; training ends where it has converged.
+        few_epochs: those with noise, which each costs some budget, with a coreset, or
+            where it ``overfits`` and no rows validate.
+        patience: the default where validation rows are automatic.
+        scores_per_epoch: vectors of scores that leave in an epoch, for each batch.
+        rules: where its :class:`Rules` are, as ``module:name``; "" for none.
+        joins: whether it trains over joins, and begins with ``prepare``.
+        holds_out: whether joined rows can be held out: there is a label to predict.
+        overfits: whether rows validate by default.
+        updates: how the shards of a table may train together.
+        unions: the values of the setting ``lou`` that choose among these.
+        only_model: the kind of models that it trains alone; "" for all kinds.
+        takes_codes: whether its models take categories as codes.
+        starts_from: the setting that names a saved model to start from; "" for none.
+        plans_noise: whether the noise that a run asks for is planned.
+        solves_tables: whether a table's linear model is solved for exactly, from its
+            Gram matrix and moments.
+        sends_gradients: whether a site sends gradients of batches, not updates.
+        sends_a_row_once: whether a row of a table is in a release at most once, as the
+            accountants assume: rows of a coreset leave in the clear, without any noise
+            to count.
+        is_full_batch: whether the only batch of an epoch has all joined rows.
+        sampled_rows: joined rows to draw; 0 trains on all of them.
+        solvers: the server's solvers; empty if the sites train.
+    """
+
+    name: str
+    family: str
+    actions: tuple[Action, ...]
+    epochs: int
+    few_epochs: int = 0
+    patience: int = 10
+    scores_per_epoch: int = 1
+    rules: str = ""
+    joins: bool = True
+    holds_out: bool = True
+    overfits: bool = False
+    updates: tuple[Update, ...] = (Update.LOCAL,)
+    unions: tuple[str, ...] = ()
+    only_model: str = ""
+    takes_codes: bool = False
+    starts_from: str = ""
+    plans_noise: bool = True
+    solves_tables: bool = False
+    sends_gradients: bool = False
+    sends_a_row_once: bool = True
+    is_full_batch: bool = False
+    sampled_rows: int = 0
+    solvers: tuple[str, ...] = ()
+
+
+METHODS: Final[dict[str, Method]] = {}
+"""By the value of the setting ``strategy``."""
+
+
+def register(*methods: Method) -> None:
+    """Add methods; ValueError if there is another one of the name."""
+    for method in methods:
+        if METHODS.setdefault(method.name, method) is not method:
+            raise ValueError(
+                f"method {method.name!r} is registered: choose another name"
+            )
+
+
+def imported(reference: str) -> Any:
+    """Import and return what a reference, ``module:name``, names."""
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)

@@ -1,0 +1,56 @@
+"""What a method adds to the settings of a run, in ``settings.py`` of its room."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from tp_flower.methods.method import METHODS, Method, imported
+from tp_flower.protocol.messages import Action
+from tp_flower.settings.declare import Setting
+
+if TYPE_CHECKING:
+    from tp_flower.settings.settings import Settings
+
+
+def names_of(*groups: type[Any]) -> frozenset[str]:
+    """Return the fields of groups of settings."""
+    return frozenset(entry.name for group in groups for entry in fields(group))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """The settings of a method, and what follows from them.
+
+    Attributes:
+        groups: of its own settings; a shared group may be among them for its position.
+        reads: the fields that it reads, besides those that every run reads.
+        conflicts: yields the combinations of settings that it refuses.
+        preference: of the methods, strategy "auto" is the one with the highest; 0 is
+            never chosen.
+        sends: returns the form in which sampled rows leave, if the server solves.
+        begins: by action, whether a run has the stage that begins with it.
+        synonyms: its settings, by the names that other libraries have for them.
+    """
+
+    groups: tuple[type[Any], ...] = ()
+    reads: frozenset[str] = frozenset()
+    conflicts: "Callable[[Settings], Iterator[str]]" = lambda _: iter(())
+    preference: "Callable[[Settings], int]" = lambda _: 0
+    sends: "Callable[[Settings], str | None]" = lambda _: None
+    begins: "Mapping[Action, Callable[[Settings], bool]]" = field(default_factory=dict)
+    synonyms: Mapping[str, str] = field(default_factory=dict)
+
+
+@cache
+def rules_of(method: Method) -> Rules:
+    """Return the rules of a method."""
+    rules: Rules = imported(method.rules) if method.rules else Rules()
+    return rules
+
+
+def is_read(setting: Setting, strategy: str, mode: str) -> bool:
+    """Return whether a run of the strategy, in the mode, reads a setting."""
+    readers, reads = setting.readers, rules_of(METHODS[strategy]).reads
+    is_of_strategy = not readers.of_methods or setting.field in reads
+    return is_of_strategy and (not readers.modes or mode in readers.modes)
