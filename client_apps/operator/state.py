@@ -11,7 +11,7 @@ as an array of one, the fields of an inner dataclass under its name and theirs.
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -98,12 +98,18 @@ def _inner(name: str, key: str) -> str:
     return f"{name}-{key}"
 
 
+_FIELDS: Final[dict[type[Any], tuple[tuple[str, type[Any]], ...]]] = {}
+"""Of states seen before: to read type hints takes longer than a batch of few rows."""
+
+
 def _fields(state: type[Any]) -> tuple[tuple[str, type[Any]], ...]:
     """Return the fields of a dataclass, each with its type where it is not None."""
-    hints = get_type_hints(state)
-    return tuple(
-        (field.name, _without_none(hints[field.name])) for field in fields(state)
-    )
+    if state not in _FIELDS:
+        hints = get_type_hints(state)
+        _FIELDS[state] = tuple(
+            (field.name, _without_none(hints[field.name])) for field in fields(state)
+        )
+    return _FIELDS[state]
 
 
 def _without_none(hint: Any) -> Any:
