@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from tp_flower.errors import ModelError, SettingsError, TPFlowerError
 from tp_flower.files import home_at, user_home
+from tp_flower.methods.method import start_keys, started_from
 from tp_flower.model_names import MANIFEST_FILE, MODELS, ModelVersion, find_version
 from tp_flower.reports.results import Evaluation, Explanation, Predictions, Result
 from tp_flower.settings.run import EVALUATE, EXPLAIN, PREDICT, TRAIN
@@ -49,7 +50,7 @@ READ_REPORT: Final = "strategies.report_page.page:read_report"
 
 STATE: Final = "state"
 FAILED: Final = "FAILED: "
-OF_ONE_RUN: Final = ("boost-from", "output-dir", "resume", "sql", "tables", "track")
+OF_ONE_RUN: Final = ("output-dir", "resume", "sql", "tables", "track")
 """Settings of a training that runs with its model do not share."""
 ARGUMENTS: Final[Mapping[str, str]] = {
     "sql": "the query is the first argument",
@@ -321,7 +322,11 @@ class FittedModel(Result):
             )
         self._check_parts(workspace.sites)
         settings = self.report["settings"]
-        config = {key: settings[key] for key in settings if key not in OF_ONE_RUN}
+        config = {
+            key: settings[key]
+            for key in settings
+            if key not in (*OF_ONE_RUN, *start_keys())
+        }
         config["model-name"] = self._requested_name(workspace.sites)
         values = _read_settings(mode, query, workspace.sites, keywords, config)
         return _carry_out(values, workspace, _announce_of(values))
@@ -548,7 +553,7 @@ def _lineage(home: Path, name: str) -> list[ModelVersion]:
     models = []
     while name:
         models.append(ModelVersion.parse(name))
-        name = str(_read_manifest(home, name)["settings"].get("boost-from", ""))
+        name = started_from(_read_manifest(home, name)["settings"])
     return models
 
 

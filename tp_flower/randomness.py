@@ -32,7 +32,7 @@ class Stream(IntEnum):
     ORDER = 3
     LOCAL_FIT = 4
     CURVATURE = 5
-    CORESET = 9
+    DRAW = 9
     SOLVE = 10
     SUMMARIES = 11
     SAMPLE = 12

@@ -10,7 +10,6 @@ from client_apps.handlers.encoding import shared
 from client_apps.methods.site_method import Beginning, JoinMethod, prepared
 from client_apps.operator.participant import Participant, score_sums
 from client_apps.privacy import ledger_entries
-from client_apps.privacy.guard import check_growth
 from client_apps.privacy.proposal_checks import agree, contradiction
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
@@ -43,6 +42,7 @@ from tp_flower.protocol.codec import check_sizes, required
 from tp_flower.protocol.fields import CLEAR
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
+from tp_flower.sources.shards import ShardSource
 
 SHOWN_TREES: Final = "trees"
 # of the scores with this number, so that no earlier ones pass for them
@@ -142,7 +142,7 @@ def boost(site: Site, request: BoostRequest) -> BoostReply:
             agree_in_growth(site, part.data.table, request)
             part.begin_scores(request.scores_number)
             seal, growth, table = None, request.growth, part.data.table
-            check_growth(site.source(part.number), growth, part.model.outputs)
+            _check_growth(site.source(part.number), growth, part.model.outputs)
             derivatives = _derivatives(part, body)
             if table in request.bagged:
                 seal, _ = shared(site, part.number)
@@ -303,7 +303,7 @@ def _together(site: Site, part: Part, request: BagRequest) -> Grown:
         raise MessageError("no trees have been grown for an average")
     if body.is_own:
         return part.state.grown
-    check_growth(site.source(part.number), request.growth, outputs)
+    _check_growth(site.source(part.number), request.growth, outputs)
     seal, _ = shared(site, part.number)
     name = SEALED_TREES.format(part.progress.scores_number)
     documents = [
@@ -318,3 +318,11 @@ def _together(site: Site, part: Part, request: BagRequest) -> Grown:
         text = average(documents, columns, outputs)
     trees = [(1.0, text.tobytes().decode())]
     return Grown(text, sum_of_trees(trees, data.features, outputs))
+
+
+def _check_growth(source: ShardSource, growth: Growth, outputs: int) -> None:
+    """Refuse a boosting round of more leaves than a model may have parameters."""
+    leaves = growth.trees * growth.leaves * outputs
+    source.policy.check_size(
+        leaves, "leaves a round", "fewer leaves or trees-per-round"
+    )

@@ -15,7 +15,6 @@ from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray
 from tp_flower.errors import PolicyError, SiteError, SourceError
 from tp_flower.learning.models.local_model import ModelSpec, count_parameters
-from tp_flower.methods.boost.messages import Growth
 from tp_flower.privacy.mechanisms import Budget
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query.fragment import Fragment, Read, Role, reads
@@ -203,14 +202,6 @@ def check_model(source: ShardSource, spec: ModelSpec, features: int) -> None:
     if policy.most_parameters is not None:
         smaller = "smaller hidden-sizes, or encoders of fewer columns"
         policy.check_size(count_parameters(spec, features), "parameters", smaller)
-
-
-def check_growth(source: ShardSource, growth: Growth, outputs: int) -> None:
-    """Refuse a boosting round of more leaves than a model may have parameters."""
-    leaves = growth.trees * growth.leaves * outputs
-    source.policy.check_size(
-        leaves, "leaves a round", "fewer leaves or trees-per-round"
-    )
 
 
 def source_id(source: ShardSource) -> str:

@@ -32,6 +32,7 @@ from tp_flower.errors import ModelError, QueryError, SchemaError
 from tp_flower.extraction.select_plan import kind_of
 from tp_flower.files import write_file
 from tp_flower.heads import Head, Sum, head_of
+from tp_flower.methods.method import started_from
 from tp_flower.model_names import (
     MANIFEST_FILE,
     ModelVersion,
@@ -155,7 +156,7 @@ class Manifest(_Record, frozen=True, kw_only=True):
     @property
     def start(self) -> str:
         """The model whose scores are added to this one's; "" if there is none."""
-        return str(self.settings.get("boost-from", ""))
+        return started_from(self.settings)
 
     @property
     def outputs(self) -> int:

@@ -8,6 +8,7 @@ room adds to the settings.
 """
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -84,6 +85,17 @@ def register(*methods: Method) -> None:
             raise ValueError(
                 f"method {method.name!r} is registered: choose another name"
             )
+
+
+def started_from(config: Mapping[str, object]) -> str:
+    """Return the saved model that a run config starts from; "" for none."""
+    return next((str(config[key]) for key in start_keys() if config.get(key)), "")
+
+
+def start_keys() -> list[str]:
+    """Return the keys of the settings that name a saved model to start from."""
+    fields = (method.starts_from for method in METHODS.values())
+    return [name.replace("_", "-") for name in fields if name]
 
 
 def imported(reference: str) -> Any:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Final
 
 from rich import box
 from rich.table import Table
@@ -12,13 +11,6 @@ from tp_flower.reports.records import Metrics, RoundReport, sum_by_table
 
 TESTED = ("loss", "auc", "accuracy", "rmse", "r2", "rms_distance")
 """Test metrics that the line of an epoch shows."""
-
-OWN_MODELS: Final = {
-    "personal": "own model",
-    "global": "one model for all",
-    "local": "model of the site alone",
-}
-"""The models that a personalised run compares, by their names in the report."""
 
 
 def format_count(number: int) -> str:

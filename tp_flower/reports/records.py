@@ -195,7 +195,7 @@ class RunReport(RunRecord):
     verdict: str = ""
     contributions: Mapping[str, object] = field(default_factory=dict)
     coefficients: Mapping[str, object] = field(default_factory=dict)
-    personal: Mapping[str, object] = field(default_factory=dict)
+    sections: Mapping[str, object] = field(default_factory=dict)
     outcomes: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -290,7 +290,7 @@ def report_dict(report: RunReport) -> dict[str, object]:
         "contributions": report.contributions,
         "coefficients": report.coefficients,
         **report.outcomes,
-        **({"personal": report.personal} if report.personal else {}),
+        **report.sections,
         "privacy": report.privacy,
     }
     return {key: plain(value) for key, value in content.items()}

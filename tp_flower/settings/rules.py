@@ -54,3 +54,15 @@ def is_read(setting: Setting, strategy: str, mode: str) -> bool:
     readers, reads = setting.readers, rules_of(METHODS[strategy]).reads
     is_of_strategy = not readers.of_methods or setting.field in reads
     return is_of_strategy and (not readers.modes or mode in readers.modes)
+
+
+def general_methods() -> str:
+    """Return the methods over joins that train all models, with noise."""
+    return " or ".join(
+        name
+        for name, method in METHODS.items()
+        if method.joins
+        and method.plans_noise
+        and method.sends_a_row_once
+        and not method.is_full_batch
+    )

@@ -19,7 +19,7 @@ from tp_flower.objectives import names_of_losses, takes_numbers
 from tp_flower.protocol.fields import NOISY_STATISTICS
 from tp_flower.settings import declare, run, training
 from tp_flower.settings.privacy import PRIVACY_SETTINGS, PrivacySettings
-from tp_flower.settings.rules import Rules, is_read, rules_of
+from tp_flower.settings.rules import Rules, general_methods, is_read, rules_of
 from tp_flower.splits import SplitRule
 
 _Group = TypeVar("_Group")
@@ -328,7 +328,7 @@ def _conflicts_of_privacy(values: Settings) -> Iterator[str]:
         missing = "linear models" if solves_tables else f"strategy {solving!r}"
         yield f"privacy.features: 'statistics' needs {missing}: use dp-sgd"
     if not values.method.sends_a_row_once:
-        reason = f"sends the rows that it draws in the clear. Use {_noisy_methods()}"
+        reason = f"sends the rows that it draws in the clear. Use {general_methods()}"
         for kind in privacy.covered("features", "predictions"):
             yield f"privacy.{kind}: strategy {strategy!r} {reason}"
 
@@ -349,25 +349,14 @@ def _conflicts_of_noiseless(values: Settings) -> Iterator[str]:
     if values.other_model:
         yield (
             f"model: {values.other_model!r} does not go with strategy "
-            f"{values.method_name!r}, which trains its own kind: use {_noisy_methods()}"
+            f"{values.method_name!r}, which trains its own kind: use "
+            f"{general_methods()}"
         )
     for kind in values.privacy.covered("features", "predictions"):
         yield (
             f"privacy.{kind}: strategy {values.method_name!r} plans no noise for what "
-            f"its sites send: use {_noisy_methods()}"
+            f"its sites send: use {general_methods()}"
         )
-
-
-def _noisy_methods() -> str:
-    """Return the methods over joins that train all models, with noise."""
-    return " or ".join(
-        name
-        for name, method in METHODS.items()
-        if method.joins
-        and method.plans_noise
-        and method.sends_a_row_once
-        and not method.is_full_batch
-    )
 
 
 SYNONYMS: Final[Mapping[str, str]] = {

@@ -151,7 +151,7 @@ class CoresetDrawing(RowDrawing):
 
     def stand_in(self, joined: JoinedTables) -> RowSample:
         """Return as many rows that are drawn uniformly."""
-        rng = generator(self.settings.seed, Stream.CORESET)
+        rng = generator(self.settings.seed, Stream.DRAW)
         rows, weights = joined.train.joined_rows, joined.weighting.train_rows
         size = self.settings.training_sample
         sample = sampling.uniform_sample(rows, size, weights, rng)
@@ -172,7 +172,7 @@ def draw_coreset(
     # what has no label is clustered
     has_label = joined.target.has_label
     importance = sensitivities.REGRESSION if has_label else sensitivities.CLUSTERS
-    rng = generator(settings.seed, Stream.CORESET)
+    rng = generator(settings.seed, Stream.DRAW)
     parties = yield from _measure(joined, encoders, importance, settings)
     draws = yield from _draw(joined, parties, settings.training_sample, rng)
     distinct_draws = np.unique(draws)

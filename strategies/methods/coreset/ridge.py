@@ -34,6 +34,7 @@ from tp_flower.methods.coreset.settings import CoresetSettings
 from tp_flower.methods.coreset.solvers import solve
 from tp_flower.objectives import Objective, Target
 from tp_flower.protocol.training_messages import Outline, Update
+from tp_flower.settings.rules import general_methods
 
 
 class Ridge(JoinMethod):
@@ -72,7 +73,8 @@ class Ridge(JoinMethod):
         if not objective.has_constant_hessian:
             raise QueryError(
                 f"strategy {self.name!r} is for the squared loss of numbers, not for "
-                f"loss {objective.name!r}: use admm or sgd, with a coreset-size"
+                f"loss {objective.name!r}: use {general_methods()}, "
+                "with a coreset-size"
             )
         return objective
 

@@ -1,6 +1,7 @@
 """The section of a report's page about the models of single sites."""
 
 from strategies.report_page.convergence import TEST, metric_name
+from tp_flower.methods.personalised.messages import OWN_MODELS
 from tp_flower.reports import blocks, console
 
 SITE_METRICS = ("log_loss", "rmse", "auc")
@@ -17,9 +18,7 @@ def sections(report: blocks.Record) -> blocks.Blocks:
 def _site_metrics(
     personal: blocks.Record, sites: list[blocks.Record]
 ) -> blocks.Block | None:
-    models = [
-        name for name in console.OWN_MODELS if any(site.at(name) for site in sites)
-    ]
+    models = [name for name in OWN_MODELS if any(site.at(name) for site in sites)]
     measured = [site.at("personal").at(TEST).numbers() for site in sites]
     metrics = [
         key for key in SITE_METRICS if any(key in numbers for numbers in measured)
@@ -49,7 +48,7 @@ def _site_metrics(
         "site",
         "rows, train",
         "cluster",
-        *(console.OWN_MODELS[name] for name in models),
+        *(OWN_MODELS[name] for name in models),
     )
     note = "Sites of a cluster have the same model."
     return blocks.Table(

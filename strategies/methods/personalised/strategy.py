@@ -2,7 +2,7 @@
 
 In each round the server sends every site parameters and gets an update of them: a
 gradient over the site's rows. It then takes a proximal step
-(:mod:`strategies.methods.personalised.descent`), which ties the sites' models along
+(:mod:`strategies.methods.personalised.tracks`), which ties the sites' models along
 the edges of a similarity graph. Labels and rows stay.
 
 Reference: "Communication Efficient Training of Federated Model Over Unbalanced Labels"
@@ -28,7 +28,6 @@ from typing import Final
 
 import numpy as np
 
-from strategies.methods.personalised.descent import Descent, read_updates
 from strategies.methods.personalised.graph import (
     PENALTY,
     EdgePenalty,
@@ -43,6 +42,7 @@ from strategies.methods.personalised.setup import (
     personal_mask,
     set_up_personalised,
 )
+from strategies.methods.personalised.tracks import Descent, read_updates
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import EpochResult
 from strategies.setup.labels import task_line
@@ -53,13 +53,13 @@ from strategies.training.trend import falling_rate
 from tp_flower.arrays import FloatArray
 from tp_flower.heads import Contribution
 from tp_flower.methods.personalised.messages import (
+    OWN_MODELS,
     Pace,
     PersonalRequest,
     TrackParameters,
 )
 from tp_flower.methods.personalised.settings import PersonalisedSettings
 from tp_flower.objectives import Target
-from tp_flower.reports.console import OWN_MODELS
 from tp_flower.reports.records import RunReport
 from tp_flower.settings import Settings
 from tp_flower.settings.declare import AUTO
@@ -88,20 +88,20 @@ class Training:
         largest = float(problem.curvature.max(initial=0.0))
         self.rate = settings.learning_rate or 1.0 / (largest or 1.0)
         start = np.tile(problem.start, (len(problem.parts), 1))
-        self.descents = {PERSONAL: Descent.start(self.mask, start, self._penalty.step)}
+        self.tracks = {PERSONAL: Descent.start(self.mask, start, self._penalty.step)}
         if settings.of(PersonalisedSettings).baselines:
-            self.descents[GLOBAL] = Descent.start(np.zeros_like(self.mask), start)
+            self.tracks[GLOBAL] = Descent.start(np.zeros_like(self.mask), start)
         self.metrics: dict[str, Sequence[Metrics]] = {}
 
     @property
     def parameters(self) -> dict[str, FloatArray]:
         """(N, p) by track."""
-        return {track: each.iterate.point for track, each in self.descents.items()}
+        return {track: each.iterate.point for track, each in self.tracks.items()}
 
     @property
     def change(self) -> float:
         """The relative change of the track that the last step moved most."""
-        return max(descent.change for descent in self.descents.values())
+        return max(each.change for each in self.tracks.values())
 
     def pace(self, epoch: int) -> Pace:
         """Return the local steps and step size of an epoch, equal at all sites."""
@@ -121,9 +121,7 @@ class Training:
         points, pace = self.parameters, None
         if epoch is not None:
             # where the sites compute their gradients
-            points = {
-                track: each.iterate.ahead for track, each in self.descents.items()
-            }
+            points = {track: each.iterate.ahead for track, each in self.tracks.items()}
             pace = self.pace(epoch)
         parts, common = self.problem.parts, points.get(GLOBAL)
         bodies = {
@@ -140,15 +138,15 @@ class Training:
         """Take a step; return the sites' mean metrics at the point where it began."""
         parts, pace = self.problem.parts, self.pace(epoch)
         personal, common = read_updates(
-            self.problem, replies, has_common=GLOBAL in self.descents
+            self.problem, replies, has_common=GLOBAL in self.tracks
         )
         updates = {PERSONAL: personal, GLOBAL: common}
         # then an update is the gradient over all rows
         is_full = not self.settings.batch_size and self.settings.local_epochs <= 1
         length = pace.rate * pace.steps
-        self.descents = {
-            track: descent.stepped(updates[track], length, is_accelerated=is_full)
-            for track, descent in self.descents.items()
+        self.tracks = {
+            track: each.stepped(updates[track], length, is_accelerated=is_full)
+            for track, each in self.tracks.items()
         }
         metrics = read_metrics(replies, parts, _METRICS[PERSONAL])
         return EpochResult(
@@ -159,7 +157,7 @@ class Training:
         """Record the metrics of the final parameters."""
         parts = self.problem.parts
         self.metrics = {
-            t: read_metrics(replies, parts, _METRICS[t]) for t in self.descents
+            t: read_metrics(replies, parts, _METRICS[t]) for t in self.tracks
         }
         if self.graph.alone is not None:
             self.metrics["local"] = self.graph.alone
@@ -227,7 +225,7 @@ class Training:
             },
             "clusters": clusters,
             "objective": objective + self._penalty.value(models),
-            "change": {track: each.change for track, each in self.descents.items()},
+            "change": {track: each.change for track, each in self.tracks.items()},
             "bytes": {
                 "up": sum(sum(item.bytes_up.values()) for item in rounds),
                 "down": sum(sum(item.bytes_down.values()) for item in rounds),
@@ -314,7 +312,7 @@ class PersonalMethod(ServerMethod[PersonalisedProblem]):
             report,
             final_train=mean_metrics(metrics, "train"),
             final_test=mean_metrics(metrics, "test"),
-            personal=self._training.report_entry(report),
+            sections={"personal": self._training.report_entry(report)},
         )
 
 

@@ -97,7 +97,7 @@ def test_without_a_penalty_every_site_has_the_model_of_its_rows_alone():
     obvious = Obvious(tables, 0.01)
     alone = [np.linalg.solve(*obvious.quadratic(k)) for k in range(3)]
     np.testing.assert_allclose(strategy.method.parameters["personal"], alone, atol=1e-5)
-    means = strategy.report.personal["means"]
+    means = strategy.report.sections["personal"]["means"]
     assert means["personal"]["train"]["loss"] == pytest.approx(
         means["local"]["train"]["loss"], rel=1e-6
     )
@@ -114,7 +114,7 @@ def test_a_large_penalty_leads_to_the_one_model_of_no_personal_coordinate():
     assert (found == found[0]).all()
     np.testing.assert_allclose(found[0], one, atol=1e-5)
     np.testing.assert_allclose(tied.method.parameters["global"][0], one, atol=1e-5)
-    assert tied.report.personal["clusters"] == [[0, 1, 2]]
+    assert tied.report.sections["personal"]["clusters"] == [[0, 1, 2]]
 
 
 def test_no_personal_coordinate_is_one_model_whatever_the_penalty():
@@ -141,7 +141,7 @@ def test_between_the_limits_it_is_the_optimum_of_a_generic_solver():
     )
     problem = cvxpy.Problem(cvxpy.Minimize(fits / 5 + 0.05 * pulls))
     problem.solve(solver=cvxpy.CLARABEL)
-    assert strategy.report.personal["objective"] == pytest.approx(
+    assert strategy.report.sections["personal"]["objective"] == pytest.approx(
         problem.value, rel=1e-6
     )
     np.testing.assert_allclose(
@@ -186,7 +186,7 @@ def test_clusters_of_sites_are_found_and_predict_better_than_one_or_each_alone()
     tables, truth = clusters_of_sites()
     sql = f"SELECT y AS label, {', '.join(f'x{k}' for k in range(10))} FROM t"
     strategy = train(tables, sql, graph="models", graph_penalty=0.01, num_epochs=15)
-    facts = strategy.report.personal
+    facts = strategy.report.sections["personal"]
     assert (
         adjusted_rand_score(truth, [own["cluster"] for own in facts["sites"]]) >= 0.95
     )
@@ -276,7 +276,10 @@ def test_local_steps_on_batches_come_near_the_same_place():
     exact = train(graph_penalty=0.05, num_epochs=60)
     how = {"num_epochs": 40, "batch_size": 8, "local_epochs": 2}
     rough = train(graph_penalty=0.05, **how)
-    found, best = rough.report.personal["objective"], exact.report.personal["objective"]
+    found, best = (
+        rough.report.sections["personal"]["objective"],
+        exact.report.sections["personal"]["objective"],
+    )
     assert best <= found + 1e-9
     assert found == pytest.approx(best, rel=0.1)
 
@@ -304,7 +307,7 @@ def test_the_page_has_the_graph_and_every_site():
     assert "4 sites, 2 edges, 2 clusters of equal models, 2 connected groups" in page
     apart = render(report_dict(train(frames(4), graph_penalty=0.0).report))
     assert "4 clusters of equal models" in apart
-    for own in strategy.report.personal["sites"]:
+    for own in strategy.report.sections["personal"]["sites"]:
         shown = format_value(own["personal"]["test"]["rmse"])
         assert re.search(rf"{own['site']}</t[hd]>.*?{shown}", page, re.DOTALL)
 
@@ -313,7 +316,8 @@ def test_the_console_compares_with_one_model_and_with_each_alone():
     report = train().report
     text = console_text(result_view(report_dict(report)))
     values = [
-        format_value(own["test"]["rmse"]) for own in report.personal["means"].values()
+        format_value(own["test"]["rmse"])
+        for own in report.sections["personal"]["means"].values()
     ]
     row = r"mean of the sites +\d+ +" + " +".join(map(re.escape, values))
     assert re.search(row, text)

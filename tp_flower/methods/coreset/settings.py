@@ -14,7 +14,7 @@ from tp_flower.settings.declare import (
     Readers,
     setting,
 )
-from tp_flower.settings.rules import Rules
+from tp_flower.settings.rules import Rules, general_methods
 from tp_flower.settings.run import CLASSIFICATION, TRAIN
 from tp_flower.settings.settings import Settings
 from tp_flower.settings.training import OVER_JOINS, SampleSettings
@@ -80,7 +80,7 @@ def _conflicts(settings: Settings) -> Iterator[str]:
     if settings.task == CLASSIFICATION:
         yield (
             f"task: 'classification' does not go with strategy {strategy!r}: use "
-            "admm or sgd, with a coreset-size"
+            f"{general_methods()}, with a coreset-size"
         )
 
 

@@ -15,6 +15,13 @@ BY_DATA, BY_FEATURES, BY_MODELS = "data", "features", "models"
 SUMMARIES: Final = (BY_DATA, BY_FEATURES, BY_MODELS)
 """Summaries of sites from which a graph of similar sites can be made."""
 
+OWN_MODELS: Final = {
+    "personal": "own model",
+    "global": "one model for all",
+    "local": "model of the site alone",
+}
+"""The models that a personalised run compares, by their names in the report."""
+
 
 class PersonalisePart(PartBody, frozen=True, kw_only=True):
     """The rows, the encoder and the model of a site."""
