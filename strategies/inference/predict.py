@@ -208,7 +208,7 @@ class Predict(ModelStrategy):
             bound, columns, missing, self.settings, self.inventory
         )
         scores = yield from score(joined, self.manifest, self.settings, self.inventory)
-        scored = prediction_files.Scored(joined.label_row_of, scores, joined.is_partial)
+        scored = prediction_files.Scored(joined.label_rows, scores, joined.is_partial)
         # a joined row is named by a keyed hash of its row key, or by its position
         names, hashes = pa.array(scored.rows), joined.extracted.row_hashes
         if hashes is not None:
@@ -258,7 +258,7 @@ class Evaluate(ModelStrategy):
         )
         joined = replace(joined, mapping=mapping)
         scores = yield from score(joined, self.manifest, self.settings, self.inventory)
-        objective = self._objective(labels.select(joined.label_row_of))
+        objective = self._objective(labels.select(joined.label_rows))
         objective = objective.weighted(row_weights(weighting, weights, mapping))
         response, target = objective.response, objective.target
         self.metrics = objective.metrics(scores)

@@ -48,13 +48,14 @@ class Joined:
         """(N,), joined rows that lack a row of a table with missing sites."""
         partial = np.zeros(self.mapping.joined_rows, np.bool_)
         for table in self.missing.of_joined(self.bound.label_table).sites:
-            partial |= self.mapping.tables[table].row_of < 0
+            partial |= self.mapping.tables[table].is_absent
         return partial
 
     @property
-    def label_row_of(self) -> IntArray:
+    def label_rows(self) -> IntArray:
         """(N,), the row of the label table behind each joined row."""
-        return self.mapping.tables[self.bound.label_table].row_of.astype(np.int64)
+        rows = self.mapping.tables[self.bound.label_table]
+        return rows.expand(np.arange(rows.rows))
 
 
 def join_rows(

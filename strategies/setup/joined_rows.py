@@ -70,9 +70,8 @@ class TableLayout:
 Layouts = Mapping[str, TableLayout]
 Mappings = tuple[TableMapping, TableMapping | None]
 """Mappings of the training rows, and of the held-out rows (None without any)."""
-_Placed = tuple[list[PartRows], list[dict[str, Any]], tuple[IntArray, IntArray]]
-"""By table, its parts' rows and fields for ``prepare``; and the row behind each joined
-row to train on, and behind each held-out one."""
+_Placed = tuple[list[PartRows], list[dict[str, Any]], IntArray]
+"""By table, its parts' rows and fields for ``prepare``; and the new numbers of rows."""
 
 
 def lay_out(
@@ -94,8 +93,8 @@ def lay_out(
         by_part = {part.number: of for part, of in zip(shards, fields, strict=True)}
         layouts[name] = TableLayout(name, shards, tuple(rows), by_part)
         total = sum(part_rows.total for part_rows in rows)
-        trained[name] = TableRows(numbers[0], total)
-        tested[name] = TableRows(numbers[1], total)
+        trained[name] = train.tables[name].renumbered(numbers, total)
+        tested[name] = test.tables[name].renumbered(numbers, total)
     return (
         TableMapping(trained),
         TableMapping(tested) if test.joined_rows else None,
@@ -104,8 +103,7 @@ def lay_out(
 
 def _placed(sizes: tuple[int, ...], train: TableRows, test: TableRows) -> _Placed:
     is_trained, is_tested = train.multiplicity > 0, test.multiplicity > 0
-    # the extra last entry maps NO_ROW to itself
-    new_number = np.full(train.rows + 1, NO_ROW, dtype=np.int32)
+    new_number = np.full(train.rows, NO_ROW, dtype=np.int32)
     rows: list[PartRows] = []
     fields: list[dict[str, Any]] = []
     start = offset = 0
@@ -125,7 +123,7 @@ def _placed(sizes: tuple[int, ...], train: TableRows, test: TableRows) -> _Place
         }
         fields.append(arrays)
         start, offset = stop, offset + size
-    return rows, fields, (new_number[train.row_of], new_number[test.row_of])
+    return rows, fields, new_number
 
 
 def encoder_choices(bound: BoundQuery, settings: Settings) -> dict[str, TableChoice]:

@@ -97,12 +97,8 @@ def _without_partner(
     mapping: TableMapping, table: str, other: str, text: str
 ) -> BoolArray:
     """Return which rows (n_i,) of a table have joined rows without the other table."""
-    row_of, partner = mapping.tables[table].row_of, mapping.tables[other].row_of
-    rows = mapping.tables[table].rows
-    is_here, is_alone = row_of >= 0, partner < 0
-    alone, matched = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
-    alone[row_of[is_here & is_alone]] = True
-    matched[row_of[is_here & ~is_alone]] = True
+    rows, is_alone = mapping.tables[table], mapping.tables[other].is_absent
+    alone, matched = rows.any_of(is_alone), rows.any_of(~is_alone)
     if both := int(np.count_nonzero(alone & matched)):
         raise QueryError(
             f"the LEFT JOIN of {other} ON {text} and other tables finds partners for "

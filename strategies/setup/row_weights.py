@@ -98,7 +98,7 @@ def without_weightless(
     """Return the joined rows of weight above 0, their weights, and how many are out."""
     if weights is None:
         return mapping, None, declared
-    joined = weights[mapping.tables[table].row_of]
+    joined = mapping.tables[table].expand(weights)
     if not joined.any():
         raise QueryError(
             f"the weight ({declared.column}) is 0 in all {len(joined)} joined rows: "
@@ -126,7 +126,7 @@ def row_weights(
     if declared.entity:
         # each joined row has a row of the entity's table
         entity = mapping.tables[declared.entity]
-        by_entity = entity.inverse_multiplicity[entity.row_of]
+        by_entity = entity.expand(entity.inverse_multiplicity)
         weights = by_entity if weights is None else weights * by_entity
     # a run with equal weights must equal an unweighted one to the bit
     return None if weights is None or np.all(weights[:1] == weights) else weights

@@ -20,12 +20,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from strategies.setup.joined_rows import JoinedTables, TableLayout
 from tp_flower.arrays import BoolArray, FloatArray, IntArray
-
-RowArray = npt.NDArray[np.int32]
 
 LARGEST_SHARE: Final = 0.05
 """Of the label's variance, between shards: of the flights, those of carriers have
@@ -64,36 +61,33 @@ def shards_that_tell_labels(joined: JoinedTables) -> Iterator[ShardLabels]:
     """Yield the tables whose shards tell the labels of joined training rows."""
     if not joined.target.has_label:
         return
-    labelled = joined.train.tables[joined.bound.label_table].row_of
+    rows = joined.train.tables[joined.bound.label_table]
+    labelled = rows.expand(np.arange(rows.rows))
     for layout in joined.layouts.values():
         if len(layout.parts) > 1 and (labels := _compare(joined, layout, labelled)):
             yield labels
 
 
 def _compare(
-    joined: JoinedTables, layout: TableLayout, labelled: RowArray
+    joined: JoinedTables, layout: TableLayout, labelled: IntArray
 ) -> ShardLabels | None:
     """Return what a table's shards tell about the labels, if it is more than chance."""
     # a run without shards does not wait for it
     from scipy.stats import chi2
 
-    row_of = joined.train.tables[layout.name].row_of
     target = joined.train_objective.target
     labels, classes = target.numbers, len(target.classes) or 2
-    is_matched = row_of >= 0
-    row_of, labels, labelled = (
-        row_of[is_matched],
-        labels[is_matched],
-        labelled[is_matched],
-    )
-    starts = [rows.start for rows in layout.rows]
-    # of shards without rows, which start where the next one does, the last is not empty
-    shard = np.searchsorted(starts, row_of, side="right") - 1
-    independent = _independent_rows(layout, shard, labelled)
-    present = np.flatnonzero(np.bincount(shard, minlength=len(starts)))
+    shards = len(layout.parts)
+    rows_by_shard = [rows.total for rows in layout.rows]
+    table = joined.train.tables[layout.name]
+    is_matched = ~table.is_absent
+    shard = table.expand(np.repeat(np.arange(shards), rows_by_shard))[is_matched]
+    labels = labels[is_matched]
+    independent = _independent_rows(layout, shard, labelled[is_matched])
+    present = np.flatnonzero(np.bincount(shard, minlength=shards))
     if len(present) < 2:
         return None
-    share = _share_between(labels, shard, len(starts), is_numbers=not target.classes)
+    share = _share_between(labels, shard, shards, is_numbers=not target.classes)
     freedom = (len(present) - 1) * (classes - 1)
     statistic = (independent.sum() - 1) * (classes - 1) * share
     is_large = share >= LARGEST_SHARE and chi2.sf(statistic, freedom) < CHANCE
@@ -106,7 +100,7 @@ def _compare(
 
 
 def _independent_rows(
-    layout: TableLayout, shard: IntArray, labelled: RowArray
+    layout: TableLayout, shard: IntArray, labelled: IntArray
 ) -> IntArray:
     """Return how many rows of each shard say something of their own, (S,).
 

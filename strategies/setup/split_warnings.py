@@ -124,11 +124,12 @@ def _constant_labels(joined: JoinedTables) -> Iterator[str]:
     Rows of the label table are held out at random: if several belong to one row of such
     a table, some of them tell the label of the others.
     """
-    labelled = joined.mapping.tables[joined.bound.label_table].row_of
+    label_rows = joined.mapping.tables[joined.bound.label_table]
+    labelled = label_rows.expand(np.arange(label_rows.rows, dtype=np.float64))
     for name, rows in joined.mapping.tables.items():
         if name == joined.bound.label_table:
             continue
-        is_shared = _spread(rows, labelled.astype(np.float64)) > 0
+        is_shared = _spread(rows, labelled) > 0
         if (
             2 * is_shared.sum() > len(is_shared)
             and not _spread(rows, joined.target.numbers).any()
@@ -143,10 +144,6 @@ def _constant_labels(joined: JoinedTables) -> Iterator[str]:
 
 def _spread(rows: TableRows, values: FloatArray) -> FloatArray:
     """Return max - min of values (N,) over the joined rows of each row that has any."""
-    is_matched = rows.row_of >= 0
-    row_of, values = rows.row_of[is_matched], values[is_matched]
-    low, high = np.full(rows.rows, np.inf), np.full(rows.rows, -np.inf)
-    np.minimum.at(low, row_of, values)
-    np.maximum.at(high, row_of, values)
+    low, high = rows.extremes(values)
     spread: FloatArray = (high - low)[np.isfinite(low)]
     return spread

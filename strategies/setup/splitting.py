@@ -18,7 +18,7 @@ from strategies.run.replies import array_of
 from tp_flower import splits
 from tp_flower.arrays import BoolArray
 from tp_flower.errors import QueryError, SettingsError
-from tp_flower.joins.mapping import IntArray, TableMapping
+from tp_flower.joins.mapping import TableMapping, TableRows
 from tp_flower.protocol.setup_messages import ExtractedPart
 from tp_flower.query import BoundQuery
 from tp_flower.randomness import Stream, generator
@@ -47,12 +47,12 @@ def split_joined(
             sampled = sampled_rows(labelled.rows, settings)
             rng = generator(settings.seed, Stream.SPLIT)
             of_rows = splits.split_at_random(sampled, split_shares(settings), rng)
-            return Split(of_rows[labelled.row_of], of_rows != splits.TRAIN)
+            return Split(labelled.expand(of_rows), of_rows != splits.TRAIN)
         table = table_named(bound, settings.split.table, "test-split")
         subset = split_by_table(mapping, table, settings)
     else:
         subset = _by_columns(
-            parts, replies, mapping.tables[bound.split_table].row_of, settings
+            parts, replies, mapping.tables[bound.split_table], settings
         )
     if not subset.any():
         raise QueryError(
@@ -62,10 +62,8 @@ def split_joined(
         )
     if (subset != splits.TRAIN).all() and _left_to_train(settings, len(subset)):
         raise QueryError(_without_training_rows(settings, len(subset)))
-    held_out = np.zeros(labelled.rows, np.bool_)
-    held_out[labelled.row_of[subset != splits.TRAIN]] = True
-    held_out[labelled.row_of[subset == splits.TRAIN]] = False
-    return Split(subset, held_out)
+    is_train = subset == splits.TRAIN
+    return Split(subset, labelled.any_of(~is_train) & ~labelled.any_of(is_train))
 
 
 def _left_to_train(settings: Settings, rows: int) -> int:
@@ -118,12 +116,11 @@ def split_by_table(
     """Return the subset of each joined row, (N,), holding out whole rows of a table."""
     rows, rng = mapping.tables[table], generator(settings.seed, Stream.SPLIT)
     of_rows = splits.split_at_random(rows.multiplicity > 0, split_shares(settings), rng)
-    # the last value is that of joined rows without a row of the table
-    return np.append(of_rows, np.uint8(splits.TRAIN))[rows.row_of]
+    return rows.expand(of_rows, absent=splits.TRAIN)
 
 
 def _by_columns(
-    parts: Sequence[Part], replies: Replies, row_of: IntArray, settings: Settings
+    parts: Sequence[Part], replies: Replies, rows: TableRows, settings: Settings
 ) -> splits.SubsetArray:
     """Return the subset of each joined row, (N,), from what the columns' sites tell."""
     bodies = [replies.body(part, ExtractedPart) for part in parts]
@@ -139,8 +136,7 @@ def _by_columns(
         array_of(replies, part, name, (body.rows,))
         for part, body in zip(parts, bodies, strict=True)
     ]
-    # the last value is that of joined rows without a row of the table
-    values = np.concatenate([*of_rows, [of_none]])[row_of]
+    values = rows.expand(np.concatenate(of_rows), absent=of_none)
     if is_group:
         return values.astype(np.uint8)
     return splits.split_by_order(values, split_shares(settings))

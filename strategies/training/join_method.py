@@ -459,7 +459,8 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             for rows in (~is_test, is_test)
         )
         (train, test), layouts = lay_out(mapping, is_test, extracted)
-        target = labels.select(mapping.tables[bound.label_table].row_of)
+        label_rows = mapping.tables[bound.label_table]
+        target = labels.with_columns(label_rows.expand(labels.columns))
         joined = JoinedTables(
             bound=bound,
             choices=choices,

@@ -13,7 +13,7 @@ Notation:
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,8 @@ IntArray = npt.NDArray[np.int32]
 
 Number = TypeVar("Number", np.float64, np.uint32)
 """Scores, or masked words of them, whose sums are modulo 2^32."""
+
+Entry = TypeVar("Entry", bound=np.generic)
 
 NO_ROW = -1
 
@@ -56,11 +58,46 @@ class TableRows:
         """Whether every row of the table appears in at most one joined row."""
         return bool((self.multiplicity <= 1).all())
 
-    def expand(self, values: FloatArray) -> FloatArray:
-        """Return values (n_i, ...) of the table's rows on the joined rows, (N, ...)."""
-        total = np.zeros((len(self.row_of), *values.shape[1:]))
-        self.add_expanded(values, total)
-        return total
+    @property
+    def is_absent(self) -> npt.NDArray[np.bool_]:
+        """The joined rows that have no row of the table, (N,)."""
+        return self.row_of < 0
+
+    def expand(
+        self, values: npt.NDArray[Entry], absent: float = 0
+    ) -> npt.NDArray[Entry]:
+        """Return values (n_i, ...) of the table's rows on the joined rows, (N, ...).
+
+        A joined row without a row of the table has the value ``absent``.
+        """
+        return self.padded(values, absent).take(self.row_of, axis=0, mode="wrap")
+
+    def any_of(self, marked: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Return which rows (n_i,) have some marked joined row, of a mask (N,)."""
+        is_behind = np.zeros(self.rows + 1, np.bool_)
+        is_behind[self.row_of[marked]] = True
+        return is_behind[: self.rows]
+
+    def extremes(self, values: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return the least and the largest of values (N,) over each row's joined rows.
+
+        They are infinity and its negative, where there are none.
+        """
+        low = np.full(self.rows + 1, np.inf)
+        high = np.full(self.rows + 1, -np.inf)
+        np.minimum.at(low, self.row_of, values)
+        np.maximum.at(high, self.row_of, values)
+        return low[: self.rows], high[: self.rows]
+
+    def by_row(self, is_chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+        """Return the joined rows of chosen rows (n_i,), one row's after the other's."""
+        joined = np.flatnonzero(self.expand(is_chosen))
+        order = np.argsort(self.row_of[joined], kind="stable")
+        return joined[order]
+
+    def renumbered(self, numbers: IntArray, rows: int) -> "TableRows":
+        """Return the rows under new ``numbers`` (n_i,), of so many ``rows``."""
+        return TableRows(self.expand(numbers, absent=NO_ROW), rows)
 
     def add_expanded(
         self, values: npt.NDArray[Number], total: npt.NDArray[Number]
@@ -70,14 +107,16 @@ class TableRows:
         for block in blocks(len(self.row_of)):
             total[block] += values.take(self.row_of[block], axis=0)
 
-    def padded(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return values (n_i, ...), with a last one of 0 if a joined row has no row.
+    def padded(
+        self, values: npt.NDArray[Entry], absent: float = 0
+    ) -> npt.NDArray[Entry]:
+        """Return values (n_i, ...), with a last one if a joined row has no row.
 
-        ``row_of`` is -1 there, which is the last one.
+        ``row_of`` is -1 there, which is the last one, ``absent``.
         """
         if not self.has_missing:
             return values
-        last = np.zeros((1, *values.shape[1:]), values.dtype)
+        last = np.full((1, *values.shape[1:]), absent, values.dtype)
         return np.concatenate([values, last])
 
     def segment_sum(self, values: FloatArray) -> FloatArray:
@@ -156,7 +195,7 @@ class TableMapping:
         for position, (name, table) in enumerate(self.tables.items()):
             if name in values:
                 of_table = total[:, position] if by_table else total
-                of_table[table.row_of < 0] += values[name]
+                of_table[table.is_absent] += values[name]
         return total
 
 

@@ -32,6 +32,7 @@ from strategies.setup.problem import PartRows
 from strategies.training.row_drawing import RowDrawing, RowSample
 from tp_flower.arrays import FloatArray, IntArray
 from tp_flower.errors import ReplyError, SettingsError
+from tp_flower.joins.mapping import NO_ROW, TableRows
 from tp_flower.methods.coreset import importance as sensitivities
 from tp_flower.methods.coreset import messages as coreset_messages
 from tp_flower.methods.coreset import sampling
@@ -363,10 +364,10 @@ def _weigh(
     joined: JoinedTables, parties: list[Party], drawn: IntArray
 ) -> Generator[Requests, Replies, FloatArray]:
     """Return each joined row's scores summed over all participants, (k,)."""
-    rows = joined.train.joined_rows
+    rows, of_drawn = joined.train.joined_rows, joined.train.select(drawn)
     bodies: dict[int, coreset_messages.WeighPart] = {}
     for place, party in enumerate(parties):
-        table_rows = joined.train.tables[party.part.table].row_of[drawn]
+        table_rows = of_drawn.tables[party.part.table]
         bodies[party.part.number] = coreset_messages.WeighPart(
             place=place, rows=own_rows(table_rows, party.rows)
         )
@@ -380,17 +381,16 @@ def _weigh(
     return from_fixed(total, rows)
 
 
-def own_rows(behind: npt.NDArray[np.int32], rows: PartRows) -> npt.NDArray[np.int32]:
+def own_rows(table: TableRows, rows: PartRows) -> npt.NDArray[np.int32]:
     """Return the participant's trained row behind each joined row; -1 for none.
 
     >>> part = PartRows(start=2, trained=3, total=4, tested=np.zeros(4, bool))
-    >>> own_rows(np.array([1, 2, 4, 5, -1], np.int32), part).tolist()
+    >>> own_rows(TableRows(np.array([1, 2, 4, 5, -1], np.int32), 6), part).tolist()
     [-1, 0, 2, -1, -1]
     """
-    numbers = behind - np.int32(rows.start)
-    return np.where(
-        (behind >= rows.start) & (numbers < rows.trained), numbers, -1
-    ).astype(np.int32)
+    numbers = np.full(table.rows, NO_ROW, np.int32)
+    numbers[rows.trained_slice] = np.arange(rows.trained)
+    return table.expand(numbers, absent=NO_ROW)
 
 
 def check_scores(
@@ -402,10 +402,11 @@ def check_scores(
     """
     bound = np.zeros(len(drawn))
     weights = joined.weighting.train
+    of_drawn = joined.train.select(drawn)
     for name, rows in joined.train.tables.items():
         masses = rows.multiplicity if weights is None else weights.multiplicity[name]
-        inverse = np.append(most / np.maximum(masses, np.finfo(np.float32).tiny), 0.0)
-        bound += inverse[rows.row_of[drawn]]
+        inverse = most / np.maximum(masses, np.finfo(np.float32).tiny)
+        bound += of_drawn.tables[name].expand(inverse)
     if count := int(np.count_nonzero(scores > bound * (1.0 + TOLERANCE))):
         sites = ", ".join(dict.fromkeys(part.site for part in joined.parts))
         raise ReplyError(

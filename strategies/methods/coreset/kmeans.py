@@ -118,7 +118,7 @@ class KMeans(JoinMethod):
             nearest, local = [], []
             for name, table in problem.tables.items():
                 labels, of_table = _table_clusters(table, replies, clusters)
-                nearest.append(labels[problem.train.tables[name].row_of])
+                nearest.append(problem.train.tables[name].expand(labels))
                 local.append(of_table)
             centres = distdim(np.stack(nearest, axis=1), local, weights, clusters, rng)
         else:

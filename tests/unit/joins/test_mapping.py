@@ -249,8 +249,29 @@ def test_expand_and_segment_sum_are_adjoint(rows, outputs, seed):
     ones = np.ones((len(rows.row_of), 1))
     np.testing.assert_array_equal(rows.segment_sum(ones)[:, 0], rows.multiplicity)
     assert rows.multiplicity.sum() == np.count_nonzero(rows.row_of >= 0)
-    assert rows.has_missing == (-1 in rows.row_of)
+    assert rows.has_missing == (-1 in rows.row_of) == rows.is_absent.any()
     assert rows.is_injective == (rows.multiplicity.max() <= 1)
+
+
+@given(table_rows(), st.integers(0, 2**32 - 1))
+@example(TableRows(np.array([-1, -1], np.int32), 3), 0)
+def test_what_is_asked_about_each_row_is_that_of_loops(rows, seed):
+    rng = np.random.default_rng(seed)
+    joined = len(rows.row_of)
+    values, is_marked = rng.normal(size=joined), rng.random(joined) < 0.5
+    is_chosen = rng.random(rows.rows) < 0.5
+    behind = [np.flatnonzero(rows.row_of == row) for row in range(rows.rows)]
+    assert rows.any_of(is_marked).tolist() == [is_marked[of].any() for of in behind]
+    low, high = rows.extremes(values)
+    assert low.tolist() == [values[of].min(initial=np.inf) for of in behind]
+    assert high.tolist() == [values[of].max(initial=-np.inf) for of in behind]
+    chosen = [behind[row] for row in np.flatnonzero(is_chosen)]
+    assert rows.by_row(is_chosen).tolist() == [row for of in chosen for row in of]
+    numbers = rng.permutation(rows.rows).astype(np.int32)
+    renumbered = rows.renumbered(numbers, rows.rows)
+    expected = [numbers[row] if row >= 0 else -1 for row in rows.row_of]
+    assert renumbered.row_of.tolist() == expected
+    assert renumbered.row_of.dtype == np.int32
 
 
 def rows_of(row_of, rows):

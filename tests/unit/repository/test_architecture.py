@@ -33,20 +33,6 @@ MIN_LINES = 55
 MOST_MODULES = 15
 # one that is no longer small, or no longer there, leaves the list
 SMALL_MODULES = {"strategies/methods/coreset/page.py", "tp_flower/heads/registry.py"}
-# what reads the rows behind joined rows; one that asks the mapping leaves the list
-INDEX_JOINED_ROWS = {
-    "strategies/methods/coreset/drawing.py",
-    "strategies/methods/coreset/kmeans.py",
-    "strategies/inference/scoring.py",
-    "strategies/setup/joined_rows.py",
-    "strategies/setup/masking.py",
-    "strategies/setup/row_weights.py",
-    "strategies/setup/shard_labels.py",
-    "strategies/setup/split_warnings.py",
-    "strategies/setup/splitting.py",
-    "strategies/training/join_method.py",
-    "tp_flower/methods/coreset/sampling.py",
-}
 LEARNING_OVER_JOINS = {
     f"tp_flower/methods/{name}.py"
     for name in ("admm/iterations", "boost/boosting", "cg/conjugate_gradients")
@@ -286,7 +272,7 @@ def test_nobody_indexes_by_joined_row_outside_their_room() -> None:
         text = path.read_text(encoding="utf-8")
         return not is_in_the_room and bool(re.search(r"\brow_of\b", text))
 
-    assert set(offenders(indexes)) == INDEX_JOINED_ROWS
+    assert offenders(indexes) == {}
 
     def divides(path: Path) -> list[str]:
         # columns of scores are divided among threads in metrics

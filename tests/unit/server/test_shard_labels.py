@@ -22,14 +22,10 @@ def joined(labels, shards, *, classes=0, rows=None, table="t"):
     number = np.empty(len(shards), np.int64)
     number[np.argsort(shards, kind="stable")] = np.arange(len(shards))
     row_of = number if rows is None else np.where(np.array(rows) < 0, -1, number[rows])
-    starts = np.cumsum([0, *sizes[:-1]])
     layout = SimpleNamespace(
         name=table,
         parts=[SimpleNamespace(site=f"S{n}") for n in range(len(sizes))],
-        rows=[
-            SimpleNamespace(start=start, trained=size)
-            for start, size in zip(starts, sizes, strict=True)
-        ],
+        rows=[SimpleNamespace(trained=size, total=size) for size in sizes],
     )
     tables = {"t": TableRows(np.arange(len(labels)), len(labels))}
     tables[table] = TableRows(row_of, len(shards))

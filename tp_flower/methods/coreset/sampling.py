@@ -80,11 +80,10 @@ def draw_joined(
     >>> draw_joined(twice, np.array([0, 0]), None, np.random.default_rng(0)).tolist()
     [1, 1]
     """
-    is_hit = np.zeros(rows.rows + 1, np.bool_)  # the last: joined rows without one
+    is_hit = np.zeros(rows.rows, np.bool_)
     is_hit[positions] = True
-    joined = np.flatnonzero(is_hit[rows.row_of])
-    joined = joined[np.argsort(rows.row_of[joined], kind="stable")]
-    sizes = np.where(is_hit[:-1], rows.multiplicity, 0)
+    joined = rows.by_row(is_hit)
+    sizes = np.where(is_hit, rows.multiplicity, 0)
     if not sizes[positions].all():
         missing = int((sizes[positions] == 0).sum())
         raise ValueError(f"{missing} drawn rows are in no joined row")
