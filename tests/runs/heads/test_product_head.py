@@ -230,6 +230,7 @@ def by_row(table) -> np.ndarray:
 def test_what_does_not_fit_a_head_is_refused(monkeypatch, tmp_path):
     with pytest.raises(SettingsError, match=r"masked.* head 'every' needs every"):
         trained(monkeypatch, Every, PrivacySettings())
+    assert trained(monkeypatch, Every, CLEAR, num_epochs=1).losses
     run = trained(monkeypatch, Product, CLEAR, tmp_path, num_epochs=1)
     content = encode_manifest(make_manifest(run.strategy))
     monkeypatch.delitem(HEADS, "product")
@@ -240,3 +241,6 @@ def test_what_does_not_fit_a_head_is_refused(monkeypatch, tmp_path):
     for method in ("admm", "cg", "boost", "coreset-ridge"):
         with pytest.raises(SettingsError, match=f"{method}.* head 'product' does not"):
             federated.train(list(sites().values()), SQL, method, **how)
+    how["num_epochs"] = 2
+    by_gradients = federated.train(list(sites().values()), SQL, "sgd", **how)
+    assert by_gradients.report.final_train["r2"] > 0.5
