@@ -56,7 +56,8 @@ def _releases(lines: Iterable[blocks.Record]) -> list[blocks.Record]:
     """Return the releases, the latest first: what was reserved until it is settled."""
     releases: dict[tuple[object, ...], blocks.Record] = {}
     for item in lines:
-        event, release = item.text("event"), item.at("release")
+        event = item.text("event")
+        release = item.at("release")
         key: tuple[object, ...] = (item.get("seq"),)
         if event in (RESERVE, SETTLE):
             key = (item.text("run"), release.get("part"), release.text("what"))

@@ -87,7 +87,8 @@ def _add(client_app: ClientApp, action: Action) -> None:
 
 
 def _reply(content: RecordDict, context: Context, action: Action) -> RecordDict:
-    request, site = None, None
+    request = None
+    site = None
     message_log = MessageLog(action, content)
     try:
         if action is Action.SESSION:

@@ -138,10 +138,8 @@ def runs_to_approve(
             text = proposal_text(proposal, sites)
         except TPFlowerError as error:
             # one that cannot be explained is not to be approved, nor hide the others
-            text, policies = (
-                f"RUN {proposal.digest}\nrefused: {printable(str(error))}",
-                [],
-            )
+            text = f"RUN {proposal.digest}\nrefused: {printable(str(error))}"
+            policies = []
         yield RunToApprove(text, proposal.digest, tuple(policies), Path(tables))
 
 
@@ -152,11 +150,13 @@ def _site(root: str, tables: str) -> Site:
 def account(root: str, tables: str) -> blocks.Table:
     """Return the epsilons and the budget of each shard of a tables file."""
     site = _site(root, tables)
-    ledger, budget_of = open_ledger(root), budgets(site)
+    ledger = open_ledger(root)
+    budget_of = budgets(site)
     shards: list[Record] = []
     for source in site.shards:
         name = source_id(source)
-        budget, released = budget_of.get(name), ledger.released(name)
+        budget = budget_of.get(name)
+        released = ledger.released(name)
         delta = budget.delta if budget else DEFAULT_DELTA
         shard = {
             "shard": f"{source.table} at {source.site}",
@@ -216,7 +216,8 @@ def _table_of(folder: Path) -> str:
 
 def _part_view(model: model_names.ModelVersion, number: int, folder: Path) -> Table:
     saved = SavedModel.load(folder)
-    fragment, encoder = saved.fragment, saved.encoder.encoder
+    fragment = saved.fragment
+    encoder = saved.encoder.encoder
     title = f"{model}, part {number}: table {fragment.name} as {saved.table}"
     properties = {
         "model": saved.spec.kind,

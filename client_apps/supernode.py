@@ -72,7 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def check_flower() -> None:
     """Raise SiteError unless Flower takes messages by the functions named above."""
-    version, flower = metadata.version("flwr"), None
+    version = metadata.version("flwr")
+    flower = None
     if f"{version}.".startswith(tuple(f"{tested}." for tested in FLOWER_VERSIONS)):
         flower = importlib.import_module(FLOWER_MODULE)
     parameters = {

@@ -175,9 +175,9 @@ def _check_free(folder: Path, settings: Settings) -> None:
     """
     if not (folder / REPORT_FILE).exists():
         return
-    way_on = (
-        f", or resume its run: resume={folder}" if (folder / FOLDER).is_dir() else ""
-    )
+    way_on = ""
+    if (folder / FOLDER).is_dir():
+        way_on = f", or resume its run: resume={folder}"
     has_failed = str(read_report(folder)["status"]).startswith("failed")
     if not settings.resume and (way_on or not has_failed):
         raise SettingsError(
@@ -191,7 +191,8 @@ class _ProgressLines:
     """Announce a line per round of set-up and per epoch, with the remaining time."""
 
     def __init__(self, announce: Announce, settings: Settings) -> None:
-        self._announce, self._settings = announce, settings
+        self._announce = announce
+        self._settings = settings
         self._rounds: list[RoundReport] = []
         self._started = time.perf_counter()
 

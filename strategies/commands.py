@@ -133,7 +133,8 @@ def run_through_flower(
         )
     nodes = f"num-supernodes={site_count(settings)} client-resources-num-cpus=1"
     where = [superlink] if superlink else ["--federation-config", nodes]
-    report_file, number = None, ""
+    report_file = None
+    number = ""
     with tempfile.TemporaryDirectory(prefix="tp-flower-") as folder:
         changed = run_config_text(changed_settings(settings.to_dict()))
         config = write_whole(Path(folder, "run.toml"), changed)

@@ -127,7 +127,8 @@ def exposure_of(
     """Return the exposure of a run, from its own messages and more ``facts``."""
     sharded = [name for name, shards in parts.items() if len(shards) > 1]
     nodes = inventory.nodes.values()
-    by, columns = settings.split.kind, ", ".join(settings.split.columns)
+    by = settings.split.kind
+    columns = ", ".join(settings.split.columns)
     ordered = "the value of" if bound.split_table in sharded else "the rank of"
     return Exposure(
         label_table=bound.label_table,
@@ -154,7 +155,8 @@ def exposure_of(
 
 def disclosures(exposure: Exposure) -> list[Disclosure]:
     """Return everything that the messages of a run disclose, in their order."""
-    facts, protections = facts_of(exposure), _protections(exposure)
+    facts = facts_of(exposure)
+    protections = _protections(exposure)
     return [
         Disclosure(
             message=str(action),
@@ -237,7 +239,8 @@ _SEALED: Final = {
 
 def _protections(exposure: Exposure) -> dict[str, str]:
     """Return the mechanism behind each ``covered_by`` of the declared disclosures."""
-    privacy, delta = exposure.privacy, f"delta {exposure.privacy.delta:g}"
+    privacy = exposure.privacy
+    delta = f"delta {exposure.privacy.delta:g}"
     key = f"; {_KEYS[exposure.keys]})"
     if exposure.is_simulated:
         key = "), but the key of a simulation is known to all"
@@ -276,33 +279,29 @@ def _protections(exposure: Exposure) -> dict[str, str]:
 
 
 def _label_noise(privacy: PrivacySettings) -> str:
-    amount = (
-        f"labels: epsilon {privacy.label_epsilon:g}"
-        if privacy.label_epsilon
-        else f"lambda {privacy.label_noise:g}"
-    )
+    if privacy.label_epsilon:
+        amount = f"labels: epsilon {privacy.label_epsilon:g}"
+    else:
+        amount = f"lambda {privacy.label_noise:g}"
     name = "Laplace noise" if privacy.labels == LAPLACE else "randomised response"
     return f"{name} on each label ({amount}), drawn once and kept"
 
 
 def _model_noise(privacy: PrivacySettings) -> str:
     name = "DP-SGD" if privacy.features == DP_SGD else "noisy clipped statistics"
-    amount = (
-        f"noise multiplier {privacy.noise_multiplier:g}"
-        if privacy.noise_multiplier
-        else f"epsilon {privacy.epsilon:g}"
-    )
+    if privacy.noise_multiplier:
+        amount = f"noise multiplier {privacy.noise_multiplier:g}"
+    else:
+        amount = f"epsilon {privacy.epsilon:g}"
     amount = f"models: {amount}, delta {privacy.delta:g}, {_PER}"
     return f"{name} ({amount}{features_note(privacy)})"
 
 
 def features_note(privacy: PrivacySettings) -> str:
     """Return that features have no epsilon, unless models and scores have noise."""
-    return (
-        ""
-        if privacy.covers_features and privacy.covers_predictions
-        else "; features: none"
-    )
+    if privacy.covers_features and privacy.covers_predictions:
+        return ""
+    return "; features: none"
 
 
 def privacy_report(

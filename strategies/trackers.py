@@ -81,11 +81,10 @@ class Mlflow:
         artefacts = None if uri else (folder / "mlflow").as_uri()
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
         experiment = self._client.get_experiment_by_name(name)
-        number = (
-            experiment.experiment_id
-            if experiment
-            else self._client.create_experiment(name, artifact_location=artefacts)
-        )
+        if experiment:
+            number = experiment.experiment_id
+        else:
+            number = self._client.create_experiment(name, artifact_location=artefacts)
         self._run = self._client.create_run(number, run_name=folder.name).info.run_id
         parameters = [
             Param(key, text[:PARAMETER_CHARACTERS])

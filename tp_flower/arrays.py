@@ -42,7 +42,8 @@ def dot(left: FloatArray, right: FloatArray) -> float:
     >>> dot(np.array([[1.0, 2.0]]), np.array([[3.0, 4.0]]))
     11.0
     """
-    left, right = left.ravel(), right.ravel()
+    left = left.ravel()
+    right = right.ravel()
     total = 0.0
     for start in range(0, len(left), DOT_NUMBERS):
         stop = start + DOT_NUMBERS

@@ -68,8 +68,11 @@ class Database:
         *,
         is_exclusive: bool = False,
     ) -> None:
-        self.path, self._schema, self._version = path, schema, version
-        self._refusal, self._is_exclusive = refusal, is_exclusive
+        self.path = path
+        self._schema = schema
+        self._version = version
+        self._refusal = refusal
+        self._is_exclusive = is_exclusive
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._inode = 0
@@ -189,7 +192,8 @@ class Database:
             if self._connection.in_transaction or self._inode == _inode(self.path):
                 return self._connection
             self._connection.close()
-        self._connection, self._is_durable = self._open(), None
+        self._connection = self._open()
+        self._is_durable = None
         self._inode = _inode(self.path)
         return self._connection
 

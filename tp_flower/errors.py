@@ -156,9 +156,10 @@ def failure_text(error: BaseException) -> str:
     >>> print(failure_text(KeyboardInterrupt()))
     FAILED: interrupted
     """
-    other = (
-        "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
-    )
+    if isinstance(error, KeyboardInterrupt):
+        other = "interrupted"
+    else:
+        other = type(error).__name__
     return "\n".join(
         [f"FAILED: {str(error) or other}", *getattr(error, "__notes__", ())]
     )

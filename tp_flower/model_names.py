@@ -93,7 +93,8 @@ def versions_in(home: Path) -> tuple[ModelVersion, ...]:
     """Return the models below a folder, by name, the earliest version first."""
     models = []
     for folder in (home / MODELS).glob("*/*"):
-        name, version = folder.parent.name, folder.name
+        name = folder.parent.name
+        version = folder.name
         # there may be other files, and models that are being written or deleted
         if NAME.fullmatch(name) and VERSION.fullmatch(version) and folder.is_dir():
             models.append(ModelVersion(name, version))

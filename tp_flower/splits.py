@@ -22,9 +22,15 @@ from tp_flower.keyed_hash import HashArray
 
 SubsetArray = npt.NDArray[np.uint8]
 
-RANDOM, GROUP, TIME = "random", "group", "time"
-TRAIN, VALIDATION, TEST = 0, 1, 2
-BY_HASH, BY_ORDER, BY_VALUE = "hash", "order", "value"
+RANDOM = "random"
+GROUP = "group"
+TIME = "time"
+TRAIN = 0
+VALIDATION = 1
+TEST = 2
+BY_HASH = "hash"
+BY_ORDER = "order"
+BY_VALUE = "value"
 """How the site of the columns tells which rows are held out."""
 RULES: Final = (
     '"random", "random(ALIAS)", "group(ALIAS.column, ...)", "time(ALIAS.column)"'
@@ -86,9 +92,9 @@ class SplitRule:
             GROUP: f"held-out {columns}",
             TIME: f"time: {columns} last {100.0 * test:.3g} %",
         }[self.kind]
-        return (
-            name if sample == 1.0 else f"{name}, sample = {sample:g} of the label rows"
-        )
+        if sample == 1.0:
+            return name
+        return f"{name}, sample = {sample:g} of the label rows"
 
 
 def split_rows(

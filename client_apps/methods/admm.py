@@ -93,7 +93,8 @@ class AdmmMethod(JoinMethod[AdmmState]):
 
     def begin(self, part: Participant[Any], columns: int) -> Beginning[AdmmState]:
         """Begin with the solver of a linear model, and for others with a probe."""
-        state, parameters = AdmmState(), part.model.parameters
+        state = AdmmState()
+        parameters = part.model.parameters
         if part.data.update is messages.Update.CONSENSUS:
             zeros = np.zeros(len(parameters))
             state = AdmmState(Consensus(parameters, parameters, zeros))
@@ -117,7 +118,8 @@ def admm(site: Site, request: AdmmRequest) -> AdmmReply:
 
 
 def _theta_update(part: Part, step: FloatArray, request: AdmmRequest) -> AdmmUpdate:
-    fit, data = request.fit, part.data
+    fit = request.fit
+    data = part.data
     if data.update is messages.Update.GRAM:
         moments = part.moments(step, fit.kappa)
         return AdmmUpdate(share=part.share(moments, _moment_unit(part, fit)))
@@ -161,10 +163,12 @@ def _moment_unit(part: Part, fit: messages.LocalFit) -> float:
 def _proposal(
     part: Part, target: FloatArray, fit: messages.LocalFit
 ) -> AnyArray | None:
-    table, solver = part.data.table, part.data.solver
+    table = part.data.table
+    solver = part.data.solver
     if table not in fit.rho_in:
         raise MessageError(f"'rho-in' lacks table {table!r}")
-    rho_in, consensus = fit.rho_in[table], _consensus_of(part)
+    rho_in = fit.rho_in[table]
+    consensus = _consensus_of(part)
     consensus.set_penalty(rho_in)
     if solver is not None:
         part.releaser.check_clear(PARAMETERS)
@@ -208,7 +212,8 @@ def _fit_by_gradient(
     part: Part, target: FloatArray, fit: messages.LocalFit, consensus: Consensus | None
 ) -> None:
     """Fit a torch model, pulled toward w - u of a consensus if there is one."""
-    data, model = part.data, part.model
+    data = part.data
+    model = part.model
     problem = FitProblem(
         features=data.trained,
         multiplicity=data.multiplicity,
@@ -271,7 +276,8 @@ def _accept(
     part: Part, common: messages.CommonParameters, fit: messages.LocalFit | None
 ) -> None:
     """Find the common parameters of a sharded table."""
-    data, parameters = part.data, len(part.model.penalised)
+    data = part.data
+    parameters = len(part.model.penalised)
     check_sizes(common, parameters=parameters, summed=parameters + 1)
     if data.update is messages.Update.GRAM:
         fit = required(fit, "fit")
@@ -281,8 +287,10 @@ def _accept(
         _solve(part, data.solver, moments, fit.kappa)
     elif data.update is messages.Update.CONSENSUS:
         total = part.total(common.sum, _parameter_unit(part))
-        consensus, penalised = _consensus_of(part), part.model.penalised
-        rho_in, shards = required(consensus.rho_in, "rho_in"), len(part.union.shards)
+        consensus = _consensus_of(part)
+        penalised = part.model.penalised
+        rho_in = required(consensus.rho_in, "rho_in")
+        shards = len(part.union.shards)
         consensus.accept(
             consensus_parameters(total, shards, penalised, rho_in, data.l2)
         )

@@ -118,7 +118,8 @@ class BoostMethod(JoinMethod[BoostState]):
 
     def coefficients(self, part: Part) -> AnyArray | None:
         """Return the gain of each feature, (d, 1)."""
-        counts, columns = part.data.multiplicity, part.data.features.shape[1]
+        counts = part.data.multiplicity
+        columns = part.data.features.shape[1]
         joined_rows = float(counts.mean()) if len(counts) else 1.0
         return _trees(part).gains(columns, joined_rows)
 
@@ -141,7 +142,9 @@ def boost(site: Site, request: BoostRequest) -> BoostReply:
         if body is not None:
             agree_in_growth(site, part.data.table, request)
             part.begin_scores(request.scores_number)
-            seal, growth, table = None, request.growth, part.data.table
+            seal = None
+            growth = request.growth
+            table = part.data.table
             _check_growth(site.source(part.number), growth, part.model.outputs)
             derivatives = _derivatives(part, body)
             if table in request.bagged:
@@ -183,7 +186,8 @@ def agree_in_growth(site: Site, table: str, request: BoostRequest | BagRequest) 
     So leaves cannot become smaller, and trees that are to stay at their shards do not
     leave.
     """
-    settings, growth = site.terms.settings, request.growth
+    settings = site.terms.settings
+    growth = request.growth
     values = settings.of(BoostSettings)
     agree("growth.least_rows", values.min_rows_per_leaf, growth.least_rows)
     agree("growth.rate", values.tree_rate, growth.rate)
@@ -201,7 +205,9 @@ def add_trees(part: Part, lengths: Mapping[str, float], *, is_bagged: bool) -> N
     """Add the trees that grew last, times their table's length, if there is one."""
     if part.data.table not in lengths:
         return
-    state, step, counts = part.state, lengths[part.data.table], part.data.multiplicity
+    state = part.state
+    step = lengths[part.data.table]
+    counts = part.data.multiplicity
     trees = state.bagged if is_bagged else state.grown
     if trees is None:
         raise MessageError("no trees have been grown, or none averaged")
@@ -213,7 +219,8 @@ def add_trees(part: Part, lengths: Mapping[str, float], *, is_bagged: bool) -> N
 
 def _derivatives(part: Part, body: BoostStep) -> Derivatives:
     """Return G and H of the trained rows, (n_trained, d_c) each."""
-    data, model = part.data, part.model
+    data = part.data
+    model = part.model
     check_sizes(body, trained=len(data.multiplicity), outputs=model.outputs)
     part.releaser.check_clear(MODEL)
     gradient = body.gradient.astype(np.float64)
@@ -237,8 +244,10 @@ def _grow(
     part: Part, gradient: FloatArray, hessian: FloatArray, growth: Growth
 ) -> Grown:
     """Return new trees of the shard alone."""
-    data, model = part.data, _trees(part)
-    rows, model.binned = float(data.multiplicity.sum()), data.binned
+    data = part.data
+    model = _trees(part)
+    rows = float(data.multiplicity.sum())
+    model.binned = data.binned
     return Grown(*grow(model, data.features, gradient, hessian, rows, growth))
 
 
@@ -260,7 +269,8 @@ def _sealed(
 
     None if a policy lets no trees leave, and the site sends scores instead.
     """
-    number, level = part.number, site.source(part.number).policy.releases.models
+    number = part.number
+    level = site.source(part.number).policy.releases.models
     if level != CLEAR:
         refused = (
             f"the table's policy (releases.models = {level}) refuses: the run asks for"
@@ -298,7 +308,9 @@ def _sealed(
 
 def _together(site: Site, part: Part, request: BagRequest) -> Grown:
     """Return the average of the shards' trees, or the trees that they pool."""
-    data, outputs, body = part.data, part.model.outputs, request.parts[part.number]
+    data = part.data
+    outputs = part.model.outputs
+    body = request.parts[part.number]
     if part.state.grown is None:
         raise MessageError("no trees have been grown for an average")
     if body.is_own:

@@ -141,7 +141,9 @@ def _direct(
 
     The shard that has a place in the sum of the products returns them, too.
     """
-    data, model, solver = part.data, part.linear, part.data.solver
+    data = part.data
+    model = part.linear
+    solver = part.data.solver
     if solver is None:
         raise MessageError("the table has no solver")
     penalty_gradient = data.l2 * np.where(model.penalised, model.parameters, 0.0)

@@ -32,7 +32,8 @@ def step_of(
 
     The solver of the sum that comes with the first of them is stored.
     """
-    body, outputs = body_of(bodies, part), part.model.outputs
+    body = body_of(bodies, part)
+    outputs = part.model.outputs
     check_sizes(body, trained=len(part.data.multiplicity), outputs=outputs)
     if body.sum is not None:
         site.keep_solver(part.number, _summed_solver(part, body))
@@ -40,7 +41,8 @@ def step_of(
 
 
 def _summed_solver(part: Participant[Any], body: ScoreSteps) -> solvers.RidgeSolver:
-    width, data = len(part.model.parameters) // part.model.outputs, part.data
+    width = len(part.model.parameters) // part.model.outputs
+    data = part.data
     if data.update is not Update.GRAM:
         raise MessageError(f"'sum' does not go with update {data.update.value!r}")
     check_sizes(body, summed_gram=gram_size(width) + 1)
@@ -63,10 +65,13 @@ def start_exactly(part: Participant[Any], columns: int, *, is_exact: bool) -> St
     of a table have a solver once their matrices are summed, a model that is fitted
     privately has none.
     """
-    model, data, plan = part.linear, part.data, part.data.plan
+    model = part.linear
+    data = part.data
+    plan = part.data.plan
     if plan.fit is not None or plan.gradients is not None:
         return prepared(part, **typical_curvature(part, columns)), None
-    total, width = data.joined_rows, max(len(model.parameters) // model.outputs, 1)
+    total = data.joined_rows
+    width = max(len(model.parameters) // model.outputs, 1)
     if plan.statistics is None:
         rows = on_host(data.trained)
         solver = _solver_of_rows(part, model, rows, is_exact=is_exact)
@@ -100,7 +105,8 @@ def _solver_of_rows(
     part: Participant[Any], model: LinearModel, rows: EncodedRows, *, is_exact: bool
 ) -> solvers.Solver | None:
     """Return the solver of a table that needs no whole Gram matrix; None if it does."""
-    data, way = part.data, solvers.factorisation(*rows.shape, is_exact=is_exact)
+    data = part.data
+    way = solvers.factorisation(*rows.shape, is_exact=is_exact)
     start = rows, data.multiplicity, data.joined_rows
     is_local = data.update is Update.LOCAL
     if is_local and way == solvers.BY_ROWS:

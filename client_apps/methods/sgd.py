@@ -65,8 +65,10 @@ class SgdMethod(JoinMethod[SgdState]):
 
 def _curvature(part: Participant[Any], model: LinearModel, columns: int) -> Curvature:
     """Return the mean and the largest curvature of a linear model."""
-    data, plan = part.data, part.data.plan
-    typical, total = typical_curvature(part, columns), data.joined_rows
+    data = part.data
+    plan = part.data.plan
+    typical = typical_curvature(part, columns)
+    total = data.joined_rows
     if plan.fit is not None or plan.gradients is not None:
         return typical
     width = max(len(model.parameters) // model.outputs, 1)
@@ -118,12 +120,14 @@ def sgd(site: Site, request: SgdRequest) -> SgdReply:
         body = body_of(request.parts, part)
         if request.is_best:
             part.mark_best()
-        batch, model = _batch(part, request.batch, "batch"), part.model
+        batch = _batch(part, request.batch, "batch")
+        model = part.model
         check_sizes(
             body, batch_rows=len(part.data.batch_of(batch)), outputs=model.outputs
         )
         derivatives = body.messages.astype(np.float64)
-        features, units = part.data.batch(batch), part.data.units_of(batch)
+        features = part.data.batch(batch)
+        units = part.data.units_of(batch)
         total = part.releaser.gradient(model, features, derivatives, batch, units)
         mean = total / request.batch_rows
         if part.data.update is training_messages.Update.SUM:

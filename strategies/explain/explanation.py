@@ -117,7 +117,8 @@ class CostEstimate:
 
         There are no more epochs than policies allow, if these allow any.
         """
-        settings, set_up = self.method.settings, self._set_up_rounds()
+        settings = self.method.settings
+        set_up = self._set_up_rounds()
         allowed = [item.epochs for item in forecasts if item.epochs]
         epochs = min([settings.epochs, *allowed])
         epoch = self.method.epoch_traffic(self._tables, self._batches)
@@ -132,7 +133,8 @@ class CostEstimate:
 
     def forecast_scores(self, ranks: Ranks) -> list[ScoreForecast]:
         """Return how many epochs of scores each part with a score limit may release."""
-        rows, preparation = self.trained, self._preparation(self.trained)
+        rows = self.trained
+        preparation = self._preparation(self.trained)
         specs = {
             name: self.method.model_spec(preparation, name) for name in rows.layouts
         }
@@ -181,7 +183,8 @@ class CostEstimate:
         return past + drawing_rounds + scoring_rounds + PREPARE_AND_FINISH
 
     def _preparation(self, joined: JoinedTables) -> Preparation:
-        method, objective = self.method, joined.train_objective
+        method = self.method
+        objective = joined.train_objective
         head = method.head(objective.outputs)
         return Preparation(joined, method.settings, self.encoders, objective, head)
 
@@ -190,9 +193,11 @@ class CostEstimate:
         return [self._size(preparation, layout) for layout in joined.layouts.values()]
 
     def _size(self, preparation: Preparation, layout: TableLayout) -> TableSize:
-        name, features = layout.name, self.encoders[layout.name].columns.width
+        name = layout.name
+        features = self.encoders[layout.name].columns.width
         spec = self.method.model_spec(preparation, name)
-        joined, train = preparation.joined, preparation.joined.train
+        joined = preparation.joined
+        train = preparation.joined.train
         counts = train.tables[name].multiplicity
         batch = self.method.batch_size(train.joined_rows)
         shards = [
@@ -262,12 +267,15 @@ class Explain(RoundStrategy):
         joined = self._joined
         if joined is None:
             raise RuntimeError("there is no explanation before the rounds are done")
-        encoders, method = self._encoders, self._method
+        encoders = self._encoders
+        method = self._method
         estimate = CostEstimate(joined, encoders, method, self.history)
         exposure = method.exposure(joined, self.inventory, estimate.updates, encoders)
-        releases, privacy = disclosures(exposure), self.settings.privacy
+        releases = disclosures(exposure)
+        privacy = self.settings.privacy
         columns = {name: encoders[name].columns for name in joined.bound.tables}
-        train, test = joined.train.joined_rows, len(joined.test_objective)
+        train = joined.train.joined_rows
+        test = len(joined.test_objective)
         trained = estimate.trained
         readings = score_readings(
             exposure,
@@ -304,7 +312,8 @@ def _saving(
     joined: JoinedTables, columns: Mapping[str, EncodedColumns]
 ) -> dict[str, int]:
     """Return rows and encoded values: in the joined table, and held by the sites."""
-    rows, held = joined.mapping.joined_rows, joined.extracted.table_rows
+    rows = joined.mapping.joined_rows
+    held = joined.extracted.table_rows
     widths = {name: of_table.width for name, of_table in columns.items()}
     return {
         "joined-rows": rows,
@@ -315,7 +324,8 @@ def _saving(
 
 
 def _table(joined: JoinedTables, name: str, encoding: TableEncoding) -> Document:
-    fragments, parts = joined.bound.fragments_of(name), joined.extracted.parts[name]
+    fragments = joined.bound.fragments_of(name)
+    parts = joined.extracted.parts[name]
     multiplicity = joined.mapping.tables[name].multiplicity
     return {
         "table": name,

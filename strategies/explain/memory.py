@@ -101,7 +101,8 @@ def _terms(
         if name == table.name
     ]
     columns = len(encoding.columns.features) + len(keys) + table.has_intercept
-    stored, width = stored_values(encoding), table.features
+    stored = stored_values(encoding)
+    width = table.features
     of_row = 8.0 * stored if is_sparse(width, stored) else 4.0 * width
     return ShardTerms(
         values=columns * min(shard.rows, READ_ROWS),
@@ -114,7 +115,8 @@ def _terms(
 
 
 def _server_bytes(joined: JoinedTables, tables: Sequence[TableSize]) -> float:
-    extracted, outputs = joined.extracted, tables[0].outputs
+    extracted = joined.extracted
+    outputs = tables[0].outputs
     keys = sum(len(key.codes) for shards in extracted.keys.values() for key in shards)
     rows = joined.mapping.joined_rows
     return (

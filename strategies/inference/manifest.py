@@ -375,7 +375,8 @@ def find_missing(manifest: Manifest, inventory: Inventory) -> Missing:
 
 def check_query(manifest: Manifest, bound: BoundQuery) -> None:
     """Refuse a query whose rows are built differently from the model's."""
-    tables, model = [table.table for table in manifest.tables], manifest.model
+    tables = [table.table for table in manifest.tables]
+    model = manifest.model
     if set(tables) != set(bound.tables):
         raise QueryError(
             f"model {model} was trained on other tables than the query's"
@@ -414,7 +415,8 @@ def check_kinds(manifest: Manifest, bound: BoundQuery, columns: Columns) -> None
     for fragment in bound.fragments:
         for read in reads(fragment):
             name = (fragment.name.lower(), read.column.lower())
-            before, now = trained.get(name), columns.agreed.get(name)
+            before = trained.get(name)
+            now = columns.agreed.get(name)
             is_compared = read.role in (Role.KEY, Role.GROUP)
             if before is None or now is None or is_compared:
                 continue

@@ -121,7 +121,8 @@ class ModelStrategy(RoundStrategy):
 
     def report(self, predictions: Mapping[str, object] | None = None) -> Document:
         """Return the content of `report.json`, see `strategies.inference.predict`."""
-        joined, manifest = self._joined, self.manifest
+        joined = self._joined
+        manifest = self.manifest
         if joined is None:
             raise RuntimeError("no row is joined before the rounds are done")
         record = records.RunRecord(**self.record_fields, join_steps=joined.steps)
@@ -152,7 +153,8 @@ class ModelStrategy(RoundStrategy):
         return {key: records.plain(value) for key, value in content.items()}
 
     def _table(self, joined: Joined, name: str) -> records.TableReport:
-        table, parts = self.manifest.table(name), joined.extracted.parts[name]
+        table = self.manifest.table(name)
+        parts = joined.extracted.parts[name]
         return records.TableReport(
             table=name,
             name=table.name,
@@ -210,7 +212,8 @@ class Predict(ModelStrategy):
         scores = yield from score(joined, self.manifest, self.settings, self.inventory)
         scored = prediction_files.Scored(joined.label_rows, scores, joined.is_partial)
         # a joined row is named by a keyed hash of its row key, or by its position
-        names, hashes = pa.array(scored.rows), joined.extracted.row_hashes
+        names = pa.array(scored.rows)
+        hashes = joined.extracted.row_hashes
         if hashes is not None:
             names = hex_texts(hashes[scored.rows])
         self.predictions = prediction_files.prediction_table(
@@ -260,7 +263,8 @@ class Evaluate(ModelStrategy):
         scores = yield from score(joined, self.manifest, self.settings, self.inventory)
         objective = self._objective(labels.select(joined.label_rows))
         objective = objective.weighted(row_weights(weighting, weights, mapping))
-        response, target = objective.response, objective.target
+        response = objective.response
+        target = objective.target
         self.metrics = objective.metrics(scores)
         constant = objective.constant_metrics(np.array(self.manifest.base_score))
         if warning := no_better(
@@ -295,7 +299,8 @@ class Evaluate(ModelStrategy):
 
     def _labels(self, joined: Joined, settings: Settings) -> Target:
         """Return the label of the label table's rows, in the model's classes."""
-        extracted, table = joined.extracted, joined.bound.label_table
+        extracted = joined.extracted
+        table = joined.bound.label_table
         if not self.has_label:
             rows = extracted.table_rows[table]
             return Target.without_label(rows, self.manifest.classes)
@@ -337,7 +342,8 @@ def use_model(
     predictions: dict[str, object] | None = None
     table = None
     if isinstance(strategy, Predict):
-        path, table = folder / prediction_files.PREDICTIONS_FILE, strategy.predictions
+        path = folder / prediction_files.PREDICTIONS_FILE
+        table = strategy.predictions
         facts = {
             "model": str(manifest.model),
             "query": query.to_sql(),

@@ -108,7 +108,8 @@ def score(
     cover: dict[str, AnyArray] = {}
     if asks_ranks(inventory):
         cover = yield from _cover(manifest, part_numbers, masks, all_parts)
-    head, unit = manifest.scorer, manifest.score_unit
+    head = manifest.scorer
+    unit = manifest.score_unit
     check_masks(type(head), settings)
     masking = mask_scores(
         settings, joined.bound, joined.extracted, joined.mapping, unit

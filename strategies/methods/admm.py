@@ -171,11 +171,10 @@ class Admm(JoinMethod):
         }
         for _ in range(self.run.most_epochs):
             scores = yield from self._exchange(problem, server)
-            held_out = (
-                problem.held_out_metrics(scores)
-                if self._tests_epoch
-                else HeldOutMetrics()
-            )
+            if self._tests_epoch:
+                held_out = problem.held_out_metrics(scores)
+            else:
+                held_out = HeldOutMetrics()
             result = server.take(scores, held_out)
             self.run.finish_epoch(result)
             remaining = remaining_fall(self.run.losses, problem.rounding)

@@ -173,7 +173,8 @@ class Boost(JoinMethod):
         Without validation rows nothing says which are better: those of large shards do
         not.
         """
-        lou, is_validated = self.settings.lou, self.settings.validation_share > 0.0
+        lou = self.settings.lou
+        is_validated = self.settings.validation_share > 0.0
         large = math.inf if lou != AUTO or is_validated else LARGE_SHARD
         pooled = self._pooled(shards)
         return [
@@ -255,7 +256,9 @@ class Boost(JoinMethod):
         Where scores leave in the clear, a table whose step is 0 grows no more trees.
         """
         boosting = self._start_scores(problem)
-        growing, self._lengths, self._is_bagged = dict(problem.tables), {}, False
+        growing = dict(problem.tables)
+        self._lengths = {}
+        self._is_bagged = False
         choices: Counter[str] = Counter()
         for epoch in range(1, self.run.most_epochs + 1):
             # shards whose own trees were better once differ in all epochs
@@ -265,7 +268,8 @@ class Boost(JoinMethod):
             step = min(reversed(steps), key=lambda each: each.validation_loss)
             for rows in problem.scored_rows:
                 step_along(rows, step.lengths, step.directions)
-            self._lengths, self._is_bagged = step.by_table, step.is_bagged
+            self._lengths = step.by_table
+            self._is_bagged = step.is_bagged
             choices[self._choice(step, bagged)] += 1
             train = problem.train_metrics()
             self.run.finish_epoch(EpochResult(epoch, train, **step.metrics._asdict()))
@@ -421,14 +425,14 @@ class Boost(JoinMethod):
 
     @property
     def _growth(self) -> Growth:
-        settings, is_validated = self.settings, self.settings.validation_share > 0.0
+        settings = self.settings
+        is_validated = self.settings.validation_share > 0.0
         values = settings.of(BoostSettings)
         # without validation rows there are few epochs
-        trees = (
-            defaults.trees_by_rows(self._joined_rows)
-            if is_validated
-            else defaults.TREES
-        )
+        if is_validated:
+            trees = defaults.trees_by_rows(self._joined_rows)
+        else:
+            trees = defaults.TREES
         most = defaults.LEAVES_OF_REST if settings.start else defaults.LEAVES
         return Growth(
             trees=values.trees_per_round or trees,
@@ -521,15 +525,15 @@ def _step(
     Of masked scores only the sum over all tables has a meaning.
     """
     scores = {name: table.gather_scores(replies) for name, table in growing.items()}
-    sums = (
-        [scores]
-        if problem.fixed_point
-        else [{name: values} for name, values in scores.items()]
-    )
+    if problem.fixed_point:
+        sums = [scores]
+    else:
+        sums = [{name: values} for name, values in scores.items()]
     kind = BAGGED if is_bagged else LOCAL
     directions = [f"{kind} direction {number}" for number in range(len(sums))]
     local = dict(zip(directions, sums, strict=True))
-    held_out, read = problem.held_out_rows, problem.read_sums
+    held_out = problem.held_out_rows
+    read = problem.read_sums
     has_split = [
         add_direction(problem.rows, name, read, each) for name, each in local.items()
     ]

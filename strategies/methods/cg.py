@@ -108,7 +108,8 @@ class Cg(JoinMethod):
             "tolerance": tolerance,
             "solver": {t.name: _factorisation(t) for t in problem.tables.values()},
         }
-        self._step, self._end = None, ""
+        self._step = None
+        self._end = ""
         ratios = [math.inf] * ROW
         for epoch in range(1, self.run.most_epochs + 1):
             unit, scores, products = yield from self._exchange(problem, descent)
@@ -180,7 +181,8 @@ class Cg(JoinMethod):
         names = list(problem.tables)
         sums: dict[int, SummedStep] = {}
         for table in problem.sharded:
-            place, total = names.index(table.name), table.sum_shares(replies)
+            place = names.index(table.name)
+            total = table.sum_shares(replies)
             sums |= {
                 part.number: SummedStep(
                     sum=total, place=place if part is table.parts[0] else None

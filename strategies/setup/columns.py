@@ -51,7 +51,8 @@ class Columns:
 
     def readings_of(self, shard: HostedShard) -> dict[str, TextReading]:
         """Return how the columns of texts of a shard are read, by their names there."""
-        readings, shard_key = {}, (shard.node, shard.position)
+        readings = {}
+        shard_key = (shard.node, shard.position)
         for name in shard.texts:
             agreed = self.agreed.get((shard.table.lower(), name.lower()))
             if agreed is not None and shard_key in agreed.readings:
@@ -78,7 +79,8 @@ def agree(
     agreed: dict[ColumnName, AgreedColumn] = {}
     for table in inventory.tables:
         shards = inventory.shards_of(table)
-        schema, unread = TableSchema(), _unread(shards)
+        schema = TableSchema()
+        unread = _unread(shards)
         for column in _by_name(shards):
             name = (table.lower(), column[0].name.lower())
             if name[1] in unread:
@@ -122,7 +124,8 @@ def _check_everywhere(
     column: Sequence[ShardColumn], shards: Sequence[HostedShard]
 ) -> None:
     """Refuse a column that some shard lacks."""
-    first, having = column[0], [item.shard for item in column]
+    first = column[0]
+    having = [item.shard for item in column]
     lacking = [repr(s.site) for s in shards if all(s is not other for other in having)]
     if lacking:
         raise SchemaError(
@@ -241,8 +244,6 @@ def _hosted_column(fragment: Fragment, sql: str) -> ColumnName | None:
     if isinstance(tree, exp.Column) and fragment.subquery is not None:
         inner = {column.name: column.sql for column in fragment.subquery.columns}
         tree = parse_expression(inner[tree.name], "join key", aggregates=True).unnest()
-    return (
-        (fragment.name.lower(), tree.name.lower())
-        if isinstance(tree, exp.Column)
-        else None
-    )
+    if isinstance(tree, exp.Column):
+        return (fragment.name.lower(), tree.name.lower())
+    return None

@@ -62,11 +62,9 @@ def encoding_warnings(
     """Yield what a user should know about features as their encoders read them."""
     features = [(table, item) for table, of in encoders.items() for item in of.features]
     for table, item in features:
-        where, count, listed = (
-            f"{table}.{item.column}",
-            item.categories or 0,
-            item.listed or 0,
-        )
+        where = f"{table}.{item.column}"
+        count = item.categories or 0
+        listed = item.listed or 0
         if item.nearly_numbers:
             yield (
                 f"{where}: most texts are numbers or dates, yet it is read as text: in "
@@ -95,13 +93,12 @@ def fit_encoders(
     # under privacy.features nothing about rows leaves without noise for the report
     # alone
     describes = strategy is not None and not strategy.settings.privacy.covers_features
-    extracted, counted = joined.extracted, joined.fitted_rows()
+    extracted = joined.extracted
+    counted = joined.fitted_rows()
     bodies = {}
     for table, parts in extracted.parts.items():
-        group, numbers = (
-            table_group(extracted.proposal, table),
-            [part.number for part in parts],
-        )
+        group = table_group(extracted.proposal, table)
+        numbers = [part.number for part in parts]
         shards = setup_messages.TableShards(group, numbers)
         for part in parts:
             bodies[part.number] = setup_messages.StatisticsPart(

@@ -204,7 +204,8 @@ def _with_types(
     columns: Columns,
 ) -> dict[int, setup_messages.ExtractPart]:
     """Return the requests with the types of the columns that have none of their own."""
-    shards, schemas = inventory.by_place, columns.schemas
+    shards = inventory.by_place
+    schemas = columns.schemas
     typed = {}
     for part, fragment in fragments.items():
         shard = shards[part.node, part.shard]

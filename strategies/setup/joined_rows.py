@@ -83,7 +83,8 @@ def lay_out(
 
     Each row appears once.
     """
-    train, test = mapping.select(~is_test), mapping.select(is_test)
+    train = mapping.select(~is_test)
+    test = mapping.select(is_test)
     layouts: dict[str, TableLayout] = {}
     trained: dict[str, TableRows] = {}
     tested: dict[str, TableRows] = {}
@@ -102,14 +103,16 @@ def lay_out(
 
 
 def _placed(sizes: tuple[int, ...], train: TableRows, test: TableRows) -> _Placed:
-    is_trained, is_tested = train.multiplicity > 0, test.multiplicity > 0
+    is_trained = train.multiplicity > 0
+    is_tested = test.multiplicity > 0
     new_number = np.full(train.rows, NO_ROW, dtype=np.int32)
     rows: list[PartRows] = []
     fields: list[dict[str, Any]] = []
     start = offset = 0
     for size in sizes:
         shard = slice(offset, offset + size)
-        used, held_out = is_trained[shard], is_tested[shard]
+        used = is_trained[shard]
+        held_out = is_tested[shard]
         order = np.concatenate([np.flatnonzero(used), np.flatnonzero(held_out & ~used)])
         stop = start + len(order)
         new_number[offset + order] = np.arange(start, stop, dtype=np.int32)
@@ -122,7 +125,8 @@ def _placed(sizes: tuple[int, ...], train: TableRows, test: TableRows) -> _Place
             "multiplicity": train.multiplicity[shard][used].astype(np.int32),
         }
         fields.append(arrays)
-        start, offset = stop, offset + size
+        start = stop
+        offset = offset + size
     return rows, fields, new_number
 
 
@@ -252,7 +256,8 @@ class JoinedTables(SplitRows):
         train = np.flatnonzero(~self.is_test)[rows]
         if tested is None:
             tested = np.flatnonzero(self.is_test)
-        chosen, held_out = np.concatenate([train, tested]), self.subset[tested]
+        chosen = np.concatenate([train, tested])
+        held_out = self.subset[tested]
         held_out[held_out == TRAIN] = TEST
         restricted = replace(
             self,

@@ -29,7 +29,8 @@ from tp_flower.terms.extraction import label_plan, needs_numbers
 
 CLASS_KINDS: Final = frozenset({"boolean", "text"})
 MOST_FEW: Final = 20  # distinct numbers that may have been meant as classes
-FRACTION, MOST_FRACTIONS = re.compile(r"-?\d+[.,]\d+"), 50
+FRACTION = re.compile(r"-?\d+[.,]\d+")
+MOST_FRACTIONS = 50
 """Of so many classes at most the names are numbers with fractions."""
 
 
@@ -123,7 +124,8 @@ def task_line(labels: Target, settings: Settings) -> str:
     count = 0 if labels.noise else count_values(labels.numbers, most=MOST_FEW)
     if not 2 < count <= MOST_FEW:
         return reason
-    low, high = labels.numbers.min(), labels.numbers.max()
+    low = labels.numbers.min()
+    high = labels.numbers.max()
     return (
         f"{reason}: it has {count} values, from {low:g} to {high:g}; to train on them "
         "as classes "
@@ -232,9 +234,9 @@ def fitting_loss(classes: Sequence[str], wanted: str) -> str:
     if wanted not in (AUTO, *losses):
         label = f"with {count} classes" if count else "of numbers"
         is_of_classes = not takes_numbers(wanted)
-        advice = (
-            f', or set task = "{CLASSIFICATION}"' if is_of_classes and not count else ""
-        )
+        advice = ""
+        if is_of_classes and not count:
+            advice = f', or set task = "{CLASSIFICATION}"'
         raise QueryError(
             f"loss {wanted!r} does not fit a label {label}: use "
             f"{', '.join(losses)}{advice}"

@@ -54,11 +54,10 @@ def find_leaks(bound: BoundQuery) -> list[Leak]:
                 continue
             is_key = read.role is Role.KEY and fragment.table == bound.label_table
             if is_key or read.role is Role.FEATURE:
-                reader = (
-                    _reader_of(bound, fragment.table, read.element)
-                    if is_key
-                    else read.element
-                )
+                if is_key:
+                    reader = _reader_of(bound, fragment.table, read.element)
+                else:
+                    reader = read.element
                 columns_of.setdefault((reader, fragment.table, is_key), {})[
                     read.column
                 ] = None
@@ -87,16 +86,17 @@ def leak_warnings(bound: BoundQuery) -> Iterator[str]:
         if not chosen:
             continue
         readers = ", ".join(_name(leak) for leak in chosen[:MOST_NAMES])
-        more = (
-            f" and {len(chosen) - MOST_NAMES} more" if len(chosen) > MOST_NAMES else ""
-        )
+        more = ""
+        if len(chosen) > MOST_NAMES:
+            more = f" and {len(chosen) - MOST_NAMES} more"
         columns = ", ".join(dict.fromkeys(c for leak in chosen for c in leak.columns))
         verb = "reads" if len(chosen) == 1 else "read"
-        consequence = (
-            "rows that it joins tell the label, and so do their columns"
-            if is_key
-            else "where that is not known before the label is, it tells the label"
-        )
+        if is_key:
+            consequence = "rows that it joins tell the label, and so do their columns"
+        else:
+            consequence = (
+                "where that is not known before the label is, it tells the label"
+            )
         yield (
             f"{readers}{more} {verb} {columns}, from which the label is made: "
             f"{consequence}, and test metrics flatter. Leave it out of the query then"

@@ -97,8 +97,10 @@ def _without_partner(
     mapping: TableMapping, table: str, other: str, text: str
 ) -> BoolArray:
     """Return which rows (n_i,) of a table have joined rows without the other table."""
-    rows, is_alone = mapping.tables[table], mapping.tables[other].is_absent
-    alone, matched = rows.any_of(is_alone), rows.any_of(~is_alone)
+    rows = mapping.tables[table]
+    is_alone = mapping.tables[other].is_absent
+    alone = rows.any_of(is_alone)
+    matched = rows.any_of(~is_alone)
     if both := int(np.count_nonzero(alone & matched)):
         raise QueryError(
             f"the LEFT JOIN of {other} ON {text} and other tables finds partners for "

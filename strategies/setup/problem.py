@@ -220,7 +220,8 @@ class TrainedTable(PreparedTable):
     def sum_shares(self, replies: Replies, numbers: int | None = None) -> AnyArray:
         """Return the sum over shards (Eq. 17): p numbers by default, and a check."""
         size = len(self.penalised) if numbers is None else numbers
-        shape, is_sealed = (size + 1,), self.is_sealed
+        shape = (size + 1,)
+        is_sealed = self.is_sealed
         return add_shares(
             [
                 addends_of(replies, part, "share", shape, is_masked=is_sealed)
@@ -376,12 +377,14 @@ class TrainingProblem(PreparedRun):
         self, sums: Mapping[str, FloatArray], kappa: float
     ) -> dict[str, FloatArray]:
         """Return the steps (n_i, d_c) of every table's scores, from seg_i(w v)."""
-        weights, tables = self.weighting.train, self.train.tables
-        inverse = (
-            {name: table.inverse_multiplicity for name, table in tables.items()}
-            if weights is None
-            else weights.inverse_multiplicity
-        )
+        weights = self.weighting.train
+        tables = self.train.tables
+        if weights is None:
+            inverse = {
+                name: table.inverse_multiplicity for name, table in tables.items()
+            }
+        else:
+            inverse = weights.inverse_multiplicity
         return {
             name: score_steps(each, inverse[name], kappa) for name, each in sums.items()
         }

@@ -22,7 +22,8 @@ from tp_flower.settings import Settings
 from tp_flower.settings.run import entity_named
 from tp_flower.settings.settings import weight_problems
 
-LEAST_WEIGHT, LARGEST_WEIGHT = 1e-12, 1e12
+LEAST_WEIGHT = 1e-12
+LARGEST_WEIGHT = 1e12
 """Sums of weights, divided by the mean weight, travel as float32."""
 
 
@@ -45,7 +46,8 @@ def entity_table(bound: BoundQuery, settings: Settings) -> str:
 
 def declared_weighting(bound: BoundQuery, settings: Settings) -> Weighting:
     """Return which column and entity weight the joined rows, without the values."""
-    entity, table = entity_table(bound, settings), bound.weight_table
+    entity = entity_table(bound, settings)
+    table = bound.weight_table
     if table is None:
         return Weighting(entity=entity)
     column = f"{table}: {bound.fragments_of(table)[0].weight}"
@@ -77,7 +79,8 @@ def _check_private_label(bound: BoundQuery, labels: str) -> None:
 def query_weights(parts: Sequence[FloatArray], column: str) -> FloatArray:
     """Return the weights of the rows of a table, (n,), from its shards' (NaN: NULL)."""
     weights = np.concatenate(parts)
-    lower, upper = LEAST_WEIGHT, LARGEST_WEIGHT
+    lower = LEAST_WEIGHT
+    upper = LARGEST_WEIGHT
     is_odd = (weights > 0.0) & ((weights < lower) | (weights > upper))
     for is_wrong, fault, advice in (
         (np.isnan(weights), "NULL", "write COALESCE(..., 0), or add a filter"),

@@ -50,11 +50,9 @@ class ShardLabels:
             f"{self.share:.0%} of the label's variance is between the shards of "
             f"{self.table}"
         )
-        return (
-            f"{clause} ({', '.join(self.sites)}: one label only)"
-            if self.sites
-            else clause
-        )
+        if self.sites:
+            return f"{clause} ({', '.join(self.sites)}: one label only)"
+        return clause
 
 
 def shards_that_tell_labels(joined: JoinedTables) -> Iterator[ShardLabels]:
@@ -76,7 +74,8 @@ def _compare(
     from scipy.stats import chi2
 
     target = joined.train_objective.target
-    labels, classes = target.numbers, len(target.classes) or 2
+    labels = target.numbers
+    classes = len(target.classes) or 2
     shards = len(layout.parts)
     rows_by_shard = [rows.total for rows in layout.rows]
     table = joined.train.tables[layout.name]

@@ -13,7 +13,8 @@ from tp_flower.settings import Settings
 from tp_flower.splits import RANDOM, TRAIN, SubsetArray
 
 MOST_NAMES, FEW_ROWS = 20, 50  # classes in a warning, rows that validate
-ODDS, LEAST_ROWS = 2.0, 5.0
+ODDS = 2.0
+LEAST_ROWS = 5.0
 """Held-out rows are far from their share by this ratio of odds, and so many rows."""
 
 
@@ -45,7 +46,8 @@ def split_warnings(joined: JoinedTables, settings: Settings) -> Iterator[str]:
 
 def _lost_rows(joined: JoinedTables) -> Iterator[str]:
     """Yield a warning where fewer than half of the label's rows join."""
-    extracted, rows = joined.extracted, joined.steps[0].rows
+    extracted = joined.extracted
+    rows = joined.steps[0].rows
     lost = sum(step.lost_label_rows for step in joined.steps)
     if 2 * lost > rows:
         worst = max(joined.steps, key=lambda step: step.lost_label_rows)

@@ -114,7 +114,8 @@ def split_by_table(
     mapping: TableMapping, table: str, settings: Settings
 ) -> splits.SubsetArray:
     """Return the subset of each joined row, (N,), holding out whole rows of a table."""
-    rows, rng = mapping.tables[table], generator(settings.seed, Stream.SPLIT)
+    rows = mapping.tables[table]
+    rng = generator(settings.seed, Stream.SPLIT)
     of_rows = splits.split_at_random(rows.multiplicity > 0, split_shares(settings), rng)
     return rows.expand(of_rows, absent=splits.TRAIN)
 

@@ -248,7 +248,8 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         encoders: Mapping[str, TableEncoding],
     ) -> list[ScoreForecast]:
         """Return how many epochs of scores each part with a score limit may release."""
-        size, train = self.batch_size, joined.train
+        size = self.batch_size
+        train = joined.train
         outputs = self.head(joined.objective.outputs).width
         batches = -(-train.joined_rows // size(train.joined_rows)) if size(1) else 0
         is_sharded = any(len(layout.parts) > 1 for layout in joined.layouts.values())
@@ -277,10 +278,8 @@ class JoinMethod(ServerMethod[TrainingProblem]):
 
     def warnings_of_scores(self, forecasts: Sequence[ScoreForecast]) -> Iterator[str]:
         """Yield what policies do to the training, before it begins."""
-        wanted, fewest_first = (
-            self.settings.num_epochs,
-            sorted(forecasts, key=epochs_of),
-        )
+        wanted = self.settings.num_epochs
+        fewest_first = sorted(forecasts, key=epochs_of)
         refused = [item for item in fewest_first if not item.epochs]
         # one number that all policies allow
         refused = refused or [item for item in fewest_first[:1] if wanted > item.epochs]
@@ -513,7 +512,8 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             if (sums := score_sums_of(replies, table)) is not None
         }
         rows = f"held-out rows ({self.settings.split_name})"
-        headline, constant = problem.response.headline, problem.baselines["test"]
+        headline = problem.response.headline
+        constant = problem.baselines["test"]
         if warning := no_better(headline, self.run.final.test, constant, rows):
             self.run.warn(warning)
         # where rows validate, they have chosen the epoch

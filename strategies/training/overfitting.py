@@ -72,7 +72,8 @@ def rise_of(
     shares = np.full(len(last), 1.0 / max(len(last), 1))
     if weights is not None:
         shares = weights / weights.sum()
-    before, difference = float(shares @ earlier), last - earlier
+    before = float(shares @ earlier)
+    difference = last - earlier
     rise = float(shares @ difference)
     deviation = float(np.linalg.norm(shares * (difference - rise)))
     is_clear = len(last) >= LEAST_ROWS and rise > DEVIATIONS * deviation

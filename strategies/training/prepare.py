@@ -70,7 +70,8 @@ class Preparation:
 
     def masking(self) -> ScoreMasking:
         """Return the masks of the run's scores, if they do not leave in the clear."""
-        rows, unit = self.joined, self.score_unit
+        rows = self.joined
+        unit = self.score_unit
         return mask_scores(
             self.settings, rows.bound, rows.extracted, rows.mapping, unit
         )
@@ -98,7 +99,8 @@ def prepare(
     outline: Outline,
 ) -> Generator[Requests, Replies, Start]:
     """Send models and rows; return what training starts from."""
-    joined, settings = preparation.joined, preparation.settings
+    joined = preparation.joined
+    settings = preparation.settings
     masking = preparation.masking()
     # masks cancel where all tables send scores: a linear model's are 0
     sends_scores = any(
@@ -110,7 +112,8 @@ def prepare(
     for table, layout in joined.layouts.items():
         counts = joined.trained_rows(table)
         encoder = preparation.encoders[table].sealed
-        model, scale = msgspec.to_builtins(specs[table]), preparation.label_scale
+        model = msgspec.to_builtins(specs[table])
+        scale = preparation.label_scale
         # a torch model's parameters have no unit, its penalty has that of the loss
         unit = 1.0 if specs[table].kind in NUMPY_KINDS else specs[table].output_scale
         for number, fields in layout.set_up_fields().items():
@@ -189,7 +192,8 @@ def common_shape(
     parts: Sequence[Part], bodies: Sequence[PreparedPart | PersonalisedPart]
 ) -> tuple[int, BoolArray]:
     """Return the encoded columns d and the penalised parameters (p,) of all shards."""
-    site, first = parts[0].site, bodies[0]
+    site = parts[0].site
+    first = bodies[0]
     for part, body in zip(parts, bodies, strict=True):
         if body.features != first.features:
             raise refuse(part, f"a different number of features than {site!r}")

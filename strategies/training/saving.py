@@ -13,7 +13,8 @@ from tp_flower.model_names import software
 
 def make_manifest(strategy: TrainingStrategy) -> manifest.Manifest:
     """Return the manifest of a successful run."""
-    problem, report = strategy.training_problem, strategy.report
+    problem = strategy.training_problem
+    report = strategy.report
     if problem is None or not strategy.is_finished:
         raise RuntimeError("there is no model before the run has ended")
     bound, columns = bind_columns(strategy.bind, strategy.inventory)

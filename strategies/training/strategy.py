@@ -93,7 +93,8 @@ class TrainingStrategy(RoundStrategy):
         self.verdict = ""
         self.split_facts: dict[str, object] = {"name": self.settings.split_name}
         # epochs, and the policy's rule
-        self._limit, self._limited_by = self.settings.epochs, ""
+        self._limit = self.settings.epochs
+        self._limited_by = ""
 
     def start(self, *args: Any, **options: Any) -> Result:
         """Set up and train; a training that diverges says what to change."""
@@ -112,7 +113,8 @@ class TrainingStrategy(RoundStrategy):
 
     def rounds(self) -> Generator[Requests, Replies, None]:
         """Set up, train, and let the sites forget the run."""
-        self._limit, self._limited_by = self.settings.epochs, ""
+        self._limit = self.settings.epochs
+        self._limited_by = ""
         self.chosen["num-epochs"] = self.settings.epochs
         self.best = BestEpoch(self.settings.patience_epochs)
         self.lowest = BestEpoch()
@@ -165,7 +167,8 @@ class TrainingStrategy(RoundStrategy):
         if not most or self.settings.num_epochs > most:
             raise SettingsError(forecast.refusal)
         if most < self._limit:
-            self._limit, self._limited_by = most, str(forecast)
+            self._limit = most
+            self._limited_by = str(forecast)
             self.chosen["num-epochs"] = most
             log(INFO, "At most %d epochs: %s", most, forecast)
 
@@ -215,9 +218,10 @@ class TrainingStrategy(RoundStrategy):
     @property
     def _advice(self) -> str:
         rate = self.chosen.get("learning-rate", self.settings.learning_rate)
-        change = (
-            f"Lower learning-rate (here {rate})" if rate else self.method.steadied_by
-        )
+        if rate:
+            change = f"Lower learning-rate (here {rate})"
+        else:
+            change = self.method.steadied_by
         return f"{change}, or look for extreme values"
 
     @property
@@ -240,7 +244,8 @@ class TrainingStrategy(RoundStrategy):
 
     def last_request(self) -> FinishRequest:
         """Return the request that ends the run: the sites save its models."""
-        name, version = self.model.name, self.model.version
+        name = self.model.name
+        version = self.model.version
         # without validation rows the last model is saved, unless a policy has ended the
         # training
         is_best = self.best.is_last or math.isinf(self.best.loss)

@@ -146,7 +146,8 @@ def steps_epoch(
     sharded one. Its shards first send the share of a sum that comes down, 8 (p + 1)
     each: moments, or a proposal.
     """
-    tally, rounds = Tally(), 1
+    tally = Tally()
+    rounds = 1
     for table, shard in shards_of(tables):
         sizes = {
             **table.sizes(shard),

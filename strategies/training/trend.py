@@ -56,13 +56,13 @@ def trend_verdict(
     losses: Sequence[float], *, is_convex: bool, rounding: float = 0.0
 ) -> str:
     """Return the verdict on a training by its losses, one per epoch."""
-    remaining, epochs = remaining_fall(losses, rounding), len(losses)
+    remaining = remaining_fall(losses, rounding)
+    epochs = len(losses)
     if remaining < SETTLED:
-        caution = (
-            ""
-            if is_convex
-            else "; as models are not linear, another seed may end lower"
-        )
+        if is_convex:
+            caution = ""
+        else:
+            caution = "; as models are not linear, another seed may end lower"
         return f"converged: the loss has settled{caution}"
     further = f"num-epochs = {2 * epochs} goes on"
     if epochs <= LEAST_EPOCHS:
@@ -110,7 +110,8 @@ class Pace:
         if loss <= EXPLOSION * max(abs(least), abs(self.baseline)):
             self.peak = 0.0
         elif not loss <= self.peak:
-            self.factor, self.peak = self.factor / BACK_OFF, loss
+            self.factor = self.factor / BACK_OFF
+            self.peak = loss
 
     def after_epoch(self) -> None:
         """End an epoch; halve the steps if it has not lowered the loss."""

@@ -33,7 +33,8 @@ def solver_bytes(table: TableSize, shard: ShardSize, *, is_exact: bool) -> float
 
     The solver is exact or a preconditioner.
     """
-    vectors, width = vector_bytes(table), table.features + table.has_intercept
+    vectors = vector_bytes(table)
+    width = table.features + table.has_intercept
     if not table.starts_at_zero:
         return vectors
     if table.update is Update.GRAM:
@@ -50,7 +51,8 @@ def solver_bytes(table: TableSize, shard: ShardSize, *, is_exact: bool) -> float
 
 def curvature_bytes(table: TableSize) -> float:
     """Return the memory to compute the largest curvature, for the steps of SGD."""
-    vectors, width = vector_bytes(table), table.features + table.has_intercept
+    vectors = vector_bytes(table)
+    width = table.features + table.has_intercept
     if not table.starts_at_zero:
         return vectors
     if width > solvers.MOST_COLUMNS:

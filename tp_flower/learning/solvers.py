@@ -26,7 +26,9 @@ MOST_COLUMNS = 4096
 """A Gram matrix of as many columns takes about 20 s to factorise, eight times as long
 for twice as many."""
 FREQUENT = 1024  # columns of the block of a wider table; the others have a diagonal
-BY_COLUMNS, BY_ROWS, BY_FREQUENT = "columns", "rows", "frequent columns, diagonal"
+BY_COLUMNS = "columns"
+BY_ROWS = "rows"
+BY_FREQUENT = "frequent columns, diagonal"
 ITERATIVE = "none: iterative"
 """Factorisations of a table's Hessian."""
 ITERATIVE_TOLERANCE = 1e-10  # of the residual, relative
@@ -161,7 +163,8 @@ class RidgeSolver:
         """Factorise [T, 1]^T diag(G) [T, 1] (or T^T diag(G) T without intercept)."""
         matrix = matrix / joined_rows
         if not intercept:
-            mean, weight = np.zeros(len(matrix)), 0.0
+            mean = np.zeros(len(matrix))
+            weight = 0.0
         else:
             weight = float(matrix[-1, -1])
             mean = matrix[-1, :-1] / weight
@@ -207,7 +210,8 @@ class RidgeSolver:
         squares = column_squares(features, counts)
         variances = np.maximum(squares - weight * mean**2, 0.0)
         order = np.argsort(-variances, kind="stable")
-        block, others = np.sort(order[:FREQUENT]), np.sort(order[FREQUENT:])
+        block = np.sort(order[:FREQUENT])
+        others = np.sort(order[FREQUENT:])
         matrix = gram(columns_of(features, block), multiplicity, intercept=intercept)
         inner = cls.from_gram(matrix, joined_rows, intercept=intercept)
         values = np.concatenate([inner.eigenvalues, variances[others]])
@@ -319,7 +323,8 @@ class IterativeSolver:
         diagonal = np.maximum(column_squares(features, counts) - weight * mean**2, 0.0)
         model = LinearModel(features.shape[1], 1, intercept=intercept and not centred)
         if model.intercept:
-            mean, diagonal = np.append(mean, 0.0), np.append(diagonal, counts.sum())
+            mean = np.append(mean, 0.0)
+            diagonal = np.append(diagonal, counts.sum())
         return cls(model, features, counts, mean, diagonal, weight, joined_rows)
 
     @property

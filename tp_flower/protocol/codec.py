@@ -263,7 +263,8 @@ def _check_range(name: str, array: AnyArray, spec: f.ArraySpec) -> None:
     largest = np.maximum.reduce(array, axis=None)
     if spec.nullable and np.isnan(smallest):
         present = array[~np.isnan(array)]
-        smallest, largest = present.min(initial=0.0), present.max(initial=0.0)
+        smallest = present.min(initial=0.0)
+        largest = present.max(initial=0.0)
     # false for NaN
     is_above = spec.low is None or smallest >= spec.low
     is_below = spec.high is None or largest <= spec.high

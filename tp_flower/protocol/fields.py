@@ -97,9 +97,13 @@ SERVER: Final = "server"
 SITES: Final = "sites"
 """Readers of messages; the first is the adversary of every guarantee."""
 
-CLEAR, MASKED, SEALED = "clear", "masked", "sealed"
-LAPLACE, RANDOMISED_RESPONSE = "laplace", "randomised-response"
-DP_SGD, NOISY_STATISTICS = "dp-sgd", "statistics"
+CLEAR = "clear"
+MASKED = "masked"
+SEALED = "sealed"
+LAPLACE = "laplace"
+RANDOMISED_RESPONSE = "randomised-response"
+DP_SGD = "dp-sgd"
+NOISY_STATISTICS = "statistics"
 """Names of mechanisms: for scores and sums, for labels, and for models."""
 
 
@@ -250,7 +254,8 @@ def layout_of(kind: type[Body]) -> Layout:
     families: dict[str, tuple[str, ArraySpec]] = {}
     part: type[PartBody] | None = None
     for declared_field in declared_fields(kind):
-        hint, name = _present(declared_field.type), declared_field.encode_name
+        hint = _present(declared_field.type)
+        name = declared_field.encode_name
         if declared_field.name == PARTS:
             part = get_args(hint)[1]
         elif spec := _array_spec(hint):

@@ -38,7 +38,8 @@ class Action(str):
     def __new__(cls, name: str, request: type[Request], reply: type[Reply]) -> Self:
         """Return the action of a name, ``query.<phase>`` or ``train.<phase>``."""
         action = super().__new__(cls, name)
-        action.request, action.reply = request, reply
+        action.request = request
+        action.reply = reply
         return action
 
     @property

@@ -123,7 +123,8 @@ def parcel_of(content: RecordDict) -> Parcel:
     """Return a packed message as bytes, without a copy of the arrays."""
     record = _record(content)
     try:
-        header, layout = str(record[HEADER]), str(record[LAYOUT])
+        header = str(record[HEADER])
+        layout = str(record[LAYOUT])
     except KeyError as error:
         raise ReplyError(f"malformed message: it has no {error}") from None
     payload = b"" if layout == "[]" else _payload(content, record)

@@ -31,7 +31,11 @@ CHANNEL_DIGITS: Final = 32
 MOST_BYTES: Final = 1 << 30
 """Of a body; nginx.conf has the same limit."""
 
-OK, NOTHING, FORBIDDEN, GONE, TOO_MANY = 200, 204, 403, 410, 429
+OK = 200
+NOTHING = 204
+FORBIDDEN = 403
+GONE = 410
+TOO_MANY = 429
 Response = tuple[int, int, bytes]  # status, number of the message, and body
 NUMBER: Final = "Tp-Number"
 DIGEST: Final = "Tp-Digest"

@@ -51,11 +51,9 @@ def format_seconds(seconds: float) -> str:
     if seconds < 59.95:
         return f"{_three_digits(seconds)} s"
     minutes, rest = divmod(round(seconds), 60)
-    return (
-        f"{minutes} min {rest} s"
-        if minutes < 60
-        else f"{minutes // 60} h {minutes % 60} min"
-    )
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def format_value(value: float | None) -> str:

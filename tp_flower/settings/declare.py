@@ -219,7 +219,8 @@ def setting(
 
 def declared(group: type[Any]) -> tuple[Setting, ...]:
     """Return the settings of a group, in the order of their declarations."""
-    prefix, readers = getattr(group, "prefix", ""), getattr(group, "readers", Readers())
+    prefix = getattr(group, "prefix", "")
+    readers = getattr(group, "readers", Readers())
     all_may_change = getattr(group, "may_change", False)
     settings = []
     for entry in fields(group):

@@ -176,7 +176,8 @@ PRIVACY_SETTINGS: Final = declare.declared(PrivacySettings)
 
 
 def _conflicts(settings: PrivacySettings) -> Iterator[str]:
-    epsilon, noise = settings.label_epsilon, settings.label_noise
+    epsilon = settings.label_epsilon
+    noise = settings.label_noise
     if settings.labels == fields.CLEAR and (epsilon or noise):
         yield (
             "privacy.labels: 'clear' has no noise, but privacy.label-epsilon or "

@@ -51,7 +51,8 @@ def rules_of(method: Method) -> Rules:
 
 def is_read(setting: Setting, strategy: str, mode: str) -> bool:
     """Return whether a run of the strategy, in the mode, reads a setting."""
-    readers, reads = setting.readers, rules_of(METHODS[strategy]).reads
+    readers = setting.readers
+    reads = rules_of(METHODS[strategy]).reads
     is_of_strategy = not readers.of_methods or setting.field in reads
     return is_of_strategy and (not readers.modes or mode in readers.modes)
 

@@ -23,7 +23,8 @@ def read_run_config(
     The keys of a table have its name as prefix, "privacy.labels". A relative ``tables``
     of the file starts at its folder, one of a text at the working directory.
     """
-    folder, config = Path.cwd(), dict(map(read_override, overrides))
+    folder = Path.cwd()
+    config = dict(map(read_override, overrides))
     if file is not None:
         folder = folder if "tables" in config else file.absolute().parent
         content = _read_toml(file)

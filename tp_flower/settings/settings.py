@@ -120,11 +120,9 @@ class Settings(
     def epochs(self) -> int:
         """The number of epochs, at most, with 0 resolved to the strategy's default."""
         is_unchecked = self.method.overfits and not self.validation_share
-        few = (
-            self.method.few_epochs
-            if is_unchecked or self.is_noisy or self.is_sampled
-            else 0
-        )
+        few = 0
+        if is_unchecked or self.is_noisy or self.is_sampled:
+            few = self.method.few_epochs
         return self.num_epochs or few or self.method.epochs
 
     @property
@@ -278,9 +276,11 @@ def conflicts(values: Settings) -> Iterator[str]:
 
 def _unread(values: Settings) -> Iterator[str]:
     """Refuse settings that nobody reads, if their readers give a reason."""
-    strategy, mode = values.method_name, values.mode
+    strategy = values.method_name
+    mode = values.mode
     for item in plain_settings():
-        value, readers = vars(values)[item.field], item.readers
+        value = vars(values)[item.field]
+        readers = item.readers
         if readers.refusal and not (
             value == item.default or is_read(item, strategy, mode)
         ):
@@ -318,7 +318,8 @@ def _conflicts_of_models(values: Settings) -> Iterator[str]:
 
 
 def _conflicts_of_privacy(values: Settings) -> Iterator[str]:
-    privacy, strategy = values.privacy, values.method_name
+    privacy = values.privacy
+    strategy = values.method_name
     if values.row_weight != run.JOINED:
         yield from weight_problems(values.row_weight, privacy)
     solves_tables = values.method.solves_tables

@@ -72,10 +72,12 @@ def local_label(settings: Settings) -> str | None:
 
 def label_plan(settings: Settings) -> LabelPlan | None:
     """Return the noise that the sites add to labels, None for labels in the clear."""
-    privacy, task = settings.privacy, settings.task
+    privacy = settings.privacy
+    task = settings.task
     if not privacy.covers_labels:
         return None
-    limits, classes = privacy.label_range, privacy.label_classes
+    limits = privacy.label_range
+    classes = privacy.label_classes
     if limits and (classes or task == "classification"):
         other = "privacy.label-classes" if classes else "task = 'classification'"
         raise SettingsError(f"privacy.label-range is for regression: not with {other}")

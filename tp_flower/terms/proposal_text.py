@@ -27,7 +27,8 @@ from tp_flower.settings.training import MLP
 
 # of a site's public key, to be compared with the one in allowed-keys
 KEY_DIGITS: Final = 16
-_INDENT, _WIDTH = "  ", 100
+_INDENT = "  "
+_WIDTH = 100
 
 
 def proposal_text(proposal: Proposal, own_sites: Collection[str]) -> str:
@@ -146,11 +147,10 @@ def _training(
     label = f"{', '.join(map(printable, labels))} of {table}" if labels else "none"
     yield f"label: {label}"
     if settings.mode in (PREDICT, EVALUATE):
-        doing = (
-            "predicts these rows"
-            if settings.mode == PREDICT
-            else "is measured on these rows"
-        )
+        if settings.mode == PREDICT:
+            doing = "predicts these rows"
+        else:
+            doing = "is measured on these rows"
         model = printable(settings.model_name)
         yield f"nothing is trained: the saved model {model} {doing}"
         return
@@ -171,12 +171,10 @@ def _training(
 def _protection(settings: Settings) -> Iterator[str]:
     """Yield what covers labels, models and scores, with the requested epsilons."""
     privacy = settings.privacy
-    labels, models, sums, scores = (
-        "in the clear",
-        "no noise",
-        "in the clear",
-        "in the clear",
-    )
+    labels = "in the clear"
+    models = "no noise"
+    sums = "in the clear"
+    scores = "in the clear"
     if privacy.covers_labels:
         strength = f"epsilon {privacy.label_epsilon:g}"
         if not privacy.label_epsilon:
@@ -233,7 +231,8 @@ def _meaning(
 
 def _told(fragment: Fragment, settings: Settings) -> Iterator[str]:
     """Yield what the server learns of a table."""
-    privacy, joins_rows = settings.privacy, settings.method.joins
+    privacy = settings.privacy
+    joins_rows = settings.method.joins
     is_used = settings.mode in (PREDICT, EVALUATE)
     if fragment.keys:
         yield "which of its rows take part, and have equal join keys"
@@ -260,9 +259,10 @@ def _told_sites(settings: Settings, tables: int) -> str:
     has_derivatives = settings.method.joins and not settings.method.solvers
     if is_used or not has_derivatives or tables == 1:
         return ""
-    scores = (
-        "its score" if tables == 2 else "the sum of its score and those of third tables"
-    )
+    if tables == 2:
+        scores = "its score"
+    else:
+        scores = "the sum of its score and those of third tables"
     return (
         f"{scores}, in every epoch, for each of their rows that is joined once: it "
         "follows from how far their own score is to step. With as many persons whose "

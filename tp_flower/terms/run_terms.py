@@ -132,11 +132,9 @@ class RunTerms:
         """Return the shards of a part's table; None if it is the only one."""
         table = self.proposal.parts[number].table
         numbers = list(self.proposal.shards_of(table))
-        return (
-            TableShards(table_group(self.proposal, table), numbers)
-            if numbers[1:]
-            else None
-        )
+        if numbers[1:]:
+            return TableShards(table_group(self.proposal, table), numbers)
+        return None
 
     def union_group(self, number: int) -> str | None:
         """Return the group whose key seals the sums of a table's shards.
@@ -153,7 +151,8 @@ class RunTerms:
         ``received`` has the number and the scale of its outputs: what a model has of
         classes and labels does not follow from the proposal.
         """
-        settings, table = self.settings, self.proposal.parts[number].table
+        settings = self.settings
+        table = self.proposal.parts[number].table
         kind = settings.model_of(table)
         if received.kind == LINEAR:
             # nothing is to be learned of features that are all constant
@@ -179,7 +178,8 @@ class RunTerms:
 
     def choice(self, number: int) -> TableChoice:
         """Return the encoders of a part's features."""
-        settings, fragments = self.settings, self.fragments.values()
+        settings = self.settings
+        fragments = self.fragments.values()
         return choose_encoders(
             settings.encoders,
             {of.table: [feature.name for feature in of.features] for of in fragments},

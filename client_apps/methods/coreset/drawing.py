@@ -51,7 +51,9 @@ from tp_flower.sources.policy import LABELS, MODELS, SCORES
 
 MASKS: Final = "coreset masks"
 _COLUMNS: Final = "second moments of the shard's columns, the label's too"
-SENSITIVITIES, DRAWN, MASKED = "sensitivities", "drawn-rows", "masked-sensitivities"
+SENSITIVITIES = "sensitivities"
+DRAWN = "drawn-rows"
+MASKED = "masked-sensitivities"
 _SUMS: Final = (
     "not covered: the sum of the sensitivities of the table's rows",
     f"not covered: {_COLUMNS}, or the cost of its clusters",
@@ -90,7 +92,8 @@ def _measure(
     body: messages.MeasurePart,
     request: messages.MeasureRequest,
 ) -> tuple[Entry, messages.MeasuredPart]:
-    source, extracted = site.source(number), site.extracted(number)
+    source = site.source(number)
+    extracted = site.extracted(number)
     agree("is a shard", site.terms.shards_of(number) is not None, body.is_shard)
     kinds = [SCORES]
     kinds += [MODELS] if body.is_shard else []
@@ -118,21 +121,30 @@ def _measure(
         clusters = importance.cluster_shard(
             dense(features), weights, request.clusters, rng
         )
-        arrays = {name: getattr(clusters, name) for name in _OF_CLUSTERS}
-        cost, count = clusters.cost, clusters.used
-        of_shard = messages.MeasuredPart(cost=cost, clusters=count)
-        of_table = messages.MeasuredPart(
-            total=importance.kmeans_total(cost, cost, count)
-        )
-        arrays["positions"] = positions
-        return Entry(
-            arrays, {"of": importance.CLUSTERS}
-        ), of_shard if body.is_shard else of_table
-    label, classes = None, 0
-    if body.label is not None:
-        label, classes = _label(site, number, body.label.get("classes"), positions)
-    entry, reply = _measure_columns(_Columns(features, label, classes), weights, body)
+        entry, reply = _measured_clusters(clusters, is_shard=body.is_shard)
+    else:
+        label = None
+        classes = 0
+        if body.label is not None:
+            label, classes = _label(site, number, body.label.get("classes"), positions)
+        columns = _Columns(features, label, classes)
+        entry, reply = _measure_columns(columns, weights, body)
     return Entry({**entry.arrays, "positions": positions}, entry.meta), reply
+
+
+def _measured_clusters(
+    clusters: importance.ShardClusters, *, is_shard: bool
+) -> tuple[Entry, messages.MeasuredPart]:
+    """Return what is kept of clusters, and what leaves: a shard's are added up."""
+    arrays = {name: getattr(clusters, name) for name in _OF_CLUSTERS}
+    cost = clusters.cost
+    count = clusters.used
+    if is_shard:
+        reply = messages.MeasuredPart(cost=cost, clusters=count)
+    else:
+        total = importance.kmeans_total(cost, cost, count)
+        reply = messages.MeasuredPart(total=total)
+    return Entry(arrays, {"of": importance.CLUSTERS}), reply
 
 
 def _measure_columns(
@@ -152,11 +164,10 @@ def _measure_columns(
     total = importance.leverage_total(
         matrix, importance.whitening(importance.penalised(matrix, features, penalty))
     )
-    reply = (
-        messages.MeasuredPart(gram=matrix)
-        if body.is_shard
-        else messages.MeasuredPart(total=total)
-    )
+    if body.is_shard:
+        reply = messages.MeasuredPart(gram=matrix)
+    else:
+        reply = messages.MeasuredPart(total=total)
     return Entry(arrays, meta), reply
 
 
@@ -252,8 +263,10 @@ def _leverages(
             raise MessageError("array 'gram' is not a Gram matrix")
     encoder = fitted_encoder(site, number)
     features = site.tables.encode(number, encoder, measured.arrays["positions"])
-    label, classes = measured.arrays.get("label"), int(measured.meta["classes"])
-    width, penalty = int(features.shape[1]), float(measured.meta["penalty"])
+    label = measured.arrays.get("label")
+    classes = int(measured.meta["classes"])
+    width = int(features.shape[1])
+    penalty = float(measured.meta["penalty"])
     basis = importance.whitening(importance.penalised(matrix, width, penalty))
     scores = np.zeros(len(features))
     for block, rows in _Columns(features, label, classes).blocks():

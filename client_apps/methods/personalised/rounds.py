@@ -63,7 +63,8 @@ class PersonalisedModel:
 
     def metrics(self, parameters: FloatArray) -> messages.SiteMetrics:
         """Return the metrics of the trained and of the held-out rows."""
-        objective, trained = self.objective, self.objective.mean_loss
+        objective = self.objective
+        trained = self.objective.mean_loss
         train = objective.metrics(parameters, objective.features, trained)
         train["penalty"] = objective.penalty(parameters)
         held_out = slice(len(trained), None)
@@ -86,7 +87,8 @@ def personalised_models(
         if LOCAL_LABELS not in entry.arrays:
             raise MessageError("the run keeps no labels at the site")
         meta: Any = entry.meta
-        model, data = part.model, part.data
+        model = part.model
+        data = part.data
         if len(base) != model.outputs:
             raise MessageError(f"'base' must be {model.outputs} numbers")
         labels = np.array(entry.arrays[LOCAL_LABELS])
@@ -99,7 +101,8 @@ def personalised_models(
             base=np.array(base, np.float64),
             l2=data.l2,
         )
-        summary, multiplier = meta["summary"], meta["noise_multiplier"]
+        summary = meta["summary"]
+        multiplier = meta["noise_multiplier"]
         terms = meta["curvature"], summary, multiplier, meta["most_rounds"]
         yield PersonalisedModel(part, objective, mean_loss, *terms)
 
@@ -156,8 +159,10 @@ def _update(
 
     With one step over all rows, that is the gradient of its objective.
     """
-    objective, part = personalised.objective, personalised.part
-    rows, theta = len(objective.mean_loss), start
+    objective = personalised.objective
+    part = personalised.part
+    rows = len(objective.mean_loss)
+    theta = start
     if not pace.batch or pace.batch >= rows:
         for _ in range(pace.steps - 1):
             theta = theta - pace.rate * objective.gradient(theta)
@@ -165,10 +170,12 @@ def _update(
             ((start - theta) / pace.rate + objective.gradient(theta)) / pace.steps
         )
     rng = generator(pace.seed, Stream.LOCAL_FIT, pace.epoch, part.number)
-    order, steps_taken = rng.permutation(rows), 0
+    order = rng.permutation(rows)
+    steps_taken = 0
     for _ in range(pace.steps):
         if steps_taken + pace.batch > rows:
-            order, steps_taken = rng.permutation(rows), 0
+            order = rng.permutation(rows)
+            steps_taken = 0
         batch = order[steps_taken : steps_taken + pace.batch]
         theta = theta - pace.rate * objective.gradient(theta, batch)
         steps_taken += pace.batch

@@ -33,7 +33,7 @@ from client_apps.privacy.proposal_checks import (
     check_trained,
 )
 from client_apps.rounds.site import REQUEST, Site
-from tp_flower.arrays import FloatArray
+from tp_flower.arrays import FloatArray, IntArray
 from tp_flower.errors import MessageError, SiteError
 from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.features.sparse import dense
@@ -118,7 +118,8 @@ def personalise(site: Site, request: PersonaliseRequest) -> PersonaliseReply:
 
 def _summary_noise(request: PersonaliseRequest) -> float:
     """Return the noise multiplier of a run's summaries; 0 for no noise."""
-    epsilon, delta = request.graph_epsilon, request.delta
+    epsilon = request.graph_epsilon
+    delta = request.delta
     if not epsilon or request.graph not in (BY_DATA, BY_FEATURES):
         return 0.0
     try:
@@ -155,18 +156,11 @@ def _start(
     request: PersonaliseRequest,
     multiplier: float,
 ) -> PersonalisedPart:
-    source, extracted = site.source(number), site.extracted(number)
+    source = site.source(number)
+    extracted = site.extracted(number)
     # sums and gradients of labels tell the label of a row, in two requests
     check_plan(source, (LABELS, MODELS, STATISTICS))
-    trained = unpack_bits(body.trained, extracted.rows)
-    tested = unpack_bits(body.tested, extracted.rows)
-    if (trained & tested).any():
-        raise MessageError("a row is both trained on and held out")
-    rows = np.concatenate([np.flatnonzero(trained), np.flatnonzero(tested)])
-    count = int(np.count_nonzero(trained))
-    check_rows(source, count, f"the model of table {extracted.table!r}")
-    check_rows(source, len(rows) - count, f"the metrics of table {extracted.table!r}")
-    check_trained(site, number, (trained, tested))
+    rows, count = _rows(site, number, body)
     encoder = fitted_encoder(site, number, body.encoder)
     spec = parse(body.model, "model", partial(msgspec.convert, type=ModelSpec))
     check_model(source, spec, encoder.encoder.width)
@@ -190,7 +184,8 @@ def _start(
         spec=spec,
         device=body.device,
     )
-    base, trained_labels = np.zeros(spec.outputs), labels[:count]
+    base = np.zeros(spec.outputs)
+    trained_labels = labels[:count]
     mean_loss = make_objective(request.loss, Target.of(trained_labels, classes))
     objective = sites.SiteObjective(model, data.trained, mean_loss, base, body.l2)
     curvature = objective.largest_curvature
@@ -216,6 +211,22 @@ def _start(
         penalised=model.penalised.astype(np.uint8),
         parameters=model.parameters.astype(np.float32),
     )
+
+
+def _rows(site: Site, number: int, body: PersonalisePart) -> tuple[IntArray, int]:
+    """Return the rows to train on before those to test on, and their number."""
+    source = site.source(number)
+    extracted = site.extracted(number)
+    trained = unpack_bits(body.trained, extracted.rows)
+    tested = unpack_bits(body.tested, extracted.rows)
+    if (trained & tested).any():
+        raise MessageError("a row is both trained on and held out")
+    rows = np.concatenate([np.flatnonzero(trained), np.flatnonzero(tested)])
+    count = int(np.count_nonzero(trained))
+    check_rows(source, count, f"the model of table {extracted.table!r}")
+    check_rows(source, len(rows) - count, f"the metrics of table {extracted.table!r}")
+    check_trained(site, number, (trained, tested))
+    return rows, count
 
 
 def _labels(label: LabelColumn | None, classes: list[str | float]) -> FloatArray:
@@ -298,7 +309,8 @@ def _summary(
 
 def _label_columns(objective: sites.SiteObjective, scale: float) -> FloatArray:
     """Return the labels as columns on the scale of features, (n, 1 or classes)."""
-    loss, target = objective.mean_loss, objective.mean_loss.target
+    loss = objective.mean_loss
+    target = objective.mean_loss.target
     classes = len(target.classes)
     if not classes:
         constant = loss.response.predict(objective.base[None, :])

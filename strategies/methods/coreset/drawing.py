@@ -153,7 +153,8 @@ class CoresetDrawing(RowDrawing):
     def stand_in(self, joined: JoinedTables) -> RowSample:
         """Return as many rows that are drawn uniformly."""
         rng = generator(self.settings.seed, Stream.DRAW)
-        rows, weights = joined.train.joined_rows, joined.weighting.train_rows
+        rows = joined.train.joined_rows
+        weights = joined.weighting.train_rows
         size = self.settings.training_sample
         sample = sampling.uniform_sample(rows, size, weights, rng)
         return CoresetSample(UNIFORM, sample, rows)
@@ -179,7 +180,8 @@ def draw_coreset(
     distinct_draws = np.unique(draws)
     scores = yield from _weigh(joined, parties, distinct_draws)
     check_scores(joined, distinct_draws, scores, MOST_PER_ROW[importance])
-    rows, uniform = joined.train.joined_rows, float(len(joined.layouts))
+    rows = joined.train.joined_rows
+    uniform = float(len(joined.layouts))
     total = sum(party.capped for party in parties) + uniform
     totals: defaultdict[str, float] = defaultdict(float)
     shares: defaultdict[str, float] = defaultdict(float)
@@ -202,7 +204,8 @@ def _measure(
     importance: str,
     settings: Settings,
 ) -> Generator[Requests, Replies, list[Party]]:
-    label_table, rows = joined.bound.label_table, joined.train.joined_rows
+    label_table = joined.bound.label_table
+    rows = joined.train.joined_rows
     # the objective's penalty, N l2, is added to a table's second moments
     penalty = settings.l2 * rows
     bodies: dict[int, coreset_messages.MeasurePart] = {}
@@ -268,7 +271,8 @@ def _parties_of_columns(
     layout: TableLayout, replies: Replies, columns: tuple[int, int], penalty: float
 ) -> list[Party]:
     """Return a table's parties, whose leverages sum to at most its columns."""
-    parts, width = layout.parts, sum(columns)
+    parts = layout.parts
+    width = sum(columns)
     bounds = [float(min(width, rows.trained)) for rows in layout.rows]
     if len(parts) == 1:
         return [_whole_table(layout, replies, bounds[0])]
@@ -301,7 +305,8 @@ def _parties_of_clusters(
     ]
     if len(parts) == 1:
         return [_whole_table(layout, replies, caps[0])]
-    costs, counts = [], []
+    costs = []
+    counts = []
     for part in parts:
         body = replies.body(part, coreset_messages.MeasuredPart)
         if body.cost is None or body.clusters is None:
@@ -349,7 +354,8 @@ def _draw(
         sampling.draw_uniform(int(counts[-1]), joined.train.joined_rows, weights, rng)
     ]
     for party, count in zip(parties, counts, strict=False):
-        part, trained = party.part, party.rows.trained
+        part = party.part
+        trained = party.rows.trained
         positions = array_of(replies, part, "drawn", (int(count),)).astype(np.int64)
         if positions.max(initial=0) >= max(trained, 1):
             raise refuse(part, f"drawn row numbers beyond its {trained} rows")
@@ -364,7 +370,8 @@ def _weigh(
     joined: JoinedTables, parties: list[Party], drawn: IntArray
 ) -> Generator[Requests, Replies, FloatArray]:
     """Return each joined row's scores summed over all participants, (k,)."""
-    rows, of_drawn = joined.train.joined_rows, joined.train.select(drawn)
+    rows = joined.train.joined_rows
+    of_drawn = joined.train.select(drawn)
     bodies: dict[int, coreset_messages.WeighPart] = {}
     for place, party in enumerate(parties):
         table_rows = of_drawn.tables[party.part.table]

@@ -115,7 +115,8 @@ class KMeans(JoinMethod):
         clusters = self.settings.of(CoresetSettings).clusters
         if self.settings.of(CoresetSettings).coreset_solver == DISTDIM:
             # for each sampled joined row its local centre, by table
-            nearest, local = [], []
+            nearest = []
+            local = []
             for name, table in problem.tables.items():
                 labels, of_table = _table_clusters(table, replies, clusters)
                 nearest.append(problem.train.tables[name].expand(labels))

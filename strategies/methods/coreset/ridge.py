@@ -93,7 +93,8 @@ class Ridge(JoinMethod):
             l1=self.settings.of(CoresetSettings).l1,
             solver=cast(Literal["exact", "saga"], solver_of(self.settings)),
         )
-        parameters, start = {}, 0
+        parameters = {}
+        start = 0
         for name, table in problem.tables.items():
             stop = start + table.features
             intercept = theta[-1:] if table.has_intercept else theta[:0]
@@ -117,7 +118,8 @@ class Ridge(JoinMethod):
             )
             for name, value in blocks.items()
         ]
-        lowest, coreset = gamma(columns, weights), self.run.chosen.get("coreset")
+        lowest = gamma(columns, weights)
+        coreset = self.run.chosen.get("coreset")
         earlier = coreset if isinstance(coreset, Mapping) else {}
         self.run.chosen["coreset"] = {**earlier, "gamma": lowest}
         if lowest**2 < LEAST_GAMMA_SQUARED:

@@ -89,7 +89,8 @@ def make_graph(
     """Request the sites' summaries and build the graph."""
     kind = summaries_of(settings)
     values = settings.of(PersonalisedSettings)
-    graph, local_metrics = None, None
+    graph = None
+    local_metrics = None
     if kind == NO_GRAPH:
         graph = _written_graph(values.graph, problem.sites)
     if graph is None or values.baselines:

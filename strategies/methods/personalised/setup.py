@@ -123,7 +123,8 @@ def set_up_personalised(
     choices = encoder_choices(bound, settings)
     extracted = yield from extract(bound, settings, inventory, columns)
     warn(*extracted.absent)
-    parts, rows = extracted.parts[name], extracted.rows
+    parts = extracted.parts[name]
+    rows = extracted.rows
     # every site holds out its own share of rows
     rng = generator(settings.seed, Stream.SPLIT)
     held_out = [
@@ -210,7 +211,8 @@ def set_up_personalised(
 
 def _disclosed(settings: Settings) -> MethodFacts:
     """Return the facts that the disclosures of the sites' summaries name."""
-    privacy, summaries = settings.privacy, NOTHING
+    privacy = settings.privacy
+    summaries = NOTHING
     values = settings.of(PersonalisedSettings)
     if values.graph_epsilon and values.graph != BY_MODELS:
         amount = f"epsilon {values.graph_epsilon:g}, delta {privacy.delta:g}"

@@ -82,7 +82,9 @@ class Training:
     def __init__(
         self, problem: PersonalisedProblem, graph: SiteGraph, settings: Settings
     ) -> None:
-        self.problem, self.graph, self.settings = problem, graph, settings
+        self.problem = problem
+        self.graph = graph
+        self.settings = settings
         self._penalty = EdgePenalty(graph.graph, settings)
         self.mask = personal_mask(settings, problem)
         largest = float(problem.curvature.max(initial=0.0))
@@ -105,7 +107,8 @@ class Training:
 
     def pace(self, epoch: int) -> Pace:
         """Return the local steps and step size of an epoch, equal at all sites."""
-        batch, passes = self.settings.batch_size, self.settings.local_epochs or 1
+        batch = self.settings.batch_size
+        passes = self.settings.local_epochs or 1
         batches = -(-max(self.problem.rows) // batch) if batch else 1
         # gradients over samples of rows have noise, which only smaller steps reduce
         return Pace(
@@ -118,12 +121,14 @@ class Training:
 
     def request(self, epoch: int | None = None) -> Requests:
         """Return the message of an epoch's round, or that with the final parameters."""
-        points, pace = self.parameters, None
+        points = self.parameters
+        pace = None
         if epoch is not None:
             # where the sites compute their gradients
             points = {track: each.iterate.ahead for track, each in self.tracks.items()}
             pace = self.pace(epoch)
-        parts, common = self.problem.parts, points.get(GLOBAL)
+        parts = self.problem.parts
+        common = points.get(GLOBAL)
         bodies = {
             part.number: TrackParameters(
                 points[PERSONAL][k].astype(np.float32),
@@ -136,7 +141,8 @@ class Training:
 
     def step(self, epoch: int, replies: Replies) -> EpochResult:
         """Take a step; return the sites' mean metrics at the point where it began."""
-        parts, pace = self.problem.parts, self.pace(epoch)
+        parts = self.problem.parts
+        pace = self.pace(epoch)
         personal, common = read_updates(
             self.problem, replies, has_common=GLOBAL in self.tracks
         )
@@ -190,7 +196,8 @@ class Training:
 
     def report_entry(self, report: RunReport) -> dict[str, object]:
         """Return the entry in a run's report, which is complete without it."""
-        problem, graph = self.problem, self.graph.graph
+        problem = self.problem
+        graph = self.graph.graph
         models = self.parameters[PERSONAL][:, self.mask]
         clusters = self.graph.clusters(models)
         cluster_of = {k: n for n, sites in enumerate(clusters) for k in sites}

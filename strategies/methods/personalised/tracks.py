@@ -73,7 +73,8 @@ class Descent:
 
     def _prox(self, points: FloatArray, step: float) -> FloatArray:
         """Return the point that copies v (N, p) give."""
-        out, shared = points.copy(), ~self.personal
+        out = points.copy()
+        shared = ~self.personal
         out[:, shared] = points[:, shared].mean(axis=0)
         if self.edge_step is not None and self.personal.any():
             out[:, self.personal] = self.edge_step(

@@ -31,7 +31,8 @@ class ShardedBatches:
     """
 
     def __init__(self, plan: BatchPlan, layouts: Layouts) -> None:
-        self.plan, self._layouts = plan, layouts
+        self.plan = plan
+        self._layouts = layouts
         self._bounds = {
             name: _shard_bounds(plan.tables[name], layout.rows)
             for name, layout in layouts.items()
@@ -41,7 +42,8 @@ class ShardedBatches:
         """Return each part's rows of every batch, as ``prepare`` sends them."""
         arrays: PartArrays = {}
         for name, table in self._layouts.items():
-            rows, bounds = self.plan.tables[name].rows, self._bounds[name]
+            rows = self.plan.tables[name].rows
+            bounds = self._bounds[name]
             for k, part in enumerate(table.parts):
                 span = table.rows[k].slice
                 is_own = (rows >= span.start) & (rows < span.stop)
@@ -93,7 +95,8 @@ def _shard_bounds(
     table: TableBatches, shards: Sequence[PartRows]
 ) -> npt.NDArray[np.int64]:
     """Return (shards + 1, batches): where each shard's rows start within a batch."""
-    total, batches = sum(rows.total for rows in shards), len(table.start) - 1
+    total = sum(rows.total for rows in shards)
+    batches = len(table.start) - 1
     batch_of = np.repeat(np.arange(batches), np.diff(table.start))
     edges = np.array([rows.start for rows in shards] + [total])
     batch_offsets = np.arange(batches) * total

@@ -26,7 +26,7 @@ from strategies.methods.sgd.batches import (
 from strategies.run.exchange import PartArrays, Replies, Requests, ask
 from strategies.run.strategy import EpochResult, ends_early, tests_every_epoch
 from strategies.setup.joined_rows import Layouts
-from strategies.setup.problem import HeldOutMetrics, TrainingProblem
+from strategies.setup.problem import HeldOutMetrics, LocalScores, TrainingProblem
 from strategies.training.join_method import JoinMethod
 from strategies.training.strategy import TrainingStrategy
 from strategies.training.traffic import ShardSize, TableSize, Tally, Traffic, shards_of
@@ -51,7 +51,8 @@ from tp_flower.protocol.training_messages import Update
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
 
-TESTED, ALL = "tested", "all"
+TESTED = "tested"
+ALL = "all"
 
 
 @dataclass(frozen=True)
@@ -138,32 +139,30 @@ class Sgd(JoinMethod):
 
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Run the epochs, until the loss settles or changes less than the tolerance."""
-        batches, plan, head = self._batches, self._batches.plan, problem.head
+        batches = self._batches
         # a run that is brought up to date sends the same requests anew
         self._scores_number = 0
         self._pace = Pace(
             self.run.baseline, can_halve=not self.settings.method.is_full_batch
         )
-        ordered = problem.objective.select(plan.order)
+        ordered = problem.objective.select(batches.plan.order)
         last_scores = np.empty((len(ordered), ordered.outputs))
         loss_before = math.inf
         schedule = self._schedule(problem)
         first = next(schedule)
         batch_scores = batches.select(first.batch, problem.initial_scores)
         for planned in itertools.chain([first], schedule):
-            span = plan.slice(planned.batch)
-            vectors = problem.read_sums(
-                plan.expand(planned.batch, batch_scores, by_table=head.needs_tables)
-            )
-            scores = head.combine(problem.base_score, vectors)
+            span = batches.plan.slice(planned.batch)
+            vectors = self._vectors(problem, planned.batch, batch_scores)
+            scores = problem.head.combine(problem.base_score, vectors)
             last_scores[span] = scores
             # D_j = w_j d loss / d h_j (Eq. 4)
             batch = ordered.select(span)
             derivatives = batch.weigh(batch.gradient(scores))
-            pulled = problem.pull_back(derivatives, vectors)
+            by_table = problem.pull_back(derivatives, vectors)
             messages = {
                 number: BatchMessages(array)
-                for number, array in batches.scatter(planned.batch, pulled).items()
+                for number, array in batches.scatter(planned.batch, by_table).items()
             }
             if self.is_paced:
                 self._pace.after_batch(batch, scores, problem.base_score)
@@ -180,6 +179,14 @@ class Sgd(JoinMethod):
             if is_settled or step.next_batch is None or self.run.best.is_over:
                 return
             loss_before = loss
+
+    def _vectors(
+        self, problem: TrainingProblem, batch: int, scores: LocalScores
+    ) -> FloatArray:
+        """Return what the head takes of a batch, from the tables' scores (k, w)."""
+        by_table = problem.head.needs_tables
+        plan = self._batches.plan
+        return problem.read_sums(plan.expand(batch, scores, by_table=by_table))
 
     def _decide(self, step: _Step) -> _Step:
         """Return the step, as the last of the run if the pace is over."""
@@ -209,10 +216,8 @@ class Sgd(JoinMethod):
         # any epoch may be the last or the best, whose metrics must be exact
         often = TESTED if tests_every_epoch(self.settings) else None
         usual = ALL if ends_early(self.settings) else often
-        rng, batches = (
-            generator(self.settings.seed, Stream.ORDER),
-            self._batches.plan.batches,
-        )
+        rng = generator(self.settings.seed, Stream.ORDER)
+        batches = self._batches.plan.batches
         upcoming = (
             _Epoch(number, rng.permutation(batches), self._rates(problem, number))
             for number in range(1, self.run.most_epochs + 1)
@@ -235,7 +240,8 @@ class Sgd(JoinMethod):
 
     def _rates(self, problem: TrainingProblem, epoch: int) -> dict[str, float]:
         """Return the learning rate of every table in an epoch."""
-        settings, plan = self.settings, self._batches.plan
+        settings = self.settings
+        plan = self._batches.plan
         rate = self.run.chosen["learning-rate"] = settings.learning_rate or safe_rate(
             problem, len(plan.order) / plan.batches
         )
@@ -303,7 +309,8 @@ class Sgd(JoinMethod):
             train = problem.train_metrics()
             held_out = problem.held_out_metrics(scores)
         else:
-            plan, batches = self._batches.plan, step.epoch.order
+            plan = self._batches.plan
+            batches = step.epoch.order
             # in batch order, from the first of the epoch's batches to the last
             rows = slice(plan.start[batches.min()], plan.start[batches.max() + 1])
             visited = problem.objective.select(plan.order[rows])
@@ -344,7 +351,8 @@ def epoch_traffic(
     The last batch also brings scores of held-out rows, or of all if a tolerance is set.
     """
     tally = Tally()
-    scores_all, is_tested = ends_early(settings), tests_every_epoch(settings)
+    scores_all = ends_early(settings)
+    is_tested = tests_every_epoch(settings)
     for table, shard in shards_of(tables):
         tested = shard.tested if is_tested else 0
         sizes = {

@@ -115,7 +115,9 @@ class LinearModel(LocalModel):
     """
 
     def __init__(self, features: int, outputs: int, *, intercept: bool) -> None:
-        self.features, self.outputs, self.intercept = features, outputs, intercept
+        self.features = features
+        self.outputs = outputs
+        self.intercept = intercept
         rows = features + int(intercept)
         self.parameters = np.zeros(rows * outputs)
         self.penalised = np.arange(rows * outputs) < features * outputs
@@ -133,7 +135,8 @@ class LinearModel(LocalModel):
 
     def scores(self, features: Features) -> FloatArray:
         """Return T W (+ c), accumulated in float64."""
-        weights, rows = self.weights[: self.features], on_host(features)
+        weights = self.weights[: self.features]
+        rows = on_host(features)
         out = np.empty((len(features), self.outputs))
 
         def score(span: slice) -> None:
@@ -153,7 +156,8 @@ class LinearModel(LocalModel):
 def moment(features: Features, messages: FloatArray, *, intercept: bool) -> FloatArray:
     """Return [T, 1]^T Y, (d [+ 1], d_c), accumulated in float64 block by block."""
     rows = on_host(features)
-    width, outputs = rows.shape[1], messages.shape[1]
+    width = rows.shape[1]
+    outputs = messages.shape[1]
 
     def add_up(span: slice) -> FloatArray:
         total = np.zeros((width, outputs))
@@ -195,9 +199,10 @@ def _in_float64(
 
 
 def _least_rows(features: EncodedRows) -> int:
-    values = (
-        features.stored if isinstance(features, SparseRows) else int(features.shape[1])
-    )
+    if isinstance(features, SparseRows):
+        values = features.stored
+    else:
+        values = int(features.shape[1])
     return max(LEAST_VALUES // max(values, 1), 1)
 
 
@@ -211,7 +216,8 @@ class CentresModel(LocalModel):
     """
 
     def __init__(self, features: int, outputs: int) -> None:
-        self.features, self.outputs = features, outputs
+        self.features = features
+        self.outputs = outputs
         self.parameters = np.zeros(outputs * features)
         self.penalised = np.zeros(outputs * features, np.bool_)
 

@@ -58,7 +58,9 @@ class TorchModel(local_model.LocalModel):
     """A torch module as a local model, with float32 parameters on its device."""
 
     def __init__(self, module: nn.Module, spec: local_model.ModelSpec) -> None:
-        self.module, self.spec, self.outputs = module, spec, spec.outputs
+        self.module = module
+        self.spec = spec
+        self.outputs = spec.outputs
         self.penalised = np.concatenate(
             [
                 np.full(parameter.numel(), parameter.ndim > 1)
@@ -119,11 +121,10 @@ def build_torch_model(
     """Return the MLP or the factory's module, initialised from the spec's seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)  # noqa: TID251 - forked: no module has a Generator argument
-        module = (
-            _mlp(features, spec)
-            if spec.kind == "mlp"
-            else _from_factory(features, spec)
-        )
+        if spec.kind == "mlp":
+            module = _mlp(features, spec)
+        else:
+            module = _from_factory(features, spec)
     return TorchModel(module.to(torch_device(local_model.resolve(device))), spec)
 
 
@@ -165,7 +166,8 @@ def fit_least_squares(
     if not len(problem.features):
         model.parameters = problem.settle(model.parameters)
         return
-    device, total = model.device, len(problem.features)
+    device = model.device
+    total = len(problem.features)
     features = problem.features
     if not isinstance(features, SparseRows):
         features = as_tensor(features)

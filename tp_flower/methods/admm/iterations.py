@@ -76,7 +76,9 @@ def admm_step(
     """
 
     def step(vectors: Vectors, _: FloatArray) -> tuple[Vectors, Sequence[float]]:
-        part, h, old_z = objective.on(vectors), vectors["scores"], vectors["z"]
+        part = objective.on(vectors)
+        h = vectors["scores"]
+        old_z = vectors["z"]
         relaxed = h
         if over_relaxation != 1.0:
             relaxed = over_relaxation * h + (1.0 - over_relaxation) * old_z
@@ -111,7 +113,9 @@ def advance(
     def measure(
         vectors: Vectors, expanded: AnyArray
     ) -> tuple[Vectors, Sequence[float]]:
-        h, z, part = combine(expanded), vectors["z"], objective.on(vectors)
+        h = combine(expanded)
+        z = vectors["z"]
+        part = objective.on(vectors)
         differences = h - z, h - base, z - base, h - vectors["scores"]
         squares = (
             dot(part.weigh(values), values)
@@ -145,9 +149,9 @@ def balanced_rho(rho: float, recent: Sequence[Residuals]) -> float:
     window = recent[-BALANCE_WINDOW:]
     if all(gap.primal > IMBALANCE * gap.dual for gap in window):
         return rho * 2.0
-    return (
-        rho / 2.0 if all(gap.dual > IMBALANCE * gap.primal for gap in window) else rho
-    )
+    if all(gap.dual > IMBALANCE * gap.primal for gap in window):
+        return rho / 2.0
+    return rho
 
 
 def consensus_parameters(

@@ -47,7 +47,8 @@ class Tree(msgspec.Struct, frozen=True, array_like=True):
 
     def is_valid(self, columns: int) -> bool:
         """Whether it is a tree, and over so many columns."""
-        splits, sets = len(self.leaf_value) - 1, len(self.cat_boundaries) - 1
+        splits = len(self.leaf_value) - 1
+        sets = len(self.cat_boundaries) - 1
         lengths = {len(getattr(self, name)) for name in _OF_SPLITS}
         if lengths != {splits}:
             return False

@@ -38,7 +38,8 @@ class Boosting:
     """
 
     def __init__(self, rows: JoinedRows, objective: Objective) -> None:
-        self.rows, self._objective = rows, objective
+        self.rows = rows
+        self._objective = objective
 
     def derivatives(
         self, tables: Iterable[str]
@@ -50,7 +51,8 @@ class Boosting:
         is_constant = self._objective.has_constant_hessian
 
         def derive(vectors: Vectors, _: FloatArray) -> tuple[Vectors, Sequence[float]]:
-            part, scores = self._objective.on(vectors), vectors["scores"]
+            part = self._objective.on(vectors)
+            scores = vectors["scores"]
             derivatives = {"gradient": part.weigh(part.gradient(scores))}
             if not is_constant:
                 hessian = part.weigh(part.hessian(scores))
@@ -66,13 +68,15 @@ class Boosting:
         """Return how far to step along some directions, vectors (N, d_c)."""
         from scipy.optimize import minimize
 
-        objective, mass = self._objective, self._objective.mass
+        objective = self._objective
+        mass = self._objective.mass
 
         def loss_and_slopes(lengths: FloatArray) -> tuple[float, FloatArray]:
             def measure(
                 vectors: Vectors, _: FloatArray
             ) -> tuple[Vectors, Sequence[float]]:
-                part, directions = objective.on(vectors), [vectors[n] for n in names]
+                part = objective.on(vectors)
+                directions = [vectors[n] for n in names]
                 scores = moved(vectors["scores"], lengths, directions)
                 gradient = part.weigh(part.gradient(scores))
                 slopes = (dot(gradient, direction) for direction in directions)

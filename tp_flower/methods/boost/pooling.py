@@ -50,7 +50,8 @@ class ColumnSums(msgspec.Struct, frozen=True, array_like=True):
 
     def is_valid(self, outputs: int, *, is_code: bool) -> bool:
         """Whether they are sums of such a column, for so many outputs."""
-        sums, count = [*self.gradient, *self.hessian], self.intervals
+        sums = [*self.gradient, *self.hessian]
+        count = self.intervals
         if None in self.values[:count] or len(self.edges) != (
             0 if is_code else max(count - 1, 0)
         ):
@@ -165,12 +166,15 @@ def _intervals(mass: FloatArray, least_rows: int) -> IntArray:
         1
     ]
     sizes = np.bincount(coarse, mass)
-    merged, number, reached = np.zeros(len(sizes), np.int64), 0, 0.0
+    merged = np.zeros(len(sizes), np.int64)
+    number = 0
+    reached = 0.0
     # there are about as many as MOST_INTERVALS
     for group, size in enumerate(sizes):
         merged[group], reached = number, reached + size
         if reached >= least_rows:
-            number, reached = number + 1, 0.0
+            number = number + 1
+            reached = 0.0
     if reached:
         merged[merged == number] = number - 1
     intervals: IntArray = merged[coarse]
@@ -201,7 +205,8 @@ def grow_pooled(
             raise ModelError("malformed sums of columns")
     joined_rows = sum(shard.joined_rows for shard in shards)
     # as many trees of all columns together as of one, about, that go as far
-    growth, trees = growth.of_shards(max(columns, 1)), list[bytes]()
+    growth = growth.of_shards(max(columns, 1))
+    trees = list[bytes]()
     for column in range(columns):
         of_column = [shard.columns[column] for shard in shards]
         rows, gradient, hessian = _pooled(of_column, outputs, is_code=column in codes)
@@ -253,16 +258,15 @@ def _bounds(sums: ColumnSums) -> FloatArray:
 
     Nobody says where the first begins: about as far from its mean as it ends.
     """
-    values, edges = (
-        np.array(sums.values[: sums.intervals], np.float64),
-        np.array(sums.edges),
-    )
+    values = np.array(sums.values[: sums.intervals], np.float64)
+    edges = np.array(sums.edges)
     if not len(values):
         return np.zeros(0)
     if not len(edges):
         width = max(abs(float(values[0])), 1.0) * float(np.finfo(np.float32).eps)
         return np.array([values[0] - width, values[0] + width])
-    first, last = 2.0 * values[0] - edges[0], 2.0 * values[-1] - edges[-1]
+    first = 2.0 * values[0] - edges[0]
+    last = 2.0 * values[-1] - edges[-1]
     return np.concatenate([[first], edges, [last]])
 
 

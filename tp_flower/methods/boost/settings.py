@@ -10,10 +10,14 @@ from tp_flower.settings.rules import Rules, names_of
 from tp_flower.settings.settings import Settings
 from tp_flower.settings.training import FITTED
 
-LEAVES, FEWEST_LEAVES, ROWS_PER_LEAF = 127, 7, 1_500
+LEAVES = 127
+FEWEST_LEAVES = 7
+ROWS_PER_LEAF = 1_500
 # larger trees fit the training rows alone, where a model came before
 LEAVES_OF_REST: Final = 15
-TREES, FEWEST_TREES, ROWS_PER_TREE = 30, 10, 500
+TREES = 30
+FEWEST_TREES = 10
+ROWS_PER_TREE = 500
 """How many leaves and trees by default: one for so many joined training rows, within
 bounds."""
 STEADY_TREES: Final = 50

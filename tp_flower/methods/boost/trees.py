@@ -75,7 +75,8 @@ class TreeModel(LocalModel):
     binned: "list[lightgbm.Dataset]"  # the trained rows in bins, once trees have grown
 
     def __init__(self, outputs: int) -> None:
-        self.outputs, self.binned = outputs, []
+        self.outputs = outputs
+        self.binned = []
         self.parameters = Forest().bytes()
         self.penalised = np.zeros(0, np.bool_)
 
@@ -93,7 +94,8 @@ class TreeModel(LocalModel):
         """Add trees (their text's bytes) times a step; none if the step is 0."""
         if not step:
             return
-        forest, text = self.forest, grown.tobytes().decode()
+        forest = self.forest
+        text = grown.tobytes().decode()
         self.parameters = Forest(
             forest.categorical, (*forest.rounds, (step, text))
         ).bytes()
@@ -148,13 +150,15 @@ def grow(
         growth: how the trees are grown.
     """
     trained = len(gradient)
-    rows, values = _tree_features(features), np.zeros((len(features), model.outputs))
+    rows = _tree_features(features)
+    values = np.zeros((len(features), model.outputs))
     if not trained or not rows.shape[1]:
         return np.zeros(0, np.uint8), values
     lightgbm = _lightgbm()
     per_row = trained / max(joined_rows, 1.0)
     # of a table's row as much as of a joined one, which LightGBM's constants are about
-    gradient, hessian = per_row * gradient, per_row * hessian
+    gradient = per_row * gradient
+    hessian = per_row * hessian
     options = {
         "objective": "none",
         "num_class": model.outputs,

@@ -107,7 +107,8 @@ class Descent:
 
         ``rounding`` is that of scores of the size of the labels.
         """
-        self.rows, self._objective = rows, objective
+        self.rows = rows
+        self._objective = objective
         self.curvature = float(objective.curvature(base))
         self.length = self.conjugacy = self.slope = self.penalty = 0.0
         self.total: float | None = None
@@ -129,11 +130,9 @@ class Descent:
 
         The last ones' mean square, of any table, was at most slope over curvature.
         """
-        return (
-            math.sqrt(max(self.slope, self.noise) / self.curvature)
-            if self.slope
-            else math.inf
-        )
+        if self.slope:
+            return math.sqrt(max(self.slope, self.noise) / self.curvature)
+        return math.inf
 
     def product_unit(self, loss: float) -> float:
         """Return a unit for the next products, after the first step."""
@@ -189,7 +188,8 @@ class Descent:
         if conjugacy * self._rest >= slope:
             # no descent
             conjugacy = 0.0
-        self.slope, self.conjugacy = slope, conjugacy
+        self.slope = slope
+        self.conjugacy = conjugacy
         start_slope = self._turn(conjugacy, combine, local)
         self._p_p = (
             products.descent
@@ -244,9 +244,9 @@ class Descent:
             if length not in rises:
                 rises[length] = pull + self._along(length) + length * self._p_p
             # the search ends where it is 0
-            return (
-                0.0 if abs(rises[length]) <= SMALL_RISE * abs(rise) else rises[length]
-            )
+            if abs(rises[length]) <= SMALL_RISE * abs(rise):
+                return 0.0
+            return rises[length]
 
         end = 1.0
         while rise_at(end) < 0.0 and end < LONGEST:
@@ -276,7 +276,8 @@ class Descent:
         """Return <w grad loss(h + length d), d> / N."""
 
         def slope(vectors: Vectors, _: FloatArray) -> tuple[Vectors, Sequence[float]]:
-            part, direction = self._objective.on(vectors), vectors["direction"]
+            part = self._objective.on(vectors)
+            direction = vectors["direction"]
             moved = vectors["scores"] + length * direction
             return {}, [part.slope(moved, direction)]
 

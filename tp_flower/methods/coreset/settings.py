@@ -58,7 +58,8 @@ class CoresetSettings:
 
 
 def _conflicts(settings: Settings) -> Iterator[str]:
-    strategy, values = settings.method_name, settings.of(CoresetSettings)
+    strategy = settings.method_name
+    values = settings.of(CoresetSettings)
     solvers = (AUTO, *settings.method.solvers)
     if values.coreset_solver not in solvers:
         yield (

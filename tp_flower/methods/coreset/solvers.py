@@ -62,7 +62,8 @@ def solve(
             return _saga(columns, targets, scaled, l2)
         if l1 > 0:
             # 1/(2n) sum w r^2 + alpha (ratio |theta|_1 + (1 - ratio)/2 ||theta||^2)
-            alpha, ratio = l1 + l2, l1 / (l1 + l2)
+            alpha = l1 + l2
+            ratio = l1 / (l1 + l2)
             model = ElasticNet(
                 alpha=alpha, l1_ratio=ratio, max_iter=MAX_PASSES, tol=TOLERANCE
             )
@@ -80,7 +81,8 @@ def _saga(
 
     # scikit-learn's step follows the longest row, regardless of its weight: a large
     # weight could make it diverge, so weights are multiplied into the rows
-    mean, middle = np.average(design, 0, weights), np.average(targets, 0, weights)
+    mean = np.average(design, 0, weights)
+    middle = np.average(targets, 0, weights)
     roots = np.sqrt(weights)
     model = Ridge(
         alpha=l2 * len(weights),
@@ -124,7 +126,8 @@ def weighted_kmeans(
     starts: int = STARTS,
 ) -> FloatArray:
     """Return the centres, (<= k, d), of the best of ``starts`` runs of k-means++."""
-    weighted, positive_weights = points[weights > 0], weights[weights > 0]
+    weighted = points[weights > 0]
+    positive_weights = weights[weights > 0]
     if not len(weighted):
         raise ValueError("no point has a weight above 0: there is nothing to cluster")
     # scikit-learn takes a second to import, and few messages cluster
@@ -151,7 +154,8 @@ def nearest(points: AnyArray, centres: FloatArray) -> tuple[LabelArray, FloatArr
     >>> labels.tolist(), distances.tolist()
     ([0, 1], [1.0, 4.0])
     """
-    labels, distances = np.zeros(len(points), np.intp), np.zeros(len(points))
+    labels = np.zeros(len(points), np.intp)
+    distances = np.zeros(len(points))
     lengths = np.einsum("kd,kd->k", centres, centres)
     width = max(centres.shape[1], len(centres), 1)
     for block in blocks(len(points), max(_BLOCK_VALUES // width, 1)):

@@ -11,7 +11,9 @@ from tp_flower.protocol.setup_messages import SealedText
 
 Metric = Annotated[float, f.between(-f.LARGEST, f.LARGEST)]
 
-BY_DATA, BY_FEATURES, BY_MODELS = "data", "features", "models"
+BY_DATA = "data"
+BY_FEATURES = "features"
+BY_MODELS = "models"
 SUMMARIES: Final = (BY_DATA, BY_FEATURES, BY_MODELS)
 """Summaries of sites from which a graph of similar sites can be made."""
 

@@ -109,7 +109,8 @@ def summaries_of(settings: Settings) -> str:
 
 
 def _conflicts(settings: Settings) -> Iterator[str]:
-    strategy, values = settings.method_name, settings.of(PersonalisedSettings)
+    strategy = settings.method_name
+    values = settings.of(PersonalisedSettings)
     if settings.mode == EXPLAIN:
         yield f"mode: 'explain' explains joins; strategy {strategy!r} has none"
     for kind in settings.privacy.covered("features", "labels", "predictions"):

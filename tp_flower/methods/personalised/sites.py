@@ -53,7 +53,8 @@ class SiteObjective:
         self, parameters: FloatArray, rows: npt.NDArray[np.int64] | None = None
     ) -> FloatArray:
         """Return the gradient of f at theta, (p,), or with the mean over some rows."""
-        features, mean_loss = self.features, self.mean_loss
+        features = self.features
+        mean_loss = self.mean_loss
         if rows is not None:
             features = local_model.rows_of(features, rows)
             mean_loss = mean_loss.select(rows)
@@ -87,7 +88,8 @@ class SiteObjective:
         if not len(self.mean_loss):
             return self.l2
         if isinstance(self.model, local_model.LinearModel):
-            rows, ones = self.features, np.ones(len(self.mean_loss))
+            rows = self.features
+            ones = np.ones(len(self.mean_loss))
             if rows.shape[1] > MOST_COLUMNS:
                 largest = largest_eigenvalue(rows, ones, intercept=self.model.intercept)
             else:

@@ -78,7 +78,8 @@ class ZStep:
         most_iterations: int = 2000,
     ) -> None:
         self.graph = graph
-        self.tolerance, self.most_iterations = tolerance, most_iterations
+        self.tolerance = tolerance
+        self.most_iterations = most_iterations
         self._inverses: dict[float, FloatArray] = {}
 
     def solve(
@@ -101,7 +102,8 @@ class ZStep:
     def _iterate(
         self, targets: FloatArray, penalty: float, pull: FloatArray, spread: float
     ) -> ZSolution:
-        forward, back = self.graph.incidence, self.graph.incidence.T.tocsr()
+        forward = self.graph.incidence
+        back = self.graph.incidence.T.tocsr()
         kappa = self._coupling(targets, penalty)
         if kappa not in self._inverses:
             self._inverses[kappa] = inverse_of(self.graph, kappa)
