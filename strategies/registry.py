@@ -5,10 +5,11 @@ of the method's name. A method from elsewhere is added by :func:`register`. A ro
 named here by text, and imported when a run needs it.
 """
 
-import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from tp_flower.methods.method import imported
 
 if TYPE_CHECKING:
     from strategies.training.row_drawing import RowDrawing
@@ -126,9 +127,3 @@ def row_drawing(settings: "Settings") -> "RowDrawing":
     """Return the step that draws the joined rows to train on."""
     drawing: RowDrawing = imported(ROW_DRAWING)(settings)
     return drawing
-
-
-def imported(reference: str) -> Any:
-    """Import and return what a reference, ``module:name``, names."""
-    module, _, name = reference.partition(":")
-    return getattr(importlib.import_module(module), name)

@@ -153,8 +153,8 @@ class Readers:
     A setting ``of_methods`` is read where a method's rules say so, others by all. An
     empty tuple of modes means all of them. While the group's field ``switch`` has its
     default, nobody reads the setting. A value that differs from the default but that
-    nobody reads is ignored, or refused for a reason, with ``{strategy}``, ``{mode}``
-    and ``{value}`` filled in.
+    nobody reads is ignored, or refused for a reason, with ``{strategy}``, ``{mode}``,
+    ``{value}`` and ``{instead}``, of the method's rules, filled in.
     """
 
     of_methods: bool = False

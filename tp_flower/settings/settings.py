@@ -284,7 +284,10 @@ def _unread(values: Settings) -> Iterator[str]:
         if readers.refusal and not (
             value == item.default or is_read(item, strategy, mode)
         ):
-            reason = readers.refusal.format(value=value, strategy=strategy, mode=mode)
+            instead = values.rules.instead.get(item.field, "it would have no effect")
+            reason = readers.refusal.format(
+                value=value, strategy=strategy, mode=mode, instead=instead
+            )
             yield f"{item.key}: {reason}"
 
 
@@ -413,7 +416,7 @@ def synonyms() -> dict[str, str]:
     meanings = dict(SYNONYMS)
     for method in METHODS.values():
         for name, meaning in rules_of(method).synonyms.items():
-            shared = SYNONYMS.get(name)
+            shared = meanings.get(name)
             meanings[name] = f"{shared}, or {meaning}" if shared else meaning
     return meanings
 

@@ -160,8 +160,7 @@ class ModelSettings:
         Range(0),
         Readers(
             of_methods=True,
-            refusal="strategy {strategy!r} has no such penalty: fewer leaves, or a "
-            "higher min-rows-per-leaf, bound trees",
+            refusal="strategy {strategy!r} has no such penalty: {instead}",
         ),
     )
     loss: str = setting(

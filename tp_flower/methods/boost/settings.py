@@ -106,6 +106,7 @@ RULES: Final = Rules(
     groups=(BoostSettings,),
     reads=names_of(BoostSettings) | FITTED | {"lou"},
     conflicts=_conflicts,
+    instead={"l2": "fewer leaves, or a higher min-rows-per-leaf, bound trees"},
     synonyms={
         **dict.fromkeys(
             ("n-estimators", "num-trees", "num-boost-round", "num-iterations"),
