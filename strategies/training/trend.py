@@ -83,7 +83,7 @@ BACK_OFF: Final = 8.0
 
 
 @dataclass
-class Pace:
+class StepControl:
     """The step size relative to the first one, and the losses that decide it.
 
     ``baseline`` is a constant score's loss, ``losses`` are the epochs', the means over

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from strategies.report_page.page import render
-from strategies.training.trend import BACK_OFF, Pace, trend_verdict
+from strategies.training.trend import BACK_OFF, StepControl, trend_verdict
 from tests.support.examples.reports import small_report
 from tests.support.examples.store_runs import FRAMES, query
 from tests.support.federated import one_per_site, run_query, train, whole
@@ -147,7 +147,7 @@ def test_advice_after_divergence_names_what_is_not_at_its_default():
 def test_steps_shrink_where_the_loss_stalls_or_explodes():
     problem = train(SITES, query(), "gd", num_epochs=1).training_problem
     objective, base = problem.objective, problem.base_score
-    pace = Pace(baseline=1.0)
+    pace = StepControl(baseline=1.0)
     for distance in (0.0, 0.0, 1e3, 1e2):
         pace.after_batch(objective, np.full((len(objective), 1), base + distance), base)
         pace.after_epoch()

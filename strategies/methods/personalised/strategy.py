@@ -42,7 +42,7 @@ from strategies.methods.personalised.setup import (
     personal_mask,
     set_up_personalised,
 )
-from strategies.methods.personalised.tracks import Descent, read_updates
+from strategies.methods.personalised.tracks import Track, read_updates
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import EpochResult
 from strategies.setup.labels import task_line
@@ -90,9 +90,9 @@ class Training:
         largest = float(problem.curvature.max(initial=0.0))
         self.rate = settings.learning_rate or 1.0 / (largest or 1.0)
         start = np.tile(problem.start, (len(problem.parts), 1))
-        self.tracks = {PERSONAL: Descent.start(self.mask, start, self._penalty.step)}
+        self.tracks = {PERSONAL: Track.start(self.mask, start, self._penalty.step)}
         if settings.of(PersonalisedSettings).baselines:
-            self.tracks[GLOBAL] = Descent.start(np.zeros_like(self.mask), start)
+            self.tracks[GLOBAL] = Track.start(np.zeros_like(self.mask), start)
         self.metrics: dict[str, Sequence[Metrics]] = {}
 
     @property

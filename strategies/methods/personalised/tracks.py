@@ -37,7 +37,7 @@ EdgeStep = Callable[[FloatArray, float], FloatArray]
 
 
 @dataclass(frozen=True)
-class Descent:
+class Track:
     """A track in training: the iterate of all sites' parameters, (N, p).
 
     ``personal``, (p,), marks the coordinates that each site has for itself; ``change``

@@ -30,7 +30,7 @@ from strategies.setup.problem import HeldOutMetrics, LocalScores, TrainingProble
 from strategies.training.join_method import JoinMethod
 from strategies.training.strategy import TrainingStrategy
 from strategies.training.traffic import ShardSize, TableSize, Tally, Traffic, shards_of
-from strategies.training.trend import LEAST_FACTOR, Pace, falling_rate
+from strategies.training.trend import LEAST_FACTOR, StepControl, falling_rate
 from strategies.training.working_memory import curvature_bytes
 from tp_flower.arrays import FloatArray
 from tp_flower.joins.batches import plan_batches
@@ -142,7 +142,7 @@ class Sgd(JoinMethod):
         batches = self._batches
         # a run that is brought up to date sends the same requests anew
         self._scores_number = 0
-        self._pace = Pace(
+        self._pace = StepControl(
             self.run.baseline, can_halve=not self.settings.method.is_full_batch
         )
         ordered = problem.objective.select(batches.plan.order)
