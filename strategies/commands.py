@@ -235,7 +235,7 @@ def model_view(manifest: Manifest) -> RenderableType:
         "created": manifest.created,
         "status": manifest.status,
         "strategy": str(manifest.settings.get("strategy", "")),
-        **({"boosted from": manifest.start} if manifest.start else {}),
+        **({"starts from": manifest.start} if manifest.start else {}),
         "query": manifest.query,
         "label": f"{manifest.label} of {manifest.label_table}",
         "loss": manifest.loss,

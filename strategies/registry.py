@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Room:
+class ServerRoom:
     """The server half of a method: where its pieces are, each as ``module:name``.
 
     Attributes:
@@ -39,23 +39,23 @@ class Room:
 
 
 _METHODS: Final = "strategies.methods"
-ROOMS: Final[dict[str, Room]] = {
-    "admm": Room(f"{_METHODS}.admm:TablePuppetADMM", title="ADMM"),
-    "cg": Room(f"{_METHODS}.cg:TablePuppetCG"),
-    "sgd": Room(f"{_METHODS}.sgd.strategy:TablePuppetSGD", title="SGD"),
-    "gd": Room(f"{_METHODS}.sgd.strategy:GradientDescent", title="GD"),
-    "boost": Room(
+ROOMS: Final[dict[str, ServerRoom]] = {
+    "admm": ServerRoom(f"{_METHODS}.admm:TablePuppetADMM", title="ADMM"),
+    "cg": ServerRoom(f"{_METHODS}.cg:TablePuppetCG"),
+    "sgd": ServerRoom(f"{_METHODS}.sgd.strategy:TablePuppetSGD", title="SGD"),
+    "gd": ServerRoom(f"{_METHODS}.sgd.strategy:GradientDescent", title="GD"),
+    "boost": ServerRoom(
         f"{_METHODS}.boost:TablePuppetBoost", models=f"{_METHODS}.boost:models_text"
     ),
-    "coreset-ridge": Room(
+    "coreset-ridge": ServerRoom(
         f"{_METHODS}.coreset.ridge:CoresetRidge",
         page=f"{_METHODS}.coreset.page:sections",
     ),
-    "coreset-kmeans": Room(
+    "coreset-kmeans": ServerRoom(
         f"{_METHODS}.coreset.kmeans:CoresetKMeans",
         models=f"{_METHODS}.coreset.kmeans:models_text",
     ),
-    "personalised": Room(
+    "personalised": ServerRoom(
         f"{_METHODS}.personalised.strategy:Personalised",
         page=f"{_METHODS}.personalised.page:sections",
     ),
@@ -66,7 +66,7 @@ ROOMS: Final[dict[str, Room]] = {
 ROW_DRAWING: Final = f"{_METHODS}.coreset.drawing:CoresetDrawing"
 
 
-def register(name: str, room: Room) -> None:
+def register(name: str, room: ServerRoom) -> None:
     """Add the server half of a method; ValueError if there is one of its name."""
     if ROOMS.setdefault(name, room) is not room:
         raise ValueError(f"strategy {name!r} is registered: choose another name")

@@ -6,6 +6,7 @@ A function with ``yield`` sends :class:`Requests` and receives their :class:`Rep
 import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -19,7 +20,6 @@ from strategies.setup.problem import LocalArray, TrainedTable
 from tp_flower.arrays import AnyArray, BoolArray
 from tp_flower.heads import Head
 from tp_flower.learning.models.local_model import NUMPY_KINDS, ModelSpec
-from tp_flower.methods.personalised.messages import PersonalisedPart
 from tp_flower.objectives import Objective
 from tp_flower.privacy.score_masks import FixedPoint
 from tp_flower.privacy.sealed_sums import gram_size
@@ -188,8 +188,20 @@ def summed_parts(layout: TableLayout, update: Update) -> tuple[Part, ...]:
     return trained if trained and update is Update.CONSENSUS else layout.parts
 
 
+class ModelShape(Protocol):
+    """What a site says of a model that it has prepared."""
+
+    @property
+    def features(self) -> int:
+        """The encoded columns."""
+
+    @property
+    def penalised(self) -> AnyArray:
+        """Which parameters are penalised, (p,)."""
+
+
 def common_shape(
-    parts: Sequence[Part], bodies: Sequence[PreparedPart | PersonalisedPart]
+    parts: Sequence[Part], bodies: Sequence[ModelShape]
 ) -> tuple[int, BoolArray]:
     """Return the encoded columns d and the penalised parameters (p,) of all shards."""
     site = parts[0].site

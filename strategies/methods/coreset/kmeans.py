@@ -41,7 +41,7 @@ from tp_flower.query import BoundQuery, Unlabelled
 from tp_flower.randomness import Stream, generator
 
 
-class KMeans(JoinMethod):
+class Clustering(JoinMethod):
     """Clustering over a coreset, at the server."""
 
     has_label = False
@@ -144,7 +144,7 @@ class CoresetKMeans(TrainingStrategy):
     """
 
     name = "coreset-kmeans"
-    method_type = KMeans
+    method_type = Clustering
 
 
 def models_text(_: Mapping[str, object]) -> str:
