@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from strategies.run.exchange import PartArrays, Replies
-from strategies.setup.joined_rows import Layouts
+from strategies.setup.joined_rows import Layouts, PartRows
 from strategies.setup.problem import (
     LocalArray,
     LocalScores,
-    PartRows,
     TrainedTable,
     TrainingProblem,
 )
