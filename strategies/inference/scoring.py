@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -18,19 +19,22 @@ from strategies.run.replies import addends_of
 from strategies.run.sites import Inventory
 from strategies.setup.columns import Columns
 from strategies.setup.extract import Extracted, extract
-from strategies.setup.masking import check_masks, mask_scores
-from strategies.setup.problem import LocalArray
+from strategies.setup.masking import ScoreMasking, check_masks, mask_scores
+from strategies.setup.problem import SCORES, LocalArray
 from tp_flower.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from tp_flower.errors import SettingsError
 from tp_flower.files import home_folder
 from tp_flower.joins.joining import JoinStep, build_mapping
 from tp_flower.joins.mapping import TableMapping
+from tp_flower.joins.rows import JoinedRows, Vectors
 from tp_flower.protocol.inference_messages import ScorePart, ScoreRequest
 from tp_flower.protocol.packet import pack_bits
 from tp_flower.protocol.rank_messages import RankPart, RankRequest
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query import BoundQuery
 from tp_flower.settings import Settings
+
+STAND_IN: Final = "stand-in"  # the mean vectors of tables with missing sites
 
 
 @dataclass(frozen=True)
@@ -147,15 +151,38 @@ def score(
                     (count, head.width),
                     is_masked=is_masked,
                 )
-    by_table = head.needs_tables
-    vectors = masking.read(joined.mapping.expand(local, by_table=by_table))
+    return _combined(joined, manifest, start, local, masking)
+
+
+def _combined(
+    joined: Joined,
+    manifest: Manifest,
+    start: FloatArray,
+    local: Mapping[str, LocalArray],
+    masking: ScoreMasking,
+) -> FloatArray:
+    """Return the scores of the joined rows, from a ``start``, (N, d_c).
+
+    Where a table lacks a row because sites are missing, its mean vector stands in.
+    """
+    head, rows = manifest.scorer, JoinedRows(joined.mapping)
+    rows.fill(SCORES, start)
     means = {
         table: np.array(manifest.table(table).mean_score)
         for table in joined.missing.of_joined(joined.bound.label_table).sites
     }
     if means:
-        vectors += joined.mapping.stand_in(means, by_table=by_table)
-    return head.combine(start, vectors)
+        stand_in = joined.mapping.stand_in(means, by_table=head.needs_tables)
+        rows.fill(STAND_IN, stand_in)
+
+    def combine(stored: Vectors, words: AnyArray) -> tuple[Vectors, Sequence[float]]:
+        vectors = masking.read(words)
+        if means:
+            vectors = vectors + stored[STAND_IN]
+        return {SCORES: head.combine(stored[SCORES], vectors)}, ()
+
+    rows.run(combine, local, by_table=head.needs_tables)
+    return rows.whole(SCORES)
 
 
 def _cover(

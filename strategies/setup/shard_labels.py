@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 
 from strategies.setup.joined_rows import JoinedTables, TableLayout
-from tp_flower.arrays import BoolArray, FloatArray, IntArray
+from tp_flower.arrays import AnyArray, BoolArray, FloatArray, IntArray
 
 LARGEST_SHARE: Final = 0.05
 """Of the label's variance, between shards: of the flights, those of carriers have
@@ -60,14 +60,14 @@ def shards_that_tell_labels(joined: JoinedTables) -> Iterator[ShardLabels]:
     if not joined.target.has_label:
         return
     rows = joined.train.tables[joined.bound.label_table]
-    labelled = rows.expand(np.arange(rows.rows))
+    labelled = rows.expand(np.arange(rows.rows, dtype=np.int32))
     for layout in joined.layouts.values():
         if len(layout.parts) > 1 and (labels := _compare(joined, layout, labelled)):
             yield labels
 
 
 def _compare(
-    joined: JoinedTables, layout: TableLayout, labelled: IntArray
+    joined: JoinedTables, layout: TableLayout, labelled: AnyArray
 ) -> ShardLabels | None:
     """Return what a table's shards tell about the labels, if it is more than chance."""
     # a run without shards does not wait for it
@@ -99,7 +99,7 @@ def _compare(
 
 
 def _independent_rows(
-    layout: TableLayout, shard: IntArray, labelled: IntArray
+    layout: TableLayout, shard: IntArray, labelled: AnyArray
 ) -> IntArray:
     """Return how many rows of each shard say something of their own, (S,).
 

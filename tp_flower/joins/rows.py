@@ -73,8 +73,9 @@ class JoinedRows:
         return {name: table.rows for name, table in self.mapping.tables.items()}
 
     def fill(self, name: str, values: FloatArray) -> None:
-        """Store a vector by its values (N, c), or the values (c,) of every row."""
-        shape = self.rows, values.shape[-1]
+        """Store a vector by its values (N, ...), or the values (c,) of every row."""
+        of_row = values.shape if values.ndim == 1 else values.shape[1:]
+        shape = self.rows, *of_row
         self.vectors[name] = np.array(np.broadcast_to(values, shape))
 
     def whole(self, name: str) -> AnyArray:

@@ -34,7 +34,7 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
     final     {train: {metric: value}, test: {metric: value}}
     model     name@version that the models were kept under; "" if they were not
     contributions  {table: {share, mean-score: [value per output]}}   see
-              `tp_flower.objectives`
+              `tp_flower.heads`; share is null where scores are no sum
     coefficients   {table: [{feature, output, value}]}   of linear models, or
               gains of trees, as far as the policies of the sites allow
     baseline  {train: {metric: value}, test: ..}   of the mean of the training labels,

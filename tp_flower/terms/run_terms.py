@@ -149,7 +149,7 @@ class RunTerms:
         """Return the model of a part.
 
         ``received`` has the number and the scale of its outputs: what a model has of
-        classes and labels does not follow from the proposal.
+        classes, labels and the head does not follow from the proposal.
         """
         settings = self.settings
         table = self.proposal.parts[number].table
