@@ -148,9 +148,9 @@ def judge(
 
     Compared are the test AUC, or the test RMSE relative to the optimum's.
     """
-    run, margin = report["final"]["test"], MARGINS.get(settings.family, BEHIND)
+    run, margin = report["final"]["test"], MARGINS.get(settings.method.family, BEHIND)
     # trees have no optimum: a run may be better
-    size = abs if settings.family in MARGINS else float
+    size = abs if settings.method.family in MARGINS else float
     if "auc" in optimum:
         difference = size(optimum["auc"] - run["auc"])
         text = f"AUC difference {difference:.5f}, allowed {margin:g}"
@@ -162,7 +162,7 @@ def judge(
     if settings.validation_share:
         return f"{text} of what is not stopped early; this is: no verdict", True
     is_equal = difference <= margin
-    word = "equal" if settings.family in MARGINS else "close"
+    word = "equal" if settings.method.family in MARGINS else "close"
     word = word if is_equal else f"NOT {word.upper()}"
     return f"{text}: {word} to training on the joined table", is_equal
 

@@ -44,10 +44,15 @@ class Rules:
     synonyms: Mapping[str, str] = field(default_factory=dict)
 
 
-@cache
 def rules_of(method: Method) -> Rules:
     """Return the rules of a method."""
-    rules: Rules = imported(method.rules) if method.rules else Rules()
+    return rules_at(method.rules)
+
+
+@cache
+def rules_at(reference: str) -> Rules:
+    """Return the rules that a reference names, ``module:name``; none for ""."""
+    rules: Rules = imported(reference) if reference else Rules()
     return rules
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Final, Self, TypeVar
 
 from tp_flower.features.choice import KEY_PREFIX, entry_of_key
@@ -19,7 +19,14 @@ from tp_flower.objectives import names_of_losses, takes_numbers
 from tp_flower.protocol.fields import NOISY_STATISTICS
 from tp_flower.settings import declare, run, training
 from tp_flower.settings.privacy import PRIVACY_SETTINGS, PrivacySettings
-from tp_flower.settings.rules import Rules, general_methods, is_read, rules_of
+from tp_flower.settings.rules import (
+    Rules,
+    general_methods,
+    is_read,
+    names_of,
+    rules_at,
+    rules_of,
+)
 from tp_flower.splits import SplitRule
 
 _Group = TypeVar("_Group")
@@ -86,8 +93,7 @@ class Settings(
 
     def of(self, group: type[_Group]) -> _Group:
         """Return the settings of a method's group."""
-        names = (item.field for item in declare.declared(group))
-        return group(**{name: vars(self)[name] for name in names})
+        return group(**{name: vars(self)[name] for name in names_of(group)})
 
     @cached_property
     def method_name(self) -> str:
@@ -110,11 +116,6 @@ class Settings(
     def start(self) -> str:
         """The saved model that training starts from; "" for none."""
         return str(vars(self).get(self.method.starts_from, ""))
-
-    @property
-    def family(self) -> str:
-        """Whose messages the strategy uses, such as "admm" or "sgd"."""
-        return self.method.family
 
     @property
     def epochs(self) -> int:
@@ -188,7 +189,8 @@ class Settings(
     def from_run_config(cls, config: Mapping[str, object]) -> Self:
         """Read the settings from a run config; SettingsError lists all its problems."""
         keyed = [key for key in config if key.startswith(KEY_PREFIX)]
-        problems = [_unknown(key) for key in config if key not in (*keys(), *keyed)]
+        known = {*keys(), *keyed}
+        problems = [_unknown(key) for key in config if key not in known]
         fields = declare.fields_of(plain_settings(), config)
         try:
             if entries := [entry_of_key(key, config[key]) for key in keyed]:
@@ -237,14 +239,24 @@ _FIRST: Final = 4  # of the shared groups; methods say where the others are
 
 def groups() -> tuple[type[Any], ...]:
     """Return the groups whose keys have no prefix, in the order of the run config."""
-    rules = (rules_of(method) for method in METHODS.values())
-    of_methods = (group for of_method in rules for group in of_method.groups)
-    return tuple(dict.fromkeys((*_SHARED[:_FIRST], *of_methods, *_SHARED)))
+    return _groups_by(tuple(method.rules for method in METHODS.values()))
 
 
 def plain_settings() -> tuple[declare.Setting, ...]:
     """Return the settings of these groups."""
-    return tuple(item for group in groups() for item in declare.declared(group))
+    return _settings_of(groups())
+
+
+# sites read a run's settings anew in every process and message
+@cache
+def _groups_by(rules: tuple[str, ...]) -> tuple[type[Any], ...]:
+    of_methods = (group for reference in rules for group in rules_at(reference).groups)
+    return tuple(dict.fromkeys((*_SHARED[:_FIRST], *of_methods, *_SHARED)))
+
+
+@cache
+def _settings_of(groups: tuple[type[Any], ...]) -> tuple[declare.Setting, ...]:
+    return tuple(item for group in groups for item in declare.declared(group))
 
 
 def all_settings() -> tuple[declare.Setting, ...]:

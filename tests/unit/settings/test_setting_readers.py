@@ -31,7 +31,6 @@ DERIVED = {
     "start": ("boost_from",),
     "method_name": ("strategy",),
     "method": ("strategy",),
-    "family": ("strategy",),
     "split": ("test_split",),
     "split_name": ("test_split", "sample"),
     "validation_share": ("validation_fraction",),
