@@ -9,7 +9,6 @@ from flwr.serverapp.strategy import Result, Strategy
 from client_apps.app import app
 from strategies import STRATEGIES, TablePuppetADMM, TrainingStrategy
 from strategies.run.grid import InProcessGrid
-from tp_flower.errors import SettingsError
 from tp_flower.methods.method import METHODS
 from tp_flower.protocol.messages import Action
 from tp_flower.query import Query
@@ -60,6 +59,8 @@ def test_start_returns_flowers_result_with_metrics_of_every_epoch(name):
     assert list(result.evaluate_metrics_serverapp) in ([], ended)
     metrics = {"rmse", "mae", "r2"} if strategy.method.has_label else {"rms_distance"}
     assert set(result.train_metrics_clientapp[epochs]) == {"loss", *metrics}
+    ended_with = strategy.history[-2].train["loss"]
+    assert result.train_metrics_clientapp[epochs]["loss"] == ended_with
 
 
 def test_flowers_num_rounds_and_timeout_stand_for_epochs_and_site_timeout(caplog):
@@ -72,8 +73,3 @@ def test_flowers_num_rounds_and_timeout_stand_for_epochs_and_site_timeout(caplog
     assert (report.joined_rows_train, report.joined_rows_test) == (4, 0)
     assert "table i: constant features dropped: same" in caplog.text
     assert [table.dropped for table in report.tables] == [(), ("same",)]
-
-
-def test_bad_settings_are_refused():
-    with pytest.raises(SettingsError, match="num-epoch: unknown setting"):
-        TablePuppetADMM(Query.from_sql(SQL), num_epoch=2)
