@@ -17,13 +17,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from strategies import TablePuppetCG
 from tests.support.advice import advising, texts
 from tests.support.command_line import printed_by, refused_by
 from tests.support.federated import train, write_site
 from tests.support.files import ROOT, case_table
 from tp_flower.errors import SettingsError, TPFlowerError
-from tp_flower.protocol.messages import Action
 from tp_flower.settings import PrivacySettings, Settings, keys
 from tp_flower.settings.settings import synonyms
 
@@ -251,19 +249,6 @@ def test_the_reason_of_unmatched_rows_is_the_filter_that_removed_their_partners(
             reason in text and "LOWER" not in text.split(";")[1] for text in lost
         )
     assert lost
-
-
-def test_a_strategy_lists_the_messages_that_it_sends():
-    class Unlisted(TablePuppetCG.method_type):
-        messages = (Action.PREPARE,)
-
-    class Silent(TablePuppetCG):
-        method_type = Unlisted
-
-    with pytest.raises(RuntimeError, match="list it in the method's `messages`"):
-        train(sites(), SQL, Silent)
-    Unlisted.messages = TablePuppetCG.method_type.messages
-    assert train(sites(), SQL, Silent).report.final_train
 
 
 def test_every_message_that_advises_is_tried_or_exempt():

@@ -7,7 +7,7 @@ import pytest
 from flwr.serverapp.strategy import Result, Strategy
 
 from client_apps.app import app
-from strategies import STRATEGIES, TablePuppetADMM, TrainingStrategy
+from strategies import STRATEGIES, TablePuppetADMM, TablePuppetCG
 from strategies.run.grid import InProcessGrid
 from tp_flower.methods.method import METHODS
 from tp_flower.protocol.messages import Action
@@ -22,24 +22,6 @@ SQL = "SELECT o.y AS label, o.x, i.w, i.same FROM o JOIN i ON o.k = i.k"
 
 def grid() -> InProcessGrid:
     return InProcessGrid(app, [{"o": ORDERS}, {"i": ITEMS}])
-
-
-class Unlisted(TablePuppetADMM.method_type):
-    """Sends a message that it does not list."""
-
-    messages = (Action.PREPARE,)
-
-
-class Silent(TrainingStrategy):
-    """Trains by a method that does not list its messages."""
-
-    name = "admm"
-    method_type = Unlisted
-
-
-def test_a_message_that_nobody_explains_is_not_sent():
-    with pytest.raises(RuntimeError, match=r"Unlisted sends train\.admm.* `messages`"):
-        Silent(Query.from_sql(SQL), device="cpu").start(grid())
 
 
 # those that train over joins
@@ -73,3 +55,16 @@ def test_flowers_num_rounds_and_timeout_stand_for_epochs_and_site_timeout(caplog
     assert (report.joined_rows_train, report.joined_rows_test) == (4, 0)
     assert "table i: constant features dropped: same" in caplog.text
     assert [table.dropped for table in report.tables] == [(), ("same",)]
+
+
+def test_a_strategy_lists_the_messages_that_it_sends():
+    class Unlisted(TablePuppetCG.method_type):
+        messages = (Action.PREPARE,)
+
+    class Silent(TablePuppetCG):
+        method_type = Unlisted
+
+    with pytest.raises(RuntimeError, match="list it in the method's `messages`"):
+        Silent(Query.from_sql(SQL)).start(grid())
+    Unlisted.messages = TablePuppetCG.method_type.messages
+    assert Silent(Query.from_sql(SQL)).start(grid()).train_metrics_clientapp
