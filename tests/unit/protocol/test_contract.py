@@ -14,7 +14,7 @@ from tp_flower.methods.admm.messages import TRAIN_ADMM
 from tp_flower.methods.coreset.messages import TRAIN_ROWS
 from tp_flower.methods.sgd.messages import TRAIN_SGD
 from tp_flower.protocol.fields import DP_SGD, NOISY_STATISTICS
-from tp_flower.protocol.messages import ACTIONS, Action
+from tp_flower.protocol.messages import ACTIONS, Action, declare_action
 from tp_flower.sources.policy import LEVELS
 
 DISCLOSURES = [
@@ -98,3 +98,10 @@ def test_placeholders_are_facts_of_a_run():
         assert declared.covered_by in protections
         assert not declared.when or declared.when in facts
         assert not re.search(r"[{}]", declared.carries.format_map(facts))
+
+
+def test_an_action_is_declared_once() -> None:
+    request, reply = TRAIN_SGD.messages
+    for name in ("train.sgd", "train.other"):
+        with pytest.raises(ValueError, match="is declared: choose another"):
+            declare_action(name, request, reply)
