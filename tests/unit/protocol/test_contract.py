@@ -103,5 +103,5 @@ def test_placeholders_are_facts_of_a_run():
 def test_an_action_is_declared_once() -> None:
     request, reply = TRAIN_SGD.messages
     for name in ("train.sgd", "train.other"):
-        with pytest.raises(ValueError, match="is declared: choose another"):
+        with pytest.raises(ValueError, match="is registered: choose another"):
             declare_action(name, request, reply)
