@@ -38,7 +38,9 @@ def account_page(lines: Sequence[blocks.Record], budgets: blocks.Table) -> str:
         "result": "Every query of its tables, and what left them.",
         "failure": "",
         "about": lines[-1].text("time") if lines else "",
-        "facts": [(name, format_count(len(of)), "") for name, of in counts.items()],
+        "facts": [
+            (name, format_count(len(entries)), "") for name, entries in counts.items()
+        ],
     }
     footer = f"Made of the ledger, whose chain is intact and ends with checksum {last}."
     return blocks.render_page(head, contents, footer)

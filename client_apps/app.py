@@ -78,6 +78,7 @@ def make_app() -> ClientApp:
 
 
 def _add(client_app: ClientApp, action: Action) -> None:
+    """Register the handler of an action with the ClientApp."""
     category, _, name = action.partition(".")
     decorate = {"query": client_app.query, "train": client_app.train}[category]
 
@@ -87,6 +88,7 @@ def _add(client_app: ClientApp, action: Action) -> None:
 
 
 def _reply(content: RecordDict, context: Context, action: Action) -> RecordDict:
+    """Return the reply to a message: an answer or a failure."""
     request = None
     site = None
     message_log = MessageLog(action, content)
@@ -131,6 +133,7 @@ def _hold_session(content: RecordDict, context: Context) -> RecordDict:
 def _failed(
     request: transaction.IncomingRequest | None, site: Site | None, error: Exception
 ) -> RecordDict:
+    """Return the reply that reports an error, without text of unexpected ones."""
     if isinstance(error, TPFlowerError):
         text = str(error) if site is None else site.without_places(str(error))
     else:

@@ -62,7 +62,7 @@ class Cache:
             return None
         with self._locked():
             entry = self.folder / name
-            if not _is_whole(entry):
+            if not _is_complete(entry):
                 _remove(entry)
                 return None
             self._use(name)
@@ -85,6 +85,7 @@ class Cache:
             return self._create(name, make)
 
     def _create(self, name: str, make: Callable[[Path], None]) -> Path:
+        """Create an entry under a temporary name; it appears whole or not at all."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         temporary = Path(tempfile.mkdtemp(dir=self.folder, prefix=f".{name}-"))
         try:
@@ -94,7 +95,7 @@ class Cache:
             for path in temporary.iterdir():
                 path.chmod(0o600)
             with self._locked():
-                if _is_whole(self.folder / name):  # another process was faster
+                if _is_complete(self.folder / name):  # another process was faster
                     _remove(temporary)
                 else:
                     _remove(self.folder / name)
@@ -175,7 +176,7 @@ def _description(folder: Path) -> dict[str, object]:
     return {"version": VERSION, "sizes": {p.name: p.stat().st_size for p in files}}
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_complete(folder: Path) -> bool:
     try:
         text = (folder / ENTRY_FILE).read_text(encoding="utf-8")
         return bool(json.loads(text) == _description(folder))

@@ -141,6 +141,7 @@ def checksum_at(connection: Connection, seq: int) -> str:
 
 
 def _check(stored: Mark | None, connection: Connection) -> None:
+    """Refuse a database that is behind its counter, or has lost it."""
     if stored is None:
         raise LedgerError(
             f"{COUNTER_FILE}, which says how far the site's database has come, is "
@@ -181,7 +182,7 @@ def _locked(folder: Path) -> Iterator[int]:
     try:
         file = os.open(folder / COUNTER_FILE, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
-        file = _created(folder)
+        file = _create_file(folder)
     except OSError as error:
         raise cannot_write(folder, error) from error
     try:
@@ -193,7 +194,8 @@ def _locked(folder: Path) -> Iterator[int]:
         os.close(file)
 
 
-def _created(folder: Path) -> int:
+def _create_file(folder: Path) -> int:
+    """Create the counter file; return it open."""
     try:
         file = os.open(
             folder / COUNTER_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, PRIVATE

@@ -155,12 +155,13 @@ class Changes:
     def write_now(self) -> None:
         """Write the collected changes, so that they can be read before the commit.
 
-        From here to the end nobody else can write, so this should be the last call.
+        Other processes cannot write from here to the commit, so call it last.
         """
         if len(self._waiting) > self._written:
             self._write(is_durable=True)
 
     def _write(self, *, is_durable: bool) -> None:
+        """Run the writes that have not run yet, in one transaction."""
         part = self.part
         for change in self._waiting[self._written :]:
             self.part = change.part
@@ -173,6 +174,7 @@ class Changes:
         self.part = part
 
     def _commit(self) -> None:
+        """Commit the collected changes; then run what follows them."""
         if not self._waiting:
             return
         try:
@@ -217,6 +219,7 @@ def cannot_write(folder: Path, error: OSError) -> SiteError:
 
 
 def _refusal(root: str, error: OSError | DamagedFileError) -> SiteError:
+    """Return the error of a site about an unusable database."""
     if isinstance(error, OSError):
         return cannot_write(Path(root), error)
     return LedgerError(

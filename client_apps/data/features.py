@@ -68,10 +68,12 @@ class CachedFeatures:
         folder = self.find(features)
         # a process that keeps the memory map keeps its pages: mapping them again takes
         # as long as a pass over the features
-        opened = self.store.memory.get(name)
-        if opened is None:
-            opened = self.store.memory[name] = Entry({}, {FEATURES: mapped(folder)})
-        cached: EncodedRows = opened.meta[FEATURES]
+        mapped_entry = self.store.memory.get(name)
+        if mapped_entry is None:
+            mapped_entry = self.store.memory[name] = Entry(
+                {}, {FEATURES: mapped(folder)}
+            )
+        cached: EncodedRows = mapped_entry.meta[FEATURES]
         return cached
 
     def find(self, name: str) -> Path:
@@ -95,7 +97,7 @@ class CachedFeatures:
 
 
 def rows_of(number: int) -> str:
-    """Return the cache entry's name for which rows take part in training."""
+    """Return the name of the cache entry of a participant's extracted rows."""
     return f"extracted-{number}"
 
 
@@ -155,7 +157,7 @@ _COPIES: Final[dict[tuple[str, int], tuple[local_model.Features, float]]] = {}
 the participant."""
 
 
-def place(
+def move_to_device(
     store: SiteStore, number: int, features: EncodedRows, device: str, kind: str
 ) -> local_model.Features:
     """Return a participant's features (n, d) where its model is computed.
@@ -173,8 +175,8 @@ def place(
         return features
     key = (store.run, number)
     now = time.monotonic()
-    placed, _ = _COPIES.get(key, (None, now))
-    if placed is None:
+    device_features, _ = _COPIES.get(key, (None, now))
+    if device_features is None:
         _drop([k for k, (_, used) in _COPIES.items() if now - used > IDLE_SECONDS])
         from tp_flower.learning.models.neural import as_tensor, free_bytes, torch_device
 
@@ -189,9 +191,9 @@ def place(
         if isinstance(features, SparseRows) or features.nbytes > free - LEAST_BYTES:
             # batches are copied one by one
             return features
-        placed = as_tensor(features).to(gpu)
-    _COPIES[key] = placed, now
-    return placed
+        device_features = as_tensor(features).to(gpu)
+    _COPIES[key] = device_features, now
+    return device_features
 
 
 def forget(store: SiteStore, number: int) -> None:
@@ -205,6 +207,7 @@ def release(store: SiteStore) -> None:
 
 
 def _drop(keys: list[tuple[str, int]]) -> None:
+    """Release copies and, if there were any, their GPU memory."""
     dropped = [_COPIES.pop(key, None) for key in keys]
     torch = sys.modules.get("torch")
     if any(dropped) and torch is not None and torch.cuda.is_initialized():

@@ -96,6 +96,7 @@ def row_order_key(folder: str | Path) -> bytes:
 def _state_key(
     folder: str | Path, name: str, make: Callable[[], bytes], hint: str
 ) -> bytes:
+    """Return a key from the state folder, made on first use."""
     path = Path(folder) / name
     if not path.exists():
         try:

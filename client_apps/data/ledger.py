@@ -91,15 +91,15 @@ _SINCE_CLOSE: Final = (
     "seq > (SELECT coalesce(max(seq), 0) FROM ledger WHERE run = :run AND event = "
     "'close')"
 )
-_OF_RUN: Final = f"run = :run AND {_SINCE_CLOSE}"
+_RUN_CONDITION: Final = f"run = :run AND {_SINCE_CLOSE}"
 _MOST_USED: Final = f"""
 WITH used AS (
     SELECT part, what, sum(times) AS times FROM ledger
-    WHERE {_OF_RUN} AND event = 'spend' GROUP BY part, what, key
+    WHERE {_RUN_CONDITION} AND event = 'spend' GROUP BY part, what, key
 )
 SELECT json_extract(line, '$.release'), max(used.times)
 FROM ledger JOIN used USING (part, what)
-WHERE {_OF_RUN} AND event = 'reserve' GROUP BY seq ORDER BY seq
+WHERE {_RUN_CONDITION} AND event = 'reserve' GROUP BY seq ORDER BY seq
 """
 """The reservations of an open run, and the uses of the most used key."""
 
@@ -286,7 +286,7 @@ class Ledger:
     def close(self, run: str) -> None:
         """End a run and free its unused reservations."""
         with self._transaction() as connection:
-            query = f"SELECT 1 FROM ledger WHERE {_OF_RUN} AND event <> 'refuse'"
+            query = f"SELECT 1 FROM ledger WHERE {_RUN_CONDITION} AND event <> 'refuse'"
             if connection.execute(query, {"run": run}).fetchone() is None:
                 return
             line = {"event": SETTLE, "run": run}
@@ -447,6 +447,7 @@ class Ledger:
         return seq, checksum
 
     def _damaged(self, reason: str) -> LedgerError:
+        """Return the error about a damaged ledger."""
         location = "" if self._root == IN_MEMORY else f" in {Path(self._root) / FILE}"
         return LedgerError(
             f"the privacy ledger{location} is damaged: {reason}; nothing is released "
@@ -480,6 +481,8 @@ class RoundLedger:
         return self._ledger.lines(run)
 
     def _with_round(self, write: Callable[P, None]) -> Callable[P, None]:
+        """Return a method of the ledger that writes with the round's commit."""
+
         def add(*args: P.args, **kwargs: P.kwargs) -> None:
             ends = []
 
@@ -555,7 +558,7 @@ def _has_done(connection: Connection, run: str, event: str, ident: str) -> bool:
 
 
 def _names(connection: Connection, run: str, event: str) -> set[mechanisms.Name]:
-    query = f"SELECT part, what FROM ledger WHERE {_OF_RUN} AND event = :event"
+    query = f"SELECT part, what FROM ledger WHERE {_RUN_CONDITION} AND event = :event"
     return set(connection.execute(query, {"run": run, "event": event}))
 
 
@@ -563,7 +566,7 @@ def _limit_and_used(
     connection: Connection, run: str, use: mechanisms.Spend
 ) -> tuple[int | None, int]:
     """Return an open run's limit for a key, None without one, and its uses so far."""
-    of_release = f"FROM ledger WHERE {_OF_RUN} AND part = :part AND what = :what"
+    of_release = f"FROM ledger WHERE {_RUN_CONDITION} AND part = :part AND what = :what"
     limit, used = connection.execute(
         f"SELECT (SELECT max(json_extract(line, '$.limit')) {of_release} AND event = "
         f"'reserve'), (SELECT coalesce(sum(times), 0) {of_release} AND event = "
@@ -591,7 +594,7 @@ def _check_budget(
     costs: Costs,
     budgets: Budgets,
 ) -> None:
-    """Raise BudgetError if costs exceed what is left of a source's budget or run's."""
+    """Raise BudgetError if costs exceed the rest of a source's or a run's budget."""
     budget = budgets.get(payer.source)
     if budget is None:
         return

@@ -52,9 +52,11 @@ def check_quota(
 
 
 def _free_at(connection: Connection, source: str | None, quota: int) -> str:
-    """Return when a source is free for a query again, "" if it is."""
+    """Return the time from which a source may be queried again; "" if it may now."""
     earlier = connection.execute(EARLIER_QUERY, (source, quota - 1)).fetchone()
     if earlier is None:
         return ""
-    free = calendar.timegm(time.strptime(earlier[0], TIME)) + DAY_SECONDS
-    return time.strftime(TIME, time.gmtime(free)) if free > time.time() else ""
+    free_time = calendar.timegm(time.strptime(earlier[0], TIME)) + DAY_SECONDS
+    if free_time <= time.time():
+        return ""
+    return time.strftime(TIME, time.gmtime(free_time))

@@ -136,6 +136,7 @@ class SiteStore:
 
     @contextmanager
     def _file_lock(self, folder: Path) -> Iterator[None]:
+        """Lock the run's folder between processes."""
         try:
             lock = _locked(folder)
         except OSError as error:
@@ -246,11 +247,11 @@ class SiteStore:
         """
         query = "SELECT digest FROM masked WHERE run = ? AND name = ?"
         key = f"{part}/{name}"
-        before = self._database.fetch(query, self.run, key)
-        if not before:
+        recorded = self._database.fetch(query, self.run, key)
+        if not recorded:
             insert = "INSERT INTO masked VALUES (?, ?, ?)"
             self.changes.add(partial(self._write, insert, self.run, key, digest))
-        elif before != [(digest,)]:
+        elif recorded != [(digest,)]:
             raise MaskError(
                 f"the masks of {name} have hidden other numbers in this run, before "
                 "the site lost its state: requests, rows or settings have changed "
@@ -382,6 +383,7 @@ class SiteStore:
         return next((number for (number,) in rows), None)
 
     def _add(self, run: str, name: str, entry: Entry) -> None:
+        """Store an entry with the changes of the round."""
         if self._folder is None and run != LABELS:
             # nobody else reads it
             keep = partial(self._keep, run, name, entry=entry)
@@ -457,6 +459,7 @@ class SiteStore:
         return (*texts, _checksum(name, texts, data, large), data)
 
     def _write_file(self, name: str, array: AnyArray) -> str:
+        """Write a large array to a file of its own; return the file's name."""
         folder = Path(self._root) / self.run
         path = folder / f"{name}-{secrets.token_hex(8)}{_SUFFIX}"
         try:
@@ -474,6 +477,7 @@ class SiteStore:
         return path.name
 
     def _read(self, run: str, name: str) -> Entry:
+        """Return an entry from the database; ValueError if it is damaged."""
         query = (
             "SELECT meta, layout, checksum, data FROM entries WHERE run = ? AND name = "
             "?"

@@ -87,8 +87,8 @@ class SavedModel:
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(
             dir=folder.parent, prefix=f".{folder.name}-", ignore_cleanup_errors=True
-        ) as made:
-            temporary = Path(made)
+        ) as temporary_name:
+            temporary = Path(temporary_name)
             for name, data in files.items():
                 (temporary / name).write_bytes(data)
             if is_durable:

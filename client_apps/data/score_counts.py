@@ -51,10 +51,10 @@ class ScoreLimit:
     def used(self, connection: Connection) -> int:
         """Return how many score vectors have left that read one of the columns."""
         mine = set(self.columns)
-        counted = connection.execute(_COUNTED, (self.source,))
+        counts = connection.execute(_COUNTED, (self.source,))
         return sum(
             times
-            for columns, times in counted
+            for columns, times in counts
             if not mine.isdisjoint(json.loads(columns))
         )
 
@@ -70,7 +70,7 @@ class ScoreLimit:
         return {**columns, "times": vectors, "allowed": self.allowed}
 
     def refusal(self, vectors: int, used: int) -> str:
-        """Return what a release beyond the limit is refused with."""
+        """Return the message that refuses a release beyond the limit."""
         return (
             f"the table's policy (scores-per-rank = {self.rule:g}) refuses: the run "
             f"asks for {vectors} more score vectors of table {self.table!r}, and of "

@@ -50,7 +50,7 @@ from tp_flower.sources.shards import (
 ROWS: Final = "rows"
 MOST_VALUES: Final = 1 << 19  # features encoded at a time, besides LEAST_ROWS
 LEAST_ROWS: Final = 256
-_OF_PROCESS: Final = token_bytes(KEY_BYTES)
+_PROCESS_KEY: Final = token_bytes(KEY_BYTES)
 
 Content = TypeVar("Content")
 
@@ -73,7 +73,7 @@ class SiteTables:
         """The key that orders unordered rows; all simulations share one."""
         if self._is_simulated:
             return b""
-        return _OF_PROCESS if self._root == IN_MEMORY else row_order_key(self._root)
+        return _PROCESS_KEY if self._root == IN_MEMORY else row_order_key(self._root)
 
     def describe(self, source: ShardSource) -> ShardSchema:
         """Return a shard's columns, types and number of rows."""
@@ -132,8 +132,8 @@ class SiteTables:
         changes = state or uuid.uuid4().hex
         inputs = (_identity(source), fragment.to_json(), changes, self._is_simulated)
         policy = source.policy
-        unit = [policy.per, policy.rows_per_unit] if policy.privacy_unit else []
-        name = entry_name(ROWS if state else f"{ONCE}{ROWS}", *inputs, *unit)
+        privacy_unit = [policy.per, policy.rows_per_unit] if policy.privacy_unit else []
+        name = entry_name(ROWS if state else f"{ONCE}{ROWS}", *inputs, *privacy_unit)
 
         def make(folder: Path) -> None:
             extract(source, fragment, folder, self.order_key)
@@ -208,6 +208,7 @@ class SiteTables:
         return mapped(path)
 
     def _obtain(self, name: str, make: Callable[[Path], None]) -> Path:
+        """Return the folder of a cache entry, made if it is not there."""
         if self._cache is None:
             raise lost_state()
         try:

@@ -83,6 +83,7 @@ def statistics(site: Site, request: StatisticsRequest) -> StatisticsReply:
 
 
 def _statistics_of(site: Site, number: int, body: StatisticsPart) -> FittedPart:
+    """Return a shard's statistics, sealed, or those of a table in one shard."""
     name = _STATISTICS.format(number)
     digest = site.round.digest
     site.check_once(name, "another request has already fitted this run's encoders")
@@ -100,8 +101,8 @@ def _statistics_of(site: Site, number: int, body: StatisticsPart) -> FittedPart:
         note(site, number, ledger_entries.FEATURES)
     if shards is None:
         return _fit(site, number, choice, [computed], describes)[1]
-    sent = msgspec.structs.replace(to_wire(computed), describes=describes)
-    text = bytes_of(encode(ShardStatistics({number: sent})))
+    statistics = msgspec.structs.replace(to_wire(computed), describes=describes)
+    text = bytes_of(encode(ShardStatistics({number: statistics})))
     seal, _ = shared(site, number)
     return FittedPart(sealed=seal.seal(text, STATISTICS, number, digest))
 
@@ -221,6 +222,7 @@ def fit_shards(site: Site, request: FitRequest) -> FitReply:
 
 
 def _fit_shards(site: Site, number: int, body: FitPart) -> FittedPart:
+    """Fit a table's encoder to the statistics of all its shards; return it sealed."""
     seal, choice = shared(site, number)
     shards = []
     described = list[Detail | None]()
@@ -229,9 +231,11 @@ def _fit_shards(site: Site, number: int, body: FitPart) -> FittedPart:
         other = required(body.shards.get(str(shard)), f"shards/{shard}")
         try:
             packet = parse(seal.open(sealed, STATISTICS, shard), "text", packet_of)
-            sent = required(decode(ShardStatistics, packet).parts.get(shard), "part")
-            shards.append(from_wire(sent, choice, other.rows))
-            described.append(sent.describes)
+            statistics = required(
+                decode(ShardStatistics, packet).parts.get(shard), "part"
+            )
+            shards.append(from_wire(statistics, choice, other.rows))
+            described.append(statistics.describes)
         except TPFlowerError as error:
             raise SchemaError(
                 f"the statistics of site {other.site!r} cannot be used: {error}"
@@ -287,10 +291,10 @@ def _fit(
             for item in statistics.items()
         ]
         extracted = site.extracted(number)
-        few = FEW_TEXTS if describes is Detail.STEPS else 0.0
+        least_share = FEW_TEXTS if describes is Detail.STEPS else 0.0
         for index, feature in enumerate(features):
             if feature.listed is not None and nearly_numbers(
-                extracted.column(feature.column), few
+                extracted.column(feature.column), least_share
             ):
                 features[index] = msgspec.structs.replace(feature, nearly_numbers=True)
         reply = msgspec.structs.replace(reply, features=features)

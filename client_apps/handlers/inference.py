@@ -76,8 +76,8 @@ def _scored(
 ) -> tuple[ScoredPart, Release]:
     """Return the scores of a part's rows, and how their plan protects them."""
     source = site.source(number)
-    sides = site.terms.join_sides(number)
-    is_masked = are_masked(request.masking, sides)
+    join_sides = site.terms.join_sides(number)
+    is_masked = are_masked(request.masking, join_sides)
     check_plan(source, (SCORES,), request.privacy, is_masked=is_masked)
     rows = _rows(site, number, body)
     saved, model = _loaded(site, number, body, request)
@@ -85,7 +85,7 @@ def _scored(
     scale = saved.spec.output_scale or 1.0
     rows_per_unit = source.policy.rows_per_unit
     plan = plan_prediction(request.privacy, scale, rows_per_unit)
-    masked = MaskedRows(rows, site.join_keys(number), sides, body.unmatched)
+    masked = MaskedRows(rows, site.join_keys(number), join_sides, body.unmatched)
     masks = score_masks(request.masking, masked, site.group_key)
     ledger_entries.note_unmatched(site, number, masks)
     features = site.tables.encode(number, saved.encoder, rows, is_private=is_private)
@@ -100,12 +100,12 @@ def _scored(
     check_range(scores, masks)
     # a run may score by several models: no two rounds have the same masks
     name = f"scores of round {site.round.number}"
-    sent = sent_scores(scores, masks, slice(None), name)
+    score_array = sent_scores(scores, masks, slice(None), name)
     if masks is not None:
-        site.masked.append(Masked(number, name, sent))
+        site.masked.append(Masked(number, name, score_array))
     (use,) = plan.uses
     release = _release_of(site, number, use, masks)
-    return ScoredPart(rows=len(rows), scores=sent), release
+    return ScoredPart(rows=len(rows), scores=score_array), release
 
 
 def _release_of(site: Site, number: int, use: Use, masks: ScoreMasks | None) -> Release:
@@ -157,6 +157,7 @@ def check_range(scores: FloatArray, masks: ScoreMasks | None) -> None:
 def _loaded(
     site: Site, number: int, body: ScorePart, request: ScoreRequest
 ) -> tuple[SavedModel, LocalModel]:
+    """Return a saved part, and its model ready to score."""
     version = ModelVersion(request.model_name, request.model_version)
     saved = saved_part(site, number, version, body.model_part, body.digest)
     width = saved.encoder.encoder.width
@@ -187,6 +188,7 @@ def saved_part(
 
 
 def _check_fits(saved: SavedModel, fragment: Fragment) -> None:
+    """Refuse a saved part that was trained on another table or query."""
     trained = saved.fragment
     for aspect, queried, saved_one in (
         ("table", fragment.name.lower(), trained.name.lower()),

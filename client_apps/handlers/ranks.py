@@ -44,6 +44,7 @@ def rank(site: Site, request: RankRequest) -> RankReply:
 def _ranked(
     site: Site, number: int, body: RankPart, request: RankRequest
 ) -> RankedPart:
+    """Return how many score vectors a part may still send, and its rank's cover."""
     source = site.source(number)
     extracted = site.extracted(number)
     is_ranked = unpack_bits(body.rows, extracted.rows)
@@ -51,20 +52,22 @@ def _ranked(
     check_rows(source, len(rows), f"the rank of table {extracted.table!r}")
     # the ranks of two choices of rows would tell how these differ
     agree_in_rows(site, number, RANKED, is_ranked)
-    of_rows = _encoder(site, number, body, request)
+    encoder = _encoder(site, number, body, request)
     is_private = site.terms.privacy.covers_predictions
-    features = site.tables.encode(number, of_rows, rows, is_private=is_private)
-    part = EncodedPart(of_rows.encoder, features, rows)
-    left = None
+    features = site.tables.encode(number, encoder, rows, is_private=is_private)
+    part = EncodedPart(encoder.encoder, features, rows)
+    remaining = None
     limit = score_limit(site, number, part)
     if limit is not None and not pays_for_scores(source, has_noise=is_private):
-        left = max(limit.allowed - site.ledger.scores_used(limit), 0)
+        remaining = max(limit.allowed - site.ledger.scores_used(limit), 0)
         ledger_entries.note(site, number, ledger_entries.RANKS)
     if limit is None:
         value = encoded_rank(source, site.fragment(number), part)
     else:
         value = limit.rank
-    return RankedPart(left=left, statement=state_cover(site, number, value, len(rows)))
+    return RankedPart(
+        left=remaining, statement=state_cover(site, number, value, len(rows))
+    )
 
 
 def _encoder(

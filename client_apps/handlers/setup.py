@@ -110,6 +110,7 @@ def extract_rows(
 def _extract_part(
     site: Site, number: int, body: setup_messages.ExtractPart
 ) -> setup_messages.ExtractedPart:
+    """Run a part's fragment; return hashed keys, labels and counts of its rows."""
     hosted = len(site.shards)
     if body.shard >= hosted:
         raise MessageError(f"'shard' is {body.shard}; the site hosts {hosted}")

@@ -127,7 +127,7 @@ def join_method_of(family: str) -> "JoinMethod[Any]":
     """Return the site half of a family that trains over joins.
 
     Raises:
-        MessageError: it does not.
+        MessageError: the family does not train over joins.
     """
     from client_apps.methods.site_method import JoinMethod
 

@@ -54,14 +54,14 @@ class Masked(NamedTuple):
 
 
 def masks_entry(masks: ScoreMasks) -> Entry:
-    """Return what is stored of masks, with the rest of a shard's data: all but keys."""
+    """Return the entry of masks that is stored with a shard's data: all but keys."""
     arrays: dict[str, AnyArray] = {}
     for number, mask in enumerate(masks.joins):
         arrays[_TAGS.format(number)] = mask.tags
         arrays[_CODES.format(number)] = mask.codes
-    sides = [[mask.group, mask.is_positive] for mask in masks.joins]
+    join_sides = [[mask.group, mask.is_positive] for mask in masks.joins]
     return Entry(
-        arrays, {_POINT: [masks.point.bits, masks.point.tables], _SIDES: sides}
+        arrays, {_POINT: [masks.point.bits, masks.point.tables], _SIDES: join_sides}
     )
 
 
@@ -134,9 +134,9 @@ def score_masks(
             raise MessageError(
                 f"{int(lacking.sum())} rows take part in {side.group} without a key"
             )
-        used, places = np.unique(codes[codes >= 0], return_inverse=True)
+        used_codes, places = np.unique(codes[codes >= 0], return_inverse=True)
         compact = np.full(len(codes), NO_MASK, np.int32)
         compact[codes >= 0] = places
-        tags = np.ascontiguousarray(hashes[used, :2])
+        tags = np.ascontiguousarray(hashes[used_codes, :2])
         masks.append(JoinMask(side.group, group_key, tags, compact, side.is_positive))
     return ScoreMasks(FixedPoint(masking.bits, masking.tables), tuple(masks))

@@ -59,7 +59,7 @@ _UNITS: Final = "units"
 
 
 def solver_entry(solver: Solver) -> Entry:
-    """Return what is stored of a solver, with the rest of a shard's data."""
+    """Return the entry of a solver that is stored with a shard's data."""
     meta: dict[str, object] = {"weight": solver.weight}
     if isinstance(solver, IterativeSolver):
         arrays = {name: getattr(solver, name) for name in _DIAGONAL}
@@ -349,9 +349,9 @@ class Participant(Generic[State]):
             times = self.progress.released
             if times is None:
                 times = np.zeros(len(data.features))
-            before = times.max(initial=0.0)
+            previous_most = times.max(initial=0.0)
             times[rows] += outputs
-            vectors = int(times.max(initial=0.0) - before)
+            vectors = int(times.max(initial=0.0) - previous_most)
             self.progress.released = times
         self.releaser.scored[self.number, data.limit] += vectors
 
@@ -375,10 +375,10 @@ class Participant(Generic[State]):
 
         No two scores have one number: their difference would be without a mask.
         """
-        before = self.progress.scores_number
-        if before is not None and number <= before:
+        last_number = self.progress.scores_number
+        if last_number is not None and number <= last_number:
             raise errors.MessageError(
-                f"'scores-number' is {number}; the run is at {before}"
+                f"'scores-number' is {number}; the run is at {last_number}"
             )
         if number > self.data.most_scores:
             raise errors.ProposalError(

@@ -107,16 +107,16 @@ def with_approval(text: str, digest: str, tables: Collection[str]) -> str:
     """
     count = len(list(_policies(tomllib.loads(text), tables)))
     for number in range(count):
-        wanted = tomllib.loads(text)
-        policy = list(_policies(wanted, tables))[number]
+        approved = tomllib.loads(text)
+        policy = list(_policies(approved, tables))[number]
         if digest not in policy[KEY]:
             comma = ", " if policy[KEY] else ""
             policy[KEY].insert(0, digest)
-            text = _changed(text, f"{quoted(digest)}{comma}", wanted)
+            text = _changed(text, f"{quoted(digest)}{comma}", approved)
     return text
 
 
-def _changed(text: str, addition: str, wanted: Entry) -> str:
+def _changed(text: str, addition: str, approved: Entry) -> str:
     """Return the text with ``addition`` in the list where it parses as ``wanted``.
 
     It is inserted at the beginning of the list.
@@ -129,7 +129,7 @@ def _changed(text: str, addition: str, wanted: Entry) -> str:
             content = tomllib.loads(candidate)
         except tomllib.TOMLDecodeError:
             continue
-        if content == wanted:
+        if content == approved:
             return candidate
     raise SiteError(
         f"the list {KEY} was not found in the text of the tables file: add "

@@ -52,8 +52,10 @@ def check_cover(site: Site, number: int, sealed: Mapping[str, AnyArray]) -> None
         return
     statements = _statements(site, sealed)
     table = proposal.parts[number].table
-    here = own_node(site)
-    sites_here = {part.site for part in proposal.parts.values() if part.node == here}
+    this_node = own_node(site)
+    sites_here = {
+        part.site for part in proposal.parts.values() if part.node == this_node
+    }
     covering = [
         name
         for name in proposal.tables

@@ -201,6 +201,7 @@ def _allowed(site: Site) -> set[bytes]:
 
 
 def _check_source(source: KeySource, requested: str) -> None:
+    """Refuse a run whose key comes from elsewhere than the key of this site."""
     if requested != source:
         raise SiteError(
             f"this site takes the key of a run's hashes from {source.value!r}, and the "
@@ -209,10 +210,11 @@ def _check_source(source: KeySource, requested: str) -> None:
         )
 
 
-def _check_pin(key: bytes, trusted: set[bytes], whose: str) -> None:
+def _check_pin(key: bytes, trusted: set[bytes], owner: str) -> None:
+    """Refuse a site's key that the owner of this site does not trust."""
     if key not in trusted:
         raise SiteError(
-            f"the site key {whose}, {key.hex()[:_DIGITS]}..., is not in this site's "
+            f"the site key {owner}, {key.hex()[:_DIGITS]}..., is not in this site's "
             f"{ALLOWED_KEYS}: either a site is missing there, or the server has put a "
             "key of its own in place of a site's; ask the site's owner for the key, "
             "not the server"
@@ -222,6 +224,7 @@ def _check_pin(key: bytes, trusted: set[bytes], whose: str) -> None:
 def _members(
     request: SealRequest | ExtractRequest, groups: Mapping[str, Sequence[str]]
 ) -> dict[str, Members]:
+    """Return the public keys of the nodes of each group."""
     nodes = set().union(*groups.values())
     run = request.public_keys
     site = request.site_keys
@@ -235,7 +238,7 @@ def _members(
 def _check_members(
     site: Site, groups: Mapping[str, Members], source: KeySource, public: PublicKeys
 ) -> None:
-    """Refuse groups without this site, with one that is not trusted, or one twice."""
+    """Refuse groups that lack this site, or have an untrusted or a repeated member."""
     is_pinned = source is KeySource.PINNED
     trusted = _allowed(site) | {public.site} if is_pinned else set()
     is_unchecked = site.is_simulated or _path(site, KEYS) == UNCHECKED
@@ -264,15 +267,15 @@ def _check_members(
 
 
 def _record(site: Site, source: KeySource, groups: Mapping[str, Members]) -> None:
-    """Write into log and ledger who has the secrets of the groups."""
+    """Record in log and ledger which sites have the secrets of the groups."""
     sealed = {
         group: [member.fingerprint for member in members.values()]
         for group, members in groups.items()
     }
     site.ledger.record_keys(site.run, sealed)
     recipients = [
-        ":".join([group, str(len(to)), *(each[:_LOGGED] for each in to)])
-        for group, to in sealed.items()
+        ":".join([group, str(len(members)), *(name[:_LOGGED] for name in members)])
+        for group, members in sealed.items()
     ]
     level = DEBUG if site.is_simulated else INFO
     log_event(level, "keys", run=site.run, source=str(source), recipients=recipients)

@@ -109,11 +109,11 @@ def release(
     )
 
 
-def unit_text(source: "ShardSource", place: str) -> str:
+def unit_text(source: "ShardSource", table: str) -> str:
     """Return whose privacy a release is about, in words."""
     policy = source.policy
     most = f", at most {policy.rows_per_unit} rows" if policy.privacy_unit else ""
-    return f"a {policy.per} of {place}{most}"
+    return f"a {policy.per} of {table}{most}"
 
 
 def of_groups(mechanism: mechanisms.Mechanism) -> tuple[mechanisms.Mechanism, str]:
@@ -130,24 +130,24 @@ def of_groups(mechanism: mechanisms.Mechanism) -> tuple[mechanisms.Mechanism, st
     return mechanism, OF_GROUPS
 
 
-def note(site: Site, number: int, what: str, detail: str = "") -> None:
+def note(site: Site, number: int, kind: str, detail: str = "") -> None:
     """Note a release of a kind that needs no plan and that no noise covers."""
-    note_scope(site, number, what, _UNCOVERED[what].format(detail))
+    note_scope(site, number, kind, _UNCOVERED[kind].format(detail))
 
 
-def note_scope(site: Site, number: int, what: str, scope: str) -> None:
+def note_scope(site: Site, number: int, kind: str, scope: str) -> None:
     """Note a release without plan and noise, of a kind that is a method's.
 
     The table's policy must let it leave in the clear, or masked; if the rule depends on
     the run, the handler has checked it.
     """
-    action = action_of(what, ACTIONS.values())
+    action = action_of(kind, ACTIONS.values())
     policy = site.source(number).policy
     for declared in action.reply.discloses:
-        if what in declared.kinds and declared.policy in LEVELS and not declared.when:
+        if kind in declared.kinds and declared.policy in LEVELS and not declared.when:
             # of masked sensitivities the server reads sums, as it does of scores
             policy.check_release(declared.policy, is_private=False, is_masked=True)
-    uncovered = release(site, number, action, what, scope)
+    uncovered = release(site, number, action, kind, scope)
     site.ledger.note(site.store.run, [uncovered])
 
 
@@ -209,19 +209,19 @@ def planned_releases(
 
 
 def score_scope(masks: "ScoreMasks | None") -> str:
-    """Return what scores without noise tell; masks by no join hide none."""
+    """Return the scope of scores without noise; masks by no join hide none."""
     return mechanisms.SCORE_SUMS if masks and masks.joins else mechanisms.SCORES_TELL
 
 
-def action_of(what: str, carriers: Iterable[Action]) -> Action:
+def action_of(kind: str, carriers: Iterable[Action]) -> Action:
     """Return the first of some messages that a kind of release leaves with.
 
     LookupError if none declares it: the room of a method lacks a message.
     """
     for action in carriers:
-        if any(what in item.kinds for item in action.reply.discloses):
+        if any(kind in item.kinds for item in action.reply.discloses):
             return action
-    raise LookupError(f"none of {', '.join(map(str, carriers))} declares {what!r}")
+    raise LookupError(f"none of {', '.join(map(str, carriers))} declares {kind!r}")
 
 
 def _of_model(use: plans.Use, plan: plans.PartPlan) -> list[str]:

@@ -82,6 +82,7 @@ def released_label(
 
 
 def _release(site: Site, number: int, plan: LabelPlan | None) -> Release:
+    """Return the release of a label column, with or without noise."""
     source = site.source(number)
     scope = f"each label for itself, whatever else is known; not: {_OTHERWISE}"
     if plan is None:
@@ -125,6 +126,7 @@ def _in_domain(label: LabelColumn, plan: LabelPlan) -> FloatArray:
 
 
 def _codes(label: LabelColumn, plan: LabelPlan) -> FloatArray:
+    """Return the positions of labels among the declared classes; NaN elsewhere."""
     if not plan.classes and label.kind != "boolean":
         raise SettingsError(
             f"the label is of type {label.kind}: its classes would disclose data, so "
@@ -137,6 +139,7 @@ def _codes(label: LabelColumn, plan: LabelPlan) -> FloatArray:
 
 
 def _class_numbers(classes: tuple[str, ...], kind: str) -> list[float]:
+    """Return the declared classes as distinct numbers or truth values."""
     if not classes:
         return [0.0, 1.0]
     try:

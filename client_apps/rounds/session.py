@@ -173,10 +173,10 @@ class _Line:
         timeout = seconds + SPARE_SECONDS
         proxy = "" if proxy_bypass(host) else getproxies().get(scheme, "")
         through = urlsplit(proxy)
-        at = (through.hostname or host, through.port if proxy else port)
+        address = (through.hostname or host, through.port if proxy else port)
         if scheme == "http":
-            return HTTPConnection(*at, timeout=timeout)
-        connection = HTTPSConnection(*at, timeout=timeout, context=self._tls)
+            return HTTPConnection(*address, timeout=timeout)
+        connection = HTTPSConnection(*address, timeout=timeout, context=self._tls)
         if proxy:
             connection.set_tunnel(host, port)
         return connection

@@ -24,7 +24,7 @@ from flwr.app import Context
 from msgspec import convert, to_builtins
 
 from client_apps.data import counter
-from client_apps.data.features import CachedFeatures, place, release, rows_of
+from client_apps.data.features import CachedFeatures, move_to_device, release, rows_of
 from client_apps.data.ledger import Line, RoundLedger, open_ledger
 from client_apps.data.run_store import CommittedRound, Entry, SiteStore, lost_state
 from client_apps.data.score_counts import ScoreLimit
@@ -277,8 +277,8 @@ class Site:
         extracted = self.tables.extracted(number)
         policy = self.source(number).policy
         units = extracted.contents.units
-        unit = (units.name, units.width) if units else ("row", 1)
-        if unit != (policy.per, policy.rows_per_unit):
+        extracted_unit = (units.name, units.width) if units else ("row", 1)
+        if extracted_unit != (policy.per, policy.rows_per_unit):
             # the policy has changed since
             raise lost_state()
         return extracted
@@ -397,7 +397,7 @@ class Site:
         host = self.features.of(entry)
         device = entry.meta["device"]
         kind = entry.meta["model"]["kind"]
-        features = place(self.store, number, host, device, kind)
+        features = move_to_device(self.store, number, host, device, kind)
         cached = self.store.memory.get(name)
         if cached is not None and cached.meta["entry"] is entry:
             data: participant.ShardData = cached.meta["data"]
@@ -479,14 +479,14 @@ class Site:
         """
         arrays = {MODEL: part.finite(part.model.parameters)}
         for state in (part.progress, part.state):
-            more = write_state(state)
-            if taken := sorted(arrays.keys() & more.keys()):
+            state_arrays = write_state(state)
+            if clashes := sorted(arrays.keys() & state_arrays.keys()):
                 raise ValueError(
-                    f"{type(state).__name__}: the name {taken[0]} is taken"
+                    f"{type(state).__name__}: the name {clashes[0]} is taken"
                 )
-            arrays |= more
-        before = [key for key in self.round.arrays if key[0] == part.number]
-        for key in before:
+            arrays |= state_arrays
+        old_keys = [key for key in self.round.arrays if key[0] == part.number]
+        for key in old_keys:
             del self.round.arrays[key]
         for name, array in arrays.items():
             self.round.arrays[part.number, name] = array

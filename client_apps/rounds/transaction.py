@@ -64,7 +64,7 @@ Answer = Callable[[Site, Any], Any]
 """A handler: takes the site and a request, returns the reply; rerun after a crash."""
 
 MOST_CHARACTERS: Final = 20_000  # of a text in the line of a refusal
-_IN_LEDGER: Final = (
+_LEDGER_ERRORS: Final = (
     errors.PolicyError,
     errors.BudgetError,
     errors.ProposalError,
@@ -143,6 +143,7 @@ def answer_once(site: Site, request: IncomingRequest, answer: Answer) -> RecordD
 def _answered_once(
     site: Site, request: IncomingRequest, message: Request, answer: Answer
 ) -> RecordDict:
+    """Return the reply to a request, whose round is committed at most once."""
     last = site.store.last()
     if request.action is Action.DESCRIBE:
         site.store.touch()
@@ -195,13 +196,17 @@ def _is_answered(
         return False
     if last is not None and last.is_over:
         raise errors.SiteError("the run is over at this site: start another one")
-    at = None if last is None else last.number
-    if request.after is not None and (at is None or at < request.after):
-        rounds = "no round" if at is None else f"the rounds up to {at}"
+    last_number = None if last is None else last.number
+    if request.after is not None and (
+        last_number is None or last_number < request.after
+    ):
+        rounds = (
+            "no round" if last_number is None else f"the rounds up to {last_number}"
+        )
         raise errors.BehindError(
             f"the site has {rounds} of this run, but not round {request.after}, which "
             "the request builds on (was it restarted, or its state restored?)",
-            at,
+            last_number,
         )
     return False
 
@@ -228,7 +233,7 @@ def _answered(
     """Carry out a request; a round is committed with its reply."""
     started = time.perf_counter()
     is_round = request.action is not Action.DESCRIBE
-    at = None if is_round or last is None else last.number
+    last_number = None if is_round or last is None else last.number
     with site.store.together(site.features.make_room):
         if is_round:
             site.begin(request.number, request.digest, last)
@@ -239,15 +244,18 @@ def _answered(
             per_second = 1.0 if site.has_rules else 10.0
             seconds = math.ceil(per_second * seconds) / per_second
         envelope = ReplyEnvelope(
-            round=request.number, seconds=seconds, at=at, ledger_end=site.ledger_end
+            round=request.number,
+            seconds=seconds,
+            at=last_number,
+            ledger_end=site.ledger_end,
         )
         content = pack(add_envelope(packet, envelope))
         if site.queries:
-            sent = packet.payload_bytes()
+            part_bytes = packet.payload_bytes()
             common = {**_common(site, request), "ident": request.digest}
             queries = site.queries.items()
             lines = [
-                {**common, **query, "bytes": sent.get(part, 0)}
+                {**common, **query, "bytes": part_bytes.get(part, 0)}
                 for part, query in queries
             ]
             site.ledger.record(site.store.run, ANSWER, lines, site.quotas)
@@ -269,7 +277,7 @@ def record_refusal(
     """
     queries = list(site.queries.values())
     if not queries:
-        if not isinstance(error, _IN_LEDGER):
+        if not isinstance(error, _LEDGER_ERRORS):
             return error
         # the table is that of the part in the run's earlier lines
         queries = [{"part": site.changes.part}]

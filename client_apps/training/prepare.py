@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from client_apps.data.features import forget, place
+from client_apps.data.features import forget, move_to_device
 from client_apps.handlers import training_rows
 from client_apps.handlers.encoding import fitted_encoder
 from client_apps.methods.registry import join_method_of
@@ -132,9 +132,10 @@ def _prepare_part(
     request: PrepareRequest,
     method: JoinMethod[Any],
 ) -> tuple[participant.Participant[Stateless], SiteEncoder]:
+    """Check what a part is asked to train; return its participant and encoder."""
     source = site.source(number)
     extracted = site.extracted(number)
-    sides = site.terms.join_sides(number)
+    join_sides = site.terms.join_sides(number)
     outline = request.outline
     privacy = request.privacy
     update = body.update
@@ -142,7 +143,7 @@ def _prepare_part(
         source,
         (ROWS if method.sends_rows(outline) else MODELS, SCORES),
         privacy,
-        is_masked=are_masked(request.masking, sides),
+        is_masked=are_masked(request.masking, join_sides),
         # nothing is summed of a table in one shard
         is_sealed=update is Update.LOCAL
         or (body.union is not None and body.union.group is not None),
@@ -184,10 +185,12 @@ def _prepare_part(
         sends=method.clear_releases(outline, update),
         is_linear=spec.kind == "linear",
     )
-    masked = MaskedRows(rows.positions, site.join_keys(number), sides, body.unmatched)
+    masked = MaskedRows(
+        rows.positions, site.join_keys(number), join_sides, body.unmatched
+    )
     forget(site.store, number)
     data = participant.ShardData(
-        features=place(site.store, number, features, body.device, spec.kind),
+        features=move_to_device(site.store, number, features, body.device, spec.kind),
         multiplicity=rows.multiplicity,
         tested=rows.tested,
         joined_rows=body.joined_rows,
@@ -266,11 +269,11 @@ def _schedule(
 ) -> privacy_plan.Schedule:
     """Return the run's schedule, capped by what the site counts itself."""
     outline = request.outline
-    unit = body.mean_multiplicity
-    if 0 < unit < LEAST_SCALE:
+    multiplicity = body.mean_multiplicity
+    if 0 < multiplicity < LEAST_SCALE:
         raise MessageError(
-            f"'mean-multiplicity' is {unit:g}, which is too small; allowed: 0, or from "
-            f"{LEAST_SCALE:g} on"
+            f"'mean-multiplicity' is {multiplicity:g}, which is too small; "
+            f"allowed: 0, or from {LEAST_SCALE:g} on"
         )
     return privacy_plan.Schedule(
         epochs=outline.epochs,
@@ -280,7 +283,7 @@ def _schedule(
         row_batches=int(np.bincount(batches.rows).max(initial=0)),
         has_first_scores=_sends_first_scores(request, spec),
         output_scale=spec.output_scale or 1.0,
-        mean_multiplicity=unit,
+        mean_multiplicity=multiplicity,
         label_scale=body.label_scale,
     )
 

@@ -66,7 +66,7 @@ _MASKED_SUMS: Final = (
 )
 TOLERANCE: Final = 1e-3  # rounding: a row's share of its direction may exceed 1
 _BLOCK_VALUES: Final = 1 << 21
-_OF_CLUSTERS: Final = ("labels", "distances", "multiplicity", "centres")
+_CLUSTER_ARRAYS: Final = ("labels", "distances", "multiplicity", "centres")
 
 
 def measure(site: Site, request: messages.MeasureRequest) -> messages.MeasureReply:
@@ -92,6 +92,7 @@ def _measure(
     body: messages.MeasurePart,
     request: messages.MeasureRequest,
 ) -> tuple[Entry, messages.MeasuredPart]:
+    """Return a part's sensitivities, to store, and the reply about them."""
     source = site.source(number)
     extracted = site.extracted(number)
     agree("is a shard", site.terms.shards_of(number) is not None, body.is_shard)
@@ -135,8 +136,8 @@ def _measure(
 def _measured_clusters(
     clusters: importance.ShardClusters, *, is_shard: bool
 ) -> tuple[Entry, messages.MeasuredPart]:
-    """Return what is kept of clusters, and what leaves: a shard's are added up."""
-    arrays = {name: getattr(clusters, name) for name in _OF_CLUSTERS}
+    """Return the stored entry of clusters, and the reply; shards' costs are summed."""
+    arrays = {name: getattr(clusters, name) for name in _CLUSTER_ARRAYS}
     cost = clusters.cost
     count = clusters.used
     if is_shard:
@@ -150,6 +151,7 @@ def _measured_clusters(
 def _measure_columns(
     columns: "_Columns", weights: FloatArray, body: messages.MeasurePart
 ) -> tuple[Entry, messages.MeasuredPart]:
+    """Return the second moments of the columns, and their leverages or their share."""
     penalty = required(body.penalty, "penalty")
     matrix = np.zeros((columns.width, columns.width))
     for block, rows in columns.blocks():
@@ -232,7 +234,7 @@ def draw(site: Site, request: messages.DrawRequest) -> messages.DrawReply:
             raise contradiction("count", size, body.count)
         if measured.meta["of"] == importance.CLUSTERS:
             clusters = importance.ShardClusters(
-                *(measured.arrays[n] for n in _OF_CLUSTERS)
+                *(measured.arrays[n] for n in _CLUSTER_ARRAYS)
             )
             cost = clusters.cost if body.cost is None else body.cost  # of all shards
             if cost < clusters.cost * (1.0 - TOLERANCE):

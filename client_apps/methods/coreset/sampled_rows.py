@@ -55,7 +55,7 @@ class CoresetMethod(JoinMethod[Stateless]):
         return outline.sends == SAMPLED_ROWS
 
     def clear_releases(self, outline: Outline, update: Update) -> tuple[str, ...]:  # noqa: ARG002
-        """Return what is sent of the sampled rows."""
+        """Return the part of the sampled rows that is sent."""
         return (required(outline.sends, "sends"),)
 
     def begin(self, part: Participant[Any], columns: int) -> Beginning[Stateless]:  # noqa: ARG002

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from client_apps.data.features import forget, place
+from client_apps.data.features import forget, move_to_device
 from client_apps.data.run_store import Entry
 from client_apps.handlers.encoding import fitted_encoder
 from client_apps.methods.personalised.rounds import (
@@ -145,8 +145,9 @@ def _planned(
         )
     elif kind in _SUMMARIES:
         notes[SUMMARY] = f"not covered: {_SUMMARIES[kind]}"
-    for what, scope in notes.items():
-        yield release(site, number, _ACTIONS.get(what, TRAIN_PERSONAL), what, scope), 1
+    for released, scope in notes.items():
+        action = _ACTIONS.get(released, TRAIN_PERSONAL)
+        yield release(site, number, action, released, scope), 1
 
 
 def _start(
@@ -156,6 +157,7 @@ def _start(
     request: PersonaliseRequest,
     multiplier: float,
 ) -> PersonalisedPart:
+    """Prepare a site's model and rows for its personal training."""
     source = site.source(number)
     extracted = site.extracted(number)
     # sums and gradients of labels tell the label of a row, in two requests
@@ -175,7 +177,7 @@ def _start(
     model = make_model(spec, features.shape[1], body.device)
     forget(site.store, number)
     data = ShardData(
-        features=place(site.store, number, features, body.device, spec.kind),
+        features=move_to_device(site.store, number, features, body.device, spec.kind),
         multiplicity=np.ones(count, np.int64),
         tested=np.arange(len(rows)) >= count,
         joined_rows=max(count, 1),

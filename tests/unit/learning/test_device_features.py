@@ -135,7 +135,9 @@ def test_runs_are_the_cpus_epoch_by_epoch(name, device_name, monkeypatch):
 def device_copy(run_id: int, monkeypatch, number: int = 0):
     pretend(monkeypatch, "cpu")
     site_store = SiteStore(IN_MEMORY, run_id, 5)
-    return site_store, placement.place(site_store, number, matrix(), "cuda", "mlp")
+    return site_store, placement.move_to_device(
+        site_store, number, matrix(), "cuda", "mlp"
+    )
 
 
 def test_copies_are_kept_by_run_node_and_part(monkeypatch):
@@ -172,7 +174,7 @@ def test_linear_features_and_those_of_a_full_gpu_stay(monkeypatch):
     site_store, features = SiteStore(IN_MEMORY, 1, 5), matrix()
 
     def placed(device, kind="mlp"):
-        return placement.place(site_store, 0, features, device, kind)
+        return placement.move_to_device(site_store, 0, features, device, kind)
 
     assert placed("cpu") is features
     assert placed("auto", "linear") is features
