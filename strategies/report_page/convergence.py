@@ -74,6 +74,7 @@ def convergence(report: Record) -> Blocks:
 
 
 def _metrics(report: Record, epochs: list[Epoch], part: str, metric: str) -> Blocks:
+    """Yield a metric and the loss by epoch, megabytes sent and time."""
     for name in dict.fromkeys((metric, "loss")):
         lines = [
             _line(epochs, rows, name, lambda epoch: epoch.number)
@@ -118,18 +119,18 @@ def _capitalise(words: str) -> str:
 def read_epochs(report: Record) -> list[Epoch]:
     """Return the epochs that have metrics or residuals."""
     epochs: list[Epoch] = []
-    sent = 0.0
+    bytes_sent = 0.0
     seconds = 0.0
     for item in report.records("history"):
-        sent += sum(item.at("bytes-up").numbers().values())
-        sent += sum(item.at("bytes-down").numbers().values())
-        sent += item.amount("overhead-bytes")
+        bytes_sent += sum(item.at("bytes-up").numbers().values())
+        bytes_sent += sum(item.at("bytes-down").numbers().values())
+        bytes_sent += item.amount("overhead-bytes")
         seconds += sum(map(item.amount, TIMES))
         number = int(item.amount("epoch"))
         metrics = {part: item.at(part).numbers() for part in (TRAIN, TEST)}
         residuals = item.at("residuals").numbers()
         if number and (residuals or any(metrics.values())):
-            epochs.append(Epoch(number, metrics, residuals, sent, seconds))
+            epochs.append(Epoch(number, metrics, residuals, bytes_sent, seconds))
     return epochs
 
 

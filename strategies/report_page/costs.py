@@ -42,8 +42,8 @@ def estimate(cost: blocks.Record) -> blocks.Block | None:
     if not cost:
         return None
     rounds = cost.at("rounds")
-    sent = cost.at("bytes")
-    of_epoch = [format_bytes(sent.amount(way)) for way in ("up", "down")]
+    epoch_bytes = cost.at("bytes")
+    of_epoch = [format_bytes(epoch_bytes.amount(way)) for way in ("up", "down")]
     rows = [
         (title, rounds.count(key), *(of_epoch if key == "epoch" else ("", "")))
         for key, title in ESTIMATES.items()
@@ -88,6 +88,7 @@ def memory_line(forecast: blocks.Record) -> blocks.Block | None:
 
 
 def _waiting(rounds: int) -> str:
+    """Return how long the rounds would wait in a deployment, by channel."""
     seconds = waiting_seconds(rounds).items()
     parts = (f"{format_seconds(value)} ({channel})" for channel, value in seconds)
     return (
@@ -97,6 +98,7 @@ def _waiting(rounds: int) -> str:
 
 
 def _phases(history: list[blocks.Record]) -> blocks.Block | None:
+    """Return the time of each phase of the run."""
     phases: defaultdict[str, list[blocks.Record]] = defaultdict(list)
     for item in history:
         prefix = "training: " if item.amount("epoch") > 0 else ""
@@ -117,7 +119,7 @@ def _phases(history: list[blocks.Record]) -> blocks.Block | None:
 
 
 def _counted(history: list[blocks.Record]) -> int:
-    """Return the number of rounds; a record that does not say so is of one."""
+    """Return the number of rounds; a record without a number counts as one."""
     return sum(int(item.amount("rounds")) or 1 for item in history)
 
 
@@ -133,13 +135,14 @@ def _sites(history: list[blocks.Record]) -> blocks.Block | None:
 
 
 def _bytes(report: blocks.Record, history: list[blocks.Record]) -> blocks.Block | None:
+    """Return the bytes sent by table and direction."""
     tables: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     overhead = 0.0
     for item in history:
         overhead += item.amount("overhead-bytes")
         for n, way in enumerate(("bytes-up", "bytes-down")):
-            for alias, sent in item.at(way).numbers().items():
-                tables[alias][n] += max(sent, 0.0)
+            for alias, bytes_sent in item.at(way).numbers().items():
+                tables[alias][n] += max(bytes_sent, 0.0)
     bars = [
         (title, tables[alias])
         for alias, title in blocks.table_titles(report, tables).items()
@@ -150,7 +153,7 @@ def _bytes(report: blocks.Record, history: list[blocks.Record]) -> blocks.Block 
 
 
 def privacy(report: blocks.Record) -> blocks.Blocks:
-    """Yield the totals, who works out scores, the messages and the ledger."""
+    """Yield the epsilons, the score readings, the messages and the ledgers."""
     privacy = report.at("privacy")
     if totals := privacy.records("totals"):
         if not any(
@@ -192,6 +195,7 @@ def _place(total: blocks.Record) -> str:
 
 
 def _account(node: str, account: blocks.Record) -> blocks.Record:
+    """Return one line of the table of ledgers."""
     release = account.at("release")
     limit = account.number("limit")
     uses = "" if limit is None else f"{account.amount('used'):.0f} of {limit:.0f}"

@@ -18,6 +18,7 @@ def model(report: blocks.Record) -> blocks.Blocks:
 
 
 def _shares(report: blocks.Record) -> blocks.Block | None:
+    """Return each table's share of the scores' variance."""
     tables = report.at("contributions")
     shares = {
         alias: share
@@ -46,6 +47,7 @@ def _per_cent(share: float) -> str:
 
 
 def _coefficients(table: str, entries: list[blocks.Record]) -> blocks.Block | None:
+    """Return the largest coefficients or gains of a table."""
     bars = [
         (_feature(entry), [value])
         for entry in entries

@@ -30,6 +30,7 @@ def settings(report: blocks.Record) -> blocks.Blocks:
 def _values(
     title: str, values: Mapping[str, object], is_folded: bool = False
 ) -> blocks.Table:
+    """Return a table of settings and their values."""
     rows = [(str(key), format_setting(value)) for key, value in values.items()]
     return blocks.Table(
         title, ("setting", "value"), rows, blocks.TWO_TEXTS, "", is_folded
@@ -37,7 +38,7 @@ def _values(
 
 
 def format_setting(value: object) -> str:
-    """Return a setting's value for people.
+    """Return a setting's value as readable text.
 
     >>> format_setting(0.25), format_setting({"f": "gram", "p": True})
     ('0.25', 'f: gram, p: true')
@@ -98,8 +99,12 @@ def tables(report: blocks.Record) -> blocks.Blocks:
             f"train on, {rows.count('test')} held out) from "
             f"{saving.count('rows-held')} rows held."
         )
-        held = saving.amount("values-held")
-        times = f", {joined / held:.2f} times as many as" if held else "; no values are"
+        values_held = saving.amount("values-held")
+        times = (
+            f", {joined / values_held:.2f} times as many as"
+            if values_held
+            else "; no values are"
+        )
         yield blocks.Prose(
             f"{saving.count('joined-values')} values in the joined table, which is "
             f"never built{times} the {saving.count('values-held')} held."
@@ -114,6 +119,7 @@ def _key_side(join: blocks.Record, side: str) -> str:
 
 
 def _weights(weights: blocks.Record) -> Iterator[str]:
+    """Yield sentences about the weights of joined rows."""
     if column := weights.text("column"):
         yield f"Joined rows have the weight of {column}."
     if entity := weights.text("entity"):
@@ -178,12 +184,16 @@ def list_features(tables: list[blocks.Record]) -> blocks.Table:
         blocks.text_column(key, key, empty="-") for key in ("column", "type", "encoder")
     ]
     columns = [*texts, *(blocks.count_column(head, key) for head, key in heads.items())]
-    untold = dict.fromkeys(
+    undescribed = dict.fromkeys(
         table.text("table")
         for table in tables
         if {row.get("type") for row in table.records("encoding")} == {None}
     )
-    title = f"Features ({UNTOLD.format(', '.join(untold))})" if untold else "Features"
+    title = (
+        f"Features ({UNTOLD.format(', '.join(undescribed))})"
+        if undescribed
+        else "Features"
+    )
     return blocks.tabulate(title, rows, columns, is_folded=True)
 
 
@@ -208,16 +218,19 @@ def _times_column(
     def times(item: blocks.Record) -> float | None:
         return (item.at(inside) if inside else item).number(key)
 
-    is_whole = all(
-        value == int(value) for item in items if (value := times(item)) is not None
-    )
+    values = [value for item in items if (value := times(item)) is not None]
+    is_whole = all(value == int(value) for value in values)
     form = "{:,.0f}" if is_whole else "{:,.2f}"
-    return blocks.Column(
-        head, lambda item: "-" if (n := times(item)) is None else form.format(n)
-    )
+
+    def text(item: blocks.Record) -> str:
+        value = times(item)
+        return "-" if value is None else form.format(value)
+
+    return blocks.Column(head, text)
 
 
 def _steps(steps: list[blocks.Record]) -> blocks.Table:
+    """Return the joins in order, with the rows that each adds or loses."""
     fan_outs = {"matches, min": "min", "median": "median", "max": "max"}
 
     def join(step: blocks.Record) -> str:
@@ -306,7 +319,7 @@ def result(report: blocks.Record) -> blocks.Blocks:
     yield from warnings(report)
     counts = report.at("rows")
     scored = [(SCORED[k], counts.count(k)) for k in SCORED if k in counts.numbers()]
-    # means are spoken of where they are used
+    # means are mentioned only if a score used one
     scored = [
         row for row in scored if row[0] != SCORED["partial"] or counts.amount("partial")
     ]
@@ -348,7 +361,7 @@ def _metrics(report: blocks.Record) -> blocks.Table:
 
 
 def _classes(report: blocks.Record) -> blocks.Table:
-    """Return the rows of each class, and as which class they are predicted."""
+    """Return the number of rows of each class, and the classes predicted for them."""
     counts = report.at("classes")
     confusion = report.at("confusion")
     parts = {"train": "training rows", "test": "held-out rows"} if counts else {}
@@ -367,6 +380,7 @@ def _classes(report: blocks.Record) -> blocks.Table:
 
 
 def _tenths(report: blocks.Record) -> blocks.Block | None:
+    """Return the mean label against the mean prediction, by tenths."""
     groups = [item.numbers() for item in report.records("deciles")]
     points = sorted(
         (group["predicted"], group["actual"])
@@ -382,7 +396,7 @@ def _tenths(report: blocks.Record) -> blocks.Block | None:
 
 
 def warnings(report: blocks.Record) -> blocks.Blocks:
-    """Yield what a user should know about the result."""
+    """Yield the warnings about the result."""
     for warning in report.texts("warnings"):
         yield blocks.Prose(f"Warning: {warning}.")
 
@@ -391,8 +405,8 @@ def label_rows(report: blocks.Record) -> blocks.Prose:
     """Return the task, how many label rows join, and which steps lost the others."""
     rows = report.at("label-rows")
     lost = [
-        f"{x.count('rows')} have no match in {x.text('step')}"
-        for x in rows.records("lost")
+        f"{loss.count('rows')} have no match in {loss.text('step')}"
+        for loss in rows.records("lost")
     ]
     sample = report.at("settings").number("sample") or 1.0
     head = f"Label rows (sample = {sample:g})" if sample < 1.0 else "Label rows"
@@ -429,7 +443,7 @@ def _rows_of(report: blocks.Record, part: str) -> str:
 
 
 def _run_facts(report: blocks.Record) -> Iterator[str]:
-    """Yield how and when it ran; a run with a saved model has that model's loss."""
+    """Yield the method, loss, saved model and start of the run."""
     saved = report.at("model")
     settings = report.at("settings")
     if not saved:
@@ -444,7 +458,7 @@ def _run_facts(report: blocks.Record) -> Iterator[str]:
 
 
 def _models(settings: blocks.Record) -> str:
-    """Return what a run trains, "" where the settings do not say.
+    """Return the models that a run trains; "" if the settings do not name them.
 
     >>> settings = {"strategy": "", "model": "linear", "models": "f=mlp"}
     >>> _models(blocks.Record(settings))
@@ -453,12 +467,15 @@ def _models(settings: blocks.Record) -> str:
     if text := registry.models_text(settings.text("strategy"), settings.content):
         return text
     model = settings.text("model")
-    others = settings.text("models")
-    return f"{model} models" + (f" ({others})" if others else "") if model else ""
+    if not model:
+        return ""
+    exceptions = settings.text("models")
+    suffix = f" ({exceptions})" if exceptions else ""
+    return f"{model} models{suffix}"
 
 
 def _moment(started: str) -> str:
-    """Return a time for people.
+    """Return a time as readable text.
 
     >>> _moment("2026-11-20T08:00:00+00:00")
     '20 November 2026, 08:00 UTC'

@@ -173,10 +173,14 @@ def _screen(report: Record) -> Blocks:
     yield overview.label_rows(report)
     yield estimate(report.at("cost"))
     yield memory_line(report.at("memory"))
-    sent = [item for item in report.records("releases") if item.text("to") == "server"]
+    releases = [
+        item for item in report.records("releases") if item.text("to") == "server"
+    ]
     for title, is_clear in (("in the clear", True), ("masked, hashed or noisy", False)):
         learned = (
-            item for item in sent if (item.text("protection") == NOTHING) == is_clear
+            item
+            for item in releases
+            if (item.text("protection") == NOTHING) == is_clear
         )
         texts = dict.fromkeys(DETAIL.sub("", item.text("carries")) for item in learned)
         yield Prose(f"The server learns, {title}: {'; '.join(texts)}.")

@@ -48,18 +48,18 @@ def _of_table(records: Sequence[Record], key: str, table: Record) -> str:
 
 
 def readings_note(records: Sequence[Record]) -> str:
-    """Return what the counts stand for; "" without any."""
+    """Return an explanation of the counts; "" without any."""
     if not records:
         return ""
     others = records[0].texts("others")
     if len(others) == 1:
-        whose = "the other table's scores"
+        other_scores = "the other table's scores"
     else:
-        whose = "the sum of the others' scores"
+        other_scores = "the sum of the others' scores"
     average = blocks.NOTES["average"] if records[0].get("average") is True else ""
     most = round(records[0].amount("most"))
     times = "once" if most == 1 else f"{format_count(most)} times or less"
-    single = blocks.NOTES["single"].format(times, whose, average)
+    single = blocks.NOTES["single"].format(times, other_scores, average)
     return f"{single} {blocks.NOTES['frequent'].format(FREQUENT)}"
 
 
