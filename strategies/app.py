@@ -56,9 +56,9 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def carry_out(grid: Grid, settings: Settings, announce: Announce) -> CompletedRun:
-    """Train, explain, predict or evaluate, as the run's mode says; write the report.
+    """Train, explain, predict or evaluate by the run's mode; write the report.
 
-    ``announce`` is called with the lines that tell of the progress.
+    ``announce`` is called with every line about the progress.
     """
     if settings.resume:
         settings = resumed(settings)

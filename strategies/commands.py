@@ -78,7 +78,7 @@ def in_process(settings: Settings, client_app: ClientApp) -> InProcessGrid:
 
 @contextmanager
 def without_log() -> Iterator[None]:
-    """Keep the log of Flower and of the sites off the console meanwhile."""
+    """Keep the log of Flower and of the sites off the console inside the context."""
     level = console_handler.level
     update_console_handler(level=CRITICAL)
     try:
@@ -132,14 +132,14 @@ def run_through_flower(
             f"--flower sends a copy of the repository, which {ROOT} is not"
         )
     nodes = f"num-supernodes={site_count(settings)} client-resources-num-cpus=1"
-    where = [superlink] if superlink else ["--federation-config", nodes]
+    federation = [superlink] if superlink else ["--federation-config", nodes]
     report_file = None
     number = ""
     with tempfile.TemporaryDirectory(prefix="tp-flower-") as folder:
         changed = run_config_text(changed_settings(settings.to_dict()))
         config = write_whole(Path(folder, "run.toml"), changed)
         with subprocess.Popen(
-            [FLWR, "run", ROOT, *where, "--stream", "-c", config],
+            [FLWR, "run", ROOT, *federation, "--stream", "-c", config],
             env={**os.environ, INSTALLED: "1", "PYTHONUNBUFFERED": "1"},
             stdout=subprocess.PIPE,
             text=True,
@@ -155,7 +155,7 @@ def run_through_flower(
                         number = line.split()[3]
             except KeyboardInterrupt as error:
                 subprocess.run(
-                    [FLWR, "stop", number, *where[: bool(superlink)]], check=False
+                    [FLWR, "stop", number, *federation[: bool(superlink)]], check=False
                 )
                 error.add_note(
                     "Flower stops the run. To go on: --set resume=FOLDER of its results"
@@ -231,7 +231,7 @@ def models_table(models: Mapping[ModelVersion, Manifest | str]) -> RenderableTyp
 
 def model_view(manifest: Manifest) -> RenderableType:
     """Return the description, the tables and the sites of one model."""
-    facts = {
+    properties = {
         "created": manifest.created,
         "status": manifest.status,
         "strategy": str(manifest.settings.get("strategy", "")),
@@ -270,7 +270,9 @@ def model_view(manifest: Manifest) -> RenderableType:
         "kept at",
     )
     return Group(
-        text_table(("", ""), facts.items(), words=(0, 1), title=str(manifest.model)),
+        text_table(
+            ("", ""), properties.items(), words=(0, 1), title=str(manifest.model)
+        ),
         text_table(head, rows, words=(0, 1, 5), title="Tables"),
     )
 

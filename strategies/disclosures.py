@@ -113,7 +113,11 @@ class Exposure:
 
     def tables_that(self, update: Update) -> list[str]:
         """Return the tables whose shards train together in a way."""
-        return [table for table, each in self.updates.items() if each is update]
+        return [
+            table
+            for table, table_update in self.updates.items()
+            if table_update is update
+        ]
 
 
 def exposure_of(
@@ -122,12 +126,12 @@ def exposure_of(
     settings: Settings,
     inventory: Inventory,
     messages: Collection[Action],
-    **facts: Any,
+    **details: Any,
 ) -> Exposure:
     """Return the exposure of a run, from its own messages and more ``facts``."""
     sharded = [name for name, shards in parts.items() if len(shards) > 1]
     nodes = inventory.nodes.values()
-    by = settings.split.kind
+    split_kind = settings.split.kind
     columns = ", ".join(settings.split.columns)
     ordered = "the value of" if bound.split_table in sharded else "the rank of"
     return Exposure(
@@ -147,27 +151,27 @@ def exposure_of(
         # a table that is not joined has nothing to be added to
         is_masked=settings.privacy.scores == MASKED and bool(bound.joins),
         has_outer=bool(bound.outer),
-        split_groups=columns if by == GROUP else "",
-        split_times=f"{ordered} {columns}" if by == TIME else "",
-        **facts,
+        split_groups=columns if split_kind == GROUP else "",
+        split_times=f"{ordered} {columns}" if split_kind == TIME else "",
+        **details,
     )
 
 
 def disclosures(exposure: Exposure) -> list[Disclosure]:
     """Return everything that the messages of a run disclose, in their order."""
-    facts = facts_of(exposure)
+    values = facts_of(exposure)
     protections = _protections(exposure)
     return [
         Disclosure(
             message=str(action),
             to=declared.reader or message.reader,
-            carries=declared.carries.format_map(facts),
+            carries=declared.carries.format_map(values),
             protection=protections[declared.covered_by],
         )
         for action in exposure.messages
         for message in action.messages
         for declared in message.discloses
-        if not declared.when or facts[declared.when]
+        if not declared.when or values[declared.when]
     ]
 
 
@@ -183,35 +187,35 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
     """
     sharded = ", ".join(exposure.sharded)
     gram = ", ".join(exposure.tables_that(Update.GRAM))
-    seeking = ", ".join(exposure.tables_that(Update.CONSENSUS))
+    consensus = ", ".join(exposure.tables_that(Update.CONSENSUS))
     is_solved = bool(exposure.tables_that(Update.GIVEN))
     has_joins = not exposure.keeps_labels
     privacy = exposure.privacy
-    counted = "to how many rows"
+    rows_or_weight = "to how many rows"
     if exposure.is_weighted:
-        counted = "the total weight of their joined rows"
-    alignment = f"which rows of the site are joined, and {counted}"
+        rows_or_weight = "the total weight of their joined rows"
+    alignment = f"which rows of the site are joined, and {rows_or_weight}"
     shared = f", the same for all shards of {sharded}" if sharded else ""
     tables = {name: ", ".join(getattr(exposure, name)) for name in _LISTED}
-    proposals = f"parameters that the shards of {seeking} fitted" if seeking else ""
+    proposals = f"parameters that the shards of {consensus} fitted" if consensus else ""
     moments = f"features times score steps of {gram}" if gram else ""
+    scores = "a score per row, computed from the row's features"
+    if exposure.is_masked:
+        scores = "the sum of the tables' scores for every joined row"
+    if exposure.vectors:
+        scores = f"{scores}, {exposure.vectors}"
+    shares = "numbers of each shard that add up to"
+    if privacy.unions == SEALED:
+        shares = "words that add up, for the shards alone, to"
     return {
         **vars(exposure),
         **tables,
         "gram": gram,
-        "scored": (
-            "the sum of the tables' scores for every joined row"
-            if exposure.is_masked
-            else "a score per row, computed from the row's features"
-        )
-        + (f", {exposure.vectors}" if exposure.vectors else "")
-        + "; anew in every epoch",
-        "shares_of": "words that add up, for the shards alone, to"
-        if privacy.unions == SEALED
-        else "numbers of each shard that add up to",
+        "scored": f"{scores}; anew in every epoch",
+        "shares_of": shares,
         "terms": "; ".join(filter(None, (moments, proposals))),
         "sums_gradients": bool(exposure.tables_that(Update.SUM)),
-        "counted": counted,
+        "counted": rows_or_weight,
         "describes": not privacy.covers_features and has_joins,
         "alignment": alignment,
         "common": f"the parameters of the model of the site's table{shared}",
@@ -279,6 +283,7 @@ def _protections(exposure: Exposure) -> dict[str, str]:
 
 
 def _label_noise(privacy: PrivacySettings) -> str:
+    """Return the mechanism that covers labels, with its parameters."""
     if privacy.label_epsilon:
         amount = f"labels: epsilon {privacy.label_epsilon:g}"
     else:
@@ -288,6 +293,7 @@ def _label_noise(privacy: PrivacySettings) -> str:
 
 
 def _model_noise(privacy: PrivacySettings) -> str:
+    """Return the mechanism that covers models, with its parameters."""
     name = "DP-SGD" if privacy.features == DP_SGD else "noisy clipped statistics"
     if privacy.noise_multiplier:
         amount = f"noise multiplier {privacy.noise_multiplier:g}"
@@ -298,7 +304,7 @@ def _model_noise(privacy: PrivacySettings) -> str:
 
 
 def features_note(privacy: PrivacySettings) -> str:
-    """Return that features have no epsilon, unless models and scores have noise."""
+    """Return a note that features have no epsilon, unless all that leaves has noise."""
     if privacy.covers_features and privacy.covers_predictions:
         return ""
     return "; features: none"
@@ -335,6 +341,7 @@ def _totals(
     *,
     is_complete: bool,
 ) -> Iterable[dict[str, object]]:
+    """Yield the epsilons of a site's tables from its account of the run."""
     by_source: defaultdict[str, list[tuple[Release, int]]] = defaultdict(list)
     for account in accounts:
         try:
@@ -346,9 +353,10 @@ def _totals(
         by_source[release.source].append((release, times))
     for source, uses in by_source.items():
         released = [
-            Released(one.what, one.scope, one.mechanism, times) for one, times in uses
+            Released(release.what, release.scope, release.mechanism, times)
+            for release, times in uses
         ]
-        uncovered = [one.what for one in released if one.mechanism is None]
+        uncovered = [release.what for release in released if release.mechanism is None]
         any_release = uses[0][0]
         yield {
             "site": any_release.site or site,

@@ -1,4 +1,4 @@
-"""Explain: take the set-up of a run, and say what training would do, without training.
+"""Explain: set a run up and forecast its training, without training.
 
 The rounds are those of set-up up to the encoders, so that the explanation describes
 what would really happen; then the sites forget the run.
@@ -176,11 +176,11 @@ class CostEstimate:
 
         Those before ``prepare`` have taken place, and training would take the same.
         """
-        past = sum(item.phase != "finish" for item in self.history)
+        previous_rounds = sum(item.phase != "finish" for item in self.history)
         drawing = self.method.drawing
         drawing_rounds = len(drawing.messages) if drawing else 0
         scoring_rounds = len(self.method.messages_of_start)
-        return past + drawing_rounds + scoring_rounds + PREPARE_AND_FINISH
+        return previous_rounds + drawing_rounds + scoring_rounds + PREPARE_AND_FINISH
 
     def _preparation(self, joined: JoinedTables) -> Preparation:
         method = self.method
@@ -193,6 +193,7 @@ class CostEstimate:
         return [self._size(preparation, layout) for layout in joined.layouts.values()]
 
     def _size(self, preparation: Preparation, layout: TableLayout) -> TableSize:
+        """Return the size of a table in training, by shard."""
         name = layout.name
         features = self.encoders[layout.name].columns.width
         spec = self.method.model_spec(preparation, name)
@@ -313,17 +314,18 @@ def _saving(
 ) -> dict[str, int]:
     """Return rows and encoded values: in the joined table, and held by the sites."""
     rows = joined.mapping.joined_rows
-    held = joined.extracted.table_rows
+    table_rows = joined.extracted.table_rows
     widths = {name: of_table.width for name, of_table in columns.items()}
     return {
         "joined-rows": rows,
-        "rows-held": sum(held.values()),
+        "rows-held": sum(table_rows.values()),
         "joined-values": rows * sum(widths.values()),
-        "values-held": sum(held[name] * width for name, width in widths.items()),
+        "values-held": sum(table_rows[name] * width for name, width in widths.items()),
     }
 
 
 def _table(joined: JoinedTables, name: str, encoding: TableEncoding) -> Document:
+    """Return the report entry of a table."""
     fragments = joined.bound.fragments_of(name)
     parts = joined.extracted.parts[name]
     multiplicity = joined.mapping.tables[name].multiplicity
@@ -356,7 +358,7 @@ def _join(joined: JoinedTables, join: Join) -> Document:
     left, right = join_codes(
         join, keys[join.left, join.left_key], keys[join.right, join.right_key]
     )
-    facts: Document = {
+    comparison: Document = {
         "on": join.text,
         "is-outer": not joined.bound.outer.isdisjoint((join.left, join.right)),
     }
@@ -365,7 +367,7 @@ def _join(joined: JoinedTables, join: Join) -> Document:
         ("right", join.right, right, left),
     ):
         # -1 is the code of NULL
-        facts |= {
+        comparison |= {
             side: table,
             f"{side}-rows": len(codes),
             f"{side}-null": np.count_nonzero(codes < 0),
@@ -373,4 +375,4 @@ def _join(joined: JoinedTables, join: Join) -> Document:
                 (codes < 0) | ~np.isin(codes, others)
             ),
         }
-    return facts
+    return comparison

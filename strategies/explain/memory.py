@@ -95,6 +95,7 @@ def _terms(
     position: int,
     method: JoinMethod,
 ) -> ShardTerms:
+    """Return the terms of a shard's memory forecast."""
     keys = [
         shards
         for (name, _), shards in joined.extracted.keys.items()
@@ -115,6 +116,7 @@ def _terms(
 
 
 def _server_bytes(joined: JoinedTables, tables: Sequence[TableSize]) -> float:
+    """Return the forecast of the server's memory."""
     extracted = joined.extracted
     outputs = tables[0].outputs
     keys = sum(len(key.codes) for shards in extracted.keys.values() for key in shards)

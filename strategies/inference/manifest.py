@@ -305,6 +305,7 @@ def label_text(fragments: Sequence[Fragment]) -> str:
 
 
 def _expressions(fragments: Sequence[Fragment], column: Sequence[str | None]) -> str:
+    """Return the distinct expressions of a column, over the hosted tables."""
     texts = [
         _over_hosted(fragment, sql)
         for fragment, sql in zip(fragments, column, strict=True)
@@ -415,22 +416,24 @@ def check_kinds(manifest: Manifest, bound: BoundQuery, columns: Columns) -> None
     for fragment in bound.fragments:
         for read in reads(fragment):
             name = (fragment.name.lower(), read.column.lower())
-            before = trained.get(name)
-            now = columns.agreed.get(name)
+            trained_reading = trained.get(name)
+            reading = columns.agreed.get(name)
             is_compared = read.role in (Role.KEY, Role.GROUP)
-            if before is None or now is None or is_compared:
+            if trained_reading is None or reading is None or is_compared:
                 continue
-            if kind_of(before.type) != kind_of(now.type):
+            if kind_of(trained_reading.type) != kind_of(reading.type):
                 raise SchemaError(
-                    f"table {fragment.name!r}: column {read.column!r} is {now.type}, "
-                    f"but was {before.type} when model {manifest.model} was trained "
-                    f"({read.element}): types = {{ {quoted(read.column)} = "
-                    f"{quoted(before.type)} }} in the tables file reads it as before, "
-                    "where its values are of that type; or train again"
+                    f"table {fragment.name!r}: column {read.column!r} is "
+                    f"{reading.type}, but was {trained_reading.type} when model "
+                    f"{manifest.model} was trained ({read.element}): types = {{ "
+                    f"{quoted(read.column)} = {quoted(trained_reading.type)} }} in the "
+                    "tables file reads it as before, where its values are of that "
+                    "type; or train again"
                 )
 
 
 def _difference(of_model: Sequence[str], of_query: Sequence[str]) -> str:
+    """Return how the items of a query differ from those of the model; "" if not."""
     missing = [item for item in of_model if item not in of_query]
     extra = [item for item in of_query if item not in of_model]
     differences = [

@@ -153,6 +153,7 @@ class ModelStrategy(RoundStrategy):
         return {key: records.plain(value) for key, value in content.items()}
 
     def _table(self, joined: Joined, name: str) -> records.TableReport:
+        """Return the report entry of a table."""
         table = self.manifest.table(name)
         parts = joined.extracted.parts[name]
         return records.TableReport(
@@ -167,6 +168,7 @@ class ModelStrategy(RoundStrategy):
         )
 
     def _privacy(self, joined: Joined) -> dict[str, object]:
+        """Return the `privacy` entry of the report."""
         exposure = exposure_of(
             joined.bound,
             joined.extracted.parts,
@@ -223,6 +225,7 @@ class Predict(ModelStrategy):
 
 
 def _check_row_key(settings: Settings) -> None:
+    """Refuse a row key that is ambiguous or clashes with the predictions."""
     names = row_key(settings)
     if len({name.lower() for name in names}) < len(names):
         raise SettingsError(f"row-key names a column twice: {settings.row_key!r}")
@@ -281,6 +284,7 @@ class Evaluate(ModelStrategy):
         return joined
 
     def _warn_of_perfection(self, bound: BoundQuery, target: Target) -> None:
+        """Warn of a score that suggests a leak of the label."""
         score = nearly_perfect(self.metrics, target)
         if score:
             tables = self.manifest.tables
@@ -344,13 +348,13 @@ def use_model(
     if isinstance(strategy, Predict):
         path = folder / prediction_files.PREDICTIONS_FILE
         table = strategy.predictions
-        facts = {
+        metadata = {
             "model": str(manifest.model),
             "query": query.to_sql(),
             "run": folder.name,
         }
         try:
-            prediction_files.write_predictions(table, path, facts, READABLE)
+            prediction_files.write_predictions(table, path, metadata, READABLE)
         except OSError as error:
             raise SettingsError(
                 f"the predictions cannot be written to {path}: {error.strerror}"

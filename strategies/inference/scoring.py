@@ -142,9 +142,9 @@ def score(
     for table in joined.bound.tables:
         local[table] = np.zeros((joined.mapping.tables[table].rows, head.width), dtype)
         for part, span in joined.extracted.shards_of(table):
-            used = masks[part.number]
-            if count := int(np.count_nonzero(used)):
-                local[table][span][used] = addends_of(
+            is_in_part = masks[part.number]
+            if count := int(np.count_nonzero(is_in_part)):
+                local[table][span][is_in_part] = addends_of(
                     replies,
                     part,
                     "scores",

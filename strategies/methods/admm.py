@@ -201,7 +201,7 @@ class Admm(JoinMethod):
         steps: dict[int, AdmmStep] = {}
         for name, step in server.steps().items():
             table = problem.tables[name]
-            # in the first epoch every shard makes the solver of its table
+            # shards factorise the table's Gram matrix once, in the first epoch
             gram = table.gram if self.run.epoch == 1 else None
             steps |= {
                 number: AdmmStep(

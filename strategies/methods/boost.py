@@ -161,11 +161,11 @@ class Boost(JoinMethod):
         self._bagged = self._averaged(shards, joined.train.joined_rows)
         is_shared = self.settings.lou in (BAGGED, POOLED)
         self._sends_own_scores = not (is_shared and self._bagged)
-        facts = {
+        values = {
             "bagged": ", ".join(self._bagged),
             "scores_own_trees": self._sends_own_scores,
         }
-        return MethodFacts(facts)
+        return MethodFacts(values)
 
     def _averaged(self, shards: Mapping[str, int], joined_rows: int) -> list[str]:
         """Return the tables whose shards may average their trees, or pool sums.
@@ -425,6 +425,7 @@ class Boost(JoinMethod):
 
     @property
     def _growth(self) -> Growth:
+        """The growth of trees: the settings, or defaults by the rows."""
         settings = self.settings
         is_validated = self.settings.validation_share > 0.0
         values = settings.of(BoostSettings)

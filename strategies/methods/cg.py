@@ -153,11 +153,11 @@ class Cg(JoinMethod):
         )
         steps: dict[int, DescentStep] = {}
         blocks = problem.scatter_steps(descent.derivatives(), 1.0)
-        for place, (name, block) in enumerate(blocks.items()):
+        for position, (name, block) in enumerate(blocks.items()):
             table = problem.tables[name]
             # in the first epoch every shard makes the solver of its table
             gram = table.gram if self.run.epoch == 1 else None
-            numbered = None if table.update is Update.GRAM else place
+            numbered = None if table.update is Update.GRAM else position
             steps |= {
                 number: DescentStep(step=rows, sum=gram, place=numbered)
                 for number, rows in table.scatter_rows(block).items()
@@ -181,11 +181,11 @@ class Cg(JoinMethod):
         names = list(problem.tables)
         sums: dict[int, SummedStep] = {}
         for table in problem.sharded:
-            place = names.index(table.name)
+            position = names.index(table.name)
             total = table.sum_shares(replies)
             sums |= {
                 part.number: SummedStep(
-                    sum=total, place=place if part is table.parts[0] else None
+                    sum=total, place=position if part is table.parts[0] else None
                 )
                 for part in table.parts
             }

@@ -128,13 +128,13 @@ class SessionGrid:
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies to messages, each of them once."""
-        wanted = list(message_ids)
+        requested = list(message_ids)
         with self._lock:
             self._tend()
-            replies = [self._replies[i] for i in wanted if i in self._replies]
+            replies = [self._replies[i] for i in requested if i in self._replies]
             # nobody waits for the others any more
             self._replies.clear()
-        by_flower = [i for i in wanted if not i.startswith(_PREFIX)]
+        by_flower = [i for i in requested if not i.startswith(_PREFIX)]
         return [*replies, *(self._grid.pull_messages(by_flower) if by_flower else ())]
 
     def wait(self, seconds: float) -> None:
@@ -156,6 +156,7 @@ class SessionGrid:
         Path(str(self._server.server_address)).unlink(missing_ok=True)
 
     def _push(self, message: Message) -> str:
+        """Send a message by session or by Flower; return its id, "" if refused."""
         node = message.metadata.dst_node_id
         frame = wire.write_message(
             message.metadata.message_type, content_bytes(message.content)
@@ -210,6 +211,7 @@ class SessionGrid:
                 self._end(by_id[reply.metadata.reply_to_message_id], reply)
 
     def _end(self, line: Line, reply: Message) -> None:
+        """End a session by its reply; open another, or go on by Flower."""
         was_open = line.address is not None
         line.close()
         if line.sent is None or not line.frame:

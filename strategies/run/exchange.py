@@ -288,6 +288,7 @@ class Transport:
             self._wait(pause)
 
     def _send(self, pending: Sequence[PendingMessage]) -> None:
+        """Push messages that are due; set when they are due again."""
         if not pending:
             return
         messages = []

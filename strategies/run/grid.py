@@ -132,12 +132,13 @@ class InProcessGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], **_: Any
     ) -> Iterable[Message]:
-        """Send messages and return their replies, which are there at once."""
+        """Send messages and return their replies, which arrive at once."""
         return self.pull_messages(self.push_messages(list(messages)))
 
     def _node_configs(
         self, sites: int | Sequence[Tables] | Mapping[str, Tables]
     ) -> list[UserConfig]:
+        """Return the node config of every site; register its data frames."""
         by_name: Mapping[str, Tables | None]
         if isinstance(sites, Mapping):
             by_name = sites
@@ -166,6 +167,7 @@ class InProcessGrid(Grid):
         return configs
 
     def _deliver(self, message: Message) -> Message:
+        """Return the ClientApp's reply to a message, or the error it raised."""
         context = self.contexts[message.metadata.dst_node_id]
         incoming = self._last = _received(message)
         self._notify(incoming)
@@ -184,6 +186,7 @@ class InProcessGrid(Grid):
 
 
 def _received(message: Message) -> Message:
+    """Return a message as it arrives, after serialisation both ways."""
     data = recorddict_to_proto(message.content).SerializeToString()
     arrived = copy(message)
     arrived.content = recorddict_from_proto(RecordDictProto.FromString(data))

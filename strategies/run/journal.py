@@ -197,6 +197,7 @@ class Journal:
         return Frame(json.loads(text), parcels)
 
     def _read_head(self) -> Document:
+        """Return the stored head; SettingsError if it cannot be read."""
         with self._database.reading() as connection:
             rows = connection.execute("SELECT facts FROM head").fetchall()
         try:
@@ -225,6 +226,8 @@ def read_head(folder: Path) -> Document:
 
 
 def _open(folder: Path) -> Database:
+    """Open the database of a checkpoint for this process alone."""
+
     def refusal(error: OSError | DamagedFileError) -> Exception:
         if isinstance(error, DamagedFileError):
             return SettingsError(f"the checkpoint in {folder} cannot be read: {error}")

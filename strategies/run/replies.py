@@ -83,6 +83,7 @@ def _raise_first(failed: Mapping[int, errors.TPFlowerError]) -> None:
 
 
 def _read_reply(request: Requests, message: Message, node: int, name: str) -> Answer:
+    """Return a checked reply; ReplyError names its site or table."""
     if node not in request.packets:
         raise errors.ReplyError(f"{name} answered {request.action} without being asked")
     try:
@@ -91,26 +92,27 @@ def _read_reply(request: Requests, message: Message, node: int, name: str) -> An
     except (errors.MessageError, errors.ReplyError) as error:
         number = getattr(error, "part", None)
         hosted = [part for part in request.parts_at(node) if part.number == number]
-        where = _site_of(hosted[0]) if hosted else name
+        sender = _site_of(hosted[0]) if hosted else name
         # nothing trains where a saved model scores rows
         may_diverge = (
             isinstance(error, errors.RangeError) and request.action is not Action.SCORE
         )
         advice = _DIVERGED if may_diverge else ""
         raise errors.ReplyError(
-            f"{where} sent a reply to {request.action} that cannot be used: "
+            f"{sender} sent a reply to {request.action} that cannot be used: "
             f"{error}{advice}"
         ) from None
     return answer
 
 
 def _check_parts(reply: Reply, hosted: set[int]) -> None:
-    sent = set(getattr(reply, "parts", {}))
+    """Refuse a reply about parts that its node does not host, or that lacks some."""
+    numbers = set(getattr(reply, "parts", {}))
     part = layout_of(type(reply)).part
     lists_all = reply.is_complete and part is not None and layout_of(part).values
-    if sent - hosted or (lists_all and sent != hosted):
+    if numbers - hosted or (lists_all and numbers != hosted):
         raise errors.ReplyError(
-            f"it is about parts {sorted(sent)}, but its node hosts {sorted(hosted)}"
+            f"it is about parts {sorted(numbers)}, but its node hosts {sorted(hosted)}"
         )
 
 
@@ -118,11 +120,11 @@ def _error_of(
     request: Requests, failure: Failure, node: int, name: str
 ) -> errors.TPFlowerError:
     """Return the error that a site reported, naming the participant it is about."""
-    where = name
+    sender = name
     for part in request.parts_at(node):
         if part.number == failure.part:
-            where = f"site {part.site!r}, table {part.table!r}"
-    text = f"{where}: {request.action} failed: {_one_line(failure.error)}"
+            sender = f"site {part.site!r}, table {part.table!r}"
+    text = f"{sender}: {request.action} failed: {_one_line(failure.error)}"
     return _ERRORS.get(failure.kind, errors.SiteError)(text)
 
 
@@ -192,8 +194,8 @@ def addends_of(
     """Return a participant's scores or share: numbers, or words that mask them."""
     array = array_of(replies, part, name, shape)
     if (array.dtype.kind == "u") != is_masked:
-        sent = "in the clear" if is_masked else "masked"
-        raise refuse(part, f"{name!r} {sent}, unlike the others of the run")
+        form = "in the clear" if is_masked else "masked"
+        raise refuse(part, f"{name!r} {form}, unlike the others of the run")
     return array
 
 

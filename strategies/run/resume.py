@@ -93,15 +93,17 @@ def find_again(
         *(grid, settings, request, run),
         is_complete=lambda sites: hosts.keys() <= _hosts(sites).keys(),
     )
-    now = _hosts(sites)
-    if missing := [node for shards, node in hosts.items() if shards not in now]:
+    nodes_by_shards = _hosts(sites)
+    if missing := [
+        node for shards, node in hosts.items() if shards not in nodes_by_shards
+    ]:
         names = ", ".join(repr(before.site_names[node]) for node in sorted(missing))
         raise MissingSiteError(
             f"the run cannot go on without all of its sites: {names} did not connect "
             f"within wait-seconds = {settings.wait_seconds:g} with the tables that the "
             "run began with"
         )
-    addresses = {node: now[shards] for shards, node in hosts.items()}
+    addresses = {node: nodes_by_shards[shards] for shards, node in hosts.items()}
     return addresses, {
         node: sites.positions[address] for node, address in addresses.items()
     }
@@ -123,6 +125,6 @@ def positions_text(positions: Mapping[int, int | None]) -> str:
     'node 2 at round 7, node 3 at none'
     """
     return ", ".join(
-        f"node {node} at {'none' if at is None else f'round {at}'}"
-        for node, at in sorted(positions.items())
+        f"node {node} at {'none' if last_round is None else f'round {last_round}'}"
+        for node, last_round in sorted(positions.items())
     )

@@ -181,10 +181,14 @@ class Session:
         self.is_replaying = False
         if self.journal is not None:
             parcels = {node: parcel_of(m.content) for node, m in answered.items()}
-            facts = {"number": report.round, "action": action, "report": asdict(report)}
+            record = {
+                "number": report.round,
+                "action": action,
+                "report": asdict(report),
+            }
             if diverged is not None:
-                facts[DIVERGED] = [str(diverged), sorted(diverged.nodes)]
-            self.journal.append(Frame(facts, parcels))
+                record[DIVERGED] = [str(diverged), sorted(diverged.nodes)]
+            self.journal.append(Frame(record, parcels))
 
     def start_again(self, positions: Mapping[int, int | None]) -> None:
         """Prepare to replay the journal, for sites that lack rounds."""

@@ -133,7 +133,7 @@ def find_sites(
             if is_missed or not is_enough:
                 waited = min(now - started, settings.wait_seconds)
                 raise SchemaError(
-                    _who_is_missing(inventory, settings, missing, len(answers), waited)
+                    _missing_text(inventory, settings, missing, len(answers), waited)
                 )
             if not is_over and nodes:
                 log(WARNING, "only %d of %d sites are online", len(answers), nodes)
@@ -148,6 +148,7 @@ def _describe(
     run: str,
     settings: Settings,
 ) -> Mapping[int, exchange.Answer]:
+    """Ask nodes for the tables that they host; return their answers."""
     packets = dict.fromkeys(nodes, encode(message))
     request = exchange.Requests(Action.DESCRIBE, packets, message=message)
     transport = exchange.Transport(grid, exchange.RunLog(run))
@@ -166,13 +167,14 @@ def _node_count(answers: Mapping[int, exchange.Answer]) -> int:
     return max(counts, default=0) if all(counts) else 0
 
 
-def _who_is_missing(
+def _missing_text(
     inventory: Inventory,
     settings: Settings,
     missing: Sequence[str],
     nodes: int,
     waited: float,
 ) -> str:
+    """Return the message about missing tables and sites."""
     tables = inventory.all_tables
     problems = []
     for name in missing:
@@ -202,6 +204,7 @@ def read_inventory(described: Mapping[int, Packet]) -> Inventory:
 
 
 def _inventory(answers: Mapping[int, exchange.Answer]) -> Inventory:
+    """Return the inventory of answers; ReplyError if one is malformed."""
     nodes = exchange.Replies.of(answers).messages(DescribeReply)
     shards = []
     for node, reply in nodes.items():
@@ -218,13 +221,14 @@ def _inventory(answers: Mapping[int, exchange.Answer]) -> Inventory:
 
 
 def _refuse_duplicates(shards: Iterable[HostedShard]) -> None:
-    seen: dict[tuple[str, str, int], HostedShard] = {}
+    """Refuse a shard that two nodes host."""
+    hosted: dict[tuple[str, str, int], HostedShard] = {}
     for shard in shards:
         key = (shard.table, shard.site, shard.index)
-        if key in seen:
+        if key in hosted:
             raise SchemaError(
                 f"shard {shard.index} of table {shard.table!r} of site {shard.site!r} "
                 "is hosted by two nodes: give every SuperNode a tables file of its "
                 "own, with site names that differ"
             )
-        seen[key] = shard
+        hosted[key] = shard

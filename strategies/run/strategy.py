@@ -330,6 +330,7 @@ class RoundStrategy(Strategy):
         self._progress.pending = self._progress.method.throw(error)
 
     def _take(self, replies: exchange.Replies) -> None:
+        """Record the accounts of the sites; give the method its replies."""
         for node, answer in replies.answers.items():
             if (account := getattr(answer.message, "ledger", None)) is not None:
                 self._progress.ledgers[node] = account
@@ -437,6 +438,7 @@ class RoundStrategy(Strategy):
             )
 
     def _run(self, grid: Grid, config: ConfigRecord, timeout: float) -> Result:
+        """Run rounds until the method asks for no more; return the result."""
         while self._progress.pending is not None:
             number = self.rounds_done + 1
             arrays = self._progress.returned.arrays
@@ -449,6 +451,7 @@ class RoundStrategy(Strategy):
         return self._progress.returned
 
     def _return(self, arrays: ArrayRecord | None, metrics: MetricRecord | None) -> None:
+        """Store an epoch's arrays and metrics in Flower's result."""
         if arrays is None or metrics is None:
             return
         returned = self._progress.returned
@@ -468,6 +471,7 @@ class RoundStrategy(Strategy):
         received: Mapping[int, Message],
         received_at: float,
     ) -> RoundReport:
+        """Return the report of a round: bytes, seconds and the epoch's metrics."""
         packets = [answer.packet for answer in answers.values()]
         up, more_up = exchange.count_bytes(request, packets, received.values())
         down, more_down = exchange.count_bytes(

@@ -81,7 +81,7 @@ class AgreedColumn:
 
 
 def agree_on_column(
-    column: Sequence[ShardColumn], wanted: TextReading | None = None
+    column: Sequence[ShardColumn], required: TextReading | None = None
 ) -> AgreedColumn:
     """Return a column as all shards of a table read it: as ``wanted`` if all texts fit.
 
@@ -90,17 +90,19 @@ def agree_on_column(
     valued = [item for item in column if not item.is_empty]
     if not valued:
         # a column without any value is what it should be
-        return AgreedColumn(column[0].type if wanted is None else wanted.type, {})
-    kind = _kind(valued, wanted)
+        return AgreedColumn(column[0].type if required is None else required.type, {})
+    kind = _kind(valued, required)
     detected = [item for item in valued if item.is_detected]
     options = {item.place: item.of_kind(kind) for item in detected}
     for item in valued:
         fits = options[item.place] if item.is_detected else kind_of(item.type) == kind
         if not fits:
             raise _conflict(valued)
-    groups = list(_groups(detected, options, wanted))
+    groups = list(_groups(detected, options, required))
     readings = {
-        place: reading for group in groups for place, reading in group.readings.items()
+        position: reading
+        for group in groups
+        for position, reading in group.readings.items()
     }
     first = valued[0]
     return AgreedColumn(
@@ -116,11 +118,11 @@ def agree_on_column(
     )
 
 
-def _kind(valued: Sequence[ShardColumn], wanted: TextReading | None) -> str | None:
+def _kind(valued: Sequence[ShardColumn], required: TextReading | None) -> str | None:
     """Return the kind of values that the shards shall have; a declared type decides."""
     declared = {kind_of(item.type) for item in valued if not item.is_detected}
-    if wanted is not None:
-        kind = kind_of(wanted.type)
+    if required is not None:
+        kind = kind_of(required.type)
         detected = (item for item in valued if item.is_detected)
         if declared <= {kind} and all(item.of_kind(kind) for item in detected):
             return kind
@@ -149,7 +151,7 @@ class _Group:
 def _groups(
     detected: Sequence[ShardColumn],
     options: Mapping[Place, Sequence[TextReading]],
-    wanted: TextReading | None,
+    required: TextReading | None,
 ) -> Iterator[_Group]:
     """Yield the fewest groups of shards, the largest first."""
     remaining = list(detected)
@@ -159,9 +161,9 @@ def _groups(
             for item in remaining
         }
         counts = Counter(listed for formats in by_place.values() for listed in formats)
-        is_wanted = wanted is not None and wanted.day_format in counts
-        if wanted is not None and is_wanted:
-            chosen = wanted.day_format
+        is_required = required is not None and required.day_format in counts
+        if required is not None and is_required:
+            chosen = required.day_format
         else:
             # the first of those that most shards have
             chosen = min(counts, key=lambda name: (-counts[name], _preference(name)))
@@ -175,7 +177,7 @@ def _groups(
         yield _Group(
             format=chosen,
             other_formats=tuple(name for name in common if name != chosen)
-            if is_ambiguous and not is_wanted
+            if is_ambiguous and not is_required
             else (),
             readings={item.place: by_place[item.place][chosen] for item in members},
         )

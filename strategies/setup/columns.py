@@ -87,8 +87,8 @@ def agree(
                 continue
             try:
                 _check_everywhere(column, shards)
-                wanted = AS_TEXT if name in as_text else trained.get(name)
-                agreed[name] = agree_on_column(column, wanted)
+                required = AS_TEXT if name in as_text else trained.get(name)
+                agreed[name] = agree_on_column(column, required)
             except SchemaError as error:
                 unread[name[1]] = str(error)
             else:
@@ -104,10 +104,10 @@ def _unread(shards: Sequence[HostedShard]) -> dict[str, str]:
     """Return why some site cannot read a column, by the name in lower case."""
     return {
         name.lower(): (
-            f"table {shard.table!r}: column {name!r} at site {shard.site!r} {why}"
+            f"table {shard.table!r}: column {name!r} at site {shard.site!r} {reason}"
         )
         for shard in reversed(shards)
-        for name, why in shard.unread.items()
+        for name, reason in shard.unread.items()
     }
 
 
@@ -149,10 +149,10 @@ def bind_columns(
         columns = agree(inventory, trained or {}, as_text)
         bound = bind(columns.schemas)
         merging = {name for name in _compared(bound) if _merges(columns, name)}
-        wanted = _joined_with(bound, as_text | merging)
-        if wanted <= as_text:
+        joined_text = _joined_with(bound, as_text | merging)
+        if joined_text <= as_text:
             break
-        as_text |= wanted
+        as_text |= joined_text
     for fragment in bound.fragments:
         for read in reads(fragment):
             agreed = columns.agreed.get((fragment.name.lower(), read.column.lower()))
@@ -225,10 +225,10 @@ def _joined_with(bound: BoundQuery, names: Collection[ColumnName]) -> set[Column
     for join in bound.joins:
         for left in bound.fragments_of(join.left):
             for right in bound.fragments_of(join.right):
-                sides = zip(
+                key_pairs = zip(
                     left.keys[join.left_key], right.keys[join.right_key], strict=True
                 )
-                for left_sql, right_sql in sides:
+                for left_sql, right_sql in key_pairs:
                     ends = {
                         _hosted_column(left, left_sql),
                         _hosted_column(right, right_sql),

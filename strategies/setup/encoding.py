@@ -59,26 +59,30 @@ class TableEncoding:
 def encoding_warnings(
     encoders: Mapping[str, TableEncoding], joined_rows: int
 ) -> Generator[str]:
-    """Yield what a user should know about features as their encoders read them."""
-    features = [(table, item) for table, of in encoders.items() for item in of.features]
+    """Yield warnings about features, as their encoders read them."""
+    features = [
+        (table, item)
+        for table, encoding in encoders.items()
+        for item in encoding.features
+    ]
     for table, item in features:
-        where = f"{table}.{item.column}"
+        name = f"{table}.{item.column}"
         count = item.categories or 0
         listed = item.listed or 0
         if item.nearly_numbers:
             yield (
-                f"{where}: most texts are numbers or dates, yet it is read as text: in "
+                f"{name}: most texts are numbers or dates, yet it is read as text: in "
                 "the tables file `nulls` lists the others, and `types` has its type; "
-                f"or write TRY_CAST({where} AS DOUBLE), of dates AS DATE"
+                f"or write TRY_CAST({name} AS DOUBLE), of dates AS DATE"
             )
         elif count > max(joined_rows * MANY_CATEGORIES, FEW_CATEGORIES):
             yield (
-                f"{where}: {count} categories in {joined_rows} joined rows, as of an "
+                f"{name}: {count} categories in {joined_rows} joined rows, as of an "
                 "identifier: leave it out, or encode it with hash(k) or length"
             )
         elif count > listed and (item.other or 0) > MOST_LOST:
             yield (
-                f"{where}: {listed} of {count} categories kept, {item.other} % of the "
+                f"{name}: {listed} of {count} categories kept, {item.other} % of the "
                 "joined rows in (other); max-categories keeps more"
             )
 
@@ -94,7 +98,7 @@ def fit_encoders(
     # alone
     describes = strategy is not None and not strategy.settings.privacy.covers_features
     extracted = joined.extracted
-    counted = joined.fitted_rows()
+    fitted_rows = joined.fitted_rows()
     bodies = {}
     for table, parts in extracted.parts.items():
         group = table_group(extracted.proposal, table)
@@ -105,11 +109,13 @@ def fit_encoders(
                 encoders=msgspec.to_builtins(joined.choices[table]),
                 shards=shards if len(parts) > 1 else None,
                 describes=describes,
-                **counted.get(part.number, {}),
+                **fitted_rows.get(part.number, {}),
             )
     replies = yield ask(setup_messages.StatisticsRequest(bodies), extracted.all_parts)
     if sharded := [parts for parts in extracted.parts.values() if len(parts) > 1]:
-        fits = {s[0].number: _to_merge(bodies, extracted, s, replies) for s in sharded}
+        fits = {
+            s[0].number: _merge_request(bodies, extracted, s, replies) for s in sharded
+        }
         leading = [parts[0] for parts in sharded]
         replies = replies.then((yield ask(setup_messages.FitRequest(fits), leading)))
     encoders = {
@@ -131,12 +137,13 @@ def fitted_tables(encoders: Mapping[str, TableEncoding]) -> list[str]:
     ]
 
 
-def _to_merge(
+def _merge_request(
     bodies: Mapping[int, setup_messages.StatisticsPart],
     extracted: Extracted,
     parts: tuple[Part, ...],
     replies: Replies,
 ) -> setup_messages.FitPart:
+    """Return a request to merge the statistics of a table's shards."""
     return setup_messages.FitPart(
         shards={
             str(part.number): setup_messages.OtherShard(
@@ -158,6 +165,7 @@ def _joined_rows(body: setup_messages.StatisticsPart, rows: int) -> int:
 
 
 def _encoding(joined: SplitRows, part: Part, replies: Replies) -> TableEncoding:
+    """Return a part's encoding, from its site's reply."""
     body = replies.body(part, setup_messages.FittedPart)
     if body.columns is None:
         raise refuse(part, "no columns of its encoder")

@@ -226,10 +226,11 @@ def _check_filled(
         if table in bound.outer or any(rows[part.number] for part in shards):
             continue
         is_filtered = any(f.filters or f.subquery for f in bound.fragments_of(table))
-        after = " after the query's filters" if is_filtered else ""
+        condition = " after the query's filters" if is_filtered else ""
         sites = ", ".join(dict.fromkeys(part.site for part in shards))
         raise SchemaError(
-            f"table {table!r} is empty{after}: none of its sites ({sites}) has a row"
+            f"table {table!r} is empty{condition}: none of its sites ({sites}) has a "
+            "row"
         )
 
 
@@ -452,7 +453,7 @@ def describe_formats(
 
 
 def _rows(fragment: Fragment) -> str:
-    where = f" WHERE {' AND '.join(fragment.filters)}" if fragment.filters else ""
+    filters = f" WHERE {' AND '.join(fragment.filters)}" if fragment.filters else ""
     if fragment.subquery is None:
-        return f"rows of {fragment.name}{where}"
-    return f"rows of ({fragment.subquery.to_sql(fragment.name)}){where}"
+        return f"rows of {fragment.name}{filters}"
+    return f"rows of ({fragment.subquery.to_sql(fragment.name)}){filters}"

@@ -96,7 +96,7 @@ class TableLayout:
 Layouts = Mapping[str, TableLayout]
 Mappings = tuple[TableMapping, TableMapping | None]
 """Mappings of the training rows, and of the held-out rows (None without any)."""
-_Placed = tuple[list[PartRows], list[dict[str, Any]], IntArray]
+_ShardRows = tuple[list[PartRows], list[dict[str, Any]], IntArray]
 """By table, its parts' rows and fields for ``prepare``; and the new numbers of rows."""
 
 
@@ -116,8 +116,13 @@ def lay_out(
     tested: dict[str, TableRows] = {}
     for name, shards in extracted.parts.items():
         sizes = tuple(extracted.rows[part.number] for part in shards)
-        rows, fields, numbers = _placed(sizes, train.tables[name], test.tables[name])
-        by_part = {part.number: of for part, of in zip(shards, fields, strict=True)}
+        rows, fields, numbers = _lay_out_shards(
+            sizes, train.tables[name], test.tables[name]
+        )
+        by_part = {
+            part.number: part_fields
+            for part, part_fields in zip(shards, fields, strict=True)
+        }
         layouts[name] = TableLayout(name, shards, tuple(rows), by_part)
         total = sum(part_rows.total for part_rows in rows)
         trained[name] = train.tables[name].renumbered(numbers, total)
@@ -128,7 +133,10 @@ def lay_out(
     ), layouts
 
 
-def _placed(sizes: tuple[int, ...], train: TableRows, test: TableRows) -> _Placed:
+def _lay_out_shards(
+    sizes: tuple[int, ...], train: TableRows, test: TableRows
+) -> _ShardRows:
+    """Return a table's rows by shard, trained ones first, and their new numbers."""
     is_trained = train.multiplicity > 0
     is_tested = test.multiplicity > 0
     new_number = np.full(train.rows, NO_ROW, dtype=np.int32)
@@ -137,18 +145,20 @@ def _placed(sizes: tuple[int, ...], train: TableRows, test: TableRows) -> _Place
     start = offset = 0
     for size in sizes:
         shard = slice(offset, offset + size)
-        used = is_trained[shard]
+        trained = is_trained[shard]
         held_out = is_tested[shard]
-        order = np.concatenate([np.flatnonzero(used), np.flatnonzero(held_out & ~used)])
+        order = np.concatenate(
+            [np.flatnonzero(trained), np.flatnonzero(held_out & ~trained)]
+        )
         stop = start + len(order)
         new_number[offset + order] = np.arange(start, stop, dtype=np.int32)
         rows.append(
-            PartRows(start, int(np.count_nonzero(used)), len(order), held_out[order])
+            PartRows(start, int(np.count_nonzero(trained)), len(order), held_out[order])
         )
         arrays = {
-            "trained": pack_bits(used),
+            "trained": pack_bits(trained),
             "tested": pack_bits(held_out),
-            "multiplicity": train.multiplicity[shard][used].astype(np.int32),
+            "multiplicity": train.multiplicity[shard][trained].astype(np.int32),
         }
         fields.append(arrays)
         start = stop
@@ -254,15 +264,15 @@ class JoinedTables(SplitRows):
     def fitted_rows(self) -> PartArrays:
         """Return the fields that say how often rows count in encoders, by part."""
         # weights are counted in parts of a joined row, so many that none overflow
-        unit = max(MOST // self.train.joined_rows, 1)
+        subdivisions = max(MOST // self.train.joined_rows, 1)
         fields: PartArrays = {}
         for layout in self.layouts.values():
             for row, (number, rows) in enumerate(layout.fields.items()):
                 counts = rows["multiplicity"]
                 if layout.masses is not None:
-                    counts = np.maximum(layout.masses[row] * float(unit), 1.0).astype(
-                        np.int32
-                    )
+                    counts = np.maximum(
+                        layout.masses[row] * float(subdivisions), 1.0
+                    ).astype(np.int32)
                 fields[number] = {"trained": rows["trained"], "multiplicity": counts}
         return fields
 

@@ -164,11 +164,13 @@ def _classes(columns: Sequence[LabelColumn], values: FloatArray, kind: str) -> T
     """Number the classes of all shards together, in ascending order."""
     if kind == "text":
         listed = [name for column in columns for name in column.categories]
-        names, place = np.unique(np.array(listed, dtype=object), return_inverse=True)
+        names, position_of = np.unique(
+            np.array(listed, dtype=object), return_inverse=True
+        )
         sizes = [len(column.categories) for column in columns]
         starts = np.cumsum([0, *sizes[:-1]])
         rows = [len(column.values) for column in columns]
-        codes = place[values.astype(np.intp) + np.repeat(starts, rows)]
+        codes = position_of[values.astype(np.intp) + np.repeat(starts, rows)]
         classes = tuple(map(str, names))
     else:
         distinct, codes = np.unique(values, return_inverse=True)
@@ -220,25 +222,25 @@ def choose_objective(
     return objective_of(target, settings.loss, settings)
 
 
-def objective_of(target: Target, wanted: str, settings: Settings) -> Objective:
+def objective_of(target: Target, loss: str, settings: Settings) -> Objective:
     """Return an objective, corrected for the labels' noise if that is asked for."""
-    name = fitting_loss(target.classes, wanted)
+    name = fitting_loss(target.classes, loss)
     is_corrected = settings.privacy.label_correction
     return make_objective(name, target, noise=target.noise if is_corrected else None)
 
 
-def fitting_loss(classes: Sequence[str], wanted: str) -> str:
+def fitting_loss(classes: Sequence[str], loss: str) -> str:
     """Return the loss of labels in the clear; for "auto" the first that fits them."""
     count = len(classes)
     losses = fitting(count)
-    if wanted not in (AUTO, *losses):
+    if loss not in (AUTO, *losses):
         label = f"with {count} classes" if count else "of numbers"
-        is_of_classes = not takes_numbers(wanted)
+        is_of_classes = not takes_numbers(loss)
         advice = ""
         if is_of_classes and not count:
             advice = f', or set task = "{CLASSIFICATION}"'
         raise QueryError(
-            f"loss {wanted!r} does not fit a label {label}: use "
+            f"loss {loss!r} does not fit a label {label}: use "
             f"{', '.join(losses)}{advice}"
         )
-    return losses[0] if wanted == AUTO else wanted
+    return losses[0] if loss == AUTO else loss

@@ -67,9 +67,9 @@ def find_leaks(bound: BoundQuery) -> list[Leak]:
     ]
 
 
-def _reader_of(bound: BoundQuery, table: str, what: str) -> str:
+def _reader_of(bound: BoundQuery, table: str, element: str) -> str:
     """Return the joins that compare a key of a table."""
-    number = int(what.removeprefix("join key "))
+    number = int(element.removeprefix("join key "))
     texts = [
         join.text
         for join in bound.joins
@@ -172,19 +172,19 @@ def suspects_of(
     >>> suspects_of(of_o, {"o": {"day": 1, "paid": 1}}, coefficients)
     "feature 'paid' of o, which has 90 % of the variance of the scores"
     """
-    used = {
+    features_used = {
         t: [name for name, count in of_t.items() if count]
         for t, of_t in features.items()
     }
     shares = {
-        table: each.share
-        for table, each in contributions.items()
-        if used.get(table) and each.share is not None
+        table: contribution.share
+        for table, contribution in contributions.items()
+        if features_used.get(table) and contribution.share is not None
     }
     if not shares:
         return "the features of the query"
     table = max(shares, key=lambda name: shares[name])
-    names = used[table]
+    names = features_used[table]
     if table in coefficients:
         sizes = feature_sizes(features[table], coefficients[table])
         names = [max(sizes, key=lambda name: sizes[name])]

@@ -101,10 +101,10 @@ def _without_partner(
     is_alone = mapping.tables[other].is_absent
     alone = rows.any_of(is_alone)
     matched = rows.any_of(~is_alone)
-    if both := int(np.count_nonzero(alone & matched)):
+    if mixed := int(np.count_nonzero(alone & matched)):
         raise QueryError(
             f"the LEFT JOIN of {other} ON {text} and other tables finds partners for "
-            f"{both} rows of {table} in some of their joined rows only: such scores "
+            f"{mixed} rows of {table} in some of their joined rows only: such scores "
             "cannot be masked. Join "
             f"{other} by one table, or allow privacy.scores = 'clear'"
         )

@@ -361,7 +361,8 @@ class TrainingProblem(PreparedRun):
         else:
             inverse = weights.inverse_multiplicity
         return {
-            name: score_steps(each, inverse[name], kappa) for name, each in sums.items()
+            name: score_steps(table_sums, inverse[name], kappa)
+            for name, table_sums in sums.items()
         }
 
     def train_metrics(self, total: float | None = None) -> dict[str, float]:

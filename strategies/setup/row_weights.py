@@ -101,8 +101,8 @@ def _check_private_label(bound: BoundQuery, labels: str) -> None:
         for read in reads(fragment):
             if read.role in columns:
                 columns[read.role].add((fragment.name, read.column))
-    if both := sorted(columns[Role.LABEL] & columns[Role.WEIGHT]):
-        table, column = both[0]
+    if shared := sorted(columns[Role.LABEL] & columns[Role.WEIGHT]):
+        table, column = shared[0]
         raise QueryError(
             f"privacy.labels is {labels!r}, but the weight, which leaves without "
             f"noise, reads column {column!r} of {table!r}, as the label does"

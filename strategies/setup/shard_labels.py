@@ -136,7 +136,7 @@ def _share_between(
 
 def _has_one_label(labels: FloatArray, is_here: BoolArray, rows: int) -> bool:
     """Whether all labels of a shard are equal, which they are not by chance."""
-    here = labels[is_here]
-    if not len(here) or (here != here[0]).any():
+    shard_labels = labels[is_here]
+    if not len(shard_labels) or (shard_labels != shard_labels[0]).any():
         return False
-    return float(np.mean(labels == here[0])) ** rows < CHANCE
+    return float(np.mean(labels == shard_labels[0])) ** rows < CHANCE

@@ -19,7 +19,7 @@ LEAST_ROWS = 5.0
 
 
 def split_warnings(joined: JoinedTables, settings: Settings) -> Iterator[str]:
-    """Yield what a user should know about the rows that train, test or validate."""
+    """Yield warnings about the rows that train, test or validate."""
     yield from _lost_rows(joined)
     yield from _repeated_keys(joined)
     if not joined.target.has_label:
@@ -51,12 +51,13 @@ def _lost_rows(joined: JoinedTables) -> Iterator[str]:
     lost = sum(step.lost_label_rows for step in joined.steps)
     if 2 * lost > rows:
         worst = max(joined.steps, key=lambda step: step.lost_label_rows)
-        why = why_unmatched(
+        reason = why_unmatched(
             worst, joined.bound.joins, extracted.keys, extracted.filters
         )
         yield (
             f"only {rows - lost} of {rows} label rows are joined: "
-            f"{worst.lost_label_rows} have no match in {worst.table} on {worst.on}{why}"
+            f"{worst.lost_label_rows} have no match in {worst.table} on "
+            f"{worst.on}{reason}"
         )
 
 
@@ -79,25 +80,25 @@ def _repeated_keys(joined: JoinedTables) -> Iterator[str]:
 
 def _share(joined: JoinedTables, settings: Settings) -> Iterator[str]:
     """Warn of a share of held-out joined rows that is far from the settings'."""
-    wanted = (
+    requested = (
         settings.test_fraction
         + (1.0 - settings.test_fraction) * settings.validation_share
     )
     share = float(joined.is_test.mean())
-    odds = share * (1.0 - wanted), wanted * (1.0 - share)
+    odds = share * (1.0 - requested), requested * (1.0 - share)
     if (
         max(odds) > ODDS * min(odds)
-        and abs(share - wanted) * len(joined.subset) >= LEAST_ROWS
+        and abs(share - requested) * len(joined.subset) >= LEAST_ROWS
     ):
         yield (
             f"{share:.1%} of the joined rows are held out ({settings.split_name}), the "
-            f"settings ask for {wanted:.1%}: some are joined many times as often as "
+            f"settings ask for {requested:.1%}: some are joined many times as often as "
             "others"
         )
 
 
 def _untrained_classes(joined: JoinedTables, subset: SubsetArray) -> list[str]:
-    """Return the label's classes that no row has which a split trains on."""
+    """Return the label's classes that no training row of the split has."""
     trained = np.unique(joined.target.codes[subset == TRAIN]).tolist()
     return [
         name for code, name in enumerate(joined.labels.classes) if code not in trained
@@ -113,11 +114,13 @@ def _finer_split(joined: JoinedTables, settings: Settings, untrained: int) -> st
     finest = max(rows, key=lambda name: rows[name])
     if settings.split.kind != RANDOM or finest == joined.bound.label_table:
         return ""
-    left = len(
+    remaining = len(
         _untrained_classes(joined, split_by_table(joined.mapping, finest, settings))
     )
-    advice = f'. With test-split = "random({finest})" it is {left or "none"} of them'
-    return advice if left < untrained else ""
+    advice = (
+        f'. With test-split = "random({finest})" it is {remaining or "none"} of them'
+    )
+    return advice if remaining < untrained else ""
 
 
 def _constant_labels(joined: JoinedTables) -> Iterator[str]:

@@ -69,8 +69,8 @@ def split_joined(
 def _left_to_train(settings: Settings, rows: int) -> int:
     """Return how many of the rows the settings leave to train on."""
     shares = split_shares(settings)
-    left = rows - round(rows * shares.test)
-    return left - round(left * shares.validation)
+    remaining = rows - round(rows * shares.test)
+    return remaining - round(remaining * shares.validation)
 
 
 def _without_training_rows(settings: Settings, rows: int) -> str:

@@ -278,15 +278,15 @@ class JoinMethod(ServerMethod[TrainingProblem]):
 
     def warnings_of_scores(self, forecasts: Sequence[ScoreForecast]) -> Iterator[str]:
         """Yield what policies do to the training, before it begins."""
-        wanted = self.settings.num_epochs
+        epochs = self.settings.num_epochs
         fewest_first = sorted(forecasts, key=epochs_of)
         refused = [item for item in fewest_first if not item.epochs]
         # one number that all policies allow
-        refused = refused or [item for item in fewest_first[:1] if wanted > item.epochs]
+        refused = refused or [item for item in fewest_first[:1] if epochs > item.epochs]
         for item in refused:
             yield f"training will be refused: {item.refusal}"
         short = [item for item in fewest_first if 0 < item.epochs < self.usual_epochs]
-        if short and not wanted:
+        if short and not epochs:
             yield self._ends_early(short)
 
     def _ends_early(self, short: Sequence[ScoreForecast]) -> str:
@@ -367,8 +367,8 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         )
         self.run.chosen["loss"] = joined.objective.name
         # over all rows: a sample's rows also have the weights of their draws
-        if facts := all_rows.weighting.facts(all_rows.train.joined_rows):
-            self.run.chosen["row-weight"] = facts
+        if weight_summary := all_rows.weighting.facts(all_rows.train.joined_rows):
+            self.run.chosen["row-weight"] = weight_summary
         if self.sample is not None:
             self.run.chosen |= self.sample.facts()
         return TrainingProblem(

@@ -40,18 +40,18 @@ class Outcome:
         For a standardised number they are per standard deviation. The output is a
         class, if there are several, or what ``coefficient`` says.
         """
-        facts = {}
+        coefficients = {}
         for table, weights in self.coefficients.items():
             names = [*problem.encoders[table].names, INTERCEPT]
             outputs = problem.head.columns(problem.classes)
             if self.coefficient:
                 outputs = (self.coefficient,)
-            facts[table] = [
+            coefficients[table] = [
                 {"feature": feature, "output": output, "value": float(value)}
                 for feature, row in zip(names, weights, strict=False)
                 for output, value in zip(outputs, row, strict=True)
             ]
-        return facts
+        return coefficients
 
 
 def read_digests(replies: Replies, parts: Iterable[Part]) -> dict[int, str]:

@@ -72,9 +72,13 @@ def rise_of(
     shares = np.full(len(last), 1.0 / max(len(last), 1))
     if weights is not None:
         shares = weights / weights.sum()
-    before = float(shares @ earlier)
+    earlier_mean = float(shares @ earlier)
     difference = last - earlier
     rise = float(shares @ difference)
     deviation = float(np.linalg.norm(shares * (difference - rise)))
     is_clear = len(last) >= LEAST_ROWS and rise > DEVIATIONS * deviation
-    return rise / before if is_clear and rise > LEAST_RISE * abs(before) else None
+    return (
+        rise / earlier_mean
+        if is_clear and rise > LEAST_RISE * abs(earlier_mean)
+        else None
+    )

@@ -221,6 +221,7 @@ def _read_table(
     replies: Replies,
     union: Union | None,
 ) -> TrainedTable:
+    """Return a table that its sites have prepared for training."""
     bodies = [replies.body(part, PreparedPart) for part in layout.parts]
     features, penalised = common_shape(layout.parts, bodies)
     is_linear = spec.kind == "linear"

@@ -97,7 +97,7 @@ class TrainingStrategy(RoundStrategy):
         self._limited_by = ""
 
     def start(self, *args: Any, **options: Any) -> Result:
-        """Set up and train; a training that diverges says what to change."""
+        """Set up and train; an error of divergence advises which setting to change."""
         try:
             return super().start(*args, **options)
         except DivergedError as error:
@@ -320,8 +320,11 @@ class TrainingStrategy(RoundStrategy):
             model=str(self.model) if self.is_finished else "",
             verdict=self.verdict,
             contributions={
-                table: {"share": each.share, "mean-score": each.mean_score.tolist()}
-                for table, each in self.outcome.contributions.items()
+                table: {
+                    "share": contribution.share,
+                    "mean-score": contribution.mean_score.tolist(),
+                }
+                for table, contribution in self.outcome.contributions.items()
             },
             coefficients=self.outcome.coefficient_facts(problem),
             outcomes=self.outcome.comparison,

@@ -118,8 +118,8 @@ class StepControl:
         losses, rows = zip(*self._batches, strict=True)
         self.losses.append(float(np.average(losses, weights=rows)))
         self._batches.clear()
-        *_, before, loss = (float("inf"), *self.losses)
-        if self.can_halve and not before - loss >= PLATEAU * abs(loss):
+        *_, previous, loss = (float("inf"), *self.losses)
+        if self.can_halve and not previous - loss >= PLATEAU * abs(loss):
             self.factor /= 2.0
 
     @property

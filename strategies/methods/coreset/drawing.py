@@ -113,9 +113,10 @@ class CoresetSample:
 
     def facts(self) -> Document:
         """Return the report's facts about the sample."""
-        return {"coreset": self._facts()}
+        return {"coreset": self._summary()}
 
-    def _facts(self) -> Document:
+    def _summary(self) -> Document:
+        """Return the size of the sample, its weights and the shares of the tables."""
         weights = self.weights
         return {
             "kind": self.kind,
@@ -170,7 +171,7 @@ def draw_coreset(
             f"coreset-kind is {IMPORTANCE!r}, which sums the masked numbers of at most "
             f"{MOST_PARTS} shards; the query has {shards}: use {UNIFORM!r}"
         )
-    # what has no label is clustered
+    # rows without a label are clustered
     has_label = joined.target.has_label
     importance = sensitivities.REGRESSION if has_label else sensitivities.CLUSTERS
     rng = generator(settings.seed, Stream.DRAW)
@@ -203,6 +204,7 @@ def _measure(
     importance: str,
     settings: Settings,
 ) -> Generator[Requests, Replies, list[Party]]:
+    """Ask the sites for the sensitivities of their rows; return the parties."""
     label_table = joined.bound.label_table
     rows = joined.train.joined_rows
     # the objective's penalty, N l2, is added to a table's second moments
@@ -243,7 +245,7 @@ def _measure(
 
 
 def measured_rows(layout: TableLayout) -> PartArrays:
-    """Return the fields that say which rows to measure, and their weights.
+    """Return the fields with the rows to measure, and their weights.
 
     Weights that are all 1, as if no row is joined twice, are left out.
     """
@@ -257,6 +259,7 @@ def measured_rows(layout: TableLayout) -> PartArrays:
 
 
 def _label_classes(joined: JoinedTables) -> Document:
+    """Return the label's classes as the label table's site stores them."""
     if not joined.labels.classes:
         return {"classes": None}
     columns = joined.extracted.label_columns(joined.bound.label_table)
@@ -296,6 +299,7 @@ def _parties_of_columns(
 def _parties_of_clusters(
     layout: TableLayout, replies: Replies, clusters: int
 ) -> list[Party]:
+    """Return a table's parties, whose sensitivities sum to at most a bound."""
     parts = layout.parts
     cluster_counts = [min(clusters, rows.trained) for rows in layout.rows]
     caps = [
@@ -326,6 +330,7 @@ def _parties_of_clusters(
 
 
 def _whole_table(layout: TableLayout, replies: Replies, most: float) -> Party:
+    """Return the party of a table in one shard."""
     (part,), (rows,) = layout.parts, layout.rows
     total = replies.body(part, coreset_messages.MeasuredPart).total
     if total is None:
@@ -366,24 +371,24 @@ def _draw(
 
 
 def _weigh(
-    joined: JoinedTables, parties: list[Party], drawn: IntArray
+    joined: JoinedTables, parties: list[Party], draws: IntArray
 ) -> Generator[Requests, Replies, FloatArray]:
     """Return each joined row's scores summed over all participants, (k,)."""
     rows = joined.train.joined_rows
-    of_drawn = joined.train.select(drawn)
+    selection = joined.train.select(draws)
     bodies: dict[int, coreset_messages.WeighPart] = {}
-    for place, party in enumerate(parties):
-        table_rows = of_drawn.tables[party.part.table]
+    for position, party in enumerate(parties):
+        table_rows = selection.tables[party.part.table]
         bodies[party.part.number] = coreset_messages.WeighPart(
-            place=place, rows=own_rows(table_rows, party.rows)
+            place=position, rows=own_rows(table_rows, party.rows)
         )
     request = coreset_messages.WeighRequest(
         joined_rows=rows, summed=len(parties), parts=bodies
     )
     replies = yield ask(request, joined.parts)
-    total = np.zeros(len(drawn), np.uint64)
+    total = np.zeros(len(draws), np.uint64)
     for party in parties:
-        total += array_of(replies, party.part, "masked", (len(drawn),))
+        total += array_of(replies, party.part, "masked", (len(draws),))
     return from_fixed(total, rows)
 
 
@@ -400,23 +405,23 @@ def own_rows(table: TableRows, rows: PartRows) -> npt.NDArray[np.int32]:
 
 
 def check_scores(
-    joined: JoinedTables, drawn: IntArray, scores: FloatArray, most: float
+    joined: JoinedTables, draws: IntArray, scores: FloatArray, most: float
 ) -> None:
     """Refuse sums of scores that the tables' rows cannot have.
 
     A row's score is at most ``most`` divided by the weight of its joined rows.
     """
-    bound = np.zeros(len(drawn))
+    bound = np.zeros(len(draws))
     weights = joined.weighting.train
-    of_drawn = joined.train.select(drawn)
+    selection = joined.train.select(draws)
     for name, rows in joined.train.tables.items():
         masses = rows.multiplicity if weights is None else weights.multiplicity[name]
         inverse = most / np.maximum(masses, np.finfo(np.float32).tiny)
-        bound += of_drawn.tables[name].expand(inverse)
+        bound += selection.tables[name].expand(inverse)
     if count := int(np.count_nonzero(scores > bound * (1.0 + TOLERANCE))):
         sites = ", ".join(dict.fromkeys(part.site for part in joined.parts))
         raise ReplyError(
-            f"the sensitivities of {count} of {len(drawn)} drawn rows sum to more "
+            f"the sensitivities of {count} of {len(draws)} drawn rows sum to more "
             f"than is possible: one of the sites {sites} sent wrong ones. Use "
             "coreset-kind = 'uniform', which needs no sensitivities"
         )

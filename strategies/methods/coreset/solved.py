@@ -52,8 +52,8 @@ def sent_form(settings: Settings) -> str:
 def disclosed_form(settings: Settings) -> MethodFacts:
     """Return the facts that the disclosures of sampled rows name."""
     form = sent_form(settings)
-    facts = {"sends_rows": form == SAMPLED_ROWS, "sends_centres": form == CENTRES}
-    return MethodFacts(facts)
+    values = {"sends_rows": form == SAMPLED_ROWS, "sends_centres": form == CENTRES}
+    return MethodFacts(values)
 
 
 def solver_of(settings: Settings) -> str:

@@ -92,7 +92,7 @@ def make_graph(
     graph = None
     local_metrics = None
     if kind == NO_GRAPH:
-        graph = _written_graph(values.graph, problem.sites)
+        graph = _read_graph(values.graph, problem.sites)
     if graph is None or values.baselines:
         request = SummariseRequest(
             summaries=kind != NO_GRAPH,
@@ -130,7 +130,8 @@ def read_distances(
     )
 
 
-def _written_graph(text: str, sites: Sequence[str]) -> similarity.SimilarityGraph:
+def _read_graph(text: str, sites: Sequence[str]) -> similarity.SimilarityGraph:
+    """Return the graph of a setting: its edges, or a file of them."""
     path = Path(text).expanduser()
     if "\n" not in text and path.suffix and path.is_file():
         try:

@@ -8,7 +8,7 @@ SITE_METRICS = ("log_loss", "rmse", "auc")
 
 
 def sections(report: blocks.Record) -> blocks.Blocks:
-    """Yield every site's metrics and the similarity graph, if sites have own models."""
+    """Yield each site's metrics and the similarity graph of a personalised run."""
     personal = report.at("personal")
     if sites := personal.records("sites"):
         yield _site_metrics(personal, sites)
@@ -18,6 +18,7 @@ def sections(report: blocks.Record) -> blocks.Blocks:
 def _site_metrics(
     personal: blocks.Record, sites: list[blocks.Record]
 ) -> blocks.Block | None:
+    """Return every site's metrics, beside those of other models."""
     models = [name for name in OWN_MODELS if any(site.at(name) for site in sites)]
     measured = [site.at("personal").at(TEST).numbers() for site in sites]
     metrics = [
@@ -61,6 +62,7 @@ def _cluster(site: blocks.Record) -> int:
 
 
 def _graph(graph: blocks.Record, sites: list[blocks.Record]) -> blocks.Block:
+    """Return the similarity graph as a list of edges."""
     names = [site.text("site") or "?" for site in sites]
     clusters = {_cluster(site) for site in sites}
     edges = [pair for pair in graph.items("edges") if _is_edge(pair, len(sites))]
@@ -78,6 +80,7 @@ def _graph(graph: blocks.Record, sites: list[blocks.Record]) -> blocks.Block:
 
 
 def _is_edge(pair: object, count: int) -> bool:
+    """Return whether a value of the report is an edge between its sites."""
     return (
         isinstance(pair, list | tuple)
         and len(pair) == 2

@@ -216,8 +216,8 @@ def _disclosed(settings: Settings) -> MethodFacts:
     if values.graph_epsilon and values.graph != BY_MODELS:
         amount = f"epsilon {values.graph_epsilon:g}, delta {privacy.delta:g}"
         summaries = f"Gaussian noise (summaries: {amount}{features_note(privacy)})"
-    facts = {"summary": SUMMARY_TEXTS.get(values.graph, "")}
-    return MethodFacts(facts, {"summaries": summaries})
+    texts = {"summary": SUMMARY_TEXTS.get(values.graph, "")}
+    return MethodFacts(texts, {"summaries": summaries})
 
 
 def site_names(parts: Sequence[Part]) -> tuple[str, ...]:
@@ -227,11 +227,11 @@ def site_names(parts: Sequence[Part]) -> tuple[str, ...]:
     >>> site_names(parts)
     ('a', 'b', 'a#2')
     """
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     names = []
     for part in parts:
-        seen[part.site] += 1
-        times = seen[part.site]
+        counts[part.site] += 1
+        times = counts[part.site]
         names.append(part.site if times == 1 else f"{part.site}#{times}")
     return tuple(names)
 

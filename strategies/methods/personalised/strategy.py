@@ -98,12 +98,12 @@ class Training:
     @property
     def parameters(self) -> dict[str, FloatArray]:
         """(N, p) by track."""
-        return {track: each.iterate.point for track, each in self.tracks.items()}
+        return {track: state.iterate.point for track, state in self.tracks.items()}
 
     @property
     def change(self) -> float:
         """The relative change of the track that the last step moved most."""
-        return max(each.change for each in self.tracks.values())
+        return max(state.change for state in self.tracks.values())
 
     def pace(self, epoch: int) -> Pace:
         """Return the local steps and step size of an epoch, equal at all sites."""
@@ -125,7 +125,9 @@ class Training:
         pace = None
         if epoch is not None:
             # where the sites compute their gradients
-            points = {track: each.iterate.ahead for track, each in self.tracks.items()}
+            points = {
+                track: state.iterate.ahead for track, state in self.tracks.items()
+            }
             pace = self.pace(epoch)
         parts = self.problem.parts
         common = points.get(GLOBAL)
@@ -151,8 +153,8 @@ class Training:
         is_full = not self.settings.batch_size and self.settings.local_epochs <= 1
         length = pace.rate * pace.steps
         self.tracks = {
-            track: each.stepped(updates[track], length, is_accelerated=is_full)
-            for track, each in self.tracks.items()
+            track: state.stepped(updates[track], length, is_accelerated=is_full)
+            for track, state in self.tracks.items()
         }
         metrics = read_metrics(replies, parts, _METRICS[PERSONAL])
         return EpochResult(
@@ -177,7 +179,9 @@ class Training:
             track: mean_metrics(sites, "test") for track, sites in self.metrics.items()
         }
         name = "rmse" if "rmse" in means[PERSONAL] else "log_loss"
-        errors = {track: each.get(name, math.inf) for track, each in means.items()}
+        errors = {
+            track: metrics.get(name, math.inf) for track, metrics in means.items()
+        }
         best = min(errors, key=errors.__getitem__)
         penalty = self.settings.of(PersonalisedSettings).graph_penalty
         way = f"lower it, say to {penalty / 10:g}" if best == "local" else "raise it"
@@ -232,7 +236,7 @@ class Training:
             },
             "clusters": clusters,
             "objective": objective + self._penalty.value(models),
-            "change": {track: each.change for track, each in self.tracks.items()},
+            "change": {track: state.change for track, state in self.tracks.items()},
             "bytes": {
                 "up": sum(sum(item.bytes_up.values()) for item in rounds),
                 "down": sum(sum(item.bytes_down.values()) for item in rounds),
