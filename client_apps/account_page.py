@@ -1,4 +1,4 @@
-"""The page of a site's ledger for its owner: who asked what, and what left for it."""
+"""The page of a site's ledger for its owner: every request, and its releases."""
 
 from collections.abc import Iterable, Sequence
 
@@ -49,13 +49,14 @@ def account_page(lines: Sequence[blocks.Record], budgets: blocks.Table) -> str:
 def _listed(
     items: Sequence[blocks.Record], columns: Sequence[blocks.Column]
 ) -> blocks.Table:
+    """Return a table of the latest items."""
     left_out = format_count(len(items) - MOST_LINES)
     note = f"{left_out} earlier ones left out." if len(items) > MOST_LINES else ""
     return blocks.tabulate("The latest first", items[:MOST_LINES], columns, note)
 
 
 def _releases(lines: Iterable[blocks.Record]) -> list[blocks.Record]:
-    """Return the releases, the latest first: what was reserved until it is settled."""
+    """Return the releases, the latest first: reserved uses until they are settled."""
     releases: dict[tuple[object, ...], blocks.Record] = {}
     for item in lines:
         event = item.text("event")
@@ -89,6 +90,8 @@ def _reason(item: blocks.Record) -> str:
 
 
 def _digest(head: str, key: str) -> blocks.Column:
+    """Return a column of shortened digests."""
+
     def cell(item: blocks.Record) -> str:
         text = item.text(key)
         return text[: _DIGEST_LENGTH if ":" in text else SHOWN_DIGITS] or "-"

@@ -194,6 +194,7 @@ def models(task: str, root: Path, model: str) -> RenderableType:
 
 
 def _list(root: Path) -> RenderableType:
+    """Return a table of the saved models in a state folder."""
     models = model_names.versions_in(root)
     if not models:
         return Text("no models")
@@ -215,6 +216,7 @@ def _table_of(folder: Path) -> str:
 
 
 def _part_view(model: model_names.ModelVersion, number: int, folder: Path) -> Table:
+    """Return a table of the properties of a saved part."""
     saved = SavedModel.load(folder)
     fragment = saved.fragment
     encoder = saved.encoder.encoder

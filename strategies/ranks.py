@@ -133,7 +133,7 @@ def rank_rows(
 def ask_ranks(
     request: RankRequest, parts: Sequence[Part]
 ) -> Generator[Requests, Replies, Ranks]:
-    """Send a request about all parts, and return what the sites answer."""
+    """Send a request about all parts, and return the sites' answers."""
     replies = yield ask(request, parts)
     left = {part: replies.body(part, RankedPart).left for part in parts}
     return Ranks(

@@ -107,7 +107,7 @@ def title_of(name: str) -> str:
 
 
 def models_text(name: str, settings: Mapping[str, object]) -> str:
-    """Return what a method trains; "" for the models that the settings name.
+    """Return the name of the models of a method; "" if the settings name them.
 
     >>> models_text("boost", {"strategy": "boost"}), models_text("sgd", {})
     ('boosted trees', '')

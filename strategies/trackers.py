@@ -190,6 +190,7 @@ def _final(folder: Path) -> dict[str, float]:
 
 
 def _by_part(parts: Mapping[str, Mapping[str, float | None]]) -> dict[str, float]:
+    """Return metrics by "part/name", without those that are None."""
     return {
         f"{part}/{name}": value
         for part, metrics in parts.items()

@@ -176,7 +176,7 @@ class SiteStore:
         )
 
     def forget_stale(self) -> Iterator[str]:
-        """Yield the names of abandoned runs and remove what they left."""
+        """Yield the names of abandoned runs and remove their files."""
         if self._folder is None:
             return
         oldest = time.time() - STALE_SECONDS

@@ -277,7 +277,7 @@ def _fit(
     shards: list[Statistics],
     describes: Detail | None,
 ) -> tuple[TableEncoder, FittedPart]:
-    """Fit and store the encoder of a table; return it, and what leaves of it."""
+    """Fit and store the encoder of a table; return it, and the reply about it."""
     statistics = merge_tables(shards)
     encoder = fit(choice.table, statistics)
     _store(site, number, encoder)

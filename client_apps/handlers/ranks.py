@@ -44,7 +44,7 @@ def rank(site: Site, request: RankRequest) -> RankReply:
 def _ranked(
     site: Site, number: int, body: RankPart, request: RankRequest
 ) -> RankedPart:
-    """Return how many score vectors a part may still send, and its rank's cover."""
+    """Return the number of score vectors a part may still send, and its rank."""
     source = site.source(number)
     extracted = site.extracted(number)
     is_ranked = unpack_bits(body.rows, extracted.rows)

@@ -106,7 +106,7 @@ class AdmmMethod(JoinMethod[AdmmState]):
 
 
 def admm(site: Site, request: AdmmRequest) -> AdmmReply:
-    """Step towards the targets; update theta, or send the share of what updates it."""
+    """Step towards the targets; update theta, or send the share of its update."""
     updates = {}
     for part in site.parts(AdmmState):
         step = step_of(site, part, request.parts)
@@ -118,6 +118,7 @@ def admm(site: Site, request: AdmmRequest) -> AdmmReply:
 
 
 def _theta_update(part: Part, step: FloatArray, request: AdmmRequest) -> AdmmUpdate:
+    """Update theta; return the new scores, or the share of what a union sums."""
     fit = request.fit
     data = part.data
     if data.update is messages.Update.GRAM:
@@ -163,6 +164,7 @@ def _moment_unit(part: Part, fit: messages.LocalFit) -> float:
 def _proposal(
     part: Part, target: FloatArray, fit: messages.LocalFit
 ) -> AnyArray | None:
+    """Return a shard's share of the sum of proposals; None without rows."""
     table = part.data.table
     solver = part.data.solver
     if table not in fit.rho_in:
@@ -240,6 +242,7 @@ def _fit_by_gradient(
 
 
 def _fit_torch(part: Part, problem: FitProblem, fit: messages.LocalFit) -> None:
+    """Fit a torch model by gradient descent."""
     # linear models never import torch
     from tp_flower.learning.models.neural import (
         FitBudget,

@@ -41,6 +41,7 @@ def step_of(
 
 
 def _summed_solver(part: Participant[Any], body: ScoreSteps) -> solvers.RidgeSolver:
+    """Return the solver of the Gram matrix that the shards have summed."""
     width = len(part.model.parameters) // part.model.outputs
     data = part.data
     if data.update is not Update.GRAM:

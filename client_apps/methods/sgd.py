@@ -182,6 +182,7 @@ def _next_scores(part: Part, step: BatchStep) -> dict[str, AnyArray]:
 
 
 def _batch(part: Part, number: int, name: str) -> int:
+    """Return a request's batch number, within the plan of batches."""
     total = len(part.data.batch_start) - 1
     if not total:
         raise MessageError("the run has no plan of batches")

@@ -328,7 +328,7 @@ class Participant(Generic[State]):
         return self._encoded(scores, data.masks, rows, "scores")
 
     def release_values(self, values: FloatArray) -> AnyArray:
-        """Return what all rows' scores change by to send, (n, d_c)."""
+        """Return the change of all rows' scores, to send, (n, d_c)."""
         self._count(slice(None))
         return self._encoded(
             self.finite(values), self.data.masks, slice(None), "scores"
@@ -363,6 +363,7 @@ class Participant(Generic[State]):
     def _encoded(
         self, scores: FloatArray, masks: ScoreMasks | None, rows: RowIndex, name: str
     ) -> AnyArray:
+        """Return scores to send, masked if the run masks them."""
         if masks is None:
             return sent_scores(scores, None, rows, name)
         number = self.progress.scores_number

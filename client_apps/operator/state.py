@@ -45,7 +45,7 @@ class Progress:
 
 @dataclass
 class Stateless:
-    """The state of a method that keeps nothing besides the model."""
+    """The state of a method whose only state is the model."""
 
 
 def write_state(state: object) -> dict[str, AnyArray]:

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from tp_flower.sources.shards import ShardSource
 
 NEIGHBOURS: Final = "the {} adds to what is released, or nothing does in its place"
-OF_GROUPS: Final = (
+GROUP_SCOPE: Final = (
     "a row is a group of the sub-query: a row of the table may change the values of "
     "its group, which tells as much as two groups"
 )
-OF_BASE_ROWS: Final = (
+BASE_ROW_SCOPE: Final = (
     "rows of the run are groups of a sub-query: a row of the table changes what its "
     "group adds, and is counted with that, twice what a group adds"
 )
@@ -110,7 +110,7 @@ def release(
 
 
 def unit_text(source: "ShardSource", table: str) -> str:
-    """Return whose privacy a release is about, in words."""
+    """Return the unit of privacy of a release, as text."""
     policy = source.policy
     most = f", at most {policy.rows_per_unit} rows" if policy.privacy_unit else ""
     return f"a {policy.per} of {table}{most}"
@@ -126,8 +126,8 @@ def of_groups(mechanism: mechanisms.Mechanism) -> tuple[mechanisms.Mechanism, st
     if isinstance(mechanism, mechanisms.Gaussian) and mechanism.sample_rate == 1.0:
         return replace(
             mechanism, noise_multiplier=mechanism.noise_multiplier / 2.0
-        ), OF_BASE_ROWS
-    return mechanism, OF_GROUPS
+        ), BASE_ROW_SCOPE
+    return mechanism, GROUP_SCOPE
 
 
 def note(site: Site, number: int, kind: str, detail: str = "") -> None:

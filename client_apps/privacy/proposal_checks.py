@@ -200,7 +200,7 @@ def agree_in_model(site: Site, number: int, spec: ModelSpec, l2: float) -> None:
 
 
 def check_prepared(site: Site, number: int, body: PreparePart, spec: ModelSpec) -> None:
-    """Refuse what a part is prepared for, where it is not as proposed."""
+    """Refuse a part whose training differs from the proposal."""
     agree_in_model(site, number, spec, body.l2)
     check_union(site, number, body.update, body.union)
     check_unmatched(site, number, body.unmatched)
@@ -275,6 +275,7 @@ def agree_in_rows(site: Site, number: int, role: str, rows: BoolArray) -> None:
 
 
 def _agree_in_rows(site: Site, number: int, role: str, bits: AnyArray) -> None:
+    """Store the rows of a role, or refuse rows other than the stored ones."""
     by_role = rows_of_run(site, number)
     if role not in by_role:
         site.store.save(_ROWS.format(number), Entry({**by_role, role: bits}, {}))

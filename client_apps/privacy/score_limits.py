@@ -23,7 +23,7 @@ _ROUNDING: Final = 1e-9
 RANKED: Final = "ranked"
 """The role of rows whose rank a run has been told: no others may take part."""
 _ALL_COLUMNS: Final = "*"
-"""What a feature that names no column reads, such as a count of rows."""
+"""The column of a feature that names none, such as a count of rows."""
 
 
 def rule_of(site: Site, source: ShardSource) -> float | None:
@@ -143,7 +143,7 @@ def admit_scores(
 
 
 def check_limit(site: Site, limit: ScoreLimit | None, vectors: int) -> None:
-    """Refuse to begin what would release more score vectors than may leave."""
+    """Refuse training that would release more score vectors than may leave."""
     if limit is None or not vectors:
         return
     if limit.rank < LEAST_RANK:

@@ -111,7 +111,7 @@ class Round:
         self._history = later(self._history, rows)
 
     def committed(self) -> CommittedRound:
-        """Return the round as it is committed."""
+        """Return the committed form of the round."""
         return CommittedRound(
             self.number, self.digest, self._history, self.arrays, self.is_over
         )

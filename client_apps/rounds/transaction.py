@@ -302,6 +302,7 @@ def record_refusal(
 
 
 def _common(site: Site, request: IncomingRequest) -> Line:
+    """Return the fields of every line about a request."""
     return {
         "action": str(request.action),
         "round": request.number,
@@ -311,6 +312,7 @@ def _common(site: Site, request: IncomingRequest) -> Line:
 
 
 def _encoded(site: Site, reply: Reply) -> Packet:
+    """Return an encoded reply; SiteError if a value of it cannot be sent."""
     try:
         return encode(reply)
     except errors.MessageError as error:

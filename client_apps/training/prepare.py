@@ -267,7 +267,7 @@ def _schedule(
     batches: training_rows.Batches,
     spec: ModelSpec,
 ) -> privacy_plan.Schedule:
-    """Return the run's schedule, capped by what the site counts itself."""
+    """Return the run's schedule, capped by the site's own counts."""
     outline = request.outline
     multiplicity = body.mean_multiplicity
     if 0 < multiplicity < LEAST_SCALE:

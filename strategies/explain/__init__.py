@@ -1,1 +1,1 @@
-"""Explain a run without running it: what it would do, cost and disclose."""
+"""Explain a run without running it: its work, costs and disclosures."""

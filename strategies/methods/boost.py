@@ -416,7 +416,7 @@ class Boost(JoinMethod):
             self.run.warn(BEHIND_LINEAR % (best.model, name, *figures))
 
     def _choose(self) -> None:
-        """Record what the settings leave to the rows of the tables."""
+        """Record the choices that settings leave to the number of rows."""
         self.run.chosen |= {
             "trees-per-round": self._growth.trees,
             "leaves": self._growth.leaves,
@@ -459,7 +459,7 @@ class TablePuppetBoost(TrainingStrategy):
 
 
 def models_text(settings: Mapping[str, object]) -> str:
-    """Return what is trained, in words.
+    """Return the name of the trained models.
 
     >>> models_text({"boost-from": "linear@1"})
     'boosted trees from linear@1'

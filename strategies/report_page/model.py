@@ -1,4 +1,4 @@
-"""The model: what methods show of it, and the tables' contributions."""
+"""The model: the methods' sections, and the tables' contributions."""
 
 from strategies import registry
 from strategies.report_page.plots import bar_figure
@@ -8,7 +8,7 @@ MOST_BARS = 20
 
 
 def model(report: blocks.Record) -> blocks.Blocks:
-    """Yield the sections of methods, and what the tables add."""
+    """Yield the methods' sections, and the tables' contributions."""
     for page in registry.pages():
         yield from page(report)
     yield _shares(report)

@@ -170,7 +170,7 @@ def list_tables(
 
 
 def list_features(tables: list[blocks.Record]) -> blocks.Table:
-    """Return how each feature is read and encoded, and what its encoder leaves out."""
+    """Return the type and encoder of each feature, and the values left out."""
     rows = [
         blocks.Record(
             {**row.content, "column": f"{table.text('table')}.{row.text('column')}"}
@@ -230,7 +230,7 @@ def _times_column(
 
 
 def _steps(steps: list[blocks.Record]) -> blocks.Table:
-    """Return the joins in order, with the rows that each adds or loses."""
+    """Return the table of joins, in order, with the rows before and after each."""
     fan_outs = {"matches, min": "min", "median": "median", "max": "max"}
 
     def join(step: blocks.Record) -> str:
@@ -312,7 +312,7 @@ def _hosted_names(table: blocks.Record) -> list[str]:
 
 
 def result(report: blocks.Record) -> blocks.Blocks:
-    """Yield the outcome, and what was scored with a saved model."""
+    """Yield the outcome, and the rows that a saved model scored."""
     yield _metrics(report)
     yield _classes(report)
     yield _tenths(report)

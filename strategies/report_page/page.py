@@ -41,7 +41,10 @@ from tp_flower.settings.run_config import changed_settings, run_config_text
 
 PAGE_FILE = "report.html"
 RUN_FILE = "run.toml"
-OF_ONE_RUN = ("output-dir", "resume")  # settings that the next run does not share
+RUN_ONLY_SETTINGS = (
+    "output-dir",
+    "resume",
+)  # settings that the next run does not share
 MOST_BYTES = 1 << 28
 
 
@@ -79,7 +82,7 @@ def run_file(report: Record) -> str:
     """Return the settings file that repeats a run, for `tp-flower` and for Flower."""
     changed = changed_settings(report.at("settings").content).items()
     return run_config_text(
-        {key: value for key, value in changed if key not in OF_ONE_RUN}
+        {key: value for key, value in changed if key not in RUN_ONLY_SETTINGS}
     )
 
 

@@ -132,6 +132,7 @@ def nice_step(least: float) -> Decimal:
 
 
 def _multiples(first: int, last: int, step: Decimal) -> tuple[tuple[float, str], ...]:
+    """Return the ticks at multiples of a step, with their labels."""
     ticks = [n * step for n in range(first, last + 1)]
     labels = [f"{tick:,f}" for tick in ticks]
     if max(map(len, labels), default=0) > LONGEST_LABEL:
@@ -140,6 +141,7 @@ def _multiples(first: int, last: int, step: Decimal) -> tuple[tuple[float, str],
 
 
 def _log_label(mark: float) -> str:
+    """Return the label of a tick on a logarithmic axis."""
     if 0.01 <= mark < 1e5:
         return f"{mark:,g}"
     digits, exponent = f"{mark:.0e}".split("e")
@@ -262,6 +264,7 @@ def _ends(x: Axis, y: Axis, line: Series) -> str:
 
 
 def _line_data(title: str, x: Axis, y: Axis, lines: Sequence[Series]) -> Table:
+    """Return the points of a line plot as a table."""
     columns = [dict(line.points) for line in lines]
     rows = [
         (
@@ -288,6 +291,7 @@ class _Canvas:
 
     @classmethod
     def fit(cls, x: Axis, y: Axis, lines: Sequence[Series]) -> "_Canvas":
+        """Return the canvas that fits all lines and labels."""
         across = x.fit([position for line in lines for position, _ in line.points])
         upwards = y.fit([value for line in lines for _, value in line.points])
         left = max(text_width(label) for _, label in upwards.ticks) + GAP
@@ -309,6 +313,7 @@ class _Canvas:
         )
 
     def _axes(self) -> list[Markup]:
+        """Return the axes, with ticks, grid and titles."""
         base = HEIGHT - BOTTOM
         middle = min((self.left + self.right) / 2, WIDTH - text_width(self.x.title) / 2)
         parts = [
@@ -326,6 +331,7 @@ class _Canvas:
         return [*parts, _LINE.format("base", self.left, base, self.right, base)]
 
     def _line(self, style: int, line: Series) -> Markup:
+        """Return a line with its points' tooltips."""
         look, radius = (
             ("dot", 2.6) if len(line.points) <= FEW_POINTS else ("dot hidden", 4.0)
         )

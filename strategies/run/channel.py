@@ -49,7 +49,7 @@ CLOSING_SECONDS: Final = 2.0
 BODY_SECONDS: Final = 30.0  # after which a client that sends nothing is cut off
 MOST_THREADS: Final = 500
 # connections of a site at a time; an honest one has two, and lost ones
-MOST_OF_SITE: Final = 16
+MOST_SITE_REQUESTS: Final = 16
 BLOCK_BYTES: Final = 1 << 16
 ADDRESS: Final = "X-Real-IP"
 _PREFIX: Final = "session-"
@@ -119,7 +119,7 @@ class SessionGrid:
         Thread(target=self._server.serve_forever, args=(0.1,), daemon=True).start()
 
     def __getattr__(self, name: str) -> Any:
-        """Return what Flower's grid has besides."""
+        """Return an attribute of Flower's grid."""
         return getattr(self._grid, name)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -156,7 +156,7 @@ class SessionGrid:
         Path(str(self._server.server_address)).unlink(missing_ok=True)
 
     def _push(self, message: Message) -> str:
-        """Send a message by session or by Flower; return its id, "" if refused."""
+        """Send a message by session or by Flower; return its id or ""."""
         node = message.metadata.dst_node_id
         frame = wire.write_message(
             message.metadata.message_type, content_bytes(message.content)
@@ -211,7 +211,7 @@ class SessionGrid:
                 self._end(by_id[reply.metadata.reply_to_message_id], reply)
 
     def _end(self, line: Line, reply: Message) -> None:
-        """End a session by its reply; open another, or go on by Flower."""
+        """Handle the end of a session: open another, or go on by Flower."""
         was_open = line.address is not None
         line.close()
         if line.sent is None or not line.frame:
@@ -272,7 +272,7 @@ class SessionGrid:
         """Count a site's request in the block; yield False if the site has too many."""
         with self._lock:
             line.requests += 1
-            is_admitted = line.requests <= MOST_OF_SITE
+            is_admitted = line.requests <= MOST_SITE_REQUESTS
         try:
             yield is_admitted
         finally:

@@ -130,6 +130,7 @@ def _kind(valued: Sequence[ShardColumn], required: TextReading | None) -> str | 
 
 
 def _conflict(valued: Sequence[ShardColumn]) -> SchemaError:
+    """Return the error about two shards whose columns differ in kind."""
     first = valued[0]
     other = next(item for item in valued if kind_of(item.type) != kind_of(first.type))
     return SchemaError(

@@ -173,6 +173,7 @@ def _merges(columns: Columns, name: ColumnName) -> bool:
 
 
 def _remedy(column: str, agreed: AgreedColumn) -> str:
+    """Return the advice on a date column whose format is ambiguous."""
     formats = (agreed.format, *agreed.other_formats)
     choices = " or ".join(f"dates = {quoted(item)}" for item in formats)
     return (

@@ -167,7 +167,7 @@ def _propose(
     inventory: Inventory,
     fragments: Mapping[Part, Fragment],
 ) -> Proposal:
-    """Return what the run asks of the owners of all tables."""
+    """Return the run's request to the owners of all tables."""
     return Proposal(
         query=bound.sql,
         parts={

@@ -14,7 +14,7 @@ from tp_flower.query.fragment import Role, reads
 
 PERFECT: Final = 0.9999  # R2 or AUC of held-out rows
 METRICS: Final = {"r2": "R²", "auc": "AUC"}
-LEAST_ROWS, LEAST_OF_CLASS = 3, 10  # fewer may be told apart by chance
+LEAST_ROWS, LEAST_CLASS_ROWS = 3, 10  # fewer may be told apart by chance
 MOST_NAMES: Final = 5
 
 
@@ -116,7 +116,7 @@ def nearly_perfect(metrics: Mapping[str, float], target: Target) -> str:
     if target.classes:
         rows = np.sort(target.class_counts)
         # any classes but one could be told apart by chance
-        is_enough = rows[-2] >= LEAST_OF_CLASS
+        is_enough = rows[-2] >= LEAST_CLASS_ROWS
     else:
         is_enough = len(target) >= LEAST_ROWS
     for metric, name in METRICS.items():

@@ -123,7 +123,7 @@ def split_by_table(
 def _by_columns(
     parts: Sequence[Part], replies: Replies, rows: TableRows, settings: Settings
 ) -> splits.SubsetArray:
-    """Return the subset of each joined row, (N,), from what the columns' sites tell."""
+    """Return the subset of each joined row, (N,), from the columns' sites."""
     bodies = [replies.body(part, ExtractedPart) for part in parts]
     kinds = {body.keys[-1] for body in bodies if body.rows and body.keys}
     if len(kinds) > 1:

@@ -211,7 +211,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         updates: Mapping[str, Update],
         encoders: Mapping[str, TableEncoding],
     ) -> Exposure:
-        """Return the facts that decide who learns what."""
+        """Return the facts that decide which party learns which data."""
         parts = joined.extracted.parts
         return exposure_of(
             joined.bound,
@@ -277,7 +277,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         ]
 
     def warnings_of_scores(self, forecasts: Sequence[ScoreForecast]) -> Iterator[str]:
-        """Yield what policies do to the training, before it begins."""
+        """Yield warnings of the limits that policies set to the training."""
         epochs = self.settings.num_epochs
         fewest_first = sorted(forecasts, key=epochs_of)
         refused = [item for item in fewest_first if not item.epochs]
@@ -403,7 +403,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         check_masks(head, self.settings)
 
     def _bind_columns(self, inventory: Inventory) -> tuple[BoundQuery, Columns]:
-        """Return the query over the sites' columns, and warn of what may mislead."""
+        """Return the query over the sites' columns, and warn of misleading parts."""
         bound, columns = bind_columns(self.bind, inventory)
         for problem in columns.unread if self.run.query.has_stars else ():
             self.run.warn(f"{problem}; * leaves it out")

@@ -98,7 +98,7 @@ def prepare(
     batches: PartArrays,
     outline: Outline,
 ) -> Generator[Requests, Replies, Start]:
-    """Send models and rows; return what training starts from."""
+    """Send models and rows; return the start of training."""
     joined = preparation.joined
     settings = preparation.settings
     masking = preparation.masking()

@@ -29,7 +29,7 @@ class RowSample(Protocol):
         """Their weights, (k,)."""
 
     def facts(self) -> Document:
-        """Return what the report says about it, by name."""
+        """Return the report's entries about the drawing, by name."""
 
 
 class RowDrawing(ABC):

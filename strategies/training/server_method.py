@@ -87,7 +87,7 @@ class ServerMethod(ABC, Generic[Problem]):
         return ()
 
     def complete(self, report: RunReport) -> RunReport:
-        """Return the report of a run with what the method adds to it."""
+        """Return the report of a run with the method's additions."""
         return report
 
 

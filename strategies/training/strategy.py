@@ -184,7 +184,7 @@ class TrainingStrategy(RoundStrategy):
         return bool(epoch) and self.losses[epoch - 1] < self.baseline < math.inf
 
     def _end_cut_short(self) -> None:
-        """Say what has ended the training, whose best model so far is saved."""
+        """Warn of the end of training by an error; its best model so far is saved."""
         if self.lowest.epoch:
             self.final = self._copied
         if not self.verdict.startswith(CONVERGED):
@@ -217,6 +217,7 @@ class TrainingStrategy(RoundStrategy):
 
     @property
     def _advice(self) -> str:
+        """The change of settings that may help after divergence."""
         rate = self.chosen.get("learning-rate", self.settings.learning_rate)
         if rate:
             change = f"Lower learning-rate (here {rate})"

@@ -151,7 +151,7 @@ def _measured_clusters(
 def _measure_columns(
     columns: "_Columns", weights: FloatArray, body: messages.MeasurePart
 ) -> tuple[Entry, messages.MeasuredPart]:
-    """Return the second moments of the columns, and their leverages or their share."""
+    """Return the entry of the columns' second moments, and the reply about them."""
     penalty = required(body.penalty, "penalty")
     matrix = np.zeros((columns.width, columns.width))
     for block, rows in columns.blocks():

@@ -137,6 +137,7 @@ def _track_updates(
     body: messages.TrackParameters,
     request: messages.PersonalRequest,
 ) -> messages.TrackUpdates:
+    """Return a track's metrics and, if training goes on, its updates."""
     start = body.personal.astype(np.float64)
     common = None if body.common is None else body.common.astype(np.float64)
     update = common_update = None

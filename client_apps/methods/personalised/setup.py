@@ -288,6 +288,7 @@ def _trained_alone(model: PersonalisedModel) -> FloatArray:
 def _summary(
     site: Site, model: PersonalisedModel, request: SummariseRequest
 ) -> FloatArray:
+    """Return the summary of a site's rows, with noise if the run has it."""
     multiplier = model.noise_multiplier
     features = dense(on_host(model.objective.features))
     if model.summary == BY_DATA:

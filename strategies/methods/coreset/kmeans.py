@@ -148,7 +148,7 @@ class CoresetKMeans(TrainingStrategy):
 
 
 def models_text(_: Mapping[str, object]) -> str:
-    """Return what is trained, in words."""
+    """Return the name of the trained model."""
     return "cluster centres"
 
 

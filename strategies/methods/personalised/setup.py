@@ -237,6 +237,7 @@ def site_names(parts: Sequence[Part]) -> tuple[str, ...]:
 
 
 def _only_table(bound: BoundQuery) -> str:
+    """Return the only table of the query; QueryError if it joins several."""
     if len(bound.tables) > 1:
         raise QueryError(
             "strategy 'personalised' is for the rows of one table, whose shards get a "
@@ -286,6 +287,7 @@ def read_classes(
 
 
 def _label_facts(extracted: Extracted, part: Part) -> LabelFacts:
+    """Return a site's description of its label, checked."""
     label = extracted.replies.body(part, ExtractedPart).label
     if label is None:
         raise refuse(part, "no type of its label")

@@ -183,7 +183,7 @@ class Sgd(JoinMethod):
     def _vectors(
         self, problem: TrainingProblem, batch: int, scores: LocalScores
     ) -> FloatArray:
-        """Return what the head takes of a batch, from the tables' scores (k, w)."""
+        """Return the head's input of a batch, from the tables' scores (k, w)."""
         by_table = problem.head.needs_tables
         plan = self._batches.plan
         return problem.read_sums(plan.expand(batch, scores, by_table=by_table))

@@ -104,10 +104,10 @@ def test_a_later_reply_replaces_one_that_never_ends(run):
 def test_a_site_has_so_many_requests_in_work_and_others_go_on(run):
     folder, grid, line = run
     with ExitStack() as stack:
-        uploads = [Upload(folder, grid, 7) for _ in range(channel.MOST_OF_SITE)]
+        uploads = [Upload(folder, grid, 7) for _ in range(channel.MOST_SITE_REQUESTS)]
         for upload in uploads:
             stack.enter_context(upload.client)
-        wait_until(lambda: line.requests == channel.MOST_OF_SITE)
+        wait_until(lambda: line.requests == channel.MOST_SITE_REQUESTS)
         one_more = Upload(folder, grid, 7)
         stack.enter_context(one_more.client)
         assert one_more.answer() == wire.TOO_MANY

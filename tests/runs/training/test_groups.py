@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 from msgspec.structs import replace
 
-from client_apps.privacy.ledger_entries import OF_BASE_ROWS, OF_GROUPS, of_groups
+from client_apps.privacy.ledger_entries import BASE_ROW_SCOPE, GROUP_SCOPE, of_groups
 from strategies.run.exchange import Part, Replies
 from strategies.setup.extract import check_groups
 from tests.support import federated
@@ -130,9 +130,9 @@ def test_all_groups_of_a_table_without_any():
 
 def test_a_row_below_groups_costs_what_two_of_them_do():
     """It leaves one group and enters another."""
-    assert of_groups(Gaussian(3.0, 5)) == (Gaussian(1.5, 5), OF_BASE_ROWS)
+    assert of_groups(Gaussian(3.0, 5)) == (Gaussian(1.5, 5), BASE_ROW_SCOPE)
     sampled = Gaussian(3.0, 5, 0.5)
-    assert of_groups(sampled) == (sampled, OF_GROUPS)
+    assert of_groups(sampled) == (sampled, GROUP_SCOPE)
     settings = PrivacySettings(features="statistics", epsilon=8.0, delta=1e-4)
     report = run([payments(*range(1, 7))], privacy=settings).report
     multipliers = {}
@@ -140,6 +140,6 @@ def test_a_row_below_groups_costs_what_two_of_them_do():
     for release in (line["release"] for line in lines):
         if release["what"] == "gram":
             is_grouped = release["table"] == "payments"
-            assert (OF_BASE_ROWS in release["scope"]) == is_grouped
+            assert (BASE_ROW_SCOPE in release["scope"]) == is_grouped
             multipliers[release["table"]] = release["mechanism"]["noise_multiplier"]
     assert multipliers["payments"] == pytest.approx(multipliers["customers"] / 2.0)
