@@ -26,7 +26,7 @@ import numpy as np
 
 from strategies.disclosures import Exposure
 from strategies.run.exchange import Part
-from strategies.setup.joined_rows import PartRows
+from strategies.setup.problem import PartRows
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.objectives import Objective
 

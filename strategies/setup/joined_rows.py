@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from strategies.run.exchange import Part, PartArrays
 from strategies.setup.extract import Extracted
-from strategies.setup.row_weights import Weighting
+from strategies.setup.problem import PartRows, Weighting
 from tp_flower.arrays import BoolArray, FloatArray, IndexArray
 from tp_flower.features.choice import TableChoice, choose_encoders
 from tp_flower.joins.joining import JoinStep
@@ -34,32 +34,6 @@ from tp_flower.reports.records import SEVERAL_NAMES
 from tp_flower.settings import Settings
 from tp_flower.settings.run import JOINED
 from tp_flower.splits import TEST, TRAIN, VALIDATION, SubsetArray
-
-
-@dataclass(frozen=True)
-class PartRows:
-    """The position of a part's rows among the table's rows that take part.
-
-    The rows that take part are renumbered: within each part the trained ones come
-    first, then those that are only tested, so that targets and scores are slices. Of
-    the ``total`` rows from ``start`` on, those marked ``tested``, (total,), are in
-    held-out joined rows.
-    """
-
-    start: int
-    trained: int
-    total: int
-    tested: BoolArray
-
-    @property
-    def trained_slice(self) -> slice:
-        """The trained rows within the table."""
-        return slice(self.start, self.start + self.trained)
-
-    @property
-    def slice(self) -> slice:
-        """All rows of the part within the table."""
-        return slice(self.start, self.start + self.total)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ rows back to the rows of each table. The joined rows are never built.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -17,23 +17,21 @@ import numpy.typing as npt
 from strategies.disclosures import Exposure
 from strategies.run.exchange import Part, Replies
 from strategies.run.replies import addends_of
-from strategies.setup.encoding import TableEncoding
-from strategies.setup.joined_rows import JoinedTables, PartRows, SplitRows
-from strategies.setup.row_weights import Weighting
 from tp_flower.arrays import (
     FLOAT32,
     AnyArray,
     BoolArray,
     FloatArray,
+    effective_rows,
 )
 from tp_flower.heads import Head, of_table
 from tp_flower.joins.joining import JoinStep
-from tp_flower.joins.mapping import TableMapping, score_steps
+from tp_flower.joins.mapping import RowWeights, TableMapping, score_steps
 from tp_flower.joins.rows import JoinedRows, Vectors
 from tp_flower.objectives import Objective, Response
 from tp_flower.privacy.score_masks import FixedPoint
 from tp_flower.privacy.sealed_sums import add_shares
-from tp_flower.protocol.fields import PartBody
+from tp_flower.protocol.fields import Document, PartBody
 from tp_flower.protocol.packet import row_numbers
 from tp_flower.protocol.setup_messages import EncodedColumns
 from tp_flower.protocol.training_messages import Update
@@ -43,6 +41,40 @@ SCORES: Final = "scores"  # the vector h of joined rows, (N, d_c)
 LocalArray = npt.NDArray[Any]  # vectors (n_i, w) of the head, or masked words of them
 LocalScores = Mapping[str, LocalArray]
 AnyBody = TypeVar("AnyBody", bound=PartBody)
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """The weights of the joined rows, > 0: None where all weigh alike.
+
+    ``column`` is the table and expression of the query's weight, ``entity`` the alias
+    of the table whose rows count once each; "" if there is none.
+    """
+
+    train: RowWeights | None = None
+    test: FloatArray | None = None
+    column: str = ""
+    entity: str = ""
+    left_out: int = 0
+
+    @property
+    def train_rows(self) -> FloatArray | None:
+        """The training rows' weights, (N,), mean 1; None where all weigh alike."""
+        return None if self.train is None else self.train.rows
+
+    def facts(self, joined_rows: int) -> dict[str, object] | None:
+        """Return the report's facts about the weights; None without weights."""
+        if not (self.column or self.entity):
+            return None
+        rows = np.ones(joined_rows) if self.train is None else self.train.rows
+        return {
+            "column": self.column,
+            "entity": self.entity,
+            "min": float(rows.min()),
+            "max": float(rows.max()),
+            "effective-rows": effective_rows(rows),
+            "left-out": self.left_out,
+        }
 
 
 class HeldOutMetrics(NamedTuple):
@@ -56,6 +88,32 @@ class HeldOutMetrics(NamedTuple):
     validation: dict[str, float] = {}  # noqa: RUF012
     predicted: FloatArray | None = None
     row_losses: FloatArray | None = None
+
+
+@dataclass(frozen=True)
+class PartRows:
+    """The position of a part's rows among the table's rows that take part.
+
+    The rows that take part are renumbered: within each part the trained ones come
+    first, then those that are only tested, so that targets and scores are slices. Of
+    the ``total`` rows from ``start`` on, those marked ``tested``, (total,), are in
+    held-out joined rows.
+    """
+
+    start: int
+    trained: int
+    total: int
+    tested: BoolArray
+
+    @property
+    def trained_slice(self) -> slice:
+        """The trained rows within the table."""
+        return slice(self.start, self.start + self.trained)
+
+    @property
+    def slice(self) -> slice:
+        """All rows of the part within the table."""
+        return slice(self.start, self.start + self.total)
 
 
 @dataclass(frozen=True)
@@ -183,25 +241,17 @@ class PreparedRun(ABC):
     """
 
     tables: Mapping[str, PreparedTable]
-    split: SplitRows
     head: Head
     response: Response
     base_score: FloatArray
     join_steps: tuple[JoinStep, ...]
+    source_rows: Mapping[str, int]
     fan_out: Mapping[str, npt.NDArray[np.int64]]
-    encodings: Mapping[str, TableEncoding]
+    names: Mapping[str, str]
+    encoders: Mapping[str, EncodedColumns]
     exposure: Exposure
     score_unit: float = 1.0
-
-    @property
-    def names(self) -> dict[str, str]:
-        """The name of every table at the sites."""
-        return self.split.names
-
-    @property
-    def encoders(self) -> dict[str, EncodedColumns]:
-        """By table, the columns of its encoder."""
-        return {name: item.columns for name, item in self.encodings.items()}
+    encodings: Mapping[str, Sequence[Document]] = field(default_factory=dict)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -225,20 +275,18 @@ class PreparedRun(ABC):
 
     def table_reports(self) -> list[TableReport]:
         """Return the report's record of every table, in the order of the query."""
-        names = self.names
-        rows = self.split.extracted.table_rows
         return [
             TableReport(
                 table=name,
-                name=names[name],
-                rows=rows[name],
+                name=self.names[name],
+                rows=self.source_rows[name],
                 features=table.features,
                 shards=len(table.parts),
                 sites=tuple(part.site for part in table.parts),
                 # a LEFT JOINed table may have no row to train on
                 multiplicity=min_mean_max(self.fan_out[name]),
-                dropped=self.encodings[name].columns.dropped,
-                encoding=self.encodings[name].rows(),
+                dropped=self.encoders[name].dropped,
+                encoding=self.encodings.get(name, ()),
             )
             for name, table in self.tables.items()
         ]
@@ -248,45 +296,22 @@ class PreparedRun(ABC):
 class TrainingProblem(PreparedRun):
     """A training problem over joined rows that nobody holds.
 
-    ``split`` are the joined rows, all or a sample of them; the scores of the untrained
-    models are (n_i, d_c).
+    The mappings cover the tables' rows that take part; the test mapping is None if no
+    row is held out. The ``objective`` is that of the N training rows, ``held_out`` that
+    of the N' held-out ones, of which ``validates``, (N',), marks those that do not
+    test. The scores of the untrained models are (n_i, d_c).
     """
 
     tables: Mapping[str, TrainedTable]
-    split: JoinedTables
+    train: TableMapping
+    test: TableMapping | None
     fixed_point: FixedPoint | None
+    objective: Objective
+    held_out: Objective
+    validates: BoolArray
     initial_scores: LocalScores
     l2: float
-
-    @property
-    def train(self) -> TableMapping:
-        """The mapping of the N training rows to the tables' rows that take part."""
-        return self.split.train
-
-    @property
-    def test(self) -> TableMapping | None:
-        """The mapping of the held-out rows; None without any."""
-        return self.split.test
-
-    @property
-    def weighting(self) -> Weighting:
-        """The weights of the joined rows."""
-        return self.split.weighting
-
-    @property
-    def objective(self) -> Objective:
-        """The objective of the N training rows."""
-        return self.split.train_objective
-
-    @property
-    def held_out(self) -> Objective:
-        """The objective of the N' held-out rows."""
-        return self.split.test_objective
-
-    @cached_property
-    def validates(self) -> BoolArray:
-        """Which of the held-out rows do not test, but validate, (N',)."""
-        return self.split.validates
+    weighting: Weighting = field(default_factory=Weighting)
 
     @property
     def joined_rows(self) -> tuple[int, int]:

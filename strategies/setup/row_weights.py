@@ -7,14 +7,15 @@ rows, so that the entity counts once in each.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from strategies.setup.problem import Weighting
 from strategies.setup.splitting import table_named
-from tp_flower.arrays import BoolArray, FloatArray, effective_rows
+from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import QueryError, SettingsError
-from tp_flower.joins.mapping import RowWeights, TableMapping
+from tp_flower.joins.mapping import TableMapping
 from tp_flower.query import BoundQuery
 from tp_flower.query.fragment import Role, reads
 from tp_flower.settings import Settings
@@ -24,40 +25,6 @@ from tp_flower.settings.settings import weight_problems
 LEAST_WEIGHT = 1e-12
 LARGEST_WEIGHT = 1e12
 """Sums of weights, divided by the mean weight, travel as float32."""
-
-
-@dataclass(frozen=True)
-class Weighting:
-    """The weights of the joined rows, > 0: None where all weigh alike.
-
-    ``column`` is the table and expression of the query's weight, ``entity`` the alias
-    of the table whose rows count once each; "" if there is none.
-    """
-
-    train: RowWeights | None = None
-    test: FloatArray | None = None
-    column: str = ""
-    entity: str = ""
-    left_out: int = 0
-
-    @property
-    def train_rows(self) -> FloatArray | None:
-        """The training rows' weights, (N,), mean 1; None where all weigh alike."""
-        return None if self.train is None else self.train.rows
-
-    def facts(self, joined_rows: int) -> dict[str, object] | None:
-        """Return the report's facts about the weights; None without weights."""
-        if not (self.column or self.entity):
-            return None
-        rows = np.ones(joined_rows) if self.train is None else self.train.rows
-        return {
-            "column": self.column,
-            "entity": self.entity,
-            "min": float(rows.min()),
-            "max": float(rows.max()),
-            "effective-rows": effective_rows(rows),
-            "left-out": self.left_out,
-        }
 
 
 def entity_table(bound: BoundQuery, settings: Settings) -> str:

@@ -373,7 +373,11 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             self.run.chosen |= self.sample.facts()
         return TrainingProblem(
             tables=tables,
-            split=joined,
+            train=joined.train,
+            test=joined.test,
+            objective=joined.train_objective,
+            held_out=joined.test_objective,
+            validates=joined.validates,
             head=preparation.head,
             response=joined.objective.response,
             # the server knows all labels, and a sample may have only one class
@@ -383,12 +387,16 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             fixed_point=fixed_point,
             l2=settings.l2,
             join_steps=joined.steps,
+            source_rows=joined.extracted.table_rows,
             fan_out={
                 name: rows.multiplicity
                 for name, rows in all_rows.mapping.tables.items()
             },
-            encodings=encoders,
+            names=joined.names,
+            encoders={name: item.columns for name, item in encoders.items()},
+            encodings={name: item.rows() for name, item in encoders.items()},
             exposure=self.exposure(joined, self.run.inventory, updates, encoders),
+            weighting=joined.weighting,
         )
 
     def _check_head(self) -> None:

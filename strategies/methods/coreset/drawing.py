@@ -27,7 +27,8 @@ import numpy.typing as npt
 from strategies.run.exchange import Part, PartArrays, Replies, Requests, ask
 from strategies.run.replies import array_of, refuse
 from strategies.setup.encoding import TableEncoding
-from strategies.setup.joined_rows import JoinedTables, PartRows, TableLayout
+from strategies.setup.joined_rows import JoinedTables, TableLayout
+from strategies.setup.problem import PartRows
 from strategies.training.row_drawing import RowDrawing, RowSample
 from tp_flower.arrays import FloatArray, IntArray
 from tp_flower.errors import ReplyError, SettingsError

@@ -182,13 +182,14 @@ def set_up_personalised(
                 name, parts, spec.kind, features, spec.outputs, penalised
             )
         },
-        split=split,
         head=Sum(response.outputs),
         response=response,
         base_score=base_score,
         join_steps=(JoinStep(name, len(split.held_out)),),
+        source_rows=extracted.table_rows,
         fan_out={name: np.ones(len(split.held_out), np.int64)},
-        encodings=encoders,
+        names=split.names,
+        encoders={name: encoders[name].columns},
         exposure=exposure_of(
             bound,
             extracted.parts,

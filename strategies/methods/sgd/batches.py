@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from strategies.run.exchange import PartArrays, Replies
-from strategies.setup.joined_rows import Layouts, PartRows
+from strategies.setup.joined_rows import Layouts
 from strategies.setup.problem import (
     LocalArray,
     LocalScores,
+    PartRows,
     TrainedTable,
     TrainingProblem,
 )

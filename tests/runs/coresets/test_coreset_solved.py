@@ -11,8 +11,7 @@ from client_apps.app import app
 from strategies.methods.coreset.kmeans import _table_clusters
 from strategies.run.exchange import Part, Replies
 from strategies.run.grid import InProcessGrid
-from strategies.setup.joined_rows import PartRows
-from strategies.setup.problem import TrainedTable
+from strategies.setup.problem import PartRows, TrainedTable
 from tests.support import federated
 from tests.support.examples.coresets import kmeans_cost
 from tests.support.federated import (
