@@ -61,10 +61,10 @@ SiteTables = Annotated[
 
 
 class Commands(TyperGroup):
-    """Commands whose last word on a failure is its reason, with an exit status."""
+    """The group of all commands: a failure ends in its reason and an exit status."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command."""
+        """Run the command; print the reason if it fails."""
         try:
             return super().invoke(ctx)
         except (TPFlowerError, KeyboardInterrupt) as error:
@@ -86,8 +86,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(is_asked: bool) -> None:
-    if is_asked:
+def _show_version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(f"tp-flower {SOFTWARE_VERSION}")
         raise typer.Exit
 
@@ -104,16 +104,16 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Take the options that stand before a command."""
+    """Read the options that precede a command."""
 
 
 def load(reference: str) -> Any:
-    """Return an object of the server's or of a site's side, as Flower loads an app."""
+    """Return the named object of the server's or a site's side, as Flower does."""
     return resolve_name(reference)
 
 
 def show(view: RenderableType) -> None:
-    """Print what a command returns."""
+    """Print the result of a command."""
     Console(width=CONSOLE_WIDTH, highlight=False).print(view)
 
 
@@ -126,6 +126,8 @@ def read_settings(file: Path | None, overrides: list[str] | None, **fixed: str) 
 
 
 def _add_mode(mode: str, text: str) -> None:
+    """Add the command that runs the settings in a mode."""
+
     @app.command(mode, help=text)
     def carry_out(
         file: File = None,
@@ -203,9 +205,9 @@ def account(
     state_dir: StateDir = "",
 ) -> None:
     """Print each table's epsilons of features, models and labels, and its budget."""
-    if [bool(tables), export, bool(begin_anew)].count(True) != 1 or (
-        page and not tables
-    ):
+    tasks = [bool(tables), export, bool(begin_anew)].count(True)
+    has_lone_page = bool(page) and not tables
+    if tasks != 1 or has_lone_page:
         raise typer.BadParameter(
             "use one of --tables FILE [--page FILE], --export, --begin-anew"
         )

@@ -24,8 +24,8 @@ FEW_TEXTS: Final = 1000  # to hash them one by one takes no longer than to begin
 RUN_GROUP: Final = "run"  # all sites of a run, which share the key of its hashes
 _BLOCK_BYTES: Final = 64  # of SHA-256
 _HALVES: Final = ", ".join(
-    f"CAST('0x' || substr(digest, {start}, 16) AS UBIGINT) AS half_{place}"
-    for place, start in enumerate((1, 17, 33, 49))
+    f"CAST('0x' || substr(digest, {start}, 16) AS UBIGINT) AS half_{index}"
+    for index, start in enumerate((1, 17, 33, 49))
 )
 
 

@@ -106,10 +106,10 @@ def find_version(home: Path, text: str) -> ModelVersion:
     name = check_name(text.partition("@")[0])
     requested = ModelVersion.parse(text) if "@" in text else None
     versions = versions_in(home)
-    of_name = [version for version in versions if version.name == name]
-    if requested is None and of_name:
-        return of_name[-1]
-    if requested in of_name:
+    candidates = [version for version in versions if version.name == name]
+    if requested is None and candidates:
+        return candidates[-1]
+    if requested in candidates:
         return requested
     raise ModelError(f"there is no model {text!r}{_advice(name, text, versions)}")
 
@@ -134,9 +134,9 @@ def delete_version(home: Path, text: str) -> ModelVersion:
 
 
 def _advice(name: str, text: str, versions: tuple[ModelVersion, ...]) -> str:
-    of_name = [str(version) for version in versions if version.name == name]
+    candidates = [str(version) for version in versions if version.name == name]
     names = list(dict.fromkeys(version.name for version in versions))
-    close = difflib.get_close_matches(text, of_name, n=3, cutoff=0.0)
+    close = difflib.get_close_matches(text, candidates, n=3, cutoff=0.0)
     if close := close or difflib.get_close_matches(name, names, n=3):
         return f". Did you mean {' or '.join(close)}?"
     return f"; there are {', '.join(names)}" if names else "; there is none yet"

@@ -43,16 +43,16 @@ def scan_drawn_rows(
         types = column_types(connection, "SELECT * FROM shard")
         checked = fragment.check(types)
         names = [spell(name, types) or name for name in source.policy.privacy_unit]
-        by_unit = {quote_name(name) for name in names}
-        if checked.subquery and not by_unit <= {*checked.subquery.groups}:
+        unit_columns = {quote_name(name) for name in names}
+        if checked.subquery and not unit_columns <= {*checked.subquery.groups}:
             raise PolicyError(
                 "the table's policy (privacy-unit) refuses: the sub-query of table "
                 f"{fragment.table!r} groups rows of different units; GROUP BY "
                 f"{', '.join(names)} as well, or group nothing"
             )
-        unit = _unit_text(source, {name: types.get(name, "") for name in names})
+        unit_sql = _unit_text(source, {name: types.get(name, "") for name in names})
         rows = source.policy.rows_per_unit
-        connection.execute(_draw(unit, rows, key, list(map(quote_name, types))))
+        connection.execute(_draw(unit_sql, rows, key, list(map(quote_name, types))))
         connection.execute(
             "CREATE OR REPLACE TEMP VIEW shard AS SELECT * FROM drawn_rows"
         )

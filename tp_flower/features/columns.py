@@ -220,15 +220,17 @@ def nearly_numbers(column: FeatureColumn, few: float = 0.0) -> bool:
     """
     if not isinstance(column, CategoricalColumn):
         return False
-    is_read = np.asarray(
+    is_readable = np.asarray(
         pc.match_substring_regex(column.texts, NUMBERS_OR_DATES), np.bool_
     )
     is_plain = np.asarray(pc.utf8_is_digit(column.texts), np.bool_)
     rows = column.codes[~column.is_missing]
     if not len(rows) or 1.0 - is_plain[rows].mean() <= few:
         return False
-    marks = len(np.unique(rows[~is_read[rows]]))
-    return bool(is_read[rows].mean() >= (0.75 if marks <= MOST_MARKS else 0.95))
+    distinct_others = len(np.unique(rows[~is_readable[rows]]))
+    return bool(
+        is_readable[rows].mean() >= (0.75 if distinct_others <= MOST_MARKS else 0.95)
+    )
 
 
 def cycle_of(argument: float | str) -> tuple[TimePart, float]:

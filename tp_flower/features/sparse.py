@@ -122,9 +122,9 @@ class SparseRows:
 
     def of_columns(self, columns: IndexArray) -> "SparseRows":
         """Return the rows (n, m) with some of the columns alone, (m,)."""
-        places = np.full(self.width, -1, np.int32)
-        places[columns] = np.arange(len(columns))
-        positions = places[self.columns]
+        position_of = np.full(self.width, -1, np.int32)
+        position_of[columns] = np.arange(len(columns))
+        positions = position_of[self.columns]
         values = np.where(positions < 0, np.float32(0), self.values)
         return SparseRows(values, np.maximum(positions, 0), len(columns))
 

@@ -103,8 +103,8 @@ def _table_batches(
 ) -> TableBatches:
     matched = np.flatnonzero(row_of >= 0)
     batches = batch_of[matched]
-    pairs, places = np.unique(batches * rows + row_of[matched], return_inverse=True)
+    pairs, pair_index = np.unique(batches * rows + row_of[matched], return_inverse=True)
     start = np.searchsorted(pairs, np.arange(count + 1) * rows)
     slots = np.full(len(row_of), NO_ROW, dtype=np.int32)
-    slots[matched] = places - start[batches]
+    slots[matched] = pair_index - start[batches]
     return TableBatches(start, pairs % max(rows, 1), slots)

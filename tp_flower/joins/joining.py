@@ -387,23 +387,23 @@ def _join_order(
 ) -> list[tuple[str, list[int]]]:
     """Return (table, its predicates), every table after one that it is joined to."""
     order: list[tuple[str, list[int]]] = [(first, [])]
-    done = {first}
-    waiting = [table for table in tables if table != first]
-    while waiting:
-        for table in waiting:
-            if table in outer and not done.issuperset(tables[: tables.index(table)]):
+    joined = {first}
+    remaining = [table for table in tables if table != first]
+    while remaining:
+        for table in remaining:
+            if table in outer and not joined.issuperset(tables[: tables.index(table)]):
                 continue
             predicates = [
                 number
                 for number, join in enumerate(joins)
                 if table in (join.left, join.right)
-                and {join.left, join.right} <= done | {table}
+                and {join.left, join.right} <= joined | {table}
             ]
             if predicates:
                 break
         else:
-            raise MappingError(f"tables {waiting} are not joined to {sorted(done)}")
+            raise MappingError(f"tables {remaining} are not joined to {sorted(joined)}")
         order.append((table, predicates))
-        done.add(table)
-        waiting.remove(table)
+        joined.add(table)
+        remaining.remove(table)
     return order

@@ -194,8 +194,8 @@ class TableMapping:
         total = np.zeros((self.joined_rows, *tables, columns))
         for position, (name, table) in enumerate(self.tables.items()):
             if name in values:
-                of_table = total[:, position] if by_table else total
-                of_table[table.is_absent] += values[name]
+                table_total = total[:, position] if by_table else total
+                table_total[table.is_absent] += values[name]
         return total
 
 

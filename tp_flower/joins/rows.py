@@ -74,8 +74,8 @@ class JoinedRows:
 
     def fill(self, name: str, values: FloatArray) -> None:
         """Store a vector by its values (N, ...), or the values (c,) of every row."""
-        of_row = values.shape if values.ndim == 1 else values.shape[1:]
-        shape = self.rows, *of_row
+        row_shape = values.shape if values.ndim == 1 else values.shape[1:]
+        shape = self.rows, *row_shape
         self.vectors[name] = np.array(np.broadcast_to(values, shape))
 
     def whole(self, name: str) -> AnyArray:
@@ -137,7 +137,7 @@ class JoinedRows:
 
         results = in_threads(compute_all, len(parts), 1)
         self.vectors.update(outputs.vectors)
-        total = _combined(join, [partial for each in results for partial in each])
+        total = _combined(join, [partial for group in results for partial in group])
         return total, self.sums(sums_of) if sums_of else {}
 
     def sums(
@@ -152,9 +152,9 @@ class JoinedRows:
 
 def _combined(join: Any, partial: Sequence[FloatArray]) -> FloatArray:
     """Return partial results combined one after the other."""
-    total, *others = partial
-    for each in others:
-        total = join(total, each)
+    total, *later = partial
+    for result in later:
+        total = join(total, result)
     return np.asarray(total, np.float64)
 
 

@@ -76,8 +76,8 @@ def _share(estimate: float) -> float:
     return min(max(estimate, 0.0), 1.0) if -SLACK <= estimate <= 1.0 + SLACK else NAN
 
 
-def _true_area(area: float, seen: float, noise: ClassNoise | None) -> float:
-    """Return the area for true labels; of the noisy ones ``seen`` are positive.
+def _true_area(area: float, noisy_rate: float, noise: ClassNoise | None) -> float:
+    """Return the area for true labels; the noisy labels have ``noisy_rate``.
 
     Noisy positives are a mixture of true positives and negatives, and so are noisy
     negatives. With the true rate r and the noisy one r~ = q + (p - q) r the two differ
@@ -87,10 +87,15 @@ def _true_area(area: float, seen: float, noise: ClassNoise | None) -> float:
     """
     if noise is None or np.isnan(area):
         return area
-    rate = noise.rate_of(seen)
-    if not 0.0 < rate < 1.0:
+    true_rate = noise.rate_of(noisy_rate)
+    if not 0.0 < true_rate < 1.0:
         return NAN
-    share = noise.contrast * rate * (1.0 - rate) / (seen * (1.0 - seen))
+    share = (
+        noise.contrast
+        * true_rate
+        * (1.0 - true_rate)
+        / (noisy_rate * (1.0 - noisy_rate))
+    )
     return _share(float(0.5 + (area - 0.5) / share))
 
 
@@ -120,9 +125,9 @@ def auc(scores: FloatArray, positive: BoolArray, weights: Weights = None) -> flo
         )
     order = np.argsort(low)
     low = low[order]
-    of_high = weights[positive]
+    high_weights = weights[positive]
     # the weight of the k lowest scores
     total = np.append(0.0, np.cumsum(weights[~positive][order]))
     sums = total[np.searchsorted(low, high, side="left")]
     sums += total[np.searchsorted(low, high, side="right")]
-    return float(of_high @ sums / (2.0 * of_high.sum() * total[-1]))
+    return float(high_weights @ sums / (2.0 * high_weights.sum() * total[-1]))

@@ -126,9 +126,11 @@ def _least_noise(excess: Callable[[float], float], enough: float) -> float:
 def _gaussian_epsilon(gaussians: Sequence[Gaussian], delta: float) -> float:
     from dp_accounting import get_epsilon_gaussian
 
-    mu = math.sqrt(sum(each.count / each.noise_multiplier**2 for each in gaussians))
+    mu = math.sqrt(
+        sum(gaussian.count / gaussian.noise_multiplier**2 for gaussian in gaussians)
+    )
     bound = float(get_epsilon_gaussian(1 / mu, delta))
-    if not bound or all(each.sample_rate == 1 for each in gaussians):
+    if not bound or all(gaussian.sample_rate == 1 for gaussian in gaussians):
         return bound
     return min(bound, _renyi_epsilon(gaussians, delta))
 
@@ -158,8 +160,8 @@ def _divergences(mechanism: Mechanism) -> FloatArray:
         accountant = RdpAccountant(ORDERS).compose(_event(mechanism))
     else:
         # the probability of a random answer, which is right half the time
-        at_random = -2 * math.expm1(-np.logaddexp(0.0, -mechanism.epsilon))
-        event = RandomizedResponseDpEvent(at_random, num_buckets=2)
+        random_probability = -2 * math.expm1(-np.logaddexp(0.0, -mechanism.epsilon))
+        event = RandomizedResponseDpEvent(random_probability, num_buckets=2)
         accountant = RdpAccountant(ORDERS, NeighboringRelation.REPLACE_ONE).compose(
             event
         )

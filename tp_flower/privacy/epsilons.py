@@ -120,24 +120,26 @@ def epsilons(released: Iterable[Released], delta: float) -> Epsilons:
     >>> found.labels, found.features
     (2.0, 'none: sums of scores tell of the features')
     """
-    by_subject: dict[str, list[Released]] = {subject: [] for subject in KINDS}
-    for one in released:
-        by_subject[one.subject].append(one)
+    releases_by_subject: dict[str, list[Released]] = {subject: [] for subject in KINDS}
+    for release in released:
+        releases_by_subject[release.subject].append(release)
 
     def spent(releases: list[Released]) -> float | str:
         if not releases:
             return ""
         return NONE if _uncovered(releases) else composed(releases, delta)
 
-    of_features = [
-        one for name in (FEATURES, MODELS, SCORES) for one in by_subject[name]
+    feature_releases = [
+        release
+        for name in (FEATURES, MODELS, SCORES)
+        for release in releases_by_subject[name]
     ]
-    reason = _reason(of_features)
+    reason = _reason(feature_releases)
     return Epsilons(
-        features=f"{NONE}: {reason}" if reason else spent(of_features),
-        models=spent(by_subject[MODELS]),
-        scores=spent(by_subject[SCORES]),
-        labels=spent(by_subject[LABELS]),
+        features=f"{NONE}: {reason}" if reason else spent(feature_releases),
+        models=spent(releases_by_subject[MODELS]),
+        scores=spent(releases_by_subject[SCORES]),
+        labels=spent(releases_by_subject[LABELS]),
     )
 
 

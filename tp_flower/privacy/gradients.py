@@ -227,8 +227,8 @@ def fit_privately(
         return
     # linear models have parameters in the labels' unit; Adam's steps are of order 1
     is_linear = isinstance(model, local_model.LinearModel)
-    unit = plan.output_scale if is_linear else 1.0
-    scale = unit * problem.kappa / (plan.row_norm * plan.output_scale**2)
+    label_unit = plan.output_scale if is_linear else 1.0
+    scale = label_unit * problem.kappa / (plan.row_norm * plan.output_scale**2)
     weights = scale * problem.weights[:, None]
     penalty = scale * problem.relative_penalty
     theta = model.parameters.copy()
@@ -236,15 +236,15 @@ def fit_privately(
     sampled = plan.sample_rate * rows
     relative_noise = plan.noise_multiplier * math.sqrt(len(theta)) / sampled
     relative_noise *= plan.unit_norm
-    rate = unit * rate / (1.0 + NOISE_DAMPING * relative_noise)
+    rate = label_unit * rate / (1.0 + NOISE_DAMPING * relative_noise)
     mean = np.zeros(len(theta))
     square = np.zeros(len(theta))
     for step in range(1, plan.steps + 1):
-        sample, of_sample = _sample(rows, plan.sample_rate, noise, units)
+        sample, sample_units = _sample(rows, plan.sample_rate, noise, units)
         features = all_rows[sample]
         messages = weights[sample] * (model.scores(features) - problem.target[sample])
         total = private_sum(
-            model, features, messages, plan.clipped_noise, noise, of_sample
+            model, features, messages, plan.clipped_noise, noise, sample_units
         )
         gradient = total / sampled + penalty * (theta - problem.centre)
         mean = ADAM_MEAN * mean + (1 - ADAM_MEAN) * gradient

@@ -234,12 +234,16 @@ class SiteKeys:
 
     def _exchanges(self, other: PublicKeys, *, is_sender: bool) -> bytes:
         """Exchange every pair, in the order of the sender's keys: run, then site."""
-        ours = [self.run, *([self.site] if self.site else [])]
-        theirs = [other.run, *([other.site] if self.site else [])]
+        private_keys = [self.run, *([self.site] if self.site else [])]
+        public_keys = [other.run, *([other.site] if self.site else [])]
         if is_sender:
-            pairs = [(private, public) for private in ours for public in theirs]
+            pairs = [
+                (private, public) for private in private_keys for public in public_keys
+            ]
         else:
-            pairs = [(private, public) for public in theirs for private in ours]
+            pairs = [
+                (private, public) for public in public_keys for private in private_keys
+            ]
         return b"".join(private.exchange(public) for private, public in pairs)
 
 

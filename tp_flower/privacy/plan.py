@@ -7,7 +7,7 @@ the settings' epsilon is spread over the planned uses, and any further use is re
 All costs are those of a *unit*: a row, or where the table's policy names a unit of
 privacy, all of its at most k rows. Their joint clip is sqrt(k) times a row's (k times
 in the Gram matrix, where rows cannot cancel), as rows that are no more alike than any
-others add up to that. Which rows are whose is in no number of a plan.
+others add up to that. No number of a plan depends on which rows belong to which unit.
 
 A *use* is one release of one kind. A release about a batch of SGD has the batch's
 number as its *key*. A row may be in several batches of an epoch, so the cost of using
@@ -93,9 +93,9 @@ class PartPlan:
     """The clips, the noise and the uses of a participant's releases.
 
     Attributes:
-        fit: for a model's local update in ADMM by DP-SGD.
-        gradients: for the gradient of a batch of SGD.
-        statistics: for the exact update of a linear model.
+        fit: options of a model's local update in ADMM by DP-SGD.
+        gradients: clip and noise for the gradient of a batch of SGD.
+        statistics: bounds and noise for the exact update of a linear model.
         uses: all kinds of releases from models and scores, covered or not.
         unit_norm: how much longer than a row's a unit's gradient may be.
     """
@@ -131,8 +131,8 @@ def plan_part(
     """
     scores, score_uses = _plan_scores(settings, schedule)
     models = _plan_models(settings, schedule, is_linear=is_linear)
-    once = (CURVATURE, GRAM, SAMPLED_ROWS, CENTRES)
-    limits = dict.fromkeys(once, 1)
+    single_releases = (CURVATURE, GRAM, SAMPLED_ROWS, CENTRES)
+    limits = dict.fromkeys(single_releases, 1)
     uses = models.uses or tuple(
         Use(kind, limits.get(kind, schedule.epochs)) for kind in sends
     )
@@ -156,6 +156,7 @@ def plan_prediction(
 def _plan_models(
     settings: "PrivacyTerms", schedule: Schedule, *, is_linear: bool
 ) -> PartPlan:
+    """Return the plan of what leaves a model, by the mechanism of the settings."""
     if settings.features == DP_SGD and schedule.sends_gradients:
         return _plan_gradients(settings, schedule, is_linear=is_linear)
     if settings.features == DP_SGD:
@@ -189,17 +190,17 @@ def plan_statistics(settings: "PrivacyTerms", schedule: Schedule) -> StatisticsP
     |q_j| is about the loss's gradient (1 in classification) at most; if joined rows
     differ, sqrt(G_j) |q_j| is of that order, too.
 
-    A given ``settings.noise_multiplier`` is b's, and A's follows from the share.
+    ``settings.noise_multiplier``, if set, is b's, and A's follows from the share.
     """
     share = (1.0 - GRAM_SHARE) / max(schedule.epochs, 1)
     moments = settings.noise_multiplier or noise_multiplier(
         settings.epsilon, settings.delta
     ) / math.sqrt(share)
     # a LEFT JOINed table may have no row to train on
-    natural = (schedule.mean_multiplicity or 1.0) * max(schedule.columns, 1)
-    natural *= schedule.rows_per_unit
+    squared_norm = (schedule.mean_multiplicity or 1.0) * max(schedule.columns, 1)
+    squared_norm *= schedule.rows_per_unit
     return StatisticsPlan(
-        radius=settings.clip * math.sqrt(natural),
+        radius=settings.clip * math.sqrt(squared_norm),
         target_bound=settings.target_clip * schedule.label_scale,
         gram_multiplier=moments * math.sqrt(share / GRAM_SHARE),
         moments_multiplier=moments,
@@ -209,6 +210,7 @@ def plan_statistics(settings: "PrivacyTerms", schedule: Schedule) -> StatisticsP
 def _multiplier(
     settings: "PrivacyTerms", count: int, sample_rate: float = 1.0
 ) -> float:
+    """Return the noise multiplier that is set, or the one that epsilon requires."""
     return settings.noise_multiplier or noise_multiplier(
         settings.epsilon,
         settings.delta,
@@ -234,24 +236,27 @@ def _plan_gradients(
     The server knows who is in a batch: against it every batch that a row is in counts
     as one Gaussian mechanism. The rows of a unit may all be in different batches.
 
-    The unit of the clip is the expected norm of a row's gradient: the row's norm times
-    the loss's derivative, which is of the order of the label's scale. Rows with many
-    joined rows in a batch are clipped more: room for them would cost more in noise. A
-    torch model multiplies its output, and so its gradient, by a scale.
+    The clip is relative to the expected norm of a unit's gradient: that of a row is the
+    row's norm times the loss's derivative, which is of the order of the label's scale.
+    Rows with many joined rows in a batch are clipped more: room for them would cost
+    more in noise. A torch model multiplies its output, and so its gradient, by a scale.
     """
-    once = max(min(schedule.rows_per_unit * schedule.row_batches, schedule.batches), 1)
-    sigma = _multiplier(settings, once * schedule.epochs)
-    unit = _row_norm(schedule) * schedule.label_scale * _unit_norm(schedule)
+    batches_per_epoch = max(
+        min(schedule.rows_per_unit * schedule.row_batches, schedule.batches), 1
+    )
+    sigma = _multiplier(settings, batches_per_epoch * schedule.epochs)
+    gradient_norm = _row_norm(schedule) * schedule.label_scale * _unit_norm(schedule)
     if not is_linear:
-        unit *= schedule.output_scale
-        if settings.clip * unit < LEAST_TORCH_CLIP:
-            raise SiteError(
-                f"gradients would be clipped to {settings.clip * unit:g}; allowed: at "
-                f"least {LEAST_TORCH_CLIP:g}. Multiply the label by a larger number"
-            )
+        gradient_norm *= schedule.output_scale
+    clip = settings.clip * gradient_norm
+    if not is_linear and clip < LEAST_TORCH_CLIP:
+        raise SiteError(
+            f"gradients would be clipped to {clip:g}; allowed: at "
+            f"least {LEAST_TORCH_CLIP:g}. Multiply the label by a larger number"
+        )
     return PartPlan(
-        gradients=ClippedNoise(settings.clip * unit, sigma),
-        uses=(Use(GRADIENTS, schedule.epochs, Gaussian(sigma, once)),),
+        gradients=ClippedNoise(clip, sigma),
+        uses=(Use(GRADIENTS, schedule.epochs, Gaussian(sigma, batches_per_epoch)),),
         unit_norm=_unit_norm(schedule),
     )
 
@@ -259,6 +264,7 @@ def _plan_gradients(
 def _plan_scores(
     settings: "PrivacyTerms", schedule: Schedule
 ) -> tuple[ClippedNoise | None, tuple[Use, ...]]:
+    """Return the clip and the noise of scores, if any, and their planned uses."""
     evaluations = schedule.epochs + int(schedule.has_first_scores)
     # every row of a unit has scores of its own
     rows_per_unit = schedule.rows_per_unit
@@ -272,7 +278,9 @@ def _plan_scores(
         return None, tuple(Use(kind, limit) for kind, (limit, _) in limits.items())
     total = sum(limit * rows for limit, rows in limits.values())
     sigma = noise_multiplier(settings.predictions, settings.delta, count=total)
-    return ClippedNoise(settings.prediction_clip * schedule.output_scale, sigma), tuple(
+    uses = tuple(
         Use(kind, limit, Gaussian(sigma, rows))
         for kind, (limit, rows) in limits.items()
     )
+    clip = settings.prediction_clip * schedule.output_scale
+    return ClippedNoise(clip, sigma), uses

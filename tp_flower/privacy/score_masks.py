@@ -189,11 +189,11 @@ class ScoreMasks:
         """
         words = self.point.words(scores)
         for mask in self.joins:
-            of_rows = mask.of_rows(rows, scores.shape[1], name)
+            row_masks = mask.of_rows(rows, scores.shape[1], name)
             if mask.is_positive:
-                words += of_rows
+                words += row_masks
             else:
-                words -= of_rows
+                words -= row_masks
         return words
 
     def taken(self, rows: npt.NDArray[np.integer]) -> "ScoreMasks":

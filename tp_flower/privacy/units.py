@@ -76,6 +76,6 @@ class Units:
                 gradients = inputs[:, :, None] * messages[rows, None, :]
                 begins = starts[first:last] - starts[first]
                 sums = np.add.reduceat(gradients.reshape(len(rows), -1), begins)
-                of_units = np.linalg.norm(sums, axis=1)
-            norms[rows] = np.repeat(of_units, np.diff(starts[first : last + 1]))
+                unit_norms = np.linalg.norm(sums, axis=1)
+            norms[rows] = np.repeat(unit_norms, np.diff(starts[first : last + 1]))
         return norms

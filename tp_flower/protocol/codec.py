@@ -68,16 +68,16 @@ def decode(kind: type[AnyMessage], packet: Packet) -> AnyMessage:
             raise MessageError(f"array {name!r} names part {number}, at most {f.MOST}")
         carried.setdefault(number, {})[name] = array
     if f.layout_of(layout.part).values:
-        by_part = _listed(header)
-        if foreign := carried.keys() - by_part.keys():
+        part_values = _listed(header)
+        if foreign := carried.keys() - part_values.keys():
             raise MessageError(f"it has arrays of unlisted parts {sorted(foreign)}")
     elif f.PARTS in header:
         raise MessageError(f"it lists {f.PARTS!r}, but they have only arrays")
     else:
-        by_part = {number: {} for number in carried}
+        part_values = {number: {} for number in carried}
     parts = {
         number: _build_part(layout.part, values, carried.get(number, {}), number)
-        for number, values in by_part.items()
+        for number, values in part_values.items()
     }
     return msgspec.structs.replace(_build(kind, {**header, f.PARTS: {}}), parts=parts)
 

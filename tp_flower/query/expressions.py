@@ -419,12 +419,12 @@ def has_aggregate(tree: exp.Expr) -> bool:
 def ungrouped_column(tree: exp.Expr, groups: Collection[exp.Expr]) -> exp.Column | None:
     """Return a column that is neither in an aggregate nor in a group expression."""
     grouped = frozenset(group.unnest() for group in groups)
-    waiting = [tree]
-    while waiting:
-        node = waiting.pop()
+    pending = [tree]
+    while pending:
+        node = pending.pop()
         if type(node) in AGGREGATES or isinstance(node, exp.Filter) or node in grouped:
             continue
         if isinstance(node, exp.Column):
             return node
-        waiting.extend(node.iter_expressions())
+        pending.extend(node.iter_expressions())
     return None

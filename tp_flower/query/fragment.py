@@ -388,11 +388,13 @@ def _is_plain(tree: exp.Expr) -> bool:
     while not isinstance(tree, exp.Column):
         if type(tree) is exp.Cast:
             # a truth value would be a condition on the column
-            is_kept = not tree.to.is_type(exp.DType.BOOLEAN)
+            keeps_column = not tree.to.is_type(exp.DType.BOOLEAN)
         else:
-            is_kept = type(tree) in (exp.Paren, exp.Lower, exp.Upper, exp.Trim)
-            is_kept = is_kept and {k for k, v in tree.args.items() if v} == {"this"}
-        if not is_kept:
+            keeps_column = type(tree) in (exp.Paren, exp.Lower, exp.Upper, exp.Trim)
+            keeps_column = keeps_column and {k for k, v in tree.args.items() if v} == {
+                "this"
+            }
+        if not keeps_column:
             return False
         tree = tree.this
     return True

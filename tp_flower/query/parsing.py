@@ -264,13 +264,13 @@ def _check_clauses(
 
 def _check_aliases(tables: Sequence[Table]) -> None:
     """Refuse two tables with the same name."""
-    seen: set[str] = set()
+    aliases: set[str] = set()
     for table in tables:
-        if table.alias.lower() in seen:
+        if table.alias.lower() in aliases:
             raise QueryError(
                 f"two tables are called {table.alias!r}: give each its own alias"
             )
-        seen.add(table.alias.lower())
+        aliases.add(table.alias.lower())
 
 
 def _check_items(items: Sequence[Item], *, needs_label: bool) -> None:
@@ -302,7 +302,7 @@ def _check_items(items: Sequence[Item], *, needs_label: bool) -> None:
 
 
 def _parse_ref(source: exp.Expr) -> TableRef:
-    """Return a plain table; anything else that can stand in FROM is refused."""
+    """Return a plain table; refuse anything else that FROM may hold."""
     sql = shorten(source.sql(DIALECT))
     if not isinstance(source, exp.Table) or not isinstance(source.this, exp.Identifier):
         raise QueryError(
@@ -321,6 +321,7 @@ def _parse_ref(source: exp.Expr) -> TableRef:
 
 
 def _parse_derived(source: exp.Subquery) -> DerivedTable:
+    """Return a sub-query of FROM, which needs an alias; refuse any other clause."""
     sql = shorten(source.sql(DIALECT))
     if not source.alias:
         raise QueryError(f"give the sub-query an alias, (...) AS t: {sql}")
@@ -336,16 +337,17 @@ def _parse_derived(source: exp.Subquery) -> DerivedTable:
 
 
 def _selects(tree: exp.Expr, element: str) -> Iterator[exp.Select]:
-    waiting = [tree]
-    while waiting:
-        tree = waiting.pop()
+    """Yield the SELECTs that UNION ALL joins, from left to right."""
+    pending = [tree]
+    while pending:
+        tree = pending.pop()
         if isinstance(tree, exp.Select):
             yield tree
         elif isinstance(tree, exp.SetOperation):
             _check_union(tree, element)
-            waiting += [tree.expression, tree.this]
+            pending += [tree.expression, tree.this]
         elif isinstance(tree, exp.Subquery) and clauses_of(tree) == {"this"}:
-            waiting.append(tree.this)
+            pending.append(tree.this)
         else:
             raise QueryError(
                 f"{element} is not a SELECT over one table: "
@@ -371,6 +373,7 @@ def _check_union(union: exp.SetOperation, element: str) -> None:
 
 
 def _parse_branch(select: exp.Select, element: str) -> Branch:
+    """Return one SELECT of a sub-query, which reads one table."""
     source = select.args.get("from_")
     if source is None:
         raise QueryError(f"{element} has no FROM: {shorten(select.sql(DIALECT))}")
@@ -402,23 +405,26 @@ def _parse_branch(select: exp.Select, element: str) -> Branch:
 def _parse_groups(
     group: exp.Group | None, element: str
 ) -> tuple[tuple[str, ...], bool]:
+    """Return the expressions of GROUP BY, and whether it is GROUP BY ALL."""
     if group is None:
         return (), False
     if clauses_of(group) == {"all"}:
         return (), True
-    special = (exp.Rollup, exp.Cube, exp.GroupingSets, exp.Tuple)
-    odd = [tree for tree in group.expressions if isinstance(tree, special)]
-    if odd or clauses_of(group) != {"expressions"}:
+    unsupported_kinds = (exp.Rollup, exp.Cube, exp.GroupingSets, exp.Tuple)
+    unsupported = [
+        tree for tree in group.expressions if isinstance(tree, unsupported_kinds)
+    ]
+    if unsupported or clauses_of(group) != {"expressions"}:
         raise QueryError(
             f"{element}: GROUP BY takes expressions or ALL, not "
             f"{shorten(group.sql(DIALECT))}"
         )
-    return tuple(
-        _canonical(tree, f"{element}: group") for tree in group.expressions
-    ), False
+    keys = tuple(_canonical(tree, f"{element}: group") for tree in group.expressions)
+    return keys, False
 
 
 def _parse_item(tree: exp.Expr, *, aggregates: bool = False) -> Item:
+    """Return an item of the SELECT list: a star, or an expression and its name."""
     star = tree.this if isinstance(tree, exp.Column) else tree
     if isinstance(star, exp.Star):
         return _parse_star(star, tree)
@@ -431,20 +437,21 @@ def _parse_item(tree: exp.Expr, *, aggregates: bool = False) -> Item:
 
 
 def _parse_star(star: exp.Star, tree: exp.Expr) -> StarItem:
+    """Return a star; refuse any option but EXCLUDE."""
     sql = shorten(tree.sql(DIALECT, comments=False))
     if clauses_of(star) - {"except_"}:
         raise QueryError(f"only EXCLUDE (...) is supported after a star: {sql}")
     if tree is not star and tree.args.get("db"):
         raise QueryError(f"write a star as table.*: {sql}")
     excluded = [_canonical(c, "EXCLUDE") for c in star.args.get("except_") or ()]
-    return StarItem(
-        tree.table if isinstance(tree, exp.Column) else None, tuple(excluded)
-    )
+    table = tree.table if isinstance(tree, exp.Column) else None
+    return StarItem(table, tuple(excluded))
 
 
 def _conditions(
     clause: exp.Expr | None, element: str, *, aggregates: bool = False
 ) -> tuple[str, ...]:
+    """Return the conjuncts of a clause, each checked and rendered."""
     if clause is None:
         return ()
     tree = clause.this if isinstance(clause, exp.Where | exp.Having) else clause
@@ -462,21 +469,22 @@ def _canonical(tree: exp.Expr, element: str, *, aggregates: bool = False) -> str
 
 
 def _parse_join(join: exp.Join) -> JoinClause:
-    """Return a join's conditions; only INNER and LEFT joins with one are accepted."""
+    """Return a join's conditions; refuse all but INNER and LEFT joins with one."""
     alias = join.this.alias_or_name
     is_natural = join.method == "NATURAL"
-    words = [word for word in (join.method, join.side, join.kind) if word][is_natural:]
+    method = "" if is_natural else join.method
+    words = [word for word in (method, join.side, join.kind) if word]
     kind = " ".join(words).upper()
     if kind not in ("", "INNER", "LEFT", "LEFT OUTER"):
         advice = [_JOIN_ADVICE[word] for word in words if word in _JOIN_ADVICE]
-        raise QueryError(
-            f"{kind} JOIN of {alias} is not supported: "
-            f"{advice[0] if advice else 'only INNER and LEFT joins are'}"
-        )
+        advice.append("only INNER and LEFT joins are")
+        raise QueryError(f"{kind} JOIN of {alias} is not supported: {advice[0]}")
     on = join.args.get("on")
     using = tuple(column.name for column in join.args.get("using") or ())
     # sqlglot gives a comma's join no other arguments, not even empty ones
-    if on is None and not (using or join.args.keys() == {"this"} or is_natural):
+    is_comma = join.args.keys() == {"this"}
+    has_condition = on is not None or bool(using)
+    if not (has_condition or is_comma or is_natural):
         raise QueryError(f"join of {alias} has no equality condition: add ON or USING")
     return JoinClause(
         alias=alias,

@@ -79,7 +79,7 @@ FLOWER_SECONDS = 5.0  # of a round of Flower's messages, whatever it carries
 SESSION_SECONDS = 0.003  # of one in a session; both by scripts/bench_deploy.py
 
 Metrics = Mapping[str, float]
-_BY_TABLE = ("bytes_up", "bytes_down")
+_TABLE_BYTES = ("bytes_up", "bytes_down")
 _SECONDS = ("server_seconds", "client_seconds", "wait_seconds")
 
 
@@ -114,7 +114,8 @@ class RoundReport:
         epoch: the epoch of the round, from 1; 0 is set-up.
         client_seconds: computing time of the slowest site.
         wait_seconds: the rest: transfer, queues, start of processes.
-        site_seconds: computing at each site, by name; sites of one SuperNode together.
+        site_seconds: computing time of each site, by name; sites of one SuperNode
+            together.
     """
 
     round: int
@@ -169,7 +170,7 @@ class RunRecord:
     def traffic(self) -> dict[str, object]:
         """Return the entries of `report.json` about all rounds together."""
         total = merge_rounds(self.history or [RoundReport(0, 0, "", rounds=0)])
-        names = (*_BY_TABLE, "overhead_bytes", *_SECONDS)
+        names = (*_TABLE_BYTES, "overhead_bytes", *_SECONDS)
         return {
             "totals": {name.replace("_", "-"): getattr(total, name) for name in names},
             "rounds": total.rounds,
@@ -210,8 +211,8 @@ class CompletedRun:
 
     Attributes:
         report: the content of `report.json`.
-        folder: of the report and its page.
-        next_steps: commands that go on from there, and where the page is.
+        folder: the folder of the report and its page.
+        next_steps: the commands to continue with, and the path of the page.
         model: name@version of the model that the run has trained, or "".
         predictions: the rows that mode "predict" has scored, or None.
     """
@@ -224,7 +225,7 @@ class CompletedRun:
 
 
 def waiting_seconds(rounds: float) -> dict[str, float]:
-    """Return, by channel, what rounds wait besides computing and the network."""
+    """Return the seconds by channel that rounds wait, besides computing and network."""
     return {
         "session": FLOWER_SECONDS + rounds * SESSION_SECONDS,
         "flower": rounds * FLOWER_SECONDS,
@@ -242,7 +243,7 @@ def merge_rounds(rounds: Sequence[RoundReport]) -> RoundReport:
         name: [getattr(item, name) for item in rounds] for name in vars(rounds[-1])
     }
     sums: dict[str, Any] = {
-        n: sum_by_table(values[n]) for n in (*_BY_TABLE, "site_seconds")
+        name: sum_by_table(values[name]) for name in (*_TABLE_BYTES, "site_seconds")
     }
     sums |= {name: math.fsum(values[name]) for name in _SECONDS}
     sums |= {name: sum(values[name]) for name in ("overhead_bytes", "rounds")}
@@ -332,9 +333,10 @@ def min_mean_max(counts: npt.NDArray[np.integer]) -> dict[str, float]:
 
 
 def plain(value: object) -> object:
-    """Return the value in JSON types, with dashes in names; not finite becomes None."""
+    """Return a value in JSON types, with dashes in names, and None for NaN and inf."""
     if is_dataclass(value):
-        return {name.replace("_", "-"): plain(x) for name, x in vars(value).items()}
+        items = vars(value).items()
+        return {name.replace("_", "-"): plain(item) for name, item in items}
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -229,10 +229,10 @@ def declared(group: type[Any]) -> tuple[Setting, ...]:
                 _METADATA
             ]
             key = prefix + entry.name.replace("_", "-")
-            of_field = (key, entry.name, entry.type, entry.default)
+            identity = (key, entry.name, entry.type, entry.default)
             is_operational = is_operational or all_may_change
-            of_use = (read_by or readers, may_change or all_may_change, is_operational)
-            settings.append(Setting(*of_field, doc, allowed, *of_use))
+            usage = (read_by or readers, may_change or all_may_change, is_operational)
+            settings.append(Setting(*identity, doc, allowed, *usage))
     return tuple(settings)
 
 

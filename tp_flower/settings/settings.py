@@ -250,8 +250,10 @@ def plain_settings() -> tuple[declare.Setting, ...]:
 # sites read a run's settings anew in every process and message
 @cache
 def _groups_by(rules: tuple[str, ...]) -> tuple[type[Any], ...]:
-    of_methods = (group for reference in rules for group in rules_at(reference).groups)
-    return tuple(dict.fromkeys((*_SHARED[:_FIRST], *of_methods, *_SHARED)))
+    method_groups = (
+        group for reference in rules for group in rules_at(reference).groups
+    )
+    return tuple(dict.fromkeys((*_SHARED[:_FIRST], *method_groups, *_SHARED)))
 
 
 @cache

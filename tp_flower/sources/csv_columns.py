@@ -107,9 +107,9 @@ def _one_per_day_format(
 
     If formats of the owner fit, the others do not count.
     """
-    by_owner = [reading for reading in readings if reading.format in formats]
+    owner_readings = [reading for reading in readings if reading.format in formats]
     best: dict[str, TextReading] = {}
-    for reading in by_owner or readings:
+    for reading in owner_readings or readings:
         best.setdefault(reading.day_format, reading)
     return list(best.values())
 

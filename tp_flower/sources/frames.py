@@ -81,14 +81,14 @@ def hosted_frame(frame: "pd.DataFrame") -> HostedFrame:
     with closing(shared_cursor()) as connection:
         if _is_readable(connection, frame):
             return HostedFrame(frame)
-        places = range(frame.shape[1])
+        positions = range(frame.shape[1])
         readable = tuple(
-            k for k in places if _is_readable(connection, frame.iloc[:, [k]])
+            k for k in positions if _is_readable(connection, frame.iloc[:, [k]])
         )
     hosted = HostedFrame(frame, readable=readable)
     reasons = {
         str(frame.columns[k]): f"is of pandas' type {_kind(frame.dtypes.iloc[k])}"
-        for k in places
+        for k in positions
         if k not in readable
     }
     return replace(

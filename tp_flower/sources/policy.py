@@ -74,7 +74,7 @@ _ABOVE_OR_0: Final = Meta(
 _ABOVE_0: Final = Meta(gt=0, le=sys.float_info.max, description="a number above 0")
 _SHARE: Final = Meta(ge=0, le=1, description="a share from 0 to 1")
 _BELOW_1: Final = Meta(gt=0, lt=1, description="a number between 0 and 1")
-_OF_MOMENTS: Final = frozenset({Need.MOMENTS, Need.CATEGORIES})
+_MOMENT_NEEDS: Final = frozenset({Need.MOMENTS, Need.CATEGORIES})
 _HOW: Final = {
     LABELS: "privacy.labels",
     MODELS: "privacy.features",
@@ -231,11 +231,11 @@ class Policy:
         """Return a role's rule, and the columns that it allows besides join_only."""
         if role is Role.INNER:
             return "columns", None if self.columns is None else self.named
-        of_labels = ("labels", self.labels)
-        of_weights = ("weights", self.weights)
+        label_rule = ("labels", self.labels)
+        weight_rule = ("weights", self.weights)
         specific = {
-            Role.LABEL: of_labels,
-            Role.WEIGHT: of_labels if self.weights is None else of_weights,
+            Role.LABEL: label_rule,
+            Role.WEIGHT: label_rule if self.weights is None else weight_rule,
             Role.FILTER: ("filters", self.filters),
             Role.HAVING: ("filters", self.filters),
             Role.KEY: ("keys", self.keys),
@@ -351,7 +351,9 @@ class Policy:
         """
         level = self.releases.statistics
         needs = spec.needs_of(kind)
-        finer = needs - {NEVER: frozenset(), MOMENTS: _OF_MOMENTS, CLEAR: needs}[level]
+        finer = (
+            needs - {NEVER: frozenset(), MOMENTS: _MOMENT_NEEDS, CLEAR: needs}[level]
+        )
         if not finer:
             return
         if level == MOMENTS:

@@ -451,9 +451,9 @@ def merging_texts(source: ShardSource, names: Collection[str]) -> list[str]:
     file = csv_format(source.path, source.nulls, source.text)
     column_of = {new: old for old, new in source.renamed(file.columns).items()}
     typed = source.types_of(column_of.keys())
-    of_file = {column_of[name]: name for name in names if name not in typed}
-    merging = merging_columns(source.path, source.nulls, source.text, of_file.keys())
-    return [of_file[column] for column in merging]
+    requested = {column_of[name]: name for name in names if name not in typed}
+    merging = merging_columns(source.path, source.nulls, source.text, requested.keys())
+    return [requested[column] for column in merging]
 
 
 def _check_readable(source: ShardSource, path: str) -> None:

@@ -249,9 +249,9 @@ class _ShardEntry:
 
 _SHARD_KEYS: Final = [f.name.replace("_", "-") for f in fields(_ShardEntry)]
 _TEXT_KEYS: Final = [f.name for f in fields(TextFormat)]
-_PLACES: Final = ("path", "uri", "uri-file")
-_OF_CSV: Final = ("delimiter", "encoding")
-_OF_DATABASES: Final = ("sql", "order-by", "fingerprint", "chunk-rows", "push-down")
+_LOCATION_KEYS: Final = ("path", "uri", "uri-file")
+_CSV_KEYS: Final = ("delimiter", "encoding")
+_DATABASE_KEYS: Final = ("sql", "order-by", "fingerprint", "chunk-rows", "push-down")
 
 
 def _table_sources(file: Path, name: str, entry: object) -> list[ShardSource]:
@@ -317,23 +317,27 @@ def _shard_source(
 ) -> ShardSource:
     """Return a shard from the entries of its table and of itself, which wins."""
     common, shard = levels
-    written = {**common, **shard}
-    entries.refuse_unknown(written, (*_SHARD_KEYS, *_TEXT_KEYS), where)
+    raw_entry = {**common, **shard}
+    entries.refuse_unknown(raw_entry, (*_SHARD_KEYS, *_TEXT_KEYS), where)
     text = entries.read(
-        TextFormat, {k: written[k] for k in _TEXT_KEYS if k in written}, where
+        TextFormat, {k: raw_entry[k] for k in _TEXT_KEYS if k in raw_entry}, where
     )
     merged = {
-        **{key: value for key, value in written.items() if key not in _TEXT_KEYS},
+        **{key: value for key, value in raw_entry.items() if key not in _TEXT_KEYS},
         "types": {**_types(common, where), **_types(shard, where)},
         "policy": {},
     }
     entry = entries.read(_ShardEntry, merged, where)
     policy = read_policy(common, shard, where)
     _check_absent(entry.absent, policy.privacy_unit, where)
-    places = [source_key for source_key in _PLACES if merged.get(source_key)]
-    if len(places) != 1:
-        problem = f"both {places[0]!r} and {places[1]!r}" if places else "no 'path'"
-        raise SourceError(f"{where} has {problem}: give one of {', '.join(_PLACES)}")
+    locations = [source_key for source_key in _LOCATION_KEYS if merged.get(source_key)]
+    if len(locations) != 1:
+        problem = (
+            f"both {locations[0]!r} and {locations[1]!r}" if locations else "no 'path'"
+        )
+        raise SourceError(
+            f"{where} has {problem}: give one of {', '.join(_LOCATION_KEYS)}"
+        )
     # without a path, the folder that relative paths start at
     path = str(folder / Path(entry.path).expanduser())
     is_rows = path.lower().endswith((*CSV_SUFFIXES, *PARQUET_SUFFIXES))
@@ -349,13 +353,13 @@ def _shard_source(
     kind = _database_kind(path) if entry.path and not is_rows else ""
     is_file = bool(entry.path) and kind != SQLITE
     is_allowed = {
-        **dict.fromkeys(_OF_DATABASES, not is_file),
-        **dict.fromkeys(_OF_CSV, is_file and is_csv(path)),
+        **dict.fromkeys(_DATABASE_KEYS, not is_file),
+        **dict.fromkeys(_CSV_KEYS, is_file and is_csv(path)),
         "table": not is_rows,
     }
-    for key in written:
+    for key in raw_entry:
         if not is_allowed.get(key, True):
-            purpose = "CSV files" if key in _OF_CSV else "databases"
+            purpose = "CSV files" if key in _CSV_KEYS else "databases"
             raise SourceError(f"{key!r} of {where} is for {purpose}, which this is not")
     relation = _relation(entry, where)
     if entry.path and not (is_rows or relation or entry.sql):

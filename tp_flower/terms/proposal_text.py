@@ -98,14 +98,16 @@ def _tables(
         yours = ", yours" if part.site in own_sites else ""
         holder = f"{printable(part.site)} ({key}{yours})"
         shards.setdefault(part.table, {}).setdefault(fragment, []).append(holder)
-    first = {alias: next(iter(of_table)) for alias, of_table in shards.items()}
-    for alias, of_table in shards.items():
+    first_fragments = {
+        alias: next(iter(table_fragments)) for alias, table_fragments in shards.items()
+    }
+    for alias, table_fragments in shards.items():
         outer = ", LEFT JOINed" if alias in proposal.outer else ""
-        for fragment, holders in of_table.items():
+        for fragment, holders in table_fragments.items():
             table, *pieces = fragment_text(replace(fragment, keys=())).split("\n")
             yield f"{printable(alias)}: {table}{outer}, at {', '.join(holders)}"
             yield from (f"{_INDENT}{line}" for line in pieces)
-            yield from _keys(alias, fragment, proposal.joins, first)
+            yield from _keys(alias, fragment, proposal.joins, first_fragments)
 
 
 def _keys(
@@ -148,11 +150,11 @@ def _training(
     yield f"label: {label}"
     if settings.mode in (PREDICT, EVALUATE):
         if settings.mode == PREDICT:
-            doing = "predicts these rows"
+            task = "predicts these rows"
         else:
-            doing = "is measured on these rows"
+            task = "is measured on these rows"
         model = printable(settings.model_name)
-        yield f"nothing is trained: the saved model {model} {doing}"
+        yield f"nothing is trained: the saved model {model} {task}"
         return
     epochs = f"{settings.epochs} epoch{'s' if settings.epochs > 1 else ''}"
     yield f"strategy: {settings.method_name}, at most {epochs}"
@@ -162,8 +164,8 @@ def _training(
     for alias in dict.fromkeys(fragment.table for fragment in fragments.values()):
         kind = settings.method.only_model or settings.model_of(alias)
         layers = ", ".join(map(str, settings.hidden_sizes))
-        of_layers = f", hidden layers of {layers}" if kind == MLP else ""
-        yield f"model of {printable(alias)}: {printable(kind)}{of_layers}"
+        layers_text = f", hidden layers of {layers}" if kind == MLP else ""
+        yield f"model of {printable(alias)}: {printable(kind)}{layers_text}"
     for entry in settings.encoders:
         yield f"encoder: {printable(render_entries([entry]))}"
 

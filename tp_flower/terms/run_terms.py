@@ -112,9 +112,9 @@ class RunTerms:
     def most_scores(self, batches: int) -> int:
         """Return the highest score number of a run with so many batches."""
         settings = self.settings
-        of_epoch = settings.method.scores_per_epoch
+        epoch_scores = settings.method.scores_per_epoch
         # where there are two, they count from 2: their epochs follow from them
-        return settings.epochs * of_epoch * max(batches, 1) + of_epoch - 1
+        return settings.epochs * epoch_scores * max(batches, 1) + epoch_scores - 1
 
     def most_sums(self, batches: int) -> int:
         """Return how many arrays a table's shards sum, besides a Gram matrix."""

@@ -49,7 +49,7 @@ class Tree(msgspec.Struct, frozen=True, array_like=True):
         """Whether it is a tree, and over so many columns."""
         splits = len(self.leaf_value) - 1
         sets = len(self.cat_boundaries) - 1
-        lengths = {len(getattr(self, name)) for name in _OF_SPLITS}
+        lengths = {len(getattr(self, name)) for name in _SPLIT_FIELDS}
         if lengths != {splits}:
             return False
         if not splits:
@@ -91,7 +91,7 @@ class Tree(msgspec.Struct, frozen=True, array_like=True):
         return b"\n".join([*lines, b"is_linear=0\nshrinkage=1\n\n"])
 
 
-_OF_SPLITS: Final = Tree.__struct_fields__[1:7]
+_SPLIT_FIELDS: Final = Tree.__struct_fields__[1:7]
 
 
 class ShardTrees(msgspec.Struct, frozen=True):
@@ -111,7 +111,7 @@ def read_trees(grown: AnyArray) -> list[Tree]:
     sections = (
         grown.tobytes().decode().partition("end of trees")[0].split("\nTree=")[1:]
     )
-    return [Tree.of(each) for each in sections]
+    return [Tree.of(section) for section in sections]
 
 
 def write_trees(trees: Sequence[bytes], columns: int, outputs: int) -> AnyArray:
@@ -131,7 +131,9 @@ def average(documents: Sequence[bytes], columns: int, outputs: int) -> AnyArray:
         ModelError: they are not trees over the columns, for so many outputs.
     """
     try:
-        shards = [msgspec.msgpack.decode(each, type=ShardTrees) for each in documents]
+        shards = [
+            msgspec.msgpack.decode(document, type=ShardTrees) for document in documents
+        ]
     except msgspec.DecodeError:
         raise ModelError("malformed trees") from None
     total = sum(shard.joined_rows for shard in shards if shard.trees) or 1.0

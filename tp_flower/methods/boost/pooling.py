@@ -32,10 +32,11 @@ MOST_INTERVALS: Final = 64  # of a shard's column, besides categories
 
 
 class ColumnSums(msgspec.Struct, frozen=True, array_like=True):
-    """The sums of one column: by interval or category, (b,), and (b, d_c) twice.
+    """The sums of one column, by interval or category.
 
-    A value is the mean of an interval or the code of a category, and None that of rows
-    without one, which is the last. ``edges`` are between the intervals, (k - 1,).
+    ``gradient`` and ``hessian`` are (b, d_c). ``values`` (b,) are means of intervals
+    or the codes of categories; a group of rows without a value is the last, with None.
+    ``edges`` (k - 1,) separate the intervals.
     """
 
     values: list[float | None]
@@ -49,17 +50,16 @@ class ColumnSums(msgspec.Struct, frozen=True, array_like=True):
         return len(self.values) - (self.values[-1:] == [None])
 
     def is_valid(self, outputs: int, *, is_code: bool) -> bool:
-        """Whether they are sums of such a column, for so many outputs."""
+        """Whether the sums fit such a column, and so many outputs."""
         sums = [*self.gradient, *self.hessian]
         count = self.intervals
-        if None in self.values[:count] or len(self.edges) != (
-            0 if is_code else max(count - 1, 0)
-        ):
+        edge_count = 0 if is_code else max(count - 1, 0)
+        if None in self.values[:count] or len(self.edges) != edge_count:
             return False
         values = np.array(self.values[:count], np.float64)
         return (
             len(self.gradient) == len(self.hessian) == len(self.values)
-            and all(len(each) == outputs for each in sums)
+            and all(len(row) == outputs for row in sums)
             and bool(np.isfinite(values).all() and np.isfinite(sums).all())
             and (is_code or _are_ordered(values, np.array(self.edges)))
             and bool((np.array(self.hessian) > 0.0).all())
@@ -94,8 +94,8 @@ def shown_sums(
         gradient: G.
         hessian: H, above 0.
         counts: the joined rows of each row, (n,).
-        least_rows: joined rows of an interval, or of a category, at least; categories
-            with fewer are left out.
+        least_rows: minimum of joined rows of an interval or category; categories with
+            fewer are left out.
     """
     columns = []
     for column, values in enumerate(np.asarray(rows, np.float64).T):
@@ -137,19 +137,20 @@ def _groups(
     ).astype(np.float64)
     if is_code:
         is_frequent = mass >= least_rows
-        of_value = np.where(is_frequent, np.cumsum(is_frequent) - 1, -1)
+        value_groups = np.where(is_frequent, np.cumsum(is_frequent) - 1, -1)
         edges = np.zeros(0)
     else:
-        of_value = _intervals(mass, least_rows)
-        last = np.flatnonzero(np.diff(of_value))
-        edges = (distinct[last] + distinct[last + 1]) / 2.0
-    group[~is_missing] = of_value[value_index]
-    size = int(of_value.max(initial=-1)) + 1
+        value_groups = _intervals(mass, least_rows)
+        interval_ends = np.flatnonzero(np.diff(value_groups))
+        edges = (distinct[interval_ends] + distinct[interval_ends + 1]) / 2.0
+    group[~is_missing] = value_groups[value_index]
+    size = int(value_groups.max(initial=-1)) + 1
     is_in = group >= 0
     weights = np.bincount(group[is_in], counts[is_in], size)
     means = np.bincount(group[is_in], (counts * values)[is_in], size) / weights
     if counts[is_missing].sum() >= least_rows:
-        group[is_missing], means = size, np.append(means, np.nan)
+        group[is_missing] = size
+        means = np.append(means, np.nan)
     return group, means, edges
 
 
@@ -162,22 +163,22 @@ def _intervals(mass: FloatArray, least_rows: int) -> IntArray:
     if total < least_rows:
         return np.full(len(mass), -1, np.int64)
     width = max(float(least_rows), total / MOST_INTERVALS)
-    coarse = np.unique(((np.cumsum(mass) - mass / 2.0) // width), return_inverse=True)[
-        1
-    ]
-    sizes = np.bincount(coarse, mass)
-    merged = np.zeros(len(sizes), np.int64)
-    number = 0
-    reached = 0.0
-    # there are about as many as MOST_INTERVALS
-    for group, size in enumerate(sizes):
-        merged[group], reached = number, reached + size
-        if reached >= least_rows:
-            number = number + 1
-            reached = 0.0
-    if reached:
-        merged[merged == number] = number - 1
-    intervals: IntArray = merged[coarse]
+    centres = np.cumsum(mass) - mass / 2.0
+    _, bins = np.unique(centres // width, return_inverse=True)
+    bin_masses = np.bincount(bins, mass)
+    merged = np.zeros(len(bin_masses), np.int64)
+    interval = 0
+    interval_mass = 0.0
+    # a loop over bins, not rows: there are about MOST_INTERVALS
+    for position, bin_mass in enumerate(bin_masses):
+        merged[position] = interval
+        interval_mass += bin_mass
+        if interval_mass >= least_rows:
+            interval += 1
+            interval_mass = 0.0
+    if interval_mass:
+        merged[merged == interval] = interval - 1
+    intervals: IntArray = merged[bins]
     return intervals
 
 
@@ -191,10 +192,12 @@ def grow_pooled(
     """Return trees grown on all shards' sums, as the bytes of LightGBM's text.
 
     Raises:
-        ModelError: they are not sums of the columns, for so many outputs.
+        ModelError: a document does not hold sums of the columns, for so many outputs.
     """
     try:
-        shards = [msgspec.msgpack.decode(each, type=ShardSums) for each in documents]
+        shards = [
+            msgspec.msgpack.decode(document, type=ShardSums) for document in documents
+        ]
     except msgspec.DecodeError:
         raise ModelError("malformed sums of columns") from None
     for shard in shards:
@@ -208,45 +211,45 @@ def grow_pooled(
     growth = growth.of_shards(max(columns, 1))
     trees = list[bytes]()
     for column in range(columns):
-        of_column = [shard.columns[column] for shard in shards]
-        rows, gradient, hessian = _pooled(of_column, outputs, is_code=column in codes)
+        column_sums = [shard.columns[column] for shard in shards]
+        rows, gradient, hessian = _pooled(column_sums, outputs, is_code=column in codes)
         if len(rows) < 2:
             continue
         model = TreeModel(outputs)
         model.start([0] if column in codes else [])
         text, _ = grow(model, rows, gradient, hessian, joined_rows, growth)
         for tree in read_trees(text):
-            moved = msgspec.structs.replace(
+            column_tree = msgspec.structs.replace(
                 tree, split_feature=[column] * len(tree.split_feature)
             )
-            trees.append(moved.text(len(trees), 1.0))
+            trees.append(column_tree.text(len(trees), 1.0))
     return write_trees(trees, columns, outputs)
 
 
 def _pooled(
     shards: Sequence[ColumnSums], outputs: int, *, is_code: bool
 ) -> tuple[npt.NDArray[np.float32], FloatArray, FloatArray]:
-    """Return a column's values (b, 1), float32, and two sums over all shards.
+    """Return a column's values (b, 1), and the gradients and Hessians of each.
 
-    The sums, (b, d_c) each, are of gradients and Hessians.
+    The values are float32; the other two, (b, d_c), are sums over all shards.
     """
-    of_values = [np.array(x.values[: x.intervals], np.float64) for x in shards]
+    shard_values = [np.array(x.values[: x.intervals], np.float64) for x in shards]
     if is_code:
-        groups = np.unique(np.concatenate(of_values))
+        groups = np.unique(np.concatenate(shard_values))
     else:
         groups = np.unique(np.concatenate(list(map(_bounds, shards))))
     bins = len(groups) if is_code else max(len(groups) - 1, 0)
-    # the last is that of rows without a value
+    # the last bin holds the rows without a value
     total = np.zeros((2, bins + 1, outputs))
-    for shard, values in zip(shards, of_values, strict=True):
+    for shard, values in zip(shards, shard_values, strict=True):
         count = shard.intervals
-        for number, numbers in enumerate((shard.gradient, shard.hessian)):
-            sums = np.array(numbers).reshape(-1, outputs)
+        for derivative, entries in enumerate((shard.gradient, shard.hessian)):
+            sums = np.array(entries).reshape(-1, outputs)
             if is_code:
-                total[number, np.searchsorted(groups, values)] += sums[:count]
+                total[derivative, np.searchsorted(groups, values)] += sums[:count]
             elif count:
-                total[number, :-1] += _spread(sums[:count], _bounds(shard), groups)
-            total[number, -1] += sums[count:].sum(axis=0)
+                total[derivative, :-1] += _spread(sums[:count], _bounds(shard), groups)
+            total[derivative, -1] += sums[count:].sum(axis=0)
     centres = groups if is_code else (groups[:-1] + groups[1:]) / 2.0
     rows = np.append(centres, MISSING).astype(np.float32)[:, None]
     is_filled = (total[1] > 0.0).all(axis=1)
@@ -254,9 +257,10 @@ def _pooled(
 
 
 def _bounds(sums: ColumnSums) -> FloatArray:
-    """Return where the intervals of a column end, (k + 1,).
+    """Return the bounds of a column's intervals, (k + 1,).
 
-    Nobody says where the first begins: about as far from its mean as it ends.
+    The outer two are unknown: each is taken to be as far from the mean of its interval
+    as the inner one.
     """
     values = np.array(sums.values[: sums.intervals], np.float64)
     edges = np.array(sums.edges)
@@ -272,7 +276,7 @@ def _bounds(sums: ColumnSums) -> FloatArray:
 
 def _spread(sums: FloatArray, bounds: FloatArray, groups: FloatArray) -> FloatArray:
     """Spread sums (k, d_c) between bounds (k + 1,) over finer groups, (b, d_c)."""
-    reached = np.concatenate([np.zeros((1, sums.shape[1])), np.cumsum(sums, axis=0)])
-    at_groups = [np.interp(groups, bounds, column) for column in reached.T]
-    spread: FloatArray = np.diff(np.stack(at_groups, axis=1), axis=0)
+    cumulative = np.concatenate([np.zeros((1, sums.shape[1])), np.cumsum(sums, axis=0)])
+    interpolated = [np.interp(groups, bounds, column) for column in cumulative.T]
+    spread: FloatArray = np.diff(np.stack(interpolated, axis=1), axis=0)
     return spread

@@ -190,8 +190,8 @@ def grow(
     booster = lightgbm.Booster(options, model.binned[0])
 
     def quadratic(scores: FloatArray, _: object) -> tuple[FloatArray, FloatArray]:
-        reached = scores.reshape(gradient.shape, order="F")
-        return (gradient + hessian * reached).ravel("F"), hessian.ravel("F")
+        score_matrix = scores.reshape(gradient.shape, order="F")
+        return (gradient + hessian * score_matrix).ravel("F"), hessian.ravel("F")
 
     def take(scores: FloatArray, _: object) -> tuple[str, float, bool]:
         values[:trained] = scores.reshape(gradient.shape)

@@ -278,8 +278,8 @@ class Descent:
         def slope(vectors: Vectors, _: FloatArray) -> tuple[Vectors, Sequence[float]]:
             part = self._objective.on(vectors)
             direction = vectors["direction"]
-            moved = vectors["scores"] + length * direction
-            return {}, [part.slope(moved, direction)]
+            scores = vectors["scores"] + length * direction
+            return {}, [part.slope(scores, direction)]
 
         (total,), _ = self.rows.run(slope)
         return float(total) / self.rows.rows

@@ -91,13 +91,13 @@ def draw_joined(
     starts = stops - sizes[positions]
     share = rng.random(len(positions))
     if row_weights is None:
-        places = starts + (share * (stops - starts)).astype(np.int64)
+        draws = starts + (share * (stops - starts)).astype(np.int64)
     else:
         ends = np.concatenate([[0.0], np.cumsum(row_weights[joined])])
         targets = ends[starts] + share * (ends[stops] - ends[starts])
-        places = np.searchsorted(ends, targets, side="right") - 1
+        draws = np.searchsorted(ends, targets, side="right") - 1
     # a rounding error at the edge of a group must not reach the next group
-    rows_drawn: IntArray = joined[np.clip(places, starts, stops - 1)]
+    rows_drawn: IntArray = joined[np.clip(draws, starts, stops - 1)]
     return rows_drawn
 
 
@@ -158,8 +158,8 @@ def uniform_sample(
 
     If N is at most ``size``, all rows are taken, with their own weights.
     """
-    taken = min(size, joined_rows)
-    joined = np.sort(rng.choice(joined_rows, taken, replace=False, shuffle=False))
-    weights = np.ones(taken) if row_weights is None else row_weights[joined]
-    weights = weights * (joined_rows / taken)
-    return Sample(joined, np.ones(taken, np.int64), weights, taken)
+    count = min(size, joined_rows)
+    joined = np.sort(rng.choice(joined_rows, count, replace=False, shuffle=False))
+    weights = np.ones(count) if row_weights is None else row_weights[joined]
+    weights = weights * (joined_rows / count)
+    return Sample(joined, np.ones(count, np.int64), weights, count)

@@ -186,10 +186,15 @@ def distdim(
         Ding et al. 2016, algorithm DistDim-K-means; of the k^T combinations only those
         that occur are made.
     """
-    combinations, which = np.unique(labels, axis=0, return_inverse=True)
-    totals = np.bincount(which.reshape(-1), weights, minlength=len(combinations))
+    combinations, combination_of = np.unique(labels, axis=0, return_inverse=True)
+    totals = np.bincount(
+        combination_of.reshape(-1), weights, minlength=len(combinations)
+    )
     grid = np.concatenate(
-        [of_party[combinations[:, party]] for party, of_party in enumerate(centres)],
+        [
+            party_centres[combinations[:, party]]
+            for party, party_centres in enumerate(centres)
+        ],
         axis=1,
     )
     return weighted_kmeans(grid, totals, clusters, rng)

@@ -101,7 +101,7 @@ def parse_edges(text: str, names: Sequence[str]) -> SimilarityGraph:
     """
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     edge_texts = re.split(r"[,;\n]", "\n".join(lines))
-    positions = {name: place for place, name in enumerate(names)}
+    positions = {name: position for position, name in enumerate(names)}
     pairs = [_edge(part.strip(), positions) for part in edge_texts if part.strip()]
     return SimilarityGraph.from_pairs(names, np.array(pairs, np.int64))
 

@@ -102,12 +102,12 @@ class SiteObjective:
     def _curvature_there(self) -> float:
         """Return the norm of the Hessian at the model's parameters, by power steps."""
         centre = self.model.parameters
-        at_centre = self.gradient(centre)
+        centre_gradient = self.gradient(centre)
         vector = np.ones(len(centre)) / np.sqrt(len(centre))
         size = 0.0
         for _ in range(POWER_STEPS):
             product = (
-                self.gradient(centre + FINITE_STEP * vector) - at_centre
+                self.gradient(centre + FINITE_STEP * vector) - centre_gradient
             ) / FINITE_STEP
             size = float(np.linalg.norm(product))
             if not size:
@@ -184,9 +184,11 @@ def covariances(moments: FloatArray) -> FloatArray:
     With noise they are no longer covariances: only their distances are used.
     """
     width = int(np.sqrt(2 * moments.shape[1]))
-    places = np.triu_indices(width)
+    triangle = np.triu_indices(width)
     full = np.zeros((len(moments), width, width))
-    full[:, *places] = moments / np.where(places[0] == places[1], 1.0, np.sqrt(2.0))
+    full[:, *triangle] = moments / np.where(
+        triangle[0] == triangle[1], 1.0, np.sqrt(2.0)
+    )
     means = full[:, :-1, -1]
     return _triangle(full[:, :-1, :-1] - means[:, :, None] * means[:, None, :])
 

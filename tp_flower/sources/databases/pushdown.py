@@ -134,11 +134,11 @@ class FilterPushdown:
                 return None
             return exp.Is(this=named(tree.this.unnest().name), expression=exp.Null())
         translated = tree.copy()
-        places = _constants(translated)
-        operands = self._operands(translated, places)
+        constants = _constants(translated)
+        operands = self._operands(translated, constants)
         if operands is None:
             return None
-        for node, operand in zip((translated.this, *places), operands, strict=True):
+        for node, operand in zip((translated.this, *constants), operands, strict=True):
             node.replace(operand)
         return translated
 
