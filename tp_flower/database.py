@@ -98,7 +98,7 @@ class Database:
 
     @contextmanager
     def transaction(self, *, is_durable: bool = True) -> Iterator[sqlite3.Connection]:
-        """Write all or nothing; inside another transaction, as a part of it."""
+        """Open a transaction, which writes all or nothing, or join the open one."""
         with self._lock:
             if self._connection is not None and self._connection.in_transaction:
                 with self._refused():
@@ -187,6 +187,7 @@ class Database:
             raise self._refusal(error) from error
 
     def _opened(self) -> sqlite3.Connection:
+        """Return the open connection, or a new one if the file was replaced."""
         if self._connection is not None:
             # a file that has replaced it is another database
             if self._connection.in_transaction or self._inode == _inode(self.path):
@@ -228,6 +229,7 @@ class Database:
         return connection
 
     def _prepare(self, connection: sqlite3.Connection, path: Path) -> None:
+        """Create the tables of a new file; refuse a file of another version."""
         # deleted rows may hold keys: overwrite them
         connection.execute("PRAGMA secure_delete = ON")
         if self._is_exclusive:

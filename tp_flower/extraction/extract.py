@@ -205,6 +205,7 @@ class _Writer:
 def _batches(
     opened: Scan, plan: select_plan.Plan, order_key: bytes, limit: TimeLimit
 ) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a plan in an order that reveals nothing about their values."""
     connection = opened.connection
     width = len(plan.numbers) + len(plan.listed)
     width += sum(select_plan.vector_width(piece.type) or 1 for piece in plan.vectors)

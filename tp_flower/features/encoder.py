@@ -205,7 +205,7 @@ class SiteEncoder:
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
-        """Rebuild a site's encoder from ``to_json``; SchemaError of other data."""
+        """Rebuild a site's encoder from ``to_json``; SchemaError if malformed."""
         try:
             encoder = TableEncoder.from_json(data["encoder"])
             keys = {
@@ -223,6 +223,7 @@ class SiteEncoder:
     def _writers(
         self, columns: Mapping[str, FeatureColumn]
     ) -> list[tuple[slice, Writer]]:
+        """Return the writer of each encoding, with the columns that it fills."""
         writers = []
         start = 0
         for encoding in self.encoder.encodings:

@@ -355,6 +355,7 @@ class EncoderSpec:
 
 
 def _parse_options(words: list[str]) -> tuple[str, bool]:
+    """Return the treatment of missing values, and whether they are indicated."""
     missing = ""
     indicator = False
     for word in words:

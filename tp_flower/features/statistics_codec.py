@@ -149,6 +149,7 @@ class ImpossibleError(ValueError):
 def _counted_column(
     feature: FeatureStatistics, choice: TableChoice, rows: int
 ) -> ColumnStatistics:
+    """Return the statistics of a column without categories and numbers."""
     name = feature.name
     kind = feature.kind
     if kind not in KINDS and not (kind == "" and choice.is_declared(name, "")):

@@ -68,7 +68,7 @@ class BatchPlan:
     ) -> npt.NDArray[Number]:
         """Return the sums (B, c) of the tables' values (k, c) of the batch's rows.
 
-        ``by_table`` they are (B, M, c), those of every table.
+        With ``by_table``, return the values of each table instead, (B, M, c).
         """
         tables = {table: self._rows_of(table, batch) for table in self.tables}
         return TableMapping(tables).expand(local, by_table=by_table)

@@ -64,6 +64,7 @@ def _dense(hashes: npt.NDArray[np.uint64]) -> IntArray:
 def _check_kinds(
     join: Join, left: Sequence[KeyColumn], right: Sequence[KeyColumn]
 ) -> None:
+    """Refuse a join whose keys differ in type."""
     kinds = {
         side: sorted({key.kind for key in keys if len(key.hashes)})
         for side, keys in ((join.left, left), (join.right, right))

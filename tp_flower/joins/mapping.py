@@ -81,7 +81,7 @@ class TableRows:
     def extremes(self, values: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return the least and the largest of values (N,) over each row's joined rows.
 
-        They are infinity and its negative, where there are none.
+        A row without joined rows has inf as its least value, and -inf as its largest.
         """
         low = np.full(self.rows + 1, np.inf)
         high = np.full(self.rows + 1, -np.inf)

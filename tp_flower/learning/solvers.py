@@ -70,6 +70,7 @@ def gram(
 def _sparse_gram(
     features: SparseRows, multiplicity: AnyArray, *, intercept: bool
 ) -> FloatArray:
+    """Return the weighted Gram matrix of sparse rows, block by block."""
     width = features.width
     total = np.zeros((width + int(intercept), width + int(intercept)))
     for block in blocks(

@@ -79,7 +79,7 @@ METHODS: Final[dict[str, Method]] = {}
 
 
 def register(*methods: Method) -> None:
-    """Add methods; ValueError if there is another one of the name."""
+    """Add methods; ValueError if another method already has the name."""
     for method in methods:
         if METHODS.setdefault(method.name, method) is not method:
             raise ValueError(

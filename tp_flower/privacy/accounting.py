@@ -124,6 +124,7 @@ def _least_noise(excess: Callable[[float], float], enough: float) -> float:
 
 
 def _gaussian_epsilon(gaussians: Sequence[Gaussian], delta: float) -> float:
+    """Return the epsilon of Gaussian mechanisms, by the tighter of two bounds."""
     from dp_accounting import get_epsilon_gaussian
 
     mu = math.sqrt(
@@ -136,6 +137,7 @@ def _gaussian_epsilon(gaussians: Sequence[Gaussian], delta: float) -> float:
 
 
 def _renyi_epsilon(mechanisms: Sequence[Mechanism], delta: float) -> float:
+    """Return the epsilon of mechanisms, composed by their Renyi divergences."""
     from dp_accounting.rdp import compute_epsilon
 
     total = np.zeros_like(ORDERS)

@@ -123,6 +123,7 @@ def _clipped_linear_sum(
     clip: float,
     units: Units | None,
 ) -> FloatArray:
+    """Return the sum of the clipped gradients of a linear model."""
     has_one = model.intercept
     if units is None:
         with np.errstate(over="ignore", invalid="ignore"):

@@ -137,7 +137,7 @@ def epsilon_of_noise(deviation: float, limits: Sequence[float] = ()) -> float:
 
 
 def response_keep(classes: int, epsilon: float) -> float:
-    """Return p of randomised response.
+    """Return the probability p that randomised response keeps a class.
 
     >>> round(response_keep(2, math.log(3.0)), 12)
     0.75

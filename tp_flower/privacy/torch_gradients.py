@@ -209,6 +209,7 @@ def _chunk_sum(
     messages: FloatArray,
     clips: FloatArray,
 ) -> FloatArray:
+    """Return the sum of the clipped gradients of one chunk of rows."""
     parameters = list(model.module.parameters())
     like = parameters[0]
     rows = torch.tensor(np.array(dense(features)), dtype=like.dtype, device=like.device)

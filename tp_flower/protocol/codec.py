@@ -186,6 +186,7 @@ def _build_part(
     carried: Mapping[str, AnyArray],
     number: int,
 ) -> f.PartBody:
+    """Return a part of a message; refuse arrays that it does not declare."""
     layout = f.layout_of(kind)
     for name in values:
         if name in layout.arrays or name in layout.families:
@@ -205,6 +206,7 @@ def _build_part(
 def _build(
     kind: type[AnyBody], fields: Mapping[str, Any], part: int | None = None
 ) -> AnyBody:
+    """Return a message or part with its fields and arrays checked."""
     try:
         # msgspec checks the type of arrays, and does not copy them
         body = msgspec.convert(

@@ -215,6 +215,7 @@ def _joined(arrays: list[AnyArray], size: int) -> bytes:
 
 
 def _payload(content: RecordDict, record: ConfigRecord) -> memoryview:
+    """Return the bytes of the arrays, from the record or beside it."""
     if isinstance(small := record.get(PAYLOAD), bytes):
         return memoryview(small)
     try:
@@ -233,6 +234,7 @@ def _record(content: RecordDict) -> ConfigRecord:
 
 
 def _document(record: ConfigRecord, name: str, kind: type) -> Any:
+    """Return the JSON of an entry; ReplyError unless it has the right type."""
     try:
         document = json.loads(str(record[name]))
     except (KeyError, ValueError, RecursionError) as error:
@@ -243,6 +245,7 @@ def _document(record: ConfigRecord, name: str, kind: type) -> Any:
 
 
 def _views(layout: list[Any], view: memoryview) -> dict[ArrayKey, AnyArray]:
+    """Return the arrays as views of the payload, which the layout must fill."""
     arrays: dict[ArrayKey, AnyArray] = {}
     offset = 0
     try:

@@ -264,6 +264,7 @@ def _check_absent(statement: parsing.Statement, scope: Scope) -> None:
 def _without_label(
     statement: parsing.Statement, unlabelled: Unlabelled
 ) -> parsing.Statement:
+    """Return the statement for a prediction, without the label among its items."""
     aliases = [table.alias for table in statement.tables]
     if unlabelled.table not in aliases:
         raise QueryError(
@@ -282,6 +283,7 @@ def _without_label(
 def _row_key(
     unlabelled: Unlabelled, scope: Scope, settled: Settled
 ) -> list[tuple[str]]:
+    """Return the columns of row-key, which must be those of the predicted table."""
     table = unlabelled.table
     if table in settled.outer:
         raise QueryError(
@@ -304,6 +306,7 @@ def _row_key(
 def _add_split(
     columns: Sequence[str], scope: Scope, keys: dict[str, list[tuple[str, ...]]]
 ) -> str:
+    """Add the columns of a split to the keys of their table; return its name."""
     if not columns:
         return ""
     pieces = []
@@ -401,6 +404,7 @@ def _label_and_weight(
 
 
 def _bind_features(bound: Sequence[Bound], scope: Scope) -> dict[str, list[Feature]]:
+    """Return the features by table; refuse one that is the label itself."""
     labels = [local for item, local in bound if parsing.is_label(item)]
     chosen = [pair for pair in bound if not _is_marked(pair[0])]
     features: dict[str, list[Feature]] = {}
@@ -414,6 +418,7 @@ def _bind_features(bound: Sequence[Bound], scope: Scope) -> dict[str, list[Featu
 
 
 def _bind_item(item: parsing.SelectItem, scope: Scope) -> Local:
+    """Return an item as an expression over the one table that it reads."""
     kind = "the label" if parsing.is_label(item) else "feature"
     element = f"{'the weight' if parsing.is_weight(item) else kind} {item.sql}"
     tree = parse_expression(item.sql, element).unnest()

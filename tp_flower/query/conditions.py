@@ -87,6 +87,7 @@ def bind_conditions(
 
 
 def _shared(join: JoinClause, scope: Scope) -> list[str]:
+    """Return the columns that a NATURAL join compares."""
     left = [
         name for a, names in scope.columns.items() if a != join.alias for name in names
     ]
@@ -116,6 +117,7 @@ def _bind_using(join: JoinClause, name: str, scope: Scope) -> Condition:
 
 
 def _bind(text: str, scope: Scope, owner: str | None) -> Condition:
+    """Return a filter of one table, or an equality between two."""
     element = f"condition {text}"
     tree = parse_expression(text, element)
     tables = scope.tables(tree, element)

@@ -257,6 +257,7 @@ def _product(first: _Length, second: _Length) -> _Length:
 
 
 def _check_nodes(tree: exp.Expr, *, aggregates: bool) -> None:
+    """Refuse an expression with a node that is not on the list."""
     for node in tree.walk(bfs=True):
         is_aggregate = aggregates and type(node) in AGGREGATE_NODES
         reason = _why_refused_aggregate(node) if is_aggregate else _why_refused(node)
@@ -267,6 +268,7 @@ def _check_nodes(tree: exp.Expr, *, aggregates: bool) -> None:
 
 
 def _why_refused(node: exp.Expr) -> str:
+    """Return the reason to refuse a node by its type, or ""."""
     if isinstance(node, exp.Window):
         return f"window functions are not supported; {_instead_of_window(node)}"
     for types, reason in _REASONS:
@@ -313,6 +315,7 @@ def _instead_of_window(window: exp.Window) -> str:
 
 
 def _why_refused_form(node: exp.Expr) -> str:
+    """Return the reason to refuse a node by its arguments, or ""."""
     if isinstance(node, exp.Column):
         if node.args.get("join_mark"):
             return "outer join marks are not supported"

@@ -117,6 +117,7 @@ def inline_ctes(select: exp.Select) -> None:
 
 
 def _place(tree: exp.Expr, bodies: Mapping[str, exp.Expr]) -> None:
+    """Replace each table that WITH names by its sub-query."""
     for table in list(tree.find_all(exp.Table)):
         body = bodies.get(table.name.lower())
         if body is not None and expressions.clauses_of(table) <= {"this", "alias"}:
@@ -157,6 +158,7 @@ def _sub_query(tree: exp.Expr) -> exp.Expr | None:
 
 
 def _semi_join(part: exp.Expr, alias: str) -> exp.Join:
+    """Return the join that keeps the rows which a condition IN or EXISTS accepts."""
     element = f"condition {expressions.shorten(part.sql(expressions.DIALECT))}"
     query = _sub_query(part)
     if not isinstance(query, exp.Select) or not query.args.get("from_"):
@@ -198,6 +200,7 @@ def _semi_join(part: exp.Expr, alias: str) -> exp.Join:
 
 
 def _compared(part: exp.Expr, items: Sequence[exp.Expr], element: str) -> list[Pair]:
+    """Return the pairs of values and columns that IN compares."""
     values = part.this.expressions if isinstance(part.this, exp.Tuple) else [part.this]
     if len(values) != len(items):
         raise QueryError(
@@ -276,6 +279,7 @@ def merge_sub_queries(select: exp.Select) -> None:
 
 
 def _can_merge(outer: exp.Select, inner: exp.Select) -> bool:
+    """Return whether the outer SELECT can read the tables of the inner one itself."""
     items = (*outer.expressions, *inner.expressions)
     names = [
         item.alias_or_name.lower() for item in inner.expressions if not item.is_star

@@ -484,6 +484,7 @@ def read_policy(
 
 
 def _refuse_removed(rules: Mapping[str, object], where: str) -> None:
+    """Refuse rules that no longer exist, and name those that replace them."""
     if "min-features" in rules:
         raise SourceError(
             f"{where} has 'min-features', which no longer exists: leave it out, or "
@@ -519,6 +520,7 @@ def _check_budget(
 
 
 def _levels(policy: Mapping[str, object], where: str) -> Mapping[str, str]:
+    """Return the level of each kind of release that a policy names."""
     where = f"'releases' of {where}"
     levels = entries.as_table(policy.get("releases", {}), where)
     entries.refuse_unknown(levels, tuple(LEVELS), where)
@@ -533,6 +535,7 @@ def _levels(policy: Mapping[str, object], where: str) -> Mapping[str, str]:
 
 
 def _check_consistent(policy: Policy, where: str) -> None:
+    """Refuse rules of a policy that contradict each other."""
     for name in policy.join_only:
         for key in ("labels", "weights", "filters"):
             if _has(getattr(policy, key) or (), name):

@@ -457,6 +457,7 @@ def merging_texts(source: ShardSource, names: Collection[str]) -> list[str]:
 
 
 def _check_readable(source: ShardSource, path: str) -> None:
+    """Refuse a path that is missing, unreadable or empty."""
     try:
         if Path(path).is_dir():
             is_empty = not _files(path)

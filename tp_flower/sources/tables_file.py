@@ -420,6 +420,7 @@ def _database_kind(path: str) -> str:
 def _database(
     entry: _ShardEntry, path: str, table: tuple[str, ...] | None, where: str
 ) -> DatabaseShard:
+    """Return the database of a shard, and its table or SQL."""
     # SQLAlchemy is slow to import, and most sites have files
     from tp_flower.sources.databases.session import parse_url
 
@@ -444,6 +445,7 @@ def _database(
 
 
 def _read_uri(file: Path, where: str) -> str:
+    """Return the URI that a file holds."""
     try:
         text = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

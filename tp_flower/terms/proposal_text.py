@@ -116,7 +116,7 @@ def _keys(
     joins: Collection[ProposedJoin],
     first: dict[str, Fragment],
 ) -> Iterator[str]:
-    """Yield a table's join keys, each with the keys compared to it, and the others."""
+    """Yield a table's join keys with the keys compared to them, then its other keys."""
     compared = set()
     for join in joins:
         sides = ((join.left, join.left_key), (join.right, join.right_key))

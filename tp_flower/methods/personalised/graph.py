@@ -107,6 +107,7 @@ def parse_edges(text: str, names: Sequence[str]) -> SimilarityGraph:
 
 
 def _edge(written: str, positions: dict[str, int]) -> tuple[int, int]:
+    """Return the two sites that an edge names, in the only way to read it."""
     edges = []
     for hyphen in re.finditer("-", written):
         left = written[: hyphen.start()].strip()

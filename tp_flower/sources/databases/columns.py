@@ -304,7 +304,7 @@ def _mysql_integer(field: Any, is_unsigned: bool) -> DatabaseColumn:
 
 
 def _without_zero_date(name: str) -> exp.Expr:
-    """MySQL's 0000-00-00, and a day or month of 0, are not dates."""
+    """Return a date column with NULL where MySQL has a day or month of 0."""
     parts = [
         exp.GT(
             this=exp.Anonymous(this=part, expressions=[named(name)]),

@@ -187,6 +187,7 @@ def _sqlite_file(url: sa.URL, folder: Path, where: str) -> sa.URL:
 
 
 def _secrets(url: sa.URL, values: list[str]) -> set[str]:
+    """Return all spellings of the secrets that an error may quote."""
     secrets = {*values, str(url.password or "")}
     for option in url.query.values():
         secrets |= {option} if isinstance(option, str) else set(option)
@@ -255,6 +256,7 @@ def _code(cause: BaseException) -> str:
 
 
 def _reason(cause: BaseException) -> str:
+    """Return the reason of a driver's error in words without data, or ""."""
     code = _code(cause)
     if isinstance(cause, _PG_ERRORS) and code:
         matches = [state for state in _PG_STATES if code.startswith(state)]
@@ -490,6 +492,7 @@ def _translated_errors(source: ShardSource, database: DatabaseShard) -> Iterator
 
 @contextmanager
 def _engine(url: DatabaseUrl) -> Iterator[sa.Engine]:
+    """Open an engine that only reads, and neither logs nor pools."""
     options: dict[str, Any] = {
         "poolclass": sa.NullPool,
         "hide_parameters": True,
