@@ -42,6 +42,13 @@ class Action(str):
         action.reply = reply
         return action
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Return how a copy is made, which is this very action.
+
+        Flower's simulation sends the ClientApp, which knows actions, to processes.
+        """
+        return action_of, (self.request,)
+
     @property
     def phase(self) -> str:
         """The name without its category."""
@@ -63,6 +70,11 @@ def declare_action(name: str, request: type[Request], reply: type[Reply]) -> Act
     if name in ACTIONS.values() or request in ACTIONS:
         raise ValueError(f"message {name!r} is registered: choose another name")
     return ACTIONS.setdefault(request, action)
+
+
+def action_of(request: type[Request]) -> Action:
+    """Return the action that a request is declared with; KeyError for none."""
+    return ACTIONS[request]
 
 
 def action_named(name: str) -> Action:

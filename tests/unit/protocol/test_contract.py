@@ -1,5 +1,6 @@
 """The pages and the kinds of ledger and policy follow the messages' declarations."""
 
+import copy
 import re
 from pathlib import Path
 
@@ -105,3 +106,11 @@ def test_an_action_is_declared_once() -> None:
     for name in ("train.sgd", "train.other"):
         with pytest.raises(ValueError, match="is registered: choose another"):
             declare_action(name, request, reply)
+
+
+def test_an_action_is_itself_in_every_process() -> None:
+    """Ray copies the ClientApp of a simulation, with the actions that it answers."""
+    for action in ACTIONS.values():
+        make, arguments = action.__reduce__()
+        assert make(*arguments) is action
+        assert copy.deepcopy(action) is action
