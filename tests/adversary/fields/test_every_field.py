@@ -196,11 +196,6 @@ def is_inherent(field: str) -> bool:
     return "inherent" in AUDITED[structure][name]
 
 
-@pytest.mark.cases(
-    *("cg-strict", "admm-default", "boost-default", "sgd-default", "predict-strict"),
-    *("drawing-default", "personalised-default", "explain-ranked"),
-    "coreset-ridge-default",
-)
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_a_lie_in_any_field_gains_nothing(place, name, kind):
     honest, answered, refused = answered_lies(place, kind, name)
@@ -220,7 +215,6 @@ def test_a_lie_in_any_field_gains_nothing(place, name, kind):
     assert refused
 
 
-@pytest.mark.cases("strict")
 @pytest.mark.parametrize("kind", BOTH)
 def test_two_lies_at_once_gain_nothing_either(place, kind):
     honest, answered, _ = answered_lies(place, kind, "cg")

@@ -44,7 +44,6 @@ def flat(value: object, path: str = "") -> dict[str, object]:
 
 
 @pytest.mark.slow
-@pytest.mark.cases("classification")
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_databases_give_the_report_of_files(
     task, tmp_path, monkeypatch, postgresql, mariadb
