@@ -226,6 +226,10 @@ def test_a_saved_model_predicts_in_another_process(model, tmp_path):
     pd.testing.assert_frame_equal(loaded.coefficients, model.coefficients)
     # predicting has changed nothing of it
     assert not (folder / "state" / "state.db").exists()
+    with pytest.raises(SettingsError, match="name the sites"):
+        loaded.predict()
+    with pytest.raises(ModelError, match="not empty"):
+        model.save(folder)
 
 
 def test_a_boosted_model_is_saved_with_the_one_it_starts_from(tmp_path, home):

@@ -15,7 +15,7 @@ from strategies.inference.predict import Predict
 from strategies.training.saving import make_manifest
 from tests.support.command_line import printed_by, site_options
 from tests.support.federated import train, write_site
-from tests.support.peers.faulty_grid import rows_in
+from tests.support.peers.faulty_grid import forget_processes, rows_in
 from tests.support.peers.hostile import (
     ORDERS_TEXT,
     SHOP,
@@ -26,7 +26,7 @@ from tests.support.peers.hostile import (
     tables,
 )
 from tests.support.peers.hostile_runs import refused
-from tp_flower.errors import PolicyError, SiteError
+from tp_flower.errors import LedgerError, PolicyError, SiteError
 from tp_flower.query import Query
 from tp_flower.query.fragment_text import text_digest
 from tp_flower.sources.shards import load_tables
@@ -174,6 +174,15 @@ def test_processes_do_not_share_the_last_query_of_a_quota(tmp_path):
     ident = json.loads(next(ledger.export()))["ident"]
     ledger.record(ident.split()[0], "answer", [{**QUERY, "ident": ident}], {"F": 5})
     assert len(list(ledger.export())) == 5
+
+
+def test_a_changed_line_breaks_the_chain(tmp_path):
+    run(tmp_path)
+    forget_processes()
+    path = tmp_path / "shop" / "state" / "site.db"
+    rows_in(path, "UPDATE ledger SET line = replace(line, 's\":12', 's\":11')")
+    with pytest.raises(LedgerError, match=r"the checksum of line \d+ does not match"):
+        Ledger(str(path.parent)).spent("F")
 
 
 def page_of(folder):

@@ -1,12 +1,17 @@
-"""Whole runs over keys whose values have other spellings, and labels that are NaN."""
+"""Whole runs over keys, filters and labels whose values have other spellings, or are
+NaN.
+"""
 
 import duckdb
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.database_tables import fill, url_of
 from tests.support.federated import run_query
 from tests.support.policies import OPEN
+from tests.support.servers import uri
 from tp_flower.errors import TPFlowerError
 
 SQL = "SELECT a.y AS label, a.x, b.z FROM a JOIN b ON a.k = b.k"
@@ -78,6 +83,30 @@ def test_keys_join_as_in_duckdb(left, right, tmp_path):
     assert joined_rows(two_sites(tmp_path, a, b)) == 60
 
 
+def test_rows_of_a_left_join_find_decimals_of_another_precision(tmp_path):
+    a = parquet(tmp_path, "a", sixty(DECIMALS.format("{}", "2,2")))
+    b = parquet(tmp_path, "b", six(DECIMALS.format("{}", "4,2")))
+    sql = SQL.replace("JOIN", "LEFT JOIN")
+    run = run_query(
+        sql, two_sites(tmp_path, a, b), "cg", test_fraction=0.0, num_epochs=1
+    )
+    last = run.strategy.report.join_steps[-1]
+    assert (last.rows, last.unmatched_before) == (60, 0)
+
+
+@pytest.mark.parametrize("zone", [None, "Europe/Paris"])
+def test_frames_of_nanoseconds(zone):
+    times = pd.to_datetime(1_700_000_000_000_000_000 + pd.RangeIndex(20)).tz_localize(
+        zone
+    )
+    a = pd.DataFrame(
+        {"k": times.repeat(20), "x": range(400), "y": [n % 7 for n in range(400)]}
+    )
+    b = pd.DataFrame({"k": times, "z": range(20)})
+    assert a["k"].dt.nanosecond.max() == 19
+    assert joined_rows([{"a": [a]}, {"b": [b]}]) == 400
+
+
 def test_text_that_is_no_uuid_is_refused(tmp_path):
     a = parquet(tmp_path, "a", sixty(UUID_OF))
     b = parquet(tmp_path, "b", six("'secret'"))
@@ -102,6 +131,49 @@ def test_shards_of_uuids_and_of_texts_are_refused_until_types_says(tmp_path):
         joined_rows([*first, site(tmp_path, "C", {"b": other})])
     other += "types = { k = 'UUID' }\n"
     assert joined_rows([*first, site(tmp_path, "C", {"b": other})]) == 60
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb", "sqlite"])
+def test_uuids_of_databases(kind, request, tmp_path):
+    """Upper-case text in one database, UUIDs in the other."""
+    ids = [row[0] for row in duckdb.execute(six(UUID_OF)).fetchall()]
+    url = url_of(kind, request, tmp_path)
+    name = fill(
+        url,
+        "b",
+        {"k": "varchar(40)", "z": "integer"},
+        [(str(k).upper(), n) for n, k in enumerate(ids)],
+    )
+    b = f"uri = '{uri(url)}'\ntable = '{name}'\n"
+    sites = two_sites(tmp_path, parquet(tmp_path, "a", sixty(UUID_OF)), b)
+    assert joined_rows(sites) == 60
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_uuid_types_of_databases(kind, request, tmp_path):
+    ids = [row[0] for row in duckdb.execute(six(UUID_OF)).fetchall()]
+    url = url_of(kind, request, tmp_path)
+    name = fill(
+        url,
+        "b",
+        {"k": "uuid", "z": "integer"},
+        [(str(k), n) for n, k in enumerate(ids)],
+    )
+    b = f"uri = '{uri(url)}'\ntable = '{name}'\n"
+    sites = two_sites(tmp_path, parquet(tmp_path, "a", sixty(UUID_OF)), b)
+    assert joined_rows(sites) == 60
+
+
+@pytest.mark.parametrize(
+    ("kind", "declared"), [("postgresql", "numeric(2,2)"), ("mariadb", "decimal(2,2)")]
+)
+def test_decimals_below_one_of_databases(kind, declared, request, tmp_path):
+    url = url_of(kind, request, tmp_path)
+    rows = [(f"0.{5 * n:02}", n) for n in range(6)]
+    name = fill(url, "b", {"k": declared, "z": "integer"}, rows)
+    b = f"uri = '{uri(url)}'\ntable = '{name}'\n"
+    a = parquet(tmp_path, "a", sixty(DECIMALS.format("{}", "4,2")))
+    assert joined_rows(two_sites(tmp_path, a, b)) == 60
 
 
 def rates(digits: str, first: int) -> str:
@@ -131,28 +203,51 @@ def test_shards_whose_decimals_have_other_precisions(tmp_path):
 
 def with_nan(folder) -> list[str]:
     """Parquet as pyarrow writes it: its least and greatest values leave NaN out."""
+    nan = float("nan")
+    keys = [nan if i % 4 == 0 else float(i % 6) for i in range(60)]
+    labels = [nan if i % 7 == 0 else i * 7 % 11 for i in range(60)]
     numbers = [float(i) for i in range(60)]
     a = {
-        "k": [i % 5 for i in range(60)],
+        "k": keys,
+        "l": [i % 5 for i in range(60)],
         "x": numbers,
-        "y": [float("nan") if i % 7 == 0 else i * 7 % 11 for i in range(60)],
+        "y": numbers[::-1],
+        "w": labels,
     }
-    b = {"k": [*range(5), 9, 9, 9], "z": numbers[:8]}
+    b = {
+        "k": [*map(float, range(6)), nan, nan],
+        "l": [*range(5), 9, 9, 9],
+        "z": numbers[:8],
+    }
     for name, columns in {"a": a, "b": b}.items():
         pq.write_table(pa.table(columns), folder / f"{name}.parquet")
     return two_sites(folder, "path = 'a.parquet'\n", "path = 'b.parquet'\n")
 
 
+def test_nan_keys_in_parquet_match_nothing(tmp_path):
+    assert joined_rows(with_nan(tmp_path)) == 45
+
+
 @pytest.mark.parametrize(
-    "condition", ["a.y IS NOT NULL", "NOT isnan(a.y)", "isfinite(a.y)"]
+    "condition",
+    ["a.k <= 5", "a.k < 6", "a.k BETWEEN 0 AND 5", "NOT a.k > 5", "a.k IS NOT NULL"],
+)
+def test_filters_take_nan_in_parquet_for_null(condition, tmp_path):
+    sql = f"SELECT a.y AS label, a.x FROM a WHERE {condition}"
+    assert joined_rows(with_nan(tmp_path)[:1], sql) == 45
+
+
+@pytest.mark.parametrize(
+    "condition", ["a.w IS NOT NULL", "NOT isnan(a.w)", "isfinite(a.w)"]
 )
 def test_nan_labels_in_parquet_are_filtered_out(condition, tmp_path):
     sites = with_nan(tmp_path)
+    sql = "SELECT a.w AS label, a.x, b.z FROM a JOIN b ON a.l = b.l"
     with pytest.raises(
         TPFlowerError, match=r"the label is NULL in 9 rows: .*IS NOT NULL"
     ):
-        joined_rows(sites)
-    assert joined_rows(sites, f"{SQL} WHERE {condition}") == 51
+        joined_rows(sites, sql)
+    assert joined_rows(sites, f"{sql} WHERE {condition}") == 51
 
 
 def test_uuids_and_texts_of_one_sub_query_are_refused_with_the_cast_to_write(tmp_path):

@@ -66,6 +66,12 @@ def test_two_values_over_all_shards_are_classes_and_the_line_says_so(
     assert "rmse" in numbers.final_train
 
 
+@pytest.mark.parametrize("strategy", ["admm", "sgd", "gd", "boost"])
+def test_every_strategy_trains_on_classes(strategy):
+    run = train(sites((0, 1), int), SQL, strategy, num_epochs=2).report
+    assert {"auc", "log_loss"} <= run.final_train.keys()
+
+
 def test_decimals_of_two_values_are_classes():
     rates = SQL.replace("o.y", "CAST(o.y AS DECIMAL(6, 2))")
     chosen = train(sites((0.5, 2)), rates, "cg").report.chosen["task"]

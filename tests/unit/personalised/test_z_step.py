@@ -92,6 +92,17 @@ def test_the_pull_proves_that_the_models_are_optimal():
     assert actual.models == pytest.approx(targets - back, abs=1e-6)
 
 
+def test_a_large_penalty_on_a_connected_graph_makes_one_model():
+    graph = ring(7)
+    targets = np.random.default_rng(6).normal(size=(7, 3))
+    mean = targets.mean(axis=0)
+    # a flow along the ring's edges that carries all differences to the mean
+    flow = np.linalg.pinv(graph.incidence.T.toarray()) @ (targets - mean)
+    actual = ZStep(graph).solve(targets, np.linalg.norm(flow, axis=1).max())
+    assert actual.models == pytest.approx(np.tile(mean, (7, 1)), abs=1e-14)
+    assert (actual.models == actual.models[0]).all()
+
+
 def test_sites_that_agree_stay_and_no_edge_changes_nothing():
     same = np.full((4, 2), 3.25)
     assert (ZStep(ring(4)).solve(same, 1.0).models == same).all()
