@@ -1,5 +1,6 @@
 """What a run leaves of its model: parts at the sites, a manifest at the server."""
 
+import json
 import re
 
 import numpy as np
@@ -7,6 +8,7 @@ import pandas as pd
 import pytest
 from flwr.app import Message
 
+import strategies.app
 from client_apps.app import app
 from client_apps.data.saved_models import SavedModel, part_folder
 from client_apps.operator.participant import score_sums
@@ -149,6 +151,16 @@ def encoded_scores(folder, strategy, numbers, frames):
 
 def state_of(folder, site):
     return folder / "state" / ("shop" if site == "shop" else "bank")
+
+
+def test_report_says_where_the_model_is_and_what_the_tables_add(trained):
+    _, strategy = trained
+    report = report_dict(strategy.report)
+    assert report["model"] == str(make_manifest(strategy).model)
+    assert sum(
+        own["share"] for own in report["contributions"].values()
+    ) == pytest.approx(1.0)
+    assert report["coefficients"] == {}
 
 
 def test_a_run_that_has_not_ended_has_no_manifest(tmp_path):
@@ -323,3 +335,17 @@ def test_coefficients_of_private_models_cost_nothing_more(
 def test_a_policy_about_coefficients_that_is_refused(tmp_path, policy, match):
     with pytest.raises(SourceError, match=match):
         load_tables(str(sites(tmp_path, policy)["bank"]))
+
+
+def test_train_writes_the_manifest_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("TP_FLOWER_HOME", str(tmp_path / "home"))
+    grid = InProcessGrid(app, sites(tmp_path), state=tmp_path / "state")
+    settings = Settings(num_epochs=1, model_name="qty", output_dir=str(tmp_path))
+    completed = strategies.app.train(
+        Query.from_sql(SQL), settings, lambda _: None, grid, tmp_path
+    )
+    found = resolve(tmp_path / "home", "qty")
+    assert completed.model == str(found.model)
+    assert json.loads((tmp_path / "report.json").read_text())["model"] == str(
+        found.model
+    )

@@ -90,6 +90,14 @@ def test_equal_to_the_joined_table(request, name):
     assert not any(table["is_partial"].to_pylist())
 
 
+def test_same_rows_score_as_in_training(logistic):
+    # the held-out rows are among them: the metrics are of both
+    assert logistic.evaluate(on(sharded, store()))["loss"] == pytest.approx(
+        0.8 * logistic.manifest.train["loss"] + 0.2 * logistic.manifest.test["loss"],
+        rel=0.05,
+    )
+
+
 def test_outputs_of_classes(logistic, softmax):
     table = logistic.table(on(whole, store()), UNLABELLED)
     score = table["score"].to_numpy()

@@ -82,6 +82,16 @@ def test_predict_writes_a_file_and_a_report(run):
     assert (folder / "report.html").exists()
 
 
+def test_a_run_may_be_renamed_and_asked_again(run):
+    first = run("first", mode="predict", model_name="late")
+    trained = first[2].with_name("train")
+    trained.rename(trained.with_name("elsewhere"))
+    version = first[0]["model"]["version"]
+    again = run("again", mode="predict", model_name=f"late@{version}")
+    tables = [pq.read_table(own[2] / "predictions.parquet") for own in (first, again)]
+    assert tables[0].equals(tables[1])
+
+
 def test_evaluate_reports_metrics(run):
     report, shown, folder = run("evaluate", mode="evaluate", model_name="late")
     assert set(report["metrics"]) == {"loss", "log_loss", "auc", "accuracy"}

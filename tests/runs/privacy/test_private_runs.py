@@ -108,6 +108,26 @@ def test_a_run_spends_what_it_planned_and_no_more(strategy, features, layout, se
         assert set(total["uncovered"]) == {"keys", "counts"} | further
 
 
+@each_layout
+def test_each_site_has_paid_what_was_asked_for(layout):
+    replies = trained(STATISTICS, layout=layout).sent("query.finish", replies=True)
+    ledgers = [seen.header["ledger"] for seen in replies]
+    assert len(ledgers) == (7 if layout == "sharded" else 3)
+    for lines in ledgers:
+        used = {
+            line["release"]["what"]: Gaussian(
+                line["release"]["mechanism"]["noise_multiplier"], line["used"]
+            )
+            for line in lines
+            if line["release"]["mechanism"]
+        }
+        assert {what: own.count for what, own in used.items()} == {
+            "gram": 1,
+            "moments": EPOCHS,
+        }
+        assert 0.999 <= epsilon(list(used.values()), DELTA) <= 1.0
+
+
 def test_every_release_is_reserved_before_it_leaves_and_named_in_words():
     lines = accounts(trained(STATISTICS))
     kinds = {own["release"]["what"] for own in lines}

@@ -133,6 +133,35 @@ def test_a_policy_without_a_unit_leaves_a_run_as_it_was(tmp_path):
     assert [plan.unit_norm for plan in finished.plans.values()] == [1.0, 1.0]
 
 
+def test_a_unit_of_one_row_each_costs_and_trains_as_rows_do(tmp_path):
+    """A reduction: as many units as rows, without noise."""
+    quiet = {"features": "statistics", "noise_multiplier": 1e-9, "clip": 0.3}
+    how = {**LINEAR, "privacy": PrivacySettings(**quiet)}
+    sql = SQL.replace("c.amount > 0 AS label", "c.amount AS label")
+    unit = 'privacy-unit = ["person", "amount"]\nrows-per-unit = 1'
+    runs = [
+        run_query(sql, sites(tmp_path / str(n), policy), **how)
+        for n, policy in enumerate([unit, "min-rows = 2"])
+    ]
+    by_unit, by_row = (finished.theta for finished in runs)
+    for table, theta in by_unit.items():
+        np.testing.assert_allclose(theta, by_row[table], rtol=1e-5, atol=1e-7)
+
+
+def test_the_same_rows_take_part_in_every_run(tmp_path):
+    """Their labels, which leave in the clear, say which rows they are."""
+    sql = SQL.replace("c.amount > 0 AS label", "c.amount AS label")
+    rows = sites(tmp_path, per_person(3))
+    labels = [
+        run_query(one, rows, state=tmp_path / "state", **LINEAR)
+        .arrays("query.extract", replies=True)[0, "label-values"]
+        .tolist()
+        for one in (sql, sql, sql.replace("c.day, c.fee", "c.fee * 2 AS twice"))
+    ]
+    assert labels[0] == labels[1] == labels[2]
+    assert len(labels[0]) == np.minimum(SIZES, 3).sum()
+
+
 def test_explain_and_predictions_see_the_same_rows(tmp_path):
     rows = sites(tmp_path, per_person(3))
     count = np.minimum(SIZES, 3).sum()

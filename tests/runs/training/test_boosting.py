@@ -319,6 +319,20 @@ def test_what_the_rows_decide_is_reported():
     assert [every.strategy.chosen[name] for name in names] == [7, 30, 0]
 
 
+def test_scores_are_the_sums_of_both_models(tmp_path):
+    sites, frames = on(whole, store()), store()
+    how, linear = train_linear(tmp_path, "squared", sites)
+    boosted = train_store(tmp_path, "squared", sites, **how)
+    first, trees = (each.reference(frames, SOURCE) for each in (linear, boosted))
+    # a row of the label table is in several joined rows, in any order
+    results = (first, trees, scored(boosted.table(sites)))
+    by_row = [pd.DataFrame(each).groupby(0)[1] for each in results]
+    first, trees, actual = (scores.sum() for scores in by_row)
+    # the base score is the linear model's alone
+    base = boosted.manifest.base_score[0] * by_row[0].size()
+    np.testing.assert_allclose(actual, first + trees - base, rtol=1e-4)
+
+
 def test_the_scores_of_two_models_have_masks_of_their_own(tmp_path):
     sites = on(whole, store())
     how, _ = train_linear(tmp_path, "squared", sites)

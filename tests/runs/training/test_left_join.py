@@ -68,6 +68,15 @@ def test_sgd_is_centralised_sgd(loss, layout):
     assert store_runs.distance(finished.flat, expected) < 1e-5
 
 
+@store_runs.each_layout
+@pytest.mark.parametrize("strategy", ["admm", "sgd"])
+def test_mlps_lower_the_loss(strategy, layout):
+    # steps of single rows, the automatic size here, are no matter for MLPs
+    how = {"batch_size": 16, "learning_rate": 0.01} if strategy == "sgd" else {}
+    finished = trained("squared", layout, strategy, models=MLP, num_epochs=2, **how)
+    assert finished.losses[-1] < finished.losses[0]
+
+
 def nobody() -> dict[str, pd.DataFrame]:
     """The store, where no customer has an order."""
     frames = store()

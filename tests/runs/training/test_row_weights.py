@@ -8,6 +8,7 @@ from tests.support.examples.store_runs import (
     LEFT,
     assert_optimal,
     distance,
+    loss_left,
     query,
     reference_of,
     sgd_of,
@@ -61,6 +62,12 @@ def test_sgd_is_centralised_sgd(loss, layout):
         distance(finished.flat, sgd_of(finished, HOW, weight=BY_SQL["entity(C)"]))
         < 1e-5
     )
+
+
+def test_automatic_sgd_comes_near_the_weighted_optimum():
+    how = {"row_weight": "entity(c)", "num_epochs": 30, "batch_size": 16}
+    finished = trained("squared", "whole", "sgd", one_site=True, **how)
+    assert loss_left(finished, weight=BY_SQL["entity(C)"]) < 0.02
 
 
 def test_an_entity_counts_once_in_training_and_once_in_testing():

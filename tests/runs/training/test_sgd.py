@@ -146,6 +146,23 @@ def test_mlps_are_those_of_centralised_sgd(loss, layout):
     assert store_runs.distance(found, np.concatenate(list(expected.values()))) < 1e-5
 
 
+def test_the_penalty_reaches_the_steps():
+    finished = trained("logistic", l2=0.0)
+    expected = store_runs.sgd_of(finished, HOW)
+    assert store_runs.distance(finished.flat, expected) < 1e-5
+    assert store_runs.distance(trained("logistic").flat, expected) > 1e-3
+
+
+@store_runs.each_loss
+@pytest.mark.parametrize("model", ["linear", "mlp"])
+def test_shards_train_as_the_whole(loss, model):
+    together, apart = (trained(loss, layout, model) for layout in ("whole", "sharded"))
+    assert store_runs.batches_of(together) == store_runs.batches_of(apart)
+    # scores and Y travel as float32
+    assert store_runs.distance(apart.flat, together.flat) < 1e-6
+    np.testing.assert_allclose(apart.losses, together.losses, rtol=1e-6)
+
+
 def test_no_process_needs_to_know_what_another_did(tmp_path):
     """In deployment every message is answered by a process of its own."""
 

@@ -30,7 +30,9 @@ from tests.support.federated import (
     SOURCE,
     Run,
     one_per_site,
+    pieces,
     run,
+    run_query,
     sharded,
     store,
     whole,
@@ -154,6 +156,20 @@ def test_consensus_reaches_the_same_optimum(loss):
     assert_optimal(finished, gradient=1e-3, excess=1e-5)
 
 
+def test_one_table_is_centralised_ridge_in_a_few_epochs():
+    orders = FRAMES["orders"]
+    sql = "SELECT qty AS label, day, online FROM orders"
+    how = {"l2": 0.3, "num_epochs": 8, "test_fraction": 1e-9}
+    finished = run_query(sql, [{"orders": orders}], **how)
+    features = orders[["day", "online"]].astype(float)
+    scaled = (features - features.mean()) / features.std(ddof=0)
+    dense = np.column_stack([scaled, np.ones(len(orders))])
+    qty = orders["qty"].to_numpy()
+    matrix = dense.T @ dense / len(orders) + np.diag([0.3, 0.3, 0.0])
+    expected = np.linalg.solve(matrix, dense.T @ (qty - qty.mean()) / len(orders))
+    np.testing.assert_allclose(finished.theta["orders"], expected, atol=1e-6)
+
+
 def test_dealing_of_shards_to_sites_does_not_matter():
     orders, customers, items = sharded(FRAMES).values()
     expected = trained("logistic", "sharded")
@@ -170,6 +186,14 @@ def test_dealing_of_shards_to_sites_does_not_matter():
         np.testing.assert_array_equal(finished.flat, expected.flat)
         assert finished.losses == expected.losses
         assert finished.history[-2].test == expected.history[-2].test
+
+
+def test_where_a_table_is_cut_does_not_matter():
+    expected = trained("softmax")
+    for cuts in ([5, 6], [20, 40, 50]):
+        shards = {**whole(FRAMES), "orders": pieces(FRAMES["orders"], *cuts)}
+        finished = run("softmax", one_per_site(shards), l2=L2, num_epochs=6)
+        assert distance(finished.flat, expected.flat) < 1e-6
 
 
 def test_seed_decides_the_split_and_repeats():
@@ -374,6 +398,16 @@ def test_tolerance_stops_early():
     assert last < 1e-3 <= before
     assert early.losses == full.losses[:count]
     assert early.seen[-1].action == "query.finish"
+
+
+def test_result_is_flowers():
+    finished = trained("logistic", num_epochs=3)
+    result = finished.result
+    assert list(result.train_metrics_clientapp) == [1, 2, 3]
+    assert list(result.evaluate_metrics_serverapp) == [1, 2, 3]
+    assert result.train_metrics_clientapp[3]["loss"] == finished.losses[-1]
+    base = result.arrays["base-score"].numpy()
+    np.testing.assert_array_equal(base, finished.strategy.training_problem.base_score)
 
 
 def test_a_loss_beyond_that_of_a_constant_is_refused():

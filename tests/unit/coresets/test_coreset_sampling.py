@@ -1,4 +1,4 @@
-"""What importance sampling is made of; runs are compared with the materialised join."""
+"""Importance sampling of joined rows against Algorithm 1 on the materialised join."""
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from tp_flower.methods.coreset import importance
 from tp_flower.methods.coreset.sampling import (
     draw_joined,
     draw_rows,
+    draw_uniform,
     party_counts,
     uniform_sample,
     weigh_sample,
@@ -25,6 +26,7 @@ from tp_flower.privacy.key_agreement import (
     to_fixed,
 )
 
+DRAWS = 200_000
 both = pytest.mark.parametrize("weighted", [False, True], ids=["equal", "weighted"])
 HARD = {
     "duplicated": lambda x: np.column_stack([x, x[:, :2]]),
@@ -38,6 +40,129 @@ ALONE = TableRows(np.array([0, -1], np.int32), 2)
 DRAWS_OF_TWO = np.array([0, 1, 1])
 DIAGONAL, TOTALS = "finite values and a diagonal >= 0", "finite, >= 0, not all 0"
 LARGE = "too large to be summed"
+
+
+class _Join:
+    """60 joined rows of three tables, many-to-many, the third one LEFT JOINed."""
+
+    def __init__(self, *, weighted=False):
+        rng = np.random.default_rng(5)
+        count = self.rows = 60
+        self.weights = rng.gamma(1.0, size=count) if weighted else None
+        self.row_weights = np.ones(count) if self.weights is None else self.weights
+        sizes, widths = (40, 12, 6), (3, 4, 2)
+        self.tables = [
+            TableRows(rng.integers(low, size, count).astype(np.int32), size)
+            for size, low in zip(sizes, (0, 0, -1), strict=True)
+        ]
+        self.columns = [
+            rng.standard_t(2, size=(size, width)).astype(np.float32)
+            for size, width in zip(sizes, widths, strict=True)
+        ]
+        labels = rng.normal(size=(sizes[0], 1))
+        self.columns[0] = importance.augmented(self.columns[0], labels, intercept=True)
+        self.masses = [
+            table.segment_sum(self.row_weights[:, None])[:, 0] for table in self.tables
+        ]
+
+    def expanded(self, place):
+        """X_i of the joined rows, zero where there is no row."""
+        return self.tables[place].expand(self.columns[place])
+
+    @property
+    def local_scores(self):
+        """What each table computes of its rows."""
+        pairs = zip(self.columns, self.masses, strict=True)
+        return [regression_scores(rows, mass) for rows, mass in pairs]
+
+    def exact(self):
+        """The density of Algorithm 1 on the materialised join, by QR."""
+        scores = np.full(self.rows, len(self.tables) / self.row_weights.sum())
+        root = np.sqrt(self.row_weights)[:, None]
+        for place in range(len(self.tables)):
+            basis, _ = np.linalg.qr(root * self.expanded(place))
+            scores += (basis**2).sum(axis=1) / self.row_weights
+        density = self.row_weights * scores
+        return scores, density / density.sum()
+
+    def draw(self, size, rng):
+        """The whole protocol, with every party in this process."""
+        masses = [a * b for a, b in zip(self.local_scores, self.masses, strict=True)]
+        totals = [*(mass.sum() for mass in masses), len(masses)]
+        counts = party_counts(totals, size, rng)
+        draws = [
+            draw_joined(table, draw_rows(mass, count, rng), self.weights, rng)
+            for table, mass, count in zip(self.tables, masses, counts[:-1], strict=True)
+        ]
+        rows = draw_uniform(counts[-1], self.rows, self.weights, rng)
+        return np.concatenate([*draws, rows]), float(sum(totals))
+
+
+@both
+def test_scores_over_a_join_are_the_leverages_of_the_materialised_join(weighted):
+    join = _Join(weighted=weighted)
+    scores, _ = join.exact()
+    uniform = len(join.tables) / join.row_weights.sum()
+    pairs = zip(join.tables, join.local_scores, strict=True)
+    actual = sum(table.expand(local) for table, local in pairs)
+    np.testing.assert_allclose(actual + uniform, scores, rtol=1e-9)
+    # their sums are the ranks, which the server knows a bound of
+    pairs = zip(join.local_scores, join.masses, strict=True)
+    np.testing.assert_allclose(
+        [local @ mass for local, mass in pairs], [5, 4, 2], rtol=1e-9
+    )
+
+
+@both
+def test_draws_follow_the_importance_distribution_of_the_materialised_join(weighted):
+    join = _Join(weighted=weighted)
+    _, density = join.exact()
+    draws, _ = join.draw(DRAWS, np.random.default_rng(11))
+    actual = np.bincount(draws, minlength=join.rows)
+    assert stats.chisquare(actual, DRAWS * density).pvalue > 0.001
+    # the test has the power to see a law that is slightly different
+    assert (
+        stats.chisquare(actual, DRAWS * (0.9 * density + 0.1 / join.rows)).pvalue < 1e-6
+    )
+
+
+@both
+def test_weighted_costs_are_unbiased_for_50_random_parameters(weighted):
+    join = _Join(weighted=weighted)
+    scores, _ = join.exact()
+    design = np.column_stack([join.expanded(place) for place in range(3)])
+    rng = np.random.default_rng(2)
+    parameters = rng.normal(size=(50, design.shape[1]))
+    costs = (design @ parameters.T) ** 2  # (60, 50); the label is one of the columns
+    repeats = 400
+    actual = np.empty((repeats, 50))
+    for repeat in range(repeats):
+        draws, total = join.draw(40, rng)
+        sample = weigh_sample(draws, scores[np.unique(draws)], total)
+        actual[repeat] = sample.weights @ costs[sample.joined]
+    error = actual.std(axis=0, ddof=1) / np.sqrt(repeats)
+    # 50 correlated statistics: the limit of 3 is passed by chance one time in ten
+    z = (actual.mean(axis=0) - join.row_weights @ costs) / error
+    assert np.abs(z).max() < 3
+    # and for the sum of the weights themselves
+    assert abs(z).mean() < 1.5
+
+
+@both
+def test_the_penalty_is_as_many_more_joined_rows(weighted):
+    join, penalty = _Join(weighted=weighted), 0.3
+    rows, mass = join.columns[0], join.masses[0]  # three features, 1, the label
+    root = np.sqrt(join.row_weights)[:, None] * join.expanded(0)
+    basis, _ = np.linalg.qr(np.vstack([root, np.sqrt(penalty) * np.eye(5)[:3]]))
+    reference = (basis[: join.rows] ** 2).sum(axis=1) / join.row_weights
+    actual = regression_scores(rows, mass, features=3, penalty=penalty)
+    np.testing.assert_allclose(join.tables[0].expand(actual), reference, rtol=1e-9)
+    clear = gram(rows, mass)
+    total = importance.leverage_total(
+        clear, importance.whitening(importance.penalised(clear, 3, penalty))
+    )
+    assert actual @ mass == pytest.approx(total)
+    assert 2 < total < 5  # what is not penalised counts in full
 
 
 @given(st.integers(0, 2**32 - 1))

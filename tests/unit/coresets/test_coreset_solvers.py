@@ -47,6 +47,15 @@ def test_ridge_is_the_weighted_normal_equations(l2):
     np.testing.assert_allclose(saga, exact, atol=2e-3)
 
 
+def test_the_unit_of_the_weights_and_whole_weights():
+    design, targets, _ = problem()
+    copies = np.arange(len(design)) % 3
+    again = np.repeat(np.arange(len(design)), copies)
+    actual = solve(design, targets, 70.0 * copies, l2=0.1)
+    repeated = solve(design[again], targets[again], np.ones(len(again)), l2=0.1)
+    np.testing.assert_allclose(actual, repeated, rtol=1e-9)
+
+
 @pytest.mark.parametrize("l2", [0.0, 0.3], ids=["lasso", "elastic net"])
 def test_l1_reaches_the_minimum_of_the_house_objective(l2):
     design, targets, weights = problem()
@@ -148,6 +157,15 @@ def test_scores_over_a_join_are_those_of_the_materialised_join():
     total = kmeans_total(clusters.cost, clusters.cost, clusters.used)
     assert total == pytest.approx(2 * ALPHA * (1 + clusters.used))
     assert scores @ copies == pytest.approx(total)
+
+
+def test_whole_masses_cluster_as_repeated_rows():
+    rows, copies = rows_and_masses()
+    joined = rows[np.repeat(np.arange(ROWS), copies)]
+    ones = np.ones(len(joined))
+    weighted = kmeans_cost(rows, weighted_kmeans(rows, copies, 4, generator()), copies)
+    repeated = kmeans_cost(joined, weighted_kmeans(joined, ones, 4, generator()))
+    assert weighted == pytest.approx(repeated, rel=0.02)
 
 
 def test_shards_are_scored_as_one_table_with_all_their_centres():

@@ -174,6 +174,25 @@ def assert_equal_where(values, hashes):
 
 
 @few
+@given(
+    st.lists(
+        st.integers(-(2**53), 2**53)
+        | st.floats(allow_infinity=False, allow_nan=False, width=32)
+        | st.integers(-999, 999).map(lambda n: n / 8),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_number_hashes_agree_exactly_when_the_numbers_do(values):
+    whole = [value for value in values if value == int(value) and abs(value) < 2**62]
+    hashes = []
+    for column in (np.array(values, float), np.array(whole, np.int64)):
+        shard = run(pd.DataFrame({"k": column}), fragment(keys=[('"k"',)]))
+        hashes += hash_of_rows(shard.keys[0])
+    assert_equal_where([*values, *whole], hashes)
+
+
+@few
 @given(st.lists(st.tuples(texts, texts), max_size=6))
 @example([("a", "bc"), ("ab", "c"), ("", "abc"), ("abc", "")])
 def test_text_pairs_agree_exactly_when_they_are_equal(pairs):

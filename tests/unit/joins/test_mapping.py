@@ -14,7 +14,7 @@ from tests.support.reference import joins as slow
 from tp_flower.errors import MappingError
 from tp_flower.extraction.extracted import KeyColumn
 from tp_flower.joins.batches import plan_batches
-from tp_flower.joins.joining import build_mapping
+from tp_flower.joins.joining import JoinStep, build_mapping
 from tp_flower.joins.mapping import TableMapping, TableRows
 from tp_flower.query import Join
 from tp_flower.splits import split_rows
@@ -22,6 +22,7 @@ from tp_flower.splits import split_rows
 COLUMNS = ("a", "b")
 LEFT = [("t1", "t0", "a", "a")]
 JOIN = Join("l", "r", 0, 0, text="l.k = r.k")
+KEY = bytes(range(32))
 
 
 @st.composite
@@ -126,6 +127,21 @@ def check_steps(mapping, steps, outer):
     assert last.unmatched_rows == int((rows.multiplicity == 0).sum())
 
 
+def test_many_to_many_by_hand():
+    # t0 rows 0, 1 and t1 rows 0, 2 share a = 1: four joined rows; NULL meets nothing
+    left = [(1, 0), (1, 0), (2, 0), (None, 0)]
+    right = [(1, 0), (None, 0), (1, 0), (3, 0)]
+    mapping, steps = build({"t0": [left], "t1": [right]}, LEFT)
+    assert mapping.tables["t0"].row_of.tolist() == [0, 0, 1, 1]
+    assert mapping.tables["t1"].row_of.tolist() == [0, 2, 0, 2]
+    # of t0 two rows meet nothing, of t1 two
+    step = JoinStep("t1", 4, "t1.a = t0.a", False, 4, 0, 1.0, 2, 2, 2, 2)
+    assert steps == (JoinStep("t0", 4), step)
+    mapping, steps = build_mapping([], {}, {"t": 3}, "t")
+    assert mapping.tables["t"].row_of.tolist() == [0, 1, 2]
+    assert steps == (JoinStep("t", 3),)
+
+
 def test_too_many_rows_are_refused_before_they_are_made():
     # 1000 * 1000 rows of one key, and three of them again: 3 * 10**12 would not fit
     many = [(1, 1)] * 100_000
@@ -219,10 +235,13 @@ def table_rows(draw):
 @example(TableRows(np.array([2, 0], np.int32), 3), 2, 0)
 @example(TableRows(np.array([-1, -1], np.int32), 3), 2, 0)
 @example(TableRows(np.array([-1, 0, 1, -1, -1, 2], np.int32), 3), 1, 0)
-def test_expand_and_segment_sum_are_those_of_loops(rows, outputs, seed):
+def test_expand_and_segment_sum_are_adjoint(rows, outputs, seed):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(rows.rows, outputs))
     y = rng.normal(size=(len(rows.row_of), outputs))
+    left = float((rows.expand(x) * y).sum())
+    right = float((x * rows.segment_sum(y)).sum())
+    assert left == pytest.approx(right, abs=1e-10)
     np.testing.assert_array_equal(rows.expand(x), slow.expand(rows.row_of, x))
     np.testing.assert_allclose(
         rows.segment_sum(y), slow.segment_sum(rows.row_of, rows.rows, y), atol=1e-12
@@ -333,6 +352,7 @@ def test_tables_see_the_distinct_rows_of_each_batch(drawn):
 def test_scores_and_segment_sums_are_those_of_loops(drawn, outputs, seed):
     mapping, plan, _ = drawn
     rng = np.random.default_rng(seed)
+    zero = np.zeros((1, outputs))
     local = {
         name: rng.normal(size=(rows.rows, outputs))
         for name, rows in mapping.tables.items()
@@ -354,6 +374,12 @@ def test_scores_and_segment_sums_are_those_of_loops(drawn, outputs, seed):
             wanted = [sums[row] for row in plan.tables[name].of(batch)]
             wanted = np.reshape(wanted, (-1, outputs))
             np.testing.assert_allclose(actual, wanted, atol=1e-12)
+            # the adjoint of looking the batch's rows up
+            slots = plan.tables[name].slots[plan.slice(batch)]
+            looked_up = np.vstack([values[name], zero])[slots]  # -1 takes the last one
+            left = float((looked_up * derivatives).sum())
+            right = float((values[name] * actual).sum())
+            assert left == pytest.approx(right, abs=1e-10)
 
 
 def identity(rows: int) -> TableMapping:

@@ -26,6 +26,14 @@ from tp_flower.methods.boost.trees import Forest, TreeModel, grow
 GROWTH = Growth(trees=1, leaves=5, rate=1.0, least_rows=50)
 
 
+def test_conservation_of_the_sums_over_joined_rows():
+    rng = np.random.default_rng(0)
+    rows = TableRows(rng.integers(-1, 6, 50), 6)
+    numbers = rng.normal(size=(50, 2))
+    sums = rows.segment_sum(numbers).sum(axis=0)
+    np.testing.assert_allclose(sums, numbers[rows.row_of >= 0].sum(axis=0))
+
+
 @pytest.mark.parametrize("name", ["squared", "logistic"])
 # one random example in 400 has two splits of equal gain, to 32 bits: always the same
 # examples

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 import pytest
 from msgspec import structs
 
@@ -74,6 +75,25 @@ def test_the_scores_that_a_row_shows_cost_their_epsilon(outline, first):
     ]
     in_batches = outline.row_batches * 6
     assert sum(counts) == 6 + in_batches + first
+
+
+def test_a_row_of_sgd_pays_for_every_batch_that_it_is_in():
+    """By hand: a table of 3 rows; row 1 is in 4 of the 10 batches of each epoch."""
+    assert np.bincount(np.array([0, 1, 1, 2, 1, 1])).max() == SGD.row_batches
+    settings = PrivacySettings(features="dp-sgd", noise_multiplier=5.0)
+    assert plan(settings, ADMM).fit.noise_multiplier == 5.0
+    made = plan(settings, SGD)
+    (gradients,) = [use for use in made.uses if use.what == plans.GRADIENTS]
+    assert (gradients.limit, gradients.mechanism) == (6, Gaussian(5.0, 4))
+    # 24 Gaussians of multiplier 5 are one of 5 / sqrt(24)
+    one = epsilon([Gaussian(5.0 / math.sqrt(24))], 1e-5)
+    assert epsilon(spent(made, {plans.GRADIENTS}), 1e-5) == pytest.approx(one)
+
+
+def test_no_amplification_is_claimed_against_the_server():
+    made = plan(PrivacySettings(features="dp-sgd", predictions=9.0), SGD)
+    assert all(use.mechanism.sample_rate == 1.0 for use in made.uses[:1])
+    assert epsilon(spent(made, {plans.GRADIENTS}), 1e-5) == pytest.approx(1.0, rel=1e-2)
 
 
 def test_what_nothing_covers_is_a_use_too():

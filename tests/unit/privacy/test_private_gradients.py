@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from tests.support.examples.fits import fit_problem, normal_rows, ridge_of, with_ones
@@ -141,6 +143,30 @@ def test_clipped_sum_is_that_of_batches_of_one(make, clip):
     expected = one_by_one(model, features, messages, clip)
     np.testing.assert_allclose(total, expected, rtol=1e-5, atol=1e-6 * min(clip, 10))
     np.testing.assert_array_equal(model.parameters, before)
+
+
+@settings(max_examples=25)
+@given(
+    rows=st.integers(1, 12),
+    clip=st.floats(1e-3, 1e3),
+    size=st.floats(1e-3, 1e4),
+    intercept=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_no_row_moves_a_sum_beyond_the_clip(rows, clip, size, intercept, seed):
+    rng = np.random.default_rng(seed)
+    model = linear(intercept=intercept)
+    features = (size * rng.normal(size=(rows, 4))).astype(np.float32)
+    messages = rng.normal(size=(rows, 2))
+    whole = clipped_sum(model, features, messages, clip)
+    for row in range(rows):
+        others = np.arange(rows) != row
+        without = clipped_sum(model, features[others], messages[others], clip)
+        change = np.linalg.norm(whole - without)
+        norm = np.linalg.norm(model.pullback(features[[row]], messages[[row]]))
+        assert change <= clip * (1 + 1e-9) + 1e-12 * np.abs(whole).max()
+        # and by all of its gradient where that is allowed
+        assert change == pytest.approx(min(clip, norm), rel=1e-6, abs=1e-9)
 
 
 @each_model

@@ -142,6 +142,11 @@ class TestSensitivity:
         # and the bound of A is reached: these rows are long
         assert largest[0] == pytest.approx(bounds[0])
 
+    def test_the_bound_of_moments_is_reached(self):
+        rows = Rows(np.array([[9.0]], np.float32), np.array([50]), False)
+        sums = noisy_moments(self.plan, rows, np.array([[-70.0]]), noise())
+        assert sums.item() == pytest.approx(-2.5 * 0.4)
+
 
 class TestNoise:
     draws = 300

@@ -79,6 +79,16 @@ def test_a_unit_changes_a_clipped_sum_by_the_clip_at_most(make, seed, scale):
     assert largest_change(statistic, codes) <= CLIP * SLACK
 
 
+def test_a_clip_of_rows_would_not_bound_a_unit():
+    codes, features, messages, _ = people(0)
+    most = np.bincount(codes).max()
+
+    def statistic(stays):
+        return clipped_sum(linear(), features[stays], 1e3 * messages[stays], CLIP)
+
+    assert 2 * CLIP < largest_change(statistic, codes) <= most * CLIP * SLACK
+
+
 def test_the_bounds_are_reached():
     """Rows that are alike add up: the sensitivities are no larger than needed."""
     features, messages = np.ones((6, 3), np.float32), np.full((6, 2), 9.0)

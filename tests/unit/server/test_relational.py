@@ -9,6 +9,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from client_apps.app import app
 from strategies import STRATEGIES, TablePuppetADMM, TablePuppetCG
 from strategies.run.grid import InProcessGrid
+from tp_flower.errors import SettingsError
 from tp_flower.methods.method import METHODS
 from tp_flower.protocol.messages import Action
 from tp_flower.query import Query
@@ -68,3 +69,8 @@ def test_a_strategy_lists_the_messages_that_it_sends():
         Silent(Query.from_sql(SQL)).start(grid())
     Unlisted.messages = TablePuppetCG.method_type.messages
     assert Silent(Query.from_sql(SQL)).start(grid()).train_metrics_clientapp
+
+
+def test_bad_settings_are_refused():
+    with pytest.raises(SettingsError, match="num-epoch: unknown setting"):
+        TablePuppetADMM(Query.from_sql(SQL), num_epoch=2)

@@ -20,7 +20,7 @@ import pytest
 
 from client_apps.data import counter, database
 from client_apps.data.database import FILE, Changes, open_database
-from client_apps.data.ledger import START, Ledger, RoundLedger, checksum_of
+from client_apps.data.ledger import START, Ledger, RoundLedger, checksum_of, open_ledger
 from tests.support.peers.faulty_grid import forget_processes, rows_in
 from tp_flower.errors import BudgetError, LedgerError, SettingsError, SiteError
 from tp_flower.privacy.accounting import epsilon
@@ -239,6 +239,19 @@ def rows_of(root):
     return rows_in(
         Path(root) / FILE, "SELECT seq, checksum, line FROM ledger ORDER BY seq"
     )
+
+
+def test_it_is_kept_for_the_next_process(root):
+    first = example(root)
+    forget_processes()
+    assert open_ledger(root) is open_ledger(root)
+    second = Ledger(root)
+    assert second.spent("F") == first.spent("F")
+    second.charge(RUN, release("labels", PureDp(0.5)), {}, "draw")
+    assert second.spent("F") == first.spent("F")
+    use(second, 7)
+    with pytest.raises(BudgetError, match="of key 0, 9 were planned and 9 are used"):
+        use(first, 1)
 
 
 def test_each_line_seals_the_one_before_and_all_are_exported_as_text(root):
