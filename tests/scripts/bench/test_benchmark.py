@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts import benchmark
-from scripts.bench import harness, render
+from scripts.bench import harness, processes, render
 from scripts.bench.registry import SUITES
 
 PAGE_TEXT = render.PAGE.read_text(encoding="utf-8")
@@ -76,6 +76,19 @@ def test_what_cannot_work_is_refused_before_measuring(
     assert message in capsys.readouterr().err
 
 
+def test_an_interrupt_keeps_what_was_measured(run, capsys, tmp_path) -> None:
+    def interrupted(_: harness.Options) -> harness.Outcome:
+        raise KeyboardInterrupt
+
+    status, content = run({"a": good, "b": interrupted, "c": good})
+    assert status == 130
+    assert list(content["suites"]) == ["a"]
+    assert "interrupted" in capsys.readouterr().out
+    page = (tmp_path / "out" / "benchmark.md").read_text("utf-8")
+    assert "**Suite a** (`--suite a`)" in page
+    assert "| within | 1 | 2 |" in page
+
+
 def test_an_error_loses_nothing_of_the_other_suites(run, capsys, tmp_path) -> None:
     status, content = run(
         {"a": good, "b": failing, "c": skipped, "d": good}, "--suite", "all"
@@ -131,6 +144,23 @@ def test_a_file_of_another_schema_is_refused(
     assert render.PAGE.read_text(encoding="utf-8") == PAGE_TEXT
 
 
+def test_a_measurement_in_a_process_of_its_own() -> None:
+    assert processes.in_process_of_its_own(json.dumps, [1, 2]) == "[1, 2]"
+    with pytest.raises(RuntimeError, match=r"json:loads failed:[\s\S]*JSONDecodeError"):
+        processes.in_process_of_its_own(json.loads, "{")
+
+
+def test_memory_and_time_of_a_block() -> None:
+    with processes.spent() as figures:
+        held = bytearray(256 << 20)
+        figures["seconds"] = 7.0
+    assert len(held) == 256 << 20
+    # less what this process has given back meanwhile
+    assert figures["peak-mib"] >= 200.0
+    assert figures["seconds"] == 7.0
+    assert figures["cpu-seconds"] > 0.0
+
+
 def test_nobody_edits_figures_by_hand() -> None:
     committed = harness.read_results(render.FOLDER / harness.RESULTS_FILE)
     section = render.render(committed, "../scripts/bench/results/")
@@ -152,3 +182,21 @@ def test_every_image_is_there_and_none_is_left_over() -> None:
     text = (render.FOLDER / harness.RESULTS_FILE).read_text(encoding="utf-8")
     assert len(text) < 300_000
     assert str(Path.home()) not in text
+
+
+@pytest.mark.parametrize(
+    ("page", "message"),
+    [
+        ("no markers", "the page needs one"),
+        (f"{render.BEGIN} {render.BEGIN} {render.END}", "the page needs one"),
+        (f"{render.END} {render.BEGIN}", "stands before"),
+    ],
+)
+def test_markers_are_needed(page: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        render.with_section(page, "new")
+    page = f"before\n{render.BEGIN}\nold\n{render.END}\nafter\n"
+    assert (
+        render.with_section(page, "new")
+        == f"before\n{render.BEGIN}\n\nnew\n\n{render.END}\nafter\n"
+    )

@@ -1,14 +1,30 @@
 """Suites of large and growing sizes on tiny ones: they run, and what they compute."""
 
 import numpy as np
+import pytest
 
-from scripts.bench.harness import participants_of, train
+from scripts.bench.harness import Options, participants_of, train
+from scripts.bench.processes import status_bytes
 from scripts.bench.suites import scale
 from scripts.data.paper_scale import SQL, rows_of, write_paper_scale
 from tp_flower.settings import Settings
 
 SMALL = 1e-3
 FACTOR = 1e-4
+
+
+def test_slope_of_powers():
+    sizes = [1e5, 3e5, 1e6]
+    for power in (0.5, 1.0, 2.0):
+        costs = [7.0 * n**power for n in sizes]
+        assert scale.log_slope(sizes, costs) == pytest.approx(power)
+
+
+def test_memory_beside_files_is_seen():
+    before = status_bytes("RssAnon")
+    # too large to come of memory that was freed before
+    held = np.ones(1 << 23)
+    assert status_bytes("RssAnon") - before >= 0.9 * held.nbytes
 
 
 def test_a_run_of_the_papers_tables_learns_what_is_in_them(tmp_path):
@@ -40,3 +56,14 @@ def test_features_stay_mapped_from_message_to_message(tmp_path):
     for number, features in first.items():
         assert isinstance(features, np.memmap)
         assert second[number] is features
+
+
+@pytest.mark.slow
+def test_linearity_of_small_stores():
+    outcome = scale.measure_linearity(Options(), (2_000, 8_000), (2, 6))
+    assert [check.limit for check in outcome.checks] == [1.1, 1.1, 1.1]
+    assert all(np.isfinite(check.measured) for check in outcome.checks)
+
+
+def test_set_up_of_shards_is_timed_at_the_site():
+    assert 0 < scale.shard_set_up(3) < 60

@@ -9,24 +9,35 @@ import pytest
 
 from scripts.bench.datasets import Dataset, by_table
 from scripts.bench.harness import (
+    Options,
     Outcome,
+    new_results,
     participants_of,
+    put_outcome,
     train,
 )
-from scripts.bench.suites import methods
+from scripts.bench.render import suite_block
+from scripts.bench.suites import coreset, methods
 from scripts.bench.suites.coreset import regression_scores
 from scripts.bench.suites.materialised import (
     CASES,
+    ENCODERS,
     HELD_OUT,
+    OURS,
+    best_metric,
     mark_held_out,
+    to_good_model,
 )
 from scripts.bench.suites.methods import (
+    COSTS,
     METHODS,
     check_claims,
+    curve_of,
     measure_dataset,
     summary,
 )
 from scripts.data.make_store import STORE_SQL, make_store
+from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 
 
@@ -65,6 +76,43 @@ def test_both_sides_hold_out_the_same_rows(case, frames) -> None:
     assert set(joined.rows["o"][joined.is_test]) == set(held_out)
     assert not set(joined.rows["o"][~joined.is_test]) & set(held_out)
     assert (marked["discount"][held_out] > 0).all()
+
+
+def test_all_ways_come_within_a_percent(case) -> None:
+    optimum = best_metric("small")
+    until, more_is_better = case.until(optimum), CASES["flights"].until(0.7)
+    assert until({"rmse": 1.009 * optimum})
+    assert more_is_better({"auc": 0.6931})
+    for near, metrics in ((until, 1.011 * optimum), (more_is_better, 0.6929)):
+        assert not near({"rmse": metrics, "auc": metrics})
+        assert not near({"rmse": math.nan, "auc": math.nan})
+    assert 1 <= to_good_model("small", OURS, optimum)["steps"] <= 12
+    for way in ENCODERS:
+        run = to_good_model("small", way, optimum)
+        assert np.isfinite(run["seconds"]), way
+        assert run["seconds"] > run["join-seconds"] + run["encode-seconds"]
+    # what does not come close is not counted
+    with pytest.raises(RuntimeError, match="no epoch came within 1 %"):
+        to_good_model("small", OURS, 0.5 * optimum)
+    assert to_good_model("small", "dense", 0.5 * optimum)["seconds"] == np.inf
+
+
+# an epoch of two rounds: 300 bytes of arrays and 20 of headers
+HISTORY = [
+    RoundReport(1, 0, "seal", {}, {}, {}, {}, 100, 0.5, 0.25, 1.0),
+    RoundReport(2, 1, "admm", {}, {}, {"a": 100}, {"b": 50}, 10, 1.0, 2.0, 4.0),
+    RoundReport(3, 1, "admm", {}, {"auc": 0.6}, {"a": 100}, {"b": 50}, 10, 1.0, 2.0),
+    RoundReport(4, 2, "admm", {}, {}, {"a": 100}, {"b": 50}, 10, 1.0, 2.0),
+    RoundReport(5, 2, "admm", {}, {"auc": 0.7}, {"a": 100}, {"b": 50}, 10, 1.0, 2.0),
+    RoundReport(6, 0, "finish", {}, {}, {}, {}, 7, 9.0, 9.0),
+]
+
+
+def test_a_curve_adds_up_the_rounds_of_set_up_and_epochs() -> None:
+    curve = curve_of(HISTORY, "auc")
+    assert curve["metric"][1:].tolist() == [0.6, 0.7]
+    # the round that only ends the run is not in it
+    assert curve[list(COSTS)].to_numpy().tolist() == [[1, 100], [3, 420], [5, 740]]
 
 
 def dataset_of(**metrics):
@@ -158,3 +206,24 @@ def test_scores_are_the_sum_of_those_of_the_columns_of_each_table():
     np.testing.assert_allclose(
         regression_scores(features, labels, tables), slow, rtol=1e-6
     )
+
+
+def test_a_data_set_is_measured_by_runs_and_samples_alike(monkeypatch):
+    # large enough that chance does not decide
+    sizes = {"SIZES": (80, 200), "MAIN_SIZE": 200, "GUARANTEED_SIZE": 250}
+    fewer = {"REPEATS": 3, "CLUSTERS": 3, "PARAMETERS": 5}
+    for name, value in {**sizes, **fewer}.items():
+        monkeypatch.setattr(coreset, name, value)
+    outcome = coreset.measure_coreset(Options(), small_store("flights-delay"))
+    results = new_results()
+    put_outcome(results, "coreset", outcome, 1.0)
+    block = suite_block("coreset", results["suites"]["coreset"])
+    assert "| ridge: bytes of the rows |" in block
+    ridge = outcome.facts["flights-delay"]["ridge"]
+    importance, uniform = ridge["runs"].values()
+    assert importance["choice_bytes"] > uniform["choice_bytes"] == 0
+    # a run's rows are a sample like the others: its solution is about as good
+    costs = [run["cost"] / ridge["full"]["Central"] for run in (importance, uniform)]
+    assert costs == pytest.approx([1.0, 1.0], rel=0.5)
+    names = [check.name for check in outcome.checks]
+    assert len(names) == 10 == len(set(names))
