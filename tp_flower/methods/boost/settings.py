@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tp_flower.model_names import model_name
-from tp_flower.settings.declare import BY_METHOD, Form, Range, setting
+from tp_flower.settings.declare import BY_METHOD, Form, Range, Readers, setting
 from tp_flower.settings.rules import Rules, names_of
 from tp_flower.settings.settings import Settings
 from tp_flower.settings.training import FITTED
@@ -90,6 +90,10 @@ class BoostSettings:
         "Saved model to start from, trained on the same query and the same rows "
         '("name@version"; "name" = the latest); "" = a constant score.',
         Form("name, name@version", lambda text: text and model_name(text)),
+        Readers(
+            of_methods=True,
+            refusal="strategy {strategy!r} starts from no saved model: {instead}",
+        ),
     )
 
 
