@@ -128,7 +128,7 @@ def exposure_of(
     messages: Collection[Action],
     **details: Any,
 ) -> Exposure:
-    """Return the exposure of a run, from its own messages and more ``facts``."""
+    """Return the exposure of a run, from its own messages and more ``details``."""
     sharded = [name for name, shards in parts.items() if len(shards) > 1]
     nodes = inventory.nodes.values()
     split_kind = settings.split.kind

@@ -170,14 +170,17 @@ class JoinMethod(ServerMethod[TrainingProblem]):
 
     def outline(self) -> Outline:
         """Return the announced schedule."""
-        return Outline(strategy=self.name, epochs=self.settings.epochs)
+        settings = self.settings
+        sends = settings.rules.sends(settings)
+        return Outline(strategy=self.name, epochs=settings.epochs, sends=sends)
 
     def baseline(self, problem: TrainingProblem) -> float:
         """Return the loss of the best constant score, which no epoch may far exceed.
 
-        It is infinity if noise can make an epoch bad, and the next one good.
+        It is infinity if noise can make an epoch bad, and the next one good, or if a
+        solver at the server ends in one epoch.
         """
-        if self.settings.is_noisy:
+        if self.settings.is_noisy or self.settings.method.solvers:
             return math.inf
         return problem.baselines["train"].get("loss", math.inf)
 

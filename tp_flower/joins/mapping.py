@@ -171,7 +171,7 @@ class TableMapping:
     ) -> npt.NDArray[Number]:
         """Return the sums (N, c) of all tables' values (n_i, c) on the joined rows.
 
-        ``by_table`` they are (N, M, c), those of every table.
+        With ``by_table``, return the values of each table instead, (N, M, c).
         """
         first = next(iter(local.values()))
         columns: tuple[int, ...] = first.shape[1:]

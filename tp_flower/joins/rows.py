@@ -109,10 +109,10 @@ class JoinedRows:
         """Call a kernel for all joined rows, and store the vectors that it returns.
 
         ``local`` are values (n_i, c) of some tables, whose sum at each joined row the
-        kernel receives; without any, (B, 0). ``by_table`` it receives those of every
-        table, (B, M, c), in the mapping's order. A vector that a kernel returns
-        replaces the one of its name. The kernel must not change its arguments, and is
-        called for no rows if there are none.
+        kernel receives; without any, (B, 0). With ``by_table`` the kernel receives the
+        values of each table, (B, M, c), in the mapping's order. A vector that a kernel
+        returns replaces the one of its name. The kernel must not change its arguments,
+        and is called for no rows if there are none.
 
         Returns:
             The combined partial results, (k,), and by table the sums (n_i, c) of the

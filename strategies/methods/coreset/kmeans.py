@@ -1,12 +1,10 @@
 """CoresetKMeans: the server clusters the sampled rows that the sites send."""
 
-import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from msgspec import structs
 
 from strategies.disclosures import MethodFacts
 from strategies.methods.coreset.solved import (
@@ -14,7 +12,6 @@ from strategies.methods.coreset.solved import (
     disclosed_form,
     epoch_traffic,
     joined_rows,
-    sent_form,
     solve_on_rows,
 )
 from strategies.run.exchange import Replies, Requests
@@ -36,7 +33,7 @@ from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.methods.coreset.settings import DISTDIM, CoresetSettings
 from tp_flower.methods.coreset.solvers import distdim, weighted_kmeans
 from tp_flower.objectives import KMEANS, Objective, Target, make_objective
-from tp_flower.protocol.training_messages import Outline, Update
+from tp_flower.protocol.training_messages import Update
 from tp_flower.query import BoundQuery, Unlabelled
 from tp_flower.randomness import Stream, generator
 
@@ -52,21 +49,13 @@ class Clustering(JoinMethod):
         """Let the server set the models."""
         return Update.GIVEN
 
-    def outline(self) -> Outline:
-        """Return the schedule, with the form in which sampled rows leave."""
-        return structs.replace(super().outline(), sends=sent_form(self.settings))
-
     def disclosed(self, _: JoinedTables) -> MethodFacts:
         """Return the form in which sampled rows leave."""
         return disclosed_form(self.settings)
 
-    def baseline(self, _: TrainingProblem) -> float:
-        """Return infinity: a solver at the server does not diverge."""
-        return math.inf
-
     def epoch_traffic(self, tables: Sequence[TableSize], _: int) -> Traffic:
         """Return the traffic of the only epoch."""
-        return epoch_traffic(tables, sent_form(self.settings))
+        return epoch_traffic(tables, self.settings)
 
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Solve over the rows that the sites send."""
@@ -112,8 +101,9 @@ class Clustering(JoinMethod):
     ) -> Mapping[str, FloatArray]:
         """Return the centres' coordinates at every table."""
         rng = generator(self.settings.seed, Stream.SOLVE)
-        clusters = self.settings.of(CoresetSettings).clusters
-        if self.settings.of(CoresetSettings).coreset_solver == DISTDIM:
+        values = self.settings.of(CoresetSettings)
+        clusters = values.clusters
+        if values.coreset_solver == DISTDIM:
             # for each sampled joined row its local centre, by table
             nearest = []
             local = []

@@ -1,11 +1,9 @@
 """CoresetRidge: the server fits a linear regression to the rows that the sites send."""
 
-import math
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import numpy as np
-from msgspec import structs
 
 from strategies.disclosures import MethodFacts
 from strategies.methods.coreset.solved import (
@@ -13,7 +11,6 @@ from strategies.methods.coreset.solved import (
     disclosed_form,
     epoch_traffic,
     joined_rows,
-    sent_form,
     solve_on_rows,
     solver_of,
 )
@@ -33,7 +30,7 @@ from tp_flower.methods.coreset.importance import (
 from tp_flower.methods.coreset.settings import CoresetSettings
 from tp_flower.methods.coreset.solvers import solve
 from tp_flower.objectives import Objective, Target
-from tp_flower.protocol.training_messages import Outline, Update
+from tp_flower.protocol.training_messages import Update
 from tp_flower.settings.rules import general_methods
 
 
@@ -47,21 +44,13 @@ class Ridge(JoinMethod):
         """Let the server set the models."""
         return Update.GIVEN
 
-    def outline(self) -> Outline:
-        """Return the schedule, with the form in which sampled rows leave."""
-        return structs.replace(super().outline(), sends=sent_form(self.settings))
-
     def disclosed(self, _: JoinedTables) -> MethodFacts:
         """Return the form in which sampled rows leave."""
         return disclosed_form(self.settings)
 
-    def baseline(self, _: TrainingProblem) -> float:
-        """Return infinity: a solver at the server does not diverge."""
-        return math.inf
-
     def epoch_traffic(self, tables: Sequence[TableSize], _: int) -> Traffic:
         """Return the traffic of the only epoch."""
-        return epoch_traffic(tables, sent_form(self.settings))
+        return epoch_traffic(tables, self.settings)
 
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Solve over the rows that the sites send."""

@@ -23,7 +23,7 @@ from strategies.training.traffic import TableSize, Tally, Traffic, shards_of
 from tp_flower.arrays import FloatArray
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.methods.coreset.messages import TRAIN_ROWS, RowsRequest, SampledRows
-from tp_flower.methods.coreset.settings import DISTDIM, CoresetSettings
+from tp_flower.methods.coreset.settings import CoresetSettings
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import (
@@ -43,15 +43,9 @@ Solve = Callable[[TrainingProblem, Replies, FloatArray], Mapping[str, FloatArray
 The weights (k,) belong to the sampled joined rows, and have mean 1."""
 
 
-def sent_form(settings: Settings) -> str:
-    """Return the form in which sampled rows leave."""
-    is_centres = settings.of(CoresetSettings).coreset_solver == DISTDIM
-    return CENTRES if is_centres else SAMPLED_ROWS
-
-
 def disclosed_form(settings: Settings) -> MethodFacts:
     """Return the facts that the disclosures of sampled rows name."""
-    form = sent_form(settings)
+    form = settings.rules.sends(settings)
     values = {"sends_rows": form == SAMPLED_ROWS, "sends_centres": form == CENTRES}
     return MethodFacts(values)
 
@@ -107,10 +101,11 @@ def joined_rows(
     return blocks
 
 
-def epoch_traffic(tables: Sequence[TableSize], sends: str) -> Traffic:
-    """Return the traffic of solving on sampled "rows", or "centres" of clusters."""
+def epoch_traffic(tables: Sequence[TableSize], settings: Settings) -> Traffic:
+    """Return the traffic of solving on sampled rows, or on centres of clusters."""
     tally = Tally()
-    fields = ("rows",) if sends == SAMPLED_ROWS else ("centres", "nearest")
+    is_rows = settings.rules.sends(settings) == SAMPLED_ROWS
+    fields = ("rows",) if is_rows else ("centres", "nearest")
     for table, shard in shards_of(tables):
         # a centre per output; a shard with fewer rows has fewer
         sizes = table.sizes(shard) | {"clusters": table.outputs, "scored": shard.total}
