@@ -326,9 +326,12 @@ def check_named(site: Site, name: str, version: str) -> None:
     A model that was boosted from another one is scored with that one.
     """
     named = proposed = site.terms.saved_model
-    while proposed:
+    # a model may start from an earlier version of its own name, which means the latest
+    lineage: set[str] = set()
+    while proposed and proposed not in lineage:
         if proposed == (f"{name}@{version}" if "@" in proposed else name):
             return
+        lineage.add(proposed)
         proposed = _start_of(site, proposed)
     if named:
         raise contradiction("model name", named, f"{name}@{version}")

@@ -1,18 +1,22 @@
 """A saved model scores rows as the run did, also rows that it never saw."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from client_apps.data.saved_models import SavedModel
+from client_apps.privacy.proposal_checks import check_named
 from strategies import Explain, TablePuppetADMM, TablePuppetSGD
 from tests.support import federated
 from tests.support.federated import WatchedGrid
 from tests.support.predicted import scores_of
-from tp_flower.errors import ModelError
+from tp_flower.errors import ModelError, ProposalError
+from tp_flower.model_names import ModelVersion
 from tp_flower.settings import PrivacySettings
 
 ROWS = 30
@@ -113,3 +117,15 @@ def test_models_that_are_not_linear_show_no_coefficients(tmp_path):
     sql = "SELECT qty AS label, price FROM o"
     strategy = federated.train({"shop": path}, sql, num_epochs=1, model="mlp")
     assert strategy.outcome.coefficients == {}
+
+
+def test_a_model_that_starts_from_its_own_name_ends_its_lineage(tmp_path):
+    train(tmp_path / "run", TablePuppetADMM, num_epochs=1)
+    part = replace(saved_parts(tmp_path / "run")[0], start="grown")
+    model = ModelVersion("grown", "20260101-000000-abcd")
+    part.keep(model.folder(tmp_path) / "part-0")
+    terms = SimpleNamespace(saved_model="grown")
+    site = SimpleNamespace(terms=terms, state_folder=tmp_path)
+    check_named(site, "grown", model.version)
+    with pytest.raises(ProposalError, match="the request says 'other@"):
+        check_named(site, "other", model.version)
