@@ -163,14 +163,9 @@ class Settings(
         return self.split.describe(self.test_fraction, self.sample)
 
     @property
-    def is_sampled(self) -> bool:
-        """Whether the settings ask for a sample of the joined rows to train on."""
-        return self.sample_size > 0
-
-    @property
     def training_sample(self) -> int:
         """The number of joined rows to draw for training; 0 to train on all."""
-        return self.sample_size or self.method.sampled_rows
+        return self.coreset_size or self.method.sampled_rows
 
     @property
     def other_model(self) -> str:

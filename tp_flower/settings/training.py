@@ -200,9 +200,9 @@ class SampleSettings:
     )
 
     @property
-    def sample_size(self) -> int:
-        """The number of joined rows to draw that is asked for; 0 for none."""
-        return self.coreset_size
+    def is_sampled(self) -> bool:
+        """Whether the settings ask for a sample of the joined rows to train on."""
+        return self.coreset_size > 0
 
     @property
     def is_by_importance(self) -> bool:

@@ -26,7 +26,6 @@ DERIVED = {
     "model_of": ("model", "models"),
     "training_sample": ("coreset_size",),
     "is_sampled": ("coreset_size",),
-    "sample_size": ("coreset_size",),
     "is_by_importance": ("coreset_kind",),
     "start": ("boost_from",),
     "method_name": ("strategy",),
