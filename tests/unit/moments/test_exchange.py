@@ -1,0 +1,182 @@
+"""The second moments of a join from padded sums equal those of the built join."""
+
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+
+import duckdb
+import numpy as np
+import pandas as pd
+import pytest
+
+from tp_flower.methods.moments.counts import CountedRows, EdgeRows
+from tp_flower.methods.moments.exchange import (
+    Assembly,
+    EdgeSecret,
+    PassRows,
+    padding_table,
+)
+from tp_flower.methods.moments.tree import Edge, JoinTree
+from tp_flower.methods.moments.words import inner
+
+PASSES = ("train", "test")
+KEYS = 4  # distinct values of every join key
+
+
+@dataclass
+class Joined:
+    """A random join: its tree, and by table keys, words and passes of the rows."""
+
+    tree: JoinTree
+    keys: dict[tuple[str, int], np.ndarray]  # of a table at an edge; -1 for NULL
+    values: dict[str, np.ndarray]
+    split_table: str
+    subset: np.ndarray  # of the split table's rows, the number of a pass
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator, most_tables: int = 6) -> "Joined":
+        count = int(rng.integers(2, most_tables + 1))
+        tables = tuple(f"t{number}" for number in range(count))
+        edges = []
+        outer = set()
+        for number in range(1, count):
+            parent = int(rng.integers(number))
+            edges.append(Edge(tables[parent], tables[number], 0, 0))
+            if tables[parent] in outer or rng.random() < 0.3:
+                outer.add(tables[number])
+        rows = {table: int(rng.integers(1, 7)) for table in tables}
+        keys = {
+            (table, number): rng.integers(-1, KEYS, size=rows[table])
+            for number, edge in enumerate(edges)
+            for table in edge[:2]
+        }
+        values = {
+            table: rng.integers(0, 1 << 63, size=(n, rng.integers(1, 4))).astype(
+                np.uint64
+            )
+            for table, n in rows.items()
+        }
+        split_table = str(rng.choice(tables))
+        subset = rng.integers(len(PASSES), size=rows[split_table])
+        return cls(
+            JoinTree(tables, edges, frozenset(outer)), keys, values, split_table, subset
+        )
+
+    def rows_of_join(self) -> dict[str, np.ndarray]:
+        """The row of every table behind each joined row, by DuckDB; -1 for none."""
+        with duckdb.connect() as connection:
+            for table in self.tree.tables:
+                frame = pd.DataFrame({"row": np.arange(len(self.values[table]))})
+                for number in self.tree.edges_of(table):
+                    codes = self.keys[table, number]
+                    frame[f"k{number}"] = pd.array(
+                        [None if code < 0 else code for code in codes], "Int64"
+                    )
+                connection.register(table, frame)
+            joins = "".join(
+                f" {'LEFT ' if edge.right in self.tree.outer else ''}JOIN {edge.right} "
+                f"ON {edge.left}.k{number} = {edge.right}.k{number}"
+                for number, edge in enumerate(self.tree.edges)
+            )
+            columns = ", ".join(
+                f"COALESCE({table}.row, -1) AS {table}" for table in self.tree.tables
+            )
+            result = connection.execute(f"SELECT {columns} FROM t0{joins}")
+            return {name: np.asarray(rows) for name, rows in result.fetchnumpy().items()}
+
+    def expected(self, number: int) -> dict[tuple[str, str], np.ndarray]:
+        """The moments of a pass, from the built join."""
+        rows = self.rows_of_join()
+        # a joined row without a row of the split table is trained on
+        taken = np.append(self.subset, 0)[rows[self.split_table]] == number
+        joined = {
+            table: np.vstack([block, np.zeros_like(block[:1])])[rows[table][taken]]
+            for table, block in self.values.items()
+        }
+        pairs = combinations_with_replacement(self.tree.tables, 2)
+        return {(i, k): joined[i].T @ joined[k] for i, k in pairs}
+
+    def count(self) -> dict[str, CountedRows]:
+        """The tables' rows with their counts, as a server passes them on."""
+        outgoing: dict[tuple[int, str], np.ndarray] = {}
+
+        def counted(table: str, without: int | None = None) -> CountedRows:
+            edges = {}
+            for number in self.tree.edges_of(table):
+                if number == without:
+                    continue
+                other = self.tree.edges[number].other(table)
+                if (number, other) not in outgoing:
+                    neighbour = counted(other, number)
+                    dummy = EdgeRows(
+                        self.keys[other, number],
+                        np.ones((len(PASSES), KEYS), np.int64),
+                        np.zeros(len(PASSES), np.int64),
+                    )
+                    whole = CountedRows(
+                        {**neighbour.edges, number: dummy}, neighbour.weights
+                    )
+                    outgoing[number, other] = whole.outgoing[number]
+                holds_out = self.split_table in self.tree.behind(number, table)
+                unmatched = np.zeros(len(PASSES), np.int64)
+                if self.tree.is_left_joined(number, table):
+                    unmatched = np.array([1, 0 if holds_out else 1])
+                edges[number] = EdgeRows(
+                    self.keys[table, number], outgoing[number, other], unmatched
+                )
+            rows = len(self.values[table])
+            weights = np.ones((len(PASSES), rows), np.int64)
+            if table == self.split_table:
+                weights = np.stack(
+                    [self.subset == number for number in range(len(PASSES))]
+                ).astype(np.int64)
+            return CountedRows(edges, weights)
+
+        return {table: counted(table) for table in self.tree.tables}
+
+    def exchanged(self, number: int) -> dict[tuple[str, str], np.ndarray]:
+        """The moments of a pass, by the exchange."""
+        rows = self.count()
+        columns = {table: block.shape[1] for table, block in self.values.items()}
+        tags = np.random.default_rng(9).integers(
+            0, 1 << 63, size=(len(self.tree.edges), KEYS, 2), dtype=np.uint64
+        )
+        contributions = {}
+        for table, counted in rows.items():
+            secrets = {
+                edge: EdgeSecret(bytes([edge]) * 32, tags[edge])
+                for edge in counted.edges
+            }
+            contributions[table] = padding_table(
+                table,
+                self.tree,
+                counted,
+                self.values[table],
+                columns,
+                secrets,
+                PASSES[number],
+                number,
+            ).contribution()
+        in_pass = {table: PassRows.of(counted, number) for table, counted in rows.items()}
+        return Assembly(self.tree, in_pass, contributions).blocks()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_blocks_are_those_of_the_built_join(seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(50):
+        joined = Joined.draw(rng)
+        for number in range(len(PASSES)):
+            expected = joined.expected(number)
+            found = joined.exchanged(number)
+            assert found.keys() == expected.keys()
+            for pair, block in expected.items():
+                np.testing.assert_array_equal(found[pair], block, err_msg=str(pair))
+
+
+def test_words_multiply_as_integers_do():
+    rng = np.random.default_rng(0)
+    left, right = (
+        rng.integers(0, 1 << 64, size=(70_000, columns), dtype=np.uint64)
+        for columns in (3, 5)
+    )
+    np.testing.assert_array_equal(inner(left, right), left.T @ right)

@@ -1,0 +1,1 @@
+"""Aggregates only: linear models from the second moments of the joined rows."""

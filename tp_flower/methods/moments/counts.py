@@ -1,0 +1,115 @@
+"""How many tuples of the join are behind a row, by the counts that tables pass on.
+
+The rows of a table t with key q of an edge e, each as often as tuples of the tables on
+t's side of e contain it, are its *outgoing* count:
+
+    out(e, t)[q] = sum over rows r of t with key q of c(r, e)
+    c(r, e) = w(r) prod over the other edges f of t of in(f, t)[key_f(r)]
+
+and in(f, t) = out(f, u), u the table at the other end of f. So in(f, t)[key_f(r)] is
+how many tuples of the tables behind f join row r, and G(r), the product over all edges,
+how many joined rows r is in. An outgoing count is a function of a table's rows and its
+incoming counts: two ends of an edge that hold equal counts of both directions, at every
+edge of a tree, hold the true ones.
+
+A *pass* is a subset of the joined rows (trained, held out): a row of the table by which
+rows are held out has w = 1 in one of them and 0 in the others. A row that a LEFT JOIN
+finds no partner for counts once, in the passes that hold out none by a table behind it.
+
+Notation:
+    n  rows of the table      k  distinct keys of an edge      p  passes
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from tp_flower.arrays import BoolArray, IntArray
+
+Codes = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeRows:
+    """A table's rows at one of its edges.
+
+    Attributes:
+        codes: (n,), the position of each row's key; -1 where it is NULL.
+        incoming: (p, k), the tuples behind the edge that have the key.
+        unmatched: (p,), the count of a row without a partner: 0 for JOIN, 1 for a LEFT
+            JOIN, but 0 in passes that a table behind the edge holds out rows for.
+    """
+
+    codes: Codes
+    incoming: IntArray
+    unmatched: IntArray
+
+    @property
+    def keys(self) -> int:
+        """The number of distinct keys, k."""
+        return self.incoming.shape[1]
+
+    @cached_property
+    def partners(self) -> IntArray:
+        """How many tuples behind the edge join each row, (p, n)."""
+        is_answered = self.incoming.any(axis=0)
+        counts = np.where(is_answered, self.incoming, self.unmatched[:, None])
+        # the last one is of rows without a key
+        return np.concatenate([counts, self.unmatched[:, None]], axis=1)[:, self.codes]
+
+
+@dataclass(frozen=True, eq=False)
+class CountedRows:
+    """A table's rows with what they are joined to.
+
+    Attributes:
+        edges: by number.
+        weights: (p, n), w, 0 or 1.
+    """
+
+    edges: Mapping[int, EdgeRows]
+    weights: IntArray
+
+    def counts(self, *without: int) -> IntArray:
+        """Return w times the partners at all edges but some, (p, n).
+
+        Without one edge it is c, without any G.
+        """
+        product = self.weights.copy()
+        for number, edge in self.edges.items():
+            if number not in without:
+                product *= edge.partners
+        return product
+
+    @cached_property
+    def outgoing(self) -> dict[int, IntArray]:
+        """The outgoing counts of every edge, (p, k)."""
+        return {number: self._outgoing(number) for number in self.edges}
+
+    def _outgoing(self, number: int) -> IntArray:
+        edge = self.edges[number]
+        has_key = edge.codes >= 0
+        total = np.zeros((len(self.weights), edge.keys), np.int64)
+        for row_counts, key_counts in zip(self.counts(number), total, strict=True):
+            np.add.at(key_counts, edge.codes[has_key], row_counts[has_key])
+        return total
+
+    def is_joined(self, number: int) -> BoolArray:
+        """Return by pass which keys of an edge joined rows have, (p, k)."""
+        incoming = self.edges[number].incoming
+        is_joined: BoolArray = (self.outgoing[number] > 0) & (incoming > 0)
+        return is_joined
+
+    @cached_property
+    def multiplicity(self) -> IntArray:
+        """G by pass, (p, n)."""
+        return self.counts()
+
+    @property
+    def joined_rows(self) -> IntArray:
+        """N by pass, (p,)."""
+        total: IntArray = self.multiplicity.sum(axis=1)
+        return total

@@ -1,0 +1,109 @@
+"""The tree of a query's joins: which tables lie behind an edge, and paths between two.
+
+Sums over joined rows factorise along the joins if these make a tree: the rows behind
+one edge of a table and those behind another depend on each other through the table's
+row alone. In a cycle they do not.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tp_flower.errors import QueryError
+
+
+class Edge(NamedTuple):
+    """A join equality: two tables, and the position of the key of each."""
+
+    left: str
+    right: str
+    left_key: int
+    right_key: int
+
+    def other(self, table: str) -> str:
+        """Return the table at the other end."""
+        return self.right if table == self.left else self.left
+
+    def key(self, table: str) -> int:
+        """Return the position of a table's key of the join."""
+        return self.left_key if table == self.left else self.right_key
+
+
+@dataclass(frozen=True)
+class JoinTree:
+    """The tables of a query and its joins, which connect all of them without a cycle.
+
+    Attributes:
+        edges: numbered as the query's joins.
+        outer: the LEFT JOINed tables.
+
+    Raises:
+        QueryError: the joins make a cycle.
+
+    >>> chain = [Edge("a", "b", 0, 0), Edge("b", "c", 1, 0)]
+    >>> tree = JoinTree(("a", "b", "c"), chain)
+    >>> tree.path("a", "c"), tree.behind(0, "a"), tree.edges_of("b")
+    ([0, 1], ['b', 'c'], [0, 1])
+    """
+
+    tables: tuple[str, ...]
+    edges: Sequence[Edge]
+    outer: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if len(self.edges) >= len(self.tables):
+            raise QueryError(
+                f"the joins of {', '.join(self._cycle())} make a cycle: each is joined "
+                "to two of the others. Sums over joined rows do not factorise there: "
+                "remove a predicate, or use strategy = 'cg'"
+            )
+
+    def _cycle(self) -> list[str]:
+        """Return the tables that remain without those that only one edge reaches."""
+        remaining = set(self.tables)
+        while True:
+            edges = [edge for edge in self.edges if {*edge[:2]} <= remaining]
+            degrees = {
+                table: sum(table in edge[:2] for edge in edges) for table in remaining
+            }
+            leaves = {table for table, degree in degrees.items() if degree < 2}  # noqa: PLR2004
+            if not leaves:
+                return [table for table in self.tables if table in remaining]
+            remaining -= leaves
+
+    def edges_of(self, table: str) -> list[int]:
+        """Return the numbers of the edges at a table."""
+        return [n for n, edge in enumerate(self.edges) if table in edge[:2]]
+
+    def behind(self, number: int, table: str) -> list[str]:
+        """Return the tables on the other side of an edge, seen from one of its ends."""
+        other = self.edges[number].other(table)
+        further = [
+            name
+            for further_number in self.edges_of(other)
+            if further_number != number
+            for name in self.behind(further_number, other)
+        ]
+        return [other, *further]
+
+    def path(self, start: str, end: str) -> list[int]:
+        """Return the numbers of the edges from one table to another, in order."""
+        for number in self.edges_of(start):
+            if end in self.behind(number, start):
+                other = self.edges[number].other(start)
+                return [number, *(self.path(other, end) if other != end else [])]
+        return []
+
+    def middles(self, start: str, end: str) -> list[str]:
+        """Return the tables between two, in order."""
+        tables = []
+        table = start
+        for number in self.path(start, end)[:-1]:
+            table = self.edges[number].other(table)
+            tables.append(table)
+        return tables
+
+    def is_left_joined(self, number: int, table: str) -> bool:
+        """Return whether rows of a table need no partner along an edge."""
+        edge = self.edges[number]
+        return table == edge.left and edge.right in self.outer

@@ -1,0 +1,85 @@
+"""Numbers in fixed point as words, and sums of products of words modulo 2^64.
+
+A number x of column a is the word round(x 2^b_a) mod 2^64, so that a sum of products of
+columns a and c is that of the numbers, times 2^(b_a + b_c), as long as it stays below
+2^63 in absolute value. By Cauchy and Schwarz it does if sum_j x_a(j)^2 2^(2 b_a) is at
+most 2^62 for every column: the bits of a column follow from its own second moment.
+
+Notation:
+    n  rows        d  columns        b  ``bits``  (d,), after the point
+"""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tp_flower.arrays import FloatArray, IntArray
+
+WordArray = npt.NDArray[np.uint64]
+
+MOST_BITS: Final = 40
+"""After the point: a column of tiny numbers needs no more to be as exact as others."""
+LEAST_BITS: Final = -40
+_MOMENT_BITS: Final = 62
+_BLOCK_ROWS: Final = 1 << 16
+_LIMB: Final = 16
+_LIMBS: Final = 4
+_MASK: Final = np.uint64((1 << _LIMB) - 1)
+
+
+def column_bits(second_moments: FloatArray) -> IntArray:
+    """Return the bits of columns whose sums of squares over the join are (d,).
+
+    >>> column_bits(np.array([1.0, 2.0**20, 0.0])).tolist()
+    [31, 21, 40]
+    """
+    least = 2.0 ** (2 * (_MOMENT_BITS / 2 - MOST_BITS))
+    exponents = np.log2(np.maximum(second_moments, least)) / 2.0
+    bits = np.floor(_MOMENT_BITS / 2 - exponents)
+    return np.clip(bits, LEAST_BITS, MOST_BITS).astype(np.int64)
+
+
+def to_words(numbers: FloatArray, bits: IntArray) -> WordArray:
+    """Return numbers (n, d) in fixed point.
+
+    >>> to_words(np.array([[-1.0]]), np.array([3])).view(np.int64).tolist()
+    [[-8]]
+    """
+    return np.rint(np.ldexp(numbers, bits)).astype(np.int64).view(np.uint64)
+
+
+def to_numbers(words: WordArray, left: IntArray, right: IntArray) -> FloatArray:
+    """Return sums of products (a, c) of columns with bits (a,) and (c,) as numbers."""
+    return np.ldexp(
+        words.view(np.int64).astype(np.float64), -(left[:, None] + right[None, :])
+    )
+
+
+def inner(left: WordArray, right: WordArray) -> WordArray:
+    """Return left^T right mod 2^64, of words (n, a) and (n, c).
+
+    Integers have no BLAS. Words are cut into limbs of 16 bits, whose products over a
+    block of rows are whole numbers below 2^53: floating point is exact on them.
+
+    >>> inner(np.array([[2**63]], np.uint64), np.array([[3]], np.uint64)).tolist()
+    [[9223372036854775808]]
+    """
+    total = np.zeros((left.shape[1], right.shape[1]), np.uint64)
+    for start in range(0, len(left), _BLOCK_ROWS):
+        block = slice(start, start + _BLOCK_ROWS)
+        left_limbs = _limbs(left[block])
+        right_limbs = _limbs(right[block])
+        for i in range(_LIMBS):
+            for j in range(_LIMBS - i):
+                product = (left_limbs[i].T @ right_limbs[j]).astype(np.uint64)
+                total += product << np.uint64(_LIMB * (i + j))
+    return total
+
+
+def _limbs(words: WordArray) -> list[FloatArray]:
+    """Return the limbs of words, the lowest first."""
+    return [
+        ((words >> np.uint64(_LIMB * limb)) & _MASK).astype(np.float64)
+        for limb in range(_LIMBS)
+    ]
