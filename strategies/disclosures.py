@@ -82,7 +82,8 @@ class Exposure:
         split_groups: the columns whose values are held out; "" without any.
         split_times: the order or the values of a column by which rows are held out.
         has_batches: whether sites are told the rows of batches.
-        keeps_labels: whether labels stay at the sites, and no rows are joined.
+        keeps_labels: whether labels stay at the sites.
+        has_joins: whether rows are joined.
         vectors: what vectors tell beyond scores, by the head; "" for nothing.
         fitted: the tables whose shards told each other statistics of their rows.
         method: the facts of the method.
@@ -101,6 +102,7 @@ class Exposure:
     has_label: bool = True
     has_batches: bool = False
     keeps_labels: bool = False
+    has_joins: bool = True
     updates: Mapping[str, Update] = field(default_factory=dict)
     fitted: Collection[str] = ()
     is_masked: bool = False
@@ -189,7 +191,7 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
     gram = ", ".join(exposure.tables_that(Update.GRAM))
     consensus = ", ".join(exposure.tables_that(Update.CONSENSUS))
     is_solved = bool(exposure.tables_that(Update.GIVEN))
-    has_joins = not exposure.keeps_labels
+    has_joins = exposure.has_joins
     privacy = exposure.privacy
     rows_or_weight = "to how many rows"
     if exposure.is_weighted:

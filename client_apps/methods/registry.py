@@ -23,6 +23,7 @@ from tp_flower.methods.coreset.messages import (
     TRAIN_WEIGH,
 )
 from tp_flower.methods.method import imported
+from tp_flower.methods.moments.messages import TRAIN_MOMENTS, TRAIN_SOLUTION
 from tp_flower.methods.personalised.messages import (
     TRAIN_PERSONAL,
     TRAIN_PERSONALISE,
@@ -86,6 +87,11 @@ ROOMS: Final[dict[str, Room]] = {
             TRAIN_BOOST: f"{_METHODS}.boost:boost",
             TRAIN_BAG: f"{_METHODS}.boost:bag",
         },
+    ),
+    "moments": Room(
+        method=f"{_METHODS}.moments:MomentsMethod",
+        answers={TRAIN_SOLUTION: f"{_METHODS}.moments:take_solution"},
+        opens={TRAIN_MOMENTS: f"{_METHODS}.moments:moments"},
     ),
     "coreset": Room(
         method=f"{_METHODS}.coreset.sampled_rows:CoresetMethod",

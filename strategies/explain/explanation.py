@@ -39,7 +39,6 @@ key, which ``null`` counts separately.
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -69,8 +68,6 @@ from tp_flower.protocol.training_messages import Update
 from tp_flower.query import Join
 from tp_flower.reports import records
 from tp_flower.settings.run import EXPLAIN
-
-PREPARE_AND_FINISH: Final = 2
 
 
 def expected_batch_rows(
@@ -174,13 +171,15 @@ class CostEstimate:
     def _set_up_rounds(self) -> int:
         """Return the rounds outside of epochs.
 
-        Those before ``prepare`` have taken place, and training would take the same.
+        Those before ``prepare`` have taken place, and training would take the same; the
+        last one ends the run.
         """
         previous_rounds = sum(item.phase != "finish" for item in self.history)
         drawing = self.method.drawing
         drawing_rounds = len(drawing.messages) if drawing else 0
         scoring_rounds = len(self.method.messages_of_start)
-        return previous_rounds + drawing_rounds + scoring_rounds + PREPARE_AND_FINISH
+        later_rounds = int(self.method.settings.method.is_prepared) + 1
+        return previous_rounds + drawing_rounds + scoring_rounds + later_rounds
 
     def _preparation(self, joined: JoinedTables) -> Preparation:
         method = self.method
@@ -251,7 +250,7 @@ class Explain(RoundStrategy):
         """Take the rounds of set-up, and make the sites forget."""
         joined = yield from self._method.join(self.inventory)
         self._encoders = yield from fit_encoders(joined, self._method.run)
-        if asks_ranks(self.inventory):
+        if self._method.sends_scores and asks_ranks(self.inventory):
             estimate = CostEstimate(joined, self._encoders, self._method, ())
             ranks = yield from rank_rows(estimate.trained, self._encoders)
             self._method.scores_left = ranks.by_number

@@ -29,7 +29,6 @@ from tp_flower.keyed_hash import RUN_GROUP, HashArray
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol import setup_messages
 from tp_flower.protocol.codec import encode
-from tp_flower.protocol.fields import MASKED
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.proposal import FILE, Proposal, ProposedJoin, ProposedPart
 from tp_flower.query import BoundQuery, Fragment
@@ -282,7 +281,7 @@ def relay_secrets(
     Return, for each node, the request that brings it its secrets and the proposal,
     without parts.
     """
-    groups = members_of_groups(proposal, masks_scores=settings.privacy.scores == MASKED)
+    groups = members_of_groups(proposal, has_join_secrets=settings.has_join_secrets)
     nodes = sorted(map(int, groups[RUN_GROUP]))
     described = {node: inventory.nodes[node] for node in nodes}
     names = {node: inventory.site_names.get(node, f"node {node}") for node in nodes}

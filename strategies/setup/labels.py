@@ -121,7 +121,8 @@ def task_line(labels: Target, settings: Settings) -> str:
     if setting := needs_numbers(settings):
         return f"{REGRESSION}, because {setting} is for numbers"
     reason = f"{REGRESSION}, because the label is a number"
-    count = 0 if labels.noise else count_values(labels.numbers, most=MOST_FEW)
+    is_shown = labels.has_label and not labels.noise
+    count = count_values(labels.numbers, most=MOST_FEW) if is_shown else 0
     if not 2 < count <= MOST_FEW:
         return reason
     low = labels.numbers.min()

@@ -101,6 +101,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         head: how the tables' vectors make scores.
         trains_any_head: whether it trains by the chain rule through any head; if not,
             the scores must be a sum.
+        sends_scores: whether scores of rows leave.
         label_reach: how far the derivatives of a squared loss reach, in deviations of
             the label, before they are clipped.
         sample: the rows that are trained on; None for all.
@@ -112,6 +113,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
     messages_of_shards: ClassVar[tuple[Action, ...]] = ()
     derivatives: ClassVar[int] = 1
     usual_epochs: ClassVar[int] = 20
+    sends_scores: ClassVar[bool] = True
     label_reach: ClassVar[float] = 1.0
     has_penalty: ClassVar[bool] = True  # l2 weighs it
     coefficient: ClassVar[str] = ""
@@ -228,7 +230,8 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             updates=updates,
             weight=joined.weighting.column,
             is_weighted=joined.weighting.train is not None,
-            has_label=self.has_label,
+            has_label=self.has_label and not self.settings.method.keeps_labels,
+            keeps_labels=self.settings.method.keeps_labels,
             fitted=fitted_tables(encoders),
             has_batches=bool(self.batch_size(1)),
             method=self.disclosed(joined),
@@ -439,7 +442,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         rows = extracted.table_rows
         sampled = sampled_rows(rows[bound.label_table], settings)
         labels = with_classes_of(self.read_labels(extracted, bound), sampled)
-        if settings.task == AUTO and self.has_label:
+        if settings.task == AUTO and labels.has_label:
             self.run.chosen["task"] = task_line(labels, settings)
         mapping, steps = build_mapping(
             bound.joins,

@@ -63,6 +63,11 @@ class TableEncoder:
         """Number of encoded columns, d."""
         return len(self.feature_names)
 
+    def feature_of(self, column: int) -> str:
+        """Return the name of the feature that an encoded column is of."""
+        owners = [item.name for item in self.encodings for _ in item.feature_names]
+        return owners[column]
+
     @property
     def stored(self) -> int:
         """Number of values that a sparse row stores.

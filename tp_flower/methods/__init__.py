@@ -5,7 +5,8 @@ from tp_flower.methods.boost import BOOST
 from tp_flower.methods.cg import CG
 from tp_flower.methods.coreset import KMEANS, RIDGE
 from tp_flower.methods.method import register
+from tp_flower.methods.moments import MOMENTS
 from tp_flower.methods.personalised import PERSONALISED
 from tp_flower.methods.sgd import GD, SGD
 
-register(ADMM, CG, SGD, GD, BOOST, RIDGE, KMEANS, PERSONALISED)
+register(ADMM, CG, SGD, GD, BOOST, MOMENTS, RIDGE, KMEANS, PERSONALISED)

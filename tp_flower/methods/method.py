@@ -29,7 +29,13 @@ class Method:
         patience: the default where validation rows are automatic.
         scores_per_epoch: vectors of scores that leave in an epoch, for each batch.
         rules: where its :class:`Rules` are, as ``module:name``; "" for none.
-        joins: whether it trains over joins, and begins with ``prepare``.
+        joins: whether it trains over joins.
+        is_prepared: whether its training over joins begins with ``prepare``.
+        keeps_labels: whether labels stay at their sites.
+        pads_sums: whether the sites of a join's two sides share a secret, though
+            no scores leave masked.
+        tells: what the server learns of a table's rows, if not scores, in words for
+            their owner.
         holds_out: whether joined rows can be held out: there is a label to predict.
         overfits: whether rows validate by default.
         updates: how the shards of a table may train together.
@@ -58,6 +64,10 @@ class Method:
     scores_per_epoch: int = 1
     rules: str = ""
     joins: bool = True
+    is_prepared: bool = True
+    keeps_labels: bool = False
+    pads_sums: bool = False
+    tells: str = ""
     holds_out: bool = True
     overfits: bool = False
     updates: tuple[Update, ...] = (Update.LOCAL,)

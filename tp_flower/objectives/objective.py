@@ -149,7 +149,9 @@ class Objective(ABC):
 
     @cached_property
     def base_score(self) -> FloatArray:
-        """The best constant score b, (d_c,)."""
+        """The best constant score b, (d_c,); 0 if the labels stay at their site."""
+        if self.takes_label and not self.target.has_label:
+            return np.zeros(self.outputs)
         return self.base_scores()
 
     def select(self, rows: Rows) -> Self:
@@ -230,6 +232,6 @@ class Objective(ABC):
 
     def constant_metrics(self, base: FloatArray) -> dict[str, float]:
         """Return the metrics of a constant score b (d_c,); {} without labels."""
-        if not (self.takes_label and len(self)):
+        if not (self.takes_label and self.target.has_label and len(self)):
             return {}
         return self.metrics(np.broadcast_to(base, (len(self), len(base))))

@@ -82,7 +82,12 @@ class Squared(Objective):
 
     @property
     def deviation(self) -> float:
-        """The deviation of the labels, with their noise; 1 if all are equal."""
+        """The deviation of the labels, with their noise.
+
+        It is 1 if all are equal, or stay at their site.
+        """
+        if not self.target.has_label:
+            return 1.0
         return float(self.target.numbers.std()) or 1.0
 
     def gradient_scale(self, reach: float) -> float:
@@ -95,7 +100,9 @@ class Squared(Objective):
 
     @property
     def output_scale(self) -> float:
-        """The deviation of the true labels."""
+        """The deviation of the true labels; 1 if they stay at their site."""
+        if not self.target.has_label:
+            return 1.0
         variance = float(self.target.numbers.var())
         noise = self.target.noise
         if isinstance(noise, NumberNoise):

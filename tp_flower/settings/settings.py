@@ -16,7 +16,7 @@ from tp_flower.features.choice import KEY_PREFIX, entry_of_key
 from tp_flower.learning.models.local_model import LINEAR
 from tp_flower.methods.method import METHODS, Method
 from tp_flower.objectives import names_of_losses, takes_numbers
-from tp_flower.protocol.fields import NOISY_STATISTICS
+from tp_flower.protocol.fields import MASKED, NOISY_STATISTICS
 from tp_flower.settings import declare, run, training
 from tp_flower.settings.privacy import PRIVACY_SETTINGS, PrivacySettings
 from tp_flower.settings.rules import (
@@ -125,6 +125,12 @@ class Settings(
         if is_unchecked or self.is_noisy or self.is_sampled:
             few = self.method.few_epochs
         return self.num_epochs or few or self.method.epochs
+
+    @property
+    def has_join_secrets(self) -> bool:
+        """Whether the sites of a join's two sides share a secret of the join."""
+        is_padded = self.mode == run.TRAIN and self.method.pads_sums
+        return self.privacy.scores == MASKED or is_padded
 
     @property
     def is_noisy(self) -> bool:

@@ -18,6 +18,8 @@ scores       never, private (noise on each row's scores), masked (the server rea
              sums over joined rows; the default of a policy without a budget), clear
 rows         never, clear (encoded features of the rows that a run has drawn); never
              by default
+moments      never, clear (sums over the joined rows of the products of two columns, the
+             label among them); never by default
 statistics   to the table's other shards: never (encoders that need none, such as
              declared ranges, are left), moments (counts, means and deviations of
              columns, and how many rows each category has), clear (also ranges,
@@ -56,6 +58,7 @@ MODELS = "models"
 SCORES = "scores"
 WEIGHTS = "weights"
 ROWS = "rows"
+SECOND_MOMENTS = "moments"
 
 LEVELS: Final = {
     LABELS: (NEVER, PRIVATE, CLEAR),
@@ -64,6 +67,7 @@ LEVELS: Final = {
     SCORES: (NEVER, PRIVATE, MASKED, CLEAR),
     WEIGHTS: (NEVER, CLEAR),
     ROWS: (NEVER, CLEAR),
+    SECOND_MOMENTS: (NEVER, CLEAR),
 }
 """By kind of release, its levels, the strictest first."""
 
@@ -96,6 +100,7 @@ class Releases:
     scores: str = CLEAR
     weights: str = ""
     rows: str = NEVER
+    moments: str = CLEAR
 
     def level(self, kind: str) -> str:
         """Return the level of one kind of release."""
@@ -420,13 +425,15 @@ STRICT: Final[Mapping[str, object]] = {
     "query-seconds": 600,
 }
 """The rules of a policy that does not mention them; for releases, see ``Releases``."""
-UNBUDGETED: Final = Releases(models=SEALED, scores=MASKED)
+UNBUDGETED: Final = Releases(models=SEALED, scores=MASKED, moments=NEVER)
 BUDGETED: Final = Releases(
-    labels=PRIVATE, statistics=NEVER, models=PRIVATE, scores=PRIVATE
+    labels=PRIVATE, statistics=NEVER, models=PRIVATE, scores=PRIVATE, moments=NEVER
 )
 """What a policy without, and with, an ``epsilon`` lets leave if it does not say."""
 MISSING: Final = Policy(
-    columns=(), labels=(), releases=Releases(NEVER, NEVER, NEVER, NEVER)
+    columns=(),
+    labels=(),
+    releases=Releases(NEVER, NEVER, NEVER, NEVER, moments=NEVER),
 )
 """The policy of a table that has none."""
 RUNS_PER_BUDGET: Final = 4  # at least, to spend it, where the policy has no limit

@@ -18,7 +18,7 @@ from tp_flower.protocol.proposal import Proposal, ProposedPart
 from tp_flower.protocol.setup_messages import ExtractPart, LabelTerms, SplitTerms
 from tp_flower.settings import Settings
 from tp_flower.settings.declare import AUTO, items_of
-from tp_flower.settings.run import PREDICT, REGRESSION, TRAIN
+from tp_flower.settings.run import EXPLAIN, PREDICT, REGRESSION, TRAIN
 from tp_flower.terms.groups import grouped_parts, key_groups
 
 
@@ -64,7 +64,7 @@ def row_key(settings: Settings) -> list[str]:
 
 def local_label(settings: Settings) -> str | None:
     """Return the task of a run whose labels stay at the sites; None if they leave."""
-    if settings.mode != TRAIN or settings.method.joins:
+    if settings.mode not in (TRAIN, EXPLAIN) or not settings.method.keeps_labels:
         return None
     # sites do not show the values of a label that stays a number
     return REGRESSION if needs_numbers(settings) else settings.task

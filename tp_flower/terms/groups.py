@@ -84,12 +84,14 @@ def table_group(proposal: Proposal, table: str) -> str:
     return f"table-{proposal.tables.index(table)}"
 
 
-def members_of_groups(proposal: Proposal, *, masks_scores: bool) -> dict[str, set[str]]:
+def members_of_groups(
+    proposal: Proposal, *, has_join_secrets: bool
+) -> dict[str, set[str]]:
     """Return the nodes that share the secret of each group.
 
-    All nodes share that of the run. With masked scores the nodes of a join's two sides
-    share that of the join, and nobody else. The nodes of a table in several shards
-    share the table's; a table in one shard has nothing to share.
+    All nodes share that of the run. With secrets of joins the nodes of a join's two
+    sides share that of the join, and nobody else. The nodes of a table in several
+    shards share the table's; a table in one shard has nothing to share.
     """
     nodes = {
         table: {part.node for part in proposal.shards_of(table).values()}
@@ -99,7 +101,7 @@ def members_of_groups(proposal: Proposal, *, masks_scores: bool) -> dict[str, se
     for table in proposal.tables:
         if len(proposal.shards_of(table)) > 1:
             groups[table_group(proposal, table)] = nodes[table]
-    for number, join in enumerate(proposal.joins if masks_scores else ()):
+    for number, join in enumerate(proposal.joins if has_join_secrets else ()):
         # both may be at sites that a prediction does without
         if members := nodes[join.left] | nodes[join.right]:
             groups[join_group(number)] = members

@@ -57,7 +57,9 @@ class RunTerms:
 
     def groups_of(self, node: str) -> dict[str, set[str]]:
         """Return the nodes of the groups that a node shares a secret with."""
-        groups = members_of_groups(self.proposal, masks_scores=self.masks_scores)
+        groups = members_of_groups(
+            self.proposal, has_join_secrets=self.settings.has_join_secrets
+        )
         return {group: nodes for group, nodes in groups.items() if node in nodes}
 
     def join_sides(self, number: int) -> list[JoinSide]:
@@ -70,7 +72,7 @@ class RunTerms:
         is_training = settings.mode == TRAIN
         begun = {
             Action.STATISTICS: settings.mode in (TRAIN, EXPLAIN),
-            Action.PREPARE: is_training and settings.method.joins,
+            Action.PREPARE: is_training and settings.method.is_prepared,
             Action.SCORE: settings.mode in (PREDICT, EVALUATE) or bool(settings.start),
         }
         if action in begun:

@@ -197,6 +197,7 @@ def set_up_personalised(
             inventory,
             (Action.STATISTICS, *((Action.FIT,) if len(parts) > 1 else ()), *TRAINING),
             keeps_labels=True,
+            has_joins=False,
             fitted=fitted_tables(encoders),
             method=_disclosed(settings),
         ),

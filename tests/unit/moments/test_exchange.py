@@ -8,13 +8,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tp_flower.methods.moments.counts import CountedRows, EdgeRows
+from tp_flower.methods.moments.counts import CountedRows, count_joins
 from tp_flower.methods.moments.exchange import (
     Assembly,
     EdgeSecret,
     PassRows,
-    padding_table,
+    SummedTable,
 )
+from tp_flower.methods.moments.terms import passes_without_partner
 from tp_flower.methods.moments.tree import Edge, JoinTree
 from tp_flower.methods.moments.words import inner
 
@@ -81,7 +82,9 @@ class Joined:
                 f"COALESCE({table}.row, -1) AS {table}" for table in self.tree.tables
             )
             result = connection.execute(f"SELECT {columns} FROM t0{joins}")
-            return {name: np.asarray(rows) for name, rows in result.fetchnumpy().items()}
+            return {
+                name: np.asarray(rows) for name, rows in result.fetchnumpy().items()
+            }
 
     def expected(self, number: int) -> dict[tuple[str, str], np.ndarray]:
         """The moments of a pass, from the built join."""
@@ -97,41 +100,18 @@ class Joined:
 
     def count(self) -> dict[str, CountedRows]:
         """The tables' rows with their counts, as a server passes them on."""
-        outgoing: dict[tuple[int, str], np.ndarray] = {}
-
-        def counted(table: str, without: int | None = None) -> CountedRows:
-            edges = {}
-            for number in self.tree.edges_of(table):
-                if number == without:
-                    continue
-                other = self.tree.edges[number].other(table)
-                if (number, other) not in outgoing:
-                    neighbour = counted(other, number)
-                    dummy = EdgeRows(
-                        self.keys[other, number],
-                        np.ones((len(PASSES), KEYS), np.int64),
-                        np.zeros(len(PASSES), np.int64),
-                    )
-                    whole = CountedRows(
-                        {**neighbour.edges, number: dummy}, neighbour.weights
-                    )
-                    outgoing[number, other] = whole.outgoing[number]
-                holds_out = self.split_table in self.tree.behind(number, table)
-                unmatched = np.zeros(len(PASSES), np.int64)
-                if self.tree.is_left_joined(number, table):
-                    unmatched = np.array([1, 0 if holds_out else 1])
-                edges[number] = EdgeRows(
-                    self.keys[table, number], outgoing[number, other], unmatched
-                )
-            rows = len(self.values[table])
-            weights = np.ones((len(PASSES), rows), np.int64)
-            if table == self.split_table:
-                weights = np.stack(
-                    [self.subset == number for number in range(len(PASSES))]
-                ).astype(np.int64)
-            return CountedRows(edges, weights)
-
-        return {table: counted(table) for table in self.tree.tables}
+        numbers = np.arange(len(PASSES))
+        unmatched = {
+            place: passes_without_partner(self.tree, *place, self.split_table, numbers)
+            for place in ((number, table) for table, number in self.keys)
+        }
+        weights = {
+            table: np.ones((len(PASSES), len(block)), np.int64)
+            for table, block in self.values.items()
+        }
+        weights[self.split_table] = (self.subset == numbers[:, None]).astype(np.int64)
+        codes = {(number, table): keys for (table, number), keys in self.keys.items()}
+        return count_joins(self.tree, codes, weights, unmatched)
 
     def exchanged(self, number: int) -> dict[tuple[str, str], np.ndarray]:
         """The moments of a pass, by the exchange."""
@@ -146,18 +126,13 @@ class Joined:
                 edge: EdgeSecret(bytes([edge]) * 32, tags[edge])
                 for edge in counted.edges
             }
-            contributions[table] = padding_table(
-                table,
-                self.tree,
-                counted,
-                self.values[table],
-                columns,
-                secrets,
-                PASSES[number],
-                number,
-            ).contribution()
-        in_pass = {table: PassRows.of(counted, number) for table, counted in rows.items()}
-        return Assembly(self.tree, in_pass, contributions).blocks()
+            summed = SummedTable(
+                table, self.tree, counted, self.values[table], columns, secrets
+            )
+            in_pass = summed.in_pass(number, PASSES[number])
+            contributions[table] = in_pass.contribution()
+        of_pass = {name: PassRows.of(counted, number) for name, counted in rows.items()}
+        return Assembly(self.tree, of_pass, contributions).blocks()
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -1,1 +1,24 @@
 """Aggregates only: linear models from the second moments of the joined rows."""
+
+from typing import Final
+
+from tp_flower.learning.models.local_model import LINEAR
+from tp_flower.methods.method import Method
+from tp_flower.methods.moments.messages import TRAIN_MOMENTS, TRAIN_SOLUTION
+from tp_flower.protocol.training_messages import Update
+
+MOMENTS: Final = Method(
+    name="moments",
+    family="moments",
+    actions=(TRAIN_MOMENTS, TRAIN_SOLUTION),
+    epochs=1,
+    rules="tp_flower.methods.moments.settings:RULES",
+    updates=(Update.GIVEN,),
+    only_model=LINEAR,
+    plans_noise=False,
+    is_prepared=False,
+    keeps_labels=True,
+    pads_sums=True,
+    tells="the second moments of the joined rows: for each two columns of the tables, "
+    "the label among them, the sum of their products; nothing of a row",
+)

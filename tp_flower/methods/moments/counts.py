@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tp_flower.arrays import BoolArray, IntArray
+from tp_flower.methods.moments.tree import JoinTree
 
 Codes = npt.NDArray[np.integer]
 
@@ -87,15 +88,10 @@ class CountedRows:
     @cached_property
     def outgoing(self) -> dict[int, IntArray]:
         """The outgoing counts of every edge, (p, k)."""
-        return {number: self._outgoing(number) for number in self.edges}
-
-    def _outgoing(self, number: int) -> IntArray:
-        edge = self.edges[number]
-        has_key = edge.codes >= 0
-        total = np.zeros((len(self.weights), edge.keys), np.int64)
-        for row_counts, key_counts in zip(self.counts(number), total, strict=True):
-            np.add.at(key_counts, edge.codes[has_key], row_counts[has_key])
-        return total
+        return {
+            number: sums_of_keys(edge.codes, self.counts(number), edge.keys)
+            for number, edge in self.edges.items()
+        }
 
     def is_joined(self, number: int) -> BoolArray:
         """Return by pass which keys of an edge joined rows have, (p, k)."""
@@ -113,3 +109,58 @@ class CountedRows:
         """N by pass, (p,)."""
         total: IntArray = self.multiplicity.sum(axis=1)
         return total
+
+
+def count_joins(
+    tree: JoinTree,
+    codes: Mapping[tuple[int, str], Codes],
+    weights: Mapping[str, IntArray],
+    unmatched: Mapping[tuple[int, str], IntArray],
+) -> dict[str, CountedRows]:
+    """Return the rows of all tables with their counts, as passed along the joins.
+
+    Args:
+        tree: of the joins.
+        codes: by edge and table, (n,), the number of each row's key, one numbering for
+            both ends; -1 for NULL.
+        weights: by table, (p, n), w.
+        unmatched: by edge and table, (p,), the count of a row without a partner.
+    """
+    keys = {number: 0 for number, _ in enumerate(tree.edges)}
+    for (number, _), of_rows in codes.items():
+        keys[number] = max(keys[number], int(of_rows.max(initial=-1)) + 1)
+    outgoing: dict[tuple[int, str], IntArray] = {}
+
+    def edge_rows(number: int, table: str) -> EdgeRows:
+        other = tree.edges[number].other(table)
+        place = (number, other)
+        if place not in outgoing:
+            further = {
+                edge: edge_rows(edge, other)
+                for edge in tree.edges_of(other)
+                if edge != number
+            }
+            counts = CountedRows(further, weights[other]).counts()
+            outgoing[place] = sums_of_keys(codes[place], counts, keys[number])
+        return EdgeRows(codes[number, table], outgoing[place], unmatched[number, table])
+
+    return {
+        table: CountedRows(
+            {number: edge_rows(number, table) for number in tree.edges_of(table)},
+            weights[table],
+        )
+        for table in tree.tables
+    }
+
+
+def sums_of_keys(codes: Codes, counts: IntArray, keys: int) -> IntArray:
+    """Return the sums of counts (p, n) of the rows with each key, (p, keys).
+
+    >>> sums_of_keys(np.array([1, -1, 1]), np.array([[3, 5, 4]]), 2).tolist()
+    [[0, 7]]
+    """
+    total = np.zeros((len(counts), keys), np.int64)
+    has_key = codes >= 0
+    for row_counts, key_counts in zip(counts, total, strict=True):
+        np.add.at(key_counts, codes[has_key], row_counts[has_key])
+    return total

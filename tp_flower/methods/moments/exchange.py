@@ -262,35 +262,42 @@ class EdgeSecret:
     tags: HashArray = field(repr=False)
 
 
-def padding_table(
-    name: str,
-    tree: JoinTree,
-    rows: CountedRows,
-    values: WordArray,
-    columns: Mapping[str, int],
-    secrets: Mapping[int, EdgeSecret],
-    pass_name: str,
-    number: int,
-) -> PaddingTable:
-    """Return a table in the pass of a name and a number, with its pads.
+@dataclass(frozen=True, eq=False)
+class SummedTable:
+    """A table whose second moments with others are wanted, at its site.
 
-    Both ends of an edge get one digest only if they hold the same counts of both its
-    directions.
+    Attributes:
+        values: (n, d), its rows' columns as words.
+        columns: of every table, d.
+        secrets: by edge, shared with the other end.
     """
-    pads = {}
-    for edge_number, edge in rows.edges.items():
-        is_joined = rows.is_joined(edge_number)[number]
-        outgoing = rows.outgoing[edge_number][number][is_joined]
-        incoming = edge.incoming[number][is_joined]
-        is_left = tree.edges[edge_number].left == name
-        counts = (outgoing, incoming) if is_left else (incoming, outgoing)
-        secret = secrets[edge_number]
-        tags = secret.tags[is_joined]
-        digest = edge_digest(tags, counts, columns, pass_name)
-        pads[edge_number] = EdgePads(secret.key, digest, tags)
-    return PaddingTable(
-        name, tree, PassRows.of(rows, number), values, columns, pads
-    )
+
+    name: str
+    tree: JoinTree
+    rows: CountedRows
+    values: WordArray
+    columns: Mapping[str, int]
+    secrets: Mapping[int, EdgeSecret]
+
+    def in_pass(self, number: int, pass_name: str) -> PaddingTable:
+        """Return the table in the pass of a number and a name, with its pads.
+
+        Both ends of an edge get one digest only if they hold the same counts of both
+        its directions.
+        """
+        pads = {}
+        for edge_number, edge in self.rows.edges.items():
+            is_joined = self.rows.is_joined(edge_number)[number]
+            outgoing = self.rows.outgoing[edge_number][number][is_joined]
+            incoming = edge.incoming[number][is_joined]
+            is_left = self.tree.edges[edge_number].left == self.name
+            counts = (outgoing, incoming) if is_left else (incoming, outgoing)
+            secret = self.secrets[edge_number]
+            tags = secret.tags[is_joined]
+            digest = edge_digest(tags, counts, self.columns, pass_name)
+            pads[edge_number] = EdgePads(secret.key, digest, tags)
+        rows = PassRows.of(self.rows, number)
+        return PaddingTable(self.name, self.tree, rows, self.values, self.columns, pads)
 
 
 @dataclass(frozen=True, eq=False)
@@ -336,9 +343,7 @@ class Assembly:
         )
         for position, edge in enumerate(path[1:], 1):
             delta = self.contributions[tables[position]].sums[edge, first]
-            total -= inner(
-                delta, self._padded_sums(edge, tables[position + 1], second)
-            )
+            total -= inner(delta, self._padded_sums(edge, tables[position + 1], second))
         return total
 
     def _padded_sums(self, number: int, side: str, source: str) -> WordArray:

@@ -66,7 +66,7 @@ class JoinTree:
             degrees = {
                 table: sum(table in edge[:2] for edge in edges) for table in remaining
             }
-            leaves = {table for table, degree in degrees.items() if degree < 2}  # noqa: PLR2004
+            leaves = {table for table, degree in degrees.items() if degree < 2}
             if not leaves:
                 return [table for table in self.tables if table in remaining]
             remaining -= leaves

@@ -21,4 +21,6 @@ PERSONALISED: Final = Method(
     epochs=60,
     rules="tp_flower.methods.personalised.settings:RULES",
     joins=False,
+    is_prepared=False,
+    keeps_labels=True,
 )

@@ -1,0 +1,375 @@
+"""A site's part in the second moments of the joined rows.
+
+One message brings counts and takes padded sums back
+(:mod:`tp_flower.methods.moments.exchange`); nothing is kept of it but the encoded rows.
+A second one brings the model. The site derives the joins from the run's proposal, and
+works out from the counts in how many joined rows each of its rows is.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from client_apps.data.features import forget
+from client_apps.data.run_store import Entry
+from client_apps.handlers.encoding import fitted_encoder
+from client_apps.methods.site_method import SiteMethod
+from client_apps.operator.participant import Participant, ShardData, body_of
+from client_apps.operator.state import Stateless
+from client_apps.privacy.guard import check_model, check_plan, check_rows, counts_evenly
+from client_apps.privacy.ledger_entries import note_scope
+from client_apps.privacy.local_labels import local_label_facts
+from client_apps.privacy.proposal_checks import agree, check_begins, check_trained
+from client_apps.rounds.site import REQUEST, Site
+from tp_flower.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from tp_flower.errors import MessageError, PolicyError
+from tp_flower.extraction.extracted import ExtractedShard
+from tp_flower.features.encoder import SiteEncoder
+from tp_flower.features.sparse import dense
+from tp_flower.keyed_hash import HashArray, KeyedHasher
+from tp_flower.learning.models.local_model import (
+    LINEAR,
+    LinearModel,
+    ModelSpec,
+    on_host,
+)
+from tp_flower.methods.moments import MOMENTS
+from tp_flower.methods.moments.counts import CountedRows, EdgeRows
+from tp_flower.methods.moments.exchange import EdgeSecret, SummedTable
+from tp_flower.methods.moments.messages import (
+    SECOND_MOMENTS,
+    TRAIN_MOMENTS,
+    CountedPart,
+    MomentsReply,
+    MomentsRequest,
+    PaddedPart,
+    SolutionReply,
+    SolutionRequest,
+    TakenPart,
+)
+from tp_flower.methods.moments.terms import (
+    PASS_NAMES,
+    TRAINED,
+    label_columns,
+    label_width,
+    passes_without_partner,
+    splitting_table,
+    tree_of,
+)
+from tp_flower.methods.moments.tree import JoinTree
+from tp_flower.methods.moments.words import WordArray, column_bits, to_words
+from tp_flower.privacy.plan import PartPlan
+from tp_flower.protocol.codec import check_sizes, parse
+from tp_flower.protocol.training_messages import Update
+from tp_flower.sources.policy import SECOND_MOMENTS as RULE
+
+if TYPE_CHECKING:
+    from tp_flower.sources.shards import ShardSource
+
+_SUMMED: Final = "moments"  # entry: the request that was answered, by its digest
+_TAG_PURPOSE: Final = "tags of moment pads"
+_SCOPE: Final = (
+    "not covered: sums over all joined rows of the products of two columns, the label "
+    "among them; what leaves of it is uniform words, of which the server reads these "
+    "sums alone"
+)
+
+
+class MomentsMethod(SiteMethod[Stateless]):
+    """A method whose server solves from moments: a site adds up, once."""
+
+    state = Stateless
+
+
+@dataclass(frozen=True, eq=False)
+class CountedShard:
+    """The rows of a part with the counts that a request brings.
+
+    Attributes:
+        passes: the numbers of the run's passes.
+    """
+
+    site: Site
+    number: int
+    tree: JoinTree
+    passes: tuple[int, ...]
+    body: CountedPart
+
+    @cached_property
+    def table(self) -> str:
+        """The alias of the table."""
+        return self.site.terms.proposal.parts[self.number].table
+
+    @cached_property
+    def extracted(self) -> ExtractedShard:
+        """The rows."""
+        return self.site.extracted(self.number)
+
+    @cached_property
+    def rows(self) -> CountedRows:
+        """All rows of the shard, with their counts."""
+        edges = {}
+        for number in self.tree.edges_of(self.table):
+            name = str(number)
+            if name not in self.body.incoming:
+                raise MessageError(f"'incoming' lacks the counts of join {number}")
+            codes = self._codes(number)
+            incoming = self.body.incoming[name]
+            check_sizes(
+                self.body,
+                passes=len(self.passes),
+                **{f"keys-{name}": len(self._tags(number))},
+            )
+            proposal = self.site.terms.proposal
+            edges[number] = EdgeRows(
+                codes,
+                incoming,
+                passes_without_partner(
+                    self.tree,
+                    number,
+                    self.table,
+                    splitting_table(proposal, self.site.terms.settings),
+                    self.passes,
+                ),
+            )
+        agree("incoming", sorted(map(str, edges)), sorted(self.body.incoming))
+        return CountedRows(edges, self._weights())
+
+    def _weights(self) -> IntArray:
+        """Return which rows take part in which pass, (p, n), 0 or 1."""
+        rows = self.extracted.rows
+        if self.body.passes is None:
+            return np.ones((len(self.passes), rows), np.int64)
+        check_sizes(self.body, rows=rows)
+        terms = self.site.terms
+        choosing = (
+            splitting_table(terms.proposal, terms.settings),
+            terms.proposal.label_table,
+        )
+        if self.table not in choosing:
+            raise MessageError(f"'passes' holds out rows of table {self.table!r}")
+        bits = self.body.passes
+        return np.stack([bits >> number & 1 for number in self.passes]).astype(np.int64)
+
+    def _codes(self, number: int) -> AnyArray:
+        """Return the position of each row's key of a join, as the server has it."""
+        return self._hashed[number][0]
+
+    def _tags(self, number: int) -> HashArray:
+        """Return a tag of each distinct key of a join, by its position."""
+        return self._hashed[number][1]
+
+    @cached_property
+    def _hashed(self) -> dict[int, tuple[AnyArray, HashArray]]:
+        """By join, the positions of the rows' keys (n,), and the keys' tags (k, 2)."""
+        hashed = {}
+        site = self.site
+        join_keys = site.join_keys(self.number)
+        groups = site.terms.extract_parts[self.number].key_groups
+        for number in self.tree.edges_of(self.table):
+            position = self.tree.edges[number].key(self.table)
+            key = join_keys[position]
+            column = key.hashed(site.join_hasher(groups[position]))
+            hasher = KeyedHasher(site.group_key(f"join-{number}"))
+            codes, hashes = key.hashed_whole(hasher.purpose(_TAG_PURPOSE))
+            tags = np.zeros((len(column.hashes), 2), np.uint64)
+            has_key = codes >= 0
+            tags[column.codes[has_key]] = hashes[codes[has_key], :2]
+            hashed[number] = (column.codes, tags)
+        return hashed
+
+    @cached_property
+    def secrets(self) -> dict[int, EdgeSecret]:
+        """What the site shares with the other ends of its joins."""
+        return {
+            number: EdgeSecret(
+                self.site.group_key(f"join-{number}"), self._tags(number)
+            )
+            for number in self.tree.edges_of(self.table)
+        }
+
+    @cached_property
+    def taking_part(self) -> tuple[IntArray, int]:
+        """The rows in joined rows, first those trained on, and how many these are."""
+        multiplicity = self.rows.multiplicity
+        is_trained = multiplicity[self.passes.index(TRAINED)] > 0
+        is_tested = (multiplicity > 0).any(axis=0) & ~is_trained
+        rows = np.concatenate([np.flatnonzero(is_trained), np.flatnonzero(is_tested)])
+        return rows, int(np.count_nonzero(is_trained))
+
+    @cached_property
+    def is_held_out(self) -> BoolArray:
+        """Which rows are in joined rows that are held out, (n,)."""
+        others = [k for k, number in enumerate(self.passes) if number != TRAINED]
+        is_tested: BoolArray = (self.rows.multiplicity[others] > 0).any(axis=0)
+        return is_tested
+
+    def of_rows(self, rows: IntArray) -> CountedRows:
+        """Return some of the rows, with their counts."""
+        edges = {
+            number: EdgeRows(edge.codes[rows], edge.incoming, edge.unmatched)
+            for number, edge in self.rows.edges.items()
+        }
+        return CountedRows(edges, self.rows.weights[:, rows])
+
+
+def moments(site: Site, request: MomentsRequest) -> MomentsReply:
+    """Add up the rows by join key, padded; reply with the sums and their corrections.
+
+    Pads hide one answer: another request of the run is refused.
+    """
+    check_begins(site, TRAIN_MOMENTS)
+    site.check_once(_SUMMED, "this run's moments have left, and leave once")
+    tree = parse(site.terms.proposal, "proposal", tree_of)
+    agree("columns", sorted(tree.tables), sorted(request.columns))
+    passes = tuple(sorted(set(request.passes)))
+    if list(passes) != request.passes or TRAINED not in passes:
+        raise MessageError("'passes' must ascend from 0")
+    shards = {
+        number: CountedShard(site, number, tree, passes, body)
+        for number, body in site.each(request.parts)
+    }
+    for number, shard in site.each(shards):
+        _check_rows(site, number, shard)
+        note_scope(site, number, SECOND_MOMENTS, _SCOPE)
+    site.round.arrays.clear()
+    parts = {
+        number: _padded(site, number, shard, request)
+        for number, shard in site.each(shards)
+    }
+    site.store.save(_SUMMED, Entry({}, {REQUEST: site.round.digest}))
+    return MomentsReply(ledger=site.ledger.lines(site.store.run), parts=parts)
+
+
+def _check_rows(site: Site, number: int, shard: CountedShard) -> None:
+    """Refuse sums over fewer rows than the table's policy asks for."""
+    source = site.source(number)
+    check_plan(source, (RULE,))
+    rows, trained = shard.taking_part
+    is_trained = np.zeros(shard.extracted.rows, np.bool_)
+    is_trained[rows[:trained]] = True
+    check_trained(site, number, (is_trained, shard.is_held_out))
+    for counts in shard.rows.multiplicity:
+        fewest = int(np.count_nonzero(counts))
+        check_rows(source, fewest, f"the moments of table {shard.table!r}")
+
+
+def _padded(
+    site: Site, number: int, shard: CountedShard, request: MomentsRequest
+) -> PaddedPart:
+    """Encode the rows, make the model, and return the padded sums."""
+    source = site.source(number)
+    encoder = fitted_encoder(site, number, shard.body.encoder)
+    has_label = shard.table == site.terms.proposal.label_table
+    spec = ModelSpec(kind=LINEAR, outputs=request.outputs, intercept=has_label)
+    check_model(source, spec, encoder.encoder.width)
+    rows, trained = shard.taking_part
+    features = site.tables.encode(number, encoder, rows)
+    blocks = [np.asarray(dense(on_host(features)), np.float64)]
+    if has_label:
+        blocks += [_labels(site, number, request.outputs)[rows]]
+        blocks += [np.ones((len(rows), 1))]
+    columns = np.concatenate(blocks, axis=1)
+    agree("columns", columns.shape[1], request.columns[shard.table])
+    _check_columns(source, encoder, blocks[0][:trained])
+    counted = shard.of_rows(rows)
+    bits = column_bits(counted.multiplicity.sum(axis=0) @ columns**2)
+    sums, products = _contributions(shard, counted, to_words(columns, bits), request)
+    forget(site.store, number)
+    counts = counted.multiplicity[shard.passes.index(TRAINED), :trained]
+    data = ShardData(
+        features=features,
+        multiplicity=counts,
+        tested=shard.is_held_out[rows],
+        joined_rows=max(int(counts.sum()), 1),
+        l2=site.terms.settings.l2,
+        table=shard.table,
+        spec=spec,
+        update=Update.GIVEN,
+        device="cpu",
+        is_even=counts_evenly(counts, source.policy.min_rows),
+    )
+    model = LinearModel(features.shape[1], spec.outputs, intercept=spec.intercept)
+    releaser = site.releaser(number, PartPlan())
+    site.start(
+        Participant(number, data, model, Stateless(), releaser), MOMENTS.family, {}
+    )
+    return PaddedPart(
+        features=features.shape[1], bits=bits, sums=sums, products=products
+    )
+
+
+def _contributions(
+    shard: CountedShard, rows: CountedRows, words: WordArray, request: MomentsRequest
+) -> tuple[dict[str, AnyArray], dict[str, AnyArray]]:
+    """Return the table's padded sums and corrections of all passes, by name."""
+    sums: dict[str, AnyArray] = {}
+    products: dict[str, AnyArray] = {}
+    tables = shard.tree.tables
+    table = SummedTable(
+        shard.table, shard.tree, rows, words, request.columns, shard.secrets
+    )
+    for position, number in enumerate(shard.passes):
+        contribution = table.in_pass(position, PASS_NAMES[number]).contribution()
+        for (edge, source), block in contribution.sums.items():
+            sums[f"{number}-{edge}-{tables.index(source)}"] = block
+        for (first, second), block in contribution.products.items():
+            pair = f"{tables.index(first)}-{tables.index(second)}"
+            products[f"{number}-{pair}"] = block
+    return sums, products
+
+
+def _labels(site: Site, number: int, outputs: int) -> FloatArray:
+    """Return the label's columns of all rows, (n, k)."""
+    label = site.extracted(number).label
+    task = site.terms.extract_parts[number].local_label
+    if label is None or task is None:
+        raise MessageError("the part has no label")
+    sql = site.fragment(number).label or "label"
+    facts = local_label_facts(site.source(number), label, task, sql)
+    classes = facts.classes or []
+    agree("outputs", label_width(len(classes)), outputs)
+    if facts.classes is None:
+        return label_columns(label.values, 0)
+    return label_columns(label.positions_in(classes), len(classes))
+
+
+def _check_columns(
+    source: "ShardSource", encoder: SiteEncoder, columns: FloatArray
+) -> None:
+    """Refuse a column that is 0 in nearly all rows, and tables of hardly any rows.
+
+    The moments of a column with few nonzero rows are those rows. Of a table with no
+    more rows than columns, they are all of its rows, up to a rotation.
+    """
+    policy = source.policy
+    nonzero = np.count_nonzero(columns, axis=0)
+    few = np.flatnonzero((nonzero > 0) & (nonzero < policy.min_count))
+    if few.size and policy.min_count > 1:
+        name = encoder.encoder.feature_of(int(few[0]))
+        raise PolicyError(
+            f"the table's policy (min-count = {policy.min_count}) refuses: moments of "
+            f"column {name!r}, which is 0 in all but fewer rows; leave it out, or "
+            "encode it otherwise"
+        )
+    if policy.min_rows > 1 and columns.shape[1] >= len(columns):
+        raise PolicyError(
+            f"the table's policy (min-rows = {policy.min_rows}) refuses: moments of "
+            f"{columns.shape[1]} columns of no more rows, which tell these rows; use "
+            "encoders of fewer columns"
+        )
+
+
+def take_solution(site: Site, request: SolutionRequest) -> SolutionReply:
+    """Take the parameters that the server has solved for."""
+    taken = {}
+    for part in site.parts(Stateless):
+        body = body_of(request.parts, part)
+        check_sizes(body, parameters=len(part.model.penalised))
+        part.model.parameters = body.parameters
+        part.sum_scores()
+        taken[part.number] = TakenPart(parameters=len(body.parameters))
+        site.save(part)
+    return SolutionReply(parts=taken)

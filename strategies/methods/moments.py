@@ -1,0 +1,530 @@
+"""TablePuppetMoments: linear models from the second moments of the joined rows.
+
+Aggregates only: nobody sees a number per row. One round brings padded sums by join key
+(:mod:`tp_flower.methods.moments.exchange`), from which the server has X^T X of the
+joined rows, the label among the columns, exactly; it solves, and a second round brings
+every site the parameters of its table. Labels stay at their site.
+"""
+
+import math
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations_with_replacement
+from typing import Any, Final
+
+import numpy as np
+
+from strategies.disclosures import MethodFacts
+from strategies.run.exchange import Part, Replies, Requests, ask
+from strategies.run.replies import refuse
+from strategies.run.sites import Inventory
+from strategies.run.strategy import EpochResult
+from strategies.setup.encoding import TableEncoding, fit_encoders
+from strategies.setup.extract import Extracted
+from strategies.setup.joined_rows import JoinedTables
+from strategies.setup.labels import (
+    check_kind,
+    fitting_loss,
+    number_name,
+    task_line,
+)
+from strategies.setup.problem import TrainedTable, TrainingProblem
+from strategies.training.join_method import JoinMethod
+from strategies.training.outcome import Outcome, read_digests, score_sums_of
+from strategies.training.strategy import TrainingStrategy
+from strategies.training.traffic import TableSize, Traffic
+from strategies.training.trend import CONVERGED
+from tp_flower.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from tp_flower.errors import QueryError
+from tp_flower.joins.joining import join_codes
+from tp_flower.learning.models.local_model import LINEAR
+from tp_flower.methods.moments.counts import CountedRows, count_joins
+from tp_flower.methods.moments.exchange import Assembly, Contribution, PassRows
+from tp_flower.methods.moments.messages import (
+    TRAIN_MOMENTS,
+    TRAIN_SOLUTION,
+    CountedPart,
+    MomentsRequest,
+    PaddedPart,
+    SolutionRequest,
+    SolvedPart,
+)
+from tp_flower.methods.moments.solve import JoinedMoments, Solution
+from tp_flower.methods.moments.terms import (
+    TRAINED,
+    label_width,
+    passes_without_partner,
+    splitting_table,
+    tree_of,
+)
+from tp_flower.methods.moments.tree import JoinTree
+from tp_flower.methods.moments.words import to_numbers
+from tp_flower.objectives import Objective, Target, make_objective
+from tp_flower.protocol.setup_messages import ExtractedPart
+from tp_flower.protocol.training_messages import Update
+from tp_flower.query import BoundQuery
+from tp_flower.settings.declare import AUTO
+from tp_flower.splits import TEST, VALIDATION
+
+PADS: Final = (
+    "one-time pads by join key (AES-256) that the sites of a join share: an honest "
+    "server reads these sums alone"
+)
+WORD: Final = 8  # bytes
+
+
+@dataclass(frozen=True, eq=False)
+class JoinCounts:
+    """The joins of a run as the server counts them.
+
+    Attributes:
+        passes: the numbers of the run's subsets of joined rows.
+    """
+
+    joined: JoinedTables
+    tree: JoinTree
+    splitting: str
+    passes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, joined: JoinedTables, splitting: str, tree: JoinTree) -> "JoinCounts":
+        """Return the counts of the joined rows."""
+        passes = tuple(np.unique(joined.subset).tolist())
+        return cls(joined, tree, splitting, passes)
+
+    @cached_property
+    def _codes(self) -> dict[tuple[int, str], AnyArray]:
+        """By join and table, the number of each row's key, (n,)."""
+        codes: dict[tuple[int, str], AnyArray] = {}
+        keys = self.joined.extracted.keys
+        for number, join in enumerate(self.joined.bound.joins):
+            left, right = join_codes(
+                join, keys[join.left, join.left_key], keys[join.right, join.right_key]
+            )
+            codes[number, join.left] = left
+            codes[number, join.right] = right
+        return codes
+
+    @cached_property
+    def rows(self) -> dict[str, CountedRows]:
+        """The rows of every table, with their counts."""
+        unmatched = {
+            place: passes_without_partner(
+                self.tree, *place, self.splitting, self.passes
+            )
+            for place in self._codes
+        }
+        weights = {table: self._weights(table) for table in self.tree.tables}
+        return count_joins(self.tree, self._codes, weights, unmatched)
+
+    def _weights(self, table: str) -> IntArray:
+        """Return which rows of a table take part in which pass, (p, n)."""
+        bits = self.bits(table)
+        if bits is None:
+            rows = self.joined.extracted.table_rows[table]
+            return np.ones((len(self.passes), rows), np.int64)
+        return np.stack([bits >> number & 1 for number in self.passes]).astype(np.int64)
+
+    def bits(self, table: str) -> AnyArray | None:
+        """Return a bit for every pass that a row takes part in, (n,), uint8.
+
+        None stands for all rows in all passes.
+        """
+        joined = self.joined
+        rows = joined.mapping.tables[table]
+        takes_part = np.ones(rows.rows, np.bool_)
+        if table == joined.bound.label_table:
+            # rows that are not sampled are in no joined row; neither are others
+            takes_part = rows.multiplicity > 0
+        if table != self.splitting and takes_part.all():
+            return None
+        every = np.uint8(sum(1 << number for number in self.passes))
+        bits = np.full(rows.rows, every, np.uint8)
+        if table == self.splitting:
+            present = ~rows.is_absent
+            of_rows = np.zeros(rows.rows, np.uint8)
+            of_rows[rows.row_of[present]] = joined.subset[present]
+            bits = (np.uint8(1) << of_rows).astype(np.uint8)
+        bits[~takes_part] = 0
+        return bits
+
+    def part(self, part: Part, encoding: TableEncoding) -> CountedPart:
+        """Return what a part is told."""
+        table = part.table
+        incoming = {}
+        for number, edge in self.rows[table].edges.items():
+            places = self._places(number, table)
+            incoming[str(number)] = edge.incoming[:, places]
+        return CountedPart(
+            encoder=encoding.sealed, incoming=incoming, passes=self.bits(table)
+        )
+
+    def _places(self, number: int, table: str) -> AnyArray:
+        """Return the number of each distinct key of a table's only shard, (k,)."""
+        edge = self.tree.edges[number]
+        (column,) = self.joined.extracted.keys[table, edge.key(table)]
+        codes = self._codes[number, table]
+        places = np.zeros(len(column.hashes), np.int64)
+        has_key = column.codes >= 0
+        places[column.codes[has_key]] = codes[has_key]
+        return places
+
+    def read(
+        self, part: Part, body: PaddedPart, position: int, columns: Mapping[str, int]
+    ) -> Contribution:
+        """Return a part's contribution to a pass, in the order of the server's keys."""
+        tables = self.tree.tables
+        number = self.passes[position]
+        sums = {}
+        for edge in self.tree.edges_of(part.table):
+            is_joined = self.rows[part.table].is_joined(edge)[position]
+            places = self._places(edge, part.table)
+            order = (np.cumsum(is_joined) - 1)[places[is_joined[places]]]
+            others = (
+                name
+                for other in self.tree.edges_of(part.table)
+                if other != edge
+                for name in self.tree.behind(other, part.table)
+            )
+            for name in (part.table, *others):
+                shape = (int(np.count_nonzero(is_joined)), columns[name])
+                block = _block(
+                    part, body.sums, f"{number}-{edge}-{tables.index(name)}", shape
+                )
+                aligned = np.zeros_like(block)
+                aligned[order] = block
+                sums[edge, name] = aligned
+        products = {}
+        for first, second in combinations_with_replacement(tables, 2):
+            if self.sends(part.table, first, second):
+                name = f"{number}-{tables.index(first)}-{tables.index(second)}"
+                shape = (columns[first], columns[second])
+                products[first, second] = _block(part, body.products, name, shape)
+        return Contribution(sums, products)
+
+    def sends(self, table: str, first: str, second: str) -> bool:
+        """Return whether a table sends something of the block of two tables."""
+        if table in (first, second):
+            return True
+        if first != second:
+            return table in self.tree.middles(first, second)
+        edges = self.tree.edges_of(first)
+        return bool(edges) and self.tree.edges[edges[0]].other(first) == table
+
+    def of_pass(self, position: int) -> dict[str, PassRows]:
+        """Return the rows of every table in a pass."""
+        return {table: PassRows.of(rows, position) for table, rows in self.rows.items()}
+
+
+def _block(
+    part: Part, blocks: Mapping[str, AnyArray], name: str, shape: tuple[int, int]
+) -> AnyArray:
+    """Return a block of words that a part has sent, of a shape."""
+    block = blocks.get(name)
+    if block is None or block.shape != shape:
+        raise refuse(part, f"no block {name!r} of {shape[0]} x {shape[1]} words")
+    return block
+
+
+class Moments(JoinMethod):
+    """Least squares from second moments, at the server."""
+
+    messages = (TRAIN_MOMENTS, TRAIN_SOLUTION)
+    derivatives = 0
+    sends_scores = False
+    _counts: JoinCounts
+    _moments: Mapping[int, JoinedMoments]
+
+    def choose_update(self, *_: Any, **__: Any) -> Update:
+        """Let the server set the models."""
+        return Update.GIVEN
+
+    def disclosed(self, _: JoinedTables) -> MethodFacts:
+        """Return what covers the padded sums."""
+        return MethodFacts(protections={"pads": PADS})
+
+    def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
+        """Return the query over the sites' columns, whose joined rows weigh alike."""
+        bound = super().bind(schemas)
+        if bound.weight_table is not None:
+            raise QueryError(
+                f"strategy {self.name!r} takes no weights of rows yet: leave "
+                "'AS weight' out, or use strategy = 'cg'"
+            )
+        return bound
+
+    def read_labels(self, extracted: Extracted, bound: BoundQuery) -> Target:
+        """Return the target without its column: the label's kind, and its classes."""
+        tree_of(extracted.proposal)
+        (part,) = extracted.parts[bound.label_table]
+        label = extracted.replies.body(part, ExtractedPart).label
+        if label is None:
+            raise refuse(part, "no type of its label")
+        check_kind(label.kind, self.settings.task)
+        classes = tuple(
+            name if isinstance(name, str) else number_name(name)
+            for name in label.classes or []
+        )
+        if len(classes) == 1:
+            raise QueryError(f"the label is constant (one class: {classes[0]})")
+        rows = extracted.rows[part.number]
+        target = Target(np.zeros((rows, 0)), classes, label.kind)
+        if self.settings.task == AUTO:
+            self.run.chosen["task"] = task_line(target, self.settings)
+        return target
+
+    def choose_objective(self, target: Target, is_trained: BoolArray) -> Objective:
+        """Return the objective by which scores are read, without labels."""
+        if not is_trained.any():
+            raise QueryError(
+                "all joined rows are held out for testing: lower test-fraction "
+                f"({self.settings.test_fraction:g}) or add rows"
+            )
+        return make_objective(fitting_loss(target.classes, self.settings.loss), target)
+
+    def join(self, inventory: Inventory) -> Generator[Requests, Replies, JoinedTables]:
+        """Extract the joined rows, and count them along the joins."""
+        joined = yield from super().join(inventory)
+        proposal = joined.extracted.proposal
+        self._counts = JoinCounts.of(
+            joined, splitting_table(proposal, self.settings), tree_of(proposal)
+        )
+        return joined
+
+    def epoch_traffic(self, tables: Sequence[TableSize], _: int) -> Traffic:
+        """Return the traffic of the two rounds: padded sums, and parameters."""
+        tree = self._counts.tree
+        label_table = self._counts.joined.bound.label_table
+        widths = {
+            table.name: table.features
+            + (table.name == label_table) * (1 + table.outputs)
+            for table in tables
+        }
+        total = sum(widths.values())
+        passes = self._counts.passes
+        up = down = 0.0
+        for name, rows in self._counts.rows.items():
+            for number in rows.edges:
+                is_joined = rows.is_joined(number)
+                behind = tree.behind(number, name)
+                on_this_side = total - sum(widths[other] for other in behind)
+                up += float(np.count_nonzero(is_joined)) * on_this_side
+                down += float(is_joined.size)
+            bits = self._counts.bits(name)
+            down += 0.0 if bits is None else len(bits) / WORD
+        for first, second in combinations_with_replacement(tree.tables, 2):
+            senders = sum(
+                self._counts.sends(table, first, second) for table in tree.tables
+            )
+            up += float(senders * widths[first] * widths[second]) * len(passes)
+        up += total
+        down += float(sum(table.parameters for table in tables))
+        return Traffic(rounds=2, up=WORD * up, down=WORD * down)
+
+    def baseline(self, _: TrainingProblem) -> float:
+        """Return infinity: a solution is no epoch that could diverge."""
+        return math.inf
+
+    def judge(self, _: TrainingProblem) -> str:
+        """Return that the problem has been solved."""
+        return f"{CONVERGED}: solved from the moments of the joined rows"
+
+    def set_up(self) -> Generator[Requests, Replies, TrainingProblem]:
+        """Run the set-up rounds, and the one that brings the moments."""
+        joined = yield from self.join(self.run.inventory)
+        encoders = yield from fit_encoders(joined, self.run)
+        outputs = label_width(len(joined.labels.classes))
+        label_table = joined.bound.label_table
+        columns = {
+            name: encoding.columns.width + (name == label_table) * (1 + outputs)
+            for name, encoding in encoders.items()
+        }
+        request = MomentsRequest(
+            passes=list(self._counts.passes),
+            columns=columns,
+            outputs=outputs,
+            parts={
+                part.number: self._counts.part(part, encoders[part.table])
+                for part in joined.parts
+            },
+        )
+        replies = yield ask(request, joined.parts)
+        self._moments = self._assemble(joined, replies, columns, outputs)
+        self.run.chosen["loss"] = joined.objective.name
+        updates = dict.fromkeys(joined.layouts, Update.GIVEN)
+        return TrainingProblem(
+            tables={
+                name: self._table(joined, name, encoders[name])
+                for name in joined.layouts
+            },
+            train=joined.train,
+            test=joined.test,
+            objective=joined.train_objective,
+            held_out=joined.test_objective,
+            validates=joined.validates,
+            head=self.head(joined.objective.outputs),
+            response=joined.objective.response,
+            base_score=self._base_score(joined),
+            initial_scores={},
+            fixed_point=None,
+            l2=self.settings.l2,
+            join_steps=joined.steps,
+            source_rows=joined.extracted.table_rows,
+            fan_out={
+                name: rows.multiplicity for name, rows in joined.mapping.tables.items()
+            },
+            names=joined.names,
+            encoders={name: item.columns for name, item in encoders.items()},
+            encodings={name: item.rows() for name, item in encoders.items()},
+            exposure=self.exposure(joined, self.run.inventory, updates, encoders),
+            weighting=joined.weighting,
+        )
+
+    def _base_score(self, joined: JoinedTables) -> FloatArray:
+        """Return the mean label, as other methods have it; 0 of classes."""
+        if joined.labels.classes:
+            return joined.objective.base_score
+        return self._moments[TRAINED].mean_labels
+
+    def _table(
+        self, joined: JoinedTables, name: str, encoding: TableEncoding
+    ) -> TrainedTable:
+        """Return a table as the other methods have it after ``prepare``."""
+        layout = joined.layouts[name]
+        features = encoding.columns.width
+        outputs = self.head(joined.objective.outputs).width
+        has_intercept = name == joined.bound.label_table
+        penalised = np.ones((features + has_intercept, outputs), np.bool_)
+        penalised[features:] = False
+        return TrainedTable(
+            name=name,
+            parts=layout.parts,
+            rows=layout.rows,
+            update=Update.GIVEN,
+            model=LINEAR,
+            features=features,
+            outputs=outputs,
+            has_intercept=has_intercept,
+            largest_curvature=0.0,
+            mean_curvature=(),
+            penalised=penalised.ravel(),
+        )
+
+    def _assemble(
+        self,
+        joined: JoinedTables,
+        replies: Replies,
+        columns: Mapping[str, int],
+        outputs: int,
+    ) -> dict[int, JoinedMoments]:
+        """Return the moments of every pass, from the sites' padded sums."""
+        tables = self._counts.tree.tables
+        starts = dict(
+            zip(tables, np.cumsum([0, *(columns[t] for t in tables)]), strict=False)
+        )
+        bodies = {part: replies.body(part, PaddedPart) for part in joined.parts}
+        bits = {}
+        for part, body in bodies.items():
+            if body.bits.shape != (columns[part.table],):
+                raise refuse(part, f"bits of {len(body.bits)} columns")
+            bits[part.table] = body.bits
+        total = sum(columns.values())
+        label_table = joined.bound.label_table
+        stop = starts[label_table] + columns[label_table]
+        labels = np.arange(stop - 1 - outputs, stop - 1)
+        features = np.setdiff1d(np.arange(total), np.append(labels, stop - 1))
+        moments = {}
+        for position, number in enumerate(self._counts.passes):
+            contributions = {
+                part.table: self._counts.read(part, body, position, columns)
+                for part, body in bodies.items()
+            }
+            assembly = Assembly(
+                self._counts.tree, self._counts.of_pass(position), contributions
+            )
+            matrix = np.zeros((total, total))
+            for (first, second), words in assembly.blocks().items():
+                block = to_numbers(words, bits[first], bits[second])
+                rows = slice(starts[first], starts[first] + columns[first])
+                others = slice(starts[second], starts[second] + columns[second])
+                matrix[rows, others] = block
+                matrix[others, rows] = block.T
+            moments[number] = JoinedMoments(matrix, features, labels, int(stop - 1))
+        return moments
+
+    def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
+        """Solve, and send the parameters."""
+        trained = self._moments[TRAINED]
+        least_squares = trained.ridge(self.settings.l2)
+        solution = least_squares
+        if problem.classes:
+            solution = trained.discriminant(self.settings.l2)
+        parts = {
+            part.number: SolvedPart(parameters=block.ravel())
+            for name, block in self._parameters(problem, solution).items()
+            for part in problem.tables[name].parts
+        }
+        yield self.run.request(ask(SolutionRequest(parts=parts), problem.parts))
+        metrics = {
+            number: moments.metrics(least_squares)
+            for number, moments in self._moments.items()
+        }
+        self.run.finish_epoch(
+            EpochResult(
+                1,
+                metrics[TRAINED],
+                metrics.get(TEST, {}),
+                validation=metrics.get(VALIDATION, {}),
+            )
+        )
+
+    def _parameters(
+        self, problem: TrainingProblem, solution: Solution
+    ) -> dict[str, FloatArray]:
+        """Return every table's parameters, (d [+ 1], d_c)."""
+        parameters = {}
+        start = 0
+        for name in self._counts.tree.tables:
+            table = problem.tables[name]
+            stop = start + table.features
+            block = solution.coefficients[start:stop]
+            if table.has_intercept:
+                intercept = solution.intercept - problem.base_score
+                block = np.vstack([block, intercept])
+            parameters[name] = block
+            start = stop
+        return parameters
+
+    def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
+        """Return the digests, the coefficients and each table's contribution."""
+        sums = {
+            name: sums
+            for name, table in problem.tables.items()
+            if (sums := score_sums_of(replies, table)) is not None
+        }
+        constant = self._moments[TRAINED].constant()
+        names = {TRAINED: "train", TEST: "test"}
+        baseline = {
+            name: self._moments[number].metrics(constant)
+            if number in self._moments
+            else {}
+            for number, name in names.items()
+        }
+        return Outcome(
+            digests=read_digests(replies, problem.parts),
+            coefficients={
+                name: weights
+                for name, table in problem.tables.items()
+                if (weights := self._coefficients(replies, table)) is not None
+            },
+            contributions=problem.head.contributions(sums, problem.train.joined_rows),
+            comparison={"baseline": baseline},
+        )
+
+
+class TablePuppetMoments(TrainingStrategy):
+    """Train linear models over the result of a query from its second moments."""
+
+    name = "moments"
+    method_type = Moments

@@ -1,0 +1,145 @@
+"""Messages of training from second moments: counts down, padded sums up."""
+
+from typing import Annotated, Final
+
+from tp_flower.arrays import AnyArray
+from tp_flower.protocol import fields as f
+from tp_flower.protocol.fields import Discloses, PartBody, Reply, Request
+from tp_flower.protocol.messages import declare_action
+from tp_flower.protocol.setup_messages import SealedText
+
+SECOND_MOMENTS: Final = "second-moments"  # their kind in the ledger
+MOST_PASSES: Final = 3
+LARGEST_COUNT: Final = float(1 << 53)
+
+Pass = Annotated[int, f.between(0, MOST_PASSES - 1)]
+"""A subset of the joined rows: 0 is trained on, 1 validates, 2 is tested on."""
+
+
+class CountedPart(PartBody, frozen=True, kw_only=True):
+    """The counts that reach a table, by which its rows are weighted.
+
+    Attributes:
+        incoming: by number of a join, in how many tuples of the tables behind it each
+            key of the table is, for every pass.
+        passes: of each row, a bit for every pass that it takes part in; absent if all
+            rows take part in all.
+    """
+
+    encoder: SealedText | None = None
+    incoming: dict[
+        str,
+        Annotated[
+            AnyArray, f.ArraySpec("int64", ("passes", "keys-{}"), 0.0, LARGEST_COUNT)
+        ],
+    ] = {}
+    passes: Annotated[AnyArray, f.ArraySpec("uint8", ("rows",), 0, 7)] | None = None
+
+
+class MomentsRequest(Request, frozen=True, kw_only=True):
+    """Add up the rows by join key, under pads that joins share.
+
+    Attributes:
+        passes: that the joined rows have.
+        columns: of every table, the label's and the intercept's among them.
+        outputs: columns of the label.
+    """
+
+    passes: list[Pass]
+    columns: dict[f.Name, f.Count]
+    outputs: f.Size
+    parts: dict[int, CountedPart]
+
+    discloses = (
+        Discloses(
+            "of each join key of the site, in how many joined rows of the tables "
+            "behind the join it is, and which rows are held out",
+            fields=("incoming", "passes"),
+        ),
+        Discloses("how many columns each table has", fields=("columns",)),
+    )
+    schedule = ("encoder", "outputs")
+
+
+class PaddedPart(PartBody, frozen=True, kw_only=True):
+    """A table's padded sums by join key, and corrections of their products.
+
+    Attributes:
+        features: encoded columns, d.
+        bits: of each column, label and intercept among them, after the point.
+        sums: words, by pass, join and table: ``0-2-1`` are those of table 1 by the keys
+            of join 2 in pass 0.
+        products: words, by pass and two tables.
+    """
+
+    features: f.Count
+    bits: Annotated[AnyArray, f.ArraySpec("int64", ("columns",), -64, 64)]
+    sums: dict[
+        str, Annotated[AnyArray, f.ArraySpec("uint64", ("joined-{}", "columns-{}"))]
+    ] = {}
+    products: dict[
+        str, Annotated[AnyArray, f.ArraySpec("uint64", ("first-{}", "second-{}"))]
+    ] = {}
+
+
+class MomentsReply(Reply, frozen=True, kw_only=True):
+    """The padded sums of every table, and the costs of the run's releases."""
+
+    ledger: list[f.Document]
+    parts: dict[int, PaddedPart]
+
+    discloses = (
+        Discloses(
+            "the second moments of the joined rows: for each two columns of the "
+            "tables, the label among them, the sum of their products, over the "
+            "training rows and over those held out; nothing of a row",
+            fields=("sums", "products"),
+            covered_by="pads",
+            kinds=(SECOND_MOMENTS,),
+            policy="moments",
+        ),
+        Discloses(
+            "the magnitude of each encoded column, as a power of two",
+            fields=("bits",),
+            kinds=(SECOND_MOMENTS,),
+            policy="moments",
+        ),
+    )
+    schedule = ("features", "ledger")
+
+
+class SolvedPart(PartBody, frozen=True, kw_only=True):
+    """The parameters of a table's model, (p,)."""
+
+    parameters: Annotated[AnyArray, f.float64("parameters")]
+
+
+class SolutionRequest(Request, frozen=True, kw_only=True):
+    """Take the parameters that the server has solved for."""
+
+    parts: dict[int, SolvedPart]
+
+    discloses = (
+        Discloses(
+            "the parameters of the model of the site's table",
+            fields=("parameters",),
+        ),
+    )
+
+
+class TakenPart(PartBody, frozen=True, kw_only=True):
+    """A table whose model has taken its parameters."""
+
+    parameters: f.Count
+
+
+class SolutionReply(Reply, frozen=True, kw_only=True):
+    """That the sites have taken the solution."""
+
+    parts: dict[int, TakenPart]
+
+    schedule = ("parameters",)
+
+
+TRAIN_MOMENTS: Final = declare_action("train.moments", MomentsRequest, MomentsReply)
+TRAIN_SOLUTION: Final = declare_action("train.solution", SolutionRequest, SolutionReply)

@@ -1,0 +1,142 @@
+"""Linear models from the second moments of the joined rows.
+
+Least squares with a ridge penalty, as the other methods have it:
+
+    min over theta, b of  1/(2 N) sum_j |x_j theta + b - y_j|^2 + l2/2 |theta|^2
+
+For classes, the columns of y are indicators, and the model is the linear discriminant
+(Hastie, Tibshirani, Friedman 2009, section 4.3): its scores are the log odds of classes
+whose features are normal with one covariance, which the moments determine. Its
+direction is that of least squares on the indicators; its scale and intercept make
+probabilities of it.
+
+Notation:
+    D  columns of all tables        d  features        k  columns of the label
+    N  joined rows                  d_c  scores
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import scipy.linalg
+
+from tp_flower.arrays import FloatArray, IndexArray
+
+LEAST_EIGENVALUE = 1e-11
+"""Of the largest: below it, rounding decides about a direction; it gets no weight."""
+
+
+class Solution(NamedTuple):
+    """Coefficients (d, d_c) of the features, and intercepts (d_c,)."""
+
+    coefficients: FloatArray
+    intercept: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedMoments:
+    """S, the sums of products of columns over the joined rows of a pass, (D, D).
+
+    Attributes:
+        features: positions of the features, (d,).
+        labels: positions of the label's columns, (k,).
+        intercept: position of the column of ones.
+    """
+
+    matrix: FloatArray
+    features: IndexArray
+    labels: IndexArray
+    intercept: int
+
+    @property
+    def joined_rows(self) -> float:
+        """N."""
+        return float(self.matrix[self.intercept, self.intercept])
+
+    @property
+    def mean_features(self) -> FloatArray:
+        """The features' means, (d,)."""
+        return self._means(self.features)
+
+    @property
+    def mean_labels(self) -> FloatArray:
+        """The means of the label's columns, (k,)."""
+        return self._means(self.labels)
+
+    def _means(self, columns: IndexArray) -> FloatArray:
+        means: FloatArray = self.matrix[columns, self.intercept] / self.joined_rows
+        return means
+
+    @property
+    def covariance(self) -> FloatArray:
+        """The features' covariance, (d, d)."""
+        return self._covariance(self.features, self.features)
+
+    def _covariance(self, left: IndexArray, right: IndexArray) -> FloatArray:
+        moments = self.matrix[np.ix_(left, right)] / self.joined_rows
+        covariance: FloatArray = moments - np.outer(
+            self._means(left), self._means(right)
+        )
+        return covariance
+
+    def ridge(self, l2: float) -> Solution:
+        """Return the least-squares fit of the label's columns."""
+        cross = self._covariance(self.features, self.labels)
+        coefficients = _solve(self.covariance, l2, cross)
+        intercept = self.mean_labels - self.mean_features @ coefficients
+        return Solution(coefficients, intercept)
+
+    def discriminant(self, l2: float) -> Solution:
+        """Return the linear discriminant: one score of two classes, else one of each.
+
+        The ridge is added to the covariance within the classes.
+        """
+        shares = self.mean_labels
+        means = self.matrix[np.ix_(self.labels, self.features)] / (
+            shares[:, None] * self.joined_rows
+        )
+        if len(shares) == 1:
+            other = (self.mean_features - shares * means) / (1.0 - shares)
+            means = np.concatenate([other, means])
+            shares = np.array([1.0 - shares[0], shares[0]])
+        centred = means - self.mean_features
+        within = self.covariance - (centred * shares[:, None]).T @ centred
+        coefficients = _solve(within, l2, means.T)
+        intercept = np.log(shares) - 0.5 * (means.T * coefficients).sum(axis=0)
+        if len(self.labels) == 1:
+            coefficients = coefficients[:, 1:] - coefficients[:, :1]
+            intercept = intercept[1:] - intercept[:1]
+        return Solution(coefficients, intercept)
+
+    def metrics(self, solution: Solution) -> dict[str, float]:
+        """Return the loss, RMSE and R2 of a least-squares fit, over all its columns."""
+        fit = np.zeros((len(self.matrix), len(self.labels)))
+        fit[self.features] = solution.coefficients
+        fit[self.intercept] = solution.intercept
+        fit[self.labels, np.arange(len(self.labels))] = -1.0
+        # rounding may make the square of a perfect fit negative
+        squares = np.maximum((fit * (self.matrix @ fit)).sum(axis=0), 0.0)
+        mean_square = float(squares.sum()) / self.joined_rows
+        variance = float(np.trace(self._covariance(self.labels, self.labels)))
+        metrics = {"loss": 0.5 * mean_square, "rmse": float(np.sqrt(mean_square))}
+        if variance > 0.0:
+            metrics["r2"] = 1.0 - mean_square / variance
+        return metrics
+
+    def constant(self) -> Solution:
+        """Return the fit of the label's means alone."""
+        shape = (len(self.features), len(self.labels))
+        return Solution(np.zeros(shape), self.mean_labels)
+
+
+def _solve(covariance: FloatArray, l2: float, right: FloatArray) -> FloatArray:
+    """Return (covariance + l2)^+ right, (d, k): of all solutions the shortest."""
+    if not len(covariance):
+        return np.zeros_like(right)
+    eigenvalues, vectors = scipy.linalg.eigh(covariance)
+    eigenvalues = np.maximum(eigenvalues, 0.0) + l2
+    is_kept = eigenvalues > LEAST_EIGENVALUE * eigenvalues[-1]
+    inverse = np.where(is_kept, 1.0 / np.where(is_kept, eigenvalues, 1.0), 0.0)
+    solution: FloatArray = vectors @ (inverse[:, None] * (vectors.T @ right))
+    return solution

@@ -1,0 +1,95 @@
+"""What a run by second moments is, as server and sites derive it from its proposal."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from tp_flower.arrays import FloatArray, IntArray
+from tp_flower.errors import QueryError
+from tp_flower.methods.moments.tree import Edge, JoinTree
+from tp_flower.protocol.proposal import Proposal
+from tp_flower.settings import Settings
+from tp_flower.splits import TEST, TRAIN, VALIDATION
+
+PASS_NAMES: Final = {TRAIN: "training", VALIDATION: "validation", TEST: "test"}
+TRAINED: Final = TRAIN
+MOST_OF_ONE_COLUMN: Final = 2  # classes, of which one column says all
+
+
+def tree_of(proposal: Proposal) -> JoinTree:
+    """Return the tree of a proposed run's joins.
+
+    Raises:
+        QueryError: they make no tree, or JOIN a table to a LEFT JOINed one.
+    """
+    edges = [
+        Edge(join.left, join.right, join.left_key, join.right_key)
+        for join in proposal.joins
+    ]
+    outer = frozenset(proposal.outer)
+    for edge in edges:
+        if edge.left in outer and edge.right not in outer:
+            raise QueryError(
+                f"{edge.right} is JOINed to {edge.left}, which is LEFT JOINed: rows "
+                f"without a row of {edge.left} are lost again. Write JOIN for "
+                f"{edge.left}, or LEFT JOIN for {edge.right}"
+            )
+    if proposal.label_table in outer:
+        raise QueryError(
+            f"the label is of {proposal.label_table}, which is LEFT JOINed: joined "
+            "rows without it have no label. Write JOIN"
+        )
+    tables = tuple(proposal.tables)
+    for table in tables:
+        if len(proposal.shards_of(table)) > 1:
+            raise QueryError(
+                f"table {table!r} is in several shards, whose sums by join key "
+                "strategy 'moments' cannot add up yet: use strategy = 'cg'"
+            )
+    return JoinTree(tables, edges, outer)
+
+
+def splitting_table(proposal: Proposal, settings: Settings) -> str:
+    """Return the table by whose rows joined rows are held out."""
+    named = settings.split.table.lower()
+    for table in proposal.tables:
+        if table.lower() == named:
+            return table
+    return proposal.split_table or proposal.label_table
+
+
+def passes_without_partner(
+    tree: JoinTree, number: int, table: str, splitting: str, passes: Sequence[int]
+) -> IntArray:
+    """Return by pass how often a row of a table without a partner in a join counts.
+
+    Without a row of the table that holds rows out, a joined row is trained on.
+    """
+    if not tree.is_left_joined(number, table):
+        return np.zeros(len(passes), np.int64)
+    if splitting not in tree.behind(number, table):
+        return np.ones(len(passes), np.int64)
+    return np.array([int(a_pass == TRAINED) for a_pass in passes])
+
+
+def label_columns(labels: FloatArray, classes: int) -> FloatArray:
+    """Return labels (n,) as columns (n, k): numbers, or an indicator for each class.
+
+    Of two classes one indicator says all, that of the second.
+
+    >>> label_columns(np.array([0.0, 2.0]), 3).tolist()
+    [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+    """
+    if not classes:
+        return labels[:, None]
+    first = 1 if classes == MOST_OF_ONE_COLUMN else 0
+    columns: FloatArray = (labels[:, None] == np.arange(first, classes)).astype(
+        np.float64
+    )
+    return columns
+
+
+def label_width(classes: int) -> int:
+    """Return the number of columns of a label with some classes, 0 for numbers."""
+    return 1 if classes <= MOST_OF_ONE_COLUMN else classes
