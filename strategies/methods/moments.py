@@ -363,6 +363,9 @@ class Moments(JoinMethod):
             objective=joined.train_objective,
             held_out=joined.test_objective,
             validates=joined.validates,
+            score_unit=1.0
+            if joined.labels.classes
+            else self._moments[TRAINED].label_deviation,
             head=self.head(joined.objective.outputs),
             response=joined.objective.response,
             base_score=self._base_score(joined),

@@ -69,6 +69,12 @@ class JoinedMoments:
         return means
 
     @property
+    def label_deviation(self) -> float:
+        """The root of the mean variance of the label's columns; 1 for a constant."""
+        variances = np.diag(self._covariance(self.labels, self.labels))
+        return float(np.sqrt(max(variances.mean(), 0.0))) or 1.0
+
+    @property
     def covariance(self) -> FloatArray:
         """The features' covariance, (d, d)."""
         return self._covariance(self.features, self.features)
@@ -102,8 +108,11 @@ class JoinedMoments:
             shares = np.array([1.0 - shares[0], shares[0]])
         centred = means - self.mean_features
         within = self.covariance - (centred * shares[:, None]).T @ centred
-        coefficients = _solve(within, l2, means.T)
-        intercept = np.log(shares) - 0.5 * (means.T * coefficients).sum(axis=0)
+        # from the mean: what all classes share says nothing of either, and columns
+        # that add up to 1 have no variance along it
+        coefficients = _solve(within, l2, centred.T)
+        middle = self.mean_features + 0.5 * centred
+        intercept = np.log(shares) - (middle.T * coefficients).sum(axis=0)
         if len(self.labels) == 1:
             coefficients = coefficients[:, 1:] - coefficients[:, :1]
             intercept = intercept[1:] - intercept[:1]
