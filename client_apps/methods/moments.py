@@ -39,7 +39,6 @@ from tp_flower.methods.moments import MOMENTS
 from tp_flower.methods.moments.counts import CountedRows, EdgeRows
 from tp_flower.methods.moments.exchange import EdgeSecret, SummedTable
 from tp_flower.methods.moments.messages import (
-    SECOND_MOMENTS,
     TRAIN_MOMENTS,
     CountedPart,
     MomentsReply,
@@ -60,7 +59,7 @@ from tp_flower.methods.moments.terms import (
 )
 from tp_flower.methods.moments.tree import JoinTree
 from tp_flower.methods.moments.words import WordArray, column_bits, to_words
-from tp_flower.privacy.plan import PartPlan
+from tp_flower.privacy.plan import SECOND_MOMENTS, PartPlan
 from tp_flower.protocol.codec import check_sizes, parse
 from tp_flower.protocol.training_messages import Update
 from tp_flower.sources.policy import SECOND_MOMENTS as RULE
@@ -203,8 +202,8 @@ class CountedShard:
     def is_held_out(self) -> BoolArray:
         """Which rows are in joined rows that are held out, (n,)."""
         others = [k for k, number in enumerate(self.passes) if number != TRAINED]
-        is_tested: BoolArray = (self.rows.multiplicity[others] > 0).any(axis=0)
-        return is_tested
+        total: IntArray = self.rows.multiplicity[others].sum(axis=0)
+        return total > 0
 
     def of_rows(self, rows: IntArray) -> CountedRows:
         """Return some of the rows, with their counts."""

@@ -72,6 +72,8 @@ PADS: Final = (
     "server reads these sums alone"
 )
 WORD: Final = 8  # bytes
+PENALTIES: Final = tuple((10.0 ** np.arange(-6.0, 1.5, 0.5)).tolist())
+"""Of standardised columns: l2 is chosen among them where rows validate."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,34 +135,31 @@ class JoinCounts:
         """
         joined = self.joined
         rows = joined.mapping.tables[table]
-        takes_part = np.ones(rows.rows, np.bool_)
-        if table == joined.bound.label_table:
-            # rows that are not sampled are in no joined row; neither are others
-            takes_part = rows.multiplicity > 0
-        if table != self.splitting and takes_part.all():
-            return None
-        every = np.uint8(sum(1 << number for number in self.passes))
-        bits = np.full(rows.rows, every, np.uint8)
         if table == self.splitting:
-            present = ~rows.is_absent
-            of_rows = np.zeros(rows.rows, np.uint8)
-            of_rows[rows.row_of[present]] = joined.subset[present]
-            bits = (np.uint8(1) << of_rows).astype(np.uint8)
-        bits[~takes_part] = 0
-        return bits
+            bits = np.zeros(rows.rows, np.uint8)
+            for number in self.passes:
+                is_in_pass = rows.any_of(joined.subset == number)
+                bits |= is_in_pass.astype(np.uint8) << number
+            return bits
+        # rows that are not sampled are in no joined row
+        is_joined = rows.multiplicity > 0
+        if table != joined.bound.label_table or is_joined.all():
+            return None
+        every = sum(1 << number for number in self.passes)
+        return np.where(is_joined, np.uint8(every), np.uint8(0))
 
     def part(self, part: Part, encoding: TableEncoding) -> CountedPart:
         """Return what a part is told."""
         table = part.table
         incoming = {}
         for number, edge in self.rows[table].edges.items():
-            places = self._places(number, table)
+            places = self.places(number, table)
             incoming[str(number)] = edge.incoming[:, places]
         return CountedPart(
             encoder=encoding.sealed, incoming=incoming, passes=self.bits(table)
         )
 
-    def _places(self, number: int, table: str) -> AnyArray:
+    def places(self, number: int, table: str) -> AnyArray:
         """Return the number of each distinct key of a table's only shard, (k,)."""
         edge = self.tree.edges[number]
         (column,) = self.joined.extracted.keys[table, edge.key(table)]
@@ -179,7 +178,7 @@ class JoinCounts:
         sums = {}
         for edge in self.tree.edges_of(part.table):
             is_joined = self.rows[part.table].is_joined(edge)[position]
-            places = self._places(edge, part.table)
+            places = self.places(edge, part.table)
             order = (np.cumsum(is_joined) - 1)[places[is_joined[places]]]
             others = (
                 name
@@ -303,14 +302,15 @@ class Moments(JoinMethod):
         }
         total = sum(widths.values())
         passes = self._counts.passes
-        up = down = 0.0
+        up = 0.0
+        down = 0.0
         for name, rows in self._counts.rows.items():
             for number in rows.edges:
                 is_joined = rows.is_joined(number)
                 behind = tree.behind(number, name)
                 on_this_side = total - sum(widths[other] for other in behind)
                 up += float(np.count_nonzero(is_joined)) * on_this_side
-                down += float(is_joined.size)
+                down += float(len(passes) * len(self._counts.places(number, name)))
             bits = self._counts.bits(name)
             down += 0.0 if bits is None else len(bits) / WORD
         for first, second in combinations_with_replacement(tree.tables, 2):
@@ -459,10 +459,11 @@ class Moments(JoinMethod):
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Solve, and send the parameters."""
         trained = self._moments[TRAINED]
-        least_squares = trained.ridge(self.settings.l2)
+        l2 = self._penalty()
+        least_squares = trained.ridge(l2)
         solution = least_squares
         if problem.classes:
-            solution = trained.discriminant(self.settings.l2)
+            solution = trained.discriminant(l2)
         parts = {
             part.number: SolvedPart(parameters=block.ravel())
             for name, block in self._parameters(problem, solution).items()
@@ -481,6 +482,21 @@ class Moments(JoinMethod):
                 validation=metrics.get(VALIDATION, {}),
             )
         )
+
+    def _penalty(self) -> float:
+        """Return l2, of the lowest validation loss if rows validate."""
+        l2 = self.settings.l2
+        if VALIDATION not in self._moments:
+            return l2
+        candidates = {
+            candidate: self._moments[VALIDATION].metrics(
+                self._moments[TRAINED].ridge(candidate)
+            )["loss"]
+            for candidate in (l2, *PENALTIES)
+        }
+        best = min(candidates, key=candidates.__getitem__)
+        self.run.chosen["l2"] = best
+        return float(best)
 
     def _parameters(
         self, problem: TrainingProblem, solution: Solution

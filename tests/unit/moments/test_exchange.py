@@ -1,6 +1,6 @@
 """The second moments of a join from padded sums equal those of the built join."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
 
 import duckdb
@@ -113,9 +113,11 @@ class Joined:
         codes = {(number, table): keys for (table, number), keys in self.keys.items()}
         return count_joins(self.tree, codes, weights, unmatched)
 
-    def exchanged(self, number: int) -> dict[tuple[str, str], np.ndarray]:
-        """The moments of a pass, by the exchange."""
-        rows = self.count()
+    def exchanged(
+        self, number: int, rows: dict[str, CountedRows] | None = None
+    ) -> dict[tuple[str, str], np.ndarray]:
+        """The moments of a pass, by the exchange, with counts as they are by default."""
+        rows = rows or self.count()
         columns = {table: block.shape[1] for table, block in self.values.items()}
         tags = np.random.default_rng(9).integers(
             0, 1 << 63, size=(len(self.tree.edges), KEYS, 2), dtype=np.uint64
@@ -123,8 +125,8 @@ class Joined:
         contributions = {}
         for table, counted in rows.items():
             secrets = {
-                edge: EdgeSecret(bytes([edge]) * 32, tags[edge])
-                for edge in counted.edges
+                edge: EdgeSecret(bytes([edge]) * 32, tags[edge, : of_edge.keys])
+                for edge, of_edge in counted.edges.items()
             }
             summed = SummedTable(
                 table, self.tree, counted, self.values[table], columns, secrets
@@ -135,6 +137,7 @@ class Joined:
         return Assembly(self.tree, of_pass, contributions).blocks()
 
 
+@pytest.mark.cases("0", "1", "2", "3")
 @pytest.mark.parametrize("seed", range(20))
 def test_the_blocks_are_those_of_the_built_join(seed):
     rng = np.random.default_rng(seed)
@@ -155,3 +158,27 @@ def test_words_multiply_as_integers_do():
         for columns in (3, 5)
     )
     np.testing.assert_array_equal(inner(left, right), left.T @ right)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_counts_that_one_end_alone_is_told_leave_uniform_words(seed):
+    """A server that weighs a table's rows as it likes reads nothing of them."""
+    tree = JoinTree(("a", "b"), [Edge("a", "b", 0, 0)])
+    rng = np.random.default_rng(seed)
+    keys = {("a", 0): np.array([0, 1, 2]), ("b", 0): np.array([0, 1, 1, 2])}
+    values = {
+        table: rng.integers(0, 1 << 20, size=(len(rows), 2)).astype(np.uint64)
+        for (table, _), rows in keys.items()
+    }
+    joined = Joined(tree, keys, values, "a", np.zeros(3, np.int64))
+    honest = joined.exchanged(0)
+    told = joined.count()
+    edge = told["b"].edges[0]
+    # the first row of b alone counts twice
+    lied = replace(edge, incoming=edge.incoming + np.array([[1, 0, 0], [0, 0, 0]]))
+    told["b"] = CountedRows({0: lied}, told["b"].weights)
+    weighted = told["b"].multiplicity[0].astype(np.uint64)[:, None] * values["b"]
+    read = joined.exchanged(0, told)
+    assert not np.any(read["b", "b"] == inner(weighted, values["b"]))
+    for pair, block in honest.items():
+        assert not np.any(read[pair] == block)

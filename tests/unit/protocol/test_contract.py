@@ -92,7 +92,7 @@ def test_placeholders_are_facts_of_a_run():
     )
 
     of_methods = dict.fromkeys(OF_METHODS, "")
-    method = MethodFacts(of_methods, {"summaries": NOTHING})
+    method = MethodFacts(of_methods, {"summaries": NOTHING, "pads": NOTHING})
     exposure = Exposure("o", [TRAIN_ADMM], ["c"], [], True, False, method=method)
     facts, protections = facts_of(exposure), _protections(exposure)
     for _, declared in DISCLOSURES:

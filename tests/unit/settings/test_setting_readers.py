@@ -41,6 +41,7 @@ SENT_ALONG = {
     "coreset-ridge": {"clusters", "validation_fraction"},
     "coreset-kmeans": {"test_split"},
     "personalised": {"test_split", "sample", "row_weight"},
+    "moments": {"coreset_size", "row_weight"},
 }
 """By strategy, what its requests hold or its set-up looks at, and nothing uses."""
 NOT_IN_A_PLAIN_RUN = {"sql", "tables", "track", "progress"}

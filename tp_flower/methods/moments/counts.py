@@ -51,7 +51,7 @@ class EdgeRows:
     @property
     def keys(self) -> int:
         """The number of distinct keys, k."""
-        return self.incoming.shape[1]
+        return int(self.incoming.shape[1])
 
     @cached_property
     def partners(self) -> IntArray:

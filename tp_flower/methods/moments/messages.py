@@ -3,12 +3,12 @@
 from typing import Annotated, Final
 
 from tp_flower.arrays import AnyArray
+from tp_flower.privacy.plan import SECOND_MOMENTS
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Discloses, PartBody, Reply, Request
 from tp_flower.protocol.messages import declare_action
 from tp_flower.protocol.setup_messages import SealedText
 
-SECOND_MOMENTS: Final = "second-moments"  # their kind in the ledger
 MOST_PASSES: Final = 3
 LARGEST_COUNT: Final = float(1 << 53)
 

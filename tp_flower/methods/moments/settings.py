@@ -23,7 +23,7 @@ def _begins(settings: Settings) -> bool:
 
 
 RULES: Final = Rules(
-    reads=frozenset({"sample", "test_split", "l2"}),
+    reads=frozenset({"sample", "test_split", "validation_fraction", "l2"}),
     conflicts=_conflicts,
     begins={TRAIN_MOMENTS: _begins},
 )

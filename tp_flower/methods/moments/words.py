@@ -37,7 +37,8 @@ def column_bits(second_moments: FloatArray) -> IntArray:
     least = 2.0 ** (2 * (_MOMENT_BITS / 2 - MOST_BITS))
     exponents = np.log2(np.maximum(second_moments, least)) / 2.0
     bits = np.floor(_MOMENT_BITS / 2 - exponents)
-    return np.clip(bits, LEAST_BITS, MOST_BITS).astype(np.int64)
+    clipped: IntArray = np.clip(bits, LEAST_BITS, MOST_BITS).astype(np.int64)
+    return clipped
 
 
 def to_words(numbers: FloatArray, bits: IntArray) -> WordArray:
@@ -51,9 +52,9 @@ def to_words(numbers: FloatArray, bits: IntArray) -> WordArray:
 
 def to_numbers(words: WordArray, left: IntArray, right: IntArray) -> FloatArray:
     """Return sums of products (a, c) of columns with bits (a,) and (c,) as numbers."""
-    return np.ldexp(
-        words.view(np.int64).astype(np.float64), -(left[:, None] + right[None, :])
-    )
+    whole = words.view(np.int64).astype(np.float64)
+    numbers: FloatArray = np.ldexp(whole, -(left[:, None] + right[None, :]))
+    return numbers
 
 
 def inner(left: WordArray, right: WordArray) -> WordArray:

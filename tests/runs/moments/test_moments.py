@@ -1,0 +1,217 @@
+"""Training from second moments ends where scikit-learn does on the join by DuckDB."""
+
+from contextlib import closing
+
+import duckdb
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.linear_model import Ridge
+
+from client_apps.app import app
+from strategies.methods.moments import Moments, TablePuppetMoments
+from strategies.run.exchange import ask
+from strategies.run.grid import InProcessGrid
+from tests.support.federated import WatchedGrid
+from tp_flower import api
+from tp_flower.errors import QueryError, SiteError
+from tp_flower.methods.moments.messages import CountedPart, MomentsRequest
+from tp_flower.query import Query
+
+FEATURES = ("o.day", "u.age", "i.price", "m.size")
+SQL = """SELECT {label} AS label, {features} FROM orders o
+JOIN users u ON o.uid = u.uid JOIN items i ON o.iid = i.iid
+LEFT JOIN makers m ON i.mid = m.mid"""
+L2 = 0.01
+
+
+def tables(orders: int = 300) -> dict[str, pd.DataFrame]:
+    """Orders of users, of items with several rows a key, of makers that may lack."""
+    rng = np.random.default_rng(5)
+    users = pd.DataFrame({"uid": range(30), "age": rng.normal(40.0, 9.0, size=30)})
+    items = pd.DataFrame(
+        {
+            "iid": rng.integers(10, size=14),
+            "price": rng.gamma(2.0, 3.0, size=14),
+            "mid": rng.integers(6, size=14),
+        }
+    )
+    makers = pd.DataFrame({"mid": range(4), "size": rng.normal(size=4)})
+    keys = {"uid": rng.integers(32, size=orders), "iid": rng.integers(11, size=orders)}
+    day = rng.normal(size=orders)
+    price = items.groupby("iid")["price"].mean().reindex(keys["iid"]).fillna(5.0)
+    qty = 0.3 * price.to_numpy() - day + 0.02 * keys["uid"] + rng.normal(size=orders)
+    kind = np.select([qty > 3.0, qty > 1.0], ["many", "some"], "few")
+    ordered = pd.DataFrame({**keys, "day": day, "qty": qty, "kind": kind})
+    return {"orders": ordered, "users": users, "items": items, "makers": makers}
+
+
+def sites() -> dict[str, dict[str, pd.DataFrame]]:
+    return {f"at {name}": {name: frame} for name, frame in tables().items()}
+
+
+def sql(label: str = "o.qty", features: str = ", ".join(FEATURES)) -> str:
+    return SQL.format(label=label, features=features)
+
+
+def joined(label: str = "o.qty") -> tuple[np.ndarray, pd.Series]:
+    """The standardised features of the join, zeros where a LEFT JOIN finds none."""
+    with duckdb.connect() as connection:
+        for name, frame in tables().items():
+            connection.register(name, frame)
+        rows = connection.execute(sql(label)).fetchdf()
+    features = rows.drop(columns="label")
+    scaled = (features - features.mean()) / features.std(ddof=0)
+    return scaled.fillna(0.0).to_numpy(), rows["label"]
+
+
+def coefficients(model: api.FittedModel) -> np.ndarray:
+    """The coefficient of every feature, in the order of the query."""
+    found = model.coefficients.set_index(["table", "column"])["coefficient"]
+    return np.array([found[tuple(name.split("."))] for name in FEATURES])
+
+
+def fit(label: str = "o.qty", **how: object) -> api.FittedModel:
+    settings = {"strategy": "moments", "l2": L2, "test_fraction": 0.0, **how}
+    return api.fit(sql(label), sites(), **settings)
+
+
+def test_regression_is_ridge_on_the_join():
+    model = fit()
+    features, label = joined()
+    expected = Ridge(alpha=L2 * len(label)).fit(features, label)
+    np.testing.assert_allclose(coefficients(model), expected.coef_, rtol=1e-6)
+    train = model.report["final"]["train"]
+    assert train["r2"] == pytest.approx(expected.score(features, label), abs=1e-7)
+    predicted = np.sort(model.predict(sites()).frame["prediction"])
+    np.testing.assert_allclose(
+        predicted, np.sort(expected.predict(features)), atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("label", ["o.qty > 2", "o.kind"])
+def test_classes_have_the_log_odds_of_the_discriminant_on_the_join(label):
+    model = fit(label, l2=0.0)
+    features, classes = joined(label)
+    exact = LinearDiscriminantAnalysis(solver="svd").fit(features, classes)
+    predicted = model.predict(sites()).frame
+    chances = [column for column in predicted if column.startswith("probability")]
+    expected = exact.predict_proba(features)
+    # scikit-learn divides the covariance by N - k, the moments by N
+    np.testing.assert_allclose(
+        np.sort(predicted[chances].to_numpy(), axis=0),
+        np.sort(expected[:, -len(chances) :], axis=0),
+        atol=0.01,
+    )
+
+
+@pytest.mark.parametrize(
+    "split", ["random", "random(u)", "random(m)", "group(o.iid)", "time(o.day)"]
+)
+def test_held_out_metrics_are_exact(split):
+    how = {"test_split": split, "test_fraction": 0.3, "tolerance": 1e-9}
+    expected = fit(strategy="cg", **how).report
+    del how["tolerance"]
+    found = fit(**how).report
+    assert found["joined-rows"] == expected["joined-rows"]
+    for part in ("train", "test"):
+        for name in ("loss", "rmse", "r2"):
+            value = expected["final"][part][name]
+            assert found["final"][part][name] == pytest.approx(value, rel=1e-5)
+
+
+def test_validation_rows_choose_the_penalty():
+    report = fit(validation_fraction=0.3, test_fraction=0.2).report
+    losses = {
+        l2: fit(validation_fraction=0.3, test_fraction=0.2, l2=l2).report
+        for l2 in (L2, 10.0)
+    }
+    chosen = {each["chosen"]["l2"] for each in losses.values()}
+    assert chosen == {report["chosen"]["l2"]}
+
+
+def test_rounds_and_bytes_are_as_explained():
+    explanation = api.explain(sql(), sites(), strategy="moments").report
+    report = api.fit(sql(), sites(), strategy="moments").report
+    cost = explanation["cost"]
+    history = report["history"]
+    assert cost["rounds"]["run"] == len(history) == 6
+    for way in ("up", "down"):
+        sent = sum(
+            sum(each[f"bytes-{way}"].values())
+            for each in history
+            if each["phase"] in ("moments", "solution")
+        )
+        assert sent == pytest.approx(cost["bytes"][way], rel=0.02)
+    assert report["privacy"]["messages"] == explanation["releases"]
+    assert report["privacy"]["readings"] == []
+
+
+def test_no_label_and_no_score_leaves():
+    frames = [{name: [frame]} for name, frame in tables().items()]
+    with closing(WatchedGrid(frames, None)) as grid:
+        TablePuppetMoments(Query.from_sql(sql())).start(grid)
+    sent = {name for seen in grid.seen if seen.is_reply for _, name in seen.arrays}
+    assert {"hashes/0", "sums/0-0-0"} <= sent
+    assert not {"label-values", "scores", "rows"} & sent
+
+
+class Twice(Moments):
+    """A server that asks for moments again, with fewer passes."""
+
+    def epochs(self, problem):
+        parts = {
+            part.number: CountedPart(
+                incoming={key: counts[:1] for key, counts in self.counted(part).items()}
+            )
+            for part in problem.parts
+        }
+        request = MomentsRequest(
+            passes=[0], columns=self.columns, outputs=1, parts=parts
+        )
+        yield self.run.request(ask(request, problem.parts))
+
+    def counted(self, part):
+        edges = self._counts.rows[part.table].edges
+        return {
+            str(number): edge.incoming[:, self._counts.places(number, part.table)]
+            for number, edge in edges.items()
+        }
+
+    @property
+    def columns(self):
+        return dict.fromkeys(self._counts.tree.tables, 1)
+
+
+class AsksTwice(TablePuppetMoments):
+    method_type = Twice
+
+
+def test_moments_leave_once_in_a_run():
+    frames = [{name: [frame]} for name, frame in tables().items()]
+    with (
+        closing(InProcessGrid(app, frames)) as grid,
+        pytest.raises(SiteError, match="this run's moments have left, and leave once"),
+    ):
+        AsksTwice(Query.from_sql(sql())).start(grid)
+
+
+def test_a_cycle_is_refused_by_name():
+    query = sql().replace("i.mid = m.mid", "i.mid = m.mid AND u.uid = m.mid")
+    with pytest.raises(QueryError, match="joins of o, u, i, m make a cycle"):
+        api.fit(query, sites(), strategy="moments")
+
+
+def test_a_table_in_several_shards_is_refused():
+    frames = tables()
+    makers = frames["makers"]
+    shards = {"north": {"makers": makers[:2]}, "south": {"makers": makers[2:]}}
+    with pytest.raises(QueryError, match="table 'm' is in several shards"):
+        api.fit(sql(), {**sites(), **shards}, strategy="moments")
+
+
+def test_weights_are_refused():
+    query = sql(features="o.day AS weight, u.age")
+    with pytest.raises(QueryError, match="takes no weights of rows yet"):
+        api.fit(query, sites(), strategy="moments")

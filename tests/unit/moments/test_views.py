@@ -1,0 +1,139 @@
+"""What leaves of the exchange tells the moments, and nothing else of the rows.
+
+In the ring of two elements all pads can be enumerated: databases with equal moments
+give the server equally many of each view.
+"""
+
+from collections import Counter, defaultdict
+from itertools import product
+
+import numpy as np
+import pytest
+
+from tp_flower.methods.moments.counts import count_joins
+from tp_flower.methods.moments.exchange import (
+    Assembly,
+    EdgeSecret,
+    PassRows,
+    SummedTable,
+)
+from tp_flower.methods.moments.pads import EdgePads
+from tp_flower.methods.moments.tree import Edge, JoinTree
+
+PAIR = JoinTree(("a", "b"), [Edge("a", "b", 0, 0)])
+LEFT = JoinTree(("a", "b"), [Edge("a", "b", 0, 0)], frozenset({"b"}))
+CHAIN = JoinTree(("a", "b", "c"), [Edge("a", "b", 0, 0), Edge("b", "c", 1, 0)])
+
+# by tree: the keys of the rows of each table at each edge
+ROWS = {
+    "one row a key": (PAIR, {(0, "a"): [0, 1], (0, "b"): [0, 1]}),
+    "several rows a key": (PAIR, {(0, "a"): [0, 0, 1], (0, "b"): [0, 1]}),
+    "no partner": (LEFT, {(0, "a"): [0, 1, -1], (0, "b"): [0]}),
+    "a chain": (
+        CHAIN,
+        {(0, "a"): [0], (0, "b"): [0, 0], (1, "b"): [0, 0], (1, "c"): [0]},
+    ),
+}
+
+
+class EnumeratedPads:
+    """Pads in place of the pseudo-random ones: one bit for each, in order of use."""
+
+    def __init__(self, bits: tuple[int, ...] | None = None) -> None:
+        self.bits = bits
+        self.places: dict[tuple, int] = {}
+
+    def take(self, name: tuple, shape: tuple[int, int]) -> np.ndarray:
+        places = [
+            self.places.setdefault((*name, place), len(self.places))
+            for place in range(shape[0] * shape[1])
+        ]
+        bits = [0 if self.bits is None else self.bits[place] for place in places]
+        return np.array(bits, np.uint64).reshape(shape)
+
+
+def sent(tree, keys, values, pads, monkeypatch):
+    """All that the tables send, in one pass."""
+
+    def of_sums(self, side, source, columns):
+        return pads.take((self.key, "sums", side, source), (self.keys, columns))
+
+    def of_products(self, first, second, shape):
+        return pads.take((self.key, "block", first, second), shape)
+
+    monkeypatch.setattr(EdgePads, "of_sums", of_sums)
+    monkeypatch.setattr(EdgePads, "of_products", of_products)
+    codes = {place: np.array(rows) for place, rows in keys.items()}
+    weights = {
+        table: np.ones((1, len(rows)), np.int64) for table, rows in values.items()
+    }
+    unmatched = {
+        (edge, table): np.array([int(tree.is_left_joined(edge, table))])
+        for edge, table in keys
+    }
+    counted = count_joins(tree, codes, weights, unmatched)
+    columns = dict.fromkeys(tree.tables, 1)
+    contributions = {}
+    for table, rows in counted.items():
+        secrets = {
+            edge: EdgeSecret(bytes([edge]), np.zeros((rows.edges[edge].keys, 2), "u8"))
+            for edge in rows.edges
+        }
+        words = np.array(values[table], np.uint64)[:, None]
+        summed = SummedTable(table, tree, rows, words, columns, secrets)
+        contributions[table] = summed.in_pass(0, "training").contribution()
+    return counted, contributions
+
+
+def view(contributions) -> tuple:
+    """What the server sees, in the ring of two elements."""
+    blocks = [
+        block
+        for contribution in contributions.values()
+        for named in (contribution.sums, contribution.products)
+        for block in named.values()
+    ]
+    return tuple((np.concatenate([b.ravel() for b in blocks]) & np.uint64(1)).tolist())
+
+
+def databases(tree, keys):
+    """Every database of bits, by table."""
+    sizes = {
+        table: len(next(rows for (_, name), rows in keys.items() if name == table))
+        for table in tree.tables
+    }
+    for bits in product((0, 1), repeat=sum(sizes.values())):
+        bits_left = iter(bits)
+        yield {table: [next(bits_left) for _ in range(n)] for table, n in sizes.items()}
+
+
+def moments_of(tree, counted, contributions) -> tuple:
+    rows = {table: PassRows.of(each, 0) for table, each in counted.items()}
+    blocks = Assembly(tree, rows, contributions).blocks()
+    return tuple(int(block[0, 0]) & 1 for block in blocks.values())
+
+
+@pytest.mark.cases("one row a key", "several rows a key", "no partner")
+@pytest.mark.parametrize("name", ROWS)
+def test_databases_of_equal_moments_give_equal_views(name, monkeypatch):
+    tree, keys = ROWS[name]
+    groups = defaultdict(list)
+    for values in databases(tree, keys):
+        pads = EnumeratedPads()
+        counted, contributions = sent(tree, keys, values, pads, monkeypatch)
+        groups[moments_of(tree, counted, contributions)].append(values)
+    number_of_pads = len(pads.places)
+    # of a chain, two databases have 16,384 views
+    most = 2 if tree is CHAIN else len(max(groups.values(), key=len))
+    compared = 0
+    for group in sorted(groups.values(), key=len)[-1 if tree is CHAIN else 0 :]:
+        views = []
+        for values in group[:most]:
+            seen = Counter()
+            for bits in product((0, 1), repeat=number_of_pads):
+                pads = EnumeratedPads(bits)
+                seen[view(sent(tree, keys, values, pads, monkeypatch)[1])] += 1
+            views.append(seen)
+        assert all(seen == views[0] for seen in views)
+        compared += len(views) - 1
+    assert compared
