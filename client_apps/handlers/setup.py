@@ -14,7 +14,7 @@ from client_apps.handlers.inference import check_row_key, leave_hashes
 from client_apps.privacy import guard, ledger_entries
 from client_apps.privacy.keys import key_fields, key_source, take_secrets
 from client_apps.privacy.ledger_entries import note
-from client_apps.privacy.local_labels import local_label_facts
+from client_apps.privacy.local_labels import local_label_facts, magnitude_of
 from client_apps.privacy.noisy_labels import released_label
 from client_apps.privacy.proposal_checks import check_extract, check_proposal
 from client_apps.rounds.site import Site
@@ -267,7 +267,10 @@ def _label(
         _check_classes(source, label)
     if body.local_label is not None:
         sql = site.fragment(number).label or "label"
-        return local_label_facts(source, label, body.local_label, sql), None
+        facts = local_label_facts(source, label, body.local_label, sql)
+        if site.terms.settings.method.pads_sums and facts.classes is None:
+            facts = structs.replace(facts, magnitude=magnitude_of(label.values))
+        return facts, None
     plan = None
     if terms is not None:
         plan = LabelPlan(terms.mechanism, terms.epsilon, terms.classes, terms.limits)

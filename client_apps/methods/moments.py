@@ -24,7 +24,7 @@ from client_apps.privacy.local_labels import local_label_facts
 from client_apps.privacy.proposal_checks import agree, check_begins, check_trained
 from client_apps.rounds.site import REQUEST, Site
 from tp_flower.arrays import AnyArray, BoolArray, FloatArray, IntArray
-from tp_flower.errors import MessageError, PolicyError
+from tp_flower.errors import MessageError, PolicyError, SiteError
 from tp_flower.extraction.extracted import ExtractedShard
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.features.sparse import dense
@@ -37,7 +37,12 @@ from tp_flower.learning.models.local_model import (
 )
 from tp_flower.methods.moments import MOMENTS
 from tp_flower.methods.moments.counts import CountedRows, EdgeRows
-from tp_flower.methods.moments.exchange import EdgeSecret, SummedTable
+from tp_flower.methods.moments.exchange import (
+    EdgeSecret,
+    ShardMasks,
+    SummedShard,
+    ToldCounts,
+)
 from tp_flower.methods.moments.messages import (
     TRAIN_MOMENTS,
     CountedPart,
@@ -58,11 +63,12 @@ from tp_flower.methods.moments.terms import (
     tree_of,
 )
 from tp_flower.methods.moments.tree import JoinTree
-from tp_flower.methods.moments.words import WordArray, column_bits, to_words
+from tp_flower.methods.moments.words import WordArray, column_bits, fits, to_words
 from tp_flower.privacy.plan import SECOND_MOMENTS, PartPlan
-from tp_flower.protocol.codec import check_sizes, parse
+from tp_flower.protocol.codec import check_sizes, parse, required
 from tp_flower.protocol.training_messages import Update
 from tp_flower.sources.policy import SECOND_MOMENTS as RULE
+from tp_flower.terms.groups import table_group
 
 if TYPE_CHECKING:
     from tp_flower.sources.shards import ShardSource
@@ -107,34 +113,62 @@ class CountedShard:
         return self.site.extracted(self.number)
 
     @cached_property
+    def shards(self) -> list[int]:
+        """The numbers of the table's shards, of which this is one."""
+        return sorted(self.site.terms.proposal.shards_of(self.table))
+
+    @cached_property
+    def told(self) -> dict[int, ToldCounts]:
+        """By join, the counts of the shards on both sides."""
+        numbers = self.tree.edges_of(self.table)
+        names = sorted(map(str, numbers))
+        agree("incoming", names, sorted(self.body.incoming))
+        agree("beside", names if len(self.shards) > 1 else [], sorted(self.body.beside))
+        return {number: self._told(number) for number in numbers}
+
+    def _told(self, number: int) -> ToldCounts:
+        """Return the counts of the shards on both sides of a join, of checked size."""
+        name = str(number)
+        other = self.tree.edges[number].other(self.table)
+        check_sizes(
+            self.body,
+            **{
+                "passes": len(self.passes),
+                f"keys-{name}": len(self._tags(number)),
+                f"across-{name}": len(self.site.terms.proposal.shards_of(other)),
+                f"beside-{name}": len(self.shards),
+            },
+        )
+        incoming = self.body.incoming[name]
+        shape = (*incoming.shape[:2], len(self.shards))
+        beside = self.body.beside.get(name, np.zeros(shape, np.int64))
+        return ToldCounts(incoming, beside)
+
+    @cached_property
     def rows(self) -> CountedRows:
         """All rows of the shard, with their counts."""
-        edges = {}
-        for number in self.tree.edges_of(self.table):
-            name = str(number)
-            if name not in self.body.incoming:
-                raise MessageError(f"'incoming' lacks the counts of join {number}")
-            codes = self._codes(number)
-            incoming = self.body.incoming[name]
-            check_sizes(
-                self.body,
-                passes=len(self.passes),
-                **{f"keys-{name}": len(self._tags(number))},
-            )
-            proposal = self.site.terms.proposal
-            edges[number] = EdgeRows(
-                codes,
-                incoming,
+        terms = self.site.terms
+        splitting = splitting_table(terms.proposal, terms.settings)
+        edges = {
+            number: EdgeRows(
+                self._codes(number),
+                told.incoming.sum(axis=-1),
                 passes_without_partner(
-                    self.tree,
-                    number,
-                    self.table,
-                    splitting_table(proposal, self.site.terms.settings),
-                    self.passes,
+                    self.tree, number, self.table, splitting, self.passes
                 ),
             )
-        agree("incoming", sorted(map(str, edges)), sorted(self.body.incoming))
+            for number, told in self.told.items()
+        }
         return CountedRows(edges, self._weights())
+
+    @cached_property
+    def masks(self) -> ShardMasks:
+        """What the shard shares with the others of its table."""
+        if len(self.shards) == 1:
+            return ShardMasks()
+        group = table_group(self.site.terms.proposal, self.table)
+        place = self.shards.index(self.number)
+        return ShardMasks(self.site.group_key(group), place, len(self.shards))
 
     def _weights(self) -> IntArray:
         """Return which rows take part in which pass, (p, n), 0 or 1."""
@@ -268,13 +302,13 @@ def _padded(
     features = site.tables.encode(number, encoder, rows)
     blocks = [np.asarray(dense(on_host(features)), np.float64)]
     if has_label:
-        blocks += [_labels(site, number, request.outputs)[rows]]
+        blocks += [_labels(site, number, request)[rows]]
         blocks += [np.ones((len(rows), 1))]
     columns = np.concatenate(blocks, axis=1)
     agree("columns", columns.shape[1], request.columns[shard.table])
     _check_columns(source, encoder, blocks[0][:trained])
     counted = shard.of_rows(rows)
-    bits = column_bits(counted.multiplicity.sum(axis=0) @ columns**2)
+    bits = _bits(shard, counted.multiplicity.sum(axis=0) @ columns**2)
     sums, products = _contributions(shard, counted, to_words(columns, bits), request)
     forget(site.store, number)
     counts = counted.multiplicity[shard.passes.index(TRAINED), :trained]
@@ -307,11 +341,18 @@ def _contributions(
     sums: dict[str, AnyArray] = {}
     products: dict[str, AnyArray] = {}
     tables = shard.tree.tables
-    table = SummedTable(
-        shard.table, shard.tree, rows, words, request.columns, shard.secrets
+    summed = SummedShard(
+        shard.table,
+        shard.tree,
+        rows,
+        words,
+        request.columns,
+        shard.told,
+        shard.secrets,
+        shard.masks,
     )
     for position, number in enumerate(shard.passes):
-        contribution = table.in_pass(position, PASS_NAMES[number]).contribution()
+        contribution = summed.in_pass(position, PASS_NAMES[number]).contribution()
         for (edge, source), block in contribution.sums.items():
             sums[f"{number}-{edge}-{tables.index(source)}"] = block
         for (first, second), block in contribution.products.items():
@@ -320,7 +361,22 @@ def _contributions(
     return sums, products
 
 
-def _labels(site: Site, number: int, outputs: int) -> FloatArray:
+def _bits(shard: CountedShard, second_moments: FloatArray) -> IntArray:
+    """Return the bits of every column: those of its only shard, or as told to all."""
+    shards = len(shard.shards)
+    if shards == 1:
+        return column_bits(second_moments)
+    bits = required(shard.body.bits, "bits")
+    check_sizes(shard.body, columns=len(second_moments))
+    if not fits(second_moments, bits, shards).all():
+        raise SiteError(
+            f"table {shard.table}: a column has no scale, and its moments are out of "
+            "range: encode numbers as 'standard', or divide the label in the query"
+        )
+    return bits
+
+
+def _labels(site: Site, number: int, request: MomentsRequest) -> FloatArray:
     """Return the label's columns of all rows, (n, k)."""
     label = site.extracted(number).label
     task = site.terms.extract_parts[number].local_label
@@ -328,11 +384,16 @@ def _labels(site: Site, number: int, outputs: int) -> FloatArray:
         raise MessageError("the part has no label")
     sql = site.fragment(number).label or "label"
     facts = local_label_facts(site.source(number), label, task, sql)
-    classes = facts.classes or []
-    agree("outputs", label_width(len(classes)), outputs)
-    if facts.classes is None:
+    classes = request.classes
+    agree("outputs", label_width(len(classes)), request.outputs)
+    if len(site.terms.proposal.shards_of(site.fragment(number).table)) == 1:
+        agree("classes", facts.classes or [], classes)
+    if not classes:
         return label_columns(label.values, 0)
-    return label_columns(label.positions_in(classes), len(classes))
+    numbers = label.positions_in(classes)
+    if np.isnan(numbers).any():
+        raise MessageError("'classes' lacks one of the site's")
+    return label_columns(numbers, len(classes))
 
 
 def _check_columns(

@@ -1,5 +1,6 @@
 """Labels that stay at their site: the server learns their type, and classes if any."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -64,3 +65,13 @@ def label_sums(labels: FloatArray, classes: int) -> list[float]:
             for count in np.bincount(labels.astype(np.intp), minlength=classes)
         ]
     return [float(len(labels)), float(labels.sum()), float(labels @ labels)]
+
+
+def magnitude_of(labels: FloatArray) -> int:
+    """Return the power of two above the labels' root mean square, of none 0.
+
+    >>> magnitude_of(np.array([3.0, 5.0])), magnitude_of(np.array([0.0]))
+    (3, 0)
+    """
+    mean_square = float(np.mean(labels**2)) if len(labels) else 0.0
+    return math.ceil(math.log2(mean_square) / 2.0) if mean_square else 0

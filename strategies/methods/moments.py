@@ -7,7 +7,7 @@ every site the parameters of its table. Labels stay at their site.
 """
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations_with_replacement
@@ -26,7 +26,9 @@ from strategies.setup.joined_rows import JoinedTables
 from strategies.setup.labels import (
     check_kind,
     fitting_loss,
+    label_facts,
     number_name,
+    read_classes,
     task_line,
 )
 from strategies.setup.problem import TrainedTable, TrainingProblem
@@ -39,7 +41,7 @@ from tp_flower.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from tp_flower.errors import QueryError
 from tp_flower.joins.joining import join_codes
 from tp_flower.learning.models.local_model import LINEAR
-from tp_flower.methods.moments.counts import CountedRows, count_joins
+from tp_flower.methods.moments.counts import CountedRows, count_joins, sums_by_shard
 from tp_flower.methods.moments.exchange import Assembly, Contribution, PassRows
 from tp_flower.methods.moments.messages import (
     TRAIN_MOMENTS,
@@ -59,9 +61,8 @@ from tp_flower.methods.moments.terms import (
     tree_of,
 )
 from tp_flower.methods.moments.tree import JoinTree
-from tp_flower.methods.moments.words import to_numbers
+from tp_flower.methods.moments.words import WordArray, public_bits, to_numbers
 from tp_flower.objectives import Objective, Target, make_objective
-from tp_flower.protocol.setup_messages import ExtractedPart
 from tp_flower.protocol.training_messages import Update
 from tp_flower.query import BoundQuery
 from tp_flower.settings.declare import AUTO
@@ -72,6 +73,9 @@ PADS: Final = (
     "server reads these sums alone"
 )
 WORD: Final = 8  # bytes
+MAGNITUDE: Final = 3
+"""Of encoded columns, as a power of two: standardised ones have a mean square of 1."""
+SPARE_BITS: Final = 2
 PENALTIES: Final = tuple((10.0 ** np.arange(-6.0, 1.5, 0.5)).tolist())
 """Of standardised columns: l2 is chosen among them where rows validate."""
 
@@ -148,68 +152,106 @@ class JoinCounts:
         every = sum(1 << number for number in self.passes)
         return np.where(is_joined, np.uint8(every), np.uint8(0))
 
-    def part(self, part: Part, encoding: TableEncoding) -> CountedPart:
-        """Return what a part is told."""
+    def part(
+        self, part: Part, encoding: TableEncoding, bits: IntArray | None
+    ) -> CountedPart:
+        """Return what a part is told; ``bits`` are common to its table's shards."""
         table = part.table
         incoming = {}
-        for number, edge in self.rows[table].edges.items():
-            places = self.places(number, table)
-            incoming[str(number)] = edge.incoming[:, places]
+        beside = {}
+        for number in self.tree.edges_of(table):
+            places = self.places(number, part)
+            other = self.tree.edges[number].other(table)
+            incoming[str(number)] = self._by_shard(number, other)[:, places]
+            beside[str(number)] = self._by_shard(number, table)[:, places]
+        passes = self.bits(table)
+        is_sharded = len(self.joined.extracted.parts[table]) > 1
         return CountedPart(
-            encoder=encoding.sealed, incoming=incoming, passes=self.bits(table)
+            encoder=encoding.sealed,
+            incoming=incoming,
+            beside=beside if is_sharded else {},
+            passes=None if passes is None else passes[self._rows_of(part)],
+            bits=bits if is_sharded else None,
         )
 
-    def places(self, number: int, table: str) -> AnyArray:
-        """Return the number of each distinct key of a table's only shard, (k,)."""
+    def told_shards(self, number: int, table: str) -> int:
+        """Return of how many shards' counts those of a table are told, of a join."""
+        parts = self.joined.extracted.parts
+        across = len(parts[self.tree.edges[number].other(table)])
+        beside = len(parts[table])
+        return across + (beside if beside > 1 else 0)
+
+    def _by_shard(self, number: int, table: str) -> IntArray:
+        """Return the outgoing counts of a table's shards, (p, keys, shards)."""
+        rows = self.rows[table]
+        edge = rows.edges[number]
+        shards = [span for _, span in self.joined.extracted.shards_of(table)]
+        return sums_by_shard(edge.codes, rows.counts(number), edge.keys, shards)
+
+    def _rows_of(self, part: Part) -> slice:
+        """Return the rows of a part within its table."""
+        return dict(self.joined.extracted.shards_of(part.table))[part]
+
+    def places(self, number: int, part: Part) -> AnyArray:
+        """Return the number of each distinct key of a part, (k,)."""
+        table = part.table
         edge = self.tree.edges[number]
-        (column,) = self.joined.extracted.keys[table, edge.key(table)]
-        codes = self._codes[number, table]
+        position = self.joined.extracted.parts[table].index(part)
+        column = self.joined.extracted.keys[table, edge.key(table)][position]
+        codes = self._codes[number, table][self._rows_of(part)]
         places = np.zeros(len(column.hashes), np.int64)
         has_key = column.codes >= 0
         places[column.codes[has_key]] = codes[has_key]
         return places
 
     def read(
-        self, part: Part, body: PaddedPart, position: int, columns: Mapping[str, int]
+        self, table: str, replies: Replies, position: int, columns: Mapping[str, int]
     ) -> Contribution:
-        """Return a part's contribution to a pass, in the order of the server's keys."""
-        tables = self.tree.tables
-        number = self.passes[position]
-        sums = {}
-        for edge in self.tree.edges_of(part.table):
-            is_joined = self.rows[part.table].is_joined(edge)[position]
-            places = self.places(edge, part.table)
-            order = (np.cumsum(is_joined) - 1)[places[is_joined[places]]]
-            others = (
-                name
-                for other in self.tree.edges_of(part.table)
-                if other != edge
-                for name in self.tree.behind(other, part.table)
-            )
-            for name in (part.table, *others):
-                shape = (int(np.count_nonzero(is_joined)), columns[name])
-                block = _block(
-                    part, body.sums, f"{number}-{edge}-{tables.index(name)}", shape
-                )
-                aligned = np.zeros_like(block)
-                aligned[order] = block
-                sums[edge, name] = aligned
-        products = {}
-        for first, second in combinations_with_replacement(tables, 2):
-            if self.sends(part.table, first, second):
-                name = f"{number}-{tables.index(first)}-{tables.index(second)}"
-                shape = (columns[first], columns[second])
-                products[first, second] = _block(part, body.products, name, shape)
+        """Return the sum of a table's contributions to a pass, by the server's keys."""
+        sums: dict[tuple[int, str], WordArray] = {}
+        products: dict[tuple[str, str], WordArray] = {}
+        for part in self.joined.extracted.parts[table]:
+            body = replies.body(part, PaddedPart)
+            for place, block in self._sums(part, body, position, columns):
+                sums[place] = sums[place] + block if place in sums else block
+            for pair, block in self._products(part, body, position, columns):
+                products[pair] = products[pair] + block if pair in products else block
         return Contribution(sums, products)
 
-    def sends(self, table: str, first: str, second: str) -> bool:
-        """Return whether a table sends something of the block of two tables."""
-        if table in (first, second):
-            return True
-        if first != second:
-            return table in self.tree.middles(first, second)
-        edges = self.tree.edges_of(first)
-        return bool(edges) and self.tree.edges[edges[0]].other(first) == table
+    def _sums(
+        self, part: Part, body: PaddedPart, position: int, columns: Mapping[str, int]
+    ) -> Iterator[tuple[tuple[int, str], WordArray]]:
+        """Yield a part's padded sums, by the keys of its table's joined rows."""
+        rows = self.rows[part.table]
+        tables = self.tree.tables
+        for edge in self.tree.edges_of(part.table):
+            is_joined = rows.is_joined(edge)[position]
+            shard = self.joined.extracted.parts[part.table].index(part)
+            has_tuples = self._by_shard(edge, part.table)[position, :, shard] > 0
+            places = self.places(edge, part)
+            places = places[(is_joined & has_tuples)[places]]
+            order = (np.cumsum(is_joined) - 1)[places]
+            for name in (part.table, *self.tree.beyond(edge, part.table)):
+                block = _block(
+                    part,
+                    body.sums,
+                    f"{self.passes[position]}-{edge}-{tables.index(name)}",
+                    (len(places), columns[name]),
+                )
+                aligned = np.zeros((int(is_joined.sum()), columns[name]), np.uint64)
+                aligned[order] = block
+                yield (edge, name), aligned
+
+    def _products(
+        self, part: Part, body: PaddedPart, position: int, columns: Mapping[str, int]
+    ) -> Iterator[tuple[tuple[str, str], WordArray]]:
+        """Yield what a part sends of every block."""
+        tables = self.tree.tables
+        for first, second in combinations_with_replacement(tables, 2):
+            pair = f"{tables.index(first)}-{tables.index(second)}"
+            shape = (columns[first], columns[second])
+            name = f"{self.passes[position]}-{pair}"
+            yield (first, second), _block(part, body.products, name, shape)
 
     def of_pass(self, position: int) -> dict[str, PassRows]:
         """Return the rows of every table in a pass."""
@@ -232,6 +274,8 @@ class Moments(JoinMethod):
     messages = (TRAIN_MOMENTS, TRAIN_SOLUTION)
     derivatives = 0
     sends_scores = False
+    _classes: Sequence[str | float] = ()
+    _magnitude = 0
     _counts: JoinCounts
     _moments: Mapping[int, JoinedMoments]
 
@@ -256,19 +300,23 @@ class Moments(JoinMethod):
     def read_labels(self, extracted: Extracted, bound: BoundQuery) -> Target:
         """Return the target without its column: the label's kind, and its classes."""
         tree_of(extracted.proposal)
-        (part,) = extracted.parts[bound.label_table]
-        label = extracted.replies.body(part, ExtractedPart).label
-        if label is None:
-            raise refuse(part, "no type of its label")
-        check_kind(label.kind, self.settings.task)
-        classes = tuple(
+        parts = extracted.parts[bound.label_table]
+        kind, self._classes = read_classes(extracted, parts, self.settings)
+        check_kind(kind, self.settings.task)
+        if len(self._classes) == 1:
+            raise QueryError(f"the label is constant (one class: {self._classes[0]})")
+        facts = [
+            label_facts(extracted, part)
+            for part in parts
+            if extracted.rows[part.number]
+        ]
+        self._magnitude = max((label.magnitude or 0 for label in facts), default=0)
+        names = tuple(
             name if isinstance(name, str) else number_name(name)
-            for name in label.classes or []
+            for name in self._classes
         )
-        if len(classes) == 1:
-            raise QueryError(f"the label is constant (one class: {classes[0]})")
-        rows = extracted.rows[part.number]
-        target = Target(np.zeros((rows, 0)), classes, label.kind)
+        rows = extracted.table_rows[bound.label_table]
+        target = Target(np.zeros((rows, 0)), names, kind)
         if self.settings.task == AUTO:
             self.run.chosen["task"] = task_line(target, self.settings)
         return target
@@ -310,15 +358,16 @@ class Moments(JoinMethod):
                 behind = tree.behind(number, name)
                 on_this_side = total - sum(widths[other] for other in behind)
                 up += float(np.count_nonzero(is_joined)) * on_this_side
-                down += float(len(passes) * len(self._counts.places(number, name)))
+                shards = self._counts.told_shards(number, name)
+                for part in self._counts.joined.extracted.parts[name]:
+                    keys = len(self._counts.places(number, part))
+                    down += float(len(passes) * keys * shards)
             bits = self._counts.bits(name)
             down += 0.0 if bits is None else len(bits) / WORD
+        senders = len(self._counts.joined.parts)
         for first, second in combinations_with_replacement(tree.tables, 2):
-            senders = sum(
-                self._counts.sends(table, first, second) for table in tree.tables
-            )
             up += float(senders * widths[first] * widths[second]) * len(passes)
-        up += total
+        up += sum(widths[table.name] * len(table.shards) for table in tables)
         down += float(sum(table.parameters for table in tables))
         return Traffic(rounds=2, up=WORD * up, down=WORD * down)
 
@@ -344,8 +393,13 @@ class Moments(JoinMethod):
             passes=list(self._counts.passes),
             columns=columns,
             outputs=outputs,
+            classes=list(self._classes),
             parts={
-                part.number: self._counts.part(part, encoders[part.table])
+                part.number: self._counts.part(
+                    part,
+                    encoders[part.table],
+                    self._common_bits(part.table, columns[part.table]),
+                )
                 for part in joined.parts
             },
         )
@@ -383,6 +437,18 @@ class Moments(JoinMethod):
             exposure=self.exposure(joined, self.run.inventory, updates, encoders),
             weighting=joined.weighting,
         )
+
+    def _common_bits(self, table: str, columns: int) -> IntArray:
+        """Return the bits of the columns of a table in several shards, (d,)."""
+        joined = self._counts.joined
+        magnitudes = np.full(columns, MAGNITUDE)
+        if table == joined.bound.label_table:
+            outputs = label_width(len(self._classes))
+            magnitudes[-1 - outputs :] = 0
+            magnitudes[-1 - outputs : -1] = self._magnitude
+        # one shard may have most of the largest rows
+        magnitudes += SPARE_BITS
+        return public_bits(joined.mapping.joined_rows, magnitudes)
 
     def _base_score(self, joined: JoinedTables) -> FloatArray:
         """Return the mean label, as other methods have it; 0 of classes."""
@@ -426,12 +492,13 @@ class Moments(JoinMethod):
         starts = dict(
             zip(tables, np.cumsum([0, *(columns[t] for t in tables)]), strict=False)
         )
-        bodies = {part: replies.body(part, PaddedPart) for part in joined.parts}
-        bits = {}
-        for part, body in bodies.items():
-            if body.bits.shape != (columns[part.table],):
-                raise refuse(part, f"bits of {len(body.bits)} columns")
-            bits[part.table] = body.bits
+        bits: dict[str, IntArray] = {}
+        for part in joined.parts:
+            of_part = replies.body(part, PaddedPart).bits
+            if of_part.shape != (columns[part.table],):
+                raise refuse(part, f"bits of {len(of_part)} columns")
+            if not np.array_equal(bits.setdefault(part.table, of_part), of_part):
+                raise refuse(part, "other bits than its table's other shards")
         total = sum(columns.values())
         label_table = joined.bound.label_table
         stop = starts[label_table] + columns[label_table]
@@ -440,8 +507,8 @@ class Moments(JoinMethod):
         moments = {}
         for position, number in enumerate(self._counts.passes):
             contributions = {
-                part.table: self._counts.read(part, body, position, columns)
-                for part, body in bodies.items()
+                table: self._counts.read(table, replies, position, columns)
+                for table in tables
             }
             assembly = Assembly(
                 self._counts.tree, self._counts.of_pass(position), contributions

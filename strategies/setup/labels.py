@@ -9,6 +9,7 @@ import numpy as np
 
 from strategies.run.exchange import Part
 from strategies.run.replies import refuse
+from strategies.setup.extract import Extracted
 from tp_flower.arrays import BoolArray, FloatArray, count_values
 from tp_flower.errors import QueryError
 from tp_flower.extraction.extracted import LabelColumn, check_no_null
@@ -22,6 +23,7 @@ from tp_flower.objectives import (
     takes_numbers,
 )
 from tp_flower.privacy.label_mechanisms import LabelPlan
+from tp_flower.protocol.setup_messages import ExtractedPart, LabelFacts
 from tp_flower.settings import Settings
 from tp_flower.settings.declare import AUTO
 from tp_flower.settings.run import CLASSIFICATION, REGRESSION
@@ -98,6 +100,50 @@ def read_labels(columns: Sequence[LabelColumn], settings: Settings, sql: str) ->
             "the query"
         )
     return Target.of(values)
+
+
+def read_classes(
+    extracted: Extracted, parts: Sequence[Part], settings: Settings
+) -> tuple[str, list[str | float]]:
+    """Return the label's type and its classes at all sites; none in a regression.
+
+    With task "auto" a site sends numbers as classes if it has at most two, and its
+    policy lets labels leave: they are classes if all sites have sent theirs, and have
+    two between them.
+    """
+    kinds: set[str] = set()
+    classes: set[str | float] = set()
+    unclassed = []
+    for part in parts:
+        if not extracted.rows[part.number]:
+            continue
+        label = label_facts(extracted, part)
+        kinds.add(label.kind)
+        classes.update(label.classes or [])
+        if label.classes is None:
+            unclassed.append(part)
+    kind = common_kind(kinds)
+    if settings.task == AUTO and kind == "number" and (unclassed or len(classes) != 2):
+        return kind, []
+    if classes and unclassed:
+        # the task, or the type, makes the same of it at all sites
+        raise refuse(unclassed[0], "no classes of its label, which others have sent")
+    if len(classes) > MAX_CLASSES:
+        raise QueryError(
+            f"the label has {len(classes)} distinct values; classification takes at "
+            f"most {MAX_CLASSES}"
+        )
+    return kind, sorted(classes)
+
+
+def label_facts(extracted: Extracted, part: Part) -> LabelFacts:
+    """Return a site's description of its label, checked."""
+    label = extracted.replies.body(part, ExtractedPart).label
+    if label is None:
+        raise refuse(part, "no type of its label")
+    if any(isinstance(v, str) != (label.kind == "text") for v in label.classes or []):
+        raise refuse(part, f"classes that its {label.kind} label cannot have")
+    return label
 
 
 def task_line(labels: Target, settings: Settings) -> str:

@@ -242,11 +242,16 @@ class ExtractRequest(Request, frozen=True, kw_only=True):
 
 
 class LabelFacts(Body, frozen=True):
-    """A label's type: categories of a text that leaves, classes of one that stays."""
+    """A label's type: categories of a text that leaves, classes of one that stays.
+
+    ``magnitude`` is that of numbers that stay, where their moments leave: the power of
+    two above their root mean square.
+    """
 
     kind: Annotated[str, f.one_of("number", "boolean", "time", "text")]
     categories: list[str] | None = None
     classes: list[str | f.Finite] | None = None
+    magnitude: Annotated[int, f.between(-128, 128)] | None = None
 
 
 class ExtractedPart(PartBody, frozen=True, kw_only=True):

@@ -26,9 +26,9 @@ from strategies.run.sites import Inventory
 from strategies.setup.absent_columns import check_present
 from strategies.setup.columns import bind_columns, reading_warnings
 from strategies.setup.encoding import fit_encoders, fitted_tables
-from strategies.setup.extract import Extracted, extract
+from strategies.setup.extract import extract
 from strategies.setup.joined_rows import SplitRows, encoder_choices
-from strategies.setup.labels import common_kind, fitting_loss, number_name
+from strategies.setup.labels import fitting_loss, number_name, read_classes
 from strategies.setup.leaks import leak_warnings
 from strategies.setup.problem import PreparedRun, PreparedTable
 from strategies.training.prepare import common_shape
@@ -57,7 +57,6 @@ from tp_flower.methods.personalised.settings import (
     summaries_of,
 )
 from tp_flower.objectives import (
-    MAX_CLASSES,
     Response,
     Target,
     make_objective,
@@ -65,11 +64,9 @@ from tp_flower.objectives import (
 )
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import pack_bits
-from tp_flower.protocol.setup_messages import ExtractedPart, LabelFacts
 from tp_flower.query import BoundQuery, Query
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
-from tp_flower.settings.declare import AUTO
 from tp_flower.splits import split_rows
 from tp_flower.terms.run_terms import model_seed
 
@@ -252,50 +249,6 @@ def _only_table(bound: BoundQuery) -> str:
             "weight'"
         )
     return bound.tables[0]
-
-
-def read_classes(
-    extracted: Extracted, parts: Sequence[Part], settings: Settings
-) -> tuple[str, list[str | float]]:
-    """Return the label's type and its classes at all sites; none in a regression.
-
-    With task "auto" a site sends numbers as classes if it has at most two, and its
-    policy lets labels leave: they are classes if all sites have sent theirs, and have
-    two between them.
-    """
-    kinds: set[str] = set()
-    classes: set[str | float] = set()
-    unclassed = []
-    for part in parts:
-        if not extracted.rows[part.number]:
-            continue
-        label = _label_facts(extracted, part)
-        kinds.add(label.kind)
-        classes.update(label.classes or [])
-        if label.classes is None:
-            unclassed.append(part)
-    kind = common_kind(kinds)
-    if settings.task == AUTO and kind == "number" and (unclassed or len(classes) != 2):
-        return kind, []
-    if classes and unclassed:
-        # the task, or the type, makes the same of it at all sites
-        raise refuse(unclassed[0], "no classes of its label, which others have sent")
-    if len(classes) > MAX_CLASSES:
-        raise QueryError(
-            f"the label has {len(classes)} distinct values; classification takes at "
-            f"most {MAX_CLASSES}"
-        )
-    return kind, sorted(classes)
-
-
-def _label_facts(extracted: Extracted, part: Part) -> LabelFacts:
-    """Return a site's description of its label, checked."""
-    label = extracted.replies.body(part, ExtractedPart).label
-    if label is None:
-        raise refuse(part, "no type of its label")
-    if any(isinstance(v, str) != (label.kind == "text") for v in label.classes or []):
-        raise refuse(part, f"classes that its {label.kind} label cannot have")
-    return label
 
 
 def _label_sums(

@@ -6,6 +6,7 @@ import duckdb
 import numpy as np
 import pandas as pd
 import pytest
+from msgspec.structs import replace
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 
@@ -13,10 +14,10 @@ from client_apps.app import app
 from strategies.methods.moments import Moments, TablePuppetMoments
 from strategies.run.exchange import ask
 from strategies.run.grid import InProcessGrid
-from tests.support.federated import WatchedGrid
+from tests.support.federated import WatchedGrid, pieces
 from tp_flower import api
 from tp_flower.errors import QueryError, SiteError
-from tp_flower.methods.moments.messages import CountedPart, MomentsRequest
+from tp_flower.methods.moments.messages import MomentsRequest
 from tp_flower.query import Query
 
 FEATURES = ("o.day", "u.age", "i.price", "m.size")
@@ -158,30 +159,23 @@ def test_no_label_and_no_score_leaves():
 
 
 class Twice(Moments):
-    """A server that asks for moments again, with fewer passes."""
+    """A server that asks for the moments again."""
 
     def epochs(self, problem):
-        parts = {
-            part.number: CountedPart(
-                incoming={key: counts[:1] for key, counts in self.counted(part).items()}
-            )
-            for part in problem.parts
-        }
-        request = MomentsRequest(
-            passes=[0], columns=self.columns, outputs=1, parts=parts
-        )
-        yield self.run.request(ask(request, problem.parts))
+        (request,) = self.asked
+        yield self.run.request(ask(replace(request, outputs=2), problem.parts))
 
-    def counted(self, part):
-        edges = self._counts.rows[part.table].edges
-        return {
-            str(number): edge.incoming[:, self._counts.places(number, part.table)]
-            for number, edge in edges.items()
-        }
-
-    @property
-    def columns(self):
-        return dict.fromkeys(self._counts.tree.tables, 1)
+    def set_up(self):
+        self.asked = []
+        rounds = super().set_up()
+        requests = next(rounds)
+        while True:
+            if isinstance(requests.message, MomentsRequest):
+                self.asked.append(requests.message)
+            try:
+                requests = rounds.send((yield requests))
+            except StopIteration as end:
+                return end.value
 
 
 class AsksTwice(TablePuppetMoments):
@@ -203,12 +197,28 @@ def test_a_cycle_is_refused_by_name():
         api.fit(query, sites(), strategy="moments")
 
 
-def test_a_table_in_several_shards_is_refused():
+@pytest.mark.parametrize("label", ["o.qty", "o.kind"])
+def test_shards_add_up(label):
     frames = tables()
-    makers = frames["makers"]
-    shards = {"north": {"makers": makers[:2]}, "south": {"makers": makers[2:]}}
-    with pytest.raises(QueryError, match="table 'm' is in several shards"):
-        api.fit(sql(), {**sites(), **shards}, strategy="moments")
+    cuts = {"orders": (100, 110), "users": (12,), "makers": (3,)}
+    shards = {
+        f"{name} {number}": {name: piece}
+        for name, frame in frames.items()
+        for number, piece in enumerate(pieces(frame, *cuts.get(name, ())))
+    }
+    how = {"strategy": "moments", "l2": L2, "test_split": "group(o.iid)"}
+    whole = api.fit(sql(label), sites(), **how)
+    cut = api.fit(sql(label), shards, **how)
+    for part in ("train", "test"):
+        for name, value in whole.report["final"][part].items():
+            found = cut.report["final"][part][name]
+            assert found == pytest.approx(value, abs=1e-6)
+    order = ["table", "column", *(["output"] if label == "o.kind" else [])]
+    found, expected = (
+        model.coefficients.sort_values(order)["coefficient"].to_numpy()
+        for model in (cut, whole)
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_weights_are_refused():

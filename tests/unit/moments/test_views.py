@@ -15,9 +15,10 @@ from tp_flower.methods.moments.exchange import (
     Assembly,
     EdgeSecret,
     PassRows,
-    SummedTable,
+    SummedShard,
+    ToldCounts,
 )
-from tp_flower.methods.moments.pads import EdgePads
+from tp_flower.methods.moments.pads import SharedKeys
 from tp_flower.methods.moments.tree import Edge, JoinTree
 
 PAIR = JoinTree(("a", "b"), [Edge("a", "b", 0, 0)])
@@ -55,14 +56,15 @@ class EnumeratedPads:
 def sent(tree, keys, values, pads, monkeypatch):
     """All that the tables send, in one pass."""
 
-    def of_sums(self, side, source, columns):
-        return pads.take((self.key, "sums", side, source), (self.keys, columns))
+    def of_shard(self, side, shard, source):
+        return pads.take((self.key, side, shard, source), (len(self.tags), 1))
 
-    def of_products(self, first, second, shape):
-        return pads.take((self.key, "block", first, second), shape)
+    def of_block(self, side, shard, pair):
+        block = pads.take((self.key, shard, *pair), (1, 1))
+        return block if side == self.sides[0] else -block
 
-    monkeypatch.setattr(EdgePads, "of_sums", of_sums)
-    monkeypatch.setattr(EdgePads, "of_products", of_products)
+    monkeypatch.setattr(SharedKeys, "of_shard", of_shard)
+    monkeypatch.setattr(SharedKeys, "of_block", of_block)
     codes = {place: np.array(rows) for place, rows in keys.items()}
     weights = {
         table: np.ones((1, len(rows)), np.int64) for table, rows in values.items()
@@ -80,7 +82,13 @@ def sent(tree, keys, values, pads, monkeypatch):
             for edge in rows.edges
         }
         words = np.array(values[table], np.uint64)[:, None]
-        summed = SummedTable(table, tree, rows, words, columns, secrets)
+        told = {
+            edge: ToldCounts(
+                of_edge.incoming[..., None], rows.outgoing[edge][..., None]
+            )
+            for edge, of_edge in rows.edges.items()
+        }
+        summed = SummedShard(table, tree, rows, words, columns, told, secrets)
         contributions[table] = summed.in_pass(0, "training").contribution()
     return counted, contributions
 

@@ -20,7 +20,7 @@ Notation:
     n  rows of the table      k  distinct keys of an edge      p  passes
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -164,3 +164,12 @@ def sums_of_keys(codes: Codes, counts: IntArray, keys: int) -> IntArray:
     for row_counts, key_counts in zip(counts, total, strict=True):
         np.add.at(key_counts, codes[has_key], row_counts[has_key])
     return total
+
+
+def sums_by_shard(
+    codes: Codes, counts: IntArray, keys: int, shards: Sequence[slice]
+) -> IntArray:
+    """Return :func:`sums_of_keys` of the rows of every shard, (p, keys, shards)."""
+    return np.stack(
+        [sums_of_keys(codes[rows], counts[:, rows], keys) for rows in shards], axis=-1
+    )

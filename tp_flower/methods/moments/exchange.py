@@ -18,15 +18,21 @@ of another. No table shows sums, nor sees another's:
        P = F(e_1, i, i)^T F(e_1, t_1, k)
            - sum_j delta(e_(j+1), i)^T F(e_(j+1), t_(j+1), k)
 
-   differs from S_ik by terms that each one party can work out, and sends with a pad B
-   of either edge beside it, which telescopes:
+   differs from S_ik by terms that each one party can work out, the *corrections*:
 
-       T_i   = (A_i + R(e_1, i, i))^T R(e_1, t_1, k) + B(e_1)
-       T_t_j = -delta(e_(j+1), i)^T R(e_(j+1), t_(j+1), k) - B(e_j) + B(e_(j+1))
-       T_k   = R(e_L, t_(L-1), i)^T A_k - B(e_L)
+       T_i   = (A_i + R(e_1, i, i))^T R(e_1, t_1, k)
+       T_t_j = -delta(e_(j+1), i)^T R(e_(j+1), t_(j+1), k)
+       T_k   = R(e_L, t_(L-1), i)^T A_k
+       S_ik  = P - T_i - sum_j T_t_j - T_k
 
-   S_ik = P - T_i - sum_j T_t_j - T_k. Without B a correction is an equation in A_i.
-4. Own blocks leave as S_tt + B', with -B' from the neighbour at t's first edge.
+4. Of every block (i, k) each table sends its correction, or its own block S_tt, or
+   nothing, plus a pad B(e) of each of its edges, that the table at the other end takes
+   off: without it a correction is an equation in A_i.
+
+A table in several shards sends the sums and corrections of its rows, shard by shard:
+all of them are linear in the rows. A shard pads its sums by itself, and who takes a pad
+off adds those of all shards that have the key; what the shards of a table send of a
+block besides has masks that cancel among them.
 
 All words are modulo 2^64. What the server gets is uniform given S.
 
@@ -37,10 +43,11 @@ Source: sums of products over joins factorise as in AC/DC (Abo Khamis et al. 201
 arXiv 1803.07480) and F-IVM; the pads and corrections are ours.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, combinations_with_replacement
 from typing import Final
 
 import numpy as np
@@ -49,9 +56,10 @@ from scipy import sparse
 from tp_flower.arrays import IntArray
 from tp_flower.keyed_hash import HashArray
 from tp_flower.methods.moments.counts import Codes, CountedRows
-from tp_flower.methods.moments.pads import EdgePads, edge_digest
+from tp_flower.methods.moments.pads import SharedKeys
 from tp_flower.methods.moments.tree import JoinTree
 from tp_flower.methods.moments.words import WordArray, inner
+from tp_flower.privacy.key_agreement import pair_masks
 
 NO_KEY: Final = -1
 Source = tuple[int, str]  # an edge, and a table whose sums by its keys are meant
@@ -130,52 +138,67 @@ class PassRows:
 
 @dataclass(frozen=True)
 class Contribution:
-    """All that one table sends in one pass.
+    """All that a shard sends in one pass, or all shards of a table together.
 
     Attributes:
-        sums: by edge and source, (k, d): U of its own columns, delta of others'.
-        products: by pair, (d_i, d_k): corrections T, or the padded own block, or what
-            takes the pad of a neighbour's own block off.
+        sums: by edge and source, (k, d): U of the table's columns, delta of others'.
+        products: by pair of tables, (d_i, d_k).
     """
 
     sums: Mapping[Source, WordArray]
     products: Mapping[Pair, WordArray]
 
 
+@dataclass(frozen=True)
+class ShardMasks:
+    """What the shards of a table share, for masks that cancel among them.
+
+    Attributes:
+        key: of the table's group; b"" where the table has one shard.
+        shard: the number of this one, of ``shards``.
+    """
+
+    key: bytes = field(default=b"", repr=False)
+    shard: int = 0
+    shards: int = 1
+
+    def of_block(self, pass_name: str, pair: Pair, block: WordArray) -> WordArray:
+        """Return the mask of a block, (d_i, d_k)."""
+        if self.shards == 1:
+            return np.zeros_like(block)
+        name = json.dumps(["moments", pass_name, *pair]).encode()
+        masks = pair_masks(self.key, self.shard, self.shards, block.size, name)
+        return masks.reshape(block.shape)
+
+
 @dataclass(frozen=True, eq=False)
-class PaddingTable:
-    """A table in the exchange of one pass: it makes its contribution.
+class PaddedShard:
+    """A shard in the exchange of one pass.
 
     Attributes:
         values: (n, d), its rows' columns as words.
-        columns: of every table, d.
-        pads: by edge.
+        keys: by edge, what the shard shares with those on the other side.
     """
 
-    name: str
+    table: str
     tree: JoinTree
     rows: PassRows
     values: WordArray
     columns: Mapping[str, int]
-    pads: Mapping[int, EdgePads]
+    keys: Mapping[int, SharedKeys]
+    masks: ShardMasks
+    pass_name: str
 
     def contribution(self) -> Contribution:
-        """Return what the table sends: padded sums, and corrections."""
+        """Return what the shard sends: padded sums, and padded corrections."""
         sums: dict[Source, WordArray] = {}
-        for number in self.tree.edges_of(self.name):
-            sums[number, self.name] = self._own[number] + self._pad(number, self.name)
+        for number in self.tree.edges_of(self.table):
+            pad = self._pad(number, self.table)
+            sums[number, self.table] = self._own[number] + pad
             for source, delta in self._deltas[number].items():
                 sums[number, source] = delta
-        products: dict[Pair, WordArray] = {}
-        for pair in combinations(self.tree.tables, 2):
-            if self.name in pair or self.name in self.tree.middles(*pair):
-                products[pair] = self._correction(*pair)
-        products[self.name, self.name] = self._own_block()
-        for number in self.tree.edges_of(self.name):
-            other = self.tree.edges[number].other(self.name)
-            if self.tree.edges_of(other)[0] == number:
-                products[other, other] = -self._block_pad(number, other, other)
-        return Contribution(sums, products)
+        pairs = combinations_with_replacement(self.tree.tables, 2)
+        return Contribution(sums, {pair: self._padded_block(pair) for pair in pairs})
 
     @cached_property
     def _own(self) -> dict[int, WordArray]:
@@ -192,61 +215,52 @@ class PaddingTable:
     def _deltas(self) -> dict[int, dict[str, WordArray]]:
         """By edge, the delta of each table behind another edge, (k, d_s)."""
         deltas: dict[int, dict[str, WordArray]] = {}
-        edges = self.tree.edges_of(self.name)
+        edges = self.tree.edges_of(self.table)
         for end in edges:
             deltas[end] = {}
             for start in edges:
                 if start == end:
                     continue
-                other = self.tree.edges[start].other(self.name)
-                for source in self.tree.behind(start, self.name):
-                    pad = self._pad(start, source, side=other)
+                other = self.tree.edges[start].other(self.table)
+                for source in self.tree.behind(start, self.table):
+                    pad = self.keys[start].total(other, source)
                     carried = self.rows.carry(start, end, pad)
                     deltas[end][source] = carried - self._pad(end, source)
         return deltas
 
-    def _pad(self, number: int, source: str, side: str = "") -> WordArray:
-        """Return R(e, side, source), (k, d); the side is the table's own by default."""
-        return self.pads[number].of_sums(
-            side or self.name, source, self.columns[source]
-        )
+    def _pad(self, number: int, source: str) -> WordArray:
+        """Return the shard's own R(e, t, source), (k, d)."""
+        return self.keys[number].of_shard(self.table, self.masks.shard, source)
 
-    def _block_pad(self, number: int, first: str, second: str) -> WordArray:
-        """Return B(e) of a pair of tables, (d_i, d_k)."""
-        shape = (self.columns[first], self.columns[second])
-        return self.pads[number].of_products(first, second, shape)
-
-    def _own_block(self) -> WordArray:
-        """Return S_tt + B', without a pad if the table is not joined."""
-        weighted = self.rows.multiplicity.astype(np.uint64)[:, None] * self.values
-        block = inner(weighted, self.values)
-        edges = self.tree.edges_of(self.name)
-        if edges:
-            block += self._block_pad(edges[0], self.name, self.name)
+    def _padded_block(self, pair: Pair) -> WordArray:
+        """Return what the shard sends of a block, uniform words without the others'."""
+        block = self._block(*pair)
+        block += self.masks.of_block(self.pass_name, pair, block)
+        for number in self.tree.edges_of(self.table):
+            block += self.keys[number].of_block(self.table, self.masks.shard, pair)
         return block
 
-    def _correction(self, first: str, second: str) -> WordArray:
-        """Return T of a pair of tables, one of which this is, or lies between."""
-        path = self.tree.path(first, second)
+    def _block(self, first: str, second: str) -> WordArray:
+        """Return the shard's own block, or its correction T; 0 if it has none."""
+        if first == second == self.table:
+            weighted = self.rows.multiplicity.astype(np.uint64)[:, None] * self.values
+            return inner(weighted, self.values)
         tables = [first, *self.tree.middles(first, second), second]
-        position = tables.index(self.name)
+        if first == second or self.table not in tables:
+            return np.zeros((self.columns[first], self.columns[second]), np.uint64)
+        path = self.tree.path(first, second)
+        position = tables.index(self.table)
         if position == 0:
             edge = path[0]
             padded = self._own[edge] + self._pad(edge, first)
-            pad = self._pad(edge, second, side=tables[1])
-            return inner(padded, pad) + self._block_pad(edge, first, second)
-        before = path[position - 1]
+            return inner(padded, self.keys[edge].total(tables[1], second))
         if position == len(path):
-            pad = self._pad(before, first, side=tables[-2])
-            product = inner(pad, self._own[before])
-            return product - self._block_pad(before, first, second)
-        after = path[position]
-        pad = self._pad(after, second, side=tables[position + 1])
-        product = inner(self._deltas[after][first], pad)
-        block_pads = self._block_pad(after, first, second) - self._block_pad(
-            before, first, second
-        )
-        return block_pads - product
+            edge = path[-1]
+            pad = self.keys[edge].total(tables[-2], first)
+            return inner(pad, self._own[edge])
+        edge = path[position]
+        pad = self.keys[edge].total(tables[position + 1], second)
+        return -inner(self._deltas[edge][first], pad)
 
 
 @dataclass(frozen=True)
@@ -255,56 +269,88 @@ class EdgeSecret:
 
     Attributes:
         key: K_e.
-        tags: uint64 (k, 2), keyed hashes of the distinct keys, by a table's positions.
+        tags: uint64 (k, 2), keyed hashes of the distinct keys, by a shard's positions.
     """
 
     key: bytes = field(repr=False)
     tags: HashArray = field(repr=False)
 
 
+@dataclass(frozen=True)
+class ToldCounts:
+    """The counts of an edge's keys as a shard is told them, for every pass.
+
+    Attributes:
+        incoming: (p, k, L), the tuples of every shard on the other side.
+        beside: (p, k, J), those of the shards on its own side; what it says of the
+            shard itself is not read.
+    """
+
+    incoming: IntArray
+    beside: IntArray
+
+
 @dataclass(frozen=True, eq=False)
-class SummedTable:
-    """A table whose second moments with others are wanted, at its site.
+class SummedShard:
+    """A shard of a table whose second moments with others are wanted, at its site.
 
     Attributes:
         values: (n, d), its rows' columns as words.
         columns: of every table, d.
-        secrets: by edge, shared with the other end.
+        told: by edge, the counts of all shards on both sides.
+        secrets: by edge, shared with the other side.
     """
 
-    name: str
+    table: str
     tree: JoinTree
     rows: CountedRows
     values: WordArray
     columns: Mapping[str, int]
+    told: Mapping[int, ToldCounts]
     secrets: Mapping[int, EdgeSecret]
+    masks: ShardMasks = field(default_factory=ShardMasks)
 
-    def in_pass(self, number: int, pass_name: str) -> PaddingTable:
-        """Return the table in the pass of a number and a name, with its pads.
+    def in_pass(self, number: int, pass_name: str) -> PaddedShard:
+        """Return the shard in the pass of a number and a name."""
+        keys = {
+            edge: self._shared_keys(edge, number, pass_name) for edge in self.rows.edges
+        }
+        return PaddedShard(
+            self.table,
+            self.tree,
+            PassRows.of(self.rows, number),
+            self.values,
+            self.columns,
+            keys,
+            self.masks,
+            pass_name,
+        )
 
-        Both ends of an edge get one digest only if they hold the same counts of both
-        its directions.
-        """
-        pads = {}
-        for edge_number, edge in self.rows.edges.items():
-            is_joined = self.rows.is_joined(edge_number)[number]
-            outgoing = self.rows.outgoing[edge_number][number][is_joined]
-            incoming = edge.incoming[number][is_joined]
-            is_left = self.tree.edges[edge_number].left == self.name
-            counts = (outgoing, incoming) if is_left else (incoming, outgoing)
-            secret = self.secrets[edge_number]
-            tags = secret.tags[is_joined]
-            digest = edge_digest(tags, counts, self.columns, pass_name)
-            pads[edge_number] = EdgePads(secret.key, digest, tags)
-        rows = PassRows.of(self.rows, number)
-        return PaddingTable(self.name, self.tree, rows, self.values, self.columns, pads)
+    def _shared_keys(self, edge: int, number: int, pass_name: str) -> SharedKeys:
+        """Return the keys that joined rows of the shard have, with their counts."""
+        is_joined = self.rows.is_joined(edge)[number]
+        beside = self.told[edge].beside[number][is_joined].copy()
+        # its own it works out itself
+        beside[:, self.masks.shard] = self.rows.outgoing[edge][number][is_joined]
+        incoming = self.told[edge].incoming[number][is_joined]
+        sides = self.tree.edges[edge][:2]
+        is_left = sides[0] == self.table
+        return SharedKeys(
+            self.secrets[edge].key,
+            self.secrets[edge].tags[is_joined],
+            sides,
+            (beside, incoming) if is_left else (incoming, beside),
+            self.columns,
+            pass_name,
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Assembly:
     """The server's half: the moments of one pass from all tables' contributions.
 
-    Sums by the keys of an edge are in one order at both of its ends.
+    Those of a table's shards are added up; sums by the keys of an edge are in one order
+    at both of its ends.
     """
 
     tree: JoinTree
@@ -316,22 +362,16 @@ class Assembly:
 
     def blocks(self) -> dict[Pair, WordArray]:
         """Return S by pair of tables, (d_i, d_k), of i before or at k."""
-        tables = self.tree.tables
-        blocks = {
-            pair: self._product(*pair) - self._sent(pair)
-            for pair in combinations(tables, 2)
-        }
-        return blocks | {(table, table): self._sent((table, table)) for table in tables}
-
-    def _sent(self, pair: Pair) -> WordArray:
-        """Return the sum of what the tables have sent of a pair."""
-        parts = [
-            contribution.products[pair]
-            for contribution in self.contributions.values()
-            if pair in contribution.products
-        ]
-        total: WordArray = np.sum(parts, axis=0, dtype=np.uint64)
-        return total
+        blocks: dict[Pair, WordArray] = {}
+        for pair in combinations_with_replacement(self.tree.tables, 2):
+            sent: WordArray = np.sum(
+                [each.products[pair] for each in self.contributions.values()],
+                axis=0,
+                dtype=np.uint64,
+            )
+            is_own = pair[0] == pair[1]
+            blocks[pair] = sent if is_own else self._product(*pair) - sent
+        return blocks
 
     def _product(self, first: str, second: str) -> WordArray:
         """Return P of two tables."""

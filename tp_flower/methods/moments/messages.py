@@ -20,8 +20,10 @@ class CountedPart(PartBody, frozen=True, kw_only=True):
     """The counts that reach a table, by which its rows are weighted.
 
     Attributes:
-        incoming: by number of a join, in how many tuples of the tables behind it each
-            key of the table is, for every pass.
+        incoming: by number of a join, in how many tuples of each shard on its other
+            side every key of this one is, by pass.
+        beside: the same of each shard on its own side, where there are several.
+        bits: of each column after the point, where the table has several shards.
         passes: of each row, a bit for every pass that it takes part in; absent if all
             rows take part in all.
     """
@@ -30,9 +32,18 @@ class CountedPart(PartBody, frozen=True, kw_only=True):
     incoming: dict[
         str,
         Annotated[
-            AnyArray, f.ArraySpec("int64", ("passes", "keys-{}"), 0.0, LARGEST_COUNT)
+            AnyArray,
+            f.ArraySpec("int64", ("passes", "keys-{}", "across-{}"), 0, LARGEST_COUNT),
         ],
     ] = {}
+    beside: dict[
+        str,
+        Annotated[
+            AnyArray,
+            f.ArraySpec("int64", ("passes", "keys-{}", "beside-{}"), 0, LARGEST_COUNT),
+        ],
+    ] = {}
+    bits: Annotated[AnyArray, f.ArraySpec("int64", ("columns",), -64, 64)] | None = None
     passes: Annotated[AnyArray, f.ArraySpec("uint8", ("rows",), 0, 7)] | None = None
 
 
@@ -42,21 +53,26 @@ class MomentsRequest(Request, frozen=True, kw_only=True):
     Attributes:
         passes: that the joined rows have.
         columns: of every table, the label's and the intercept's among them.
-        outputs: columns of the label.
+        outputs: scores of a row, as many as the label has columns.
+        classes: of the label; none for numbers.
     """
 
     passes: list[Pass]
     columns: dict[f.Name, f.Count]
     outputs: f.Size
+    classes: list[str | f.Finite] = []
     parts: dict[int, CountedPart]
 
     discloses = (
         Discloses(
-            "of each join key of the site, in how many joined rows of the tables "
-            "behind the join it is, and which rows are held out",
-            fields=("incoming", "passes"),
+            "of each join key of the site, how many tuples of the tables behind the "
+            "join have it, shard by shard, and which rows are held out",
+            fields=("incoming", "beside", "passes"),
         ),
-        Discloses("how many columns each table has", fields=("columns",)),
+        Discloses(
+            "how many columns each table has, and the magnitude of the label",
+            fields=("columns", "bits", "classes"),
+        ),
     )
     schedule = ("encoder", "outputs")
 

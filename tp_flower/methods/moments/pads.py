@@ -1,14 +1,22 @@
-"""One-time pads of sums by join key, which the two ends of a join share.
+"""One-time pads of sums by join key, which the sites on the two sides of a join share.
 
-Pads are words of AES-256 under a key that is derived from that of the join's group, K_e
-and a *digest* of all that the two ends must agree on: the keys that joined rows have,
-both ends' counts of each, the tables' columns and the pass.
-A server that tells the ends different things gets sums under pads that nothing takes
-off again. K_e is new in every run, and a site answers one request of a run: no pad
-covers two sums.
+A pad of a key is made of the key's *state*, 128 bits that hold all that those who share
+it must agree on: the key's tag, how many tuples of every shard on either side have it,
+the tables' columns and the pass. The state is a CBC-MAC of these with AES-256, under a
+key derived from that of the join's group, K_e. A server that tells two sites different
+counts of a key gets sums under pads that nothing takes off again.
+
+Blocks of moments have pads of *all* joins: for every two shards that share keys of an
+edge, they follow from the states of these. So a count that two sites were told
+differently, wherever in the tree, leaves every block of the run uniform words. (Pads of
+the joins between a block's two tables would not do: a server that lies about a table's
+other join, and is consistent from there on, would weigh rows as it likes.)
+
+K_e is new in every run, and a site answers one request of a run: no pad covers two
+sums.
 
 Notation:
-    k  keys of the edge that joined rows have, in an order of either end's choice
+    k  keys of an edge that joined rows of a shard have      J, L  shards on either side
 """
 
 import hashlib
@@ -20,6 +28,7 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import ECB
@@ -29,73 +38,99 @@ from tp_flower.keyed_hash import HashArray
 from tp_flower.methods.moments.words import WordArray
 from tp_flower.randomness import key_stream
 
+StateArray = npt.NDArray[np.uint64]
+
 _PURPOSE: Final = b"tp_flower moments pad v1 "
 _BLOCK_BYTES: Final = 16
 _WORDS: Final = _BLOCK_BYTES // 8
 
 
-def edge_digest(
-    tags: HashArray,
-    counts: tuple[IntArray, IntArray],
-    columns: Mapping[str, int],
-    name: str,
-) -> bytes:
-    """Return the digest of an edge in one pass, the same at both ends.
-
-    Args:
-        tags: (k, 2), of the keys that joined rows have.
-        counts: of the edge's left and of its right end, (k,) each.
-        columns: of every table.
-        name: of the pass.
-    """
-    order = np.lexsort((tags[:, 1], tags[:, 0]))
-    stated = json.dumps([name, sorted(columns.items())])
-    digest = hashlib.sha256(stated.encode())
-    for array in (tags, *counts):
-        digest.update(np.ascontiguousarray(array[order]).tobytes())
-    return digest.digest()
-
-
 @dataclass(frozen=True, eq=False)
-class EdgePads:
-    """The pads of an edge in one pass.
+class SharedKeys:
+    """The keys of an edge in one pass, as a shard on one of its sides has them.
 
     Attributes:
         key: K_e.
-        digest: of what the two ends agree on.
         tags: uint64 (k, 2), keyed hashes of the keys.
+        sides: the tables on the left and on the right.
+        counts: of both sides, (k, J) and (k, L): tuples of every shard with the key.
+        columns: of every table.
+        pass_name: of the pass.
     """
 
     key: bytes = field(repr=False)
-    digest: bytes
     tags: HashArray
-
-    def of_sums(self, side: str, source: str, columns: int) -> WordArray:
-        """Return the pads of the sums of a table's columns, (k, columns).
-
-        ``source`` is the table, ``side`` the end of the edge on whose side it lies.
-        """
-        blocks = -(-columns // _WORDS)
-        name = hashlib.sha256(json.dumps([side, source]).encode()).digest()
-        inputs = self.tags ^ np.frombuffer(name[:_BLOCK_BYTES], "<u8")
-        inputs = np.repeat(inputs[:, None, :], blocks, axis=1)
-        inputs[:, :, 1] ^= np.arange(blocks, dtype=np.uint64)
-        cipher = Cipher(AES(self._derived("sums")), ECB()).encryptor()
-        text = cipher.update(np.ascontiguousarray(inputs, "<u8").tobytes())
-        words = np.frombuffer(text, "<u8").reshape(len(self.tags), blocks * _WORDS)
-        return words[:, :columns]
-
-    def of_products(self, first: str, second: str, shape: tuple[int, int]) -> WordArray:
-        """Return the pad of a block of moments of two tables, or of one, (d, d')."""
-        key = self._derived(json.dumps([first, second]))
-        words = key_stream(key).update(bytes(8 * shape[0] * shape[1]))
-        return np.frombuffer(words, "<u8").reshape(shape)
-
-    def _derived(self, purpose: str) -> bytes:
-        named = _PURPOSE + self.digest + purpose.encode()
-        return hmac.digest(self.key, named, hashlib.sha256)
+    sides: tuple[str, str]
+    counts: tuple[IntArray, IntArray]
+    columns: Mapping[str, int]
+    pass_name: str
 
     @cached_property
-    def keys(self) -> int:
-        """The number of keys, k."""
-        return len(self.tags)
+    def states(self) -> StateArray:
+        """The state of every key, (k, 2)."""
+        shards = [counts.shape[1] for counts in self.counts]
+        stated = json.dumps([self.pass_name, shards, sorted(self.columns.items())])
+        states = _encrypted(self._derived(stated), self.tags)
+        for counts in self.counts:
+            for of_shard in counts.T:
+                states = states.copy()
+                states[:, 0] ^= of_shard.astype(np.uint64)
+                states = _encrypted(self._derived(stated), states)
+        return states
+
+    def total(self, side: str, source: str) -> WordArray:
+        """Return the sum of the pads of all shards on a side that have the key."""
+        total = np.zeros((len(self.tags), self.columns[source]), np.uint64)
+        for shard, of_shard in enumerate(self._counts_of(side).T):
+            has_key = (of_shard > 0)[:, None]
+            total += np.where(has_key, self.of_shard(side, shard, source), np.uint64(0))
+        return total
+
+    def of_shard(self, side: str, shard: int, source: str) -> WordArray:
+        """Return the pads of a shard's sums of a table's columns, (k, d).
+
+        ``side`` is the shard's table, on whose side of the edge ``source`` lies.
+        """
+        columns = self.columns[source]
+        blocks = -(-columns // _WORDS)
+        name = hashlib.sha256(json.dumps([side, shard, source]).encode()).digest()
+        inputs = self.states ^ np.frombuffer(name[:_BLOCK_BYTES], "<u8")
+        inputs = np.repeat(inputs[:, None, :], blocks, axis=1)
+        inputs[:, :, 1] ^= np.arange(blocks, dtype=np.uint64)
+        words = _encrypted(self._derived("sums"), inputs.reshape(-1, _WORDS))
+        return words.reshape(len(self.tags), blocks * _WORDS)[:, :columns]
+
+    def of_block(self, side: str, shard: int, pair: tuple[str, str]) -> WordArray:
+        """Return a shard's part of the edge's pad of a block, (d_i, d_k).
+
+        The parts of all shards on both sides add up to 0.
+        """
+        is_left = side == self.sides[0]
+        shape = (self.columns[pair[0]], self.columns[pair[1]])
+        total = np.zeros(shape, np.uint64)
+        partners = self.counts[1 if is_left else 0]
+        for partner, of_partner in enumerate(partners.T):
+            shared = self.states[of_partner > 0]
+            if not len(shared):
+                continue
+            order = np.lexsort((shared[:, 1], shared[:, 0]))
+            digest = hashlib.sha256(shared[order].tobytes()).hexdigest()
+            shards = (shard, partner) if is_left else (partner, shard)
+            name = json.dumps([*pair, *shards, digest])
+            stream = key_stream(self._derived(name)).update(bytes(total.nbytes))
+            words = np.frombuffer(stream, "<u8").reshape(shape)
+            total += words if is_left else -words
+        return total
+
+    def _counts_of(self, side: str) -> IntArray:
+        return self.counts[self.sides.index(side)]
+
+    def _derived(self, purpose: str) -> bytes:
+        return hmac.digest(self.key, _PURPOSE + purpose.encode(), hashlib.sha256)
+
+
+def _encrypted(key: bytes, blocks: StateArray) -> StateArray:
+    """Return blocks of 128 bits, (n, 2), each under AES-256."""
+    cipher = Cipher(AES(key), ECB()).encryptor()
+    text = cipher.update(np.ascontiguousarray(blocks, "<u8").tobytes())
+    return np.frombuffer(text, "<u8").reshape(-1, _WORDS)

@@ -40,14 +40,7 @@ def tree_of(proposal: Proposal) -> JoinTree:
             f"the label is of {proposal.label_table}, which is LEFT JOINed: joined "
             "rows without it have no label. Write JOIN"
         )
-    tables = tuple(proposal.tables)
-    for table in tables:
-        if len(proposal.shards_of(table)) > 1:
-            raise QueryError(
-                f"table {table!r} is in several shards, whose sums by join key "
-                "strategy 'moments' cannot add up yet: use strategy = 'cg'"
-            )
-    return JoinTree(tables, edges, outer)
+    return JoinTree(tuple(proposal.tables), edges, outer)
 
 
 def splitting_table(proposal: Proposal, settings: Settings) -> str:

@@ -86,6 +86,15 @@ class JoinTree:
         ]
         return [other, *further]
 
+    def beyond(self, number: int, table: str) -> list[str]:
+        """Return the tables behind a table's other edges than one."""
+        return [
+            name
+            for other in self.edges_of(table)
+            if other != number
+            for name in self.behind(other, table)
+        ]
+
     def path(self, start: str, end: str) -> list[int]:
         """Return the numbers of the edges from one table to another, in order."""
         for number in self.edges_of(start):

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import FloatArray, IntArray
+from tp_flower.arrays import BoolArray, FloatArray, IntArray
 
 WordArray = npt.NDArray[np.uint64]
 
@@ -39,6 +39,22 @@ def column_bits(second_moments: FloatArray) -> IntArray:
     bits = np.floor(_MOMENT_BITS / 2 - exponents)
     clipped: IntArray = np.clip(bits, LEAST_BITS, MOST_BITS).astype(np.int64)
     return clipped
+
+
+def public_bits(joined_rows: int, magnitudes: IntArray) -> IntArray:
+    """Return the bits of columns whose root mean square is at most 2^magnitude, (d,).
+
+    >>> public_bits(1 << 20, np.array([0, 3])).tolist()
+    [21, 18]
+    """
+    largest: FloatArray = joined_rows * 4.0 ** magnitudes.astype(np.float64)
+    return column_bits(largest)
+
+
+def fits(second_moments: FloatArray, bits: IntArray, shards: int) -> BoolArray:
+    """Return which columns of a shard, (d,), keep the sums of all shards below 2^62."""
+    largest: BoolArray = second_moments <= 4.0 ** (_MOMENT_BITS / 2 - bits) / shards
+    return largest
 
 
 def to_words(numbers: FloatArray, bits: IntArray) -> WordArray:
