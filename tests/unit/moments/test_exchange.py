@@ -244,13 +244,15 @@ def test_the_blocks_are_those_of_the_built_join(seed):
                 np.testing.assert_array_equal(cut[pair], block, err_msg=str(pair))
 
 
-def test_words_multiply_as_integers_do():
+@pytest.mark.parametrize("bits", [1, 15, 16, 17, 31, 47, 48, 62, 64])
+def test_words_multiply_as_integers_do(bits):
     rng = np.random.default_rng(0)
-    left, right = (
-        rng.integers(0, 1 << 64, size=(70_000, columns), dtype=np.uint64)
-        for columns in (3, 5)
-    )
-    np.testing.assert_array_equal(inner(left, right), left.T @ right)
+    low = -(1 << (bits - 1))
+    left = rng.integers(low, -low - 1, size=(70_000, 3), endpoint=True).view(np.uint64)
+    left[:3] = np.array([low, -low - 1, 0]).view(np.uint64)[:, None]
+    right = rng.integers(0, 1 << 64, size=(70_000, 5), dtype=np.uint64)
+    for other in (left, right):
+        np.testing.assert_array_equal(inner(left, other), left.T @ other)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -25,7 +25,6 @@ _MOMENT_BITS: Final = 62
 _BLOCK_ROWS: Final = 1 << 16
 _LIMB: Final = 16
 _LIMBS: Final = 4
-_MASK: Final = np.uint64((1 << _LIMB) - 1)
 
 
 def column_bits(second_moments: FloatArray) -> IntArray:
@@ -63,7 +62,8 @@ def to_words(numbers: FloatArray, bits: IntArray) -> WordArray:
     >>> to_words(np.array([[-1.0]]), np.array([3])).view(np.int64).tolist()
     [[-8]]
     """
-    return np.rint(np.ldexp(numbers, bits)).astype(np.int64).view(np.uint64)
+    scaled = numbers * 2.0 ** bits.astype(np.float64)
+    return np.rint(scaled).astype(np.int64).view(np.uint64)
 
 
 def to_numbers(words: WordArray, left: IntArray, right: IntArray) -> FloatArray:
@@ -77,7 +77,8 @@ def inner(left: WordArray, right: WordArray) -> WordArray:
     """Return left^T right mod 2^64, of words (n, a) and (n, c).
 
     Integers have no BLAS. Words are cut into limbs of 16 bits, whose products over a
-    block of rows are whole numbers below 2^53: floating point is exact on them.
+    block of rows are whole numbers below 2^53: floating point is exact on them. Words
+    that are small numbers have fewer limbs than pads.
 
     >>> inner(np.array([[2**63]], np.uint64), np.array([[3]], np.uint64)).tolist()
     [[9223372036854775808]]
@@ -87,16 +88,22 @@ def inner(left: WordArray, right: WordArray) -> WordArray:
         block = slice(start, start + _BLOCK_ROWS)
         left_limbs = _limbs(left[block])
         right_limbs = _limbs(right[block])
-        for i in range(_LIMBS):
-            for j in range(_LIMBS - i):
-                product = (left_limbs[i].T @ right_limbs[j]).astype(np.uint64)
+        for i, left_limb in enumerate(left_limbs):
+            for j, right_limb in enumerate(right_limbs[: _LIMBS - i]):
+                product = (left_limb.T @ right_limb).astype(np.int64).view(np.uint64)
                 total += product << np.uint64(_LIMB * (i + j))
     return total
 
 
 def _limbs(words: WordArray) -> list[FloatArray]:
-    """Return the limbs of words, the lowest first."""
-    return [
-        ((words >> np.uint64(_LIMB * limb)) & _MASK).astype(np.float64)
-        for limb in range(_LIMBS)
-    ]
+    """Return the limbs of words, the lowest first; the highest has their sign."""
+    largest = int(np.abs(words.view(np.int64)).max(initial=0))
+    # of -2^63 the absolute value wraps around
+    count = _LIMBS
+    if 0 <= largest < 1 << (_LIMB * (_LIMBS - 1) - 1):
+        count = max(-(-(largest.bit_length() + 1) // _LIMB), 1)
+    unsigned = np.ascontiguousarray(words, "<u8").view("<u2")
+    pieces = unsigned.reshape(*words.shape, _LIMBS)
+    limbs = [pieces[..., limb].astype(np.float64) for limb in range(count - 1)]
+    highest = pieces.view("<i2")[..., count - 1].astype(np.float64)
+    return [*limbs, highest]
