@@ -306,7 +306,7 @@ def _padded(
         blocks += [np.ones((len(rows), 1))]
     columns = np.concatenate(blocks, axis=1)
     agree("columns", columns.shape[1], request.columns[shard.table])
-    _check_columns(source, encoder, blocks[0][:trained])
+    _check_columns(source, encoder, blocks[0][:trained], shards=len(shard.shards))
     counted = shard.of_rows(rows)
     bits = _bits(shard, counted.multiplicity.sum(axis=0) @ columns**2)
     sums, products = _contributions(shard, counted, to_words(columns, bits), request)
@@ -397,12 +397,13 @@ def _labels(site: Site, number: int, request: MomentsRequest) -> FloatArray:
 
 
 def _check_columns(
-    source: "ShardSource", encoder: SiteEncoder, columns: FloatArray
+    source: "ShardSource", encoder: SiteEncoder, columns: FloatArray, *, shards: int
 ) -> None:
     """Refuse a column that is 0 in nearly all rows, and tables of hardly any rows.
 
     The moments of a column with few nonzero rows are those rows. Of a table with no
-    more rows than columns, they are all of its rows, up to a rotation.
+    more rows than columns, they are all of its rows, up to a rotation; in several
+    shards the others' rows are added to them.
     """
     policy = source.policy
     nonzero = np.count_nonzero(columns, axis=0)
@@ -414,7 +415,8 @@ def _check_columns(
             f"column {name!r}, which is 0 in all but fewer rows; leave it out, or "
             "encode it otherwise"
         )
-    if policy.min_rows > 1 and columns.shape[1] >= len(columns):
+    is_alone = shards == 1 and policy.min_rows > 1
+    if is_alone and columns.shape[1] >= len(columns):
         raise PolicyError(
             f"the table's policy (min-rows = {policy.min_rows}) refuses: moments of "
             f"{columns.shape[1]} columns of no more rows, which tell these rows; use "

@@ -38,7 +38,7 @@ from strategies.training.strategy import TrainingStrategy
 from strategies.training.traffic import TableSize, Traffic
 from strategies.training.trend import CONVERGED
 from tp_flower.arrays import AnyArray, BoolArray, FloatArray, IntArray
-from tp_flower.errors import QueryError
+from tp_flower.errors import QueryError, ReplyError
 from tp_flower.joins.joining import join_codes
 from tp_flower.learning.models.local_model import LINEAR
 from tp_flower.methods.moments.counts import CountedRows, count_joins, sums_by_shard
@@ -521,6 +521,13 @@ class Moments(JoinMethod):
                 matrix[rows, others] = block
                 matrix[others, rows] = block.T
             moments[number] = JoinedMoments(matrix, features, labels, int(stop - 1))
+            joined_rows = int(np.count_nonzero(joined.subset == number))
+            if not moments[number].are_of(joined_rows):
+                raise ReplyError(
+                    "the sites' sums are not the moments of the joined rows: a site "
+                    "was told other counts than the others, or words were altered on "
+                    "their way"
+                )
         return moments
 
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:

@@ -36,6 +36,7 @@ from tp_flower.methods.coreset.messages import (
     TRAIN_ROWS,
     TRAIN_WEIGH,
 )
+from tp_flower.methods.moments.messages import TRAIN_MOMENTS, TRAIN_SOLUTION
 from tp_flower.methods.personalised.messages import (
     TRAIN_PERSONAL,
     TRAIN_PERSONALISE,
@@ -57,6 +58,8 @@ TRAINING = {
     "boost": {"num_epochs": 1, "min_rows_per_leaf": 1},
     "coreset-ridge": {"num_epochs": 1, "coreset_kind": "uniform", "coreset_size": 10},
     "drawing": {"num_epochs": 1, "coreset_size": 8},
+    # of this seed every site has three rows to train and to test on
+    "moments": {"num_epochs": 1, "test_fraction": 0.5, "seed": 1},
 }
 BOTH = ("default", "strict")
 ATTACKED: dict[str, tuple[tuple[str, ...], tuple[Action, ...]]] = {
@@ -78,6 +81,7 @@ ATTACKED: dict[str, tuple[tuple[str, ...], tuple[Action, ...]]] = {
     "boost": (BOTH, (TRAIN_BOOST, TRAIN_BAG)),
     "drawing": (("default",), (TRAIN_MEASURE, TRAIN_DRAW, TRAIN_WEIGH)),
     "coreset-ridge": (("default",), (TRAIN_ROWS,)),
+    "moments": (BOTH, (TRAIN_MOMENTS, TRAIN_SOLUTION)),
     "personalised": (
         ("default",),
         (TRAIN_PERSONALISE, TRAIN_SUMMARISE, TRAIN_PERSONAL),

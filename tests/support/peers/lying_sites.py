@@ -40,7 +40,8 @@ def tables() -> dict[str, dict[str, pd.DataFrame]]:
 
 RULES = (
     "min-rows = 3\n"
-    'releases = { models = "sealed", scores = "masked", statistics = "moments" }'
+    'releases = { models = "sealed", scores = "masked", statistics = "moments", '
+    'moments = "clear" }'
 )
 STRICT = {
     "orders": 'columns = ["price", "day", "cust", "item", "friend"]\nlabels = ["qty"]\n'

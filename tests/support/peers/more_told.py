@@ -14,7 +14,15 @@ from tests.support.peers.lying import Record
 from tests.support.peers.told import Row, Told, foreign
 from tp_flower.protocol.messages import Action
 
-MASKED = {"scores", "batch-scores", "tested-scores", "share", "products", "masked"}
+MASKED = {
+    "sums",
+    "scores",
+    "batch-scores",
+    "tested-scores",
+    "share",
+    "products",
+    "masked",
+}
 HIDDEN = {
     *(
         "sealed",
@@ -47,6 +55,7 @@ def hidden_facts(honest: Record, record: Record, joined: Joined) -> Iterator[str
     yield from _products(told, before)
     yield from sorted(set(_shares(told, before)))
     yield from _documents(told, before)
+    yield from sorted(set(_moments(told, before)))
     if any(not any(own <= other for other in _equal(honest)) for own in _equal(record)):
         yield "which other keys are equal"
 
@@ -107,6 +116,22 @@ def _documents(told: Told, before: Told) -> Iterator[str]:
     for key, document, part in told.sealed:
         if not told.keys[key] <= owners.get((document, part), set()):
             yield f"{document!r} of part {part} is sealed for {sorted(told.keys[key])}"
+
+
+def _moments(told: Told, before: Told) -> Iterator[str]:
+    """Yield the passes of which the server reads sums that weigh rows otherwise."""
+    for (pass_name, pair), pads in told.pads.items():
+        counts = [
+            {
+                place: rows
+                for place, rows in run.multiplicity.items()
+                if place[0] == pass_name
+            }
+            for run in (told, before)
+        ]
+        is_readable = not np.any(np.sum(pads, axis=0, dtype=np.uint64))
+        if is_readable and counts[0] != counts[1]:
+            yield f"moments {pair} of other rows in pass {pass_name!r}"
 
 
 def _equal(record: Record) -> set[frozenset[Any]]:

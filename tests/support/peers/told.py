@@ -21,6 +21,7 @@ from client_apps.methods.coreset import drawing
 from client_apps.operator.participant import Participant
 from client_apps.rounds.site import SECRET, Site
 from client_apps.training import prepare
+from tp_flower.methods.moments.exchange import PaddedShard, Pair
 from tp_flower.privacy.sealed_sums import ShardUnion
 from tp_flower.privacy.shard_seals import ShardSeal
 
@@ -50,6 +51,8 @@ class Told:
         sealed: (key, document, part) of what shards seal for each other.
         keys: by key, the nodes that have it.
         rows, scored: by part, the positions of its rows in training, and in prediction.
+        pads: by pass and block of moments, what all shards have added to it.
+        multiplicity: by pass, table and shard, how often moments count each row.
     """
 
     words: defaultdict[str, list[Word]] = field(
@@ -64,6 +67,10 @@ class Told:
     is_paused: bool = False
     rows: dict[int, np.ndarray] = field(default_factory=dict)
     scored: dict[int, np.ndarray] = field(default_factory=dict)
+    pads: defaultdict[tuple[str, Pair], list[np.ndarray]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    multiplicity: dict[tuple[str, str, int], bytes] = field(default_factory=dict)
 
     def learn_keys(self, site: Site) -> None:
         """Note which keys a site has, once the run's secrets are distributed."""
@@ -93,6 +100,7 @@ class Told:
 
 
 _PREPARE, _SCORE = prepare._prepare_part, inference._scored
+_PAD = PaddedShard._padded_block
 _ENCODE, _SHARE, _SEAL = Participant._encoded, ShardUnion.share, ShardSeal.seal
 
 
@@ -168,6 +176,16 @@ class _Watcher:
             self.told.shares.append((place, np.asarray(numbers).tobytes()))
         return _SHARE(union, numbers, name, unit)
 
+    def block(self, shard, pair):
+        """Note the pad of a block of moments."""
+        block = _PAD(shard, pair)
+        if not self.told.is_paused:
+            pad = block - shard._block(*pair)
+            self.told.pads[shard.pass_name, pair].append(pad)
+            place = shard.pass_name, shard.table, shard.masks.shard
+            self.told.multiplicity[place] = shard.rows.multiplicity.tobytes()
+        return block
+
     def seal(self, seal, text, document, shard, request):
         """Note a document that shards seal for each other."""
         if not self.told.is_paused:
@@ -206,6 +224,7 @@ def watch() -> Iterator[Told]:
         (drawing, "pair_masks", watcher.pairs(drawing.pair_masks, "sensitivities")),
         (ShardUnion, "share", _function(watcher.share)),
         (ShardSeal, "seal", _function(watcher.seal)),
+        (PaddedShard, "_padded_block", _function(watcher.block)),
     )
     with ExitStack() as stack:
         for place in places:

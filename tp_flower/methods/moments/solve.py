@@ -23,6 +23,7 @@ import scipy.linalg
 
 from tp_flower.arrays import FloatArray, IndexArray
 
+SLACK = 1e-6
 LEAST_EIGENVALUE = 1e-11
 """Of the largest: below it, rounding decides about a direction; it gets no weight."""
 
@@ -48,6 +49,18 @@ class JoinedMoments:
     features: IndexArray
     labels: IndexArray
     intercept: int
+
+    def are_of(self, joined_rows: int) -> bool:
+        """Return whether they can be moments of so many joined rows.
+
+        Uniform words, which are what altered words or counts leave, can hardly be.
+        """
+        squares = np.diag(self.matrix)
+        if not np.all(squares >= 0.0) or self.joined_rows != joined_rows:
+            return False
+        # Cauchy and Schwarz, but for rounding to fixed point
+        bound = np.sqrt(np.outer(squares, squares))
+        return bool(np.all(np.abs(self.matrix) <= bound * (1.0 + SLACK) + SLACK))
 
     @property
     def joined_rows(self) -> float:
