@@ -48,6 +48,8 @@ _RULES: Final[Mapping[str, str]] = {
     'releases.models = "clear"': "what shards of this table add up (Gram matrices, "
     "gradients, parameters), which with scores tells its rows",
     'releases.rows = "clear"': "encoded features of sampled rows",
+    'releases.moments = "clear"': "sums over the joined rows of the products of two "
+    "columns, for linear models, and nothing of a row",
     "coefficients = true": "coefficients of a linear model, or gains of trees",
     'releases.labels = "never"': "no label, not even one in labels",
     'releases.statistics = "never"': "no statistics: encoders must be declared",

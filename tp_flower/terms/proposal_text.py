@@ -198,6 +198,8 @@ def _protection(settings: Settings) -> Iterator[str]:
         scores += f"; noise of epsilon {privacy.predictions:g} on them"
     yield f"labels: {labels}"
     yield f"models: {models}; what shards of a table add up is {sums}"
+    if settings.method.tells and settings.mode not in (PREDICT, EVALUATE):
+        scores = "none leave"
     yield f"scores: {scores}"
 
 
@@ -238,13 +240,16 @@ def _told(fragment: Fragment, settings: Settings) -> Iterator[str]:
     is_used = settings.mode in (PREDICT, EVALUATE)
     if fragment.keys:
         yield "which of its rows take part, and have equal join keys"
-    if fragment.label is not None and (is_used or joins_rows):
+    method = settings.method
+    if fragment.label is not None and (is_used or not method.keeps_labels):
         yield "the label of each row" + (
             ", with noise" if privacy.covers_labels else ""
         )
     if fragment.weight is not None:
         yield "the weight of each row"
-    if not is_used and settings.method.solvers:
+    if not is_used and method.tells:
+        yield method.tells
+    elif not is_used and method.solvers:
         yield "the encoded features of the rows that are drawn"
     elif not (is_used or joins_rows):
         yield "a gradient, and metrics, of its rows in every epoch"
@@ -258,7 +263,13 @@ def _told(fragment: Fragment, settings: Settings) -> Iterator[str]:
 def _told_sites(settings: Settings, tables: int) -> str:
     """Return what the sites of other tables learn from a table; "" for nothing."""
     is_used = settings.mode in (PREDICT, EVALUATE)
-    has_derivatives = settings.method.joins and not settings.method.solvers
+    method = settings.method
+    if method.tells and not is_used:
+        return (
+            "how many of its tuples have each of their join keys, shard by shard; no "
+            "label, score or derivative"
+        )
+    has_derivatives = method.joins and not method.solvers
     if is_used or not has_derivatives or tables == 1:
         return ""
     if tables == 2:

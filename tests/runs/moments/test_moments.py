@@ -14,7 +14,7 @@ from client_apps.app import app
 from strategies.methods.moments import Moments, TablePuppetMoments
 from strategies.run.exchange import ask
 from strategies.run.grid import InProcessGrid
-from tests.support.federated import WatchedGrid, pieces
+from tests.support.federated import WatchedGrid, pieces, write_site
 from tp_flower import api
 from tp_flower.errors import QueryError, SiteError
 from tp_flower.methods.moments.messages import MomentsRequest
@@ -225,3 +225,55 @@ def test_weights_are_refused():
     query = sql(features="o.day AS weight, u.age")
     with pytest.raises(QueryError, match="takes no weights of rows yet"):
         api.fit(query, sites(), strategy="moments")
+
+
+def test_it_goes_on_where_it_was_stopped(tmp_path):
+    def stop(report):
+        if report.phase == "moments":
+            raise KeyboardInterrupt
+
+    frames = [{name: [frame]} for name, frame in tables().items()]
+    query = Query.from_sql(sql())
+    how = {"l2": L2, "output_dir": str(tmp_path)}
+    with closing(InProcessGrid(app, frames)) as grid:
+        stopped = TablePuppetMoments(query, on_round=stop, **how)
+        with pytest.raises(KeyboardInterrupt):
+            stopped.start(grid)
+        resumed = TablePuppetMoments(query, **how, resume=str(tmp_path))
+        resumed.start(grid)
+    with closing(InProcessGrid(app, frames)) as grid:
+        whole = TablePuppetMoments(query, l2=L2)
+        whole.start(grid)
+    assert resumed.losses == whole.losses
+
+
+ALLOWED = 'releases = { moments = "clear" }'
+
+
+@pytest.mark.parametrize(
+    ("rules", "match"),
+    [
+        ("", r"releases.moments = never\) refuses: the run asks for moments"),
+        (f"min-rows = 4\n{ALLOWED}", r"min-rows\) refuses: the moments of table 'o'"),
+        (f"min-count = 25\n{ALLOWED}", "moments of column 'rare', which is 0 in all"),
+        (f"min-rows = 2\n{ALLOWED}", "moments of 2 columns of no more rows"),
+    ],
+)
+def test_a_policy_refuses(tmp_path, rules, match):
+    frames = tables()
+    frames["users"]["rare"] = 1 * (np.arange(30) < 3)
+    if "min-rows = 2" in rules:
+        frames["users"] = frames["users"][2:4]
+    files = [
+        write_site(tmp_path / name, {name: frame}, {name: rules})
+        for name, frame in frames.items()
+    ]
+    query = Query.from_sql(sql(features="o.day, u.age, u.rare, i.price"))
+    # three orders to test on
+    fraction = 0.01 if "min-rows = 4" in rules else 0.0
+    how = {"encoders": "u.rare=none", "test_fraction": fraction}
+    with (
+        closing(InProcessGrid(app, files)) as grid,
+        pytest.raises(SiteError, match=match),
+    ):
+        TablePuppetMoments(query, **how).start(grid)
