@@ -47,7 +47,7 @@ ROOMS: Final[dict[str, ServerRoom]] = {
     "boost": ServerRoom(
         f"{_METHODS}.boost:TablePuppetBoost", models=f"{_METHODS}.boost:models_text"
     ),
-    "moments": ServerRoom(f"{_METHODS}.moments:TablePuppetMoments"),
+    "moments": ServerRoom(f"{_METHODS}.moments.strategy:TablePuppetMoments"),
     "coreset-ridge": ServerRoom(
         f"{_METHODS}.coreset.ridge:CoresetRidge",
         page=f"{_METHODS}.coreset.page:sections",

@@ -11,7 +11,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 
 from client_apps.app import app
-from strategies.methods.moments import Moments, TablePuppetMoments
+from strategies.methods.moments.strategy import Moments, TablePuppetMoments
 from strategies.run.exchange import ask
 from strategies.run.grid import InProcessGrid
 from tests.support.federated import WatchedGrid, pieces, write_site

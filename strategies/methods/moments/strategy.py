@@ -7,16 +7,15 @@ every site the parameters of its table. Labels stay at their site.
 """
 
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Generator, Mapping, Sequence
 from itertools import combinations_with_replacement
 from typing import Any, Final
 
 import numpy as np
 
 from strategies.disclosures import MethodFacts
-from strategies.run.exchange import Part, Replies, Requests, ask
+from strategies.methods.moments.join_counts import JoinCounts
+from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.replies import refuse
 from strategies.run.sites import Inventory
 from strategies.run.strategy import EpochResult
@@ -37,16 +36,13 @@ from strategies.training.outcome import Outcome, read_digests, score_sums_of
 from strategies.training.strategy import TrainingStrategy
 from strategies.training.traffic import TableSize, Traffic
 from strategies.training.trend import CONVERGED
-from tp_flower.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from tp_flower.arrays import BoolArray, FloatArray, IntArray
 from tp_flower.errors import QueryError, ReplyError
-from tp_flower.joins.joining import join_codes
 from tp_flower.learning.models.local_model import LINEAR
-from tp_flower.methods.moments.counts import CountedRows, count_joins, sums_by_shard
-from tp_flower.methods.moments.exchange import Assembly, Contribution, PassRows
+from tp_flower.methods.moments.exchange import Assembly
 from tp_flower.methods.moments.messages import (
     TRAIN_MOMENTS,
     TRAIN_SOLUTION,
-    CountedPart,
     MomentsRequest,
     PaddedPart,
     SolutionRequest,
@@ -56,12 +52,10 @@ from tp_flower.methods.moments.solve import JoinedMoments, Solution
 from tp_flower.methods.moments.terms import (
     TRAINED,
     label_width,
-    passes_without_partner,
     splitting_table,
     tree_of,
 )
-from tp_flower.methods.moments.tree import JoinTree
-from tp_flower.methods.moments.words import WordArray, public_bits, to_numbers
+from tp_flower.methods.moments.words import public_bits, to_numbers
 from tp_flower.objectives import Objective, Target, make_objective
 from tp_flower.protocol.training_messages import Update
 from tp_flower.query import BoundQuery
@@ -78,194 +72,6 @@ MAGNITUDE: Final = 3
 SPARE_BITS: Final = 2
 PENALTIES: Final = tuple((10.0 ** np.arange(-6.0, 1.5, 0.5)).tolist())
 """Of standardised columns: l2 is chosen among them where rows validate."""
-
-
-@dataclass(frozen=True, eq=False)
-class JoinCounts:
-    """The joins of a run as the server counts them.
-
-    Attributes:
-        passes: the numbers of the run's subsets of joined rows.
-    """
-
-    joined: JoinedTables
-    tree: JoinTree
-    splitting: str
-    passes: tuple[int, ...]
-
-    @classmethod
-    def of(cls, joined: JoinedTables, splitting: str, tree: JoinTree) -> "JoinCounts":
-        """Return the counts of the joined rows."""
-        passes = tuple(np.unique(joined.subset).tolist())
-        return cls(joined, tree, splitting, passes)
-
-    @cached_property
-    def _codes(self) -> dict[tuple[int, str], AnyArray]:
-        """By join and table, the number of each row's key, (n,)."""
-        codes: dict[tuple[int, str], AnyArray] = {}
-        keys = self.joined.extracted.keys
-        for number, join in enumerate(self.joined.bound.joins):
-            left, right = join_codes(
-                join, keys[join.left, join.left_key], keys[join.right, join.right_key]
-            )
-            codes[number, join.left] = left
-            codes[number, join.right] = right
-        return codes
-
-    @cached_property
-    def rows(self) -> dict[str, CountedRows]:
-        """The rows of every table, with their counts."""
-        unmatched = {
-            place: passes_without_partner(
-                self.tree, *place, self.splitting, self.passes
-            )
-            for place in self._codes
-        }
-        weights = {table: self._weights(table) for table in self.tree.tables}
-        return count_joins(self.tree, self._codes, weights, unmatched)
-
-    def _weights(self, table: str) -> IntArray:
-        """Return which rows of a table take part in which pass, (p, n)."""
-        bits = self.bits(table)
-        if bits is None:
-            rows = self.joined.extracted.table_rows[table]
-            return np.ones((len(self.passes), rows), np.int64)
-        return np.stack([bits >> number & 1 for number in self.passes]).astype(np.int64)
-
-    def bits(self, table: str) -> AnyArray | None:
-        """Return a bit for every pass that a row takes part in, (n,), uint8.
-
-        None stands for all rows in all passes.
-        """
-        joined = self.joined
-        rows = joined.mapping.tables[table]
-        if table == self.splitting:
-            bits = np.zeros(rows.rows, np.uint8)
-            for number in self.passes:
-                is_in_pass = rows.any_of(joined.subset == number)
-                bits |= is_in_pass.astype(np.uint8) << number
-            return bits
-        # rows that are not sampled are in no joined row
-        is_joined = rows.multiplicity > 0
-        if table != joined.bound.label_table or is_joined.all():
-            return None
-        every = sum(1 << number for number in self.passes)
-        return np.where(is_joined, np.uint8(every), np.uint8(0))
-
-    def part(
-        self, part: Part, encoding: TableEncoding, bits: IntArray | None
-    ) -> CountedPart:
-        """Return what a part is told; ``bits`` are common to its table's shards."""
-        table = part.table
-        incoming = {}
-        beside = {}
-        for number in self.tree.edges_of(table):
-            places = self.places(number, part)
-            other = self.tree.edges[number].other(table)
-            incoming[str(number)] = self._by_shard(number, other)[:, places]
-            beside[str(number)] = self._by_shard(number, table)[:, places]
-        passes = self.bits(table)
-        is_sharded = len(self.joined.extracted.parts[table]) > 1
-        return CountedPart(
-            encoder=encoding.sealed,
-            incoming=incoming,
-            beside=beside if is_sharded else {},
-            passes=None if passes is None else passes[self._rows_of(part)],
-            bits=bits if is_sharded else None,
-        )
-
-    def told_shards(self, number: int, table: str) -> int:
-        """Return of how many shards' counts those of a table are told, of a join."""
-        parts = self.joined.extracted.parts
-        across = len(parts[self.tree.edges[number].other(table)])
-        beside = len(parts[table])
-        return across + (beside if beside > 1 else 0)
-
-    def _by_shard(self, number: int, table: str) -> IntArray:
-        """Return the outgoing counts of a table's shards, (p, keys, shards)."""
-        rows = self.rows[table]
-        edge = rows.edges[number]
-        shards = [span for _, span in self.joined.extracted.shards_of(table)]
-        return sums_by_shard(edge.codes, rows.counts(number), edge.keys, shards)
-
-    def _rows_of(self, part: Part) -> slice:
-        """Return the rows of a part within its table."""
-        return dict(self.joined.extracted.shards_of(part.table))[part]
-
-    def places(self, number: int, part: Part) -> AnyArray:
-        """Return the number of each distinct key of a part, (k,)."""
-        table = part.table
-        edge = self.tree.edges[number]
-        position = self.joined.extracted.parts[table].index(part)
-        column = self.joined.extracted.keys[table, edge.key(table)][position]
-        codes = self._codes[number, table][self._rows_of(part)]
-        places = np.zeros(len(column.hashes), np.int64)
-        has_key = column.codes >= 0
-        places[column.codes[has_key]] = codes[has_key]
-        return places
-
-    def read(
-        self, table: str, replies: Replies, position: int, columns: Mapping[str, int]
-    ) -> Contribution:
-        """Return the sum of a table's contributions to a pass, by the server's keys."""
-        sums: dict[tuple[int, str], WordArray] = {}
-        products: dict[tuple[str, str], WordArray] = {}
-        for part in self.joined.extracted.parts[table]:
-            body = replies.body(part, PaddedPart)
-            for place, block in self._sums(part, body, position, columns):
-                sums[place] = sums[place] + block if place in sums else block
-            for pair, block in self._products(part, body, position, columns):
-                products[pair] = products[pair] + block if pair in products else block
-        return Contribution(sums, products)
-
-    def _sums(
-        self, part: Part, body: PaddedPart, position: int, columns: Mapping[str, int]
-    ) -> Iterator[tuple[tuple[int, str], WordArray]]:
-        """Yield a part's padded sums, by the keys of its table's joined rows."""
-        rows = self.rows[part.table]
-        tables = self.tree.tables
-        for edge in self.tree.edges_of(part.table):
-            is_joined = rows.is_joined(edge)[position]
-            shard = self.joined.extracted.parts[part.table].index(part)
-            has_tuples = self._by_shard(edge, part.table)[position, :, shard] > 0
-            places = self.places(edge, part)
-            places = places[(is_joined & has_tuples)[places]]
-            order = (np.cumsum(is_joined) - 1)[places]
-            for name in (part.table, *self.tree.beyond(edge, part.table)):
-                block = _block(
-                    part,
-                    body.sums,
-                    f"{self.passes[position]}-{edge}-{tables.index(name)}",
-                    (len(places), columns[name]),
-                )
-                aligned = np.zeros((int(is_joined.sum()), columns[name]), np.uint64)
-                aligned[order] = block
-                yield (edge, name), aligned
-
-    def _products(
-        self, part: Part, body: PaddedPart, position: int, columns: Mapping[str, int]
-    ) -> Iterator[tuple[tuple[str, str], WordArray]]:
-        """Yield what a part sends of every block."""
-        tables = self.tree.tables
-        for first, second in combinations_with_replacement(tables, 2):
-            pair = f"{tables.index(first)}-{tables.index(second)}"
-            shape = (columns[first], columns[second])
-            name = f"{self.passes[position]}-{pair}"
-            yield (first, second), _block(part, body.products, name, shape)
-
-    def of_pass(self, position: int) -> dict[str, PassRows]:
-        """Return the rows of every table in a pass."""
-        return {table: PassRows.of(rows, position) for table, rows in self.rows.items()}
-
-
-def _block(
-    part: Part, blocks: Mapping[str, AnyArray], name: str, shape: tuple[int, int]
-) -> AnyArray:
-    """Return a block of words that a part has sent, of a shape."""
-    block = blocks.get(name)
-    if block is None or block.shape != shape:
-        raise refuse(part, f"no block {name!r} of {shape[0]} x {shape[1]} words")
-    return block
 
 
 class Moments(JoinMethod):

@@ -1,0 +1,1 @@
+"""Training from second moments, at the server."""
