@@ -239,14 +239,6 @@ class CountedShard:
         total: IntArray = self.rows.multiplicity[others].sum(axis=0)
         return total > 0
 
-    def of_rows(self, rows: IntArray) -> CountedRows:
-        """Return some of the rows, with their counts."""
-        edges = {
-            number: EdgeRows(edge.codes[rows], edge.incoming, edge.unmatched)
-            for number, edge in self.rows.edges.items()
-        }
-        return CountedRows(edges, self.rows.weights[:, rows])
-
 
 def moments(site: Site, request: MomentsRequest) -> MomentsReply:
     """Add up the rows by join key, padded; reply with the sums and their corrections.
@@ -307,7 +299,7 @@ def _padded(
     columns = np.concatenate(blocks, axis=1)
     agree("columns", columns.shape[1], request.columns[shard.table])
     _check_columns(source, encoder, blocks[0][:trained], shards=len(shard.shards))
-    counted = shard.of_rows(rows)
+    counted = shard.rows.select(rows)
     bits = _bits(shard, counted.multiplicity.sum(axis=0) @ columns**2)
     sums, products = _contributions(shard, counted, to_words(columns, bits), request)
     forget(site.store, number)

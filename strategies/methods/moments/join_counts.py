@@ -201,7 +201,10 @@ class JoinCounts:
 
     def of_pass(self, position: int) -> dict[str, PassRows]:
         """Return the rows of every table in a pass."""
-        return {table: PassRows.of(rows, position) for table, rows in self.rows.items()}
+        return {
+            table: PassRows.of(rows.select(rows.in_pass(position)), position)
+            for table, rows in self.rows.items()
+        }
 
 
 def _block(

@@ -74,6 +74,22 @@ class CountedRows:
     edges: Mapping[int, EdgeRows]
     weights: IntArray
 
+    def select(self, chosen: IntArray | BoolArray) -> "CountedRows":
+        """Return some of the rows, by positions or a mask (n,)."""
+        edges = {
+            number: EdgeRows(edge.codes[chosen], edge.incoming, edge.unmatched)
+            for number, edge in self.edges.items()
+        }
+        return CountedRows(edges, self.weights[:, chosen])
+
+    def in_pass(self, number: int) -> BoolArray:
+        """Return which rows joined rows of a pass have, (n,).
+
+        Rows that have none add nothing to a sum by a key that joined rows have.
+        """
+        is_in_pass: BoolArray = self.multiplicity[number] > 0
+        return is_in_pass
+
     def counts(self, *without: int) -> IntArray:
         """Return w times the partners at all edges but some, (p, n).
 

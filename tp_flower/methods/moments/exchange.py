@@ -315,11 +315,12 @@ class SummedShard:
         keys = {
             edge: self._shared_keys(edge, number, pass_name) for edge in self.rows.edges
         }
+        takes_part = self.rows.in_pass(number)
         return PaddedShard(
             self.table,
             self.tree,
-            PassRows.of(self.rows, number),
-            self.values,
+            PassRows.of(self.rows.select(takes_part), number),
+            self.values[takes_part],
             self.columns,
             keys,
             self.masks,
