@@ -22,6 +22,7 @@ from strategies.training.saving import make_manifest
 from tests.support.files import case_table
 from tests.support.peers.fuzzing import MARK, Fuzzer
 from tests.support.peers.hostile import (
+    OF_MOMENTS,
     OF_SINGLE_SITES,
     SHOP,
     SQL,
@@ -31,6 +32,7 @@ from tests.support.peers.hostile import (
     train,
 )
 from tp_flower.methods.coreset.messages import TRAIN_ROWS
+from tp_flower.methods.moments.messages import TRAIN_MOMENTS
 from tp_flower.protocol.messages import ACTIONS, RUN_DIGITS, Action, action_named
 from tp_flower.protocol.packet import HEADER, MESSAGE, unpack
 from tp_flower.query import Query
@@ -74,6 +76,8 @@ def check(kept: Kept, what: object, content: RecordDict) -> None:
 def _policies(counts: dict) -> dict[str, str] | None:
     if Action.RANK in counts:
         return WITH_COVER
+    if TRAIN_MOMENTS in counts:
+        return OF_MOMENTS
     # centres are solved at the server, of parameters in the clear
     return OF_SINGLE_SITES if TRAIN_ROWS in counts else None
 
@@ -148,6 +152,7 @@ TRAINING = {
     "cg": {},
     "boost": {},
     "sgd": {"batch_size": 5},
+    "moments": {"num_epochs": 0},
     "coreset-kmeans": {"num_epochs": 0, "clusters": 2, "coreset_solver": "distdim"}
     | {"coreset_kind": "uniform"},
 }
@@ -197,7 +202,7 @@ def fuzz(folder: Path, strategy: RoundStrategy, counts: dict) -> None:
     assert not strangers(folder)
 
 
-@pytest.mark.cases("boost", "coreset-kmeans")
+@pytest.mark.cases("boost", "coreset-kmeans", "moments")
 @pytest.mark.parametrize("name", TRAINING)
 def test_malformed_messages_are_refused_and_change_nothing(name, place):
     method, settings, counts = STRATEGIES[name], TRAINING[name], COUNTS[name]

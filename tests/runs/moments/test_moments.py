@@ -91,6 +91,24 @@ def test_regression_is_ridge_on_the_join():
     )
 
 
+def test_columns_need_no_mean_of_0():
+    encoders = "; ".join(f"{name}=none" for name in FEATURES[:3])
+    query = sql(features=", ".join(FEATURES[:3]))
+    model = api.fit(
+        query, sites(), strategy="moments", encoders=encoders, l2=L2, test_fraction=0.0
+    )
+    with duckdb.connect() as connection:
+        for name, frame in tables().items():
+            connection.register(name, frame)
+        rows = connection.execute(query).fetchdf()
+    label = rows.pop("label")
+    expected = Ridge(alpha=L2 * len(label)).fit(rows.to_numpy(), label)
+    predicted = np.sort(model.predict(sites()).frame["prediction"])
+    np.testing.assert_allclose(
+        predicted, np.sort(expected.predict(rows.to_numpy())), atol=1e-4
+    )
+
+
 @pytest.mark.parametrize("label", ["o.qty > 2", "o.kind"])
 def test_classes_have_the_log_odds_of_the_discriminant_on_the_join(label):
     model = fit(label, l2=0.0)
@@ -193,8 +211,12 @@ def test_moments_leave_once_in_a_run():
 
 def test_a_cycle_is_refused_by_name():
     query = sql().replace("i.mid = m.mid", "i.mid = m.mid AND u.uid = m.mid")
+    query = query.replace("LEFT JOIN", "JOIN")
     with pytest.raises(QueryError, match="joins of o, u, i, m make a cycle"):
         api.fit(query, sites(), strategy="moments")
+    # as it says: another strategy, or without the predicate
+    assert api.fit(query, sites(), strategy="cg").report["final"]
+    assert api.fit(sql(), sites(), strategy="moments").report["final"]
 
 
 @pytest.mark.parametrize("label", ["o.qty", "o.kind"])
@@ -222,9 +244,24 @@ def test_shards_add_up(label):
 
 
 def test_weights_are_refused():
-    query = sql(features="o.day AS weight, u.age")
+    query = sql(features="1 + o.uid AS weight, u.age")
     with pytest.raises(QueryError, match="takes no weights of rows yet"):
         api.fit(query, sites(), strategy="moments")
+    assert api.fit(query, sites(), strategy="cg").report["final"]
+
+
+def test_a_column_without_a_scale_is_refused_in_shards():
+    frames = tables()
+    frames["orders"]["day"] *= 1e4
+    north, south = pieces(frames.pop("orders"), 150)
+    shards = {"north": {"orders": north}, "south": {"orders": south}, "others": frames}
+    how = {"strategy": "moments", "test_fraction": 0.0}
+    with pytest.raises(SiteError, match="a column has no scale, and its moments are"):
+        api.fit(sql(), shards, encoders="o.day=none", **how)
+    for encoder in ("none", "standard"):
+        query = sql("o.qty / 1000").replace("o.day", "o.day / 10000 AS day")
+        report = api.fit(query, shards, encoders=f"o.day={encoder}", **how).report
+        assert report["final"]["train"]["r2"] > 0.3
 
 
 def test_it_goes_on_where_it_was_stopped(tmp_path):
@@ -277,3 +314,22 @@ def test_a_policy_refuses(tmp_path, rules, match):
         pytest.raises(SiteError, match=match),
     ):
         TablePuppetMoments(query, **how).start(grid)
+
+
+def test_a_table_of_more_columns_than_rows_trains_with_fewer(tmp_path):
+    frames = tables()
+    frames["users"] = frames["users"].assign(rare=1.0 * np.arange(30))[2:4]
+    files = [
+        write_site(tmp_path / name, {name: frame}, {name: f"min-rows = 2\n{ALLOWED}"})
+        for name, frame in frames.items()
+    ]
+    for features, is_refused in (("u.age, u.rare", True), ("u.age", False)):
+        query = Query.from_sql(sql(features=f"o.day, {features}, i.price"))
+        with closing(InProcessGrid(app, files)) as grid:
+            strategy = TablePuppetMoments(query, test_fraction=0.0)
+            if is_refused:
+                with pytest.raises(SiteError, match="2 columns of no more rows"):
+                    strategy.start(grid)
+            else:
+                strategy.start(grid)
+                assert strategy.final.train

@@ -57,6 +57,10 @@ OF_SINGLE_SITES = {
     "orders": POLICIES["orders"].replace("{ stat", '{ models = "clear", stat')
 }
 """Policies for methods whose models leave in the clear."""
+OF_MOMENTS = {
+    "orders": POLICIES["orders"].replace("{ stat", '{ moments = "clear", stat')
+}
+"""Policies for second moments of the joined rows."""
 WITH_COVER = {"orders": f"{POLICIES['orders']}\ncover = 1\nscores-per-rank = 0.5"}
 """Policies that ask how much rows vary."""
 SHOP, US, UK = 2, 3, 4

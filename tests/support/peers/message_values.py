@@ -289,7 +289,7 @@ def _wrong_forms(
         with np.errstate(all="ignore"):
             yield dtype, array.astype(dtype)
     yield "deeper", array[..., None]
-    yield "deep", np.zeros((1, 1, 1), array.dtype)
+    yield "deep", np.zeros((1,) * (len(spec.shape) + 2), array.dtype)
     for number in _wrong_numbers(spec, array.dtype) if array.size else ():
         yield f"of {number}", np.full(array.shape, number, array.dtype)
 

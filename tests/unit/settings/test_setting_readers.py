@@ -55,6 +55,7 @@ OF_OTHER_RUNS = {
     "sgd": CORESETS,
     "gd": {"batch_size", *CORESETS},
     "coreset-kmeans": NO_MODEL,
+    "moments": {"hidden_sizes", "device"},
     "personalised": {"max_joined_rows"},
 }
 """By strategy, what is read with other settings only, or declared for all."""

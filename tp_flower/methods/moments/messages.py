@@ -10,7 +10,7 @@ from tp_flower.protocol.messages import declare_action
 from tp_flower.protocol.setup_messages import SealedText
 
 MOST_PASSES: Final = 3
-LARGEST_COUNT: Final = float(1 << 53)
+LARGEST_COUNT: Final = float(1 << 52)
 
 Pass = Annotated[int, f.between(0, MOST_PASSES - 1)]
 """A subset of the joined rows: 0 is trained on, 1 validates, 2 is tested on."""

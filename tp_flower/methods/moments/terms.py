@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from tp_flower.arrays import FloatArray, IntArray
-from tp_flower.errors import QueryError
+from tp_flower.errors import ProposalError
 from tp_flower.methods.moments.tree import Edge, JoinTree
 from tp_flower.protocol.proposal import Proposal
 from tp_flower.settings import Settings
@@ -21,24 +21,19 @@ def tree_of(proposal: Proposal) -> JoinTree:
     """Return the tree of a proposed run's joins.
 
     Raises:
-        QueryError: they make no tree, or JOIN a table to a LEFT JOINed one.
+        QueryError: they make a cycle.
+        ProposalError: a joined row needs a row of a LEFT JOINed table.
     """
     edges = [
         Edge(join.left, join.right, join.left_key, join.right_key)
         for join in proposal.joins
     ]
     outer = frozenset(proposal.outer)
-    for edge in edges:
-        if edge.left in outer and edge.right not in outer:
-            raise QueryError(
-                f"{edge.right} is JOINed to {edge.left}, which is LEFT JOINed: rows "
-                f"without a row of {edge.left} are lost again. Write JOIN for "
-                f"{edge.left}, or LEFT JOIN for {edge.right}"
-            )
-    if proposal.label_table in outer:
-        raise QueryError(
-            f"the label is of {proposal.label_table}, which is LEFT JOINed: joined "
-            "rows without it have no label. Write JOIN"
+    # queries bind so: whoever proposes otherwise is no server of ours
+    unmatched = [edge for edge in edges if edge.left in outer]
+    if proposal.label_table in outer or any(e.right not in outer for e in unmatched):
+        raise ProposalError(
+            "the run's proposal needs a row of a table that it LEFT JOINs"
         )
     return JoinTree(tuple(proposal.tables), edges, outer)
 
