@@ -152,7 +152,7 @@ TRAINING = {
     "cg": {},
     "boost": {},
     "sgd": {"batch_size": 5},
-    "moments": {"num_epochs": 0},
+    "moments": {"num_epochs": 0, "test_fraction": 0.0},
     "coreset-kmeans": {"num_epochs": 0, "clusters": 2, "coreset_solver": "distdim"}
     | {"coreset_kind": "uniform"},
 }
