@@ -408,7 +408,7 @@ def test_kinds_of_types():
     st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=8),
     st.booleans(),
 )
-def test_hash_equals_hmac_sha256(texts: list[str], are_few: bool) -> None:
+def test_hash_equals_hmac_sha256(texts, are_few):
     with patch.object(keyed_hash, "FEW_TEXTS", 8 * are_few):
         hashes = KeyedHasher(SECRET).hash_texts(pa.array(texts, pa.string()))
     expected = [
@@ -419,7 +419,7 @@ def test_hash_equals_hmac_sha256(texts: list[str], are_few: bool) -> None:
     assert np.array_equal(hashes, np.array(expected).reshape(-1, 4))
 
 
-def test_order_is_kept_over_many_texts() -> None:
+def test_order_is_kept_over_many_texts():
     texts = [str(i) for i in range(300_000)]
     hashes = KeyedHasher(SECRET).hash_texts(pa.array(texts))
     for place in (0, 150_000, 299_999):
@@ -427,7 +427,7 @@ def test_order_is_kept_over_many_texts() -> None:
         assert hashes[place].astype(">u8").tobytes() == digest
 
 
-def test_purposes_and_secrets_give_unrelated_hashes() -> None:
+def test_purposes_and_secrets_give_unrelated_hashes():
     text = pa.array(["a"])
     hasher = KeyedHasher(SECRET)
     actual = {
@@ -440,7 +440,7 @@ def test_purposes_and_secrets_give_unrelated_hashes() -> None:
     assert hasher.purpose("x") == hasher.purpose("x")
 
 
-def test_secret_is_not_shown_and_has_one_length() -> None:
+def test_secret_is_not_shown_and_has_one_length():
     assert "0" not in repr(KeyedHasher(SECRET))
     with pytest.raises(ValueError, match="has 3 bytes, not 32"):
         KeyedHasher(b"abc")

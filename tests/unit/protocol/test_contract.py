@@ -101,14 +101,14 @@ def test_placeholders_are_facts_of_a_run():
         assert not re.search(r"[{}]", declared.carries.format_map(facts))
 
 
-def test_an_action_is_declared_once() -> None:
+def test_an_action_is_declared_once():
     request, reply = TRAIN_SGD.messages
     for name in ("train.sgd", "train.other"):
         with pytest.raises(ValueError, match="is registered: choose another"):
             declare_action(name, request, reply)
 
 
-def test_an_action_is_itself_in_every_process() -> None:
+def test_an_action_is_itself_in_every_process():
     """Ray copies the ClientApp of a simulation, with the actions that it answers."""
     for action in ACTIONS.values():
         make, arguments = action.__reduce__()

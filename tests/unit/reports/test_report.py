@@ -18,7 +18,7 @@ from tests.support.files import ROOT
 from tp_flower.reports.records import report_dict, report_line, write_json
 
 
-def test_a_report_says_what_its_records_say() -> None:
+def test_a_report_says_what_its_records_say():
     content: dict[str, Any] = report_dict(small_report())
     assert content["totals"] == {
         "bytes-up": {"f": 120, "p": 1},
@@ -60,7 +60,7 @@ def test_a_report_says_what_its_records_say() -> None:
     assert content["status"] == "no such table"
 
 
-def test_the_docstring_lists_every_key() -> None:
+def test_the_docstring_lists_every_key():
     # the docstrings are the schema's documentation
     from strategies import disclosures
     from tp_flower.reports import records as report
@@ -79,7 +79,7 @@ def test_the_docstring_lists_every_key() -> None:
     assert keys(report_dict(small_report())) <= documented
 
 
-def test_a_report_replaces_the_old_one_or_keeps_it(tmp_path: Path) -> None:
+def test_a_report_replaces_the_old_one_or_keeps_it(tmp_path):
     folder = tmp_path / "new" / "folder"
     path = write_json(report_dict(small_report()), folder)
     assert path == folder / "report.json"
@@ -106,6 +106,6 @@ def test_json_has_finite_numbers_only_also_of_numpy(value, single):
     assert json.dumps(content["chosen"]) == '{"a": 3, "b": true, "c": [0.5]}'
 
 
-def test_the_scripts_find_the_report_by_its_line() -> None:
+def test_the_scripts_find_the_report_by_its_line():
     assert report_line(Path("/a b/report.json")) == "Report: /a b/report.json"
     assert "REPORT_LINE" in (ROOT / "strategies" / "commands.py").read_text()

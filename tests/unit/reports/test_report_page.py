@@ -12,7 +12,6 @@ from contextlib import closing
 from copy import deepcopy
 from hashlib import sha256
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -99,7 +98,7 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_every_plot_has_its_data(name: str) -> None:
+def test_every_plot_has_its_data(name):
     for title, figure in Page(render(EXAMPLES[name])).figures.items():
         drawn = [*figure.points.values(), *figure.bars.values()]
         assert all(map(len, drawn)), title
@@ -113,7 +112,7 @@ def test_every_plot_has_its_data(name: str) -> None:
             assert 0 <= float(mark.attrib["cy"]) <= height
 
 
-def test_figures_are_those_of_the_report() -> None:
+def test_figures_are_those_of_the_report():
     report = EXAMPLES["as usual"]
     figures = Page(render(report)).figures
     ended = [item for item in report["history"] if item.get("train")]
@@ -136,7 +135,7 @@ def test_figures_are_those_of_the_report() -> None:
     assert bars == CASES["charts"]
 
 
-def test_labels_lie_beside_predictions() -> None:
+def test_labels_lie_beside_predictions():
     figure = Page(render(EXAMPLES["numbers"])).figures["Label against prediction"]
     pairs = [(group["predicted"], group["actual"]) for group in CASES["deciles"]]
     equal = [(predicted, predicted) for predicted, _ in pairs]
@@ -144,7 +143,7 @@ def test_labels_lie_beside_predictions() -> None:
 
 
 @pytest.mark.parametrize(("mode", "model", "verbs"), CASES["commands"])
-def test_commands_repeat_the_run_and_go_on(mode, model, verbs) -> None:
+def test_commands_repeat_the_run_and_go_on(mode, model, verbs):
     folder, sql = "/my runs/it's $HOME;1", "SELECT '\"a\\b\"'\nFROM é"
     chosen = Settings(sql=sql, l2=1e-5, progress=False, output_dir=folder)
     report = Record({"mode": mode, "model": model, "settings": chosen.to_dict()})
@@ -163,7 +162,7 @@ def test_commands_repeat_the_run_and_go_on(mode, model, verbs) -> None:
     assert others == [["tp-flower", verb, file, *named] for verb in verbs]
 
 
-def test_drawings_are_to_scale() -> None:
+def test_drawings_are_to_scale():
     entries = [("age", -2.0), ("seats", 1.0)]
     named = [{"feature": n, "output": "score", "value": value} for n, value in entries]
     figures = Page(render(made_report(epochs=9, coefficients={"p": named}))).figures
@@ -186,7 +185,7 @@ def test_drawings_are_to_scale() -> None:
 
 @settings(max_examples=40)
 @given(count=st.integers(1, 5 * MOST_POINTS))
-def test_a_long_line_is_thinned_evenly_to_its_ends(count: int) -> None:
+def test_a_long_line_is_thinned_evenly_to_its_ends(count):
     points = [point[0] for point in thin([(float(n), 0.0) for n in range(count)])]
     assert len(points) == min(count, MOST_POINTS)
     assert [points[0], points[-1]] == [0, count - 1]
@@ -195,7 +194,7 @@ def test_a_long_line_is_thinned_evenly_to_its_ends(count: int) -> None:
     assert min(gaps, default=1) >= 1
 
 
-def test_the_page_needs_nothing_else_and_its_links_lead_to_its_sections() -> None:
+def test_the_page_needs_nothing_else_and_its_links_lead_to_its_sections():
     html = render(EXAMPLES["as usual"])
     tags = Page(html).tags
     assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in tags}
@@ -221,7 +220,7 @@ def test_the_page_needs_nothing_else_and_its_links_lead_to_its_sections() -> Non
 
 
 @pytest.mark.parametrize("name", [*EXAMPLES, "account"])
-def test_a_browser_may_apply_the_pages_style_and_nothing_else(name: str) -> None:
+def test_a_browser_may_apply_the_pages_style_and_nothing_else(name):
     """What would slip through the escaping of names is not run, loaded or sent."""
     is_report = name != "account"
     html = (
@@ -248,7 +247,7 @@ def test_a_browser_may_apply_the_pages_style_and_nothing_else(name: str) -> None
     ]
 
 
-def test_names_are_text() -> None:
+def test_names_are_text():
     report = made_report(tables=(HOSTILE, "p"), status=HOSTILE, query=HOSTILE)
     report["settings"][HOSTILE] = HOSTILE
     report["history"][0]["phase"] = HOSTILE
@@ -260,7 +259,7 @@ def test_names_are_text() -> None:
     assert page.text.count("alert('x')") >= 10
 
 
-def test_status_of_a_failed_run_is_at_the_top() -> None:
+def test_status_of_a_failed_run_is_at_the_top():
     page = Page(render(EXAMPLES["failed"]))
     assert ("p", {"class": "failure", "role": "alert"}) in page.tags
     assert "failed: site 'EWR' is gone" in page.text
@@ -270,7 +269,7 @@ def test_status_of_a_failed_run_is_at_the_top() -> None:
 
 
 @pytest.mark.parametrize("name", CASES["sentences"])
-def test_what_a_run_was_is_said(name: str) -> None:
+def test_what_a_run_was_is_said(name):
     text = Page(render(EXAMPLES[name])).text
     for sentence in CASES["sentences"][name]:
         assert sentence in text
@@ -279,7 +278,7 @@ def test_what_a_run_was_is_said(name: str) -> None:
 
 @settings(max_examples=10, derandomize=True)
 @given(st.data())
-def test_any_part_may_be_missing_or_odd(data: st.DataObject) -> None:
+def test_any_part_may_be_missing_or_odd(data):
     report = made_report(epochs=2)
     for _ in range(data.draw(st.integers(1, 6))):
         place: object = report
@@ -297,7 +296,7 @@ def test_any_part_may_be_missing_or_odd(data: st.DataObject) -> None:
         assert figure.points or figure.bars
 
 
-def test_a_run_that_fails_midway_has_a_page(tmp_path: Path) -> None:
+def test_a_run_that_fails_midway_has_a_page(tmp_path):
     def fail(report: RoundReport) -> None:
         if report.epoch == 2 and report.train:
             raise RuntimeError("no space left")
@@ -316,7 +315,7 @@ def test_a_run_that_fails_midway_has_a_page(tmp_path: Path) -> None:
     )
 
 
-def test_a_page_that_cannot_be_written_is_only_said(tmp_path: Path) -> None:
+def test_a_page_that_cannot_be_written_is_only_said(tmp_path):
     write_json(made_report(), tmp_path)
     (tmp_path / PAGE_FILE).mkdir()
     assert page_line(tmp_path).startswith("report.html could not be written: ")
@@ -325,7 +324,7 @@ def test_a_page_that_cannot_be_written_is_only_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["{", "[" * 100_000, "[1]", "{}"])
-def test_what_is_no_report_is_refused(tmp_path: Path, content: str) -> None:
+def test_what_is_no_report_is_refused(tmp_path, content):
     (tmp_path / "report.json").write_text(content)
     is_json = content.endswith(("]", "}"))
     message = "is not the report of a run" if is_json else "cannot be read"
@@ -360,7 +359,7 @@ def test_an_axis_holds_its_values_and_few_ticks(fit, numbers, least, most, data)
 
 @settings(max_examples=40)
 @given(st.lists(st.floats(0, 200), max_size=9))
-def test_labels_do_not_lie_on_each_other(heights: list[float]) -> None:
+def test_labels_do_not_lie_on_each_other(heights):
     placed = spread(sorted(heights), 13.0, 200.0)
     assert all(b - a >= 13 - 1e-9 for a, b in pairwise(placed))
     assert max(placed, default=0.0) <= 200
@@ -376,7 +375,7 @@ def luminance(colour: str) -> float:
 
 
 @pytest.mark.parametrize("palette", [LIGHT, DARK], ids=["light", "dark"])
-def test_lines_stand_out_from_the_background(palette: str) -> None:
+def test_lines_stand_out_from_the_background(palette):
     colours = dict(re.findall(r"--(\w+): (#\w{6})", palette))
     behind = luminance(colours["bg"]) + 0.05
     for n in range(1, STYLES + 1):
@@ -385,7 +384,7 @@ def test_lines_stand_out_from_the_background(palette: str) -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
-def test_a_browser_shows_it_at_the_width_of_a_phone(tmp_path: Path) -> None:
+def test_a_browser_shows_it_at_the_width_of_a_phone(tmp_path):
     html = render(made_report(epochs=12))
     page, probe = tmp_path / "page.html", tmp_path / "probe.html"
     page.write_text(html)

@@ -75,7 +75,7 @@ def imported_packages(path: Path) -> set[str]:
     return {module.split(".")[0] for module in modules}
 
 
-def test_the_reader_of_imports_sees_every_form() -> None:
+def test_the_reader_of_imports_sees_every_form():
     source = (
         "import a.b\nfrom c.d import e\nfrom . import f\n"
         "def g():\n    import h\n    importlib.import_module('i.j')\n"
@@ -90,7 +90,7 @@ def offenders(rule: Callable[[Path], object]) -> dict[str, object]:
     return {name: wrong for name, wrong in found.items() if wrong}
 
 
-def test_imports_are_only_along_the_arrows() -> None:
+def test_imports_are_only_along_the_arrows():
     def others(path: Path) -> object:
         ours = imported_packages(path) & {*PACKAGES, "tests", "scripts"}
         return ours - ALLOWED[name_of(path).split("/")[0]]
@@ -98,11 +98,11 @@ def test_imports_are_only_along_the_arrows() -> None:
     assert offenders(others) == {}
 
 
-def test_imports_are_absolute_and_no_format_is_read_that_can_run_code() -> None:
+def test_imports_are_absolute_and_no_format_is_read_that_can_run_code():
     assert offenders(lambda path: imported_packages(path) & {"", *UNSAFE}) == {}
 
 
-def test_flower_is_known_only_where_messages_are_made() -> None:
+def test_flower_is_known_only_where_messages_are_made():
     def knows_flower(path: Path) -> bool:
         name = name_of(path)
         allowed = not name.startswith("tp_flower/") or name in FLOWER_MODULES
@@ -111,7 +111,7 @@ def test_flower_is_known_only_where_messages_are_made() -> None:
     assert offenders(knows_flower) == {}
 
 
-def test_a_module_holds_one_idea_and_is_worth_a_file() -> None:
+def test_a_module_holds_one_idea_and_is_worth_a_file():
     sizes = {
         name_of(path): len(path.read_text(encoding="utf-8").splitlines())
         for path in MODULES
@@ -127,7 +127,7 @@ def test_a_module_holds_one_idea_and_is_worth_a_file() -> None:
     assert wrong - SMALL_MODULES == set()
 
 
-def test_a_folder_has_few_modules() -> None:
+def test_a_folder_has_few_modules():
     modules = [path for path in MODULES if path.name != "__init__.py"]
     for paths in (modules, TESTS):
         assert max(Counter(path.parent for path in paths).values()) <= MOST_MODULES
@@ -153,7 +153,7 @@ def imported_rooms(path: Path) -> set[str]:
     return rooms - {room(path)}
 
 
-def test_no_rooms_import_each_other_in_a_circle() -> None:
+def test_no_rooms_import_each_other_in_a_circle():
     left: dict[str, set[str]] = {}
     for path in MODULES:
         left.setdefault(room(path), set()).update(imported_rooms(path))
@@ -165,7 +165,7 @@ def test_no_rooms_import_each_other_in_a_circle() -> None:
     assert left == {}
 
 
-def test_sites_need_no_settings() -> None:
+def test_sites_need_no_settings():
     """Requests carry what a site needs; the run config is the server's."""
 
     def reads_settings(path: Path) -> bool:
@@ -192,7 +192,7 @@ def dashed_literals(path: Path) -> set[str]:
     }
 
 
-def test_no_key_is_typed_on_both_sides() -> None:
+def test_no_key_is_typed_on_both_sides():
     """It is declared once, in the library, and both sides read it from there."""
     sides = defaultdict(set)
     for path in MODULES:
@@ -202,7 +202,7 @@ def test_no_key_is_typed_on_both_sides() -> None:
     assert [literal for literal, packages in sides.items() if len(packages) > 1] == []
 
 
-def test_sites_type_no_names_of_the_wire() -> None:
+def test_sites_type_no_names_of_the_wire():
     """They read the fields of messages, which alone know how these are called."""
     names, kinds = set(), set()
     for message in (
@@ -222,7 +222,7 @@ def test_sites_type_no_names_of_the_wire() -> None:
     assert typed == SPELLED_OUT
 
 
-def test_methods_have_hooks_instead_of_cases() -> None:
+def test_methods_have_hooks_instead_of_cases():
     """No module asks which method or loss trains: it asks the method, or the loss."""
     cases = re.compile(
         r"\bis_clustering\b|\bis_expanded\b|\b(family|loss\.name) (==|!=|in|not in|is)"
@@ -235,7 +235,7 @@ def test_methods_have_hooks_instead_of_cases() -> None:
     assert offenders(asks) == {}
 
 
-def test_nobody_asks_an_objective_of_which_family_it_is() -> None:
+def test_nobody_asks_an_objective_of_which_family_it_is():
     """What depends on the family is a method of the objective or of its response."""
     cases = re.compile(
         r"\bis_regression\b|\.(?:gradient|hessian|prox)\([^()]*\blabels\b|"
@@ -249,7 +249,7 @@ def test_nobody_asks_an_objective_of_which_family_it_is() -> None:
     assert offenders(asks) == {}
 
 
-def test_only_a_head_makes_scores_of_the_tables_vectors() -> None:
+def test_only_a_head_makes_scores_of_the_tables_vectors():
     """Others expand vectors to the joined rows, and let the head combine them."""
     # a model of a single table has no head
     elsewhere = ("tp_flower/heads/", "tp_flower/methods/personalised/")
@@ -264,7 +264,7 @@ def test_only_a_head_makes_scores_of_the_tables_vectors() -> None:
     assert offenders(adds) == {}
 
 
-def test_nobody_indexes_by_joined_row_outside_their_room() -> None:
+def test_nobody_indexes_by_joined_row_outside_their_room():
     """Vectors over joined rows are behind JoinedRows, and kernels compute on them."""
 
     def indexes(path: Path) -> bool:

@@ -41,7 +41,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @by_page
-def test_links_lead_to_a_page_and_a_heading_of_it(page: Path) -> None:
+def test_links_lead_to_a_page_and_a_heading_of_it(page):
     for target, anchor in LINK.findall(page.read_text(encoding="utf-8")):
         path = page.parent / target
         assert path.exists(), f"{page.name} links to {target}"
@@ -51,7 +51,7 @@ def test_links_lead_to_a_page_and_a_heading_of_it(page: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "most"), [("README.md", 14_000), ("PRIVACY.md", 15_000)]
 )
-def test_a_page_is_read_in_a_few_minutes(page: str, most: int) -> None:
+def test_a_page_is_read_in_a_few_minutes(page, most):
     assert (ROOT / page).stat().st_size <= most
 
 
@@ -173,7 +173,7 @@ def parsed(command, arguments):
     return command.name, command.make_context(command.name, arguments).params
 
 
-def test_outputs_that_pages_quote_have_no_epsilon_of_features_beside_scores() -> None:
+def test_outputs_that_pages_quote_have_no_epsilon_of_features_beside_scores():
     """Tables of epsilons are as the program prints them, with their notes."""
     tables = 0
     for page in PAGES:

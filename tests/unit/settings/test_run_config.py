@@ -27,12 +27,12 @@ month = "cyclic(12)"
 
 
 @pytest.mark.parametrize(("text", "key", "value"), CASES["overrides"])
-def test_a_value_is_toml_or_a_word(text: str, key: str, value: object) -> None:
+def test_a_value_is_toml_or_a_word(text, key, value):
     assert read_override(text) == (key, value)
     assert type(read_override(text)[1]) is type(value)
 
 
-def test_single_settings_win_over_those_of_the_file(tmp_path: Path) -> None:
+def test_single_settings_win_over_those_of_the_file(tmp_path):
     file = tmp_path / "my-run.toml"
     file.write_text(FILE)
     overrides = [
@@ -48,9 +48,7 @@ def test_single_settings_win_over_those_of_the_file(tmp_path: Path) -> None:
     assert settings.encoders == (("f", "month", "cyclic(12)"),)
 
 
-def test_relative_tables_start_where_they_are_written(
-    tmp_path: Path, monkeypatch
-) -> None:
+def test_relative_tables_start_where_they_are_written(tmp_path, monkeypatch):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "my-run.toml").write_text('tables = "tables.toml"')
     monkeypatch.chdir(tmp_path)
@@ -64,7 +62,7 @@ def test_relative_tables_start_where_they_are_written(
 
 
 @pytest.mark.parametrize(("text", "overrides", "message"), CASES["refused"])
-def test_refused(text: str, overrides: list[str], message: str, tmp_path: Path) -> None:
+def test_refused(text, overrides, message, tmp_path):
     file = tmp_path / "my-run.toml"
     if text != "none":
         file.write_text(text)
@@ -73,7 +71,7 @@ def test_refused(text: str, overrides: list[str], message: str, tmp_path: Path) 
     assert re.search(message, str(refusal.value))
 
 
-def test_keywords_are_the_settings_of_a_file(tmp_path: Path) -> None:
+def test_keywords_are_the_settings_of_a_file(tmp_path):
     config = config_of_keywords(
         {
             "hidden_sizes": [32, 8],
@@ -91,7 +89,7 @@ def test_keywords_are_the_settings_of_a_file(tmp_path: Path) -> None:
     assert config_of_keywords(keywords) == {key: key for key in keys()}
 
 
-def test_an_unknown_keyword_is_refused_with_the_closest_setting() -> None:
+def test_an_unknown_keyword_is_refused_with_the_closest_setting():
     for keywords, hint in (
         ({"num_epoch": 3}, "num-epochs"),
         ({"privacy_scorez": "clear"}, "privacy.scores"),
