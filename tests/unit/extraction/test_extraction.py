@@ -14,6 +14,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from numpy.random import default_rng
+from numpy.testing import assert_array_equal
 
 from tests.support.files import case_table
 from tests.support.joined import parquet_of, run
@@ -105,7 +107,7 @@ def test_extraction_by_hand():
     assert {info.name: info.kind for info in shard.features} == kinds
     values = [[3, np.nan, 6], [1, 0, 1], [86400, np.nan, -86400]]
     for name, expected in zip(kinds, values, strict=False):
-        np.testing.assert_array_equal(shard.column(name).values, expected)
+        assert_array_equal(shard.column(name).values, expected)
         assert shard.column(name).values.dtype == np.float64
     assert shard.column("c").texts.to_pylist() == ["A", "B"]
     assert shard.column("c").codes.tolist() == [1, -1, 0]
@@ -131,19 +133,19 @@ def test_label_kinds():
     ):
         label = run(FRAME, fragment(label=sql)).label
         assert (label.kind, label.values.dtype) == (kind, np.float64)
-        np.testing.assert_array_equal(label.values, values)
+        assert_array_equal(label.values, values)
 
 
 def test_many_rows_and_texts_keep_the_order_of_the_shard(tmp_path, monkeypatch):
     monkeypatch.setattr("tp_flower.extraction.extract.MOST_ROWS", 1000)
     # more rows than DuckDB hands to one thread at a time
-    number = np.random.default_rng(0).permutation(300_000)
+    number = default_rng(0).permutation(300_000)
     texts = np.char.add((number % 5_000).astype(str), "é")
     frame = pd.DataFrame({"k": number // 2, "x": number, "c": texts})
     wanted = fragment({"x": '"x"', "c": '"c"'}, [('"k"',)], filters=['"x" > 9'])
     shard = run(frame, wanted, tmp_path)
     x, column, (key,) = shard.column("x").values, shard.column("c"), shard.keys
-    np.testing.assert_array_equal(x, number[number > 9])
+    assert_array_equal(x, number[number > 9])
     categories = np.array(column.texts.to_pylist())
     assert (categories == np.unique(texts)).all()
     assert (categories[column.codes] == texts[number > 9]).all()
@@ -228,7 +230,7 @@ def test_columns_in_files_are_those_in_memory(tmp_path_factory, members, label):
 
 def test_blocks_are_the_rows_of_the_columns(tmp_path, monkeypatch):
     monkeypatch.setattr("tp_flower.extraction.extract.MOST_ROWS", 7)
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     texts = [None if n % 5 == 0 else f"t{n % 7}" for n in range(50)]
     numbers = np.where(rng.random(50) < 0.2, np.nan, rng.random(50))
     vectors = [None if n % 11 == 0 else [n / 4, -n] for n in range(50)]
@@ -239,10 +241,10 @@ def test_blocks_are_the_rows_of_the_columns(tmp_path, monkeypatch):
     for folder in (None, tmp_path):
         shard = run(frame, wanted, folder)
         assert shard.contents.starts == [*range(0, 50, 7), 50]
-        np.testing.assert_array_equal(shard.column("x").values, frame["x"])
+        assert_array_equal(shard.column("x").values, frame["x"])
         assert rows_in(shard.column("c")) == texts
         vectors = [[np.nan] * 2 if v is None else v for v in frame["v"]]
-        np.testing.assert_array_equal(shard.column("v").values, vectors)
+        assert_array_equal(shard.column("v").values, vectors)
         for rows in (None, every, runs, runs[:1], runs[:0]):
             for size in (1, 4, 7, 50, 99):
                 blocks = list(shard.blocks(rows, size))
@@ -278,7 +280,7 @@ def test_vectors(tmp_path, kind):
     none = [np.nan, np.nan]
     rows = shard.column("e").values
     assert rows.dtype == np.float32
-    np.testing.assert_array_equal(rows, [none, [1, 2], none, [np.nan, -4]])
+    assert_array_equal(rows, [none, [1, 2], none, [np.nan, -4]])
     empty = of_sql(tmp_path, f"SELECT NULL::{kind} AS v", fragment({"e": '"v"'}))
     assert "[2]" in kind or empty.column("e").values.shape == (1, 0)
 
@@ -302,7 +304,7 @@ def test_subquery_runs_first():
 
 
 def test_order_of_groups_is_that_of_their_contents_and_the_key_of_the_site():
-    numbers = np.random.default_rng(3).integers(0, 9_000, 50_000)
+    numbers = default_rng(3).integers(0, 9_000, 50_000)
     frame = pd.DataFrame({"c": numbers, "x": numbers % 7 * 1.0})
     first, again = (contents(run(frame, grouped())) for _ in range(2))
     assert (
@@ -347,13 +349,13 @@ def test_rows_without_an_order_are_sorted():
 @pytest.mark.parametrize("features", [{}, {"same": "1"}, {"x": '"x"'}])
 def test_order_of_rows_does_not_depend_on_the_label(features):
     """Rows of one label side by side would tell what noise on labels hides."""
-    x = np.random.default_rng(5).permutation(1000)
+    x = default_rng(5).permutation(1000)
     frame = pd.DataFrame({"x": x, "y": x % 2})
     label, other = (
         run(frame, fragment(features, label=sql)).label.values
         for sql in ('"y"', '1 - "y"')
     )
-    np.testing.assert_array_equal(other, 1 - label)
+    assert_array_equal(other, 1 - label)
     assert np.count_nonzero(np.diff(label)) == pytest.approx(500, abs=5 * np.sqrt(250))
 
 
@@ -379,7 +381,7 @@ def test_types_of_python_values():
     frame["whole"] = frame["whole"].astype("Int64")
     shard = run(frame, fragment({name: f'"{name}"' for name in frame}))
     for name, value in (("decimal", 1.5), ("date", 86400), ("whole", 3)):
-        np.testing.assert_array_equal(shard.column(name).values, [value, np.nan])
+        assert_array_equal(shard.column(name).values, [value, np.nan])
     frame = pd.DataFrame({"x": [1.0, np.inf]})  # infinite, but filtered out
     shard = run(frame, fragment({"x": '"x"'}, filters=['"x" < 9']))
     assert shard.column("x").values.tolist() == [1.0]

@@ -7,6 +7,8 @@ import duckdb
 import numpy as np
 import pandas as pd
 import pytest
+from numpy.random import default_rng
+from numpy.testing import assert_array_equal
 
 from tests.support.database_tables import fill, source_of, url_of
 from tests.support.joined import parquet_of
@@ -21,7 +23,7 @@ KEY, OTHER = b"\1" * 32, b"\2" * 32
 
 def claims(people: int = 30, seed: int = 0) -> pd.DataFrame:
     """People with 1 to 66 rows each, in no order."""
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     sizes = np.linspace(1, 66, people).astype(int)
     frame = pd.DataFrame({"person": np.repeat(np.arange(people), sizes)})
     frame["amount"] = np.arange(len(frame), dtype=float)
@@ -142,7 +144,7 @@ def test_the_rows_are_the_same_from_the_cache(tmp_path):
     written = extract(source, AMOUNTS, folder, KEY)
     again = open_extracted(folder)
     assert values(written, "amount") == values(again, "amount") == drawn(source)
-    np.testing.assert_array_equal(written.units, again.units)
+    assert_array_equal(written.units, again.units)
     assert (again.contents.units.name, again.contents.units.width) == ("person", 5)
 
 

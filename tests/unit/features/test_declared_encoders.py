@@ -8,6 +8,8 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.random import default_rng
+from numpy.testing import assert_allclose
 
 from client_apps.handlers import encoding
 from tests.support.examples.encoding_example import categorical, encoder_of, numeric
@@ -56,7 +58,7 @@ def test_a_range_is_the_place_between_its_ends(low, width, values, missing):
     filled = np.clip(0.0, low, high) if missing else (low + high) / 2
     inside = [filled if v is None else np.clip(v, low, high) for v in values]
     expected = 2 * (np.array(inside) - low) / width - 1
-    np.testing.assert_allclose(encoded[:, 0], expected, rtol=1e-5, atol=1e-5)
+    assert_allclose(encoded[:, 0], expected, rtol=1e-5, atol=1e-5)
     assert (np.abs(encoded) <= 1).all()
 
 
@@ -189,7 +191,7 @@ def test_a_filter_cannot_ask_whether_a_value_is_missing(sealed):
 
 
 def test_vectors_leave_their_length_alone(sealed):
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     frame = pd.DataFrame({"v": list(rng.normal(size=(20, 3))), "k": np.arange(20)})
     frame["y"] = rng.normal(size=20)
     other = pd.DataFrame({"k": np.arange(20), "x": rng.normal(size=20)})

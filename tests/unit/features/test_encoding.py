@@ -8,6 +8,7 @@ import pytest
 import sklearn.preprocessing as sk
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.support.examples.encoding_example import (
     HASHER,
@@ -84,7 +85,7 @@ def test_encoding_of_any_sharding_is_that_of_the_whole(members, x, c, is_indicat
     expected = whole.transform(table(members))
     for encoder in (merged, backwards):
         encoded = np.concatenate([encoder.transform(shard) for shard in shards])
-        np.testing.assert_allclose(encoded, expected, rtol=1e-6, atol=1e-6)
+        assert_allclose(encoded, expected, rtol=1e-6, atol=1e-6)
     # an encoder that was saved or sent encodes the same to the last bit
     loaded = SiteEncoder.from_json(through_json(whole))
     received = TableEncoder.from_json(through_json(whole.encoder))
@@ -147,9 +148,7 @@ def test_scaling_equals_scikit_learn(values, missing, kind):
     scaler = dict(zip(SCALES, scalers, strict=True))[kind]().fit(present[:, None])
     fills = {"mean": present.mean(), "zero": 0.0}
     filled = np.array([fills[missing] if v is None else v for v in values])[:, None]
-    np.testing.assert_allclose(
-        encoder.transform(columns), scaler.transform(filled), 1e-6, 1e-6
-    )
+    assert_allclose(encoder.transform(columns), scaler.transform(filled), 1e-6, 1e-6)
 
 
 DAY = 86400.0
@@ -196,7 +195,7 @@ def test_encodings_by_hand(column, kind, spec, names, expected):
     encoder = encoder_of(columns, kinds={"x": kind}, x=spec)
     assert ", ".join(encoder.encoder.feature_names) == names
     rows = np.array([row.split() for row in expected.split(";")], float)
-    np.testing.assert_allclose(encoder.transform(columns), rows, rtol=1e-6, atol=1e-6)
+    assert_allclose(encoder.transform(columns), rows, rtol=1e-6, atol=1e-6)
 
 
 @given(
@@ -213,7 +212,7 @@ def test_bins_equal_scikit_learn(values, bins):
     encoder = encoder_of(columns, x=f"bins({bins})")
     for each in (data, np.array([[-1000], [1000]])):
         encoded = encoder.transform({"x": NumericColumn(each[:, 0].astype(float))})
-        np.testing.assert_array_equal(encoded, reference.transform(each))
+        assert_array_equal(encoded, reference.transform(each))
 
 
 def _hashes(names):
@@ -328,11 +327,9 @@ def test_blocks_do_not_show(monkeypatch):
     out = np.full((1000, 1), 7, np.float32)
     encoder = encoder_of(columns)
     assert encoder.transform(columns, out=out) is out
-    np.testing.assert_allclose(
-        out[:, 0], (values - values.mean()) / values.std(), rtol=1e-6
-    )
+    assert_allclose(out[:, 0], (values - values.mean()) / values.std(), rtol=1e-6)
     backwards = encoder.transform({"x": NumericColumn(values[::-1])})
-    np.testing.assert_array_equal(backwards, out[::-1])
+    assert_array_equal(backwards, out[::-1])
 
 
 def test_texts_that_blocks_share_are_hashed_once(monkeypatch):
@@ -348,11 +345,9 @@ def test_texts_that_blocks_share_are_hashed_once(monkeypatch):
     blocks = [{"c": whole.take(slice(k, k + 2))} for k in (0, 2)]
     parts = [encoder.transform(block) for block in blocks]
     assert calls == [2]
-    np.testing.assert_array_equal(
-        np.concatenate(parts), encoder.transform({"c": whole})
-    )
+    assert_array_equal(np.concatenate(parts), encoder.transform({"c": whole}))
     other = CategoricalColumn(np.zeros(1, np.int32), ("b",))
-    np.testing.assert_array_equal(encoder.transform({"c": other})[0], parts[0][1])
+    assert_array_equal(encoder.transform({"c": other})[0], parts[0][1])
 
 
 @pytest.mark.parametrize(
@@ -413,7 +408,7 @@ def test_parts_of_a_time_are_those_of_sql(seconds):
             f"FROM (SELECT unnest([{given_list}]::BIGINT[]) AS s)"
         ).fetchnumpy()["part"]
         place, period = cycle_of(part)
-        np.testing.assert_array_equal(place(np.array(seconds, float)), expected)
+        assert_array_equal(place(np.array(seconds, float)), expected)
         assert period == TIME_PARTS[part]
     assert SQL_PARTS.keys() == TIME_PARTS.keys()
 
@@ -427,9 +422,7 @@ def test_what_is_missing_has_no_place(argument):
 @given(st.lists(st.none() | st.text(), max_size=8))
 def test_lengths_are_characters(texts):
     expected = [np.nan if text is None else len(text) for text in texts]
-    np.testing.assert_array_equal(
-        text_lengths(categorical(*texts)).values, np.array(expected)
-    )
+    assert_array_equal(text_lengths(categorical(*texts)).values, np.array(expected))
 
 
 @given(st.lists(st.none() | st.floats(allow_nan=False, allow_infinity=False)))
@@ -437,5 +430,5 @@ def test_numbers_have_one_text_each(numbers):
     column = number_texts(numeric(*numbers))
     texts = column.texts.to_pylist()
     read_back = np.append([float(text) for text in texts], np.nan)
-    np.testing.assert_array_equal(read_back[column.codes], numeric(*numbers).values)
+    assert_array_equal(read_back[column.codes], numeric(*numbers).values)
     assert len(set(texts)) == len({x for x in numbers if x is not None})

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from numpy.random import default_rng
 
 from tp_flower.features import ranks
 from tp_flower.features.ranks import effective_rank
@@ -22,11 +23,11 @@ def columns_by_name(**widths):
 
 
 def numbers(count, seed=0):
-    return np.random.default_rng(seed).normal(size=(ROWS, count)).astype(np.float32)
+    return default_rng(seed).normal(size=(ROWS, count)).astype(np.float32)
 
 
 def one_hot(categories, seed=1):
-    codes = np.random.default_rng(seed).integers(0, categories, ROWS)
+    codes = default_rng(seed).integers(0, categories, ROWS)
     return np.eye(categories, dtype=np.float32)[codes]
 
 
@@ -122,7 +123,7 @@ def test_of_wide_tables_the_rank_is_a_lower_bound(monkeypatch, is_sparse):
     """Columns of a wide raw column do not count; what it determines of the others
     neither.
     """
-    codes = np.random.default_rng(7).integers(0, 80, ROWS)
+    codes = default_rng(7).integers(0, 80, ROWS)
     x, widths = numbers(4), columns_by_name(wide=80, a=1, b=1, c=1, d=1)
     attributes = numbers(4, seed=8)[codes]
 

@@ -5,6 +5,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.random import default_rng
+from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.support.examples.encoding_example import (
     HASHER,
@@ -186,7 +188,7 @@ def test_cut_lists_give_the_exact_most_frequent_or_none(members, number, most):
         return
     assert {h.tobytes() for h in actual} == {h.tobytes() for h in exact}
     if cut.tail == 0:
-        np.testing.assert_array_equal(actual, exact)
+        assert_array_equal(actual, exact)
 
 
 def test_a_long_tail_is_no_obstacle(monkeypatch):
@@ -222,7 +224,7 @@ def test_purposes_differ():
 def test_a_row_counts_as_often_as_it_is_joined(members, seed, spec):
     """The encoder is the one of the joined table, which repeats the row."""
     names = [name for shard in members for name in shard]
-    counts = np.random.default_rng(seed).integers(0, 4, len(names))
+    counts = default_rng(seed).integers(0, 4, len(names))
     values = [None if name is None else NAMES.index(name) for name in names]
     columns = {"x": numeric(*values), "c": categorical(*names)}
     joined = {
@@ -241,7 +243,7 @@ def test_a_row_counts_as_often_as_it_is_joined(members, seed, spec):
     encoded, expected = (
         each.at_site(HASHER).transform(columns) for each in (one, other)
     )
-    np.testing.assert_allclose(encoded, expected, rtol=1e-5, atol=1e-5)
+    assert_allclose(encoded, expected, rtol=1e-5, atol=1e-5)
 
 
 @given(shards, st.integers(1, 4))

@@ -8,6 +8,8 @@ import pandas as pd
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from numpy.random import default_rng
+from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.support.joined import number_key
 from tests.support.reference import joins as slow
@@ -236,18 +238,18 @@ def table_rows(draw):
 @example(TableRows(np.array([-1, -1], np.int32), 3), 2, 0)
 @example(TableRows(np.array([-1, 0, 1, -1, -1, 2], np.int32), 3), 1, 0)
 def test_expand_and_segment_sum_are_adjoint(rows, outputs, seed):
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     x = rng.normal(size=(rows.rows, outputs))
     y = rng.normal(size=(len(rows.row_of), outputs))
     left = float((rows.expand(x) * y).sum())
     right = float((x * rows.segment_sum(y)).sum())
     assert left == pytest.approx(right, abs=1e-10)
-    np.testing.assert_array_equal(rows.expand(x), slow.expand(rows.row_of, x))
-    np.testing.assert_allclose(
+    assert_array_equal(rows.expand(x), slow.expand(rows.row_of, x))
+    assert_allclose(
         rows.segment_sum(y), slow.segment_sum(rows.row_of, rows.rows, y), atol=1e-12
     )
     ones = np.ones((len(rows.row_of), 1))
-    np.testing.assert_array_equal(rows.segment_sum(ones)[:, 0], rows.multiplicity)
+    assert_array_equal(rows.segment_sum(ones)[:, 0], rows.multiplicity)
     assert rows.multiplicity.sum() == np.count_nonzero(rows.row_of >= 0)
     assert rows.has_missing == (-1 in rows.row_of) == rows.is_absent.any()
     assert rows.is_injective == (rows.multiplicity.max() <= 1)
@@ -256,7 +258,7 @@ def test_expand_and_segment_sum_are_adjoint(rows, outputs, seed):
 @given(table_rows(), st.integers(0, 2**32 - 1))
 @example(TableRows(np.array([-1, -1], np.int32), 3), 0)
 def test_what_is_asked_about_each_row_is_that_of_loops(rows, seed):
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     joined = len(rows.row_of)
     values, is_marked = rng.normal(size=joined), rng.random(joined) < 0.5
     is_chosen = rng.random(rows.rows) < 0.5
@@ -298,12 +300,12 @@ def test_a_missing_row_adds_nothing_to_the_scores():
 
 @pytest.mark.parametrize(("rows", "fraction", "held"), [(10, 0.2, 2), (7, 0.5, 4)])
 def test_split_holds_out_a_share_of_the_rows(rows, fraction, held):
-    first = split_rows(rows, fraction, np.random.default_rng(0))
-    again = split_rows(rows, fraction, np.random.default_rng(0))
-    other = split_rows(50, 0.5, np.random.default_rng(1))
+    first = split_rows(rows, fraction, default_rng(0))
+    again = split_rows(rows, fraction, default_rng(0))
+    other = split_rows(50, 0.5, default_rng(1))
     assert first.sum() == held
-    np.testing.assert_array_equal(first, again)
-    assert not np.array_equal(other, split_rows(50, 0.5, np.random.default_rng(0)))
+    assert_array_equal(first, again)
+    assert not np.array_equal(other, split_rows(50, 0.5, default_rng(0)))
 
 
 @st.composite
@@ -327,7 +329,7 @@ def plans(draw):
     mapping = draw(mappings())
     size = draw(st.integers(1, mapping.joined_rows))
     seed = draw(st.integers(0, 99))
-    return mapping, plan_batches(mapping, size, np.random.default_rng(seed)), size
+    return mapping, plan_batches(mapping, size, default_rng(seed)), size
 
 
 @given(plans())
@@ -351,7 +353,7 @@ def test_tables_see_the_distinct_rows_of_each_batch(drawn):
 @given(plans(), st.integers(1, 3), st.integers(0, 99))
 def test_scores_and_segment_sums_are_those_of_loops(drawn, outputs, seed):
     mapping, plan, _ = drawn
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     zero = np.zeros((1, outputs))
     local = {
         name: rng.normal(size=(rows.rows, outputs))
@@ -367,13 +369,13 @@ def test_scores_and_segment_sums_are_those_of_loops(drawn, outputs, seed):
             for name, rows in mapping.tables.items():
                 if rows.row_of[row] >= 0:
                     expected = expected + local[name][rows.row_of[row]]
-            np.testing.assert_allclose(scores[position], expected, atol=1e-12)
+            assert_allclose(scores[position], expected, atol=1e-12)
         for name, rows in mapping.tables.items():
             actual = plan.segment_sum(name, batch, derivatives)
             sums = slow.segment_sum(rows.row_of[joined], rows.rows, derivatives)
             wanted = [sums[row] for row in plan.tables[name].of(batch)]
             wanted = np.reshape(wanted, (-1, outputs))
-            np.testing.assert_allclose(actual, wanted, atol=1e-12)
+            assert_allclose(actual, wanted, atol=1e-12)
             # the adjoint of looking the batch's rows up
             slots = plan.tables[name].slots[plan.slice(batch)]
             looked_up = np.vstack([values[name], zero])[slots]  # -1 takes the last one
@@ -388,7 +390,7 @@ def identity(rows: int) -> TableMapping:
 
 def test_the_seed_decides_the_plan():
     first, again, other = (
-        plan_batches(identity(50), 8, np.random.default_rng(seed)).order.tolist()
+        plan_batches(identity(50), 8, default_rng(seed)).order.tolist()
         for seed in (1, 1, 2)
     )
     assert first == again != other

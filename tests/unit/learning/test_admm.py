@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from numpy.random import default_rng
+from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.support.reference import losses as slow
 from tests.support.reference.families import family
@@ -38,7 +40,7 @@ def one_to_one(count: int, vectors=()) -> JoinedRows:
 @pytest.mark.parametrize("alpha", [1.0, 1.5])
 @pytest.mark.parametrize("rho", [1e-3, 0.3, 1e3])
 def test_duals_are_the_gradient_at_z_after_every_step(loss, alpha, rho):
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     labels = loss.labels(rng, 20)
     objective = loss.on(labels)
     rows = one_to_one(20, objective.vectors)
@@ -49,13 +51,13 @@ def test_duals_are_the_gradient_at_z_after_every_step(loss, alpha, rho):
         old_z, old_duals = (rows.whole(name).copy() for name in ("z", "duals"))
         sums = admm.admm_step(rows, objective, rho, alpha)
         z, duals = rows.whole("z"), rows.whole("duals")
-        np.testing.assert_array_equal(rows.whole("scores"), scores)
+        assert_array_equal(rows.whole("scores"), scores)
         relaxed = alpha * scores + (1 - alpha) * old_z
         expected = slow.gradients(loss.name, z, labels)
-        np.testing.assert_allclose(duals, expected, atol=1e-13)
+        assert_allclose(duals, expected, atol=1e-13)
         # Eq. 8 gives the same, as z is optimal to 1e-8
-        np.testing.assert_allclose(duals, old_duals + rho * (relaxed - z), atol=2e-8)
-        np.testing.assert_allclose(sums["t"], duals + rho * (scores - z), atol=1e-12)
+        assert_allclose(duals, old_duals + rho * (relaxed - z), atol=2e-8)
+        assert_allclose(sums["t"], duals + rho * (scores - z), atol=1e-12)
 
 
 def gap_of(vectors, scores, base, rho) -> admm.Residuals:
@@ -67,7 +69,7 @@ def gap_of(vectors, scores, base, rho) -> admm.Residuals:
         rows, objective, rho, base, lambda sums: base + sums, local
     )
     assert total == pytest.approx((scores[:, 0] ** 2).sum() / 2.0)
-    np.testing.assert_allclose(rows.whole("scores"), scores)
+    assert_allclose(rows.whole("scores"), scores)
     return gap
 
 

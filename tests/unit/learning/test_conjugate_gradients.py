@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.random import default_rng
+from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.support.reference.families import Family
 from tests.support.reference.training import Centralised, conjugate_gradients
@@ -53,7 +55,7 @@ class Table:
 @settings(max_examples=10)
 @given(number=st.integers(0, 2**32 - 1))
 def test_every_iterate_is_that_on_the_joined_table(name, classes, most, number):
-    rng, loss, l2 = np.random.default_rng(number), Family(name, classes), 0.1
+    rng, loss, l2 = default_rng(number), Family(name, classes), 0.1
     weights = rng.uniform(0.5, 2.0, 40)
     weights /= weights.mean()
     count = rng.integers(1, 4)
@@ -81,7 +83,7 @@ def test_every_iterate_is_that_on_the_joined_table(name, classes, most, number):
         for table in tables.values():
             table.advance(server)
         actual = np.concatenate([table.theta.ravel() for table in tables.values()])
-        np.testing.assert_allclose(actual, theta, atol=most)
+        assert_allclose(actual, theta, atol=most)
         squares = sum(np.sum(t.theta[t.penalised] ** 2) for t in tables.values())
         assert server.penalty == pytest.approx(l2 / 2.0 * squares, abs=10 * most)
 
@@ -127,7 +129,7 @@ def _exchange(tables, server, unit):
 def test_the_drift_is_by_how_much_the_servers_scores_are_off():
     ratios = []
     for seed in range(40):
-        tables, server = _noiseless(np.random.default_rng(seed))
+        tables, server = _noiseless(default_rng(seed))
         for _ in range(3):
             _exchange(tables, server, 1e-3)
         exact = sum(
@@ -140,15 +142,15 @@ def test_the_drift_is_by_how_much_the_servers_scores_are_off():
 
 
 def test_scores_that_the_rounding_hides_take_no_step_and_arrive_finer_next():
-    tables, server = _noiseless(np.random.default_rng(0))
+    tables, server = _noiseless(default_rng(0))
     _exchange(tables, server, 0.0)
     before, thetas = _scores(server).copy(), [table.theta for table in tables.values()]
     hidden = 10.0 * server.size
     _exchange(tables, server, hidden)
     assert server.length == 0.0
-    np.testing.assert_array_equal(_scores(server), before)
+    assert_array_equal(_scores(server), before)
     for table, theta in zip(tables.values(), thetas, strict=True):
-        np.testing.assert_array_equal(table.theta, theta)
+        assert_array_equal(table.theta, theta)
     assert server.drift < 1e-6
     loss = np.mean((_scores(server)[:, 0] - _labels(server)) ** 2)
     _exchange(tables, server, 1e-4 * server.size)
@@ -157,7 +159,7 @@ def test_scores_that_the_rounding_hides_take_no_step_and_arrive_finer_next():
 
 
 def test_a_noiseless_label_ends_where_rounding_does():
-    tables, server = _noiseless(np.random.default_rng(0))
+    tables, server = _noiseless(default_rng(0))
     norms, ends = [], []
     for _ in range(12):
         # 20 bits, as of masked scores
@@ -173,7 +175,7 @@ def test_a_noiseless_label_ends_where_rounding_does():
 
 
 def test_gradient_over_a_corrected_loss_below_zero_is_finite():
-    tables, server = _noiseless(np.random.default_rng(0))
+    tables, server = _noiseless(default_rng(0))
     _exchange(tables, server, 1e-3)
     for loss in (0.0, -1e-9, -1e3):
         assert 1.0 < server.gradient_norm(loss) <= 1e6

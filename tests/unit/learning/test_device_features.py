@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from numpy.random import default_rng
+from numpy.testing import assert_allclose, assert_array_equal
 
 from client_apps.data import features as placement
 from client_apps.data.run_store import IN_MEMORY, SiteStore
@@ -35,7 +37,7 @@ def pretend(monkeypatch, device_name: str) -> None:
 
 def matrix() -> np.ndarray:
     """Features as they are memory-mapped: read-only, float32."""
-    rows = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)
+    rows = default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)
     rows.flags.writeable = False
     return rows
 
@@ -46,11 +48,11 @@ def test_torch_models_train_alike(device_name, place):
     placed = matrix()
     if place == "resident":
         placed = as_tensor(placed).to(device_name)
-    np.testing.assert_array_equal(local_model.on_host(placed), matrix())
+    assert_array_equal(local_model.on_host(placed), matrix())
     spec = local_model.ModelSpec(
         kind="mlp", outputs=OUTPUTS, intercept=True, hidden_sizes=(5,)
     )
-    messages = np.random.default_rng(2).normal(size=(ROWS, OUTPUTS))
+    messages = default_rng(2).normal(size=(ROWS, OUTPUTS))
     counts, budget = np.arange(1, ROWS + 1), FitBudget(2, 12, batch_rows=6)
     results = []
     for features in (matrix(), placed):
@@ -61,11 +63,11 @@ def test_torch_models_train_alike(device_name, place):
         problem = local_model.FitProblem(
             features, counts, messages, 0.5, ROWS, 0.01, zero, penalised
         )
-        fit_least_squares(model, problem, budget, np.random.default_rng(3))
+        fit_least_squares(model, problem, budget, default_rng(3))
         pulled = model.pullback(features, messages)
         results.append((model.parameters, model.scores(features), pulled))
     for one, other in zip(*results, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+        assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("device_name", [cuda])
@@ -84,7 +86,7 @@ def test_no_step_of_a_fit_waits_for_the_gpu(device_name):
         torch.cuda.set_sync_debug_mode("warn")
         try:
             with pytest.warns(UserWarning, match="synchroniz") as caught:
-                fit_least_squares(model, problem, budget, np.random.default_rng(0))
+                fit_least_squares(model, problem, budget, default_rng(0))
         finally:
             torch.cuda.set_sync_debug_mode("default")
         waits.append(len(caught))
@@ -129,7 +131,7 @@ def test_runs_are_the_cpus_epoch_by_epoch(name, device_name, monkeypatch):
     near = {"rtol": loose * 1e-4, "atol": loose * 1e-5}
     for one, other in zip(actual.parameters, expected.parameters, strict=True):
         for table in one:
-            np.testing.assert_allclose(one[table], other[table], **near)
+            assert_allclose(one[table], other[table], **near)
 
 
 def device_copy(run_id: int, monkeypatch, number: int = 0):

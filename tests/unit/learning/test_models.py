@@ -12,6 +12,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.random import default_rng
+from numpy.testing import assert_allclose, assert_array_equal
 from torch import nn
 
 from tests.support.examples.fits import fit_problem, normal_rows, ridge_of, with_ones
@@ -56,7 +58,7 @@ def not_a_module(features, outputs, intercept):
     seed=st.integers(0, 99),
 )
 def test_linear_model_is_a_matrix_product(rows, columns, outputs, intercept, seed):
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     model = LinearModel(columns, outputs, intercept=intercept)
     theta = rng.normal(size=(columns + intercept, outputs))
     model.parameters = theta.ravel()
@@ -69,12 +71,10 @@ def test_linear_model_is_a_matrix_product(rows, columns, outputs, intercept, see
             patch.setenv("OMP_NUM_THREADS", threads)
             patch.setattr(local_model, "LEAST_VALUES", least)
             actual = moment(features, messages, intercept=intercept)
-            np.testing.assert_allclose(actual, pulled, atol=1e-10)
+            assert_allclose(actual, pulled, atol=1e-10)
             actual = model.pullback(features, messages)
-            np.testing.assert_allclose(actual, pulled.ravel(), atol=1e-10)
-            np.testing.assert_allclose(
-                model.scores(features), dense @ theta, atol=1e-12
-            )
+            assert_allclose(actual, pulled.ravel(), atol=1e-10)
+            assert_allclose(model.scores(features), dense @ theta, atol=1e-12)
 
 
 def test_linear_model_starts_at_zero_and_spares_the_intercept():
@@ -95,7 +95,7 @@ def test_pullback_is_the_gradient_of_the_weighted_scores(kind, outputs):
     # in float64 a step can be so small that no ReLU switches within it
     model.module.double()
     features = normal_rows(9, 4).astype(np.float64)
-    rng = np.random.default_rng(1)
+    rng = default_rng(1)
     messages = rng.normal(size=(9, outputs))
     actual = model.pullback(features, messages)
     theta = model.parameters
@@ -117,7 +117,7 @@ def test_mlp_scores_by_hand():
     )
     features = normal_rows(6, 3)
     expected = 1.5 * (np.maximum(features @ w1.T + b1, 0.0) @ w2.T + b2)
-    np.testing.assert_allclose(model.scores(features), expected, rtol=1e-5, atol=1e-6)
+    assert_allclose(model.scores(features), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_scores_in_chunks_are_the_scores(monkeypatch):
@@ -125,7 +125,7 @@ def test_scores_in_chunks_are_the_scores(monkeypatch):
     features.flags.writeable = False
     whole = model.scores(features)
     monkeypatch.setattr("tp_flower.learning.models.neural.EVALUATION_ROWS", 4)
-    np.testing.assert_allclose(model.scores(features), whole, rtol=1e-6)
+    assert_allclose(model.scores(features), whole, rtol=1e-6)
     assert model.scores(features[:0]).shape == (0, 1)
     zero = model.pullback(features[:0], np.zeros((0, 1)))
     assert zero.tolist() == [0.0] * len(model.penalised)
@@ -134,12 +134,12 @@ def test_scores_in_chunks_are_the_scores(monkeypatch):
 def test_all_shards_of_a_table_start_alike_and_tables_do_not():
     state = torch.get_rng_state()
     model, again, other = mlp(seed=5), mlp(seed=5), mlp(seed=6)
-    np.testing.assert_array_equal(model.parameters, again.parameters)
+    assert_array_equal(model.parameters, again.parameters)
     assert not np.array_equal(model.parameters, other.parameters)
     other.parameters = model.parameters
-    np.testing.assert_array_equal(other.parameters, model.parameters)
+    assert_array_equal(other.parameters, model.parameters)
     rows = normal_rows(5, 3)
-    np.testing.assert_array_equal(other.scores(rows), model.scores(rows))
+    assert_array_equal(other.scores(rows), model.scores(rows))
     # torch's own state is left alone
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -156,7 +156,7 @@ def test_factory_gets_features_outputs_and_intercept():
     spec = ModelSpec(f"{__name__}:two_layers", outputs=2, intercept=False)
     model, again = build_model(spec, 3, "cpu"), build_model(spec, 3, "cpu")
     assert len(model.parameters) == 3 * 4 + 4 + 4 * 2
-    np.testing.assert_array_equal(model.parameters, again.parameters)
+    assert_array_equal(model.parameters, again.parameters)
 
 
 @pytest.mark.parametrize(
@@ -177,8 +177,8 @@ def test_fit_of_a_linear_module_reaches_the_weighted_ridge(strength):
     model = build_model(ModelSpec("torch.nn:Linear", intercept=True), 3, "cpu")
     problem = fit_problem(model, strength=strength)
     budget = FitBudget(passes=1500, batch_rows=60, learning_rate=0.05)
-    fit_least_squares(model, problem, budget, np.random.default_rng(0))
-    np.testing.assert_allclose(model.parameters, ridge_of(problem), atol=2e-3)
+    fit_least_squares(model, problem, budget, default_rng(0))
+    assert_allclose(model.parameters, ridge_of(problem), atol=2e-3)
 
 
 def test_fit_towards_a_centre_of_great_strength_stays_there():
@@ -186,16 +186,16 @@ def test_fit_towards_a_centre_of_great_strength_stays_there():
     model.parameters = centre = mlp(seed=2).parameters
     every = np.ones_like(model.penalised)
     problem = replace(fit_problem(model, 1e4), centre=centre, penalised=every)
-    fit_least_squares(model, problem, FitBudget(), np.random.default_rng(0))
-    np.testing.assert_allclose(model.parameters, centre, atol=5e-3)
+    fit_least_squares(model, problem, FitBudget(), default_rng(0))
+    assert_allclose(model.parameters, centre, atol=5e-3)
 
 
 def test_fit_is_repeatable():
     models = mlp(seed=1), mlp(seed=1)
     for model in models:
-        rng = np.random.default_rng(3)
+        rng = default_rng(3)
         fit_least_squares(model, fit_problem(model), FitBudget(passes=1), rng)
-    np.testing.assert_array_equal(*(model.parameters for model in models))
+    assert_array_equal(*(model.parameters for model in models))
 
 
 @few
@@ -205,13 +205,13 @@ def test_fit_is_repeatable():
     clusters=st.integers(1, 5),
 )
 def test_scores_of_centres_are_the_squared_distances(rows, width, clusters):
-    rng = np.random.default_rng(rows + width)
+    rng = default_rng(rows + width)
     features = rng.normal(size=(rows, width)).astype(np.float32)
     model = build_model(ModelSpec("centres", outputs=clusters), width)
     centres = rng.normal(size=(clusters, width))
     model.parameters = centres.ravel()
     expected = ((features.astype(np.float64)[:, None] - centres) ** 2).sum(axis=2)
-    np.testing.assert_allclose(model.scores(features), expected, atol=1e-12)
+    assert_allclose(model.scores(features), expected, atol=1e-12)
     # never below zero
     far = np.full((1, width), 12345.678, np.float32)
     model.parameters = np.tile(far.ravel().astype(np.float64), clusters)
@@ -291,7 +291,7 @@ def test_what_is_no_number_of_threads_bounds_nothing(monkeypatch, text):
 
 def problem(rows, columns, outputs, seed):
     """Features, multiplicities (some 0), target, joined rows."""
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     features = rng.normal(size=(rows, columns)).astype(np.float32)
     multiplicity = rng.integers(0, 6, rows)
     multiplicity[0] = 1
@@ -338,7 +338,7 @@ def test_solution_is_that_of_the_full_system(
     actual = solve(*given_, kappa, l2, intercept)
     expected = reference(*given_, kappa, l2, intercept)
     assert actual.shape == (columns + intercept, outputs)
-    np.testing.assert_allclose(actual, expected, rtol=1e-7, atol=1e-9)
+    assert_allclose(actual, expected, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("intercept", [True, False])
@@ -360,7 +360,7 @@ def test_without_penalty_the_least_norm_solution_of_rank_deficient_features(
         expected = np.vstack([weights, centre - mean @ weights])
     else:
         expected = np.linalg.lstsq(root * wide, root * target)[0]
-    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-7)
+    assert_allclose(actual, expected, rtol=1e-6, atol=1e-7)
 
 
 @few
@@ -375,11 +375,11 @@ def test_gram_matrices_of_shards_add_up(rows, cut, intercept, seed):
     at = int(cut * rows)
     whole = gram(features, multiplicity, intercept=intercept)
     dense = with_ones(features, intercept)
-    np.testing.assert_allclose(
+    assert_allclose(
         whole, dense.T @ (multiplicity[:, None] * dense), rtol=1e-9, atol=1e-9
     )
     parts = [
         gram(features[part], multiplicity[part], intercept=intercept)
         for part in (slice(0, at), slice(at, rows))
     ]
-    np.testing.assert_allclose(sum(parts), whole, rtol=1e-10, atol=1e-10)
+    assert_allclose(sum(parts), whole, rtol=1e-10, atol=1e-10)

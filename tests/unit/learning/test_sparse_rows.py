@@ -5,6 +5,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.random import default_rng
+from numpy.testing import assert_allclose
 
 from tp_flower.arrays import MISSING
 from tp_flower.features.sparse import SparseRows, columns_of, dense, is_sparse
@@ -31,7 +33,7 @@ def one_hot_rows(rows: int, width: int = 12, seed: int = 0) -> SparseRows:
     """Rows of two numbers, and of two one-hot encodings with values of either sign, or
     none.
     """
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     half = 2 + (width - 2) // 2
     starts, ends = np.array([2, half]), np.array([half, width])
     hot = rng.integers(starts, ends, (rows, 2))
@@ -42,29 +44,30 @@ def one_hot_rows(rows: int, width: int = 12, seed: int = 0) -> SparseRows:
 
 
 def counts_of(rows: int) -> np.ndarray:
-    return np.random.default_rng(1).integers(1, 5, rows)
+    return default_rng(1).integers(1, 5, rows)
 
 
 @given(st.integers(0, 40), st.integers(6, 30), st.booleans(), st.integers(0, 9))
 def test_products_are_those_of_dense_rows(rows, width, has_one, seed):
     sparse = one_hot_rows(rows, width, seed)
-    full, rng = dense(sparse), np.random.default_rng(seed)
+    full, rng = dense(sparse), default_rng(seed)
     counts = counts_of(rows)
     model = LinearModel(width, 2, intercept=has_one)
     model.parameters = rng.normal(size=len(model.parameters))
     messages = rng.normal(size=(rows, 2))
-    close = np.testing.assert_allclose
-    close(model.scores(sparse), model.scores(full), atol=1e-12)
-    close(model.pullback(sparse, messages), model.pullback(full, messages), atol=1e-12)
+    assert_allclose(model.scores(sparse), model.scores(full), atol=1e-12)
+    assert_allclose(
+        model.pullback(sparse, messages), model.pullback(full, messages), atol=1e-12
+    )
     centres = CentresModel(width, 2)
     centres.parameters = rng.normal(size=len(centres.parameters))
-    close(centres.scores(sparse), centres.scores(full), atol=1e-12)
+    assert_allclose(centres.scores(sparse), centres.scores(full), atol=1e-12)
     matrix = gram(sparse, counts, intercept=has_one)
-    close(matrix, gram(full, counts, intercept=has_one), atol=1e-10)
+    assert_allclose(matrix, gram(full, counts, intercept=has_one), atol=1e-10)
     assert (matrix == matrix.T).all()
     squares = solvers.column_squares(sparse, counts)
-    close(squares, solvers.column_squares(full, counts), atol=1e-10)
-    close(
+    assert_allclose(squares, solvers.column_squares(full, counts), atol=1e-10)
+    assert_allclose(
         squared_lengths(sparse, intercept=has_one),
         squared_lengths(full, intercept=has_one),
     )
@@ -72,7 +75,7 @@ def test_products_are_those_of_dense_rows(rows, width, has_one, seed):
 
 @given(st.integers(1, 40), st.integers(0, 9))
 def test_some_of_the_rows_or_columns_are_those_of_dense_rows(rows, seed):
-    sparse, rng = one_hot_rows(rows, 12, seed), np.random.default_rng(seed)
+    sparse, rng = one_hot_rows(rows, 12, seed), default_rng(seed)
     full = dense(sparse)
     chosen = rng.integers(0, rows, 7)
     mask = rng.random(rows) < 0.5
@@ -97,7 +100,7 @@ def test_iterations_end_where_the_gram_matrix_does(intercept, l2):
     sparse = one_hot_rows(60)
     counts, outputs = counts_of(60), 2
     # sums over rows, of which the solution of least norm is one for l2 = 0, too
-    messages = np.random.default_rng(2).normal(size=(60, outputs))
+    messages = default_rng(2).normal(size=(60, outputs))
     model = LinearModel(12, outputs, intercept=intercept)
     moments = model.pullback(sparse, counts[:, None] * messages).reshape(-1, outputs)
     matrix = gram(sparse, counts, intercept=intercept)
@@ -106,23 +109,21 @@ def test_iterations_end_where_the_gram_matrix_does(intercept, l2):
         sparse, counts, JOINED, intercept=intercept, centred=True
     )
     expected = exact.solve(moments, KAPPA, l2)
-    np.testing.assert_allclose(
-        solver.solve(moments, KAPPA, l2), expected, rtol=1e-7, atol=1e-8
-    )
-    np.testing.assert_allclose(solver.product(expected), matrix @ expected, atol=1e-8)
+    assert_allclose(solver.solve(moments, KAPPA, l2), expected, rtol=1e-7, atol=1e-8)
+    assert_allclose(solver.product(expected), matrix @ expected, atol=1e-8)
     assert solver.trace == pytest.approx(np.trace(matrix) / JOINED)
 
 
 def test_iterations_of_a_consensus_penalise_the_intercept():
     sparse, counts = one_hot_rows(60), counts_of(60)
-    moments = np.random.default_rng(2).normal(size=(13, 1))
+    moments = default_rng(2).normal(size=(13, 1))
     matrix = gram(sparse, counts, intercept=True)
     exact = RidgeSolver.from_gram(matrix, JOINED, intercept=False)
     solver = IterativeSolver.of_rows(
         sparse, counts, JOINED, intercept=True, centred=False
     )
     expected = exact.solve(moments, KAPPA, 0.2)
-    np.testing.assert_allclose(solver.solve(moments, KAPPA, 0.2), expected, rtol=1e-7)
+    assert_allclose(solver.solve(moments, KAPPA, 0.2), expected, rtol=1e-7)
     assert solver.trace == pytest.approx(np.trace(matrix) / JOINED)
 
 
@@ -139,7 +140,7 @@ def test_factorisations_are_those_of_dense_rows(monkeypatch, way):
     monkeypatch.setattr(solvers, "FREQUENT", 4)
     sparse, counts = one_hot_rows(9), counts_of(9)
     # sums of rows, as those of every update are
-    messages = np.random.default_rng(2).normal(size=(9, 1))
+    messages = default_rng(2).normal(size=(9, 1))
     moments = LinearModel(12, 1, intercept=True).pullback(dense(sparse), messages)[
         :, None
     ]
@@ -149,13 +150,13 @@ def test_factorisations_are_those_of_dense_rows(monkeypatch, way):
         )
         for rows in (sparse, dense(sparse))
     )
-    np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-12)
+    assert_allclose(one, two, rtol=1e-9, atol=1e-12)
 
 
 def test_clips_are_those_of_dense_rows():
     sparse = one_hot_rows(40)
     full, units = dense(sparse), Units(np.arange(40) % 7)
-    messages = np.random.default_rng(2).normal(size=(40, 1))
+    messages = default_rng(2).normal(size=(40, 1))
     linear = LinearModel(12, 1, intercept=True)
     mlp = neural.build_torch_model(ModelSpec("mlp", hidden_sizes=(3,)), 12, "cpu")
     for model in (linear, mlp):
@@ -164,18 +165,18 @@ def test_clips_are_those_of_dense_rows():
                 clipped_sum(model, rows, messages, 0.5, of_rows)
                 for rows in (sparse, full)
             )
-            np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-7)
+            assert_allclose(one, two, rtol=1e-5, atol=1e-7)
     weights = [
         Rows(rows, counts_of(40), True, units).weights(1.5) for rows in (sparse, full)
     ]
-    np.testing.assert_allclose(*weights)
+    assert_allclose(*weights)
 
 
 def test_a_torch_model_reads_batches_of_sparse_rows(monkeypatch):
     monkeypatch.setattr(neural, "EVALUATION_VALUES", 12 * 7)  # seven rows at a time
     sparse = one_hot_rows(40)
     full, counts = dense(sparse), counts_of(40)
-    rng = np.random.default_rng(2)
+    rng = default_rng(2)
     target = rng.normal(size=(40, 1))
     fitted = []
     for rows in (sparse, full):
@@ -191,11 +192,11 @@ def test_a_torch_model_reads_batches_of_sparse_rows(monkeypatch):
             model.penalised,
         )
         budget = neural.FitBudget(passes=2, least_steps=3, batch_rows=16)
-        neural.fit_least_squares(model, problem, budget, np.random.default_rng(3))
+        neural.fit_least_squares(model, problem, budget, default_rng(3))
         gradient = model.pullback(rows, target)
         fitted.append((model.parameters, model.scores(rows), gradient))
     for one, two in zip(*fitted, strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
+        assert_allclose(one, two, rtol=1e-5, atol=1e-6)
     assert isinstance(neural.as_tensor(sparse[:2]), torch.Tensor)
 
 
@@ -203,7 +204,7 @@ def test_trees_read_sparse_rows_and_missing_numbers():
     sparse = one_hot_rows(600)
     sparse.values[::5, 0] = MISSING
     full = dense(sparse)
-    gradient = np.random.default_rng(2).normal(size=(500, 1)) + np.sign(full[:500, [3]])
+    gradient = default_rng(2).normal(size=(500, 1)) + np.sign(full[:500, [3]])
     growth = Growth(trees=5, leaves=7, rate=0.3, least_rows=5)
     values = []
     for rows in (sparse, full):
@@ -214,5 +215,5 @@ def test_trees_read_sparse_rows_and_missing_numbers():
         values.append((of_rows, model.scores(rows)))
     (grown, scored), expected = values
     assert np.ptp(grown) > 0.1
-    np.testing.assert_allclose(grown, expected[0], atol=1e-9)
-    np.testing.assert_allclose(scored, expected[1], atol=1e-9)
+    assert_allclose(grown, expected[0], atol=1e-9)
+    assert_allclose(scored, expected[1], atol=1e-9)

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.random import default_rng
+from numpy.testing import assert_allclose, assert_array_equal
 from sklearn import metrics as known
 
 from tests.support.reference.families import Family
@@ -34,7 +36,7 @@ ROWS = len(COPIES)
 
 def problem(loss):
     """Scores (10, d_c), labels (10,) and positive weights."""
-    rng = np.random.default_rng(3)
+    rng = default_rng(3)
     labels = rng.normal(size=ROWS)
     if loss.classes:
         labels = np.arange(ROWS) % loss.classes * 1.0
@@ -56,7 +58,7 @@ def test_whole_weights_repeat_rows(loss):
     )
     is_noisy_class = loss.classes and loss.noise
     if not is_noisy_class:  # whose least rate is by how sure the rows are
-        np.testing.assert_allclose(weighted.base_score, repeated.base_score, rtol=1e-9)
+        assert_allclose(weighted.base_score, repeated.base_score, rtol=1e-9)
 
 
 @each_loss
@@ -74,7 +76,7 @@ def test_partial_sums_of_disjoint_rows_add_up(loss):
 
 @pytest.mark.parametrize("is_weighted", [False, True])
 def test_metrics_of_a_regression_are_scikit_learns(is_weighted):
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     labels, scores = rng.normal(size=80), rng.normal(size=(80, 1))
     weights = rng.gamma(0.7, size=80) if is_weighted else None
     measures = known.mean_squared_error, known.mean_absolute_error, known.r2_score
@@ -88,7 +90,7 @@ def test_metrics_of_a_regression_are_scikit_learns(is_weighted):
 
 @given(classes=st.integers(2, 40), rows=st.integers(1, 300), seed=st.integers(0, 99))
 def test_a_confusion_matrix_of_many_classes_merges_the_rarest(classes, rows, seed):
-    labels, predicted = np.random.default_rng(seed).integers(0, classes, (2, rows))
+    labels, predicted = default_rng(seed).integers(0, classes, (2, rows))
     table = comparison.confusion(
         [str(k) for k in range(classes)], predicted * 1.0, labels * 1.0
     )
@@ -106,7 +108,7 @@ def test_a_confusion_matrix_of_many_classes_merges_the_rarest(classes, rows, see
 def test_means_by_tenth_are_of_no_few_rows_whatever_their_order(
     rows, is_weighted, seed
 ):
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     predicted, labels, weights = rng.gamma(1.0, size=(3, rows))
     weights = weights if is_weighted else np.ones(rows)
     groups = comparison.means_by_tenth(predicted, labels, weights)
@@ -120,7 +122,7 @@ def test_means_by_tenth_are_of_no_few_rows_whatever_their_order(
 
 
 def test_metrics_of_classes_are_scikit_learns():
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     weights = rng.gamma(0.7, size=80)
     sample = {"sample_weight": weights}
     classes, scores = rng.integers(0, 3, 80), rng.normal(size=(80, 3))
@@ -150,7 +152,7 @@ def test_metrics_of_classes_are_scikit_learns():
     seed=st.integers(0, 99),
 )
 def test_score_steps_row_by_row(is_weighted, row_of, outputs, seed):
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     rows = TableRows(np.array(row_of, np.int32), 4)
     weights = RowWeights.of(
         rng.gamma(1.0, size=len(row_of)) + 0.01, TableMapping({"t": rows})
@@ -159,7 +161,7 @@ def test_score_steps_row_by_row(is_weighted, row_of, outputs, seed):
     column = [[w] for w in weights.rows]
     expected = np.array(segment_sum(row_of, 4, column), np.float32)[:, 0]
     masses = weights.multiplicity["t"]
-    np.testing.assert_allclose(masses, expected, rtol=1e-6)
+    assert_allclose(masses, expected, rtol=1e-6)
     # what the site multiplies by is what the server has divided by
     assert (masses.astype(np.float32) == masses).all()
     message = rng.normal(size=(len(row_of), outputs))
@@ -172,12 +174,12 @@ def test_score_steps_row_by_row(is_weighted, row_of, outputs, seed):
     for row in range(4):
         mine = [message[j] for j, r in enumerate(row_of) if r == row]
         moved = sum(mine) / (0.7 * masses[row]) if mine else 0.0
-        np.testing.assert_allclose(actual[row], -moved, atol=1e-12)
+        assert_allclose(actual[row], -moved, atol=1e-12)
 
 
 def test_weighted_residuals_are_those_of_rows_repeated():
     """Whole runs of weighted rows, are in tests/runs."""
-    z, duals, scores, before = np.random.default_rng(1).normal(size=(4, ROWS, 1))
+    z, duals, scores, before = default_rng(1).normal(size=(4, ROWS, 1))
     again = np.repeat(np.arange(ROWS), COPIES)
 
     def gap(chosen, weights=None):
@@ -196,23 +198,23 @@ def test_weighted_residuals_are_those_of_rows_repeated():
 
 
 def test_fits_take_weights_for_counts():
-    features = np.random.default_rng(2).normal(size=(ROWS, 2)).astype(np.float32)
+    features = default_rng(2).normal(size=(ROWS, 2)).astype(np.float32)
     again = np.repeat(np.arange(ROWS), COPIES)
     one = gram(features, COPIES * 1.0, intercept=True)
     two = gram(features[again], np.ones(len(again), np.int64), intercept=True)
-    np.testing.assert_allclose(one, two)
+    assert_allclose(one, two)
     assert RidgeSolver.from_gram(one, 7, intercept=True).weight == pytest.approx(24 / 7)
     how = {"kappa": 0.3, "joined_rows": 24, "strength": 0.1, "centre": np.zeros(2)}
     how |= {"target": np.zeros((1, 1)), "penalised": np.ones(2, bool)}
     fits = [FitProblem(features, own, **how) for own in (COPIES, COPIES * 1.0)]
-    np.testing.assert_array_equal(fits[0].weights, fits[1].weights)
-    np.testing.assert_array_equal(fits[0].relative_penalty, fits[1].relative_penalty)
+    assert_array_equal(fits[0].weights, fits[1].weights)
+    assert_array_equal(fits[0].relative_penalty, fits[1].relative_penalty)
 
 
 def test_entity_counts_once():
     rows = TableRows(np.array([2, 0, 2, 2, 0, 3], np.int32), 5)
     weights = rows.inverse_multiplicity[rows.row_of]
-    np.testing.assert_allclose(np.bincount(rows.row_of, weights, 5), [1, 0, 1, 1, 0])
+    assert_allclose(np.bincount(rows.row_of, weights, 5), [1, 0, 1, 1, 0])
     assert effective_rows(np.ones(9)) == 9.0
     assert np.isnan(auc(np.zeros(2), np.array([True, True]), np.ones(2)))
 

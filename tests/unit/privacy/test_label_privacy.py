@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy.integrate import quad
 
 from tests.support.files import case_table
@@ -84,11 +85,11 @@ def test_blocks_of_the_argmax_cover_all_rows():
     noisy = label_noise.noisy_argmax(
         true, classes, label_noise.MAX_EPSILON, NoiseSource(KEY)
     )
-    np.testing.assert_array_equal(noisy, true)
+    assert_array_equal(noisy, true)
     # a response is a class whatever the uniform numbers
     with patch.object(NoiseSource, "uniform", lambda _, n: np.full(n, 1 - 2**-53)):
         out = label_noise.randomised_response(np.arange(4) % 3, 3, 0.1, NoiseSource())
-    np.testing.assert_array_equal(out, [2, 0, 1, 2])
+    assert_array_equal(out, [2, 0, 1, 2])
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 4.0])
@@ -98,7 +99,7 @@ def test_numbers_are_clipped_and_get_the_laplace_noise_of_the_range(epsilon):
     values = np.repeat([-1e9, 1.0, 2.5, 7.0], DRAWS // 4)
     expected = NoiseSource(KEY).with_laplace(np.clip(values, 1.0, 5.0), 4.0 / epsilon)
     noisy = plan.draw_numbers(values, NoiseSource(KEY))
-    np.testing.assert_array_equal(noisy, expected)
+    assert_array_equal(noisy, expected)
     variance = (noisy - np.clip(values, 1.0, 5.0)).var()
     assert variance == pytest.approx(plan.noise.variance, rel=0.02)
 
@@ -112,7 +113,7 @@ def test_noise_of_the_paper_by_hand():
     # rates of noisy classes are unbiased
     noise, rates = label_noise.ClassNoise(3, 0.6), np.array([0.5, 0.3, 0.2])
     noisy = noise.flip + (noise.keep - noise.flip) * rates
-    np.testing.assert_allclose(noise.rate_of(noisy), rates, atol=1e-15)
+    assert_allclose(noise.rate_of(noisy), rates, atol=1e-15)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.random import default_rng
+from numpy.testing import assert_allclose, assert_array_equal
 from torch import nn
 
 from tests.support.examples.fits import fit_problem, normal_rows, ridge_of, with_ones
@@ -30,7 +32,7 @@ EXACT = PrivateFit(clip=np.inf, noise_multiplier=0.0, steps=3000, learning_rate=
 
 def linear(columns=4, outputs=2, intercept=True) -> local_model.LinearModel:
     model = local_model.LinearModel(columns, outputs, intercept=intercept)
-    model.parameters = np.random.default_rng(5).normal(size=len(model.penalised))
+    model.parameters = default_rng(5).normal(size=len(model.penalised))
     return model
 
 
@@ -116,7 +118,7 @@ each_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 
 
 def messages_of(rows):
-    return np.random.default_rng(1).normal(size=(rows, 2))
+    return default_rng(1).normal(size=(rows, 2))
 
 
 def noisy_sum(model, features, messages, clip, multiplier, noise):
@@ -141,8 +143,8 @@ def test_clipped_sum_is_that_of_batches_of_one(make, clip):
     before = model.parameters
     total = clipped_sum(model, features, messages, clip)
     expected = one_by_one(model, features, messages, clip)
-    np.testing.assert_allclose(total, expected, rtol=1e-5, atol=1e-6 * min(clip, 10))
-    np.testing.assert_array_equal(model.parameters, before)
+    assert_allclose(total, expected, rtol=1e-5, atol=1e-6 * min(clip, 10))
+    assert_array_equal(model.parameters, before)
 
 
 @settings(max_examples=25)
@@ -154,7 +156,7 @@ def test_clipped_sum_is_that_of_batches_of_one(make, clip):
     seed=st.integers(0, 99),
 )
 def test_no_row_moves_a_sum_beyond_the_clip(rows, clip, size, intercept, seed):
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     model = linear(intercept=intercept)
     features = (size * rng.normal(size=(rows, 4))).astype(np.float32)
     messages = rng.normal(size=(rows, 2))
@@ -174,12 +176,12 @@ def test_a_sum_is_the_pullback_with_noise_and_no_rows_are_noise_alone(make):
     model, features = make(), normal_rows(50, 4)
     messages = messages_of(50)
     clear = noisy_sum(model, features, messages, np.inf, 0.0, NoiseSource())
-    np.testing.assert_array_equal(clear, model.pullback(features, messages))
+    assert_array_equal(clear, model.pullback(features, messages))
     nothing = normal_rows(0, 4), np.zeros((0, 2))
     assert not clipped_sum(model, *nothing, 1.0).any()
     noisy = noisy_sum(model, *nothing, 2.0, 3.0, NoiseSource(KEY))
     expected = NoiseSource(KEY).with_gaussian(np.zeros(len(model.parameters)), 6.0)
-    np.testing.assert_array_equal(noisy, expected)
+    assert_array_equal(noisy, expected)
     source = NoiseSource()
     first, second = (noisy_sum(model, *nothing, 1.0, 1.0, source) for _ in range(2))
     assert not np.isin(first, second).any()
@@ -194,7 +196,7 @@ def test_sums_do_not_depend_on_the_size_of_the_blocks(make, rows, monkeypatch):
         clipped_sum(model, features[cut], messages[cut], 0.5)
         for cut in (slice(0, 7), slice(7, None))
     ]
-    np.testing.assert_allclose(sum(parts), whole, rtol=1e-6, atol=1e-6)
+    assert_allclose(sum(parts), whole, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("make", [linear, torch_model])
@@ -205,7 +207,7 @@ def test_gradients_that_are_not_finite_count_as_zero(make):
     messages[1], messages[3] = [np.inf, 0.0], [np.nan, 1.0]
     total = clipped_sum(model, features, messages, 0.5)
     of_finite = clipped_sum(model, features[::2], messages[::2], 0.5)
-    np.testing.assert_allclose(total, of_finite, rtol=1e-6, atol=1e-7)
+    assert_allclose(total, of_finite, rtol=1e-6, atol=1e-7)
     # a norm that overflows leaves nothing unclipped
     total = clipped_sum(model, features, np.full((5, 2), 1e200), 0.5)
     assert np.linalg.norm(total) <= 5 * 0.5
@@ -220,7 +222,7 @@ def test_features_that_are_not_finite_count_as_zero(make, value):
     others = np.array([0, 2, 3, 4])
     total = clipped_sum(model, features, messages, 0.5)
     of_others = clipped_sum(model, features[others], messages[others], 0.5)
-    np.testing.assert_allclose(total, of_others, rtol=1e-6, atol=1e-7)
+    assert_allclose(total, of_others, rtol=1e-6, atol=1e-7)
     assert np.isfinite(total).all()
     # all of them
     assert not clipped_sum(model, features[1:2], messages[1:2], 0.5).any()
@@ -235,7 +237,7 @@ def test_a_unit_with_a_feature_that_is_not_finite_counts_as_zero():
     of_others = clipped_sum(
         model, features[others], messages[others], 0.5, Units(codes[others])
     )
-    np.testing.assert_array_equal(total, of_others)
+    assert_array_equal(total, of_others)
 
 
 def test_a_hooked_model_is_as_it_was():
@@ -250,8 +252,8 @@ def test_a_hooked_model_is_as_it_was():
     for layer in model.module.modules():
         assert not {**layer._forward_hooks, **layer._backward_hooks}
         assert not hasattr(layer, "activations")
-    np.testing.assert_array_equal(model.scores(features), scores)
-    np.testing.assert_array_equal(model.pullback(features, messages), gradient)
+    assert_array_equal(model.scores(features), scores)
+    assert_array_equal(model.pullback(features, messages), gradient)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +288,7 @@ def test_without_noise_a_linear_fit_reaches_the_ridge(scale):
     centre = scale * np.array([1.0, 0.0, -1.0, 9.0])
     problem = replace(fit_problem(model, scale=scale), centre=centre)
     fit_privately(model, problem, replace(EXACT, output_scale=scale), NoiseSource())
-    np.testing.assert_allclose(model.parameters, ridge_of(problem), rtol=1e-3)
+    assert_allclose(model.parameters, ridge_of(problem), rtol=1e-3)
 
 
 def test_without_noise_it_is_the_loop_without_privacy():
@@ -309,9 +311,7 @@ def test_without_noise_it_is_the_loop_without_privacy():
         value.backward()
         adam.step()
     fit_privately(model, problem, plan, NoiseSource())
-    np.testing.assert_allclose(
-        model.parameters, theta.detach().numpy(), rtol=1e-8, atol=1e-10
-    )
+    assert_allclose(model.parameters, theta.detach().numpy(), rtol=1e-8, atol=1e-10)
 
 
 fitted = pytest.mark.parametrize(
@@ -344,7 +344,7 @@ def test_one_step_is_the_equation_of_the_docstring(make):
     moved = theta - model.parameters
     clear = np.abs(gradient) > 1e-4
     assert clear.sum() > 0.9 * len(theta)
-    np.testing.assert_allclose(moved[clear], rate * np.sign(gradient[clear]), rtol=1e-3)
+    assert_allclose(moved[clear], rate * np.sign(gradient[clear]), rtol=1e-3)
 
 
 @fitted
@@ -355,7 +355,7 @@ def test_no_rows_in_a_batch_are_noise_and_in_a_shard_a_move_to_the_centre(make):
     problem = replace(full, **{name: getattr(full, name)[:0] for name in names})
     fit_privately(model, problem, PrivateFit(1.0, 5.0), NoiseSource())
     expected = np.where(model.penalised, 0.0, theta)
-    np.testing.assert_array_equal(model.parameters, expected)
+    assert_array_equal(model.parameters, expected)
     empty_batches = PrivateFit(1.0, 1.0, sample_rate=1e-9, steps=5)
     fit_privately(model, full, empty_batches, NoiseSource(KEY))
     assert np.isfinite(model.parameters).all()

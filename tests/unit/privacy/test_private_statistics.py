@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.random import default_rng
+from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.support.examples.fits import with_ones
 from tp_flower.errors import SiteError
@@ -36,7 +38,7 @@ def noise(number: int = 1) -> NoiseSource:
 
 def rows_of(seed: int, count: int = 40, columns: int = 4, intercept: bool = True):
     """Rows of very different lengths; one of zeros, one in no joined row."""
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     features = rng.normal(size=(count, columns)) * rng.gamma(0.5, 4.0, (count, 1))
     features[1] = 0.0
     multiplicity = rng.integers(0, 30, count)
@@ -60,7 +62,7 @@ class TestWithoutNoise:
     @given(seed=st.integers(0, 999), intercept=st.booleans(), outputs=st.integers(1, 3))
     def test_update_is_the_exact_one(self, seed, intercept, outputs):
         rows = rows_of(seed, intercept=intercept)
-        rng = np.random.default_rng(seed)
+        rng = default_rng(seed)
         theta = rng.normal(size=(4 + intercept, outputs))
         target = rng.normal(size=(40, outputs))
         joined = int(rows.multiplicity.sum())
@@ -76,17 +78,17 @@ class TestWithoutNoise:
         # bounds that no row reaches change nothing
         for plan in (StatisticsPlan(1e6, 1e6, 0.0, 0.0), CLEAR):
             matrix = usable_gram(noisy_gram(plan, rows, noise()), 0.0)
-            np.testing.assert_array_equal(matrix, clear)
+            assert_array_equal(matrix, clear)
             sums = noisy_moments(plan, rows, residual, noise())
         private = RidgeSolver.from_gram(matrix, joined, intercept=intercept)
         updated = exact_update(private, theta, sums / KAPPA, KAPPA, L2)
-        np.testing.assert_allclose(updated, expected, rtol=1e-8, atol=1e-10)
+        assert_allclose(updated, expected, rtol=1e-8, atol=1e-10)
 
     @few
     @given(seed=st.integers(0, 999), intercept=st.booleans())
     def test_sums_of_reweighted_rows_equal_a_loop_over_rows(self, seed, intercept):
         rows = rows_of(seed, intercept=intercept)
-        residual = np.random.default_rng(seed).normal(size=(40, 2))
+        residual = default_rng(seed).normal(size=(40, 2))
         plan = StatisticsPlan(3.0, 0.7, 0.0, 0.0)
         matrix, sums = np.zeros((4 + intercept,) * 2), np.zeros((4 + intercept, 2))
         for x, g, q in zip(dense(rows), rows.multiplicity, residual, strict=True):
@@ -95,9 +97,9 @@ class TestWithoutNoise:
             clipped = q * (0.7 / size) if size > 0.7 else q
             matrix += weight * np.outer(x, x)
             sums += weight * np.outer(x, clipped)
-        np.testing.assert_allclose(noisy_gram(plan, rows, noise()), matrix)
+        assert_allclose(noisy_gram(plan, rows, noise()), matrix)
         moments = noisy_moments(plan, rows, residual, noise())
-        np.testing.assert_allclose(moments, sums, atol=1e-12)
+        assert_allclose(moments, sums, atol=1e-12)
 
 
 @pytest.mark.parametrize("codes", [None, np.arange(40) // 3])
@@ -111,10 +113,10 @@ def test_rows_that_are_not_finite_count_as_zero(value, codes):
     clean = spoilt.only(others)
     # with the row's score its target is not finite either
     residual = np.where(others, 1.0, value)[:, None]
-    np.testing.assert_array_equal(
+    assert_array_equal(
         noisy_gram(plan, spoilt, noise()), noisy_gram(plan, clean, noise())
     )
-    np.testing.assert_array_equal(
+    assert_array_equal(
         noisy_moments(plan, spoilt, residual, noise()),
         noisy_moments(plan, clean, residual[others], noise()),
     )
@@ -127,7 +129,7 @@ class TestSensitivity:
     @given(seed=st.integers(0, 999), intercept=st.booleans(), size=st.floats(-3, 3))
     def test_no_row_changes_a_sum_by_more(self, seed, intercept, size):
         rows = rows_of(seed, intercept=intercept)
-        residual = np.random.default_rng(seed).normal(size=(40, 2)) * 10.0**size
+        residual = default_rng(seed).normal(size=(40, 2)) * 10.0**size
         whole = noisy_gram(self.plan, rows, noise())
         sums = noisy_moments(self.plan, rows, residual, noise())
         changes = []
@@ -158,7 +160,7 @@ class TestNoise:
         clear = noisy_gram(StatisticsPlan(1.5, 0.4, 0.0, 0.0), rows, noise())
         source = noise()
         noisy = np.stack([noisy_gram(plan, rows, source) for _ in range(self.draws)])
-        np.testing.assert_array_equal(noisy, noisy.swapaxes(1, 2))
+        assert_array_equal(noisy, noisy.swapaxes(1, 2))
         errors = noisy - clear
         s = 3.0 * 1.5**2
         assert plan.gram_deviation == pytest.approx(s)
@@ -184,9 +186,7 @@ class TestNoise:
             residual = np.ones((len(rows.features), 200))
             exact = noisy_moments(clear, rows, residual, noise())
             expected = again.with_gaussian(exact, 2.0 * 1.5 * 0.4)
-            np.testing.assert_array_equal(
-                noisy_moments(plan, rows, residual, source), expected
-            )
+            assert_array_equal(noisy_moments(plan, rows, residual, source), expected)
         assert np.abs(noisy_gram(plan, no_rows, noise())).min() > 0
 
 
@@ -209,7 +209,7 @@ class TestUsableGram:
     def test_a_noisy_gram_matrix_does_not_change_what_training_converges_to(self):
         """Repeated updates with one A reach the ridge solution of the rows."""
         rows = rows_of(3, count=400)
-        target = np.random.default_rng(3).normal(size=(400, 1))
+        target = default_rng(3).normal(size=(400, 1))
         joined = int(rows.multiplicity.sum())
         plan = StatisticsPlan(1e3, 1e6, 1e-4, 0.0)
         matrix = usable_gram(noisy_gram(plan, rows, noise()), plan.gram_deviation)
@@ -225,7 +225,7 @@ class TestUsableGram:
         best = RidgeSolver.from_gram(exact, joined, intercept=True).solve(
             dense(rows).T @ (rows.multiplicity[:, None] * target), KAPPA, L2
         )
-        np.testing.assert_allclose(theta, best, rtol=1e-6)
+        assert_allclose(theta, best, rtol=1e-6)
 
 
 class TestPlan:

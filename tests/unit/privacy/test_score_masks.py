@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from numpy.random import default_rng
+from numpy.testing import assert_array_equal
 
 from tp_flower.errors import DivergedError
 from tp_flower.joins.mapping import TableMapping, TableRows
@@ -113,7 +115,7 @@ def words_of(join: Join, table: int, scores, point, name="1 scores", rows=slice(
 @settings(deadline=None, max_examples=150)
 @given(joins(list(SHAPES), outer=True), st.integers(1, 9), st.integers(0, 99))
 def test_masks_cancel_in_every_joined_row(join, outputs, seed):
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     point = FixedPoint.for_scores(1.0, len(join.rows))
     scores = [rng.normal(size=(n, outputs)) for n in join.rows]
     mapping = TableMapping(
@@ -196,7 +198,7 @@ def test_no_two_scores_share_a_mask_and_a_repeat_is_the_same(outputs):
     point, scores = FixedPoint(20, 2), np.zeros((4, outputs))
     names = ["1 scores", "2 scores", "1 tested-scores", "11 scores"]
     words = [words_of(join, 0, scores, point, name) for name in names]
-    np.testing.assert_array_equal(words[0], words_of(join, 0, scores, point, names[0]))
+    assert_array_equal(words[0], words_of(join, 0, scores, point, names[0]))
     # one word in 2^32 is equal by chance
     together = np.concatenate([own.ravel() for own in words])
     assert len(np.unique(together)) == len(together)
@@ -204,7 +206,7 @@ def test_no_two_scores_share_a_mask_and_a_repeat_is_the_same(outputs):
 
 def test_masks_are_uniform_words():
     rows = 1 << 14
-    tags = np.random.default_rng(0).integers(0, 1 << 63, (rows, 2)).astype(np.uint64)
+    tags = default_rng(0).integers(0, 1 << 63, (rows, 2)).astype(np.uint64)
     mask = JoinMask("", b"k" * 32, tags, np.arange(rows, dtype=np.int32), True)
     words = mask.of_rows(slice(None), 3, "1 scores").copy().ravel()
     bits = np.unpackbits(words.view(np.uint8)).mean()
@@ -213,18 +215,16 @@ def test_masks_are_uniform_words():
 
 @pytest.mark.parametrize("outputs", [1, 5])
 def test_a_batch_has_the_masks_of_its_rows(outputs):
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     tags = rng.integers(0, 1 << 63, (40, 2)).astype(np.uint64)
     codes = rng.integers(-1, 40, 300).astype(np.int32)
     mask = JoinMask("", b"k" * 32, tags, codes, True)
     every = mask.of_rows(slice(None), outputs, "1 scores")
-    np.testing.assert_array_equal((every == 0).all(axis=1), codes == -1)
+    assert_array_equal((every == 0).all(axis=1), codes == -1)
     # none, fewer rows than keys, and more
     for size in (0, 10, 100):
         rows = np.sort(rng.choice(300, size, replace=False))
-        np.testing.assert_array_equal(
-            mask.of_rows(rows, outputs, "1 scores"), every[rows]
-        )
+        assert_array_equal(mask.of_rows(rows, outputs, "1 scores"), every[rows])
 
 
 @pytest.mark.parametrize(("unit", "tables"), [(1.0, 2), (37.5, 3), (1e-6, 7)])
@@ -233,7 +233,7 @@ def test_fixed_point_rounds_to_its_last_bit_and_refuses_what_is_out_of_range(
 ):
     point = FixedPoint.for_scores(unit, tables)
     assert 512 * unit <= point.limit * tables <= 2048 * unit
-    scores = unit * np.random.default_rng(1).normal(size=(50, 2))
+    scores = unit * default_rng(1).normal(size=(50, 2))
     back = point.numbers(point.words(scores))
     assert np.abs(back - scores).max() <= 2.0 ** -(point.bits + 1)
     assert np.abs(back - scores).max() < 1e-6 * unit

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from numpy.random import default_rng
 
 from tp_flower.errors import DivergedError, SiteError
 from tp_flower.privacy.sealed_sums import (
@@ -32,10 +33,7 @@ def union(
 
 def arrays(shards: int, size: int = 5, seed: int = 0) -> np.ndarray:
     """An array for each shard: (shards, size), multiples of the last bit."""
-    return (
-        np.random.default_rng(seed).integers(-(2**50), 2**50, (shards, size))
-        / 2.0**BITS
-    )
+    return default_rng(seed).integers(-(2**50), 2**50, (shards, size)) / 2.0**BITS
 
 
 def sealed(shards: list[ShardUnion], numbers: np.ndarray, name: str = "1") -> list:
@@ -57,9 +55,7 @@ def test_the_sum_of_shares_is_the_sum(group, shards, size, seed):
 def test_sums_of_gram_matrices_are_exact_for_features_of_any_scale(
     group, shards, width, power, seed
 ):
-    rows = np.random.default_rng(seed).normal(size=(shards, 7, width)) * 2.0 ** (
-        power / 4
-    )
+    rows = default_rng(seed).normal(size=(shards, 7, width)) * 2.0 ** (power / 4)
     grams = [own.T @ own for own in rows]
     members = union(shards, group=group)
     pairs = zip(members, grams, strict=True)
@@ -125,7 +121,7 @@ def as_words(numbers):
 def one_forged(words):
     return [
         *words[1:],
-        np.random.default_rng(5).integers(0, 2**64, words[0].shape, np.uint64),
+        default_rng(5).integers(0, 2**64, words[0].shape, np.uint64),
     ]
 
 

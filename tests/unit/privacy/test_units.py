@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.random import default_rng
+from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.support.examples.fits import fit_problem
 from tp_flower.learning.models import local_model
@@ -38,7 +40,7 @@ def noise() -> NoiseSource:
 
 def people(seed: int, rows: int = 40) -> tuple[np.ndarray, ...]:
     """Features, messages and multiplicities of people with 1 to many rows."""
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     codes = rng.permutation(np.minimum(rng.geometric(0.2, rows), 12))
     features = rng.normal(size=(rows, 3)) * rng.gamma(0.5, 4.0, (rows, 1))
     # the rows of person 1 are alike, so that nothing cancels
@@ -128,7 +130,7 @@ def test_clipped_sum_of_a_linear_model_equals_a_loop_over_units(seed):
         gradient = wide[own].T @ messages[own]
         expected += gradient * min(1.0, CLIP / np.linalg.norm(gradient))
     total = clipped_sum(linear(), features, messages, CLIP, Units(codes))
-    np.testing.assert_allclose(total, expected.ravel(), atol=1e-9)
+    assert_allclose(total, expected.ravel(), atol=1e-9)
 
 
 def test_clipped_sum_of_a_torch_model_equals_a_loop_over_units():
@@ -139,7 +141,7 @@ def test_clipped_sum_of_a_torch_model_equals_a_loop_over_units():
         for own in ([number] for number in range(len(codes)))
     ]
     total = clipped_sum(mlp(), features, messages, CLIP, Units(codes))
-    np.testing.assert_allclose(total, sum(expected), rtol=1e-4, atol=1e-5)
+    assert_allclose(total, sum(expected), rtol=1e-4, atol=1e-5)
 
 
 @few
@@ -156,23 +158,19 @@ def test_statistics_equal_a_loop_over_units(seed):
         part = wide[own].T @ (weights[:, None] * residual[own])
         sums += part * min(1.0, 2.1 / max(np.linalg.norm(part), 1e-30))
     rows = Rows(features, counts, intercept=True, units=Units(codes))
-    np.testing.assert_allclose(noisy_gram(PLAN, rows, noise()), matrix, atol=1e-9)
-    np.testing.assert_allclose(
-        noisy_moments(PLAN, rows, residual, noise()), sums, atol=1e-9
-    )
+    assert_allclose(noisy_gram(PLAN, rows, noise()), matrix, atol=1e-9)
+    assert_allclose(noisy_moments(PLAN, rows, residual, noise()), sums, atol=1e-9)
 
 
 @pytest.mark.parametrize("make", [linear, mlp])
 def test_units_of_one_row_are_clipped_as_rows(make):
     _, features, messages, counts = people(1)
-    units = Units(np.random.default_rng(0).permutation(len(features)))
+    units = Units(default_rng(0).permutation(len(features)))
     by_unit = clipped_sum(make(), features, messages, CLIP, units)
     by_row = clipped_sum(make(), features, messages, CLIP)
-    np.testing.assert_allclose(by_unit, by_row, rtol=1e-6, atol=1e-7)
+    assert_allclose(by_unit, by_row, rtol=1e-6, atol=1e-7)
     both = [Rows(features, counts, True, own) for own in (units, None)]
-    np.testing.assert_allclose(
-        *[noisy_gram(PLAN, own, noise()) for own in both], rtol=1e-9
-    )
+    assert_allclose(*[noisy_gram(PLAN, own, noise()) for own in both], rtol=1e-9)
 
 
 @pytest.mark.parametrize("make", [linear, mlp])
@@ -183,11 +181,11 @@ def test_the_size_of_blocks_changes_nothing(make, monkeypatch):
     monkeypatch.setattr("tp_flower.learning.models.neural.EVALUATION_ROWS", 3)
     monkeypatch.setattr("tp_flower.privacy.units._BLOCK_VALUES", 20)
     chunked = clipped_sum(make(), features, messages, CLIP, units)
-    np.testing.assert_allclose(chunked, whole, rtol=1e-5, atol=1e-6)
+    assert_allclose(chunked, whole, rtol=1e-5, atol=1e-6)
 
 
 def test_whole_units_are_sampled_at_the_rate():
-    codes = np.random.default_rng(0).integers(0, 2000, 6000)
+    codes = default_rng(0).integers(0, 2000, 6000)
     rows = Units(codes).sample(0.3, noise())
     drawn, count = np.unique(codes[rows]), len(np.unique(codes))
     assert np.isin(codes, drawn).sum() == len(rows)
@@ -220,7 +218,7 @@ def test_a_fit_takes_units_whole_and_clips_them_together(rate, monkeypatch):
     for of_rows, clip in steps:
         assert clip == 6.0
         drawn = np.bincount(of_rows, minlength=len(sizes))
-        np.testing.assert_array_equal(drawn[drawn > 0], sizes[drawn > 0])
+        assert_array_equal(drawn[drawn > 0], sizes[drawn > 0])
         assert rate < 1 or len(of_rows) == len(codes)
     assert len(steps) == 9
     assert rate == 1 or len({len(of_rows) for of_rows, _ in steps}) > 1

@@ -10,6 +10,7 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from numpy.testing import assert_array_equal
 
 from tests.support.files import case_table
 from tp_flower.errors import ReplyError
@@ -49,7 +50,7 @@ def test_numbers_per_row_travel_as_float32():
     received = wire.row_numbers(values)
     assert received.dtype == np.float32
     expected = [[np.float32(1 / 3)], [-np.inf], [np.inf], [np.nan], [0.0]]
-    np.testing.assert_array_equal(received, expected)
+    assert_array_equal(received, expected)
 
 
 def test_payload_bytes_by_part():
@@ -69,7 +70,7 @@ def test_payloads_of_either_kind_round_trip(size):
     )
     assert bool(content.array_records) == (size > wire.SMALL_BYTES)
     received = wire.unpack(over_the_wire(content))
-    np.testing.assert_array_equal(received.arrays[0, "x"], array)
+    assert_array_equal(received.arrays[0, "x"], array)
     assert received.arrays[1, "none"].shape == (0, 2)
 
 
@@ -114,7 +115,7 @@ def test_packing_copies_once_and_unpacking_never(array):
     received, peak = peak_of(lambda: wire.unpack(content))
     assert peak < 100_000
     assert received.payload_bytes() == {0: size}
-    np.testing.assert_array_equal(received.arrays[0, "y"], array)
+    assert_array_equal(received.arrays[0, "y"], array)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +201,7 @@ def test_a_cut_payload_is_refused():
 def test_masks_round_trip(mask):
     packed = wire.pack_bits(mask)
     assert packed.nbytes == -(-len(mask) // 8)
-    np.testing.assert_array_equal(wire.unpack_bits(packed, len(mask)), mask)
+    assert_array_equal(wire.unpack_bits(packed, len(mask)), mask)
 
 
 @pytest.mark.parametrize(

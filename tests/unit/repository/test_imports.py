@@ -6,10 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
+from numpy.testing import assert_array_equal
 
 from client_apps.app import app, handler_of, places
 from strategies import Personalised, TablePuppetADMM, TablePuppetSGD
@@ -120,7 +120,7 @@ def test_a_round_of_training_imports_nothing_heavy(method, action, handler, tmp_
     elsewhere, here = grid.elsewhere.arrays, grid.here.arrays
     assert elsewhere
     for key in {*elsewhere, *here}:
-        np.testing.assert_array_equal(elsewhere[key], here[key])
+        assert_array_equal(elsewhere[key], here[key])
     assert f"client_apps.methods.{handler}" in grid.imported
     assert not {name.split(".")[0] for name in grid.imported} & HEAVY
     assert not grid.imported & OURS

@@ -1,8 +1,8 @@
 """At how many rows sites and server work out scores, against figures by hand."""
 
-import numpy as np
 import pandas as pd
 import pytest
+from numpy.random import default_rng
 
 from strategies.report_page.page import render
 from strategies.training.join_method import JoinMethod
@@ -80,7 +80,7 @@ def test_only_a_squared_loss_tells_averages_and_only_clear_scores_tell_all():
 
 
 def test_rows_of_ten_joined_rows_are_estimated_by_the_server():
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     orders = pd.DataFrame(
         {"item": [0] * 9 + [1] * 10 + [2], "qty": rng.normal(size=20)}
     )

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from numpy.random import default_rng
 
 from client_apps.data import counter, database
 from client_apps.data.database import FILE, Changes, open_database
@@ -333,7 +334,7 @@ def test_a_damaged_file_is_refused_or_changes_nothing(root, tmp_path):
     spent = example(root).spent("F")
     forget_processes()
     text = (tmp_path / "state" / FILE).read_bytes()
-    rng = np.random.default_rng(3)
+    rng = default_rng(3)
     refused = 0
     for number, place in enumerate(rng.choice(len(text), 400, replace=False)):
         changed = bytearray(text)
@@ -502,7 +503,7 @@ def test_all_that_leaves_is_on_the_disk_first(root, monkeypatch):
 
 
 def long_example(root, runs=6):
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     ledger = Ledger(root)
     for run in map(str, range(runs)):
         ledger.reserve(

@@ -7,6 +7,7 @@ from unittest.mock import Mock, patch
 import numpy as np
 import pandas as pd
 import pytest
+from numpy.testing import assert_array_equal
 
 from client_apps.data.database import FILE
 from client_apps.data.ledger import Ledger, open_ledger
@@ -165,7 +166,7 @@ def test_labels_are_drawn_once_and_paid_for_once(tmp_path):
     first = release(make_site(tmp_path, run=1), booleans())
     # another run, another process: nothing is in memory but the class itself
     second = release(make_site(tmp_path, run=2), booleans())
-    np.testing.assert_array_equal(first.values, second.values)
+    assert_array_equal(first.values, second.values)
     site = make_site(tmp_path, run=3)
     assert spent(site) == [PureDp(1.0)]
     assert (tmp_path / "state" / FILE).stat().st_mode & 0o077 == 0
@@ -181,7 +182,7 @@ def test_labels_are_drawn_once_and_paid_for_once(tmp_path):
         release(make_site(tmp_path, run, state=":memory:"), booleans()).values
         for run in (1, 2)
     ]
-    np.testing.assert_array_equal(*rows)
+    assert_array_equal(*rows)
     assert len(kept_draws(tmp_path)) == 1
 
 
@@ -205,11 +206,11 @@ def test_what_differs_is_drawn_anew_and_paid_for(tmp_path, other):
     assert total == 1.0 + other.get("plan", RESPONSE).epsilon
     # and neither again
     again = release(site, booleans())
-    np.testing.assert_array_equal(again.values, first.values)
+    assert_array_equal(again.values, first.values)
     # of what the labels do not depend on there is no other draw
     alike = Fragment("x", "orders", keys=(("qty",),), label="qty > 3")
     again = release(site, booleans(), fragment=alike)
-    np.testing.assert_array_equal(again.values, first.values)
+    assert_array_equal(again.values, first.values)
     assert sum(each.epsilon * each.count for each in spent(site)) == total
 
 
@@ -219,7 +220,7 @@ def test_a_lost_draw_is_paid_for_again_and_a_damaged_one_is_not_drawn(tmp_path):
     open_ledger(str(tmp_path / "state")).begin_anew()
     forget_processes()
     site = make_site(tmp_path, run=2)
-    np.testing.assert_array_equal(release(site, booleans()).values, first.values)
+    assert_array_equal(release(site, booleans()).values, first.values)
     assert [line["event"] for line in site.ledger.lines(name_of(2))] == ["charge"]
     rows_in(tmp_path / "state" / FILE, "DELETE FROM entries WHERE run = 'labels'")
     assert (first.values != release(site, booleans()).values).any()
@@ -268,7 +269,7 @@ def test_a_crash_at_the_payment_leaves_nothing(tmp_path, place):
     assert kept_draws(tmp_path) == []
     assert spent(site) == []
     first = release(site, booleans()).values
-    np.testing.assert_array_equal(release(site, booleans()).values, first)
+    assert_array_equal(release(site, booleans()).values, first)
     assert spent(site) == [PureDp(1.0)]
 
 
@@ -281,7 +282,7 @@ def test_two_runs_that_draw_at_once_do_not_both_tell(tmp_path):
         released_label(second, 0, RESPONSE, booleans())
         drawn = release(first, booleans()).values
     assert errors.kind_of(caught.value) is errors.ErrorKind.TRANSIENT
-    np.testing.assert_array_equal(release(second, booleans()).values, drawn)
+    assert_array_equal(release(second, booleans()).values, drawn)
     assert spent(first) == [PureDp(1.0)]
 
 

@@ -4,8 +4,8 @@ processes.
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
+from numpy.random import default_rng
 
 from client_apps.data.ledger import Ledger
 from client_apps.data.score_counts import ScoreLimit
@@ -83,7 +83,7 @@ def test_no_set_of_columns_lets_more_leave_than_half_of_its_columns(tmp_path):
     """Whatever queries a server poses: of independent columns, any set keeps half its
     unknowns.
     """
-    rng = np.random.default_rng(2)
+    rng = default_rng(2)
     for trial in range(9):
         ledger, left, width = Ledger(str(tmp_path / str(trial))), [], 8
         for _ in range(50):

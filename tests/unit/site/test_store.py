@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from client_apps.data import database, run_store
 from client_apps.data.database import FILE
@@ -54,7 +55,7 @@ def same(entry):
     assert entry.meta == ENTRY.meta
     assert entry.arrays.keys() == ENTRY.arrays.keys()
     for name, array in ENTRY.arrays.items():
-        np.testing.assert_array_equal(entry.arrays[name], array, strict=True)
+        assert_array_equal(entry.arrays[name], array, strict=True)
 
 
 @pytest.mark.parametrize("is_on_disk", [True, False])
@@ -93,7 +94,7 @@ def test_files_are_mapped_read_only(tmp_path):
     save(at(tmp_path), entry=Entry({"new": np.ones(2)}, {}))
     forget_processes()
     assert at(tmp_path).load("part-0").arrays.keys() == {"new"}
-    np.testing.assert_array_equal(mapped, ENTRY.arrays["features"])
+    assert_array_equal(mapped, ENTRY.arrays["features"])
 
 
 def test_folder_is_private_and_has_no_leftovers(tmp_path):
@@ -247,9 +248,9 @@ def test_a_round_is_there_as_a_whole_or_not_at_all(tmp_path, root):
         assert bool(files) == (root == str(tmp_path) and not is_killed)
     last = again.last()
     assert (last.number, last.digest, last.history) == (3, "d", "h")
-    np.testing.assert_array_equal(last.arrays[1, "model"], np.arange(9.0))
+    assert_array_equal(last.arrays[1, "model"], np.arange(9.0))
     assert tuple(map(bytes, again.reply())) == REPLY
-    np.testing.assert_array_equal(again.labels("x", lambda: np.zeros(3))[0], np.ones(3))
+    assert_array_equal(again.labels("x", lambda: np.zeros(3))[0], np.ones(3))
     same(again.load("part-0"))
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from numpy.random import default_rng
+from numpy.testing import assert_array_equal
 
 from client_apps.data import run_store as store
 from client_apps.data.features import CachedFeatures
@@ -24,7 +26,7 @@ from tp_flower.sources.shards import ShardSource, load_tables, register_frames, 
 FRAME = pd.DataFrame(
     {
         "k": np.arange(500) % 60,
-        "x": np.random.default_rng(0).random(500).round(6),
+        "x": default_rng(0).random(500).round(6),
         "c": [None if n % 9 == 0 else f"t{n % 5}" for n in range(500)],
     }
 )
@@ -83,7 +85,7 @@ def test_features_are_of_whole_columns(tmp_path, source, monkeypatch, most_rows)
         tables.extract(0, source, WANTED)
         features = tables.encode(0, encoder(tables), ROWS)
         assert features.dtype == np.float32
-        np.testing.assert_array_equal(features, expected(tables))
+        assert_array_equal(features, expected(tables))
         assert tables.encode(0, encoder(tables), ROWS[:0]).shape == (
             0,
             features.shape[1],
@@ -100,7 +102,7 @@ def test_second_message_reads_no_source(tmp_path, source):
         forget()
         tables = Site(tmp_path / "state").tables
         features = tables.encode(0, encoder(tables), ROWS)
-        np.testing.assert_array_equal(features, expected(tables))
+        assert_array_equal(features, expected(tables))
     assert isinstance(features, np.memmap)
 
 
@@ -119,7 +121,7 @@ def test_later_run_reads_no_source(tmp_path, source, monkeypatch):
     stored = again.extract(0, source, WANTED)
     for name in "xc":
         ours, theirs = stored.column(name), extracted.column(name)
-        np.testing.assert_array_equal(ours.is_missing, theirs.is_missing)
+        assert_array_equal(ours.is_missing, theirs.is_missing)
     assert stored.keys[0].texts == extracted.keys[0].texts
 
 

@@ -12,6 +12,7 @@ import duckdb
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from numpy.testing import assert_allclose
 
 from tests.support.database_tables import KINDS, fill, run, source_of, url_of
 from tests.support.files import case_table
@@ -530,7 +531,7 @@ def test_forms_of_one_table_agree(same):
     assert pairs[1] is None
     assert "Zo\u00eb" in pairs[0]
     twice, month, name, early = (extracted.column(f"f{k}") for k in range(4))
-    np.testing.assert_allclose(twice.values, [0.2, np.nan, 2e300])
+    assert_allclose(twice.values, [0.2, np.nan, 2e300])
     assert month.values.tolist() == [2, 1, 1]
     assert early.values.tolist() == [0, 1, 1]
     names = [None if c < 0 else name.texts[c].as_py() for c in name.codes]

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from client_apps.data.run_store import Entry
 from client_apps.methods import registry
@@ -49,7 +50,7 @@ def test_a_state_is_read_as_it_was_written(name):
     arrays = write_state(state)
     again = read_state(Outer, {**arrays, "model": np.ones(3)})
     for key, array in write_state(again).items():
-        np.testing.assert_array_equal(array, arrays.pop(key))
+        assert_array_equal(array, arrays.pop(key))
         assert not np.shares_memory(array, arrays.get(key, np.zeros(0)))
     assert not arrays
     assert (again.count, again.weight) == (state.count, state.weight)
@@ -65,7 +66,7 @@ def test_the_names_of_arrays_are_those_of_fields():
     }
     # as sites of earlier versions have stored them
     progress = write_state(Progress(scores_number=7))
-    np.testing.assert_array_equal(progress["scores_number"], [7.0])
+    assert_array_equal(progress["scores_number"], [7.0])
 
 
 @pytest.mark.parametrize("family", registry.ROOMS)

@@ -12,6 +12,7 @@ from enum import StrEnum
 import numpy as np
 import pytest
 from flwr.app import Message
+from numpy.testing import assert_array_equal
 
 from client_apps.app import make_app
 from client_apps.methods import registry
@@ -159,8 +160,8 @@ def test_a_method_from_elsewhere_begins_and_answers_its_messages(app):
     assert again.header["parts"] == first.header["parts"]
     (part,) = parts
     assert part.state.steps == 1
-    np.testing.assert_array_equal(part.state.moved, np.full_like(part.state.moved, 0.5))
-    np.testing.assert_array_equal(part.model.parameters, part.state.moved)
+    assert_array_equal(part.state.moved, np.full_like(part.state.moved, 0.5))
+    assert_array_equal(part.model.parameters, part.state.moved)
 
 
 @pytest.mark.usefixtures("app")
