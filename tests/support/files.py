@@ -6,14 +6,24 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def case_table(test_file: str) -> dict[str, Any]:
+class CaseTable(dict[str, Any]):
+    """The cases of a test file, in lists by name."""
+
+    def each(self, name: str, *arguments: str) -> pytest.MarkDecorator:
+        """Run a test with each case of a list, which holds values of its arguments."""
+        names = arguments if len(arguments) > 1 else arguments[0]
+        return pytest.mark.parametrize(names, self[name])
+
+
+def case_table(test_file: str) -> CaseTable:
     """Read the TOML file beside a test file, of the same name."""
-    return tomllib.loads(
-        Path(test_file).with_suffix(".toml").read_text(encoding="utf-8")
-    )
+    text = Path(test_file).with_suffix(".toml").read_text(encoding="utf-8")
+    return CaseTable(tomllib.loads(text))
 
 
 def output_of(code: str, *arguments: str) -> str:

@@ -271,7 +271,7 @@ def test_file_that_is_cut_short(tmp_path):
         open_extracted(tmp_path).column("twice")
 
 
-@pytest.mark.parametrize("kind", CASES["vectors"])
+@CASES.each("vectors", "kind")
 def test_vectors(tmp_path, kind):
     values = f"(NULL), ([1, 2]::{kind}), (NULL), ([NULL, -4]::{kind})"
     sql = f"SELECT CAST(v AS {kind}) AS v FROM (VALUES {values}) t(v)"

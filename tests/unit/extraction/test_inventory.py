@@ -98,9 +98,7 @@ def find(grid, *wanted, **settings):
         ).tables
 
 
-@pytest.mark.parametrize(
-    ("nodes", "wanted", "how", "settled", "tables", "seconds"), CASES["waits"]
-)
+@CASES.each("waits", "nodes", "wanted", "how", "settled", "tables", "seconds")
 def test_how_long_sites_are_waited_for(
     nodes, wanted, how, settled, tables, seconds, monkeypatch
 ):

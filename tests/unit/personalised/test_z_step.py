@@ -204,7 +204,7 @@ def test_edges_as_people_write_them():
     assert graph.edges.tolist() == [[0, 1], [0, 2], [2, 3]]
 
 
-@pytest.mark.parametrize(("text", "message"), CASES["edges"])
+@CASES.each("edges", "text", "message")
 def test_edges_that_cannot_be_read(text, message):
     with pytest.raises(SettingsError, match=message):
         parse_edges(text, ["a", "b", "d", "a-b", "b-d"])

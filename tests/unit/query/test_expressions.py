@@ -90,7 +90,7 @@ def test_aggregates_outside_of_sub_queries(text):
         expressions.parse_expression(text, "feature 'f'")
 
 
-@pytest.mark.parametrize(("text", "reason"), CASES["aggregates"])
+@CASES.each("aggregates", "text", "reason")
 def test_refused_aggregates(text, reason):
     with pytest.raises(QueryError, match=f"column 'f' is refused: .*{reason}"):
         expressions.parse_expression(text, "column 'f'", aggregates=True)

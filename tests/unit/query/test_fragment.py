@@ -107,7 +107,7 @@ def check_changed(change, *, inside):
     return replace(PLAIN, **change).check(COLUMNS)
 
 
-@pytest.mark.parametrize(("sql", "reason"), CASES["hostile"])
+@CASES.each("hostile", "sql", "reason")
 @pytest.mark.parametrize("place", PLACES)
 def test_hostile_pieces_are_refused_by_name(sql, reason, place):
     with pytest.raises(
@@ -137,7 +137,7 @@ def test_a_fragment_over_a_sub_query_sees_its_outputs_alone():
         replace(GROUPED, filters=('SUM("n") > 1',)).check(COLUMNS)
 
 
-@pytest.mark.parametrize(("field", "pieces", "message"), CASES["sub_query"])
+@CASES.each("sub_query", "field", "pieces", "message")
 def test_refused_sub_queries(field, pieces, message):
     values = [Feature("k", sql) for sql in pieces] if field == "columns" else pieces
     with pytest.raises(QueryError, match=f"table 'p': .*{message}"):

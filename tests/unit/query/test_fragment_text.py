@@ -37,7 +37,7 @@ def test_the_same_query_has_one_text():
     assert fragment_text(again) == TEXT
 
 
-@pytest.mark.parametrize(("hostile", "line"), CASES["hostile"])
+@CASES.each("hostile", "hostile", "line")
 def test_no_piece_forges_a_line_or_hides_a_part(hostile, line):
     text = fragment_text(Fragment("v", "visits", filters=(hostile,)))
     assert text.split("\n") == ['table "visits"', line]

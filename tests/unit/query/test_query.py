@@ -132,7 +132,7 @@ def test_prediction_leaves_label_and_weight_out_and_training_the_label(label, we
         )
 
 
-@pytest.mark.parametrize(("select", "table", "names"), CASES["stars"])
+@CASES.each("stars", "select", "table", "names")
 def test_stars_hide_the_columns_of_a_label(select, table, names):
     """Also one that the star brings; training reads what prediction reads."""
     query = Query.from_sql(f"SELECT {select} {FROM}", needs_label=False)

@@ -36,7 +36,7 @@ def test_numbers_are_short(kind):
     assert format_value(None) == "-"
 
 
-@pytest.mark.parametrize("column", CASES["columns"])
+@CASES.each("columns", "column")
 def test_a_column_has_one_format(column):
     show = value_format(column["numbers"])
     assert [show(number) for number in column["numbers"]] == column["texts"]

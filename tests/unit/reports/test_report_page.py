@@ -142,7 +142,7 @@ def test_labels_lie_beside_predictions():
     assert figure.points == {"rows not trained on": pairs, "prediction = label": equal}
 
 
-@pytest.mark.parametrize(("mode", "model", "verbs"), CASES["commands"])
+@CASES.each("commands", "mode", "model", "verbs")
 def test_commands_repeat_the_run_and_go_on(mode, model, verbs):
     folder, sql = "/my runs/it's $HOME;1", "SELECT '\"a\\b\"'\nFROM é"
     chosen = Settings(sql=sql, l2=1e-5, progress=False, output_dir=folder)
@@ -268,7 +268,7 @@ def test_status_of_a_failed_run_is_at_the_top():
     assert "AUC 0.7333" in page.text
 
 
-@pytest.mark.parametrize("name", CASES["sentences"])
+@CASES.each("sentences", "name")
 def test_what_a_run_was_is_said(name):
     text = Page(render(EXAMPLES[name])).text
     for sentence in CASES["sentences"][name]:

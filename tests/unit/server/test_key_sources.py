@@ -135,7 +135,7 @@ def test_sites_that_are_not_set_up_are_refused_at_first(make, source, change, ma
         assert str(folder) not in str(caught.value)
 
 
-@pytest.mark.parametrize(("left_out", "match"), CASES["left_out"])
+@CASES.each("left_out", "left_out", "match")
 def test_leader_and_member_trust_pinned_keys_only(tmp_path, left_out, match):
     grid = KeyedGrid(tmp_path, AB).pin(tuple(left_out))
     with pytest.raises(SiteError, match=match.format(grid.public_key("b")[:16])):

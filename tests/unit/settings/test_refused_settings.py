@@ -8,8 +8,10 @@ from tests.support.files import case_table
 from tp_flower.errors import SettingsError
 from tp_flower.settings import Settings, keys
 
+CASES = case_table(__file__)
 
-@pytest.mark.parametrize(("config", "message"), case_table(__file__)["refused"])
+
+@CASES.each("refused", "config", "message")
 def test_what_cannot_be_used_is_refused(config, message):
     with pytest.raises(
         SettingsError, match=re.escape(message).replace(r"\.\.\.", ".*")
@@ -17,7 +19,7 @@ def test_what_cannot_be_used_is_refused(config, message):
         Settings.from_run_config(config)
 
 
-@pytest.mark.parametrize("config", case_table(__file__)["not-with-importance"])
+@CASES.each("not-with-importance", "config")
 def test_importance_makes_other_noise_void(config):
     drawn = {**config, "coreset-size": 10}
     message = f"'importance' does not go with {next(iter(config))}: .* use 'uniform'"

@@ -26,7 +26,7 @@ month = "cyclic(12)"
 """
 
 
-@pytest.mark.parametrize(("text", "key", "value"), CASES["overrides"])
+@CASES.each("overrides", "text", "key", "value")
 def test_a_value_is_toml_or_a_word(text, key, value):
     assert read_override(text) == (key, value)
     assert type(read_override(text)[1]) is type(value)
@@ -61,7 +61,7 @@ def test_relative_tables_start_where_they_are_written(tmp_path, monkeypatch):
     assert read_run_config(file, ["tables="])["tables"] == ""
 
 
-@pytest.mark.parametrize(("text", "overrides", "message"), CASES["refused"])
+@CASES.each("refused", "text", "overrides", "message")
 def test_refused(text, overrides, message, tmp_path):
     file = tmp_path / "my-run.toml"
     if text != "none":

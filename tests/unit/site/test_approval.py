@@ -177,7 +177,7 @@ def test_the_digest_is_that_of_another_day_and_of_an_explanation():
         assert changed(PROPOSAL, ("settings", "mode"), mode).digest != PROPOSAL.digest
 
 
-@pytest.mark.parametrize(("name", "settings", "lines"), CASES["texts"])
+@CASES.each("texts", "name", "settings", "lines")
 def test_the_text_of_a_run(name, settings, lines):
     proposal = proposal_of(CASES[name], **settings)
     text = " ".join(proposal_text(proposal, OWN).split())
@@ -218,7 +218,7 @@ def test_a_run_that_cannot_be_explained_is_not_shown():
         proposal_text(changed(PROPOSAL, ("parts", 0, "fragment"), {"name": "t"}), OWN)
 
 
-@pytest.mark.parametrize(("before", "tables", "after"), CASES["lists"])
+@CASES.each("lists", "before", "tables", "after")
 def test_the_digest_is_added_and_nothing_else_changes(before, tables, after):
     text = with_approval(before, "sha256:11", tables)
     assert text == after

@@ -244,7 +244,7 @@ def test_a_table_whose_budget_is_spent_tells_no_more_labels(tmp_path):
     release(site, booleans())
 
 
-@pytest.mark.parametrize(("policy", "level"), CASES["levels"])
+@CASES.each("levels", "policy", "level")
 def test_labels_leave_as_the_policy_wants_it(tmp_path, policy, level):
     site, label = make_site(tmp_path, policy=policy), booleans()
     refused = pytest.raises(errors.PolicyError, match=rf"releases\.labels = {level}")

@@ -37,7 +37,7 @@ def warnings(path: str, **fields: object) -> tuple[str, ...]:
     return describe(ShardSource("t", "here", 0, path, nulls=NULLS, **fields)).warnings
 
 
-@pytest.mark.parametrize(("first", "late", "expected"), CASES["late-values"])
+@CASES.each("late-values", "first", "late", "expected")
 def test_late_value_decides_the_type(tmp_path, first, late, expected):
     path = write(tmp_path, f"{first},x", f"{late},x")
     assert types(path) == {"a": expected, "b": "VARCHAR"}
@@ -49,7 +49,7 @@ def test_late_value_decides_the_type(tmp_path, first, late, expected):
     assert actual == duckdb.execute(f"SELECT CAST(? AS {expected})", [value]).fetchall()
 
 
-@pytest.mark.parametrize(("late", "expected"), CASES["late-lines"])
+@CASES.each("late-lines", "late", "expected")
 def test_late_line_decides_how_the_file_is_written(tmp_path, late, expected):
     path = write(tmp_path, "1,x", late)
     relation = csv_call(path, NULLS, csv_format(path, NULLS).dialect, types(path))
@@ -86,7 +86,7 @@ def test_one_text_among_numbers_is_told(tmp_path):
     assert describe(ShardSource("t", "here", 0, path, nulls=("n/a",))).warnings == ()
 
 
-@pytest.mark.parametrize(("values", "row"), CASES["nearly-numbers"])
+@CASES.each("nearly-numbers", "values", "row")
 def test_columns_that_are_nearly_numbers(tmp_path, values, row):
     path = tmp_path / "t.csv"
     path.write_text("a,b\n" + "".join(f"{value},1\n" for value in values.split(" ")))
@@ -96,7 +96,7 @@ def test_columns_that_are_nearly_numbers(tmp_path, values, row):
     )
 
 
-@pytest.mark.parametrize(("values", "remedy", "expected"), CASES["hints"])
+@CASES.each("hints", "values", "remedy", "expected")
 def test_the_hint_for_texts_names_what_reads_them(tmp_path, values, remedy, expected):
     texts = "".join(f"{value.replace('T', ' ')};x\n" for value in values.split())
     (tmp_path / "t.csv").write_text(f"a;b\n{texts}")
@@ -134,7 +134,7 @@ def test_the_site_logs_a_warning_once(tmp_path, caplog):
     assert caplog.text.count("column 'a' is read as text") == 1
 
 
-@pytest.mark.parametrize(("values", "readings", "differ"), CASES["readings"])
+@CASES.each("readings", "values", "readings", "differ")
 def test_readings_of_a_column(tmp_path, values, readings, differ):
     path = tmp_path / "t.csv"
     path.write_text("a;b\n" + "".join(f"{value};1\n" for value in values.split("|")))
@@ -153,7 +153,7 @@ def test_readings_of_a_column(tmp_path, values, readings, differ):
         assert counts == (len(values.split("|")),) * 2
 
 
-@pytest.mark.parametrize(("values", "merges"), CASES["merging"])
+@CASES.each("merging", "values", "merges")
 def test_texts_that_differ_but_are_equal_values(tmp_path, values, merges):
     path = tmp_path / "t.csv"
     path.write_text("a;b\n" + "".join(f"{value};1\n" for value in values.split("|")))

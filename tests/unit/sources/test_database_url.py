@@ -17,7 +17,7 @@ def parse(text, environment=ENVIRONMENT):
     return parse_url(text, environment, Path("/site"), "shard 0 of table 't'")
 
 
-@pytest.mark.parametrize(("text", "driver", "dialect"), CASES["drivers"])
+@CASES.each("drivers", "text", "driver", "dialect")
 def test_driver(text, driver, dialect):
     actual = parse(text)
     assert (actual.url.drivername, actual.dialect) == (driver, dialect)
@@ -42,7 +42,7 @@ def test_characters_of_a_user_or_password_are_escaped_as_the_refusal_says():
     assert (url.username, url.password, url.host) == ("an@na", "p@ss/w:rd", "h")
 
 
-@pytest.mark.parametrize(("text", "printed"), CASES["printed"])
+@CASES.each("printed", "text", "printed")
 def test_text_without_secrets(text, printed):
     url = parse(text)
     assert str(url) == printed
@@ -55,7 +55,7 @@ def test_words_of_a_driver_are_redacted():
     assert actual.redact(words) == "*** *** *** *** *** d"
 
 
-@pytest.mark.parametrize(("text", "match"), CASES["refused"])
+@CASES.each("refused", "text", "match")
 def test_refusals(text, match):
     match = f"'uri' of shard 0 of table 't'.*{match}"
     with pytest.raises(SourceError, match=match) as e:

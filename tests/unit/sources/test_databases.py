@@ -156,7 +156,7 @@ def test_refusals_show_no_value(
         assert "secret" not in "".join(traceback.format_exception(caught.value))
 
 
-@pytest.mark.parametrize(("kind", "columns", "conversion", "values"), CASES["misfits"])
+@CASES.each("misfits", "kind", "columns", "conversion", "values")
 def test_a_value_that_is_not_of_its_columns_type_is_read_as_the_refusal_says(
     kind, columns, conversion, values, request, tmp_path
 ):
@@ -175,7 +175,7 @@ def test_a_value_that_is_not_of_its_columns_type_is_read_as_the_refusal_says(
         assert values_of(typed, "f") == values
 
 
-@pytest.mark.parametrize(("kind", "declared", "text", "conversion"), CASES["useless"])
+@CASES.each("useless", "kind", "declared", "text", "conversion")
 def test_columns_of_no_use_stop_only_queries_that_read_them(
     kind, declared, text, conversion, request, tmp_path
 ):
@@ -198,7 +198,7 @@ def test_columns_of_no_use_stop_only_queries_that_read_them(
         values_of(source, "b")
 
 
-@pytest.mark.parametrize(("declared", "values", "reason"), CASES["mixed"])
+@CASES.each("mixed", "declared", "values", "reason")
 def test_mixed_columns_of_sqlite_stop_only_queries_that_read_them(
     sqlite, declared, values, reason
 ):
@@ -232,7 +232,7 @@ def test_mixed_columns_of_sqlite_stop_only_queries_that_read_them(
     assert 'types = { c = "VARCHAR" }' in shards.describe(renamed).unread["c"]
 
 
-@pytest.mark.parametrize("declared", CASES["texts"])
+@CASES.each("texts", "declared")
 def test_texts_of_an_unknown_type_are_texts(sqlite, declared):
     run(
         sqlite,
@@ -424,7 +424,7 @@ def test_fingerprint(url):
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
-@pytest.mark.parametrize(("change", "match"), CASES["unreachable"])
+@CASES.each("unreachable", "change", "match")
 def test_servers_that_do_not_answer(kind, change, match, request):
     url = request.getfixturevalue(kind)
     with pytest.raises(SourceError, match=match) as caught:
@@ -462,7 +462,7 @@ def test_no_permission(postgresql, mariadb):
     assert rows_of(source_of(guest, "t", sql=f"SELECT a FROM {table}")) == [(1,)]
 
 
-@pytest.mark.parametrize(("kind", "others", "kill"), CASES["lost"])
+@CASES.each("lost", "kind", "others", "kill")
 def test_connection_that_is_lost(kind, others, kill, request):
     url, sql = request.getfixturevalue(kind), f"SELECT {SESSIONS[kind]} AND {others}"
     # more than the buffers between us hold

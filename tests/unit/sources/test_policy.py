@@ -202,7 +202,7 @@ def test_weights_in_the_clear_need_a_list_of_their_columns(tmp_path):
     assert strict(tmp_path, f'{rules}weights = ["w"]').weights == ("w",)
 
 
-@pytest.mark.parametrize(("text", "match"), CASES["refused"])
+@CASES.each("refused", "text", "match")
 def test_refused_policies(tmp_path, text, match):
     file = tmp_path / "tables.toml"
     file.write_text(f"[tables.t]\npath = 't.csv'\npolicy = {{ {text} }}")
@@ -239,13 +239,13 @@ def fragment_of(*pieces):
     )
 
 
-@pytest.mark.parametrize("pieces", CASES["allowed-reads"])
+@CASES.each("allowed-reads", "pieces")
 def test_allowed_reads(pieces):
     check(POLICY, fragment_of(*pieces))
     check(Policy(), fragment_of(*pieces))
 
 
-@pytest.mark.parametrize(("pieces", "match"), CASES["refused-reads"])
+@CASES.each("refused-reads", "pieces", "match")
 def test_refused_reads(pieces, match):
     with pytest.raises(PolicyError, match=match):
         check(POLICY, fragment_of(*pieces))
@@ -345,7 +345,7 @@ def test_statistics_by_level(spec, finest):
             policy.check_statistics("t", "x", "number", both)
 
 
-@pytest.mark.parametrize(("kind", "instead"), CASES["instead"])
+@CASES.each("instead", "kind", "instead")
 def test_a_refused_statistic_comes_with_what_to_write_instead(kind, instead):
     policy = Policy(releases=BUDGETED)
     spec = EncoderSpec.parse(DEFAULTS[kind]).for_kind(kind, 9)
@@ -407,7 +407,7 @@ def test_the_smallest_batch_must_have_enough_rows(tmp_path):
         check_training_rows(source, "t", rows, odd, sends_sums=True)
 
 
-@pytest.mark.parametrize(("kind", "covering", "other"), CASES["covering"])
+@CASES.each("covering", "kind", "covering", "other")
 def test_a_plan_must_cover_what_the_policy_wants_covered(
     tmp_path, kind, covering, other
 ):

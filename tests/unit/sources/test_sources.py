@@ -75,7 +75,7 @@ def test_tables_file_in_both_forms(tmp_path):
     assert uk.nulls == ("?",)
 
 
-@pytest.mark.parametrize(("text", "match"), case_table(__file__)["refused"])
+@CASES.each("refused", "text", "match")
 def test_tables_file_refusals(tmp_path, text, match):
     with pytest.raises(SourceError, match=match) as caught:
         shards.load_tables(tables_file(tmp_path, text))
@@ -277,7 +277,7 @@ def test_unreadable_files(tmp_path, name, data, match):
 
 
 @pytest.mark.parametrize("kind", ["csv", "folder", "frame", "duckdb"])
-@pytest.mark.parametrize("sql", CASES["other_reads"])
+@CASES.each("other_reads", "sql")
 def test_connection_reads_its_source_and_nothing_else(tmp_path, sql, kind):
     source = csv(tmp_path, ORDERS)
     other = csv(tmp_path, ORDERS, "other.csv").path
