@@ -15,12 +15,12 @@ from tests.support.examples.explained import explain, printed
 from tests.support.examples.site_examples import (
     body,
     check,
-    features,
     fragment,
     policy_of,
     site_of,
 )
 from tests.support.files import case_table
+from tests.support.fragments import features
 from tests.support.joined import run as extracted
 from tp_flower.errors import MessageError, PolicyError, QueryError, SiteError
 from tp_flower.extraction.extract import extract

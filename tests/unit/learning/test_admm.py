@@ -10,16 +10,23 @@ from tests.support.reference.families import family
 from tp_flower.joins import rows as rows_of_joins
 from tp_flower.joins.mapping import TableMapping, TableRows
 from tp_flower.joins.rows import JoinedRows
-from tp_flower.methods.admm import iterations as admm
+from tp_flower.methods.admm.iterations import (
+    BALANCE_WINDOW,
+    Residuals,
+    admm_step,
+    advance,
+    balanced_rho,
+    start,
+)
 from tp_flower.objectives import names_of_losses
 
 each_loss = pytest.mark.parametrize(
     "loss", [family(name) for name in names_of_losses()], ids=str
 )
 HIGH, LOW, EVEN = (
-    admm.Residuals(1.0, 0.01),
-    admm.Residuals(0.01, 1.0),
-    admm.Residuals(1.0, 0.5),
+    Residuals(1.0, 0.01),
+    Residuals(0.01, 1.0),
+    Residuals(1.0, 0.5),
 )
 
 
@@ -44,12 +51,12 @@ def test_duals_are_the_gradient_at_z_after_every_step(loss, alpha, rho):
     labels = loss.labels(rng, 20)
     objective = loss.on(labels)
     rows = one_to_one(20, objective.vectors)
-    admm.start(rows, np.zeros(loss.outputs))
+    start(rows, np.zeros(loss.outputs))
     for _ in range(5):
         scores = 3 * rng.normal(size=(20, loss.outputs))
         rows.fill("scores", scores)
         old_z, old_duals = (rows.whole(name).copy() for name in ("z", "duals"))
-        sums = admm.admm_step(rows, objective, rho, alpha)
+        sums = admm_step(rows, objective, rho, alpha)
         z, duals = rows.whole("z"), rows.whole("duals")
         assert_array_equal(rows.whole("scores"), scores)
         relaxed = alpha * scores + (1 - alpha) * old_z
@@ -60,14 +67,12 @@ def test_duals_are_the_gradient_at_z_after_every_step(loss, alpha, rho):
         assert_allclose(sums["t"], duals + rho * (scores - z), atol=1e-12)
 
 
-def gap_of(vectors, scores, base, rho) -> admm.Residuals:
+def gap_of(vectors, scores, base, rho) -> Residuals:
     """Residuals of an epoch that ends with scores (N, d_c), over a base score."""
     objective = family("squared").on(np.zeros(len(scores)))
     rows = one_to_one(len(scores), {**objective.vectors, **vectors})
     local = {"t": scores - base}
-    gap, total = admm.advance(
-        rows, objective, rho, base, lambda sums: base + sums, local
-    )
+    gap, total = advance(rows, objective, rho, base, lambda sums: base + sums, local)
     assert total == pytest.approx((scores[:, 0] ** 2).sum() / 2.0)
     assert_allclose(rows.whole("scores"), scores)
     return gap
@@ -80,27 +85,27 @@ def test_residuals_by_hand():
     # ||(3, 4)|| over ||(4, 5)||; 0.5 ||(4, 5)|| over ||(3, 4)||
     assert gap.primal == pytest.approx(5 / np.sqrt(41))
     assert gap.dual == pytest.approx(0.5 * np.sqrt(41) / 5)
-    start = one_to_one(3)
-    admm.start(start, np.array([0.5, -1.0]))
-    assert start.whole("z").tolist() == [[0.5, -1.0]] * 3
-    assert not start.whole("duals").any()
+    rows = one_to_one(3)
+    start(rows, np.array([0.5, -1.0]))
+    assert rows.whole("z").tolist() == [[0.5, -1.0]] * 3
+    assert not rows.whole("duals").any()
     zero = np.zeros((3, 2))
     nothing = gap_of({"z": zero, "duals": zero, "scores": zero}, zero, np.zeros(2), 1.0)
-    assert nothing == admm.Residuals(0.0, 0.0)
+    assert nothing == Residuals(0.0, 0.0)
 
 
 @pytest.mark.parametrize(
     ("recent", "expected"),
     [
-        ([HIGH] * admm.BALANCE_WINDOW, 6.0),
-        ([LOW] * admm.BALANCE_WINDOW, 1.5),
-        ([EVEN, *[HIGH] * admm.BALANCE_WINDOW], 6.0),
-        ([*[HIGH] * admm.BALANCE_WINDOW, EVEN], 3.0),
-        ([HIGH] * (admm.BALANCE_WINDOW - 1), 3.0),
-        ([LOW, *[HIGH] * (admm.BALANCE_WINDOW - 1)], 3.0),
-        ([admm.Residuals(0.0, 0.0)] * admm.BALANCE_WINDOW, 3.0),
+        ([HIGH] * BALANCE_WINDOW, 6.0),
+        ([LOW] * BALANCE_WINDOW, 1.5),
+        ([EVEN, *[HIGH] * BALANCE_WINDOW], 6.0),
+        ([*[HIGH] * BALANCE_WINDOW, EVEN], 3.0),
+        ([HIGH] * (BALANCE_WINDOW - 1), 3.0),
+        ([LOW, *[HIGH] * (BALANCE_WINDOW - 1)], 3.0),
+        ([Residuals(0.0, 0.0)] * BALANCE_WINDOW, 3.0),
         ([], 3.0),
     ],
 )
 def test_rho_follows_a_lasting_imbalance_only(recent, expected):
-    assert admm.balanced_rho(3.0, recent) == expected
+    assert balanced_rho(3.0, recent) == expected

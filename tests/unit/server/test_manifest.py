@@ -6,7 +6,18 @@ from datetime import UTC, datetime
 
 import pytest
 
-from strategies.inference import manifest as manifests
+from strategies.inference.manifest import (
+    _digest,
+    decode_manifest,
+    encode_manifest,
+    feature_texts,
+    finite,
+    label_text,
+    manifest_path,
+    read_manifest,
+    resolve,
+    write_manifest,
+)
 from tests.support.examples.reports import small_manifest
 from tp_flower.errors import ModelError
 from tp_flower.model_names import (
@@ -21,7 +32,7 @@ from tp_flower.query import Query
 from tp_flower.settings import Settings
 
 NAN = float("nan")
-TABLE = manifests.encode_manifest(small_manifest())["model"]["tables"][0]
+TABLE = encode_manifest(small_manifest())["model"]["tables"][0]
 FIRST, SECOND = "20261122-001500-3f9a", "20261122-001501-00aa"
 PATHS = ("", ".", "..", "a/b", "a\\b", "-a", ".a", "A", "ä", "a" * 65, "a\n", 3)
 NO_VERSIONS = ("", FIRST + "\n", "..", FIRST.upper(), "١" * 8)
@@ -33,12 +44,12 @@ TABLES = {
 
 def test_manifest_comes_back_as_it_was_written(tmp_path):
     # numbers that are not finite are no metrics
-    metrics = manifests.finite({"auc": NAN, "loss": 0.1})
+    metrics = finite({"auc": NAN, "loss": 0.1})
     manifest = small_manifest(base_score=(0.1,), test={}, train=metrics)
-    path = manifests.write_manifest(tmp_path, manifest)
+    path = write_manifest(tmp_path, manifest)
     assert path == tmp_path / "models" / "delays" / FIRST / "manifest.json"
-    again = manifests.read_manifest(tmp_path, manifest.model)
-    texts = (json.dumps(manifests.encode_manifest(each)) for each in (manifest, again))
+    again = read_manifest(tmp_path, manifest.model)
+    texts = (json.dumps(encode_manifest(each)) for each in (manifest, again))
     assert len(set(texts)) == 1
     assert (again.base_score, again.train) == ((0.1,), {"loss": 0.1})
     assert Settings.from_run_config(again.settings) == Settings(l2=0.01)
@@ -52,10 +63,10 @@ def test_manifest_comes_back_as_it_was_written(tmp_path):
 
 def edited(model=(), *, is_signed=True, **file):
     """The data of a manifest with these changes, by default with a right digest."""
-    data = manifests.encode_manifest(small_manifest())
+    data = encode_manifest(small_manifest())
     data["model"] |= dict(model)
     if is_signed:
-        data["sha256"] = manifests._digest(data["model"])
+        data["sha256"] = _digest(data["model"])
     return {**data, **file}
 
 
@@ -83,37 +94,37 @@ def edited(model=(), *, is_signed=True, **file):
 )
 def test_what_is_no_manifest_is_refused(data, match):
     with pytest.raises(ModelError, match=re.escape(match)):
-        manifests.decode_manifest(data)
+        decode_manifest(data)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"a": 1'])
 def test_a_file_that_is_no_json_is_refused(tmp_path, text):
-    manifests.write_manifest(tmp_path, small_manifest()).write_text(text)
+    write_manifest(tmp_path, small_manifest()).write_text(text)
     with pytest.raises(ModelError, match=rf"model delays@{FIRST}: .* it is not JSON"):
-        manifests.resolve(tmp_path, "delays")
+        resolve(tmp_path, "delays")
 
 
 def test_a_manifest_in_the_folder_of_another_model_is_refused(tmp_path):
-    path = manifests.write_manifest(tmp_path, small_manifest())
-    other = manifests.manifest_path(tmp_path, ModelVersion("delays", SECOND))
+    path = write_manifest(tmp_path, small_manifest())
+    other = manifest_path(tmp_path, ModelVersion("delays", SECOND))
     other.parent.mkdir(parents=True)
     path.rename(other)
     with pytest.raises(ModelError, match=f"the manifest of delays@{FIRST}"):
-        manifests.resolve(tmp_path, "delays")
+        resolve(tmp_path, "delays")
     with pytest.raises(ModelError, match=rf"delays@{FIRST} has no manifest\.json in"):
-        manifests.resolve(tmp_path, f"delays@{FIRST}")
+        resolve(tmp_path, f"delays@{FIRST}")
     with pytest.raises(ModelError, match=r"manifest\.json cannot be written"):
-        manifests.write_manifest(other, small_manifest())
+        write_manifest(other, small_manifest())
 
 
 def test_a_name_stands_for_its_latest_version(tmp_path):
     for version in (SECOND, FIRST):
-        manifests.write_manifest(tmp_path, small_manifest(version=version))
-    manifests.write_manifest(tmp_path, small_manifest("age", "20261123-000000-0000"))
+        write_manifest(tmp_path, small_manifest(version=version))
+    write_manifest(tmp_path, small_manifest("age", "20261123-000000-0000"))
     (tmp_path / "models" / "delays" / ".half-written").mkdir()
     (tmp_path / "models" / "README").write_text("not a model")
-    assert manifests.resolve(tmp_path, "delays").model.version == SECOND
-    assert manifests.resolve(tmp_path, f"delays@{FIRST}").model.version == FIRST
+    assert resolve(tmp_path, "delays").model.version == SECOND
+    assert resolve(tmp_path, f"delays@{FIRST}").model.version == FIRST
     names = ["age@20261123-000000-0000", f"delays@{FIRST}", f"delays@{SECOND}"]
     assert list(map(str, versions_in(tmp_path))) == names
 
@@ -132,9 +143,9 @@ def test_a_name_stands_for_its_latest_version(tmp_path):
 def test_an_unknown_model_is_refused_with_what_is_close(tmp_path, text, match):
     with pytest.raises(ModelError, match="no model 'default'; there is none yet"):
         find_version(tmp_path, "default")
-    manifests.write_manifest(tmp_path, small_manifest())
+    write_manifest(tmp_path, small_manifest())
     with pytest.raises(ModelError, match=re.escape(match)):
-        manifests.resolve(tmp_path, text)
+        resolve(tmp_path, text)
 
 
 def test_names_and_versions_that_could_be_paths_are_refused():
@@ -155,7 +166,7 @@ def test_versions_sort_by_the_start_of_their_runs():
 
 def test_a_deletion_that_is_cut_off_is_finished_by_the_next(tmp_path, monkeypatch):
     for version in (FIRST, SECOND):
-        manifests.write_manifest(tmp_path, small_manifest(version=version))
+        write_manifest(tmp_path, small_manifest(version=version))
     with monkeypatch.context() as patch:
         patch.setattr("tp_flower.model_names.shutil.rmtree", lambda _: None)
         delete_version(tmp_path, f"delays@{FIRST}")
@@ -168,7 +179,7 @@ def test_a_deletion_that_is_cut_off_is_finished_by_the_next(tmp_path, monkeypatc
 
 
 def texts(sql: str, table: str) -> tuple[str, ...]:
-    return manifests.feature_texts(Query.from_sql(sql).bind(TABLES).fragments_of(table))
+    return feature_texts(Query.from_sql(sql).bind(TABLES).fragments_of(table))
 
 
 def grouped(values, where=""):
@@ -195,9 +206,6 @@ def test_texts_of_features_of_a_union_name_each_part():
     )
     assert texts(union, "u") == ('v = "x" | "n"',)
     bound = Query.from_sql(union).bind(TABLES)
-    assert manifests.label_text(bound.fragments_of("u")) == '"y" | "n"'
+    assert label_text(bound.fragments_of("u")) == '"y" | "n"'
     joined = "SELECT a.y AS label, b.n FROM a JOIN b ON a.id = b.id"
-    assert (
-        manifests.label_text(Query.from_sql(joined).bind(TABLES).fragments_of("b"))
-        == ""
-    )
+    assert label_text(Query.from_sql(joined).bind(TABLES).fragments_of("b")) == ""

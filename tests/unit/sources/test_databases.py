@@ -16,13 +16,20 @@ from numpy.testing import assert_allclose
 
 from tests.support.database_tables import KINDS, fill, run, source_of, url_of
 from tests.support.files import case_table
+from tests.support.fragments import features, plain_features
 from tests.support.servers import uri, wait_until
-from tp_flower.duckdb_engine import quote_name
+from tests.support.sources import file_source, sources_of
+from tests.support.sources import rows_of as answer_of
 from tp_flower.errors import QueryError, SourceError
 from tp_flower.extraction.extract import extract
 from tp_flower.extraction.select_plan import kind_of
-from tp_flower.query import Feature, Fragment, SubQuery
-from tp_flower.sources import shards
+from tp_flower.query import Fragment, SubQuery
+from tp_flower.sources.shards import (
+    column_types,
+    describe,
+    fingerprint,
+    scan,
+)
 from tp_flower.sources.text_values import TextFormat
 
 CASES = case_table(__file__)
@@ -49,15 +56,19 @@ def sqlite(tmp_path, request):
     return url_of("sqlite", request, tmp_path)
 
 
-def fragment_of(*columns, filters=()):
-    features = tuple(Feature(name, quote_name(name)) for name in columns)
-    return Fragment("t", "t", features=features, filters=tuple(filters))
+def fragment_of(*names, filters=()):
+    return Fragment("t", "t", plain_features(*names), filters=filters)
+
+
+def fill_numbers(url, numbers):
+    """Create a table of one column, ``a``; return its name."""
+    return fill(url, "t", {"a": "INTEGER"}, [(number,) for number in numbers])
 
 
 def chunks_of(source, fragment):
     """The rows of every chunk, as far as the filters let them pass."""
-    with shards.scan(source, fragment) as opened:
-        types = shards.column_types(opened.connection, "SELECT * FROM shard")
+    with scan(source, fragment) as opened:
+        types = column_types(opened.connection, "SELECT * FROM shard")
         # DuckDB needs a library of its own to make Python's aware times
         zones = {n: " AT TIME ZONE 'UTC'" for n, t in types.items() if "ZONE" in t}
         listed = ", ".join(
@@ -69,7 +80,7 @@ def chunks_of(source, fragment):
 
 
 def rows_of(source, *columns):
-    names = columns or shards.describe(source).columns
+    names = columns or describe(source).columns
     return [row for rows in chunks_of(source, fragment_of(*names)) for row in rows]
 
 
@@ -92,7 +103,7 @@ def test_types_and_values(kind, cases, request, tmp_path):
         f"INSERT INTO {name} VALUES ({values}), ({nulls})",
     )
     source = source_of(url, name)
-    schema = shards.describe(source)
+    schema = describe(source)
     assert schema.rows == 2
     row, nothing = rows_of(source)
     for k, (declared, expected, _, value) in enumerate(cases):
@@ -111,29 +122,24 @@ def test_columns_that_a_database_lacks(url):
         rename={"k": "id", "empty": "none"},
         absent=("day", "word"),
     )
-    schema = shards.describe(source)
+    schema = describe(source)
     assert list(schema.columns) == ["id", "none", "day", "word"]
     assert (schema.rows, schema.all_null) == (2, ("none", "day", "word"))
-    assert sorted(rows_of(source, "id", "day", "word")) == [
-        (7, None, None),
-        (8, None, None),
-    ]
+    rows = sorted(rows_of(source, "id", "day", "word"))
+    assert rows == [(7, None, None), (8, None, None)]
     filters = (
         '"word" IS NULL',
         '"id" > 7',
         '"day" IS NULL OR "day" > DATE \'2020-01-01\'',
     )
-    features = (
-        Feature("year", 'year("day")'),
-        Feature("text", "lower(\"word\") || 'x'"),
-    )
-    extracted = extract(source, Fragment("t", "t", features, filters=filters))
+    wanted = features(year='year("day")', text="lower(\"word\") || 'x'")
+    extracted = extract(source, Fragment("t", "t", wanted, filters=filters))
     assert extracted.rows == 1
     assert all(extracted.column(name).is_missing.all() for name in ("year", "text"))
     with pytest.raises(
         SourceError, match=r"'absent' names column 'ID', but the source has .*'id'"
     ):
-        shards.describe(replace(source, absent=("ID",), types={}))
+        describe(replace(source, absent=("ID",), types={}))
 
 
 @pytest.mark.parametrize(
@@ -184,14 +190,14 @@ def test_columns_of_no_use_stop_only_queries_that_read_them(
     source = source_of(url, name)
     if kind == "sqlite":
         run(url, f"UPDATE {name} SET b = x'00'")
-    schema = shards.describe(source)
+    schema = describe(source)
     assert schema.columns.keys() == {"a"}
     assert values_of(source, "a") == [1]
     assert schema.unread["b"].startswith(
         f"is of type {text}, which cannot be used: convert"
     )
     converted = source_of(url, name, sql=f"SELECT a, {conversion} AS b FROM {name}")
-    assert shards.describe(converted).unread == {}
+    assert describe(converted).unread == {}
     assert rows_of(converted) == [(1, "00" if kind == "sqlite" else None)]
     # a server that asks for it all the same
     with pytest.raises(QueryError, match="no column 'b'"):
@@ -208,7 +214,7 @@ def test_mixed_columns_of_sqlite_stop_only_queries_that_read_them(
         f'INSERT INTO t ("a b") VALUES {values}',
     )
     source = source_of(sqlite, "t", order_by=("a b",))
-    schema = shards.describe(source)
+    schema = describe(source)
     assert (schema.columns, schema.all_null) == ({"id": "BIGINT"}, ())
     assert schema.rows == len(values_of(source, "id"))
     advice = 'types = { "a b" = "VARCHAR" }'
@@ -219,17 +225,15 @@ def test_mixed_columns_of_sqlite_stop_only_queries_that_read_them(
     }
     # both of its remedies work
     typed = replace(source, types=tomllib.loads(advice)["types"])
-    assert (shards.describe(typed).columns["a b"], shards.describe(typed).unread) == (
-        "VARCHAR",
-        {},
-    )
+    schema = describe(typed)
+    assert (schema.columns["a b"], schema.unread) == ("VARCHAR", {})
     converted = source_of(sqlite, "t", sql='SELECT CAST("a b" AS TEXT) AS a FROM t')
     assert sorted(values_of(typed, "a b")) == sorted(values_of(converted, "a"))
     # as the table calls it, not the source
     renamed = replace(
         source, rename={"a b": "c"}, database=replace(source.database, order_by=())
     )
-    assert 'types = { c = "VARCHAR" }' in shards.describe(renamed).unread["c"]
+    assert 'types = { c = "VARCHAR" }' in describe(renamed).unread["c"]
 
 
 @CASES.each("texts", "declared")
@@ -240,20 +244,17 @@ def test_texts_of_an_unknown_type_are_texts(sqlite, declared):
         "INSERT INTO t VALUES ('x'), (NULL), ('y 1')",
     )
     source = source_of(sqlite, "t")
-    assert (shards.describe(source).columns, shards.describe(source).unread) == (
-        {"a": "VARCHAR"},
-        {},
-    )
+    schema = describe(source)
+    assert (schema.columns, schema.unread) == ({"a": "VARCHAR"}, {})
     assert values_of(source, "a") == ["x", None, "y 1"]
 
 
 def test_types_of_the_owner(url):
     columns = {"zip": "VARCHAR(5)", "n": "INTEGER"}
     types = {"zip": "INTEGER", "n": "VARCHAR"}
-    source = source_of(
-        url, fill(url, "zips", columns, [("007", 1), (None, 2)]), types=types
-    )
-    assert shards.describe(source).columns == types
+    name = fill(url, "zips", columns, [("007", 1), (None, 2)])
+    source = source_of(url, name, types=types)
+    assert describe(source).columns == types
     assert rows_of(source) == [(7, "1"), (None, "2")]
     # the database must not take such a column for what it is there
     assert chunks_of(source, fragment_of("n", filters=("n = '1'", "zip < 8"))) == [
@@ -270,7 +271,7 @@ def test_types_of_the_owner(url):
     if url.drivername == "sqlite":
         run(url, "CREATE TABLE t (a)", "INSERT INTO t VALUES (1), ('x'), (x'61')")
         mixed = source_of(url, "t", types={"a": "VARCHAR"})
-        assert shards.describe(mixed).columns == {"a": "VARCHAR"}
+        assert describe(mixed).columns == {"a": "VARCHAR"}
         assert len(values_of(mixed, "a")) == 3
     if "mysql" in url.drivername:
         flags = fill(url, "flags", {"f": "tinyint(1)"}, [(1,), (2,)])
@@ -280,7 +281,7 @@ def test_types_of_the_owner(url):
 
 def test_sqlite_columns_without_values(sqlite):
     run(sqlite, "CREATE TABLE t (a INTEGER, b, c DATE, d NUMERIC, e TEXT, f BOOLEAN)")
-    schema = shards.describe(source_of(sqlite, "t"))
+    schema = describe(source_of(sqlite, "t"))
     types = ("BIGINT", "VARCHAR", "DATE", "DOUBLE", "VARCHAR", "BOOLEAN")
     assert schema.columns == dict(zip("abcdef", types, strict=True))
     assert (schema.rows, set(schema.all_null)) == (0, set("abcdef"))
@@ -292,7 +293,7 @@ def test_odd_names(url):
     run(url, f"CREATE VIEW v_{name} AS SELECT * FROM {name}")
     for relation in (name, f"v_{name}"):
         source = source_of(url, relation)
-        assert list(shards.describe(source).columns) == list(names)
+        assert list(describe(source).columns) == list(names)
         assert rows_of(source) == [(1, 2, 3)]
 
 
@@ -300,7 +301,7 @@ def test_query_of_the_owner(url):
     name = fill(url, "t", {"a": "INTEGER", "b": "INTEGER"}, [(1, 5), (2, 6), (3, None)])
     sql = f"SELECT a, b * 2 AS double_b FROM {name} WHERE a > 1 -- a comment"
     source = source_of(url, "t", sql=sql)
-    assert shards.describe(source).rows == 2
+    assert describe(source).rows == 2
     assert sorted(rows_of(source)) == [(2, 12), (3, None)]
     assert re.search(r"\(query [0-9a-f]{8} of ", str(source))
     # the cache knows sources by their words
@@ -325,7 +326,7 @@ def test_chunks(url, rows):
     chunks = chunks_of(source, fragment_of("a", "b"))
     assert [row for chunk in chunks for row in chunk] == values
     assert len(chunks) == max(1, -(-rows // 4))
-    assert shards.describe(source).rows == rows
+    assert describe(source).rows == rows
 
 
 def test_rows_come_in_the_order_of_the_key_or_of_the_owner(url):
@@ -343,7 +344,7 @@ def test_rows_come_in_the_order_of_the_key_or_of_the_owner(url):
         (plain, (), None),
     ):
         source = source_of(url, name, order_by=order_by)
-        with shards.scan(source, fragment_of("a")) as opened:
+        with scan(source, fragment_of("a")) as opened:
             assert opened.needs_sort == (values is None)
         assert values is None or values_of(source, "a") == values
 
@@ -351,9 +352,9 @@ def test_rows_come_in_the_order_of_the_key_or_of_the_owner(url):
 def test_one_snapshot(postgresql, mariadb):
     """Rows that come while we read are not seen: types, order and rows fit together."""
     for url in (postgresql, mariadb):
-        name = fill(url, "t", {"a": "INTEGER"}, [(k,) for k in range(10)])
+        name = fill_numbers(url, range(10))
         source = source_of(url, name, chunk_rows=3, order_by=("a",))
-        with shards.scan(source, fragment_of("a")) as opened:
+        with scan(source, fragment_of("a")) as opened:
             run(url, f"INSERT INTO {name} VALUES (-1), (100)")
             actual = []
             for _ in opened.chunks():
@@ -386,7 +387,7 @@ def connections(url, kind):
 
 def read_first(source):
     """Leave most rows."""
-    with shards.scan(source, fragment_of("a")) as opened:
+    with scan(source, fragment_of("a")) as opened:
         next(iter(opened.chunks()))
         yield
         raise ZeroDivisionError
@@ -394,10 +395,10 @@ def read_first(source):
 
 def test_no_connection_stays_open(postgresql, mariadb):
     for kind, url in (("postgresql", postgresql), ("mariadb", mariadb)):
-        name = fill(url, "t", {"a": "INTEGER"}, [(k,) for k in range(100)])
+        name = fill_numbers(url, range(100))
         source = source_of(url, name, chunk_rows=10)
         before = connections(url, kind)
-        shards.describe(source)
+        describe(source)
         rows_of(source)
         next(reading := read_first(source))
         with pytest.raises(ZeroDivisionError):
@@ -405,22 +406,22 @@ def test_no_connection_stays_open(postgresql, mariadb):
         next(reading := read_first(source))
         reading.close()
         with pytest.raises(SourceError):
-            shards.describe(source_of(url, "none"))
+            describe(source_of(url, "none"))
         wait_until(lambda: connections(url, kind) <= before)  # noqa: B023
 
 
 def test_fingerprint(url):
-    name = fill(url, "t", {"a": "INTEGER"}, [(1,)])
+    name = fill_numbers(url, [1])
     source = source_of(url, name, fingerprint=f"SELECT max(a) FROM {name}")
-    assert shards.fingerprint(source) == "1"
+    assert fingerprint(source) == "1"
     run(url, f"INSERT INTO {name} VALUES (2)")
-    assert shards.fingerprint(source) == "2"
-    assert shards.fingerprint(source_of(url, name)) is None
+    assert fingerprint(source) == "2"
+    assert fingerprint(source_of(url, name)) is None
     for sql in (f"SELECT a, a FROM {name}", f"SELECT a FROM {name} WHERE a > 9"):
         with pytest.raises(SourceError, match="'fingerprint' must yield one value"):
-            shards.fingerprint(source_of(url, name, fingerprint=sql))
+            fingerprint(source_of(url, name, fingerprint=sql))
     with pytest.raises(SourceError, match=r"does not exist: check 'table'|check 'sql'"):
-        shards.fingerprint(source_of(url, name, fingerprint="SELECT a FROM nowhere"))
+        fingerprint(source_of(url, name, fingerprint="SELECT a FROM nowhere"))
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
@@ -428,21 +429,21 @@ def test_fingerprint(url):
 def test_servers_that_do_not_answer(kind, change, match, request):
     url = request.getfixturevalue(kind)
     with pytest.raises(SourceError, match=match) as caught:
-        shards.describe(source_of(url.set(**change), "t"))
+        describe(source_of(url.set(**change), "t"))
     assert "wr0ng" not in str(caught.value)
     assert "nobody-here" not in str(caught.value)
 
 
 def test_missing_tables_and_files(url, tmp_path, sqlite):
     with pytest.raises(SourceError, match="the file does not exist or may not be read"):
-        shards.describe(source_of(sqlite.set(database=f"{tmp_path}/none.db"), "t"))
+        describe(source_of(sqlite.set(database=f"{tmp_path}/none.db"), "t"))
     place = r"table 'none' at site 'here' \(table none of \w+://"
-    fill(url, "t", {"a": "INTEGER"}, [])
+    fill_numbers(url, [])
     with pytest.raises(SourceError, match=place + ".*the table does not exist: check"):
-        shards.describe(source_of(url, "none"))
+        describe(source_of(url, "none"))
     (tmp_path / "shards.db").write_text("no database " * 100)
     with pytest.raises(SourceError, match="the file is not an SQLite database"):
-        shards.describe(source_of(sqlite, "t"))
+        describe(source_of(sqlite, "t"))
 
 
 def test_no_permission(postgresql, mariadb):
@@ -458,7 +459,7 @@ def test_no_permission(postgresql, mariadb):
     for url, table in tables.items():
         guest = url.set(username=name, password="guest")
         with pytest.raises(SourceError, match="the user may not read it: grant SELECT"):
-            shards.describe(source_of(guest, table))
+            describe(source_of(guest, table))
     assert rows_of(source_of(guest, "t", sql=f"SELECT a FROM {table}")) == [(1,)]
 
 
@@ -471,7 +472,7 @@ def test_connection_that_is_lost(kind, others, kill, request):
     source = source_of(url, name, chunk_rows=10)
     engine = sa.create_engine(url, poolclass=sa.NullPool)
     lost = pytest.raises(SourceError, match="the connection was lost")
-    with lost, shards.scan(source, fragment_of("a", "b")) as opened:
+    with lost, scan(source, fragment_of("a", "b")) as opened:
         for number, _ in enumerate(opened.chunks()):
             if number:
                 continue
@@ -503,24 +504,26 @@ def same(request, tmp_path):
         elif request.param != "duckdb":
             tab = "(FORMAT csv, delimiter '\t')" if "tsv" in request.param else ""
             connection.execute(f"COPY t TO '{path}' {tab}")
-    return shards.ShardSource("same", "here", 0, str(path), relation=relation)
+    return file_source(path, "same", relation=relation)
 
 
 def test_forms_of_one_table_agree(same):
-    with shards.connect(same) as connection:
-        sql = "SELECT id, n, name FROM shard ORDER BY id"
-        rows = connection.execute(sql).fetchall()
+    rows = answer_of(same, "SELECT id, n, name FROM shard ORDER BY id")
     assert rows == [(row[0], row[1], row[3]) for row in ROWS]
-    schema = shards.describe(same)
+    schema = describe(same)
     assert list(schema.columns) == list(COLUMNS)
     kinds = [kind_of(kind) for kind in schema.columns.values()]
     assert kinds == ["number", "number", "number", "text", "time"]
     assert (schema.rows, schema.all_null) == (4, ())
-    features = ('"price" * 2', 'month("day")', '"name"', "\"day\" < '2000-06-01'")
-    features = tuple(Feature(f"f{k}", sql) for k, sql in enumerate(features))
+    wanted = features(
+        twice='"price" * 2',
+        month='month("day")',
+        name='"name"',
+        early="\"day\" < '2000-06-01'",
+    )
     keys = (('"n"',), ('"name"', '"day"'))
     others = {"label": '"price"', "filters": ('"id" <> 3',)}
-    extracted = extract(same, Fragment("t", "same", features, keys, **others))
+    extracted = extract(same, Fragment("t", "same", wanted, keys, **others))
     assert extracted.rows == 3
     whole, pairs = (
         [str(key.texts[code]) if code >= 0 else None for code in key.codes]
@@ -530,7 +533,7 @@ def test_forms_of_one_table_agree(same):
     assert whole == [next_one, "number2:-5", big]
     assert pairs[1] is None
     assert "Zo\u00eb" in pairs[0]
-    twice, month, name, early = (extracted.column(f"f{k}") for k in range(4))
+    twice, month, name, early = (extracted.column(each.name) for each in wanted)
     assert_allclose(twice.values, [0.2, np.nan, 2e300])
     assert month.values.tolist() == [2, 1, 1]
     assert early.values.tolist() == [0, 1, 1]
@@ -541,9 +544,8 @@ def test_forms_of_one_table_agree(same):
 
 def test_nothing_is_logged(url, caplog, tmp_path):
     name = fill(url, "t", {"a": "VARCHAR(9)"}, [("secret",)])
-    file = tmp_path / "t.toml"
-    file.write_text(f"[tables.t]\nuri = '{uri(url)}'\ntable = '{name}'\n")
-    (source,) = shards.load_tables(str(file))
+    text = f"[tables.t]\nuri = '{uri(url)}'\ntable = '{name}'\n"
+    (source,) = sources_of(tmp_path, text)
     with caplog.at_level(logging.DEBUG), caplog.at_level(logging.DEBUG, "sqlalchemy"):
         assert values_of(source, "a") == ["secret"]
     assert caplog.text == ""
@@ -553,12 +555,8 @@ def test_order_of_groups_tells_nothing_of_them(url):
     """Every reading comes to the same one, whatever the database filters."""
     rows = [(k, k % 2) for k in range(200)]
     grouped = source_of(url, fill(url, "t", {"k": "INTEGER", "v": "INTEGER"}, rows))
-    subquery = SubQuery(
-        columns=(Feature("k", '"k"'), Feature("n", "max(v)")), groups=('"k"',)
-    )
-    fragment = Fragment(
-        "t", "t", (Feature("n", "n"), Feature("k", "k")), subquery=subquery
-    )
+    subquery = SubQuery(features(k='"k"', n="max(v)"), groups=('"k"',))
+    fragment = Fragment("t", "t", features(n="n", k="k"), subquery=subquery)
     site = replace(grouped, database=replace(grouped.database, is_pushed_down=False))
     first, again, other = (
         extract(source, fragment).column("k").values

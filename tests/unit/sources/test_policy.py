@@ -13,16 +13,18 @@ from client_apps.handlers.training_rows import (
     check_training_rows,
 )
 from client_apps.privacy import guard
-from tests.support.examples.site_examples import check, features, fragment, site_of
+from tests.support.examples.site_examples import check, fragment, site_of
 from tests.support.files import case_table
+from tests.support.fragments import features
+from tests.support.sources import sources_of
 from tp_flower.errors import PolicyError, QueryError, SourceError
 from tp_flower.features.spec import DEFAULTS, EncoderSpec
+from tp_flower.privacy.mechanisms import Budget
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query import Feature, SubQuery
 from tp_flower.query.fragment import Role, reads
 from tp_flower.settings import PrivacySettings
 from tp_flower.sources.policy import BUDGETED, LEVELS, MISSING, Policy, Releases
-from tp_flower.sources.shards import load_tables
 
 CASES = case_table(__file__)
 COLUMNS = ["customer", "amount", "day", "is_fraud", "salary"]
@@ -36,15 +38,10 @@ FINEST = {
 BY_SPEC = [(spec, finest) for finest, specs in FINEST.items() for spec in specs]
 
 
-def loaded(folder, text):
-    """The shards of a tables file, whose policies are as they stand in it."""
-    (folder / "tables.toml").write_text(text)
-    return load_tables(str(folder / "tables.toml"))
-
-
 def strict(folder, rules=""):
     """A policy as a tables file has it, with all its defaults."""
-    (source,) = loaded(folder, f"[tables.t]\npath='t.csv'\n[tables.t.policy]\n{rules}")
+    text = f"[tables.t]\npath='t.csv'\n[tables.t.policy]\n{rules}"
+    (source,) = sources_of(folder, text)
     return source.policy
 
 
@@ -85,7 +82,7 @@ def test_a_policy_with_every_key(tmp_path):
 
 @pytest.mark.parametrize("policy", ["[tables.t.policy]", "tables.t.policy = {}"])
 def test_a_policy_allows_nothing_that_it_does_not_mention(tmp_path, policy):
-    (source,) = loaded(tmp_path, f"tables.t.path = 't.csv'\n{policy}")
+    (source,) = sources_of(tmp_path, f"tables.t.path = 't.csv'\n{policy}")
     assert source.policy == Policy(
         columns=(),
         labels=(),
@@ -125,14 +122,14 @@ def test_a_budget_bounds_each_run_and_scores_in_the_clear(tmp_path):
 
 def test_a_table_without_a_policy_takes_part_in_nothing(tmp_path):
     text = "[tables.'a \"b\"']\npath='t.csv'\nsite = 's'\nmin-count=4\n"
-    (source,) = loaded(tmp_path, text)
+    (source,) = sources_of(tmp_path, text)
     assert (source.policy, source.min_count) == (MISSING, 4)
     with pytest.raises(PolicyError, match="at site 's' has no policy, and") as caught:
         source.check_policy()
     # the lines that the error tells are a policy, from which the owner goes on
     _, *lines, _ = str(caught.value).splitlines()
     assert len(lines) == 3
-    (with_lines,) = loaded(tmp_path, f"{text}\n" + "\n".join(lines))
+    (with_lines,) = sources_of(tmp_path, f"{text}\n" + "\n".join(lines))
     assert with_lines.policy == strict(tmp_path)
     # were the check forgotten, nothing would leave all the same
     for kind in LEVELS:
@@ -141,9 +138,8 @@ def test_a_table_without_a_policy_takes_part_in_nothing(tmp_path):
 
 
 def test_an_open_policy_allows_everything(tmp_path):
-    (source,) = loaded(
-        tmp_path, "[tables.t]\npath='t.csv'\nmin-count=4\npolicy = 'open'"
-    )
+    text = "[tables.t]\npath='t.csv'\nmin-count=4\npolicy = 'open'"
+    (source,) = sources_of(tmp_path, text)
     source.check_policy()
     assert (source.policy, source.min_count) == (Policy(), 4)
     levels = {kind: source.policy.releases.level(kind) for kind in LEVELS}
@@ -152,7 +148,7 @@ def test_an_open_policy_allows_everything(tmp_path):
 
 
 def test_a_shards_keys_win_over_its_tables(tmp_path):
-    first, second, third, fourth, fifth = loaded(tmp_path, CASES["of-shards"])
+    first, second, third, fourth, fifth = sources_of(tmp_path, CASES["of-shards"])
     assert (first.policy.min_rows, second.policy.min_rows) == (2, 10)
     assert (first.min_count, second.min_count) == (17, 15)
     assert first.policy.columns == second.policy.columns == ("a",)
@@ -204,10 +200,8 @@ def test_weights_in_the_clear_need_a_list_of_their_columns(tmp_path):
 
 @CASES.each("refused", "text", "match")
 def test_refused_policies(tmp_path, text, match):
-    file = tmp_path / "tables.toml"
-    file.write_text(f"[tables.t]\npath = 't.csv'\npolicy = {{ {text} }}")
     with pytest.raises(SourceError, match=match) as caught:
-        load_tables(str(file))
+        sources_of(tmp_path, f"[tables.t]\npath = 't.csv'\npolicy = {{ {text} }}")
     assert "s3cret" not in str(caught.value)
 
 
@@ -430,8 +424,7 @@ def test_budgets_are_of_rows_whatever_they_are_called(tmp_path):
     assert ids[3] == ids[4]
     assert len(set(ids)) == 3
     # of two budgets of the same rows the smaller holds, whoever asks
-    expected = {ids[0]: (0.5, 1e-6, 0.125), ids[3]: (3.0, 1e-5, 0.75)}
-    found = {
-        key: (b.epsilon, b.delta, b.per_run) for key, b in guard.budgets(site).items()
+    assert guard.budgets(site) == {
+        ids[0]: Budget(0.5, 1e-6, 0.125),
+        ids[3]: Budget(3.0, 1e-5, 0.75),
     }
-    assert found == expected

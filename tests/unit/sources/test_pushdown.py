@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from tests.support.database_tables import KINDS, fill, run, source_of, url_of
 from tests.support.files import case_table
+from tests.support.fragments import features, plain_features
 from tests.support.joined import engine_rows, joined_rows, result_names
 from tests.support.sql_pairs import ACCEPTED, SCRIPT, TABLES, by_name, read_tables
 from tp_flower.errors import SourceError
 from tp_flower.extraction.extract import extract
-from tp_flower.query import Feature, Fragment, Query, SubQuery
+from tp_flower.query import Fragment, Query, SubQuery
 from tp_flower.sources.shards import describe, scan
 
 CASES = case_table(__file__)
@@ -68,9 +69,8 @@ def duck(kind):
 @by_name(ACCEPTED)
 def test_answer_is_that_of_duckdb(pair, sources, schemas, duck):
     bound = Query.from_sql(pair["sql"]).bind(schemas)
-    expected = engine_rows(
-        duck, pair.get("reference", pair["sql"]), result_names(bound)
-    )
+    sql = pair.get("reference", pair["sql"])
+    expected = engine_rows(duck, sql, result_names(bound))
     assert joined_rows(bound, sources, matched=pair.get("matched", False)) == expected
 
 
@@ -101,15 +101,9 @@ def exactly(rows):
     ]
 
 
-def fragment_of(expressions, filters=(), subquery=None):
-    features = [("id", "id"), *((f"x{k}", sql) for k, sql in enumerate(expressions))]
-    return Fragment(
-        "t",
-        "t",
-        features=tuple(Feature(name, sql) for name, sql in features),
-        filters=tuple(filters),
-        subquery=subquery,
-    )
+def fragment_of(expressions, filters=()):
+    numbered = {f"x{place}": sql for place, sql in enumerate(expressions)}
+    return Fragment("t", "t", features(id="id", **numbered), filters=tuple(filters))
 
 
 def scanned(source, fragment):
@@ -167,12 +161,9 @@ def test_filter(sql, kind, nasty, nasty_duck):
 def test_only_needed_columns_and_rows_are_read(nasty):
     fragment = fragment_of(["lower(t)", "t = 'ab'"], ["i > 0"])
     assert scanned(nasty, fragment)[1:] == (('filter: "i" > 0',), ["id", "t"])
-    subquery = SubQuery(
-        (Feature("x", "MEDIAN(i)"),),
-        filters=("i > 0", "lower(t) = 'ab'"),
-        groups=("s",),
-    )
-    groups = Fragment("t", "t", features=(Feature("x", '"x"'),), subquery=subquery)
+    filters = ("i > 0", "lower(t) = 'ab'")
+    subquery = SubQuery(features(x="MEDIAN(i)"), filters=filters, groups=("s",))
+    groups = Fragment("t", "t", plain_features("x"), subquery=subquery)
     assert scanned(nasty, groups) == ([(1.0,)], ('filter: "i" > 0',), ["i", "s", "t"])
     with scan(nasty, groups) as opened:
         assert opened.fragment.subquery.filters == ("LOWER(\"t\") = 'ab'",)
@@ -192,16 +183,13 @@ CONSTANT = st.one_of(
 NUMBER = st.sampled_from("ijsnmde")
 COMPARISON = st.sampled_from(["=", "<>", "<", "<=", ">", ">="])
 TEXT = st.sampled_from(["ab", "AB", "a", "ab ", "Zo\u00eb"])
+DATE = st.dates(date(1000, 1, 1), date(2100, 1, 1))
 COMPARED = st.one_of(
     st.builds("{} {} {}".format, NUMBER, COMPARISON, CONSTANT),
     st.builds("{} IN ({}, {})".format, NUMBER, CONSTANT, CONSTANT),
     st.builds("{} BETWEEN {} AND {}".format, NUMBER, CONSTANT, CONSTANT),
     st.builds("t = '{}'".format, TEXT),
-    st.builds(
-        "{} < '{}'".format,
-        st.sampled_from("ab"),
-        st.dates(date(1000, 1, 1), date(2100, 1, 1)),
-    ),
+    st.builds("{} < '{}'".format, st.sampled_from("ab"), DATE),
 )
 FILTER = st.one_of(COMPARED, st.builds("NOT ({})".format, COMPARED))
 
@@ -220,21 +208,19 @@ def test_any_filter(nasty, nasty_duck, filters):
 def test_texts_mean_the_same_under_every_mode_of_mariadb(mariadb, mode):
     declared = {'t`:"': "varchar(9) CHARACTER SET utf8mb4"}
     name = fill(mariadb, "t", declared, [("a\nb",), ("a\\nb",), ("",), ("it's",)])
-    features = (Feature("x", '"t`:"""'),)
+    texts = features(x='"t`:"""')
     run(mariadb, f"SET GLOBAL sql_mode = '{mode}'")
     try:
         for sql in ("= 'a\nb'", "= ''", "= 'it''s'", "<> 'it''s'", "NOT IN ('', '\t')"):
-            fragment = Fragment("t", name, features, filters=(f'"t`:""" {sql}',))
+            fragment = Fragment("t", name, texts, filters=(f'"t`:""" {sql}',))
+            how = {"order_by": ('t`:"',)}
             here, there = (
-                extract(
-                    source_of(mariadb, name, order_by=('t`:"',), is_pushed_down=pushed),
-                    fragment,
-                )
-                for pushed in (False, True)
+                extract(source_of(mariadb, name, **how, is_pushed_down=way), fragment)
+                for way in (False, True)
             )
-            texts = [extracted.column("x") for extracted in (here, there)]
-            assert texts[0].codes.tolist() == texts[1].codes.tolist(), sql
-            assert texts[0].texts.equals(texts[1].texts), sql
+            one, other = (extracted.column("x") for extracted in (here, there))
+            assert one.codes.tolist() == other.codes.tolist(), sql
+            assert one.texts.equals(other.texts), sql
             assert bool(there.contents.pushed) == (not set("\n\t") & set(sql)), sql
     finally:
         run(mariadb, "SET GLOBAL sql_mode = DEFAULT")
