@@ -59,6 +59,11 @@ rows = st.lists(
 )
 
 
+def refused(match):
+    """Expect columns or encoders to be refused, with such a text."""
+    return pytest.raises(SchemaError, match=match)
+
+
 def test_every_encoder_is_tried_and_described():
     tried = {EncoderSpec.parse(spec).kind for spec in (*NUMBER_SPECS, *TEXT_SPECS)}
     assert tried == set(ENCODERS), "add a spec of it to NUMBERS or TEXTS"
@@ -358,16 +363,16 @@ def test_texts_that_blocks_share_are_hashed_once(monkeypatch):
     ],
 )
 def test_refuses_malformed_encoders(data, message):
-    with pytest.raises(SchemaError, match=message):
+    with refused(message):
         TableEncoder.from_json(data)
-    with pytest.raises(SchemaError, match=message):
+    with refused(message):
         SiteEncoder.from_json({**SAVED, "encoder": data})
 
 
 def test_refuses_encoders_without_usable_keys():
-    with pytest.raises(SchemaError, match="no key for the categories of 'c'"):
+    with refused("no key for the categories of 'c'"):
         SiteEncoder.from_json({**SAVED, "keys": {}})
-    with pytest.raises(SchemaError, match="malformed encoder of a site") as error:
+    with refused("malformed encoder of a site") as error:
         SiteEncoder.from_json({**SAVED, "keys": {"c": "abcd"}})
     assert "abcd" not in str(error.value)
 
@@ -383,7 +388,7 @@ def test_refuses_encoders_without_usable_keys():
     ],
 )
 def test_refuses_columns_that_do_not_fit(fitted, column, message):
-    with pytest.raises(SchemaError, match=message):
+    with refused(message):
         encoder_of({"x": fitted}).transform(column)
 
 
@@ -391,7 +396,7 @@ def test_refuses_values_and_outputs_that_do_not_fit():
     columns = {"x": numeric(1, 2, 3)}
     with pytest.raises(ValueError, match=r"out must be float32 \(3, 1\)"):
         encoder_of(columns).transform(columns, out=np.empty((2, 1), np.float32))
-    with pytest.raises(SchemaError, match=r"'x' of table 't': .* too large .* standa"):
+    with refused(r"'x' of table 't': .* too large .* standa"):
         encoder_of({"x": numeric(0, 1e40)}, x="none")
 
 

@@ -49,6 +49,11 @@ print(time.process_time() - started)
 """
 
 
+def refused(match):
+    """Expect a message to be refused, with such a text."""
+    return pytest.raises(MessageError, match=match)
+
+
 def test_every_action_has_a_request_and_a_reply_of_its_own():
     assert len(set(message_values.MESSAGES)) == 2 * len(ACTIONS)
     declared = {
@@ -161,7 +166,7 @@ def test_a_message_and_its_envelope_travel_together():
         packet = unpack(pack(add_envelope(encode(message), envelope)))
         assert same(encode(decode(type(message), packet)), encode(message))
         assert read_envelope(type(envelope), packet) == envelope
-    with pytest.raises(MessageError, match="'round' is -1; allowed: `int`"):
+    with refused("'round' is -1; allowed: `int`"):
         add_envelope(encode(admm()), ReplyEnvelope(round=-1))
 
 
@@ -169,7 +174,7 @@ def test_a_failure_stands_in_place_of_a_reply():
     failure = Failure(error="no", kind=ErrorKind.REFUSED, part=4)
     assert decode_reply(AdmmReply, encode(failure)) == failure
     assert is_failure(encode(failure))
-    with pytest.raises(MessageError, match="it has arrays, but none are declared"):
+    with refused("it has arrays, but none are declared"):
         decode_reply(
             AdmmReply,
             Packet(encode(failure).header, {(0, "x"): STEP}),
@@ -231,9 +236,9 @@ WRONG = [
 @pytest.mark.parametrize(("message", "words"), WRONG)
 def test_both_sides_refuse_alike_and_say_what_is_allowed(message, words, unchecked):
     packet = unchecked(message)
-    with pytest.raises(MessageError, match=words) as sending:
+    with refused(words) as sending:
         encode(message)
-    with pytest.raises(MessageError, match=words) as reading:
+    with refused(words) as reading:
         decode(type(message), packet)
     assert str(sending.value) == str(reading.value)
     is_range = "has numbers" in words
@@ -245,13 +250,11 @@ def test_both_sides_refuse_alike_and_say_what_is_allowed(message, words, uncheck
 
 @pytest.mark.parametrize("names", [("{}", "{}/0"), ("{}/0", "{}"), ("{}",)])
 def test_an_array_beside_its_family_or_where_none_is_declared_is_refused(names):
-    with pytest.raises(MessageError, match="it has arrays, but none are declared"):
+    with refused("it has arrays, but none are declared"):
         decode(FinishRequest, Packet({}, {(0, "x"): COUNTS}))
     good, family = encode(categories({}, {})), "category-counts"
     arrays = {(4, name.format(family)): COUNTS for name in names}
-    with pytest.raises(
-        MessageError, match=f"it has array '{family}', which is not decl"
-    ):
+    with refused(f"it has array '{family}', which is not decl"):
         decode(ShardStatistics, Packet(good.header, arrays))
 
 
@@ -259,14 +262,14 @@ def test_sizes_that_the_reader_knows_are_compared():
     body = AdmmStep(STEP)
     check_sizes(body, trained=3)
     check_sizes(body, trained=3, outputs=2, scored=9)
-    with pytest.raises(MessageError, match=r"\(3, 2\); allowed: .* 4 \(trained\) x"):
+    with refused(r"\(3, 2\); allowed: .* 4 \(trained\) x"):
         check_sizes(body, trained=4)
     # a mask has a bit for every row
     part = ScorePart(model_part=0, digest="0" * 64, rows=np.zeros(2, np.uint8))
     for rows in (9, 16):
         check_sizes(part, rows=rows)
     for rows in (0, 8, 17):
-        with pytest.raises(MessageError, match=r"'rows' is uint8 of shape \(2,\)"):
+        with refused(r"'rows' is uint8 of shape \(2,\)"):
             check_sizes(part, rows=rows)
 
 

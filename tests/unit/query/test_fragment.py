@@ -49,6 +49,11 @@ NAMES = st.one_of(
 )
 
 
+def refused(match):
+    """Expect a fragment to be refused, with such a text."""
+    return pytest.raises(QueryError, match=match)
+
+
 @pytest.mark.parametrize("fragment", [PLAIN, GROUPED], ids=["plain", "grouped"])
 def test_what_is_canonical_travels_and_passes_unchanged(fragment):
     assert Fragment.from_json(fragment.to_json()) == fragment
@@ -110,9 +115,7 @@ def check_changed(change, *, inside):
 @CASES.each("hostile", "sql", "reason")
 @pytest.mark.parametrize("place", PLACES)
 def test_hostile_pieces_are_refused_by_name(sql, reason, place):
-    with pytest.raises(
-        QueryError, match=f"table 'p': {place} is refused: .*({reason})"
-    ):
+    with refused(f"table 'p': {place} is refused: .*({reason})"):
         check_changed(PLACES[place](sql), inside="sub-query" in place)
 
 
@@ -125,22 +128,22 @@ def test_hostile_pieces_are_refused_by_name(sql, reason, place):
     ],
 )
 def test_refused_fragments(change, message):
-    with pytest.raises(QueryError, match=message):
+    with refused(message):
         check_changed(change, inside=False)
 
 
 def test_a_fragment_over_a_sub_query_sees_its_outputs_alone():
     message = "feature 'f' is refused: no column 'amount'; columns: id, mean, n"
-    with pytest.raises(QueryError, match=message):
+    with refused(message):
         replace(GROUPED, features=(Feature("f", '"amount"'),)).check(COLUMNS)
-    with pytest.raises(QueryError, match=NO_AGGREGATE):
+    with refused(NO_AGGREGATE):
         replace(GROUPED, filters=('SUM("n") > 1',)).check(COLUMNS)
 
 
 @CASES.each("sub_query", "field", "pieces", "message")
 def test_refused_sub_queries(field, pieces, message):
     values = [Feature("k", sql) for sql in pieces] if field == "columns" else pieces
-    with pytest.raises(QueryError, match=f"table 'p': .*{message}"):
+    with refused(f"table 'p': .*{message}"):
         check_changed({field: tuple(values)}, inside=True)
 
 
@@ -148,18 +151,16 @@ def test_refused_sub_queries(field, pieces, message):
 def test_refused_names(names):
     """Of features, and of the columns of a sub-query."""
     same = tuple(Feature(name, '"Id"') for name in names)
-    with pytest.raises(QueryError, match="feature names must differ and not be empty"):
+    with refused("feature names must differ and not be empty"):
         check_changed({"features": same}, inside=False)
-    with pytest.raises(
-        QueryError, match="sub-query column names must differ and not be empty"
-    ):
+    with refused("sub-query column names must differ and not be empty"):
         check_changed({"columns": same}, inside=True)
 
 
 @pytest.mark.parametrize("data", [None, "x", {}, GROUPED.to_json() | {"subquery": {}}])
 def test_malformed_json_is_refused(data):
     """Every field's type is tested with the messages that carry fragments."""
-    with pytest.raises(QueryError, match=r"malformed fragment: |expected the fields"):
+    with refused(r"malformed fragment: |expected the fields"):
         Fragment.from_json(data)
 
 

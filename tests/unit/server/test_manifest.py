@@ -42,6 +42,11 @@ TABLES = {
 }
 
 
+def refused(match):
+    """Expect a model to be refused, with such a text."""
+    return pytest.raises(ModelError, match=match)
+
+
 def test_manifest_comes_back_as_it_was_written(tmp_path):
     # numbers that are not finite are no metrics
     metrics = finite({"auc": NAN, "loss": 0.1})
@@ -93,14 +98,14 @@ def edited(model=(), *, is_signed=True, **file):
     ids=lambda value: value[:24] if isinstance(value, str) else "",
 )
 def test_what_is_no_manifest_is_refused(data, match):
-    with pytest.raises(ModelError, match=re.escape(match)):
+    with refused(re.escape(match)):
         decode_manifest(data)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"a": 1'])
 def test_a_file_that_is_no_json_is_refused(tmp_path, text):
     write_manifest(tmp_path, small_manifest()).write_text(text)
-    with pytest.raises(ModelError, match=rf"model delays@{FIRST}: .* it is not JSON"):
+    with refused(rf"model delays@{FIRST}: .* it is not JSON"):
         resolve(tmp_path, "delays")
 
 
@@ -109,11 +114,11 @@ def test_a_manifest_in_the_folder_of_another_model_is_refused(tmp_path):
     other = manifest_path(tmp_path, ModelVersion("delays", SECOND))
     other.parent.mkdir(parents=True)
     path.rename(other)
-    with pytest.raises(ModelError, match=f"the manifest of delays@{FIRST}"):
+    with refused(f"the manifest of delays@{FIRST}"):
         resolve(tmp_path, "delays")
-    with pytest.raises(ModelError, match=rf"delays@{FIRST} has no manifest\.json in"):
+    with refused(rf"delays@{FIRST} has no manifest\.json in"):
         resolve(tmp_path, f"delays@{FIRST}")
-    with pytest.raises(ModelError, match=r"manifest\.json cannot be written"):
+    with refused(r"manifest\.json cannot be written"):
         write_manifest(other, small_manifest())
 
 
@@ -141,19 +146,19 @@ def test_a_name_stands_for_its_latest_version(tmp_path):
     ],
 )
 def test_an_unknown_model_is_refused_with_what_is_close(tmp_path, text, match):
-    with pytest.raises(ModelError, match="no model 'default'; there is none yet"):
+    with refused("no model 'default'; there is none yet"):
         find_version(tmp_path, "default")
     write_manifest(tmp_path, small_manifest())
-    with pytest.raises(ModelError, match=re.escape(match)):
+    with refused(re.escape(match)):
         resolve(tmp_path, text)
 
 
 def test_names_and_versions_that_could_be_paths_are_refused():
     for name in PATHS:
-        with pytest.raises(ModelError, match="is not allowed"):
+        with refused("is not allowed"):
             check_name(name)
     for version in NO_VERSIONS:
-        with pytest.raises(ModelError, match="is not of the form"):
+        with refused("is not of the form"):
             ModelVersion("a", version)
 
 
@@ -172,7 +177,7 @@ def test_a_deletion_that_is_cut_off_is_finished_by_the_next(tmp_path, monkeypatc
         delete_version(tmp_path, f"delays@{FIRST}")
     assert [version.version for version in versions_in(tmp_path)] == [SECOND]
     assert len(list((tmp_path / "models" / "delays").iterdir())) == 2
-    with pytest.raises(ModelError, match="there is no model"):
+    with refused("there is no model"):
         delete_version(tmp_path, f"delays@{FIRST}")
     delete_version(tmp_path, f"delays@{SECOND}")
     assert list((tmp_path / "models").iterdir()) == []

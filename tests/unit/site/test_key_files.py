@@ -34,6 +34,11 @@ def write(tmp_path):
     return write
 
 
+def refused(match):
+    """Expect a file to be refused, with such a text."""
+    return pytest.raises(SettingsError, match=match)
+
+
 class TestFiles:
     def test_no_file_and_no_pipe_is_read_and_errors_tell_no_path(self, write, tmp_path):
         os.mkfifo(tmp_path / "pipe", 0o600)
@@ -43,11 +48,11 @@ class TestFiles:
             (tmp_path / "pipe", "allowed-keys is not a file"),
             (write("short"), "line 1: it must be the name of a site"),
         ):
-            with pytest.raises(SettingsError, match=match) as caught:
+            with refused(match) as caught:
                 read_allowed_keys(path)
             assert str(tmp_path) not in str(caught.value)
             assert "short" not in str(caught.value)
-        with pytest.raises(SettingsError, match="keys has more than 1048576 bytes"):
+        with refused("keys has more than 1048576 bytes"):
             read_allowed_keys(write(bytes((1 << 20) + 1)))
 
 
@@ -59,7 +64,7 @@ class TestAllowedKeys:
         # others may read it, and not change it
         for mode in (0o602, 0o620, 0o666):
             match = rf"allowed-keys may be changed by others.*mode {mode:04o}"
-            with pytest.raises(SettingsError, match=match):
+            with refused(match):
                 read_allowed_keys(write(f"us {A}", mode))
 
     def test_list_of_another_form(self, write):
@@ -73,7 +78,7 @@ class TestAllowedKeys:
             ("\n# nobody\n", " lists no key"),
             (b"\xff\xfe", " is not UTF-8 text"),
         ):
-            with pytest.raises(SettingsError, match=f"allowed-keys{match}"):
+            with refused(f"allowed-keys{match}"):
                 read_allowed_keys(write(text))
 
 
@@ -90,10 +95,10 @@ class TestAllowedApps:
             ("# none\n", " lists no app bundle"),
             (b"\xff\xfe", " is not UTF-8 text"),
         ):
-            with pytest.raises(SettingsError, match=f"allowed-apps{match}"):
+            with refused(f"allowed-apps{match}"):
                 read_allowed_apps(write(text))
         for mode in (0o602, 0o620):
-            with pytest.raises(SettingsError, match="apps may be changed by others"):
+            with refused("apps may be changed by others"):
                 read_allowed_apps(write(A, mode))
 
 
@@ -130,7 +135,7 @@ class TestSiteKey:
         ):
             (tmp_path / "site-key").write_text(text)
             (tmp_path / "site-key").chmod(mode)
-            with pytest.raises(SettingsError, match=f"site-key {match}"):
+            with refused(f"site-key {match}"):
                 site_key(tmp_path)
         # both remedies that the error names
         shutil.copy2(tmp_path / "copy", tmp_path / "site-key")

@@ -57,6 +57,16 @@ def root(tmp_path):
     return str(tmp_path / "state")
 
 
+def budget_error(match):
+    """Expect a payment to be refused, with such a text."""
+    return pytest.raises(BudgetError, match=match)
+
+
+def ledger_error(match):
+    """Expect the ledger to be refused, with such a text."""
+    return pytest.raises(LedgerError, match=match)
+
+
 def use(ledger, times, key=0, run=RUN):
     for _ in range(times):
         ledger.spend(run, [(1, "gradients", key)])
@@ -78,7 +88,7 @@ def test_a_reservation_counts_in_full_while_it_is_open_and_then_as_it_was_used(l
     ledger.reserve(NEXT, [Reservation(release(), 9)], {})
     ledger.close(NEXT)
     assert ledger.spent("F") == [Gaussian(6.0, 12)]
-    with pytest.raises(BudgetError, match="are not reserved"):
+    with budget_error("are not reserved"):
         use(ledger, 1, run=NEXT)
 
 
@@ -99,12 +109,12 @@ def test_a_message_spends_what_is_reserved_or_nothing(ledger):
         (RUN, [(2, "gradients", 0)], "in run 1-a are not reserved"),
         (NEXT, [(1, "gradients", 0)], "in run 2-a are not reserved"),
     ):
-        with pytest.raises(BudgetError, match=match):
+        with budget_error(match):
             ledger.spend(run, uses)
     # a release is reserved once in a run
     for what, times in (("gradients", 1), ("moments", 2)):
         match = f"{what} of part 1 in run 1-a are reserved already"
-        with pytest.raises(BudgetError, match=match):
+        with budget_error(match):
             ledger.reserve(RUN, [Reservation(release(what), 1)] * times, {})
     ledger.close(RUN)
     # a refused message has not used the other of its releases
@@ -137,7 +147,7 @@ def test_a_plan_over_the_budget_is_refused_as_a_whole(ledger):
         r"table flights has spent epsilon 1\.993 of 4\.4 \(delta 1e-05\) in covered "
         r"releases; requested: 3\.787, in total 4\.447"
     )
-    with pytest.raises(BudgetError, match=text):
+    with budget_error(text):
         ledger.reserve(RUN, over, BUDGETS)
     assert ledger.lines(RUN) == before
     assert ledger.spent("P") == []
@@ -149,7 +159,7 @@ def test_a_plan_that_meets_the_budget_exactly_is_accepted_and_nothing_more(ledge
     ledger.reserve(RUN, [Reservation(release(), 9)], exact)
     without_noise = release("x", Gaussian(0.0))
     for more, cost in ((release("x", PureDp(1e-6)), "0"), (without_noise, "inf")):
-        with pytest.raises(BudgetError, match=f"has spent .* requested: {cost},"):
+        with budget_error(f"has spent .* requested: {cost},"):
             ledger.charge(RUN, more, exact)
     ledger.charge(RUN, without_noise, {})
     assert ledger.total("F", DELTA) == np.inf
@@ -178,7 +188,7 @@ def test_a_charge_with_an_ident_is_paid_once_and_without_one_each_time(ledger):
     for run in (RUN, RUN, NEXT):
         ledger.charge(run, labels, budgets, ident="draw 1")
     assert ledger.spent("F") == [PureDp(2.0)]
-    with pytest.raises(BudgetError, match="in total 4"):
+    with budget_error("in total 4"):
         ledger.charge(RUN, labels, budgets, ident="draw 2")
     for _ in range(2):
         ledger.charge(RUN, release("labels", PureDp(2.0), "P"), budgets, "draw 1")
@@ -251,7 +261,7 @@ def test_it_is_kept_for_the_next_process(root):
     second.charge(RUN, release("labels", PureDp(0.5)), {}, "draw")
     assert second.spent("F") == first.spent("F")
     use(second, 7)
-    with pytest.raises(BudgetError, match="of key 0, 9 were planned and 9 are used"):
+    with budget_error("of key 0, 9 were planned and 9 are used"):
         use(first, 1)
 
 
@@ -274,7 +284,7 @@ def test_each_line_seals_the_one_before_and_all_are_exported_as_text(root):
     # one that is damaged can be looked at, and begun anew
     change(root, "UPDATE ledger SET line = replace(line, '9', '8')")
     assert len(list(Ledger(root).export())) == len(rows)
-    with pytest.raises(LedgerError, match="is damaged"):
+    with ledger_error("is damaged"):
         spent_in(root)
     ledger.begin_anew()
     assert ledger.spent("F") == []
@@ -324,7 +334,7 @@ def test_no_byte_of_a_line_can_be_changed(root):
                 # where it is not JSON any more, not even SQLite writes it
                 with suppress(sqlite3.OperationalError):
                     other.execute(statement, (damaged.decode(), seq))
-                    with pytest.raises(LedgerError, match="is damaged"):
+                    with ledger_error("is damaged"):
                         spent_in(root)
                     other.execute(statement, (text, seq))
     assert spent_in(root) == ledger.spent("F")
@@ -373,7 +383,7 @@ def test_no_line_can_be_moved(root, is_numbered):
         change(root, "DELETE FROM ledger")
         for number, row in zip(numbers, lines, strict=True):
             change(root, ADD, number, *row[1:])
-        with pytest.raises(LedgerError, match=r"damaged.*nothing is released"):
+        with ledger_error(r"damaged.*nothing is released"):
             spent_in(root)
 
 
@@ -384,7 +394,7 @@ def test_every_call_looks_at_the_end_of_the_chain(root):
     total = partial(ledger.total, "F", DELTA)
     reading = partial(ledger.spent, "F"), total, partial(ledger.lines, RUN)
     for call in (*reading, *writing(ledger)):
-        with pytest.raises(LedgerError, match=r"damaged.*nothing is released"):
+        with ledger_error(r"damaged.*nothing is released"):
             call()
 
 
@@ -395,7 +405,7 @@ def test_lines_that_a_process_knows_must_stay(root, tmp_path):
     end = "UPDATE counter SET seq = ?, checksum = ?"
     change(root, "DELETE FROM ledger WHERE seq = 7")
     change(root, end, *rows[5][:2])
-    with pytest.raises(LedgerError, match=gone):
+    with ledger_error(gone):
         ledger.spent("F")
     # whoever has not seen it cannot know
     spent_in(root)
@@ -403,7 +413,7 @@ def test_lines_that_a_process_knows_must_stay(root, tmp_path):
     change(root, end, *rows[6][:2])
     assert ledger.spent("F") == spent_in(root)
     change(root, "UPDATE ledger SET line = replace(line, 'draw', 'dram')")
-    with pytest.raises(LedgerError, match="the checksum of line 7 does not match"):
+    with ledger_error("the checksum of line 7 does not match"):
         spent_in(root)
     # another database in its place, and none
     other = Ledger(str(tmp_path / "other"))
@@ -411,11 +421,11 @@ def test_lines_that_a_process_knows_must_stay(root, tmp_path):
         other.charge(RUN, release(), {})
     database.close_databases()
     os.replace(tmp_path / "other" / FILE, f"{root}/{FILE}")
-    with pytest.raises(LedgerError, match=gone):
+    with ledger_error(gone):
         ledger.spent("F")
     forget_processes()
     shutil.rmtree(root)
-    with pytest.raises(LedgerError, match=gone):
+    with ledger_error(gone):
         ledger.spent("F")
 
 

@@ -56,6 +56,11 @@ def sqlite(tmp_path, request):
     return url_of("sqlite", request, tmp_path)
 
 
+def refused(match):
+    """Expect a source to be refused, with such a text."""
+    return pytest.raises(SourceError, match=match)
+
+
 def fragment_of(*names, filters=()):
     return Fragment("t", "t", plain_features(*names), filters=filters)
 
@@ -136,9 +141,7 @@ def test_columns_that_a_database_lacks(url):
     extracted = extract(source, Fragment("t", "t", wanted, filters=filters))
     assert extracted.rows == 1
     assert all(extracted.column(name).is_missing.all() for name in ("year", "text"))
-    with pytest.raises(
-        SourceError, match=r"'absent' names column 'ID', but the source has .*'id'"
-    ):
+    with refused(r"'absent' names column 'ID', but the source has .*'id'"):
         describe(replace(source, absent=("ID",), types={}))
 
 
@@ -155,7 +158,7 @@ def test_refusals_show_no_value(
         settings = {"sql": settings["sql"].format(name)}
     if "too long" in match:
         url = url.update_query_dict({"options": "-c statement_timeout=1000"})
-    with pytest.raises(SourceError, match=match) as caught:
+    with refused(match) as caught:
         rows_of(source_of(url, name, **settings))
     assert "secret" not in str(caught.value)
     if "compute" in match:
@@ -168,9 +171,7 @@ def test_a_value_that_is_not_of_its_columns_type_is_read_as_the_refusal_says(
 ):
     url, name = url_of(kind, request, tmp_path), f"t_{os.urandom(4).hex()}"
     run(url, *f"CREATE TABLE {name} {columns}".replace("{}", name).split(";"))
-    with pytest.raises(
-        SourceError, match=r"holds a value that is not .* in 'sql'"
-    ) as caught:
+    with refused(r"holds a value that is not .* in 'sql'") as caught:
         rows_of(source_of(url, name))
     converted = source_of(url, name, sql=f"SELECT {conversion} AS f FROM {name}")
     assert values_of(converted, "f") == values
@@ -371,7 +372,7 @@ def test_nothing_can_be_written(postgresql, mariadb, sqlite):
     for url, function in functions.items():
         run(url, "CREATE TABLE t_w (a INTEGER)", f"CREATE FUNCTION add_w() {function}")
         writing = source_of(url, "t", sql="SELECT add_w() AS a")
-        with pytest.raises(SourceError, match="it wants to write: a shard is only rea"):
+        with refused("it wants to write: a shard is only rea"):
             rows_of(writing)
         assert rows_of(source_of(url, "t_w")) == []
     run(sqlite, "CREATE TABLE t (a INTEGER)")
@@ -418,9 +419,9 @@ def test_fingerprint(url):
     assert fingerprint(source) == "2"
     assert fingerprint(source_of(url, name)) is None
     for sql in (f"SELECT a, a FROM {name}", f"SELECT a FROM {name} WHERE a > 9"):
-        with pytest.raises(SourceError, match="'fingerprint' must yield one value"):
+        with refused("'fingerprint' must yield one value"):
             fingerprint(source_of(url, name, fingerprint=sql))
-    with pytest.raises(SourceError, match=r"does not exist: check 'table'|check 'sql'"):
+    with refused(r"does not exist: check 'table'|check 'sql'"):
         fingerprint(source_of(url, name, fingerprint="SELECT a FROM nowhere"))
 
 
@@ -428,21 +429,21 @@ def test_fingerprint(url):
 @CASES.each("unreachable", "change", "match")
 def test_servers_that_do_not_answer(kind, change, match, request):
     url = request.getfixturevalue(kind)
-    with pytest.raises(SourceError, match=match) as caught:
+    with refused(match) as caught:
         describe(source_of(url.set(**change), "t"))
     assert "wr0ng" not in str(caught.value)
     assert "nobody-here" not in str(caught.value)
 
 
 def test_missing_tables_and_files(url, tmp_path, sqlite):
-    with pytest.raises(SourceError, match="the file does not exist or may not be read"):
+    with refused("the file does not exist or may not be read"):
         describe(source_of(sqlite.set(database=f"{tmp_path}/none.db"), "t"))
     place = r"table 'none' at site 'here' \(table none of \w+://"
     fill_numbers(url, [])
-    with pytest.raises(SourceError, match=place + ".*the table does not exist: check"):
+    with refused(place + ".*the table does not exist: check"):
         describe(source_of(url, "none"))
     (tmp_path / "shards.db").write_text("no database " * 100)
-    with pytest.raises(SourceError, match="the file is not an SQLite database"):
+    with refused("the file is not an SQLite database"):
         describe(source_of(sqlite, "t"))
 
 
@@ -458,7 +459,7 @@ def test_no_permission(postgresql, mariadb):
     )
     for url, table in tables.items():
         guest = url.set(username=name, password="guest")
-        with pytest.raises(SourceError, match="the user may not read it: grant SELECT"):
+        with refused("the user may not read it: grant SELECT"):
             describe(source_of(guest, table))
     assert rows_of(source_of(guest, "t", sql=f"SELECT a FROM {table}")) == [(1,)]
 
@@ -471,7 +472,7 @@ def test_connection_that_is_lost(kind, others, kill, request):
     name = fill(url, "t", {"a": "INTEGER", "b": "VARCHAR(200)"}, values)
     source = source_of(url, name, chunk_rows=10)
     engine = sa.create_engine(url, poolclass=sa.NullPool)
-    lost = pytest.raises(SourceError, match="the connection was lost")
+    lost = refused("the connection was lost")
     with lost, scan(source, fragment_of("a", "b")) as opened:
         for number, _ in enumerate(opened.chunks()):
             if number:

@@ -38,6 +38,11 @@ FINEST = {
 BY_SPEC = [(spec, finest) for finest, specs in FINEST.items() for spec in specs]
 
 
+def refused(match):
+    """Expect an error of a policy, with such a text."""
+    return pytest.raises(PolicyError, match=match)
+
+
 def strict(folder, rules=""):
     """A policy as a tables file has it, with all its defaults."""
     text = f"[tables.t]\npath='t.csv'\n[tables.t.policy]\n{rules}"
@@ -103,13 +108,13 @@ def test_a_policy_allows_nothing_that_it_does_not_mention(tmp_path, policy):
     assert source.min_count == 10
     source.check_policy()
     for piece in ("feature", "label", "filter", "key", "group", "having"):
-        with pytest.raises(PolicyError, match="it may read no column"):
+        with refused("it may read no column"):
             check(source.policy, fragment_of(f'{piece}: "day"'))
     for kind in ("labels", "statistics"):
         source.policy.check_release(kind, is_private=False)
     for kind, level in (("scores", "masked"), ("models", "sealed")):
         source.policy.check_release(kind, is_private=False, is_masked=True)
-        with pytest.raises(PolicyError, match=rf"releases\.{kind} = {level}"):
+        with refused(rf"releases\.{kind} = {level}"):
             source.policy.check_release(kind, is_private=False)
 
 
@@ -124,7 +129,7 @@ def test_a_table_without_a_policy_takes_part_in_nothing(tmp_path):
     text = "[tables.'a \"b\"']\npath='t.csv'\nsite = 's'\nmin-count=4\n"
     (source,) = sources_of(tmp_path, text)
     assert (source.policy, source.min_count) == (MISSING, 4)
-    with pytest.raises(PolicyError, match="at site 's' has no policy, and") as caught:
+    with refused("at site 's' has no policy, and") as caught:
         source.check_policy()
     # the lines that the error tells are a policy, from which the owner goes on
     _, *lines, _ = str(caught.value).splitlines()
@@ -133,7 +138,7 @@ def test_a_table_without_a_policy_takes_part_in_nothing(tmp_path):
     assert with_lines.policy == strict(tmp_path)
     # were the check forgotten, nothing would leave all the same
     for kind in LEVELS:
-        with pytest.raises(PolicyError, match="= never"):
+        with refused("= never"):
             MISSING.check_release(kind, is_private=True, is_masked=True)
 
 
@@ -172,9 +177,7 @@ def test_how_often_scores_may_leave(tmp_path, rule, most):
 def test_cover():
     policy = Policy(cover=2)
     policy.check_cover("p", 2)
-    with pytest.raises(
-        PolicyError, match=r"\(cover = 2\) refuses: .* table 'p', and 1 tables of"
-    ):
+    with refused(r"\(cover = 2\) refuses: .* table 'p', and 1 tables of"):
         policy.check_cover("p", 1)
     Policy().check_cover("p", 0)
 
@@ -184,7 +187,7 @@ def test_models_by_name():
     for kind in policy.models:
         policy.check_model(kind)
     for kind in ("mlp", "os:system", "models:other", ""):
-        with pytest.raises(PolicyError, match=r"\(models\).*; allowed: linear, mod"):
+        with refused(r"\(models\).*; allowed: linear, mod"):
             policy.check_model(kind)
         Policy().check_model(kind)
 
@@ -241,7 +244,7 @@ def test_allowed_reads(pieces):
 
 @CASES.each("refused-reads", "pieces", "match")
 def test_refused_reads(pieces, match):
-    with pytest.raises(PolicyError, match=match):
+    with refused(match):
         check(POLICY, fragment_of(*pieces))
     check(Policy(), fragment_of(*pieces))
 
@@ -298,14 +301,14 @@ def test_few_rows(tmp_path):
     policy = Policy(min_rows=3)
     policy.check_rows(3, "the answer")
     for rows in (0, 1, 2):
-        with pytest.raises(PolicyError, match=r"min-rows.*answer would be of too"):
+        with refused(r"min-rows.*answer would be of too"):
             policy.check_rows(rows, "the answer")
         Policy().check_rows(rows, "the answer")
     # of rows that the server chose
     _, (source,) = site_of(tmp_path, "min-rows = 2")
     for rows in (0, 2):
         guard.check_rows(source, rows, "the mask")
-    with pytest.raises(PolicyError, match="the mask would be of too few rows"):
+    with refused("the mask would be of too few rows"):
         guard.check_rows(source, 1, "the mask")
     # a filter that nobody passes is refused as one that few pass
     guard.check_extracted(source, fragment(), 2)
@@ -313,11 +316,11 @@ def test_few_rows(tmp_path):
     guard.check_extracted(source, fragment_of('filter: "day" > 0'), 2)
     texts = set()
     for rows in (0, 1):
-        with pytest.raises(PolicyError, match="min-rows") as caught:
+        with refused("min-rows") as caught:
             guard.check_extracted(source, fragment_of('filter: "day" > 9'), rows)
         texts.add(str(caught.value))
     assert len(texts) == 1
-    with pytest.raises(PolicyError, match="min-rows"):
+    with refused("min-rows"):
         guard.check_extracted(source, fragment_of('group: "customer"'), 0)
 
 
@@ -329,13 +332,13 @@ def test_statistics_by_level(spec, finest):
         policy = Policy(releases=Releases(statistics=level))
         is_refused = level not in levels[levels.index(finest) :]
         match = rf"statistics = {level}.* t\.x is fitted to "
-        with pytest.raises(PolicyError, match=match) if is_refused else nullcontext():
+        with refused(match) if is_refused else nullcontext():
             policy.check_statistics("t", "x", "number", encoder)
     # finer ones are named
     both = EncoderSpec.parse("min-max missing=mean")
     for level, finer in (("moments", "range; counts, means"), ("never", "moments and")):
         policy = Policy(releases=Releases(statistics=level))
-        with pytest.raises(PolicyError, match=rf"t\.x is fitted to {finer}"):
+        with refused(rf"t\.x is fitted to {finer}"):
             policy.check_statistics("t", "x", "number", both)
 
 
@@ -344,7 +347,7 @@ def test_a_refused_statistic_comes_with_what_to_write_instead(kind, instead):
     policy = Policy(releases=BUDGETED)
     spec = EncoderSpec.parse(DEFAULTS[kind]).for_kind(kind, 9)
     match = rf"none may leave the site; set encoders = 't\.x=<encoder>' .*{instead}"
-    with pytest.raises(PolicyError, match=match):
+    with refused(match):
         policy.check_statistics("t", "x", kind, spec)
     policy.check_statistics("t", "x", "vector", EncoderSpec.parse(DEFAULTS["vector"]))
 
@@ -363,7 +366,7 @@ def test_releases_by_level(kind, is_private, is_masked):
             "sealed": is_private or is_masked,
         }.get(level, True)
         match = f"releases.{kind} = {level}.*the run asks for {kind}"
-        with nullcontext() if is_covered else pytest.raises(PolicyError, match=match):
+        with nullcontext() if is_covered else refused(match):
             policy.check_release(kind, **how)
 
 
@@ -385,7 +388,7 @@ def test_the_guard_knows_an_empty_list_from_none(tmp_path):
     for rule in ("columns", "labels", "filters", "keys"):
         piece = "feature" if rule == "columns" else rule.removesuffix("s")
         site, (source,) = site_of(tmp_path, f"{rule} = []")
-        with pytest.raises(PolicyError, match=rf"\({rule}\).*it may read no column"):
+        with refused(rf"\({rule}\).*it may read no column"):
             guard.check_fragment(site, source, fragment_of(f'{piece}: "day"'))
 
 
@@ -397,7 +400,7 @@ def test_the_smallest_batch_must_have_enough_rows(tmp_path):
     )
     check_training_rows(source, "t", rows, even, sends_sums=True)
     check_training_rows(source, "t", rows, odd, sends_sums=False)
-    with pytest.raises(PolicyError, match="a batch's gradient of table 't' would be"):
+    with refused("a batch's gradient of table 't' would be"):
         check_training_rows(source, "t", rows, odd, sends_sums=True)
 
 
@@ -412,7 +415,7 @@ def test_a_plan_must_cover_what_the_policy_wants_covered(
     guard.check_plan(source, [])
     match = rf"releases.{kind} = private.*run config pri"
     for terms in ((), (PrivacyTerms.of(PrivacySettings(**other)),)):
-        with pytest.raises(PolicyError, match=match):
+        with refused(match):
             guard.check_plan(source, [kind], *terms)
 
 

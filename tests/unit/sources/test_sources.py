@@ -57,6 +57,11 @@ FRAME_TYPES = {
 }
 
 
+def refused(match):
+    """Expect a source to be refused, with such a text."""
+    return pytest.raises(SourceError, match=match)
+
+
 def csv(folder: Path, text: str, name: str = "t.csv") -> ShardSource:
     (folder / name).write_text(text)
     return file_source(folder / name)
@@ -80,7 +85,7 @@ def test_tables_file_in_both_forms(tmp_path):
 
 @CASES.each("refused", "text", "match")
 def test_tables_file_refusals(tmp_path, text, match):
-    with pytest.raises(SourceError, match=match) as caught:
+    with refused(match) as caught:
         sources_of(tmp_path, text)
     assert "s3cret" not in str(caught.value)
 
@@ -110,7 +115,7 @@ def test_unreadable_tables_files(tmp_path):
         ("none.toml", "use an absolute path"),
         (tmp_path, "cannot be read"),
     ):
-        with pytest.raises(SourceError, match=match):
+        with refused(match):
             load_tables(str(path))
     file = tmp_path / "secret-uri"
     text = "[tables.t]\nuri-file = 'secret-uri'\ntable = 't'"
@@ -119,7 +124,7 @@ def test_unreadable_tables_files(tmp_path):
         (b"mysql://u:${HOME}@h/d", r"secret-uri must hold the URI, no \$\{"),
     ):
         file.write_bytes(data)
-        with pytest.raises(SourceError, match=match):
+        with refused(match):
             sources_of(tmp_path, text)
 
 
@@ -144,9 +149,7 @@ def test_type_override(tmp_path, name):
     write_frame(pd.DataFrame({"a": [1], "b": [2], "c": ["x"]}), tmp_path / name)
     source = file_source(tmp_path / name, types={"b": "DOUBLE"})
     assert describe(source).columns == {"a": "BIGINT", "b": "DOUBLE", "c": "VARCHAR"}
-    with pytest.raises(
-        SourceError, match="names column 'd', but the columns are a, b, c"
-    ):
+    with refused("names column 'd', but the columns are a, b, c"):
         describe(replace(source, types={"d": "DOUBLE"}))
     unread = describe(replace(source, types={"c": "DOUBLE"})).unread
     assert "more than one in 10 of its texts" in unread["c"]
@@ -172,7 +175,7 @@ def test_columns_of_other_names(tmp_path, name):
         ({"x": "y"}, "'x', but the columns are k"),
         ({"k": "PRICE"}, "one name"),
     ):
-        with pytest.raises(SourceError, match=match):
+        with refused(match):
             describe(replace(source, types={}, rename=rename))
 
 
@@ -195,9 +198,7 @@ def test_columns_that_a_source_lacks(tmp_path, name):
     after = replace(fragment, filters=("Day > DATE '2020-01-01'",))
     assert extract(source, after).rows == 0
     for absent in ("ID", "iD"):
-        with pytest.raises(
-            SourceError, match=f"'absent' names .*'{absent}'.* has a column 'id'"
-        ):
+        with refused(f"'absent' names .*'{absent}'.* has a column 'id'"):
             describe(replace(source, absent=(absent,), types={}))
     # the source's old name is that of no column
     assert "k" in describe(replace(source, absent=("k", "day"))).columns
@@ -214,9 +215,7 @@ def test_a_file_is_the_database_that_its_content_says(tmp_path, name):
     (source,) = sources_of(tmp_path, f"tables.t.path = '{name}'")
     assert describe(source).columns.keys() == {"a"}
     add("Track")
-    with pytest.raises(
-        SourceError, match=r"needs 'table'; its tables are .*Album, .*Track"
-    ):
+    with refused(r"needs 'table'; its tables are .*Album, .*Track"):
         describe(source)
 
 
@@ -244,7 +243,7 @@ def test_unreadable_files(tmp_path, name, data, match):
         path.write_bytes(data)
     relation = ("t",) if name == "t.duckdb" else None
     source = file_source(path, relation=relation)
-    with pytest.raises(SourceError, match=match) as caught:
+    with refused(match) as caught:
         describe(source)
     assert "secret" not in str(caught.value)
 
@@ -261,8 +260,7 @@ def test_connection_reads_its_source_and_nothing_else(tmp_path, sql, kind):
         source = file_source(tmp_path)
     if kind == "duckdb":
         source = duckdb_file(tmp_path / "crm.duckdb", "CREATE TABLE t AS SELECT 1 AS a")
-    refused = pytest.raises(SourceError, match="table 't' at site 'here'")
-    with refused, connect(source) as connection:
+    with refused("table 't' at site 'here'"), connect(source) as connection:
         listed = connection.execute("SELECT database_name FROM duckdb_databases()")
         names = [name for (name,) in listed.fetchall() if name.startswith("source_")]
         places = {"other": other, "folder": tmp_path, "database": [*names, "memory"][0]}
@@ -314,7 +312,7 @@ def test_table_of_a_duckdb_file(tmp_path):
     assert describe(plain).columns == {"a": "DOUBLE", "u": "UUID"}
     assert rows_of(other) == [(2, [0.5, 1.0])]
     assert "(table s.t of " in str(other)
-    with pytest.raises(SourceError, match=r"Catalog Error: Table with name none"):
+    with refused(r"Catalog Error: Table with name none"):
         describe(replace(plain, relation=("none",)))
 
 
@@ -337,7 +335,7 @@ def test_fingerprint_of_files(tmp_path):
     one = fingerprint(both)
     FRAME.to_parquet(folder / "b.parquet")
     assert fingerprint(both) != one
-    with pytest.raises(SourceError, match="does not exist"):
+    with refused("does not exist"):
         fingerprint(file_source(tmp_path / "none.csv"))
     assert fingerprint(framed(FRAME)) is None
 
@@ -350,11 +348,11 @@ def test_frames_by_token():
     assert other.table == "o"
     assert "table 'c' at site 'shop' (a data frame)" in str(first)
     release(token)
-    with pytest.raises(SourceError, match="no data frames are registered"):
+    with refused("no data frames are registered"):
         load_tables(f"memory:{token}")
-    with pytest.raises(SourceError, match=r"expected a data frame .*, not int"):
+    with refused(r"expected a data frame .*, not int"):
         register_frames({"t": [3]}, site="s")
-    with pytest.raises(SourceError, match="site 's' has no tables"):
+    with refused("site 's' has no tables"):
         register_frames({"t": []}, site="s")
 
 
@@ -401,7 +399,7 @@ def test_tables_in_code(tmp_path, monkeypatch):
     ],
 )
 def test_a_table_in_code_that_is_refused(value, match):
-    with pytest.raises(SourceError, match=match):
+    with refused(match):
         register_frames({"t": value}, site="s")
 
 
@@ -438,11 +436,9 @@ def test_a_site_reads_its_own_tables_and_none_that_the_run_chooses(shared, tmp_p
     simulated = {"partition-id": 1, "num-partitions": 2}
     (source,) = hosted_shards(own | simulated, {"tables": shared})
     assert source.table == "t"
-    with pytest.raises(
-        SourceError, match="no tables file of its own, and the run's"
-    ) as refused:
+    with refused("no tables file of its own, and the run's") as caught:
         hosted_shards({}, {"tables": shared})
-    _, written = shlex.split(re.search(r"--node-config .*", str(refused.value))[0])
+    _, written = shlex.split(re.search(r"--node-config .*", str(caught.value))[0])
     own_file = tmp_path / "own.toml"
     own_file.write_text(f"[tables.t]\npath = 't.csv'\n{OPEN}")
     own_line = written.replace("/path/of/tables.toml", str(own_file))
@@ -455,7 +451,7 @@ def test_a_site_reads_its_own_tables_and_none_that_the_run_chooses(shared, tmp_p
 def test_file_without_permission(tmp_path):
     source = csv(tmp_path, ORDERS)
     Path(source.path).chmod(0)
-    with pytest.raises(SourceError, match="cannot be read: Permission denied"):
+    with refused("cannot be read: Permission denied"):
         describe(source)
 
 
@@ -564,7 +560,7 @@ def test_types_of_an_unused_column_stop_no_other_column(
     types = tomllib.loads(f"types = {typed}")["types"]
     assert describe(replace(plain, types=types)).columns["o d"] == "VARCHAR"
     # the owner's own mistake is not a matter of columns
-    with pytest.raises(SourceError, match="NOTYPE"):
+    with refused("NOTYPE"):
         describe(replace(source, types={"a": "NOTYPE"}))
 
 
