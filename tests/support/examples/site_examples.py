@@ -82,9 +82,11 @@ def together(site):
     return site.store.together(site.features.make_room)
 
 
-def release(site, label, plan=RESPONSE, fragment=FRAGMENT):
+def release(site, label=None, plan=RESPONSE, fragment=FRAGMENT):
+    """Release labels, by default alternating truth values, as a message does."""
     with together(site):
         bind(site, fragment)
+        label = booleans() if label is None else label
         return noisy_labels.released_label(site, 0, plan, label)
 
 

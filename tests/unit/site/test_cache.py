@@ -29,7 +29,8 @@ def make(text: str = "x" * 1_000, made: list | None = None):
 
 
 def entries(folder: Path) -> set[str]:
-    return {p.name for p in folder.iterdir() if p.name[0] != "." and p.name != "uses"}
+    names = {path.name for path in (folder / "cache").iterdir()}
+    return {name for name in names - {"uses"} if name[0] != "."}
 
 
 def at(folder: Path, run: str = "1-1", limit: int = LIMIT) -> Cache:
@@ -53,7 +54,7 @@ def test_made_once_and_private(tmp_path):
     used.obtain(f"{ONCE}a", make())
     used.release()
     used.release()
-    assert entries(tmp_path / "cache") == {"a"}
+    assert entries(tmp_path) == {"a"}
 
 
 def test_name_depends_on_every_fact():
@@ -96,7 +97,7 @@ def test_damaged_entry_is_made_again(tmp_path, damage):
     made = []
     damage(at(tmp_path).obtain("a", make(made=made)))
     assert at(tmp_path).find("a") is None
-    assert entries(tmp_path / "cache") == set()
+    assert entries(tmp_path) == set()
     entry = at(tmp_path).obtain("a", make(made=made))
     assert (entry / "data.bin").read_text() == "x" * 1_000
     assert len(made) == 2
@@ -108,7 +109,7 @@ def test_least_recently_used_goes_first(tmp_path):
         os.utime(first.obtain(name, make()) / ENTRY_FILE, (seconds, seconds))
     first.release()
     at(tmp_path, "2-1", 4_000).obtain("d", make())
-    assert entries(tmp_path / "cache") == {"a", "c", "d"}
+    assert entries(tmp_path) == {"a", "c", "d"}
 
 
 def test_entries_in_use_stay(tmp_path):
@@ -116,11 +117,11 @@ def test_entries_in_use_stay(tmp_path):
     first.obtain("a", make())
     second.obtain("b", make())
     second.find("a")
-    assert entries(tmp_path / "cache") == {"a", "b"}
+    assert entries(tmp_path) == {"a", "b"}
     first.release()
-    assert entries(tmp_path / "cache") == {"a", "b"}
+    assert entries(tmp_path) == {"a", "b"}
     second.release()
-    assert entries(tmp_path / "cache") == set()
+    assert entries(tmp_path) == set()
 
 
 def test_runs_that_crashed_are_forgotten(tmp_path, monkeypatch):
@@ -159,7 +160,7 @@ def test_processes_share_a_cache(tmp_path):
     ]
     for worker in workers:
         assert worker.communicate(timeout=300) == ("done\n", "")
-    assert len(entries(tmp_path / "cache")) <= 1
+    assert len(entries(tmp_path)) <= 1
 
 
 def test_a_full_disk_takes_what_no_run_uses(tmp_path):
@@ -175,8 +176,8 @@ def test_a_full_disk_takes_what_no_run_uses(tmp_path):
 
     is_full = False
     wanted = cache.obtain("wanted", fill)
-    assert entries(tmp_path / "cache") == {used.name, wanted.name}
+    assert entries(tmp_path) == {used.name, wanted.name}
     is_full = True
     with pytest.raises(OSError, match="No space left"):
         cache.obtain("another", fill)
-    assert entries(tmp_path / "cache") == {used.name, wanted.name}
+    assert entries(tmp_path) == {used.name, wanted.name}

@@ -67,6 +67,15 @@ def ledger_error(match):
     return pytest.raises(LedgerError, match=match)
 
 
+LABELS = release("labels", PureDp(0.5))
+SCORES, KEYS = release("scores", None), release("keys", None)
+
+
+def plan(ledger, limit=9, run=RUN, budgets=None, **changes):
+    """Reserve so many uses of a release."""
+    ledger.reserve(run, [Reservation(release(**changes), limit)], budgets or {})
+
+
 def use(ledger, times, key=0, run=RUN):
     for _ in range(times):
         ledger.spend(run, [(1, "gradients", key)])
@@ -76,7 +85,7 @@ def test_a_reservation_counts_in_full_while_it_is_open_and_then_as_it_was_used(l
     assert ledger.spent("F") == ledger.lines(RUN) == []
     assert ledger.total("F", DELTA) == 0.0
     # nine uses of four Gaussians of multiplier 6: mu = 1, epsilon 4.377
-    ledger.reserve(RUN, [Reservation(release(), limit=9)], BUDGETS)
+    plan(ledger, budgets=BUDGETS)
     assert ledger.total("F", DELTA) == pytest.approx(4.377, abs=5e-4)
     use(ledger, 2, key=0)
     use(ledger, 3, key=1)
@@ -85,7 +94,7 @@ def test_a_reservation_counts_in_full_while_it_is_open_and_then_as_it_was_used(l
     assert ledger.spent("F") == [Gaussian(6.0, 12)]
     assert ledger.total("F", DELTA) == epsilon([Gaussian(6.0, 12)], DELTA)
     # one that was not used is free after its run
-    ledger.reserve(NEXT, [Reservation(release(), 9)], {})
+    plan(ledger, run=NEXT)
     ledger.close(NEXT)
     assert ledger.spent("F") == [Gaussian(6.0, 12)]
     with budget_error("are not reserved"):
@@ -119,7 +128,7 @@ def test_a_message_spends_what_is_reserved_or_nothing(ledger):
     ledger.close(RUN)
     # a refused message has not used the other of its releases
     assert ledger.spent("F") == [Gaussian(6.0, 8)]
-    ledger.reserve(NEXT, [Reservation(release(), 1)], {})
+    plan(ledger, 1, NEXT)
 
 
 def test_all_of_a_source_composes_and_sources_are_apart(ledger):
@@ -130,7 +139,7 @@ def test_all_of_a_source_composes_and_sources_are_apart(ledger):
         Reservation(release(source="P", part=3), 4),
     ]
     ledger.reserve(RUN, planned, {})
-    ledger.charge(RUN, release("labels", PureDp(0.5)), {})
+    ledger.charge(RUN, LABELS, {})
     assert set(ledger.spent("F")) == {
         Gaussian(6.0, 20),
         Gaussian(3.0, 5, 0.1),
@@ -156,7 +165,7 @@ def test_a_plan_over_the_budget_is_refused_as_a_whole(ledger):
 
 def test_a_plan_that_meets_the_budget_exactly_is_accepted_and_nothing_more(ledger):
     exact = {"F": Budget(epsilon([Gaussian(6.0, 36)], DELTA), DELTA)}
-    ledger.reserve(RUN, [Reservation(release(), 9)], exact)
+    plan(ledger, budgets=exact)
     without_noise = release("x", Gaussian(0.0))
     for more, cost in ((release("x", PureDp(1e-6)), "0"), (without_noise, "inf")):
         with budget_error(f"has spent .* requested: {cost},"):
@@ -167,7 +176,7 @@ def test_a_plan_that_meets_the_budget_exactly_is_accepted_and_nothing_more(ledge
 
 def test_what_makes_no_sense_or_cannot_be_read_back_is_not_written(root):
     ledger = Ledger(root)
-    ledger.reserve(RUN, [Reservation(release(), 9)], {})
+    plan(ledger)
     before = list(ledger.export())
     free = release(mechanism=None)
     for error, match, call in (
@@ -200,28 +209,23 @@ def test_a_charge_with_an_ident_is_paid_once_and_without_one_each_time(ledger):
 
 
 def test_the_lines_of_a_run_tell_what_was_planned_used_and_not_covered(ledger):
-    scores, keys = release("scores", None), release("keys", None)
-    labels = release("labels", PureDp(0.5))
-    ledger.reserve(RUN, [Reservation(release(), 9)], BUDGETS)
-    ledger.reserve(NEXT, [Reservation(release(), 1)], {})
+    plan(ledger, budgets=BUDGETS)
+    plan(ledger, 1, NEXT)
     # what is not covered stands there once, and costs nothing
-    ledger.note(RUN, [scores, keys, scores])
-    ledger.note(RUN, [scores])
-    ledger.note(NEXT, [scores])
+    ledger.note(RUN, [SCORES, KEYS, SCORES])
+    ledger.note(RUN, [SCORES])
+    ledger.note(NEXT, [SCORES])
     use(ledger, 2, key=0)
     use(ledger, 3, key=1)
-    ledger.charge(RUN, labels, {}, "draw")
+    ledger.charge(RUN, LABELS, {}, "draw")
     ledger.close(RUN)
     lines = ledger.lines(RUN)
-    assert [(line["event"], line["release"]) for line in lines] == [
-        (event, msgspec.to_builtins(each))
-        for event, each in [
-            *(("reserve", release()), ("note", scores), ("note", keys)),
-            ("charge", labels),
-        ]
-    ]
+    events = ["reserve", "note", "note", "charge"]
+    assert [line["event"] for line in lines] == events
+    releases = map(msgspec.to_builtins, (release(), SCORES, KEYS, LABELS))
+    assert [line["release"] for line in lines] == list(releases)
     assert (lines[0]["limit"], lines[0]["used"]) == (9, 3)
-    assert msgspec.convert(lines[-1]["release"], Release) == labels
+    assert msgspec.convert(lines[-1]["release"], Release) == LABELS
     json.dumps(lines)
     assert [line["event"] for line in ledger.lines(NEXT)] == ["reserve", "note"]
     assert set(ledger.spent("F")) == {Gaussian(6.0, 16), PureDp(0.5)}
@@ -230,9 +234,9 @@ def test_the_lines_of_a_run_tell_what_was_planned_used_and_not_covered(ledger):
 def example(root):
     ledger, gram = Ledger(root), release("gram")
     ledger.reserve(RUN, [Reservation(release(), 9), Reservation(gram, 1)], {})
-    ledger.note(RUN, [release("scores", None), release("keys", None)])
+    ledger.note(RUN, [SCORES, KEYS])
     use(ledger, 2)
-    ledger.charge(NEXT, release("labels", PureDp(0.5)), {}, "draw")
+    ledger.charge(NEXT, LABELS, {}, "draw")
     return ledger
 
 
@@ -258,7 +262,7 @@ def test_it_is_kept_for_the_next_process(root):
     assert open_ledger(root) is open_ledger(root)
     second = Ledger(root)
     assert second.spent("F") == first.spent("F")
-    second.charge(RUN, release("labels", PureDp(0.5)), {}, "draw")
+    second.charge(RUN, LABELS, {}, "draw")
     assert second.spent("F") == first.spent("F")
     use(second, 7)
     with budget_error("of key 0, 9 were planned and 9 are used"):
@@ -315,7 +319,7 @@ def test_a_transaction_that_was_torn_at_any_byte_was_not_written(root, tmp_path)
 
 def test_no_byte_of_a_line_can_be_changed(root):
     ledger = Ledger(root)
-    ledger.reserve(RUN, [Reservation(release(), 9)], {})
+    plan(ledger)
     use(ledger, 2)
     rows = rows_of(root)
     forget_processes()
@@ -362,7 +366,7 @@ def test_a_damaged_file_is_refused_or_changes_nothing(root, tmp_path):
 
 
 def writing(ledger, what="x"):
-    yield lambda: ledger.reserve(RUN, [Reservation(release(what), 1)], {})
+    yield lambda: plan(ledger, 1, what=what)
     yield lambda: ledger.charge(RUN, release(what), {})
     yield lambda: ledger.note(RUN, [release(what, None)])
     yield lambda: use(ledger, 1)
@@ -437,12 +441,12 @@ def test_a_rolled_back_line_is_not_missed(root):
     of_round = RoundLedger(ledger, changes)
     refused = pytest.raises(BudgetError)
     with refused, changes.together(lambda _: False):
-        of_round.note(NEXT, [release("keys", None)])
+        of_round.note(NEXT, [KEYS])
         of_round.charge(NEXT, release("more", PureDp(9.0)), BUDGETS, "more")
     assert ledger.spent("F") == spent
     assert ledger.lines(NEXT) == Ledger(root).lines(NEXT)
     with changes.together(lambda _: False):
-        of_round.note(NEXT, [release("keys", None)])
+        of_round.note(NEXT, [KEYS])
         assert spent_in(root) == spent
     assert [line["event"] for line in ledger.lines(NEXT)] == ["charge", "note"]
 
@@ -516,11 +520,10 @@ def long_example(root, runs=6):
     rng = default_rng(0)
     ledger = Ledger(root)
     for run in map(str, range(runs)):
-        ledger.reserve(
-            run, [Reservation(release(part=part), 60) for part in range(3)], {}
-        )
-        ledger.charge(run, release("labels", PureDp(0.5)), {}, f"draw {int(run) // 2}")
-        ledger.note(run, [release("scores", None)])
+        for part in range(3):
+            plan(ledger, 60, run, part=part)
+        ledger.charge(run, LABELS, {}, f"draw {int(run) // 2}")
+        ledger.note(run, [SCORES])
         for _ in range(60):
             ledger.spend(run, [(int(rng.integers(3)), "gradients", 0)])
         if int(run) % 3:
@@ -553,14 +556,14 @@ def test_a_use_reads_no_more_of_a_long_ledger_than_of_a_short_one(root):
     for runs in (2, 20):
         place = f"{root}-{runs}"
         ledger = long_example(place, runs)
-        ledger.reserve("more", [Reservation(release(source="G"), 30)], BUDGETS)
+        plan(ledger, 30, "more", BUDGETS, source="G")
         counted = [0]
         connection = open_database(place)._connection
         connection.set_progress_handler(
             lambda c=counted: c.__setitem__(0, c[0] + 1), 10
         )
         use(ledger, 1, run="more")
-        ledger.reserve("next", [Reservation(release(source="G"), 30)], BUDGETS)
+        plan(ledger, 30, "next", BUDGETS, source="G")
         ledger.charge("next", release("labels", PureDp(0.1), "G"), BUDGETS, "x")
         steps.append(counted[0])
     assert steps[1] <= 1.5 * steps[0]
@@ -576,7 +579,7 @@ def spend_all(root, key, times):
 
 
 def test_processes_take_turns(root):
-    Ledger(root).reserve(RUN, [Reservation(release(), 50)], {})
+    plan(Ledger(root), 50)
     with multiprocessing.get_context("spawn").Pool(4) as pool:
         assert sum(pool.starmap(spend_all, [(root, 0, 20)] * 4)) == 50
     ledger = Ledger(root)
@@ -592,7 +595,7 @@ def test_two_runs_cannot_both_take_the_rest_of_a_budget(root, is_shared):
     def ask(run):
         ledger = shared if is_shared else Ledger(root)
         with suppress(BudgetError):
-            ledger.reserve(run, [Reservation(release(), 6)], BUDGETS)
+            plan(ledger, 6, run, BUDGETS)
             return 1
         return 0
 

@@ -161,11 +161,11 @@ def test_plans_that_do_not_fit_the_type_are_refused(tmp_path, label, plan, match
 
 def test_labels_are_drawn_once_and_paid_for_once(tmp_path):
     # a run that was killed when it had paid, and before anybody was answered
-    release(make_site(tmp_path, run=1), booleans())
+    release(make_site(tmp_path, run=1))
     forget_processes()
-    first = release(make_site(tmp_path, run=1), booleans())
+    first = release(make_site(tmp_path, run=1))
     # another run, another process: nothing is in memory but the class itself
-    second = release(make_site(tmp_path, run=2), booleans())
+    second = release(make_site(tmp_path, run=2))
     assert_array_equal(first.values, second.values)
     site = make_site(tmp_path, run=3)
     assert spent(site) == [PureDp(1.0)]
@@ -179,8 +179,7 @@ def test_labels_are_drawn_once_and_paid_for_once(tmp_path):
     assert "probability 0.7311" in line["release"]["scope"]
     # a site that writes nothing has them in its memory
     rows = [
-        release(make_site(tmp_path, run, state=":memory:"), booleans()).values
-        for run in (1, 2)
+        release(make_site(tmp_path, run, state=":memory:")).values for run in (1, 2)
     ]
     assert_array_equal(*rows)
     assert len(kept_draws(tmp_path)) == 1
@@ -199,49 +198,49 @@ OTHERS = {
 @pytest.mark.parametrize("other", OTHERS.values(), ids=list(OTHERS))
 def test_what_differs_is_drawn_anew_and_paid_for(tmp_path, other):
     site = make_site(tmp_path)
-    first = release(site, booleans())
-    second = release(site, **{"label": booleans(), **other})
+    first = release(site)
+    second = release(site, **other)
     assert 0.2 < (first.values != second.values).mean() < 0.8
     total = sum(each.epsilon * each.count for each in spent(site))
     assert total == 1.0 + other.get("plan", RESPONSE).epsilon
     # and neither again
-    again = release(site, booleans())
+    again = release(site)
     assert_array_equal(again.values, first.values)
     # of what the labels do not depend on there is no other draw
     alike = Fragment("x", "orders", keys=(("qty",),), label="qty > 3")
-    again = release(site, booleans(), fragment=alike)
+    again = release(site, fragment=alike)
     assert_array_equal(again.values, first.values)
     assert sum(each.epsilon * each.count for each in spent(site)) == total
 
 
 def test_a_lost_draw_is_paid_for_again_and_a_damaged_one_is_not_drawn(tmp_path):
-    first = release(make_site(tmp_path, run=1), booleans())
+    first = release(make_site(tmp_path, run=1))
     # labels whose payment is lost stand once in the report
     open_ledger(str(tmp_path / "state")).begin_anew()
     forget_processes()
     site = make_site(tmp_path, run=2)
-    assert_array_equal(release(site, booleans()).values, first.values)
+    assert_array_equal(release(site).values, first.values)
     assert [line["event"] for line in site.ledger.lines(name_of(2))] == ["charge"]
     rows_in(tmp_path / "state" / FILE, "DELETE FROM entries WHERE run = 'labels'")
-    assert (first.values != release(site, booleans()).values).any()
+    assert (first.values != release(site).values).any()
     assert spent(site) == [PureDp(1.0, count=2)]
     ((name, data),) = kept_draws(tmp_path)
     query = "UPDATE entries SET data = ? WHERE run = 'labels' AND name = ?"
     rows_in(tmp_path / "state" / FILE, query, flipped(data), name)
     with pytest.raises(errors.SiteError, match=r"the stored labels .* are damaged"):
-        release(site, booleans())
+        release(site)
 
 
 def test_a_table_whose_budget_is_spent_tells_no_more_labels(tmp_path):
     site = make_site(tmp_path, policy="epsilon = 2.5\ndelta = 1e-6")
-    release(site, booleans())
-    release(site, booleans(), LabelPlan("laplace", 1.5))
+    release(site)
+    release(site, plan=LabelPlan("laplace", 1.5))
     with pytest.raises(
         errors.BudgetError, match=r"orders has spent epsilon 2.5 of 2.5"
     ):
-        release(site, booleans(), LabelPlan("laplace", 0.1))
+        release(site, plan=LabelPlan("laplace", 0.1))
     # what is paid for may leave again
-    release(site, booleans())
+    release(site)
 
 
 @CASES.each("levels", "policy", "level")
@@ -265,11 +264,11 @@ def test_a_crash_at_the_payment_leaves_nothing(tmp_path, place):
     site = make_site(tmp_path)
     killed = Mock(side_effect=KeyboardInterrupt)
     with patch.object(Ledger, place, killed), pytest.raises(KeyboardInterrupt):
-        release(site, booleans())
+        release(site)
     assert kept_draws(tmp_path) == []
     assert spent(site) == []
-    first = release(site, booleans()).values
-    assert_array_equal(release(site, booleans()).values, first)
+    first = release(site).values
+    assert_array_equal(release(site).values, first)
     assert spent(site) == [PureDp(1.0)]
 
 
@@ -280,9 +279,9 @@ def test_two_runs_that_draw_at_once_do_not_both_tell(tmp_path):
     with refused as caught, together(second):
         bind(second)
         released_label(second, 0, RESPONSE, booleans())
-        drawn = release(first, booleans()).values
+        drawn = release(first).values
     assert errors.kind_of(caught.value) is errors.ErrorKind.TRANSIENT
-    assert_array_equal(release(second, booleans()).values, drawn)
+    assert_array_equal(release(second).values, drawn)
     assert spent(first) == [PureDp(1.0)]
 
 

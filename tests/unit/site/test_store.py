@@ -51,6 +51,11 @@ def save(site, name="part-0", entry=ENTRY):
         site.save(name, entry)
 
 
+def commit(site, committed=ROUND, reply=REPLY):
+    with site.together(bool):
+        site.commit(committed, reply)
+
+
 def same(entry):
     assert entry.meta == ENTRY.meta
     assert entry.arrays.keys() == ENTRY.arrays.keys()
@@ -202,12 +207,9 @@ def test_damaged_entries_are_lost_state(tmp_path, how):
 
 def test_nothing_is_pickled(tmp_path):
     for count in (1, 9):
+        objects = np.array([{}] * count, dtype=object)
         with pytest.raises(ValueError, match="allow_pickle=False"):
-            save(
-                at(tmp_path),
-                "part-1",
-                Entry({"a": np.array([{}] * count, dtype=object)}, {}),
-            )
+            save(at(tmp_path), "part-1", Entry({"a": objects}, {}))
     assert not at(tmp_path).has("part-1")
 
 
@@ -257,16 +259,14 @@ def test_a_round_is_there_as_a_whole_or_not_at_all(tmp_path, root):
 def test_arrays_that_a_round_has_replaced_are_removed(tmp_path):
     for number in range(3):
         site = at(tmp_path)
-        with site.together(bool):
-            site.commit(replace(ROUND, number=number), REPLY)
+        commit(site, replace(ROUND, number=number))
         site.sweep()
         # the state's and the reply's
         assert len(list(tmp_path.glob("1-2/*.npy"))) == 2
         with site.locked():
             assert site.last().number == number
     (tmp_path / "1-2" / "of-a-killed-process.npy").touch()
-    with site.together(bool):
-        site.commit(CommittedRound(4, "d", "h", is_over=True), Parcel(b"", b"", b""))
+    commit(site, CommittedRound(4, "d", "h", is_over=True), Parcel(b"", b"", b""))
     site.sweep()
     with site.locked():
         pass
@@ -276,16 +276,11 @@ def test_arrays_that_a_round_has_replaced_are_removed(tmp_path):
 @pytest.mark.parametrize("name", [".round", ".reply"])
 @pytest.mark.parametrize("where", ["row", "file"])
 def test_a_damaged_round_is_not_gone_on_with(tmp_path, name, where):
-    site = at(tmp_path)
-    with site.together(bool):
-        site.commit(ROUND, REPLY)
+    commit(at(tmp_path))
     forget_processes()
     if where == "row":
-        rows_in(
-            tmp_path / FILE,
-            "UPDATE entries SET meta = meta || ' ' WHERE name = ?",
-            name,
-        )
+        damage = "UPDATE entries SET meta = meta || ' ' WHERE name = ?"
+        rows_in(tmp_path / FILE, damage, name)
     else:
         (path,) = (tmp_path / "1-2").glob(f"{name}-*")
         path.write_bytes(flipped(path.read_bytes()[:-1]) + b"x")
@@ -298,7 +293,7 @@ def test_a_damaged_round_is_not_gone_on_with(tmp_path, name, where):
 
 
 def test_runs_that_were_killed_are_forgotten(tmp_path):
-    killed, slow = (SiteStore(str(tmp_path), run, 2) for run in (1, 3))
+    killed, slow = (at(tmp_path, run) for run in (1, 3))
     (tmp_path / "models").mkdir()
     for site in (killed, slow):
         save(site, "keys", Entry({"private": np.zeros(32, np.uint8)}, {}))
@@ -307,13 +302,11 @@ def test_runs_that_were_killed_are_forgotten(tmp_path):
         os.utime(folder, (0, 0))
     rows_in(tmp_path / FILE, "UPDATE entries SET touched = 0")
     slow.touch()
-    current = SiteStore(str(tmp_path), 4, 2)
+    current = at(tmp_path, 4)
     with current.together(bool):
         assert list(current.forget_stale()) == ["1-2", "5-2"]
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [
-        "3-2",
-        "models",
-    ]
+    folders = {path.name for path in tmp_path.iterdir() if path.is_dir()}
+    assert folders == {"3-2", "models"}
     assert rows_of(tmp_path, "run") == [("3-2",)]
-    assert not list(SiteStore(":memory:", 4, 2).forget_stale())
-    assert not list(SiteStore(str(tmp_path / "none"), 4, 2).forget_stale())
+    for root in (run_store.IN_MEMORY, tmp_path / "none"):
+        assert not list(at(root, 4).forget_stale())

@@ -58,12 +58,8 @@ def test_a_state_is_read_as_it_was_written(name):
 
 def test_the_names_of_arrays_are_those_of_fields():
     state = Outer(inner=Inner(np.ones(2), 0.25))
-    assert set(write_state(state)) == {
-        "count",
-        "weight",
-        "inner-centre",
-        "inner-weight",
-    }
+    names = {"count", "weight", "inner-centre", "inner-weight"}
+    assert set(write_state(state)) == names
     # as sites of earlier versions have stored them
     progress = write_state(Progress(scores_number=7))
     assert_array_equal(progress["scores_number"], [7.0])
