@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
 
 from tests.support.examples.coresets import regression_scores
-from tp_flower.joins.mapping import TableRows
+from tests.support.mappings import table_rows
 from tp_flower.learning.solvers import gram
 from tp_flower.methods.coreset import importance
 from tp_flower.methods.coreset.sampling import (
@@ -38,7 +38,7 @@ HARD = {
     "scaled": lambda x: x * [1e-8, 1.0, 1e8],
 }
 RNG = default_rng(0)
-ALONE = TableRows(np.array([0, -1], np.int32), 2)
+ALONE = table_rows([0, -1], 2)
 DRAWS_OF_TWO = np.array([0, 1, 1])
 DIAGONAL, TOTALS = "finite values and a diagonal >= 0", "finite, >= 0, not all 0"
 LARGE = "too large to be summed"
@@ -54,7 +54,7 @@ class _Join:
         self.row_weights = np.ones(count) if self.weights is None else self.weights
         sizes, widths = (40, 12, 6), (3, 4, 2)
         self.tables = [
-            TableRows(rng.integers(low, size, count).astype(np.int32), size)
+            table_rows(rng.integers(low, size, count), size)
             for size, low in zip(sizes, (0, 0, -1), strict=True)
         ]
         self.columns = [

@@ -12,12 +12,13 @@ from numpy.random import default_rng
 from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.support.joined import number_key
+from tests.support.mappings import one_to_one, table_rows
 from tests.support.reference import joins as slow
 from tp_flower.errors import MappingError
 from tp_flower.extraction.extracted import KeyColumn
 from tp_flower.joins.batches import plan_batches
 from tp_flower.joins.joining import JoinStep, build_mapping
-from tp_flower.joins.mapping import TableMapping, TableRows
+from tp_flower.joins.mapping import TableMapping
 from tp_flower.query import Join
 from tp_flower.splits import split_rows
 
@@ -100,9 +101,8 @@ def test_left_and_inner_joins_are_duckdbs(query):
     assert mapping.joined_rows == len(expected)
     for rows, numbers in zip(mapping.tables.values(), columns, strict=True):
         assert rows.row_of.dtype == np.int32
-        assert rows.multiplicity.tolist() == [
-            numbers.count(row) for row in range(rows.rows)
-        ]
+        counts = [numbers.count(row) for row in range(rows.rows)]
+        assert rows.multiplicity.tolist() == counts
     # the order: the label table's rows, then the tables' in the order of joining
     assert steps[0].table == label
     in_order = [mapping.tables[step.table].row_of.tolist() for step in steps]
@@ -221,7 +221,7 @@ def test_equal_hashes_need_both_halves(left, right):
 
 
 @st.composite
-def table_rows(draw):
+def tables_of_rows(draw):
     rows = draw(st.integers(1, 9))
     if draw(st.booleans()):
         row_of = draw(st.permutations(range(rows)))[: draw(st.integers(1, rows))]
@@ -230,13 +230,13 @@ def table_rows(draw):
     # -1: a joined row without a row of the table
     for place in draw(st.lists(st.integers(0, len(row_of)), max_size=4)):
         row_of = [*row_of[:place], -1, *row_of[place:]]
-    return TableRows(np.array(row_of, np.int32), rows)
+    return table_rows(row_of, rows)
 
 
-@given(table_rows(), st.integers(1, 3), st.integers(0, 2**32 - 1))
-@example(TableRows(np.array([2, 0], np.int32), 3), 2, 0)
-@example(TableRows(np.array([-1, -1], np.int32), 3), 2, 0)
-@example(TableRows(np.array([-1, 0, 1, -1, -1, 2], np.int32), 3), 1, 0)
+@given(tables_of_rows(), st.integers(1, 3), st.integers(0, 2**32 - 1))
+@example(table_rows([2, 0], 3), 2, 0)
+@example(table_rows([-1, -1], 3), 2, 0)
+@example(table_rows([-1, 0, 1, -1, -1, 2], 3), 1, 0)
 def test_expand_and_segment_sum_are_adjoint(rows, outputs, seed):
     rng = default_rng(seed)
     x = rng.normal(size=(rows.rows, outputs))
@@ -255,8 +255,8 @@ def test_expand_and_segment_sum_are_adjoint(rows, outputs, seed):
     assert rows.is_injective == (rows.multiplicity.max() <= 1)
 
 
-@given(table_rows(), st.integers(0, 2**32 - 1))
-@example(TableRows(np.array([-1, -1], np.int32), 3), 0)
+@given(tables_of_rows(), st.integers(0, 2**32 - 1))
+@example(table_rows([-1, -1], 3), 0)
 def test_what_is_asked_about_each_row_is_that_of_loops(rows, seed):
     rng = default_rng(seed)
     joined = len(rows.row_of)
@@ -276,12 +276,9 @@ def test_what_is_asked_about_each_row_is_that_of_loops(rows, seed):
     assert renumbered.row_of.dtype == np.int32
 
 
-def rows_of(row_of, rows):
-    return TableRows(np.array(row_of, np.int32), rows)
-
-
 def test_a_missing_row_adds_nothing_to_the_scores():
-    mapping = TableMapping({"l": rows_of([0, 1, 2], 3), "r": rows_of([1, -1, 1], 2)})
+    tables = {"l": table_rows([0, 1, 2], 3), "r": table_rows([1, -1, 1], 2)}
+    mapping = TableMapping(tables)
     local = {"l": np.array([[1.0], [2.0], [3.0]]), "r": np.array([[10.0], [20.0]])}
     assert mapping.expand(local).ravel().tolist() == [21.0, 2.0, 23.0]
     by_table = mapping.expand(local, by_table=True)
@@ -295,7 +292,7 @@ def test_a_missing_row_adds_nothing_to_the_scores():
     assert chosen.tables["l"].rows == 3
     assert (mapping.joined_rows, chosen.joined_rows) == (3, 2)
     with pytest.raises(MappingError, match=r"differ in their joined rows: .*'l': 1"):
-        TableMapping({"l": rows_of([0], 1), "r": rows_of([0, 0], 1)})
+        TableMapping({"l": table_rows([0], 1), "r": table_rows([0, 0], 1)})
 
 
 @pytest.mark.parametrize(("rows", "fraction", "held"), [(10, 0.2, 2), (7, 0.5, 4)])
@@ -316,10 +313,9 @@ def mappings(draw):
     for name in ("a", "b"):
         rows = draw(st.integers(1, 8))
         # -1: a joined row without a row of the table
-        row_of = draw(
-            st.lists(st.integers(-1, rows - 1), min_size=total, max_size=total)
-        )
-        tables[name] = TableRows(np.array(row_of, np.int32), rows)
+        numbers = st.integers(-1, rows - 1)
+        row_of = draw(st.lists(numbers, min_size=total, max_size=total))
+        tables[name] = table_rows(row_of, rows)
     return TableMapping(tables)
 
 
@@ -384,13 +380,9 @@ def test_scores_and_segment_sums_are_those_of_loops(drawn, outputs, seed):
             assert left == pytest.approx(right, abs=1e-10)
 
 
-def identity(rows: int) -> TableMapping:
-    return TableMapping({"a": TableRows(np.arange(rows, dtype=np.int32), rows)})
-
-
 def test_the_seed_decides_the_plan():
+    mapping = one_to_one(50).mapping
     first, again, other = (
-        plan_batches(identity(50), 8, default_rng(seed)).order.tolist()
-        for seed in (1, 1, 2)
+        plan_batches(mapping, 8, default_rng(seed)).order.tolist() for seed in (1, 1, 2)
     )
     assert first == again != other

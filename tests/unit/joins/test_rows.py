@@ -7,17 +7,18 @@ from hypothesis import strategies as st
 from numpy.random import default_rng
 from numpy.testing import assert_allclose, assert_array_equal
 
+from tests.support.mappings import one_to_one, table_rows
 from tp_flower.joins import rows as joins
-from tp_flower.joins.mapping import TableMapping, TableRows
+from tp_flower.joins.mapping import TableMapping
 from tp_flower.joins.rows import JoinedRows
 
 SIZES = {"a": 4, "b": 7}
 
 
-def drawn(rng: np.random.Generator, rows: int, lowest: int = -1) -> JoinedRows:
+def drawn(rng: np.random.Generator, rows: int) -> JoinedRows:
     """Joined rows of two tables, some without a row of either."""
     tables = {
-        name: TableRows(rng.integers(lowest, size, rows).astype(np.int32), size)
+        name: table_rows(rng.integers(-1, size, rows), size)
         for name, size in SIZES.items()
     }
     vectors = {"x": rng.normal(size=(rows, 2)), "y": rng.normal(size=(rows, 2))}
@@ -81,14 +82,13 @@ def test_threads_change_no_bit(monkeypatch):
 def test_partial_results_are_combined(monkeypatch, combine, expected):
     monkeypatch.setattr(joins, "PART_ROWS", 2)
     monkeypatch.setattr(joins, "BLOCK_ROWS", 1)
-    rows = TableRows(np.zeros(7, np.int32), 1)
-    joined = JoinedRows(TableMapping({"t": rows}), {"x": np.arange(1.0, 8.0)})
+    joined = one_to_one(7, {"x": np.arange(1.0, 8.0)})
     total, sums = joined.run(lambda v, _: ({}, v["x"]), combine=combine)
     assert (total.tolist(), sums) == ([expected], {})
 
 
 def test_words_are_summed_modulo_their_range():
-    rows = TableRows(np.array([0, -1, 0], np.int32), 1)
+    rows = table_rows([0, -1, 0], 1)
     joined = JoinedRows(TableMapping({"a": rows, "b": rows}))
     words = np.array([[2**32 - 1]], np.uint32)
     joined.run(lambda _, sums: ({"sums": sums}, ()), {"a": words, "b": words})

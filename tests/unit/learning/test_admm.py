@@ -5,11 +5,10 @@ import pytest
 from numpy.random import default_rng
 from numpy.testing import assert_allclose, assert_array_equal
 
+from tests.support.mappings import one_to_one
 from tests.support.reference import losses as slow
 from tests.support.reference.families import family
 from tp_flower.joins import rows as rows_of_joins
-from tp_flower.joins.mapping import TableMapping, TableRows
-from tp_flower.joins.rows import JoinedRows
 from tp_flower.methods.admm.iterations import (
     BALANCE_WINDOW,
     Residuals,
@@ -35,12 +34,6 @@ def small_parts(monkeypatch):
     monkeypatch.setattr(rows_of_joins, "PART_ROWS", 6)
     monkeypatch.setattr(rows_of_joins, "BLOCK_ROWS", 4)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-
-
-def one_to_one(count: int, vectors=()) -> JoinedRows:
-    """Joined rows that are a table's, each once."""
-    table = TableRows(np.arange(count, dtype=np.int32), count)
-    return JoinedRows(TableMapping({"t": table}), dict(vectors))
 
 
 @each_loss

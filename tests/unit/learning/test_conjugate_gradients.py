@@ -113,6 +113,10 @@ def _labels(server):
     return server._objective.target.numbers
 
 
+def _loss(server):
+    return np.mean((_scores(server)[:, 0] - _labels(server)) ** 2)
+
+
 def _exchange(tables, server, unit):
     """Take a step whose scores are rounded to a unit; return the rounding."""
     sums, local, products = server.derivatives(), {}, 0.0
@@ -152,10 +156,10 @@ def test_scores_that_the_rounding_hides_take_no_step_and_arrive_finer_next():
     for table, theta in zip(tables.values(), thetas, strict=True):
         assert_array_equal(table.theta, theta)
     assert server.drift < 1e-6
-    loss = np.mean((_scores(server)[:, 0] - _labels(server)) ** 2)
+    loss = _loss(server)
     _exchange(tables, server, 1e-4 * server.size)
     assert server.conjugacy == 0.0  # it begins anew
-    assert np.mean((_scores(server)[:, 0] - _labels(server)) ** 2) < loss
+    assert _loss(server) < loss
 
 
 def test_a_noiseless_label_ends_where_rounding_does():
@@ -166,9 +170,7 @@ def test_a_noiseless_label_ends_where_rounding_does():
         _exchange(tables, server, 2.0**-20 * min(server.size, 8.0))
         norms.append(np.sqrt(max(server.slope, 0.0)))
         ends.append(server.slope <= server.noise)
-    loss = np.mean((_scores(server)[:, 0] - _labels(server)) ** 2) / np.var(
-        _labels(server)
-    )
+    loss = _loss(server) / np.var(_labels(server))
     assert ends.index(True) > 0
     assert all(ends[ends.index(True) + 4 :])
     assert loss < 1e-10

@@ -31,18 +31,12 @@ from tp_flower.learning.solvers import RidgeSolver, gram
 from tp_flower.objectives import KMEANS, Target, make_objective
 
 few = settings(max_examples=60)
+FACTORY = "tests.support.examples.networks:network"
 
 
 def mlp(features=3, outputs=1, intercept=True, **spec) -> TorchModel:
     spec = ModelSpec("mlp", outputs, intercept, **{"hidden_sizes": (5,), **spec})
     return build_model(spec, features, "cpu")
-
-
-def two_layers(features, outputs, intercept) -> nn.Module:
-    """A factory of a user."""
-    return nn.Sequential(
-        nn.Linear(features, 4), nn.Tanh(), nn.Linear(4, outputs, bias=intercept)
-    )
 
 
 def not_a_module(features, outputs, intercept):
@@ -88,7 +82,7 @@ def test_linear_model_starts_at_zero_and_spares_the_intercept():
 
 
 @pytest.mark.parametrize("outputs", [1, 3])
-@pytest.mark.parametrize("kind", ["mlp", f"{__name__}:two_layers"])
+@pytest.mark.parametrize("kind", ["mlp", FACTORY])
 def test_pullback_is_the_gradient_of_the_weighted_scores(kind, outputs):
     spec = ModelSpec(kind, outputs, intercept=True, output_scale=2.5, seed=3)
     model = build_model(spec, 4, "cpu")
@@ -153,9 +147,9 @@ def test_mlp_penalises_weights_and_only_the_label_table_has_an_output_bias():
 
 
 def test_factory_gets_features_outputs_and_intercept():
-    spec = ModelSpec(f"{__name__}:two_layers", outputs=2, intercept=False)
+    spec = ModelSpec(FACTORY, outputs=2, intercept=False)
     model, again = build_model(spec, 3, "cpu"), build_model(spec, 3, "cpu")
-    assert len(model.parameters) == 3 * 4 + 4 + 4 * 2
+    assert len(model.parameters) == 3 * 3 + 3 + 3 * 2
     assert_array_equal(model.parameters, again.parameters)
 
 
@@ -232,9 +226,8 @@ def test_spans_cover_the_rows_in_order(monkeypatch, rows, threads):
     monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
     spans = in_threads(lambda span: span, rows, least_rows=1)
     assert len(spans) == max(min(threads, rows), 1)
-    assert [row for span in spans for row in range(span.start, span.stop)] == list(
-        range(rows)
-    )
+    covered = [row for span in spans for row in range(span.start, span.stop)]
+    assert covered == list(range(rows))
 
 
 def test_few_rows_stay_in_this_thread_and_many_take_as_many_as_allowed(monkeypatch):
@@ -295,12 +288,8 @@ def problem(rows, columns, outputs, seed):
     features = rng.normal(size=(rows, columns)).astype(np.float32)
     multiplicity = rng.integers(0, 6, rows)
     multiplicity[0] = 1
-    return (
-        features,
-        multiplicity,
-        rng.normal(size=(rows, outputs)),
-        int(multiplicity.sum()),
-    )
+    target = rng.normal(size=(rows, outputs))
+    return features, multiplicity, target, int(multiplicity.sum())
 
 
 def solve(features, multiplicity, target, joined, kappa, l2, intercept):

@@ -43,6 +43,14 @@ def one_hot_rows(rows: int, width: int = 12, seed: int = 0) -> SparseRows:
     return SparseRows(values.astype(np.float32), columns.astype(np.int32), width)
 
 
+def messages_of(rows: int, outputs: int = 1) -> np.ndarray:
+    return default_rng(2).normal(size=(rows, outputs))
+
+
+def mlp() -> neural.TorchModel:
+    return neural.build_torch_model(ModelSpec("mlp", hidden_sizes=(3,)), 12, "cpu")
+
+
 def counts_of(rows: int) -> np.ndarray:
     return default_rng(1).integers(1, 5, rows)
 
@@ -100,7 +108,7 @@ def test_iterations_end_where_the_gram_matrix_does(intercept, l2):
     sparse = one_hot_rows(60)
     counts, outputs = counts_of(60), 2
     # sums over rows, of which the solution of least norm is one for l2 = 0, too
-    messages = default_rng(2).normal(size=(60, outputs))
+    messages = messages_of(60, outputs)
     model = LinearModel(12, outputs, intercept=intercept)
     moments = model.pullback(sparse, counts[:, None] * messages).reshape(-1, outputs)
     matrix = gram(sparse, counts, intercept=intercept)
@@ -116,7 +124,7 @@ def test_iterations_end_where_the_gram_matrix_does(intercept, l2):
 
 def test_iterations_of_a_consensus_penalise_the_intercept():
     sparse, counts = one_hot_rows(60), counts_of(60)
-    moments = default_rng(2).normal(size=(13, 1))
+    moments = messages_of(13)
     matrix = gram(sparse, counts, intercept=True)
     exact = RidgeSolver.from_gram(matrix, JOINED, intercept=False)
     solver = IterativeSolver.of_rows(
@@ -140,13 +148,12 @@ def test_factorisations_are_those_of_dense_rows(monkeypatch, way):
     monkeypatch.setattr(solvers, "FREQUENT", 4)
     sparse, counts = one_hot_rows(9), counts_of(9)
     # sums of rows, as those of every update are
-    messages = default_rng(2).normal(size=(9, 1))
-    moments = LinearModel(12, 1, intercept=True).pullback(dense(sparse), messages)[
-        :, None
-    ]
+    messages = messages_of(9)
+    moments = LinearModel(12, 1, intercept=True).pullback(dense(sparse), messages)
+    factorise = getattr(RidgeSolver, way)
     one, two = (
-        getattr(RidgeSolver, way)(rows, counts, JOINED, intercept=True).solve(
-            moments, KAPPA, 0.2
+        factorise(rows, counts, JOINED, intercept=True).solve(
+            moments[:, None], KAPPA, 0.2
         )
         for rows in (sparse, dense(sparse))
     )
@@ -156,10 +163,8 @@ def test_factorisations_are_those_of_dense_rows(monkeypatch, way):
 def test_clips_are_those_of_dense_rows():
     sparse = one_hot_rows(40)
     full, units = dense(sparse), Units(np.arange(40) % 7)
-    messages = default_rng(2).normal(size=(40, 1))
-    linear = LinearModel(12, 1, intercept=True)
-    mlp = neural.build_torch_model(ModelSpec("mlp", hidden_sizes=(3,)), 12, "cpu")
-    for model in (linear, mlp):
+    messages = messages_of(40)
+    for model in (LinearModel(12, 1, intercept=True), mlp()):
         for of_rows in (None, units):
             one, two = (
                 clipped_sum(model, rows, messages, 0.5, of_rows)
@@ -176,20 +181,13 @@ def test_a_torch_model_reads_batches_of_sparse_rows(monkeypatch):
     monkeypatch.setattr(neural, "EVALUATION_VALUES", 12 * 7)  # seven rows at a time
     sparse = one_hot_rows(40)
     full, counts = dense(sparse), counts_of(40)
-    rng = default_rng(2)
-    target = rng.normal(size=(40, 1))
+    target = messages_of(40)
     fitted = []
     for rows in (sparse, full):
-        model = neural.build_torch_model(ModelSpec("mlp", hidden_sizes=(3,)), 12, "cpu")
+        model = mlp()
+        centre = np.zeros(len(model.penalised))
         problem = FitProblem(
-            rows,
-            counts,
-            target,
-            1.0,
-            100,
-            1e-3,
-            np.zeros(len(model.penalised)),
-            model.penalised,
+            rows, counts, target, 1.0, 100, 1e-3, centre, model.penalised
         )
         budget = neural.FitBudget(passes=2, least_steps=3, batch_rows=16)
         neural.fit_least_squares(model, problem, budget, default_rng(3))
@@ -204,7 +202,7 @@ def test_trees_read_sparse_rows_and_missing_numbers():
     sparse = one_hot_rows(600)
     sparse.values[::5, 0] = MISSING
     full = dense(sparse)
-    gradient = default_rng(2).normal(size=(500, 1)) + np.sign(full[:500, [3]])
+    gradient = messages_of(500) + np.sign(full[:500, [3]])
     growth = Growth(trees=5, leaves=7, rate=0.3, least_rows=5)
     values = []
     for rows in (sparse, full):

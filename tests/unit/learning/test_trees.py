@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from numpy.random import default_rng
 from numpy.testing import assert_allclose
 
+from tests.support.mappings import one_to_one
 from tests.support.reference.families import Family
 from tp_flower.arrays import MISSING
 from tp_flower.errors import ModelError
-from tp_flower.joins.mapping import TableMapping, TableRows
-from tp_flower.joins.rows import JoinedRows
+from tp_flower.joins.mapping import TableRows
 from tp_flower.methods.boost.boosting import (
     SHRINK,
     Boosting,
@@ -26,6 +27,16 @@ from tp_flower.methods.boost.messages import Growth
 from tp_flower.methods.boost.trees import Forest, TreeModel, grow
 
 GROWTH = Growth(trees=1, leaves=5, rate=1.0, least_rows=50)
+
+
+def grown_by_lightgbm(joined, gradient, hessian, *, categories="auto", **options):
+    """One tree on the joined table, with the rest of LightGBM's defaults."""
+    options |= {"objective": "none", "num_leaves": 5, "learning_rate": 1.0}
+    options |= {"min_data_in_leaf": 0, "verbosity": -1}
+    data = lightgbm.Dataset(joined, categorical_feature=categories, params=options)
+    booster = lightgbm.Booster(options, data)
+    booster.update(fobj=lambda *_: (gradient[:, 0], hessian[:, 0]))
+    return booster
 
 
 def test_conservation_of_the_sums_over_joined_rows():
@@ -59,17 +70,8 @@ def test_a_tree_is_that_of_the_joined_table_with_the_columns_of_the_table(name, 
     sums = rows.segment_sum(gradient), rows.segment_sum(hessian)
     text, values = grow(model, features, *sums, total, GROWTH)
     joined = np.where(features <= MISSING, np.nan, features)[rows.row_of]
-    options = {
-        "objective": "none",
-        "num_leaves": 5,
-        "learning_rate": 1.0,
-        "min_data_in_leaf": 0,
-        "min_data_in_bin": 1,
-        "verbosity": -1,
-        "min_sum_hessian_in_leaf": 50 * hessian.mean(),
-    }
-    slow = lightgbm.Booster(options, lightgbm.Dataset(joined, params=options))
-    slow.update(fobj=lambda *_: (gradient[:, 0], hessian[:, 0]))
+    least = {"min_data_in_bin": 1, "min_sum_hessian_in_leaf": 50 * hessian.mean()}
+    slow = grown_by_lightgbm(joined, gradient, hessian, **least)
     expected = slow.predict(joined, raw_score=True)
     assert_allclose(values[rows.row_of, 0], expected, atol=1e-6)
     for key in ("split_feature", "leaf_value", "threshold"):
@@ -105,18 +107,9 @@ def test_rare_categories_count_by_their_joined_rows(total, number):
     model.start([0])
     sums = rows.segment_sum(gradient), rows.segment_sum(hessian)
     _, values = grow(model, features, *sums, float(total), GROWTH)
-    # with the rest of LightGBM's defaults
-    options = {
-        "objective": "none",
-        "num_leaves": 5,
-        "learning_rate": 1.0,
-        "min_data_in_leaf": 0,
-    }
-    options |= {"min_sum_hessian_in_leaf": 50.0, "verbosity": -1}
     joined = features[rows.row_of]
-    data = lightgbm.Dataset(joined, categorical_feature=[0], params=options)
-    slow = lightgbm.Booster(options, data)
-    slow.update(fobj=lambda *_: (gradient[:, 0], hessian[:, 0]))
+    least = {"min_sum_hessian_in_leaf": 50.0}
+    slow = grown_by_lightgbm(joined, gradient, hessian, categories=[0], **least)
     assert len(np.unique(values.round(9))) == 5
     expected = slow.predict(joined, raw_score=True)
     assert_allclose(values[rows.row_of, 0], expected, atol=1e-6)
@@ -130,8 +123,8 @@ def test_trees_of_a_round_follow_the_quadratic_model():
     growth = Growth(trees=3, leaves=4, rate=0.5, least_rows=2)
     _, together = grow(model, features, gradient, hessian, 60.0, growth)
     total = np.zeros((60, 1))
+    one = replace(growth, trees=1)
     for _ in range(3):
-        one = Growth(trees=1, leaves=4, rate=0.5, least_rows=2)
         moved = gradient + hessian * total
         total += grow(model, features, moved, hessian, 60.0, one)[1]
     assert_allclose(together, total, atol=1e-6)
@@ -196,8 +189,7 @@ def test_the_step_is_a_share_of_the_best(name, classes):
     weights = rng.uniform(0.5, 1.5, 300)
     weights /= weights.mean()
     loss = family.on(labels, weights)
-    own = TableRows(np.arange(300, dtype=np.int32), 300)
-    rows = JoinedRows(TableMapping({"t": own}), loss.vectors)
+    rows = one_to_one(300, loss.vectors)
     rows.fill("scores", loss.base_score)
     boosting, start = Boosting(rows, loss), rows.whole("scores").copy()
     gradient, hessian = boosting.derivatives(["t"])["t"]
@@ -233,8 +225,8 @@ def test_the_step_is_a_share_of_the_best(name, classes):
 
 def test_a_step_is_at_most_one():
     labels = np.array([0.0, 2.0])
-    loss, own = Family("squared").on(labels), TableRows(np.arange(2, dtype=np.int32), 2)
-    rows = JoinedRows(TableMapping({"t": own}), loss.vectors)
+    loss = Family("squared").on(labels)
+    rows = one_to_one(2, loss.vectors)
     rows.fill("scores", np.array([1.0]))
     rows.fill("direction", 0.1 * (labels[:, None] - 1.0))
     assert Boosting(rows, loss).lengths(["direction"]) == [1.0]

@@ -8,11 +8,12 @@ from numpy.random import default_rng
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn import metrics as known
 
+from tests.support.mappings import table_rows
 from tests.support.reference.families import Family
 from tests.support.reference.joins import segment_sum
 from tp_flower.arrays import effective_rows
 from tp_flower.errors import SettingsError
-from tp_flower.joins.mapping import RowWeights, TableMapping, TableRows, score_steps
+from tp_flower.joins.mapping import RowWeights, TableMapping, score_steps
 from tp_flower.joins.rows import JoinedRows
 from tp_flower.learning.models.local_model import FitProblem
 from tp_flower.learning.solvers import RidgeSolver, gram
@@ -53,9 +54,8 @@ def test_whole_weights_repeat_rows(loss):
     expected = repeated.metrics(scores[again])
     assert weighted.metrics(scores) == pytest.approx(expected, rel=1e-9, nan_ok=True)
     direction = scores[::-1]
-    assert weighted.slope(scores, direction) == pytest.approx(
-        0.7 * repeated.slope(scores[again], direction[again]), rel=1e-9
-    )
+    slope = 0.7 * repeated.slope(scores[again], direction[again])
+    assert weighted.slope(scores, direction) == pytest.approx(slope, rel=1e-9)
     is_noisy_class = loss.classes and loss.noise
     if not is_noisy_class:  # whose least rate is by how sure the rows are
         assert_allclose(weighted.base_score, repeated.base_score, rtol=1e-9)
@@ -153,10 +153,9 @@ def test_metrics_of_classes_are_scikit_learns():
 )
 def test_score_steps_row_by_row(is_weighted, row_of, outputs, seed):
     rng = default_rng(seed)
-    rows = TableRows(np.array(row_of, np.int32), 4)
-    weights = RowWeights.of(
-        rng.gamma(1.0, size=len(row_of)) + 0.01, TableMapping({"t": rows})
-    )
+    rows = table_rows(row_of, 4)
+    drawn = rng.gamma(1.0, size=len(row_of)) + 0.01
+    weights = RowWeights.of(drawn, TableMapping({"t": rows}))
     assert weights.rows.mean() == pytest.approx(1.0)
     column = [[w] for w in weights.rows]
     expected = np.array(segment_sum(row_of, 4, column), np.float32)[:, 0]
@@ -186,7 +185,7 @@ def test_weighted_residuals_are_those_of_rows_repeated():
         objective = Family("squared").on(np.zeros(len(chosen)), weights)
         vectors = {"z": z, "duals": duals, "scores": before}
         rows = JoinedRows(
-            TableMapping({"t": TableRows(chosen.astype(np.int32), ROWS)}),
+            TableMapping({"t": table_rows(chosen, ROWS)}),
             objective.vectors | {name: each[chosen] for name, each in vectors.items()},
         )
         base = np.zeros(1)
@@ -212,7 +211,7 @@ def test_fits_take_weights_for_counts():
 
 
 def test_entity_counts_once():
-    rows = TableRows(np.array([2, 0, 2, 2, 0, 3], np.int32), 5)
+    rows = table_rows([2, 0, 2, 2, 0, 3], 5)
     weights = rows.inverse_multiplicity[rows.row_of]
     assert_allclose(np.bincount(rows.row_of, weights, 5), [1, 0, 1, 1, 0])
     assert effective_rows(np.ones(9)) == 9.0

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
 from numpy.testing import assert_allclose, assert_array_equal
-from torch import nn
+from torch.nn import Dropout, LayerNorm, Linear, Module, Parameter, Sequential
 
 from tests.support.examples.fits import fit_problem, normal_rows, ridge_of, with_ones
 from tp_flower.errors import SettingsError, SiteError
@@ -45,65 +45,65 @@ def torch_model(kind="mlp", columns=4, outputs=2, **spec) -> TorchModel:
     return model
 
 
-class Gate(nn.Module):
+class Gate(Module):
     """A layer of a user, which Opacus has no rule for."""
 
     def __init__(self, width):
         super().__init__()
-        self.gain = nn.Parameter(torch.linspace(0.5, 1.5, width))
+        self.gain = Parameter(torch.linspace(0.5, 1.5, width))
 
     def forward(self, rows):
         return torch.tanh(rows * self.gain)
 
 
-class Tied(nn.Module):
+class Tied(Module):
     """One layer used twice."""
 
     def __init__(self, features, outputs, intercept):
         super().__init__()
-        self.inner = nn.Linear(features, features)
-        self.outer = nn.Linear(features, outputs, intercept)
+        self.inner = Linear(features, features)
+        self.outer = Linear(features, outputs, intercept)
 
     def forward(self, rows):
         return self.outer(self.inner(torch.relu(self.inner(rows))))
 
 
-class Centred(nn.Module):
+class Centred(Module):
     """Subtracts the mean of its batch: no parameter, and no row by itself."""
 
     def forward(self, rows):
         return rows - rows.mean(dim=0)
 
 
-class Idle(nn.Module):
+class Idle(Module):
     """Has a parameter that no score depends on."""
 
     def __init__(self, features, outputs, intercept):
         super().__init__()
-        self.used = nn.Linear(features, outputs, intercept)
-        self.unused = nn.Linear(features, outputs)
+        self.used = Linear(features, outputs, intercept)
+        self.unused = Linear(features, outputs)
 
     def forward(self, rows):
         return self.used(rows)
 
 
 def gated(features, outputs, intercept):
-    last = nn.Linear(4, outputs, intercept)
-    return nn.Sequential(nn.Linear(features, 4), Gate(4), nn.LayerNorm(4), last)
+    last = Linear(4, outputs, intercept)
+    return Sequential(Linear(features, 4), Gate(4), LayerNorm(4), last)
 
 
 def centred(features, outputs, intercept):
-    return nn.Sequential(Centred(), nn.Linear(features, outputs, intercept))
+    return Sequential(Centred(), Linear(features, outputs, intercept))
 
 
 def frozen(features, outputs, intercept):
-    module = nn.Sequential(nn.Linear(features, 4), nn.Linear(4, outputs, intercept))
+    module = Sequential(Linear(features, 4), Linear(4, outputs, intercept))
     module[0].bias.requires_grad_(requires_grad=False)
     return module
 
 
 def with_dropout(features, outputs, intercept):
-    return nn.Sequential(nn.Dropout(0.5), nn.Linear(features, outputs, intercept))
+    return Sequential(Dropout(0.5), Linear(features, outputs, intercept))
 
 
 MODELS = {

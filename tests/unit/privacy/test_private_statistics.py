@@ -1,6 +1,6 @@
 """The private theta-update: sensitivities, noise, and what is left without noise."""
 
-import math
+from math import inf, nan, sqrt
 
 import msgspec
 import numpy as np
@@ -28,7 +28,7 @@ from tp_flower.randomness import KEY_BYTES, NoiseSource
 from tp_flower.settings import PrivacySettings
 
 few = settings(max_examples=60)
-CLEAR = StatisticsPlan(math.inf, math.inf, 0.0, 0.0)
+CLEAR = StatisticsPlan(inf, inf, 0.0, 0.0)
 KAPPA, L2 = 0.6, 1e-3
 
 
@@ -93,7 +93,7 @@ class TestWithoutNoise:
         matrix, sums = np.zeros((4 + intercept,) * 2), np.zeros((4 + intercept, 2))
         for x, g, q in zip(dense(rows), rows.multiplicity, residual, strict=True):
             weight = 9.0 / (x @ x) if g * (x @ x) > 9.0 else g
-            size = math.sqrt(weight) * np.linalg.norm(q)
+            size = sqrt(weight) * np.linalg.norm(q)
             clipped = q * (0.7 / size) if size > 0.7 else q
             matrix += weight * np.outer(x, x)
             sums += weight * np.outer(x, clipped)
@@ -103,7 +103,7 @@ class TestWithoutNoise:
 
 
 @pytest.mark.parametrize("codes", [None, np.arange(40) // 3])
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("value", [nan, inf, -inf])
 def test_rows_that_are_not_finite_count_as_zero(value, codes):
     rows, plan = rows_of(3), StatisticsPlan(3.0, 0.7, 1.0, 1.0)
     units = None if codes is None else Units(codes)
@@ -167,10 +167,10 @@ class TestNoise:
         diagonal = np.diagonal(errors, axis1=1, axis2=2)
         upper = errors[:, *np.triu_indices(30, 1)]
         # the standard error of a deviation is s / sqrt(2 n): four of them here
-        assert diagonal.std() == pytest.approx(s, rel=4 / math.sqrt(2 * diagonal.size))
-        expected = s / math.sqrt(2.0)
-        assert upper.std() == pytest.approx(expected, rel=4 / math.sqrt(2 * upper.size))
-        assert abs(upper.mean()) < 4 * expected / math.sqrt(upper.size)
+        assert diagonal.std() == pytest.approx(s, rel=4 / sqrt(2 * diagonal.size))
+        expected = s / sqrt(2.0)
+        assert upper.std() == pytest.approx(expected, rel=4 / sqrt(2 * upper.size))
+        assert abs(upper.mean()) < 4 * expected / sqrt(upper.size)
         # the noise is isotropic in the Frobenius norm: p (p + 1) / 2 dimensions
         assert (errors**2).sum(axis=(1, 2)).mean() == pytest.approx(
             s**2 * 30 * 31 / 2, rel=0.02
@@ -198,10 +198,10 @@ class TestUsableGram:
         rows = Rows(np.zeros((0, 60), np.float32), np.zeros(0, np.int64), False)
         source = noise()
         total = sum(noisy_gram(plan, rows, source) for _ in range(shards))
-        norm = plan.gram_deviation * math.sqrt(2.0 * shards * 60)
+        norm = plan.gram_deviation * sqrt(2.0 * shards * 60)
         assert np.linalg.norm(total, 2) == pytest.approx(norm, rel=0.15)
         values = np.linalg.eigvalsh(
-            usable_gram(total, plan.gram_deviation * math.sqrt(shards))
+            usable_gram(total, plan.gram_deviation * sqrt(shards))
         )
         assert values.min() == pytest.approx(norm)
         assert values.max() < 2.2 * norm
@@ -234,7 +234,7 @@ class TestPlan:
     def test_bounds_have_natural_units(self):
         settings = PrivacySettings(features="statistics", clip=2.0, target_clip=0.5)
         plan = plan_statistics(settings, self.schedule)
-        assert plan.radius == pytest.approx(2.0 * math.sqrt(9.0 * 4))
+        assert plan.radius == pytest.approx(2.0 * sqrt(9.0 * 4))
         assert plan.target_bound == pytest.approx(15.0)
         # a table without rows to train on has a plan
         no_rows = Schedule(3, mean_multiplicity=0.0, columns=0)
@@ -258,12 +258,12 @@ class TestRefusals:
         [
             ({"radius": 0.0}, "multiplier 6.8 times clip 0 gives no noise"),
             ({"radius": -1}, "multiplier 15.4 times clip -0.5 gives no noise"),
-            ({"radius": math.nan}, "times clip nan gives no noise"),
-            ({"radius": math.inf}, "times clip inf gives no noise"),
+            ({"radius": nan}, "times clip nan gives no noise"),
+            ({"radius": inf}, "times clip inf gives no noise"),
             ({"radius": 1e300}, "times clip inf gives no noise"),
-            ({"target_bound": math.inf}, "times clip inf gives no noise"),
+            ({"target_bound": inf}, "times clip inf gives no noise"),
             ({"gram_multiplier": -0.1}, "multiplier -0.1 times clip 4 gives no noise"),
-            ({"moments_multiplier": math.inf}, "multiplier inf times"),
+            ({"moments_multiplier": inf}, "multiplier inf times"),
         ],
     )
     def test_a_plan_that_bounds_nothing(self, change, words):
@@ -278,7 +278,7 @@ class TestRefusals:
         with pytest.raises(SiteError, match="a multiplicity is negative"):
             Rows(np.ones((2, 1), np.float32), np.array([1, -1]), True)
 
-    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+    @pytest.mark.parametrize("value", [nan, inf, -inf])
     def test_a_target_without_size(self, value):
         residual = np.array([[0.0], [value]])
         rows = Rows(np.ones((2, 1), np.float32), np.array([1, 0]), True)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from numpy.random import default_rng
 from numpy.testing import assert_array_equal
 
+from tests.support.mappings import table_rows
 from tp_flower.errors import DivergedError
-from tp_flower.joins.mapping import TableMapping, TableRows
+from tp_flower.joins.mapping import TableMapping
 from tp_flower.privacy.score_masks import FixedPoint, JoinMask, ScoreMasks
 
 SHAPES = {
@@ -118,12 +119,8 @@ def test_masks_cancel_in_every_joined_row(join, outputs, seed):
     rng = default_rng(seed)
     point = FixedPoint.for_scores(1.0, len(join.rows))
     scores = [rng.normal(size=(n, outputs)) for n in join.rows]
-    mapping = TableMapping(
-        {
-            str(t): TableRows(np.array(of, np.int32), join.rows[t])
-            for t, of in enumerate(zip(*join.joined, strict=True))
-        }
-    )
+    columns = enumerate(zip(*join.joined, strict=True))
+    mapping = TableMapping({str(t): table_rows(of, join.rows[t]) for t, of in columns})
     words = {str(t): words_of(join, t, own, point) for t, own in enumerate(scores)}
     total = point.numbers(mapping.expand(words))
     # exactly: of the fixed points themselves
