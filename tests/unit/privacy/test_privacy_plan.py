@@ -6,8 +6,8 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
-from msgspec import structs
 
+from tests.support.examples.planned import spent
 from tp_flower.privacy import plan as plans
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Gaussian
@@ -24,15 +24,6 @@ def plan(settings, outline, *, is_linear=True):
     )
     assert msgspec.convert(msgspec.to_builtins(made), plans.PartPlan) == made
     return made
-
-
-def spent(plan, kinds):
-    """The mechanisms of a run that makes every use that is planned."""
-    return [
-        structs.replace(use.mechanism, count=use.mechanism.count * use.limit)
-        for use in plan.uses
-        if use.what in kinds
-    ]
 
 
 @pytest.mark.parametrize(
@@ -66,15 +57,12 @@ def test_sampled_steps_cost_their_epsilon_too(rate):
 def test_the_scores_that_a_row_shows_cost_their_epsilon(outline, first):
     outline = replace(outline, has_first_scores=first)
     made = plan(PrivacySettings(predictions=3.0), outline)
-    cost = epsilon(spent(made, {plans.SCORES, plans.BATCH_SCORES}), 1e-5)
-    assert cost == pytest.approx(3.0, rel=1e-3)
+    mechanisms = spent(made, {plans.SCORES, plans.BATCH_SCORES})
+    assert epsilon(mechanisms, 1e-5) == pytest.approx(3.0, rel=1e-3)
     assert not made.is_private
     # one release per epoch, and of SGD one for each batch that the row is in
-    counts = [
-        mechanism.count for mechanism in spent(made, {plans.SCORES, plans.BATCH_SCORES})
-    ]
     in_batches = outline.row_batches * 6
-    assert sum(counts) == 6 + in_batches + first
+    assert sum(mechanism.count for mechanism in mechanisms) == 6 + in_batches + first
 
 
 def test_a_row_of_sgd_pays_for_every_batch_that_it_is_in():
@@ -98,11 +86,8 @@ def test_no_amplification_is_claimed_against_the_server():
 
 def test_what_nothing_covers_is_a_use_too():
     made = plan(PrivacySettings(), ADMM)
-    assert {use.what: use.limit for use in made.uses} == {
-        "gram": 1,
-        "moments": 6,
-        "scores": 6,
-    }
+    limits = {use.what: use.limit for use in made.uses}
+    assert limits == {"gram": 1, "moments": 6, "scores": 6}
     assert not any(use.mechanism for use in made.uses)
     assert (made.fit, made.gradients, made.statistics, made.scores) == (None,) * 4
 

@@ -121,6 +121,11 @@ def messages_of(rows):
     return default_rng(1).normal(size=(rows, 2))
 
 
+def example(make, rows):
+    """A model, rows of its features, and what the server would send for them."""
+    return make(), normal_rows(rows, 4), messages_of(rows)
+
+
 def noisy_sum(model, features, messages, clip, multiplier, noise):
     return private_sum(model, features, messages, ClippedNoise(clip, multiplier), noise)
 
@@ -138,8 +143,7 @@ def one_by_one(model, features, messages, clip) -> np.ndarray:
 @pytest.mark.parametrize("clip", [0.05, 2.0, 1e6])
 @each_model
 def test_clipped_sum_is_that_of_batches_of_one(make, clip):
-    model, features = make(), normal_rows(23, 4)
-    messages = messages_of(23)
+    model, features, messages = example(make, 23)
     before = model.parameters
     total = clipped_sum(model, features, messages, clip)
     expected = one_by_one(model, features, messages, clip)
@@ -173,8 +177,7 @@ def test_no_row_moves_a_sum_beyond_the_clip(rows, clip, size, intercept, seed):
 
 @each_model
 def test_a_sum_is_the_pullback_with_noise_and_no_rows_are_noise_alone(make):
-    model, features = make(), normal_rows(50, 4)
-    messages = messages_of(50)
+    model, features, messages = example(make, 50)
     clear = noisy_sum(model, features, messages, np.inf, 0.0, NoiseSource())
     assert_array_equal(clear, model.pullback(features, messages))
     nothing = normal_rows(0, 4), np.zeros((0, 2))
@@ -189,7 +192,7 @@ def test_a_sum_is_the_pullback_with_noise_and_no_rows_are_noise_alone(make):
 
 @pytest.mark.parametrize(("make", "rows"), [(linear, 20_000), (torch_model, 11)])
 def test_sums_do_not_depend_on_the_size_of_the_blocks(make, rows, monkeypatch):
-    model, features, messages = make(), normal_rows(rows, 4), messages_of(rows)
+    model, features, messages = example(make, rows)
     whole = clipped_sum(model, features, messages, 0.5)
     monkeypatch.setattr(torch_gradients, "CHUNK_VALUES", 3 * len(model.parameters))
     parts = [
@@ -202,8 +205,7 @@ def test_sums_do_not_depend_on_the_size_of_the_blocks(make, rows, monkeypatch):
 @pytest.mark.parametrize("make", [linear, torch_model])
 def test_gradients_that_are_not_finite_count_as_zero(make):
     """A server that asks for an overflow learns nothing of where one was."""
-    model, features = make(), normal_rows(5, 4)
-    messages = messages_of(5)
+    model, features, messages = example(make, 5)
     messages[1], messages[3] = [np.inf, 0.0], [np.nan, 1.0]
     total = clipped_sum(model, features, messages, 0.5)
     of_finite = clipped_sum(model, features[::2], messages[::2], 0.5)
@@ -216,8 +218,7 @@ def test_gradients_that_are_not_finite_count_as_zero(make):
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("make", [linear, torch_model])
 def test_features_that_are_not_finite_count_as_zero(make, value):
-    model, features = make(), normal_rows(5, 4)
-    messages = messages_of(5)
+    model, features, messages = example(make, 5)
     features[1, 2] = value
     others = np.array([0, 2, 3, 4])
     total = clipped_sum(model, features, messages, 0.5)
@@ -229,14 +230,13 @@ def test_features_that_are_not_finite_count_as_zero(make, value):
 
 
 def test_a_unit_with_a_feature_that_is_not_finite_counts_as_zero():
-    model, features, messages = linear(), normal_rows(5, 4), messages_of(5)
+    model, features, messages = example(linear, 5)
     codes = np.array([0, 1, 1, 2, 0])
     features[1, 2] = np.nan
     total = clipped_sum(model, features, messages, 0.5, Units(codes))
     others = codes != 1
-    of_others = clipped_sum(
-        model, features[others], messages[others], 0.5, Units(codes[others])
-    )
+    units = Units(codes[others])
+    of_others = clipped_sum(model, features[others], messages[others], 0.5, units)
     assert_array_equal(total, of_others)
 
 

@@ -57,6 +57,11 @@ def without(rows: Rows, number: int) -> Rows:
     return Rows(rows.features, multiplicity, rows.intercept)
 
 
+def no_rows(columns: int, *, intercept: bool) -> Rows:
+    features = np.zeros((0, columns), np.float32)
+    return Rows(features, np.zeros(0, np.int64), intercept)
+
+
 class TestWithoutNoise:
     @few
     @given(seed=st.integers(0, 999), intercept=st.booleans(), outputs=st.integers(1, 3))
@@ -152,18 +157,20 @@ class TestSensitivity:
 
 class TestNoise:
     draws = 300
+    plan = StatisticsPlan(1.5, 0.4, 3.0, 2.0)
+    clear = StatisticsPlan(1.5, 0.4, 0.0, 0.0)
 
     def test_deviations_of_the_gram_matrix(self):
         """Symmetric; s on the diagonal and s / sqrt(2) off it, independent."""
-        plan = StatisticsPlan(1.5, 0.4, 3.0, 2.0)
         rows = rows_of(0, columns=29)
-        clear = noisy_gram(StatisticsPlan(1.5, 0.4, 0.0, 0.0), rows, noise())
+        clear = noisy_gram(self.clear, rows, noise())
         source = noise()
-        noisy = np.stack([noisy_gram(plan, rows, source) for _ in range(self.draws)])
+        draws = [noisy_gram(self.plan, rows, source) for _ in range(self.draws)]
+        noisy = np.stack(draws)
         assert_array_equal(noisy, noisy.swapaxes(1, 2))
         errors = noisy - clear
         s = 3.0 * 1.5**2
-        assert plan.gram_deviation == pytest.approx(s)
+        assert self.plan.gram_deviation == pytest.approx(s)
         diagonal = np.diagonal(errors, axis1=1, axis2=2)
         upper = errors[:, *np.triu_indices(30, 1)]
         # the standard error of a deviation is s / sqrt(2 n): four of them here
@@ -178,16 +185,15 @@ class TestNoise:
 
     def test_deviation_of_the_moments(self):
         """The noise of the source, whose law is tested there; anew at every use."""
-        plan = StatisticsPlan(1.5, 0.4, 3.0, 2.0)
-        clear = StatisticsPlan(1.5, 0.4, 0.0, 0.0)
-        no_rows = Rows(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), True)
+        empty = no_rows(4, intercept=True)
         source, again = noise(), noise()
-        for rows in (rows_of(0), rows_of(0), no_rows):
+        for rows in (rows_of(0), rows_of(0), empty):
             residual = np.ones((len(rows.features), 200))
-            exact = noisy_moments(clear, rows, residual, noise())
+            exact = noisy_moments(self.clear, rows, residual, noise())
             expected = again.with_gaussian(exact, 2.0 * 1.5 * 0.4)
-            assert_array_equal(noisy_moments(plan, rows, residual, source), expected)
-        assert np.abs(noisy_gram(plan, no_rows, noise())).min() > 0
+            actual = noisy_moments(self.plan, rows, residual, source)
+            assert_array_equal(actual, expected)
+        assert np.abs(noisy_gram(self.plan, empty, noise())).min() > 0
 
 
 class TestUsableGram:
@@ -195,8 +201,7 @@ class TestUsableGram:
     def test_noise_alone_becomes_a_positive_matrix(self, shards):
         """All true eigenvalues are 0; the noise's are within its spectral norm."""
         plan = StatisticsPlan(1.0, 1.0, 2.0, 1.0)
-        rows = Rows(np.zeros((0, 60), np.float32), np.zeros(0, np.int64), False)
-        source = noise()
+        rows, source = no_rows(60, intercept=False), noise()
         total = sum(noisy_gram(plan, rows, source) for _ in range(shards))
         norm = plan.gram_deviation * sqrt(2.0 * shards * 60)
         assert np.linalg.norm(total, 2) == pytest.approx(norm, rel=0.15)

@@ -10,8 +10,8 @@ from dp_accounting import (
     RandomizedResponseDpEvent,
 )
 from dp_accounting.pld import PLDAccountant
-from msgspec import structs
 
+from tests.support.examples.planned import spent
 from tp_flower.learning.models.local_model import LinearModel
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.gradients import clipped_sum
@@ -31,7 +31,7 @@ from tp_flower.randomness import NoiseSource
 from tp_flower.settings import PrivacySettings
 
 DELTA = 1e-5
-ROWS = [1, 2, 5, 20, 66]
+each_number_of_rows = pytest.mark.parametrize("rows", [1, 2, 5, 20, 66])
 SGD = Schedule(epochs=6, columns=8, sends_gradients=True, batches=40, row_batches=2)
 
 
@@ -51,14 +51,8 @@ def composed(ratios: list[float]) -> float:
 
 def reported(plan: PartPlan, *kinds: str) -> float:
     """The epsilon of all planned uses, as the ledger adds them up."""
-    return epsilon(
-        [
-            structs.replace(use.mechanism, count=use.mechanism.count * use.limit)
-            for use in plan.uses
-            if use.mechanism and (not kinds or use.what in kinds)
-        ],
-        DELTA,
-    )
+    kinds = kinds or tuple(use.what for use in plan.uses if use.mechanism)
+    return epsilon(spent(plan, kinds), DELTA)
 
 
 def planned(features: str, schedule: Schedule, **privacy: float) -> PartPlan:
@@ -66,7 +60,7 @@ def planned(features: str, schedule: Schedule, **privacy: float) -> PartPlan:
     return plan_part(settings, schedule, sends=(), is_linear=True)
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@each_number_of_rows
 def test_the_epsilon_of_statistics_is_the_persons(rows):
     made = planned("statistics", Schedule(epochs=6, columns=8, rows_per_unit=rows))
     plan = made.statistics
@@ -83,7 +77,7 @@ def test_the_epsilon_of_statistics_is_the_persons(rows):
     assert reported(made) == pytest.approx(2.0, rel=1e-3)
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@each_number_of_rows
 def test_the_epsilon_of_local_fits_is_the_persons(rows):
     made = planned("dp-sgd", Schedule(epochs=3, columns=8, rows_per_unit=rows))
     noisy = made.fit.clipped_noise
@@ -97,7 +91,7 @@ def test_the_epsilon_of_local_fits_is_the_persons(rows):
     assert alone == pytest.approx(rows * change)
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@each_number_of_rows
 def test_a_persons_rows_may_be_in_as_many_batches_as_they_are(rows):
     made = planned("dp-sgd", replace(SGD, rows_per_unit=rows))
     (use,) = [use for use in made.uses if use.what == GRADIENTS]
@@ -110,7 +104,7 @@ def test_a_persons_rows_may_be_in_as_many_batches_as_they_are(rows):
     assert reported(made, GRADIENTS) == pytest.approx(expected, rel=2e-3)
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@each_number_of_rows
 def test_the_epsilon_of_scores_is_that_of_all_of_a_persons_scores(rows):
     clear = PrivacySettings(predictions=3.0, delta=DELTA)
     made = plan_part(clear, replace(SGD, rows_per_unit=rows), sends=(), is_linear=True)
@@ -126,7 +120,7 @@ def test_the_epsilon_of_scores_is_that_of_all_of_a_persons_scores(rows):
     assert reported(once) == pytest.approx(3.0, rel=1e-3)
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@each_number_of_rows
 @pytest.mark.parametrize("of_label", [0.1, 1.0])
 def test_the_epsilon_of_labels_is_that_of_all_of_a_persons_labels(rows, of_label):
     """Randomised response on each: as many as there are, composed by dp-accounting."""

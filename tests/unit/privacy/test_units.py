@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.random import default_rng
 from numpy.testing import assert_allclose, assert_array_equal
 
-from tests.support.examples.fits import fit_problem
+from tests.support.examples.fits import fit_problem, with_ones
 from tp_flower.learning.models import local_model
 from tp_flower.privacy.gradients import PrivateFit, clipped_sum, fit_privately
 from tp_flower.privacy.statistics_update import (
@@ -59,36 +59,34 @@ def mlp(kind="mlp"):
     return local_model.build_model(spec, 3, "cpu")
 
 
-def largest_change(statistic, codes) -> float:
-    """The largest change of a statistic of rows (a bool mask) without one unit."""
+each_model = pytest.mark.parametrize("make", [linear, mlp])
+
+
+def change_of_sum(model, codes, features, messages, *, by_unit=True) -> float:
+    """The largest change of a clipped sum, by unit or by row, without one unit."""
+
+    def statistic(stays):
+        units = Units(codes[stays]) if by_unit else None
+        return clipped_sum(model, features[stays], messages[stays], CLIP, units)
+
     whole = statistic(np.ones(len(codes), bool))
-    return float(
-        max(np.linalg.norm(whole - statistic(codes != u)) for u in np.unique(codes))
-    )
+    return max(np.linalg.norm(whole - statistic(codes != u)) for u in np.unique(codes))
 
 
-@pytest.mark.parametrize("make", [linear, mlp])
+@each_model
 @few
 @given(seed=seeds, scale=st.sampled_from([1e-3, 1.0, 1e3]))
 def test_a_unit_changes_a_clipped_sum_by_the_clip_at_most(make, seed, scale):
     codes, features, messages, _ = people(seed)
-    model = make()
-
-    def statistic(stays):
-        units = Units(codes[stays])
-        return clipped_sum(model, features[stays], scale * messages[stays], CLIP, units)
-
-    assert largest_change(statistic, codes) <= CLIP * SLACK
+    change = change_of_sum(make(), codes, features, scale * messages)
+    assert change <= CLIP * SLACK
 
 
 def test_a_clip_of_rows_would_not_bound_a_unit():
     codes, features, messages, _ = people(0)
     most = np.bincount(codes).max()
-
-    def statistic(stays):
-        return clipped_sum(linear(), features[stays], 1e3 * messages[stays], CLIP)
-
-    assert 2 * CLIP < largest_change(statistic, codes) <= most * CLIP * SLACK
+    change = change_of_sum(linear(), codes, features, 1e3 * messages, by_unit=False)
+    assert 2 * CLIP < change <= most * CLIP * SLACK
 
 
 def test_the_bounds_are_reached():
@@ -105,25 +103,19 @@ def test_the_bounds_are_reached():
     ) == pytest.approx(2.1)
 
 
-@pytest.mark.parametrize("make", [linear, mlp])
+@each_model
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e300])
 def test_a_row_that_is_not_finite_changes_no_bound(make, value):
     codes, features, messages, _ = people(3)
     messages[np.flatnonzero(codes == 1)[0]] = value
-
-    def statistic(stays):
-        return clipped_sum(
-            make(), features[stays], messages[stays], CLIP, Units(codes[stays])
-        )
-
-    assert largest_change(statistic, codes) <= CLIP * SLACK
+    assert change_of_sum(make(), codes, features, messages) <= CLIP * SLACK
 
 
 @few
 @given(seed=seeds)
 def test_clipped_sum_of_a_linear_model_equals_a_loop_over_units(seed):
     codes, features, messages, _ = people(seed)
-    wide = np.column_stack([features.astype(np.float64), np.ones(len(codes))])
+    wide = with_ones(features)
     expected = np.zeros((4, 2))
     for unit in np.unique(codes):
         own = codes == unit
@@ -148,7 +140,7 @@ def test_clipped_sum_of_a_torch_model_equals_a_loop_over_units():
 @given(seed=seeds)
 def test_statistics_equal_a_loop_over_units(seed):
     codes, features, residual, counts = people(seed)
-    wide = np.column_stack([features.astype(np.float64), np.ones(len(codes))])
+    wide = with_ones(features)
     matrix, sums = np.zeros((4, 4)), np.zeros((4, 2))
     for unit in np.unique(codes):
         own = codes == unit
@@ -162,7 +154,7 @@ def test_statistics_equal_a_loop_over_units(seed):
     assert_allclose(noisy_moments(PLAN, rows, residual, noise()), sums, atol=1e-9)
 
 
-@pytest.mark.parametrize("make", [linear, mlp])
+@each_model
 def test_units_of_one_row_are_clipped_as_rows(make):
     _, features, messages, counts = people(1)
     units = Units(default_rng(0).permutation(len(features)))
@@ -173,7 +165,7 @@ def test_units_of_one_row_are_clipped_as_rows(make):
     assert_allclose(*[noisy_gram(PLAN, own, noise()) for own in both], rtol=1e-9)
 
 
-@pytest.mark.parametrize("make", [linear, mlp])
+@each_model
 def test_the_size_of_blocks_changes_nothing(make, monkeypatch):
     codes, features, messages, _ = people(2)
     units = Units(codes)
