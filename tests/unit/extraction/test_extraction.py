@@ -18,6 +18,7 @@ from numpy.random import default_rng
 from numpy.testing import assert_array_equal
 
 from tests.support.files import case_table
+from tests.support.fragments import features as named_features
 from tests.support.joined import parquet_of, run
 from tp_flower import keyed_hash
 from tp_flower.errors import QueryError, SourceError
@@ -26,7 +27,7 @@ from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
 from tp_flower.extraction.select_plan import kind_of
 from tp_flower.features.columns import CategoricalColumn
 from tp_flower.keyed_hash import KeyedHasher
-from tp_flower.query import Feature, Fragment, SubQuery
+from tp_flower.query import Fragment, SubQuery
 from tp_flower.sources.shards import scan
 
 # each example opens DuckDB several times
@@ -35,17 +36,17 @@ CASES = case_table(__file__)
 SIGNED = ["TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT"]
 OTHERS = ["FLOAT", "DOUBLE", "DECIMAL(9,0)", "DECIMAL(12,4)", "DECIMAL(38,9)"]
 NUMBERS = [*SIGNED, *(f"U{kind}" for kind in SIGNED), *OTHERS]
-HASHER = KeyedHasher(bytes(range(32)))
+SECRET = bytes(range(32))
+HASHER = KeyedHasher(SECRET)
 # DuckDB takes no other texts from a data frame
 texts = st.text(max_size=3).filter(lambda t: "\x00" not in t and t.isprintable())
 PAYMENTS = pd.DataFrame({"c": [2, None, 1, 2, None], "x": [1.0, 2.0, 3.0, 5.0, 8.0]})
 WANTS = CASES["wants"]
 REFUSED = [(part, *case) for part in WANTS for case in CASES["refused"][part]]
-SECRET = bytes(range(32))
 
 
 def fragment(features=(), keys=(), label=None, filters=()) -> Fragment:
-    named = tuple(Feature(name, sql) for name, sql in dict(features).items())
+    named = named_features(**dict(features))
     return Fragment("t", "table", named, tuple(keys), label, tuple(filters))
 
 
@@ -286,9 +287,8 @@ def test_vectors(tmp_path, kind):
 
 
 def grouped(**changed) -> Fragment:
-    subquery = SubQuery(
-        (Feature("c", '"c"'), Feature("total", 'SUM("x")')), groups=('"c"',)
-    )
+    columns = named_features(c='"c"', total='SUM("x")')
+    subquery = SubQuery(columns, groups=('"c"',))
     whole = fragment({"total": '"total"'}, [('"c"',)], filters=['"total" > 3'])
     return replace(whole, subquery=replace(subquery, **changed))
 
@@ -307,9 +307,8 @@ def test_order_of_groups_is_that_of_their_contents_and_the_key_of_the_site():
     numbers = default_rng(3).integers(0, 9_000, 50_000)
     frame = pd.DataFrame({"c": numbers, "x": numbers % 7 * 1.0})
     first, again = (contents(run(frame, grouped())) for _ in range(2))
-    assert (
-        first == again == contents(run(frame.sample(frac=1, random_state=1), grouped()))
-    )
+    shuffled = frame.sample(frac=1, random_state=1)
+    assert first == again == contents(run(shuffled, grouped()))
     # it tells nothing of the contents
     frame = pd.DataFrame({"c": np.arange(200), "x": np.arange(4.0, 204.0)})
     first, second, again = (
@@ -340,9 +339,8 @@ def unordered(monkeypatch):
 @pytest.mark.usefixtures("unordered")
 def test_rows_without_an_order_are_sorted():
     wanted = fragment({"twice": '"x" * 2', "c": '"c"'}, [('"k"',)])
-    assert contents(run(FRAME, wanted)) == contents(
-        run(FRAME.iloc[[2, 0, 3, 1]], wanted)
-    )
+    shuffled = FRAME.iloc[[2, 0, 3, 1]]
+    assert contents(run(FRAME, wanted)) == contents(run(shuffled, wanted))
 
 
 @pytest.mark.usefixtures("unordered")
@@ -406,43 +404,38 @@ def test_kinds_of_types():
             assert (name, kind_of(name) or "none") == (name, kind)
 
 
+def hmac_of(text):
+    return hmac.digest(SECRET, text.encode(), hashlib.sha256)
+
+
 @given(
     st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=8),
     st.booleans(),
 )
 def test_hash_equals_hmac_sha256(texts, are_few):
     with patch.object(keyed_hash, "FEW_TEXTS", 8 * are_few):
-        hashes = KeyedHasher(SECRET).hash_texts(pa.array(texts, pa.string()))
-    expected = [
-        np.frombuffer(hmac.digest(SECRET, text.encode(), hashlib.sha256), ">u8")
-        for text in texts
-    ]
+        hashes = HASHER.hash_texts(pa.array(texts, pa.string()))
+    expected = [np.frombuffer(hmac_of(text), ">u8") for text in texts]
     assert hashes.dtype == np.uint64
     assert np.array_equal(hashes, np.array(expected).reshape(-1, 4))
 
 
 def test_order_is_kept_over_many_texts():
     texts = [str(i) for i in range(300_000)]
-    hashes = KeyedHasher(SECRET).hash_texts(pa.array(texts))
+    hashes = HASHER.hash_texts(pa.array(texts))
     for place in (0, 150_000, 299_999):
-        digest = hmac.digest(SECRET, texts[place].encode(), hashlib.sha256)
-        assert hashes[place].astype(">u8").tobytes() == digest
+        assert hashes[place].astype(">u8").tobytes() == hmac_of(texts[place])
 
 
 def test_purposes_and_secrets_give_unrelated_hashes():
     text = pa.array(["a"])
-    hasher = KeyedHasher(SECRET)
-    actual = {
-        hasher.hash_texts(text).tobytes(),
-        hasher.purpose("x").hash_texts(text).tobytes(),
-        hasher.purpose("y").hash_texts(text).tobytes(),
-        KeyedHasher(bytes(32)).hash_texts(text).tobytes(),
-    }
-    assert len(actual) == 4
-    assert hasher.purpose("x") == hasher.purpose("x")
+    purposes = [HASHER.purpose(name) for name in "xy"]
+    hashers = [HASHER, *purposes, KeyedHasher(bytes(32))]
+    assert len({hasher.hash_texts(text).tobytes() for hasher in hashers}) == 4
+    assert HASHER.purpose("x") == purposes[0]
 
 
 def test_secret_is_not_shown_and_has_one_length():
-    assert "0" not in repr(KeyedHasher(SECRET))
+    assert "0" not in repr(HASHER)
     with pytest.raises(ValueError, match="has 3 bytes, not 32"):
         KeyedHasher(b"abc")
