@@ -51,9 +51,8 @@ KIND = r"encoder one-hot\(256\) .* of c\.kind .* 'c\.kind=<encod.*categories"
 def test_a_range_is_the_place_between_its_ends(low, width, values, missing):
     high = low + width
     columns = {"x": numeric(*values)}
-    encoded = encoder_of(columns, x=f"range({low!r}, {high!r}){missing}").transform(
-        columns
-    )
+    encoder = encoder_of(columns, x=f"range({low!r}, {high!r}){missing}")
+    encoded = encoder.transform(columns)
     # missing values stand in the middle, or where zero is, or at the end next to it
     filled = np.clip(0.0, low, high) if missing else (low + high) / 2
     inside = [filled if v is None else np.clip(v, low, high) for v in values]
@@ -63,9 +62,8 @@ def test_a_range_is_the_place_between_its_ends(low, width, values, missing):
 
 
 def test_declared_ends_and_categories():
-    assert (
-        DeclaredRange.parse("2013-01-01T00:00+01:00, 2014-01-01").low % 86_400 == 82_800
-    )
+    year = DeclaredRange.parse("2013-01-01T00:00+01:00, 2014-01-01")
+    assert year.low % 86_400 == 82_800
     assert number_categories(("1", "2.50", "true")) == ("1.0", "2.5", "1.0")
     encoder = encoder_of({"x": numeric(1)}, x="categories(1)")
     with pytest.raises(SchemaError, match="'x' is not numeric"):
@@ -107,6 +105,16 @@ def without_none(item):
     return {name: value for name, value in facts.items() if value is not None}
 
 
+def trained(frames, encoders=DECLARED):
+    """A run over shards of the store."""
+    shards = one_per_site(sharded(frames))
+    return run("squared", shards, num_epochs=1, encoders=encoders)
+
+
+def encoders_of(finished):
+    return finished.strategy.training_problem.encoders
+
+
 def read_by_server(finished):
     """All that the replies about encoders tell the server."""
     replies = finished.sent("query.statistics", replies=True)
@@ -123,24 +131,20 @@ def released(report, what):
 
 
 def test_nothing_of_a_value_leaves_for_encoders(sealed):
-    finished = run(
-        "squared", one_per_site(sharded(store())), num_epochs=1, encoders=DECLARED
-    )
+    finished = trained(store())
     assert len(sealed) == 7
     assert all(facts.keys() == {"name", "kind"} for part in sealed for facts in part)
     assert released(finished.strategy.report, "keys")
     assert not released(finished.strategy.report, "statistics")
-    encoders = finished.strategy.training_problem.encoders
+    encoders = encoders_of(finished)
     assert {name: columns.features for name, columns in encoders.items()} == COLUMNS
     # other rows, other values: the very same replies, and the same encoders
     others = store(seed=1)
     others["customers"] = others["customers"].assign(region="FR", age=50.0)
-    again = run(
-        "squared", one_per_site(sharded(others)), num_epochs=1, encoders=DECLARED
-    )
+    again = trained(others)
     assert read_by_server(again) == read_by_server(finished)
     assert sealed[:7] == sealed[7:]
-    assert again.strategy.training_problem.encoders == encoders
+    assert encoders_of(again) == encoders
 
 
 @pytest.mark.parametrize("items", [whole, sharded])
@@ -149,8 +153,8 @@ def test_a_guarantee_takes_the_encoders_that_read_rows_for_granted(items):
     shards = one_per_site({**whole(store()), "items": items(store())["items"]})
     settings = {"num_epochs": 1, "privacy": privacy, "encoders": DECLARED[:4]}
     finished = run("squared", shards, **settings)
-    encoders = finished.strategy.training_problem.encoders
-    fitted = {name: columns.is_fitted for name, columns in encoders.items()}
+    encoders = encoders_of(finished).items()
+    fitted = {name: columns.is_fitted for name, columns in encoders}
     assert fitted == {"o": False, "c": False, "i": True}
     report = finished.strategy.report
     # of a table in one shard no statistics leave
@@ -182,12 +186,11 @@ def test_a_column_that_is_all_null_at_its_source_fits(region, sealed):
 def test_a_filter_cannot_ask_whether_a_value_is_missing(sealed):
     sql = store_sql("squared") + " WHERE c.region IS NULL"
     settings = {"task": "regression", "num_epochs": 1, "test_fraction": 0.0}
-    finished = run_query(
-        sql, one_per_site(sharded(store())), encoders=DECLARED, **settings
-    )
+    shards = one_per_site(sharded(store()))
+    finished = run_query(sql, shards, encoders=DECLARED, **settings)
     facts = [part for part in sealed if part[-1]["name"] == "region"]
     assert [part[-1] for part in facts] == [{"name": "region", "kind": "text"}] * 2
-    assert finished.strategy.training_problem.encoders["c"].features == COLUMNS["c"]
+    assert encoders_of(finished)["c"].features == COLUMNS["c"]
 
 
 def test_vectors_leave_their_length_alone(sealed):
@@ -202,11 +205,7 @@ def test_vectors_leave_their_length_alone(sealed):
     finished = run_query(sql, shards, **settings)
     vector = {"name": "v", "kind": "vector", "width": 3}
     assert sealed == [[vector], [vector]]
-    assert finished.strategy.training_problem.encoders["a"].names == (
-        "v[0]",
-        "v[1]",
-        "v[2]",
-    )
+    assert encoders_of(finished)["a"].names == ("v[0]", "v[1]", "v[2]")
 
 
 @pytest.mark.parametrize("policies", [NEVER, BUDGET])

@@ -67,9 +67,7 @@ def test_a_column_counts_at_most_as_many_as_all_others():
     assert effective_rank(together(secret, np.ones((ROWS, 3))), widths) == 0
     assert effective_rank(together(secret, x), widths) == 6
     # what a secret determines is not beside it: the attributes of a customer
-    attributes = together(
-        *[secret @ np.arange(50.0)[:, None] ** power for power in (1, 2, 0.5)]
-    )
+    attributes = together(secret @ np.arange(50.0)[:, None] ** [1, 2, 0.5])
     scaled = attributes / attributes.std(axis=0)
     assert effective_rank(together(secret, scaled), widths) == 0
 
@@ -101,21 +99,14 @@ def test_values_of_few_rows_count_nothing():
 
     assert effective_rank(with_outliers(0), reading) == 4
     assert effective_rank(with_outliers(1), reading) == 0
-    assert [
-        effective_rank(with_outliers(k), reading, rare=9) for k in (0, 1, 9, 10)
-    ] == [
-        4,
-        4,
-        4,
-        0,
-    ]
+    for rows, rank in ((0, 4), (1, 4), (9, 4), (10, 0)):
+        assert effective_rank(with_outliers(rows), reading, rare=9) == rank
     assert effective_rank(numbers(4)[:9], each(4), rare=9) == 0
 
 
 def test_rows_that_are_few_and_how_often_they_count():
-    assert effective_rank(numbers(9)[:5], each(9)) == 4
-    assert effective_rank(numbers(9)[:1], each(9)) == 0
-    assert effective_rank(numbers(9)[:0], each(9)) == 0
+    for rows, rank in ((5, 4), (1, 0), (0, 0)):
+        assert effective_rank(numbers(9)[:rows], each(9)) == rank
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])
@@ -133,8 +124,7 @@ def test_of_wide_tables_the_rank_is_a_lower_bound(monkeypatch, is_sparse):
         rows = SparseRows(values.astype(np.float32), places.astype(np.int32), 84)
         return rows if is_sparse else rows.dense()
 
-    whole = [effective_rank(encoded(beside), widths) for beside in (x, attributes)]
-    monkeypatch.setattr(ranks, "MOST_COLUMNS", 20)
-    bounds = [effective_rank(encoded(beside), widths) for beside in (x, attributes)]
-    assert whole == [8, 0]
-    assert bounds == [4, 0]
+    for most_columns, expected in ((ranks.MOST_COLUMNS, 8), (20, 4)):
+        monkeypatch.setattr(ranks, "MOST_COLUMNS", most_columns)
+        assert effective_rank(encoded(x), widths) == expected
+        assert effective_rank(encoded(attributes), widths) == 0

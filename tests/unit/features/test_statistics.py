@@ -70,9 +70,8 @@ def test_merged_statistics_of_any_sharding_are_those_of_the_whole(shards):
 
 
 def test_only_what_is_needed_is_computed():
-    x, c, v = statistics_of(
-        choice_of(COLUMNS, x="hash(4)", c="length"), COLUMNS
-    ).values()
+    choice = choice_of(COLUMNS, x="hash(4)", c="length")
+    x, c, v = statistics_of(choice, COLUMNS).values()
     assert np.isnan([x.mean, x.m2, x.low, x.high, c.low, c.high, v.mean]).all()
     assert not any(len(each.categories.counts) for each in (x, c, v))
     assert (x.rows, x.count, x.is_declared) == (0, 0, True)
@@ -155,8 +154,8 @@ shards = st.lists(
 )
 
 
-def counted(shard, min_count=1):
-    return count_categories(categorical(*shard), HASHER, CountedRows(HASHER, min_count))
+def counted(shard, min_count=1, hasher=HASHER):
+    return count_categories(categorical(*shard), hasher, CountedRows(hasher, min_count))
 
 
 def named(actual):
@@ -257,15 +256,12 @@ def test_ties_fall_alike_whatever_the_key(members, number):
     names = [*named(merged)]
     chosen = {names[place] for place in merged.most_frequent(number)}
     other = KeyedHasher(bytes(32))
-    parts = [
-        count_categories(categorical(*s), other, CountedRows(other)) for s in members
-    ]
+    parts = [counted(shard, hasher=other) for shard in members]
     again = merge_categories(parts)
     listed = short_hashes(pa.array(NAMES), other)
     by_hash = {row.tobytes(): name for row, name in zip(listed, NAMES, strict=True)}
-    assert {
-        by_hash[again.hashes[place].tobytes()] for place in again.most_frequent(number)
-    } == chosen
+    frequent = again.hashes[again.most_frequent(number)]
+    assert {by_hash[hashes.tobytes()] for hashes in frequent} == chosen
 
 
 @pytest.mark.parametrize(
@@ -283,10 +279,9 @@ def test_ties_fall_alike_whatever_the_key(members, number):
 def test_few_whole_numbers_have_a_column_each(values, rows, columns):
     column = {"x": numeric(*values)}
     counts = np.full(len(values), rows // len(values))
-    statistics = statistics_of(
-        choice_of(column), column, CountedRows(HASHER, counts=counts), most=rows
-    )
-    assert fit("t", statistics).width == columns
+    counted_rows = CountedRows(HASHER, counts=counts)
+    facts = statistics_of(choice_of(column), column, counted_rows, most=rows)
+    assert fit("t", facts).width == columns
 
 
 @pytest.mark.parametrize(

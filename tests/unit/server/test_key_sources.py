@@ -24,9 +24,9 @@ SOURCES = ("pinned", "agreed")
 PAIRS = list(permutations(SOURCES, 2))
 NOBODY = f"nobody {'ab' * 32}"
 BY_OTHERS = "may be read or changed by others"
-NODES = {"public_keys": {}, "site_keys": {}, "groups": {}}
+NOBODY_KEYS = {"public_keys": {}, "site_keys": {}}
 NOTHING_PROPOSED = Proposal(query="", parts={}, joins=[], outer=[], settings={})
-NOTHING = {**NODES, "simulated": False, "seed": 0}
+NOTHING = {**NOBODY_KEYS, "groups": {}, "simulated": False, "seed": 0}
 OTHERS = {"2": "ab" * 32, "3": "ab" * 32}
 
 
@@ -187,9 +187,8 @@ def test_server_does_not_choose_the_source(make, source, named):
     match = f"takes the key of a run's hashes from '{source}', and the server asks"
     with pytest.raises(SiteError, match=f"{match} for '{named}'"):
         keys.seal(site, SealRequest(keys=named, **NOTHING))
-    nobody = {"public_keys": {}, "site_keys": {}}
     request = ExtractRequest(
-        keys=named, **nobody, sealed={}, proposal=NOTHING_PROPOSED, parts={}
+        keys=named, **NOBODY_KEYS, sealed={}, proposal=NOTHING_PROPOSED, parts={}
     )
     with pytest.raises(SiteError, match=f"{match} for '{named}'"):
         keys.take_secrets(site, request)
