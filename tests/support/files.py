@@ -11,6 +11,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def text_of(path: Path) -> str:
+    """Return the text of a file."""
+    return path.read_text(encoding="utf-8")
+
+
 class CaseTable(dict[str, Any]):
     """The cases of a test file, in lists by name."""
 
@@ -22,8 +27,7 @@ class CaseTable(dict[str, Any]):
 
 def case_table(test_file: str) -> CaseTable:
     """Read the TOML file beside a test file, of the same name."""
-    text = Path(test_file).with_suffix(".toml").read_text(encoding="utf-8")
-    return CaseTable(tomllib.loads(text))
+    return CaseTable(tomllib.loads(text_of(Path(test_file).with_suffix(".toml"))))
 
 
 def output_of(code: str, *arguments: str) -> str:

@@ -20,7 +20,7 @@ from tests.support.examples.encoding_example import (
     statistics_of,
     vectors,
 )
-from tests.support.files import ROOT, case_table
+from tests.support.files import ROOT, case_table, text_of
 from tp_flower.errors import SchemaError
 from tp_flower.features.columns import (
     CategoricalColumn,
@@ -67,7 +67,7 @@ def refused(match):
 def test_every_encoder_is_tried_and_described():
     tried = {EncoderSpec.parse(spec).kind for spec in (*NUMBER_SPECS, *TEXT_SPECS)}
     assert tried == set(ENCODERS), "add a spec of it to NUMBERS or TEXTS"
-    page = (ROOT / "docs/reference/encoders.md").read_text("utf-8")
+    page = text_of(ROOT / "docs/reference/encoders.md")
     missing = [kind for kind in ENCODERS if f"`{kind}" not in page]
     assert not missing, "docs/reference/encoders.md has no row of them"
 

@@ -7,10 +7,11 @@ import tomllib
 import pytest
 
 from scripts.render_pages import AUDIT, AUDIT_KEYS, audited, audited_fields
+from tests.support.files import text_of
 from tp_flower.protocol.fields import SITES, Request
 from tp_flower.protocol.messages import ACTIONS
 
-ENTRIES = tomllib.loads(AUDIT.read_text(encoding="utf-8"))
+ENTRIES = tomllib.loads(text_of(AUDIT))
 STRUCTURES = {kind.__name__: kind for kinds in audited().values() for kind in kinds}
 
 

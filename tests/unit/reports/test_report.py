@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.examples.reports import small_report
-from tests.support.files import ROOT
+from tests.support.files import ROOT, text_of
 from tp_flower.reports.records import report_dict, report_line, write_json
 
 
@@ -83,14 +83,14 @@ def test_a_report_replaces_the_old_one_or_keeps_it(tmp_path):
     folder = tmp_path / "new" / "folder"
     path = write_json(report_dict(small_report()), folder)
     assert path == folder / "report.json"
-    assert json.loads(path.read_text()) == report_dict(small_report())
+    assert json.loads(text_of(path)) == report_dict(small_report())
     write_json(report_dict(replace(small_report(), seconds=4.5)), folder)
     with pytest.raises(TypeError, match="of type object cannot be written to a report"):
         write_json(
             report_dict(replace(small_report(), chosen={"rho": object()})), folder
         )
     assert [path.name for path in folder.iterdir()] == ["report.json"]
-    assert json.loads(path.read_text())["seconds"] == 4.5
+    assert json.loads(text_of(path))["seconds"] == 4.5
 
 
 @given(st.floats(), st.floats(width=32))
@@ -108,4 +108,4 @@ def test_json_has_finite_numbers_only_also_of_numpy(value, single):
 
 def test_the_scripts_find_the_report_by_its_line():
     assert report_line(Path("/a b/report.json")) == "Report: /a b/report.json"
-    assert "REPORT_LINE" in (ROOT / "strategies" / "commands.py").read_text()
+    assert "REPORT_LINE" in text_of(ROOT / "strategies" / "commands.py")

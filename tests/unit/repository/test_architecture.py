@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-from tests.support.files import ROOT
+from tests.support.files import ROOT, text_of
 from tp_flower.protocol.fields import layout_of
 from tp_flower.protocol.messages import ACTIONS
 
@@ -71,7 +71,7 @@ def _called(node: ast.Call) -> str:
 
 @cache
 def imported_packages(path: Path) -> set[str]:
-    modules = imported_modules(path.read_text(encoding="utf-8"))
+    modules = imported_modules(text_of(path))
     return {module.split(".")[0] for module in modules}
 
 
@@ -113,7 +113,7 @@ def test_flower_is_known_only_where_messages_are_made():
 
 def test_a_module_holds_one_idea_and_is_worth_a_file():
     sizes = {
-        name_of(path): len(path.read_text(encoding="utf-8").splitlines())
+        name_of(path): len(text_of(path).splitlines())
         for path in MODULES
         if path.name != "__init__.py"
     }
@@ -145,7 +145,7 @@ def room(path: Path) -> str:
 def imported_rooms(path: Path) -> set[str]:
     """Return the rooms, other than its own, that a module imports from."""
     rooms = set()
-    for module in imported_modules(path.read_text(encoding="utf-8")):
+    for module in imported_modules(text_of(path)):
         if module.split(".")[0] in PACKAGES:
             target = ROOT / module.replace(".", "/")
             is_package = target.is_dir()
@@ -169,7 +169,7 @@ def test_sites_need_no_settings():
     """Requests carry what a site needs; the run config is the server's."""
 
     def reads_settings(path: Path) -> bool:
-        modules = imported_modules(path.read_text(encoding="utf-8"))
+        modules = imported_modules(text_of(path))
         is_of_a_site = name_of(path).startswith("client_apps/")
         return is_of_a_site and any(m.startswith("tp_flower.settings") for m in modules)
 
@@ -178,7 +178,7 @@ def test_sites_need_no_settings():
 
 @cache
 def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+    return ast.parse(text_of(path))
 
 
 def dashed_literals(path: Path) -> set[str]:
@@ -230,7 +230,7 @@ def test_methods_have_hooks_instead_of_cases():
 
     def asks(path: Path) -> list[str]:
         is_declaration = name_of(path) == "tp_flower/methods/__init__.py"
-        return [] if is_declaration else cases.findall(path.read_text("utf-8"))
+        return [] if is_declaration else cases.findall(text_of(path))
 
     assert offenders(asks) == {}
 
@@ -244,7 +244,7 @@ def test_nobody_asks_an_objective_of_which_family_it_is():
 
     def asks(path: Path) -> list[str]:
         is_in_the_room = name_of(path).startswith("tp_flower/objectives/")
-        return [] if is_in_the_room else cases.findall(path.read_text("utf-8"))
+        return [] if is_in_the_room else cases.findall(text_of(path))
 
     assert offenders(asks) == {}
 
@@ -259,7 +259,7 @@ def test_only_a_head_makes_scores_of_the_tables_vectors():
         is_page = name_of(path).startswith("strategies/report_page/")
         if is_page or name_of(path).startswith(elsewhere):
             return []
-        return sums.findall(path.read_text("utf-8"))
+        return sums.findall(text_of(path))
 
     assert offenders(adds) == {}
 
@@ -269,7 +269,7 @@ def test_nobody_indexes_by_joined_row_outside_their_room():
 
     def indexes(path: Path) -> bool:
         is_in_the_room = name_of(path).startswith("tp_flower/joins/")
-        text = path.read_text(encoding="utf-8")
+        text = text_of(path)
         return not is_in_the_room and bool(re.search(r"\brow_of\b", text))
 
     assert offenders(indexes) == {}
@@ -277,7 +277,7 @@ def test_nobody_indexes_by_joined_row_outside_their_room():
     def divides(path: Path) -> list[str]:
         # columns of scores are divided among threads in metrics
         is_learning = name_of(path) in LEARNING_OVER_JOINS
-        text = path.read_text(encoding="utf-8")
+        text = text_of(path)
         return re.findall(r"\bin_threads\b|\bblocks(?:_of)?\b", text) * is_learning
 
     assert offenders(divides) == {}
@@ -288,7 +288,7 @@ def test_tests_import_helpers_only():
     importers = {
         name_of(path)
         for path in TESTS
-        for module in imported_modules(path.read_text())
+        for module in imported_modules(text_of(path))
         if re.match(r"tests\.(?!support)", module)
     }
     assert not importers

@@ -18,7 +18,7 @@ from scripts.data.make_store import make_store
 from strategies import STRATEGIES
 from strategies.app import choose_sql
 from strategies.setup.joined_rows import encoder_choices
-from tests.support.files import ROOT
+from tests.support.files import ROOT, text_of
 from tp_flower.command_line import MODES, app, read_settings
 from tp_flower.query import Query, Unlabelled
 from tp_flower.reports.blocks import NOTES
@@ -36,13 +36,13 @@ by_page = pytest.mark.parametrize(
 
 def anchors(page: Path) -> set[str]:
     """Return the anchors of a page's headings, as GitHub makes them."""
-    heads = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    heads = re.findall(r"^#+ (.*)$", text_of(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
 @by_page
 def test_links_lead_to_a_page_and_a_heading_of_it(page):
-    for target, anchor in LINK.findall(page.read_text(encoding="utf-8")):
+    for target, anchor in LINK.findall(text_of(page)):
         path = page.parent / target
         assert path.exists(), f"{page.name} links to {target}"
         assert not anchor or anchor in anchors(path), f"{target}#{anchor}"
@@ -76,7 +76,7 @@ def test_code_is_read_by_the_program_that_it_is_for(
     page, schemas, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("PLANES_URI", "postgresql://reader@db.example.org/fleet")
-    whole = page.read_text(encoding="utf-8").replace("\\\n", "")
+    whole = text_of(page).replace("\\\n", "")
     folders = [
         ROOT,
         page.parent,
@@ -159,7 +159,7 @@ def check_command(program, arguments, folders, schemas):
         check_settings(read_settings(None, (), **values), schemas)
     elif program in ("python", "bash"):
         script, line = (
-            paths[arguments[0]][0].read_text(encoding="utf-8"),
+            text_of(paths[arguments[0]][0]),
             " ".join(arguments),
         )
         assert all(
@@ -177,7 +177,7 @@ def test_outputs_that_pages_quote_have_no_epsilon_of_features_beside_scores():
     """Tables of epsilons are as the program prints them, with their notes."""
     tables = 0
     for page in PAGES:
-        for _, text in BLOCK.findall(page.read_text(encoding="utf-8")):
+        for _, text in BLOCK.findall(text_of(page)):
             _, is_there, after = text.partition("  table at site ")
             if not is_there:
                 continue

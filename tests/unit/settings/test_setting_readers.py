@@ -10,7 +10,7 @@ import pytest
 
 import tp_flower.settings
 from tests.support.federated import store, store_sql, train, whole
-from tests.support.files import ROOT
+from tests.support.files import ROOT, text_of
 from tp_flower.errors import SettingsError
 from tp_flower.methods.method import METHODS
 from tp_flower.settings import Settings, all_settings, groups, is_read
@@ -93,7 +93,7 @@ def run_of(strategy: str) -> None:
 def test_every_setting_is_read_somewhere():
     modules = (path for top in PACKAGES for path in (ROOT / top).rglob("*.py"))
     outside = [path for path in modules if not str(path).startswith(PACKAGE)]
-    nodes = (node for path in outside for node in ast.walk(ast.parse(path.read_text())))
+    nodes = (node for path in outside for node in ast.walk(ast.parse(text_of(path))))
     members = (node for node in nodes if isinstance(node, ast.Attribute))
     owner = re.compile(r"(settings|privacy|values|of\(\w+\))$")
     read = {node.attr for node in members if owner.search(ast.unparse(node.value))}

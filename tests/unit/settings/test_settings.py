@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.files import ROOT
+from tests.support.files import ROOT, text_of
 from tp_flower.errors import SettingsError
 from tp_flower.methods.method import METHODS
 from tp_flower.settings import PrivacySettings, Settings, all_settings, groups, keys
@@ -23,7 +23,7 @@ PYPROJECT = ROOT / "pyproject.toml"
 
 
 def shipped_config() -> dict[str, object]:
-    content = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))
+    content = tomllib.loads(text_of(PYPROJECT))
     config: dict[str, object] = content["tool"]["flwr"]["app"]["config"]
     groups = {key: v for key, v in config.items() if isinstance(v, dict)}
     # as Flower flattens it
