@@ -127,9 +127,8 @@ def refusal(read, *arguments) -> str:
 @settings(max_examples=5, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_whatever_is_not_declared_is_refused(kind, data):
-    for wrong in message_values.malformed(
-        kind, data.draw(message_values.messages(kind))
-    ):
+    message = data.draw(message_values.messages(kind))
+    for wrong in message_values.malformed(kind, message):
         error = refusal(decode, kind, wrong.packet)
         assert error, wrong.what
         assert wrong.field in error, wrong.what
@@ -175,10 +174,7 @@ def test_a_failure_stands_in_place_of_a_reply():
     assert decode_reply(AdmmReply, encode(failure)) == failure
     assert is_failure(encode(failure))
     with refused("it has arrays, but none are declared"):
-        decode_reply(
-            AdmmReply,
-            Packet(encode(failure).header, {(0, "x"): STEP}),
-        )
+        decode_reply(AdmmReply, Packet(encode(failure).header, {(0, "x"): STEP}))
 
 
 FIT = {"kappa": 1.0, "rho_in": {}, "epoch": 1, "seed": 0}

@@ -39,6 +39,11 @@ EIGHT = Array("uint8", (8,), "bytes", bytes(8))
 NO_LAYOUT = RecordDict({"message": ConfigRecord({"header": "{}"})})
 
 
+def packet_of(**arrays: np.ndarray) -> Packet:
+    """Arrays of part 0, by name."""
+    return Packet({}, {(0, name): array for name, array in arrays.items()})
+
+
 def over_the_wire(content: RecordDict) -> RecordDict:
     return recorddict_from_proto(recorddict_to_proto(content))
 
@@ -64,10 +69,10 @@ def test_numbers_per_row_travel_as_float32():
 
 
 def test_payload_bytes_by_part():
-    of_part = {(0, "a"): np.zeros(3, np.float32), (0, "b"): np.zeros(5, np.uint8)}
-    packet = Packet({}, {**of_part, (2, "a"): np.zeros((2, 2))})
-    assert packet.payload_bytes() == {0: 17, 2: 32}
-    assert unpack(pack(packet)).payload_bytes() == {0: 17, 2: 32}
+    packet = packet_of(a=np.zeros(3, np.float32), b=np.zeros(5, np.uint8))
+    packet.arrays[2, "a"] = np.zeros((2, 2))
+    for same in (packet, unpack(pack(packet))):
+        assert same.payload_bytes() == {0: 17, 2: 32}
 
 
 @pytest.mark.parametrize("size", [SMALL_BYTES - 8, SMALL_BYTES, SMALL_BYTES + 8])
@@ -93,7 +98,7 @@ def test_overhead_does_not_grow_with_the_arrays():
 
 @pytest.mark.parametrize("rows", [1000, SMALL_BYTES])
 def test_unpacked_arrays_are_read_only_views_of_one_buffer(rows):
-    packet = Packet({}, {(0, "x"): np.zeros(rows), (1, "y"): np.ones(rows)})
+    packet = packet_of(x=np.zeros(rows), y=np.ones(rows))
     one, other = unpack(pack(packet)).arrays.values()
     assert not one.flags.writeable
     assert not one.flags.owndata
@@ -114,7 +119,7 @@ def peak_of(function):
 @pytest.mark.parametrize("array", [LARGE, LARGE.T, LARGE[:, ::2], LARGE[::-1]])
 def test_packing_copies_once_and_unpacking_never(array):
     """Beside the arrays themselves only the payload is made, whatever their order."""
-    packet = Packet({}, {(0, "x"): array, (0, "y"): array})
+    packet = packet_of(x=array, y=array)
     size = packet.payload_bytes()[0]
     content, peak = peak_of(lambda: pack(packet))
     assert size < peak < 1.1 * size
@@ -129,7 +134,7 @@ def test_packing_copies_once_and_unpacking_never(array):
 )
 def test_other_dtypes_do_not_travel(dtype):
     with pytest.raises(ValueError, match=r"array 'x' has dtype .*, not in"):
-        pack(Packet({}, {(0, "x"): np.zeros(2, dtype)}))
+        pack(packet_of(x=np.zeros(2, dtype)))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -195,7 +200,7 @@ def test_malformed_records_are_refused(content, message):
 
 
 def test_a_cut_payload_is_refused():
-    whole = pack(Packet({}, {(0, "x"): np.zeros(SMALL_BYTES)}))
+    whole = pack(packet_of(x=np.zeros(SMALL_BYTES)))
     array = whole.array_records["arrays"]["payload"]
     cut = Array(array.dtype, array.shape, array.stype, array.data[:-8])
     whole["arrays"] = ArrayRecord({"payload": cut})

@@ -24,6 +24,7 @@ from tp_flower.query.expressions import (
 
 CASES = case_table(__file__)
 PIECES = [piece.strip() for piece in CASES["accepted"].split(";")]
+parse = partial(parse_expression, element="feature 'f'")
 LONG = [
     ("x + " * MAX_EXPRESSION_CHARACTERS + "1", "characters, at most 20000"),
     ("(" * 3000 + "x" + ")" * 3000, "nested too deeply"),
@@ -42,8 +43,8 @@ def database():
 
 @pytest.mark.parametrize("text", PIECES)
 def test_a_rendered_expression_is_a_fixed_point_with_the_same_values(database, text):
-    rendered = render(parse_expression(text, "feature"), quote=True)
-    assert render(parse_expression(rendered, "feature"), quote=True) == rendered
+    rendered = render(parse(text), quote=True)
+    assert render(parse(rendered), quote=True) == rendered
     query = "SELECT typeof({0}), ({0}) FROM t"
     expected = database.execute(query.format(text)).fetchall()
     assert database.execute(query.format(rendered)).fetchall() == expected
@@ -51,7 +52,7 @@ def test_a_rendered_expression_is_a_fixed_point_with_the_same_values(database, t
 
 def test_everything_that_is_allowed_was_run():
     trees = [parse_statements(f"SELECT {piece}")[0].expressions[0] for piece in PIECES]
-    trees += [parse_expression(piece, "feature") for piece in PIECES]
+    trees += [parse(piece) for piece in PIECES]
     nodes = [node for tree in trees for node in tree.walk()]
     assert {type(node) for node in nodes} >= ALLOWED_NODES
     names = {node.name.lower() for node in nodes if isinstance(node, exp.Anonymous)}
@@ -67,14 +68,14 @@ def test_functions_that_are_not_allowed(text):
     name = text.split("(")[0].strip(' \n"')
     message = f"feature 'f' is refused: .*function '{name}' is not among"
     with pytest.raises(QueryError, match=message):
-        parse_expression(text, "feature 'f'")
+        parse(text)
 
 
 @pytest.mark.parametrize("aggregates", [False, True])
 @pytest.mark.parametrize(("text", "reason"), CASES["refused"] + LONG)
 def test_refused(aggregates, text, reason):
     with pytest.raises(QueryError, match=f"feature 'f' is refused: .*({reason})"):
-        parse_expression(text, "feature 'f'", aggregates=aggregates)
+        parse(text, aggregates=aggregates)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_refused(aggregates, text, reason):
 )
 def test_aggregates_outside_of_sub_queries(text):
     with pytest.raises(QueryError, match="aggregate functions are not supported: "):
-        parse_expression(text, "feature 'f'")
+        parse(text)
 
 
 @CASES.each("aggregates", "text", "reason")
@@ -105,9 +106,8 @@ def test_a_condition_belongs_to_a_filter():
     )
 )
 def test_anything_is_refused_or_has_one_form(aggregates, text):
-    parse = partial(parse_expression, element="piece", aggregates=aggregates)
     try:
-        once = render(parse(text), quote=True)
+        once = render(parse(text, aggregates=aggregates), quote=True)
     except QueryError:
         return
-    assert render(parse(once), quote=True) == once
+    assert render(parse(once, aggregates=aggregates), quote=True) == once

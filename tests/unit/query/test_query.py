@@ -109,9 +109,12 @@ def test_anything_is_refused_or_has_one_form(text):
         query.bind({name: {"x": "INT", "y": "INT"} for name in query.names})
 
 
+def unlabelled(select, tail=FROM):
+    return Query.from_sql(f"SELECT {select} {tail}", needs_label=False)
+
+
 def bound(select, label_table="o", row_key=(), tail=FROM):
-    query = Query.from_sql(f"SELECT {select} {tail}", needs_label=False)
-    return query.bind(PEOPLE, Unlabelled(label_table, tuple(row_key)))
+    return unlabelled(select, tail).bind(PEOPLE, Unlabelled(label_table, row_key))
 
 
 def labelled(select):
@@ -126,20 +129,16 @@ def test_prediction_leaves_label_and_weight_out_and_training_the_label(label, we
     select = f"o.id, {label}c.age{weight}"
     assert bound(select) == labelled("o.id, o.qty AS label, c.age")
     if "gone" not in weight:
-        query = Query.from_sql(f"SELECT {select} {FROM}", needs_label=False)
-        assert query.bind(PEOPLE, FIRST) == labelled(
-            f"o.id, o.day AS label, c.age{weight}"
-        )
+        expected = labelled(f"o.id, o.day AS label, c.age{weight}")
+        assert unlabelled(select).bind(PEOPLE, FIRST) == expected
 
 
 @CASES.each("stars", "select", "table", "names")
 def test_stars_hide_the_columns_of_a_label(select, table, names):
     """Also one that the star brings; training reads what prediction reads."""
-    query = Query.from_sql(f"SELECT {select} {FROM}", needs_label=False)
-    for query_bound in (bound(select), query.bind(PEOPLE, FIRST)):
-        assert [
-            feature.name for feature in query_bound.fragments_of(table)[0].features
-        ] == names
+    for each in (bound(select), unlabelled(select).bind(PEOPLE, FIRST)):
+        features = each.fragments_of(table)[0].features
+        assert [feature.name for feature in features] == names
 
 
 def test_row_key_is_the_last_keys_of_the_label_table():

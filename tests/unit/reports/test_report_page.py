@@ -79,6 +79,11 @@ def made_report(epochs=3, tables=("f", "p"), test_rows=7, **changes):
     return json.loads(json.dumps(content | changes))
 
 
+def shown(report) -> Page:
+    """The page of a report, as a browser reads it."""
+    return Page(render(report))
+
+
 CASES = case_table(__file__)
 EXAMPLES = {
     "as usual": made_report(),
@@ -99,7 +104,7 @@ EXAMPLES = {
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_plot_has_its_data(name):
-    for title, figure in Page(render(EXAMPLES[name])).figures.items():
+    for title, figure in shown(EXAMPLES[name]).figures.items():
         drawn = [*figure.points.values(), *figure.bars.values()]
         assert all(map(len, drawn)), title
         # a head and at least one row
@@ -114,7 +119,7 @@ def test_every_plot_has_its_data(name):
 
 def test_figures_are_those_of_the_report():
     report = EXAMPLES["as usual"]
-    figures = Page(render(report)).figures
+    figures = shown(report).figures
     ended = [item for item in report["history"] if item.get("train")]
     for metric, title in (("auc", "AUC by epoch"), ("loss", "Loss by epoch")):
         expected = [(item["epoch"], item["test"][metric]) for item in ended]
@@ -136,7 +141,7 @@ def test_figures_are_those_of_the_report():
 
 
 def test_labels_lie_beside_predictions():
-    figure = Page(render(EXAMPLES["numbers"])).figures["Label against prediction"]
+    figure = shown(EXAMPLES["numbers"]).figures["Label against prediction"]
     pairs = [(group["predicted"], group["actual"]) for group in CASES["deciles"]]
     equal = [(predicted, predicted) for predicted, _ in pairs]
     assert figure.points == {"rows not trained on": pairs, "prediction = label": equal}
@@ -147,16 +152,11 @@ def test_commands_repeat_the_run_and_go_on(mode, model, verbs):
     folder, sql = "/my runs/it's $HOME;1", "SELECT '\"a\\b\"'\nFROM é"
     chosen = Settings(sql=sql, l2=1e-5, progress=False, output_dir=folder)
     report = Record({"mode": mode, "model": model, "settings": chosen.to_dict()})
-    assert tomllib.loads(pages.run_file(report)) == {
-        "sql": sql,
-        "l2": 1e-5,
-        "progress": False,
-    }
+    written = tomllib.loads(pages.run_file(report))
+    assert written == {"sql": sql, "l2": 1e-5, "progress": False}
     first, second, *others = map(shlex.split, pages.commands(report).lines)
-    file, named = (
-        f"{folder}/{pages.RUN_FILE}",
-        ["--set", f"model-name={model}"] if model else [],
-    )
+    file = f"{folder}/{pages.RUN_FILE}"
+    named = ["--set", f"model-name={model}"] if model else []
     assert first == ["tp-flower", mode, file]
     assert second == ["flwr", "run", ".", "--stream", "-c", file]
     assert others == [["tp-flower", verb, file, *named] for verb in verbs]
@@ -165,7 +165,7 @@ def test_commands_repeat_the_run_and_go_on(mode, model, verbs):
 def test_drawings_are_to_scale():
     entries = [("age", -2.0), ("seats", 1.0)]
     named = [{"feature": n, "output": "score", "value": value} for n, value in entries]
-    figures = Page(render(made_report(epochs=9, coefficients={"p": named}))).figures
+    figures = shown(made_report(epochs=9, coefficients={"p": named})).figures
     dots = list(figures["Loss by epoch"].svg.iter("circle"))[:9]
     for place, value in (("cx", "data-x"), ("cy", "data-y")):
         at = np.diff([float(dot.attrib[place]) for dot in dots])
@@ -212,22 +212,17 @@ def test_the_page_needs_nothing_else_and_its_links_lead_to_its_sections():
     # the query has a line per clause
     label, *lines = re.findall("<code>(.*?)</code>", html)
     assert label == "f.late"
-    assert lines[:3] == [
-        "SELECT f.late AS label, p.age",
-        "FROM f",
-        "JOIN p ON f.p = p.id",
-    ]
+    clauses = ["SELECT f.late AS label, p.age", "FROM f", "JOIN p ON f.p = p.id"]
+    assert lines[:3] == clauses
 
 
 @pytest.mark.parametrize("name", [*EXAMPLES, "account"])
 def test_a_browser_may_apply_the_pages_style_and_nothing_else(name):
     """What would slip through the escaping of names is not run, loaded or sent."""
-    is_report = name != "account"
-    html = (
-        render(EXAMPLES[name])
-        if is_report
-        else account_page([], Table("Budgets", (), ()))
-    )
+    if name == "account":
+        html = account_page([], Table("Budgets", (), ()))
+    else:
+        html = render(EXAMPLES[name])
     tags = Page(html).tags
     (policy,) = [a["content"] for _, a in tags if "http-equiv" in a]
     (style,) = re.findall("(?s)<style>(.*?)</style>", html)
@@ -254,23 +249,23 @@ def test_names_are_text():
     report["history"][1]["site-seconds"] = {HOSTILE: 1.0}
     report["coefficients"] = {HOSTILE: [{"feature": HOSTILE, "value": 1.0}]}
     report["output-dir"] = f"/runs/{HOSTILE}"
-    page = Page(render(report))
+    page = shown(report)
     assert "script" not in {tag for tag, _ in page.tags}
     assert page.text.count("alert('x')") >= 10
 
 
 def test_status_of_a_failed_run_is_at_the_top():
-    page = Page(render(EXAMPLES["failed"]))
+    page = shown(EXAMPLES["failed"])
     assert ("p", {"class": "failure", "role": "alert"}) in page.tags
     assert "failed: site 'EWR' is gone" in page.text
     # the last epoch stands for the model that was not finished
-    assert "Test AUC" not in Page(render(EXAMPLES["failed at once"])).text
+    assert "Test AUC" not in shown(EXAMPLES["failed at once"]).text
     assert "AUC 0.7333" in page.text
 
 
 @CASES.each("sentences", "name")
 def test_what_a_run_was_is_said(name):
-    text = Page(render(EXAMPLES[name])).text
+    text = shown(EXAMPLES[name]).text
     for sentence in CASES["sentences"][name]:
         assert sentence in text
     assert ("Who draws" in text) == (name == "coreset")
@@ -286,13 +281,12 @@ def test_any_part_may_be_missing_or_odd(data):
             keys = list(place) if isinstance(place, Mapping) else range(len(place))
             key = data.draw(st.sampled_from(list(keys)))
             inner = place[key]
-            if not (isinstance(inner, dict | list) and inner) or data.draw(
-                st.booleans()
-            ):
+            is_whole = not isinstance(inner, dict | list) or not inner
+            if is_whole or data.draw(st.booleans()):
                 break
             place = inner
         place[key] = deepcopy(data.draw(ODD))
-    for figure in Page(render(report)).figures.values():
+    for figure in shown(report).figures.values():
         assert figure.points or figure.bars
 
 
@@ -310,9 +304,8 @@ def test_a_run_that_fails_midway_has_a_page(tmp_path):
     page_line(tmp_path)
     page = Page((tmp_path / PAGE_FILE).read_text())
     assert "failed: no space left" in page.text
-    assert (
-        len(page.figures["Loss (1/2 squared error) by epoch"].points["test rows"]) == 2
-    )
+    figure = page.figures["Loss (1/2 squared error) by epoch"]
+    assert len(figure.points["test rows"]) == 2
 
 
 def test_a_page_that_cannot_be_written_is_only_said(tmp_path):
@@ -391,9 +384,8 @@ def test_a_browser_shows_it_at_the_width_of_a_phone(tmp_path):
     probe.write_text(PROBE.read_text().replace("PAGE", page.as_uri()))
     profile = f"--user-data-dir={tmp_path / 'profile'}"
     command = [CHROMIUM, *CASES["chromium"], profile, "--dump-dom", probe.as_uri()]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=True
-    )
+    how = {"capture_output": True, "text": True, "timeout": 300}
+    done = subprocess.run(command, check=True, **how)
     output = re.search(r"FOUND(.*?)END", done.stdout)
     assert output, done.stderr[-500:]
     for view in json.loads(output[1]):

@@ -35,13 +35,9 @@ def test_a_value_is_toml_or_a_word(text, key, value):
 def test_single_settings_win_over_those_of_the_file(tmp_path):
     file = tmp_path / "my-run.toml"
     file.write_text(FILE)
-    overrides = [
-        "l2=1e-3",
-        "privacy.labels=laplace",
-        "privacy.label-epsilon=2.0",
-        "task=regression",
-    ]
-    config = read_run_config(file, [*overrides, "privacy.label-range=0, 9"])
+    overrides = ["l2=1e-3", "task=regression", "privacy.labels=laplace"]
+    overrides += ["privacy.label-epsilon=2.0", "privacy.label-range=0, 9"]
+    config = read_run_config(file, overrides)
     settings = Settings.from_run_config(config)
     assert (settings.l2, settings.seed, settings.task) == (0.001, 3, "regression")
     assert (settings.privacy.labels, settings.privacy.label_epsilon) == ("laplace", 2.0)
@@ -53,12 +49,13 @@ def test_relative_tables_start_where_they_are_written(tmp_path, monkeypatch):
     (tmp_path / "runs" / "my-run.toml").write_text('tables = "tables.toml"')
     monkeypatch.chdir(tmp_path)
     file = Path("runs/my-run.toml")
-    assert read_run_config(file)["tables"] == str(tmp_path / "runs" / "tables.toml")
-    assert read_run_config(file, ["tables=t.toml"])["tables"] == str(
-        tmp_path / "t.toml"
-    )
-    assert read_run_config(file, ["tables=/a/t.toml"])["tables"] == "/a/t.toml"
-    assert read_run_config(file, ["tables="])["tables"] == ""
+    for overrides, tables in (
+        ([], f"{tmp_path}/runs/tables.toml"),
+        (["tables=t.toml"], f"{tmp_path}/t.toml"),
+        (["tables=/a/t.toml"], "/a/t.toml"),
+        (["tables="], ""),
+    ):
+        assert read_run_config(file, overrides)["tables"] == tables
 
 
 @CASES.each("refused", "text", "overrides", "message")
@@ -72,14 +69,8 @@ def test_refused(text, overrides, message, tmp_path):
 
 
 def test_keywords_are_the_settings_of_a_file(tmp_path):
-    config = config_of_keywords(
-        {
-            "hidden_sizes": [32, 8],
-            "privacy_scores": "clear",
-            "output_dir": tmp_path,
-            "l2": 0.1,
-        }
-    )
+    keywords = {"hidden_sizes": [32, 8], "privacy_scores": "clear", "l2": 0.1}
+    config = config_of_keywords({**keywords, "output_dir": tmp_path})
     settings = Settings.from_run_config(config)
     assert settings.hidden_sizes == (32, 8)
     assert settings.privacy.scores == "clear"

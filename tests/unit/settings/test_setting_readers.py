@@ -124,12 +124,10 @@ def test_a_setting_that_a_strategy_does_not_read_is_refused_or_ignored(strategy)
         is_plain = item.type in (int, float) and not item.key.startswith("privacy.")
         if not is_plain or is_read(item, strategy, "train"):
             continue
-        config = {
-            "strategy": strategy,
-            item.key: item.default + 1 + (item.key == "leaves"),
-        }
+        value = item.default + 1 + (item.key == "leaves")
         if item.key in ("tree-rate", "validation-fraction", "sample"):
-            config[item.key] = 0.5
+            value = 0.5
+        config = {"strategy": strategy, item.key: value}
         if item.readers.refusal:
             with pytest.raises(SettingsError, match=rf"{item.key}: .*{strategy}"):
                 Settings.from_run_config(config)
