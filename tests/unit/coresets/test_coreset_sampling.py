@@ -40,7 +40,8 @@ HARD = {
 RNG = default_rng(0)
 ALONE = table_rows([0, -1], 2)
 DRAWS_OF_TWO = np.array([0, 1, 1])
-DIAGONAL, TOTALS = "finite values and a diagonal >= 0", "finite, >= 0, not all 0"
+DIAGONAL = "finite values and a diagonal >= 0"
+TOTALS = "finite, >= 0, not all 0"
 LARGE = "too large to be summed"
 
 
@@ -52,7 +53,8 @@ class _Join:
         count = self.rows = 60
         self.weights = rng.gamma(1.0, size=count) if weighted else None
         self.row_weights = np.ones(count) if self.weights is None else self.weights
-        sizes, widths = (40, 12, 6), (3, 4, 2)
+        sizes = (40, 12, 6)
+        widths = (3, 4, 2)
         self.tables = [
             table_rows(rng.integers(low, size, count), size)
             for size, low in zip(sizes, (0, 0, -1), strict=True)
@@ -105,12 +107,14 @@ def test_scores_over_a_join_are_the_leverages_of_the_materialised_join(weighted)
     join = _Join(weighted=weighted)
     scores, _ = join.exact()
     uniform = len(join.tables) / join.row_weights.sum()
-    pairs = zip(join.tables, join.local_scores, strict=True)
-    actual = sum(table.expand(local) for table, local in pairs)
+    local = join.local_scores
+    pairs = zip(join.tables, local, strict=True)
+    actual = sum(table.expand(of_rows) for table, of_rows in pairs)
     assert_allclose(actual + uniform, scores, rtol=1e-9)
     # their sums are the ranks, which the server knows a bound of
-    pairs = zip(join.local_scores, join.masses, strict=True)
-    assert_allclose([local @ mass for local, mass in pairs], [5, 4, 2], rtol=1e-9)
+    pairs = zip(local, join.masses, strict=True)
+    sums = [of_rows @ mass for of_rows, mass in pairs]
+    assert_allclose(sums, [5, 4, 2], rtol=1e-9)
 
 
 @both
@@ -121,9 +125,8 @@ def test_draws_follow_the_importance_distribution_of_the_materialised_join(weigh
     actual = np.bincount(draws, minlength=join.rows)
     assert stats.chisquare(actual, DRAWS * density).pvalue > 0.001
     # the test has the power to see a law that is slightly different
-    assert (
-        stats.chisquare(actual, DRAWS * (0.9 * density + 0.1 / join.rows)).pvalue < 1e-6
-    )
+    other = 0.9 * density + 0.1 / join.rows
+    assert stats.chisquare(actual, DRAWS * other).pvalue < 1e-6
 
 
 @both
@@ -150,7 +153,8 @@ def test_weighted_costs_are_unbiased_for_50_random_parameters(weighted):
 
 @both
 def test_the_penalty_is_as_many_more_joined_rows(weighted):
-    join, penalty = _Join(weighted=weighted), 0.3
+    join = _Join(weighted=weighted)
+    penalty = 0.3
     rows, mass = join.columns[0], join.masses[0]  # three features, 1, the label
     root = np.sqrt(join.row_weights)[:, None] * join.expanded(0)
     basis, _ = np.linalg.qr(np.vstack([root, np.sqrt(penalty) * np.eye(5)[:3]]))
@@ -169,7 +173,8 @@ def test_the_penalty_is_as_many_more_joined_rows(weighted):
 @settings(max_examples=30)
 def test_shards_sum_to_the_unsplit_table(seed):
     rng = default_rng(seed)
-    rows, masses = rng.normal(size=(30, 4)), rng.integers(0, 4, 30)
+    rows = rng.normal(size=(30, 4))
+    masses = rng.integers(0, 4, 30)
     cut = int(rng.integers(0, 31))
     grams = [gram(rows[part], masses[part]) for part in (slice(cut), slice(cut, None))]
     basis = importance.whitening(grams[0] + grams[1])
@@ -231,7 +236,8 @@ def test_uniform_samples_are_distinct_unbiased_rows(weighted):
 
 
 def test_masks_cancel_in_the_sum_of_all_parts_alone():
-    secret, scores = b"s" * 32, default_rng(0).random((4, 1000)) / 500
+    secret = b"s" * 32
+    scores = default_rng(0).random((4, 1000)) / 500
     masked = [
         to_fixed(scores[part], 500) + pair_masks(secret, part, 4, 1000, b"run 1")
         for part in range(4)

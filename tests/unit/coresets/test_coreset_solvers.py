@@ -130,10 +130,9 @@ def rows_and_masses(seed=0):
 
 def algorithm_3(points, labels, centres):
     """The paper's scores of joined rows, line 12, one by one."""
-    squares = np.array(
-        [((x - centres[k]) ** 2).sum() for x, k in zip(points, labels, strict=True)]
-    )
-    cost, scores = squares.sum(), []
+    squares = ((points - centres[labels]) ** 2).sum(axis=1)
+    cost = squares.sum()
+    scores = []
     for square, label in zip(squares, labels, strict=True):
         members = squares[labels == label]
         scores.append(
@@ -213,7 +212,8 @@ def test_more_clusters_than_distinct_rows_that_count():
 
 def test_nearest_is_brute_force_and_exact_near_a_centre():
     rng = generator(3)
-    points, centres = rng.normal(size=(500, 4)), rng.normal(size=(7, 4))
+    points = rng.normal(size=(500, 4))
+    centres = rng.normal(size=(7, 4))
     labels, distances = nearest(points, centres)
     slow = cdist(points, centres, "sqeuclidean")
     assert_array_equal(labels, slow.argmin(axis=1))
@@ -258,7 +258,8 @@ def test_distdim_clusters_the_combinations_of_local_centres():
 
 
 def test_a_clustering_begins_where_the_generator_says():
-    points, ones = generator().normal(size=(200, 3)), np.ones(200)
+    points = generator().normal(size=(200, 3))
+    ones = np.ones(200)
     costs = [
         kmeans_cost(points, weighted_kmeans(points, ones, 8, generator(seed), starts=1))
         for seed in (0, 1, 2, 0)

@@ -296,7 +296,8 @@ def grouped(**changed) -> Fragment:
 def test_subquery_runs_first():
     shard = run(PAYMENTS, grouped())
     assert sorted(shard.column("total").values.tolist()) == [6, 10]
-    key, groups = shard.keys[0], shard.groups
+    key = shard.keys[0]
+    groups = shard.groups
     assert sorted(key.codes.tolist()) == [-1, 0]
     assert sorted(groups.texts.to_pylist()) == ["null", "number1:2"]
     assert sorted(groups.codes.tolist()) == [0, 1]
@@ -360,7 +361,8 @@ def test_order_of_rows_does_not_depend_on_the_label(features):
 def test_hashes_and_digests_are_those_of_the_texts():
     frame = pd.DataFrame({"k": [*range(50), None], "c": "x"})
     (key,) = run(frame, fragment(keys=[('"c"', '"k"')])).keys
-    hashed, whole = key.hashed(HASHER), HASHER.hash_texts(key.texts)
+    hashed = key.hashed(HASHER)
+    whole = HASHER.hash_texts(key.texts)
     pairs = [tuple(pair) for pair in hashed.hashes.tolist()]
     assert hashed.hashes.dtype == np.uint64
     assert pairs == sorted(set(pairs))
@@ -387,7 +389,8 @@ def test_types_of_python_values():
 
 @pytest.mark.parametrize(("part", "value", "match"), REFUSED)
 def test_refused_values(tmp_path, part, value, match):
-    sql, wanted = f"SELECT {value} AS v FROM range(3) t(i)", fragment(**WANTS[part])
+    sql = f"SELECT {value} AS v FROM range(3) t(i)"
+    wanted = fragment(**WANTS[part])
     with pytest.raises(SourceError, match=match):
         of_sql(tmp_path, sql, wanted)
 

@@ -58,7 +58,9 @@ class Nodes(InProcessGrid):
     """
 
     def __init__(self, text, **changes):
-        app, answers, self.arrival = ClientApp(), {}, {}
+        app = ClientApp()
+        answers = {}
+        self.arrival = {}
         nodes = re.findall(r"([a-z]+)(\d*)(?:\+(\S+))?", text)
         for number, (name, partitions, after) in enumerate(nodes, 2):
             hosted = [shard(name, f"at-{name}")]
@@ -157,7 +159,8 @@ def test_inventory_lists_shards_by_table():
 
 
 def test_order_and_names_of_shards_do_not_depend_on_the_nodes():
-    one, two = [shard("t", "z", 0)], [shard("T", "a", 1), shard("t", "a", 0)]
+    one = [shard("t", "z", 0)]
+    two = [shard("T", "a", 1), shard("t", "a", 0)]
     for actual in (read(one, two), read(two, one)):
         assert [name.lower() for name in actual.tables] == ["t"]
         listed = [(s.site, s.index) for s in actual.shards_of("t")]
@@ -170,8 +173,10 @@ def test_description_without_the_key_that_it_names():
         read_inventory({5: Packet(description([shard()], keys="pinned"))})
 
 
-A, B = [shard()], [shard(site="b", kind="DATE")]
-EMPTY, TEXTS = [shard(kind="VARCHAR", empty="x")], [shard(site="c", kind="VARCHAR")]
+A = [shard()]
+B = [shard(site="b", kind="DATE")]
+EMPTY = [shard(kind="VARCHAR", empty="x")]
+TEXTS = [shard(site="c", kind="VARCHAR")]
 
 
 def test_a_shard_twice():
@@ -242,7 +247,8 @@ def texts(site, *readings, empty=(), **facts):
     return [{**shard(site=site, kind=kind, empty=empty), "texts": {"x": column}}]
 
 
-DAY_FIRST, MONTH_FIRST = "DATE %d/%m/%Y", "DATE %m/%d/%Y"
+DAY_FIRST = "DATE %d/%m/%Y"
+MONTH_FIRST = "DATE %m/%d/%Y"
 BOTH = (DAY_FIRST, MONTH_FIRST)
 
 
@@ -290,7 +296,8 @@ def test_format_stays_open_where_all_shards_fit_two():
 
 
 def test_type_that_is_declared_decides_for_texts():
-    whole, declared = texts("a", "BIGINT"), [shard(site="b", kind="VARCHAR")]
+    whole = texts("a", "BIGINT")
+    declared = [shard(site="b", kind="VARCHAR")]
     assert agreed(whole, declared) == ("VARCHAR", {"a": "VARCHAR", "b": ""}, ())
     assert agreed(whole, [shard(site="b")])[1] == {"a": "BIGINT", "b": ""}
     # numbers and texts in two text files are no texts: a value may be wrong

@@ -37,7 +37,9 @@ from tp_flower.query import Fragment, Join
 from tp_flower.sources.shards import ShardSource
 
 CASES = case_table(__file__)
-POOLS, TYPES, COLUMNS = CASES["pools"], CASES["types"], CASES["columns"]
+POOLS = CASES["pools"]
+TYPES = CASES["types"]
+COLUMNS = CASES["columns"]
 FLOATS = ("FLOAT", "DOUBLE")
 HASHER = KeyedHasher(bytes(range(32)))
 Text = str | None
@@ -93,7 +95,8 @@ def matches(left: Sequence[object], right: Sequence[object]) -> set[tuple[int, i
 
 @pytest.mark.parametrize("kind", POOLS)
 def test_texts_are_equal_exactly_where_duckdb_says_so(kind, engine, tmp_path):
-    pool, types = POOLS[kind], TYPES[kind]
+    pool = POOLS[kind]
+    types = TYPES[kind]
     names = [f'"c{n}"' for n in range(len(types))]
     texts = texts_of(extract(table_of(tmp_path, casts(kind)), keys_of(names)))
     engine.execute(f"CREATE OR REPLACE TABLE pool AS {casts(kind)}")
@@ -213,7 +216,8 @@ def as_text(value: float | Decimal) -> str:
 
 
 def texts_in_duckdb(values: Sequence[tuple[str, str]]) -> list[Text]:
-    columns, selected = [], []
+    columns = []
+    selected = []
     for number, (sql, kind) in enumerate(values):
         column = TypedColumn(sql, kind, kind_of(kind))
         columns.append(f"{comparable(column)} AS c{number}")

@@ -20,7 +20,8 @@ from tp_flower.query import Fragment, SubQuery
 from tp_flower.sources.policy import Policy
 from tp_flower.sources.shards import ShardSource
 
-KEY, OTHER = b"\1" * 32, b"\2" * 32
+KEY = b"\1" * 32
+OTHER = b"\2" * 32
 
 
 def claims(people: int = 30, seed: int = 0) -> pd.DataFrame:

@@ -105,7 +105,8 @@ def test_encoding_of_any_sharding_is_that_of_the_whole(members, x, c, is_indicat
 
 @given(rows, st.sampled_from(NUMBER_SPECS), st.sampled_from(TEXT_SPECS))
 def test_sparse_rows_hold_what_dense_rows_hold(members, x, c):
-    columns, specs = table(members), {"x": x, "c": c, "v": "none indicator"}
+    columns = table(members)
+    specs = {"x": x, "c": c, "v": "none indicator"}
     encoder = encoder_of(columns, **specs)
     described = encoder.encoder
     sparse = SparseRows.empty(len(members), described.stored, described.width)
@@ -167,9 +168,11 @@ DATES = numeric(0, DAY, 40 * DAY)  # in January, January and February
 NAMES = categorical("a", "abc", None)
 PAIRS = vectors((1, 2), None, (3, float("nan")))
 HOURS, MONTHS = (f"sin {part} of x, cos {part} of x" for part in ("hour", "month"))
-MISSING, COORDINATES = "x is missing", "x[0], x[1], x is missing"
+MISSING = "x is missing"
+COORDINATES = "x[0], x[1], x is missing"
 LENGTHS = "length of x, x is missing"
-TIMES, ONE = numeric(0, 10 * DAY, None), "x, x is missing"
+TIMES = numeric(0, 10 * DAY, None)
+ONE = "x, x is missing"
 FOUR_DAYS = "range(1970-01-01, 1970-01-05) indicator"
 ENDS = "-1 0; 1 0; 0 1"
 CITIES = categorical("UA", None, "B, 6", "DL", "\u00c5")

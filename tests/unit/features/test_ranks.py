@@ -62,7 +62,8 @@ def test_a_column_counts_at_most_as_many_as_all_others():
     """Else one score vector of a secret of 50 categories beside constants tells who has
     which.
     """
-    secret, x = one_hot(50), numbers(3)
+    secret = one_hot(50)
+    x = numbers(3)
     widths = columns_by_name(secret=50, a=1, b=1, c=1)
     assert effective_rank(together(secret, np.ones((ROWS, 3))), widths) == 0
     assert effective_rank(together(secret, x), widths) == 6
@@ -89,7 +90,8 @@ def test_values_of_few_rows_count_nothing():
     """Else a rank would tell whether any row is beyond the end of a range that the
     server names.
     """
-    x, reading = numbers(4), each(5)
+    x = numbers(4)
+    reading = each(5)
 
     def with_outliers(rows):
         column = np.zeros((ROWS, 1))
@@ -115,7 +117,8 @@ def test_of_wide_tables_the_rank_is_a_lower_bound(monkeypatch, is_sparse):
     neither.
     """
     codes = default_rng(7).integers(0, 80, ROWS)
-    x, widths = numbers(4), columns_by_name(wide=80, a=1, b=1, c=1, d=1)
+    x = numbers(4)
+    widths = columns_by_name(wide=80, a=1, b=1, c=1, d=1)
     attributes = numbers(4, seed=8)[codes]
 
     def encoded(beside):

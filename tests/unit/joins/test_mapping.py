@@ -53,7 +53,8 @@ def queries(draw):
 
 
 def build(tables, predicates, outer=(), label="t0", **limits):
-    joins, sizes = [], {}
+    joins = []
+    sizes = {}
     keys = {(table, number): [] for table in tables for number in range(len(COLUMNS))}
     for table, shards in tables.items():
         sizes[table] = sum(map(len, shards))
@@ -191,7 +192,8 @@ def join_keys(left, right, joins=(JOIN,)):
 
 
 def test_keys_that_do_not_fit_are_refused():
-    one, text = number_key([1]), number_key([1], "text")
+    one = number_key([1])
+    text = number_key([1], "text")
     for left, joins, message in (
         ([text], [JOIN], r"l\.k = r\.k differ in type: l: tex"),
         ([one, number_key([3], "time")], [JOIN], "l: number or time, r: number"),
@@ -260,7 +262,8 @@ def test_expand_and_segment_sum_are_adjoint(rows, outputs, seed):
 def test_what_is_asked_about_each_row_is_that_of_loops(rows, seed):
     rng = default_rng(seed)
     joined = len(rows.row_of)
-    values, is_marked = rng.normal(size=joined), rng.random(joined) < 0.5
+    values = rng.normal(size=joined)
+    is_marked = rng.random(joined) < 0.5
     is_chosen = rng.random(rows.rows) < 0.5
     behind = [np.flatnonzero(rows.row_of == row) for row in range(rows.rows)]
     assert rows.any_of(is_marked).tolist() == [is_marked[of].any() for of in behind]

@@ -44,7 +44,8 @@ def kernel(vectors, expanded):
 )
 def test_a_run_is_that_of_whole_arrays(rows, part, block, threads, seed):
     rng = default_rng(seed)
-    joined, local = drawn(rng, rows), local_of(rng)
+    joined = drawn(rng, rows)
+    local = local_of(rng)
     x, y = (joined.whole(name).copy() for name in ("x", "y"))
     tables = joined.mapping.tables
     z = x + 2.0 * y + sum(tables[name].expand(local[name]) for name in SIZES)
@@ -100,7 +101,8 @@ def test_rows_are_selected_and_taken_with_their_vectors():
     rng = default_rng(0)
     joined = drawn(rng, 9)
     mask = np.arange(9) % 2 == 0
-    some, x = joined.select(mask), joined.whole("x")
+    some = joined.select(mask)
+    x = joined.whole("x")
     assert_array_equal(some.whole("x"), x[mask])
     assert (some.rows, some.sizes) == (5, SIZES)
     for name, table in some.mapping.tables.items():

@@ -37,15 +37,19 @@ def consensus() -> Consensus:
 
 
 def test_a_row_counts_in_a_fit_as_often_as_it_is_joined():
-    part, kappa = shard(), 2.0
-    features, counts = part.data.features, part.data.multiplicity
-    target, start = np.array([[1.0], [3.0]]), np.array([[0.7], [-2.0]])
+    part = shard()
+    kappa = 2.0
+    features = part.data.features
+    counts = part.data.multiplicity
+    target = np.array([[1.0], [3.0]])
+    start = np.array([[0.7], [-2.0]])
     solver = RidgeSolver.from_gram(
         gram(features, counts, intercept=False), part.data.joined_rows, intercept=False
     )
     moments = part.moments(target - features @ start, kappa)
     theta = exact_update(solver, start, moments, kappa, part.data.l2)
-    rows, targets = np.repeat(features, counts, 0), np.repeat(target, counts, 0)
+    rows = np.repeat(features, counts, 0)
+    targets = np.repeat(target, counts, 0)
     matrix = kappa / 3 * rows.T @ rows + part.data.l2 * np.eye(2)
     assert_allclose(theta, np.linalg.solve(matrix, kappa / 3 * rows.T @ targets))
 

@@ -22,11 +22,9 @@ from tp_flower.objectives import names_of_losses
 each_loss = pytest.mark.parametrize(
     "loss", [family(name) for name in names_of_losses()], ids=str
 )
-HIGH, LOW, EVEN = (
-    Residuals(1.0, 0.01),
-    Residuals(0.01, 1.0),
-    Residuals(1.0, 0.5),
-)
+HIGH = Residuals(1.0, 0.01)
+LOW = Residuals(0.01, 1.0)
+EVEN = Residuals(1.0, 0.5)
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +48,8 @@ def test_duals_are_the_gradient_at_z_after_every_step(loss, alpha, rho):
         rows.fill("scores", scores)
         old_z, old_duals = (rows.whole(name).copy() for name in ("z", "duals"))
         sums = admm_step(rows, objective, rho, alpha)
-        z, duals = rows.whole("z"), rows.whole("duals")
+        z = rows.whole("z")
+        duals = rows.whole("duals")
         assert_array_equal(rows.whole("scores"), scores)
         relaxed = alpha * scores + (1 - alpha) * old_z
         expected = slow.gradients(loss.name, z, labels)
@@ -72,8 +71,11 @@ def gap_of(vectors, scores, base, rho) -> Residuals:
 
 
 def test_residuals_by_hand():
-    z, duals = np.array([[1.0], [1.0]]), np.array([[3.0], [4.0]])
-    base, scores, before = np.array([0.0]), np.array([[4.0], [5.0]]), np.zeros((2, 1))
+    z = np.array([[1.0], [1.0]])
+    duals = np.array([[3.0], [4.0]])
+    base = np.array([0.0])
+    scores = np.array([[4.0], [5.0]])
+    before = np.zeros((2, 1))
     gap = gap_of({"z": z, "duals": duals, "scores": before}, scores, base, 0.5)
     # ||(3, 4)|| over ||(4, 5)||; 0.5 ||(4, 5)|| over ||(3, 4)||
     assert gap.primal == pytest.approx(5 / np.sqrt(41))

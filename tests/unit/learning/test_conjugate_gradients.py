@@ -21,7 +21,8 @@ class Table:
     """One table: its features with an intercept, rows in the join, and direction."""
 
     def __init__(self, rng: np.random.Generator, weights, outputs: int) -> None:
-        rows, columns = rng.integers(2, 9), rng.integers(1, 4)
+        rows = rng.integers(2, 9)
+        columns = rng.integers(1, 4)
         self.rows = TableRows(rng.integers(0, rows, len(weights)), int(rows))
         self.weights = self.rows.segment_sum(weights[:, None])[:, 0]
         self.features = rng.normal(size=(rows, columns + 1))
@@ -31,7 +32,8 @@ class Table:
 
     def descend(self, numbers, curvature, l2, tables) -> tuple[np.ndarray, np.ndarray]:
         """Return v on the table's rows, and the products, of sums of w r over them."""
-        joined, mask = len(self.rows.row_of), self.penalised[:, None]
+        joined = len(self.rows.row_of)
+        mask = self.penalised[:, None]
         matrix = gram(self.features[:, :-1], self.weights, intercept=True)
         solver = RidgeSolver.from_gram(matrix, joined, intercept=True)
         moments = self.features.T @ numbers
@@ -55,7 +57,9 @@ class Table:
 @settings(max_examples=10)
 @given(number=st.integers(0, 2**32 - 1))
 def test_every_iterate_is_that_on_the_joined_table(name, classes, most, number):
-    rng, loss, l2 = default_rng(number), Family(name, classes), 0.1
+    rng = default_rng(number)
+    loss = Family(name, classes)
+    l2 = 0.1
     weights = rng.uniform(0.5, 2.0, 40)
     weights /= weights.mean()
     count = rng.integers(1, 4)
@@ -119,7 +123,9 @@ def _loss(server):
 
 def _exchange(tables, server, unit):
     """Take a step whose scores are rounded to a unit; return the rounding."""
-    sums, local, products = server.derivatives(), {}, 0.0
+    sums = server.derivatives()
+    local = {}
+    products = 0.0
     for name, table in tables.items():
         scores, numbers = table.descend(sums[name], 1.0, 0.0, len(tables))
         local[name] = np.rint(scores / unit) * unit if unit else scores
@@ -148,7 +154,8 @@ def test_the_drift_is_by_how_much_the_servers_scores_are_off():
 def test_scores_that_the_rounding_hides_take_no_step_and_arrive_finer_next():
     tables, server = _noiseless(default_rng(0))
     _exchange(tables, server, 0.0)
-    before, thetas = _scores(server).copy(), [table.theta for table in tables.values()]
+    before = _scores(server).copy()
+    thetas = [table.theta for table in tables.values()]
     hidden = 10.0 * server.size
     _exchange(tables, server, hidden)
     assert server.length == 0.0
@@ -164,7 +171,8 @@ def test_scores_that_the_rounding_hides_take_no_step_and_arrive_finer_next():
 
 def test_a_noiseless_label_ends_where_rounding_does():
     tables, server = _noiseless(default_rng(0))
-    norms, ends = [], []
+    norms = []
+    ends = []
     for _ in range(12):
         # 20 bits, as of masked scores
         _exchange(tables, server, 2.0**-20 * min(server.size, 8.0))

@@ -23,7 +23,9 @@ NO_GPU = "torch finds no CUDA device here"
 skip = pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU)
 cuda = pytest.param(local_model.CUDA, marks=[pytest.mark.gpu, skip])
 each_device = pytest.mark.parametrize("device_name", ["cpu", cuda])
-ROWS, WIDTH, OUTPUTS = 23, 4, 3
+ROWS = 23
+WIDTH = 4
+OUTPUTS = 3
 HIDDEN = "CUDA_VISIBLE_DEVICES hides it, .* client-resources-num-gpus is 0"
 
 
@@ -53,13 +55,15 @@ def test_torch_models_train_alike(device_name, place):
         kind="mlp", outputs=OUTPUTS, intercept=True, hidden_sizes=(5,)
     )
     messages = default_rng(2).normal(size=(ROWS, OUTPUTS))
-    counts, budget = np.arange(1, ROWS + 1), FitBudget(2, 12, batch_rows=6)
+    counts = np.arange(1, ROWS + 1)
+    budget = FitBudget(2, 12, batch_rows=6)
     results = []
     for features in (matrix(), placed):
         # the kernels of one device: their sums are in one order
         model = local_model.build_model(spec, WIDTH, device_name)
         model.pullback(features, messages)
-        zero, penalised = np.zeros(len(model.penalised)), model.penalised
+        zero = np.zeros(len(model.penalised))
+        penalised = model.penalised
         problem = local_model.FitProblem(
             features, counts, messages, 0.5, ROWS, 0.01, zero, penalised
         )
@@ -76,7 +80,8 @@ def test_no_step_of_a_fit_waits_for_the_gpu(device_name):
     model = local_model.build_model(
         local_model.ModelSpec(kind="mlp"), WIDTH, device_name
     )
-    ones, zero = np.ones(ROWS), model.penalised
+    ones = np.ones(ROWS)
+    zero = model.penalised
     problem = local_model.FitProblem(
         device_rows, ones, ones[:, None], 1.0, ROWS, 0.0, zero, zero
     )
@@ -173,7 +178,8 @@ def test_copies_of_a_dead_run_make_room(monkeypatch):
 
 def test_linear_features_and_those_of_a_full_gpu_stay(monkeypatch):
     pretend(monkeypatch, "cpu")
-    site_store, features = SiteStore(IN_MEMORY, 1, 5), matrix()
+    site_store = SiteStore(IN_MEMORY, 1, 5)
+    features = matrix()
 
     def placed(device, kind="mlp"):
         return placement.move_to_device(site_store, 0, features, device, kind)

@@ -93,7 +93,8 @@ def test_pullback_is_the_gradient_of_the_weighted_scores(kind, outputs):
     messages = rng.normal(size=(9, outputs))
     actual = model.pullback(features, messages)
     theta = model.parameters
-    direction, step = rng.normal(size=len(theta)), 1e-6
+    direction = rng.normal(size=len(theta))
+    step = 1e-6
     ends = []
     for sign in (1, -1):
         model.parameters = theta + sign * step * direction
@@ -115,7 +116,8 @@ def test_mlp_scores_by_hand():
 
 
 def test_scores_in_chunks_are_the_scores(monkeypatch):
-    model, features = mlp(), normal_rows(11, 3)
+    model = mlp()
+    features = normal_rows(11, 3)
     features.flags.writeable = False
     whole = model.scores(features)
     monkeypatch.setattr("tp_flower.learning.models.neural.EVALUATION_ROWS", 4)
@@ -127,7 +129,9 @@ def test_scores_in_chunks_are_the_scores(monkeypatch):
 
 def test_all_shards_of_a_table_start_alike_and_tables_do_not():
     state = torch.get_rng_state()
-    model, again, other = mlp(seed=5), mlp(seed=5), mlp(seed=6)
+    model = mlp(seed=5)
+    again = mlp(seed=5)
+    other = mlp(seed=6)
     assert_array_equal(model.parameters, again.parameters)
     assert not np.array_equal(model.parameters, other.parameters)
     other.parameters = model.parameters
@@ -139,7 +143,8 @@ def test_all_shards_of_a_table_start_alike_and_tables_do_not():
 
 
 def test_mlp_penalises_weights_and_only_the_label_table_has_an_output_bias():
-    with_bias, without = mlp(hidden_sizes=(5, 2)), mlp(intercept=False)
+    with_bias = mlp(hidden_sizes=(5, 2))
+    without = mlp(intercept=False)
     hidden = [True] * 15 + [False] * 5 + [True] * 10 + [False] * 2
     assert with_bias.penalised.tolist() == [*hidden, True, True, False]
     assert without.penalised.tolist() == [True] * 15 + [False] * 5 + [True] * 5
@@ -148,7 +153,8 @@ def test_mlp_penalises_weights_and_only_the_label_table_has_an_output_bias():
 
 def test_factory_gets_features_outputs_and_intercept():
     spec = ModelSpec(FACTORY, outputs=2, intercept=False)
-    model, again = build_model(spec, 3, "cpu"), build_model(spec, 3, "cpu")
+    model = build_model(spec, 3, "cpu")
+    again = build_model(spec, 3, "cpu")
     assert len(model.parameters) == 3 * 3 + 3 + 3 * 2
     assert_array_equal(model.parameters, again.parameters)
 
@@ -213,7 +219,8 @@ def test_scores_of_centres_are_the_squared_distances(rows, width, clusters):
 
 
 def test_metrics_are_the_weighted_mean_distance_and_its_root():
-    scores, weights = np.array([[4.0, 9.0], [25.0, 1.0]]), np.array([3.0, 1.0])
+    scores = np.array([[4.0, 9.0], [25.0, 1.0]])
+    weights = np.array([3.0, 1.0])
     objective = make_objective(KMEANS, Target.without_label(2, ("0", "1")), weights)
     actual = objective.metrics(scores)
     assert actual == {"loss": 3.25, "rms_distance": pytest.approx(3.25**0.5)}

@@ -76,7 +76,8 @@ def test_of_shards_with_the_same_values_the_trees_are_those_of_all_rows(
 
 def test_labels_that_follow_the_shard_are_learned_from_the_columns():
     """Two normal distributions, one a shard: the log-odds rise by 1.6 per unit."""
-    rng, size = default_rng(0), 20_000
+    rng = default_rng(0)
+    size = 20_000
     shown = []
     for mean, gradient in ((-0.8, 0.5), (0.8, -0.5)):
         rows = rng.normal(mean, 1.0, (size, 1)).astype(np.float32)
@@ -124,7 +125,8 @@ def test_an_interval_has_so_many_joined_rows_and_all_of_a_value(seed, least, is_
 
 
 def test_a_column_without_two_intervals_grows_nothing():
-    rows, sums = np.ones((5, 2), np.float32), np.ones((5, 1))
+    rows = np.ones((5, 2), np.float32)
+    sums = np.ones((5, 1))
     shown = [shown_sums(rows, [], sums, sums, np.ones(5), 20)]
     assert not len(grow_pooled(shown, [], 2, 1, GROWTH))
     assert not len(

@@ -8,7 +8,9 @@ from numpy.testing import assert_allclose
 from tp_flower.learning import solvers
 from tp_flower.learning.solvers import RidgeSolver, gram
 
-KAPPA, L2, JOINED = 0.3, 0.2, 50
+KAPPA = 0.3
+L2 = 0.2
+JOINED = 50
 
 
 def table(rows: int, columns: int):

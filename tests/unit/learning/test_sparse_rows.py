@@ -26,7 +26,8 @@ from tp_flower.privacy.gradients import clipped_sum, squared_lengths
 from tp_flower.privacy.statistics_update import Rows
 from tp_flower.privacy.units import Units
 
-JOINED, KAPPA = 200, 0.3
+JOINED = 200
+KAPPA = 0.3
 
 
 def one_hot_rows(rows: int, width: int = 12, seed: int = 0) -> SparseRows:
@@ -35,7 +36,8 @@ def one_hot_rows(rows: int, width: int = 12, seed: int = 0) -> SparseRows:
     """
     rng = default_rng(seed)
     half = 2 + (width - 2) // 2
-    starts, ends = np.array([2, half]), np.array([half, width])
+    starts = np.array([2, half])
+    ends = np.array([half, width])
     hot = rng.integers(starts, ends, (rows, 2))
     signs = rng.choice([-1, 0, 1], (rows, 2), p=[0.3, 0.2, 0.5])
     columns = np.hstack([np.tile([0, 1], (rows, 1)), np.where(signs == 0, starts, hot)])
@@ -58,7 +60,8 @@ def counts_of(rows: int) -> np.ndarray:
 @given(st.integers(0, 40), st.integers(6, 30), st.booleans(), st.integers(0, 9))
 def test_products_are_those_of_dense_rows(rows, width, has_one, seed):
     sparse = one_hot_rows(rows, width, seed)
-    full, rng = dense(sparse), default_rng(seed)
+    full = dense(sparse)
+    rng = default_rng(seed)
     counts = counts_of(rows)
     model = LinearModel(width, 2, intercept=has_one)
     model.parameters = rng.normal(size=len(model.parameters))
@@ -83,7 +86,8 @@ def test_products_are_those_of_dense_rows(rows, width, has_one, seed):
 
 @given(st.integers(1, 40), st.integers(0, 9))
 def test_some_of_the_rows_or_columns_are_those_of_dense_rows(rows, seed):
-    sparse, rng = one_hot_rows(rows, 12, seed), default_rng(seed)
+    sparse = one_hot_rows(rows, 12, seed)
+    rng = default_rng(seed)
     full = dense(sparse)
     chosen = rng.integers(0, rows, 7)
     mask = rng.random(rows) < 0.5
@@ -106,7 +110,8 @@ def test_wide_tables_are_sparse_if_most_of_a_row_is_zero():
 @pytest.mark.parametrize("l2", [0.2, 1e-6, 0.0])
 def test_iterations_end_where_the_gram_matrix_does(intercept, l2):
     sparse = one_hot_rows(60)
-    counts, outputs = counts_of(60), 2
+    counts = counts_of(60)
+    outputs = 2
     # sums over rows, of which the solution of least norm is one for l2 = 0, too
     messages = messages_of(60, outputs)
     model = LinearModel(12, outputs, intercept=intercept)
@@ -123,7 +128,8 @@ def test_iterations_end_where_the_gram_matrix_does(intercept, l2):
 
 
 def test_iterations_of_a_consensus_penalise_the_intercept():
-    sparse, counts = one_hot_rows(60), counts_of(60)
+    sparse = one_hot_rows(60)
+    counts = counts_of(60)
     moments = messages_of(13)
     matrix = gram(sparse, counts, intercept=True)
     exact = RidgeSolver.from_gram(matrix, JOINED, intercept=False)
@@ -137,7 +143,8 @@ def test_iterations_of_a_consensus_penalise_the_intercept():
 
 @pytest.mark.parametrize("intercept", [False, True])
 def test_the_largest_eigenvalue_needs_no_gram_matrix(intercept):
-    sparse, counts = one_hot_rows(60), counts_of(60)
+    sparse = one_hot_rows(60)
+    counts = counts_of(60)
     matrix = gram(sparse, counts, intercept=intercept)
     largest = solvers.largest_eigenvalue(sparse, counts, intercept=intercept)
     assert largest == pytest.approx(np.linalg.eigvalsh(matrix)[-1], rel=1e-9)
@@ -146,7 +153,8 @@ def test_the_largest_eigenvalue_needs_no_gram_matrix(intercept):
 @pytest.mark.parametrize("way", ["from_rows", "from_frequent"])
 def test_factorisations_are_those_of_dense_rows(monkeypatch, way):
     monkeypatch.setattr(solvers, "FREQUENT", 4)
-    sparse, counts = one_hot_rows(9), counts_of(9)
+    sparse = one_hot_rows(9)
+    counts = counts_of(9)
     # sums of rows, as those of every update are
     messages = messages_of(9)
     moments = LinearModel(12, 1, intercept=True).pullback(dense(sparse), messages)
@@ -162,7 +170,8 @@ def test_factorisations_are_those_of_dense_rows(monkeypatch, way):
 
 def test_clips_are_those_of_dense_rows():
     sparse = one_hot_rows(40)
-    full, units = dense(sparse), Units(np.arange(40) % 7)
+    full = dense(sparse)
+    units = Units(np.arange(40) % 7)
     messages = messages_of(40)
     for model in (LinearModel(12, 1, intercept=True), mlp()):
         for of_rows in (None, units):
@@ -180,7 +189,8 @@ def test_clips_are_those_of_dense_rows():
 def test_a_torch_model_reads_batches_of_sparse_rows(monkeypatch):
     monkeypatch.setattr(neural, "EVALUATION_VALUES", 12 * 7)  # seven rows at a time
     sparse = one_hot_rows(40)
-    full, counts = dense(sparse), counts_of(40)
+    full = dense(sparse)
+    counts = counts_of(40)
     target = messages_of(40)
     fitted = []
     for rows in (sparse, full):

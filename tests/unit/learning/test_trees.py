@@ -54,7 +54,9 @@ def test_conservation_of_the_sums_over_joined_rows():
 @given(number=st.integers(0, 2**32 - 1))
 def test_a_tree_is_that_of_the_joined_table_with_the_columns_of_the_table(name, number):
     rng = default_rng(number)
-    count, total, loss = 300, 3000, Family(name, 2 if name == "logistic" else 0)
+    count = 300
+    total = 3000
+    loss = Family(name, 2 if name == "logistic" else 0)
     # the same bins: each value of a column is one
     features = rng.integers(0, 9, (count, 3)).astype(np.float32)
     features[rng.random((count, 3)) < 0.1] = MISSING
@@ -103,7 +105,8 @@ def test_rare_categories_count_by_their_joined_rows(total, number):
     gradient = (
         rng.normal(size=(total, 1)) + rng.normal(size=60)[np.arange(total) % 60, None]
     )
-    hessian, model = np.ones((total, 1)), TreeModel(1)
+    hessian = np.ones((total, 1))
+    model = TreeModel(1)
     model.start([0])
     sums = rows.segment_sum(gradient), rows.segment_sum(hessian)
     _, values = grow(model, features, *sums, float(total), GROWTH)
@@ -119,7 +122,8 @@ def test_trees_of_a_round_follow_the_quadratic_model():
     rng = default_rng(1)
     features = rng.integers(0, 9, (60, 2)).astype(np.float32)
     gradient = rng.normal(size=(60, 1))
-    hessian, model = rng.uniform(1.0, 2.0, (60, 1)), TreeModel(1)
+    hessian = rng.uniform(1.0, 2.0, (60, 1))
+    model = TreeModel(1)
     growth = Growth(trees=3, leaves=4, rate=0.5, least_rows=2)
     _, together = grow(model, features, gradient, hessian, 60.0, growth)
     total = np.zeros((60, 1))
@@ -134,7 +138,8 @@ def test_categories_are_sorted_and_missing_values_have_a_side():
     codes = np.repeat(np.arange(40, dtype=np.float32), 120)
     wanted = np.where(codes % 2 == 0, 1.0, -1.0)
     codes[:120], wanted[:120] = MISSING, 5.0
-    model, hessian = TreeModel(1), np.ones((4800, 1))
+    model = TreeModel(1)
+    hessian = np.ones((4800, 1))
     model.start([0])
     growth = Growth(trees=40, leaves=4, rate=0.5, least_rows=20)
     text, values = grow(
@@ -153,7 +158,8 @@ def test_rows_are_in_the_leaves_of_their_values_though_columns_exclude_each_othe
     # but for two rows, which have both
     features[:4000, 0], features[3998:7998, 1] = 1.0, 1.0
     gradient = rng.normal(size=(20_000, 1)) - features @ [[3.0], [-2.0]]
-    model, hessian = TreeModel(1), np.ones((20_000, 1))
+    model = TreeModel(1)
+    hessian = np.ones((20_000, 1))
     growth = Growth(trees=2, leaves=31, rate=1.0, least_rows=1)
     text, values = grow(model, features, gradient, hessian, 20_000.0, growth)
     model.add(1.0, text)
@@ -184,14 +190,16 @@ def test_bytes_that_are_no_trees_are_refused():
     ("name", "classes"), [("squared", 0), ("logistic", 2), ("softmax", 3)]
 )
 def test_the_step_is_a_share_of_the_best(name, classes):
-    rng, family = default_rng(3), Family(name, classes)
+    rng = default_rng(3)
+    family = Family(name, classes)
     labels = rng.integers(0, classes or 5, 300).astype(float)
     weights = rng.uniform(0.5, 1.5, 300)
     weights /= weights.mean()
     loss = family.on(labels, weights)
     rows = one_to_one(300, loss.vectors)
     rows.fill("scores", loss.base_score)
-    boosting, start = Boosting(rows, loss), rows.whole("scores").copy()
+    boosting = Boosting(rows, loss)
+    start = rows.whole("scores").copy()
     gradient, hessian = boosting.derivatives(["t"])["t"]
     slow = loss.gradient(start) * weights[:, None]
     assert_allclose(gradient, slow)

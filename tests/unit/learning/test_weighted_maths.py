@@ -47,8 +47,10 @@ def problem(loss):
 @each_loss
 def test_whole_weights_repeat_rows(loss):
     scores, labels = problem(loss)
-    weights, again = 0.7 * COPIES, np.repeat(np.arange(ROWS), COPIES)
-    weighted, repeated = loss.on(labels, weights), loss.on(labels[again])
+    weights = 0.7 * COPIES
+    again = np.repeat(np.arange(ROWS), COPIES)
+    weighted = loss.on(labels, weights)
+    repeated = loss.on(labels[again])
     value = weighted.value(scores)
     assert value == pytest.approx(repeated.value(scores[again]), rel=1e-12)
     expected = repeated.metrics(scores[again])
@@ -64,7 +66,8 @@ def test_whole_weights_repeat_rows(loss):
 @each_loss
 def test_partial_sums_of_disjoint_rows_add_up(loss):
     scores, labels = problem(loss)
-    objective, direction = loss.on(labels, 0.7 * COPIES), scores[::-1]
+    objective = loss.on(labels, 0.7 * COPIES)
+    direction = scores[::-1]
     rows = [np.arange(ROWS) % 3 == k for k in range(3)]
     parts = [(objective.select(each), scores[each], direction[each]) for each in rows]
     assert sum(part.mass for part, *_ in parts) == pytest.approx(objective.mass)
@@ -77,7 +80,8 @@ def test_partial_sums_of_disjoint_rows_add_up(loss):
 @pytest.mark.parametrize("is_weighted", [False, True])
 def test_metrics_of_a_regression_are_scikit_learns(is_weighted):
     rng = default_rng(0)
-    labels, scores = rng.normal(size=80), rng.normal(size=(80, 1))
+    labels = rng.normal(size=80)
+    scores = rng.normal(size=(80, 1))
     weights = rng.gamma(0.7, size=80) if is_weighted else None
     measures = known.mean_squared_error, known.mean_absolute_error, known.r2_score
     squares, distances, r2 = (
@@ -125,7 +129,8 @@ def test_metrics_of_classes_are_scikit_learns():
     rng = default_rng(0)
     weights = rng.gamma(0.7, size=80)
     sample = {"sample_weight": weights}
-    classes, scores = rng.integers(0, 3, 80), rng.normal(size=(80, 3))
+    classes = rng.integers(0, 3, 80)
+    scores = rng.normal(size=(80, 3))
     actual = Family("softmax", 3).on(classes, weights).metrics(scores)
     rates = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
     guess = scores.argmax(axis=1)
@@ -168,7 +173,8 @@ def test_score_steps_row_by_row(is_weighted, row_of, outputs, seed):
         message = weights.rows[:, None] * message
         inverse = weights.inverse_multiplicity["t"]
     else:
-        masses, inverse = rows.multiplicity, rows.inverse_multiplicity
+        masses = rows.multiplicity
+        inverse = rows.inverse_multiplicity
     actual = score_steps(rows.segment_sum(message), inverse, 0.7)
     for row in range(4):
         mine = [message[j] for j, r in enumerate(row_of) if r == row]
@@ -191,7 +197,8 @@ def test_weighted_residuals_are_those_of_rows_repeated():
         base = np.zeros(1)
         return advance(rows, objective, 0.6, base, np.asarray, {"t": scores})[0]
 
-    one, other = gap(np.arange(ROWS), COPIES / COPIES.mean()), gap(again)
+    one = gap(np.arange(ROWS), COPIES / COPIES.mean())
+    other = gap(again)
     assert one.primal == pytest.approx(other.primal)
     assert one.dual == pytest.approx(other.dual)
 

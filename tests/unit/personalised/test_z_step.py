@@ -33,6 +33,10 @@ EXACT = {"tol_gap_abs": 1e-11, "tol_gap_rel": 1e-11, "tol_feas": 1e-11}
 CHAIN = SimilarityGraph.from_pairs("abcde", np.array([[0, 1], [1, 2], [3, 4]]))
 
 
+def drawn(seed: int, *shape: int) -> np.ndarray:
+    return default_rng(seed).normal(size=shape)
+
+
 def random_graph(sites: int, edges: int, seed: int) -> SimilarityGraph:
     rng = default_rng(seed)
     names = [f"s{number}" for number in range(sites)]
@@ -69,7 +73,7 @@ def test_the_prox_shrinks_to_exactly_zero_within_the_ball():
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_z_step_is_what_a_convex_solver_finds(penalty, seed):
     graph = random_graph(9, 14, seed)
-    targets = default_rng(10 + seed).normal(size=(9, 3))
+    targets = drawn(10 + seed, 9, 3)
     actual = ZStep(graph, **EXACT_STEP).solve(targets, penalty)
     assert max(actual.primal_residual, actual.dual_residual) <= EXACT_STEP["tolerance"]
     expected = generic(graph, targets, penalty)
@@ -82,7 +86,7 @@ def test_a_z_step_is_what_a_convex_solver_finds(penalty, seed):
 def test_the_pull_proves_that_the_models_are_optimal():
     """The gap between the problem and its dual, a bound of the error squared."""
     graph = random_graph(40, 120, 3)
-    targets = default_rng(4).normal(size=(40, 6))
+    targets = drawn(4, 40, 6)
     penalty = 0.1
     actual = ZStep(graph, tolerance=1e-8).solve(targets, penalty)
     back = graph.incidence.T @ actual.pull
@@ -96,7 +100,7 @@ def test_the_pull_proves_that_the_models_are_optimal():
 
 def test_a_large_penalty_on_a_connected_graph_makes_one_model():
     graph = ring(7)
-    targets = default_rng(6).normal(size=(7, 3))
+    targets = drawn(6, 7, 3)
     mean = targets.mean(axis=0)
     # a flow along the ring's edges that carries all differences to the mean
     flow = np.linalg.pinv(graph.incidence.T.toarray()) @ (targets - mean)
@@ -121,7 +125,8 @@ def test_a_warm_start_takes_a_fraction_of_the_iterations():
     first = step.solve(targets, 0.2)
     assert step.solve(targets, 0.2, first.pull).iterations <= first.iterations // 4
     moved = targets + 1e-4 * rng.normal(size=targets.shape)
-    warm, cold = step.solve(moved, 0.2, first.pull), step.solve(moved, 0.2)
+    warm = step.solve(moved, 0.2, first.pull)
+    cold = step.solve(moved, 0.2)
     assert warm.iterations < cold.iterations
     assert warm.models == pytest.approx(cold.models, abs=1e-4)
 
@@ -135,7 +140,7 @@ def test_inverses_are_made_once(monkeypatch):
 
     monkeypatch.setattr(z_step, "inverse_of", counted)
     step = ZStep(ring(6))
-    targets = default_rng(9).normal(size=(6, 2))
+    targets = drawn(9, 6, 2)
     for scale in (1.0, 2.0, 1e-3, 1e5):
         # another step size: targets that differ, and penalties, scale alike
         step.solve(scale * targets, 0.3 * scale)
@@ -144,7 +149,7 @@ def test_inverses_are_made_once(monkeypatch):
 
 def test_too_few_iterations_are_told():
     graph = random_graph(30, 60, 13)
-    targets = default_rng(14).normal(size=(30, 3))
+    targets = drawn(14, 30, 3)
     actual = ZStep(graph, most_iterations=2).solve(targets, 0.3)
     assert actual.iterations == 2
     assert max(actual.primal_residual, actual.dual_residual) > 1e-6
@@ -180,7 +185,7 @@ def test_groups_follow_the_chosen_edges_only():
 
 @pytest.mark.parametrize("neighbours", [1, 2, 3, 9])
 def test_an_edge_is_where_either_site_is_among_the_others_nearest(neighbours):
-    points = default_rng(0).normal(size=(7, 2))
+    points = drawn(0, 7, 2)
     distances = np.linalg.norm(points[:, None] - points, axis=2)
     expected = set()
     for site, others in enumerate(distances.argsort(axis=1).tolist()):

@@ -32,12 +32,11 @@ def uncovered(kind):
 DELTA = 1e-5
 UNCOVERED = "none: no noise covers "
 NOISE = Gaussian(5.0)
-MODEL, GIVEN = (
-    Released("gram", "", NOISE),
-    Released("gram", f"given {GIVEN_MESSAGES}", NOISE),
-)
+MODEL = Released("gram", "", NOISE)
+GIVEN = Released("gram", f"given {GIVEN_MESSAGES}", NOISE)
 SCORES = Released("scores", "", NOISE, 3)
-KEYS, COUNTS = Released("keys", "hashes", None), uncovered("counts")
+KEYS = Released("keys", "hashes", None)
+COUNTS = uncovered("counts")
 LABELS = Released("labels", "randomised response", PureDp(2.0))
 HARMLESS = [KEYS, COUNTS, LABELS, Released("labels", "in the clear", None)]
 MASKED = Released("scores", SCORE_SUMS, None)
@@ -130,7 +129,8 @@ RELEASES = st.builds(
 
 @given(st.lists(RELEASES, max_size=6), RELEASES)
 def test_no_release_gives_features_an_epsilon_that_they_did_not_have(released, more):
-    before, after = epsilons(released, DELTA), epsilons([*released, more], DELTA)
+    before = epsilons(released, DELTA)
+    after = epsilons([*released, more], DELTA)
     tells = more.subject in (module.FEATURES, module.MODELS, module.SCORES)
     if not tells:
         assert after.features == before.features

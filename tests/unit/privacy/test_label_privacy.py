@@ -111,7 +111,8 @@ def test_noise_of_the_paper_by_hand():
     # a number from 1 to 5 moves by at most 4: eps = 4 / b, b = 0.5 / sqrt 2
     assert epsilon_of_noise(0.5, (1.0, 5.0)) == pytest.approx(4 * math.sqrt(2) / 0.5)
     # rates of noisy classes are unbiased
-    noise, rates = ClassNoise(3, 0.6), np.array([0.5, 0.3, 0.2])
+    noise = ClassNoise(3, 0.6)
+    rates = np.array([0.5, 0.3, 0.2])
     noisy = noise.flip + (noise.keep - noise.flip) * rates
     assert_allclose(noise.rate_of(noisy), rates, atol=1e-15)
 

@@ -23,7 +23,8 @@ KEY = bytes(range(32))
     [*(("norm", d) for d in (1e-6, 0.7, 3.0, 1e5)), ("laplace", 0.2), ("laplace", 5.0)],
 )
 def test_noise_has_its_deviation_and_distribution(law, scale):
-    source, zeros = NoiseSource(KEY), np.zeros(DRAWS)
+    source = NoiseSource(KEY)
+    zeros = np.zeros(DRAWS)
     draw = source.with_gaussian if law == "norm" else source.with_laplace
     noise = draw(zeros, scale)
     deviation = scale if law == "norm" else np.sqrt(2) * scale
@@ -63,7 +64,8 @@ def test_bernoulli_draws_each_with_its_rate(rate):
 
 
 def test_every_source_draws_anew_and_a_source_never_repeats_itself():
-    first, second = NoiseSource(), NoiseSource()
+    first = NoiseSource()
+    second = NoiseSource()
     blocks = [first.uniform(4), second.uniform(4), first.uniform(4)]
     assert len(np.unique(np.concatenate(blocks))) == 12
     values = np.array([0.1, np.pi])
@@ -151,7 +153,8 @@ def test_noise_is_that_of_the_source_with_multiplier_times_clip_and_new_every_ti
     scores = np.full((500, 2), 0.5)
     expected = NoiseSource(KEY).with_gaussian(np.full((500, 2), 0.5), 30.0)
     assert_array_equal(noisy(scores, 10.0, 3.0, NoiseSource(KEY)), expected)
-    source, scores = NoiseSource(), np.array([[1e9, -3.0]])
+    source = NoiseSource()
+    scores = np.array([[1e9, -3.0]])
     first, second = (noisy(scores, 1.0, 1.0, source) for _ in range(2))
     assert not np.isin(first, second).any()
     assert noisy(scores, np.inf, 0.0, source) is scores

@@ -95,7 +95,8 @@ def test_what_nothing_covers_is_a_use_too():
 def test_clips_follow_the_scale_of_labels_and_rows():
     settings = PrivacySettings(features="dp-sgd", predictions=1.0, prediction_clip=2.0)
     in_minutes = replace(SGD, label_scale=40.0, output_scale=20.0)
-    one, scaled = plan(settings, SGD), plan(settings, in_minutes)
+    one = plan(settings, SGD)
+    scaled = plan(settings, in_minutes)
     assert scaled.scores.clip == 20.0 * one.scores.clip == 40.0
     assert scaled.gradients.clip == pytest.approx(40.0 * one.gradients.clip)
     torch = plan(settings, in_minutes, is_linear=False)

@@ -243,8 +243,10 @@ def test_a_unit_with_a_feature_that_is_not_finite_counts_as_zero():
 def test_a_hooked_model_is_as_it_was():
     model = torch_model()
     model.module.eval()
-    features, messages = normal_rows(6, 4), np.ones((6, 2))
-    scores, gradient = model.scores(features), model.pullback(features, messages)
+    features = normal_rows(6, 4)
+    messages = np.ones((6, 2))
+    scores = model.scores(features)
+    gradient = model.pullback(features, messages)
     clipped_sum(model, features, messages, 0.5)
     assert not model.module.training
     assert not any(map(vars, model.module.parameters()))
@@ -276,7 +278,8 @@ def test_dropout_mixes_no_rows_and_both_passes_see_the_same():
     state = torch.random.get_rng_state()
     torch_gradients.check_rows_are_apart(model, 4)
     assert torch.equal(torch.random.get_rng_state(), state)
-    features, clip = normal_rows(30, 4), 1e-3
+    features = normal_rows(30, 4)
+    clip = 1e-3
     for row in range(30):
         gradient = clipped_sum(model, features[[row]], np.ones((1, 2)), clip)
         assert np.linalg.norm(gradient) == pytest.approx(clip, rel=1e-5)
@@ -325,7 +328,8 @@ def test_one_step_is_the_equation_of_the_docstring(make):
     model = make()
     problem = fit_problem(model)
     plan = PrivateFit(0.3, 0.8, sample_rate=0.4, steps=1, row_norm=1.5)
-    again, theta = NoiseSource(KEY), model.parameters
+    again = NoiseSource(KEY)
+    theta = model.parameters
     drawn = again.bernoulli(60, 0.4)
     weights = problem.multiplicity / problem.multiplicity.mean()
     messages = (model.scores(problem.features) - problem.target) * weights[:, None]
@@ -350,7 +354,8 @@ def test_one_step_is_the_equation_of_the_docstring(make):
 @fitted
 def test_no_rows_in_a_batch_are_noise_and_in_a_shard_a_move_to_the_centre(make):
     model = make()
-    theta, full = model.parameters, fit_problem(model)
+    theta = model.parameters
+    full = fit_problem(model)
     names = ("features", "multiplicity", "target")
     problem = replace(full, **{name: getattr(full, name)[:0] for name in names})
     fit_privately(model, problem, PrivateFit(1.0, 5.0), NoiseSource())

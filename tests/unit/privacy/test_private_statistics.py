@@ -29,7 +29,8 @@ from tp_flower.settings import PrivacySettings
 
 few = settings(max_examples=60)
 CLEAR = StatisticsPlan(inf, inf, 0.0, 0.0)
-KAPPA, L2 = 0.6, 1e-3
+KAPPA = 0.6
+L2 = 1e-3
 
 
 def noise(number: int = 1) -> NoiseSource:
@@ -95,7 +96,8 @@ class TestWithoutNoise:
         rows = rows_of(seed, intercept=intercept)
         residual = default_rng(seed).normal(size=(40, 2))
         plan = StatisticsPlan(3.0, 0.7, 0.0, 0.0)
-        matrix, sums = np.zeros((4 + intercept,) * 2), np.zeros((4 + intercept, 2))
+        matrix = np.zeros((4 + intercept,) * 2)
+        sums = np.zeros((4 + intercept, 2))
         for x, g, q in zip(dense(rows), rows.multiplicity, residual, strict=True):
             weight = 9.0 / (x @ x) if g * (x @ x) > 9.0 else g
             size = sqrt(weight) * np.linalg.norm(q)
@@ -110,9 +112,11 @@ class TestWithoutNoise:
 @pytest.mark.parametrize("codes", [None, np.arange(40) // 3])
 @pytest.mark.parametrize("value", [nan, inf, -inf])
 def test_rows_that_are_not_finite_count_as_zero(value, codes):
-    rows, plan = rows_of(3), StatisticsPlan(3.0, 0.7, 1.0, 1.0)
+    rows = rows_of(3)
+    plan = StatisticsPlan(3.0, 0.7, 1.0, 1.0)
     units = None if codes is None else Units(codes)
-    features, others = rows.features.copy(), np.arange(40) != 4
+    features = rows.features.copy()
+    others = np.arange(40) != 4
     features[4, 1] = value
     spoilt = Rows(features, rows.multiplicity, rows.intercept, units)
     clean = spoilt.only(others)
@@ -186,7 +190,8 @@ class TestNoise:
     def test_deviation_of_the_moments(self):
         """The noise of the source, whose law is tested there; anew at every use."""
         empty = no_rows(4, intercept=True)
-        source, again = noise(), noise()
+        source = noise()
+        again = noise()
         for rows in (rows_of(0), rows_of(0), empty):
             residual = np.ones((len(rows.features), 200))
             exact = noisy_moments(self.clear, rows, residual, noise())
@@ -201,7 +206,8 @@ class TestUsableGram:
     def test_noise_alone_becomes_a_positive_matrix(self, shards):
         """All true eigenvalues are 0; the noise's are within its spectral norm."""
         plan = StatisticsPlan(1.0, 1.0, 2.0, 1.0)
-        rows, source = no_rows(60, intercept=False), noise()
+        rows = no_rows(60, intercept=False)
+        source = noise()
         total = sum(noisy_gram(plan, rows, source) for _ in range(shards))
         norm = plan.gram_deviation * sqrt(2.0 * shards * 60)
         assert np.linalg.norm(total, 2) == pytest.approx(norm, rel=0.15)

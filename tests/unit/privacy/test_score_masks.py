@@ -132,7 +132,8 @@ def test_masks_cancel_in_every_joined_row(join, outputs, seed):
 
 def rank(matrix: list[list[int]]) -> int:
     """The rank over the integers modulo a prime, at most that over the rationals."""
-    rows, found = [[x % PRIME for x in row] for row in matrix], 0
+    rows = [[x % PRIME for x in row] for row in matrix]
+    found = 0
     for column in range(len(rows[0]) if rows else 0):
         pivot = next((i for i in range(found, len(rows)) if rows[i][column]), None)
         if pivot is None:
@@ -192,7 +193,8 @@ def test_of_a_cycle_the_server_can_form_more():
 @pytest.mark.parametrize("outputs", [1, 4, 5])
 def test_no_two_scores_share_a_mask_and_a_repeat_is_the_same(outputs):
     join = Join([(0, 1)], {(0, 0): np.arange(4), (0, 1): np.arange(4)}, [4, 4], None)
-    point, scores = FixedPoint(20, 2), np.zeros((4, outputs))
+    point = FixedPoint(20, 2)
+    scores = np.zeros((4, outputs))
     names = ["1 scores", "2 scores", "1 tested-scores", "11 scores"]
     words = [words_of(join, 0, scores, point, name) for name in names]
     assert_array_equal(words[0], words_of(join, 0, scores, point, names[0]))

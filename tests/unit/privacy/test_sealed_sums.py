@@ -53,7 +53,8 @@ def sealed(shards: list[ShardUnion], numbers: np.ndarray, name: str = "1") -> li
 @each_group
 @given(st.integers(1, 6), st.integers(0, 8), st.integers(0, 2**32))
 def test_the_sum_of_shares_is_the_sum(group, shards, size, seed):
-    members, numbers = union(shards, group=group), arrays(shards, size, seed)
+    members = union(shards, group=group)
+    numbers = arrays(shards, size, seed)
     total = add_shares(sealed(members, numbers))
     assert (total.dtype == np.float64) == (group == CLEAR)
     for shard in members:
@@ -211,6 +212,7 @@ def test_a_number_out_of_range_stops_the_run(number):
 
 
 def test_the_largest_numbers_still_add_up():
-    members, most = union(2), np.array([np.nextafter(2.0**19, 0.0)])
+    members = union(2)
+    most = np.array([np.nextafter(2.0**19, 0.0)])
     total = add_shares(sealed(members, np.array([most, most])))
     assert np.array_equal(members[0].total(total, "1"), 2 * most)

@@ -37,7 +37,8 @@ SGD = Schedule(epochs=6, columns=8, sends_gradients=True, batches=40, row_batche
 
 def of_person(rows: int) -> tuple[np.ndarray, np.ndarray, Units]:
     """One person's rows, as large and as much alike as can be."""
-    features, messages = np.full((rows, 3), 50.0, np.float32), np.full((rows, 1), 1e4)
+    features = np.full((rows, 3), 50.0, np.float32)
+    messages = np.full((rows, 1), 1e4)
     return features, messages, Units(np.zeros(rows, int))
 
 

@@ -91,8 +91,10 @@ def test_a_clip_of_rows_would_not_bound_a_unit():
 
 def test_the_bounds_are_reached():
     """Rows that are alike add up: the sensitivities are no larger than needed."""
-    features, messages = np.ones((6, 3), np.float32), np.full((6, 2), 9.0)
-    units, counts = Units(np.zeros(6, int)), np.full(6, 4)
+    features = np.ones((6, 3), np.float32)
+    messages = np.full((6, 2), 9.0)
+    units = Units(np.zeros(6, int))
+    counts = np.full(6, 4)
     for model in (linear(), mlp()):
         total = clipped_sum(model, features, messages, CLIP, units)
         assert np.linalg.norm(total) == pytest.approx(CLIP, rel=1e-4)
@@ -141,7 +143,8 @@ def test_clipped_sum_of_a_torch_model_equals_a_loop_over_units():
 def test_statistics_equal_a_loop_over_units(seed):
     codes, features, residual, counts = people(seed)
     wide = with_ones(features)
-    matrix, sums = np.zeros((4, 4)), np.zeros((4, 2))
+    matrix = np.zeros((4, 4))
+    sums = np.zeros((4, 2))
     for unit in np.unique(codes):
         own = codes == unit
         size = (counts[own] * (wide[own] ** 2).sum(axis=1)).sum()
@@ -179,7 +182,8 @@ def test_the_size_of_blocks_changes_nothing(make, monkeypatch):
 def test_whole_units_are_sampled_at_the_rate():
     codes = default_rng(0).integers(0, 2000, 6000)
     rows = Units(codes).sample(0.3, noise())
-    drawn, count = np.unique(codes[rows]), len(np.unique(codes))
+    drawn = np.unique(codes[rows])
+    count = len(np.unique(codes))
     assert np.isin(codes, drawn).sum() == len(rows)
     # five deviations of a binomial
     assert abs(len(drawn) - 0.3 * count) < 5 * math.sqrt(0.21 * count)

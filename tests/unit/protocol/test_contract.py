@@ -94,7 +94,8 @@ def test_placeholders_are_facts_of_a_run():
     of_methods = dict.fromkeys(OF_METHODS, "")
     method = MethodFacts(of_methods, {"summaries": NOTHING})
     exposure = Exposure("o", [TRAIN_ADMM], ["c"], [], True, False, method=method)
-    facts, protections = facts_of(exposure), _protections(exposure)
+    facts = facts_of(exposure)
+    protections = _protections(exposure)
     for _, declared in DISCLOSURES:
         assert declared.covered_by in protections
         assert not declared.when or declared.when in facts

@@ -210,7 +210,8 @@ def unchecked(monkeypatch):
     return packet_of
 
 
-COUNTS, HASHES = np.ones(3, np.int64), np.zeros((3, 2), np.uint64)
+COUNTS = np.ones(3, np.int64)
+HASHES = np.zeros((3, 2), np.uint64)
 WRONG = [
     (admm(scores_number=-1), "'scores-number' is -1; allowed: `int` >= 0"),
     (admm(evaluate="yes"), "'evaluate' is 'yes'; allowed: `bool`"),
@@ -248,7 +249,8 @@ def test_both_sides_refuse_alike_and_say_what_is_allowed(message, words, uncheck
 def test_an_array_beside_its_family_or_where_none_is_declared_is_refused(names):
     with refused("it has arrays, but none are declared"):
         decode(FinishRequest, Packet({}, {(0, "x"): COUNTS}))
-    good, family = encode(categories({}, {})), "category-counts"
+    good = encode(categories({}, {}))
+    family = "category-counts"
     arrays = {(4, name.format(family)): COUNTS for name in names}
     with refused(f"it has array '{family}', which is not decl"):
         decode(ShardStatistics, Packet(good.header, arrays))

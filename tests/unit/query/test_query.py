@@ -143,7 +143,8 @@ def test_stars_hide_the_columns_of_a_label(select, table, names):
 
 def test_row_key_is_the_last_keys_of_the_label_table():
     """Over the table itself, where a sub-query has other names."""
-    plain, named = bound("o.id, c.age"), bound("o.id, c.age", "o", ("o.DAY", "qty"))
+    plain = bound("o.id, c.age")
+    named = bound("o.id, c.age", "o", ("o.DAY", "qty"))
     orders, *rest = named.fragments
     assert orders.keys == (*plain.fragments[0].keys, ('"day"',), ('"qty"',))
     assert tuple(rest) == plain.fragments[1:]

@@ -106,7 +106,8 @@ def queries(draw) -> str:
     """A random tree of two to four aliases, joined in any way."""
     number = draw(st.integers(2, 4))
     tables = [draw(st.sampled_from(TABLES)) for _ in range(number)]
-    where, sources = [], f"{tables[0]} AS a0"
+    where = []
+    sources = f"{tables[0]} AS a0"
     for right in range(1, number):
         left = draw(st.integers(0, right - 1))
         kinds = draw(st.lists(st.sampled_from(CONDITIONS), min_size=1, max_size=2))

@@ -31,7 +31,8 @@ def test_a_report_says_what_its_records_say():
         "client-seconds": 0.5,
         "wait-seconds": 0.125,
     }
-    train, test = {"loss": 0.25, "auc": 0.75}, {"loss": 0.375, "auc": 0.625}
+    train = {"loss": 0.25, "auc": 0.75}
+    test = {"loss": 0.375, "auc": 0.625}
     assert content["final"] == {"train": train, "test": test}
     first, second = content["join-steps"]
     assert (first["table"], first["rows"]) == ("f", 30)

@@ -149,7 +149,8 @@ def test_labels_lie_beside_predictions():
 
 @CASES.each("commands", "mode", "model", "verbs")
 def test_commands_repeat_the_run_and_go_on(mode, model, verbs):
-    folder, sql = "/my runs/it's $HOME;1", "SELECT '\"a\\b\"'\nFROM é"
+    folder = "/my runs/it's $HOME;1"
+    sql = "SELECT '\"a\\b\"'\nFROM é"
     chosen = Settings(sql=sql, l2=1e-5, progress=False, output_dir=folder)
     report = Record({"mode": mode, "model": model, "settings": chosen.to_dict()})
     written = tomllib.loads(pages.run_file(report))
@@ -379,7 +380,8 @@ def test_lines_stand_out_from_the_background(palette):
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 def test_a_browser_shows_it_at_the_width_of_a_phone(tmp_path):
     html = render(made_report(epochs=12))
-    page, probe = tmp_path / "page.html", tmp_path / "probe.html"
+    page = tmp_path / "page.html"
+    probe = tmp_path / "probe.html"
     page.write_text(html)
     probe.write_text(PROBE.read_text().replace("PAGE", page.as_uri()))
     profile = f"--user-data-dir={tmp_path / 'profile'}"

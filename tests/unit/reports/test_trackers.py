@@ -18,7 +18,8 @@ EPOCHS = {"num-epochs": 3, "progress": False, "validation-fraction": 0.1}
 
 def expected_curves(report):
     """Return the curves that a report tells of: {name: [(epoch, value)]}."""
-    curves, so_far = {}, {}
+    curves = {}
+    so_far = {}
     for item in report["history"]:
         for way in ("up", "down"):
             name = f"so-far/bytes-{way}"
@@ -43,7 +44,8 @@ def expected_curves(report):
 def read_events(folder):
     from tensorboardX.proto.event_pb2 import Event
 
-    curves, texts = {}, {}
+    curves = {}
+    texts = {}
     for path in folder.glob("events.*"):
         data = path.read_bytes()
         while data:
@@ -107,7 +109,9 @@ def test_a_missing_package_is_named_first(tmp_path, monkeypatch, name):
 
 class Recorder(Tracker):
     def __init__(self, fails=False):
-        self.logged, self.ends, self.fails = [], [], fails
+        self.logged = []
+        self.ends = []
+        self.fails = fails
 
     def log(self, values, epoch):
         if self.fails:

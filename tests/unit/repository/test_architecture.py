@@ -26,6 +26,7 @@ ALLOWED = {
 }
 # the module of the library that may know Flower: messages
 FLOWER_MODULES = {"tp_flower/protocol/packet.py"}
+IMPORTING = {"__import__", "import_module"}
 UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MAX_LINES = 700
@@ -45,6 +46,10 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+def imported_by(path: Path) -> Iterator[str]:
+    return imported_modules(text_of(path))
+
+
 def imported_modules(source: str) -> Iterator[str]:
     """Yield the dotted names that a module imports, also inside functions."""
     for node in ast.walk(ast.parse(source)):
@@ -53,13 +58,9 @@ def imported_modules(source: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             # a relative import would hide its package from this test
             yield "." * node.level + (node.module or "")
-        elif isinstance(node, ast.Call) and _called(node) in {
-            "__import__",
-            "import_module",
-        }:
-            yield from (
-                str(arg.value) for arg in node.args[:1] if isinstance(arg, ast.Constant)
-            )
+        elif isinstance(node, ast.Call) and _called(node) in IMPORTING:
+            named = [each for each in node.args[:1] if isinstance(each, ast.Constant)]
+            yield from (str(each.value) for each in named)
 
 
 def _called(node: ast.Call) -> str:
@@ -71,8 +72,7 @@ def _called(node: ast.Call) -> str:
 
 @cache
 def imported_packages(path: Path) -> set[str]:
-    modules = imported_modules(text_of(path))
-    return {module.split(".")[0] for module in modules}
+    return {module.split(".")[0] for module in imported_by(path)}
 
 
 def test_the_reader_of_imports_sees_every_form():
@@ -145,7 +145,7 @@ def room(path: Path) -> str:
 def imported_rooms(path: Path) -> set[str]:
     """Return the rooms, other than its own, that a module imports from."""
     rooms = set()
-    for module in imported_modules(text_of(path)):
+    for module in imported_by(path):
         if module.split(".")[0] in PACKAGES:
             target = ROOT / module.replace(".", "/")
             is_package = target.is_dir()
@@ -169,9 +169,9 @@ def test_sites_need_no_settings():
     """Requests carry what a site needs; the run config is the server's."""
 
     def reads_settings(path: Path) -> bool:
-        modules = imported_modules(text_of(path))
         is_of_a_site = name_of(path).startswith("client_apps/")
-        return is_of_a_site and any(m.startswith("tp_flower.settings") for m in modules)
+        of_settings = re.compile(r"tp_flower\.settings").match
+        return is_of_a_site and any(map(of_settings, imported_by(path)))
 
     assert offenders(reads_settings) == {}
 
@@ -204,7 +204,8 @@ def test_no_key_is_typed_on_both_sides():
 
 def test_sites_type_no_names_of_the_wire():
     """They read the fields of messages, which alone know how these are called."""
-    names, kinds = set(), set()
+    names = set()
+    kinds = set()
     for message in (
         message for action in ACTIONS.values() for message in action.messages
     ):
@@ -269,16 +270,15 @@ def test_nobody_indexes_by_joined_row_outside_their_room():
 
     def indexes(path: Path) -> bool:
         is_in_the_room = name_of(path).startswith("tp_flower/joins/")
-        text = text_of(path)
-        return not is_in_the_room and bool(re.search(r"\brow_of\b", text))
+        return not is_in_the_room and bool(re.search(r"\brow_of\b", text_of(path)))
 
     assert offenders(indexes) == {}
 
     def divides(path: Path) -> list[str]:
         # columns of scores are divided among threads in metrics
         is_learning = name_of(path) in LEARNING_OVER_JOINS
-        text = text_of(path)
-        return re.findall(r"\bin_threads\b|\bblocks(?:_of)?\b", text) * is_learning
+        divisions = re.compile(r"\bin_threads\b|\bblocks(?:_of)?\b")
+        return divisions.findall(text_of(path)) if is_learning else []
 
     assert offenders(divides) == {}
 
@@ -288,7 +288,7 @@ def test_tests_import_helpers_only():
     importers = {
         name_of(path)
         for path in TESTS
-        for module in imported_modules(text_of(path))
+        for module in imported_by(path)
         if re.match(r"tests\.(?!support)", module)
     }
     assert not importers

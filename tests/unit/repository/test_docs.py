@@ -58,16 +58,14 @@ def test_a_page_is_read_in_a_few_minutes(page, most):
 @pytest.fixture(scope="module")
 def schemas():
     tables = {
-        t: duckdb.read_parquet(str(min(f.values())))
-        for t, f in flights_tables().items()
-    }
-    tables |= {
         table: duckdb.from_df(shards[0])
         for table, shards in make_store(9, 9, 9).items()
     }
+    for table, files in flights_tables().items():
+        tables[table] = duckdb.read_parquet(str(min(files.values())))
     return {
-        k: dict(zip(t.columns, map(str, t.types), strict=True))
-        for k, t in tables.items()
+        name: dict(zip(table.columns, map(str, table.types), strict=True))
+        for name, table in tables.items()
     }
 
 
@@ -77,11 +75,8 @@ def test_code_is_read_by_the_program_that_it_is_for(
 ):
     monkeypatch.setenv("PLANES_URI", "postgresql://reader@db.example.org/fleet")
     whole = text_of(page).replace("\\\n", "")
-    folders = [
-        ROOT,
-        page.parent,
-        *(ROOT / f for f in re.findall(r"\b(?:cd|cp -r) (\S+)", whole)),
-    ]
+    entered = re.findall(r"\b(?:cd|cp -r) (\S+)", whole)
+    folders = [ROOT, page.parent, *(ROOT / folder for folder in entered)]
     # policies
     for language, text in sorted(BLOCK.findall(whole), key=lambda b: b[0] != "toml"):
         if language == "toml":
@@ -96,9 +91,8 @@ def test_code_is_read_by_the_program_that_it_is_for(
             compile(text, page, "exec")
             exec("\n".join(re.findall(r"^(?:from|import) .*", text, re.MULTILINE)))
         else:
-            assert re.match(
-                r"text$|\{(code-cell|toctree|eval-rst|literalinclude)", language
-            ), text
+            other = r"text$|\{(code-cell|toctree|eval-rst|literalinclude)"
+            assert re.match(other, language), text
 
 
 def check_toml(text, file, schemas):
@@ -108,30 +102,28 @@ def check_toml(text, file, schemas):
         check_settings(read_settings(file, (), mode=mode), schemas)
         return schemas
     sources = read_tables_file(str(file))
-    assert all(
-        duckdb.sql(f"SELECT NULL::{kind}") for s in sources for kind in s.types.values()
-    )
+    for source in sources:
+        for kind in source.types.values():
+            assert duckdb.sql(f"SELECT NULL::{kind}")
     return {s.table: dict.fromkeys(s.policy.named, "DOUBLE") for s in sources} | schemas
 
 
 def check_settings(settings, schemas):
-    method, row_key = STRATEGIES[settings.method_name], settings.row_key
-    query = Query.from_sql(
-        choose_sql(settings), needs_label=method.method_type.has_label and not row_key
-    )
+    method = STRATEGIES[settings.method_name]
+    row_key = settings.row_key
+    needs_label = method.method_type.has_label and not row_key
+    query = Query.from_sql(choose_sql(settings), needs_label=needs_label)
     if row_key:
         query.bind(schemas, Unlabelled(row_key=tuple(row_key.split(", "))))
     else:
-        encoder_choices(
-            method(query, settings.with_fields(boost_from="")).bind(schemas), settings
-        )
+        bound = method(query, settings.with_fields(boost_from="")).bind(schemas)
+        encoder_choices(bound, settings)
 
 
 def commands(script):
     """Yield the words of each command, also of another user or in a container."""
-    for line in re.sub(
-        r"(runuser|docker) .*? (--|superlink) ", "", script
-    ).splitlines():
+    script = re.sub(r"(runuser|docker) .*? (--|superlink) ", "", script)
+    for line in script.splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
         groups = groupby(lexer, set("();<>|&").issuperset)
@@ -142,34 +134,29 @@ def check_command(program, arguments, folders, schemas):
     paths = {
         word: [f / word for f in folders if (f / word).exists()] for word in arguments
     }
-    assert all(
-        paths[word] for word in arguments if re.match("(scripts|tests|examples)/", word)
-    )
+    for word, found in paths.items():
+        assert found or not re.match("(scripts|tests|examples)/", word), word
     if program == "tp-flower":
         name, options = parsed(get_command(app), arguments)
         if name in MODES:
-            check_settings(
-                read_settings(None, options["overrides"], mode=name), schemas
-            )
+            settings = read_settings(None, options["overrides"], mode=name)
+            check_settings(settings, schemas)
     elif program == "flwr":
-        texts = (
-            parsed(typer_click_object, arguments)[1].get("run_config_overrides") or ()
-        )
+        _, options = parsed(typer_click_object, arguments)
+        texts = options.get("run_config_overrides") or ()
         values = parse_config_args([text for text in texts if "=" in text])
         check_settings(read_settings(None, (), **values), schemas)
     elif program in ("python", "bash"):
-        script, line = (
-            text_of(paths[arguments[0]][0]),
-            " ".join(arguments),
-        )
-        assert all(
-            re.search(rf"{o}\b", script) for o in re.findall(r" (--[a-z-]+)", line)
-        ), line
+        script = text_of(paths[arguments[0]][0])
+        line = " ".join(arguments)
+        for option in re.findall(r" (--[a-z-]+)", line):
+            assert re.search(rf"{option}\b", script), line
 
 
 def parsed(command, arguments):
     while hasattr(command, "commands"):
-        command, arguments = command.commands[arguments[0]], arguments[1:]
+        command = command.commands[arguments[0]]
+        arguments = arguments[1:]
     return command.name, command.make_context(command.name, arguments).params
 
 

@@ -65,7 +65,8 @@ class _OtherProcess(InProcessGrid):
     def __init__(self, action: Action, folder: Path) -> None:
         sites = {name: {name: frame} for name, frame in store().items()}
         super().__init__(app, sites, state=folder / "state")
-        self.action, self.folder = action, folder
+        self.action = action
+        self.folder = folder
         self.imported: set[str] = set()
 
     def _deliver(self, message):
@@ -87,7 +88,8 @@ class _OtherProcess(InProcessGrid):
             "request": _hex(message.content),
             "state": _hex(context.state),
         }
-        request, reply = self.folder / "request.json", self.folder / "reply.json"
+        request = self.folder / "request.json"
+        reply = self.folder / "reply.json"
         request.write_text(json.dumps(sent))
         command = [sys.executable, "-c", PROCESS, str(request), str(reply)]
         subprocess.run(command, cwd=ROOT, check=True, env={"PYTHONPATH": str(ROOT)})
@@ -112,12 +114,14 @@ def _hex(record) -> str:
 )
 def test_a_round_of_training_imports_nothing_heavy(method, action, handler, tmp_path):
     grid = _OtherProcess(action, tmp_path)
-    sql, settings = store_sql("squared"), {}
+    sql = store_sql("squared")
+    settings = {}
     if method is Personalised:
         sql = "SELECT qty AS label, day FROM orders"
         settings = {"graph": "data"}
     train(grid, sql, method, num_epochs=1, **settings)
-    elsewhere, here = grid.elsewhere.arrays, grid.here.arrays
+    elsewhere = grid.elsewhere.arrays
+    here = grid.here.arrays
     assert elsewhere
     for key in {*elsewhere, *here}:
         assert_array_equal(elsewhere[key], here[key])

@@ -25,11 +25,9 @@ def sites(layout):
     (orders,), (items,), customers = map(frames.get, ("orders", "items", "customers"))
     if layout == "whole":
         both = pd.concat(customers, ignore_index=True)
-        return {
-            "shop": {"orders": orders},
-            "maker": {"items": items},
-            "crm": {"customers": both},
-        }
+        shop = {"orders": orders}
+        maker = {"items": items}
+        return {"shop": shop, "maker": maker, "crm": {"customers": both}}
     cut = orders.iloc[:100], orders.iloc[100:400], orders.iloc[400:]
     return {
         # one site of several tables, and of several shards of one
@@ -89,9 +87,8 @@ def explained(layout, sql, **how) -> dict:
 
 def sent(rounds) -> Traffic:
     up = sum(sum(item.bytes_up.values()) for item in rounds)
-    return Traffic(
-        len(rounds), up, sum(sum(item.bytes_down.values()) for item in rounds)
-    )
+    down = sum(sum(item.bytes_down.values()) for item in rounds)
+    return Traffic(len(rounds), up, down)
 
 
 @pytest.mark.cases(
@@ -119,11 +116,8 @@ def test_predictions_match_what_training_reports(way):
         for epoch in range(1, last + 1)
     ]
     set_up = sum(not item.epoch for item in history)
-    assert cost["rounds"] == {
-        "set-up": set_up,
-        "epoch": epochs[0].rounds,
-        "run": len(history),
-    }
+    rounds = {"set-up": set_up, "epoch": epochs[0].rounds, "run": len(history)}
+    assert cost["rounds"] == rounds
     # the batches of SGD are as expected only; all else is counted, to the byte
     within = WITHIN if is_sgd else 0.0
     # sums of Gram matrices are set-up, and come with the first epoch
@@ -138,9 +132,8 @@ def test_trees_that_shards_show_each_other_are_predicted_at_most(lou):
     how = BOOST | {"num_epochs": 2, "lou": lou, "leaves": 4}
     most = explained("sharded", STORE_SQL, **how)
     least = explained("sharded", STORE_SQL, **how | {"lou": "local"})
-    actual = sent(
-        [r for r in trained("sharded", STORE_SQL, **how).history if r.epoch == 1]
-    )
+    history = trained("sharded", STORE_SQL, **how).history
+    actual = sent([item for item in history if item.epoch == 1])
     assert most["rounds"]["epoch"] == actual.rounds == 2
     for way, count in (("up", actual.up), ("down", actual.down)):
         assert least["bytes"][way] <= count <= most["bytes"][way]

@@ -161,9 +161,11 @@ def test_pinned_leader_makes_no_simulated_secret(make):
     grid = make("pinned")
     # the leader's data are of this process, the server says that all are
     grid.contexts[2].node_config["tables"] = ""
-    pair, site = site_of(grid, "b"), site_of(grid, "a")
+    pair = site_of(grid, "b")
+    site = site_of(grid, "a")
     assert site.is_simulated
-    member, leader = keys.key_fields(pair), keys.key_fields(site)
+    member = keys.key_fields(pair)
+    leader = keys.key_fields(site)
     both = {
         f"{name}s": {"2": leader[name], "3": member[name]}
         for name in ("public_key", "site_key")

@@ -28,12 +28,13 @@ from tp_flower.model_names import (
     make_version,
     versions_in,
 )
-from tp_flower.query import Query
+from tp_flower.query import Fragment, Query
 from tp_flower.settings import Settings
 
 NAN = float("nan")
 TABLE = encode_manifest(small_manifest())["model"]["tables"][0]
-FIRST, SECOND = "20261122-001500-3f9a", "20261122-001501-00aa"
+FIRST = "20261122-001500-3f9a"
+SECOND = "20261122-001501-00aa"
 PATHS = ("", ".", "..", "a/b", "a\\b", "-a", ".a", "A", "ä", "a" * 65, "a\n", 3)
 NO_VERSIONS = ("", FIRST + "\n", "..", FIRST.upper(), "١" * 8)
 TABLES = {
@@ -164,7 +165,8 @@ def test_names_and_versions_that_could_be_paths_are_refused():
 
 def test_versions_sort_by_the_start_of_their_runs():
     stamps = [datetime(2026, 11, 22, 0, 15, s, tzinfo=UTC) for s in (9, 10)]
-    early, late = make_version(stamps[0], "ff" * 16), make_version(stamps[1], "00" * 16)
+    early = make_version(stamps[0], "ff" * 16)
+    late = make_version(stamps[1], "00" * 16)
     assert early < late
     assert ModelVersion("a", early) < ModelVersion("a", late) < ModelVersion("b", early)
 
@@ -183,15 +185,18 @@ def test_a_deletion_that_is_cut_off_is_finished_by_the_next(tmp_path, monkeypatc
     assert list((tmp_path / "models").iterdir()) == []
 
 
+def fragments(sql: str, table: str) -> tuple[Fragment, ...]:
+    return Query.from_sql(sql).bind(TABLES).fragments_of(table)
+
+
 def texts(sql: str, table: str) -> tuple[str, ...]:
-    return feature_texts(Query.from_sql(sql).bind(TABLES).fragments_of(table))
+    return feature_texts(fragments(sql, table))
 
 
 def grouped(values, where=""):
     inner = f"SELECT id, {values} AS m FROM b {where} GROUP BY id"
-    return (
-        f"SELECT a.y AS label, s.m + 1 AS p, s.m FROM a JOIN ({inner}) s ON a.id = s.id"
-    )
+    select = "SELECT a.y AS label, s.m + 1 AS p, s.m"
+    return f"{select} FROM a JOIN ({inner}) s ON a.id = s.id"
 
 
 def test_texts_of_features_do_not_depend_on_spelling_or_filters():
@@ -210,7 +215,6 @@ def test_texts_of_features_of_a_union_name_each_part():
         "FROM b) u"
     )
     assert texts(union, "u") == ('v = "x" | "n"',)
-    bound = Query.from_sql(union).bind(TABLES)
-    assert label_text(bound.fragments_of("u")) == '"y" | "n"'
+    assert label_text(fragments(union, "u")) == '"y" | "n"'
     joined = "SELECT a.y AS label, b.n FROM a JOIN b ON a.id = b.id"
-    assert label_text(Query.from_sql(joined).bind(TABLES).fragments_of("b")) == ""
+    assert label_text(fragments(joined, "b")) == ""

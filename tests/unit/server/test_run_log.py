@@ -23,7 +23,8 @@ class Failing(InProcessGrid):
 
     def __init__(self, kind: str) -> None:
         super().__init__(app, SITES)
-        self.kind, self.has_failed = kind, False
+        self.kind = kind
+        self.has_failed = False
 
     def _deliver(self, message):
         if message.metadata.message_type == TRAIN_ADMM and not self.has_failed:

@@ -87,7 +87,9 @@ def test_by_chance_the_share_is_as_large_as_its_distribution_says():
     """
     from scipy.stats import chi2
 
-    rng, draws, rows = default_rng(3), 4000, 200
+    rng = default_rng(3)
+    draws = 4000
+    rows = 200
     shards = np.arange(rows) % 2
     labels = rng.normal(size=(draws, rows))
     labels -= labels.mean(axis=1, keepdims=True)

@@ -46,7 +46,8 @@ SENT_ALONG = {
 NOT_IN_A_PLAIN_RUN = {"sql", "tables", "track", "progress"}
 NOT_IN_A_PLAIN_RUN |= {"wait_seconds", "channel", "session_seconds"}
 """Read by the app, or by the transport between processes."""
-CORESETS, NO_MODEL = {"coreset_kind"}, {"hidden_sizes", "loss", "test_fraction"}
+CORESETS = {"coreset_kind"}
+NO_MODEL = {"hidden_sizes", "loss", "test_fraction"}
 OF_OTHER_RUNS = {
     "admm": CORESETS,
     "boost": CORESETS,
@@ -78,7 +79,8 @@ def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 def run_of(strategy: str) -> None:
-    sql, sites = store_sql("squared"), [whole(store())]
+    sql = store_sql("squared")
+    sites = [whole(store())]
     fields: dict[str, object] = {"num_epochs": 1, "device": "cpu"}
     if strategy == "coreset-kmeans":
         sql = sql.replace("o.qty AS label, ", "")

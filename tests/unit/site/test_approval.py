@@ -236,7 +236,8 @@ def test_a_list_that_is_not_found_is_left_to_its_owner():
 
 
 def test_the_file_stays_what_it_is(tmp_path):
-    file, link = tmp_path / "tables.toml", tmp_path / "link.toml"
+    file = tmp_path / "tables.toml"
+    link = tmp_path / "link.toml"
     file.write_bytes(b"tables.t.policy.approved-runs = []\r\n# end\r\n")
     file.chmod(0o640)
     link.symlink_to(file)

@@ -113,7 +113,8 @@ def test_least_recently_used_goes_first(tmp_path):
 
 
 def test_entries_in_use_stay(tmp_path):
-    first, second = at(tmp_path, "1-1", 0), at(tmp_path, "2-1", 0)
+    first = at(tmp_path, "1-1", 0)
+    second = at(tmp_path, "2-1", 0)
     first.obtain("a", make())
     second.obtain("b", make())
     second.find("a")

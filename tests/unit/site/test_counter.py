@@ -197,7 +197,8 @@ def test_a_new_account_goes_on_where_the_file_is_and_ends_the_runs_in_flight(
         run.record_masked(0, "scores 1", b"words")
         run.labels("drawn", store()["orders"]["qty"].to_numpy)
     confirm(root)
-    copy, newest = copy_of(root), spend(root, "more")
+    copy = copy_of(root)
+    newest = spend(root, "more")
     put_back(root, copy)
     begin_anew(root, tmp_path / "lines.jsonl")
     assert spent(root) == 0.0

@@ -12,7 +12,8 @@ from client_apps.data.key_files import read_allowed_apps, read_allowed_keys, sit
 from tests.support.command_line import printed_by, refused_by
 from tp_flower.errors import SettingsError, SiteError
 
-A, B = "0a" * 32, "0B" * 32
+A = "0a" * 32
+B = "0B" * 32
 WAIT_AND_PRINT = """
 import sys, pathlib
 from client_apps.data.key_files import site_key

@@ -27,7 +27,8 @@ from tp_flower.errors import BudgetError, LedgerError, SettingsError, SiteError
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Budget, Gaussian, PureDp, Release, Reservation
 
-RUN, NEXT = "1-a", "2-a"
+RUN = "1-a"
+NEXT = "2-a"
 DELTA = 1e-5
 STEP = Gaussian(6.0, count=4)
 BUDGETS = {"F": Budget(4.4, DELTA)}
@@ -68,7 +69,8 @@ def ledger_error(match):
 
 
 LABELS = release("labels", PureDp(0.5))
-SCORES, KEYS = release("scores", None), release("keys", None)
+SCORES = release("scores", None)
+KEYS = release("keys", None)
 
 
 def plan(ledger, limit=9, run=RUN, budgets=None, **changes):
@@ -232,7 +234,8 @@ def test_the_lines_of_a_run_tell_what_was_planned_used_and_not_covered(ledger):
 
 
 def example(root):
-    ledger, gram = Ledger(root), release("gram")
+    ledger = Ledger(root)
+    gram = release("gram")
     ledger.reserve(RUN, [Reservation(release(), 9), Reservation(gram, 1)], {})
     ledger.note(RUN, [SCORES, KEYS])
     use(ledger, 2)
@@ -275,7 +278,8 @@ def test_each_line_seals_the_one_before_and_all_are_exported_as_text(root):
     ledger.close(RUN)
     rows = rows_of(root)
     assert rows[: len(before)] == before
-    previous, exported = START, list(map(json.loads, ledger.export()))
+    previous = START
+    exported = list(map(json.loads, ledger.export()))
     for number, (seq, checksum, line) in enumerate(rows, 1):
         assert seq == json.loads(line)["seq"] == number
         assert checksum == checksum_of(line, previous)
@@ -435,7 +439,8 @@ def test_lines_that_a_process_knows_must_stay(root, tmp_path):
 
 def test_a_rolled_back_line_is_not_missed(root):
     """A process takes for gone only what was there."""
-    ledger, changes = example(root), Changes(open_database(root), is_durable=True)
+    ledger = example(root)
+    changes = Changes(open_database(root), is_durable=True)
     spent = ledger.spent("F")
     counter.confirm(root)
     of_round = RoundLedger(ledger, changes)
@@ -453,7 +458,8 @@ def test_a_rolled_back_line_is_not_missed(root):
 
 def test_what_cannot_be_written_is_not_released(root):
     ledger = example(root)
-    spent, rows = ledger.spent("F"), rows_of(root)
+    spent = ledger.spent("F")
+    rows = rows_of(root)
     connection = open_database(root)._connection
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     connection.execute(f"PRAGMA max_page_count = {pages}")
@@ -482,7 +488,8 @@ class Failing(sqlite3.Connection):
 
 def test_what_is_not_on_the_disk_is_not_released(root, monkeypatch):
     ledger = example(root)
-    spent, connect = ledger.spent("F"), sqlite3.connect
+    spent = ledger.spent("F")
+    connect = sqlite3.connect
     with monkeypatch.context() as patched:
         forget_processes()
         patched.setattr(
@@ -534,7 +541,9 @@ def long_example(root, runs=6):
 def test_sums_of_the_database_are_those_of_the_lines(root):
     """Written again, line by line: what is open in full, what is closed as used."""
     ledger = long_example(root)
-    open_runs, total, paid = defaultdict(dict), 0, set()
+    open_runs = defaultdict(dict)
+    total = 0
+    paid = set()
     for line in map(json.loads, ledger.export()):
         if line["event"] == "reserve":
             open_runs[line["run"]][line["release"]["part"]] = [line["limit"], 0]
@@ -570,7 +579,8 @@ def test_a_use_reads_no_more_of_a_long_ledger_than_of_a_short_one(root):
 
 
 def spend_all(root, key, times):
-    ledger, paid = Ledger(root), 0
+    ledger = Ledger(root)
+    paid = 0
     for _ in range(times):
         with suppress(BudgetError):
             ledger.spend(RUN, [(1, "gradients", key)])

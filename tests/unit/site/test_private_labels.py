@@ -245,7 +245,8 @@ def test_a_table_whose_budget_is_spent_tells_no_more_labels(tmp_path):
 
 @CASES.each("levels", "policy", "level")
 def test_labels_leave_as_the_policy_wants_it(tmp_path, policy, level):
-    site, label = make_site(tmp_path, policy=policy), booleans()
+    site = make_site(tmp_path, policy=policy)
+    label = booleans()
     refused = pytest.raises(errors.PolicyError, match=rf"releases\.labels = {level}")
     if level == "clear":
         assert release(site, label, None) is label

@@ -11,7 +11,8 @@ from client_apps.data.ledger import Ledger
 from client_apps.data.score_counts import ScoreLimit
 from tp_flower.errors import PolicyError
 
-RUN, NEXT = "1f", "2f"
+RUN = "1f"
+NEXT = "2f"
 LIMIT = ScoreLimit("F", "p", ("a", "b", "c", "d"), rule=0.5, rank=6, allowed=3)
 
 
@@ -85,7 +86,9 @@ def test_no_set_of_columns_lets_more_leave_than_half_of_its_columns(tmp_path):
     """
     rng = default_rng(2)
     for trial in range(9):
-        ledger, left, width = Ledger(str(tmp_path / str(trial))), [], 8
+        ledger = Ledger(str(tmp_path / str(trial)))
+        left = []
+        width = 8
         for _ in range(50):
             size = rng.integers(4, width + 1)
             columns = tuple(

@@ -31,7 +31,8 @@ def strategy_of():
 
 
 def test_every_message_has_a_line(tmp_path, caplog):
-    grid, strategy = grid_of(tmp_path), strategy_of()
+    grid = grid_of(tmp_path)
+    strategy = strategy_of()
     lines = logged_run(strategy, grid, caplog)
     lines = [line for line in lines if line["event"] not in SERVER]
     recipients = [line for line in lines if line["event"] == "keys"]
@@ -82,7 +83,8 @@ def test_a_refusal_says_why_in_one_line(tmp_path, caplog, change, reason):
 
 
 def test_an_error_names_no_folder_of_the_site(tmp_path):
-    tables, state = tmp_path / "tables.toml", tmp_path / "state"
+    tables = tmp_path / "tables.toml"
+    state = tmp_path / "state"
     data = tmp_path / "orders.csv"
     data.write_text("id\n1\n")
     tables.write_text(f'[tables.orders]\npath = "{data}"\nsite = "us"\n')

@@ -66,7 +66,8 @@ def same(entry):
 @pytest.mark.parametrize("is_on_disk", [True, False])
 def test_runs_and_nodes_are_apart(tmp_path, is_on_disk):
     root = tmp_path if is_on_disk else run_store.IN_MEMORY
-    site, other = at(root), at(root, node=3)
+    site = at(root)
+    other = at(root, node=3)
     for store in (site, other):
         save(store)
         save(store, "extracted-0")
@@ -214,7 +215,8 @@ def test_nothing_is_pickled(tmp_path):
 
 
 def test_a_folder_that_others_remove_meanwhile_is_made_again(tmp_path, monkeypatch):
-    made, mkdir = [], os.mkdir
+    made = []
+    mkdir = os.mkdir
 
     def removed_at_first(path, mode=0o777):
         made.append(path)

@@ -120,7 +120,8 @@ def test_later_run_reads_no_source(tmp_path, source, monkeypatch):
     assert again.describe(source) == schema
     stored = again.extract(0, source, WANTED)
     for name in "xc":
-        ours, theirs = stored.column(name), extracted.column(name)
+        ours = stored.column(name)
+        theirs = extracted.column(name)
         assert_array_equal(ours.is_missing, theirs.is_missing)
     assert stored.keys[0].texts == extracted.keys[0].texts
 

@@ -152,7 +152,8 @@ def test_columns_that_a_database_lacks(url):
 def test_refusals_show_no_value(
     kind, columns, values, settings, match, request, tmp_path
 ):
-    url, name = url_of(kind, request, tmp_path), f"t_{os.urandom(4).hex()}"
+    url = url_of(kind, request, tmp_path)
+    name = f"t_{os.urandom(4).hex()}"
     run(url, f"CREATE TABLE {name} ({columns})", f"INSERT INTO {name} VALUES {values}")
     if "sql" in settings:
         settings = {"sql": settings["sql"].format(name)}
@@ -169,7 +170,8 @@ def test_refusals_show_no_value(
 def test_a_value_that_is_not_of_its_columns_type_is_read_as_the_refusal_says(
     kind, columns, conversion, values, request, tmp_path
 ):
-    url, name = url_of(kind, request, tmp_path), f"t_{os.urandom(4).hex()}"
+    url = url_of(kind, request, tmp_path)
+    name = f"t_{os.urandom(4).hex()}"
     run(url, *f"CREATE TABLE {name} {columns}".replace("{}", name).split(";"))
     with refused(r"holds a value that is not .* in 'sql'") as caught:
         rows_of(source_of(url, name))
@@ -364,7 +366,8 @@ def test_one_snapshot(postgresql, mariadb):
 
 
 def test_nothing_can_be_written(postgresql, mariadb, sqlite):
-    insert, end = "INSERT INTO t_w VALUES (2)", "RETURNS int"
+    insert = "INSERT INTO t_w VALUES (2)"
+    end = "RETURNS int"
     functions = {
         postgresql: f"{end} LANGUAGE sql AS '{insert} RETURNING a'",
         mariadb: f"{end} MODIFIES SQL DATA BEGIN {insert}; RETURN 1; END",
@@ -448,7 +451,8 @@ def test_missing_tables_and_files(url, tmp_path, sqlite):
 
 
 def test_no_permission(postgresql, mariadb):
-    columns, name = {"a": "INTEGER", "b": "INTEGER"}, f"g_{os.urandom(4).hex()}"
+    columns = {"a": "INTEGER", "b": "INTEGER"}
+    name = f"g_{os.urandom(4).hex()}"
     tables = {url: fill(url, "t", columns, [(1, 2)]) for url in (postgresql, mariadb)}
     user = f"'{name}'@'127.0.0.1'"
     run(postgresql, f"CREATE ROLE {name} LOGIN PASSWORD 'guest'")
@@ -466,7 +470,8 @@ def test_no_permission(postgresql, mariadb):
 
 @CASES.each("lost", "kind", "others", "kill")
 def test_connection_that_is_lost(kind, others, kill, request):
-    url, sql = request.getfixturevalue(kind), f"SELECT {SESSIONS[kind]} AND {others}"
+    url = request.getfixturevalue(kind)
+    sql = f"SELECT {SESSIONS[kind]} AND {others}"
     # more than the buffers between us hold
     values = [(k, "x" * 200) for k in range(100_000)]
     name = fill(url, "t", {"a": "INTEGER", "b": "VARCHAR(200)"}, values)
@@ -488,7 +493,8 @@ def same(request, tmp_path):
     if request.param in KINDS:
         url = url_of(request.param, request, tmp_path)
         return source_of(url, fill(url, "same", COLUMNS, ROWS), chunk_rows=3)
-    path, relation = tmp_path / f"t.{request.param}", None
+    path = tmp_path / f"t.{request.param}"
+    relation = None
     with duckdb.connect() as connection:
         listed = ", ".join(f"{k} {v}" for k, v in COLUMNS.items())
         if request.param == "duckdb":
@@ -530,7 +536,8 @@ def test_forms_of_one_table_agree(same):
         [str(key.texts[code]) if code >= 0 else None for code in key.codes]
         for key in extracted.keys
     )
-    big, next_one = "number16:9007199254740992", "number16:9007199254740993"
+    big = "number16:9007199254740992"
+    next_one = "number16:9007199254740993"
     assert whole == [next_one, "number2:-5", big]
     assert pairs[1] is None
     assert "Zo\u00eb" in pairs[0]

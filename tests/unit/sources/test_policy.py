@@ -327,7 +327,8 @@ def test_few_rows(tmp_path):
 @pytest.mark.parametrize(("spec", "finest"), BY_SPEC)
 def test_statistics_by_level(spec, finest):
     """A level allows what its own statistics suffice for, and every coarser one."""
-    levels, encoder = LEVELS["statistics"], EncoderSpec.parse(spec)
+    levels = LEVELS["statistics"]
+    encoder = EncoderSpec.parse(spec)
     for level in levels:
         policy = Policy(releases=Releases(statistics=level))
         is_refused = level not in levels[levels.index(finest) :]

@@ -318,7 +318,8 @@ def test_table_of_a_duckdb_file(tmp_path):
 
 def test_fingerprint_of_files(tmp_path):
     source = csv(tmp_path, ORDERS)
-    first, before = fingerprint(source), Path(source.path).stat()
+    first = fingerprint(source)
+    before = Path(source.path).stat()
     assert source.path in first
     assert fingerprint(source) == first
     # replaced by one of the same size and time
@@ -456,7 +457,8 @@ def test_file_without_permission(tmp_path):
 
 
 def test_frames_share_an_engine_but_see_only_their_own():
-    one, other = framed(FRAME, "a"), framed(FRAME[:1] + 6, "b")
+    one = framed(FRAME, "a")
+    other = framed(FRAME[:1] + 6, "b")
     with connect(one) as first, connect(other) as second:
         first.execute("CREATE TEMP TABLE kept AS SELECT * FROM shard")
         assert second.execute("FROM shard").fetchall() == [(7,)]

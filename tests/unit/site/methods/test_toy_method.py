@@ -64,7 +64,8 @@ class ToyAction(StrEnum):
     def __new__(cls, name, request, reply):
         action = str.__new__(cls, name)
         action._value_ = name
-        action.request, action.reply = request, reply
+        action.request = request
+        action.reply = reply
         return action
 
     MOVE = "train.toy", ToyRequest, ToyReply
@@ -97,7 +98,8 @@ def move(site, request):
     """Move the models."""
     updates = {}
     for part in site.parts(ToyState):
-        length, state = request.parts[part.number].length, part.state
+        length = request.parts[part.number].length
+        state = part.state
         before = np.zeros_like(part.model.parameters)
         state.moved = (before if state.moved is None else state.moved) + length
         state.steps += 1
