@@ -207,8 +207,13 @@ def test_the_page_needs_nothing_else_and_its_links_lead_to_its_sections():
     links = {attributes["href"] for _, attributes in tags if "href" in attributes}
     assert links == {f"#{name}" for name in ids}
     assert [attributes["id"] for tag, attributes in tags if tag == "section"] == [
-        *("result", "query-and-tables", "convergence", "time-and-bytes"),
-        *("model", "privacy", "settings"),
+        "result",
+        "query-and-tables",
+        "convergence",
+        "time-and-bytes",
+        "model",
+        "privacy",
+        "settings",
     ]
     # the query has a line per clause
     label, *lines = re.findall("<code>(.*?)</code>", html)

@@ -46,16 +46,36 @@ content = recorddict_to_proto(reply.content).SerializeToString().hex()
 Path(sys.argv[2]).write_text(json.dumps({"imported": imported, "reply": content}))
 """
 HEAVY = {
-    *("duckdb", "jinja2", "matplotlib", "opacus", "pandas", "psycopg", "pyarrow"),
-    *("pymysql", "ray", "rich", "safetensors", "scipy", "sklearn", "sqlalchemy"),
-    *("sqlglot", "torch"),
+    "duckdb",
+    "jinja2",
+    "matplotlib",
+    "opacus",
+    "pandas",
+    "psycopg",
+    "pyarrow",
+    "pymysql",
+    "ray",
+    "rich",
+    "safetensors",
+    "scipy",
+    "sklearn",
+    "sqlalchemy",
+    "sqlglot",
+    "torch",
 }
 OURS = {
-    *("client_apps.privacy.guard", "client_apps.training.prepare"),
-    *("client_apps.handlers.setup", "client_apps.data.saved_models"),
-    *("client_apps.data.tables", "tp_flower.sources.databases"),
-    *("scripts.data", "tp_flower.features.encoder", "tp_flower.settings"),
-    *("tp_flower.extraction", "tp_flower.query", "tp_flower.sources.shards"),
+    "client_apps.privacy.guard",
+    "client_apps.training.prepare",
+    "client_apps.handlers.setup",
+    "client_apps.data.saved_models",
+    "client_apps.data.tables",
+    "tp_flower.sources.databases",
+    "scripts.data",
+    "tp_flower.features.encoder",
+    "tp_flower.settings",
+    "tp_flower.extraction",
+    "tp_flower.query",
+    "tp_flower.sources.shards",
 }
 
 

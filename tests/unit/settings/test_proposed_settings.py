@@ -6,9 +6,20 @@ from hypothesis import strategies as st
 from tp_flower.settings import Settings, all_settings, keys
 
 OPERATIONAL = {
-    *("sql", "tables", "resume", "device", "output-dir", "progress", "track"),
-    *("max-joined-rows", "site-timeout", "on-missing", "min-sites"),
-    *("wait-seconds", "channel", "session-seconds"),
+    "sql",
+    "tables",
+    "resume",
+    "device",
+    "output-dir",
+    "progress",
+    "track",
+    "max-joined-rows",
+    "site-timeout",
+    "on-missing",
+    "min-sites",
+    "wait-seconds",
+    "channel",
+    "session-seconds",
 }
 """Settings by which no site is asked for anything else; a proposal has the query
 itself."""

@@ -43,8 +43,16 @@ def test_pyproject_and_settings_have_the_same_keys_and_defaults():
 
 def test_a_resumed_run_waits_and_logs_otherwise_and_computes_the_same():
     assert {item.key for item in all_settings() if item.may_change} == {
-        *("resume", "tables", "site-timeout", "on-missing", "min-sites"),
-        *("wait-seconds", "progress", "track", "channel", "session-seconds"),
+        "resume",
+        "tables",
+        "site-timeout",
+        "on-missing",
+        "min-sites",
+        "wait-seconds",
+        "progress",
+        "track",
+        "channel",
+        "session-seconds",
     }
 
 

@@ -86,7 +86,10 @@ def test_each_line_allows_what_it_says(tables):
             changes.append((name, line, None))
             check_rule(tomllib.loads(changed[number]), difference)
     assert {entry for _, entry, column in changes if column} == {
-        *("columns", "labels", "filters", "keys")
+        "columns",
+        "labels",
+        "filters",
+        "keys",
     }
     listed = {column for _, entry, column in changes if entry == "columns"}
     assert listed == {*ODD, "customerId", "amount", "note", "state"}

@@ -286,8 +286,15 @@ def test_each_line_seals_the_one_before_and_all_are_exported_as_text(root):
         assert exported[number - 1] == {**json.loads(line), "checksum": checksum}
         previous = checksum
     assert [line["event"] for line in exported] == [
-        *("reserve", "reserve", "note", "note", "spend", "spend", "charge"),
-        *("settle", "close"),
+        "reserve",
+        "reserve",
+        "note",
+        "note",
+        "spend",
+        "spend",
+        "charge",
+        "settle",
+        "close",
     ]
     # one that is damaged can be looked at, and begun anew
     change(root, "UPDATE ledger SET line = replace(line, '9', '8')")
@@ -382,8 +389,13 @@ def test_no_line_can_be_moved(root, is_numbered):
     example(root)
     rows = rows_of(root)
     for lines in (
-        *([*rows[:1], *rows[2:]], rows[1:], rows[:-1], []),
-        *([rows[1], rows[0], *rows[2:]], [*rows[:2], *rows[1:]], [*rows, rows[-1]]),
+        [*rows[:1], *rows[2:]],
+        rows[1:],
+        rows[:-1],
+        [],
+        [rows[1], rows[0], *rows[2:]],
+        [*rows[:2], *rows[1:]],
+        [*rows, rows[-1]],
     ):
         numbers = [seq for seq, *_ in lines]
         if is_numbered or len(set(numbers)) < len(numbers) or sorted(lines) == rows:

@@ -14,10 +14,20 @@ from tests.support.files import ROOT
 
 LISTED = "5a" * 32
 OPTIONS = [
-    *("--superlink", "link:8443", "--root-certificates", "/ca.crt", "--port", "9101"),
-    *("--auth-supernode-private-key", "/node.key", "--isolation", "process"),
-    *("--node-config", 'tables="/a b.toml" state-dir="/state" cache-gb=3'),
-    *("--max-retries", "0"),
+    "--superlink",
+    "link:8443",
+    "--root-certificates",
+    "/ca.crt",
+    "--port",
+    "9101",
+    "--auth-supernode-private-key",
+    "/node.key",
+    "--isolation",
+    "process",
+    "--node-config",
+    'tables="/a b.toml" state-dir="/state" cache-gb=3',
+    "--max-retries",
+    "0",
 ]
 
 

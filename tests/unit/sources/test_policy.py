@@ -281,9 +281,13 @@ def test_which_columns_exist_for_the_server(policy, seen):
 
 def test_the_reads_of_a_sub_query_are_followed_to_its_table():
     wanted = fragment_of(
-        *('column customer: "customer"', 'column mean: AVG("amount" * "day")'),
-        *("column n: COUNT(*)", 'inner filter: "salary" > 1', 'group: "customer"'),
-        *('feature: "mean" + "n" + "nothing"', 'key: "customer"'),
+        'column customer: "customer"',
+        'column mean: AVG("amount" * "day")',
+        "column n: COUNT(*)",
+        'inner filter: "salary" > 1',
+        'group: "customer"',
+        'feature: "mean" + "n" + "nothing"',
+        'key: "customer"',
     )
     assert [(read.role, read.column, read.is_plain) for read in reads(wanted)] == [
         (Role.FILTER, "salary", False),
