@@ -103,7 +103,9 @@ WANTED = fragment(
 
 def test_extraction_by_hand():
     shard = run(FRAME, WANTED)
-    assert (shard.table, shard.rows, shard.groups) == ("t", 3, None)
+    assert shard.table == "t"
+    assert shard.rows == 3
+    assert shard.groups is None
     kinds = {"twice": "number", "flag": "boolean", "day": "time", "c": "text"}
     assert {info.name: info.kind for info in shard.features} == kinds
     values = [[3, np.nan, 6], [1, 0, 1], [86400, np.nan, -86400]]
@@ -112,17 +114,22 @@ def test_extraction_by_hand():
         assert shard.column(name).values.dtype == np.float64
     assert shard.column("c").texts.to_pylist() == ["A", "B"]
     assert shard.column("c").codes.tolist() == [1, -1, 0]
-    assert (shard.label.kind, shard.label.categories) == ("text", ("no", "yes"))
+    assert shard.label.kind == "text"
+    assert shard.label.categories == ("no", "yes")
     assert shard.label.codes.tolist() == [0, 1, -1]
     first, second = shard.keys
-    assert (first.kind, second.kind) == ("number", "number+text")
+    assert first.kind == "number"
+    assert second.kind == "number+text"
     assert first.codes[0] == first.codes[2] != first.codes[1]
     assert second.codes[1] == -1
     assert len(first.texts) == len(second.texts) == 2
     for codes in (first.codes, shard.column("c").codes, shard.label.codes):
         assert codes.dtype == np.int32
     rows = run(FRAME, fragment())
-    assert (rows.rows, rows.keys, rows.label, rows.features) == (4, (), None, ())
+    assert rows.rows == 4
+    assert rows.keys == ()
+    assert rows.label is None
+    assert rows.features == ()
 
 
 def test_label_kinds():
@@ -133,7 +140,8 @@ def test_label_kinds():
         ('"y"', "text", [0, 1, np.nan, 0]),
     ):
         label = run(FRAME, fragment(label=sql)).label
-        assert (label.kind, label.values.dtype) == (kind, np.float64)
+        assert label.kind == kind
+        assert label.values.dtype == np.float64
         assert_array_equal(label.values, values)
 
 

@@ -155,7 +155,8 @@ def test_the_rows_are_the_same_from_the_cache(source, tmp_path):
     again = open_extracted(folder)
     assert values(written, "amount") == values(again, "amount") == drawn(source)
     assert_array_equal(written.units, again.units)
-    assert (again.contents.units.name, again.contents.units.width) == ("person", 5)
+    assert again.contents.units.name == "person"
+    assert again.contents.units.width == 5
 
 
 def test_rows_without_a_unit_are_one_unit(tmp_path):

@@ -79,10 +79,12 @@ def test_no_value_decides_what_is_encoded():
     for values in ((None, None), (0.5, 0.5)):
         columns = {"x": numeric(*values), "c": categorical("z", "z")}
         encoder = encoder_of(columns, **specs).encoder
-        assert (encoder.dropped, encoder.fitted) == ((), ())
+        assert encoder.dropped == ()
+        assert encoder.fitted == ()
         assert encoder.feature_names == ("x", "x is missing", "c=a", "c is missing")
     fitted = encoder_of(columns, c="categories(a)").encoder
-    assert (fitted.dropped, fitted.fitted) == (("x",), ("x",))
+    assert fitted.dropped == ("x",)
+    assert fitted.fitted == ("x",)
 
 
 @pytest.fixture

@@ -61,10 +61,12 @@ def test_merged_statistics_of_any_sharding_are_those_of_the_whole(shards):
     merged = merge([statistics_of(choice, shard)["x"] for shard in columns])
     everything = [value for shard in shards for value in shard]
     present = np.array([value for value in everything if value is not None])
-    assert (merged.rows, merged.count) == (len(everything), present.size)
+    assert merged.rows == len(everything)
+    assert merged.count == present.size
     if not present.size:
         return
-    assert (merged.low, merged.high) == (present.min(), present.max())
+    assert merged.low == present.min()
+    assert merged.high == present.max()
     assert merged.mean == pytest.approx(present.mean(), abs=1e-9 * MAGNITUDE)
     assert merged.deviation == pytest.approx(present.std(), rel=1e-9, abs=1e-7)
 
@@ -74,9 +76,14 @@ def test_only_what_is_needed_is_computed():
     x, c, v = statistics_of(choice, COLUMNS).values()
     assert np.isnan([x.mean, x.m2, x.low, x.high, c.low, c.high, v.mean]).all()
     assert not any(len(each.categories.counts) for each in (x, c, v))
-    assert (x.rows, x.count, x.is_declared) == (0, 0, True)
-    assert (c.count, c.mean, c.m2) == (3, 1.0, 0.0)
-    assert (v.width, v.count) == (2, 0)
+    assert x.rows == 0
+    assert x.count == 0
+    assert x.is_declared is True
+    assert c.count == 3
+    assert c.mean == 1.0
+    assert c.m2 == 0.0
+    assert v.width == 2
+    assert v.count == 0
 
 
 @pytest.mark.parametrize(
@@ -200,7 +207,8 @@ def test_a_long_tail_is_no_obstacle(monkeypatch):
     first = counted("aaaaabbbbcd")
     second = counted("aaaabbbbefgh")
     merged = merge_categories([first, second])
-    assert (named(merged), merged.tail) == ({"a": 9, "b": 8}, 2)
+    assert named(merged) == {"a": 9, "b": 8}
+    assert merged.tail == 2
     assert BY_HASH[merged.hashes[merged.most_frequent(1)[0]].tobytes()] == "a"
     merged.most_frequent(2)
     with refused(r"more than 2 different values in a shard"):
@@ -210,7 +218,8 @@ def test_a_long_tail_is_no_obstacle(monkeypatch):
 def test_all_different_values_are_not_listed(monkeypatch):
     monkeypatch.setattr(statistics, "MOST_CATEGORIES", 3)
     actual = counted("abcd")
-    assert (len(actual.hashes), actual.tail) == (0, 1)
+    assert len(actual.hashes) == 0
+    assert actual.tail == 1
     with refused(r"encode it with hash\(k\) or length"):
         actual.most_frequent(1)
 

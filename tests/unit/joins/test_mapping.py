@@ -293,7 +293,8 @@ def test_a_missing_row_adds_nothing_to_the_scores():
     chosen = mapping.select(np.array([True, False, True]))
     assert chosen.tables["l"].row_of.tolist() == [0, 2]
     assert chosen.tables["l"].rows == 3
-    assert (mapping.joined_rows, chosen.joined_rows) == (3, 2)
+    assert mapping.joined_rows == 3
+    assert chosen.joined_rows == 2
     with pytest.raises(MappingError, match=r"differ in their joined rows: .*'l': 1"):
         TableMapping({"l": table_rows([0], 1), "r": table_rows([0, 0], 1)})
 

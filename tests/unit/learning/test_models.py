@@ -277,7 +277,8 @@ def test_threads_that_a_fork_has_left_behind_are_not_waited_for():
     done = subprocess.run(
         run, check=True, env=environment, capture_output=True, text=True, timeout=600
     )
-    assert (done.stdout, done.stderr) == ("0\n", "")
+    assert done.stdout == "0\n"
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize("text", ["", "0", "-2", "many"])

@@ -72,7 +72,8 @@ def test_a_row_of_sgd_pays_for_every_batch_that_it_is_in():
     assert plan(settings, ADMM).fit.noise_multiplier == 5.0
     made = plan(settings, SGD)
     (gradients,) = [use for use in made.uses if use.what == plans.GRADIENTS]
-    assert (gradients.limit, gradients.mechanism) == (6, Gaussian(5.0, 4))
+    assert gradients.limit == 6
+    assert gradients.mechanism == Gaussian(5.0, 4)
     # 24 Gaussians of multiplier 5 are one of 5 / sqrt(24)
     one = epsilon([Gaussian(5.0 / math.sqrt(24))], 1e-5)
     assert epsilon(spent(made, {plans.GRADIENTS}), 1e-5) == pytest.approx(one)

@@ -98,7 +98,8 @@ def test_a_persons_rows_may_be_in_as_many_batches_as_they_are(rows):
     (use,) = [use for use in made.uses if use.what == GRADIENTS]
     # two batches a row and epoch, of 40 that there are
     in_batches = min(2 * rows, 40)
-    assert (use.limit, use.mechanism.count) == (6, in_batches)
+    assert use.limit == 6
+    assert use.mechanism.count == in_batches
     multiplier = made.gradients.deviation / made.gradients.clip
     assert use.mechanism.noise_multiplier == pytest.approx(multiplier)
     expected = composed(6 * in_batches * [multiplier])

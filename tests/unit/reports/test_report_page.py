@@ -353,7 +353,8 @@ def test_an_axis_holds_its_values_and_few_ticks(fit, numbers, least, most, data)
     if fit is whole:
         assert all(tick == int(tick) for tick in ticks)
     if fit in (linear, from_zero):
-        assert (ticks[0], ticks[-1]) == (scale.low, scale.high)
+        assert ticks[0] == scale.low
+        assert ticks[-1] == scale.high
 
 
 @settings(max_examples=40)

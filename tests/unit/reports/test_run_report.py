@@ -41,7 +41,9 @@ def test_a_total_composes_what_was_used_or_else_what_was_planned(is_complete, us
     assert total["labels"] == 0.5
     assert total["features"] == "none: no noise covers scores"
     assert total["uncovered"] == ["scores"]
-    assert (total["site"], total["table"], total["delta"]) == ("a", "t", 1e-6)
+    assert total["site"] == "a"
+    assert total["table"] == "t"
+    assert total["delta"] == 1e-6
 
 
 def test_rows_of_different_sources_have_totals_of_their_own():

@@ -84,7 +84,8 @@ def test_messages_are_serialised_and_replies_name_their_sender_and_message(two):
     assert incoming.content["c"]["k"] == [1, 2]
     (reply,) = two.grid.pull_messages([identifier])
     metadata = reply.metadata
-    assert (metadata.reply_to_message_id, metadata.src_node_id) == (identifier, node)
+    assert metadata.reply_to_message_id == identifier
+    assert metadata.src_node_id == node
     assert metadata.group_id == "7"
     # each reply is pulled once
     assert list(two.grid.pull_messages([identifier])) == []

@@ -57,7 +57,8 @@ def test_manifest_comes_back_as_it_was_written(tmp_path):
     again = read_manifest(tmp_path, manifest.model)
     texts = (json.dumps(encode_manifest(each)) for each in (manifest, again))
     assert len(set(texts)) == 1
-    assert (again.base_score, again.train) == ((0.1,), {"loss": 0.1})
+    assert again.base_score == (0.1,)
+    assert again.train == {"loss": 0.1}
     assert Settings.from_run_config(again.settings) == Settings(l2=0.01)
     assert again.table("p").encoded == manifest.table("p").encoded
     with pytest.raises(KeyError, match="zz"):

@@ -45,7 +45,8 @@ def test_a_run_is_told_from_start_to_end(caplog):
         line for line in lines if line["run"] == strategy.session.run[:SHOWN_DIGITS]
     ]
     start, finish = (line for line in lines if line["level"] != "DEBUG")
-    assert (start["event"], finish["event"]) == ("start", "finish")
+    assert start["event"] == "start"
+    assert finish["event"] == "finish"
     assert start["strategy"] == "TablePuppetADMM"
     assert start["sites"] == f"{FORGED},shop"
     assert finish["rounds"] == str(len(strategy.history))

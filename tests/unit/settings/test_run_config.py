@@ -39,8 +39,11 @@ def test_single_settings_win_over_those_of_the_file(tmp_path):
     overrides += ["privacy.label-epsilon=2.0", "privacy.label-range=0, 9"]
     config = read_run_config(file, overrides)
     settings = Settings.from_run_config(config)
-    assert (settings.l2, settings.seed, settings.task) == (0.001, 3, "regression")
-    assert (settings.privacy.labels, settings.privacy.label_epsilon) == ("laplace", 2.0)
+    assert settings.l2 == 0.001
+    assert settings.seed == 3
+    assert settings.task == "regression"
+    assert settings.privacy.labels == "laplace"
+    assert settings.privacy.label_epsilon == 2.0
     assert settings.encoders == (("f", "month", "cyclic(12)"),)
 
 

@@ -123,7 +123,8 @@ def test_what_masks_have_hidden_counts_without_a_line_of_the_ledger(root):
     with run.together(lambda _: False):
         run.record_masked(0, "scores 1", b"words")
     after = confirm(root)
-    assert (after.changes, after.seq) == (before.changes + 1, before.seq)
+    assert after.changes == before.changes + 1
+    assert after.seq == before.seq
     with pytest.raises(
         MaskError, match="the masks of scores 1 have hidden other numbers"
     ):

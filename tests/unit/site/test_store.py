@@ -111,7 +111,8 @@ def test_folder_is_private_and_has_no_leftovers(tmp_path):
         assert path.stat().st_mode & 0o077 == 0
     assert large.name.startswith("part-0-features-")
     ((name, meta, layout),) = rows_of(root, "name, meta, layout")
-    assert (name, json.loads(meta)) == ("part-0", ENTRY.meta)
+    assert name == "part-0"
+    assert json.loads(meta) == ENTRY.meta
     assert [array[0] for array in json.loads(layout)] == ["features", "none", "mask"]
 
 
@@ -251,7 +252,9 @@ def test_a_round_is_there_as_a_whole_or_not_at_all(tmp_path, root):
         files = list(tmp_path.glob("1-2/*.npy"))
         assert bool(files) == (root == str(tmp_path) and not is_killed)
     last = again.last()
-    assert (last.number, last.digest, last.history) == (3, "d", "h")
+    assert last.number == 3
+    assert last.digest == "d"
+    assert last.history == "h"
     assert_array_equal(last.arrays[1, "model"], np.arange(9.0))
     assert tuple(map(bytes, again.reply())) == REPLY
     assert_array_equal(again.labels("x", lambda: np.zeros(3))[0], np.ones(3))

@@ -128,7 +128,8 @@ def test_a_budget_bounds_each_run_and_scores_in_the_clear(tmp_path):
 def test_a_table_without_a_policy_takes_part_in_nothing(tmp_path):
     text = "[tables.'a \"b\"']\npath='t.csv'\nsite = 's'\nmin-count=4\n"
     (source,) = sources_of(tmp_path, text)
-    assert (source.policy, source.min_count) == (MISSING, 4)
+    assert source.policy == MISSING
+    assert source.min_count == 4
     with refused("at site 's' has no policy, and") as caught:
         source.check_policy()
     # the lines that the error tells are a policy, from which the owner goes on
@@ -146,7 +147,8 @@ def test_an_open_policy_allows_everything(tmp_path):
     text = "[tables.t]\npath='t.csv'\nmin-count=4\npolicy = 'open'"
     (source,) = sources_of(tmp_path, text)
     source.check_policy()
-    assert (source.policy, source.min_count) == (Policy(), 4)
+    assert source.policy == Policy()
+    assert source.min_count == 4
     levels = {kind: source.policy.releases.level(kind) for kind in LEVELS}
     # but for rows themselves
     assert levels == {**dict.fromkeys(LEVELS, "clear"), "rows": "never"}
@@ -154,8 +156,10 @@ def test_an_open_policy_allows_everything(tmp_path):
 
 def test_a_shards_keys_win_over_its_tables(tmp_path):
     first, second, third, fourth, fifth = sources_of(tmp_path, CASES["of-shards"])
-    assert (first.policy.min_rows, second.policy.min_rows) == (2, 10)
-    assert (first.min_count, second.min_count) == (17, 15)
+    assert first.policy.min_rows == 2
+    assert second.policy.min_rows == 10
+    assert first.min_count == 17
+    assert second.min_count == 15
     assert first.policy.columns == second.policy.columns == ("a",)
     assert first.policy.releases == Releases("private", "never", "never", "never")
     assert second.policy.releases == Releases("private", "never", "never", "clear")

@@ -78,7 +78,9 @@ def test_tables_file_in_both_forms(tmp_path):
     assert orders == ShardSource("orders", "store", 0, file, policy=MISSING)
     assert us.path == str(tmp_path / "us.parquet")
     assert us.types == {"zip": "VARCHAR", "age": "DOUBLE"}
-    assert (uk.site, uk.index, uk.path) == ("customers-1", 1, "/abs/uk.csv.gz")
+    assert uk.site == "customers-1"
+    assert uk.index == 1
+    assert uk.path == "/abs/uk.csv.gz"
     assert uk.types == {"zip": "VARCHAR", "age": "DECIMAL(9)"}
     assert uk.nulls == ("?",)
 
@@ -96,9 +98,11 @@ def test_databases_in_a_tables_file(tmp_path, monkeypatch):
     whole, query, visits = sources_of(tmp_path, CASES["payments"])
     assert whole.database.url.url.password == "p@ss"
     assert whole.database.table == ("public", "odd.name")
-    assert (whole.min_count, whole.database.fingerprint) == (5, "SELECT 1")
+    assert whole.min_count == 5
+    assert whole.database.fingerprint == "SELECT 1"
     assert query.database.sql == "SELECT * FROM t"
-    assert (query.database.order_by, query.database.chunk_rows) == (("a", "b"), 10)
+    assert query.database.order_by == ("a", "b")
+    assert query.database.chunk_rows == 10
     assert not query.database.is_pushed_down
     assert query.types == {"a": "DOUBLE"}
     place = "(table public.odd.name of postgresql://***@h/d)"
@@ -187,7 +191,8 @@ def test_columns_that_a_source_lacks(tmp_path, name):
     (source,) = sources_of(tmp_path, f"[tables.t]\npath = '{name}'\n{rules}")
     schema = describe(source)
     assert list(schema.columns) == ["id", "Day", "x y"]
-    assert (schema.columns["Day"], schema.rows) == ("DATE", 2)
+    assert schema.columns["Day"] == "DATE"
+    assert schema.rows == 2
     assert schema.all_null == ("Day", "x y")
     wanted = features(i="id", y="year(day)", x='"X Y" + 1')
     fragment = Fragment("t", "t", wanted, filters=('"x y" IS NULL',))
@@ -344,7 +349,9 @@ def test_fingerprint_of_files(tmp_path):
 def test_frames_by_token():
     token = register_frames({"c": [FRAME, FRAME + 2], "o": FRAME}, site="shop")
     first, second, other = load_tables(f"memory:{token}")
-    assert (first.table, first.site, first.index) == ("c", "shop", 0)
+    assert first.table == "c"
+    assert first.site == "shop"
+    assert first.index == 0
     assert rows_of(second) == [(3,), (4,)]
     assert other.table == "o"
     assert "table 'c' at site 'shop' (a data frame)" in str(first)
@@ -500,7 +507,8 @@ def test_columns_of_frames_that_cannot_be_read_are_no_obstacle(name):
     line = re.search(r"write (.*) before the run$", reason)[1]
     exec(line, {"frame": frame})
     schema = describe(framed(frame))
-    assert (list(schema.columns), schema.unread) == (["a", name, "b"], {})
+    assert list(schema.columns) == ["a", name, "b"]
+    assert schema.unread == {}
     assert len(rows_of(framed(frame))) == 3
 
 
@@ -512,7 +520,8 @@ def test_a_column_of_a_view_that_fails_stops_no_other_column(tmp_path):
             "CREATE VIEW t AS SELECT x, CAST(x AS INTEGER) AS y FROM source",
         )
     )
-    assert (schema.columns, schema.rows) == ({"x": "VARCHAR"}, 1)
+    assert schema.columns == {"x": "VARCHAR"}
+    assert schema.rows == 1
     assert re.match(
         r"cannot be read \(Conversion Error \(to INT\w*\)\)$", schema.unread["y"]
     )
@@ -551,7 +560,8 @@ def test_types_of_an_unused_column_stop_no_other_column(
         plain = file_source(path)
     source = replace(plain, types={"O D": kind, "a": "DOUBLE"})
     schema = describe(source)
-    assert (schema.columns, schema.rows) == ({"a": "DOUBLE"}, 3)
+    assert schema.columns == {"a": "DOUBLE"}
+    assert schema.rows == 3
     assert rows_of(source, "SELECT sum(a) FROM shard") == [(3.0,)]
     if suffix != "csv":
         # in a CSV file all values are texts
@@ -575,4 +585,5 @@ def test_exotic_types_of_files_are_no_obstacle(tmp_path):
         "AS o, 5::UHUGEINT AS u, union_value(n := 3) AS v, [[1]] AS l, 12::BIGNUM AS n",
     )
     schema = describe(replace(source, relation=()))
-    assert (list(schema.columns), schema.unread) == ([*"asmbizouvln"], {})
+    assert list(schema.columns) == [*"asmbizouvln"]
+    assert schema.unread == {}

@@ -53,7 +53,8 @@ def test_a_state_is_read_as_it_was_written(name):
         assert_array_equal(array, arrays.pop(key))
         assert not np.shares_memory(array, arrays.get(key, np.zeros(0)))
     assert not arrays
-    assert (again.count, again.weight) == (state.count, state.weight)
+    assert again.count == state.count
+    assert again.weight == state.weight
 
 
 def test_the_names_of_arrays_are_those_of_fields():
