@@ -21,9 +21,9 @@ from tp_flower.methods.coreset.solvers import distdim, nearest, solve, weighted_
 ROWS = 80
 
 
-def problem(rows=200, width=4):
+def problem(rows=200):
     rng = default_rng(6)
-    design = rng.normal(size=(rows, width)) * [1.0, 2.0, 0.5, 1.0]
+    design = rng.normal(size=(rows, 4)) * [1.0, 2.0, 0.5, 1.0]
     targets = design @ [1.0, -2.0, 0.0, 3.0] + 5.0 + rng.normal(size=rows)
     return design, targets, rng.gamma(1.0, size=rows) * 40
 
@@ -123,8 +123,8 @@ def generator(seed=0):
     return default_rng(seed)
 
 
-def rows_and_masses(seed=0):
-    rng = generator(seed)
+def rows_and_masses():
+    rng = generator()
     return rng.normal(size=(ROWS, 3)).astype(np.float32), rng.integers(0, 4, ROWS)
 
 

@@ -52,9 +52,8 @@ def engine():
     return connection
 
 
-def keys_of(columns: Iterable[str], filters: Sequence[str] = ()) -> Fragment:
-    keys = tuple((column,) for column in columns)
-    return Fragment("t", "table", keys=keys, filters=tuple(filters))
+def keys_of(columns: Iterable[str]) -> Fragment:
+    return Fragment("t", "table", keys=tuple((column,) for column in columns))
 
 
 def texts_of(shard: ExtractedShard) -> list[list[Text]]:

@@ -107,10 +107,10 @@ def without_none(item):
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def trained(frames, encoders=DECLARED):
-    """A run over shards of the store."""
+def trained(frames):
+    """A run over shards of the store, with declared encoders."""
     shards = one_per_site(sharded(frames))
-    return run("squared", shards, num_epochs=1, encoders=encoders)
+    return run("squared", shards, num_epochs=1, encoders=DECLARED)
 
 
 def encoders_of(finished):

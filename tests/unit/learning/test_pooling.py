@@ -26,12 +26,12 @@ GROWTH = Growth(trees=4, leaves=5, rate=0.5, least_rows=6)
 LEAST = 6
 
 
-def shards_of(rng, outputs, values, *, rows=400, shards=3):
+def shards_of(rng, outputs, values):
     """Rows of one column, whose values all shards have often enough, and their
     derivatives.
     """
-    column = np.concatenate([np.repeat(values, LEAST), rng.choice(values, rows)])
-    for _ in range(shards):
+    column = np.concatenate([np.repeat(values, LEAST), rng.choice(values, 400)])
+    for _ in range(3):
         gradient = rng.normal(size=(len(column), outputs)) + np.sin(column)[:, None] / 3
         hessian = rng.uniform(0.5, 1.5, gradient.shape)
         counts = rng.integers(1, 4, len(column))

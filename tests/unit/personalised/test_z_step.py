@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numpy.random import default_rng
 from numpy.testing import assert_allclose
+from sklearn.metrics.pairwise import rbf_kernel
 
 from tests.support.files import case_table
 from tp_flower.errors import SettingsError
@@ -216,7 +217,7 @@ def test_edges_that_cannot_be_read(text, message):
 
 
 def kernel(left, right, bandwidth):
-    return np.exp(-np.sum((left[:, None] - right) ** 2, axis=2) / (2 * bandwidth**2))
+    return rbf_kernel(left, right, 1 / (2 * bandwidth**2))
 
 
 def test_embeddings_have_the_gaussian_kernel_and_norm_one():

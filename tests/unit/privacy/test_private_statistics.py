@@ -33,8 +33,8 @@ KAPPA = 0.6
 L2 = 1e-3
 
 
-def noise(number: int = 1) -> NoiseSource:
-    return NoiseSource(bytes([number]) * KEY_BYTES)
+def noise() -> NoiseSource:
+    return NoiseSource(b"\1" * KEY_BYTES)
 
 
 def rows_of(seed: int, count: int = 40, columns: int = 4, intercept: bool = True):

@@ -46,8 +46,8 @@ def arrays(shards: int, size: int = 5, seed: int = 0) -> np.ndarray:
     return default_rng(seed).integers(-(2**50), 2**50, (shards, size)) / 2.0**BITS
 
 
-def sealed(shards: list[ShardUnion], numbers: np.ndarray, name: str = "1") -> list:
-    return [shard.share(own, name) for shard, own in zip(shards, numbers, strict=True)]
+def sealed(shards: list[ShardUnion], numbers: np.ndarray) -> list:
+    return [shard.share(own, "1") for shard, own in zip(shards, numbers, strict=True)]
 
 
 @each_group

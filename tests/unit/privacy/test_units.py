@@ -38,8 +38,9 @@ def noise() -> NoiseSource:
     return NoiseSource(KEY)
 
 
-def people(seed: int, rows: int = 40) -> tuple[np.ndarray, ...]:
+def people(seed: int) -> tuple[np.ndarray, ...]:
     """Features, messages and multiplicities of people with 1 to many rows."""
+    rows = 40
     rng = default_rng(seed)
     codes = rng.permutation(np.minimum(rng.geometric(0.2, rows), 12))
     features = rng.normal(size=(rows, 3)) * rng.gamma(0.5, 4.0, (rows, 1))

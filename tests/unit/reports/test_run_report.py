@@ -12,9 +12,9 @@ from tp_flower.settings import PrivacySettings
 SETTINGS = PrivacySettings(delta=1e-6)
 
 
-def release(what, mechanism=None, source="s1", scope=""):
+def release(what, mechanism=None, source="s1"):
     words = ("train.admm", what, "a row of t", "", "server")
-    return mechanisms.Release("t", source, 0, *words, mechanism, scope)
+    return mechanisms.Release("t", source, 0, *words, mechanism, "")
 
 
 def report(accounts, *, is_complete=True):

@@ -17,13 +17,13 @@ from tests.support.files import ROOT
 LIMIT = 10_000
 
 
-def make(text: str = "x" * 1_000, made: list | None = None):
+def make(made: list | None = None):
     """Fill an entry with one file."""
 
     def fill(folder: Path) -> None:
         if made is not None:
             made.append(folder)
-        (folder / "data.bin").write_text(text)
+        (folder / "data.bin").write_text("x" * 1_000)
 
     return fill
 

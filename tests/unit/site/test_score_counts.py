@@ -16,8 +16,8 @@ NEXT = "2f"
 LIMIT = ScoreLimit("F", "p", ("a", "b", "c", "d"), rule=0.5, rank=6, allowed=3)
 
 
-def count(ledger, limit=LIMIT, vectors=1, run=RUN, ident="", part=1):
-    ledger.count_scores(run, {(part, limit): vectors}, ident)
+def count(ledger, limit=LIMIT, vectors=1, run=RUN, ident=""):
+    ledger.count_scores(run, {(1, limit): vectors}, ident)
 
 
 @pytest.fixture

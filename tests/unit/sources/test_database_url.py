@@ -13,8 +13,8 @@ CASES = case_table(__file__)
 ENVIRONMENT = CASES["environment"]
 
 
-def parse(text, environment=ENVIRONMENT):
-    return parse_url(text, environment, Path("/site"), "shard 0 of table 't'")
+def parse(text):
+    return parse_url(text, ENVIRONMENT, Path("/site"), "shard 0 of table 't'")
 
 
 @CASES.each("drivers", "text", "driver", "dialect")
