@@ -97,7 +97,7 @@ def test_left_and_inner_joins_are_duckdbs(query):
             build(tables, predicates, outer, label)
         return
     mapping, steps = build(tables, predicates, outer, label)
-    columns = [mapping.tables[table].row_of.tolist() for table in tables]
+    columns = [rows_behind(mapping, table) for table in tables]
     assert sorted(zip(*columns, strict=True)) == expected
     assert mapping.joined_rows == len(expected)
     for rows, numbers in zip(mapping.tables.values(), columns, strict=True):
@@ -106,10 +106,15 @@ def test_left_and_inner_joins_are_duckdbs(query):
         assert rows.multiplicity.tolist() == counts
     # the order: the label table's rows, then the tables' in the order of joining
     assert steps[0].table == label
-    in_order = [mapping.tables[step.table].row_of.tolist() for step in steps]
+    in_order = [rows_behind(mapping, step.table) for step in steps]
     listed = list(zip(*in_order, strict=True))
     assert listed == sorted(listed)
     check_steps(mapping, steps, outer)
+
+
+def rows_behind(mapping, table):
+    """The rows of a table behind the joined rows."""
+    return mapping.tables[table].row_of.tolist()
 
 
 def check_steps(mapping, steps, outer):
@@ -118,7 +123,7 @@ def check_steps(mapping, steps, outer):
         assert after.rows_before == before.rows
         assert after.is_outer == (after.table in outer)
     last = steps[-1]
-    others = [mapping.tables[step.table].row_of.tolist() for step in steps[:-1]]
+    others = [rows_behind(mapping, step.table) for step in steps[:-1]]
     groups = Counter(zip(*others, strict=True))
     fan_out = [*groups.values(), *[0] * (last.rows_before - len(groups))]
     rows = mapping.tables[last.table]
@@ -135,13 +140,13 @@ def test_many_to_many_by_hand():
     left = [(1, 0), (1, 0), (2, 0), (None, 0)]
     right = [(1, 0), (None, 0), (1, 0), (3, 0)]
     mapping, steps = build({"t0": [left], "t1": [right]}, LEFT)
-    assert mapping.tables["t0"].row_of.tolist() == [0, 0, 1, 1]
-    assert mapping.tables["t1"].row_of.tolist() == [0, 2, 0, 2]
+    assert rows_behind(mapping, "t0") == [0, 0, 1, 1]
+    assert rows_behind(mapping, "t1") == [0, 2, 0, 2]
     # of t0 two rows meet nothing, of t1 two
     step = JoinStep("t1", 4, "t1.a = t0.a", False, 4, 0, 1.0, 2, 2, 2, 2)
     assert steps == (JoinStep("t0", 4), step)
     mapping, steps = build_mapping([], {}, {"t": 3}, "t")
-    assert mapping.tables["t"].row_of.tolist() == [0, 1, 2]
+    assert rows_behind(mapping, "t") == [0, 1, 2]
     assert steps == (JoinStep("t", 3),)
 
 
@@ -173,7 +178,7 @@ def test_a_key_of_two_columns_with_one_null_meets_nothing(left, right):
     predicates = [("t1", "t0", "a", "a"), ("t1", "t0", "b", "b")]
     tables = {"t0": [[left, (0, 0)]], "t1": [[right, (0, 0)]]}
     mapping, _ = build(tables, predicates, outer={"t1"})
-    assert mapping.tables["t1"].row_of.tolist() == [-1, 1]
+    assert rows_behind(mapping, "t1") == [-1, 1]
 
 
 def test_a_left_joined_table_waits_for_those_before_it():
@@ -188,7 +193,7 @@ def join_keys(left, right, joins=(JOIN,)):
     keys = {("l", 0): left, ("r", 0): right}
     rows = {name: sum(len(k.codes) for k in parts) for (name, _), parts in keys.items()}
     mapping, _ = build_mapping(joins, keys, rows, "l")
-    return [mapping.tables[name].row_of.tolist() for name in "lr"]
+    return [rows_behind(mapping, name) for name in "lr"]
 
 
 def test_keys_that_do_not_fit_are_refused():
@@ -291,7 +296,7 @@ def test_a_missing_row_adds_nothing_to_the_scores():
     stand_in = mapping.stand_in(means, by_table=True)
     assert stand_in[:, :, 0].tolist() == [[0.0, 0.0], [0.0, 0.5], [0.0, 0.0]]
     chosen = mapping.select(np.array([True, False, True]))
-    assert chosen.tables["l"].row_of.tolist() == [0, 2]
+    assert rows_behind(chosen, "l") == [0, 2]
     assert chosen.tables["l"].rows == 3
     assert mapping.joined_rows == 3
     assert chosen.joined_rows == 2

@@ -1,5 +1,7 @@
 """Torch models train on a device as on the CPU; copies are made once."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
@@ -117,19 +119,13 @@ def test_runs_are_the_cpus_epoch_by_epoch(name, device_name, monkeypatch):
     sites = one_per_site(layout(FRAMES))
     expected = run("logistic", sites, **how)
     pretend(monkeypatch, device_name)
-    made = []
-    original = neural.free_bytes
-
-    def spy(device):
-        made.append(device)
-        return original(device)
-
+    spy = Mock(wraps=neural.free_bytes)
     monkeypatch.setattr(neural, "free_bytes", spy)
     actual = run("logistic", sites, device="cuda", **how)
     # once per part of a torch model and process, whatever the number of messages
     tables = actual.strategy.training_problem.tables.values()
     copied = [table for table in tables if not table.is_linear]
-    assert len(made) == sum(len(table.parts) for table in copied)
+    assert spy.call_count == sum(len(table.parts) for table in copied)
     assert not placement._COPIES
     # hundreds of float32 steps carry the last bits of another order of sums on
     loose = 100.0 if device_name == "cuda" else 1.0

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from torch import nn
 
 from tests.support.examples.fits import fit_problem, normal_rows, ridge_of, with_ones
+from tests.support.examples.networks import torch_model
 from tp_flower.arrays import in_threads, thread_count
 from tp_flower.errors import SettingsError
 from tp_flower.learning.models import local_model
@@ -26,17 +28,13 @@ from tp_flower.learning.models.local_model import (
     build_model,
     moment,
 )
-from tp_flower.learning.models.neural import FitBudget, TorchModel, fit_least_squares
+from tp_flower.learning.models.neural import FitBudget, fit_least_squares
 from tp_flower.learning.solvers import RidgeSolver, gram
 from tp_flower.objectives import KMEANS, Target, make_objective
 
 few = settings(max_examples=60)
+mlp = partial(torch_model, 3)
 FACTORY = "tests.support.examples.networks:network"
-
-
-def mlp(features=3, outputs=1, intercept=True, **spec) -> TorchModel:
-    spec = ModelSpec("mlp", outputs, intercept, **{"hidden_sizes": (5,), **spec})
-    return build_model(spec, features, "cpu")
 
 
 def not_a_module(features, outputs, intercept):
@@ -105,7 +103,7 @@ def test_pullback_is_the_gradient_of_the_weighted_scores(kind, outputs):
 
 def test_mlp_scores_by_hand():
     """One hidden layer, written out in float64; its pullback is tested by steps."""
-    model = mlp(features=3, outputs=2, output_scale=1.5)
+    model = mlp(outputs=2, output_scale=1.5)
     w1, b1, w2, b2 = (
         parameter.detach().numpy().astype(np.float64)
         for parameter in model.module.parameters()

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from numpy.random import default_rng
 from numpy.testing import assert_allclose
 
+from tests.support.examples.networks import torch_model
 from tp_flower.arrays import MISSING
 from tp_flower.features.sparse import SparseRows, columns_of, dense, is_sparse
 from tp_flower.learning import solvers
@@ -16,7 +17,7 @@ from tp_flower.learning.models.local_model import (
     CentresModel,
     FitProblem,
     LinearModel,
-    ModelSpec,
+    LocalModel,
     rows_of,
 )
 from tp_flower.learning.solvers import IterativeSolver, RidgeSolver, gram
@@ -49,8 +50,8 @@ def messages_of(rows: int, outputs: int = 1) -> np.ndarray:
     return default_rng(2).normal(size=(rows, outputs))
 
 
-def mlp() -> neural.TorchModel:
-    return neural.build_torch_model(ModelSpec("mlp", hidden_sizes=(3,)), 12, "cpu")
+def mlp() -> LocalModel:
+    return torch_model(12, intercept=False, hidden_sizes=(3,))
 
 
 def counts_of(rows: int) -> np.ndarray:

@@ -23,6 +23,10 @@ def site_keys(pinned):
     return SiteKeys(KeyPair(), KeyPair() if pinned else None)
 
 
+def sealed_for(site, leader):
+    return leader.seal(SECRET, site.public, RUN)
+
+
 @pytest.fixture(params=[False, True], ids=["agreed", "pinned"])
 def pinned(request):
     return request.param
@@ -57,7 +61,7 @@ def test_pinned_seal_needs_all_four_keys(changed, end):
     site = site_keys(True)
     sender = replace(leader, **{changed: KeyPair()}) if end == "sender" else leader
     reader = replace(site, **{changed: KeyPair()}) if end == "recipient" else site
-    refuses(reader, sender.seal(SECRET, site.public, RUN), leader)
+    refuses(reader, sealed_for(site, sender), leader)
 
 
 def test_pinned_and_unpinned_do_not_open_each_other():
@@ -73,7 +77,7 @@ def test_seal_is_hkdf_of_the_four_exchanges():
     # written out once more from the docstring, with the library alone
     leader = site_keys(True)
     site = site_keys(True)
-    sealed = leader.seal(SECRET, site.public, RUN)
+    sealed = sealed_for(site, leader)
 
     def exchange(private, public):
         key = X25519PrivateKey.from_private_bytes(private.private)
@@ -98,7 +102,7 @@ def test_seal_is_hkdf_of_the_four_exchanges():
 def test_changed_secret_is_refused(place, pinned):
     leader = site_keys(pinned)
     site = site_keys(pinned)
-    sealed = bytearray(leader.seal(SECRET, site.public, RUN))
+    sealed = bytearray(sealed_for(site, leader))
     sealed[place] ^= 1
     for text in (bytes(sealed), b"", b"short", bytes(12)):
         refuses(site, text, leader)

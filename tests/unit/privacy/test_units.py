@@ -15,7 +15,8 @@ from numpy.random import default_rng
 from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.support.examples.fits import fit_problem, with_ones
-from tp_flower.learning.models import local_model
+from tests.support.examples.networks import torch_model
+from tp_flower.learning.models.local_model import LinearModel, LocalModel
 from tp_flower.privacy.gradients import PrivateFit, clipped_sum, fit_privately
 from tp_flower.privacy.statistics_update import (
     Rows,
@@ -51,13 +52,12 @@ def people(seed: int) -> tuple[np.ndarray, ...]:
     return codes, features.astype(np.float32), messages, rng.integers(0, 9, rows)
 
 
-def linear() -> local_model.LinearModel:
-    return local_model.LinearModel(3, 2, intercept=True)
+def linear() -> LocalModel:
+    return LinearModel(3, 2, intercept=True)
 
 
-def mlp(kind="mlp"):
-    spec = local_model.ModelSpec(kind, 2, intercept=True, hidden_sizes=(4,), seed=2)
-    return local_model.build_model(spec, 3, "cpu")
+def mlp() -> LocalModel:
+    return torch_model(3, 2, hidden_sizes=(4,), seed=2)
 
 
 each_model = pytest.mark.parametrize("make", [linear, mlp])

@@ -28,7 +28,7 @@ from tp_flower.sources.shards import load_tables, register_frames, release
 
 CASES = case_table(__file__)
 REFUSED = [pair for pair in sql_pairs.PAIRS if "error" in pair]
-NUMBERS = st.one_of(st.none(), st.integers(0, 2))
+NUMBERS = st.none() | st.integers(0, 2)
 ROWS = st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=4)
 
 
@@ -45,6 +45,13 @@ def sources(tmp_path_factory):
     return {shards: sql_pairs.parquet_sources(folder, shards) for shards in (1, 2)}
 
 
+def check_fragments(bound, schemas):
+    """Assert that a plan passes the sites unchanged."""
+    for fragment in bound.fragments:
+        assert fragment.check(schemas[fragment.name]) == fragment
+        assert Fragment.from_json(fragment.to_json()) == fragment
+
+
 def test_names_tell_pairs_apart():
     assert len({pair["name"] for pair in sql_pairs.PAIRS}) == len(sql_pairs.PAIRS)
     assert len(sql_pairs.ACCEPTED) + len(REFUSED) == len(sql_pairs.PAIRS)
@@ -55,10 +62,7 @@ def test_pair(pair, database, sources):
     query = Query.from_sql(pair["sql"])
     bound = query.bind(sql_pairs.SCHEMAS)
     assert plan(bound) == pair["plan"]
-    # the plan passes the sites unchanged
-    for fragment in bound.fragments:
-        assert fragment.check(sql_pairs.SCHEMAS[fragment.name]) == fragment
-        assert Fragment.from_json(fragment.to_json()) == fragment
+    check_fragments(bound, sql_pairs.SCHEMAS)
     # the answer is that of DuckDB
     names = result_names(bound)
     expected = engine_rows(database, pair.get("reference", pair["sql"]), names)
@@ -148,9 +152,7 @@ def test_push_down_on_random_queries_and_rows(sql, t, u, cut):
     bound = bind_or_none(ours)
     if bound is None:
         return
-    for fragment in bound.fragments:
-        assert fragment.check(NUMBERS_ONLY[fragment.name]) == fragment
-        assert Fragment.from_json(fragment.to_json()) == fragment
+    check_fragments(bound, NUMBERS_ONLY)
     frames = {
         name: pd.DataFrame(rows, columns=["x", "y"], dtype="Int32")
         for name, rows in (("t", t), ("u", u))

@@ -68,6 +68,11 @@ def test_manifest_comes_back_as_it_was_written(tmp_path):
     assert [item.name for item in path.parent.iterdir()] == ["manifest.json"]
 
 
+def save(folder, *name, **changes):
+    """Write the small manifest, with changes; return its path."""
+    return write_manifest(folder, small_manifest(*name, **changes))
+
+
 def edited(model=(), *, is_signed=True, **file):
     """The data of a manifest with these changes, by default with a right digest."""
     data = encode_manifest(small_manifest())
@@ -106,13 +111,13 @@ def test_what_is_no_manifest_is_refused(data, match):
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"a": 1'])
 def test_a_file_that_is_no_json_is_refused(tmp_path, text):
-    write_manifest(tmp_path, small_manifest()).write_text(text)
+    save(tmp_path).write_text(text)
     with refused(rf"model delays@{FIRST}: .* it is not JSON"):
         resolve(tmp_path, "delays")
 
 
 def test_a_manifest_in_the_folder_of_another_model_is_refused(tmp_path):
-    path = write_manifest(tmp_path, small_manifest())
+    path = save(tmp_path)
     other = manifest_path(tmp_path, ModelVersion("delays", SECOND))
     other.parent.mkdir(parents=True)
     path.rename(other)
@@ -126,8 +131,8 @@ def test_a_manifest_in_the_folder_of_another_model_is_refused(tmp_path):
 
 def test_a_name_stands_for_its_latest_version(tmp_path):
     for version in (SECOND, FIRST):
-        write_manifest(tmp_path, small_manifest(version=version))
-    write_manifest(tmp_path, small_manifest("age", "20261123-000000-0000"))
+        save(tmp_path, version=version)
+    save(tmp_path, "age", "20261123-000000-0000")
     (tmp_path / "models" / "delays" / ".half-written").mkdir()
     (tmp_path / "models" / "README").write_text("not a model")
     assert resolve(tmp_path, "delays").model.version == SECOND
@@ -150,7 +155,7 @@ def test_a_name_stands_for_its_latest_version(tmp_path):
 def test_an_unknown_model_is_refused_with_what_is_close(tmp_path, text, match):
     with refused("no model 'default'; there is none yet"):
         find_version(tmp_path, "default")
-    write_manifest(tmp_path, small_manifest())
+    save(tmp_path)
     with refused(re.escape(match)):
         resolve(tmp_path, text)
 
@@ -174,7 +179,7 @@ def test_versions_sort_by_the_start_of_their_runs():
 
 def test_a_deletion_that_is_cut_off_is_finished_by_the_next(tmp_path, monkeypatch):
     for version in (FIRST, SECOND):
-        write_manifest(tmp_path, small_manifest(version=version))
+        save(tmp_path, version=version)
     with monkeypatch.context() as patch:
         patch.setattr("tp_flower.model_names.shutil.rmtree", lambda _: None)
         delete_version(tmp_path, f"delays@{FIRST}")

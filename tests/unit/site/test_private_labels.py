@@ -42,6 +42,11 @@ LIMITS = LabelPlan("laplace", 1.0, limits=(-60.0, 240.0))
 THIRDS = np.array([0, 1, NAN]).repeat(3000)
 
 
+@pytest.fixture
+def site(tmp_path):
+    return make_site(tmp_path)
+
+
 def name_of(run):
     """Of a run at the site, in its ledger."""
     return f"{run:032x}-1"
@@ -87,17 +92,17 @@ def boolean(*values):
         (text(0, 1, 0, categories=("b", "d")), ("d", "a", "b"), [2, 0, 2], "text"),
     ],
 )
-def test_classes_are_numbered_as_listed(tmp_path, label, classes, expected, kind):
-    column = release(make_site(tmp_path), label, response(*classes))
+def test_classes_are_numbered_as_listed(site, label, classes, expected, kind):
+    column = release(site, label, response(*classes))
     assert column.values.tolist() == expected
     assert column.kind == kind
     assert column.categories == classes
 
 
-def test_numbers_are_clipped_and_missing_ones_are_the_middle(tmp_path, caplog):
+def test_numbers_are_clipped_and_missing_ones_are_the_middle(site, caplog):
     label = number(*np.repeat([-5.0, 4.0, 1e6, NAN], 4000))
     with caplog.at_level(logging.WARNING, logger="flwr"):
-        column = release(make_site(tmp_path), label, RANGE)
+        column = release(site, label, RANGE)
     assert column.kind == "number"
     assert column.categories == ()
     noise = column.values - np.repeat([0.0, 4.0, 10.0, 5.0], 4000)
@@ -114,8 +119,7 @@ def test_numbers_are_clipped_and_missing_ones_are_the_middle(tmp_path, caplog):
         (number(*(THIRDS + 5)), LabelPlan("laplace", CERTAIN, ("5", "7", "8"))),
     ],
 )
-def test_labels_without_a_place_become_any_class_alike(tmp_path, label, plan, caplog):
-    site = make_site(tmp_path)
+def test_labels_without_a_place_become_any_class_alike(site, label, plan, caplog):
     with caplog.at_level(logging.WARNING, logger="flwr"):
         values = release(site, label, plan).values
     assert (values[:3000] == 0).all()
@@ -126,8 +130,7 @@ def test_labels_without_a_place_become_any_class_alike(tmp_path, label, plan, ca
     assert "NULL or not in privacy.label-classes in 6000 rows" in caplog.text
 
 
-def test_a_simulation_refuses_labels_without_a_place(tmp_path):
-    site = make_site(tmp_path)
+def test_a_simulation_refuses_labels_without_a_place(site):
     bind(site)
     site.context.node_config["tables"] = ""
     for label, plan, match in (
@@ -151,8 +154,7 @@ def test_a_simulation_refuses_labels_without_a_place(tmp_path):
         (boolean(1), plan_of("yes", "no"), r"type boolean, .*classes \(yes, no\)"),
     ],
 )
-def test_plans_that_do_not_fit_the_type_are_refused(tmp_path, label, plan, match):
-    site = make_site(tmp_path)
+def test_plans_that_do_not_fit_the_type_are_refused(site, label, plan, match):
     with pytest.raises(errors.SettingsError, match=match):
         release(site, label, plan)
     # nor has a shard without rows anything to pay for
@@ -199,8 +201,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=list(OTHERS))
-def test_what_differs_is_drawn_anew_and_paid_for(tmp_path, other):
-    site = make_site(tmp_path)
+def test_what_differs_is_drawn_anew_and_paid_for(site, other):
     first = release(site)
     second = release(site, **other)
     assert 0.2 < (first.values != second.values).mean() < 0.8
@@ -265,8 +266,7 @@ def test_labels_leave_as_the_policy_wants_it(tmp_path, policy, level):
 
 
 @pytest.mark.parametrize("place", ["_append", "_check"])
-def test_a_crash_at_the_payment_leaves_nothing(tmp_path, place):
-    site = make_site(tmp_path)
+def test_a_crash_at_the_payment_leaves_nothing(tmp_path, site, place):
     killed = Mock(side_effect=KeyboardInterrupt)
     with patch.object(Ledger, place, killed), pytest.raises(KeyboardInterrupt):
         release(site)

@@ -1,6 +1,7 @@
 """A shard is read once: later messages, processes and runs need no source."""
 
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +16,15 @@ from client_apps.data.run_store import IN_MEMORY, SiteStore
 from client_apps.data.tables import SiteTables
 from tests.support.examples.encoding_example import encoder_of
 from tests.support.files import output_of
+from tests.support.fragments import plain_features
 from tests.support.peers.faulty_grid import lose_state
+from tests.support.sources import file_source
 from tp_flower.errors import SiteError, SourceError
 from tp_flower.features.columns import FeatureColumn
 from tp_flower.features.encoder import SiteEncoder
-from tp_flower.query.fragment import Feature, Fragment
+from tp_flower.query.fragment import Fragment
 from tp_flower.sources import csv_files
-from tp_flower.sources.shards import ShardSource, load_tables, register_frames, release
+from tp_flower.sources.shards import load_tables, register_frames, release
 
 FRAME = pd.DataFrame(
     {
@@ -30,8 +33,7 @@ FRAME = pd.DataFrame(
         "c": [None if n % 9 == 0 else f"t{n % 5}" for n in range(500)],
     }
 )
-FEATURES = (Feature("x", '"x"'), Feature("c", '"c"'))
-WANTED = Fragment("t", "t", FEATURES, (('"k"',),))
+WANTED = Fragment("t", "t", plain_features("x", "c"), (('"k"',),))
 ROWS = np.concatenate([np.arange(0, 500, 2), np.arange(1, 500, 2)])
 
 
@@ -44,7 +46,7 @@ def _fresh_process(monkeypatch):
 def source(tmp_path):
     path = tmp_path / "t.csv"
     FRAME.to_csv(path, index=False)
-    return ShardSource("t", "here", 0, str(path))
+    return file_source(path)
 
 
 class Site:
@@ -54,6 +56,10 @@ class Site:
         self.store = SiteStore(str(root), run, 1)
         self.features = CachedFeatures(str(root), 10**9, self.store)
         self.tables = SiteTables(self.features, is_simulated=False)
+
+    def extract(self, source, wanted=WANTED):
+        """Extract the rows of part 0."""
+        return self.tables.extract(0, source, wanted)
 
 
 def restart():
@@ -86,17 +92,15 @@ def test_features_are_of_whole_columns(tmp_path, source, monkeypatch, most_rows)
         features = tables.encode(0, encoder(tables), ROWS)
         assert features.dtype == np.float32
         assert_array_equal(features, expected(tables))
-        assert tables.encode(0, encoder(tables), ROWS[:0]).shape == (
-            0,
-            features.shape[1],
-        )
+        nothing = tables.encode(0, encoder(tables), ROWS[:0])
+        assert nothing.shape == (0, features.shape[1])
 
 
 def test_second_message_reads_no_source(tmp_path, source):
     first = Site(tmp_path / "state")
     assert first.tables.describe(source).rows == 500
     with first.store.together(bool):
-        first.tables.extract(0, source, WANTED)
+        first.extract(source)
     Path(source.path).unlink()
     for forget in (lambda: None, restart):
         forget()
@@ -109,7 +113,7 @@ def test_second_message_reads_no_source(tmp_path, source):
 def test_later_run_reads_no_source(tmp_path, source, monkeypatch):
     site = Site(tmp_path / "state")
     schema = site.tables.describe(source)
-    extracted = site.tables.extract(0, source, WANTED)
+    extracted = site.extract(source)
     site.features.release()
     lose_state(site.store)
     restart()
@@ -127,35 +131,35 @@ def test_later_run_reads_no_source(tmp_path, source, monkeypatch):
 
 
 def test_changed_source_and_other_fragment_are_read(tmp_path, source):
-    tables = Site(tmp_path / "state").tables
-    tables.extract(0, source, WANTED)
-    other = Fragment("t", "t", FEATURES, (('"k"',),), filters=('"k" > 9',))
-    assert tables.extract(0, source, other).rows == np.count_nonzero(FRAME["k"] > 9)
+    site = Site(tmp_path / "state")
+    site.extract(source)
+    other = replace(WANTED, filters=('"k" > 9',))
+    assert site.extract(source, other).rows == np.count_nonzero(FRAME["k"] > 9)
     FRAME[:100].to_csv(source.path, index=False)
     restart()
-    assert tables.extract(0, source, WANTED).rows == 100
-    assert tables.describe(source).rows == 100
+    assert site.extract(source).rows == 100
+    assert site.tables.describe(source).rows == 100
 
 
 def test_source_that_changes_while_it_is_read(tmp_path, source, monkeypatch):
     states = iter(["before", "after"])
-    tables = Site(tmp_path / "state").tables
+    site = Site(tmp_path / "state")
     with monkeypatch.context() as patch:
         patch.setattr("client_apps.data.tables.fingerprint", lambda _: next(states))
         with pytest.raises(
             SourceError, match="changed while it was read; start the run again"
         ):
-            tables.extract(0, source, WANTED)
+            site.extract(source)
     with pytest.raises(SiteError, match="lost its state"):
-        tables.extracted(0)
-    assert tables.extract(0, source, WANTED).rows == 500
+        site.tables.extracted(0)
+    assert site.extract(source).rows == 500
 
 
 def test_frames_are_of_one_run(tmp_path):
     token = register_frames({"t": FRAME}, site="here")
     (source,) = load_tables(f"memory:{token}")
     site = Site(tmp_path)
-    assert site.tables.extract(0, source, WANTED).rows == 500
+    assert site.extract(source).rows == 500
     site.tables.encode(0, encoder(site.tables), ROWS)
     site.features.release()
     assert [p.name for p in tmp_path.glob("cache/*") if p.name[0] != "."] == ["uses"]
@@ -164,12 +168,12 @@ def test_frames_are_of_one_run(tmp_path):
 
 def test_lost_entries(tmp_path, source):
     site = Site(tmp_path / "state")
-    site.tables.extract(0, source, WANTED)
+    site.extract(source)
     for path in (tmp_path / "state" / "cache").glob("rows-*/rows.arrow"):
         path.write_bytes(b"")
     with pytest.raises(SiteError, match="lost its state"):
         site.tables.extracted(0)
-    site.tables.extract(0, source, WANTED)
+    site.extract(source)
     site.store.drop("extracted-0")
     with pytest.raises(SiteError, match="lost its state"):
         site.tables.extracted(0)

@@ -191,7 +191,7 @@ COMPARED = st.one_of(
     st.builds("t = '{}'".format, TEXT),
     st.builds("{} < '{}'".format, st.sampled_from("ab"), DATE),
 )
-FILTER = st.one_of(COMPARED, st.builds("NOT ({})".format, COMPARED))
+FILTER = COMPARED | st.builds("NOT ({})".format, COMPARED)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
