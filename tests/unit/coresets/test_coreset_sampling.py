@@ -191,7 +191,8 @@ def test_scores_of_hard_columns_are_those_of_the_space_they_span(kind):
     plain = importance.augmented(rng.normal(size=(50, 3)), None, intercept=True)
     hard = importance.augmented(HARD[kind](plain[:, :3]), None, intercept=True)
     masses = rng.integers(0, 4, 50)
-    actual, expected = (regression_scores(rows, masses) for rows in (hard, plain))
+    actual = regression_scores(hard, masses)
+    expected = regression_scores(plain, masses)
     assert_allclose(actual, expected, rtol=1e-8)
     assert importance.whitening(gram(hard, masses)).shape[1] == 4
     # a copy in float32 is a copy

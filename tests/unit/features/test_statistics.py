@@ -248,10 +248,8 @@ def test_a_row_counts_as_often_as_it_is_joined(members, seed, spec):
     rows = CountedRows(HASHER, rows=counts > 0, counts=counts[counts > 0])
     # a row is in three joined rows at most
     most = 3 * len(names)
-    one, other = (
-        fit("t", statistics_of(choice, table, how, most))
-        for table, how in ((columns, rows), (joined, CountedRows(HASHER)))
-    )
+    one = fit("t", statistics_of(choice, columns, rows, most))
+    other = fit("t", statistics_of(choice, joined, CountedRows(HASHER), most))
     assert one.feature_names == other.feature_names
     encoded, expected = (
         each.at_site(HASHER).transform(columns) for each in (one, other)

@@ -279,7 +279,8 @@ def test_a_crash_at_the_payment_leaves_nothing(tmp_path, site, place):
 
 def test_two_runs_that_draw_at_once_do_not_both_tell(tmp_path):
     """The one that comes second is asked again, and finds the draw of the first."""
-    first, second = (make_site(tmp_path, run) for run in (1, 2))
+    first = make_site(tmp_path, 1)
+    second = make_site(tmp_path, 2)
     refused = pytest.raises(errors.SiteError, match="another run has just drawn these")
     with refused as caught, together(second):
         bind(second)

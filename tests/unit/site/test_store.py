@@ -298,7 +298,8 @@ def test_a_damaged_round_is_not_gone_on_with(tmp_path, name, where):
 
 
 def test_runs_that_were_killed_are_forgotten(tmp_path):
-    killed, slow = (at(tmp_path, run) for run in (1, 3))
+    killed = at(tmp_path, 1)
+    slow = at(tmp_path, 3)
     (tmp_path / "models").mkdir()
     for site in (killed, slow):
         save(site, "keys", Entry({"private": np.zeros(32, np.uint8)}, {}))

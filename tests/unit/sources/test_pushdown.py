@@ -23,7 +23,10 @@ from tp_flower.sources.shards import describe, scan
 CASES = case_table(__file__)
 NASTY = read_tables(CASES["nasty"])["nasty"]
 COLUMNS = {**NASTY.columns, "u": "CHAR(8)"}
-NUMBERS, TEXTS, TIMES, STAY = (CASES[k] for k in ("numbers", "texts", "times", "stay"))
+NUMBERS = CASES["numbers"]
+TEXTS = CASES["texts"]
+TIMES = CASES["times"]
+STAY = CASES["stay"]
 NULLS = [f"{name} IS {word}" for name in COLUMNS for word in ("NULL", "NOT NULL")]
 CONDITIONS = [*NUMBERS, *NULLS, *TEXTS, *TIMES, *STAY]
 
@@ -218,7 +221,8 @@ def test_texts_mean_the_same_under_every_mode_of_mariadb(mariadb, mode):
                 extract(source_of(mariadb, name, **how, is_pushed_down=way), fragment)
                 for way in (False, True)
             )
-            one, other = (extracted.column("x") for extracted in (here, there))
+            one = here.column("x")
+            other = there.column("x")
             assert one.codes.tolist() == other.codes.tolist(), sql
             assert one.texts.equals(other.texts), sql
             assert bool(there.contents.pushed) == (not set("\n\t") & set(sql)), sql
