@@ -265,9 +265,9 @@ def test_few_rows_stay_in_this_thread_and_many_take_as_many_as_allowed(monkeypat
 def test_threads_that_a_fork_has_left_behind_are_not_waited_for():
     # passes only if three threads are inside together
     work = "in_threads(lambda _: meet.wait(), 30, 10)"
-    code = "import os, threading; from tp_flower.arrays import in_threads\n"
-    code += f"meet = threading.Barrier(3, timeout=120); {work}; child = os.fork()\n"
-    code += (
+    code = (
+        "import os, threading; from tp_flower.arrays import in_threads\n"
+        f"meet = threading.Barrier(3, timeout=120); {work}; child = os.fork()\n"
         f"{work}; assert child or os._exit(0) is None; print(os.waitpid(child, 0)[1])"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "3"}

@@ -211,8 +211,14 @@ def test_fits_take_weights_for_counts():
     two = gram(features[again], np.ones(len(again), np.int64), intercept=True)
     assert_allclose(one, two)
     assert RidgeSolver.from_gram(one, 7, intercept=True).weight == pytest.approx(24 / 7)
-    how = {"kappa": 0.3, "joined_rows": 24, "strength": 0.1, "centre": np.zeros(2)}
-    how |= {"target": np.zeros((1, 1)), "penalised": np.ones(2, bool)}
+    how = {
+        "kappa": 0.3,
+        "joined_rows": 24,
+        "strength": 0.1,
+        "centre": np.zeros(2),
+        "target": np.zeros((1, 1)),
+        "penalised": np.ones(2, bool),
+    }
     fits = [FitProblem(features, own, **how) for own in (COPIES, COPIES * 1.0)]
     assert_array_equal(fits[0].weights, fits[1].weights)
     assert_array_equal(fits[0].relative_penalty, fits[1].relative_penalty)

@@ -141,8 +141,14 @@ def read(kind, values):
 
 @pytest.mark.parametrize("kind", [*ENVELOPES, Failure], ids=lambda k: k.__name__)
 def test_envelopes_and_failures_are_checked_as_messages_are(kind):
-    good = {"run": "0f" * 16, "round": 3, "seconds": 0.5, "error": "no"}
-    good |= {"kind": "refused", "part": 3}
+    good = {
+        "run": "0f" * 16,
+        "round": 3,
+        "seconds": 0.5,
+        "error": "no",
+        "kind": "refused",
+        "part": 3,
+    }
     values = {name: good[name] for name in layout_of(kind).values if name in good}
     assert msgspec.to_builtins(read(kind, values)).items() >= values.items()
     wrong = [{**values, message_values.EXTRA: 1}] if kind is Failure else []
@@ -177,8 +183,14 @@ def test_a_failure_stands_in_place_of_a_reply():
         decode_reply(AdmmReply, Packet(encode(failure).header, {(0, "x"): STEP}))
 
 
-FIT = {"kappa": 1.0, "rho_in": {}, "epoch": 1, "seed": 0}
-FIT |= {"local_epochs": 0, "learning_rate": 0.0}
+FIT = {
+    "kappa": 1.0,
+    "rho_in": {},
+    "epoch": 1,
+    "seed": 0,
+    "local_epochs": 0,
+    "learning_rate": 0.0,
+}
 STEP = np.zeros((3, 2), np.float32)
 
 

@@ -52,8 +52,11 @@ def test_bytes_keep_three_digits(number):
 
 
 def test_the_line_of_an_epoch_adds_up_its_rounds():
-    metrics = {"train": {"loss": 0.25}, "test": {"loss": 0.5, "auc": 0.75}}
-    metrics["residuals"] = {"primal": 0.01, "dual": 0.002}
+    metrics = {
+        "train": {"loss": 0.25},
+        "test": {"loss": 0.5, "auc": 0.75},
+        "residuals": {"primal": 0.01, "dual": 0.002},
+    }
     rounds = [
         RoundReport(3, 2, "statistics", bytes_up={"f": 1000, "p": 500}),
         RoundReport(4, 2, "admm", **metrics, bytes_down={"f": 2000}),

@@ -62,8 +62,15 @@ def test_the_docstring_lists_every_key():
 
     documented = set(re.findall(r"[a-z_-]+", f"{report.__doc__} {disclosures.__doc__}"))
 
-    free = {"settings", "chosen", "site-seconds", "bytes-up", "bytes-down", "train"}
-    free |= {"test"}
+    free = {
+        "settings",
+        "chosen",
+        "site-seconds",
+        "bytes-up",
+        "bytes-down",
+        "train",
+        "test",
+    }
 
     def keys(value):
         if isinstance(value, dict):

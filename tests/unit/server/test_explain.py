@@ -153,9 +153,17 @@ def test_every_message_is_covered(strategy):
 
 
 def test_every_message_is_of_a_method_or_a_prediction():
-    sent = {*SET_UP, *map(action_named, DRAWING), *TRAINING}
-    sent |= {Action.STATISTICS, Action.FIT, Action.RANK, Action.SCORE}
-    sent |= {Action.SESSION, Action.FINISH}
+    sent = {
+        *SET_UP,
+        *map(action_named, DRAWING),
+        *TRAINING,
+        Action.STATISTICS,
+        Action.FIT,
+        Action.RANK,
+        Action.SCORE,
+        Action.SESSION,
+        Action.FINISH,
+    }
     for strategy in STRATEGIES.values():
         if issubclass(method := strategy.method_type, JoinMethod):
             sent |= {*method.messages, *method.messages_of_shards}
@@ -295,8 +303,11 @@ def test_seven_tables_are_explained_on_a_screen():
 
 
 def test_mode_explain_prints_and_writes_also_what_it_has_spent(tmp_path, capsys):
-    privacy = {"privacy.labels": "laplace", "privacy.label-epsilon": 1.5}
-    privacy["privacy.label-range"] = "0, 10"
+    privacy = {
+        "privacy.labels": "laplace",
+        "privacy.label-epsilon": 1.5,
+        "privacy.label-range": "0, 10",
+    }
     content = run_app(tmp_path, mode="explain", task="regression", **privacy)
     text = capsys.readouterr().out
     page = Page((tmp_path / PAGE_FILE).read_text()).text

@@ -35,8 +35,13 @@ def test_a_value_is_toml_or_a_word(text, key, value):
 def test_single_settings_win_over_those_of_the_file(tmp_path):
     file = tmp_path / "my-run.toml"
     file.write_text(FILE)
-    overrides = ["l2=1e-3", "task=regression", "privacy.labels=laplace"]
-    overrides += ["privacy.label-epsilon=2.0", "privacy.label-range=0, 9"]
+    overrides = [
+        "l2=1e-3",
+        "task=regression",
+        "privacy.labels=laplace",
+        "privacy.label-epsilon=2.0",
+        "privacy.label-range=0, 9",
+    ]
     config = read_run_config(file, overrides)
     settings = Settings.from_run_config(config)
     assert settings.l2 == 0.001

@@ -43,8 +43,15 @@ SENT_ALONG = {
     "personalised": {"test_split", "sample", "row_weight"},
 }
 """By strategy, what its requests hold or its set-up looks at, and nothing uses."""
-NOT_IN_A_PLAIN_RUN = {"sql", "tables", "track", "progress"}
-NOT_IN_A_PLAIN_RUN |= {"wait_seconds", "channel", "session_seconds"}
+NOT_IN_A_PLAIN_RUN = {
+    "sql",
+    "tables",
+    "track",
+    "progress",
+    "wait_seconds",
+    "channel",
+    "session_seconds",
+}
 """Read by the app, or by the transport between processes."""
 CORESETS = {"coreset_kind"}
 NO_MODEL = {"hidden_sizes", "loss", "test_fraction"}

@@ -27,8 +27,10 @@ from tp_flower.sources.shards import load_tables
 
 @pytest.fixture
 def tables(tmp_path):
-    policy = 'epsilon = 4.5\nbudget-name = "orders"\n'
-    policy += 'releases = { scores = "clear", statistics = "clear" }'
+    policy = (
+        'epsilon = 4.5\nbudget-name = "orders"\n'
+        'releases = { scores = "clear", statistics = "clear" }'
+    )
     return write_site(tmp_path, store(), {"orders": policy}, "shop")
 
 

@@ -309,8 +309,10 @@ def test_no_feature_reads_what_a_noisy_label_is_made_of(tmp_path, features):
         name: write_site(tmp_path / name, {name: frame})
         for name, frame in frames.items()
     }
-    sql = f"SELECT a.y > 3 AS label, {features} FROM a JOIN b ON a.id = b.id "
-    sql += "JOIN a c ON b.id = c.id"
+    sql = (
+        f"SELECT a.y > 3 AS label, {features} FROM a JOIN b ON a.id = b.id "
+        "JOIN a c ON b.id = c.id"
+    )
     privacy = PrivacySettings(labels="randomised-response", label_epsilon=1.0)
     match = "table a: its label leaves with noise only, but feature .* reads column 'y'"
     with pytest.raises(errors.SiteError, match=match):

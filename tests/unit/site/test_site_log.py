@@ -42,8 +42,12 @@ def test_every_message_has_a_line(tmp_path, caplog):
     lines = [line for line in lines if line not in recipients]
     requests = [seen.action for seen in grid.seen if not seen.is_reply]
     assert [line["action"] for line in lines] == requests
-    same = {"event": "answered", "level": "INFO", "site": "0"}
-    same["run"] = strategy.session.run[:SHOWN_DIGITS]
+    same = {
+        "event": "answered",
+        "level": "INFO",
+        "site": "0",
+        "run": strategy.session.run[:SHOWN_DIGITS],
+    }
     assert all(line.items() >= same.items() for line in lines)
     rounds = [int(line["round"]) for line in lines]
     assert rounds == sorted(rounds)
