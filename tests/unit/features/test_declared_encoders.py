@@ -153,8 +153,9 @@ def test_nothing_of_a_value_leaves_for_encoders(sealed):
 def test_a_guarantee_takes_the_encoders_that_read_rows_for_granted(items):
     privacy = PrivacySettings(features="statistics", epsilon=1.0)
     shards = one_per_site({**whole(store()), "items": items(store())["items"]})
-    settings = {"num_epochs": 1, "privacy": privacy, "encoders": DECLARED[:4]}
-    finished = run("squared", shards, **settings)
+    finished = run(
+        "squared", shards, num_epochs=1, privacy=privacy, encoders=DECLARED[:4]
+    )
     encoders = encoders_of(finished).items()
     fitted = {name: columns.is_fitted for name, columns in encoders}
     assert fitted == {"o": False, "c": False, "i": True}
@@ -187,9 +188,15 @@ def test_a_column_that_is_all_null_at_its_source_fits(region, sealed):
 
 def test_a_filter_cannot_ask_whether_a_value_is_missing(sealed):
     sql = store_sql("squared") + " WHERE c.region IS NULL"
-    settings = {"task": "regression", "num_epochs": 1, "test_fraction": 0.0}
     shards = one_per_site(sharded(store()))
-    finished = run_query(sql, shards, encoders=DECLARED, **settings)
+    finished = run_query(
+        sql,
+        shards,
+        encoders=DECLARED,
+        task="regression",
+        num_epochs=1,
+        test_fraction=0.0,
+    )
     facts = [part for part in sealed if part[-1]["name"] == "region"]
     assert [part[-1] for part in facts] == [{"name": "region", "kind": "text"}] * 2
     assert encoders_of(finished)["c"].features == COLUMNS["c"]
@@ -203,8 +210,9 @@ def test_vectors_leave_their_length_alone(sealed):
     shards = one_per_site({"a": [frame.iloc[:9], frame.iloc[9:]], "b": [other]})
     sql = "SELECT a.y AS label, a.v, b.x FROM a JOIN b ON a.k = b.k"
     encoders = (("b", "x", "range(-3, 3)"),)
-    settings = {"task": "regression", "num_epochs": 1, "encoders": encoders}
-    finished = run_query(sql, shards, **settings)
+    finished = run_query(
+        sql, shards, task="regression", num_epochs=1, encoders=encoders
+    )
     vector = {"name": "v", "kind": "vector", "width": 3}
     assert sealed == [[vector], [vector]]
     assert encoders_of(finished)["a"].names == ("v[0]", "v[1]", "v[2]")

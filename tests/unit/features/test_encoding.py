@@ -108,8 +108,7 @@ def test_encoding_of_any_sharding_is_that_of_the_whole(members, x, c, is_indicat
 @given(rows, st.sampled_from(NUMBER_SPECS), st.sampled_from(TEXT_SPECS))
 def test_sparse_rows_hold_what_dense_rows_hold(members, x, c):
     columns = table(members)
-    specs = {"x": x, "c": c, "v": "none indicator"}
-    encoder = encoder_of(columns, **specs)
+    encoder = encoder_of(columns, x=x, c=c, v="none indicator")
     described = encoder.encoder
     sparse = SparseRows.empty(len(members), described.stored, described.width)
     encoder.write(columns, sparse)

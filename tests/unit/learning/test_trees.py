@@ -72,8 +72,13 @@ def test_a_tree_is_that_of_the_joined_table_with_the_columns_of_the_table(name, 
     sums = rows.segment_sum(gradient), rows.segment_sum(hessian)
     text, values = grow(model, features, *sums, total, GROWTH)
     joined = np.where(features <= MISSING, np.nan, features)[rows.row_of]
-    least = {"min_data_in_bin": 1, "min_sum_hessian_in_leaf": 50 * hessian.mean()}
-    slow = grown_by_lightgbm(joined, gradient, hessian, **least)
+    slow = grown_by_lightgbm(
+        joined,
+        gradient,
+        hessian,
+        min_data_in_bin=1,
+        min_sum_hessian_in_leaf=50 * hessian.mean(),
+    )
     expected = slow.predict(joined, raw_score=True)
     assert_allclose(values[rows.row_of, 0], expected, atol=1e-6)
     for key in ("split_feature", "leaf_value", "threshold"):
@@ -111,8 +116,9 @@ def test_rare_categories_count_by_their_joined_rows(total, number):
     sums = rows.segment_sum(gradient), rows.segment_sum(hessian)
     _, values = grow(model, features, *sums, float(total), GROWTH)
     joined = features[rows.row_of]
-    least = {"min_sum_hessian_in_leaf": 50.0}
-    slow = grown_by_lightgbm(joined, gradient, hessian, categories=[0], **least)
+    slow = grown_by_lightgbm(
+        joined, gradient, hessian, categories=[0], min_sum_hessian_in_leaf=50.0
+    )
     assert len(np.unique(values.round(9))) == 5
     expected = slow.predict(joined, raw_score=True)
     assert_allclose(values[rows.row_of, 0], expected, atol=1e-6)

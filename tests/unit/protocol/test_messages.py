@@ -206,8 +206,13 @@ def draw(**facts):
 
 
 def categories(hashes, counts):
-    arrays = {"category_hashes": hashes, "category_counts": counts}
-    return ShardStatistics({4: StatisticsOfPart(statistics=[], **arrays)})
+    return ShardStatistics(
+        {
+            4: StatisticsOfPart(
+                statistics=[], category_hashes=hashes, category_counts=counts
+            )
+        }
+    )
 
 
 @pytest.fixture

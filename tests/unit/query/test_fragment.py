@@ -62,9 +62,10 @@ def test_what_is_canonical_travels_and_passes_unchanged(fragment):
 
 
 def test_check_renders_again_in_the_spelling_of_the_table():
-    pieces = {"keys": (("ID",),), "filters": ("amount>1 or kind='a'",)}
     written = features(f="AMOUNT+1 /* note */ -- end")
-    loose = Fragment("p", "payments", written, **pieces)
+    loose = Fragment(
+        "p", "payments", written, keys=(("ID",),), filters=("amount>1 or kind='a'",)
+    )
     checked = loose.check(COLUMNS)
     assert checked.features == features(f='"amount" + 1')
     assert checked.keys == (('"Id"',),)

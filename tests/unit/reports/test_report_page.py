@@ -392,8 +392,9 @@ def test_a_browser_shows_it_at_the_width_of_a_phone(tmp_path):
     probe.write_text(PROBE.read_text().replace("PAGE", page.as_uri()))
     profile = f"--user-data-dir={tmp_path / 'profile'}"
     command = [CHROMIUM, *CASES["chromium"], profile, "--dump-dom", probe.as_uri()]
-    how = {"capture_output": True, "text": True, "timeout": 300}
-    done = subprocess.run(command, check=True, **how)
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=300
+    )
     output = re.search(r"FOUND(.*?)END", done.stdout)
     assert output, done.stderr[-500:]
     for view in json.loads(output[1]):

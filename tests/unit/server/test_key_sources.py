@@ -171,8 +171,9 @@ def test_pinned_leader_makes_no_simulated_secret(make):
         for name in ("public_key", "site_key")
     }
     members = ["2", "3"]
-    kind = {"simulated": True, "seed": 0}
-    request = SealRequest(keys="pinned", groups={"run": members}, **both, **kind)
+    request = SealRequest(
+        keys="pinned", groups={"run": members}, **both, simulated=True, seed=0
+    )
     text = keys.seal(site, request).sealed["run"]["3"]
     sealed = {"run": SealedSecret(members=members, text=text)}
     request = ExtractRequest(

@@ -39,9 +39,11 @@ def row_of(text, start):
 def home(tmp_path):
     for version, l2 in ((FIRST, 0.01), (SECOND, 0.5)):
         settings = Settings(strategy="admm", l2=l2, output_dir=f"/runs/{version}")
-        facts = {"version": version, "settings": settings.to_dict()}
         metrics = {"auc": 0.5 + l2, "log_loss": 1.0}
-        write_manifest(tmp_path, small_manifest(test=metrics, **facts))
+        write_manifest(
+            tmp_path,
+            small_manifest(test=metrics, version=version, settings=settings.to_dict()),
+        )
     return tmp_path
 
 

@@ -97,8 +97,7 @@ def test_nothing_is_worked_out_without_derivatives_or_another_table():
     assert not readings_of(
         "SELECT o.qty AS label, o.day FROM orders o", {"shop": SMALL["shop"]}
     )
-    solved = {"strategy": "coreset-ridge", "coreset_size": 5}
-    assert not readings_of(**solved)
+    assert not readings_of(strategy="coreset-ridge", coreset_size=5)
 
 
 def test_score_vectors_that_a_policy_leaves_are_shown(monkeypatch):

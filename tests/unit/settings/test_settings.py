@@ -110,9 +110,15 @@ def test_texts_are_read_as_lists_by_table_and_column():
     seed=st.integers(0, 2**63 - 1),
 )
 def test_to_dict_is_read_back(strategy, hidden_sizes, alias, column, l2, seed):
-    how = {"strategy": strategy, "hidden_sizes": hidden_sizes, "l2": l2, "seed": seed}
     encoders = ((alias, column, "cyclic(12) missing=zero"),)
-    settings = Settings(models=((alias, "mlp"),), encoders=encoders, **how)
+    settings = Settings(
+        models=((alias, "mlp"),),
+        encoders=encoders,
+        strategy=strategy,
+        hidden_sizes=hidden_sizes,
+        l2=l2,
+        seed=seed,
+    )
     assert Settings.from_run_config(settings.to_dict()) == settings
 
 

@@ -67,8 +67,9 @@ def test_runs_add_up_and_what_is_reserved_counts(tables, state, spent):
         table: {"table at site": f"{table} at shop", "of": budget, **nothing}
         for table, budget in budgets.items()
     }
-    labels = {"labels": "randomised-response", "label_epsilon": 2.0}
-    privacy = PrivacySettings(features="statistics", **labels)
+    privacy = PrivacySettings(
+        features="statistics", labels="randomised-response", label_epsilon=2.0
+    )
     grid = InProcessGrid(app, [str(tables)])
     for context in grid.contexts.values():
         context.node_config["state-dir"] = state

@@ -271,8 +271,11 @@ def test_types_of_the_owner(url):
     columns = {"price": "VARCHAR(9)", "day": "VARCHAR(10)"}
     name = fill(url, "texts", columns, [("1.234,50€", "01.02.2013"), ("oops", None)])
     types = {"Price": "DOUBLE", "day": "DATE"}
-    written = {"text": TextFormat(decimal=",", dates="%d.%m.%Y"), "nulls": ("oops",)}
-    texts = replace(source_of(url, name, types=types), **written)
+    texts = replace(
+        source_of(url, name, types=types),
+        text=TextFormat(decimal=",", dates="%d.%m.%Y"),
+        nulls=("oops",),
+    )
     assert rows_of(texts) == [(1234.5, date(2013, 2, 1)), (None, None)]
     # values that are refused without them
     if url.drivername == "sqlite":
@@ -535,8 +538,10 @@ def test_forms_of_one_table_agree(same):
         early="\"day\" < '2000-06-01'",
     )
     keys = (('"n"',), ('"name"', '"day"'))
-    others = {"label": '"price"', "filters": ('"id" <> 3',)}
-    extracted = extract(same, Fragment("t", "same", wanted, keys, **others))
+    extracted = extract(
+        same,
+        Fragment("t", "same", wanted, keys, label='"price"', filters=('"id" <> 3',)),
+    )
     assert extracted.rows == 3
     whole, pairs = (
         [str(key.texts[code]) if code >= 0 else None for code in key.codes]

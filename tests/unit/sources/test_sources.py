@@ -268,8 +268,9 @@ def test_connection_reads_its_source_and_nothing_else(tmp_path, sql, kind):
     with refused("table 't' at site 'here'"), connect(source) as connection:
         listed = connection.execute("SELECT database_name FROM duckdb_databases()")
         names = [name for (name,) in listed.fetchall() if name.startswith("source_")]
-        places = {"other": other, "folder": tmp_path, "database": [*names, "memory"][0]}
-        connection.execute(sql.format(**places))
+        connection.execute(
+            sql.format(other=other, folder=tmp_path, database=[*names, "memory"][0])
+        )
     assert not (tmp_path / "out.csv").exists()
     assert not (tmp_path / "x.db").exists()
 
