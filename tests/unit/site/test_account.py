@@ -11,6 +11,7 @@ from client_apps.data.ledger import open_ledger
 from client_apps.privacy.guard import source_id
 from strategies.run.grid import InProcessGrid
 from tests.support.command_line import printed_by, refused_by
+from tests.support.examples.planned import release
 from tests.support.federated import store, store_sql, train, write_site
 from tests.support.page_reading import Page
 from tp_flower.privacy.accounting import epsilon
@@ -18,7 +19,6 @@ from tp_flower.privacy.mechanisms import (
     SCORE_SUMS,
     SCORES_TELL,
     Gaussian,
-    Release,
     Reservation,
 )
 from tp_flower.settings import PrivacySettings
@@ -41,9 +41,7 @@ def state(tables):
 
 
 def planned(source):
-    words = ("train.admm", "model", "a row of items", "", "server")
-    release = Release("items", source, 9, *words, Gaussian(4.0))
-    return Reservation(release, 16)
+    return Reservation(release("model", Gaussian(4.0), source, 9, "items"), 16)
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from client_apps.data.database import FILE, START, Changes, open_database
 from client_apps.data.ledger import Ledger
 from client_apps.data.run_store import Entry, SiteStore
 from strategies.run.grid import InProcessGrid
+from tests.support.examples.planned import release
 from tests.support.federated import store, store_sql, train, write_site
 from tests.support.peers.faulty_grid import forget_processes, rows_in
 from tp_flower.errors import LedgerError, MaskError, SettingsError, SiteError
-from tp_flower.privacy.mechanisms import Gaussian, Release
 from tp_flower.reports.records import report_dict
 
 DELTA = 1e-5
@@ -45,11 +45,6 @@ def root(tmp_path):
         spend(folder, f"m{number}")
     forget_processes()
     return folder
-
-
-def release(what):
-    words = ("a row of flights", "the row's features as zeros", "server")
-    return Release("flights", "F", 1, "train", what, *words, Gaussian(6.0), "always")
 
 
 def spend(folder, what):

@@ -22,6 +22,7 @@ from numpy.random import default_rng
 from client_apps.data import counter, database
 from client_apps.data.database import FILE, Changes, open_database
 from client_apps.data.ledger import START, Ledger, RoundLedger, checksum_of, open_ledger
+from tests.support.examples.planned import release
 from tests.support.peers.faulty_grid import forget_processes, rows_in
 from tp_flower.errors import BudgetError, LedgerError, SettingsError, SiteError
 from tp_flower.privacy.accounting import epsilon
@@ -30,14 +31,8 @@ from tp_flower.privacy.mechanisms import Budget, Gaussian, PureDp, Release, Rese
 RUN = "1-a"
 NEXT = "2-a"
 DELTA = 1e-5
-STEP = Gaussian(6.0, count=4)
 BUDGETS = {"F": Budget(4.4, DELTA)}
 ADD = "INSERT INTO ledger (seq, checksum, line) VALUES (?, ?, ?)"
-
-
-def release(what="gradients", mechanism=STEP, source="F", part=1):
-    words = ("a row of flights", "the row's features as zeros", "server")
-    return Release("flights", source, part, "train", what, *words, mechanism, "always")
 
 
 @pytest.fixture(autouse=True)
