@@ -176,7 +176,6 @@ def test_description_without_the_key_that_it_names():
 A = [shard()]
 B = [shard(site="b", kind="DATE")]
 EMPTY = [shard(kind="VARCHAR", empty="x")]
-TEXTS = [shard(site="c", kind="VARCHAR")]
 
 
 def test_a_shard_twice():
@@ -207,7 +206,7 @@ def test_a_shard_twice():
             "'t': column 'x' is DOUBLE at site 'a' and DATE at site 'b'; declare",
         ),
         # behind a column without values
-        ((EMPTY, B, TEXTS), "", "DATE .* VARCHAR .* 'c'"),
+        ((EMPTY, B, [shard(site="c", kind="VARCHAR")]), "", "DATE .* VARCHAR .* 'c'"),
     ],
 )
 def test_columns_that_shards_do_not_share(nodes, columns, match):

@@ -39,18 +39,16 @@ from tp_flower.features.statistics import CountedRows, category_purpose, short_h
 from tp_flower.keyed_hash import KeyedHasher, hex_texts
 
 CASES = case_table(__file__)
-NUMBERS = CASES["numbers"]
 TEXTS = """
 one-hot(2); one-hot(3); one-hot(9); one-hot(3) missing=zero indicator; hash(3); length;
 length missing=zero indicator; categories(b, "", ccc) indicator; codes; codes(2)
 """
 NUMBER_SPECS, TEXT_SPECS = (
-    [spec.strip() for spec in specs.split(";")] for specs in (NUMBERS, TEXTS)
+    [spec.strip() for spec in specs.split(";")] for specs in (CASES["numbers"], TEXTS)
 )
 TIES = KeyedHasher(bytes(32)).purpose("ties")
 SCALES = ("standard", "min-max")
 SAVED = encoder_of({"c": categorical("a", "b")}).to_json()
-BROKEN = CASES["broken"]
 # sums of such numbers are exact, so that what is constant is so in any order
 numbers = st.none() | st.integers(-40, 40).map(lambda n: n / 4)
 texts = st.none() | st.sampled_from(["", "b", "ä", "ccc", OTHER])
@@ -163,42 +161,71 @@ def test_scaling_equals_scikit_learn(values, missing, kind):
 
 
 DAY = 86400.0
-QUARTERS = numeric(0, 3, 6, 15, None)
-MOMENTS = numeric(0, 6 * 3600, 40 * DAY + 18 * 3600 + 1.5, None)
 DATES = numeric(0, DAY, 40 * DAY)  # in January, January and February
-NAMES = categorical("a", "abc", None)
-PAIRS = vectors((1, 2), None, (3, float("nan")))
 HOURS, MONTHS = (f"sin {part} of x, cos {part} of x" for part in ("hour", "month"))
-MISSING = "x is missing"
-COORDINATES = "x[0], x[1], x is missing"
-LENGTHS = "length of x, x is missing"
-TIMES = numeric(0, 10 * DAY, None)
 ONE = "x, x is missing"
-FOUR_DAYS = "range(1970-01-01, 1970-01-05) indicator"
 ENDS = "-1 0; 1 0; 0 1"
-CITIES = categorical("UA", None, "B, 6", "DL", "\u00c5")
-DECLARED = 'categories("B, 6", A\u030a, UA) indicator'
-CITY = "x=B, 6, x=\u00c5, x=UA, x is missing"
-FEW = numeric(2.5, 1, None, 7)
 JANUARY, FEBRUARY = (f"{np.sin(a)} {np.cos(a)}" for a in (np.pi / 6, np.pi / 3))
 
 
 @pytest.mark.parametrize(
     ("column", "kind", "spec", "names", "expected"),
     [
-        (QUARTERS, "number", "cyclic(12)", "sin x, cos x", "0 1; 1 0; 0 -1; 1 0; 0 0"),
-        (MOMENTS, "time", "cyclic(hour)", HOURS, "0 1; 1 0; -1 0; 0 0"),
+        (
+            numeric(0, 3, 6, 15, None),
+            "number",
+            "cyclic(12)",
+            "sin x, cos x",
+            "0 1; 1 0; 0 -1; 1 0; 0 0",
+        ),
+        (
+            numeric(0, 6 * 3600, 40 * DAY + 18 * 3600 + 1.5, None),
+            "time",
+            "cyclic(hour)",
+            HOURS,
+            "0 1; 1 0; -1 0; 0 0",
+        ),
         (DATES, "time", "cyclic(hour)", HOURS, "0 1; 0 1; 0 1"),
         (DATES, "time", "cyclic(month)", MONTHS, f"{JANUARY}; {JANUARY}; {FEBRUARY}"),
-        (NAMES, "text", "length indicator", LENGTHS, ENDS),
-        (PAIRS, "vector", "none indicator", COORDINATES, "1 2 0; 0 0 1; 3 0 0"),
-        (TIMES, "time", FOUR_DAYS, ONE, ENDS),
+        (
+            categorical("a", "abc", None),
+            "text",
+            "length indicator",
+            "length of x, x is missing",
+            ENDS,
+        ),
+        (
+            vectors((1, 2), None, (3, float("nan"))),
+            "vector",
+            "none indicator",
+            "x[0], x[1], x is missing",
+            "1 2 0; 0 0 1; 3 0 0",
+        ),
+        (
+            numeric(0, 10 * DAY, None),
+            "time",
+            "range(1970-01-01, 1970-01-05) indicator",
+            ONE,
+            ENDS,
+        ),
         (numeric(0, 1, None), "boolean", "range(0, 1) indicator", ONE, ENDS),
         # a text is compared in Unicode's NFC, as everywhere
-        (CITIES, "text", DECLARED, CITY, "0 0 1 0; 0 0 0 1; 1 0 0 0; 0 0 0 0; 0 1 0 0"),
-        (FEW, "number", "categories(1, 2.50)", "x=1.0, x=2.5", "0 1; 1 0; 0 0; 0 0"),
+        (
+            categorical("UA", None, "B, 6", "DL", "\u00c5"),
+            "text",
+            'categories("B, 6", A\u030a, UA) indicator',
+            "x=B, 6, x=\u00c5, x=UA, x is missing",
+            "0 0 1 0; 0 0 0 1; 1 0 0 0; 0 0 0 0; 0 1 0 0",
+        ),
+        (
+            numeric(2.5, 1, None, 7),
+            "number",
+            "categories(1, 2.50)",
+            "x=1.0, x=2.5",
+            "0 1; 1 0; 0 0; 0 0",
+        ),
         # no value but one, once the missing one is filled: its indicator stays
-        (numeric(1, None), "number", "standard indicator", MISSING, "0; 1"),
+        (numeric(1, None), "number", "standard indicator", "x is missing", "0; 1"),
         # nothing is missing: there is nothing to indicate
         (numeric(1, 3), "number", "standard indicator", "x", "-1; 1"),
     ],
@@ -352,7 +379,10 @@ def test_texts_that_blocks_share_are_hashed_once(monkeypatch):
     ("data", "message"),
     [
         ({"version": 1}, "encoder has version 1, expected 2"),
-        *(({"version": 2, **broken}, "malformed encoder") for broken in BROKEN),
+        *(
+            ({"version": 2, **broken}, "malformed encoder")
+            for broken in CASES["broken"]
+        ),
     ],
 )
 def test_refuses_malformed_encoders(data, message):

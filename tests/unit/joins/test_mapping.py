@@ -25,7 +25,6 @@ from tp_flower.splits import split_rows
 COLUMNS = ("a", "b")
 LEFT = [("t1", "t0", "a", "a")]
 JOIN = Join("l", "r", 0, 0, text="l.k = r.k")
-KEY = bytes(range(32))
 
 
 @st.composite

@@ -21,8 +21,9 @@ from tp_flower.learning.models.neural import (
     torch_device,
 )
 
-NO_GPU = "torch finds no CUDA device here"
-skip = pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU)
+skip = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="torch finds no CUDA device here"
+)
 cuda = pytest.param(local_model.CUDA, marks=[pytest.mark.gpu, skip])
 each_device = pytest.mark.parametrize("device_name", ["cpu", cuda])
 ROWS = 23

@@ -96,7 +96,6 @@ FILTERS = """
 {0}.x > 0; ({0}.x = 1 OR {0}.y IS NULL); NOT {0}.y = 2; {0}.x < 2; {0}.y IS NOT NULL;
 COALESCE({0}.x, 1) = 1
 """.strip().split(";")
-TABLES = CASES["tables"]
 # The only reasons for which a query made below is refused.
 REFUSALS = re.compile(
     r"also keeps rows without a match|compares a\d and a\d|is not NULL there"
@@ -110,7 +109,7 @@ NUMBERS_ONLY = {name: {"x": "INTEGER", "y": "INTEGER"} for name in "tu"}
 def queries(draw) -> str:
     """A random tree of two to four aliases, joined in any way."""
     number = draw(st.integers(2, 4))
-    tables = [draw(st.sampled_from(TABLES)) for _ in range(number)]
+    tables = [draw(st.sampled_from(CASES["tables"])) for _ in range(number)]
     where = []
     sources = f"{tables[0]} AS a0"
     for right in range(1, number):

@@ -41,24 +41,27 @@ def sites(layout):
 SGD = {"strategy": "sgd"}
 LARGE = {"batch_size": 60}
 CORESET = {"coreset_size": 150, "coreset_kind": "uniform"}
-CONSENSUS = {"lou": "consensus"}
-MLP = {"model": "mlp"}
-MIXED = {"models": (("c", "mlp"),)}
 TOLERANCE = {"tolerance": 1e-12}
-STATISTICS = {"privacy": PrivacySettings(features="statistics")}
-GRADIENTS = SGD | LARGE | {"privacy": PrivacySettings(features="dp-sgd")}
 ADMM = {"strategy": "admm"}
 CG = {"strategy": "cg", "tolerance": 1e-9}
 BOOST = {"strategy": "boost", "trees_per_round": 1}
 WAYS = {
     "admm": ("whole", STORE_SQL, ADMM),
     "admm-gram": ("sharded", STORE_SQL, ADMM),
-    "admm-consensus": ("sharded", STORE_SQL, CONSENSUS),
+    "admm-consensus": ("sharded", STORE_SQL, {"lou": "consensus"}),
     "admm-softmax": ("sharded", SOFTMAX, ADMM),
-    "admm-mlp": ("whole", STORE_SQL, MLP | {"local_epochs": 1}),
-    "admm-mixed": ("sharded", STORE_SQL, MIXED | {"local_epochs": 1}),
+    "admm-mlp": ("whole", STORE_SQL, {"model": "mlp", "local_epochs": 1}),
+    "admm-mixed": (
+        "sharded",
+        STORE_SQL,
+        {"models": (("c", "mlp"),), "local_epochs": 1},
+    ),
     "admm-left": ("sharded", LEFT, ADMM),
-    "admm-statistics": ("sharded", STORE_SQL, STATISTICS),
+    "admm-statistics": (
+        "sharded",
+        STORE_SQL,
+        {"privacy": PrivacySettings(features="statistics")},
+    ),
     "admm-tolerance": ("whole", STORE_SQL, ADMM | TOLERANCE),
     "cg": ("whole", STORE_SQL, CG),
     "cg-gram": ("sharded", SOFTMAX, CG),
@@ -69,7 +72,11 @@ WAYS = {
     "sgd-sharded": ("sharded", STORE_CLASSIFICATION_SQL, SGD),
     "sgd-left": ("sharded", LEFT, SGD | LARGE),
     "sgd-tolerance": ("sharded", STORE_CLASSIFICATION_SQL, SGD | TOLERANCE | LARGE),
-    "sgd-private": ("sharded", STORE_SQL, GRADIENTS),
+    "sgd-private": (
+        "sharded",
+        STORE_SQL,
+        SGD | LARGE | {"privacy": PrivacySettings(features="dp-sgd")},
+    ),
     "sgd-softmax": ("sharded", SOFTMAX, SGD | LARGE),
     "gd": ("whole", STORE_SQL, {"strategy": "gd"}),
     "coreset": ("sharded", STORE_SQL, ADMM | CORESET),

@@ -19,11 +19,10 @@ CHOICES = {
     for item in declared(group)
     if isinstance(item.allowed, OneOf)
 }
-PYPROJECT = ROOT / "pyproject.toml"
 
 
 def shipped_config() -> dict[str, object]:
-    content = tomllib.loads(text_of(PYPROJECT))
+    content = tomllib.loads(text_of(ROOT / "pyproject.toml"))
     config: dict[str, object] = content["tool"]["flwr"]["app"]["config"]
     groups = {key: v for key, v in config.items() if isinstance(v, dict)}
     # as Flower flattens it

@@ -29,7 +29,6 @@ from tp_flower.sources.shards import load_tables
 from tp_flower.terms.proposal_text import proposal_text
 
 CASES = case_table(__file__)
-SQL = CASES["sql"]
 SITES = {"v": ("north", "south"), "b": ("lab",), "h": ("registry",)}
 KEYS = {
     site: f"{number:x}" * 64
@@ -39,7 +38,7 @@ OWN = {"lab"}
 ALLOWED = {item.key: item.allowed for item in all_settings()}
 
 
-def proposal_of(sql=SQL, **settings):
+def proposal_of(sql=CASES["sql"], **settings):
     bound = Query.from_sql(sql).bind(CASES["schemas"])
     parts = [
         ProposedPart(

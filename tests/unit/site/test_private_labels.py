@@ -38,7 +38,6 @@ CASES = case_table(__file__)
 NAN = float("nan")
 RANGE = LabelPlan("laplace", 100.0, limits=(0.0, 10.0))
 CERTAIN = 100.0  # epsilon at which no class is ever changed
-LIMITS = LabelPlan("laplace", 1.0, limits=(-60.0, 240.0))
 THIRDS = np.array([0, 1, NAN]).repeat(3000)
 
 
@@ -148,7 +147,11 @@ def test_a_simulation_refuses_labels_without_a_place(site):
         (number(1), RESPONSE, "number: its classes .* privacy.label-classes"),
         (text(0), RESPONSE, "label is of type text"),
         (text(0), RANGE, "label is text, but the run has privacy.label-range: CAST it"),
-        (boolean(1), LIMITS, "label is true or false: privacy.label-range must"),
+        (
+            boolean(1),
+            LabelPlan("laplace", 1.0, limits=(-60.0, 240.0)),
+            "label is true or false: privacy.label-range must",
+        ),
         (number(1), plan_of("a", "b"), r"type number, .*classes \(a, b\) are not dist"),
         (number(1), plan_of("1", "1.0"), "are not distinct values of that type"),
         (boolean(1), plan_of("yes", "no"), r"type boolean, .*classes \(yes, no\)"),
@@ -190,12 +193,13 @@ def test_labels_are_drawn_once_and_paid_for_once(tmp_path):
     assert len(kept_draws(tmp_path)) == 1
 
 
-FILTERED = Fragment("o", "orders", label="qty > 3", filters=("qty > 0",))
 OTHERS = {
     "another plan": {"plan": LabelPlan("randomised-response", 1.5)},
     "another mechanism": {"plan": LabelPlan("laplace", 1.0)},
     "another label": {"fragment": Fragment("o", "orders", label="qty > 4")},
-    "another filter": {"fragment": FILTERED},
+    "another filter": {
+        "fragment": Fragment("o", "orders", label="qty > 3", filters=("qty > 0",))
+    },
     "other true labels": {"label": boolean(*(1.0 - booleans().values))},
 }
 

@@ -44,7 +44,6 @@ FILTERS = [
     '"f" <= 5',
     'NOT ISNAN("f")',
 ]
-SOURCES = ["parquet", "csv", "frame", "arrow-frame", "duckdb", "postgresql"]
 
 
 @pytest.fixture(params=NUMBERS)
@@ -52,7 +51,9 @@ def numbers(request):
     return NUMBERS[request.param]
 
 
-@pytest.fixture(params=SOURCES)
+@pytest.fixture(
+    params=["parquet", "csv", "frame", "arrow-frame", "duckdb", "postgresql"]
+)
 def source(request, numbers, tmp_path):
     table = pa.table(
         {"k": pa.array(numbers, pa.float64()), "f": pa.array(numbers, pa.float32())}
