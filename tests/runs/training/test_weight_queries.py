@@ -20,8 +20,8 @@ from tests.support.examples.site_examples import (
     site_of,
 )
 from tests.support.files import case_table
-from tests.support.fragments import features
 from tests.support.joined import run as extracted
+from tests.support.tables.fragments import features
 from tp_flower.errors import MessageError, PolicyError, QueryError, SiteError
 from tp_flower.extraction.extract import extract
 from tp_flower.protocol.packet import pack_bits

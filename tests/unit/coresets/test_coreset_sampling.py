@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
 
 from tests.support.examples.coresets import regression_scores
-from tests.support.mappings import table_rows
+from tests.support.tables.mappings import table_rows
 from tp_flower.learning.solvers import gram
 from tp_flower.methods.coreset import importance
 from tp_flower.methods.coreset.sampling import (

@@ -18,8 +18,8 @@ from numpy.random import default_rng
 from numpy.testing import assert_array_equal
 
 from tests.support.files import case_table
-from tests.support.fragments import features as named_features
 from tests.support.joined import parquet_of, run
+from tests.support.tables.fragments import features as named_features
 from tp_flower import keyed_hash
 from tp_flower.errors import QueryError, SourceError
 from tp_flower.extraction.extract import extract, open_extracted

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.support.database_tables import KINDS, fill, source_of, url_of
 from tests.support.files import case_table
 from tests.support.joined import run as extract_frame
-from tests.support.sources import duckdb_file, file_source
+from tests.support.tables.sources import duckdb_file, file_source
 from tp_flower.duckdb_engine import quote_name, quote_text
 from tp_flower.errors import MappingError
 from tp_flower.extraction.extract import extract

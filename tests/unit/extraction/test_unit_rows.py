@@ -11,9 +11,9 @@ from numpy.random import default_rng
 from numpy.testing import assert_array_equal
 
 from tests.support.database_tables import fill, source_of, url_of
-from tests.support.fragments import features, plain_features
 from tests.support.joined import parquet_of
-from tests.support.sources import file_source, write_frame
+from tests.support.tables.fragments import features, plain_features
+from tests.support.tables.sources import file_source, write_frame
 from tp_flower.errors import PolicyError, SourceError
 from tp_flower.extraction.extract import extract, open_extracted
 from tp_flower.query import Fragment, SubQuery

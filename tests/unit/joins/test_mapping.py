@@ -12,8 +12,8 @@ from numpy.random import default_rng
 from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.support.joined import number_key
-from tests.support.mappings import one_to_one, table_rows
 from tests.support.reference import joins as slow
+from tests.support.tables.mappings import one_to_one, table_rows
 from tp_flower.errors import MappingError
 from tp_flower.extraction.extracted import KeyColumn
 from tp_flower.joins.batches import plan_batches

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.random import default_rng
 from numpy.testing import assert_allclose, assert_array_equal
 
-from tests.support.mappings import one_to_one, table_rows
+from tests.support.tables.mappings import one_to_one, table_rows
 from tp_flower.joins import rows as joins
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.joins.rows import JoinedRows

@@ -5,9 +5,9 @@ import pytest
 from numpy.random import default_rng
 from numpy.testing import assert_allclose, assert_array_equal
 
-from tests.support.mappings import one_to_one
 from tests.support.reference import losses as slow
 from tests.support.reference.families import family
+from tests.support.tables.mappings import one_to_one
 from tp_flower.joins import rows as rows_of_joins
 from tp_flower.methods.admm.iterations import (
     BALANCE_WINDOW,

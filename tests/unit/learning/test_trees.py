@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from numpy.random import default_rng
 from numpy.testing import assert_allclose
 
-from tests.support.mappings import one_to_one
 from tests.support.reference.families import Family
+from tests.support.tables.mappings import one_to_one
 from tp_flower.arrays import MISSING
 from tp_flower.errors import ModelError
 from tp_flower.joins.mapping import TableRows

@@ -9,9 +9,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import softmax
 from sklearn import metrics as known
 
-from tests.support.mappings import table_rows
 from tests.support.reference.families import Family
 from tests.support.reference.joins import segment_sum
+from tests.support.tables.mappings import table_rows
 from tp_flower.arrays import effective_rows
 from tp_flower.errors import SettingsError
 from tp_flower.joins.mapping import RowWeights, TableMapping, score_steps

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.random import default_rng
 from numpy.testing import assert_array_equal
 
-from tests.support.mappings import table_rows
+from tests.support.tables.mappings import table_rows
 from tp_flower.errors import DivergedError
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.privacy.score_masks import FixedPoint, JoinMask, ScoreMasks

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.files import case_table
-from tests.support.fragments import features
+from tests.support.tables.fragments import features
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import QueryError
 from tp_flower.query import Feature, Fragment, SubQuery

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.files import case_table
-from tests.support.fragments import features, plain_features
+from tests.support.tables.fragments import features, plain_features
 from tp_flower.query import Feature, Fragment, SubQuery
 from tp_flower.query.fragment_text import fragment_text
 

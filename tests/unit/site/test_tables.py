@@ -16,9 +16,9 @@ from client_apps.data.run_store import IN_MEMORY, SiteStore
 from client_apps.data.tables import SiteTables
 from tests.support.examples.encoding_example import encoder_of
 from tests.support.files import output_of
-from tests.support.fragments import plain_features
 from tests.support.peers.faulty_grid import lose_state
-from tests.support.sources import file_source
+from tests.support.tables.fragments import plain_features
+from tests.support.tables.sources import file_source
 from tp_flower.errors import SiteError, SourceError
 from tp_flower.features.columns import FeatureColumn
 from tp_flower.features.encoder import SiteEncoder

@@ -10,7 +10,7 @@ from client_apps.data.features import CachedFeatures
 from client_apps.data.run_store import SiteStore
 from client_apps.data.tables import SiteTables
 from tests.support.files import case_table
-from tests.support.sources import file_source, rows_of, sources_of
+from tests.support.tables.sources import file_source, rows_of, sources_of
 from tp_flower.sources.csv_files import csv_call, csv_format, merging_columns
 from tp_flower.sources.shards import describe
 from tp_flower.sources.text_values import DETECTED, TextFormat

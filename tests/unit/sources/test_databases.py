@@ -16,10 +16,10 @@ from numpy.testing import assert_allclose
 
 from tests.support.database_tables import KINDS, fill, run, source_of, url_of
 from tests.support.files import case_table
-from tests.support.fragments import features, plain_features
 from tests.support.servers import uri, wait_until
-from tests.support.sources import file_source, sources_of
-from tests.support.sources import rows_of as answer_of
+from tests.support.tables.fragments import features, plain_features
+from tests.support.tables.sources import file_source, sources_of
+from tests.support.tables.sources import rows_of as answer_of
 from tp_flower.errors import QueryError, SourceError
 from tp_flower.extraction.extract import extract
 from tp_flower.extraction.select_plan import kind_of

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.database_tables import fill, source_of, url_of
-from tests.support.fragments import features, plain_features
-from tests.support.sources import file_source
+from tests.support.tables.fragments import features, plain_features
+from tests.support.tables.sources import file_source
 from tp_flower.extraction.extract import extract
 from tp_flower.query import Fragment, SubQuery
 from tp_flower.sources.shards import describe, load_tables, register_frames, release

@@ -15,8 +15,8 @@ from client_apps.handlers.training_rows import (
 from client_apps.privacy import guard
 from tests.support.examples.site_examples import check, fragment, site_of
 from tests.support.files import case_table
-from tests.support.fragments import features
-from tests.support.sources import sources_of
+from tests.support.tables.fragments import features
+from tests.support.tables.sources import sources_of
 from tp_flower.errors import PolicyError, QueryError, SourceError
 from tp_flower.features.spec import DEFAULTS, EncoderSpec
 from tp_flower.privacy.mechanisms import Budget

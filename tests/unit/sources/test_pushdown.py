@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tests.support.database_tables import KINDS, fill, run, source_of, url_of
 from tests.support.files import case_table
-from tests.support.fragments import features, plain_features
 from tests.support.joined import engine_rows, joined_rows, result_names
 from tests.support.sql_pairs import ACCEPTED, SCRIPT, TABLES, by_name, read_tables
+from tests.support.tables.fragments import features, plain_features
 from tp_flower.errors import SourceError
 from tp_flower.extraction.extract import extract
 from tp_flower.query import Fragment, Query, SubQuery

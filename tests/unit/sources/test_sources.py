@@ -15,9 +15,9 @@ import pytest
 from flwr.common.config import parse_config_args
 
 from tests.support.files import case_table
-from tests.support.fragments import features
 from tests.support.policies import OPEN
-from tests.support.sources import (
+from tests.support.tables.fragments import features
+from tests.support.tables.sources import (
     duckdb_file,
     file_source,
     rows_of,
