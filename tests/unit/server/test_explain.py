@@ -2,7 +2,6 @@
 
 import json
 import re
-import sqlite3
 from contextlib import closing
 from dataclasses import replace
 
@@ -29,6 +28,7 @@ from tests.support.examples.explained import (
 from tests.support.files import case_table
 from tests.support.page_reading import Page
 from tests.support.policies import OPEN
+from tests.support.tables.sources import tables_file, write_frame
 from tp_flower.errors import MappingError
 from tp_flower.methods.coreset.messages import TRAIN_DRAW, TRAIN_MEASURE, TRAIN_WEIGH
 from tp_flower.privacy.key_agreement import KeySource
@@ -354,19 +354,15 @@ def test_a_query_over_one_table_reads_well_too():
 
 
 def test_explain_names_the_database_and_its_filters(tmp_path):
-    database = tmp_path / "payments.db"
-    with closing(sqlite3.connect(database)) as connection:
-        connection.execute("CREATE TABLE payments (cust INTEGER, amount REAL)")
-        rows = [(1, 2.0), (1, 4.0), (2, 8.0), (3, None)]
-        connection.executemany("INSERT INTO payments VALUES (?, ?)", rows)
-        connection.commit()
-    tables = tmp_path / "tables.toml"
+    database = tmp_path / "payments.sqlite"
+    payments = pd.DataFrame({"cust": [1, 1, 2, 3], "amount": [2.0, 4.0, 8.0, None]})
+    write_frame(payments, database, "payments")
     text = f"[tables.payments]\nuri = 'sqlite:///{database}'\ntable = 'payments'\n"
-    tables.write_text(text + OPEN)
+    tables = tables_file(tmp_path, text + OPEN)
     sql = """SELECT o.qty AS label, o.day, p.mean FROM orders o JOIN (
         SELECT cust, AVG(amount) AS mean FROM payments WHERE amount > 1 GROUP BY cust
     ) p ON o.cust = p.cust"""
-    explanation = explain(sql, {"shop": {"orders": ORDERS}, "bank": str(tables)})
+    explanation = explain(sql, {"shop": {"orders": ORDERS}, "bank": tables})
     orders, payments = explanation["tables"]
     assert orders["work"][-1] == "shop: all in DuckDB at the site"
     assert payments["work"][-1] == (

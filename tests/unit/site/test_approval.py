@@ -19,13 +19,13 @@ from client_apps.privacy.approval import (
     with_approval,
 )
 from tests.support.files import case_table
+from tests.support.tables.sources import sources_of
 from tp_flower.errors import SettingsError, SiteError, TPFlowerError
 from tp_flower.protocol.proposal import Proposal, ProposedJoin, ProposedPart
 from tp_flower.query import Query
 from tp_flower.query.fragment import Fragment
 from tp_flower.settings import Settings, all_settings
 from tp_flower.settings.declare import OneOf
-from tp_flower.sources.shards import load_tables
 from tp_flower.terms.proposal_text import proposal_text
 
 CASES = case_table(__file__)
@@ -263,8 +263,7 @@ def test_the_policies_of_a_run_that_lack_it(tmp_path):
         f"'lab'\n[tables.{table}.policy]\n{rule}\n"
         for table, rule in rules.items()
     )
-    (tmp_path / "tables.toml").write_text(text)
-    shards = load_tables(str(tmp_path / "tables.toml"))
+    shards = sources_of(tmp_path, text)
     assert lacking(PROPOSAL, shards) == ["blood"]
     # a table of the same name at another site is another owner's
     elsewhere = changed(PROPOSAL, ("parts", 2, "site"), "lab2")
