@@ -62,6 +62,12 @@ class Site:
         return self.tables.extract(0, source, wanted)
 
 
+def has_lost(site):
+    """Assert that nothing is left of what the site has extracted."""
+    with pytest.raises(SiteError, match="lost its state"):
+        site.tables.extracted(0)
+
+
 def restart():
     """Forget what this process knows."""
     store._CACHE.clear()
@@ -150,8 +156,7 @@ def test_source_that_changes_while_it_is_read(tmp_path, source, monkeypatch):
             SourceError, match="changed while it was read; start the run again"
         ):
             site.extract(source)
-    with pytest.raises(SiteError, match="lost its state"):
-        site.tables.extracted(0)
+    has_lost(site)
     assert site.extract(source).rows == 500
 
 
@@ -171,12 +176,10 @@ def test_lost_entries(tmp_path, source):
     site.extract(source)
     for path in (tmp_path / "state" / "cache").glob("rows-*/rows.arrow"):
         path.write_bytes(b"")
-    with pytest.raises(SiteError, match="lost its state"):
-        site.tables.extracted(0)
+    has_lost(site)
     site.extract(source)
     site.store.drop("extracted-0")
-    with pytest.raises(SiteError, match="lost its state"):
-        site.tables.extracted(0)
+    has_lost(site)
 
 
 MEASURED = """

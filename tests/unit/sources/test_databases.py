@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 from numpy.testing import assert_allclose
 
-from tests.support.database_tables import KINDS, fill, run, source_of, url_of
+from tests.support.database_tables import KINDS, fill, new_name, run, source_of, url_of
 from tests.support.files import case_table
 from tests.support.servers import uri, wait_until
 from tests.support.tables.fragments import features, plain_features
@@ -49,6 +49,12 @@ ROWS = [
 @pytest.fixture(params=KINDS)
 def url(request, tmp_path):
     return url_of(request.param, request, tmp_path)
+
+
+@pytest.fixture
+def database(kind, request, tmp_path):
+    """The address of the kind of database that a case names."""
+    return url_of(kind, request, tmp_path)
 
 
 @pytest.fixture
@@ -94,20 +100,19 @@ def values_of(source, column):
 
 
 @pytest.mark.parametrize(("kind", "cases"), CASES["types"].items())
-def test_types_and_values(kind, cases, request, tmp_path):
+def test_types_and_values(kind, cases, database):
     """Every case is a column: a value, then NULL."""
-    url = url_of(kind, request, tmp_path)
     listed = ", ".join(f"c{k} {declared}" for k, (declared, *_) in enumerate(cases))
     values = ", ".join(value for _, _, value, _ in cases)
     nulls = ", ".join(["NULL"] * len(cases))
-    name = f"types_{os.urandom(4).hex()}"
+    name = new_name()
     run(
-        url,
+        database,
         *CASES["owners-types"].get(kind, ()),
         f"CREATE TABLE {name} ({listed})",
         f"INSERT INTO {name} VALUES ({values}), ({nulls})",
     )
-    source = source_of(url, name)
+    source = source_of(database, name)
     schema = describe(source)
     assert schema.rows == 2
     row, nothing = rows_of(source)
@@ -150,18 +155,19 @@ def test_columns_that_a_database_lacks(url):
     ("kind", "columns", "values", "settings", "match"),
     [(kind, *case) for kinds, *case in CASES["refused"] for kind in kinds.split()],
 )
-def test_refusals_show_no_value(
-    kind, columns, values, settings, match, request, tmp_path
-):
-    url = url_of(kind, request, tmp_path)
-    name = f"t_{os.urandom(4).hex()}"
-    run(url, f"CREATE TABLE {name} ({columns})", f"INSERT INTO {name} VALUES {values}")
+def test_refusals_show_no_value(columns, values, settings, match, database):
+    name = new_name()
+    run(
+        database,
+        f"CREATE TABLE {name} ({columns})",
+        f"INSERT INTO {name} VALUES {values}",
+    )
     if "sql" in settings:
         settings = {"sql": settings["sql"].format(name)}
     if "too long" in match:
-        url = url.update_query_dict({"options": "-c statement_timeout=1000"})
+        database = database.update_query_dict({"options": "-c statement_timeout=1000"})
     with refused(match) as caught:
-        rows_of(source_of(url, name, **settings))
+        rows_of(source_of(database, name, **settings))
     assert "secret" not in str(caught.value)
     if "compute" in match:
         assert "secret" not in "".join(traceback.format_exception(caught.value))
@@ -169,38 +175,38 @@ def test_refusals_show_no_value(
 
 @CASES.each("misfits", "kind", "columns", "conversion", "values")
 def test_a_value_that_is_not_of_its_columns_type_is_read_as_the_refusal_says(
-    kind, columns, conversion, values, request, tmp_path
+    columns, conversion, values, database
 ):
-    url = url_of(kind, request, tmp_path)
-    name = f"t_{os.urandom(4).hex()}"
-    run(url, *f"CREATE TABLE {name} {columns}".replace("{}", name).split(";"))
+    name = new_name()
+    run(database, *f"CREATE TABLE {name} {columns}".replace("{}", name).split(";"))
     with refused(r"holds a value that is not .* in 'sql'") as caught:
-        rows_of(source_of(url, name))
-    converted = source_of(url, name, sql=f"SELECT {conversion} AS f FROM {name}")
+        rows_of(source_of(database, name))
+    converted = source_of(database, name, sql=f"SELECT {conversion} AS f FROM {name}")
     assert values_of(converted, "f") == values
     if advice := re.search(
         r"or read it as a number, (types = .*\})", str(caught.value)
     ):
-        typed = source_of(url, name, types=tomllib.loads(advice[1])["types"])
+        typed = source_of(database, name, types=tomllib.loads(advice[1])["types"])
         assert values_of(typed, "f") == values
 
 
 @CASES.each("useless", "kind", "declared", "text", "conversion")
 def test_columns_of_no_use_stop_only_queries_that_read_them(
-    kind, declared, text, conversion, request, tmp_path
+    kind, declared, text, conversion, database
 ):
-    url = url_of(kind, request, tmp_path)
-    name = fill(url, "odd", {"a": "INTEGER", "b": declared}, [(1, None)])
-    source = source_of(url, name)
+    name = fill(database, "odd", {"a": "INTEGER", "b": declared}, [(1, None)])
+    source = source_of(database, name)
     if kind == "sqlite":
-        run(url, f"UPDATE {name} SET b = x'00'")
+        run(database, f"UPDATE {name} SET b = x'00'")
     schema = describe(source)
     assert schema.columns.keys() == {"a"}
     assert values_of(source, "a") == [1]
     assert schema.unread["b"].startswith(
         f"is of type {text}, which cannot be used: convert"
     )
-    converted = source_of(url, name, sql=f"SELECT a, {conversion} AS b FROM {name}")
+    converted = source_of(
+        database, name, sql=f"SELECT a, {conversion} AS b FROM {name}"
+    )
     assert describe(converted).unread == {}
     assert rows_of(converted) == [(1, "00" if kind == "sqlite" else None)]
     # a server that asks for it all the same
@@ -341,7 +347,7 @@ def test_chunks(url, rows):
 
 
 def test_rows_come_in_the_order_of_the_key_or_of_the_owner(url):
-    key, plain = (f"t_{os.urandom(4).hex()}" for _ in range(2))
+    key, plain = (new_name() for _ in range(2))
     for name, primary in ((key, ", PRIMARY KEY (b, a)"), (plain, "")):
         run(
             url,
@@ -460,7 +466,7 @@ def test_missing_tables_and_files(url, tmp_path, sqlite):
 
 def test_no_permission(postgresql, mariadb):
     columns = {"a": "INTEGER", "b": "INTEGER"}
-    name = f"g_{os.urandom(4).hex()}"
+    name = new_name()
     tables = {url: fill(url, "t", columns, [(1, 2)]) for url in (postgresql, mariadb)}
     user = f"'{name}'@'127.0.0.1'"
     run(postgresql, f"CREATE ROLE {name} LOGIN PASSWORD 'guest'")
