@@ -119,12 +119,8 @@ def test_gamma_is_the_least_singular_value_of_the_bases():
     assert gamma([*tables, tables[0][:, :1]], weights) == 0.0
 
 
-def generator(seed=0):
-    return default_rng(seed)
-
-
 def rows_and_masses():
-    rng = generator()
+    rng = default_rng(0)
     return rng.normal(size=(ROWS, 3)).astype(np.float32), rng.integers(0, 4, ROWS)
 
 
@@ -145,7 +141,7 @@ def algorithm_3(points, labels, centres):
 
 def test_scores_over_a_join_are_those_of_the_materialised_join():
     rows, copies = rows_and_masses()
-    clusters = cluster_shard(rows, copies, 5, generator())
+    clusters = cluster_shard(rows, copies, 5, default_rng(0))
     joined = np.repeat(np.arange(ROWS), copies)
     slow = algorithm_3(
         rows[joined].astype(float), clusters.labels[joined], clusters.centres
@@ -162,15 +158,17 @@ def test_whole_masses_cluster_as_repeated_rows():
     rows, copies = rows_and_masses()
     joined = rows[np.repeat(np.arange(ROWS), copies)]
     ones = np.ones(len(joined))
-    weighted = kmeans_cost(rows, weighted_kmeans(rows, copies, 4, generator()), copies)
-    repeated = kmeans_cost(joined, weighted_kmeans(joined, ones, 4, generator()))
+    weighted = kmeans_cost(
+        rows, weighted_kmeans(rows, copies, 4, default_rng(0)), copies
+    )
+    repeated = kmeans_cost(joined, weighted_kmeans(joined, ones, 4, default_rng(0)))
     assert weighted == pytest.approx(repeated, rel=0.02)
 
 
 def test_shards_are_scored_as_one_table_with_all_their_centres():
     rows, copies = rows_and_masses()
     parts = (slice(30), slice(30, None))
-    shards = [cluster_shard(rows[p], copies[p], 3, generator()) for p in parts]
+    shards = [cluster_shard(rows[p], copies[p], 3, default_rng(0)) for p in parts]
     cost = shards[0].cost + shards[1].cost
     table = ShardClusters(
         labels=np.concatenate([shards[0].labels, shards[1].labels + shards[0].used]),
@@ -189,31 +187,31 @@ def test_shards_are_scored_as_one_table_with_all_their_centres():
 
 def test_more_clusters_than_distinct_rows_that_count():
     points = np.array([[0.1, 0.7], [0.1, 0.7], [0.3, 0.2]], np.float32)
-    clusters = cluster_shard(points, np.array([1, 2, 3]), 10, generator())
+    clusters = cluster_shard(points, np.array([1, 2, 3]), 10, default_rng(0))
     assert clusters.used == 2
     assert clusters.cost == 0.0
     # each of the three joined rows of a cluster scores 2 alpha / 3
     assert kmeans_scores(clusters, clusters.cost).tolist() == pytest.approx(
         [2 * ALPHA / 3] * 3
     )
-    assert len(weighted_kmeans(points, np.ones(3), 2, generator())) == 2
+    assert len(weighted_kmeans(points, np.ones(3), 2, default_rng(0))) == 2
     # a row that counts nothing has no cluster of its own
     points = np.array([[0.0], [1.0], [1000.0]])
-    clusters = cluster_shard(points, np.array([1.0, 2.0, 0.0]), 3, generator())
+    clusters = cluster_shard(points, np.array([1.0, 2.0, 0.0]), 3, default_rng(0))
     assert clusters.centres.ravel().tolist() == [0.0, 1.0]
     assert clusters.cost == 0.0
     assert kmeans_scores(clusters, clusters.cost)[2] == 0.0
     # and a shard without others none at all
-    clusters = cluster_shard(np.ones((2, 3)), np.zeros(2), 4, generator())
+    clusters = cluster_shard(np.ones((2, 3)), np.zeros(2), 4, default_rng(0))
     assert clusters.used == 0
     assert clusters.cost == 0.0
     assert kmeans_scores(clusters, 5.0).tolist() == [0.0, 0.0]
     with pytest.raises(ValueError, match="nothing to cluster"):
-        weighted_kmeans(np.ones((2, 1)), np.zeros(2), 1, generator())
+        weighted_kmeans(np.ones((2, 1)), np.zeros(2), 1, default_rng(0))
 
 
 def test_nearest_is_brute_force_and_exact_near_a_centre():
-    rng = generator(3)
+    rng = default_rng(3)
     points = rng.normal(size=(500, 4))
     centres = rng.normal(size=(7, 4))
     labels, distances = nearest(points, centres)
@@ -225,7 +223,7 @@ def test_nearest_is_brute_force_and_exact_near_a_centre():
 
 
 def test_clustering_is_a_stationary_point_and_finds_separated_groups():
-    rng = generator(1)
+    rng = default_rng(1)
     middle = np.array([[0.0, 0.0], [9.0, 0.0], [0.0, 9.0]])
     points = np.repeat(middle, 40, axis=0) + rng.normal(size=(120, 2))
     weights = rng.uniform(0.5, 2.0, 120)
@@ -239,7 +237,7 @@ def test_clustering_is_a_stationary_point_and_finds_separated_groups():
 
 
 def test_distdim_clusters_the_combinations_of_local_centres():
-    rng = generator(2)
+    rng = default_rng(2)
     local = [np.array([[0.0], [10.0]]), np.array([[0.0, 0.0], [0.0, 20.0]])]
     labels = rng.integers(0, 2, size=(200, 2))
     weights = rng.uniform(0.1, 1.0, 200)
@@ -254,16 +252,18 @@ def test_distdim_clusters_the_combinations_of_local_centres():
     assert actual == pytest.approx(whole)
     # one party and its own clusters: local k-means
     rows, copies = rows_and_masses()
-    one = cluster_shard(rows, copies, 5, generator())
-    actual = distdim(one.labels[:, None], [one.centres], copies, 5, generator())
+    one = cluster_shard(rows, copies, 5, default_rng(0))
+    actual = distdim(one.labels[:, None], [one.centres], copies, 5, default_rng(0))
     assert_allclose(actual, one.centres, rtol=1e-6)
 
 
 def test_a_clustering_begins_where_the_generator_says():
-    points = generator().normal(size=(200, 3))
+    points = default_rng(0).normal(size=(200, 3))
     ones = np.ones(200)
     costs = [
-        kmeans_cost(points, weighted_kmeans(points, ones, 8, generator(seed), starts=1))
+        kmeans_cost(
+            points, weighted_kmeans(points, ones, 8, default_rng(seed), starts=1)
+        )
         for seed in (0, 1, 2, 0)
     ]
     assert costs[3] == costs[0]

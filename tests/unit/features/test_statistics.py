@@ -152,10 +152,14 @@ def test_refuses_another_number_of_features():
 
 
 NAMES = [*"abcdefgh"]
-BY_HASH = {
-    hashes.tobytes(): name
-    for name, hashes in zip(NAMES, short_hashes(pa.array(NAMES), HASHER), strict=True)
-}
+
+
+def names_by_hash(hasher):
+    listed = short_hashes(pa.array(NAMES), hasher)
+    return {row.tobytes(): name for row, name in zip(listed, NAMES, strict=True)}
+
+
+BY_HASH = names_by_hash(HASHER)
 shards = st.lists(
     st.lists(st.none() | st.sampled_from(NAMES), max_size=20), min_size=1, max_size=4
 )
@@ -263,10 +267,8 @@ def test_ties_fall_alike_whatever_the_key(members, number):
     names = [*named(merged)]
     chosen = {names[place] for place in merged.most_frequent(number)}
     other = KeyedHasher(bytes(32))
-    parts = [counted(shard, hasher=other) for shard in members]
-    again = merge_categories(parts)
-    listed = short_hashes(pa.array(NAMES), other)
-    by_hash = {row.tobytes(): name for row, name in zip(listed, NAMES, strict=True)}
+    again = merge_categories([counted(shard, hasher=other) for shard in members])
+    by_hash = names_by_hash(other)
     frequent = again.hashes[again.most_frequent(number)]
     assert {by_hash[hashes.tobytes()] for hashes in frequent} == chosen
 
