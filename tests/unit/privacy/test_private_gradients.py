@@ -117,13 +117,10 @@ MODELS = {
 each_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 
 
-def messages_of(rows):
-    return default_rng(1).normal(size=(rows, 2))
-
-
 def example(make, rows):
     """A model, rows of its features, and what the server would send for them."""
-    return make(), normal_rows(rows, 4), messages_of(rows)
+    messages = default_rng(1).normal(size=(rows, 2))
+    return make(), normal_rows(rows, 4), messages
 
 
 def noisy_sum(model, features, messages, clip, multiplier, noise):

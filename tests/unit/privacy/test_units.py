@@ -35,10 +35,6 @@ SLACK = 1 + 1e-9
 PLAN = StatisticsPlan(3.0, 0.7, 0.0, 0.0)
 
 
-def noise() -> NoiseSource:
-    return NoiseSource(KEY)
-
-
 def people(seed: int) -> tuple[np.ndarray, ...]:
     """Features, messages and multiplicities of people with 1 to many rows."""
     rows = 40
@@ -100,9 +96,11 @@ def test_the_bounds_are_reached():
         total = clipped_sum(model, features, messages, CLIP, units)
         assert np.linalg.norm(total) == pytest.approx(CLIP, rel=1e-4)
     rows = Rows(features, counts, intercept=True, units=units)
-    assert np.linalg.norm(noisy_gram(PLAN, rows, noise())) == pytest.approx(9.0)
+    assert np.linalg.norm(noisy_gram(PLAN, rows, NoiseSource(KEY))) == pytest.approx(
+        9.0
+    )
     assert np.linalg.norm(
-        noisy_moments(PLAN, rows, messages, noise())
+        noisy_moments(PLAN, rows, messages, NoiseSource(KEY))
     ) == pytest.approx(2.1)
 
 
@@ -154,8 +152,10 @@ def test_statistics_equal_a_loop_over_units(seed):
         part = wide[own].T @ (weights[:, None] * residual[own])
         sums += part * min(1.0, 2.1 / max(np.linalg.norm(part), 1e-30))
     rows = Rows(features, counts, intercept=True, units=Units(codes))
-    assert_allclose(noisy_gram(PLAN, rows, noise()), matrix, atol=1e-9)
-    assert_allclose(noisy_moments(PLAN, rows, residual, noise()), sums, atol=1e-9)
+    assert_allclose(noisy_gram(PLAN, rows, NoiseSource(KEY)), matrix, atol=1e-9)
+    assert_allclose(
+        noisy_moments(PLAN, rows, residual, NoiseSource(KEY)), sums, atol=1e-9
+    )
 
 
 @each_model
@@ -166,7 +166,9 @@ def test_units_of_one_row_are_clipped_as_rows(make):
     by_row = clipped_sum(make(), features, messages, CLIP)
     assert_allclose(by_unit, by_row, rtol=1e-6, atol=1e-7)
     both = [Rows(features, counts, True, own) for own in (units, None)]
-    assert_allclose(*[noisy_gram(PLAN, own, noise()) for own in both], rtol=1e-9)
+    assert_allclose(
+        *[noisy_gram(PLAN, own, NoiseSource(KEY)) for own in both], rtol=1e-9
+    )
 
 
 @each_model
@@ -182,7 +184,7 @@ def test_the_size_of_blocks_changes_nothing(make, monkeypatch):
 
 def test_whole_units_are_sampled_at_the_rate():
     codes = default_rng(0).integers(0, 2000, 6000)
-    rows = Units(codes).sample(0.3, noise())
+    rows = Units(codes).sample(0.3, NoiseSource(KEY))
     drawn = np.unique(codes[rows])
     count = len(np.unique(codes))
     assert np.isin(codes, drawn).sum() == len(rows)
@@ -210,7 +212,7 @@ def test_a_fit_takes_units_whole_and_clips_them_together(rate, monkeypatch):
         target=messages,
     )
     plan = PrivateFit(2.0, 1e-9, sample_rate=rate, steps=9, unit_norm=3.0)
-    fit_privately(model, problem, plan, noise(), units)
+    fit_privately(model, problem, plan, NoiseSource(KEY), units)
     sizes = np.bincount(codes)
     for of_rows, clip in steps:
         assert clip == 6.0
