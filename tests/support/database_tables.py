@@ -46,9 +46,14 @@ def run(url: sa.URL, *statements: str) -> None:
             connection.exec_driver_sql(statement)
 
 
+def new_name(table: str = "t") -> str:
+    """A name that no table of the servers has."""
+    return f"{table}_{uuid4().hex[:8]}"
+
+
 def fill(url: sa.URL, table: str, columns: Mapping[str, str], rows: Rows) -> str:
     """Create a table under a new name; return the name."""
-    name = f"{table}_{uuid4().hex[:8]}"
+    name = new_name(table)
     engine = sa.create_engine(url, poolclass=sa.NullPool)
     quote = engine.dialect.identifier_preparer.quote
     dialect = engine.dialect.name

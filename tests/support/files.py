@@ -6,14 +6,28 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def case_table(test_file: str) -> dict[str, Any]:
+def text_of(path: Path) -> str:
+    """Return the text of a file."""
+    return path.read_text(encoding="utf-8")
+
+
+class CaseTable(dict[str, Any]):
+    """The cases of a test file, in lists by name."""
+
+    def each(self, name: str, *arguments: str) -> pytest.MarkDecorator:
+        """Run a test with each case of a list, which holds values of its arguments."""
+        names = arguments if len(arguments) > 1 else arguments[0]
+        return pytest.mark.parametrize(names, self[name])
+
+
+def case_table(test_file: str) -> CaseTable:
     """Read the TOML file beside a test file, of the same name."""
-    return tomllib.loads(
-        Path(test_file).with_suffix(".toml").read_text(encoding="utf-8")
-    )
+    return CaseTable(tomllib.loads(text_of(Path(test_file).with_suffix(".toml"))))
 
 
 def output_of(code: str, *arguments: str) -> str:

@@ -15,13 +15,13 @@ from tests.support.examples.explained import explain, printed
 from tests.support.examples.site_examples import (
     body,
     check,
-    features,
     fragment,
     policy_of,
     site_of,
 )
 from tests.support.files import case_table
 from tests.support.joined import run as extracted
+from tests.support.tables.fragments import features
 from tp_flower.errors import MessageError, PolicyError, QueryError, SiteError
 from tp_flower.extraction.extract import extract
 from tp_flower.protocol.packet import pack_bits

@@ -29,6 +29,11 @@ def run_app(folder, **config):
     return json.loads((folder / "report.json").read_text())
 
 
+def columns(rows, *names):
+    """These columns of rows of an explanation, row by row."""
+    return [[row[name] for name in names] for row in rows]
+
+
 def printed(explanation, is_full=True) -> str:
     privacy = {"readings": explanation["privacy"]["readings"]}
     view = explanation_view({**explanation, "privacy": privacy}, is_full)

@@ -15,7 +15,7 @@ from tp_flower.privacy.label_mechanisms import LabelPlan
 from tp_flower.protocol.codec import decode
 from tp_flower.protocol.packet import Packet
 from tp_flower.protocol.training_messages import PrepareRequest, PrivacyTerms
-from tp_flower.query import Feature, Fragment
+from tp_flower.query import Fragment
 from tp_flower.query.fragment import reads
 from tp_flower.randomness import NoiseSource
 from tp_flower.settings import PrivacySettings
@@ -42,10 +42,6 @@ def policy_of(folder, text):
 
 def fragment(**pieces):
     return Fragment("p", "t", **pieces)
-
-
-def features(**expressions):
-    return tuple(Feature(name, sql) for name, sql in expressions.items())
 
 
 def check(policy, wanted):
@@ -86,9 +82,11 @@ def together(site):
     return site.store.together(site.features.make_room)
 
 
-def release(site, label, plan=RESPONSE, fragment=FRAGMENT):
+def release(site, label=None, plan=RESPONSE, fragment=FRAGMENT):
+    """Release labels, by default alternating truth values, as a message does."""
     with together(site):
         bind(site, fragment)
+        label = booleans() if label is None else label
         return noisy_labels.released_label(site, 0, plan, label)
 
 

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.random import default_rng
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
 
 from tests.support.examples.coresets import regression_scores
-from tp_flower.joins.mapping import TableRows
+from tests.support.tables.mappings import table_rows
 from tp_flower.learning.solvers import gram
 from tp_flower.methods.coreset import importance
 from tp_flower.methods.coreset.sampling import (
@@ -35,10 +37,11 @@ HARD = {
     "combination": lambda x: np.column_stack([x, x @ [1.0, -2.0, 0.5]]),
     "scaled": lambda x: x * [1e-8, 1.0, 1e8],
 }
-RNG = np.random.default_rng(0)
-ALONE = TableRows(np.array([0, -1], np.int32), 2)
+RNG = default_rng(0)
+ALONE = table_rows([0, -1], 2)
 DRAWS_OF_TWO = np.array([0, 1, 1])
-DIAGONAL, TOTALS = "finite values and a diagonal >= 0", "finite, >= 0, not all 0"
+DIAGONAL = "finite values and a diagonal >= 0"
+TOTALS = "finite, >= 0, not all 0"
 LARGE = "too large to be summed"
 
 
@@ -46,13 +49,14 @@ class _Join:
     """60 joined rows of three tables, many-to-many, the third one LEFT JOINed."""
 
     def __init__(self, *, weighted=False):
-        rng = np.random.default_rng(5)
+        rng = default_rng(5)
         count = self.rows = 60
         self.weights = rng.gamma(1.0, size=count) if weighted else None
         self.row_weights = np.ones(count) if self.weights is None else self.weights
-        sizes, widths = (40, 12, 6), (3, 4, 2)
+        sizes = (40, 12, 6)
+        widths = (3, 4, 2)
         self.tables = [
-            TableRows(rng.integers(low, size, count).astype(np.int32), size)
+            table_rows(rng.integers(low, size, count), size)
             for size, low in zip(sizes, (0, 0, -1), strict=True)
         ]
         self.columns = [
@@ -103,27 +107,26 @@ def test_scores_over_a_join_are_the_leverages_of_the_materialised_join(weighted)
     join = _Join(weighted=weighted)
     scores, _ = join.exact()
     uniform = len(join.tables) / join.row_weights.sum()
-    pairs = zip(join.tables, join.local_scores, strict=True)
-    actual = sum(table.expand(local) for table, local in pairs)
-    np.testing.assert_allclose(actual + uniform, scores, rtol=1e-9)
+    local = join.local_scores
+    pairs = zip(join.tables, local, strict=True)
+    actual = sum(table.expand(of_rows) for table, of_rows in pairs)
+    assert_allclose(actual + uniform, scores, rtol=1e-9)
     # their sums are the ranks, which the server knows a bound of
-    pairs = zip(join.local_scores, join.masses, strict=True)
-    np.testing.assert_allclose(
-        [local @ mass for local, mass in pairs], [5, 4, 2], rtol=1e-9
-    )
+    pairs = zip(local, join.masses, strict=True)
+    sums = [of_rows @ mass for of_rows, mass in pairs]
+    assert_allclose(sums, [5, 4, 2], rtol=1e-9)
 
 
 @both
 def test_draws_follow_the_importance_distribution_of_the_materialised_join(weighted):
     join = _Join(weighted=weighted)
     _, density = join.exact()
-    draws, _ = join.draw(DRAWS, np.random.default_rng(11))
+    draws, _ = join.draw(DRAWS, default_rng(11))
     actual = np.bincount(draws, minlength=join.rows)
     assert stats.chisquare(actual, DRAWS * density).pvalue > 0.001
     # the test has the power to see a law that is slightly different
-    assert (
-        stats.chisquare(actual, DRAWS * (0.9 * density + 0.1 / join.rows)).pvalue < 1e-6
-    )
+    other = 0.9 * density + 0.1 / join.rows
+    assert stats.chisquare(actual, DRAWS * other).pvalue < 1e-6
 
 
 @both
@@ -131,7 +134,7 @@ def test_weighted_costs_are_unbiased_for_50_random_parameters(weighted):
     join = _Join(weighted=weighted)
     scores, _ = join.exact()
     design = np.column_stack([join.expanded(place) for place in range(3)])
-    rng = np.random.default_rng(2)
+    rng = default_rng(2)
     parameters = rng.normal(size=(50, design.shape[1]))
     costs = (design @ parameters.T) ** 2  # (60, 50); the label is one of the columns
     repeats = 400
@@ -150,13 +153,14 @@ def test_weighted_costs_are_unbiased_for_50_random_parameters(weighted):
 
 @both
 def test_the_penalty_is_as_many_more_joined_rows(weighted):
-    join, penalty = _Join(weighted=weighted), 0.3
+    join = _Join(weighted=weighted)
+    penalty = 0.3
     rows, mass = join.columns[0], join.masses[0]  # three features, 1, the label
     root = np.sqrt(join.row_weights)[:, None] * join.expanded(0)
     basis, _ = np.linalg.qr(np.vstack([root, np.sqrt(penalty) * np.eye(5)[:3]]))
     reference = (basis[: join.rows] ** 2).sum(axis=1) / join.row_weights
     actual = regression_scores(rows, mass, features=3, penalty=penalty)
-    np.testing.assert_allclose(join.tables[0].expand(actual), reference, rtol=1e-9)
+    assert_allclose(join.tables[0].expand(actual), reference, rtol=1e-9)
     clear = gram(rows, mass)
     total = importance.leverage_total(
         clear, importance.whitening(importance.penalised(clear, 3, penalty))
@@ -168,26 +172,28 @@ def test_the_penalty_is_as_many_more_joined_rows(weighted):
 @given(st.integers(0, 2**32 - 1))
 @settings(max_examples=30)
 def test_shards_sum_to_the_unsplit_table(seed):
-    rng = np.random.default_rng(seed)
-    rows, masses = rng.normal(size=(30, 4)), rng.integers(0, 4, 30)
+    rng = default_rng(seed)
+    rows = rng.normal(size=(30, 4))
+    masses = rng.integers(0, 4, 30)
     cut = int(rng.integers(0, 31))
     grams = [gram(rows[part], masses[part]) for part in (slice(cut), slice(cut, None))]
     basis = importance.whitening(grams[0] + grams[1])
     together = importance.leverages(rows, basis)
-    np.testing.assert_allclose(together, regression_scores(rows, masses), rtol=1e-6)
+    assert_allclose(together, regression_scores(rows, masses), rtol=1e-6)
     totals = [importance.leverage_total(shard, basis) for shard in grams]
     expected = [together[:cut] @ masses[:cut], together[cut:] @ masses[cut:]]
-    np.testing.assert_allclose(totals, expected, atol=1e-9)
+    assert_allclose(totals, expected, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", list(HARD))
 def test_scores_of_hard_columns_are_those_of_the_space_they_span(kind):
-    rng = np.random.default_rng(4)
+    rng = default_rng(4)
     plain = importance.augmented(rng.normal(size=(50, 3)), None, intercept=True)
     hard = importance.augmented(HARD[kind](plain[:, :3]), None, intercept=True)
     masses = rng.integers(0, 4, 50)
-    actual, expected = (regression_scores(rows, masses) for rows in (hard, plain))
-    np.testing.assert_allclose(actual, expected, rtol=1e-8)
+    actual = regression_scores(hard, masses)
+    expected = regression_scores(plain, masses)
+    assert_allclose(actual, expected, rtol=1e-8)
     assert importance.whitening(gram(hard, masses)).shape[1] == 4
     # a copy in float32 is a copy
     values = rng.normal(size=(1000, 1))
@@ -198,13 +204,13 @@ def test_scores_of_hard_columns_are_those_of_the_space_they_span(kind):
 @pytest.mark.parametrize("shape", [(3, 0), (3, 2), (0, 2), (4, 9)])
 def test_scores_at_the_limits(shape):
     """Nothing scores where nothing is; more columns than rows score one."""
-    rows = np.random.default_rng(0).normal(size=shape) * (shape != (3, 2))
+    rows = default_rng(0).normal(size=shape) * (shape != (3, 2))
     scores = regression_scores(rows, np.ones(shape[0]))
-    np.testing.assert_allclose(scores, np.full(shape[0], 1.0 * (shape == (4, 9))))
+    assert_allclose(scores, np.full(shape[0], 1.0 * (shape == (4, 9))))
 
 
 def test_rows_without_mass_are_never_drawn():
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     mass = np.array([0.0, 3.0, 0.0, 1.0, 0.0])
     actual = np.bincount(draw_rows(mass, 40_000, rng), minlength=5)
     assert actual[[0, 2, 4]].tolist() == [0, 0, 0]
@@ -216,30 +222,29 @@ def test_rows_without_mass_are_never_drawn():
 def test_uniform_samples_are_distinct_unbiased_rows(weighted):
     weights = np.arange(1.0, 11.0) if weighted else None
     masses = np.ones(10) if weights is None else weights
-    rng = np.random.default_rng(3)
+    rng = default_rng(3)
     taken = np.zeros(10)
     for _ in range(4000):
         sample = uniform_sample(10, 3, weights, rng)
         assert len(set(sample.joined.tolist())) == 3 == sample.size
-        np.testing.assert_allclose(sample.weights, masses[sample.joined] * 10 / 3)
+        assert_allclose(sample.weights, masses[sample.joined] * 10 / 3)
         taken[sample.joined] += 1
     # without replacement the counts vary less than a multinomial's
     assert np.abs(taken - 1200).max() < 4 * np.sqrt(4000 * 0.3 * 0.7)
     everything = uniform_sample(10, 99, weights, rng)
     assert everything.joined.tolist() == list(range(10))
-    np.testing.assert_array_equal(everything.weights, masses)
+    assert_array_equal(everything.weights, masses)
 
 
 def test_masks_cancel_in_the_sum_of_all_parts_alone():
-    secret, scores = b"s" * 32, np.random.default_rng(0).random((4, 1000)) / 500
+    secret = b"s" * 32
+    scores = default_rng(0).random((4, 1000)) / 500
     masked = [
         to_fixed(scores[part], 500) + pair_masks(secret, part, 4, 1000, b"run 1")
         for part in range(4)
     ]
     total = np.sum(masked, axis=0, dtype=np.uint64)
-    np.testing.assert_allclose(
-        from_fixed(total, 500), scores.sum(axis=0), atol=4 / 500 * 2**-25
-    )
+    assert_allclose(from_fixed(total, 500), scores.sum(axis=0), atol=4 / 500 * 2**-25)
     # what lacks a part is uniform over 64 bits: its top byte is, too
     for seen in (*masked, np.sum(masked[:3], axis=0, dtype=np.uint64)):
         top = np.bincount((seen >> np.uint64(60)).astype(np.intp), minlength=16)

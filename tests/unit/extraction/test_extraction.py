@@ -14,9 +14,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from numpy.random import default_rng
+from numpy.testing import assert_array_equal
 
 from tests.support.files import case_table
 from tests.support.joined import parquet_of, run
+from tests.support.tables.fragments import features as named_features
 from tp_flower import keyed_hash
 from tp_flower.errors import QueryError, SourceError
 from tp_flower.extraction.extract import extract, open_extracted
@@ -24,7 +27,7 @@ from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
 from tp_flower.extraction.select_plan import kind_of
 from tp_flower.features.columns import CategoricalColumn
 from tp_flower.keyed_hash import KeyedHasher
-from tp_flower.query import Feature, Fragment, SubQuery
+from tp_flower.query import Fragment, SubQuery
 from tp_flower.sources.shards import scan
 
 # each example opens DuckDB several times
@@ -33,17 +36,17 @@ CASES = case_table(__file__)
 SIGNED = ["TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT"]
 OTHERS = ["FLOAT", "DOUBLE", "DECIMAL(9,0)", "DECIMAL(12,4)", "DECIMAL(38,9)"]
 NUMBERS = [*SIGNED, *(f"U{kind}" for kind in SIGNED), *OTHERS]
-HASHER = KeyedHasher(bytes(range(32)))
+SECRET = bytes(range(32))
+HASHER = KeyedHasher(SECRET)
 # DuckDB takes no other texts from a data frame
 texts = st.text(max_size=3).filter(lambda t: "\x00" not in t and t.isprintable())
 PAYMENTS = pd.DataFrame({"c": [2, None, 1, 2, None], "x": [1.0, 2.0, 3.0, 5.0, 8.0]})
 WANTS = CASES["wants"]
 REFUSED = [(part, *case) for part in WANTS for case in CASES["refused"][part]]
-SECRET = bytes(range(32))
 
 
 def fragment(features=(), keys=(), label=None, filters=()) -> Fragment:
-    named = tuple(Feature(name, sql) for name, sql in dict(features).items())
+    named = named_features(**dict(features))
     return Fragment("t", "table", named, tuple(keys), label, tuple(filters))
 
 
@@ -100,26 +103,33 @@ WANTED = fragment(
 
 def test_extraction_by_hand():
     shard = run(FRAME, WANTED)
-    assert (shard.table, shard.rows, shard.groups) == ("t", 3, None)
+    assert shard.table == "t"
+    assert shard.rows == 3
+    assert shard.groups is None
     kinds = {"twice": "number", "flag": "boolean", "day": "time", "c": "text"}
     assert {info.name: info.kind for info in shard.features} == kinds
     values = [[3, np.nan, 6], [1, 0, 1], [86400, np.nan, -86400]]
     for name, expected in zip(kinds, values, strict=False):
-        np.testing.assert_array_equal(shard.column(name).values, expected)
+        assert_array_equal(shard.column(name).values, expected)
         assert shard.column(name).values.dtype == np.float64
     assert shard.column("c").texts.to_pylist() == ["A", "B"]
     assert shard.column("c").codes.tolist() == [1, -1, 0]
-    assert (shard.label.kind, shard.label.categories) == ("text", ("no", "yes"))
+    assert shard.label.kind == "text"
+    assert shard.label.categories == ("no", "yes")
     assert shard.label.codes.tolist() == [0, 1, -1]
     first, second = shard.keys
-    assert (first.kind, second.kind) == ("number", "number+text")
+    assert first.kind == "number"
+    assert second.kind == "number+text"
     assert first.codes[0] == first.codes[2] != first.codes[1]
     assert second.codes[1] == -1
     assert len(first.texts) == len(second.texts) == 2
     for codes in (first.codes, shard.column("c").codes, shard.label.codes):
         assert codes.dtype == np.int32
     rows = run(FRAME, fragment())
-    assert (rows.rows, rows.keys, rows.label, rows.features) == (4, (), None, ())
+    assert rows.rows == 4
+    assert rows.keys == ()
+    assert rows.label is None
+    assert rows.features == ()
 
 
 def test_label_kinds():
@@ -130,20 +140,21 @@ def test_label_kinds():
         ('"y"', "text", [0, 1, np.nan, 0]),
     ):
         label = run(FRAME, fragment(label=sql)).label
-        assert (label.kind, label.values.dtype) == (kind, np.float64)
-        np.testing.assert_array_equal(label.values, values)
+        assert label.kind == kind
+        assert label.values.dtype == np.float64
+        assert_array_equal(label.values, values)
 
 
 def test_many_rows_and_texts_keep_the_order_of_the_shard(tmp_path, monkeypatch):
     monkeypatch.setattr("tp_flower.extraction.extract.MOST_ROWS", 1000)
     # more rows than DuckDB hands to one thread at a time
-    number = np.random.default_rng(0).permutation(300_000)
+    number = default_rng(0).permutation(300_000)
     texts = np.char.add((number % 5_000).astype(str), "é")
     frame = pd.DataFrame({"k": number // 2, "x": number, "c": texts})
     wanted = fragment({"x": '"x"', "c": '"c"'}, [('"k"',)], filters=['"x" > 9'])
     shard = run(frame, wanted, tmp_path)
     x, column, (key,) = shard.column("x").values, shard.column("c"), shard.keys
-    np.testing.assert_array_equal(x, number[number > 9])
+    assert_array_equal(x, number[number > 9])
     categories = np.array(column.texts.to_pylist())
     assert (categories == np.unique(texts)).all()
     assert (categories[column.codes] == texts[number > 9]).all()
@@ -228,7 +239,7 @@ def test_columns_in_files_are_those_in_memory(tmp_path_factory, members, label):
 
 def test_blocks_are_the_rows_of_the_columns(tmp_path, monkeypatch):
     monkeypatch.setattr("tp_flower.extraction.extract.MOST_ROWS", 7)
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     texts = [None if n % 5 == 0 else f"t{n % 7}" for n in range(50)]
     numbers = np.where(rng.random(50) < 0.2, np.nan, rng.random(50))
     vectors = [None if n % 11 == 0 else [n / 4, -n] for n in range(50)]
@@ -239,10 +250,10 @@ def test_blocks_are_the_rows_of_the_columns(tmp_path, monkeypatch):
     for folder in (None, tmp_path):
         shard = run(frame, wanted, folder)
         assert shard.contents.starts == [*range(0, 50, 7), 50]
-        np.testing.assert_array_equal(shard.column("x").values, frame["x"])
+        assert_array_equal(shard.column("x").values, frame["x"])
         assert rows_in(shard.column("c")) == texts
         vectors = [[np.nan] * 2 if v is None else v for v in frame["v"]]
-        np.testing.assert_array_equal(shard.column("v").values, vectors)
+        assert_array_equal(shard.column("v").values, vectors)
         for rows in (None, every, runs, runs[:1], runs[:0]):
             for size in (1, 4, 7, 50, 99):
                 blocks = list(shard.blocks(rows, size))
@@ -269,7 +280,7 @@ def test_file_that_is_cut_short(tmp_path):
         open_extracted(tmp_path).column("twice")
 
 
-@pytest.mark.parametrize("kind", CASES["vectors"])
+@CASES.each("vectors", "kind")
 def test_vectors(tmp_path, kind):
     values = f"(NULL), ([1, 2]::{kind}), (NULL), ([NULL, -4]::{kind})"
     sql = f"SELECT CAST(v AS {kind}) AS v FROM (VALUES {values}) t(v)"
@@ -278,15 +289,14 @@ def test_vectors(tmp_path, kind):
     none = [np.nan, np.nan]
     rows = shard.column("e").values
     assert rows.dtype == np.float32
-    np.testing.assert_array_equal(rows, [none, [1, 2], none, [np.nan, -4]])
+    assert_array_equal(rows, [none, [1, 2], none, [np.nan, -4]])
     empty = of_sql(tmp_path, f"SELECT NULL::{kind} AS v", fragment({"e": '"v"'}))
     assert "[2]" in kind or empty.column("e").values.shape == (1, 0)
 
 
 def grouped(**changed) -> Fragment:
-    subquery = SubQuery(
-        (Feature("c", '"c"'), Feature("total", 'SUM("x")')), groups=('"c"',)
-    )
+    columns = named_features(c='"c"', total='SUM("x")')
+    subquery = SubQuery(columns, groups=('"c"',))
     whole = fragment({"total": '"total"'}, [('"c"',)], filters=['"total" > 3'])
     return replace(whole, subquery=replace(subquery, **changed))
 
@@ -294,7 +304,8 @@ def grouped(**changed) -> Fragment:
 def test_subquery_runs_first():
     shard = run(PAYMENTS, grouped())
     assert sorted(shard.column("total").values.tolist()) == [6, 10]
-    key, groups = shard.keys[0], shard.groups
+    key = shard.keys[0]
+    groups = shard.groups
     assert sorted(key.codes.tolist()) == [-1, 0]
     assert sorted(groups.texts.to_pylist()) == ["null", "number1:2"]
     assert sorted(groups.codes.tolist()) == [0, 1]
@@ -302,12 +313,11 @@ def test_subquery_runs_first():
 
 
 def test_order_of_groups_is_that_of_their_contents_and_the_key_of_the_site():
-    numbers = np.random.default_rng(3).integers(0, 9_000, 50_000)
+    numbers = default_rng(3).integers(0, 9_000, 50_000)
     frame = pd.DataFrame({"c": numbers, "x": numbers % 7 * 1.0})
     first, again = (contents(run(frame, grouped())) for _ in range(2))
-    assert (
-        first == again == contents(run(frame.sample(frac=1, random_state=1), grouped()))
-    )
+    shuffled = frame.sample(frac=1, random_state=1)
+    assert first == again == contents(run(shuffled, grouped()))
     # it tells nothing of the contents
     frame = pd.DataFrame({"c": np.arange(200), "x": np.arange(4.0, 204.0)})
     first, second, again = (
@@ -338,29 +348,29 @@ def unordered(monkeypatch):
 @pytest.mark.usefixtures("unordered")
 def test_rows_without_an_order_are_sorted():
     wanted = fragment({"twice": '"x" * 2', "c": '"c"'}, [('"k"',)])
-    assert contents(run(FRAME, wanted)) == contents(
-        run(FRAME.iloc[[2, 0, 3, 1]], wanted)
-    )
+    shuffled = FRAME.iloc[[2, 0, 3, 1]]
+    assert contents(run(FRAME, wanted)) == contents(run(shuffled, wanted))
 
 
 @pytest.mark.usefixtures("unordered")
 @pytest.mark.parametrize("features", [{}, {"same": "1"}, {"x": '"x"'}])
 def test_order_of_rows_does_not_depend_on_the_label(features):
     """Rows of one label side by side would tell what noise on labels hides."""
-    x = np.random.default_rng(5).permutation(1000)
+    x = default_rng(5).permutation(1000)
     frame = pd.DataFrame({"x": x, "y": x % 2})
     label, other = (
         run(frame, fragment(features, label=sql)).label.values
         for sql in ('"y"', '1 - "y"')
     )
-    np.testing.assert_array_equal(other, 1 - label)
+    assert_array_equal(other, 1 - label)
     assert np.count_nonzero(np.diff(label)) == pytest.approx(500, abs=5 * np.sqrt(250))
 
 
 def test_hashes_and_digests_are_those_of_the_texts():
     frame = pd.DataFrame({"k": [*range(50), None], "c": "x"})
     (key,) = run(frame, fragment(keys=[('"c"', '"k"')])).keys
-    hashed, whole = key.hashed(HASHER), HASHER.hash_texts(key.texts)
+    hashed = key.hashed(HASHER)
+    whole = HASHER.hash_texts(key.texts)
     pairs = [tuple(pair) for pair in hashed.hashes.tolist()]
     assert hashed.hashes.dtype == np.uint64
     assert pairs == sorted(set(pairs))
@@ -379,7 +389,7 @@ def test_types_of_python_values():
     frame["whole"] = frame["whole"].astype("Int64")
     shard = run(frame, fragment({name: f'"{name}"' for name in frame}))
     for name, value in (("decimal", 1.5), ("date", 86400), ("whole", 3)):
-        np.testing.assert_array_equal(shard.column(name).values, [value, np.nan])
+        assert_array_equal(shard.column(name).values, [value, np.nan])
     frame = pd.DataFrame({"x": [1.0, np.inf]})  # infinite, but filtered out
     shard = run(frame, fragment({"x": '"x"'}, filters=['"x" < 9']))
     assert shard.column("x").values.tolist() == [1.0]
@@ -387,7 +397,8 @@ def test_types_of_python_values():
 
 @pytest.mark.parametrize(("part", "value", "match"), REFUSED)
 def test_refused_values(tmp_path, part, value, match):
-    sql, wanted = f"SELECT {value} AS v FROM range(3) t(i)", fragment(**WANTS[part])
+    sql = f"SELECT {value} AS v FROM range(3) t(i)"
+    wanted = fragment(**WANTS[part])
     with pytest.raises(SourceError, match=match):
         of_sql(tmp_path, sql, wanted)
 
@@ -404,43 +415,38 @@ def test_kinds_of_types():
             assert (name, kind_of(name) or "none") == (name, kind)
 
 
+def hmac_of(text):
+    return hmac.digest(SECRET, text.encode(), hashlib.sha256)
+
+
 @given(
     st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=8),
     st.booleans(),
 )
-def test_hash_equals_hmac_sha256(texts: list[str], are_few: bool) -> None:
+def test_hash_equals_hmac_sha256(texts, are_few):
     with patch.object(keyed_hash, "FEW_TEXTS", 8 * are_few):
-        hashes = KeyedHasher(SECRET).hash_texts(pa.array(texts, pa.string()))
-    expected = [
-        np.frombuffer(hmac.digest(SECRET, text.encode(), hashlib.sha256), ">u8")
-        for text in texts
-    ]
+        hashes = HASHER.hash_texts(pa.array(texts, pa.string()))
+    expected = [np.frombuffer(hmac_of(text), ">u8") for text in texts]
     assert hashes.dtype == np.uint64
     assert np.array_equal(hashes, np.array(expected).reshape(-1, 4))
 
 
-def test_order_is_kept_over_many_texts() -> None:
+def test_order_is_kept_over_many_texts():
     texts = [str(i) for i in range(300_000)]
-    hashes = KeyedHasher(SECRET).hash_texts(pa.array(texts))
+    hashes = HASHER.hash_texts(pa.array(texts))
     for place in (0, 150_000, 299_999):
-        digest = hmac.digest(SECRET, texts[place].encode(), hashlib.sha256)
-        assert hashes[place].astype(">u8").tobytes() == digest
+        assert hashes[place].astype(">u8").tobytes() == hmac_of(texts[place])
 
 
-def test_purposes_and_secrets_give_unrelated_hashes() -> None:
+def test_purposes_and_secrets_give_unrelated_hashes():
     text = pa.array(["a"])
-    hasher = KeyedHasher(SECRET)
-    actual = {
-        hasher.hash_texts(text).tobytes(),
-        hasher.purpose("x").hash_texts(text).tobytes(),
-        hasher.purpose("y").hash_texts(text).tobytes(),
-        KeyedHasher(bytes(32)).hash_texts(text).tobytes(),
-    }
-    assert len(actual) == 4
-    assert hasher.purpose("x") == hasher.purpose("x")
+    purposes = [HASHER.purpose(name) for name in "xy"]
+    hashers = [HASHER, *purposes, KeyedHasher(bytes(32))]
+    assert len({hasher.hash_texts(text).tobytes() for hasher in hashers}) == 4
+    assert HASHER.purpose("x") == purposes[0]
 
 
-def test_secret_is_not_shown_and_has_one_length() -> None:
-    assert "0" not in repr(KeyedHasher(SECRET))
+def test_secret_is_not_shown_and_has_one_length():
+    assert "0" not in repr(HASHER)
     with pytest.raises(ValueError, match="has 3 bytes, not 32"):
         KeyedHasher(b"abc")

@@ -31,12 +31,8 @@ NO_TABLE = (
 
 def shard(table="t", site="a", index=0, kind="DOUBLE", columns="x", empty=()):
     named = {"table": table, "site": site, "index": index}
-    return {
-        **named,
-        "columns": dict.fromkeys(columns, kind),
-        "rows": 3,
-        "all-null": list(empty),
-    }
+    types = {"columns": dict.fromkeys(columns, kind), "all-null": list(empty)}
+    return {**named, **types, "rows": 3}
 
 
 def description(shards, **changes):
@@ -49,9 +45,8 @@ def description(shards, **changes):
 
 def read(*nodes):
     """Return the inventory of nodes 2, 3, ...: each a list of shards."""
-    return read_inventory(
-        {number: Packet(description(hosted)) for number, hosted in enumerate(nodes, 2)}
-    )
+    descriptions = map(description, nodes)
+    return read_inventory(dict(enumerate(map(Packet, descriptions), 2)))
 
 
 class Nodes(InProcessGrid):
@@ -63,7 +58,9 @@ class Nodes(InProcessGrid):
     """
 
     def __init__(self, text, **changes):
-        app, answers, self.arrival = ClientApp(), {}, {}
+        app = ClientApp()
+        answers = {}
+        self.arrival = {}
         nodes = re.findall(r"([a-z]+)(\d*)(?:\+(\S+))?", text)
         for number, (name, partitions, after) in enumerate(nodes, 2):
             hosted = [shard(name, f"at-{name}")]
@@ -73,9 +70,8 @@ class Nodes(InProcessGrid):
 
         @app.query("describe")
         def describe(message, context):
-            return Message(
-                pack(Packet(dict(answers[context.node_id]))), reply_to=message
-            )
+            answer = Packet(dict(answers[context.node_id]))
+            return Message(pack(answer), reply_to=message)
 
         super().__init__(app, len(answers))
         self.seconds = 0.0
@@ -92,15 +88,12 @@ class Nodes(InProcessGrid):
 
 def find(grid, *wanted, **settings):
     settings = Settings(**{"wait_seconds": 20.0, **settings})
+    request = DescribeRequest(list(wanted))
     with patch.object(sites, "time", grid):
-        return find_sites(
-            grid, settings, DescribeRequest(list(wanted)), "0" * 32
-        ).tables
+        return find_sites(grid, settings, request, "0" * 32).tables
 
 
-@pytest.mark.parametrize(
-    ("nodes", "wanted", "how", "settled", "tables", "seconds"), CASES["waits"]
-)
+@CASES.each("waits", "nodes", "wanted", "how", "settled", "tables", "seconds")
 def test_how_long_sites_are_waited_for(
     nodes, wanted, how, settled, tables, seconds, monkeypatch
 ):
@@ -166,7 +159,8 @@ def test_inventory_lists_shards_by_table():
 
 
 def test_order_and_names_of_shards_do_not_depend_on_the_nodes():
-    one, two = [shard("t", "z", 0)], [shard("T", "a", 1), shard("t", "a", 0)]
+    one = [shard("t", "z", 0)]
+    two = [shard("T", "a", 1), shard("t", "a", 0)]
     for actual in (read(one, two), read(two, one)):
         assert [name.lower() for name in actual.tables] == ["t"]
         listed = [(s.site, s.index) for s in actual.shards_of("t")]
@@ -179,8 +173,9 @@ def test_description_without_the_key_that_it_names():
         read_inventory({5: Packet(description([shard()], keys="pinned"))})
 
 
-A, B = [shard()], [shard(site="b", kind="DATE")]
-EMPTY, TEXTS = [shard(kind="VARCHAR", empty="x")], [shard(site="c", kind="VARCHAR")]
+A = [shard()]
+B = [shard(site="b", kind="DATE")]
+EMPTY = [shard(kind="VARCHAR", empty="x")]
 
 
 def test_a_shard_twice():
@@ -211,7 +206,7 @@ def test_a_shard_twice():
             "'t': column 'x' is DOUBLE at site 'a' and DATE at site 'b'; declare",
         ),
         # behind a column without values
-        ((EMPTY, B, TEXTS), "", "DATE .* VARCHAR .* 'c'"),
+        ((EMPTY, B, [shard(site="c", kind="VARCHAR")]), "", "DATE .* VARCHAR .* 'c'"),
     ],
 )
 def test_columns_that_shards_do_not_share(nodes, columns, match):
@@ -251,7 +246,8 @@ def texts(site, *readings, empty=(), **facts):
     return [{**shard(site=site, kind=kind, empty=empty), "texts": {"x": column}}]
 
 
-DAY_FIRST, MONTH_FIRST = "DATE %d/%m/%Y", "DATE %m/%d/%Y"
+DAY_FIRST = "DATE %d/%m/%Y"
+MONTH_FIRST = "DATE %m/%d/%Y"
 BOTH = (DAY_FIRST, MONTH_FIRST)
 
 
@@ -269,10 +265,8 @@ def agreed(*nodes, trained=None, as_text=()):
 
 
 def test_shards_take_the_format_that_most_of_them_have():
-    first, second = (
-        texts("a", *BOTH, **{"are-ambiguous": True}),
-        texts("b", MONTH_FIRST),
-    )
+    first = texts("a", *BOTH, **{"are-ambiguous": True})
+    second = texts("b", MONTH_FIRST)
     both = {"a": MONTH_FIRST, "b": MONTH_FIRST}
     for nodes in ((first, second), (second, first)):
         assert agreed(*nodes) == ("DATE", both, ())
@@ -288,43 +282,28 @@ def test_format_stays_open_where_all_shards_fit_two():
     first, second = (
         texts(site, *BOTH, **{"are-ambiguous": site == "b"}) for site in "ab"
     )
-    assert agreed(first, second) == (
-        "DATE",
-        dict.fromkeys("ab", DAY_FIRST),
-        ("%m/%d/%Y",),
-    )
+    both = dict.fromkeys("ab", DAY_FIRST)
+    assert agreed(first, second) == ("DATE", both, ("%m/%d/%Y",))
     # without a day that differs there is no question
     assert agreed(first) == ("DATE", {"a": DAY_FIRST}, ())
     # a saved model answers it
     trained = ("TIMESTAMP", "%m/%d/%Y")
-    assert agreed(first, second, trained=trained) == (
-        "DATE",
-        dict.fromkeys("ab", MONTH_FIRST),
-        (),
-    )
+    both = dict.fromkeys("ab", MONTH_FIRST)
+    assert agreed(first, second, trained=trained) == ("DATE", both, ())
     # if its format fits no text, another one does
     assert agreed(texts("a", "DATE"), trained=trained)[1] == {"a": "DATE"}
 
 
 def test_type_that_is_declared_decides_for_texts():
+    whole = texts("a", "BIGINT")
     declared = [shard(site="b", kind="VARCHAR")]
-    assert agreed(texts("a", "BIGINT"), declared) == (
-        "VARCHAR",
-        {"a": "VARCHAR", "b": ""},
-        (),
-    )
-    assert agreed(texts("a", "BIGINT"), [shard(site="b")])[1] == {
-        "a": "BIGINT",
-        "b": "",
-    }
+    assert agreed(whole, declared) == ("VARCHAR", {"a": "VARCHAR", "b": ""}, ())
+    assert agreed(whole, [shard(site="b")])[1] == {"a": "BIGINT", "b": ""}
     # numbers and texts in two text files are no texts: a value may be wrong
     match = "BIGINT at site 'a' and VARCHAR at site 'b'"
-    schema = schemas(texts("a", "BIGINT"), texts("b"))["t"]
-    assert re.search(match, schema.unread["x"])
-    trained = ("VARCHAR",)
-    assert agreed(texts("a", "BIGINT"), texts("b"), trained=trained)[
-        1
-    ] == dict.fromkeys("ab", "VARCHAR")
+    assert re.search(match, schemas(whole, texts("b"))["t"].unread["x"])
+    readings = agreed(whole, texts("b"), trained=("VARCHAR",))[1]
+    assert readings == dict.fromkeys("ab", "VARCHAR")
 
 
 def test_column_without_values_is_read_as_its_table():
@@ -344,11 +323,7 @@ def test_key_whose_texts_merge_is_read_as_text():
     )
     # both sides of a join, as long as the other one is text
     _, columns = bind_columns(query.bind, read(merging, other))
-    kinds = {
-        table: columns.agreed[table, name].type
-        for table, name in (("t", "x"), ("u", "x"))
-    }
-    assert kinds == {"t": "VARCHAR", "u": "VARCHAR"}
+    assert [columns.agreed[table, "x"].type for table in "tu"] == ["VARCHAR"] * 2
     feature = Query.from_sql("SELECT t.x, v.y AS label FROM t JOIN v ON t.x + 1 = v.y")
     _, columns = bind_columns(feature.bind, read(merging, other))
     assert columns.agreed["t", "x"].type == "DOUBLE"

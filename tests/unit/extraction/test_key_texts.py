@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from tests.support.database_tables import KINDS, fill, source_of, url_of
 from tests.support.files import case_table
 from tests.support.joined import run as extract_frame
+from tests.support.tables.sources import duckdb_file, file_source
 from tp_flower.duckdb_engine import quote_name, quote_text
 from tp_flower.errors import MappingError
 from tp_flower.extraction.extract import extract
@@ -36,7 +37,9 @@ from tp_flower.query import Fragment, Join
 from tp_flower.sources.shards import ShardSource
 
 CASES = case_table(__file__)
-POOLS, TYPES, COLUMNS = CASES["pools"], CASES["types"], CASES["columns"]
+POOLS = CASES["pools"]
+TYPES = CASES["types"]
+COLUMNS = CASES["columns"]
 FLOATS = ("FLOAT", "DOUBLE")
 HASHER = KeyedHasher(bytes(range(32)))
 Text = str | None
@@ -49,9 +52,8 @@ def engine():
     return connection
 
 
-def keys_of(columns: Iterable[str], filters: Sequence[str] = ()) -> Fragment:
-    keys = tuple((column,) for column in columns)
-    return Fragment("t", "table", keys=keys, filters=tuple(filters))
+def keys_of(columns: Iterable[str]) -> Fragment:
+    return Fragment("t", "table", keys=tuple((column,) for column in columns))
 
 
 def texts_of(shard: ExtractedShard) -> list[list[Text]]:
@@ -62,27 +64,19 @@ def texts_of(shard: ExtractedShard) -> list[list[Text]]:
     ]
 
 
-def duckdb_file(folder, table: str) -> ShardSource:
+def table_of(folder, sql: str) -> ShardSource:
     """Parquet has no HUGEINT and no unit of seconds."""
-    path = folder / "t.duckdb"
-    with duckdb.connect(str(path)) as connection:
-        connection.execute(f"CREATE TABLE t AS {table}")
-    return ShardSource("table", "here", 0, str(path), relation=("t",))
+    return duckdb_file(folder / "t.duckdb", f"CREATE TABLE t AS {sql}")
 
 
 def casts(kind: str) -> str:
     """A table of the kind's pool, a column per type; NULL where it cannot hold the
     value.
     """
-    rows = ", ".join(
-        f"({number}, {quote_text(t)})" for number, t in enumerate(POOLS[kind])
-    )
-    columns = ", ".join(
-        f"TRY_CAST(v AS {t}) AS c{n}" for n, t in enumerate(TYPES[kind])
-    )
-    return (
-        f"SELECT number, {columns} FROM (VALUES {rows}) pool(number, v) ORDER BY number"
-    )
+    rows = ", ".join(f"({n}, {quote_text(t)})" for n, t in enumerate(POOLS[kind]))
+    types = enumerate(TYPES[kind])
+    columns = ", ".join(f"TRY_CAST(v AS {t}) AS c{n}" for n, t in types)
+    return f"SELECT n, {columns} FROM (VALUES {rows}) pool(n, v) ORDER BY n"
 
 
 def matches(left: Sequence[object], right: Sequence[object]) -> set[tuple[int, int]]:
@@ -100,26 +94,20 @@ def matches(left: Sequence[object], right: Sequence[object]) -> set[tuple[int, i
 
 @pytest.mark.parametrize("kind", POOLS)
 def test_texts_are_equal_exactly_where_duckdb_says_so(kind, engine, tmp_path):
-    pool, types = POOLS[kind], TYPES[kind]
+    pool = POOLS[kind]
+    types = TYPES[kind]
     names = [f'"c{n}"' for n in range(len(types))]
-    texts = texts_of(extract(duckdb_file(tmp_path, casts(kind)), keys_of(names)))
+    texts = texts_of(extract(table_of(tmp_path, casts(kind)), keys_of(names)))
     engine.execute(f"CREATE OR REPLACE TABLE pool AS {casts(kind)}")
     exact = [[None] * len(pool)] * len(types)
     if kind == "number":
         rows = engine.execute(f"SELECT {', '.join(names)} FROM pool").fetchall()
-        exact = [
-            [exact_number(value) for value in column]
-            for column in zip(*rows, strict=True)
-        ]
+        exact = [[*map(exact_number, column)] for column in zip(*rows, strict=True)]
     for (a, left), (b, right) in combinations_with_replacement(enumerate(types), 2):
         # DuckDB fails where one value is not one of the other type
-        sql = (
-            f"SELECT l.number, r.number FROM pool l, pool r WHERE TRY(l.c{a} = r.c{b})"
-        )
-        of_duckdb, of_keys = (
-            set(engine.execute(sql).fetchall()),
-            matches(texts[a], texts[b]),
-        )
+        sql = f"SELECT l.n, r.n FROM pool l, pool r WHERE TRY(l.c{a} = r.c{b})"
+        of_duckdb = set(engine.execute(sql).fetchall())
+        of_keys = matches(texts[a], texts[b])
         if kind == "number":
             assert of_keys == matches(exact[a], exact[b]), (left, right)
         differing = of_duckdb ^ of_keys
@@ -130,9 +118,7 @@ def test_texts_are_equal_exactly_where_duckdb_says_so(kind, engine, tmp_path):
                 if not is_rounded((exact[a][i], exact[b][j]), left, right)
             }
         assert not differing, (left, right)
-        assert of_keys, (
-            f"{left} and {right} have no value in common: nothing was compared"
-        )
+        assert of_keys, f"{left} and {right} have no value in common"
 
 
 def exact_number(value: float | Decimal | None) -> Fraction | float | None:
@@ -173,7 +159,7 @@ def digits_of(number: Fraction | float | None) -> int:
 )
 def test_meant_differences(left, right, by_duckdb, by_key, engine, tmp_path):
     assert engine.execute(f"SELECT {left} = {right}").fetchall() == [(by_duckdb,)]
-    source = duckdb_file(tmp_path, f"SELECT {left} AS l, {right} AS r")
+    source = table_of(tmp_path, f"SELECT {left} AS l, {right} AS r")
     keys = extract(source, keys_of(('"l"', '"r"'))).keys
     hashed = [key.hashed(HASHER) for key in keys]
     join = Join("l", "r", 0, 0, "l.k = r.k")
@@ -215,9 +201,8 @@ def test_a_text_is_that_of_the_exact_number(exact, floats, integers):
     typed += [("DOUBLE", x) for x in floats]
     if not typed:
         return
-    texts = texts_in_duckdb(
-        [(f"CAST('{as_text(value)}' AS {kind})", kind) for kind, value in typed]
-    )
+    casts = [(f"CAST('{as_text(value)}' AS {kind})", kind) for kind, value in typed]
+    texts = texts_in_duckdb(casts)
     numbers = [exact_number(value) for _, value in typed]
     for (text, number), (other, another) in product(
         zip(texts, numbers, strict=True), repeat=2
@@ -230,7 +215,8 @@ def as_text(value: float | Decimal) -> str:
 
 
 def texts_in_duckdb(values: Sequence[tuple[str, str]]) -> list[Text]:
-    columns, selected = [], []
+    columns = []
+    selected = []
     for number, (sql, kind) in enumerate(values):
         column = TypedColumn(sql, kind, kind_of(kind))
         columns.append(f"{comparable(column)} AS c{number}")
@@ -250,23 +236,18 @@ def test_nanoseconds_are_kept(nanoseconds, data):
     as_nanoseconds = [(f"make_timestamp_ns({n})", "TIMESTAMP_NS") for n in whole]
     as_microseconds = [(f"make_timestamp({n // 1000})", "TIMESTAMP") for n in whole]
     fine = texts_in_duckdb(as_nanoseconds)
-    for n, text, of_microseconds in zip(
-        whole, fine, texts_in_duckdb(as_microseconds), strict=True
-    ):
+    coarse = texts_in_duckdb(as_microseconds)
+    for n, text, of_microseconds in zip(whole, fine, coarse, strict=True):
         assert (text == of_microseconds) == (n % 1000 == 0)
     assert len(set(fine)) == len(set(whole))
 
 
 def test_keys_as_numbers_are_in_the_order_of_the_values(tmp_path):
-    infinite = [
-        "'-infinity'",
-        "'1969-12-31 23:59:59.9'",
-        "'2020-01-01 00:00:00.000000001'",
-    ]
-    times = ", ".join(f"(TIMESTAMP_NS {t})" for t in [*infinite, "'infinity'"])
-    (key,) = extract(
-        duckdb_file(tmp_path, f"FROM (VALUES {times}) t(k)"), keys_of(['"k"'])
-    ).keys
+    finite = ("1969-12-31 23:59:59.9", "2020-01-01 00:00:00.000000001")
+    listed = ("-infinity", *finite, "infinity")
+    times = ", ".join(f"(TIMESTAMP_NS '{time}')" for time in listed)
+    source = table_of(tmp_path, f"FROM (VALUES {times}) t(k)")
+    (key,) = extract(source, keys_of(['"k"'])).keys
     expected = [-math.inf, -100_000.0, 1577836800e6, math.inf]
     assert key.numbers()[key.codes].tolist() == expected
 
@@ -281,9 +262,8 @@ def typed_table() -> str:
 
 
 def assert_same_texts(shard: ExtractedShard, names: Sequence[str], folder) -> None:
-    expected = texts_of(
-        extract(duckdb_file(folder, typed_table()), keys_of(map(quote_name, names)))
-    )
+    source = table_of(folder, typed_table())
+    expected = texts_of(extract(source, keys_of(map(quote_name, names))))
     for name, texts, others in zip(names, texts_of(shard), expected, strict=True):
         assert sorted(texts) == sorted(others), name
 
@@ -292,9 +272,8 @@ def keys_with_uuid(names: Iterable[str]) -> list[str]:
     """The columns as keys; a source without UUIDs has them as texts, which the query
     casts.
     """
-    return [
-        'CAST("code" AS UUID)' if name == "code" else quote_name(name) for name in names
-    ]
+    casts = {"code": 'CAST("code" AS UUID)'}
+    return [casts.get(name, quote_name(name)) for name in names]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -316,12 +295,9 @@ def test_texts_of_files(suffix, engine, tmp_path):
     # DOUBLE
     left_out = {"parquet": {"huge"}, "csv": {"huge", "fine", "weight"}}[suffix]
     names = [name for name in COLUMNS if name not in left_out]
-    engine.execute(
-        f"COPY (SELECT {', '.join(names)} FROM ({typed_table()})) TO '{path}'"
-    )
-    shard = extract(
-        ShardSource("table", "here", 0, str(path)), keys_of(keys_with_uuid(names))
-    )
+    sql = f"SELECT {', '.join(names)} FROM ({typed_table()})"
+    engine.execute(f"COPY ({sql}) TO '{path}'")
+    shard = extract(file_source(path), keys_of(keys_with_uuid(names)))
     assert_same_texts(shard, names, tmp_path)
 
 
@@ -329,9 +305,8 @@ def test_texts_of_files(suffix, engine, tmp_path):
 def test_texts_of_data_frames(backend, engine, tmp_path):
     # HUGEINT is no type of Arrow, and a UUID one of DuckDB's own
     names = [name for name in COLUMNS if name not in ("huge", "code")]
-    table = engine.sql(
-        f"SELECT {', '.join(names)} FROM ({typed_table()})"
-    ).to_arrow_table()
+    sql = f"SELECT {', '.join(names)} FROM ({typed_table()})"
+    table = engine.sql(sql).to_arrow_table()
     mapper = pd.ArrowDtype if backend == "pyarrow" else None
     frame = table.to_pandas(types_mapper=mapper, date_as_object=False)
     shard = extract_frame(frame, keys_of(map(quote_name, names)))

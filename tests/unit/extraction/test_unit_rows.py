@@ -7,31 +7,34 @@ import duckdb
 import numpy as np
 import pandas as pd
 import pytest
+from numpy.random import default_rng
+from numpy.testing import assert_array_equal
 
 from tests.support.database_tables import fill, source_of, url_of
 from tests.support.joined import parquet_of
+from tests.support.tables.fragments import features, plain_features
+from tests.support.tables.sources import file_source, write_frame
 from tp_flower.errors import PolicyError, SourceError
 from tp_flower.extraction.extract import extract, open_extracted
-from tp_flower.query import Feature, Fragment, SubQuery
+from tp_flower.query import Fragment, SubQuery
 from tp_flower.sources.policy import Policy
 from tp_flower.sources.shards import ShardSource
 
-KEY, OTHER = b"\1" * 32, b"\2" * 32
+KEY = b"\1" * 32
+OTHER = b"\2" * 32
 
 
-def claims(people: int = 30, seed: int = 0) -> pd.DataFrame:
-    """People with 1 to 66 rows each, in no order."""
-    rng = np.random.default_rng(seed)
-    sizes = np.linspace(1, 66, people).astype(int)
-    frame = pd.DataFrame({"person": np.repeat(np.arange(people), sizes)})
+def claims() -> pd.DataFrame:
+    """Thirty people with 1 to 66 rows each, in no order."""
+    sizes = np.linspace(1, 66, 30).astype(int)
+    frame = pd.DataFrame({"person": np.repeat(np.arange(30), sizes)})
     frame["amount"] = np.arange(len(frame), dtype=float)
-    frame["day"] = rng.integers(1, 29, len(frame))
-    return frame.sample(frac=1.0, random_state=seed).reset_index(drop=True)
+    frame["day"] = default_rng(0).integers(1, 29, len(frame))
+    return frame.sample(frac=1.0, random_state=0).reset_index(drop=True)
 
 
 def fragment(*names: str, **pieces) -> Fragment:
-    features = tuple(Feature(name, f'"{name}"') for name in names)
-    return Fragment("c", "claims", features, **pieces)
+    return Fragment("c", "claims", plain_features(*names), **pieces)
 
 
 AMOUNTS = fragment("amount", "person")
@@ -46,25 +49,35 @@ def bounded(source: ShardSource, rows: int, *unit: str) -> ShardSource:
 def parquet(folder, frame: pd.DataFrame, rows: int, *unit: str) -> ShardSource:
     path = folder / "claims.parquet"
     duckdb.from_df(frame).write_parquet(str(path))
-    return bounded(ShardSource("claims", "here", 0, str(path)), rows, *unit)
+    return bounded(file_source(path, "claims"), rows, *unit)
 
 
 def of_sql(folder, sql: str, rows: int, *unit: str) -> ShardSource:
     return bounded(parquet_of(folder, sql, "claims"), rows, *unit)
 
 
+@pytest.fixture
+def source(tmp_path) -> ShardSource:
+    """Claims, of which five of a person may take part."""
+    return parquet(tmp_path, claims(), 5, "person")
+
+
+def extracted(source, wanted=AMOUNTS, key=KEY):
+    return extract(source, wanted, order_key=key)
+
+
 def values(shard, name: str) -> list:
     return shard.column(name).values.tolist()
 
 
-def drawn(source, key=KEY, wanted=AMOUNTS, name="amount") -> list:
-    return values(extract(source, wanted, order_key=key), name)
+def drawn(source, key=KEY, wanted=AMOUNTS) -> list:
+    return values(extracted(source, wanted, key), "amount")
 
 
 @pytest.mark.parametrize("rows", [1, 5, 20, 66])
 def test_of_every_person_there_are_as_many_rows_as_allowed(tmp_path, rows):
     frame = claims()
-    shard = extract(parquet(tmp_path, frame, rows, "person"), AMOUNTS, order_key=KEY)
+    shard = extracted(parquet(tmp_path, frame, rows, "person"))
     assert shard.units is not None
     people = np.array(values(shard, "person"))
     counts = frame["person"].value_counts()
@@ -81,13 +94,12 @@ def test_of_every_person_there_are_as_many_rows_as_allowed(tmp_path, rows):
 def test_without_a_unit_every_row_is_there(tmp_path):
     frame = claims()
     source = replace(parquet(tmp_path, frame, 1, "person"), policy=Policy())
-    shard = extract(source, AMOUNTS, order_key=KEY)
+    shard = extracted(source)
     assert shard.units is None
     assert values(shard, "amount") == frame["amount"].tolist()
 
 
-def test_which_rows_follows_from_the_key_and_from_nothing_that_is_asked(tmp_path):
-    source = parquet(tmp_path, claims(), 5, "person")
+def test_which_rows_follows_from_the_key_and_from_nothing_that_is_asked(source):
     first = drawn(source)
     assert first == drawn(source)
     assert set(first) != set(drawn(source, OTHER))
@@ -135,15 +147,15 @@ def test_every_row_is_drawn_as_often_as_any_other(tmp_path):
     assert abs(np.mean(mixed) - 2.0) < 5 * 0.9 / math.sqrt(len(mixed))
 
 
-def test_the_rows_are_the_same_from_the_cache(tmp_path):
-    source = parquet(tmp_path, claims(), 5, "person")
+def test_the_rows_are_the_same_from_the_cache(source, tmp_path):
     folder = tmp_path / "rows"
     folder.mkdir()
     written = extract(source, AMOUNTS, folder, KEY)
     again = open_extracted(folder)
     assert values(written, "amount") == values(again, "amount") == drawn(source)
-    np.testing.assert_array_equal(written.units, again.units)
-    assert (again.contents.units.name, again.contents.units.width) == ("person", 5)
+    assert_array_equal(written.units, again.units)
+    assert again.contents.units.name == "person"
+    assert again.contents.units.width == 5
 
 
 def test_rows_without_a_unit_are_one_unit(tmp_path):
@@ -164,39 +176,30 @@ def test_several_columns_name_a_unit_and_spellings_of_a_text_are_one(tmp_path):
             "amount": [0.0, 1.0, 2.0, 3.0, 4.0],
         }
     )
-    amounts = drawn(
-        parquet(tmp_path, frame, 1, "NAME", "born"), wanted=fragment("amount")
-    )
+    source = parquet(tmp_path, frame, 1, "NAME", "born")
+    amounts = drawn(source, wanted=fragment("amount"))
     assert len(amounts) == 3
     assert 2.0 in amounts
 
 
-@pytest.mark.parametrize("kind", ["csv", "duckdb", "frame-like", "sqlite"])
+@pytest.mark.parametrize("kind", ["csv", "duckdb", "parquet", "sqlite"])
 def test_every_source_is_bounded(tmp_path, request, kind):
     frame = claims()
     if kind == "sqlite":
         url = url_of("sqlite", request, tmp_path)
         types = {"person": "INTEGER", "amount": "DOUBLE", "day": "INTEGER"}
         rows = [tuple(own) for own in frame.to_numpy().tolist()]
-        source = bounded(source_of(url, fill(url, "claims", types, rows)), 5, "person")
-    elif kind == "duckdb":
-        path = tmp_path / "t.duckdb"
-        with duckdb.connect(str(path)) as connection:
-            connection.execute("CREATE TABLE claims AS SELECT * FROM frame")
-        place = {"path": str(path), "relation": ("claims",)}
-        source = bounded(ShardSource("claims", "here", 0, **place), 5, "person")
-    elif kind == "csv":
-        path = tmp_path / "claims.csv"
-        frame.to_csv(path, index=False)
-        source = bounded(ShardSource("claims", "here", 0, str(path)), 5, "person")
+        source = source_of(url, fill(url, "claims", types, rows))
     else:
-        source = parquet(tmp_path, frame, 5, "person")
-    shard = extract(source, AMOUNTS, order_key=KEY)
+        path = tmp_path / f"claims.{kind}"
+        write_frame(frame, path, "claims")
+        relation = ("claims",) if kind == "duckdb" else None
+        source = file_source(path, "claims", relation=relation)
+    source = bounded(source, 5, "person")
+    shard = extracted(source)
     expected = np.minimum(frame["person"].value_counts(), 5)
-    assert (
-        pd.Series(values(shard, "person")).value_counts().to_dict()
-        == expected.to_dict()
-    )
+    counts = pd.Series(values(shard, "person")).value_counts()
+    assert counts.to_dict() == expected.to_dict()
     # a filter, which a database would apply by itself, brings no other rows
     few = drawn(source, wanted=fragment("amount", filters=('"day" < 9',)))
     assert set(few) < set(values(shard, "amount"))
@@ -207,48 +210,44 @@ def test_columns_of_any_name_and_type_are_left_alone(tmp_path):
     others = "[1, 2] AS list, {'a': 1} AS struct, 'x'::BLOB AS b"
     source = of_sql(tmp_path, f"SELECT {names}, {others} FROM range(4)", 3, "unit")
     wanted = fragment("place", "turn", "copy", "content", "unit")
-    shard = extract(source, wanted, order_key=KEY)
+    shard = extracted(source, wanted)
     assert [values(shard, name) for name in ("turn", "unit")] == [[2] * 3, [5] * 3]
 
 
 def grouped(*groups: str, **pieces) -> Fragment:
-    columns = (Feature("n", "COUNT(*)"), Feature("mean", 'AVG("amount")'))
+    columns = features(n="COUNT(*)", mean='AVG("amount")')
     subquery = SubQuery(columns, groups=tuple(f'"{name}"' for name in groups))
-    features = (Feature("n", "n"), Feature("mean", "mean"))
-    return Fragment("c", "claims", features, subquery=subquery, **pieces)
+    return fragment("n", "mean", subquery=subquery, **pieces)
 
 
-def test_groups_of_a_unit_are_made_of_its_drawn_rows(tmp_path):
-    source = parquet(tmp_path, claims(), 5, "person")
-    plain = extract(source, AMOUNTS, order_key=KEY)
+def test_groups_of_a_unit_are_made_of_its_drawn_rows(source):
+    plain = extracted(source)
     rows = pd.DataFrame({n: values(plain, n) for n in ("person", "amount")})
     expected = rows.groupby("person")["amount"].agg(["size", "mean"])
-    shard = extract(source, grouped("PERSON"), order_key=KEY)
+    shard = extracted(source, grouped("PERSON"))
     groups = zip(values(shard, "n"), values(shard, "mean"), strict=True)
     assert sorted(groups) == sorted(map(tuple, expected.to_numpy().tolist()))
     assert sorted(shard.units) == list(range(30))
 
 
-def test_finer_groups_of_a_unit_count_as_its_rows(tmp_path):
-    source = parquet(tmp_path, claims(), 5, "person")
-    shard = extract(source, grouped("day", "person"), order_key=KEY)
+def test_finer_groups_of_a_unit_count_as_its_rows(source):
+    shard = extracted(source, grouped("day", "person"))
     counts = np.bincount(shard.units)
     assert len(counts) == 30
     assert counts.max() <= 5
     assert sum(values(shard, "n")) == np.minimum(np.linspace(1, 66, 30) // 1, 5).sum()
-    bare = extract(source, grouped("day", "person").all_groups, order_key=KEY)
+    bare = extracted(source, grouped("day", "person").all_groups)
     assert bare.rows == shard.rows
 
 
-def test_groups_of_several_units_are_refused(tmp_path):
-    source = parquet(tmp_path, claims(), 5, "person")
+def test_groups_of_several_units_are_refused(source):
     match = (
         r"policy \(privacy-unit\) refuses: the sub-query of table 'c' groups rows of "
         "different units; GROUP BY person as well"
     )
     for wanted in (grouped("day"), grouped("day").all_groups):
         with pytest.raises(PolicyError, match=match):
-            extract(source, wanted, order_key=KEY)
+            extracted(source, wanted)
 
 
 def test_a_unit_is_of_a_type_that_can_be_compared(tmp_path):

@@ -8,6 +8,8 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.random import default_rng
+from numpy.testing import assert_allclose
 
 from client_apps.handlers import encoding
 from tests.support.examples.encoding_example import categorical, encoder_of, numeric
@@ -49,21 +51,19 @@ KIND = r"encoder one-hot\(256\) .* of c\.kind .* 'c\.kind=<encod.*categories"
 def test_a_range_is_the_place_between_its_ends(low, width, values, missing):
     high = low + width
     columns = {"x": numeric(*values)}
-    encoded = encoder_of(columns, x=f"range({low!r}, {high!r}){missing}").transform(
-        columns
-    )
+    encoder = encoder_of(columns, x=f"range({low!r}, {high!r}){missing}")
+    encoded = encoder.transform(columns)
     # missing values stand in the middle, or where zero is, or at the end next to it
     filled = np.clip(0.0, low, high) if missing else (low + high) / 2
     inside = [filled if v is None else np.clip(v, low, high) for v in values]
     expected = 2 * (np.array(inside) - low) / width - 1
-    np.testing.assert_allclose(encoded[:, 0], expected, rtol=1e-5, atol=1e-5)
+    assert_allclose(encoded[:, 0], expected, rtol=1e-5, atol=1e-5)
     assert (np.abs(encoded) <= 1).all()
 
 
 def test_declared_ends_and_categories():
-    assert (
-        DeclaredRange.parse("2013-01-01T00:00+01:00, 2014-01-01").low % 86_400 == 82_800
-    )
+    year = DeclaredRange.parse("2013-01-01T00:00+01:00, 2014-01-01")
+    assert year.low % 86_400 == 82_800
     assert number_categories(("1", "2.50", "true")) == ("1.0", "2.5", "1.0")
     encoder = encoder_of({"x": numeric(1)}, x="categories(1)")
     with pytest.raises(SchemaError, match="'x' is not numeric"):
@@ -79,10 +79,12 @@ def test_no_value_decides_what_is_encoded():
     for values in ((None, None), (0.5, 0.5)):
         columns = {"x": numeric(*values), "c": categorical("z", "z")}
         encoder = encoder_of(columns, **specs).encoder
-        assert (encoder.dropped, encoder.fitted) == ((), ())
+        assert encoder.dropped == ()
+        assert encoder.fitted == ()
         assert encoder.feature_names == ("x", "x is missing", "c=a", "c is missing")
     fitted = encoder_of(columns, c="categories(a)").encoder
-    assert (fitted.dropped, fitted.fitted) == (("x",), ("x",))
+    assert fitted.dropped == ("x",)
+    assert fitted.fitted == ("x",)
 
 
 @pytest.fixture
@@ -105,6 +107,16 @@ def without_none(item):
     return {name: value for name, value in facts.items() if value is not None}
 
 
+def trained(frames):
+    """A run over shards of the store, with declared encoders."""
+    shards = one_per_site(sharded(frames))
+    return run("squared", shards, num_epochs=1, encoders=DECLARED)
+
+
+def encoders_of(finished):
+    return finished.strategy.training_problem.encoders
+
+
 def read_by_server(finished):
     """All that the replies about encoders tell the server."""
     replies = finished.sent("query.statistics", replies=True)
@@ -121,34 +133,31 @@ def released(report, what):
 
 
 def test_nothing_of_a_value_leaves_for_encoders(sealed):
-    finished = run(
-        "squared", one_per_site(sharded(store())), num_epochs=1, encoders=DECLARED
-    )
+    finished = trained(store())
     assert len(sealed) == 7
     assert all(facts.keys() == {"name", "kind"} for part in sealed for facts in part)
     assert released(finished.strategy.report, "keys")
     assert not released(finished.strategy.report, "statistics")
-    encoders = finished.strategy.training_problem.encoders
+    encoders = encoders_of(finished)
     assert {name: columns.features for name, columns in encoders.items()} == COLUMNS
     # other rows, other values: the very same replies, and the same encoders
     others = store(seed=1)
     others["customers"] = others["customers"].assign(region="FR", age=50.0)
-    again = run(
-        "squared", one_per_site(sharded(others)), num_epochs=1, encoders=DECLARED
-    )
+    again = trained(others)
     assert read_by_server(again) == read_by_server(finished)
     assert sealed[:7] == sealed[7:]
-    assert again.strategy.training_problem.encoders == encoders
+    assert encoders_of(again) == encoders
 
 
 @pytest.mark.parametrize("items", [whole, sharded])
 def test_a_guarantee_takes_the_encoders_that_read_rows_for_granted(items):
     privacy = PrivacySettings(features="statistics", epsilon=1.0)
     shards = one_per_site({**whole(store()), "items": items(store())["items"]})
-    settings = {"num_epochs": 1, "privacy": privacy, "encoders": DECLARED[:4]}
-    finished = run("squared", shards, **settings)
-    encoders = finished.strategy.training_problem.encoders
-    fitted = {name: columns.is_fitted for name, columns in encoders.items()}
+    finished = run(
+        "squared", shards, num_epochs=1, privacy=privacy, encoders=DECLARED[:4]
+    )
+    encoders = encoders_of(finished).items()
+    fitted = {name: columns.is_fitted for name, columns in encoders}
     assert fitted == {"o": False, "c": False, "i": True}
     report = finished.strategy.report
     # of a table in one shard no statistics leave
@@ -179,32 +188,34 @@ def test_a_column_that_is_all_null_at_its_source_fits(region, sealed):
 
 def test_a_filter_cannot_ask_whether_a_value_is_missing(sealed):
     sql = store_sql("squared") + " WHERE c.region IS NULL"
-    settings = {"task": "regression", "num_epochs": 1, "test_fraction": 0.0}
+    shards = one_per_site(sharded(store()))
     finished = run_query(
-        sql, one_per_site(sharded(store())), encoders=DECLARED, **settings
+        sql,
+        shards,
+        encoders=DECLARED,
+        task="regression",
+        num_epochs=1,
+        test_fraction=0.0,
     )
     facts = [part for part in sealed if part[-1]["name"] == "region"]
     assert [part[-1] for part in facts] == [{"name": "region", "kind": "text"}] * 2
-    assert finished.strategy.training_problem.encoders["c"].features == COLUMNS["c"]
+    assert encoders_of(finished)["c"].features == COLUMNS["c"]
 
 
 def test_vectors_leave_their_length_alone(sealed):
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     frame = pd.DataFrame({"v": list(rng.normal(size=(20, 3))), "k": np.arange(20)})
     frame["y"] = rng.normal(size=20)
     other = pd.DataFrame({"k": np.arange(20), "x": rng.normal(size=20)})
     shards = one_per_site({"a": [frame.iloc[:9], frame.iloc[9:]], "b": [other]})
     sql = "SELECT a.y AS label, a.v, b.x FROM a JOIN b ON a.k = b.k"
     encoders = (("b", "x", "range(-3, 3)"),)
-    settings = {"task": "regression", "num_epochs": 1, "encoders": encoders}
-    finished = run_query(sql, shards, **settings)
+    finished = run_query(
+        sql, shards, task="regression", num_epochs=1, encoders=encoders
+    )
     vector = {"name": "v", "kind": "vector", "width": 3}
     assert sealed == [[vector], [vector]]
-    assert finished.strategy.training_problem.encoders["a"].names == (
-        "v[0]",
-        "v[1]",
-        "v[2]",
-    )
+    assert encoders_of(finished)["a"].names == ("v[0]", "v[1]", "v[2]")
 
 
 @pytest.mark.parametrize("policies", [NEVER, BUDGET])

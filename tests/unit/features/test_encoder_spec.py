@@ -67,7 +67,7 @@ def test_text_is_read_back_and_a_full_spec_stays(spec, kind):
     assert full.missing
 
 
-@pytest.mark.parametrize(("kind", "text", "needs"), CASES["needs"])
+@CASES.each("needs", "kind", "text", "needs")
 def test_needs(kind, text, needs):
     spec = EncoderSpec.parse(text).for_kind(kind, 9)
     assert " ".join(sorted(spec.needs_of(kind))) == needs
@@ -75,13 +75,13 @@ def test_needs(kind, text, needs):
     assert (EncoderSpec.parse(DEFAULTS[kind]).for_kind(kind, 9) == spec) == is_default
 
 
-@pytest.mark.parametrize(("text", "message"), CASES["malformed"])
+@CASES.each("malformed", "text", "message")
 def test_refuses_what_is_no_spec(text, message):
     with pytest.raises(ValueError, match=message):
         EncoderSpec.parse(text)
 
 
-@pytest.mark.parametrize(("text", "kind", "message"), CASES["unfit"])
+@CASES.each("unfit", "text", "kind", "message")
 def test_refuses_what_does_not_fit(text, kind, message):
     with pytest.raises(SchemaError, match=message):
         EncoderSpec.parse(text).for_kind(kind, 9)

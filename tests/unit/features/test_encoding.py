@@ -1,5 +1,6 @@
 import json
 from collections import Counter
+from unittest.mock import Mock
 
 import duckdb
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import sklearn.preprocessing as sk
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.support.examples.encoding_example import (
     HASHER,
@@ -19,7 +21,7 @@ from tests.support.examples.encoding_example import (
     statistics_of,
     vectors,
 )
-from tests.support.files import ROOT, case_table
+from tests.support.files import ROOT, case_table, text_of
 from tp_flower.errors import SchemaError
 from tp_flower.features.columns import (
     CategoricalColumn,
@@ -37,18 +39,16 @@ from tp_flower.features.statistics import CountedRows, category_purpose, short_h
 from tp_flower.keyed_hash import KeyedHasher, hex_texts
 
 CASES = case_table(__file__)
-NUMBERS = CASES["numbers"]
 TEXTS = """
 one-hot(2); one-hot(3); one-hot(9); one-hot(3) missing=zero indicator; hash(3); length;
 length missing=zero indicator; categories(b, "", ccc) indicator; codes; codes(2)
 """
 NUMBER_SPECS, TEXT_SPECS = (
-    [spec.strip() for spec in specs.split(";")] for specs in (NUMBERS, TEXTS)
+    [spec.strip() for spec in specs.split(";")] for specs in (CASES["numbers"], TEXTS)
 )
 TIES = KeyedHasher(bytes(32)).purpose("ties")
 SCALES = ("standard", "min-max")
 SAVED = encoder_of({"c": categorical("a", "b")}).to_json()
-BROKEN = CASES["broken"]
 # sums of such numbers are exact, so that what is constant is so in any order
 numbers = st.none() | st.integers(-40, 40).map(lambda n: n / 4)
 texts = st.none() | st.sampled_from(["", "b", "ä", "ccc", OTHER])
@@ -58,17 +58,26 @@ rows = st.lists(
 )
 
 
+def refused(match):
+    """Expect columns or encoders to be refused, with such a text."""
+    return pytest.raises(SchemaError, match=match)
+
+
 def test_every_encoder_is_tried_and_described():
     tried = {EncoderSpec.parse(spec).kind for spec in (*NUMBER_SPECS, *TEXT_SPECS)}
     assert tried == set(ENCODERS), "add a spec of it to NUMBERS or TEXTS"
-    page = (ROOT / "docs/reference/encoders.md").read_text("utf-8")
+    page = text_of(ROOT / "docs/reference/encoders.md")
     missing = [kind for kind in ENCODERS if f"`{kind}" not in page]
     assert not missing, "docs/reference/encoders.md has no row of them"
 
 
+def columns_of(x, c, v):
+    return {"x": x, "c": c, "v": v}
+
+
 def table(members):
     x, c, v = ([row[place] for row in members] for place in range(3))
-    return {"x": numeric(*x), "c": categorical(*c), "v": vectors(*v)}
+    return columns_of(numeric(*x), categorical(*c), vectors(*v))
 
 
 @given(rows, st.sampled_from(NUMBER_SPECS), st.sampled_from(TEXT_SPECS), st.booleans())
@@ -84,19 +93,20 @@ def test_encoding_of_any_sharding_is_that_of_the_whole(members, x, c, is_indicat
     expected = whole.transform(table(members))
     for encoder in (merged, backwards):
         encoded = np.concatenate([encoder.transform(shard) for shard in shards])
-        np.testing.assert_allclose(encoded, expected, rtol=1e-6, atol=1e-6)
+        assert_allclose(encoded, expected, rtol=1e-6, atol=1e-6)
     # an encoder that was saved or sent encodes the same to the last bit
     loaded = SiteEncoder.from_json(through_json(whole))
     received = TableEncoder.from_json(through_json(whole.encoder))
-    assert (loaded, received) == (whole, whole.encoder)
+    assert loaded == whole
+    assert received == whole.encoder
     for encoder in (loaded, received.at_site(HASHER)):
         assert encoder.transform(table(members)).tobytes() == expected.tobytes()
 
 
 @given(rows, st.sampled_from(NUMBER_SPECS), st.sampled_from(TEXT_SPECS))
 def test_sparse_rows_hold_what_dense_rows_hold(members, x, c):
-    columns, specs = table(members), {"x": x, "c": c, "v": "none indicator"}
-    encoder = encoder_of(columns, **specs)
+    columns = table(members)
+    encoder = encoder_of(columns, x=x, c=c, v="none indicator")
     described = encoder.encoder
     sparse = SparseRows.empty(len(members), described.stored, described.width)
     encoder.write(columns, sparse)
@@ -147,46 +157,75 @@ def test_scaling_equals_scikit_learn(values, missing, kind):
     scaler = dict(zip(SCALES, scalers, strict=True))[kind]().fit(present[:, None])
     fills = {"mean": present.mean(), "zero": 0.0}
     filled = np.array([fills[missing] if v is None else v for v in values])[:, None]
-    np.testing.assert_allclose(
-        encoder.transform(columns), scaler.transform(filled), 1e-6, 1e-6
-    )
+    assert_allclose(encoder.transform(columns), scaler.transform(filled), 1e-6, 1e-6)
 
 
 DAY = 86400.0
-QUARTERS = numeric(0, 3, 6, 15, None)
-MOMENTS = numeric(0, 6 * 3600, 40 * DAY + 18 * 3600 + 1.5, None)
 DATES = numeric(0, DAY, 40 * DAY)  # in January, January and February
-NAMES = categorical("a", "abc", None)
-PAIRS = vectors((1, 2), None, (3, float("nan")))
 HOURS, MONTHS = (f"sin {part} of x, cos {part} of x" for part in ("hour", "month"))
-MISSING, COORDINATES = "x is missing", "x[0], x[1], x is missing"
-LENGTHS = "length of x, x is missing"
-TIMES, ONE = numeric(0, 10 * DAY, None), "x, x is missing"
-FOUR_DAYS = "range(1970-01-01, 1970-01-05) indicator"
+ONE = "x, x is missing"
 ENDS = "-1 0; 1 0; 0 1"
-CITIES = categorical("UA", None, "B, 6", "DL", "\u00c5")
-DECLARED = 'categories("B, 6", A\u030a, UA) indicator'
-CITY = "x=B, 6, x=\u00c5, x=UA, x is missing"
-FEW = numeric(2.5, 1, None, 7)
 JANUARY, FEBRUARY = (f"{np.sin(a)} {np.cos(a)}" for a in (np.pi / 6, np.pi / 3))
 
 
 @pytest.mark.parametrize(
     ("column", "kind", "spec", "names", "expected"),
     [
-        (QUARTERS, "number", "cyclic(12)", "sin x, cos x", "0 1; 1 0; 0 -1; 1 0; 0 0"),
-        (MOMENTS, "time", "cyclic(hour)", HOURS, "0 1; 1 0; -1 0; 0 0"),
+        (
+            numeric(0, 3, 6, 15, None),
+            "number",
+            "cyclic(12)",
+            "sin x, cos x",
+            "0 1; 1 0; 0 -1; 1 0; 0 0",
+        ),
+        (
+            numeric(0, 6 * 3600, 40 * DAY + 18 * 3600 + 1.5, None),
+            "time",
+            "cyclic(hour)",
+            HOURS,
+            "0 1; 1 0; -1 0; 0 0",
+        ),
         (DATES, "time", "cyclic(hour)", HOURS, "0 1; 0 1; 0 1"),
         (DATES, "time", "cyclic(month)", MONTHS, f"{JANUARY}; {JANUARY}; {FEBRUARY}"),
-        (NAMES, "text", "length indicator", LENGTHS, ENDS),
-        (PAIRS, "vector", "none indicator", COORDINATES, "1 2 0; 0 0 1; 3 0 0"),
-        (TIMES, "time", FOUR_DAYS, ONE, ENDS),
+        (
+            categorical("a", "abc", None),
+            "text",
+            "length indicator",
+            "length of x, x is missing",
+            ENDS,
+        ),
+        (
+            vectors((1, 2), None, (3, float("nan"))),
+            "vector",
+            "none indicator",
+            "x[0], x[1], x is missing",
+            "1 2 0; 0 0 1; 3 0 0",
+        ),
+        (
+            numeric(0, 10 * DAY, None),
+            "time",
+            "range(1970-01-01, 1970-01-05) indicator",
+            ONE,
+            ENDS,
+        ),
         (numeric(0, 1, None), "boolean", "range(0, 1) indicator", ONE, ENDS),
         # a text is compared in Unicode's NFC, as everywhere
-        (CITIES, "text", DECLARED, CITY, "0 0 1 0; 0 0 0 1; 1 0 0 0; 0 0 0 0; 0 1 0 0"),
-        (FEW, "number", "categories(1, 2.50)", "x=1.0, x=2.5", "0 1; 1 0; 0 0; 0 0"),
+        (
+            categorical("UA", None, "B, 6", "DL", "\u00c5"),
+            "text",
+            'categories("B, 6", A\u030a, UA) indicator',
+            "x=B, 6, x=\u00c5, x=UA, x is missing",
+            "0 0 1 0; 0 0 0 1; 1 0 0 0; 0 0 0 0; 0 1 0 0",
+        ),
+        (
+            numeric(2.5, 1, None, 7),
+            "number",
+            "categories(1, 2.50)",
+            "x=1.0, x=2.5",
+            "0 1; 1 0; 0 0; 0 0",
+        ),
         # no value but one, once the missing one is filled: its indicator stays
-        (numeric(1, None), "number", "standard indicator", MISSING, "0; 1"),
+        (numeric(1, None), "number", "standard indicator", "x is missing", "0; 1"),
         # nothing is missing: there is nothing to indicate
         (numeric(1, 3), "number", "standard indicator", "x", "-1; 1"),
     ],
@@ -196,7 +235,7 @@ def test_encodings_by_hand(column, kind, spec, names, expected):
     encoder = encoder_of(columns, kinds={"x": kind}, x=spec)
     assert ", ".join(encoder.encoder.feature_names) == names
     rows = np.array([row.split() for row in expected.split(";")], float)
-    np.testing.assert_allclose(encoder.transform(columns), rows, rtol=1e-6, atol=1e-6)
+    assert_allclose(encoder.transform(columns), rows, rtol=1e-6, atol=1e-6)
 
 
 @given(
@@ -213,7 +252,7 @@ def test_bins_equal_scikit_learn(values, bins):
     encoder = encoder_of(columns, x=f"bins({bins})")
     for each in (data, np.array([[-1000], [1000]])):
         encoded = encoder.transform({"x": NumericColumn(each[:, 0].astype(float))})
-        np.testing.assert_array_equal(encoded, reference.transform(each))
+        assert_array_equal(encoded, reference.transform(each))
 
 
 def _hashes(names):
@@ -232,13 +271,8 @@ def test_rare_categories_share_a_column(values, most):
         return
     texts = [name for name in counts if name is not None]
     hashes = dict(zip(texts, _hashes(texts), strict=True)) | {None: "f" * 32}
-    ties = dict(
-        zip(
-            texts,
-            short_hashes(pa.array(texts), TIES)[:, 0].astype(np.uint32),
-            strict=True,
-        )
-    )
+    numbers = short_hashes(pa.array(texts), TIES)[:, 0].astype(np.uint32)
+    ties = dict(zip(texts, numbers, strict=True))
     ranked = sorted(counts, key=lambda name: (-counts[name], ties.get(name, np.inf)))
     frequent = ranked if len(ranked) <= most else ranked[: most - 1]
     frequent = sorted(frequent, key=lambda name: hashes[name])
@@ -247,9 +281,8 @@ def test_rare_categories_share_a_column(values, most):
     names = [f"c={name}" for name in [*shown, *[OTHER] * has_other]]
     assert list(names_with_texts(encoder, columns)) == names
     short = encoder.encoder.feature_names[: len(frequent)]
-    assert all(
-        name[2] == "#" and len(name) == 11 for name in short if ABSENT not in name
-    )
+    for name in short:
+        assert ABSENT in name or (name[2], len(name)) == ("#", 11)
     for value, row in zip(values, encoder.transform(columns), strict=True):
         expected = [float(value == name) for name in frequent]
         expected += [float(value not in frequent)] if has_other else []
@@ -282,20 +315,17 @@ def test_constant_column_is_dropped_however_it_is_sharded(value, spec):
 
 def test_column_without_values_fits_any_kind():
     """As in a CSV shard where a number column is empty, and so read as text."""
-    first = {"x": numeric(1, 3), "c": numeric(None, None)}
-    first["v"] = categorical(None, None)
-    second = {"x": categorical(None), "c": categorical("a")}
-    second["v"] = vectors((4,), width=1)
-    third = {"x": numeric(None), "c": categorical("b"), "v": numeric(None)}
+    first = columns_of(numeric(1, 3), numeric(None, None), categorical(None, None))
+    second = columns_of(categorical(None), categorical("a"), vectors((4,), width=1))
+    third = columns_of(numeric(None), categorical("b"), numeric(None))
     encoder = encoder_of(first, second, third, x="standard", c="one-hot(9)", v="none")
     names = names_with_texts(encoder, {**first, "c": categorical("a", "b")})
     assert sorted(names) == ["c=(missing)", "c=a", "c=b", "v[0]", "x"]
     by_name = dict(zip(names, encoder.transform(first)[0].tolist(), strict=True))
-    assert (by_name["x"], by_name["v[0]"]) == (-1, 0)
-    assert [by_name[name] for name in ("c=a", "c=b", "c=(missing)")] == [0, 0, 1]
+    assert by_name == {"x": -1, "c=a": 0, "c=b": 0, "c=(missing)": 1, "v[0]": 0}
     by_name = dict(zip(names, encoder.transform(second)[0].tolist(), strict=True))
     assert by_name == {"x": 0, "c=a": 1, "c=b": 0, "c=(missing)": 0, "v[0]": 4}
-    empty = {"x": numeric(None), "c": categorical(None), "v": vectors(None)}
+    empty = columns_of(numeric(None), categorical(None), vectors(None))
     encoder = encoder_of(empty, x="standard indicator")
     assert encoder.encoder.dropped == ("x", "c", "v")
     assert encoder.transform(empty).shape == (1, 0)
@@ -312,9 +342,8 @@ def test_rare_values_and_rows_left_out_do_not_count():
     assert encoder.transform(columns)[-1].tolist() == [0, 0, 1]
     columns = {"x": numeric(1, 3, 100)}
     train = CountedRows(HASHER, rows=np.array([True, True, False]))
-    encoder = fit("t", statistics_of(choice_of(columns), columns, train)).at_site(
-        HASHER
-    )
+    trained = statistics_of(choice_of(columns), columns, train)
+    encoder = fit("t", trained).at_site(HASHER)
     rows = encoder.transform({"x": columns["x"].take(np.array([1, 0, 1]))})
     assert rows[:, 0].tolist() == [1, -1, 1]
     assert encoder.transform(columns)[2].tolist() == [98]
@@ -328,51 +357,45 @@ def test_blocks_do_not_show(monkeypatch):
     out = np.full((1000, 1), 7, np.float32)
     encoder = encoder_of(columns)
     assert encoder.transform(columns, out=out) is out
-    np.testing.assert_allclose(
-        out[:, 0], (values - values.mean()) / values.std(), rtol=1e-6
-    )
+    assert_allclose(out[:, 0], (values - values.mean()) / values.std(), rtol=1e-6)
     backwards = encoder.transform({"x": NumericColumn(values[::-1])})
-    np.testing.assert_array_equal(backwards, out[::-1])
+    assert_array_equal(backwards, out[::-1])
 
 
 def test_texts_that_blocks_share_are_hashed_once(monkeypatch):
-    calls = []
-
-    def counted(texts, hasher):
-        calls.append(len(texts))
-        return short_hashes(texts, hasher)
-
+    spy = Mock(wraps=short_hashes)
     whole = categorical("a", "b", "a", "b")
     encoder = encoder_of({"c": whole})
-    monkeypatch.setattr("tp_flower.features.encoder.short_hashes", counted)
+    monkeypatch.setattr("tp_flower.features.encoder.short_hashes", spy)
     blocks = [{"c": whole.take(slice(k, k + 2))} for k in (0, 2)]
     parts = [encoder.transform(block) for block in blocks]
-    assert calls == [2]
-    np.testing.assert_array_equal(
-        np.concatenate(parts), encoder.transform({"c": whole})
-    )
+    assert [len(call.args[0]) for call in spy.mock_calls] == [2]
+    assert_array_equal(np.concatenate(parts), encoder.transform({"c": whole}))
     other = CategoricalColumn(np.zeros(1, np.int32), ("b",))
-    np.testing.assert_array_equal(encoder.transform({"c": other})[0], parts[0][1])
+    assert_array_equal(encoder.transform({"c": other})[0], parts[0][1])
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         ({"version": 1}, "encoder has version 1, expected 2"),
-        *(({"version": 2, **broken}, "malformed encoder") for broken in BROKEN),
+        *(
+            ({"version": 2, **broken}, "malformed encoder")
+            for broken in CASES["broken"]
+        ),
     ],
 )
 def test_refuses_malformed_encoders(data, message):
-    with pytest.raises(SchemaError, match=message):
+    with refused(message):
         TableEncoder.from_json(data)
-    with pytest.raises(SchemaError, match=message):
+    with refused(message):
         SiteEncoder.from_json({**SAVED, "encoder": data})
 
 
 def test_refuses_encoders_without_usable_keys():
-    with pytest.raises(SchemaError, match="no key for the categories of 'c'"):
+    with refused("no key for the categories of 'c'"):
         SiteEncoder.from_json({**SAVED, "keys": {}})
-    with pytest.raises(SchemaError, match="malformed encoder of a site") as error:
+    with refused("malformed encoder of a site") as error:
         SiteEncoder.from_json({**SAVED, "keys": {"c": "abcd"}})
     assert "abcd" not in str(error.value)
 
@@ -388,7 +411,7 @@ def test_refuses_encoders_without_usable_keys():
     ],
 )
 def test_refuses_columns_that_do_not_fit(fitted, column, message):
-    with pytest.raises(SchemaError, match=message):
+    with refused(message):
         encoder_of({"x": fitted}).transform(column)
 
 
@@ -396,7 +419,7 @@ def test_refuses_values_and_outputs_that_do_not_fit():
     columns = {"x": numeric(1, 2, 3)}
     with pytest.raises(ValueError, match=r"out must be float32 \(3, 1\)"):
         encoder_of(columns).transform(columns, out=np.empty((2, 1), np.float32))
-    with pytest.raises(SchemaError, match=r"'x' of table 't': .* too large .* standa"):
+    with refused(r"'x' of table 't': .* too large .* standa"):
         encoder_of({"x": numeric(0, 1e40)}, x="none")
 
 
@@ -413,7 +436,7 @@ def test_parts_of_a_time_are_those_of_sql(seconds):
             f"FROM (SELECT unnest([{given_list}]::BIGINT[]) AS s)"
         ).fetchnumpy()["part"]
         place, period = cycle_of(part)
-        np.testing.assert_array_equal(place(np.array(seconds, float)), expected)
+        assert_array_equal(place(np.array(seconds, float)), expected)
         assert period == TIME_PARTS[part]
     assert SQL_PARTS.keys() == TIME_PARTS.keys()
 
@@ -427,9 +450,7 @@ def test_what_is_missing_has_no_place(argument):
 @given(st.lists(st.none() | st.text(), max_size=8))
 def test_lengths_are_characters(texts):
     expected = [np.nan if text is None else len(text) for text in texts]
-    np.testing.assert_array_equal(
-        text_lengths(categorical(*texts)).values, np.array(expected)
-    )
+    assert_array_equal(text_lengths(categorical(*texts)).values, expected)
 
 
 @given(st.lists(st.none() | st.floats(allow_nan=False, allow_infinity=False)))
@@ -437,5 +458,5 @@ def test_numbers_have_one_text_each(numbers):
     column = number_texts(numeric(*numbers))
     texts = column.texts.to_pylist()
     read_back = np.append([float(text) for text in texts], np.nan)
-    np.testing.assert_array_equal(read_back[column.codes], numeric(*numbers).values)
+    assert_array_equal(read_back[column.codes], numeric(*numbers).values)
     assert len(set(texts)) == len({x for x in numbers if x is not None})

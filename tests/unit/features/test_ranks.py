@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from numpy.random import default_rng
 
 from tp_flower.features import ranks
 from tp_flower.features.ranks import effective_rank
@@ -22,11 +23,11 @@ def columns_by_name(**widths):
 
 
 def numbers(count, seed=0):
-    return np.random.default_rng(seed).normal(size=(ROWS, count)).astype(np.float32)
+    return default_rng(seed).normal(size=(ROWS, count)).astype(np.float32)
 
 
-def one_hot(categories, seed=1):
-    codes = np.random.default_rng(seed).integers(0, categories, ROWS)
+def one_hot(categories):
+    codes = default_rng(1).integers(0, categories, ROWS)
     return np.eye(categories, dtype=np.float32)[codes]
 
 
@@ -61,14 +62,13 @@ def test_a_column_counts_at_most_as_many_as_all_others():
     """Else one score vector of a secret of 50 categories beside constants tells who has
     which.
     """
-    secret, x = one_hot(50), numbers(3)
+    secret = one_hot(50)
+    x = numbers(3)
     widths = columns_by_name(secret=50, a=1, b=1, c=1)
     assert effective_rank(together(secret, np.ones((ROWS, 3))), widths) == 0
     assert effective_rank(together(secret, x), widths) == 6
     # what a secret determines is not beside it: the attributes of a customer
-    attributes = together(
-        *[secret @ np.arange(50.0)[:, None] ** power for power in (1, 2, 0.5)]
-    )
+    attributes = together(secret @ np.arange(50.0)[:, None] ** [1, 2, 0.5])
     scaled = attributes / attributes.std(axis=0)
     assert effective_rank(together(secret, scaled), widths) == 0
 
@@ -90,7 +90,8 @@ def test_values_of_few_rows_count_nothing():
     """Else a rank would tell whether any row is beyond the end of a range that the
     server names.
     """
-    x, reading = numbers(4), each(5)
+    x = numbers(4)
+    reading = each(5)
 
     def with_outliers(rows):
         column = np.zeros((ROWS, 1))
@@ -100,21 +101,14 @@ def test_values_of_few_rows_count_nothing():
 
     assert effective_rank(with_outliers(0), reading) == 4
     assert effective_rank(with_outliers(1), reading) == 0
-    assert [
-        effective_rank(with_outliers(k), reading, rare=9) for k in (0, 1, 9, 10)
-    ] == [
-        4,
-        4,
-        4,
-        0,
-    ]
+    for rows, rank in ((0, 4), (1, 4), (9, 4), (10, 0)):
+        assert effective_rank(with_outliers(rows), reading, rare=9) == rank
     assert effective_rank(numbers(4)[:9], each(4), rare=9) == 0
 
 
 def test_rows_that_are_few_and_how_often_they_count():
-    assert effective_rank(numbers(9)[:5], each(9)) == 4
-    assert effective_rank(numbers(9)[:1], each(9)) == 0
-    assert effective_rank(numbers(9)[:0], each(9)) == 0
+    for rows, rank in ((5, 4), (1, 0), (0, 0)):
+        assert effective_rank(numbers(9)[:rows], each(9)) == rank
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])
@@ -122,8 +116,9 @@ def test_of_wide_tables_the_rank_is_a_lower_bound(monkeypatch, is_sparse):
     """Columns of a wide raw column do not count; what it determines of the others
     neither.
     """
-    codes = np.random.default_rng(7).integers(0, 80, ROWS)
-    x, widths = numbers(4), columns_by_name(wide=80, a=1, b=1, c=1, d=1)
+    codes = default_rng(7).integers(0, 80, ROWS)
+    x = numbers(4)
+    widths = columns_by_name(wide=80, a=1, b=1, c=1, d=1)
     attributes = numbers(4, seed=8)[codes]
 
     def encoded(beside):
@@ -132,8 +127,7 @@ def test_of_wide_tables_the_rank_is_a_lower_bound(monkeypatch, is_sparse):
         rows = SparseRows(values.astype(np.float32), places.astype(np.int32), 84)
         return rows if is_sparse else rows.dense()
 
-    whole = [effective_rank(encoded(beside), widths) for beside in (x, attributes)]
-    monkeypatch.setattr(ranks, "MOST_COLUMNS", 20)
-    bounds = [effective_rank(encoded(beside), widths) for beside in (x, attributes)]
-    assert whole == [8, 0]
-    assert bounds == [4, 0]
+    for most_columns, expected in ((ranks.MOST_COLUMNS, 8), (20, 4)):
+        monkeypatch.setattr(ranks, "MOST_COLUMNS", most_columns)
+        assert effective_rank(encoded(x), widths) == expected
+        assert effective_rank(encoded(attributes), widths) == 0

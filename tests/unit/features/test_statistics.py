@@ -5,6 +5,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.random import default_rng
+from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.support.examples.encoding_example import (
     HASHER,
@@ -47,6 +49,11 @@ COLUMNS = {
 CHOICE = choice_of(COLUMNS, x="min-max")
 
 
+def refused(match):
+    """Expect columns to be refused, with such a text."""
+    return pytest.raises(SchemaError, match=match)
+
+
 @given(st.lists(values, min_size=1, max_size=4))
 def test_merged_statistics_of_any_sharding_are_those_of_the_whole(shards):
     columns = [{"x": numeric(*shard)} for shard in shards]
@@ -54,23 +61,29 @@ def test_merged_statistics_of_any_sharding_are_those_of_the_whole(shards):
     merged = merge([statistics_of(choice, shard)["x"] for shard in columns])
     everything = [value for shard in shards for value in shard]
     present = np.array([value for value in everything if value is not None])
-    assert (merged.rows, merged.count) == (len(everything), present.size)
+    assert merged.rows == len(everything)
+    assert merged.count == present.size
     if not present.size:
         return
-    assert (merged.low, merged.high) == (present.min(), present.max())
+    assert merged.low == present.min()
+    assert merged.high == present.max()
     assert merged.mean == pytest.approx(present.mean(), abs=1e-9 * MAGNITUDE)
     assert merged.deviation == pytest.approx(present.std(), rel=1e-9, abs=1e-7)
 
 
 def test_only_what_is_needed_is_computed():
-    x, c, v = statistics_of(
-        choice_of(COLUMNS, x="hash(4)", c="length"), COLUMNS
-    ).values()
+    choice = choice_of(COLUMNS, x="hash(4)", c="length")
+    x, c, v = statistics_of(choice, COLUMNS).values()
     assert np.isnan([x.mean, x.m2, x.low, x.high, c.low, c.high, v.mean]).all()
     assert not any(len(each.categories.counts) for each in (x, c, v))
-    assert (x.rows, x.count, x.is_declared) == (0, 0, True)
-    assert (c.count, c.mean, c.m2) == (3, 1.0, 0.0)
-    assert (v.width, v.count) == (2, 0)
+    assert x.rows == 0
+    assert x.count == 0
+    assert x.is_declared is True
+    assert c.count == 3
+    assert c.mean == 1.0
+    assert c.m2 == 0.0
+    assert v.width == 2
+    assert v.count == 0
 
 
 @pytest.mark.parametrize(
@@ -82,7 +95,7 @@ def test_only_what_is_needed_is_computed():
     ],
 )
 def test_refuses_values_and_encoders(column, spec, message):
-    with pytest.raises(SchemaError, match=message):
+    with refused(message):
         statistics_of(choice_of({"x": column}, x=spec), {"x": column})
 
 
@@ -90,9 +103,9 @@ def test_refuses_to_merge_columns_that_differ():
     columns = numeric(1), categorical("a"), vectors((1, 2)), vectors((1,), width=1)
     shards = [{"x": column} for column in columns]
     number, text, vector, short = (statistics_of(choice_of(s), s) for s in shards)
-    with pytest.raises(SchemaError, match="'x' is a number in one shard and a text in"):
+    with refused("'x' is a number in one shard and a text in"):
         merge_tables([number, text])
-    with pytest.raises(SchemaError, match="'x' is a vector of 2 in one shard and a ve"):
+    with refused("'x' is a vector of 2 in one shard and a ve"):
         merge_tables([vector, short])
 
 
@@ -134,22 +147,26 @@ def test_refuses_facts_that_cannot_be(number, key, value, message, monkeypatch):
 
 
 def test_refuses_another_number_of_features():
-    with pytest.raises(SchemaError, match="statistics of 0 features, expected 3"):
+    with refused("statistics of 0 features, expected 3"):
         from_wire(received(Packet({"parts": [{"id": 0, "statistics": []}]})), CHOICE, 4)
 
 
 NAMES = [*"abcdefgh"]
-BY_HASH = {
-    hashes.tobytes(): name
-    for name, hashes in zip(NAMES, short_hashes(pa.array(NAMES), HASHER), strict=True)
-}
+
+
+def names_by_hash(hasher):
+    listed = short_hashes(pa.array(NAMES), hasher)
+    return {row.tobytes(): name for row, name in zip(listed, NAMES, strict=True)}
+
+
+BY_HASH = names_by_hash(HASHER)
 shards = st.lists(
     st.lists(st.none() | st.sampled_from(NAMES), max_size=20), min_size=1, max_size=4
 )
 
 
-def counted(shard, min_count=1):
-    return count_categories(categorical(*shard), HASHER, CountedRows(HASHER, min_count))
+def counted(shard, min_count=1, hasher=HASHER):
+    return count_categories(categorical(*shard), hasher, CountedRows(hasher, min_count))
 
 
 def named(actual):
@@ -186,7 +203,7 @@ def test_cut_lists_give_the_exact_most_frequent_or_none(members, number, most):
         return
     assert {h.tobytes() for h in actual} == {h.tobytes() for h in exact}
     if cut.tail == 0:
-        np.testing.assert_array_equal(actual, exact)
+        assert_array_equal(actual, exact)
 
 
 def test_a_long_tail_is_no_obstacle(monkeypatch):
@@ -194,18 +211,20 @@ def test_a_long_tail_is_no_obstacle(monkeypatch):
     first = counted("aaaaabbbbcd")
     second = counted("aaaabbbbefgh")
     merged = merge_categories([first, second])
-    assert (named(merged), merged.tail) == ({"a": 9, "b": 8}, 2)
+    assert named(merged) == {"a": 9, "b": 8}
+    assert merged.tail == 2
     assert BY_HASH[merged.hashes[merged.most_frequent(1)[0]].tobytes()] == "a"
     merged.most_frequent(2)
-    with pytest.raises(SchemaError, match=r"more than 2 different values in a shard"):
+    with refused(r"more than 2 different values in a shard"):
         merged.most_frequent(3)
 
 
 def test_all_different_values_are_not_listed(monkeypatch):
     monkeypatch.setattr(statistics, "MOST_CATEGORIES", 3)
     actual = counted("abcd")
-    assert (len(actual.hashes), actual.tail) == (0, 1)
-    with pytest.raises(SchemaError, match=r"encode it with hash\(k\) or length"):
+    assert len(actual.hashes) == 0
+    assert actual.tail == 1
+    with refused(r"encode it with hash\(k\) or length"):
         actual.most_frequent(1)
 
 
@@ -222,7 +241,7 @@ def test_purposes_differ():
 def test_a_row_counts_as_often_as_it_is_joined(members, seed, spec):
     """The encoder is the one of the joined table, which repeats the row."""
     names = [name for shard in members for name in shard]
-    counts = np.random.default_rng(seed).integers(0, 4, len(names))
+    counts = default_rng(seed).integers(0, 4, len(names))
     values = [None if name is None else NAMES.index(name) for name in names]
     columns = {"x": numeric(*values), "c": categorical(*names)}
     joined = {
@@ -233,15 +252,13 @@ def test_a_row_counts_as_often_as_it_is_joined(members, seed, spec):
     rows = CountedRows(HASHER, rows=counts > 0, counts=counts[counts > 0])
     # a row is in three joined rows at most
     most = 3 * len(names)
-    one, other = (
-        fit("t", statistics_of(choice, table, how, most))
-        for table, how in ((columns, rows), (joined, CountedRows(HASHER)))
-    )
+    one = fit("t", statistics_of(choice, columns, rows, most))
+    other = fit("t", statistics_of(choice, joined, CountedRows(HASHER), most))
     assert one.feature_names == other.feature_names
     encoded, expected = (
         each.at_site(HASHER).transform(columns) for each in (one, other)
     )
-    np.testing.assert_allclose(encoded, expected, rtol=1e-5, atol=1e-5)
+    assert_allclose(encoded, expected, rtol=1e-5, atol=1e-5)
 
 
 @given(shards, st.integers(1, 4))
@@ -250,15 +267,10 @@ def test_ties_fall_alike_whatever_the_key(members, number):
     names = [*named(merged)]
     chosen = {names[place] for place in merged.most_frequent(number)}
     other = KeyedHasher(bytes(32))
-    parts = [
-        count_categories(categorical(*s), other, CountedRows(other)) for s in members
-    ]
-    again = merge_categories(parts)
-    listed = short_hashes(pa.array(NAMES), other)
-    by_hash = {row.tobytes(): name for row, name in zip(listed, NAMES, strict=True)}
-    assert {
-        by_hash[again.hashes[place].tobytes()] for place in again.most_frequent(number)
-    } == chosen
+    again = merge_categories([counted(shard, hasher=other) for shard in members])
+    by_hash = names_by_hash(other)
+    frequent = again.hashes[again.most_frequent(number)]
+    assert {by_hash[hashes.tobytes()] for hashes in frequent} == chosen
 
 
 @pytest.mark.parametrize(
@@ -276,10 +288,9 @@ def test_ties_fall_alike_whatever_the_key(members, number):
 def test_few_whole_numbers_have_a_column_each(values, rows, columns):
     column = {"x": numeric(*values)}
     counts = np.full(len(values), rows // len(values))
-    statistics = statistics_of(
-        choice_of(column), column, CountedRows(HASHER, counts=counts), most=rows
-    )
-    assert fit("t", statistics).width == columns
+    counted_rows = CountedRows(HASHER, counts=counts)
+    facts = statistics_of(choice_of(column), column, counted_rows, most=rows)
+    assert fit("t", facts).width == columns
 
 
 @pytest.mark.parametrize(

@@ -4,18 +4,21 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.random import default_rng
+from numpy.testing import assert_allclose, assert_array_equal
 
+from tests.support.tables.mappings import one_to_one, table_rows
 from tp_flower.joins import rows as joins
-from tp_flower.joins.mapping import TableMapping, TableRows
+from tp_flower.joins.mapping import TableMapping
 from tp_flower.joins.rows import JoinedRows
 
 SIZES = {"a": 4, "b": 7}
 
 
-def drawn(rng: np.random.Generator, rows: int, lowest: int = -1) -> JoinedRows:
+def drawn(rng: np.random.Generator, rows: int) -> JoinedRows:
     """Joined rows of two tables, some without a row of either."""
     tables = {
-        name: TableRows(rng.integers(lowest, size, rows).astype(np.int32), size)
+        name: table_rows(rng.integers(-1, size, rows), size)
         for name, size in SIZES.items()
     }
     vectors = {"x": rng.normal(size=(rows, 2)), "y": rng.normal(size=(rows, 2))}
@@ -40,8 +43,9 @@ def kernel(vectors, expanded):
     seed=st.integers(0, 99),
 )
 def test_a_run_is_that_of_whole_arrays(rows, part, block, threads, seed):
-    rng = np.random.default_rng(seed)
-    joined, local = drawn(rng, rows), local_of(rng)
+    rng = default_rng(seed)
+    joined = drawn(rng, rows)
+    local = local_of(rng)
     x, y = (joined.whole(name).copy() for name in ("x", "y"))
     tables = joined.mapping.tables
     z = x + 2.0 * y + sum(tables[name].expand(local[name]) for name in SIZES)
@@ -50,12 +54,12 @@ def test_a_run_is_that_of_whole_arrays(rows, part, block, threads, seed):
         patch.setattr(joins, "BLOCK_ROWS", block)
         patch.setenv("OMP_NUM_THREADS", str(threads))
         total, sums = joined.run(kernel, local, sums_of="z")
-    np.testing.assert_allclose(total, [np.sum(z**2), z.sum()], atol=1e-12)
-    np.testing.assert_allclose(joined.whole("z"), z, atol=1e-12)
-    np.testing.assert_array_equal(joined.whole("y"), -y)
-    np.testing.assert_array_equal(joined.whole("x"), x)
+    assert_allclose(total, [np.sum(z**2), z.sum()], atol=1e-12)
+    assert_allclose(joined.whole("z"), z, atol=1e-12)
+    assert_array_equal(joined.whole("y"), -y)
+    assert_array_equal(joined.whole("x"), x)
     for name, table in tables.items():
-        np.testing.assert_allclose(sums[name], table.segment_sum(z), atol=1e-12)
+        assert_allclose(sums[name], table.segment_sum(z), atol=1e-12)
 
 
 def test_threads_change_no_bit(monkeypatch):
@@ -64,13 +68,13 @@ def test_threads_change_no_bit(monkeypatch):
     results = []
     for threads in ("1", "2", "5"):
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
-        rng = np.random.default_rng(0)
+        rng = default_rng(0)
         joined = drawn(rng, 100)
         total, sums = joined.run(kernel, local_of(rng), sums_of="z")
         results.append([total, joined.whole("z"), *sums.values()])
     for other in results[1:]:
         for one, same in zip(results[0], other, strict=True):
-            np.testing.assert_array_equal(one, same)
+            assert_array_equal(one, same)
 
 
 @pytest.mark.parametrize(
@@ -79,14 +83,14 @@ def test_threads_change_no_bit(monkeypatch):
 def test_partial_results_are_combined(monkeypatch, combine, expected):
     monkeypatch.setattr(joins, "PART_ROWS", 2)
     monkeypatch.setattr(joins, "BLOCK_ROWS", 1)
-    rows = TableRows(np.zeros(7, np.int32), 1)
-    joined = JoinedRows(TableMapping({"t": rows}), {"x": np.arange(1.0, 8.0)})
+    joined = one_to_one(7, {"x": np.arange(1.0, 8.0)})
     total, sums = joined.run(lambda v, _: ({}, v["x"]), combine=combine)
-    assert (total.tolist(), sums) == ([expected], {})
+    assert total.tolist() == [expected]
+    assert sums == {}
 
 
 def test_words_are_summed_modulo_their_range():
-    rows = TableRows(np.array([0, -1, 0], np.int32), 1)
+    rows = table_rows([0, -1, 0], 1)
     joined = JoinedRows(TableMapping({"a": rows, "b": rows}))
     words = np.array([[2**32 - 1]], np.uint32)
     joined.run(lambda _, sums: ({"sums": sums}, ()), {"a": words, "b": words})
@@ -95,22 +99,24 @@ def test_words_are_summed_modulo_their_range():
 
 
 def test_rows_are_selected_and_taken_with_their_vectors():
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     joined = drawn(rng, 9)
     mask = np.arange(9) % 2 == 0
-    some, x = joined.select(mask), joined.whole("x")
-    np.testing.assert_array_equal(some.whole("x"), x[mask])
-    assert (some.rows, some.sizes) == (5, SIZES)
+    some = joined.select(mask)
+    x = joined.whole("x")
+    assert_array_equal(some.whole("x"), x[mask])
+    assert some.rows == 5
+    assert some.sizes == SIZES
     for name, table in some.mapping.tables.items():
         before = joined.mapping.tables[name].row_of
-        np.testing.assert_array_equal(table.row_of, before[mask])
-    np.testing.assert_array_equal(joined.take("x", np.array([3, 1])), x[[3, 1]])
+        assert_array_equal(table.row_of, before[mask])
+    assert_array_equal(joined.take("x", np.array([3, 1])), x[[3, 1]])
 
 
 def test_a_vector_of_a_new_shape_replaces_the_old_one():
-    joined = drawn(np.random.default_rng(0), 5)
+    joined = drawn(default_rng(0), 5)
     x = joined.whole("x").copy()
     joined.run(lambda v, _: ({"x": v["x"][:, :1] > 0.0}, ()))
-    np.testing.assert_array_equal(joined.whole("x"), x[:, :1] > 0.0)
+    assert_array_equal(joined.whole("x"), x[:, :1] > 0.0)
     with pytest.raises(ValueError, match="read-only"):
         joined.whole("x")[0] = True

@@ -1,6 +1,7 @@
 """The client operator: exact fits, steps, the state of consensus, batches."""
 
 import numpy as np
+from numpy.testing import assert_allclose, assert_array_equal
 
 from client_apps.methods.admm import Consensus
 from client_apps.methods.sgd import SgdState, take_step
@@ -36,19 +37,21 @@ def consensus() -> Consensus:
 
 
 def test_a_row_counts_in_a_fit_as_often_as_it_is_joined():
-    part, kappa = shard(), 2.0
-    features, counts = part.data.features, part.data.multiplicity
-    target, start = np.array([[1.0], [3.0]]), np.array([[0.7], [-2.0]])
+    part = shard()
+    kappa = 2.0
+    features = part.data.features
+    counts = part.data.multiplicity
+    target = np.array([[1.0], [3.0]])
+    start = np.array([[0.7], [-2.0]])
     solver = RidgeSolver.from_gram(
         gram(features, counts, intercept=False), part.data.joined_rows, intercept=False
     )
     moments = part.moments(target - features @ start, kappa)
     theta = exact_update(solver, start, moments, kappa, part.data.l2)
-    rows, targets = np.repeat(features, counts, 0), np.repeat(target, counts, 0)
+    rows = np.repeat(features, counts, 0)
+    targets = np.repeat(target, counts, 0)
     matrix = kappa / 3 * rows.T @ rows + part.data.l2 * np.eye(2)
-    np.testing.assert_allclose(
-        theta, np.linalg.solve(matrix, kappa / 3 * rows.T @ targets)
-    )
+    assert_allclose(theta, np.linalg.solve(matrix, kappa / 3 * rows.T @ targets))
 
 
 def test_a_step_has_momentum_and_spares_the_bias():
@@ -57,10 +60,10 @@ def test_a_step_has_momentum_and_spares_the_bias():
     part = participant(shard().data, model, SgdState(np.zeros(2)))
     take_step(part, np.ones(2), 0.5, 0.9)
     # velocity: 1 + 0.1 * 2, and 1
-    np.testing.assert_allclose(part.model.parameters, [1.4, 3.5])
+    assert_allclose(part.model.parameters, [1.4, 3.5])
     take_step(part, np.ones(2), 0.5, 0.9)
     # velocity: 1 + 0.1 * 1.4 + 0.9 * 1.2, and 1 + 0.9 * 1
-    np.testing.assert_allclose(part.model.parameters, [0.29, 2.55])
+    assert_allclose(part.model.parameters, [0.29, 2.55])
 
 
 def test_scaled_duals_keep_their_unscaled_value_when_the_penalty_changes():
@@ -68,16 +71,16 @@ def test_scaled_duals_keep_their_unscaled_value_when_the_penalty_changes():
     state.set_penalty(0.2)
     unscaled = 0.2 * state.duals
     state.set_penalty(0.05)
-    np.testing.assert_allclose(0.05 * state.duals, unscaled)
-    np.testing.assert_allclose(state.centre, [1.0 - 2.0, 1.0 + 8.0])
+    assert_allclose(0.05 * state.duals, unscaled)
+    assert_allclose(state.centre, [1.0 - 2.0, 1.0 + 8.0])
 
 
 def test_consensus_moves_the_duals_by_what_is_left():
     state = consensus()
-    np.testing.assert_array_equal(state.propose(np.array([2.0, 2.0])), [2.5, 0.0])
+    assert_array_equal(state.propose(np.array([2.0, 2.0])), [2.5, 0.0])
     state.accept(np.array([1.5, 3.0]))
-    np.testing.assert_array_equal(state.duals, [1.0, -3.0])
-    np.testing.assert_array_equal(state.common, [1.5, 3.0])
+    assert_array_equal(state.duals, [1.0, -3.0])
+    assert_array_equal(state.common, [1.5, 3.0])
 
 
 def test_a_batch_has_the_features_of_its_rows_and_one_is_kept(monkeypatch):
@@ -92,8 +95,8 @@ def test_a_batch_has_the_features_of_its_rows_and_one_is_kept(monkeypatch):
         batch_rows=np.concatenate(rows).astype(np.int64),
     )
     for batch in [0, 1, 2, 3, 0, 1, 2, 3, 0, 0]:
-        np.testing.assert_array_equal(data.batch_of(batch), rows[batch])
-        np.testing.assert_array_equal(data.batch(batch), data.features[rows[batch]])
+        assert_array_equal(data.batch_of(batch), rows[batch])
+        assert_array_equal(data.batch(batch), data.features[rows[batch]])
     # a batch of all rows is no copy
     assert np.shares_memory(data.batch(3), data.features)
     first = data.batch(0)

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from numpy.random import default_rng
+from numpy.testing import assert_array_equal
 
 from tp_flower.splits import (
     TEST,
@@ -22,12 +24,10 @@ def counts(subset: np.ndarray) -> list[int]:
 
 
 def test_random_rows_are_those_without_validation_and_some_of_the_others():
-    both = split_at_random(np.ones(50, bool), SHARES, np.random.default_rng(3))
-    test_only = split_at_random(
-        np.ones(50, bool), Shares(0.2), np.random.default_rng(3)
-    )
+    both = split_at_random(np.ones(50, bool), SHARES, default_rng(3))
+    test_only = split_at_random(np.ones(50, bool), Shares(0.2), default_rng(3))
     assert counts(both) == [30, 10, 10]
-    np.testing.assert_array_equal(both == TEST, test_only == TEST)
+    assert_array_equal(both == TEST, test_only == TEST)
 
 
 def test_a_hash_is_read_as_a_fraction_of_2_to_the_64():
@@ -39,18 +39,18 @@ def test_a_hash_is_read_as_a_fraction_of_2_to_the_64():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_last_rows_by_time_are_held_out_whole(seed):
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     times = rng.integers(0, 12, 100).astype(float)
     times[rng.random(100) < 0.1] = np.nan
     subset = split_by_order(times, SHARES)
     ordered = sorted(times[~np.isnan(times)])
     first = ordered[-round(len(ordered) * SHARES.test)]
     expected = [time >= first for time in times]  # NaN is after nothing
-    np.testing.assert_array_equal(subset == TEST, expected)
+    assert_array_equal(subset == TEST, expected)
     left = [time for time in ordered if time < first]
     before = left[-round(len(left) * SHARES.validation)]
     expected = [before <= time < first for time in times]
-    np.testing.assert_array_equal(subset == VALIDATION, expected)
+    assert_array_equal(subset == VALIDATION, expected)
 
 
 @pytest.mark.parametrize(

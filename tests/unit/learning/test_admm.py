@@ -2,23 +2,29 @@
 
 import numpy as np
 import pytest
+from numpy.random import default_rng
+from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.support.reference import losses as slow
 from tests.support.reference.families import family
+from tests.support.tables.mappings import one_to_one
 from tp_flower.joins import rows as rows_of_joins
-from tp_flower.joins.mapping import TableMapping, TableRows
-from tp_flower.joins.rows import JoinedRows
-from tp_flower.methods.admm import iterations as admm
+from tp_flower.methods.admm.iterations import (
+    BALANCE_WINDOW,
+    Residuals,
+    admm_step,
+    advance,
+    balanced_rho,
+    start,
+)
 from tp_flower.objectives import names_of_losses
 
 each_loss = pytest.mark.parametrize(
     "loss", [family(name) for name in names_of_losses()], ids=str
 )
-HIGH, LOW, EVEN = (
-    admm.Residuals(1.0, 0.01),
-    admm.Residuals(0.01, 1.0),
-    admm.Residuals(1.0, 0.5),
-)
+HIGH = Residuals(1.0, 0.01)
+LOW = Residuals(0.01, 1.0)
+EVEN = Residuals(1.0, 0.5)
 
 
 @pytest.fixture(autouse=True)
@@ -28,77 +34,73 @@ def small_parts(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
 
 
-def one_to_one(count: int, vectors=()) -> JoinedRows:
-    """Joined rows that are a table's, each once."""
-    table = TableRows(np.arange(count, dtype=np.int32), count)
-    return JoinedRows(TableMapping({"t": table}), dict(vectors))
-
-
 @each_loss
 @pytest.mark.parametrize("alpha", [1.0, 1.5])
 @pytest.mark.parametrize("rho", [1e-3, 0.3, 1e3])
 def test_duals_are_the_gradient_at_z_after_every_step(loss, alpha, rho):
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     labels = loss.labels(rng, 20)
     objective = loss.on(labels)
     rows = one_to_one(20, objective.vectors)
-    admm.start(rows, np.zeros(loss.outputs))
+    start(rows, np.zeros(loss.outputs))
     for _ in range(5):
         scores = 3 * rng.normal(size=(20, loss.outputs))
         rows.fill("scores", scores)
         old_z, old_duals = (rows.whole(name).copy() for name in ("z", "duals"))
-        sums = admm.admm_step(rows, objective, rho, alpha)
-        z, duals = rows.whole("z"), rows.whole("duals")
-        np.testing.assert_array_equal(rows.whole("scores"), scores)
+        sums = admm_step(rows, objective, rho, alpha)
+        z = rows.whole("z")
+        duals = rows.whole("duals")
+        assert_array_equal(rows.whole("scores"), scores)
         relaxed = alpha * scores + (1 - alpha) * old_z
         expected = slow.gradients(loss.name, z, labels)
-        np.testing.assert_allclose(duals, expected, atol=1e-13)
+        assert_allclose(duals, expected, atol=1e-13)
         # Eq. 8 gives the same, as z is optimal to 1e-8
-        np.testing.assert_allclose(duals, old_duals + rho * (relaxed - z), atol=2e-8)
-        np.testing.assert_allclose(sums["t"], duals + rho * (scores - z), atol=1e-12)
+        assert_allclose(duals, old_duals + rho * (relaxed - z), atol=2e-8)
+        assert_allclose(sums["t"], duals + rho * (scores - z), atol=1e-12)
 
 
-def gap_of(vectors, scores, base, rho) -> admm.Residuals:
+def gap_of(vectors, scores, base, rho) -> Residuals:
     """Residuals of an epoch that ends with scores (N, d_c), over a base score."""
     objective = family("squared").on(np.zeros(len(scores)))
     rows = one_to_one(len(scores), {**objective.vectors, **vectors})
     local = {"t": scores - base}
-    gap, total = admm.advance(
-        rows, objective, rho, base, lambda sums: base + sums, local
-    )
+    gap, total = advance(rows, objective, rho, base, lambda sums: base + sums, local)
     assert total == pytest.approx((scores[:, 0] ** 2).sum() / 2.0)
-    np.testing.assert_allclose(rows.whole("scores"), scores)
+    assert_allclose(rows.whole("scores"), scores)
     return gap
 
 
 def test_residuals_by_hand():
-    z, duals = np.array([[1.0], [1.0]]), np.array([[3.0], [4.0]])
-    base, scores, before = np.array([0.0]), np.array([[4.0], [5.0]]), np.zeros((2, 1))
+    z = np.array([[1.0], [1.0]])
+    duals = np.array([[3.0], [4.0]])
+    base = np.array([0.0])
+    scores = np.array([[4.0], [5.0]])
+    before = np.zeros((2, 1))
     gap = gap_of({"z": z, "duals": duals, "scores": before}, scores, base, 0.5)
     # ||(3, 4)|| over ||(4, 5)||; 0.5 ||(4, 5)|| over ||(3, 4)||
     assert gap.primal == pytest.approx(5 / np.sqrt(41))
     assert gap.dual == pytest.approx(0.5 * np.sqrt(41) / 5)
-    start = one_to_one(3)
-    admm.start(start, np.array([0.5, -1.0]))
-    assert start.whole("z").tolist() == [[0.5, -1.0]] * 3
-    assert not start.whole("duals").any()
+    rows = one_to_one(3)
+    start(rows, np.array([0.5, -1.0]))
+    assert rows.whole("z").tolist() == [[0.5, -1.0]] * 3
+    assert not rows.whole("duals").any()
     zero = np.zeros((3, 2))
     nothing = gap_of({"z": zero, "duals": zero, "scores": zero}, zero, np.zeros(2), 1.0)
-    assert nothing == admm.Residuals(0.0, 0.0)
+    assert nothing == Residuals(0.0, 0.0)
 
 
 @pytest.mark.parametrize(
     ("recent", "expected"),
     [
-        ([HIGH] * admm.BALANCE_WINDOW, 6.0),
-        ([LOW] * admm.BALANCE_WINDOW, 1.5),
-        ([EVEN, *[HIGH] * admm.BALANCE_WINDOW], 6.0),
-        ([*[HIGH] * admm.BALANCE_WINDOW, EVEN], 3.0),
-        ([HIGH] * (admm.BALANCE_WINDOW - 1), 3.0),
-        ([LOW, *[HIGH] * (admm.BALANCE_WINDOW - 1)], 3.0),
-        ([admm.Residuals(0.0, 0.0)] * admm.BALANCE_WINDOW, 3.0),
+        ([HIGH] * BALANCE_WINDOW, 6.0),
+        ([LOW] * BALANCE_WINDOW, 1.5),
+        ([EVEN, *[HIGH] * BALANCE_WINDOW], 6.0),
+        ([*[HIGH] * BALANCE_WINDOW, EVEN], 3.0),
+        ([HIGH] * (BALANCE_WINDOW - 1), 3.0),
+        ([LOW, *[HIGH] * (BALANCE_WINDOW - 1)], 3.0),
+        ([Residuals(0.0, 0.0)] * BALANCE_WINDOW, 3.0),
         ([], 3.0),
     ],
 )
 def test_rho_follows_a_lasting_imbalance_only(recent, expected):
-    assert admm.balanced_rho(3.0, recent) == expected
+    assert balanced_rho(3.0, recent) == expected

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.random import default_rng
+from numpy.testing import assert_allclose
 
 from tp_flower.errors import ModelError
 from tp_flower.methods.boost.bagging import ShardTrees, average, shown_trees
@@ -40,7 +42,7 @@ def values_of(text, features, outputs=1):
 @settings(max_examples=20)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1, 3]))
 def test_the_average_is_that_of_the_values(seed, outputs):
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     features, first, values = grown(rng, outputs)
     _, second, _ = grown(rng, outputs)
     nothing = np.zeros(0, np.uint8)
@@ -55,12 +57,12 @@ def test_the_average_is_that_of_the_values(seed, outputs):
     ]
     actual = values_of(average(shown, 3, outputs), features, outputs)
     expected = (3.0 * values + values_of(second, features, outputs)) / 4.0
-    np.testing.assert_allclose(actual, expected, atol=1e-12)
+    assert_allclose(actual, expected, atol=1e-12)
     assert not len(average([shown_trees(nothing, 0.0)], 3, outputs))
 
 
 def test_ranges_and_counts_stay_at_the_shard():
-    features, text, _ = grown(np.random.default_rng(0))
+    features, text, _ = grown(default_rng(0))
     known = features[:, 0][np.isfinite(features[:, 0])]
     assert f"feature_infos=[{known.min():.6f}"[:20] in text.tobytes().decode()
     shown = msgspec.msgpack.decode(shown_trees(text, 9.0))
@@ -68,7 +70,8 @@ def test_ranges_and_counts_stay_at_the_shard():
     for tree in shown["trees"]:
         values, columns, _, thresholds, *others = tree
         # kinds of splits, their children on both sides, sets of categories
-        assert (len(values), len(others)) == (len(columns) + 1, 5)
+        assert len(values) == len(columns) + 1
+        assert len(others) == 5
         cut = [
             at for at, column in zip(thresholds, columns, strict=True) if column == 0
         ]
@@ -77,7 +80,7 @@ def test_ranges_and_counts_stay_at_the_shard():
 
 def changed(**fields):
     """Return shown trees and another one, with other fields."""
-    _, text, _ = grown(np.random.default_rng(1))
+    _, text, _ = grown(default_rng(1))
     trees = msgspec.msgpack.decode(shown_trees(text, 9.0), type=ShardTrees)
     first = next(tree for tree in trees.trees if tree.cat_boundaries)
     fields = {

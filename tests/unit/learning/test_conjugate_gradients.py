@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.random import default_rng
+from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.support.reference.families import Family
 from tests.support.reference.training import Centralised, conjugate_gradients
@@ -19,7 +21,8 @@ class Table:
     """One table: its features with an intercept, rows in the join, and direction."""
 
     def __init__(self, rng: np.random.Generator, weights, outputs: int) -> None:
-        rows, columns = rng.integers(2, 9), rng.integers(1, 4)
+        rows = rng.integers(2, 9)
+        columns = rng.integers(1, 4)
         self.rows = TableRows(rng.integers(0, rows, len(weights)), int(rows))
         self.weights = self.rows.segment_sum(weights[:, None])[:, 0]
         self.features = rng.normal(size=(rows, columns + 1))
@@ -29,7 +32,8 @@ class Table:
 
     def descend(self, numbers, curvature, l2, tables) -> tuple[np.ndarray, np.ndarray]:
         """Return v on the table's rows, and the products, of sums of w r over them."""
-        joined, mask = len(self.rows.row_of), self.penalised[:, None]
+        joined = len(self.rows.row_of)
+        mask = self.penalised[:, None]
         matrix = gram(self.features[:, :-1], self.weights, intercept=True)
         solver = RidgeSolver.from_gram(matrix, joined, intercept=True)
         moments = self.features.T @ numbers
@@ -53,7 +57,9 @@ class Table:
 @settings(max_examples=10)
 @given(number=st.integers(0, 2**32 - 1))
 def test_every_iterate_is_that_on_the_joined_table(name, classes, most, number):
-    rng, loss, l2 = np.random.default_rng(number), Family(name, classes), 0.1
+    rng = default_rng(number)
+    loss = Family(name, classes)
+    l2 = 0.1
     weights = rng.uniform(0.5, 2.0, 40)
     weights /= weights.mean()
     count = rng.integers(1, 4)
@@ -81,7 +87,7 @@ def test_every_iterate_is_that_on_the_joined_table(name, classes, most, number):
         for table in tables.values():
             table.advance(server)
         actual = np.concatenate([table.theta.ravel() for table in tables.values()])
-        np.testing.assert_allclose(actual, theta, atol=most)
+        assert_allclose(actual, theta, atol=most)
         squares = sum(np.sum(t.theta[t.penalised] ** 2) for t in tables.values())
         assert server.penalty == pytest.approx(l2 / 2.0 * squares, abs=10 * most)
 
@@ -111,9 +117,15 @@ def _labels(server):
     return server._objective.target.numbers
 
 
+def _loss(server):
+    return np.mean((_scores(server)[:, 0] - _labels(server)) ** 2)
+
+
 def _exchange(tables, server, unit):
     """Take a step whose scores are rounded to a unit; return the rounding."""
-    sums, local, products = server.derivatives(), {}, 0.0
+    sums = server.derivatives()
+    local = {}
+    products = 0.0
     for name, table in tables.items():
         scores, numbers = table.descend(sums[name], 1.0, 0.0, len(tables))
         local[name] = np.rint(scores / unit) * unit if unit else scores
@@ -127,7 +139,7 @@ def _exchange(tables, server, unit):
 def test_the_drift_is_by_how_much_the_servers_scores_are_off():
     ratios = []
     for seed in range(40):
-        tables, server = _noiseless(np.random.default_rng(seed))
+        tables, server = _noiseless(default_rng(seed))
         for _ in range(3):
             _exchange(tables, server, 1e-3)
         exact = sum(
@@ -140,40 +152,40 @@ def test_the_drift_is_by_how_much_the_servers_scores_are_off():
 
 
 def test_scores_that_the_rounding_hides_take_no_step_and_arrive_finer_next():
-    tables, server = _noiseless(np.random.default_rng(0))
+    tables, server = _noiseless(default_rng(0))
     _exchange(tables, server, 0.0)
-    before, thetas = _scores(server).copy(), [table.theta for table in tables.values()]
+    before = _scores(server).copy()
+    thetas = [table.theta for table in tables.values()]
     hidden = 10.0 * server.size
     _exchange(tables, server, hidden)
     assert server.length == 0.0
-    np.testing.assert_array_equal(_scores(server), before)
+    assert_array_equal(_scores(server), before)
     for table, theta in zip(tables.values(), thetas, strict=True):
-        np.testing.assert_array_equal(table.theta, theta)
+        assert_array_equal(table.theta, theta)
     assert server.drift < 1e-6
-    loss = np.mean((_scores(server)[:, 0] - _labels(server)) ** 2)
+    loss = _loss(server)
     _exchange(tables, server, 1e-4 * server.size)
     assert server.conjugacy == 0.0  # it begins anew
-    assert np.mean((_scores(server)[:, 0] - _labels(server)) ** 2) < loss
+    assert _loss(server) < loss
 
 
 def test_a_noiseless_label_ends_where_rounding_does():
-    tables, server = _noiseless(np.random.default_rng(0))
-    norms, ends = [], []
+    tables, server = _noiseless(default_rng(0))
+    norms = []
+    ends = []
     for _ in range(12):
         # 20 bits, as of masked scores
         _exchange(tables, server, 2.0**-20 * min(server.size, 8.0))
         norms.append(np.sqrt(max(server.slope, 0.0)))
         ends.append(server.slope <= server.noise)
-    loss = np.mean((_scores(server)[:, 0] - _labels(server)) ** 2) / np.var(
-        _labels(server)
-    )
+    loss = _loss(server) / np.var(_labels(server))
     assert ends.index(True) > 0
     assert all(ends[ends.index(True) + 4 :])
     assert loss < 1e-10
 
 
 def test_gradient_over_a_corrected_loss_below_zero_is_finite():
-    tables, server = _noiseless(np.random.default_rng(0))
+    tables, server = _noiseless(default_rng(0))
     _exchange(tables, server, 1e-3)
     for loss in (0.0, -1e-9, -1e3):
         assert 1.0 < server.gradient_norm(loss) <= 1e6

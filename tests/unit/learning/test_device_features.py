@@ -1,8 +1,12 @@
 """Torch models train on a device as on the CPU; copies are made once."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
+from numpy.random import default_rng
+from numpy.testing import assert_allclose, assert_array_equal
 
 from client_apps.data import features as placement
 from client_apps.data.run_store import IN_MEMORY, SiteStore
@@ -17,11 +21,14 @@ from tp_flower.learning.models.neural import (
     torch_device,
 )
 
-NO_GPU = "torch finds no CUDA device here"
-skip = pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU)
+skip = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="torch finds no CUDA device here"
+)
 cuda = pytest.param(local_model.CUDA, marks=[pytest.mark.gpu, skip])
 each_device = pytest.mark.parametrize("device_name", ["cpu", cuda])
-ROWS, WIDTH, OUTPUTS = 23, 4, 3
+ROWS = 23
+WIDTH = 4
+OUTPUTS = 3
 HIDDEN = "CUDA_VISIBLE_DEVICES hides it, .* client-resources-num-gpus is 0"
 
 
@@ -35,7 +42,7 @@ def pretend(monkeypatch, device_name: str) -> None:
 
 def matrix() -> np.ndarray:
     """Features as they are memory-mapped: read-only, float32."""
-    rows = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)
+    rows = default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)
     rows.flags.writeable = False
     return rows
 
@@ -46,26 +53,28 @@ def test_torch_models_train_alike(device_name, place):
     placed = matrix()
     if place == "resident":
         placed = as_tensor(placed).to(device_name)
-    np.testing.assert_array_equal(local_model.on_host(placed), matrix())
+    assert_array_equal(local_model.on_host(placed), matrix())
     spec = local_model.ModelSpec(
         kind="mlp", outputs=OUTPUTS, intercept=True, hidden_sizes=(5,)
     )
-    messages = np.random.default_rng(2).normal(size=(ROWS, OUTPUTS))
-    counts, budget = np.arange(1, ROWS + 1), FitBudget(2, 12, batch_rows=6)
+    messages = default_rng(2).normal(size=(ROWS, OUTPUTS))
+    counts = np.arange(1, ROWS + 1)
+    budget = FitBudget(2, 12, batch_rows=6)
     results = []
     for features in (matrix(), placed):
         # the kernels of one device: their sums are in one order
         model = local_model.build_model(spec, WIDTH, device_name)
         model.pullback(features, messages)
-        zero, penalised = np.zeros(len(model.penalised)), model.penalised
+        zero = np.zeros(len(model.penalised))
+        penalised = model.penalised
         problem = local_model.FitProblem(
             features, counts, messages, 0.5, ROWS, 0.01, zero, penalised
         )
-        fit_least_squares(model, problem, budget, np.random.default_rng(3))
+        fit_least_squares(model, problem, budget, default_rng(3))
         pulled = model.pullback(features, messages)
         results.append((model.parameters, model.scores(features), pulled))
     for one, other in zip(*results, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+        assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("device_name", [cuda])
@@ -74,7 +83,8 @@ def test_no_step_of_a_fit_waits_for_the_gpu(device_name):
     model = local_model.build_model(
         local_model.ModelSpec(kind="mlp"), WIDTH, device_name
     )
-    ones, zero = np.ones(ROWS), model.penalised
+    ones = np.ones(ROWS)
+    zero = model.penalised
     problem = local_model.FitProblem(
         device_rows, ones, ones[:, None], 1.0, ROWS, 0.0, zero, zero
     )
@@ -84,7 +94,7 @@ def test_no_step_of_a_fit_waits_for_the_gpu(device_name):
         torch.cuda.set_sync_debug_mode("warn")
         try:
             with pytest.warns(UserWarning, match="synchroniz") as caught:
-                fit_least_squares(model, problem, budget, np.random.default_rng(0))
+                fit_least_squares(model, problem, budget, default_rng(0))
         finally:
             torch.cuda.set_sync_debug_mode("default")
         waits.append(len(caught))
@@ -110,26 +120,20 @@ def test_runs_are_the_cpus_epoch_by_epoch(name, device_name, monkeypatch):
     sites = one_per_site(layout(FRAMES))
     expected = run("logistic", sites, **how)
     pretend(monkeypatch, device_name)
-    made = []
-    original = neural.free_bytes
-
-    def spy(device):
-        made.append(device)
-        return original(device)
-
+    spy = Mock(wraps=neural.free_bytes)
     monkeypatch.setattr(neural, "free_bytes", spy)
     actual = run("logistic", sites, device="cuda", **how)
     # once per part of a torch model and process, whatever the number of messages
     tables = actual.strategy.training_problem.tables.values()
     copied = [table for table in tables if not table.is_linear]
-    assert len(made) == sum(len(table.parts) for table in copied)
+    assert spy.call_count == sum(len(table.parts) for table in copied)
     assert not placement._COPIES
     # hundreds of float32 steps carry the last bits of another order of sums on
     loose = 100.0 if device_name == "cuda" else 1.0
     near = {"rtol": loose * 1e-4, "atol": loose * 1e-5}
     for one, other in zip(actual.parameters, expected.parameters, strict=True):
         for table in one:
-            np.testing.assert_allclose(one[table], other[table], **near)
+            assert_allclose(one[table], other[table], **near)
 
 
 def device_copy(run_id: int, monkeypatch, number: int = 0):
@@ -171,7 +175,8 @@ def test_copies_of_a_dead_run_make_room(monkeypatch):
 
 def test_linear_features_and_those_of_a_full_gpu_stay(monkeypatch):
     pretend(monkeypatch, "cpu")
-    site_store, features = SiteStore(IN_MEMORY, 1, 5), matrix()
+    site_store = SiteStore(IN_MEMORY, 1, 5)
+    features = matrix()
 
     def placed(device, kind="mlp"):
         return placement.move_to_device(site_store, 0, features, device, kind)

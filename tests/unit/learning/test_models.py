@@ -6,15 +6,19 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.random import default_rng
+from numpy.testing import assert_allclose, assert_array_equal
 from torch import nn
 
 from tests.support.examples.fits import fit_problem, normal_rows, ridge_of, with_ones
+from tests.support.examples.networks import torch_model
 from tp_flower.arrays import in_threads, thread_count
 from tp_flower.errors import SettingsError
 from tp_flower.learning.models import local_model
@@ -24,23 +28,13 @@ from tp_flower.learning.models.local_model import (
     build_model,
     moment,
 )
-from tp_flower.learning.models.neural import FitBudget, TorchModel, fit_least_squares
+from tp_flower.learning.models.neural import FitBudget, fit_least_squares
 from tp_flower.learning.solvers import RidgeSolver, gram
 from tp_flower.objectives import KMEANS, Target, make_objective
 
 few = settings(max_examples=60)
-
-
-def mlp(features=3, outputs=1, intercept=True, **spec) -> TorchModel:
-    spec = ModelSpec("mlp", outputs, intercept, **{"hidden_sizes": (5,), **spec})
-    return build_model(spec, features, "cpu")
-
-
-def two_layers(features, outputs, intercept) -> nn.Module:
-    """A factory of a user."""
-    return nn.Sequential(
-        nn.Linear(features, 4), nn.Tanh(), nn.Linear(4, outputs, bias=intercept)
-    )
+mlp = partial(torch_model, 3)
+FACTORY = "tests.support.examples.networks:network"
 
 
 def not_a_module(features, outputs, intercept):
@@ -56,7 +50,7 @@ def not_a_module(features, outputs, intercept):
     seed=st.integers(0, 99),
 )
 def test_linear_model_is_a_matrix_product(rows, columns, outputs, intercept, seed):
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     model = LinearModel(columns, outputs, intercept=intercept)
     theta = rng.normal(size=(columns + intercept, outputs))
     model.parameters = theta.ravel()
@@ -69,12 +63,10 @@ def test_linear_model_is_a_matrix_product(rows, columns, outputs, intercept, see
             patch.setenv("OMP_NUM_THREADS", threads)
             patch.setattr(local_model, "LEAST_VALUES", least)
             actual = moment(features, messages, intercept=intercept)
-            np.testing.assert_allclose(actual, pulled, atol=1e-10)
+            assert_allclose(actual, pulled, atol=1e-10)
             actual = model.pullback(features, messages)
-            np.testing.assert_allclose(actual, pulled.ravel(), atol=1e-10)
-            np.testing.assert_allclose(
-                model.scores(features), dense @ theta, atol=1e-12
-            )
+            assert_allclose(actual, pulled.ravel(), atol=1e-10)
+            assert_allclose(model.scores(features), dense @ theta, atol=1e-12)
 
 
 def test_linear_model_starts_at_zero_and_spares_the_intercept():
@@ -88,18 +80,19 @@ def test_linear_model_starts_at_zero_and_spares_the_intercept():
 
 
 @pytest.mark.parametrize("outputs", [1, 3])
-@pytest.mark.parametrize("kind", ["mlp", f"{__name__}:two_layers"])
+@pytest.mark.parametrize("kind", ["mlp", FACTORY])
 def test_pullback_is_the_gradient_of_the_weighted_scores(kind, outputs):
     spec = ModelSpec(kind, outputs, intercept=True, output_scale=2.5, seed=3)
     model = build_model(spec, 4, "cpu")
     # in float64 a step can be so small that no ReLU switches within it
     model.module.double()
     features = normal_rows(9, 4).astype(np.float64)
-    rng = np.random.default_rng(1)
+    rng = default_rng(1)
     messages = rng.normal(size=(9, outputs))
     actual = model.pullback(features, messages)
     theta = model.parameters
-    direction, step = rng.normal(size=len(theta)), 1e-6
+    direction = rng.normal(size=len(theta))
+    step = 1e-6
     ends = []
     for sign in (1, -1):
         model.parameters = theta + sign * step * direction
@@ -110,22 +103,23 @@ def test_pullback_is_the_gradient_of_the_weighted_scores(kind, outputs):
 
 def test_mlp_scores_by_hand():
     """One hidden layer, written out in float64; its pullback is tested by steps."""
-    model = mlp(features=3, outputs=2, output_scale=1.5)
+    model = mlp(outputs=2, output_scale=1.5)
     w1, b1, w2, b2 = (
         parameter.detach().numpy().astype(np.float64)
         for parameter in model.module.parameters()
     )
     features = normal_rows(6, 3)
     expected = 1.5 * (np.maximum(features @ w1.T + b1, 0.0) @ w2.T + b2)
-    np.testing.assert_allclose(model.scores(features), expected, rtol=1e-5, atol=1e-6)
+    assert_allclose(model.scores(features), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_scores_in_chunks_are_the_scores(monkeypatch):
-    model, features = mlp(), normal_rows(11, 3)
+    model = mlp()
+    features = normal_rows(11, 3)
     features.flags.writeable = False
     whole = model.scores(features)
     monkeypatch.setattr("tp_flower.learning.models.neural.EVALUATION_ROWS", 4)
-    np.testing.assert_allclose(model.scores(features), whole, rtol=1e-6)
+    assert_allclose(model.scores(features), whole, rtol=1e-6)
     assert model.scores(features[:0]).shape == (0, 1)
     zero = model.pullback(features[:0], np.zeros((0, 1)))
     assert zero.tolist() == [0.0] * len(model.penalised)
@@ -133,19 +127,22 @@ def test_scores_in_chunks_are_the_scores(monkeypatch):
 
 def test_all_shards_of_a_table_start_alike_and_tables_do_not():
     state = torch.get_rng_state()
-    model, again, other = mlp(seed=5), mlp(seed=5), mlp(seed=6)
-    np.testing.assert_array_equal(model.parameters, again.parameters)
+    model = mlp(seed=5)
+    again = mlp(seed=5)
+    other = mlp(seed=6)
+    assert_array_equal(model.parameters, again.parameters)
     assert not np.array_equal(model.parameters, other.parameters)
     other.parameters = model.parameters
-    np.testing.assert_array_equal(other.parameters, model.parameters)
+    assert_array_equal(other.parameters, model.parameters)
     rows = normal_rows(5, 3)
-    np.testing.assert_array_equal(other.scores(rows), model.scores(rows))
+    assert_array_equal(other.scores(rows), model.scores(rows))
     # torch's own state is left alone
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_mlp_penalises_weights_and_only_the_label_table_has_an_output_bias():
-    with_bias, without = mlp(hidden_sizes=(5, 2)), mlp(intercept=False)
+    with_bias = mlp(hidden_sizes=(5, 2))
+    without = mlp(intercept=False)
     hidden = [True] * 15 + [False] * 5 + [True] * 10 + [False] * 2
     assert with_bias.penalised.tolist() == [*hidden, True, True, False]
     assert without.penalised.tolist() == [True] * 15 + [False] * 5 + [True] * 5
@@ -153,10 +150,11 @@ def test_mlp_penalises_weights_and_only_the_label_table_has_an_output_bias():
 
 
 def test_factory_gets_features_outputs_and_intercept():
-    spec = ModelSpec(f"{__name__}:two_layers", outputs=2, intercept=False)
-    model, again = build_model(spec, 3, "cpu"), build_model(spec, 3, "cpu")
-    assert len(model.parameters) == 3 * 4 + 4 + 4 * 2
-    np.testing.assert_array_equal(model.parameters, again.parameters)
+    spec = ModelSpec(FACTORY, outputs=2, intercept=False)
+    model = build_model(spec, 3, "cpu")
+    again = build_model(spec, 3, "cpu")
+    assert len(model.parameters) == 3 * 3 + 3 + 3 * 2
+    assert_array_equal(model.parameters, again.parameters)
 
 
 @pytest.mark.parametrize(
@@ -177,8 +175,8 @@ def test_fit_of_a_linear_module_reaches_the_weighted_ridge(strength):
     model = build_model(ModelSpec("torch.nn:Linear", intercept=True), 3, "cpu")
     problem = fit_problem(model, strength=strength)
     budget = FitBudget(passes=1500, batch_rows=60, learning_rate=0.05)
-    fit_least_squares(model, problem, budget, np.random.default_rng(0))
-    np.testing.assert_allclose(model.parameters, ridge_of(problem), atol=2e-3)
+    fit_least_squares(model, problem, budget, default_rng(0))
+    assert_allclose(model.parameters, ridge_of(problem), atol=2e-3)
 
 
 def test_fit_towards_a_centre_of_great_strength_stays_there():
@@ -186,16 +184,16 @@ def test_fit_towards_a_centre_of_great_strength_stays_there():
     model.parameters = centre = mlp(seed=2).parameters
     every = np.ones_like(model.penalised)
     problem = replace(fit_problem(model, 1e4), centre=centre, penalised=every)
-    fit_least_squares(model, problem, FitBudget(), np.random.default_rng(0))
-    np.testing.assert_allclose(model.parameters, centre, atol=5e-3)
+    fit_least_squares(model, problem, FitBudget(), default_rng(0))
+    assert_allclose(model.parameters, centre, atol=5e-3)
 
 
 def test_fit_is_repeatable():
     models = mlp(seed=1), mlp(seed=1)
     for model in models:
-        rng = np.random.default_rng(3)
+        rng = default_rng(3)
         fit_least_squares(model, fit_problem(model), FitBudget(passes=1), rng)
-    np.testing.assert_array_equal(*(model.parameters for model in models))
+    assert_array_equal(*(model.parameters for model in models))
 
 
 @few
@@ -205,13 +203,13 @@ def test_fit_is_repeatable():
     clusters=st.integers(1, 5),
 )
 def test_scores_of_centres_are_the_squared_distances(rows, width, clusters):
-    rng = np.random.default_rng(rows + width)
+    rng = default_rng(rows + width)
     features = rng.normal(size=(rows, width)).astype(np.float32)
     model = build_model(ModelSpec("centres", outputs=clusters), width)
     centres = rng.normal(size=(clusters, width))
     model.parameters = centres.ravel()
     expected = ((features.astype(np.float64)[:, None] - centres) ** 2).sum(axis=2)
-    np.testing.assert_allclose(model.scores(features), expected, atol=1e-12)
+    assert_allclose(model.scores(features), expected, atol=1e-12)
     # never below zero
     far = np.full((1, width), 12345.678, np.float32)
     model.parameters = np.tile(far.ravel().astype(np.float64), clusters)
@@ -219,7 +217,8 @@ def test_scores_of_centres_are_the_squared_distances(rows, width, clusters):
 
 
 def test_metrics_are_the_weighted_mean_distance_and_its_root():
-    scores, weights = np.array([[4.0, 9.0], [25.0, 1.0]]), np.array([3.0, 1.0])
+    scores = np.array([[4.0, 9.0], [25.0, 1.0]])
+    weights = np.array([3.0, 1.0])
     objective = make_objective(KMEANS, Target.without_label(2, ("0", "1")), weights)
     actual = objective.metrics(scores)
     assert actual == {"loss": 3.25, "rms_distance": pytest.approx(3.25**0.5)}
@@ -232,9 +231,8 @@ def test_spans_cover_the_rows_in_order(monkeypatch, rows, threads):
     monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
     spans = in_threads(lambda span: span, rows, least_rows=1)
     assert len(spans) == max(min(threads, rows), 1)
-    assert [row for span in spans for row in range(span.start, span.stop)] == list(
-        range(rows)
-    )
+    covered = [row for span in spans for row in range(span.start, span.stop)]
+    assert covered == list(range(rows))
 
 
 def test_few_rows_stay_in_this_thread_and_many_take_as_many_as_allowed(monkeypatch):
@@ -267,9 +265,9 @@ def test_few_rows_stay_in_this_thread_and_many_take_as_many_as_allowed(monkeypat
 def test_threads_that_a_fork_has_left_behind_are_not_waited_for():
     # passes only if three threads are inside together
     work = "in_threads(lambda _: meet.wait(), 30, 10)"
-    code = "import os, threading; from tp_flower.arrays import in_threads\n"
-    code += f"meet = threading.Barrier(3, timeout=120); {work}; child = os.fork()\n"
-    code += (
+    code = (
+        "import os, threading; from tp_flower.arrays import in_threads\n"
+        f"meet = threading.Barrier(3, timeout=120); {work}; child = os.fork()\n"
         f"{work}; assert child or os._exit(0) is None; print(os.waitpid(child, 0)[1])"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "3"}
@@ -277,7 +275,8 @@ def test_threads_that_a_fork_has_left_behind_are_not_waited_for():
     done = subprocess.run(
         run, check=True, env=environment, capture_output=True, text=True, timeout=600
     )
-    assert (done.stdout, done.stderr) == ("0\n", "")
+    assert done.stdout == "0\n"
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize("text", ["", "0", "-2", "many"])
@@ -291,16 +290,12 @@ def test_what_is_no_number_of_threads_bounds_nothing(monkeypatch, text):
 
 def problem(rows, columns, outputs, seed):
     """Features, multiplicities (some 0), target, joined rows."""
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     features = rng.normal(size=(rows, columns)).astype(np.float32)
     multiplicity = rng.integers(0, 6, rows)
     multiplicity[0] = 1
-    return (
-        features,
-        multiplicity,
-        rng.normal(size=(rows, outputs)),
-        int(multiplicity.sum()),
-    )
+    target = rng.normal(size=(rows, outputs))
+    return features, multiplicity, target, int(multiplicity.sum())
 
 
 def solve(features, multiplicity, target, joined, kappa, l2, intercept):
@@ -338,7 +333,7 @@ def test_solution_is_that_of_the_full_system(
     actual = solve(*given_, kappa, l2, intercept)
     expected = reference(*given_, kappa, l2, intercept)
     assert actual.shape == (columns + intercept, outputs)
-    np.testing.assert_allclose(actual, expected, rtol=1e-7, atol=1e-9)
+    assert_allclose(actual, expected, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("intercept", [True, False])
@@ -360,7 +355,7 @@ def test_without_penalty_the_least_norm_solution_of_rank_deficient_features(
         expected = np.vstack([weights, centre - mean @ weights])
     else:
         expected = np.linalg.lstsq(root * wide, root * target)[0]
-    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-7)
+    assert_allclose(actual, expected, rtol=1e-6, atol=1e-7)
 
 
 @few
@@ -375,11 +370,11 @@ def test_gram_matrices_of_shards_add_up(rows, cut, intercept, seed):
     at = int(cut * rows)
     whole = gram(features, multiplicity, intercept=intercept)
     dense = with_ones(features, intercept)
-    np.testing.assert_allclose(
+    assert_allclose(
         whole, dense.T @ (multiplicity[:, None] * dense), rtol=1e-9, atol=1e-9
     )
     parts = [
         gram(features[part], multiplicity[part], intercept=intercept)
         for part in (slice(0, at), slice(at, rows))
     ]
-    np.testing.assert_allclose(sum(parts), whole, rtol=1e-10, atol=1e-10)
+    assert_allclose(sum(parts), whole, rtol=1e-10, atol=1e-10)

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.random import default_rng
+from numpy.testing import assert_allclose
 
 from tp_flower.arrays import MISSING
 from tp_flower.errors import ModelError
@@ -24,12 +26,12 @@ GROWTH = Growth(trees=4, leaves=5, rate=0.5, least_rows=6)
 LEAST = 6
 
 
-def shards_of(rng, outputs, values, *, rows=400, shards=3):
+def shards_of(rng, outputs, values):
     """Rows of one column, whose values all shards have often enough, and their
     derivatives.
     """
-    column = np.concatenate([np.repeat(values, LEAST), rng.choice(values, rows)])
-    for _ in range(shards):
+    column = np.concatenate([np.repeat(values, LEAST), rng.choice(values, 400)])
+    for _ in range(3):
         gradient = rng.normal(size=(len(column), outputs)) + np.sin(column)[:, None] / 3
         hessian = rng.uniform(0.5, 1.5, gradient.shape)
         counts = rng.integers(1, 4, len(column))
@@ -50,7 +52,7 @@ def shards_of(rng, outputs, values, *, rows=400, shards=3):
 def test_of_shards_with_the_same_values_the_trees_are_those_of_all_rows(
     seed, outputs, kind
 ):
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     values = np.arange(12.0)
     if kind == "with missing":
         values[-1] = MISSING
@@ -69,12 +71,13 @@ def test_of_shards_with_the_same_values_the_trees_are_those_of_all_rows(
     column = distinct[:, None].astype(np.float32)
     _, expected = grow(model, column, *sums, float(counts.sum()), GROWTH)
     pooled = sum_of_trees([(1.0, text.tobytes().decode())], column, outputs)
-    np.testing.assert_allclose(pooled, expected, atol=1e-9)
+    assert_allclose(pooled, expected, atol=1e-9)
 
 
 def test_labels_that_follow_the_shard_are_learned_from_the_columns():
     """Two normal distributions, one a shard: the log-odds rise by 1.6 per unit."""
-    rng, size = np.random.default_rng(0), 20_000
+    rng = default_rng(0)
+    size = 20_000
     shown = []
     for mean, gradient in ((-0.8, 0.5), (0.8, -0.5)):
         rows = rng.normal(mean, 1.0, (size, 1)).astype(np.float32)
@@ -86,13 +89,13 @@ def test_labels_that_follow_the_shard_are_learned_from_the_columns():
     actual = sum_of_trees([(1.0, text.tobytes().decode())], points, 1)[:, 0]
     # a Newton step from even odds goes to 2 tanh(0.8 x), and 30 trees most of the way
     expected = 2.0 * (1.0 - 0.9**30) * np.tanh(0.8 * points[:, 0])
-    np.testing.assert_allclose(actual, expected, atol=0.15)
+    assert_allclose(actual, expected, atol=0.15)
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.booleans())
 def test_an_interval_has_so_many_joined_rows_and_all_of_a_value(seed, least, is_code):
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     count = int(rng.integers(1, 300))
     rows = rng.integers(0, rng.integers(1, 200), (count, 1)).astype(np.float32)
     rows[rng.random(count) < 0.1] = MISSING
@@ -122,7 +125,8 @@ def test_an_interval_has_so_many_joined_rows_and_all_of_a_value(seed, least, is_
 
 
 def test_a_column_without_two_intervals_grows_nothing():
-    rows, sums = np.ones((5, 2), np.float32), np.ones((5, 1))
+    rows = np.ones((5, 2), np.float32)
+    sums = np.ones((5, 1))
     shown = [shown_sums(rows, [], sums, sums, np.ones(5), 20)]
     assert not len(grow_pooled(shown, [], 2, 1, GROWTH))
     assert not len(

@@ -2,15 +2,19 @@
 
 import numpy as np
 import pytest
+from numpy.random import default_rng
+from numpy.testing import assert_allclose
 
 from tp_flower.learning import solvers
 from tp_flower.learning.solvers import RidgeSolver, gram
 
-KAPPA, L2, JOINED = 0.3, 0.2, 50
+KAPPA = 0.3
+L2 = 0.2
+JOINED = 50
 
 
 def table(rows: int, columns: int):
-    rng = np.random.default_rng(3)
+    rng = default_rng(3)
     sizes = np.geomspace(1.0, 0.01, columns)
     features = (rng.normal(size=(rows, columns)) * sizes).astype(np.float32)
     # of some offset, which the intercept takes up
@@ -20,7 +24,7 @@ def table(rows: int, columns: int):
 def moments_of(features, counts, *, intercept: bool):
     """Moments of random numbers per row, (d [+ 1], 2)."""
     one = np.ones((len(features), int(intercept)))
-    values = np.random.default_rng(4).normal(size=(len(features), 2))
+    values = default_rng(4).normal(size=(len(features), 2))
     return np.hstack([features.astype(float), one]).T @ (counts[:, None] * values)
 
 
@@ -46,8 +50,8 @@ def test_columns_and_rows_are_exact(way, intercept):
     moments = moments_of(features, counts, intercept=intercept)
     expected = dense(matrix, moments, intercept=intercept)
     solved = solver.solve(moments, KAPPA, L2)
-    np.testing.assert_allclose(solved, expected, rtol=1e-7, atol=1e-9)
-    np.testing.assert_allclose(solver.product(solved), matrix @ solved, atol=1e-8)
+    assert_allclose(solved, expected, rtol=1e-7, atol=1e-9)
+    assert_allclose(solver.product(solved), matrix @ solved, atol=1e-8)
     assert solver.trace == pytest.approx(np.trace(matrix) / JOINED)
 
 
@@ -71,7 +75,7 @@ def test_wide_tables_have_a_block_and_a_diagonal(monkeypatch, intercept):
     given = np.vstack([moments, np.zeros((int(intercept), 2))])
     expected = dense(kept, moments, intercept=False)
     solved = solver.solve(given, KAPPA, L2)[:30]
-    np.testing.assert_allclose(solved, expected, rtol=1e-6, atol=1e-9)
+    assert_allclose(solved, expected, rtol=1e-6, atol=1e-9)
 
 
 def test_the_cheapest_factorisation_is_chosen():

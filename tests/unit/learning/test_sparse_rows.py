@@ -5,7 +5,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.random import default_rng
+from numpy.testing import assert_allclose
 
+from tests.support.examples.networks import torch_model
 from tp_flower.arrays import MISSING
 from tp_flower.features.sparse import SparseRows, columns_of, dense, is_sparse
 from tp_flower.learning import solvers
@@ -14,7 +17,7 @@ from tp_flower.learning.models.local_model import (
     CentresModel,
     FitProblem,
     LinearModel,
-    ModelSpec,
+    LocalModel,
     rows_of,
 )
 from tp_flower.learning.solvers import IterativeSolver, RidgeSolver, gram
@@ -24,16 +27,18 @@ from tp_flower.privacy.gradients import clipped_sum, squared_lengths
 from tp_flower.privacy.statistics_update import Rows
 from tp_flower.privacy.units import Units
 
-JOINED, KAPPA = 200, 0.3
+JOINED = 200
+KAPPA = 0.3
 
 
 def one_hot_rows(rows: int, width: int = 12, seed: int = 0) -> SparseRows:
     """Rows of two numbers, and of two one-hot encodings with values of either sign, or
     none.
     """
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     half = 2 + (width - 2) // 2
-    starts, ends = np.array([2, half]), np.array([half, width])
+    starts = np.array([2, half])
+    ends = np.array([half, width])
     hot = rng.integers(starts, ends, (rows, 2))
     signs = rng.choice([-1, 0, 1], (rows, 2), p=[0.3, 0.2, 0.5])
     columns = np.hstack([np.tile([0, 1], (rows, 1)), np.where(signs == 0, starts, hot)])
@@ -41,30 +46,40 @@ def one_hot_rows(rows: int, width: int = 12, seed: int = 0) -> SparseRows:
     return SparseRows(values.astype(np.float32), columns.astype(np.int32), width)
 
 
+def messages_of(rows: int, outputs: int = 1) -> np.ndarray:
+    return default_rng(2).normal(size=(rows, outputs))
+
+
+def mlp() -> LocalModel:
+    return torch_model(12, intercept=False, hidden_sizes=(3,))
+
+
 def counts_of(rows: int) -> np.ndarray:
-    return np.random.default_rng(1).integers(1, 5, rows)
+    return default_rng(1).integers(1, 5, rows)
 
 
 @given(st.integers(0, 40), st.integers(6, 30), st.booleans(), st.integers(0, 9))
 def test_products_are_those_of_dense_rows(rows, width, has_one, seed):
     sparse = one_hot_rows(rows, width, seed)
-    full, rng = dense(sparse), np.random.default_rng(seed)
+    full = dense(sparse)
+    rng = default_rng(seed)
     counts = counts_of(rows)
     model = LinearModel(width, 2, intercept=has_one)
     model.parameters = rng.normal(size=len(model.parameters))
     messages = rng.normal(size=(rows, 2))
-    close = np.testing.assert_allclose
-    close(model.scores(sparse), model.scores(full), atol=1e-12)
-    close(model.pullback(sparse, messages), model.pullback(full, messages), atol=1e-12)
+    assert_allclose(model.scores(sparse), model.scores(full), atol=1e-12)
+    assert_allclose(
+        model.pullback(sparse, messages), model.pullback(full, messages), atol=1e-12
+    )
     centres = CentresModel(width, 2)
     centres.parameters = rng.normal(size=len(centres.parameters))
-    close(centres.scores(sparse), centres.scores(full), atol=1e-12)
+    assert_allclose(centres.scores(sparse), centres.scores(full), atol=1e-12)
     matrix = gram(sparse, counts, intercept=has_one)
-    close(matrix, gram(full, counts, intercept=has_one), atol=1e-10)
+    assert_allclose(matrix, gram(full, counts, intercept=has_one), atol=1e-10)
     assert (matrix == matrix.T).all()
     squares = solvers.column_squares(sparse, counts)
-    close(squares, solvers.column_squares(full, counts), atol=1e-10)
-    close(
+    assert_allclose(squares, solvers.column_squares(full, counts), atol=1e-10)
+    assert_allclose(
         squared_lengths(sparse, intercept=has_one),
         squared_lengths(full, intercept=has_one),
     )
@@ -72,7 +87,8 @@ def test_products_are_those_of_dense_rows(rows, width, has_one, seed):
 
 @given(st.integers(1, 40), st.integers(0, 9))
 def test_some_of_the_rows_or_columns_are_those_of_dense_rows(rows, seed):
-    sparse, rng = one_hot_rows(rows, 12, seed), np.random.default_rng(seed)
+    sparse = one_hot_rows(rows, 12, seed)
+    rng = default_rng(seed)
     full = dense(sparse)
     chosen = rng.integers(0, rows, 7)
     mask = rng.random(rows) < 0.5
@@ -95,9 +111,10 @@ def test_wide_tables_are_sparse_if_most_of_a_row_is_zero():
 @pytest.mark.parametrize("l2", [0.2, 1e-6, 0.0])
 def test_iterations_end_where_the_gram_matrix_does(intercept, l2):
     sparse = one_hot_rows(60)
-    counts, outputs = counts_of(60), 2
+    counts = counts_of(60)
+    outputs = 2
     # sums over rows, of which the solution of least norm is one for l2 = 0, too
-    messages = np.random.default_rng(2).normal(size=(60, outputs))
+    messages = messages_of(60, outputs)
     model = LinearModel(12, outputs, intercept=intercept)
     moments = model.pullback(sparse, counts[:, None] * messages).reshape(-1, outputs)
     matrix = gram(sparse, counts, intercept=intercept)
@@ -106,29 +123,29 @@ def test_iterations_end_where_the_gram_matrix_does(intercept, l2):
         sparse, counts, JOINED, intercept=intercept, centred=True
     )
     expected = exact.solve(moments, KAPPA, l2)
-    np.testing.assert_allclose(
-        solver.solve(moments, KAPPA, l2), expected, rtol=1e-7, atol=1e-8
-    )
-    np.testing.assert_allclose(solver.product(expected), matrix @ expected, atol=1e-8)
+    assert_allclose(solver.solve(moments, KAPPA, l2), expected, rtol=1e-7, atol=1e-8)
+    assert_allclose(solver.product(expected), matrix @ expected, atol=1e-8)
     assert solver.trace == pytest.approx(np.trace(matrix) / JOINED)
 
 
 def test_iterations_of_a_consensus_penalise_the_intercept():
-    sparse, counts = one_hot_rows(60), counts_of(60)
-    moments = np.random.default_rng(2).normal(size=(13, 1))
+    sparse = one_hot_rows(60)
+    counts = counts_of(60)
+    moments = messages_of(13)
     matrix = gram(sparse, counts, intercept=True)
     exact = RidgeSolver.from_gram(matrix, JOINED, intercept=False)
     solver = IterativeSolver.of_rows(
         sparse, counts, JOINED, intercept=True, centred=False
     )
     expected = exact.solve(moments, KAPPA, 0.2)
-    np.testing.assert_allclose(solver.solve(moments, KAPPA, 0.2), expected, rtol=1e-7)
+    assert_allclose(solver.solve(moments, KAPPA, 0.2), expected, rtol=1e-7)
     assert solver.trace == pytest.approx(np.trace(matrix) / JOINED)
 
 
 @pytest.mark.parametrize("intercept", [False, True])
 def test_the_largest_eigenvalue_needs_no_gram_matrix(intercept):
-    sparse, counts = one_hot_rows(60), counts_of(60)
+    sparse = one_hot_rows(60)
+    counts = counts_of(60)
     matrix = gram(sparse, counts, intercept=intercept)
     largest = solvers.largest_eigenvalue(sparse, counts, intercept=intercept)
     assert largest == pytest.approx(np.linalg.eigvalsh(matrix)[-1], rel=1e-9)
@@ -137,65 +154,58 @@ def test_the_largest_eigenvalue_needs_no_gram_matrix(intercept):
 @pytest.mark.parametrize("way", ["from_rows", "from_frequent"])
 def test_factorisations_are_those_of_dense_rows(monkeypatch, way):
     monkeypatch.setattr(solvers, "FREQUENT", 4)
-    sparse, counts = one_hot_rows(9), counts_of(9)
+    sparse = one_hot_rows(9)
+    counts = counts_of(9)
     # sums of rows, as those of every update are
-    messages = np.random.default_rng(2).normal(size=(9, 1))
-    moments = LinearModel(12, 1, intercept=True).pullback(dense(sparse), messages)[
-        :, None
-    ]
+    messages = messages_of(9)
+    moments = LinearModel(12, 1, intercept=True).pullback(dense(sparse), messages)
+    factorise = getattr(RidgeSolver, way)
     one, two = (
-        getattr(RidgeSolver, way)(rows, counts, JOINED, intercept=True).solve(
-            moments, KAPPA, 0.2
+        factorise(rows, counts, JOINED, intercept=True).solve(
+            moments[:, None], KAPPA, 0.2
         )
         for rows in (sparse, dense(sparse))
     )
-    np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-12)
+    assert_allclose(one, two, rtol=1e-9, atol=1e-12)
 
 
 def test_clips_are_those_of_dense_rows():
     sparse = one_hot_rows(40)
-    full, units = dense(sparse), Units(np.arange(40) % 7)
-    messages = np.random.default_rng(2).normal(size=(40, 1))
-    linear = LinearModel(12, 1, intercept=True)
-    mlp = neural.build_torch_model(ModelSpec("mlp", hidden_sizes=(3,)), 12, "cpu")
-    for model in (linear, mlp):
+    full = dense(sparse)
+    units = Units(np.arange(40) % 7)
+    messages = messages_of(40)
+    for model in (LinearModel(12, 1, intercept=True), mlp()):
         for of_rows in (None, units):
             one, two = (
                 clipped_sum(model, rows, messages, 0.5, of_rows)
                 for rows in (sparse, full)
             )
-            np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-7)
+            assert_allclose(one, two, rtol=1e-5, atol=1e-7)
     weights = [
         Rows(rows, counts_of(40), True, units).weights(1.5) for rows in (sparse, full)
     ]
-    np.testing.assert_allclose(*weights)
+    assert_allclose(*weights)
 
 
 def test_a_torch_model_reads_batches_of_sparse_rows(monkeypatch):
     monkeypatch.setattr(neural, "EVALUATION_VALUES", 12 * 7)  # seven rows at a time
     sparse = one_hot_rows(40)
-    full, counts = dense(sparse), counts_of(40)
-    rng = np.random.default_rng(2)
-    target = rng.normal(size=(40, 1))
+    full = dense(sparse)
+    counts = counts_of(40)
+    target = messages_of(40)
     fitted = []
     for rows in (sparse, full):
-        model = neural.build_torch_model(ModelSpec("mlp", hidden_sizes=(3,)), 12, "cpu")
+        model = mlp()
+        centre = np.zeros(len(model.penalised))
         problem = FitProblem(
-            rows,
-            counts,
-            target,
-            1.0,
-            100,
-            1e-3,
-            np.zeros(len(model.penalised)),
-            model.penalised,
+            rows, counts, target, 1.0, 100, 1e-3, centre, model.penalised
         )
         budget = neural.FitBudget(passes=2, least_steps=3, batch_rows=16)
-        neural.fit_least_squares(model, problem, budget, np.random.default_rng(3))
+        neural.fit_least_squares(model, problem, budget, default_rng(3))
         gradient = model.pullback(rows, target)
         fitted.append((model.parameters, model.scores(rows), gradient))
     for one, two in zip(*fitted, strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
+        assert_allclose(one, two, rtol=1e-5, atol=1e-6)
     assert isinstance(neural.as_tensor(sparse[:2]), torch.Tensor)
 
 
@@ -203,7 +213,7 @@ def test_trees_read_sparse_rows_and_missing_numbers():
     sparse = one_hot_rows(600)
     sparse.values[::5, 0] = MISSING
     full = dense(sparse)
-    gradient = np.random.default_rng(2).normal(size=(500, 1)) + np.sign(full[:500, [3]])
+    gradient = messages_of(500) + np.sign(full[:500, [3]])
     growth = Growth(trees=5, leaves=7, rate=0.3, least_rows=5)
     values = []
     for rows in (sparse, full):
@@ -214,5 +224,5 @@ def test_trees_read_sparse_rows_and_missing_numbers():
         values.append((of_rows, model.scores(rows)))
     (grown, scored), expected = values
     assert np.ptp(grown) > 0.1
-    np.testing.assert_allclose(grown, expected[0], atol=1e-9)
-    np.testing.assert_allclose(scored, expected[1], atol=1e-9)
+    assert_allclose(grown, expected[0], atol=1e-9)
+    assert_allclose(scored, expected[1], atol=1e-9)

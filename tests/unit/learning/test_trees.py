@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
+from numpy.random import default_rng
+from numpy.testing import assert_allclose
 
 from tests.support.reference.families import Family
+from tests.support.tables.mappings import one_to_one
 from tp_flower.arrays import MISSING
 from tp_flower.errors import ModelError
-from tp_flower.joins.mapping import TableMapping, TableRows
-from tp_flower.joins.rows import JoinedRows
+from tp_flower.joins.mapping import TableRows
 from tp_flower.methods.boost.boosting import (
     SHRINK,
     Boosting,
@@ -26,12 +29,22 @@ from tp_flower.methods.boost.trees import Forest, TreeModel, grow
 GROWTH = Growth(trees=1, leaves=5, rate=1.0, least_rows=50)
 
 
+def grown_by_lightgbm(joined, gradient, hessian, *, categories="auto", **options):
+    """One tree on the joined table, with the rest of LightGBM's defaults."""
+    options |= {"objective": "none", "num_leaves": 5, "learning_rate": 1.0}
+    options |= {"min_data_in_leaf": 0, "verbosity": -1}
+    data = lightgbm.Dataset(joined, categorical_feature=categories, params=options)
+    booster = lightgbm.Booster(options, data)
+    booster.update(fobj=lambda *_: (gradient[:, 0], hessian[:, 0]))
+    return booster
+
+
 def test_conservation_of_the_sums_over_joined_rows():
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     rows = TableRows(rng.integers(-1, 6, 50), 6)
     numbers = rng.normal(size=(50, 2))
     sums = rows.segment_sum(numbers).sum(axis=0)
-    np.testing.assert_allclose(sums, numbers[rows.row_of >= 0].sum(axis=0))
+    assert_allclose(sums, numbers[rows.row_of >= 0].sum(axis=0))
 
 
 @pytest.mark.parametrize("name", ["squared", "logistic"])
@@ -40,8 +53,10 @@ def test_conservation_of_the_sums_over_joined_rows():
 @settings(max_examples=15, derandomize=True)
 @given(number=st.integers(0, 2**32 - 1))
 def test_a_tree_is_that_of_the_joined_table_with_the_columns_of_the_table(name, number):
-    rng = np.random.default_rng(number)
-    count, total, loss = 300, 3000, Family(name, 2 if name == "logistic" else 0)
+    rng = default_rng(number)
+    count = 300
+    total = 3000
+    loss = Family(name, 2 if name == "logistic" else 0)
     # the same bins: each value of a column is one
     features = rng.integers(0, 9, (count, 3)).astype(np.float32)
     features[rng.random((count, 3)) < 0.1] = MISSING
@@ -57,19 +72,15 @@ def test_a_tree_is_that_of_the_joined_table_with_the_columns_of_the_table(name, 
     sums = rows.segment_sum(gradient), rows.segment_sum(hessian)
     text, values = grow(model, features, *sums, total, GROWTH)
     joined = np.where(features <= MISSING, np.nan, features)[rows.row_of]
-    options = {
-        "objective": "none",
-        "num_leaves": 5,
-        "learning_rate": 1.0,
-        "min_data_in_leaf": 0,
-        "min_data_in_bin": 1,
-        "verbosity": -1,
-        "min_sum_hessian_in_leaf": 50 * hessian.mean(),
-    }
-    slow = lightgbm.Booster(options, lightgbm.Dataset(joined, params=options))
-    slow.update(fobj=lambda *_: (gradient[:, 0], hessian[:, 0]))
+    slow = grown_by_lightgbm(
+        joined,
+        gradient,
+        hessian,
+        min_data_in_bin=1,
+        min_sum_hessian_in_leaf=50 * hessian.mean(),
+    )
     expected = slow.predict(joined, raw_score=True)
-    np.testing.assert_allclose(values[rows.row_of, 0], expected, atol=1e-6)
+    assert_allclose(values[rows.row_of, 0], expected, atol=1e-6)
     for key in ("split_feature", "leaf_value", "threshold"):
         mine, theirs = (
             next(line for line in each.splitlines() if line.startswith(f"{key}="))
@@ -81,7 +92,7 @@ def test_a_tree_is_that_of_the_joined_table_with_the_columns_of_the_table(name, 
             sorted(map(float, line.partition("=")[2].split()))
             for line in (mine, theirs)
         ]
-        np.testing.assert_allclose(*numbers, atol=1e-6)
+        assert_allclose(*numbers, atol=1e-6)
 
 
 # a category has 150 joined rows, and 40: fewer than a set of categories has, and enough
@@ -92,77 +103,73 @@ def test_a_tree_is_that_of_the_joined_table_with_the_columns_of_the_table(name, 
 @settings(max_examples=15, derandomize=True)
 @given(number=st.integers(0, 2**32 - 1))
 def test_rare_categories_count_by_their_joined_rows(total, number):
-    rng = np.random.default_rng(number)
+    rng = default_rng(number)
     # five rows each: too few for LightGBM, which has enough of the joined ones
     features = (np.arange(300) % 60)[:, None].astype(np.float32)
     rows = TableRows(np.arange(total) % 300, 300)
     gradient = (
         rng.normal(size=(total, 1)) + rng.normal(size=60)[np.arange(total) % 60, None]
     )
-    hessian, model = np.ones((total, 1)), TreeModel(1)
+    hessian = np.ones((total, 1))
+    model = TreeModel(1)
     model.start([0])
     sums = rows.segment_sum(gradient), rows.segment_sum(hessian)
     _, values = grow(model, features, *sums, float(total), GROWTH)
-    # with the rest of LightGBM's defaults
-    options = {
-        "objective": "none",
-        "num_leaves": 5,
-        "learning_rate": 1.0,
-        "min_data_in_leaf": 0,
-    }
-    options |= {"min_sum_hessian_in_leaf": 50.0, "verbosity": -1}
     joined = features[rows.row_of]
-    data = lightgbm.Dataset(joined, categorical_feature=[0], params=options)
-    slow = lightgbm.Booster(options, data)
-    slow.update(fobj=lambda *_: (gradient[:, 0], hessian[:, 0]))
+    slow = grown_by_lightgbm(
+        joined, gradient, hessian, categories=[0], min_sum_hessian_in_leaf=50.0
+    )
     assert len(np.unique(values.round(9))) == 5
     expected = slow.predict(joined, raw_score=True)
-    np.testing.assert_allclose(values[rows.row_of, 0], expected, atol=1e-6)
+    assert_allclose(values[rows.row_of, 0], expected, atol=1e-6)
 
 
 def test_trees_of_a_round_follow_the_quadratic_model():
-    rng = np.random.default_rng(1)
+    rng = default_rng(1)
     features = rng.integers(0, 9, (60, 2)).astype(np.float32)
     gradient = rng.normal(size=(60, 1))
-    hessian, model = rng.uniform(1.0, 2.0, (60, 1)), TreeModel(1)
+    hessian = rng.uniform(1.0, 2.0, (60, 1))
+    model = TreeModel(1)
     growth = Growth(trees=3, leaves=4, rate=0.5, least_rows=2)
     _, together = grow(model, features, gradient, hessian, 60.0, growth)
     total = np.zeros((60, 1))
+    one = replace(growth, trees=1)
     for _ in range(3):
-        one = Growth(trees=1, leaves=4, rate=0.5, least_rows=2)
         moved = gradient + hessian * total
         total += grow(model, features, moved, hessian, 60.0, one)[1]
-    np.testing.assert_allclose(together, total, atol=1e-6)
+    assert_allclose(together, total, atol=1e-6)
 
 
 def test_categories_are_sorted_and_missing_values_have_a_side():
     codes = np.repeat(np.arange(40, dtype=np.float32), 120)
     wanted = np.where(codes % 2 == 0, 1.0, -1.0)
     codes[:120], wanted[:120] = MISSING, 5.0
-    model, hessian = TreeModel(1), np.ones((4800, 1))
+    model = TreeModel(1)
+    hessian = np.ones((4800, 1))
     model.start([0])
     growth = Growth(trees=40, leaves=4, rate=0.5, least_rows=20)
     text, values = grow(
         model, codes[:, None], -wanted[:, None], hessian, 4800.0, growth
     )
-    np.testing.assert_allclose(values[120:, 0], wanted[120:], atol=0.05)
-    np.testing.assert_allclose(values[:120, 0], wanted[:120], atol=0.5)
+    assert_allclose(values[120:, 0], wanted[120:], atol=0.05)
+    assert_allclose(values[:120, 0], wanted[:120], atol=0.5)
     model.add(0.5, text)
     model.add(0.0, text)
-    np.testing.assert_allclose(model.scores(codes[:, None]), 0.5 * values, atol=1e-6)
+    assert_allclose(model.scores(codes[:, None]), 0.5 * values, atol=1e-6)
 
 
 def test_rows_are_in_the_leaves_of_their_values_though_columns_exclude_each_other():
-    rng = np.random.default_rng(2)
+    rng = default_rng(2)
     features = np.zeros((20_000, 2), np.float32)
     # but for two rows, which have both
     features[:4000, 0], features[3998:7998, 1] = 1.0, 1.0
     gradient = rng.normal(size=(20_000, 1)) - features @ [[3.0], [-2.0]]
-    model, hessian = TreeModel(1), np.ones((20_000, 1))
+    model = TreeModel(1)
+    hessian = np.ones((20_000, 1))
     growth = Growth(trees=2, leaves=31, rate=1.0, least_rows=1)
     text, values = grow(model, features, gradient, hessian, 20_000.0, growth)
     model.add(1.0, text)
-    np.testing.assert_allclose(values, model.scores(features), atol=1e-9)
+    assert_allclose(values, model.scores(features), atol=1e-9)
     assert len(np.unique(values.round(9))) == 4
 
 
@@ -189,22 +196,23 @@ def test_bytes_that_are_no_trees_are_refused():
     ("name", "classes"), [("squared", 0), ("logistic", 2), ("softmax", 3)]
 )
 def test_the_step_is_a_share_of_the_best(name, classes):
-    rng, family = np.random.default_rng(3), Family(name, classes)
+    rng = default_rng(3)
+    family = Family(name, classes)
     labels = rng.integers(0, classes or 5, 300).astype(float)
     weights = rng.uniform(0.5, 1.5, 300)
     weights /= weights.mean()
     loss = family.on(labels, weights)
-    own = TableRows(np.arange(300, dtype=np.int32), 300)
-    rows = JoinedRows(TableMapping({"t": own}), loss.vectors)
+    rows = one_to_one(300, loss.vectors)
     rows.fill("scores", loss.base_score)
-    boosting, start = Boosting(rows, loss), rows.whole("scores").copy()
+    boosting = Boosting(rows, loss)
+    start = rows.whole("scores").copy()
     gradient, hessian = boosting.derivatives(["t"])["t"]
     slow = loss.gradient(start) * weights[:, None]
-    np.testing.assert_allclose(gradient, slow)
+    assert_allclose(gradient, slow)
     change = loss.gradient(start + 1e-5) - loss.gradient(start - 1e-5)
     assert (hessian is None) == (name == "squared")
     if name == "logistic":
-        np.testing.assert_allclose(hessian, change / 2e-5 * weights[:, None], rtol=1e-4)
+        assert_allclose(hessian, change / 2e-5 * weights[:, None], rtol=1e-4)
     # long enough that no step is cut
     fit = 1000.0 * -gradient
     for directions in (
@@ -231,8 +239,8 @@ def test_the_step_is_a_share_of_the_best(name, classes):
 
 def test_a_step_is_at_most_one():
     labels = np.array([0.0, 2.0])
-    loss, own = Family("squared").on(labels), TableRows(np.arange(2, dtype=np.int32), 2)
-    rows = JoinedRows(TableMapping({"t": own}), loss.vectors)
+    loss = Family("squared").on(labels)
+    rows = one_to_one(2, loss.vectors)
     rows.fill("scores", np.array([1.0]))
     rows.fill("direction", 0.1 * (labels[:, None] - 1.0))
     assert Boosting(rows, loss).lengths(["direction"]) == [1.0]

@@ -4,13 +4,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.random import default_rng
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy.special import softmax
 from sklearn import metrics as known
 
 from tests.support.reference.families import Family
 from tests.support.reference.joins import segment_sum
+from tests.support.tables.mappings import table_rows
 from tp_flower.arrays import effective_rows
 from tp_flower.errors import SettingsError
-from tp_flower.joins.mapping import RowWeights, TableMapping, TableRows, score_steps
+from tp_flower.joins.mapping import RowWeights, TableMapping, score_steps
 from tp_flower.joins.rows import JoinedRows
 from tp_flower.learning.models.local_model import FitProblem
 from tp_flower.learning.solvers import RidgeSolver, gram
@@ -34,7 +38,7 @@ ROWS = len(COPIES)
 
 def problem(loss):
     """Scores (10, d_c), labels (10,) and positive weights."""
-    rng = np.random.default_rng(3)
+    rng = default_rng(3)
     labels = rng.normal(size=ROWS)
     if loss.classes:
         labels = np.arange(ROWS) % loss.classes * 1.0
@@ -44,25 +48,27 @@ def problem(loss):
 @each_loss
 def test_whole_weights_repeat_rows(loss):
     scores, labels = problem(loss)
-    weights, again = 0.7 * COPIES, np.repeat(np.arange(ROWS), COPIES)
-    weighted, repeated = loss.on(labels, weights), loss.on(labels[again])
+    weights = 0.7 * COPIES
+    again = np.repeat(np.arange(ROWS), COPIES)
+    weighted = loss.on(labels, weights)
+    repeated = loss.on(labels[again])
     value = weighted.value(scores)
     assert value == pytest.approx(repeated.value(scores[again]), rel=1e-12)
     expected = repeated.metrics(scores[again])
     assert weighted.metrics(scores) == pytest.approx(expected, rel=1e-9, nan_ok=True)
     direction = scores[::-1]
-    assert weighted.slope(scores, direction) == pytest.approx(
-        0.7 * repeated.slope(scores[again], direction[again]), rel=1e-9
-    )
+    slope = 0.7 * repeated.slope(scores[again], direction[again])
+    assert weighted.slope(scores, direction) == pytest.approx(slope, rel=1e-9)
     is_noisy_class = loss.classes and loss.noise
     if not is_noisy_class:  # whose least rate is by how sure the rows are
-        np.testing.assert_allclose(weighted.base_score, repeated.base_score, rtol=1e-9)
+        assert_allclose(weighted.base_score, repeated.base_score, rtol=1e-9)
 
 
 @each_loss
 def test_partial_sums_of_disjoint_rows_add_up(loss):
     scores, labels = problem(loss)
-    objective, direction = loss.on(labels, 0.7 * COPIES), scores[::-1]
+    objective = loss.on(labels, 0.7 * COPIES)
+    direction = scores[::-1]
     rows = [np.arange(ROWS) % 3 == k for k in range(3)]
     parts = [(objective.select(each), scores[each], direction[each]) for each in rows]
     assert sum(part.mass for part, *_ in parts) == pytest.approx(objective.mass)
@@ -74,8 +80,9 @@ def test_partial_sums_of_disjoint_rows_add_up(loss):
 
 @pytest.mark.parametrize("is_weighted", [False, True])
 def test_metrics_of_a_regression_are_scikit_learns(is_weighted):
-    rng = np.random.default_rng(0)
-    labels, scores = rng.normal(size=80), rng.normal(size=(80, 1))
+    rng = default_rng(0)
+    labels = rng.normal(size=80)
+    scores = rng.normal(size=(80, 1))
     weights = rng.gamma(0.7, size=80) if is_weighted else None
     measures = known.mean_squared_error, known.mean_absolute_error, known.r2_score
     squares, distances, r2 = (
@@ -88,7 +95,7 @@ def test_metrics_of_a_regression_are_scikit_learns(is_weighted):
 
 @given(classes=st.integers(2, 40), rows=st.integers(1, 300), seed=st.integers(0, 99))
 def test_a_confusion_matrix_of_many_classes_merges_the_rarest(classes, rows, seed):
-    labels, predicted = np.random.default_rng(seed).integers(0, classes, (2, rows))
+    labels, predicted = default_rng(seed).integers(0, classes, (2, rows))
     table = comparison.confusion(
         [str(k) for k in range(classes)], predicted * 1.0, labels * 1.0
     )
@@ -106,7 +113,7 @@ def test_a_confusion_matrix_of_many_classes_merges_the_rarest(classes, rows, see
 def test_means_by_tenth_are_of_no_few_rows_whatever_their_order(
     rows, is_weighted, seed
 ):
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     predicted, labels, weights = rng.gamma(1.0, size=(3, rows))
     weights = weights if is_weighted else np.ones(rows)
     groups = comparison.means_by_tenth(predicted, labels, weights)
@@ -120,12 +127,13 @@ def test_means_by_tenth_are_of_no_few_rows_whatever_their_order(
 
 
 def test_metrics_of_classes_are_scikit_learns():
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     weights = rng.gamma(0.7, size=80)
     sample = {"sample_weight": weights}
-    classes, scores = rng.integers(0, 3, 80), rng.normal(size=(80, 3))
+    classes = rng.integers(0, 3, 80)
+    scores = rng.normal(size=(80, 3))
     actual = Family("softmax", 3).on(classes, weights).metrics(scores)
-    rates = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    rates = softmax(scores, axis=1)
     guess = scores.argmax(axis=1)
     areas = [known.roc_auc_score(classes == k, rates[:, k], **sample) for k in range(3)]
     expected = {
@@ -150,16 +158,15 @@ def test_metrics_of_classes_are_scikit_learns():
     seed=st.integers(0, 99),
 )
 def test_score_steps_row_by_row(is_weighted, row_of, outputs, seed):
-    rng = np.random.default_rng(seed)
-    rows = TableRows(np.array(row_of, np.int32), 4)
-    weights = RowWeights.of(
-        rng.gamma(1.0, size=len(row_of)) + 0.01, TableMapping({"t": rows})
-    )
+    rng = default_rng(seed)
+    rows = table_rows(row_of, 4)
+    drawn = rng.gamma(1.0, size=len(row_of)) + 0.01
+    weights = RowWeights.of(drawn, TableMapping({"t": rows}))
     assert weights.rows.mean() == pytest.approx(1.0)
     column = [[w] for w in weights.rows]
     expected = np.array(segment_sum(row_of, 4, column), np.float32)[:, 0]
     masses = weights.multiplicity["t"]
-    np.testing.assert_allclose(masses, expected, rtol=1e-6)
+    assert_allclose(masses, expected, rtol=1e-6)
     # what the site multiplies by is what the server has divided by
     assert (masses.astype(np.float32) == masses).all()
     message = rng.normal(size=(len(row_of), outputs))
@@ -167,52 +174,60 @@ def test_score_steps_row_by_row(is_weighted, row_of, outputs, seed):
         message = weights.rows[:, None] * message
         inverse = weights.inverse_multiplicity["t"]
     else:
-        masses, inverse = rows.multiplicity, rows.inverse_multiplicity
+        masses = rows.multiplicity
+        inverse = rows.inverse_multiplicity
     actual = score_steps(rows.segment_sum(message), inverse, 0.7)
     for row in range(4):
         mine = [message[j] for j, r in enumerate(row_of) if r == row]
         moved = sum(mine) / (0.7 * masses[row]) if mine else 0.0
-        np.testing.assert_allclose(actual[row], -moved, atol=1e-12)
+        assert_allclose(actual[row], -moved, atol=1e-12)
 
 
 def test_weighted_residuals_are_those_of_rows_repeated():
     """Whole runs of weighted rows, are in tests/runs."""
-    z, duals, scores, before = np.random.default_rng(1).normal(size=(4, ROWS, 1))
+    z, duals, scores, before = default_rng(1).normal(size=(4, ROWS, 1))
     again = np.repeat(np.arange(ROWS), COPIES)
 
     def gap(chosen, weights=None):
         objective = Family("squared").on(np.zeros(len(chosen)), weights)
         vectors = {"z": z, "duals": duals, "scores": before}
         rows = JoinedRows(
-            TableMapping({"t": TableRows(chosen.astype(np.int32), ROWS)}),
+            TableMapping({"t": table_rows(chosen, ROWS)}),
             objective.vectors | {name: each[chosen] for name, each in vectors.items()},
         )
         base = np.zeros(1)
         return advance(rows, objective, 0.6, base, np.asarray, {"t": scores})[0]
 
-    one, other = gap(np.arange(ROWS), COPIES / COPIES.mean()), gap(again)
+    one = gap(np.arange(ROWS), COPIES / COPIES.mean())
+    other = gap(again)
     assert one.primal == pytest.approx(other.primal)
     assert one.dual == pytest.approx(other.dual)
 
 
 def test_fits_take_weights_for_counts():
-    features = np.random.default_rng(2).normal(size=(ROWS, 2)).astype(np.float32)
+    features = default_rng(2).normal(size=(ROWS, 2)).astype(np.float32)
     again = np.repeat(np.arange(ROWS), COPIES)
     one = gram(features, COPIES * 1.0, intercept=True)
     two = gram(features[again], np.ones(len(again), np.int64), intercept=True)
-    np.testing.assert_allclose(one, two)
+    assert_allclose(one, two)
     assert RidgeSolver.from_gram(one, 7, intercept=True).weight == pytest.approx(24 / 7)
-    how = {"kappa": 0.3, "joined_rows": 24, "strength": 0.1, "centre": np.zeros(2)}
-    how |= {"target": np.zeros((1, 1)), "penalised": np.ones(2, bool)}
+    how = {
+        "kappa": 0.3,
+        "joined_rows": 24,
+        "strength": 0.1,
+        "centre": np.zeros(2),
+        "target": np.zeros((1, 1)),
+        "penalised": np.ones(2, bool),
+    }
     fits = [FitProblem(features, own, **how) for own in (COPIES, COPIES * 1.0)]
-    np.testing.assert_array_equal(fits[0].weights, fits[1].weights)
-    np.testing.assert_array_equal(fits[0].relative_penalty, fits[1].relative_penalty)
+    assert_array_equal(fits[0].weights, fits[1].weights)
+    assert_array_equal(fits[0].relative_penalty, fits[1].relative_penalty)
 
 
 def test_entity_counts_once():
-    rows = TableRows(np.array([2, 0, 2, 2, 0, 3], np.int32), 5)
+    rows = table_rows([2, 0, 2, 2, 0, 3], 5)
     weights = rows.inverse_multiplicity[rows.row_of]
-    np.testing.assert_allclose(np.bincount(rows.row_of, weights, 5), [1, 0, 1, 1, 0])
+    assert_allclose(np.bincount(rows.row_of, weights, 5), [1, 0, 1, 1, 0])
     assert effective_rows(np.ones(9)) == 9.0
     assert np.isnan(auc(np.zeros(2), np.array([True, True]), np.ones(2)))
 

@@ -1,9 +1,14 @@
 """The Z-step against a convex solver; graphs of similar sites and their summaries."""
 
+from unittest.mock import Mock
+
 import cvxpy as cp
 import networkx as nx
 import numpy as np
 import pytest
+from numpy.random import default_rng
+from numpy.testing import assert_allclose
+from sklearn.metrics.pairwise import rbf_kernel
 
 from tests.support.files import case_table
 from tp_flower.errors import SettingsError
@@ -31,8 +36,12 @@ EXACT = {"tol_gap_abs": 1e-11, "tol_gap_rel": 1e-11, "tol_feas": 1e-11}
 CHAIN = SimilarityGraph.from_pairs("abcde", np.array([[0, 1], [1, 2], [3, 4]]))
 
 
+def drawn(seed: int, *shape: int) -> np.ndarray:
+    return default_rng(seed).normal(size=shape)
+
+
 def random_graph(sites: int, edges: int, seed: int) -> SimilarityGraph:
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     names = [f"s{number}" for number in range(sites)]
     return SimilarityGraph.from_pairs(names, rng.integers(0, sites, (edges, 2)))
 
@@ -67,7 +76,7 @@ def test_the_prox_shrinks_to_exactly_zero_within_the_ball():
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_z_step_is_what_a_convex_solver_finds(penalty, seed):
     graph = random_graph(9, 14, seed)
-    targets = np.random.default_rng(10 + seed).normal(size=(9, 3))
+    targets = drawn(10 + seed, 9, 3)
     actual = ZStep(graph, **EXACT_STEP).solve(targets, penalty)
     assert max(actual.primal_residual, actual.dual_residual) <= EXACT_STEP["tolerance"]
     expected = generic(graph, targets, penalty)
@@ -80,7 +89,7 @@ def test_a_z_step_is_what_a_convex_solver_finds(penalty, seed):
 def test_the_pull_proves_that_the_models_are_optimal():
     """The gap between the problem and its dual, a bound of the error squared."""
     graph = random_graph(40, 120, 3)
-    targets = np.random.default_rng(4).normal(size=(40, 6))
+    targets = drawn(4, 40, 6)
     penalty = 0.1
     actual = ZStep(graph, tolerance=1e-8).solve(targets, penalty)
     back = graph.incidence.T @ actual.pull
@@ -94,7 +103,7 @@ def test_the_pull_proves_that_the_models_are_optimal():
 
 def test_a_large_penalty_on_a_connected_graph_makes_one_model():
     graph = ring(7)
-    targets = np.random.default_rng(6).normal(size=(7, 3))
+    targets = drawn(6, 7, 3)
     mean = targets.mean(axis=0)
     # a flow along the ring's edges that carries all differences to the mean
     flow = np.linalg.pinv(graph.incidence.T.toarray()) @ (targets - mean)
@@ -113,36 +122,32 @@ def test_sites_that_agree_stay_and_no_edge_changes_nothing():
 
 def test_a_warm_start_takes_a_fraction_of_the_iterations():
     graph = random_graph(60, 150, 7)
-    rng = np.random.default_rng(8)
+    rng = default_rng(8)
     targets = rng.normal(size=(60, 4))
     step = ZStep(graph)
     first = step.solve(targets, 0.2)
     assert step.solve(targets, 0.2, first.pull).iterations <= first.iterations // 4
     moved = targets + 1e-4 * rng.normal(size=targets.shape)
-    warm, cold = step.solve(moved, 0.2, first.pull), step.solve(moved, 0.2)
+    warm = step.solve(moved, 0.2, first.pull)
+    cold = step.solve(moved, 0.2)
     assert warm.iterations < cold.iterations
     assert warm.models == pytest.approx(cold.models, abs=1e-4)
 
 
 def test_inverses_are_made_once(monkeypatch):
-    made = []
-
-    def counted(graph, kappa):
-        made.append(kappa)
-        return inverse_of(graph, kappa)
-
-    monkeypatch.setattr(z_step, "inverse_of", counted)
+    spy = Mock(wraps=inverse_of)
+    monkeypatch.setattr(z_step, "inverse_of", spy)
     step = ZStep(ring(6))
-    targets = np.random.default_rng(9).normal(size=(6, 2))
+    targets = drawn(9, 6, 2)
     for scale in (1.0, 2.0, 1e-3, 1e5):
         # another step size: targets that differ, and penalties, scale alike
         step.solve(scale * targets, 0.3 * scale)
-    assert len(made) == 1
+    assert spy.call_count == 1
 
 
 def test_too_few_iterations_are_told():
     graph = random_graph(30, 60, 13)
-    targets = np.random.default_rng(14).normal(size=(30, 3))
+    targets = drawn(14, 30, 3)
     actual = ZStep(graph, most_iterations=2).solve(targets, 0.3)
     assert actual.iterations == 2
     assert max(actual.primal_residual, actual.dual_residual) > 1e-6
@@ -161,7 +166,7 @@ def test_edges_are_kept_once_and_none_leads_to_itself():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_components_are_those_of_networkx(seed):
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     graph = SimilarityGraph.from_pairs(range(30), rng.integers(0, 30, (20, 2)))
     other = nx.Graph(graph.edges.tolist())
     other.add_nodes_from(range(30))
@@ -178,7 +183,7 @@ def test_groups_follow_the_chosen_edges_only():
 
 @pytest.mark.parametrize("neighbours", [1, 2, 3, 9])
 def test_an_edge_is_where_either_site_is_among_the_others_nearest(neighbours):
-    points = np.random.default_rng(0).normal(size=(7, 2))
+    points = drawn(0, 7, 2)
     distances = np.linalg.norm(points[:, None] - points, axis=2)
     expected = set()
     for site, others in enumerate(distances.argsort(axis=1).tolist()):
@@ -202,18 +207,18 @@ def test_edges_as_people_write_them():
     assert graph.edges.tolist() == [[0, 1], [0, 2], [2, 3]]
 
 
-@pytest.mark.parametrize(("text", "message"), CASES["edges"])
+@CASES.each("edges", "text", "message")
 def test_edges_that_cannot_be_read(text, message):
     with pytest.raises(SettingsError, match=message):
         parse_edges(text, ["a", "b", "d", "a-b", "b-d"])
 
 
 def kernel(left, right, bandwidth):
-    return np.exp(-np.sum((left[:, None] - right) ** 2, axis=2) / (2 * bandwidth**2))
+    return rbf_kernel(left, right, 1 / (2 * bandwidth**2))
 
 
 def test_embeddings_have_the_gaussian_kernel_and_norm_one():
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     rows = rng.normal(size=(30, 4))
     embedded = RandomFeatures(rng.standard_normal((20_000, 4)) / 1.5).embed(rows)
     assert np.linalg.norm(embedded, axis=1) == pytest.approx(EMBEDDING_BOUND)
@@ -222,7 +227,7 @@ def test_embeddings_have_the_gaussian_kernel_and_norm_one():
 
 
 def test_distances_of_embeddings_are_the_kernel_two_sample_statistic():
-    rng = np.random.default_rng(1)
+    rng = default_rng(1)
     sites = [rng.normal(size=(200, 3)), rng.normal(0.7, 1.0, size=(150, 3))]
     features = RandomFeatures.draw(3, 10_000, rng)
     means = np.array([features.mean(rows) for rows in sites])
@@ -234,7 +239,7 @@ def test_distances_of_embeddings_are_the_kernel_two_sample_statistic():
 
 
 def test_a_mean_over_blocks_is_the_mean(monkeypatch):
-    rng = np.random.default_rng(2)
+    rng = default_rng(2)
     rows = rng.normal(size=(10, 3)).astype(np.float32)
     features = RandomFeatures.draw(3, 7, rng)
     whole = features.mean(rows), mean_moments(rows)
@@ -245,19 +250,17 @@ def test_a_mean_over_blocks_is_the_mean(monkeypatch):
 
 
 def test_distances_of_moments_are_those_of_covariance_matrices():
-    rng = np.random.default_rng(3)
+    rng = default_rng(3)
     sites = [rng.normal(size=(40, 4)) @ rng.normal(size=(4, 4)) for _ in range(3)]
     answers = np.array([mean_moments(rows) for rows in sites])
     matrices = np.array([np.cov(rows.T, bias=True) for rows in sites])
     expected = np.linalg.norm(matrices[:, None] - matrices, axis=(2, 3))
-    np.testing.assert_allclose(
-        pairwise_distances(covariances(answers)), expected, atol=1e-9
-    )
+    assert_allclose(pairwise_distances(covariances(answers)), expected, atol=1e-9)
 
 
 @pytest.mark.parametrize("clip", [0.5, 3.0])
 def test_no_row_moves_the_mean_by_more_than_its_bound(clip):
-    rng = np.random.default_rng(4)
+    rng = default_rng(4)
     rows = rng.normal(size=(20, 3)) * rng.uniform(0, 50, (20, 1))
     rows[0] = 0.0
     whole = mean_moments(rows, clip)
@@ -269,7 +272,7 @@ def test_no_row_moves_the_mean_by_more_than_its_bound(clip):
 
 
 def test_sites_of_one_kind_are_neighbours_even_with_noise():
-    rng = np.random.default_rng(5)
+    rng = default_rng(5)
     noise = NoiseSource(bytes(32))
     features = RandomFeatures.draw(4, 50, rng)
     kind = np.repeat([0, 1, 2], 5)
@@ -289,6 +292,6 @@ def test_noise_has_the_deviation_of_the_mechanism():
     # a site without rows tells zeros, with noise as if there were one row
     noisy = noisy_mean(np.zeros(200_000), 1.0, 0, 2.0, NoiseSource(bytes(32)))
     assert noisy.std() == pytest.approx(2.0, rel=0.02)
-    features = RandomFeatures.draw(2, 3, np.random.default_rng(6))
+    features = RandomFeatures.draw(2, 3, default_rng(6))
     assert not features.mean(np.empty((0, 2))).any()
     assert not mean_moments(np.empty((0, 2))).any()

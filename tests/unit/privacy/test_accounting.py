@@ -31,7 +31,7 @@ print({'torch', 'opacus'} & set(sys.modules))
 """
 
 
-def by_divergences(gaussians, delta=DELTA):
+def by_divergences(gaussians):
     """Return epsilon by Opacus's Rényi accountant."""
     orders = [1 + x / 10 for x in range(1, 100)] + list(range(11, 64))
     total = sum(
@@ -43,10 +43,10 @@ def by_divergences(gaussians, delta=DELTA):
         )
         for one in gaussians
     )
-    return get_privacy_spent(orders=orders, rdp=total, delta=delta)[0]
+    return get_privacy_spent(orders=orders, rdp=total, delta=DELTA)[0]
 
 
-def composed(accountant, mechanisms, delta=DELTA):
+def composed(accountant, mechanisms):
     """Return epsilon of mechanisms without sampling by one of dp-accounting's."""
     for each in mechanisms:
         if isinstance(each, PureDp):
@@ -54,7 +54,7 @@ def composed(accountant, mechanisms, delta=DELTA):
         else:
             event = dp_accounting.GaussianDpEvent(each.noise_multiplier)
         accountant.compose(event, each.count)
-    return accountant.get_epsilon(delta)
+    return accountant.get_epsilon(DELTA)
 
 
 def gaussian_delta(epsilon, mu):

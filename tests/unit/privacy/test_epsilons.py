@@ -23,72 +23,79 @@ from tp_flower.privacy.mechanisms import (
 )
 from tp_flower.protocol.messages import ACTIONS
 
+
+def uncovered(kind):
+    """A release without noise."""
+    return Released(kind, "", None)
+
+
 DELTA = 1e-5
+UNCOVERED = "none: no noise covers "
 NOISE = Gaussian(5.0)
-MODEL, GIVEN = (
-    Released("gram", "", NOISE),
-    Released("gram", f"given {GIVEN_MESSAGES}", NOISE),
-)
+MODEL = Released("gram", "", NOISE)
+GIVEN = Released("gram", f"given {GIVEN_MESSAGES}", NOISE)
 SCORES = Released("scores", "", NOISE, 3)
-KEYS, COUNTS = Released("keys", "hashes", None), Released("counts", "", None)
+KEYS = Released("keys", "hashes", None)
+COUNTS = uncovered("counts")
 LABELS = Released("labels", "randomised response", PureDp(2.0))
 HARMLESS = [KEYS, COUNTS, LABELS, Released("labels", "in the clear", None)]
+MASKED = Released("scores", SCORE_SUMS, None)
+CLEAR = Released("scores", SCORES_TELL, None)
 SUMS = "none: sums of scores tell of the features"
 CASES = {
     "nothing": ([], "", "", ""),
-    "masked": ([Released("scores", SCORE_SUMS, None)], SUMS, "", "none"),
+    "masked": ([MASKED], SUMS, "", "none"),
     "clear": ([Released("batch-scores", SCORES_TELL, None)], SCORES_TELL, "", "none"),
-    "noisy models, masked scores": (
-        [GIVEN, Released("scores", SCORE_SUMS, None)],
-        *(SUMS, "number", "none"),
-    ),
-    "one of two": (
-        [
-            GIVEN,
-            Released("scores", SCORE_SUMS, None),
-            Released("scores", SCORES_TELL, None),
-        ],
-        *(SCORES_TELL, "number", "none"),
-    ),
-    "curvature": (
-        [Released("curvature", "", None)],
-        "none: no noise covers curvature",
-        "none",
-        "",
-    ),
+    "noisy models, masked scores": ([GIVEN, MASKED], SUMS, "number", "none"),
+    "one of two": ([GIVEN, MASKED, CLEAR], SCORES_TELL, "number", "none"),
+    "curvature": ([uncovered("curvature")], UNCOVERED + "curvature", "none", ""),
     "one model without noise": (
-        [MODEL, SCORES, Released("moments", "", None)],
-        *("none: no noise covers moments", "none", "number"),
+        [MODEL, SCORES, uncovered("moments")],
+        UNCOVERED + "moments",
+        "none",
+        "number",
     ),
     "noisy": ([MODEL, SCORES], "number", "number", "number"),
     "statistics": (
-        [MODEL, SCORES, Released("statistics", "", None)],
-        *("none: no noise covers statistics", "number", "number"),
+        [MODEL, SCORES, uncovered("statistics")],
+        UNCOVERED + "statistics",
+        "number",
+        "number",
     ),
     "ranks": (
-        [MODEL, SCORES, Released("times", "", None)],
-        *("none: no noise covers times", "number", "number"),
+        [MODEL, SCORES, uncovered("times")],
+        UNCOVERED + "times",
+        "number",
+        "number",
     ),
     "fitted encoder": (
         [MODEL._replace(scope=f"sealed; given {GIVEN_ENCODER}"), SCORES],
-        *("none: the encoder is fitted to the rows", "number", "number"),
+        "none: the encoder is fitted to the rows",
+        "number",
+        "number",
     ),
     "features that are keys": (
         [MODEL._replace(scope=f"given {GIVEN_KEYS}"), SCORES],
-        *("none: keys tell features that are joined on", "number", "number"),
+        "none: keys tell features that are joined on",
+        "number",
+        "number",
     ),
-    "messages": ([GIVEN, SCORES], "none: no noise covers scores", "number", "number"),
+    "messages": ([GIVEN, SCORES], UNCOVERED + "scores", "number", "number"),
     "noisy scores of a model without": (
         [SCORES._replace(scope=f"given {GIVEN_NOISELESS_MODEL}")],
-        *("none: the model is trained without noise", "", "number"),
+        "none: the model is trained without noise",
+        "",
+        "number",
     ),
     "predicted": (
         [SCORES._replace(scope=f"given {GIVEN_SAVED_MODEL}")],
-        *("none: the model comes from an earlier run", "", "number"),
+        "none: the model comes from an earlier run",
+        "",
+        "number",
     ),
     "of another version": (
-        [MODEL, SCORES, Released("new", "", None)],
-        "none: no noise covers new",
+        [MODEL, SCORES, uncovered("new")],
+        UNCOVERED + "new",
         "number",
         "number",
     ),
@@ -138,7 +145,8 @@ RELEASES = st.builds(
 
 @given(st.lists(RELEASES, max_size=6), RELEASES)
 def test_no_release_gives_features_an_epsilon_that_they_did_not_have(released, more):
-    before, after = epsilons(released, DELTA), epsilons([*released, more], DELTA)
+    before = epsilons(released, DELTA)
+    after = epsilons([*released, more], DELTA)
     tells = more.subject in (module.FEATURES, module.MODELS, module.SCORES)
     if not tells:
         assert after.features == before.features

@@ -23,6 +23,10 @@ def site_keys(pinned):
     return SiteKeys(KeyPair(), KeyPair() if pinned else None)
 
 
+def sealed_for(site, leader):
+    return leader.seal(SECRET, site.public, RUN)
+
+
 @pytest.fixture(params=[False, True], ids=["agreed", "pinned"])
 def pinned(request):
     return request.param
@@ -53,14 +57,16 @@ def test_only_the_recipient_opens_the_secret_and_in_its_run(pinned):
 @pytest.mark.parametrize("end", ["sender", "recipient"])
 def test_pinned_seal_needs_all_four_keys(changed, end):
     # whoever lacks one private key of either end can neither seal nor open
-    leader, site = site_keys(True), site_keys(True)
+    leader = site_keys(True)
+    site = site_keys(True)
     sender = replace(leader, **{changed: KeyPair()}) if end == "sender" else leader
     reader = replace(site, **{changed: KeyPair()}) if end == "recipient" else site
-    refuses(reader, sender.seal(SECRET, site.public, RUN), leader)
+    refuses(reader, sealed_for(site, sender), leader)
 
 
 def test_pinned_and_unpinned_do_not_open_each_other():
-    leader, site = site_keys(True), site_keys(True)
+    leader = site_keys(True)
+    site = site_keys(True)
     unpinned = SiteKeys(leader.run).seal(SECRET, PublicKeys(site.run.public), RUN)
     refuses(site, unpinned, leader)
     with pytest.raises(SiteError, match="not an X25519 key"):
@@ -69,8 +75,9 @@ def test_pinned_and_unpinned_do_not_open_each_other():
 
 def test_seal_is_hkdf_of_the_four_exchanges():
     # written out once more from the docstring, with the library alone
-    leader, site = site_keys(True), site_keys(True)
-    sealed = leader.seal(SECRET, site.public, RUN)
+    leader = site_keys(True)
+    site = site_keys(True)
+    sealed = sealed_for(site, leader)
 
     def exchange(private, public):
         key = X25519PrivateKey.from_private_bytes(private.private)
@@ -93,8 +100,9 @@ def test_seal_is_hkdf_of_the_four_exchanges():
 
 @pytest.mark.parametrize("place", [0, 11, 12, 20, -1])
 def test_changed_secret_is_refused(place, pinned):
-    leader, site = site_keys(pinned), site_keys(pinned)
-    sealed = bytearray(leader.seal(SECRET, site.public, RUN))
+    leader = site_keys(pinned)
+    site = site_keys(pinned)
+    sealed = bytearray(sealed_for(site, leader))
     sealed[place] ^= 1
     for text in (bytes(sealed), b"", b"short", bytes(12)):
         refuses(site, text, leader)
@@ -113,7 +121,8 @@ def test_what_is_no_public_key_is_refused(key, name):
 
 
 def test_simulated_secret_follows_the_seed_and_says_so(pinned):
-    leader, site = site_keys(pinned), site_keys(pinned)
+    leader = site_keys(pinned)
+    site = site_keys(pinned)
     secret = GroupSecret.of_simulation(3)
     assert secret == GroupSecret.of_simulation(3)
     assert secret != GroupSecret.of_simulation(4)

@@ -23,7 +23,7 @@ def labels(*shards, task="auto"):
     return read_labels(columns, Settings(task=task), "t.y")
 
 
-@pytest.mark.parametrize(("shards", "task", "values", "classes"), CASES["values"])
+@CASES.each("values", "shards", "task", "values", "classes")
 def test_labels_are_numbers_or_classes(shards, task, values, classes):
     column = labels(*shards, task=task)
     assert column.numbers.tolist() == values
@@ -106,7 +106,7 @@ def test_choice(classes, joined, wanted, kind):
     assert chosen.outputs == (len(classes) if kind == "softmax" else 1)
 
 
-@pytest.mark.parametrize(("classes", "joined", "wanted", "match"), CASES["losses"])
+@CASES.each("losses", "classes", "joined", "wanted", "match")
 def test_refusals(classes, joined, wanted, match):
     with pytest.raises(QueryError, match=match):
         objective(classes, joined, loss=wanted)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
 
 from client_apps.rounds.site import Round
@@ -22,7 +23,8 @@ KEY = bytes(range(32))
     [*(("norm", d) for d in (1e-6, 0.7, 3.0, 1e5)), ("laplace", 0.2), ("laplace", 5.0)],
 )
 def test_noise_has_its_deviation_and_distribution(law, scale):
-    source, zeros = NoiseSource(KEY), np.zeros(DRAWS)
+    source = NoiseSource(KEY)
+    zeros = np.zeros(DRAWS)
     draw = source.with_gaussian if law == "norm" else source.with_laplace
     noise = draw(zeros, scale)
     deviation = scale if law == "norm" else np.sqrt(2) * scale
@@ -62,7 +64,8 @@ def test_bernoulli_draws_each_with_its_rate(rate):
 
 
 def test_every_source_draws_anew_and_a_source_never_repeats_itself():
-    first, second = NoiseSource(), NoiseSource()
+    first = NoiseSource()
+    second = NoiseSource()
     blocks = [first.uniform(4), second.uniform(4), first.uniform(4)]
     assert len(np.unique(np.concatenate(blocks))) == 12
     values = np.array([0.1, np.pi])
@@ -75,7 +78,7 @@ def test_noisy_values_lie_on_a_grid_that_does_not_depend_on_the_value(deviation)
     step = 2.0 ** (np.floor(np.log2(deviation)) - GRID_BITS)
     values = np.linspace(-1, 1, 1000) * np.pi
     noisy = NoiseSource().with_gaussian(values, deviation) / step
-    np.testing.assert_array_equal(noisy, np.round(noisy))
+    assert_array_equal(noisy, np.round(noisy))
 
 
 @pytest.mark.parametrize(
@@ -130,14 +133,14 @@ def test_clipped_rows_are_those_of_a_loop(scores, clip):
     for row, clipped in zip(scores, mechanisms.clip_rows(scores, clip), strict=True):
         norm = float(np.sqrt((row**2).sum()))
         expected = row * clip / norm if norm > clip else row
-        np.testing.assert_allclose(clipped, expected, rtol=1e-12, atol=1e-15)
+        assert_allclose(clipped, expected, rtol=1e-12, atol=1e-15)
 
 
 def test_infinite_scores_are_clipped_and_nan_counts_as_zero():
     scores = np.array([[np.inf, 0.0], [np.nan, 3.0], [-np.inf, np.inf], [1e300, 0.0]])
     root = np.sqrt(2.0)
     expected = [[2.0, 0.0], [0.0, 2.0], [-root, root], [2.0, 0.0]]
-    np.testing.assert_allclose(mechanisms.clip_rows(scores, 2.0), expected, rtol=1e-12)
+    assert_allclose(mechanisms.clip_rows(scores, 2.0), expected, rtol=1e-12)
 
 
 def noisy(scores, clip, multiplier, source):
@@ -149,8 +152,9 @@ def noisy(scores, clip, multiplier, source):
 def test_noise_is_that_of_the_source_with_multiplier_times_clip_and_new_every_time():
     scores = np.full((500, 2), 0.5)
     expected = NoiseSource(KEY).with_gaussian(np.full((500, 2), 0.5), 30.0)
-    np.testing.assert_array_equal(noisy(scores, 10.0, 3.0, NoiseSource(KEY)), expected)
-    source, scores = NoiseSource(), np.array([[1e9, -3.0]])
+    assert_array_equal(noisy(scores, 10.0, 3.0, NoiseSource(KEY)), expected)
+    source = NoiseSource()
+    scores = np.array([[1e9, -3.0]])
     first, second = (noisy(scores, 1.0, 1.0, source) for _ in range(2))
     assert not np.isin(first, second).any()
     assert noisy(scores, np.inf, 0.0, source) is scores

@@ -6,8 +6,8 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
-from msgspec import structs
 
+from tests.support.examples.planned import spent
 from tp_flower.privacy import plan as plans
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Gaussian
@@ -24,15 +24,6 @@ def plan(settings, outline, *, is_linear=True):
     )
     assert msgspec.convert(msgspec.to_builtins(made), plans.PartPlan) == made
     return made
-
-
-def spent(plan, kinds):
-    """The mechanisms of a run that makes every use that is planned."""
-    return [
-        structs.replace(use.mechanism, count=use.mechanism.count * use.limit)
-        for use in plan.uses
-        if use.what in kinds
-    ]
 
 
 @pytest.mark.parametrize(
@@ -66,15 +57,12 @@ def test_sampled_steps_cost_their_epsilon_too(rate):
 def test_the_scores_that_a_row_shows_cost_their_epsilon(outline, first):
     outline = replace(outline, has_first_scores=first)
     made = plan(PrivacySettings(predictions=3.0), outline)
-    cost = epsilon(spent(made, {plans.SCORES, plans.BATCH_SCORES}), 1e-5)
-    assert cost == pytest.approx(3.0, rel=1e-3)
+    mechanisms = spent(made, {plans.SCORES, plans.BATCH_SCORES})
+    assert epsilon(mechanisms, 1e-5) == pytest.approx(3.0, rel=1e-3)
     assert not made.is_private
     # one release per epoch, and of SGD one for each batch that the row is in
-    counts = [
-        mechanism.count for mechanism in spent(made, {plans.SCORES, plans.BATCH_SCORES})
-    ]
     in_batches = outline.row_batches * 6
-    assert sum(counts) == 6 + in_batches + first
+    assert sum(mechanism.count for mechanism in mechanisms) == 6 + in_batches + first
 
 
 def test_a_row_of_sgd_pays_for_every_batch_that_it_is_in():
@@ -84,7 +72,8 @@ def test_a_row_of_sgd_pays_for_every_batch_that_it_is_in():
     assert plan(settings, ADMM).fit.noise_multiplier == 5.0
     made = plan(settings, SGD)
     (gradients,) = [use for use in made.uses if use.what == plans.GRADIENTS]
-    assert (gradients.limit, gradients.mechanism) == (6, Gaussian(5.0, 4))
+    assert gradients.limit == 6
+    assert gradients.mechanism == Gaussian(5.0, 4)
     # 24 Gaussians of multiplier 5 are one of 5 / sqrt(24)
     one = epsilon([Gaussian(5.0 / math.sqrt(24))], 1e-5)
     assert epsilon(spent(made, {plans.GRADIENTS}), 1e-5) == pytest.approx(one)
@@ -98,11 +87,8 @@ def test_no_amplification_is_claimed_against_the_server():
 
 def test_what_nothing_covers_is_a_use_too():
     made = plan(PrivacySettings(), ADMM)
-    assert {use.what: use.limit for use in made.uses} == {
-        "gram": 1,
-        "moments": 6,
-        "scores": 6,
-    }
+    limits = {use.what: use.limit for use in made.uses}
+    assert limits == {"gram": 1, "moments": 6, "scores": 6}
     assert not any(use.mechanism for use in made.uses)
     assert (made.fit, made.gradients, made.statistics, made.scores) == (None,) * 4
 
@@ -110,7 +96,8 @@ def test_what_nothing_covers_is_a_use_too():
 def test_clips_follow_the_scale_of_labels_and_rows():
     settings = PrivacySettings(features="dp-sgd", predictions=1.0, prediction_clip=2.0)
     in_minutes = replace(SGD, label_scale=40.0, output_scale=20.0)
-    one, scaled = plan(settings, SGD), plan(settings, in_minutes)
+    one = plan(settings, SGD)
+    scaled = plan(settings, in_minutes)
     assert scaled.scores.clip == 20.0 * one.scores.clip == 40.0
     assert scaled.gradients.clip == pytest.approx(40.0 * one.gradients.clip)
     torch = plan(settings, in_minutes, is_linear=False)

@@ -7,7 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from numpy.random import default_rng
+from numpy.testing import assert_allclose, assert_array_equal
+from torch.nn import Dropout, LayerNorm, Linear, Module, Parameter, Sequential
 
 from tests.support.examples.fits import fit_problem, normal_rows, ridge_of, with_ones
 from tp_flower.errors import SettingsError, SiteError
@@ -30,7 +32,7 @@ EXACT = PrivateFit(clip=np.inf, noise_multiplier=0.0, steps=3000, learning_rate=
 
 def linear(columns=4, outputs=2, intercept=True) -> local_model.LinearModel:
     model = local_model.LinearModel(columns, outputs, intercept=intercept)
-    model.parameters = np.random.default_rng(5).normal(size=len(model.penalised))
+    model.parameters = default_rng(5).normal(size=len(model.penalised))
     return model
 
 
@@ -43,65 +45,65 @@ def torch_model(kind="mlp", columns=4, outputs=2, **spec) -> TorchModel:
     return model
 
 
-class Gate(nn.Module):
+class Gate(Module):
     """A layer of a user, which Opacus has no rule for."""
 
     def __init__(self, width):
         super().__init__()
-        self.gain = nn.Parameter(torch.linspace(0.5, 1.5, width))
+        self.gain = Parameter(torch.linspace(0.5, 1.5, width))
 
     def forward(self, rows):
         return torch.tanh(rows * self.gain)
 
 
-class Tied(nn.Module):
+class Tied(Module):
     """One layer used twice."""
 
     def __init__(self, features, outputs, intercept):
         super().__init__()
-        self.inner = nn.Linear(features, features)
-        self.outer = nn.Linear(features, outputs, intercept)
+        self.inner = Linear(features, features)
+        self.outer = Linear(features, outputs, intercept)
 
     def forward(self, rows):
         return self.outer(self.inner(torch.relu(self.inner(rows))))
 
 
-class Centred(nn.Module):
+class Centred(Module):
     """Subtracts the mean of its batch: no parameter, and no row by itself."""
 
     def forward(self, rows):
         return rows - rows.mean(dim=0)
 
 
-class Idle(nn.Module):
+class Idle(Module):
     """Has a parameter that no score depends on."""
 
     def __init__(self, features, outputs, intercept):
         super().__init__()
-        self.used = nn.Linear(features, outputs, intercept)
-        self.unused = nn.Linear(features, outputs)
+        self.used = Linear(features, outputs, intercept)
+        self.unused = Linear(features, outputs)
 
     def forward(self, rows):
         return self.used(rows)
 
 
 def gated(features, outputs, intercept):
-    last = nn.Linear(4, outputs, intercept)
-    return nn.Sequential(nn.Linear(features, 4), Gate(4), nn.LayerNorm(4), last)
+    last = Linear(4, outputs, intercept)
+    return Sequential(Linear(features, 4), Gate(4), LayerNorm(4), last)
 
 
 def centred(features, outputs, intercept):
-    return nn.Sequential(Centred(), nn.Linear(features, outputs, intercept))
+    return Sequential(Centred(), Linear(features, outputs, intercept))
 
 
 def frozen(features, outputs, intercept):
-    module = nn.Sequential(nn.Linear(features, 4), nn.Linear(4, outputs, intercept))
+    module = Sequential(Linear(features, 4), Linear(4, outputs, intercept))
     module[0].bias.requires_grad_(requires_grad=False)
     return module
 
 
 def with_dropout(features, outputs, intercept):
-    return nn.Sequential(nn.Dropout(0.5), nn.Linear(features, outputs, intercept))
+    return Sequential(Dropout(0.5), Linear(features, outputs, intercept))
 
 
 MODELS = {
@@ -115,8 +117,10 @@ MODELS = {
 each_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 
 
-def messages_of(rows):
-    return np.random.default_rng(1).normal(size=(rows, 2))
+def example(make, rows):
+    """A model, rows of its features, and what the server would send for them."""
+    messages = default_rng(1).normal(size=(rows, 2))
+    return make(), normal_rows(rows, 4), messages
 
 
 def noisy_sum(model, features, messages, clip, multiplier, noise):
@@ -136,13 +140,12 @@ def one_by_one(model, features, messages, clip) -> np.ndarray:
 @pytest.mark.parametrize("clip", [0.05, 2.0, 1e6])
 @each_model
 def test_clipped_sum_is_that_of_batches_of_one(make, clip):
-    model, features = make(), normal_rows(23, 4)
-    messages = messages_of(23)
+    model, features, messages = example(make, 23)
     before = model.parameters
     total = clipped_sum(model, features, messages, clip)
     expected = one_by_one(model, features, messages, clip)
-    np.testing.assert_allclose(total, expected, rtol=1e-5, atol=1e-6 * min(clip, 10))
-    np.testing.assert_array_equal(model.parameters, before)
+    assert_allclose(total, expected, rtol=1e-5, atol=1e-6 * min(clip, 10))
+    assert_array_equal(model.parameters, before)
 
 
 @settings(max_examples=25)
@@ -154,7 +157,7 @@ def test_clipped_sum_is_that_of_batches_of_one(make, clip):
     seed=st.integers(0, 99),
 )
 def test_no_row_moves_a_sum_beyond_the_clip(rows, clip, size, intercept, seed):
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     model = linear(intercept=intercept)
     features = (size * rng.normal(size=(rows, 4))).astype(np.float32)
     messages = rng.normal(size=(rows, 2))
@@ -171,15 +174,14 @@ def test_no_row_moves_a_sum_beyond_the_clip(rows, clip, size, intercept, seed):
 
 @each_model
 def test_a_sum_is_the_pullback_with_noise_and_no_rows_are_noise_alone(make):
-    model, features = make(), normal_rows(50, 4)
-    messages = messages_of(50)
+    model, features, messages = example(make, 50)
     clear = noisy_sum(model, features, messages, np.inf, 0.0, NoiseSource())
-    np.testing.assert_array_equal(clear, model.pullback(features, messages))
+    assert_array_equal(clear, model.pullback(features, messages))
     nothing = normal_rows(0, 4), np.zeros((0, 2))
     assert not clipped_sum(model, *nothing, 1.0).any()
     noisy = noisy_sum(model, *nothing, 2.0, 3.0, NoiseSource(KEY))
     expected = NoiseSource(KEY).with_gaussian(np.zeros(len(model.parameters)), 6.0)
-    np.testing.assert_array_equal(noisy, expected)
+    assert_array_equal(noisy, expected)
     source = NoiseSource()
     first, second = (noisy_sum(model, *nothing, 1.0, 1.0, source) for _ in range(2))
     assert not np.isin(first, second).any()
@@ -187,25 +189,24 @@ def test_a_sum_is_the_pullback_with_noise_and_no_rows_are_noise_alone(make):
 
 @pytest.mark.parametrize(("make", "rows"), [(linear, 20_000), (torch_model, 11)])
 def test_sums_do_not_depend_on_the_size_of_the_blocks(make, rows, monkeypatch):
-    model, features, messages = make(), normal_rows(rows, 4), messages_of(rows)
+    model, features, messages = example(make, rows)
     whole = clipped_sum(model, features, messages, 0.5)
     monkeypatch.setattr(torch_gradients, "CHUNK_VALUES", 3 * len(model.parameters))
     parts = [
         clipped_sum(model, features[cut], messages[cut], 0.5)
         for cut in (slice(0, 7), slice(7, None))
     ]
-    np.testing.assert_allclose(sum(parts), whole, rtol=1e-6, atol=1e-6)
+    assert_allclose(sum(parts), whole, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("make", [linear, torch_model])
 def test_gradients_that_are_not_finite_count_as_zero(make):
     """A server that asks for an overflow learns nothing of where one was."""
-    model, features = make(), normal_rows(5, 4)
-    messages = messages_of(5)
+    model, features, messages = example(make, 5)
     messages[1], messages[3] = [np.inf, 0.0], [np.nan, 1.0]
     total = clipped_sum(model, features, messages, 0.5)
     of_finite = clipped_sum(model, features[::2], messages[::2], 0.5)
-    np.testing.assert_allclose(total, of_finite, rtol=1e-6, atol=1e-7)
+    assert_allclose(total, of_finite, rtol=1e-6, atol=1e-7)
     # a norm that overflows leaves nothing unclipped
     total = clipped_sum(model, features, np.full((5, 2), 1e200), 0.5)
     assert np.linalg.norm(total) <= 5 * 0.5
@@ -214,35 +215,35 @@ def test_gradients_that_are_not_finite_count_as_zero(make):
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("make", [linear, torch_model])
 def test_features_that_are_not_finite_count_as_zero(make, value):
-    model, features = make(), normal_rows(5, 4)
-    messages = messages_of(5)
+    model, features, messages = example(make, 5)
     features[1, 2] = value
     others = np.array([0, 2, 3, 4])
     total = clipped_sum(model, features, messages, 0.5)
     of_others = clipped_sum(model, features[others], messages[others], 0.5)
-    np.testing.assert_allclose(total, of_others, rtol=1e-6, atol=1e-7)
+    assert_allclose(total, of_others, rtol=1e-6, atol=1e-7)
     assert np.isfinite(total).all()
     # all of them
     assert not clipped_sum(model, features[1:2], messages[1:2], 0.5).any()
 
 
 def test_a_unit_with_a_feature_that_is_not_finite_counts_as_zero():
-    model, features, messages = linear(), normal_rows(5, 4), messages_of(5)
+    model, features, messages = example(linear, 5)
     codes = np.array([0, 1, 1, 2, 0])
     features[1, 2] = np.nan
     total = clipped_sum(model, features, messages, 0.5, Units(codes))
     others = codes != 1
-    of_others = clipped_sum(
-        model, features[others], messages[others], 0.5, Units(codes[others])
-    )
-    np.testing.assert_array_equal(total, of_others)
+    units = Units(codes[others])
+    of_others = clipped_sum(model, features[others], messages[others], 0.5, units)
+    assert_array_equal(total, of_others)
 
 
 def test_a_hooked_model_is_as_it_was():
     model = torch_model()
     model.module.eval()
-    features, messages = normal_rows(6, 4), np.ones((6, 2))
-    scores, gradient = model.scores(features), model.pullback(features, messages)
+    features = normal_rows(6, 4)
+    messages = np.ones((6, 2))
+    scores = model.scores(features)
+    gradient = model.pullback(features, messages)
     clipped_sum(model, features, messages, 0.5)
     assert not model.module.training
     assert not any(map(vars, model.module.parameters()))
@@ -250,8 +251,8 @@ def test_a_hooked_model_is_as_it_was():
     for layer in model.module.modules():
         assert not {**layer._forward_hooks, **layer._backward_hooks}
         assert not hasattr(layer, "activations")
-    np.testing.assert_array_equal(model.scores(features), scores)
-    np.testing.assert_array_equal(model.pullback(features, messages), gradient)
+    assert_array_equal(model.scores(features), scores)
+    assert_array_equal(model.pullback(features, messages), gradient)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +275,8 @@ def test_dropout_mixes_no_rows_and_both_passes_see_the_same():
     state = torch.random.get_rng_state()
     torch_gradients.check_rows_are_apart(model, 4)
     assert torch.equal(torch.random.get_rng_state(), state)
-    features, clip = normal_rows(30, 4), 1e-3
+    features = normal_rows(30, 4)
+    clip = 1e-3
     for row in range(30):
         gradient = clipped_sum(model, features[[row]], np.ones((1, 2)), clip)
         assert np.linalg.norm(gradient) == pytest.approx(clip, rel=1e-5)
@@ -286,7 +288,7 @@ def test_without_noise_a_linear_fit_reaches_the_ridge(scale):
     centre = scale * np.array([1.0, 0.0, -1.0, 9.0])
     problem = replace(fit_problem(model, scale=scale), centre=centre)
     fit_privately(model, problem, replace(EXACT, output_scale=scale), NoiseSource())
-    np.testing.assert_allclose(model.parameters, ridge_of(problem), rtol=1e-3)
+    assert_allclose(model.parameters, ridge_of(problem), rtol=1e-3)
 
 
 def test_without_noise_it_is_the_loop_without_privacy():
@@ -309,9 +311,7 @@ def test_without_noise_it_is_the_loop_without_privacy():
         value.backward()
         adam.step()
     fit_privately(model, problem, plan, NoiseSource())
-    np.testing.assert_allclose(
-        model.parameters, theta.detach().numpy(), rtol=1e-8, atol=1e-10
-    )
+    assert_allclose(model.parameters, theta.detach().numpy(), rtol=1e-8, atol=1e-10)
 
 
 fitted = pytest.mark.parametrize(
@@ -325,7 +325,8 @@ def test_one_step_is_the_equation_of_the_docstring(make):
     model = make()
     problem = fit_problem(model)
     plan = PrivateFit(0.3, 0.8, sample_rate=0.4, steps=1, row_norm=1.5)
-    again, theta = NoiseSource(KEY), model.parameters
+    again = NoiseSource(KEY)
+    theta = model.parameters
     drawn = again.bernoulli(60, 0.4)
     weights = problem.multiplicity / problem.multiplicity.mean()
     messages = (model.scores(problem.features) - problem.target) * weights[:, None]
@@ -344,18 +345,19 @@ def test_one_step_is_the_equation_of_the_docstring(make):
     moved = theta - model.parameters
     clear = np.abs(gradient) > 1e-4
     assert clear.sum() > 0.9 * len(theta)
-    np.testing.assert_allclose(moved[clear], rate * np.sign(gradient[clear]), rtol=1e-3)
+    assert_allclose(moved[clear], rate * np.sign(gradient[clear]), rtol=1e-3)
 
 
 @fitted
 def test_no_rows_in_a_batch_are_noise_and_in_a_shard_a_move_to_the_centre(make):
     model = make()
-    theta, full = model.parameters, fit_problem(model)
+    theta = model.parameters
+    full = fit_problem(model)
     names = ("features", "multiplicity", "target")
     problem = replace(full, **{name: getattr(full, name)[:0] for name in names})
     fit_privately(model, problem, PrivateFit(1.0, 5.0), NoiseSource())
     expected = np.where(model.penalised, 0.0, theta)
-    np.testing.assert_array_equal(model.parameters, expected)
+    assert_array_equal(model.parameters, expected)
     empty_batches = PrivateFit(1.0, 1.0, sample_rate=1e-9, steps=5)
     fit_privately(model, full, empty_batches, NoiseSource(KEY))
     assert np.isfinite(model.parameters).all()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from numpy.random import default_rng
 
 from tp_flower.errors import DivergedError, SiteError
 from tp_flower.privacy.sealed_sums import (
@@ -22,6 +23,16 @@ CLEAR = ""
 GIBBERISH = st.integers(0, 2**64 - 1)
 
 
+each_group = pytest.mark.parametrize("group", ["table-0", CLEAR])
+
+
+def refuses(shard: ShardUnion, total: np.ndarray) -> None:
+    """Assert that a shard does not open a sum, and says of which table it is."""
+    count = len(shard.shards)
+    with pytest.raises(SiteError, match=f"table t: {WRONG} {count} shards"):
+        shard.total(total, "1")
+
+
 def union(
     shards: int, key: bytes = bytes(32), group: str = "table-0"
 ) -> list[ShardUnion]:
@@ -32,34 +43,30 @@ def union(
 
 def arrays(shards: int, size: int = 5, seed: int = 0) -> np.ndarray:
     """An array for each shard: (shards, size), multiples of the last bit."""
-    return (
-        np.random.default_rng(seed).integers(-(2**50), 2**50, (shards, size))
-        / 2.0**BITS
-    )
+    return default_rng(seed).integers(-(2**50), 2**50, (shards, size)) / 2.0**BITS
 
 
-def sealed(shards: list[ShardUnion], numbers: np.ndarray, name: str = "1") -> list:
-    return [shard.share(own, name) for shard, own in zip(shards, numbers, strict=True)]
+def sealed(shards: list[ShardUnion], numbers: np.ndarray) -> list:
+    return [shard.share(own, "1") for shard, own in zip(shards, numbers, strict=True)]
 
 
-@pytest.mark.parametrize("group", ["table-0", CLEAR])
+@each_group
 @given(st.integers(1, 6), st.integers(0, 8), st.integers(0, 2**32))
 def test_the_sum_of_shares_is_the_sum(group, shards, size, seed):
-    members, numbers = union(shards, group=group), arrays(shards, size, seed)
+    members = union(shards, group=group)
+    numbers = arrays(shards, size, seed)
     total = add_shares(sealed(members, numbers))
     assert (total.dtype == np.float64) == (group == CLEAR)
     for shard in members:
         assert np.array_equal(shard.total(total, "1"), numbers.sum(axis=0))
 
 
-@pytest.mark.parametrize("group", ["table-0", CLEAR])
+@each_group
 @given(st.integers(1, 4), st.integers(1, 5), st.floats(-40, 80), st.integers(0, 99))
 def test_sums_of_gram_matrices_are_exact_for_features_of_any_scale(
     group, shards, width, power, seed
 ):
-    rows = np.random.default_rng(seed).normal(size=(shards, 7, width)) * 2.0 ** (
-        power / 4
-    )
+    rows = default_rng(seed).normal(size=(shards, 7, width)) * 2.0 ** (power / 4)
     grams = [own.T @ own for own in rows]
     members = union(shards, group=group)
     pairs = zip(members, grams, strict=True)
@@ -125,7 +132,7 @@ def as_words(numbers):
 def one_forged(words):
     return [
         *words[1:],
-        np.random.default_rng(5).integers(0, 2**64, words[0].shape, np.uint64),
+        default_rng(5).integers(0, 2**64, words[0].shape, np.uint64),
     ]
 
 
@@ -148,15 +155,13 @@ def test_a_sum_in_the_clear_counts_its_shards(cheat):
 def refuse_sums(members, cheat):
     total = add_shares(cheat(sealed(members, arrays(3))))
     for shard in members:
-        with pytest.raises(SiteError, match=f"table t: {WRONG} 3 shards"):
-            shard.total(total, "1")
+        refuses(shard, total)
 
 
 def test_a_sum_over_nothing_is_refused():
     """Zeros are the sum of no words: their check is right, if masks did not hide it."""
     (shard, _) = union(2)
-    with pytest.raises(SiteError, match=WRONG):
-        shard.total(np.zeros(6, np.uint64), "1")
+    refuses(shard, np.zeros(6, np.uint64))
 
 
 @settings(max_examples=300)
@@ -169,12 +174,10 @@ def test_a_sum_that_was_changed_is_refused(place, change, check):
     total[place] = np.uint64((before + change) % 2**64)
     # checks that are equal modulo the prime are the same check
     assume(place < 5 or (int(total[5]) - before) % (2**61 - 1))
-    with pytest.raises(SiteError, match=WRONG):
-        members[0].total(total, "1")
+    refuses(members[0], total)
     if place < 5:
         total[-1] = np.uint64(check)
-        with pytest.raises(SiteError, match=WRONG):
-            members[0].total(total, "1")
+        refuses(members[0], total)
 
 
 @pytest.mark.parametrize("change", [2**61 - 1, 2**62, 2**63, 2**61, 1])
@@ -184,8 +187,7 @@ def test_no_change_is_invisible_to_the_check(change):
     for sign in (1, -1):
         forged = total.copy()
         forged[0] = np.uint64((int(forged[0]) + sign * change) % 2**64)
-        with pytest.raises(SiteError, match=WRONG):
-            members[0].total(forged, "1")
+        refuses(members[0], forged)
 
 
 def test_shards_that_are_told_of_different_shards_do_not_open_a_sum():
@@ -193,15 +195,13 @@ def test_shards_that_are_told_of_different_shards_do_not_open_a_sum():
     few = [replace(shard, shards=shard.shards[:2]) for shard in members[:2]]
     total = add_shares(sealed(few, arrays(2)))
     assert np.array_equal(few[0].total(total, "1"), arrays(2).sum(axis=0))
-    with pytest.raises(SiteError, match=WRONG):
-        members[2].total(total, "1")
+    refuses(members[2], total)
 
 
 def test_without_the_key_a_sum_is_not_opened():
     members, (stranger, *_) = union(3), union(3, b"k" * 32)
     total = add_shares(sealed(members, arrays(3)))
-    with pytest.raises(SiteError, match=WRONG):
-        stranger.total(total, "1")
+    refuses(stranger, total)
 
 
 @pytest.mark.parametrize("number", [2.0**19, -(2.0**19), np.nan, np.inf])
@@ -212,6 +212,7 @@ def test_a_number_out_of_range_stops_the_run(number):
 
 
 def test_the_largest_numbers_still_add_up():
-    members, most = union(2), np.array([np.nextafter(2.0**19, 0.0)])
+    members = union(2)
+    most = np.array([np.nextafter(2.0**19, 0.0)])
     total = add_shares(sealed(members, np.array([most, most])))
     assert np.array_equal(members[0].total(total, "1"), 2 * most)

@@ -10,8 +10,8 @@ from dp_accounting import (
     RandomizedResponseDpEvent,
 )
 from dp_accounting.pld import PLDAccountant
-from msgspec import structs
 
+from tests.support.examples.planned import spent
 from tp_flower.learning.models.local_model import LinearModel
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.gradients import clipped_sum
@@ -31,13 +31,14 @@ from tp_flower.randomness import NoiseSource
 from tp_flower.settings import PrivacySettings
 
 DELTA = 1e-5
-ROWS = [1, 2, 5, 20, 66]
+each_number_of_rows = pytest.mark.parametrize("rows", [1, 2, 5, 20, 66])
 SGD = Schedule(epochs=6, columns=8, sends_gradients=True, batches=40, row_batches=2)
 
 
 def of_person(rows: int) -> tuple[np.ndarray, np.ndarray, Units]:
     """One person's rows, as large and as much alike as can be."""
-    features, messages = np.full((rows, 3), 50.0, np.float32), np.full((rows, 1), 1e4)
+    features = np.full((rows, 3), 50.0, np.float32)
+    messages = np.full((rows, 1), 1e4)
     return features, messages, Units(np.zeros(rows, int))
 
 
@@ -51,14 +52,8 @@ def composed(ratios: list[float]) -> float:
 
 def reported(plan: PartPlan, *kinds: str) -> float:
     """The epsilon of all planned uses, as the ledger adds them up."""
-    return epsilon(
-        [
-            structs.replace(use.mechanism, count=use.mechanism.count * use.limit)
-            for use in plan.uses
-            if use.mechanism and (not kinds or use.what in kinds)
-        ],
-        DELTA,
-    )
+    kinds = kinds or tuple(use.what for use in plan.uses if use.mechanism)
+    return epsilon(spent(plan, kinds), DELTA)
 
 
 def planned(features: str, schedule: Schedule, **privacy: float) -> PartPlan:
@@ -66,7 +61,7 @@ def planned(features: str, schedule: Schedule, **privacy: float) -> PartPlan:
     return plan_part(settings, schedule, sends=(), is_linear=True)
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@each_number_of_rows
 def test_the_epsilon_of_statistics_is_the_persons(rows):
     made = planned("statistics", Schedule(epochs=6, columns=8, rows_per_unit=rows))
     plan = made.statistics
@@ -83,7 +78,7 @@ def test_the_epsilon_of_statistics_is_the_persons(rows):
     assert reported(made) == pytest.approx(2.0, rel=1e-3)
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@each_number_of_rows
 def test_the_epsilon_of_local_fits_is_the_persons(rows):
     made = planned("dp-sgd", Schedule(epochs=3, columns=8, rows_per_unit=rows))
     noisy = made.fit.clipped_noise
@@ -97,20 +92,21 @@ def test_the_epsilon_of_local_fits_is_the_persons(rows):
     assert alone == pytest.approx(rows * change)
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@each_number_of_rows
 def test_a_persons_rows_may_be_in_as_many_batches_as_they_are(rows):
     made = planned("dp-sgd", replace(SGD, rows_per_unit=rows))
     (use,) = [use for use in made.uses if use.what == GRADIENTS]
     # two batches a row and epoch, of 40 that there are
     in_batches = min(2 * rows, 40)
-    assert (use.limit, use.mechanism.count) == (6, in_batches)
+    assert use.limit == 6
+    assert use.mechanism.count == in_batches
     multiplier = made.gradients.deviation / made.gradients.clip
     assert use.mechanism.noise_multiplier == pytest.approx(multiplier)
     expected = composed(6 * in_batches * [multiplier])
     assert reported(made, GRADIENTS) == pytest.approx(expected, rel=2e-3)
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@each_number_of_rows
 def test_the_epsilon_of_scores_is_that_of_all_of_a_persons_scores(rows):
     clear = PrivacySettings(predictions=3.0, delta=DELTA)
     made = plan_part(clear, replace(SGD, rows_per_unit=rows), sends=(), is_linear=True)
@@ -126,7 +122,7 @@ def test_the_epsilon_of_scores_is_that_of_all_of_a_persons_scores(rows):
     assert reported(once) == pytest.approx(3.0, rel=1e-3)
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@each_number_of_rows
 @pytest.mark.parametrize("of_label", [0.1, 1.0])
 def test_the_epsilon_of_labels_is_that_of_all_of_a_persons_labels(rows, of_label):
     """Randomised response on each: as many as there are, composed by dp-accounting."""

@@ -7,24 +7,23 @@ import tomllib
 import pytest
 
 from scripts.render_pages import AUDIT, AUDIT_KEYS, audited, audited_fields
+from tests.support.files import text_of
 from tp_flower.protocol.fields import SITES, Request
 from tp_flower.protocol.messages import ACTIONS
 
-ENTRIES = tomllib.loads(AUDIT.read_text(encoding="utf-8"))
+ENTRIES = tomllib.loads(text_of(AUDIT))
 STRUCTURES = {kind.__name__: kind for kinds in audited().values() for kind in kinds}
 
 
 def test_every_field_has_an_entry_and_every_entry_a_field():
-    declared = {name: set(audited_fields(kind)) for name, kind in STRUCTURES.items()}
-    written = {name: set(fields) for name, fields in ENTRIES.items()}
-    lacking = {
-        name: fields - written.get(name, set()) for name, fields in declared.items()
+    declared = {
+        (name, field)
+        for name, kind in STRUCTURES.items()
+        for field in audited_fields(kind)
     }
-    left = {
-        name: fields - declared.get(name, set()) for name, fields in written.items()
-    }
-    assert {name: fields for name, fields in lacking.items() if fields} == {}
-    assert {name: fields for name, fields in left.items() if fields} == {}
+    written = {(name, field) for name, fields in ENTRIES.items() for field in fields}
+    assert declared - written == set(), "these have no entry"
+    assert written - declared == set(), "these are no fields"
 
 
 def test_no_two_structures_have_one_name():

@@ -10,7 +10,7 @@ import tp_flower.privacy.plan as plan_module
 from client_apps.methods.registry import join_method_of
 from client_apps.privacy import ledger_entries
 from scripts.render_pages import render_pages
-from tests.support.files import ROOT
+from tests.support.files import ROOT, text_of
 from tp_flower.methods.admm.messages import TRAIN_ADMM
 from tp_flower.methods.coreset.messages import TRAIN_ROWS
 from tp_flower.methods.sgd.messages import TRAIN_SGD
@@ -39,7 +39,7 @@ LEAVE_WITH = {
 def test_pages_are_rendered_from_the_declarations():
     pages = render_pages()
     for path, text in pages.items():
-        assert (ROOT / path).read_text("utf-8") == text, "run scripts/render_pages.py"
+        assert text_of(ROOT / path) == text, "run scripts/render_pages.py"
     assert "| `train.admm` | *scored* | " in pages["docs/reference/messages.md"]
     assert "| `train.admm` | One epoch " in pages["ARCHITECTURE.md"]
 
@@ -63,7 +63,7 @@ def test_every_note_of_the_ledger_is_declared():
 
 def test_every_declared_kind_is_written_into_a_ledger():
     sources = [*(ROOT / "client_apps").rglob("*.py"), Path(plan_module.__file__)]
-    code = "".join(path.read_text("utf-8") for path in sources)
+    code = "".join(text_of(path) for path in sources)
     assert not {kind for kind in KINDS if f'"{kind}"' not in code}, (
         "no site writes these down: give them a scope in ledger_entries.py and `note` "
         "them in the handler, or plan them (tp_flower/privacy/plan.py)"
@@ -94,21 +94,22 @@ def test_placeholders_are_facts_of_a_run():
     of_methods = dict.fromkeys(OF_METHODS, "")
     method = MethodFacts(of_methods, {"summaries": NOTHING, "pads": NOTHING})
     exposure = Exposure("o", [TRAIN_ADMM], ["c"], [], True, False, method=method)
-    facts, protections = facts_of(exposure), _protections(exposure)
+    facts = facts_of(exposure)
+    protections = _protections(exposure)
     for _, declared in DISCLOSURES:
         assert declared.covered_by in protections
         assert not declared.when or declared.when in facts
         assert not re.search(r"[{}]", declared.carries.format_map(facts))
 
 
-def test_an_action_is_declared_once() -> None:
+def test_an_action_is_declared_once():
     request, reply = TRAIN_SGD.messages
     for name in ("train.sgd", "train.other"):
         with pytest.raises(ValueError, match="is registered: choose another"):
             declare_action(name, request, reply)
 
 
-def test_an_action_is_itself_in_every_process() -> None:
+def test_an_action_is_itself_in_every_process():
     """Ray copies the ClientApp of a simulation, with the actions that it answers."""
     for action in ACTIONS.values():
         make, arguments = action.__reduce__()

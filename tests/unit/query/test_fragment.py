@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.files import case_table
+from tests.support.tables.fragments import features
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import QueryError
 from tp_flower.query import Feature, Fragment, SubQuery
@@ -17,16 +18,16 @@ COLUMNS = ("Id", "kind", "amount", "paid")
 PLAIN = Fragment(
     table="p",
     name="payments",
-    features=(Feature("amount", '"amount"'), Feature("short", 'LOWER("kind")')),
+    features=features(amount='"amount"', short='LOWER("kind")'),
     keys=(('"Id"',), ('"kind"', '"paid"')),
     label='"amount" > 15',
     filters=('("amount" > 1 OR "amount" IS NULL)',),
 )
 SUBQUERY = SubQuery(
-    columns=(
-        Feature("id", '"Id"'),
-        Feature("mean", 'AVG("amount") FILTER(WHERE "kind" = \'a\')'),
-        Feature("n", "COUNT(*)"),
+    columns=features(
+        id='"Id"',
+        mean='AVG("amount") FILTER(WHERE "kind" = \'a\')',
+        n="COUNT(*)",
     ),
     filters=('("amount" > 1 OR "amount" IS NULL)',),
     groups=('"Id"', 'YEAR("paid")'),
@@ -35,7 +36,7 @@ SUBQUERY = SubQuery(
 GROUPED = Fragment(
     table="p",
     name="payments",
-    features=(Feature("mean", '"mean"'), Feature("more", '"n" + 1')),
+    features=features(mean='"mean"', more='"n" + 1'),
     keys=(('"id"',),),
     filters=('"n" < 10',),
     subquery=SUBQUERY,
@@ -49,6 +50,11 @@ NAMES = st.one_of(
 )
 
 
+def refused(match):
+    """Expect a fragment to be refused, with such a text."""
+    return pytest.raises(QueryError, match=match)
+
+
 @pytest.mark.parametrize("fragment", [PLAIN, GROUPED], ids=["plain", "grouped"])
 def test_what_is_canonical_travels_and_passes_unchanged(fragment):
     assert Fragment.from_json(fragment.to_json()) == fragment
@@ -56,22 +62,23 @@ def test_what_is_canonical_travels_and_passes_unchanged(fragment):
 
 
 def test_check_renders_again_in_the_spelling_of_the_table():
-    features = (Feature("f", "AMOUNT+1 /* note */ -- end"),)
-    pieces = {"keys": (("ID",),), "filters": ("amount>1 or kind='a'",)}
-    loose = Fragment("p", "payments", features, **pieces)
+    written = features(f="AMOUNT+1 /* note */ -- end")
+    loose = Fragment(
+        "p", "payments", written, keys=(("ID",),), filters=("amount>1 or kind='a'",)
+    )
     checked = loose.check(COLUMNS)
-    assert checked.features == (Feature("f", '"amount" + 1'),)
+    assert checked.features == features(f='"amount" + 1')
     assert checked.keys == (('"Id"',),)
     assert checked.filters == ('("amount" > 1 OR "kind" = \'a\')',)
     assert checked.label is None
     loose = SubQuery(
-        columns=(Feature("ID", "ID"), Feature("s", "sum(AMOUNT)+1 -- end")),
+        columns=features(ID="ID", s="sum(AMOUNT)+1 -- end"),
         filters=("kind='a' or kind='b'",),
         groups=("id /* note */",),
         having=("count(*)>1 or max(amount)<2",),
     )
     assert loose.check(COLUMNS, "t") == SubQuery(
-        columns=(Feature("ID", '"Id"'), Feature("s", 'SUM("amount") + 1')),
+        columns=features(ID='"Id"', s='SUM("amount") + 1'),
         filters=("(\"kind\" = 'a' OR \"kind\" = 'b')",),
         groups=('"Id"',),
         having=('(COUNT(*) > 1 OR MAX("amount") < 2)',),
@@ -84,16 +91,16 @@ def test_sql_of_a_sub_query():
         'COUNT(*) AS "n" FROM shard WHERE ("amount" > 1 OR "amount" IS NULL) '
         'GROUP BY "Id", YEAR("paid") HAVING COUNT(*) > 1'
     )
-    columns = (Feature("y", 'CONCAT("Id", (YEAR("paid")) + 1)'),)
+    columns = features(y='CONCAT("Id", (YEAR("paid")) + 1)')
     assert replace(SUBQUERY, columns=columns).check(COLUMNS, "t").columns == columns
 
 
 PLACES = {
-    "feature 'f'": lambda sql: {"features": (Feature("f", sql),)},
+    "feature 'f'": lambda sql: {"features": features(f=sql)},
     "join key 0": lambda sql: {"keys": (('"Id"', sql),)},
     "the label": lambda sql: {"label": sql},
     "filter 1": lambda sql: {"filters": ("true", sql)},
-    "column 'f' of the sub-query": lambda sql: {"columns": (Feature("f", sql),)},
+    "column 'f' of the sub-query": lambda sql: {"columns": features(f=sql)},
     "filter 1 of the sub-query": lambda sql: {"filters": ("true", sql)},
     "group 1 of the sub-query": lambda sql: {"groups": ("kind", sql)},
     "HAVING condition 0 of the sub-query": lambda sql: {"having": (sql,)},
@@ -107,12 +114,10 @@ def check_changed(change, *, inside):
     return replace(PLAIN, **change).check(COLUMNS)
 
 
-@pytest.mark.parametrize(("sql", "reason"), CASES["hostile"])
+@CASES.each("hostile", "sql", "reason")
 @pytest.mark.parametrize("place", PLACES)
 def test_hostile_pieces_are_refused_by_name(sql, reason, place):
-    with pytest.raises(
-        QueryError, match=f"table 'p': {place} is refused: .*({reason})"
-    ):
+    with refused(f"table 'p': {place} is refused: .*({reason})"):
         check_changed(PLACES[place](sql), inside="sub-query" in place)
 
 
@@ -125,22 +130,22 @@ def test_hostile_pieces_are_refused_by_name(sql, reason, place):
     ],
 )
 def test_refused_fragments(change, message):
-    with pytest.raises(QueryError, match=message):
+    with refused(message):
         check_changed(change, inside=False)
 
 
 def test_a_fragment_over_a_sub_query_sees_its_outputs_alone():
     message = "feature 'f' is refused: no column 'amount'; columns: id, mean, n"
-    with pytest.raises(QueryError, match=message):
-        replace(GROUPED, features=(Feature("f", '"amount"'),)).check(COLUMNS)
-    with pytest.raises(QueryError, match=NO_AGGREGATE):
+    with refused(message):
+        replace(GROUPED, features=features(f='"amount"')).check(COLUMNS)
+    with refused(NO_AGGREGATE):
         replace(GROUPED, filters=('SUM("n") > 1',)).check(COLUMNS)
 
 
-@pytest.mark.parametrize(("field", "pieces", "message"), CASES["sub_query"])
+@CASES.each("sub_query", "field", "pieces", "message")
 def test_refused_sub_queries(field, pieces, message):
     values = [Feature("k", sql) for sql in pieces] if field == "columns" else pieces
-    with pytest.raises(QueryError, match=f"table 'p': .*{message}"):
+    with refused(f"table 'p': .*{message}"):
         check_changed({field: tuple(values)}, inside=True)
 
 
@@ -148,18 +153,16 @@ def test_refused_sub_queries(field, pieces, message):
 def test_refused_names(names):
     """Of features, and of the columns of a sub-query."""
     same = tuple(Feature(name, '"Id"') for name in names)
-    with pytest.raises(QueryError, match="feature names must differ and not be empty"):
+    with refused("feature names must differ and not be empty"):
         check_changed({"features": same}, inside=False)
-    with pytest.raises(
-        QueryError, match="sub-query column names must differ and not be empty"
-    ):
+    with refused("sub-query column names must differ and not be empty"):
         check_changed({"columns": same}, inside=True)
 
 
 @pytest.mark.parametrize("data", [None, "x", {}, GROUPED.to_json() | {"subquery": {}}])
 def test_malformed_json_is_refused(data):
     """Every field's type is tested with the messages that carry fragments."""
-    with pytest.raises(QueryError, match=r"malformed fragment: |expected the fields"):
+    with refused(r"malformed fragment: |expected the fields"):
         Fragment.from_json(data)
 
 
@@ -167,16 +170,13 @@ def test_malformed_json_is_refused(data):
 def test_any_name_is_a_name(names):
     """A name from the wire is refused, or DuckDB reads it as that name and no more."""
     subquery = SubQuery(tuple(Feature(name, '"k"') for name in names), groups=('"k"',))
-    features = tuple(
-        Feature(str(place), quote_name(name)) for place, name in enumerate(names)
-    )
+    read = features(**{str(n): quote_name(name) for n, name in enumerate(names)})
     try:
-        checked = Fragment("t", "t", features, subquery=subquery).check(["k"])
+        checked = Fragment("t", "t", read, subquery=subquery).check(["k"])
     except QueryError:
         return
     assert checked.subquery is not None
     relation = checked.subquery.to_sql("(SELECT 7 AS k)")
     items = ", ".join(feature.sql for feature in checked.features)
-    assert duckdb.sql(f"SELECT {items} FROM ({relation})").fetchall() == [
-        (7,) * len(names)
-    ]
+    rows = duckdb.sql(f"SELECT {items} FROM ({relation})").fetchall()
+    assert rows == [(7,) * len(names)]

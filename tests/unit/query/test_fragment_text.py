@@ -7,21 +7,22 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.files import case_table
+from tests.support.tables.fragments import features, plain_features
 from tp_flower.query import Feature, Fragment, SubQuery
 from tp_flower.query.fragment_text import fragment_text
 
 VISITS = Fragment(
     "v",
     "visits",
-    features=(Feature("day", '"day"'), Feature("late", '"hour" > 20')),
+    features=features(day='"day"', late='"hour" > 20'),
     keys=(('"ward"', '"bed"'), ('"patient"',)),
     label='"hiv"',
     filters=('"day" > 3', "\"ward\" = 'a'"),
     weight='"days"',
 )
-AVERAGES = (Feature("mean", 'AVG("day")'), Feature("p", '"patient"'))
+AVERAGES = features(mean='AVG("day")', p='"patient"')
 INNER = SubQuery(AVERAGES, ('"day" > 3',), ('"patient"',), ("COUNT(*) > 1",))
-GROUPED = Fragment("v", "visits", (Feature("mean", '"mean"'),), subquery=INNER)
+GROUPED = Fragment("v", "visits", plain_features("mean"), subquery=INNER)
 CASES = case_table(__file__)
 TEXT = CASES["plain"]
 
@@ -37,7 +38,7 @@ def test_the_same_query_has_one_text():
     assert fragment_text(again) == TEXT
 
 
-@pytest.mark.parametrize(("hostile", "line"), CASES["hostile"])
+@CASES.each("hostile", "hostile", "line")
 def test_no_piece_forges_a_line_or_hides_a_part(hostile, line):
     text = fragment_text(Fragment("v", "visits", filters=(hostile,)))
     assert text.split("\n") == ['table "visits"', line]

@@ -5,8 +5,15 @@ import pytest
 from tp_flower.errors import QueryError
 from tp_flower.query import relations
 
-TYPES = {"x": "INTEGER", "s": "VARCHAR", "d": "DATE", "b": "BOOLEAN", "v": "FLOAT[3]"}
-TYPES |= {"e": "ENUM('p', 'q')", 'odd "name"': "DECIMAL(10,2)"}
+TYPES = {
+    "x": "INTEGER",
+    "s": "VARCHAR",
+    "d": "DATE",
+    "b": "BOOLEAN",
+    "v": "FLOAT[3]",
+    "e": "ENUM('p', 'q')",
+    'odd "name"': "DECIMAL(10,2)",
+}
 REJECTED = '''
 "x" > 1; "s" = 'a' AND "x" IS NULL; NOT "b"; "b"; "s" LIKE '%'; LENGTH("s") = 0;
 "d" + INTERVAL 1 DAY > '2020-01-01'; "x" IN (1, NULL); "odd ""name""" > 1; "e" = 'p';

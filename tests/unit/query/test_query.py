@@ -17,19 +17,16 @@ SCHEMAS = {
     "customers": {"customer": "BIGINT", "age": "INT", "region": "VARCHAR"},
 }
 UNION = CASES["union"]
-OUTER = "FROM people c LEFT JOIN orders o ON o.customer = c.id"
-TOKENS = CASES["tokens"]
 PHRASES = """
 SELECT x AS label, y FROM t; (SELECT x, COUNT(*) AS n FROM u GROUP BY x) v;
 LEFT JOIN u ON t.x = u.x; JOIN u USING (x); UNION ALL SELECT * FROM u
 """
-PIECES = st.sampled_from([*TOKENS.split(), *PHRASES.split(";")])
+PIECES = st.sampled_from([*CASES["tokens"].split(), *PHRASES.split(";")])
 PEOPLE = {
     "orders": {"id": "BIGINT", "customer": "BIGINT", "day": "DATE", "qty": "DOUBLE"},
     "people": {"id": "BIGINT", "age": "DOUBLE", "label": "VARCHAR"},
 }
-JOINED = "FROM orders o JOIN people c ON o.customer = c.id"
-FROM = f"{JOINED} WHERE o.day > '2020-01-01'"
+FROM = "FROM orders o JOIN people c ON o.customer = c.id WHERE o.day > '2020-01-01'"
 FIRST = Unlabelled(keeps_weight=True)
 
 
@@ -109,9 +106,12 @@ def test_anything_is_refused_or_has_one_form(text):
         query.bind({name: {"x": "INT", "y": "INT"} for name in query.names})
 
 
+def unlabelled(select, tail=FROM):
+    return Query.from_sql(f"SELECT {select} {tail}", needs_label=False)
+
+
 def bound(select, label_table="o", row_key=(), tail=FROM):
-    query = Query.from_sql(f"SELECT {select} {tail}", needs_label=False)
-    return query.bind(PEOPLE, Unlabelled(label_table, tuple(row_key)))
+    return unlabelled(select, tail).bind(PEOPLE, Unlabelled(label_table, row_key))
 
 
 def labelled(select):
@@ -126,25 +126,22 @@ def test_prediction_leaves_label_and_weight_out_and_training_the_label(label, we
     select = f"o.id, {label}c.age{weight}"
     assert bound(select) == labelled("o.id, o.qty AS label, c.age")
     if "gone" not in weight:
-        query = Query.from_sql(f"SELECT {select} {FROM}", needs_label=False)
-        assert query.bind(PEOPLE, FIRST) == labelled(
-            f"o.id, o.day AS label, c.age{weight}"
-        )
+        expected = labelled(f"o.id, o.day AS label, c.age{weight}")
+        assert unlabelled(select).bind(PEOPLE, FIRST) == expected
 
 
-@pytest.mark.parametrize(("select", "table", "names"), CASES["stars"])
+@CASES.each("stars", "select", "table", "names")
 def test_stars_hide_the_columns_of_a_label(select, table, names):
     """Also one that the star brings; training reads what prediction reads."""
-    query = Query.from_sql(f"SELECT {select} {FROM}", needs_label=False)
-    for query_bound in (bound(select), query.bind(PEOPLE, FIRST)):
-        assert [
-            feature.name for feature in query_bound.fragments_of(table)[0].features
-        ] == names
+    for each in (bound(select), unlabelled(select).bind(PEOPLE, FIRST)):
+        features = each.fragments_of(table)[0].features
+        assert [feature.name for feature in features] == names
 
 
 def test_row_key_is_the_last_keys_of_the_label_table():
     """Over the table itself, where a sub-query has other names."""
-    plain, named = bound("o.id, c.age"), bound("o.id, c.age", "o", ("o.DAY", "qty"))
+    plain = bound("o.id, c.age")
+    named = bound("o.id, c.age", "o", ("o.DAY", "qty"))
     orders, *rest = named.fragments
     assert orders.keys == (*plain.fragments[0].keys, ('"day"',), ('"qty"',))
     assert tuple(rest) == plain.fragments[1:]
@@ -162,7 +159,13 @@ def test_row_key_is_the_last_keys_of_the_label_table():
         ("o.id, c.age", "o", ("o.ide",), FROM, r"row-key o.ide: .* no column 'ide'"),
         ("o.id, c.age", "o", ("id",), FROM, "row-key id: column 'id' is ambiguous"),
         ("o.qty AS label", "o", (), FROM, "no features"),
-        ("o.id, c.age", "o", (), OUTER, "the query LEFT JOINs it"),
+        (
+            "o.id, c.age",
+            "o",
+            (),
+            "FROM people c LEFT JOIN orders o ON o.customer = c.id",
+            "the query LEFT JOINs it",
+        ),
     ],
 )
 def test_refusals(select, label_table, row_key, tail, match):

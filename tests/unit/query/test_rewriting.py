@@ -11,13 +11,13 @@ import duckdb
 import pytest
 
 from tests.support import sql_pairs
-from tests.support.files import ROOT, case_table
+from tests.support.files import ROOT, case_table, text_of
 from tests.support.joined import engine_rows, joined_rows, result_names
 from tp_flower.errors import QueryError
 from tp_flower.query import Query
 
 CASES = case_table(__file__)
-PAGE = (ROOT / "docs/how-to/write-queries.md").read_text(encoding="utf-8")
+PAGE = text_of(ROOT / "docs/how-to/write-queries.md")
 ROWS = [
     [" ".join(code.strip("`").split()) for code in re.findall(r"``.+?``|`[^`]+`", line)]
     for line in PAGE.splitlines()

@@ -28,7 +28,7 @@ from tp_flower.sources.shards import load_tables, register_frames, release
 
 CASES = case_table(__file__)
 REFUSED = [pair for pair in sql_pairs.PAIRS if "error" in pair]
-NUMBERS = st.one_of(st.none(), st.integers(0, 2))
+NUMBERS = st.none() | st.integers(0, 2)
 ROWS = st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=4)
 
 
@@ -45,6 +45,13 @@ def sources(tmp_path_factory):
     return {shards: sql_pairs.parquet_sources(folder, shards) for shards in (1, 2)}
 
 
+def check_fragments(bound, schemas):
+    """Assert that a plan passes the sites unchanged."""
+    for fragment in bound.fragments:
+        assert fragment.check(schemas[fragment.name]) == fragment
+        assert Fragment.from_json(fragment.to_json()) == fragment
+
+
 def test_names_tell_pairs_apart():
     assert len({pair["name"] for pair in sql_pairs.PAIRS}) == len(sql_pairs.PAIRS)
     assert len(sql_pairs.ACCEPTED) + len(REFUSED) == len(sql_pairs.PAIRS)
@@ -55,10 +62,7 @@ def test_pair(pair, database, sources):
     query = Query.from_sql(pair["sql"])
     bound = query.bind(sql_pairs.SCHEMAS)
     assert plan(bound) == pair["plan"]
-    # the plan passes the sites unchanged
-    for fragment in bound.fragments:
-        assert fragment.check(sql_pairs.SCHEMAS[fragment.name]) == fragment
-        assert Fragment.from_json(fragment.to_json()) == fragment
+    check_fragments(bound, sql_pairs.SCHEMAS)
     # the answer is that of DuckDB
     names = result_names(bound)
     expected = engine_rows(database, pair.get("reference", pair["sql"]), names)
@@ -73,7 +77,8 @@ def test_pair(pair, database, sources):
     if "canonical" in pair:
         assert canonical == " ".join(pair["canonical"].split())
     again = Query.from_sql(canonical)
-    assert (again, again.to_sql()) == (query, canonical)
+    assert again == query
+    assert again.to_sql() == canonical
     assert again.bind(sql_pairs.SCHEMAS) == bound
     if "reference" not in pair:
         assert engine_rows(database, canonical, names) == expected
@@ -91,7 +96,6 @@ FILTERS = """
 {0}.x > 0; ({0}.x = 1 OR {0}.y IS NULL); NOT {0}.y = 2; {0}.x < 2; {0}.y IS NOT NULL;
 COALESCE({0}.x, 1) = 1
 """.strip().split(";")
-TABLES = CASES["tables"]
 # The only reasons for which a query made below is refused.
 REFUSALS = re.compile(
     r"also keeps rows without a match|compares a\d and a\d|is not NULL there"
@@ -105,8 +109,9 @@ NUMBERS_ONLY = {name: {"x": "INTEGER", "y": "INTEGER"} for name in "tu"}
 def queries(draw) -> str:
     """A random tree of two to four aliases, joined in any way."""
     number = draw(st.integers(2, 4))
-    tables = [draw(st.sampled_from(TABLES)) for _ in range(number)]
-    where, sources = [], f"{tables[0]} AS a0"
+    tables = [draw(st.sampled_from(CASES["tables"])) for _ in range(number)]
+    where = []
+    sources = f"{tables[0]} AS a0"
     for right in range(1, number):
         left = draw(st.integers(0, right - 1))
         kinds = draw(st.lists(st.sampled_from(CONDITIONS), min_size=1, max_size=2))
@@ -146,9 +151,7 @@ def test_push_down_on_random_queries_and_rows(sql, t, u, cut):
     bound = bind_or_none(ours)
     if bound is None:
         return
-    for fragment in bound.fragments:
-        assert fragment.check(NUMBERS_ONLY[fragment.name]) == fragment
-        assert Fragment.from_json(fragment.to_json()) == fragment
+    check_fragments(bound, NUMBERS_ONLY)
     frames = {
         name: pd.DataFrame(rows, columns=["x", "y"], dtype="Int32")
         for name, rows in (("t", t), ("u", u))

@@ -30,20 +30,20 @@ def lines_of(**changes: object) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", FORMS)
-def test_numbers_are_short(kind: str) -> None:
+def test_numbers_are_short(kind):
     for number, text in CASES["numbers"][kind]:
         assert FORMS[kind](number) == text
     assert format_value(None) == "-"
 
 
-@pytest.mark.parametrize("column", CASES["columns"])
-def test_a_column_has_one_format(column: dict[str, list]) -> None:
+@CASES.each("columns", "column")
+def test_a_column_has_one_format(column):
     show = value_format(column["numbers"])
     assert [show(number) for number in column["numbers"]] == column["texts"]
 
 
 @given(st.integers(1000, 10**14))
-def test_bytes_keep_three_digits(number: int) -> None:
+def test_bytes_keep_three_digits(number):
     units = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
     value, unit = format_bytes(number).split()
     # half a unit of the third digit is at most 0.5 % of the number
@@ -51,9 +51,12 @@ def test_bytes_keep_three_digits(number: int) -> None:
     assert len(value.replace(".", "")) == 3
 
 
-def test_the_line_of_an_epoch_adds_up_its_rounds() -> None:
-    metrics = {"train": {"loss": 0.25}, "test": {"loss": 0.5, "auc": 0.75}}
-    metrics["residuals"] = {"primal": 0.01, "dual": 0.002}
+def test_the_line_of_an_epoch_adds_up_its_rounds():
+    metrics = {
+        "train": {"loss": 0.25},
+        "test": {"loss": 0.5, "auc": 0.75},
+        "residuals": {"primal": 0.01, "dual": 0.002},
+    }
     rounds = [
         RoundReport(3, 2, "statistics", bytes_up={"f": 1000, "p": 500}),
         RoundReport(4, 2, "admm", **metrics, bytes_down={"f": 2000}),
@@ -73,12 +76,12 @@ def test_the_line_of_an_epoch_adds_up_its_rounds() -> None:
     assert line == "epoch 2/2  |  test rmse 41.5000  |  0 B up, 0 B down"
 
 
-def test_the_summary_shows_tables_result_and_cost() -> None:
+def test_the_summary_shows_tables_result_and_cost():
     lines = lines_of()
     for expected in CASES["summary"]["lines"]:
         assert expected in lines
 
 
-def test_the_summary_takes_markup_as_text() -> None:
+def test_the_summary_takes_markup_as_text():
     lines = lines_of(warnings=["tau of [bold]x[/bold] is 150"])
     assert "Warning: tau of [bold]x[/bold] is 150." in lines

@@ -28,11 +28,19 @@ def test_a_text_is_read_as_it_was(name):
 
 
 def test_facts_are_in_order_and_what_is_unknown_is_left_out():
-    facts = {"a": 7, "b": -1, "c": 0.25, "d": True, "e": "train.admm", "f": ""}
-    facts |= {"g": ["us", "uk"], "h": [], "i": None, "bytes_up": 1}
-    assert line("z", **facts) == (
-        'event=z a=7 b=-1 c=0.250 d=true e=train.admm f="" g="us,uk" h="" bytes-up=1'
-    )
+    assert line(
+        "z",
+        a=7,
+        b=-1,
+        c=0.25,
+        d=True,
+        e="train.admm",
+        f="",
+        g=["us", "uk"],
+        h=[],
+        i=None,
+        bytes_up=1,
+    ) == ('event=z a=7 b=-1 c=0.250 d=true e=train.admm f="" g="us,uk" h="" bytes-up=1')
 
 
 def test_a_run_is_named_by_its_first_digits_and_a_long_text_is_cut():

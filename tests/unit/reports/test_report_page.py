@@ -12,7 +12,6 @@ from contextlib import closing
 from copy import deepcopy
 from hashlib import sha256
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -80,6 +79,11 @@ def made_report(epochs=3, tables=("f", "p"), test_rows=7, **changes):
     return json.loads(json.dumps(content | changes))
 
 
+def shown(report) -> Page:
+    """The page of a report, as a browser reads it."""
+    return Page(render(report))
+
+
 CASES = case_table(__file__)
 EXAMPLES = {
     "as usual": made_report(),
@@ -99,8 +103,8 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_every_plot_has_its_data(name: str) -> None:
-    for title, figure in Page(render(EXAMPLES[name])).figures.items():
+def test_every_plot_has_its_data(name):
+    for title, figure in shown(EXAMPLES[name]).figures.items():
         drawn = [*figure.points.values(), *figure.bars.values()]
         assert all(map(len, drawn)), title
         # a head and at least one row
@@ -113,9 +117,9 @@ def test_every_plot_has_its_data(name: str) -> None:
             assert 0 <= float(mark.attrib["cy"]) <= height
 
 
-def test_figures_are_those_of_the_report() -> None:
+def test_figures_are_those_of_the_report():
     report = EXAMPLES["as usual"]
-    figures = Page(render(report)).figures
+    figures = shown(report).figures
     ended = [item for item in report["history"] if item.get("train")]
     for metric, title in (("auc", "AUC by epoch"), ("loss", "Loss by epoch")):
         expected = [(item["epoch"], item["test"][metric]) for item in ended]
@@ -136,37 +140,33 @@ def test_figures_are_those_of_the_report() -> None:
     assert bars == CASES["charts"]
 
 
-def test_labels_lie_beside_predictions() -> None:
-    figure = Page(render(EXAMPLES["numbers"])).figures["Label against prediction"]
+def test_labels_lie_beside_predictions():
+    figure = shown(EXAMPLES["numbers"]).figures["Label against prediction"]
     pairs = [(group["predicted"], group["actual"]) for group in CASES["deciles"]]
     equal = [(predicted, predicted) for predicted, _ in pairs]
     assert figure.points == {"rows not trained on": pairs, "prediction = label": equal}
 
 
-@pytest.mark.parametrize(("mode", "model", "verbs"), CASES["commands"])
-def test_commands_repeat_the_run_and_go_on(mode, model, verbs) -> None:
-    folder, sql = "/my runs/it's $HOME;1", "SELECT '\"a\\b\"'\nFROM é"
+@CASES.each("commands", "mode", "model", "verbs")
+def test_commands_repeat_the_run_and_go_on(mode, model, verbs):
+    folder = "/my runs/it's $HOME;1"
+    sql = "SELECT '\"a\\b\"'\nFROM é"
     chosen = Settings(sql=sql, l2=1e-5, progress=False, output_dir=folder)
     report = Record({"mode": mode, "model": model, "settings": chosen.to_dict()})
-    assert tomllib.loads(pages.run_file(report)) == {
-        "sql": sql,
-        "l2": 1e-5,
-        "progress": False,
-    }
+    written = tomllib.loads(pages.run_file(report))
+    assert written == {"sql": sql, "l2": 1e-5, "progress": False}
     first, second, *others = map(shlex.split, pages.commands(report).lines)
-    file, named = (
-        f"{folder}/{pages.RUN_FILE}",
-        ["--set", f"model-name={model}"] if model else [],
-    )
+    file = f"{folder}/{pages.RUN_FILE}"
+    named = ["--set", f"model-name={model}"] if model else []
     assert first == ["tp-flower", mode, file]
     assert second == ["flwr", "run", ".", "--stream", "-c", file]
     assert others == [["tp-flower", verb, file, *named] for verb in verbs]
 
 
-def test_drawings_are_to_scale() -> None:
+def test_drawings_are_to_scale():
     entries = [("age", -2.0), ("seats", 1.0)]
     named = [{"feature": n, "output": "score", "value": value} for n, value in entries]
-    figures = Page(render(made_report(epochs=9, coefficients={"p": named}))).figures
+    figures = shown(made_report(epochs=9, coefficients={"p": named})).figures
     dots = list(figures["Loss by epoch"].svg.iter("circle"))[:9]
     for place, value in (("cx", "data-x"), ("cy", "data-y")):
         at = np.diff([float(dot.attrib[place]) for dot in dots])
@@ -186,7 +186,7 @@ def test_drawings_are_to_scale() -> None:
 
 @settings(max_examples=40)
 @given(count=st.integers(1, 5 * MOST_POINTS))
-def test_a_long_line_is_thinned_evenly_to_its_ends(count: int) -> None:
+def test_a_long_line_is_thinned_evenly_to_its_ends(count):
     points = [point[0] for point in thin([(float(n), 0.0) for n in range(count)])]
     assert len(points) == min(count, MOST_POINTS)
     assert [points[0], points[-1]] == [0, count - 1]
@@ -195,7 +195,7 @@ def test_a_long_line_is_thinned_evenly_to_its_ends(count: int) -> None:
     assert min(gaps, default=1) >= 1
 
 
-def test_the_page_needs_nothing_else_and_its_links_lead_to_its_sections() -> None:
+def test_the_page_needs_nothing_else_and_its_links_lead_to_its_sections():
     html = render(EXAMPLES["as usual"])
     tags = Page(html).tags
     assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in tags}
@@ -207,28 +207,28 @@ def test_the_page_needs_nothing_else_and_its_links_lead_to_its_sections() -> Non
     links = {attributes["href"] for _, attributes in tags if "href" in attributes}
     assert links == {f"#{name}" for name in ids}
     assert [attributes["id"] for tag, attributes in tags if tag == "section"] == [
-        *("result", "query-and-tables", "convergence", "time-and-bytes"),
-        *("model", "privacy", "settings"),
+        "result",
+        "query-and-tables",
+        "convergence",
+        "time-and-bytes",
+        "model",
+        "privacy",
+        "settings",
     ]
     # the query has a line per clause
     label, *lines = re.findall("<code>(.*?)</code>", html)
     assert label == "f.late"
-    assert lines[:3] == [
-        "SELECT f.late AS label, p.age",
-        "FROM f",
-        "JOIN p ON f.p = p.id",
-    ]
+    clauses = ["SELECT f.late AS label, p.age", "FROM f", "JOIN p ON f.p = p.id"]
+    assert lines[:3] == clauses
 
 
 @pytest.mark.parametrize("name", [*EXAMPLES, "account"])
-def test_a_browser_may_apply_the_pages_style_and_nothing_else(name: str) -> None:
+def test_a_browser_may_apply_the_pages_style_and_nothing_else(name):
     """What would slip through the escaping of names is not run, loaded or sent."""
-    is_report = name != "account"
-    html = (
-        render(EXAMPLES[name])
-        if is_report
-        else account_page([], Table("Budgets", (), ()))
-    )
+    if name == "account":
+        html = account_page([], Table("Budgets", (), ()))
+    else:
+        html = render(EXAMPLES[name])
     tags = Page(html).tags
     (policy,) = [a["content"] for _, a in tags if "http-equiv" in a]
     (style,) = re.findall("(?s)<style>(.*?)</style>", html)
@@ -248,30 +248,30 @@ def test_a_browser_may_apply_the_pages_style_and_nothing_else(name: str) -> None
     ]
 
 
-def test_names_are_text() -> None:
+def test_names_are_text():
     report = made_report(tables=(HOSTILE, "p"), status=HOSTILE, query=HOSTILE)
     report["settings"][HOSTILE] = HOSTILE
     report["history"][0]["phase"] = HOSTILE
     report["history"][1]["site-seconds"] = {HOSTILE: 1.0}
     report["coefficients"] = {HOSTILE: [{"feature": HOSTILE, "value": 1.0}]}
     report["output-dir"] = f"/runs/{HOSTILE}"
-    page = Page(render(report))
+    page = shown(report)
     assert "script" not in {tag for tag, _ in page.tags}
     assert page.text.count("alert('x')") >= 10
 
 
-def test_status_of_a_failed_run_is_at_the_top() -> None:
-    page = Page(render(EXAMPLES["failed"]))
+def test_status_of_a_failed_run_is_at_the_top():
+    page = shown(EXAMPLES["failed"])
     assert ("p", {"class": "failure", "role": "alert"}) in page.tags
     assert "failed: site 'EWR' is gone" in page.text
     # the last epoch stands for the model that was not finished
-    assert "Test AUC" not in Page(render(EXAMPLES["failed at once"])).text
+    assert "Test AUC" not in shown(EXAMPLES["failed at once"]).text
     assert "AUC 0.7333" in page.text
 
 
-@pytest.mark.parametrize("name", CASES["sentences"])
-def test_what_a_run_was_is_said(name: str) -> None:
-    text = Page(render(EXAMPLES[name])).text
+@CASES.each("sentences", "name")
+def test_what_a_run_was_is_said(name):
+    text = shown(EXAMPLES[name]).text
     for sentence in CASES["sentences"][name]:
         assert sentence in text
     assert ("Who draws" in text) == (name == "coreset")
@@ -279,7 +279,7 @@ def test_what_a_run_was_is_said(name: str) -> None:
 
 @settings(max_examples=10, derandomize=True)
 @given(st.data())
-def test_any_part_may_be_missing_or_odd(data: st.DataObject) -> None:
+def test_any_part_may_be_missing_or_odd(data):
     report = made_report(epochs=2)
     for _ in range(data.draw(st.integers(1, 6))):
         place: object = report
@@ -287,17 +287,16 @@ def test_any_part_may_be_missing_or_odd(data: st.DataObject) -> None:
             keys = list(place) if isinstance(place, Mapping) else range(len(place))
             key = data.draw(st.sampled_from(list(keys)))
             inner = place[key]
-            if not (isinstance(inner, dict | list) and inner) or data.draw(
-                st.booleans()
-            ):
+            is_whole = not isinstance(inner, dict | list) or not inner
+            if is_whole or data.draw(st.booleans()):
                 break
             place = inner
         place[key] = deepcopy(data.draw(ODD))
-    for figure in Page(render(report)).figures.values():
+    for figure in shown(report).figures.values():
         assert figure.points or figure.bars
 
 
-def test_a_run_that_fails_midway_has_a_page(tmp_path: Path) -> None:
+def test_a_run_that_fails_midway_has_a_page(tmp_path):
     def fail(report: RoundReport) -> None:
         if report.epoch == 2 and report.train:
             raise RuntimeError("no space left")
@@ -311,12 +310,11 @@ def test_a_run_that_fails_midway_has_a_page(tmp_path: Path) -> None:
     page_line(tmp_path)
     page = Page((tmp_path / PAGE_FILE).read_text())
     assert "failed: no space left" in page.text
-    assert (
-        len(page.figures["Loss (1/2 squared error) by epoch"].points["test rows"]) == 2
-    )
+    figure = page.figures["Loss (1/2 squared error) by epoch"]
+    assert len(figure.points["test rows"]) == 2
 
 
-def test_a_page_that_cannot_be_written_is_only_said(tmp_path: Path) -> None:
+def test_a_page_that_cannot_be_written_is_only_said(tmp_path):
     write_json(made_report(), tmp_path)
     (tmp_path / PAGE_FILE).mkdir()
     assert page_line(tmp_path).startswith("report.html could not be written: ")
@@ -325,7 +323,7 @@ def test_a_page_that_cannot_be_written_is_only_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["{", "[" * 100_000, "[1]", "{}"])
-def test_what_is_no_report_is_refused(tmp_path: Path, content: str) -> None:
+def test_what_is_no_report_is_refused(tmp_path, content):
     (tmp_path / "report.json").write_text(content)
     is_json = content.endswith(("]", "}"))
     message = "is not the report of a run" if is_json else "cannot be read"
@@ -355,12 +353,13 @@ def test_an_axis_holds_its_values_and_few_ticks(fit, numbers, least, most, data)
     if fit is whole:
         assert all(tick == int(tick) for tick in ticks)
     if fit in (linear, from_zero):
-        assert (ticks[0], ticks[-1]) == (scale.low, scale.high)
+        assert ticks[0] == scale.low
+        assert ticks[-1] == scale.high
 
 
 @settings(max_examples=40)
 @given(st.lists(st.floats(0, 200), max_size=9))
-def test_labels_do_not_lie_on_each_other(heights: list[float]) -> None:
+def test_labels_do_not_lie_on_each_other(heights):
     placed = spread(sorted(heights), 13.0, 200.0)
     assert all(b - a >= 13 - 1e-9 for a, b in pairwise(placed))
     assert max(placed, default=0.0) <= 200
@@ -376,7 +375,7 @@ def luminance(colour: str) -> float:
 
 
 @pytest.mark.parametrize("palette", [LIGHT, DARK], ids=["light", "dark"])
-def test_lines_stand_out_from_the_background(palette: str) -> None:
+def test_lines_stand_out_from_the_background(palette):
     colours = dict(re.findall(r"--(\w+): (#\w{6})", palette))
     behind = luminance(colours["bg"]) + 0.05
     for n in range(1, STYLES + 1):
@@ -385,15 +384,16 @@ def test_lines_stand_out_from_the_background(palette: str) -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
-def test_a_browser_shows_it_at_the_width_of_a_phone(tmp_path: Path) -> None:
+def test_a_browser_shows_it_at_the_width_of_a_phone(tmp_path):
     html = render(made_report(epochs=12))
-    page, probe = tmp_path / "page.html", tmp_path / "probe.html"
+    page = tmp_path / "page.html"
+    probe = tmp_path / "probe.html"
     page.write_text(html)
     probe.write_text(PROBE.read_text().replace("PAGE", page.as_uri()))
     profile = f"--user-data-dir={tmp_path / 'profile'}"
     command = [CHROMIUM, *CASES["chromium"], profile, "--dump-dom", probe.as_uri()]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=True
+        command, check=True, capture_output=True, text=True, timeout=300
     )
     output = re.search(r"FOUND(.*?)END", done.stdout)
     assert output, done.stderr[-500:]

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from strategies.disclosures import Disclosure, privacy_report
+from tests.support.examples.planned import release
 from tp_flower.errors import ReplyError
 from tp_flower.privacy import mechanisms
 from tp_flower.privacy.accounting import epsilon
@@ -12,9 +13,10 @@ from tp_flower.settings import PrivacySettings
 SETTINGS = PrivacySettings(delta=1e-6)
 
 
-def release(what, mechanism=None, source="s1", scope=""):
-    words = ("train.admm", what, "a row of t", "", "server")
-    return mechanisms.Release("t", source, 0, *words, mechanism, scope)
+def released(what, mechanism, source="s1"):
+    """A release as a site reports it."""
+    made = release(what, mechanism, source, table="t")
+    return {"release": msgspec.to_builtins(made)}
 
 
 def report(accounts, *, is_complete=True):
@@ -22,10 +24,9 @@ def report(accounts, *, is_complete=True):
     return privacy_report(messages, {"a": accounts}, SETTINGS, is_complete=is_complete)
 
 
-PLANNED = mechanisms.Reservation(release("model", mechanisms.Gaussian(4.0, 2)), 9)
-MODEL = {**msgspec.to_builtins(PLANNED), "used": 3}
-LABELS = {"release": msgspec.to_builtins(release("labels", mechanisms.PureDp(0.5)))}
-SCORES = {"release": msgspec.to_builtins(release("scores"))}
+MODEL = {**released("model", mechanisms.Gaussian(4.0, 2)), "limit": 9, "used": 3}
+LABELS = released("labels", mechanisms.PureDp(0.5))
+SCORES = released("scores", None)
 
 
 @pytest.mark.parametrize(("is_complete", "uses"), [(True, 3), (False, 9)])
@@ -41,16 +42,16 @@ def test_a_total_composes_what_was_used_or_else_what_was_planned(is_complete, us
     assert total["labels"] == 0.5
     assert total["features"] == "none: no noise covers scores"
     assert total["uncovered"] == ["scores"]
-    assert (total["site"], total["table"], total["delta"]) == ("a", "t", 1e-6)
+    assert total["site"] == "a"
+    assert total["table"] == "t"
+    assert total["delta"] == 1e-6
 
 
 def test_rows_of_different_sources_have_totals_of_their_own():
-    other = msgspec.to_builtins(release("labels", mechanisms.PureDp(2.0), "s2"))
-    totals = report([LABELS, {"release": other}])["totals"]
-    assert {total["source"]: total["labels"] for total in totals} == {
-        "s1": 0.5,
-        "s2": 2.0,
-    }
+    other = released("labels", mechanisms.PureDp(2.0), "s2")
+    totals = report([LABELS, other])["totals"]
+    labels = {total["source"]: total["labels"] for total in totals}
+    assert labels == {"s1": 0.5, "s2": 2.0}
 
 
 @pytest.mark.parametrize(

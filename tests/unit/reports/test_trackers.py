@@ -12,12 +12,14 @@ from tp_flower.errors import MappingError, SettingsError
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 
+FILES = ["report.json", "report.html"]
 EPOCHS = {"num-epochs": 3, "progress": False, "validation-fraction": 0.1}
 
 
 def expected_curves(report):
     """Return the curves that a report tells of: {name: [(epoch, value)]}."""
-    curves, so_far = {}, {}
+    curves = {}
+    so_far = {}
     for item in report["history"]:
         for way in ("up", "down"):
             name = f"so-far/bytes-{way}"
@@ -42,7 +44,8 @@ def expected_curves(report):
 def read_events(folder):
     from tensorboardX.proto.event_pb2 import Event
 
-    curves, texts = {}, {}
+    curves = {}
+    texts = {}
     for path in folder.glob("events.*"):
         data = path.read_bytes()
         while data:
@@ -52,9 +55,8 @@ def read_events(folder):
             data = data[16 + size :]
             for value in event.summary.value:
                 if value.HasField("simple_value"):
-                    curves.setdefault(value.tag, []).append(
-                        (event.step, value.simple_value)
-                    )
+                    point = (event.step, value.simple_value)
+                    curves.setdefault(value.tag, []).append(point)
                 else:
                     texts[value.tag] = value.tensor.string_val[0].decode()
     return curves, texts
@@ -93,7 +95,7 @@ def test_mlflow_has_the_curves_of_the_report(tmp_path, monkeypatch, uri):
     assert run.info.status == "FINISHED"
     assert run.data.params["num-epochs"] == "3"
     files = {file.path for file in client.list_artifacts(run.info.run_id)}
-    assert files == {"report.json", "report.html"}
+    assert files == set(FILES)
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
@@ -107,7 +109,9 @@ def test_a_missing_package_is_named_first(tmp_path, monkeypatch, name):
 
 class Recorder(Tracker):
     def __init__(self, fails=False):
-        self.logged, self.ends, self.fails = [], [], fails
+        self.logged = []
+        self.ends = []
+        self.fails = fails
 
     def log(self, values, epoch):
         if self.fails:
@@ -129,9 +133,10 @@ def test_a_tracker_that_fails_is_left_out(tmp_path, recorders, caplog):
     report = run_app(tmp_path, **EPOCHS)
     broken, works = recorders
     assert report["status"] == "completed"
-    assert (broken.logged, broken.ends) == ([], [])
+    assert broken.logged == []
+    assert broken.ends == []
     assert [epoch for epoch, _ in works.logged] == [1, 2, 3]
-    assert [end[1:] for end in works.ends] == [(["report.json", "report.html"], True)]
+    assert [end[1:] for end in works.ends] == [(FILES, True)]
     warned = [each.message for each in caplog.records if "left out" in each.message]
     assert warned == ["Recorder is left out from here on: the server is gone"]
 
@@ -139,14 +144,13 @@ def test_a_tracker_that_fails_is_left_out(tmp_path, recorders, caplog):
 def test_a_run_that_fails_is_logged_as_one(tmp_path, recorders):
     with pytest.raises(MappingError):
         run_app(tmp_path, **{"max-joined-rows": 1})
-    assert [end[1:] for end in recorders[1].ends] == [
-        (["report.json", "report.html"], False)
-    ]
+    assert [end[1:] for end in recorders[1].ends] == [(FILES, False)]
 
 
 def test_what_is_not_finite_is_left_out(tmp_path, recorders):
     with Tracking(Settings(), tmp_path) as tracking:
         tracking(RoundReport(1, 1, "a", {"loss": float("nan"), "auc": 0.5}))
     ((epoch, values),) = recorders[1].logged
-    assert (epoch, values["train/auc"]) == (1, 0.5)
+    assert epoch == 1
+    assert values["train/auc"] == 0.5
     assert "train/loss" not in values

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-from tests.support.files import ROOT
+from tests.support.files import ROOT, text_of
 from tp_flower.protocol.fields import layout_of
 from tp_flower.protocol.messages import ACTIONS
 
@@ -26,6 +26,7 @@ ALLOWED = {
 }
 # the module of the library that may know Flower: messages
 FLOWER_MODULES = {"tp_flower/protocol/packet.py"}
+IMPORTING = {"__import__", "import_module"}
 UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MAX_LINES = 700
@@ -45,6 +46,10 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+def imported_by(path: Path) -> Iterator[str]:
+    return imported_modules(text_of(path))
+
+
 def imported_modules(source: str) -> Iterator[str]:
     """Yield the dotted names that a module imports, also inside functions."""
     for node in ast.walk(ast.parse(source)):
@@ -53,13 +58,9 @@ def imported_modules(source: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             # a relative import would hide its package from this test
             yield "." * node.level + (node.module or "")
-        elif isinstance(node, ast.Call) and _called(node) in {
-            "__import__",
-            "import_module",
-        }:
-            yield from (
-                str(arg.value) for arg in node.args[:1] if isinstance(arg, ast.Constant)
-            )
+        elif isinstance(node, ast.Call) and _called(node) in IMPORTING:
+            named = [each for each in node.args[:1] if isinstance(each, ast.Constant)]
+            yield from (str(each.value) for each in named)
 
 
 def _called(node: ast.Call) -> str:
@@ -71,11 +72,10 @@ def _called(node: ast.Call) -> str:
 
 @cache
 def imported_packages(path: Path) -> set[str]:
-    modules = imported_modules(path.read_text(encoding="utf-8"))
-    return {module.split(".")[0] for module in modules}
+    return {module.split(".")[0] for module in imported_by(path)}
 
 
-def test_the_reader_of_imports_sees_every_form() -> None:
+def test_the_reader_of_imports_sees_every_form():
     source = (
         "import a.b\nfrom c.d import e\nfrom . import f\n"
         "def g():\n    import h\n    importlib.import_module('i.j')\n"
@@ -90,7 +90,7 @@ def offenders(rule: Callable[[Path], object]) -> dict[str, object]:
     return {name: wrong for name, wrong in found.items() if wrong}
 
 
-def test_imports_are_only_along_the_arrows() -> None:
+def test_imports_are_only_along_the_arrows():
     def others(path: Path) -> object:
         ours = imported_packages(path) & {*PACKAGES, "tests", "scripts"}
         return ours - ALLOWED[name_of(path).split("/")[0]]
@@ -98,11 +98,11 @@ def test_imports_are_only_along_the_arrows() -> None:
     assert offenders(others) == {}
 
 
-def test_imports_are_absolute_and_no_format_is_read_that_can_run_code() -> None:
+def test_imports_are_absolute_and_no_format_is_read_that_can_run_code():
     assert offenders(lambda path: imported_packages(path) & {"", *UNSAFE}) == {}
 
 
-def test_flower_is_known_only_where_messages_are_made() -> None:
+def test_flower_is_known_only_where_messages_are_made():
     def knows_flower(path: Path) -> bool:
         name = name_of(path)
         allowed = not name.startswith("tp_flower/") or name in FLOWER_MODULES
@@ -111,9 +111,9 @@ def test_flower_is_known_only_where_messages_are_made() -> None:
     assert offenders(knows_flower) == {}
 
 
-def test_a_module_holds_one_idea_and_is_worth_a_file() -> None:
+def test_a_module_holds_one_idea_and_is_worth_a_file():
     sizes = {
-        name_of(path): len(path.read_text(encoding="utf-8").splitlines())
+        name_of(path): len(text_of(path).splitlines())
         for path in MODULES
         if path.name != "__init__.py"
     }
@@ -127,7 +127,7 @@ def test_a_module_holds_one_idea_and_is_worth_a_file() -> None:
     assert wrong - SMALL_MODULES == set()
 
 
-def test_a_folder_has_few_modules() -> None:
+def test_a_folder_has_few_modules():
     modules = [path for path in MODULES if path.name != "__init__.py"]
     for paths in (modules, TESTS):
         assert max(Counter(path.parent for path in paths).values()) <= MOST_MODULES
@@ -145,7 +145,7 @@ def room(path: Path) -> str:
 def imported_rooms(path: Path) -> set[str]:
     """Return the rooms, other than its own, that a module imports from."""
     rooms = set()
-    for module in imported_modules(path.read_text(encoding="utf-8")):
+    for module in imported_by(path):
         if module.split(".")[0] in PACKAGES:
             target = ROOT / module.replace(".", "/")
             is_package = target.is_dir()
@@ -153,7 +153,7 @@ def imported_rooms(path: Path) -> set[str]:
     return rooms - {room(path)}
 
 
-def test_no_rooms_import_each_other_in_a_circle() -> None:
+def test_no_rooms_import_each_other_in_a_circle():
     left: dict[str, set[str]] = {}
     for path in MODULES:
         left.setdefault(room(path), set()).update(imported_rooms(path))
@@ -165,20 +165,20 @@ def test_no_rooms_import_each_other_in_a_circle() -> None:
     assert left == {}
 
 
-def test_sites_need_no_settings() -> None:
+def test_sites_need_no_settings():
     """Requests carry what a site needs; the run config is the server's."""
 
     def reads_settings(path: Path) -> bool:
-        modules = imported_modules(path.read_text(encoding="utf-8"))
         is_of_a_site = name_of(path).startswith("client_apps/")
-        return is_of_a_site and any(m.startswith("tp_flower.settings") for m in modules)
+        of_settings = re.compile(r"tp_flower\.settings").match
+        return is_of_a_site and any(map(of_settings, imported_by(path)))
 
     assert offenders(reads_settings) == {}
 
 
 @cache
 def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+    return ast.parse(text_of(path))
 
 
 def dashed_literals(path: Path) -> set[str]:
@@ -192,7 +192,7 @@ def dashed_literals(path: Path) -> set[str]:
     }
 
 
-def test_no_key_is_typed_on_both_sides() -> None:
+def test_no_key_is_typed_on_both_sides():
     """It is declared once, in the library, and both sides read it from there."""
     sides = defaultdict(set)
     for path in MODULES:
@@ -202,9 +202,10 @@ def test_no_key_is_typed_on_both_sides() -> None:
     assert [literal for literal, packages in sides.items() if len(packages) > 1] == []
 
 
-def test_sites_type_no_names_of_the_wire() -> None:
+def test_sites_type_no_names_of_the_wire():
     """They read the fields of messages, which alone know how these are called."""
-    names, kinds = set(), set()
+    names = set()
+    kinds = set()
     for message in (
         message for action in ACTIONS.values() for message in action.messages
     ):
@@ -222,7 +223,7 @@ def test_sites_type_no_names_of_the_wire() -> None:
     assert typed == SPELLED_OUT
 
 
-def test_methods_have_hooks_instead_of_cases() -> None:
+def test_methods_have_hooks_instead_of_cases():
     """No module asks which method or loss trains: it asks the method, or the loss."""
     cases = re.compile(
         r"\bis_clustering\b|\bis_expanded\b|\b(family|loss\.name) (==|!=|in|not in|is)"
@@ -230,12 +231,12 @@ def test_methods_have_hooks_instead_of_cases() -> None:
 
     def asks(path: Path) -> list[str]:
         is_declaration = name_of(path) == "tp_flower/methods/__init__.py"
-        return [] if is_declaration else cases.findall(path.read_text("utf-8"))
+        return [] if is_declaration else cases.findall(text_of(path))
 
     assert offenders(asks) == {}
 
 
-def test_nobody_asks_an_objective_of_which_family_it_is() -> None:
+def test_nobody_asks_an_objective_of_which_family_it_is():
     """What depends on the family is a method of the objective or of its response."""
     cases = re.compile(
         r"\bis_regression\b|\.(?:gradient|hessian|prox)\([^()]*\blabels\b|"
@@ -244,12 +245,12 @@ def test_nobody_asks_an_objective_of_which_family_it_is() -> None:
 
     def asks(path: Path) -> list[str]:
         is_in_the_room = name_of(path).startswith("tp_flower/objectives/")
-        return [] if is_in_the_room else cases.findall(path.read_text("utf-8"))
+        return [] if is_in_the_room else cases.findall(text_of(path))
 
     assert offenders(asks) == {}
 
 
-def test_only_a_head_makes_scores_of_the_tables_vectors() -> None:
+def test_only_a_head_makes_scores_of_the_tables_vectors():
     """Others expand vectors to the joined rows, and let the head combine them."""
     # a model of a single table has no head
     elsewhere = ("tp_flower/heads/", "tp_flower/methods/personalised/")
@@ -259,26 +260,25 @@ def test_only_a_head_makes_scores_of_the_tables_vectors() -> None:
         is_page = name_of(path).startswith("strategies/report_page/")
         if is_page or name_of(path).startswith(elsewhere):
             return []
-        return sums.findall(path.read_text("utf-8"))
+        return sums.findall(text_of(path))
 
     assert offenders(adds) == {}
 
 
-def test_nobody_indexes_by_joined_row_outside_their_room() -> None:
+def test_nobody_indexes_by_joined_row_outside_their_room():
     """Vectors over joined rows are behind JoinedRows, and kernels compute on them."""
 
     def indexes(path: Path) -> bool:
         is_in_the_room = name_of(path).startswith("tp_flower/joins/")
-        text = path.read_text(encoding="utf-8")
-        return not is_in_the_room and bool(re.search(r"\brow_of\b", text))
+        return not is_in_the_room and bool(re.search(r"\brow_of\b", text_of(path)))
 
     assert offenders(indexes) == {}
 
     def divides(path: Path) -> list[str]:
         # columns of scores are divided among threads in metrics
         is_learning = name_of(path) in LEARNING_OVER_JOINS
-        text = path.read_text(encoding="utf-8")
-        return re.findall(r"\bin_threads\b|\bblocks(?:_of)?\b", text) * is_learning
+        divisions = re.compile(r"\bin_threads\b|\bblocks(?:_of)?\b")
+        return divisions.findall(text_of(path)) if is_learning else []
 
     assert offenders(divides) == {}
 
@@ -288,7 +288,7 @@ def test_tests_import_helpers_only():
     importers = {
         name_of(path)
         for path in TESTS
-        for module in imported_modules(path.read_text())
+        for module in imported_by(path)
         if re.match(r"tests\.(?!support)", module)
     }
     assert not importers

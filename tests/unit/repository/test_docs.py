@@ -18,7 +18,7 @@ from scripts.data.make_store import make_store
 from strategies import STRATEGIES
 from strategies.app import choose_sql
 from strategies.setup.joined_rows import encoder_choices
-from tests.support.files import ROOT
+from tests.support.files import ROOT, text_of
 from tp_flower.command_line import MODES, app, read_settings
 from tp_flower.query import Query, Unlabelled
 from tp_flower.reports.blocks import NOTES
@@ -36,13 +36,13 @@ by_page = pytest.mark.parametrize(
 
 def anchors(page: Path) -> set[str]:
     """Return the anchors of a page's headings, as GitHub makes them."""
-    heads = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    heads = re.findall(r"^#+ (.*)$", text_of(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
 @by_page
-def test_links_lead_to_a_page_and_a_heading_of_it(page: Path) -> None:
-    for target, anchor in LINK.findall(page.read_text(encoding="utf-8")):
+def test_links_lead_to_a_page_and_a_heading_of_it(page):
+    for target, anchor in LINK.findall(text_of(page)):
         path = page.parent / target
         assert path.exists(), f"{page.name} links to {target}"
         assert not anchor or anchor in anchors(path), f"{target}#{anchor}"
@@ -51,23 +51,21 @@ def test_links_lead_to_a_page_and_a_heading_of_it(page: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "most"), [("README.md", 14_000), ("PRIVACY.md", 15_000)]
 )
-def test_a_page_is_read_in_a_few_minutes(page: str, most: int) -> None:
+def test_a_page_is_read_in_a_few_minutes(page, most):
     assert (ROOT / page).stat().st_size <= most
 
 
 @pytest.fixture(scope="module")
 def schemas():
     tables = {
-        t: duckdb.read_parquet(str(min(f.values())))
-        for t, f in flights_tables().items()
-    }
-    tables |= {
         table: duckdb.from_df(shards[0])
         for table, shards in make_store(9, 9, 9).items()
     }
+    for table, files in flights_tables().items():
+        tables[table] = duckdb.read_parquet(str(min(files.values())))
     return {
-        k: dict(zip(t.columns, map(str, t.types), strict=True))
-        for k, t in tables.items()
+        name: dict(zip(table.columns, map(str, table.types), strict=True))
+        for name, table in tables.items()
     }
 
 
@@ -76,12 +74,9 @@ def test_code_is_read_by_the_program_that_it_is_for(
     page, schemas, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("PLANES_URI", "postgresql://reader@db.example.org/fleet")
-    whole = page.read_text(encoding="utf-8").replace("\\\n", "")
-    folders = [
-        ROOT,
-        page.parent,
-        *(ROOT / f for f in re.findall(r"\b(?:cd|cp -r) (\S+)", whole)),
-    ]
+    whole = text_of(page).replace("\\\n", "")
+    entered = re.findall(r"\b(?:cd|cp -r) (\S+)", whole)
+    folders = [ROOT, page.parent, *(ROOT / folder for folder in entered)]
     # policies
     for language, text in sorted(BLOCK.findall(whole), key=lambda b: b[0] != "toml"):
         if language == "toml":
@@ -96,9 +91,8 @@ def test_code_is_read_by_the_program_that_it_is_for(
             compile(text, page, "exec")
             exec("\n".join(re.findall(r"^(?:from|import) .*", text, re.MULTILINE)))
         else:
-            assert re.match(
-                r"text$|\{(code-cell|toctree|eval-rst|literalinclude)", language
-            ), text
+            other = r"text$|\{(code-cell|toctree|eval-rst|literalinclude)"
+            assert re.match(other, language), text
 
 
 def check_toml(text, file, schemas):
@@ -108,30 +102,28 @@ def check_toml(text, file, schemas):
         check_settings(read_settings(file, (), mode=mode), schemas)
         return schemas
     sources = read_tables_file(str(file))
-    assert all(
-        duckdb.sql(f"SELECT NULL::{kind}") for s in sources for kind in s.types.values()
-    )
+    for source in sources:
+        for kind in source.types.values():
+            assert duckdb.sql(f"SELECT NULL::{kind}")
     return {s.table: dict.fromkeys(s.policy.named, "DOUBLE") for s in sources} | schemas
 
 
 def check_settings(settings, schemas):
-    method, row_key = STRATEGIES[settings.method_name], settings.row_key
-    query = Query.from_sql(
-        choose_sql(settings), needs_label=method.method_type.has_label and not row_key
-    )
+    method = STRATEGIES[settings.method_name]
+    row_key = settings.row_key
+    needs_label = method.method_type.has_label and not row_key
+    query = Query.from_sql(choose_sql(settings), needs_label=needs_label)
     if row_key:
         query.bind(schemas, Unlabelled(row_key=tuple(row_key.split(", "))))
     else:
-        encoder_choices(
-            method(query, settings.with_fields(boost_from="")).bind(schemas), settings
-        )
+        bound = method(query, settings.with_fields(boost_from="")).bind(schemas)
+        encoder_choices(bound, settings)
 
 
 def commands(script):
     """Yield the words of each command, also of another user or in a container."""
-    for line in re.sub(
-        r"(runuser|docker) .*? (--|superlink) ", "", script
-    ).splitlines():
+    script = re.sub(r"(runuser|docker) .*? (--|superlink) ", "", script)
+    for line in script.splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
         groups = groupby(lexer, set("();<>|&").issuperset)
@@ -142,42 +134,37 @@ def check_command(program, arguments, folders, schemas):
     paths = {
         word: [f / word for f in folders if (f / word).exists()] for word in arguments
     }
-    assert all(
-        paths[word] for word in arguments if re.match("(scripts|tests|examples)/", word)
-    )
+    for word, found in paths.items():
+        assert found or not re.match("(scripts|tests|examples)/", word), word
     if program == "tp-flower":
         name, options = parsed(get_command(app), arguments)
         if name in MODES:
-            check_settings(
-                read_settings(None, options["overrides"], mode=name), schemas
-            )
+            settings = read_settings(None, options["overrides"], mode=name)
+            check_settings(settings, schemas)
     elif program == "flwr":
-        texts = (
-            parsed(typer_click_object, arguments)[1].get("run_config_overrides") or ()
-        )
+        _, options = parsed(typer_click_object, arguments)
+        texts = options.get("run_config_overrides") or ()
         values = parse_config_args([text for text in texts if "=" in text])
         check_settings(read_settings(None, (), **values), schemas)
     elif program in ("python", "bash"):
-        script, line = (
-            paths[arguments[0]][0].read_text(encoding="utf-8"),
-            " ".join(arguments),
-        )
-        assert all(
-            re.search(rf"{o}\b", script) for o in re.findall(r" (--[a-z-]+)", line)
-        ), line
+        script = text_of(paths[arguments[0]][0])
+        line = " ".join(arguments)
+        for option in re.findall(r" (--[a-z-]+)", line):
+            assert re.search(rf"{option}\b", script), line
 
 
 def parsed(command, arguments):
     while hasattr(command, "commands"):
-        command, arguments = command.commands[arguments[0]], arguments[1:]
+        command = command.commands[arguments[0]]
+        arguments = arguments[1:]
     return command.name, command.make_context(command.name, arguments).params
 
 
-def test_outputs_that_pages_quote_have_no_epsilon_of_features_beside_scores() -> None:
+def test_outputs_that_pages_quote_have_no_epsilon_of_features_beside_scores():
     """Tables of epsilons are as the program prints them, with their notes."""
     tables = 0
     for page in PAGES:
-        for _, text in BLOCK.findall(page.read_text(encoding="utf-8")):
+        for _, text in BLOCK.findall(text_of(page)):
             _, is_there, after = text.partition("  table at site ")
             if not is_there:
                 continue

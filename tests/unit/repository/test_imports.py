@@ -6,10 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
+from numpy.testing import assert_array_equal
 
 from client_apps.app import app, handler_of, places
 from strategies import Personalised, TablePuppetADMM, TablePuppetSGD
@@ -46,16 +46,36 @@ content = recorddict_to_proto(reply.content).SerializeToString().hex()
 Path(sys.argv[2]).write_text(json.dumps({"imported": imported, "reply": content}))
 """
 HEAVY = {
-    *("duckdb", "jinja2", "matplotlib", "opacus", "pandas", "psycopg", "pyarrow"),
-    *("pymysql", "ray", "rich", "safetensors", "scipy", "sklearn", "sqlalchemy"),
-    *("sqlglot", "torch"),
+    "duckdb",
+    "jinja2",
+    "matplotlib",
+    "opacus",
+    "pandas",
+    "psycopg",
+    "pyarrow",
+    "pymysql",
+    "ray",
+    "rich",
+    "safetensors",
+    "scipy",
+    "sklearn",
+    "sqlalchemy",
+    "sqlglot",
+    "torch",
 }
 OURS = {
-    *("client_apps.privacy.guard", "client_apps.training.prepare"),
-    *("client_apps.handlers.setup", "client_apps.data.saved_models"),
-    *("client_apps.data.tables", "tp_flower.sources.databases"),
-    *("scripts.data", "tp_flower.features.encoder", "tp_flower.settings"),
-    *("tp_flower.extraction", "tp_flower.query", "tp_flower.sources.shards"),
+    "client_apps.privacy.guard",
+    "client_apps.training.prepare",
+    "client_apps.handlers.setup",
+    "client_apps.data.saved_models",
+    "client_apps.data.tables",
+    "tp_flower.sources.databases",
+    "scripts.data",
+    "tp_flower.features.encoder",
+    "tp_flower.settings",
+    "tp_flower.extraction",
+    "tp_flower.query",
+    "tp_flower.sources.shards",
 }
 
 
@@ -65,7 +85,8 @@ class _OtherProcess(InProcessGrid):
     def __init__(self, action: Action, folder: Path) -> None:
         sites = {name: {name: frame} for name, frame in store().items()}
         super().__init__(app, sites, state=folder / "state")
-        self.action, self.folder = action, folder
+        self.action = action
+        self.folder = folder
         self.imported: set[str] = set()
 
     def _deliver(self, message):
@@ -87,7 +108,8 @@ class _OtherProcess(InProcessGrid):
             "request": _hex(message.content),
             "state": _hex(context.state),
         }
-        request, reply = self.folder / "request.json", self.folder / "reply.json"
+        request = self.folder / "request.json"
+        reply = self.folder / "reply.json"
         request.write_text(json.dumps(sent))
         command = [sys.executable, "-c", PROCESS, str(request), str(reply)]
         subprocess.run(command, cwd=ROOT, check=True, env={"PYTHONPATH": str(ROOT)})
@@ -112,15 +134,17 @@ def _hex(record) -> str:
 )
 def test_a_round_of_training_imports_nothing_heavy(method, action, handler, tmp_path):
     grid = _OtherProcess(action, tmp_path)
-    sql, settings = store_sql("squared"), {}
+    sql = store_sql("squared")
+    settings = {}
     if method is Personalised:
         sql = "SELECT qty AS label, day FROM orders"
         settings = {"graph": "data"}
     train(grid, sql, method, num_epochs=1, **settings)
-    elsewhere, here = grid.elsewhere.arrays, grid.here.arrays
+    elsewhere = grid.elsewhere.arrays
+    here = grid.here.arrays
     assert elsewhere
     for key in {*elsewhere, *here}:
-        np.testing.assert_array_equal(elsewhere[key], here[key])
+        assert_array_equal(elsewhere[key], here[key])
     assert f"client_apps.methods.{handler}" in grid.imported
     assert not {name.split(".")[0] for name in grid.imported} & HEAVY
     assert not grid.imported & OURS

@@ -25,11 +25,9 @@ def sites(layout):
     (orders,), (items,), customers = map(frames.get, ("orders", "items", "customers"))
     if layout == "whole":
         both = pd.concat(customers, ignore_index=True)
-        return {
-            "shop": {"orders": orders},
-            "maker": {"items": items},
-            "crm": {"customers": both},
-        }
+        shop = {"orders": orders}
+        maker = {"items": items}
+        return {"shop": shop, "maker": maker, "crm": {"customers": both}}
     cut = orders.iloc[:100], orders.iloc[100:400], orders.iloc[400:]
     return {
         # one site of several tables, and of several shards of one
@@ -43,24 +41,27 @@ def sites(layout):
 SGD = {"strategy": "sgd"}
 LARGE = {"batch_size": 60}
 CORESET = {"coreset_size": 150, "coreset_kind": "uniform"}
-CONSENSUS = {"lou": "consensus"}
-MLP = {"model": "mlp"}
-MIXED = {"models": (("c", "mlp"),)}
 TOLERANCE = {"tolerance": 1e-12}
-STATISTICS = {"privacy": PrivacySettings(features="statistics")}
-GRADIENTS = SGD | LARGE | {"privacy": PrivacySettings(features="dp-sgd")}
 ADMM = {"strategy": "admm"}
 CG = {"strategy": "cg", "tolerance": 1e-9}
 BOOST = {"strategy": "boost", "trees_per_round": 1}
 WAYS = {
     "admm": ("whole", STORE_SQL, ADMM),
     "admm-gram": ("sharded", STORE_SQL, ADMM),
-    "admm-consensus": ("sharded", STORE_SQL, CONSENSUS),
+    "admm-consensus": ("sharded", STORE_SQL, {"lou": "consensus"}),
     "admm-softmax": ("sharded", SOFTMAX, ADMM),
-    "admm-mlp": ("whole", STORE_SQL, MLP | {"local_epochs": 1}),
-    "admm-mixed": ("sharded", STORE_SQL, MIXED | {"local_epochs": 1}),
+    "admm-mlp": ("whole", STORE_SQL, {"model": "mlp", "local_epochs": 1}),
+    "admm-mixed": (
+        "sharded",
+        STORE_SQL,
+        {"models": (("c", "mlp"),), "local_epochs": 1},
+    ),
     "admm-left": ("sharded", LEFT, ADMM),
-    "admm-statistics": ("sharded", STORE_SQL, STATISTICS),
+    "admm-statistics": (
+        "sharded",
+        STORE_SQL,
+        {"privacy": PrivacySettings(features="statistics")},
+    ),
     "admm-tolerance": ("whole", STORE_SQL, ADMM | TOLERANCE),
     "cg": ("whole", STORE_SQL, CG),
     "cg-gram": ("sharded", SOFTMAX, CG),
@@ -71,7 +72,11 @@ WAYS = {
     "sgd-sharded": ("sharded", STORE_CLASSIFICATION_SQL, SGD),
     "sgd-left": ("sharded", LEFT, SGD | LARGE),
     "sgd-tolerance": ("sharded", STORE_CLASSIFICATION_SQL, SGD | TOLERANCE | LARGE),
-    "sgd-private": ("sharded", STORE_SQL, GRADIENTS),
+    "sgd-private": (
+        "sharded",
+        STORE_SQL,
+        SGD | LARGE | {"privacy": PrivacySettings(features="dp-sgd")},
+    ),
     "sgd-softmax": ("sharded", SOFTMAX, SGD | LARGE),
     "gd": ("whole", STORE_SQL, {"strategy": "gd"}),
     "coreset": ("sharded", STORE_SQL, ADMM | CORESET),
@@ -89,9 +94,8 @@ def explained(layout, sql, **how) -> dict:
 
 def sent(rounds) -> Traffic:
     up = sum(sum(item.bytes_up.values()) for item in rounds)
-    return Traffic(
-        len(rounds), up, sum(sum(item.bytes_down.values()) for item in rounds)
-    )
+    down = sum(sum(item.bytes_down.values()) for item in rounds)
+    return Traffic(len(rounds), up, down)
 
 
 @pytest.mark.cases(
@@ -119,11 +123,8 @@ def test_predictions_match_what_training_reports(way):
         for epoch in range(1, last + 1)
     ]
     set_up = sum(not item.epoch for item in history)
-    assert cost["rounds"] == {
-        "set-up": set_up,
-        "epoch": epochs[0].rounds,
-        "run": len(history),
-    }
+    rounds = {"set-up": set_up, "epoch": epochs[0].rounds, "run": len(history)}
+    assert cost["rounds"] == rounds
     # the batches of SGD are as expected only; all else is counted, to the byte
     within = WITHIN if is_sgd else 0.0
     # sums of Gram matrices are set-up, and come with the first epoch
@@ -138,9 +139,8 @@ def test_trees_that_shards_show_each_other_are_predicted_at_most(lou):
     how = BOOST | {"num_epochs": 2, "lou": lou, "leaves": 4}
     most = explained("sharded", STORE_SQL, **how)
     least = explained("sharded", STORE_SQL, **how | {"lou": "local"})
-    actual = sent(
-        [r for r in trained("sharded", STORE_SQL, **how).history if r.epoch == 1]
-    )
+    history = trained("sharded", STORE_SQL, **how).history
+    actual = sent([item for item in history if item.epoch == 1])
     assert most["rounds"]["epoch"] == actual.rounds == 2
     for way, count in (("up", actual.up), ("down", actual.down)):
         assert least["bytes"][way] <= count <= most["bytes"][way]

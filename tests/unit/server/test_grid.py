@@ -25,7 +25,8 @@ class Echo:
     """A grid of apps that answer with their node's number and count their messages."""
 
     def __init__(self, sites, **how):
-        self.received, self.observed = [], []
+        self.received = []
+        self.observed = []
         app = ClientApp()
 
         @app.query("echo")
@@ -55,9 +56,8 @@ class Echo:
 
 @pytest.fixture
 def two():
-    return Echo(
-        {"us": {"t": FRAME}, "uk": {"t": [FRAME, FRAME]}}, run_config={"seed": 3}
-    )
+    sites = {"us": {"t": FRAME}, "uk": {"t": [FRAME, FRAME]}}
+    return Echo(sites, run_config={"seed": 3})
 
 
 def test_every_site_answers_for_itself_with_its_tables_and_keeps_its_state(two):
@@ -84,7 +84,8 @@ def test_messages_are_serialised_and_replies_name_their_sender_and_message(two):
     assert incoming.content["c"]["k"] == [1, 2]
     (reply,) = two.grid.pull_messages([identifier])
     metadata = reply.metadata
-    assert (metadata.reply_to_message_id, metadata.src_node_id) == (identifier, node)
+    assert metadata.reply_to_message_id == identifier
+    assert metadata.src_node_id == node
     assert metadata.group_id == "7"
     # each reply is pulled once
     assert list(two.grid.pull_messages([identifier])) == []
@@ -128,9 +129,8 @@ def test_flowers_fedavg_runs_on_it():
         (array,) = message.content["arrays"].to_numpy_ndarrays()
         new = ArrayRecord([array + 1.0 + number])
         metrics = MetricRecord({"num-examples": 1 + 2 * number})
-        return Message(
-            RecordDict({"arrays": new, "metrics": metrics}), reply_to=message
-        )
+        answer = RecordDict({"arrays": new, "metrics": metrics})
+        return Message(answer, reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, _context: Context) -> Message:

@@ -24,9 +24,9 @@ SOURCES = ("pinned", "agreed")
 PAIRS = list(permutations(SOURCES, 2))
 NOBODY = f"nobody {'ab' * 32}"
 BY_OTHERS = "may be read or changed by others"
-NODES = {"public_keys": {}, "site_keys": {}, "groups": {}}
+NOBODY_KEYS = {"public_keys": {}, "site_keys": {}}
 NOTHING_PROPOSED = Proposal(query="", parts={}, joins=[], outer=[], settings={})
-NOTHING = {**NODES, "simulated": False, "seed": 0}
+NOTHING = {**NOBODY_KEYS, "groups": {}, "simulated": False, "seed": 0}
 OTHERS = {"2": "ab" * 32, "3": "ab" * 32}
 
 
@@ -135,7 +135,7 @@ def test_sites_that_are_not_set_up_are_refused_at_first(make, source, change, ma
         assert str(folder) not in str(caught.value)
 
 
-@pytest.mark.parametrize(("left_out", "match"), CASES["left_out"])
+@CASES.each("left_out", "left_out", "match")
 def test_leader_and_member_trust_pinned_keys_only(tmp_path, left_out, match):
     grid = KeyedGrid(tmp_path, AB).pin(tuple(left_out))
     with pytest.raises(SiteError, match=match.format(grid.public_key("b")[:16])):
@@ -161,16 +161,19 @@ def test_pinned_leader_makes_no_simulated_secret(make):
     grid = make("pinned")
     # the leader's data are of this process, the server says that all are
     grid.contexts[2].node_config["tables"] = ""
-    pair, site = site_of(grid, "b"), site_of(grid, "a")
+    pair = site_of(grid, "b")
+    site = site_of(grid, "a")
     assert site.is_simulated
-    member, leader = keys.key_fields(pair), keys.key_fields(site)
+    member = keys.key_fields(pair)
+    leader = keys.key_fields(site)
     both = {
         f"{name}s": {"2": leader[name], "3": member[name]}
         for name in ("public_key", "site_key")
     }
     members = ["2", "3"]
-    kind = {"simulated": True, "seed": 0}
-    request = SealRequest(keys="pinned", groups={"run": members}, **both, **kind)
+    request = SealRequest(
+        keys="pinned", groups={"run": members}, **both, simulated=True, seed=0
+    )
     text = keys.seal(site, request).sealed["run"]["3"]
     sealed = {"run": SealedSecret(members=members, text=text)}
     request = ExtractRequest(
@@ -187,9 +190,8 @@ def test_server_does_not_choose_the_source(make, source, named):
     match = f"takes the key of a run's hashes from '{source}', and the server asks"
     with pytest.raises(SiteError, match=f"{match} for '{named}'"):
         keys.seal(site, SealRequest(keys=named, **NOTHING))
-    nobody = {"public_keys": {}, "site_keys": {}}
     request = ExtractRequest(
-        keys=named, **nobody, sealed={}, proposal=NOTHING_PROPOSED, parts={}
+        keys=named, **NOBODY_KEYS, sealed={}, proposal=NOTHING_PROPOSED, parts={}
     )
     with pytest.raises(SiteError, match=f"{match} for '{named}'"):
         keys.take_secrets(site, request)

@@ -15,7 +15,8 @@ from tp_flower.model_names import ModelVersion, versions_in
 from tp_flower.query.fragment import Feature, Fragment
 from tp_flower.settings import Settings
 
-FIRST, SECOND = "20261122-001500-3f9a", "20261123-001500-00aa"
+FIRST = "20261122-001500-3f9a"
+SECOND = "20261123-001500-00aa"
 
 
 def operator(home, *arguments, command=printed_by, **how):
@@ -37,13 +38,12 @@ def row_of(text, start):
 @pytest.fixture
 def home(tmp_path):
     for version, l2 in ((FIRST, 0.01), (SECOND, 0.5)):
-        settings = Settings(
-            strategy="admm", l2=l2, output_dir=f"/runs/{version}"
-        ).to_dict()
-        manifest = small_manifest(
-            version=version, settings=settings, test={"auc": 0.5 + l2, "log_loss": 1.0}
+        settings = Settings(strategy="admm", l2=l2, output_dir=f"/runs/{version}")
+        metrics = {"auc": 0.5 + l2, "log_loss": 1.0}
+        write_manifest(
+            tmp_path,
+            small_manifest(test=metrics, version=version, settings=settings.to_dict()),
         )
-        write_manifest(tmp_path, manifest)
     return tmp_path
 
 

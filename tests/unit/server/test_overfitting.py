@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from numpy.random import default_rng
 
 from strategies.training.overfitting import LEAST_ROWS, rise_of
 
 
 def test_a_rise_is_beyond_one_deviation_of_the_mean_difference():
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     rises = 0
     for _ in range(2000):
         earlier = rng.gamma(1.0, size=100)
@@ -18,7 +19,7 @@ def test_a_rise_is_beyond_one_deviation_of_the_mean_difference():
 
 @pytest.mark.parametrize("rise", [0.01, 0.1, 1.0])
 def test_a_rise_is_that_of_the_mean_losses(rise):
-    rng = np.random.default_rng(1)
+    rng = default_rng(1)
     earlier = rng.gamma(1.0, size=5000)
     last = earlier * (1.0 + rise) + 0.1 * rise * rng.normal(size=5000)
     assert rise_of(earlier, last) == pytest.approx(last.mean() / earlier.mean() - 1.0)

@@ -23,7 +23,8 @@ class Failing(InProcessGrid):
 
     def __init__(self, kind: str) -> None:
         super().__init__(app, SITES)
-        self.kind, self.has_failed = kind, False
+        self.kind = kind
+        self.has_failed = False
 
     def _deliver(self, message):
         if message.metadata.message_type == TRAIN_ADMM and not self.has_failed:
@@ -44,7 +45,8 @@ def test_a_run_is_told_from_start_to_end(caplog):
         line for line in lines if line["run"] == strategy.session.run[:SHOWN_DIGITS]
     ]
     start, finish = (line for line in lines if line["level"] != "DEBUG")
-    assert (start["event"], finish["event"]) == ("start", "finish")
+    assert start["event"] == "start"
+    assert finish["event"] == "finish"
     assert start["strategy"] == "TablePuppetADMM"
     assert start["sites"] == f"{FORGED},shop"
     assert finish["rounds"] == str(len(strategy.history))

@@ -8,17 +8,19 @@ from tests.support.files import case_table
 from tp_flower.errors import SettingsError
 from tp_flower.settings import Settings, keys
 
+CASES = case_table(__file__)
 
-@pytest.mark.parametrize(("config", "message"), case_table(__file__)["refused"])
-def test_what_cannot_be_used_is_refused(config: dict, message: str) -> None:
+
+@CASES.each("refused", "config", "message")
+def test_what_cannot_be_used_is_refused(config, message):
     with pytest.raises(
         SettingsError, match=re.escape(message).replace(r"\.\.\.", ".*")
     ):
         Settings.from_run_config(config)
 
 
-@pytest.mark.parametrize("config", case_table(__file__)["not-with-importance"])
-def test_importance_makes_other_noise_void(config: dict) -> None:
+@CASES.each("not-with-importance", "config")
+def test_importance_makes_other_noise_void(config):
     drawn = {**config, "coreset-size": 10}
     message = f"'importance' does not go with {next(iter(config))}: .* use 'uniform'"
     with pytest.raises(SettingsError, match=message):
@@ -28,7 +30,7 @@ def test_importance_makes_other_noise_void(config: dict) -> None:
     Settings.from_run_config(config)
 
 
-def test_all_problems_are_named_at_once_and_a_wrong_key_with_all_right_ones() -> None:
+def test_all_problems_are_named_at_once_and_a_wrong_key_with_all_right_ones():
     wrong = {"num-epoch": 1, "l2": "x", "hidden-sizes": "a", "privacy.epsilon": -1}
     with pytest.raises(SettingsError, match=r"^4 settings are not usable") as caught:
         Settings.from_run_config(wrong)
@@ -41,7 +43,7 @@ def test_all_problems_are_named_at_once_and_a_wrong_key_with_all_right_ones() ->
     assert all(key in str(caught.value) for key in keys())
 
 
-def test_python_callers_are_checked_too() -> None:
+def test_python_callers_are_checked_too():
     with pytest.raises(SettingsError, match=r"^1 setting is not usable:\n  - seed"):
         Settings(seed=-1)
     with pytest.raises(SettingsError, match="is not a PrivacySettings"):

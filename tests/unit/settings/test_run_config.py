@@ -26,45 +26,48 @@ month = "cyclic(12)"
 """
 
 
-@pytest.mark.parametrize(("text", "key", "value"), CASES["overrides"])
-def test_a_value_is_toml_or_a_word(text: str, key: str, value: object) -> None:
+@CASES.each("overrides", "text", "key", "value")
+def test_a_value_is_toml_or_a_word(text, key, value):
     assert read_override(text) == (key, value)
     assert type(read_override(text)[1]) is type(value)
 
 
-def test_single_settings_win_over_those_of_the_file(tmp_path: Path) -> None:
+def test_single_settings_win_over_those_of_the_file(tmp_path):
     file = tmp_path / "my-run.toml"
     file.write_text(FILE)
     overrides = [
         "l2=1e-3",
+        "task=regression",
         "privacy.labels=laplace",
         "privacy.label-epsilon=2.0",
-        "task=regression",
+        "privacy.label-range=0, 9",
     ]
-    config = read_run_config(file, [*overrides, "privacy.label-range=0, 9"])
+    config = read_run_config(file, overrides)
     settings = Settings.from_run_config(config)
-    assert (settings.l2, settings.seed, settings.task) == (0.001, 3, "regression")
-    assert (settings.privacy.labels, settings.privacy.label_epsilon) == ("laplace", 2.0)
+    assert settings.l2 == 0.001
+    assert settings.seed == 3
+    assert settings.task == "regression"
+    assert settings.privacy.labels == "laplace"
+    assert settings.privacy.label_epsilon == 2.0
     assert settings.encoders == (("f", "month", "cyclic(12)"),)
 
 
-def test_relative_tables_start_where_they_are_written(
-    tmp_path: Path, monkeypatch
-) -> None:
+def test_relative_tables_start_where_they_are_written(tmp_path, monkeypatch):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "my-run.toml").write_text('tables = "tables.toml"')
     monkeypatch.chdir(tmp_path)
     file = Path("runs/my-run.toml")
-    assert read_run_config(file)["tables"] == str(tmp_path / "runs" / "tables.toml")
-    assert read_run_config(file, ["tables=t.toml"])["tables"] == str(
-        tmp_path / "t.toml"
-    )
-    assert read_run_config(file, ["tables=/a/t.toml"])["tables"] == "/a/t.toml"
-    assert read_run_config(file, ["tables="])["tables"] == ""
+    for overrides, tables in (
+        ([], f"{tmp_path}/runs/tables.toml"),
+        (["tables=t.toml"], f"{tmp_path}/t.toml"),
+        (["tables=/a/t.toml"], "/a/t.toml"),
+        (["tables="], ""),
+    ):
+        assert read_run_config(file, overrides)["tables"] == tables
 
 
-@pytest.mark.parametrize(("text", "overrides", "message"), CASES["refused"])
-def test_refused(text: str, overrides: list[str], message: str, tmp_path: Path) -> None:
+@CASES.each("refused", "text", "overrides", "message")
+def test_refused(text, overrides, message, tmp_path):
     file = tmp_path / "my-run.toml"
     if text != "none":
         file.write_text(text)
@@ -73,15 +76,9 @@ def test_refused(text: str, overrides: list[str], message: str, tmp_path: Path) 
     assert re.search(message, str(refusal.value))
 
 
-def test_keywords_are_the_settings_of_a_file(tmp_path: Path) -> None:
-    config = config_of_keywords(
-        {
-            "hidden_sizes": [32, 8],
-            "privacy_scores": "clear",
-            "output_dir": tmp_path,
-            "l2": 0.1,
-        }
-    )
+def test_keywords_are_the_settings_of_a_file(tmp_path):
+    keywords = {"hidden_sizes": [32, 8], "privacy_scores": "clear", "l2": 0.1}
+    config = config_of_keywords({**keywords, "output_dir": tmp_path})
     settings = Settings.from_run_config(config)
     assert settings.hidden_sizes == (32, 8)
     assert settings.privacy.scores == "clear"
@@ -91,7 +88,7 @@ def test_keywords_are_the_settings_of_a_file(tmp_path: Path) -> None:
     assert config_of_keywords(keywords) == {key: key for key in keys()}
 
 
-def test_an_unknown_keyword_is_refused_with_the_closest_setting() -> None:
+def test_an_unknown_keyword_is_refused_with_the_closest_setting():
     for keywords, hint in (
         ({"num_epoch": 3}, "num-epochs"),
         ({"privacy_scorez": "clear"}, "privacy.scores"),

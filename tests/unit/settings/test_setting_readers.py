@@ -10,7 +10,7 @@ import pytest
 
 import tp_flower.settings
 from tests.support.federated import store, store_sql, train, whole
-from tests.support.files import ROOT
+from tests.support.files import ROOT, text_of
 from tp_flower.errors import SettingsError
 from tp_flower.methods.method import METHODS
 from tp_flower.settings import Settings, all_settings, groups, is_read
@@ -44,10 +44,18 @@ SENT_ALONG = {
     "moments": {"coreset_size", "row_weight"},
 }
 """By strategy, what its requests hold or its set-up looks at, and nothing uses."""
-NOT_IN_A_PLAIN_RUN = {"sql", "tables", "track", "progress"}
-NOT_IN_A_PLAIN_RUN |= {"wait_seconds", "channel", "session_seconds"}
+NOT_IN_A_PLAIN_RUN = {
+    "sql",
+    "tables",
+    "track",
+    "progress",
+    "wait_seconds",
+    "channel",
+    "session_seconds",
+}
 """Read by the app, or by the transport between processes."""
-CORESETS, NO_MODEL = {"coreset_kind"}, {"hidden_sizes", "loss", "test_fraction"}
+CORESETS = {"coreset_kind"}
+NO_MODEL = {"hidden_sizes", "loss", "test_fraction"}
 OF_OTHER_RUNS = {
     "admm": CORESETS,
     "boost": CORESETS,
@@ -80,7 +88,8 @@ def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 def run_of(strategy: str) -> None:
-    sql, sites = store_sql("squared"), [whole(store())]
+    sql = store_sql("squared")
+    sites = [whole(store())]
     fields: dict[str, object] = {"num_epochs": 1, "device": "cpu"}
     if strategy == "coreset-kmeans":
         sql = sql.replace("o.qty AS label, ", "")
@@ -95,7 +104,7 @@ def run_of(strategy: str) -> None:
 def test_every_setting_is_read_somewhere():
     modules = (path for top in PACKAGES for path in (ROOT / top).rglob("*.py"))
     outside = [path for path in modules if not str(path).startswith(PACKAGE)]
-    nodes = (node for path in outside for node in ast.walk(ast.parse(path.read_text())))
+    nodes = (node for path in outside for node in ast.walk(ast.parse(text_of(path))))
     members = (node for node in nodes if isinstance(node, ast.Attribute))
     owner = re.compile(r"(settings|privacy|values|of\(\w+\))$")
     read = {node.attr for node in members if owner.search(ast.unparse(node.value))}
@@ -126,12 +135,10 @@ def test_a_setting_that_a_strategy_does_not_read_is_refused_or_ignored(strategy)
         is_plain = item.type in (int, float) and not item.key.startswith("privacy.")
         if not is_plain or is_read(item, strategy, "train"):
             continue
-        config = {
-            "strategy": strategy,
-            item.key: item.default + 1 + (item.key == "leaves"),
-        }
+        value = item.default + 1 + (item.key == "leaves")
         if item.key in ("tree-rate", "validation-fraction", "sample"):
-            config[item.key] = 0.5
+            value = 0.5
+        config = {"strategy": strategy, item.key: value}
         if item.readers.refusal:
             with pytest.raises(SettingsError, match=rf"{item.key}: .*{strategy}"):
                 Settings.from_run_config(config)

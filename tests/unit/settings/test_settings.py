@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.files import ROOT
+from tests.support.files import ROOT, text_of
 from tp_flower.errors import SettingsError
 from tp_flower.methods.method import METHODS
 from tp_flower.settings import PrivacySettings, Settings, all_settings, groups, keys
@@ -19,11 +19,10 @@ CHOICES = {
     for item in declared(group)
     if isinstance(item.allowed, OneOf)
 }
-PYPROJECT = ROOT / "pyproject.toml"
 
 
 def shipped_config() -> dict[str, object]:
-    content = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))
+    content = tomllib.loads(text_of(ROOT / "pyproject.toml"))
     config: dict[str, object] = content["tool"]["flwr"]["app"]["config"]
     groups = {key: v for key, v in config.items() if isinstance(v, dict)}
     # as Flower flattens it
@@ -33,7 +32,7 @@ def shipped_config() -> dict[str, object]:
     return {key: v for key, v in config.items() if key not in groups} | nested
 
 
-def test_pyproject_and_settings_have_the_same_keys_and_defaults() -> None:
+def test_pyproject_and_settings_have_the_same_keys_and_defaults():
     assert shipped_config() == Settings().to_dict(), "run scripts/render_pages.py"
     assert list(shipped_config()) == list(keys())
     # `1` for a float default would make Flower show users an int
@@ -41,20 +40,28 @@ def test_pyproject_and_settings_have_the_same_keys_and_defaults() -> None:
     assert types == {key: type(value) for key, value in Settings().to_dict().items()}
 
 
-def test_a_resumed_run_waits_and_logs_otherwise_and_computes_the_same() -> None:
+def test_a_resumed_run_waits_and_logs_otherwise_and_computes_the_same():
     assert {item.key for item in all_settings() if item.may_change} == {
-        *("resume", "tables", "site-timeout", "on-missing", "min-sites"),
-        *("wait-seconds", "progress", "track", "channel", "session-seconds"),
+        "resume",
+        "tables",
+        "site-timeout",
+        "on-missing",
+        "min-sites",
+        "wait-seconds",
+        "progress",
+        "track",
+        "channel",
+        "session-seconds",
     }
 
 
-def test_every_setting_is_described() -> None:
+def test_every_setting_is_described():
     for item in all_settings():
         assert len(item.doc) > 20, item
         assert item.doc.endswith("."), item
 
 
-def test_int_is_stored_as_float_where_a_float_is_meant() -> None:
+def test_int_is_stored_as_float_where_a_float_is_meant():
     assert Settings.from_run_config({}) == Settings()
     settings = Settings.from_run_config({"l2": 1})
     assert settings.l2 == 1.0
@@ -63,7 +70,7 @@ def test_int_is_stored_as_float_where_a_float_is_meant() -> None:
         settings.seed = 3  # type: ignore[misc]
 
 
-def test_epochs_and_rows_of_a_coreset_follow_the_strategy() -> None:
+def test_epochs_and_rows_of_a_coreset_follow_the_strategy():
     for strategy, epochs, few in (("admm", 100, 12), ("sgd", 30, 10)):
         assert Settings(strategy=strategy).epochs == epochs
         assert Settings(strategy=strategy, coreset_size=50).epochs == few
@@ -72,7 +79,7 @@ def test_epochs_and_rows_of_a_coreset_follow_the_strategy() -> None:
     assert Settings(coreset_size=7).training_sample == 7
 
 
-def test_texts_are_read_as_lists_by_table_and_column() -> None:
+def test_texts_are_read_as_lists_by_table_and_column():
     for text, sizes in (("32,8", (32, 8)), ("32, 8", (32, 8)), (32, (32,))):
         assert Settings.from_run_config({"hidden-sizes": text}).hidden_sizes == sizes
     settings = Settings.from_run_config(
@@ -102,14 +109,20 @@ def test_texts_are_read_as_lists_by_table_and_column() -> None:
     seed=st.integers(0, 2**63 - 1),
 )
 def test_to_dict_is_read_back(strategy, hidden_sizes, alias, column, l2, seed):
-    how = {"strategy": strategy, "hidden_sizes": hidden_sizes, "l2": l2, "seed": seed}
     encoders = ((alias, column, "cyclic(12) missing=zero"),)
-    settings = Settings(models=((alias, "mlp"),), encoders=encoders, **how)
+    settings = Settings(
+        models=((alias, "mlp"),),
+        encoders=encoders,
+        strategy=strategy,
+        hidden_sizes=hidden_sizes,
+        l2=l2,
+        seed=seed,
+    )
     assert Settings.from_run_config(settings.to_dict()) == settings
 
 
 @pytest.mark.parametrize("key", sorted(CHOICES))
-def test_every_choice_is_accepted_and_others_are_not(key: str) -> None:
+def test_every_choice_is_accepted_and_others_are_not(key):
     needs = {"mean": {"mode": "predict"}}
     needs |= {s: {"strategy": n} for n, m in METHODS.items() for s in m.solvers}
     needs |= {choice: {"strategy": "boost"} for choice in ("local", "bagged", "pooled")}
@@ -121,7 +134,7 @@ def test_every_choice_is_accepted_and_others_are_not(key: str) -> None:
         Settings.from_run_config({key: "other"})
 
 
-def test_settings_of_privacy_are_one_object() -> None:
+def test_settings_of_privacy_are_one_object():
     settings = Settings.from_run_config(
         {
             "privacy.labels": "laplace",

@@ -11,89 +11,104 @@ from client_apps.data.ledger import open_ledger
 from client_apps.privacy.guard import source_id
 from strategies.run.grid import InProcessGrid
 from tests.support.command_line import printed_by, refused_by
+from tests.support.examples.planned import release
 from tests.support.federated import store, store_sql, train, write_site
 from tests.support.page_reading import Page
-from tp_flower.privacy import mechanisms
 from tp_flower.privacy.accounting import epsilon
+from tp_flower.privacy.mechanisms import (
+    SCORE_SUMS,
+    SCORES_TELL,
+    Gaussian,
+    Reservation,
+)
 from tp_flower.settings import PrivacySettings
 from tp_flower.sources.shards import load_tables
 
 
 @pytest.fixture
 def tables(tmp_path):
-    policy = 'epsilon = 4.5\nbudget-name = "orders"\n'
-    policy += 'releases = { scores = "clear", statistics = "clear" }'
+    policy = (
+        'epsilon = 4.5\nbudget-name = "orders"\n'
+        'releases = { scores = "clear", statistics = "clear" }'
+    )
     return write_site(tmp_path, store(), {"orders": policy}, "shop")
 
 
+@pytest.fixture
+def state(tables):
+    """The site's state folder."""
+    return str(tables.parent / "state")
+
+
 def planned(source):
-    words = ("train.admm", "model", "a row of items", "", "server")
-    return mechanisms.Reservation(
-        mechanisms.Release("items", source, 9, *words, mechanisms.Gaussian(4.0)), 16
-    )
+    return Reservation(release("model", Gaussian(4.0), source, 9, "items"), 16)
 
 
-def spent(tables):
+@pytest.fixture
+def spent(tables, state):
     """What the command prints, by table and column."""
-    state = str(tables.parent / "state")
-    lines = printed_by("account", "--tables", tables, "--state-dir", state).splitlines()
-    head, *rows = [
-        re.split(r"  +", line.strip()) for line in lines if re.search(" at ", line)
-    ]
-    return {cells[0].split()[0]: dict(zip(head, cells, strict=True)) for cells in rows}
+
+    def by_table():
+        text = printed_by("account", "--tables", tables, "--state-dir", state)
+        lines = [line.strip() for line in text.splitlines() if " at " in line]
+        head, *rows = [re.split(r"  +", line) for line in lines]
+        by_column = [dict(zip(head, cells, strict=True)) for cells in rows]
+        return {cells["table at site"].split()[0]: cells for cells in by_column}
+
+    return by_table
 
 
-def test_runs_add_up_and_what_is_reserved_counts(tables):
+def test_runs_add_up_and_what_is_reserved_counts(tables, state, spent):
     nothing = {"features": "-", "spent": "0.0000", "per": "row", "delta": "1e-05"}
-    places = {table: f"{table} at shop" for table in ("orders", "customers", "items")}
-    assert spent(tables) == {
-        table: {
-            "table at site": place,
-            "of": "4.5" if table == "orders" else "no budget",
-        }
-        | nothing
-        for table, place in places.items()
+    budgets = {"orders": "4.5", "customers": "no budget", "items": "no budget"}
+    assert spent() == {
+        table: {"table at site": f"{table} at shop", "of": budget, **nothing}
+        for table, budget in budgets.items()
     }
-    labels = {"labels": "randomised-response", "label_epsilon": 2.0}
-    privacy = PrivacySettings(features="statistics", **labels)
+    privacy = PrivacySettings(
+        features="statistics", labels="randomised-response", label_epsilon=2.0
+    )
     grid = InProcessGrid(app, [str(tables)])
     for context in grid.contexts.values():
-        context.node_config["state-dir"] = str(tables.parent / "state")
+        context.node_config["state-dir"] = state
     method = train(grid, store_sql("logistic"), privacy=privacy)
-    after = spent(tables)
+    after = spent()
     for table, spends, of_labels in (("orders", 3.0, "2.0000"), ("items", 1.0, "-")):
         assert float(after[table]["spent"]) == pytest.approx(spends, abs=1e-3)
         assert float(after[table]["models"]) == pytest.approx(1.0, abs=1e-3)
-        assert (after[table]["features"], after[table]["labels"]) == ("none", of_labels)
+        assert after[table]["features"] == "none"
+        assert after[table]["labels"] == of_labels
     totals = method.report.privacy["totals"]
     (source,) = {each["source"] for each in totals if each["table"] == "items"}
-    open_ledger(str(tables.parent / "state")).reserve("open", [planned(source)], {})
-    assert float(spent(tables)["items"]["models"]) > 4.0
-    assert float(spent(tables)["items"]["spent"]) > 4.0
+    open_ledger(state).reserve("open", [planned(source)], {})
+    for column in ("models", "spent"):
+        assert float(spent()["items"][column]) > 4.0
 
 
-def test_one_run_without_noise_leaves_no_epsilon_of_features_for_ever(tables):
+def test_one_run_without_noise_leaves_no_epsilon_of_features_for_ever(
+    tables, state, spent
+):
     """Noisy models and scores have one, until scores leave masked."""
-    spent(tables)
-    state = str(tables.parent / "state")
+    spent()
     ledger = open_ledger(state)
     orders = next(s for s in load_tables(str(tables)) if s.table == "orders")
     model = planned(source_id(orders))
     noisy = replace(model.release, what="scores")
-    ledger.reserve("a", [model, mechanisms.Reservation(noisy, 9)], {})
-    cells = spent(tables)["orders"]
+    ledger.reserve("a", [model, Reservation(noisy, 9)], {})
+    cells = spent()["orders"]
     assert cells["features"] == cells["spent"]
-    features = epsilon([mechanisms.Gaussian(4.0, 16 + 9)], 1e-5)
+    features = epsilon([Gaussian(4.0, 16 + 9)], 1e-5)
     assert float(cells["features"]) == pytest.approx(features, abs=1e-4)
     for scope, reason in (
-        (mechanisms.SCORE_SUMS, "sums of scores tell of the features"),
-        (mechanisms.SCORES_TELL, "scores in the clear tell the features"),
+        (SCORE_SUMS, "sums of scores tell of the features"),
+        (SCORES_TELL, "scores in the clear tell the features"),
     ):
         ledger.note(reason, [replace(noisy, mechanism=None, scope=scope)])
-        after = spent(tables)["orders"]
+        after = spent()["orders"]
         assert after["features"] == "none"
         assert "scores" not in after
-        assert (after["models"], after["spent"]) == (cells["models"], cells["spent"])
+        assert after["models"] == cells["models"]
+        assert after["spent"] == cells["spent"]
         page = tables.parent / "account.html"
         text = printed_by(
             "account", "--tables", tables, "--state-dir", state, "--page", page
@@ -103,21 +118,22 @@ def test_one_run_without_noise_leaves_no_epsilon_of_features_for_ever(tables):
             assert "no bound on what is told of features" in shown
 
 
-def test_the_ledger_is_printed_and_begun_anew(tables, tmp_path):
-    state = ["--state-dir", str(tables.parent / "state")]
-    ledger = open_ledger(state[1])
+def test_the_ledger_is_printed_and_begun_anew(tables, state, tmp_path):
+    ledger = open_ledger(state)
     ledger.reserve("open", [planned("source")], {})
-    text = printed_by("account", "--export", *state)
+    text = printed_by("account", "--export", "--state-dir", state)
     (line,) = map(json.loads, text.splitlines())
-    assert (line["event"], line["release"]["table"]) == ("reserve", "items")
+    assert line["event"] == "reserve"
+    assert line["release"]["table"] == "items"
     assert len(line["checksum"]) == 32
     file = tmp_path / "until-today.jsonl"
-    printed_by("account", "--begin-anew", file, *state)
+    begin_anew = ("account", "--begin-anew", file, "--state-dir", state)
+    printed_by(*begin_anew)
     assert file.read_text() == text
     assert ledger.spent("source") == []
     ledger.reserve("open", [planned("source")], {})
     # an account that was written down is not written over
-    reason = refused_by("account", "--begin-anew", file, *state)
+    reason = refused_by(*begin_anew)
     assert "until-today.jsonl: File exists" in reason
     assert ledger.spent("source") != []
     reason = refused_by("account", "--tables", tmp_path / "none.toml")

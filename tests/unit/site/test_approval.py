@@ -19,17 +19,16 @@ from client_apps.privacy.approval import (
     with_approval,
 )
 from tests.support.files import case_table
+from tests.support.tables.sources import sources_of
 from tp_flower.errors import SettingsError, SiteError, TPFlowerError
 from tp_flower.protocol.proposal import Proposal, ProposedJoin, ProposedPart
 from tp_flower.query import Query
 from tp_flower.query.fragment import Fragment
 from tp_flower.settings import Settings, all_settings
 from tp_flower.settings.declare import OneOf
-from tp_flower.sources.shards import load_tables
 from tp_flower.terms.proposal_text import proposal_text
 
 CASES = case_table(__file__)
-SQL = CASES["sql"]
 SITES = {"v": ("north", "south"), "b": ("lab",), "h": ("registry",)}
 KEYS = {
     site: f"{number:x}" * 64
@@ -39,7 +38,7 @@ OWN = {"lab"}
 ALLOWED = {item.key: item.allowed for item in all_settings()}
 
 
-def proposal_of(sql=SQL, **settings):
+def proposal_of(sql=CASES["sql"], **settings):
     bound = Query.from_sql(sql).bind(CASES["schemas"])
     parts = [
         ProposedPart(
@@ -177,7 +176,7 @@ def test_the_digest_is_that_of_another_day_and_of_an_explanation():
         assert changed(PROPOSAL, ("settings", "mode"), mode).digest != PROPOSAL.digest
 
 
-@pytest.mark.parametrize(("name", "settings", "lines"), CASES["texts"])
+@CASES.each("texts", "name", "settings", "lines")
 def test_the_text_of_a_run(name, settings, lines):
     proposal = proposal_of(CASES[name], **settings)
     text = " ".join(proposal_text(proposal, OWN).split())
@@ -218,7 +217,7 @@ def test_a_run_that_cannot_be_explained_is_not_shown():
         proposal_text(changed(PROPOSAL, ("parts", 0, "fragment"), {"name": "t"}), OWN)
 
 
-@pytest.mark.parametrize(("before", "tables", "after"), CASES["lists"])
+@CASES.each("lists", "before", "tables", "after")
 def test_the_digest_is_added_and_nothing_else_changes(before, tables, after):
     text = with_approval(before, "sha256:11", tables)
     assert text == after
@@ -236,7 +235,8 @@ def test_a_list_that_is_not_found_is_left_to_its_owner():
 
 
 def test_the_file_stays_what_it_is(tmp_path):
-    file, link = tmp_path / "tables.toml", tmp_path / "link.toml"
+    file = tmp_path / "tables.toml"
+    link = tmp_path / "link.toml"
     file.write_bytes(b"tables.t.policy.approved-runs = []\r\n# end\r\n")
     file.chmod(0o640)
     link.symlink_to(file)
@@ -263,8 +263,7 @@ def test_the_policies_of_a_run_that_lack_it(tmp_path):
         f"'lab'\n[tables.{table}.policy]\n{rule}\n"
         for table, rule in rules.items()
     )
-    (tmp_path / "tables.toml").write_text(text)
-    shards = load_tables(str(tmp_path / "tables.toml"))
+    shards = sources_of(tmp_path, text)
     assert lacking(PROPOSAL, shards) == ["blood"]
     # a table of the same name at another site is another owner's
     elsewhere = changed(PROPOSAL, ("parts", 2, "site"), "lab2")

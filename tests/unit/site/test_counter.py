@@ -14,16 +14,15 @@ import pytest
 
 from client_apps.app import app
 from client_apps.commands import begin_anew
-from client_apps.data import counter
-from client_apps.data.counter import COUNTER_FILE, Mark
+from client_apps.data.counter import COUNTER_FILE, Mark, confirm
 from client_apps.data.database import FILE, START, Changes, open_database
 from client_apps.data.ledger import Ledger
 from client_apps.data.run_store import Entry, SiteStore
 from strategies.run.grid import InProcessGrid
+from tests.support.examples.planned import release
 from tests.support.federated import store, store_sql, train, write_site
 from tests.support.peers.faulty_grid import forget_processes, rows_in
 from tp_flower.errors import LedgerError, MaskError, SettingsError, SiteError
-from tp_flower.privacy.mechanisms import Gaussian, Release
 from tp_flower.reports.records import report_dict
 
 DELTA = 1e-5
@@ -41,16 +40,11 @@ CUT_OFF = (
 def root(tmp_path):
     """The state folder of a site that has three lines."""
     folder = str(tmp_path / "state")
-    counter.confirm(folder)
+    confirm(folder)
     for number in range(3):
         spend(folder, f"m{number}")
     forget_processes()
     return folder
-
-
-def release(what):
-    words = ("a row of flights", "the row's features as zeros", "server")
-    return Release("flights", "F", 1, "train", what, *words, Gaussian(6.0), "always")
 
 
 def spend(folder, what):
@@ -58,12 +52,24 @@ def spend(folder, what):
     changes = Changes(open_database(folder), is_durable=True)
     with changes.together(lambda _: False):
         changes.add(lambda: Ledger(folder).charge("1-a", release(what), {}))
-    return counter.confirm(folder)
+    return confirm(folder)
 
 
 def spent(folder):
     forget_processes()
     return Ledger(folder).total("F", DELTA)
+
+
+def copy_of(folder):
+    """The database as it is."""
+    forget_processes()
+    return Path(folder, FILE).read_bytes()
+
+
+def put_back(folder, copy):
+    """Put an older copy in the database's place."""
+    forget_processes()
+    Path(folder, FILE).write_bytes(copy)
 
 
 def stored(folder):
@@ -78,23 +84,21 @@ def test_lines_that_a_thief_removes_are_missed(root, theft, monkeypatch):
         rows_in(Path(root, FILE), query)
     for call in (
         lambda: spent(root),
-        lambda: counter.confirm(root),
+        lambda: confirm(root),
         lambda: spend(root, "more"),
     ):
         with pytest.raises(LedgerError, match=f"{FILE} is behind {COUNTER_FILE}"):
             call()
     # by the chain alone, the rest is whole, and the sum is too small
-    monkeypatch.setattr(counter, "check", lambda *_: None)
+    monkeypatch.setattr("client_apps.data.counter.check", lambda *_: None)
     assert spent(root) < before
     assert theft is CUT_OFF or not spent(root)
 
 
 def test_a_database_of_an_older_copy_is_behind(root):
-    forget_processes()
-    copy = Path(root, FILE).read_bytes()
+    copy = copy_of(root)
     spend(root, "more")
-    forget_processes()
-    Path(root, FILE).write_bytes(copy)
+    put_back(root, copy)
     with pytest.raises(
         LedgerError, match=f"behind {COUNTER_FILE}.*older copy.*--begin-anew"
     ):
@@ -103,28 +107,28 @@ def test_a_database_of_an_older_copy_is_behind(root):
     database = open_database(root)
     database.write("UPDATE counter SET changes = changes + 9")
     with pytest.raises(LedgerError, match="behind"):
-        counter.confirm(root)
+        confirm(root)
 
 
 def test_what_masks_have_hidden_counts_without_a_line_of_the_ledger(root):
     """A round of training writes none."""
-    copy = Path(root, FILE).read_bytes()
+    copy = copy_of(root)
     run = SiteStore(root, "ab", "0", is_durable=True)
-    before = counter.confirm(root)
+    before = confirm(root)
     with run.together(lambda _: False):
         run.record_masked(0, "scores 1", b"words")
-    after = counter.confirm(root)
-    assert (after.changes, after.seq) == (before.changes + 1, before.seq)
+    after = confirm(root)
+    assert after.changes == before.changes + 1
+    assert after.seq == before.seq
     with pytest.raises(
         MaskError, match="the masks of scores 1 have hidden other numbers"
     ):
         run.record_masked(0, "scores 1", b"other words")
     run.record_masked(0, "scores 1", b"words")
     run.record_masked(1, "scores 1", b"other words")
-    forget_processes()
-    Path(root, FILE).write_bytes(copy)
+    put_back(root, copy)
     with pytest.raises(LedgerError, match="behind"):
-        counter.confirm(root)
+        confirm(root)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"x" * 75, b"0 0 0\n"])
@@ -135,18 +139,14 @@ def test_a_file_that_is_missing_or_damaged_stops_all_and_an_older_one_does_not(
     path.unlink()
     if content is not None:
         path.write_bytes(content)
-    for call in (spent, counter.confirm):
+    for call in (spent, confirm):
         with pytest.raises(
             LedgerError, match=f"{COUNTER_FILE}, .* is missing or damaged.*older"
         ):
             call(root)
     path.write_bytes(Mark(1, 0, START).text())
     assert spent(root) > 0
-    assert (
-        counter.confirm(root)
-        == stored(root)
-        == Mark(3, 3, counter.confirm(root).checksum)
-    )
+    assert confirm(root) == stored(root) == Mark(3, 3, confirm(root).checksum)
 
 
 def test_a_link_in_its_place_is_not_followed(root, tmp_path):
@@ -154,7 +154,7 @@ def test_a_link_in_its_place_is_not_followed(root, tmp_path):
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(SiteError, match="cannot write to the state folder"):
-        counter.confirm(root)
+        confirm(root)
 
 
 def test_whoever_was_killed_before_the_file_was_written_is_not_behind(
@@ -173,14 +173,14 @@ def test_whoever_was_killed_before_the_file_was_written_is_not_behind(
             spend(root, "more")
     assert stored(root) == before
     assert spent(root) > 0
-    assert counter.confirm(root) == stored(root)
+    assert confirm(root) == stored(root)
     assert stored(root).changes == before.changes + 1
 
 
 def test_threads_never_take_the_file_back(root):
     with ThreadPoolExecutor(4) as pool:
         marks = list(pool.map(lambda number: spend(root, f"t{number}"), range(20)))
-    assert stored(root) == max(marks) == counter.confirm(root)
+    assert stored(root) == max(marks) == confirm(root)
     assert stored(root)[:2] == (23, 23)
 
 
@@ -192,22 +192,20 @@ def test_a_new_account_goes_on_where_the_file_is_and_ends_the_runs_in_flight(
         run.save("secret", Entry({}, {}))
         run.record_masked(0, "scores 1", b"words")
         run.labels("drawn", store()["orders"]["qty"].to_numpy)
-    counter.confirm(root)
-    forget_processes()
-    copy, newest = Path(root, FILE).read_bytes(), spend(root, "more")
-    forget_processes()
-    Path(root, FILE).write_bytes(copy)
+    confirm(root)
+    copy = copy_of(root)
+    newest = spend(root, "more")
+    put_back(root, copy)
     begin_anew(root, tmp_path / "lines.jsonl")
     assert spent(root) == 0.0
-    assert counter.confirm(root) == stored(root) == Mark(newest.changes + 1, 0, START)
+    assert confirm(root) == stored(root) == Mark(newest.changes + 1, 0, START)
     assert rows_in(Path(root, FILE), "SELECT run, name FROM entries") == [
         ("labels", "drawn")
     ]
     assert not rows_in(Path(root, FILE), "SELECT * FROM masked")
     assert len((tmp_path / "lines.jsonl").read_text().splitlines()) == 3
     # the old database does not come back
-    forget_processes()
-    Path(root, FILE).write_bytes(copy)
+    put_back(root, copy)
     with pytest.raises(LedgerError, match="behind"):
         spent(root)
 
@@ -254,13 +252,9 @@ def test_a_checksum_does_not_tell_its_line(tmp_path):
     ends = set()
     for name in "ab":
         folder = str(tmp_path / name)
-        ends.add(spend_first(folder))
+        confirm(folder)
+        ends.add(spend(folder, "x").checksum)
     assert len(ends) == 2
-
-
-def spend_first(folder):
-    counter.confirm(folder)
-    return spend(folder, "x").checksum
 
 
 def test_a_database_of_another_version_is_refused_until_its_folder_is_moved_away(root):
@@ -271,8 +265,8 @@ def test_a_database_of_another_version_is_refused_until_its_folder_is_moved_away
         "folder away"
     )
     with pytest.raises(SettingsError, match=match):
-        counter.confirm(root)
+        confirm(root)
     Path(root).rename(f"{root}-away")
     forget_processes()
-    counter.confirm(root)
+    confirm(root)
     assert spend(root, "more").seq == 1

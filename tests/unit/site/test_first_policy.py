@@ -3,11 +3,13 @@
 import re
 import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.support.command_line import printed_by, refused_by
 from tests.support.files import case_table
+from tests.support.tables.sources import sources_of, tables_file
 from tp_flower.sources.policy import BUDGETED, RUNS_PER_BUDGET, UNBUDGETED
 from tp_flower.sources.shards import describe, load_tables
 
@@ -27,23 +29,21 @@ def tables(tmp_path):
     for name, columns in (("odd", header), ("more", f"{header},x")):
         row = "1,2,3,4" + ",5" * (name == "more")
         (tmp_path / f"{name}.csv").write_text(f"{columns}\n{row}\n{row}\n")
-    file = tmp_path / "tables.toml"
-    file.write_text(TABLES)
-    return file
+    return Path(tables_file(tmp_path, TABLES))
 
 
 def written(tables, *options):
     return printed_by("policy", "--tables", tables, *options)
 
 
-def policies(tables, text):
-    tables.write_text(TABLES + text)
-    return {source.table: source.policy for source in load_tables(str(tables))}
+def policies(tables, text=""):
+    shards = sources_of(tables.parent, TABLES + text)
+    return {source.table: source.policy for source in shards}
 
 
 def test_it_allows_nothing(tables):
     text = written(tables)
-    before = {source.table: source.policy for source in load_tables(str(tables))}
+    before = policies(tables)
     after = policies(tables, text)
     strict = policies(
         tables, '[tables.orders.policy]\n[tables."odd \\"name\\"".policy]'
@@ -87,7 +87,10 @@ def test_each_line_allows_what_it_says(tables):
             changes.append((name, line, None))
             check_rule(tomllib.loads(changed[number]), difference)
     assert {entry for _, entry, column in changes if column} == {
-        *("columns", "labels", "filters", "keys")
+        "columns",
+        "labels",
+        "filters",
+        "keys",
     }
     listed = {column for _, entry, column in changes if entry == "columns"}
     assert listed == {*ODD, "customerId", "amount", "note", "state"}

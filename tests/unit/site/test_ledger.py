@@ -17,25 +17,22 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from numpy.random import default_rng
 
 from client_apps.data import counter, database
 from client_apps.data.database import FILE, Changes, open_database
 from client_apps.data.ledger import START, Ledger, RoundLedger, checksum_of, open_ledger
+from tests.support.examples.planned import release
 from tests.support.peers.faulty_grid import forget_processes, rows_in
 from tp_flower.errors import BudgetError, LedgerError, SettingsError, SiteError
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Budget, Gaussian, PureDp, Release, Reservation
 
-RUN, NEXT = "1-a", "2-a"
+RUN = "1-a"
+NEXT = "2-a"
 DELTA = 1e-5
-STEP = Gaussian(6.0, count=4)
 BUDGETS = {"F": Budget(4.4, DELTA)}
 ADD = "INSERT INTO ledger (seq, checksum, line) VALUES (?, ?, ?)"
-
-
-def release(what="gradients", mechanism=STEP, source="F", part=1):
-    words = ("a row of flights", "the row's features as zeros", "server")
-    return Release("flights", source, part, "train", what, *words, mechanism, "always")
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +53,26 @@ def root(tmp_path):
     return str(tmp_path / "state")
 
 
+def budget_error(match):
+    """Expect a payment to be refused, with such a text."""
+    return pytest.raises(BudgetError, match=match)
+
+
+def ledger_error(match):
+    """Expect the ledger to be refused, with such a text."""
+    return pytest.raises(LedgerError, match=match)
+
+
+LABELS = release("labels", PureDp(0.5))
+SCORES = release("scores", None)
+KEYS = release("keys", None)
+
+
+def plan(ledger, limit=9, run=RUN, budgets=None, **changes):
+    """Reserve so many uses of a release."""
+    ledger.reserve(run, [Reservation(release(**changes), limit)], budgets or {})
+
+
 def use(ledger, times, key=0, run=RUN):
     for _ in range(times):
         ledger.spend(run, [(1, "gradients", key)])
@@ -65,7 +82,7 @@ def test_a_reservation_counts_in_full_while_it_is_open_and_then_as_it_was_used(l
     assert ledger.spent("F") == ledger.lines(RUN) == []
     assert ledger.total("F", DELTA) == 0.0
     # nine uses of four Gaussians of multiplier 6: mu = 1, epsilon 4.377
-    ledger.reserve(RUN, [Reservation(release(), limit=9)], BUDGETS)
+    plan(ledger, budgets=BUDGETS)
     assert ledger.total("F", DELTA) == pytest.approx(4.377, abs=5e-4)
     use(ledger, 2, key=0)
     use(ledger, 3, key=1)
@@ -74,10 +91,10 @@ def test_a_reservation_counts_in_full_while_it_is_open_and_then_as_it_was_used(l
     assert ledger.spent("F") == [Gaussian(6.0, 12)]
     assert ledger.total("F", DELTA) == epsilon([Gaussian(6.0, 12)], DELTA)
     # one that was not used is free after its run
-    ledger.reserve(NEXT, [Reservation(release(), 9)], {})
+    plan(ledger, run=NEXT)
     ledger.close(NEXT)
     assert ledger.spent("F") == [Gaussian(6.0, 12)]
-    with pytest.raises(BudgetError, match="are not reserved"):
+    with budget_error("are not reserved"):
         use(ledger, 1, run=NEXT)
 
 
@@ -98,17 +115,17 @@ def test_a_message_spends_what_is_reserved_or_nothing(ledger):
         (RUN, [(2, "gradients", 0)], "in run 1-a are not reserved"),
         (NEXT, [(1, "gradients", 0)], "in run 2-a are not reserved"),
     ):
-        with pytest.raises(BudgetError, match=match):
+        with budget_error(match):
             ledger.spend(run, uses)
     # a release is reserved once in a run
     for what, times in (("gradients", 1), ("moments", 2)):
         match = f"{what} of part 1 in run 1-a are reserved already"
-        with pytest.raises(BudgetError, match=match):
+        with budget_error(match):
             ledger.reserve(RUN, [Reservation(release(what), 1)] * times, {})
     ledger.close(RUN)
     # a refused message has not used the other of its releases
     assert ledger.spent("F") == [Gaussian(6.0, 8)]
-    ledger.reserve(NEXT, [Reservation(release(), 1)], {})
+    plan(ledger, 1, NEXT)
 
 
 def test_all_of_a_source_composes_and_sources_are_apart(ledger):
@@ -119,7 +136,7 @@ def test_all_of_a_source_composes_and_sources_are_apart(ledger):
         Reservation(release(source="P", part=3), 4),
     ]
     ledger.reserve(RUN, planned, {})
-    ledger.charge(RUN, release("labels", PureDp(0.5)), {})
+    ledger.charge(RUN, LABELS, {})
     assert set(ledger.spent("F")) == {
         Gaussian(6.0, 20),
         Gaussian(3.0, 5, 0.1),
@@ -136,7 +153,7 @@ def test_a_plan_over_the_budget_is_refused_as_a_whole(ledger):
         r"table flights has spent epsilon 1\.993 of 4\.4 \(delta 1e-05\) in covered "
         r"releases; requested: 3\.787, in total 4\.447"
     )
-    with pytest.raises(BudgetError, match=text):
+    with budget_error(text):
         ledger.reserve(RUN, over, BUDGETS)
     assert ledger.lines(RUN) == before
     assert ledger.spent("P") == []
@@ -145,10 +162,10 @@ def test_a_plan_over_the_budget_is_refused_as_a_whole(ledger):
 
 def test_a_plan_that_meets_the_budget_exactly_is_accepted_and_nothing_more(ledger):
     exact = {"F": Budget(epsilon([Gaussian(6.0, 36)], DELTA), DELTA)}
-    ledger.reserve(RUN, [Reservation(release(), 9)], exact)
+    plan(ledger, budgets=exact)
     without_noise = release("x", Gaussian(0.0))
     for more, cost in ((release("x", PureDp(1e-6)), "0"), (without_noise, "inf")):
-        with pytest.raises(BudgetError, match=f"has spent .* requested: {cost},"):
+        with budget_error(f"has spent .* requested: {cost},"):
             ledger.charge(RUN, more, exact)
     ledger.charge(RUN, without_noise, {})
     assert ledger.total("F", DELTA) == np.inf
@@ -156,7 +173,7 @@ def test_a_plan_that_meets_the_budget_exactly_is_accepted_and_nothing_more(ledge
 
 def test_what_makes_no_sense_or_cannot_be_read_back_is_not_written(root):
     ledger = Ledger(root)
-    ledger.reserve(RUN, [Reservation(release(), 9)], {})
+    plan(ledger)
     before = list(ledger.export())
     free = release(mechanism=None)
     for error, match, call in (
@@ -177,7 +194,7 @@ def test_a_charge_with_an_ident_is_paid_once_and_without_one_each_time(ledger):
     for run in (RUN, RUN, NEXT):
         ledger.charge(run, labels, budgets, ident="draw 1")
     assert ledger.spent("F") == [PureDp(2.0)]
-    with pytest.raises(BudgetError, match="in total 4"):
+    with budget_error("in total 4"):
         ledger.charge(RUN, labels, budgets, ident="draw 2")
     for _ in range(2):
         ledger.charge(RUN, release("labels", PureDp(2.0), "P"), budgets, "draw 1")
@@ -189,39 +206,36 @@ def test_a_charge_with_an_ident_is_paid_once_and_without_one_each_time(ledger):
 
 
 def test_the_lines_of_a_run_tell_what_was_planned_used_and_not_covered(ledger):
-    scores, keys = release("scores", None), release("keys", None)
-    labels = release("labels", PureDp(0.5))
-    ledger.reserve(RUN, [Reservation(release(), 9)], BUDGETS)
-    ledger.reserve(NEXT, [Reservation(release(), 1)], {})
+    plan(ledger, budgets=BUDGETS)
+    plan(ledger, 1, NEXT)
     # what is not covered stands there once, and costs nothing
-    ledger.note(RUN, [scores, keys, scores])
-    ledger.note(RUN, [scores])
-    ledger.note(NEXT, [scores])
+    ledger.note(RUN, [SCORES, KEYS, SCORES])
+    ledger.note(RUN, [SCORES])
+    ledger.note(NEXT, [SCORES])
     use(ledger, 2, key=0)
     use(ledger, 3, key=1)
-    ledger.charge(RUN, labels, {}, "draw")
+    ledger.charge(RUN, LABELS, {}, "draw")
     ledger.close(RUN)
     lines = ledger.lines(RUN)
-    assert [(line["event"], line["release"]) for line in lines] == [
-        (event, msgspec.to_builtins(each))
-        for event, each in [
-            *(("reserve", release()), ("note", scores), ("note", keys)),
-            ("charge", labels),
-        ]
-    ]
-    assert (lines[0]["limit"], lines[0]["used"]) == (9, 3)
-    assert msgspec.convert(lines[-1]["release"], Release) == labels
+    events = ["reserve", "note", "note", "charge"]
+    assert [line["event"] for line in lines] == events
+    releases = map(msgspec.to_builtins, (release(), SCORES, KEYS, LABELS))
+    assert [line["release"] for line in lines] == list(releases)
+    assert lines[0]["limit"] == 9
+    assert lines[0]["used"] == 3
+    assert msgspec.convert(lines[-1]["release"], Release) == LABELS
     json.dumps(lines)
     assert [line["event"] for line in ledger.lines(NEXT)] == ["reserve", "note"]
     assert set(ledger.spent("F")) == {Gaussian(6.0, 16), PureDp(0.5)}
 
 
 def example(root):
-    ledger, gram = Ledger(root), release("gram")
+    ledger = Ledger(root)
+    gram = release("gram")
     ledger.reserve(RUN, [Reservation(release(), 9), Reservation(gram, 1)], {})
-    ledger.note(RUN, [release("scores", None), release("keys", None)])
+    ledger.note(RUN, [SCORES, KEYS])
     use(ledger, 2)
-    ledger.charge(NEXT, release("labels", PureDp(0.5)), {}, "draw")
+    ledger.charge(NEXT, LABELS, {}, "draw")
     return ledger
 
 
@@ -247,10 +261,10 @@ def test_it_is_kept_for_the_next_process(root):
     assert open_ledger(root) is open_ledger(root)
     second = Ledger(root)
     assert second.spent("F") == first.spent("F")
-    second.charge(RUN, release("labels", PureDp(0.5)), {}, "draw")
+    second.charge(RUN, LABELS, {}, "draw")
     assert second.spent("F") == first.spent("F")
     use(second, 7)
-    with pytest.raises(BudgetError, match="of key 0, 9 were planned and 9 are used"):
+    with budget_error("of key 0, 9 were planned and 9 are used"):
         use(first, 1)
 
 
@@ -260,20 +274,28 @@ def test_each_line_seals_the_one_before_and_all_are_exported_as_text(root):
     ledger.close(RUN)
     rows = rows_of(root)
     assert rows[: len(before)] == before
-    previous, exported = START, list(map(json.loads, ledger.export()))
+    previous = START
+    exported = list(map(json.loads, ledger.export()))
     for number, (seq, checksum, line) in enumerate(rows, 1):
         assert seq == json.loads(line)["seq"] == number
         assert checksum == checksum_of(line, previous)
         assert exported[number - 1] == {**json.loads(line), "checksum": checksum}
         previous = checksum
     assert [line["event"] for line in exported] == [
-        *("reserve", "reserve", "note", "note", "spend", "spend", "charge"),
-        *("settle", "close"),
+        "reserve",
+        "reserve",
+        "note",
+        "note",
+        "spend",
+        "spend",
+        "charge",
+        "settle",
+        "close",
     ]
     # one that is damaged can be looked at, and begun anew
     change(root, "UPDATE ledger SET line = replace(line, '9', '8')")
     assert len(list(Ledger(root).export())) == len(rows)
-    with pytest.raises(LedgerError, match="is damaged"):
+    with ledger_error("is damaged"):
         spent_in(root)
     ledger.begin_anew()
     assert ledger.spent("F") == []
@@ -304,7 +326,7 @@ def test_a_transaction_that_was_torn_at_any_byte_was_not_written(root, tmp_path)
 
 def test_no_byte_of_a_line_can_be_changed(root):
     ledger = Ledger(root)
-    ledger.reserve(RUN, [Reservation(release(), 9)], {})
+    plan(ledger)
     use(ledger, 2)
     rows = rows_of(root)
     forget_processes()
@@ -323,7 +345,7 @@ def test_no_byte_of_a_line_can_be_changed(root):
                 # where it is not JSON any more, not even SQLite writes it
                 with suppress(sqlite3.OperationalError):
                     other.execute(statement, (damaged.decode(), seq))
-                    with pytest.raises(LedgerError, match="is damaged"):
+                    with ledger_error("is damaged"):
                         spent_in(root)
                     other.execute(statement, (text, seq))
     assert spent_in(root) == ledger.spent("F")
@@ -333,7 +355,7 @@ def test_a_damaged_file_is_refused_or_changes_nothing(root, tmp_path):
     spent = example(root).spent("F")
     forget_processes()
     text = (tmp_path / "state" / FILE).read_bytes()
-    rng = np.random.default_rng(3)
+    rng = default_rng(3)
     refused = 0
     for number, place in enumerate(rng.choice(len(text), 400, replace=False)):
         changed = bytearray(text)
@@ -351,7 +373,7 @@ def test_a_damaged_file_is_refused_or_changes_nothing(root, tmp_path):
 
 
 def writing(ledger, what="x"):
-    yield lambda: ledger.reserve(RUN, [Reservation(release(what), 1)], {})
+    yield lambda: plan(ledger, 1, what=what)
     yield lambda: ledger.charge(RUN, release(what), {})
     yield lambda: ledger.note(RUN, [release(what, None)])
     yield lambda: use(ledger, 1)
@@ -363,8 +385,13 @@ def test_no_line_can_be_moved(root, is_numbered):
     example(root)
     rows = rows_of(root)
     for lines in (
-        *([*rows[:1], *rows[2:]], rows[1:], rows[:-1], []),
-        *([rows[1], rows[0], *rows[2:]], [*rows[:2], *rows[1:]], [*rows, rows[-1]]),
+        [*rows[:1], *rows[2:]],
+        rows[1:],
+        rows[:-1],
+        [],
+        [rows[1], rows[0], *rows[2:]],
+        [*rows[:2], *rows[1:]],
+        [*rows, rows[-1]],
     ):
         numbers = [seq for seq, *_ in lines]
         if is_numbered or len(set(numbers)) < len(numbers) or sorted(lines) == rows:
@@ -372,7 +399,7 @@ def test_no_line_can_be_moved(root, is_numbered):
         change(root, "DELETE FROM ledger")
         for number, row in zip(numbers, lines, strict=True):
             change(root, ADD, number, *row[1:])
-        with pytest.raises(LedgerError, match=r"damaged.*nothing is released"):
+        with ledger_error(r"damaged.*nothing is released"):
             spent_in(root)
 
 
@@ -383,7 +410,7 @@ def test_every_call_looks_at_the_end_of_the_chain(root):
     total = partial(ledger.total, "F", DELTA)
     reading = partial(ledger.spent, "F"), total, partial(ledger.lines, RUN)
     for call in (*reading, *writing(ledger)):
-        with pytest.raises(LedgerError, match=r"damaged.*nothing is released"):
+        with ledger_error(r"damaged.*nothing is released"):
             call()
 
 
@@ -394,7 +421,7 @@ def test_lines_that_a_process_knows_must_stay(root, tmp_path):
     end = "UPDATE counter SET seq = ?, checksum = ?"
     change(root, "DELETE FROM ledger WHERE seq = 7")
     change(root, end, *rows[5][:2])
-    with pytest.raises(LedgerError, match=gone):
+    with ledger_error(gone):
         ledger.spent("F")
     # whoever has not seen it cannot know
     spent_in(root)
@@ -402,7 +429,7 @@ def test_lines_that_a_process_knows_must_stay(root, tmp_path):
     change(root, end, *rows[6][:2])
     assert ledger.spent("F") == spent_in(root)
     change(root, "UPDATE ledger SET line = replace(line, 'draw', 'dram')")
-    with pytest.raises(LedgerError, match="the checksum of line 7 does not match"):
+    with ledger_error("the checksum of line 7 does not match"):
         spent_in(root)
     # another database in its place, and none
     other = Ledger(str(tmp_path / "other"))
@@ -410,35 +437,37 @@ def test_lines_that_a_process_knows_must_stay(root, tmp_path):
         other.charge(RUN, release(), {})
     database.close_databases()
     os.replace(tmp_path / "other" / FILE, f"{root}/{FILE}")
-    with pytest.raises(LedgerError, match=gone):
+    with ledger_error(gone):
         ledger.spent("F")
     forget_processes()
     shutil.rmtree(root)
-    with pytest.raises(LedgerError, match=gone):
+    with ledger_error(gone):
         ledger.spent("F")
 
 
 def test_a_rolled_back_line_is_not_missed(root):
     """A process takes for gone only what was there."""
-    ledger, changes = example(root), Changes(open_database(root), is_durable=True)
+    ledger = example(root)
+    changes = Changes(open_database(root), is_durable=True)
     spent = ledger.spent("F")
     counter.confirm(root)
     of_round = RoundLedger(ledger, changes)
     refused = pytest.raises(BudgetError)
     with refused, changes.together(lambda _: False):
-        of_round.note(NEXT, [release("keys", None)])
+        of_round.note(NEXT, [KEYS])
         of_round.charge(NEXT, release("more", PureDp(9.0)), BUDGETS, "more")
     assert ledger.spent("F") == spent
     assert ledger.lines(NEXT) == Ledger(root).lines(NEXT)
     with changes.together(lambda _: False):
-        of_round.note(NEXT, [release("keys", None)])
+        of_round.note(NEXT, [KEYS])
         assert spent_in(root) == spent
     assert [line["event"] for line in ledger.lines(NEXT)] == ["charge", "note"]
 
 
 def test_what_cannot_be_written_is_not_released(root):
     ledger = example(root)
-    spent, rows = ledger.spent("F"), rows_of(root)
+    spent = ledger.spent("F")
+    rows = rows_of(root)
     connection = open_database(root)._connection
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     connection.execute(f"PRAGMA max_page_count = {pages}")
@@ -467,7 +496,8 @@ class Failing(sqlite3.Connection):
 
 def test_what_is_not_on_the_disk_is_not_released(root, monkeypatch):
     ledger = example(root)
-    spent, connect = ledger.spent("F"), sqlite3.connect
+    spent = ledger.spent("F")
+    connect = sqlite3.connect
     with monkeypatch.context() as patched:
         forget_processes()
         patched.setattr(
@@ -502,14 +532,13 @@ def test_all_that_leaves_is_on_the_disk_first(root, monkeypatch):
 
 
 def long_example(root, runs=6):
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     ledger = Ledger(root)
     for run in map(str, range(runs)):
-        ledger.reserve(
-            run, [Reservation(release(part=part), 60) for part in range(3)], {}
-        )
-        ledger.charge(run, release("labels", PureDp(0.5)), {}, f"draw {int(run) // 2}")
-        ledger.note(run, [release("scores", None)])
+        for part in range(3):
+            plan(ledger, 60, run, part=part)
+        ledger.charge(run, LABELS, {}, f"draw {int(run) // 2}")
+        ledger.note(run, [SCORES])
         for _ in range(60):
             ledger.spend(run, [(int(rng.integers(3)), "gradients", 0)])
         if int(run) % 3:
@@ -520,7 +549,9 @@ def long_example(root, runs=6):
 def test_sums_of_the_database_are_those_of_the_lines(root):
     """Written again, line by line: what is open in full, what is closed as used."""
     ledger = long_example(root)
-    open_runs, total, paid = defaultdict(dict), 0, set()
+    open_runs = defaultdict(dict)
+    total = 0
+    paid = set()
     for line in map(json.loads, ledger.export()):
         if line["event"] == "reserve":
             open_runs[line["run"]][line["release"]["part"]] = [line["limit"], 0]
@@ -542,21 +573,22 @@ def test_a_use_reads_no_more_of_a_long_ledger_than_of_a_short_one(root):
     for runs in (2, 20):
         place = f"{root}-{runs}"
         ledger = long_example(place, runs)
-        ledger.reserve("more", [Reservation(release(source="G"), 30)], BUDGETS)
+        plan(ledger, 30, "more", BUDGETS, source="G")
         counted = [0]
         connection = open_database(place)._connection
         connection.set_progress_handler(
             lambda c=counted: c.__setitem__(0, c[0] + 1), 10
         )
         use(ledger, 1, run="more")
-        ledger.reserve("next", [Reservation(release(source="G"), 30)], BUDGETS)
+        plan(ledger, 30, "next", BUDGETS, source="G")
         ledger.charge("next", release("labels", PureDp(0.1), "G"), BUDGETS, "x")
         steps.append(counted[0])
     assert steps[1] <= 1.5 * steps[0]
 
 
 def spend_all(root, key, times):
-    ledger, paid = Ledger(root), 0
+    ledger = Ledger(root)
+    paid = 0
     for _ in range(times):
         with suppress(BudgetError):
             ledger.spend(RUN, [(1, "gradients", key)])
@@ -565,7 +597,7 @@ def spend_all(root, key, times):
 
 
 def test_processes_take_turns(root):
-    Ledger(root).reserve(RUN, [Reservation(release(), 50)], {})
+    plan(Ledger(root), 50)
     with multiprocessing.get_context("spawn").Pool(4) as pool:
         assert sum(pool.starmap(spend_all, [(root, 0, 20)] * 4)) == 50
     ledger = Ledger(root)
@@ -581,7 +613,7 @@ def test_two_runs_cannot_both_take_the_rest_of_a_budget(root, is_shared):
     def ask(run):
         ledger = shared if is_shared else Ledger(root)
         with suppress(BudgetError):
-            ledger.reserve(run, [Reservation(release(), 6)], BUDGETS)
+            plan(ledger, 6, run, BUDGETS)
             return 1
         return 0
 

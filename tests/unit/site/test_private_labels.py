@@ -7,6 +7,7 @@ from unittest.mock import Mock, patch
 import numpy as np
 import pandas as pd
 import pytest
+from numpy.testing import assert_array_equal
 
 from client_apps.data.database import FILE
 from client_apps.data.ledger import Ledger, open_ledger
@@ -37,8 +38,12 @@ CASES = case_table(__file__)
 NAN = float("nan")
 RANGE = LabelPlan("laplace", 100.0, limits=(0.0, 10.0))
 CERTAIN = 100.0  # epsilon at which no class is ever changed
-LIMITS = LabelPlan("laplace", 1.0, limits=(-60.0, 240.0))
 THIRDS = np.array([0, 1, NAN]).repeat(3000)
+
+
+@pytest.fixture
+def site(tmp_path):
+    return make_site(tmp_path)
 
 
 def name_of(run):
@@ -86,17 +91,19 @@ def boolean(*values):
         (text(0, 1, 0, categories=("b", "d")), ("d", "a", "b"), [2, 0, 2], "text"),
     ],
 )
-def test_classes_are_numbered_as_listed(tmp_path, label, classes, expected, kind):
-    column = release(make_site(tmp_path), label, response(*classes))
+def test_classes_are_numbered_as_listed(site, label, classes, expected, kind):
+    column = release(site, label, response(*classes))
     assert column.values.tolist() == expected
-    assert (column.kind, column.categories) == (kind, classes)
+    assert column.kind == kind
+    assert column.categories == classes
 
 
-def test_numbers_are_clipped_and_missing_ones_are_the_middle(tmp_path, caplog):
+def test_numbers_are_clipped_and_missing_ones_are_the_middle(site, caplog):
     label = number(*np.repeat([-5.0, 4.0, 1e6, NAN], 4000))
     with caplog.at_level(logging.WARNING, logger="flwr"):
-        column = release(make_site(tmp_path), label, RANGE)
-    assert (column.kind, column.categories) == ("number", ())
+        column = release(site, label, RANGE)
+    assert column.kind == "number"
+    assert column.categories == ()
     noise = column.values - np.repeat([0.0, 4.0, 10.0, 5.0], 4000)
     # epsilon 100 on a range of 10: scale 0.1
     assert noise.std() == pytest.approx(0.1 * np.sqrt(2), rel=0.05)
@@ -111,8 +118,7 @@ def test_numbers_are_clipped_and_missing_ones_are_the_middle(tmp_path, caplog):
         (number(*(THIRDS + 5)), LabelPlan("laplace", CERTAIN, ("5", "7", "8"))),
     ],
 )
-def test_labels_without_a_place_become_any_class_alike(tmp_path, label, plan, caplog):
-    site = make_site(tmp_path)
+def test_labels_without_a_place_become_any_class_alike(site, label, plan, caplog):
     with caplog.at_level(logging.WARNING, logger="flwr"):
         values = release(site, label, plan).values
     assert (values[:3000] == 0).all()
@@ -123,8 +129,7 @@ def test_labels_without_a_place_become_any_class_alike(tmp_path, label, plan, ca
     assert "NULL or not in privacy.label-classes in 6000 rows" in caplog.text
 
 
-def test_a_simulation_refuses_labels_without_a_place(tmp_path):
-    site = make_site(tmp_path)
+def test_a_simulation_refuses_labels_without_a_place(site):
     bind(site)
     site.context.node_config["tables"] = ""
     for label, plan, match in (
@@ -142,30 +147,34 @@ def test_a_simulation_refuses_labels_without_a_place(tmp_path):
         (number(1), RESPONSE, "number: its classes .* privacy.label-classes"),
         (text(0), RESPONSE, "label is of type text"),
         (text(0), RANGE, "label is text, but the run has privacy.label-range: CAST it"),
-        (boolean(1), LIMITS, "label is true or false: privacy.label-range must"),
+        (
+            boolean(1),
+            LabelPlan("laplace", 1.0, limits=(-60.0, 240.0)),
+            "label is true or false: privacy.label-range must",
+        ),
         (number(1), plan_of("a", "b"), r"type number, .*classes \(a, b\) are not dist"),
         (number(1), plan_of("1", "1.0"), "are not distinct values of that type"),
         (boolean(1), plan_of("yes", "no"), r"type boolean, .*classes \(yes, no\)"),
     ],
 )
-def test_plans_that_do_not_fit_the_type_are_refused(tmp_path, label, plan, match):
-    site = make_site(tmp_path)
+def test_plans_that_do_not_fit_the_type_are_refused(site, label, plan, match):
     with pytest.raises(errors.SettingsError, match=match):
         release(site, label, plan)
     # nor has a shard without rows anything to pay for
     column = release(site, boolean())
-    assert (column.kind, len(column.values)) == ("boolean", 0)
+    assert column.kind == "boolean"
+    assert len(column.values) == 0
     assert spent(site) == []
 
 
 def test_labels_are_drawn_once_and_paid_for_once(tmp_path):
     # a run that was killed when it had paid, and before anybody was answered
-    release(make_site(tmp_path, run=1), booleans())
+    release(make_site(tmp_path, run=1))
     forget_processes()
-    first = release(make_site(tmp_path, run=1), booleans())
+    first = release(make_site(tmp_path, run=1))
     # another run, another process: nothing is in memory but the class itself
-    second = release(make_site(tmp_path, run=2), booleans())
-    np.testing.assert_array_equal(first.values, second.values)
+    second = release(make_site(tmp_path, run=2))
+    assert_array_equal(first.values, second.values)
     site = make_site(tmp_path, run=3)
     assert spent(site) == [PureDp(1.0)]
     assert (tmp_path / "state" / FILE).stat().st_mode & 0o077 == 0
@@ -178,79 +187,80 @@ def test_labels_are_drawn_once_and_paid_for_once(tmp_path):
     assert "probability 0.7311" in line["release"]["scope"]
     # a site that writes nothing has them in its memory
     rows = [
-        release(make_site(tmp_path, run, state=":memory:"), booleans()).values
-        for run in (1, 2)
+        release(make_site(tmp_path, run, state=":memory:")).values for run in (1, 2)
     ]
-    np.testing.assert_array_equal(*rows)
+    assert_array_equal(*rows)
     assert len(kept_draws(tmp_path)) == 1
 
 
-FILTERED = Fragment("o", "orders", label="qty > 3", filters=("qty > 0",))
 OTHERS = {
     "another plan": {"plan": LabelPlan("randomised-response", 1.5)},
     "another mechanism": {"plan": LabelPlan("laplace", 1.0)},
     "another label": {"fragment": Fragment("o", "orders", label="qty > 4")},
-    "another filter": {"fragment": FILTERED},
+    "another filter": {
+        "fragment": Fragment("o", "orders", label="qty > 3", filters=("qty > 0",))
+    },
     "other true labels": {"label": boolean(*(1.0 - booleans().values))},
 }
 
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=list(OTHERS))
-def test_what_differs_is_drawn_anew_and_paid_for(tmp_path, other):
-    site = make_site(tmp_path)
-    first = release(site, booleans())
-    second = release(site, **{"label": booleans(), **other})
+def test_what_differs_is_drawn_anew_and_paid_for(site, other):
+    first = release(site)
+    second = release(site, **other)
     assert 0.2 < (first.values != second.values).mean() < 0.8
     total = sum(each.epsilon * each.count for each in spent(site))
     assert total == 1.0 + other.get("plan", RESPONSE).epsilon
     # and neither again
-    again = release(site, booleans())
-    np.testing.assert_array_equal(again.values, first.values)
+    again = release(site)
+    assert_array_equal(again.values, first.values)
     # of what the labels do not depend on there is no other draw
     alike = Fragment("x", "orders", keys=(("qty",),), label="qty > 3")
-    again = release(site, booleans(), fragment=alike)
-    np.testing.assert_array_equal(again.values, first.values)
+    again = release(site, fragment=alike)
+    assert_array_equal(again.values, first.values)
     assert sum(each.epsilon * each.count for each in spent(site)) == total
 
 
 def test_a_lost_draw_is_paid_for_again_and_a_damaged_one_is_not_drawn(tmp_path):
-    first = release(make_site(tmp_path, run=1), booleans())
+    first = release(make_site(tmp_path, run=1))
     # labels whose payment is lost stand once in the report
     open_ledger(str(tmp_path / "state")).begin_anew()
     forget_processes()
     site = make_site(tmp_path, run=2)
-    np.testing.assert_array_equal(release(site, booleans()).values, first.values)
+    assert_array_equal(release(site).values, first.values)
     assert [line["event"] for line in site.ledger.lines(name_of(2))] == ["charge"]
     rows_in(tmp_path / "state" / FILE, "DELETE FROM entries WHERE run = 'labels'")
-    assert (first.values != release(site, booleans()).values).any()
+    assert (first.values != release(site).values).any()
     assert spent(site) == [PureDp(1.0, count=2)]
     ((name, data),) = kept_draws(tmp_path)
     query = "UPDATE entries SET data = ? WHERE run = 'labels' AND name = ?"
     rows_in(tmp_path / "state" / FILE, query, flipped(data), name)
     with pytest.raises(errors.SiteError, match=r"the stored labels .* are damaged"):
-        release(site, booleans())
+        release(site)
 
 
 def test_a_table_whose_budget_is_spent_tells_no_more_labels(tmp_path):
     site = make_site(tmp_path, policy="epsilon = 2.5\ndelta = 1e-6")
-    release(site, booleans())
-    release(site, booleans(), LabelPlan("laplace", 1.5))
+    release(site)
+    release(site, plan=LabelPlan("laplace", 1.5))
     with pytest.raises(
         errors.BudgetError, match=r"orders has spent epsilon 2.5 of 2.5"
     ):
-        release(site, booleans(), LabelPlan("laplace", 0.1))
+        release(site, plan=LabelPlan("laplace", 0.1))
     # what is paid for may leave again
-    release(site, booleans())
+    release(site)
 
 
-@pytest.mark.parametrize(("policy", "level"), CASES["levels"])
+@CASES.each("levels", "policy", "level")
 def test_labels_leave_as_the_policy_wants_it(tmp_path, policy, level):
-    site, label = make_site(tmp_path, policy=policy), booleans()
+    site = make_site(tmp_path, policy=policy)
+    label = booleans()
     refused = pytest.raises(errors.PolicyError, match=rf"releases\.labels = {level}")
     if level == "clear":
         assert release(site, label, None) is label
         (line,) = site.ledger.lines(site.store.run)
-        assert (line["event"], line["release"]["mechanism"]) == ("note", None)
+        assert line["event"] == "note"
+        assert line["release"]["mechanism"] is None
         assert line["release"]["scope"] == "the labels leave in the clear"
     else:
         with refused:
@@ -260,28 +270,28 @@ def test_labels_leave_as_the_policy_wants_it(tmp_path, policy, level):
 
 
 @pytest.mark.parametrize("place", ["_append", "_check"])
-def test_a_crash_at_the_payment_leaves_nothing(tmp_path, place):
-    site = make_site(tmp_path)
+def test_a_crash_at_the_payment_leaves_nothing(tmp_path, site, place):
     killed = Mock(side_effect=KeyboardInterrupt)
     with patch.object(Ledger, place, killed), pytest.raises(KeyboardInterrupt):
-        release(site, booleans())
+        release(site)
     assert kept_draws(tmp_path) == []
     assert spent(site) == []
-    first = release(site, booleans()).values
-    np.testing.assert_array_equal(release(site, booleans()).values, first)
+    first = release(site).values
+    assert_array_equal(release(site).values, first)
     assert spent(site) == [PureDp(1.0)]
 
 
 def test_two_runs_that_draw_at_once_do_not_both_tell(tmp_path):
     """The one that comes second is asked again, and finds the draw of the first."""
-    first, second = (make_site(tmp_path, run) for run in (1, 2))
+    first = make_site(tmp_path, 1)
+    second = make_site(tmp_path, 2)
     refused = pytest.raises(errors.SiteError, match="another run has just drawn these")
     with refused as caught, together(second):
         bind(second)
         released_label(second, 0, RESPONSE, booleans())
-        drawn = release(first, booleans()).values
+        drawn = release(first).values
     assert errors.kind_of(caught.value) is errors.ErrorKind.TRANSIENT
-    np.testing.assert_array_equal(release(second, booleans()).values, drawn)
+    assert_array_equal(release(second).values, drawn)
     assert spent(first) == [PureDp(1.0)]
 
 
@@ -303,8 +313,10 @@ def test_no_feature_reads_what_a_noisy_label_is_made_of(tmp_path, features):
         name: write_site(tmp_path / name, {name: frame})
         for name, frame in frames.items()
     }
-    sql = f"SELECT a.y > 3 AS label, {features} FROM a JOIN b ON a.id = b.id "
-    sql += "JOIN a c ON b.id = c.id"
+    sql = (
+        f"SELECT a.y > 3 AS label, {features} FROM a JOIN b ON a.id = b.id "
+        "JOIN a c ON b.id = c.id"
+    )
     privacy = PrivacySettings(labels="randomised-response", label_epsilon=1.0)
     match = "table a: its label leaves with noise only, but feature .* reads column 'y'"
     with pytest.raises(errors.SiteError, match=match):

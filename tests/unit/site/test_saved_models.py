@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from numpy.random import default_rng
 
 from client_apps.data.saved_models import SavedModel
 from client_apps.privacy.proposal_checks import check_named
@@ -25,7 +26,7 @@ ENCODERS = (("c", "kind", "one-hot(2) indicator"), ("o", "price", "bins(3)"))
 
 
 def frames():
-    price = np.random.default_rng(5).normal(size=ROWS)
+    price = default_rng(5).normal(size=ROWS)
     customer = np.arange(ROWS) % 6
     orders = pd.DataFrame({"c": customer, "price": price, "qty": price + customer})
     kinds = ["a", "b", "b", None, "c", "b"]

@@ -4,19 +4,20 @@ processes.
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
+from numpy.random import default_rng
 
 from client_apps.data.ledger import Ledger
 from client_apps.data.score_counts import ScoreLimit
 from tp_flower.errors import PolicyError
 
-RUN, NEXT = "1f", "2f"
+RUN = "1f"
+NEXT = "2f"
 LIMIT = ScoreLimit("F", "p", ("a", "b", "c", "d"), rule=0.5, rank=6, allowed=3)
 
 
-def count(ledger, limit=LIMIT, vectors=1, run=RUN, ident="", part=1):
-    ledger.count_scores(run, {(part, limit): vectors}, ident)
+def count(ledger, limit=LIMIT, vectors=1, run=RUN, ident=""):
+    ledger.count_scores(run, {(1, limit): vectors}, ident)
 
 
 @pytest.fixture
@@ -83,9 +84,11 @@ def test_no_set_of_columns_lets_more_leave_than_half_of_its_columns(tmp_path):
     """Whatever queries a server poses: of independent columns, any set keeps half its
     unknowns.
     """
-    rng = np.random.default_rng(2)
+    rng = default_rng(2)
     for trial in range(9):
-        ledger, left, width = Ledger(str(tmp_path / str(trial))), [], 8
+        ledger = Ledger(str(tmp_path / str(trial)))
+        left = []
+        width = 8
         for _ in range(50):
             size = rng.integers(4, width + 1)
             columns = tuple(

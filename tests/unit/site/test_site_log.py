@@ -20,12 +20,18 @@ SERVER = {"start", "sent", "reply", "round", "finish", "stop"}
 FORGED = "../../x\nevent=answered"
 
 
+def grid_of(folder, change=None):
+    """One site with all tables in files."""
+    sites = {"all": store_on_disk(folder)}
+    return WatchedGrid(sites, change, state=folder / "states")
+
+
 def strategy_of():
     return TablePuppetADMM(Query.from_sql(store_sql("squared")), num_epochs=1)
 
 
 def test_every_message_has_a_line(tmp_path, caplog):
-    grid = WatchedGrid({"all": store_on_disk(tmp_path)}, state=tmp_path / "states")
+    grid = grid_of(tmp_path)
     strategy = strategy_of()
     lines = logged_run(strategy, grid, caplog)
     lines = [line for line in lines if line["event"] not in SERVER]
@@ -34,13 +40,15 @@ def test_every_message_has_a_line(tmp_path, caplog):
     assert len(recipients) == 2
     assert all("run:1:" in line["recipients"] for line in recipients)
     lines = [line for line in lines if line not in recipients]
-    assert [line["action"] for line in lines] == [
-        seen.action for seen in grid.seen if not seen.is_reply
-    ]
-    assert {line["event"] for line in lines} == {"answered"}
-    assert {line["level"] for line in lines} == {"INFO"}
-    assert {line["site"] for line in lines} == {"0"}
-    assert {line["run"] for line in lines} == {strategy.session.run[:SHOWN_DIGITS]}
+    requests = [seen.action for seen in grid.seen if not seen.is_reply]
+    assert [line["action"] for line in lines] == requests
+    same = {
+        "event": "answered",
+        "level": "INFO",
+        "site": "0",
+        "run": strategy.session.run[:SHOWN_DIGITS],
+    }
+    assert all(line.items() >= same.items() for line in lines)
     rounds = [int(line["round"]) for line in lines]
     assert rounds == sorted(rounds)
     assert min(float(line["seconds"]) for line in lines) >= 0
@@ -68,11 +76,8 @@ def test_a_refusal_says_why_in_one_line(tmp_path, caplog, change, reason):
         if seen.action == TRAIN_ADMM and not seen.is_reply:
             change(seen.header)
 
-    grid = WatchedGrid(
-        {"all": store_on_disk(tmp_path)}, spoil, state=tmp_path / "states"
-    )
     with pytest.raises(TPFlowerError):
-        logged_run(strategy_of(), grid, caplog)
+        logged_run(strategy_of(), grid_of(tmp_path, spoil), caplog)
     lines = events(caplog.records)
     (refused,) = (line for line in lines if line["event"] == "refused")
     expected = ("ERROR", TRAIN_ADMM, "refused")
@@ -82,7 +87,8 @@ def test_a_refusal_says_why_in_one_line(tmp_path, caplog, change, reason):
 
 
 def test_an_error_names_no_folder_of_the_site(tmp_path):
-    tables, state = tmp_path / "tables.toml", tmp_path / "state"
+    tables = tmp_path / "tables.toml"
+    state = tmp_path / "state"
     data = tmp_path / "orders.csv"
     data.write_text("id\n1\n")
     tables.write_text(f'[tables.orders]\npath = "{data}"\nsite = "us"\n')

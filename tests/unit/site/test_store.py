@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from client_apps.data import database, run_store
 from client_apps.data.database import FILE
@@ -50,17 +51,23 @@ def save(site, name="part-0", entry=ENTRY):
         site.save(name, entry)
 
 
+def commit(site, committed=ROUND, reply=REPLY):
+    with site.together(bool):
+        site.commit(committed, reply)
+
+
 def same(entry):
     assert entry.meta == ENTRY.meta
     assert entry.arrays.keys() == ENTRY.arrays.keys()
     for name, array in ENTRY.arrays.items():
-        np.testing.assert_array_equal(entry.arrays[name], array, strict=True)
+        assert_array_equal(entry.arrays[name], array, strict=True)
 
 
 @pytest.mark.parametrize("is_on_disk", [True, False])
 def test_runs_and_nodes_are_apart(tmp_path, is_on_disk):
     root = tmp_path if is_on_disk else run_store.IN_MEMORY
-    site, other = at(root), at(root, node=3)
+    site = at(root)
+    other = at(root, node=3)
     for store in (site, other):
         save(store)
         save(store, "extracted-0")
@@ -93,7 +100,7 @@ def test_files_are_mapped_read_only(tmp_path):
     save(at(tmp_path), entry=Entry({"new": np.ones(2)}, {}))
     forget_processes()
     assert at(tmp_path).load("part-0").arrays.keys() == {"new"}
-    np.testing.assert_array_equal(mapped, ENTRY.arrays["features"])
+    assert_array_equal(mapped, ENTRY.arrays["features"])
 
 
 def test_folder_is_private_and_has_no_leftovers(tmp_path):
@@ -104,7 +111,8 @@ def test_folder_is_private_and_has_no_leftovers(tmp_path):
         assert path.stat().st_mode & 0o077 == 0
     assert large.name.startswith("part-0-features-")
     ((name, meta, layout),) = rows_of(root, "name, meta, layout")
-    assert (name, json.loads(meta)) == ("part-0", ENTRY.meta)
+    assert name == "part-0"
+    assert json.loads(meta) == ENTRY.meta
     assert [array[0] for array in json.loads(layout)] == ["features", "none", "mask"]
 
 
@@ -201,17 +209,15 @@ def test_damaged_entries_are_lost_state(tmp_path, how):
 
 def test_nothing_is_pickled(tmp_path):
     for count in (1, 9):
+        objects = np.array([{}] * count, dtype=object)
         with pytest.raises(ValueError, match="allow_pickle=False"):
-            save(
-                at(tmp_path),
-                "part-1",
-                Entry({"a": np.array([{}] * count, dtype=object)}, {}),
-            )
+            save(at(tmp_path), "part-1", Entry({"a": objects}, {}))
     assert not at(tmp_path).has("part-1")
 
 
 def test_a_folder_that_others_remove_meanwhile_is_made_again(tmp_path, monkeypatch):
-    made, mkdir = [], os.mkdir
+    made = []
+    mkdir = os.mkdir
 
     def removed_at_first(path, mode=0o777):
         made.append(path)
@@ -246,26 +252,26 @@ def test_a_round_is_there_as_a_whole_or_not_at_all(tmp_path, root):
         files = list(tmp_path.glob("1-2/*.npy"))
         assert bool(files) == (root == str(tmp_path) and not is_killed)
     last = again.last()
-    assert (last.number, last.digest, last.history) == (3, "d", "h")
-    np.testing.assert_array_equal(last.arrays[1, "model"], np.arange(9.0))
+    assert last.number == 3
+    assert last.digest == "d"
+    assert last.history == "h"
+    assert_array_equal(last.arrays[1, "model"], np.arange(9.0))
     assert tuple(map(bytes, again.reply())) == REPLY
-    np.testing.assert_array_equal(again.labels("x", lambda: np.zeros(3))[0], np.ones(3))
+    assert_array_equal(again.labels("x", lambda: np.zeros(3))[0], np.ones(3))
     same(again.load("part-0"))
 
 
 def test_arrays_that_a_round_has_replaced_are_removed(tmp_path):
     for number in range(3):
         site = at(tmp_path)
-        with site.together(bool):
-            site.commit(replace(ROUND, number=number), REPLY)
+        commit(site, replace(ROUND, number=number))
         site.sweep()
         # the state's and the reply's
         assert len(list(tmp_path.glob("1-2/*.npy"))) == 2
         with site.locked():
             assert site.last().number == number
     (tmp_path / "1-2" / "of-a-killed-process.npy").touch()
-    with site.together(bool):
-        site.commit(CommittedRound(4, "d", "h", is_over=True), Parcel(b"", b"", b""))
+    commit(site, CommittedRound(4, "d", "h", is_over=True), Parcel(b"", b"", b""))
     site.sweep()
     with site.locked():
         pass
@@ -275,16 +281,11 @@ def test_arrays_that_a_round_has_replaced_are_removed(tmp_path):
 @pytest.mark.parametrize("name", [".round", ".reply"])
 @pytest.mark.parametrize("where", ["row", "file"])
 def test_a_damaged_round_is_not_gone_on_with(tmp_path, name, where):
-    site = at(tmp_path)
-    with site.together(bool):
-        site.commit(ROUND, REPLY)
+    commit(at(tmp_path))
     forget_processes()
     if where == "row":
-        rows_in(
-            tmp_path / FILE,
-            "UPDATE entries SET meta = meta || ' ' WHERE name = ?",
-            name,
-        )
+        damage = "UPDATE entries SET meta = meta || ' ' WHERE name = ?"
+        rows_in(tmp_path / FILE, damage, name)
     else:
         (path,) = (tmp_path / "1-2").glob(f"{name}-*")
         path.write_bytes(flipped(path.read_bytes()[:-1]) + b"x")
@@ -297,7 +298,8 @@ def test_a_damaged_round_is_not_gone_on_with(tmp_path, name, where):
 
 
 def test_runs_that_were_killed_are_forgotten(tmp_path):
-    killed, slow = (SiteStore(str(tmp_path), run, 2) for run in (1, 3))
+    killed = at(tmp_path, 1)
+    slow = at(tmp_path, 3)
     (tmp_path / "models").mkdir()
     for site in (killed, slow):
         save(site, "keys", Entry({"private": np.zeros(32, np.uint8)}, {}))
@@ -306,13 +308,11 @@ def test_runs_that_were_killed_are_forgotten(tmp_path):
         os.utime(folder, (0, 0))
     rows_in(tmp_path / FILE, "UPDATE entries SET touched = 0")
     slow.touch()
-    current = SiteStore(str(tmp_path), 4, 2)
+    current = at(tmp_path, 4)
     with current.together(bool):
         assert list(current.forget_stale()) == ["1-2", "5-2"]
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [
-        "3-2",
-        "models",
-    ]
+    folders = {path.name for path in tmp_path.iterdir() if path.is_dir()}
+    assert folders == {"3-2", "models"}
     assert rows_of(tmp_path, "run") == [("3-2",)]
-    assert not list(SiteStore(":memory:", 4, 2).forget_stale())
-    assert not list(SiteStore(str(tmp_path / "none"), 4, 2).forget_stale())
+    for root in (run_store.IN_MEMORY, tmp_path / "none"):
+        assert not list(at(root, 4).forget_stale())

@@ -1,11 +1,14 @@
 """A shard is read once: later messages, processes and runs need no source."""
 
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from numpy.random import default_rng
+from numpy.testing import assert_array_equal
 
 from client_apps.data import run_store as store
 from client_apps.data.features import CachedFeatures
@@ -14,22 +17,23 @@ from client_apps.data.tables import SiteTables
 from tests.support.examples.encoding_example import encoder_of
 from tests.support.files import output_of
 from tests.support.peers.faulty_grid import lose_state
+from tests.support.tables.fragments import plain_features
+from tests.support.tables.sources import file_source
 from tp_flower.errors import SiteError, SourceError
 from tp_flower.features.columns import FeatureColumn
 from tp_flower.features.encoder import SiteEncoder
-from tp_flower.query.fragment import Feature, Fragment
+from tp_flower.query.fragment import Fragment
 from tp_flower.sources import csv_files
-from tp_flower.sources.shards import ShardSource, load_tables, register_frames, release
+from tp_flower.sources.shards import load_tables, register_frames, release
 
 FRAME = pd.DataFrame(
     {
         "k": np.arange(500) % 60,
-        "x": np.random.default_rng(0).random(500).round(6),
+        "x": default_rng(0).random(500).round(6),
         "c": [None if n % 9 == 0 else f"t{n % 5}" for n in range(500)],
     }
 )
-FEATURES = (Feature("x", '"x"'), Feature("c", '"c"'))
-WANTED = Fragment("t", "t", FEATURES, (('"k"',),))
+WANTED = Fragment("t", "t", plain_features("x", "c"), (('"k"',),))
 ROWS = np.concatenate([np.arange(0, 500, 2), np.arange(1, 500, 2)])
 
 
@@ -42,7 +46,7 @@ def _fresh_process(monkeypatch):
 def source(tmp_path):
     path = tmp_path / "t.csv"
     FRAME.to_csv(path, index=False)
-    return ShardSource("t", "here", 0, str(path))
+    return file_source(path)
 
 
 class Site:
@@ -52,6 +56,16 @@ class Site:
         self.store = SiteStore(str(root), run, 1)
         self.features = CachedFeatures(str(root), 10**9, self.store)
         self.tables = SiteTables(self.features, is_simulated=False)
+
+    def extract(self, source, wanted=WANTED):
+        """Extract the rows of part 0."""
+        return self.tables.extract(0, source, wanted)
+
+
+def has_lost(site):
+    """Assert that nothing is left of what the site has extracted."""
+    with pytest.raises(SiteError, match="lost its state"):
+        site.tables.extracted(0)
 
 
 def restart():
@@ -83,31 +97,29 @@ def test_features_are_of_whole_columns(tmp_path, source, monkeypatch, most_rows)
         tables.extract(0, source, WANTED)
         features = tables.encode(0, encoder(tables), ROWS)
         assert features.dtype == np.float32
-        np.testing.assert_array_equal(features, expected(tables))
-        assert tables.encode(0, encoder(tables), ROWS[:0]).shape == (
-            0,
-            features.shape[1],
-        )
+        assert_array_equal(features, expected(tables))
+        nothing = tables.encode(0, encoder(tables), ROWS[:0])
+        assert nothing.shape == (0, features.shape[1])
 
 
 def test_second_message_reads_no_source(tmp_path, source):
     first = Site(tmp_path / "state")
     assert first.tables.describe(source).rows == 500
     with first.store.together(bool):
-        first.tables.extract(0, source, WANTED)
+        first.extract(source)
     Path(source.path).unlink()
     for forget in (lambda: None, restart):
         forget()
         tables = Site(tmp_path / "state").tables
         features = tables.encode(0, encoder(tables), ROWS)
-        np.testing.assert_array_equal(features, expected(tables))
+        assert_array_equal(features, expected(tables))
     assert isinstance(features, np.memmap)
 
 
 def test_later_run_reads_no_source(tmp_path, source, monkeypatch):
     site = Site(tmp_path / "state")
     schema = site.tables.describe(source)
-    extracted = site.tables.extract(0, source, WANTED)
+    extracted = site.extract(source)
     site.features.release()
     lose_state(site.store)
     restart()
@@ -118,41 +130,41 @@ def test_later_run_reads_no_source(tmp_path, source, monkeypatch):
     assert again.describe(source) == schema
     stored = again.extract(0, source, WANTED)
     for name in "xc":
-        ours, theirs = stored.column(name), extracted.column(name)
-        np.testing.assert_array_equal(ours.is_missing, theirs.is_missing)
+        ours = stored.column(name)
+        theirs = extracted.column(name)
+        assert_array_equal(ours.is_missing, theirs.is_missing)
     assert stored.keys[0].texts == extracted.keys[0].texts
 
 
 def test_changed_source_and_other_fragment_are_read(tmp_path, source):
-    tables = Site(tmp_path / "state").tables
-    tables.extract(0, source, WANTED)
-    other = Fragment("t", "t", FEATURES, (('"k"',),), filters=('"k" > 9',))
-    assert tables.extract(0, source, other).rows == np.count_nonzero(FRAME["k"] > 9)
+    site = Site(tmp_path / "state")
+    site.extract(source)
+    other = replace(WANTED, filters=('"k" > 9',))
+    assert site.extract(source, other).rows == np.count_nonzero(FRAME["k"] > 9)
     FRAME[:100].to_csv(source.path, index=False)
     restart()
-    assert tables.extract(0, source, WANTED).rows == 100
-    assert tables.describe(source).rows == 100
+    assert site.extract(source).rows == 100
+    assert site.tables.describe(source).rows == 100
 
 
 def test_source_that_changes_while_it_is_read(tmp_path, source, monkeypatch):
     states = iter(["before", "after"])
-    tables = Site(tmp_path / "state").tables
+    site = Site(tmp_path / "state")
     with monkeypatch.context() as patch:
         patch.setattr("client_apps.data.tables.fingerprint", lambda _: next(states))
         with pytest.raises(
             SourceError, match="changed while it was read; start the run again"
         ):
-            tables.extract(0, source, WANTED)
-    with pytest.raises(SiteError, match="lost its state"):
-        tables.extracted(0)
-    assert tables.extract(0, source, WANTED).rows == 500
+            site.extract(source)
+    has_lost(site)
+    assert site.extract(source).rows == 500
 
 
 def test_frames_are_of_one_run(tmp_path):
     token = register_frames({"t": FRAME}, site="here")
     (source,) = load_tables(f"memory:{token}")
     site = Site(tmp_path)
-    assert site.tables.extract(0, source, WANTED).rows == 500
+    assert site.extract(source).rows == 500
     site.tables.encode(0, encoder(site.tables), ROWS)
     site.features.release()
     assert [p.name for p in tmp_path.glob("cache/*") if p.name[0] != "."] == ["uses"]
@@ -161,15 +173,13 @@ def test_frames_are_of_one_run(tmp_path):
 
 def test_lost_entries(tmp_path, source):
     site = Site(tmp_path / "state")
-    site.tables.extract(0, source, WANTED)
+    site.extract(source)
     for path in (tmp_path / "state" / "cache").glob("rows-*/rows.arrow"):
         path.write_bytes(b"")
-    with pytest.raises(SiteError, match="lost its state"):
-        site.tables.extracted(0)
-    site.tables.extract(0, source, WANTED)
+    has_lost(site)
+    site.extract(source)
     site.store.drop("extracted-0")
-    with pytest.raises(SiteError, match="lost its state"):
-        site.tables.extracted(0)
+    has_lost(site)
 
 
 MEASURED = """

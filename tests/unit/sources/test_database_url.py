@@ -13,21 +13,24 @@ CASES = case_table(__file__)
 ENVIRONMENT = CASES["environment"]
 
 
-def parse(text, environment=ENVIRONMENT):
-    return parse_url(text, environment, Path("/site"), "shard 0 of table 't'")
+def parse(text):
+    return parse_url(text, ENVIRONMENT, Path("/site"), "shard 0 of table 't'")
 
 
-@pytest.mark.parametrize(("text", "driver", "dialect"), CASES["drivers"])
+@CASES.each("drivers", "text", "driver", "dialect")
 def test_driver(text, driver, dialect):
     actual = parse(text)
-    assert (actual.url.drivername, actual.dialect) == (driver, dialect)
+    assert actual.url.drivername == driver
+    assert actual.dialect == dialect
 
 
 def test_variables_are_taken_as_they_are():
     text = "postgresql://${USER_NAME}:${PASSWORD}@${HOST}:5432/shop?x=${PASSWORD}"
     url = parse(text).url
-    assert (url.username, url.password) == ("anna@host", ENVIRONMENT["PASSWORD"])
-    assert (url.host, url.port) == ("db.example.org", 5432)
+    assert url.username == "anna@host"
+    assert url.password == ENVIRONMENT["PASSWORD"]
+    assert url.host == "db.example.org"
+    assert url.port == 5432
     assert url.query["x"] == ENVIRONMENT["PASSWORD"]
     assert parse("postgresql://u:x${EMPTY}@h/d").url.password == "x"
     assert parse("${WHOLE}").url.password == "s3cret"
@@ -39,10 +42,12 @@ def test_characters_of_a_user_or_password_are_escaped_as_the_refusal_says():
     ):
         parse("postgresql://an@na:p@ss/w:rd@h/d")
     url = parse("postgresql://an%40na:p%40ss%2Fw%3Ard@h/d").url
-    assert (url.username, url.password, url.host) == ("an@na", "p@ss/w:rd", "h")
+    assert url.username == "an@na"
+    assert url.password == "p@ss/w:rd"
+    assert url.host == "h"
 
 
-@pytest.mark.parametrize(("text", "printed"), CASES["printed"])
+@CASES.each("printed", "text", "printed")
 def test_text_without_secrets(text, printed):
     url = parse(text)
     assert str(url) == printed
@@ -55,7 +60,7 @@ def test_words_of_a_driver_are_redacted():
     assert actual.redact(words) == "*** *** *** *** *** d"
 
 
-@pytest.mark.parametrize(("text", "match"), CASES["refused"])
+@CASES.each("refused", "text", "match")
 def test_refusals(text, match):
     match = f"'uri' of shard 0 of table 't'.*{match}"
     with pytest.raises(SourceError, match=match) as e:

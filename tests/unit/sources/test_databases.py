@@ -12,16 +12,24 @@ import duckdb
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from numpy.testing import assert_allclose
 
-from tests.support.database_tables import KINDS, fill, run, source_of, url_of
+from tests.support.database_tables import KINDS, fill, new_name, run, source_of, url_of
 from tests.support.files import case_table
 from tests.support.servers import uri, wait_until
-from tp_flower.duckdb_engine import quote_name
+from tests.support.tables.fragments import features, plain_features
+from tests.support.tables.sources import file_source, sources_of
+from tests.support.tables.sources import rows_of as answer_of
 from tp_flower.errors import QueryError, SourceError
 from tp_flower.extraction.extract import extract
 from tp_flower.extraction.select_plan import kind_of
-from tp_flower.query import Feature, Fragment, SubQuery
-from tp_flower.sources import shards
+from tp_flower.query import Fragment, SubQuery
+from tp_flower.sources.shards import (
+    column_types,
+    describe,
+    fingerprint,
+    scan,
+)
 from tp_flower.sources.text_values import TextFormat
 
 CASES = case_table(__file__)
@@ -44,19 +52,34 @@ def url(request, tmp_path):
 
 
 @pytest.fixture
+def database(kind, request, tmp_path):
+    """The address of the kind of database that a case names."""
+    return url_of(kind, request, tmp_path)
+
+
+@pytest.fixture
 def sqlite(tmp_path, request):
     return url_of("sqlite", request, tmp_path)
 
 
-def fragment_of(*columns, filters=()):
-    features = tuple(Feature(name, quote_name(name)) for name in columns)
-    return Fragment("t", "t", features=features, filters=tuple(filters))
+def refused(match):
+    """Expect a source to be refused, with such a text."""
+    return pytest.raises(SourceError, match=match)
+
+
+def fragment_of(*names, filters=()):
+    return Fragment("t", "t", plain_features(*names), filters=filters)
+
+
+def fill_numbers(url, numbers):
+    """Create a table of one column, ``a``; return its name."""
+    return fill(url, "t", {"a": "INTEGER"}, [(number,) for number in numbers])
 
 
 def chunks_of(source, fragment):
     """The rows of every chunk, as far as the filters let them pass."""
-    with shards.scan(source, fragment) as opened:
-        types = shards.column_types(opened.connection, "SELECT * FROM shard")
+    with scan(source, fragment) as opened:
+        types = column_types(opened.connection, "SELECT * FROM shard")
         # DuckDB needs a library of its own to make Python's aware times
         zones = {n: " AT TIME ZONE 'UTC'" for n, t in types.items() if "ZONE" in t}
         listed = ", ".join(
@@ -68,7 +91,7 @@ def chunks_of(source, fragment):
 
 
 def rows_of(source, *columns):
-    names = columns or shards.describe(source).columns
+    names = columns or describe(source).columns
     return [row for rows in chunks_of(source, fragment_of(*names)) for row in rows]
 
 
@@ -77,21 +100,20 @@ def values_of(source, column):
 
 
 @pytest.mark.parametrize(("kind", "cases"), CASES["types"].items())
-def test_types_and_values(kind, cases, request, tmp_path):
+def test_types_and_values(kind, cases, database):
     """Every case is a column: a value, then NULL."""
-    url = url_of(kind, request, tmp_path)
     listed = ", ".join(f"c{k} {declared}" for k, (declared, *_) in enumerate(cases))
     values = ", ".join(value for _, _, value, _ in cases)
     nulls = ", ".join(["NULL"] * len(cases))
-    name = f"types_{os.urandom(4).hex()}"
+    name = new_name()
     run(
-        url,
+        database,
         *CASES["owners-types"].get(kind, ()),
         f"CREATE TABLE {name} ({listed})",
         f"INSERT INTO {name} VALUES ({values}), ({nulls})",
     )
-    source = source_of(url, name)
-    schema = shards.describe(source)
+    source = source_of(database, name)
+    schema = describe(source)
     assert schema.rows == 2
     row, nothing = rows_of(source)
     for k, (declared, expected, _, value) in enumerate(cases):
@@ -110,94 +132,89 @@ def test_columns_that_a_database_lacks(url):
         rename={"k": "id", "empty": "none"},
         absent=("day", "word"),
     )
-    schema = shards.describe(source)
+    schema = describe(source)
     assert list(schema.columns) == ["id", "none", "day", "word"]
-    assert (schema.rows, schema.all_null) == (2, ("none", "day", "word"))
-    assert sorted(rows_of(source, "id", "day", "word")) == [
-        (7, None, None),
-        (8, None, None),
-    ]
+    assert schema.rows == 2
+    assert schema.all_null == ("none", "day", "word")
+    rows = sorted(rows_of(source, "id", "day", "word"))
+    assert rows == [(7, None, None), (8, None, None)]
     filters = (
         '"word" IS NULL',
         '"id" > 7',
         '"day" IS NULL OR "day" > DATE \'2020-01-01\'',
     )
-    features = (
-        Feature("year", 'year("day")'),
-        Feature("text", "lower(\"word\") || 'x'"),
-    )
-    extracted = extract(source, Fragment("t", "t", features, filters=filters))
+    wanted = features(year='year("day")', text="lower(\"word\") || 'x'")
+    extracted = extract(source, Fragment("t", "t", wanted, filters=filters))
     assert extracted.rows == 1
     assert all(extracted.column(name).is_missing.all() for name in ("year", "text"))
-    with pytest.raises(
-        SourceError, match=r"'absent' names column 'ID', but the source has .*'id'"
-    ):
-        shards.describe(replace(source, absent=("ID",), types={}))
+    with refused(r"'absent' names column 'ID', but the source has .*'id'"):
+        describe(replace(source, absent=("ID",), types={}))
 
 
 @pytest.mark.parametrize(
     ("kind", "columns", "values", "settings", "match"),
     [(kind, *case) for kinds, *case in CASES["refused"] for kind in kinds.split()],
 )
-def test_refusals_show_no_value(
-    kind, columns, values, settings, match, request, tmp_path
-):
-    url, name = url_of(kind, request, tmp_path), f"t_{os.urandom(4).hex()}"
-    run(url, f"CREATE TABLE {name} ({columns})", f"INSERT INTO {name} VALUES {values}")
+def test_refusals_show_no_value(columns, values, settings, match, database):
+    name = new_name()
+    run(
+        database,
+        f"CREATE TABLE {name} ({columns})",
+        f"INSERT INTO {name} VALUES {values}",
+    )
     if "sql" in settings:
         settings = {"sql": settings["sql"].format(name)}
     if "too long" in match:
-        url = url.update_query_dict({"options": "-c statement_timeout=1000"})
-    with pytest.raises(SourceError, match=match) as caught:
-        rows_of(source_of(url, name, **settings))
+        database = database.update_query_dict({"options": "-c statement_timeout=1000"})
+    with refused(match) as caught:
+        rows_of(source_of(database, name, **settings))
     assert "secret" not in str(caught.value)
     if "compute" in match:
         assert "secret" not in "".join(traceback.format_exception(caught.value))
 
 
-@pytest.mark.parametrize(("kind", "columns", "conversion", "values"), CASES["misfits"])
+@CASES.each("misfits", "kind", "columns", "conversion", "values")
 def test_a_value_that_is_not_of_its_columns_type_is_read_as_the_refusal_says(
-    kind, columns, conversion, values, request, tmp_path
+    columns, conversion, values, database
 ):
-    url, name = url_of(kind, request, tmp_path), f"t_{os.urandom(4).hex()}"
-    run(url, *f"CREATE TABLE {name} {columns}".replace("{}", name).split(";"))
-    with pytest.raises(
-        SourceError, match=r"holds a value that is not .* in 'sql'"
-    ) as caught:
-        rows_of(source_of(url, name))
-    converted = source_of(url, name, sql=f"SELECT {conversion} AS f FROM {name}")
+    name = new_name()
+    run(database, *f"CREATE TABLE {name} {columns}".replace("{}", name).split(";"))
+    with refused(r"holds a value that is not .* in 'sql'") as caught:
+        rows_of(source_of(database, name))
+    converted = source_of(database, name, sql=f"SELECT {conversion} AS f FROM {name}")
     assert values_of(converted, "f") == values
     if advice := re.search(
         r"or read it as a number, (types = .*\})", str(caught.value)
     ):
-        typed = source_of(url, name, types=tomllib.loads(advice[1])["types"])
+        typed = source_of(database, name, types=tomllib.loads(advice[1])["types"])
         assert values_of(typed, "f") == values
 
 
-@pytest.mark.parametrize(("kind", "declared", "text", "conversion"), CASES["useless"])
+@CASES.each("useless", "kind", "declared", "text", "conversion")
 def test_columns_of_no_use_stop_only_queries_that_read_them(
-    kind, declared, text, conversion, request, tmp_path
+    kind, declared, text, conversion, database
 ):
-    url = url_of(kind, request, tmp_path)
-    name = fill(url, "odd", {"a": "INTEGER", "b": declared}, [(1, None)])
-    source = source_of(url, name)
+    name = fill(database, "odd", {"a": "INTEGER", "b": declared}, [(1, None)])
+    source = source_of(database, name)
     if kind == "sqlite":
-        run(url, f"UPDATE {name} SET b = x'00'")
-    schema = shards.describe(source)
+        run(database, f"UPDATE {name} SET b = x'00'")
+    schema = describe(source)
     assert schema.columns.keys() == {"a"}
     assert values_of(source, "a") == [1]
     assert schema.unread["b"].startswith(
         f"is of type {text}, which cannot be used: convert"
     )
-    converted = source_of(url, name, sql=f"SELECT a, {conversion} AS b FROM {name}")
-    assert shards.describe(converted).unread == {}
+    converted = source_of(
+        database, name, sql=f"SELECT a, {conversion} AS b FROM {name}"
+    )
+    assert describe(converted).unread == {}
     assert rows_of(converted) == [(1, "00" if kind == "sqlite" else None)]
     # a server that asks for it all the same
     with pytest.raises(QueryError, match="no column 'b'"):
         values_of(source, "b")
 
 
-@pytest.mark.parametrize(("declared", "values", "reason"), CASES["mixed"])
+@CASES.each("mixed", "declared", "values", "reason")
 def test_mixed_columns_of_sqlite_stop_only_queries_that_read_them(
     sqlite, declared, values, reason
 ):
@@ -207,8 +224,9 @@ def test_mixed_columns_of_sqlite_stop_only_queries_that_read_them(
         f'INSERT INTO t ("a b") VALUES {values}',
     )
     source = source_of(sqlite, "t", order_by=("a b",))
-    schema = shards.describe(source)
-    assert (schema.columns, schema.all_null) == ({"id": "BIGINT"}, ())
+    schema = describe(source)
+    assert schema.columns == {"id": "BIGINT"}
+    assert schema.all_null == ()
     assert schema.rows == len(values_of(source, "id"))
     advice = 'types = { "a b" = "VARCHAR" }'
     assert schema.unread == {
@@ -218,20 +236,19 @@ def test_mixed_columns_of_sqlite_stop_only_queries_that_read_them(
     }
     # both of its remedies work
     typed = replace(source, types=tomllib.loads(advice)["types"])
-    assert (shards.describe(typed).columns["a b"], shards.describe(typed).unread) == (
-        "VARCHAR",
-        {},
-    )
+    schema = describe(typed)
+    assert schema.columns["a b"] == "VARCHAR"
+    assert schema.unread == {}
     converted = source_of(sqlite, "t", sql='SELECT CAST("a b" AS TEXT) AS a FROM t')
     assert sorted(values_of(typed, "a b")) == sorted(values_of(converted, "a"))
     # as the table calls it, not the source
     renamed = replace(
         source, rename={"a b": "c"}, database=replace(source.database, order_by=())
     )
-    assert 'types = { c = "VARCHAR" }' in shards.describe(renamed).unread["c"]
+    assert 'types = { c = "VARCHAR" }' in describe(renamed).unread["c"]
 
 
-@pytest.mark.parametrize("declared", CASES["texts"])
+@CASES.each("texts", "declared")
 def test_texts_of_an_unknown_type_are_texts(sqlite, declared):
     run(
         sqlite,
@@ -239,20 +256,18 @@ def test_texts_of_an_unknown_type_are_texts(sqlite, declared):
         "INSERT INTO t VALUES ('x'), (NULL), ('y 1')",
     )
     source = source_of(sqlite, "t")
-    assert (shards.describe(source).columns, shards.describe(source).unread) == (
-        {"a": "VARCHAR"},
-        {},
-    )
+    schema = describe(source)
+    assert schema.columns == {"a": "VARCHAR"}
+    assert schema.unread == {}
     assert values_of(source, "a") == ["x", None, "y 1"]
 
 
 def test_types_of_the_owner(url):
     columns = {"zip": "VARCHAR(5)", "n": "INTEGER"}
     types = {"zip": "INTEGER", "n": "VARCHAR"}
-    source = source_of(
-        url, fill(url, "zips", columns, [("007", 1), (None, 2)]), types=types
-    )
-    assert shards.describe(source).columns == types
+    name = fill(url, "zips", columns, [("007", 1), (None, 2)])
+    source = source_of(url, name, types=types)
+    assert describe(source).columns == types
     assert rows_of(source) == [(7, "1"), (None, "2")]
     # the database must not take such a column for what it is there
     assert chunks_of(source, fragment_of("n", filters=("n = '1'", "zip < 8"))) == [
@@ -262,14 +277,17 @@ def test_types_of_the_owner(url):
     columns = {"price": "VARCHAR(9)", "day": "VARCHAR(10)"}
     name = fill(url, "texts", columns, [("1.234,50€", "01.02.2013"), ("oops", None)])
     types = {"Price": "DOUBLE", "day": "DATE"}
-    written = {"text": TextFormat(decimal=",", dates="%d.%m.%Y"), "nulls": ("oops",)}
-    texts = replace(source_of(url, name, types=types), **written)
+    texts = replace(
+        source_of(url, name, types=types),
+        text=TextFormat(decimal=",", dates="%d.%m.%Y"),
+        nulls=("oops",),
+    )
     assert rows_of(texts) == [(1234.5, date(2013, 2, 1)), (None, None)]
     # values that are refused without them
     if url.drivername == "sqlite":
         run(url, "CREATE TABLE t (a)", "INSERT INTO t VALUES (1), ('x'), (x'61')")
         mixed = source_of(url, "t", types={"a": "VARCHAR"})
-        assert shards.describe(mixed).columns == {"a": "VARCHAR"}
+        assert describe(mixed).columns == {"a": "VARCHAR"}
         assert len(values_of(mixed, "a")) == 3
     if "mysql" in url.drivername:
         flags = fill(url, "flags", {"f": "tinyint(1)"}, [(1,), (2,)])
@@ -279,10 +297,11 @@ def test_types_of_the_owner(url):
 
 def test_sqlite_columns_without_values(sqlite):
     run(sqlite, "CREATE TABLE t (a INTEGER, b, c DATE, d NUMERIC, e TEXT, f BOOLEAN)")
-    schema = shards.describe(source_of(sqlite, "t"))
+    schema = describe(source_of(sqlite, "t"))
     types = ("BIGINT", "VARCHAR", "DATE", "DOUBLE", "VARCHAR", "BOOLEAN")
     assert schema.columns == dict(zip("abcdef", types, strict=True))
-    assert (schema.rows, set(schema.all_null)) == (0, set("abcdef"))
+    assert schema.rows == 0
+    assert set(schema.all_null) == set("abcdef")
 
 
 def test_odd_names(url):
@@ -291,7 +310,7 @@ def test_odd_names(url):
     run(url, f"CREATE VIEW v_{name} AS SELECT * FROM {name}")
     for relation in (name, f"v_{name}"):
         source = source_of(url, relation)
-        assert list(shards.describe(source).columns) == list(names)
+        assert list(describe(source).columns) == list(names)
         assert rows_of(source) == [(1, 2, 3)]
 
 
@@ -299,7 +318,7 @@ def test_query_of_the_owner(url):
     name = fill(url, "t", {"a": "INTEGER", "b": "INTEGER"}, [(1, 5), (2, 6), (3, None)])
     sql = f"SELECT a, b * 2 AS double_b FROM {name} WHERE a > 1 -- a comment"
     source = source_of(url, "t", sql=sql)
-    assert shards.describe(source).rows == 2
+    assert describe(source).rows == 2
     assert sorted(rows_of(source)) == [(2, 12), (3, None)]
     assert re.search(r"\(query [0-9a-f]{8} of ", str(source))
     # the cache knows sources by their words
@@ -324,11 +343,11 @@ def test_chunks(url, rows):
     chunks = chunks_of(source, fragment_of("a", "b"))
     assert [row for chunk in chunks for row in chunk] == values
     assert len(chunks) == max(1, -(-rows // 4))
-    assert shards.describe(source).rows == rows
+    assert describe(source).rows == rows
 
 
 def test_rows_come_in_the_order_of_the_key_or_of_the_owner(url):
-    key, plain = (f"t_{os.urandom(4).hex()}" for _ in range(2))
+    key, plain = (new_name() for _ in range(2))
     for name, primary in ((key, ", PRIMARY KEY (b, a)"), (plain, "")):
         run(
             url,
@@ -342,7 +361,7 @@ def test_rows_come_in_the_order_of_the_key_or_of_the_owner(url):
         (plain, (), None),
     ):
         source = source_of(url, name, order_by=order_by)
-        with shards.scan(source, fragment_of("a")) as opened:
+        with scan(source, fragment_of("a")) as opened:
             assert opened.needs_sort == (values is None)
         assert values is None or values_of(source, "a") == values
 
@@ -350,9 +369,9 @@ def test_rows_come_in_the_order_of_the_key_or_of_the_owner(url):
 def test_one_snapshot(postgresql, mariadb):
     """Rows that come while we read are not seen: types, order and rows fit together."""
     for url in (postgresql, mariadb):
-        name = fill(url, "t", {"a": "INTEGER"}, [(k,) for k in range(10)])
+        name = fill_numbers(url, range(10))
         source = source_of(url, name, chunk_rows=3, order_by=("a",))
-        with shards.scan(source, fragment_of("a")) as opened:
+        with scan(source, fragment_of("a")) as opened:
             run(url, f"INSERT INTO {name} VALUES (-1), (100)")
             actual = []
             for _ in opened.chunks():
@@ -361,7 +380,8 @@ def test_one_snapshot(postgresql, mariadb):
 
 
 def test_nothing_can_be_written(postgresql, mariadb, sqlite):
-    insert, end = "INSERT INTO t_w VALUES (2)", "RETURNS int"
+    insert = "INSERT INTO t_w VALUES (2)"
+    end = "RETURNS int"
     functions = {
         postgresql: f"{end} LANGUAGE sql AS '{insert} RETURNING a'",
         mariadb: f"{end} MODIFIES SQL DATA BEGIN {insert}; RETURN 1; END",
@@ -369,7 +389,7 @@ def test_nothing_can_be_written(postgresql, mariadb, sqlite):
     for url, function in functions.items():
         run(url, "CREATE TABLE t_w (a INTEGER)", f"CREATE FUNCTION add_w() {function}")
         writing = source_of(url, "t", sql="SELECT add_w() AS a")
-        with pytest.raises(SourceError, match="it wants to write: a shard is only rea"):
+        with refused("it wants to write: a shard is only rea"):
             rows_of(writing)
         assert rows_of(source_of(url, "t_w")) == []
     run(sqlite, "CREATE TABLE t (a INTEGER)")
@@ -385,7 +405,7 @@ def connections(url, kind):
 
 def read_first(source):
     """Leave most rows."""
-    with shards.scan(source, fragment_of("a")) as opened:
+    with scan(source, fragment_of("a")) as opened:
         next(iter(opened.chunks()))
         yield
         raise ZeroDivisionError
@@ -393,10 +413,10 @@ def read_first(source):
 
 def test_no_connection_stays_open(postgresql, mariadb):
     for kind, url in (("postgresql", postgresql), ("mariadb", mariadb)):
-        name = fill(url, "t", {"a": "INTEGER"}, [(k,) for k in range(100)])
+        name = fill_numbers(url, range(100))
         source = source_of(url, name, chunk_rows=10)
         before = connections(url, kind)
-        shards.describe(source)
+        describe(source)
         rows_of(source)
         next(reading := read_first(source))
         with pytest.raises(ZeroDivisionError):
@@ -404,48 +424,49 @@ def test_no_connection_stays_open(postgresql, mariadb):
         next(reading := read_first(source))
         reading.close()
         with pytest.raises(SourceError):
-            shards.describe(source_of(url, "none"))
+            describe(source_of(url, "none"))
         wait_until(lambda: connections(url, kind) <= before)  # noqa: B023
 
 
 def test_fingerprint(url):
-    name = fill(url, "t", {"a": "INTEGER"}, [(1,)])
+    name = fill_numbers(url, [1])
     source = source_of(url, name, fingerprint=f"SELECT max(a) FROM {name}")
-    assert shards.fingerprint(source) == "1"
+    assert fingerprint(source) == "1"
     run(url, f"INSERT INTO {name} VALUES (2)")
-    assert shards.fingerprint(source) == "2"
-    assert shards.fingerprint(source_of(url, name)) is None
+    assert fingerprint(source) == "2"
+    assert fingerprint(source_of(url, name)) is None
     for sql in (f"SELECT a, a FROM {name}", f"SELECT a FROM {name} WHERE a > 9"):
-        with pytest.raises(SourceError, match="'fingerprint' must yield one value"):
-            shards.fingerprint(source_of(url, name, fingerprint=sql))
-    with pytest.raises(SourceError, match=r"does not exist: check 'table'|check 'sql'"):
-        shards.fingerprint(source_of(url, name, fingerprint="SELECT a FROM nowhere"))
+        with refused("'fingerprint' must yield one value"):
+            fingerprint(source_of(url, name, fingerprint=sql))
+    with refused(r"does not exist: check 'table'|check 'sql'"):
+        fingerprint(source_of(url, name, fingerprint="SELECT a FROM nowhere"))
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
-@pytest.mark.parametrize(("change", "match"), CASES["unreachable"])
+@CASES.each("unreachable", "change", "match")
 def test_servers_that_do_not_answer(kind, change, match, request):
     url = request.getfixturevalue(kind)
-    with pytest.raises(SourceError, match=match) as caught:
-        shards.describe(source_of(url.set(**change), "t"))
+    with refused(match) as caught:
+        describe(source_of(url.set(**change), "t"))
     assert "wr0ng" not in str(caught.value)
     assert "nobody-here" not in str(caught.value)
 
 
 def test_missing_tables_and_files(url, tmp_path, sqlite):
-    with pytest.raises(SourceError, match="the file does not exist or may not be read"):
-        shards.describe(source_of(sqlite.set(database=f"{tmp_path}/none.db"), "t"))
+    with refused("the file does not exist or may not be read"):
+        describe(source_of(sqlite.set(database=f"{tmp_path}/none.db"), "t"))
     place = r"table 'none' at site 'here' \(table none of \w+://"
-    fill(url, "t", {"a": "INTEGER"}, [])
-    with pytest.raises(SourceError, match=place + ".*the table does not exist: check"):
-        shards.describe(source_of(url, "none"))
+    fill_numbers(url, [])
+    with refused(place + ".*the table does not exist: check"):
+        describe(source_of(url, "none"))
     (tmp_path / "shards.db").write_text("no database " * 100)
-    with pytest.raises(SourceError, match="the file is not an SQLite database"):
-        shards.describe(source_of(sqlite, "t"))
+    with refused("the file is not an SQLite database"):
+        describe(source_of(sqlite, "t"))
 
 
 def test_no_permission(postgresql, mariadb):
-    columns, name = {"a": "INTEGER", "b": "INTEGER"}, f"g_{os.urandom(4).hex()}"
+    columns = {"a": "INTEGER", "b": "INTEGER"}
+    name = new_name()
     tables = {url: fill(url, "t", columns, [(1, 2)]) for url in (postgresql, mariadb)}
     user = f"'{name}'@'127.0.0.1'"
     run(postgresql, f"CREATE ROLE {name} LOGIN PASSWORD 'guest'")
@@ -456,21 +477,22 @@ def test_no_permission(postgresql, mariadb):
     )
     for url, table in tables.items():
         guest = url.set(username=name, password="guest")
-        with pytest.raises(SourceError, match="the user may not read it: grant SELECT"):
-            shards.describe(source_of(guest, table))
+        with refused("the user may not read it: grant SELECT"):
+            describe(source_of(guest, table))
     assert rows_of(source_of(guest, "t", sql=f"SELECT a FROM {table}")) == [(1,)]
 
 
-@pytest.mark.parametrize(("kind", "others", "kill"), CASES["lost"])
+@CASES.each("lost", "kind", "others", "kill")
 def test_connection_that_is_lost(kind, others, kill, request):
-    url, sql = request.getfixturevalue(kind), f"SELECT {SESSIONS[kind]} AND {others}"
+    url = request.getfixturevalue(kind)
+    sql = f"SELECT {SESSIONS[kind]} AND {others}"
     # more than the buffers between us hold
     values = [(k, "x" * 200) for k in range(100_000)]
     name = fill(url, "t", {"a": "INTEGER", "b": "VARCHAR(200)"}, values)
     source = source_of(url, name, chunk_rows=10)
     engine = sa.create_engine(url, poolclass=sa.NullPool)
-    lost = pytest.raises(SourceError, match="the connection was lost")
-    with lost, shards.scan(source, fragment_of("a", "b")) as opened:
+    lost = refused("the connection was lost")
+    with lost, scan(source, fragment_of("a", "b")) as opened:
         for number, _ in enumerate(opened.chunks()):
             if number:
                 continue
@@ -485,7 +507,8 @@ def same(request, tmp_path):
     if request.param in KINDS:
         url = url_of(request.param, request, tmp_path)
         return source_of(url, fill(url, "same", COLUMNS, ROWS), chunk_rows=3)
-    path, relation = tmp_path / f"t.{request.param}", None
+    path = tmp_path / f"t.{request.param}"
+    relation = None
     with duckdb.connect() as connection:
         listed = ", ".join(f"{k} {v}" for k, v in COLUMNS.items())
         if request.param == "duckdb":
@@ -502,35 +525,41 @@ def same(request, tmp_path):
         elif request.param != "duckdb":
             tab = "(FORMAT csv, delimiter '\t')" if "tsv" in request.param else ""
             connection.execute(f"COPY t TO '{path}' {tab}")
-    return shards.ShardSource("same", "here", 0, str(path), relation=relation)
+    return file_source(path, "same", relation=relation)
 
 
 def test_forms_of_one_table_agree(same):
-    with shards.connect(same) as connection:
-        sql = "SELECT id, n, name FROM shard ORDER BY id"
-        rows = connection.execute(sql).fetchall()
+    rows = answer_of(same, "SELECT id, n, name FROM shard ORDER BY id")
     assert rows == [(row[0], row[1], row[3]) for row in ROWS]
-    schema = shards.describe(same)
+    schema = describe(same)
     assert list(schema.columns) == list(COLUMNS)
     kinds = [kind_of(kind) for kind in schema.columns.values()]
     assert kinds == ["number", "number", "number", "text", "time"]
-    assert (schema.rows, schema.all_null) == (4, ())
-    features = ('"price" * 2', 'month("day")', '"name"', "\"day\" < '2000-06-01'")
-    features = tuple(Feature(f"f{k}", sql) for k, sql in enumerate(features))
+    assert schema.rows == 4
+    assert schema.all_null == ()
+    wanted = features(
+        twice='"price" * 2',
+        month='month("day")',
+        name='"name"',
+        early="\"day\" < '2000-06-01'",
+    )
     keys = (('"n"',), ('"name"', '"day"'))
-    others = {"label": '"price"', "filters": ('"id" <> 3',)}
-    extracted = extract(same, Fragment("t", "same", features, keys, **others))
+    extracted = extract(
+        same,
+        Fragment("t", "same", wanted, keys, label='"price"', filters=('"id" <> 3',)),
+    )
     assert extracted.rows == 3
     whole, pairs = (
         [str(key.texts[code]) if code >= 0 else None for code in key.codes]
         for key in extracted.keys
     )
-    big, next_one = "number16:9007199254740992", "number16:9007199254740993"
+    big = "number16:9007199254740992"
+    next_one = "number16:9007199254740993"
     assert whole == [next_one, "number2:-5", big]
     assert pairs[1] is None
     assert "Zo\u00eb" in pairs[0]
-    twice, month, name, early = (extracted.column(f"f{k}") for k in range(4))
-    np.testing.assert_allclose(twice.values, [0.2, np.nan, 2e300])
+    twice, month, name, early = (extracted.column(each.name) for each in wanted)
+    assert_allclose(twice.values, [0.2, np.nan, 2e300])
     assert month.values.tolist() == [2, 1, 1]
     assert early.values.tolist() == [0, 1, 1]
     names = [None if c < 0 else name.texts[c].as_py() for c in name.codes]
@@ -540,9 +569,8 @@ def test_forms_of_one_table_agree(same):
 
 def test_nothing_is_logged(url, caplog, tmp_path):
     name = fill(url, "t", {"a": "VARCHAR(9)"}, [("secret",)])
-    file = tmp_path / "t.toml"
-    file.write_text(f"[tables.t]\nuri = '{uri(url)}'\ntable = '{name}'\n")
-    (source,) = shards.load_tables(str(file))
+    text = f"[tables.t]\nuri = '{uri(url)}'\ntable = '{name}'\n"
+    (source,) = sources_of(tmp_path, text)
     with caplog.at_level(logging.DEBUG), caplog.at_level(logging.DEBUG, "sqlalchemy"):
         assert values_of(source, "a") == ["secret"]
     assert caplog.text == ""
@@ -552,12 +580,8 @@ def test_order_of_groups_tells_nothing_of_them(url):
     """Every reading comes to the same one, whatever the database filters."""
     rows = [(k, k % 2) for k in range(200)]
     grouped = source_of(url, fill(url, "t", {"k": "INTEGER", "v": "INTEGER"}, rows))
-    subquery = SubQuery(
-        columns=(Feature("k", '"k"'), Feature("n", "max(v)")), groups=('"k"',)
-    )
-    fragment = Fragment(
-        "t", "t", (Feature("n", "n"), Feature("k", "k")), subquery=subquery
-    )
+    subquery = SubQuery(features(k='"k"', n="max(v)"), groups=('"k"',))
+    fragment = Fragment("t", "t", features(n="n", k="k"), subquery=subquery)
     site = replace(grouped, database=replace(grouped.database, is_pushed_down=False))
     first, again, other = (
         extract(source, fragment).column("k").values

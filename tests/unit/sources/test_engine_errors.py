@@ -14,7 +14,7 @@ SECRETS = ["se'c\"ret\n\nLINE 1: secret\n^^ to INT32", "2024-13-45", "98765"]
 
 
 @pytest.mark.parametrize("value", SECRETS)
-@pytest.mark.parametrize(("expression", "message"), CASES["values"])
+@CASES.each("values", "expression", "message")
 def test_values_are_left_out(expression, message, value):
     with duckdb.connect() as connection:
         connection.register("t", pd.DataFrame({"a": [value]}))
@@ -26,7 +26,7 @@ def test_values_are_left_out(expression, message, value):
         assert piece not in text
 
 
-@pytest.mark.parametrize(("sql", "start"), CASES["names"])
+@CASES.each("names", "sql", "start")
 def test_names_and_types_are_kept(sql, start):
     with duckdb.connect() as connection:
         connection.execute("CREATE TYPE mood AS ENUM ('secret-a', 'secret (b)')")
@@ -39,7 +39,7 @@ def test_names_and_types_are_kept(sql, start):
         assert piece not in text
 
 
-@pytest.mark.parametrize(("column", "pattern"), CASES["folders"])
+@CASES.each("folders", "column", "pattern")
 def test_files_of_a_folder_that_differ_are_named(tmp_path, column, pattern):
     with duckdb.connect() as connection:
         for file, text in (("a", "1.5 AS price"), ("b", f"'secret' AS {column}")):

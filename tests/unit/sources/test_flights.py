@@ -47,7 +47,8 @@ def test_five_organisations_host_all_of_the_data_with_one_type_each(home):
     nodes = [{"partition-id": node, "num-partitions": 3} for node in range(3)]
     hosted = [source for node in nodes for source in hosted_shards(node, {})]
     assert sorted(map(str, hosted)) == sorted(map(str, sources))
-    rows, columns = Counter(), {}
+    rows = Counter()
+    columns = {}
     for source in sources:
         schema = describe(source)
         rows[source.table] += schema.rows

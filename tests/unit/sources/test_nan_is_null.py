@@ -11,15 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.database_tables import fill, source_of, url_of
+from tests.support.tables.fragments import features, plain_features
+from tests.support.tables.sources import file_source
 from tp_flower.extraction.extract import extract
-from tp_flower.query import Feature, Fragment, SubQuery
-from tp_flower.sources.shards import (
-    ShardSource,
-    describe,
-    load_tables,
-    register_frames,
-    release,
-)
+from tp_flower.query import Fragment, SubQuery
+from tp_flower.sources.shards import describe, load_tables, register_frames, release
 
 # of finite values, DuckDB takes k <= 5 for true by the file's greatest value, and of a
 # column without NULL isnan(k) for false
@@ -48,7 +44,6 @@ FILTERS = [
     '"f" <= 5',
     'NOT ISNAN("f")',
 ]
-SOURCES = ["parquet", "csv", "frame", "arrow-frame", "duckdb", "postgresql"]
 
 
 @pytest.fixture(params=NUMBERS)
@@ -56,7 +51,9 @@ def numbers(request):
     return NUMBERS[request.param]
 
 
-@pytest.fixture(params=SOURCES)
+@pytest.fixture(
+    params=["parquet", "csv", "frame", "arrow-frame", "duckdb", "postgresql"]
+)
 def source(request, numbers, tmp_path):
     table = pa.table(
         {"k": pa.array(numbers, pa.float64()), "f": pa.array(numbers, pa.float32())}
@@ -64,31 +61,27 @@ def source(request, numbers, tmp_path):
     token = None
     if request.param == "parquet":
         pq.write_table(table, tmp_path / "t.parquet")
-        actual = ShardSource("table", "here", 0, str(tmp_path / "t.parquet"))
+        actual = file_source(tmp_path / "t.parquet", "table")
     elif request.param == "csv":
         texts = ["" if number is None else str(number) for number in numbers]
         lines = ["k,f", *(f"{text},{text}" for text in texts)]
         (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
-        path, types = str(tmp_path / "t.csv"), {"k": "DOUBLE", "f": "FLOAT"}
-        actual = ShardSource("table", "here", 0, path, nulls=("",), types=types)
+        types = {"k": "DOUBLE", "f": "FLOAT"}
+        actual = file_source(tmp_path / "t.csv", "table", nulls=("",), types=types)
     elif request.param == "duckdb":
         with duckdb.connect(str(tmp_path / "t.duckdb")) as connection:
             connection.register("numbers", table)
             connection.execute("CREATE TABLE t AS FROM numbers")
-        actual = ShardSource(
-            "table", "here", 0, str(tmp_path / "t.duckdb"), relation=("t",)
-        )
+        actual = file_source(tmp_path / "t.duckdb", "table", relation=("t",))
     elif request.param == "postgresql":
         columns = {"k": "double precision", "f": "real"}
         url = url_of("postgresql", request, tmp_path)
-        actual = source_of(
-            url, fill(url, "numbers", columns, [(n, n) for n in numbers])
-        )
+        name = fill(url, "numbers", columns, [(n, n) for n in numbers])
+        actual = source_of(url, name)
     else:
         mapper = pd.ArrowDtype if request.param == "arrow-frame" else None
-        token = register_frames(
-            {"table": table.to_pandas(types_mapper=mapper)}, site="here"
-        )
+        frame = table.to_pandas(types_mapper=mapper)
+        token = register_frames({"table": frame}, site="here")
         (actual,) = load_tables(f"memory:{token}")
     yield actual
     if token is not None:
@@ -98,9 +91,7 @@ def source(request, numbers, tmp_path):
 def rows_in_duckdb(numbers, sql: str) -> list:
     """DuckDB's answer over a table that has NULL in place of NaN."""
     texts = ["NULL" if n is None or math.isnan(n) else f"'{n}'" for n in numbers]
-    rows = ", ".join(
-        f"(CAST({text} AS DOUBLE), CAST({text} AS FLOAT))" for text in texts
-    )
+    rows = ", ".join(f"({text}::DOUBLE, {text}::FLOAT)" for text in texts)
     return duckdb.execute(f"SELECT {sql.format(f'(VALUES {rows}) t(k, f)')}").fetchall()
 
 
@@ -122,16 +113,10 @@ def test_keys_take_nan_for_null(source, numbers):
 
 
 def test_groups_take_nan_for_null(source, numbers):
-    columns = (
-        Feature("k", '"k"'),
-        Feature("n", "COUNT(*)"),
-        Feature("m", 'COUNT("f")'),
-    )
+    columns = features(k='"k"', n="COUNT(*)", m='COUNT("f")')
     subquery = SubQuery(columns, groups=('"k"',))
-    features = (Feature("n", '"n"'), Feature("m", '"m"'))
-    shard = extract(
-        source, Fragment("t", "table", features=features, subquery=subquery)
-    )
+    wanted = Fragment("t", "table", plain_features("n", "m"), subquery=subquery)
+    shard = extract(source, wanted)
     counts = zip(*(shard.column(name).values.tolist() for name in "nm"), strict=True)
     expected = rows_in_duckdb(numbers, "count(*), count(f) FROM {} GROUP BY k")
     assert sorted(counts) == sorted(expected)
@@ -140,6 +125,4 @@ def test_groups_take_nan_for_null(source, numbers):
 def test_a_column_of_nan_has_no_values(tmp_path):
     table = pa.table({"k": [1, 2], "x": [math.nan, math.nan]})
     pq.write_table(table, tmp_path / "t.parquet")
-    assert describe(
-        ShardSource("t", "here", 0, str(tmp_path / "t.parquet"))
-    ).all_null == ("x",)
+    assert describe(file_source(tmp_path / "t.parquet")).all_null == ("x",)

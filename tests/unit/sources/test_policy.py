@@ -13,16 +13,18 @@ from client_apps.handlers.training_rows import (
     check_training_rows,
 )
 from client_apps.privacy import guard
-from tests.support.examples.site_examples import check, features, fragment, site_of
+from tests.support.examples.site_examples import check, fragment, site_of
 from tests.support.files import case_table
+from tests.support.tables.fragments import features
+from tests.support.tables.sources import sources_of
 from tp_flower.errors import PolicyError, QueryError, SourceError
 from tp_flower.features.spec import DEFAULTS, EncoderSpec
+from tp_flower.privacy.mechanisms import Budget
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query import Feature, SubQuery
 from tp_flower.query.fragment import Role, reads
 from tp_flower.settings import PrivacySettings
 from tp_flower.sources.policy import BUDGETED, LEVELS, MISSING, Policy, Releases
-from tp_flower.sources.shards import load_tables
 
 CASES = case_table(__file__)
 COLUMNS = ["customer", "amount", "day", "is_fraud", "salary"]
@@ -36,15 +38,15 @@ FINEST = {
 BY_SPEC = [(spec, finest) for finest, specs in FINEST.items() for spec in specs]
 
 
-def loaded(folder, text):
-    """The shards of a tables file, whose policies are as they stand in it."""
-    (folder / "tables.toml").write_text(text)
-    return load_tables(str(folder / "tables.toml"))
+def refused(match):
+    """Expect an error of a policy, with such a text."""
+    return pytest.raises(PolicyError, match=match)
 
 
 def strict(folder, rules=""):
     """A policy as a tables file has it, with all its defaults."""
-    (source,) = loaded(folder, f"[tables.t]\npath='t.csv'\n[tables.t.policy]\n{rules}")
+    text = f"[tables.t]\npath='t.csv'\n[tables.t.policy]\n{rules}"
+    (source,) = sources_of(folder, text)
     return source.policy
 
 
@@ -85,7 +87,7 @@ def test_a_policy_with_every_key(tmp_path):
 
 @pytest.mark.parametrize("policy", ["[tables.t.policy]", "tables.t.policy = {}"])
 def test_a_policy_allows_nothing_that_it_does_not_mention(tmp_path, policy):
-    (source,) = loaded(tmp_path, f"tables.t.path = 't.csv'\n{policy}")
+    (source,) = sources_of(tmp_path, f"tables.t.path = 't.csv'\n{policy}")
     assert source.policy == Policy(
         columns=(),
         labels=(),
@@ -106,13 +108,13 @@ def test_a_policy_allows_nothing_that_it_does_not_mention(tmp_path, policy):
     assert source.min_count == 10
     source.check_policy()
     for piece in ("feature", "label", "filter", "key", "group", "having"):
-        with pytest.raises(PolicyError, match="it may read no column"):
+        with refused("it may read no column"):
             check(source.policy, fragment_of(f'{piece}: "day"'))
     for kind in ("labels", "statistics"):
         source.policy.check_release(kind, is_private=False)
     for kind, level in (("scores", "masked"), ("models", "sealed")):
         source.policy.check_release(kind, is_private=False, is_masked=True)
-        with pytest.raises(PolicyError, match=rf"releases\.{kind} = {level}"):
+        with refused(rf"releases\.{kind} = {level}"):
             source.policy.check_release(kind, is_private=False)
 
 
@@ -125,36 +127,39 @@ def test_a_budget_bounds_each_run_and_scores_in_the_clear(tmp_path):
 
 def test_a_table_without_a_policy_takes_part_in_nothing(tmp_path):
     text = "[tables.'a \"b\"']\npath='t.csv'\nsite = 's'\nmin-count=4\n"
-    (source,) = loaded(tmp_path, text)
-    assert (source.policy, source.min_count) == (MISSING, 4)
-    with pytest.raises(PolicyError, match="at site 's' has no policy, and") as caught:
+    (source,) = sources_of(tmp_path, text)
+    assert source.policy == MISSING
+    assert source.min_count == 4
+    with refused("at site 's' has no policy, and") as caught:
         source.check_policy()
     # the lines that the error tells are a policy, from which the owner goes on
     _, *lines, _ = str(caught.value).splitlines()
     assert len(lines) == 3
-    (with_lines,) = loaded(tmp_path, f"{text}\n" + "\n".join(lines))
+    (with_lines,) = sources_of(tmp_path, f"{text}\n" + "\n".join(lines))
     assert with_lines.policy == strict(tmp_path)
     # were the check forgotten, nothing would leave all the same
     for kind in LEVELS:
-        with pytest.raises(PolicyError, match="= never"):
+        with refused("= never"):
             MISSING.check_release(kind, is_private=True, is_masked=True)
 
 
 def test_an_open_policy_allows_everything(tmp_path):
-    (source,) = loaded(
-        tmp_path, "[tables.t]\npath='t.csv'\nmin-count=4\npolicy = 'open'"
-    )
+    text = "[tables.t]\npath='t.csv'\nmin-count=4\npolicy = 'open'"
+    (source,) = sources_of(tmp_path, text)
     source.check_policy()
-    assert (source.policy, source.min_count) == (Policy(), 4)
+    assert source.policy == Policy()
+    assert source.min_count == 4
     levels = {kind: source.policy.releases.level(kind) for kind in LEVELS}
     # but for rows themselves
     assert levels == {**dict.fromkeys(LEVELS, "clear"), "rows": "never"}
 
 
 def test_a_shards_keys_win_over_its_tables(tmp_path):
-    first, second, third, fourth, fifth = loaded(tmp_path, CASES["of-shards"])
-    assert (first.policy.min_rows, second.policy.min_rows) == (2, 10)
-    assert (first.min_count, second.min_count) == (17, 15)
+    first, second, third, fourth, fifth = sources_of(tmp_path, CASES["of-shards"])
+    assert first.policy.min_rows == 2
+    assert second.policy.min_rows == 10
+    assert first.min_count == 17
+    assert second.min_count == 15
     assert first.policy.columns == second.policy.columns == ("a",)
     assert first.policy.releases == Releases("private", "never", "never", "never")
     assert second.policy.releases == Releases("private", "never", "never", "clear")
@@ -176,9 +181,7 @@ def test_how_often_scores_may_leave(tmp_path, rule, most):
 def test_cover():
     policy = Policy(cover=2)
     policy.check_cover("p", 2)
-    with pytest.raises(
-        PolicyError, match=r"\(cover = 2\) refuses: .* table 'p', and 1 tables of"
-    ):
+    with refused(r"\(cover = 2\) refuses: .* table 'p', and 1 tables of"):
         policy.check_cover("p", 1)
     Policy().check_cover("p", 0)
 
@@ -188,7 +191,7 @@ def test_models_by_name():
     for kind in policy.models:
         policy.check_model(kind)
     for kind in ("mlp", "os:system", "models:other", ""):
-        with pytest.raises(PolicyError, match=r"\(models\).*; allowed: linear, mod"):
+        with refused(r"\(models\).*; allowed: linear, mod"):
             policy.check_model(kind)
         Policy().check_model(kind)
 
@@ -202,12 +205,10 @@ def test_weights_in_the_clear_need_a_list_of_their_columns(tmp_path):
     assert strict(tmp_path, f'{rules}weights = ["w"]').weights == ("w",)
 
 
-@pytest.mark.parametrize(("text", "match"), CASES["refused"])
+@CASES.each("refused", "text", "match")
 def test_refused_policies(tmp_path, text, match):
-    file = tmp_path / "tables.toml"
-    file.write_text(f"[tables.t]\npath = 't.csv'\npolicy = {{ {text} }}")
     with pytest.raises(SourceError, match=match) as caught:
-        load_tables(str(file))
+        sources_of(tmp_path, f"[tables.t]\npath = 't.csv'\npolicy = {{ {text} }}")
     assert "s3cret" not in str(caught.value)
 
 
@@ -239,15 +240,15 @@ def fragment_of(*pieces):
     )
 
 
-@pytest.mark.parametrize("pieces", CASES["allowed-reads"])
+@CASES.each("allowed-reads", "pieces")
 def test_allowed_reads(pieces):
     check(POLICY, fragment_of(*pieces))
     check(Policy(), fragment_of(*pieces))
 
 
-@pytest.mark.parametrize(("pieces", "match"), CASES["refused-reads"])
+@CASES.each("refused-reads", "pieces", "match")
 def test_refused_reads(pieces, match):
-    with pytest.raises(PolicyError, match=match):
+    with refused(match):
         check(POLICY, fragment_of(*pieces))
     check(Policy(), fragment_of(*pieces))
 
@@ -284,9 +285,13 @@ def test_which_columns_exist_for_the_server(policy, seen):
 
 def test_the_reads_of_a_sub_query_are_followed_to_its_table():
     wanted = fragment_of(
-        *('column customer: "customer"', 'column mean: AVG("amount" * "day")'),
-        *("column n: COUNT(*)", 'inner filter: "salary" > 1', 'group: "customer"'),
-        *('feature: "mean" + "n" + "nothing"', 'key: "customer"'),
+        'column customer: "customer"',
+        'column mean: AVG("amount" * "day")',
+        "column n: COUNT(*)",
+        'inner filter: "salary" > 1',
+        'group: "customer"',
+        'feature: "mean" + "n" + "nothing"',
+        'key: "customer"',
     )
     assert [(read.role, read.column, read.is_plain) for read in reads(wanted)] == [
         (Role.FILTER, "salary", False),
@@ -304,14 +309,14 @@ def test_few_rows(tmp_path):
     policy = Policy(min_rows=3)
     policy.check_rows(3, "the answer")
     for rows in (0, 1, 2):
-        with pytest.raises(PolicyError, match=r"min-rows.*answer would be of too"):
+        with refused(r"min-rows.*answer would be of too"):
             policy.check_rows(rows, "the answer")
         Policy().check_rows(rows, "the answer")
     # of rows that the server chose
     _, (source,) = site_of(tmp_path, "min-rows = 2")
     for rows in (0, 2):
         guard.check_rows(source, rows, "the mask")
-    with pytest.raises(PolicyError, match="the mask would be of too few rows"):
+    with refused("the mask would be of too few rows"):
         guard.check_rows(source, 1, "the mask")
     # a filter that nobody passes is refused as one that few pass
     guard.check_extracted(source, fragment(), 2)
@@ -319,38 +324,39 @@ def test_few_rows(tmp_path):
     guard.check_extracted(source, fragment_of('filter: "day" > 0'), 2)
     texts = set()
     for rows in (0, 1):
-        with pytest.raises(PolicyError, match="min-rows") as caught:
+        with refused("min-rows") as caught:
             guard.check_extracted(source, fragment_of('filter: "day" > 9'), rows)
         texts.add(str(caught.value))
     assert len(texts) == 1
-    with pytest.raises(PolicyError, match="min-rows"):
+    with refused("min-rows"):
         guard.check_extracted(source, fragment_of('group: "customer"'), 0)
 
 
 @pytest.mark.parametrize(("spec", "finest"), BY_SPEC)
 def test_statistics_by_level(spec, finest):
     """A level allows what its own statistics suffice for, and every coarser one."""
-    levels, encoder = LEVELS["statistics"], EncoderSpec.parse(spec)
+    levels = LEVELS["statistics"]
+    encoder = EncoderSpec.parse(spec)
     for level in levels:
         policy = Policy(releases=Releases(statistics=level))
         is_refused = level not in levels[levels.index(finest) :]
         match = rf"statistics = {level}.* t\.x is fitted to "
-        with pytest.raises(PolicyError, match=match) if is_refused else nullcontext():
+        with refused(match) if is_refused else nullcontext():
             policy.check_statistics("t", "x", "number", encoder)
     # finer ones are named
     both = EncoderSpec.parse("min-max missing=mean")
     for level, finer in (("moments", "range; counts, means"), ("never", "moments and")):
         policy = Policy(releases=Releases(statistics=level))
-        with pytest.raises(PolicyError, match=rf"t\.x is fitted to {finer}"):
+        with refused(rf"t\.x is fitted to {finer}"):
             policy.check_statistics("t", "x", "number", both)
 
 
-@pytest.mark.parametrize(("kind", "instead"), CASES["instead"])
+@CASES.each("instead", "kind", "instead")
 def test_a_refused_statistic_comes_with_what_to_write_instead(kind, instead):
     policy = Policy(releases=BUDGETED)
     spec = EncoderSpec.parse(DEFAULTS[kind]).for_kind(kind, 9)
     match = rf"none may leave the site; set encoders = 't\.x=<encoder>' .*{instead}"
-    with pytest.raises(PolicyError, match=match):
+    with refused(match):
         policy.check_statistics("t", "x", kind, spec)
     policy.check_statistics("t", "x", "vector", EncoderSpec.parse(DEFAULTS["vector"]))
 
@@ -369,7 +375,7 @@ def test_releases_by_level(kind, is_private, is_masked):
             "sealed": is_private or is_masked,
         }.get(level, True)
         match = f"releases.{kind} = {level}.*the run asks for {kind}"
-        with nullcontext() if is_covered else pytest.raises(PolicyError, match=match):
+        with nullcontext() if is_covered else refused(match):
             policy.check_release(kind, **how)
 
 
@@ -391,7 +397,7 @@ def test_the_guard_knows_an_empty_list_from_none(tmp_path):
     for rule in ("columns", "labels", "filters", "keys"):
         piece = "feature" if rule == "columns" else rule.removesuffix("s")
         site, (source,) = site_of(tmp_path, f"{rule} = []")
-        with pytest.raises(PolicyError, match=rf"\({rule}\).*it may read no column"):
+        with refused(rf"\({rule}\).*it may read no column"):
             guard.check_fragment(site, source, fragment_of(f'{piece}: "day"'))
 
 
@@ -403,11 +409,11 @@ def test_the_smallest_batch_must_have_enough_rows(tmp_path):
     )
     check_training_rows(source, "t", rows, even, sends_sums=True)
     check_training_rows(source, "t", rows, odd, sends_sums=False)
-    with pytest.raises(PolicyError, match="a batch's gradient of table 't' would be"):
+    with refused("a batch's gradient of table 't' would be"):
         check_training_rows(source, "t", rows, odd, sends_sums=True)
 
 
-@pytest.mark.parametrize(("kind", "covering", "other"), CASES["covering"])
+@CASES.each("covering", "kind", "covering", "other")
 def test_a_plan_must_cover_what_the_policy_wants_covered(
     tmp_path, kind, covering, other
 ):
@@ -418,7 +424,7 @@ def test_a_plan_must_cover_what_the_policy_wants_covered(
     guard.check_plan(source, [])
     match = rf"releases.{kind} = private.*run config pri"
     for terms in ((), (PrivacyTerms.of(PrivacySettings(**other)),)):
-        with pytest.raises(PolicyError, match=match):
+        with refused(match):
             guard.check_plan(source, [kind], *terms)
 
 
@@ -430,8 +436,7 @@ def test_budgets_are_of_rows_whatever_they_are_called(tmp_path):
     assert ids[3] == ids[4]
     assert len(set(ids)) == 3
     # of two budgets of the same rows the smaller holds, whoever asks
-    expected = {ids[0]: (0.5, 1e-6, 0.125), ids[3]: (3.0, 1e-5, 0.75)}
-    found = {
-        key: (b.epsilon, b.delta, b.per_run) for key, b in guard.budgets(site).items()
+    assert guard.budgets(site) == {
+        ids[0]: Budget(0.5, 1e-6, 0.125),
+        ids[3]: Budget(3.0, 1e-5, 0.75),
     }
-    assert found == expected

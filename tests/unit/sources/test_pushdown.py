@@ -14,17 +14,20 @@ from tests.support.database_tables import KINDS, fill, run, source_of, url_of
 from tests.support.files import case_table
 from tests.support.joined import engine_rows, joined_rows, result_names
 from tests.support.sql_pairs import ACCEPTED, SCRIPT, TABLES, by_name, read_tables
+from tests.support.tables.fragments import features, plain_features
 from tp_flower.errors import SourceError
 from tp_flower.extraction.extract import extract
-from tp_flower.query import Feature, Fragment, Query, SubQuery
+from tp_flower.query import Fragment, Query, SubQuery
 from tp_flower.sources.shards import describe, scan
 
 CASES = case_table(__file__)
 NASTY = read_tables(CASES["nasty"])["nasty"]
 COLUMNS = {**NASTY.columns, "u": "CHAR(8)"}
-NUMBERS, TEXTS, TIMES, STAY = (CASES[k] for k in ("numbers", "texts", "times", "stay"))
+NUMBERS = CASES["numbers"]
+TEXTS = CASES["texts"]
+TIMES = CASES["times"]
+STAY = CASES["stay"]
 NULLS = [f"{name} IS {word}" for name in COLUMNS for word in ("NULL", "NOT NULL")]
-CONDITIONS = [*NUMBERS, *NULLS, *TEXTS, *TIMES, *STAY]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -68,9 +71,8 @@ def duck(kind):
 @by_name(ACCEPTED)
 def test_answer_is_that_of_duckdb(pair, sources, schemas, duck):
     bound = Query.from_sql(pair["sql"]).bind(schemas)
-    expected = engine_rows(
-        duck, pair.get("reference", pair["sql"]), result_names(bound)
-    )
+    sql = pair.get("reference", pair["sql"])
+    expected = engine_rows(duck, sql, result_names(bound))
     assert joined_rows(bound, sources, matched=pair.get("matched", False)) == expected
 
 
@@ -101,15 +103,9 @@ def exactly(rows):
     ]
 
 
-def fragment_of(expressions, filters=(), subquery=None):
-    features = [("id", "id"), *((f"x{k}", sql) for k, sql in enumerate(expressions))]
-    return Fragment(
-        "t",
-        "t",
-        features=tuple(Feature(name, sql) for name, sql in features),
-        filters=tuple(filters),
-        subquery=subquery,
-    )
+def fragment_of(expressions, filters=()):
+    numbered = {f"x{place}": sql for place, sql in enumerate(expressions)}
+    return Fragment("t", "t", features(id="id", **numbered), filters=tuple(filters))
 
 
 def scanned(source, fragment):
@@ -149,7 +145,7 @@ AT_SITE = {
 }
 
 
-@pytest.mark.parametrize("sql", CONDITIONS)
+@pytest.mark.parametrize("sql", [*NUMBERS, *NULLS, *TEXTS, *TIMES, *STAY])
 def test_filter(sql, kind, nasty, nasty_duck):
     fragment = fragment_of([], (sql,))
     with scan(nasty, fragment) as opened:
@@ -167,12 +163,9 @@ def test_filter(sql, kind, nasty, nasty_duck):
 def test_only_needed_columns_and_rows_are_read(nasty):
     fragment = fragment_of(["lower(t)", "t = 'ab'"], ["i > 0"])
     assert scanned(nasty, fragment)[1:] == (('filter: "i" > 0',), ["id", "t"])
-    subquery = SubQuery(
-        (Feature("x", "MEDIAN(i)"),),
-        filters=("i > 0", "lower(t) = 'ab'"),
-        groups=("s",),
-    )
-    groups = Fragment("t", "t", features=(Feature("x", '"x"'),), subquery=subquery)
+    filters = ("i > 0", "lower(t) = 'ab'")
+    subquery = SubQuery(features(x="MEDIAN(i)"), filters=filters, groups=("s",))
+    groups = Fragment("t", "t", plain_features("x"), subquery=subquery)
     assert scanned(nasty, groups) == ([(1.0,)], ('filter: "i" > 0',), ["i", "s", "t"])
     with scan(nasty, groups) as opened:
         assert opened.fragment.subquery.filters == ("LOWER(\"t\") = 'ab'",)
@@ -203,7 +196,7 @@ COMPARED = st.one_of(
         st.dates(date(1000, 1, 1), date(2100, 1, 1)),
     ),
 )
-FILTER = st.one_of(COMPARED, st.builds("NOT ({})".format, COMPARED))
+FILTER = COMPARED | st.builds("NOT ({})".format, COMPARED)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -220,21 +213,20 @@ def test_any_filter(nasty, nasty_duck, filters):
 def test_texts_mean_the_same_under_every_mode_of_mariadb(mariadb, mode):
     declared = {'t`:"': "varchar(9) CHARACTER SET utf8mb4"}
     name = fill(mariadb, "t", declared, [("a\nb",), ("a\\nb",), ("",), ("it's",)])
-    features = (Feature("x", '"t`:"""'),)
+    texts = features(x='"t`:"""')
     run(mariadb, f"SET GLOBAL sql_mode = '{mode}'")
     try:
         for sql in ("= 'a\nb'", "= ''", "= 'it''s'", "<> 'it''s'", "NOT IN ('', '\t')"):
-            fragment = Fragment("t", name, features, filters=(f'"t`:""" {sql}',))
+            fragment = Fragment("t", name, texts, filters=(f'"t`:""" {sql}',))
+            how = {"order_by": ('t`:"',)}
             here, there = (
-                extract(
-                    source_of(mariadb, name, order_by=('t`:"',), is_pushed_down=pushed),
-                    fragment,
-                )
-                for pushed in (False, True)
+                extract(source_of(mariadb, name, **how, is_pushed_down=way), fragment)
+                for way in (False, True)
             )
-            texts = [extracted.column("x") for extracted in (here, there)]
-            assert texts[0].codes.tolist() == texts[1].codes.tolist(), sql
-            assert texts[0].texts.equals(texts[1].texts), sql
+            one = here.column("x")
+            other = there.column("x")
+            assert one.codes.tolist() == other.codes.tolist(), sql
+            assert one.texts.equals(other.texts), sql
             assert bool(there.contents.pushed) == (not set("\n\t") & set(sql)), sql
     finally:
         run(mariadb, "SET GLOBAL sql_mode = DEFAULT")

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from client_apps.data.run_store import Entry
 from client_apps.methods import registry
@@ -49,23 +50,20 @@ def test_a_state_is_read_as_it_was_written(name):
     arrays = write_state(state)
     again = read_state(Outer, {**arrays, "model": np.ones(3)})
     for key, array in write_state(again).items():
-        np.testing.assert_array_equal(array, arrays.pop(key))
+        assert_array_equal(array, arrays.pop(key))
         assert not np.shares_memory(array, arrays.get(key, np.zeros(0)))
     assert not arrays
-    assert (again.count, again.weight) == (state.count, state.weight)
+    assert again.count == state.count
+    assert again.weight == state.weight
 
 
 def test_the_names_of_arrays_are_those_of_fields():
     state = Outer(inner=Inner(np.ones(2), 0.25))
-    assert set(write_state(state)) == {
-        "count",
-        "weight",
-        "inner-centre",
-        "inner-weight",
-    }
+    names = {"count", "weight", "inner-centre", "inner-weight"}
+    assert set(write_state(state)) == names
     # as sites of earlier versions have stored them
     progress = write_state(Progress(scores_number=7))
-    np.testing.assert_array_equal(progress["scores_number"], [7.0])
+    assert_array_equal(progress["scores_number"], [7.0])
 
 
 @pytest.mark.parametrize("family", registry.ROOMS)
@@ -75,6 +73,11 @@ def test_every_method_has_a_state_that_can_be_stored(family):
     assert not common & set(state.__dataclass_fields__)
 
 
+@pytest.fixture
+def site(tmp_path):
+    return make_site(tmp_path)
+
+
 def participant(state, parameters):
     model = LinearModel(2, 1, intercept=False)
     model.parameters = np.array(parameters)
@@ -82,8 +85,7 @@ def participant(state, parameters):
     return Participant(0, data, model, state, Releaser(0, data.plan, NoiseSource()))
 
 
-def test_what_becomes_none_is_no_longer_stored(tmp_path):
-    site = make_site(tmp_path)
+def test_what_becomes_none_is_no_longer_stored(site):
     site.save(participant(Outer(inner=Inner(np.ones(2))), [1.0, 2.0]))
     assert (0, "inner-centre") in site.round.arrays
     site.save(participant(Outer(), [1.0, 2.0]))
@@ -91,25 +93,23 @@ def test_what_becomes_none_is_no_longer_stored(tmp_path):
     assert names == {"model", "sums", "count", "weight"}
 
 
-def test_a_state_takes_no_name_of_what_all_participants_have(tmp_path):
+def test_a_state_takes_no_name_of_what_all_participants_have(site):
     @dataclass
     class Taken:
         sums: int = 0
 
     with pytest.raises(ValueError, match="Taken: the name sums is taken"):
-        make_site(tmp_path).save(participant(Taken(), [1.0, 2.0]))
+        site.save(participant(Taken(), [1.0, 2.0]))
 
 
-def test_a_model_that_is_not_finite_is_not_stored(tmp_path):
-    site = make_site(tmp_path)
+def test_a_model_that_is_not_finite_is_not_stored(site):
     with pytest.raises(Exception, match="no longer finite"):
         site.save(participant(Stateless(), [1.0, np.inf]))
     assert not site.round.arrays
 
 
-def test_the_state_of_an_older_version_counts_as_lost(tmp_path):
+def test_the_state_of_an_older_version_counts_as_lost(site):
     """It does not say by which method the run trains: the rounds are sent again."""
-    site = make_site(tmp_path)
     with pytest.raises(MessageError, match="no model has been prepared in this run"):
         _ = site.family
     site.save(participant(Stateless(), [1.0, 2.0]))

@@ -12,6 +12,7 @@ from enum import StrEnum
 import numpy as np
 import pytest
 from flwr.app import Message
+from numpy.testing import assert_array_equal
 
 from client_apps.app import make_app
 from client_apps.methods import registry
@@ -63,7 +64,8 @@ class ToyAction(StrEnum):
     def __new__(cls, name, request, reply):
         action = str.__new__(cls, name)
         action._value_ = name
-        action.request, action.reply = request, reply
+        action.request = request
+        action.reply = reply
         return action
 
     MOVE = "train.toy", ToyRequest, ToyReply
@@ -96,7 +98,8 @@ def move(site, request):
     """Move the models."""
     updates = {}
     for part in site.parts(ToyState):
-        length, state = request.parts[part.number].length, part.state
+        length = request.parts[part.number].length
+        state = part.state
         before = np.zeros_like(part.model.parameters)
         state.moved = (before if state.moved is None else state.moved) + length
         state.steps += 1
@@ -159,8 +162,8 @@ def test_a_method_from_elsewhere_begins_and_answers_its_messages(app):
     assert again.header["parts"] == first.header["parts"]
     (part,) = parts
     assert part.state.steps == 1
-    np.testing.assert_array_equal(part.state.moved, np.full_like(part.state.moved, 0.5))
-    np.testing.assert_array_equal(part.model.parameters, part.state.moved)
+    assert_array_equal(part.state.moved, np.full_like(part.state.moved, 0.5))
+    assert_array_equal(part.model.parameters, part.state.moved)
 
 
 @pytest.mark.usefixtures("app")
