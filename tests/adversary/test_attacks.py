@@ -110,8 +110,8 @@ def trained(strategy: str, privacy: PrivacySettings, number: int) -> Run:
 def parts(finished: Run) -> Iterator[Part]:
     """Yield the shards of the attacked table."""
     rng = np.random.default_rng(0)
-    table = finished.strategy.training_problem.tables[TABLE]
-    multiplicity = finished.strategy.training_problem.train.tables[TABLE].multiplicity
+    table = finished.problem.tables[TABLE]
+    multiplicity = finished.problem.train.tables[TABLE].multiplicity
     everyone = finished.features[TABLE]
     for part, own in zip(table.parts, table.rows, strict=True):
         yield Part(
@@ -199,7 +199,7 @@ def grams(finished: Run, part: Part) -> Iterator[Release]:
     """Of set-up: [X, 1]^T G [X, 1], as a vector with the matrix's norm."""
     plan = finished.plans[part.number].statistics
     noise = noise_of(plan.gram_multiplier, plan.gram_deviation) if plan else {}
-    joined_rows = finished.strategy.training_problem.train.joined_rows
+    joined_rows = finished.problem.train.joined_rows
     share = next(arrays_of(finished, part, "share", is_reply=True))
     sent = joined_rows * joined_gram(share[:-1], part.records.shape[1] + 1)
     upper = np.triu_indices(len(sent))

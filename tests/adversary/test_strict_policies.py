@@ -6,12 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from client_apps.app import app
 from client_apps.data.ledger import open_ledger
 from client_apps.privacy.guard import source_id
 from strategies import Explain, TablePuppetADMM
-from strategies.run.grid import InProcessGrid
-from tests.support.federated import read, train
+from tests.support.federated import LocalGrid, read, train
 from tests.support.files import case_table
 from tp_flower.errors import QueryError, SettingsError, SiteError
 from tp_flower.settings import PrivacySettings
@@ -64,7 +62,7 @@ def sites(folder, policy):
 def attack(folder, sql, policy, method=TablePuppetADMM, **settings):
     """Let a server query a hospital; return what has left it, in words."""
     left = []
-    grid = InProcessGrid(app, sites(folder, policy), observe=left.append)
+    grid = LocalGrid(sites(folder, policy), observe=left.append)
     next(iter(grid.contexts.values())).node_config["state-dir"] = str(folder / "state")
     try:
         with closing(grid):
@@ -104,7 +102,7 @@ def test_no_message_is_answered_without_a_policy(tmp_path, action):
         if message.metadata.message_type == action:
             sites(tmp_path, None)
 
-    with closing(InProcessGrid(app, sites(tmp_path, STRICT), observe=withdraw)) as grid:
+    with LocalGrid(sites(tmp_path, STRICT), observe=withdraw) as grid:
         match = f"{action} failed: table 'patients' at site .* has no policy, and takes"
         with pytest.raises(SiteError, match=match):
             train(grid, ILL, test_fraction=0.0)

@@ -1,6 +1,6 @@
 """A server that wants more of one person than the policy's rows."""
 
-from contextlib import closing, suppress
+from contextlib import suppress
 
 import numpy as np
 import pandas as pd
@@ -38,7 +38,7 @@ def sites(folder, policy: str = "") -> dict:
 def labels(folder, policy, **query) -> set[float]:
     """The amounts that a run brings the server, in the clear."""
     sql = SQL.format(**{**WHOLE, **query})
-    with closing(WatchedGrid(sites(folder, policy), state=folder / "state")) as grid:
+    with WatchedGrid(sites(folder, policy), state=folder / "state") as grid:
         train(grid, sql, Explain, mode="explain")
     return set(grid.arrays("query.extract", replies=True)[0, "label-values"].tolist())
 
@@ -93,9 +93,7 @@ def test_a_budget_is_the_persons_over_all_runs(tmp_path):
     how = {**LINEAR, "state": tmp_path / "state"}
     noisy = {"labels": "laplace", "label_range": "0, 100"}
     enough = PrivacySettings(features="statistics", label_epsilon=0.7, **noisy)
-    totals = run_query(PLAIN, rows, privacy=enough, **how).strategy.report.privacy[
-        "totals"
-    ]
+    totals = run_query(PLAIN, rows, privacy=enough, **how).report.privacy["totals"]
     (total,) = [total for total in totals if total["table"] == "claims"]
     assert total["labels"] == pytest.approx(4 * 0.7)
     assert total["models"] == pytest.approx(1.0, rel=1e-3)

@@ -5,7 +5,7 @@ true.
 import re
 import shutil
 from collections.abc import Callable
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -103,7 +103,7 @@ def trained(grid: LosingGrid, folder: Path):
 def test_what_becomes_of_a_run_is_what_the_table_says(tmp_path, monkeypatch, name):
     # arrays of a small table are large ones here, so that the run has its folder
     monkeypatch.setattr(run_store, "LARGE_BYTES", 1 << 7)
-    with closing(LosingGrid(tmp_path)) as grid:
+    with LosingGrid(tmp_path) as grid:
         (grid.folders[LOSER] / "state" / "flower").mkdir()
         expected = trained(grid, tmp_path / "first")
         grid.lose, grid.epochs = removed(name), 0
@@ -119,7 +119,7 @@ def test_what_becomes_of_a_run_is_what_the_table_says(tmp_path, monkeypatch, nam
 
 def test_the_table_names_all_that_a_state_folder_has(tmp_path, monkeypatch):
     monkeypatch.setattr(run_store, "LARGE_BYTES", 1 << 7)
-    with closing(LosingGrid(tmp_path)) as grid:
+    with LosingGrid(tmp_path) as grid:
         trained(grid, tmp_path / "first")
         grid.lose, grid.epochs = lambda *_: None, 0
         trained(grid, tmp_path)
@@ -137,7 +137,7 @@ def test_a_counter_of_an_older_copy_is_no_fault(tmp_path):
         older = Mark(int(changes) - 1, 0, START).text()
         (state / COUNTER_FILE).write_bytes(older)
 
-    with closing(LosingGrid(tmp_path, lose)) as grid:
+    with LosingGrid(tmp_path, lose) as grid:
         trained(grid, tmp_path)
         newest = Mark.of_text(
             (grid.folders[LOSER] / "state" / COUNTER_FILE).read_bytes()

@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client_apps.app import app
 from client_apps.data.saved_models import SavedModel
 from strategies import STRATEGIES
-from strategies.run.grid import InProcessGrid
 from strategies.run.journal import FILE, FOLDER, LARGE_BYTES, Frame, Journal
 from strategies.run.resume import resumed
 from tests.support.examples.killed_servers import (
@@ -20,6 +18,7 @@ from tests.support.examples.killed_servers import (
     sites_of,
     strategy_in,
 )
+from tests.support.federated import LocalGrid
 from tp_flower.errors import MissingSiteError, SchemaError, SettingsError
 from tp_flower.protocol.packet import Parcel
 from tp_flower.query import Query
@@ -47,7 +46,7 @@ def parameters(folder: Path) -> list[np.ndarray]:
 def test_a_run_whose_server_was_killed_ends_as_one_that_was_not(
     tmp_path, name, settings
 ):
-    grid = InProcessGrid(app, sites_of(True), state=tmp_path / "whole")
+    grid = LocalGrid(sites_of(True), state=tmp_path / "whole")
     uninterrupted = strategy_in(tmp_path / "run", name, **settings)
     uninterrupted.start(grid)
     expected = parameters(tmp_path / "whole")
@@ -134,7 +133,7 @@ def test_the_settings_of_a_run_that_goes_on_are_its_own(tmp_path):
         resumed(Settings(resume="nowhere"))
     with pytest.raises(SettingsError, match=r"began with: l2: 0\.25, not 0\.0001"):
         strategy_in(tmp_path, "admm", resume=str(tmp_path)).start(
-            InProcessGrid(app, sites_of(False))
+            LocalGrid(sites_of(False))
         )
 
 
@@ -178,7 +177,7 @@ def test_a_run_goes_on_with_its_own_query_and_sites_alone(tmp_path):
     fewer = {k: v for k, v in sites_of(False).items() if k != "items"}
     with pytest.raises((MissingSiteError, SchemaError), match="items"):
         strategy_in(tmp_path, "admm", resume=str(tmp_path), wait_seconds=0.1).start(
-            InProcessGrid(app, fewer, state=tmp_path / "sites")
+            LocalGrid(fewer, state=tmp_path / "sites")
         )
 
 

@@ -16,6 +16,7 @@ from client_apps.operator.participant import Participant
 from client_apps.rounds.site import Site
 from strategies import TablePuppetADMM, TablePuppetSGD
 from strategies.run.grid import InProcessGrid
+from tests.support.federated import LocalGrid
 from tests.support.peers import hostile
 from tests.support.peers.faulty_grid import lose_state
 from tests.support.peers.hostile import header
@@ -215,7 +216,7 @@ def raising(error):
 def test_foreign_exception_tells_its_place_not_its_text(monkeypatch):
     monkeypatch.setattr(Participant, "moments", raising(ValueError("secret value 42")))
     with pytest.raises(SiteError) as caught:
-        hostile.train(InProcessGrid(app, hostile.tables()))
+        hostile.train(LocalGrid(hostile.tables()))
     text = str(caught.value)
     assert re.match(
         r"site 'shop', table 'o': train.admm failed: ValueError at test_sites.py:\d+; "
@@ -230,7 +231,7 @@ def test_what_a_site_refuses_is_in_its_log_too(monkeypatch, caplog):
         Participant, "moments", raising(SiteError("user or password are wrong"))
     )
     with pytest.raises(SiteError):
-        hostile.train(InProcessGrid(app, hostile.tables()))
+        hostile.train(LocalGrid(hostile.tables()))
     assert "action=train.admm" in caplog.text
     assert "user or password are wrong" in caplog.text
 
@@ -283,12 +284,12 @@ def test_model_factory(tmp_path, monkeypatch, name, match):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises((ReplyError, SiteError), match=match):
         hostile.train(
-            InProcessGrid(app, hostile.tables()), model=f"tp_flower_test_models:{name}"
+            LocalGrid(hostile.tables()), model=f"tp_flower_test_models:{name}"
         )
 
 
 def test_factory_of_a_good_model_trains():
-    hostile.train(InProcessGrid(app, hostile.tables()), model="torch.nn:Linear")
+    hostile.train(LocalGrid(hostile.tables()), model="torch.nn:Linear")
 
 
 def last_rounds(grid):
@@ -350,7 +351,7 @@ def test_failed_action_leaves_its_site_alone(monkeypatch, method, owner, name):
 
 
 def test_failed_extraction_leaves_no_state():
-    grid = InProcessGrid(app, hostile.tables())
+    grid = LocalGrid(hostile.tables())
     sql = hostile.SQL.replace("o.price", "CAST('x' || o.price AS INTEGER) AS p")
     with pytest.raises(SiteError, match="fails on some value"):
         hostile.train(grid, sql=sql)
@@ -362,7 +363,7 @@ def test_failed_extraction_leaves_no_state():
 @pytest.mark.parametrize("forgets", [True, False])
 def test_run_after_others_equals_one_on_a_new_grid(method, forgets, monkeypatch):
     """A failed run over more tables leaves parts behind; the next ones ignore them."""
-    grid = InProcessGrid(app, hostile.tables())
+    grid = LocalGrid(hostile.tables())
     wide = f"{hostile.SQL} JOIN customers d ON d.id = o.cust".replace(
         "c.age", "c.age, d.age"
     )
@@ -375,7 +376,7 @@ def test_run_after_others_equals_one_on_a_new_grid(method, forgets, monkeypatch)
             hostile.train(grid, method, wide)
     names = [Site(own, grid.run_name).store.names() for own in grid.contexts.values()]
     assert any(names) != forgets
-    grids = (grid, grid, InProcessGrid(app, hostile.tables()))
+    grids = (grid, grid, LocalGrid(hostile.tables()))
     *again, new = (hostile.train(each, method).report for each in grids)
     for report in again:
         assert report.final_train == new.final_train
@@ -392,7 +393,7 @@ def left_in(folder):
 @pytest.mark.parametrize("method", [TablePuppetADMM, TablePuppetSGD])
 def test_finish_leaves_the_models_alone(tmp_path, method):
     idle = {"bank": {"accounts": pd.DataFrame({"a": [1]})}}
-    grid = InProcessGrid(app, hostile.tables() | idle, state=tmp_path)
+    grid = LocalGrid(hostile.tables() | idle, state=tmp_path)
     seen = set()
     hostile.train(
         grid,
@@ -418,7 +419,7 @@ def test_failed_run_leaves_nothing(tmp_path, action):
 
 
 def test_run_without_all_tables_leaves_no_key(tmp_path):
-    grid = InProcessGrid(app, {"shop": hostile.tables()["shop"]}, state=tmp_path)
+    grid = LocalGrid({"shop": hostile.tables()["shop"]}, state=tmp_path)
     with pytest.raises(SchemaError, match="no site hosts table 'customers'"):
         hostile.train(grid)
     assert not left_in(tmp_path)
@@ -441,7 +442,7 @@ def test_failed_run_keeps_its_error_when_the_sites_are_gone():
 
 @pytest.mark.parametrize("is_on_disk", [True, False])
 def test_lost_state_is_reported(tmp_path, is_on_disk):
-    grid = InProcessGrid(app, hostile.tables(), state=tmp_path if is_on_disk else None)
+    grid = LocalGrid(hostile.tables(), state=tmp_path if is_on_disk else None)
 
     def lose(report):
         if report.phase == "prepare":
@@ -457,7 +458,7 @@ def test_lost_state_is_reported(tmp_path, is_on_disk):
 def test_state_folder_that_cannot_be_written(tmp_path):
     file = tmp_path / "file"
     file.write_text("")
-    grid = InProcessGrid(app, hostile.tables())
+    grid = LocalGrid(hostile.tables())
     grid.contexts[hostile.US].node_config["state-dir"] = str(file)
     match = "node 3: query.describe failed: cannot write to the state .*state-dir"
     with pytest.raises(SiteError, match=match):
@@ -482,6 +483,6 @@ def test_places_of_a_real_site_stay_in_its_log(tmp_path, caplog, content, match)
     file = tmp_path / "tables.toml"
     file.write_text(content)
     with pytest.raises(SiteError, match=match) as caught:
-        hostile.train(InProcessGrid(app, {**hostile.tables(), "us": str(file)}))
+        hostile.train(LocalGrid({**hostile.tables(), "us": str(file)}))
     assert str(tmp_path) not in str(caught.value)
     assert str(tmp_path) in caplog.text

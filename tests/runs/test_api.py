@@ -17,12 +17,10 @@ import pyarrow as pa
 import pytest
 
 import tp_flower
-from client_apps.app import app
 from strategies import commands
 from strategies.report_page.page import result_view
-from strategies.run.grid import InProcessGrid
 from tests.support.command_line import printed_by
-from tests.support.federated import store, write_site
+from tests.support.federated import LocalGrid, store, write_site
 from tests.support.files import output_of
 from tests.support.page_reading import console_text
 from tp_flower import api
@@ -144,7 +142,7 @@ def in_shards(_, orders, items):
 
 
 def in_a_grid(_, orders, items):
-    return InProcessGrid(app, sites_of(orders, items))
+    return LocalGrid(sites_of(orders, items))
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_nearly_collinear_tables_end_at_their_optimum():
         run = run_query(sql, sites, "cg", **how, **settings)
         # of q, (intercept), x and x
         penalty = 0.5e-4 * (np.delete(run.flat, 1) ** 2).sum()
-        return run.losses[-1] + penalty, run.strategy.report
+        return run.losses[-1] + penalty, run.report
 
     ended, report = objective(num_epochs=0)
     best, _ = objective(num_epochs=60, tolerance=1e-9)

@@ -5,16 +5,14 @@ Where the rules are off, each attack reads the amounts: that is the code of befo
 whose ``min-features`` all of these queries met.
 """
 
-from contextlib import closing, suppress
+from contextlib import suppress
 
 import numpy as np
 import pytest
 from scipy.spatial import cKDTree
 
-from client_apps.app import app
 from strategies import Explain, TablePuppetCG
-from strategies.run.grid import InProcessGrid
-from tests.support.federated import train
+from tests.support.federated import LocalGrid, train
 from tests.support.peers.curious import watch_sums
 from tests.support.peers.payments import (
     JOINED,
@@ -48,7 +46,7 @@ def attack(
     frames = frames or {"payments": payments(), "clinic": others()}
     sites = written(folder, rules, **frames)
     with (
-        closing(InProcessGrid(app, sites, state=folder / "state")) as grid,
+        LocalGrid(sites, state=folder / "state") as grid,
         pytest.MonkeyPatch.context() as patch,
     ):
         sums = watch_sums(patch)
@@ -205,7 +203,7 @@ def test_shards_of_a_table_count_their_own_rows(tmp_path):
     def run(epochs):
         file.write_text(text)
         sites = {"payments": file, "clinic": tmp_path / "clinic" / "tables.toml"}
-        with closing(InProcessGrid(app, sites, state=tmp_path / "state")) as grid:
+        with LocalGrid(sites, state=tmp_path / "state") as grid:
             train(grid, sql, TablePuppetCG, test_fraction=0.0, num_epochs=epochs)
 
     run(3)

@@ -2,15 +2,11 @@
 run.
 """
 
-from contextlib import closing
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from client_apps.app import app
-from strategies.run.grid import InProcessGrid
-from tests.support.federated import train
+from tests.support.federated import LocalGrid, train
 from tests.support.peers.curious import quoted, watch_sites
 from tp_flower.features.sparse import dense
 from tp_flower.settings import PrivacySettings
@@ -51,7 +47,7 @@ def trained(monkeypatch, columns=3, task="classification", people=None, **how):
     sql = f"""SELECT o.y AS label, o.a, o.b, o.c, {features}
         FROM orders o JOIN people p ON o.person = p.id"""
     memory = watch_sites(monkeypatch)
-    with closing(InProcessGrid(app, tables(people, mean, task, rng))) as grid:
+    with LocalGrid(tables(people, mean, task, rng)) as grid:
         problem = train(
             grid, sql, "cg", num_epochs=100, task=task, **how
         ).training_problem

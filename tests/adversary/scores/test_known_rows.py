@@ -4,17 +4,13 @@ Sums over T epochs are T equations h = X Theta. Whoever knows X of as many rows 
 are columns knows Theta, and X of all rows where Theta has as many independent columns.
 """
 
-from contextlib import closing
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from client_apps.app import app
 from client_apps.operator.state import Stateless
 from client_apps.rounds.site import Site
-from strategies.run.grid import InProcessGrid
-from tests.support.federated import train
+from tests.support.federated import LocalGrid, train
 from tests.support.peers.curious import quoted, watch_sums
 from tp_flower.joins.rows import JoinedRows
 
@@ -53,7 +49,7 @@ def sums_and_features(epochs, monkeypatch, change=None, strategy="admm", **how):
                 for part in Site(context, grid.run_name).parts(Stateless):
                     seen[part.data.table] = np.asarray(part.data.trained)
 
-    with closing(InProcessGrid(app, tables())) as grid:
+    with LocalGrid(tables()) as grid:
         how = {"num_epochs": epochs, "tolerance": 1e-9, "task": "regression", **how}
         problem = train(grid, SQL, strategy, on_round=look, **how).training_problem
     rows = problem.train.tables

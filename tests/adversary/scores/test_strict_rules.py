@@ -2,15 +2,11 @@
 covers.
 """
 
-from contextlib import closing
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from client_apps.app import app
-from strategies.run.grid import InProcessGrid
-from tests.support.federated import train, write_site
+from tests.support.federated import LocalGrid, train, write_site
 from tests.support.peers.curious import quoted, watch_sites, watch_sums
 from tp_flower.errors import SettingsError
 
@@ -44,7 +40,7 @@ def run(folder, epochs, monkeypatch):
         FROM dummy d JOIN persons p ON d.id = p.id"""
     sums, memory = watch_sums(monkeypatch), watch_sites(monkeypatch)
     how = {"num_epochs": epochs, "test_fraction": 0.0, "task": "regression"}
-    with closing(InProcessGrid(app, sites, state=folder / "state")) as grid:
+    with LocalGrid(sites, state=folder / "state") as grid:
         problem = train(grid, sql, "cg", **how).training_problem
     rows = problem.train.tables
     own = memory.table(problem, "d", "scores", 1)[rows["d"].row_of]

@@ -1,7 +1,6 @@
 """A training that diverges after a good epoch ends with that epoch's model."""
 
 import re
-from contextlib import closing
 
 import numpy as np
 import pytest
@@ -67,7 +66,7 @@ class Fault:
 
 
 def check_ends_with(finished, folder, epoch: int, short) -> None:
-    report = finished.strategy.report
+    report = finished.report
     assert report.verdict.startswith(
         f"diverged in epoch {epoch + 1}: the model of epoch {epoch},"
     )
@@ -77,14 +76,11 @@ def check_ends_with(finished, folder, epoch: int, short) -> None:
     assert report.verdict in report.warnings
     for theta, other in zip(saved(folder / "a"), saved(folder / "b"), strict=True):
         np.testing.assert_array_equal(theta, other)
-    assert report.final_test == short.strategy.report.final_test
+    assert report.final_test == short.report.final_test
     assert {
         name: each["share"] for name, each in report.contributions.items()
     } == pytest.approx(
-        {
-            name: each["share"]
-            for name, each in short.strategy.report.contributions.items()
-        },
+        {name: each["share"] for name, each in short.report.contributions.items()},
         abs=1e-5,
     )
 
@@ -102,7 +98,7 @@ def test_a_server_that_is_killed_around_the_divergence_ends_alike(strategy, tmp_
     for at in (rounds + 1, -(rounds + 1), rounds + 2, -(rounds + 2)):
         place = tmp_path / str(at)
         fault = Fault(strategy, 1, of_replies=False)
-        with closing(KilledGrid(sites, fault, state=place / "sites")) as grid:
+        with KilledGrid(sites, fault, state=place / "sites") as grid:
             grid.kill_at = at
             how = {**HOW, **RUNS[strategy], "output_dir": str(place / "run")}
             with pytest.raises(Killed):
@@ -132,7 +128,7 @@ def test_a_site_that_cannot_take_a_round_has_the_model_before_it(
     batches = sum(r.phase == FIRST[strategy][6:] for r in short.history) // GOOD
     fault = Fault(strategy, batches, of_replies=False)
     finished = run(tmp_path / "a", strategy, layout, fault)
-    assert "out of range" in finished.strategy.report.verdict
+    assert "out of range" in finished.report.verdict
     check_ends_with(finished, tmp_path, GOOD, short)
     # all sites have ended the run
     assert len(finished.sent("query.finish", replies=True)) == len(
@@ -143,7 +139,7 @@ def test_a_site_that_cannot_take_a_round_has_the_model_before_it(
 def test_a_loss_far_above_a_constants_ends_with_the_epoch_before(tmp_path):
     short = run(tmp_path / "b", "admm", "whole", num_epochs=GOOD)
     finished = run(tmp_path / "a", "admm", "whole", Fault("admm", 1, of_replies=True))
-    assert "against" in finished.strategy.report.verdict
+    assert "against" in finished.report.verdict
     check_ends_with(finished, tmp_path, GOOD, short)
 
 

@@ -38,7 +38,7 @@ def test_the_saved_model_is_that_of_the_best_epoch(strategy, layout, tmp_path):
     patient = run(tmp_path / "a", strategy, layout, num_epochs=25, patience=3)
     losses = [item.validation["loss"] for item in patient.history if item.validation]
     best = int(np.argmin(losses)) + 1
-    report = patient.strategy.report
+    report = patient.report
     assert report.chosen["best-epoch"] == best
     mark, since = np.inf, 0
     for loss in losses:
@@ -49,16 +49,16 @@ def test_the_saved_model_is_that_of_the_best_epoch(strategy, layout, tmp_path):
     short = run(tmp_path / "b", strategy, layout, num_epochs=best)
     for theta, other in zip(saved(tmp_path / "a"), saved(tmp_path / "b"), strict=True):
         np.testing.assert_array_equal(theta, other)
-    assert report.final_test == short.strategy.report.final_test
-    assert report.contributions == short.strategy.report.contributions
+    assert report.final_test == short.report.final_test
+    assert report.contributions == short.report.contributions
     # the models at the end of training were others
     assert not np.array_equal(patient.flat, short.flat)
 
 
 def test_validation_rows_are_neither_trained_nor_tested_on():
-    split = trained("squared", validation_fraction=0.3, num_epochs=2).strategy.report
+    split = trained("squared", validation_fraction=0.3, num_epochs=2).report
     validation_rows = split.split["validation-rows"]
-    plain = trained("squared", num_epochs=2).strategy.report
+    plain = trained("squared", num_epochs=2).report
     orders = len(FRAMES["orders"])
     subset = split_at_random(
         np.ones(orders, bool), Shares(0.2, 0.3), np.random.default_rng(0)
@@ -72,5 +72,5 @@ def test_validation_rows_are_neither_trained_nor_tested_on():
 
 def test_without_patience_all_epochs_run():
     report = trained("squared", strategy="gd", validation_fraction=0.3, num_epochs=15)
-    report = report.strategy.report
+    report = report.report
     assert report.epochs == 15 > report.chosen["best-epoch"]

@@ -1,15 +1,11 @@
 """Runs on labels that the features determine end "converged", at Ridge's optimum."""
 
-from contextlib import closing
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from client_apps.app import app
-from strategies.run.grid import InProcessGrid
 from tests.support.examples import toys
-from tests.support.federated import Run, pieces, run_query, train, whole
+from tests.support.federated import LocalGrid, Run, pieces, run_query, train, whole
 from tp_flower.settings import PrivacySettings
 
 CLEAR = PrivacySettings(scores="clear", unions="clear")
@@ -37,7 +33,7 @@ def end_of(shards, sql: str, **settings: object) -> Run:
 def test_the_first_toy_converges_in_a_few_epochs(rows, keys, noise):
     shards, sql = first_toy(rows, keys, noise)
     finished = end_of(shards, sql, test_fraction=0.25)
-    report = finished.strategy.report
+    report = finished.report
     assert report.verdict == "converged: the gradient is below the tolerance"
     # without noise the penalty of 1e-4 alone is between the model and the labels
     assert report.final_test["r2"] > 1.0 - 1e-6 - 2 * noise
@@ -48,10 +44,10 @@ def test_the_first_toy_converges_in_a_few_epochs(rows, keys, noise):
 def test_admm_settles_where_rounding_does():
     shards, sql = first_toy()
     how = {"num_epochs": 0, "task": "regression", "test_fraction": 0.25}
-    report = run_query(sql, [shards], "admm", **how).strategy.report
+    report = run_query(sql, [shards], "admm", **how).report
     assert report.verdict == "converged: the loss has settled"
     assert report.final_train["loss"] == pytest.approx(
-        end_of(shards, sql, test_fraction=0.25).strategy.report.final_train["loss"],
+        end_of(shards, sql, test_fraction=0.25).report.final_train["loss"],
         rel=0.05,
     )
 
@@ -67,10 +63,10 @@ def test_without_a_penalty_it_ends_where_rounding_does(privacy, layout):
     finished = end_of(
         shards, sql, l2=0.0, tolerance=1e-9, test_fraction=1e-9, privacy=privacy
     )
-    assert finished.strategy.report.verdict.startswith("converged")
+    assert finished.report.verdict.startswith("converged")
     assert len(finished.losses) < 20
     # masked scores have 20 bits of the label's deviation
-    assert 1.0 - finished.strategy.report.final_train["r2"] < 1e-9
+    assert 1.0 - finished.report.final_train["r2"] < 1e-9
 
 
 @pytest.mark.parametrize("seed", REPEATED)
@@ -82,7 +78,7 @@ def test_a_toy_ends_at_the_optimum_of_ridge(seed, tmp_path):
             name: pieces(frame, len(frame) // 2) for name, (frame,) in shards.items()
         }
     how = {"l2": toy.l2, "num_epochs": 0, "test_fraction": 1e-9, "task": "regression"}
-    with closing(InProcessGrid(app, [shards], state=tmp_path)) as grid:
+    with LocalGrid([shards], state=tmp_path) as grid:
         strategy = train(grid, toy.sql, "cg", **how)
     assert strategy.verdict.startswith("converged"), toy.traits
     optimum = toys.Optimum.of(toy)

@@ -39,7 +39,7 @@ def report_of(noise: float, strategy: str = "cg", **settings: object):
         "max_categories": 500,
         **settings,
     }
-    return run_query(SQL, [whole(frames(noise))], strategy, **how).strategy.report
+    return run_query(SQL, [whole(frames(noise))], strategy, **how).report
 
 
 def warnings_of(report) -> list[str]:

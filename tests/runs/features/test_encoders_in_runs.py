@@ -46,7 +46,7 @@ def runs() -> dict[str, Run]:
 
 
 def test_features_are_encoded_as_the_settings_say(runs: dict[str, Run]) -> None:
-    encoders = runs["sharded"].strategy.training_problem.encoders
+    encoders = runs["sharded"].problem.encoders
     for alias, names in NAMES.items():
         assert encoders[alias].names == names
         assert encoders[alias].dropped == ()
@@ -69,7 +69,7 @@ def test_no_text_and_no_key_reaches_the_server(runs: dict[str, Run]) -> None:
             assert not any(f'"{name}"' in said for name in ("US", "UK", "FR"))
             assert not any(array.dtype.kind in "SU" for array in seen.arrays.values())
             assert '"keys": {' not in said
-    assert default.strategy.training_problem.encoders["c"].width == 5
+    assert default.problem.encoders["c"].width == 5
 
 
 def test_an_encoder_that_does_not_fit_stops_the_run() -> None:
@@ -110,7 +110,7 @@ def split_in_two(frames: dict[str, pd.DataFrame]) -> dict[str, list[pd.DataFrame
 def test_a_missing_category_is_one_and_what_is_lost_is_said(layout) -> None:
     sites = one_per_site(layout(albums()))
     finished = run_query(ALBUMS, sites, encoders=CUT, **HOW)
-    report = report_dict(finished.strategy.report)
+    report = report_dict(finished.report)
     assert report["final"]["test"]["r2"] > 0.8
     title = report["tables"][1]["encoding"][0]
     assert (title["encoder"], title["columns"]) == ("one-hot(4) missing=category", 4)

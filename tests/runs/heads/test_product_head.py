@@ -182,10 +182,10 @@ def test_it_descends_as_on_the_joined_table(monkeypatch, case):
     for name, theta in zip(("o", "c"), expected, strict=True):
         actual = run.theta[name].reshape(-1, width)
         np.testing.assert_allclose(actual, theta, atol=2e-5)
-    report = run.strategy.report
+    report = run.report
     assert report.final_train["loss"] == pytest.approx(loss, rel=1e-4)
     assert {each["share"] for each in report.contributions.values()} == {None}
-    releases = disclosures(run.strategy.training_problem.exposure)
+    releases = disclosures(run.problem.exposure)
     scores = [each.carries for each in releases if "anew in every" in each.carries]
     assert scores
     assert all(head.discloses in text for text in scores)
@@ -212,7 +212,7 @@ def test_it_predicts(monkeypatch, tmp_path, case):
     actual = model.table(sites(), privacy=privacy)
     np.testing.assert_allclose(by_row(actual), scores(vectors["c"][rows]), atol=1e-5)
     again = model.evaluate(sites(), privacy=privacy)
-    rmse = run.strategy.report.final_train["rmse"]
+    rmse = run.report.final_train["rmse"]
     assert again["rmse"] == pytest.approx(rmse, rel=1e-4)
     # where a site is gone, the mean vector stands in, and the head multiplies it
     there = {name: each for name, each in sites().items() if name != "south"}

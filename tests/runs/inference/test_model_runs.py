@@ -9,16 +9,14 @@ import pytest
 from flwr.app import Message
 
 import strategies.app
-from client_apps.app import app
 from client_apps.data.saved_models import SavedModel, part_folder
 from client_apps.operator.participant import score_sums
 from strategies import TablePuppetADMM, TablePuppetBoost, TablePuppetCG, TablePuppetSGD
 from strategies.inference.manifest import resolve, write_manifest
 from strategies.run.exchange import Replies, ask
-from strategies.run.grid import InProcessGrid
 from strategies.run.replies import collect_replies
 from strategies.training.saving import make_manifest
-from tests.support.federated import WatchedGrid, train, write_site
+from tests.support.federated import LocalGrid, WatchedGrid, train, write_site
 from tests.support.files import case_table
 from tests.support.policies import OPEN, lenient
 from tests.support.predicted import scores_of
@@ -173,7 +171,7 @@ def test_a_run_that_has_not_ended_has_no_manifest(tmp_path):
                 make_manifest(strategy)
 
     strategy = TablePuppetADMM(Query.from_sql(SQL), num_epochs=1, on_round=look)
-    strategy.start(InProcessGrid(app, sites(tmp_path)))
+    strategy.start(LocalGrid(sites(tmp_path)))
     assert found == [""]
     # without a state folder the sites keep nothing
     tables = make_manifest(strategy).tables
@@ -229,7 +227,7 @@ def test_keeping_a_part_again_changes_nothing_and_another_is_not_replaced(traine
 
 @pytest.mark.parametrize(("name", "version", "match"), CASES["paths"])
 def test_names_that_could_be_paths_keep_no_model(tmp_path, name, version, match):
-    grid = InProcessGrid(app, {"shop": {"o": frames()[0]}}, state=tmp_path)
+    grid = LocalGrid({"shop": {"o": frames()[0]}}, state=tmp_path)
     asked = {"keep-models": True, "model-name": name, "model-version": version}
     header = {"run": "ab" * 16, "round": 1, "after": None, **asked}
     (node,) = grid.contexts
@@ -339,7 +337,7 @@ def test_a_policy_about_coefficients_that_is_refused(tmp_path, policy, match):
 
 def test_train_writes_the_manifest_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("TP_FLOWER_HOME", str(tmp_path / "home"))
-    grid = InProcessGrid(app, sites(tmp_path), state=tmp_path / "state")
+    grid = LocalGrid(sites(tmp_path), state=tmp_path / "state")
     settings = Settings(num_epochs=1, model_name="qty", output_dir=str(tmp_path))
     completed = strategies.app.train(
         Query.from_sql(SQL), settings, lambda _: None, grid, tmp_path

@@ -5,11 +5,16 @@ import json
 import pyarrow.parquet as pq
 import pytest
 
-from client_apps.app import app
 from strategies.app import act, page_line
 from strategies.report_page.page import run_view
-from strategies.run.grid import InProcessGrid
-from tests.support.federated import FEATURES, SOURCE, sharded, store, store_sql
+from tests.support.federated import (
+    FEATURES,
+    SOURCE,
+    LocalGrid,
+    sharded,
+    store,
+    store_sql,
+)
 from tests.support.page_reading import Page, console_text
 from tests.support.predicted import on
 from tp_flower.errors import ModelError, QueryError
@@ -28,7 +33,7 @@ def run(tmp_path_factory):
             **{"device": "cpu", "output_dir": str(root / folder), **settings}
         )
         sites = sites or on(sharded, store())
-        grid = InProcessGrid(app, sites, state=root / "state")
+        grid = LocalGrid(sites, state=root / "state")
         (root / folder).mkdir()
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TP_FLOWER_HOME", str(root / "home"))

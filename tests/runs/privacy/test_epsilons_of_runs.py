@@ -54,7 +54,7 @@ def test_an_epsilon_stands_where_it_is_true_of_and_nowhere_else(tmp_path, name):
     settings |= {key: value for key, value in more.items() if key != "declared"}
     sites, state = written(tmp_path), tmp_path / "state"
     finished = run_query(SQL, sites, strategy, state=state, privacy=privacy, **settings)
-    content = report_dict(finished.strategy.report)
+    content = report_dict(finished.report)
     totals = {total["table"]: total for total in content["privacy"]["totals"]}
     for table, total in totals.items():
         assert total["labels"] == (
@@ -106,7 +106,7 @@ def test_a_feature_that_is_joined_on_is_told_by_its_keys(tmp_path):
     )
     how = {"num_epochs": 1, "device": "cpu", "encoders": encoders, "privacy": privacy}
     finished = run_query(sql, written(tmp_path), **how)
-    for total in finished.strategy.report.privacy["totals"]:
+    for total in finished.report.privacy["totals"]:
         if total["table"] == "items":
             assert total["features"] == "none: keys tell features that are joined on"
         else:

@@ -57,11 +57,7 @@ def trained(
 
 
 def accounts(finished: federated.Run) -> list[dict]:
-    return [
-        one
-        for own in finished.strategy.report.privacy["ledger"].values()
-        for one in own
-    ]
+    return [one for own in finished.report.privacy["ledger"].values() for one in own]
 
 
 def replies(
@@ -79,7 +75,7 @@ def replies(
 
 def parts_of(finished: federated.Run) -> dict[int, tuple]:
     """By part: the encoded rows that are trained on, how often each, G, intercept."""
-    federation = finished.strategy.training_problem
+    federation = finished.problem
     found = {}
     for name, table in federation.tables.items():
         counts = federation.train.tables[name].multiplicity
@@ -99,7 +95,7 @@ def test_a_run_spends_what_it_planned_and_no_more(strategy, features, layout, se
     for account in accounts(finished):
         if "limit" in account:
             assert account["used"] == account["limit"], account["release"]["what"]
-    for total in finished.strategy.report.privacy["totals"]:
+    for total in finished.report.privacy["totals"]:
         assert total["models"] == pytest.approx(1.5, rel=5e-3)
         assert total["scores"] == pytest.approx(4.0, rel=1e-3)
         assert total["labels"] == (2.0 if total["table"] == "orders" else "")
@@ -153,14 +149,14 @@ def test_with_scores_covered_the_guarantee_takes_less_for_granted():
     assert scopes["scores"] == "given the encoder, whose statistics are not covered"
     assert scopes["moments"] == f"{SEALED}; {scopes['scores']}"
     # over-relaxation rests where there is noise
-    assert finished.strategy.chosen["over-relaxation"] == 1.0
+    assert finished.chosen["over-relaxation"] == 1.0
 
 
 @pytest.mark.parametrize("strategy", ["admm", "sgd"])
 def test_clear_runs_reserve_nothing(strategy):
     finished = trained(CLEAR, strategy, batch_size=20)
     assert not any(own["release"]["mechanism"] for own in accounts(finished))
-    for total in finished.strategy.report.privacy["totals"]:
+    for total in finished.report.privacy["totals"]:
         assert total["features"] == "none: sums of scores tell of the features"
         assert total["models"] in ("none", "")
 
@@ -173,7 +169,7 @@ def printed(report):
 @pytest.mark.parametrize("features", ["clear", "statistics"])
 def test_scores_in_the_clear_leave_no_epsilon_to_print(features):
     finished = trained(PrivacySettings(features=features, scores="clear"))
-    report = finished.strategy.report
+    report = finished.report
     assert {total["features"] for total in report.privacy["totals"]} == {SCORES_TELL}
     scopes = {
         own["release"]["scope"]
@@ -195,7 +191,7 @@ def test_a_multiplier_that_is_given_is_in_the_ledger():
         if release["what"] == "model"
     }
     assert multipliers == {2.5}
-    total = finished.strategy.report.privacy["totals"][0]["models"]
+    total = finished.report.privacy["totals"][0]["models"]
     assert total == pytest.approx(epsilon([Gaussian(2.5, count=20 * EPOCHS)], DELTA))
 
 
@@ -240,7 +236,7 @@ def test_no_statistic_leaves_as_it_is(layout):
     # what a shard seals, as it would leave in the clear
     private = trained(dataclasses.replace(STATISTICS, unions="clear"), layout=layout)
     parts, grams = parts_of(private), replies(private, "share", "train.prepare")
-    joined_rows = private.strategy.training_problem.train.joined_rows
+    joined_rows = private.problem.train.joined_rows
     is_sharded = layout == "sharded"
     assert len(grams) == (7 if is_sharded else 0)
     for (_, number), share in grams.items():

@@ -2,20 +2,16 @@
 read.
 """
 
-from contextlib import closing
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from client_apps.app import app
 from client_apps.data.ledger import open_ledger
 from strategies import Explain, TablePuppetADMM, TablePuppetCG
 from strategies.inference.predict import Evaluate, Predict
 from strategies.ranks import ScoreForecast
-from strategies.run.grid import InProcessGrid
 from strategies.training.saving import make_manifest
-from tests.support.federated import train, write_site
+from tests.support.federated import LocalGrid, train, write_site
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.query import Query
 
@@ -49,7 +45,7 @@ def grid(tmp_path):
         name: write_site(tmp_path / name, {name: frame}, {name: RULES})
         for name, frame in frames().items()
     }
-    with closing(InProcessGrid(app, sites, state=tmp_path / "state")) as grid:
+    with LocalGrid(sites, state=tmp_path / "state") as grid:
         yield grid
 
 

@@ -4,8 +4,6 @@ The sites are real ones. People have 1 to 66 claims each, and at most a few of t
 take part.
 """
 
-from contextlib import closing
-
 import msgspec
 import numpy as np
 import pandas as pd
@@ -75,7 +73,7 @@ def lines_of(finished: Run, table: str = "claims") -> list[dict]:
 
 
 def total_of(finished: Run, table: str = "claims") -> dict:
-    totals = finished.strategy.report.privacy["totals"]
+    totals = finished.report.privacy["totals"]
     (total,) = [total for total in totals if total["table"] == table]
     return total
 
@@ -120,7 +118,7 @@ def test_the_epsilon_of_a_run_is_the_persons(
         unit = own["release"]["unit"].removeprefix("the label of ")
         assert unit.startswith("a person of claims")
         assert unit.endswith(f"at most {rows} rows")
-    title = privacy_totals(Record(finished.strategy.report.privacy)).title
+    title = privacy_totals(Record(finished.report.privacy)).title
     assert title == "Epsilon per person or row, and what is not covered"
 
 
@@ -166,7 +164,7 @@ def test_explain_and_predictions_see_the_same_rows(tmp_path):
     rows = sites(tmp_path, per_person(3))
     count = np.minimum(SIZES, 3).sum()
     model = train(tmp_path / "state", rows, SQL, **LINEAR)
-    with closing(WatchedGrid(rows, state=tmp_path / "state")) as grid:
+    with WatchedGrid(rows, state=tmp_path / "state") as grid:
         train_on(grid, SQL, Explain, mode="explain")
     (insurer, _) = grid.sent("query.extract", replies=True)
     assert insurer.header["parts"][0]["rows"] == count
@@ -266,7 +264,7 @@ def test_summaries_of_sites_have_the_noise_of_a_person(tmp_path, monkeypatch):
     }
     sql = "SELECT c.amount AS label, c.day, c.fee FROM claims c"
     how = {"graph": "data", "graph_epsilon": 1.0, "device": "cpu", "num_epochs": 1}
-    with closing(WatchedGrid(rows)) as grid:
+    with WatchedGrid(rows) as grid:
         ledgers = train_on(grid, sql, "personalised", **how).ledgers
     assert sorted(bounds) == [EMBEDDING_BOUND, 3 * EMBEDDING_BOUND]
     releases = [line["release"] for own in ledgers.values() for line in own]

@@ -7,10 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from client_apps.app import app
-from strategies.run.grid import InProcessGrid
 from tests.support.examples.killed_servers import killed, sites_of, strategy_in
-from tests.support.federated import FEATURES, SOURCE, sharded, store, whole
+from tests.support.federated import FEATURES, SOURCE, LocalGrid, sharded, store, whole
 from tests.support.predicted import on, train, train_store
 from tp_flower.errors import ModelError, QueryError, SettingsError, SiteError
 from tp_flower.settings import PrivacySettings
@@ -108,9 +106,9 @@ def test_the_folder_of_a_stopped_run(tmp_path, remedy):
     folder, settings = tmp_path, {}
     if remedy == "resume":
         settings["resume"] = str(tmp_path)
-        again = InProcessGrid(app, sites_of(False), state=tmp_path / "sites")
+        again = LocalGrid(sites_of(False), state=tmp_path / "sites")
     else:
-        again = InProcessGrid(app, sites_of(False))
+        again = LocalGrid(sites_of(False))
     if remedy == "remove":
         shutil.rmtree(tmp_path)
     elif remedy == "choose":

@@ -48,7 +48,7 @@ def site(folder, site_name: str, entries: dict[str, str]) -> str:
 
 def joined_rows(sites, sql: str = SQL) -> int:
     run = run_query(sql, sites, "cg", test_fraction=0.0, num_epochs=2)
-    return run.strategy.training_problem.train.joined_rows
+    return run.problem.train.joined_rows
 
 
 def two_sites(folder, a: str, b: str) -> list[str]:
@@ -90,7 +90,7 @@ def test_rows_of_a_left_join_find_decimals_of_another_precision(tmp_path):
     run = run_query(
         sql, two_sites(tmp_path, a, b), "cg", test_fraction=0.0, num_epochs=1
     )
-    last = run.strategy.report.join_steps[-1]
+    last = run.report.join_steps[-1]
     assert (last.rows, last.unmatched_before) == (60, 0)
 
 

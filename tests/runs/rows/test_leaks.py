@@ -2,19 +2,15 @@
 achieve.
 """
 
-from contextlib import closing
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from client_apps.app import app
 from strategies import Explain
 from strategies.inference.predict import Evaluate
-from strategies.run.grid import InProcessGrid
 from strategies.setup.leaks import find_leaks
 from tests.support import predicted
-from tests.support.federated import train, write_site
+from tests.support.federated import LocalGrid, train, write_site
 from tp_flower.query import Query
 
 RNG = np.random.default_rng(5)
@@ -200,7 +196,7 @@ def test_a_copy_of_the_label_is_named_where_sites_show_coefficients(
         "the features of v (paid, weekday)": told(copied),
     }
     for named, sites in layouts.items():
-        with closing(InProcessGrid(app, sites)) as grid:
+        with LocalGrid(sites) as grid:
             run = train(grid, LEAKED.format(label), "cg", num_epochs=30)
         (warning,) = [text for text in run.warnings if "nearly perfect" in text]
         assert warning.startswith(

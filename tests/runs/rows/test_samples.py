@@ -39,7 +39,7 @@ def test_a_sample_is_the_query_over_its_rows(layout, loss, source, how):
     sampled = run_query(sql, sites, strategy, sample=SHARE, **how)
     alone = run_query(f"{sql} WHERE o.sampled", sites, strategy, **how)
     np.testing.assert_allclose(sampled.flat, alone.flat, rtol=1e-9, atol=1e-12)
-    reports = sampled.strategy.report, alone.strategy.report
+    reports = sampled.report, alone.report
     for name in ("final_train", "final_test", "joined_rows_train", "joined_rows_test"):
         of_sample, of_rows = (getattr(report, name) for report in reports)
         assert of_sample == pytest.approx(of_rows, rel=1e-9, nan_ok=True)

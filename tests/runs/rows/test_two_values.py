@@ -2,8 +2,6 @@
 numbers.
 """
 
-from contextlib import closing
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -191,7 +189,7 @@ def of_carriers(*labels):
     ],
 )
 def test_labels_that_stay_at_their_sites(labels, settings, is_classes, shown):
-    with closing(WatchedGrid(of_carriers(*labels))) as grid:
+    with WatchedGrid(of_carriers(*labels)) as grid:
         run = train(
             grid, "SELECT y AS label, a FROM t", "personalised", **settings
         ).report

@@ -1,7 +1,6 @@
 """Boosted trees over joins and unions, against LightGBM and the joined rows."""
 
 import itertools
-from contextlib import closing
 
 import lightgbm
 import numpy as np
@@ -86,7 +85,7 @@ def test_trees_without_a_split_are_warned_of(caplog):
     assert (
         "no table's trees have a split, so that all rows get one score" in caplog.text
     )
-    labels = run.strategy.training_problem.objective.target.numbers
+    labels = run.problem.objective.target.numbers
     assert run.losses == [pytest.approx(labels.var() / 2)]
     caplog.clear()
     split = run_query(store_sql("squared"), sites, **HOW, min_rows_per_leaf=1)
@@ -192,7 +191,7 @@ def test_boosting_goes_on_where_a_linear_model_ended(tmp_path, loss, layout, pri
         "min_rows_per_leaf": 3,
         "device": "cpu",
     }
-    with closing(WatchedGrid(sites, state=tmp_path)) as grid:
+    with WatchedGrid(sites, state=tmp_path) as grid:
         strategy = train(grid, store_sql(loss), **how, method="boost", patience=9)
     model = Model(store_sql(loss), tmp_path, make_manifest(strategy))
     again = model.evaluate(sites, privacy=privacy)["loss"]
@@ -292,23 +291,19 @@ def test_what_the_rows_decide_is_reported():
     sites = lines(0, np.square, rows=30_000)
     run = run_query(LINES, list(sites.values()), "boost")
     # 21,600 rows to train on: 14 leaves, 30 trees
-    assert run.strategy.training_problem.train.joined_rows == pytest.approx(
-        21_600, abs=200
-    )
-    assert {
-        name: run.strategy.chosen[name] for name in ("leaves", "trees-per-round")
-    } == {
+    assert run.problem.train.joined_rows == pytest.approx(21_600, abs=200)
+    assert {name: run.chosen[name] for name in ("leaves", "trees-per-round")} == {
         "leaves": 14,
         "trees-per-round": 30,
     }
-    assert run.strategy.chosen["patience"] == 2
+    assert run.chosen["patience"] == 2
     requests = [seen.header["growth"] for seen in run.sent(TRAIN_BOOST)]
     assert {(growth["trees"], growth["leaves"]) for growth in requests} == {(30, 14)}
     few = run_query(
         store_sql("squared"), one_per_site(whole(FRAMES)), "boost", num_epochs=1
     )
     names = ("leaves", "trees-per-round", "patience")
-    assert [few.strategy.chosen[name] for name in names] == [7, 10, 5]
+    assert [few.chosen[name] for name in names] == [7, 10, 5]
     # and where no rows validate, of which few epochs follow
     every = run_query(
         store_sql("squared"),
@@ -316,7 +311,7 @@ def test_what_the_rows_decide_is_reported():
         "boost",
         validation_fraction=0.0,
     )
-    assert [every.strategy.chosen[name] for name in names] == [7, 30, 0]
+    assert [every.chosen[name] for name in names] == [7, 30, 0]
 
 
 def test_scores_are_the_sums_of_both_models(tmp_path):
@@ -449,17 +444,15 @@ def test_shards_average_until_their_own_trees_are_preferred(
     monkeypatch.setattr(boosting, "_step", step)
     run = boosted("auto")
     assert len({seen.round for seen in run.sent(TRAIN_BAG)}) == tried
-    assert run.strategy.chosen["lou"] == chosen
+    assert run.chosen["lou"] == chosen
 
 
 def test_large_shards_keep_their_trees_where_no_rows_validate(monkeypatch):
     monkeypatch.setattr(boosting, "LARGE_SHARD", 1)
     run = boosted("auto", validation_fraction=0.0, patience=0)
     assert not run.sent(TRAIN_BAG)
-    assert run.strategy.chosen["lou"] == "local in 3 of 3 epochs"
-    assert "the trees that a shard has grown" not in str(
-        report_dict(run.strategy.report)
-    )
+    assert run.chosen["lou"] == "local in 3 of 3 epochs"
+    assert "the trees that a shard has grown" not in str(report_dict(run.report))
 
 
 @pytest.mark.parametrize("lou", ["auto", "bagged"])
@@ -618,7 +611,7 @@ def test_shards_that_tell_the_label_and_show_nothing_are_refused_with_what_helps
 def test_shards_that_are_alike_are_not_warned_of(caplog):
     run = run_query(CLINICS, one_per_site(clinics(2, is_apart=False)), **HOW)
     assert "between the shards" not in caplog.text
-    assert "pooled" not in run.strategy.chosen["lou"]
+    assert "pooled" not in run.chosen["lou"]
 
 
 def test_only_the_table_that_tells_the_label_pools(caplog):
@@ -627,8 +620,8 @@ def test_only_the_table_that_tells_the_label_pools(caplog):
     run = run_query(CLINICS, one_per_site(tables), **HOW, validation_fraction=0.2)
     assert "between the shards of a " in caplog.text
     assert "between the shards of b" not in caplog.text
-    assert run.strategy.chosen["lou"] == "bagged, but pooled for a, in 3 of 3 epochs"
-    content = report_dict(run.strategy.report)
+    assert run.chosen["lou"] == "bagged, but pooled for a, in 3 of 3 epochs"
+    content = report_dict(run.report)
     assert any(
         "So the shards pool sums by column" in text for text in content["warnings"]
     )
@@ -654,9 +647,7 @@ def test_pooled_trees_of_shards_lower_the_loss_and_are_saved(tmp_path, loss, pri
 def test_the_page_says_what_the_rows_decided(mode):
     sites = one_per_site(whole(FRAMES))
     if mode == "train":
-        content = report_dict(
-            run_query(store_sql("squared"), sites, **HOW).strategy.report
-        )
+        content = report_dict(run_query(store_sql("squared"), sites, **HOW).report)
     else:
         content = explain(store_sql("squared"), sites, **HOW)
     page = render(content)

@@ -95,7 +95,7 @@ def test_a_table_of_few_rows_is_factorised_by_them(monkeypatch):
         return run_query(f"{sql} o.item = i.item", sites, "cg", privacy=CLEAR, **how)
 
     by_rows = train()
-    assert by_rows.strategy.chosen["solver"] == {"o": "columns", "i": "rows"}
+    assert by_rows.chosen["solver"] == {"o": "columns", "i": "rows"}
     monkeypatch.setattr(solvers, "factorisation", lambda *_, **__: "columns")
     np.testing.assert_allclose(by_rows.flat, train().flat, atol=1e-6)
 

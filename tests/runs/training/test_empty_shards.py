@@ -25,7 +25,7 @@ def train(shards, how, source=SOURCE, where="", loss="squared"):
         "validation_fraction": 0.0,
     } | how
     run = run_query(sql, one_per_site(shards), settings.pop("strategy"), **settings)
-    return run.strategy.report
+    return run.report
 
 
 def shards_of(*empty):

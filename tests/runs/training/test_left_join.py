@@ -24,7 +24,7 @@ def train(frames: dict[str, pd.DataFrame], layout: str, strategy="admm", **how) 
 
 
 def test_no_order_is_lost():
-    federation = trained("squared", num_epochs=2).strategy.training_problem
+    federation = trained("squared", num_epochs=2).problem
     steps = federation.join_steps
     outer = [(step.table, step.is_outer) for step in steps]
     assert outer == [("o", False), ("c", True), ("i", True)]
@@ -106,7 +106,7 @@ def nobody() -> dict[str, pd.DataFrame]:
 )
 def test_a_table_that_no_row_matches_trains_to_nothing(strategy, how, layout):
     finished = train(nobody(), layout, strategy, **how)
-    own = finished.strategy.report.tables[1]
+    own = finished.report.tables[1]
     assert (own.table, own.multiplicity) == ("c", {"min": 0, "mean": 0.0, "max": 0})
     assert finished.losses[-1] < finished.losses[0]
     if "models" not in how:
@@ -126,5 +126,5 @@ def test_a_table_that_only_held_out_rows_match(layout):
     np.testing.assert_array_equal(again.tested["o"], finished.tested["o"])
     assert not again.trained["c"].any()
     assert again.tested["c"].any()
-    assert again.strategy.report.final_test
+    assert again.report.final_test
     assert np.abs(again.theta["c"]).max(initial=0.0) == 0

@@ -35,7 +35,7 @@ def traffic(finished: Run) -> list[tuple[str, int, int]]:
     """What every round sends up and down, without what LEFT JOINs need."""
     return [
         (r.phase, sum(r.bytes_up.values()), sum(r.bytes_down.values()))
-        for r in finished.strategy.report.history
+        for r in finished.report.history
         if r.phase != "prepare"
     ]
 

@@ -72,8 +72,8 @@ def test_automatic_sgd_comes_near_the_weighted_optimum():
 
 def test_an_entity_counts_once_in_training_and_once_in_testing():
     finished = trained("squared", row_weight="entity(c)", num_epochs=1)
-    federation = finished.strategy.training_problem
-    facts = finished.strategy.chosen["row-weight"]
+    federation = finished.problem
+    facts = finished.chosen["row-weight"]
     own = federation.weighting
     for rows, weights in (
         (federation.train.tables["c"], own.train_rows),
@@ -85,8 +85,8 @@ def test_an_entity_counts_once_in_training_and_once_in_testing():
     assert facts["entity"] == "c"
     assert facts["effective-rows"] < federation.train.joined_rows
     # the report's multiplicities stay counts
-    assert finished.strategy.report.tables[1].multiplicity["max"] > 1
-    assert isinstance(finished.strategy.report.tables[1].multiplicity["max"], int)
+    assert finished.report.tables[1].multiplicity["max"] > 1
+    assert isinstance(finished.report.tables[1].multiplicity["max"], int)
 
 
 @pytest.mark.parametrize(
@@ -109,11 +109,11 @@ def test_the_optimum_for_the_querys_weight(loss, layout, weight, source):
 def test_rows_of_weight_0_take_no_part():
     finished = trained("squared", weight="o.w", num_epochs=1)
     plain = trained("squared", num_epochs=1)
-    federation, facts = finished.strategy.training_problem, finished.strategy.chosen
+    federation, facts = finished.problem, finished.chosen
     lost = facts["row-weight"]["left-out"]
     assert lost > 0
     counted = federation.train.joined_rows + federation.test.joined_rows
-    other = plain.strategy.training_problem
+    other = plain.problem
     assert counted + lost == other.train.joined_rows + other.test.joined_rows
     zero = FRAMES["orders"]["w"].to_numpy() == 0
     assert not (finished.trained["o"] & zero).any()

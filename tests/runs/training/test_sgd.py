@@ -48,10 +48,10 @@ def test_gd_is_gradient_descent_on_the_joined_table(layout, loss):
 
 
 def test_a_long_run_keeps_the_sums_of_each_epochs_rounds(monkeypatch):
-    single = trained("logistic", "sharded", one_site=False).strategy.report
+    single = trained("logistic", "sharded", one_site=False).report
     monkeypatch.setattr(run_strategy, "MOST_RECORDS", 5)
     # runs are remembered, and one at a single site is another
-    merged = trained("logistic", "sharded", one_site=True).strategy.report
+    merged = trained("logistic", "sharded", one_site=True).report
     # set-up and the end stay; the rounds of an epoch are of two phases
     assert [item.round for item in single.history] == list(
         range(1, len(single.history) + 1)
@@ -77,7 +77,7 @@ def test_a_long_run_keeps_the_sums_of_each_epochs_rounds(monkeypatch):
 def test_gd_is_sgd_with_one_batch_of_all_rows(layout, model):
     how = {"model": model, "learning_rate": 0.0}
     finished = descended("logistic", layout, **how)
-    total = finished.strategy.training_problem.train.joined_rows
+    total = finished.problem.train.joined_rows
     # a chosen rate stays as it is in both
     same = descended("logistic", layout, strategy="sgd", batch_size=total, **how)
     for own, theirs in zip(finished.parameters, same.parameters, strict=True):
@@ -92,8 +92,8 @@ def test_an_epoch_of_gd_is_a_step(layout, rounds):
     finished = descended("squared", layout)
     actions = [[r[0].action for r in finished.requests(e)] for e in (1, 2)]
     assert actions == [["train.sgd", "train.step"][:rounds]] * 2
-    federation = finished.strategy.training_problem
-    assert finished.strategy.chosen["batch-size"] == federation.train.joined_rows
+    federation = finished.problem
+    assert finished.chosen["batch-size"] == federation.train.joined_rows
     # a row of a table is sent one number, however often it is joined
     first = next(item for item in finished.history if item.epoch == 1)
     for alias, table in federation.tables.items():
@@ -111,7 +111,7 @@ def test_the_default_step_of_gd_comes_close_to_the_optimum():
 @store_runs.each_loss
 def test_every_epoch_visits_every_joined_row_once_in_another_order(loss):
     finished = trained(loss)
-    total = finished.strategy.training_problem.train.joined_rows
+    total = finished.problem.train.joined_rows
     epochs = store_runs.batches_of(finished)
     assert len(epochs) == EPOCHS
     for batches in epochs:
@@ -184,7 +184,7 @@ def test_no_process_needs_to_know_what_another_did(tmp_path):
 )
 def test_rounds_per_epoch(layout, actions):
     finished = trained("squared", layout)
-    total = finished.strategy.training_problem.train.joined_rows
+    total = finished.problem.train.joined_rows
     batches = -(-total // BATCH)
     for epoch in range(1, EPOCHS + 1):
         rounds = finished.requests(epoch)
@@ -196,7 +196,7 @@ def test_rounds_per_epoch(layout, actions):
 
 def test_a_batch_sends_its_distinct_rows_only():
     finished = trained("softmax")
-    federation = finished.strategy.training_problem
+    federation = finished.problem
     plan = finished.strategy.method._batches.plan
     rounds = [item for item in finished.history if item.phase == "sgd"]
     sent = [
@@ -218,11 +218,11 @@ def test_a_batch_sends_its_distinct_rows_only():
 def test_metrics_are_of_the_epochs_model(layout):
     """Each epoch's model scores the held-out joined rows, from its own parameters."""
     finished = trained("squared", layout)
-    reference, report = store_runs.reference_of(finished), finished.strategy.report
+    reference, report = store_runs.reference_of(finished), finished.report
     scores = reference.scores(finished.flat, range(len(reference.labels)))[:, 0]
     rmse = np.sqrt(((scores - reference.labels) ** 2).mean())
     assert report.final_train["rmse"] == pytest.approx(rmse, rel=1e-5)
-    federation = finished.strategy.training_problem
+    federation = finished.problem
     ended = [item for item in finished.history if item.train]
     for epoch, item in enumerate(ended, start=1):
         scores = np.full(federation.test.joined_rows, federation.base_score[0])
@@ -261,11 +261,11 @@ def test_tolerance_stops_early():
 def test_automatic_rate_trains_on_batches_of_one_row(loss):
     """A hundredth of few joined rows is one: noisy steps must stay small."""
     finished = run(loss, [whole(store_runs.FRAMES)], "sgd", l2=1e-3)
-    assert finished.strategy.chosen["batch-size"] == 1
+    assert finished.chosen["batch-size"] == 1
     assert store_runs.loss_left(finished) < 0.25
 
 
 def test_automatic_batch_size_is_a_hundredth_of_the_joined_rows():
     finished = run("squared", [whole(store(orders=400))], "sgd", num_epochs=1)
-    total = finished.strategy.training_problem.train.joined_rows
-    assert finished.strategy.chosen["batch-size"] == -(-total // 100)
+    total = finished.problem.train.joined_rows
+    assert finished.chosen["batch-size"] == -(-total // 100)

@@ -59,7 +59,7 @@ def test_the_split_is_that_of_the_join(split, layout, source):
     finished = trained(
         "squared", layout, "admm", source, test_split=split, num_epochs=1
     )
-    problem = finished.strategy.training_problem
+    problem = finished.problem
     rows, values = joined(split.partition("(")[2].rstrip(")"), source)
     held_out = is_held_out(values, split)
     assert problem.joined_rows == (held_out.count(False), held_out.count(True))
@@ -93,7 +93,7 @@ def test_random_rows_of_another_table_are_held_out_whole(layout):
 def test_every_strategy_holds_out_the_same_rows(strategy):
     how = {"test_split": "group(c.id)", "num_epochs": 1}
     counted = [
-        trained("squared", "whole", name, **how).strategy.report.joined_rows_test
+        trained("squared", "whole", name, **how).report.joined_rows_test
         for name in ("admm", strategy)
     ]
     assert counted[0] == counted[1] > 0
@@ -116,7 +116,7 @@ def test_what_leaves_for_a_split():
         sent = run.arrays("query.extract", replies=True)
         times = [array for key, array in sorted(sent.items()) if key[1] == "times"]
         np.testing.assert_array_equal(np.concatenate(times), expected)
-        messages = run.strategy.report.privacy["messages"]
+        messages = run.report.privacy["messages"]
         assert f"the {name} of c.age in every row" in [
             item["carries"] for item in messages
         ]
@@ -189,6 +189,6 @@ def test_a_label_that_follows_an_entity_is_told_of():
 
 def test_the_page_names_the_split_beside_the_metrics():
     report = trained("squared", test_split="group(o.day)", num_epochs=1)
-    page = render(report_dict(report.strategy.report))
+    page = render(report_dict(report.report))
     assert page.count("held-out rows (held-out o.day)") >= 2
-    assert report_dict(report.strategy.report)["split"]["name"] == "held-out o.day"
+    assert report_dict(report.report)["split"]["name"] == "held-out o.day"

@@ -7,9 +7,7 @@ import pytest
 from sklearn import metrics as sk
 from sklearn.dummy import DummyClassifier, DummyRegressor
 
-from client_apps.app import app
 from strategies import TablePuppetSGD
-from strategies.run.grid import InProcessGrid
 from strategies.training.strategy import check_epoch
 from tests.support.examples.store_runs import (
     FRAMES,
@@ -28,6 +26,7 @@ from tests.support.federated import (
     ALIASES,
     LABELS,
     SOURCE,
+    LocalGrid,
     Run,
     one_per_site,
     pieces,
@@ -67,7 +66,7 @@ def by_row(finished: Run, layout: str, alias: str) -> dict[int, list[float]]:
 def test_joined_rows_features_and_labels_are_those_of_duckdbs_join(loss, layout):
     finished = trained(loss, layout)
     reference = reference_of(finished)
-    problem = finished.strategy.training_problem
+    problem = finished.problem
     np.testing.assert_array_equal(problem.objective.target.numbers, reference.labels)
     np.testing.assert_allclose(problem.base_score, reference.base, rtol=1e-12)
     every = joins.joined_positions(whole(FRAMES), ALIASES, SOURCE)
@@ -76,7 +75,7 @@ def test_joined_rows_features_and_labels_are_those_of_duckdbs_join(loss, layout)
     assert problem.train.joined_rows == len(rows)
     assert problem.test.joined_rows == len(every) - len(rows)
     assert problem.join_steps[-1].rows == len(every)
-    together = trained(loss).strategy.training_problem
+    together = trained(loss).problem
     for number, (alias, inputs) in enumerate(reference.inputs.items()):
         encoded = by_row(finished, layout, alias)
         joined = np.array([encoded[row[number]] for row in rows])
@@ -100,8 +99,8 @@ def test_every_epoch_is_admm_on_the_joined_rows(loss, relaxation):
 def test_shards_with_gram_statistics_make_the_iterates_of_the_whole(loss):
     layouts = ("whole", "sharded")
     together, apart = (trained(loss, layout, num_epochs=12) for layout in layouts)
-    assert apart.strategy.chosen["lou"] == dict.fromkeys(ALIASES, "gram")
-    assert together.strategy.chosen["lou"] == dict.fromkeys(ALIASES, "local")
+    assert apart.chosen["lou"] == dict.fromkeys(ALIASES, "gram")
+    assert together.chosen["lou"] == dict.fromkeys(ALIASES, "local")
     for epoch in range(1, 13):
         assert distance(after(apart, epoch), after(together, epoch)) < 1e-6
     np.testing.assert_allclose(apart.losses, together.losses, rtol=1e-6)
@@ -152,7 +151,7 @@ def test_plain_admm_and_any_rho_converge_too(loss, how, gradient, excess):
 def test_consensus_reaches_the_same_optimum(loss):
     how = {"num_epochs": 300, "one_site": True}
     finished = trained(loss, "sharded", lou="consensus", **how)
-    assert finished.strategy.chosen["lou"]["o"] == "consensus"
+    assert finished.chosen["lou"]["o"] == "consensus"
     assert_optimal(finished, gradient=1e-3, excess=1e-5)
 
 
@@ -222,8 +221,8 @@ def test_held_out_rows_do_not_influence_training(loss, strategy, how):
 @each_layout
 def test_metrics_are_those_of_the_joined_rows(loss, layout):
     finished = trained(loss, layout)
-    reference, report = reference_of(finished), finished.strategy.report
-    objective = finished.strategy.training_problem.objective
+    reference, report = reference_of(finished), finished.report
+    objective = finished.problem.objective
     scores = reference.scores(finished.flat, range(len(reference.labels)))
     expected = objective.metrics(scores)
     assert report.final_train == pytest.approx(expected, rel=1e-4, abs=1e-5)
@@ -303,7 +302,7 @@ def test_a_model_of_chance_is_no_better_than_a_constant_and_says_so(strategy):
     chance = np.random.default_rng(1).permutation(orders["qty"])
     sites = one_per_site(whole({**FRAMES, "orders": orders.assign(qty=chance)}))
     how = {"min_rows_per_leaf": 2} if strategy == "boost" else {}
-    report = run("squared", sites, strategy, **how).strategy.report
+    report = run("squared", sites, strategy, **how).report
     model, constant = (
         report.final_test["rmse"],
         report.outcomes["baseline"]["test"]["rmse"],
@@ -362,7 +361,7 @@ def test_bytes_of_join_only_admm_are_one_number_per_row_and_output(loss):
     for orders in (100, 1000):
         sites = one_per_site(whole(store(orders=orders, customers=orders // 10)))
         finished = run(loss, sites, num_epochs=3, test_fraction=1e-9)
-        federation = finished.strategy.training_problem
+        federation = finished.problem
         rows = [table.total_rows for table in federation.tables.values()]
         floor = 4 * federation.response.outputs * np.array(rows)
         epochs = [item for item in finished.history if item.phase == "admm"]
@@ -381,7 +380,7 @@ def test_bytes_of_join_only_admm_are_one_number_per_row_and_output(loss):
 
 def test_held_out_rows_ride_up_but_not_down():
     finished = trained("squared")
-    tables = finished.strategy.training_problem.tables
+    tables = finished.problem.tables
     item = next(item for item in finished.history if item.phase == "admm")
     for alias, table in tables.items():
         assert item.bytes_down[alias] == 4 * int(finished.trained[alias].sum())
@@ -407,7 +406,7 @@ def test_result_is_flowers():
     assert list(result.evaluate_metrics_serverapp) == [1, 2, 3]
     assert result.train_metrics_clientapp[3]["loss"] == finished.losses[-1]
     base = result.arrays["base-score"].numpy()
-    np.testing.assert_array_equal(base, finished.strategy.training_problem.base_score)
+    np.testing.assert_array_equal(base, finished.problem.base_score)
 
 
 def test_a_loss_beyond_that_of_a_constant_is_refused():
@@ -425,7 +424,7 @@ def test_sgd_with_too_large_steps_stops_within_its_first_epochs():
     how = {"num_epochs": 50, "learning_rate": 30.0, "batch_size": 8}
     strategy = TablePuppetSGD(Query.from_sql(query()), **how)
     with pytest.raises((DivergedError, ReplyError), match="Lower learning-rate"):
-        strategy.start(InProcessGrid(app, [whole(FRAMES)]))
+        strategy.start(LocalGrid([whole(FRAMES)]))
     assert strategy.epoch < 50
 
 
@@ -438,6 +437,6 @@ def test_mlps_lower_the_loss_of_the_joined_rows(layout, share):
 
 def test_models_of_single_tables():
     finished = trained("squared", models=(("c", "mlp"),), num_epochs=2)
-    tables = finished.strategy.training_problem.tables
+    tables = finished.problem.tables
     is_linear = {name: table.is_linear for name, table in tables.items()}
     assert is_linear == {"o": True, "c": False, "i": True}

@@ -174,7 +174,7 @@ def test_explain_says_what_weighs_a_row():
 
 def test_the_ledger_lists_weights_as_not_covered():
     finished = federated.run_query(SQL, SITES, num_epochs=1, device="cpu")
-    totals = finished.strategy.report.privacy["totals"]
+    totals = finished.report.privacy["totals"]
     uncovered = {own["table"]: own["uncovered"] for own in totals}
     assert "weights" in uncovered["items"]
     assert "weights" not in uncovered["orders"]

@@ -13,15 +13,14 @@ import pyarrow as pa
 import pytest
 import scipy.sparse as sp
 
-from client_apps.app import app
 from scripts.bench.datasets import Dataset
 from scripts.compare_centralized import judge, main
 from scripts.data.make_store import STORE_CLASSIFICATION_SQL, STORE_SQL, make_store
 from scripts.data.make_store import main as make_files
 from scripts.joined.centralized import JoinedTable, join_tables, simulated_hasher
 from scripts.joined.models import Problem, fit_ridge, train_lbfgs
-from strategies.run.grid import InProcessGrid
 from tests.support import federated
+from tests.support.federated import LocalGrid
 from tests.support.files import case_table
 from tests.support.reference.families import Family
 from tp_flower.features.statistics import category_purpose
@@ -228,7 +227,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = Settings(
         sql=STORE_SQL, task="regression", tables=str(folder / "tables.toml")
     )
-    grid = InProcessGrid(app, 2, run_config={"tables": settings.tables})
+    grid = LocalGrid(2, run_config={"tables": settings.tables})
     write_json(
         report_dict(federated.train(grid, STORE_SQL, settings=settings).report), folder
     )
@@ -259,7 +258,7 @@ def test_compares_a_run_whose_names_have_quotes_and_whose_shards_differ(
     settings = Settings(
         sql=sql, task="regression", tables=str(tmp_path / "tables.toml")
     )
-    grid = InProcessGrid(app, 3, run_config={"tables": settings.tables})
+    grid = LocalGrid(3, run_config={"tables": settings.tables})
     strategy = federated.train(grid, sql, settings=settings)
     assert sum("* leaves it out" in text for text in strategy.warnings) == 2
     write_json(report_dict(strategy.report), tmp_path)

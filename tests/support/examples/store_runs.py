@@ -15,8 +15,7 @@ LEFT JOIN items i ON o.item = i.item"""
 FRAMES = federated.store()
 FRAMES["orders"]["w"] = FRAMES["orders"]["day"] % 4
 LAYOUTS = {
-    "whole": federated.whole,
-    "sharded": federated.sharded,
+    **federated.LAYOUTS,
     "mixed": lambda frames: {
         **federated.whole(frames),
         "customers": federated.sharded(frames)["customers"],
@@ -105,7 +104,7 @@ def reference_of(
         source: the query from FROM on.
         weight: what DuckDB weighs each joined training row by.
     """
-    loss, tested = run.strategy.training_problem.objective.name, run.tested["o"]
+    loss, tested = run.problem.objective.name, run.tested["o"]
     # an order is trained on or tested, never both
     assert not (run.trained["o"] & tested).any()
     positions, weights = joins.weighted_positions(

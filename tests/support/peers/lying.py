@@ -209,7 +209,7 @@ class Federation:
 
 def joined_rows(record: Record) -> set[frozenset[Row]]:
     """Return the joined rows of a run, as sets of rows of its parts."""
-    problem = record.strategy.training_problem
+    problem = record.problem
     rows: set[frozenset[Row]] = set()
     behind = {}
     for alias, table in problem.tables.items():
