@@ -15,7 +15,6 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from client_apps.data.key_files import ROW_ORDER_KEY
 from strategies import STRATEGIES, Explain, Personalised, TablePuppetADMM
-from strategies.inference.predict import Predict
 from strategies.run.grid import InProcessGrid
 from strategies.run.strategy import RoundStrategy
 from strategies.training.saving import make_manifest
@@ -28,8 +27,10 @@ from tests.support.peers.hostile import (
     WITH_COVER,
     HostileGrid,
     Kept,
+    like,
     train,
 )
+from tests.support.predicted import predicting, unlabelled
 from tp_flower.methods.coreset.messages import TRAIN_ROWS
 from tp_flower.protocol.messages import ACTIONS, RUN_DIGITS, Action, action_named
 from tp_flower.protocol.packet import HEADER, MESSAGE, unpack
@@ -123,9 +124,7 @@ class FuzzingGrid(HostileGrid):
             assert path.read_bytes() == data, path
 
     def _answer(self, message: Message, content: RecordDict) -> dict:
-        mutant = Message(content, dst_node_id=SHOP, message_type="query")
-        mutant.metadata.__dict__.update(message.metadata.__dict__)
-        reply = InProcessGrid._deliver(self, mutant)
+        reply = InProcessGrid._deliver(self, like(message, content))
         assert not reply.has_error(), reply.error.reason
         return unpack(reply.content).header
 
@@ -229,12 +228,8 @@ def test_malformed_messages_about_a_model_of_a_sites_own_are_refused(place):
 
 def test_malformed_messages_about_a_saved_model_are_refused(place):
     manifest = make_manifest(train(HostileGrid(place), num_epochs=1))
-    query = Query.from_sql(SQL.replace("o.qty AS label, ", ""), needs_label=False)
-    fuzz(
-        place,
-        Predict(query, manifest, mode="predict", row_key="price"),
-        COUNTS["predicting"],
-    )
+    strategy = predicting(manifest, unlabelled(SQL), row_key="price")
+    fuzz(place, strategy, COUNTS["predicting"])
 
 
 def test_every_action_gets_its_share():

@@ -35,7 +35,7 @@ from tests.support.peers.faulty_grid import (
     forget_processes,
     rows_in,
 )
-from tests.support.peers.hostile import SHOP, US, HostileGrid, tables, train
+from tests.support.peers.hostile import SHOP, US, HostileGrid, like, tables, train
 from tp_flower.errors import SiteError
 from tp_flower.methods.admm.messages import TRAIN_ADMM
 from tp_flower.methods.coreset.messages import TRAIN_DRAW, TRAIN_MEASURE, TRAIN_WEIGH
@@ -107,11 +107,7 @@ class Sites(HostileGrid):
     def ask(self, message: Message, packet=None, action="") -> Message:
         if packet is None:
             return InProcessGrid._deliver(self, message)
-        changed = Message(pack(packet), dst_node_id=SHOP, message_type="query")
-        changed.metadata.__dict__.update(message.metadata.__dict__)
-        if action:
-            changed.metadata.__dict__["_message_type"] = action
-        return InProcessGrid._deliver(self, changed)
+        return InProcessGrid._deliver(self, like(message, pack(packet), action))
 
     def answer(self, message: Message, packet=None, action="") -> Packet:
         return unpack(self.ask(message, packet, action).content)

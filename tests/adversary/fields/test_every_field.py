@@ -20,13 +20,12 @@ from hypothesis import strategies as st
 
 from scripts.render_pages import AUDIT
 from strategies import Explain, Personalised
-from strategies.inference.predict import Predict
-from strategies.training.saving import make_manifest
 from tests.support import federated
 from tests.support.peers import lying
 from tests.support.peers.lying import Federation, Lie, Record
-from tests.support.peers.lying_sites import POLICIES, SQL, tables
+from tests.support.peers.lying_sites import OWN_LABELS, POLICIES, SQL, tables
 from tests.support.peers.more_told import clear_facts, hidden_facts
+from tests.support.predicted import predicting, unlabelled
 from tp_flower.methods.admm.messages import TRAIN_ADMM
 from tp_flower.methods.boost.messages import TRAIN_BAG, TRAIN_BOOST
 from tp_flower.methods.cg.messages import TRAIN_DESCENT, TRAIN_DIRECTION
@@ -43,7 +42,6 @@ from tp_flower.methods.personalised.messages import (
 )
 from tp_flower.methods.sgd.messages import TRAIN_SGD, TRAIN_STEP
 from tp_flower.protocol.messages import ACTIONS, Action
-from tp_flower.query import Query
 
 AUDITED = tomllib.loads(AUDIT.read_text(encoding="utf-8"))
 
@@ -110,10 +108,9 @@ def run(name: str):
     if name == "predict":
         return trained_and_scored
     if name == "personalised":
-        sql = "SELECT c.age AS label, c.pay, c.kind FROM customers c"
         return partial(
             federated.train,
-            sql=sql,
+            sql=OWN_LABELS,
             method=Personalised,
             num_epochs=1,
             graph="data",
@@ -127,8 +124,7 @@ def run(name: str):
 
 def trained_and_scored(grid):
     trained = federated.train(grid, SQL, "cg", num_epochs=1)
-    query = Query.from_sql(SQL.replace("o.qty AS label, ", ""), needs_label=False)
-    Predict(query, make_manifest(trained), mode="predict", row_key="price").start(grid)
+    predicting(trained, unlabelled(SQL), row_key="price").start(grid)
     return trained
 
 

@@ -13,7 +13,7 @@ from strategies import Personalised
 from tests.support import federated
 from tests.support.peers import lying
 from tests.support.peers.lying import Federation
-from tests.support.peers.lying_sites import SQL, STRICT, tables
+from tests.support.peers.lying_sites import OWN_LABELS, SQL, STRICT, tables
 from tests.support.peers.told import foreign
 from tp_flower.protocol.packet import Packet, pack_bits, unpack_bits
 
@@ -22,7 +22,6 @@ SELF_JOIN = (
     "SELECT o.qty AS label, o.price, o.day, c.age, f.pay FROM orders o "
     "JOIN customers c ON o.cust = c.id JOIN customers f ON o.friend = f.id"
 )
-OWN_LABELS = "SELECT c.age AS label, c.pay, c.kind FROM customers c"
 
 
 @pytest.fixture(autouse=True)

@@ -13,13 +13,13 @@ import pytest
 
 from client_apps.data import run_store as site_store
 from client_apps.handlers.inference import PURPOSE, check_range
-from strategies.inference.predict import Predict
 from tests.support.federated import FEATURES, SOURCE, sharded, store, whole
 from tests.support.files import case_table
 from tests.support.predicted import (
     check_equal,
     on,
     part_scores,
+    predicting,
     scored,
     train,
     train_store,
@@ -35,7 +35,6 @@ from tp_flower.errors import (
 from tp_flower.features.columns import NumericColumn
 from tp_flower.objectives import response_of
 from tp_flower.privacy.key_agreement import GroupSecret
-from tp_flower.query import Query
 from tp_flower.reports.predictions import class_values
 from tp_flower.settings import PrivacySettings
 
@@ -75,7 +74,7 @@ def trained_once(loss, layout=whole, **how):
 logistic = trained_once("logistic", sharded)
 squared = trained_once("squared")
 softmax = trained_once("softmax", strategy="sgd", batch_size=20, num_epochs=1)
-NETWORKS = (("i", "mlp"), ("c", "tests.support.predicted:wide"))
+NETWORKS = (("i", "mlp"), ("c", "tests.support.examples.networks:network"))
 torch = trained_once("squared", models=NETWORKS, num_epochs=1, local_epochs=2)
 
 
@@ -391,8 +390,7 @@ def test_the_owner_of_the_label_table_joins_the_predictions_with_its_rows(logist
 
 
 def test_of_a_row_key_the_server_has_the_hashes(logistic):
-    query = Query.from_sql(UNLABELLED, needs_label=False)
-    strategy = Predict(query, logistic.manifest, mode="predict", row_key="day")
+    strategy = predicting(logistic.manifest, UNLABELLED, row_key="day")
     seen = logistic.start(strategy, on(sharded, store()))
     names = {name for s in seen if s.is_reply for _, name in s.arrays}
     joined = {"codes/0", "hashes/0", "codes/1", "hashes/1"}

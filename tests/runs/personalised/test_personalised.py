@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from strategies import Personalised, Predict
+from strategies import Personalised
 from strategies.report_page.page import render, result_view
 from strategies.run.grid import InProcessGrid
 from strategies.training.saving import make_manifest
@@ -15,6 +15,7 @@ from tests.support import federated
 from tests.support.federated import WatchedGrid
 from tests.support.files import case_table
 from tests.support.page_reading import console_text
+from tests.support.predicted import predicting
 from tp_flower.errors import (
     DivergedError,
     QueryError,
@@ -29,7 +30,6 @@ from tp_flower.methods.personalised.messages import (
     TRAIN_SUMMARISE,
 )
 from tp_flower.protocol.messages import Action
-from tp_flower.query import Query
 from tp_flower.reports.console import format_value
 from tp_flower.reports.records import report_dict
 from tp_flower.settings import PrivacySettings, Settings
@@ -289,8 +289,8 @@ def test_every_site_predicts_with_its_own_model(tmp_path):
     grid = grid_of(tables, state=tmp_path)
     strategy = train(grid=grid, graph_penalty=0.01, **WHOLE)
     manifest = make_manifest(strategy)
-    query = Query.from_sql("SELECT a, b FROM t", needs_label=False)
-    predict = Predict(query, manifest, mode="predict", model_name=str(manifest.model))
+    name = str(manifest.model)
+    predict = predicting(manifest, "SELECT a, b FROM t", model_name=name)
     predict.start(grid)
     scores = predict.predictions["score"].to_numpy()
     obvious = Obvious(tables, 0.01)

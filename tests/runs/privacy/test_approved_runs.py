@@ -10,8 +10,6 @@ import pytest
 from client_apps.data.ledger import open_ledger
 from client_apps.privacy import approval
 from strategies import Explain
-from strategies.inference.predict import Predict
-from strategies.training.saving import make_manifest
 from tests.support.command_line import invoke, printed_by, refused_by, site_options
 from tests.support.federated import train
 from tests.support.files import case_table
@@ -22,10 +20,10 @@ from tests.support.peers.hostile import (
     HostileGrid,
     ledger_lines,
 )
+from tests.support.predicted import predicting, unlabelled
 from tp_flower.errors import SiteError
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import Packet
-from tp_flower.query import Query
 from tp_flower.query.fragment_text import text_digest
 from tp_flower.settings import PrivacySettings
 
@@ -130,10 +128,9 @@ def test_approved_training_may_be_explained_and_the_other_way_round(tmp_path, ap
 
 def test_approved_training_is_no_approval_of_predictions(tmp_path, approved):
     trained = run(tmp_path, [approved])
-    query = Query.from_sql(SQL.replace("o.qty AS label, ", ""), needs_label=False)
 
     def predict(*approvals, **settings):
-        strategy = Predict(query, make_manifest(trained), mode="predict", **settings)
+        strategy = predicting(trained, unlabelled(SQL), **settings)
         strategy.start(grid_of(tmp_path, [approved, *approvals]))
 
     with pytest.raises(SiteError, match="approved-runs"):

@@ -11,8 +11,6 @@ import pytest
 from client_apps.data import query_quota
 from client_apps.data.ledger import Ledger, open_ledger
 from strategies import Explain, TablePuppetADMM, TablePuppetSGD
-from strategies.inference.predict import Predict
-from strategies.training.saving import make_manifest
 from tests.support.command_line import printed_by, site_options
 from tests.support.federated import train, write_site
 from tests.support.peers.faulty_grid import forget_processes, rows_in
@@ -26,8 +24,8 @@ from tests.support.peers.hostile import (
     tables,
 )
 from tests.support.peers.hostile_runs import refused
+from tests.support.predicted import predicting, unlabelled
 from tp_flower.errors import LedgerError, PolicyError, SiteError
-from tp_flower.query import Query
 from tp_flower.query.fragment_text import text_digest
 from tp_flower.sources.shards import load_tables
 
@@ -88,8 +86,7 @@ def test_a_run_leaves_one_line_for_each_table_that_it_reads(tmp_path, method):
 def test_a_prediction_is_a_query_of_its_own(tmp_path):
     trained = run(tmp_path)
     training = only(tmp_path)
-    query = Query.from_sql(SQL.replace("o.qty AS label, ", ""), needs_label=False)
-    strategy = Predict(query, make_manifest(trained), mode="predict")
+    strategy = predicting(trained, unlabelled(SQL))
     strategy.start(HostileGrid(tmp_path))
     first, second = ledger_lines(tmp_path, "shop")
     assert first == training

@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 from strategies.inference.manifest import write_manifest
-from strategies.inference.predict import Predict
 from strategies.methods import boost as boosting
 from strategies.report_page.page import render
 from strategies.training.saving import make_manifest
@@ -27,14 +26,20 @@ from tests.support.federated import (
     whole,
     write_site,
 )
-from tests.support.predicted import Model, check_equal, on, scored, train_store
+from tests.support.predicted import (
+    Model,
+    check_equal,
+    on,
+    predicting,
+    scored,
+    train_store,
+)
 from tests.support.predicted import train as train_query
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.files import HOME_VARIABLE, home_folder
 from tp_flower.methods.boost.boosting import Boosting
 from tp_flower.methods.boost.messages import TRAIN_BAG, TRAIN_BOOST
 from tp_flower.protocol.messages import Action
-from tp_flower.query import Query
 from tp_flower.reports.records import report_dict
 from tp_flower.settings import PrivacySettings, Settings
 
@@ -332,8 +337,7 @@ def test_the_scores_of_two_models_have_masks_of_their_own(tmp_path):
     sites = on(whole, store())
     how, _ = train_linear(tmp_path, "squared", sites)
     boosted = train_store(tmp_path, "squared", sites, **how)
-    query = Query.from_sql(boosted.sql, needs_label=False)
-    seen = boosted.start(Predict(query, boosted.manifest, mode="predict"), sites)
+    seen = boosted.start(predicting(boosted.manifest, boosted.sql), sites)
     replies = [one for one in seen if one.action == Action.SCORE and one.is_reply]
     scores = [reply.arrays for reply in replies]
     assert len(scores) == 2 * len(FRAMES)

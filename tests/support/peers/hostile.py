@@ -15,19 +15,17 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from flwr.app import ConfigRecord, Context, Message
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from client_apps.app import app
 from client_apps.data.counter import COUNTER_FILE
 from client_apps.data.database import FILE
-from client_apps.data.ledger import Ledger
 from client_apps.handlers import encoding
 from client_apps.rounds.site import Site
 from client_apps.rounds.transaction import STOPPED
 from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
-from tests.support import federated
-from tests.support.federated import write_site
+from tests.support import federated, ledgers
+from tests.support.federated import LocalGrid, write_site
 from tests.support.peers.faulty_grid import COLUMNS, change_row, rows_in
 from tp_flower.privacy.shard_seals import ShardSeal
 from tp_flower.protocol.messages import Action
@@ -127,7 +125,16 @@ class StoppedError(Exception):
     """The run has shown what it was to show."""
 
 
-class HostileGrid(InProcessGrid):
+def like(message: Message, content: RecordDict, action: str = "") -> Message:
+    """Return a message with other content, and maybe of another action."""
+    changed = Message(content, dst_node_id=SHOP, message_type="query")
+    changed.metadata.__dict__.update(message.metadata.__dict__)
+    if action:
+        changed.metadata.__dict__["_message_type"] = action
+    return changed
+
+
+class HostileGrid(LocalGrid):
     """Send changed copies of requests before the requests themselves.
 
     ``changes`` is called with action, node and request, to yield what is sent before
@@ -149,7 +156,7 @@ class HostileGrid(InProcessGrid):
             site: write_site(folder / site, frames, rules)
             for site, frames in tables().items()
         }
-        super().__init__(app, paths)
+        super().__init__(paths)
         for site, context in zip(paths, self.contexts.values(), strict=True):
             context.node_config["state-dir"] = str(folder / site / "state")
         self.answers: list[Answer] = []
@@ -180,10 +187,7 @@ class HostileGrid(InProcessGrid):
         record = content.config_records[MESSAGE]
         # written here: pack refuses NaN, which a hostile server does not
         content[MESSAGE] = ConfigRecord({**record, HEADER: json.dumps(packet.header)})
-        changed = Message(content, dst_node_id=SHOP, message_type="query")
-        changed.metadata.__dict__.update(message.metadata.__dict__)
-        changed.metadata.__dict__["_message_type"] = action
-        reply = unpack(super()._deliver(changed).content)
+        reply = unpack(super()._deliver(like(message, content, action)).content)
         self.left += [(action, part, name) for part, name in reply.arrays]
         return reply
 
@@ -257,8 +261,7 @@ def ledger_lines(folder: Path, site: str, *events: str) -> list[dict]:
     """The lines of a site's ledger about some events, by default of queries
     answered.
     """
-    exported = map(json.loads, Ledger(str(folder / site / "state")).export())
-    return [line for line in exported if line["event"] in (events or ["answer"])]
+    return ledgers.ledger_lines(folder / site / "state", *(events or ["answer"]))
 
 
 def shard_seal(grid: InProcessGrid, node: int, part: int) -> ShardSeal:

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 ORDERS = 16
+OWN_LABELS = "SELECT c.age AS label, c.pay, c.kind FROM customers c"
 SQL = (
     "SELECT o.qty AS label, o.price, o.day, c.age, c.kind, i.cost, i.size FROM orders "
     "o JOIN customers c ON o.cust = c.id JOIN items i ON o.item = i.item"
