@@ -112,10 +112,8 @@ def test_no_refusal_tells_whose_value_is_missing(tmp_path, monkeypatch, change):
         return hostile.arrays(hostile.US_PART, **arrays)(packet)
 
     for row in range(3):
-        folder = tmp_path / str(row)
-        folder.mkdir()
         hostile_request = once("train.prepare", hostile.US, {"misfit": misfit})
-        grid = hostile.HostileGrid(folder, hostile_request, stops=True)
+        grid = hostile.HostileGrid(tmp_path / str(row), hostile_request, stops=True)
         with pytest.raises(hostile.StoppedError):
             hostile.train(grid, privacy=EXACT)
         (answer,) = grid.answers
@@ -260,9 +258,8 @@ def probe(folder):
 
 
 def counted(folder):
-    exported = map(json.loads, Ledger(str(folder / "shop" / "state")).export())
-    kinds = ("answer", "refuse")
-    return sum(line["event"] in kinds and "source" in line for line in exported)
+    lines = hostile.ledger_lines(folder, "shop", "answer", "refuse")
+    return sum("source" in line for line in lines)
 
 
 @pytest.mark.parametrize("is_race", [False, True])

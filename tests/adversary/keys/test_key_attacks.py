@@ -16,8 +16,9 @@ import pyarrow as pa
 import pytest
 
 from client_apps.handlers import encoding
-from tests.support.federated import run_query, train
+from tests.support.federated import on_requests, run_query, train
 from tests.support.files import case_table
+from tests.support.joined import run as extracted
 from tests.support.peers.keyed_sites import (
     KeyedGrid,
     proposal_of,
@@ -25,7 +26,6 @@ from tests.support.peers.keyed_sites import (
     public_keys,
 )
 from tp_flower.errors import SiteError
-from tp_flower.extraction.extract import extract
 from tp_flower.features.statistics import category_purpose
 from tp_flower.keyed_hash import RUN_GROUP, KeyedHasher, hex_texts
 from tp_flower.privacy.key_agreement import (
@@ -38,7 +38,6 @@ from tp_flower.privacy.key_agreement import (
 from tp_flower.protocol.proposal import Proposal, ProposedJoin, ProposedPart
 from tp_flower.query import Fragment, Query
 from tp_flower.settings import PrivacySettings
-from tp_flower.sources.shards import load_tables, register_frames
 from tp_flower.terms.groups import key_groups
 
 CASES = case_table(__file__)
@@ -74,8 +73,7 @@ def federation(folder, source, names=("orders", "customers"), change=None):
 def texts():
     """The canonical text of every possible number, as the published code writes it."""
     frame = pd.DataFrame({"id": np.arange(NUMBERS)})
-    (source,) = load_tables(f"memory:{register_frames({'t': frame}, site='s')}")
-    key = extract(source, Fragment("t", "t", keys=(('"id"',),))).keys[0]
+    key = extracted(frame, Fragment("table", "table", keys=(('"id"',),))).keys[0]
     return key.texts.take(key.codes)
 
 
@@ -361,10 +359,10 @@ def test_two_groups_share_nothing(tmp_path):
 
 
 def test_server_cannot_name_two_columns_alike_to_compare_them(tmp_path):
+    @on_requests("query.extract")
     def change(seen):
-        if seen.action == "query.extract" and not seen.is_reply:
-            for order in seen.header["parts"]:
-                order["key-groups"] = ["one"] * len(order["key-groups"])
+        for order in seen.header["parts"]:
+            order["key-groups"] = ["one"] * len(order["key-groups"])
 
     grid = federation(tmp_path, "agreed", ALL, change)
     with pytest.raises(
@@ -391,20 +389,15 @@ def test_hashes_have_128_bits(tmp_path):
 def proposed(bound):
     """The tables and joins of a query as sites are told of them."""
     at = {"site": "s", "node": "2", "fragment": {}}
-    return Proposal(
-        query="",
-        parts={
-            n: ProposedPart(table=t, shard=n, **at) for n, t in enumerate(bound.tables)
-        },
-        joins=[
-            ProposedJoin(
-                left=j.left, left_key=j.left_key, right=j.right, right_key=j.right_key
-            )
-            for j in bound.joins
-        ],
-        outer=[],
-        settings={},
-    )
+    parts = {
+        n: ProposedPart(table=t, shard=n, **at) for n, t in enumerate(bound.tables)
+    }
+    names = ("left", "left_key", "right", "right_key")
+    joins = [
+        ProposedJoin(**{name: getattr(join, name) for name in names})
+        for join in bound.joins
+    ]
+    return Proposal(query="", parts=parts, joins=joins, outer=[], settings={})
 
 
 @pytest.mark.parametrize(("joins", "expected"), CASES["joins"])

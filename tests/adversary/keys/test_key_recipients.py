@@ -3,16 +3,15 @@
 The server has every message, and the keys of the sites that side with it.
 """
 
-import json
 import re
 
 import pandas as pd
 import pytest
 
-from client_apps.data.ledger import open_ledger
 from client_apps.privacy.keys import _site_keys
 from client_apps.rounds.site import Site
 from tests.support.federated import train
+from tests.support.ledgers import ledger_lines
 from tests.support.peers.keyed_sites import (
     AB,
     SQL,
@@ -52,18 +51,18 @@ class OneMore:
         self.opened, self.leader, self.run = {}, None, ""
 
     def __call__(self, seen):
-        header = seen.header
-        if (seen.action, seen.is_reply) == ("query.describe", True):
+        header, message = seen.header, (seen.action, seen.is_reply)
+        if message == ("query.describe", True):
             keys = header["public-key"], header.get("site-key", "")
             self.leader = self.leader or PublicKeys(*map(bytes.fromhex, keys))
-        if (seen.action, seen.is_reply) == ("query.seal", False):
+        if message == ("query.seal", False):
             self.name(header)
             for nodes in header["groups"].values():
                 nodes.append(MORE)
             self.asked = header
-        if (seen.action, seen.is_reply) == ("query.seal", True) and "sealed" in header:
+        if message == ("query.seal", True) and "sealed" in header:
             self.open(header["sealed"], int(self.run, 16))
-        if (seen.action, seen.is_reply) == ("query.extract", False) and not self.hides:
+        if message == ("query.extract", False) and not self.hides:
             self.name(header)
             for sealed in header["sealed"].values():
                 sealed["members"].append(MORE)
@@ -83,9 +82,7 @@ class OneMore:
 
 def recipients(grid, name):
     """By group, the fingerprints of the keys in the ledger line of a site's run."""
-    lines = map(json.loads, open_ledger(str(grid.folders[name] / "state")).export())
-    *_, line = [line for line in lines if line["event"] == "keys"]
-    return line["groups"]
+    return ledger_lines(grid.folders[name] / "state", "keys")[-1]["groups"]
 
 
 def test_of_unchecked_keys_one_recipient_more_has_all_keys_and_the_ledger_says_so(
@@ -247,6 +244,5 @@ def test_a_pinned_site_that_has_no_side_of_an_edge_is_refused_its_key(tmp_path):
     ):
         train(grid, CHAIN)
     # b itself, which is told the truth, is the only one to answer
-    assert {seen.node for seen in grid.seen if seen.is_reply and seen.arrays} <= {
-        grid.nodes["b"]
-    }
+    answered = {seen.node for seen in grid.seen if seen.is_reply and seen.arrays}
+    assert answered <= {grid.nodes["b"]}

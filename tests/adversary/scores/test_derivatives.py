@@ -7,14 +7,8 @@ import pytest
 from scipy.special import expit, logit
 
 from strategies.setup.problem import TrainingProblem
-from tests.support.federated import (
-    one_per_site,
-    run_query,
-    store,
-    store_sql,
-    task_of,
-    whole,
-)
+from tests.support import federated
+from tests.support.federated import one_per_site, store, whole
 
 ORDERS = 2  # the node of the orders, which are in up to three joined rows each
 
@@ -31,13 +25,8 @@ def run(strategy, monkeypatch, loss="logistic"):
 
     monkeypatch.setattr(TrainingProblem, "train_metrics", noted)
     sites = one_per_site(whole(store(300, 60)))
-    how = {
-        "num_epochs": 4,
-        "test_fraction": 0.0,
-        "validation_fraction": 0.0,
-        "device": "cpu",
-    }
-    finished = run_query(store_sql(loss), sites, strategy, task=task_of(loss), **how)
+    how = {"num_epochs": 4, "test_fraction": 0.0, "validation_fraction": 0.0}
+    finished = federated.run(loss, sites, strategy, **how)
     sent = [
         {name: array[:, 0].astype(float) for (_, name), array in seen.arrays.items()}
         for seen in finished.seen

@@ -29,10 +29,9 @@ def run(folder, epochs, monkeypatch):
     subtracts.
     """
     persons, dummy = tables(np.random.default_rng(0))
+    persons = write_site(folder / "register", {"persons": persons}, {"persons": RULES})
     sites = {
-        "register": write_site(
-            folder / "register", {"persons": persons}, {"persons": RULES}
-        ),
+        "register": persons,
         "partner": write_site(folder / "partner", {"dummy": dummy}),
     }
     features = ", ".join(f"p.{name}" for name in COLUMNS)

@@ -92,6 +92,12 @@ class KeyedGrid(WatchedGrid):
         return reply
 
 
+def stored_keys(grid, node):
+    """The keys of the run that a site has, by group."""
+    store = Site(grid.contexts[node], grid.run_name).store
+    return {name: key.tobytes() for name, key in store.load("secret").arrays.items()}
+
+
 def proposal_of(header):
     """The proposal of a request for rows."""
     return convert(header["proposal"], Proposal, str_keys=True)
