@@ -1,7 +1,5 @@
 """Attacks on real sites whose owners have written no policy, or a short one."""
 
-from contextlib import closing
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,29 +14,22 @@ from tp_flower.settings import PrivacySettings
 from tp_flower.sources.shards import load_tables
 
 CASES = case_table(__file__)
-ROWS = 100
+NUMBER = np.arange(100)
 PATIENTS = pd.DataFrame(
     {
-        "id": np.arange(ROWS),
-        "name": [f"name-{k}" for k in range(ROWS)],
-        "age": np.arange(ROWS) % 50 + 20,
-        "weight": np.arange(ROWS) % 37 + 50.5,
-        "height": np.arange(ROWS) % 29 + 150.5,
-        "pulse": np.arange(ROWS) % 23 + 60,
-        "hiv": np.arange(ROWS) % 7 == 0,
-        "ill": np.arange(ROWS) % 3 == 0,
+        "id": NUMBER,
+        "name": [f"name-{k}" for k in NUMBER],
+        "age": NUMBER % 50 + 20,
+        "weight": NUMBER % 37 + 50.5,
+        "height": NUMBER % 29 + 150.5,
+        "pulse": NUMBER % 23 + 60,
+        "hiv": NUMBER % 7 == 0,
+        "ill": NUMBER % 3 == 0,
     }
 )
+PERIODS = {"days": 9, "beds": 11, "staff": 13, "ward": 17}
 STAYS = pd.DataFrame(
-    {
-        "patient": np.arange(ROWS),
-        **{
-            name: np.arange(ROWS) % k
-            for name, k in zip(
-                ("days", "beds", "staff", "ward"), (9, 11, 13, 17), strict=True
-            )
-        },
-    }
+    {"patient": NUMBER} | {name: NUMBER % period for name, period in PERIODS.items()}
 )
 ALL = ", ".join(f"p.{name}" for name in PATIENTS)
 FOUR = "p.age, p.weight, p.height, p.pulse"
@@ -65,7 +56,7 @@ def attack(folder, sql, policy, method=TablePuppetADMM, **settings):
     grid = LocalGrid(sites(folder, policy), observe=left.append)
     next(iter(grid.contexts.values())).node_config["state-dir"] = str(folder / "state")
     try:
-        with closing(grid):
+        with grid:
             if method is not Explain:
                 settings["test_fraction"] = 0.0
             train(grid, sql, method, **settings)
@@ -102,10 +93,10 @@ def test_no_message_is_answered_without_a_policy(tmp_path, action):
         if message.metadata.message_type == action:
             sites(tmp_path, None)
 
-    with LocalGrid(sites(tmp_path, STRICT), observe=withdraw) as grid:
-        match = f"{action} failed: table 'patients' at site .* has no policy, and takes"
-        with pytest.raises(SiteError, match=match):
-            train(grid, ILL, test_fraction=0.0)
+    match = f"{action} failed: table 'patients' at site .* has no policy, and takes"
+    grid = LocalGrid(sites(tmp_path, STRICT), observe=withdraw)
+    with grid, pytest.raises(SiteError, match=match):
+        train(grid, ILL, test_fraction=0.0)
 
 
 @pytest.mark.parametrize(("key", "match"), CASES["keys"])

@@ -7,7 +7,13 @@ import pandas as pd
 import pytest
 
 from strategies import Explain
-from tests.support.federated import WatchedGrid, run_query, train, write_site
+from tests.support.federated import (
+    WatchedGrid,
+    on_requests,
+    run_query,
+    train,
+    write_site,
+)
 from tp_flower.errors import QueryError, SchemaError, SiteError
 from tp_flower.protocol.packet import pack_bits
 from tp_flower.settings import PrivacySettings
@@ -62,11 +68,10 @@ def test_filters_and_features_bring_no_further_row_over_all_runs(tmp_path):
 def test_masks_name_no_row_beyond_those_that_were_drawn(tmp_path, name):
     """The site reads as many bits as there are rows, all of them drawn."""
 
+    @on_requests("train.prepare")
     def change(seen):
-        if seen.action == "train.prepare" and not seen.is_reply:
-            bits = pack_bits(np.ones(ROWS + 20, np.bool_))
-            if (0, name) in seen.arrays:
-                seen.arrays[0, name] = bits
+        if (0, name) in seen.arrays:
+            seen.arrays[0, name] = pack_bits(np.ones(ROWS + 20, np.bool_))
 
     with pytest.raises(SiteError, match=f"not a mask of {20 + MOST} rows"):
         run_query(PLAIN, sites(tmp_path, UNIT), change=change, **LINEAR)
@@ -78,9 +83,9 @@ def test_a_message_has_no_word_on_units_or_bounds(tmp_path):
     rows = sites(tmp_path, UNIT + BUDGET)
     for field in ("rows-per-unit", "privacy-unit", "units"):
 
+        @on_requests("train.prepare")
         def change(seen, field=field):
-            if seen.action == "train.prepare" and not seen.is_reply:
-                seen.header = {**seen.header, field: 1}
+            seen.header = {**seen.header, field: 1}
 
         with pytest.raises(SiteError, match=rf"{field}.*(not declared|none are)"):
             run_query(PLAIN, rows, change=change, privacy=privacy, **LINEAR)

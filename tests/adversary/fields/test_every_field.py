@@ -7,7 +7,6 @@ have no mask left are those of joined rows, and nobody else has the key of a mas
 seal.
 """
 
-import os
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from strategies import Explain, Personalised
 from tests.support import federated
 from tests.support.peers import lying
 from tests.support.peers.lying import Federation, Lie, Record
-from tests.support.peers.lying_sites import OWN_LABELS, POLICIES, SQL, tables
+from tests.support.peers.lying_sites import OWN_LABELS, POLICIES, SQL, quick, tables
 from tests.support.peers.more_told import clear_facts, hidden_facts
 from tests.support.predicted import predicting, unlabelled
 from tp_flower.methods.admm.messages import TRAIN_ADMM
@@ -43,6 +42,7 @@ from tp_flower.methods.personalised.messages import (
 from tp_flower.methods.sgd.messages import TRAIN_SGD, TRAIN_STEP
 from tp_flower.protocol.messages import ACTIONS, Action
 
+__all__ = ["quick"]
 AUDITED = tomllib.loads(AUDIT.read_text(encoding="utf-8"))
 
 MOST = 2
@@ -61,14 +61,9 @@ ATTACKED: dict[str, tuple[tuple[str, ...], tuple[Action, ...]]] = {
     "cg": (
         BOTH,
         (
-            *(
-                Action.DESCRIBE,
-                Action.SEAL,
-                Action.EXTRACT,
-                Action.STATISTICS,
-                Action.FIT,
-            ),
-            *(Action.PREPARE, TRAIN_DESCENT, TRAIN_DIRECTION, Action.FINISH),
+            *(Action.DESCRIBE, Action.SEAL, Action.EXTRACT, Action.STATISTICS),
+            *(Action.FIT, Action.PREPARE, TRAIN_DESCENT, TRAIN_DIRECTION),
+            Action.FINISH,
         ),
     ),
     "admm": (("default",), (TRAIN_ADMM, Action.CONSENSUS)),
@@ -95,12 +90,6 @@ def federation(folder: Path, kind: str) -> Federation:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     return tmp_path_factory.mktemp("sites")
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch, caplog):
-    caplog.set_level("CRITICAL", "flwr")
-    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 def run(name: str):

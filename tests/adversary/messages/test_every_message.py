@@ -106,13 +106,14 @@ RUNS = {
 }
 """The run that has the request; of all others it is one of ADMM."""
 
-TRAINED_1 = arrays(ORDERS, trained=pack_bits(np.arange(12) == 1))
-JOINED_1 = arrays(
-    ORDERS, trained=pack_bits(np.arange(12) == 1), multiplicity=np.ones(1, np.int32)
-)
-RANKED_1 = arrays(ORDERS, rows=pack_bits(np.arange(12) == 1))
+ROW_1 = pack_bits(np.arange(12) == 1)
+TRAINED_1 = arrays(ORDERS, trained=ROW_1)
+JOINED_1 = arrays(ORDERS, trained=ROW_1, multiplicity=np.ones(1, np.int32))
+RANKED_1 = arrays(ORDERS, rows=ROW_1)
 NO_NUMBERS = array(ORDERS, "personal", lambda a: np.full_like(a, np.nan))
 NO_JOINS = header("masking", value=None)
+OTHER_PLACE = header(*PART, "place", value=7)
+PATH = header("model-name", value="../../x")
 MANY_ROWS = header(*PART, "rows", value=10**6)
 MANY_JOINED_ROWS = header(*PART, "joined-rows", value=10**30)
 LABEL = header(*PART, "fragment", "features", 0, 1, value='"qty"')
@@ -136,11 +137,7 @@ ATTACKS = {
     TRAIN_ADMM: (SHOP, huge_step, OUT_OF_RANGE),
     Action.CONSENSUS: (SHOP, own_parameters, "the server may not set its model"),
     # masks of products that are no other table's
-    TRAIN_DESCENT: (
-        SHOP,
-        header(*PART, "place", value=7),
-        "'place': the run was proposed with 0, and",
-    ),
+    TRAIN_DESCENT: (SHOP, OTHER_PLACE, "'place': the run was proposed with 0, and"),
     # another sum than the shards', to read the gradient that one of them adds
     TRAIN_DIRECTION: (UK, array(UK_PART, "sum", lambda words: words + 1), SUM),
     # the masks of an earlier round again, for the difference of two scores
@@ -160,10 +157,7 @@ ATTACKS = {
     TRAIN_PERSONALISE: (SHOP, TRAINED_1, "min-rows.* the model of table 'o'|a row is"),
     TRAIN_SUMMARISE: (SHOP, header("summaries", value=7), "malformed"),
     TRAIN_PERSONAL: (SHOP, NO_NUMBERS, "personal"),
-    Action.FINISH: (
-        *(SHOP, header("model-name", value="../../x")),
-        r"model name '\.\./\.\./x' is not allowed",
-    ),
+    Action.FINISH: (SHOP, PATH, r"model name '\.\./\.\./x' is not allowed"),
 }
 ELSEWHERE = {
     Action.SCORE: "tests/adversary/test_predict_hostile.py",
@@ -179,14 +173,10 @@ def test_every_message_is_attacked():
 def test_a_site_gives_nothing_more(tmp_path, action):
     node, change, match = ATTACKS[action]
     method, settings = RUNS.get(action, (TablePuppetADMM, {}))
-    settings = {
-        "sql": SQL,
-        **({} if "mode" in settings else {"num_epochs": 2}),
-        **settings,
-    }
-    (answer, *_) = answers_to(
-        tmp_path, TRIGGERS.get(action, action), node, {"it": change}, method, **settings
-    )
+    how = {"sql": SQL} if "mode" in settings else {"sql": SQL, "num_epochs": 2}
+    asked = TRIGGERS.get(action, action)
+    changes = {"it": change}
+    (answer, *_) = answers_to(tmp_path, asked, node, changes, method, **how | settings)
     if match is None:
         assert "salary" not in str(answer.header)
         return

@@ -2,8 +2,11 @@
 laboratory.
 """
 
+import os
+
 import numpy as np
 import pandas as pd
+import pytest
 
 ORDERS = 16
 OWN_LABELS = "SELECT c.age AS label, c.pay, c.kind FROM customers c"
@@ -11,6 +14,13 @@ SQL = (
     "SELECT o.qty AS label, o.price, o.day, c.age, c.kind, i.cost, i.size FROM orders "
     "o JOIN customers c ON o.cust = c.id JOIN items i ON o.item = i.item"
 )
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Log nothing, and wait for no disk."""
+    caplog.set_level("CRITICAL", "flwr")
+    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 def customers(*ids: int) -> pd.DataFrame:
