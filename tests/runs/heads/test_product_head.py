@@ -116,12 +116,8 @@ def frames() -> federated.Frames:
 
 def sites() -> dict[str, dict[str, list[pd.DataFrame]]]:
     tables = frames()
-    north, south = federated.pieces(tables["customers"], 5)
-    return {
-        "shop": {"orders": [tables["orders"]]},
-        "north": {"customers": [north]},
-        "south": {"customers": [south]},
-    }
+    halves = federated.pieces(tables["customers"], 5)
+    return federated.named_sites({"orders": [tables["orders"]], "customers": halves})
 
 
 def trained(monkeypatch, head, privacy, state=None, **how) -> federated.Run:
@@ -198,27 +194,24 @@ def test_it_predicts(monkeypatch, tmp_path, case):
     model = Model(SQL, tmp_path, make_manifest(run.strategy))
     assert decode_manifest(encode_manifest(model.manifest)).head == head.name
     tables = frames()
-    vectors = {
-        alias: model.local_scores(alias, tables[name])
-        for alias, name in (("o", "orders"), ("c", "customers"))
-    }
+    of_orders = torch.tensor(model.local_scores("o", tables["orders"]))
+    of_customers = model.local_scores("c", tables["customers"])
     rows = tables["orders"]["customer"].to_numpy()
     base = model.manifest.base_score[0]
 
-    def scores(of_customers):
-        pair = map(torch.tensor, (vectors["o"], of_customers))
-        return score(base, list(pair)).numpy()
+    def scores(joined):
+        return score(base, [of_orders, torch.tensor(joined)]).numpy()
 
     actual = model.table(sites(), privacy=privacy)
-    np.testing.assert_allclose(by_row(actual), scores(vectors["c"][rows]), atol=1e-5)
+    np.testing.assert_allclose(by_row(actual), scores(of_customers[rows]), atol=1e-5)
     again = model.evaluate(sites(), privacy=privacy)
     rmse = run.report.final_train["rmse"]
     assert again["rmse"] == pytest.approx(rmse, rel=1e-4)
     # where a site is gone, the mean vector stands in, and the head multiplies it
-    there = {name: each for name, each in sites().items() if name != "south"}
+    there = {name: each for name, each in sites().items() if name != "customers-1"}
     mean = np.array(model.manifest.table("c").mean_score)
-    np.testing.assert_allclose(mean, vectors["c"][rows].mean(axis=0), atol=1e-5)
-    stand_in = np.where((rows >= 5)[:, None], mean, vectors["c"][rows])
+    np.testing.assert_allclose(mean, of_customers[rows].mean(axis=0), atol=1e-5)
+    stand_in = np.where((rows >= 5)[:, None], mean, of_customers[rows])
     actual = model.table(there, privacy=privacy, on_missing="mean")
     np.testing.assert_allclose(by_row(actual), scores(stand_in), atol=1e-5)
 
@@ -237,10 +230,13 @@ def test_what_does_not_fit_a_head_is_refused(monkeypatch, tmp_path):
     with pytest.raises(ModelError, match="head 'product' is unknown here"):
         decode_manifest(content)
     monkeypatch.setattr(JoinMethod, "head", Product)
-    how = {"task": "regression", "num_epochs": 0}
+
+    def train(method, num_epochs):
+        how = {"task": "regression", "num_epochs": num_epochs}
+        return federated.train(list(sites().values()), SQL, method, **how)
+
     for method in ("admm", "cg", "boost", "coreset-ridge"):
         with pytest.raises(SettingsError, match=f"{method}.* head 'product' does not"):
-            federated.train(list(sites().values()), SQL, method, **how)
-    how["num_epochs"] = 2
-    by_gradients = federated.train(list(sites().values()), SQL, "sgd", **how)
+            train(method, 0)
+    by_gradients = train("sgd", 2)
     assert by_gradients.report.final_train["r2"] > 0.5

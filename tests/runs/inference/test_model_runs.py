@@ -1,6 +1,5 @@
 """What a run leaves of its model: parts at the sites, a manifest at the server."""
 
-import json
 import re
 
 import numpy as np
@@ -17,7 +16,7 @@ from strategies.run.exchange import Replies, ask
 from strategies.run.replies import collect_replies
 from strategies.training.saving import make_manifest
 from tests.support.federated import LocalGrid, WatchedGrid, train, write_site
-from tests.support.files import case_table
+from tests.support.files import case_table, read_json
 from tests.support.policies import OPEN, lenient
 from tests.support.predicted import scores_of
 from tp_flower.errors import ModelError, ReplyError, SourceError
@@ -31,6 +30,7 @@ from tp_flower.sources.shards import load_tables
 
 CASES = case_table(__file__)
 ROWS = 40
+NOISY = PrivacySettings(features="statistics", epsilon=5.0)
 SQL = "SELECT o.qty AS label, o.price, c.age, c.kind FROM o LEFT JOIN c ON o.c = c.id"
 
 
@@ -54,8 +54,7 @@ def sites(folder, policy=""):
     (folder / "shop.toml").write_text("[tables.o]\npath='o.csv'\nsite='shop'\n" + OPEN)
     shards = "".join(
         f"[[tables.c.shards]]\npath='{name}.csv'\nsite='{name}'\n"
-        for name in tables
-        if name != "o"
+        for name in ("us", "uk")
     )
     rules = f"[tables.c]\n{OPEN}"
     if policy:
@@ -66,13 +65,8 @@ def sites(folder, policy=""):
 
 def run(folder, method=TablePuppetADMM, policy="", sql=SQL, **settings):
     grid = WatchedGrid(sites(folder, policy), state=folder / "state")
-    settings = {
-        "num_epochs": 3,
-        "test_fraction": 0.0,
-        "validation_fraction": 0.0,
-        **settings,
-    }
-    return train(grid, sql, method, **settings), grid
+    how = {"num_epochs": 3, "test_fraction": 0.0, "validation_fraction": 0.0}
+    return train(grid, sql, method, **how | settings), grid
 
 
 @pytest.fixture(scope="module")
@@ -95,16 +89,13 @@ def test_manifest_says_what_the_sites_keep(trained):
     assert manifest.query == strategy.query.to_sql()
     assert Settings.from_run_config(manifest.settings) == strategy.settings
     parts = [part for table in manifest.tables for part in table.parts]
-    assert [(part.site, part.name, part.index) for part in parts] == [
-        ("shop", "o", 0),
-        ("us", "c", 0),
-        ("uk", "c", 1),
-    ]
+    places = [(part.site, part.name, part.index) for part in parts]
+    assert places == [("shop", "o", 0), ("us", "c", 0), ("uk", "c", 1)]
     assert manifest.table("c").features == ('age = "age"', 'kind = "kind"')
     assert manifest.table("c").columns["c"].keys() == {"id", "age", "kind"}
     assert manifest.table("c").encoded == strategy.training_problem.encoders["c"]
     for part in parts:
-        kept = part_folder(state_of(folder, part.site), manifest.model, part.number)
+        kept = kept_by(folder, part.site, strategy, part.number)
         assert SavedModel.load(kept, part.digest).fragment.name == part.name
 
 
@@ -141,23 +132,23 @@ def encoded_scores(folder, strategy, numbers, frames):
     """What the parts that the sites keep make of data frames, (n,)."""
     found = []
     for number, frame in zip(numbers, frames, strict=True):
-        site = "shop" if number == 0 else "bank"
-        kept = part_folder(state_of(folder, site), strategy.model, number)
+        kept = kept_by(folder, "bank" if number else "shop", strategy, number)
         found.append(scores_of(SavedModel.load(kept), frame)[:, 0])
     return np.concatenate(found)
 
 
-def state_of(folder, site):
-    return folder / "state" / ("shop" if site == "shop" else "bank")
+def kept_by(folder, site, strategy, number):
+    """Where a site keeps a part of the run's model."""
+    state = folder / "state" / ("shop" if site == "shop" else "bank")
+    return part_folder(state, strategy.model, number)
 
 
 def test_report_says_where_the_model_is_and_what_the_tables_add(trained):
     _, strategy = trained
     report = report_dict(strategy.report)
     assert report["model"] == str(make_manifest(strategy).model)
-    assert sum(
-        own["share"] for own in report["contributions"].values()
-    ) == pytest.approx(1.0)
+    shares = [own["share"] for own in report["contributions"].values()]
+    assert sum(shares) == pytest.approx(1.0)
     assert report["coefficients"] == {}
 
 
@@ -212,7 +203,7 @@ def test_shares_of_weighted_rows_and_several_outputs_are_those_of_repeated_rows(
 
 def test_keeping_a_part_again_changes_nothing_and_another_is_not_replaced(trained):
     folder, strategy = trained
-    folder = part_folder(state_of(folder, "shop"), strategy.model, 0)
+    folder = kept_by(folder, "shop", strategy, 0)
     saved, before = SavedModel.load(folder), folder.stat().st_mtime_ns
     digest = make_manifest(strategy).tables[0].parts[0].digest
     assert saved.keep(folder) == digest
@@ -251,11 +242,8 @@ def outcome_of(strategy, arrays):
 def test_a_site_that_did_not_answer_has_no_digest(trained):
     _, strategy = trained
     federation = strategy.training_problem
-    assert strategy.method.outcome_of(Replies({}, {}), federation).digests == {
-        0: "",
-        1: "",
-        2: "",
-    }
+    outcome = strategy.method.outcome_of(Replies({}, {}), federation)
+    assert outcome.digests == {0: "", 1: "", 2: ""}
 
 
 @pytest.mark.parametrize(
@@ -282,18 +270,15 @@ def test_coefficients_leave_where_the_policy_says_so_and_are_noted(tmp_path):
     report = report_dict(strategy.report)
     assert report["coefficients"].keys() == {"c"}
     shown = report["coefficients"]["c"]
-    folder = part_folder(state_of(tmp_path, "us"), strategy.model, 1)
-    saved = SavedModel.load(folder, "")
+    saved = SavedModel.load(kept_by(tmp_path, "us", strategy, 1), "")
     assert [own["value"] for own in shown] == pytest.approx(saved.parameters.tolist())
     names = strategy.training_problem.encoders["c"].names
     assert tuple(own["feature"] for own in shown) == names
     # categories go by their keyed hash
     assert not any("kind = g" in name or "kind = s" in name for name in names)
     totals = report["privacy"]["totals"]
-    assert {own["site"] for own in totals if "coefficients" in own["uncovered"]} == {
-        "us",
-        "uk",
-    }
+    told = {own["site"] for own in totals if "coefficients" in own["uncovered"]}
+    assert told == {"us", "uk"}
 
 
 def test_coefficients_of_the_label_table_have_its_intercept(tmp_path):
@@ -312,11 +297,7 @@ def test_coefficients_of_the_label_table_have_its_intercept(tmp_path):
     ("policy", "privacy", "parts"),
     [
         ("", PrivacySettings(), set()),
-        (
-            "coefficients = true\n",
-            PrivacySettings(features="statistics", epsilon=5.0),
-            {1, 2},
-        ),
+        ("coefficients = true\n", NOISY, {1, 2}),
     ],
     ids=["not allowed", "private"],
 )
@@ -335,15 +316,11 @@ def test_a_policy_about_coefficients_that_is_refused(tmp_path, policy, match):
         load_tables(str(sites(tmp_path, policy)["bank"]))
 
 
-def test_train_writes_the_manifest_and_says_so(tmp_path, monkeypatch):
-    monkeypatch.setenv("TP_FLOWER_HOME", str(tmp_path / "home"))
+def test_train_writes_the_manifest_and_says_so(home, tmp_path):
     grid = LocalGrid(sites(tmp_path), state=tmp_path / "state")
     settings = Settings(num_epochs=1, model_name="qty", output_dir=str(tmp_path))
-    completed = strategies.app.train(
-        Query.from_sql(SQL), settings, lambda _: None, grid, tmp_path
-    )
-    found = resolve(tmp_path / "home", "qty")
-    assert completed.model == str(found.model)
-    assert json.loads((tmp_path / "report.json").read_text())["model"] == str(
-        found.model
-    )
+    query = Query.from_sql(SQL)
+    completed = strategies.app.train(query, settings, lambda _: None, grid, tmp_path)
+    model = str(resolve(home, "qty").model)
+    assert completed.model == model
+    assert read_json(tmp_path / "report.json")["model"] == model
