@@ -78,16 +78,17 @@ def test_a_site_of_another_table_is_still_asked_for_by_itself(model):
 
 
 @pytest.fixture
-def folder(home, tmp_path, monkeypatch):  # noqa: ARG001
+def folder(home, monkeypatch):
     """A trained store of CSV files, whose orders are at two sites."""
-    monkeypatch.chdir(tmp_path)
+    folder = home.parent
+    monkeypatch.chdir(folder)
     shops = np.resize(["web", "town"], 60)
     orders = FRAMES["orders"].assign(oid=np.arange(60), shop=shops)
-    write_orders(tmp_path, "train", pieces(orders, 30))
-    write_orders(tmp_path, "new", [orders.tail(9), orders.head(0)])
-    write_orders(tmp_path, "part", [orders, orders.head(0)])
+    write_orders(folder, "train", pieces(orders, 30))
+    write_orders(folder, "new", [orders.tail(9), orders.head(0)])
+    write_orders(folder, "part", [orders, orders.head(0)])
     printed_by("train", "train.toml")
-    return tmp_path
+    return folder
 
 
 def write_orders(folder: Path, name: str, shards: list[pd.DataFrame]) -> None:

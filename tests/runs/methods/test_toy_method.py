@@ -203,10 +203,7 @@ def tables() -> dict[str, pd.DataFrame]:
 
 def sites() -> dict[str, dict[str, pd.DataFrame]]:
     frames = tables()
-    return {
-        "shop": {"orders": frames["orders"]},
-        "maker": {"items": frames["items"]},
-    }
+    return {f"at {name}": {name: frames[name]} for name in frames}
 
 
 def ridge() -> tuple[np.ndarray, np.ndarray]:
@@ -260,18 +257,21 @@ def test_it_goes_on_where_it_was_stopped(tmp_path):
         if report.epoch == 5:
             raise KeyboardInterrupt
 
-    how = {**HOW, "num_epochs": 9, "output_dir": str(tmp_path)}
+    how = {**HOW, "num_epochs": 9}
     del how["strategy"]
-    whole = STRATEGIES[TOY](Query.from_sql(SQL), **{**how, "output_dir": ""})
+
+    def run(grid, **options):
+        strategy = STRATEGIES[TOY](Query.from_sql(SQL), **how, **options)
+        strategy.start(grid)
+        return strategy.losses
+
     with closing(InProcessGrid(client_apps.app.app, sites())) as grid:
-        whole.start(grid)
+        losses = run(grid)
     with closing(InProcessGrid(client_apps.app.app, sites())) as grid:
-        stopped = STRATEGIES[TOY](Query.from_sql(SQL), on_round=stop, **how)
+        folder = str(tmp_path)
         with pytest.raises(KeyboardInterrupt):
-            stopped.start(grid)
-        resumed = STRATEGIES[TOY](Query.from_sql(SQL), **how, resume=str(tmp_path))
-        resumed.start(grid)
-    assert resumed.losses == whole.losses
+            run(grid, on_round=stop, output_dir=folder)
+        assert run(grid, output_dir=folder, resume=folder) == losses
 
 
 def test_a_strategy_has_one_room():

@@ -144,8 +144,7 @@ def test_the_formulas_fit_each_other():
 def test_it_trains_predicts_and_is_reported(method, tmp_path):
     tables = frames()
     joined, scores, least = optimum(tables)
-    sites = {"shop": {"orders": [tables["orders"]]}}
-    sites["office"] = {"customers": [tables["customers"]]}
+    sites = predicted.on(federated.whole, tables)
     grid = federated.WatchedGrid(sites, state=tmp_path)
     run = federated.train(grid, SQL, method, **HOW, **METHODS[method], device="cpu")
     model = predicted.Model(SQL, tmp_path, predicted.make_manifest(run))
@@ -153,14 +152,11 @@ def test_it_trains_predicts_and_is_reported(method, tmp_path):
     assert report.final_train["loss"] == pytest.approx(least, rel=1e-4)
     # of counts, not of logarithms
     counts, rates = joined["parcels"].to_numpy(float), np.exp(scores)
-    assert report.final_train["mae"] == pytest.approx(
-        np.abs(rates - counts).mean(), rel=5e-3
-    )
+    mae = np.abs(rates - counts).mean()
+    assert report.final_train["mae"] == pytest.approx(mae, rel=5e-3)
     assert set(report.final_train) == {"loss", "deviance", "mae"}
-    assert (
-        report.outcomes["baseline"]["train"]["deviance"]
-        > (report.final_train["deviance"])
-    )
+    baseline = report.outcomes["baseline"]["train"]
+    assert baseline["deviance"] > report.final_train["deviance"]
     assert model.manifest.loss == "poisson"
     table = model.table(sites)
     order = np.argsort(table["row"].to_numpy()) if "row" in table.column_names else None
@@ -173,8 +169,7 @@ def test_it_trains_predicts_and_is_reported(method, tmp_path):
 
 
 def test_it_is_explained():
-    tables = frames()
-    sites = [{"orders": [tables["orders"]]}, {"customers": [tables["customers"]]}]
+    sites = federated.one_per_site(federated.whole(frames()))
     how = {**HOW, "mode": "explain", "strategy": "boost"}
     explained = federated.train(sites, SQL, Explain, **how)
     assert explained.explanation["loss"] == "poisson"
