@@ -31,17 +31,8 @@ from tp_flower.sources.shards import load_tables
 
 FIELDS = {
     *("seq", "time", "event", "run", "ident", "action", "round", "flower-run", "app"),
-    *(
-        "part",
-        "table",
-        "site",
-        "query",
-        "digest",
-        "proposal",
-        "policy",
-        "salt",
-        "checksum",
-    ),
+    *("part", "table", "site", "query", "digest", "proposal", "policy", "salt"),
+    "checksum",
 }
 QUERY = {"table": "t", "source": "F"}
 HOSTILE = "</td><script>alert(1)</script>'\"&\u202e"
@@ -155,9 +146,8 @@ def answer_all(root, run, times):
     ledger, answered = Ledger(root), 0
     for number in range(times):
         with suppress(PolicyError):
-            ledger.record(
-                run, "answer", [{**QUERY, "ident": f"{run} {number}"}], {"F": 5}
-            )
+            line = {**QUERY, "ident": f"{run} {number}"}
+            ledger.record(run, "answer", [line], {"F": 5})
             answered += 1
     return answered
 

@@ -8,7 +8,19 @@ import pytest
 
 from client_apps.data import run_store as store_module
 from strategies.run import strategy as run_strategy
-from tests.support.examples import store_runs
+from tests.support.examples.store_runs import (
+    FRAMES,
+    LEFT,
+    after,
+    assert_optimal,
+    batches_of,
+    distance,
+    each_layout,
+    each_loss,
+    loss_left,
+    reference_of,
+    sgd_of,
+)
 from tests.support.examples.store_runs import trained as on_store
 from tests.support.federated import ALIASES, SOURCE, Run, run, store, task_of, whole
 from tests.support.reference.training import Mlp, SgdSettings, mlp_sgd, sgd
@@ -31,20 +43,20 @@ def trained(loss: str, layout: str = "whole", model: str = "linear", **how) -> R
     return on_store(loss, layout, "sgd", **own)
 
 
-@store_runs.each_loss
-@store_runs.each_layout
+@each_loss
+@each_layout
 def test_gd_is_gradient_descent_on_the_joined_table(layout, loss):
     """It is gradient descent as a heavy ball."""
-    source = store_runs.LEFT if layout == "sharded" else SOURCE
+    source = LEFT if layout == "sharded" else SOURCE
     finished = descended(loss, layout, source=source)
-    reference = store_runs.reference_of(finished, source)
+    reference = reference_of(finished, source)
     theta = np.zeros_like(finished.flat)
     velocity = np.zeros_like(theta)
     for epoch in range(1, EPOCHS + 1):
         velocity = HOW.momentum * velocity + reference.gradient(theta)
         theta = theta - HOW.rate * velocity
         atol = 1e-6 * np.abs(theta).max()
-        np.testing.assert_allclose(store_runs.after(finished, epoch), theta, atol=atol)
+        np.testing.assert_allclose(after(finished, epoch), theta, atol=atol)
 
 
 def test_a_long_run_keeps_the_sums_of_each_epochs_rounds(monkeypatch):
@@ -105,14 +117,14 @@ def test_an_epoch_of_gd_is_a_step(layout, rounds):
 def test_the_default_step_of_gd_comes_close_to_the_optimum():
     finished = descended("logistic", learning_rate=0.0, num_epochs=0)
     assert len(finished.losses) == 100
-    store_runs.assert_optimal(finished, excess=0.01)
+    assert_optimal(finished, excess=0.01)
 
 
-@store_runs.each_loss
+@each_loss
 def test_every_epoch_visits_every_joined_row_once_in_another_order(loss):
     finished = trained(loss)
     total = finished.problem.train.joined_rows
-    epochs = store_runs.batches_of(finished)
+    epochs = batches_of(finished)
     assert len(epochs) == EPOCHS
     for batches in epochs:
         assert sorted(row for batch in batches for row in batch) == list(range(total))
@@ -124,42 +136,42 @@ def test_every_epoch_visits_every_joined_row_once_in_another_order(loss):
 
 
 @pytest.mark.cases("sharded-logistic", "whole-softmax", "whole-squared")
-@store_runs.each_loss
-@store_runs.each_layout
+@each_loss
+@each_layout
 def test_linear_models_are_those_of_centralised_sgd(loss, layout):
     finished = trained(loss, layout)
-    assert store_runs.distance(finished.flat, store_runs.sgd_of(finished, HOW)) < 1e-5
+    assert distance(finished.flat, sgd_of(finished, HOW)) < 1e-5
 
 
 @pytest.mark.cases("whole-logistic", "sharded-softmax", "whole-squared")
-@store_runs.each_loss
-@store_runs.each_layout
+@each_loss
+@each_layout
 def test_mlps_are_those_of_centralised_sgd(loss, layout):
     finished = trained(loss, layout, "mlp")
-    reference = store_runs.reference_of(finished)
+    reference = reference_of(finished)
     scale = float(reference.labels.std()) if task_of(loss) == "regression" else 1.0
     reference = replace(reference, l2=reference.l2 * scale**2)
     model = Mlp(hidden=6, scale=scale, label_table="o")
-    start, batches = finished.parameters[0], store_runs.batches_of(finished)
+    start, batches = finished.parameters[0], batches_of(finished)
     expected = mlp_sgd(reference, start, model, batches, HOW)
     found = np.concatenate([finished.theta[table] for table in expected])
-    assert store_runs.distance(found, np.concatenate(list(expected.values()))) < 1e-5
+    assert distance(found, np.concatenate(list(expected.values()))) < 1e-5
 
 
 def test_the_penalty_reaches_the_steps():
     finished = trained("logistic", l2=0.0)
-    expected = store_runs.sgd_of(finished, HOW)
-    assert store_runs.distance(finished.flat, expected) < 1e-5
-    assert store_runs.distance(trained("logistic").flat, expected) > 1e-3
+    expected = sgd_of(finished, HOW)
+    assert distance(finished.flat, expected) < 1e-5
+    assert distance(trained("logistic").flat, expected) > 1e-3
 
 
-@store_runs.each_loss
+@each_loss
 @pytest.mark.parametrize("model", ["linear", "mlp"])
 def test_shards_train_as_the_whole(loss, model):
     together, apart = (trained(loss, layout, model) for layout in ("whole", "sharded"))
-    assert store_runs.batches_of(together) == store_runs.batches_of(apart)
+    assert batches_of(together) == batches_of(apart)
     # scores and Y travel as float32
-    assert store_runs.distance(apart.flat, together.flat) < 1e-6
+    assert distance(apart.flat, together.flat) < 1e-6
     np.testing.assert_allclose(apart.losses, together.losses, rtol=1e-6)
 
 
@@ -214,11 +226,11 @@ def test_a_batch_sends_its_distinct_rows_only():
             assert item.bytes_up[alias] == 4 * 3 * distinct[alias][following]
 
 
-@store_runs.each_layout
+@each_layout
 def test_metrics_are_of_the_epochs_model(layout):
     """Each epoch's model scores the held-out joined rows, from its own parameters."""
     finished = trained("squared", layout)
-    reference, report = store_runs.reference_of(finished), finished.report
+    reference, report = reference_of(finished), finished.report
     scores = reference.scores(finished.flat, range(len(reference.labels)))[:, 0]
     rmse = np.sqrt(((scores - reference.labels) ** 2).mean())
     assert report.final_train["rmse"] == pytest.approx(rmse, rel=1e-5)
@@ -237,8 +249,8 @@ def test_metrics_are_of_the_epochs_model(layout):
 
 def test_early_epochs_report_the_loss_of_their_batches_before_their_steps():
     finished = trained("logistic", num_epochs=2)
-    reference = store_runs.reference_of(finished)
-    first = store_runs.batches_of(finished)[0]
+    reference = reference_of(finished)
+    first = batches_of(finished)[0]
     total = 0.0
     for number in range(len(first)):
         theta = sgd(reference, [first[:number]], HOW)[-1]
@@ -257,12 +269,12 @@ def test_tolerance_stops_early():
 
 
 @pytest.mark.cases("squared")
-@store_runs.each_loss
+@each_loss
 def test_automatic_rate_trains_on_batches_of_one_row(loss):
     """A hundredth of few joined rows is one: noisy steps must stay small."""
-    finished = run(loss, [whole(store_runs.FRAMES)], "sgd", l2=1e-3)
+    finished = run(loss, [whole(FRAMES)], "sgd", l2=1e-3)
     assert finished.chosen["batch-size"] == 1
-    assert store_runs.loss_left(finished) < 0.25
+    assert loss_left(finished) < 0.25
 
 
 def test_automatic_batch_size_is_a_hundredth_of_the_joined_rows():
