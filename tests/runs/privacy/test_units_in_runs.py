@@ -227,9 +227,9 @@ def test_groups_of_a_person_are_the_persons(tmp_path):
 
 def test_the_two_ways_of_counting_do_not_share_a_budget(tmp_path):
     """What was paid per row says nothing of what a person has spent."""
-    budget = 'epsilon = 9.0\nreleases = { scores = "masked", statistics = "clear" }'
-    budget = budget.replace("masked", "clear")
-    clear = budget.replace("{ ", '{ labels = "clear", ') + "\n"
+    clear = """epsilon = 9.0
+releases = { labels = "clear", scores = "clear", statistics = "clear" }
+"""
     how = {**LINEAR, "privacy": private()}
     state = tmp_path / "state"
     run_query(SQL, sites(tmp_path, clear), state=state, **how)
@@ -255,12 +255,10 @@ def test_summaries_of_sites_have_the_noise_of_a_person(tmp_path, monkeypatch):
 
     monkeypatch.setattr("tp_flower.methods.personalised.sites.noisy_mean", summary)
     clear = "releases = { models = 'clear' }"
+    policies = {"a": per_person(3, clear), "b": f"min-rows = 2\n{clear}"}
     rows = {
         name: write_site(tmp_path / name, {"claims": claims()}, {"claims": policy})
-        for name, policy in {
-            "a": per_person(3, clear),
-            "b": f"min-rows = 2\n{clear}",
-        }.items()
+        for name, policy in policies.items()
     }
     sql = "SELECT c.amount AS label, c.day, c.fee FROM claims c"
     how = {"graph": "data", "graph_epsilon": 1.0, "device": "cpu", "num_epochs": 1}
