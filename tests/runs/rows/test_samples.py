@@ -8,7 +8,7 @@ import pytest
 from strategies import commands
 from strategies.explain.explanation import Explain
 from strategies.training.saving import make_manifest
-from tests.support.examples.store_runs import FRAMES, LAYOUTS, LEFT, query
+from tests.support.examples.store_runs import FRAMES, LAYOUTS, LEFT, each_layout, query
 from tests.support.federated import SOURCE, one_per_site, run_query, train
 from tp_flower.randomness import Stream, generator
 from tp_flower.splits import split_rows
@@ -18,7 +18,7 @@ SAMPLED = split_rows(len(FRAMES["orders"]), SHARE, generator(0, Stream.SAMPLE))
 MARKED = FRAMES | {"orders": FRAMES["orders"].assign(sampled=SAMPLED)}
 
 
-@pytest.mark.parametrize("layout", ["whole", "sharded"])
+@each_layout
 @pytest.mark.parametrize(
     ("loss", "source", "how"),
     [
