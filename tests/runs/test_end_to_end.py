@@ -1,6 +1,5 @@
 """The store example as a Flower simulation, started as a user starts it."""
 
-import json
 import os
 import sqlite3
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.files import ROOT
+from tests.support.files import ROOT, read_json
 
 SECONDS = 1200  # of a busy machine
 Run = Future[tuple[int, str]]
@@ -81,7 +80,7 @@ def test_run_completes_and_reports(store: Path, runs: dict[str, Run]) -> None:
     status, printed = runs["good"].result()
     assert status == 0, printed
     assert f"Report: {store / 'out' / 'report.json'}" in printed
-    report = json.loads((store / "out" / "report.json").read_text())
+    report = read_json(store / "out" / "report.json")
     assert report["status"] == "completed"
     assert report["settings"]["num-epochs"] == 3
     assert report["epochs"] == 3

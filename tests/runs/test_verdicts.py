@@ -41,20 +41,18 @@ def test_a_verdict_is_that_of_the_trend(losses, is_convex, expected):
     assert re.match(expected, trend_verdict([*losses], is_convex=is_convex))
 
 
-def collinear(rows=300, spread=1e-3, seed=3):
+def collinear():
     """Two tables that nearly agree, and a label that is in their difference."""
-    draw = np.random.default_rng(seed)
+    draw, rows = np.random.default_rng(3), 300
     x = draw.normal(size=rows)
     a, b = (
-        pd.DataFrame({"id": range(rows), "x": x + spread * draw.normal(size=rows)})
+        pd.DataFrame({"id": range(rows), "x": x + 1e-3 * draw.normal(size=rows)})
         for _ in "ab"
     )
     f = pd.DataFrame({"k": range(rows), "q": draw.normal(size=rows)})
     f["y"] = 300.0 * (a.x - b.x) + f.q + 0.3 * draw.normal(size=rows)
-    sql = (
-        "SELECT f.y AS label, f.q, a.x, b.x FROM f JOIN a ON f.k = a.id JOIN b ON f.k "
-        "= b.id"
-    )
+    sql = """SELECT f.y AS label, f.q, a.x, b.x
+    FROM f JOIN a ON f.k = a.id JOIN b ON f.k = b.id"""
     return sql, one_per_site(whole({"f": f, "a": a, "b": b}))
 
 
@@ -80,9 +78,8 @@ def test_a_run_that_ends_early_says_so(strategy):
     strategy = train(SITES, query(), strategy, num_epochs=4, l2=0.0, tolerance=1e-9)
     report = strategy.report
     assert "num-epochs = 8 goes on" in report.verdict
-    assert report.verdict.startswith("not converged") == (
-        report.verdict in report.warnings
-    )
+    is_warned_of = report.verdict in report.warnings
+    assert report.verdict.startswith("not converged") == is_warned_of
 
 
 def test_a_run_without_num_epochs_ends_where_its_loss_settles():
@@ -129,11 +126,9 @@ def test_trees_without_validation_rows_end_soon_and_say_so():
 @pytest.mark.parametrize("model", ["linear", "mlp"])
 def test_chosen_rates_of_sgd_never_diverge(scale, model):
     sql = query().replace("o.qty AS label", f"o.qty * {scale} AS label")
-    strategy = train(
-        SITES, sql, "sgd", model=model, device="cpu", num_epochs=2, batch_size=6
-    )
-    losses = [item.train["loss"] for item in strategy.history if item.train]
-    assert max(losses) < 1.5 * strategy.baseline
+    how = {"model": model, "device": "cpu", "num_epochs": 2, "batch_size": 6}
+    strategy = train(SITES, sql, "sgd", **how)
+    assert max(strategy.losses) < 1.5 * strategy.baseline
 
 
 def test_advice_after_divergence_names_what_is_not_at_its_default():
