@@ -348,7 +348,7 @@ def test_coefficients_that_are_hidden_say_by_what(tmp_path):
 
 
 def test_a_model_whose_parts_are_at_a_grid_says_so(tmp_path):
-    with closing(in_a_grid(tmp_path, **tables())) as grid:
+    with in_a_grid(tmp_path, **tables()) as grid:
         model = api.fit(SQL, grid, **QUICK)
     assert repr(model).endswith(f"{model.name}, whose parts stay at its sites")
     with pytest.raises(ModelError, match=r"parts of model .* are not here"):

@@ -16,7 +16,10 @@ from tests.support.examples.store_runs import FRAMES, LEFT, each_loss
 from tests.support.federated import (
     SOURCE,
     WatchedGrid,
+    named_sites,
+    on_requests,
     one_per_site,
+    pieces,
     run_query,
     sharded,
     store,
@@ -44,6 +47,11 @@ from tp_flower.reports.records import report_dict
 from tp_flower.settings import PrivacySettings, Settings
 
 CLEAR = PrivacySettings(scores="clear")
+SQL = store_sql("squared")
+WHOLE = one_per_site(whole(FRAMES))
+each_privacy = pytest.mark.parametrize(
+    "privacy", [CLEAR, PrivacySettings()], ids=["clear", "masked"]
+)
 HOW = {"strategy": "boost", "num_epochs": 3, "trees_per_round": 5, "leaves": 8}
 SELF = """SELECT o.qty AS label, o.day, p.day AS other FROM orders o
 JOIN orders p ON o.customer = p.customer AND p.day < 10"""
@@ -67,9 +75,9 @@ def test_the_saved_trees_score_as_they_did_in_training(tmp_path, loss, layout):
 @pytest.mark.parametrize(
     "sql",
     [
-        store_sql("squared").replace(SOURCE, LEFT),
+        SQL.replace(SOURCE, LEFT),
         SELF,
-        store_sql("squared").replace("SELECT", "SELECT o.day + 1 AS weight,", 1),
+        SQL.replace("SELECT", "SELECT o.day + 1 AS weight,", 1),
     ],
     ids=["left", "self", "weights"],
 )
@@ -85,15 +93,14 @@ def test_every_round_lowers_the_loss_and_masks_change_nothing(sql):
 
 
 def test_trees_without_a_split_are_warned_of(caplog):
-    sites = one_per_site(whole(FRAMES))
-    run = run_query(store_sql("squared"), sites, **HOW, min_rows_per_leaf=10**6)
+    run = run_query(SQL, WHOLE, **HOW, min_rows_per_leaf=10**6)
     assert (
         "no table's trees have a split, so that all rows get one score" in caplog.text
     )
     labels = run.problem.objective.target.numbers
     assert run.losses == [pytest.approx(labels.var() / 2)]
     caplog.clear()
-    split = run_query(store_sql("squared"), sites, **HOW, min_rows_per_leaf=1)
+    split = run_query(SQL, WHOLE, **HOW, min_rows_per_leaf=1)
     assert "have a split" not in caplog.text
     assert split.losses[-1] < run.losses[0]
 
@@ -106,8 +113,7 @@ def test_a_table_whose_step_is_zero_grows_no_more(monkeypatch):
         return np.linspace(0.0, 0.5, len(directions))
 
     monkeypatch.setattr(Boosting, "lengths", lengths)
-    sites = one_per_site(whole(FRAMES))
-    run = run_query(store_sql("squared"), sites, privacy=CLEAR, **HOW)
+    run = run_query(SQL, WHOLE, privacy=CLEAR, **HOW)
     assert steps == [3, 2, 1]
     # the last of them had no step, either: nothing is left to grow
     assert len(run.losses) == 3
@@ -144,9 +150,8 @@ def test_a_curvature_that_is_not_above_zero_is_refused():
             if key[-1] == "hessian":
                 seen.arrays[key] = -seen.arrays[key]
 
-    sites = one_per_site(whole(FRAMES))
     with pytest.raises(Exception, match="'hessian' must be above 0"):
-        run_query(store_sql("logistic"), sites, change=change, **HOW)
+        run_query(store_sql("logistic"), WHOLE, change=change, **HOW)
 
 
 @pytest.mark.parametrize(
@@ -183,19 +188,15 @@ def train_linear(state, loss, sites, **settings):
     "sharded-clear-squared",
 )
 @each_loss
-@pytest.mark.parametrize("privacy", [CLEAR, PrivacySettings()], ids=["clear", "masked"])
+@each_privacy
 @pytest.mark.parametrize("layout", [whole, sharded])
 def test_boosting_goes_on_where_a_linear_model_ended(tmp_path, loss, layout, privacy):
     sites = on(layout, store())
     how, linear = train_linear(
         tmp_path, loss, sites, privacy=privacy, test_fraction=0.0
     )
-    how |= {
-        "task": task_of(loss),
-        "loss": loss,
-        "min_rows_per_leaf": 3,
-        "device": "cpu",
-    }
+    how |= {"task": task_of(loss), "loss": loss, "min_rows_per_leaf": 3}
+    how["device"] = "cpu"
     with WatchedGrid(sites, state=tmp_path) as grid:
         strategy = train(grid, store_sql(loss), **how, method="boost", patience=9)
     model = Model(store_sql(loss), tmp_path, make_manifest(strategy))
@@ -292,31 +293,23 @@ def test_trees_behind_a_linear_model_of_the_same_rows_say_so(tmp_path, caplog):
     assert "behind the linear model" not in caplog.text
 
 
+def chosen(run):
+    return [run.chosen[name] for name in ("leaves", "trees-per-round", "patience")]
+
+
 def test_what_the_rows_decide_is_reported():
     sites = lines(0, np.square, rows=30_000)
     run = run_query(LINES, list(sites.values()), "boost")
     # 21,600 rows to train on: 14 leaves, 30 trees
     assert run.problem.train.joined_rows == pytest.approx(21_600, abs=200)
-    assert {name: run.chosen[name] for name in ("leaves", "trees-per-round")} == {
-        "leaves": 14,
-        "trees-per-round": 30,
-    }
-    assert run.chosen["patience"] == 2
+    assert chosen(run) == [14, 30, 2]
     requests = [seen.header["growth"] for seen in run.sent(TRAIN_BOOST)]
     assert {(growth["trees"], growth["leaves"]) for growth in requests} == {(30, 14)}
-    few = run_query(
-        store_sql("squared"), one_per_site(whole(FRAMES)), "boost", num_epochs=1
-    )
-    names = ("leaves", "trees-per-round", "patience")
-    assert [few.chosen[name] for name in names] == [7, 10, 5]
+    few = run_query(SQL, WHOLE, "boost", num_epochs=1)
+    assert chosen(few) == [7, 10, 5]
     # and where no rows validate, of which few epochs follow
-    every = run_query(
-        store_sql("squared"),
-        one_per_site(whole(FRAMES)),
-        "boost",
-        validation_fraction=0.0,
-    )
-    assert [every.chosen[name] for name in names] == [7, 30, 0]
+    every = run_query(SQL, WHOLE, "boost", validation_fraction=0.0)
+    assert chosen(every) == [7, 30, 0]
 
 
 def test_scores_are_the_sums_of_both_models(tmp_path):
@@ -373,45 +366,32 @@ def test_a_start_of_another_label_or_of_other_rows_is_refused(
 
 
 def test_codes_are_for_trees_alone():
-    sites = one_per_site(whole(FRAMES))
     with pytest.raises(Exception, match=r"codes.* is for trees"):
-        run_query(store_sql("squared"), sites, "cg", encoders="c.region=codes")
+        run_query(SQL, WHOLE, "cg", encoders="c.region=codes")
 
 
-BOTH = pytest.mark.parametrize(
-    "privacy", [CLEAR, PrivacySettings()], ids=["clear", "masked"]
-)
 SHARDED = one_per_site(sharded(FRAMES))
 
 
 def boosted(lou, sites=SHARDED, change=None, **settings):
-    how = {
-        **HOW,
-        "min_rows_per_leaf": 3,
-        "validation_fraction": 0.2,
-        "patience": 9,
-        **settings,
-    }
-    return run_query(store_sql("squared"), sites, change=change, lou=lou, **how)
+    how = {**HOW, "min_rows_per_leaf": 3, "validation_fraction": 0.2, "patience": 9}
+    how |= settings
+    return run_query(SQL, sites, change=change, lou=lou, **how)
 
 
-@BOTH
+@each_privacy
 def test_the_average_of_equal_shards_is_what_each_has_grown(privacy):
     orders = FRAMES["orders"]
     twins = one_per_site({**whole(FRAMES), "orders": [orders, orders]})
-    for sites, rounds in ((one_per_site(whole(FRAMES)), 0), (twins, 3)):
-        how = {
-            "validation_fraction": 0.0,
-            "patience": 0,
-            "test_fraction": 0.0,
-            "privacy": privacy,
-        }
+    for sites, rounds in ((WHOLE, 0), (twins, 3)):
+        how = {"validation_fraction": 0.0, "patience": 0, "test_fraction": 0.0}
+        how["privacy"] = privacy
         local, bagged = (boosted(lou, sites, **how) for lou in ("local", "bagged"))
         np.testing.assert_allclose(bagged.losses, local.losses, rtol=1e-5)
         assert len({seen.round for seen in bagged.sent(TRAIN_BAG)}) == rounds
 
 
-@BOTH
+@each_privacy
 def test_auto_takes_what_the_validation_rows_prefer(privacy):
     runs = {lou: boosted(lou, privacy=privacy) for lou in ("local", "bagged", "auto")}
     first = {
@@ -459,19 +439,20 @@ def test_large_shards_keep_their_trees_where_no_rows_validate(monkeypatch):
     assert "the trees that a shard has grown" not in str(report_dict(run.report))
 
 
+def written(folder, shards, policy):
+    """A site on disk for each shard, whose table has this policy."""
+    sites = {}
+    for site, tables in named_sites(shards).items():
+        ((name, (frame,)),) = tables.items()
+        sites[site] = write_site(folder / site, {name: frame}, {name: policy})
+    return sites
+
+
 @pytest.mark.parametrize("lou", ["auto", "bagged"])
 def test_trees_are_shown_where_the_policies_let_models_leave(tmp_path, lou):
     policy = "releases = {{ models = '{}', scores = 'masked' }}"
     for level, count in (("clear", 1), ("sealed", 0)):
-        sites = {
-            f"{name}-{place}": write_site(
-                tmp_path / level / f"{name}-{place}",
-                {name: frame},
-                {name: policy.format(level)},
-            )
-            for name, frames in sharded(FRAMES).items()
-            for place, frame in enumerate(frames)
-        }
+        sites = written(tmp_path / level, sharded(FRAMES), policy.format(level))
         if lou == "bagged" and not count:
             with pytest.raises(
                 Exception, match=r"releases.models = sealed.*lou = 'local'"
@@ -480,11 +461,7 @@ def test_trees_are_shown_where_the_policies_let_models_leave(tmp_path, lou):
             continue
         run = boosted(lou, sites)
         assert len({seen.round for seen in run.sent(TRAIN_BAG)}) == 3 * count
-        kinds = {
-            line["release"]["what"]
-            for lines in run.strategy.ledgers.values()
-            for line in lines
-        }
+        kinds = {line["release"]["what"] for line in run.lines}
         assert ("trees" in kinds) == bool(count)
 
 
@@ -492,9 +469,8 @@ def test_trees_are_shown_where_the_policies_let_models_leave(tmp_path, lou):
 def test_sealed_trees_that_belong_elsewhere_are_refused(how):
     earlier = {}
 
+    @on_requests(TRAIN_BAG)
     def change(seen):
-        if seen.action != TRAIN_BAG or seen.is_reply:
-            return
         for key in list(seen.arrays):
             if how == "missing":
                 del seen.arrays[key]
@@ -502,10 +478,8 @@ def test_sealed_trees_that_belong_elsewhere_are_refused(how):
             if how == "replayed" and key in earlier:
                 seen.arrays[key] = earlier[key]
             if how == "swapped":
-                other = next(
-                    each for each in seen.arrays if each[0] == key[0] and each != key
-                )
-                seen.arrays[key] = seen.arrays[other]
+                others = (k for k in seen.arrays if k[0] == key[0] and k != key)
+                seen.arrays[key] = seen.arrays[next(others)]
         earlier.update(seen.arrays)
 
     message = "trees/" if how == "missing" else "the sealed trees .* cannot be opened"
@@ -513,21 +487,17 @@ def test_sealed_trees_that_belong_elsewhere_are_refused(how):
         boosted("bagged", change=change)
 
 
-def clinics(seed, *, is_apart, rows=300):
+def clinics(seed, *, is_apart):
     """A clinic and a register, of the sick and the well; and a table that they join."""
-    rng = np.random.default_rng(seed)
+    rng, rows = np.random.default_rng(seed), 300
     is_sick = rng.random(2 * rows) < 0.5
     if is_apart:
         is_sick = np.arange(2 * rows) < rows
     place = {"k": rng.integers(0, 20, 2 * rows), "y": np.where(is_sick, "sick", "well")}
     place["x"] = rng.normal(np.where(is_sick, 0.5, -0.5)).round(3)
     place["kind"] = np.where(rng.random(2 * rows) < 0.2 + 0.3 * is_sick, "new", "old")
-    frame, other = (
-        pd.DataFrame(place),
-        pd.DataFrame({"k": np.arange(20), "z": np.arange(20) % 3}),
-    )
-    parts = [frame[:rows].reset_index(drop=True), frame[rows:].reset_index(drop=True)]
-    return {"a": parts, "b": [other]}
+    other = pd.DataFrame({"k": np.arange(20), "z": np.arange(20) % 3})
+    return {"a": pieces(pd.DataFrame(place), rows), "b": [other]}
 
 
 CLINICS = "SELECT a.y AS label, a.x, a.kind, b.z FROM a JOIN b ON a.k = b.k"
@@ -539,14 +509,6 @@ def area(scores, is_sick):
     return float(np.mean((above > 0) + 0.5 * (above == 0)))
 
 
-def on_sites(tables):
-    return {
-        f"{name}{place}": {name: [frame]}
-        for name, frames in tables.items()
-        for place, frame in enumerate(frames)
-    }
-
-
 @pytest.mark.cases("bagged")
 @pytest.mark.parametrize("lou", ["auto", "pooled", "local", "bagged"])
 def test_shards_of_one_class_each_do_not_tell_rows_by_their_shard(
@@ -554,12 +516,15 @@ def test_shards_of_one_class_each_do_not_tell_rows_by_their_shard(
 ):
     how = {"strategy": "boost", "num_epochs": 0, "lou": lou, "validation_fraction": 0.2}
     model = train_query(
-        tmp_path, on_sites(clinics(0, is_apart=True)), CLINICS, **how, patience=2
+        tmp_path, named_sites(clinics(0, is_apart=True)), CLINICS, **how, patience=2
     )
     new = clinics(1, is_apart=False)
-    held_out, on_new = model.manifest.test["auc"], model.evaluate(on_sites(new))["auc"]
+    held_out, on_new = (
+        model.manifest.test["auc"],
+        model.evaluate(named_sites(new))["auc"],
+    )
     finding = (
-        "100% of the label's variance is between the shards of a (a0, a1: one label "
+        "100% of the label's variance is between the shards of a (a-0, a-1: one label "
         "only)"
     )
     assert (finding in caplog.text) == (lou != "pooled")
@@ -577,12 +542,8 @@ def test_shards_of_one_class_each_do_not_tell_rows_by_their_shard(
         np.column_stack([each["x"], each["kind"] == "new", each["k"] % 3])
         for each in rows
     ]
-    options = {
-        "objective": "binary",
-        "num_leaves": 7,
-        "verbosity": -1,
-        "learning_rate": 0.05,
-    }
+    options = {"objective": "binary", "num_leaves": 7, "learning_rate": 0.05}
+    options["verbosity"] = -1
     data = lightgbm.Dataset(features[0], rows[0]["y"] == "sick")
     slow = lightgbm.train(options, data, 60)
     expected = area(slow.predict(features[1]), (rows[1]["y"] == "sick").to_numpy())
@@ -595,13 +556,7 @@ def test_shards_that_tell_the_label_and_show_nothing_are_refused_with_what_helps
     tmp_path,
 ):
     policy = "releases = { models = 'sealed', labels = 'clear' }"
-    sites = {
-        f"{name}{place}": write_site(
-            tmp_path / f"{name}{place}", {name: frame}, {name: policy}
-        )
-        for name, frames in clinics(0, is_apart=True).items()
-        for place, frame in enumerate(frames)
-    }
+    sites = written(tmp_path, clinics(0, is_apart=True), policy)
     with pytest.raises(
         Exception, match=r"strategy = 'cg' trains without .* lou = 'local' accepts"
     ):
@@ -620,19 +575,17 @@ def test_shards_that_are_alike_are_not_warned_of(caplog):
 
 def test_only_the_table_that_tells_the_label_pools(caplog):
     tables = clinics(3, is_apart=True)
-    tables["b"] = [tables["b"][0][:9], tables["b"][0][9:].reset_index(drop=True)]
+    tables["b"] = pieces(tables["b"][0], 9)
     run = run_query(CLINICS, one_per_site(tables), **HOW, validation_fraction=0.2)
     assert "between the shards of a " in caplog.text
     assert "between the shards of b" not in caplog.text
     assert run.chosen["lou"] == "bagged, but pooled for a, in 3 of 3 epochs"
     content = report_dict(run.report)
-    assert any(
-        "So the shards pool sums by column" in text for text in content["warnings"]
-    )
+    assert "So the shards pool sums by column" in "".join(content["warnings"])
 
 
 @pytest.mark.cases("squared-clear", "softmax-masked", "logistic-clear")
-@BOTH
+@each_privacy
 @each_loss
 def test_pooled_trees_of_shards_lower_the_loss_and_are_saved(tmp_path, loss, privacy):
     sites = on(sharded, store())
@@ -649,11 +602,10 @@ def test_pooled_trees_of_shards_lower_the_loss_and_are_saved(tmp_path, loss, pri
 
 @pytest.mark.parametrize("mode", ["train", "explain"])
 def test_the_page_says_what_the_rows_decided(mode):
-    sites = one_per_site(whole(FRAMES))
     if mode == "train":
-        content = report_dict(run_query(store_sql("squared"), sites, **HOW).report)
+        content = report_dict(run_query(SQL, WHOLE, **HOW).report)
     else:
-        content = explain(store_sql("squared"), sites, **HOW)
+        content = explain(SQL, WHOLE, **HOW)
     page = render(content)
     assert (
         "Trees: 5 of each table in an epoch, of at most 8 leaves, until 10 epochs"

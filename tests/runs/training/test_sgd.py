@@ -27,20 +27,13 @@ from tests.support.reference.training import Mlp, SgdSettings, mlp_sgd, sgd
 
 HOW = SgdSettings(rate=0.05)
 EPOCHS, BATCH = 3, 11
-SETTINGS = {
-    "l2": 0.02,
-    "num_epochs": EPOCHS,
-    "batch_size": BATCH,
-    "learning_rate": HOW.rate,
-}
-descended = functools.partial(
-    on_store, strategy="gd", l2=0.02, num_epochs=EPOCHS, learning_rate=HOW.rate
-)
+SETTINGS = {"l2": 0.02, "num_epochs": EPOCHS, "learning_rate": HOW.rate}
+descended = functools.partial(on_store, strategy="gd", **SETTINGS)
 
 
 def trained(loss: str, layout: str = "whole", model: str = "linear", **how) -> Run:
-    own = {**SETTINGS, "model": model, "hidden_sizes": (6,), **how}
-    return on_store(loss, layout, "sgd", **own)
+    how = {"batch_size": BATCH, "model": model, "hidden_sizes": (6,), **SETTINGS} | how
+    return on_store(loss, layout, "sgd", **how)
 
 
 @each_loss
@@ -65,19 +58,15 @@ def test_a_long_run_keeps_the_sums_of_each_epochs_rounds(monkeypatch):
     # runs are remembered, and one at a single site is another
     merged = trained("logistic", "sharded", one_site=True).report
     # set-up and the end stay; the rounds of an epoch are of two phases
-    assert [item.round for item in single.history] == list(
-        range(1, len(single.history) + 1)
+    rounds = [item.round for item in single.history]
+    assert rounds == list(range(1, len(rounds) + 1))
+    phases = [item.phase for item in merged.history if item.epoch]
+    assert phases == ["sgd", "step"] * EPOCHS
+    last, expected_last = (
+        [(item.round, item.train, item.test) for item in report.history[-3:]]
+        for report in (merged, single)
     )
-    assert [item.phase for item in merged.history if item.epoch] == [
-        "sgd",
-        "step",
-    ] * EPOCHS
-    for ours, theirs in zip(merged.history[-3:], single.history[-3:], strict=True):
-        assert (ours.round, ours.train, ours.test) == (
-            theirs.round,
-            theirs.train,
-            theirs.test,
-        )
+    assert last == expected_last
     counted = ("rounds", "bytes_up", "bytes_down")
     sums, expected = merged.traffic(), single.traffic()
     assert [sums[name] for name in counted] == [expected[name] for name in counted]
@@ -211,10 +200,8 @@ def test_a_batch_sends_its_distinct_rows_only():
     federation = finished.problem
     plan = finished.strategy.method._batches.plan
     rounds = [item for item in finished.history if item.phase == "sgd"]
-    sent = [
-        next(s for s in finished.seen if s.round == item.round).header["batch"]
-        for item in rounds
-    ]
+    requests = {seen.round: seen for seen in finished.sent("train.sgd")}
+    sent = [requests[item.round].header["batch"] for item in rounds]
     for item, batch in zip(rounds, sent, strict=True):
         for alias, rows in federation.train.tables.items():
             distinct = len(set(rows.row_of[plan.order[plan.slice(batch)]].tolist()))

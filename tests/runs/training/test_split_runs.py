@@ -6,7 +6,14 @@ import pyarrow as pa
 import pytest
 
 from strategies.report_page.page import render
-from tests.support.examples.store_runs import FRAMES, LAYOUTS, LEFT, query, trained
+from tests.support.examples.store_runs import (
+    FRAMES,
+    LAYOUTS,
+    LEFT,
+    each_layout,
+    query,
+    trained,
+)
 from tests.support.federated import SOURCE, train, write_site
 from tp_flower.errors import QueryError, SiteError, TPFlowerError
 from tp_flower.keyed_hash import KeyedHasher
@@ -36,8 +43,9 @@ def canonical(value: object) -> str:
     return f"{kind}{len(text)}:{text}"
 
 
-def is_held_out(values: list[tuple], split: str, share: float = 0.2) -> list[bool]:
+def is_held_out(values: list[tuple], split: str) -> list[bool]:
     """Whether each joined row is held out, in plain Python."""
+    share = 0.2
     if split.startswith("time"):
         times = sorted(time for (time,) in values if time is not None)
         first = times[-round(len(times) * share)]
@@ -53,7 +61,7 @@ def is_held_out(values: list[tuple], split: str, share: float = 0.2) -> list[boo
 
 
 @pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("layout", ["whole", "sharded"])
+@each_layout
 @pytest.mark.parametrize("source", [SOURCE, LEFT], ids=["inner", "left"])
 def test_the_split_is_that_of_the_join(split, layout, source):
     finished = trained(
@@ -67,21 +75,18 @@ def test_the_split_is_that_of_the_join(split, layout, source):
     for table, frame in zip("oci", FRAMES.values(), strict=True):
         for masks, expected in ((finished.trained, False), (finished.tested, True)):
             of_table = np.zeros(len(frame), bool)
-            behind = [
-                row[table]
-                for row, is_test in zip(rows, held_out, strict=True)
-                if is_test == expected and row[table] is not None
-            ]
-            of_table[behind] = True
+            for row, is_test in zip(rows, held_out, strict=True):
+                if is_test == expected and row[table] is not None:
+                    of_table[row[table]] = True
             np.testing.assert_array_equal(masks[table], of_table)
     # no value is on both sides
-    sides = [
-        {v for v, h in zip(values, held_out, strict=True) if h == x} for x in (0, 1)
+    pairs = {*zip(values, held_out, strict=True)}
+    assert not [
+        v for v, is_test in pairs if (v, not is_test) in pairs and None not in v
     ]
-    assert {v for v in sides[0] & sides[1] if None not in v} == set()
 
 
-@pytest.mark.parametrize("layout", ["whole", "sharded"])
+@each_layout
 def test_random_rows_of_another_table_are_held_out_whole(layout):
     finished = trained("squared", layout, test_split="random(C)", num_epochs=1)
     is_trained, is_tested = finished.trained["c"], finished.tested["c"]
@@ -117,9 +122,8 @@ def test_what_leaves_for_a_split():
         times = [array for key, array in sorted(sent.items()) if key[1] == "times"]
         np.testing.assert_array_equal(np.concatenate(times), expected)
         messages = run.report.privacy["messages"]
-        assert f"the {name} of c.age in every row" in [
-            item["carries"] for item in messages
-        ]
+        carried = [item["carries"] for item in messages]
+        assert f"the {name} of c.age in every row" in carried
         assert "times" in {line["release"]["what"] for line in run.lines}
     sent = by_hash.arrays("query.extract", replies=True)
     (subset,) = (array for key, array in sent.items() if key[1] == "subset")
@@ -188,7 +192,7 @@ def test_a_label_that_follows_an_entity_is_told_of():
 
 
 def test_the_page_names_the_split_beside_the_metrics():
-    report = trained("squared", test_split="group(o.day)", num_epochs=1)
-    page = render(report_dict(report.report))
+    report = trained("squared", test_split="group(o.day)", num_epochs=1).report
+    page = render(report_dict(report))
     assert page.count("held-out rows (held-out o.day)") >= 2
-    assert report_dict(report.report)["split"]["name"] == "held-out o.day"
+    assert report_dict(report)["split"]["name"] == "held-out o.day"
