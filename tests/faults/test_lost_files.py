@@ -30,9 +30,8 @@ LOSER = "b"
 
 def tables() -> dict[str, pd.DataFrame]:
     rng = np.random.default_rng(1)
-    a = pd.DataFrame(
-        {"k": np.arange(60) % 20, "v": rng.normal(size=60), "y": rng.normal(size=60)}
-    )
+    numbers = {name: rng.normal(size=60) for name in ("v", "y")}
+    a = pd.DataFrame({"k": np.arange(60) % 20, **numbers})
     x = rng.permutation(np.repeat([-0.5, 0.5], 10))
     return {"a": a, "b": pd.DataFrame({"k": np.arange(20), "x": x})}
 
@@ -52,11 +51,8 @@ class LosingGrid(KeyedGrid):
         self.lose, self.names, self.epochs = lose, set(), 0
 
     def _deliver(self, message):
-        metadata = message.metadata
-        if (metadata.message_type, metadata.dst_node_id) == (
-            "train.admm",
-            self.nodes[LOSER],
-        ):
+        asked = message.metadata.message_type, message.metadata.dst_node_id
+        if asked == ("train.admm", self.nodes[LOSER]):
             self.epochs += 1
             if self.epochs == 3 and self.lose is not None:
                 state = self.folders[LOSER] / "state"
@@ -94,9 +90,8 @@ def removed(name: str):
 
 
 def trained(grid: LosingGrid, folder: Path):
-    return train(
-        grid, SQL, num_epochs=5, device="cpu", output_dir=str(folder / "run")
-    ).report
+    how = {"num_epochs": 5, "device": "cpu", "output_dir": str(folder / "run")}
+    return train(grid, SQL, **how).report
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -125,10 +120,8 @@ def test_the_table_names_all_that_a_state_folder_has(tmp_path, monkeypatch):
         trained(grid, tmp_path)
     runs = {name for name in grid.names if re.fullmatch("[0-9a-f]{32}-.*", name)}
     assert grid.run_name in {name.partition("-")[0] for name in runs}
-    assert grid.names - runs == {name.rstrip("/") for name in TABLE} - {
-        "<run>-<id>",
-        "flower",
-    }
+    others = {name.rstrip("/") for name in TABLE} - {"<run>-<id>", "flower"}
+    assert grid.names - runs == others
 
 
 def test_a_counter_of_an_older_copy_is_no_fault(tmp_path):
@@ -139,7 +132,6 @@ def test_a_counter_of_an_older_copy_is_no_fault(tmp_path):
 
     with LosingGrid(tmp_path, lose) as grid:
         trained(grid, tmp_path)
-        newest = Mark.of_text(
-            (grid.folders[LOSER] / "state" / COUNTER_FILE).read_bytes()
-        )
+        counter = grid.folders[LOSER] / "state" / COUNTER_FILE
+        newest = Mark.of_text(counter.read_bytes())
     assert newest.seq > 0

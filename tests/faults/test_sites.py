@@ -8,14 +8,12 @@ import pandas as pd
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
-from client_apps.app import app
 from client_apps.data.database import FILE
 from client_apps.data.run_store import SiteStore
 from client_apps.methods import sgd
 from client_apps.operator.participant import Participant
 from client_apps.rounds.site import Site
 from strategies import TablePuppetADMM, TablePuppetSGD
-from strategies.run.grid import InProcessGrid
 from tests.support.federated import LocalGrid
 from tests.support.peers.faulty_grid import lose_state
 from tests.support.peers.hostile import (
@@ -43,15 +41,15 @@ CLEAR = PrivacySettings(scores="clear", unions="clear")
 STOPPED = "ClientApp stopped responding."
 
 
-class TamperingGrid(InProcessGrid):
+class TamperingGrid(LocalGrid):
     """Replace one node's replies to one action.
 
     ``change`` makes the content of another reply of the message and the reply, or a
     message; None loses it.
     """
 
-    def __init__(self, action, node, change, hosted=None, **options):
-        super().__init__(app, hosted or tables(), **options)
+    def __init__(self, action, node, change, **options):
+        super().__init__(tables(), **options)
         self.action, self.node, self.change = action, node, change
 
     def _deliver(self, message):
@@ -101,9 +99,8 @@ def layout(function):
     def change(_, reply):
         record = reply.content.config_records[MESSAGE]
         entries = function(json.loads(str(record[LAYOUT])))
-        return RecordDict(
-            {MESSAGE: ConfigRecord({**record, LAYOUT: json.dumps(entries)})}
-        )
+        changed = ConfigRecord({**record, LAYOUT: json.dumps(entries)})
+        return RecordDict({MESSAGE: changed})
 
     return change
 
@@ -235,9 +232,8 @@ def test_foreign_exception_tells_its_place_not_its_text(monkeypatch):
 
 
 def test_what_a_site_refuses_is_in_its_log_too(monkeypatch, caplog):
-    monkeypatch.setattr(
-        Participant, "moments", raising(SiteError("user or password are wrong"))
-    )
+    error = SiteError("user or password are wrong")
+    monkeypatch.setattr(Participant, "moments", raising(error))
     with pytest.raises(SiteError):
         train(LocalGrid(tables()))
     assert "action=train.admm" in caplog.text
@@ -331,7 +327,7 @@ def nothing_is_left(grid):
 def test_failed_action_leaves_its_site_alone(monkeypatch, method, owner, name):
     pairs = []
 
-    class Watched(InProcessGrid):
+    class Watched(LocalGrid):
         def _deliver(self, message):
             node = message.metadata.dst_node_id
             before = state_bytes(self, node)
@@ -351,7 +347,7 @@ def test_failed_action_leaves_its_site_alone(monkeypatch, method, owner, name):
 
     monkeypatch.setattr(owner, name, fail_later)
     with pytest.raises(SiteError, match="ValueError at test_sites"):
-        train(Watched(app, tables()), method, batch_size=4)
+        train(Watched(tables()), method, batch_size=4)
     assert pairs
     assert all(before and before == after for before, after in pairs)
 
@@ -399,12 +395,11 @@ def test_finish_leaves_the_models_alone(tmp_path, method):
     idle = {"bank": {"accounts": pd.DataFrame({"a": [1]})}}
     grid = LocalGrid(tables() | idle, state=tmp_path)
     seen = set()
-    train(
-        grid,
-        method,
-        num_epochs=1,
-        on_round=lambda _: seen.update(path.name for path in tmp_path.glob("*/*")),
-    )
+
+    def look(_):
+        seen.update(path.name for path in tmp_path.glob("*/*"))
+
+    train(grid, method, num_epochs=1, on_round=look)
     # the database with its log and its index, the cache, and the models at the end
     assert seen == {FILE, f"{FILE}-wal", f"{FILE}-shm", "cache", "models"}
     assert left_in(tmp_path) == {(site, "models") for site in ("shop", "us", "uk")}
