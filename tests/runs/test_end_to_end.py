@@ -76,7 +76,7 @@ def changed(folder: Path, name: str, old: str, new: str) -> Path:
 
 
 @pytest.mark.slow
-def test_run_completes_and_reports(store: Path, runs: dict[str, Run]) -> None:
+def test_run_completes_and_reports(store, runs):
     status, printed = runs["good"].result()
     assert status == 0, printed
     assert f"Report: {store / 'out' / 'report.json'}" in printed
@@ -110,7 +110,7 @@ def test_run_completes_and_reports(store: Path, runs: dict[str, Run]) -> None:
 
 
 @pytest.mark.slow
-def test_run_fails_with_its_message(runs: dict[str, Run]) -> None:
+def test_run_fails_with_its_message(runs):
     status, printed = runs["bad"].result()
     assert status == 1, printed
     message = "table 'c' has no column 'incom' (did you mean 'income'?)"
@@ -120,7 +120,7 @@ def test_run_fails_with_its_message(runs: dict[str, Run]) -> None:
 
 
 @pytest.mark.slow
-def test_settings_are_refused_before_anything_starts(store: Path) -> None:
+def test_settings_are_refused_before_anything_starts(store):
     config = changed(store, "unknown", 'strategy = "admm"', 'stratgy = "admm"')
     status, printed = run(config, home(store, "unknown"))
     assert status == 2

@@ -45,14 +45,14 @@ def runs() -> dict[str, Run]:
     return {name: encoded(name, encoders=ENCODERS) for name in LAYOUTS}
 
 
-def test_features_are_encoded_as_the_settings_say(runs: dict[str, Run]) -> None:
+def test_features_are_encoded_as_the_settings_say(runs):
     encoders = runs["sharded"].problem.encoders
     for alias, names in NAMES.items():
         assert encoders[alias].names == names
         assert encoders[alias].dropped == ()
 
 
-def test_a_sharded_table_is_encoded_like_an_unsplit_one(runs: dict[str, Run]) -> None:
+def test_a_sharded_table_is_encoded_like_an_unsplit_one(runs):
     for alias in NAMES:
         one, other = (
             rows[np.lexsort(rows.round(4).T)]
@@ -61,7 +61,7 @@ def test_a_sharded_table_is_encoded_like_an_unsplit_one(runs: dict[str, Run]) ->
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
 
 
-def test_no_text_and_no_key_reaches_the_server(runs: dict[str, Run]) -> None:
+def test_no_text_and_no_key_reaches_the_server(runs):
     default = encoded("sharded")
     for finished in (*runs.values(), default):
         for seen in finished.seen:
@@ -72,7 +72,7 @@ def test_no_text_and_no_key_reaches_the_server(runs: dict[str, Run]) -> None:
     assert default.problem.encoders["c"].width == 5
 
 
-def test_an_encoder_that_does_not_fit_stops_the_run() -> None:
+def test_an_encoder_that_does_not_fit_stops_the_run():
     match = r"encoder of c\.region: encoder min-max does not fit a text: use categories"
     with pytest.raises(SiteError, match=match):
         encoded("whole", encoders=(("c", "region", "min-max"),))
@@ -106,7 +106,7 @@ def split_in_two(frames: dict[str, pd.DataFrame]) -> dict[str, list[pd.DataFrame
 
 
 @pytest.mark.parametrize("layout", [whole, split_in_two])
-def test_a_missing_category_is_one_and_what_is_lost_is_said(layout) -> None:
+def test_a_missing_category_is_one_and_what_is_lost_is_said(layout):
     sites = one_per_site(layout(albums()))
     finished = run_query(ALBUMS, sites, encoders=CUT, **HOW)
     report = report_dict(finished.report)
@@ -133,7 +133,7 @@ def test_a_missing_category_is_one_and_what_is_lost_is_said(layout) -> None:
     assert not re.search("categories|nearly", "\n".join(ordinary.warnings))
 
 
-def test_a_category_per_row_is_an_identifier() -> None:
+def test_a_category_per_row_is_an_identifier():
     frames = albums()
     frames["lines"]["note"] = [f"n{k}" for k in range(600)]
     warnings = train(one_per_site(whole(frames)), ALBUMS, **HOW).warnings
@@ -142,7 +142,7 @@ def test_a_category_per_row_is_an_identifier() -> None:
     assert re.match(words, warning)
 
 
-def test_a_policy_hides_the_facts_about_rows(tmp_path) -> None:
+def test_a_policy_hides_the_facts_about_rows(tmp_path):
     rules = "releases = { statistics = 'never' }"
     grid = HostileGrid(tmp_path, policies={"orders": rules, "customers": rules})
     strategy = train_hostile(grid, encoders=tuple(map(tuple, CASES["free"])))

@@ -25,7 +25,7 @@ def packed(folder: Path, files: dict[str, str]) -> Path:
     return Path(shutil.make_archive(str(folder / "archive"), "zip", folder / "whole"))
 
 
-def test_a_movie_has_a_row_per_genre(tmp_path: Path) -> None:
+def test_a_movie_has_a_row_per_genre(tmp_path):
     small = read_movielens(write(tmp_path / "ml-100k", SMALL))
     large = read_movielens(packed(tmp_path, LARGE))
     comedies = [[10, 2001, "Comedy"], [10, 2001, "Romance"]]
@@ -76,7 +76,7 @@ def test_other_archives_are_refused(tmp_path, capsys):
 
 
 @is_absent
-def test_the_official_files_have_the_papers_sizes() -> None:
+def test_the_official_files_have_the_papers_sizes():
     frames = read_movielens(FOLDER)
     sizes = {name: len(frame) for name, frame in frames.items()}
     assert sizes == {"ratings": 100_000, "movies": 2_893, "users": 943}
