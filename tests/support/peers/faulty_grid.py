@@ -20,14 +20,13 @@ from unittest.mock import patch
 
 from flwr.app import Error, Message
 
-from client_apps.app import app
 from client_apps.data import database, run_store
 from client_apps.data.database import FILE
 from client_apps.data.ledger import open_ledger
 from client_apps.rounds import site
 from strategies.run import exchange
 from strategies.run import sites as inventory
-from strategies.run.grid import InProcessGrid
+from tests.support.federated import LocalGrid
 from tp_flower.database import Database
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import unpack
@@ -131,11 +130,11 @@ class World:
     states: dict[int, list[tuple]] = field(default_factory=dict)
 
 
-class FaultyGrid(InProcessGrid):
+class FaultyGrid(LocalGrid):
     """Deliver messages as the schedule of a world says, which outlives the server."""
 
     def __init__(self, world: World, sites: Mapping[str, Path], state: Path) -> None:
-        super().__init__(app, sites, state=state)
+        super().__init__(sites, state=state)
         self.world = world
         self._late: defaultdict[int, list[tuple[str, Message | None]]]
         self._late = defaultdict(list)

@@ -16,11 +16,9 @@ import numpy as np
 import pandas as pd
 from msgspec.structs import fields as declared_fields
 
-from client_apps.app import app
 from client_apps.data.key_files import ROW_ORDER_KEY, site_key
 from client_apps.rounds.site import Site
-from strategies.run.grid import InProcessGrid
-from tests.support.federated import write_site
+from tests.support.federated import LocalGrid, write_site
 from tests.support.peers.hostile import Kept
 from tests.support.peers.told import Row, Told, watch
 from tp_flower.errors import MessageError, TPFlowerError
@@ -32,7 +30,7 @@ Path_ = tuple[str | int, ...]
 Change = Callable[[Packet], Packet]
 Changes = Mapping[tuple[str, int], Sequence[Change]]  # by action and node
 Tried = Callable[[str, int, Packet], Iterable["Lie"]]
-Run = Callable[[InProcessGrid], Any]  # runs a strategy on a grid, and returns it
+Run = Callable[[LocalGrid], Any]  # runs a strategy on a grid, and returns it
 
 MOST_OTHERS = 3  # values of a field elsewhere in the run
 BITS = {"trained", "tested", "rows", "unmatched"}
@@ -82,7 +80,7 @@ class Record:
         return next(p for a, n, p in self.replies if (a, n) == (action, node))
 
 
-class LyingGrid(InProcessGrid):
+class LyingGrid(LocalGrid):
     """Replaces the first request of an action to a node by ``lies``.
 
     ``tried`` are sent before it, each to a site as it was; those that are answered are
@@ -90,7 +88,7 @@ class LyingGrid(InProcessGrid):
     """
 
     def __init__(self, sites, lies: Changes, tried: Tried) -> None:
-        super().__init__(app, sites)
+        super().__init__(sites)
         self.record, self._lies, self._tried = Record(), dict(lies), tried
         self._asked: set[tuple[str, int]] = set()
 
@@ -190,7 +188,7 @@ class Federation:
             return dict(self.tables)
         return {site: place / site / "tables.toml" for site in self.tables}
 
-    def _pin(self, grid: InProcessGrid, states: Mapping[int, Path]) -> None:
+    def _pin(self, grid: LocalGrid, states: Mapping[int, Path]) -> None:
         keys = {node: site_key(state).public.hex() for node, state in states.items()}
         for node, own in keys.items():
             lines = [f"site-{n} {key}" for n, key in keys.items() if key != own]
@@ -209,7 +207,7 @@ class Federation:
 
 def joined_rows(record: Record) -> set[frozenset[Row]]:
     """Return the joined rows of a run, as sets of rows of its parts."""
-    problem = record.problem
+    problem = record.strategy.training_problem
     rows: set[frozenset[Row]] = set()
     behind = {}
     for alias, table in problem.tables.items():

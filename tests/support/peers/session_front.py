@@ -12,9 +12,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from uuid import uuid4
 
-from client_apps.app import app
 from strategies.run.channel import SessionGrid
-from strategies.run.grid import InProcessGrid
+from tests.support.federated import LocalGrid
 from tp_flower import node_config
 from tp_flower.protocol import session_messages as wire
 
@@ -152,14 +151,14 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-class ThreadedGrid(InProcessGrid):
+class ThreadedGrid(LocalGrid):
     """Every site answers its messages in a thread of its own, one after the other.
 
     ``asked`` has the node and the type of each message that came by Flower.
     """
 
     def __init__(self, sites, front: str | None, state: Path | None = None) -> None:
-        super().__init__(app, sites, state=state)
+        super().__init__(sites, state=state)
         self._arrived, self._queues = threading.Lock(), defaultdict(SimpleQueue)
         self.asked: list[tuple[int, str]] = []
         for node, context in self.contexts.items():
