@@ -234,8 +234,14 @@ def test_with_a_budget_no_statistic_of_one_row_leaves_as_it_is(tmp_path):
     """The mean of one row is its value."""
     trained, counts = pack_bits(np.arange(3) == 1), np.ones(1, np.int32)
     one_row = hostile.arrays(hostile.US_PART, trained=trained, multiplicity=counts)
-    how = {"policies": {"customers": "epsilon = 1.0"}, "privacy": EXACT}
-    error = refused(tmp_path, "query.statistics", hostile.US, one_row, **how)
+    error = refused(
+        tmp_path,
+        "query.statistics",
+        hostile.US,
+        one_row,
+        policies={"customers": "epsilon = 1.0"},
+        privacy=EXACT,
+    )
     assert "releases.statistics = never" in error
 
 

@@ -216,8 +216,14 @@ def test_shares_of_sealed_sums_do_not_leave_in_the_clear(tmp_path):
 
 def test_a_table_without_gram_matrices_takes_no_sum_of_them(tmp_path):
     change = arrays(US_PART, sum=np.ones(13))
-    how = {"lou": "consensus", "privacy": PrivacySettings(unions="clear")}
-    error = refused(tmp_path, "train.admm", US, change, **how)
+    error = refused(
+        tmp_path,
+        "train.admm",
+        US,
+        change,
+        lou="consensus",
+        privacy=PrivacySettings(unions="clear"),
+    )
     assert "'sum' does not go with update" in error
 
 
@@ -316,9 +322,14 @@ def batches(starts, rows):
 
 def test_a_batch_of_one_row_may_not_have_a_gradient_of_its_own(tmp_path):
     single = batches([0, 1, 3], [0, 1, 2])
-    how = {"policies": {"customers": "min-rows = 2"}, "batch_size": 12}
     where = tmp_path, "train.prepare", US
-    error = refused(*where, single, TablePuppetSGD, **how)
+    error = refused(
+        *where,
+        single,
+        TablePuppetSGD,
+        policies={"customers": "min-rows = 2"},
+        batch_size=12,
+    )
     assert "a batch's gradient of table 'c' would be of too few rows" in error
 
 

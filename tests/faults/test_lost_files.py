@@ -90,8 +90,9 @@ def removed(name: str):
 
 
 def trained(grid: LosingGrid, folder: Path):
-    how = {"num_epochs": 5, "device": "cpu", "output_dir": str(folder / "run")}
-    return train(grid, SQL, **how).report
+    return train(
+        grid, SQL, num_epochs=5, device="cpu", output_dir=str(folder / "run")
+    ).report
 
 
 @pytest.mark.parametrize("name", TABLE)

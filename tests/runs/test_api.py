@@ -225,8 +225,15 @@ def test_a_boosted_model_is_saved_with_the_one_it_starts_from(tmp_path, home):
     pytest.importorskip("lightgbm")
     shared = {"home": home, "task": "regression", "validation_fraction": 0.3}
     first = api.fit(SQL, SITES, **shared)
-    boosting = {"strategy": "boost", "boost_from": first.name, "min_rows_per_leaf": 5}
-    second = api.fit(SQL, SITES, num_epochs=1, **boosting, **shared)
+    second = api.fit(
+        SQL,
+        SITES,
+        num_epochs=1,
+        strategy="boost",
+        boost_from=first.name,
+        min_rows_per_leaf=5,
+        **shared,
+    )
     loaded = api.load(second.save(tmp_path / "model"))
     pd.testing.assert_frame_equal(loaded.predict(SITES).frame, second.predict().frame)
     gains = second.coefficients

@@ -114,8 +114,15 @@ def test_models_that_overfit_have_validation_rows(settings, share, patience):
 
 
 def test_trees_without_validation_rows_end_soon_and_say_so():
-    how = {"num_epochs": 0, "trees_per_round": 2, "min_rows_per_leaf": 1}
-    report = train(SITES, query(), "boost", validation_fraction=0.0, **how).report
+    report = train(
+        SITES,
+        query(),
+        "boost",
+        validation_fraction=0.0,
+        num_epochs=0,
+        trees_per_round=2,
+        min_rows_per_leaf=1,
+    ).report
     assert report.epochs == 6
     assert report.verdict.startswith(
         "not judged: no rows validate; validation-fraction = 0.1"
@@ -126,8 +133,9 @@ def test_trees_without_validation_rows_end_soon_and_say_so():
 @pytest.mark.parametrize("model", ["linear", "mlp"])
 def test_chosen_rates_of_sgd_never_diverge(scale, model):
     sql = query().replace("o.qty AS label", f"o.qty * {scale} AS label")
-    how = {"model": model, "device": "cpu", "num_epochs": 2, "batch_size": 6}
-    strategy = train(SITES, sql, "sgd", **how)
+    strategy = train(
+        SITES, sql, "sgd", model=model, device="cpu", num_epochs=2, batch_size=6
+    )
     assert max(strategy.losses) < 1.5 * strategy.baseline
 
 

@@ -388,9 +388,9 @@ def test_hashes_have_128_bits(tmp_path):
 
 def proposed(bound):
     """The tables and joins of a query as sites are told of them."""
-    at = {"site": "s", "node": "2", "fragment": {}}
     parts = {
-        n: ProposedPart(table=t, shard=n, **at) for n, t in enumerate(bound.tables)
+        n: ProposedPart(table=t, shard=n, site="s", node="2", fragment={})
+        for n, t in enumerate(bound.tables)
     }
     names = ("left", "left_key", "right", "right_key")
     joins = [

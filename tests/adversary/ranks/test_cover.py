@@ -81,8 +81,13 @@ def test_a_table_that_varies_covers(tmp_path):
     with no_cover(2, 1):
         run(tmp_path / "two", rules=rules)
     assert counted(tmp_path / "flat") == counted(tmp_path / "two") == 0
-    more = {"clinic": others(), "lab": others(seed=2)}
-    sites = written(tmp_path / "more", rules, payments=payments(), **more)
+    sites = written(
+        tmp_path / "more",
+        rules,
+        payments=payments(),
+        clinic=others(),
+        lab=others(seed=2),
+    )
     of_lab = features("l", [f"x{k}" for k in range(6)])
     sql = SQL.replace(" FROM", f", {of_lab} FROM") + " JOIN lab l ON p.id = l.id"
     run_at(sites, tmp_path / "more", sql=sql)

@@ -25,8 +25,9 @@ def run(strategy, monkeypatch, loss="logistic"):
 
     monkeypatch.setattr(TrainingProblem, "train_metrics", noted)
     sites = one_per_site(whole(store(300, 60)))
-    how = {"num_epochs": 4, "test_fraction": 0.0, "validation_fraction": 0.0}
-    finished = federated.run(loss, sites, strategy, **how)
+    finished = federated.run(
+        loss, sites, strategy, num_epochs=4, test_fraction=0.0, validation_fraction=0.0
+    )
     sent = [
         {name: array[:, 0].astype(float) for (_, name), array in seen.arrays.items()}
         for seen in finished.seen

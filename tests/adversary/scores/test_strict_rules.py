@@ -38,9 +38,10 @@ def run(folder, epochs, monkeypatch):
     sql = f"""SELECT d.y AS label, d.a, d.b, d.c, d.d, {features}
         FROM dummy d JOIN persons p ON d.id = p.id"""
     sums, memory = watch_sums(monkeypatch), watch_sites(monkeypatch)
-    how = {"num_epochs": epochs, "test_fraction": 0.0, "task": "regression"}
     with LocalGrid(sites, state=folder / "state") as grid:
-        problem = train(grid, sql, "cg", **how).training_problem
+        problem = train(
+            grid, sql, "cg", num_epochs=epochs, test_fraction=0.0, task="regression"
+        ).training_problem
     rows = problem.train.tables
     own = memory.table(problem, "d", "scores", 1)[rows["d"].row_of]
     (part,) = problem.tables["p"].parts

@@ -206,9 +206,10 @@ def test_the_weights_that_are_told_are_those_of_all_rows():
 
 def test_clusters_of_shards_are_those_of_their_table():
     """Algorithm 3: 2 alpha of the cost, and 2 alpha for each cluster of a shard."""
-    own = {"coreset_size": 20_000, "clusters": 3}
     sql, sites = store_sql("squared"), one_per_site(sharded(frames()))
-    drawn = run_query(sql, sites, "coreset-kmeans", **own).strategy.method.sample
+    drawn = run_query(
+        sql, sites, "coreset-kmeans", coreset_size=20_000, clusters=3
+    ).strategy.method.sample
     # of at most as many clusters as a shard has rows, o in three shards
     totals = {name: total / 4 for name, total in drawn.totals.items()}
     assert totals == pytest.approx({"o": 1 + 9, "c": 1 + 6, "i": 1 + 6}, abs=1e-6)

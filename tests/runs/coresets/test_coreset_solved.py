@@ -114,8 +114,16 @@ def test_ridge_is_the_optimum_of_the_weighted_sample(outer):
 
 def test_an_l1_penalty_leaves_what_its_optimality_asks_for():
     # of a uniform sample, which is the same in every run
-    own = {"coreset_kind": "uniform", "coreset_size": 60, "l2": 0.02, "l1": 0.1}
-    gradient, theta = objective_gradient(solve("coreset-ridge", sql=WEIGHTED, **own))
+    gradient, theta = objective_gradient(
+        solve(
+            "coreset-ridge",
+            sql=WEIGHTED,
+            coreset_kind="uniform",
+            coreset_size=60,
+            l2=0.02,
+            l1=0.1,
+        )
+    )
     slope = gradient + 0.02 * theta
     used = theta != 0.0
     assert 0 < used.sum() < len(theta)
@@ -157,9 +165,17 @@ def test_the_cost_over_all_joined_rows_is_that_of_the_built_join(
     layout, solver, tmp_path
 ):
     frames = store()
-    own = {"clusters": 3, "coreset_size": 40, "coreset_solver": solver}
     sites = on(layout, frames)
-    model = train(tmp_path, sites, CLUSTERS, "coreset-kmeans", num_epochs=0, **own)
+    model = train(
+        tmp_path,
+        sites,
+        CLUSTERS,
+        "coreset-kmeans",
+        num_epochs=0,
+        clusters=3,
+        coreset_size=40,
+        coreset_solver=solver,
+    )
     expected = model.reference(frames, SOURCE)
     distances = np.array(expected)[:, 1:]
     assert model.manifest.test["loss"] == pytest.approx(
@@ -236,9 +252,15 @@ def test_fewer_distinct_rows_than_clusters_are_all_hit():
 def test_weights_of_joined_rows_count_and_the_label_is_left_out():
     frames = store()
     sites = one_per_site(sharded(frames))
-    own = {"clusters": 3, "coreset_kind": "uniform", "coreset_size": 30}
     sql = CLUSTERS.replace("SELECT", "SELECT o.nothing AS label, o.day AS weight,")
-    done = run_query(sql, sites, "coreset-kmeans", **own)
+    done = run_query(
+        sql,
+        sites,
+        "coreset-kmeans",
+        clusters=3,
+        coreset_kind="uniform",
+        coreset_size=30,
+    )
     assert not any("label" in name for seen in done.seen for _, name in seen.arrays)
     problem = done.problem
     sent = {key: array for seen in done.seen for key, array in seen.arrays.items()}

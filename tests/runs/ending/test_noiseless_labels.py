@@ -59,8 +59,9 @@ def test_admm_settles_where_rounding_does():
 @pytest.mark.parametrize("layout", [whole, in_halves])
 def test_without_a_penalty_it_ends_where_rounding_does(privacy, layout):
     frames, sql = first_toy()
-    how = {"l2": 0.0, "tolerance": 1e-9, "test_fraction": 1e-9, "privacy": privacy}
-    finished = end_of(layout(frames), sql, **how)
+    finished = end_of(
+        layout(frames), sql, l2=0.0, tolerance=1e-9, test_fraction=1e-9, privacy=privacy
+    )
     assert finished.report.verdict.startswith("converged")
     assert len(finished.losses) < 20
     # masked scores have 20 bits of the label's deviation
@@ -71,9 +72,16 @@ def test_without_a_penalty_it_ends_where_rounding_does(privacy, layout):
 def test_a_toy_ends_at_the_optimum_of_ridge(seed, tmp_path):
     toy = toys.toy(seed)
     shards = whole(toy.frames) if seed % 3 else in_halves(toy.frames)
-    how = {"l2": toy.l2, "num_epochs": 0, "test_fraction": 1e-9, "task": "regression"}
     with LocalGrid([shards], state=tmp_path) as grid:
-        strategy = train(grid, toy.sql, "cg", **how)
+        strategy = train(
+            grid,
+            toy.sql,
+            "cg",
+            l2=toy.l2,
+            num_epochs=0,
+            test_fraction=1e-9,
+            task="regression",
+        )
     assert strategy.verdict.startswith("converged"), toy.traits
     optimum = toys.Optimum.of(toy)
     base = float(strategy.training_problem.base_score[0])

@@ -232,8 +232,13 @@ def test_what_does_not_fit_a_head_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(JoinMethod, "head", Product)
 
     def train(method, num_epochs):
-        how = {"task": "regression", "num_epochs": num_epochs}
-        return federated.train(list(sites().values()), SQL, method, **how)
+        return federated.train(
+            list(sites().values()),
+            SQL,
+            method,
+            task="regression",
+            num_epochs=num_epochs,
+        )
 
     for method in ("admm", "cg", "boost", "coreset-ridge"):
         with pytest.raises(SettingsError, match=f"{method}.* head 'product' does not"):

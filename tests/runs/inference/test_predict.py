@@ -190,8 +190,9 @@ def test_other_runs_and_moves_change_nothing(logistic, tmp_path):
     before = logistic.table(sites, UNLABELLED)
     model = moved(logistic, tmp_path)
     # a second training with other encoders; then all that can be made again is gone
-    how = {"max_categories": 2, "l2": 0.1, "num_epochs": 1}
-    other = train_store(model.state, "logistic", sites, **how)
+    other = train_store(
+        model.state, "logistic", sites, max_categories=2, l2=0.1, num_epochs=1
+    )
     assert other.manifest.model != model.manifest.model
     for cache in model.state.glob("*/cache"):
         shutil.rmtree(cache)

@@ -192,8 +192,15 @@ def along(tables: dict[str, pd.DataFrame]) -> str:
 def test_clusters_of_sites_are_found_and_predict_better_than_one_or_each_alone():
     from sklearn.metrics import adjusted_rand_score
 
-    how = {"graph": "models", "graph_penalty": 0.01, "num_epochs": 15}
-    facts = facts_of(train(clusters_of_sites(), OF_TEN, **how))
+    facts = facts_of(
+        train(
+            clusters_of_sites(),
+            OF_TEN,
+            graph="models",
+            graph_penalty=0.01,
+            num_epochs=15,
+        )
+    )
     clusters = [own["cluster"] for own in facts["sites"]]
     assert adjusted_rand_score(np.arange(30) % 3, clusters) >= 0.95
     loss = {name: own["test"]["loss"] for name, own in facts["means"].items()}
@@ -268,8 +275,14 @@ def test_classes_of_all_sites_are_put_together(label, loss, classes):
 
 
 def test_an_mlps_last_layer_is_each_sites_own():
-    settings = {"model": "mlp", "hidden_sizes": (4,), "num_epochs": 15, "device": "cpu"}
-    strategy = train(personal="last", baselines=False, **settings)
+    strategy = train(
+        personal="last",
+        baselines=False,
+        model="mlp",
+        hidden_sizes=(4,),
+        num_epochs=15,
+        device="cpu",
+    )
     found = models_of(strategy)
     assert (found[:, :-5] == found[0, :-5]).all()
     assert not (found[1:, -5:] == found[0, -5:]).any()
@@ -278,8 +291,7 @@ def test_an_mlps_last_layer_is_each_sites_own():
 
 def test_local_steps_on_batches_come_near_the_same_place():
     exact = train(graph_penalty=0.05, num_epochs=60)
-    how = {"num_epochs": 40, "batch_size": 8, "local_epochs": 2}
-    rough = train(graph_penalty=0.05, **how)
+    rough = train(graph_penalty=0.05, num_epochs=40, batch_size=8, local_epochs=2)
     found, best = facts_of(rough)["objective"], facts_of(exact)["objective"]
     assert best <= found + 1e-9
     assert found == pytest.approx(best, rel=0.1)
@@ -343,8 +355,9 @@ def test_the_advice_about_the_penalty_leads_to_one_without_advice(
 ):
     tables = some_sites(members)
     for _ in range(6):
-        how = {"graph": along(tables), "graph_penalty": penalty, "num_epochs": 60}
-        warnings = train(tables, OF_TEN, **how).report.warnings
+        warnings = train(
+            tables, OF_TEN, graph=along(tables), graph_penalty=penalty, num_epochs=60
+        ).report.warnings
         if not warnings:
             break
         assert advice in warnings[0]
@@ -379,8 +392,9 @@ def test_edges_that_are_named_keep_a_penalty():
     tables = some_sites(slice(6))
 
     def warnings_of(graph):
-        how = {"graph": graph, "graph_penalty": 10.0, "num_epochs": 60}
-        return train(tables, OF_TEN, **how).report.warnings
+        return train(
+            tables, OF_TEN, graph=graph, graph_penalty=10.0, num_epochs=60
+        ).report.warnings
 
     (warning,) = warnings_of(along(tables))
     assert warning.endswith(", or name the edges in graph")

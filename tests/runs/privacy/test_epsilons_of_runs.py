@@ -95,8 +95,14 @@ def test_a_feature_that_is_joined_on_is_told_by_its_keys(tmp_path):
     encoders = CASES["encoders"] + "; j.item=range(0, 100)"
     sql = SQL.replace("i.weight FROM", "i.weight, j.item FROM")
     sql += " JOIN items j ON i.price = j.price"
-    how = {"num_epochs": 1, "device": "cpu", "encoders": encoders, "privacy": privacy}
-    finished = run_query(sql, written(tmp_path), **how)
+    finished = run_query(
+        sql,
+        written(tmp_path),
+        num_epochs=1,
+        device="cpu",
+        encoders=encoders,
+        privacy=privacy,
+    )
     for total in finished.report.privacy["totals"]:
         if total["table"] == "items":
             assert total["features"] == "none: keys tell features that are joined on"

@@ -204,14 +204,18 @@ def test_statistics_without_bounds_and_noise_train_as_ever(loss, layout):
 @pytest.mark.parametrize(("layout", "loss", "model"), CASES["without-noise"])
 def test_gradients_without_noise_and_clip_train_as_ever(layout, loss, model):
     privacy = PrivacySettings(features="dp-sgd", noise_multiplier=1e-12, clip=1e6)
-    settings = {
-        "batch_size": 25,
-        "learning_rate": 0.01,
-        "model": model,
-        "validation_fraction": 0.0,
-    }
     noisy, clear = (
-        trained(own, "sgd", layout, loss, **settings) for own in (privacy, CLEAR)
+        trained(
+            own,
+            "sgd",
+            layout,
+            loss,
+            batch_size=25,
+            learning_rate=0.01,
+            model=model,
+            validation_fraction=0.0,
+        )
+        for own in (privacy, CLEAR)
     )
     # the report's epsilon of so little noise is beyond what floats hold
     histories = (own.strategy.history for own in (clear, noisy))

@@ -133,8 +133,12 @@ def test_a_policy_without_a_unit_leaves_a_run_as_it_was(tmp_path):
 
 def test_a_unit_of_one_row_each_costs_and_trains_as_rows_do(tmp_path):
     """A reduction: as many units as rows, without noise."""
-    quiet = {"features": "statistics", "noise_multiplier": 1e-9, "clip": 0.3}
-    how = {**LINEAR, "privacy": PrivacySettings(**quiet)}
+    how = {
+        **LINEAR,
+        "privacy": PrivacySettings(
+            features="statistics", noise_multiplier=1e-9, clip=0.3
+        ),
+    }
     sql = SQL.replace("c.amount > 0 AS label", "c.amount AS label")
     unit = 'privacy-unit = ["person", "amount"]\nrows-per-unit = 1'
     runs = [
@@ -261,9 +265,16 @@ def test_summaries_of_sites_have_the_noise_of_a_person(tmp_path, monkeypatch):
         for name, policy in policies.items()
     }
     sql = "SELECT c.amount AS label, c.day, c.fee FROM claims c"
-    how = {"graph": "data", "graph_epsilon": 1.0, "device": "cpu", "num_epochs": 1}
     with WatchedGrid(rows) as grid:
-        ledgers = train_on(grid, sql, "personalised", **how).ledgers
+        ledgers = train_on(
+            grid,
+            sql,
+            "personalised",
+            graph="data",
+            graph_epsilon=1.0,
+            device="cpu",
+            num_epochs=1,
+        ).ledgers
     assert sorted(bounds) == [EMBEDDING_BOUND, 3 * EMBEDDING_BOUND]
     releases = [line["release"] for own in ledgers.values() for line in own]
     told = [(r["per"], r["mechanism"]) for r in releases if r["what"] == "summaries"]

@@ -235,8 +235,14 @@ def test_trees_are_kept_where_the_model_that_they_go_on_from_leaves_them_somethi
     sites = lines(0, np.square if kept else (lambda x: 2.0 * x))
     first = train_query(tmp_path, sites, LINES, "cg", num_epochs=9)
     write_manifest(home_folder(), first.manifest)
-    how = {"strategy": "boost", "num_epochs": 12, "boost_from": first.manifest.name}
-    second = train_query(tmp_path, sites, LINES, **how)
+    second = train_query(
+        tmp_path,
+        sites,
+        LINES,
+        strategy="boost",
+        num_epochs=12,
+        boost_from=first.manifest.name,
+    )
     losses = [model.manifest.test["loss"] for model in (first, second)]
     scored_again = [model.evaluate(sites)["loss"] for model in (first, second)]
     message = (
@@ -257,8 +263,15 @@ def test_trees_are_scored_with_the_model_of_another_name_that_they_start_from(tm
     sites = lines(0, np.square)
     first = train_query(tmp_path, sites, LINES, "cg", num_epochs=9, model_name="first")
     write_manifest(home_folder(), first.manifest)
-    how = {"strategy": "boost", "num_epochs": 12, "boost_from": "first"}
-    second = train_query(tmp_path, sites, LINES, **how, model_name="second")
+    second = train_query(
+        tmp_path,
+        sites,
+        LINES,
+        strategy="boost",
+        num_epochs=12,
+        boost_from="first",
+        model_name="second",
+    )
     write_manifest(home_folder(), second.manifest)
     straight = first.evaluate(sites, model_name="first")["loss"]
     for name in ("second", str(second.manifest.model)):
@@ -514,9 +527,15 @@ def area(scores, is_sick):
 def test_shards_of_one_class_each_do_not_tell_rows_by_their_shard(
     tmp_path, lou, caplog
 ):
-    how = {"strategy": "boost", "num_epochs": 0, "lou": lou, "validation_fraction": 0.2}
     model = train_query(
-        tmp_path, named_sites(clinics(0, is_apart=True)), CLINICS, **how, patience=2
+        tmp_path,
+        named_sites(clinics(0, is_apart=True)),
+        CLINICS,
+        strategy="boost",
+        num_epochs=0,
+        lou=lou,
+        validation_fraction=0.2,
+        patience=2,
     )
     new = clinics(1, is_apart=False)
     held_out, on_new = (

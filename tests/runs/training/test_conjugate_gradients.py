@@ -80,8 +80,9 @@ def test_it_ends_at_the_optimum_of_the_joined_rows(loss, layout):
 
 def test_one_table_in_one_shard_is_solved_in_one_step():
     sql = "SELECT qty AS label, day, online FROM orders"
-    how = {"l2": 0.3, "num_epochs": 2, "privacy": CLEAR}
-    finished = run_query(sql, [{"orders": FRAMES["orders"]}], "cg", **how)
+    finished = run_query(
+        sql, [{"orders": FRAMES["orders"]}], "cg", l2=0.3, num_epochs=2, privacy=CLEAR
+    )
     assert finished.losses[1] == pytest.approx(finished.losses[0], rel=1e-9)
     assert finished.strategy.history[-2].residuals["gradient"] < 1e-5
 

@@ -50,8 +50,7 @@ def test_no_order_is_lost():
 @each_layout
 def test_cg_reaches_the_centralised_optimum(loss, layout):
     finished = trained(loss, layout, "cg", tolerance=1e-7, one_site=True)
-    within = {"gradient": 1e-5, "excess": 1e-6}
-    assert_optimal(finished, source=LEFT, **within)
+    assert_optimal(finished, source=LEFT, gradient=1e-5, excess=1e-6)
 
 
 @pytest.mark.cases("how2")
@@ -63,8 +62,9 @@ def test_sharing_converges_without_help(how):
 
 
 def test_consensus_reaches_the_optimum():
-    how = {"lou": "consensus", "num_epochs": 150, "one_site": True}
-    finished = trained("logistic", "sharded", **how)
+    finished = trained(
+        "logistic", "sharded", lou="consensus", num_epochs=150, one_site=True
+    )
     assert_optimal(finished, excess=1e-3, source=LEFT)
 
 
@@ -72,8 +72,9 @@ def test_consensus_reaches_the_optimum():
 @each_loss
 @each_layout
 def test_sgd_is_centralised_sgd(loss, layout):
-    how = {"num_epochs": 3, "batch_size": 16, "learning_rate": HOW.rate}
-    finished = trained(loss, layout, "sgd", **how)
+    finished = trained(
+        loss, layout, "sgd", num_epochs=3, batch_size=16, learning_rate=HOW.rate
+    )
     expected = sgd_of(finished, HOW, LEFT)
     assert distance(finished.flat, expected) < 1e-5
 

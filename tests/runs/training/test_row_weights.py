@@ -58,15 +58,29 @@ def test_it_ends_at_the_weighted_optimum(loss, layout, weight):
     ("loss", "layout"), [("logistic", "whole"), ("softmax", "sharded")]
 )
 def test_sgd_is_centralised_sgd(loss, layout):
-    how = {"num_epochs": 2, "batch_size": 16, "learning_rate": HOW.rate}
-    finished = trained(loss, layout, "sgd", row_weight="entity(c)", **how)
+    finished = trained(
+        loss,
+        layout,
+        "sgd",
+        row_weight="entity(c)",
+        num_epochs=2,
+        batch_size=16,
+        learning_rate=HOW.rate,
+    )
     expected = sgd_of(finished, HOW, weight=BY_SQL["entity(C)"])
     assert distance(finished.flat, expected) < 1e-5
 
 
 def test_automatic_sgd_comes_near_the_weighted_optimum():
-    how = {"row_weight": "entity(c)", "num_epochs": 30, "batch_size": 16}
-    finished = trained("squared", "whole", "sgd", one_site=True, **how)
+    finished = trained(
+        "squared",
+        "whole",
+        "sgd",
+        one_site=True,
+        row_weight="entity(c)",
+        num_epochs=30,
+        batch_size=16,
+    )
     assert loss_left(finished, weight=BY_SQL["entity(C)"]) < 0.02
 
 
@@ -181,8 +195,14 @@ def test_mlps_fit_weighted_rows(strategy):
 
 @pytest.mark.slow
 def test_consensus_reaches_the_weighted_optimum():
-    how = {"row_weight": "entity(c)", "lou": "consensus", "num_epochs": 150}
-    finished = trained("logistic", "sharded", one_site=True, **how)
+    finished = trained(
+        "logistic",
+        "sharded",
+        one_site=True,
+        row_weight="entity(c)",
+        lou="consensus",
+        num_epochs=150,
+    )
     assert_optimal(finished, excess=1e-3, weight=BY_SQL["entity(C)"])
 
 

@@ -96,9 +96,10 @@ def test_random_rows_of_another_table_are_held_out_whole(layout):
 
 @pytest.mark.parametrize("strategy", ["cg", "sgd", "coreset-ridge"])
 def test_every_strategy_holds_out_the_same_rows(strategy):
-    how = {"test_split": "group(c.id)", "num_epochs": 1}
     counted = [
-        trained("squared", "whole", name, **how).report.joined_rows_test
+        trained(
+            "squared", "whole", name, test_split="group(c.id)", num_epochs=1
+        ).report.joined_rows_test
         for name in ("admm", strategy)
     ]
     assert counted[0] == counted[1] > 0

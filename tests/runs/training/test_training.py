@@ -87,8 +87,7 @@ def test_joined_rows_features_and_labels_are_those_of_duckdbs_join(loss, layout)
 @pytest.mark.parametrize(("loss", "relaxation"), CASES["admm"])
 def test_every_epoch_is_admm_on_the_joined_rows(loss, relaxation):
     rho = 0.4
-    how = {"rho": rho, "over_relaxation": relaxation}
-    finished = trained(loss, num_epochs=3, **how)
+    finished = trained(loss, num_epochs=3, rho=rho, over_relaxation=relaxation)
     steps = slow.admm(reference_of(finished), 3, rho, relaxation)
     for epoch, step in enumerate(steps, start=1):
         # scores and targets travel as float32, the reference's prox is good to 1e-7
@@ -116,12 +115,15 @@ def test_shards_with_gram_statistics_make_the_iterates_of_the_whole(loss):
 @each_layout
 @pytest.mark.parametrize("l2", [0.0, L2])
 def test_at_convergence_the_gradient_of_the_joined_objective_is_zero(loss, layout, l2):
-    how = {"num_epochs": 400, "l2": l2, "tolerance": 1e-8, "one_site": True}
     # masked scores are rounded to a millionth of the label's deviation; without a
     # penalty classes have no finite optimum: no order of the customer without a region,
     # which has a column, is of class 0, so that its parameters grow ever more slowly
     gradient, excess = (2e-4, 3e-4) if loss != "squared" and not l2 else (2e-5, 3e-6)
-    assert_optimal(trained(loss, layout, **how), gradient=gradient, excess=excess)
+    assert_optimal(
+        trained(loss, layout, num_epochs=400, l2=l2, tolerance=1e-8, one_site=True),
+        gradient=gradient,
+        excess=excess,
+    )
 
 
 @pytest.mark.cases(
@@ -149,8 +151,7 @@ def test_plain_admm_and_any_rho_converge_too(loss, how, gradient, excess):
 @pytest.mark.cases("squared")
 @each_loss
 def test_consensus_reaches_the_same_optimum(loss):
-    how = {"num_epochs": 300, "one_site": True}
-    finished = trained(loss, "sharded", lou="consensus", **how)
+    finished = trained(loss, "sharded", lou="consensus", num_epochs=300, one_site=True)
     assert finished.chosen["lou"]["o"] == "consensus"
     assert_optimal(finished, gradient=1e-3, excess=1e-5)
 
@@ -158,8 +159,9 @@ def test_consensus_reaches_the_same_optimum(loss):
 def test_one_table_is_centralised_ridge_in_a_few_epochs():
     orders = FRAMES["orders"]
     sql = "SELECT qty AS label, day, online FROM orders"
-    how = {"l2": 0.3, "num_epochs": 8, "test_fraction": 1e-9}
-    finished = run_query(sql, [{"orders": orders}], **how)
+    finished = run_query(
+        sql, [{"orders": orders}], l2=0.3, num_epochs=8, test_fraction=1e-9
+    )
     features = orders[["day", "online"]].astype(float)
     scaled = (features - features.mean()) / features.std(ddof=0)
     dense = np.column_stack([scaled, np.ones(len(orders))])
@@ -421,8 +423,9 @@ def test_a_loss_beyond_that_of_a_constant_is_refused():
 
 
 def test_sgd_with_too_large_steps_stops_within_its_first_epochs():
-    how = {"num_epochs": 50, "learning_rate": 30.0, "batch_size": 8}
-    strategy = TablePuppetSGD(Query.from_sql(query()), **how)
+    strategy = TablePuppetSGD(
+        Query.from_sql(query()), num_epochs=50, learning_rate=30.0, batch_size=8
+    )
     with pytest.raises((DivergedError, ReplyError), match="Lower learning-rate"):
         strategy.start(LocalGrid([whole(FRAMES)]))
     assert strategy.epoch < 50
@@ -430,8 +433,9 @@ def test_sgd_with_too_large_steps_stops_within_its_first_epochs():
 
 @pytest.mark.parametrize(("layout", "share"), [("whole", 0.8), ("sharded", 0.95)])
 def test_mlps_lower_the_loss_of_the_joined_rows(layout, share):
-    how = {"model": "mlp", "hidden_sizes": (8,), "num_epochs": 3, "one_site": True}
-    finished = trained("squared", layout, **how)
+    finished = trained(
+        "squared", layout, model="mlp", hidden_sizes=(8,), num_epochs=3, one_site=True
+    )
     assert finished.losses[-1] < share * reference_of(finished).labels.var() / 2
 
 

@@ -279,8 +279,13 @@ def test_runs_that_are_not_equal_or_cannot_be_compared(
 
 @pytest.mark.parametrize("split", ["group(c.age, c.segment)", "time(o.placed)"])
 def test_a_run_holds_out_the_same_rows(store, token, split):
-    how = {"test_split": split, "validation_fraction": 0.2, "num_epochs": 1}
-    settings = Settings(task="regression", seed=3, **how)
+    settings = Settings(
+        task="regression",
+        seed=3,
+        test_split=split,
+        validation_fraction=0.2,
+        num_epochs=1,
+    )
     table = join_tables(Query.from_sql(STORE_SQL), settings, load_tables(token))
     run = federated.train([store], STORE_SQL, settings=settings).training_problem
     subset = [int((table.subset == part).sum()) for part in (TRAIN, VALIDATION, TEST)]
