@@ -63,7 +63,8 @@ def check(kept: Kept, what: object, content: RecordDict) -> None:
         place = path.relative_to(kept.folder).parts
         if place[0] in READ:
             continue
-        run, is_new = place[0][:RUN_DIGITS], True
+        run = place[0][:RUN_DIGITS]
+        is_new = True
         is_begun = run in text_of(content) and len(run) == RUN_DIGITS
         assert is_begun, (what, path)
         assert len(place) > 2, (what, path)
@@ -93,7 +94,8 @@ class FuzzingGrid(HostileGrid):
         self.refused: Counter[str] = Counter()
 
     def _deliver(self, message: Message) -> Message:
-        action, node = message.metadata.message_type, message.metadata.dst_node_id
+        action = message.metadata.message_type
+        node = message.metadata.dst_node_id
         # the shop is asked first; the others have parts of a sharded table
         if node != SHOP or action == Action.SEAL:
             self.fuzz(message, self._counts.pop(action, 0))
@@ -199,7 +201,9 @@ def fuzz(folder: Path, strategy: RoundStrategy, counts: dict) -> None:
 @pytest.mark.cases("boost", "coreset-kmeans")
 @pytest.mark.parametrize("name", TRAINING)
 def test_malformed_messages_are_refused_and_change_nothing(name, place):
-    method, settings, counts = STRATEGIES[name], TRAINING[name], COUNTS[name]
+    method = STRATEGIES[name]
+    settings = TRAINING[name]
+    counts = COUNTS[name]
     strategy = method(Query.from_sql(SQL), **{"num_epochs": 2, **settings})
     fuzz(place, strategy, counts)
     # nor is the run another one

@@ -93,7 +93,8 @@ def test_no_refusal_tells_whose_value_is_missing(tmp_path, monkeypatch, change):
     whole = hostile.tables()
     whole["us"]["customers"].loc[1, "age"] = np.nan
     monkeypatch.setattr(hostile, "tables", lambda: whole)
-    row, replies = 0, []
+    row = 0
+    replies = []
 
     def misfit(packet):
         """As a server would do that has the key of a shard."""
@@ -144,7 +145,8 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.first = nn.Linear(3, 3)
+        self.second = nn.Linear(3, 3)
         self.second.weight = self.first.weight
         self.last = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1))
 
@@ -164,14 +166,16 @@ def test_gradients_that_hooks_do_not_see_are_refused(module):
     with pytest.raises(SettingsError, match="uses a parameter outside of its layer"):
         check_per_row(model, 3)
     # because of this
-    row, large = np.ones((1, 3), np.float32), np.full((1, 1), 1e30)
+    row = np.ones((1, 3), np.float32)
+    large = np.full((1, 1), 1e30)
     assert np.linalg.norm(clipped_sum(model, row, large, clip=1e-3)) > 3e-3
 
 
 def test_parameters_that_two_layers_share_are_seen():
     model = made(Tied)
     check_per_row(model, 3)
-    row, large = np.ones((1, 3), np.float32), np.full((1, 1), 1e32)
+    row = np.ones((1, 3), np.float32)
+    large = np.full((1, 1), 1e32)
     assert np.linalg.norm(clipped_sum(model, row, large, clip=1e-3)) <= 1e-3
 
 
@@ -232,7 +236,8 @@ def test_without_expressions_neither_aggregates_nor_conditions(tmp_path):
 
 def test_with_a_budget_no_statistic_of_one_row_leaves_as_it_is(tmp_path):
     """The mean of one row is its value."""
-    trained, counts = pack_bits(np.arange(3) == 1), np.ones(1, np.int32)
+    trained = pack_bits(np.arange(3) == 1)
+    counts = np.ones(1, np.int32)
     one_row = hostile.arrays(hostile.US_PART, trained=trained, multiplicity=counts)
     error = refused(
         tmp_path,

@@ -181,7 +181,8 @@ def subquery(**changes):
     return header(*FRAGMENT, "subquery", value={**SUBQUERY, **changes})
 
 
-BY_DAY, GROUPED = subquery(), subquery(groups=['"salary"'])
+BY_DAY = subquery()
+GROUPED = subquery(groups=['"salary"'])
 HAVING = subquery(having=['AVG("salary") > 0'])
 
 
@@ -190,7 +191,8 @@ def another_branch(packet):
     ((first),) = packet.header["parts"]
     second = {**first, "id": 9}
     second["fragment"] = {**first["fragment"], "features": [["price", '"salary"']]}
-    proposal, number = packet.header["proposal"], str(first["id"])
+    proposal = packet.header["proposal"]
+    number = str(first["id"])
     proposed = {**proposal["parts"][number], "fragment": second["fragment"]}
     proposal = {**proposal, "parts": {**proposal["parts"], "9": proposed}}
     parts = [first, second]
@@ -339,8 +341,10 @@ def test_a_real_site_takes_no_secret_of_a_simulation(tmp_path):
     def known(action, node, packet):
         if (action, node) != ("query.extract", SHOP):
             return
-        server, secret = SiteKeys(KeyPair()), GroupSecret.of_simulation(1)
-        run, keys = int(packet.header["run"], 16), packet.header["public-keys"]
+        server = SiteKeys(KeyPair())
+        secret = GroupSecret.of_simulation(1)
+        run = int(packet.header["run"], 16)
+        keys = packet.header["public-keys"]
         others = dict.fromkeys(keys, server.public.run.hex())
         for node, key in keys.items():
             shown = {"9": others[node], node: key}
@@ -409,7 +413,8 @@ def test_a_plan_for_another_method_has_no_noise_for_this_one(tmp_path, monkeypat
     grid = HostileGrid(tmp_path, instead=in_preparing(as_sgd))
     with pytest.raises(SiteError, match=NO_NOISE):
         train(grid, "admm", privacy=NOISY)
-    rounds, stray = ("train.admm", "train.consensus"), {"share", "parameters"}
+    rounds = ("train.admm", "train.consensus")
+    stray = {"share", "parameters"}
     assert not stray & {name for action, _, name in grid.left if action in rounds}
 
 
@@ -446,7 +451,8 @@ def test_a_batch_goes_by_one_number(tmp_path):
         for path in (("batch",), ("step", "next-batch"))
         for number in (-1, -2, 3, 10**6, 1.0, "0", True)
     }
-    where, how = (tmp_path, "train.sgd", SHOP), {"batch_size": 4}
+    where = (tmp_path, "train.sgd", SHOP)
+    how = {"batch_size": 4}
     answers = answers_to(*where, changes, TablePuppetSGD, privacy=PRIVATE, **how)
     assert len(answers) == 14
     for answer in answers:

@@ -23,7 +23,8 @@ class Grid(WatchedGrid):
     def __init__(self, forge=None):
         frames = store(400, 150)
         super().__init__([{name: frames[name]} for name in NODES], self._look)
-        self.forge, self.keys = forge, {}
+        self.forge = forge
+        self.keys = {}
 
     def _look(self, seen):
         if seen.action == "query.extract" and seen.is_reply:
@@ -69,7 +70,8 @@ def test_differences_between_epochs_are_masked_too():
 
 def test_no_two_arrays_of_scores_share_masks(monkeypatch):
     """Nor do those of one message, of which there are a batch's and all rows'."""
-    names, words = [], ScoreMasks.words
+    names = []
+    words = ScoreMasks.words
 
     def noted(masks, scores, rows, name):
         sides = tuple((mask.group, mask.is_positive) for mask in masks.joins)

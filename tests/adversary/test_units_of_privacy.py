@@ -18,7 +18,8 @@ from tp_flower.errors import QueryError, SchemaError, SiteError
 from tp_flower.protocol.packet import pack_bits
 from tp_flower.settings import PrivacySettings
 
-ROWS, MOST = 66, 4
+ROWS = 66
+MOST = 4
 LINEAR = {"num_epochs": 1, "device": "cpu"}
 UNIT = f'privacy-unit = "person"\nrows-per-unit = {MOST}\n'
 BUDGET = """epsilon = 4.0

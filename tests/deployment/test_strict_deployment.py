@@ -23,7 +23,8 @@ from tp_flower.settings import Settings
 CASES = case_table(__file__)
 SQL = CASES["sql"]
 RUN = {"sql": SQL, "task": "regression", "num-epochs": 2}
-ALLOWED, RESTRICTED = CASES["allowed"], CASES["restricted"]
+ALLOWED = CASES["allowed"]
+RESTRICTED = CASES["restricted"]
 
 
 def allow(policy, allowed):

@@ -188,7 +188,8 @@ class Twice(Sites):
     actions: set[str]
 
     def _deliver(self, message):
-        node, packet = message.metadata.dst_node_id, unpack(message.content)
+        node = message.metadata.dst_node_id
+        packet = unpack(message.content)
         first = super()._deliver(message)
         if message.metadata.message_type == Action.DESCRIBE:
             return first
@@ -223,7 +224,8 @@ def test_a_message_that_comes_twice_is_answered_once(tmp_path, check_as_plain, k
     grid, strategy = run(tmp_path, kind, Twice)
     check_as_plain(grid, strategy, kind)
     own = {Action.SEAL, Action.EXTRACT, Action.STATISTICS, Action.FINISH}
-    sgd, admm = {TRAIN_SGD, TRAIN_STEP}, {TRAIN_ADMM, Action.CONSENSUS}
+    sgd = {TRAIN_SGD, TRAIN_STEP}
+    admm = {TRAIN_ADMM, Action.CONSENSUS}
     assert grid.actions >= {*own, Action.PREPARE, *(sgd if kind == "sgd" else admm)}
     drawing = {TRAIN_MEASURE, TRAIN_DRAW, TRAIN_WEIGH}
     assert grid.actions & drawing == (drawing if kind == "coreset" else set())
@@ -259,7 +261,8 @@ def lose(change):
 
     def change_them(grid):
         forget_processes()
-        run, path = grid.site(US).store.run, grid.database(US)
+        run = grid.site(US).store.run
+        path = grid.database(US)
         rows_in(path, f"{change} WHERE run = ? AND {COMMITTED}", run)
 
     return change_them
@@ -270,7 +273,8 @@ def damage(name, column):
 
     def change_it(grid):
         forget_processes()
-        run, path = grid.site(US).store.run, grid.database(US)
+        run = grid.site(US).store.run
+        path = grid.database(US)
         query = f"SELECT {column} FROM entries WHERE run = ? AND name = ?"
         ((text,),) = rows_in(path, query, run, name)
         changed = (
@@ -379,7 +383,8 @@ def test_a_state_that_was_restored_from_a_copy_is_behind(tmp_path, check_as_plai
             change_row(grid.database(US), row, row[-1])
 
     def check(grid, message):
-        answer, asked = grid.answer(message), grid.asked[US]
+        answer = grid.answer(message)
+        asked = grid.asked[US]
         assert answer.header["kind"] == "behind"
         assert answer.header["at"] == unpack(asked[-3][0].content).header["round"]
         for earlier, reply in asked[-2:]:
@@ -478,7 +483,8 @@ class Killed(Sites):
         self.kills: dict[str, int] = {}
 
     def _deliver(self, message):
-        point, action = 0, message.metadata.message_type
+        point = 0
+        action = message.metadata.message_type
         while True:
             try:
                 with killed_at(point):

@@ -48,7 +48,9 @@ class LosingGrid(KeyedGrid):
     ):
         super().__init__(folder, tables())
         self.pin()
-        self.lose, self.names, self.epochs = lose, set(), 0
+        self.lose = lose
+        self.names = set()
+        self.epochs = 0
 
     def _deliver(self, message):
         asked = message.metadata.message_type, message.metadata.dst_node_id
@@ -102,7 +104,8 @@ def test_what_becomes_of_a_run_is_what_the_table_says(tmp_path, monkeypatch, nam
     with LosingGrid(tmp_path) as grid:
         (grid.folders[LOSER] / "state" / "flower").mkdir()
         expected = trained(grid, tmp_path / "first")
-        grid.lose, grid.epochs = removed(name), 0
+        grid.lose = removed(name)
+        grid.epochs = 0
         if TABLE[name] == "goes on":
             assert trained(grid, tmp_path).final_train == pytest.approx(
                 expected.final_train
@@ -117,7 +120,8 @@ def test_the_table_names_all_that_a_state_folder_has(tmp_path, monkeypatch):
     monkeypatch.setattr(run_store, "LARGE_BYTES", 1 << 7)
     with LosingGrid(tmp_path) as grid:
         trained(grid, tmp_path / "first")
-        grid.lose, grid.epochs = lambda *_: None, 0
+        grid.lose = lambda *_: None
+        grid.epochs = 0
         trained(grid, tmp_path)
     runs = {name for name in grid.names if re.fullmatch("[0-9a-f]{32}-.*", name)}
     assert grid.run_name in {name.partition("-")[0] for name in runs}

@@ -80,7 +80,8 @@ def test_what_was_written_in_part_is_not_there(tmp_path):
     append(journal, 1)
     begun = log.stat().st_size
     append(journal, 2)
-    content, database = log.read_bytes(), (tmp_path / "a" / FILE).read_bytes()
+    content = log.read_bytes()
+    database = (tmp_path / "a" / FILE).read_bytes()
     journal.close()
     for length in (*range(begun, len(content), 211), len(content) - 1, len(content)):
         torn = tmp_path / str(length)
@@ -147,7 +148,8 @@ def test_a_run_of_a_file_of_tables_goes_on_with_that_file(tmp_path):
 
 
 def test_a_run_goes_on_with_the_version_that_it_began_with(tmp_path, monkeypatch):
-    grid, frames = killed(tmp_path, "admm", False, 7), Journal.frames
+    grid = killed(tmp_path, "admm", False, 7)
+    frames = Journal.frames
 
     def others(journal):
         for frame in frames(journal):

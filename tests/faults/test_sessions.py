@@ -131,7 +131,8 @@ def post(folder, path, body=b"", key=bytes(32), address="192.0.2.1", **headers):
 def test_nobody_but_the_site_can_speak_for_it(folder):
     with sessions(sites(), folder) as (grid, *_):
         trained(grid)
-        shop, us = grid.lines[2], grid.lines[3]
+        shop = grid.lines[2]
+        us = grid.lines[3]
         path = wire.path_of(grid.channel, 2, shop.number + 1)
         unsigned = "not signed with the key of the site's session"
         attempts = [
@@ -155,7 +156,8 @@ def test_nobody_but_the_site_can_speak_for_it(folder):
         for other in ("0" * 32, 2), (grid.channel, 9):
             assert post(folder, wire.path_of(*other, 1), key=shop.key) == wire.FORBIDDEN
         # a reply to an earlier message is no reply to this one
-        replayed, before = wire.path_of(grid.channel, 2, 1), shop.number
+        replayed = wire.path_of(grid.channel, 2, 1)
+        before = shop.number
         assert post(folder, replayed, b"old", key=shop.key) == wire.NOTHING
         assert shop.number == before
         assert trained(grid).losses, "the sessions go on"
@@ -189,8 +191,10 @@ def test_clients_that_dawdle_block_nobody(folder):
 
 
 def test_a_site_that_falls_silent_gets_a_new_session(folder):
-    hung, reads = threading.Event(), session._Line.computing
-    opened, opens = Counter(), channel.SessionGrid._open
+    hung = threading.Event()
+    reads = session._Line.computing
+    opened = Counter()
+    opens = channel.SessionGrid._open
 
     def opening(grid, line):
         opened[line.node] += 1
@@ -217,7 +221,8 @@ def test_a_site_that_falls_silent_gets_a_new_session(folder):
 
 
 def test_a_site_that_computes_for_long_says_so(folder):
-    descend, first = cg.descend, threading.Lock()
+    descend = cg.descend
+    first = threading.Lock()
 
     def slow(*arguments):
         # once, for longer than a site may be silent

@@ -50,7 +50,9 @@ class TamperingGrid(LocalGrid):
 
     def __init__(self, action, node, change, **options):
         super().__init__(tables(), **options)
-        self.action, self.node, self.change = action, node, change
+        self.action = action
+        self.node = node
+        self.change = change
 
     def _deliver(self, message):
         reply = super()._deliver(message)

@@ -133,7 +133,8 @@ def in_polars(_, orders, items):
 
 
 def in_shards(_, orders, items):
-    first, second = orders.iloc[:25], orders.iloc[25:]
+    first = orders.iloc[:25]
+    second = orders.iloc[25:]
     return sites_of([first, pa.Table.from_pandas(second)], items)
 
 

@@ -35,7 +35,8 @@ def test_own_tables_end_in_least_squares_on_the_join(tmp_path):
     hot = pd.get_dummies(
         joined[["channel", "segment", "discount", "age", "income"]], dtype=float
     )
-    label, features = joined["quantity"].to_numpy(float), hot.to_numpy()
+    label = joined["quantity"].to_numpy(float)
+    features = hot.to_numpy()
     residual = label - features @ np.linalg.lstsq(features, label)[0]
     rmse = np.sqrt(np.mean(residual**2))
     assert report["final"]["train"]["rmse"] == pytest.approx(rmse, 1e-5)
@@ -61,6 +62,8 @@ def test_the_page_about_python_runs_from_its_first_line_to_its_last(home, monkey
         exec(compile(block, PAGE, "exec"), names)
     assert len(blocks) == page.count("```python")
     # the model predicts the same wherever it lies
-    model, again, sites = names["model"], names["again"], names["sites"]
+    model = names["model"]
+    again = names["again"]
+    sites = names["sites"]
     pd.testing.assert_frame_equal(model.predict().frame, again.predict(sites).frame)
     assert not home.exists()

@@ -51,7 +51,8 @@ def test_an_approved_run_ends_in_the_model_of_the_joined_table(
         file.write_text(text)
     with pytest.raises(SiteError, match="approved-runs"):
         run(folder, "explain", **SETTINGS)
-    shards, columns = {}, {}
+    shards = {}
+    columns = {}
     for site in SITES:
         file = folder / site / "tables.toml"
         ((table, entry),) = tomllib.loads(file.read_text())["tables"].items()

@@ -43,7 +43,8 @@ def test_a_verdict_is_that_of_the_trend(losses, is_convex, expected):
 
 def collinear():
     """Two tables that nearly agree, and a label that is in their difference."""
-    draw, rows = np.random.default_rng(3), 300
+    draw = np.random.default_rng(3)
+    rows = 300
     x = draw.normal(size=rows)
     a, b = (
         pd.DataFrame({"id": range(rows), "x": x + 1e-3 * draw.normal(size=rows)})
@@ -149,7 +150,8 @@ def test_advice_after_divergence_names_what_is_not_at_its_default():
 
 def test_steps_shrink_where_the_loss_stalls_or_explodes():
     problem = train(SITES, query(), "gd", num_epochs=1).training_problem
-    objective, base = problem.objective, problem.base_score
+    objective = problem.objective
+    base = problem.base_score
     pace = StepControl(baseline=1.0)
     for distance in (0.0, 0.0, 1e3, 1e2):
         pace.after_batch(objective, np.full((len(objective), 1), base + distance), base)

@@ -347,7 +347,8 @@ def run_query(
 
 def read(message: Message) -> Seen:
     """Return a message taken apart."""
-    metadata, packet = message.metadata, unpack(message.content)
+    metadata = message.metadata
+    packet = unpack(message.content)
     is_reply = bool(metadata.reply_to_message_id)
     return Seen(
         round=int(metadata.group_id or 0),
@@ -425,7 +426,8 @@ def _after_round(finished: Run, grid: InProcessGrid, report: RoundReport) -> Non
 
 def _masks(finished: Run) -> None:
     """Put together what the sites were told about which rows take part."""
-    sizes, told = finished.sizes, finished.arrays("train.prepare")
+    sizes = finished.sizes
+    told = finished.arrays("train.prepare")
     for name, target in (("trained", finished.trained), ("tested", finished.tested)):
         for alias, table in finished.problem.tables.items():
             numbers = [part.number for part in table.parts]

@@ -185,7 +185,8 @@ def is_inherent(field: str) -> bool:
 def test_a_lie_in_any_field_gains_nothing(place, name, kind):
     honest, answered, refused = answered_lies(place, kind, name)
     joined = joined_rows(place, kind)
-    found, fields = [], Counter()
+    found = []
+    fields = Counter()
     for lie in answered:
         fields[lie.place.field] += 1
         if fields[lie.place.field] > 1 and lie.place.field not in lying.CHANGES:

@@ -17,7 +17,8 @@ from tests.support.peers.told import foreign
 from tp_flower.protocol.packet import Packet, pack_bits, unpack_bits
 
 __all__ = ["quick"]
-SHOP, US = 2, 3
+SHOP = 2
+US = 3
 SELF_JOIN = (
     "SELECT o.qty AS label, o.price, o.day, c.age, f.pay FROM orders o "
     "JOIN customers c ON o.cust = c.id JOIN customers f ON o.friend = f.id"

@@ -200,11 +200,16 @@ class Middle:
 
     def __init__(self, *, as_leader=True, swap_site_keys=True):
         self.pairs = defaultdict(lambda: SiteKeys(KeyPair(), KeyPair()))
-        self.as_leader, self.swap_site_keys = as_leader, swap_site_keys
-        self.told, self.secrets, self.refusals, self.grid = {}, [], [], None
+        self.as_leader = as_leader
+        self.swap_site_keys = swap_site_keys
+        self.told = {}
+        self.secrets = []
+        self.refusals = []
+        self.grid = None
 
     def __call__(self, seen):
-        header, message = seen.header, (seen.action, seen.is_reply)
+        header = seen.header
+        message = (seen.action, seen.is_reply)
         if message == ("query.describe", True):
             keys = (header["public-key"], header.get("site-key", ""))
             self.told[seen.node] = PublicKeys(*map(bytes.fromhex, keys))
@@ -234,11 +239,13 @@ class Middle:
             header["site-keys"][node] = self._own(node).public.site.hex()
 
     def _read(self, sealed, leader):
-        run_id, asked = int(self.grid.run_name, 16), self.grid.seen[-1].header
+        run_id = int(self.grid.run_name, 16)
+        asked = self.grid.seen[-1].header
         for group, texts in sealed.items():
             name = sealed_name(group, public_keys(asked, texts))
             for node, text in texts.items():
-                sender, opener = self.told[leader], self._own(node)
+                sender = self.told[leader]
+                opener = self._own(node)
                 try:
                     opened = opener.open(bytes.fromhex(text), sender, run_id, name)
                     self.secrets += [opened] * (group == RUN_GROUP)
@@ -249,7 +256,8 @@ class Middle:
         """Seal a secret that it has to a site, in the leader's place."""
         secret = self.secrets[0] if self.secrets else GroupSecret.random()
         self.secrets = [secret]
-        run_id, header = int(self.grid.run_name, 16), seen.header
+        run_id = int(self.grid.run_name, 16)
+        header = seen.header
         # a site more; or, under the pinned key of another one
         others = {*header["public-keys"]} - {str(seen.node)}
         maker = MORE if self.swap_site_keys else others.pop()

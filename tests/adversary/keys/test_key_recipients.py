@@ -47,11 +47,15 @@ class OneMore:
 
     def __init__(self, site_key=None, *, hides=False):
         self.pair = SiteKeys(KeyPair(), KeyPair() if site_key else None)
-        self.site_key, self.hides = site_key, hides
-        self.opened, self.leader, self.run = {}, None, ""
+        self.site_key = site_key
+        self.hides = hides
+        self.opened = {}
+        self.leader = None
+        self.run = ""
 
     def __call__(self, seen):
-        header, message = seen.header, (seen.action, seen.is_reply)
+        header = seen.header
+        message = (seen.action, seen.is_reply)
         if message == ("query.describe", True):
             keys = header["public-key"], header.get("site-key", "")
             self.leader = self.leader or PublicKeys(*map(bytes.fromhex, keys))
@@ -176,7 +180,10 @@ class Colluder(KeyedGrid):
 
     def __init__(self, folder, name, change=None):
         super().__init__(folder, ABC, self.look)
-        self.name, self.forge, self.sealed, self.asked = name, change, {}, {}
+        self.name = name
+        self.forge = change
+        self.sealed = {}
+        self.asked = {}
 
     def look(self, seen):
         kind = seen.action, seen.is_reply
@@ -193,7 +200,8 @@ class Colluder(KeyedGrid):
         """Try every text of a group under the keys, as if it were sealed to them."""
         asked = self.asked[group].header
         members = public_keys(asked, asked["groups"][group])
-        name, run = sealed_name(group, members), int(self.run_name, 16)
+        name = sealed_name(group, members)
+        run = int(self.run_name, 16)
         for text in self.sealed[group].values():
             try:
                 return keys.open(bytes.fromhex(text), members[0], run, name)

@@ -30,7 +30,8 @@ class Relay(WatchedGrid):
 
     def __init__(self, sites, request=None, reply=None):
         super().__init__(sites, self._relay)
-        self.changes, self.secrets = (request, reply), []
+        self.changes = (request, reply)
+        self.secrets = []
 
     def _relay(self, seen):
         change = self.changes[seen.is_reply]

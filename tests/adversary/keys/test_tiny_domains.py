@@ -107,7 +107,8 @@ def sums_of(scores, joined, base):
 def told(monkeypatch, masks, joined, base, names):
     """In bits, what words tell beyond the sums, and sums beyond the words."""
     scores, words = words_of(monkeypatch, masks, base, names)
-    database, view = coded(np.concatenate(scores), base), coded(words, base)
+    database = coded(np.concatenate(scores), base)
+    view = coded(words, base)
     sums = sums_of(scores, joined, base)
     return information(database, view, sums), information(sums, sums, view)
 
@@ -129,7 +130,8 @@ def test_of_a_ring_that_goes_round_twice_the_server_forms_the_sum(monkeypatch):
     """The limit that PRIVACY.md states of cycles: here, rows 0 and 1 of each table."""
     masks, joined = world("ring")
     scores, words = words_of(monkeypatch, masks, 2, ["1 scores"])
-    database, view = coded(scores[0], 2), coded(words, 2)
+    database = coded(scores[0], 2)
+    view = coded(words, 2)
     sums, ring = (sums_of(scores, rows, 2) for rows in (joined, [[0, 1, 4, 5, 6, 7]]))
     assert information(database, view, sums) == information(ring, view, sums) == 1
     both = sums * 2 + ring

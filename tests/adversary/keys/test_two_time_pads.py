@@ -29,7 +29,9 @@ from tp_flower.privacy.sealed_sums import ShardUnion, read_words
 from tp_flower.protocol.packet import Packet, pack, unpack
 
 SQL = f"SELECT o.qty AS label, o.day, c.age, c.region, i.price, i.weight {SOURCE}"
-ORDERS, CUSTOMERS, ITEMS = 2, 3, 5
+ORDERS = 2
+CUSTOMERS = 3
+ITEMS = 5
 
 
 def write_sites(folder: Path) -> dict[str, Path]:
@@ -62,7 +64,10 @@ class ForgetfulGrid(LocalGrid):
         for site, context in zip(names, self.contexts.values(), strict=True):
             context.node_config["state-dir"] = str(folder / site / "state")
             context.node_config["keys"] = "unchecked"
-        self._action, self._node, self._left, self._change = action, node, times, change
+        self._action = action
+        self._node = node
+        self._left = times
+        self._change = change
         self._asked: list[Message] = []
 
     def _deliver(self, message):
@@ -229,7 +234,8 @@ def test_without_the_record_the_server_reads_the_difference(
 ):
     without_record()
     grid = attack(tmp_path, name, hidden)
-    first, second = grid.first, grid.second
+    first = grid.first
+    second = grid.second
     assert "error" not in second.header
     (key, *_) = [
         key for key in first.arrays if first.arrays[key].dtype in (np.uint32, np.uint64)

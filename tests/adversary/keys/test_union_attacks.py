@@ -10,7 +10,8 @@ from tp_flower.errors import SiteError
 from tp_flower.settings import PrivacySettings
 
 CLEAR = PrivacySettings(unions="clear", scores="clear")
-READABLE, SUMMED = {"parameters", "coefficients", "theta"}, {"share", "sum"}
+READABLE = {"parameters", "coefficients", "theta"}
+SUMMED = {"share", "sum"}
 NOT_THE_SUM = "the server's sum is not that of the shares of all"
 OTHER_SHARDS = "'shards': the run was proposed with "
 RUNS = {
@@ -85,7 +86,8 @@ def attack(grid):
     The server has theta, the mean of the last proposals, and h of every epoch; X is
     the solution of its equations.
     """
-    theta, scores = {}, {}
+    theta = {}
+    scores = {}
     for seen in grid.seen:
         for (part, name), array in seen.arrays.items():
             if name == "sum" and array.dtype == float:
@@ -95,7 +97,8 @@ def attack(grid):
                 scores.setdefault(part, []).append(array.astype(float))
     errors = []
     for part, found in theta.items():
-        known, left = np.array(found), np.column_stack(scores[part])
+        known = np.array(found)
+        left = np.column_stack(scores[part])
         rows, *_ = np.linalg.lstsq(known[:-1], left.T[:-1], rcond=1e-7)
         predicted = known[-1] @ rows
         errors.append(np.abs(predicted - left.T[-1]).max() / np.abs(left).max())
@@ -249,7 +252,8 @@ def test_two_shards_of_one_number_have_different_masks():
 
 
 def test_only_the_shards_of_a_table_have_its_key():
-    grid, keys = Grid(), {}
+    grid = Grid()
+    keys = {}
 
     @on_replies("query.extract")
     def look(seen):

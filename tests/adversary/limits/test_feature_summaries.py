@@ -93,14 +93,18 @@ def test_an_operator_who_runs_on_finds_an_edge():
     The operator exchanges persons of the table for some who have no value, one after
     the other, until the share steps, and from there the last of them for others.
     """
-    rng, first, then, size = np.random.default_rng(0), [], [], FEWEST_ROWS
+    rng = np.random.default_rng(0)
+    first = []
+    then = []
+    size = FEWEST_ROWS
     for _ in range(200):
         people = rng.permutation(100_000)[:2_000] % 5 == 0
 
         def told(rows):
             return percent(int(rows.sum()), len(rows), Detail.STEPS)
 
-        runs, start = 1, told(people[:size])
+        runs = 1
+        start = told(people[:size])
         # exchange known persons without a value for persons with one: at most a step's
         # worth
         while told(np.append(people[: size - runs], np.ones(runs))) == start:
@@ -152,7 +156,8 @@ def test_the_number_of_encoded_columns_tells_a_person_unless_encoders_are_declar
     """
     sick = pd.DataFrame({"id": np.arange(PERSONS), "sick": IS_ILL.astype(int)})
     site = write_site(tmp_path / "hospital", {"patients": sick}, {"patients": rules})
-    sql, columns = SQL.replace("p.marker", "p.sick"), []
+    sql = SQL.replace("p.marker", "p.sick")
+    columns = []
     for person in (696, 699):
         mine = pd.DataFrame(
             {"id": [*KNOWN, person], "z": np.arange(50) % 3, "y": np.arange(50) % 2}

@@ -204,7 +204,8 @@ def test_a_proposal_of_another_run_does_not_cover_this_one(tmp_path):
 
     @on_requests("query.extract")
     def replay(seen):
-        keys, parts = seen.header["site-keys"], approved["parts"].items()
+        keys = seen.header["site-keys"]
+        parts = approved["parts"].items()
         replayed = {n: {**part, "site-key": keys[part["node"]]} for n, part in parts}
         assert {part["node"] for _, part in parts} == keys.keys()
         seen.header["proposal"] = {**approved, "parts": replayed}
@@ -253,7 +254,8 @@ class MissingBits(WatchedGrid):
     """
 
     def __init__(self, folder, policy, row):
-        self.row, self.columns = row, []
+        self.row = row
+        self.columns = []
         site = write_site(folder, {"t": persons()}, {"t": policy})
         super().__init__([site], self._ask)
         self.contexts[2].node_config["state-dir"] = str(folder / "state")

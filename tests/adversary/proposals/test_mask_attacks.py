@@ -47,7 +47,9 @@ class Server(KeyedGrid):
     def __init__(self, folder, change=lambda _: None):
         super().__init__(folder, tables(), self._look)
         self.pin()
-        self.forge, self.words, self.point = change, {}, None
+        self.forge = change
+        self.words = {}
+        self.point = None
 
     def _look(self, seen):
         if not seen.is_reply:
@@ -158,6 +160,7 @@ def test_the_key_of_all_sites_would_unmask_one_that_they_are_not_joined_to(
     )
     tags = np.ascontiguousarray(hashes[:, :2])
     guess = JoinMask("run", keys["run"], tags, codes, is_positive=True)
-    words, names = grid.words[grid.nodes["b"]], {name for name, _ in computed}
+    words = grid.words[grid.nodes["b"]]
+    names = {name for name, _ in computed}
     unmasked = [words + guess.of_rows(slice(None), 1, name) for name in names]
     assert min(error(grid.point, each, computed) for each in unmasked) < 1e-5

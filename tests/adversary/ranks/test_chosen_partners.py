@@ -294,7 +294,8 @@ def test_half_the_rank_of_categories_tells_them():
             for half in (theta[:3], theta[3:])
         ]
         first, second = (half.reshape(1000, vectors) for half in halves)
-        tree, right = cKDTree(second), 0
+        tree = cKDTree(second)
+        right = 0
         for row in range(100, 200):
             distances, nearest = tree.query(sums[row] - first)
             best = int(distances.argmin())

@@ -11,7 +11,9 @@ from tests.support.peers.curious import quoted, share_read, solved, watch_sites
 from tp_flower.features.sparse import dense
 from tp_flower.settings import PrivacySettings
 
-ROWS, PEOPLE, KNOWN = 400, 150, 20
+ROWS = 400
+PEOPLE = 150
+KNOWN = 20
 NOISY = PrivacySettings(labels="randomised-response", label_epsilon=3.0)
 CATEGORIES = 4
 each_privacy = pytest.mark.parametrize(

@@ -17,7 +17,8 @@ def run(strategy, monkeypatch, loss="logistic"):
     """Train; return what the orders' site is sent by epoch, joined rows' scores, and
     the run.
     """
-    scores, metrics = [], TrainingProblem.train_metrics
+    scores = []
+    metrics = TrainingProblem.train_metrics
 
     def noted(problem, *total):
         scores.append(problem.rows.whole("scores")[:, 0].copy())
@@ -97,7 +98,8 @@ def test_steps_of_admm_tell_scores_to_who_repeats_the_server_s_update(monkeypatc
     b.
     """
     sent, scores, trained = run("admm", monkeypatch, "squared")
-    rho, relaxation = trained.chosen["rho"], trained.chosen["over-relaxation"]
+    rho = trained.chosen["rho"]
+    relaxation = trained.chosen["over-relaxation"]
     kappa = rho * len(trained.training_problem.tables)
     chosen, _ = of_rows(trained, scores[0], 1)
     z = base = np.full(len(chosen), base_of(trained))

@@ -19,7 +19,8 @@ OTHERS = {"p": "planes", "w": "weather", "a": "airports"}
 def flown():
     """The sites' memory, the server's sums and the run; more epochs would tell more."""
     with pytest.MonkeyPatch.context() as patch:
-        memory, sums = watch_sites(patch), watch_sums(patch)
+        memory = watch_sites(patch)
+        sums = watch_sums(patch)
         with LocalGrid(5) as grid:
             strategy = train(grid, FLIGHTS_SQL, "cg", num_epochs=3)
     return memory, sums, strategy

@@ -33,7 +33,8 @@ def tables():
 
 def sums_and_features(epochs, monkeypatch, change=None, strategy="admm", **how):
     """The sums that a run tells the server, (N, epochs), and the features, (N, 6)."""
-    sums, add_up = watch_sums(monkeypatch), JoinedRows.sums
+    sums = watch_sums(monkeypatch)
+    add_up = JoinedRows.sums
 
     def changed(rows, name):
         rows.fill("changed", change(rows.whole(name)))

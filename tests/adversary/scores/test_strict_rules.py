@@ -11,7 +11,9 @@ from tests.support.peers.curious import quoted, watch_sites, watch_sums
 from tp_flower.errors import SettingsError
 
 RULES = "scores-per-rank = 0.5\ncover = 1\n"
-ROWS, KNOWN, CATEGORIES = 400, 20, 4
+ROWS = 400
+KNOWN = 20
+CATEGORIES = 4
 COLUMNS = ("smoker", "region", "blood")
 
 
@@ -37,7 +39,8 @@ def run(folder, epochs, monkeypatch):
     features = ", ".join(f"p.{name}" for name in COLUMNS)
     sql = f"""SELECT d.y AS label, d.a, d.b, d.c, d.d, {features}
         FROM dummy d JOIN persons p ON d.id = p.id"""
-    sums, memory = watch_sums(monkeypatch), watch_sites(monkeypatch)
+    sums = watch_sums(monkeypatch)
+    memory = watch_sites(monkeypatch)
     with LocalGrid(sites, state=folder / "state") as grid:
         problem = train(
             grid, sql, "cg", num_epochs=epochs, test_fraction=0.0, task="regression"

@@ -206,7 +206,8 @@ def test_the_weights_that_are_told_are_those_of_all_rows():
 
 def test_clusters_of_shards_are_those_of_their_table():
     """Algorithm 3: 2 alpha of the cost, and 2 alpha for each cluster of a shard."""
-    sql, sites = store_sql("squared"), one_per_site(sharded(frames()))
+    sql = store_sql("squared")
+    sites = one_per_site(sharded(frames()))
     drawn = run_query(
         sql, sites, "coreset-kmeans", coreset_size=20_000, clusters=3
     ).strategy.method.sample
@@ -220,7 +221,8 @@ def test_the_server_sees_sums_of_scores_alone():
     finished = drawn(store_sql("squared"), sharded, coreset_size=40)
     coreset = finished.strategy.method.sample
     masked = finished.arrays(TRAIN_WEIGH, replies=True)
-    sample, rows = coreset.sample, coreset.joined_rows
+    sample = coreset.sample
+    rows = coreset.joined_rows
     assert len(masked) == 7  # shards
     total = sum(masked.values())
     scores = from_fixed(total, rows) + len(ALIASES) / rows
@@ -235,7 +237,8 @@ def test_the_server_sees_sums_of_scores_alone():
 
 
 def test_a_sample_of_all_rows_is_the_run_without_one():
-    sites, how = one_per_site(sharded(store())), {"num_epochs": 3, "tolerance": 1e-12}
+    sites = one_per_site(sharded(store()))
+    how = {"num_epochs": 3, "tolerance": 1e-12}
     plain = run("squared", sites, **how)
     every = run("squared", sites, coreset_size=10_000, coreset_kind="uniform", **how)
     assert every.losses == plain.losses

@@ -76,7 +76,8 @@ def objective_gradient(finished: Run) -> tuple[np.ndarray, np.ndarray]:
 
     The label table is the first: its intercept comes after its own columns.
     """
-    problem, design = finished.problem, joined(finished)
+    problem = finished.problem
+    design = joined(finished)
     place = next(iter(finished.features.values())).shape[1]
     design = np.insert(design, place, 1.0, axis=1)
     weights = weights_of(finished)
@@ -92,7 +93,8 @@ def test_ridge_over_all_rows_is_what_admm_converges_to():
     solved = solve("coreset-ridge", sharded, **ALL, **own)
     admm = solve("admm", sharded, num_epochs=300, tolerance=1e-9, **own)
     np.testing.assert_allclose(solved.flat, admm.flat, atol=1e-6)
-    found, expected = solved.history[-2], admm.history[-2]
+    found = solved.history[-2]
+    expected = admm.history[-2]
     assert found.train == pytest.approx(expected.train, rel=1e-6)
     assert found.test == pytest.approx(expected.test, rel=1e-6)
     phases = [item.phase for item in solved.history]
@@ -214,7 +216,8 @@ def test_clusters_of_its_rows_are_for_the_first_tables_site(tmp_path):
 
 def test_centres_are_those_of_the_sample_of_the_joined_rows():
     done = solve("coreset-kmeans", sharded, clusters=3, coreset_size=40, seed=5)
-    points, weights = joined(done), weights_of(done)
+    points = joined(done)
+    weights = weights_of(done)
     centres = weighted_kmeans(points, weights, 3, generator(5, Stream.SOLVE))
     np.testing.assert_allclose(side_by_side(done, 3), centres, atol=1e-9)
     mean = kmeans_cost(points, centres, weights) / weights.sum()
@@ -226,7 +229,8 @@ def test_with_distdim_only_local_clusters_leave():
     done = solve("coreset-kmeans", **own)
     sent = done.arrays("train.rows", replies=True)
     assert {name for _, name in sent} == {"centres", "nearest"}
-    local, labels = [], []
+    local = []
+    labels = []
     mapping = done.problem.train
     for number, (name, rows) in enumerate(done.features.items()):
         rng = generator(5, Stream.LOCAL_FIT, 0, number)
@@ -334,7 +338,8 @@ def test_rows_do_not_leave_a_run_that_was_planned_without():
 
 def clusters_of(centres, labels) -> tuple[TrainedTable, Replies]:
     """A table of one part with three sampled rows of two features."""
-    part, rows = Part(0, "t", "here", 2, 0), PartRows(0, 3, 3, np.zeros(3, bool))
+    part = Part(0, "t", "here", 2, 0)
+    rows = PartRows(0, 3, 3, np.zeros(3, bool))
     table = TrainedTable(
         *("t", (part,), "centres", 2, 4, np.zeros(8, bool)),
         *((rows,), Update.GIVEN, False, 0.0, (0.0,)),

@@ -44,8 +44,10 @@ class Fault:
         self, strategy: str, rounds: int, *, of_replies: bool, good: int = GOOD
     ) -> None:
         """Count the rounds of an epoch."""
-        self.action, self.of_replies = FIRST[strategy], of_replies
-        self.rounds, self.begin = [], good * rounds
+        self.action = FIRST[strategy]
+        self.of_replies = of_replies
+        self.rounds = []
+        self.begin = good * rounds
 
     def __call__(self, seen) -> None:
         if seen.action != self.action:

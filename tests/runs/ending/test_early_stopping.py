@@ -39,7 +39,8 @@ def test_the_saved_model_is_that_of_the_best_epoch(strategy, layout, tmp_path):
     best = int(np.argmin(losses)) + 1
     report = patient.report
     assert report.chosen["best-epoch"] == best
-    mark, since = np.inf, 0
+    mark = np.inf
+    since = 0
     for loss in losses:
         assert since < 3
         mark, since = (loss, 0) if loss < mark - 2e-3 * loss else (mark, since + 1)

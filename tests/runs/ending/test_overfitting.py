@@ -17,7 +17,8 @@ FROM f JOIN d ON f.d = d.id JOIN e ON f.e = e.id"""
 def frames(noise: float) -> dict[str, pd.DataFrame]:
     """Facts of two dimensions, whose categories matter little."""
     rng = np.random.default_rng(4)
-    rows, kinds = 3000, 500
+    rows = 3000
+    kinds = 500
     keys = rng.integers(0, kinds, (2, rows))
     effects = 0.3 * rng.normal(size=(2, kinds))
     q = rng.normal(size=rows)

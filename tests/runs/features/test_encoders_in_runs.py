@@ -80,7 +80,8 @@ def test_an_encoder_that_does_not_fit_stops_the_run():
 
 def albums() -> dict[str, pd.DataFrame]:
     """Lines of albums: some titles are missing, and the label says which."""
-    rows, kinds = 600, 30
+    rows = 600
+    kinds = 30
     rng = np.random.default_rng(0)
     titles = [None if k % 3 == 0 else f"t{k}" for k in range(kinds)]
     album = np.minimum(rng.geometric(0.15, rows) - 1, kinds - 1)

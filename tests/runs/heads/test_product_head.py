@@ -29,7 +29,10 @@ from tp_flower.settings import PrivacySettings
 SQL = """SELECT o.amount AS label, o.day, c.region
 FROM orders o JOIN customers c ON o.customer = c.id"""
 CLEAR = PrivacySettings(scores="clear")
-MOMENTUM, RATE, L2, EPOCHS = 0.9, 0.1, 0.01, 12
+MOMENTUM = 0.9
+RATE = 0.1
+L2 = 0.01
+EPOCHS = 12
 HOW = {
     "task": "regression",
     "test_fraction": 0.0,
@@ -103,7 +106,8 @@ def registered(monkeypatch):
 
 def frames() -> federated.Frames:
     rng = np.random.default_rng(5)
-    region, day = rng.choice(["n", "s", "w"], 12), rng.choice(["mon", "sat"], 90)
+    region = rng.choice(["n", "s", "w"], 12)
+    day = rng.choice(["mon", "sat"], 90)
     customer = np.append(np.arange(12), rng.integers(0, 12, 78))
     of_day = np.where(day == "sat", 1.5, 0.5)
     of_region = np.where(region == "s", 2.0, 1.0)
@@ -156,7 +160,8 @@ def descent(score, features, width: int) -> tuple[list[np.ndarray], float]:
 def test_the_pullback_is_the_gradient(head):
     rng = np.random.default_rng(0)
     shape = (4, 3, 2) if head.needs_tables else (4, 4)
-    base, weights = rng.normal(size=2), rng.normal(size=(4, 2))
+    base = rng.normal(size=2)
+    weights = rng.normal(size=(4, 2))
     made = head(outputs=2)
 
     def value(flat):

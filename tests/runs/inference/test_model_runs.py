@@ -36,7 +36,8 @@ SQL = "SELECT o.qty AS label, o.price, c.age, c.kind FROM o LEFT JOIN c ON o.c =
 
 def frames():
     rng = np.random.default_rng(8)
-    price, customer = rng.normal(size=ROWS), np.arange(ROWS) % 9
+    price = rng.normal(size=ROWS)
+    customer = np.arange(ROWS) % 9
     age = rng.integers(20, 70, size=8).astype(float)
     orders = pd.DataFrame({"c": customer, "price": price})
     orders["qty"] = price + 0.1 * np.append(age, 0)[customer]
@@ -204,7 +205,8 @@ def test_shares_of_weighted_rows_and_several_outputs_are_those_of_repeated_rows(
 def test_keeping_a_part_again_changes_nothing_and_another_is_not_replaced(trained):
     folder, strategy = trained
     folder = kept_by(folder, "shop", strategy, 0)
-    saved, before = SavedModel.load(folder), folder.stat().st_mtime_ns
+    saved = SavedModel.load(folder)
+    before = folder.stat().st_mtime_ns
     digest = make_manifest(strategy).tables[0].parts[0].digest
     assert saved.keep(folder) == digest
     assert folder.stat().st_mtime_ns == before

@@ -89,7 +89,8 @@ torch = trained_once("squared", models=NETWORKS, num_epochs=1, local_epochs=2)
 @pytest.mark.cases("squared", "softmax")
 @pytest.mark.parametrize("name", ["squared", "logistic", "softmax", "torch"])
 def test_equal_to_the_joined_table(request, name):
-    model, rows = request.getfixturevalue(name), new_rows()
+    model = request.getfixturevalue(name)
+    rows = new_rows()
     # the label table in other shards than in training, the others in more
     again = {**on(sharded, rows), "orders": on(whole, rows)["orders"]}
     table = model.table(again, UNLABELLED)
@@ -99,7 +100,8 @@ def test_equal_to_the_joined_table(request, name):
 
 def test_same_rows_score_as_in_training(logistic):
     # the held-out rows are among them: the metrics are of both
-    train, test = logistic.manifest.train["loss"], logistic.manifest.test["loss"]
+    train = logistic.manifest.train["loss"]
+    test = logistic.manifest.test["loss"]
     loss = logistic.evaluate(on(sharded, store()))["loss"]
     assert loss == pytest.approx(0.8 * train + 0.2 * test, rel=0.05)
 
@@ -287,7 +289,8 @@ def test_metrics_are_those_of_the_joined_table(loss, request):
     metrics = model.evaluate(on(whole, frames), weighted)
     rows = np.array(model.reference(frames, SOURCE + " WHERE o.day > 5"))
     orders = frames["orders"].iloc[rows[:, 0].astype(int)]
-    family, labels = Family("squared"), orders["qty"].to_numpy(float)
+    family = Family("squared")
+    labels = orders["qty"].to_numpy(float)
     if loss == "logistic":
         family, labels = Family("logistic", 2), (labels > 3).astype(float)
     objective = family.on(labels, orders["day"].to_numpy(float))
@@ -321,7 +324,8 @@ def test_row_keys_are_keyed_hashes_that_the_label_site_alone_can_tell(squared):
     before = set(squared.state.glob("*/predictions/row-keys-*"))
     table = squared.table(STORE, UNLABELLED, row_key="day, o.online")
     positions = squared.table(STORE, UNLABELLED)["row_key"].to_pylist()
-    keys, orders = table["row_key"].to_pylist(), store()["orders"]
+    keys = table["row_key"].to_pylist()
+    orders = store()["orders"]
     secret = GroupSecret.of_simulation(seed=0).value
     key = hmac.digest(secret, PURPOSE.encode() + b"\x01", hashlib.sha256)
     rows = orders.iloc[positions]

@@ -111,7 +111,8 @@ def take_step(site, request):
     """Take the gradient step, and reply with scores."""
     updates = {}
     for part in site.parts(ToyState):
-        data, model = part.data, part.model
+        data = part.data
+        model = part.model
         moments = part.moments(step_of(site, part, request.parts), 1.0)
         penalty = data.l2 * np.where(model.penalised, model.parameters, 0.0)
         gradient = penalty - moments.ravel() / data.joined_rows
@@ -235,7 +236,8 @@ def test_it_is_explained_and_booked_as_it_trains():
     few = {**HOW, "num_epochs": 3}
     explanation = api.explain(SQL, sites(), **few).report
     report = api.fit(SQL, sites(), **few).report
-    cost, history = explanation["cost"], report["history"]
+    cost = explanation["cost"]
+    history = report["history"]
     assert cost["strategy"] == TOY
     assert cost["rounds"]["run"] == len(history)
     for way in ("up", "down"):

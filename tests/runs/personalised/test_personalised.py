@@ -81,8 +81,10 @@ class Obvious:
 
     def __init__(self, tables: dict[str, pd.DataFrame], l2: float) -> None:
         rows = pd.concat(tables.values())
-        centre, scale = rows[["a", "b"]].mean(), rows[["a", "b"]].std(ddof=0)
-        self.base, self.l2 = rows.y.mean(), l2
+        centre = rows[["a", "b"]].mean()
+        scale = rows[["a", "b"]].std(ddof=0)
+        self.base = rows.y.mean()
+        self.l2 = l2
         self.designs = [
             np.column_stack([(own[["a", "b"]] - centre) / scale, np.ones(len(own))])
             for own in tables.values()
@@ -91,7 +93,8 @@ class Obvious:
 
     def quadratic(self, site: int) -> tuple[np.ndarray, np.ndarray]:
         """H and c of f = 1/2 z'Hz - c'z + constant."""
-        design, labels = self.designs[site], self.labels[site]
+        design = self.designs[site]
+        labels = self.labels[site]
         penalty = self.l2 * np.diag([1.0, 1.0, 0.0])
         count = len(labels)
         return design.T @ design / count + penalty, design.T @ labels / count
@@ -137,7 +140,8 @@ def test_between_the_limits_it_is_the_optimum_of_a_generic_solver():
     tables = frames(5)
     edges = "s0-s1, s1-s2, s2-s3, s3-s4, s4-s0, s0-s2"
     strategy = train(tables, graph=edges, graph_penalty=0.05, **WHOLE)
-    obvious, models = Obvious(tables, 0.01), cvxpy.Variable((5, 3))
+    obvious = Obvious(tables, 0.01)
+    models = cvxpy.Variable((5, 3))
     fits = 0.0
     for k in range(5):
         fits += cvxpy.sum_squares(
@@ -168,7 +172,8 @@ def test_shared_coordinates_are_one_and_named_ones_are_each_sites_own():
 def clusters_of_sites() -> dict[str, pd.DataFrame]:
     """30 sites of 40 rows, which in turn are of 3 clusters, each with its own law."""
     rng = np.random.default_rng(0)
-    laws, found = rng.normal(size=(3, 10)), {}
+    laws = rng.normal(size=(3, 10))
+    found = {}
     for site in range(30):
         rows = pd.DataFrame(rng.normal(size=(40, 10))).add_prefix("x")
         label = rows.to_numpy() @ laws[site % 3] + rng.normal(size=40)
@@ -292,7 +297,8 @@ def test_an_mlps_last_layer_is_each_sites_own():
 def test_local_steps_on_batches_come_near_the_same_place():
     exact = train(graph_penalty=0.05, num_epochs=60)
     rough = train(graph_penalty=0.05, num_epochs=40, batch_size=8, local_epochs=2)
-    found, best = facts_of(rough)["objective"], facts_of(exact)["objective"]
+    found = facts_of(rough)["objective"]
+    best = facts_of(exact)["objective"]
     assert best <= found + 1e-9
     assert found == pytest.approx(best, rel=0.1)
 

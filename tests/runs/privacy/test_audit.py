@@ -110,7 +110,8 @@ def test_refusals_of_later_messages_name_the_table(tmp_path):
 
 def test_refusals_do_not_fill_the_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(query_quota, "MOST_REFUSALS", 3)
-    ledger, line = Ledger(str(tmp_path)), {"table": "t", "reason": "no"}
+    ledger = Ledger(str(tmp_path))
+    line = {"table": "t", "reason": "no"}
     for number in range(5):
         ledger.record("1-a", "refuse", [{**line, "query": number}] * 2, {})
     # tomorrow is another day, and what rows were read for is always written
@@ -128,7 +129,8 @@ def test_a_table_answers_so_many_queries_a_day(tmp_path, monkeypatch):
     policy = "queries-per-day = 2"
     for _ in range(2):
         run(tmp_path, policy=policy)
-    first, day = ledger_lines(tmp_path, "shop")[0], query_quota.DAY_SECONDS
+    first = ledger_lines(tmp_path, "shop")[0]
+    day = query_quota.DAY_SECONDS
     start = calendar.timegm(time.strptime(first["time"], query_quota.TIME))
     free = time.strftime(query_quota.TIME, time.gmtime(start + day))
     text = r"y\) refuses: 2 queries have read table orders within 24 hours; .* may at "
@@ -143,7 +145,8 @@ def test_a_table_answers_so_many_queries_a_day(tmp_path, monkeypatch):
 
 
 def answer_all(root, run, times):
-    ledger, answered = Ledger(root), 0
+    ledger = Ledger(root)
+    answered = 0
     for number in range(times):
         with suppress(PolicyError):
             line = {**QUERY, "ident": f"{run} {number}"}
@@ -190,7 +193,8 @@ def test_the_export_has_every_line_and_the_page_shows_them(tmp_path):
     written = [json.loads(line) for (line,) in rows]
     assert exported == [a | b for a, b in zip(written, checksums, strict=True)]
     text = page_of(tmp_path)
-    answer, refused_line = only(tmp_path), only(tmp_path, "refuse")
+    answer = only(tmp_path)
+    refused_line = only(tmp_path, "refuse")
     # it was refused after its rows had been read
     assert (refused_line["rows"], refused_line["source"]) == (0, answer["source"])
     recipients = [to for n in exported for to in n.get("groups", {}).values()]

@@ -253,7 +253,8 @@ def site_files(folder):
 
 
 def test_a_rerun_uses_and_pays_for_the_same_labels(tmp_path):
-    first, second = site_files(tmp_path), site_files(tmp_path)
+    first = site_files(tmp_path)
+    second = site_files(tmp_path)
     one = train(first, SQL, response(1.5), num_epochs=1)
     # another method, other features, the same labels
     other = SQL.replace("a.x, ", "")

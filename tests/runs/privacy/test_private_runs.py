@@ -26,7 +26,8 @@ from tp_flower.privacy.sealed_sums import joined_gram
 from tp_flower.reports.records import report_dict
 from tp_flower.settings import PrivacySettings
 
-EPOCHS, DELTA = 3, 1e-5
+EPOCHS = 3
+DELTA = 1e-5
 CLEAR = PrivacySettings()
 STATISTICS = PrivacySettings(features="statistics", epsilon=1.0, delta=DELTA)
 UNBOUNDED = PrivacySettings(
@@ -227,7 +228,8 @@ def test_gradients_without_noise_and_clip_train_as_ever(layout, loss, model):
 def test_no_statistic_leaves_as_it_is(layout):
     # what a shard seals, as it would leave in the clear
     private = trained(dataclasses.replace(STATISTICS, unions="clear"), layout=layout)
-    parts, grams = parts_of(private), arrays_of(private, "share", "train.prepare")
+    parts = parts_of(private)
+    grams = arrays_of(private, "share", "train.prepare")
     joined_rows = private.problem.train.joined_rows
     is_sharded = layout == "sharded"
     assert len(grams) == (7 if is_sharded else 0)

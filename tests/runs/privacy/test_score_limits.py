@@ -16,7 +16,8 @@ from tests.support.predicted import predicting, unlabelled
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.query import Query
 
-ROWS, LEFT = 300, 5
+ROWS = 300
+LEFT = 5
 RULES = "scores-per-rank = 0.5\ncover = 1\n"
 COLUMNS = {"a": 2 * LEFT, "b": 12}
 

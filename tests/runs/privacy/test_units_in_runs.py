@@ -105,7 +105,8 @@ def test_the_epsilon_of_a_run_is_the_persons(
     finished = run_query(SQL, sites(tmp_path, per_person(rows)), strategy, **how)
     taking_part = np.minimum(SIZES, rows).sum()
     assert finished.sizes == {0: taking_part, 1: PEOPLE}
-    lines, total = lines_of(finished), total_of(finished)
+    lines = lines_of(finished)
+    total = total_of(finished)
     assert total["per"] == "person"
     (labels,) = [own for own in lines if own["release"]["what"] == "labels"]
     assert labels["release"]["mechanism"]["count"] == rows
@@ -201,7 +202,8 @@ def test_a_table_in_two_roles_pays_for_both(tmp_path):
     costs = [own["release"]["mechanism"] for own in lines_of(finished)]
     assert len([cost for cost in costs if cost]) == 4
     single = run_query(SQL, sites(tmp_path / "b", per_person(3)), **how)
-    one, both = total_of(single)["models"], total_of(finished)["models"]
+    one = total_of(single)["models"]
+    both = total_of(finished)["models"]
     assert one == pytest.approx(1.0, rel=1e-3)
     assert 1.3 < both < 2.0
 

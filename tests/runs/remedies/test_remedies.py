@@ -88,7 +88,8 @@ def check(says, before, after):
 
 @each_case("sql")
 def test_the_query_that_a_message_says_to_write_trains(case):
-    sql, settings = case["sql"], case.get("settings")
+    sql = case["sql"]
+    settings = case.get("settings")
     mended = case.get("mended", sql), case.get("mended_settings", settings)
     check(case["says"], outcome(sql, settings, sites()), outcome(*mended, sites()))
 

@@ -105,9 +105,12 @@ def test_the_folder_of_a_stopped_run(tmp_path, remedy):
     advice = "resume that run, remove the folder, or choose another output-dir"
     with pytest.raises(SettingsError, match=advice):
         strategy_in(tmp_path, "admm").start(grid)
-    folder, state, settings = tmp_path, None, {}
+    folder = tmp_path
+    state = None
+    settings = {}
     if remedy == "resume":
-        state, settings = tmp_path / "sites", {"resume": str(tmp_path)}
+        state = tmp_path / "sites"
+        settings = {"resume": str(tmp_path)}
     elif remedy == "remove":
         shutil.rmtree(tmp_path)
     else:

@@ -24,7 +24,8 @@ from tp_flower.errors import QueryError, SchemaError, SiteError
 from tp_flower.query import Query
 from tp_flower.settings import Settings
 
-ROWS, CUT = 90, 50
+ROWS = 90
+CUT = 50
 SQL = """SELECT v.cost AS label, v.smoker, v.dose,
   EXTRACT(year FROM v.day) AS year, p.age
 FROM visits v JOIN patients p ON v.patient = p.id"""

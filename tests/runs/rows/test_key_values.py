@@ -78,7 +78,8 @@ NANOSECONDS = "make_timestamp_ns(1700000000000000000 + ({}))"
     ],
 )
 def test_keys_join_as_in_duckdb(left, right, tmp_path):
-    a, b = parquet(tmp_path, "a", sixty(left)), parquet(tmp_path, "b", six(right))
+    a = parquet(tmp_path, "a", sixty(left))
+    b = parquet(tmp_path, "b", six(right))
     join = f"FROM '{tmp_path}/a.parquet' a JOIN '{tmp_path}/b.parquet' b ON a.k = b.k"
     assert duckdb.execute(f"SELECT count(*) {join}").fetchall() == [(60,)]
     assert joined_rows(two_sites(tmp_path, a, b)) == 60
@@ -186,7 +187,8 @@ def test_shards_whose_decimals_have_other_precisions(tmp_path):
 
 def with_nan(folder) -> list[str]:
     """Parquet as pyarrow writes it: its least and greatest values leave NaN out."""
-    i, nan = np.arange(60), np.nan
+    i = np.arange(60)
+    nan = np.nan
     a = {
         "k": np.where(i % 4 == 0, nan, i % 6),
         "l": i % 5,

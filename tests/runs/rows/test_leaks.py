@@ -138,7 +138,9 @@ def test_one_warning_names_the_join_on_the_label():
 
 def toy(rows=40):
     rng = np.random.default_rng(1)
-    x, k, z = rng.normal(size=rows), np.arange(rows) % 8, rng.normal(size=8).round(3)
+    x = rng.normal(size=rows)
+    k = np.arange(rows) % 8
+    z = rng.normal(size=8).round(3)
     a = pd.DataFrame({"k": k, "x": x.round(3)})
     a["y"] = 2 * a.x + 3 * z[k]
     return [{"a": [a]}, {"b": [pd.DataFrame({"k": range(8), "z": z})]}]

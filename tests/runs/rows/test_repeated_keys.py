@@ -20,12 +20,14 @@ ADVICE = (
 
 def frames(repeated=5, times=2, orders=1200, of_repeated=23):
     """Orders of customers, of whom the first few are listed several times."""
-    rng, customers = np.random.default_rng(0), 80
+    rng = np.random.default_rng(0)
+    customers = 80
     ids = np.append(np.arange(customers), np.tile(np.arange(repeated), times - 1))
     listed = pd.DataFrame({"id": ids, "age": rng.integers(18, 80, len(ids))})
     bought = rng.integers(repeated, customers, orders)
     bought[: of_repeated * repeated] = np.repeat(np.arange(repeated), of_repeated)
-    day, qty = rng.integers(1, 29, orders), rng.normal(size=orders)
+    day = rng.integers(1, 29, orders)
+    qty = rng.normal(size=orders)
     return {
         "orders": pd.DataFrame({"customer": bought, "day": day, "qty": qty}),
         "customers": listed,

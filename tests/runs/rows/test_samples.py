@@ -34,7 +34,8 @@ MARKED = FRAMES | {"orders": FRAMES["orders"].assign(sampled=SAMPLED)}
 )
 def test_a_sample_is_the_query_over_its_rows(layout, loss, source, how):
     how = {"loss": loss, "l2": 0.01, "device": "cpu", "num_epochs": 2, **how}
-    strategy, sql = how.pop("strategy"), query(loss, source)
+    strategy = how.pop("strategy")
+    sql = query(loss, source)
     sites = one_per_site(LAYOUTS[layout](MARKED))
     sampled = run_query(sql, sites, strategy, sample=SHARE, **how)
     alone = run_query(f"{sql} WHERE o.sampled", sites, strategy, **how)
@@ -47,7 +48,8 @@ def test_a_sample_is_the_query_over_its_rows(layout, loss, source, how):
 
 def test_classes_are_those_of_the_sample():
     label = "CASE WHEN o.day > 14 THEN 'b' WHEN o.sampled THEN 'a' ELSE 'x' END"
-    sites, sql = [LAYOUTS["whole"](MARKED)], query().replace("o.qty AS", f"{label} AS")
+    sites = [LAYOUTS["whole"](MARKED)]
+    sql = query().replace("o.qty AS", f"{label} AS")
     assert train(sites, sql, "cg").training_problem.classes == ("a", "b", "x")
     assert train(sites, sql, "cg", sample=SHARE).training_problem.classes == ("a", "b")
 

@@ -174,7 +174,8 @@ def months(written, chosen):
 
 def test_shards_of_a_table_read_days_alike(tmp_path):
     """One shard shows the month first; the other fits both, and follows it."""
-    every, first = days("%Y", first_days_only=False)[0], days("%Y")[0]
+    every = days("%Y", first_days_only=False)[0]
+    first = days("%Y")[0]
     clear, b = months("%m/%d/%Y", every)
     open_, _ = months("%m/%d/%Y", first)
     iso, _ = months("%Y-%m-%d", first)
@@ -195,7 +196,8 @@ def test_feature_of_two_formats_is_said_and_explained(tmp_path):
 
 
 def test_model_reads_new_files_as_it_has_read_the_old_ones(tmp_path):
-    every, first = days("%Y", first_days_only=False)[0], days("%Y")[0]
+    every = days("%Y", first_days_only=False)[0]
+    first = days("%Y")[0]
     a, b = months("%m/%d/%Y", every)
     Tables(tmp_path, a, b).run(MONTHS, strategy="cg")
     new, _ = months("%m/%d/%Y", first)

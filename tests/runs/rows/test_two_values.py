@@ -26,7 +26,8 @@ REMEDY = 'to train on the numbers set task = "regression"'
 def sites(values, kind=float):
     """Two sites with a value of the label each, and one of the joined table."""
     rng = np.random.default_rng(7)
-    x, k = rng.normal(size=ROWS), rng.integers(0, 9, ROWS)
+    x = rng.normal(size=ROWS)
+    k = rng.integers(0, 9, ROWS)
     z = rng.normal(size=9)
     is_high = x + z[k] + 0.5 * rng.logistic(size=ROWS) > 0
     rows = pd.DataFrame(

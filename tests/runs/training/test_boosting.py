@@ -131,7 +131,8 @@ def test_the_gains_of_trees_are_those_of_lightgbm_where_a_policy_shows_them(tmp_
     strategy = run_query(sql, sites, privacy=CLEAR, **how).strategy
     gains = report_dict(strategy.report)["coefficients"]["orders"]
     assert [gain["output"] for gain in gains] == ["gain", "gain"]
-    rows, labels = frame[["day", "customer"]].to_numpy(float), frame["qty"]
+    rows = frame[["day", "customer"]].to_numpy(float)
+    labels = frame["qty"]
     options = {"num_leaves": 8, "learning_rate": 0.1, "verbosity": -1}
     data = lightgbm.Dataset(rows, np.asarray(labels, float), params=options)
     booster = lightgbm.train(options, data, 5)
@@ -201,7 +202,8 @@ def test_boosting_goes_on_where_a_linear_model_ended(tmp_path, loss, layout, pri
         strategy = train(grid, store_sql(loss), **how, method="boost", patience=9)
     model = Model(store_sql(loss), tmp_path, make_manifest(strategy))
     again = model.evaluate(sites, privacy=privacy)["loss"]
-    epoch, facts = strategy.chosen["best-epoch"], strategy.split_facts
+    epoch = strategy.chosen["best-epoch"]
+    facts = strategy.split_facts
     start = linear.evaluate(sites, privacy=privacy)["loss"]
     if not epoch:
         assert again == pytest.approx(start, rel=1e-5)
@@ -221,7 +223,8 @@ def lines(seed, shape, rows=500):
     noise.
     """
     rng = np.random.default_rng(seed)
-    x, k = rng.normal(size=rows).round(3), rng.integers(0, 20, rows)
+    x = rng.normal(size=rows).round(3)
+    k = rng.integers(0, 20, rows)
     y = shape(x) + 0.5 * (k % 4) + 0.5 * rng.normal(size=rows)
     tables = {"a": pd.DataFrame({"k": k, "x": x, "y": y})}
     tables["b"] = pd.DataFrame({"k": np.arange(20), "z": np.arange(20) % 4})
@@ -326,7 +329,8 @@ def test_what_the_rows_decide_is_reported():
 
 
 def test_scores_are_the_sums_of_both_models(tmp_path):
-    sites, frames = on(whole, store()), store()
+    sites = on(whole, store())
+    frames = store()
     how, linear = train_linear(tmp_path, "squared", sites)
     boosted = train_store(tmp_path, "squared", sites, **how)
     first, trees = (each.reference(frames, SOURCE) for each in (linear, boosted))
@@ -428,12 +432,14 @@ def test_auto_takes_what_the_validation_rows_prefer(privacy):
 def test_shards_average_until_their_own_trees_are_preferred(
     monkeypatch, own_from, tried, chosen
 ):
-    taken, calls = boosting._step, itertools.count(2)
+    taken = boosting._step
+    calls = itertools.count(2)
 
     def step(*facts, **how):
         # in turns of own trees and of the average, while both are tried
         epoch, is_averaged = divmod(next(calls), 2)
-        found, worse = taken(*facts, **how), bool(is_averaged) == (epoch >= own_from)
+        found = taken(*facts, **how)
+        worse = bool(is_averaged) == (epoch >= own_from)
         return found._replace(
             metrics=found.metrics._replace(validation={"loss": float(worse)})
         )
@@ -502,7 +508,8 @@ def test_sealed_trees_that_belong_elsewhere_are_refused(how):
 
 def clinics(seed, *, is_apart):
     """A clinic and a register, of the sick and the well; and a table that they join."""
-    rng, rows = np.random.default_rng(seed), 300
+    rng = np.random.default_rng(seed)
+    rows = 300
     is_sick = rng.random(2 * rows) < 0.5
     if is_apart:
         is_sick = np.arange(2 * rows) < rows
@@ -538,10 +545,8 @@ def test_shards_of_one_class_each_do_not_tell_rows_by_their_shard(
         patience=2,
     )
     new = clinics(1, is_apart=False)
-    held_out, on_new = (
-        model.manifest.test["auc"],
-        model.evaluate(named_sites(new))["auc"],
-    )
+    held_out = model.manifest.test["auc"]
+    on_new = model.evaluate(named_sites(new))["auc"]
     finding = (
         "100% of the label's variance is between the shards of a (a-0, a-1: one label "
         "only)"

@@ -10,7 +10,8 @@ from tp_flower.errors import QueryError
 from tp_flower.settings import PrivacySettings
 
 CASES = case_table(__file__)
-MASKED, CLEAR = PrivacySettings(scores="masked"), PrivacySettings(scores="clear")
+MASKED = PrivacySettings(scores="masked")
+CLEAR = PrivacySettings(scores="clear")
 TWICE = f"{SOURCE} JOIN customers d ON o.item = d.id"
 CYCLE = f"{SOURCE} AND c.id = i.item"
 SOURCES = {"inner": SOURCE, "left": LEFT, "twice": TWICE, "cycle": CYCLE}

@@ -86,7 +86,8 @@ def test_automatic_sgd_comes_near_the_weighted_optimum():
 
 def test_an_entity_counts_once_in_training_and_once_in_testing():
     finished = trained("squared", row_weight="entity(c)", num_epochs=1)
-    problem, facts = finished.problem, finished.chosen["row-weight"]
+    problem = finished.problem
+    facts = finished.chosen["row-weight"]
     weighting = problem.weighting
     for rows, weights in (
         (problem.train.tables["c"], weighting.train_rows),
@@ -174,7 +175,8 @@ def test_whole_weights_repeat_rows_of_the_table():
         sites = one_per_site(whole({**FRAMES, "orders": orders}))
         return run_query(query(weight=weight), sites, **how)
 
-    one, two = run("o.w", orders), run("", repeated)
+    one = run("o.w", orders)
+    two = run("", repeated)
     for own, other in zip(one.parameters, two.parameters, strict=True):
         for table in own:
             np.testing.assert_allclose(own[table], other[table], rtol=2e-4, atol=1e-6)

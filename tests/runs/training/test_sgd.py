@@ -26,7 +26,8 @@ from tests.support.federated import ALIASES, SOURCE, Run, run, store, task_of, w
 from tests.support.reference.training import Mlp, SgdSettings, mlp_sgd, sgd
 
 HOW = SgdSettings(rate=0.05)
-EPOCHS, BATCH = 3, 11
+EPOCHS = 3
+BATCH = 11
 SETTINGS = {"l2": 0.02, "num_epochs": EPOCHS, "learning_rate": HOW.rate}
 descended = functools.partial(on_store, strategy="gd", **SETTINGS)
 
@@ -68,7 +69,8 @@ def test_a_long_run_keeps_the_sums_of_each_epochs_rounds(monkeypatch):
     )
     assert last == expected_last
     counted = ("rounds", "bytes_up", "bytes_down")
-    sums, expected = merged.traffic(), single.traffic()
+    sums = merged.traffic()
+    expected = single.traffic()
     assert [sums[name] for name in counted] == [expected[name] for name in counted]
     for way in ("bytes-up", "bytes-down"):
         assert sums["totals"][way] == expected["totals"][way]
@@ -141,7 +143,8 @@ def test_mlps_are_those_of_centralised_sgd(loss, layout):
     scale = float(reference.labels.std()) if task_of(loss) == "regression" else 1.0
     reference = replace(reference, l2=reference.l2 * scale**2)
     model = Mlp(hidden=6, scale=scale, label_table="o")
-    start, batches = finished.parameters[0], batches_of(finished)
+    start = finished.parameters[0]
+    batches = batches_of(finished)
     expected = mlp_sgd(reference, start, model, batches, HOW)
     found = np.concatenate([finished.theta[table] for table in expected])
     assert distance(found, np.concatenate(list(expected.values()))) < 1e-5
@@ -217,7 +220,8 @@ def test_a_batch_sends_its_distinct_rows_only():
 def test_metrics_are_of_the_epochs_model(layout):
     """Each epoch's model scores the held-out joined rows, from its own parameters."""
     finished = trained("squared", layout)
-    reference, report = reference_of(finished), finished.report
+    reference = reference_of(finished)
+    report = finished.report
     scores = reference.scores(finished.flat, range(len(reference.labels)))[:, 0]
     rmse = np.sqrt(((scores - reference.labels) ** 2).mean())
     assert report.final_train["rmse"] == pytest.approx(rmse, rel=1e-5)
@@ -226,7 +230,8 @@ def test_metrics_are_of_the_epochs_model(layout):
     for epoch, item in enumerate(ended, start=1):
         scores = np.full(federation.test.joined_rows, federation.base_score[0])
         for alias, rows in federation.test.tables.items():
-            theta, features = finished.parameters[epoch][alias], finished.features
+            theta = finished.parameters[epoch][alias]
+            features = finished.features
             width = features[alias].shape[1]
             local = features[alias] @ theta[:width] + theta[width:].sum()
             scores += local[rows.row_of]

@@ -89,7 +89,8 @@ def test_the_split_is_that_of_the_join(split, layout, source):
 @each_layout
 def test_random_rows_of_another_table_are_held_out_whole(layout):
     finished = trained("squared", layout, test_split="random(C)", num_epochs=1)
-    is_trained, is_tested = finished.trained["c"], finished.tested["c"]
+    is_trained = finished.trained["c"]
+    is_tested = finished.tested["c"]
     assert not (is_trained & is_tested).any()
     assert is_tested.sum() == round(0.2 * (is_trained | is_tested).sum())
 
@@ -162,7 +163,8 @@ def test_policies_on_values_of_rows_are_policies_on_times(rules, tmp_path):
 
 
 def warnings_of(sql: str = "", **settings: object) -> list[str]:
-    sites, how = [LAYOUTS["whole"](FRAMES)], {"num_epochs": 1, **settings}
+    sites = [LAYOUTS["whole"](FRAMES)]
+    how = {"num_epochs": 1, **settings}
     warnings = train(sites, sql or query(), **how).report.warnings
     # these labels may also be made from features, or from join keys
     others = ("no better than a constant", "from which the label is made")

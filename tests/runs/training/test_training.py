@@ -51,7 +51,8 @@ trained = functools.partial(on_store, num_epochs=6)
 def by_row(finished: Run, layout: str, alias: str) -> dict[int, list[float]]:
     """The encoded rows of a table by their position in the whole table."""
     sizes = [len(frame) for frame in LAYOUTS[layout](FRAMES)[ALIASES[alias]]]
-    order, start = [], 0
+    order = []
+    start = 0
     for size in sizes:
         own = np.arange(start, start + size)
         is_trained = finished.trained[alias][own]
@@ -223,7 +224,8 @@ def test_held_out_rows_do_not_influence_training(loss, strategy, how):
 @each_layout
 def test_metrics_are_those_of_the_joined_rows(loss, layout):
     finished = trained(loss, layout)
-    reference, report = reference_of(finished), finished.report
+    reference = reference_of(finished)
+    report = finished.report
     objective = finished.problem.objective
     scores = reference.scores(finished.flat, range(len(reference.labels)))
     expected = objective.metrics(scores)
@@ -249,9 +251,11 @@ def test_metrics_are_those_of_the_joined_rows(loss, layout):
 
 def assert_compared(outcomes, labels, scores, dummy):
     """Compare with scikit-learn's constant, counts and means."""
-    is_number, codes = isinstance(dummy, DummyRegressor), range(max(scores.shape[1], 2))
+    is_number = isinstance(dummy, DummyRegressor)
+    codes = range(max(scores.shape[1], 2))
     for part, values in labels.items():
-        guess, expected = dummy.predict(values[:, None]), {}
+        guess = dummy.predict(values[:, None])
+        expected = {}
         if is_number:
             expected["rmse"] = sk.root_mean_squared_error(values, guess)
             expected["mae"] = sk.mean_absolute_error(values, guess)
@@ -286,7 +290,8 @@ def assert_compared(outcomes, labels, scores, dummy):
 def test_the_unit_of_a_label_changes_nothing_but_the_unit_of_the_model(strategy, model):
     def fit(unit):
         orders = FRAMES["orders"].assign(qty=FRAMES["orders"]["qty"] * unit)
-        sites, how = one_per_site(whole({**FRAMES, "orders": orders})), {"l2": 0.1}
+        sites = one_per_site(whole({**FRAMES, "orders": orders}))
+        how = {"l2": 0.1}
         losses = run(
             "squared", sites, strategy, model=model, num_epochs=4, **how
         ).losses
@@ -305,10 +310,8 @@ def test_a_model_of_chance_is_no_better_than_a_constant_and_says_so(strategy):
     sites = one_per_site(whole({**FRAMES, "orders": orders.assign(qty=chance)}))
     how = {"min_rows_per_leaf": 2} if strategy == "boost" else {}
     report = run("squared", sites, strategy, **how).report
-    model, constant = (
-        report.final_test["rmse"],
-        report.outcomes["baseline"]["test"]["rmse"],
-    )
+    model = report.final_test["rmse"]
+    constant = report.outcomes["baseline"]["test"]["rmse"]
     words = f"no better than a constant: rmse {model:.4g} against {constant:.4g}"
     (warning,) = (
         text for text in report.warnings if "joined rows validate" not in text

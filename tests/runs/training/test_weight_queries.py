@@ -111,7 +111,8 @@ def test_a_database_computes_weights_as_a_site_does(tmp_path, fragment, expected
 
 @pytest.mark.parametrize(("text", "refused"), CASES["may_read"])
 def test_what_a_weight_may_read(tmp_path, text, refused):
-    policy, asked = policy_of(tmp_path, text), fragment(weight='"amount"')
+    policy = policy_of(tmp_path, text)
+    asked = fragment(weight='"amount"')
     match = rf"\({refused}\) .*the weight reads column"
     with pytest.raises(PolicyError, match=match) if refused else nullcontext():
         check(policy, asked)

@@ -89,7 +89,8 @@ def naive_encoding(
 
 @pytest.mark.parametrize("condition", ["", " WHERE o.discount > 0"])
 def test_matches_merge_and_encoding_by_pandas(store, token, condition):
-    table, naive = joined_store(token, STORE_SQL + condition), naive_join(store)
+    table = joined_store(token, STORE_SQL + condition)
+    naive = naive_join(store)
     orders = store["orders"][0]
     # what is held out is counted after the filters
     passing = np.flatnonzero(orders["discount"] > 0) if condition else orders.index
@@ -126,7 +127,8 @@ def test_a_joined_row_without_a_row_of_a_table_has_zeros_there(store):
 
 
 def test_the_objective_counts_the_penalty_but_not_the_intercept():
-    features, labels = np.array([[1.0], [-1.0]]), np.array([7.0, 3.0])
+    features = np.array([[1.0], [-1.0]])
+    labels = np.array([7.0, 3.0])
     fitted = fit_ridge(features, labels, l2=1.0)
     # 1/2 (w - 2)^2 + 1/2 w^2 is least at w = 1, with the intercept at the mean
     assert fitted.weights.tolist() == [[pytest.approx(1.0)]]
@@ -160,7 +162,8 @@ def problem_of(loss: str) -> tuple[Problem, Settings]:
 @each_loss
 def test_the_optimum_has_no_gradient(loss):
     problem, _ = problem_of(loss)
-    fitted, features = problem.optimum(), problem.train.astype(float)
+    fitted = problem.optimum()
+    features = problem.train.astype(float)
     excess = problem.mean_loss.gradient(fitted.scores(features))
     gradient = features.T @ excess / len(features) + problem.l2 * fitted.weights
     # labels are about ten: these are relative errors of 1e-9
@@ -238,7 +241,8 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_compares_a_run_whose_names_have_quotes_and_whose_shards_differ(
     tmp_path, capsys
 ):
-    rng, parents = np.random.default_rng(1), [0, 1, 2, 3, 4, 5, 6, 7] * 20
+    rng = np.random.default_rng(1)
+    parents = [0, 1, 2, 3, 4, 5, 6, 7] * 20
     orders = {"it's": parents, "qty": rng.normal(size=160)}
     orders['a "b"'] = rng.integers(0, 3, 160)
     pd.DataFrame(orders).to_csv(tmp_path / "o.csv", index=False)

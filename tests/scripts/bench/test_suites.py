@@ -80,7 +80,8 @@ def test_both_sides_hold_out_the_same_rows(case, frames):
 
 def test_all_ways_come_within_a_percent(case):
     optimum = best_metric("small")
-    until, more_is_better = case.until(optimum), CASES["flights"].until(0.7)
+    until = case.until(optimum)
+    more_is_better = CASES["flights"].until(0.7)
     assert until({"rmse": 1.009 * optimum})
     assert more_is_better({"auc": 0.6931})
     for near, metrics in ((until, 1.011 * optimum), (more_is_better, 0.6929)):
@@ -166,7 +167,8 @@ def test_vertical_partitions_train_alike_for_a_number_per_joined_row(strategy):
     how |= {"batch-size": 60, "learning-rate": 0.05} if strategy == "sgd" else {}
     dataset = small_store()
     vertical = dataset.vertical(Settings.from_run_config(dataset.settings))
-    models, runs = [], []
+    models = []
+    runs = []
 
     def on_round(report, grid) -> None:
         if report.epoch == 1 and report.train:

@@ -10,7 +10,8 @@ from tests.support.datasets import FOLDER, is_absent, run_prepared, table
 from tests.support.files import case_table
 
 CASES = case_table(__file__)
-SMALL, LARGE = CASES["small"], CASES["large"]
+SMALL = CASES["small"]
+LARGE = CASES["large"]
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:
@@ -44,7 +45,8 @@ def test_a_movie_has_a_row_per_genre(tmp_path):
 # apart, as the é is read
 @pytest.mark.parametrize(("files", "years", "titles"), [(SMALL, 0, 1), (LARGE, 1, 2)])
 def test_what_is_written_can_be_trained_on(tmp_path, files, years, titles, capsys):
-    folder, output = write(tmp_path / "archive", files), tmp_path / "my output"
+    folder = write(tmp_path / "archive", files)
+    output = tmp_path / "my output"
     assert main([str(folder), str(output)]) == 0
     assert "joined: 5 rows" in capsys.readouterr().out
     report = run_prepared(output, **{"test-fraction": 0.0})

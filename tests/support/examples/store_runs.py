@@ -120,7 +120,8 @@ def reference_of(
         source: the query from FROM on.
         weight: what DuckDB weighs each joined training row by.
     """
-    loss, tested = run.problem.objective.name, run.tested["o"]
+    loss = run.problem.objective.name
+    tested = run.tested["o"]
     # an order is trained on or tested, never both
     assert not (run.trained["o"] & tested).any()
     positions, weights = joins.weighted_positions(

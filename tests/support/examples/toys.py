@@ -114,7 +114,8 @@ def _add_features(
     """Add columns to every table; return their names, and whether some are
     collinear.
     """
-    features, is_collinear = {}, False
+    features = {}
+    is_collinear = False
     for name, frame in frames.items():
         features[name] = [f"x{n}" for n in range(rng.integers(1, 4))]
         for column in features[name]:
@@ -156,7 +157,8 @@ class Optimum:
     @classmethod
     def of(cls, toy: Toy) -> "Optimum":
         frame = toy.joined()
-        labels, inputs = frame.iloc[:, 0].to_numpy(), frame.iloc[:, 1:].to_numpy()
+        labels = frame.iloc[:, 0].to_numpy()
+        inputs = frame.iloc[:, 1:].to_numpy()
         varies = inputs.max(axis=0) > inputs.min(axis=0)
         inputs = inputs[:, varies]
         return cls((inputs - inputs.mean(axis=0)) / inputs.std(axis=0), labels, toy.l2)
@@ -169,7 +171,8 @@ class Optimum:
         """Return the weights and the intercept, (d + 1,)."""
         ridge = Ridge(alpha=self.l2 * len(self.labels), solver="svd")
         # at a scale and without an offset that cost it no digits
-        centre, scale = self.labels.mean(), self.labels.std() or 1.0
+        centre = self.labels.mean()
+        scale = self.labels.std() or 1.0
         ridge.fit(self.inputs, (self.labels - centre) / scale)
         return np.append(scale * ridge.coef_, centre + scale * ridge.intercept_)
 
@@ -192,7 +195,8 @@ def saved_weights(toy: Toy, state: Path, base: float) -> np.ndarray:
     for folder in state.rglob("part-*"):
         saved = SavedModel.load(folder)
         parts[saved.table] = saved.parameters
-    rest, intercept = parts["a"][:-1], parts["a"][-1]
+    rest = parts["a"][:-1]
+    intercept = parts["a"][-1]
     parts["a"] = rest
     return np.append(
         np.concatenate([parts[name] for name in toy.features]), intercept + base

@@ -156,12 +156,14 @@ class FaultyGrid(LocalGrid):
         ]
 
     def _deliver(self, message: Message) -> Message | None:
-        node, world = message.metadata.dst_node_id, self.world
+        node = message.metadata.dst_node_id
+        world = self.world
         action = message.metadata.message_type
         fault = world.schedule(action, node, world.tries)
         world.tries += 1
         world.asked.append((action, node))
-        late, strays = self._late.pop(node, []), world.strays.pop(node, [])
+        late = self._late.pop(node, [])
+        strays = world.strays.pop(node, [])
         if fault is not None:
             world.happened.append((action, node, fault))
         reply = self._happen(fault, message)
@@ -233,7 +235,8 @@ class FaultyGrid(LocalGrid):
         if fault not in (*LOSSES, Fault.RESTARTED):
             return
         forget_processes()
-        path, before = self._database(node), self.world.states.get(node, [])
+        path = self._database(node)
+        before = self.world.states.get(node, [])
         for row in committed_rows(path):
             run, name, *_, data = row
             if not has_entries(path, run):

@@ -57,8 +57,12 @@ OF_SINGLE_SITES = {
 """Policies for methods whose models leave in the clear."""
 WITH_COVER = {"orders": f"{POLICIES['orders']}\ncover = 1\nscores-per-rank = 0.5"}
 """Policies that ask how much rows vary."""
-SHOP, US, UK = 2, 3, 4
-ORDERS, UK_PART, US_PART = 0, 1, 2
+SHOP = 2
+US = 3
+UK = 4
+ORDERS = 0
+UK_PART = 1
+US_PART = 2
 FOREIGN = re.compile(r"^\w+ at \w+\.py:\d+; its text is in the site's log$")
 """How a site tells an exception that nobody raised on purpose."""
 
@@ -162,7 +166,8 @@ class HostileGrid(LocalGrid):
         self.answers: list[Answer] = []
 
     def _deliver(self, message):
-        action, node = message.metadata.message_type, message.metadata.dst_node_id
+        action = message.metadata.message_type
+        node = message.metadata.dst_node_id
         changes = list(self._changes(action, node, unpack(message.content)))
         if changes:
             kept = Kept(self.contexts[node])
@@ -296,7 +301,8 @@ def header(*path, value=GONE) -> Change:
 
 def propose_fragments(header: dict) -> None:
     """Let the proposal of a request for rows have the fragments that its parts have."""
-    proposal, parts = header.get("proposal"), header.get("parts")
+    proposal = header.get("proposal")
+    parts = header.get("parts")
     if not (isinstance(proposal, dict) and isinstance(proposal.get("parts"), dict)):
         return
     for part in parts if isinstance(parts, list) else ():

@@ -89,7 +89,9 @@ class LyingGrid(LocalGrid):
 
     def __init__(self, sites, lies: Changes, tried: Tried) -> None:
         super().__init__(sites)
-        self.record, self._lies, self._tried = Record(), dict(lies), tried
+        self.record = Record()
+        self._lies = dict(lies)
+        self._tried = tried
         self._asked: set[tuple[str, int]] = set()
 
     def _deliver(self, message):
@@ -114,7 +116,8 @@ class LyingGrid(LocalGrid):
         return reply
 
     def _try(self, message, lie: Lie) -> None:
-        kept, told = Kept(self.contexts[lie.place.node]), self.record.told
+        kept = Kept(self.contexts[lie.place.node])
+        told = self.record.told
         message = copy.deepcopy(message)
         try:
             message.content = pack(lie.change(unpack(message.content)))
@@ -148,7 +151,9 @@ class Federation:
     def __init__(
         self, folder: Path, tables: dict[str, dict[str, pd.DataFrame]], policies=None
     ):
-        self.folder, self.tables, self.policies = folder, tables, policies
+        self.folder = folder
+        self.tables = tables
+        self.policies = policies
         self._runs = 0
         self._template = folder / "template"
         for number, (site, frames) in enumerate(tables.items()):
@@ -379,11 +384,13 @@ def _values(value: Any) -> Iterator[Any]:
 def _arrays(
     place: Place, packet: Packet, honest: Record
 ) -> Iterator[tuple[str, np.ndarray]]:
-    part, name = int(place.path[0]), str(place.path[1])
+    part = int(place.path[0])
+    name = str(place.path[1])
     if (part, name) not in packet.arrays:
         yield "though absent", ABSENT[place.field][1](problem_rows(honest, part))
         return
-    array, family = packet.arrays[part, name], name.partition("/")[0]
+    array = packet.arrays[part, name]
+    family = name.partition("/")[0]
     if family in BITS and array.dtype == np.uint8:
         yield from _bits(unpack_bits(array, problem_rows(honest, part)))
         return
@@ -399,7 +406,8 @@ def _arrays(
 
 def _bits(chosen: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Yield other selections of rows."""
-    fewer, single = chosen.copy(), np.zeros(len(chosen), bool)
+    fewer = chosen.copy()
+    single = np.zeros(len(chosen), bool)
     fewer[np.flatnonzero(chosen)[:1]] = False
     single[np.flatnonzero(chosen)[:1]] = True
     others = {"one row fewer": fewer, "one row": single}
@@ -411,8 +419,10 @@ def _bits(chosen: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 
 def _numbers(array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Yield numbers of which one counts for most, or all, or the others."""
-    is_whole, largest = array.dtype.kind == "i", np.abs(array).max() or 1
-    heavy, only = array.copy(), np.zeros_like(array)
+    is_whole = array.dtype.kind == "i"
+    largest = np.abs(array).max() or 1
+    heavy = array.copy()
+    only = np.zeros_like(array)
     heavy.reshape(-1)[0] = 1000 if is_whole else 100 * largest
     only.reshape(-1)[0] = largest
     yield "of one row", heavy

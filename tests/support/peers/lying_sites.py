@@ -33,7 +33,8 @@ def customers(*ids: int) -> pd.DataFrame:
 
 
 def tables() -> dict[str, dict[str, pd.DataFrame]]:
-    rng, row = np.random.default_rng(3), np.arange(ORDERS)
+    rng = np.random.default_rng(3)
+    row = np.arange(ORDERS)
     orders = {"cust": row % 8, "friend": row * 3 % 8, "item": row % 5}
     numbers = {name: rng.normal(size=ORDERS) for name in ("price", "qty", "salary")}
     items = {name: rng.normal(size=5) for name in ("cost", "size")}
