@@ -18,7 +18,6 @@ import pytest
 from flwr.app import Message
 from flwr.common.serde import recorddict_to_proto
 
-from client_apps.app import app
 from client_apps.data.database import FILE, close_databases
 from client_apps.data.ledger import Ledger
 from client_apps.methods import sgd
@@ -26,7 +25,7 @@ from client_apps.rounds.site import Site
 from client_apps.rounds.transaction import STOPPED
 from strategies import TablePuppetADMM, TablePuppetSGD
 from strategies.explain.explanation import Explain
-from strategies.run.grid import InProcessGrid
+from tests.support.federated import LocalGrid
 from tests.support.peers.faulty_grid import (
     COMMITTED,
     change_row,
@@ -106,8 +105,8 @@ class Sites(HostileGrid):
 
     def ask(self, message: Message, packet=None, action="") -> Message:
         if packet is None:
-            return InProcessGrid._deliver(self, message)
-        return InProcessGrid._deliver(self, like(message, pack(packet), action))
+            return LocalGrid._deliver(self, message)
+        return LocalGrid._deliver(self, like(message, pack(packet), action))
 
     def answer(self, message: Message, packet=None, action="") -> Packet:
         return unpack(self.ask(message, packet, action).content)
@@ -256,33 +255,30 @@ def train_covered(folder, before):
     train(grid, **SETTINGS["covered"], num_epochs=1)
 
 
+def entries_of_run(grid, query, *values):
+    """Find or change, by a query that ends before the run's name, a site's entries."""
+    forget_processes()
+    run = grid.site(US).store.run
+    return rows_in(grid.database(US), f"{query} AND run = ?", *values, run)
+
+
 def lose(change):
     """Change the rows of the committed round and its reply, by column."""
-
-    def change_them(grid):
-        forget_processes()
-        run = grid.site(US).store.run
-        path = grid.database(US)
-        rows_in(path, f"{change} WHERE run = ? AND {COMMITTED}", run)
-
-    return change_them
+    return lambda grid: entries_of_run(grid, f"{change} WHERE {COMMITTED}")
 
 
 def damage(name, column):
     """Change one byte in the middle of a row."""
 
     def change_it(grid):
-        forget_processes()
-        run = grid.site(US).store.run
-        path = grid.database(US)
-        query = f"SELECT {column} FROM entries WHERE run = ? AND name = ?"
-        ((text,),) = rows_in(path, query, run, name)
+        query = f"SELECT {column} FROM entries WHERE name = ?"
+        ((text,),) = entries_of_run(grid, query, name)
         changed = (
             flipped(text) if isinstance(text, bytes) else text.replace("e", "f", 1)
         )
         assert changed != text
-        query = f"UPDATE entries SET {column} = ? WHERE run = ? AND name = ?"
-        rows_in(path, query, changed, run, name)
+        query = f"UPDATE entries SET {column} = ? WHERE name = ?"
+        entries_of_run(grid, query, changed, name)
 
     return change_it
 
@@ -322,7 +318,7 @@ def test_a_site_that_lost_its_state_is_told_all_again(tmp_path):
             assert spent(grid) == before
             lost.append(what)
 
-    lost: list[str] = []
+    lost = []
     train_covered(tmp_path, at_first(Action.CONSENSUS, lose))
     assert lost == list(LOSSES)
 
@@ -359,7 +355,7 @@ def restore_old(take, put, check):
     """Put a copy of a site's state, two rounds old, in its place, and call
     ``check``.
     """
-    copies: list = []
+    copies = []
 
     def restore(grid, message):
         copy = message.metadata.dst_node_id == US and take(grid)
@@ -529,7 +525,7 @@ def test_a_model_that_is_not_finite_stays_as_it_was(tmp_path, monkeypatch):
         assert (files, others, lines) == before
         assert len(entries) == len(others) + 1
 
-    seen: list[Packet] = []
+    seen = []
     # the same request is answered, as it does not diverge here; no other one is
     with pytest.raises(
         SiteError, match="has refused a request of this run because of its rows"
@@ -593,16 +589,15 @@ def test_the_end_of_a_run_that_nobody_knows_leaves_nothing(tmp_path):
 
 
 def test_what_is_asked_again_in_memory_is_answered_once():
-    class Again(InProcessGrid):
+    class Again(LocalGrid):
         def _deliver(self, message):
             first = super()._deliver(message)
             if message.metadata.message_type != Action.DESCRIBE:
                 assert bytes_of(super()._deliver(message)) == bytes_of(first)
             return first
 
-    strategies = []
-    for grid_class in (Again, InProcessGrid):
-        grid = grid_class(app, tables())
-        strategies.append(train(grid, TablePuppetSGD, num_epochs=1, batch_size=5))
-    first, second = strategies
-    assert first.report.final_train == second.report.final_train
+    first, second = (
+        train(grid_class(tables()), TablePuppetSGD, **SETTINGS["sgd"]).report
+        for grid_class in (Again, LocalGrid)
+    )
+    assert first.final_train == second.final_train

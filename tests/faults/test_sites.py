@@ -296,23 +296,26 @@ def test_factory_of_a_good_model_trains():
     train(LocalGrid(tables()), model="torch.nn:Linear")
 
 
-def last_rounds(grid):
-    """What each site has kept of the round that it has answered last."""
-    sites = [Site(context, grid.run_name) for context in grid.contexts.values()]
-    return [site.store.last() for site in sites]
+def stores(grid):
+    """By node, what its site keeps of the run."""
+    return {
+        node: Site(context, grid.run_name).store
+        for node, context in grid.contexts.items()
+    }
 
 
 def state_bytes(grid, node):
-    last = Site(grid.contexts[node], grid.run_name).store.last()
+    last = stores(grid)[node].last()
     return last and {key: own.tobytes() for key, own in last.arrays.items()}
 
 
 def nothing_is_left(grid):
     """Whether the sites have nothing of the run but a reply, and Flower has nothing."""
-    for context, last in zip(grid.contexts.values(), last_rounds(grid), strict=True):
+    for node, store in stores(grid).items():
+        last = store.last()
         assert last is None or (last.is_over and not last.arrays)
-        assert not Site(context, grid.run_name).store.names()
-        assert not len(context.state)
+        assert not store.names()
+        assert not len(grid.contexts[node].state)
     return True
 
 
@@ -376,8 +379,7 @@ def test_run_after_others_equals_one_on_a_new_grid(method, forgets, monkeypatch)
             patch.setattr(SiteStore, "end", lambda *_: None)
         with pytest.raises(SiteError, match="ZeroDivisionError"):
             train(grid, method, wide)
-    names = [Site(own, grid.run_name).store.names() for own in grid.contexts.values()]
-    assert any(names) != forgets
+    assert any(store.names() for store in stores(grid).values()) != forgets
     grids = (grid, grid, LocalGrid(tables()))
     *again, new = (train(each, method).report for each in grids)
     for report in again:
@@ -438,7 +440,8 @@ def test_failed_run_keeps_its_error_when_the_sites_are_gone():
     grid.push_messages = push_until_failure
     with pytest.raises(SiteError, match="boom"):
         train(grid)
-    assert all(last and last.arrays for last in last_rounds(grid))
+    last_rounds = [store.last() for store in stores(grid).values()]
+    assert all(last and last.arrays for last in last_rounds)
 
 
 @pytest.mark.parametrize("is_on_disk", [True, False])
@@ -447,7 +450,7 @@ def test_lost_state_is_reported(tmp_path, is_on_disk):
 
     def lose(report):
         if report.phase == "prepare":
-            lose_state(Site(grid.contexts[US], grid.run_name).store)
+            lose_state(stores(grid)[US])
 
     with pytest.raises(
         SiteError, match=r"state of this run is lost at 'us' .* no checkpoint"
