@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from client_apps.data.ledger import Ledger
-from strategies import TablePuppetADMM, TablePuppetSGD
 from tests.support.files import case_table
 from tests.support.peers import hostile
 from tests.support.peers.hostile_runs import (
@@ -44,9 +43,7 @@ FRAGMENT = ("parts", 0, "fragment")
 
 
 @pytest.mark.parametrize(("path", "match"), CASES["small_units"])
-@pytest.mark.parametrize(
-    ("method", "privacy"), [(TablePuppetSGD, DP_SGD), (TablePuppetADMM, EXACT)]
-)
+@pytest.mark.parametrize(("method", "privacy"), [("sgd", DP_SGD), ("admm", EXACT)])
 def test_no_unit_is_so_small_that_there_is_no_noise(
     tmp_path, method, privacy, path, match
 ):

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from client_apps.rounds.site import Site
 from client_apps.training import prepare
-from strategies import Explain, TablePuppetSGD
+from strategies import Explain
 from tests.support.files import case_table
 from tests.support.peers.hostile import (
     ORDERS,
@@ -328,7 +328,7 @@ def test_a_batch_of_one_row_may_not_have_a_gradient_of_its_own(tmp_path):
     error = refused(
         *where,
         single,
-        TablePuppetSGD,
+        "sgd",
         policies={"customers": "min-rows = 2"},
         batch_size=12,
     )
@@ -438,7 +438,7 @@ def test_a_batch_has_a_row_once(tmp_path):
         "'batch-start' does not divide 'batch-rows'": no_end,
     }
     where = tmp_path, "train.prepare", US
-    answers = answers_to(*where, changes, TablePuppetSGD, privacy=PRIVATE)
+    answers = answers_to(*where, changes, "sgd", privacy=PRIVATE)
     assert len(answers) == 2
     check_all_refused(answers)
 
@@ -453,7 +453,7 @@ def test_a_batch_goes_by_one_number(tmp_path):
     }
     where = (tmp_path, "train.sgd", SHOP)
     how = {"batch_size": 4}
-    answers = answers_to(*where, changes, TablePuppetSGD, privacy=PRIVATE, **how)
+    answers = answers_to(*where, changes, "sgd", privacy=PRIVATE, **how)
     assert len(answers) == 14
     for answer in answers:
         answer.check_nothing_left()

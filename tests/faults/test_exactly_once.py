@@ -23,7 +23,6 @@ from client_apps.data.ledger import Ledger
 from client_apps.methods import sgd
 from client_apps.rounds.site import Site
 from client_apps.rounds.transaction import STOPPED
-from strategies import TablePuppetADMM, TablePuppetSGD
 from strategies.explain.explanation import Explain
 from tests.support.federated import LocalGrid
 from tests.support.peers.faulty_grid import (
@@ -158,7 +157,7 @@ def spent(grid) -> dict[int, list[tuple]]:
 def run(folder: Path, kind: str, grid_class=Sites, before=None, **settings):
     folder.mkdir(exist_ok=True)
     grid = grid_class(folder, before)
-    method = TablePuppetSGD if kind == "sgd" else TablePuppetADMM
+    method = "sgd" if kind == "sgd" else "admm"
     return grid, train(grid, method, **{**SETTINGS[kind], **settings})
 
 
@@ -597,7 +596,7 @@ def test_what_is_asked_again_in_memory_is_answered_once():
             return first
 
     first, second = (
-        train(grid_class(tables()), TablePuppetSGD, **SETTINGS["sgd"]).report
+        train(grid_class(tables()), "sgd", **SETTINGS["sgd"]).report
         for grid_class in (Again, LocalGrid)
     )
     assert first.final_train == second.final_train

@@ -13,7 +13,6 @@ from client_apps.data.run_store import SiteStore
 from client_apps.methods import sgd
 from client_apps.operator.participant import Participant
 from client_apps.rounds.site import Site
-from strategies import TablePuppetADMM, TablePuppetSGD
 from tests.support.federated import LocalGrid
 from tests.support.peers.faulty_grid import lose_state
 from tests.support.peers.hostile import (
@@ -322,11 +321,11 @@ def nothing_is_left(grid):
 @pytest.mark.parametrize(
     ("method", "owner", "name"),
     [
-        (TablePuppetADMM, Participant, "release_rows"),
-        (TablePuppetADMM, Participant, "begin_scores"),
-        (TablePuppetADMM, Participant, "moments"),
-        (TablePuppetSGD, sgd, "take_step"),
-        (TablePuppetSGD, Participant, "release_batch"),
+        ("admm", Participant, "release_rows"),
+        ("admm", Participant, "begin_scores"),
+        ("admm", Participant, "moments"),
+        ("sgd", sgd, "take_step"),
+        ("sgd", Participant, "release_batch"),
     ],
 )
 def test_failed_action_leaves_its_site_alone(monkeypatch, method, owner, name):
@@ -365,8 +364,8 @@ def test_failed_extraction_leaves_no_state():
     assert nothing_is_left(grid)
 
 
-@pytest.mark.cases("True-TablePuppetSGD", "False-TablePuppetADMM")
-@pytest.mark.parametrize("method", [TablePuppetADMM, TablePuppetSGD])
+@pytest.mark.cases("True-sgd", "False-admm")
+@pytest.mark.parametrize("method", ["admm", "sgd"])
 @pytest.mark.parametrize("forgets", [True, False])
 def test_run_after_others_equals_one_on_a_new_grid(method, forgets, monkeypatch):
     """A failed run over more tables leaves parts behind; the next ones ignore them."""
@@ -394,7 +393,7 @@ def left_in(folder):
     return {path.relative_to(folder).parts[:2] for path in files}
 
 
-@pytest.mark.parametrize("method", [TablePuppetADMM, TablePuppetSGD])
+@pytest.mark.parametrize("method", ["admm", "sgd"])
 def test_finish_leaves_the_models_alone(tmp_path, method):
     idle = {"bank": {"accounts": pd.DataFrame({"a": [1]})}}
     grid = LocalGrid(tables() | idle, state=tmp_path)

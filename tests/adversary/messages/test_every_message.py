@@ -11,10 +11,6 @@ import pytest
 
 from strategies import (
     Explain,
-    TablePuppetADMM,
-    TablePuppetBoost,
-    TablePuppetCG,
-    TablePuppetSGD,
 )
 from tests.support.peers.hostile import (
     OF_SINGLE_SITES,
@@ -97,11 +93,11 @@ SGD = (TRAIN_SGD, TRAIN_STEP)
 DRAWING = (TRAIN_MEASURE, TRAIN_DRAW, TRAIN_WEIGH)
 PERSONAL = (TRAIN_PERSONALISE, TRAIN_SUMMARISE, TRAIN_PERSONAL)
 RUNS = {
-    **dict.fromkeys(CG, (TablePuppetCG, {})),
-    **dict.fromkeys((TRAIN_BOOST, TRAIN_BAG), (TablePuppetBoost, {})),
+    **dict.fromkeys(CG, ("cg", {})),
+    **dict.fromkeys((TRAIN_BOOST, TRAIN_BAG), ("boost", {})),
     Action.RANK: (Explain, {"mode": "explain", "policies": WITH_COVER}),
-    **dict.fromkeys(SGD, (TablePuppetSGD, {"batch_size": 5})),
-    **dict.fromkeys(DRAWING, (TablePuppetADMM, {"coreset_size": 6})),
+    **dict.fromkeys(SGD, ("sgd", {"batch_size": 5})),
+    **dict.fromkeys(DRAWING, ("admm", {"coreset_size": 6})),
     **dict.fromkeys(PERSONAL, ("personalised", OWN_LABELS)),
 }
 """The run that has the request; of all others it is one of ADMM."""
@@ -172,7 +168,7 @@ def test_every_message_is_attacked():
 @pytest.mark.parametrize("action", ATTACKS, ids=str)
 def test_a_site_gives_nothing_more(tmp_path, action):
     node, change, match = ATTACKS[action]
-    method, settings = RUNS.get(action, (TablePuppetADMM, {}))
+    method, settings = RUNS.get(action, ("admm", {}))
     how = {"sql": SQL} if "mode" in settings else {"sql": SQL, "num_epochs": 2}
     asked = TRIGGERS.get(action, action)
     changes = {"it": change}

@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from strategies import TablePuppetADMM, TablePuppetBoost, TablePuppetCG, TablePuppetSGD
 from tests.support.federated import (
     WatchedGrid,
     on_requests,
@@ -118,10 +117,10 @@ def test_a_refusal_has_the_field_both_values_and_a_line_in_the_ledger(tmp_path):
 @pytest.mark.parametrize(
     ("method", "action", "settings"),
     [
-        (TablePuppetCG, TRAIN_DESCENT, {}),
-        (TablePuppetADMM, TRAIN_ADMM, {}),
-        (TablePuppetBoost, TRAIN_BOOST, {}),
-        (TablePuppetSGD, TRAIN_SGD, {"batch_size": 6}),
+        ("cg", TRAIN_DESCENT, {}),
+        ("admm", TRAIN_ADMM, {}),
+        ("boost", TRAIN_BOOST, {}),
+        ("sgd", TRAIN_SGD, {"batch_size": 6}),
     ],
 )
 def test_rounds_beyond_the_proposed_epochs_bring_no_scores(

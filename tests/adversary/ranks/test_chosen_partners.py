@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.spatial import cKDTree
 
-from strategies import Explain, TablePuppetCG
+from strategies import Explain
 from tests.support.federated import LocalGrid, train
 from tests.support.peers.curious import watch_sums
 from tests.support.peers.payments import (
@@ -42,9 +42,7 @@ def none_left():
     return pytest.raises(SettingsError, match="lets 0 more score vectors leave")
 
 
-def attack(
-    folder, sql, rules, *, method=TablePuppetCG, frames=None, epochs=1, **settings
-):
+def attack(folder, sql, rules, *, method="cg", frames=None, epochs=1, **settings):
     """Let a server pose a query in a new run; return the sums of scores that it
     reads.
     """
@@ -202,7 +200,7 @@ def test_shards_of_a_table_count_their_own_rows(tmp_path):
         file.write_text(text)
         sites = {"payments": file, "clinic": tmp_path / "clinic" / "tables.toml"}
         with LocalGrid(sites, state=tmp_path / "state") as grid:
-            train(grid, sql, TablePuppetCG, test_fraction=0.0, num_epochs=epochs)
+            train(grid, sql, "cg", test_fraction=0.0, num_epochs=epochs)
 
     run(3)
     assert counted(tmp_path) == 6

@@ -7,7 +7,6 @@ from itertools import product
 import numpy as np
 import pytest
 
-from strategies import TablePuppetCG
 from tests.support.federated import (
     WatchedGrid,
     on_replies,
@@ -37,7 +36,7 @@ def run_at(sites, folder, change=None, *, sql=SQL, epochs=1, kind=WatchedGrid):
     messages.
     """
     with kind(sites, change, state=folder / "state") as grid:
-        train(grid, sql, TablePuppetCG, test_fraction=0.0, num_epochs=epochs)
+        train(grid, sql, "cg", test_fraction=0.0, num_epochs=epochs)
     return grid
 
 

@@ -10,7 +10,7 @@ from flwr.app import Message
 import strategies.app
 from client_apps.data.saved_models import SavedModel, part_folder
 from client_apps.operator.participant import score_sums
-from strategies import TablePuppetADMM, TablePuppetBoost, TablePuppetCG, TablePuppetSGD
+from strategies import TablePuppetADMM
 from strategies.inference.manifest import resolve, write_manifest
 from strategies.run.exchange import Replies, ask
 from strategies.run.replies import collect_replies
@@ -64,7 +64,7 @@ def sites(folder, policy=""):
     return {name: folder / f"{name}.toml" for name in ("shop", "bank")}
 
 
-def run(folder, method=TablePuppetADMM, policy="", sql=SQL, **settings):
+def run(folder, method="admm", policy="", sql=SQL, **settings):
     grid = WatchedGrid(sites(folder, policy), state=folder / "state")
     how = {"num_epochs": 3, "test_fraction": 0.0, "validation_fraction": 0.0}
     return train(grid, sql, method, **how | settings), grid
@@ -104,10 +104,10 @@ def test_manifest_says_what_the_sites_keep(trained):
     ("method", "how"),
     [
         (None, {}),
-        (TablePuppetBoost, {"min_rows_per_leaf": 1, "lou": "local"}),
-        (TablePuppetBoost, {"min_rows_per_leaf": 1, "lou": "bagged"}),
-        (TablePuppetCG, {}),
-        (TablePuppetSGD, {"batch_size": 10}),
+        ("boost", {"min_rows_per_leaf": 1, "lou": "local"}),
+        ("boost", {"min_rows_per_leaf": 1, "lou": "bagged"}),
+        ("cg", {}),
+        ("sgd", {"batch_size": 10}),
     ],
     ids=["admm", "boost", "bagged", "cg", "sgd"],
 )

@@ -10,7 +10,7 @@ import pytest
 
 from client_apps.data import query_quota
 from client_apps.data.ledger import Ledger, open_ledger
-from strategies import Explain, TablePuppetADMM, TablePuppetSGD
+from strategies import Explain
 from tests.support.command_line import printed_by, site_options
 from tests.support.federated import train, write_site
 from tests.support.peers.faulty_grid import forget_processes, rows_in
@@ -43,14 +43,14 @@ def only(folder, *events):
     return line
 
 
-def run(folder, method=TablePuppetADMM, policy=None, sql=SQL, **settings):
+def run(folder, method="admm", policy=None, sql=SQL, **settings):
     grid = HostileGrid(folder, policies={"orders": policy} if policy else None)
     settings.setdefault("num_epochs", 1)
     return train(grid, sql, method, **settings)
 
 
 @pytest.mark.cases("Explain")
-@pytest.mark.parametrize("method", [TablePuppetADMM, TablePuppetSGD, Explain])
+@pytest.mark.parametrize("method", ["admm", "sgd", Explain])
 def test_a_run_leaves_one_line_for_each_table_that_it_reads(tmp_path, method):
     grid = HostileGrid(tmp_path)
     grid.contexts[SHOP].node_config["app-sha256"] = "ab" * 32

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from strategies import Explain, TablePuppetADMM, TablePuppetCG
+from strategies import Explain
 from strategies.inference.predict import Evaluate
 from strategies.ranks import ScoreForecast
 from strategies.training.saving import make_manifest
@@ -60,7 +60,7 @@ def counted(folder):
     return len(ledger_lines(folder / "state" / "a", "scores"))
 
 
-@pytest.mark.parametrize("method", [TablePuppetCG, TablePuppetADMM])
+@pytest.mark.parametrize("method", ["cg", "admm"])
 def test_an_automatic_number_of_epochs_ends_in_time(grid, tmp_path, method):
     strategy = train(grid, SQL, method, num_epochs=0, tolerance=1e-12)
     report = strategy.report
@@ -73,7 +73,7 @@ def test_an_automatic_number_of_epochs_ends_in_time(grid, tmp_path, method):
 
 
 def test_a_converged_training_is_not_cut_short(grid):
-    strategy = train(grid, SQL, TablePuppetCG, num_epochs=0, tolerance=0.5)
+    strategy = train(grid, SQL, "cg", num_epochs=0, tolerance=0.5)
     assert strategy.report.verdict.startswith("converged")
     assert strategy.chosen["num-epochs"] == LEFT
     assert not [text for text in strategy.warnings if "scores-per-rank" in text]
@@ -81,19 +81,19 @@ def test_a_converged_training_is_not_cut_short(grid):
 
 def test_more_epochs_than_are_left_are_refused_before_any_leaves(grid, tmp_path):
     with pytest.raises(SettingsError) as refused:
-        train(grid, SQL, TablePuppetCG, num_epochs=6)
+        train(grid, SQL, "cg", num_epochs=6)
     text = str(refused.value)
     assert text.startswith(
         f"{ALLOWS}, and an epoch takes 1: set num-epochs = 5 or less, read more"
     )
     assert counted(tmp_path) == 0
     # as it says
-    train(grid, SQL, TablePuppetCG, num_epochs=5)
+    train(grid, SQL, "cg", num_epochs=5)
     with pytest.raises(
         SettingsError,
         match=r"lets 0 more .*: earlier runs have used them up, or its rows vary too",
     ):
-        train(grid, SQL, TablePuppetCG, num_epochs=1)
+        train(grid, SQL, "cg", num_epochs=1)
     # without features its scores are constants, in which the other table's do not hide
     with pytest.raises(
         SiteError, match=r"table 'b': train.prepare failed: .*\(cover = 1\) refuses"
@@ -168,7 +168,7 @@ def test_explain_says_which_table_cannot_be_trained_and_what_to_change(tmp_path)
 
 
 def test_predictions_and_evaluations_are_score_vectors(grid, tmp_path):
-    strategy = train(grid, SQL, TablePuppetCG, num_epochs=3)
+    strategy = train(grid, SQL, "cg", num_epochs=3)
     manifest = make_manifest(strategy)
     Evaluate(Query.from_sql(SQL), manifest, mode="evaluate").start(grid)
 
@@ -200,5 +200,5 @@ def test_a_deviation_from_the_forecast_is_refused_by_the_site(grid, tmp_path):
         with pytest.raises(
             SiteError, match=r"1 more score vectors of table 'a', and of 5 .* 5 have"
         ):
-            train(grid, SQL, TablePuppetADMM, num_epochs=9)
+            train(grid, SQL, "admm", num_epochs=9)
     assert counted(tmp_path) == 5

@@ -22,7 +22,6 @@ from client_apps.data.database import FILE
 from client_apps.handlers import encoding
 from client_apps.rounds.site import Site
 from client_apps.rounds.transaction import STOPPED
-from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
 from tests.support import federated, ledgers
 from tests.support.federated import LocalGrid, write_site
@@ -275,7 +274,7 @@ def shard_seal(grid: InProcessGrid, node: int, part: int) -> ShardSeal:
     return seal
 
 
-def train(grid, method=TablePuppetADMM, sql=SQL, **settings):
+def train(grid, method="admm", sql=SQL, **settings):
     """Run to the end; return the strategy."""
     return federated.train(grid, sql, method, **settings)
 
