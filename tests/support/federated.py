@@ -288,6 +288,11 @@ class Run(Watched):
         return [line for own in self.strategy.ledgers.values() for line in own]
 
     @property
+    def releases(self) -> list[dict]:
+        """What has left the sites, by their ledgers."""
+        return [line["release"] for line in self.lines]
+
+    @property
     def losses(self) -> list[float]:
         return [item.train["loss"] for item in self.history if item.train]
 
@@ -440,8 +445,7 @@ def _masks(finished: Run) -> None:
 def _check_ledgers(finished: Run) -> None:
     """Assert that what left a part is in its site's ledger, as its message declares."""
     facts = facts_of(finished.problem.exposure)
-    releases = [line["release"] for line in finished.lines]
-    noted = {(release["part"], release["what"]) for release in releases}
+    noted = {(release["part"], release["what"]) for release in finished.releases}
     for seen in (seen for seen in finished.seen if seen.is_reply):
         left = {(part, name.partition("/")[0]) for part, name in seen.arrays}
         for part in seen.header.get("parts", ()):

@@ -56,6 +56,10 @@ def accounts(finished: federated.Run) -> list[dict]:
     return [one for own in finished.report.privacy["ledger"].values() for one in own]
 
 
+def releases(finished: federated.Run) -> list[dict]:
+    return [own["release"] for own in accounts(finished)]
+
+
 def arrays_of(
     finished: federated.Run, name: str, action: str = "", *, is_reply: bool = True
 ) -> dict[tuple[int, int], np.ndarray]:
@@ -119,12 +123,11 @@ def test_each_site_has_paid_what_was_asked_for(layout):
 
 
 def test_every_release_is_reserved_before_it_leaves_and_named_in_words():
-    lines = accounts(trained(STATISTICS))
-    kinds = {own["release"]["what"] for own in lines}
+    released = releases(trained(STATISTICS))
+    kinds = {release["what"] for release in released}
     clear = {"keys", "counts", "labels", "statistics", "scores"}
     assert kinds == clear | {"gram", "moments"}
-    for own in lines:
-        release = own["release"]
+    for release in released:
         assert release["unit"].split(" at ")[0].endswith(f"a row of {release['table']}")
         assert release["adversary"] == "server"
         assert release["scope"], release["what"]
@@ -137,8 +140,7 @@ def test_every_release_is_reserved_before_it_leaves_and_named_in_words():
 
 def test_with_scores_covered_the_guarantee_takes_less_for_granted():
     finished = trained(PrivacySettings(features="statistics", predictions=2.0))
-    releases = (own["release"] for own in accounts(finished))
-    scopes = {release["what"]: release["scope"] for release in releases}
+    scopes = {release["what"]: release["scope"] for release in releases(finished)}
     assert scopes["scores"] == "given the encoder, whose statistics are not covered"
     assert scopes["moments"] == f"{SEALED}; {scopes['scores']}"
     # over-relaxation rests where there is noise
@@ -148,7 +150,7 @@ def test_with_scores_covered_the_guarantee_takes_less_for_granted():
 @pytest.mark.parametrize("strategy", ["admm", "sgd"])
 def test_clear_runs_reserve_nothing(strategy):
     finished = trained(CLEAR, strategy, batch_size=20)
-    assert not any(own["release"]["mechanism"] for own in accounts(finished))
+    assert not any(release["mechanism"] for release in releases(finished))
     for total in finished.report.privacy["totals"]:
         assert total["features"] == "none: sums of scores tell of the features"
         assert total["models"] in ("none", "")
@@ -165,9 +167,9 @@ def test_scores_in_the_clear_leave_no_epsilon_to_print(features):
     report = finished.report
     assert {total["features"] for total in report.privacy["totals"]} == {SCORES_TELL}
     scopes = {
-        own["release"]["scope"]
-        for own in accounts(finished)
-        if own["release"]["what"] == "scores"
+        release["scope"]
+        for release in releases(finished)
+        if release["what"] == "scores"
     }
     assert scopes == {SCORES_TELL}
     assert "No epsilon of features: scores in the clear tell the features." in printed(
@@ -177,8 +179,9 @@ def test_scores_in_the_clear_leave_no_epsilon_to_print(features):
 
 def test_a_multiplier_that_is_given_is_in_the_ledger():
     finished = trained(PrivacySettings(features="dp-sgd", noise_multiplier=2.5))
-    releases = [own["release"] for own in accounts(finished)]
-    mechanisms = [own["mechanism"] for own in releases if own["what"] == "model"]
+    mechanisms = [
+        own["mechanism"] for own in releases(finished) if own["what"] == "model"
+    ]
     assert {mechanism["noise_multiplier"] for mechanism in mechanisms} == {2.5}
     total = finished.report.privacy["totals"][0]["models"]
     assert total == pytest.approx(epsilon([Gaussian(2.5, count=20 * EPOCHS)], DELTA))
@@ -268,9 +271,9 @@ def test_what_leaves_has_the_noise_that_the_ledger_says():
     privacy = PrivacySettings(scores="clear", predictions=2.0, prediction_clip=0.5)
     finished = trained(privacy, layout="whole", l2=1e6)
     (mechanism,) = {
-        msgspec.convert(own["release"]["mechanism"], Mechanism)
-        for own in accounts(finished)
-        if own["release"]["what"] == "scores"
+        msgspec.convert(release["mechanism"], Mechanism)
+        for release in releases(finished)
+        if release["what"] == "scores"
     }
     spent = epsilon([replace(mechanism, count=EPOCHS)], DELTA)
     assert spent == pytest.approx(2.0, rel=1e-3)

@@ -36,6 +36,7 @@ PEOPLE = 24
 SIZES = np.linspace(1, 66, PEOPLE).astype(int)
 SOURCE = "FROM claims c JOIN people p ON c.person = p.id"
 SQL = f"SELECT c.amount > 0 AS label, c.day, c.fee, p.age {SOURCE}"
+NUMBERS_SQL = SQL.replace("c.amount > 0 AS label", "c.amount AS label")
 COVERED = {"labels": "randomised-response", "label_epsilon": 0.5, "predictions": 2.0}
 LINEAR = {"num_epochs": 2, "device": "cpu"}
 
@@ -68,8 +69,8 @@ def private(features: str = "statistics", **more: object) -> PrivacySettings:
     return PrivacySettings(features=features, epsilon=1.0, delta=DELTA, **more)
 
 
-def lines_of(finished: Run, table: str = "claims") -> list[dict]:
-    return [line for line in finished.lines if line["release"]["table"] == table]
+def releases_of(finished: Run, table: str = "claims") -> list[dict]:
+    return [release for release in finished.releases if release["table"] == table]
 
 
 def total_of(finished: Run, table: str = "claims") -> dict:
@@ -105,18 +106,19 @@ def test_the_epsilon_of_a_run_is_the_persons(
     finished = run_query(SQL, sites(tmp_path, per_person(rows)), strategy, **how)
     taking_part = np.minimum(SIZES, rows).sum()
     assert finished.sizes == {0: taking_part, 1: PEOPLE}
-    lines = lines_of(finished)
+    releases = releases_of(finished)
     total = total_of(finished)
     assert total["per"] == "person"
-    (labels,) = [own for own in lines if own["release"]["what"] == "labels"]
-    assert labels["release"]["mechanism"]["count"] == rows
+    (labels,) = [release for release in releases if release["what"] == "labels"]
+    assert labels["mechanism"]["count"] == rows
+    lines = [line for line in finished.lines if line["release"] in releases]
     for subject, most in (("models", 1.0), ("scores", 2.0), ("labels", 0.5 * rows)):
         own = [line for line in lines if line["release"]["what"] in KINDS[subject]]
         assert composed(own, rows) * 0.99 <= total[subject] <= most + 1e-6
     assert total["features"] == "none: the encoder is fitted to the rows without noise"
     assert total_of(finished, "people")["per"] == "row"
-    for own in lines:
-        unit = own["release"]["unit"].removeprefix("the label of ")
+    for release in releases:
+        unit = release["unit"].removeprefix("the label of ")
         assert unit.startswith("a person of claims")
         assert unit.endswith(f"at most {rows} rows")
     title = privacy_totals(Record(finished.report.privacy)).title
@@ -128,7 +130,7 @@ def test_a_policy_without_a_unit_leaves_a_run_as_it_was(tmp_path):
     how = {**LINEAR, "privacy": private(**COVERED)}
     finished = run_query(SQL, sites(tmp_path, "min-rows = 2"), **how)
     assert finished.sizes == {0: SIZES.sum(), 1: PEOPLE}
-    assert {own["release"]["per"] for own in lines_of(finished)} == {"row"}
+    assert {release["per"] for release in releases_of(finished)} == {"row"}
     assert [plan.unit_norm for plan in finished.plans.values()] == [1.0, 1.0]
 
 
@@ -140,10 +142,9 @@ def test_a_unit_of_one_row_each_costs_and_trains_as_rows_do(tmp_path):
             features="statistics", noise_multiplier=1e-9, clip=0.3
         ),
     }
-    sql = SQL.replace("c.amount > 0 AS label", "c.amount AS label")
     unit = 'privacy-unit = ["person", "amount"]\nrows-per-unit = 1'
     runs = [
-        run_query(sql, sites(tmp_path / str(n), policy), **how)
+        run_query(NUMBERS_SQL, sites(tmp_path / str(n), policy), **how)
         for n, policy in enumerate([unit, "min-rows = 2"])
     ]
     by_unit, by_row = (finished.theta for finished in runs)
@@ -153,7 +154,7 @@ def test_a_unit_of_one_row_each_costs_and_trains_as_rows_do(tmp_path):
 
 def test_the_same_rows_take_part_in_every_run(tmp_path):
     """Their labels, which leave in the clear, say which rows they are."""
-    sql = SQL.replace("c.amount > 0 AS label", "c.amount AS label")
+    sql = NUMBERS_SQL
     rows = sites(tmp_path, per_person(3))
     labels = [
         run_query(one, rows, state=tmp_path / "state", **LINEAR)
@@ -199,7 +200,7 @@ def test_a_table_in_two_roles_pays_for_both(tmp_path):
     )
     sizes = finished.sizes
     assert sizes[0] == sizes[1] == np.minimum(SIZES, 3).sum()
-    costs = [own["release"]["mechanism"] for own in lines_of(finished)]
+    costs = [release["mechanism"] for release in releases_of(finished)]
     assert len([cost for cost in costs if cost]) == 4
     single = run_query(SQL, sites(tmp_path / "b", per_person(3)), **how)
     one = total_of(single)["models"]
@@ -215,12 +216,12 @@ def test_groups_of_a_person_are_the_persons(tmp_path):
     how = {**LINEAR, "privacy": private()}
     rows = sites(tmp_path, per_person(3))
     finished = run_query(sql.format(groups.format("person")), rows, **how)
-    costs = {own["release"]["what"]: own["release"] for own in lines_of(finished)}
-    others = {
-        own["release"]["what"]: own["release"] for own in lines_of(finished, "people")
-    }
-    assert costs["gram"]["mechanism"] == others["gram"]["mechanism"]
-    assert "groups" not in costs["gram"]["scope"]
+    of_group, of_row = (
+        next(own for own in releases_of(finished, table) if own["what"] == "gram")
+        for table in ("claims", "people")
+    )
+    assert of_group["mechanism"] == of_row["mechanism"]
+    assert "groups" not in of_group["scope"]
     by_day = "(SELECT day, AVG(fee) AS mean FROM claims GROUP BY day)"
     of_day = sql.replace("c.person", "c.day")
     match = r"privacy-unit\) refuses.*GROUP BY person as well, or group nothing"

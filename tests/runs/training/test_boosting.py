@@ -480,7 +480,7 @@ def test_trees_are_shown_where_the_policies_let_models_leave(tmp_path, lou):
             continue
         run = boosted(lou, sites)
         assert len({seen.round for seen in run.sent(TRAIN_BAG)}) == 3 * count
-        kinds = {line["release"]["what"] for line in run.lines}
+        kinds = {release["what"] for release in run.releases}
         assert ("trees" in kinds) == bool(count)
 
 

@@ -126,7 +126,7 @@ def test_what_leaves_for_a_split():
         messages = run.report.privacy["messages"]
         carried = [item["carries"] for item in messages]
         assert f"the {name} of c.age in every row" in carried
-        assert "times" in {line["release"]["what"] for line in run.lines}
+        assert "times" in {release["what"] for release in run.releases}
     sent = by_hash.arrays("query.extract", replies=True)
     (subset,) = (array for key, array in sent.items() if key[1] == "subset")
     assert subset.dtype == np.uint8
