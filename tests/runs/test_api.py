@@ -9,7 +9,6 @@ from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 
-import duckdb
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -22,6 +21,7 @@ from tests.support.command_line import printed_by, settings_of
 from tests.support.federated import LocalGrid, store, write_site
 from tests.support.files import output_of, read_json
 from tests.support.page_reading import console_text
+from tests.support.reference.joins import engine_of
 from tp_flower import api
 from tp_flower.errors import (
     ModelError,
@@ -69,10 +69,8 @@ def joined_ridge():
     Numbers are standardised over the joined rows, and the loss is a mean: theta is
     (Z'Z / N + l2 I)^-1 Z'(y - mean) / N.
     """
-    with closing(duckdb.connect()) as connection:
-        for name, frame in tables().items():
-            connection.register(name, frame)
-        joined = connection.execute(SQL).df()
+    with engine_of(tables()) as engine:
+        joined = engine.execute(SQL).df()
     label = joined["label"].to_numpy(float)
     rows = joined[["day", "price"]].to_numpy(float)
     rows = (rows - rows.mean(axis=0)) / rows.std(axis=0)

@@ -9,7 +9,6 @@ bits of a sum are the sum of the low bits, and those of uniform words are unifor
 from dataclasses import replace
 from functools import cache
 
-import duckdb
 import numpy as np
 import pandas as pd
 import pytest
@@ -19,6 +18,7 @@ from client_apps.rounds.site import Site
 from tests.support.federated import WatchedGrid, train
 from tests.support.files import case_table
 from tests.support.information import coded, every_case, information
+from tests.support.reference.joins import engine_of
 from tp_flower.privacy.score_masks import NO_MASK, JoinMask
 
 WORLDS = case_table(__file__)
@@ -54,11 +54,11 @@ def world(name):
     for _, frame in shards:
         frame["f"] = np.arange(len(frame)) + number
         number += len(frame)
-    with duckdb.connect() as engine:
-        for table in tables:
-            engine.register(
-                table, pd.concat([frame for of, frame in shards if of == table])
-            )
+    whole = {
+        table: pd.concat([frame for of, frame in shards if of == table])
+        for table in tables
+    }
+    with engine_of(whole) as engine:
         rows = engine.execute(f"SELECT {columns} FROM {source}").fetchall()
     behind = [[own for own in enumerate(row) if own[1] is not None] for row in rows]
     used = sorted({row for joined in behind for row in joined})

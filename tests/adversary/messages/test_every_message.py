@@ -9,9 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from strategies import (
-    Explain,
-)
+from strategies import Explain
 from tests.support.peers.hostile import (
     OF_SINGLE_SITES,
     ORDERS,

@@ -8,12 +8,12 @@ huge and tiny scales.
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import duckdb
 import numpy as np
 import pandas as pd
 from sklearn.linear_model import Ridge
 
 from client_apps.data.saved_models import SavedModel
+from tests.support.reference.joins import engine_of
 
 ALIASES = "abcd"
 DAY = pd.Timedelta("1D")
@@ -31,9 +31,7 @@ class Toy:
 
     def joined(self) -> pd.DataFrame:
         """The query's result, by DuckDB; times in seconds."""
-        with duckdb.connect() as engine:
-            for name, frame in self.frames.items():
-                engine.register(name, frame)
+        with engine_of(self.frames) as engine:
             frame = engine.sql(self.sql).df()
         for name, values in frame.items():
             if values.dtype.kind == "M":
@@ -132,9 +130,7 @@ def _label(rng, frames, joins, features, traits) -> tuple[np.ndarray, float]:
     scale.
     """
     columns = ", ".join(f"{n}.{c} AS {n}_{c}" for n in features for c in features[n])
-    with duckdb.connect() as engine:
-        for name, frame in frames.items():
-            engine.register(name, frame)
+    with engine_of(frames) as engine:
         wide = engine.sql(f"SELECT {columns} FROM a {joins} ORDER BY a.id").df()
     scaled = (wide - wide.mean()) / wide.std(ddof=0).replace(0.0, 1.0)
     label = scaled.to_numpy() @ rng.normal(size=scaled.shape[1])
