@@ -15,6 +15,7 @@ from tests.support.federated import (
     on_replies,
     on_requests,
     run_query,
+    site_per_table,
     train,
     write_site,
 )
@@ -225,9 +226,8 @@ def lied_to(folder, policy, rows):
             seen.arrays[part["id"], "unmatched/join-0"] = bits
 
     items = many(20)[["id", "x"]]
-    a = write_site(folder / "a", {"a": many()[["k", "y"]]})
-    b = write_site(folder / "b", {"b": items}, {"b": policy})
-    grid = WatchedGrid([a, b], unmask)
+    tables = {"a": many()[["k", "y"]], "b": items}
+    grid = WatchedGrid(site_per_table(folder, tables, {"b": policy}), unmask)
     grid.contexts[3].node_config["state-dir"] = str(folder / "state")
     # the masks that are left in the sums are no scores
     with suppress(DivergedError):

@@ -127,6 +127,18 @@ def write_site(
     return file
 
 
+def site_per_table(
+    folder: Path,
+    tables: Mapping[str, pd.DataFrame],
+    policies: Mapping[str, str] | None = None,
+) -> dict[str, Path]:
+    """Write a site for each table, with its name; see ``write_site``."""
+    return {
+        name: write_site(folder / name, {name: frame}, policies)
+        for name, frame in tables.items()
+    }
+
+
 def store_on_disk(folder: Path) -> Path:
     """Write the store's tables, and return a tables file of site "shop"."""
     return write_site(folder, store(), site="shop")

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from client_apps.operator import participant
-from tests.support.federated import run_query, write_site
+from tests.support.federated import run_query, site_per_table
 from tp_flower.errors import ModelError, SiteError
 from tp_flower.learning.models.local_model import (
     ModelSpec,
@@ -46,10 +46,8 @@ def ask_for(folder, monkeypatch, model, rules):
     if settings["strategy"] == "boost":
         monkeypatch.setattr(participant.local_model, "build_model", build_model)
         monkeypatch.setattr("client_apps.methods.boost.grow", made)
-    sites = [
-        write_site(folder / site, {site: frame}, {site: rules + KINDS})
-        for site, frame in (("a", LEFT), ("b", RIGHT))
-    ]
+    tables = {"a": LEFT, "b": RIGHT}
+    sites = site_per_table(folder, tables, dict.fromkeys(tables, rules + KINDS))
     run_query(SQL, sites, device="cpu", **settings)
 
 

@@ -245,10 +245,7 @@ def site_files(folder):
     a, b = pairs(400)
     policy = "epsilon = 2\nreleases = {models = 'clear', scores = 'clear', "
     policies = {"a": policy + "statistics = 'clear'}"}
-    sites = {
-        name: federated.write_site(folder / name, {name: frame}, policies)
-        for name, frame in (("a", a), ("b", b))
-    }
+    sites = federated.site_per_table(folder, {"a": a, "b": b}, policies)
     return WatchedGrid(sites, state=folder / "state")
 
 

@@ -10,7 +10,7 @@ from strategies import Explain
 from strategies.inference.predict import Evaluate
 from strategies.ranks import ScoreForecast
 from strategies.training.saving import make_manifest
-from tests.support.federated import LocalGrid, train, write_site
+from tests.support.federated import LocalGrid, site_per_table, train
 from tests.support.ledgers import ledger_lines
 from tests.support.predicted import predicting, unlabelled
 from tp_flower.errors import SettingsError, SiteError
@@ -48,10 +48,8 @@ def frames(columns=COLUMNS):
 
 @pytest.fixture
 def grid(tmp_path):
-    sites = {
-        name: write_site(tmp_path / name, {name: frame}, {name: RULES})
-        for name, frame in frames().items()
-    }
+    policies = dict.fromkeys(COLUMNS, RULES)
+    sites = site_per_table(tmp_path, frames(), policies)
     with LocalGrid(sites, state=tmp_path / "state") as grid:
         yield grid
 
@@ -136,10 +134,7 @@ def test_explain_says_which_table_cannot_be_trained_and_what_to_change(tmp_path)
     policies = dict.fromkeys(columns, RULES)
 
     def train_on(features, *method, num_epochs=1):
-        sites = {
-            name: write_site(tmp_path / name, {name: frame}, policies)
-            for name, frame in frames(columns).items()
-        }
+        sites = site_per_table(tmp_path, frames(columns), policies)
         sql = f"SELECT a.y AS label, {', '.join(features)} FROM a "
         sql += "JOIN b ON a.id = b.id JOIN c ON a.id = c.id"
         return train(sites, sql, *method, num_epochs=num_epochs)

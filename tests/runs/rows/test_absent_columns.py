@@ -16,6 +16,7 @@ from tests.support.federated import (
     on_requests,
     one_per_site,
     pieces,
+    site_per_table,
     train,
     write_site,
 )
@@ -113,11 +114,7 @@ def test_absent_columns_are_as_empty_ones(tmp_path, strategy, sql, table, column
 
 def test_the_run_is_that_of_the_table_with_nulls(tmp_path):
     shards = run(files(tmp_path), num_epochs=40)
-    whole = [
-        write_site(tmp_path / "a" / name, {name: frame})
-        for name, frame in tables().items()
-    ]
-    expected = run(whole, num_epochs=40)
+    expected = run(site_per_table(tmp_path / "a", tables()), num_epochs=40)
     assert final(shards) == pytest.approx(final(expected), rel=1e-9)
     encoders = [done.training_problem.encoders["v"] for done in (shards, expected)]
     assert encoders[0].features == encoders[1].features

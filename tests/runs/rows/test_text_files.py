@@ -13,7 +13,12 @@ import pandas as pd
 import pytest
 
 from tests.support.command_line import invoke, printed_by, refused_by
-from tests.support.federated import WatchedGrid, on_requests, train, write_site
+from tests.support.federated import (
+    WatchedGrid,
+    on_requests,
+    site_per_table,
+    train,
+)
 from tests.support.files import read_json, toml_lines
 from tp_flower.errors import SiteError
 
@@ -334,10 +339,7 @@ def test_a_server_chooses_among_the_readings_that_a_site_has_listed(
 ):
     a, b = labelled(np.arange(40) % 7, np.arange(40))
     a["d"] = [f"{n % 12 + 1:02}/{n % 12 + 1:02}/2024" for n in range(40)]
-    sites = {
-        name: write_site(tmp_path / name, {name: frame})
-        for name, frame in (("a", a), ("b", b))
-    }
+    sites = site_per_table(tmp_path, {"a": a, "b": b})
 
     @on_requests("query.extract")
     def change(seen):

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from client_apps.data.score_counts import SCORES
-from tests.support.federated import write_site
+from tests.support.federated import site_per_table
 from tests.support.ledgers import ledger_lines
 
 ROWS = 600
@@ -31,12 +31,8 @@ def others(rows=ROWS, columns=6, seed=1):
 
 def written(folder, rules, **frames):
     """Sites with a table each; the rules are those of the payments."""
-    return {
-        name: write_site(
-            folder / name, {name: frame}, {name: rules if name == "payments" else ""}
-        )
-        for name, frame in frames.items()
-    }
+    policies = {**dict.fromkeys(frames, ""), "payments": rules}
+    return site_per_table(folder, frames, policies)
 
 
 def features(alias, names):
