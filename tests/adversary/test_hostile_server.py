@@ -296,7 +296,7 @@ def test_rows_that_a_policy_refused_are_not_kept_for_other_requests(tmp_path):
     grid = HostileGrid(tmp_path, instead=lonely)
     with pytest.raises(SiteError, match="min-rows"):
         train(grid)
-    site = Site(grid.contexts[SHOP], grid.run_name)
+    site = grid.site(SHOP)
     for lost in (site.source, site.extracted):
         with pytest.raises(MessageError, match="part 0 does not belong to this run"):
             lost(ORDERS)

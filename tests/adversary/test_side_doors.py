@@ -228,7 +228,7 @@ def lied_to(folder, policy, rows):
     items = many(20)[["id", "x"]]
     tables = {"a": many()[["k", "y"]], "b": items}
     grid = WatchedGrid(site_per_table(folder, tables, {"b": policy}), unmask)
-    grid.contexts[3].node_config["state-dir"] = str(folder / "state")
+    grid.keep_state(3, folder / "state")
     # the masks that are left in the sums are no scores
     with suppress(DivergedError):
         train(grid, "SELECT b.x AS label, b.id, a.y FROM b LEFT JOIN a ON b.id = a.k")

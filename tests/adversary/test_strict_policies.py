@@ -54,7 +54,7 @@ def attack(folder, sql, policy, method="admm", **settings):
     """Let a server query a hospital; return what has left it, in words."""
     left = []
     grid = LocalGrid(sites(folder, policy), observe=left.append)
-    next(iter(grid.contexts.values())).node_config["state-dir"] = str(folder / "state")
+    grid.keep_state(next(iter(grid.contexts)), folder / "state")
     try:
         with grid:
             if method is not Explain:

@@ -21,7 +21,6 @@ from flwr.common.serde import recorddict_to_proto
 from client_apps.data.database import FILE, close_databases
 from client_apps.data.ledger import Ledger
 from client_apps.methods import sgd
-from client_apps.rounds.site import Site
 from client_apps.rounds.transaction import STOPPED
 from strategies.explain.explanation import Explain
 from tests.support.federated import LocalGrid
@@ -116,12 +115,6 @@ class Sites(HostileGrid):
         own = self.asked.setdefault(message.metadata.dst_node_id, [])
         own.append((message, reply))
         return reply
-
-    def site(self, node) -> Site:
-        return Site(self.contexts[node], self.run_name)
-
-    def state_dir(self, node) -> Path:
-        return Path(self.contexts[node].node_config["state-dir"])
 
     def database(self, node) -> Path:
         return self.state_dir(node) / FILE

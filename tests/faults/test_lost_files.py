@@ -15,7 +15,6 @@ import pytest
 from client_apps.data import run_store
 from client_apps.data.counter import COUNTER_FILE, Mark
 from client_apps.data.database import FILE, START
-from client_apps.rounds.site import Site
 from tests.support.federated import train
 from tests.support.peers.faulty_grid import forget_processes
 from tests.support.peers.keyed_sites import KeyedGrid
@@ -81,7 +80,7 @@ def removed(name: str):
     """Return what removes a file or folder that the table names."""
 
     def lose(grid: LosingGrid, state: Path) -> None:
-        run = Site(grid.contexts[grid.nodes[LOSER]], grid.run_name).store.run
+        run = grid.site(grid.nodes[LOSER]).store.run
         path = state / name.replace("<run>-<id>", run).rstrip("/")
         if name.endswith("/"):
             shutil.rmtree(path)

@@ -12,7 +12,6 @@ from client_apps.data.database import FILE
 from client_apps.data.run_store import SiteStore
 from client_apps.methods import sgd
 from client_apps.operator.participant import Participant
-from client_apps.rounds.site import Site
 from tests.support.federated import LocalGrid
 from tests.support.peers.faulty_grid import lose_state
 from tests.support.peers.hostile import (
@@ -297,10 +296,7 @@ def test_factory_of_a_good_model_trains():
 
 def stores(grid):
     """By node, what its site keeps of the run."""
-    return {
-        node: Site(context, grid.run_name).store
-        for node, context in grid.contexts.items()
-    }
+    return {node: grid.site(node).store for node in grid.contexts}
 
 
 def state_bytes(grid, node):
@@ -462,7 +458,7 @@ def test_state_folder_that_cannot_be_written(tmp_path):
     file = tmp_path / "file"
     file.write_text("")
     grid = LocalGrid(tables())
-    grid.contexts[US].node_config["state-dir"] = str(file)
+    grid.keep_state(US, file)
     match = "node 3: query.describe failed: cannot write to the state .*state-dir"
     with pytest.raises(SiteError, match=match):
         train(grid)

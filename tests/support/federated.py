@@ -390,6 +390,17 @@ class LocalGrid(InProcessGrid):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def site(self, node: int) -> Site:
+        """The site of a node in the run that has come last."""
+        return Site(self.contexts[node], self.run_name)
+
+    def state_dir(self, node: int) -> Path:
+        return Path(str(self.contexts[node].node_config["state-dir"]))
+
+    def keep_state(self, node: int, folder: Path) -> None:
+        """Let a site keep its state in a folder."""
+        self.contexts[node].node_config["state-dir"] = str(folder)
+
 
 class WatchedGrid(Watched, LocalGrid):
     """Messages as they arrived, in ``seen``; ``change`` may change each before that."""
@@ -415,11 +426,12 @@ class WatchedGrid(Watched, LocalGrid):
         self.seen.append(seen)
 
 
-def _after_round(finished: Run, grid: InProcessGrid, report: RoundReport) -> None:
+def _after_round(finished: Run, grid: LocalGrid, report: RoundReport) -> None:
     if report.phase != "prepare" and not report.train:
         return
-    sites = [Site(context, grid.run_name) for context in grid.contexts.values()]
-    parts = [part for site in sites for part in site.parts(Stateless)]
+    parts = [
+        part for node in grid.contexts for part in grid.site(node).parts(Stateless)
+    ]
     parts.sort(key=lambda part: part.number)
     by_table: dict[str, list] = {}
     for part in parts:

@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 
 from client_apps.privacy.keys import _site_keys
-from client_apps.rounds.site import Site
 from tests.support.federated import train
 from tests.support.ledgers import ledger_lines
 from tests.support.peers.keyed_sites import (
@@ -194,7 +193,7 @@ class Colluder(KeyedGrid):
         if kind == ("query.seal", True):
             self.sealed |= seen.header.get("sealed", {})
         if kind == ("query.extract", False) and seen.node == self.nodes[self.name]:
-            self.keys = _site_keys(Site(self.contexts[seen.node], self.run_name))
+            self.keys = _site_keys(self.site(seen.node))
 
     def open_with(self, keys, group):
         """Try every text of a group under the keys, as if it were sealed to them."""

@@ -5,7 +5,6 @@ That no message carries it is in ``test_key_sources.py``.
 
 import pytest
 
-from client_apps.rounds.site import Site
 from tests.support.federated import WatchedGrid, on_requests, train
 from tests.support.peers.keyed_sites import SQL, A, B
 from tp_flower.errors import ReplyError, SiteError
@@ -38,9 +37,7 @@ class Relay(WatchedGrid):
         if seen.action == "query.seal" and change is not None:
             seen.header.update(change)
         if seen.action == "query.extract" and seen.is_reply and seen.arrays:
-            self.secrets.append(
-                Site(self.contexts[seen.node], self.run_name).hasher().secret
-            )
+            self.secrets.append(self.site(seen.node).hasher().secret)
 
 
 def secrets(sites, seed=0):

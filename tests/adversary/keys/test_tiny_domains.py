@@ -14,7 +14,6 @@ import pandas as pd
 import pytest
 
 from client_apps.operator.state import Stateless
-from client_apps.rounds.site import Site
 from tests.support.federated import WatchedGrid, train
 from tests.support.files import case_table
 from tests.support.information import coded, every_case, information
@@ -35,7 +34,7 @@ class Grid(WatchedGrid):
 
     def _look(self, seen):
         if seen.action == "train.prepare" and seen.is_reply:
-            for part in Site(self.contexts[seen.node], self.run_name).parts(Stateless):
+            for part in self.site(seen.node).parts(Stateless):
                 self.masks[part.number] = part.data.masks
 
 

@@ -17,7 +17,6 @@ from flwr.app import Message
 
 from client_apps.data.run_store import SiteStore
 from client_apps.methods.coreset import drawing
-from client_apps.rounds.site import Site
 from strategies.training.saving import make_manifest
 from tests.support.federated import SOURCE, LocalGrid, store, train, write_site
 from tests.support.ledgers import ledger_lines
@@ -61,9 +60,9 @@ class ForgetfulGrid(LocalGrid):
         super().__init__(write_sites(folder))
         self.hidden: list[np.ndarray] = []
         names = ("shop", "us", "uk", "maker")
-        for site, context in zip(names, self.contexts.values(), strict=True):
-            context.node_config["state-dir"] = str(folder / site / "state")
-            context.node_config["keys"] = "unchecked"
+        for site, own in zip(names, self.contexts, strict=True):
+            self.keep_state(own, folder / site / "state")
+            self.contexts[own].node_config["keys"] = "unchecked"
         self._action = action
         self._node = node
         self._left = times
@@ -92,7 +91,7 @@ class ForgetfulGrid(LocalGrid):
     def _lose_state(self, message):
         """Remove the cache and restart the process; send again what came before."""
         forget_processes()
-        state = Path(self.contexts[self._node].node_config["state-dir"])
+        state = self.state_dir(self._node)
         shutil.rmtree(state / "cache")
         number = unpack(message.content).header["round"]
         answer = self._send(
@@ -100,7 +99,7 @@ class ForgetfulGrid(LocalGrid):
         )
         if "error" not in answer.header or answer.header["kind"] != "behind":
             # it had no need of the cache: as if the database were restored
-            run = Site(self.contexts[self._node], self.run_name).store.run
+            run = self.site(self._node).store.run
             rows_in(
                 state / "site.db",
                 "DELETE FROM entries WHERE run = ? AND name LIKE '.%'",

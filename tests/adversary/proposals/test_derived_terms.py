@@ -257,7 +257,7 @@ class MissingBits(WatchedGrid):
         self.columns = []
         site = write_site(folder, {"t": persons()}, {"t": policy})
         super().__init__([site], self._ask)
-        self.contexts[2].node_config["state-dir"] = str(folder / "state")
+        self.keep_state(2, folder / "state")
 
     def _ask(self, seen):
         if seen.action != "query.statistics":

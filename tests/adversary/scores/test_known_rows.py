@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 
 from client_apps.operator.state import Stateless
-from client_apps.rounds.site import Site
 from tests.support.federated import LocalGrid, train
 from tests.support.peers.curious import quoted, share_read, watch_sums
 from tp_flower.joins.rows import JoinedRows
@@ -46,8 +45,8 @@ def sums_and_features(epochs, monkeypatch, change=None, strategy="admm", **how):
 
     def look(report):
         if report.train and not seen:
-            for context in grid.contexts.values():
-                for part in Site(context, grid.run_name).parts(Stateless):
+            for node in grid.contexts:
+                for part in grid.site(node).parts(Stateless):
                     seen[part.data.table] = np.asarray(part.data.trained)
 
     with LocalGrid(tables()) as grid:

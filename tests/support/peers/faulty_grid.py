@@ -225,7 +225,7 @@ class FaultyGrid(LocalGrid):
             return flower_error(CRASHED, message)
 
     def _database(self, node: int) -> Path:
-        return Path(str(self.contexts[node].node_config["state-dir"])) / FILE
+        return self.state_dir(node) / FILE
 
     def _remember(self, node: int) -> None:
         query = f"SELECT {COLUMNS} FROM entries WHERE run <> 'labels'"

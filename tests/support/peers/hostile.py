@@ -20,9 +20,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from client_apps.data.counter import COUNTER_FILE
 from client_apps.data.database import FILE
 from client_apps.handlers import encoding
-from client_apps.rounds.site import Site
 from client_apps.rounds.transaction import STOPPED
-from strategies.run.grid import InProcessGrid
 from tests.support import federated, ledgers
 from tests.support.federated import LocalGrid, write_site
 from tests.support.peers.faulty_grid import COLUMNS, change_row, rows_in
@@ -160,8 +158,8 @@ class HostileGrid(LocalGrid):
             for site, frames in tables().items()
         }
         super().__init__(paths)
-        for site, context in zip(paths, self.contexts.values(), strict=True):
-            context.node_config["state-dir"] = str(folder / site / "state")
+        for site, node in zip(paths, self.contexts, strict=True):
+            self.keep_state(node, folder / site / "state")
         self.answers: list[Answer] = []
 
     def _deliver(self, message):
@@ -268,9 +266,9 @@ def ledger_lines(folder: Path, site: str, *events: str) -> list[dict]:
     return ledgers.ledger_lines(folder / site / "state", *(events or ["answer"]))
 
 
-def shard_seal(grid: InProcessGrid, node: int, part: int) -> ShardSeal:
+def shard_seal(grid: LocalGrid, node: int, part: int) -> ShardSeal:
     """The seal of a part's table, which all of the table's shards have."""
-    seal, _ = encoding.shared(Site(grid.contexts[node], grid.run_name), part)
+    seal, _ = encoding.shared(grid.site(node), part)
     return seal
 
 

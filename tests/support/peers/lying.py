@@ -17,7 +17,6 @@ import pandas as pd
 from msgspec.structs import fields as declared_fields
 
 from client_apps.data.key_files import ROW_ORDER_KEY, site_key
-from client_apps.rounds.site import Site
 from tests.support.federated import LocalGrid, write_site
 from tests.support.peers.hostile import Kept
 from tests.support.peers.told import Row, Told, watch
@@ -111,7 +110,7 @@ class LyingGrid(LocalGrid):
         reply = super()._deliver(message)
         if action == Action.EXTRACT:
             # the end of a run deletes them
-            self.record.told.learn_keys(Site(self.contexts[node], self.run_name))
+            self.record.told.learn_keys(self.site(node))
         self.record.replies.append((action, node, _copied(unpack(reply.content))))
         return reply
 
@@ -173,7 +172,7 @@ class Federation:
             node: place / "state" / str(n) for n, node in enumerate(grid.contexts)
         }
         for node, state in states.items():
-            grid.contexts[node].node_config["state-dir"] = str(state)
+            grid.keep_state(node, state)
         if self.policies is not None:
             self._pin(grid, states)
         record = grid.record
