@@ -30,7 +30,7 @@ from tests.support.peers.hostile import (
     US_PART,
     HostileGrid,
     array,
-    header,
+    change_of,
     train,
 )
 from tests.support.reference.joins import joined_positions
@@ -405,7 +405,7 @@ ASKED = {
         "array 'gram' is not a Gram matrix",
     ),
     "more than may be drawn": (
-        *(TRAIN_DRAW, US, header("parts", 0, "count", value=1 << 25)),
+        *(TRAIN_DRAW, US, change_of("part.count = 33554432")),
         "'count' is 33554432; allowed: `int` <= 16777216",
     ),
     "rows that it has not": (
@@ -413,19 +413,19 @@ ASKED = {
         "array 'rows' must hold at most 16777216 numbers from -1 to",
     ),
     "a place beyond all": (
-        *(TRAIN_WEIGH, SHOP, header("parts", 0, "place", value=3)),
+        *(TRAIN_WEIGH, SHOP, change_of("part.place = 3")),
         "'place': the run was proposed with 0, and the request says 3",
     ),
     "classes of another label": (
-        *(TRAIN_MEASURE, SHOP, header("parts", 0, "label", "classes", value=[1])),
+        *(TRAIN_MEASURE, SHOP, change_of("part.label.classes = [1]")),
         "'classes' lacks classes of the label",
     ),
     "classes that are texts": (
-        *(TRAIN_MEASURE, SHOP, header("parts", 0, "label", "classes", value=["x"])),
+        *(TRAIN_MEASURE, SHOP, change_of('part.label.classes = ["x"]')),
         "'classes' lacks classes of the label",
     ),
     "the label of another table": (
-        *(TRAIN_MEASURE, US, header("parts", 0, "label", value={"classes": None})),
+        *(TRAIN_MEASURE, US, change_of('part.label = {"classes": null}')),
         "the part has no label",
     ),
 }
