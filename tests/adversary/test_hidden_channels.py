@@ -50,7 +50,7 @@ def test_no_unit_is_so_small_that_there_is_no_noise(
     """With a clip of 0, NaN would tell whose gradient or score is 0 exactly."""
 
     def shrink(packet):
-        small = hostile.header("privacy", "clip", value=1e-12)(packet)
+        small = hostile.change_of("privacy.clip = 1e-12")(packet)
         return hostile.header("parts", 0, *path, value=TINY)(small)
 
     answer = refusal(

@@ -467,7 +467,7 @@ def test_a_batch_goes_by_one_number(tmp_path):
 
 def test_an_extra_round_is_over_the_plan(tmp_path):
     """The last epoch has nothing left to spend."""
-    change = header("fit", "kappa", value=0.5)
+    change = change_of("fit.kappa = 0.5")
     other = once("train.admm", US, {"other": change})
     grid = HostileGrid(tmp_path, other, {"customers": BUDGET})
     with pytest.raises(

@@ -21,6 +21,7 @@ from tests.support.peers.hostile import (
     WITH_COVER,
     array,
     arrays,
+    change_of,
     header,
 )
 from tests.support.peers.hostile_runs import answers_to
@@ -105,10 +106,12 @@ TRAINED_1 = arrays(ORDERS, trained=ROW_1)
 JOINED_1 = arrays(ORDERS, trained=ROW_1, multiplicity=np.ones(1, np.int32))
 RANKED_1 = arrays(ORDERS, rows=ROW_1)
 NO_NUMBERS = array(ORDERS, "personal", lambda a: np.full_like(a, np.nan))
-NO_JOINS = header("masking", value=None)
-OTHER_PLACE = header(*PART, "place", value=7)
-PATH = header("model-name", value="../../x")
-MANY_ROWS = header(*PART, "rows", value=10**6)
+OTHER_CASE = change_of('tables = ["ORDERS", "orders", "*"]')
+EARLIER_MASKS = change_of("scores-number = 0")
+NO_JOINS = change_of("masking = null")
+OTHER_PLACE = change_of("part.place = 7")
+PATH = change_of('model-name = "../../x"')
+MANY_ROWS = change_of("part.rows = 1000000")
 MANY_JOINED_ROWS = header(*PART, "joined-rows", value=10**30)
 LABEL = header(*PART, "fragment", "features", 0, 1, value='"qty"')
 OUT_OF_RANGE = (
@@ -117,7 +120,7 @@ OUT_OF_RANGE = (
 SUM = "sum is not that of the shares of all 2 shards"
 ATTACKS = {
     # a hidden column by another case of the table's name
-    Action.DESCRIBE: (SHOP, header("tables", value=["ORDERS", "orders", "*"]), None),
+    Action.DESCRIBE: (SHOP, OTHER_CASE, None),
     Action.SEAL: (SHOP, more_groups, "'public-keys' lacks nodes"),
     # the label's column as a feature
     Action.EXTRACT: (SHOP, LABEL, "policy .* reads column 'qty'"),
@@ -135,10 +138,10 @@ ATTACKS = {
     # another sum than the shards', to read the gradient that one of them adds
     TRAIN_DIRECTION: (UK, array(UK_PART, "sum", lambda words: words + 1), SUM),
     # the masks of an earlier round again, for the difference of two scores
-    TRAIN_SGD: (US, header("scores-number", value=0), "'scores-number'"),
-    TRAIN_STEP: (US, header("scores-number", value=0), "'scores-number'"),
+    TRAIN_SGD: (US, EARLIER_MASKS, "'scores-number'"),
+    TRAIN_STEP: (US, EARLIER_MASKS, "'scores-number'"),
     # more trees than the site has time and memory for
-    TRAIN_BOOST: (US, header("growth", "trees", value=10**9), "malformed"),
+    TRAIN_BOOST: (US, change_of("growth.trees = 1000000000"), "malformed"),
     # the trees of some shards alone, to see what another one adds
     TRAIN_BAG: (UK, array(UK_PART, "trees/2"), "has no 'trees/2'"),
     # the leverage of a row
@@ -149,7 +152,7 @@ ATTACKS = {
     # rows of a run that has drawn none
     TRAIN_ROWS: (SHOP, rows_too, "'train.rows' is no message of a run by 'admm'"),
     TRAIN_PERSONALISE: (SHOP, TRAINED_1, "min-rows.* the model of table 'o'|a row is"),
-    TRAIN_SUMMARISE: (SHOP, header("summaries", value=7), "malformed"),
+    TRAIN_SUMMARISE: (SHOP, change_of("summaries = 7"), "malformed"),
     TRAIN_PERSONAL: (SHOP, NO_NUMBERS, "personal"),
     Action.FINISH: (SHOP, PATH, r"model name '\.\./\.\./x' is not allowed"),
 }
