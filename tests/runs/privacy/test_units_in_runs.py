@@ -69,6 +69,9 @@ def private(features: str = "statistics", **more: object) -> PrivacySettings:
     return PrivacySettings(features=features, epsilon=1.0, delta=DELTA, **more)
 
 
+PRIVATE = {**LINEAR, "privacy": private()}
+
+
 def releases_of(finished: Run, table: str = "claims") -> list[dict]:
     return [release for release in finished.releases if release["table"] == table]
 
@@ -194,15 +197,14 @@ def test_a_table_in_two_roles_pays_for_both(tmp_path):
     """In each of them the person has the same rows."""
     sql = "SELECT c.amount AS label, c.fee, d.fee AS f FROM claims c "
     sql += "JOIN claims d ON c.person = d.person"
-    how = {**LINEAR, "privacy": private()}
     finished = run_query(
-        sql, {"insurer": sites(tmp_path, per_person(3))["insurer"]}, **how
+        sql, {"insurer": sites(tmp_path, per_person(3))["insurer"]}, **PRIVATE
     )
     sizes = finished.sizes
     assert sizes[0] == sizes[1] == np.minimum(SIZES, 3).sum()
     costs = [release["mechanism"] for release in releases_of(finished)]
     assert len([cost for cost in costs if cost]) == 4
-    single = run_query(SQL, sites(tmp_path / "b", per_person(3)), **how)
+    single = run_query(SQL, sites(tmp_path / "b", per_person(3)), **PRIVATE)
     one = total_of(single)["models"]
     both = total_of(finished)["models"]
     assert one == pytest.approx(1.0, rel=1e-3)
@@ -213,11 +215,10 @@ def test_groups_of_a_person_are_the_persons(tmp_path):
     """They cost what rows do; groups of several people are refused."""
     groups = "(SELECT person, AVG(fee) AS mean FROM claims GROUP BY {})"
     sql = "SELECT p.age AS label, c.mean FROM people p JOIN {} c ON p.id = c.person"
-    how = {**LINEAR, "privacy": private()}
     rows = sites(tmp_path, per_person(3))
-    finished = run_query(sql.format(groups.format("person")), rows, **how)
-    of_group, of_row = (
-        next(own for own in releases_of(finished, table) if own["what"] == "gram")
+    finished = run_query(sql.format(groups.format("person")), rows, **PRIVATE)
+    (of_group,), (of_row,) = (
+        [own for own in releases_of(finished, table) if own["what"] == "gram"]
         for table in ("claims", "people")
     )
     assert of_group["mechanism"] == of_row["mechanism"]
@@ -226,10 +227,12 @@ def test_groups_of_a_person_are_the_persons(tmp_path):
     of_day = sql.replace("c.person", "c.day")
     match = r"privacy-unit\) refuses.*GROUP BY person as well, or group nothing"
     with pytest.raises(SiteError, match=match):
-        run_query(of_day.format(by_day), rows, **how)
+        run_query(of_day.format(by_day), rows, **PRIVATE)
     # both remedies that the error names
-    run_query(of_day.format(by_day.replace("BY day", "BY day, person")), rows, **how)
-    run_query(of_day.format("claims").replace("c.mean", "c.fee"), rows, **how)
+    run_query(
+        of_day.format(by_day.replace("BY day", "BY day, person")), rows, **PRIVATE
+    )
+    run_query(of_day.format("claims").replace("c.mean", "c.fee"), rows, **PRIVATE)
 
 
 def test_the_two_ways_of_counting_do_not_share_a_budget(tmp_path):
@@ -237,16 +240,17 @@ def test_the_two_ways_of_counting_do_not_share_a_budget(tmp_path):
     clear = """epsilon = 9.0
 releases = { labels = "clear", scores = "clear", statistics = "clear" }
 """
-    how = {**LINEAR, "privacy": private()}
     state = tmp_path / "state"
-    run_query(SQL, sites(tmp_path, clear), state=state, **how)
+    run_query(SQL, sites(tmp_path, clear), state=state, **PRIVATE)
     for _ in range(2):
         match = "claims has spent epsilon per row, and its policy counts per person"
         with pytest.raises((SiteError, BudgetError), match=match):
-            run_query(SQL, sites(tmp_path, per_person(3, clear)), state=state, **how)
+            run_query(
+                SQL, sites(tmp_path, per_person(3, clear)), state=state, **PRIVATE
+            )
     fresh = per_person(3, f'budget-name = "by person"\n{clear}')
     for _ in range(2):
-        run_query(SQL, sites(tmp_path, fresh), state=state, **how)
+        run_query(SQL, sites(tmp_path, fresh), state=state, **PRIVATE)
 
 
 def test_summaries_of_sites_have_the_noise_of_a_person(tmp_path, monkeypatch):
