@@ -35,6 +35,14 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home of the test's own, which is not there yet."""
+    folder = tmp_path / "home"
+    monkeypatch.setenv(HOME_VARIABLE, str(folder))
+    return folder
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let all parameters of every test be run."""
     text = "run every test with all its parameters, not only those of its mark `cases`"

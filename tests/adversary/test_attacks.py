@@ -29,8 +29,12 @@ from tp_flower.privacy.statistics_update import StatisticsPlan
 from tp_flower.randomness import NoiseSource
 from tp_flower.settings import PrivacySettings
 
-SHARDS, SHARD_ROWS, EPOCHS, RUNS = 6, 120, 2, 3
-SEED, BATCH_ROWS = 20, 100
+SHARDS = 6
+SHARD_ROWS = 120
+EPOCHS = 2
+RUNS = 3
+SEED = 20
+BATCH_ROWS = 100
 TABLE = "o"
 STRATEGY = {GRADIENTS: "sgd", GRAM: "admm", MOMENTS: "admm", SCORES: "admm"}
 # what leaves a shard as its table's other shards may come to know it
@@ -110,8 +114,8 @@ def trained(strategy: str, privacy: PrivacySettings, number: int) -> Run:
 def parts(finished: Run) -> Iterator[Part]:
     """Yield the shards of the attacked table."""
     rng = np.random.default_rng(0)
-    table = finished.strategy.training_problem.tables[TABLE]
-    multiplicity = finished.strategy.training_problem.train.tables[TABLE].multiplicity
+    table = finished.problem.tables[TABLE]
+    multiplicity = finished.problem.train.tables[TABLE].multiplicity
     everyone = finished.features[TABLE]
     for part, own in zip(table.parts, table.rows, strict=True):
         yield Part(
@@ -174,7 +178,8 @@ def of_sum(
     **noise: float,
 ) -> Release:
     """A release that is a sum over rows of what each of them adds, (k, m)."""
-    records, decoys = added(part.records[rows]), added(part.decoys[rows])
+    records = added(part.records[rows])
+    decoys = added(part.decoys[rows])
     left = sent.ravel() - records.sum(axis=0)
     return Release(rows, np.tile(left, (len(rows), 1)), records, decoys, **noise)
 
@@ -199,7 +204,7 @@ def grams(finished: Run, part: Part) -> Iterator[Release]:
     """Of set-up: [X, 1]^T G [X, 1], as a vector with the matrix's norm."""
     plan = finished.plans[part.number].statistics
     noise = noise_of(plan.gram_multiplier, plan.gram_deviation) if plan else {}
-    joined_rows = finished.strategy.training_problem.train.joined_rows
+    joined_rows = finished.problem.train.joined_rows
     share = next(arrays_of(finished, part, "share", is_reply=True))
     sent = joined_rows * joined_gram(share[:-1], part.records.shape[1] + 1)
     upper = np.triu_indices(len(sent))
@@ -224,7 +229,8 @@ def moments(finished: Run, part: Part) -> Iterator[Release]:
     for header, step, sent in exchanges(finished, part, "step", "share"):
         # clip and noise are of kappa times the step
         scale = 1.0 if plan is None else header["fit"]["kappa"]
-        goal, sums = scale * step.astype(float), scale * sent[:-1]
+        goal = scale * step.astype(float)
+        sums = scale * sent[:-1]
 
         def added(records: np.ndarray, goal: np.ndarray = goal) -> np.ndarray:
             weights = weights_of(part, records, plan)[:, None]
@@ -275,7 +281,9 @@ def play(what: str, privacy: PrivacySettings) -> Guesses:
 
 def game(releases: list[Release], rows: int) -> tuple[float, float, float]:
     """Guess the rows of a shard; return the share of right ones, its mean and bound."""
-    evidence, distance, uses = np.zeros(rows), np.zeros(rows), np.zeros(rows)
+    evidence = np.zeros(rows)
+    distance = np.zeros(rows)
+    uses = np.zeros(rows)
     for release in releases:
         apart = release.records - release.decoys
         nearer = ((release.left + apart) ** 2).sum(1) - (release.left**2).sum(1)

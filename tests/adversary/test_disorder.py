@@ -2,7 +2,6 @@
 
 import pytest
 
-from strategies import TablePuppetADMM, TablePuppetSGD
 from tests.support.peers.faulty_runs import same_noise
 from tests.support.peers.hostile import US, HostileGrid, train
 from tests.support.peers.hostile_runs import check_refusals
@@ -36,9 +35,9 @@ def requests_of(folder, method, settings):
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
-        (TablePuppetADMM, {}),
-        (TablePuppetSGD, {"batch_size": 6}),
-        (TablePuppetADMM, {"coreset_size": 8}),
+        ("admm", {}),
+        ("sgd", {"batch_size": 6}),
+        ("admm", {"coreset_size": 8}),
     ],
     ids=["admm", "sgd", "coreset"],
 )

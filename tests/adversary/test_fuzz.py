@@ -15,7 +15,6 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from client_apps.data.key_files import ROW_ORDER_KEY
 from strategies import STRATEGIES, Explain, Personalised, TablePuppetADMM
-from strategies.inference.predict import Predict
 from strategies.run.grid import InProcessGrid
 from strategies.run.strategy import RoundStrategy
 from strategies.training.saving import make_manifest
@@ -29,8 +28,10 @@ from tests.support.peers.hostile import (
     WITH_COVER,
     HostileGrid,
     Kept,
+    like,
     train,
 )
+from tests.support.predicted import predicting, unlabelled
 from tp_flower.methods.coreset.messages import TRAIN_ROWS
 from tp_flower.methods.moments.messages import TRAIN_MOMENTS
 from tp_flower.protocol.messages import ACTIONS, RUN_DIGITS, Action, action_named
@@ -64,7 +65,8 @@ def check(kept: Kept, what: object, content: RecordDict) -> None:
         place = path.relative_to(kept.folder).parts
         if place[0] in READ:
             continue
-        run, is_new = place[0][:RUN_DIGITS], True
+        run = place[0][:RUN_DIGITS]
+        is_new = True
         is_begun = run in text_of(content) and len(run) == RUN_DIGITS
         assert is_begun, (what, path)
         assert len(place) > 2, (what, path)
@@ -96,7 +98,8 @@ class FuzzingGrid(HostileGrid):
         self.refused: Counter[str] = Counter()
 
     def _deliver(self, message: Message) -> Message:
-        action, node = message.metadata.message_type, message.metadata.dst_node_id
+        action = message.metadata.message_type
+        node = message.metadata.dst_node_id
         # the shop is asked first; the others have parts of a sharded table
         if node != SHOP or action == Action.SEAL:
             self.fuzz(message, self._counts.pop(action, 0))
@@ -127,9 +130,7 @@ class FuzzingGrid(HostileGrid):
             assert path.read_bytes() == data, path
 
     def _answer(self, message: Message, content: RecordDict) -> dict:
-        mutant = Message(content, dst_node_id=SHOP, message_type="query")
-        mutant.metadata.__dict__.update(message.metadata.__dict__)
-        reply = InProcessGrid._deliver(self, mutant)
+        reply = InProcessGrid._deliver(self, like(message, content))
         assert not reply.has_error(), reply.error.reason
         return unpack(reply.content).header
 
@@ -205,7 +206,9 @@ def fuzz(folder: Path, strategy: RoundStrategy, counts: dict) -> None:
 @pytest.mark.cases("boost", "coreset-kmeans", "moments")
 @pytest.mark.parametrize("name", TRAINING)
 def test_malformed_messages_are_refused_and_change_nothing(name, place):
-    method, settings, counts = STRATEGIES[name], TRAINING[name], COUNTS[name]
+    method = STRATEGIES[name]
+    settings = TRAINING[name]
+    counts = COUNTS[name]
     strategy = method(Query.from_sql(SQL), **{"num_epochs": 2, **settings})
     fuzz(place, strategy, counts)
     # nor is the run another one
@@ -234,12 +237,8 @@ def test_malformed_messages_about_a_model_of_a_sites_own_are_refused(place):
 
 def test_malformed_messages_about_a_saved_model_are_refused(place):
     manifest = make_manifest(train(HostileGrid(place), num_epochs=1))
-    query = Query.from_sql(SQL.replace("o.qty AS label, ", ""), needs_label=False)
-    fuzz(
-        place,
-        Predict(query, manifest, mode="predict", row_key="price"),
-        COUNTS["predicting"],
-    )
+    strategy = predicting(manifest, unlabelled(SQL), row_key="price")
+    fuzz(place, strategy, COUNTS["predicting"])
 
 
 def test_every_action_gets_its_share():

@@ -21,7 +21,9 @@ class Tampering:
     """Change one site's first reply to an action."""
 
     def __init__(self, fuzzer: Fuzzer, action: str) -> None:
-        self._fuzzer, self._action, self.what = fuzzer, action, ""
+        self._fuzzer = fuzzer
+        self._action = action
+        self.what = ""
 
     def __call__(self, message: Message, reply: Message) -> Message:
         metadata = message.metadata

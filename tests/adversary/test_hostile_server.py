@@ -10,10 +10,28 @@ from msgspec import structs
 
 from client_apps.rounds.site import Site
 from client_apps.training import prepare
-from strategies import Explain, TablePuppetSGD
+from strategies import Explain
 from tests.support.files import case_table
-from tests.support.peers import hostile as peers
-from tests.support.peers.hostile import arrays
+from tests.support.peers.hostile import (
+    ORDERS,
+    POLICIES,
+    SHOP,
+    SQL,
+    UK,
+    US,
+    US_PART,
+    HostileGrid,
+    StoppedError,
+    array,
+    arrays,
+    change_of,
+    header,
+    renumbered,
+    train,
+    undeclared,
+    wrong_arrays,
+    wrong_headers,
+)
 from tests.support.peers.hostile_runs import (
     RUNS,
     answers_to,
@@ -43,12 +61,12 @@ CASES = case_table(__file__)
 ROWS = 12
 REQUESTS = Path(__file__).with_name("refused_requests.toml")
 FRAGMENT = ("parts", 0, "fragment")
-NODES = {"shop": peers.SHOP, "us": peers.US}
+NODES = {"shop": SHOP, "us": US}
 UNDECLARED = "not declared|none are declared|not listed|there to another request"
 ALWAYS = {"query.describe", "query.seal", "query.extract"}
 TOO_FEW = r"\(min-rows\) refuses: the"
 SINGLE = arrays(
-    peers.ORDERS,
+    ORDERS,
     trained=pack_bits(np.arange(ROWS) == 4),
     multiplicity=np.ones(1, np.int32),
 )
@@ -60,6 +78,7 @@ NO_NOISE = "its plan has no noise for"
 OTHER_METHOD = "is no message of a run by"
 NOT_EXACT = "is for linear models that are fitted exactly, not for "
 NOISY = replace(PRIVATE, noise_multiplier=1.0)
+MOMENTS_ALONE = "releases = { statistics = 'moments' }"
 BUDGET = """
     epsilon = 2.0
     delta = 1e-4
@@ -82,15 +101,15 @@ def test_a_malformed_request_is_refused_and_changes_nothing(tmp_path, run):
     seen = set()
 
     def hostile(action, node, packet):
-        more = list(peers.undeclared(packet))
+        more = list(undeclared(packet))
         yield from ((UNDECLARED, changed) for _, changed in more)
-        if (action, node) not in seen and node != peers.UK:
+        if (action, node) not in seen and node != UK:
             seen.add((action, node))
-            yield from spread(list(peers.wrong_headers(packet))[len(more) :], 5, 41)
-            yield from spread(peers.wrong_arrays(packet), 5, 41)
+            yield from spread(list(wrong_headers(packet))[len(more) :], 5, 41)
+            yield from spread(wrong_arrays(packet), 5, 41)
 
-    grid = peers.HostileGrid(tmp_path, hostile)
-    fuzzed = peers.train(grid, method, **settings)
+    grid = HostileGrid(tmp_path, hostile)
+    fuzzed = train(grid, method, **settings)
     assert {answer.action for answer in grid.answers} >= {*ALWAYS, "query.finish"}
     check_refusals(grid.answers)
     for answer in grid.answers:
@@ -98,7 +117,7 @@ def test_a_malformed_request_is_refused_and_changes_nothing(tmp_path, run):
             assert re.search(UNDECLARED, answer.error), answer
     # no refusal has changed anything
     if method is not Explain:
-        plain = peers.train(peers.HostileGrid(tmp_path), method, **settings)
+        plain = train(HostileGrid(tmp_path), method, **settings)
         assert fuzzed.report.final_train == plain.report.final_train
 
 
@@ -124,15 +143,15 @@ def test_a_malformed_request_of_a_private_run_is_refused(
 ):
     def hostile(asked, at, packet):
         if (asked, at) == (action, NODES[site]):
-            yield from spread(peers.wrong_headers(packet), 3, 11)
-            yield from spread(peers.wrong_arrays(packet), 3, 11)
+            yield from spread(wrong_headers(packet), 3, 11)
+            yield from spread(wrong_arrays(packet), 3, 11)
 
-    grid = peers.HostileGrid(tmp_path, hostile, stops=True)
-    with pytest.raises(peers.StoppedError):
-        peers.train(
+    grid = HostileGrid(tmp_path, hostile, stops=True)
+    with pytest.raises(StoppedError):
+        train(
             grid,
             method,
-            sql=peers.SQL.replace("o.qty AS", "o.qty > 0 AS"),
+            sql=SQL.replace("o.qty AS", "o.qty > 0 AS"),
             privacy=PrivacySettings(features=features, **EVERYTHING),
             encoders=DECLARED,
             **settings,
@@ -155,14 +174,15 @@ def check_refused(folder, run, site, action, change, match, **more):
 def test_what_is_malformed_against_the_policy_or_about_keys_is_refused_and_named(
     tmp_path, run, site, action, change, match
 ):
-    check_refused(tmp_path, run, site, action, peers.change_of(change), match)
+    check_refused(tmp_path, run, site, action, change_of(change), match)
 
 
 def subquery(**changes):
-    return peers.header(*FRAGMENT, "subquery", value={**SUBQUERY, **changes})
+    return header(*FRAGMENT, "subquery", value={**SUBQUERY, **changes})
 
 
-BY_DAY, GROUPED = subquery(), subquery(groups=['"salary"'])
+BY_DAY = subquery()
+GROUPED = subquery(groups=['"salary"'])
 HAVING = subquery(having=['AVG("salary") > 0'])
 
 
@@ -171,7 +191,8 @@ def another_branch(packet):
     ((first),) = packet.header["parts"]
     second = {**first, "id": 9}
     second["fragment"] = {**first["fragment"], "features": [["price", '"salary"']]}
-    proposal, number = packet.header["proposal"], str(first["id"])
+    proposal = packet.header["proposal"]
+    number = str(first["id"])
     proposed = {**proposal["parts"][number], "fragment": second["fragment"]}
     proposal = {**proposal, "parts": {**proposal["parts"], "9": proposed}}
     parts = [first, second]
@@ -184,32 +205,35 @@ def another_branch(packet):
 def test_statistics_that_other_shards_may_not_learn(
     tmp_path, run, site, action, change, match
 ):
-    policies = {"customers": "releases = { statistics = 'moments' }"}
-    change = peers.change_of(change)
+    change, policies = change_of(change), {"customers": MOMENTS_ALONE}
     check_refused(tmp_path, run, site, action, change, match, policies=policies)
 
 
 def test_shares_of_sealed_sums_do_not_leave_in_the_clear(tmp_path):
-    policies = {"customers": "releases = { statistics = 'moments' }"}
-    change, match = peers.change_of("part.union.group gone"), "releases.models = sealed"
-    where = tmp_path, "admm", "us", "train.prepare", change, match
-    check_refused(*where, policies=policies)
+    change = change_of("part.union.group gone")
+    policies = {"customers": MOMENTS_ALONE}
+    error = refused(tmp_path, "train.prepare", US, change, policies=policies)
+    assert "releases.models = sealed" in error
 
 
 def test_a_table_without_gram_matrices_takes_no_sum_of_them(tmp_path):
-    change, match = (
-        arrays(peers.US_PART, sum=np.ones(13)),
-        "'sum' does not go with update",
+    change = arrays(US_PART, sum=np.ones(13))
+    error = refused(
+        tmp_path,
+        "train.admm",
+        US,
+        change,
+        lou="consensus",
+        privacy=PrivacySettings(unions="clear"),
     )
-    where = tmp_path, "consensus", "us", "train.admm", change, match
-    check_refused(*where, privacy=PrivacySettings(unions="clear"))
+    assert "'sum' does not go with update" in error
 
 
 @pytest.mark.parametrize(
     ("action", "change", "match"),
     [
         ("query.extract", doubled, "part 0 is listed twice"),
-        ("query.statistics", peers.renumbered, "part 7 does not belong to this run at"),
+        ("query.statistics", renumbered, "part 7 does not belong to this run at"),
         # a fragment against the policy is not run
         ("query.extract", GROUPED, "group 0 of the sub-query reads column 'sal"),
         ("query.extract", HAVING, "HAVING .* reads column 'salary'"),
@@ -244,22 +268,21 @@ def test_parts_fragments_and_single_rows_that_the_shop_refuses(
 
 
 def test_hidden_columns_do_not_exist_for_the_server(tmp_path):
-    grid = peers.HostileGrid(tmp_path)
+    grid = HostileGrid(tmp_path)
     told = []
     grid._observe = lambda message: told.append(repr(message.content))
-    peers.train(grid)
+    train(grid)
     assert not any("salary" in text for text in told)
+    hidden = SQL.replace("o.day", "o.salary")
     with pytest.raises(QueryError, match=r"(?s)salary.*columns: cust, price, day, qty"):
-        peers.train(
-            peers.HostileGrid(tmp_path), sql=peers.SQL.replace("o.day", "o.salary")
-        )
+        train(HostileGrid(tmp_path), sql=hidden)
 
 
 def test_a_rule_about_a_column_that_is_not_there_stops_the_run(tmp_path):
-    grid = peers.HostileGrid(tmp_path, policies={"orders": "join-only = ['custmer']"})
+    grid = HostileGrid(tmp_path, policies={"orders": "join-only = ['custmer']"})
     match = r"table 'orders' .*its file.* its policy names an unknown column 'custmer'"
     with pytest.raises(SiteError, match=match):
-        peers.train(grid)
+        train(grid)
 
 
 def test_rows_that_a_policy_refused_are_not_kept_for_other_requests(tmp_path):
@@ -267,48 +290,45 @@ def test_rows_that_a_policy_refused_are_not_kept_for_other_requests(tmp_path):
 
     def lonely(action, _, packet):
         if action == "query.extract":
-            return peers.header(*FRAGMENT, "filters", value=['"price" > 1.5'])(packet)
+            return header(*FRAGMENT, "filters", value=['"price" > 1.5'])(packet)
         return packet
 
-    grid = peers.HostileGrid(tmp_path, instead=lonely)
+    grid = HostileGrid(tmp_path, instead=lonely)
     with pytest.raises(SiteError, match="min-rows"):
-        peers.train(grid)
-    site = Site(grid.contexts[peers.SHOP], grid.run_name)
-    for lost in (
-        lambda: site.source(peers.ORDERS),
-        lambda: site.extracted(peers.ORDERS),
-    ):
+        train(grid)
+    site = grid.site(SHOP)
+    for lost in (site.source, site.extracted):
         with pytest.raises(MessageError, match="part 0 does not belong to this run"):
-            lost()
+            lost(ORDERS)
 
 
 @pytest.mark.parametrize("kind", ["labels", "models", "scores", "statistics"])
 def test_releases_that_may_not_leave(tmp_path, kind):
-    rules = peers.POLICIES["orders"].replace('statistics = "moments"', "")
+    rules = POLICIES["orders"].replace('statistics = "moments"', "")
     rules = rules.replace("releases = {", f"releases = {{ {kind} = 'never'")
     # statistics leave tables in several shards alone
     table = "customers" if kind == "statistics" else "orders"
     rules = rules if table == "orders" else "releases = { statistics = 'never' }"
-    grid = peers.HostileGrid(tmp_path, policies={table: rules})
+    grid = HostileGrid(tmp_path, policies={table: rules})
     with pytest.raises(SiteError, match=f"releases.{kind} = never.*none may leave"):
-        peers.train(grid)
-    left = {(part, name) for _, part, name in grid.left if part == peers.ORDERS}
-    assert (peers.ORDERS, "scores") not in left
-    assert ((peers.ORDERS, "label-values") in left) == (kind != "labels")
+        train(grid)
+    left = {(part, name) for _, part, name in grid.left if part == ORDERS}
+    assert (ORDERS, "scores") not in left
+    assert ((ORDERS, "label-values") in left) == (kind != "labels")
 
 
 def batches(starts, rows):
     starts, rows = np.array(starts, np.int32), np.array(rows, np.int32)
-    return arrays(peers.US_PART, batch_start=starts, batch_rows=rows)
+    return arrays(US_PART, batch_start=starts, batch_rows=rows)
 
 
 def test_a_batch_of_one_row_may_not_have_a_gradient_of_its_own(tmp_path):
+    single = batches([0, 1, 3], [0, 1, 2])
+    where = tmp_path, "train.prepare", US
     error = refused(
-        tmp_path,
-        "train.prepare",
-        peers.US,
-        batches([0, 1, 3], [0, 1, 2]),
-        TablePuppetSGD,
+        *where,
+        single,
+        "sgd",
         policies={"customers": "min-rows = 2"},
         batch_size=12,
     )
@@ -319,10 +339,12 @@ def test_a_real_site_takes_no_secret_of_a_simulation(tmp_path):
     """Everybody knows that one: hashes under it are as good as none."""
 
     def known(action, node, packet):
-        if (action, node) != ("query.extract", peers.SHOP):
+        if (action, node) != ("query.extract", SHOP):
             return
-        server, secret = SiteKeys(KeyPair()), GroupSecret.of_simulation(1)
-        run, keys = int(packet.header["run"], 16), packet.header["public-keys"]
+        server = SiteKeys(KeyPair())
+        secret = GroupSecret.of_simulation(1)
+        run = int(packet.header["run"], 16)
+        keys = packet.header["public-keys"]
         others = dict.fromkeys(keys, server.public.run.hex())
         for node, key in keys.items():
             shown = {"9": others[node], node: key}
@@ -332,19 +354,24 @@ def test_a_real_site_takes_no_secret_of_a_simulation(tmp_path):
                 name = sealed_name(group, public.values())
                 text = server.seal(secret, public[node], run, name).hex()
                 forged[group] = {"members": ["9", node], "text": text}
-            keys_too = {
-                "public-keys": shown,
-                "site-keys": dict.fromkeys(shown, ""),
-                "sealed": forged,
-            }
-            yield key, Packet({**packet.header, **keys_too}, packet.arrays)
+            site_keys = dict.fromkeys(shown, "")
+            forged_keys = {"public-keys": shown, "site-keys": site_keys}
+            changed = {**packet.header, **forged_keys, "sealed": forged}
+            yield key, Packet(changed, packet.arrays)
 
-    grid = peers.HostileGrid(tmp_path, known)
-    peers.train(grid)
+    grid = HostileGrid(tmp_path, known)
+    train(grid)
     opened = "the run's secret is for simulations, and known to everybody"
     for answer in grid.answers:
         answer.check_nothing_left()
     assert sum(opened in answer.error for answer in grid.answers) == 1
+
+
+def in_preparing(change):
+    """A server that changes the requests to prepare training."""
+    return lambda action, _, packet: (
+        change(packet) if action == "train.prepare" else packet
+    )
 
 
 def as_sgd(packet):
@@ -367,15 +394,12 @@ def test_what_the_plan_has_no_noise_for_does_not_leave(
 ):
     """Even if the site did not know that another strategy was proposed."""
     monkeypatch.setattr(prepare, "agree_in_all", lambda *_: None)
-    change = change if callable(change) else peers.change_of(change)
+    change = change if callable(change) else change_of(change)
 
-    def instead(action, _, packet):
-        return change(packet) if action == "train.prepare" else packet
-
-    grid = peers.HostileGrid(tmp_path, instead=instead)
+    grid = HostileGrid(tmp_path, instead=in_preparing(change))
     match = NOT_EXACT + match if privacy == EXACT else match
     with pytest.raises(SiteError, match=match):
-        peers.train(grid, method, privacy=privacy)
+        train(grid, method, privacy=privacy)
     # statistics are sealed, too, and a Gram matrix with noise
     rounds = ("train.admm", "train.sgd", "train.consensus", "train.step")
     assert not stray & {name for action, _, name in grid.left if action in rounds}
@@ -386,23 +410,20 @@ def test_a_plan_for_another_method_has_no_noise_for_this_one(tmp_path, monkeypat
     monkeypatch.setattr(prepare, "agree_in_all", lambda *_: None)
     monkeypatch.setattr(Site, "family", "admm")
 
-    def instead(action, _, packet):
-        return as_sgd(packet) if action == "train.prepare" else packet
-
-    grid = peers.HostileGrid(tmp_path, instead=instead)
+    grid = HostileGrid(tmp_path, instead=in_preparing(as_sgd))
     with pytest.raises(SiteError, match=NO_NOISE):
-        peers.train(grid, "admm", privacy=NOISY)
-    rounds, stray = ("train.admm", "train.consensus"), {"share", "parameters"}
+        train(grid, "admm", privacy=NOISY)
+    rounds = ("train.admm", "train.consensus")
+    stray = {"share", "parameters"}
     assert not stray & {name for action, _, name in grid.left if action in rounds}
 
 
 def test_terms_of_privacy_that_are_left_out_have_no_default(tmp_path):
     """A mechanism is never off because a server does not mention it."""
     names = PrivacyTerms.__struct_encode_fields__
-    changes = {
-        f"missing required field `{n}`": peers.header("privacy", n) for n in names
-    }
-    answers = answers_to(tmp_path, "train.prepare", peers.US, changes, privacy=EXACT)
+    missing = "missing required field `{}`"
+    changes = {missing.format(name): header("privacy", name) for name in names}
+    answers = answers_to(tmp_path, "train.prepare", US, changes, privacy=EXACT)
     assert len(answers) == len(names)
     check_all_refused(answers)
 
@@ -410,17 +431,14 @@ def test_terms_of_privacy_that_are_left_out_have_no_default(tmp_path):
 def test_a_batch_has_a_row_once(tmp_path):
     """Twice, it would add twice what its gradient is clipped to."""
 
-    twice, no_end = (
-        batches([0, 3], [0, 1, 1]),
-        peers.array(peers.US_PART, "batch-start", lambda a: a[:1]),
-    )
+    twice = batches([0, 3], [0, 1, 1])
+    no_end = array(US_PART, "batch-start", lambda a: a[:1])
     changes = {
         "the rows of a batch are not ascending and distinct": twice,
         "'batch-start' does not divide 'batch-rows'": no_end,
     }
-    answers = answers_to(
-        *(tmp_path, "train.prepare", peers.US, changes, TablePuppetSGD), privacy=PRIVATE
-    )
+    where = tmp_path, "train.prepare", US
+    answers = answers_to(*where, changes, "sgd", privacy=PRIVATE)
     assert len(answers) == 2
     check_all_refused(answers)
 
@@ -429,15 +447,13 @@ def test_a_batch_goes_by_one_number(tmp_path):
     """Under another one it could be asked for more often than was planned."""
 
     changes = {
-        (path, repr(number)): peers.header(*path, value=number)
+        (path, repr(number)): header(*path, value=number)
         for path in (("batch",), ("step", "next-batch"))
         for number in (-1, -2, 3, 10**6, 1.0, "0", True)
     }
-    answers = answers_to(
-        *(tmp_path, "train.sgd", peers.SHOP, changes, TablePuppetSGD),
-        batch_size=4,
-        privacy=PRIVATE,
-    )
+    where = (tmp_path, "train.sgd", SHOP)
+    how = {"batch_size": 4}
+    answers = answers_to(*where, changes, "sgd", privacy=PRIVATE, **how)
     assert len(answers) == 14
     for answer in answers:
         answer.check_nothing_left()
@@ -451,30 +467,29 @@ def test_a_batch_goes_by_one_number(tmp_path):
 
 def test_an_extra_round_is_over_the_plan(tmp_path):
     """The last epoch has nothing left to spend."""
-    other = once(
-        "train.admm", peers.US, {"other": peers.header("fit", "kappa", value=0.5)}
-    )
-    grid = peers.HostileGrid(tmp_path, other, {"customers": BUDGET})
+    change = change_of("fit.kappa = 0.5")
+    other = once("train.admm", US, {"other": change})
+    grid = HostileGrid(tmp_path, other, {"customers": BUDGET})
     with pytest.raises(
         SiteError, match=r"moments of part 2 .* are used up: of key 0, 3 were pl"
     ):
-        peers.train(grid, privacy=EXACT, num_epochs=3)
-    assert grid.left.count(("train.admm", peers.US_PART, "share")) == 3
+        train(grid, privacy=EXACT, num_epochs=3)
+    assert grid.left.count(("train.admm", US_PART, "share")) == 3
 
 
 def test_training_is_prepared_once(tmp_path):
-    grid = peers.HostileGrid(tmp_path, policies={"customers": BUDGET})
+    grid = HostileGrid(tmp_path, policies={"customers": BUDGET})
     prepared = []
 
     def again(action, node, packet):
-        if (action, node) == ("train.prepare", peers.US):
+        if (action, node) == ("train.prepare", US):
             prepared.append(packet)
-        if (action, node) == ("train.admm", peers.US) and prepared:
-            same_round = peers.header("round", value=packet.header["round"])
+        if (action, node) == ("train.admm", US) and prepared:
+            same_round = header("round", value=packet.header["round"])
             yield "again", ("train.prepare", same_round(prepared.pop()))
 
     grid._changes = again
-    peers.train(grid, privacy=EXACT)
+    train(grid, privacy=EXACT)
     (answer,) = grid.answers
     answer.check_nothing_left()
 
@@ -485,25 +500,24 @@ def test_the_server_cannot_raise_a_budget(tmp_path):
     two, three = (epsilon([structs.replace(once, count=runs)], 1e-4) for runs in (2, 3))
     policies = {"customers": BUDGET.replace("2.0", str((two + three) / 2))}
     for _ in range(2):
-        peers.train(peers.HostileGrid(tmp_path, policies=policies), privacy=EXACT)
+        train(HostileGrid(tmp_path, policies=policies), privacy=EXACT)
     for asked in (EXACT, replace(EXACT, epsilon=50.0)):
-        grid = peers.HostileGrid(tmp_path, policies=policies)
+        grid = HostileGrid(tmp_path, policies=policies)
         with pytest.raises(
             SiteError, match=rf"spent epsilon {two:.4g} of .* requested"
         ):
-            peers.train(grid, privacy=asked)
+            train(grid, privacy=asked)
         trained = {part for action, part, _ in grid.left if action.startswith("train")}
-        assert trained <= {peers.ORDERS}
+        assert trained <= {ORDERS}
 
 
 def test_a_run_without_noise_does_not_fit_a_budget(tmp_path):
-    grid = peers.HostileGrid(tmp_path, policies={"customers": BUDGET})
+    def spend(**how):
+        grid = HostileGrid(tmp_path, policies={"customers": BUDGET})
+        train(grid, **how)
+
     match = r"releases.models = private.* with noise only \(run config privacy.features"
     with pytest.raises(SiteError, match=match):
-        peers.train(grid)
-    noiseless = replace(EXACT, noise_multiplier=1e-6)
+        spend()
     with pytest.raises(SiteError, match="requested: "):
-        peers.train(
-            peers.HostileGrid(tmp_path, policies={"customers": BUDGET}),
-            privacy=noiseless,
-        )
+        spend(privacy=replace(EXACT, noise_multiplier=1e-6))

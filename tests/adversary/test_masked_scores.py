@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from client_apps.operator.masks import ScoreMasks
-from client_apps.rounds.site import Site
-from tests.support.federated import SOURCE, WatchedGrid, store, train
+from tests.support.federated import SOURCE, WatchedGrid, on_requests, store, train
+from tests.support.peers.keyed_sites import stored_keys
 from tp_flower.errors import DivergedError, SiteError
 from tp_flower.settings import PrivacySettings
 
@@ -23,16 +23,12 @@ class Grid(WatchedGrid):
     def __init__(self, forge=None):
         frames = store(400, 150)
         super().__init__([{name: frames[name]} for name in NODES], self._look)
-        self.forge, self.keys = forge, {}
+        self.forge = forge
+        self.keys = {}
 
     def _look(self, seen):
         if seen.action == "query.extract" and seen.is_reply:
-            stored = (
-                Site(self.contexts[seen.node], self.run_name)
-                .store.load("secret")
-                .arrays
-            )
-            self.keys[seen.node] = {name: key.tobytes() for name, key in stored.items()}
+            self.keys[seen.node] = stored_keys(self, seen.node)
         if self.forge is not None and not seen.is_reply:
             self.forge(seen)
 
@@ -74,7 +70,8 @@ def test_differences_between_epochs_are_masked_too():
 
 def test_no_two_arrays_of_scores_share_masks(monkeypatch):
     """Nor do those of one message, of which there are a batch's and all rows'."""
-    names, words = [], ScoreMasks.words
+    names = []
+    words = ScoreMasks.words
 
     def noted(masks, scores, rows, name):
         sides = tuple((mask.group, mask.is_positive) for mask in masks.joins)
@@ -99,16 +96,6 @@ def test_a_site_has_the_keys_of_its_own_joins_only():
     assert len(set(keys)) == 3
 
 
-def change(action, what):
-    """A server that changes the requests of an action."""
-
-    def apply(seen):
-        if seen.action == action:
-            what(seen)
-
-    return apply
-
-
 def with_joins(seen):
     for part in seen.header["parts"]:
         part["joins"] = [{"group": "join-0", "key": 0, "is-positive": True}]
@@ -127,16 +114,17 @@ def without_number(seen):
 )
 def test_sites_refuse_to_leave_masks_out_or_to_use_them_twice(action, what, match):
     with pytest.raises(SiteError, match=match):
-        train(Grid(change(action, what)), SQL, num_epochs=2)
+        train(Grid(on_requests(action)(what)), SQL, num_epochs=2)
 
 
 def test_scores_beyond_the_fixed_point_stop_the_run_and_name_the_site():
+    @on_requests("train.prepare")
     def small(seen):
         seen.header["masking"]["bits"] = 60
 
     match = "site '.*', table '.*': train.* a score is .*; the run's fixed point allows"
     with pytest.raises(DivergedError, match=match):
-        train(Grid(change("train.prepare", small)), SQL, num_epochs=2)
+        train(Grid(small), SQL, num_epochs=2)
 
 
 def unmask(table):
@@ -145,14 +133,13 @@ def unmask(table):
     """
     bits = np.packbits(np.ones(len(store(400, 150)[table]), np.bool_))
 
+    @on_requests("train.prepare")
     def lie(seen):
-        if seen.node == NODES[table]:
-            for part in seen.header["parts"]:
-                seen.arrays |= {
-                    (part["id"], f"unmatched/join-{n}"): bits for n in range(2)
-                }
+        for part in seen.header["parts"] if seen.node == NODES[table] else ():
+            for join in ("join-0", "join-1"):
+                seen.arrays[part["id"], f"unmatched/{join}"] = bits
 
-    return change("train.prepare", lie)
+    return lie
 
 
 LEFT = f"SELECT o.qty AS label, o.online, c.age {SOURCE.replace('JOIN', 'LEFT JOIN')}"

@@ -7,22 +7,19 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from strategies.inference.predict import Predict
 from strategies.training.saving import make_manifest
 from tests.support.federated import store, whole
 from tests.support.files import case_table
 from tests.support.peers import hostile
 from tests.support.peers.hostile import arrays
 from tests.support.peers.hostile_runs import cases, check_all_refused, once
-from tests.support.predicted import train_store
+from tests.support.predicted import predicting, train_store, unlabelled
 from tp_flower.errors import SiteError
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Gaussian
 from tp_flower.protocol.packet import pack_bits
-from tp_flower.query import Query
 from tp_flower.settings import PrivacySettings
 
-UNLABELLED = hostile.SQL.replace("o.qty AS label, ", "")
 REQUESTS = Path(__file__).with_name("refused_requests.toml")
 FRAGMENT = ("parts", 0, "fragment")
 PROPOSED = ("proposal", "parts", str(hostile.ORDERS), "fragment")
@@ -34,9 +31,8 @@ DEMANDING = {"customers": "epsilon = 8.0"}
 def trained(tmp_path_factory):
     """A folder of sites that have kept a model, and the model."""
     folder = tmp_path_factory.mktemp("trained")
-    return folder, make_manifest(
-        hostile.train(hostile.HostileGrid(folder), num_epochs=1)
-    )
+    grid = hostile.HostileGrid(folder)
+    return folder, make_manifest(hostile.train(grid, num_epochs=1))
 
 
 def predict(trained, changes=None, policies=None, instead=None, **settings):
@@ -45,13 +41,10 @@ def predict(trained, changes=None, policies=None, instead=None, **settings):
     grid = hostile.HostileGrid(
         folder, changes, policies, instead, stops=changes is not None
     )
-    query = Query.from_sql(UNLABELLED, needs_label=False)
-    strategy = Predict(query, manifest, mode="predict", row_key="price", **settings)
-    try:
-        with suppress(hostile.StoppedError):
-            strategy.start(grid)
-    finally:
-        grid.close()
+    sql = unlabelled(hostile.SQL)
+    strategy = predicting(manifest, sql, row_key="price", **settings)
+    with grid, suppress(hostile.StoppedError):
+        strategy.start(grid)
     return strategy, grid
 
 

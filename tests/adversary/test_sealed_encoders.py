@@ -15,6 +15,7 @@ from strategies import Explain
 from tests.support.federated import (
     Seen,
     WatchedGrid,
+    on_requests,
     one_per_site,
     run_query,
     sharded,
@@ -31,9 +32,8 @@ from tests.support.peers.hostile import (
     US,
     US_PART,
     HostileGrid,
-    array,
     arrays,
-    header,
+    change_of,
     shard_seal,
 )
 from tests.support.peers.hostile import train as train_hostile
@@ -47,6 +47,7 @@ from tp_flower.protocol.packet import Packet, bytes_of, pack_bits
 from tp_flower.protocol.setup_messages import ShardStatistics
 
 SQL = store_sql("squared")
+SITES = one_per_site(sharded(store()))
 HOW = {"task": "regression", "num_epochs": 1}
 ONE_TABLE = "SELECT age AS label, region, id FROM customers WHERE age IS NOT NULL"
 ENCODERS = (
@@ -133,9 +134,8 @@ def test_no_statistic_and_no_encoder_reaches_the_server(name, secrets):
     frames = store()
     frames["customers"]["region"] = [f"zanzibar-{k % 4}" for k in range(12)]
     how = {"method": "admm", **HOW, **settings}
-    grid = WatchedGrid(one_per_site(layout(frames)))
-    train(grid, sql, **how)
-    grid.close()
+    with WatchedGrid(one_per_site(layout(frames))) as grid:
+        train(grid, sql, **how)
     contents = [content_of(seen) for seen in grid.seen]
     # in the clear a run would have shown all of them
     assert len(secrets) > 5
@@ -153,19 +153,15 @@ def swapped(
 ) -> str:
     """Train with changed requests of one action; return the refusal."""
 
-    def changed(seen: Seen) -> None:
-        if seen.action == action and not seen.is_reply:
-            change(seen)
-
     with pytest.raises(SiteError, match=match) as caught:
-        run_query(SQL, one_per_site(sharded(store())), change=changed, **HOW)
+        run_query(SQL, SITES, change=on_requests(action)(change), **HOW)
     return str(caught.value)
 
 
 @pytest.fixture(scope="module")
 def earlier() -> dict[str, dict]:
     """The sealed texts of a run with the same seed: in a simulation, the same keys."""
-    finished = run_query(SQL, one_per_site(sharded(store())), **HOW)
+    finished = run_query(SQL, SITES, **HOW)
     return {
         action: finished.arrays(action) for action in ("query.fit", "train.prepare")
     }
@@ -221,10 +217,8 @@ class TestSealedTexts:
 def test_statistics_of_another_shard_are_refused():
     def exchange(seen):
         first, second = sealed_names(seen, "statistics/")[:2]
-        seen.arrays[second], seen.arrays[first] = (
-            seen.arrays[first],
-            seen.arrays[second],
-        )
+        swapped_texts = {first: seen.arrays[second], second: seen.arrays[first]}
+        seen.arrays.update(swapped_texts)
 
     assert "statistics of part 0" in swapped("query.fit", exchange)
 
@@ -255,7 +249,7 @@ def test_an_encoder_in_place_of_statistics_is_refused():
 
     kept: dict = {}
     with pytest.raises(SiteError, match="sealed encoder of part 0 cannot be opened"):
-        run_query(SQL, one_per_site(sharded(store())), change=keep, **HOW)
+        run_query(SQL, SITES, change=keep, **HOW)
     assert gathered
 
 
@@ -264,33 +258,24 @@ def test_an_encoder_in_place_of_statistics_is_refused():
     [
         # the group of all sites, not of the table's
         (
-            "query.statistics",
-            US,
-            header("parts", 0, "shards", "group", value="run"),
+            *("query.statistics", US, 'part.shards.group = "run"'),
             r"'shards' is .*\^table-",
         ),
         # a group that the site is not in
         (
-            "query.statistics",
-            US,
-            header("parts", 0, "shards", "group", value="table-0"),
+            *("query.statistics", US, 'part.shards.group = "table-0"'),
             (
                 "'shards': the run was proposed with .*'table-1'.* the request says "
                 ".*'table-0'"
             ),
         ),
-        (
-            "query.fit",
-            UK,
-            header("parts", 0, "shards", value={}),
-            "it has no 'shards/1'",
-        ),
-        ("train.prepare", US, array(US_PART, "encoder"), "it has no 'encoder'"),
+        ("query.fit", UK, "part.shards = {}", "it has no 'shards/1'"),
+        ("train.prepare", US, f"{US_PART}/encoder gone", "it has no 'encoder'"),
     ],
     ids=["all sites", "another group", "no shards", "no encoder"],
 )
 def test_a_request_that_no_shard_answers(tmp_path, action, node, change, match):
-    assert re.search(match, refused(tmp_path, action, node, change))
+    assert re.search(match, refused(tmp_path, action, node, change_of(change)))
 
 
 def test_a_table_in_one_shard_leads_nothing(tmp_path):

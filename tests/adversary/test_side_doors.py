@@ -1,6 +1,5 @@
 """Ways around a policy: time, size, differences, labels, rows without a mask."""
 
-import json
 from contextlib import suppress
 from math import isclose
 
@@ -11,9 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client_apps.data.ledger import open_ledger
-from tests.support.federated import WatchedGrid, run_query, train, write_site
+from tests.support.federated import (
+    WatchedGrid,
+    on_replies,
+    on_requests,
+    run_query,
+    site_per_table,
+    train,
+    write_site,
+)
 from tests.support.files import case_table
+from tests.support.ledgers import ledger_lines
 from tests.support.peers.hostile import SHOP, US, header, shard_seal
 from tests.support.peers.hostile_runs import answers_to, refused
 from tp_flower.errors import DivergedError, QueryError, SiteError
@@ -25,25 +32,26 @@ from tp_flower.query.expressions import _check_lengths, _length, parse_expressio
 
 CASES = case_table(__file__)
 FRAGMENT = ("parts", 0, "fragment")
+ALONE = "SELECT t.y AS label, t.x FROM t"
 TWICE = "SELECT a.y AS label, b.x FROM t a JOIN t b ON a.k = b.k WHERE b.id <> 5"
 
 
 def test_a_site_with_a_policy_tells_whole_seconds_and_a_simulation_its_time(tmp_path):
     tables = {"t": pd.DataFrame({"x": [1.0, 2.0, 3.0], "y": [0.0, 1.0, 1.0]})}
-    sql, seconds = "SELECT t.y AS label, t.x FROM t", {}
+    seconds = {}
     sites = {"open": [write_site(tmp_path / "s", tables)], "simulated": [tables]}
     sites["strict"] = [
         write_site(tmp_path / "t", tables, {"t": "releases = { scores = 'clear' }"})
     ]
     for kind, places in sites.items():
         grid = WatchedGrid(places)
-        train(grid, sql)
-        # to seal keys the site reads no rows
-        seen = [
-            seen for seen in grid.seen if seen.is_reply and seen.action != "query.seal"
+        train(grid, ALONE)
+        seconds[kind] = [
+            seen.header["seconds"]
+            for seen in grid.seen
+            # to seal keys the site reads no rows
+            if seen.is_reply and seen.action != "query.seal"
         ]
-        replies = [reply.header for reply in seen]
-        seconds[kind] = [reply["seconds"] for reply in replies]
     rest = {kind: np.remainder(own, 0.1) for kind, own in seconds.items()}
     # 0.1 is no number of base 2
     assert (np.minimum(rest["open"], 0.1 - rest["open"]) < 1e-9).all()
@@ -142,9 +150,8 @@ def test_groups_may_be_of_few_rows_unless_having_says_that_they_are_not(
 ):
     policies = {"orders": "min-rows = 3"}
     change = header(*FRAGMENT, "subquery", value={**GROUPED, "having": having})
-    (answer,) = answers_to(
-        tmp_path, "query.extract", SHOP, {"it": change}, policies=policies
-    )
+    changes = {"it": change}
+    (answer,) = answers_to(tmp_path, "query.extract", SHOP, changes, policies=policies)
     few = "a group of the sub-query, without HAVING COUNT(*) >= n, would be of too few"
     assert (few in answer.error) == is_refused
 
@@ -165,34 +172,37 @@ def test_one_run_does_not_select_the_rows_of_a_table_twice(tmp_path):
     train([write_site(tmp_path / "open", {"t": many()})], TWICE)
 
 
-def sums_of(folder, sql, policy):
-    """The sum of a site's feature, as another shard of its table learns it."""
-    sites = [
+def two_shards(folder, policy):
+    return [
         write_site(folder / name, {"t": many()}, {"t": policy}) for name in ("a", "b")
     ]
+
+
+def sums_of(folder, sql, policy):
+    """The sum of a site's feature, as another shard of its table learns it."""
     sums = []
 
+    @on_requests("query.fit")
     def listen(seen):
-        if seen.action == "query.fit" and not seen.is_reply:
-            other = shard_seal(grid, max(grid.contexts), 1)
-            text = other.open(seen.arrays[0, "statistics/0"], STATISTICS, 0)
-            (told,) = decode(ShardStatistics, packet_of(text)).parts[0].statistics
-            sums.append(told.mean * told.count)
+        other = shard_seal(grid, max(grid.contexts), 1)
+        text = other.open(seen.arrays[0, "statistics/0"], STATISTICS, 0)
+        (told,) = decode(ShardStatistics, packet_of(text)).parts[0].statistics
+        sums.append(told.mean * told.count)
 
-    grid = WatchedGrid(sites, listen)
+    grid = WatchedGrid(two_shards(folder, policy), listen)
     train(grid, sql, encoders="t.x=standard", num_epochs=1, test_fraction=0.0)
     return sums[0]
 
 
 def test_two_runs_still_tell_a_row_by_their_difference(tmp_path):
     """The limit that PRIVACY.md states: only a budget, or no filters, ends it."""
-    sql, policy = "SELECT t.y AS label, t.x FROM t", "min-rows = 10\nreleases={scores="
-    policy += "'clear'}"
-    whole = sums_of(tmp_path / "1", sql, policy)
-    without = sums_of(tmp_path / "2", f"{sql} WHERE t.id <> 5", policy)
+    policy = "min-rows = 10\nreleases={scores='clear'}"
+    filtered = f"{ALONE} WHERE t.id <> 5"
+    whole = sums_of(tmp_path / "1", ALONE, policy)
+    without = sums_of(tmp_path / "2", filtered, policy)
     assert isclose(whole - without, many()["x"][5], abs_tol=1e-9)
     with pytest.raises(SiteError, match="filters"):
-        sums_of(tmp_path / "3", f"{sql} WHERE t.id <> 5", f"filters = []\n{policy}")
+        sums_of(tmp_path / "3", filtered, f"filters = []\n{policy}")
 
 
 @pytest.mark.parametrize("level", ["never", "private"])
@@ -200,33 +210,29 @@ def test_personalised_models_read_no_labels_that_may_not_leave(tmp_path, level):
     policy = f"releases = {{ labels = '{level}' }}"
     if level == "private":
         policy = f"epsilon = 1.0\n{policy}"
-    sites = [
-        write_site(tmp_path / name, {"t": many()}, {"t": policy}) for name in ("a", "b")
-    ]
-    sql = "SELECT t.y AS label, t.x FROM t"
+    sites = two_shards(tmp_path, policy)
     with pytest.raises(SiteError, match=f"labels = {level}.*the run asks for labels"):
-        train(sites, sql, "personalised", encoders="t.x=range(-4,4)")
+        train(sites, ALONE, "personalised", encoders="t.x=range(-4,4)")
 
 
 def lied_to(folder, policy, rows):
     """Train with a server that says of the first rows of b that nobody has them."""
 
+    @on_requests("train.prepare")
     def unmask(seen):
-        if seen.action == "train.prepare" and not seen.is_reply and seen.node == 3:
-            for part in seen.header["parts"]:
-                total = seen.arrays[part["id"], "trained"].size * 8
-                bits = np.packbits(np.arange(total) < rows)
-                seen.arrays[part["id"], "unmatched/join-0"] = bits
+        for part in seen.header["parts"] if seen.node == 3 else ():
+            total = seen.arrays[part["id"], "trained"].size * 8
+            bits = np.packbits(np.arange(total) < rows)
+            seen.arrays[part["id"], "unmatched/join-0"] = bits
 
     items = many(20)[["id", "x"]]
-    tables = [write_site(folder / "a", {"a": many()[["k", "y"]]})]
-    tables.append(write_site(folder / "b", {"b": items}, {"b": policy}))
-    grid = WatchedGrid(tables, unmask)
-    grid.contexts[3].node_config["state-dir"] = str(folder / "state")
+    tables = {"a": many()[["k", "y"]], "b": items}
+    grid = WatchedGrid(site_per_table(folder, tables, {"b": policy}), unmask)
+    grid.keep_state(3, folder / "state")
     # the masks that are left in the sums are no scores
     with suppress(DivergedError):
         train(grid, "SELECT b.x AS label, b.id, a.y FROM b LEFT JOIN a ON b.id = a.k")
-    return map(json.loads, open_ledger(str(folder / "state")).export())
+    return ledger_lines(folder / "state")
 
 
 @pytest.mark.parametrize(
@@ -247,11 +253,11 @@ def test_rows_that_leave_without_a_mask_are_in_the_ledger(tmp_path):
 def poisoned(function):
     """Train with a site whose words are others than its scores'."""
 
+    @on_replies("train.admm")
     def poison(seen):
-        if seen.action == "train.admm" and seen.is_reply and seen.node == 3:
-            for key, array in seen.arrays.items():
-                if array.dtype == np.uint32:
-                    seen.arrays[key] = function(array)
+        for key, array in seen.arrays.items():
+            if seen.node == 3 and array.dtype == np.uint32:
+                seen.arrays[key] = function(array)
 
     sql = "SELECT a.y AS label, a.x, b.x FROM a JOIN b ON a.k = b.id"
     sites = [{"a": many()}, {"b": many(20)[["id", "x"]]}]
@@ -267,9 +273,7 @@ def test_words_at_random_make_training_diverge_and_name_nobody():
 
 def test_scores_of_a_lying_site_within_the_range_are_not_noticed():
     """The limit that PRIVACY.md states: what a site adds within its share passes."""
-    good, shifted = (
-        poisoned(function)
-        for function in (lambda words: words, lambda words: words + np.uint32(1 << 20))
-    )
+    good = poisoned(lambda words: words)
+    shifted = poisoned(lambda words: words + np.uint32(1 << 20))
     assert shifted.history
     assert shifted.losses[-1] > good.losses[-1]

@@ -1,46 +1,35 @@
 """Attacks on real sites whose owners have written no policy, or a short one."""
 
-from contextlib import closing
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from client_apps.app import app
 from client_apps.data.ledger import open_ledger
 from client_apps.privacy.guard import source_id
-from strategies import Explain, TablePuppetADMM
-from strategies.run.grid import InProcessGrid
-from tests.support.federated import read, train
+from strategies import Explain
+from tests.support.federated import LocalGrid, read, train
 from tests.support.files import case_table
 from tp_flower.errors import QueryError, SettingsError, SiteError
 from tp_flower.settings import PrivacySettings
 from tp_flower.sources.shards import load_tables
 
 CASES = case_table(__file__)
-ROWS = 100
+NUMBER = np.arange(100)
 PATIENTS = pd.DataFrame(
     {
-        "id": np.arange(ROWS),
-        "name": [f"name-{k}" for k in range(ROWS)],
-        "age": np.arange(ROWS) % 50 + 20,
-        "weight": np.arange(ROWS) % 37 + 50.5,
-        "height": np.arange(ROWS) % 29 + 150.5,
-        "pulse": np.arange(ROWS) % 23 + 60,
-        "hiv": np.arange(ROWS) % 7 == 0,
-        "ill": np.arange(ROWS) % 3 == 0,
+        "id": NUMBER,
+        "name": [f"name-{k}" for k in NUMBER],
+        "age": NUMBER % 50 + 20,
+        "weight": NUMBER % 37 + 50.5,
+        "height": NUMBER % 29 + 150.5,
+        "pulse": NUMBER % 23 + 60,
+        "hiv": NUMBER % 7 == 0,
+        "ill": NUMBER % 3 == 0,
     }
 )
+PERIODS = {"days": 9, "beds": 11, "staff": 13, "ward": 17}
 STAYS = pd.DataFrame(
-    {
-        "patient": np.arange(ROWS),
-        **{
-            name: np.arange(ROWS) % k
-            for name, k in zip(
-                ("days", "beds", "staff", "ward"), (9, 11, 13, 17), strict=True
-            )
-        },
-    }
+    {"patient": NUMBER} | {name: NUMBER % period for name, period in PERIODS.items()}
 )
 ALL = ", ".join(f"p.{name}" for name in PATIENTS)
 FOUR = "p.age, p.weight, p.height, p.pulse"
@@ -61,13 +50,13 @@ def sites(folder, policy):
     return {"hospital": file, "clinic": {"stays": STAYS}}
 
 
-def attack(folder, sql, policy, method=TablePuppetADMM, **settings):
+def attack(folder, sql, policy, method="admm", **settings):
     """Let a server query a hospital; return what has left it, in words."""
     left = []
-    grid = InProcessGrid(app, sites(folder, policy), observe=left.append)
-    next(iter(grid.contexts.values())).node_config["state-dir"] = str(folder / "state")
+    grid = LocalGrid(sites(folder, policy), observe=left.append)
+    grid.keep_state(next(iter(grid.contexts)), folder / "state")
     try:
-        with closing(grid):
+        with grid:
             if method is not Explain:
                 settings["test_fraction"] = 0.0
             train(grid, sql, method, **settings)
@@ -77,7 +66,7 @@ def attack(folder, sql, policy, method=TablePuppetADMM, **settings):
         assert not [text for text in texts if "name-7" in text]
 
 
-@pytest.mark.parametrize("method", [TablePuppetADMM, Explain])
+@pytest.mark.parametrize("method", ["admm", Explain])
 @pytest.mark.parametrize(
     ("sql", "policy", "match"),
     [
@@ -104,10 +93,10 @@ def test_no_message_is_answered_without_a_policy(tmp_path, action):
         if message.metadata.message_type == action:
             sites(tmp_path, None)
 
-    with closing(InProcessGrid(app, sites(tmp_path, STRICT), observe=withdraw)) as grid:
-        match = f"{action} failed: table 'patients' at site .* has no policy, and takes"
-        with pytest.raises(SiteError, match=match):
-            train(grid, ILL, test_fraction=0.0)
+    match = f"{action} failed: table 'patients' at site .* has no policy, and takes"
+    grid = LocalGrid(sites(tmp_path, STRICT), observe=withdraw)
+    with grid, pytest.raises(SiteError, match=match):
+        train(grid, ILL, test_fraction=0.0)
 
 
 @pytest.mark.parametrize(("key", "match"), CASES["keys"])
@@ -144,7 +133,7 @@ def test_no_function_runs_at_a_strict_site_as_a_model(tmp_path, monkeypatch, mod
         attack(tmp_path, ILL, STRICT, model=model, device="cpu", num_epochs=1)
 
 
-@pytest.mark.parametrize("method", [TablePuppetADMM, Explain])
+@pytest.mark.parametrize("method", ["admm", Explain])
 def test_one_run_does_not_drain_a_budget(tmp_path, method):
     policy = STRICT + "epsilon = 4\nreleases = { statistics = 'moments' }"
 

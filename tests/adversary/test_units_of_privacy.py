@@ -1,18 +1,25 @@
 """A server that wants more of one person than the policy's rows."""
 
-from contextlib import closing, suppress
+from contextlib import suppress
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from strategies import Explain
-from tests.support.federated import WatchedGrid, run_query, train, write_site
+from tests.support.federated import (
+    WatchedGrid,
+    on_requests,
+    run_query,
+    train,
+    write_site,
+)
 from tp_flower.errors import QueryError, SchemaError, SiteError
 from tp_flower.protocol.packet import pack_bits
 from tp_flower.settings import PrivacySettings
 
-ROWS, MOST = 66, 4
+ROWS = 66
+MOST = 4
 LINEAR = {"num_epochs": 1, "device": "cpu"}
 UNIT = f'privacy-unit = "person"\nrows-per-unit = {MOST}\n'
 BUDGET = """epsilon = 4.0
@@ -38,7 +45,7 @@ def sites(folder, policy: str = "") -> dict:
 def labels(folder, policy, **query) -> set[float]:
     """The amounts that a run brings the server, in the clear."""
     sql = SQL.format(**{**WHOLE, **query})
-    with closing(WatchedGrid(sites(folder, policy), state=folder / "state")) as grid:
+    with WatchedGrid(sites(folder, policy), state=folder / "state") as grid:
         train(grid, sql, Explain, mode="explain")
     return set(grid.arrays("query.extract", replies=True)[0, "label-values"].tolist())
 
@@ -62,11 +69,10 @@ def test_filters_and_features_bring_no_further_row_over_all_runs(tmp_path):
 def test_masks_name_no_row_beyond_those_that_were_drawn(tmp_path, name):
     """The site reads as many bits as there are rows, all of them drawn."""
 
+    @on_requests("train.prepare")
     def change(seen):
-        if seen.action == "train.prepare" and not seen.is_reply:
-            bits = pack_bits(np.ones(ROWS + 20, np.bool_))
-            if (0, name) in seen.arrays:
-                seen.arrays[0, name] = bits
+        if (0, name) in seen.arrays:
+            seen.arrays[0, name] = pack_bits(np.ones(ROWS + 20, np.bool_))
 
     with pytest.raises(SiteError, match=f"not a mask of {20 + MOST} rows"):
         run_query(PLAIN, sites(tmp_path, UNIT), change=change, **LINEAR)
@@ -78,9 +84,9 @@ def test_a_message_has_no_word_on_units_or_bounds(tmp_path):
     rows = sites(tmp_path, UNIT + BUDGET)
     for field in ("rows-per-unit", "privacy-unit", "units"):
 
+        @on_requests("train.prepare")
         def change(seen, field=field):
-            if seen.action == "train.prepare" and not seen.is_reply:
-                seen.header = {**seen.header, field: 1}
+            seen.header = {**seen.header, field: 1}
 
         with pytest.raises(SiteError, match=rf"{field}.*(not declared|none are)"):
             run_query(PLAIN, rows, change=change, privacy=privacy, **LINEAR)
@@ -93,9 +99,7 @@ def test_a_budget_is_the_persons_over_all_runs(tmp_path):
     how = {**LINEAR, "state": tmp_path / "state"}
     noisy = {"labels": "laplace", "label_range": "0, 100"}
     enough = PrivacySettings(features="statistics", label_epsilon=0.7, **noisy)
-    totals = run_query(PLAIN, rows, privacy=enough, **how).strategy.report.privacy[
-        "totals"
-    ]
+    totals = run_query(PLAIN, rows, privacy=enough, **how).report.privacy["totals"]
     (total,) = [total for total in totals if total["table"] == "claims"]
     assert total["labels"] == pytest.approx(4 * 0.7)
     assert total["models"] == pytest.approx(1.0, rel=1e-3)

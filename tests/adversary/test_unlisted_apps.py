@@ -7,7 +7,8 @@ import pytest
 from tests.support.peers.sent_apps import Intake, bundle, sha256
 from tp_flower.node_config import APP_SHA256, app_sha256
 
-GOOD, EVIL = bundle("client = 1"), bundle("client = 2")
+GOOD = bundle("client = 1")
+EVIL = bundle("client = 2")
 
 
 @pytest.fixture

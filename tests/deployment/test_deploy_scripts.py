@@ -68,7 +68,8 @@ def keys(tmp_path_factory):
 
 
 def test_the_certificate_names_the_superlink_and_is_the_cas(keys):
-    ca, server = keys / "ca" / "ca.crt", keys / "ca" / "server.pem"
+    ca = keys / "ca" / "ca.crt"
+    server = keys / "ca" / "server.pem"
     verify = ("verify", "-CAfile", ca, "-purpose", "sslserver")
     for name in ("link.example.org", "localhost"):
         openssl(*verify, "-verify_hostname", name, server)

@@ -7,14 +7,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from client_apps.app import app
 from client_apps.data.ledger import Ledger
 from client_apps.data.saved_models import SavedModel
 from scripts.data.make_store import main as make_store
 from scripts.deploy.deployment import STORE_FILES, store_entries
 from strategies import TablePuppetCG
-from strategies.run.grid import InProcessGrid
 from tests.support.deployment import deployed
+from tests.support.federated import LocalGrid
 from tests.support.policies import OPEN
 from tp_flower.query import Query
 from tp_flower.settings import Settings
@@ -38,7 +37,7 @@ TRAINS = re.compile(r"Receiving: train\.descent.*\n.*Received successfully")
 def train_in_this_process(deployment):
     """Train with the sites' tables and state folders, over no network."""
     paths = [deployment.folder / site / "tables.toml" for site in STORE_FILES]
-    grid = InProcessGrid(app, list(map(str, paths)))
+    grid = LocalGrid(list(map(str, paths)))
     for site, context in zip(STORE_FILES, grid.contexts.values(), strict=True):
         context.node_config["state-dir"] = str(deployment.state(site))
     settings = Settings.from_run_config({**RUN, "model-name": "undisturbed"})

@@ -129,7 +129,8 @@ def test_what_is_killed_goes_on_and_changes_nothing(deployment):
 
 
 def test_what_a_front_does_to_requests_is_computed_once(deployment, front):
-    faults, every = list(Fault), 120
+    faults = list(Fault)
+    every = 120
     front.schedule = lambda n: None if n % every else faults[n // every % len(faults)]
     before = {site: len(deployment.log(site)) for site in STORE_FILES}
     repeats = 0

@@ -9,14 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from client_apps.app import app
 from client_apps.data.key_files import site_key
 from scripts.data.make_store import main as make_store
 from scripts.deploy.deployment import STORE_FILES, copy_app, store_entries
 from strategies import TablePuppetCG
-from strategies.run.grid import InProcessGrid
 from tests.support.command_line import printed_by
 from tests.support.deployment import deployed
+from tests.support.federated import LocalGrid
 from tests.support.files import ROOT, case_table
 from tp_flower.query import Query
 from tp_flower.settings import Settings
@@ -24,7 +23,8 @@ from tp_flower.settings import Settings
 CASES = case_table(__file__)
 SQL = CASES["sql"]
 RUN = {"sql": SQL, "task": "regression", "num-epochs": 2}
-ALLOWED, RESTRICTED = CASES["allowed"], CASES["restricted"]
+ALLOWED = CASES["allowed"]
+RESTRICTED = CASES["restricted"]
 
 
 def allow(policy, allowed):
@@ -86,7 +86,7 @@ def simulated(store):
         "office": {"items": items, "customers": customers},
     }
     strategy = TablePuppetCG(Query.from_sql(SQL), Settings.from_run_config(RUN))
-    strategy.start(InProcessGrid(app, sites))
+    strategy.start(LocalGrid(sites))
     return strategy.report
 
 

@@ -18,15 +18,12 @@ import pytest
 from flwr.app import Message
 from flwr.common.serde import recorddict_to_proto
 
-from client_apps.app import app
 from client_apps.data.database import FILE, close_databases
 from client_apps.data.ledger import Ledger
 from client_apps.methods import sgd
-from client_apps.rounds.site import Site
 from client_apps.rounds.transaction import STOPPED
-from strategies import TablePuppetADMM, TablePuppetSGD
 from strategies.explain.explanation import Explain
-from strategies.run.grid import InProcessGrid
+from tests.support.federated import LocalGrid
 from tests.support.peers.faulty_grid import (
     COMMITTED,
     change_row,
@@ -35,7 +32,7 @@ from tests.support.peers.faulty_grid import (
     forget_processes,
     rows_in,
 )
-from tests.support.peers.hostile import SHOP, US, HostileGrid, tables, train
+from tests.support.peers.hostile import SHOP, US, HostileGrid, like, tables, train
 from tp_flower.errors import SiteError
 from tp_flower.methods.admm.messages import TRAIN_ADMM
 from tp_flower.methods.coreset.messages import TRAIN_DRAW, TRAIN_MEASURE, TRAIN_WEIGH
@@ -106,12 +103,8 @@ class Sites(HostileGrid):
 
     def ask(self, message: Message, packet=None, action="") -> Message:
         if packet is None:
-            return InProcessGrid._deliver(self, message)
-        changed = Message(pack(packet), dst_node_id=SHOP, message_type="query")
-        changed.metadata.__dict__.update(message.metadata.__dict__)
-        if action:
-            changed.metadata.__dict__["_message_type"] = action
-        return InProcessGrid._deliver(self, changed)
+            return LocalGrid._deliver(self, message)
+        return LocalGrid._deliver(self, like(message, pack(packet), action))
 
     def answer(self, message: Message, packet=None, action="") -> Packet:
         return unpack(self.ask(message, packet, action).content)
@@ -122,12 +115,6 @@ class Sites(HostileGrid):
         own = self.asked.setdefault(message.metadata.dst_node_id, [])
         own.append((message, reply))
         return reply
-
-    def site(self, node) -> Site:
-        return Site(self.contexts[node], self.run_name)
-
-    def state_dir(self, node) -> Path:
-        return Path(self.contexts[node].node_config["state-dir"])
 
     def database(self, node) -> Path:
         return self.state_dir(node) / FILE
@@ -163,7 +150,7 @@ def spent(grid) -> dict[int, list[tuple]]:
 def run(folder: Path, kind: str, grid_class=Sites, before=None, **settings):
     folder.mkdir(exist_ok=True)
     grid = grid_class(folder, before)
-    method = TablePuppetSGD if kind == "sgd" else TablePuppetADMM
+    method = "sgd" if kind == "sgd" else "admm"
     return grid, train(grid, method, **{**SETTINGS[kind], **settings})
 
 
@@ -192,7 +179,8 @@ class Twice(Sites):
     actions: set[str]
 
     def _deliver(self, message):
-        node, packet = message.metadata.dst_node_id, unpack(message.content)
+        node = message.metadata.dst_node_id
+        packet = unpack(message.content)
         first = super()._deliver(message)
         if message.metadata.message_type == Action.DESCRIBE:
             return first
@@ -227,7 +215,8 @@ def test_a_message_that_comes_twice_is_answered_once(tmp_path, check_as_plain, k
     grid, strategy = run(tmp_path, kind, Twice)
     check_as_plain(grid, strategy, kind)
     own = {Action.SEAL, Action.EXTRACT, Action.STATISTICS, Action.FINISH}
-    sgd, admm = {TRAIN_SGD, TRAIN_STEP}, {TRAIN_ADMM, Action.CONSENSUS}
+    sgd = {TRAIN_SGD, TRAIN_STEP}
+    admm = {TRAIN_ADMM, Action.CONSENSUS}
     assert grid.actions >= {*own, Action.PREPARE, *(sgd if kind == "sgd" else admm)}
     drawing = {TRAIN_MEASURE, TRAIN_DRAW, TRAIN_WEIGH}
     assert grid.actions & drawing == (drawing if kind == "coreset" else set())
@@ -258,31 +247,30 @@ def train_covered(folder, before):
     train(grid, **SETTINGS["covered"], num_epochs=1)
 
 
+def entries_of_run(grid, query, *values):
+    """Find or change, by a query that ends before the run's name, a site's entries."""
+    forget_processes()
+    run = grid.site(US).store.run
+    return rows_in(grid.database(US), f"{query} AND run = ?", *values, run)
+
+
 def lose(change):
     """Change the rows of the committed round and its reply, by column."""
-
-    def change_them(grid):
-        forget_processes()
-        run, path = grid.site(US).store.run, grid.database(US)
-        rows_in(path, f"{change} WHERE run = ? AND {COMMITTED}", run)
-
-    return change_them
+    return lambda grid: entries_of_run(grid, f"{change} WHERE {COMMITTED}")
 
 
 def damage(name, column):
     """Change one byte in the middle of a row."""
 
     def change_it(grid):
-        forget_processes()
-        run, path = grid.site(US).store.run, grid.database(US)
-        query = f"SELECT {column} FROM entries WHERE run = ? AND name = ?"
-        ((text,),) = rows_in(path, query, run, name)
+        query = f"SELECT {column} FROM entries WHERE name = ?"
+        ((text,),) = entries_of_run(grid, query, name)
         changed = (
             flipped(text) if isinstance(text, bytes) else text.replace("e", "f", 1)
         )
         assert changed != text
-        query = f"UPDATE entries SET {column} = ? WHERE run = ? AND name = ?"
-        rows_in(path, query, changed, run, name)
+        query = f"UPDATE entries SET {column} = ? WHERE name = ?"
+        entries_of_run(grid, query, changed, name)
 
     return change_it
 
@@ -322,7 +310,7 @@ def test_a_site_that_lost_its_state_is_told_all_again(tmp_path):
             assert spent(grid) == before
             lost.append(what)
 
-    lost: list[str] = []
+    lost = []
     train_covered(tmp_path, at_first(Action.CONSENSUS, lose))
     assert lost == list(LOSSES)
 
@@ -359,7 +347,7 @@ def restore_old(take, put, check):
     """Put a copy of a site's state, two rounds old, in its place, and call
     ``check``.
     """
-    copies: list = []
+    copies = []
 
     def restore(grid, message):
         copy = message.metadata.dst_node_id == US and take(grid)
@@ -383,7 +371,8 @@ def test_a_state_that_was_restored_from_a_copy_is_behind(tmp_path, check_as_plai
             change_row(grid.database(US), row, row[-1])
 
     def check(grid, message):
-        answer, asked = grid.answer(message), grid.asked[US]
+        answer = grid.answer(message)
+        asked = grid.asked[US]
         assert answer.header["kind"] == "behind"
         assert answer.header["at"] == unpack(asked[-3][0].content).header["round"]
         for earlier, reply in asked[-2:]:
@@ -482,7 +471,8 @@ class Killed(Sites):
         self.kills: dict[str, int] = {}
 
     def _deliver(self, message):
-        point, action = 0, message.metadata.message_type
+        point = 0
+        action = message.metadata.message_type
         while True:
             try:
                 with killed_at(point):
@@ -527,7 +517,7 @@ def test_a_model_that_is_not_finite_stays_as_it_was(tmp_path, monkeypatch):
         assert (files, others, lines) == before
         assert len(entries) == len(others) + 1
 
-    seen: list[Packet] = []
+    seen = []
     # the same request is answered, as it does not diverge here; no other one is
     with pytest.raises(
         SiteError, match="has refused a request of this run because of its rows"
@@ -591,16 +581,15 @@ def test_the_end_of_a_run_that_nobody_knows_leaves_nothing(tmp_path):
 
 
 def test_what_is_asked_again_in_memory_is_answered_once():
-    class Again(InProcessGrid):
+    class Again(LocalGrid):
         def _deliver(self, message):
             first = super()._deliver(message)
             if message.metadata.message_type != Action.DESCRIBE:
                 assert bytes_of(super()._deliver(message)) == bytes_of(first)
             return first
 
-    strategies = []
-    for grid_class in (Again, InProcessGrid):
-        grid = grid_class(app, tables())
-        strategies.append(train(grid, TablePuppetSGD, num_epochs=1, batch_size=5))
-    first, second = strategies
-    assert first.report.final_train == second.report.final_train
+    first, second = (
+        train(grid_class(tables()), "sgd", **SETTINGS["sgd"]).report
+        for grid_class in (Again, LocalGrid)
+    )
+    assert first.final_train == second.final_train

@@ -9,7 +9,18 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from tests.support.peers import faulty_grid
+from tests.support.peers.faulty_grid import (
+    CRASHES,
+    KILLS,
+    LATE,
+    LOSSES,
+    PASSED,
+    PASSING,
+    Fault,
+    Schedule,
+    forget_processes,
+    rows_in,
+)
 from tests.support.peers.faulty_runs import METHODS, place, plain, same_noise
 from tp_flower.errors import MissingSiteError, SiteError, TPFlowerError
 from tp_flower.methods.admm.messages import TRAIN_ADMM
@@ -22,33 +33,31 @@ SCHEDULES = 50
 """Of each method: 200 in all."""
 
 SCHEDULE = st.dictionaries(
-    st.integers(0, 40), st.sampled_from(faulty_grid.Fault), min_size=1, max_size=12
+    st.integers(0, 40), st.sampled_from(Fault), min_size=1, max_size=12
 )
 """Which faults happen, by how many messages were tried before."""
 
 
-def share_of(number: int) -> list[faulty_grid.Fault]:
+def share_of(number: int) -> list[Fault]:
     """Faults that one message can meet, one after the other; no more than two crashes.
 
     All shares together are all that pass.
     """
-    ends = (*faulty_grid.CRASHES, *faulty_grid.LATE, *faulty_grid.PASSED)
-    chosen = [fault for fault in faulty_grid.PASSING if fault not in ends][
-        number::SHARES
-    ]
-    for kind in (faulty_grid.CRASHES, faulty_grid.LATE, faulty_grid.PASSED):
+    ends = (*CRASHES, *LATE, *PASSED)
+    chosen = [fault for fault in PASSING if fault not in ends][number::SHARES]
+    for kind in (CRASHES, LATE, PASSED):
         chosen += kind[number::SHARES]
-    return sorted(chosen, key=list(faulty_grid.Fault).index)
+    return sorted(chosen, key=list(Fault).index)
 
 
 class EachOf:
     """Let every message suffer some faults, one at a try, before it passes."""
 
-    def __init__(self, faults: list[faulty_grid.Fault]) -> None:
+    def __init__(self, faults: list[Fault]) -> None:
         self._faults = faults
-        self._left: dict[tuple[str, int], list[faulty_grid.Fault]] = {}
+        self._left: dict[tuple[str, int], list[Fault]] = {}
 
-    def __call__(self, action: str, node: int, _: int) -> faulty_grid.Fault | None:
+    def __call__(self, action: str, node: int, _: int) -> Fault | None:
         left = self._left.setdefault((action, node), list(self._faults))
         return left.pop(0) if left else None
 
@@ -82,13 +91,11 @@ def test_what_passes_is_put_up_with(plain, name, share):
         assert {fault for asked, fault in met if asked == action} == {*faults}, action
 
 
-def at_first(
-    action: str, node: int, *faults: faulty_grid.Fault
-) -> faulty_grid.Schedule:
+def at_first(action: str, node: int, *faults: Fault) -> Schedule:
     """Let one message suffer faults, one at a try."""
     left = list(faults)
 
-    def schedule(asked: str, at: int, _: int) -> faulty_grid.Fault | None:
+    def schedule(asked: str, at: int, _: int) -> Fault | None:
         return left.pop(0) if left and (asked, at) == (action, node) else None
 
     return schedule
@@ -106,7 +113,7 @@ def test_a_site_that_has_lost_its_state_is_brought_up_to_date(plain, name):
     turn = list(METHODS).index(name)
     for number, (action, node) in enumerate(last_of_each(expected.asked)):
         federation.start()
-        fault = faulty_grid.LOSSES[(turn + number) % len(faulty_grid.LOSSES)]
+        fault = LOSSES[(turn + number) % len(LOSSES)]
         ended = federation.train(at_first(action, node, fault))
         assert ended.happened == [(action, node, fault)]
         ended.check_is(expected)
@@ -117,9 +124,9 @@ def test_a_site_that_has_lost_its_state_is_brought_up_to_date(plain, name):
 @pytest.mark.parametrize("name", METHODS)
 def test_a_server_that_is_killed_at_every_action_ends_in_the_same_model(plain, name):
     federation, expected = plain(name)
-    kills = {at: list(faulty_grid.KILLS) for at in last_of_each(expected.asked)}
+    kills = {at: list(KILLS) for at in last_of_each(expected.asked)}
 
-    def schedule(action: str, node: int, _: int) -> faulty_grid.Fault | None:
+    def schedule(action: str, node: int, _: int) -> Fault | None:
         left = kills.get((action, node))
         return left.pop() if left else None
 
@@ -142,7 +149,7 @@ def test_random_faults_end_in_the_same_model_or_in_a_clear_stop(plain, name):
         max_examples=SCHEDULES, database=None, suppress_health_check=list(HealthCheck)
     )
     @given(SCHEDULE)
-    def check(chosen: dict[int, faulty_grid.Fault]) -> None:
+    def check(chosen: dict[int, Fault]) -> None:
         federation, expected = plain(name)
         ended = federation.train(lambda *at: chosen.get(at[-1]))
         if ended.error is not None:
@@ -161,9 +168,9 @@ def test_a_site_that_has_lost_its_keys_too_cannot_go_on_and_it_is_said(plain, ac
 
     def lose_all(asked: str, node: int, _: int) -> None:
         if (asked, node) == (action, US):
-            faulty_grid.forget_processes()
+            forget_processes()
             forget = "DELETE FROM entries WHERE run <> 'labels'"
-            faulty_grid.rows_in(federation.database("us"), forget)
+            rows_in(federation.database("us"), forget)
 
     ended = federation.train(lose_all)
     assert isinstance(ended.error, SiteError)

@@ -83,7 +83,8 @@ def test_at_every_statement_the_ledger_has_what_left(mode, tmp_path):
     assert child.returncode == 0
     assert sum(point["killed"] for point in points) == len(points) - 1 >= 70
     for point in points:
-        left, events = point["left"], point["events"]
+        left = point["left"]
+        events = point["events"]
         assert left == "ggln"[: len(left)]
         assert left.count("g") <= point["used"] <= left.count("g") + 1
         assert events.count("charge") in {left.count("l"), 1}
@@ -147,7 +148,9 @@ def test_labels_that_left_before_a_kill_are_kept_and_paid_for(tmp_path):
 def test_whenever_a_site_is_killed_its_ledger_has_what_left(tmp_path):
     store_on_disk(tmp_path)
     rng = np.random.default_rng(5)
-    labels, runs, totals = set(), {}, Counter()
+    labels = set()
+    runs = {}
+    totals = Counter()
     for at in np.linspace(1, LATEST, 8, dtype=int):
         child = start(run_child.__file__, tmp_path, 400)
         replies = list(map(json.loads, kill(child, rng.uniform(0.0, 0.05), int(at))))

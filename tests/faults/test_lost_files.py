@@ -5,7 +5,7 @@ true.
 import re
 import shutil
 from collections.abc import Callable
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,6 @@ import pytest
 from client_apps.data import run_store
 from client_apps.data.counter import COUNTER_FILE, Mark
 from client_apps.data.database import FILE, START
-from client_apps.rounds.site import Site
 from tests.support.federated import train
 from tests.support.peers.faulty_grid import forget_processes
 from tests.support.peers.keyed_sites import KeyedGrid
@@ -30,9 +29,8 @@ LOSER = "b"
 
 def tables() -> dict[str, pd.DataFrame]:
     rng = np.random.default_rng(1)
-    a = pd.DataFrame(
-        {"k": np.arange(60) % 20, "v": rng.normal(size=60), "y": rng.normal(size=60)}
-    )
+    numbers = {name: rng.normal(size=60) for name in ("v", "y")}
+    a = pd.DataFrame({"k": np.arange(60) % 20, **numbers})
     x = rng.permutation(np.repeat([-0.5, 0.5], 10))
     return {"a": a, "b": pd.DataFrame({"k": np.arange(20), "x": x})}
 
@@ -49,14 +47,13 @@ class LosingGrid(KeyedGrid):
     ):
         super().__init__(folder, tables())
         self.pin()
-        self.lose, self.names, self.epochs = lose, set(), 0
+        self.lose = lose
+        self.names = set()
+        self.epochs = 0
 
     def _deliver(self, message):
-        metadata = message.metadata
-        if (metadata.message_type, metadata.dst_node_id) == (
-            "train.admm",
-            self.nodes[LOSER],
-        ):
+        asked = message.metadata.message_type, message.metadata.dst_node_id
+        if asked == ("train.admm", self.nodes[LOSER]):
             self.epochs += 1
             if self.epochs == 3 and self.lose is not None:
                 state = self.folders[LOSER] / "state"
@@ -83,7 +80,7 @@ def removed(name: str):
     """Return what removes a file or folder that the table names."""
 
     def lose(grid: LosingGrid, state: Path) -> None:
-        run = Site(grid.contexts[grid.nodes[LOSER]], grid.run_name).store.run
+        run = grid.site(grid.nodes[LOSER]).store.run
         path = state / name.replace("<run>-<id>", run).rstrip("/")
         if name.endswith("/"):
             shutil.rmtree(path)
@@ -103,10 +100,11 @@ def trained(grid: LosingGrid, folder: Path):
 def test_what_becomes_of_a_run_is_what_the_table_says(tmp_path, monkeypatch, name):
     # arrays of a small table are large ones here, so that the run has its folder
     monkeypatch.setattr(run_store, "LARGE_BYTES", 1 << 7)
-    with closing(LosingGrid(tmp_path)) as grid:
+    with LosingGrid(tmp_path) as grid:
         (grid.folders[LOSER] / "state" / "flower").mkdir()
         expected = trained(grid, tmp_path / "first")
-        grid.lose, grid.epochs = removed(name), 0
+        grid.lose = removed(name)
+        grid.epochs = 0
         if TABLE[name] == "goes on":
             assert trained(grid, tmp_path).final_train == pytest.approx(
                 expected.final_train
@@ -119,16 +117,15 @@ def test_what_becomes_of_a_run_is_what_the_table_says(tmp_path, monkeypatch, nam
 
 def test_the_table_names_all_that_a_state_folder_has(tmp_path, monkeypatch):
     monkeypatch.setattr(run_store, "LARGE_BYTES", 1 << 7)
-    with closing(LosingGrid(tmp_path)) as grid:
+    with LosingGrid(tmp_path) as grid:
         trained(grid, tmp_path / "first")
-        grid.lose, grid.epochs = lambda *_: None, 0
+        grid.lose = lambda *_: None
+        grid.epochs = 0
         trained(grid, tmp_path)
     runs = {name for name in grid.names if re.fullmatch("[0-9a-f]{32}-.*", name)}
     assert grid.run_name in {name.partition("-")[0] for name in runs}
-    assert grid.names - runs == {name.rstrip("/") for name in TABLE} - {
-        "<run>-<id>",
-        "flower",
-    }
+    others = {name.rstrip("/") for name in TABLE} - {"<run>-<id>", "flower"}
+    assert grid.names - runs == others
 
 
 def test_a_counter_of_an_older_copy_is_no_fault(tmp_path):
@@ -137,9 +134,8 @@ def test_a_counter_of_an_older_copy_is_no_fault(tmp_path):
         older = Mark(int(changes) - 1, 0, START).text()
         (state / COUNTER_FILE).write_bytes(older)
 
-    with closing(LosingGrid(tmp_path, lose)) as grid:
+    with LosingGrid(tmp_path, lose) as grid:
         trained(grid, tmp_path)
-        newest = Mark.of_text(
-            (grid.folders[LOSER] / "state" / COUNTER_FILE).read_bytes()
-        )
+        counter = grid.folders[LOSER] / "state" / COUNTER_FILE
+        newest = Mark.of_text(counter.read_bytes())
     assert newest.seq > 0

@@ -17,7 +17,8 @@ from tp_flower.errors import DivergedError, MissingSiteError, ReplyError
 from tp_flower.methods.admm.messages import TRAIN_ADMM
 
 __all__ = ["place", "same_noise"]
-SHOP, US = 2, 3
+SHOP = 2
+US = 3
 SOARING = {"learning_rate": 1e6, "num_epochs": 200, "l2": 1.0}
 MLP = {"model": "mlp", "hidden_sizes": (4,), "batch_size": 6, "learning_rate": 1e12}
 

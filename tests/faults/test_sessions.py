@@ -62,6 +62,9 @@ def quick():
         yield
 
 
+ONE_EACH = {(2, "query.session"): 1, (3, "query.session"): 1}
+
+
 def sites():
     frames = store()
     return {
@@ -77,10 +80,6 @@ def trained(grid, method="cg", loss="squared", **settings):
     return strategy
 
 
-def losses(strategy):
-    return [item.train["loss"] for item in strategy.history if item.train]
-
-
 @pytest.mark.cases("sgd")
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_is_the_same_and_takes_one_message_of_flower_per_site(method, folder):
@@ -88,8 +87,8 @@ def test_a_run_is_the_same_and_takes_one_message_of_flower_per_site(method, fold
     plain = train(sites(), store_sql(loss), method, device="cpu", **settings)
     with sessions(sites(), folder) as (grid, front, flower):
         over_sessions = trained(grid, method, loss, **settings)
-    assert losses(over_sessions) == pytest.approx(losses(plain), rel=1e-6)
-    assert Counter(flower.asked) == {(2, "query.session"): 1, (3, "query.session"): 1}
+    assert over_sessions.losses == pytest.approx(plain.losses, rel=1e-6)
+    assert Counter(flower.asked) == ONE_EACH
     assert front.requests >= 2 * len(over_sessions.history)
     assert not grid.refused
     assert not list(folder.iterdir()), "the socket is removed"
@@ -102,7 +101,7 @@ def test_messages_that_the_front_makes_up_do_not_even_end_a_session(folder):
     with sessions(sites(), folder, every_third) as (grid, front, flower):
         trained(grid)
     assert len(front.faults) > 3
-    assert Counter(flower.asked) == {(2, "query.session"): 1, (3, "query.session"): 1}
+    assert Counter(flower.asked) == ONE_EACH
 
 
 @pytest.mark.cases("1")
@@ -132,7 +131,8 @@ def post(folder, path, body=b"", key=bytes(32), address="192.0.2.1", **headers):
 def test_nobody_but_the_site_can_speak_for_it(folder):
     with sessions(sites(), folder) as (grid, *_):
         trained(grid)
-        shop, us = grid.lines[2], grid.lines[3]
+        shop = grid.lines[2]
+        us = grid.lines[3]
         path = wire.path_of(grid.channel, 2, shop.number + 1)
         unsigned = "not signed with the key of the site's session"
         attempts = [
@@ -156,10 +156,11 @@ def test_nobody_but_the_site_can_speak_for_it(folder):
         for other in ("0" * 32, 2), (grid.channel, 9):
             assert post(folder, wire.path_of(*other, 1), key=shop.key) == wire.FORBIDDEN
         # a reply to an earlier message is no reply to this one
-        replayed, before = wire.path_of(grid.channel, 2, 1), shop.number
+        replayed = wire.path_of(grid.channel, 2, 1)
+        before = shop.number
         assert post(folder, replayed, b"old", key=shop.key) == wire.NOTHING
         assert shop.number == before
-        assert losses(trained(grid)), "the sessions go on"
+        assert trained(grid).losses, "the sessions go on"
 
 
 def is_cut_off(client):
@@ -190,8 +191,10 @@ def test_clients_that_dawdle_block_nobody(folder):
 
 
 def test_a_site_that_falls_silent_gets_a_new_session(folder):
-    hung, reads = threading.Event(), session._Line.computing
-    opened, opens = Counter(), channel.SessionGrid._open
+    hung = threading.Event()
+    reads = session._Line.computing
+    opened = Counter()
+    opens = channel.SessionGrid._open
 
     def opening(grid, line):
         opened[line.node] += 1
@@ -212,13 +215,14 @@ def test_a_site_that_falls_silent_gets_a_new_session(folder):
     ):
         strategy = trained(grid)
     plain = train(sites(), store_sql("squared"), "cg", device="cpu")
-    assert losses(strategy) == pytest.approx(losses(plain), rel=1e-6)
+    assert strategy.losses == pytest.approx(plain.losses, rel=1e-6)
     assert max(Counter(flower.asked).values()) >= 2
     assert set(grid.refused) <= {"not signed with the key of the site's session"}
 
 
 def test_a_site_that_computes_for_long_says_so(folder):
-    descend, first = cg.descend, threading.Lock()
+    descend = cg.descend
+    first = threading.Lock()
 
     def slow(*arguments):
         # once, for longer than a site may be silent
@@ -253,7 +257,7 @@ def test_a_front_that_is_away_for_long_ends_sessions_which_are_opened_again(fold
             front.is_down = False
 
         threading.Thread(target=mend, daemon=True).start()
-        assert losses(trained(grid))
+        assert trained(grid).losses
     assert {action for _, action in flower.asked} == {"query.session"}
 
 
@@ -291,7 +295,7 @@ def test_a_site_that_can_open_none_is_asked_by_flower(folder):
         patch.dict("os.environ", {channel.SESSIONS: str(folder)}),
         open_channel(flower, "auto", 60.0) as grid,
     ):
-        assert losses(trained(grid))
+        assert trained(grid).losses
         assert [node for node, line in grid.lines.items() if line.uses_flower] == [3]
     opened = Counter(action for node, action in flower.asked if node == 3)
     assert opened["query.session"] == 1

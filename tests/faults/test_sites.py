@@ -8,17 +8,24 @@ import pandas as pd
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
-from client_apps.app import app
 from client_apps.data.database import FILE
 from client_apps.data.run_store import SiteStore
 from client_apps.methods import sgd
 from client_apps.operator.participant import Participant
-from client_apps.rounds.site import Site
-from strategies import TablePuppetADMM, TablePuppetSGD
-from strategies.run.grid import InProcessGrid
-from tests.support.peers import hostile
+from tests.support.federated import LocalGrid
 from tests.support.peers.faulty_grid import lose_state
-from tests.support.peers.hostile import header
+from tests.support.peers.hostile import (
+    ORDERS,
+    SHOP,
+    SQL,
+    UK_PART,
+    US,
+    US_PART,
+    change_of,
+    header,
+    tables,
+    train,
+)
 from tests.support.peers.hostile_runs import RUNS, refusals
 from tests.support.policies import OPEN
 from tp_flower.errors import ReplyError, SchemaError, SiteError, UnavailableError
@@ -26,22 +33,24 @@ from tp_flower.protocol.packet import LAYOUT, MESSAGE, Packet, pack, unpack
 from tp_flower.settings import PrivacySettings
 
 REPLIES = Path(__file__).with_name("refused_replies.toml")
-NODES = {"shop": hostile.SHOP, "us": hostile.US}
+NODES = {"shop": SHOP, "us": US}
 NAMED = {"shop": r"site 'shop' \(table 'o'\)", "us": r"site 'us' \(table 'c'\)"}
 CLEAR = PrivacySettings(scores="clear", unions="clear")
 STOPPED = "ClientApp stopped responding."
 
 
-class TamperingGrid(InProcessGrid):
+class TamperingGrid(LocalGrid):
     """Replace one node's replies to one action.
 
     ``change`` makes the content of another reply of the message and the reply, or a
     message; None loses it.
     """
 
-    def __init__(self, action, node, change, hosted=None, **options):
-        super().__init__(app, hosted or hostile.tables(), **options)
-        self.action, self.node, self.change = action, node, change
+    def __init__(self, action, node, change, **options):
+        super().__init__(tables(), **options)
+        self.action = action
+        self.node = node
+        self.change = change
 
     def _deliver(self, message):
         reply = super()._deliver(message)
@@ -66,14 +75,14 @@ def check_refused(run, site, action, change, match):
     # of masked words every value is one
     settings = {"privacy": CLEAR, **settings}
     with pytest.raises(ReplyError, match=match):
-        hostile.train(TamperingGrid(action, NODES[site], change), method, **settings)
+        train(TamperingGrid(action, NODES[site], change), method, **settings)
 
 
 @refusals(REPLIES, "part")
 def test_a_malformed_part_is_refused_by_site_and_table(
     run, site, action, change, match
 ):
-    change = packed(hostile.change_of(change))
+    change = packed(change_of(change))
     check_refused(run, site, action, change, f"{NAMED[site]}.*{match}")
 
 
@@ -81,7 +90,7 @@ def test_a_malformed_part_is_refused_by_site_and_table(
 def test_a_malformed_reply_is_refused_by_site(run, site, action, change, match):
     sender = "node 3" if action == "query.describe" else f"site '{site}'"
     match = f"^{sender}.* sent a reply to {action} that cannot be used: .*{match}"
-    check_refused(run, site, action, packed(hostile.change_of(change)), match)
+    check_refused(run, site, action, packed(change_of(change)), match)
 
 
 def layout(function):
@@ -90,9 +99,8 @@ def layout(function):
     def change(_, reply):
         record = reply.content.config_records[MESSAGE]
         entries = function(json.loads(str(record[LAYOUT])))
-        return RecordDict(
-            {MESSAGE: ConfigRecord({**record, LAYOUT: json.dumps(entries)})}
-        )
+        changed = ConfigRecord({**record, LAYOUT: json.dumps(entries)})
+        return RecordDict({MESSAGE: changed})
 
     return change
 
@@ -107,7 +115,7 @@ def text(header):
 
 
 def renumbered(entries):
-    return [[hostile.UK_PART, *entry[1:]] for entry in entries]
+    return [[UK_PART, *entry[1:]] for entry in entries]
 
 
 # what else a layout cannot be is in tests/unit/protocol/test_protocol.py
@@ -128,9 +136,7 @@ def test_a_reply_whose_form_is_wrong_is_refused_by_site(change, match):
     check_refused("admm", "shop", "train.admm", change, match)
 
 
-@pytest.mark.parametrize(
-    "numbers", [[], [hostile.US_PART], [hostile.ORDERS, hostile.US_PART]]
-)
+@pytest.mark.parametrize("numbers", [[], [US_PART], [ORDERS, US_PART]])
 def test_reply_about_parts_that_the_node_does_not_host(numbers):
     def change(packet):
         ((part),) = packet.header["parts"]
@@ -163,7 +169,7 @@ def crash(code, reason, *, by_flower=False):
 )
 def test_crashed_app_is_named(change, match):
     with pytest.raises(SiteError) as caught:
-        hostile.train(TamperingGrid("train.admm", hostile.US, change), site_timeout=0.2)
+        train(TamperingGrid("train.admm", US, change), site_timeout=0.2)
     named = "site 'us' (table 'c'): no answer to train.admm (Flower error "
     assert str(caught.value).startswith(named + match)
 
@@ -176,19 +182,19 @@ def test_a_site_that_does_not_allow_the_app_is_sent_it_once(action):
         tries.append(message)
         return crash(7, f"app bundle {'5a' * 32}")(message, reply)
 
-    grid = TamperingGrid(action, hostile.US, change)
+    grid = TamperingGrid(action, US, change)
     with pytest.raises(SiteError, match=f"{action} .*7.: app bundle 5a5a") as caught:
-        hostile.train(grid)
+        train(grid)
     # what has passed by the time that a run is resumed is another error
     assert not isinstance(caught.value, UnavailableError)
     assert len(tries) == 1
 
 
 def test_missing_reply_is_named():
-    grid = TamperingGrid("train.admm", hostile.US, lambda *_: None)
+    grid = TamperingGrid("train.admm", US, lambda *_: None)
     match = r"no reply to train.admm from site 'us' \(table 'c'\) within site-timeout"
     with pytest.raises(ReplyError, match=match):
-        hostile.train(grid, site_timeout=0.2)
+        train(grid, site_timeout=0.2)
 
 
 def test_reply_that_nobody_asked_for():
@@ -198,11 +204,11 @@ def test_reply_that_nobody_asked_for():
         reply.metadata.__dict__["_reply_to_message_id"] = "unknown"
         return reply
 
-    grid = TamperingGrid("train.admm", hostile.US, change)
+    grid = TamperingGrid("train.admm", US, change)
     with pytest.raises(
         ReplyError, match=r"node 77 answered train.admm without being asked"
     ):
-        hostile.train(grid, site_timeout=0.2)
+        train(grid, site_timeout=0.2)
 
 
 def raising(error):
@@ -215,7 +221,7 @@ def raising(error):
 def test_foreign_exception_tells_its_place_not_its_text(monkeypatch):
     monkeypatch.setattr(Participant, "moments", raising(ValueError("secret value 42")))
     with pytest.raises(SiteError) as caught:
-        hostile.train(InProcessGrid(app, hostile.tables()))
+        train(LocalGrid(tables()))
     text = str(caught.value)
     assert re.match(
         r"site 'shop', table 'o': train.admm failed: ValueError at test_sites.py:\d+; "
@@ -226,11 +232,10 @@ def test_foreign_exception_tells_its_place_not_its_text(monkeypatch):
 
 
 def test_what_a_site_refuses_is_in_its_log_too(monkeypatch, caplog):
-    monkeypatch.setattr(
-        Participant, "moments", raising(SiteError("user or password are wrong"))
-    )
+    error = SiteError("user or password are wrong")
+    monkeypatch.setattr(Participant, "moments", raising(error))
     with pytest.raises(SiteError):
-        hostile.train(InProcessGrid(app, hostile.tables()))
+        train(LocalGrid(tables()))
     assert "action=train.admm" in caplog.text
     assert "user or password are wrong" in caplog.text
 
@@ -240,17 +245,17 @@ def failure(**values):
 
 
 def test_long_error_is_cut():
-    grid = TamperingGrid("train.admm", hostile.SHOP, failure(error="a\n" * 5000))
+    grid = TamperingGrid("train.admm", SHOP, failure(error="a\n" * 5000))
     with pytest.raises(SiteError, match=r"a a ?\.\.\.$") as caught:
-        hostile.train(grid)
+        train(grid)
     assert len(str(caught.value)) < 1200
 
 
-@pytest.mark.parametrize("part", [hostile.US_PART, 99, None])
+@pytest.mark.parametrize("part", [US_PART, 99, None])
 def test_error_about_a_part_of_another_site_names_the_sender(part):
-    grid = TamperingGrid("train.admm", hostile.SHOP, failure(error="no", part=part))
+    grid = TamperingGrid("train.admm", SHOP, failure(error="no", part=part))
     with pytest.raises(SiteError, match=r"^site 'shop': train\.admm failed: no$"):
-        hostile.train(grid)
+        train(grid)
 
 
 MODELS = """
@@ -282,49 +287,47 @@ def test_model_factory(tmp_path, monkeypatch, name, match):
     (tmp_path / "tp_flower_test_models.py").write_text(MODELS)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises((ReplyError, SiteError), match=match):
-        hostile.train(
-            InProcessGrid(app, hostile.tables()), model=f"tp_flower_test_models:{name}"
-        )
+        train(LocalGrid(tables()), model=f"tp_flower_test_models:{name}")
 
 
 def test_factory_of_a_good_model_trains():
-    hostile.train(InProcessGrid(app, hostile.tables()), model="torch.nn:Linear")
+    train(LocalGrid(tables()), model="torch.nn:Linear")
 
 
-def last_rounds(grid):
-    """What each site has kept of the round that it has answered last."""
-    sites = [Site(context, grid.run_name) for context in grid.contexts.values()]
-    return [site.store.last() for site in sites]
+def stores(grid):
+    """By node, what its site keeps of the run."""
+    return {node: grid.site(node).store for node in grid.contexts}
 
 
 def state_bytes(grid, node):
-    last = Site(grid.contexts[node], grid.run_name).store.last()
+    last = stores(grid)[node].last()
     return last and {key: own.tobytes() for key, own in last.arrays.items()}
 
 
 def nothing_is_left(grid):
     """Whether the sites have nothing of the run but a reply, and Flower has nothing."""
-    for context, last in zip(grid.contexts.values(), last_rounds(grid), strict=True):
+    for node, store in stores(grid).items():
+        last = store.last()
         assert last is None or (last.is_over and not last.arrays)
-        assert not Site(context, grid.run_name).store.names()
-        assert not len(context.state)
+        assert not store.names()
+        assert not len(grid.contexts[node].state)
     return True
 
 
 @pytest.mark.parametrize(
     ("method", "owner", "name"),
     [
-        (TablePuppetADMM, Participant, "release_rows"),
-        (TablePuppetADMM, Participant, "begin_scores"),
-        (TablePuppetADMM, Participant, "moments"),
-        (TablePuppetSGD, sgd, "take_step"),
-        (TablePuppetSGD, Participant, "release_batch"),
+        ("admm", Participant, "release_rows"),
+        ("admm", Participant, "begin_scores"),
+        ("admm", Participant, "moments"),
+        ("sgd", sgd, "take_step"),
+        ("sgd", Participant, "release_batch"),
     ],
 )
 def test_failed_action_leaves_its_site_alone(monkeypatch, method, owner, name):
     pairs = []
 
-    class Watched(InProcessGrid):
+    class Watched(LocalGrid):
         def _deliver(self, message):
             node = message.metadata.dst_node_id
             before = state_bytes(self, node)
@@ -344,39 +347,36 @@ def test_failed_action_leaves_its_site_alone(monkeypatch, method, owner, name):
 
     monkeypatch.setattr(owner, name, fail_later)
     with pytest.raises(SiteError, match="ValueError at test_sites"):
-        hostile.train(Watched(app, hostile.tables()), method, batch_size=4)
+        train(Watched(tables()), method, batch_size=4)
     assert pairs
     assert all(before and before == after for before, after in pairs)
 
 
 def test_failed_extraction_leaves_no_state():
-    grid = InProcessGrid(app, hostile.tables())
-    sql = hostile.SQL.replace("o.price", "CAST('x' || o.price AS INTEGER) AS p")
+    grid = LocalGrid(tables())
+    sql = SQL.replace("o.price", "CAST('x' || o.price AS INTEGER) AS p")
     with pytest.raises(SiteError, match="fails on some value"):
-        hostile.train(grid, sql=sql)
+        train(grid, sql=sql)
     assert nothing_is_left(grid)
 
 
-@pytest.mark.cases("True-TablePuppetSGD", "False-TablePuppetADMM")
-@pytest.mark.parametrize("method", [TablePuppetADMM, TablePuppetSGD])
+@pytest.mark.cases("True-sgd", "False-admm")
+@pytest.mark.parametrize("method", ["admm", "sgd"])
 @pytest.mark.parametrize("forgets", [True, False])
 def test_run_after_others_equals_one_on_a_new_grid(method, forgets, monkeypatch):
     """A failed run over more tables leaves parts behind; the next ones ignore them."""
-    grid = InProcessGrid(app, hostile.tables())
-    wide = f"{hostile.SQL} JOIN customers d ON d.id = o.cust".replace(
-        "c.age", "c.age, d.age"
-    )
+    grid = LocalGrid(tables())
+    wide = f"{SQL} JOIN customers d ON d.id = o.cust".replace("c.age", "c.age, d.age")
     with monkeypatch.context() as patch:
         patch.setattr(Participant, "begin_scores", lambda *_: 1 / 0)
         if not forgets:
             patch.setattr(SiteStore, "drop", lambda *_: None)
             patch.setattr(SiteStore, "end", lambda *_: None)
         with pytest.raises(SiteError, match="ZeroDivisionError"):
-            hostile.train(grid, method, wide)
-    names = [Site(own, grid.run_name).store.names() for own in grid.contexts.values()]
-    assert any(names) != forgets
-    grids = (grid, grid, InProcessGrid(app, hostile.tables()))
-    *again, new = (hostile.train(each, method).report for each in grids)
+            train(grid, method, wide)
+    assert any(store.names() for store in stores(grid).values()) != forgets
+    grids = (grid, grid, LocalGrid(tables()))
+    *again, new = (train(each, method).report for each in grids)
     for report in again:
         assert report.final_train == new.final_train
         assert report.final_test == new.final_test
@@ -389,17 +389,16 @@ def left_in(folder):
     return {path.relative_to(folder).parts[:2] for path in files}
 
 
-@pytest.mark.parametrize("method", [TablePuppetADMM, TablePuppetSGD])
+@pytest.mark.parametrize("method", ["admm", "sgd"])
 def test_finish_leaves_the_models_alone(tmp_path, method):
     idle = {"bank": {"accounts": pd.DataFrame({"a": [1]})}}
-    grid = InProcessGrid(app, hostile.tables() | idle, state=tmp_path)
+    grid = LocalGrid(tables() | idle, state=tmp_path)
     seen = set()
-    hostile.train(
-        grid,
-        method,
-        num_epochs=1,
-        on_round=lambda _: seen.update(path.name for path in tmp_path.glob("*/*")),
-    )
+
+    def look(_):
+        seen.update(path.name for path in tmp_path.glob("*/*"))
+
+    train(grid, method, num_epochs=1, on_round=look)
     # the database with its log and its index, the cache, and the models at the end
     assert seen == {FILE, f"{FILE}-wal", f"{FILE}-shm", "cache", "models"}
     assert left_in(tmp_path) == {(site, "models") for site in ("shop", "us", "uk")}
@@ -410,22 +409,22 @@ def test_finish_leaves_the_models_alone(tmp_path, method):
     "action", ["query.statistics", "train.admm", "train.consensus"]
 )
 def test_failed_run_leaves_nothing(tmp_path, action):
-    grid = TamperingGrid(action, hostile.US, crash(2, "boom"), state=tmp_path)
+    grid = TamperingGrid(action, US, crash(2, "boom"), state=tmp_path)
     with pytest.raises(SiteError, match="boom"):
-        hostile.train(grid)
+        train(grid)
     assert not left_in(tmp_path)
     assert nothing_is_left(grid)
 
 
 def test_run_without_all_tables_leaves_no_key(tmp_path):
-    grid = InProcessGrid(app, {"shop": hostile.tables()["shop"]}, state=tmp_path)
+    grid = LocalGrid({"shop": tables()["shop"]}, state=tmp_path)
     with pytest.raises(SchemaError, match="no site hosts table 'customers'"):
-        hostile.train(grid)
+        train(grid)
     assert not left_in(tmp_path)
 
 
 def test_failed_run_keeps_its_error_when_the_sites_are_gone():
-    grid = TamperingGrid("train.admm", hostile.US, crash(2, "boom"))
+    grid = TamperingGrid("train.admm", US, crash(2, "boom"))
     push = grid.push_messages
 
     def push_until_failure(messages):
@@ -435,33 +434,34 @@ def test_failed_run_keeps_its_error_when_the_sites_are_gone():
 
     grid.push_messages = push_until_failure
     with pytest.raises(SiteError, match="boom"):
-        hostile.train(grid)
-    assert all(last and last.arrays for last in last_rounds(grid))
+        train(grid)
+    last_rounds = [store.last() for store in stores(grid).values()]
+    assert all(last and last.arrays for last in last_rounds)
 
 
 @pytest.mark.parametrize("is_on_disk", [True, False])
 def test_lost_state_is_reported(tmp_path, is_on_disk):
-    grid = InProcessGrid(app, hostile.tables(), state=tmp_path if is_on_disk else None)
+    grid = LocalGrid(tables(), state=tmp_path if is_on_disk else None)
 
     def lose(report):
         if report.phase == "prepare":
-            lose_state(Site(grid.contexts[hostile.US], grid.run_name).store)
+            lose_state(stores(grid)[US])
 
     with pytest.raises(
         SiteError, match=r"state of this run is lost at 'us' .* no checkpoint"
     ):
-        hostile.train(grid, on_round=lose)
-    hostile.train(grid)
+        train(grid, on_round=lose)
+    train(grid)
 
 
 def test_state_folder_that_cannot_be_written(tmp_path):
     file = tmp_path / "file"
     file.write_text("")
-    grid = InProcessGrid(app, hostile.tables())
-    grid.contexts[hostile.US].node_config["state-dir"] = str(file)
+    grid = LocalGrid(tables())
+    grid.keep_state(US, file)
     match = "node 3: query.describe failed: cannot write to the state .*state-dir"
     with pytest.raises(SiteError, match=match):
-        hostile.train(grid)
+        train(grid)
 
 
 @pytest.mark.parametrize(
@@ -482,6 +482,6 @@ def test_places_of_a_real_site_stay_in_its_log(tmp_path, caplog, content, match)
     file = tmp_path / "tables.toml"
     file.write_text(content)
     with pytest.raises(SiteError, match=match) as caught:
-        hostile.train(InProcessGrid(app, {**hostile.tables(), "us": str(file)}))
+        train(LocalGrid({**tables(), "us": str(file)}))
     assert str(tmp_path) not in str(caught.value)
     assert str(tmp_path) in caplog.text

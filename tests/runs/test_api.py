@@ -4,27 +4,24 @@
 `evaluate` with the command line.
 """
 
-import json
 import sqlite3
 from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 
-import duckdb
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
 
 import tp_flower
-from client_apps.app import app
 from strategies import commands
 from strategies.report_page.page import result_view
-from strategies.run.grid import InProcessGrid
-from tests.support.command_line import printed_by
-from tests.support.federated import store, write_site
-from tests.support.files import output_of
+from tests.support.command_line import printed_by, settings_of
+from tests.support.federated import LocalGrid, store, write_site
+from tests.support.files import output_of, read_json
 from tests.support.page_reading import console_text
+from tests.support.reference.joins import engine_of
 from tp_flower import api
 from tp_flower.errors import (
     ModelError,
@@ -56,17 +53,14 @@ def sites_of(orders, items):
     return {"shop": {"orders": orders}, "maker": {"items": items}}
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    """A home of the user's, to which no function of the API may write by default."""
-    folder = tmp_path / "home"
-    monkeypatch.setenv("TP_FLOWER_HOME", str(folder))
-    return folder
+SITES = sites_of(**tables())
+# the user's home, to which no function of the API may write by default
+pytestmark = pytest.mark.usefixtures("home")
 
 
 @pytest.fixture(scope="module")
 def model():
-    return api.fit(SQL, sites_of(**tables()), **SETTINGS)
+    return api.fit(SQL, SITES, **SETTINGS)
 
 
 def joined_ridge():
@@ -75,10 +69,8 @@ def joined_ridge():
     Numbers are standardised over the joined rows, and the loss is a mean: theta is
     (Z'Z / N + l2 I)^-1 Z'(y - mean) / N.
     """
-    with closing(duckdb.connect()) as connection:
-        for name, frame in tables().items():
-            connection.register(name, frame)
-        joined = connection.execute(SQL).df()
+    with engine_of(tables()) as engine:
+        joined = engine.execute(SQL).df()
     label = joined["label"].to_numpy(float)
     rows = joined[["day", "price"]].to_numpy(float)
     rows = (rows - rows.mean(axis=0)) / rows.std(axis=0)
@@ -139,12 +131,13 @@ def in_polars(_, orders, items):
 
 
 def in_shards(_, orders, items):
-    first, second = orders.iloc[:25], orders.iloc[25:]
+    first = orders.iloc[:25]
+    second = orders.iloc[25:]
     return sites_of([first, pa.Table.from_pandas(second)], items)
 
 
 def in_a_grid(_, orders, items):
-    return InProcessGrid(app, sites_of(orders, items))
+    return LocalGrid(sites_of(orders, items))
 
 
 @pytest.mark.parametrize(
@@ -162,13 +155,12 @@ def in_a_grid(_, orders, items):
 def test_sites_of_every_kind_have_one_model(model, make, tmp_path):
     sites = make(tmp_path, **tables())
     again = api.fit(SQL, sites, **SETTINGS)
-    assert again.metrics["train"]["rmse"] == pytest.approx(
-        model.metrics["train"]["rmse"], abs=1e-6
-    )
+    rmse, expected = (each.metrics["train"]["rmse"] for each in (again, model))
+    assert rmse == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_query_may_be_an_object(model):
-    again = api.fit(Query.from_sql(SQL), sites_of(**tables()), **SETTINGS)
+    again = api.fit(Query.from_sql(SQL), SITES, **SETTINGS)
     assert again.metrics["train"] == model.metrics["train"]
 
 
@@ -179,13 +171,12 @@ def test_predictions_and_evaluation_are_those_of_the_command_line(
     file = write_site(tmp_path / "all", tables())
     model = api.fit(SQL, str(file), home=home, **SETTINGS)
     assert model.folder.parent == home / "runs"
-    options = [f"tables={file}", f"sql={SQL}", "task=regression"]
+    options = settings_of(f"tables={file}", f"sql={SQL}", "task=regression")
     for mode in ("predict", "evaluate"):
-        values = [*options, f"output-dir={mode}"]
-        printed_by(mode, *(word for value in values for word in ("--set", value)))
+        printed_by(mode, *options, *settings_of(f"output-dir={mode}"))
     expected = pd.read_parquet("predict/predictions.parquet")
     pd.testing.assert_frame_equal(model.predict().frame, expected)
-    report = json.loads(Path("evaluate/report.json").read_text())
+    report = read_json(Path("evaluate/report.json"))
     assert report["model"]["version"] == model.manifest["model-version"]
     assert model.evaluate().metrics == report["metrics"]
 
@@ -195,9 +186,7 @@ def test_predictions_of_other_rows_and_of_other_filters(model):
     few = sites_of(orders.drop(columns="qty").iloc[:9], items)
     query = SQL.replace("o.qty AS label, ", "")
     same = model.predict(query=f"{query} WHERE o.day < 9").frame
-    assert len(same) == np.count_nonzero(
-        orders.merge(items, on="item")["day"].to_numpy() < 9
-    )
+    assert len(same) == (orders.merge(items, on="item")["day"] < 9).sum()
     new = model.predict(few, query, row_key="o.customer").frame
     assert len(new) == len(orders.iloc[:9].merge(items, on="item"))
     assert new["row_key"].str.fullmatch("[0-9a-f]{32}").all()
@@ -217,9 +206,8 @@ def test_a_saved_model_predicts_in_another_process(model, tmp_path):
     paths = [str(path) for site in files.values() for path in site.values()]
     name, *numbers = output_of(code, str(folder), *paths).split()
     assert name == model.name
-    np.testing.assert_allclose(
-        np.array(numbers, float), predicted(model.predict()), atol=1e-9
-    )
+    expected = predicted(model.predict())
+    np.testing.assert_allclose(np.array(numbers, float), expected, atol=1e-9)
     loaded = api.load(folder)
     assert loaded.report == model.report
     assert loaded.manifest == model.manifest
@@ -234,20 +222,19 @@ def test_a_saved_model_predicts_in_another_process(model, tmp_path):
 
 def test_a_boosted_model_is_saved_with_the_one_it_starts_from(tmp_path, home):
     pytest.importorskip("lightgbm")
-    sites = sites_of(*tables().values())
     shared = {"home": home, "task": "regression", "validation_fraction": 0.3}
-    first = api.fit(SQL, sites, **shared)
+    first = api.fit(SQL, SITES, **shared)
     second = api.fit(
         SQL,
-        sites,
+        SITES,
+        num_epochs=1,
         strategy="boost",
         boost_from=first.name,
-        num_epochs=1,
         min_rows_per_leaf=5,
         **shared,
     )
     loaded = api.load(second.save(tmp_path / "model"))
-    pd.testing.assert_frame_equal(loaded.predict(sites).frame, second.predict().frame)
+    pd.testing.assert_frame_equal(loaded.predict(SITES).frame, second.predict().frame)
     gains = second.coefficients
     assert list(gains.columns) == ["table", "column", "gain"]
 
@@ -256,12 +243,12 @@ def test_an_explanation_is_what_the_console_prints(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = write_site(tmp_path / "all", tables())
     explanation = api.explain(SQL, file, **QUICK)
-    values = (f"tables={file}", f"sql={SQL}", "num-epochs=1", "task=regression")
-    options = [word for value in values for word in ("--set", value)]
+    options = settings_of(f"tables={file}", f"sql={SQL}", "num-epochs=1")
+    options += settings_of("task=regression")
     for folder, flags in (("screen", ()), ("all", ("--full",))):
-        output = ("--set", f"output-dir=out/{folder}")
+        output = settings_of(f"output-dir=out/{folder}")
         printed = printed_by("explain", *options, *output, *flags)
-        report = json.loads(Path("out", folder, "report.json").read_text())
+        report = read_json(Path("out", folder, "report.json"))
         assert report["tables"] == explanation.report["tables"]
         same = Explanation(CompletedRun(report, Path("out", folder)), None)
         assert same.text(full=bool(flags)) in printed
@@ -277,9 +264,9 @@ def test_the_console_prints_what_is_returned(model, capsys):
 
 
 def test_progress_is_printed_on_request(capsys):
-    api.fit(SQL, sites_of(**tables()), **QUICK)
+    api.fit(SQL, SITES, **QUICK)
     assert capsys.readouterr() == ("", "")
-    api.fit(SQL, sites_of(**tables()), progress=True, **QUICK)
+    api.fit(SQL, SITES, progress=True, **QUICK)
     assert "epoch 1/1" in capsys.readouterr().out
 
 
@@ -300,12 +287,11 @@ class Balanced(HTMLParser):
 
 
 def test_results_are_shown_in_five_lines_and_as_the_head_of_their_page(model):
-    sites = sites_of(*tables().values())
     for result in (
         model,
         model.predict(),
         model.evaluate(),
-        api.explain(SQL.replace("day", "day < 5 AS early"), sites, **QUICK),
+        api.explain(SQL.replace("day", "day < 5 AS early"), SITES, **QUICK),
     ):
         lines = repr(result).splitlines()
         assert len(lines) == 5
@@ -330,7 +316,7 @@ def test_results_are_shown_in_five_lines_and_as_the_head_of_their_page(model):
 )
 def test_settings_that_are_refused(settings, match):
     with pytest.raises(SettingsError, match=match):
-        api.fit(SQL, sites_of(*tables().values()), **settings)
+        api.fit(SQL, SITES, **settings)
 
 
 @pytest.mark.parametrize(
@@ -350,12 +336,10 @@ def test_sites_that_are_refused(sites, kind, match, tmp_path):
 
 def test_an_error_of_a_temporary_run_names_no_file_that_is_deleted(tmp_path):
     with pytest.raises(QueryError, match="no column 'dya'") as caught:
-        api.fit(SQL.replace("o.day", "o.dya"), sites_of(*tables().values()))
+        api.fit(SQL.replace("o.day", "o.dya"), SITES)
     assert not getattr(caught.value, "__notes__", [])
     with pytest.raises(QueryError) as caught:
-        api.fit(
-            SQL.replace("o.day", "o.dya"), sites_of(*tables().values()), home=tmp_path
-        )
+        api.fit(SQL.replace("o.day", "o.dya"), SITES, home=tmp_path)
     assert str(tmp_path) in caught.value.__notes__[0]
 
 
@@ -364,26 +348,25 @@ def test_coefficients_that_are_hidden_say_by_what(tmp_path):
     of_policy = api.fit(SQL, file, **QUICK)
     with pytest.raises(ModelError, match=r"policies of tables 'o', 'i' hide .* = true"):
         of_policy.coefficients  # noqa: B018
-    network = api.fit(SQL, sites_of(*tables().values()), model="mlp", **QUICK)
+    network = api.fit(SQL, SITES, model="mlp", **QUICK)
     with pytest.raises(ModelError, match="model 'mlp' has no coefficients"):
         network.coefficients  # noqa: B018
 
 
 def test_a_model_whose_parts_are_at_a_grid_says_so(tmp_path):
-    with closing(in_a_grid(tmp_path, **tables())) as grid:
+    with in_a_grid(tmp_path, **tables()) as grid:
         model = api.fit(SQL, grid, **QUICK)
     assert repr(model).endswith(f"{model.name}, whose parts stay at its sites")
     with pytest.raises(ModelError, match=r"parts of model .* are not here"):
-        api.load(model.save(tmp_path / "model")).predict(sites_of(*tables().values()))
+        api.load(model.save(tmp_path / "model")).predict(SITES)
 
 
 def test_a_loaded_model_needs_sites_and_a_folder_of_its_own(tmp_path, model):
     folder = model.save(tmp_path / "model")
     loaded = api.load(folder)
-    sites = sites_of(*tables().values())
     with pytest.raises(TPFlowerError, match="name the sites, as in fit"):
         loaded.predict()
-    assert len(loaded.predict(sites).frame) == len(model.predict().frame)
+    assert len(loaded.predict(SITES).frame) == len(model.predict().frame)
     with pytest.raises(ModelError, match="is not empty: choose another folder"):
         model.save(folder)
     assert api.load(model.save(tmp_path / "another")).name == model.name
@@ -397,12 +380,10 @@ def test_folders_that_have_no_model(tmp_path, model):
 
 
 def test_the_folder_of_a_run_is_loaded_with_the_models_of_its_home(home):
-    model = api.fit(SQL, sites_of(*tables().values()), home=home, **QUICK)
+    model = api.fit(SQL, SITES, home=home, **QUICK)
     loaded = api.load(model.folder)
     assert home_folder() == home
-    pd.testing.assert_frame_equal(
-        loaded.predict(sites_of(*tables().values())).frame, model.predict().frame
-    )
+    pd.testing.assert_frame_equal(loaded.predict(SITES).frame, model.predict().frame)
 
 
 def run_by_flower(folder, text=""):

@@ -2,12 +2,11 @@
 describe.
 """
 
-import json
-
 import pandas as pd
 import pytest
 
 from tests.support.command_line import invoke, printed_by, refused_by
+from tests.support.files import toml_lines
 from tests.support.policies import OPEN
 
 JOIN = "FROM orders o JOIN customers c ON {}"
@@ -38,25 +37,28 @@ BOTH = "(SELECT * FROM customers UNION ALL SELECT * FROM customers)"
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def run(home, monkeypatch):
     """Write the settings of a query over two tables of text files."""
-    monkeypatch.setenv("TP_FLOWER_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
+    folder = home.parent
+    monkeypatch.chdir(folder)
     text = ""
     for name, rows in TABLES.items():
-        pd.DataFrame(rows).to_csv(tmp_path / f"{name}.csv", index=False)
+        pd.DataFrame(rows).to_csv(folder / f"{name}.csv", index=False)
         text += f"[tables.{name}]\npath = '{name}.csv'\nsite = 'at-{name}'\n{OPEN}"
-    (tmp_path / "tables.toml").write_text(text)
+    (folder / "tables.toml").write_text(text)
 
     def write(sql, **settings):
-        lines = {"tables": "tables.toml", "sql": sql, **settings}
-        file = tmp_path / "run.toml"
-        file.write_text(
-            "".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items())
-        )
+        file = folder / "run.toml"
+        file.write_text(toml_lines({"tables": "tables.toml", "sql": sql, **settings}))
         return file
 
     return write
+
+
+def check_refused(file, words):
+    """Assert that `check` and `explain` refuse a run in these words."""
+    for reason in (refused_by("check", file), invoke("explain", file).stderr):
+        assert words in " ".join(reason.split())
 
 
 @pytest.mark.parametrize(
@@ -91,8 +93,7 @@ def test_keys_of_different_kinds_are_refused_by_both_in_the_same_words(
     run, on, kinds, mended
 ):
     file = run(f"SELECT o.qty AS label, c.age {JOIN.format(on)}")
-    for reason in (refused_by("check", file), invoke("explain", file).stderr):
-        assert f"differ in type: {kinds}; cast" in " ".join(reason.split())
+    check_refused(file, f"differ in type: {kinds}; cast")
     sql = f"SELECT o.qty AS label, c.age {JOIN.format(mended)}"
     assert "fit together" in printed_by("check", run(sql))
 
@@ -137,9 +138,7 @@ LONE = "FROM orders o"
     ],
 )
 def test_other_types_that_do_not_fit_are_refused_by_both(run, sql, settings, words):
-    file = run(sql, **settings)
-    for reason in (refused_by("check", file), invoke("explain", file).stderr):
-        assert words in " ".join(reason.split())
+    check_refused(run(sql, **settings), words)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 Flower's.
 """
 
-import json
 import logging
 import sys
 import tomllib
@@ -14,12 +13,13 @@ from flwr.common.logger import console_handler
 
 from strategies import app, commands
 from strategies.run.failures import EXIT_CODES, LOG_FILE, reason_instead_of_trace
-from tests.support.command_line import invoke, printed_by, refused_by
+from tests.support.command_line import invoke, printed_by, refused_by, settings_of
 from tests.support.federated import store_on_disk, store_sql
-from tests.support.files import ROOT, case_table, output_of
+from tests.support.files import ROOT, case_table, output_of, read_json, toml_lines
 from tp_flower.errors import QueryError
 
 CASES = case_table(__file__)
+SQL = store_sql("squared")
 FAKE_FLWR = """#!{python}
 import sys, tomllib
 if sys.argv[1] == "run":
@@ -31,27 +31,19 @@ if sys.argv[1] == "run":
 
 
 @pytest.fixture
-def store(tmp_path, monkeypatch):
+def store(home, monkeypatch):
     """The settings file of a small store; the home of its runs is beside it."""
-    monkeypatch.setenv("TP_FLOWER_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(home.parent)
     level = console_handler.level
-    store_on_disk(tmp_path / "store")
-    file = tmp_path / "store" / "my-run.toml"
-    settings = {
-        "tables": "tables.toml",
-        "sql": store_sql("squared"),
-        "output-dir": "out",
-    }
-    file.write_text(
-        "".join(f"{key} = {json.dumps(text)}\n" for key, text in settings.items())
-    )
+    file = store_on_disk(home.with_name("store")).with_name("my-run.toml")
+    settings = {"tables": "tables.toml", "sql": SQL, "output-dir": "out"}
+    file.write_text(toml_lines(settings))
     yield file
     console_handler.setLevel(level)
 
 
 def report_of(name="out"):
-    return json.loads(Path(name, "report.json").read_text())
+    return read_json(Path(name, "report.json"))
 
 
 def final_of(name="out"):
@@ -80,20 +72,16 @@ def test_a_run_of_each_mode_and_what_it_leaves(store):
     ):
         text = printed_by(mode, store, "--set", f"output-dir={mode}")
         assert words in text
-        assert (Path(mode, "report.html").exists(), report_of(mode)["mode"]) == (
-            True,
-            mode,
-        )
+        assert Path(mode, "report.html").exists()
+        assert report_of(mode)["mode"] == mode
     # on the screen of `explain`: at how many rows sites and server work out scores
     assert "by site   by server" in text
     assert "The join, step by step" in printed_by("report", "explain", "--full")
-    assert "query.extract" in printed_by(
-        "explain", store, "--set", "output-dir=full", "--full"
-    )
+    full = printed_by("explain", store, "--set", "output-dir=full", "--full")
+    assert "query.extract" in full
     assert "default@" in printed_by("models")
-    site = printed_by(
-        "models", "show", "default", "--state-dir", Path("home/state").absolute()
-    )
+    state = Path("home/state").absolute()
+    site = printed_by("models", "show", "default", "--state-dir", state)
     assert "table orders as o" in site
 
 
@@ -104,13 +92,8 @@ def test_what_is_refused_ends_with_its_reason(store, arguments, status, message)
 
 
 def test_a_run_that_fails_in_set_up_leaves_report_page_and_trace(store):
-    wrong = (
-        "train",
-        store,
-        "--set",
-        f"sql={store_sql('squared').replace('c.age', 'c.aeg')}",
-    )
-    result = invoke(*wrong)
+    wrong = SQL.replace("c.age", "c.aeg")
+    result = invoke("train", store, "--set", f"sql={wrong}")
     reason = "feature c.aeg: table 'c' has no column 'aeg' (did you mean 'age'?)"
     *_, first, last = result.stderr.splitlines()
     assert (result.exit_code, len(result.stderr.splitlines())) == (1, 2)
@@ -126,11 +109,11 @@ def test_a_run_that_fails_in_set_up_leaves_report_page_and_trace(store):
         "has the report of a run, which is not overwritten: choose another folder"
     )
     assert report_of()["status"] == "completed"
-    printed_by("train", store, "--set", "num-epochs=1", "--set", "output-dir=another")
+    printed_by("train", store, *settings_of("num-epochs=1", "output-dir=another"))
 
 
 def test_an_interrupted_run_says_how_it_goes_on(store, monkeypatch):
-    settings = ("--set", "strategy=admm", "--set", "num-epochs=4")
+    settings = settings_of("strategy=admm", "num-epochs=4")
     printed_by("train", store, *settings, "--set", "output-dir=whole")
     line = app.epoch_line
 
@@ -159,10 +142,8 @@ def test_flower_logs_a_reason_without_trace_and_exit_code(caplog):
         logger.error("ServerApp raised an exception", exc_info=exception)
     logger.error("%sAn unhandled exception", EXIT_CODES[0])
     first, second = caplog.records
-    assert (first.getMessage(), first.exc_info) == (
-        "FAILED: no such column\nWrite another.",
-        None,
-    )
+    assert first.getMessage() == "FAILED: no such column\nWrite another."
+    assert first.exc_info is None
     assert second.exc_info
 
 
@@ -173,25 +154,18 @@ def test_a_run_through_flower_has_its_status(
     store, tmp_path, monkeypatch, last, status
 ):
     flower = tmp_path / "flwr"
-    flower.write_text(
-        FAKE_FLWR.format(python=sys.executable) + f"    print({last!r})\n"
-    )
+    code = FAKE_FLWR.format(python=sys.executable)
+    flower.write_text(f"{code}    print({last!r})\n")
     flower.chmod(0o700)
     monkeypatch.setattr(commands, "FLWR", flower)
     result = invoke("train", store, "--flower", "--superlink", "prod")
     assert (result.exit_code, result.stderr) == (status, "")
     assert "run 7 in federation x ['prod', '--stream', '-c'] out" in result.stdout
-    assert result.stdout.endswith(f"{store_sql('squared')}\n{last}\n")
+    assert result.stdout.endswith(f"{SQL}\n{last}\n")
 
 
 def test_a_command_imports_what_it_needs():
     code = "import sys; from tp_flower.command_line import app; print(*sys.modules)"
     modules = set(output_of(code).split())
-    assert not modules & {
-        "flwr",
-        "torch",
-        "pandas",
-        "strategies",
-        "client_apps",
-        "tp_flower.query",
-    }
+    heavy = {"flwr", "torch", "pandas", "strategies", "client_apps", "tp_flower.query"}
+    assert not modules & heavy

@@ -1,6 +1,5 @@
 """The store example as a Flower simulation, started as a user starts it."""
 
-import json
 import os
 import sqlite3
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.files import ROOT
+from tests.support.files import ROOT, read_json
 
 SECONDS = 1200  # of a busy machine
 Run = Future[tuple[int, str]]
@@ -77,11 +76,11 @@ def changed(folder: Path, name: str, old: str, new: str) -> Path:
 
 
 @pytest.mark.slow
-def test_run_completes_and_reports(store: Path, runs: dict[str, Run]) -> None:
+def test_run_completes_and_reports(store, runs):
     status, printed = runs["good"].result()
     assert status == 0, printed
     assert f"Report: {store / 'out' / 'report.json'}" in printed
-    report = json.loads((store / "out" / "report.json").read_text())
+    report = read_json(store / "out" / "report.json")
     assert report["status"] == "completed"
     assert report["settings"]["num-epochs"] == 3
     assert report["epochs"] == 3
@@ -111,7 +110,7 @@ def test_run_completes_and_reports(store: Path, runs: dict[str, Run]) -> None:
 
 
 @pytest.mark.slow
-def test_run_fails_with_its_message(runs: dict[str, Run]) -> None:
+def test_run_fails_with_its_message(runs):
     status, printed = runs["bad"].result()
     assert status == 1, printed
     message = "table 'c' has no column 'incom' (did you mean 'income'?)"
@@ -121,7 +120,7 @@ def test_run_fails_with_its_message(runs: dict[str, Run]) -> None:
 
 
 @pytest.mark.slow
-def test_settings_are_refused_before_anything_starts(store: Path) -> None:
+def test_settings_are_refused_before_anything_starts(store):
     config = changed(store, "unknown", 'strategy = "admm"', 'stratgy = "admm"')
     status, printed = run(config, home(store, "unknown"))
     assert status == 2

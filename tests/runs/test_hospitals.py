@@ -24,7 +24,7 @@ SETTINGS = {"test-fraction": 0.0, "tolerance": 1e-7, "l2": 0.01, "num-epochs": 0
 ALIASES = {"s": "stays", "b": "samples", "h": "histories"}
 
 
-def test_files_are_those_of_the_page() -> None:
+def test_files_are_those_of_the_page():
     blocks = dict(FILE.findall(PAGE.read_text(encoding="utf-8")))
     # of the two, each is the other's partner
     of_b = re.sub(
@@ -38,8 +38,8 @@ def test_files_are_those_of_the_page() -> None:
 
 
 def test_an_approved_run_ends_in_the_model_of_the_joined_table(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     folder = Path(shutil.copytree(FOLDER, tmp_path / "hospitals"))
     make(folder, patients=(130, 100))
     for site in SITES:
@@ -51,7 +51,8 @@ def test_an_approved_run_ends_in_the_model_of_the_joined_table(
         file.write_text(text)
     with pytest.raises(SiteError, match="approved-runs"):
         run(folder, "explain", **SETTINGS)
-    shards, columns = {}, {}
+    shards = {}
+    columns = {}
     for site in SITES:
         file = folder / site / "tables.toml"
         ((table, entry),) = tomllib.loads(file.read_text())["tables"].items()

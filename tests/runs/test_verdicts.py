@@ -41,20 +41,19 @@ def test_a_verdict_is_that_of_the_trend(losses, is_convex, expected):
     assert re.match(expected, trend_verdict([*losses], is_convex=is_convex))
 
 
-def collinear(rows=300, spread=1e-3, seed=3):
+def collinear():
     """Two tables that nearly agree, and a label that is in their difference."""
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(3)
+    rows = 300
     x = draw.normal(size=rows)
     a, b = (
-        pd.DataFrame({"id": range(rows), "x": x + spread * draw.normal(size=rows)})
+        pd.DataFrame({"id": range(rows), "x": x + 1e-3 * draw.normal(size=rows)})
         for _ in "ab"
     )
     f = pd.DataFrame({"k": range(rows), "q": draw.normal(size=rows)})
     f["y"] = 300.0 * (a.x - b.x) + f.q + 0.3 * draw.normal(size=rows)
-    sql = (
-        "SELECT f.y AS label, f.q, a.x, b.x FROM f JOIN a ON f.k = a.id JOIN b ON f.k "
-        "= b.id"
-    )
+    sql = """SELECT f.y AS label, f.q, a.x, b.x
+    FROM f JOIN a ON f.k = a.id JOIN b ON f.k = b.id"""
     return sql, one_per_site(whole({"f": f, "a": a, "b": b}))
 
 
@@ -66,7 +65,7 @@ def test_nearly_collinear_tables_end_at_their_optimum():
         run = run_query(sql, sites, "cg", **how, **settings)
         # of q, (intercept), x and x
         penalty = 0.5e-4 * (np.delete(run.flat, 1) ** 2).sum()
-        return run.losses[-1] + penalty, run.strategy.report
+        return run.losses[-1] + penalty, run.report
 
     ended, report = objective(num_epochs=0)
     best, _ = objective(num_epochs=60, tolerance=1e-9)
@@ -80,9 +79,8 @@ def test_a_run_that_ends_early_says_so(strategy):
     strategy = train(SITES, query(), strategy, num_epochs=4, l2=0.0, tolerance=1e-9)
     report = strategy.report
     assert "num-epochs = 8 goes on" in report.verdict
-    assert report.verdict.startswith("not converged") == (
-        report.verdict in report.warnings
-    )
+    is_warned_of = report.verdict in report.warnings
+    assert report.verdict.startswith("not converged") == is_warned_of
 
 
 def test_a_run_without_num_epochs_ends_where_its_loss_settles():
@@ -117,8 +115,15 @@ def test_models_that_overfit_have_validation_rows(settings, share, patience):
 
 
 def test_trees_without_validation_rows_end_soon_and_say_so():
-    how = {"num_epochs": 0, "trees_per_round": 2, "min_rows_per_leaf": 1}
-    report = train(SITES, query(), "boost", validation_fraction=0.0, **how).report
+    report = train(
+        SITES,
+        query(),
+        "boost",
+        validation_fraction=0.0,
+        num_epochs=0,
+        trees_per_round=2,
+        min_rows_per_leaf=1,
+    ).report
     assert report.epochs == 6
     assert report.verdict.startswith(
         "not judged: no rows validate; validation-fraction = 0.1"
@@ -132,8 +137,7 @@ def test_chosen_rates_of_sgd_never_diverge(scale, model):
     strategy = train(
         SITES, sql, "sgd", model=model, device="cpu", num_epochs=2, batch_size=6
     )
-    losses = [item.train["loss"] for item in strategy.history if item.train]
-    assert max(losses) < 1.5 * strategy.baseline
+    assert max(strategy.losses) < 1.5 * strategy.baseline
 
 
 def test_advice_after_divergence_names_what_is_not_at_its_default():
@@ -146,7 +150,8 @@ def test_advice_after_divergence_names_what_is_not_at_its_default():
 
 def test_steps_shrink_where_the_loss_stalls_or_explodes():
     problem = train(SITES, query(), "gd", num_epochs=1).training_problem
-    objective, base = problem.objective, problem.base_score
+    objective = problem.objective
+    base = problem.base_score
     pace = StepControl(baseline=1.0)
     for distance in (0.0, 0.0, 1e3, 1e2):
         pace.after_batch(objective, np.full((len(objective), 1), base + distance), base)

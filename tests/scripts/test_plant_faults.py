@@ -45,7 +45,7 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_all_faults_fit_the_code() -> None:
+def test_all_faults_fit_the_code():
     stale = []
     listed = faults.read_faults()
     for fault in listed:
@@ -74,9 +74,7 @@ def test_all_faults_fit_the_code() -> None:
         (replace(FAULT, old="{a}  plus", new="{a} minus", is_text=True), None),
     ],
 )
-def test_a_fault_replaces_its_fragment_whatever_the_layout(
-    copy: Path, fault: Fault, line: str | None
-) -> None:
+def test_a_fault_replaces_its_fragment_whatever_the_layout(copy, fault, line):
     planted = faults.plant(fault, faults.find_scope(fault, copy))
     before = ast.dump(ast.parse(SOURCE))
     assert ast.dump(ast.parse(planted)) != before
@@ -96,9 +94,7 @@ def test_a_fault_replaces_its_fragment_whatever_the_layout(
         (replace(FAULT, new="a +"), "a fragment is no Python"),
     ],
 )
-def test_a_fault_that_does_not_fit_is_stale(
-    copy: Path, fault: Fault, message: str
-) -> None:
+def test_a_fault_that_does_not_fit_is_stale(copy, fault, message):
     with pytest.raises(StaleFaultError, match=message):
         faults.find_scope(fault, copy)
     assert plant_faults.try_fault(fault, copy, 1.0).status == STALE
@@ -114,7 +110,7 @@ def test_a_fault_that_does_not_fit_is_stale(
         (replace(FAULT, tests=("test_gone.py",)), STALE),
     ],
 )
-def test_what_becomes_of_a_fault(copy: Path, fault: Fault, status: str) -> None:
+def test_what_becomes_of_a_fault(copy, fault, status):
     before = (copy / "tp_flower" / "adding.py").read_text()
     seconds = 10.0 if status == LATE else 200.0
     verdict = plant_faults.try_fault(fault, copy, seconds)
@@ -123,7 +119,7 @@ def test_what_becomes_of_a_fault(copy: Path, fault: Fault, status: str) -> None:
     assert (copy / "tp_flower" / "adding.py").read_text() == before
 
 
-def test_verdicts_are_compared_with_earlier_ones(tmp_path: Path) -> None:
+def test_verdicts_are_compared_with_earlier_ones(tmp_path):
     path = tmp_path / "before.json"
     before = {"a": CAUGHT, "b": CAUGHT, "c": MISSED, "renamed": CAUGHT}
     path.write_text(json.dumps([{"name": n, "status": s} for n, s in before.items()]))

@@ -11,7 +11,7 @@ import pytest
 from scripts import run_app
 
 
-def test_descendants_are_found_through_generations() -> None:
+def test_descendants_are_found_through_generations():
     # a shell with a child of its own; both are told by their ids
     command = "sleep 60 & echo $!; wait"
     parent = subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True)
@@ -26,7 +26,7 @@ def test_descendants_are_found_through_generations() -> None:
 
 
 @pytest.mark.slow
-def test_the_private_superlink_answers_and_is_gone_afterwards() -> None:
+def test_the_private_superlink_answers_and_is_gone_afterwards():
     with run_app.private_superlink() as environment:
         command = [run_app.BIN / "flwr", "ls", "--format", "json"]
         listed = subprocess.check_output(command, env=environment, text=True)

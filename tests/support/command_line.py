@@ -32,6 +32,11 @@ def refused_by(*arguments: object, status: int = 1) -> str:
     return " ".join(result.stderr.replace("│", " ").split())
 
 
+def settings_of(*settings: object) -> list[str]:
+    """The options that set settings, such as "l2=0.1"."""
+    return [word for setting in settings for word in ("--set", str(setting))]
+
+
 def site_options(folder: Path) -> list[str]:
     """The options that name the files of the site "shop"."""
     return [

@@ -9,13 +9,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from client_apps.app import app
 from scripts.bench.datasets import by_table, flights_frames
 from scripts.data.make_store import STORE_SQL, make_store
 from scripts.data.prepare_movielens import SQL as MOVIELENS_SQL
 from scripts.data.prepare_movielens import read_movielens
-from strategies.run.grid import InProcessGrid
-from tests.support.federated import Sites, one_per_site, pieces, train
+from tests.support.federated import LocalGrid, Sites, one_per_site, pieces, train
 from tests.support.files import ROOT
 from tp_flower.reports.records import RunReport
 from tp_flower.settings import Settings
@@ -65,7 +63,7 @@ def run_prepared(output: Path, **changes: Any) -> RunReport:
     """Train two epochs in process, on two nodes, as OUTPUT/my-run.toml says."""
     config = tomllib.loads((output / "my-run.toml").read_text(encoding="utf-8"))
     settings = Settings.from_run_config({**config, "num-epochs": 2, **changes})
-    grid = InProcessGrid(app, 2, run_config={"tables": settings.tables})
+    grid = LocalGrid(2, run_config={"tables": settings.tables})
     return train(grid, settings.sql, settings.method_name, settings=settings).report
 
 

@@ -1,10 +1,11 @@
 """Run a strategy on a small federation in this process, and keep all that it shows."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,7 @@ from client_apps.rounds.site import Site
 from strategies import STRATEGIES, TrainingStrategy
 from strategies.disclosures import facts_of
 from strategies.run.grid import InProcessGrid
+from strategies.setup.problem import TrainingProblem
 from tests.support.policies import OPEN, lenient
 from tp_flower.features.sparse import dense
 from tp_flower.learning.models.local_model import on_host
@@ -34,7 +36,7 @@ from tp_flower.protocol.packet import (
     unpack_bits,
 )
 from tp_flower.query import Query
-from tp_flower.reports.records import RoundReport
+from tp_flower.reports.records import RoundReport, RunReport
 
 SOURCE = """FROM orders o JOIN customers c ON o.customer = c.id
 JOIN items i ON o.item = i.item"""
@@ -125,6 +127,18 @@ def write_site(
     return file
 
 
+def site_per_table(
+    folder: Path,
+    tables: Mapping[str, pd.DataFrame],
+    policies: Mapping[str, str] | None = None,
+) -> dict[str, Path]:
+    """Write a site for each table, with its name; see ``write_site``."""
+    return {
+        name: write_site(folder / name, {name: frame}, policies)
+        for name, frame in tables.items()
+    }
+
+
 def store_on_disk(folder: Path) -> Path:
     """Write the store's tables, and return a tables file of site "shop"."""
     return write_site(folder, store(), site="shop")
@@ -148,6 +162,17 @@ def whole(frames: Frames) -> dict[str, list[pd.DataFrame]]:
     return {name: [frame] for name, frame in frames.items()}
 
 
+def named_sites(
+    shards: Mapping[str, Sequence[pd.DataFrame]],
+) -> dict[str, dict[str, list[pd.DataFrame]]]:
+    """Give every shard a site of its own, named like its table with a number."""
+    return {
+        f"{name}-{number}": {name: [frame]}
+        for name, frames in shards.items()
+        for number, frame in enumerate(frames)
+    }
+
+
 def sharded(frames: Frames) -> dict[str, list[pd.DataFrame]]:
     """Orders in three shards, customers and items in two."""
     return {
@@ -155,6 +180,9 @@ def sharded(frames: Frames) -> dict[str, list[pd.DataFrame]]:
         "customers": pieces(frames["customers"], 4),
         "items": pieces(frames["items"], 7),
     }
+
+
+LAYOUTS = {"whole": whole, "sharded": sharded}
 
 
 @dataclass
@@ -168,6 +196,27 @@ class Seen:
     bytes: int
     header: dict
     arrays: dict
+
+
+Change = Callable[[Seen], object]
+
+
+def on_requests(*actions: str) -> Callable[[Change], Change]:
+    """Let a change of messages be one of the requests of some actions alone."""
+    return partial(_restricted, actions, False)
+
+
+def on_replies(*actions: str) -> Callable[[Change], Change]:
+    """Let a change of messages be one of the replies to some actions alone."""
+    return partial(_restricted, actions, True)
+
+
+def _restricted(actions: Sequence[str], is_reply: bool, change: Change) -> Change:
+    def changed(seen: Seen) -> None:
+        if seen.action in actions and seen.is_reply == is_reply:
+            change(seen)
+
+    return changed
 
 
 class Watched:
@@ -209,8 +258,21 @@ class Run(Watched):
     tested: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
+    def report(self) -> RunReport:
+        return self.strategy.report
+
+    @property
+    def problem(self) -> TrainingProblem:
+        return self.strategy.training_problem
+
+    @property
+    def chosen(self) -> dict:
+        """What the run has chosen for itself, by setting."""
+        return self.strategy.chosen
+
+    @property
     def history(self) -> list[RoundReport]:
-        return self.strategy.report.history
+        return self.report.history
 
     @property
     def theta(self) -> dict[str, np.ndarray]:
@@ -238,6 +300,11 @@ class Run(Watched):
         return [line for own in self.strategy.ledgers.values() for line in own]
 
     @property
+    def releases(self) -> list[dict]:
+        """What has left the sites, by their ledgers."""
+        return [line["release"] for line in self.lines]
+
+    @property
     def losses(self) -> list[float]:
         return [item.train["loss"] for item in self.history if item.train]
 
@@ -254,7 +321,7 @@ def train(
 ) -> TrainingStrategy:
     """Run a strategy on sites or their grid; training has two epochs by default."""
     if not isinstance(sites, Grid):
-        with closing(InProcessGrid(app, sites)) as grid:
+        with LocalGrid(sites) as grid:
             return train(grid, sql, method, **settings)
     kind = STRATEGIES[method] if isinstance(method, str) else method
     trains = issubclass(kind, TrainingStrategy)
@@ -279,7 +346,7 @@ def run_query(
     sql: str,
     sites: Sites,
     strategy: str = "admm",
-    change: Callable[[Seen], object] | None = None,
+    change: Change | None = None,
     state: Path | None = None,
     **settings: object,
 ) -> Run:
@@ -287,9 +354,8 @@ def run_query(
     query = Query.from_sql(sql, needs_label=STRATEGIES[strategy].method_type.has_label)
     finished = Run(STRATEGIES[strategy](query, **settings))
     finished.strategy._on_round = lambda report: _after_round(finished, grid, report)
-    grid = WatchedGrid(sites, change, state=state)
-    finished.seen = grid.seen
-    with closing(grid):
+    with WatchedGrid(sites, change, state=state) as grid:
+        finished.seen = grid.seen
         finished.result = finished.strategy.start(grid)
     _masks(finished)
     _check_ledgers(finished)
@@ -298,7 +364,8 @@ def run_query(
 
 def read(message: Message) -> Seen:
     """Return a message taken apart."""
-    metadata, packet = message.metadata, unpack(message.content)
+    metadata = message.metadata
+    packet = unpack(message.content)
     is_reply = bool(metadata.reply_to_message_id)
     return Seen(
         round=int(metadata.group_id or 0),
@@ -311,16 +378,37 @@ def read(message: Message) -> Seen:
     )
 
 
-class WatchedGrid(Watched, InProcessGrid):
+class LocalGrid(InProcessGrid):
+    """The sites' app in this process; a ``with`` closes it at its end."""
+
+    def __init__(self, sites: Sites | int, **options: object) -> None:
+        super().__init__(app, sites, **options)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def site(self, node: int) -> Site:
+        """The site of a node in the run that has come last."""
+        return Site(self.contexts[node], self.run_name)
+
+    def state_dir(self, node: int) -> Path:
+        return Path(str(self.contexts[node].node_config["state-dir"]))
+
+    def keep_state(self, node: int, folder: Path) -> None:
+        """Let a site keep its state in a folder."""
+        self.contexts[node].node_config["state-dir"] = str(folder)
+
+
+class WatchedGrid(Watched, LocalGrid):
     """Messages as they arrived, in ``seen``; ``change`` may change each before that."""
 
     def __init__(
-        self,
-        sites: Sites,
-        change: Callable[[Seen], object] | None = None,
-        **options: object,
+        self, sites: Sites, change: Change | None = None, **options: object
     ) -> None:
-        super().__init__(app, sites, **options)
+        super().__init__(sites, **options)
         self.change = change
         self.seen = []
 
@@ -338,11 +426,12 @@ class WatchedGrid(Watched, InProcessGrid):
         self.seen.append(seen)
 
 
-def _after_round(finished: Run, grid: InProcessGrid, report: RoundReport) -> None:
+def _after_round(finished: Run, grid: LocalGrid, report: RoundReport) -> None:
     if report.phase != "prepare" and not report.train:
         return
-    sites = [Site(context, grid.run_name) for context in grid.contexts.values()]
-    parts = [part for site in sites for part in site.parts(Stateless)]
+    parts = [
+        part for node in grid.contexts for part in grid.site(node).parts(Stateless)
+    ]
     parts.sort(key=lambda part: part.number)
     by_table: dict[str, list] = {}
     for part in parts:
@@ -366,10 +455,10 @@ def _after_round(finished: Run, grid: InProcessGrid, report: RoundReport) -> Non
 
 def _masks(finished: Run) -> None:
     """Put together what the sites were told about which rows take part."""
-    federation = finished.strategy.training_problem
-    sizes, told = finished.sizes, finished.arrays("train.prepare")
+    sizes = finished.sizes
+    told = finished.arrays("train.prepare")
     for name, target in (("trained", finished.trained), ("tested", finished.tested)):
-        for alias, table in federation.tables.items():
+        for alias, table in finished.problem.tables.items():
             numbers = [part.number for part in table.parts]
             bits = [
                 unpack_bits(told[number, name], sizes[number]) for number in numbers
@@ -379,9 +468,8 @@ def _masks(finished: Run) -> None:
 
 def _check_ledgers(finished: Run) -> None:
     """Assert that what left a part is in its site's ledger, as its message declares."""
-    facts = facts_of(finished.strategy.training_problem.exposure)
-    releases = [line["release"] for line in finished.lines]
-    noted = {(release["part"], release["what"]) for release in releases}
+    facts = facts_of(finished.problem.exposure)
+    noted = {(release["part"], release["what"]) for release in finished.releases}
     for seen in (seen for seen in finished.seen if seen.is_reply):
         left = {(part, name.partition("/")[0]) for part, name in seen.arrays}
         for part in seen.header.get("parts", ()):

@@ -1,8 +1,10 @@
-"""The root of the checkout, copies of its app, and case tables: a case a line."""
+"""The root of the checkout, files of JSON and TOML, and what a program prints."""
 
+import json
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,15 @@ class CaseTable(dict[str, Any]):
 def case_table(test_file: str) -> CaseTable:
     """Read the TOML file beside a test file, of the same name."""
     return CaseTable(tomllib.loads(text_of(Path(test_file).with_suffix(".toml"))))
+
+
+def read_json(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def toml_lines(values: Mapping[str, object]) -> str:
+    """Write values that JSON and TOML write alike, a line each."""
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
 
 
 def output_of(code: str, *arguments: str) -> str:

@@ -1,8 +1,9 @@
 """Policies of tables in tests that are about one of their rules."""
 
-import json
 import tomllib
 from collections.abc import Iterable
+
+from tests.support.files import toml_lines
 
 OPEN = 'policy = "open"\n'
 _EACH = ("columns", "labels", "filters", "keys")
@@ -29,6 +30,5 @@ def lenient(columns: Iterable[str], rules: str = "") -> str:
     }
     if "epsilon" in written:
         defaults["epsilon-per-run"] = written["epsilon"]
-    missing = (key for key in defaults if key not in written)
-    lines = (f"{key} = {json.dumps(defaults[key])}\n" for key in missing)
-    return "".join(lines) + rules
+    missing = {key: defaults[key] for key in defaults if key not in written}
+    return toml_lines(missing) + rules

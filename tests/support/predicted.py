@@ -4,8 +4,8 @@ The reference makes the join with DuckDB and scores every table's rows with its 
 part: nothing of the mapping or of the messages is in it.
 """
 
+import re
 from collections.abc import Callable, Collection, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +13,9 @@ import duckdb
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import torch
 
 from client_apps.data.saved_models import SavedModel
+from strategies import TrainingStrategy
 from strategies.inference.manifest import Manifest
 from strategies.inference.predict import Evaluate, Predict
 from strategies.training.saving import make_manifest
@@ -41,13 +41,18 @@ def on(layout: Callable[[Frames], dict], frames: Frames) -> NamedSites:
     return {name: {name: own} for name, own in layout(frames).items()}
 
 
-def wide(features: int, outputs: int, intercept: bool) -> torch.nn.Module:
-    """A factory's model."""
-    return torch.nn.Sequential(
-        torch.nn.Linear(features, 3),
-        torch.nn.Tanh(),
-        torch.nn.Linear(3, outputs, bias=intercept),
-    )
+def unlabelled(sql: str) -> str:
+    """Return a query without its label, which is its first item."""
+    return re.sub(r"^SELECT .*? AS label, ", "SELECT ", sql)
+
+
+def predicting(
+    trained: TrainingStrategy | Manifest, sql: str, **settings: object
+) -> Predict:
+    """Return what predicts the rows of a query with a run's model."""
+    manifest = trained if isinstance(trained, Manifest) else make_manifest(trained)
+    query = Query.from_sql(sql, needs_label=False)
+    return Predict(query, manifest, mode="predict", **settings)
 
 
 @dataclass
@@ -60,8 +65,7 @@ class Model:
 
     def predict(self, sites: NamedSites, sql: str = "", **settings: object) -> Predict:
         """Predict with the sites' own parts of the model."""
-        query = Query.from_sql(sql or self.sql, needs_label=False)
-        strategy = Predict(query, self.manifest, mode="predict", **settings)
+        strategy = predicting(self.manifest, sql or self.sql, **settings)
         self.start(strategy, sites)
         return strategy
 
@@ -76,7 +80,7 @@ class Model:
 
     def start(self, strategy: Predict | Evaluate, sites: NamedSites) -> list[Seen]:
         """Run a strategy on the sites; return all messages."""
-        with closing(WatchedGrid(sites, state=self.state)) as grid:
+        with WatchedGrid(sites, state=self.state) as grid:
             strategy.start(grid)
         return grid.seen
 
@@ -141,7 +145,7 @@ def train(
     state: Path, sites: NamedSites, sql: str, strategy: str = "admm", **settings: object
 ) -> Model:
     """Train, and let the sites keep their parts."""
-    with closing(WatchedGrid(sites, state=state)) as grid:
+    with WatchedGrid(sites, state=state) as grid:
         done = federated.train(grid, sql, strategy, **{"device": "cpu", **settings})
     return Model(sql, state, make_manifest(done))
 

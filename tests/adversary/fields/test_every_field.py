@@ -7,7 +7,6 @@ have no mask left are those of joined rows, and nobody else has the key of a mas
 seal.
 """
 
-import os
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -20,13 +19,12 @@ from hypothesis import strategies as st
 
 from scripts.render_pages import AUDIT
 from strategies import Explain, Personalised
-from strategies.inference.predict import Predict
-from strategies.training.saving import make_manifest
 from tests.support import federated
 from tests.support.peers import lying
 from tests.support.peers.lying import Federation, Lie, Record
-from tests.support.peers.lying_sites import POLICIES, SQL, tables
+from tests.support.peers.lying_sites import OWN_LABELS, POLICIES, SQL, quick, tables
 from tests.support.peers.more_told import clear_facts, hidden_facts
+from tests.support.predicted import predicting, unlabelled
 from tp_flower.methods.admm.messages import TRAIN_ADMM
 from tp_flower.methods.boost.messages import TRAIN_BAG, TRAIN_BOOST
 from tp_flower.methods.cg.messages import TRAIN_DESCENT, TRAIN_DIRECTION
@@ -44,8 +42,8 @@ from tp_flower.methods.personalised.messages import (
 )
 from tp_flower.methods.sgd.messages import TRAIN_SGD, TRAIN_STEP
 from tp_flower.protocol.messages import ACTIONS, Action
-from tp_flower.query import Query
 
+__all__ = ["quick"]
 AUDITED = tomllib.loads(AUDIT.read_text(encoding="utf-8"))
 
 MOST = 2
@@ -66,14 +64,9 @@ ATTACKED: dict[str, tuple[tuple[str, ...], tuple[Action, ...]]] = {
     "cg": (
         BOTH,
         (
-            *(
-                Action.DESCRIBE,
-                Action.SEAL,
-                Action.EXTRACT,
-                Action.STATISTICS,
-                Action.FIT,
-            ),
-            *(Action.PREPARE, TRAIN_DESCENT, TRAIN_DIRECTION, Action.FINISH),
+            *(Action.DESCRIBE, Action.SEAL, Action.EXTRACT, Action.STATISTICS),
+            *(Action.FIT, Action.PREPARE, TRAIN_DESCENT, TRAIN_DIRECTION),
+            Action.FINISH,
         ),
     ),
     "admm": (("default",), (TRAIN_ADMM, Action.CONSENSUS)),
@@ -103,21 +96,14 @@ def place(tmp_path_factory):
     return tmp_path_factory.mktemp("sites")
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch, caplog):
-    caplog.set_level("CRITICAL", "flwr")
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-
-
 def run(name: str):
     """Return how a run is run on a grid; it returns the strategy that trained."""
     if name == "predict":
         return trained_and_scored
     if name == "personalised":
-        sql = "SELECT c.age AS label, c.pay, c.kind FROM customers c"
         return partial(
             federated.train,
-            sql=sql,
+            sql=OWN_LABELS,
             method=Personalised,
             num_epochs=1,
             graph="data",
@@ -131,8 +117,7 @@ def run(name: str):
 
 def trained_and_scored(grid):
     trained = federated.train(grid, SQL, "cg", num_epochs=1)
-    query = Query.from_sql(SQL.replace("o.qty AS label, ", ""), needs_label=False)
-    Predict(query, make_manifest(trained), mode="predict", row_key="price").start(grid)
+    predicting(trained, unlabelled(SQL), row_key="price").start(grid)
     return trained
 
 
@@ -204,7 +189,8 @@ def is_inherent(field: str) -> bool:
 def test_a_lie_in_any_field_gains_nothing(place, name, kind):
     honest, answered, refused = answered_lies(place, kind, name)
     joined = joined_rows(place, kind)
-    found, fields = [], Counter()
+    found = []
+    fields = Counter()
     for lie in answered:
         fields[lie.place.field] += 1
         if fields[lie.place.field] > 1 and lie.place.field not in lying.CHANGES:

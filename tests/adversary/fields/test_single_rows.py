@@ -27,10 +27,13 @@ class BisectingGrid(HostileGrid):
 
     def __init__(self, folder, questions, change):
         super().__init__(folder, policies=STRICT)
-        self._questions, self._change, self.said = questions, change, []
+        self._questions = questions
+        self._change = change
+        self.said = []
 
     def _deliver(self, message):
-        action, node = message.metadata.message_type, message.metadata.dst_node_id
+        action = message.metadata.message_type
+        node = message.metadata.dst_node_id
         if (action, node) == ("train.direction", UK) and self._questions:
             packet = hostile.unpack(message.content)
             for _ in range(self._questions):
@@ -86,7 +89,8 @@ class KeptReplies(HostileGrid):
             self.sums = reply.arrays.get((ORDERS, "score-sums"))
         return reply
 
-    curvature, sums = 0.0, None
+    curvature = 0.0
+    sums = None
 
 
 def weighing_one_row(weight):

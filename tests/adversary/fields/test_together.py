@@ -2,7 +2,6 @@
 ones.
 """
 
-import os
 from dataclasses import replace
 from functools import partial
 
@@ -13,22 +12,17 @@ from strategies import Personalised
 from tests.support import federated
 from tests.support.peers import lying
 from tests.support.peers.lying import Federation
-from tests.support.peers.lying_sites import SQL, STRICT, tables
+from tests.support.peers.lying_sites import OWN_LABELS, SQL, STRICT, quick, tables
 from tests.support.peers.told import foreign
 from tp_flower.protocol.packet import Packet, pack_bits, unpack_bits
 
-SHOP, US = 2, 3
+__all__ = ["quick"]
+SHOP = 2
+US = 3
 SELF_JOIN = (
     "SELECT o.qty AS label, o.price, o.day, c.age, f.pay FROM orders o "
     "JOIN customers c ON o.cust = c.id JOIN customers f ON o.friend = f.id"
 )
-OWN_LABELS = "SELECT c.age AS label, c.pay, c.kind FROM customers c"
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch, caplog):
-    caplog.set_level("CRITICAL", "flwr")
-    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 def one_row_fewer(packet: Packet) -> Packet:
@@ -46,18 +40,14 @@ def one_row_fewer(packet: Packet) -> Packet:
     return Packet(packet.header, arrays)
 
 
+def once(sql, method, grid, **settings):
+    return federated.train(grid, sql, method, num_epochs=1, **settings)
+
+
 RUNS = {
-    "cg": partial(federated.train, sql=SQL, method="cg", num_epochs=1),
-    "drawing": partial(
-        federated.train, sql=SQL, method="admm", num_epochs=1, coreset_size=8
-    ),
-    "personalised": partial(
-        federated.train,
-        sql=OWN_LABELS,
-        method=Personalised,
-        num_epochs=1,
-        test_fraction=0.4,
-    ),
+    "cg": partial(once, SQL, "cg"),
+    "drawing": partial(once, SQL, "admm", coreset_size=8),
+    "personalised": partial(once, OWN_LABELS, Personalised, test_fraction=0.4),
 }
 
 

@@ -16,8 +16,9 @@ import pyarrow as pa
 import pytest
 
 from client_apps.handlers import encoding
-from tests.support.federated import run_query, train
+from tests.support.federated import on_requests, run_query, train
 from tests.support.files import case_table
+from tests.support.joined import run as extracted
 from tests.support.peers.keyed_sites import (
     KeyedGrid,
     proposal_of,
@@ -25,7 +26,6 @@ from tests.support.peers.keyed_sites import (
     public_keys,
 )
 from tp_flower.errors import SiteError
-from tp_flower.extraction.extract import extract
 from tp_flower.features.statistics import category_purpose
 from tp_flower.keyed_hash import RUN_GROUP, KeyedHasher, hex_texts
 from tp_flower.privacy.key_agreement import (
@@ -38,7 +38,6 @@ from tp_flower.privacy.key_agreement import (
 from tp_flower.protocol.proposal import Proposal, ProposedJoin, ProposedPart
 from tp_flower.query import Fragment, Query
 from tp_flower.settings import PrivacySettings
-from tp_flower.sources.shards import load_tables, register_frames
 from tp_flower.terms.groups import key_groups
 
 CASES = case_table(__file__)
@@ -74,8 +73,7 @@ def federation(folder, source, names=("orders", "customers"), change=None):
 def texts():
     """The canonical text of every possible number, as the published code writes it."""
     frame = pd.DataFrame({"id": np.arange(NUMBERS)})
-    (source,) = load_tables(f"memory:{register_frames({'t': frame}, site='s')}")
-    key = extract(source, Fragment("t", "t", keys=(('"id"',),))).keys[0]
+    key = extracted(frame, Fragment("table", "table", keys=(('"id"',),))).keys[0]
     return key.texts.take(key.codes)
 
 
@@ -202,11 +200,16 @@ class Middle:
 
     def __init__(self, *, as_leader=True, swap_site_keys=True):
         self.pairs = defaultdict(lambda: SiteKeys(KeyPair(), KeyPair()))
-        self.as_leader, self.swap_site_keys = as_leader, swap_site_keys
-        self.told, self.secrets, self.refusals, self.grid = {}, [], [], None
+        self.as_leader = as_leader
+        self.swap_site_keys = swap_site_keys
+        self.told = {}
+        self.secrets = []
+        self.refusals = []
+        self.grid = None
 
     def __call__(self, seen):
-        header, message = seen.header, (seen.action, seen.is_reply)
+        header = seen.header
+        message = (seen.action, seen.is_reply)
         if message == ("query.describe", True):
             keys = (header["public-key"], header.get("site-key", ""))
             self.told[seen.node] = PublicKeys(*map(bytes.fromhex, keys))
@@ -236,11 +239,13 @@ class Middle:
             header["site-keys"][node] = self._own(node).public.site.hex()
 
     def _read(self, sealed, leader):
-        run_id, asked = int(self.grid.run_name, 16), self.grid.seen[-1].header
+        run_id = int(self.grid.run_name, 16)
+        asked = self.grid.seen[-1].header
         for group, texts in sealed.items():
             name = sealed_name(group, public_keys(asked, texts))
             for node, text in texts.items():
-                sender, opener = self.told[leader], self._own(node)
+                sender = self.told[leader]
+                opener = self._own(node)
                 try:
                     opened = opener.open(bytes.fromhex(text), sender, run_id, name)
                     self.secrets += [opened] * (group == RUN_GROUP)
@@ -251,7 +256,8 @@ class Middle:
         """Seal a secret that it has to a site, in the leader's place."""
         secret = self.secrets[0] if self.secrets else GroupSecret.random()
         self.secrets = [secret]
-        run_id, header = int(self.grid.run_name, 16), seen.header
+        run_id = int(self.grid.run_name, 16)
+        header = seen.header
         # a site more; or, under the pinned key of another one
         others = {*header["public-keys"]} - {str(seen.node)}
         maker = MORE if self.swap_site_keys else others.pop()
@@ -361,10 +367,10 @@ def test_two_groups_share_nothing(tmp_path):
 
 
 def test_server_cannot_name_two_columns_alike_to_compare_them(tmp_path):
+    @on_requests("query.extract")
     def change(seen):
-        if seen.action == "query.extract" and not seen.is_reply:
-            for order in seen.header["parts"]:
-                order["key-groups"] = ["one"] * len(order["key-groups"])
+        for order in seen.header["parts"]:
+            order["key-groups"] = ["one"] * len(order["key-groups"])
 
     grid = federation(tmp_path, "agreed", ALL, change)
     with pytest.raises(
@@ -390,21 +396,16 @@ def test_hashes_have_128_bits(tmp_path):
 
 def proposed(bound):
     """The tables and joins of a query as sites are told of them."""
-    at = {"site": "s", "node": "2", "fragment": {}}
-    return Proposal(
-        query="",
-        parts={
-            n: ProposedPart(table=t, shard=n, **at) for n, t in enumerate(bound.tables)
-        },
-        joins=[
-            ProposedJoin(
-                left=j.left, left_key=j.left_key, right=j.right, right_key=j.right_key
-            )
-            for j in bound.joins
-        ],
-        outer=[],
-        settings={},
-    )
+    parts = {
+        n: ProposedPart(table=t, shard=n, site="s", node="2", fragment={})
+        for n, t in enumerate(bound.tables)
+    }
+    names = ("left", "left_key", "right", "right_key")
+    joins = [
+        ProposedJoin(**{name: getattr(join, name) for name in names})
+        for join in bound.joins
+    ]
+    return Proposal(query="", parts=parts, joins=joins, outer=[], settings={})
 
 
 @pytest.mark.parametrize(("joins", "expected"), CASES["joins"])

@@ -3,16 +3,14 @@
 The server has every message, and the keys of the sites that side with it.
 """
 
-import json
 import re
 
 import pandas as pd
 import pytest
 
-from client_apps.data.ledger import open_ledger
 from client_apps.privacy.keys import _site_keys
-from client_apps.rounds.site import Site
 from tests.support.federated import train
+from tests.support.ledgers import ledger_lines
 from tests.support.peers.keyed_sites import (
     AB,
     SQL,
@@ -48,22 +46,26 @@ class OneMore:
 
     def __init__(self, site_key=None, *, hides=False):
         self.pair = SiteKeys(KeyPair(), KeyPair() if site_key else None)
-        self.site_key, self.hides = site_key, hides
-        self.opened, self.leader, self.run = {}, None, ""
+        self.site_key = site_key
+        self.hides = hides
+        self.opened = {}
+        self.leader = None
+        self.run = ""
 
     def __call__(self, seen):
         header = seen.header
-        if (seen.action, seen.is_reply) == ("query.describe", True):
+        message = (seen.action, seen.is_reply)
+        if message == ("query.describe", True):
             keys = header["public-key"], header.get("site-key", "")
             self.leader = self.leader or PublicKeys(*map(bytes.fromhex, keys))
-        if (seen.action, seen.is_reply) == ("query.seal", False):
+        if message == ("query.seal", False):
             self.name(header)
             for nodes in header["groups"].values():
                 nodes.append(MORE)
             self.asked = header
-        if (seen.action, seen.is_reply) == ("query.seal", True) and "sealed" in header:
+        if message == ("query.seal", True) and "sealed" in header:
             self.open(header["sealed"], int(self.run, 16))
-        if (seen.action, seen.is_reply) == ("query.extract", False) and not self.hides:
+        if message == ("query.extract", False) and not self.hides:
             self.name(header)
             for sealed in header["sealed"].values():
                 sealed["members"].append(MORE)
@@ -83,9 +85,7 @@ class OneMore:
 
 def recipients(grid, name):
     """By group, the fingerprints of the keys in the ledger line of a site's run."""
-    lines = map(json.loads, open_ledger(str(grid.folders[name] / "state")).export())
-    *_, line = [line for line in lines if line["event"] == "keys"]
-    return line["groups"]
+    return ledger_lines(grid.folders[name] / "state", "keys")[-1]["groups"]
 
 
 def test_of_unchecked_keys_one_recipient_more_has_all_keys_and_the_ledger_says_so(
@@ -179,7 +179,10 @@ class Colluder(KeyedGrid):
 
     def __init__(self, folder, name, change=None):
         super().__init__(folder, ABC, self.look)
-        self.name, self.forge, self.sealed, self.asked = name, change, {}, {}
+        self.name = name
+        self.forge = change
+        self.sealed = {}
+        self.asked = {}
 
     def look(self, seen):
         kind = seen.action, seen.is_reply
@@ -190,13 +193,14 @@ class Colluder(KeyedGrid):
         if kind == ("query.seal", True):
             self.sealed |= seen.header.get("sealed", {})
         if kind == ("query.extract", False) and seen.node == self.nodes[self.name]:
-            self.keys = _site_keys(Site(self.contexts[seen.node], self.run_name))
+            self.keys = _site_keys(self.site(seen.node))
 
     def open_with(self, keys, group):
         """Try every text of a group under the keys, as if it were sealed to them."""
         asked = self.asked[group].header
         members = public_keys(asked, asked["groups"][group])
-        name, run = sealed_name(group, members), int(self.run_name, 16)
+        name = sealed_name(group, members)
+        run = int(self.run_name, 16)
         for text in self.sealed[group].values():
             try:
                 return keys.open(bytes.fromhex(text), members[0], run, name)
@@ -247,6 +251,5 @@ def test_a_pinned_site_that_has_no_side_of_an_edge_is_refused_its_key(tmp_path):
     ):
         train(grid, CHAIN)
     # b itself, which is told the truth, is the only one to answer
-    assert {seen.node for seen in grid.seen if seen.is_reply and seen.arrays} <= {
-        grid.nodes["b"]
-    }
+    answered = {seen.node for seen in grid.seen if seen.is_reply and seen.arrays}
+    assert answered <= {grid.nodes["b"]}

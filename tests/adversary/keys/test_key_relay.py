@@ -5,8 +5,7 @@ That no message carries it is in ``test_key_sources.py``.
 
 import pytest
 
-from client_apps.rounds.site import Site
-from tests.support.federated import WatchedGrid, train
+from tests.support.federated import WatchedGrid, on_requests, train
 from tests.support.peers.keyed_sites import SQL, A, B
 from tp_flower.errors import ReplyError, SiteError
 from tp_flower.privacy.key_agreement import GroupSecret
@@ -30,16 +29,15 @@ class Relay(WatchedGrid):
 
     def __init__(self, sites, request=None, reply=None):
         super().__init__(sites, self._relay)
-        self.changes, self.secrets = (request, reply), []
+        self.changes = (request, reply)
+        self.secrets = []
 
     def _relay(self, seen):
         change = self.changes[seen.is_reply]
         if seen.action == "query.seal" and change is not None:
             seen.header.update(change)
         if seen.action == "query.extract" and seen.is_reply and seen.arrays:
-            self.secrets.append(
-                Site(self.contexts[seen.node], self.run_name).hasher().secret
-            )
+            self.secrets.append(self.site(seen.node).hasher().secret)
 
 
 def secrets(sites, seed=0):
@@ -77,10 +75,9 @@ def test_real_site_refuses_the_secret_of_a_simulation(one_real):
     ],
 )
 def test_leader_that_seals_no_secret(sealed, error, match):
+    reply = {"sealed": {"run": sealed, "join-0": sealed}}
     with pytest.raises(error, match=match):
-        train(
-            Relay(SIMULATED, reply={"sealed": {"run": sealed, "join-0": sealed}}), SQL
-        )
+        train(Relay(SIMULATED, reply=reply), SQL)
 
 
 @pytest.mark.parametrize(
@@ -91,9 +88,9 @@ def test_leader_that_seals_no_secret(sealed, error, match):
     ],
 )
 def test_public_key_that_is_none(key, match):
+    @on_requests("query.seal")
     def put(seen):
-        if (seen.action, seen.is_reply) == ("query.seal", False):
-            seen.header["public-keys"]["3"] = key
+        seen.header["public-keys"]["3"] = key
 
     with pytest.raises(SiteError, match=match):
         train(WatchedGrid(SIMULATED, put), SQL)

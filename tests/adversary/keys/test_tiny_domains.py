@@ -9,16 +9,15 @@ bits of a sum are the sum of the low bits, and those of uniform words are unifor
 from dataclasses import replace
 from functools import cache
 
-import duckdb
 import numpy as np
 import pandas as pd
 import pytest
 
 from client_apps.operator.state import Stateless
-from client_apps.rounds.site import Site
 from tests.support.federated import WatchedGrid, train
 from tests.support.files import case_table
 from tests.support.information import coded, every_case, information
+from tests.support.reference.joins import engine_of
 from tp_flower.privacy.score_masks import NO_MASK, JoinMask
 
 WORLDS = case_table(__file__)
@@ -35,7 +34,7 @@ class Grid(WatchedGrid):
 
     def _look(self, seen):
         if seen.action == "train.prepare" and seen.is_reply:
-            for part in Site(self.contexts[seen.node], self.run_name).parts(Stateless):
+            for part in self.site(seen.node).parts(Stateless):
                 self.masks[part.number] = part.data.masks
 
 
@@ -54,11 +53,11 @@ def world(name):
     for _, frame in shards:
         frame["f"] = np.arange(len(frame)) + number
         number += len(frame)
-    with duckdb.connect() as engine:
-        for table in tables:
-            engine.register(
-                table, pd.concat([frame for of, frame in shards if of == table])
-            )
+    whole = {
+        table: pd.concat([frame for of, frame in shards if of == table])
+        for table in tables
+    }
+    with engine_of(whole) as engine:
         rows = engine.execute(f"SELECT {columns} FROM {source}").fetchall()
     behind = [[own for own in enumerate(row) if own[1] is not None] for row in rows]
     used = sorted({row for joined in behind for row in joined})
@@ -107,7 +106,8 @@ def sums_of(scores, joined, base):
 def told(monkeypatch, masks, joined, base, names):
     """In bits, what words tell beyond the sums, and sums beyond the words."""
     scores, words = words_of(monkeypatch, masks, base, names)
-    database, view = coded(np.concatenate(scores), base), coded(words, base)
+    database = coded(np.concatenate(scores), base)
+    view = coded(words, base)
     sums = sums_of(scores, joined, base)
     return information(database, view, sums), information(sums, sums, view)
 
@@ -129,7 +129,8 @@ def test_of_a_ring_that_goes_round_twice_the_server_forms_the_sum(monkeypatch):
     """The limit that PRIVACY.md states of cycles: here, rows 0 and 1 of each table."""
     masks, joined = world("ring")
     scores, words = words_of(monkeypatch, masks, 2, ["1 scores"])
-    database, view = coded(scores[0], 2), coded(words, 2)
+    database = coded(scores[0], 2)
+    view = coded(words, 2)
     sums, ring = (sums_of(scores, rows, 2) for rows in (joined, [[0, 1, 4, 5, 6, 7]]))
     assert information(database, view, sums) == information(ring, view, sums) == 1
     both = sums * 2 + ring

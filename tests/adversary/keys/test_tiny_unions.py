@@ -40,7 +40,8 @@ def sealed(monkeypatch, shards, names, base, mask_of=usual):
         return np.append(masks.get(mask_of(number, shard), nothing[:-1]), nothing[-1:])
 
     monkeypatch.setattr(ShardUnion, "_words", of_name)
-    words, sums = [], []
+    words = []
+    sums = []
     for name, own in zip(names, arrays / 2.0**BITS, strict=True):
         pairs = zip(members(shards), own, strict=True)
         words.append([shard.share(array, name) for shard, array in pairs])
@@ -102,7 +103,8 @@ def test_checks_tell_the_server_nothing_either(monkeypatch, shards, is_masked):
         lambda _, name, count: np.array(drawn[name.split()[1]][:count], np.uint64),
     )
     masks = [*product(range(2), range(3) if is_masked else [0])]
-    cases, views = [*product(range(3), repeat=shards)], []
+    cases = [*product(range(3), repeat=shards)]
+    views = []
     for numbers in cases:
         for factor, *of_shards in product(range(3), *[masks] * shards):
             drawn.update(zip("abc", of_shards, strict=False), check=[factor])

@@ -6,34 +6,31 @@ Each attack is also made on sites that keep no record of what masks have hidden,
 it succeeds.
 """
 
-import json
 import shutil
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 from flwr.app import Message
 
-from client_apps.app import app
-from client_apps.data.ledger import open_ledger
 from client_apps.data.run_store import SiteStore
 from client_apps.methods.coreset import drawing
-from client_apps.rounds.site import Site
-from strategies.inference.predict import Predict
-from strategies.run.grid import InProcessGrid
 from strategies.training.saving import make_manifest
-from tests.support.federated import SOURCE, store, train, write_site
+from tests.support.federated import SOURCE, LocalGrid, store, train, write_site
+from tests.support.ledgers import ledger_lines
 from tests.support.peers.faulty_grid import forget_processes, rows_in
-from tests.support.peers.hostile import StoppedError, header
+from tests.support.peers.hostile import StoppedError, header, like
+from tests.support.predicted import predicting, unlabelled
 from tp_flower.privacy.score_masks import ScoreMasks
 from tp_flower.privacy.sealed_sums import ShardUnion, read_words
 from tp_flower.protocol.packet import Packet, pack, unpack
-from tp_flower.query import Query
 
 SQL = f"SELECT o.qty AS label, o.day, c.age, c.region, i.price, i.weight {SOURCE}"
-ORDERS, CUSTOMERS, ITEMS = 2, 3, 5
+ORDERS = 2
+CUSTOMERS = 3
+ITEMS = 5
 
 
 def write_sites(folder: Path) -> dict[str, Path]:
@@ -49,7 +46,7 @@ def write_sites(folder: Path) -> dict[str, Path]:
     return {site: write_site(folder / site, own) for site, own in tables.items()}
 
 
-class ForgetfulGrid(InProcessGrid):
+class ForgetfulGrid(LocalGrid):
     """A site loses its cache after its n-th reply to an action, and is asked again.
 
     All rounds are sent again as they were, but for the last one. ``first`` and
@@ -60,14 +57,16 @@ class ForgetfulGrid(InProcessGrid):
     def __init__(
         self, folder: Path, action: str, node: int, times: int, change
     ) -> None:
-        super().__init__(app, write_sites(folder))
+        super().__init__(write_sites(folder))
         self.hidden: list[np.ndarray] = []
-        for site, context in zip(
-            ("shop", "us", "uk", "maker"), self.contexts.values(), strict=True
-        ):
-            context.node_config["state-dir"] = str(folder / site / "state")
-            context.node_config["keys"] = "unchecked"
-        self._action, self._node, self._left, self._change = action, node, times, change
+        names = ("shop", "us", "uk", "maker")
+        for site, own in zip(names, self.contexts, strict=True):
+            self.keep_state(own, folder / site / "state")
+            self.contexts[own].node_config["keys"] = "unchecked"
+        self._action = action
+        self._node = node
+        self._left = times
+        self._change = change
         self._asked: list[Message] = []
 
     def _deliver(self, message):
@@ -92,7 +91,7 @@ class ForgetfulGrid(InProcessGrid):
     def _lose_state(self, message):
         """Remove the cache and restart the process; send again what came before."""
         forget_processes()
-        state = Path(self.contexts[self._node].node_config["state-dir"])
+        state = self.state_dir(self._node)
         shutil.rmtree(state / "cache")
         number = unpack(message.content).header["round"]
         answer = self._send(
@@ -100,7 +99,7 @@ class ForgetfulGrid(InProcessGrid):
         )
         if "error" not in answer.header or answer.header["kind"] != "behind":
             # it had no need of the cache: as if the database were restored
-            run = Site(self.contexts[self._node], self.run_name).store.run
+            run = self.site(self._node).store.run
             rows_in(
                 state / "site.db",
                 "DELETE FROM entries WHERE run = ? AND name LIKE '.%'",
@@ -111,9 +110,7 @@ class ForgetfulGrid(InProcessGrid):
             assert "error" not in again.header, again.header
 
     def _send(self, message: Message, packet: Packet) -> Packet:
-        changed = Message(pack(packet), dst_node_id=self._node, message_type="query")
-        changed.metadata.__dict__.update(message.metadata.__dict__)
-        return unpack(super()._deliver(changed).content)
+        return unpack(super()._deliver(like(message, pack(packet))).content)
 
 
 def other_steps(packet: Packet) -> Packet:
@@ -157,16 +154,11 @@ def without_record(monkeypatch):
     return lambda: monkeypatch.setattr(SiteStore, "record_masked", lambda *_: None)
 
 
-def predict(grid: InProcessGrid, manifest) -> None:
-    query = Query.from_sql(SQL.replace("o.qty AS label, ", ""), needs_label=False)
-    Predict(query, manifest, mode="predict").start(grid)
-
-
 def trained_twice(folder: Path) -> list:
     """Two models of the sites; the second has other parameters."""
     manifests = []
     for l2 in (1e-4, 10.0):
-        with closing(ForgetfulGrid(folder, "", 0, 0, None)) as grid:
+        with ForgetfulGrid(folder, "", 0, 0, None) as grid:
             manifests.append(make_manifest(train(grid, SQL, num_epochs=2, l2=l2)))
     return manifests
 
@@ -217,11 +209,11 @@ def attack(folder: Path, name: str, hidden: list) -> ForgetfulGrid:
     manifests = trained_twice(folder) if method == "predict" else []
     if manifests:
         change = scores_of_another_model(manifests)
-    with closing(ForgetfulGrid(folder, action, node, times, change)) as grid:
+    with ForgetfulGrid(folder, action, node, times, change) as grid:
         grid.hidden = hidden
         with suppress(StoppedError):
             if manifests:
-                predict(grid, manifests[0])
+                predicting(manifests[0], unlabelled(SQL)).start(grid)
             else:
                 train(grid, SQL, method, num_epochs=3, **settings)
         return grid
@@ -241,7 +233,8 @@ def test_without_the_record_the_server_reads_the_difference(
 ):
     without_record()
     grid = attack(tmp_path, name, hidden)
-    first, second = grid.first, grid.second
+    first = grid.first
+    second = grid.second
     assert "error" not in second.header
     (key, *_) = [
         key for key in first.arrays if first.arrays[key].dtype in (np.uint32, np.uint64)
@@ -264,17 +257,13 @@ def test_masks_hide_no_other_rows_either(tmp_path):
             )
             super()._lose_state(message)
 
-    with closing(
-        ChangedGrid(tmp_path, "train.admm", ORDERS, 1, lambda packet: packet)
-    ) as grid:
-        with suppress(StoppedError):
-            train(grid, SQL)
-        lines = open_ledger(str(tmp_path / "shop" / "state")).export()
-    assert (
-        "the masks of scores 1 have hidden other numbers" in grid.second.header["error"]
-    )
+    grid = ChangedGrid(tmp_path, "train.admm", ORDERS, 1, lambda packet: packet)
+    with grid, suppress(StoppedError):
+        train(grid, SQL)
+    error = grid.second.header["error"]
+    assert "the masks of scores 1 have hidden other numbers" in error
     assert not grid.second.arrays
     # what was refused is in the ledger, with its reason
-    (refusal,) = [line for line in map(json.loads, lines) if line["event"] == "refuse"]
+    (refusal,) = ledger_lines(tmp_path / "shop" / "state", "refuse")
     assert (refusal["action"], refusal["part"]) == ("train.admm", 0)
     assert "have hidden other numbers" in refusal["reason"]

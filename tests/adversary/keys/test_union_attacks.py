@@ -3,13 +3,15 @@
 import numpy as np
 import pytest
 
-from client_apps.rounds.site import Site
 from tests.support import federated
+from tests.support.federated import on_replies, on_requests
+from tests.support.peers.keyed_sites import stored_keys
 from tp_flower.errors import SiteError
 from tp_flower.settings import PrivacySettings
 
 CLEAR = PrivacySettings(unions="clear", scores="clear")
-READABLE, SUMMED = {"parameters", "coefficients", "theta"}, {"share", "sum"}
+READABLE = {"parameters", "coefficients", "theta"}
+SUMMED = {"share", "sum"}
 NOT_THE_SUM = "the server's sum is not that of the shares of all"
 OTHER_SHARDS = "'shards': the run was proposed with "
 RUNS = {
@@ -84,7 +86,8 @@ def attack(grid):
     The server has theta, the mean of the last proposals, and h of every epoch; X is
     the solution of its equations.
     """
-    theta, scores = {}, {}
+    theta = {}
+    scores = {}
     for seen in grid.seen:
         for (part, name), array in seen.arrays.items():
             if name == "sum" and array.dtype == float:
@@ -94,7 +97,8 @@ def attack(grid):
                 scores.setdefault(part, []).append(array.astype(float))
     errors = []
     for part, found in theta.items():
-        known, left = np.array(found), np.column_stack(scores[part])
+        known = np.array(found)
+        left = np.column_stack(scores[part])
         rows, *_ = np.linalg.lstsq(known[:-1], left.T[:-1], rcond=1e-7)
         predicted = known[-1] @ rows
         errors.append(np.abs(predicted - left.T[-1]).max() / np.abs(left).max())
@@ -114,28 +118,26 @@ def words_of(seen):
     ]
 
 
-def changed_sum(seen):
-    for key in sums_of(seen):
-        seen.arrays[key][0] += np.uint64(1)
+def other_sums(change):
+    """A server that changes the sums that it sends."""
+
+    def forge(seen):
+        for key in sums_of(seen):
+            seen.arrays[key] = change(seen.arrays[key])
+
+    return forge
 
 
-def changed_check(seen):
-    for key in sums_of(seen):
-        seen.arrays[key][-1] ^= np.uint64(1)
+def with_first(words):
+    return np.append(words[0] + np.uint64(1), words[1:])
 
 
-def in_the_clear(seen):
-    for key in sums_of(seen):
-        seen.arrays[key] = seen.arrays[key].astype(float)
-
-
-def no_sum(seen):
-    for key in sums_of(seen):
-        seen.arrays[key][:] = 0
+def with_check(words):
+    return np.append(words[:-1], words[-1] ^ np.uint64(1))
 
 
 def one_forged(seen):
-    """The words of one shard, on their way to the sum."""
+    """Forge the words of one shard, on their way to the sum."""
     if seen.is_reply and seen.node % 2:
         for key in words_of(seen):
             seen.arrays[key][:] = 7
@@ -154,14 +156,20 @@ class Memory:
             seen.arrays[key] = self.first[key, size].copy()
 
 
+FORGERIES = {
+    "changed_sum": other_sums(with_first),
+    "changed_check": other_sums(with_check),
+    "in_the_clear": other_sums(lambda words: words.astype(float)),
+    "no_sum": other_sums(np.zeros_like),
+    "one_forged": one_forged,
+    "Memory": None,
+}
+
+
 @pytest.mark.parametrize("kind", RUNS)
-@pytest.mark.parametrize(
-    "forge",
-    [changed_sum, changed_check, in_the_clear, no_sum, one_forged, Memory],
-    ids=lambda forge: forge.__name__,
-)
-def test_shards_refuse_what_is_not_the_sum_of_their_words(kind, forge):
-    grid = Grid(Memory() if forge is Memory else forge)
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_shards_refuse_what_is_not_the_sum_of_their_words(kind, forgery):
+    grid = Grid(FORGERIES[forgery] or Memory())
     with pytest.raises(SiteError, match=f"site '.*', table '.*': .* {NOT_THE_SUM}"):
         fit(grid, kind)
 
@@ -169,9 +177,8 @@ def test_shards_refuse_what_is_not_the_sum_of_their_words(kind, forge):
 def without(number):
     """A server that leaves a shard out of the sums, and says so to some."""
 
+    @on_requests("train.prepare")
     def forge(seen):
-        if seen.action != "train.prepare" or seen.is_reply:
-            return
         for part in seen.header["parts"]:
             shards = part["union"]["shards"]
             if str(number) in shards and str(part["id"]) != str(number):
@@ -190,10 +197,10 @@ def test_shards_that_know_of_different_shards_do_not_open_a_sum():
         fit(Grid(without(0)), "gram")
 
 
+@on_requests("train.prepare")
 def own_left_out(seen):
-    if seen.action == "train.prepare" and not seen.is_reply:
-        for part in seen.header["parts"]:
-            del part["union"]["shards"][str(part["id"])]
+    for part in seen.header["parts"]:
+        del part["union"]["shards"][str(part["id"])]
 
 
 def test_a_shard_with_rows_is_in_the_sum():
@@ -221,10 +228,10 @@ def test_a_shard_with_rows_is_in_the_sum():
     ],
 )
 def test_only_a_table_s_key_seals_its_sums(group, match):
+    @on_requests("train.prepare")
     def other(seen):
-        if seen.action == "train.prepare" and not seen.is_reply:
-            for part in seen.header["parts"]:
-                part["union"]["group"] = group
+        for part in seen.header["parts"]:
+            part["union"]["group"] = group
 
     with pytest.raises(SiteError, match=match):
         fit(Grid(other), "gram")
@@ -245,16 +252,12 @@ def test_two_shards_of_one_number_have_different_masks():
 
 
 def test_only_the_shards_of_a_table_have_its_key():
-    grid, keys = Grid(), {}
+    grid = Grid()
+    keys = {}
 
+    @on_replies("query.extract")
     def look(seen):
-        if seen.action == "query.extract" and seen.is_reply:
-            stored = (
-                Site(grid.contexts[seen.node], grid.run_name)
-                .store.load("secret")
-                .arrays
-            )
-            keys[seen.node] = {n: k.tobytes() for n, k in stored.items()}
+        keys[seen.node] = stored_keys(grid, seen.node)
 
     grid.change = look
     fit(grid, "gram", num_epochs=1)

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from client_apps.operator import participant
-from tests.support.federated import run_query, write_site
+from tests.support.federated import run_query, site_per_table
 from tp_flower.errors import ModelError, SiteError
 from tp_flower.learning.models.local_model import (
     ModelSpec,
@@ -23,15 +23,15 @@ FACTORY = f"{NETWORKS}:wide_network"
 KINDS = f'\nmodels = ["linear", "mlp", "trees", "{FACTORY}"]'
 WIDE = (("a", "x", "hash(1048576)"), ("b", "z", "hash(1048576)"))
 SMALL = {
-    "mlp": {"strategy_name": "admm", "model": "mlp", "hidden_sizes": (16,)},
+    "mlp": {"strategy": "admm", "model": "mlp", "hidden_sizes": (16,)},
     "linear": {"encoders": (("a", "x", "hash(64)"), ("b", "z", "hash(64)"))},
-    "leaves": {"strategy_name": "boost", "leaves": 15, "trees_per_round": 10},
+    "leaves": {"strategy": "boost", "leaves": 15, "trees_per_round": 10},
 }
 LARGE = {
-    "mlp": {"strategy_name": "admm", "model": "mlp", "hidden_sizes": (16_000, 16_000)},
-    "factory": {"strategy_name": "admm", "model": FACTORY},
+    "mlp": {"strategy": "admm", "model": "mlp", "hidden_sizes": (16_000, 16_000)},
+    "factory": {"strategy": "admm", "model": FACTORY},
     "linear": {"encoders": WIDE},
-    "leaves": {"strategy_name": "boost", "leaves": 65_536, "trees_per_round": 100},
+    "leaves": {"strategy": "boost", "leaves": 65_536, "trees_per_round": 100},
 }
 
 
@@ -41,17 +41,14 @@ def made(*_):
 
 def ask_for(folder, monkeypatch, model, rules):
     """Ask two sites of these rules for a model; ModelError says that one is made."""
-    settings = dict(model)
-    name = settings.pop("strategy_name", "cg")
+    settings = {"strategy": "cg", **model}
     monkeypatch.setattr(participant.local_model, "build_model", made)
-    if name == "boost":
+    if settings["strategy"] == "boost":
         monkeypatch.setattr(participant.local_model, "build_model", build_model)
         monkeypatch.setattr("client_apps.methods.boost.grow", made)
-    sites = [
-        write_site(folder / site, {site: frame}, {site: rules + KINDS})
-        for site, frame in (("a", LEFT), ("b", RIGHT))
-    ]
-    run_query(SQL, sites, strategy=name, device="cpu", **settings)
+    tables = {"a": LEFT, "b": RIGHT}
+    sites = site_per_table(folder, tables, dict.fromkeys(tables, rules + KINDS))
+    run_query(SQL, sites, device="cpu", **settings)
 
 
 @pytest.mark.parametrize("kind", LARGE)

@@ -17,7 +17,8 @@ from tests.support.servers import wait_until
 from tp_flower.protocol import session_messages as wire
 
 MEGABYTE = 1 << 20
-LENGTH, BODIES = 10 * MEGABYTE, 8
+LENGTH = 10 * MEGABYTE
+BODIES = 8
 """Of the attack of the audit a tenth: 8 bodies of 100 MB."""
 
 
@@ -30,7 +31,8 @@ def run():
         folder = Path(name)
         with sessions({"shop": {"orders": store()["orders"]}}, folder) as (grid, *_):
             line = grid.lines[2] = channel.Line(2, key=bytes(32), number=1, frame=b"x")
-            line.sent, line.since = object(), 1.0
+            line.sent = object()
+            line.since = 1.0
             yield folder, grid, line
 
 
@@ -38,7 +40,8 @@ class Upload:
     """A signed request whose body lacks its last byte."""
 
     def __init__(self, folder, grid, number, length=LENGTH):
-        path, body = wire.path_of(grid.channel, 2, number), bytes(length)
+        path = wire.path_of(grid.channel, 2, number)
+        body = bytes(length)
         digest = wire.digest_of(body)
         head = (
             f"POST {path} HTTP/1.1\r\nContent-Length: {length}\r\nX-Real-IP: "
@@ -48,7 +51,8 @@ class Upload:
         self.client = socket.socket(socket.AF_UNIX)
         self.client.connect(str(next(folder.glob("*.sock"))))
         self.client.sendall(head.encode())
-        self.body, self.status = body, 0
+        self.body = body
+        self.status = 0
 
     def send(self):
         try:

@@ -9,13 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from strategies import (
-    Explain,
-    TablePuppetADMM,
-    TablePuppetBoost,
-    TablePuppetCG,
-    TablePuppetSGD,
-)
+from strategies import Explain
 from tests.support.peers.hostile import (
     OF_SINGLE_SITES,
     ORDERS,
@@ -27,6 +21,7 @@ from tests.support.peers.hostile import (
     WITH_COVER,
     array,
     arrays,
+    change_of,
     header,
 )
 from tests.support.peers.hostile_runs import answers_to
@@ -97,23 +92,26 @@ SGD = (TRAIN_SGD, TRAIN_STEP)
 DRAWING = (TRAIN_MEASURE, TRAIN_DRAW, TRAIN_WEIGH)
 PERSONAL = (TRAIN_PERSONALISE, TRAIN_SUMMARISE, TRAIN_PERSONAL)
 RUNS = {
-    **dict.fromkeys(CG, (TablePuppetCG, {})),
-    **dict.fromkeys((TRAIN_BOOST, TRAIN_BAG), (TablePuppetBoost, {})),
+    **dict.fromkeys(CG, ("cg", {})),
+    **dict.fromkeys((TRAIN_BOOST, TRAIN_BAG), ("boost", {})),
     Action.RANK: (Explain, {"mode": "explain", "policies": WITH_COVER}),
-    **dict.fromkeys(SGD, (TablePuppetSGD, {"batch_size": 5})),
-    **dict.fromkeys(DRAWING, (TablePuppetADMM, {"coreset_size": 6})),
+    **dict.fromkeys(SGD, ("sgd", {"batch_size": 5})),
+    **dict.fromkeys(DRAWING, ("admm", {"coreset_size": 6})),
     **dict.fromkeys(PERSONAL, ("personalised", OWN_LABELS)),
 }
 """The run that has the request; of all others it is one of ADMM."""
 
-TRAINED_1 = arrays(ORDERS, trained=pack_bits(np.arange(12) == 1))
-JOINED_1 = arrays(
-    ORDERS, trained=pack_bits(np.arange(12) == 1), multiplicity=np.ones(1, np.int32)
-)
-RANKED_1 = arrays(ORDERS, rows=pack_bits(np.arange(12) == 1))
+ROW_1 = pack_bits(np.arange(12) == 1)
+TRAINED_1 = arrays(ORDERS, trained=ROW_1)
+JOINED_1 = arrays(ORDERS, trained=ROW_1, multiplicity=np.ones(1, np.int32))
+RANKED_1 = arrays(ORDERS, rows=ROW_1)
 NO_NUMBERS = array(ORDERS, "personal", lambda a: np.full_like(a, np.nan))
-NO_JOINS = header("masking", value=None)
-MANY_ROWS = header(*PART, "rows", value=10**6)
+OTHER_CASE = change_of('tables = ["ORDERS", "orders", "*"]')
+EARLIER_MASKS = change_of("scores-number = 0")
+NO_JOINS = change_of("masking = null")
+OTHER_PLACE = change_of("part.place = 7")
+PATH = change_of('model-name = "../../x"')
+MANY_ROWS = change_of("part.rows = 1000000")
 MANY_JOINED_ROWS = header(*PART, "joined-rows", value=10**30)
 LABEL = header(*PART, "fragment", "features", 0, 1, value='"qty"')
 OUT_OF_RANGE = (
@@ -122,7 +120,7 @@ OUT_OF_RANGE = (
 SUM = "sum is not that of the shares of all 2 shards"
 ATTACKS = {
     # a hidden column by another case of the table's name
-    Action.DESCRIBE: (SHOP, header("tables", value=["ORDERS", "orders", "*"]), None),
+    Action.DESCRIBE: (SHOP, OTHER_CASE, None),
     Action.SEAL: (SHOP, more_groups, "'public-keys' lacks nodes"),
     # the label's column as a feature
     Action.EXTRACT: (SHOP, LABEL, "policy .* reads column 'qty'"),
@@ -136,18 +134,14 @@ ATTACKS = {
     TRAIN_ADMM: (SHOP, huge_step, OUT_OF_RANGE),
     Action.CONSENSUS: (SHOP, own_parameters, "the server may not set its model"),
     # masks of products that are no other table's
-    TRAIN_DESCENT: (
-        SHOP,
-        header(*PART, "place", value=7),
-        "'place': the run was proposed with 0, and",
-    ),
+    TRAIN_DESCENT: (SHOP, OTHER_PLACE, "'place': the run was proposed with 0, and"),
     # another sum than the shards', to read the gradient that one of them adds
     TRAIN_DIRECTION: (UK, array(UK_PART, "sum", lambda words: words + 1), SUM),
     # the masks of an earlier round again, for the difference of two scores
-    TRAIN_SGD: (US, header("scores-number", value=0), "'scores-number'"),
-    TRAIN_STEP: (US, header("scores-number", value=0), "'scores-number'"),
+    TRAIN_SGD: (US, EARLIER_MASKS, "'scores-number'"),
+    TRAIN_STEP: (US, EARLIER_MASKS, "'scores-number'"),
     # more trees than the site has time and memory for
-    TRAIN_BOOST: (US, header("growth", "trees", value=10**9), "malformed"),
+    TRAIN_BOOST: (US, change_of("growth.trees = 1000000000"), "malformed"),
     # the trees of some shards alone, to see what another one adds
     TRAIN_BAG: (UK, array(UK_PART, "trees/2"), "has no 'trees/2'"),
     # the leverage of a row
@@ -158,12 +152,9 @@ ATTACKS = {
     # rows of a run that has drawn none
     TRAIN_ROWS: (SHOP, rows_too, "'train.rows' is no message of a run by 'admm'"),
     TRAIN_PERSONALISE: (SHOP, TRAINED_1, "min-rows.* the model of table 'o'|a row is"),
-    TRAIN_SUMMARISE: (SHOP, header("summaries", value=7), "malformed"),
+    TRAIN_SUMMARISE: (SHOP, change_of("summaries = 7"), "malformed"),
     TRAIN_PERSONAL: (SHOP, NO_NUMBERS, "personal"),
-    Action.FINISH: (
-        *(SHOP, header("model-name", value="../../x")),
-        r"model name '\.\./\.\./x' is not allowed",
-    ),
+    Action.FINISH: (SHOP, PATH, r"model name '\.\./\.\./x' is not allowed"),
 }
 ELSEWHERE = {
     Action.SCORE: "tests/adversary/test_predict_hostile.py",
@@ -178,15 +169,11 @@ def test_every_message_is_attacked():
 @pytest.mark.parametrize("action", ATTACKS, ids=str)
 def test_a_site_gives_nothing_more(tmp_path, action):
     node, change, match = ATTACKS[action]
-    method, settings = RUNS.get(action, (TablePuppetADMM, {}))
-    settings = {
-        "sql": SQL,
-        **({} if "mode" in settings else {"num_epochs": 2}),
-        **settings,
-    }
-    (answer, *_) = answers_to(
-        tmp_path, TRIGGERS.get(action, action), node, {"it": change}, method, **settings
-    )
+    method, settings = RUNS.get(action, ("admm", {}))
+    how = {"sql": SQL} if "mode" in settings else {"sql": SQL, "num_epochs": 2}
+    asked = TRIGGERS.get(action, action)
+    changes = {"it": change}
+    (answer, *_) = answers_to(tmp_path, asked, node, changes, method, **how | settings)
     if match is None:
         assert "salary" not in str(answer.header)
         return

@@ -2,16 +2,13 @@
 lie.
 """
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from client_apps.data.ledger import open_ledger
-from strategies import TablePuppetADMM, TablePuppetBoost, TablePuppetCG, TablePuppetSGD
 from tests.support.federated import (
     WatchedGrid,
+    on_requests,
     one_per_site,
     run,
     run_query,
@@ -20,8 +17,17 @@ from tests.support.federated import (
     train,
     write_site,
 )
-from tests.support.peers.hostile import ORDERS, SHOP, US, array, header
-from tests.support.peers.hostile_runs import refusal
+from tests.support.ledgers import ledger_lines
+from tests.support.peers.hostile import (
+    GONE,
+    ORDERS,
+    SHOP,
+    US,
+    arrays,
+    change_of,
+    header,
+)
+from tests.support.peers.hostile_runs import refused
 from tests.support.peers.keyed_sites import AB, SQL, KeyedGrid, proposal_of
 from tp_flower.errors import MappingError, SiteError
 from tp_flower.methods.admm.messages import TRAIN_ADMM
@@ -32,148 +38,89 @@ from tp_flower.protocol.packet import pack_bits
 from tp_flower.settings import PrivacySettings
 from tp_flower.terms.run_terms import RunTerms
 
-PART = ("parts", 0)
 MLP = {"model": "mlp", "hidden_sizes": (4,)}
 NOISY = PrivacySettings(features="dp-sgd")
-LATER = [
-    # what is asked for, of which run, and what the refusal names
-    ("train.prepare", header("outline", "epochs", value=500), {}, "epochs"),
-    ("train.prepare", header("outline", "strategy", value="sgd"), {}, "strategy"),
-    (
-        "train.prepare",
-        header("privacy", "epsilon", value=90.0),
-        {"privacy": NOISY},
-        "epsilon",
-    ),
-    (
-        "train.prepare",
-        header("privacy", "features", value="clear"),
-        {"privacy": NOISY},
-        "features",
-    ),
-    ("train.prepare", header("masking", value=None), {}, "masking|scores = masked"),
-    ("train.prepare", header("masking", "tables", value=1), {}, "tables"),
-    ("train.prepare", header(*PART, "l2", value=0.0), {}, "l2"),
-    ("train.prepare", header(*PART, "model", "kind", value="mlp"), {}, "model.kind"),
-    (
-        "train.prepare",
-        header(*PART, "model", "hidden_sizes", value=[9, 9]),
-        MLP,
-        "hidden_sizes",
-    ),
-    (
-        "train.prepare",
-        header(*PART, "model", "intercept", value=False),
-        {},
-        "intercept",
-    ),
-    ("train.prepare", header(*PART, "model", "seed", value=5), {}, "seed"),
-    (
-        "train.prepare",
-        header(*PART, "update", value="given"),
-        {},
-        "update|models = sealed",
-    ),
-    (
-        "query.statistics",
-        header(*PART, "encoders", "specs", "price", value="copy"),
-        {},
-        "encoders",
-    ),
-    (
-        "query.statistics",
-        header(*PART, "encoders", "max_categories", value=9),
-        {},
-        "encoders",
-    ),
-    ("query.extract", header(*PART, "groups", value=True), {}, "groups"),
-    ("query.extract", header(*PART, "local-label", value="auto"), {}, "local-label"),
-    ("query.extract", header("proposal", "query", value=7), {}, "proposal"),
-    (
-        "query.extract",
-        header("proposal", "parts", "0", "site", value="else"),
-        {},
-        "site",
-    ),
-    ("query.extract", header("proposal", "parts", "0", "shard", value=3), {}, "shard"),
-    (
-        "query.extract",
-        header("proposal", "parts", "0", "node", value="4"),
-        {},
-        "public keys",
-    ),
-    ("query.extract", header("proposal", "parts", "0"), {}, "public keys"),
-    (
-        "query.extract",
-        header("proposal", "joins", 0, "right", value="o"),
-        {},
-        "joins 'o' to its",
-    ),
-    (
-        "query.extract",
-        header("proposal", "joins", 0, "left-key", value=1),
-        {},
-        "keys of table 'o'",
-    ),
-    ("query.extract", header("proposal", "joins", value=[]), {}, "sealed"),
-    (
-        "query.extract",
-        header("proposal", "outer", value=["x"]),
-        {},
-        "names 'x', which no part",
-    ),
-    (
-        "query.extract",
-        header("proposal", "settings", "l3", value=1),
-        {},
-        "settings of the run's",
-    ),
-    (
-        "query.extract",
-        header("proposal", "settings", "rho", value=[]),
-        {},
-        "settings|malformed",
-    ),
-    (
-        "query.extract",
-        header("proposal", "settings", "mode", value="bake"),
-        {},
-        "settings of the",
-    ),
+PREPARED = [
+    # what is asked for, and what the refusal names
+    ("outline.epochs = 500", "epochs"),
+    ('outline.strategy = "sgd"', "strategy"),
+    ("masking = null", "masking|scores = masked"),
+    ("masking.tables = 1", "tables"),
+    ("part.l2 = 0.0", "l2"),
+    ('part.model.kind = "mlp"', "model.kind"),
+    ("part.model.intercept = false", "intercept"),
+    ("part.model.seed = 5", "seed"),
+    ('part.update = "given"', "update|models = sealed"),
 ]
+EXTRACTED = [
+    ("part.groups = true", "groups"),
+    ('part.local-label = "auto"', "local-label"),
+    ("proposal.query = 7", "proposal"),
+    ("proposal.joins = []", "sealed"),
+    ('proposal.outer = ["x"]', "names 'x', which no part"),
+    ("proposal.settings.l3 = 1", "settings of the run's"),
+    ("proposal.settings.rho = []", "settings|malformed"),
+    ('proposal.settings.mode = "bake"', "settings of the"),
+    ('proposal.joins.0.right = "o"', "joins 'o' to its"),
+    ("proposal.joins.0.left-key = 1", "keys of table 'o'"),
+]
+LATER = [
+    *(("train.prepare", change, {}, match) for change, match in PREPARED),
+    ("train.prepare", "privacy.epsilon = 90.0", {"privacy": NOISY}, "epsilon"),
+    ("train.prepare", 'privacy.features = "clear"', {"privacy": NOISY}, "features"),
+    ("train.prepare", "part.model.hidden_sizes = [9, 9]", MLP, "hidden_sizes"),
+    ("query.statistics", 'part.encoders.specs.price = "copy"', {}, "encoders"),
+    ("query.statistics", "part.encoders.max_categories = 9", {}, "encoders"),
+    *(("query.extract", change, {}, match) for change, match in EXTRACTED),
+]
+OF_PART = [
+    (("site",), "else", "site"),
+    (("shard",), 3, "shard"),
+    (("node",), "4", "public keys"),
+    ((), GONE, "public keys"),
+]
+
+
+def check_named(folder, action, change, match, **settings):
+    """Assert that a changed request is refused in one of these words."""
+    error = refused(folder, action, SHOP, change, **{"num_epochs": 2, **settings})
+    assert any(name in error for name in match.split("|")), error
 
 
 @pytest.mark.parametrize(("action", "change", "settings", "match"), LATER)
 def test_a_request_that_contradicts_the_proposal_is_refused_and_named(
     tmp_path, action, change, settings, match
 ):
-    settings = {"num_epochs": 2, **settings}
-    answer = refusal(tmp_path, action, SHOP, change, TablePuppetADMM, **settings)
-    assert any(name in answer.error for name in match.split("|")), answer.error
+    check_named(tmp_path, action, change_of(change), match, **settings)
+
+
+@pytest.mark.parametrize(("path", "value", "match"), OF_PART)
+def test_a_proposal_has_the_parts_of_the_request(tmp_path, path, value, match):
+    change = header("proposal", "parts", "0", *path, value=value)
+    check_named(tmp_path, "query.extract", change, match)
 
 
 def test_a_refusal_has_the_field_both_values_and_a_line_in_the_ledger(tmp_path):
+    @on_requests("train.prepare")
     def lie(seen):
-        if seen.action == "train.prepare" and not seen.is_reply:
-            seen.header["outline"]["epochs"] = 500
+        seen.header["outline"]["epochs"] = 500
 
     grid = KeyedGrid(tmp_path, AB, lie).pin()
     text = "'epochs': the run was proposed with 2, and the request says 500"
     with pytest.raises(SiteError, match=text):
         train(grid, SQL, num_epochs=2)
     for folder in grid.folders.values():
-        lines = list(map(json.loads, open_ledger(str(folder / "state")).export()))
-        (line,) = [line for line in lines if line["event"] == "refuse"]
+        (line,) = ledger_lines(folder / "state", "refuse")
         assert text in line["reason"]
 
 
 @pytest.mark.parametrize(
     ("method", "action", "settings"),
     [
-        (TablePuppetCG, TRAIN_DESCENT, {}),
-        (TablePuppetADMM, TRAIN_ADMM, {}),
-        (TablePuppetBoost, TRAIN_BOOST, {}),
-        (TablePuppetSGD, TRAIN_SGD, {"batch_size": 6}),
+        ("cg", TRAIN_DESCENT, {}),
+        ("admm", TRAIN_ADMM, {}),
+        ("boost", TRAIN_BOOST, {}),
+        ("sgd", TRAIN_SGD, {"batch_size": 6}),
     ],
 )
 def test_rounds_beyond_the_proposed_epochs_bring_no_scores(
@@ -182,8 +129,8 @@ def test_rounds_beyond_the_proposed_epochs_bring_no_scores(
     path = ("terms",) if action is TRAIN_DESCENT else ()
     path = ("step",) if action is TRAIN_SGD else path
     change = header(*path, "scores-number", value=1000)
-    answer = refusal(tmp_path, action, SHOP, change, method, num_epochs=2, **settings)
-    assert "'scores-number': the run was proposed with " in answer.error, answer.error
+    error = refused(tmp_path, action, SHOP, change, method, num_epochs=2, **settings)
+    assert "'scores-number': the run was proposed with " in error
 
 
 def test_sums_over_the_shards_end_with_the_proposed_epochs(monkeypatch):
@@ -200,31 +147,24 @@ def test_sums_over_the_shards_end_with_the_proposed_epochs(monkeypatch):
 
 def test_a_sum_is_over_the_shards_that_the_proposal_has(tmp_path):
     """Or a shard that sides with the server would read what one of the others adds."""
-    alone = header(*PART, "union", "shards", value={})
-    answer = refusal(tmp_path, "train.prepare", US, alone, num_epochs=2)
-    assert "'shards': the run was proposed with {'1': '" in answer.error, answer.error
+    alone = change_of("part.union.shards = {}")
+    error = refused(tmp_path, "train.prepare", US, alone, num_epochs=2)
+    assert "'shards': the run was proposed with {'1': '" in error
 
 
 def test_training_rows_are_the_same_in_every_message(tmp_path):
-    def fewer(packet):
-        changed = array(ORDERS, "trained", lambda _: pack_bits(np.arange(12) < 4))(
-            packet
-        )
-        return array(ORDERS, "multiplicity", lambda _: np.ones(4, np.int32))(changed)
-
-    answer = refusal(tmp_path, "train.prepare", SHOP, fewer, num_epochs=2)
-    assert (
-        "the training rows of part 0 are not those of an earlier message"
-        in answer.error
-    )
+    four = pack_bits(np.arange(12) < 4)
+    fewer = arrays(ORDERS, trained=four, multiplicity=np.ones(4, np.int32))
+    error = refused(tmp_path, "train.prepare", SHOP, fewer, num_epochs=2)
+    assert "the training rows of part 0 are not those of an earlier message" in error
 
 
 def test_a_run_that_is_explained_is_not_trained(tmp_path):
     """Nor is a run that trains asked for predictions, or the other way round."""
 
+    @on_requests("query.extract")
     def as_explained(seen):
-        if seen.action == "query.extract" and not seen.is_reply:
-            seen.header["proposal"]["settings"]["mode"] = "explain"
+        seen.header["proposal"]["settings"]["mode"] = "explain"
 
     grid = KeyedGrid(tmp_path, AB, as_explained).pin()
     match = (
@@ -238,11 +178,11 @@ def test_a_run_that_is_explained_is_not_trained(tmp_path):
 def test_sites_that_were_told_of_different_runs_share_no_key(tmp_path):
     """Neither do their hashes join, nor would their masks cancel."""
 
+    @on_requests("query.extract")
     def differ(seen):
-        if seen.action == "query.extract" and not seen.is_reply and seen.node == 3:
-            seen.header["proposal"]["query"] += (
-                " -- and something that b would not like"
-            )
+        if seen.node == 3:
+            proposal = seen.header["proposal"]
+            proposal["query"] += " -- and something that b would not like"
 
     grid = KeyedGrid(tmp_path, AB, differ).pin()
     with pytest.raises(MappingError):
@@ -261,16 +201,13 @@ def test_a_proposal_of_another_run_does_not_cover_this_one(tmp_path):
     train(first, SQL, l2=0.5)
     approved = first.sent("query.extract")[0].header["proposal"]
 
+    @on_requests("query.extract")
     def replay(seen):
-        if seen.action == "query.extract" and not seen.is_reply:
-            keys = {
-                part["node"]: part["site-key"] for part in approved["parts"].values()
-            }
-            now = seen.header["site-keys"]
-            parts = approved["parts"].items()
-            replayed = {n: {**part, "site-key": now[part["node"]]} for n, part in parts}
-            assert keys.keys() == now.keys()
-            seen.header["proposal"] = {**approved, "parts": replayed}
+        keys = seen.header["site-keys"]
+        parts = approved["parts"].items()
+        replayed = {n: {**part, "site-key": keys[part["node"]]} for n, part in parts}
+        assert {part["node"] for _, part in parts} == keys.keys()
+        seen.header["proposal"] = {**approved, "parts": replayed}
 
     grid = KeyedGrid(tmp_path / "second", AB, replay).pin()
     with pytest.raises(
@@ -282,9 +219,9 @@ def test_a_proposal_of_another_run_does_not_cover_this_one(tmp_path):
 def test_a_site_key_that_the_proposal_names_is_the_one_that_the_secret_is_sealed_to(
     tmp_path,
 ):
+    @on_requests("query.extract")
     def rename(seen):
-        if seen.action == "query.extract" and not seen.is_reply:
-            seen.header["proposal"]["parts"]["1"]["site-key"] = "ab" * 32
+        seen.header["proposal"]["parts"]["1"]["site-key"] = "ab" * 32
 
     grid = KeyedGrid(tmp_path, AB, rename).pin()
     with pytest.raises(SiteError, match="'site keys': the run was proposed with 'abab"):
@@ -316,10 +253,11 @@ class MissingBits(WatchedGrid):
     """
 
     def __init__(self, folder, policy, row):
-        self.row, self.columns = row, []
+        self.row = row
+        self.columns = []
         site = write_site(folder, {"t": persons()}, {"t": policy})
         super().__init__([site], self._ask)
-        self.contexts[2].node_config["state-dir"] = str(folder / "state")
+        self.keep_state(2, folder / "state")
 
     def _ask(self, seen):
         if seen.action != "query.statistics":
@@ -372,9 +310,9 @@ def test_personalised_rounds_end_with_the_proposed_epochs():
     """
     sites = [{"t": persons(200)}, {"t": persons(300)}]
 
+    @on_requests("query.extract")
     def fewer(seen):
-        if seen.action == "query.extract" and not seen.is_reply:
-            seen.header["proposal"]["settings"]["num-epochs"] = 1
+        seen.header["proposal"]["settings"]["num-epochs"] = 1
 
     match = (
         "the run was proposed with 2 rounds of parameters, and the request is one more"

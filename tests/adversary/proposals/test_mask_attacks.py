@@ -6,26 +6,21 @@ derived the sides of their joins and the members of their groups from the propos
 they still would is shown by taking the derivation away.
 """
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from client_apps.data.ledger import open_ledger
-from client_apps.rounds.site import Site
 from tests.support.federated import train
-from tests.support.peers.keyed_sites import KeyedGrid
+from tests.support.joined import run as extracted
+from tests.support.peers.keyed_sites import KeyedGrid, stored_keys
 from tp_flower.errors import SiteError
-from tp_flower.extraction.extract import extract
 from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.privacy.score_masks import FixedPoint, JoinMask, ScoreMasks
 from tp_flower.query import Fragment
-from tp_flower.sources.shards import load_tables, register_frames
 from tp_flower.terms.run_terms import RunTerms
 
 ROWS = 150
-KEYS = Fragment("t", "t", keys=(('"k"',),))
+KEYS = Fragment("table", "table", keys=(('"k"',),))
 CHAIN = (
     "SELECT a.y AS label, a.u, b.x, c.z FROM a JOIN b ON a.k = b.k JOIN c ON a.m = c.m"
 )
@@ -49,10 +44,12 @@ class Server(KeyedGrid):
         point: the fixed point of the run's scores.
     """
 
-    def __init__(self, folder, change=lambda _: None, names="abc"):
-        super().__init__(folder, {name: tables()[name] for name in names}, self._look)
+    def __init__(self, folder, change=lambda _: None):
+        super().__init__(folder, tables(), self._look)
         self.pin()
-        self.forge, self.words, self.point = change, {}, None
+        self.forge = change
+        self.words = {}
+        self.point = None
 
     def _look(self, seen):
         if not seen.is_reply:
@@ -62,14 +59,6 @@ class Server(KeyedGrid):
         for array in seen.arrays.values() if seen.is_reply else ():
             if array.dtype == np.uint32:
                 self.words[seen.node] = array
-
-    def lines(self, name):
-        return map(json.loads, open_ledger(str(self.folders[name] / "state")).export())
-
-    def refusals(self, name):
-        return [
-            line["reason"] for line in self.lines(name) if line["event"] == "refuse"
-        ]
 
 
 @pytest.fixture
@@ -110,13 +99,10 @@ def replace_sides(monkeypatch, change):
 def test_masks_that_are_named_with_both_signs_would_cancel(
     tmp_path, monkeypatch, computed
 ):
-    replace_sides(
-        monkeypatch,
-        lambda sides: [
-            *sides,
-            *(s._replace(is_positive=not s.is_positive) for s in sides),
-        ],
-    )
+    def of_both_signs(sides):
+        return [*sides, *(s._replace(is_positive=not s.is_positive) for s in sides)]
+
+    replace_sides(monkeypatch, of_both_signs)
     grid = Server(tmp_path)
     train(grid, CHAIN, num_epochs=2, test_fraction=0.0)
     # the server reads every score of b, to the rounding of its fixed point
@@ -161,28 +147,20 @@ def test_the_key_of_all_sites_would_unmask_one_that_they_are_not_joined_to(
 
     def colluding(seen):
         if seen.action == "train.prepare" and seen.node == grid.nodes["c"]:
-            stored = (
-                Site(grid.contexts[seen.node], grid.run_name)
-                .store.load("secret")
-                .arrays
-            )
-            keys.update({group: key.tobytes() for group, key in stored.items()})
+            keys.update(stored_keys(grid, seen.node))
 
     grid.forge = colluding
     train(grid, CHAIN, num_epochs=1, test_fraction=0.0)
     assert keys.keys() == {"run", "join-1"}
     # by the hashes of the run it also knows which row has which key: they are in this
     # order
-    token = register_frames({"t": tables()["b"][["k"]]}, site="c")
-    key = extract(*load_tables(f"memory:{token}"), KEYS).keys[0]
+    key = extracted(tables()["b"][["k"]], KEYS).keys[0]
     codes, hashes = key.hashed_whole(
         KeyedHasher(keys["run"]).purpose("tags of score masks")
     )
     tags = np.ascontiguousarray(hashes[:, :2])
     guess = JoinMask("run", keys["run"], tags, codes, is_positive=True)
-    words, names = (
-        grid.words[grid.nodes["b"]],
-        dict.fromkeys(name for name, _ in computed),
-    )
+    words = grid.words[grid.nodes["b"]]
+    names = {name for name, _ in computed}
     unmasked = [words + guess.of_rows(slice(None), 1, name) for name in names]
     assert min(error(grid.point, each, computed) for each in unmasked) < 1e-5

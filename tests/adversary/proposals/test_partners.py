@@ -2,12 +2,10 @@
 keys.
 """
 
-import json
-
 import pytest
 
-from client_apps.data.ledger import open_ledger
 from tests.support.federated import train, write_site
+from tests.support.ledgers import ledger_lines
 from tests.support.peers.keyed_sites import AB, SQL, KeyedGrid
 from tp_flower.errors import SiteError, SourceError
 from tp_flower.sources.policy import read_policy
@@ -41,12 +39,8 @@ def test_a_site_that_is_no_partner_is_refused_by_its_name(tmp_path, rules, allow
     )
     with pytest.raises(SiteError, match=match):
         train(grid, CHAIN)
-    lines = map(json.loads, open_ledger(str(grid.folders["a"] / "state")).export())
-    assert [
-        line
-        for line in lines
-        if line["event"] == "refuse" and "partners" in line["reason"]
-    ]
+    refusals = ledger_lines(grid.folders["a"] / "state", "refuse")
+    assert [line for line in refusals if "partners" in line["reason"]]
 
 
 def test_partners_need_pinned_keys(tmp_path):
@@ -68,16 +62,11 @@ def as_a_shard_of_b(seen):
         seen.header["groups"]["join-0"].append("4")
     if seen.action == "query.extract" and not seen.is_reply:
         parts = seen.header["proposal"]["parts"]
-        parts["9"] = {
-            **parts["1"],
-            "site": "c-0",
-            "node": "4",
-            "site-key": parts["2"]["site-key"],
-        }
+        of_c = {"site": "c-0", "node": "4", "site-key": parts["2"]["site-key"]}
+        parts["9"] = {**parts["1"], **of_c}
         for group, sealed in seen.header["sealed"].items():
-            sealed["members"] += ["4"] * (
-                group == "join-0" and "4" not in sealed["members"]
-            )
+            if group == "join-0" and "4" not in sealed["members"]:
+                sealed["members"].append("4")
 
 
 def test_a_shard_that_the_server_claims_for_another_site_is_a_partner_like_others(

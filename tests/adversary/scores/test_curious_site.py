@@ -2,22 +2,23 @@
 run.
 """
 
-from contextlib import closing
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from client_apps.app import app
-from strategies.run.grid import InProcessGrid
-from tests.support.federated import train
-from tests.support.peers.curious import quoted, watch_sites
+from tests.support.federated import LocalGrid, train
+from tests.support.peers.curious import quoted, share_read, solved, watch_sites
 from tp_flower.features.sparse import dense
 from tp_flower.settings import PrivacySettings
 
-ROWS, PEOPLE, KNOWN = 400, 150, 20
+ROWS = 400
+PEOPLE = 150
+KNOWN = 20
 NOISY = PrivacySettings(labels="randomised-response", label_epsilon=3.0)
 CATEGORIES = 4
+each_privacy = pytest.mark.parametrize(
+    "privacy", [PrivacySettings(), NOISY], ids=["labels", "private-labels"]
+)
 
 
 def people_of(columns, rng):
@@ -51,11 +52,9 @@ def trained(monkeypatch, columns=3, task="classification", people=None, **how):
     sql = f"""SELECT o.y AS label, o.a, o.b, o.c, {features}
         FROM orders o JOIN people p ON o.person = p.id"""
     memory = watch_sites(monkeypatch)
-    with closing(InProcessGrid(app, tables(people, mean, task, rng))) as grid:
-        problem = train(
-            grid, sql, "cg", num_epochs=100, task=task, **how
-        ).training_problem
-    return memory, problem
+    with LocalGrid(tables(people, mean, task, rng)) as grid:
+        strategy = train(grid, sql, "cg", num_epochs=100, task=task, **how)
+    return memory, strategy.training_problem
 
 
 def equations(memory, problem):
@@ -71,32 +70,8 @@ def equations(memory, problem):
     return sums, dense(memory.features[part.number])[person]
 
 
-def solved(sums, features):
-    """The parameters that the known persons tell, (d, epochs), and the constant,
-    (epochs,).
-    """
-    known = np.column_stack([features[:KNOWN], np.ones(KNOWN)])
-    theta = np.linalg.lstsq(known, sums[:KNOWN], rcond=None)[0]
-    return theta[:-1], theta[-1]
-
-
-def share_read(sums, features):
-    """The percentage of the other persons' features that are read to a tenth of a
-    deviation.
-    """
-    theta, constant = solved(sums, features)
-    others, shares = features[KNOWN:], []
-    # the attacker leaves rounding out of Theta in the way that is best for him
-    for least in 10.0 ** -np.arange(1, 10):
-        read = (sums[KNOWN:] - constant) @ np.linalg.pinv(theta, rcond=least)
-        shares.append(np.mean(np.abs(read - others) < 0.1 * features.std(axis=0)))
-    return 100.0 * max(shares)
-
-
 @pytest.mark.parametrize("task", ["classification", "regression"])
-@pytest.mark.parametrize(
-    "privacy", [PrivacySettings(), NOISY], ids=["labels", "private-labels"]
-)
+@each_privacy
 def test_a_site_reads_the_other_table_s_scores_in_every_epoch(
     task, privacy, monkeypatch
 ):
@@ -133,23 +108,18 @@ def test_a_site_reads_exact_means_of_the_others_with_squared_loss(monkeypatch):
         assert np.abs(read - mean)[rows.multiplicity > 0].max() < 1e-5 * mean.std()
 
 
-@pytest.mark.parametrize(
-    "privacy", [PrivacySettings(), NOISY], ids=["labels", "private-labels"]
-)
+@each_privacy
 def test_known_persons_tell_all_columns_of_the_others_where_these_are_few(
     privacy, monkeypatch
 ):
     sums, features = equations(*trained(monkeypatch, 3, privacy=privacy))
-    assert share_read(sums[:, :3], features) == 100.0
+    assert share_read(sums[:, :3], features, KNOWN) == 1.0
 
 
 def test_known_persons_tell_more_with_every_epoch(monkeypatch):
     sums, features = equations(*trained(monkeypatch, 6))
-    measured = [
-        share_read(sums, features),
-        share_read(sums[:, :3], features),
-        guessed(features),
-    ]
+    shares = [share_read(read, features, KNOWN) for read in (sums, sums[:, :3])]
+    measured = [*(100.0 * share for share in shares), guessed(features)]
     known, whole, few, part, columns, half, epochs, constant = quoted(
         "knows # persons reads # % of # columns of the others to a tenth of a "
         "deviation, and # % of # (# % after the # epochs that the rank rule allows, # "
@@ -177,7 +147,7 @@ def test_columns_of_few_values_are_read_from_one_epoch(monkeypatch):
     people = pd.DataFrame(np.array(list("uvwx"))[codes], columns=names(3))
     sums, features = equations(*trained(monkeypatch, people=people))
     rank = np.linalg.matrix_rank(features - features.mean(axis=0))
-    theta, constant = solved(sums[:, :1], features)
+    theta, constant = solved(sums[:KNOWN, :1], features[:KNOWN])
     # a person has one of at most 64 combinations
     kinds = np.unique(features, axis=0)
     distance = np.abs((sums[KNOWN:, :1] - constant) - (kinds @ theta)[:, 0])
@@ -185,9 +155,5 @@ def test_columns_of_few_values_are_read_from_one_epoch(monkeypatch):
     text = (
         "of # columns of # categories each, of rank #, one epoch tells # % of the rows"
     )
-    assert quoted(text) == [
-        3,
-        CATEGORIES,
-        rank,
-        pytest.approx(100 * right.mean(), abs=1.0),
-    ]
+    told = pytest.approx(100 * right.mean(), abs=1.0)
+    assert quoted(text) == [3, CATEGORIES, rank, told]

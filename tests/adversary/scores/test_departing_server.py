@@ -12,7 +12,8 @@ def first_sum(monkeypatch, change):
     """The server's first sum, (N,), and the scores of the victim's row in each joined
     row, (N,).
     """
-    sums, memory = watch_sums(monkeypatch), watch_sites(monkeypatch)
+    sums = watch_sums(monkeypatch)
+    memory = watch_sites(monkeypatch)
     change_steps(monkeypatch, change)
     sites = [{name: frames} for name, frames in whole(store(300, 60)).items()]
     problem = train(sites, store_sql("squared"), "cg", num_epochs=2).training_problem

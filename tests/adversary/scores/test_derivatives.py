@@ -7,14 +7,8 @@ import pytest
 from scipy.special import expit, logit
 
 from strategies.setup.problem import TrainingProblem
-from tests.support.federated import (
-    one_per_site,
-    run_query,
-    store,
-    store_sql,
-    task_of,
-    whole,
-)
+from tests.support import federated
+from tests.support.federated import one_per_site, store, whole
 
 ORDERS = 2  # the node of the orders, which are in up to three joined rows each
 
@@ -23,7 +17,8 @@ def run(strategy, monkeypatch, loss="logistic"):
     """Train; return what the orders' site is sent by epoch, joined rows' scores, and
     the run.
     """
-    scores, metrics = [], TrainingProblem.train_metrics
+    scores = []
+    metrics = TrainingProblem.train_metrics
 
     def noted(problem, *total):
         scores.append(problem.rows.whole("scores")[:, 0].copy())
@@ -31,13 +26,9 @@ def run(strategy, monkeypatch, loss="logistic"):
 
     monkeypatch.setattr(TrainingProblem, "train_metrics", noted)
     sites = one_per_site(whole(store(300, 60)))
-    how = {
-        "num_epochs": 4,
-        "test_fraction": 0.0,
-        "validation_fraction": 0.0,
-        "device": "cpu",
-    }
-    finished = run_query(store_sql(loss), sites, strategy, task=task_of(loss), **how)
+    finished = federated.run(
+        loss, sites, strategy, num_epochs=4, test_fraction=0.0, validation_fraction=0.0
+    )
     sent = [
         {name: array[:, 0].astype(float) for (_, name), array in seen.arrays.items()}
         for seen in finished.seen
@@ -107,7 +98,8 @@ def test_steps_of_admm_tell_scores_to_who_repeats_the_server_s_update(monkeypatc
     b.
     """
     sent, scores, trained = run("admm", monkeypatch, "squared")
-    rho, relaxation = trained.chosen["rho"], trained.chosen["over-relaxation"]
+    rho = trained.chosen["rho"]
+    relaxation = trained.chosen["over-relaxation"]
     kappa = rho * len(trained.training_problem.tables)
     chosen, _ = of_rows(trained, scores[0], 1)
     z = base = np.full(len(chosen), base_of(trained))

@@ -2,16 +2,12 @@
 server.
 """
 
-from contextlib import closing
-
 import numpy as np
 import pytest
 from scipy.sparse import csr_matrix, hstack
 from scipy.sparse.linalg import lsqr
 
-from client_apps.app import app
-from strategies.run.grid import InProcessGrid
-from tests.support.federated import train
+from tests.support.federated import LocalGrid, train
 from tests.support.peers.curious import quoted, watch_sites, watch_sums
 from tp_flower.sources.flights import FLIGHTS_SQL
 
@@ -23,8 +19,9 @@ OTHERS = {"p": "planes", "w": "weather", "a": "airports"}
 def flown():
     """The sites' memory, the server's sums and the run; more epochs would tell more."""
     with pytest.MonkeyPatch.context() as patch:
-        memory, sums = watch_sites(patch), watch_sums(patch)
-        with closing(InProcessGrid(app, 5)) as grid:
+        memory = watch_sites(patch)
+        sums = watch_sums(patch)
+        with LocalGrid(5) as grid:
             strategy = train(grid, FLIGHTS_SQL, "cg", num_epochs=3)
     return memory, sums, strategy
 

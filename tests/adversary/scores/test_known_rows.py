@@ -4,18 +4,13 @@ Sums over T epochs are T equations h = X Theta. Whoever knows X of as many rows 
 are columns knows Theta, and X of all rows where Theta has as many independent columns.
 """
 
-from contextlib import closing
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from client_apps.app import app
 from client_apps.operator.state import Stateless
-from client_apps.rounds.site import Site
-from strategies.run.grid import InProcessGrid
-from tests.support.federated import train
-from tests.support.peers.curious import quoted, watch_sums
+from tests.support.federated import LocalGrid, train
+from tests.support.peers.curious import quoted, share_read, watch_sums
 from tp_flower.joins.rows import JoinedRows
 
 SQL = """SELECT o.y AS label, o.a, o.b, o.c, p.d, p.e, p.f
@@ -37,7 +32,8 @@ def tables():
 
 def sums_and_features(epochs, monkeypatch, change=None, strategy="admm", **how):
     """The sums that a run tells the server, (N, epochs), and the features, (N, 6)."""
-    sums, add_up = watch_sums(monkeypatch), JoinedRows.sums
+    sums = watch_sums(monkeypatch)
+    add_up = JoinedRows.sums
 
     def changed(rows, name):
         rows.fill("changed", change(rows.whole(name)))
@@ -49,11 +45,11 @@ def sums_and_features(epochs, monkeypatch, change=None, strategy="admm", **how):
 
     def look(report):
         if report.train and not seen:
-            for context in grid.contexts.values():
-                for part in Site(context, grid.run_name).parts(Stateless):
+            for node in grid.contexts:
+                for part in grid.site(node).parts(Stateless):
                     seen[part.data.table] = np.asarray(part.data.trained)
 
-    with closing(InProcessGrid(app, tables())) as grid:
+    with LocalGrid(tables()) as grid:
         how = {"num_epochs": epochs, "tolerance": 1e-9, "task": "regression", **how}
         problem = train(grid, SQL, strategy, on_round=look, **how).training_problem
     rows = problem.train.tables
@@ -61,21 +57,9 @@ def sums_and_features(epochs, monkeypatch, change=None, strategy="admm", **how):
     return np.column_stack(sums)[:, -epochs:], features
 
 
-def share_read(sums, features):
-    """The share of the other rows' features that are read to a tenth of a deviation.
-
-    The attacker leaves noise out of Theta in the way that is best for him.
-    """
-    known, others = features[:KNOWN], features[KNOWN:]
-    # the intercept is in every row
-    theta = np.linalg.lstsq(
-        np.column_stack([known, np.ones(KNOWN)]), sums[:KNOWN], rcond=None
-    )[0]
-    shares = []
-    for least in 10.0 ** -np.arange(1, 10):
-        read = (sums[KNOWN:] - theta[-1]) @ np.linalg.pinv(theta[:-1], rcond=least)
-        shares.append(np.mean(np.abs(read - others) < 0.1 * features.std(axis=0)))
-    return max(shares)
+def share_of(*arguments, **how):
+    """The share of the features that such a run tells."""
+    return share_read(*sums_and_features(*arguments, **how), KNOWN)
 
 
 @pytest.mark.parametrize(
@@ -85,23 +69,19 @@ def test_honest_epochs_tell_features_once_they_outnumber_them(
     epochs, least, most, monkeypatch
 ):
     """With few features they do not hide for long."""
-    assert least <= share_read(*sums_and_features(epochs, monkeypatch)) < most
+    assert least <= share_of(epochs, monkeypatch) < most
 
 
 def test_conjugate_directions_tell_all_after_as_many_epochs_as_columns(monkeypatch):
     """By default a run ends before."""
-    few = share_read(*sums_and_features(COLUMNS // 2, monkeypatch, strategy="cg"))
-    enough = share_read(*sums_and_features(COLUMNS, monkeypatch, strategy="cg"))
+    few = share_of(COLUMNS // 2, monkeypatch, strategy="cg")
+    enough = share_of(COLUMNS, monkeypatch, strategy="cg")
     known, columns, percent, epochs, all_epochs = quoted(
         "knows # joined rows reads of # columns # % to a tenth of a deviation after # "
         "epochs, and all after #"
     )
-    assert (known, columns, epochs, all_epochs) == (
-        KNOWN,
-        COLUMNS,
-        COLUMNS // 2,
-        COLUMNS,
-    )
+    expected = (KNOWN, COLUMNS, COLUMNS // 2, COLUMNS)
+    assert (known, columns, epochs, all_epochs) == expected
     assert 100.0 * few == pytest.approx(percent, abs=2.0)
     assert enough > 0.95
 
@@ -109,7 +89,7 @@ def test_conjugate_directions_tell_all_after_as_many_epochs_as_columns(monkeypat
 def test_conjugate_gradients_end_before_they_tell_features(monkeypatch):
     sums, features = sums_and_features(100, monkeypatch, strategy="cg", tolerance=0.0)
     assert sums.shape[1] < COLUMNS
-    assert share_read(sums, features) < 0.25
+    assert share_read(sums, features, KNOWN) < 0.25
 
 
 def test_steps_at_random_tell_all_features_after_as_many_epochs_as_columns(monkeypatch):
@@ -122,7 +102,7 @@ def test_steps_at_random_tell_all_features_after_as_many_epochs_as_columns(monke
         return message.std() * rng.normal(size=message.shape)
 
     few, enough = (
-        share_read(*sums_and_features(epochs, monkeypatch, at_random))
+        share_of(epochs, monkeypatch, at_random)
         for epochs in (COLUMNS // 2, COLUMNS + 3)
     )
     assert few < 0.25

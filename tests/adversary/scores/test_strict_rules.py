@@ -2,20 +2,18 @@
 covers.
 """
 
-from contextlib import closing
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from client_apps.app import app
-from strategies.run.grid import InProcessGrid
-from tests.support.federated import train, write_site
+from tests.support.federated import LocalGrid, train, write_site
 from tests.support.peers.curious import quoted, watch_sites, watch_sums
 from tp_flower.errors import SettingsError
 
 RULES = "scores-per-rank = 0.5\ncover = 1\n"
-ROWS, KNOWN, CATEGORIES = 400, 20, 4
+ROWS = 400
+KNOWN = 20
+CATEGORIES = 4
 COLUMNS = ("smoker", "region", "blood")
 
 
@@ -33,19 +31,20 @@ def run(folder, epochs, monkeypatch):
     subtracts.
     """
     persons, dummy = tables(np.random.default_rng(0))
+    persons = write_site(folder / "register", {"persons": persons}, {"persons": RULES})
     sites = {
-        "register": write_site(
-            folder / "register", {"persons": persons}, {"persons": RULES}
-        ),
+        "register": persons,
         "partner": write_site(folder / "partner", {"dummy": dummy}),
     }
     features = ", ".join(f"p.{name}" for name in COLUMNS)
     sql = f"""SELECT d.y AS label, d.a, d.b, d.c, d.d, {features}
         FROM dummy d JOIN persons p ON d.id = p.id"""
-    sums, memory = watch_sums(monkeypatch), watch_sites(monkeypatch)
-    how = {"num_epochs": epochs, "test_fraction": 0.0, "task": "regression"}
-    with closing(InProcessGrid(app, sites, state=folder / "state")) as grid:
-        problem = train(grid, sql, "cg", **how).training_problem
+    sums = watch_sums(monkeypatch)
+    memory = watch_sites(monkeypatch)
+    with LocalGrid(sites, state=folder / "state") as grid:
+        problem = train(
+            grid, sql, "cg", num_epochs=epochs, test_fraction=0.0, task="regression"
+        ).training_problem
     rows = problem.train.tables
     own = memory.table(problem, "d", "scores", 1)[rows["d"].row_of]
     (part,) = problem.tables["p"].parts

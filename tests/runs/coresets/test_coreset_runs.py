@@ -3,13 +3,17 @@
 from functools import cache
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.stats import chisquare
 
 from tests.support import federated
 from tests.support.federated import (
+    ALIASES,
+    LAYOUTS,
     Run,
     WatchedGrid,
+    on_replies,
     one_per_site,
     run,
     run_query,
@@ -26,7 +30,7 @@ from tests.support.peers.hostile import (
     US_PART,
     HostileGrid,
     array,
-    header,
+    change_of,
     train,
 )
 from tests.support.reference.joins import joined_positions
@@ -39,8 +43,6 @@ __all__ = ["same_noise"]
 DRAWS = 40_000
 LEFT = store_sql("squared").replace("JOIN items", "LEFT JOIN items")
 WEIGHED = store_sql("squared").replace(" FROM", ", i.price AS weight FROM")
-TABLES = {"o": "orders", "c": "customers", "i": "items"}
-SPLITS = {"whole": whole, "sharded": sharded}
 
 
 def frames():
@@ -51,13 +53,19 @@ def frames():
     }
 
 
+def as_number(label):
+    return label[:, None]
+
+
 def one_hot(labels):
     return (labels[:, None] == np.unique(labels)).astype(float)
 
 
 def joined_numbers(sql: str) -> np.ndarray:
     """Rows of the tables behind each joined row, by DuckDB; -1 where none is."""
-    return np.array(joined_positions(whole(frames()), TABLES, sql[sql.index("FROM") :]))
+    return np.array(
+        joined_positions(whole(frames()), ALIASES, sql[sql.index("FROM") :])
+    )
 
 
 def leverages(columns, weights, penalty) -> np.ndarray:
@@ -93,8 +101,8 @@ def materialised(sql: str, labels, weights, l2) -> dict[tuple, tuple[float, floa
     label = frames()["orders"]["qty"].to_numpy()[joined[:, 0]]
     own = np.ones(len(joined)) if weights is None else weights(joined)
     own = own / own.mean()
-    total = np.full(len(joined), len(TABLES) / len(joined))
-    for place, alias in enumerate(TABLES):
+    total = np.full(len(joined), len(ALIASES) / len(joined))
+    for place, alias in enumerate(ALIASES):
         rows = np.flatnonzero(plain.trained[alias])
         shape = len(plain.trained[alias]) + 1, plain.features[alias].shape[1]
         features = np.zeros(shape)  # the last one is no row
@@ -112,23 +120,18 @@ def materialised(sql: str, labels, weights, l2) -> dict[tuple, tuple[float, floa
 
 
 def drawn(sql: str, split, **settings) -> Run:
-    own = {"num_epochs": 1, "test_fraction": 0.0, "coreset_size": DRAWS, **settings}
-    return run_query(sql, one_per_site(split(frames())), **own)
+    how = {"num_epochs": 1, "test_fraction": 0.0, "coreset_size": DRAWS, **settings}
+    return run_query(sql, one_per_site(split(frames())), **how)
 
 
 def numbers_of(finished: Run, split) -> list[tuple]:
     """The rows of the tables behind each joined row that was drawn."""
-    federation = finished.strategy.training_problem
     behind = []
-    for alias in TABLES:
-        known = np.flatnonzero(finished.trained[alias])
-        numbers = np.concatenate(
-            [own["number"] for own in split(frames())[TABLES[alias]]]
-        )
-        behind.append(
-            np.append(numbers[known], -1)[federation.train.tables[alias].row_of]
-        )
-    return list(zip(*(own.tolist() for own in behind), strict=True))
+    for alias, name in ALIASES.items():
+        numbers = pd.concat(split(frames())[name])["number"]
+        trained = np.append(numbers[finished.trained[alias]], -1)
+        behind.append(trained[finished.problem.train.tables[alias].row_of].tolist())
+    return list(zip(*behind, strict=True))
 
 
 def price_of(joined):
@@ -136,8 +139,8 @@ def price_of(joined):
 
 
 LAWS = {
-    "regression": (store_sql("squared"), lambda y: y[:, None], None, 0.0),
-    "penalised": (store_sql("squared"), lambda y: y[:, None], None, 0.1),
+    "regression": (store_sql("squared"), as_number, None, 0.0),
+    "penalised": (store_sql("squared"), as_number, None, 0.1),
     "classes": (store_sql("logistic"), lambda y: one_hot(y > 3), None, 0.0),
     "texts": (
         store_sql("softmax"),
@@ -145,8 +148,8 @@ LAWS = {
         None,
         0.0,
     ),
-    "left join": (LEFT, lambda y: y[:, None], None, 0.0),
-    "weights": (WEIGHED, lambda y: y[:, None], price_of, 1e-3),
+    "left join": (LEFT, as_number, None, 0.0),
+    "weights": (WEIGHED, as_number, price_of, 1e-3),
 }
 
 
@@ -157,13 +160,13 @@ LAWS = {
 def test_joined_rows_are_drawn_as_on_the_materialised_join(law, split):
     sql, labels, weights, l2 = LAWS[law]
     expected = materialised(sql, labels, weights, l2)
-    finished = drawn(sql, SPLITS[split], l2=l2)
+    finished = drawn(sql, LAYOUTS[split], l2=l2)
     sample = finished.strategy.method.sample.sample
     scores, own = np.array([*expected.values()]).T
     total = own @ scores
     # all rows of a join this small are drawn
-    places = {numbers: place for place, numbers in enumerate(expected)}
-    found = [places[numbers] for numbers in numbers_of(finished, SPLITS[split])]
+    rows = list(expected)
+    found = [rows.index(numbers) for numbers in numbers_of(finished, LAYOUTS[split])]
     counts = np.zeros(len(expected))
     counts[found] = sample.counts
     assert chisquare(counts, DRAWS * own * scores / total).pvalue > 0.001
@@ -171,12 +174,12 @@ def test_joined_rows_are_drawn_as_on_the_materialised_join(law, split):
     np.testing.assert_allclose(
         sample.weights, sample.counts * total / (DRAWS * scores[found]), rtol=1e-5
     )
-    facts = finished.strategy.chosen["coreset"]
+    facts = finished.chosen["coreset"]
     totals = np.array([*facts["totals"].values()])
     if not l2:  # ranks
         np.testing.assert_allclose(totals, totals.round(), atol=1e-6)
-    assert totals.sum() + len(TABLES) == pytest.approx(total, rel=1e-6)
-    assert facts["uniform-share"] == pytest.approx(len(TABLES) / total, rel=1e-6)
+    assert totals.sum() + len(ALIASES) == pytest.approx(total, rel=1e-6)
+    assert facts["uniform-share"] == pytest.approx(len(ALIASES) / total, rel=1e-6)
 
 
 def test_a_shards_rows_and_a_tables_are_scored_alike():
@@ -195,19 +198,19 @@ def test_a_shards_rows_and_a_tables_are_scored_alike():
 def test_the_weights_that_are_told_are_those_of_all_rows():
     own = {"row_weight": "entity(c)", "num_epochs": 1}
     sites = one_per_site(whole(store()))
-    plain, sample = (
-        run("squared", sites, **own, **how).strategy.chosen["row-weight"]
-        for how in ({}, {"coreset_size": 20})
-    )
-    assert sample == plain
+    plain = run("squared", sites, **own).chosen["row-weight"]
+    sample = run("squared", sites, **own, coreset_size=20)
+    assert sample.chosen["row-weight"] == plain
     assert plain["effective-rows"] > 20
 
 
 def test_clusters_of_shards_are_those_of_their_table():
     """Algorithm 3: 2 alpha of the cost, and 2 alpha for each cluster of a shard."""
-    own = {"coreset_size": 20_000, "clusters": 3}
-    sql, sites = store_sql("squared"), one_per_site(sharded(frames()))
-    drawn = run_query(sql, sites, "coreset-kmeans", **own).strategy.method.sample
+    sql = store_sql("squared")
+    sites = one_per_site(sharded(frames()))
+    drawn = run_query(
+        sql, sites, "coreset-kmeans", coreset_size=20_000, clusters=3
+    ).strategy.method.sample
     # of at most as many clusters as a shard has rows, o in three shards
     totals = {name: total / 4 for name, total in drawn.totals.items()}
     assert totals == pytest.approx({"o": 1 + 9, "c": 1 + 6, "i": 1 + 6}, abs=1e-6)
@@ -218,10 +221,11 @@ def test_the_server_sees_sums_of_scores_alone():
     finished = drawn(store_sql("squared"), sharded, coreset_size=40)
     coreset = finished.strategy.method.sample
     masked = finished.arrays(TRAIN_WEIGH, replies=True)
-    sample, rows = coreset.sample, coreset.joined_rows
+    sample = coreset.sample
+    rows = coreset.joined_rows
     assert len(masked) == 7  # shards
     total = sum(masked.values())
-    scores = from_fixed(total, rows) + len(TABLES) / rows
+    scores = from_fixed(total, rows) + len(ALIASES) / rows
     # weights times scores per draw are total / m, for all rows
     per_draw = sample.weights * scores / sample.counts
     np.testing.assert_allclose(per_draw, per_draw[0], rtol=1e-9)
@@ -229,15 +233,14 @@ def test_the_server_sees_sums_of_scores_alone():
     largest = int(to_fixed(np.array([1.0]), rows)[0])
     for own in masked.values():
         assert (own > 100 * largest).mean() > 0.9
-    assert (total <= largest * len(TABLES)).all()
+    assert (total <= largest * len(ALIASES)).all()
 
 
 def test_a_sample_of_all_rows_is_the_run_without_one():
-    sites, how = one_per_site(sharded(store())), {"num_epochs": 3, "tolerance": 1e-12}
-    everything = {"coreset_size": 10_000, "coreset_kind": "uniform"}
-    plain, every = (
-        run("squared", sites, **how, **coreset) for coreset in ({}, everything)
-    )
+    sites = one_per_site(sharded(store()))
+    how = {"num_epochs": 3, "tolerance": 1e-12}
+    plain = run("squared", sites, **how)
+    every = run("squared", sites, coreset_size=10_000, coreset_kind="uniform", **how)
     assert every.losses == plain.losses
     # it takes no message, and reads no row
     for one, other in zip(plain.history, every.history, strict=True):
@@ -248,21 +251,17 @@ def test_a_sample_of_all_rows_is_the_run_without_one():
 @pytest.mark.parametrize("strategy", ["admm", "sgd"])
 def test_held_out_rows_are_scored_in_the_last_epoch(strategy):
     own = {"coreset_size": 30, "coreset_kind": "uniform", "num_epochs": 3}
-    sites = one_per_site(SPLITS["sharded" if strategy == "admm" else "whole"](store()))
+    layout = sharded if strategy == "admm" else whole
+    sites = one_per_site(layout(store()))
     last = run("squared", sites, strategy, **own)
     every = run("squared", sites, strategy, tolerance=1e-12, **own)
-    assert [bool(item.test) for item in last.history if item.train] == [
-        False,
-        False,
-        True,
-    ]
+    tested = [bool(item.test) for item in last.history if item.train]
+    assert tested == [False, False, True]
     assert all(item.test for item in every.history if item.train)
-    assert last.strategy.report.final_test == pytest.approx(
-        every.strategy.report.final_test, rel=1e-6
-    )
+    assert last.report.final_test == pytest.approx(every.report.final_test, rel=1e-6)
     assert last.losses[-1] == pytest.approx(every.losses[-1], rel=1e-6)
     if strategy == "admm":
-        tables = last.strategy.training_problem.tables.values()
+        tables = last.problem.tables.values()
         trained = sum(rows.trained * own.outputs for own in tables for rows in own.rows)
         sent = last.sent(Action.CONSENSUS, replies=True)
         scores = [array.nbytes for seen in sent for array in seen.arrays.values()]
@@ -273,8 +272,9 @@ def test_held_out_rows_are_scored_in_the_last_epoch(strategy):
 def claim(split, claims, **settings):
     """Train on sites of which some say other things than they found, by action."""
 
+    @on_replies(*claims)
     def change(seen):
-        if seen.is_reply and seen.action in claims and "error" not in seen.header:
+        if "error" not in seen.header:
             claims[seen.action](seen)
 
     grid = WatchedGrid(one_per_site(split(store())), change)
@@ -284,7 +284,7 @@ def claim(split, claims, **settings):
 
 def with_facts(table: str, **facts):
     """Change what a site says of its part, of the table's one."""
-    place = list(TABLES).index(table)
+    place = list(ALIASES).index(table)
 
     def change(seen):
         for part in seen.header["parts"]:
@@ -405,7 +405,7 @@ ASKED = {
         "array 'gram' is not a Gram matrix",
     ),
     "more than may be drawn": (
-        *(TRAIN_DRAW, US, header("parts", 0, "count", value=1 << 25)),
+        *(TRAIN_DRAW, US, change_of("part.count = 33554432")),
         "'count' is 33554432; allowed: `int` <= 16777216",
     ),
     "rows that it has not": (
@@ -413,19 +413,19 @@ ASKED = {
         "array 'rows' must hold at most 16777216 numbers from -1 to",
     ),
     "a place beyond all": (
-        *(TRAIN_WEIGH, SHOP, header("parts", 0, "place", value=3)),
+        *(TRAIN_WEIGH, SHOP, change_of("part.place = 3")),
         "'place': the run was proposed with 0, and the request says 3",
     ),
     "classes of another label": (
-        *(TRAIN_MEASURE, SHOP, header("parts", 0, "label", "classes", value=[1])),
+        *(TRAIN_MEASURE, SHOP, change_of("part.label.classes = [1]")),
         "'classes' lacks classes of the label",
     ),
     "classes that are texts": (
-        *(TRAIN_MEASURE, SHOP, header("parts", 0, "label", "classes", value=["x"])),
+        *(TRAIN_MEASURE, SHOP, change_of('part.label.classes = ["x"]')),
         "'classes' lacks classes of the label",
     ),
     "the label of another table": (
-        *(TRAIN_MEASURE, US, header("parts", 0, "label", value={"classes": None})),
+        *(TRAIN_MEASURE, US, change_of('part.label = {"classes": null}')),
         "the part has no label",
     ),
 }

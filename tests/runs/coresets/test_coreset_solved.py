@@ -7,16 +7,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from client_apps.app import app
 from strategies.methods.coreset.kmeans import _table_clusters
 from strategies.run.exchange import Part, Replies
-from strategies.run.grid import InProcessGrid
 from strategies.setup.problem import PartRows, TrainedTable
 from tests.support import federated
 from tests.support.examples.coresets import kmeans_cost
 from tests.support.federated import (
     ALIASES,
     SOURCE,
+    LocalGrid,
     Run,
     WatchedGrid,
     one_per_site,
@@ -51,7 +50,7 @@ def solve(strategy: str, layout=whole, sql: str = SQL, **settings: object) -> Ru
 
 
 def joined(finished: Run) -> np.ndarray:
-    mapping = finished.strategy.training_problem.train
+    mapping = finished.problem.train
     blocks = [
         np.append(own, np.zeros((1, own.shape[1])), axis=0)[mapping.tables[name].row_of]
         for name, own in finished.features.items()
@@ -60,9 +59,10 @@ def joined(finished: Run) -> np.ndarray:
 
 
 def weights_of(finished: Run) -> np.ndarray:
-    federation = finished.strategy.training_problem
-    own = federation.weighting.train_rows
-    return np.ones(federation.train.joined_rows) if own is None else own
+    weights = finished.problem.weighting.train_rows
+    if weights is None:
+        return np.ones(finished.problem.train.joined_rows)
+    return weights
 
 
 def side_by_side(finished: Run, clusters: int) -> np.ndarray:
@@ -76,12 +76,13 @@ def objective_gradient(finished: Run) -> tuple[np.ndarray, np.ndarray]:
 
     The label table is the first: its intercept comes after its own columns.
     """
-    federation, design = finished.strategy.training_problem, joined(finished)
+    problem = finished.problem
+    design = joined(finished)
     place = next(iter(finished.features.values())).shape[1]
     design = np.insert(design, place, 1.0, axis=1)
     weights = weights_of(finished)
-    residual = design @ finished.flat + federation.base_score[0]
-    residual -= federation.objective.target.numbers
+    residual = design @ finished.flat + problem.base_score[0]
+    residual -= problem.objective.target.numbers
     gradient = design.T @ (weights * residual) / weights.sum()
     return np.delete(gradient, place), np.delete(finished.flat, place)
 
@@ -92,16 +93,12 @@ def test_ridge_over_all_rows_is_what_admm_converges_to():
     solved = solve("coreset-ridge", sharded, **ALL, **own)
     admm = solve("admm", sharded, num_epochs=300, tolerance=1e-9, **own)
     np.testing.assert_allclose(solved.flat, admm.flat, atol=1e-6)
-    for of in ("train", "test"):
-        found, expected = (
-            getattr(own.strategy.report.history[-2], of) for own in (solved, admm)
-        )
-        assert found == pytest.approx(expected, rel=1e-6)
-    assert [item.phase for item in solved.history[-3:]] == [
-        "rows",
-        "evaluate",
-        "finish",
-    ]
+    found = solved.history[-2]
+    expected = admm.history[-2]
+    assert found.train == pytest.approx(expected.train, rel=1e-6)
+    assert found.test == pytest.approx(expected.test, rel=1e-6)
+    phases = [item.phase for item in solved.history]
+    assert phases[-3:] == ["rows", "evaluate", "finish"]
 
 
 @pytest.mark.parametrize("outer", [False, True])
@@ -112,15 +109,23 @@ def test_ridge_is_the_optimum_of_the_weighted_sample(outer):
     done = solve("coreset-ridge", sharded, sql, l2=0.1, **own)
     gradient, theta = objective_gradient(done)
     np.testing.assert_allclose(gradient, -0.1 * theta, atol=1e-5)
-    rows = done.strategy.training_problem.train.tables["i"].row_of
+    rows = done.problem.train.tables["i"].row_of
     assert len(np.unique(weights_of(done))) > 2
     assert (rows < 0).any() == outer
 
 
 def test_an_l1_penalty_leaves_what_its_optimality_asks_for():
     # of a uniform sample, which is the same in every run
-    own = {"coreset_kind": "uniform", "coreset_size": 60, "l2": 0.02, "l1": 0.1}
-    gradient, theta = objective_gradient(solve("coreset-ridge", sql=WEIGHTED, **own))
+    gradient, theta = objective_gradient(
+        solve(
+            "coreset-ridge",
+            sql=WEIGHTED,
+            coreset_kind="uniform",
+            coreset_size=60,
+            l2=0.02,
+            l1=0.1,
+        )
+    )
     slope = gradient + 0.02 * theta
     used = theta != 0.0
     assert 0 < used.sum() < len(theta)
@@ -130,11 +135,9 @@ def test_an_l1_penalty_leaves_what_its_optimality_asks_for():
 
 def test_saga_comes_to_the_same_as_the_exact_solver():
     own = {"coreset_kind": "uniform", "coreset_size": 50, "l2": 0.1, "sql": WEIGHTED}
-    exact, saga = (
-        solve("coreset-ridge", coreset_solver=solver, **own)
-        for solver in ("exact", "saga")
-    )
-    assert saga.strategy.chosen["coreset-solver"] == "saga"
+    exact = solve("coreset-ridge", coreset_solver="exact", **own)
+    saga = solve("coreset-ridge", coreset_solver="saga", **own)
+    assert saga.chosen["coreset-solver"] == "saga"
     np.testing.assert_allclose(saga.flat, exact.flat, atol=1e-3)
 
 
@@ -164,9 +167,17 @@ def test_the_cost_over_all_joined_rows_is_that_of_the_built_join(
     layout, solver, tmp_path
 ):
     frames = store()
-    own = {"clusters": 3, "coreset_size": 40, "coreset_solver": solver}
     sites = on(layout, frames)
-    model = train(tmp_path, sites, CLUSTERS, "coreset-kmeans", num_epochs=0, **own)
+    model = train(
+        tmp_path,
+        sites,
+        CLUSTERS,
+        "coreset-kmeans",
+        num_epochs=0,
+        clusters=3,
+        coreset_size=40,
+        coreset_solver=solver,
+    )
     expected = model.reference(frames, SOURCE)
     distances = np.array(expected)[:, 1:]
     assert model.manifest.test["loss"] == pytest.approx(
@@ -205,7 +216,8 @@ def test_clusters_of_its_rows_are_for_the_first_tables_site(tmp_path):
 
 def test_centres_are_those_of_the_sample_of_the_joined_rows():
     done = solve("coreset-kmeans", sharded, clusters=3, coreset_size=40, seed=5)
-    points, weights = joined(done), weights_of(done)
+    points = joined(done)
+    weights = weights_of(done)
     centres = weighted_kmeans(points, weights, 3, generator(5, Stream.SOLVE))
     np.testing.assert_allclose(side_by_side(done, 3), centres, atol=1e-9)
     mean = kmeans_cost(points, centres, weights) / weights.sum()
@@ -217,8 +229,9 @@ def test_with_distdim_only_local_clusters_leave():
     done = solve("coreset-kmeans", **own)
     sent = done.arrays("train.rows", replies=True)
     assert {name for _, name in sent} == {"centres", "nearest"}
-    local, labels = [], []
-    mapping = done.strategy.training_problem.train
+    local = []
+    labels = []
+    mapping = done.problem.train
     for number, (name, rows) in enumerate(done.features.items()):
         rng = generator(5, Stream.LOCAL_FIT, 0, number)
         mass = mapping.tables[name].multiplicity
@@ -236,34 +249,35 @@ def test_fewer_distinct_rows_than_clusters_are_all_hit():
     done = run_query(
         CLUSTERS, one_per_site(whole(frames)), "coreset-kmeans", clusters=50, **ALL
     )
-    assert done.strategy.chosen["clusters"] == len(np.unique(joined(done), axis=0)) < 50
-    assert done.strategy.report.final_test["loss"] == pytest.approx(0.0, abs=1e-8)
+    assert done.chosen["clusters"] == len(np.unique(joined(done), axis=0)) < 50
+    assert done.report.final_test["loss"] == pytest.approx(0.0, abs=1e-8)
 
 
 def test_weights_of_joined_rows_count_and_the_label_is_left_out():
     frames = store()
     sites = one_per_site(sharded(frames))
-    own = {"clusters": 3, "coreset_kind": "uniform", "coreset_size": 30}
     sql = CLUSTERS.replace("SELECT", "SELECT o.nothing AS label, o.day AS weight,")
-    done = run_query(sql, sites, "coreset-kmeans", **own)
+    done = run_query(
+        sql,
+        sites,
+        "coreset-kmeans",
+        clusters=3,
+        coreset_kind="uniform",
+        coreset_size=30,
+    )
     assert not any("label" in name for seen in done.seen for _, name in seen.arrays)
-    federation = done.strategy.training_problem
-    sent = {
-        number: array
-        for seen in done.seen
-        for (number, name), array in seen.arrays.items()
-        if name == "scores"
-    }
+    problem = done.problem
+    sent = {key: array for seen in done.seen for key, array in seen.arrays.items()}
     local = {
-        name: np.concatenate([sent[part.number] for part in table.parts])
-        for name, table in federation.tables.items()
+        name: np.concatenate([sent[part.number, "scores"] for part in table.parts])
+        for name, table in problem.tables.items()
     }
-    scores = federation.read_scores(federation.test.expand(local)).min(axis=1)
+    scores = problem.read_scores(problem.test.expand(local)).min(axis=1)
     rows = joined_positions(whole(frames), ALIASES, SOURCE)
-    assert len(federation.weighting.test) == len(rows)
-    expected = np.average(scores, weights=federation.weighting.test)
-    assert done.strategy.report.final_test["loss"] == pytest.approx(expected)
-    assert done.strategy.report.final_test["loss"] != pytest.approx(scores.mean())
+    assert len(problem.weighting.test) == len(rows)
+    loss = done.report.final_test["loss"]
+    assert loss == pytest.approx(np.average(scores, weights=problem.weighting.test))
+    assert loss != pytest.approx(scores.mean())
 
 
 def test_rows_that_may_lack_a_part_are_not_clustered():
@@ -287,19 +301,22 @@ def test_rows_leave_where_the_policy_says_so(strategy, own, policy, refused, tmp
 
 
 def test_the_ledger_and_the_report_say_what_has_left():
-    done = solve("coreset-ridge", **ALL).strategy.report.privacy
+    done = solve("coreset-ridge", **ALL).report.privacy
     told = [own for own in done["messages"] if own["message"] == "train.rows"]
     sent = [(own["to"], own["protection"]) for own in told]
     assert sent == [("sites", "nothing"), ("server", "nothing")]
     assert "encoded features of every row in the sample" in told[1]["carries"]
     lines = [line for account in done["ledger"].values() for line in account]
     noted = [line["release"] for line in lines if line["event"] == "note"]
-    noted = [release for release in noted if release["action"] == "train.rows"]
-    assert [line["what"] for line in noted] == ["rows"] * 3
-    assert all("not covered" in line["scope"] for line in noted)
+    scopes = [
+        (release["what"], "not covered" in release["scope"])
+        for release in noted
+        if release["action"] == "train.rows"
+    ]
+    assert scopes == [("rows", True)] * 3
 
 
-class Asking(InProcessGrid):
+class Asking(LocalGrid):
     """A server that asks for rows in a run that was planned without."""
 
     def _deliver(self, message):
@@ -316,12 +333,13 @@ def test_rows_do_not_leave_a_run_that_was_planned_without():
     with pytest.raises(
         errors.SiteError, match=r"'train\.rows' is no message of a run by 'admm'"
     ):
-        federated.train(Asking(app, one_per_site(whole(store()))), SQL)
+        federated.train(Asking(one_per_site(whole(store()))), SQL)
 
 
 def clusters_of(centres, labels) -> tuple[TrainedTable, Replies]:
     """A table of one part with three sampled rows of two features."""
-    part, rows = Part(0, "t", "here", 2, 0), PartRows(0, 3, 3, np.zeros(3, bool))
+    part = Part(0, "t", "here", 2, 0)
+    rows = PartRows(0, 3, 3, np.zeros(3, bool))
     table = TrainedTable(
         *("t", (part,), "centres", 2, 4, np.zeros(8, bool)),
         *((rows,), Update.GIVEN, False, 0.0, (0.0,)),

@@ -3,18 +3,23 @@
 import numpy as np
 import pytest
 
-from client_apps.data.saved_models import SavedModel
-from tests.support.examples.store_runs import FRAMES, LAYOUTS, query, trained
+from tests.support.examples.store_runs import (
+    FRAMES,
+    LAYOUTS,
+    assert_same_models,
+    each_layout,
+    query,
+    trained,
+)
 from tests.support.federated import one_per_site, run_query
 from tp_flower.splits import VALIDATION, Shares, split_at_random
 
 HOW = {"task": "regression", "device": "cpu", "l2": 0.0, "validation_fraction": 0.3}
-OF_SGD = {"batch_size": 16, "learning_rate": 0.2}
 RUNS = {
     "cg": {"tolerance": 1e-9},
     "admm": {"rho": 0.01},
     "boost": {"l2": 1e-4, "trees_per_round": 20, "min_rows_per_leaf": 1},
-    "sgd": OF_SGD,
+    "sgd": {"batch_size": 16, "learning_rate": 0.2},
     "gd": {},
 }
 
@@ -25,52 +30,44 @@ def run(folder, strategy, layout, **settings):
     return run_query(query(), sites, strategy, state=folder, **how)
 
 
-def saved(folder) -> list[np.ndarray]:
-    paths = sorted(folder.rglob("part-*"))
-    assert paths
-    return [SavedModel.load(path).parameters for path in paths]
-
-
 @pytest.mark.cases("admm-whole", "boost-whole", "cg-sharded", "gd-whole", "sgd-whole")
-@pytest.mark.parametrize("layout", ["whole", "sharded"])
+@each_layout
 @pytest.mark.parametrize("strategy", RUNS)
 def test_the_saved_model_is_that_of_the_best_epoch(strategy, layout, tmp_path):
     patient = run(tmp_path / "a", strategy, layout, num_epochs=25, patience=3)
     losses = [item.validation["loss"] for item in patient.history if item.validation]
     best = int(np.argmin(losses)) + 1
-    report = patient.strategy.report
+    report = patient.report
     assert report.chosen["best-epoch"] == best
-    mark, since = np.inf, 0
+    mark = np.inf
+    since = 0
     for loss in losses:
         assert since < 3
         mark, since = (loss, 0) if loss < mark - 2e-3 * loss else (mark, since + 1)
     assert report.epochs == len(losses) < 25
     assert since == 3
     short = run(tmp_path / "b", strategy, layout, num_epochs=best)
-    for theta, other in zip(saved(tmp_path / "a"), saved(tmp_path / "b"), strict=True):
-        np.testing.assert_array_equal(theta, other)
-    assert report.final_test == short.strategy.report.final_test
-    assert report.contributions == short.strategy.report.contributions
+    assert_same_models(tmp_path / "a", tmp_path / "b")
+    assert report.final_test == short.report.final_test
+    assert report.contributions == short.report.contributions
     # the models at the end of training were others
     assert not np.array_equal(patient.flat, short.flat)
 
 
 def test_validation_rows_are_neither_trained_nor_tested_on():
-    split = trained("squared", validation_fraction=0.3, num_epochs=2).strategy.report
-    validation_rows = split.split["validation-rows"]
-    plain = trained("squared", num_epochs=2).strategy.report
+    report = trained("squared", validation_fraction=0.3, num_epochs=2).report
+    validation_rows = report.split["validation-rows"]
+    plain = trained("squared", num_epochs=2).report
     orders = len(FRAMES["orders"])
-    subset = split_at_random(
-        np.ones(orders, bool), Shares(0.2, 0.3), np.random.default_rng(0)
-    )
+    rng = np.random.default_rng(0)
+    subset = split_at_random(np.ones(orders, bool), Shares(0.2, 0.3), rng)
     assert (subset == VALIDATION).sum() == round(0.3 * round(0.8 * orders))
-    assert split.joined_rows_test == plain.joined_rows_test
+    assert report.joined_rows_test == plain.joined_rows_test
     assert validation_rows > 0
-    rows = split.joined_rows_train + validation_rows
-    assert rows == plain.joined_rows_train
+    assert report.joined_rows_train + validation_rows == plain.joined_rows_train
 
 
 def test_without_patience_all_epochs_run():
     report = trained("squared", strategy="gd", validation_fraction=0.3, num_epochs=15)
-    report = report.strategy.report
+    report = report.report
     assert report.epochs == 15 > report.chosen["best-epoch"]

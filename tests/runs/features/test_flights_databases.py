@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from client_apps.app import app
 from scripts.data.load_flights import load_flights
 from strategies.app import choose_sql
-from strategies.run.grid import InProcessGrid
-from tests.support.federated import train
+from tests.support.federated import LocalGrid, train
 from tests.support.servers import uri
 from tp_flower.reports.records import report_dict, write_json
 from tp_flower.settings import Settings
@@ -27,7 +25,7 @@ def report_of(tables: str, folder: Path, **fields: object) -> dict[str, object]:
     """Train with a tables file, or the built-in one, and read the report."""
     settings = Settings(num_epochs=3, **fields)
     settings = settings.with_fields(sql=choose_sql(settings), tables=tables)
-    grid = InProcessGrid(app, SITES, {"tables": tables})
+    grid = LocalGrid(SITES, {"tables": tables})
     done = train(grid, settings.sql, settings.method_name, settings=settings)
     return json.loads(write_json(report_dict(done.report), folder).read_text())
 

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 
 from tests.support.federated import (
-    LABELS,
+    LAYOUTS,
+    SOURCE,
     Run,
     one_per_site,
     run_query,
-    sharded,
     store,
-    whole,
 )
 from tp_flower.features import encoder
 from tp_flower.learning import solvers
@@ -19,12 +18,7 @@ FRAMES = store()
 ENCODERS = (
     "c.region=one-hot(9); i.item=hash(9); i.price=bins(5) indicator; o.day=one-hot(20)"
 )
-SQL = f"""SELECT {LABELS["squared"]} AS label, o.day, c.age, c.region, i.item, i.price
-FROM orders o JOIN customers c ON o.customer = c.id JOIN items i ON o.item = i.item"""
-LAYOUTS = {
-    "whole": one_per_site(whole(FRAMES)),
-    "sharded": one_per_site(sharded(FRAMES)),
-}
+SQL = f"SELECT o.qty AS label, o.day, c.age, c.region, i.item, i.price {SOURCE}"
 METHODS = [
     ("cg", "whole", {}),
     ("cg", "sharded", {}),
@@ -54,7 +48,7 @@ def finished(strategy: str, layout: str, **settings: object) -> Run:
     if strategy != "coreset-ridge":
         settings = {"num_epochs": 3} | settings
     settings |= {"encoders": ENCODERS, "seed": 1}
-    return run_query(SQL, LAYOUTS[layout], strategy, **settings)
+    return run_query(SQL, one_per_site(LAYOUTS[layout](FRAMES)), strategy, **settings)
 
 
 @pytest.mark.parametrize(("strategy", "layout", "settings"), METHODS)
@@ -77,9 +71,8 @@ def test_sensitivities_are_those_of_dense_rows(layout_of):
         layout_of(is_sparse=is_sparse)
         measured = finished("coreset-ridge", "whole", coreset_size=30)
         replies = measured.sent("train.measure", replies=True)
-        totals.append(
-            [part["total"] for seen in replies for part in seen.header["parts"]]
-        )
+        parts = (part for seen in replies for part in seen.header["parts"])
+        totals.append([part["total"] for part in parts])
     assert len(totals[0]) == 3
     np.testing.assert_allclose(*totals, rtol=1e-9)
 

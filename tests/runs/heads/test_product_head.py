@@ -29,7 +29,10 @@ from tp_flower.settings import PrivacySettings
 SQL = """SELECT o.amount AS label, o.day, c.region
 FROM orders o JOIN customers c ON o.customer = c.id"""
 CLEAR = PrivacySettings(scores="clear")
-MOMENTUM, RATE, L2, EPOCHS = 0.9, 0.1, 0.01, 12
+MOMENTUM = 0.9
+RATE = 0.1
+L2 = 0.01
+EPOCHS = 12
 HOW = {
     "task": "regression",
     "test_fraction": 0.0,
@@ -103,7 +106,8 @@ def registered(monkeypatch):
 
 def frames() -> federated.Frames:
     rng = np.random.default_rng(5)
-    region, day = rng.choice(["n", "s", "w"], 12), rng.choice(["mon", "sat"], 90)
+    region = rng.choice(["n", "s", "w"], 12)
+    day = rng.choice(["mon", "sat"], 90)
     customer = np.append(np.arange(12), rng.integers(0, 12, 78))
     of_day = np.where(day == "sat", 1.5, 0.5)
     of_region = np.where(region == "s", 2.0, 1.0)
@@ -116,12 +120,8 @@ def frames() -> federated.Frames:
 
 def sites() -> dict[str, dict[str, list[pd.DataFrame]]]:
     tables = frames()
-    north, south = federated.pieces(tables["customers"], 5)
-    return {
-        "shop": {"orders": [tables["orders"]]},
-        "north": {"customers": [north]},
-        "south": {"customers": [south]},
-    }
+    halves = federated.pieces(tables["customers"], 5)
+    return federated.named_sites({"orders": [tables["orders"]], "customers": halves})
 
 
 def trained(monkeypatch, head, privacy, state=None, **how) -> federated.Run:
@@ -160,7 +160,8 @@ def descent(score, features, width: int) -> tuple[list[np.ndarray], float]:
 def test_the_pullback_is_the_gradient(head):
     rng = np.random.default_rng(0)
     shape = (4, 3, 2) if head.needs_tables else (4, 4)
-    base, weights = rng.normal(size=2), rng.normal(size=(4, 2))
+    base = rng.normal(size=2)
+    weights = rng.normal(size=(4, 2))
     made = head(outputs=2)
 
     def value(flat):
@@ -182,10 +183,10 @@ def test_it_descends_as_on_the_joined_table(monkeypatch, case):
     for name, theta in zip(("o", "c"), expected, strict=True):
         actual = run.theta[name].reshape(-1, width)
         np.testing.assert_allclose(actual, theta, atol=2e-5)
-    report = run.strategy.report
+    report = run.report
     assert report.final_train["loss"] == pytest.approx(loss, rel=1e-4)
     assert {each["share"] for each in report.contributions.values()} == {None}
-    releases = disclosures(run.strategy.training_problem.exposure)
+    releases = disclosures(run.problem.exposure)
     scores = [each.carries for each in releases if "anew in every" in each.carries]
     assert scores
     assert all(head.discloses in text for text in scores)
@@ -198,27 +199,24 @@ def test_it_predicts(monkeypatch, tmp_path, case):
     model = Model(SQL, tmp_path, make_manifest(run.strategy))
     assert decode_manifest(encode_manifest(model.manifest)).head == head.name
     tables = frames()
-    vectors = {
-        alias: model.local_scores(alias, tables[name])
-        for alias, name in (("o", "orders"), ("c", "customers"))
-    }
+    of_orders = torch.tensor(model.local_scores("o", tables["orders"]))
+    of_customers = model.local_scores("c", tables["customers"])
     rows = tables["orders"]["customer"].to_numpy()
     base = model.manifest.base_score[0]
 
-    def scores(of_customers):
-        pair = map(torch.tensor, (vectors["o"], of_customers))
-        return score(base, list(pair)).numpy()
+    def scores(joined):
+        return score(base, [of_orders, torch.tensor(joined)]).numpy()
 
     actual = model.table(sites(), privacy=privacy)
-    np.testing.assert_allclose(by_row(actual), scores(vectors["c"][rows]), atol=1e-5)
+    np.testing.assert_allclose(by_row(actual), scores(of_customers[rows]), atol=1e-5)
     again = model.evaluate(sites(), privacy=privacy)
-    rmse = run.strategy.report.final_train["rmse"]
+    rmse = run.report.final_train["rmse"]
     assert again["rmse"] == pytest.approx(rmse, rel=1e-4)
     # where a site is gone, the mean vector stands in, and the head multiplies it
-    there = {name: each for name, each in sites().items() if name != "south"}
+    there = {name: each for name, each in sites().items() if name != "customers-1"}
     mean = np.array(model.manifest.table("c").mean_score)
-    np.testing.assert_allclose(mean, vectors["c"][rows].mean(axis=0), atol=1e-5)
-    stand_in = np.where((rows >= 5)[:, None], mean, vectors["c"][rows])
+    np.testing.assert_allclose(mean, of_customers[rows].mean(axis=0), atol=1e-5)
+    stand_in = np.where((rows >= 5)[:, None], mean, of_customers[rows])
     actual = model.table(there, privacy=privacy, on_missing="mean")
     np.testing.assert_allclose(by_row(actual), scores(stand_in), atol=1e-5)
 
@@ -237,10 +235,18 @@ def test_what_does_not_fit_a_head_is_refused(monkeypatch, tmp_path):
     with pytest.raises(ModelError, match="head 'product' is unknown here"):
         decode_manifest(content)
     monkeypatch.setattr(JoinMethod, "head", Product)
-    how = {"task": "regression", "num_epochs": 0}
+
+    def train(method, num_epochs):
+        return federated.train(
+            list(sites().values()),
+            SQL,
+            method,
+            task="regression",
+            num_epochs=num_epochs,
+        )
+
     for method in ("admm", "cg", "boost", "coreset-ridge"):
         with pytest.raises(SettingsError, match=f"{method}.* head 'product' does not"):
-            federated.train(list(sites().values()), SQL, method, **how)
-    how["num_epochs"] = 2
-    by_gradients = federated.train(list(sites().values()), SQL, "sgd", **how)
+            train(method, 0)
+    by_gradients = train("sgd", 2)
     assert by_gradients.report.final_train["r2"] > 0.5

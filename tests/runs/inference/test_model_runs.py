@@ -1,6 +1,5 @@
 """What a run leaves of its model: parts at the sites, a manifest at the server."""
 
-import json
 import re
 
 import numpy as np
@@ -9,17 +8,15 @@ import pytest
 from flwr.app import Message
 
 import strategies.app
-from client_apps.app import app
 from client_apps.data.saved_models import SavedModel, part_folder
 from client_apps.operator.participant import score_sums
-from strategies import TablePuppetADMM, TablePuppetBoost, TablePuppetCG, TablePuppetSGD
+from strategies import TablePuppetADMM
 from strategies.inference.manifest import resolve, write_manifest
 from strategies.run.exchange import Replies, ask
-from strategies.run.grid import InProcessGrid
 from strategies.run.replies import collect_replies
 from strategies.training.saving import make_manifest
-from tests.support.federated import WatchedGrid, train, write_site
-from tests.support.files import case_table
+from tests.support.federated import LocalGrid, WatchedGrid, train, write_site
+from tests.support.files import case_table, read_json
 from tests.support.policies import OPEN, lenient
 from tests.support.predicted import scores_of
 from tp_flower.errors import ModelError, ReplyError, SourceError
@@ -33,12 +30,14 @@ from tp_flower.sources.shards import load_tables
 
 CASES = case_table(__file__)
 ROWS = 40
+NOISY = PrivacySettings(features="statistics", epsilon=5.0)
 SQL = "SELECT o.qty AS label, o.price, c.age, c.kind FROM o LEFT JOIN c ON o.c = c.id"
 
 
 def frames():
     rng = np.random.default_rng(8)
-    price, customer = rng.normal(size=ROWS), np.arange(ROWS) % 9
+    price = rng.normal(size=ROWS)
+    customer = np.arange(ROWS) % 9
     age = rng.integers(20, 70, size=8).astype(float)
     orders = pd.DataFrame({"c": customer, "price": price})
     orders["qty"] = price + 0.1 * np.append(age, 0)[customer]
@@ -56,8 +55,7 @@ def sites(folder, policy=""):
     (folder / "shop.toml").write_text("[tables.o]\npath='o.csv'\nsite='shop'\n" + OPEN)
     shards = "".join(
         f"[[tables.c.shards]]\npath='{name}.csv'\nsite='{name}'\n"
-        for name in tables
-        if name != "o"
+        for name in ("us", "uk")
     )
     rules = f"[tables.c]\n{OPEN}"
     if policy:
@@ -66,15 +64,10 @@ def sites(folder, policy=""):
     return {name: folder / f"{name}.toml" for name in ("shop", "bank")}
 
 
-def run(folder, method=TablePuppetADMM, policy="", sql=SQL, **settings):
+def run(folder, method="admm", policy="", sql=SQL, **settings):
     grid = WatchedGrid(sites(folder, policy), state=folder / "state")
-    settings = {
-        "num_epochs": 3,
-        "test_fraction": 0.0,
-        "validation_fraction": 0.0,
-        **settings,
-    }
-    return train(grid, sql, method, **settings), grid
+    how = {"num_epochs": 3, "test_fraction": 0.0, "validation_fraction": 0.0}
+    return train(grid, sql, method, **how | settings), grid
 
 
 @pytest.fixture(scope="module")
@@ -97,16 +90,13 @@ def test_manifest_says_what_the_sites_keep(trained):
     assert manifest.query == strategy.query.to_sql()
     assert Settings.from_run_config(manifest.settings) == strategy.settings
     parts = [part for table in manifest.tables for part in table.parts]
-    assert [(part.site, part.name, part.index) for part in parts] == [
-        ("shop", "o", 0),
-        ("us", "c", 0),
-        ("uk", "c", 1),
-    ]
+    places = [(part.site, part.name, part.index) for part in parts]
+    assert places == [("shop", "o", 0), ("us", "c", 0), ("uk", "c", 1)]
     assert manifest.table("c").features == ('age = "age"', 'kind = "kind"')
     assert manifest.table("c").columns["c"].keys() == {"id", "age", "kind"}
     assert manifest.table("c").encoded == strategy.training_problem.encoders["c"]
     for part in parts:
-        kept = part_folder(state_of(folder, part.site), manifest.model, part.number)
+        kept = kept_by(folder, part.site, strategy, part.number)
         assert SavedModel.load(kept, part.digest).fragment.name == part.name
 
 
@@ -114,10 +104,10 @@ def test_manifest_says_what_the_sites_keep(trained):
     ("method", "how"),
     [
         (None, {}),
-        (TablePuppetBoost, {"min_rows_per_leaf": 1, "lou": "local"}),
-        (TablePuppetBoost, {"min_rows_per_leaf": 1, "lou": "bagged"}),
-        (TablePuppetCG, {}),
-        (TablePuppetSGD, {"batch_size": 10}),
+        ("boost", {"min_rows_per_leaf": 1, "lou": "local"}),
+        ("boost", {"min_rows_per_leaf": 1, "lou": "bagged"}),
+        ("cg", {}),
+        ("sgd", {"batch_size": 10}),
     ],
     ids=["admm", "boost", "bagged", "cg", "sgd"],
 )
@@ -143,23 +133,23 @@ def encoded_scores(folder, strategy, numbers, frames):
     """What the parts that the sites keep make of data frames, (n,)."""
     found = []
     for number, frame in zip(numbers, frames, strict=True):
-        site = "shop" if number == 0 else "bank"
-        kept = part_folder(state_of(folder, site), strategy.model, number)
+        kept = kept_by(folder, "bank" if number else "shop", strategy, number)
         found.append(scores_of(SavedModel.load(kept), frame)[:, 0])
     return np.concatenate(found)
 
 
-def state_of(folder, site):
-    return folder / "state" / ("shop" if site == "shop" else "bank")
+def kept_by(folder, site, strategy, number):
+    """Where a site keeps a part of the run's model."""
+    state = folder / "state" / ("shop" if site == "shop" else "bank")
+    return part_folder(state, strategy.model, number)
 
 
 def test_report_says_where_the_model_is_and_what_the_tables_add(trained):
     _, strategy = trained
     report = report_dict(strategy.report)
     assert report["model"] == str(make_manifest(strategy).model)
-    assert sum(
-        own["share"] for own in report["contributions"].values()
-    ) == pytest.approx(1.0)
+    shares = [own["share"] for own in report["contributions"].values()]
+    assert sum(shares) == pytest.approx(1.0)
     assert report["coefficients"] == {}
 
 
@@ -173,7 +163,7 @@ def test_a_run_that_has_not_ended_has_no_manifest(tmp_path):
                 make_manifest(strategy)
 
     strategy = TablePuppetADMM(Query.from_sql(SQL), num_epochs=1, on_round=look)
-    strategy.start(InProcessGrid(app, sites(tmp_path)))
+    strategy.start(LocalGrid(sites(tmp_path)))
     assert found == [""]
     # without a state folder the sites keep nothing
     tables = make_manifest(strategy).tables
@@ -214,8 +204,9 @@ def test_shares_of_weighted_rows_and_several_outputs_are_those_of_repeated_rows(
 
 def test_keeping_a_part_again_changes_nothing_and_another_is_not_replaced(trained):
     folder, strategy = trained
-    folder = part_folder(state_of(folder, "shop"), strategy.model, 0)
-    saved, before = SavedModel.load(folder), folder.stat().st_mtime_ns
+    folder = kept_by(folder, "shop", strategy, 0)
+    saved = SavedModel.load(folder)
+    before = folder.stat().st_mtime_ns
     digest = make_manifest(strategy).tables[0].parts[0].digest
     assert saved.keep(folder) == digest
     assert folder.stat().st_mtime_ns == before
@@ -229,7 +220,7 @@ def test_keeping_a_part_again_changes_nothing_and_another_is_not_replaced(traine
 
 @pytest.mark.parametrize(("name", "version", "match"), CASES["paths"])
 def test_names_that_could_be_paths_keep_no_model(tmp_path, name, version, match):
-    grid = InProcessGrid(app, {"shop": {"o": frames()[0]}}, state=tmp_path)
+    grid = LocalGrid({"shop": {"o": frames()[0]}}, state=tmp_path)
     asked = {"keep-models": True, "model-name": name, "model-version": version}
     header = {"run": "ab" * 16, "round": 1, "after": None, **asked}
     (node,) = grid.contexts
@@ -253,11 +244,8 @@ def outcome_of(strategy, arrays):
 def test_a_site_that_did_not_answer_has_no_digest(trained):
     _, strategy = trained
     federation = strategy.training_problem
-    assert strategy.method.outcome_of(Replies({}, {}), federation).digests == {
-        0: "",
-        1: "",
-        2: "",
-    }
+    outcome = strategy.method.outcome_of(Replies({}, {}), federation)
+    assert outcome.digests == {0: "", 1: "", 2: ""}
 
 
 @pytest.mark.parametrize(
@@ -284,18 +272,15 @@ def test_coefficients_leave_where_the_policy_says_so_and_are_noted(tmp_path):
     report = report_dict(strategy.report)
     assert report["coefficients"].keys() == {"c"}
     shown = report["coefficients"]["c"]
-    folder = part_folder(state_of(tmp_path, "us"), strategy.model, 1)
-    saved = SavedModel.load(folder, "")
+    saved = SavedModel.load(kept_by(tmp_path, "us", strategy, 1), "")
     assert [own["value"] for own in shown] == pytest.approx(saved.parameters.tolist())
     names = strategy.training_problem.encoders["c"].names
     assert tuple(own["feature"] for own in shown) == names
     # categories go by their keyed hash
     assert not any("kind = g" in name or "kind = s" in name for name in names)
     totals = report["privacy"]["totals"]
-    assert {own["site"] for own in totals if "coefficients" in own["uncovered"]} == {
-        "us",
-        "uk",
-    }
+    told = {own["site"] for own in totals if "coefficients" in own["uncovered"]}
+    assert told == {"us", "uk"}
 
 
 def test_coefficients_of_the_label_table_have_its_intercept(tmp_path):
@@ -314,11 +299,7 @@ def test_coefficients_of_the_label_table_have_its_intercept(tmp_path):
     ("policy", "privacy", "parts"),
     [
         ("", PrivacySettings(), set()),
-        (
-            "coefficients = true\n",
-            PrivacySettings(features="statistics", epsilon=5.0),
-            {1, 2},
-        ),
+        ("coefficients = true\n", NOISY, {1, 2}),
     ],
     ids=["not allowed", "private"],
 )
@@ -337,15 +318,11 @@ def test_a_policy_about_coefficients_that_is_refused(tmp_path, policy, match):
         load_tables(str(sites(tmp_path, policy)["bank"]))
 
 
-def test_train_writes_the_manifest_and_says_so(tmp_path, monkeypatch):
-    monkeypatch.setenv("TP_FLOWER_HOME", str(tmp_path / "home"))
-    grid = InProcessGrid(app, sites(tmp_path), state=tmp_path / "state")
+def test_train_writes_the_manifest_and_says_so(home, tmp_path):
+    grid = LocalGrid(sites(tmp_path), state=tmp_path / "state")
     settings = Settings(num_epochs=1, model_name="qty", output_dir=str(tmp_path))
-    completed = strategies.app.train(
-        Query.from_sql(SQL), settings, lambda _: None, grid, tmp_path
-    )
-    found = resolve(tmp_path / "home", "qty")
-    assert completed.model == str(found.model)
-    assert json.loads((tmp_path / "report.json").read_text())["model"] == str(
-        found.model
-    )
+    query = Query.from_sql(SQL)
+    completed = strategies.app.train(query, settings, lambda _: None, grid, tmp_path)
+    model = str(resolve(home, "qty").model)
+    assert completed.model == model
+    assert read_json(tmp_path / "report.json")["model"] == model

@@ -1,6 +1,5 @@
 """New rows that only some sites of the label table have are predicted and measured."""
 
-import json
 import re
 from pathlib import Path
 
@@ -9,8 +8,9 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.command_line import printed_by
+from tests.support.command_line import printed_by, settings_of
 from tests.support.federated import FEATURES, SOURCE, pieces, store
+from tests.support.files import read_json, toml_lines
 from tests.support.policies import OPEN
 from tests.support.predicted import check_equal, scored, train_store
 from tp_flower.errors import ModelError
@@ -19,6 +19,7 @@ UNLABELLED = f"SELECT {FEATURES} {SOURCE}"
 FRAMES = store()
 NEW = store(orders=25, seed=9)["orders"]
 GONE = "'south' of table 'o' took part in the training and not in this run"
+JOINED = "FROM orders o JOIN customers c ON o.customer = c.id"
 MEANS = re.compile(r"mean scores?|a mean stands")
 
 
@@ -35,9 +36,8 @@ def in_two(frame):
 
 @pytest.fixture(scope="module", params=["squared", "softmax"])
 def model(tmp_path_factory, request):
-    return train_store(
-        tmp_path_factory.mktemp("new"), request.param, in_two(FRAMES["orders"])
-    )
+    folder = tmp_path_factory.mktemp("new")
+    return train_store(folder, request.param, in_two(FRAMES["orders"]))
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,7 @@ def test_rows_that_one_site_has_are_predicted_as_if_there_were_no_other(model, t
     assert not any(strategy.predictions["is_partial"].to_pylist())
     assert len(strategy.warnings) == (len(there) == 1)
     metrics = model.evaluate(sites(**there))
-    in_halves = model.evaluate(in_two(NEW))
-    assert metrics == pytest.approx(in_halves)
+    assert metrics == pytest.approx(model.evaluate(in_two(NEW)))
 
 
 def test_the_run_says_which_sites_are_not_there(model):
@@ -79,18 +78,17 @@ def test_a_site_of_another_table_is_still_asked_for_by_itself(model):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(home, monkeypatch):
     """A trained store of CSV files, whose orders are at two sites."""
-    monkeypatch.setenv("TP_FLOWER_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    orders = FRAMES["orders"].assign(
-        oid=np.arange(60), shop=np.resize(["web", "town"], 60)
-    )
-    write_orders(tmp_path, "train", pieces(orders, 30))
-    write_orders(tmp_path, "new", [orders.tail(9), orders.head(0)])
-    write_orders(tmp_path, "part", [orders, orders.head(0)])
+    folder = home.parent
+    monkeypatch.chdir(folder)
+    shops = np.resize(["web", "town"], 60)
+    orders = FRAMES["orders"].assign(oid=np.arange(60), shop=shops)
+    write_orders(folder, "train", pieces(orders, 30))
+    write_orders(folder, "new", [orders.tail(9), orders.head(0)])
+    write_orders(folder, "part", [orders, orders.head(0)])
     printed_by("train", "train.toml")
-    return tmp_path
+    return folder
 
 
 def write_orders(folder: Path, name: str, shards: list[pd.DataFrame]) -> None:
@@ -103,11 +101,9 @@ def write_orders(folder: Path, name: str, shards: list[pd.DataFrame]) -> None:
             f"[[tables.orders.shards]]\npath = '{name}-{site}.csv'\nsite = '{site}'\n"
         )
     (folder / f"{name}-tables.toml").write_text(tables)
-    columns = "o.qty AS label, o.day, o.shop, c.age"
-    sql = f"SELECT {columns} FROM orders o JOIN customers c ON o.customer = c.id"
+    sql = f"SELECT o.qty AS label, o.day, o.shop, c.age {JOINED}"
     settings = {"tables": f"{name}-tables.toml", "sql": sql, "model-name": "m"}
-    lines = (f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
-    (folder / f"{name}.toml").write_text("".join(lines))
+    (folder / f"{name}.toml").write_text(toml_lines(settings))
 
 
 @pytest.mark.usefixtures("folder")
@@ -115,15 +111,9 @@ def test_a_file_with_a_header_alone_stops_nothing():
     for mode in ("predict", "evaluate"):
         printed = printed_by(mode, "new.toml", "--set", f"output-dir={mode}")
         assert not MEANS.search(printed)
-    joined = (
-        FRAMES["orders"]
-        .tail(9)
-        .merge(FRAMES["customers"], left_on="customer", right_on="id")
-    )
+    orders = FRAMES["orders"].tail(9)
+    joined = orders.merge(FRAMES["customers"], left_on="customer", right_on="id")
     assert len(pq.read_table("predict/predictions.parquet")) == len(joined)
-
-
-JOINED = "FROM orders o JOIN customers c ON o.customer = c.id"
 
 
 @pytest.mark.parametrize(
@@ -150,8 +140,6 @@ JOINED = "FROM orders o JOIN customers c ON o.customer = c.id"
 )
 @pytest.mark.usefixtures("folder")
 def test_every_way_of_training_takes_a_shard_without_rows(settings):
-    options = [word for setting in settings for word in ("--set", setting)]
-    text = printed_by("train", "part.toml", "--set", "output-dir=out", *options)
-    assert "Result of" in text
-    rows = json.loads(Path("out/report.json").read_text())["joined-rows"]
-    assert rows["train"] > 10
+    options = settings_of("output-dir=out", *settings)
+    assert "Result of" in printed_by("train", "part.toml", *options)
+    assert read_json(Path("out/report.json"))["joined-rows"]["train"] > 10

@@ -13,16 +13,17 @@ import pytest
 
 from client_apps.data import run_store as site_store
 from client_apps.handlers.inference import PURPOSE, check_range
-from strategies.inference.predict import Predict
 from tests.support.federated import FEATURES, SOURCE, sharded, store, whole
 from tests.support.files import case_table
 from tests.support.predicted import (
     check_equal,
     on,
     part_scores,
+    predicting,
     scored,
     train,
     train_store,
+    unlabelled,
 )
 from tests.support.reference.families import Family
 from tp_flower.errors import (
@@ -35,7 +36,6 @@ from tp_flower.errors import (
 from tp_flower.features.columns import NumericColumn
 from tp_flower.objectives import response_of
 from tp_flower.privacy.key_agreement import GroupSecret
-from tp_flower.query import Query
 from tp_flower.reports.predictions import class_values
 from tp_flower.settings import PrivacySettings
 
@@ -46,6 +46,9 @@ LEFT JOIN (SELECT item, AVG(price) AS price, COUNT(*) AS n FROM items GROUP BY i
 ON o.item = i.item"""
 
 
+STORE = on(whole, store())
+
+
 def new_rows():
     """Rows that no model was trained on: other values, nulls, a new category."""
     frames = store(orders=80, customers=15, seed=9)
@@ -53,6 +56,11 @@ def new_rows():
     frames["orders"]["day"] = frames["orders"]["day"].astype(float)
     frames["orders"].loc[4, "day"] = np.nan
     return {**frames, "orders": frames["orders"].drop(columns="qty")}
+
+
+def check_scores(table, joined, scores):
+    """Compare predictions with the scores of joined rows."""
+    check_equal(scored(table), sorted(zip(joined["row"], scores, strict=True)))
 
 
 def moved(model, folder):
@@ -65,9 +73,8 @@ def trained_once(loss, layout=whole, **how):
 
     @pytest.fixture(scope="module")
     def model(tmp_path_factory):
-        return train_store(
-            tmp_path_factory.mktemp("m"), loss, on(layout, store()), **how
-        )
+        folder = tmp_path_factory.mktemp("m")
+        return train_store(folder, loss, on(layout, store()), **how)
 
     return model
 
@@ -75,14 +82,15 @@ def trained_once(loss, layout=whole, **how):
 logistic = trained_once("logistic", sharded)
 squared = trained_once("squared")
 softmax = trained_once("softmax", strategy="sgd", batch_size=20, num_epochs=1)
-NETWORKS = (("i", "mlp"), ("c", "tests.support.predicted:wide"))
+NETWORKS = (("i", "mlp"), ("c", "tests.support.examples.networks:network"))
 torch = trained_once("squared", models=NETWORKS, num_epochs=1, local_epochs=2)
 
 
 @pytest.mark.cases("squared", "softmax")
 @pytest.mark.parametrize("name", ["squared", "logistic", "softmax", "torch"])
 def test_equal_to_the_joined_table(request, name):
-    model, rows = request.getfixturevalue(name), new_rows()
+    model = request.getfixturevalue(name)
+    rows = new_rows()
     # the label table in other shards than in training, the others in more
     again = {**on(sharded, rows), "orders": on(whole, rows)["orders"]}
     table = model.table(again, UNLABELLED)
@@ -92,20 +100,20 @@ def test_equal_to_the_joined_table(request, name):
 
 def test_same_rows_score_as_in_training(logistic):
     # the held-out rows are among them: the metrics are of both
-    assert logistic.evaluate(on(sharded, store()))["loss"] == pytest.approx(
-        0.8 * logistic.manifest.train["loss"] + 0.2 * logistic.manifest.test["loss"],
-        rel=0.05,
-    )
+    train = logistic.manifest.train["loss"]
+    test = logistic.manifest.test["loss"]
+    loss = logistic.evaluate(on(sharded, store()))["loss"]
+    assert loss == pytest.approx(0.8 * train + 0.2 * test, rel=0.05)
 
 
 def test_outputs_of_classes(logistic, softmax):
-    table = logistic.table(on(whole, store()), UNLABELLED)
+    table = logistic.table(STORE, UNLABELLED)
     score = table["score"].to_numpy()
     chance = table["probability.1"].to_numpy()
     np.testing.assert_allclose(chance, 1 / (1 + np.exp(-score)))
     np.testing.assert_allclose(table["probability.0"].to_numpy() + chance, 1.0)
     assert table["prediction"].to_pylist() == (score > 0).tolist()
-    table = softmax.table(on(whole, store()))
+    table = softmax.table(STORE)
     scores = np.column_stack([table[f"score.{c}"] for c in "abc"])
     chances = np.column_stack([table[f"probability.{c}"] for c in "abc"])
     odds = np.exp(scores)
@@ -128,12 +136,9 @@ def test_a_row_far_outside_of_the_training_rows_is_refused_in_words_about_rows(s
     assert "diverged" not in str(caught.value)
     # both remedies that the error names
     expected = squared.reference(rows, SOURCE)
-    scores = scored(
-        squared.table(far, UNLABELLED, privacy=PrivacySettings(scores="clear"))
-    )
-    np.testing.assert_allclose(
-        np.array(scores), np.array(expected), rtol=1e-6, atol=1e-5
-    )
+    clear = PrivacySettings(scores="clear")
+    scores = scored(squared.table(far, UNLABELLED, privacy=clear))
+    np.testing.assert_allclose(scores, expected, rtol=1e-6, atol=1e-5)
     near = f"{SOURCE} WHERE o.day < 100"
     kept = scored(squared.table(far, f"SELECT {FEATURES} {near}"))
     # rows are numbered among those that are read
@@ -145,27 +150,21 @@ def test_a_row_far_outside_of_the_training_rows_is_refused_in_words_about_rows(s
 @pytest.mark.parametrize("score", [np.nan, np.inf, -1e31])
 def test_scores_in_the_clear_that_a_message_cannot_carry_are_refused_alike(score):
     check_range(np.full((3, 1), 1e29), None)
-    with pytest.raises(
-        ModelError, match=r"up to 1e\+30: .* leave such rows out by WHERE$"
-    ):
+    match = r"up to 1e\+30: .* leave such rows out by WHERE$"
+    with pytest.raises(ModelError, match=match):
         check_range(np.array([[1.0], [score]]), None)
 
 
 def test_predictions_of_a_regression_and_of_rows_joined_several_times(squared):
-    table = squared.table(on(whole, store()), UNLABELLED)
+    table = squared.table(STORE, UNLABELLED)
     assert table["prediction"].equals(table["score"])
-    assert table.column_names == [
-        "row_key",
-        "occurrence",
-        "score",
-        "prediction",
-        "is_partial",
-    ]
+    names = ["row_key", "occurrence", "score", "prediction", "is_partial"]
+    assert table.column_names == names
     frame = table.to_pandas()
     assert frame["occurrence"].tolist() == frame.groupby("row_key").cumcount().tolist()
     assert frame["occurrence"].max() == 2
     weighted = UNLABELLED.replace("SELECT", "SELECT o.day AS weight,")
-    assert squared.table(on(whole, store()), weighted).equals(table)
+    assert squared.table(STORE, weighted).equals(table)
 
 
 @pytest.mark.parametrize(
@@ -217,26 +216,24 @@ def test_other_filters(squared):
 
 
 def test_left_joins_and_sub_queries(tmp_path):
-    select = "SELECT o.qty AS label, o.day, c.age, c.region, i.price, i.n "
-    model = train(tmp_path, on(whole, store()), select + LEFT, task="regression")
+    sql = f"SELECT o.qty AS label, o.day, c.age, c.region, i.price, i.n {LEFT}"
+    model = train(tmp_path, STORE, sql, task="regression")
     rows = new_rows()
-    table = model.table(on(whole, rows), select.replace("o.qty AS label, ", "") + LEFT)
+    table = model.table(on(whole, rows), unlabelled(sql))
     items = rows["items"].groupby("item")["price"].agg(price="mean", n="size")
     grouped = items.reset_index()
     columns = {name: NumericColumn(grouped[name].to_numpy(float)) for name in items}
     scores = part_scores(model.saved("i"), columns)
-    orders = rows["orders"].assign(
-        o=model.local_scores("o", rows["orders"])[:, 0], position=range(80)
-    )
-    people = rows["customers"].assign(
-        c=model.local_scores("c", rows["customers"])[:, 0]
-    )
+    of_orders = model.local_scores("o", rows["orders"])[:, 0]
+    of_people = model.local_scores("c", rows["customers"])[:, 0]
+    orders = rows["orders"].assign(o=of_orders, row=range(80))
+    people = rows["customers"].assign(c=of_people)
     joined = orders.merge(people, "left", left_on="customer", right_on="id").merge(
         grouped.assign(i=scores[:, 0]), "left", on="item"
     )
     total = joined[["o", "c", "i"]].fillna(0).sum(axis=1) + model.manifest.base_score[0]
     assert len(table) == len(joined) == 80
-    check_equal(scored(table), sorted(zip(joined["position"], total, strict=True)))
+    check_scores(table, joined, total)
 
 
 def test_parts_of_a_union(tmp_path):
@@ -265,17 +262,13 @@ def test_parts_of_a_union(tmp_path):
         .merge(people.assign(c=c), left_on="customer", right_on="id")
     )
     total = joined["o"] + joined["c"] + model.manifest.base_score[0]
-    check_equal(scored(table), sorted(zip(joined["row"], total, strict=True)))
+    check_scores(table, joined, total)
     gone = apart(frames)
     del gone["old"]
     table = model.table(gone, on_missing="mean")
     is_partial = table["is_partial"].to_numpy(zero_copy_only=False)
     young = joined[joined["region"] != "old"]
-    expected = total[young.index]
-    check_equal(
-        scored(table.filter(~is_partial)),
-        sorted(zip(young["row"], expected, strict=True)),
-    )
+    check_scores(table.filter(~is_partial), young, total[young.index])
 
 
 def test_metrics_of_private_labels_allow_for_their_noise(logistic):
@@ -291,24 +284,22 @@ def test_metrics_of_private_labels_allow_for_their_noise(logistic):
 def test_metrics_are_those_of_the_joined_table(loss, request):
     model = request.getfixturevalue(loss)
     frames = store(orders=50, seed=3)
-    weighted = model.sql.replace(
-        "SELECT", "SELECT CASE WHEN o.day > 5 THEN o.day ELSE 0 END AS weight,"
-    )
+    weight = "CASE WHEN o.day > 5 THEN o.day ELSE 0 END AS weight"
+    weighted = model.sql.replace("SELECT", f"SELECT {weight},")
     metrics = model.evaluate(on(whole, frames), weighted)
     rows = np.array(model.reference(frames, SOURCE + " WHERE o.day > 5"))
     orders = frames["orders"].iloc[rows[:, 0].astype(int)]
-    own, labels = Family("squared"), orders["qty"].to_numpy(float)
+    family = Family("squared")
+    labels = orders["qty"].to_numpy(float)
     if loss == "logistic":
-        own, labels = Family("logistic", 2), (labels > 3).astype(float)
-    weights = orders["day"].to_numpy(float)
-    assert metrics == pytest.approx(
-        own.on(labels, weights).metrics(rows[:, 1:]), abs=1e-5
-    )
+        family, labels = Family("logistic", 2), (labels > 3).astype(float)
+    objective = family.on(labels, orders["day"].to_numpy(float))
+    assert metrics == pytest.approx(objective.metrics(rows[:, 1:]), abs=1e-5)
 
 
 def test_a_class_that_the_model_does_not_know_is_refused(softmax):
     with pytest.raises(QueryError, match=r"1 classes that .* not know \('z'\)"):
-        softmax.evaluate(on(whole, store()), softmax.sql.replace("'a'", "'z'"))
+        softmax.evaluate(STORE, softmax.sql.replace("'a'", "'z'"))
 
 
 @pytest.mark.parametrize(
@@ -326,14 +317,15 @@ def test_a_query_of_other_rows_is_refused(squared, changes, match):
     for old, new in changes.items():
         sql = sql.replace(old, new)
     with pytest.raises(QueryError, match=match):
-        squared.table(on(whole, store()), sql)
+        squared.table(STORE, sql)
 
 
 def test_row_keys_are_keyed_hashes_that_the_label_site_alone_can_tell(squared):
     before = set(squared.state.glob("*/predictions/row-keys-*"))
-    table = squared.table(on(whole, store()), UNLABELLED, row_key="day, o.online")
-    positions = squared.table(on(whole, store()), UNLABELLED)["row_key"].to_pylist()
-    keys, orders = table["row_key"].to_pylist(), store()["orders"]
+    table = squared.table(STORE, UNLABELLED, row_key="day, o.online")
+    positions = squared.table(STORE, UNLABELLED)["row_key"].to_pylist()
+    keys = table["row_key"].to_pylist()
+    orders = store()["orders"]
     secret = GroupSecret.of_simulation(seed=0).value
     key = hmac.digest(secret, PURPOSE.encode() + b"\x01", hashlib.sha256)
     rows = orders.iloc[positions]
@@ -365,9 +357,8 @@ def test_the_owner_of_the_label_table_joins_the_predictions_with_its_rows(logist
     by_position = logistic.table(sites, UNLABELLED).to_pandas()
     before = set(logistic.state.glob("*/predictions/row-keys-*"))
     columns = ["customer", "name", "at", "fine", "online"]
-    predictions = logistic.table(
-        sites, UNLABELLED, row_key=", ".join(columns)
-    ).to_pandas()
+    row_key = ", ".join(columns)
+    predictions = logistic.table(sites, UNLABELLED, row_key=row_key).to_pandas()
     (folder,) = set(logistic.state.glob("*/predictions/row-keys-*")) - before
     assert folder.parts[-3] == "orders"
     files = sorted(folder.iterdir())
@@ -391,8 +382,7 @@ def test_the_owner_of_the_label_table_joins_the_predictions_with_its_rows(logist
 
 
 def test_of_a_row_key_the_server_has_the_hashes(logistic):
-    query = Query.from_sql(UNLABELLED, needs_label=False)
-    strategy = Predict(query, logistic.manifest, mode="predict", row_key="day")
+    strategy = predicting(logistic.manifest, UNLABELLED, row_key="day")
     seen = logistic.start(strategy, on(sharded, store()))
     names = {name for s in seen if s.is_reply for _, name in s.arrays}
     joined = {"codes/0", "hashes/0", "codes/1", "hashes/1"}
@@ -409,7 +399,7 @@ def test_of_a_row_key_the_server_has_the_hashes(logistic):
 )
 def test_refused_row_keys(squared, row_key, error, match):
     with pytest.raises(error, match=match):
-        squared.table(on(whole, store()), UNLABELLED, row_key=row_key)
+        squared.table(STORE, UNLABELLED, row_key=row_key)
 
 
 def test_a_part_that_was_changed_is_refused(squared, tmp_path):
@@ -417,7 +407,7 @@ def test_a_part_that_was_changed_is_refused(squared, tmp_path):
     (file,) = (model.state / "items").glob("models/*/*/part-2/model.json")
     file.write_text(file.read_text().replace('"price"', '"price" '))
     with pytest.raises(SiteError, match=r"site 'items', table 'i': .* digest differs"):
-        model.table(on(whole, store()), UNLABELLED)
+        model.table(STORE, UNLABELLED)
 
 
 def test_a_version_that_a_site_does_not_have_is_refused(squared, tmp_path):
@@ -425,10 +415,10 @@ def test_a_version_that_a_site_does_not_have_is_refused(squared, tmp_path):
     shutil.rmtree(model.state / "items" / "models")
     name = str(model.manifest.model)
     with pytest.raises(SiteError, match=f"'items', .* has no part 2 of model {name}"):
-        model.table(on(whole, store()), UNLABELLED)
+        model.table(STORE, UNLABELLED)
 
 
 def test_a_site_in_memory_has_kept_nothing():
-    model = train_store(None, "squared", on(whole, store()), num_epochs=1)
+    model = train_store(None, "squared", STORE, num_epochs=1)
     with pytest.raises(ModelError, match=r"'orders' has kept no part .* ':memory:'"):
-        model.table(on(whole, store()), UNLABELLED)
+        model.table(STORE, UNLABELLED)

@@ -1,15 +1,19 @@
 """The ServerApp in modes predict and evaluate: what it writes, shows and refuses."""
 
-import json
-
 import pyarrow.parquet as pq
 import pytest
 
-from client_apps.app import app
 from strategies.app import act, page_line
 from strategies.report_page.page import run_view
-from strategies.run.grid import InProcessGrid
-from tests.support.federated import FEATURES, SOURCE, sharded, store, store_sql
+from tests.support.federated import (
+    FEATURES,
+    SOURCE,
+    LocalGrid,
+    sharded,
+    store,
+    store_sql,
+)
+from tests.support.files import read_json
 from tests.support.page_reading import Page, console_text
 from tests.support.predicted import on
 from tp_flower.errors import ModelError, QueryError
@@ -24,20 +28,17 @@ def run(tmp_path_factory):
     root = tmp_path_factory.mktemp("app")
 
     def run(folder, sites=None, **settings):
-        own = Settings(
-            **{"device": "cpu", "output_dir": str(root / folder), **settings}
-        )
-        sites = sites or on(sharded, store())
-        grid = InProcessGrid(app, sites, state=root / "state")
-        (root / folder).mkdir()
-        with pytest.MonkeyPatch.context() as patch:
+        output = root / folder
+        settings = Settings(device="cpu", output_dir=str(output), **settings)
+        grid = LocalGrid(sites or on(sharded, store()), state=root / "state")
+        output.mkdir()
+        with grid, pytest.MonkeyPatch.context() as patch:
             patch.setenv("TP_FLOWER_HOME", str(root / "home"))
-            completed = act(own, lambda _: None, grid, root / folder)
-            page_line(root / folder)
-        grid.close()
-        report = json.loads((root / folder / "report.json").read_text())
+            completed = act(settings, lambda _: None, grid, output)
+            page_line(output)
+        report = read_json(output / "report.json")
         assert completed.report == report
-        return report, console_text(run_view(report), width=200), root / folder
+        return report, console_text(run_view(report), width=200), output
 
     run("train", sql=store_sql("logistic"), model_name="late", num_epochs=1)
     return run
@@ -61,23 +62,20 @@ def test_predict_writes_a_file_and_a_report(run):
     rows = report["rows"]
     assert (rows["joined"], rows["partial"]) == (table.num_rows, 0)
     assert 0 < rows["label-table"] < rows["joined"]
-    assert [item["phase"] for item in report["history"]] == [
-        *("seal", "extract", "score", "finish")
-    ]
+    phases = [item["phase"] for item in report["history"]]
+    assert phases == ["seal", "extract", "score", "finish"]
     totals = report["privacy"]["totals"]
-    assert {name for own in totals for name in own["uncovered"]} == {
-        "counts",
-        "keys",
-        "scores",
-    }
-    carried = [own["carries"] for own in report["privacy"]["messages"]]
+    uncovered = {name for own in totals for name in own["uncovered"]}
+    assert uncovered == {"counts", "keys", "scores"}
+    messages = report["privacy"]["messages"]
+    carried = [own["carries"] for own in messages]
     assert "the row key of each row of o" in carried
     assert not any("label of" in text for text in carried)
     # every message of the run says what it tells
-    told = {own["message"].split(".")[1] for own in report["privacy"]["messages"]}
-    assert told == {"describe"} | {item["phase"] for item in report["history"]}
-    assert all(own["protection"] for own in report["privacy"]["messages"])
-    assert str(folder / "predictions.parquet") in shown.replace("\n", "")
+    told = {own["message"].split(".")[1] for own in messages}
+    assert told == {"describe", *phases}
+    assert all(own["protection"] for own in messages)
+    assert file in shown.replace("\n", "")
     assert model in shown
     assert (folder / "report.html").exists()
 

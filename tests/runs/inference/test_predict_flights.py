@@ -1,10 +1,10 @@
 """Predictions of flights that no model has seen, beside the joined table's."""
 
-import duckdb
 import pandas as pd
 import pytest
 
 from tests.support.predicted import check_equal, scored, train
+from tests.support.reference.joins import engine_of
 from tp_flower.sources.flights import FLIGHTS_SQL, flights_tables
 
 LABEL = "f.arr_delay > 15 AS label,"
@@ -19,9 +19,8 @@ def tables() -> dict[str, pd.DataFrame]:
         name: pd.concat([pd.read_parquet(path) for path in paths.values()])
         for name, paths in flights_tables().items()
     }
-    connection = duckdb.connect()
-    connection.register("f", frames["flights"].reset_index(drop=True))
-    new = connection.execute(f"SELECT * FROM f WHERE {NEW_ROWS}").df()
+    with engine_of({"f": frames["flights"].reset_index(drop=True)}) as engine:
+        new = engine.execute(f"SELECT * FROM f WHERE {NEW_ROWS}").df()
     return {**frames, "flights": new}
 
 

@@ -25,6 +25,11 @@ def layout(frames):
     }
 
 
+def check_with_mean(table, pairs, mean):
+    """Compare predictions with scores that lack a table's, for which a mean stands."""
+    check_equal(scored(table), [(row, score + mean) for row, score in pairs])
+
+
 def without(sites, *gone):
     return {name: own for name, own in sites.items() if name not in gone}
 
@@ -52,7 +57,7 @@ def test_a_leaf_table_that_is_gone_counts_with_its_mean(model):
     joined = "FROM orders o JOIN customers c ON o.customer = c.id"
     pairs = model.reference(frames, joined, aliases=("o", "c"))
     mean = model.manifest.table("i").mean_score[0]
-    check_equal(scored(table), [(row, score + mean) for row, score in pairs])
+    check_with_mean(table, pairs, mean)
     assert all(table["is_partial"].to_pylist())
     report = strategy.report()
     assert report["missing"] == [{"table": "i", "sites": ["items"]}]
@@ -69,9 +74,7 @@ def test_a_shard_that_is_gone_makes_its_rows_partial(model):
     mean = model.manifest.table("c").mean_score[0]
     partial = table["is_partial"].to_numpy(zero_copy_only=False)
     check_equal(scored(table.filter(~partial)), there)
-    check_equal(
-        scored(table.filter(partial)), [(row, score + mean) for row, score in rest]
-    )
+    check_with_mean(table.filter(partial), rest, mean)
 
 
 def test_metrics_with_a_mean(model):
@@ -99,25 +102,19 @@ def test_a_bridge_cannot_be_missing(tmp_path, gone):
 def test_tables_that_are_gone_are_joined_last(tmp_path):
     """A table that shares a condition with one is joined without it."""
     frames = store()
-    tail = (
-        "FROM orders o JOIN items i ON o.item = i.item "
-        "JOIN customers c ON o.customer = c.id AND i.item = c.id"
-    )
-    sql = f"SELECT o.qty AS label, {FEATURES} {tail}"
+    items = "FROM orders o JOIN items i ON o.item = i.item"
+    both = "JOIN customers c ON o.customer = c.id AND i.item = c.id"
+    sql = f"SELECT o.qty AS label, {FEATURES} {items} {both}"
     model = train(tmp_path, on(whole, frames), sql, task="regression", num_epochs=1)
     for gone, joined, left in (
-        (
-            {"c": "customers"},
-            "FROM orders o JOIN items i ON o.item = i.item",
-            ("o", "i"),
-        ),
+        ({"c": "customers"}, items, ("o", "i")),
         # a join whose tables are both gone
         ({"c": "customers", "i": "items"}, "FROM orders o", ("o",)),
     ):
         table = model.table(without(on(whole, frames), *gone.values()), **MEAN)
         pairs = model.reference(frames, joined, aliases=left)
         mean = sum(model.manifest.table(alias).mean_score[0] for alias in gone)
-        check_equal(scored(table), [(row, score + mean) for row, score in pairs])
+        check_with_mean(table, pairs, mean)
 
 
 def test_a_new_shard_at_a_site_takes_the_part_of_another(model):

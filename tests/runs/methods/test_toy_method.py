@@ -111,7 +111,8 @@ def take_step(site, request):
     """Take the gradient step, and reply with scores."""
     updates = {}
     for part in site.parts(ToyState):
-        data, model = part.data, part.model
+        data = part.data
+        model = part.model
         moments = part.moments(step_of(site, part, request.parts), 1.0)
         penalty = data.l2 * np.where(model.penalised, model.parameters, 0.0)
         gradient = penalty - moments.ravel() / data.joined_rows
@@ -203,10 +204,7 @@ def tables() -> dict[str, pd.DataFrame]:
 
 def sites() -> dict[str, dict[str, pd.DataFrame]]:
     frames = tables()
-    return {
-        "shop": {"orders": frames["orders"]},
-        "maker": {"items": frames["items"]},
-    }
+    return {f"at {name}": {name: frames[name]} for name in frames}
 
 
 def ridge() -> tuple[np.ndarray, np.ndarray]:
@@ -238,7 +236,8 @@ def test_it_is_explained_and_booked_as_it_trains():
     few = {**HOW, "num_epochs": 3}
     explanation = api.explain(SQL, sites(), **few).report
     report = api.fit(SQL, sites(), **few).report
-    cost, history = explanation["cost"], report["history"]
+    cost = explanation["cost"]
+    history = report["history"]
     assert cost["strategy"] == TOY
     assert cost["rounds"]["run"] == len(history)
     for way in ("up", "down"):
@@ -260,18 +259,21 @@ def test_it_goes_on_where_it_was_stopped(tmp_path):
         if report.epoch == 5:
             raise KeyboardInterrupt
 
-    how = {**HOW, "num_epochs": 9, "output_dir": str(tmp_path)}
+    how = {**HOW, "num_epochs": 9}
     del how["strategy"]
-    whole = STRATEGIES[TOY](Query.from_sql(SQL), **{**how, "output_dir": ""})
+
+    def run(grid, **options):
+        strategy = STRATEGIES[TOY](Query.from_sql(SQL), **how, **options)
+        strategy.start(grid)
+        return strategy.losses
+
     with closing(InProcessGrid(client_apps.app.app, sites())) as grid:
-        whole.start(grid)
+        losses = run(grid)
     with closing(InProcessGrid(client_apps.app.app, sites())) as grid:
-        stopped = STRATEGIES[TOY](Query.from_sql(SQL), on_round=stop, **how)
+        folder = str(tmp_path)
         with pytest.raises(KeyboardInterrupt):
-            stopped.start(grid)
-        resumed = STRATEGIES[TOY](Query.from_sql(SQL), **how, resume=str(tmp_path))
-        resumed.start(grid)
-    assert resumed.losses == whole.losses
+            run(grid, on_round=stop, output_dir=folder)
+        assert run(grid, output_dir=folder, resume=folder) == losses
 
 
 def test_a_strategy_has_one_room():

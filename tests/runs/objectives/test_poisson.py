@@ -72,7 +72,8 @@ class Poisson(Objective):
         return z
 
     def measure(self, scores, _value):
-        y, rates = self.target.numbers, np.exp(scores[:, 0])
+        y = self.target.numbers
+        rates = np.exp(scores[:, 0])
         terms = y * (np.log(np.maximum(y, 1.0)) - scores[:, 0]) - (y - rates)
         distances = np.abs(rates - y)
         return {
@@ -94,7 +95,8 @@ def registered(monkeypatch):
 
 def frames() -> federated.Frames:
     rng = np.random.default_rng(5)
-    region, day = rng.choice(["n", "s", "w"], 40), rng.choice(["mon", "sat"], 600)
+    region = rng.choice(["n", "s", "w"], 40)
+    day = rng.choice(["mon", "sat"], 600)
     customer = rng.integers(0, 40, 600)
     scores = 0.4 + 0.9 * (region[customer] == "s") - 0.7 * (day == "sat")
     return {
@@ -107,7 +109,8 @@ def frames() -> federated.Frames:
 
 def optimum(tables: federated.Frames) -> tuple[pd.DataFrame, np.ndarray, float]:
     """The joined table, and its best scores with their mean loss."""
-    orders, customers = tables["orders"], tables["customers"]
+    orders = tables["orders"]
+    customers = tables["customers"]
     joined = orders.merge(customers, left_on="customer", right_on="id", how="left")
     dummies = pd.get_dummies(joined[["day", "region"]], drop_first=True).to_numpy(float)
     design = np.column_stack([np.ones(len(joined)), dummies])
@@ -144,23 +147,20 @@ def test_the_formulas_fit_each_other():
 def test_it_trains_predicts_and_is_reported(method, tmp_path):
     tables = frames()
     joined, scores, least = optimum(tables)
-    sites = {"shop": {"orders": [tables["orders"]]}}
-    sites["office"] = {"customers": [tables["customers"]]}
+    sites = predicted.on(federated.whole, tables)
     grid = federated.WatchedGrid(sites, state=tmp_path)
     run = federated.train(grid, SQL, method, **HOW, **METHODS[method], device="cpu")
     model = predicted.Model(SQL, tmp_path, predicted.make_manifest(run))
     report = run.report
     assert report.final_train["loss"] == pytest.approx(least, rel=1e-4)
     # of counts, not of logarithms
-    counts, rates = joined["parcels"].to_numpy(float), np.exp(scores)
-    assert report.final_train["mae"] == pytest.approx(
-        np.abs(rates - counts).mean(), rel=5e-3
-    )
+    counts = joined["parcels"].to_numpy(float)
+    rates = np.exp(scores)
+    mae = np.abs(rates - counts).mean()
+    assert report.final_train["mae"] == pytest.approx(mae, rel=5e-3)
     assert set(report.final_train) == {"loss", "deviance", "mae"}
-    assert (
-        report.outcomes["baseline"]["train"]["deviance"]
-        > (report.final_train["deviance"])
-    )
+    baseline = report.outcomes["baseline"]["train"]
+    assert baseline["deviance"] > report.final_train["deviance"]
     assert model.manifest.loss == "poisson"
     table = model.table(sites)
     order = np.argsort(table["row"].to_numpy()) if "row" in table.column_names else None
@@ -173,8 +173,7 @@ def test_it_trains_predicts_and_is_reported(method, tmp_path):
 
 
 def test_it_is_explained():
-    tables = frames()
-    sites = [{"orders": [tables["orders"]]}, {"customers": [tables["customers"]]}]
+    sites = federated.one_per_site(federated.whole(frames()))
     how = {**HOW, "mode": "explain", "strategy": "boost"}
     explained = federated.train(sites, SQL, Explain, **how)
     assert explained.explanation["loss"] == "poisson"

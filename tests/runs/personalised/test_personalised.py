@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from strategies import Personalised, Predict
+from strategies import Personalised
 from strategies.report_page.page import render, result_view
 from strategies.run.grid import InProcessGrid
 from strategies.training.saving import make_manifest
@@ -15,6 +15,7 @@ from tests.support import federated
 from tests.support.federated import WatchedGrid
 from tests.support.files import case_table
 from tests.support.page_reading import console_text
+from tests.support.predicted import predicting
 from tp_flower.errors import (
     DivergedError,
     QueryError,
@@ -29,7 +30,6 @@ from tp_flower.methods.personalised.messages import (
     TRAIN_SUMMARISE,
 )
 from tp_flower.protocol.messages import Action
-from tp_flower.query import Query
 from tp_flower.reports.console import format_value
 from tp_flower.reports.records import report_dict
 from tp_flower.settings import PrivacySettings, Settings
@@ -62,8 +62,18 @@ def train(
     grid: InProcessGrid | None = None,
     **settings: object,
 ) -> Personalised:
-    grid = grid or grid_of(frames() if tables is None else tables)
+    grid = grid or grid_of(tables or frames())
     return federated.train(grid, sql, Personalised, **{"graph": CHAIN, **settings})
+
+
+def models_of(strategy: Personalised) -> np.ndarray:
+    """The parameters of every site's own model."""
+    return strategy.method.parameters["personal"]
+
+
+def facts_of(strategy: Personalised) -> dict:
+    """What the report says of the sites' own models."""
+    return strategy.report.sections["personal"]
 
 
 class Obvious:
@@ -71,8 +81,10 @@ class Obvious:
 
     def __init__(self, tables: dict[str, pd.DataFrame], l2: float) -> None:
         rows = pd.concat(tables.values())
-        centre, scale = rows[["a", "b"]].mean(), rows[["a", "b"]].std(ddof=0)
-        self.base, self.l2 = rows.y.mean(), l2
+        centre = rows[["a", "b"]].mean()
+        scale = rows[["a", "b"]].std(ddof=0)
+        self.base = rows.y.mean()
+        self.l2 = l2
         self.designs = [
             np.column_stack([(own[["a", "b"]] - centre) / scale, np.ones(len(own))])
             for own in tables.values()
@@ -81,7 +93,8 @@ class Obvious:
 
     def quadratic(self, site: int) -> tuple[np.ndarray, np.ndarray]:
         """H and c of f = 1/2 z'Hz - c'z + constant."""
-        design, labels = self.designs[site], self.labels[site]
+        design = self.designs[site]
+        labels = self.labels[site]
         penalty = self.l2 * np.diag([1.0, 1.0, 0.0])
         count = len(labels)
         return design.T @ design / count + penalty, design.T @ labels / count
@@ -96,11 +109,10 @@ def test_without_a_penalty_every_site_has_the_model_of_its_rows_alone():
     strategy = train(tables, graph_penalty=0.0, **WHOLE)
     obvious = Obvious(tables, 0.01)
     alone = [np.linalg.solve(*obvious.quadratic(k)) for k in range(3)]
-    np.testing.assert_allclose(strategy.method.parameters["personal"], alone, atol=1e-5)
-    means = strategy.report.sections["personal"]["means"]
-    assert means["personal"]["train"]["loss"] == pytest.approx(
-        means["local"]["train"]["loss"], rel=1e-6
-    )
+    np.testing.assert_allclose(models_of(strategy), alone, atol=1e-5)
+    means = facts_of(strategy)["means"]
+    loss, loss_alone = (means[name]["train"]["loss"] for name in ("personal", "local"))
+    assert loss == pytest.approx(loss_alone, rel=1e-6)
 
 
 def test_a_large_penalty_leads_to_the_one_model_of_no_personal_coordinate():
@@ -110,11 +122,11 @@ def test_a_large_penalty_leads_to_the_one_model_of_no_personal_coordinate():
     pairs = [obvious.quadratic(k) for k in range(3)]
     # every site counts alike, however many rows it has
     one = np.linalg.solve(sum(h for h, _ in pairs), sum(c for _, c in pairs))
-    found = tied.method.parameters["personal"]
+    found = models_of(tied)
     assert (found == found[0]).all()
     np.testing.assert_allclose(found[0], one, atol=1e-5)
     np.testing.assert_allclose(tied.method.parameters["global"][0], one, atol=1e-5)
-    assert tied.report.sections["personal"]["clusters"] == [[0, 1, 2]]
+    assert facts_of(tied)["clusters"] == [[0, 1, 2]]
 
 
 def test_no_personal_coordinate_is_one_model_whatever_the_penalty():
@@ -128,7 +140,8 @@ def test_between_the_limits_it_is_the_optimum_of_a_generic_solver():
     tables = frames(5)
     edges = "s0-s1, s1-s2, s2-s3, s3-s4, s4-s0, s0-s2"
     strategy = train(tables, graph=edges, graph_penalty=0.05, **WHOLE)
-    obvious, models = Obvious(tables, 0.01), cvxpy.Variable((5, 3))
+    obvious = Obvious(tables, 0.01)
+    models = cvxpy.Variable((5, 3))
     fits = 0.0
     for k in range(5):
         fits += cvxpy.sum_squares(
@@ -141,19 +154,13 @@ def test_between_the_limits_it_is_the_optimum_of_a_generic_solver():
     )
     problem = cvxpy.Problem(cvxpy.Minimize(fits / 5 + 0.05 * pulls))
     problem.solve(solver=cvxpy.CLARABEL)
-    assert strategy.report.sections["personal"]["objective"] == pytest.approx(
-        problem.value, rel=1e-6
-    )
-    np.testing.assert_allclose(
-        strategy.method.parameters["personal"], models.value, atol=2e-4
-    )
+    assert facts_of(strategy)["objective"] == pytest.approx(problem.value, rel=1e-6)
+    np.testing.assert_allclose(models_of(strategy), models.value, atol=2e-4)
 
 
 def test_shared_coordinates_are_one_and_named_ones_are_each_sites_own():
     tables = frames()
-    found = train(tables, personal="b", graph_penalty=0.0, **WHOLE).method.parameters[
-        "personal"
-    ]
+    found = models_of(train(tables, personal="b", graph_penalty=0.0, **WHOLE))
     assert (found[:, [0, 2]] == found[0, [0, 2]]).all()
     assert len(set(found[:, 1])) == 3
     gradients = Obvious(tables, 0.01).gradients(found)
@@ -162,34 +169,45 @@ def test_shared_coordinates_are_one_and_named_ones_are_each_sites_own():
     np.testing.assert_allclose(gradients[:, 1], 0.0, atol=1e-5)
 
 
-def clusters_of_sites() -> tuple[dict[str, pd.DataFrame], np.ndarray]:
-    """30 sites of 40 rows in 3 clusters, each with a law of its own."""
+def clusters_of_sites() -> dict[str, pd.DataFrame]:
+    """30 sites of 40 rows, which in turn are of 3 clusters, each with its own law."""
     rng = np.random.default_rng(0)
-    laws, found = rng.normal(size=(3, 10)), {}
+    laws = rng.normal(size=(3, 10))
+    found = {}
     for site in range(30):
         rows = pd.DataFrame(rng.normal(size=(40, 10))).add_prefix("x")
         label = rows.to_numpy() @ laws[site % 3] + rng.normal(size=40)
         found[f"s{site:02}"] = rows.assign(y=label)
-    return found, np.arange(30) % 3
+    return found
 
 
-def some_sites(members: slice) -> tuple[dict[str, pd.DataFrame], str]:
-    """Some of the sites in clusters, and the query."""
-    tables, _ = clusters_of_sites()
-    sql = f"SELECT y AS label, {', '.join(f'x{k}' for k in range(10))} FROM t"
-    return {name: tables[name] for name in [*tables][members]}, sql
+OF_TEN = f"SELECT y AS label, {', '.join(f'x{k}' for k in range(10))} FROM t"
+
+
+def some_sites(members: slice) -> dict[str, pd.DataFrame]:
+    """Some of the sites in clusters."""
+    return dict([*clusters_of_sites().items()][members])
+
+
+def along(tables: dict[str, pd.DataFrame]) -> str:
+    """The edges of a chain of sites."""
+    return ", ".join(f"{a}-{b}" for a, b in pairwise(tables))
 
 
 def test_clusters_of_sites_are_found_and_predict_better_than_one_or_each_alone():
     from sklearn.metrics import adjusted_rand_score
 
-    tables, truth = clusters_of_sites()
-    sql = f"SELECT y AS label, {', '.join(f'x{k}' for k in range(10))} FROM t"
-    strategy = train(tables, sql, graph="models", graph_penalty=0.01, num_epochs=15)
-    facts = strategy.report.sections["personal"]
-    assert (
-        adjusted_rand_score(truth, [own["cluster"] for own in facts["sites"]]) >= 0.95
+    facts = facts_of(
+        train(
+            clusters_of_sites(),
+            OF_TEN,
+            graph="models",
+            graph_penalty=0.01,
+            num_epochs=15,
+        )
     )
+    clusters = [own["cluster"] for own in facts["sites"]]
+    assert adjusted_rand_score(np.arange(30) % 3, clusters) >= 0.95
     loss = {name: own["test"]["loss"] for name, own in facts["means"].items()}
     assert loss["personal"] <= 0.9 * min(loss["global"], loss["local"])
 
@@ -239,9 +257,8 @@ def test_noise_on_the_summaries_is_paid_for_and_so_said(graph, tmp_path):
 
 def test_a_policy_that_keeps_models_refuses(tmp_path):
     policies = {"t": "releases.models = 'never'"}
-    grid = WatchedGrid(
-        [federated.write_site(tmp_path / "s0", {"t": frames()["s0"]}, policies)]
-    )
+    site = federated.write_site(tmp_path / "s0", {"t": frames()["s0"]}, policies)
+    grid = WatchedGrid([site])
     with pytest.raises(SiteError, match=r"releases\.models = never"):
         train(grid=grid, baselines=False)
 
@@ -263,23 +280,25 @@ def test_classes_of_all_sites_are_put_together(label, loss, classes):
 
 
 def test_an_mlps_last_layer_is_each_sites_own():
-    settings = {"model": "mlp", "hidden_sizes": (4,), "num_epochs": 15, "device": "cpu"}
-    strategy = train(personal="last", baselines=False, **settings)
-    found = strategy.method.parameters["personal"]
+    strategy = train(
+        personal="last",
+        baselines=False,
+        model="mlp",
+        hidden_sizes=(4,),
+        num_epochs=15,
+        device="cpu",
+    )
+    found = models_of(strategy)
     assert (found[:, :-5] == found[0, :-5]).all()
     assert not (found[1:, -5:] == found[0, -5:]).any()
-    losses = [item.train["loss"] for item in strategy.history if item.train]
-    assert losses[-1] < 0.5 * losses[0]
+    assert strategy.losses[-1] < 0.5 * strategy.losses[0]
 
 
 def test_local_steps_on_batches_come_near_the_same_place():
     exact = train(graph_penalty=0.05, num_epochs=60)
-    how = {"num_epochs": 40, "batch_size": 8, "local_epochs": 2}
-    rough = train(graph_penalty=0.05, **how)
-    found, best = (
-        rough.report.sections["personal"]["objective"],
-        exact.report.sections["personal"]["objective"],
-    )
+    rough = train(graph_penalty=0.05, num_epochs=40, batch_size=8, local_epochs=2)
+    found = facts_of(rough)["objective"]
+    best = facts_of(exact)["objective"]
     assert best <= found + 1e-9
     assert found == pytest.approx(best, rel=0.1)
 
@@ -289,12 +308,12 @@ def test_every_site_predicts_with_its_own_model(tmp_path):
     grid = grid_of(tables, state=tmp_path)
     strategy = train(grid=grid, graph_penalty=0.01, **WHOLE)
     manifest = make_manifest(strategy)
-    query = Query.from_sql("SELECT a, b FROM t", needs_label=False)
-    predict = Predict(query, manifest, mode="predict", model_name=str(manifest.model))
+    name = str(manifest.model)
+    predict = predicting(manifest, "SELECT a, b FROM t", model_name=name)
     predict.start(grid)
     scores = predict.predictions["score"].to_numpy()
     obvious = Obvious(tables, 0.01)
-    models = zip(obvious.designs, strategy.method.parameters["personal"], strict=True)
+    models = zip(obvious.designs, models_of(strategy), strict=True)
     expected = [design @ model + obvious.base for design, model in models]
     np.testing.assert_allclose(scores, np.concatenate(expected), atol=1e-5)
 
@@ -307,18 +326,16 @@ def test_the_page_has_the_graph_and_every_site():
     assert "4 sites, 2 edges, 2 clusters of equal models, 2 connected groups" in page
     apart = render(report_dict(train(frames(4), graph_penalty=0.0).report))
     assert "4 clusters of equal models" in apart
-    for own in strategy.report.sections["personal"]["sites"]:
+    for own in facts_of(strategy)["sites"]:
         shown = format_value(own["personal"]["test"]["rmse"])
         assert re.search(rf"{own['site']}</t[hd]>.*?{shown}", page, re.DOTALL)
 
 
 def test_the_console_compares_with_one_model_and_with_each_alone():
-    report = train().report
-    text = console_text(result_view(report_dict(report)))
-    values = [
-        format_value(own["test"]["rmse"])
-        for own in report.sections["personal"]["means"].values()
-    ]
+    strategy = train()
+    text = console_text(result_view(report_dict(strategy.report)))
+    means = facts_of(strategy)["means"].values()
+    values = [format_value(own["test"]["rmse"]) for own in means]
     row = r"mean of the sites +\d+ +" + " +".join(map(re.escape, values))
     assert re.search(row, text)
     assert "one model for all" in " ".join(text.split())
@@ -342,11 +359,11 @@ def test_models_that_lose_to_others_say_how_to_change_the_penalty(rows, how, adv
 def test_the_advice_about_the_penalty_leads_to_one_without_advice(
     members, penalty, advice
 ):
-    tables, sql = some_sites(members)
-    edges = ", ".join(f"{a}-{b}" for a, b in pairwise(tables))
+    tables = some_sites(members)
     for _ in range(6):
-        how = {"graph": edges, "graph_penalty": penalty, "num_epochs": 60}
-        warnings = train(tables, sql, **how).report.warnings
+        warnings = train(
+            tables, OF_TEN, graph=along(tables), graph_penalty=penalty, num_epochs=60
+        ).report.warnings
         if not warnings:
             break
         assert advice in warnings[0]
@@ -357,16 +374,15 @@ def test_the_advice_about_the_penalty_leads_to_one_without_advice(
 
 
 def test_classes_that_one_site_leaves_out_are_refused():
+    @federated.on_replies(Action.EXTRACT)
     def change(seen):
-        if seen.action == Action.EXTRACT and seen.is_reply and seen.node == 2:
+        if seen.node == 2:
             seen.header["parts"][0]["label"]["classes"] = None
 
-    with pytest.raises(
-        ReplyError, match=r"'s0'.* sent no classes of its label, which others"
-    ):
-        train(
-            sql=SQL.replace("y AS", "y > 1 AS"), grid=grid_of(frames(), change=change)
-        )
+    grid = grid_of(frames(), change=change)
+    match = r"'s0'.* sent no classes of its label, which others"
+    with pytest.raises(ReplyError, match=match):
+        train(sql=SQL.replace("y AS", "y > 1 AS"), grid=grid)
 
 
 def test_a_training_that_diverges_is_told_the_learning_rate():
@@ -379,15 +395,16 @@ def test_a_training_that_diverges_is_told_the_learning_rate():
 
 
 def test_edges_that_are_named_keep_a_penalty():
-    tables, sql = some_sites(slice(6))
-    how = {"graph_penalty": 10.0, "num_epochs": 60}
-    edges = ", ".join(f"{a}-{b}" for a, b in pairwise(tables))
-    (warning,) = train(tables, sql, graph=edges, **how).report.warnings
+    tables = some_sites(slice(6))
+
+    def warnings_of(graph):
+        return train(
+            tables, OF_TEN, graph=graph, graph_penalty=10.0, num_epochs=60
+        ).report.warnings
+
+    (warning,) = warnings_of(along(tables))
     assert warning.endswith(", or name the edges in graph")
-    assert (
-        train(tables, sql, graph="s00-s03, s01-s04, s02-s05", **how).report.warnings
-        == []
-    )
+    assert warnings_of("s00-s03, s01-s04, s02-s05") == []
 
 
 @pytest.mark.parametrize(("sql", "message"), CASES["queries"])

@@ -2,6 +2,7 @@
 other.
 """
 
+import copy
 import json
 import tomllib
 
@@ -10,8 +11,6 @@ import pytest
 from client_apps.data.ledger import open_ledger
 from client_apps.privacy import approval
 from strategies import Explain
-from strategies.inference.predict import Predict
-from strategies.training.saving import make_manifest
 from tests.support.command_line import invoke, printed_by, refused_by, site_options
 from tests.support.federated import train
 from tests.support.files import case_table
@@ -22,15 +21,17 @@ from tests.support.peers.hostile import (
     HostileGrid,
     ledger_lines,
 )
+from tests.support.predicted import predicting, unlabelled
 from tp_flower.errors import SiteError
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import Packet
-from tp_flower.query import Query
 from tp_flower.query.fragment_text import text_digest
 from tp_flower.settings import PrivacySettings
 
 CASES = case_table(__file__)
 RULES = CASES["rules"]
+NONE_WAITS = "No run waits for an approval.\n"
+EXPLAINING = {"method": Explain, "mode": "explain"}
 RUN = {
     "strategy": "admm",
     "encoders": "o.price=range(0, 9); o.day=cyclic(28)",
@@ -54,9 +55,8 @@ def run(folder, approved=(), sql=SQL, method=None, instead=None, **settings):
 
 def refused(folder, *arguments, **settings):
     """Run, and return the shop's refusal as it stands in the ledger."""
-    with pytest.raises(
-        SiteError, match=r"site 'shop', .* \(approved-runs\) refuses: the run "
-    ):
+    match = r"site 'shop', .* \(approved-runs\) refuses: the run "
+    with pytest.raises(SiteError, match=match):
         run(folder, *arguments, **settings)
     return ledger_lines(folder, "shop", "refuse")[-1]
 
@@ -72,30 +72,24 @@ def test_a_run_waits_until_its_owner_has_read_and_approved_it(tmp_path):
     assert "source" not in line
     (proposal,) = approval.refused_proposals([line])
     assert proposal.digest == line["proposal"]
-    assert (
-        f"the run {proposal.digest} is not approved; its owner reads" in line["reason"]
-    )
+    reason = f"the run {proposal.digest} is not approved; its owner reads"
+    assert reason in line["reason"]
     # the others were asked for the same
     assert ledger_lines(tmp_path, "us")[-1]["proposal"] == proposal.digest
-    before = (tmp_path / "shop" / "tables.toml").read_text()
+    file = tmp_path / "shop" / "tables.toml"
+    before = file.read_text()
     shown = invoke("approve", *site_options(tmp_path), answer="n\n")
     assert shown.exit_code == 0
     for text in CASES["shown"]:
         assert text in " ".join(shown.stdout.split())
-    assert (tmp_path / "shop" / "tables.toml").read_text() == before
+    assert file.read_text() == before
     answer = invoke("approve", *site_options(tmp_path), answer="y\n")
     assert answer.stdout.startswith(f"RUN {proposal.digest}\nTABLES\n")
-    assert 'Approved: approved-runs of [tables."orders"]' in answer.stdout.replace(
-        ".policy", ""
-    )
-    rules = tomllib.loads((tmp_path / "shop" / "tables.toml").read_text())["tables"][
-        "orders"
-    ]
-    assert rules["policy"]["approved-runs"] == [proposal.digest]
-    assert (
-        printed_by("approve", *site_options(tmp_path))
-        == "No run waits for an approval.\n"
-    )
+    words = 'Approved: approved-runs of [tables."orders"]'
+    assert words in answer.stdout.replace(".policy", "")
+    rules = tomllib.loads(file.read_text())["tables"]["orders"]["policy"]
+    assert rules["approved-runs"] == [proposal.digest]
+    assert printed_by("approve", *site_options(tmp_path)) == NONE_WAITS
     run(tmp_path, [proposal.digest])
     assert ledger_lines(tmp_path, "shop")[-1]["proposal"] == proposal.digest
 
@@ -108,32 +102,24 @@ def test_an_approval_is_not_replayed_for_another_run(tmp_path, approved, change)
     other = {"sql": change.get("sql", SQL), **change.get("settings", {})}
     line = refused(tmp_path, [approved], **other)
     # not even one that asks this owner for nothing else
-    assert (line["digest"] == text_digest(ORDERS_TEXT)) != change.get(
-        "asks-otherwise", False
-    )
+    asks_otherwise = change.get("asks-otherwise", False)
+    assert (line["digest"] != text_digest(ORDERS_TEXT)) == asks_otherwise
     assert line["proposal"] != approved
 
 
 def test_approved_training_may_be_explained_and_the_other_way_round(tmp_path, approved):
-    run(tmp_path, [approved], method=Explain, mode="explain")
-    run(
-        tmp_path,
-        [approved],
-        method=Explain,
-        mode="explain",
-        output_dir=str(tmp_path / "out"),
-    )
-    assert refused(tmp_path, method=Explain, mode="explain")["proposal"] == approved
+    run(tmp_path, [approved], **EXPLAINING)
+    run(tmp_path, [approved], **EXPLAINING, output_dir=str(tmp_path / "out"))
+    assert refused(tmp_path, **EXPLAINING)["proposal"] == approved
     # what is the operator's own is no part of it
     run(tmp_path, [approved], site_timeout=99.0, progress=False, track="")
 
 
 def test_approved_training_is_no_approval_of_predictions(tmp_path, approved):
     trained = run(tmp_path, [approved])
-    query = Query.from_sql(SQL.replace("o.qty AS label, ", ""), needs_label=False)
 
     def predict(*approvals, **settings):
-        strategy = Predict(query, make_manifest(trained), mode="predict", **settings)
+        strategy = predicting(trained, unlabelled(SQL), **settings)
         strategy.start(grid_of(tmp_path, [approved, *approvals]))
 
     with pytest.raises(SiteError, match="approved-runs"):
@@ -158,7 +144,7 @@ def test_a_server_that_tells_an_owner_of_another_run_gets_nothing(tmp_path, appr
 
     def replay(action, node, packet):
         if action == Action.EXTRACT and node == SHOP:
-            proposal = json.loads(json.dumps(kept["proposal"]))
+            proposal = copy.deepcopy(kept["proposal"])
             nodes = {
                 (part["table"], part["site"]): part["node"]
                 for part in packet.header["proposal"]["parts"].values()
@@ -169,9 +155,8 @@ def test_a_server_that_tells_an_owner_of_another_run_gets_nothing(tmp_path, appr
         return packet
 
     sql = SQL.replace("o.price, ", "")
-    with pytest.raises(
-        SiteError, match=r"site 'shop', .*'fragment': the run was proposed with"
-    ):
+    match = r"site 'shop', .*'fragment': the run was proposed with"
+    with pytest.raises(SiteError, match=match):
         run(tmp_path / "other", [approved], sql=sql, instead=replay, encoders="")
     assert ledger_lines(tmp_path / "other", "shop") == []
 
@@ -179,10 +164,7 @@ def test_a_server_that_tells_an_owner_of_another_run_gets_nothing(tmp_path, appr
 def test_a_proposal_is_kept_up_to_its_bound(tmp_path, monkeypatch):
     monkeypatch.setattr(approval, "MOST_BYTES", 100)
     assert refused(tmp_path)["document"] is None
-    assert (
-        printed_by("approve", *site_options(tmp_path))
-        == "No run waits for an approval.\n"
-    )
+    assert printed_by("approve", *site_options(tmp_path)) == NONE_WAITS
 
 
 def test_the_file_of_the_operator_is_as_good(tmp_path, approved):
@@ -194,9 +176,8 @@ def test_the_file_of_the_operator_is_as_good(tmp_path, approved):
     assert text.startswith(f"RUN {approved}\n")
     rules = (tmp_path / "shop" / "tables.toml").read_text()
     assert f'approved-runs = ["{approved}"]' in rules
-    assert "name its proposal.json" in refused_by(
-        "approve", "--yes", *site_options(tmp_path), status=2
-    )
+    refusal = refused_by("approve", "--yes", *site_options(tmp_path), status=2)
+    assert "name its proposal.json" in refusal
 
 
 def test_a_run_that_cannot_be_read_does_not_hide_others(tmp_path):
@@ -204,13 +185,10 @@ def test_a_run_that_cannot_be_read_does_not_hide_others(tmp_path):
     document = first["document"]
     document["settings"]["no-such\u202esetting"] = 1
     ledger = open_ledger(str(tmp_path / "shop" / "state"))
-    ledger.record(
-        "7-a", "refuse", [{"table": "orders", "site": "shop", "document": document}], {}
-    )
+    line = {"table": "orders", "site": "shop", "document": document}
+    ledger.record("7-a", "refuse", [line], {})
     shown = invoke("approve", *site_options(tmp_path), answer="n\n").stdout
     assert shown.count("RUN sha256:") == 2
     assert shown.count("Approve this run?") == 1
-    assert (
-        "refused: 1 setting is not usable:\\n  - no-such\\u202esetting: unknown setting"
-        in shown
-    )
+    reason = "1 setting is not usable:\\n  - no-such\\u202esetting: unknown setting"
+    assert f"refused: {reason}" in shown

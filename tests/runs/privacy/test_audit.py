@@ -10,9 +10,7 @@ import pytest
 
 from client_apps.data import query_quota
 from client_apps.data.ledger import Ledger, open_ledger
-from strategies import Explain, TablePuppetADMM, TablePuppetSGD
-from strategies.inference.predict import Predict
-from strategies.training.saving import make_manifest
+from strategies import Explain
 from tests.support.command_line import printed_by, site_options
 from tests.support.federated import train, write_site
 from tests.support.peers.faulty_grid import forget_processes, rows_in
@@ -26,24 +24,15 @@ from tests.support.peers.hostile import (
     tables,
 )
 from tests.support.peers.hostile_runs import refused
+from tests.support.predicted import predicting, unlabelled
 from tp_flower.errors import LedgerError, PolicyError, SiteError
-from tp_flower.query import Query
 from tp_flower.query.fragment_text import text_digest
 from tp_flower.sources.shards import load_tables
 
 FIELDS = {
     *("seq", "time", "event", "run", "ident", "action", "round", "flower-run", "app"),
-    *(
-        "part",
-        "table",
-        "site",
-        "query",
-        "digest",
-        "proposal",
-        "policy",
-        "salt",
-        "checksum",
-    ),
+    *("part", "table", "site", "query", "digest", "proposal", "policy", "salt"),
+    "checksum",
 }
 QUERY = {"table": "t", "source": "F"}
 HOSTILE = "</td><script>alert(1)</script>'\"&\u202e"
@@ -54,14 +43,14 @@ def only(folder, *events):
     return line
 
 
-def run(folder, method=TablePuppetADMM, policy=None, sql=SQL, **settings):
+def run(folder, method="admm", policy=None, sql=SQL, **settings):
     grid = HostileGrid(folder, policies={"orders": policy} if policy else None)
     settings.setdefault("num_epochs", 1)
     return train(grid, sql, method, **settings)
 
 
 @pytest.mark.cases("Explain")
-@pytest.mark.parametrize("method", [TablePuppetADMM, TablePuppetSGD, Explain])
+@pytest.mark.parametrize("method", ["admm", "sgd", Explain])
 def test_a_run_leaves_one_line_for_each_table_that_it_reads(tmp_path, method):
     grid = HostileGrid(tmp_path)
     grid.contexts[SHOP].node_config["app-sha256"] = "ab" * 32
@@ -88,8 +77,7 @@ def test_a_run_leaves_one_line_for_each_table_that_it_reads(tmp_path, method):
 def test_a_prediction_is_a_query_of_its_own(tmp_path):
     trained = run(tmp_path)
     training = only(tmp_path)
-    query = Query.from_sql(SQL.replace("o.qty AS label, ", ""), needs_label=False)
-    strategy = Predict(query, make_manifest(trained), mode="predict")
+    strategy = predicting(trained, unlabelled(SQL))
     strategy.start(HostileGrid(tmp_path))
     first, second = ledger_lines(tmp_path, "shop")
     assert first == training
@@ -122,7 +110,8 @@ def test_refusals_of_later_messages_name_the_table(tmp_path):
 
 def test_refusals_do_not_fill_the_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(query_quota, "MOST_REFUSALS", 3)
-    ledger, line = Ledger(str(tmp_path)), {"table": "t", "reason": "no"}
+    ledger = Ledger(str(tmp_path))
+    line = {"table": "t", "reason": "no"}
     for number in range(5):
         ledger.record("1-a", "refuse", [{**line, "query": number}] * 2, {})
     # tomorrow is another day, and what rows were read for is always written
@@ -140,7 +129,8 @@ def test_a_table_answers_so_many_queries_a_day(tmp_path, monkeypatch):
     policy = "queries-per-day = 2"
     for _ in range(2):
         run(tmp_path, policy=policy)
-    first, day = ledger_lines(tmp_path, "shop")[0], query_quota.DAY_SECONDS
+    first = ledger_lines(tmp_path, "shop")[0]
+    day = query_quota.DAY_SECONDS
     start = calendar.timegm(time.strptime(first["time"], query_quota.TIME))
     free = time.strftime(query_quota.TIME, time.gmtime(start + day))
     text = r"y\) refuses: 2 queries have read table orders within 24 hours; .* may at "
@@ -155,12 +145,12 @@ def test_a_table_answers_so_many_queries_a_day(tmp_path, monkeypatch):
 
 
 def answer_all(root, run, times):
-    ledger, answered = Ledger(root), 0
+    ledger = Ledger(root)
+    answered = 0
     for number in range(times):
         with suppress(PolicyError):
-            ledger.record(
-                run, "answer", [{**QUERY, "ident": f"{run} {number}"}], {"F": 5}
-            )
+            line = {**QUERY, "ident": f"{run} {number}"}
+            ledger.record(run, "answer", [line], {"F": 5})
             answered += 1
     return answered
 
@@ -203,7 +193,8 @@ def test_the_export_has_every_line_and_the_page_shows_them(tmp_path):
     written = [json.loads(line) for (line,) in rows]
     assert exported == [a | b for a, b in zip(written, checksums, strict=True)]
     text = page_of(tmp_path)
-    answer, refused_line = only(tmp_path), only(tmp_path, "refuse")
+    answer = only(tmp_path)
+    refused_line = only(tmp_path, "refuse")
     # it was refused after its rows had been read
     assert (refused_line["rows"], refused_line["source"]) == (0, answer["source"])
     recipients = [to for n in exported for to in n.get("groups", {}).values()]

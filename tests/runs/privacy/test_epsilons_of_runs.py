@@ -13,7 +13,7 @@ from dp_accounting.pld import PLDAccountant
 
 from strategies.report_page.page import render, result_view
 from tests.support.command_line import printed_by
-from tests.support.federated import run_query, store, write_site
+from tests.support.federated import SOURCE, run_query, store, write_site
 from tests.support.files import case_table
 from tests.support.page_reading import Page, console_text
 from tp_flower.privacy.epsilons import KINDS
@@ -23,9 +23,10 @@ from tp_flower.settings import PrivacySettings
 
 CASES = case_table(__file__)
 DELTA = 1e-5
-SQL = """SELECT o.qty > 3 AS label, o.day, c.age, c.region, i.price, i.weight
-FROM orders o JOIN customers c ON o.customer = c.id JOIN items i ON o.item = i.item"""
+SQL = f"SELECT o.qty > 3 AS label, o.day, c.age, c.region, i.price, i.weight {SOURCE}"
 SITES = {"shop": "orders", "bank": "customers", "warehouse": "items"}
+LEAVES_WITH_NOISE = "everything that depends on them leaves with noise"
+OF_MODEL = "covers what a row adds to the model, not its features"
 SUMS = "sums of scores tell of the features"
 REASONS = {
     "masked": SUMS,
@@ -43,18 +44,13 @@ ANY = re.compile(r"(?<![.-])epsilon [\d.]+")  # but for names of settings
 def test_an_epsilon_stands_where_it_is_true_of_and_nowhere_else(tmp_path, name):
     strategy, privacy, more, reason = CASES["runs"][name]
     privacy = PrivacySettings(**privacy)
-    settings = {
-        "num_epochs": 2,
-        "device": "cpu",
-        "batch_size": 30,
-        "validation_fraction": 0.0,
-    }
-    if "declared" in more:
+    settings = {"num_epochs": 2, "device": "cpu", "batch_size": 30}
+    settings |= {"validation_fraction": 0.0, **more}
+    if settings.pop("declared", False):
         settings["encoders"] = CASES["encoders"]
-    settings |= {key: value for key, value in more.items() if key != "declared"}
     sites, state = written(tmp_path), tmp_path / "state"
     finished = run_query(SQL, sites, strategy, state=state, privacy=privacy, **settings)
-    content = report_dict(finished.strategy.report)
+    content = report_dict(finished.report)
     totals = {total["table"]: total for total in content["privacy"]["totals"]}
     for table, total in totals.items():
         assert total["labels"] == (
@@ -86,13 +82,10 @@ def test_an_epsilon_stands_where_it_is_true_of_and_nowhere_else(tmp_path, name):
         cells = f"{table} at {site} {cell_of(totals[table])} "
         for view in ("console", "page", f"account of {site}", f"page of {site}"):
             assert cells in words(views[view]), view
+    no_epsilon = f"No epsilon of features: {REASONS.get(reason)}."
     for view, text in views.items():
-        assert (
-            f"No epsilon of features: {REASONS.get(reason)}." in words(text)
-        ) == bool(reason)
-        assert (
-            "everything that depends on them leaves with noise" in words(text)
-        ) != bool(reason)
+        assert (no_epsilon in words(text)) == bool(reason)
+        assert (LEAVES_WITH_NOISE in words(text)) != bool(reason)
         assert len(ANY.findall(text)) == len(OF_A_KIND.findall(text)), view
 
 
@@ -100,13 +93,17 @@ def test_a_feature_that_is_joined_on_is_told_by_its_keys(tmp_path):
     """In the table of that feature alone, whatever the alias that is joined by it."""
     privacy = PrivacySettings(features="statistics", predictions=4.0)
     encoders = CASES["encoders"] + "; j.item=range(0, 100)"
-    sql = (
-        SQL.replace("i.weight\n", "i.weight, j.item\n")
-        + " JOIN items j ON i.price = j.price"
+    sql = SQL.replace("i.weight FROM", "i.weight, j.item FROM")
+    sql += " JOIN items j ON i.price = j.price"
+    finished = run_query(
+        sql,
+        written(tmp_path),
+        num_epochs=1,
+        device="cpu",
+        encoders=encoders,
+        privacy=privacy,
     )
-    how = {"num_epochs": 1, "device": "cpu", "encoders": encoders, "privacy": privacy}
-    finished = run_query(sql, written(tmp_path), **how)
-    for total in finished.strategy.report.privacy["totals"]:
+    for total in finished.report.privacy["totals"]:
         if total["table"] == "items":
             assert total["features"] == "none: keys tell features that are joined on"
         else:
@@ -124,9 +121,8 @@ def words(text: str) -> str:
 
 
 def cell_of(total: dict) -> str:
-    return (
-        f"{total['features']:.4f}" if isinstance(total["features"], float) else "none"
-    )
+    epsilon = total["features"]
+    return f"{epsilon:.4f}" if isinstance(epsilon, float) else "none"
 
 
 def composed(lines: list[dict], table: str) -> float:
@@ -134,15 +130,11 @@ def composed(lines: list[dict], table: str) -> float:
     accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE)
     for line in lines:
         release = line["release"]
-        if (
-            release["table"] == table
-            and release["mechanism"]
-            and release["what"] != "labels"
-        ):
+        is_of_features = release["table"] == table and release["what"] != "labels"
+        if is_of_features and release["mechanism"]:
             cost = msgspec.convert(release["mechanism"], Gaussian)
-            accountant.compose(
-                GaussianDpEvent(cost.noise_multiplier), cost.count * line["used"]
-            )
+            event = GaussianDpEvent(cost.noise_multiplier)
+            accountant.compose(event, cost.count * line["used"])
     return float(accountant.get_epsilon(DELTA))
 
 
@@ -154,11 +146,8 @@ def check_ledger(text: str, reason: str, privacy: PrivacySettings) -> None:
     for release in releases:
         about_models = release["what"] in KINDS["models"] and release["mechanism"]
         if about_models and not privacy.covers_predictions:
-            assert (
-                "covers what a row adds to the model, not its features"
-                in release["scope"]
-            )
-            assert GIVEN_MESSAGES in release["scope"]
+            for words_of_model in (OF_MODEL, GIVEN_MESSAGES):
+                assert words_of_model in release["scope"]
         if "epsilon" in str(release):
             assert release["what"] == "labels"
     uncovered = {release["what"] for release in releases if not release["mechanism"]}

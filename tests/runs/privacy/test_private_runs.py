@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from client_apps.privacy.ledger_entries import _SEALED as SEALED
 from strategies.report_page.page import result_view
 from tests.support import federated
+from tests.support.examples.store_runs import each_layout, each_loss
 from tests.support.files import case_table
 from tests.support.page_reading import console_text
 from tp_flower.errors import SettingsError, SiteError
@@ -25,8 +26,8 @@ from tp_flower.privacy.sealed_sums import joined_gram
 from tp_flower.reports.records import report_dict
 from tp_flower.settings import PrivacySettings
 
-LAYOUTS = {"whole": federated.whole, "sharded": federated.sharded}
-EPOCHS, DELTA = 3, 1e-5
+EPOCHS = 3
+DELTA = 1e-5
 CLEAR = PrivacySettings()
 STATISTICS = PrivacySettings(features="statistics", epsilon=1.0, delta=DELTA)
 UNBOUNDED = PrivacySettings(
@@ -36,7 +37,6 @@ EVERYTHING = {"labels": "randomised-response", "label_epsilon": 2.0, "prediction
 CASES = case_table(__file__)
 # where there is noise, nothing is mixed or balanced
 PLAIN = {"over_relaxation": 1.0, "rho": 0.3, "l2": 0.01}
-each_layout = pytest.mark.parametrize("layout", list(LAYOUTS))
 
 
 @functools.cache
@@ -47,31 +47,27 @@ def trained(
     loss: str = "logistic",
     **settings: object,
 ) -> federated.Run:
+    sites = federated.one_per_site(federated.LAYOUTS[layout](federated.store()))
     settings = {"num_epochs": EPOCHS, "privacy": privacy, **settings}
-    return federated.run(
-        loss,
-        federated.one_per_site(LAYOUTS[layout](federated.store())),
-        strategy,
-        **settings,
-    )
+    return federated.run(loss, sites, strategy, **settings)
 
 
 def accounts(finished: federated.Run) -> list[dict]:
-    return [
-        one
-        for own in finished.strategy.report.privacy["ledger"].values()
-        for one in own
-    ]
+    return [one for own in finished.report.privacy["ledger"].values() for one in own]
 
 
-def replies(
-    finished: federated.Run, name: str, action: str = ""
+def releases(finished: federated.Run) -> list[dict]:
+    return [own["release"] for own in accounts(finished)]
+
+
+def arrays_of(
+    finished: federated.Run, name: str, action: str = "", *, is_reply: bool = True
 ) -> dict[tuple[int, int], np.ndarray]:
-    """The arrays of a name that sites have sent, by (round, part)."""
+    """The arrays of a name that sites have sent, or were sent, by (round, part)."""
     return {
         (seen.round, number): array
         for seen in finished.seen
-        if seen.is_reply and seen.action in (action or seen.action)
+        if seen.is_reply == is_reply and seen.action in (action or seen.action)
         for (number, own), array in seen.arrays.items()
         if own == name
     }
@@ -79,7 +75,7 @@ def replies(
 
 def parts_of(finished: federated.Run) -> dict[int, tuple]:
     """By part: the encoded rows that are trained on, how often each, G, intercept."""
-    federation = finished.strategy.training_problem
+    federation = finished.problem
     found = {}
     for name, table in federation.tables.items():
         counts = federation.train.tables[name].multiplicity
@@ -99,7 +95,7 @@ def test_a_run_spends_what_it_planned_and_no_more(strategy, features, layout, se
     for account in accounts(finished):
         if "limit" in account:
             assert account["used"] == account["limit"], account["release"]["what"]
-    for total in finished.strategy.report.privacy["totals"]:
+    for total in finished.report.privacy["totals"]:
         assert total["models"] == pytest.approx(1.5, rel=5e-3)
         assert total["scores"] == pytest.approx(4.0, rel=1e-3)
         assert total["labels"] == (2.0 if total["table"] == "orders" else "")
@@ -116,26 +112,22 @@ def test_each_site_has_paid_what_was_asked_for(layout):
     for lines in ledgers:
         used = {
             line["release"]["what"]: Gaussian(
-                line["release"]["mechanism"]["noise_multiplier"], line["used"]
+                mechanism["noise_multiplier"], line["used"]
             )
             for line in lines
-            if line["release"]["mechanism"]
+            if (mechanism := line["release"]["mechanism"])
         }
-        assert {what: own.count for what, own in used.items()} == {
-            "gram": 1,
-            "moments": EPOCHS,
-        }
+        counts = {what: own.count for what, own in used.items()}
+        assert counts == {"gram": 1, "moments": EPOCHS}
         assert 0.999 <= epsilon(list(used.values()), DELTA) <= 1.0
 
 
 def test_every_release_is_reserved_before_it_leaves_and_named_in_words():
-    lines = accounts(trained(STATISTICS))
-    kinds = {own["release"]["what"] for own in lines}
-    assert kinds == {
-        *("keys", "counts", "labels", "statistics", "gram", "moments", "scores")
-    }
-    for own in lines:
-        release = own["release"]
+    released = releases(trained(STATISTICS))
+    kinds = {release["what"] for release in released}
+    clear = {"keys", "counts", "labels", "statistics", "scores"}
+    assert kinds == clear | {"gram", "moments"}
+    for release in released:
         assert release["unit"].split(" at ")[0].endswith(f"a row of {release['table']}")
         assert release["adversary"] == "server"
         assert release["scope"], release["what"]
@@ -148,19 +140,18 @@ def test_every_release_is_reserved_before_it_leaves_and_named_in_words():
 
 def test_with_scores_covered_the_guarantee_takes_less_for_granted():
     finished = trained(PrivacySettings(features="statistics", predictions=2.0))
-    releases = (own["release"] for own in accounts(finished))
-    scopes = {release["what"]: release["scope"] for release in releases}
+    scopes = {release["what"]: release["scope"] for release in releases(finished)}
     assert scopes["scores"] == "given the encoder, whose statistics are not covered"
     assert scopes["moments"] == f"{SEALED}; {scopes['scores']}"
     # over-relaxation rests where there is noise
-    assert finished.strategy.chosen["over-relaxation"] == 1.0
+    assert finished.chosen["over-relaxation"] == 1.0
 
 
 @pytest.mark.parametrize("strategy", ["admm", "sgd"])
 def test_clear_runs_reserve_nothing(strategy):
     finished = trained(CLEAR, strategy, batch_size=20)
-    assert not any(own["release"]["mechanism"] for own in accounts(finished))
-    for total in finished.strategy.report.privacy["totals"]:
+    assert not any(release["mechanism"] for release in releases(finished))
+    for total in finished.report.privacy["totals"]:
         assert total["features"] == "none: sums of scores tell of the features"
         assert total["models"] in ("none", "")
 
@@ -173,12 +164,12 @@ def printed(report):
 @pytest.mark.parametrize("features", ["clear", "statistics"])
 def test_scores_in_the_clear_leave_no_epsilon_to_print(features):
     finished = trained(PrivacySettings(features=features, scores="clear"))
-    report = finished.strategy.report
+    report = finished.report
     assert {total["features"] for total in report.privacy["totals"]} == {SCORES_TELL}
     scopes = {
-        own["release"]["scope"]
-        for own in accounts(finished)
-        if own["release"]["what"] == "scores"
+        release["scope"]
+        for release in releases(finished)
+        if release["what"] == "scores"
     }
     assert scopes == {SCORES_TELL}
     assert "No epsilon of features: scores in the clear tell the features." in printed(
@@ -188,19 +179,16 @@ def test_scores_in_the_clear_leave_no_epsilon_to_print(features):
 
 def test_a_multiplier_that_is_given_is_in_the_ledger():
     finished = trained(PrivacySettings(features="dp-sgd", noise_multiplier=2.5))
-    releases = [own["release"] for own in accounts(finished)]
-    multipliers = {
-        release["mechanism"]["noise_multiplier"]
-        for release in releases
-        if release["what"] == "model"
-    }
-    assert multipliers == {2.5}
-    total = finished.strategy.report.privacy["totals"][0]["models"]
+    mechanisms = [
+        own["mechanism"] for own in releases(finished) if own["what"] == "model"
+    ]
+    assert {mechanism["noise_multiplier"] for mechanism in mechanisms} == {2.5}
+    total = finished.report.privacy["totals"][0]["models"]
     assert total == pytest.approx(epsilon([Gaussian(2.5, count=20 * EPOCHS)], DELTA))
 
 
 @pytest.mark.cases("whole-logistic", "sharded-squared", "sharded-softmax")
-@pytest.mark.parametrize("loss", list(federated.LABELS))
+@each_loss
 @each_layout
 def test_statistics_without_bounds_and_noise_train_as_ever(loss, layout):
     clear, noisy = (
@@ -220,14 +208,18 @@ def test_statistics_without_bounds_and_noise_train_as_ever(loss, layout):
 @pytest.mark.parametrize(("layout", "loss", "model"), CASES["without-noise"])
 def test_gradients_without_noise_and_clip_train_as_ever(layout, loss, model):
     privacy = PrivacySettings(features="dp-sgd", noise_multiplier=1e-12, clip=1e6)
-    settings = {
-        "batch_size": 25,
-        "learning_rate": 0.01,
-        "model": model,
-        "validation_fraction": 0.0,
-    }
     noisy, clear = (
-        trained(own, "sgd", layout, loss, **settings) for own in (privacy, CLEAR)
+        trained(
+            own,
+            "sgd",
+            layout,
+            loss,
+            batch_size=25,
+            learning_rate=0.01,
+            model=model,
+            validation_fraction=0.0,
+        )
+        for own in (privacy, CLEAR)
     )
     # the report's epsilon of so little noise is beyond what floats hold
     histories = (own.strategy.history for own in (clear, noisy))
@@ -239,8 +231,9 @@ def test_gradients_without_noise_and_clip_train_as_ever(layout, loss, model):
 def test_no_statistic_leaves_as_it_is(layout):
     # what a shard seals, as it would leave in the clear
     private = trained(dataclasses.replace(STATISTICS, unions="clear"), layout=layout)
-    parts, grams = parts_of(private), replies(private, "share", "train.prepare")
-    joined_rows = private.strategy.training_problem.train.joined_rows
+    parts = parts_of(private)
+    grams = arrays_of(private, "share", "train.prepare")
+    joined_rows = private.problem.train.joined_rows
     is_sharded = layout == "sharded"
     assert len(grams) == (7 if is_sharded else 0)
     for (_, number), share in grams.items():
@@ -248,9 +241,9 @@ def test_no_statistic_leaves_as_it_is(layout):
         matrix = joined_rows * joined_gram(share[:-1], features.shape[1] + intercept)
         assert (matrix != gram(features, counts, intercept=intercept)).all()
         np.testing.assert_array_equal(matrix, matrix.T)
-    moments = replies(private, "share", "train.admm")
+    moments = arrays_of(private, "share", "train.admm")
     assert len(moments) == (7 * EPOCHS if is_sharded else 0)
-    assert len(replies(private, "share")) == len(grams) + len(moments)
+    assert len(arrays_of(private, "share")) == len(grams) + len(moments)
 
 
 def test_moments_are_of_the_steps_that_the_server_sent():
@@ -260,13 +253,8 @@ def test_moments_are_of_the_steps_that_the_server_sent():
     )
     finished = trained(privacy, loss="squared", **PLAIN)
     parts = parts_of(finished)
-    steps = {
-        (seen.round, number): array
-        for seen in finished.sent("train.admm")
-        for (number, name), array in seen.arrays.items()
-        if name == "step"
-    }
-    sent = replies(finished, "share", "train.admm")
+    steps = arrays_of(finished, "step", "train.admm", is_reply=False)
+    sent = arrays_of(finished, "share", "train.admm")
     for (turn, number), sums in sent.items():
         features, counts, intercept = parts[number]
         weighted = counts[:, None] * steps[turn, number].astype(np.float64)
@@ -283,15 +271,14 @@ def test_what_leaves_has_the_noise_that_the_ledger_says():
     privacy = PrivacySettings(scores="clear", predictions=2.0, prediction_clip=0.5)
     finished = trained(privacy, layout="whole", l2=1e6)
     (mechanism,) = {
-        msgspec.convert(own["release"]["mechanism"], Mechanism)
-        for own in accounts(finished)
-        if own["release"]["what"] == "scores"
+        msgspec.convert(release["mechanism"], Mechanism)
+        for release in releases(finished)
+        if release["what"] == "scores"
     }
-    assert epsilon([replace(mechanism, count=EPOCHS)], DELTA) == pytest.approx(
-        2.0, rel=1e-3
-    )
+    spent = epsilon([replace(mechanism, count=EPOCHS)], DELTA)
+    assert spent == pytest.approx(2.0, rel=1e-3)
     # the label table's intercept is not penalised: it moves its scores together
-    sent = replies(finished, "scores").values()
+    sent = arrays_of(finished, "scores").values()
     residual = np.concatenate([own - own.mean() for own in sent])
     assert len(residual) > 200
     assert residual.std() == pytest.approx(0.5 * mechanism.noise_multiplier, rel=0.15)
@@ -307,7 +294,9 @@ def test_noise_is_drawn_anew_by_every_shard_and_run(features, action, lou):
     strategy = "sgd" if action == "train.sgd" else "admm"
     for privacy, settings in ((private, how), (clear, {**how, "lou": lou})):
         one, other = (
-            replies(trained.__wrapped__(privacy, strategy, **settings), "share", action)
+            arrays_of(
+                trained.__wrapped__(privacy, strategy, **settings), "share", action
+            )
             for _ in range(2)
         )
         assert one.keys() == other.keys()
@@ -327,11 +316,11 @@ def test_a_model_that_dp_sgd_cannot_train_is_refused_before_training():
     grid = federated.WatchedGrid(
         federated.one_per_site(federated.sharded(federated.store()))
     )
-    own = {"model": "tests.runs.privacy.test_private_runs:with_batch_norm"}
-    privacy = PrivacySettings(features="dp-sgd")
+    how = {"model": "tests.runs.privacy.test_private_runs:with_batch_norm"}
+    how["privacy"] = PrivacySettings(features="dp-sgd")
     match = r"layer '1' \(BatchNorm1d\) has no gradients row by row"
     with pytest.raises(SiteError, match=match):
-        federated.train(grid, federated.store_sql("logistic"), privacy=privacy, **own)
+        federated.train(grid, federated.store_sql("logistic"), **how)
     assert grid.sent("train.prepare")
     assert not grid.sent("train.admm")
 

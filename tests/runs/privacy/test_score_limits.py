@@ -2,38 +2,41 @@
 read.
 """
 
-from contextlib import closing
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from client_apps.app import app
-from client_apps.data.ledger import open_ledger
-from strategies import Explain, TablePuppetADMM, TablePuppetCG
-from strategies.inference.predict import Evaluate, Predict
+from strategies import Explain
+from strategies.inference.predict import Evaluate
 from strategies.ranks import ScoreForecast
-from strategies.run.grid import InProcessGrid
 from strategies.training.saving import make_manifest
-from tests.support.federated import train, write_site
+from tests.support.federated import LocalGrid, site_per_table, train
+from tests.support.ledgers import ledger_lines
+from tests.support.predicted import predicting, unlabelled
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.query import Query
 
-ROWS, LEFT = 300, 5
+ROWS = 300
+LEFT = 5
 RULES = "scores-per-rank = 0.5\ncover = 1\n"
 COLUMNS = {"a": 2 * LEFT, "b": 12}
-SQL = ", ".join(
-    f"{name}.{name}{k}" for name, count in COLUMNS.items() for k in range(count)
-)
-SQL = f"SELECT a.y AS label, {SQL} FROM a JOIN b ON a.id = b.id"
+
+
+def features_of(columns):
+    return [f"{name}.{name}{k}" for name in columns for k in range(columns[name])]
+
+
+OF_A = ", ".join(features_of({"a": COLUMNS["a"]}))
+OF_B = ", ".join(features_of({"b": COLUMNS["b"]}))
+SQL = f"SELECT a.y AS label, {OF_A}, {OF_B} FROM a JOIN b ON a.id = b.id"
 ALLOWS = (
     "the policy of table 'a' at site 'a' (scores-per-rank) lets 5 more score vectors "
     "leave"
 )
 
 
-def frames(columns=COLUMNS, seed=0):
-    rng = np.random.default_rng(seed)
+def frames(columns=COLUMNS):
+    rng = np.random.default_rng(0)
     tables = {}
     for name, count in columns.items():
         columns = {f"{name}{k}": rng.normal(size=ROWS) for k in range(count)}
@@ -45,20 +48,17 @@ def frames(columns=COLUMNS, seed=0):
 
 @pytest.fixture
 def grid(tmp_path):
-    sites = {
-        name: write_site(tmp_path / name, {name: frame}, {name: RULES})
-        for name, frame in frames().items()
-    }
-    with closing(InProcessGrid(app, sites, state=tmp_path / "state")) as grid:
+    policies = dict.fromkeys(COLUMNS, RULES)
+    sites = site_per_table(tmp_path, frames(), policies)
+    with LocalGrid(sites, state=tmp_path / "state") as grid:
         yield grid
 
 
 def counted(folder):
-    lines = open_ledger(str(folder / "state" / "a")).export()
-    return sum('"event":"scores"' in line for line in lines)
+    return len(ledger_lines(folder / "state" / "a", "scores"))
 
 
-@pytest.mark.parametrize("method", [TablePuppetCG, TablePuppetADMM])
+@pytest.mark.parametrize("method", ["cg", "admm"])
 def test_an_automatic_number_of_epochs_ends_in_time(grid, tmp_path, method):
     strategy = train(grid, SQL, method, num_epochs=0, tolerance=1e-12)
     report = strategy.report
@@ -67,12 +67,11 @@ def test_an_automatic_number_of_epochs_ends_in_time(grid, tmp_path, method):
     assert "goes on" not in report.verdict
     assert report.verdict in report.warnings
     # the model of the lowest loss is saved, in all its figures
-    losses = [item.train["loss"] for item in report.history if item.train]
-    assert report.final_train["loss"] == min(losses)
+    assert report.final_train["loss"] == min(strategy.losses)
 
 
 def test_a_converged_training_is_not_cut_short(grid):
-    strategy = train(grid, SQL, TablePuppetCG, num_epochs=0, tolerance=0.5)
+    strategy = train(grid, SQL, "cg", num_epochs=0, tolerance=0.5)
     assert strategy.report.verdict.startswith("converged")
     assert strategy.chosen["num-epochs"] == LEFT
     assert not [text for text in strategy.warnings if "scores-per-rank" in text]
@@ -80,28 +79,24 @@ def test_a_converged_training_is_not_cut_short(grid):
 
 def test_more_epochs_than_are_left_are_refused_before_any_leaves(grid, tmp_path):
     with pytest.raises(SettingsError) as refused:
-        train(grid, SQL, TablePuppetCG, num_epochs=6)
+        train(grid, SQL, "cg", num_epochs=6)
     text = str(refused.value)
     assert text.startswith(
         f"{ALLOWS}, and an epoch takes 1: set num-epochs = 5 or less, read more"
     )
     assert counted(tmp_path) == 0
     # as it says
-    train(grid, SQL, TablePuppetCG, num_epochs=5)
+    train(grid, SQL, "cg", num_epochs=5)
     with pytest.raises(
         SettingsError,
         match=r"lets 0 more .*: earlier runs have used them up, or its rows vary too",
     ):
-        train(grid, SQL, TablePuppetCG, num_epochs=1)
+        train(grid, SQL, "cg", num_epochs=1)
     # without features its scores are constants, in which the other table's do not hide
     with pytest.raises(
         SiteError, match=r"table 'b': train.prepare failed: .*\(cover = 1\) refuses"
     ):
-        train(
-            grid,
-            SQL.replace(", ".join(f"a.a{k}" for k in range(10)) + ", ", ""),
-            num_epochs=1,
-        )
+        train(grid, SQL.replace(f"{OF_A}, ", ""), num_epochs=1)
     assert counted(tmp_path) == 5
 
 
@@ -135,19 +130,16 @@ def test_explain_says_it_before(grid, tmp_path):
 
 def test_explain_says_which_table_cannot_be_trained_and_what_to_change(tmp_path):
     columns = {"a": 1, "b": 12, "c": 12}
-    features = [
-        f"{name}.{name}{k}" for name, count in columns.items() for k in range(count)
-    ]
-    sql = "SELECT a.y AS label, {} FROM a JOIN b ON a.id = b.id JOIN c ON a.id = c.id"
+    features = features_of(columns)
     policies = dict.fromkeys(columns, RULES)
 
-    def sites():
-        for name, frame in frames(columns).items():
-            yield name, write_site(tmp_path / name, {name: frame}, policies)
+    def train_on(features, *method, num_epochs=1):
+        sites = site_per_table(tmp_path, frames(columns), policies)
+        sql = f"SELECT a.y AS label, {', '.join(features)} FROM a "
+        sql += "JOIN b ON a.id = b.id JOIN c ON a.id = c.id"
+        return train(sites, sql, *method, num_epochs=num_epochs)
 
-    strategy = train(
-        dict(sites()), sql.format(", ".join(features)), Explain, num_epochs=0
-    )
+    strategy = train_on(features, Explain, num_epochs=0)
     (warning,) = strategy.warnings
     start = "training will be refused: "
     assert warning == (
@@ -162,34 +154,37 @@ def test_explain_says_which_table_cannot_be_trained_and_what_to_change(tmp_path)
     # the costs are those of the epochs that the other policies allow
     assert strategy.explanation["cost"]["epochs"] == 6
     with pytest.raises(SettingsError) as refused:
-        train(dict(sites()), sql.format(", ".join(features)), num_epochs=1)
+        train_on(features)
     assert f"{start}{refused.value}" == warning
     # as it says
-    train(dict(sites()), sql.format(", ".join(features[1:])), num_epochs=1)
+    train_on(features[1:])
     policies["a"] = RULES.replace("0.5", '"any"')
-    train(dict(sites()), sql.format(", ".join(features)), num_epochs=1)
+    train_on(features)
 
 
 def test_predictions_and_evaluations_are_score_vectors(grid, tmp_path):
-    strategy = train(grid, SQL, TablePuppetCG, num_epochs=3)
+    strategy = train(grid, SQL, "cg", num_epochs=3)
     manifest = make_manifest(strategy)
     Evaluate(Query.from_sql(SQL), manifest, mode="evaluate").start(grid)
-    unlabelled = Query.from_sql(SQL.replace("a.y AS label, ", ""), needs_label=False)
-    Predict(unlabelled, manifest, mode="predict").start(grid)
+
+    def predict():
+        predicting(manifest, unlabelled(SQL)).start(grid)
+
+    predict()
     assert counted(tmp_path) == LEFT
     match = (
         "lets 0 more score vectors leave, and a prediction takes 1: ask its owner to "
         "raise"
     )
     with pytest.raises(SettingsError, match=match):
-        Predict(unlabelled, manifest, mode="predict").start(grid)
+        predict()
     assert counted(tmp_path) == LEFT
     # as its owner does who is asked
     tables = tmp_path / "a" / "tables.toml"
     tables.write_text(
         tables.read_text().replace("scores-per-rank = 0.5", "scores-per-rank = 0.7")
     )
-    Predict(unlabelled, manifest, mode="predict").start(grid)
+    predict()
     assert counted(tmp_path) == LEFT + 1
 
 
@@ -200,5 +195,5 @@ def test_a_deviation_from_the_forecast_is_refused_by_the_site(grid, tmp_path):
         with pytest.raises(
             SiteError, match=r"1 more score vectors of table 'a', and of 5 .* 5 have"
         ):
-            train(grid, SQL, TablePuppetADMM, num_epochs=9)
+            train(grid, SQL, "admm", num_epochs=9)
     assert counted(tmp_path) == 5

@@ -4,8 +4,6 @@ The sites are real ones. People have 1 to 66 claims each, and at most a few of t
 take part.
 """
 
-from contextlib import closing
-
 import msgspec
 import numpy as np
 import pandas as pd
@@ -38,6 +36,7 @@ PEOPLE = 24
 SIZES = np.linspace(1, 66, PEOPLE).astype(int)
 SOURCE = "FROM claims c JOIN people p ON c.person = p.id"
 SQL = f"SELECT c.amount > 0 AS label, c.day, c.fee, p.age {SOURCE}"
+NUMBERS_SQL = SQL.replace("c.amount > 0 AS label", "c.amount AS label")
 COVERED = {"labels": "randomised-response", "label_epsilon": 0.5, "predictions": 2.0}
 LINEAR = {"num_epochs": 2, "device": "cpu"}
 
@@ -70,12 +69,15 @@ def private(features: str = "statistics", **more: object) -> PrivacySettings:
     return PrivacySettings(features=features, epsilon=1.0, delta=DELTA, **more)
 
 
-def lines_of(finished: Run, table: str = "claims") -> list[dict]:
-    return [line for line in finished.lines if line["release"]["table"] == table]
+PRIVATE = {**LINEAR, "privacy": private()}
+
+
+def releases_of(finished: Run, table: str = "claims") -> list[dict]:
+    return [release for release in finished.releases if release["table"] == table]
 
 
 def total_of(finished: Run, table: str = "claims") -> dict:
-    totals = finished.strategy.report.privacy["totals"]
+    totals = finished.report.privacy["totals"]
     (total,) = [total for total in totals if total["table"] == table]
     return total
 
@@ -107,20 +109,22 @@ def test_the_epsilon_of_a_run_is_the_persons(
     finished = run_query(SQL, sites(tmp_path, per_person(rows)), strategy, **how)
     taking_part = np.minimum(SIZES, rows).sum()
     assert finished.sizes == {0: taking_part, 1: PEOPLE}
-    lines, total = lines_of(finished), total_of(finished)
+    releases = releases_of(finished)
+    total = total_of(finished)
     assert total["per"] == "person"
-    (labels,) = [own for own in lines if own["release"]["what"] == "labels"]
-    assert labels["release"]["mechanism"]["count"] == rows
+    (labels,) = [release for release in releases if release["what"] == "labels"]
+    assert labels["mechanism"]["count"] == rows
+    lines = [line for line in finished.lines if line["release"] in releases]
     for subject, most in (("models", 1.0), ("scores", 2.0), ("labels", 0.5 * rows)):
         own = [line for line in lines if line["release"]["what"] in KINDS[subject]]
         assert composed(own, rows) * 0.99 <= total[subject] <= most + 1e-6
     assert total["features"] == "none: the encoder is fitted to the rows without noise"
     assert total_of(finished, "people")["per"] == "row"
-    for own in lines:
-        unit = own["release"]["unit"].removeprefix("the label of ")
+    for release in releases:
+        unit = release["unit"].removeprefix("the label of ")
         assert unit.startswith("a person of claims")
         assert unit.endswith(f"at most {rows} rows")
-    title = privacy_totals(Record(finished.strategy.report.privacy)).title
+    title = privacy_totals(Record(finished.report.privacy)).title
     assert title == "Epsilon per person or row, and what is not covered"
 
 
@@ -129,18 +133,21 @@ def test_a_policy_without_a_unit_leaves_a_run_as_it_was(tmp_path):
     how = {**LINEAR, "privacy": private(**COVERED)}
     finished = run_query(SQL, sites(tmp_path, "min-rows = 2"), **how)
     assert finished.sizes == {0: SIZES.sum(), 1: PEOPLE}
-    assert {own["release"]["per"] for own in lines_of(finished)} == {"row"}
+    assert {release["per"] for release in releases_of(finished)} == {"row"}
     assert [plan.unit_norm for plan in finished.plans.values()] == [1.0, 1.0]
 
 
 def test_a_unit_of_one_row_each_costs_and_trains_as_rows_do(tmp_path):
     """A reduction: as many units as rows, without noise."""
-    quiet = {"features": "statistics", "noise_multiplier": 1e-9, "clip": 0.3}
-    how = {**LINEAR, "privacy": PrivacySettings(**quiet)}
-    sql = SQL.replace("c.amount > 0 AS label", "c.amount AS label")
+    how = {
+        **LINEAR,
+        "privacy": PrivacySettings(
+            features="statistics", noise_multiplier=1e-9, clip=0.3
+        ),
+    }
     unit = 'privacy-unit = ["person", "amount"]\nrows-per-unit = 1'
     runs = [
-        run_query(sql, sites(tmp_path / str(n), policy), **how)
+        run_query(NUMBERS_SQL, sites(tmp_path / str(n), policy), **how)
         for n, policy in enumerate([unit, "min-rows = 2"])
     ]
     by_unit, by_row = (finished.theta for finished in runs)
@@ -150,7 +157,7 @@ def test_a_unit_of_one_row_each_costs_and_trains_as_rows_do(tmp_path):
 
 def test_the_same_rows_take_part_in_every_run(tmp_path):
     """Their labels, which leave in the clear, say which rows they are."""
-    sql = SQL.replace("c.amount > 0 AS label", "c.amount AS label")
+    sql = NUMBERS_SQL
     rows = sites(tmp_path, per_person(3))
     labels = [
         run_query(one, rows, state=tmp_path / "state", **LINEAR)
@@ -166,7 +173,7 @@ def test_explain_and_predictions_see_the_same_rows(tmp_path):
     rows = sites(tmp_path, per_person(3))
     count = np.minimum(SIZES, 3).sum()
     model = train(tmp_path / "state", rows, SQL, **LINEAR)
-    with closing(WatchedGrid(rows, state=tmp_path / "state")) as grid:
+    with WatchedGrid(rows, state=tmp_path / "state") as grid:
         train_on(grid, SQL, Explain, mode="explain")
     (insurer, _) = grid.sent("query.extract", replies=True)
     assert insurer.header["parts"][0]["rows"] == count
@@ -190,16 +197,16 @@ def test_a_table_in_two_roles_pays_for_both(tmp_path):
     """In each of them the person has the same rows."""
     sql = "SELECT c.amount AS label, c.fee, d.fee AS f FROM claims c "
     sql += "JOIN claims d ON c.person = d.person"
-    how = {**LINEAR, "privacy": private()}
     finished = run_query(
-        sql, {"insurer": sites(tmp_path, per_person(3))["insurer"]}, **how
+        sql, {"insurer": sites(tmp_path, per_person(3))["insurer"]}, **PRIVATE
     )
     sizes = finished.sizes
     assert sizes[0] == sizes[1] == np.minimum(SIZES, 3).sum()
-    costs = [own["release"]["mechanism"] for own in lines_of(finished)]
+    costs = [release["mechanism"] for release in releases_of(finished)]
     assert len([cost for cost in costs if cost]) == 4
-    single = run_query(SQL, sites(tmp_path / "b", per_person(3)), **how)
-    one, both = total_of(single)["models"], total_of(finished)["models"]
+    single = run_query(SQL, sites(tmp_path / "b", per_person(3)), **PRIVATE)
+    one = total_of(single)["models"]
+    both = total_of(finished)["models"]
     assert one == pytest.approx(1.0, rel=1e-3)
     assert 1.3 < both < 2.0
 
@@ -208,40 +215,42 @@ def test_groups_of_a_person_are_the_persons(tmp_path):
     """They cost what rows do; groups of several people are refused."""
     groups = "(SELECT person, AVG(fee) AS mean FROM claims GROUP BY {})"
     sql = "SELECT p.age AS label, c.mean FROM people p JOIN {} c ON p.id = c.person"
-    how = {**LINEAR, "privacy": private()}
     rows = sites(tmp_path, per_person(3))
-    finished = run_query(sql.format(groups.format("person")), rows, **how)
-    costs = {own["release"]["what"]: own["release"] for own in lines_of(finished)}
-    others = {
-        own["release"]["what"]: own["release"] for own in lines_of(finished, "people")
-    }
-    assert costs["gram"]["mechanism"] == others["gram"]["mechanism"]
-    assert "groups" not in costs["gram"]["scope"]
+    finished = run_query(sql.format(groups.format("person")), rows, **PRIVATE)
+    (of_group,), (of_row,) = (
+        [own for own in releases_of(finished, table) if own["what"] == "gram"]
+        for table in ("claims", "people")
+    )
+    assert of_group["mechanism"] == of_row["mechanism"]
+    assert "groups" not in of_group["scope"]
     by_day = "(SELECT day, AVG(fee) AS mean FROM claims GROUP BY day)"
     of_day = sql.replace("c.person", "c.day")
     match = r"privacy-unit\) refuses.*GROUP BY person as well, or group nothing"
     with pytest.raises(SiteError, match=match):
-        run_query(of_day.format(by_day), rows, **how)
+        run_query(of_day.format(by_day), rows, **PRIVATE)
     # both remedies that the error names
-    run_query(of_day.format(by_day.replace("BY day", "BY day, person")), rows, **how)
-    run_query(of_day.format("claims").replace("c.mean", "c.fee"), rows, **how)
+    run_query(
+        of_day.format(by_day.replace("BY day", "BY day, person")), rows, **PRIVATE
+    )
+    run_query(of_day.format("claims").replace("c.mean", "c.fee"), rows, **PRIVATE)
 
 
 def test_the_two_ways_of_counting_do_not_share_a_budget(tmp_path):
     """What was paid per row says nothing of what a person has spent."""
-    budget = 'epsilon = 9.0\nreleases = { scores = "masked", statistics = "clear" }'
-    budget = budget.replace("masked", "clear")
-    clear = budget.replace("{ ", '{ labels = "clear", ') + "\n"
-    how = {**LINEAR, "privacy": private()}
+    clear = """epsilon = 9.0
+releases = { labels = "clear", scores = "clear", statistics = "clear" }
+"""
     state = tmp_path / "state"
-    run_query(SQL, sites(tmp_path, clear), state=state, **how)
+    run_query(SQL, sites(tmp_path, clear), state=state, **PRIVATE)
     for _ in range(2):
         match = "claims has spent epsilon per row, and its policy counts per person"
         with pytest.raises((SiteError, BudgetError), match=match):
-            run_query(SQL, sites(tmp_path, per_person(3, clear)), state=state, **how)
+            run_query(
+                SQL, sites(tmp_path, per_person(3, clear)), state=state, **PRIVATE
+            )
     fresh = per_person(3, f'budget-name = "by person"\n{clear}')
     for _ in range(2):
-        run_query(SQL, sites(tmp_path, fresh), state=state, **how)
+        run_query(SQL, sites(tmp_path, fresh), state=state, **PRIVATE)
 
 
 def test_summaries_of_sites_have_the_noise_of_a_person(tmp_path, monkeypatch):
@@ -257,17 +266,22 @@ def test_summaries_of_sites_have_the_noise_of_a_person(tmp_path, monkeypatch):
 
     monkeypatch.setattr("tp_flower.methods.personalised.sites.noisy_mean", summary)
     clear = "releases = { models = 'clear' }"
+    policies = {"a": per_person(3, clear), "b": f"min-rows = 2\n{clear}"}
     rows = {
         name: write_site(tmp_path / name, {"claims": claims()}, {"claims": policy})
-        for name, policy in {
-            "a": per_person(3, clear),
-            "b": f"min-rows = 2\n{clear}",
-        }.items()
+        for name, policy in policies.items()
     }
     sql = "SELECT c.amount AS label, c.day, c.fee FROM claims c"
-    how = {"graph": "data", "graph_epsilon": 1.0, "device": "cpu", "num_epochs": 1}
-    with closing(WatchedGrid(rows)) as grid:
-        ledgers = train_on(grid, sql, "personalised", **how).ledgers
+    with WatchedGrid(rows) as grid:
+        ledgers = train_on(
+            grid,
+            sql,
+            "personalised",
+            graph="data",
+            graph_epsilon=1.0,
+            device="cpu",
+            num_epochs=1,
+        ).ledgers
     assert sorted(bounds) == [EMBEDDING_BOUND, 3 * EMBEDDING_BOUND]
     releases = [line["release"] for own in ledgers.values() for line in own]
     told = [(r["per"], r["mechanism"]) for r in releases if r["what"] == "summaries"]

@@ -61,16 +61,21 @@ def sites():
     }
 
 
-def outcome(sql=SQL, settings=None):
+def each_case(group):
+    """One test for each case of a group, by what the message says."""
+    ids = [case["says"][:40] for case in CASES[group]]
+    return pytest.mark.parametrize("case", CASES[group], ids=ids)
+
+
+def outcome(sql, settings, sites):
     """The error of a run, "" for none, and its warnings."""
-    options = dict(settings or {})
+    options = {"method": "cg", **(settings or {})}
     if "private" in options:
         options["privacy"] = PrivacySettings(**options.pop("private"))
     try:
-        run = train(sites(), sql, options.pop("method", "cg"), **options)
+        return "", train(sites, sql, **options).report.warnings
     except TPFlowerError as error:
         return str(error), []
-    return "", run.report.warnings
 
 
 def check(says, before, after):
@@ -81,19 +86,23 @@ def check(says, before, after):
     assert not [text for text in warnings if says in text]
 
 
-@pytest.mark.parametrize("case", CASES["sql"], ids=lambda case: case["says"][:40])
+@each_case("sql")
 def test_the_query_that_a_message_says_to_write_trains(case):
-    sql, settings = case["sql"], case.get("settings")
+    sql = case["sql"]
+    settings = case.get("settings")
     mended = case.get("mended", sql), case.get("mended_settings", settings)
-    check(case["says"], outcome(sql, settings), outcome(*mended))
+    check(case["says"], outcome(sql, settings, sites()), outcome(*mended, sites()))
 
 
-@pytest.mark.parametrize("case", CASES["setting"], ids=lambda case: case["says"][:40])
+@each_case("setting")
 def test_the_setting_that_a_message_says_to_set_trains(case):
-    check(case["says"], outcome(SQL, case["settings"]), outcome(SQL, case["mended"]))
+    before, after = (
+        outcome(SQL, case[settings], sites()) for settings in ("settings", "mended")
+    )
+    check(case["says"], before, after)
 
 
-@pytest.mark.parametrize("case", CASES["config"], ids=lambda case: case["says"][:40])
+@each_case("config")
 def test_the_settings_that_a_refusal_names_are_accepted(case):
     with pytest.raises(SettingsError, match=re.escape(case["says"])):
         Settings.from_run_config(case["config"])
@@ -102,9 +111,8 @@ def test_the_settings_that_a_refusal_names_are_accepted(case):
 
 @pytest.mark.parametrize("name", synonyms())
 def test_every_name_of_another_library_leads_to_a_setting(name):
-    with pytest.raises(
-        SettingsError, match=f"{name}: unknown setting. It is "
-    ) as caught:
+    match = f"{name}: unknown setting. It is "
+    with pytest.raises(SettingsError, match=match) as caught:
         Settings.from_run_config({name: 1})
     meant = re.search(r"It is ([\w-]+)", str(caught.value))[1]
     assert meant in keys()
@@ -112,17 +120,17 @@ def test_every_name_of_another_library_leads_to_a_setting(name):
 
 
 def test_privacy_settings_in_python():
-    for arguments in ({"privacy.scores": "clear"}, {"privacy_scores": "clear"}):
-        error, _ = outcome(SQL, arguments)
-        assert "privacy=PrivacySettings(scores=...), from tp_flower.settings" in error
-    assert (
-        "write privacy=PrivacySettings(...)"
-        in outcome(SQL, {"privacy": {"scores": "clear"}})[0]
-    )
-    assert outcome(SQL, {"privacy": PrivacySettings(scores="clear")})[0] == ""
-    assert (
-        Settings.from_run_config({"privacy.scores": "clear"}).privacy.scores == "clear"
-    )
+    def error_of(settings):
+        return outcome(SQL, settings, sites())[0]
+
+    words = "privacy=PrivacySettings(scores=...), from tp_flower.settings"
+    for name in ("privacy.scores", "privacy_scores"):
+        assert words in error_of({name: "clear"})
+    nested = error_of({"privacy": {"scores": "clear"}})
+    assert "write privacy=PrivacySettings(...)" in nested
+    assert error_of({"privacy": PrivacySettings(scores="clear")}) == ""
+    settings = Settings.from_run_config({"privacy.scores": "clear"})
+    assert settings.privacy.scores == "clear"
 
 
 def files(folder, tables):
@@ -148,16 +156,12 @@ def files(folder, tables):
     (folder / "tables.toml").write_text(text)
 
 
-@pytest.mark.parametrize("case", CASES["file"], ids=lambda case: case["says"][:40])
+@each_case("file")
 def test_the_tables_file_that_a_message_says_to_write_trains(case, tmp_path):
     def outcome_of(tables):
         files(tmp_path, tables)
         sql = f"SELECT a.y AS label, a.{case['column']}, b.z FROM a JOIN b ON a.k = b.k"
-        grid = {"A": tmp_path / "tables.toml"}
-        try:
-            return "", train(grid, sql, "cg").report.warnings
-        except TPFlowerError as error:
-            return str(error), []
+        return outcome(sql, {}, {"A": tmp_path / "tables.toml"})
 
     check(case["says"], outcome_of(case["tables"]), outcome_of(case["mended"]))
 
@@ -181,27 +185,18 @@ def test_a_tables_file_in_place_of_settings(tmp_path):
     assert "fit together" in printed_by("check", tmp_path / "run.toml")
 
 
-@pytest.mark.parametrize("case", CASES["policy"], ids=lambda case: case["says"][:40])
+@each_case("policy")
 def test_the_setting_that_a_policy_says_to_set_trains(case, tmp_path):
     def outcome_of(settings):
         rules = {"c": case["rules"]}
-        own = {
-            name: {t: shards[0] for t, shards in tables.items()}
-            for name, tables in all_sites
-        }
-        grid = {name: write_site(tmp_path / name, own[name], rules) for name in own}
-        sql = (
-            "SELECT a.y AS label, b.z, c.v FROM a JOIN b ON a.k = b.k JOIN c ON a.k = "
-            "c.k"
-        )
-        method = settings.get("method", "cg")
-        options = {key: value for key, value in settings.items() if key != "method"}
-        try:
-            return "", train(grid, sql, method, **options).report.warnings
-        except TPFlowerError as error:
-            return str(error), []
+        grid = {}
+        for name, tables in sites().items():
+            frames = {table: frame for table, (frame,) in tables.items()}
+            grid[name] = write_site(tmp_path / name, frames, rules)
+        sql = "SELECT a.y AS label, b.z, c.v FROM a "
+        sql += "JOIN b ON a.k = b.k JOIN c ON a.k = c.k"
+        return outcome(sql, settings, grid)
 
-    all_sites = sites().items()
     check(case["says"], outcome_of(case["settings"]), outcome_of(case["mended"]))
 
 
@@ -242,7 +237,7 @@ def test_the_reason_of_unmatched_rows_is_the_filter_that_removed_their_partners(
         SQL.replace("a.k = b.k", "a.t = LOWER(TRIM(b.upper))") + " " + where,
         f"SELECT a.y AS label, a.x FROM a WHERE a.t IN ({partners})",
     ):
-        error, warnings = outcome(sql)
+        error, warnings = outcome(sql, {}, sites())
         lost = [text for text in warnings if "have no match in" in text]
         assert error == ""
         assert all(

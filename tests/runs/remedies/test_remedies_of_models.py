@@ -7,28 +7,35 @@ from dataclasses import replace
 
 import pytest
 
-from client_apps.app import app
-from strategies.run.grid import InProcessGrid
 from tests.support.examples.killed_servers import killed, sites_of, strategy_in
-from tests.support.federated import FEATURES, SOURCE, sharded, store, whole
+from tests.support.federated import (
+    FEATURES,
+    SOURCE,
+    LocalGrid,
+    named_sites,
+    sharded,
+    store,
+    whole,
+)
 from tests.support.predicted import on, train, train_store
 from tp_flower.errors import ModelError, QueryError, SettingsError, SiteError
 from tp_flower.settings import PrivacySettings
 
+STORE = on(whole, store())
 UNLABELLED = f"SELECT {FEATURES} {SOURCE}"
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return train_store(tmp_path_factory.mktemp("model"), "squared", on(whole, store()))
+    return train_store(tmp_path_factory.mktemp("model"), "squared", STORE)
 
 
 def test_a_row_key_of_another_table(model):
     with pytest.raises(
         QueryError, match="the rows of 'o' are predicted: name columns of o"
     ):
-        model.table(on(whole, store()), UNLABELLED, row_key="c.age")
-    assert model.table(on(whole, store()), UNLABELLED, row_key="o.day").num_rows
+        model.table(STORE, UNLABELLED, row_key="c.age")
+    assert model.table(STORE, UNLABELLED, row_key="o.day").num_rows
 
 
 def test_a_row_key_with_the_name_of_a_column_of_predictions(model):
@@ -50,11 +57,10 @@ def test_the_query_of_another_model(model, tmp_path):
         "are to be predicted, but the query has p: name the model of this query with "
         "model-name"
     )
-    sites = on(whole, store())
     with pytest.raises(QueryError, match=advice):
-        model.table(sites, other)
-    named = train(tmp_path, sites, "SELECT p.price AS label, p.weight FROM items p")
-    assert named.table(sites, other).num_rows == len(store()["items"])
+        model.table(STORE, other)
+    named = train(tmp_path, STORE, "SELECT p.price AS label, p.weight FROM items p")
+    assert named.table(STORE, other).num_rows == len(store()["items"])
 
 
 def test_a_row_far_outside_of_the_training_rows(model):
@@ -72,13 +78,7 @@ def test_a_row_far_outside_of_the_training_rows(model):
 
 
 def test_sites_that_are_gone(tmp_path):
-    shards = sharded(store())
-    named = [
-        (f"{name}-{k}", {name: [own]})
-        for name in shards
-        for k, own in enumerate(shards[name])
-    ]
-    sites = dict(named)
+    sites = named_sites(sharded(store()))
     model = train_store(tmp_path, "squared", sites)
     gone = {name: own for name, own in sites.items() if name != "customers-1"}
     match = (
@@ -95,8 +95,8 @@ def test_sites_without_a_state_folder(model):
     with pytest.raises(
         SiteError, match=r"this site keeps no models: .* give it a folder"
     ):
-        replace(model, state=None).table(on(whole, store()), UNLABELLED)
-    assert model.table(on(whole, store()), UNLABELLED).num_rows
+        replace(model, state=None).table(STORE, UNLABELLED)
+    assert model.table(STORE, UNLABELLED).num_rows
 
 
 @pytest.mark.parametrize("remedy", ["resume", "remove", "choose"])
@@ -105,16 +105,16 @@ def test_the_folder_of_a_stopped_run(tmp_path, remedy):
     advice = "resume that run, remove the folder, or choose another output-dir"
     with pytest.raises(SettingsError, match=advice):
         strategy_in(tmp_path, "admm").start(grid)
-    folder, settings = tmp_path, {}
+    folder = tmp_path
+    state = None
+    settings = {}
     if remedy == "resume":
-        settings["resume"] = str(tmp_path)
-        again = InProcessGrid(app, sites_of(False), state=tmp_path / "sites")
-    else:
-        again = InProcessGrid(app, sites_of(False))
-    if remedy == "remove":
+        state = tmp_path / "sites"
+        settings = {"resume": str(tmp_path)}
+    elif remedy == "remove":
         shutil.rmtree(tmp_path)
-    elif remedy == "choose":
+    else:
         folder = tmp_path / "another"
     run = strategy_in(folder, "admm", **settings)
-    run.start(again)
+    run.start(LocalGrid(sites_of(False), state=state))
     assert run.report.final_train

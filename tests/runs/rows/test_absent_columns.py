@@ -11,16 +11,26 @@ import pytest
 
 from strategies.explain.explanation import Explain
 from tests.support import predicted
-from tests.support.federated import WatchedGrid, pieces, train, write_site
+from tests.support.federated import (
+    WatchedGrid,
+    on_requests,
+    one_per_site,
+    pieces,
+    site_per_table,
+    train,
+    write_site,
+)
 from tests.support.policies import OPEN, lenient
 from tp_flower.errors import QueryError, SchemaError, SiteError
 from tp_flower.query import Query
 from tp_flower.settings import Settings
 
-ROWS, CUT = 90, 50
+ROWS = 90
+CUT = 50
 SQL = """SELECT v.cost AS label, v.smoker, v.dose,
   EXTRACT(year FROM v.day) AS year, p.age
 FROM visits v JOIN patients p ON v.patient = p.id"""
+ALONE = "SELECT cost AS label, smoker, dose FROM visits"
 LACKED = {"north": (), "south": ("Smoker", "day")}
 CUTS = {"north": slice(0, CUT), "south": slice(CUT, ROWS)}
 
@@ -73,29 +83,27 @@ def final(strategy):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "settings"),
-    [("cg", {}), ("admm", {}), ("sgd", {}), ("boost", {}), ("personalised", {})],
+    ("strategy", "sql", "table", "columns"),
+    [
+        *(
+            (name, SQL, "v", ["day", "smoker"])
+            for name in ("cg", "admm", "sgd", "boost")
+        ),
+        ("personalised", ALONE, "visits", ["smoker"]),
+    ],
 )
-def test_absent_columns_are_as_empty_ones(tmp_path, strategy, settings):
-    sql = (
-        "SELECT cost AS label, smoker, dose FROM visits"
-        if strategy == "personalised"
-        else SQL
-    )
+def test_absent_columns_are_as_empty_ones(tmp_path, strategy, sql, table, columns):
     runs = []
     for absent in (True, False):
         sites = files(tmp_path / str(absent), absent=absent)
         if strategy == "personalised":
             del sites["clinic"]
-        runs.append(run(sites, sql, strategy, **settings))
-    # whose rows are drawn depends on the sites' keys
-    assert settings or final(runs[0]) == final(runs[1])
+        runs.append(run(sites, sql, strategy))
+    assert final(runs[0]) == final(runs[1])
     encoders = [done.training_problem.encoders for done in runs]
     assert encoders[0] == encoders[1]
     texts = [text for text in runs[0].warnings if "absent" in text]
     assert runs[0].report.warnings[: len(texts)] == texts
-    columns = ["smoker"] if strategy == "personalised" else ["day", "smoker"]
-    table = "visits" if strategy == "personalised" else "v"
     assert texts == [
         f"table {table!r}: column {name!r} is absent at 'south', and so missing in 40 "
         "of 90 rows (44 %)"
@@ -106,14 +114,7 @@ def test_absent_columns_are_as_empty_ones(tmp_path, strategy, settings):
 
 def test_the_run_is_that_of_the_table_with_nulls(tmp_path):
     shards = run(files(tmp_path), num_epochs=40)
-    frames = tables()
-    whole = {
-        "clinic": write_site(
-            tmp_path / "a" / "clinic", {"patients": frames["patients"]}
-        ),
-        "all": write_site(tmp_path / "a" / "all", {"visits": frames["visits"]}),
-    }
-    expected = run(whole, num_epochs=40)
+    expected = run(site_per_table(tmp_path / "a", tables()), num_epochs=40)
     assert final(shards) == pytest.approx(final(expected), rel=1e-9)
     encoders = [done.training_problem.encoders["v"] for done in (shards, expected)]
     assert encoders[0].features == encoders[1].features
@@ -135,7 +136,11 @@ def test_explain_says_the_share_of_rows_after_the_filters(tmp_path, suffix):
 def test_the_refusal_names_what_works(tmp_path):
     lacking = files(tmp_path)
     text = lacking["south"].read_text()
-    lacking["south"].write_text(text.replace("absent = ['Smoker', 'day']", ""))
+
+    def declare(entry):
+        lacking["south"].write_text(text.replace("absent = ['Smoker', 'day']", entry))
+
+    declare("")
     match = (
         r"column 'smoker' is at site 'north', but not at 'south': .*rename = \{ theirs "
         r"= "
@@ -143,10 +148,10 @@ def test_the_refusal_names_what_works(tmp_path):
     )
     with pytest.raises(SchemaError, match=match):
         run(lacking)
-    lacking["south"].write_text(text.replace("'Smoker', 'day'", '"smoker"'))
+    declare('absent = ["smoker"]')
     with pytest.raises(SchemaError, match=r'absent = \["day"\] there'):
         run(lacking)
-    lacking["south"].write_text(text.replace("'Smoker', 'day'", '"smoker", "day"'))
+    declare('absent = ["smoker", "day"]')
     assert run(lacking).report.final_train
 
 
@@ -189,7 +194,7 @@ def test_a_split_needs_its_column_at_all_shards(tmp_path):
 
 
 def test_a_column_that_all_shards_lack_is_refused(tmp_path):
-    everywhere = {"north": ("smoker", "day"), "south": ("smoker", "day")}
+    everywhere = dict.fromkeys(CUTS, ("smoker", "day"))
     match = (
         r"column 'day' is absent at all its sites \('north', 'south'\).*leave it out"
     )
@@ -219,22 +224,17 @@ def test_a_shard_of_new_rows_may_lack_columns(tmp_path):
 
     The type of a column that no shard has is that of training.
     """
-    sites = files(tmp_path / "train", lacked={"north": (), "south": ()}, absent=False)
+    sites = files(tmp_path / "train", lacked=dict.fromkeys(CUTS, ()), absent=False)
     model = predicted.train(tmp_path / "state", sites, SQL, "cg", num_epochs=4)
-    lacking = {"north": ("smoker", "day"), "south": ("smoker", "day")}
+    lacking = dict.fromkeys(CUTS, ("smoker", "day"))
     new = files(tmp_path / "new", lacked=lacking)
     empty = files(tmp_path / "empty", absent=False)
-    for site in ("north",):
-        frame = tables()["visits"][CUTS[site]].assign(smoker=None, day=None)
-        frame.to_csv(tmp_path / "empty" / site / "visits.csv", index=False)
+    frame = tables()["visits"][CUTS["north"]].assign(smoker=None, day=None)
+    frame.to_csv(tmp_path / "empty" / "north" / "visits.csv", index=False)
     prediction = model.predict(new)
-    assert predicted.scored(prediction.predictions) == predicted.scored(
-        model.table(empty)
-    )
-    assert (
-        len([text for text in prediction.warnings if "90 of 90 rows (100 %)" in text])
-        == 2
-    )
+    expected = predicted.scored(model.table(empty))
+    assert predicted.scored(prediction.predictions) == expected
+    assert sum("90 of 90 rows (100 %)" in text for text in prediction.warnings) == 2
 
 
 def test_empty_columns_take_the_type_of_other_shards():
@@ -243,11 +243,8 @@ def test_empty_columns_take_the_type_of_other_shards():
     shards = pieces(frames["visits"], CUT)
     shards[1]["day"] = pd.Series([None] * len(shards[1]), dtype=object)
     shards[1]["smoker"] = np.nan
-    done = train(
-        [{"visits": [s]} for s in shards] + [{"patients": frames["patients"]}],
-        SQL,
-        "cg",
-    )
+    others = {"patients": [frames["patients"]]}
+    done = train(one_per_site({"visits": shards, **others}), SQL, "cg")
     whole = train([{name: [frame]} for name, frame in frames.items()], SQL, "cg")
     assert final(done) == pytest.approx(final(whole), rel=1e-9)
 
@@ -263,10 +260,10 @@ def test_empty_columns_take_the_type_of_other_shards():
     ],
 )
 def test_a_server_names_types_of_columns_without_values_alone(tmp_path, types, match):
+    @on_requests("query.extract")
     def change(seen):
-        if seen.action == "query.extract" and not seen.is_reply:
-            for part in seen.header["parts"]:
-                part["types"] = types
+        for part in seen.header["parts"]:
+            part["types"] = types
 
     with pytest.raises(SiteError, match=match):
         run(WatchedGrid(files(tmp_path), change))

@@ -3,6 +3,7 @@ NaN.
 """
 
 import duckdb
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -48,7 +49,7 @@ def site(folder, site_name: str, entries: dict[str, str]) -> str:
 
 def joined_rows(sites, sql: str = SQL) -> int:
     run = run_query(sql, sites, "cg", test_fraction=0.0, num_epochs=2)
-    return run.strategy.training_problem.train.joined_rows
+    return run.problem.train.joined_rows
 
 
 def two_sites(folder, a: str, b: str) -> list[str]:
@@ -77,7 +78,8 @@ NANOSECONDS = "make_timestamp_ns(1700000000000000000 + ({}))"
     ],
 )
 def test_keys_join_as_in_duckdb(left, right, tmp_path):
-    a, b = parquet(tmp_path, "a", sixty(left)), parquet(tmp_path, "b", six(right))
+    a = parquet(tmp_path, "a", sixty(left))
+    b = parquet(tmp_path, "b", six(right))
     join = f"FROM '{tmp_path}/a.parquet' a JOIN '{tmp_path}/b.parquet' b ON a.k = b.k"
     assert duckdb.execute(f"SELECT count(*) {join}").fetchall() == [(60,)]
     assert joined_rows(two_sites(tmp_path, a, b)) == 60
@@ -90,18 +92,16 @@ def test_rows_of_a_left_join_find_decimals_of_another_precision(tmp_path):
     run = run_query(
         sql, two_sites(tmp_path, a, b), "cg", test_fraction=0.0, num_epochs=1
     )
-    last = run.strategy.report.join_steps[-1]
+    last = run.report.join_steps[-1]
     assert (last.rows, last.unmatched_before) == (60, 0)
 
 
 @pytest.mark.parametrize("zone", [None, "Europe/Paris"])
 def test_frames_of_nanoseconds(zone):
-    times = pd.to_datetime(1_700_000_000_000_000_000 + pd.RangeIndex(20)).tz_localize(
-        zone
-    )
-    a = pd.DataFrame(
-        {"k": times.repeat(20), "x": range(400), "y": [n % 7 for n in range(400)]}
-    )
+    times = pd.to_datetime(1_700_000_000_000_000_000 + pd.RangeIndex(20))
+    times = times.tz_localize(zone)
+    number = np.arange(400)
+    a = pd.DataFrame({"k": times.repeat(20), "x": number, "y": number % 7})
     b = pd.DataFrame({"k": times, "z": range(20)})
     assert a["k"].dt.nanosecond.max() == 19
     assert joined_rows([{"a": [a]}, {"b": [b]}]) == 400
@@ -133,46 +133,30 @@ def test_shards_of_uuids_and_of_texts_are_refused_until_types_says(tmp_path):
     assert joined_rows([*first, site(tmp_path, "C", {"b": other})]) == 60
 
 
-@pytest.mark.parametrize("kind", ["postgresql", "mariadb", "sqlite"])
-def test_uuids_of_databases(kind, request, tmp_path):
-    """Upper-case text in one database, UUIDs in the other."""
-    ids = [row[0] for row in duckdb.execute(six(UUID_OF)).fetchall()]
-    url = url_of(kind, request, tmp_path)
-    name = fill(
-        url,
-        "b",
-        {"k": "varchar(40)", "z": "integer"},
-        [(str(k).upper(), n) for n, k in enumerate(ids)],
-    )
-    b = f"uri = '{uri(url)}'\ntable = '{name}'\n"
-    sites = two_sites(tmp_path, parquet(tmp_path, "a", sixty(UUID_OF)), b)
-    assert joined_rows(sites) == 60
-
-
-@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
-def test_uuid_types_of_databases(kind, request, tmp_path):
-    ids = [row[0] for row in duckdb.execute(six(UUID_OF)).fetchall()]
-    url = url_of(kind, request, tmp_path)
-    name = fill(
-        url,
-        "b",
-        {"k": "uuid", "z": "integer"},
-        [(str(k), n) for n, k in enumerate(ids)],
-    )
-    b = f"uri = '{uri(url)}'\ntable = '{name}'\n"
-    sites = two_sites(tmp_path, parquet(tmp_path, "a", sixty(UUID_OF)), b)
-    assert joined_rows(sites) == 60
+UUIDS = [str(row[0]) for row in duckdb.execute(six(UUID_OF)).fetchall()]
+TEXTS = [text.upper() for text in UUIDS]
+"""Upper-case text in one database, UUIDs in the other."""
+BELOW_ONE = [f"0.{5 * n:02}" for n in range(6)]
 
 
 @pytest.mark.parametrize(
-    ("kind", "declared"), [("postgresql", "numeric(2,2)"), ("mariadb", "decimal(2,2)")]
+    ("kind", "declared", "keys", "other"),
+    [
+        ("postgresql", "varchar(40)", TEXTS, UUID_OF),
+        ("mariadb", "varchar(40)", TEXTS, UUID_OF),
+        ("sqlite", "varchar(40)", TEXTS, UUID_OF),
+        ("postgresql", "uuid", UUIDS, UUID_OF),
+        ("mariadb", "uuid", UUIDS, UUID_OF),
+        ("postgresql", "numeric(2,2)", BELOW_ONE, DECIMALS.format("{}", "4,2")),
+        ("mariadb", "decimal(2,2)", BELOW_ONE, DECIMALS.format("{}", "4,2")),
+    ],
 )
-def test_decimals_below_one_of_databases(kind, declared, request, tmp_path):
+def test_keys_of_databases(kind, declared, keys, other, request, tmp_path):
     url = url_of(kind, request, tmp_path)
-    rows = [(f"0.{5 * n:02}", n) for n in range(6)]
+    rows = [(key, number) for number, key in enumerate(keys)]
     name = fill(url, "b", {"k": declared, "z": "integer"}, rows)
     b = f"uri = '{uri(url)}'\ntable = '{name}'\n"
-    a = parquet(tmp_path, "a", sixty(DECIMALS.format("{}", "4,2")))
+    a = parquet(tmp_path, "a", sixty(other))
     assert joined_rows(two_sites(tmp_path, a, b)) == 60
 
 
@@ -203,22 +187,17 @@ def test_shards_whose_decimals_have_other_precisions(tmp_path):
 
 def with_nan(folder) -> list[str]:
     """Parquet as pyarrow writes it: its least and greatest values leave NaN out."""
-    nan = float("nan")
-    keys = [nan if i % 4 == 0 else float(i % 6) for i in range(60)]
-    labels = [nan if i % 7 == 0 else i * 7 % 11 for i in range(60)]
-    numbers = [float(i) for i in range(60)]
+    i = np.arange(60)
+    nan = np.nan
     a = {
-        "k": keys,
-        "l": [i % 5 for i in range(60)],
-        "x": numbers,
-        "y": numbers[::-1],
-        "w": labels,
+        "k": np.where(i % 4 == 0, nan, i % 6),
+        "l": i % 5,
+        "x": i.astype(float),
+        "y": i[::-1].astype(float),
+        "w": np.where(i % 7 == 0, nan, i * 7 % 11),
     }
-    b = {
-        "k": [*map(float, range(6)), nan, nan],
-        "l": [*range(5), 9, 9, 9],
-        "z": numbers[:8],
-    }
+    b = {"k": [0.0, 1, 2, 3, 4, 5, nan, nan], "l": [0, 1, 2, 3, 4, 9, 9, 9]}
+    b["z"] = i[:8].astype(float)
     for name, columns in {"a": a, "b": b}.items():
         pq.write_table(pa.table(columns), folder / f"{name}.parquet")
     return two_sites(folder, "path = 'a.parquet'\n", "path = 'b.parquet'\n")

@@ -52,9 +52,7 @@ def test_nearly_equal_keys_are_hinted_at_by_their_types():
 
 @pytest.mark.parametrize(("source", "lost"), [(SOURCE, "ci"), (LEFT, "")])
 def test_steps_lose_the_label_rows_that_the_join_lacks(source, lost):
-    rows = trained(
-        "squared", "sharded", "cg", source, num_epochs=1
-    ).strategy.report.content("")
+    rows = trained("squared", "sharded", "cg", source, num_epochs=1).report.content("")
     joined = len(
         {order for order, *_ in joined_positions(whole(FRAMES), ALIASES, source)}
     )

@@ -2,19 +2,15 @@
 achieve.
 """
 
-from contextlib import closing
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from client_apps.app import app
 from strategies import Explain
 from strategies.inference.predict import Evaluate
-from strategies.run.grid import InProcessGrid
 from strategies.setup.leaks import find_leaks
 from tests.support import predicted
-from tests.support.federated import train, write_site
+from tests.support.federated import LocalGrid, train, write_site
 from tp_flower.query import Query
 
 RNG = np.random.default_rng(5)
@@ -125,10 +121,8 @@ def test_one_warning_names_the_feature_and_the_column(method):
         "flatter. Leave it out of the query then"
     )
     clean = sql.replace(", ROUND(qty) AS whole", "")
-    assert not any(
-        "label is made" in text
-        for text in train([{"orders": [ORDERS]}], clean, method).warnings
-    )
+    warnings = train([{"orders": [ORDERS]}], clean, method).warnings
+    assert "label is made" not in "".join(warnings)
 
 
 def test_one_warning_names_the_join_on_the_label():
@@ -144,19 +138,17 @@ def test_one_warning_names_the_join_on_the_label():
 
 def toy(rows=40):
     rng = np.random.default_rng(1)
-    x, k, z = rng.normal(size=rows), np.arange(rows) % 8, rng.normal(size=8).round(3)
+    x = rng.normal(size=rows)
+    k = np.arange(rows) % 8
+    z = rng.normal(size=8).round(3)
     a = pd.DataFrame({"k": k, "x": x.round(3)})
     a["y"] = 2 * a.x + 3 * z[k]
     return [{"a": [a]}, {"b": [pd.DataFrame({"k": range(8), "z": z})]}]
 
 
 def test_an_exact_label_is_said_to_be_one_or_leaked():
-    run = train(
-        toy(),
-        "SELECT a.y AS label, a.x, b.z FROM a JOIN b ON a.k = b.k",
-        "cg",
-        num_epochs=20,
-    )
+    sql = "SELECT a.y AS label, a.x, b.z FROM a JOIN b ON a.k = b.k"
+    run = train(toy(), sql, "cg", num_epochs=20)
     (warning,) = run.warnings
     shares = {name: each["share"] for name, each in run.report.contributions.items()}
     largest = max(shares, key=shares.get)
@@ -200,7 +192,7 @@ def test_a_copy_of_the_label_is_named_where_sites_show_coefficients(
         "the features of v (paid, weekday)": told(copied),
     }
     for named, sites in layouts.items():
-        with closing(InProcessGrid(app, sites)) as grid:
+        with LocalGrid(sites) as grid:
             run = train(grid, LEAKED.format(label), "cg", num_epochs=30)
         (warning,) = [text for text in run.warnings if "nearly perfect" in text]
         assert warning.startswith(

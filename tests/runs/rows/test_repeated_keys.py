@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from strategies import Explain
-from tests.support.federated import pieces, train
+from tests.support.federated import one_per_site, pieces, train
 
 SQL = (
     "SELECT o.qty AS label, o.day, c.age FROM orders o JOIN customers c ON o.customer "
@@ -18,14 +18,16 @@ ADVICE = (
 )
 
 
-def frames(repeated=5, times=2, customers=80, orders=1200, of_repeated=23):
+def frames(repeated=5, times=2, orders=1200, of_repeated=23):
     """Orders of customers, of whom the first few are listed several times."""
     rng = np.random.default_rng(0)
+    customers = 80
     ids = np.append(np.arange(customers), np.tile(np.arange(repeated), times - 1))
     listed = pd.DataFrame({"id": ids, "age": rng.integers(18, 80, len(ids))})
     bought = rng.integers(repeated, customers, orders)
     bought[: of_repeated * repeated] = np.repeat(np.arange(repeated), of_repeated)
-    day, qty = rng.integers(1, 29, orders), rng.normal(size=orders)
+    day = rng.integers(1, 29, orders)
+    qty = rng.normal(size=orders)
     return {
         "orders": pd.DataFrame({"customer": bought, "day": day, "qty": qty}),
         "customers": listed,
@@ -34,33 +36,19 @@ def frames(repeated=5, times=2, customers=80, orders=1200, of_repeated=23):
 
 def explained(tables, sql=SQL, **settings):
     """The warnings and the steps of a query over tables at two sites each."""
-    sites = [
-        {name: [half]}
-        for name, own in tables.items()
-        for half in pieces(own, len(own) // 2)
-    ]
-    run = train(sites, sql, Explain, **settings)
+    halves = {name: pieces(own, len(own) // 2) for name, own in tables.items()}
+    run = train(one_per_site(halves), sql, Explain, **settings)
     return run.warnings, run.explanation["join-steps"]
 
 
 def test_a_few_repeated_keys_are_counted_with_the_rows_that_they_make():
     tables = frames()
     warnings, (_, step) = explained(tables)
-    assert warnings == [
-        (
-            "5 of 80 keys of customers occur twice (o.customer = c.id): 115 rows more. "
-            f"{ADVICE}"
-        )
-    ]
+    counts = "5 of 80 keys of customers occur twice (o.customer = c.id): 115 rows more"
+    assert warnings == [f"{counts}. {ADVICE}"]
     assert (step["rows-before"], step["rows"]) == (1200, 1315)
-    assert (
-        len(
-            tables["orders"].merge(
-                tables["customers"], left_on="customer", right_on="id"
-            )
-        )
-        == 1315
-    )
+    orders, customers = tables.values()
+    assert len(orders.merge(customers, left_on="customer", right_on="id")) == 1315
     more = {"table": "c", "keys": 80, "repeated": 5, "most": 2, "more-rows": 115}
     assert step["repeated-keys"] == [more]
 
@@ -127,11 +115,7 @@ def test_a_label_table_whose_rows_mostly_have_keys_of_their_own_is_none():
     """Customers who mostly order once repeat a key of orders; no row of the join is too
     many.
     """
-    once = frames(repeated=0, orders=70)["orders"].assign(
-        customer=lambda own: own.index
-    )
-    again = once.head(5)
-    tables = frames(repeated=0) | {
-        "orders": pd.concat([once, again], ignore_index=True)
-    }
-    assert explained(tables)[0] == []
+    once = frames(repeated=0, orders=70)["orders"]
+    once["customer"] = once.index
+    orders = pd.concat([once, once.head(5)], ignore_index=True)
+    assert explained(frames(repeated=0) | {"orders": orders})[0] == []

@@ -8,7 +8,7 @@ import pytest
 from strategies import commands
 from strategies.explain.explanation import Explain
 from strategies.training.saving import make_manifest
-from tests.support.examples.store_runs import FRAMES, LAYOUTS, LEFT, query
+from tests.support.examples.store_runs import FRAMES, LAYOUTS, LEFT, each_layout, query
 from tests.support.federated import SOURCE, one_per_site, run_query, train
 from tp_flower.randomness import Stream, generator
 from tp_flower.splits import split_rows
@@ -18,7 +18,7 @@ SAMPLED = split_rows(len(FRAMES["orders"]), SHARE, generator(0, Stream.SAMPLE))
 MARKED = FRAMES | {"orders": FRAMES["orders"].assign(sampled=SAMPLED)}
 
 
-@pytest.mark.parametrize("layout", ["whole", "sharded"])
+@each_layout
 @pytest.mark.parametrize(
     ("loss", "source", "how"),
     [
@@ -34,12 +34,13 @@ MARKED = FRAMES | {"orders": FRAMES["orders"].assign(sampled=SAMPLED)}
 )
 def test_a_sample_is_the_query_over_its_rows(layout, loss, source, how):
     how = {"loss": loss, "l2": 0.01, "device": "cpu", "num_epochs": 2, **how}
-    strategy, sql = how.pop("strategy"), query(loss, source)
+    strategy = how.pop("strategy")
+    sql = query(loss, source)
     sites = one_per_site(LAYOUTS[layout](MARKED))
     sampled = run_query(sql, sites, strategy, sample=SHARE, **how)
     alone = run_query(f"{sql} WHERE o.sampled", sites, strategy, **how)
     np.testing.assert_allclose(sampled.flat, alone.flat, rtol=1e-9, atol=1e-12)
-    reports = sampled.strategy.report, alone.strategy.report
+    reports = sampled.report, alone.report
     for name in ("final_train", "final_test", "joined_rows_train", "joined_rows_test"):
         of_sample, of_rows = (getattr(report, name) for report in reports)
         assert of_sample == pytest.approx(of_rows, rel=1e-9, nan_ok=True)
@@ -47,7 +48,8 @@ def test_a_sample_is_the_query_over_its_rows(layout, loss, source, how):
 
 def test_classes_are_those_of_the_sample():
     label = "CASE WHEN o.day > 14 THEN 'b' WHEN o.sampled THEN 'a' ELSE 'x' END"
-    sites, sql = [LAYOUTS["whole"](MARKED)], query().replace("o.qty AS", f"{label} AS")
+    sites = [LAYOUTS["whole"](MARKED)]
+    sql = query().replace("o.qty AS", f"{label} AS")
     assert train(sites, sql, "cg").training_problem.classes == ("a", "b", "x")
     assert train(sites, sql, "cg", sample=SHARE).training_problem.classes == ("a", "b")
 

@@ -2,12 +2,12 @@
 one.
 """
 
-import duckdb
 import pandas as pd
 
 from strategies.report_page.overview import head_of
 from tests.support.examples.explained import explain
 from tests.support.federated import train
+from tests.support.reference.joins import engine_of
 from tp_flower.reports.blocks import Record
 from tp_flower.reports.records import report_dict
 
@@ -30,10 +30,8 @@ def times_joined(alias, table, key):
     counts = (
         f"SELECT {alias}.{key} AS k, count(*) AS times {JOIN} GROUP BY {alias}.{key}"
     )
-    with duckdb.connect() as connection:
-        for name, frame in (("visits", VISITS), ("people", PEOPLE), ("towns", TOWNS)):
-            connection.register(name, frame)
-        row = connection.execute(
+    with engine_of({"visits": VISITS, "people": PEOPLE, "towns": TOWNS}) as engine:
+        row = engine.execute(
             "SELECT min(coalesce(times, 0)), avg(coalesce(times, 0)), "
             f"max(coalesce(times, 0)) FROM {table} r LEFT JOIN ({counts}) c ON c.k = "
             f"r.{key}"

@@ -5,7 +5,6 @@ A run is compared with the same run on the values themselves, in Parquet files t
 declare them.
 """
 
-import json
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -14,16 +13,16 @@ import pandas as pd
 import pytest
 
 from tests.support.command_line import invoke, printed_by, refused_by
-from tests.support.federated import WatchedGrid, train, write_site
+from tests.support.federated import (
+    WatchedGrid,
+    on_requests,
+    site_per_table,
+    train,
+)
+from tests.support.files import read_json, toml_lines
 from tp_flower.errors import SiteError
 
-MODEL = "texts"
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("TP_FLOWER_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
+pytestmark = pytest.mark.usefixtures("home")
 
 
 class Tables:
@@ -38,47 +37,36 @@ class Tables:
         folder.mkdir(parents=True, exist_ok=True)
         lines = []
         for table, value in (("a", a), ("b", b)):
-            for number, frame in enumerate(
-                value if isinstance(value, list) else [value]
-            ):
+            shards = value if isinstance(value, list) else [value]
+            for number, frame in enumerate(shards):
                 path = folder / f"{table}{number}.csv"
                 frame.to_csv(path, index=False)
                 lines += [f"[[tables.{table}.shards]]", f"path = '{path.name}'"]
-                lines += [
-                    f"site = '{table}{number}'",
-                    options * (for_both or table == "a"),
-                ]
+                lines.append(f"site = '{table}{number}'")
+                lines += [options] * (for_both or table == "a")
         (folder / "tables.toml").write_text("\n".join(lines))
 
     def run(self, sql, task="train", refuses=False, **settings):
         """The report of a run, or why it was refused."""
-        settings = {
-            "tables": "tables.toml",
-            "sql": sql,
-            "model-name": MODEL,
-            **settings,
-        }
+        how = {"tables": "tables.toml", "sql": sql, "model-name": "texts"}
         if task == "train":
-            settings = {
-                "test-fraction": 0.0,
-                "strategy": "admm",
-                "num-epochs": 3,
-                **settings,
-            }
-        toml = "\n".join(
-            f"{name} = {json.dumps(value)}" for name, value in settings.items()
-        )
-        (self.folder / "run.toml").write_text(toml)
+            how |= {"test-fraction": 0.0, "strategy": "admm", "num-epochs": 3}
+        file = self.folder / "run.toml"
+        file.write_text(toml_lines(how | settings))
         if refuses:
-            result = invoke(task, self.folder / "run.toml")
+            result = invoke(task, file)
             assert result.exit_code != 0
             return " ".join((result.stdout + result.stderr).split())
-        output = printed_by(task, self.folder / "run.toml")
+        output = printed_by(task, file)
         path = next(line for line in output.splitlines() if line.startswith("Report: "))
-        return json.loads(Path(path.removeprefix("Report: ")).read_text())
+        return read_json(Path(path.removeprefix("Report: ")))
 
 
 SQL = "SELECT a.y AS label, a.x, b.z FROM a JOIN b ON a.k = b.k"
+
+
+def warnings_of(report, words):
+    return [text for text in report["warnings"] if words in text]
 
 
 def codes(values, rows):
@@ -108,16 +96,14 @@ def test_keys_that_would_be_equal_values_are_compared_as_texts(tmp_path, values,
     report = tables.run(SQL)
     assert report["joined-rows"]["train"] == 60
     remedy = f'types = {{ k = "{kind}" }}'
-    warnings = [
-        text for text in report["warnings"] if "'k' is compared as text" in text
-    ]
+    warnings = warnings_of(report, "'k' is compared as text")
     assert len(warnings) == 2
     assert all(remedy in text for text in warnings)
     # followed, the advice compares values, and no longer warns
     typed = Tables(tmp_path / "typed", a, b, remedy, for_both=True)
     report = typed.run(SQL)
     assert report["joined-rows"]["train"] > 60
-    assert not [text for text in report["warnings"] if "compared as text" in text]
+    assert not warnings_of(report, "compared as text")
 
 
 def test_building_codes_are_no_dates(tmp_path):
@@ -156,7 +142,7 @@ def test_key_of_two_formats_is_refused_until_one_is_named(tmp_path, written):
     report = Tables(tmp_path, a, b, f'dates = "{written}"').run(sql, strategy="cg")
     assert report["joined-rows"]["train"] == len(dates)
     assert report["final"]["train"]["r2"] > 0.999
-    assert not [text for text in report["warnings"] if "formats" in text]
+    assert not warnings_of(report, "formats")
 
 
 def test_days_that_are_equal_in_both_formats_are_no_obstacle(tmp_path):
@@ -166,13 +152,12 @@ def test_days_that_are_equal_in_both_formats_are_no_obstacle(tmp_path):
     assert Tables(tmp_path, a, b).run(SQL)["joined-rows"]["train"] == 60
 
 
-@pytest.mark.parametrize("split", ["time(a.d)"])
-def test_split_by_a_time_of_two_formats_is_refused(tmp_path, split):
+def test_split_by_a_time_of_two_formats_is_refused(tmp_path):
     _, texts = days("%m/%d/%Y")
     number = np.arange(len(texts))
     a = pd.DataFrame({"d": texts, "y": number % 7, "x": number, "k": number % 3})
     b = pd.DataFrame({"k": [0, 1, 2], "z": [0.0, 1.0, 4.0]})
-    settings = {"test-split": split, "test-fraction": 0.2}
+    settings = {"test-split": "time(a.d)", "test-fraction": 0.2}
     message = Tables(tmp_path, a, b).run(SQL, refuses=True, **settings)
     assert "splits by the days of column 'd'" in message
     tables = Tables(tmp_path, a, b, 'dates = "%m/%d/%Y"')
@@ -194,28 +179,30 @@ def months(written, chosen):
 
 def test_shards_of_a_table_read_days_alike(tmp_path):
     """One shard shows the month first; the other fits both, and follows it."""
-    every, first = days("%Y", first_days_only=False)[0], days("%Y")[0]
+    every = days("%Y", first_days_only=False)[0]
+    first = days("%Y")[0]
     clear, b = months("%m/%d/%Y", every)
     open_, _ = months("%m/%d/%Y", first)
     iso, _ = months("%Y-%m-%d", first)
     report = Tables(tmp_path, [open_, clear, iso], b).run(MONTHS, strategy="cg")
     assert report["joined-rows"]["train"] == len(every) + 2 * len(first)
     assert report["final"]["train"]["r2"] > 0.999
-    assert not [text for text in report["warnings"] if "are read as" in text]
+    assert not warnings_of(report, "are read as")
 
 
 def test_feature_of_two_formats_is_said_and_explained(tmp_path):
     first = days("%Y")[0]
     a, b = months("%m/%d/%Y", first)
     tables = Tables(tmp_path, a, b)
-    (warning,) = [t for t in tables.run(MONTHS)["warnings"] if "column 'd'" in t]
+    (warning,) = warnings_of(tables.run(MONTHS), "column 'd'")
     assert "are read as %d/%m/%Y, but all of them fit %m/%d/%Y, too" in warning
     output = " ".join(printed_by("explain", tmp_path / "run.toml", "--full").split())
     assert "days of d in the texts of a: %d/%m/%Y" in output
 
 
 def test_model_reads_new_files_as_it_has_read_the_old_ones(tmp_path):
-    every, first = days("%Y", first_days_only=False)[0], days("%Y")[0]
+    every = days("%Y", first_days_only=False)[0]
+    first = days("%Y")[0]
     a, b = months("%m/%d/%Y", every)
     Tables(tmp_path, a, b).run(MONTHS, strategy="cg")
     new, _ = months("%m/%d/%Y", first)
@@ -274,12 +261,8 @@ def test_feature_of_another_kind_is_refused_with_both(tmp_path):
     new.loc[new.index[3:], "x"] = "5"
     tables = Tables(tmp_path / "new", new, b)
     assert "is VARCHAR, but was BIGINT" in tables.run(SQL, "predict", refuses=True)
-    tables = Tables(
-        tmp_path / "new",
-        new,
-        b,
-        'types = { "x" = "BIGINT" }\nnulls = ["0?", "1?", "2?"]',
-    )
+    options = 'types = { "x" = "BIGINT" }\nnulls = ["0?", "1?", "2?"]'
+    tables = Tables(tmp_path / "new", new, b, options)
     assert len(predictions(tables.run(SQL, "predict"))) == 20
 
 
@@ -312,9 +295,8 @@ def test_shard_without_values_has_the_types_of_its_table(tmp_path, first):
     report = Tables(tmp_path, shards, b).run(f"{sql} JOIN b ON a.k = b.k")
     whole = Tables(tmp_path / "whole", a, b).run(f"{sql} JOIN b ON a.k = b.k")
     assert report["joined-rows"]["train"] == 40
-    assert report["final"]["train"]["loss"] == pytest.approx(
-        whole["final"]["train"]["loss"]
-    )
+    losses = [each["final"]["train"]["loss"] for each in (report, whole)]
+    assert losses[0] == pytest.approx(losses[1])
 
 
 @pytest.mark.parametrize(
@@ -357,14 +339,11 @@ def test_a_server_chooses_among_the_readings_that_a_site_has_listed(
 ):
     a, b = labelled(np.arange(40) % 7, np.arange(40))
     a["d"] = [f"{n % 12 + 1:02}/{n % 12 + 1:02}/2024" for n in range(40)]
-    sites = {
-        name: write_site(tmp_path / name, {name: frame})
-        for name, frame in (("a", a), ("b", b))
-    }
+    sites = site_per_table(tmp_path, {"a": a, "b": b})
 
+    @on_requests("query.extract")
     def change(seen):
-        if seen.action == "query.extract" and not seen.is_reply:
-            seen.header["parts"][0]["readings"] = readings
+        seen.header["parts"][0]["readings"] = readings
 
     with pytest.raises(SiteError, match=match):
         train(WatchedGrid(sites, change, state=tmp_path / "state"), SQL, "cg")

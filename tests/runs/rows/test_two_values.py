@@ -2,8 +2,6 @@
 numbers.
 """
 
-from contextlib import closing
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -25,16 +23,17 @@ SQL = f"SELECT o.y AS label, o.x, c.z {JOIN}"
 REMEDY = 'to train on the numbers set task = "regression"'
 
 
-def sites(values, kind=float, is_sharded=True):
-    """Two sites with a value of the label each, or one; and one of the joined table."""
+def sites(values, kind=float):
+    """Two sites with a value of the label each, and one of the joined table."""
     rng = np.random.default_rng(7)
-    x, k = rng.normal(size=ROWS), rng.integers(0, 9, ROWS)
+    x = rng.normal(size=ROWS)
+    k = rng.integers(0, 9, ROWS)
     z = rng.normal(size=9)
     is_high = x + z[k] + 0.5 * rng.logistic(size=ROWS) > 0
     rows = pd.DataFrame(
         {"y": np.where(is_high, values[1], values[0]).astype(kind), "x": x, "k": k}
     )
-    shards = [rows[~is_high], rows[is_high]] if is_sharded else [rows]
+    shards = [rows[~is_high], rows[is_high]]
     tables = [{"o": [shard.reset_index(drop=True)]} for shard in shards]
     return [*tables, {"c": [pd.DataFrame({"k": range(9), "z": z})]}]
 
@@ -52,18 +51,17 @@ def sites(values, kind=float, is_sharded=True):
 def test_two_values_over_all_shards_are_classes_and_the_line_says_so(
     values, kind, names
 ):
-    run = train(sites(values, kind), SQL, "cg", seed=3).report
+    def report_of(**settings):
+        return train(sites(values, kind), SQL, "cg", seed=3, **settings).report
+
+    run = report_of()
     line = f"classification, because the label has two values, {names}; {REMEDY}"
     assert run.chosen["task"] == line
     assert run.chosen["loss"] == "logistic"
-    set_by_hand = train(
-        sites(values, kind), SQL, "cg", seed=3, task="classification"
-    ).report
-    assert run.final_train == set_by_hand.final_train
+    assert run.final_train == report_of(task="classification").final_train
     assert list(run.outcomes["classes"]) == names.split(" and ")
     # the remedy, as the line has it
-    numbers = train(sites(values, kind), SQL, "cg", seed=3, task="regression").report
-    assert "rmse" in numbers.final_train
+    assert "rmse" in report_of(task="regression").final_train
 
 
 @pytest.mark.parametrize("strategy", ["admm", "sgd", "gd", "boost"])
@@ -93,15 +91,14 @@ def test_decimals_of_two_values_are_classes():
     ],
 )
 def test_ratings_and_other_numbers_stay_numbers(label, words):
-    run = train(sites((0, 1)), SQL.replace("o.y", label), "cg").report
+    sql = SQL.replace("o.y", label)
+    run = train(sites((0, 1)), sql, "cg").report
     assert "rmse" in run.final_train
     assert run.chosen["task"].startswith("regression, because the label is a number")
     assert pd.Series([run.chosen["task"]]).str.contains(words).all()
     if "set task" in run.chosen["task"]:
-        classes = train(
-            sites((0, 1)), SQL.replace("o.y", label), "cg", task="classification"
-        )
-        assert "auc" in classes.report.final_train
+        classes = train(sites((0, 1)), sql, "cg", task="classification").report
+        assert "auc" in classes.final_train
 
 
 def test_the_line_is_in_the_explanation():
@@ -134,10 +131,8 @@ def test_noisy_numbers_are_not_counted():
         labels="randomised-response", label_epsilon=4.0, label_classes="0, 1"
     )
     run = train(sites((0, 1)), SQL, "cg", privacy=declared).report
-    assert (
-        run.chosen["task"]
-        == "classification, because the noise on the label is for classes"
-    )
+    line = "classification, because the noise on the label is for classes"
+    assert run.chosen["task"] == line
 
 
 def named(tables):
@@ -191,15 +186,11 @@ def of_carriers(*labels):
     ],
 )
 def test_labels_that_stay_at_their_sites(labels, settings, is_classes, shown):
-    with closing(WatchedGrid(of_carriers(*labels))) as grid:
-        run = train(
-            grid, "SELECT y AS label, a FROM t", "personalised", **settings
-        ).report
-    parts = [
-        part
-        for s in grid.sent("query.extract", replies=True)
-        for part in s.header["parts"]
-    ]
+    sql = "SELECT y AS label, a FROM t"
+    with WatchedGrid(of_carriers(*labels)) as grid:
+        run = train(grid, sql, "personalised", **settings).report
+    replies = grid.sent("query.extract", replies=True)
+    parts = [part for seen in replies for part in seen.header["parts"]]
     assert [part["label"].get("classes") for part in parts] == shown
     assert ("accuracy" in run.final_train) == is_classes
     if is_classes:

@@ -3,7 +3,6 @@
 A query that reads one is refused before any row is read, with a remedy that works.
 """
 
-import json
 import re
 import sqlite3
 import tomllib
@@ -15,6 +14,7 @@ import pytest
 
 from tests.support.command_line import invoke, printed_by, refused_by
 from tests.support.federated import train
+from tests.support.files import toml_lines
 from tp_flower.errors import SchemaError, TPFlowerError
 
 JOIN = "FROM film f JOIN b ON f.k = b.k"
@@ -29,7 +29,7 @@ site = "B"
 """
 
 
-def shop(folder, sql=f"SELECT f.rate AS label, f.id, b.z {JOIN}"):
+def shop(folder):
     """Films with a rating that SQLite does not know, and a note of numbers and
     texts.
     """
@@ -48,20 +48,23 @@ def shop(folder, sql=f"SELECT f.rate AS label, f.id, b.z {JOIN}"):
         )
         connection.commit()
     (folder / "tables.toml").write_text(TABLES)
+    sql = f"SELECT f.rate AS label, f.id, b.z {JOIN}"
     run = {"tables": "tables.toml", "sql": sql, "test-fraction": 0.0, "num-epochs": 2}
-    lines = (f"{key} = {json.dumps(value)}\n" for key, value in run.items())
-    (folder / "run.toml").write_text("".join(lines))
+    (folder / "run.toml").write_text(toml_lines(run))
     return folder / "run.toml"
 
 
 def test_a_mixed_column_of_sqlite_stops_only_queries_that_read_it(tmp_path):
     run = shop(tmp_path)
-    assert "40 of 40 are joined" in printed_by("train", run)
-    rated = f"SELECT f.rate AS label, f.rating, b.z {JOIN}"
-    assert "40 of 40 are joined" in printed_by("train", run, "--set", f"sql={rated}")
-    starred = printed_by(
-        "train", run, "--set", f"sql=SELECT f.rate AS label, f.*, b.z {JOIN}"
-    )
+
+    def trained(*options):
+        printed = printed_by("train", run, *options)
+        assert "40 of 40 are joined" in printed
+        return printed
+
+    trained()
+    trained("--set", f"sql=SELECT f.rate AS label, f.rating, b.z {JOIN}")
+    starred = trained("--set", f"sql=SELECT f.rate AS label, f.*, b.z {JOIN}")
     assert re.search(
         r"column 'note' at site 'A' is declared as nothing and holds .* \* leaves it "
         r"out",
@@ -80,47 +83,47 @@ def test_a_mixed_column_of_sqlite_stops_only_queries_that_read_it(tmp_path):
     assert tomllib.loads(types) == {"types": {"note": "VARCHAR"}}
     tables = tmp_path / "tables.toml"
     tables.write_text(TABLES.replace('site = "A"', f'site = "A"\n{types}'))
-    assert "40 of 40 are joined" in printed_by("train", run, "--set", read)
+    trained("--set", read)
     convert = 'sql = "SELECT k, rate, CAST(note AS TEXT) AS note FROM film"'
     tables.write_text(TABLES.replace('table = "film"', convert))
-    assert "40 of 40 are joined" in printed_by("train", run, "--set", read)
+    trained("--set", read)
 
 
 def frames():
     k = np.arange(30)
     months = pd.period_range("2020-01", periods=30, freq="M")
     films = pd.DataFrame({"k": k % 3, "y": k * 0.5, "month": months, "x": k})
-    return {"A": {"a": [films]}}, {
-        "B": {"b": [pd.DataFrame({"k": [0, 1, 2], "z": [1, 4, 9]})]}
-    }
+    b = pd.DataFrame({"k": [0, 1, 2], "z": [1, 4, 9]})
+    return {"A": {"a": [films]}}, {"B": {"b": [b]}}
+
+
+SQL = "SELECT a.y AS label, a.x, b.z FROM a JOIN b ON a.k = b.k"
+
+
+def trained_rows(sites, sql):
+    """How many joined rows a run trains on."""
+    return train(sites, sql, test_fraction=0.0).report.joined_rows_train
 
 
 def test_a_period_of_a_frame_stops_only_queries_that_read_it():
     one, other = frames()
-    sql = "SELECT a.y AS label, a.x, b.z FROM a JOIN b ON a.k = b.k"
-    report = train({**one, **other}, sql, test_fraction=0.0).report
-    assert report.joined_rows_train == 30
-    reading = sql.replace("a.x", "a.month")
+    assert trained_rows(one | other, SQL) == 30
+    reading = SQL.replace("a.x", "a.month")
     match = (
         r"feature a.month: table 'a': column 'month' at site 'A' is of pandas' type "
         r"period\[M\], which cannot be read: write (.*) before the run"
     )
     with pytest.raises(SchemaError, match=match) as caught:
-        train({**one, **other}, reading, test_fraction=0.0)
+        trained_rows(one | other, reading)
     exec(re.search(match, str(caught.value))[1], {"frame": one["A"]["a"][0]})
-    assert (
-        train({**one, **other}, reading, test_fraction=0.0).report.joined_rows_train
-        == 30
-    )
+    assert trained_rows(one | other, reading) == 30
 
 
 def test_a_shard_that_cannot_read_a_column_says_so_for_the_table():
     one, other = frames()
     shards = [one["A"]["a"][0].assign(month=1.0), one["A"]["a"][0]]
     sites = {"S": {"a": shards[:1]}, "A": {"a": shards[1:]}, **other}
-    sql = "SELECT a.y AS label, a.x, b.z FROM a JOIN b ON a.k = b.k"
-    assert train(sites, sql, test_fraction=0.0).report.joined_rows_train == 60
-    with pytest.raises(
-        TPFlowerError, match=r"column 'month' at site 'A' is of pandas' type"
-    ):
-        train(sites, sql.replace("a.x", "a.month"), test_fraction=0.0)
+    assert trained_rows(sites, SQL) == 60
+    match = r"column 'month' at site 'A' is of pandas' type"
+    with pytest.raises(TPFlowerError, match=match):
+        trained_rows(sites, SQL.replace("a.x", "a.month"))

@@ -1,7 +1,6 @@
 """Boosted trees over joins and unions, against LightGBM and the joined rows."""
 
 import itertools
-from contextlib import closing
 
 import lightgbm
 import numpy as np
@@ -9,7 +8,6 @@ import pandas as pd
 import pytest
 
 from strategies.inference.manifest import write_manifest
-from strategies.inference.predict import Predict
 from strategies.methods import boost as boosting
 from strategies.report_page.page import render
 from strategies.training.saving import make_manifest
@@ -18,7 +16,10 @@ from tests.support.examples.store_runs import FRAMES, LEFT, each_loss
 from tests.support.federated import (
     SOURCE,
     WatchedGrid,
+    named_sites,
+    on_requests,
     one_per_site,
+    pieces,
     run_query,
     sharded,
     store,
@@ -28,18 +29,29 @@ from tests.support.federated import (
     whole,
     write_site,
 )
-from tests.support.predicted import Model, check_equal, on, scored, train_store
+from tests.support.predicted import (
+    Model,
+    check_equal,
+    on,
+    predicting,
+    scored,
+    train_store,
+)
 from tests.support.predicted import train as train_query
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.files import HOME_VARIABLE, home_folder
 from tp_flower.methods.boost.boosting import Boosting
 from tp_flower.methods.boost.messages import TRAIN_BAG, TRAIN_BOOST
 from tp_flower.protocol.messages import Action
-from tp_flower.query import Query
 from tp_flower.reports.records import report_dict
 from tp_flower.settings import PrivacySettings, Settings
 
 CLEAR = PrivacySettings(scores="clear")
+SQL = store_sql("squared")
+WHOLE = one_per_site(whole(FRAMES))
+each_privacy = pytest.mark.parametrize(
+    "privacy", [CLEAR, PrivacySettings()], ids=["clear", "masked"]
+)
 HOW = {"strategy": "boost", "num_epochs": 3, "trees_per_round": 5, "leaves": 8}
 SELF = """SELECT o.qty AS label, o.day, p.day AS other FROM orders o
 JOIN orders p ON o.customer = p.customer AND p.day < 10"""
@@ -63,9 +75,9 @@ def test_the_saved_trees_score_as_they_did_in_training(tmp_path, loss, layout):
 @pytest.mark.parametrize(
     "sql",
     [
-        store_sql("squared").replace(SOURCE, LEFT),
+        SQL.replace(SOURCE, LEFT),
         SELF,
-        store_sql("squared").replace("SELECT", "SELECT o.day + 1 AS weight,", 1),
+        SQL.replace("SELECT", "SELECT o.day + 1 AS weight,", 1),
     ],
     ids=["left", "self", "weights"],
 )
@@ -81,15 +93,14 @@ def test_every_round_lowers_the_loss_and_masks_change_nothing(sql):
 
 
 def test_trees_without_a_split_are_warned_of(caplog):
-    sites = one_per_site(whole(FRAMES))
-    run = run_query(store_sql("squared"), sites, **HOW, min_rows_per_leaf=10**6)
+    run = run_query(SQL, WHOLE, **HOW, min_rows_per_leaf=10**6)
     assert (
         "no table's trees have a split, so that all rows get one score" in caplog.text
     )
-    labels = run.strategy.training_problem.objective.target.numbers
+    labels = run.problem.objective.target.numbers
     assert run.losses == [pytest.approx(labels.var() / 2)]
     caplog.clear()
-    split = run_query(store_sql("squared"), sites, **HOW, min_rows_per_leaf=1)
+    split = run_query(SQL, WHOLE, **HOW, min_rows_per_leaf=1)
     assert "have a split" not in caplog.text
     assert split.losses[-1] < run.losses[0]
 
@@ -102,8 +113,7 @@ def test_a_table_whose_step_is_zero_grows_no_more(monkeypatch):
         return np.linspace(0.0, 0.5, len(directions))
 
     monkeypatch.setattr(Boosting, "lengths", lengths)
-    sites = one_per_site(whole(FRAMES))
-    run = run_query(store_sql("squared"), sites, privacy=CLEAR, **HOW)
+    run = run_query(SQL, WHOLE, privacy=CLEAR, **HOW)
     assert steps == [3, 2, 1]
     # the last of them had no step, either: nothing is left to grow
     assert len(run.losses) == 3
@@ -121,7 +131,8 @@ def test_the_gains_of_trees_are_those_of_lightgbm_where_a_policy_shows_them(tmp_
     strategy = run_query(sql, sites, privacy=CLEAR, **how).strategy
     gains = report_dict(strategy.report)["coefficients"]["orders"]
     assert [gain["output"] for gain in gains] == ["gain", "gain"]
-    rows, labels = frame[["day", "customer"]].to_numpy(float), frame["qty"]
+    rows = frame[["day", "customer"]].to_numpy(float)
+    labels = frame["qty"]
     options = {"num_leaves": 8, "learning_rate": 0.1, "verbosity": -1}
     data = lightgbm.Dataset(rows, np.asarray(labels, float), params=options)
     booster = lightgbm.train(options, data, 5)
@@ -140,9 +151,8 @@ def test_a_curvature_that_is_not_above_zero_is_refused():
             if key[-1] == "hessian":
                 seen.arrays[key] = -seen.arrays[key]
 
-    sites = one_per_site(whole(FRAMES))
     with pytest.raises(Exception, match="'hessian' must be above 0"):
-        run_query(store_sql("logistic"), sites, change=change, **HOW)
+        run_query(store_sql("logistic"), WHOLE, change=change, **HOW)
 
 
 @pytest.mark.parametrize(
@@ -179,24 +189,21 @@ def train_linear(state, loss, sites, **settings):
     "sharded-clear-squared",
 )
 @each_loss
-@pytest.mark.parametrize("privacy", [CLEAR, PrivacySettings()], ids=["clear", "masked"])
+@each_privacy
 @pytest.mark.parametrize("layout", [whole, sharded])
 def test_boosting_goes_on_where_a_linear_model_ended(tmp_path, loss, layout, privacy):
     sites = on(layout, store())
     how, linear = train_linear(
         tmp_path, loss, sites, privacy=privacy, test_fraction=0.0
     )
-    how |= {
-        "task": task_of(loss),
-        "loss": loss,
-        "min_rows_per_leaf": 3,
-        "device": "cpu",
-    }
-    with closing(WatchedGrid(sites, state=tmp_path)) as grid:
+    how |= {"task": task_of(loss), "loss": loss, "min_rows_per_leaf": 3}
+    how["device"] = "cpu"
+    with WatchedGrid(sites, state=tmp_path) as grid:
         strategy = train(grid, store_sql(loss), **how, method="boost", patience=9)
     model = Model(store_sql(loss), tmp_path, make_manifest(strategy))
     again = model.evaluate(sites, privacy=privacy)["loss"]
-    epoch, facts = strategy.chosen["best-epoch"], strategy.split_facts
+    epoch = strategy.chosen["best-epoch"]
+    facts = strategy.split_facts
     start = linear.evaluate(sites, privacy=privacy)["loss"]
     if not epoch:
         assert again == pytest.approx(start, rel=1e-5)
@@ -216,7 +223,8 @@ def lines(seed, shape, rows=500):
     noise.
     """
     rng = np.random.default_rng(seed)
-    x, k = rng.normal(size=rows).round(3), rng.integers(0, 20, rows)
+    x = rng.normal(size=rows).round(3)
+    k = rng.integers(0, 20, rows)
     y = shape(x) + 0.5 * (k % 4) + 0.5 * rng.normal(size=rows)
     tables = {"a": pd.DataFrame({"k": k, "x": x, "y": y})}
     tables["b"] = pd.DataFrame({"k": np.arange(20), "z": np.arange(20) % 4})
@@ -230,8 +238,14 @@ def test_trees_are_kept_where_the_model_that_they_go_on_from_leaves_them_somethi
     sites = lines(0, np.square if kept else (lambda x: 2.0 * x))
     first = train_query(tmp_path, sites, LINES, "cg", num_epochs=9)
     write_manifest(home_folder(), first.manifest)
-    how = {"strategy": "boost", "num_epochs": 12, "boost_from": first.manifest.name}
-    second = train_query(tmp_path, sites, LINES, **how)
+    second = train_query(
+        tmp_path,
+        sites,
+        LINES,
+        strategy="boost",
+        num_epochs=12,
+        boost_from=first.manifest.name,
+    )
     losses = [model.manifest.test["loss"] for model in (first, second)]
     scored_again = [model.evaluate(sites)["loss"] for model in (first, second)]
     message = (
@@ -252,8 +266,15 @@ def test_trees_are_scored_with_the_model_of_another_name_that_they_start_from(tm
     sites = lines(0, np.square)
     first = train_query(tmp_path, sites, LINES, "cg", num_epochs=9, model_name="first")
     write_manifest(home_folder(), first.manifest)
-    how = {"strategy": "boost", "num_epochs": 12, "boost_from": "first"}
-    second = train_query(tmp_path, sites, LINES, **how, model_name="second")
+    second = train_query(
+        tmp_path,
+        sites,
+        LINES,
+        strategy="boost",
+        num_epochs=12,
+        boost_from="first",
+        model_name="second",
+    )
     write_manifest(home_folder(), second.manifest)
     straight = first.evaluate(sites, model_name="first")["loss"]
     for name in ("second", str(second.manifest.model)):
@@ -288,39 +309,28 @@ def test_trees_behind_a_linear_model_of_the_same_rows_say_so(tmp_path, caplog):
     assert "behind the linear model" not in caplog.text
 
 
+def chosen(run):
+    return [run.chosen[name] for name in ("leaves", "trees-per-round", "patience")]
+
+
 def test_what_the_rows_decide_is_reported():
     sites = lines(0, np.square, rows=30_000)
     run = run_query(LINES, list(sites.values()), "boost")
     # 21,600 rows to train on: 14 leaves, 30 trees
-    assert run.strategy.training_problem.train.joined_rows == pytest.approx(
-        21_600, abs=200
-    )
-    assert {
-        name: run.strategy.chosen[name] for name in ("leaves", "trees-per-round")
-    } == {
-        "leaves": 14,
-        "trees-per-round": 30,
-    }
-    assert run.strategy.chosen["patience"] == 2
+    assert run.problem.train.joined_rows == pytest.approx(21_600, abs=200)
+    assert chosen(run) == [14, 30, 2]
     requests = [seen.header["growth"] for seen in run.sent(TRAIN_BOOST)]
     assert {(growth["trees"], growth["leaves"]) for growth in requests} == {(30, 14)}
-    few = run_query(
-        store_sql("squared"), one_per_site(whole(FRAMES)), "boost", num_epochs=1
-    )
-    names = ("leaves", "trees-per-round", "patience")
-    assert [few.strategy.chosen[name] for name in names] == [7, 10, 5]
+    few = run_query(SQL, WHOLE, "boost", num_epochs=1)
+    assert chosen(few) == [7, 10, 5]
     # and where no rows validate, of which few epochs follow
-    every = run_query(
-        store_sql("squared"),
-        one_per_site(whole(FRAMES)),
-        "boost",
-        validation_fraction=0.0,
-    )
-    assert [every.strategy.chosen[name] for name in names] == [7, 30, 0]
+    every = run_query(SQL, WHOLE, "boost", validation_fraction=0.0)
+    assert chosen(every) == [7, 30, 0]
 
 
 def test_scores_are_the_sums_of_both_models(tmp_path):
-    sites, frames = on(whole, store()), store()
+    sites = on(whole, store())
+    frames = store()
     how, linear = train_linear(tmp_path, "squared", sites)
     boosted = train_store(tmp_path, "squared", sites, **how)
     first, trees = (each.reference(frames, SOURCE) for each in (linear, boosted))
@@ -337,8 +347,7 @@ def test_the_scores_of_two_models_have_masks_of_their_own(tmp_path):
     sites = on(whole, store())
     how, _ = train_linear(tmp_path, "squared", sites)
     boosted = train_store(tmp_path, "squared", sites, **how)
-    query = Query.from_sql(boosted.sql, needs_label=False)
-    seen = boosted.start(Predict(query, boosted.manifest, mode="predict"), sites)
+    seen = boosted.start(predicting(boosted.manifest, boosted.sql), sites)
     replies = [one for one in seen if one.action == Action.SCORE and one.is_reply]
     scores = [reply.arrays for reply in replies]
     assert len(scores) == 2 * len(FRAMES)
@@ -374,45 +383,32 @@ def test_a_start_of_another_label_or_of_other_rows_is_refused(
 
 
 def test_codes_are_for_trees_alone():
-    sites = one_per_site(whole(FRAMES))
     with pytest.raises(Exception, match=r"codes.* is for trees"):
-        run_query(store_sql("squared"), sites, "cg", encoders="c.region=codes")
+        run_query(SQL, WHOLE, "cg", encoders="c.region=codes")
 
 
-BOTH = pytest.mark.parametrize(
-    "privacy", [CLEAR, PrivacySettings()], ids=["clear", "masked"]
-)
 SHARDED = one_per_site(sharded(FRAMES))
 
 
 def boosted(lou, sites=SHARDED, change=None, **settings):
-    how = {
-        **HOW,
-        "min_rows_per_leaf": 3,
-        "validation_fraction": 0.2,
-        "patience": 9,
-        **settings,
-    }
-    return run_query(store_sql("squared"), sites, change=change, lou=lou, **how)
+    how = {**HOW, "min_rows_per_leaf": 3, "validation_fraction": 0.2, "patience": 9}
+    how |= settings
+    return run_query(SQL, sites, change=change, lou=lou, **how)
 
 
-@BOTH
+@each_privacy
 def test_the_average_of_equal_shards_is_what_each_has_grown(privacy):
     orders = FRAMES["orders"]
     twins = one_per_site({**whole(FRAMES), "orders": [orders, orders]})
-    for sites, rounds in ((one_per_site(whole(FRAMES)), 0), (twins, 3)):
-        how = {
-            "validation_fraction": 0.0,
-            "patience": 0,
-            "test_fraction": 0.0,
-            "privacy": privacy,
-        }
+    for sites, rounds in ((WHOLE, 0), (twins, 3)):
+        how = {"validation_fraction": 0.0, "patience": 0, "test_fraction": 0.0}
+        how["privacy"] = privacy
         local, bagged = (boosted(lou, sites, **how) for lou in ("local", "bagged"))
         np.testing.assert_allclose(bagged.losses, local.losses, rtol=1e-5)
         assert len({seen.round for seen in bagged.sent(TRAIN_BAG)}) == rounds
 
 
-@BOTH
+@each_privacy
 def test_auto_takes_what_the_validation_rows_prefer(privacy):
     runs = {lou: boosted(lou, privacy=privacy) for lou in ("local", "bagged", "auto")}
     first = {
@@ -436,12 +432,14 @@ def test_auto_takes_what_the_validation_rows_prefer(privacy):
 def test_shards_average_until_their_own_trees_are_preferred(
     monkeypatch, own_from, tried, chosen
 ):
-    taken, calls = boosting._step, itertools.count(2)
+    taken = boosting._step
+    calls = itertools.count(2)
 
     def step(*facts, **how):
         # in turns of own trees and of the average, while both are tried
         epoch, is_averaged = divmod(next(calls), 2)
-        found, worse = taken(*facts, **how), bool(is_averaged) == (epoch >= own_from)
+        found = taken(*facts, **how)
+        worse = bool(is_averaged) == (epoch >= own_from)
         return found._replace(
             metrics=found.metrics._replace(validation={"loss": float(worse)})
         )
@@ -449,32 +447,31 @@ def test_shards_average_until_their_own_trees_are_preferred(
     monkeypatch.setattr(boosting, "_step", step)
     run = boosted("auto")
     assert len({seen.round for seen in run.sent(TRAIN_BAG)}) == tried
-    assert run.strategy.chosen["lou"] == chosen
+    assert run.chosen["lou"] == chosen
 
 
 def test_large_shards_keep_their_trees_where_no_rows_validate(monkeypatch):
     monkeypatch.setattr(boosting, "LARGE_SHARD", 1)
     run = boosted("auto", validation_fraction=0.0, patience=0)
     assert not run.sent(TRAIN_BAG)
-    assert run.strategy.chosen["lou"] == "local in 3 of 3 epochs"
-    assert "the trees that a shard has grown" not in str(
-        report_dict(run.strategy.report)
-    )
+    assert run.chosen["lou"] == "local in 3 of 3 epochs"
+    assert "the trees that a shard has grown" not in str(report_dict(run.report))
+
+
+def written(folder, shards, policy):
+    """A site on disk for each shard, whose table has this policy."""
+    sites = {}
+    for site, tables in named_sites(shards).items():
+        ((name, (frame,)),) = tables.items()
+        sites[site] = write_site(folder / site, {name: frame}, {name: policy})
+    return sites
 
 
 @pytest.mark.parametrize("lou", ["auto", "bagged"])
 def test_trees_are_shown_where_the_policies_let_models_leave(tmp_path, lou):
     policy = "releases = {{ models = '{}', scores = 'masked' }}"
     for level, count in (("clear", 1), ("sealed", 0)):
-        sites = {
-            f"{name}-{place}": write_site(
-                tmp_path / level / f"{name}-{place}",
-                {name: frame},
-                {name: policy.format(level)},
-            )
-            for name, frames in sharded(FRAMES).items()
-            for place, frame in enumerate(frames)
-        }
+        sites = written(tmp_path / level, sharded(FRAMES), policy.format(level))
         if lou == "bagged" and not count:
             with pytest.raises(
                 Exception, match=r"releases.models = sealed.*lou = 'local'"
@@ -483,11 +480,7 @@ def test_trees_are_shown_where_the_policies_let_models_leave(tmp_path, lou):
             continue
         run = boosted(lou, sites)
         assert len({seen.round for seen in run.sent(TRAIN_BAG)}) == 3 * count
-        kinds = {
-            line["release"]["what"]
-            for lines in run.strategy.ledgers.values()
-            for line in lines
-        }
+        kinds = {release["what"] for release in run.releases}
         assert ("trees" in kinds) == bool(count)
 
 
@@ -495,9 +488,8 @@ def test_trees_are_shown_where_the_policies_let_models_leave(tmp_path, lou):
 def test_sealed_trees_that_belong_elsewhere_are_refused(how):
     earlier = {}
 
+    @on_requests(TRAIN_BAG)
     def change(seen):
-        if seen.action != TRAIN_BAG or seen.is_reply:
-            return
         for key in list(seen.arrays):
             if how == "missing":
                 del seen.arrays[key]
@@ -505,10 +497,8 @@ def test_sealed_trees_that_belong_elsewhere_are_refused(how):
             if how == "replayed" and key in earlier:
                 seen.arrays[key] = earlier[key]
             if how == "swapped":
-                other = next(
-                    each for each in seen.arrays if each[0] == key[0] and each != key
-                )
-                seen.arrays[key] = seen.arrays[other]
+                others = (k for k in seen.arrays if k[0] == key[0] and k != key)
+                seen.arrays[key] = seen.arrays[next(others)]
         earlier.update(seen.arrays)
 
     message = "trees/" if how == "missing" else "the sealed trees .* cannot be opened"
@@ -516,21 +506,18 @@ def test_sealed_trees_that_belong_elsewhere_are_refused(how):
         boosted("bagged", change=change)
 
 
-def clinics(seed, *, is_apart, rows=300):
+def clinics(seed, *, is_apart):
     """A clinic and a register, of the sick and the well; and a table that they join."""
     rng = np.random.default_rng(seed)
+    rows = 300
     is_sick = rng.random(2 * rows) < 0.5
     if is_apart:
         is_sick = np.arange(2 * rows) < rows
     place = {"k": rng.integers(0, 20, 2 * rows), "y": np.where(is_sick, "sick", "well")}
     place["x"] = rng.normal(np.where(is_sick, 0.5, -0.5)).round(3)
     place["kind"] = np.where(rng.random(2 * rows) < 0.2 + 0.3 * is_sick, "new", "old")
-    frame, other = (
-        pd.DataFrame(place),
-        pd.DataFrame({"k": np.arange(20), "z": np.arange(20) % 3}),
-    )
-    parts = [frame[:rows].reset_index(drop=True), frame[rows:].reset_index(drop=True)]
-    return {"a": parts, "b": [other]}
+    other = pd.DataFrame({"k": np.arange(20), "z": np.arange(20) % 3})
+    return {"a": pieces(pd.DataFrame(place), rows), "b": [other]}
 
 
 CLINICS = "SELECT a.y AS label, a.x, a.kind, b.z FROM a JOIN b ON a.k = b.k"
@@ -542,27 +529,26 @@ def area(scores, is_sick):
     return float(np.mean((above > 0) + 0.5 * (above == 0)))
 
 
-def on_sites(tables):
-    return {
-        f"{name}{place}": {name: [frame]}
-        for name, frames in tables.items()
-        for place, frame in enumerate(frames)
-    }
-
-
 @pytest.mark.cases("bagged")
 @pytest.mark.parametrize("lou", ["auto", "pooled", "local", "bagged"])
 def test_shards_of_one_class_each_do_not_tell_rows_by_their_shard(
     tmp_path, lou, caplog
 ):
-    how = {"strategy": "boost", "num_epochs": 0, "lou": lou, "validation_fraction": 0.2}
     model = train_query(
-        tmp_path, on_sites(clinics(0, is_apart=True)), CLINICS, **how, patience=2
+        tmp_path,
+        named_sites(clinics(0, is_apart=True)),
+        CLINICS,
+        strategy="boost",
+        num_epochs=0,
+        lou=lou,
+        validation_fraction=0.2,
+        patience=2,
     )
     new = clinics(1, is_apart=False)
-    held_out, on_new = model.manifest.test["auc"], model.evaluate(on_sites(new))["auc"]
+    held_out = model.manifest.test["auc"]
+    on_new = model.evaluate(named_sites(new))["auc"]
     finding = (
-        "100% of the label's variance is between the shards of a (a0, a1: one label "
+        "100% of the label's variance is between the shards of a (a-0, a-1: one label "
         "only)"
     )
     assert (finding in caplog.text) == (lou != "pooled")
@@ -580,12 +566,8 @@ def test_shards_of_one_class_each_do_not_tell_rows_by_their_shard(
         np.column_stack([each["x"], each["kind"] == "new", each["k"] % 3])
         for each in rows
     ]
-    options = {
-        "objective": "binary",
-        "num_leaves": 7,
-        "verbosity": -1,
-        "learning_rate": 0.05,
-    }
+    options = {"objective": "binary", "num_leaves": 7, "learning_rate": 0.05}
+    options["verbosity"] = -1
     data = lightgbm.Dataset(features[0], rows[0]["y"] == "sick")
     slow = lightgbm.train(options, data, 60)
     expected = area(slow.predict(features[1]), (rows[1]["y"] == "sick").to_numpy())
@@ -598,13 +580,7 @@ def test_shards_that_tell_the_label_and_show_nothing_are_refused_with_what_helps
     tmp_path,
 ):
     policy = "releases = { models = 'sealed', labels = 'clear' }"
-    sites = {
-        f"{name}{place}": write_site(
-            tmp_path / f"{name}{place}", {name: frame}, {name: policy}
-        )
-        for name, frames in clinics(0, is_apart=True).items()
-        for place, frame in enumerate(frames)
-    }
+    sites = written(tmp_path, clinics(0, is_apart=True), policy)
     with pytest.raises(
         Exception, match=r"strategy = 'cg' trains without .* lou = 'local' accepts"
     ):
@@ -618,24 +594,22 @@ def test_shards_that_tell_the_label_and_show_nothing_are_refused_with_what_helps
 def test_shards_that_are_alike_are_not_warned_of(caplog):
     run = run_query(CLINICS, one_per_site(clinics(2, is_apart=False)), **HOW)
     assert "between the shards" not in caplog.text
-    assert "pooled" not in run.strategy.chosen["lou"]
+    assert "pooled" not in run.chosen["lou"]
 
 
 def test_only_the_table_that_tells_the_label_pools(caplog):
     tables = clinics(3, is_apart=True)
-    tables["b"] = [tables["b"][0][:9], tables["b"][0][9:].reset_index(drop=True)]
+    tables["b"] = pieces(tables["b"][0], 9)
     run = run_query(CLINICS, one_per_site(tables), **HOW, validation_fraction=0.2)
     assert "between the shards of a " in caplog.text
     assert "between the shards of b" not in caplog.text
-    assert run.strategy.chosen["lou"] == "bagged, but pooled for a, in 3 of 3 epochs"
-    content = report_dict(run.strategy.report)
-    assert any(
-        "So the shards pool sums by column" in text for text in content["warnings"]
-    )
+    assert run.chosen["lou"] == "bagged, but pooled for a, in 3 of 3 epochs"
+    content = report_dict(run.report)
+    assert "So the shards pool sums by column" in "".join(content["warnings"])
 
 
 @pytest.mark.cases("squared-clear", "softmax-masked", "logistic-clear")
-@BOTH
+@each_privacy
 @each_loss
 def test_pooled_trees_of_shards_lower_the_loss_and_are_saved(tmp_path, loss, privacy):
     sites = on(sharded, store())
@@ -652,13 +626,10 @@ def test_pooled_trees_of_shards_lower_the_loss_and_are_saved(tmp_path, loss, pri
 
 @pytest.mark.parametrize("mode", ["train", "explain"])
 def test_the_page_says_what_the_rows_decided(mode):
-    sites = one_per_site(whole(FRAMES))
     if mode == "train":
-        content = report_dict(
-            run_query(store_sql("squared"), sites, **HOW).strategy.report
-        )
+        content = report_dict(run_query(SQL, WHOLE, **HOW).report)
     else:
-        content = explain(store_sql("squared"), sites, **HOW)
+        content = explain(SQL, WHOLE, **HOW)
     page = render(content)
     assert (
         "Trees: 5 of each table in an epoch, of at most 8 leaves, until 10 epochs"

@@ -80,8 +80,9 @@ def test_it_ends_at_the_optimum_of_the_joined_rows(loss, layout):
 
 def test_one_table_in_one_shard_is_solved_in_one_step():
     sql = "SELECT qty AS label, day, online FROM orders"
-    how = {"l2": 0.3, "num_epochs": 2, "privacy": CLEAR}
-    finished = run_query(sql, [{"orders": FRAMES["orders"]}], "cg", **how)
+    finished = run_query(
+        sql, [{"orders": FRAMES["orders"]}], "cg", l2=0.3, num_epochs=2, privacy=CLEAR
+    )
     assert finished.losses[1] == pytest.approx(finished.losses[0], rel=1e-9)
     assert finished.strategy.history[-2].residuals["gradient"] < 1e-5
 
@@ -95,7 +96,7 @@ def test_a_table_of_few_rows_is_factorised_by_them(monkeypatch):
         return run_query(f"{sql} o.item = i.item", sites, "cg", privacy=CLEAR, **how)
 
     by_rows = train()
-    assert by_rows.strategy.chosen["solver"] == {"o": "columns", "i": "rows"}
+    assert by_rows.chosen["solver"] == {"o": "columns", "i": "rows"}
     monkeypatch.setattr(solvers, "factorisation", lambda *_, **__: "columns")
     np.testing.assert_allclose(by_rows.flat, train().flat, atol=1e-6)
 

@@ -18,14 +18,9 @@ each_way = pytest.mark.parametrize("how", ALL_WAYS, ids=WAYS)
 def train(shards, how, source=SOURCE, where="", loss="squared"):
     """The metrics of a run over these shards."""
     sql = query(loss, f"{source} {where}")
-    settings = {
-        "l2": 0.01,
-        "device": "cpu",
-        "test_fraction": 0.0,
-        "validation_fraction": 0.0,
-    } | how
-    run = run_query(sql, one_per_site(shards), settings.pop("strategy"), **settings)
-    return run.strategy.report
+    settings = {"l2": 0.01, "device": "cpu", "test_fraction": 0.0}
+    settings |= {"validation_fraction": 0.0, **how}
+    return run_query(sql, one_per_site(shards), **settings).report
 
 
 def shards_of(*empty):

@@ -48,7 +48,8 @@ def run(shards, where="", having="", **settings):
 
 def test_groups_within_shards_are_the_groups_of_the_whole():
     shards = [payments(1, 2, 2, None), payments(3, 4, 4, 4, 5, 6)]
-    split, unsplit = run(shards), run([pd.concat(shards, ignore_index=True)])
+    split = run(shards)
+    unsplit = run([pd.concat(shards, ignore_index=True)])
     assert split.report.joined_rows_train == 6
     assert split.report.final_train == pytest.approx(unsplit.report.final_train)
 
@@ -103,7 +104,8 @@ def test_two_equal_branches_of_a_union_are_not_one_crossing():
 
 def test_groups_are_sent_only_where_there_are_several_shards():
     sub = SubQuery((), groups=('"k"',))
-    grouped, plain = Fragment("p", "t", subquery=sub), Fragment("q", "t")
+    grouped = Fragment("p", "t", subquery=sub)
+    plain = Fragment("q", "t")
     at = [("2", grouped), ("3", grouped), ("3", plain)]
     parts = {
         n: ProposedPart(

@@ -6,25 +6,35 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.support.examples import store_runs
+from tests.support.examples.store_runs import (
+    FRAMES,
+    LAYOUTS,
+    LEFT,
+    assert_optimal,
+    distance,
+    each_layout,
+    each_loss,
+    query,
+    sgd_of,
+)
 from tests.support.examples.store_runs import trained as on_store
 from tests.support.federated import Run, one_per_site, run_query, store
 from tests.support.reference.training import SgdSettings
 
 # an order of nobody and one of an item without parts stay; so do those of late days
-trained = functools.partial(on_store, source=store_runs.LEFT)
+trained = functools.partial(on_store, source=LEFT)
 MLP = (("c", "mlp"),)  # where rows are missing
 HOW = SgdSettings(rate=0.02)
 
 
 def train(frames: dict[str, pd.DataFrame], layout: str, strategy="admm", **how) -> Run:
     how = {"device": "cpu", "l2": 0.01, "num_epochs": 2, **how}
-    sites = one_per_site(store_runs.LAYOUTS[layout](frames))
-    return run_query(store_runs.query(source=store_runs.LEFT), sites, strategy, **how)
+    sites = one_per_site(LAYOUTS[layout](frames))
+    return run_query(query(source=LEFT), sites, strategy, **how)
 
 
 def test_no_order_is_lost():
-    federation = trained("squared", num_epochs=2).strategy.training_problem
+    federation = trained("squared", num_epochs=2).problem
     steps = federation.join_steps
     outer = [(step.table, step.is_outer) for step in steps]
     assert outer == [("o", False), ("c", True), ("i", True)]
@@ -33,15 +43,14 @@ def test_no_order_is_lost():
     assert federation.train.tables["i"].has_missing
     taken = set(federation.train.tables["o"].row_of.tolist())
     taken |= set(federation.test.tables["o"].row_of.tolist())
-    assert taken == set(range(len(store_runs.FRAMES["orders"])))
+    assert taken == set(range(len(FRAMES["orders"])))
 
 
-@store_runs.each_loss
-@store_runs.each_layout
+@each_loss
+@each_layout
 def test_cg_reaches_the_centralised_optimum(loss, layout):
     finished = trained(loss, layout, "cg", tolerance=1e-7, one_site=True)
-    within = {"gradient": 1e-5, "excess": 1e-6}
-    store_runs.assert_optimal(finished, source=store_runs.LEFT, **within)
+    assert_optimal(finished, source=LEFT, gradient=1e-5, excess=1e-6)
 
 
 @pytest.mark.cases("how2")
@@ -49,26 +58,28 @@ def test_cg_reaches_the_centralised_optimum(loss, layout):
 def test_sharing_converges_without_help(how):
     how = {"num_epochs": 600, "tolerance": 1e-7, "one_site": True, **how}
     finished = trained("logistic", **how)
-    store_runs.assert_optimal(finished, excess=1e-4, source=store_runs.LEFT)
+    assert_optimal(finished, excess=1e-4, source=LEFT)
 
 
 def test_consensus_reaches_the_optimum():
-    how = {"lou": "consensus", "num_epochs": 150, "one_site": True}
-    finished = trained("logistic", "sharded", **how)
-    store_runs.assert_optimal(finished, excess=1e-3, source=store_runs.LEFT)
+    finished = trained(
+        "logistic", "sharded", lou="consensus", num_epochs=150, one_site=True
+    )
+    assert_optimal(finished, excess=1e-3, source=LEFT)
 
 
 @pytest.mark.cases("whole-softmax", "sharded-squared", "whole-logistic")
-@store_runs.each_loss
-@store_runs.each_layout
+@each_loss
+@each_layout
 def test_sgd_is_centralised_sgd(loss, layout):
-    how = {"num_epochs": 3, "batch_size": 16, "learning_rate": HOW.rate}
-    finished = trained(loss, layout, "sgd", **how)
-    expected = store_runs.sgd_of(finished, HOW, store_runs.LEFT)
-    assert store_runs.distance(finished.flat, expected) < 1e-5
+    finished = trained(
+        loss, layout, "sgd", num_epochs=3, batch_size=16, learning_rate=HOW.rate
+    )
+    expected = sgd_of(finished, HOW, LEFT)
+    assert distance(finished.flat, expected) < 1e-5
 
 
-@store_runs.each_layout
+@each_layout
 @pytest.mark.parametrize("strategy", ["admm", "sgd"])
 def test_mlps_lower_the_loss(strategy, layout):
     # steps of single rows, the automatic size here, are no matter for MLPs
@@ -92,7 +103,7 @@ def nobody() -> dict[str, pd.DataFrame]:
     "admm-how3-whole",
     "sgd-how4-whole",
 )
-@store_runs.each_layout
+@each_layout
 @pytest.mark.parametrize(
     ("strategy", "how"),
     [
@@ -106,14 +117,14 @@ def nobody() -> dict[str, pd.DataFrame]:
 )
 def test_a_table_that_no_row_matches_trains_to_nothing(strategy, how, layout):
     finished = train(nobody(), layout, strategy, **how)
-    own = finished.strategy.report.tables[1]
+    own = finished.report.tables[1]
     assert (own.table, own.multiplicity) == ("c", {"min": 0, "mean": 0.0, "max": 0})
     assert finished.losses[-1] < finished.losses[0]
     if "models" not in how:
         assert np.abs(finished.theta["c"]).max(initial=0.0) == 0
 
 
-@store_runs.each_layout
+@each_layout
 def test_a_table_that_only_held_out_rows_match(layout):
     frames = store()
     finished = train(frames, layout)
@@ -126,5 +137,5 @@ def test_a_table_that_only_held_out_rows_match(layout):
     np.testing.assert_array_equal(again.tested["o"], finished.tested["o"])
     assert not again.trained["c"].any()
     assert again.tested["c"].any()
-    assert again.strategy.report.final_test
+    assert again.report.final_test
     assert np.abs(again.theta["c"]).max(initial=0.0) == 0

@@ -10,7 +10,8 @@ from tp_flower.errors import QueryError
 from tp_flower.settings import PrivacySettings
 
 CASES = case_table(__file__)
-MASKED, CLEAR = PrivacySettings(scores="masked"), PrivacySettings(scores="clear")
+MASKED = PrivacySettings(scores="masked")
+CLEAR = PrivacySettings(scores="clear")
 TWICE = f"{SOURCE} JOIN customers d ON o.item = d.id"
 CYCLE = f"{SOURCE} AND c.id = i.item"
 SOURCES = {"inner": SOURCE, "left": LEFT, "twice": TWICE, "cycle": CYCLE}
@@ -35,7 +36,7 @@ def traffic(finished: Run) -> list[tuple[str, int, int]]:
     """What every round sends up and down, without what LEFT JOINs need."""
     return [
         (r.phase, sum(r.bytes_up.values()), sum(r.bytes_down.values()))
-        for r in finished.strategy.report.history
+        for r in finished.report.history
         if r.phase != "prepare"
     ]
 

@@ -32,6 +32,11 @@ TO_THE_END = {
 }
 
 
+def slope(reference, finished):
+    """The largest number of the gradient of joined rows at the parameters of a run."""
+    return np.abs(reference.gradient(finished.flat)).max()
+
+
 @pytest.mark.cases("squared-whole-entity(C)")
 @pytest.mark.parametrize(
     ("loss", "layout", "weight"),
@@ -44,49 +49,59 @@ TO_THE_END = {
 def test_it_ends_at_the_weighted_optimum(loss, layout, weight):
     finished = trained(loss, layout, row_weight=weight, **TO_THE_END)
     reference = reference_of(finished, weight=BY_SQL[weight])
-    assert np.abs(reference.gradient(finished.flat)).max() <= 3e-6
+    assert slope(reference, finished) <= 3e-6
     # which is another than that of joined rows that count alike
-    assert (
-        np.abs(reference.gradient(trained(loss, layout, num_epochs=12).flat)).max()
-        > 1e-3
-    )
+    assert slope(reference, trained(loss, layout, num_epochs=12)) > 1e-3
 
 
 @pytest.mark.parametrize(
     ("loss", "layout"), [("logistic", "whole"), ("softmax", "sharded")]
 )
 def test_sgd_is_centralised_sgd(loss, layout):
-    how = {"num_epochs": 2, "batch_size": 16, "learning_rate": HOW.rate}
-    finished = trained(loss, layout, "sgd", row_weight="entity(c)", **how)
-    assert (
-        distance(finished.flat, sgd_of(finished, HOW, weight=BY_SQL["entity(C)"]))
-        < 1e-5
+    finished = trained(
+        loss,
+        layout,
+        "sgd",
+        row_weight="entity(c)",
+        num_epochs=2,
+        batch_size=16,
+        learning_rate=HOW.rate,
     )
+    expected = sgd_of(finished, HOW, weight=BY_SQL["entity(C)"])
+    assert distance(finished.flat, expected) < 1e-5
 
 
 def test_automatic_sgd_comes_near_the_weighted_optimum():
-    how = {"row_weight": "entity(c)", "num_epochs": 30, "batch_size": 16}
-    finished = trained("squared", "whole", "sgd", one_site=True, **how)
+    finished = trained(
+        "squared",
+        "whole",
+        "sgd",
+        one_site=True,
+        row_weight="entity(c)",
+        num_epochs=30,
+        batch_size=16,
+    )
     assert loss_left(finished, weight=BY_SQL["entity(C)"]) < 0.02
 
 
 def test_an_entity_counts_once_in_training_and_once_in_testing():
     finished = trained("squared", row_weight="entity(c)", num_epochs=1)
-    federation = finished.strategy.training_problem
-    facts = finished.strategy.chosen["row-weight"]
-    own = federation.weighting
+    problem = finished.problem
+    facts = finished.chosen["row-weight"]
+    weighting = problem.weighting
     for rows, weights in (
-        (federation.train.tables["c"], own.train_rows),
-        (federation.test.tables["c"], own.test),
+        (problem.train.tables["c"], weighting.train_rows),
+        (problem.test.tables["c"], weighting.test),
     ):
         sums = np.bincount(rows.row_of, weights)
         assert np.ptp(sums[sums > 0]) < 1e-12
-    assert own.train_rows.mean() == pytest.approx(1.0)
+    assert weighting.train_rows.mean() == pytest.approx(1.0)
     assert facts["entity"] == "c"
-    assert facts["effective-rows"] < federation.train.joined_rows
+    assert facts["effective-rows"] < problem.train.joined_rows
     # the report's multiplicities stay counts
-    assert finished.strategy.report.tables[1].multiplicity["max"] > 1
-    assert isinstance(finished.strategy.report.tables[1].multiplicity["max"], int)
+    most = finished.report.tables[1].multiplicity["max"]
+    assert most > 1
+    assert isinstance(most, int)
 
 
 @pytest.mark.parametrize(
@@ -102,19 +117,15 @@ def test_an_entity_counts_once_in_training_and_once_in_testing():
 )
 def test_the_optimum_for_the_querys_weight(loss, layout, weight, source):
     finished = trained(loss, layout, source=source, weight=weight, **TO_THE_END)
-    reference = reference_of(finished, source, weight)
-    assert np.abs(reference.gradient(finished.flat)).max() <= 3e-6
+    assert slope(reference_of(finished, source, weight), finished) <= 3e-6
 
 
 def test_rows_of_weight_0_take_no_part():
     finished = trained("squared", weight="o.w", num_epochs=1)
     plain = trained("squared", num_epochs=1)
-    federation, facts = finished.strategy.training_problem, finished.strategy.chosen
-    lost = facts["row-weight"]["left-out"]
+    lost = finished.chosen["row-weight"]["left-out"]
     assert lost > 0
-    counted = federation.train.joined_rows + federation.test.joined_rows
-    other = plain.strategy.training_problem
-    assert counted + lost == other.train.joined_rows + other.test.joined_rows
+    assert sum(finished.problem.joined_rows) + lost == sum(plain.problem.joined_rows)
     zero = FRAMES["orders"]["w"].to_numpy() == 0
     assert not (finished.trained["o"] & zero).any()
     assert not (finished.tested["o"] & zero).any()
@@ -124,8 +135,8 @@ def test_weight_and_entity_multiply():
     finished = trained(
         "squared", weight="i.price", row_weight="entity(c)", **TO_THE_END
     )
-    reference = reference_of(finished, weight=f"i.price * {BY_SQL['entity(C)']}")
-    assert np.abs(reference.gradient(finished.flat)).max() <= 3e-6
+    weight = f"i.price * {BY_SQL['entity(C)']}"
+    assert slope(reference_of(finished, weight=weight), finished) <= 3e-6
 
 
 @pytest.mark.parametrize("strategy", ["admm", "sgd"])
@@ -157,14 +168,15 @@ def test_whole_weights_repeat_rows_of_the_table():
     """Epoch by epoch, with balancing; encoders that read no row."""
     encoders = (("o", "day", "none"), ("o", "online", "none"))
     how = {"encoders": encoders, "test_fraction": 0.0, "num_epochs": 6}
-    frames = {**FRAMES, "orders": FRAMES["orders"].assign(w=1 + FRAMES["orders"]["w"])}
-    orders = frames["orders"]
-    repeated = {**frames, "orders": orders.loc[orders.index.repeat(orders["w"])]}
-    repeated["orders"] = repeated["orders"].reset_index(drop=True)
-    one, two = (
-        run_query(query(weight=weight), one_per_site(whole(tables)), **how)
-        for weight, tables in (("o.w", frames), ("", repeated))
-    )
+    orders = FRAMES["orders"].assign(w=1 + FRAMES["orders"]["w"])
+    repeated = orders.loc[orders.index.repeat(orders["w"])].reset_index(drop=True)
+
+    def run(weight, orders):
+        sites = one_per_site(whole({**FRAMES, "orders": orders}))
+        return run_query(query(weight=weight), sites, **how)
+
+    one = run("o.w", orders)
+    two = run("", repeated)
     for own, other in zip(one.parameters, two.parameters, strict=True):
         for table in own:
             np.testing.assert_allclose(own[table], other[table], rtol=2e-4, atol=1e-6)
@@ -185,8 +197,14 @@ def test_mlps_fit_weighted_rows(strategy):
 
 @pytest.mark.slow
 def test_consensus_reaches_the_weighted_optimum():
-    how = {"row_weight": "entity(c)", "lou": "consensus", "num_epochs": 150}
-    finished = trained("logistic", "sharded", one_site=True, **how)
+    finished = trained(
+        "logistic",
+        "sharded",
+        one_site=True,
+        row_weight="entity(c)",
+        lou="consensus",
+        num_epochs=150,
+    )
     assert_optimal(finished, excess=1e-3, weight=BY_SQL["entity(C)"])
 
 

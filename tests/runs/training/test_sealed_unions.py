@@ -101,7 +101,7 @@ def test_noise_is_added_before_the_seal(features):
     sites = one_per_site(sharded(store(300, 40)))
     for strategy in ("admm", "sgd") if features == "dp-sgd" else ("admm",):
         finished = run("squared", sites, strategy, num_epochs=2, privacy=privacy)
-        releases = [line["release"] for line in finished.lines]
+        releases = finished.releases
         sealed = [item for item in releases if item["scope"].startswith("sealed")]
         assert {item["what"] for item in sealed} == {
             ("dp-sgd", "admm"): {"model"},

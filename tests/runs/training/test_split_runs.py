@@ -6,7 +6,14 @@ import pyarrow as pa
 import pytest
 
 from strategies.report_page.page import render
-from tests.support.examples.store_runs import FRAMES, LAYOUTS, LEFT, query, trained
+from tests.support.examples.store_runs import (
+    FRAMES,
+    LAYOUTS,
+    LEFT,
+    each_layout,
+    query,
+    trained,
+)
 from tests.support.federated import SOURCE, train, write_site
 from tp_flower.errors import QueryError, SiteError, TPFlowerError
 from tp_flower.keyed_hash import KeyedHasher
@@ -36,8 +43,9 @@ def canonical(value: object) -> str:
     return f"{kind}{len(text)}:{text}"
 
 
-def is_held_out(values: list[tuple], split: str, share: float = 0.2) -> list[bool]:
+def is_held_out(values: list[tuple], split: str) -> list[bool]:
     """Whether each joined row is held out, in plain Python."""
+    share = 0.2
     if split.startswith("time"):
         times = sorted(time for (time,) in values if time is not None)
         first = times[-round(len(times) * share)]
@@ -53,13 +61,13 @@ def is_held_out(values: list[tuple], split: str, share: float = 0.2) -> list[boo
 
 
 @pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("layout", ["whole", "sharded"])
+@each_layout
 @pytest.mark.parametrize("source", [SOURCE, LEFT], ids=["inner", "left"])
 def test_the_split_is_that_of_the_join(split, layout, source):
     finished = trained(
         "squared", layout, "admm", source, test_split=split, num_epochs=1
     )
-    problem = finished.strategy.training_problem
+    problem = finished.problem
     rows, values = joined(split.partition("(")[2].rstrip(")"), source)
     held_out = is_held_out(values, split)
     assert problem.joined_rows == (held_out.count(False), held_out.count(True))
@@ -67,33 +75,32 @@ def test_the_split_is_that_of_the_join(split, layout, source):
     for table, frame in zip("oci", FRAMES.values(), strict=True):
         for masks, expected in ((finished.trained, False), (finished.tested, True)):
             of_table = np.zeros(len(frame), bool)
-            behind = [
-                row[table]
-                for row, is_test in zip(rows, held_out, strict=True)
-                if is_test == expected and row[table] is not None
-            ]
-            of_table[behind] = True
+            for row, is_test in zip(rows, held_out, strict=True):
+                if is_test == expected and row[table] is not None:
+                    of_table[row[table]] = True
             np.testing.assert_array_equal(masks[table], of_table)
     # no value is on both sides
-    sides = [
-        {v for v, h in zip(values, held_out, strict=True) if h == x} for x in (0, 1)
+    pairs = {*zip(values, held_out, strict=True)}
+    assert not [
+        v for v, is_test in pairs if (v, not is_test) in pairs and None not in v
     ]
-    assert {v for v in sides[0] & sides[1] if None not in v} == set()
 
 
-@pytest.mark.parametrize("layout", ["whole", "sharded"])
+@each_layout
 def test_random_rows_of_another_table_are_held_out_whole(layout):
     finished = trained("squared", layout, test_split="random(C)", num_epochs=1)
-    is_trained, is_tested = finished.trained["c"], finished.tested["c"]
+    is_trained = finished.trained["c"]
+    is_tested = finished.tested["c"]
     assert not (is_trained & is_tested).any()
     assert is_tested.sum() == round(0.2 * (is_trained | is_tested).sum())
 
 
 @pytest.mark.parametrize("strategy", ["cg", "sgd", "coreset-ridge"])
 def test_every_strategy_holds_out_the_same_rows(strategy):
-    how = {"test_split": "group(c.id)", "num_epochs": 1}
     counted = [
-        trained("squared", "whole", name, **how).strategy.report.joined_rows_test
+        trained(
+            "squared", "whole", name, test_split="group(c.id)", num_epochs=1
+        ).report.joined_rows_test
         for name in ("admm", strategy)
     ]
     assert counted[0] == counted[1] > 0
@@ -116,11 +123,10 @@ def test_what_leaves_for_a_split():
         sent = run.arrays("query.extract", replies=True)
         times = [array for key, array in sorted(sent.items()) if key[1] == "times"]
         np.testing.assert_array_equal(np.concatenate(times), expected)
-        messages = run.strategy.report.privacy["messages"]
-        assert f"the {name} of c.age in every row" in [
-            item["carries"] for item in messages
-        ]
-        assert "times" in {line["release"]["what"] for line in run.lines}
+        messages = run.report.privacy["messages"]
+        carried = [item["carries"] for item in messages]
+        assert f"the {name} of c.age in every row" in carried
+        assert "times" in {release["what"] for release in run.releases}
     sent = by_hash.arrays("query.extract", replies=True)
     (subset,) = (array for key, array in sent.items() if key[1] == "subset")
     assert subset.dtype == np.uint8
@@ -157,7 +163,8 @@ def test_policies_on_values_of_rows_are_policies_on_times(rules, tmp_path):
 
 
 def warnings_of(sql: str = "", **settings: object) -> list[str]:
-    sites, how = [LAYOUTS["whole"](FRAMES)], {"num_epochs": 1, **settings}
+    sites = [LAYOUTS["whole"](FRAMES)]
+    how = {"num_epochs": 1, **settings}
     warnings = train(sites, sql or query(), **how).report.warnings
     # these labels may also be made from features, or from join keys
     others = ("no better than a constant", "from which the label is made")
@@ -188,7 +195,7 @@ def test_a_label_that_follows_an_entity_is_told_of():
 
 
 def test_the_page_names_the_split_beside_the_metrics():
-    report = trained("squared", test_split="group(o.day)", num_epochs=1)
-    page = render(report_dict(report.strategy.report))
+    report = trained("squared", test_split="group(o.day)", num_epochs=1).report
+    page = render(report_dict(report))
     assert page.count("held-out rows (held-out o.day)") >= 2
-    assert report_dict(report.strategy.report)["split"]["name"] == "held-out o.day"
+    assert report_dict(report)["split"]["name"] == "held-out o.day"

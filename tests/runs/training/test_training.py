@@ -7,9 +7,7 @@ import pytest
 from sklearn import metrics as sk
 from sklearn.dummy import DummyClassifier, DummyRegressor
 
-from client_apps.app import app
 from strategies import TablePuppetSGD
-from strategies.run.grid import InProcessGrid
 from strategies.training.strategy import check_epoch
 from tests.support.examples.store_runs import (
     FRAMES,
@@ -28,6 +26,7 @@ from tests.support.federated import (
     ALIASES,
     LABELS,
     SOURCE,
+    LocalGrid,
     Run,
     one_per_site,
     pieces,
@@ -52,7 +51,8 @@ trained = functools.partial(on_store, num_epochs=6)
 def by_row(finished: Run, layout: str, alias: str) -> dict[int, list[float]]:
     """The encoded rows of a table by their position in the whole table."""
     sizes = [len(frame) for frame in LAYOUTS[layout](FRAMES)[ALIASES[alias]]]
-    order, start = [], 0
+    order = []
+    start = 0
     for size in sizes:
         own = np.arange(start, start + size)
         is_trained = finished.trained[alias][own]
@@ -67,7 +67,7 @@ def by_row(finished: Run, layout: str, alias: str) -> dict[int, list[float]]:
 def test_joined_rows_features_and_labels_are_those_of_duckdbs_join(loss, layout):
     finished = trained(loss, layout)
     reference = reference_of(finished)
-    problem = finished.strategy.training_problem
+    problem = finished.problem
     np.testing.assert_array_equal(problem.objective.target.numbers, reference.labels)
     np.testing.assert_allclose(problem.base_score, reference.base, rtol=1e-12)
     every = joins.joined_positions(whole(FRAMES), ALIASES, SOURCE)
@@ -76,7 +76,7 @@ def test_joined_rows_features_and_labels_are_those_of_duckdbs_join(loss, layout)
     assert problem.train.joined_rows == len(rows)
     assert problem.test.joined_rows == len(every) - len(rows)
     assert problem.join_steps[-1].rows == len(every)
-    together = trained(loss).strategy.training_problem
+    together = trained(loss).problem
     for number, (alias, inputs) in enumerate(reference.inputs.items()):
         encoded = by_row(finished, layout, alias)
         joined = np.array([encoded[row[number]] for row in rows])
@@ -88,8 +88,7 @@ def test_joined_rows_features_and_labels_are_those_of_duckdbs_join(loss, layout)
 @pytest.mark.parametrize(("loss", "relaxation"), CASES["admm"])
 def test_every_epoch_is_admm_on_the_joined_rows(loss, relaxation):
     rho = 0.4
-    how = {"rho": rho, "over_relaxation": relaxation}
-    finished = trained(loss, num_epochs=3, **how)
+    finished = trained(loss, num_epochs=3, rho=rho, over_relaxation=relaxation)
     steps = slow.admm(reference_of(finished), 3, rho, relaxation)
     for epoch, step in enumerate(steps, start=1):
         # scores and targets travel as float32, the reference's prox is good to 1e-7
@@ -100,8 +99,8 @@ def test_every_epoch_is_admm_on_the_joined_rows(loss, relaxation):
 def test_shards_with_gram_statistics_make_the_iterates_of_the_whole(loss):
     layouts = ("whole", "sharded")
     together, apart = (trained(loss, layout, num_epochs=12) for layout in layouts)
-    assert apart.strategy.chosen["lou"] == dict.fromkeys(ALIASES, "gram")
-    assert together.strategy.chosen["lou"] == dict.fromkeys(ALIASES, "local")
+    assert apart.chosen["lou"] == dict.fromkeys(ALIASES, "gram")
+    assert together.chosen["lou"] == dict.fromkeys(ALIASES, "local")
     for epoch in range(1, 13):
         assert distance(after(apart, epoch), after(together, epoch)) < 1e-6
     np.testing.assert_allclose(apart.losses, together.losses, rtol=1e-6)
@@ -117,12 +116,15 @@ def test_shards_with_gram_statistics_make_the_iterates_of_the_whole(loss):
 @each_layout
 @pytest.mark.parametrize("l2", [0.0, L2])
 def test_at_convergence_the_gradient_of_the_joined_objective_is_zero(loss, layout, l2):
-    how = {"num_epochs": 400, "l2": l2, "tolerance": 1e-8, "one_site": True}
     # masked scores are rounded to a millionth of the label's deviation; without a
     # penalty classes have no finite optimum: no order of the customer without a region,
     # which has a column, is of class 0, so that its parameters grow ever more slowly
     gradient, excess = (2e-4, 3e-4) if loss != "squared" and not l2 else (2e-5, 3e-6)
-    assert_optimal(trained(loss, layout, **how), gradient=gradient, excess=excess)
+    assert_optimal(
+        trained(loss, layout, num_epochs=400, l2=l2, tolerance=1e-8, one_site=True),
+        gradient=gradient,
+        excess=excess,
+    )
 
 
 @pytest.mark.cases(
@@ -150,17 +152,17 @@ def test_plain_admm_and_any_rho_converge_too(loss, how, gradient, excess):
 @pytest.mark.cases("squared")
 @each_loss
 def test_consensus_reaches_the_same_optimum(loss):
-    how = {"num_epochs": 300, "one_site": True}
-    finished = trained(loss, "sharded", lou="consensus", **how)
-    assert finished.strategy.chosen["lou"]["o"] == "consensus"
+    finished = trained(loss, "sharded", lou="consensus", num_epochs=300, one_site=True)
+    assert finished.chosen["lou"]["o"] == "consensus"
     assert_optimal(finished, gradient=1e-3, excess=1e-5)
 
 
 def test_one_table_is_centralised_ridge_in_a_few_epochs():
     orders = FRAMES["orders"]
     sql = "SELECT qty AS label, day, online FROM orders"
-    how = {"l2": 0.3, "num_epochs": 8, "test_fraction": 1e-9}
-    finished = run_query(sql, [{"orders": orders}], **how)
+    finished = run_query(
+        sql, [{"orders": orders}], l2=0.3, num_epochs=8, test_fraction=1e-9
+    )
     features = orders[["day", "online"]].astype(float)
     scaled = (features - features.mean()) / features.std(ddof=0)
     dense = np.column_stack([scaled, np.ones(len(orders))])
@@ -222,8 +224,9 @@ def test_held_out_rows_do_not_influence_training(loss, strategy, how):
 @each_layout
 def test_metrics_are_those_of_the_joined_rows(loss, layout):
     finished = trained(loss, layout)
-    reference, report = reference_of(finished), finished.strategy.report
-    objective = finished.strategy.training_problem.objective
+    reference = reference_of(finished)
+    report = finished.report
+    objective = finished.problem.objective
     scores = reference.scores(finished.flat, range(len(reference.labels)))
     expected = objective.metrics(scores)
     assert report.final_train == pytest.approx(expected, rel=1e-4, abs=1e-5)
@@ -248,9 +251,11 @@ def test_metrics_are_those_of_the_joined_rows(loss, layout):
 
 def assert_compared(outcomes, labels, scores, dummy):
     """Compare with scikit-learn's constant, counts and means."""
-    is_number, codes = isinstance(dummy, DummyRegressor), range(max(scores.shape[1], 2))
+    is_number = isinstance(dummy, DummyRegressor)
+    codes = range(max(scores.shape[1], 2))
     for part, values in labels.items():
-        guess, expected = dummy.predict(values[:, None]), {}
+        guess = dummy.predict(values[:, None])
+        expected = {}
         if is_number:
             expected["rmse"] = sk.root_mean_squared_error(values, guess)
             expected["mae"] = sk.mean_absolute_error(values, guess)
@@ -285,7 +290,8 @@ def assert_compared(outcomes, labels, scores, dummy):
 def test_the_unit_of_a_label_changes_nothing_but_the_unit_of_the_model(strategy, model):
     def fit(unit):
         orders = FRAMES["orders"].assign(qty=FRAMES["orders"]["qty"] * unit)
-        sites, how = one_per_site(whole({**FRAMES, "orders": orders})), {"l2": 0.1}
+        sites = one_per_site(whole({**FRAMES, "orders": orders}))
+        how = {"l2": 0.1}
         losses = run(
             "squared", sites, strategy, model=model, num_epochs=4, **how
         ).losses
@@ -303,11 +309,9 @@ def test_a_model_of_chance_is_no_better_than_a_constant_and_says_so(strategy):
     chance = np.random.default_rng(1).permutation(orders["qty"])
     sites = one_per_site(whole({**FRAMES, "orders": orders.assign(qty=chance)}))
     how = {"min_rows_per_leaf": 2} if strategy == "boost" else {}
-    report = run("squared", sites, strategy, **how).strategy.report
-    model, constant = (
-        report.final_test["rmse"],
-        report.outcomes["baseline"]["test"]["rmse"],
-    )
+    report = run("squared", sites, strategy, **how).report
+    model = report.final_test["rmse"]
+    constant = report.outcomes["baseline"]["test"]["rmse"]
     words = f"no better than a constant: rmse {model:.4g} against {constant:.4g}"
     (warning,) = (
         text for text in report.warnings if "joined rows validate" not in text
@@ -362,7 +366,7 @@ def test_bytes_of_join_only_admm_are_one_number_per_row_and_output(loss):
     for orders in (100, 1000):
         sites = one_per_site(whole(store(orders=orders, customers=orders // 10)))
         finished = run(loss, sites, num_epochs=3, test_fraction=1e-9)
-        federation = finished.strategy.training_problem
+        federation = finished.problem
         rows = [table.total_rows for table in federation.tables.values()]
         floor = 4 * federation.response.outputs * np.array(rows)
         epochs = [item for item in finished.history if item.phase == "admm"]
@@ -381,7 +385,7 @@ def test_bytes_of_join_only_admm_are_one_number_per_row_and_output(loss):
 
 def test_held_out_rows_ride_up_but_not_down():
     finished = trained("squared")
-    tables = finished.strategy.training_problem.tables
+    tables = finished.problem.tables
     item = next(item for item in finished.history if item.phase == "admm")
     for alias, table in tables.items():
         assert item.bytes_down[alias] == 4 * int(finished.trained[alias].sum())
@@ -407,7 +411,7 @@ def test_result_is_flowers():
     assert list(result.evaluate_metrics_serverapp) == [1, 2, 3]
     assert result.train_metrics_clientapp[3]["loss"] == finished.losses[-1]
     base = result.arrays["base-score"].numpy()
-    np.testing.assert_array_equal(base, finished.strategy.training_problem.base_score)
+    np.testing.assert_array_equal(base, finished.problem.base_score)
 
 
 def test_a_loss_beyond_that_of_a_constant_is_refused():
@@ -422,22 +426,24 @@ def test_a_loss_beyond_that_of_a_constant_is_refused():
 
 
 def test_sgd_with_too_large_steps_stops_within_its_first_epochs():
-    how = {"num_epochs": 50, "learning_rate": 30.0, "batch_size": 8}
-    strategy = TablePuppetSGD(Query.from_sql(query()), **how)
+    strategy = TablePuppetSGD(
+        Query.from_sql(query()), num_epochs=50, learning_rate=30.0, batch_size=8
+    )
     with pytest.raises((DivergedError, ReplyError), match="Lower learning-rate"):
-        strategy.start(InProcessGrid(app, [whole(FRAMES)]))
+        strategy.start(LocalGrid([whole(FRAMES)]))
     assert strategy.epoch < 50
 
 
 @pytest.mark.parametrize(("layout", "share"), [("whole", 0.8), ("sharded", 0.95)])
 def test_mlps_lower_the_loss_of_the_joined_rows(layout, share):
-    how = {"model": "mlp", "hidden_sizes": (8,), "num_epochs": 3, "one_site": True}
-    finished = trained("squared", layout, **how)
+    finished = trained(
+        "squared", layout, model="mlp", hidden_sizes=(8,), num_epochs=3, one_site=True
+    )
     assert finished.losses[-1] < share * reference_of(finished).labels.var() / 2
 
 
 def test_models_of_single_tables():
     finished = trained("squared", models=(("c", "mlp"),), num_epochs=2)
-    tables = finished.strategy.training_problem.tables
+    tables = finished.problem.tables
     is_linear = {name: table.is_linear for name, table in tables.items()}
     assert is_linear == {"o": True, "c": False, "i": True}

@@ -10,6 +10,7 @@ import pytest
 from scripts import benchmark
 from scripts.bench import harness, processes, render
 from scripts.bench.registry import SUITES
+from tests.support.files import read_json
 
 PAGE_TEXT = render.PAGE.read_text(encoding="utf-8")
 
@@ -40,13 +41,16 @@ def run(monkeypatch, tmp_path):
         monkeypatch.setattr(benchmark, "SUITES", suites)
         where = [] if "--update" in arguments else ["--output", str(output)]
         status = benchmark.main([*where, *arguments])
-        path = tmp_path / "out" / harness.RESULTS_FILE
-        return status, json.loads(path.read_text(encoding="utf-8"))
+        return status, read_json(tmp_path / "out" / harness.RESULTS_FILE)
 
     return call
 
 
-def test_suites_are_named_in_their_order() -> None:
+def page_of(folder):
+    return (folder / "out" / "benchmark.md").read_text("utf-8")
+
+
+def test_suites_are_named_in_their_order():
     assert list(SUITES) == list(render.DECLARED["suites"])
     names = list(SUITES)
     assert benchmark.suite_names("all") == names
@@ -64,9 +68,7 @@ def test_suites_are_named_in_their_order() -> None:
         (["--render", "/nowhere"], "'/nowhere' is no benchmark.json: "),
     ],
 )
-def test_what_cannot_work_is_refused_before_measuring(
-    run, capsys, arguments, message
-) -> None:
+def test_what_cannot_work_is_refused_before_measuring(run, capsys, arguments, message):
     def measure(_: harness.Options) -> harness.Outcome:
         pytest.fail("measured")
 
@@ -76,7 +78,7 @@ def test_what_cannot_work_is_refused_before_measuring(
     assert message in capsys.readouterr().err
 
 
-def test_an_interrupt_keeps_what_was_measured(run, capsys, tmp_path) -> None:
+def test_an_interrupt_keeps_what_was_measured(run, capsys, tmp_path):
     def interrupted(_: harness.Options) -> harness.Outcome:
         raise KeyboardInterrupt
 
@@ -84,12 +86,12 @@ def test_an_interrupt_keeps_what_was_measured(run, capsys, tmp_path) -> None:
     assert status == 130
     assert list(content["suites"]) == ["a"]
     assert "interrupted" in capsys.readouterr().out
-    page = (tmp_path / "out" / "benchmark.md").read_text("utf-8")
+    page = page_of(tmp_path)
     assert "**Suite a** (`--suite a`)" in page
     assert "| within | 1 | 2 |" in page
 
 
-def test_an_error_loses_nothing_of_the_other_suites(run, capsys, tmp_path) -> None:
+def test_an_error_loses_nothing_of_the_other_suites(run, capsys, tmp_path):
     status, content = run(
         {"a": good, "b": failing, "c": skipped, "d": good}, "--suite", "all"
     )
@@ -104,13 +106,10 @@ def test_an_error_loses_nothing_of_the_other_suites(run, capsys, tmp_path) -> No
     printed = capsys.readouterr().out
     assert "MISSED: b failed: disk full" in printed
     assert "c is skipped: no data" in printed
-    page = (tmp_path / "out" / "benchmark.md").read_text("utf-8")
-    assert "Suite b failed: OSError: disk full" in page
+    assert "Suite b failed: OSError: disk full" in page_of(tmp_path)
 
 
-def test_update_replaces_what_is_named_and_keeps_the_rest(
-    run, tmp_path, capsys
-) -> None:
+def test_update_replaces_what_is_named_and_keeps_the_rest(run, tmp_path, capsys):
     _, before = run({"a": good, "b": good})
     path = tmp_path / "out" / "benchmark.json"
     status, after = run({"a": missed, "b": failing}, "--update", str(path))
@@ -120,9 +119,7 @@ def test_update_replaces_what_is_named_and_keeps_the_rest(
     (check,) = after["suites"]["a"]["checks"]
     # JSON knows no infinity
     assert (check["measured"], check["is-met"]) == (None, False)
-    assert "| beyond | **-** | 2 |" in (tmp_path / "out" / "benchmark.md").read_text(
-        "utf-8"
-    )
+    assert "| beyond | **-** | 2 |" in page_of(tmp_path)
     # a failed suite keeps what it found before
     assert after["suites"]["b"] == before["suites"]["b"]
     assert after["failed"] == {"b": "OSError: disk full"}
@@ -133,9 +130,7 @@ def test_update_replaces_what_is_named_and_keeps_the_rest(
 
 @pytest.mark.parametrize("option", ["--update", "--render"])
 @pytest.mark.parametrize("content", ["[]", '{"schema": 0}', '{"machine": {}}'])
-def test_a_file_of_another_schema_is_refused(
-    run, tmp_path, capsys, content, option
-) -> None:
+def test_a_file_of_another_schema_is_refused(run, tmp_path, capsys, content, option):
     path: Path = tmp_path / "old.json"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(SystemExit):
@@ -144,13 +139,13 @@ def test_a_file_of_another_schema_is_refused(
     assert render.PAGE.read_text(encoding="utf-8") == PAGE_TEXT
 
 
-def test_a_measurement_in_a_process_of_its_own() -> None:
+def test_a_measurement_in_a_process_of_its_own():
     assert processes.in_process_of_its_own(json.dumps, [1, 2]) == "[1, 2]"
     with pytest.raises(RuntimeError, match=r"json:loads failed:[\s\S]*JSONDecodeError"):
         processes.in_process_of_its_own(json.loads, "{")
 
 
-def test_memory_and_time_of_a_block() -> None:
+def test_memory_and_time_of_a_block():
     with processes.spent() as figures:
         held = bytearray(256 << 20)
         figures["seconds"] = 7.0
@@ -161,7 +156,7 @@ def test_memory_and_time_of_a_block() -> None:
     assert figures["cpu-seconds"] > 0.0
 
 
-def test_nobody_edits_figures_by_hand() -> None:
+def test_nobody_edits_figures_by_hand():
     committed = harness.read_results(render.FOLDER / harness.RESULTS_FILE)
     section = render.render(committed, "../scripts/bench/results/")
     advice = "run python scripts/benchmark.py --render"
@@ -171,7 +166,7 @@ def test_nobody_edits_figures_by_hand() -> None:
     assert committed["failed"] == {}
 
 
-def test_every_image_is_there_and_none_is_left_over() -> None:
+def test_every_image_is_there_and_none_is_left_over():
     section = PAGE_TEXT.partition(render.BEGIN)[2].partition(render.END)[0]
     named = {
         (render.PAGE.parent / path).resolve()
@@ -192,7 +187,7 @@ def test_every_image_is_there_and_none_is_left_over() -> None:
         (f"{render.END} {render.BEGIN}", "stands before"),
     ],
 )
-def test_markers_are_needed(page: str, message: str) -> None:
+def test_markers_are_needed(page, message):
     with pytest.raises(ValueError, match=message):
         render.with_section(page, "new")
     page = f"before\n{render.BEGIN}\nold\n{render.END}\nafter\n"

@@ -13,16 +13,16 @@ import pyarrow as pa
 import pytest
 import scipy.sparse as sp
 
-from client_apps.app import app
 from scripts.bench.datasets import Dataset
 from scripts.compare_centralized import judge, main
 from scripts.data.make_store import STORE_CLASSIFICATION_SQL, STORE_SQL, make_store
 from scripts.data.make_store import main as make_files
 from scripts.joined.centralized import JoinedTable, join_tables, simulated_hasher
 from scripts.joined.models import Problem, fit_ridge, train_lbfgs
-from strategies.run.grid import InProcessGrid
+from strategies import TrainingStrategy
 from tests.support import federated
-from tests.support.files import case_table
+from tests.support.federated import LocalGrid
+from tests.support.files import case_table, read_json
 from tests.support.reference.families import Family
 from tp_flower.features.statistics import category_purpose
 from tp_flower.query import Query
@@ -53,21 +53,17 @@ def token(store: Mapping[str, list[pd.DataFrame]]) -> Iterator[str]:
     release(name)
 
 
-def joined_store(token: str, sql: str = STORE_SQL, task: str = "auto") -> JoinedTable:
-    settings = Settings(task=task, seed=SETTINGS.seed)
+def joined_store(token: str, sql: str = STORE_SQL) -> JoinedTable:
+    settings = Settings(task="auto", seed=SETTINGS.seed)
     return join_tables(Query.from_sql(sql), settings, load_tables(token))
 
 
 def naive_join(store: Mapping[str, list[pd.DataFrame]]) -> pd.DataFrame:
-    tables = {
-        name: pd.concat(shards, ignore_index=True) for name, shards in store.items()
-    }
-    joined = (
-        tables["orders"]
-        .reset_index(names="o")
-        .merge(tables["items"].reset_index(names="i"), on="item_id")
-        .merge(tables["customers"].reset_index(names="c"), on="customer_id")
+    orders, items, customers = (
+        pd.concat(store[name], ignore_index=True).reset_index(names=name[0])
+        for name in ("orders", "items", "customers")
     )
+    joined = orders.merge(items, on="item_id").merge(customers, on="customer_id")
     return joined.sort_values(["o", "i", "c"], ignore_index=True)
 
 
@@ -92,8 +88,9 @@ def naive_encoding(
 
 
 @pytest.mark.parametrize("condition", ["", " WHERE o.discount > 0"])
-def test_matches_merge_and_encoding_by_pandas(store, token, condition) -> None:
-    table, naive = joined_store(token, STORE_SQL + condition), naive_join(store)
+def test_matches_merge_and_encoding_by_pandas(store, token, condition):
+    table = joined_store(token, STORE_SQL + condition)
+    naive = naive_join(store)
     orders = store["orders"][0]
     # what is held out is counted after the filters
     passing = np.flatnonzero(orders["discount"] > 0) if condition else orders.index
@@ -117,7 +114,7 @@ def test_matches_merge_and_encoding_by_pandas(store, token, condition) -> None:
     assert list(table.columns) == ["o", "i", "c"]
 
 
-def test_a_joined_row_without_a_row_of_a_table_has_zeros_there(store) -> None:
+def test_a_joined_row_without_a_row_of_a_table_has_zeros_there(store):
     store["customers"][1] = store["customers"][1].iloc[:0]
     name = register_frames(store, site="all")
     sql = STORE_SQL.replace("JOIN customers", "LEFT JOIN customers")
@@ -129,8 +126,9 @@ def test_a_joined_row_without_a_row_of_a_table_has_zeros_there(store) -> None:
     assert table.features[~is_missing, table.columns["c"]].any(axis=1).all()
 
 
-def test_the_objective_counts_the_penalty_but_not_the_intercept() -> None:
-    features, labels = np.array([[1.0], [-1.0]]), np.array([7.0, 3.0])
+def test_the_objective_counts_the_penalty_but_not_the_intercept():
+    features = np.array([[1.0], [-1.0]])
+    labels = np.array([7.0, 3.0])
     fitted = fit_ridge(features, labels, l2=1.0)
     # 1/2 (w - 2)^2 + 1/2 w^2 is least at w = 1, with the intercept at the mean
     assert fitted.weights.tolist() == [[pytest.approx(1.0)]]
@@ -162,9 +160,10 @@ def problem_of(loss: str) -> tuple[Problem, Settings]:
 
 
 @each_loss
-def test_the_optimum_has_no_gradient(loss: str) -> None:
+def test_the_optimum_has_no_gradient(loss):
     problem, _ = problem_of(loss)
-    fitted, features = problem.optimum(), problem.train.astype(float)
+    fitted = problem.optimum()
+    features = problem.train.astype(float)
     excess = problem.mean_loss.gradient(fitted.scores(features))
     gradient = features.T @ excess / len(features) + problem.l2 * fitted.weights
     # labels are about ten: these are relative errors of 1e-9
@@ -173,7 +172,7 @@ def test_the_optimum_has_no_gradient(loss: str) -> None:
 
 
 @each_loss
-def test_steps_reach_the_optimum(loss: str) -> None:
+def test_steps_reach_the_optimum(loss):
     problem, _ = problem_of(loss)
     optimum = problem.objective(problem.optimum())
     curve = train_lbfgs(problem)
@@ -196,7 +195,7 @@ def test_steps_reach_the_optimum(loss: str) -> None:
 @pytest.mark.parametrize(
     ("strategy", "metric", "optimum", "value", "is_equal"), CASES["verdicts"]
 )
-def test_verdicts(strategy, metric, optimum, value, is_equal) -> None:
+def test_verdicts(strategy, metric, optimum, value, is_equal):
     report = {"final": {"test": {metric: value}}, "tables": [{"table": "o"}]}
     text, verdict = judge(report, Settings(strategy=strategy), {metric: optimum})
     assert verdict == is_equal
@@ -208,7 +207,7 @@ def test_verdicts(strategy, metric, optimum, value, is_equal) -> None:
 
 
 @pytest.mark.parametrize(("auc", "is_close"), [(0.75, True), (0.68, False)])
-def test_trees_may_be_better_than_those_of_the_joined_table(auc, is_close) -> None:
+def test_trees_may_be_better_than_those_of_the_joined_table(auc, is_close):
     report = {"final": {"test": {"auc": auc}}, "tables": [{"table": "o"}]}
     settings = Settings(strategy="boost", validation_fraction=0.0)
     text, verdict = judge(report, settings, {"auc": 0.7})
@@ -220,54 +219,46 @@ def test_trees_may_be_better_than_those_of_the_joined_table(auc, is_close) -> No
     assert "no verdict" in text
 
 
+def train_and_report(folder: Path, sql: str, nodes: int) -> TrainingStrategy:
+    """Train on the tables of a folder, and write the report there."""
+    tables = str(folder / "tables.toml")
+    settings = Settings(sql=sql, task="regression", tables=tables)
+    grid = LocalGrid(nodes, run_config={"tables": tables})
+    strategy = federated.train(grid, sql, settings=settings)
+    write_json(report_dict(strategy.report), folder)
+    return strategy
+
+
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     sizes = ("--orders", "300", "--items", "20", "--customers", "40")
     assert make_files([str(folder), *sizes]) == 0
-    settings = Settings(
-        sql=STORE_SQL, task="regression", tables=str(folder / "tables.toml")
-    )
-    grid = InProcessGrid(app, 2, run_config={"tables": settings.tables})
-    write_json(
-        report_dict(federated.train(grid, STORE_SQL, settings=settings).report), folder
-    )
+    train_and_report(folder, STORE_SQL, 2)
     return folder
 
 
 def test_compares_a_run_whose_names_have_quotes_and_whose_shards_differ(
     tmp_path, capsys
 ):
-    rng, parents = np.random.default_rng(1), [0, 1, 2, 3, 4, 5, 6, 7] * 20
-    orders = {
-        "it's": parents,
-        "qty": rng.normal(size=160),
-        'a "b"': rng.integers(0, 3, 160),
-    }
+    rng = np.random.default_rng(1)
+    parents = [0, 1, 2, 3, 4, 5, 6, 7] * 20
+    orders = {"it's": parents, "qty": rng.normal(size=160)}
+    orders['a "b"'] = rng.integers(0, 3, 160)
     pd.DataFrame(orders).to_csv(tmp_path / "o.csv", index=False)
     for name, first in (("US", 0), ("UK", 4)):
-        columns = {
-            "id": range(first, first + 4),
-            "Children's": [0, 3, 1, 2],
-            f"Only {name}": "x",
-        }
-        frame = pd.DataFrame(columns)
+        columns = {"id": range(first, first + 4), "Children's": [0, 3, 1, 2]}
+        frame = pd.DataFrame({**columns, f"Only {name}": "x"})
         frame = frame if first else frame.rename(columns=str.upper)
         frame.to_csv(tmp_path / f"{name}.csv", index=False)
     (tmp_path / "tables.toml").write_text(CASES["quotes"]["tables"])
-    sql = CASES["quotes"]["sql"]
-    settings = Settings(
-        sql=sql, task="regression", tables=str(tmp_path / "tables.toml")
-    )
-    grid = InProcessGrid(app, 3, run_config={"tables": settings.tables})
-    strategy = federated.train(grid, sql, settings=settings)
+    strategy = train_and_report(tmp_path, CASES["quotes"]["sql"], 3)
     assert sum("* leaves it out" in text for text in strategy.warnings) == 2
-    write_json(report_dict(strategy.report), tmp_path)
     assert main([str(tmp_path)]) == 0
     assert "equal to training on the joined table" in capsys.readouterr().out
 
 
-def test_compares_a_run_with_the_joined_table(run_folder, capsys) -> None:
+def test_compares_a_run_with_the_joined_table(run_folder, capsys):
     assert main([str(run_folder)]) == 0
     out = capsys.readouterr().out
     assert "equal to training on the joined table" in out
@@ -280,9 +271,9 @@ def test_compares_a_run_with_the_joined_table(run_folder, capsys) -> None:
 )
 def test_runs_that_are_not_equal_or_cannot_be_compared(
     run_folder, tmp_path, capsys, changes, message
-) -> None:
+):
     if isinstance(changes, dict):
-        report = json.loads((run_folder / "report.json").read_text("utf-8"))
+        report = read_json(run_folder / "report.json")
         changes = json.dumps({**report, **changes})
     if changes is not None:
         (tmp_path / "report.json").write_text(changes, encoding="utf-8")
@@ -292,16 +283,18 @@ def test_runs_that_are_not_equal_or_cannot_be_compared(
 
 @pytest.mark.parametrize("split", ["group(c.age, c.segment)", "time(o.placed)"])
 def test_a_run_holds_out_the_same_rows(store, token, split):
-    how = {"test_split": split, "validation_fraction": 0.2, "num_epochs": 1}
-    settings = Settings(task="regression", seed=3, **how)
+    settings = Settings(
+        task="regression",
+        seed=3,
+        test_split=split,
+        validation_fraction=0.2,
+        num_epochs=1,
+    )
     table = join_tables(Query.from_sql(STORE_SQL), settings, load_tables(token))
     run = federated.train([store], STORE_SQL, settings=settings).training_problem
     subset = [int((table.subset == part).sum()) for part in (TRAIN, VALIDATION, TEST)]
-    assert subset == [
-        run.train.joined_rows,
-        int(run.validates.sum()),
-        int((~run.validates).sum()),
-    ]
+    held_out = (run.validates.sum(), (~run.validates).sum())
+    assert subset == [run.train.joined_rows, *held_out]
     assert min(subset) > 0
     for rows, labels in (
         (table.subset == TRAIN, run.objective.target.numbers),

@@ -16,7 +16,8 @@ from strategies.training.working_memory import (
 from tp_flower.protocol.setup_messages import EncodedColumns, FeatureSummary
 from tp_flower.protocol.training_messages import Update
 
-ROWS, CATEGORIES = 100_000, 20_000
+ROWS = 100_000
+CATEGORIES = 20_000
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,9 @@ def table(columns, update=Update.LOCAL):
 
 
 def test_no_wide_table_takes_a_matrix_of_its_columns_unless_shards_add_one_up():
-    many, few, columns = ShardSize(9000, 9000, 0, 9000), ShardSize(9, 9, 0, 9), 20_000
+    many = ShardSize(9000, 9000, 0, 9000)
+    few = ShardSize(9, 9, 0, 9)
+    columns = 20_000
     matrix = 8 * columns**2
     wide = table(columns)
     for is_exact in (True, False):

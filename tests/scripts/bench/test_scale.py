@@ -49,7 +49,8 @@ def test_features_stay_mapped_from_message_to_message(tmp_path):
             seen.append({x.number: x.data.features for x in participants_of(grid)})
 
     settings = Settings(task="classification", num_epochs=2)
-    sites, state = {"all": tables}, tmp_path / "state"
+    sites = {"all": tables}
+    state = tmp_path / "state"
     train(SQL, settings, sites, on_round, state)
     first, second = seen
     assert sorted(first) == [0, 1, 2]

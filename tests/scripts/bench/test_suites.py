@@ -69,7 +69,7 @@ def case(frames, monkeypatch):
     return small
 
 
-def test_both_sides_hold_out_the_same_rows(case, frames) -> None:
+def test_both_sides_hold_out_the_same_rows(case, frames):
     marked = mark_held_out(case, frames)["orders"]
     joined = Dataset("", "", "", case.sql, {}, by_table(frames)).joined(case.settings)
     held_out = np.flatnonzero(marked[HELD_OUT])
@@ -78,9 +78,10 @@ def test_both_sides_hold_out_the_same_rows(case, frames) -> None:
     assert (marked["discount"][held_out] > 0).all()
 
 
-def test_all_ways_come_within_a_percent(case) -> None:
+def test_all_ways_come_within_a_percent(case):
     optimum = best_metric("small")
-    until, more_is_better = case.until(optimum), CASES["flights"].until(0.7)
+    until = case.until(optimum)
+    more_is_better = CASES["flights"].until(0.7)
     assert until({"rmse": 1.009 * optimum})
     assert more_is_better({"auc": 0.6931})
     for near, metrics in ((until, 1.011 * optimum), (more_is_better, 0.6929)):
@@ -108,7 +109,7 @@ HISTORY = [
 ]
 
 
-def test_a_curve_adds_up_the_rounds_of_set_up_and_epochs() -> None:
+def test_a_curve_adds_up_the_rounds_of_set_up_and_epochs():
     curve = curve_of(HISTORY, "auc")
     assert curve["metric"][1:].tolist() == [0.6, 0.7]
     # the round that only ends the run is not in it
@@ -133,7 +134,7 @@ def claims(dataset) -> list[float]:
     return [check.measured for check in outcome.checks]
 
 
-def test_claims_are_ratios_to_the_best_of_the_others() -> None:
+def test_claims_are_ratios_to_the_best_of_the_others():
     # CG is there after 4 rounds, SGD after 3; of epochs SGD needs a third of GD's
     dataset = dataset_of(cg=[2.0, 1.0], sgd=[1.0], gd=[2.0, 2.0, 1.0])
     assert claims(dataset) == pytest.approx([4 / 3, 1 / 3], rel=1e-3)
@@ -146,7 +147,7 @@ def test_claims_are_ratios_to_the_best_of_the_others() -> None:
         assert claims(dataset_of(**curves)) == pytest.approx(expected, rel=1e-3)
 
 
-def test_methods_and_reference_hold_out_the_same_rows(monkeypatch) -> None:
+def test_methods_and_reference_hold_out_the_same_rows(monkeypatch):
     chosen = {name: METHODS[name] for name in ("admm", "ucq-admm")}
     monkeypatch.setattr(methods, "METHODS", chosen)
     dataset = small_store()
@@ -160,13 +161,14 @@ def test_methods_and_reference_hold_out_the_same_rows(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["admm", "sgd"])
-def test_vertical_partitions_train_alike_for_a_number_per_joined_row(strategy) -> None:
+def test_vertical_partitions_train_alike_for_a_number_per_joined_row(strategy):
     """VFL: the same steps over the same held-out rows, and 4 d_c (2 N + N') a table."""
     how = {"strategy": strategy, "num-epochs": 2}
     how |= {"batch-size": 60, "learning-rate": 0.05} if strategy == "sgd" else {}
     dataset = small_store()
     vertical = dataset.vertical(Settings.from_run_config(dataset.settings))
-    models, runs = [], []
+    models = []
+    runs = []
 
     def on_round(report, grid) -> None:
         if report.epoch == 1 and report.train:

@@ -13,6 +13,7 @@ from scripts.data import make_carriers
 from scripts.data.make_store import STORE_SQL, main, make_store
 from scripts.data.paper_scale import SQL, rows_of, write_paper_scale
 from tests.support.files import case_table
+from tests.support.reference.joins import engine_of
 from tp_flower.query import Query
 from tp_flower.settings import Settings
 from tp_flower.sources.flights import flights_tables
@@ -79,10 +80,8 @@ def test_store_is_many_to_many_with_two_shards_and_seeded():
 def test_every_table_explains_the_quantity():
     """Without a table's features, least squares explains clearly less."""
     tables = {name: pd.concat(shards) for name, shards in make_store().items()}
-    with duckdb.connect() as connection:
-        for name, table in tables.items():
-            connection.register(name, table)
-        joined = connection.execute(STORE_SQL).df()
+    with engine_of(tables) as engine:
+        joined = engine.execute(STORE_SQL).df()
     joined["price"] = np.log(joined["price"])
     parts = CASES["parts"]
 

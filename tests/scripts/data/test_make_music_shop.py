@@ -2,11 +2,11 @@
 
 import tomllib
 
-import duckdb
 import pandas as pd
 import pytest
 
 from scripts.data.make_music_shop import RUNS, main, make_music_shop
+from tests.support.reference.joins import engine_of
 from tp_flower.query import Query
 from tp_flower.settings import Settings
 from tp_flower.sources.shards import describe, load_tables
@@ -44,14 +44,12 @@ def test_the_shop_is_as_hard_as_real_ones(shop):
 
 
 def test_joined_rows_and_seeds(shop):
-    with duckdb.connect() as connection:
-        for name, rows in shop.items():
-            connection.register(name, rows)
+    with engine_of(shop) as engine:
         joined = (
             "invoice_lines JOIN invoices USING (invoice_id) JOIN tracks USING "
             "(track_id)"
         )
-        assert connection.sql(f"SELECT COUNT(*) FROM {joined}").fetchall() == [(2400,)]
+        assert engine.sql(f"SELECT COUNT(*) FROM {joined}").fetchall() == [(2400,)]
     again, other = (make_music_shop(seed=seed)["invoice_lines"] for seed in (0, 1))
     pd.testing.assert_frame_equal(shop["invoice_lines"], again)
     assert not again.equals(other)

@@ -10,7 +10,8 @@ from tests.support.datasets import FOLDER, is_absent, run_prepared, table
 from tests.support.files import case_table
 
 CASES = case_table(__file__)
-SMALL, LARGE = CASES["small"], CASES["large"]
+SMALL = CASES["small"]
+LARGE = CASES["large"]
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:
@@ -25,7 +26,7 @@ def packed(folder: Path, files: dict[str, str]) -> Path:
     return Path(shutil.make_archive(str(folder / "archive"), "zip", folder / "whole"))
 
 
-def test_a_movie_has_a_row_per_genre(tmp_path: Path) -> None:
+def test_a_movie_has_a_row_per_genre(tmp_path):
     small = read_movielens(write(tmp_path / "ml-100k", SMALL))
     large = read_movielens(packed(tmp_path, LARGE))
     comedies = [[10, 2001, "Comedy"], [10, 2001, "Romance"]]
@@ -44,7 +45,8 @@ def test_a_movie_has_a_row_per_genre(tmp_path: Path) -> None:
 # apart, as the é is read
 @pytest.mark.parametrize(("files", "years", "titles"), [(SMALL, 0, 1), (LARGE, 1, 2)])
 def test_what_is_written_can_be_trained_on(tmp_path, files, years, titles, capsys):
-    folder, output = write(tmp_path / "archive", files), tmp_path / "my output"
+    folder = write(tmp_path / "archive", files)
+    output = tmp_path / "my output"
     assert main([str(folder), str(output)]) == 0
     assert "joined: 5 rows" in capsys.readouterr().out
     report = run_prepared(output, **{"test-fraction": 0.0})
@@ -76,7 +78,7 @@ def test_other_archives_are_refused(tmp_path, capsys):
 
 
 @is_absent
-def test_the_official_files_have_the_papers_sizes() -> None:
+def test_the_official_files_have_the_papers_sizes():
     frames = read_movielens(FOLDER)
     sizes = {name: len(frame) for name, frame in frames.items()}
     assert sizes == {"ratings": 100_000, "movies": 2_893, "users": 943}

@@ -22,7 +22,8 @@ def labels(start: int, stop: int) -> pd.DataFrame:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    path, task = tmp_path / "rel", tmp_path / "rel" / "tasks" / "driver-points"
+    path = tmp_path / "rel"
+    task = tmp_path / "rel" / "tasks" / "driver-points"
     for each in (path / "db", task):
         each.mkdir(parents=True)
     for name, columns in CASES["rows"].items():

@@ -40,8 +40,7 @@ def main(folder: Path, epochs: int) -> None:
     grid = InProcessGrid(app, [str(folder / "tables.toml")], observe=left)
     for context in grid.contexts.values():
         context.node_config["state-dir"] = str(folder / "state")
-    how = {"num_epochs": epochs, "device": "cpu", "privacy": PRIVACY}
-    train(grid, store_sql("logistic"), **how)
+    train(grid, store_sql("logistic"), num_epochs=epochs, device="cpu", privacy=PRIVACY)
 
 
 if __name__ == "__main__":

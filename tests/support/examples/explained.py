@@ -1,18 +1,15 @@
 """Small tables that a reader can join in the head, and explain's answer to a query."""
 
 import json
-from contextlib import closing
 
 import numpy as np
 import pandas as pd
 from flwr.app import Context, RecordDict
 
-from client_apps.app import app
 from strategies import Explain
 from strategies.app import main as server_main
 from strategies.report_page.page import explanation_view
-from strategies.run.grid import InProcessGrid
-from tests.support.federated import train
+from tests.support.federated import LocalGrid, train
 from tests.support.page_reading import console_text
 from tp_flower.reports.results import CONSOLE_WIDTH
 
@@ -24,7 +21,7 @@ def explain(sql, sites, **how):
 def run_app(folder, **config):
     """Run the server app on the small tables, and return the report that it writes."""
     fixed = {"output-dir": str(folder), "test-fraction": 0.4, "sql": SMALL_SQL}
-    with closing(InProcessGrid(app, SMALL)) as grid:
+    with LocalGrid(SMALL) as grid:
         server_main(grid, Context(1, 1, {}, RecordDict(), {**fixed, **config}))
     return json.loads((folder / "report.json").read_text())
 

@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from client_apps.app import app
 from strategies import STRATEGIES
-from strategies.run.grid import InProcessGrid
-from tests.support.federated import sharded, store, store_sql, whole
+from tests.support.federated import LocalGrid, sharded, store, store_sql, whole
 from tp_flower.query import Query
 
 SETTINGS = {"num_epochs": 3, "device": "cpu", "task": "regression"}
@@ -38,7 +36,7 @@ class KilledServer:
         return sent
 
 
-class KilledGrid(KilledServer, InProcessGrid):
+class KilledGrid(KilledServer, LocalGrid):
     pass
 
 
@@ -55,7 +53,7 @@ def strategy_in(folder: Path, name: str, **settings):
 
 def killed(place: Path, name: str, is_sharded: bool, at: int, **settings):
     """Kill a run's server, before or after the sites answered; return its grid."""
-    grid = KilledGrid(app, sites_of(is_sharded), state=place / "sites")
+    grid = KilledGrid(sites_of(is_sharded), state=place / "sites")
     grid.kill_at = at
     with pytest.raises(Killed):
         strategy_in(place, name, **settings).start(grid)

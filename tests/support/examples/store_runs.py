@@ -1,10 +1,12 @@
 """Runs on the store, made once per process, and the reference problem of each."""
 
 import functools
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from client_apps.data.saved_models import SavedModel
 from tests.support import federated
 from tests.support.reference import joins
 from tests.support.reference.training import Centralised, SgdSettings, centralised, sgd
@@ -15,8 +17,7 @@ LEFT JOIN items i ON o.item = i.item"""
 FRAMES = federated.store()
 FRAMES["orders"]["w"] = FRAMES["orders"]["day"] % 4
 LAYOUTS = {
-    "whole": federated.whole,
-    "sharded": federated.sharded,
+    **federated.LAYOUTS,
     "mixed": lambda frames: {
         **federated.whole(frames),
         "customers": federated.sharded(frames)["customers"],
@@ -57,6 +58,20 @@ def _trained(sql, layout, strategy, one_site, **settings) -> federated.Run:
     shards = LAYOUTS[layout](FRAMES)
     sites = [shards] if one_site else federated.one_per_site(shards)
     return federated.run_query(sql, sites, strategy, **settings)
+
+
+def saved_parameters(folder: Path) -> list[np.ndarray]:
+    """The parameters of all parts of models that the sites of a folder have saved."""
+    paths = sorted(folder.rglob("part-*"))
+    assert paths
+    return [SavedModel.load(path).parameters for path in paths]
+
+
+def assert_same_models(folder: Path, other: Path) -> None:
+    """Assert that the sites of two folders have saved the same parameters."""
+    models = saved_parameters(folder), saved_parameters(other)
+    for theta, expected in zip(*models, strict=True):
+        np.testing.assert_array_equal(theta, expected)
 
 
 def distance(one: np.ndarray, other: np.ndarray) -> float:
@@ -105,7 +120,8 @@ def reference_of(
         source: the query from FROM on.
         weight: what DuckDB weighs each joined training row by.
     """
-    loss, tested = run.strategy.training_problem.objective.name, run.tested["o"]
+    loss = run.problem.objective.name
+    tested = run.tested["o"]
     # an order is trained on or tested, never both
     assert not (run.trained["o"] & tested).any()
     positions, weights = joins.weighted_positions(

@@ -8,12 +8,12 @@ huge and tiny scales.
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import duckdb
 import numpy as np
 import pandas as pd
 from sklearn.linear_model import Ridge
 
 from client_apps.data.saved_models import SavedModel
+from tests.support.reference.joins import engine_of
 
 ALIASES = "abcd"
 DAY = pd.Timedelta("1D")
@@ -31,9 +31,7 @@ class Toy:
 
     def joined(self) -> pd.DataFrame:
         """The query's result, by DuckDB; times in seconds."""
-        with duckdb.connect() as engine:
-            for name, frame in self.frames.items():
-                engine.register(name, frame)
+        with engine_of(self.frames) as engine:
             frame = engine.sql(self.sql).df()
         for name, values in frame.items():
             if values.dtype.kind == "M":
@@ -114,7 +112,8 @@ def _add_features(
     """Add columns to every table; return their names, and whether some are
     collinear.
     """
-    features, is_collinear = {}, False
+    features = {}
+    is_collinear = False
     for name, frame in frames.items():
         features[name] = [f"x{n}" for n in range(rng.integers(1, 4))]
         for column in features[name]:
@@ -131,9 +130,7 @@ def _label(rng, frames, joins, features, traits) -> tuple[np.ndarray, float]:
     scale.
     """
     columns = ", ".join(f"{n}.{c} AS {n}_{c}" for n in features for c in features[n])
-    with duckdb.connect() as engine:
-        for name, frame in frames.items():
-            engine.register(name, frame)
+    with engine_of(frames) as engine:
         wide = engine.sql(f"SELECT {columns} FROM a {joins} ORDER BY a.id").df()
     scaled = (wide - wide.mean()) / wide.std(ddof=0).replace(0.0, 1.0)
     label = scaled.to_numpy() @ rng.normal(size=scaled.shape[1])
@@ -156,7 +153,8 @@ class Optimum:
     @classmethod
     def of(cls, toy: Toy) -> "Optimum":
         frame = toy.joined()
-        labels, inputs = frame.iloc[:, 0].to_numpy(), frame.iloc[:, 1:].to_numpy()
+        labels = frame.iloc[:, 0].to_numpy()
+        inputs = frame.iloc[:, 1:].to_numpy()
         varies = inputs.max(axis=0) > inputs.min(axis=0)
         inputs = inputs[:, varies]
         return cls((inputs - inputs.mean(axis=0)) / inputs.std(axis=0), labels, toy.l2)
@@ -169,7 +167,8 @@ class Optimum:
         """Return the weights and the intercept, (d + 1,)."""
         ridge = Ridge(alpha=self.l2 * len(self.labels), solver="svd")
         # at a scale and without an offset that cost it no digits
-        centre, scale = self.labels.mean(), self.labels.std() or 1.0
+        centre = self.labels.mean()
+        scale = self.labels.std() or 1.0
         ridge.fit(self.inputs, (self.labels - centre) / scale)
         return np.append(scale * ridge.coef_, centre + scale * ridge.intercept_)
 
@@ -192,7 +191,8 @@ def saved_weights(toy: Toy, state: Path, base: float) -> np.ndarray:
     for folder in state.rglob("part-*"):
         saved = SavedModel.load(folder)
         parts[saved.table] = saved.parameters
-    rest, intercept = parts["a"][:-1], parts["a"][-1]
+    rest = parts["a"][:-1]
+    intercept = parts["a"][-1]
     parts["a"] = rest
     return np.append(
         np.concatenate([parts[name] for name in toy.features]), intercept + base

@@ -78,7 +78,8 @@ class SitesMemory:
 
 def watch_sites(monkeypatch: pytest.MonkeyPatch) -> SitesMemory:
     """Let the sites of a run by conjugate gradients keep what they are sent."""
-    memory, moments = SitesMemory(), Participant.moments
+    memory = SitesMemory()
+    moments = Participant.moments
 
     def noted(part: Participant, step: np.ndarray, kappa: float) -> np.ndarray:
         scores = part.model.scores(part.data.trained)
@@ -94,7 +95,8 @@ def watch_sums(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     """Return the list of the sums over the tables, (N,), that the server is to make."""
     sums: list[np.ndarray] = []
 
-    run, read = JoinedRows.run, TrainingProblem.read_sums
+    run = JoinedRows.run
+    read = TrainingProblem.read_sums
     problems: list[TrainingProblem] = []
 
     def note_problem(problem, words):
@@ -135,3 +137,26 @@ def quoted(text: str) -> list[float]:
     )
     (match,) = re.finditer(pattern, page)
     return [float(number.replace(",", "")) for number in match.groups()]
+
+
+def solved(sums: np.ndarray, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The parameters that known rows tell, (d, epochs), and the constant, (epochs,)."""
+    # the intercept is in every row
+    known = np.column_stack([features, np.ones(len(features))])
+    theta = np.linalg.lstsq(known, sums, rcond=None)[0]
+    return theta[:-1], theta[-1]
+
+
+def share_read(sums: np.ndarray, features: np.ndarray, known: int) -> float:
+    """The share of the other rows' features that are read to a tenth of a deviation,
+    who knows some rows.
+
+    The attacker leaves rounding and noise out of Theta in the way that is best for him.
+    """
+    theta, constant = solved(sums[:known], features[:known])
+    others = features[known:]
+    shares = []
+    for least in 10.0 ** -np.arange(1, 10):
+        read = (sums[known:] - constant) @ np.linalg.pinv(theta, rcond=least)
+        shares.append(np.mean(np.abs(read - others) < 0.1 * features.std(axis=0)))
+    return max(shares)

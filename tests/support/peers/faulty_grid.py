@@ -20,14 +20,13 @@ from unittest.mock import patch
 
 from flwr.app import Error, Message
 
-from client_apps.app import app
 from client_apps.data import database, run_store
 from client_apps.data.database import FILE
 from client_apps.data.ledger import open_ledger
 from client_apps.rounds import site
 from strategies.run import exchange
 from strategies.run import sites as inventory
-from strategies.run.grid import InProcessGrid
+from tests.support.federated import LocalGrid
 from tp_flower.database import Database
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import unpack
@@ -131,11 +130,11 @@ class World:
     states: dict[int, list[tuple]] = field(default_factory=dict)
 
 
-class FaultyGrid(InProcessGrid):
+class FaultyGrid(LocalGrid):
     """Deliver messages as the schedule of a world says, which outlives the server."""
 
     def __init__(self, world: World, sites: Mapping[str, Path], state: Path) -> None:
-        super().__init__(app, sites, state=state)
+        super().__init__(sites, state=state)
         self.world = world
         self._late: defaultdict[int, list[tuple[str, Message | None]]]
         self._late = defaultdict(list)
@@ -157,12 +156,14 @@ class FaultyGrid(InProcessGrid):
         ]
 
     def _deliver(self, message: Message) -> Message | None:
-        node, world = message.metadata.dst_node_id, self.world
+        node = message.metadata.dst_node_id
+        world = self.world
         action = message.metadata.message_type
         fault = world.schedule(action, node, world.tries)
         world.tries += 1
         world.asked.append((action, node))
-        late, strays = self._late.pop(node, []), world.strays.pop(node, [])
+        late = self._late.pop(node, [])
+        strays = world.strays.pop(node, [])
         if fault is not None:
             world.happened.append((action, node, fault))
         reply = self._happen(fault, message)
@@ -224,7 +225,7 @@ class FaultyGrid(InProcessGrid):
             return flower_error(CRASHED, message)
 
     def _database(self, node: int) -> Path:
-        return Path(str(self.contexts[node].node_config["state-dir"])) / FILE
+        return self.state_dir(node) / FILE
 
     def _remember(self, node: int) -> None:
         query = f"SELECT {COLUMNS} FROM entries WHERE run <> 'labels'"
@@ -234,7 +235,8 @@ class FaultyGrid(InProcessGrid):
         if fault not in (*LOSSES, Fault.RESTARTED):
             return
         forget_processes()
-        path, before = self._database(node), self.world.states.get(node, [])
+        path = self._database(node)
+        before = self.world.states.get(node, [])
         for row in committed_rows(path):
             run, name, *_, data = row
             if not has_entries(path, run):

@@ -112,9 +112,11 @@ class Federation:
     """Sites with files of their own, on which one run after the other trains."""
 
     def __init__(self, folder: Path, method: Method) -> None:
-        self._folder, self._method = folder, method
+        self._folder = folder
+        self._method = method
         self._query = Query.from_sql(method.sql.format(label=method.label))
-        self.state, self._runs = folder / "state-0", 0
+        self.state = folder / "state-0"
+        self._runs = 0
         hosted = hostile.tables()
         if "uk" not in method.sites:
             both = [hosted[site]["customers"] for site in ("us", "uk")]

@@ -132,11 +132,10 @@ class Fuzzer:
 
     def _form(self, content):
         """Valid JSON, most of it, that is no header, or no layout."""
-        name, path = (
-            self._one((wire.HEADER, wire.LAYOUT)),
-            json.dumps(self._one(self._paths)),
-        )
-        text, layout = _text(content, name), json.loads(_text(content, wire.LAYOUT))
+        name = self._one((wire.HEADER, wire.LAYOUT))
+        path = json.dumps(self._one(self._paths))
+        text = _text(content, name)
+        layout = json.loads(_text(content, wire.LAYOUT))
         first = _json((layout or NO_LAYOUT)[0])
         forms = [
             *("", "null", "0", "[]", '""', "{}", f"[{text}]", f"{text}{text}"),

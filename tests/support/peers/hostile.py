@@ -15,19 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from flwr.app import ConfigRecord, Context, Message
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from client_apps.app import app
 from client_apps.data.counter import COUNTER_FILE
 from client_apps.data.database import FILE
-from client_apps.data.ledger import Ledger
 from client_apps.handlers import encoding
-from client_apps.rounds.site import Site
 from client_apps.rounds.transaction import STOPPED
-from strategies import TablePuppetADMM
-from strategies.run.grid import InProcessGrid
-from tests.support import federated
-from tests.support.federated import write_site
+from tests.support import federated, ledgers
+from tests.support.federated import LocalGrid, write_site
 from tests.support.peers.faulty_grid import COLUMNS, change_row, rows_in
 from tp_flower.privacy.shard_seals import ShardSeal
 from tp_flower.protocol.messages import Action
@@ -63,8 +58,12 @@ OF_MOMENTS = {
 """Policies for second moments of the joined rows."""
 WITH_COVER = {"orders": f"{POLICIES['orders']}\ncover = 1\nscores-per-rank = 0.5"}
 """Policies that ask how much rows vary."""
-SHOP, US, UK = 2, 3, 4
-ORDERS, UK_PART, US_PART = 0, 1, 2
+SHOP = 2
+US = 3
+UK = 4
+ORDERS = 0
+UK_PART = 1
+US_PART = 2
 FOREIGN = re.compile(r"^\w+ at \w+\.py:\d+; its text is in the site's log$")
 """How a site tells an exception that nobody raised on purpose."""
 
@@ -131,7 +130,16 @@ class StoppedError(Exception):
     """The run has shown what it was to show."""
 
 
-class HostileGrid(InProcessGrid):
+def like(message: Message, content: RecordDict, action: str = "") -> Message:
+    """Return a message with other content, and maybe of another action."""
+    changed = Message(content, dst_node_id=SHOP, message_type="query")
+    changed.metadata.__dict__.update(message.metadata.__dict__)
+    if action:
+        changed.metadata.__dict__["_message_type"] = action
+    return changed
+
+
+class HostileGrid(LocalGrid):
     """Send changed copies of requests before the requests themselves.
 
     ``changes`` is called with action, node and request, to yield what is sent before
@@ -153,13 +161,14 @@ class HostileGrid(InProcessGrid):
             site: write_site(folder / site, frames, rules)
             for site, frames in tables().items()
         }
-        super().__init__(app, paths)
-        for site, context in zip(paths, self.contexts.values(), strict=True):
-            context.node_config["state-dir"] = str(folder / site / "state")
+        super().__init__(paths)
+        for site, node in zip(paths, self.contexts, strict=True):
+            self.keep_state(node, folder / site / "state")
         self.answers: list[Answer] = []
 
     def _deliver(self, message):
-        action, node = message.metadata.message_type, message.metadata.dst_node_id
+        action = message.metadata.message_type
+        node = message.metadata.dst_node_id
         changes = list(self._changes(action, node, unpack(message.content)))
         if changes:
             kept = Kept(self.contexts[node])
@@ -184,10 +193,7 @@ class HostileGrid(InProcessGrid):
         record = content.config_records[MESSAGE]
         # written here: pack refuses NaN, which a hostile server does not
         content[MESSAGE] = ConfigRecord({**record, HEADER: json.dumps(packet.header)})
-        changed = Message(content, dst_node_id=SHOP, message_type="query")
-        changed.metadata.__dict__.update(message.metadata.__dict__)
-        changed.metadata.__dict__["_message_type"] = action
-        reply = unpack(super()._deliver(changed).content)
+        reply = unpack(super()._deliver(like(message, content, action)).content)
         self.left += [(action, part, name) for part, name in reply.arrays]
         return reply
 
@@ -261,17 +267,16 @@ def ledger_lines(folder: Path, site: str, *events: str) -> list[dict]:
     """The lines of a site's ledger about some events, by default of queries
     answered.
     """
-    exported = map(json.loads, Ledger(str(folder / site / "state")).export())
-    return [line for line in exported if line["event"] in (events or ["answer"])]
+    return ledgers.ledger_lines(folder / site / "state", *(events or ["answer"]))
 
 
-def shard_seal(grid: InProcessGrid, node: int, part: int) -> ShardSeal:
+def shard_seal(grid: LocalGrid, node: int, part: int) -> ShardSeal:
     """The seal of a part's table, which all of the table's shards have."""
-    seal, _ = encoding.shared(Site(grid.contexts[node], grid.run_name), part)
+    seal, _ = encoding.shared(grid.site(node), part)
     return seal
 
 
-def train(grid, method=TablePuppetADMM, sql=SQL, **settings):
+def train(grid, method="admm", sql=SQL, **settings):
     """Run to the end; return the strategy."""
     return federated.train(grid, sql, method, **settings)
 
@@ -297,7 +302,8 @@ def header(*path, value=GONE) -> Change:
 
 def propose_fragments(header: dict) -> None:
     """Let the proposal of a request for rows have the fragments that its parts have."""
-    proposal, parts = header.get("proposal"), header.get("parts")
+    proposal = header.get("proposal")
+    parts = header.get("parts")
     if not (isinstance(proposal, dict) and isinstance(proposal.get("parts"), dict)):
         return
     for part in parts if isinstance(parts, list) else ():

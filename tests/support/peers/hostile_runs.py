@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from strategies import Explain, TablePuppetADMM, TablePuppetSGD
+from strategies import Explain
 from tests.support.peers.hostile import FOREIGN, SQL, HostileGrid, StoppedError, train
 
 # categories come in the order of their hashes, which differ from run to run: so would
 # the columns that the first weights of a network are of
 TORCH = {"model": "mlp", "num_epochs": 1, "sql": SQL.replace(", c.kind", "")}
 RUNS = {
-    "admm": (TablePuppetADMM, {}),
-    "consensus": (TablePuppetADMM, {"lou": "consensus"}),
-    "torch": (TablePuppetADMM, TORCH),
-    "sgd": (TablePuppetSGD, {"batch_size": 5}),
+    "admm": ("admm", {}),
+    "consensus": ("admm", {"lou": "consensus"}),
+    "torch": ("admm", TORCH),
+    "sgd": ("sgd", {"batch_size": 5}),
     "explain": (Explain, {"mode": "explain"}),
 }
 
@@ -57,7 +57,7 @@ def once(action, node, changes):
     return hostile
 
 
-def answers_to(folder, action, node, changes, method=TablePuppetADMM, **settings):
+def answers_to(folder, action, node, changes, method="admm", **settings):
     """Send changed copies of one request in a good run; return what the site says."""
     policies = settings.pop("policies", None)
     grid = HostileGrid(folder, once(action, node, changes), policies, stops=True)

@@ -8,7 +8,6 @@ import pandas as pd
 from msgspec import convert
 
 from client_apps.data.key_files import site_key
-from client_apps.rounds.site import Site
 from tests.support.federated import WatchedGrid, write_site
 from tp_flower.privacy.key_agreement import PublicKeys
 from tp_flower.protocol.proposal import Proposal
@@ -32,9 +31,7 @@ class KeyedGrid(WatchedGrid):
         super().__init__(sites, change)
         self.nodes = {name: node for node, name in enumerate(tables, FIRST_NODE)}
         for name, node in self.nodes.items():
-            self.contexts[node].node_config["state-dir"] = str(
-                self.folders[name] / "state"
-            )
+            self.keep_state(node, self.folders[name] / "state")
         self.secrets: dict[int, bytes] = {}
 
     def configure(self, name, **files):
@@ -87,9 +84,14 @@ class KeyedGrid(WatchedGrid):
         reply = super()._deliver(message)
         seen = self.seen[-1]
         if seen.action == "query.extract" and seen.arrays:
-            site = Site(self.contexts[seen.node], self.run_name)
-            self.secrets[seen.node] = site.hasher().secret
+            self.secrets[seen.node] = self.site(seen.node).hasher().secret
         return reply
+
+
+def stored_keys(grid, node):
+    """The keys of the run that a site has, by group."""
+    store = grid.site(node).store
+    return {name: key.tobytes() for name, key in store.load("secret").arrays.items()}
 
 
 def proposal_of(header):

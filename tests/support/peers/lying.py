@@ -16,11 +16,8 @@ import numpy as np
 import pandas as pd
 from msgspec.structs import fields as declared_fields
 
-from client_apps.app import app
 from client_apps.data.key_files import ROW_ORDER_KEY, site_key
-from client_apps.rounds.site import Site
-from strategies.run.grid import InProcessGrid
-from tests.support.federated import write_site
+from tests.support.federated import LocalGrid, write_site
 from tests.support.peers.hostile import Kept
 from tests.support.peers.told import Row, Told, watch
 from tp_flower.errors import MessageError, TPFlowerError
@@ -32,7 +29,7 @@ Path_ = tuple[str | int, ...]
 Change = Callable[[Packet], Packet]
 Changes = Mapping[tuple[str, int], Sequence[Change]]  # by action and node
 Tried = Callable[[str, int, Packet], Iterable["Lie"]]
-Run = Callable[[InProcessGrid], Any]  # runs a strategy on a grid, and returns it
+Run = Callable[[LocalGrid], Any]  # runs a strategy on a grid, and returns it
 
 MOST_OTHERS = 3  # values of a field elsewhere in the run
 BITS = {"trained", "tested", "rows", "unmatched"}
@@ -82,7 +79,7 @@ class Record:
         return next(p for a, n, p in self.replies if (a, n) == (action, node))
 
 
-class LyingGrid(InProcessGrid):
+class LyingGrid(LocalGrid):
     """Replaces the first request of an action to a node by ``lies``.
 
     ``tried`` are sent before it, each to a site as it was; those that are answered are
@@ -90,8 +87,10 @@ class LyingGrid(InProcessGrid):
     """
 
     def __init__(self, sites, lies: Changes, tried: Tried) -> None:
-        super().__init__(app, sites)
-        self.record, self._lies, self._tried = Record(), dict(lies), tried
+        super().__init__(sites)
+        self.record = Record()
+        self._lies = dict(lies)
+        self._tried = tried
         self._asked: set[tuple[str, int]] = set()
 
     def _deliver(self, message):
@@ -111,12 +110,13 @@ class LyingGrid(InProcessGrid):
         reply = super()._deliver(message)
         if action == Action.EXTRACT:
             # the end of a run deletes them
-            self.record.told.learn_keys(Site(self.contexts[node], self.run_name))
+            self.record.told.learn_keys(self.site(node))
         self.record.replies.append((action, node, _copied(unpack(reply.content))))
         return reply
 
     def _try(self, message, lie: Lie) -> None:
-        kept, told = Kept(self.contexts[lie.place.node]), self.record.told
+        kept = Kept(self.contexts[lie.place.node])
+        told = self.record.told
         message = copy.deepcopy(message)
         try:
             message.content = pack(lie.change(unpack(message.content)))
@@ -150,7 +150,9 @@ class Federation:
     def __init__(
         self, folder: Path, tables: dict[str, dict[str, pd.DataFrame]], policies=None
     ):
-        self.folder, self.tables, self.policies = folder, tables, policies
+        self.folder = folder
+        self.tables = tables
+        self.policies = policies
         self._runs = 0
         self._template = folder / "template"
         for number, (site, frames) in enumerate(tables.items()):
@@ -170,7 +172,7 @@ class Federation:
             node: place / "state" / str(n) for n, node in enumerate(grid.contexts)
         }
         for node, state in states.items():
-            grid.contexts[node].node_config["state-dir"] = str(state)
+            grid.keep_state(node, state)
         if self.policies is not None:
             self._pin(grid, states)
         record = grid.record
@@ -190,7 +192,7 @@ class Federation:
             return dict(self.tables)
         return {site: place / site / "tables.toml" for site in self.tables}
 
-    def _pin(self, grid: InProcessGrid, states: Mapping[int, Path]) -> None:
+    def _pin(self, grid: LocalGrid, states: Mapping[int, Path]) -> None:
         keys = {node: site_key(state).public.hex() for node, state in states.items()}
         for node, own in keys.items():
             lines = [f"site-{n} {key}" for n, key in keys.items() if key != own]
@@ -381,11 +383,13 @@ def _values(value: Any) -> Iterator[Any]:
 def _arrays(
     place: Place, packet: Packet, honest: Record
 ) -> Iterator[tuple[str, np.ndarray]]:
-    part, name = int(place.path[0]), str(place.path[1])
+    part = int(place.path[0])
+    name = str(place.path[1])
     if (part, name) not in packet.arrays:
         yield "though absent", ABSENT[place.field][1](problem_rows(honest, part))
         return
-    array, family = packet.arrays[part, name], name.partition("/")[0]
+    array = packet.arrays[part, name]
+    family = name.partition("/")[0]
     if family in BITS and array.dtype == np.uint8:
         yield from _bits(unpack_bits(array, problem_rows(honest, part)))
         return
@@ -401,7 +405,8 @@ def _arrays(
 
 def _bits(chosen: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Yield other selections of rows."""
-    fewer, single = chosen.copy(), np.zeros(len(chosen), bool)
+    fewer = chosen.copy()
+    single = np.zeros(len(chosen), bool)
     fewer[np.flatnonzero(chosen)[:1]] = False
     single[np.flatnonzero(chosen)[:1]] = True
     others = {"one row fewer": fewer, "one row": single}
@@ -413,8 +418,10 @@ def _bits(chosen: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 
 def _numbers(array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Yield numbers of which one counts for most, or all, or the others."""
-    is_whole, largest = array.dtype.kind == "i", np.abs(array).max() or 1
-    heavy, only = array.copy(), np.zeros_like(array)
+    is_whole = array.dtype.kind == "i"
+    largest = np.abs(array).max() or 1
+    heavy = array.copy()
+    only = np.zeros_like(array)
     heavy.reshape(-1)[0] = 1000 if is_whole else 100 * largest
     only.reshape(-1)[0] = largest
     yield "of one row", heavy

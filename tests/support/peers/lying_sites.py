@@ -2,14 +2,25 @@
 laboratory.
 """
 
+import os
+
 import numpy as np
 import pandas as pd
+import pytest
 
 ORDERS = 16
+OWN_LABELS = "SELECT c.age AS label, c.pay, c.kind FROM customers c"
 SQL = (
     "SELECT o.qty AS label, o.price, o.day, c.age, c.kind, i.cost, i.size FROM orders "
     "o JOIN customers c ON o.cust = c.id JOIN items i ON o.item = i.item"
 )
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Log nothing, and wait for no disk."""
+    caplog.set_level("CRITICAL", "flwr")
+    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 def customers(*ids: int) -> pd.DataFrame:
@@ -22,7 +33,8 @@ def customers(*ids: int) -> pd.DataFrame:
 
 
 def tables() -> dict[str, dict[str, pd.DataFrame]]:
-    rng, row = np.random.default_rng(3), np.arange(ORDERS)
+    rng = np.random.default_rng(3)
+    row = np.arange(ORDERS)
     orders = {"cust": row % 8, "friend": row * 3 % 8, "item": row % 5}
     numbers = {name: rng.normal(size=ORDERS) for name in ("price", "qty", "salary")}
     items = {name: rng.normal(size=5) for name in ("cost", "size")}

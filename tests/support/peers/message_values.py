@@ -24,7 +24,8 @@ from tp_flower.protocol.packet import WIRE_DTYPES, ArrayKey, Packet
 
 MESSAGES = [kind for action in ACTIONS.values() for kind in action.messages]
 EXTRA = "undeclared"
-ID, PARTS = "id", "parts"
+ID = "id"
+PARTS = "parts"
 MOST_SIDE = 3
 _WORDS = st.text(max_size=4)
 _JSON = st.none() | st.booleans() | st.integers(-9, 9) | _WORDS
@@ -47,8 +48,10 @@ def messages(kind: type[Message]) -> st.SearchStrategy[Message]:
 @st.composite
 def bodies(draw: st.DrawFn, kind: type[Body]) -> Body:
     """Structures of a type, whose arrays agree in the sizes that they share."""
-    layout, sizes = layout_of(kind), {}
-    arrays, families = dict(layout.arrays.values()), dict(layout.families.values())
+    layout = layout_of(kind)
+    sizes = {}
+    arrays = dict(layout.arrays.values())
+    families = dict(layout.families.values())
     values = {}
     for field in declared_fields(kind):
         if not field.required and draw(st.booleans()):
@@ -254,7 +257,8 @@ def _wrong_arrays(layout: Layout, good: Packet) -> Iterator[Malformed]:
     sides = [_first_side(key, spec) for key, spec in specs.items()]
     for key, array in good.arrays.items():
         part, name = key
-        field, spec = name.partition("/")[0], specs[key]
+        field = name.partition("/")[0]
+        spec = specs[key]
         for what, changed in _wrong_forms(spec, array):
             packet = Packet(good.header, {**good.arrays, key: changed})
             yield Malformed(f"{key} {what}", field, packet)

@@ -49,7 +49,8 @@ Joined = set[frozenset[Row]]
 
 def hidden_facts(honest: Record, record: Record, joined: Joined) -> Iterator[str]:
     """Yield what can be read although it should be masked or sealed, in words."""
-    told, before = record.told, honest.told
+    told = record.told
+    before = honest.told
     yield from _sums(told, before, joined)
     yield from sorted(set(_keys_of_masks(told, before)))
     yield from _products(told, before)

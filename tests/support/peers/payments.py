@@ -2,14 +2,12 @@
 tell.
 """
 
-import re
-
 import numpy as np
 import pandas as pd
 
-from client_apps.data.ledger import open_ledger
 from client_apps.data.score_counts import SCORES
-from tests.support.federated import write_site
+from tests.support.federated import site_per_table
+from tests.support.ledgers import ledger_lines
 
 ROWS = 600
 NAMES = ("amount", "day", "hour", "shop", "weight", "height")
@@ -33,12 +31,8 @@ def others(rows=ROWS, columns=6, seed=1):
 
 def written(folder, rules, **frames):
     """Sites with a table each; the rules are those of the payments."""
-    return {
-        name: write_site(
-            folder / name, {name: frame}, {name: rules if name == "payments" else ""}
-        )
-        for name, frame in frames.items()
-    }
+    policies = {**dict.fromkeys(frames, ""), "payments": rules}
+    return site_per_table(folder, frames, policies)
 
 
 def features(alias, names):
@@ -51,9 +45,5 @@ JOINED = f"{OF_OTHERS} FROM payments p JOIN clinic o ON p.id = o.id"
 
 def counted(folder, site="payments"):
     """How many score vectors a site's ledger has counted."""
-    lines = open_ledger(str(folder / "state" / site)).export()
-    return sum(
-        int(re.search(r'"times":(\d+)', line)[1])
-        for line in lines
-        if f'"event":"{SCORES}"' in line
-    )
+    lines = ledger_lines(folder / "state" / site, SCORES)
+    return sum(line["times"] for line in lines)

@@ -20,7 +20,8 @@ from flwr.supernode.nodestate import NodeStateFactory
 
 from client_apps.supernode import FLOWER_MODULE, INSERT, PULL, checked
 
-NODE, SUPERLINK = 7, 1
+NODE = 7
+SUPERLINK = 1
 PROJECT = """
 [project]
 name = "app"

@@ -12,9 +12,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from uuid import uuid4
 
-from client_apps.app import app
 from strategies.run.channel import SessionGrid
-from strategies.run.grid import InProcessGrid
+from tests.support.federated import LocalGrid
 from tp_flower import node_config
 from tp_flower.protocol import session_messages as wire
 
@@ -57,8 +56,12 @@ class Front(ThreadingHTTPServer):
 
     def __init__(self, folder: Path, schedule: Schedule = lambda _: None) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.folder, self.schedule, self.longest = folder, schedule, 60.0
-        self.requests, self.faults, self.is_down = 0, [], False
+        self.folder = folder
+        self.schedule = schedule
+        self.longest = 60.0
+        self.requests = 0
+        self.faults = []
+        self.is_down = False
         self.paths: list[str] = []
         self.kept: list[tuple] = []
         self.address = "192.0.2.1"
@@ -88,11 +91,13 @@ class Front(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    wbufsize, disable_nagle_algorithm = -1, True
+    wbufsize = -1
+    disable_nagle_algorithm = True
     server: Front
 
     def do_POST(self) -> None:
-        front, path = self.server, self.path
+        front = self.server
+        path = self.path
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         names = ("Content-Length", "Prefer", "Tp-Digest", "Tp-Signature")
         headers = {n: self.headers[n] for n in names if self.headers[n] is not None}
@@ -152,15 +157,16 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-class ThreadedGrid(InProcessGrid):
+class ThreadedGrid(LocalGrid):
     """Every site answers its messages in a thread of its own, one after the other.
 
     ``asked`` has the node and the type of each message that came by Flower.
     """
 
     def __init__(self, sites, front: str | None, state: Path | None = None) -> None:
-        super().__init__(app, sites, state=state)
-        self._arrived, self._queues = threading.Lock(), defaultdict(SimpleQueue)
+        super().__init__(sites, state=state)
+        self._arrived = threading.Lock()
+        self._queues = defaultdict(SimpleQueue)
         self.asked: list[tuple[int, str]] = []
         for node, context in self.contexts.items():
             _ = self._queues[node]

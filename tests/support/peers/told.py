@@ -87,7 +87,8 @@ class Told:
         name, at = index
         own = []
         for mask in () if masks is None else masks.joins:
-            codes, sign = mask.codes[at], 1 if mask.is_positive else -1
+            codes = mask.codes[at]
+            sign = 1 if mask.is_positive else -1
             own.append((mask.key, mask.tags, codes, sign))
         for k, position in enumerate(positions):
             hidden = tuple(
@@ -99,9 +100,12 @@ class Told:
             self.words["" if masks is None else name].append(word)
 
 
-_PREPARE, _SCORE = prepare._prepare_part, inference._scored
+_PREPARE = prepare._prepare_part
+_SCORE = inference._scored
+_ENCODE = Participant._encoded
+_SHARE = ShardUnion.share
+_SEAL = ShardSeal.seal
 _PAD = PaddedShard._padded_block
-_ENCODE, _SHARE, _SEAL = Participant._encoded, ShardUnion.share, ShardSeal.seal
 
 
 class _Watcher:

@@ -29,12 +29,14 @@ def admm(
     problem: Centralised, epochs: int, rho: float, relaxation=1.0
 ) -> Iterator[Step]:
     """Yield the epochs of ADMM from theta = 0."""
-    rows, every = len(problem.labels), range(len(problem.labels))
+    rows = len(problem.labels)
+    every = range(len(problem.labels))
     theta = {
         table: np.zeros((inputs.shape[1], problem.outputs))
         for table, inputs in problem.inputs.items()
     }
-    z, duals = np.tile(problem.base, (rows, 1)), np.zeros((rows, problem.outputs))
+    z = np.tile(problem.base, (rows, 1))
+    duals = np.zeros((rows, problem.outputs))
     kappa = len(problem.inputs) * rho
     for epoch in range(epochs):
         h = problem.scores(np.concatenate([m.ravel() for m in theta.values()]), every)
@@ -57,7 +59,8 @@ def admm(
 
 def _fit(problem, table, theta, correction, kappa) -> np.ndarray:
     """argmin beta R + kappa/2N sum_j ||x_j theta' - (x_j theta - correction_j)||^2."""
-    inputs, rows = problem.inputs[table], len(problem.labels)
+    inputs = problem.inputs[table]
+    rows = len(problem.labels)
     target = inputs @ theta - correction
     root = np.sqrt(kappa / rows)
     penalty = np.sqrt(problem.l2) * np.diag(problem.penalised[table].astype(float))

@@ -1,11 +1,23 @@
 """The joined table, materialised: DuckDB runs the whole query on whole tables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import duckdb
 import pandas as pd
 
 Shards = Mapping[str, Sequence[pd.DataFrame]]
+
+
+@contextmanager
+def engine_of(
+    frames: Mapping[str, pd.DataFrame],
+) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Yield DuckDB with data frames as its tables."""
+    with duckdb.connect() as engine:
+        for name, frame in frames.items():
+            engine.register(name, frame)
+        yield engine
 
 
 def joined_positions(
@@ -25,11 +37,10 @@ def weighted_positions(
     """Return the positions of every joined row, and what ``weight`` makes of it."""
     sorting = ", ".join(f"{alias}.position_" for alias in aliases)
     columns = ", ".join(f"coalesce({alias}.position_, -1)" for alias in aliases)
-    with duckdb.connect() as connection:
-        for name, frames in shards.items():
-            connection.register(name, union(frames))
+    tables = {name: union(frames) for name, frames in shards.items()}
+    with engine_of(tables) as engine:
         sql = f"SELECT {columns}, {weight} {source} ORDER BY {sorting}"
-        rows = connection.execute(sql).fetchall()
+        rows = engine.execute(sql).fetchall()
     return [row[:-1] for row in rows], [float(row[-1]) for row in rows]
 
 

@@ -51,7 +51,8 @@ def encode(
         None if weights is None else weights[is_matched],
     )
     for name in columns:
-        column, own = frame[name], frame[name].iloc[joined]
+        column = frame[name]
+        own = frame[name].iloc[joined]
         if pd.api.types.is_numeric_dtype(column):
             column, own = column.astype(float), own.astype(float)
             has_value = own.notna().to_numpy()
@@ -98,7 +99,8 @@ class Centralised:
 
     def split(self, flat: np.ndarray) -> dict[str, np.ndarray]:
         """Cut all parameters into one matrix per table."""
-        matrices, start = {}, 0
+        matrices = {}
+        start = 0
         for table, rows in self.inputs.items():
             size = rows.shape[1] * self.outputs
             matrices[table] = flat[start : start + size].reshape(-1, self.outputs)
@@ -182,7 +184,8 @@ def centralised(
         weights: of the joined training rows, in any unit; None: all alike.
     """
     label_alias, values = label
-    inputs, penalised = {}, {}
+    inputs = {}
+    penalised = {}
     for number, (alias, name) in enumerate(aliases.items()):
         frame = frames[name]
         row_of = [position[number] for position in positions]
@@ -241,7 +244,8 @@ def sgd(
             for table in problem.split(theta)
         ]
     )
-    velocity, steps = theta, [theta]
+    velocity = theta
+    steps = [theta]
     for epoch, batches in enumerate(epochs):
         rate = how.rate / (1 + how.decay * epoch)
         for batch in batches:
@@ -318,7 +322,8 @@ def conjugate_gradients(
     problem: Centralised, epochs: int, curvature: float
 ) -> list[np.ndarray]:
     """Parameters before and after each epoch; blocks of the Hessian are inverted."""
-    count, weights = len(problem.labels), problem.weights
+    count = len(problem.labels)
+    weights = problem.weights
     weights = np.ones(count) if weights is None else weights
     inverses = {
         table: np.linalg.inv(
@@ -338,7 +343,8 @@ def conjugate_gradients(
         step = -np.concatenate([(inverses[t] @ own).ravel() for t, own in blocks])
         share = (gradient - before) @ step / (before @ last) if epoch else 0.0
         direction = step + max(0.0, share) * direction
-        before, last = gradient, step
+        before = gradient
+        last = step
         theta = theta + length_of(problem, theta, direction) * direction
         reached.append(theta)
     return reached
