@@ -165,7 +165,7 @@ class Settings(
     @property
     def training_sample(self) -> int:
         """The number of joined rows to draw for training; 0 to train on all."""
-        return self.coreset_size or self.method.sampled_rows
+        return self.rows_to_draw(self.method.sampled_rows)
 
     @property
     def other_model(self) -> str:

@@ -199,6 +199,13 @@ class SampleSettings:
         BY_METHOD,
     )
 
+    def rows_to_draw(self, default: int) -> int:
+        """Return the number of joined rows to draw, a method's default if none is set.
+
+        0 trains on all rows.
+        """
+        return self.coreset_size or default
+
     @property
     def is_sampled(self) -> bool:
         """Whether the settings ask for a sample of the joined rows to train on."""
