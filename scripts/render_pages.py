@@ -81,8 +81,8 @@ that both ends know; `n/8` is a bit for each of n. At the end is
 """
 LEAVES_HEAD: Final = """## What leaves
 
-What reaches the server, from the declarations that both sides check; italics are facts
-of a run. [Mechanisms](mechanisms.md#what-covers-what) says what covers what, a
+What reaches the server, from the declarations that both sides check; italics differ
+from run to run. [Mechanisms](mechanisms.md#what-covers-what) says what covers what, a
 [policy](policies.md) what may leave, and [PRIVACY.md](../../PRIVACY.md) what follows
 from it.
 """
@@ -359,7 +359,7 @@ def _summary(message: type[Message]) -> str:
 
 
 def _plain(carries: str) -> str:
-    """Return the text of a disclosure, with facts of a run by name."""
+    """Return the text of a disclosure, with its names in braces as italics."""
     return _PLACE.sub(lambda match: f"*{match[1].replace('_', ' ')}*", carries)
 
 

@@ -56,21 +56,21 @@ class Disclosure:
 
 
 @dataclass(frozen=True)
-class MethodFacts:
-    """The facts that the disclosures of a method's own messages name.
+class DisclosureValues:
+    """The names that the disclosures of a method's own messages use, with their values.
 
     Attributes:
-        facts: by name, what their ``when`` and their texts refer to.
+        values: by name, of the conditions (``when``) and of the names in the texts.
         protections: by name, the mechanism behind a ``covered_by``.
     """
 
-    facts: Mapping[str, object] = field(default_factory=dict)
+    values: Mapping[str, object] = field(default_factory=dict)
     protections: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Exposure:
-    """The facts of a run that decide who learns what; tables are given as aliases.
+    """The properties of a run that decide who learns what; tables are aliases.
 
     Attributes:
         messages: the run's messages, in order.
@@ -85,7 +85,7 @@ class Exposure:
         keeps_labels: whether labels stay at the sites, and no rows are joined.
         vectors: what vectors tell beyond scores, by the head; "" for nothing.
         fitted: the tables whose shards told each other statistics of their rows.
-        method: the facts of the method.
+        method: the names that only its own messages use.
     """
 
     label_table: str
@@ -109,7 +109,7 @@ class Exposure:
     vectors: str = ""
     split_groups: str = ""
     split_times: str = ""
-    method: MethodFacts = field(default_factory=MethodFacts)
+    method: DisclosureValues = field(default_factory=DisclosureValues)
 
     def tables_that(self, update: Update) -> list[str]:
         """Return the tables whose shards train together in a way."""
@@ -159,7 +159,7 @@ def exposure_of(
 
 def disclosures(exposure: Exposure) -> list[Disclosure]:
     """Return everything that the messages of a run disclose, in their order."""
-    values = facts_of(exposure)
+    values = disclosure_values(exposure)
     protections = _protections(exposure)
     return [
         Disclosure(
@@ -179,11 +179,11 @@ _PER: Final = "per row (or the privacy-unit of a policy) and run"
 _LISTED: Final = ("sharded", "grouped", "fitted")
 
 
-def facts_of(exposure: Exposure) -> dict[str, object]:
-    """Return the facts of a run, by the names that declared disclosures use.
+def disclosure_values(exposure: Exposure) -> dict[str, object]:
+    """Return the values of the names that declared disclosures use, in a run.
 
-    A disclosure is made if its ``when`` is true; a list is true if it is not empty. In
-    a disclosure's text, names in braces stand for these facts.
+    A disclosure is made if the value of its ``when`` is true, of a list if it is not
+    empty. In its text, the values replace names in braces.
     """
     sharded = ", ".join(exposure.sharded)
     gram = ", ".join(exposure.tables_that(Update.GRAM))
@@ -227,7 +227,7 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
         "has_first_scores": not exposure.is_linear,
         "has_clear_curvature": not (is_solved or privacy.covers_features),
         "takes_parameters": bool(exposure.sharded) or is_solved,
-        **exposure.method.facts,
+        **exposure.method.values,
     }
 
 

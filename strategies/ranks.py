@@ -61,7 +61,7 @@ class ScoreForecast:
         """The number of epochs that are possible."""
         return max(self.left - self.first, 0) // self.per_epoch
 
-    def facts(self) -> Document:
+    def report_entry(self) -> Document:
         """Return the entry of `score-vectors` in a report."""
         return {
             "table": self.part.table,

@@ -295,11 +295,11 @@ class Explain(RoundStrategy):
             "joined-rows": {"train": train, "test": test},
             "chosen": method.run.chosen,
             "loss": joined.objective.name,
-            "row-weight": joined.weighting.facts(train),
+            "row-weight": joined.weighting.report_entry(train),
             "saving": _saving(joined, columns),
             "cost": estimate.cost(self._forecasts),
             "memory": estimate.memory(),
-            "score-vectors": [item.facts() for item in self._forecasts],
+            "score-vectors": [item.report_entry() for item in self._forecasts],
             "releases": releases,
             "privacy": {
                 **privacy_report(releases, self.ledgers, privacy, is_complete=True),

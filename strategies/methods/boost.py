@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from strategies.disclosures import MethodFacts
+from strategies.disclosures import DisclosureValues
 from strategies.inference import manifest
 from strategies.inference.scoring import Joined, score
 from strategies.run.exchange import Replies, Requests, ask
@@ -152,7 +152,7 @@ class Boost(JoinMethod):
         """The messages that bring the scores of a model to go on from."""
         return (Action.SCORE,) if self.settings.start else ()
 
-    def disclosed(self, joined: JoinedTables) -> MethodFacts:
+    def disclosure_values(self, joined: JoinedTables) -> DisclosureValues:
         """Return the tables whose shards show each other trees, and whose scores leave.
 
         Scores of each shard's own trees leave unless all tables average or pool.
@@ -165,7 +165,7 @@ class Boost(JoinMethod):
             "bagged": ", ".join(self._bagged),
             "scores_own_trees": self._sends_own_scores,
         }
-        return MethodFacts(values)
+        return DisclosureValues(values)
 
     def _averaged(self, shards: Mapping[str, int], joined_rows: int) -> list[str]:
         """Return the tables whose shards may average their trees, or pool sums.

@@ -62,8 +62,8 @@ class Weighting:
         """The training rows' weights, (N,), mean 1; None where all weigh alike."""
         return None if self.train is None else self.train.rows
 
-    def facts(self, joined_rows: int) -> dict[str, object] | None:
-        """Return the report's facts about the weights; None without weights."""
+    def report_entry(self, joined_rows: int) -> dict[str, object] | None:
+        """Return the report's entry about the weights; None without weights."""
         if not (self.column or self.entity):
             return None
         rows = np.ones(joined_rows) if self.train is None else self.train.rows

@@ -22,7 +22,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from strategies.disclosures import Exposure, MethodFacts, exposure_of
+from strategies.disclosures import DisclosureValues, Exposure, exposure_of
 from strategies.ranks import Ranks, ScoreForecast, asks_ranks, epochs_of, rank_rows
 from strategies.registry import row_drawing
 from strategies.run.exchange import PartArrays, Replies, Requests
@@ -203,9 +203,9 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             *(self.messages_of_shards if is_sharded else ()),
         )
 
-    def disclosed(self, _: JoinedTables) -> MethodFacts:
-        """Return the facts that the disclosures of the method's messages name."""
-        return MethodFacts()
+    def disclosure_values(self, _: JoinedTables) -> DisclosureValues:
+        """Return the values of names that only the method's own messages use."""
+        return DisclosureValues()
 
     def exposure(
         self,
@@ -214,7 +214,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         updates: Mapping[str, Update],
         encoders: Mapping[str, TableEncoding],
     ) -> Exposure:
-        """Return the facts that decide which party learns which data."""
+        """Return the properties of the run that decide who learns what."""
         parts = joined.extracted.parts
         return exposure_of(
             joined.bound,
@@ -231,7 +231,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             has_label=self.has_label,
             fitted=fitted_tables(encoders),
             has_batches=bool(self.batch_size(1)),
-            method=self.disclosed(joined),
+            method=self.disclosure_values(joined),
             vectors=self.head.discloses,
         )
 
@@ -370,10 +370,11 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         )
         self.run.chosen["loss"] = joined.objective.name
         # over all rows: a sample's rows also have the weights of their draws
-        if weight_summary := all_rows.weighting.facts(all_rows.train.joined_rows):
-            self.run.chosen["row-weight"] = weight_summary
+        weights = all_rows.weighting.report_entry(all_rows.train.joined_rows)
+        if weights is not None:
+            self.run.chosen["row-weight"] = weights
         if self.sample is not None:
-            self.run.chosen |= self.sample.facts()
+            self.run.chosen |= self.sample.report_entries()
         return TrainingProblem(
             tables=tables,
             train=joined.train,
@@ -481,7 +482,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         self.run.warn(*split_warnings(joined, self.settings))
         self.run.held_out_digest = hashlib.sha256(split.subset.tobytes()).hexdigest()
         self.run.tested_digest = _digest_of_tested(split.subset == TEST, joined)
-        self.run.split_facts |= {
+        self.run.split_entry |= {
             "validation-rows": int(np.count_nonzero(joined.validates))
         }
         return joined.with_weights(train_weights)

@@ -16,7 +16,7 @@ from client_apps.app import app
 from client_apps.operator.state import Stateless
 from client_apps.rounds.site import Site
 from strategies import STRATEGIES, TrainingStrategy
-from strategies.disclosures import facts_of
+from strategies.disclosures import disclosure_values
 from strategies.run.grid import InProcessGrid
 from tests.support.policies import OPEN, lenient
 from tp_flower.features.sparse import dense
@@ -379,7 +379,7 @@ def _masks(finished: Run) -> None:
 
 def _check_ledgers(finished: Run) -> None:
     """Assert that what left a part is in its site's ledger, as its message declares."""
-    facts = facts_of(finished.strategy.training_problem.exposure)
+    values = disclosure_values(finished.strategy.training_problem.exposure)
     releases = [line["release"] for line in finished.lines]
     noted = {(release["part"], release["what"]) for release in releases}
     for seen in (seen for seen in finished.seen if seen.is_reply):
@@ -391,7 +391,7 @@ def _check_ledgers(finished: Run) -> None:
         others = {name for each in disclosed if not each.kinds for name in each.fields}
         for each in disclosed:
             names = {name.replace("_", "-") for name in {*each.fields} - others}
-            is_release = each.kinds and (not each.when or facts[each.when])
+            is_release = each.kinds and (not each.when or values[each.when])
             for part in {p for p, name in left if name in names and is_release}:
                 assert any((part, kind) in noted for kind in each.kinds), (
                     f"{names} of {seen.action} have left part {part}, but its site's "

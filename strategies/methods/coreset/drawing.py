@@ -112,8 +112,8 @@ class CoresetSample:
         """Their weights, (k,)."""
         return self.sample.weights
 
-    def facts(self) -> Document:
-        """Return the report's facts about the sample."""
+    def report_entries(self) -> Document:
+        """Return the report's entries about the sample, by name."""
         return {"coreset": self._summary()}
 
     def _summary(self) -> Document:

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from strategies.disclosures import MethodFacts
+from strategies.disclosures import DisclosureValues
 from strategies.methods.coreset.solved import (
     MESSAGES,
-    disclosed_form,
     epoch_traffic,
+    form_values,
     joined_rows,
     solve_on_rows,
 )
@@ -49,9 +49,9 @@ class Clustering(JoinMethod):
         """Let the server set the models."""
         return Update.GIVEN
 
-    def disclosed(self, _: JoinedTables) -> MethodFacts:
+    def disclosure_values(self, _: JoinedTables) -> DisclosureValues:
         """Return the form in which sampled rows leave."""
-        return disclosed_form(self.settings)
+        return form_values(self.settings)
 
     def epoch_traffic(self, tables: Sequence[TableSize], _: int) -> Traffic:
         """Return the traffic of the only epoch."""

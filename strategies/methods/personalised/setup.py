@@ -16,7 +16,7 @@ import numpy as np
 
 from strategies.disclosures import (
     NOTHING,
-    MethodFacts,
+    DisclosureValues,
     exposure_of,
     features_note,
 )
@@ -198,7 +198,7 @@ def set_up_personalised(
             (Action.STATISTICS, *((Action.FIT,) if len(parts) > 1 else ()), *TRAINING),
             keeps_labels=True,
             fitted=fitted_tables(encoders),
-            method=_disclosed(settings),
+            method=_disclosure_values(settings),
         ),
         sites=site_names(parts),
         rows=trained,
@@ -209,8 +209,8 @@ def set_up_personalised(
     )
 
 
-def _disclosed(settings: Settings) -> MethodFacts:
-    """Return the facts that the disclosures of the sites' summaries name."""
+def _disclosure_values(settings: Settings) -> DisclosureValues:
+    """Return the values of names that the disclosures of summaries use."""
     privacy = settings.privacy
     summaries = NOTHING
     values = settings.of(PersonalisedSettings)
@@ -218,7 +218,7 @@ def _disclosed(settings: Settings) -> MethodFacts:
         amount = f"epsilon {values.graph_epsilon:g}, delta {privacy.delta:g}"
         summaries = f"Gaussian noise (summaries: {amount}{features_note(privacy)})"
     texts = {"summary": SUMMARY_TEXTS.get(values.graph, "")}
-    return MethodFacts(texts, {"summaries": summaries})
+    return DisclosureValues(texts, {"summaries": summaries})
 
 
 def site_names(parts: Sequence[Part]) -> tuple[str, ...]:

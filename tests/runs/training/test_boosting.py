@@ -196,7 +196,7 @@ def test_boosting_goes_on_where_a_linear_model_ended(tmp_path, loss, layout, pri
         strategy = train(grid, store_sql(loss), **how, method="boost", patience=9)
     model = Model(store_sql(loss), tmp_path, make_manifest(strategy))
     again = model.evaluate(sites, privacy=privacy)["loss"]
-    epoch, facts = strategy.chosen["best-epoch"], strategy.split_facts
+    epoch, facts = strategy.chosen["best-epoch"], strategy.split_entry
     start = linear.evaluate(sites, privacy=privacy)["loss"]
     if not epoch:
         assert again == pytest.approx(start, rel=1e-5)

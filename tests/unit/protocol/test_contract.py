@@ -25,7 +25,7 @@ DISCLOSURES = [
     for declared in message.discloses
 ]
 KINDS = {kind for _, declared in DISCLOSURES for kind in declared.kinds}
-# facts that only a method's own messages name
+# the names that only a method's own messages use
 OF_METHODS = "bagged", "scores_own_trees", "sends_centres", "sends_rows", "summary"
 LEAVE_WITH = {
     Action.PREPARE: [("curvature", "admm"), ("gram", "admm")],
@@ -82,23 +82,23 @@ def test_a_release_is_booked_under_the_message_it_leaves_with(action):
         assert ledger_entries.action_of(release, carriers) == action
 
 
-def test_placeholders_are_facts_of_a_run():
+def test_the_names_in_disclosures_have_values_in_every_run():
     from strategies.disclosures import (
         NOTHING,
+        DisclosureValues,
         Exposure,
-        MethodFacts,
         _protections,
-        facts_of,
+        disclosure_values,
     )
 
     of_methods = dict.fromkeys(OF_METHODS, "")
-    method = MethodFacts(of_methods, {"summaries": NOTHING})
+    method = DisclosureValues(of_methods, {"summaries": NOTHING})
     exposure = Exposure("o", [TRAIN_ADMM], ["c"], [], True, False, method=method)
-    facts, protections = facts_of(exposure), _protections(exposure)
+    values, protections = disclosure_values(exposure), _protections(exposure)
     for _, declared in DISCLOSURES:
         assert declared.covered_by in protections
-        assert not declared.when or declared.when in facts
-        assert not re.search(r"[{}]", declared.carries.format_map(facts))
+        assert not declared.when or declared.when in values
+        assert not re.search(r"[{}]", declared.carries.format_map(values))
 
 
 def test_an_action_is_declared_once() -> None:

@@ -142,7 +142,7 @@ def exposed(strategy, messages, **more) -> Exposure:
         False,
         False,
         updates=updates,
-        method=method.disclosed(None),
+        method=method.disclosure_values(None),
         **more,
     )
 
