@@ -295,37 +295,21 @@ def relay_secrets(
     sealed_groups = {
         group: sorted(members, key=int) for group, members in groups.items()
     }
-    led: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
+    groups_by_leader: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
     for group, members in sealed_groups.items():
-        led[members[0]][group] = members
-    sealed: dict[str, dict[str, str]] = {}
-    if led:
-        requests = {
-            int(leader): setup_messages.SealRequest(
-                keys=source.value,
-                public_keys=public_keys,
-                site_keys=site_keys,
-                groups=of_leader,
-                simulated=all(site.simulated for site in described.values()),
-                seed=settings.seed,
-            )
-            for leader, of_leader in led.items()
-        }
-        replies = yield Requests(
-            Action.SEAL,
-            {leader: encode(request) for leader, request in requests.items()},
-            phase="seal",
-            message=next(iter(requests.values())),
+        groups_by_leader[members[0]][group] = members
+    requests = {
+        int(leader): setup_messages.SealRequest(
+            keys=source.value,
+            public_keys=public_keys,
+            site_keys=site_keys,
+            groups=leader_groups,
+            simulated=all(site.simulated for site in described.values()),
+            seed=settings.seed,
         )
-        for leader, request in requests.items():
-            reply = replies.messages(setup_messages.SealReply)[leader].sealed
-            for group, members in request.groups.items():
-                if not set(members) <= reply.get(group, {}).keys():
-                    raise ReplyError(
-                        f"site {names[leader]!r} did not seal the secret of group "
-                        f"{group!r} to all its sites"
-                    )
-                sealed[group] = reply[group]
+        for leader, leader_groups in groups_by_leader.items()
+    }
+    sealed = yield from _request_seals(requests, names)
     return {
         node: setup_messages.ExtractRequest(
             keys=source.value,
@@ -343,6 +327,31 @@ def relay_secrets(
         )
         for node in nodes
     }
+
+
+def _request_seals(
+    requests: Mapping[int, setup_messages.SealRequest], names: Mapping[int, str]
+) -> Generator[Requests, Replies, dict[str, dict[str, str]]]:
+    """Return the secret of each group, sealed to each of its nodes by its leader."""
+    sealed: dict[str, dict[str, str]] = {}
+    if not requests:
+        return sealed
+    replies = yield Requests(
+        Action.SEAL,
+        {leader: encode(request) for leader, request in requests.items()},
+        phase="seal",
+        message=next(iter(requests.values())),
+    )
+    for leader, request in requests.items():
+        reply = replies.messages(setup_messages.SealReply)[leader].sealed
+        for group, members in request.groups.items():
+            if not set(members) <= reply.get(group, {}).keys():
+                raise ReplyError(
+                    f"site {names[leader]!r} did not seal the secret of group "
+                    f"{group!r} to all its sites"
+                )
+            sealed[group] = reply[group]
+    return sealed
 
 
 def _common_source(

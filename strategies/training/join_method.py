@@ -351,13 +351,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         )
         specs = {name: self.model_spec(preparation, name) for name in joined.layouts}
         if asks_ranks(self.run.inventory):
-            ranks = yield from rank_rows(joined, encoders)
-            self.scores_left = ranks.by_number
-            forecasts = self.forecast_scores(ranks, joined, specs, encoders)
-            # a refusal names a number of epochs that all policies allow
-            if forecasts:
-                self.run.limit_epochs(min(forecasts, key=epochs_of))
-            preparation = replace(preparation, cover=ranks.cover)
+            preparation = yield from self._rank_rows(preparation, specs)
         batches = self.plan_batches(joined.train, joined.layouts)
         updates = {
             name: self.choose_update(
@@ -368,13 +362,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         tables, initial_scores, fixed_point = yield from prepare(
             preparation, specs, updates, batches, self.outline()
         )
-        self.run.chosen["loss"] = joined.objective.name
-        # over all rows: a sample's rows also have the weights of their draws
-        weights = all_rows.weighting.report_entry(all_rows.train.joined_rows)
-        if weights is not None:
-            self.run.chosen["row-weight"] = weights
-        if self.sample is not None:
-            self.run.chosen |= self.sample.report_entries()
+        self._report_choices(all_rows)
         return TrainingProblem(
             tables=tables,
             train=joined.train,
@@ -402,6 +390,32 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             exposure=self.exposure(joined, self.run.inventory, updates, encoders),
             weighting=joined.weighting,
         )
+
+    def _rank_rows(
+        self, preparation: Preparation, specs: Mapping[str, ModelSpec]
+    ) -> Generator[Requests, Replies, Preparation]:
+        """Limit the epochs by the score vectors that policies let leave.
+
+        Return the preparation with the sites' statements to each other.
+        """
+        joined = preparation.joined
+        ranks = yield from rank_rows(joined, preparation.encoders)
+        self.scores_left = ranks.by_number
+        forecasts = self.forecast_scores(ranks, joined, specs, preparation.encoders)
+        # a refusal names a number of epochs that all policies allow
+        if forecasts:
+            self.run.limit_epochs(min(forecasts, key=epochs_of))
+        return replace(preparation, cover=ranks.cover)
+
+    def _report_choices(self, all_rows: JoinedTables) -> None:
+        """Add the loss, the weights of rows and their sample to the report."""
+        self.run.chosen["loss"] = all_rows.objective.name
+        # over all rows: a sample's rows also have the weights of their draws
+        weights = all_rows.weighting.report_entry(all_rows.train.joined_rows)
+        if weights is not None:
+            self.run.chosen["row-weight"] = weights
+        if self.sample is not None:
+            self.run.chosen |= self.sample.report_entries()
 
     def _check_head(self) -> None:
         """Refuse a head that the method cannot train, or whose scores have no masks."""

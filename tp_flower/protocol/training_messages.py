@@ -73,6 +73,11 @@ class PrivacyTerms(Body, frozen=True, kw_only=True):
         """Whether scores leave with noise only."""
         return self.predictions > 0
 
+    @property
+    def is_private(self) -> bool:
+        """Whether either is."""
+        return self.covers_features or self.covers_predictions
+
 
 class Masking(Body, frozen=True):
     """The fixed point of masked scores, see :class:`FixedPoint`."""

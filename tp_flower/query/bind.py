@@ -31,7 +31,7 @@ from tp_flower.query.conditions import (
 )
 from tp_flower.query.expressions import parse_expression, render
 from tp_flower.query.fragment import Feature, Fragment, spell
-from tp_flower.query.relations import Schema, bind_table, table_schemas
+from tp_flower.query.relations import Relation, Schema, bind_table, table_schemas
 from tp_flower.query.scope import Local, Scope, expand_stars
 
 Bound = tuple[parsing.SelectItem, Local]  # an item, and its expression over one table
@@ -224,32 +224,57 @@ class Query:
             marked = [pair for pair in marked if is_kept(pair[0])]
         split_table = _add_split(split, scope, keys)
         label, weight = _label_and_weight(marked, settled.outer)
-        fragments = tuple(
-            branch.fragment(
-                Fragment(
-                    table=alias,
-                    name=branch.name,
-                    features=tuple(features.get(alias, ())),
-                    keys=tuple(keys.get(alias, ())),
-                    label=label.sql if label and label.table == alias else None,
-                    weight=weight.sql if weight and weight.table == alias else None,
-                    filters=tuple(f.sql for f in settled.filters if f.table == alias),
-                )
-            )
-            for alias, relation in relations.items()
-            for branch in relation.branches
-        )
-        followed = label.table if label else unlabelled.table if unlabelled else ""
+        fragments = _make_fragments(relations, features, keys, label, weight, settled)
         label_sql = next((item.sql for item, _ in marked if parsing.is_label(item)), "")
         return BoundQuery(
             fragments,
             joins,
-            followed,
+            _label_table(label, unlabelled),
             settled.outer,
             split_table,
             label_sql,
             self.to_sql(),
         )
+
+
+def _label_table(label: Local | None, unlabelled: Unlabelled | None) -> str:
+    """Return the table of the label, or of the rows that are predicted; "" for none."""
+    if label is not None:
+        return label.table
+    return "" if unlabelled is None else unlabelled.table
+
+
+def _make_fragments(
+    relations: Mapping[str, Relation],
+    features: Mapping[str, Sequence[Feature]],
+    keys: Mapping[str, Sequence[tuple[str, ...]]],
+    label: Local | None,
+    weight: Local | None,
+    settled: Settled,
+) -> tuple[Fragment, ...]:
+    """Return a fragment per table, or per SELECT of its UNION ALL."""
+    fragments = []
+    for alias, relation in relations.items():
+        filters = tuple(each.sql for each in settled.filters if each.table == alias)
+        for branch in relation.branches:
+            fragment = Fragment(
+                table=alias,
+                name=branch.name,
+                features=tuple(features.get(alias, ())),
+                keys=tuple(keys.get(alias, ())),
+                label=_sql_of(label, alias),
+                weight=_sql_of(weight, alias),
+                filters=filters,
+            )
+            fragments.append(branch.fragment(fragment))
+    return tuple(fragments)
+
+
+def _sql_of(local: Local | None, alias: str) -> str | None:
+    """Return an expression's SQL, or None where it is not over the table."""
+    if local is None or local.table != alias:
+        return None
+    return local.sql
 
 
 def _check_absent(statement: parsing.Statement, scope: Scope) -> None:

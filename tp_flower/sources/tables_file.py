@@ -330,40 +330,12 @@ def _shard_source(
     entry = entries.read(_ShardEntry, merged, where)
     policy = read_policy(common, shard, where)
     _check_absent(entry.absent, policy.privacy_unit, where)
-    locations = [source_key for source_key in _LOCATION_KEYS if merged.get(source_key)]
-    if len(locations) != 1:
-        problem = (
-            f"both {locations[0]!r} and {locations[1]!r}" if locations else "no 'path'"
-        )
-        raise SourceError(
-            f"{where} has {problem}: give one of {', '.join(_LOCATION_KEYS)}"
-        )
-    # without a path, the folder that relative paths start at
-    path = str(folder / Path(entry.path).expanduser())
-    is_rows = path.lower().endswith((*CSV_SUFFIXES, *PARQUET_SUFFIXES))
-    is_rows |= entry.path.endswith(("/", os.sep)) or bool(
-        entry.path and Path(path).is_dir()
-    )
-    if (
-        entry.path
-        and (entry.sql or entry.table)
-        and not (is_rows or Path(path).exists())
-    ):
-        raise SourceError(f"'path' of {where}: there is no file {entry.path!r}")
-    kind = _database_kind(path) if entry.path and not is_rows else ""
-    is_file = bool(entry.path) and kind != SQLITE
-    is_allowed = {
-        **dict.fromkeys(_DATABASE_KEYS, not is_file),
-        **dict.fromkeys(_CSV_KEYS, is_file and is_csv(path)),
-        "table": not is_rows,
-    }
-    for key in raw_entry:
-        if not is_allowed.get(key, True):
-            purpose = "CSV files" if key in _CSV_KEYS else "databases"
-            raise SourceError(f"{key!r} of {where} is for {purpose}, which this is not")
+    _check_one_location(merged, where)
+    location = _locate(entry, folder, where)
+    _check_keys(raw_entry, location, where)
     relation = _relation(entry, where)
-    if entry.path and not (is_rows or relation or entry.sql):
-        if not kind:
+    if entry.path and not (location.has_rows or relation or entry.sql):
+        if not location.database:
             raise SourceError(
                 "cannot tell the format of 'path' "
                 f"({Path(entry.path).suffix or 'no extension'}) of {where}: known "
@@ -372,6 +344,8 @@ def _shard_source(
                 "known by its content"
             )
         relation = ()  # the only table there
+    is_file = location.is_file
+    path = location.path
     return ShardSource(
         table=table,
         site=entry.site or f"{table}-{index}",
@@ -387,6 +361,68 @@ def _shard_source(
         rename=entry.rename,
         absent=entry.absent,
     )
+
+
+def _check_one_location(merged: Mapping[str, object], where: str) -> None:
+    """Refuse a shard without a path or URI, or with more than one."""
+    locations = [key for key in _LOCATION_KEYS if merged.get(key)]
+    if len(locations) != 1:
+        problem = "no 'path'"
+        if locations:
+            problem = f"both {locations[0]!r} and {locations[1]!r}"
+        raise SourceError(
+            f"{where} has {problem}: give one of {', '.join(_LOCATION_KEYS)}"
+        )
+
+
+@dataclass(frozen=True)
+class _Location:
+    """The location of a shard's rows.
+
+    Attributes:
+        path: absolute; without a path of its own, the folder of relative paths.
+        has_rows: whether the path is of rows, in CSV or Parquet.
+        database: the kind of database in the file of the path; "" for none.
+        is_file: whether DuckDB reads the path itself.
+    """
+
+    path: str
+    has_rows: bool
+    database: str
+    is_file: bool
+
+
+def _locate(entry: _ShardEntry, folder: Path, where: str) -> _Location:
+    """Return where a shard's rows are; refuse the path of a file that is not there."""
+    path = str(folder / Path(entry.path).expanduser())
+    is_folder = entry.path.endswith(("/", os.sep)) or (
+        bool(entry.path) and Path(path).is_dir()
+    )
+    has_suffix = path.lower().endswith((*CSV_SUFFIXES, *PARQUET_SUFFIXES))
+    has_rows = is_folder or has_suffix
+    names_table = bool(entry.sql or entry.table)
+    if entry.path and names_table and not (has_rows or Path(path).exists()):
+        raise SourceError(f"'path' of {where}: there is no file {entry.path!r}")
+    database = ""
+    if entry.path and not has_rows:
+        database = _database_kind(path)
+    is_file = bool(entry.path) and database != SQLITE
+    return _Location(path, has_rows, database, is_file)
+
+
+def _check_keys(
+    raw_entry: Mapping[str, object], location: _Location, where: str
+) -> None:
+    """Refuse keys that do not go with the kind of source."""
+    is_allowed = {
+        **dict.fromkeys(_DATABASE_KEYS, not location.is_file),
+        **dict.fromkeys(_CSV_KEYS, location.is_file and is_csv(location.path)),
+        "table": not location.has_rows,
+    }
+    for key in raw_entry:
+        if not is_allowed.get(key, True):
+            purpose = "CSV files" if key in _CSV_KEYS else "databases"
+            raise SourceError(f"{key!r} of {where} is for {purpose}, which this is not")
 
 
 def _check_absent(names: Collection[str], unit: Collection[str], where: str) -> None:

@@ -32,7 +32,7 @@ from strategies.setup.labels import common_kind, fitting_loss, number_name
 from strategies.setup.leaks import leak_warnings
 from strategies.setup.problem import PreparedRun, PreparedTable
 from strategies.training.prepare import common_shape
-from tp_flower.arrays import BoolArray, FloatArray
+from tp_flower.arrays import AnyArray, BoolArray, FloatArray
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.heads import Sum
 from tp_flower.joins.joining import JoinStep
@@ -132,10 +132,7 @@ def set_up_personalised(
     ]
     trained = tuple(int(np.count_nonzero(~mask)) for mask in held_out)
     kind, values = read_classes(extracted, parts, settings)
-    if len(values) == 1:
-        raise QueryError(f"the label is constant at all sites (one class: {values[0]})")
-    if settings.task == "classification" and not values:
-        raise QueryError("no site has sent the classes of its label")
+    _check_classes(values, settings)
     classes = tuple(v if isinstance(v, str) else number_name(v) for v in values)
     response = response_of(fitting_loss(classes, settings.loss), classes, kind)
     split = SplitRows(
@@ -152,6 +149,7 @@ def set_up_personalised(
         hidden_sizes=settings.hidden_sizes,
         seed=model_seed(settings.seed, name),
     )
+    sealed_encoder = encoders[name].sealed
     request = PersonaliseRequest(
         loss=response.loss,
         classes=values,
@@ -159,14 +157,7 @@ def set_up_personalised(
         graph_epsilon=settings.of(PersonalisedSettings).graph_epsilon,
         delta=settings.privacy.delta,
         parts={
-            part.number: PersonalisePart(
-                encoder=encoders[name].sealed,
-                model=msgspec.to_builtins(spec),
-                l2=settings.l2,
-                device=settings.device,
-                trained=pack_bits(~mask),
-                tested=pack_bits(mask),
-            )
+            part.number: _part_request(sealed_encoder, spec, mask, settings)
             for part, mask in zip(parts, held_out, strict=True)
         },
     )
@@ -176,12 +167,14 @@ def set_up_personalised(
     base_score, label_scale = _base_and_scale(
         response, _label_sums(parts, bodies, trained, len(classes))
     )
+    table = PreparedTable(name, parts, spec.kind, features, spec.outputs, penalised)
+    messages = (
+        Action.STATISTICS,
+        *((Action.FIT,) if len(parts) > 1 else ()),
+        *TRAINING,
+    )
     return PersonalisedProblem(
-        tables={
-            name: PreparedTable(
-                name, parts, spec.kind, features, spec.outputs, penalised
-            )
-        },
+        tables={name: table},
         head=Sum(response.outputs),
         response=response,
         base_score=base_score,
@@ -195,7 +188,7 @@ def set_up_personalised(
             extracted.parts,
             settings,
             inventory,
-            (Action.STATISTICS, *((Action.FIT,) if len(parts) > 1 else ()), *TRAINING),
+            messages,
             keeps_labels=True,
             fitted=fitted_tables(encoders),
             method=_disclosure_values(settings),
@@ -206,6 +199,33 @@ def set_up_personalised(
         start=bodies[0].parameters.astype(np.float64),
         curvature=np.array([body.curvature for body in bodies]),
         label_scale=label_scale,
+    )
+
+
+def _check_classes(classes: Sequence[object], settings: Settings) -> None:
+    """Refuse a label of one class, and a classification without classes."""
+    if len(classes) == 1:
+        raise QueryError(
+            f"the label is constant at all sites (one class: {classes[0]})"
+        )
+    if settings.task == "classification" and not classes:
+        raise QueryError("no site has sent the classes of its label")
+
+
+def _part_request(
+    sealed_encoder: AnyArray | None,
+    spec: ModelSpec,
+    is_held_out: BoolArray,
+    settings: Settings,
+) -> PersonalisePart:
+    """Return the request for a part whose rows (n,) train unless they are held out."""
+    return PersonalisePart(
+        encoder=sealed_encoder,
+        model=msgspec.to_builtins(spec),
+        l2=settings.l2,
+        device=settings.device,
+        trained=pack_bits(~is_held_out),
+        tested=pack_bits(is_held_out),
     )
 
 

@@ -92,7 +92,7 @@ class Told:
             self.words["" if masks is None else name].append(word)
 
 
-_PREPARE, _SCORE = prepare._prepare_part, inference._scored
+_PREPARE, _SCORE = prepare._make_participant, inference._scored
 _ENCODE, _SHARE, _SEAL = Participant._encoded, ShardUnion.share, ShardSeal.seal
 
 
@@ -192,7 +192,7 @@ def watch() -> Iterator[Told]:
     told = Told()
     watcher = _Watcher(told)
     places = (
-        (prepare, "_prepare_part", watcher.in_part(_PREPARE)),
+        (prepare, "_make_participant", watcher.in_part(_PREPARE)),
         (inference, "_scored", watcher.in_part(_SCORE)),
         (prepare, "score_masks", watcher.masks_of(prepare.score_masks, told.rows)),
         (
