@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from tp_flower.errors import ModelError, SettingsError, TPFlowerError
 from tp_flower.files import home_at, user_home
-from tp_flower.methods.method import start_keys, started_from
+from tp_flower.methods.method import start_keys, start_model
 from tp_flower.model_names import MANIFEST_FILE, MODELS, ModelVersion, find_version
 from tp_flower.reports.results import Evaluation, Explanation, Predictions, Result
 from tp_flower.settings.run import EVALUATE, EXPLAIN, PREDICT, TRAIN
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 CLIENT_APP: Final = "client_apps.app:app"
 CARRY_OUT: Final = "strategies.app:carry_out"
-SIMULATED: Final = "strategies.commands:simulated"
+SIMULATED: Final = "strategies.commands:simulate"
 RUN_THROUGH_FLOWER: Final = "strategies.commands:run_through_flower"
 READ_REPORT: Final = "strategies.report_page.page:read_report"
 
@@ -492,12 +492,12 @@ def _carry_out(
     if isinstance(sites, Federation):
         completed = _run_through_flower(settings, sites, announce)
     else:
-        with home_at(workspace.home), _opened(sites, settings) as grid:
+        with home_at(workspace.home), _open_grid(sites, settings) as grid:
             completed = resolve_name(CARRY_OUT)(grid, settings, announce)
     return RESULTS[settings.mode](completed, workspace)
 
 
-def _opened(sites: Any, settings: "Settings") -> AbstractContextManager[Any]:
+def _open_grid(sites: Any, settings: "Settings") -> AbstractContextManager[Any]:
     """Return the Grid of sites, which simulated ones need for this run alone."""
     if _is_grid(sites):
         return nullcontext(sites)
@@ -553,7 +553,7 @@ def _lineage(home: Path, name: str) -> list[ModelVersion]:
     models = []
     while name:
         models.append(ModelVersion.parse(name))
-        name = started_from(_read_manifest(home, name)["settings"])
+        name = start_model(_read_manifest(home, name)["settings"])
     return models
 
 

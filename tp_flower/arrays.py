@@ -124,7 +124,7 @@ def thread_count() -> int:
     return os.cpu_count() or 1
 
 
-def in_threads(
+def run_in_threads(
     work: Callable[[slice], Result], rows: int, least_rows: int
 ) -> list[Result]:
     """Return the results of ``work`` on contiguous spans of rows, in their order.
@@ -134,7 +134,7 @@ def in_threads(
     it is in. A thread gets at least ``least_rows``: with fewer it costs more than it
     saves.
 
-    >>> in_threads(lambda span: span.stop - span.start, 10, least_rows=100)
+    >>> run_in_threads(lambda span: span.stop - span.start, 10, least_rows=100)
     [10]
     """
     parts = min(thread_count(), rows // max(least_rows, 1))

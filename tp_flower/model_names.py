@@ -47,7 +47,7 @@ class ModelVersion:
         check_name(self.name)
         if not VERSION.fullmatch(self.version):
             raise ModelError(
-                f"model version {_quoted(self.version)} is not of the form "
+                f"model version {_quote(self.version)} is not of the form "
                 "YYYYMMDD-HHMMSS-xxxx, with four hexadecimal digits at the end"
             )
 
@@ -61,7 +61,7 @@ class ModelVersion:
         name, _, version = text.partition("@")
         if not version:
             raise ModelError(
-                f"{_quoted(text)} has no version: write name@version, as `list` does"
+                f"{_quote(text)} has no version: write name@version, as `list` does"
             )
         return cls(name, version)
 
@@ -74,7 +74,7 @@ def check_name(name: object) -> str:
     """Return a model's name, which may become a path; refuse any other text."""
     if not (isinstance(name, str) and NAME.fullmatch(name)):
         raise ModelError(
-            f"model name {_quoted(name)} is not allowed: it must have 1 to 64 of a-z, "
+            f"model name {_quote(name)} is not allowed: it must have 1 to 64 of a-z, "
             "0-9, '.', '_' and '-', and begin with a letter or digit"
         )
     return name
@@ -142,7 +142,7 @@ def _advice(name: str, text: str, versions: tuple[ModelVersion, ...]) -> str:
     return f"; there are {', '.join(names)}" if names else "; there is none yet"
 
 
-def _quoted(value: object) -> str:
+def _quote(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 

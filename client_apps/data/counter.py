@@ -88,7 +88,7 @@ def confirm(root: str) -> Mark:
     if root == IN_MEMORY:
         with database.reading() as connection:
             return Mark.read(connection)
-    with database.reading() as connection, _locked(Path(root)) as file:
+    with database.reading() as connection, _lock_file(Path(root)) as file:
         # invariant: the file is read first, so that the database can only be further
         stored = Mark.of_text(os.read(file, 2 * _BYTES))
         mark = Mark.read(connection)
@@ -126,7 +126,7 @@ def set_back(root: str, connection: Connection) -> Mark:
 def overwrite(root: str, mark: Mark) -> None:
     """Write a mark whatever the file has: its owner begins a new account."""
     if root != IN_MEMORY:
-        with _locked(Path(root)) as file:
+        with _lock_file(Path(root)) as file:
             _write(file, mark)
 
 
@@ -174,7 +174,7 @@ def _write(file: int, mark: Mark) -> None:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[int]:
+def _lock_file(folder: Path) -> Iterator[int]:
     """Yield the counter file, open and locked against other writers.
 
     It is created if it does not exist.

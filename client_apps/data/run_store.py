@@ -138,7 +138,7 @@ class SiteStore:
     def _file_lock(self, folder: Path) -> Iterator[None]:
         """Lock the run's folder between processes."""
         try:
-            lock = _locked(folder)
+            lock = _lock_folder(folder)
         except OSError as error:
             raise cannot_write(folder, error) from error
         try:
@@ -525,7 +525,7 @@ def _checksum(
     return reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces, 0)
 
 
-def _locked(folder: Path) -> int:
+def _lock_folder(folder: Path) -> int:
     """Return the open lock of a run's folder, which is created if need be."""
     path = folder / _LOCK
     while True:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from client_apps.methods.exact import start_exactly, step_of
-from client_apps.methods.site_method import Beginning, JoinMethod, prepared
+from client_apps.methods.site_method import Beginning, JoinMethod, prepared_part
 from client_apps.operator.curvature import probed_curvature
 from client_apps.operator.participant import Participant
 from client_apps.rounds.site import Site
@@ -99,7 +99,7 @@ class AdmmMethod(JoinMethod[AdmmState]):
             zeros = np.zeros(len(parameters))
             state = AdmmState(Consensus(parameters, parameters, zeros))
         if not isinstance(part.model, LinearModel):
-            reply = prepared(part, **probed_curvature(part, columns))
+            reply = prepared_part(part, **probed_curvature(part, columns))
             return Beginning(reply, state)
         reply, solver = start_exactly(part, columns, is_exact=True)
         return Beginning(reply, state, solver)

@@ -108,7 +108,7 @@ class JoinMethod(SiteMethod[State]):
         """
 
 
-def prepared(part: Participant[Any], **fields: Any) -> PreparedPart:
+def prepared_part(part: Participant[Any], **fields: Any) -> PreparedPart:
     """Return the reply about a prepared participant, with more of its fields."""
     return PreparedPart(
         features=part.data.features.shape[1],

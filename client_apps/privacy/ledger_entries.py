@@ -91,7 +91,7 @@ def release(
     policy = source.policy
     # a unit's groups are its own, and vanish with it
     if mechanism and not policy.privacy_unit and site.extracted(number).contents.groups:
-        mechanism, unit = of_groups(mechanism)
+        mechanism, unit = group_cost(mechanism)
         scope = f"{scope}; {unit}" if scope else unit
     return mechanisms.Release(
         table=source.table,
@@ -116,7 +116,7 @@ def unit_text(source: "ShardSource", table: str) -> str:
     return f"a {policy.per} of {table}{most}"
 
 
-def of_groups(mechanism: mechanisms.Mechanism) -> tuple[mechanisms.Mechanism, str]:
+def group_cost(mechanism: mechanisms.Mechanism) -> tuple[mechanisms.Mechanism, str]:
     """Return the cost of a release of groups per row below them, and its unit.
 
     A row of the grouped table changes the values of its group: the group's contribution
@@ -198,7 +198,9 @@ def planned_releases(
             conditions = [mechanisms.GIVEN_KEYS]
         conditions += [mechanisms.GIVEN_ENCODER] if number in fitted else []
         for use in plan.uses:
-            scope = _scope(use, privacy, [*conditions, *_of_model(use, plan)], masks)
+            scope = _scope(
+                use, privacy, [*conditions, *_model_condition(use, plan)], masks
+            )
             if union is not None and union.is_sealed and use.what in _SUMMED:
                 scope = f"{_SEALED}; {scope}" if use.mechanism else _SEALED
             action = action_of(use.what, carriers)
@@ -224,7 +226,7 @@ def action_of(kind: str, carriers: Iterable[Action]) -> Action:
     raise LookupError(f"none of {', '.join(map(str, carriers))} declares {kind!r}")
 
 
-def _of_model(use: plans.Use, plan: plans.PartPlan) -> list[str]:
+def _model_condition(use: plans.Use, plan: plans.PartPlan) -> list[str]:
     """Return the condition that noisy scores are of a noiseless model, if they are."""
     is_given = use.what in _SCORES and not plan.is_private
     return [mechanisms.GIVEN_NOISELESS_MODEL] if is_given else []

@@ -63,7 +63,7 @@ def released_label(
     if not len(label.values):
         # without rows, a column of a text file may have any type
         return LabelColumn(plan.kind, np.zeros(0), plan.classes)
-    domain = _in_domain(label, plan)
+    domain = _domain_values(label, plan)
     fragment = site.fragment(number)
     if replaced := int(np.isnan(domain).sum()):
         wrong = "NULL" if plan.limits else "NULL or not in privacy.label-classes"
@@ -107,7 +107,7 @@ def _release(site: Site, number: int, plan: LabelPlan | None) -> Release:
     )
 
 
-def _in_domain(label: LabelColumn, plan: LabelPlan) -> FloatArray:
+def _domain_values(label: LabelColumn, plan: LabelPlan) -> FloatArray:
     """Return numbers (n,) within the limits, or codes (n,); NaN if out of domain."""
     if not plan.limits:
         return _codes(label, plan)

@@ -62,7 +62,7 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
     """Encode the features and make the models; reply with the start of training."""
     check_begins(site, Action.PREPARE)
     privacy = request.privacy
-    declared = _declared(request.outline)
+    declared = _declared_method(request.outline)
     method = join_method_of(declared.family)
     _check_accounts(declared, privacy)
     encoders = {}
@@ -86,13 +86,13 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
         columns = _columns(encoders[number], part.data.spec)
         beginning = method.begin(part, columns)
         starts[number] = _start(part, beginning.reply, columns, request)
-        begun = part.begun(beginning.solver, beginning.state)
-        site.start(begun, declared.family, {})
+        started = part.with_state(beginning.solver, beginning.state)
+        site.start(started, declared.family, {})
     site.pay()
     return PrepareReply(ledger=site.ledger.lines(site.store.run), parts=starts)
 
 
-def _declared(outline: Outline) -> Method:
+def _declared_method(outline: Outline) -> Method:
     """Return the method that an outline names; MessageError if it is none."""
     if outline.strategy not in METHODS:
         raise MessageError(f"'strategy' is {outline.strategy!r}, which is no method")
@@ -337,7 +337,7 @@ def _schedule(
         )
     return privacy_plan.Schedule(
         epochs=outline.epochs,
-        sends_gradients=_declared(outline).sends_gradients,
+        sends_gradients=_declared_method(outline).sends_gradients,
         batches=batches.count,
         # counted in the server's batch plan, which the server cannot understate
         row_batches=int(np.bincount(batches.rows).max(initial=0)),
@@ -360,7 +360,7 @@ def _check_model(
     A server may solve only if it has announced so.
     """
     by_server = Update.GIVEN.value
-    if (update is Update.GIVEN) != bool(_declared(outline).solvers):
+    if (update is Update.GIVEN) != bool(_declared_method(outline).solvers):
         raise MessageError(
             f"update {update.value!r} does not go with strategy {outline.strategy!r}: "
             f"{by_server!r} is for strategies whose server solves, which take no other"

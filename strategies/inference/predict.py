@@ -26,8 +26,8 @@ from strategies.setup.labels import gather_labels, objective_of
 from strategies.setup.leaks import nearly_perfect, perfect_warning, suspects_of
 from strategies.setup.row_weights import (
     declared_weighting,
+    drop_weightless,
     row_weights,
-    without_weightless,
 )
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.files import home_folder
@@ -105,7 +105,7 @@ class ModelStrategy(RoundStrategy):
         manifests.check_kinds(self.manifest, bound, columns)
         self.warn(*reading_warnings(bound, columns))
         missing = manifests.find_missing(self.manifest, self.inventory)
-        bound = manifests.without_missing(
+        bound = manifests.drop_missing(
             self.manifest, bound, missing, self.settings.on_missing
         )
         if sites := missing.sites.get(bound.label_table):
@@ -256,7 +256,7 @@ class Evaluate(ModelStrategy):
         weighting = declared_weighting(bound, settings)
         joined = yield from join_rows(bound, columns, missing, settings, self.inventory)
         labels = self._labels(joined, settings)
-        mapping, weights, weighting = without_weightless(
+        mapping, weights, weighting = drop_weightless(
             joined.mapping,
             joined.extracted.weights,
             weighting,

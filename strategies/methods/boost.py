@@ -158,7 +158,7 @@ class Boost(JoinMethod):
         Scores of each shard's own trees leave unless all tables average or pool.
         """
         shards = {name: len(layout.parts) for name, layout in joined.layouts.items()}
-        self._bagged = self._averaged(shards, joined.train.joined_rows)
+        self._bagged = self._tables_to_average(shards, joined.train.joined_rows)
         is_shared = self.settings.lou in (BAGGED, POOLED)
         self._sends_own_scores = not (is_shared and self._bagged)
         values = {
@@ -167,7 +167,9 @@ class Boost(JoinMethod):
         }
         return DisclosureValues(values)
 
-    def _averaged(self, shards: Mapping[str, int], joined_rows: int) -> list[str]:
+    def _tables_to_average(
+        self, shards: Mapping[str, int], joined_rows: int
+    ) -> list[str]:
         """Return the tables whose shards may average their trees, or pool sums.
 
         Without validation rows nothing says which are better: those of large shards do
@@ -176,7 +178,7 @@ class Boost(JoinMethod):
         lou = self.settings.lou
         is_validated = self.settings.validation_share > 0.0
         large = math.inf if lou != AUTO or is_validated else LARGE_SHARD
-        pooled = self._pooled(shards)
+        pooled = self._tables_to_pool(shards)
         return [
             name
             for name, count in shards.items()
@@ -185,7 +187,7 @@ class Boost(JoinMethod):
             and (joined_rows < large * count or name in pooled)
         ]
 
-    def _pooled(self, tables: Iterable[str]) -> list[str]:
+    def _tables_to_pool(self, tables: Iterable[str]) -> list[str]:
         """Return the tables whose shards pool sums.
 
         By default they are those whose shards tell the labels.
@@ -209,7 +211,7 @@ class Boost(JoinMethod):
                 f"{model.model}, which has trained on the validation rows"
             )
         missing = manifest.find_missing(model, self.run.inventory)
-        manifest.without_missing(model, joined.bound, missing, STOP)
+        manifest.drop_missing(model, joined.bound, missing, STOP)
         rows = Joined(
             joined.bound, joined.extracted, joined.mapping, joined.steps, missing
         )
@@ -237,8 +239,8 @@ class Boost(JoinMethod):
     def epoch_traffic(self, tables: Sequence[TableSize], _: int) -> Traffic:
         """Return the traffic of an epoch."""
         shards = {table.name: len(table.shards) for table in tables}
-        bagged = self._averaged(shards, tables[0].joined_rows)
-        return epoch_traffic(tables, self._growth, bagged, self._pooled(bagged))
+        bagged = self._tables_to_average(shards, tables[0].joined_rows)
+        return epoch_traffic(tables, self._growth, bagged, self._tables_to_pool(bagged))
 
     def releases_per_epoch(self, batches: int, *, is_sharded: bool) -> int:
         """Return how often scores leave, of each shard's trees and of those of all."""
@@ -321,7 +323,7 @@ class Boost(JoinMethod):
         # of scores: two in an epoch, each with a mask of its own
         number = 2 * self.run.epoch
         sends_scores = self._sends_own_scores or not bagged
-        pooled = self._pooled(bagged)
+        pooled = self._tables_to_pool(bagged)
         request = BoostRequest(
             growth=self._growth,
             lengths=dict(self._lengths),
@@ -368,7 +370,7 @@ class Boost(JoinMethod):
         """Return how the shards of tables have trained in an epoch."""
         if not step.is_bagged:
             return LOCAL
-        pooled = self._pooled(bagged)
+        pooled = self._tables_to_pool(bagged)
         if pooled and len(pooled) < len(bagged):
             return f"{BAGGED}, but {POOLED} for {', '.join(pooled)},"
         return POOLED if pooled else BAGGED

@@ -34,7 +34,7 @@ def costs(report: blocks.Record) -> blocks.Blocks:
             "waiting for the sites to be online."
         )
     if rounds:
-        yield blocks.Prose(_waiting(_counted(rounds)))
+        yield blocks.Prose(_waiting(_count_rounds(rounds)))
 
 
 def estimate(cost: blocks.Record) -> blocks.Block | None:
@@ -80,7 +80,7 @@ def memory_line(forecast: blocks.Record) -> blocks.Block | None:
     peaks = sorted(forecast.at("sites").numbers().items(), key=lambda item: -item[1])
     parts = [f"{site} {format_bytes(peak)}" for site, peak in peaks[:MOST_SITES]]
     if others := peaks[MOST_SITES:]:
-        parts.append(f"{blocks.counted(len(others), 'other site')} less each")
+        parts.append(f"{blocks.count_text(len(others), 'other site')} less each")
     parts.append(f"the server {format_bytes(forecast.amount('server'))}")
     return blocks.Prose(
         f"Memory, about: {', '.join(parts)}, besides some 300 MB of libraries each."
@@ -92,7 +92,7 @@ def _waiting(rounds: int) -> str:
     seconds = waiting_seconds(rounds).items()
     parts = (f"{format_seconds(value)} ({channel})" for channel, value in seconds)
     return (
-        f"In a deployment, {blocks.counted(rounds, 'round')} would wait, besides "
+        f"In a deployment, {blocks.count_text(rounds, 'round')} would wait, besides "
         f"computing and a round trip of the network each: {' or '.join(parts)}."
     )
 
@@ -107,7 +107,7 @@ def _phases(history: list[blocks.Record]) -> blocks.Block | None:
         "Time by phase, in the order of the run",
         [
             (
-                f"{name}, {blocks.counted(_counted(rounds), 'round')}",
+                f"{name}, {blocks.count_text(_count_rounds(rounds), 'round')}",
                 [sum(item.amount(key) for item in rounds) for key in TIMES],
             )
             for name, rounds in phases.items()
@@ -118,7 +118,7 @@ def _phases(history: list[blocks.Record]) -> blocks.Block | None:
     )
 
 
-def _counted(history: list[blocks.Record]) -> int:
+def _count_rounds(history: list[blocks.Record]) -> int:
     """Return the number of rounds; a record without a number counts as one."""
     return sum(int(item.amount("rounds")) or 1 for item in history)
 

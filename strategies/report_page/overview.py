@@ -6,7 +6,7 @@ from datetime import datetime
 
 from strategies import registry
 from strategies.report_page import convergence
-from strategies.report_page.plots import Axis, Series, line_figure, linear
+from strategies.report_page.plots import Axis, Series, line_figure, linear_axis
 from strategies.report_page.readings import reading_columns, readings_note
 from tp_flower.errors import QueryError
 from tp_flower.query.parsing import is_label, parse_statement
@@ -294,12 +294,11 @@ def head_of(report: blocks.Record) -> dict[str, object]:
     # a table may have several aliases, and an alias several tables
     names = {name.lower() for table in tables for name in _hosted_names(table)}
     verb = VERBS.get(report.text("mode"), "over")
-    counts = (
-        f"{blocks.counted(len(names), 'table')} at {blocks.counted(len(sites), 'site')}"
-    )
+    table_count = blocks.count_text(len(names), "table")
+    site_count = blocks.count_text(len(sites), "site")
     return {
         "label": label_of(report.text("query")),
-        "subject": f"{verb} {counts}",
+        "subject": f"{verb} {table_count} at {site_count}",
         "failure": "" if status == COMPLETED else status,
         "about": " · ".join(filter(None, _run_facts(report))),
         "facts": list(facts(report)),
@@ -388,8 +387,8 @@ def _tenths(report: blocks.Record) -> blocks.Block | None:
         if group.keys() >= {"predicted", "actual"}
     )
     show = console.value_format(value for point in points for value in point)
-    x = Axis("mean prediction", linear, show)
-    y = Axis("mean label", linear, show)
+    x = Axis("mean prediction", linear_axis, show)
+    y = Axis("mean label", linear_axis, show)
     equal = [(predicted, predicted) for predicted, _ in points]
     lines = [Series("rows not trained on", points), Series("prediction = label", equal)]
     return line_figure("Label against prediction", x, y, lines, blocks.NOTES["tenths"])
@@ -429,7 +428,7 @@ def _trees(chosen: blocks.Record) -> str:
     patience = int(chosen.amount("patience"))
     end = ""
     if patience:
-        end = f", until {blocks.counted(patience, 'epoch')} have not helped"
+        end = f", until {blocks.count_text(patience, 'epoch')} have not helped"
     return (
         f" Trees: {trees} of each table in an epoch, of at most {leaves} leaves{end}."
     )
@@ -494,7 +493,7 @@ def facts(report: blocks.Record) -> Iterator[Fact]:
     epochs = report.amount("epochs")
     if rounds := int(report.amount("rounds")) or len(report.records("history")):
         details = (
-            blocks.counted(epochs, "epoch") if epochs else "",
+            blocks.count_text(epochs, "epoch") if epochs else "",
             report.text("verdict"),
         )
         yield "rounds", console.format_count(rounds), ", ".join(filter(None, details))

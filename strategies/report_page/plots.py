@@ -40,10 +40,10 @@ FitScale = Callable[[Iterable[float]], Scale]
 """Makes an axis for any number of values, even for none."""
 
 
-def linear(values: Iterable[float]) -> Scale:
+def linear_axis(values: Iterable[float]) -> Scale:
     """Return an axis whose ends are ticks.
 
-    >>> [label for _, label in linear([0.31, 0.49]).ticks]
+    >>> [label for _, label in linear_axis([0.31, 0.49]).ticks]
     ['0.30', '0.35', '0.40', '0.45', '0.50']
     """
     numbers = list(values) or [0.0]
@@ -62,21 +62,22 @@ def linear(values: Iterable[float]) -> Scale:
     return Scale(ticks[0][0], ticks[-1][0], ticks)
 
 
-def from_zero(values: Iterable[float]) -> Scale:
+def axis_from_zero(values: Iterable[float]) -> Scale:
     """Return an axis that includes zero.
 
-    >>> from_zero([3.0, 4.2]).low, from_zero([-0.2, 1.0]).low
+    >>> axis_from_zero([3.0, 4.2]).low, axis_from_zero([-0.2, 1.0]).low
     (0.0, -0.25)
     """
-    return linear([0.0, *(list(values) or [1.0])])
+    return linear_axis([0.0, *(list(values) or [1.0])])
 
 
-def whole(values: Iterable[float]) -> Scale:
+def whole_number_axis(values: Iterable[float]) -> Scale:
     """Return an axis of whole numbers that ends at the values, not at ticks.
 
-    >>> whole([1, 2, 12]).ticks[:2], whole([1, 2, 12]).high
+    >>> whole_number_axis([1, 2, 12]).ticks[:2], whole_number_axis([1, 2, 12]).high
     (((2.0, '2'), (4.0, '4')), 12.0)
-    >>> whole([3]).low, whole([3]).high, whole([3]).ticks
+    >>> one = whole_number_axis([3])
+    >>> one.low, one.high, one.ticks
     (2.5, 3.5, ((3.0, '3'),))
     """
     numbers = list(values) or [1.0]
@@ -91,12 +92,12 @@ def whole(values: Iterable[float]) -> Scale:
     return Scale(low - margin, high + margin, _multiples(first, last, step))
 
 
-def logarithmic(values: Iterable[float]) -> Scale:
+def log_axis(values: Iterable[float]) -> Scale:
     """Return a logarithmic axis; values that are not positive are not on it.
 
-    >>> [label for _, label in logarithmic([1e-5, 0.2]).ticks]
+    >>> [label for _, label in log_axis([1e-5, 0.2]).ticks]
     ['10⁻⁵', '10⁻⁴', '10⁻³', '0.01', '0.1', '1']
-    >>> [label for _, label in logarithmic([2.0, 30.0]).ticks]
+    >>> [label for _, label in log_axis([2.0, 30.0]).ticks]
     ['2', '5', '10', '20', '50']
     """
     positive = [value for value in values if value > 0] or [1.0]

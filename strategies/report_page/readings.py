@@ -33,10 +33,10 @@ def readings(privacy: Record) -> blocks.Table:
 def reading_columns(records: Sequence[Record]) -> Iterator[blocks.Column]:
     """Yield columns for a list of tables: each table's readings over all its sites."""
     for head, key in _counts(records).items():
-        yield blocks.Column(head, partial(_of_table, records, key))
+        yield blocks.Column(head, partial(_table_count, records, key))
 
 
-def _of_table(records: Sequence[Record], key: str, table: Record) -> str:
+def _table_count(records: Sequence[Record], key: str, table: Record) -> str:
     """Return a count over the sites of a table; of score vectors the least."""
     of_table = (
         record for record in records if record.text("table") == table.text("table")

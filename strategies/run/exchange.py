@@ -311,7 +311,7 @@ class Transport:
             else:
                 # a node that is not online, or not yet
                 item.due = now + item.pause
-                item.pause = _longer(item.pause)
+                item.pause = _next_pause(item.pause)
 
     def _collect(self, by_node: Mapping[int, PendingMessage]) -> int:
         """Take the replies that have arrived; return how many there are."""
@@ -349,7 +349,7 @@ class Transport:
         )
         pending.due = time.monotonic() + pending.pause
         # the site has answered: its silence is counted anew
-        pending.pause = _longer(pending.pause)
+        pending.pause = _next_pause(pending.pause)
         pending.silence = SILENCE
 
 
@@ -364,5 +364,5 @@ def _is_transient(reply: Message) -> bool:
     return failure is not None and failure.kind is ErrorKind.TRANSIENT
 
 
-def _longer(pause: float) -> float:
+def _next_pause(pause: float) -> float:
     return min(2 * pause, LONGEST_PAUSE)

@@ -53,12 +53,14 @@ class Inventory:
     @property
     def tables(self) -> list[str]:
         """Names of the query's tables; names that differ only in case are equal."""
-        return _distinct(shard.table for shard in self.shards)
+        return _distinct_names(shard.table for shard in self.shards)
 
     @property
     def all_tables(self) -> list[str]:
         """Names of all hosted tables."""
-        return _distinct(name for node in self.nodes.values() for name in node.tables)
+        return _distinct_names(
+            name for node in self.nodes.values() for name in node.tables
+        )
 
     @property
     def site_names(self) -> dict[int, str]:
@@ -84,7 +86,7 @@ class Inventory:
         return sorted(shards, key=lambda shard: (shard.index, shard.site))
 
 
-def _distinct(names: Iterable[str]) -> list[str]:
+def _distinct_names(names: Iterable[str]) -> list[str]:
     """Return the names in order, each once regardless of case."""
     # the first spelling of a name counts
     return sorted({name.lower(): name for name in reversed([*names])}.values())

@@ -115,7 +115,7 @@ def extract(
         text = msgspec.json.format(msgspec.json.encode(proposal)).decode()
         write_whole(Path(settings.output_dir) / FILE, f"{text}\n")
     bodies = extract_parts(proposal, settings)
-    bodies = _with_types(bodies, fragments, inventory, columns)
+    bodies = _add_types(bodies, fragments, inventory, columns)
     by_node = yield from relay_secrets(inventory, proposal, settings)
     request = replace(next(iter(by_node.values())), parts=bodies)
     replies = yield ask(request, fragments, by_node)
@@ -155,7 +155,7 @@ def extract(
         absent=tuple(
             describe_absent(bound, inventory, {p: rows[p.number] for p in fragments})
         ),
-        filters=_removing(fragments, inventory, rows),
+        filters=_removing_conditions(fragments, inventory, rows),
         proposal=proposal,
         replies=replies,
     )
@@ -197,7 +197,7 @@ def _propose(
     )
 
 
-def _with_types(
+def _add_types(
     bodies: Mapping[int, setup_messages.ExtractPart],
     fragments: Mapping[Part, Fragment],
     inventory: Inventory,
@@ -234,7 +234,7 @@ def _check_filled(
         )
 
 
-def _removing(
+def _removing_conditions(
     fragments: Mapping[Part, Fragment], inventory: Inventory, rows: Mapping[int, int]
 ) -> dict[str, str]:
     """Say by table which conditions have removed rows of it, for messages."""
@@ -358,7 +358,9 @@ def _common_source(
     described: Mapping[int, setup_messages.DescribeReply], names: Mapping[int, str]
 ) -> KeySource:
     """Return where all nodes take the key from, checked before any round."""
-    by_source = _grouped({node: site.keys for node, site in described.items()}, names)
+    by_source = _group_names(
+        {node: site.keys for node, site in described.items()}, names
+    )
     if len(by_source) > 1:
         text = "; ".join(f"{key}: {sites}" for key, sites in by_source.items())
         raise SettingsError(
@@ -368,7 +370,7 @@ def _common_source(
     return KeySource(next(iter(by_source)))
 
 
-def _grouped(values: Mapping[int, str], names: Mapping[int, str]) -> dict[str, str]:
+def _group_names(values: Mapping[int, str], names: Mapping[int, str]) -> dict[str, str]:
     grouped: dict[str, list[str]] = {}
     for node, value in values.items():
         grouped.setdefault(value, []).append(repr(names[node]))

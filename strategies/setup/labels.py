@@ -34,7 +34,7 @@ MOST_FRACTIONS = 50
 """Of so many classes at most the names are numbers with fractions."""
 
 
-def with_classes_of(labels: Target, rows: BoolArray) -> Target:
+def keep_classes_of(labels: Target, rows: BoolArray) -> Target:
     """Return the labels of a run on ``rows`` (n,), with only their classes."""
     if rows.all() or not labels.classes or labels.noise or not labels.has_label:
         return labels

@@ -24,7 +24,7 @@ from tp_flower.arrays import (
     FloatArray,
     effective_rows,
 )
-from tp_flower.heads import Head, of_table
+from tp_flower.heads import Head, table_part
 from tp_flower.joins.joining import JoinStep
 from tp_flower.joins.mapping import RowWeights, TableMapping, score_steps
 from tp_flower.joins.rows import JoinedRows, Vectors
@@ -369,7 +369,7 @@ class TrainingProblem(PreparedRun):
         """Return d loss / d v_i (B, w) by table, from d loss / d h (B, d_c)."""
         pulled = self.head.pullback(derivatives, vectors)
         return {
-            name: of_table(pulled, position)
+            name: table_part(pulled, position)
             for position, name in enumerate(self.train.tables)
         }
 

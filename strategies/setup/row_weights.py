@@ -95,7 +95,7 @@ def query_weights(parts: Sequence[FloatArray], column: str) -> FloatArray:
     return weights
 
 
-def without_weightless(
+def drop_weightless(
     mapping: TableMapping, weights: FloatArray | None, declared: Weighting, table: str
 ) -> tuple[TableMapping, FloatArray | None, Weighting]:
     """Return the joined rows of weight above 0, their weights, and how many are out."""

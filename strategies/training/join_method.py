@@ -36,8 +36,8 @@ from strategies.setup.joined_rows import JoinedTables, Layouts, encoder_choices,
 from strategies.setup.labels import (
     choose_objective,
     gather_labels,
+    keep_classes_of,
     task_line,
-    with_classes_of,
 )
 from strategies.setup.leaks import (
     leak_warnings,
@@ -49,8 +49,8 @@ from strategies.setup.masking import check_masks
 from strategies.setup.problem import TrainedTable, TrainingProblem
 from strategies.setup.row_weights import (
     declared_weighting,
+    drop_weightless,
     row_weights,
-    without_weightless,
 )
 from strategies.setup.split_warnings import split_warnings
 from strategies.setup.splitting import Split, sampled_rows, split_joined, table_named
@@ -76,7 +76,7 @@ from tp_flower.objectives import Objective, Target, no_better
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Outline, Update
 from tp_flower.query import BoundQuery
-from tp_flower.reports.blocks import counted
+from tp_flower.reports.blocks import count_text
 from tp_flower.settings.declare import AUTO
 from tp_flower.splits import TEST, TRAIN
 
@@ -158,7 +158,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
 
     def restrict(self, joined: JoinedTables, sample: RowSample) -> JoinedTables:
         """Return the joined rows restricted to a sample of the training rows."""
-        return joined.restricted(sample.rows, sample.weights)
+        return joined.restrict(sample.rows, sample.weights)
 
     def model_spec(self, preparation: Preparation, table: str) -> ModelSpec:
         """Return the local model of a table, untrained."""
@@ -301,9 +301,9 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         for (fewest, table), sites in places.items():
             shards = ", ".join(map(repr, sites))
             others += (
-                f"; that of {table!r} at {shards} allows {counted(fewest, 'epoch')}"
+                f"; that of {table!r} at {shards} allows {count_text(fewest, 'epoch')}"
             )
-        epochs = counted(short[0].epochs, "epoch")
+        epochs = count_text(short[0].epochs, "epoch")
         return (
             f"training by {self.name} will end after {epochs}, most likely before its "
             f"optimum, which usually takes about {self.usual_epochs}: "
@@ -453,7 +453,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         self.run.warn(*extracted.absent)
         rows = extracted.table_rows
         sampled = sampled_rows(rows[bound.label_table], settings)
-        labels = with_classes_of(self.read_labels(extracted, bound), sampled)
+        labels = keep_classes_of(self.read_labels(extracted, bound), sampled)
         if settings.task == AUTO and self.has_label:
             self.run.chosen["task"] = task_line(labels, settings)
         mapping, steps = build_mapping(
@@ -466,7 +466,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             sampled,
             extracted.filters,
         )
-        mapping, weights, weighting = without_weightless(
+        mapping, weights, weighting = drop_weightless(
             mapping, extracted.weights, weighting, bound.weight_table or ""
         )
         split = self.split(bound, extracted, mapping)

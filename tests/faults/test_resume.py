@@ -13,7 +13,7 @@ from client_apps.data.saved_models import SavedModel
 from strategies import STRATEGIES
 from strategies.run.grid import InProcessGrid
 from strategies.run.journal import FILE, FOLDER, LARGE_BYTES, Frame, Journal
-from strategies.run.resume import resumed
+from strategies.run.resume import resume_settings
 from tests.support.examples.killed_servers import (
     SETTINGS,
     killed,
@@ -125,13 +125,13 @@ def test_without_the_messages_in_flight_they_are_made_again(tmp_path):
 
 def test_the_settings_of_a_run_that_goes_on_are_its_own(tmp_path):
     killed(tmp_path, "admm", False, 5, l2=0.25)
-    own = resumed(Settings(resume=str(tmp_path), site_timeout=7.0))
+    own = resume_settings(Settings(resume=str(tmp_path), site_timeout=7.0))
     assert (own.l2, own.num_epochs, own.site_timeout) == (0.25, 3, 7.0)
     assert own.output_dir == str(tmp_path)
     with pytest.raises(SettingsError, match=r"began with: seed: 0, not 3\. Only"):
-        resumed(Settings(resume=str(tmp_path), seed=3))
+        resume_settings(Settings(resume=str(tmp_path), seed=3))
     with pytest.raises(SettingsError, match=r"there is no run 'nowhere' here or in"):
-        resumed(Settings(resume="nowhere"))
+        resume_settings(Settings(resume="nowhere"))
     with pytest.raises(SettingsError, match=r"began with: l2: 0\.25, not 0\.0001"):
         strategy_in(tmp_path, "admm", resume=str(tmp_path)).start(
             InProcessGrid(app, sites_of(False))
@@ -144,9 +144,12 @@ def test_a_run_of_a_file_of_tables_goes_on_with_that_file(tmp_path):
         "began with tables='tables.toml': set it again, because simulated sites read it"
     )
     with pytest.raises(SettingsError, match=match):
-        resumed(Settings(resume=str(tmp_path)))
+        resume_settings(Settings(resume=str(tmp_path)))
     again = Settings(resume=str(tmp_path), tables="tables.toml")
-    assert (resumed(again).tables, resumed(again).num_epochs) == ("tables.toml", 3)
+    assert (resume_settings(again).tables, resume_settings(again).num_epochs) == (
+        "tables.toml",
+        3,
+    )
 
 
 def test_a_run_goes_on_with_the_version_that_it_began_with(tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from strategies.disclosures import disclosure_values
 from strategies.run.grid import InProcessGrid
 from tests.support.policies import OPEN, lenient
 from tp_flower.features.sparse import dense
-from tp_flower.learning.models.local_model import on_host
+from tp_flower.learning.models.local_model import host_features
 from tp_flower.methods.boost.messages import TREES
 from tp_flower.objectives import takes_numbers
 from tp_flower.privacy.plan import PartPlan
@@ -357,7 +357,7 @@ def _after_round(finished: Run, grid: InProcessGrid, report: RoundReport) -> Non
                 shard.model.parameters, shards[0].model.parameters
             )
         finished.features[table] = np.concatenate(
-            [dense(on_host(s.data.features)) for s in shards]
+            [dense(host_features(s.data.features)) for s in shards]
         )
     finished.parameters.append(
         {name: own[0].model.parameters.copy() for name, own in by_table.items()}

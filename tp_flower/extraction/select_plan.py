@@ -76,19 +76,19 @@ def kind_of(duckdb_type: str) -> Kind | None:
     return None
 
 
-def without_values(duckdb_type: str) -> str:
+def drop_enum_values(duckdb_type: str) -> str:
     """Return a type as it may leave a site, without the values of an enumeration.
 
-    >>> without_values("STRUCT(mood ENUM('sad', 'it''s)'))[]")
+    >>> drop_enum_values("STRUCT(mood ENUM('sad', 'it''s)'))[]")
     'STRUCT(mood VARCHAR)[]'
     """
     return _ENUM.sub("VARCHAR", duckdb_type)
 
 
-def comparable(column: TypedColumn) -> str:
+def comparable_sql(column: TypedColumn) -> str:
     """Return the SQL of a value from which ``canonical_text`` is made.
 
-    >>> comparable(TypedColumn("x", "FLOAT", "number"))
+    >>> comparable_sql(TypedColumn("x", "FLOAT", "number"))
     'CAST(x AS DOUBLE)'
     """
     if column.kind == "text":
@@ -130,7 +130,7 @@ def vector_width(duckdb_type: str) -> int | None:
 
 
 def canonical_text(columns: Sequence[TypedColumn], *, null_is_value: bool) -> str:
-    """Return the canonical text of a key, from its parts' ``comparable`` values.
+    """Return the canonical text of a key, from its parts' ``comparable_sql``.
 
     In groups NULL is a value like any other, as in GROUP BY; in joins the text is NULL
     if any part is, so that it matches nothing.
@@ -275,7 +275,7 @@ class Plan:
     def select(self) -> str:
         """The SELECT: numbers, texts, the canonical texts of keys, then vectors."""
         inner = [f"{_value(piece)} AS {piece.column}" for piece in self.values]
-        inner += [f"{comparable(piece)} AS {piece.column}" for piece in self.parts]
+        inner += [f"{comparable_sql(piece)} AS {piece.column}" for piece in self.parts]
         outer = [piece.column for piece in (*self.numbers, *self._of_kinds("text"))]
         outer += [
             f"{_canonical(parts, is_group=column == GROUPS)} AS {column}"
@@ -316,7 +316,7 @@ def _value(piece: TypedColumn) -> str:
     """Return a feature, label or weight as the inner SELECT yields it."""
     if piece.kind == "vector":
         return as_vector(piece)
-    return comparable(piece) if piece.kind == "text" else as_number(piece)
+    return comparable_sql(piece) if piece.kind == "text" else as_number(piece)
 
 
 def _canonical(parts: Iterable[TypedColumn], *, is_group: bool) -> str:
@@ -382,14 +382,14 @@ def _as_value(piece: TypedColumn) -> TypedColumn:
 
 def _as_weight(source: ShardSource, piece: TypedColumn) -> TypedColumn:
     if piece.kind not in ("number", "boolean"):
-        kind_text = without_values(piece.type)
+        kind_text = drop_enum_values(piece.type)
         raise SourceError(
             f"{source}: the weight is of type {kind_text}; it must be a number: CAST it"
         )
     return piece
 
 
-def _usable(duckdb_type: str, sql: str) -> str:
+def _usable_form(duckdb_type: str, sql: str) -> str:
     """Return what makes a number or a text of a value whose type has no kind."""
     text = f"CAST({sql} AS VARCHAR) is a text"
     if duckdb_type.startswith("TIME"):
@@ -418,8 +418,8 @@ def typed_piece(
     kind = kind_of(duckdb_type)
     if kind is None or (kind == "vector" and not can_be_vector):
         raise SourceError(
-            f"{source}: {name!r} is of type {without_values(duckdb_type)}, which "
-            f"cannot be used: {_usable(duckdb_type, sql)}, or leave it out, of a star "
-            "with EXCLUDE"
+            f"{source}: {name!r} is of type {drop_enum_values(duckdb_type)}, which "
+            f"cannot be used: {_usable_form(duckdb_type, sql)}, or leave it out, of a "
+            "star with EXCLUDE"
         )
     return TypedColumn(f"({sql})", duckdb_type, kind, name, column)

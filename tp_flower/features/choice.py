@@ -45,7 +45,7 @@ def parse_entries(text: str) -> tuple[Entry, ...]:
                 f"{piece.strip()!r} is not <table>.<column>=<encoder>, as in {_EXAMPLE}"
             )
         entries.append(
-            (_bare(entry["table"]), _bare(entry["column"]), entry["spec"].strip())
+            (_unquote(entry["table"]), _unquote(entry["column"]), entry["spec"].strip())
         )
     return tuple(entries)
 
@@ -53,7 +53,7 @@ def parse_entries(text: str) -> tuple[Entry, ...]:
 def render_entries(entries: Sequence[Entry]) -> str:
     """Return the text that ``parse_entries`` reads back."""
     return "; ".join(
-        f"{_quoted(table)}.{_quoted(column)}={spec}" for table, column, spec in entries
+        f"{_quote(table)}.{_quote(column)}={spec}" for table, column, spec in entries
     )
 
 
@@ -176,12 +176,12 @@ def _find(name: str, names: Mapping[str, object] | Sequence[str], message: str) 
     raise SettingsError(f"{message} {', '.join(names) or 'none'}")
 
 
-def _bare(name: str) -> str:
+def _unquote(name: str) -> str:
     name = name.strip()
     return name[1:-1].replace('""', '"') if name.startswith('"') else name
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     if re.fullmatch(r'[^".=;\s]+', name):
         return name
     return '"' + name.replace('"', '""') + '"'

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from tp_flower.arrays import blocks
 from tp_flower.errors import SchemaError
-from tp_flower.features.columns import FeatureColumn, Float32Array, example
+from tp_flower.features.columns import FeatureColumn, Float32Array, example_column
 from tp_flower.features.encodings import (
     CodeEncoding,
     FeatureEncoding,
@@ -97,7 +97,7 @@ class TableEncoder:
             for encoding in self.encodings
         )
 
-    def misfits(self, kinds: Mapping[str, tuple[str, int]]) -> tuple[str, ...]:
+    def find_misfits(self, kinds: Mapping[str, tuple[str, int]]) -> tuple[str, ...]:
         """Return the features whose kind differs from their encoding's, by name.
 
         ``kinds`` are the kinds of a shard's features, with the length of vectors.
@@ -105,11 +105,11 @@ class TableEncoder:
         misfits = {
             item.name
             for item in self.encodings
-            if item.name in kinds and not _fits(item, example(*kinds[item.name]))
+            if item.name in kinds and not _fits(item, example_column(*kinds[item.name]))
         }
         return tuple(sorted(misfits))
 
-    def at_site(self, hasher: KeyedHasher) -> "SiteEncoder":
+    def for_site(self, hasher: KeyedHasher) -> "SiteEncoder":
         """Return the encoder of rows, with keys derived from the site's hasher."""
         keys = {
             encoding.name: hasher.purpose(category_purpose(self.table, encoding.name))

@@ -69,7 +69,7 @@ def _min_max(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     )
 
 
-def _plain(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
+def _number_or_vector(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     if column.width:
         return encodings.VectorEncoding(name, column.width)
     if not column.deviation > 0:
@@ -91,7 +91,7 @@ def _bins(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     return encodings.BinEncoding(name, tuple(edges.tolist()), fill)
 
 
-def _in_range(name: str, _: ColumnStatistics, spec: EncoderSpec) -> Fitted:
+def _range_scale(name: str, _: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     """The position in the declared range, from -1 (low) to 1 (high)."""
     span = spec.range
     half_width = span.high / 2 - span.low / 2
@@ -100,7 +100,7 @@ def _in_range(name: str, _: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     return encodings.NumberEncoding(name, middle, half_width, fill, limit=1.0)
 
 
-def _listed(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
+def _list_columns(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     if column.kind == "text":
         return encodings.ListedEncoding(name, spec.categories)
     return encodings.ListedEncoding(
@@ -150,11 +150,11 @@ _FITTERS: Final[
     "length": _standard,
     LEVELS: _standard,
     "min-max": _min_max,
-    "none": _plain,
+    "none": _number_or_vector,
     "bins": _bins,
     "cyclic": lambda name, _, spec: encodings.CyclicEncoding(name, spec.cycle),
-    "range": _in_range,
-    "categories": _listed,
+    "range": _range_scale,
+    "categories": _list_columns,
     "one-hot": _one_hot,
     CODES: _one_hot,
     "hash": lambda name, column, spec: encodings.HashEncoding(

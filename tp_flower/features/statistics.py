@@ -245,7 +245,7 @@ def feature_statistics(
         column = columns.text_lengths(columns.as_categorical(name, column))
     numbers = columns.as_numeric(name, column).values
     try:
-        return _with_numbers(statistics, numbers[is_present], counts)
+        return _add_numbers(statistics, numbers[is_present], counts)
     except SchemaError as error:
         raise SchemaError(f"feature {name!r}: {error}") from None
 
@@ -264,7 +264,7 @@ def _categories(
     return count_categories(columns.number_texts(column), hasher, counted)
 
 
-def _with_numbers(
+def _add_numbers(
     statistics: ColumnStatistics, present: FloatArray, counts: IntArray | None
 ) -> ColumnStatistics:
     """Add the statistics of the numbers (n,), n >= 1, that the encoder needs."""
@@ -323,7 +323,10 @@ def merge(statistics: Sequence[ColumnStatistics]) -> ColumnStatistics:
     first = filled[0]
     for other in filled:
         if (other.spec, other.width) != (first.spec, first.width):
-            raise SchemaError(f"{_a(first)} in one shard and {_a(other)} in another")
+            raise SchemaError(
+                f"{_with_article(first)} in one shard and {_with_article(other)} in "
+                "another"
+            )
     moments = [(shard.count, shard.mean, shard.m2) for shard in filled]
     count, mean, m2 = reduce(merge_moments, moments)
     return replace(
@@ -338,7 +341,7 @@ def merge(statistics: Sequence[ColumnStatistics]) -> ColumnStatistics:
     )
 
 
-def _a(column: ColumnStatistics) -> str:
+def _with_article(column: ColumnStatistics) -> str:
     return f"a vector of {column.width}" if column.width else f"a {column.kind}"
 
 

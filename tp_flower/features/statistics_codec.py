@@ -135,8 +135,8 @@ def from_wire(
             raise SchemaError(f"statistics of feature {name!r} are not in place")
         try:
             column = _counted_column(feature, choice, rows)
-            column = _with_numbers(column, feature)
-            columns[name] = _with_categories(column, feature, sent, str(index))
+            column = _read_numbers(column, feature)
+            columns[name] = _read_categories(column, feature, sent, str(index))
         except ImpossibleError as error:
             raise SchemaError(f"statistics of feature {name!r}: {error}") from None
     return columns
@@ -163,7 +163,7 @@ def _counted_column(
     return ColumnStatistics(kind, spec, feature_rows, count)
 
 
-def _with_numbers(
+def _read_numbers(
     column: ColumnStatistics, feature: FeatureStatistics
 ) -> ColumnStatistics:
     if Need.MOMENTS in column.needs:
@@ -179,7 +179,7 @@ def _with_numbers(
     return column
 
 
-def _with_categories(
+def _read_categories(
     column: ColumnStatistics,
     feature: FeatureStatistics,
     sent: StatisticsOfPart,

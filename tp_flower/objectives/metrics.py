@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tp_flower.arrays import BoolArray, FloatArray, in_threads, mean
+from tp_flower.arrays import BoolArray, FloatArray, mean, run_in_threads
 from tp_flower.objectives.noise import ClassNoise, NumberNoise
 from tp_flower.objectives.objective import Objective
 
@@ -63,7 +63,7 @@ def class_metrics(
 
     least = 1 if len(rates) >= LEAST_ROWS else len(classes)
     areas = [
-        area for part in in_threads(areas_of, len(classes), least) for area in part
+        area for part in run_in_threads(areas_of, len(classes), least) for area in part
     ]
     accuracy = float(mean(objective.response.predict(scores) == labels, weights))
     if noise is not None:

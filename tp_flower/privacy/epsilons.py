@@ -127,7 +127,7 @@ def epsilons(released: Iterable[Released], delta: float) -> Epsilons:
     def spent(releases: list[Released]) -> float | str:
         if not releases:
             return ""
-        return NONE if _uncovered(releases) else composed(releases, delta)
+        return NONE if _uncovered(releases) else compose(releases, delta)
 
     feature_releases = [
         release
@@ -143,7 +143,7 @@ def epsilons(released: Iterable[Released], delta: float) -> Epsilons:
     )
 
 
-def composed(released: Iterable[Released], delta: float) -> float:
+def compose(released: Iterable[Released], delta: float) -> float:
     """Return the epsilon of the covered releases together: what a budget bounds."""
     spent = [
         replace(one.mechanism, count=one.mechanism.count * one.times)

@@ -68,7 +68,7 @@ def decode(kind: type[AnyMessage], packet: Packet) -> AnyMessage:
             raise MessageError(f"array {name!r} names part {number}, at most {f.MOST}")
         carried.setdefault(number, {})[name] = array
     if f.layout_of(layout.part).values:
-        part_values = _listed(header)
+        part_values = _take_parts(header)
         if foreign := carried.keys() - part_values.keys():
             raise MessageError(f"it has arrays of unlisted parts {sorted(foreign)}")
     elif f.PARTS in header:
@@ -161,7 +161,7 @@ def _arrays(body: f.Body) -> Iterator[tuple[str, AnyArray, f.ArraySpec]]:
             yield f"{name}{_FAMILY}{key}", array, spec
 
 
-def _listed(header: f.Document) -> dict[int, f.Document]:
+def _take_parts(header: f.Document) -> dict[int, f.Document]:
     """Take the list of participants out of a header; return the values of each."""
     parts = header.pop(f.PARTS, None)
     if type(parts) is not list:

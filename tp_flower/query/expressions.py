@@ -409,7 +409,7 @@ def conjuncts(tree: exp.Expr) -> Iterator[exp.Expr]:
         yield inner
 
 
-def as_filter(tree: exp.Expr) -> exp.Expr:
+def parenthesise(tree: exp.Expr) -> exp.Expr:
     """Return a condition that keeps its meaning between two ANDs."""
     return exp.Paren(this=tree) if isinstance(tree, exp.Or) else tree
 

@@ -59,7 +59,7 @@ def is_null_on_nulls(sql: str, types: Mapping[str, str]) -> bool:
     >>> is_null_on_nulls('COALESCE("x", 1)', {"x": "INT"})
     False
     """
-    return bool(_on_nulls(f"({sql}) IS NULL", sql, types))
+    return bool(_evaluate_on_nulls(f"({sql}) IS NULL", sql, types))
 
 
 def is_true_on_nulls(sql: str, types: Mapping[str, str]) -> bool:
@@ -70,7 +70,9 @@ def is_true_on_nulls(sql: str, types: Mapping[str, str]) -> bool:
     >>> is_true_on_nulls('"x" IS NULL', {"x": "INT"})
     True
     """
-    return bool(_on_nulls(f"CASE WHEN {sql} THEN true ELSE false END", sql, types))
+    return bool(
+        _evaluate_on_nulls(f"CASE WHEN {sql} THEN true ELSE false END", sql, types)
+    )
 
 
 def type_on_nulls(sql: str, types: Mapping[str, str]) -> str:
@@ -85,7 +87,7 @@ def type_on_nulls(sql: str, types: Mapping[str, str]) -> str:
     return kind
 
 
-def _on_nulls(test: str, sql: str, types: Mapping[str, str]) -> object:
+def _evaluate_on_nulls(test: str, sql: str, types: Mapping[str, str]) -> object:
     ((value,),) = _rows(f"SELECT {test} FROM {_nulls_of(sql, types)}")
     return value
 
@@ -331,7 +333,7 @@ class _Binder:
                 raise QueryError(f"{element} is not a position from 1 to {len(items)}")
             return items[position - 1][1]
         if isinstance(tree, exp.Column) and not tree.table:
-            aliased = self._by_alias(tree.name, items)
+            aliased = self._find_alias(tree.name, items)
             if aliased and spell(tree.name, tuple(self._schema)) is None:
                 return aliased
         return self._local(text, Role.GROUP)
@@ -345,7 +347,7 @@ class _Binder:
         element = f"{self._element}: HAVING {text}"
         holder = exp.Paren(this=parse_expression(text, element, aggregates=True))
         for column in list(holder.find_all(exp.Column)):
-            aliased = self._by_alias(column.name, items)
+            aliased = self._find_alias(column.name, items)
             is_inside = column.find_ancestor(exp.AggFunc, exp.Filter) is not None
             if column.table or aliased is None or is_inside:
                 continue
@@ -362,7 +364,7 @@ class _Binder:
             )
         return self._local(render(holder.this), Role.HAVING)
 
-    def _by_alias(self, name: str, items: Sequence[Named]) -> str | None:
+    def _find_alias(self, name: str, items: Sequence[Named]) -> str | None:
         lower = name.lower()
         return next(
             (sql for alias, sql in items if (alias or "").lower() == lower), None

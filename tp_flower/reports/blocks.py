@@ -231,10 +231,10 @@ def table_titles(report: Record, aliases: Iterable[str]) -> dict[str, str]:
     return {key: title for key, title in titles.items() if key in present} | unlisted
 
 
-def counted(count: float, noun: str) -> str:
+def count_text(count: float, noun: str) -> str:
     """Return a count with its noun.
 
-    >>> counted(1, "table"), counted(1200, "site")
+    >>> count_text(1, "table"), count_text(1200, "site")
     ('1 table', '1,200 sites')
     """
     return f"{format_count(int(count))} {noun}{'' if count == 1 else 's'}"

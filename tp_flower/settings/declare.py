@@ -92,7 +92,7 @@ class Range:
         return low if self.high == math.inf else f"{low} and {high}"
 
 
-def _rendered(value: object) -> object:
+def _render(value: object) -> object:
     return ", ".join(map(str, value)) if isinstance(value, tuple) else value
 
 
@@ -106,7 +106,7 @@ class Form:
 
     form: str
     read: Callable[[Any], object]
-    render: Callable[[Any], object] = _rendered
+    render: Callable[[Any], object] = _render
 
     def __str__(self) -> str:
         return self.form

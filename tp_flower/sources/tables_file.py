@@ -33,7 +33,7 @@ from tp_flower.query.fragment import spell
 from tp_flower.sources import entries
 from tp_flower.sources.entries import Count, Flag, Names, Text, Texts
 from tp_flower.sources.policy import MISSING, OPEN, Policy, read_policy
-from tp_flower.sources.text_values import DETECTED, TextFormat, without_nulls
+from tp_flower.sources.text_values import DETECTED, TextFormat, null_for_missing
 
 if TYPE_CHECKING:
     from tp_flower.sources.databases.session import DatabaseUrl
@@ -120,7 +120,7 @@ class ShardSource:
             raise PolicyError(
                 f"table {self.table!r} at site {self.site!r} has no policy, and takes "
                 "part in nothing without one. Its owner adds to the tables file\n"
-                f"  [tables.{entries.quoted(self.table)}.policy]\n"
+                f"  [tables.{entries.quote_toml(self.table)}.policy]\n"
                 "  columns = []  # the columns that features may read\n"
                 "  keys = []     # the columns that may be joined on\n"
                 f'or policy = "{OPEN}" to its table, which allows everything but rows; '
@@ -165,7 +165,9 @@ class ShardSource:
 
     def read_text(self, sql: str, kind: str, *, is_strict: bool = False) -> str:
         """Return the SQL of a column of texts in a type of the tables file."""
-        return self.text.read(without_nulls(sql, self.nulls), kind, is_strict=is_strict)
+        return self.text.read(
+            null_for_missing(sql, self.nulls), kind, is_strict=is_strict
+        )
 
     @property
     def engine(self) -> str:
@@ -186,7 +188,7 @@ class ShardSource:
         """The shard in words, as error messages name it."""
         return f"table {self.table!r} at site {self.site!r} ({self.place})"
 
-    def without_place(self, text: str) -> str:
+    def redact_place(self, text: str) -> str:
         """Return a message for others, without any path or address."""
         if self.database is not None:
             kind = f"its {self.engine}"

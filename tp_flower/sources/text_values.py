@@ -81,7 +81,7 @@ class TextFormat:
 DETECTED: Final = TextFormat()
 
 
-def without_nulls(text: str, nulls: Sequence[str]) -> str:
+def null_for_missing(text: str, nulls: Sequence[str]) -> str:
     """Return the SQL of a text that is NULL where it stands for a missing value."""
     listed = ", ".join(map(quote_text, nulls))
     return f"CASE WHEN {text} NOT IN ({listed}) THEN {text} END" if nulls else text

@@ -61,7 +61,7 @@ def proposal_text(proposal: Proposal, own_sites: Collection[str]) -> str:
         for heading, lines in sections.items()
         for line in (
             heading,
-            *(wrapped for text in lines for wrapped in _wrapped(text)),
+            *(wrapped for text in lines for wrapped in _wrap(text)),
         )
     )
 
@@ -75,7 +75,7 @@ def _fragment(part: ProposedPart) -> Fragment:
     return fragment
 
 
-def _wrapped(text: str) -> list[str]:
+def _wrap(text: str) -> list[str]:
     indent = f"{_INDENT}{text[: len(text) - len(text.lstrip(' '))]}"
     return textwrap.wrap(
         text.lstrip(" "),
@@ -221,7 +221,8 @@ def _meaning(
     }
     for alias, fragment in hosted.items():
         name = printable(alias)
-        yield f"{name} tells the server {'; '.join(_told(fragment, settings))}"
+        learned = "; ".join(_learned_by_server(fragment, settings))
+        yield f"{name} tells the server {learned}"
         if len(holders[alias]) > 1:
             yield (
                 f"{name} tells the table's other shards statistics, and sums over all "
@@ -231,7 +232,7 @@ def _meaning(
             yield f"{name} tells other sites {tells_sites}"
 
 
-def _told(fragment: Fragment, settings: Settings) -> Iterator[str]:
+def _learned_by_server(fragment: Fragment, settings: Settings) -> Iterator[str]:
     """Yield what the server learns of a table."""
     privacy = settings.privacy
     joins_rows = settings.method.joins

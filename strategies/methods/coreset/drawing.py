@@ -285,7 +285,7 @@ def _parties_of_columns(
             raise refuse(part, "an impossible matrix of second moments")
     summed_gram: FloatArray = np.sum(grams, axis=0)
     basis = sensitivities.whitening(
-        sensitivities.penalised(summed_gram, columns[0], penalty)
+        sensitivities.add_penalty(summed_gram, columns[0], penalty)
     )
     totals = [
         max(sensitivities.leverage_total(gram, basis), 0.0) if rows.trained else 0.0

@@ -92,7 +92,7 @@ class Clustering(JoinMethod):
     def restrict(self, joined: JoinedTables, sample: RowSample) -> JoinedTables:
         """Return the joined rows restricted to a coreset; all of them are tested."""
         all_rows = np.arange(joined.mapping.joined_rows)
-        restricted = joined.restricted(sample.rows, sample.weights, all_rows)
+        restricted = joined.restrict(sample.rows, sample.weights, all_rows)
         weighting = replace(restricted.weighting, test=joined.weighting.train_rows)
         return replace(restricted, weighting=weighting)
 

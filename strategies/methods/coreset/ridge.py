@@ -24,7 +24,7 @@ from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import QueryError
 from tp_flower.methods.coreset.importance import (
     LEAST_GAMMA_SQUARED,
-    augmented,
+    augment,
     gamma,
 )
 from tp_flower.methods.coreset.settings import CoresetSettings
@@ -100,7 +100,7 @@ class Ridge(JoinMethod):
     ) -> None:
         """Measure gamma, and warn if the paper's guarantee assumes a larger one."""
         columns = [
-            augmented(
+            augment(
                 value,
                 targets[:, None] if problem.tables[name].has_intercept else None,
                 intercept=problem.tables[name].has_intercept,

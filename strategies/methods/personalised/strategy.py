@@ -153,7 +153,7 @@ class Training:
         is_full = not self.settings.batch_size and self.settings.local_epochs <= 1
         length = pace.rate * pace.steps
         self.tracks = {
-            track: state.stepped(updates[track], length, is_accelerated=is_full)
+            track: state.advance(updates[track], length, is_accelerated=is_full)
             for track, state in self.tracks.items()
         }
         metrics = read_metrics(replies, parts, _METRICS[PERSONAL])
@@ -211,7 +211,7 @@ class Training:
                 "rows": problem.rows[k],
                 "cluster": cluster_of[k],
                 **{
-                    track: _without_penalty(all_sites[k])
+                    track: _drop_penalty(all_sites[k])
                     for track, all_sites in self.metrics.items()
                 },
             }
@@ -244,7 +244,7 @@ class Training:
         }
 
 
-def _without_penalty(metrics: Metrics) -> Metrics:
+def _drop_penalty(metrics: Metrics) -> Metrics:
     return {
         kind: {name: value for name, value in values.items() if name != PENALTY}
         for kind, values in metrics.items()

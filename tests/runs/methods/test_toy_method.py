@@ -19,7 +19,7 @@ import client_apps.app
 import strategies.registry
 from client_apps.methods import registry as site_registry
 from client_apps.methods.exact import step_of
-from client_apps.methods.site_method import Beginning, JoinMethod, prepared
+from client_apps.methods.site_method import Beginning, JoinMethod, prepared_part
 from strategies import STRATEGIES
 from strategies.run.exchange import ask
 from strategies.run.grid import InProcessGrid
@@ -104,7 +104,7 @@ class SiteHalf(JoinMethod[ToyState]):
 
     def begin(self, part, columns):  # noqa: ARG002
         """Begin; of the rows, no curvature leaves."""
-        return Beginning(prepared(part, mean_curvature=0.0), ToyState())
+        return Beginning(prepared_part(part, mean_curvature=0.0), ToyState())
 
 
 def take_step(site, request):

@@ -263,7 +263,7 @@ def ledger_lines(folder: Path, site: str, *events: str) -> list[dict]:
 
 def shard_seal(grid: InProcessGrid, node: int, part: int) -> ShardSeal:
     """The seal of a part's table, which all of the table's shards have."""
-    seal, _ = encoding.shared(Site(grid.contexts[node], grid.run_name), part)
+    seal, _ = encoding.seal_and_encoders(Site(grid.contexts[node], grid.run_name), part)
     return seal
 
 

@@ -92,8 +92,8 @@ class Told:
             self.words["" if masks is None else name].append(word)
 
 
-_PREPARE, _SCORE = prepare._make_participant, inference._scored
-_ENCODE, _SHARE, _SEAL = Participant._encoded, ShardUnion.share, ShardSeal.seal
+_PREPARE, _SCORE = prepare._make_participant, inference._score_part
+_ENCODE, _SHARE, _SEAL = Participant._scores_to_send, ShardUnion.share, ShardSeal.seal
 
 
 class _Watcher:
@@ -193,7 +193,7 @@ def watch() -> Iterator[Told]:
     watcher = _Watcher(told)
     places = (
         (prepare, "_make_participant", watcher.in_part(_PREPARE)),
-        (inference, "_scored", watcher.in_part(_SCORE)),
+        (inference, "_score_part", watcher.in_part(_SCORE)),
         (prepare, "score_masks", watcher.masks_of(prepare.score_masks, told.rows)),
         (
             inference,
@@ -201,7 +201,7 @@ def watch() -> Iterator[Told]:
             watcher.masks_of(inference.score_masks, told.scored),
         ),
         (inference, "sent_scores", watcher.sent(inference.sent_scores)),
-        (Participant, "_encoded", _function(watcher.encoded)),
+        (Participant, "_scores_to_send", _function(watcher.encoded)),
         (cg, "pair_masks", watcher.pairs(cg.pair_masks, "products")),
         (drawing, "pair_masks", watcher.pairs(drawing.pair_masks, "sensitivities")),
         (ShardUnion, "share", _function(watcher.share)),

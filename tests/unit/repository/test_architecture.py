@@ -278,7 +278,7 @@ def test_nobody_indexes_by_joined_row_outside_their_room() -> None:
         # columns of scores are divided among threads in metrics
         is_learning = name_of(path) in LEARNING_OVER_JOINS
         text = path.read_text(encoding="utf-8")
-        return re.findall(r"\bin_threads\b|\bblocks(?:_of)?\b", text) * is_learning
+        return re.findall(r"\brun_in_threads\b|\bblocks(?:_of)?\b", text) * is_learning
 
     assert offenders(divides) == {}
 

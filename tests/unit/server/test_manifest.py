@@ -33,7 +33,7 @@ TABLES = {
 
 def test_manifest_comes_back_as_it_was_written(tmp_path):
     # numbers that are not finite are no metrics
-    metrics = manifests.finite({"auc": NAN, "loss": 0.1})
+    metrics = manifests.finite_metrics({"auc": NAN, "loss": 0.1})
     manifest = small_manifest(base_score=(0.1,), test={}, train=metrics)
     path = manifests.write_manifest(tmp_path, manifest)
     assert path == tmp_path / "models" / "delays" / FIRST / "manifest.json"

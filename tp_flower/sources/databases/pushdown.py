@@ -24,7 +24,11 @@ from sqlglot import exp
 from tp_flower.query import expressions
 from tp_flower.query.expressions import parse_expression, shorten
 from tp_flower.query.fragment import Fragment
-from tp_flower.sources.databases.columns import DatabaseColumn, decimal_digits, named
+from tp_flower.sources.databases.columns import (
+    DatabaseColumn,
+    column_named,
+    decimal_digits,
+)
 from tp_flower.sources.databases.session import Dialect
 from tp_flower.sources.shards import column_types
 
@@ -132,7 +136,9 @@ class FilterPushdown:
         if isinstance(tree, exp.Is):
             if not self._kind(tree.this) or not isinstance(tree.expression, exp.Null):
                 return None
-            return exp.Is(this=named(tree.this.unnest().name), expression=exp.Null())
+            return exp.Is(
+                this=column_named(tree.this.unnest().name), expression=exp.Null()
+            )
         translated = tree.copy()
         constants = _constants(translated)
         operands = self._operands(translated, constants)
@@ -157,7 +163,7 @@ class FilterPushdown:
         self, tree: exp.Expr, constants: Sequence[exp.Expr]
     ) -> list[exp.Expr] | None:
         kind = self._kind(tree.this) if constants else ""
-        value: exp.Expr = named(tree.this.unnest().name) if kind else exp.Null()
+        value: exp.Expr = column_named(tree.this.unnest().name) if kind else exp.Null()
         translated: list[exp.Expr | None]
         if kind == "text" and isinstance(tree, _EQUALITIES):
             value = self._bytewise(value)

@@ -15,7 +15,7 @@ from flwr.app import Message
 
 from client_apps.app import make_app
 from client_apps.methods import registry
-from client_apps.methods.site_method import Beginning, JoinMethod, prepared
+from client_apps.methods.site_method import Beginning, JoinMethod, prepared_part
 from client_apps.rounds.site import Site
 from strategies.run.grid import InProcessGrid
 from tests.support.peers import hostile
@@ -89,7 +89,7 @@ class ToyMethod(JoinMethod[ToyState]):
 
     def begin(self, part, columns):  # noqa: ARG002
         """Begin; no curvature leaves."""
-        return Beginning(prepared(part, mean_curvature=0.0), ToyState())
+        return Beginning(prepared_part(part, mean_curvature=0.0), ToyState())
 
 
 def move(site, request):
