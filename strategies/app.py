@@ -197,6 +197,7 @@ class _ProgressLines:
         self._started = time.perf_counter()
 
     def __call__(self, report: RoundReport) -> None:
+        """Announce a phase of the set-up when it is done, and every epoch."""
         if not self._settings.progress:
             return
         if report.epoch == 0:

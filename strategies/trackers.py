@@ -169,6 +169,7 @@ class Tracking:
         self._call(lambda tracker: tracker.finish(values, files, is_ok=kind is None))
 
     def _call(self, call: Callable[[Tracker], None]) -> None:
+        """Call every tracker; one that fails is left out from then on."""
         for tracker in list(self._trackers):
             try:
                 call(tracker)

@@ -313,6 +313,7 @@ class FittedModel(Result):
         query: "str | Query",
         keywords: Mapping[str, object],
     ) -> Result:
+        """Return the result of a mode that reads the saved model."""
         workspace = self._workspace
         if sites is not None:
             workspace = replace(workspace, sites=sites)
@@ -366,6 +367,7 @@ class FittedModel(Result):
         return f"{self.name}, deleted with this object: save(folder) copies it"
 
     def _missing_coefficients(self) -> str:
+        """Return why the model has no coefficients to show."""
         from tp_flower.settings import Settings
 
         settings = Settings.from_run_config(self.report["settings"])
@@ -426,6 +428,7 @@ def _run_mode(
     home: FilePath | None,
     keywords: Mapping[str, object],
 ) -> Result:
+    """Run a mode on sites; an error keeps no notes on a temporary home."""
     settings = _read_settings(mode, query, sites, keywords, {})
     if isinstance(sites, Federation):
         if home is not None:
@@ -488,6 +491,7 @@ def _tables_file(path: FilePath) -> str:
 def _carry_out(
     settings: "Settings", workspace: _Workspace, announce: Announce
 ) -> Result:
+    """Return the result of a run, in this process or through Flower."""
     sites = workspace.sites
     if isinstance(sites, Federation):
         completed = _run_through_flower(settings, sites, announce)
@@ -558,6 +562,7 @@ def _lineage(home: Path, name: str) -> list[ModelVersion]:
 
 
 def _read_manifest(home: Path, name: str) -> Mapping[str, Any]:
+    """Return the saved model's part of its manifest; ModelError if there is none."""
     path = ModelVersion.parse(name).folder(home) / MANIFEST_FILE
     try:
         manifest: Mapping[str, Any] = json.loads(path.read_bytes())["model"]

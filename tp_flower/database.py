@@ -208,6 +208,7 @@ class Database:
         )
 
     def _open(self) -> sqlite3.Connection:
+        """Return a new connection to the file, which is made if need be."""
         if self.path is None:
             connection = self._connect()
             connection.executescript(self._schema)
@@ -282,6 +283,7 @@ def _check_private(path: Path) -> None:
 
 
 def _inode(path: Path | None) -> int:
+    """Return the inode of a database's file: 0 in memory, -1 if it is gone."""
     if path is None:
         return 0
     try:

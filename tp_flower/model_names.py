@@ -134,6 +134,7 @@ def delete_version(home: Path, text: str) -> ModelVersion:
 
 
 def _advice(name: str, text: str, versions: tuple[ModelVersion, ...]) -> str:
+    """Return the names that may have been meant, as the end of a sentence."""
     candidates = [str(version) for version in versions if version.name == name]
     names = list(dict.fromkeys(version.name for version in versions))
     close = difflib.get_close_matches(text, candidates, n=3, cutoff=0.0)

@@ -463,6 +463,7 @@ class _Handler(BaseHTTPRequestHandler):
         return str(self.headers.get(ADDRESS, ""))
 
     def _send(self, key: bytes, response: wire.Response) -> None:
+        """Answer a site, with a signature over status, number and body."""
         status, number, body = response
         digest = wire.digest_of(body)
         self.send_response(status)

@@ -178,6 +178,7 @@ class _Writer:
         return pc.add(encoded.indices, first).fill_null(extracted.MISSING)
 
     def _vectors(self, piece: select_plan.TypedColumn, vectors: pa.Array) -> pa.Array:
+        """Return vectors of float32; SourceError if they differ in length."""
         lengths = pc.min_max(pc.list_value_length(vectors))
         shortest = lengths["min"].as_py()
         longest = lengths["max"].as_py()

@@ -296,6 +296,7 @@ class ExtractedShard:
                 }
 
     def _feature(self, info: StoredColumn, values: pa.ChunkedArray) -> FeatureColumn:
+        """Return a feature's column from its stored values; absent vectors are NaN."""
         if info.kind == "text":
             codes, texts = self._list(info.column)
             return CategoricalColumn(codes[values.to_numpy()], texts)

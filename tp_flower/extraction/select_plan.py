@@ -358,6 +358,7 @@ def make_plan(source: ShardSource, opened: Scan) -> Plan:
 
 
 def _relation(source: ShardSource, opened: Scan) -> tuple[str, list[tuple[str, str]]]:
+    """Return the SQL of what is selected from, and a sub-query's groups by name."""
     subquery = opened.fragment.subquery
     if subquery is None:
         return RELATION, []
@@ -381,6 +382,7 @@ def _as_value(piece: TypedColumn) -> TypedColumn:
 
 
 def _as_weight(source: ShardSource, piece: TypedColumn) -> TypedColumn:
+    """Return the weight's column; refuse what is no number."""
     if piece.kind not in ("number", "boolean"):
         kind_text = drop_enum_values(piece.type)
         raise SourceError(

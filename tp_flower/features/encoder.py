@@ -182,6 +182,7 @@ class SiteEncoder:
     def _write_sparse(
         self, columns: Mapping[str, FeatureColumn], out: SparseRows
     ) -> None:
+        """Write rows as values (n, stored) and the encoded columns that they are in."""
         first = 0
         for span, write in self._writers(columns):
             if isinstance(write, OneHotWriter):
@@ -253,6 +254,7 @@ class SiteEncoder:
 
 
 def _fits(encoding: FeatureEncoding, column: FeatureColumn) -> bool:
+    """Return whether an encoding can be applied to a column."""
     try:
         if isinstance(encoding, HashedEncoding):
             categories_for(encoding, column)

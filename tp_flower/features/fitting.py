@@ -52,6 +52,7 @@ def fit(table: str, statistics: Mapping[str, ColumnStatistics]) -> TableEncoder:
 
 
 def _standard(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
+    """Scale to mean 0 and deviation 1; a constant column is left out."""
     if not column.deviation > 0:
         return None
     fill = _fill(column, spec)
@@ -70,6 +71,7 @@ def _min_max(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
 
 
 def _number_or_vector(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
+    """Take numbers and vectors unscaled; a constant column is left out."""
     if column.width:
         return encodings.VectorEncoding(name, column.width)
     if not column.deviation > 0:
@@ -81,6 +83,7 @@ def _number_or_vector(name: str, column: ColumnStatistics, spec: EncoderSpec) ->
 
 
 def _bins(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
+    """Divide the range into intervals of equal width."""
     edges = np.linspace(column.low, column.high, spec.columns + 1)[1:-1]
     edges = np.unique(edges[edges > column.low])
     if not len(edges):

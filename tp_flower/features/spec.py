@@ -111,6 +111,7 @@ def number_categories(categories: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _number(text: str) -> float:
+    """Return a finite number, or a boolean as one; ValueError for another text."""
     try:
         value = _BOOLEANS.get(text.lower())
         value = float(text) if value is None else value
@@ -339,6 +340,7 @@ class EncoderSpec:
         return replace(self, argument=argument, missing=self.missing or rule.missing[0])
 
     def _check_declared(self, kind: str) -> None:
+        """Refuse a declared range or categories of another kind than the column's."""
         if self.kind == "range" and self.range.is_time != (kind == "time"):
             ends = "dates, as in range(1950-01-01, 2013-12-31)"
             expected = ends if kind == "time" else "numbers, as in range(1, 12)"

@@ -100,6 +100,7 @@ def summary_of(
 
 
 def _feature(name: str, column: ColumnStatistics) -> FeatureStatistics:
+    """Return the statistics of a column that its encoder needs, as they travel."""
     has_moments = Need.MOMENTS in column.needs
     has_range = Need.RANGE in column.needs
     return FeatureStatistics(
@@ -166,6 +167,7 @@ def _counted_column(
 def _read_numbers(
     column: ColumnStatistics, feature: FeatureStatistics
 ) -> ColumnStatistics:
+    """Return the column with the moments and the range of another shard."""
     if Need.MOMENTS in column.needs:
         mean = _present(feature.mean, "mean")
         m2 = _present(feature.m2, "m2")
@@ -185,6 +187,7 @@ def _read_categories(
     sent: StatisticsOfPart,
     key: str,
 ) -> ColumnStatistics:
+    """Return the column with another shard's categories; refuse impossible ones."""
     if Need.CATEGORIES not in column.needs:
         return column
     hashes = _array(sent.category_hashes.get(key), "hashes")
@@ -205,6 +208,7 @@ def _read_categories(
 
 
 def _array(array: AnyArray | None, name: str) -> AnyArray:
+    """Return an array; ImpossibleError if it is missing or too long."""
     if array is None:
         raise ImpossibleError(f"array {name} is missing or malformed")
     if len(array) > MOST_CATEGORIES:

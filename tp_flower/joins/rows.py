@@ -203,6 +203,7 @@ class _Outputs:
             self._vector(name, entries)[block] = entries
 
     def _vector(self, name: str, like: AnyArray) -> AnyArray:
+        """Return the array (N, ...) that a kernel's results of this name go to."""
         with self._lock:
             if name not in self.vectors:
                 shape = self._rows, *like.shape[1:]

@@ -172,6 +172,7 @@ def _divergences(mechanism: Mechanism) -> FloatArray:
 
 
 def _event(gaussian: Gaussian) -> "DpEvent":
+    """Return a Gaussian release in the terms of dp-accounting."""
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
     event = GaussianDpEvent(gaussian.noise_multiplier)

@@ -115,6 +115,7 @@ class LabelPlan:
         return source.with_laplace(np.clip(values, low, high), self.scale)
 
     def _check_limits(self) -> None:
+        """Refuse limits that are no range, or that noise on numbers cannot use."""
         is_range = len(self.limits) == 2 and self.limits[0] < self.limits[1]
         if not is_range or max(map(abs, self.limits)) > LARGEST_LABEL:
             raise SettingsError(f"{list(self.limits)} is not a range of labels")

@@ -167,6 +167,7 @@ def _sum_in_chunks(
     *,
     ghost: bool,
 ) -> FloatArray:
+    """Return the sum (p,) of the rows' clipped gradients, some rows at a time."""
     total = np.zeros(len(model.penalised))
     with _hook_norms(model.module, ghost=ghost) as hooked:
         for chunk in blocks(len(features), _chunk_rows(hooked, features.shape[1])):

@@ -152,6 +152,7 @@ def _values(body: f.Body) -> f.Document:
 
 
 def _arrays(body: f.Body) -> Iterator[tuple[str, AnyArray, f.ArraySpec]]:
+    """Yield a structure's arrays: name on the wire, array and declaration."""
     layout = f.layout_of(type(body))
     for name, (attribute, spec) in layout.arrays.items():
         if (array := getattr(body, attribute)) is not None:
@@ -282,6 +283,7 @@ def _check_range(name: str, array: AnyArray, spec: f.ArraySpec) -> None:
 def _wrong_form(
     name: str, array: AnyArray, spec: f.ArraySpec, sizes: Mapping[str, int]
 ) -> MessageError:
+    """Return the error about an array of another dtype or shape than declared."""
     key = name.partition(_FAMILY)[2]
     sizes_text = [str(size).replace("{}", key) for size in spec.shape]
     shape = " x ".join(

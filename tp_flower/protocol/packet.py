@@ -186,6 +186,7 @@ def _value_bytes(value: object) -> int:
 
 
 def _records(header: str, layout: str, payload: bytes) -> RecordDict:
+    """Return a message's content as Flower's records; a small payload is a value."""
     record = ConfigRecord({HEADER: header, LAYOUT: layout})
     content = RecordDict({MESSAGE: record})
     if 0 < len(payload) <= SMALL_BYTES:

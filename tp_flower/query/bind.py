@@ -278,6 +278,7 @@ def _sql_of(local: Local | None, alias: str) -> str | None:
 
 
 def _check_absent(statement: parsing.Statement, scope: Scope) -> None:
+    """Refuse columns of a sub-query that may be an outer table's."""
     for alias, name in statement.absent:
         tables = [scope.alias_of(alias, name)] if alias else scope.columns
         if owner := next((a for a in tables if spell(name, scope.columns[a])), None):

@@ -288,6 +288,7 @@ def _map_features(
 
 
 def _list_pieces(mapping: Callable[[Change], object]) -> list[Piece]:
+    """Return the expressions that a mapping visits, unchanged."""
     result: list[Piece] = []
 
     def unchanged(piece: Piece) -> str:

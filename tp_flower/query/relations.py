@@ -99,6 +99,7 @@ def _nulls_of(sql: str, types: Mapping[str, str]) -> str:
 
 
 def _known_type(column: str, name: str) -> str:
+    """Return a column's type in DuckDB's spelling; QueryError for an unknown one."""
     try:
         return str(shared_cursor().type(name))
     except duckdb.Error as error:
@@ -109,6 +110,7 @@ def _known_type(column: str, name: str) -> str:
 
 @lru_cache(maxsize=256)
 def _rows(query: str) -> list[tuple[object, ...]]:
+    """Return the rows of a query without tables; QueryError if types do not fit."""
     try:
         return shared_cursor().execute(query).fetchall()
     except duckdb.Error as error:
@@ -177,6 +179,7 @@ class Relation:
 
 
 def _inline(piece: Piece, outputs: Mapping[str, str]) -> str:
+    """Return an expression with the sub-query's outputs replaced by their SQL."""
     holder = exp.Paren(this=piece.parse())
     for column in list(holder.find_all(exp.Column)):
         tree = parse_expression(outputs[column.name], piece.element)
@@ -210,6 +213,7 @@ def bind_table(table: Table, schemas: Mapping[str, Schema]) -> Relation:
 
 
 def _hosted(table: TableRef, schemas: Mapping[str, Schema]) -> str:
+    """Return the hosted table that FROM names; QueryError if no site hosts it."""
     name = spell(table.name, tuple(schemas))
     if name is None:
         raise QueryError(
@@ -257,6 +261,7 @@ class _Binder:
         return local_sql(tree, tuple(self._schema), element)
 
     def _item(self, item: Item) -> list[Named]:
+        """Return the outputs of an item of the SELECT list, several of a star."""
         if not isinstance(item, StarItem):
             sql = self._local(item.sql, Role.INNER)
             name = item_name(item)

@@ -118,6 +118,7 @@ class Scope:
         return alias
 
     def _unknown(self, name: str) -> str:
+        """Return the text about a column that no table has."""
         if name.lower() in (alias.lower() for alias in self.aliases):
             return (
                 f"{name!r} is a name of the SELECT list, not a column: repeat its "

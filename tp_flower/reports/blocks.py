@@ -191,6 +191,7 @@ class Record:
 
 
 def _number(value: object) -> float | None:
+    """Return a finite number of a report, or None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

@@ -176,6 +176,7 @@ PRIVACY_SETTINGS: Final = declare.declared(PrivacySettings)
 
 
 def _conflicts(settings: PrivacySettings) -> Iterator[str]:
+    """Refuse noise of labels that is missing, given twice or of another mechanism."""
     epsilon = settings.label_epsilon
     noise = settings.label_noise
     if settings.labels == fields.CLEAR and (epsilon or noise):

@@ -118,6 +118,7 @@ def _read_toml(file: Path) -> dict[str, object]:
 
 
 def _refuse_tables_file(file: Path, content: Mapping[str, object]) -> None:
+    """Refuse a tables file that is taken for a file of settings."""
     if isinstance(content.get("tables"), Mapping):
         name = json.dumps(str(file), ensure_ascii=False)
         raise SettingsError(

@@ -301,6 +301,7 @@ def _unread(values: Settings) -> Iterator[str]:
 
 
 def _conflicts_of_splits(values: Settings) -> Iterator[str]:
+    """Refuse a split or a patience that no rows are held out for."""
     if values.split.columns and not (values.test_fraction or values.validation_share):
         yield (
             f"test-split: {values.test_split!r} needs a test-fraction or a "
@@ -314,6 +315,7 @@ def _conflicts_of_splits(values: Settings) -> Iterator[str]:
 
 
 def _conflicts_of_models(values: Settings) -> Iterator[str]:
+    """Refuse a loss that does not fit the task, and a union of another method."""
     has_numbers = values.task == run.REGRESSION
     losses = [n for n in names_of_losses() if takes_numbers(n) == has_numbers]
     if declare.AUTO not in (values.task, values.loss) and values.loss not in losses:
@@ -330,6 +332,7 @@ def _conflicts_of_models(values: Settings) -> Iterator[str]:
 
 
 def _conflicts_of_privacy(values: Settings) -> Iterator[str]:
+    """Refuse mechanisms that the method or the weights of rows do not allow."""
     privacy = values.privacy
     strategy = values.method_name
     if values.row_weight != run.JOINED:
@@ -359,6 +362,7 @@ def weight_problems(weight: str, privacy: PrivacySettings) -> list[str]:
 
 
 def _conflicts_of_noiseless(values: Settings) -> Iterator[str]:
+    """Refuse models and mechanisms for a method that plans no noise."""
     if values.other_model:
         yield (
             f"model: {values.other_model!r} does not go with strategy "
@@ -431,6 +435,7 @@ def synonyms() -> dict[str, str]:
 
 
 def _unknown(key: object) -> str:
+    """Return the text about a key that is no setting, with what may be meant."""
     name = str(key).lower().replace("_", "-")
     if name in (meanings := synonyms()):
         return f"{key}: unknown setting. It is {meanings[name]} here."

@@ -92,6 +92,7 @@ def _model(model: object) -> str:
 
 
 def _models(value: object) -> tuple[tuple[str, str], ...]:
+    """Return pairs of alias and model; ValueError for a list of another form."""
     pairs = value
     if isinstance(value, str):
         pairs = tuple(

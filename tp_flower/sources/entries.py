@@ -50,6 +50,7 @@ def read(kind: type[Entry], entry: Mapping[str, object], where: str) -> Entry:
 
 
 def _description(hint: Any) -> str:
+    """Return the words for a field's type, from its annotations."""
     metadata = [
         meta
         for part in (hint, *get_args(hint))

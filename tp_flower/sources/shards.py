@@ -157,6 +157,7 @@ def register_frames(frames: Frames, site: str, policy: Policy = SIMULATED) -> st
 def _read_shard(
     table: str, index: int, site: str, value: object
 ) -> HostedFrame | ShardSource:
+    """Return a shard from a frame, path, URI or entry; refuse other values."""
     if isinstance(value, str | PathLike | Mapping):
         return shard_in_code(table, index, site, value)
     frame = read_frame(value)
@@ -316,6 +317,7 @@ def fingerprint(source: ShardSource) -> str | None:
 
 
 def _files(path: str) -> list[str]:
+    """Return the Parquet files below a folder in order, or the one file."""
     if not Path(path).is_dir():
         return [path]
     return sorted(
@@ -388,6 +390,7 @@ def _cast_nanoseconds(frame: "pd.DataFrame") -> "pd.DataFrame":
 def _only_table(
     connection: duckdb.DuckDBPyConnection, database: str, source: ShardSource
 ) -> tuple[str, ...]:
+    """Return the schema and name of a database's only table."""
     sql = (
         "SELECT table_schema, table_name FROM information_schema.tables WHERE "
         "table_catalog = ?"

@@ -216,6 +216,7 @@ def read_tables_file(path: str) -> tuple[ShardSource, ...]:
 
 
 def _read_toml(file: Path) -> dict[str, object]:
+    """Return the content of a tables file; SourceError if it cannot be read."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -257,6 +258,7 @@ _DATABASE_KEYS: Final = ("sql", "order-by", "fingerprint", "chunk-rows", "push-d
 
 
 def _table_sources(file: Path, name: str, entry: object) -> list[ShardSource]:
+    """Return a table's shards: the entry itself, or those that it lists."""
     where = f"[tables.{name}] of the tables file {file}"
     common = entries.as_table(entry, where)
     entries.refuse_unknown(common, (*_SHARD_KEYS, *_TEXT_KEYS, "shards"), where)
@@ -514,6 +516,7 @@ def _relation(entry: _ShardEntry, where: str) -> tuple[str, ...] | None:
 
 
 def _types(entry: Mapping[str, object], where: str) -> dict[str, str]:
+    """Return the owner's types by column; SourceError if one is no type's name."""
     types = entries.as_table(entry.get("types", {}), f"'types' of {where}")
     for column, name in types.items():
         if not isinstance(name, str) or not _TYPE_TEXT.fullmatch(name):

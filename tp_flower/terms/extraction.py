@@ -43,6 +43,7 @@ def extract_parts(proposal: Proposal, settings: Settings) -> dict[int, ExtractPa
 def _extract_part(
     proposal: Proposal, settings: Settings, part: ProposedPart
 ) -> ExtractPart:
+    """Return the request for a part that follows from the proposal."""
     fields: dict[str, Any] = {}
     if part.fragment.get("label") is not None:
         if plan := label_plan(settings):

@@ -67,6 +67,7 @@ def proposal_text(proposal: Proposal, own_sites: Collection[str]) -> str:
 
 
 def _fragment(part: ProposedPart) -> Fragment:
+    """Return a part's query; QueryError if it reads another table."""
     fragment = Fragment.from_json(part.fragment)
     if fragment.table != part.table:
         raise QueryError(
@@ -76,6 +77,7 @@ def _fragment(part: ProposedPart) -> Fragment:
 
 
 def _wrap(text: str) -> list[str]:
+    """Return a line in lines of the page's width, indented as it is."""
     indent = f"{_INDENT}{text[: len(text) - len(text.lstrip(' '))]}"
     return textwrap.wrap(
         text.lstrip(" "),

@@ -203,6 +203,7 @@ def fit_least_squares(
 
 
 def _mlp(features: int, spec: local_model.ModelSpec) -> nn.Module:
+    """Return a network of ReLU layers of the hidden sizes, linear at its end."""
     layers: list[nn.Module] = []
     width = features
     for hidden in spec.hidden_sizes:
@@ -214,6 +215,7 @@ def _mlp(features: int, spec: local_model.ModelSpec) -> nn.Module:
 
 
 def _call_factory(features: int, spec: local_model.ModelSpec) -> nn.Module:
+    """Return the module that the user's factory makes; SettingsError if none."""
     path, _, name = spec.kind.partition(":")
     try:
         factory: Callable[..., nn.Module] = getattr(importlib.import_module(path), name)

@@ -34,6 +34,7 @@ def named_coordinates(personal: str) -> tuple[str, ...]:
 
 
 def _personal(text: str) -> str:
+    """Return a list of personal features; ValueError if it is ambiguous."""
     parts = items_of(text)
     if not all(parts):
         raise ValueError(
@@ -109,6 +110,7 @@ def summaries_of(settings: Settings) -> str:
 
 
 def _conflicts(settings: Settings) -> Iterator[str]:
+    """Refuse modes, mechanisms and models that a model per site has no use for."""
     strategy = settings.method_name
     values = settings.of(PersonalisedSettings)
     if settings.mode == EXPLAIN:

@@ -121,12 +121,13 @@ def to_arrow(
     """Return rows of a driver, in the order of the columns, as an Arrow table."""
     values = list(zip(*rows, strict=True)) if rows else [()] * len(columns)
     return pa.table(
-        [_fitting(held, c, where) for c, held in zip(columns, values, strict=True)],
+        [_arrow_array(held, c, where) for c, held in zip(columns, values, strict=True)],
         names=[column.name for column in columns],
     )
 
 
-def _fitting(values: Sequence[Any], column: DatabaseColumn, where: str) -> pa.Array:
+def _arrow_array(values: Sequence[Any], column: DatabaseColumn, where: str) -> pa.Array:
+    """Return a column's values in its type; SourceError for a value of another."""
     # the driver's errors quote the value
     with suppress(pa.ArrowException, TypeError, ValueError, OverflowError):
         if column.arrives == "BOOLEAN":
@@ -193,6 +194,7 @@ def postgresql_columns(fields: Sequence[Any], one_row: OneRow) -> list[DatabaseC
 
 
 def _postgresql_column(field: Any) -> DatabaseColumn:
+    """Return how a PostgreSQL column is read, by the code of its type."""
     code = field.type_code
     name = field.name
     if code == _PG_NUMERIC:
@@ -290,6 +292,7 @@ def mysql_column(field: Any) -> DatabaseColumn:
 
 
 def _mysql_integer(field: Any, is_unsigned: bool) -> DatabaseColumn:
+    """Return how an integer, boolean or bit column of MySQL is read."""
     name = field.name
     is_flag = field.length == 1
     if field.type_code not in _MY_INTEGERS:

@@ -162,6 +162,7 @@ class FilterPushdown:
     def _operands(
         self, tree: exp.Expr, constants: Sequence[exp.Expr]
     ) -> list[exp.Expr] | None:
+        """Return a comparison's operands in the dialect; None if they may differ."""
         kind = self._kind(tree.this) if constants else ""
         value: exp.Expr = column_named(tree.this.unnest().name) if kind else exp.Null()
         translated: list[exp.Expr | None]
@@ -206,6 +207,7 @@ class FilterPushdown:
         return exp.Paren(this=exp.Collate(this=text, expression=name))
 
     def _number(self, tree: exp.Expr, kind: str) -> exp.Expr | None:
+        """Return a number that both engines read as the same value; None for others."""
         constant = tree.unnest()
         is_negative = isinstance(constant, exp.Neg)
         digits = constant.this.unnest() if is_negative else constant
@@ -229,6 +231,7 @@ class FilterPushdown:
         return exp.cast(number, "DOUBLE")
 
     def _time(self, tree: exp.Expr, kind: str) -> exp.Expr | None:
+        """Return a date or time in the dialect; None if it may differ from DuckDB's."""
         constant = tree.unnest()
         literal = constant.this.unnest() if type(constant) is exp.Cast else constant
         if not isinstance(literal, exp.Literal) or not literal.is_string:

@@ -178,6 +178,7 @@ def _expand(
 
 
 def _sqlite_file(url: sa.URL, folder: Path, where: str) -> sa.URL:
+    """Return the URL of a SQLite file, relative to the folder; refuse options."""
     if not url.database or url.database == ":memory:" or url.query or url.host:
         raise SourceError(
             f"the 'uri' of {where} names no file: expected {SUPPORTED[-1]}, "
