@@ -51,7 +51,9 @@ def _latest_items(
 ) -> blocks.Table:
     """Return a table of the latest items."""
     left_out = format_count(len(items) - MOST_LINES)
-    note = f"{left_out} earlier ones left out." if len(items) > MOST_LINES else ""
+    note = ""
+    if len(items) > MOST_LINES:
+        note = f"{left_out} earlier ones left out."
     return blocks.tabulate("The latest first", items[:MOST_LINES], columns, note)
 
 

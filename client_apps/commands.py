@@ -177,7 +177,9 @@ def policy(tables: str, table: str) -> str:
     """Return first policies of a tables file's tables, to be put at its end."""
     text = first_policies(load_tables(tables), table)
     if not text:
-        problem = f"no table {table!r}" if table else "no table without a policy"
+        problem = "no table without a policy"
+        if table:
+            problem = f"no table {table!r}"
         raise SourceError(f"the tables file {tables} has {problem}")
     return text
 

@@ -124,7 +124,9 @@ def check_bundle(content: bytes, path: Path, run_id: int) -> str:
     """Return the SHA-256 of a bundle; UnlistedAppError if the file does not list it."""
     sha256 = hashlib.sha256(content).hexdigest()
     try:
-        problem = "" if sha256 in read_allowed_apps(path) else "it is not listed"
+        problem = "it is not listed"
+        if sha256 in read_allowed_apps(path):
+            problem = ""
     except SettingsError as error:
         problem = str(error)
     values = {"flower_run": str(run_id), "sha256": sha256}

@@ -210,18 +210,19 @@ def models_table(models: Mapping[ModelVersion, Manifest | str]) -> RenderableTyp
     """Return a line per model; a text instead of a manifest says why it is missing."""
     if not models:
         return Text("no models")
-    rows = [
-        (str(model), manifest)
-        if isinstance(manifest, str)
-        else (
+    rows: list[tuple[str, ...]] = []
+    for model, manifest in models.items():
+        if isinstance(manifest, str):
+            rows.append((str(model), manifest))
+            continue
+        row = (
             str(model),
             manifest.created.removesuffix("+00:00").replace("T", " "),
             str(manifest.settings.get("strategy", "")),
             ", ".join(dict.fromkeys(table.name for table in manifest.tables)),
             _test_metrics(manifest),
         )
-        for model, manifest in models.items()
-    ]
+        rows.append(row)
     head = ("model", "created, UTC", "strategy", "tables", "test metrics")
     table = text_table(head, rows, words=range(len(head)))
     # users copy a name into their next command

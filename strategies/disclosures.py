@@ -133,7 +133,9 @@ def exposure_of(
     nodes = inventory.nodes.values()
     split_kind = settings.split.kind
     columns = ", ".join(settings.split.columns)
-    ordered = "the value of" if bound.split_table in sharded else "the rank of"
+    ordered = "the rank of"
+    if bound.split_table in sharded:
+        ordered = "the value of"
     return Exposure(
         label_table=bound.label_table,
         messages=(*SET_UP, *messages, Action.FINISH),
@@ -195,10 +197,16 @@ def disclosure_values(exposure: Exposure) -> dict[str, object]:
     if exposure.is_weighted:
         rows_or_weight = "the total weight of their joined rows"
     alignment = f"which rows of the site are joined, and {rows_or_weight}"
-    shared = f", the same for all shards of {sharded}" if sharded else ""
+    shared = ""
+    if sharded:
+        shared = f", the same for all shards of {sharded}"
     tables = {name: ", ".join(getattr(exposure, name)) for name in _LISTED}
-    proposals = f"parameters that the shards of {consensus} fitted" if consensus else ""
-    moments = f"features times score steps of {gram}" if gram else ""
+    proposals = ""
+    if consensus:
+        proposals = f"parameters that the shards of {consensus} fitted"
+    moments = ""
+    if gram:
+        moments = f"features times score steps of {gram}"
     scores = "a score per row, computed from the row's features"
     if exposure.is_masked:
         scores = "the sum of the tables' scores for every joined row"
@@ -260,7 +268,9 @@ def _protections(exposure: Exposure) -> dict[str, str]:
         messages = "the labels are covered, the scores are not"
         if privacy.covers_predictions:
             messages = "made from labels and scores that are covered"
-    models = _model_noise(privacy) if privacy.covers_features else NOTHING
+    models = NOTHING
+    if privacy.covers_features:
+        models = _model_noise(privacy)
     unions = models
     if privacy.unions == SEALED:
         seal = "sealed by the table's key (SHAKE-256): an honest server reads nothing"
@@ -288,13 +298,17 @@ def _label_noise(privacy: PrivacySettings) -> str:
         amount = f"labels: epsilon {privacy.label_epsilon:g}"
     else:
         amount = f"lambda {privacy.label_noise:g}"
-    name = "Laplace noise" if privacy.labels == LAPLACE else "randomised response"
+    name = "randomised response"
+    if privacy.labels == LAPLACE:
+        name = "Laplace noise"
     return f"{name} on each label ({amount}), drawn once and kept"
 
 
 def _model_noise(privacy: PrivacySettings) -> str:
     """Return the mechanism that covers models, with its parameters."""
-    name = "DP-SGD" if privacy.features == DP_SGD else "noisy clipped statistics"
+    name = "noisy clipped statistics"
+    if privacy.features == DP_SGD:
+        name = "DP-SGD"
     if privacy.noise_multiplier:
         amount = f"noise multiplier {privacy.noise_multiplier:g}"
     else:

@@ -113,7 +113,9 @@ def models_text(name: str, settings: Mapping[str, object]) -> str:
     ('boosted trees', '')
     """
     reference = ROOMS[name].models if name in ROOMS else ""
-    return str(import_reference(reference)(settings)) if reference else ""
+    if not reference:
+        return ""
+    return str(import_reference(reference)(settings))
 
 
 def pages() -> Iterator[Callable[["Record"], "Blocks"]]:

@@ -525,7 +525,9 @@ def _run_through_flower(
 
     file = resolve_name(RUN_THROUGH_FLOWER)(settings, federation.name, listen)
     if file is None:
-        reason = reasons[-1] if reasons else "progress=True prints what Flower says"
+        reason = "progress=True prints what Flower says"
+        if reasons:
+            reason = reasons[-1]
         raise TPFlowerError(f"the run has failed: {reason}")
     if not file.is_file():
         raise TPFlowerError(

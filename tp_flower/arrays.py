@@ -31,7 +31,9 @@ def mean(values: npt.NDArray[Any], weights: FloatArray | None = None) -> Any:
     >>> float(mean(np.array([1.0, 4.0]), np.array([2.0, 1.0])))
     2.0
     """
-    return values.mean() if weights is None else weights @ values / weights.sum()
+    if weights is None:
+        return values.mean()
+    return weights @ values / weights.sum()
 
 
 def dot(left: FloatArray, right: FloatArray) -> float:

@@ -140,7 +140,9 @@ def _advice(name: str, text: str, versions: tuple[ModelVersion, ...]) -> str:
     close = difflib.get_close_matches(text, candidates, n=3, cutoff=0.0)
     if close := close or difflib.get_close_matches(name, names, n=3):
         return f". Did you mean {' or '.join(close)}?"
-    return f"; there are {', '.join(names)}" if names else "; there is none yet"
+    if not names:
+        return "; there is none yet"
+    return f"; there are {', '.join(names)}"
 
 
 def _quote(value: object) -> str:

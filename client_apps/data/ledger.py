@@ -448,7 +448,9 @@ class Ledger:
 
     def _damage_error(self, reason: str) -> LedgerError:
         """Return the error about a damaged ledger."""
-        location = "" if self._root == IN_MEMORY else f" in {Path(self._root) / FILE}"
+        location = ""
+        if self._root != IN_MEMORY:
+            location = f" in {Path(self._root) / FILE}"
         return LedgerError(
             f"the privacy ledger{location} is damaged: {reason}; nothing is released "
             "until the site's owner has restored it"

@@ -73,7 +73,9 @@ class SiteTables:
         """The key that orders unordered rows; all simulations share one."""
         if self._is_simulated:
             return b""
-        return _PROCESS_KEY if self._root == IN_MEMORY else row_order_key(self._root)
+        if self._root == IN_MEMORY:
+            return _PROCESS_KEY
+        return row_order_key(self._root)
 
     def describe(self, source: ShardSource) -> ShardSchema:
         """Return a shard's columns, types and number of rows."""
@@ -154,7 +156,9 @@ class SiteTables:
         """Return an identifier that changes when a participant's rows change."""
         rows = self._store.load(rows_of(number)).meta[ROWS]
         # rows in memory were read by this process: another might read different ones
-        return uuid.uuid4().hex if isinstance(rows, ExtractedShard) else str(rows)
+        if isinstance(rows, ExtractedShard):
+            return uuid.uuid4().hex
+        return str(rows)
 
     def encode(
         self,
@@ -251,13 +255,16 @@ def _check_unchanged(source: ShardSource, state: str | None) -> None:
 
 def _features_name(source: str, *inputs: object) -> str:
     """Return a name for features made from another entry; arrays enter as hashes."""
-    kind = f"{ONCE}{FEATURES}" if source.startswith(ONCE) else FEATURES
-    hashed_inputs = (
-        hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
-        if isinstance(value, np.ndarray)
-        else value
-        for value in inputs
-    )
+    kind = FEATURES
+    if source.startswith(ONCE):
+        kind = f"{ONCE}{FEATURES}"
+    hashed_inputs: list[object] = []
+    for value in inputs:
+        if isinstance(value, np.ndarray):
+            content = np.ascontiguousarray(value).tobytes()
+            hashed_inputs.append(hashlib.sha256(content).hexdigest())
+        else:
+            hashed_inputs.append(value)
     return entry_name(kind, source, *hashed_inputs)
 
 

@@ -94,9 +94,9 @@ def _statistics_of(site: Site, number: int, body: StatisticsPart) -> FittedPart:
     meta = {REQUEST: digest, "encoders": body.encoders, "shards": shards}
     site.store.save(name, Entry({}, meta))
     is_fitted = not all(column.is_declared for column in computed.values())
-    describes = (
-        _description(site, number, body) if body.describes and is_fitted else None
-    )
+    describes = None
+    if body.describes and is_fitted:
+        describes = _description(site, number, body)
     if describes is not None:
         note(site, number, ledger_entries.FEATURES)
     if shards is None:
@@ -169,11 +169,11 @@ def _compute_statistics(
     for info in extracted.features:
         name = info.name
         kind = kinds[info.name]
-        features[name] = (
-            feature_statistics(choice, name, kind, extracted.column(name), sample)
-            if name in fitted
-            else declared_statistics(choice, name, kind, info.width)
-        )
+        if name in fitted:
+            column = extracted.column(name)
+            features[name] = feature_statistics(choice, name, kind, column, sample)
+        else:
+            features[name] = declared_statistics(choice, name, kind, info.width)
     return features
 
 
@@ -250,7 +250,9 @@ def _coarsest_detail(described: Sequence[Detail | None]) -> Detail | None:
     """Return the detail in which all shards may be described, None if one may not."""
     if None in described:
         return None
-    return Detail.STEPS if Detail.STEPS in described else Detail.PERCENT
+    if Detail.STEPS in described:
+        return Detail.STEPS
+    return Detail.PERCENT
 
 
 def seal_and_encoders(site: Site, number: int) -> tuple[ShardSeal, TableChoice]:
@@ -291,7 +293,9 @@ def _fit(
             for item in statistics.items()
         ]
         extracted = site.extracted(number)
-        least_share = FEW_TEXTS if describes is Detail.STEPS else 0.0
+        least_share = 0.0
+        if describes is Detail.STEPS:
+            least_share = FEW_TEXTS
         for index, feature in enumerate(features):
             if feature.listed is not None and nearly_numbers(
                 extracted.column(feature.column), least_share

@@ -206,7 +206,9 @@ def _check_fits(saved: SavedModel, fragment: Fragment) -> None:
 def _grouping(fragment: Fragment) -> object:
     """Return the columns and groups of a sub-query, whose filters may differ."""
     subquery = fragment.subquery
-    return None if subquery is None else (subquery.columns, subquery.groups)
+    if subquery is None:
+        return None
+    return (subquery.columns, subquery.groups)
 
 
 PREDICTIONS: Final = "predictions"  # subfolder of the state folder
@@ -275,7 +277,9 @@ def leave_hashes(
 
 
 def _as_one_array(texts: pa.Array | pa.ChunkedArray) -> pa.Array:
-    return texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
+    if isinstance(texts, pa.ChunkedArray):
+        return texts.combine_chunks()
+    return texts
 
 
 def _spread_over_rows(key: ExtractedKey, values: pa.Array) -> pa.Array:

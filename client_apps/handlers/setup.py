@@ -156,11 +156,21 @@ def _extract_part(
         group_hashes=_group_hashes(site, source, fragment) if body.groups else None,
         label_values=values,
         weight=_weight(site, number, fragment, extracted),
-        row_hashes=leave_hashes(site, number, body.row_key, extracted)
-        if body.row_key
-        else None,
+        row_hashes=_row_hashes(site, number, body, extracted),
         **split,
     )
+
+
+def _row_hashes(
+    site: Site,
+    number: int,
+    body: setup_messages.ExtractPart,
+    extracted: ExtractedShard,
+) -> HashArray | None:
+    """Return hashes of the rows' keys, (n, 2); None if the rows have none."""
+    if not body.row_key:
+        return None
+    return leave_hashes(site, number, body.row_key, extracted)
 
 
 def _add_types(

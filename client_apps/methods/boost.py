@@ -120,7 +120,9 @@ class BoostMethod(JoinMethod[BoostState]):
         """Return the gain of each feature, (d, 1)."""
         counts = part.data.multiplicity
         columns = part.data.features.shape[1]
-        joined_rows = float(counts.mean()) if len(counts) else 1.0
+        joined_rows = 1.0
+        if len(counts):
+            joined_rows = float(counts.mean())
         return _trees(part).gains(columns, joined_rows)
 
 

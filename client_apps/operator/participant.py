@@ -106,7 +106,9 @@ def sent_scores(
     scores: FloatArray, masks: ScoreMasks | None, rows: RowIndex, name: str
 ) -> AnyArray:
     """Return scores (k, d_c) of some rows as they leave: numbers, or masked words."""
-    return row_numbers(scores) if masks is None else masks.words(scores, rows, name)
+    if masks is None:
+        return row_numbers(scores)
+    return masks.words(scores, rows, name)
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,9 @@ class ShardData:
             union = ShardUnion(
                 group, keys(group) if group else b"", tuple(shards), *names
             )
+        limit = None
+        if "limit" in meta:
+            limit = msgspec.convert(meta["limit"], ScoreLimit)
         return cls(
             features=features,
             **{name: arrays[name] for name in _ARRAYS},
@@ -184,9 +189,7 @@ class ShardData:
             masks=read_masks(entry, keys),
             units=Units(arrays[_UNITS]) if _UNITS in arrays else None,
             union=union,
-            limit=msgspec.convert(meta["limit"], ScoreLimit)
-            if "limit" in meta
-            else None,
+            limit=limit,
         )
 
     def entry(

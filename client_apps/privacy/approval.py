@@ -35,7 +35,9 @@ def document_of(proposal: Proposal) -> Entry | None:
     """Return a proposal as the ledger keeps it; None for one that is too long."""
     text = msgspec.json.encode(proposal)
     document: Entry = msgspec.json.decode(text)
-    return document if len(text) <= MOST_BYTES else None
+    if len(text) <= MOST_BYTES:
+        return document
+    return None
 
 
 def read_proposal(file: Path) -> Proposal:

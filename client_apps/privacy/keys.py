@@ -53,7 +53,9 @@ def key_source(site: Site) -> KeySource:
     """Return the origin of the run's key at this site, by its node config."""
     if _path(site, KEYS) not in ("", UNCHECKED):
         raise SettingsError(f'node config {KEYS} can be "{UNCHECKED}" only')
-    return KeySource.PINNED if _path(site, ALLOWED_KEYS) else KeySource.AGREED
+    if _path(site, ALLOWED_KEYS):
+        return KeySource.PINNED
+    return KeySource.AGREED
 
 
 def key_fields(site: Site) -> dict[str, str]:

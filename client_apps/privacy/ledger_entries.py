@@ -112,7 +112,9 @@ def release(
 def unit_text(source: "ShardSource", table: str) -> str:
     """Return the unit of privacy of a release, as text."""
     policy = source.policy
-    most = f", at most {policy.rows_per_unit} rows" if policy.privacy_unit else ""
+    most = ""
+    if policy.privacy_unit:
+        most = f", at most {policy.rows_per_unit} rows"
     return f"a {policy.per} of {table}{most}"
 
 
@@ -212,7 +214,9 @@ def planned_releases(
 
 def score_scope(masks: "ScoreMasks | None") -> str:
     """Return the scope of scores without noise; masks by no join hide none."""
-    return mechanisms.SCORE_SUMS if masks and masks.joins else mechanisms.SCORES_TELL
+    if masks and masks.joins:
+        return mechanisms.SCORE_SUMS
+    return mechanisms.SCORES_TELL
 
 
 def action_of(kind: str, carriers: Iterable[Action]) -> Action:
@@ -229,7 +233,9 @@ def action_of(kind: str, carriers: Iterable[Action]) -> Action:
 def _model_condition(use: plans.Use, plan: plans.PartPlan) -> list[str]:
     """Return the condition that noisy scores are of a noiseless model, if they are."""
     is_given = use.what in _SCORES and not plan.is_private
-    return [mechanisms.GIVEN_NOISELESS_MODEL] if is_given else []
+    if not is_given:
+        return []
+    return [mechanisms.GIVEN_NOISELESS_MODEL]
 
 
 def _scope(
@@ -244,7 +250,9 @@ def _scope(
             return score_scope(masks)
         return _PRODUCTS if use.what == plans.PRODUCTS else _CLEAR
     if use.what in _SCORES or privacy.covers_predictions:
-        return f"given {' and '.join(conditions)}" if conditions else ""
+        if not conditions:
+            return ""
+        return f"given {' and '.join(conditions)}"
     conditions.append(mechanisms.GIVEN_MESSAGES)
     covered = "covers what a row adds to the model, not its features"
     return f"{covered}: given {' and '.join(conditions)}"

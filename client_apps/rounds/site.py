@@ -162,7 +162,9 @@ class Site:
     @property
     def state_folder(self) -> Path | None:
         """The folder of what outlives a run; None if nothing does."""
-        return None if self._root == IN_MEMORY else Path(self._root)
+        if self._root == IN_MEMORY:
+            return None
+        return Path(self._root)
 
     @cached_property
     def shards(self) -> tuple["ShardSource", ...]:

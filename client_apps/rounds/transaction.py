@@ -200,9 +200,9 @@ def _is_answered(
     if request.after is not None and (
         last_number is None or last_number < request.after
     ):
-        rounds = (
-            "no round" if last_number is None else f"the rounds up to {last_number}"
-        )
+        rounds = "no round"
+        if last_number is not None:
+            rounds = f"the rounds up to {last_number}"
         raise errors.BehindError(
             f"the site has {rounds} of this run, but not round {request.after}, which "
             "the request builds on (was it restarted, or its state restored?)",

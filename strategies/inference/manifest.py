@@ -443,7 +443,9 @@ def _difference(of_model: Sequence[str], of_query: Sequence[str]) -> str:
         for title, items in (("missing", missing), ("not in the model", extra))
         if items
     ]
-    return f": {'; '.join(differences)}" if differences else ""
+    if not differences:
+        return ""
+    return f": {'; '.join(differences)}"
 
 
 def drop_missing(

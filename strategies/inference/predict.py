@@ -251,7 +251,9 @@ class Evaluate(ModelStrategy):
         self, bound: BoundQuery, columns: Columns, missing: manifests.Missing
     ) -> Generator[Requests, Replies, Joined]:
         """Score the joined rows, and compare the scores with the labels."""
-        task = "classification" if self.manifest.classes else "regression"
+        task = "regression"
+        if self.manifest.classes:
+            task = "classification"
         settings = self.settings.with_fields(task=task, loss="auto")
         weighting = declared_weighting(bound, settings)
         joined = yield from join_rows(bound, columns, missing, settings, self.inventory)

@@ -150,7 +150,9 @@ class Admm(JoinMethod):
                 f"lou is 'gram', but the model of table {table!r} is not linear; "
                 "allowed for it: 'consensus' and 'auto'"
             )
-        return Update.GRAM if is_linear and update != "consensus" else Update.CONSENSUS
+        if is_linear and update != "consensus":
+            return Update.GRAM
+        return Update.CONSENSUS
 
     def epoch_traffic(self, tables: Sequence[TableSize], _: int) -> Traffic:
         """Return the traffic of an epoch."""

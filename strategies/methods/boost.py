@@ -150,7 +150,9 @@ class Boost(JoinMethod):
     @property
     def messages_of_start(self) -> tuple[Action, ...]:
         """The messages that bring the scores of a model to go on from."""
-        return (Action.SCORE,) if self.settings.start else ()
+        if not self.settings.start:
+            return ()
+        return (Action.SCORE,)
 
     def disclosure_values(self, joined: JoinedTables) -> DisclosureValues:
         """Return the tables whose shards show each other trees, and whose scores leave.
@@ -177,7 +179,9 @@ class Boost(JoinMethod):
         """
         lou = self.settings.lou
         is_validated = self.settings.validation_share > 0.0
-        large = math.inf if lou != AUTO or is_validated else LARGE_SHARD
+        large: float = LARGE_SHARD
+        if lou != AUTO or is_validated:
+            large = math.inf
         pooled = self._tables_to_pool(shards)
         return [
             name
@@ -245,7 +249,9 @@ class Boost(JoinMethod):
     def releases_per_epoch(self, batches: int, *, is_sharded: bool) -> int:
         """Return how often scores leave, of each shard's trees and of those of all."""
         del batches
-        return 2 if is_sharded and self.settings.lou != LOCAL else 1
+        if is_sharded and self.settings.lou != LOCAL:
+            return 2
+        return 1
 
     def with_last_step(self, request: FinishRequest) -> FinishRequest:
         """Return the request that ends the run, and adds the last trees."""
@@ -467,7 +473,9 @@ def models_text(settings: Mapping[str, object]) -> str:
     'boosted trees from linear@1'
     """
     start = settings.get("boost-from")
-    return f"boosted trees from {start}" if start else "boosted trees"
+    if not start:
+        return "boosted trees"
+    return f"boosted trees from {start}"
 
 
 def check_same_rows(

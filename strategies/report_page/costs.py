@@ -198,7 +198,9 @@ def _account(node: str, account: blocks.Record) -> blocks.Record:
     """Return one line of the table of ledgers."""
     release = account.at("release")
     limit = account.number("limit")
-    uses = "" if limit is None else f"{account.amount('used'):.0f} of {limit:.0f}"
+    uses = ""
+    if limit is not None:
+        uses = f"{account.amount('used'):.0f} of {limit:.0f}"
     return blocks.Record(
         {**release.content, "site": release.text("site") or node, "uses": uses}
     )

@@ -201,7 +201,9 @@ def shorten(words: str, width: float) -> str:
     'a_very_lo…'
     """
     characters = max(int(width / CHARACTER_WIDTH), 1)
-    return words if len(words) <= characters else f"{words[: characters - 1]}…"
+    if len(words) <= characters:
+        return words
+    return f"{words[: characters - 1]}…"
 
 
 @dataclass(frozen=True)

@@ -56,9 +56,13 @@ def readings_note(records: Sequence[Record]) -> str:
         other_scores = "the other table's scores"
     else:
         other_scores = "the sum of the others' scores"
-    average = blocks.NOTES["average"] if records[0].get("average") is True else ""
+    average = ""
+    if records[0].get("average") is True:
+        average = blocks.NOTES["average"]
     most = round(records[0].amount("most"))
-    times = "once" if most == 1 else f"{format_count(most)} times or less"
+    times = "once"
+    if most != 1:
+        times = f"{format_count(most)} times or less"
     single = blocks.NOTES["single"].format(times, other_scores, average)
     return f"{single} {blocks.NOTES['frequent'].format(FREQUENT)}"
 

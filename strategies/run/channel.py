@@ -439,7 +439,9 @@ class _Handler(BaseHTTPRequestHandler):
         It is b"" where no reply is awaited.
         """
         if not length:
-            return b"" if digest == wire.digest_of(b"") else None
+            if digest == wire.digest_of(b""):
+                return b""
+            return None
         body = bytearray()
         actual = hashlib.sha256()
         with self.server.grid.track_upload(line, number, self.connection) as is_awaited:
@@ -448,7 +450,9 @@ class _Handler(BaseHTTPRequestHandler):
                 actual.update(block)
                 if is_awaited:
                     body += block
-        return bytes(body) if not length and actual.hexdigest() == digest else None
+        if not length and actual.hexdigest() == digest:
+            return bytes(body)
+        return None
 
     @property
     def _patience(self) -> int:

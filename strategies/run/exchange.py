@@ -232,7 +232,9 @@ class PendingMessage:
             reason = "the site cannot do it now"
         else:
             return None
-        return None if self.crashes >= MOST_CRASHES else reason
+        if self.crashes >= MOST_CRASHES:
+            return None
+        return reason
 
 
 class Transport:
@@ -357,7 +359,9 @@ def _is_transient(reply: Message) -> bool:
     """Whether a site says that it cannot answer at the moment."""
     try:
         packet = Packet(header_of(reply.content))
-        failure = codec.decode(Failure, packet) if codec.is_failure(packet) else None
+        failure = None
+        if codec.is_failure(packet):
+            failure = codec.decode(Failure, packet)
     except (ReplyError, MessageError):
         # malformed: refused by whoever reads the replies
         return False

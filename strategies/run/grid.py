@@ -149,7 +149,9 @@ class InProcessGrid(Grid):
         configs: list[UserConfig] = []
         for number, (name, tables) in enumerate(by_name.items()):
             # in memory a test leaves nothing to clean up
-            folder = ":memory:" if self._state is None else str(self._state / name)
+            folder = ":memory:"
+            if self._state is not None:
+                folder = str(self._state / name)
             config: UserConfig = {
                 node_config.STATE_DIR: folder,
                 node_config.PARTITION_ID: number,

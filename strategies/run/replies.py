@@ -166,7 +166,9 @@ def _tables_at(request: Requests, node: int) -> str:
 
 
 def _name(node: int, site_names: Mapping[int, str]) -> str:
-    return f"site {site_names[node]!r}" if node in site_names else f"node {node}"
+    if node in site_names:
+        return f"site {site_names[node]!r}"
+    return f"node {node}"
 
 
 def array_of(

@@ -166,7 +166,9 @@ def _node_count(answers: Mapping[int, exchange.Answer]) -> int:
     replies = exchange.Replies.of(answers).messages(DescribeReply)
     counts = [reply.partitions for reply in replies.values()]
     # a node that does not know it may be one that the others do not count
-    return max(counts, default=0) if all(counts) else 0
+    if not all(counts):
+        return 0
+    return max(counts, default=0)
 
 
 def _missing_text(
@@ -184,7 +186,9 @@ def _missing_text(
         quoted = ""
         if close and not close[0].isidentifier():
             quoted = f", in SQL {quote_name(close[0])}"
-        hint = f" (did you mean {close[0]!r}{quoted}?)" if close else ""
+        hint = ""
+        if close:
+            hint = f" (did you mean {close[0]!r}{quoted}?)"
         problems.append(f"no site hosts table {name!r}{hint}")
     if nodes < settings.min_sites:
         problems.append(f"min-sites = {settings.min_sites} are not there")

@@ -173,7 +173,9 @@ class RoundStrategy(Strategy):
     @property
     def inventory(self) -> Inventory:
         """The sites' shards, known after :meth:`start` has found them."""
-        return Inventory(()) if self._session is None else self._session.inventory
+        if self._session is None:
+            return Inventory(())
+        return self._session.inventory
 
     @property
     def session(self) -> Session:
@@ -185,7 +187,9 @@ class RoundStrategy(Strategy):
     @property
     def can_be_resumed(self) -> bool:
         """Whether the run stopped and left a checkpoint."""
-        journal = None if self._session is None else self._session.journal
+        journal = None
+        if self._session is not None:
+            journal = self._session.journal
         return journal is not None and journal.folder.is_dir()
 
     @property
@@ -196,7 +200,9 @@ class RoundStrategy(Strategy):
     @property
     def rounds_done(self) -> int:
         """The number of rounds so far."""
-        return self.history[-1].round if self.history else 0
+        if not self.history:
+            return 0
+        return self.history[-1].round
 
     @property
     def warnings(self) -> list[str]:

@@ -74,7 +74,9 @@ def describe_absent(
                 lacking.setdefault(name, []).append(number)
         for name, numbers in lacking.items():
             without = sum(counts[number] for number in numbers)
-            share = f" ({100 * without / total:.0f} %)" if total else ""
+            share = ""
+            if total:
+                share = f" ({100 * without / total:.0f} %)"
             sites = _list_sites(shards[number] for number in numbers)
             yield (
                 f"table {fragment.table!r}: column {name!r} is absent at "

@@ -87,7 +87,9 @@ def agree(
                 continue
             try:
                 _check_everywhere(column, shards)
-                required = AS_TEXT if name in as_text else trained.get(name)
+                required = trained.get(name)
+                if name in as_text:
+                    required = AS_TEXT
                 agreed[name] = agree_on_column(column, required)
             except SchemaError as error:
                 unread[name[1]] = str(error)

@@ -226,7 +226,9 @@ def _check_filled(
         if table in bound.outer or any(rows[part.number] for part in shards):
             continue
         is_filtered = any(f.filters or f.subquery for f in bound.fragments_of(table))
-        condition = " after the query's filters" if is_filtered else ""
+        condition = ""
+        if is_filtered:
+            condition = " after the query's filters"
         sites = ", ".join(dict.fromkeys(part.site for part in shards))
         raise SchemaError(
             f"table {table!r} is empty{condition}: none of its sites ({sites}) has a "
@@ -428,12 +430,11 @@ def describe_work(fragments: Sequence[Fragment]) -> tuple[str, ...]:
     """
     first = fragments[0]
     lines = [_rows(fragment) for fragment in fragments]
-    features = [
-        feature.name
-        if feature.sql in (feature.name, quote_name(feature.name))
-        else f"{feature.name} = {feature.sql}"
-        for feature in first.features
-    ]
+    features = []
+    for feature in first.features:
+        is_column = feature.sql in (feature.name, quote_name(feature.name))
+        definition = "" if is_column else f" = {feature.sql}"
+        features.append(f"{feature.name}{definition}")
     lines.append(f"features: {', '.join(features) or 'none'}")
     if first.keys:
         keys = ", ".join(f"({', '.join(parts)})" for parts in first.keys)
@@ -464,7 +465,9 @@ def describe_formats(
 
 
 def _rows(fragment: Fragment) -> str:
-    filters = f" WHERE {' AND '.join(fragment.filters)}" if fragment.filters else ""
+    filters = ""
+    if fragment.filters:
+        filters = f" WHERE {' AND '.join(fragment.filters)}"
     if fragment.subquery is None:
         return f"rows of {fragment.name}{filters}"
     return f"rows of ({fragment.subquery.to_sql(fragment.name)}){filters}"

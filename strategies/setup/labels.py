@@ -116,12 +116,16 @@ def task_line(labels: Target, settings: Settings) -> str:
     if labels.classes and labels.noise:
         return f"{CLASSIFICATION}, because the noise on the label is for classes"
     if labels.classes:
-        kind = "true or false" if labels.kind == "boolean" else "text"
+        kind = "text"
+        if labels.kind == "boolean":
+            kind = "true or false"
         return f"{CLASSIFICATION}, because the label is {kind}"
     if setting := needs_numbers(settings):
         return f"{REGRESSION}, because {setting} is for numbers"
     reason = f"{REGRESSION}, because the label is a number"
-    count = 0 if labels.noise else count_values(labels.numbers, most=MOST_FEW)
+    count = 0
+    if not labels.noise:
+        count = count_values(labels.numbers, most=MOST_FEW)
     if not 2 < count <= MOST_FEW:
         return reason
     low = labels.numbers.min()
@@ -234,7 +238,9 @@ def fitting_loss(classes: Sequence[str], loss: str) -> str:
     count = len(classes)
     losses = fitting(count)
     if loss not in (AUTO, *losses):
-        label = f"with {count} classes" if count else "of numbers"
+        label = "of numbers"
+        if count:
+            label = f"with {count} classes"
         is_of_classes = not takes_numbers(loss)
         advice = ""
         if is_of_classes and not count:

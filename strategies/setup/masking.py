@@ -39,13 +39,17 @@ class ScoreMasking:
 
     def read(self, words: AnyArray) -> AnyArray:
         """Return sums over the tables as numbers."""
-        return words if self.point is None else self.point.numbers(words)
+        if self.point is None:
+            return words
+        return self.point.numbers(words)
 
     @property
     def terms(self) -> Masking | None:
         """The masking as sites are told it."""
         point = self.point
-        return None if point is None else Masking(point.bits, point.tables)
+        if point is None:
+            return None
+        return Masking(point.bits, point.tables)
 
 
 def check_masks(head: type[Head], settings: Settings) -> None:

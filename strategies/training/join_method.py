@@ -254,7 +254,9 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         size = self.batch_size
         train = joined.train
         outputs = self.head(joined.objective.outputs).width
-        batches = -(-train.joined_rows // size(train.joined_rows)) if size(1) else 0
+        batches = 0
+        if size(1):
+            batches = -(-train.joined_rows // size(train.joined_rows))
         is_sharded = any(len(layout.parts) > 1 for layout in joined.layouts.values())
         # of a shard in several roles all scores count
         roles = Counter((part.node, part.shard) for part in ranks.left)
@@ -318,7 +320,9 @@ class JoinMethod(ServerMethod[TrainingProblem]):
     @cached_property
     def drawing(self) -> RowDrawing | None:
         """The step that draws the rows to train on; None if all are."""
-        return row_drawing(self.settings) if self.settings.training_sample else None
+        if not self.settings.training_sample:
+            return None
+        return row_drawing(self.settings)
 
     def readings(self, problem: TrainingProblem) -> list[ScoreReading]:
         """Return at how many rows sites and server work out scores."""
@@ -512,7 +516,9 @@ class JoinMethod(ServerMethod[TrainingProblem]):
 
     def coefficient_shape(self, table: TrainedTable) -> tuple[int, int] | None:
         """Return the shape of the coefficients that a table's sites may show."""
-        return (table.width, table.outputs) if table.is_linear else None
+        if not table.is_linear:
+            return None
+        return (table.width, table.outputs)
 
     def _coefficients(self, replies: Replies, table: TrainedTable) -> FloatArray | None:
         return coefficients_of(replies, table, self.coefficient_shape(table))

@@ -240,7 +240,9 @@ class ExtractedShard:
     def units(self) -> CodeArray | None:
         """The unit of privacy of each row, int32 (n,); None if each row is one."""
         units = self.contents.units
-        return self._codes_and_texts(units.column)[0] if units else None
+        if not units:
+            return None
+        return self._codes_and_texts(units.column)[0]
 
     @property
     def label(self) -> LabelColumn | None:

@@ -126,7 +126,9 @@ def vector_width(duckdb_type: str) -> int | None:
     (3, None)
     """
     vector = _VECTOR.fullmatch(duckdb_type)
-    return int(vector["length"]) if vector and vector["length"] else None
+    if vector and vector["length"]:
+        return int(vector["length"])
+    return None
 
 
 def canonical_text(columns: Sequence[TypedColumn], *, null_is_value: bool) -> str:
@@ -290,7 +292,9 @@ class Plan:
     @property
     def _where(self) -> str:
         conditions = " AND ".join(f"({condition})" for condition in self.filters)
-        return f" WHERE {conditions}" if conditions else ""
+        if not conditions:
+            return ""
+        return f" WHERE {conditions}"
 
     def failure(self, connection: duckdb.DuckDBPyConnection) -> SourceError | None:
         """Return which expression fails on the shard's values, quoting no value."""
@@ -316,7 +320,9 @@ def _value(piece: TypedColumn) -> str:
     """Return a feature, label or weight as the inner SELECT yields it."""
     if piece.kind == "vector":
         return as_vector(piece)
-    return comparable_sql(piece) if piece.kind == "text" else as_number(piece)
+    if piece.kind == "text":
+        return comparable_sql(piece)
+    return as_number(piece)
 
 
 def _canonical(parts: Iterable[TypedColumn], *, is_group: bool) -> str:
@@ -378,7 +384,9 @@ def _relation(source: ShardSource, opened: Scan) -> tuple[str, list[tuple[str, s
 
 def _as_value(piece: TypedColumn) -> TypedColumn:
     """Return a feature or label; a UUID is a category like any text."""
-    return replace(piece, kind="text") if piece.kind == "uuid" else piece
+    if piece.kind == "uuid":
+        return replace(piece, kind="text")
+    return piece
 
 
 def _as_weight(source: ShardSource, piece: TypedColumn) -> TypedColumn:

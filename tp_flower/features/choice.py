@@ -131,7 +131,9 @@ class TableChoice(msgspec.Struct, frozen=True):
     def _defaults(self) -> Mapping[str, str]:
         if self.for_trees:
             return TREE_DEFAULTS
-        return {**DEFAULTS, "number": "standard"} if self.weighted else DEFAULTS
+        if self.weighted:
+            return {**DEFAULTS, "number": "standard"}
+        return DEFAULTS
 
     def is_declared(self, feature: str, kind: str) -> bool:
         """Return whether an encoder needs no statistics; kind "" is an unknown kind."""
@@ -178,7 +180,9 @@ def _find(name: str, names: Mapping[str, object] | Sequence[str], message: str) 
 
 def _unquote(name: str) -> str:
     name = name.strip()
-    return name[1:-1].replace('""', '"') if name.startswith('"') else name
+    if name.startswith('"'):
+        return name[1:-1].replace('""', '"')
+    return name
 
 
 def _quote(name: str) -> str:

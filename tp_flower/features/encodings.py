@@ -199,7 +199,9 @@ class CyclicEncoding(_Encoding, frozen=True, tag="cyclic"):
             raise ValueError(f"{self.name!r}: {self.cycle!r} is not a cycle")
 
     def _names(self) -> Sequence[str]:
-        prefix = f"{self.cycle} of " if isinstance(self.cycle, str) else ""
+        prefix = ""
+        if isinstance(self.cycle, str):
+            prefix = f"{self.cycle} of "
         return (f"sin {prefix}{self.name}", f"cos {prefix}{self.name}")
 
     def _write(self, values: AnyArray, out: columns.Float32Array) -> None:

@@ -127,7 +127,9 @@ def _one_hot(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
         return None
     hashes = stats.hashes[np.sort(frequent)]
     # a category that nobody lists is one of the others, and so is a missing value
-    fill = len(hashes) if has_other and spec.counts_missing else None
+    fill = None
+    if has_other and spec.counts_missing:
+        fill = len(hashes)
     if (hashes[-1] == MISSING_HASH).all():
         fill = len(hashes) - 1
     digits = tuple(hex_texts(hashes).to_pylist())
@@ -142,7 +144,9 @@ def _levels(
     numbers = len(column.categories.counts)
     are_few = not column.categories.tail and 2 < numbers <= spec.columns
     has_rows = column.rows >= ROWS_PER_LEVEL * numbers
-    encoding = _one_hot(name, column, spec) if are_few and has_rows else None
+    encoding = None
+    if are_few and has_rows:
+        encoding = _one_hot(name, column, spec)
     return [] if encoding is None else [encoding]
 
 
@@ -170,4 +174,6 @@ def _fill(column: ColumnStatistics, spec: EncoderSpec) -> float | None:
     """Return the number that replaces a missing value, None for none."""
     if spec.missing == APART:
         return None
-    return column.mean if spec.missing == "mean" else 0.0
+    if spec.missing != "mean":
+        return 0.0
+    return column.mean

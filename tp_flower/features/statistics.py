@@ -189,7 +189,9 @@ class ColumnStatistics:
     @property
     def needs(self) -> frozenset[Need]:
         """The statistics that the encoder is fitted to."""
-        return frozenset() if self.spec is None else self.spec.needs_of(self.kind)
+        if self.spec is None:
+            return frozenset()
+        return self.spec.needs_of(self.kind)
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,9 @@ class CountedRows:
 
     def of(self, rows: BoolArray) -> IntArray | None:
         """Return G of some of these rows."""
-        return None if self.counts is None else self.counts[rows]
+        if self.counts is None:
+            return None
+        return self.counts[rows]
 
 
 def feature_statistics(
@@ -342,7 +346,9 @@ def merge(statistics: Sequence[ColumnStatistics]) -> ColumnStatistics:
 
 
 def _with_article(column: ColumnStatistics) -> str:
-    return f"a vector of {column.width}" if column.width else f"a {column.kind}"
+    if column.width:
+        return f"a vector of {column.width}"
+    return f"a {column.kind}"
 
 
 def merge_moments(a: Moments, b: Moments) -> Moments:

@@ -154,12 +154,12 @@ def match_table(
     table: str, predicates: Sequence[tuple[Join, Codes]], joined: Mapping[str, IntArray]
 ) -> Match:
     """Find the rows of ``table`` that satisfy all predicates, for every joined row."""
-    sides = [
-        (join.right, codes[1], codes[0])
-        if join.left == table
-        else (join.left, codes[0], codes[1])
-        for join, codes in predicates
-    ]
+    sides = []
+    for join, (left_codes, right_codes) in predicates:
+        if join.left == table:
+            sides.append((join.right, right_codes, left_codes))
+        else:
+            sides.append((join.left, left_codes, right_codes))
     old = [expand_codes(joined[other], codes) for other, codes, _ in sides]
     group_old, group_new = _number_groups(old, [codes for _, _, codes in sides])
     groups = int(max(group_old.max(initial=NULL), group_new.max(initial=NULL))) + 1

@@ -372,9 +372,9 @@ class IterativeSolver:
 
         operator = LinearOperator((size, size), product, dtype=np.float64)
         # without a penalty, only plain steps from 0 end at the solution of least norm
-        scaled = (
-            LinearOperator((size, size), lambda v: v.ravel() / diagonal) if l2 else None
-        )
+        scaled = None
+        if l2:
+            scaled = LinearOperator((size, size), lambda v: v.ravel() / diagonal)
         steps = {"rtol": ITERATIVE_TOLERANCE, "maxiter": MOST_ITERATIONS, "M": scaled}
 
         def solve(centred: FloatArray) -> FloatArray:

@@ -51,7 +51,9 @@ def class_metrics(
     """
     labels = objective.target.numbers
     weights = objective.weights
-    noise = objective.noise if isinstance(objective.noise, ClassNoise) else None
+    noise = None
+    if isinstance(objective.noise, ClassNoise):
+        noise = objective.noise
 
     def areas_of(span: slice) -> list[float]:
         areas = []
@@ -68,12 +70,16 @@ def class_metrics(
     accuracy = float(mean(objective.response.predict(scores) == labels, weights))
     if noise is not None:
         accuracy = _share(noise.rate_of(accuracy))
-    area = float(np.nanmean(areas)) if not np.all(np.isnan(areas)) else NAN
+    area = NAN
+    if not np.all(np.isnan(areas)):
+        area = float(np.nanmean(areas))
     return {"auc": area, "accuracy": accuracy}
 
 
 def _share(estimate: float) -> float:
-    return min(max(estimate, 0.0), 1.0) if -SLACK <= estimate <= 1.0 + SLACK else NAN
+    if -SLACK <= estimate <= 1.0 + SLACK:
+        return min(max(estimate, 0.0), 1.0)
+    return NAN
 
 
 def _true_area(area: float, noisy_rate: float, noise: ClassNoise | None) -> float:

@@ -127,7 +127,9 @@ def epsilons(released: Iterable[Released], delta: float) -> Epsilons:
     def spent(releases: list[Released]) -> float | str:
         if not releases:
             return ""
-        return NONE if _uncovered(releases) else compose(releases, delta)
+        if _uncovered(releases):
+            return NONE
+        return compose(releases, delta)
 
     feature_releases = [
         release

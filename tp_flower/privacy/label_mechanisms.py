@@ -88,12 +88,16 @@ class LabelPlan:
     @property
     def class_count(self) -> int:
         """k; 0 in regression."""
-        return 0 if self.limits else len(self.classes) or 2
+        if self.limits:
+            return 0
+        return len(self.classes) or 2
 
     @property
     def scale(self) -> float:
         """The Laplace noise's scale b."""
-        width = self.limits[1] - self.limits[0] if self.limits else 2.0
+        width = 2.0
+        if self.limits:
+            width = self.limits[1] - self.limits[0]
         return width / self.epsilon
 
     @property

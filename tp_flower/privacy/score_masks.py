@@ -205,4 +205,6 @@ class ScoreMasks:
     def unmatched(self) -> tuple[int, int]:
         """How many rows lack the mask of some join, and how many rows there are."""
         bare = [mask.codes == NO_MASK for mask in self.joins]
-        return (int(np.any(bare, axis=0).sum()), len(bare[0])) if bare else (0, 0)
+        if bare:
+            return (int(np.any(bare, axis=0).sum()), len(bare[0]))
+        return (0, 0)

@@ -148,7 +148,9 @@ def _problem(layer: nn.Module) -> str:
     check = ModuleValidator.VALIDATORS.get(type(layer))
     errors = check(layer) if check else []
     # the first sentence only: Opacus's texts are long
-    return str(errors[0]).strip().partition(". ")[0] if errors else ""
+    if not errors:
+        return ""
+    return str(errors[0]).strip().partition(". ")[0]
 
 
 def _first_scores(module: nn.Module, rows: torch.Tensor) -> torch.Tensor:

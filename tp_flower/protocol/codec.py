@@ -84,7 +84,9 @@ def decode(kind: type[AnyMessage], packet: Packet) -> AnyMessage:
 
 def decode_reply(kind: type[AnyReply], packet: Packet) -> AnyReply | Failure:
     """Return the reply of a type that a packet carries, or the failure in its place."""
-    return decode(Failure, packet) if is_failure(packet) else decode(kind, packet)
+    if is_failure(packet):
+        return decode(Failure, packet)
+    return decode(kind, packet)
 
 
 def is_failure(packet: Packet) -> bool:

@@ -16,7 +16,6 @@ needs values of two tables at once is refused by name. The query itself is never
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 
 from sqlglot import exp
 
@@ -144,13 +143,13 @@ class Query:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the tables that sites must host, each once."""
-        tables = chain.from_iterable(
-            (table,)
-            if isinstance(table, parsing.TableRef)
-            else (branch.table for branch in table.branches)
-            for table in self.statement.tables
-        )
-        return tuple(dict.fromkeys(table.name for table in tables))
+        names: list[str] = []
+        for table in self.statement.tables:
+            if isinstance(table, parsing.TableRef):
+                names.append(table.name)
+            else:
+                names += [branch.table.name for branch in table.branches]
+        return tuple(dict.fromkeys(names))
 
     @property
     def compared(self) -> set[str]:
@@ -241,7 +240,9 @@ def _label_table(label: Local | None, unlabelled: Unlabelled | None) -> str:
     """Return the table of the label, or of the rows that are predicted; "" for none."""
     if label is not None:
         return label.table
-    return "" if unlabelled is None else unlabelled.table
+    if unlabelled is None:
+        return ""
+    return unlabelled.table
 
 
 def _make_fragments(

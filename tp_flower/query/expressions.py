@@ -99,7 +99,9 @@ _REASONS: tuple[tuple[tuple[type[exp.Expr], ...], str], ...] = (
 def shorten(text: str, limit: int = 120) -> str:
     """Return ``text`` on one line, cut to ``limit`` characters for a message."""
     line = " ".join(text.split())
-    return line if len(line) <= limit else f"{line[: limit - 3]}..."
+    if len(line) <= limit:
+        return line
+    return f"{line[: limit - 3]}..."
 
 
 def explain(error: SqlglotError) -> str:
@@ -411,7 +413,9 @@ def conjuncts(tree: exp.Expr) -> Iterator[exp.Expr]:
 
 def parenthesise(tree: exp.Expr) -> exp.Expr:
     """Return a condition that keeps its meaning between two ANDs."""
-    return exp.Paren(this=tree) if isinstance(tree, exp.Or) else tree
+    if isinstance(tree, exp.Or):
+        return exp.Paren(this=tree)
+    return tree
 
 
 def has_aggregate(tree: exp.Expr) -> bool:

@@ -113,9 +113,15 @@ class SubQuery:
         'SELECT AVG("amount") AS "mean" FROM shard GROUP BY "customer"'
         """
         items = ", ".join(f"{c.sql} AS {quote_name(c.name)}" for c in self.columns)
-        where = f" WHERE {' AND '.join(self.filters)}" if self.filters else ""
-        groups = f" GROUP BY {', '.join(self.groups)}" if self.groups else ""
-        having = f" HAVING {' AND '.join(self.having)}" if self.having else ""
+        where = ""
+        if self.filters:
+            where = f" WHERE {' AND '.join(self.filters)}"
+        groups = ""
+        if self.groups:
+            groups = f" GROUP BY {', '.join(self.groups)}"
+        having = ""
+        if self.having:
+            having = f" HAVING {' AND '.join(self.having)}"
         return f"SELECT {items} FROM {relation}{where}{groups}{having}"
 
     def map(self, change: Change) -> "SubQuery":

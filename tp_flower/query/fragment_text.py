@@ -36,10 +36,8 @@ def fragment_text(fragment: Fragment) -> str:
         *_piece_lines("sub-query group", inner.groups),
         *_piece_lines("sub-query HAVING", inner.having),
         *_feature_lines("feature", fragment.features),
-        *_piece_lines("label", [fragment.label] if fragment.label is not None else []),
-        *_piece_lines(
-            "weight", [fragment.weight] if fragment.weight is not None else []
-        ),
+        *_piece_lines("label", [fragment.label]),
+        *_piece_lines("weight", [fragment.weight]),
         *_piece_lines("filter", fragment.filters),
     ]
     for key in sorted(fragment.keys):
@@ -69,15 +67,17 @@ def _feature_lines(role: str, features: Sequence[Feature]) -> list[str]:
     ]
 
 
-def _piece_lines(role: str, pieces: Sequence[str]) -> list[str]:
-    return [f"{role}: {printable(sql)}" for sql in sorted(pieces)]
+def _piece_lines(role: str, pieces: Sequence[str | None]) -> list[str]:
+    texts = sorted(sql for sql in pieces if sql is not None)
+    return [f"{role}: {printable(sql)}" for sql in texts]
 
 
 def printable(text: str) -> str:
     """Return a text with backslashes, line ends and invisible characters escaped."""
-    return "".join(
-        character
-        if character.isprintable() and character != "\\"
-        else character.encode("unicode_escape").decode()
-        for character in text
-    )
+    escaped = []
+    for character in text:
+        if character.isprintable() and character != "\\":
+            escaped.append(character)
+        else:
+            escaped.append(character.encode("unicode_escape").decode())
+    return "".join(escaped)

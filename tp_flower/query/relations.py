@@ -312,7 +312,9 @@ class _Binder:
         if branch.is_distinct and (is_grouped or aggregates):
             raise QueryError(f"{element}: write DISTINCT or GROUP BY, not both")
         if (aggregates or branch.having) and not is_grouped:
-            cause = shorten(render(aggregates[0])) if aggregates else "HAVING"
+            cause = "HAVING"
+            if aggregates:
+                cause = shorten(render(aggregates[0]))
             raise QueryError(
                 f"{element}: {cause} without GROUP BY is one row for a whole table: "
                 "add GROUP BY and the columns to join on"

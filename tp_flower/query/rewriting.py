@@ -154,7 +154,9 @@ def join_filters(select: exp.Select) -> None:
 
 def _sub_query(tree: exp.Expr) -> exp.Expr | None:
     query = tree.this if isinstance(tree, exp.Exists) else tree.args.get("query")
-    return query.unnest() if isinstance(query, exp.Query) else None
+    if not isinstance(query, exp.Query):
+        return None
+    return query.unnest()
 
 
 def _semi_join(part: exp.Expr, alias: str) -> exp.Join:
@@ -259,7 +261,9 @@ def merge_sub_queries(select: exp.Select) -> None:
     for outer in reversed(list(select.find_all(exp.Select, bfs=True))):
         source = outer.args.get("from_")
         query = source.this if source else None
-        inner = query.this if isinstance(query, exp.Subquery) and query.alias else None
+        inner = None
+        if isinstance(query, exp.Subquery) and query.alias:
+            inner = query.this
         if (
             not source
             or not isinstance(inner, exp.Select)
@@ -267,11 +271,11 @@ def merge_sub_queries(select: exp.Select) -> None:
         ):
             continue
         has_stars = any(item.is_star for item in inner.expressions)
-        if (
-            not inner.args.get("joins")
-            if outer is select
-            else has_stars and inner.expressions[1:]
-        ):
+        if outer is select:
+            is_kept = not inner.args.get("joins")
+        else:
+            is_kept = has_stars and len(inner.expressions) > 1
+        if is_kept:
             continue
         _merge_columns(outer, inner, source.this.alias)
         source.set("this", inner.args["from_"].this)
@@ -352,6 +356,10 @@ def _merge_columns(outer: exp.Select, inner: exp.Select, alias: str) -> None:
 
 def _add_name(item: exp.Expr, values: Mapping[str, exp.Expr]) -> exp.Expr:
     """Return an item under its name, if that of the expression behind it is another."""
-    value = values.get(item.name.lower()) if isinstance(item, exp.Column) else None
+    value = None
+    if isinstance(item, exp.Column):
+        value = values.get(item.name.lower())
     is_renamed = value is not None and value.name.lower() != item.name.lower()
-    return exp.alias_(item, item.this.copy(), copy=False) if is_renamed else item
+    if is_renamed:
+        return exp.alias_(item, item.this.copy(), copy=False)
+    return item

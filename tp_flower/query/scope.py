@@ -84,7 +84,9 @@ class Scope:
             )
         if not owners:
             self._check_readable(self.columns, column.name, element)
-            hint = "; a text stands in single quotes" if column.this.quoted else ""
+            hint = ""
+            if column.this.quoted:
+                hint = "; a text stands in single quotes"
             raise QueryError(f"{element}: {self._unknown(column.name)}{hint}")
         return owners[0]
 

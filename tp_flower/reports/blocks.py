@@ -160,7 +160,9 @@ class Record:
     def count(self, key: str) -> str:
         """Return a count for people; "-" for anything that is not a number."""
         number = self.number(key)
-        return "-" if number is None else format_count(round(number))
+        if number is None:
+            return "-"
+        return format_count(round(number))
 
     def text(self, key: str) -> str:
         """Return a text; "" for anything else."""
@@ -174,7 +176,9 @@ class Record:
     def items(self, key: str) -> list[Any]:
         """Return a list; an empty one for anything else."""
         value = self.get(key)
-        return list(value) if isinstance(value, list | tuple) else []
+        if not isinstance(value, list | tuple):
+            return []
+        return list(value)
 
     def at(self, key: str) -> "Record":
         """Return the object inside."""
@@ -277,7 +281,9 @@ def _epsilon_cell(name: str, total: Record) -> str:
     if not has_epsilon(total, name):
         return total.text(name).partition(":")[0] or "-"
     number = total.number(name)
-    return "no bound" if number is None else format_value(number)
+    if number is None:
+        return "no bound"
+    return format_value(number)
 
 
 def mechanism_text(release: Record) -> str:

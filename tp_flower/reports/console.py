@@ -78,7 +78,9 @@ def value_format(values: Iterable[float | None]) -> Callable[[float | None], str
     sizes = [abs(x) for x in values if x is not None and math.isfinite(x)]
     exponent = math.floor(math.log10(max(sizes, default=0.0) or 1.0))
     decimals = max(min(5 - exponent, 4), 2 - exponent, 0)
-    form = f"{{:z,.{decimals}f}}" if decimals <= 7 and exponent < 9 else "{:.2e}"
+    form = "{:.2e}"
+    if decimals <= 7 and exponent < 9:
+        form = f"{{:z,.{decimals}f}}"
     return lambda value: (
         "-" if value is None or not math.isfinite(value) else form.format(value)
     )
@@ -150,4 +152,6 @@ def _metrics_parts(
 ) -> list[str]:
     values = [f"{key} {format_value(metrics[key])}" for key in keys if key in metrics]
     suffix = f" ({split})" if split else ""
-    return [f"{name} {' '.join(values)}{suffix}"] if values else []
+    if not values:
+        return []
+    return [f"{name} {' '.join(values)}{suffix}"]

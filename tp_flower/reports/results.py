@@ -124,4 +124,6 @@ class Evaluation(Result):
 
 
 def _shortened(line: str) -> str:
-    return line if len(line) <= REPR_WIDTH else f"{line[: REPR_WIDTH - 1]}…"
+    if len(line) <= REPR_WIDTH:
+        return line
+    return f"{line[: REPR_WIDTH - 1]}…"

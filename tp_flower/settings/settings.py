@@ -341,7 +341,9 @@ def _conflicts_of_privacy(values: Settings) -> Iterator[str]:
     is_exact = solves_tables and not values.other_model
     if privacy.features == NOISY_STATISTICS and not is_exact:
         solving = next(name for name, m in METHODS.items() if m.solves_tables)
-        missing = "linear models" if solves_tables else f"strategy {solving!r}"
+        missing = "linear models"
+        if not solves_tables:
+            missing = f"strategy {solving!r}"
         yield f"privacy.features: 'statistics' needs {missing}: use dp-sgd"
     if not values.method.sends_a_row_once:
         reason = f"sends the rows that it draws in the clear. Use {general_methods()}"

@@ -169,17 +169,14 @@ def find_merging(
     decimals, differ as their values do: only of the others distinct texts are counted.
     """
     values = {}
+    varying = {}
     for name, reading in columns.items():
         if reading.type == "DOUBLE":
             values[name] = text_format.read("{}", "DOUBLE")
+            varying[name] = [_numbers_vary(values[name], text_format.decimal)]
         elif is_time(reading.type):
             values[name] = read_text("{}", reading)
-    varying = {
-        name: [_numbers_vary(value, text_format.decimal)]
-        if columns[name].type == "DOUBLE"
-        else [_TIMES_VARY]
-        for name, value in values.items()
-    }
+            varying[name] = [_TIMES_VARY]
     merging = []
     for name, (is_varying,) in _measure(connection, "texts", varying).items():
         if is_varying:

@@ -88,7 +88,9 @@ def type_setting(column: str, kind: str = "VARCHAR") -> str:
 
 def form(value: object) -> str:
     """Return a number, or the type of any other value."""
-    return repr(value) if isinstance(value, int | float) else type(value).__name__
+    if isinstance(value, int | float):
+        return repr(value)
+    return type(value).__name__
 
 
 def refuse_unknown(

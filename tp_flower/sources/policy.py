@@ -251,7 +251,9 @@ class Policy:
 
         None allows any number.
         """
-        return None if isinstance(self.scores_per_rank, str) else self.scores_per_rank
+        if isinstance(self.scores_per_rank, str):
+            return None
+        return self.scores_per_rank
 
     @property
     def asks_ranks(self) -> bool:

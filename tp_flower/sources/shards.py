@@ -206,13 +206,16 @@ def load_tables(path: str) -> tuple[ShardSource, ...]:
         return read_tables_file(path)
     token = path.removeprefix(MEMORY_PREFIX)
     hosted = _registered_table(token)
-    return tuple(
-        shard
-        if isinstance(shard, ShardSource)
-        else ShardSource(table, hosted.site, index, token=token, policy=hosted.policy)
-        for table, shards in hosted.shards.items()
-        for index, shard in enumerate(shards)
-    )
+    sources = []
+    for table, shards in hosted.shards.items():
+        for index, shard in enumerate(shards):
+            source = shard
+            if not isinstance(source, ShardSource):
+                source = ShardSource(
+                    table, hosted.site, index, token=token, policy=hosted.policy
+                )
+            sources.append(source)
+    return tuple(sources)
 
 
 def hosted_shards(
@@ -509,13 +512,15 @@ def _owner_casts(
     source: ShardSource, columns: Mapping[str, str], others: Collection[str] = ()
 ) -> dict[str, str]:
     """Return the SQL of columns with a type in the tables file, except ``others``."""
-    return {
-        name: source.read_text(quote_name(name), kind)
-        if columns[name] == TEXT
-        else f"CAST({quote_name(name)} AS {kind})"
-        for name, kind in source.types_of(columns).items()
-        if name not in others
-    }
+    casts = {}
+    for name, kind in source.types_of(columns).items():
+        if name in others:
+            continue
+        column = quote_name(name)
+        casts[name] = f"CAST({column} AS {kind})"
+        if columns[name] == TEXT:
+            casts[name] = source.read_text(column, kind)
+    return casts
 
 
 def describe(source: ShardSource) -> ShardSchema:

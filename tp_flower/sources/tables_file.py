@@ -179,7 +179,9 @@ class ShardSource:
         """Where the rows are, in words, for the site only."""
         if self.database is not None:
             return str(self.database)
-        where = "a data frame" if self.path is None else self.path
+        where = "a data frame"
+        if self.path is not None:
+            where = self.path
         if self.relation is None:
             return where
         return f"table {'.'.join(self.relation) or 'there'} of {where}"
@@ -425,7 +427,9 @@ def _check_keys(
     }
     for key in raw_entry:
         if not is_allowed.get(key, True):
-            purpose = "CSV files" if key in _CSV_KEYS else "databases"
+            purpose = "databases"
+            if key in _CSV_KEYS:
+                purpose = "CSV files"
             raise SourceError(f"{key!r} of {where} is for {purpose}, which this is not")
 
 

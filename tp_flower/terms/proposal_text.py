@@ -96,7 +96,9 @@ def _tables(
     shards: dict[str, dict[Fragment, list[str]]] = {}
     for number, fragment in fragments.items():
         part = proposal.parts[number]
-        key = f"key {part.site_key[:KEY_DIGITS]}" if part.site_key else "no pinned key"
+        key = "no pinned key"
+        if part.site_key:
+            key = f"key {part.site_key[:KEY_DIGITS]}"
         yours = ", yours" if part.site in own_sites else ""
         holder = f"{printable(part.site)} ({key}{yours})"
         shards.setdefault(part.table, {}).setdefault(fragment, []).append(holder)
@@ -104,7 +106,9 @@ def _tables(
         alias: next(iter(table_fragments)) for alias, table_fragments in shards.items()
     }
     for alias, table_fragments in shards.items():
-        outer = ", LEFT JOINed" if alias in proposal.outer else ""
+        outer = ""
+        if alias in proposal.outer:
+            outer = ", LEFT JOINed"
         for fragment, holders in table_fragments.items():
             table, *pieces = fragment_text(replace(fragment, keys=())).split("\n")
             yield f"{printable(alias)}: {table}{outer}, at {', '.join(holders)}"
@@ -148,7 +152,9 @@ def _training(
     """Yield the label, the method and the models."""
     table = printable(proposal.label_table)
     labels = dict.fromkeys(f.label for f in fragments.values() if f.label is not None)
-    label = f"{', '.join(map(printable, labels))} of {table}" if labels else "none"
+    label = "none"
+    if labels:
+        label = f"{', '.join(map(printable, labels))} of {table}"
     yield f"label: {label}"
     if settings.mode in (PREDICT, EVALUATE):
         if settings.mode == PREDICT:
@@ -166,7 +172,9 @@ def _training(
     for alias in dict.fromkeys(fragment.table for fragment in fragments.values()):
         kind = settings.method.only_model or settings.model_of(alias)
         layers = ", ".join(map(str, settings.hidden_sizes))
-        layers_text = f", hidden layers of {layers}" if kind == MLP else ""
+        layers_text = ""
+        if kind == MLP:
+            layers_text = f", hidden layers of {layers}"
         yield f"model of {printable(alias)}: {printable(kind)}{layers_text}"
     for entry in settings.encoders:
         yield f"encoder: {printable(render_entries([entry]))}"
@@ -288,4 +296,6 @@ def _settings(config: Mapping[str, object]) -> Iterator[str]:
 
 
 def _value(value: object) -> str:
-    return f'"{printable(value)}"' if isinstance(value, str) else printable(str(value))
+    if isinstance(value, str):
+        return f'"{printable(value)}"'
+    return printable(str(value))

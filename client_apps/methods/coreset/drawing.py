@@ -188,7 +188,9 @@ class _Columns:
         """Yield blocks of the rows' columns (k, p), each with the slice of its rows."""
         width = self.features.shape[1] + self.classes + 2
         for block in blocks(len(self.features), max(_BLOCK_VALUES // width, 1)):
-            label = None if self.label is None else self.label[block, None]
+            label = None
+            if self.label is not None:
+                label = self.label[block, None]
             if label is not None and self.classes:
                 label = label == np.arange(self.classes)
             has_label = label is not None
@@ -198,7 +200,9 @@ class _Columns:
     @property
     def width(self) -> int:
         """The number of columns, p."""
-        of_label = 0 if self.label is None else 1 + (self.classes or 1)
+        of_label = 0
+        if self.label is not None:
+            of_label = 1 + (self.classes or 1)
         return int(self.features.shape[1]) + of_label
 
 

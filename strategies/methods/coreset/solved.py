@@ -53,7 +53,9 @@ def form_values(settings: Settings) -> DisclosureValues:
 def solver_of(settings: Settings) -> str:
     """Return the solver that the settings name, or the first one of the method."""
     solver = settings.of(CoresetSettings).coreset_solver
-    return settings.method.solvers[0] if solver == AUTO else solver
+    if solver == AUTO:
+        return settings.method.solvers[0]
+    return solver
 
 
 def solve_on_rows(

@@ -109,7 +109,9 @@ class Training:
         """Return the local steps and step size of an epoch, equal at all sites."""
         batch = self.settings.batch_size
         passes = self.settings.local_epochs or 1
-        batches = -(-max(self.problem.rows) // batch) if batch else 1
+        batches = 1
+        if batch:
+            batches = -(-max(self.problem.rows) // batch)
         # gradients over samples of rows have noise, which only smaller steps reduce
         return Pace(
             steps=passes * max(batches, 1),
@@ -178,13 +180,17 @@ class Training:
         means = {
             track: mean_metrics(sites, "test") for track, sites in self.metrics.items()
         }
-        name = "rmse" if "rmse" in means[PERSONAL] else "log_loss"
+        name = "log_loss"
+        if "rmse" in means[PERSONAL]:
+            name = "rmse"
         errors = {
             track: metrics.get(name, math.inf) for track, metrics in means.items()
         }
         best = min(errors, key=errors.__getitem__)
         penalty = self.settings.of(PersonalisedSettings).graph_penalty
-        way = f"lower it, say to {penalty / 10:g}" if best == "local" else "raise it"
+        way = "raise it"
+        if best == "local":
+            way = f"lower it, say to {penalty / 10:g}"
         # without personal coordinates no penalty counts
         if (
             not errors[PERSONAL] > CLEARLY * errors[best]

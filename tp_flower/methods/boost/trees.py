@@ -209,7 +209,9 @@ def grow(
 
 
 def _threads(rows: int) -> int:
-    return thread_count() if rows >= THREADED_ROWS else 1
+    if rows >= THREADED_ROWS:
+        return thread_count()
+    return 1
 
 
 def _values(
@@ -256,4 +258,6 @@ def _tree_features(features: Features) -> "npt.NDArray[np.float32] | csr_matrix"
         return matrix
     is_missing = rows <= MISSING
     # large rows are mapped from a file, and not copied without need
-    return np.where(is_missing, np.float32(np.nan), rows) if is_missing.any() else rows
+    if is_missing.any():
+        return np.where(is_missing, np.float32(np.nan), rows)
+    return rows

@@ -251,4 +251,6 @@ def gamma(blocks: Sequence[AnyArray], weights: FloatArray) -> float:
     )
     smallest = np.linalg.eigvalsh(gram(together, weights)).min(initial=1.0)
     # this is a square: rounding can turn 0 into what would be 1e-8 as a root
-    return float(np.sqrt(np.clip(smallest, 0.0, 1.0))) if smallest > 1e-12 else 0.0
+    if smallest > 1e-12:
+        return float(np.sqrt(np.clip(smallest, 0.0, 1.0)))
+    return 0.0

@@ -30,7 +30,9 @@ def named_coordinates(personal: str) -> tuple[str, ...]:
     >>> named_coordinates("age, (intercept)")
     ('age', '(intercept)')
     """
-    return () if personal in (EVERYTHING, LAST) else items_of(personal)
+    if personal in (EVERYTHING, LAST):
+        return ()
+    return items_of(personal)
 
 
 def _personal(text: str) -> str:

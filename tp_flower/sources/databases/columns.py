@@ -104,7 +104,9 @@ def arrow_type(duckdb_type: str) -> pa.DataType | None:
     Decimal128Type(decimal128(10, 2))
     """
     digits = decimal_digits(duckdb_type)
-    return pa.decimal128(*digits) if digits else _ARROW.get(duckdb_type)
+    if digits:
+        return pa.decimal128(*digits)
+    return _ARROW.get(duckdb_type)
 
 
 def decimal_digits(duckdb_type: str) -> tuple[int, int] | None:

@@ -93,9 +93,9 @@ def select(
     pushed: list[str] = []
     remaining: list[str] = []
     for sql in (fragment.subquery or fragment).filters:
-        condition = (
-            pushdown.condition(parse_expression(sql, "filter")) if has_filters else None
-        )
+        condition = None
+        if has_filters:
+            condition = pushdown.condition(parse_expression(sql, "filter"))
         if condition is None:
             remaining.append(sql)
         else:
@@ -132,7 +132,9 @@ class FilterPushdown:
         tree = tree.unnest()
         if isinstance(tree, exp.Not):
             negated = self.condition(tree.this)
-            return None if negated is None else exp.Not(this=exp.Paren(this=negated))
+            if negated is None:
+                return None
+            return exp.Not(this=exp.Paren(this=negated))
         if isinstance(tree, exp.Is):
             if not self._kind(tree.this) or not isinstance(tree.expression, exp.Null):
                 return None
@@ -157,7 +159,9 @@ class FilterPushdown:
         too_fine = self.dialect == "mysql" and digits and digits[1] > MYSQL_MAX_SCALE
         if not column.is_exact or too_fine:
             return ""
-        return "decimal" if digits else _KINDS.get(column.type, "")
+        if digits:
+            return "decimal"
+        return _KINDS.get(column.type, "")
 
     def _operands(
         self, tree: exp.Expr, constants: Sequence[exp.Expr]
@@ -176,7 +180,9 @@ class FilterPushdown:
         else:
             return None
         operands = [constant for constant in translated if constant is not None]
-        return [value, *operands] if len(operands) == len(constants) else None
+        if len(operands) != len(constants):
+            return None
+        return [value, *operands]
 
     def _text(self, tree: exp.Expr) -> exp.Expr | None:
         r"""Return a text constant; None if its meaning depends on settings.
@@ -263,7 +269,9 @@ def _constants(tree: exp.Expr) -> list[exp.Expr]:
         return list(tree.expressions)
     if isinstance(tree, exp.Between):
         return [tree.args["low"], tree.args["high"]]
-    return [tree.expression] if isinstance(tree, _COMPARISONS) else []
+    if not isinstance(tree, _COMPARISONS):
+        return []
+    return [tree.expression]
 
 
 def render(tree: exp.Expr, dialect: Dialect) -> str:
