@@ -98,9 +98,8 @@ def _reply(content: RecordDict, context: Context, action: Action) -> RecordDict:
         request = IncomingRequest.read(action, content)
         site = Site(context, request.run)
         reply = answer_once(site, request, handler_of(action))
-        message_log.write(
-            DEBUG if site.is_simulated else INFO, "answered", request, site, reply
-        )
+        level = DEBUG if site.is_simulated else INFO
+        message_log.write(level, "answered", request, site, reply)
         return reply
     except Exception as error:  # noqa: BLE001 - see the module docstring
         reason = str(error) if isinstance(error, TPFlowerError) else _place(error)

@@ -179,8 +179,8 @@ def run(
         :class:`Evaluation`, by the mode.
     """
     named = settings.tables if sites is None else sites
-    workspace = _Workspace(named, user_home() if home is None else _absolute(home))
-    return _carry_out(settings, workspace, announce or _ignore)
+    folder = user_home() if home is None else _absolute(home)
+    return _carry_out(settings, _Workspace(named, folder), announce or _ignore)
 
 
 def print_line(line: str) -> None:

@@ -113,10 +113,13 @@ def check(root: str, connection: Connection) -> None:
 def set_back(root: str, connection: Connection) -> Mark:
     """Set the ledger of a database to its beginning, and count on from the file."""
     path = Path(root) / COUNTER_FILE
+    changes = Mark.read(connection).changes
     stored = None
     if root != IN_MEMORY and path.exists():
         stored = Mark.of_text(path.read_bytes())
-    changes = max(Mark.read(connection).changes, stored.changes if stored else 0) + 1
+    if stored is not None:
+        changes = max(changes, stored.changes)
+    changes += 1
     connection.execute(
         "UPDATE counter SET changes = ?, seq = 0, checksum = ?", (changes, START)
     )

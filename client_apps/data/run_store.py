@@ -20,7 +20,7 @@ import time
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from itertools import count
@@ -129,9 +129,11 @@ class SiteStore:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the run for this process; a process that is killed releases the lock."""
-        with (
-            self._cached.lock if self._folder is None else self._file_lock(self._folder)
-        ):
+        if self._folder is None:
+            lock: AbstractContextManager[object] = self._cached.lock
+        else:
+            lock = self._file_lock(self._folder)
+        with lock:
             yield
 
     @contextmanager

@@ -88,9 +88,8 @@ class Round:
     ) -> None:
         self.number = number
         self.digest = digest
-        self._history = self._begun = extend_history(
-            "" if last is None else last.history, number, digest
-        )
+        history = "" if last is None else last.history
+        self._history = self._begun = extend_history(history, number, digest)
         self._key = key
         self.noise = NoiseSource(lambda: self._derive(b"noise"))
         self.arrays: dict[ArrayKey, AnyArray] = {} if last is None else {**last.arrays}
@@ -443,9 +442,10 @@ class Site:
             self.ledger.spend(self.store.run, self.uses.copy(), self.round.payment)
             self.uses.clear()
         # the masks of a simulation are no secret
-        for item in () if self.is_simulated else self.masked:
-            self.changes.part = item.part
-            self.store.record_masked(item.part, item.name, item.digest)
+        if not self.is_simulated:
+            for item in self.masked:
+                self.changes.part = item.part
+                self.store.record_masked(item.part, item.name, item.digest)
         self.changes.part = None
         self.masked.clear()
 

@@ -169,12 +169,15 @@ class ModelStrategy(RoundStrategy):
 
     def _privacy(self, joined: Joined) -> dict[str, object]:
         """Return the `privacy` entry of the report."""
+        messages = [Action.SCORE]
+        if asks_ranks(self.inventory):
+            messages.insert(0, Action.RANK)
         exposure = exposure_of(
             joined.bound,
             joined.extracted.parts,
             self.settings,
             self.inventory,
-            (*((Action.RANK,) if asks_ranks(self.inventory) else ()), Action.SCORE),
+            messages,
             weight=joined.bound.weight_table or "",
             has_label=self.settings.mode == EVALUATE and self.has_label,
             has_row_key=joined.extracted.row_hashes is not None,

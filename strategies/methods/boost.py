@@ -354,9 +354,8 @@ class Boost(JoinMethod):
                 is not None
             }
             is_own = name not in bagged or len(trees) < len(table.parts)
-            parts |= table.for_all(
-                BagPart(is_own=is_own, trees={} if is_own else trees)
-            )
+            shared_trees = {} if is_own else trees
+            parts |= table.for_all(BagPart(is_own=is_own, trees=shared_trees))
         if not all(part.is_own for part in parts.values()):
             bag = BagRequest(
                 growth=self._growth,

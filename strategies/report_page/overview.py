@@ -214,7 +214,8 @@ def _times_column(
     """Return the column of join multiplicities, with decimals if any needs them."""
 
     def times(item: blocks.Record) -> float | None:
-        return (item.at(inside) if inside else item).number(key)
+        record = item.at(inside) if inside else item
+        return record.number(key)
 
     values = [value for item in items if (value := times(item)) is not None]
     is_whole = all(value == int(value) for value in values)

@@ -261,9 +261,10 @@ def thin(points: Sequence[Point]) -> Sequence[Point]:
 
 def _ends(x: Axis, y: Axis, line: Series) -> str:
     (x0, y0), (x1, y1) = line.points[0], line.points[-1]
-    start = f"from {y.format(y0)} at {x.format(x0)} to "
     end = f"{y.format(y1)} at {x.format(x1)}."
-    return f"{line.name}: {start if len(line.points) > 1 else ''}{end}"
+    if len(line.points) == 1:
+        return f"{line.name}: {end}"
+    return f"{line.name}: from {y.format(y0)} at {x.format(x0)} to {end}"
 
 
 def _line_data(title: str, x: Axis, y: Axis, lines: Sequence[Series]) -> Table:
@@ -300,9 +301,8 @@ class _Canvas:
         left = max(text_width(label) for _, label in upwards.ticks) + GAP
         # the labels at the lines' ends are bold
         ends = max(1.15 * text_width(line.label) for line in lines)
-        return cls(
-            x, y, across, upwards, left, WIDTH - ends - (GAP if ends else 2 * GAP)
-        )
+        gap = GAP if ends else 2 * GAP
+        return cls(x, y, across, upwards, left, WIDTH - ends - gap)
 
     def at(self, point: Point) -> Point:
         x = self.left + self.across.at(point[0]) * (self.right - self.left)

@@ -160,9 +160,10 @@ def _one_line(text: str) -> str:
 
 def _tables_at(request: Requests, node: int) -> str:
     tables = list(dict.fromkeys(repr(part.table) for part in request.parts_at(node)))
-    if tables:
-        return f" (table{'s' if len(tables) > 1 else ''} {', '.join(tables)})"
-    return ""
+    if not tables:
+        return ""
+    noun = "tables" if len(tables) > 1 else "table"
+    return f" ({noun} {', '.join(tables)})"
 
 
 def _name(node: int, site_names: Mapping[int, str]) -> str:

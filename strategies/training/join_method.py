@@ -193,15 +193,17 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         self, *, is_sharded: bool, is_ranked: bool = False
     ) -> tuple[Action, ...]:
         """Return a run's messages after ``extract``, up to the one that ends it."""
-        return (
-            *self.messages_of_start,
-            Action.STATISTICS,
-            *((Action.FIT,) if is_sharded else ()),
-            *(self.drawing.messages if self.drawing else ()),
-            *((Action.RANK,) if is_ranked else ()),
-            *self.messages,
-            *(self.messages_of_shards if is_sharded else ()),
-        )
+        messages = [*self.messages_of_start, Action.STATISTICS]
+        if is_sharded:
+            messages.append(Action.FIT)
+        if self.drawing is not None:
+            messages += self.drawing.messages
+        if is_ranked:
+            messages.append(Action.RANK)
+        messages += self.messages
+        if is_sharded:
+            messages += self.messages_of_shards
+        return tuple(messages)
 
     def disclosure_values(self, _: JoinedTables) -> DisclosureValues:
         """Return the values of names that only the method's own messages use."""

@@ -157,9 +157,8 @@ class SiteEncoder:
         """
         writers = self._writers(columns)
         # a table without features still has rows: ``out`` knows how many
-        total = max(
-            (c.rows for c in columns.values()), default=0 if out is None else len(out)
-        )
+        rows_of_out = 0 if out is None else len(out)
+        total = max((c.rows for c in columns.values()), default=rows_of_out)
         width = self.encoder.width
         if out is None:
             out = np.empty((total, width), dtype=np.float32)

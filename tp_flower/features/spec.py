@@ -124,7 +124,9 @@ def _number(text: str) -> float:
 
 def _seconds(text: str) -> float:
     moment = datetime.fromisoformat(text)
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    if not moment.tzinfo:
+        moment = moment.replace(tzinfo=UTC)
+    return moment.timestamp()
 
 
 class Need(StrEnum):

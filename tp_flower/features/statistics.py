@@ -311,7 +311,8 @@ def moments_of(
         deviations = present - first
         shift = float(np.average(deviations, weights=counts))
         deviations -= shift
-        m2 = float(deviations @ (deviations if counts is None else counts * deviations))
+        weighted = deviations if counts is None else counts * deviations
+        m2 = float(deviations @ weighted)
     if not np.isfinite(m2):
         # the size stays with the owner: it is the value of a row
         raise SchemaError("some values are too large to standardise")

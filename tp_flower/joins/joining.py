@@ -323,7 +323,9 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its r
         for number, join in enumerate(joins)
     }
     start = np.arange(rows[label_table], dtype=np.int32)
-    joined = {label_table: start if sampled is None else start[sampled]}
+    if sampled is not None:
+        start = start[sampled]
+    joined = {label_table: start}
     steps = [JoinStep(label_table, len(joined[label_table]))]
     for table, numbers in order[1:]:
         predicates = [(joins[number], codes[number]) for number in numbers]

@@ -177,7 +177,8 @@ class TableMapping:
             columns = len(local), *columns
         total = np.zeros((self.joined_rows, *columns), first.dtype)
         for position, (name, table) in enumerate(self.tables.items()):
-            table.add_expanded(local[name], total[:, position] if by_table else total)
+            table_total = total[:, position] if by_table else total
+            table.add_expanded(local[name], table_total)
         return total
 
     def stand_in(

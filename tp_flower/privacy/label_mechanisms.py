@@ -83,7 +83,9 @@ class LabelPlan:
     @property
     def kind(self) -> str:
         """The type of the labels that leave."""
-        return "number" if self.limits else "text" if self.classes else "boolean"
+        if self.limits:
+            return "number"
+        return "text" if self.classes else "boolean"
 
     @property
     def class_count(self) -> int:

@@ -111,9 +111,8 @@ def _bind_using(join: JoinClause, name: str, scope: Scope) -> Condition:
         Local(left, local_sql(column, scope.columns[left], element)),
         Local(right, local_sql(column, scope.columns[right], element)),
     )
-    return Condition(
-        sides, f"{left}.{name} = {right}.{name}", join.alias if join.is_left else None
-    )
+    owner = join.alias if join.is_left else None
+    return Condition(sides, f"{left}.{name} = {right}.{name}", owner)
 
 
 def _bind(text: str, scope: Scope, owner: str | None) -> Condition:

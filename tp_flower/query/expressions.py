@@ -377,7 +377,10 @@ def _why_refused_aggregate(node: exp.Expr) -> str:
 def _why_refused_call(node: exp.Expr, parts: set[str]) -> str:
     """Return why an aggregate is nested in another or has unsupported arguments."""
     is_quantile = type(node) is exp.PercentileCont
-    if parts - {"big_int"} - ({"expression"} if is_quantile else set()) != {"this"}:
+    optional = {"big_int"}
+    if is_quantile:
+        optional.add("expression")
+    if parts - optional != {"this"}:
         return f"this form of an aggregate is not supported; supported: {_LISTED}"
     if is_quantile and not _is_fraction(node.args.get("expression")):
         return "a quantile is a number from 0 to 1"

@@ -184,9 +184,9 @@ def _inline(piece: Piece, outputs: Mapping[str, str]) -> str:
     for column in list(holder.find_all(exp.Column)):
         tree = parse_expression(outputs[column.name], piece.element)
         is_plain = isinstance(tree, exp.Column | exp.Paren | exp.Func)
-        column.replace(
-            tree if is_plain or column.parent is holder else exp.Paren(this=tree)
-        )
+        if not (is_plain or column.parent is holder):
+            tree = exp.Paren(this=tree)
+        column.replace(tree)
     # parsed again: only an expression with one form may leave
     return render(
         piece._replace(sql=render(holder.this, quote=True)).parse(), quote=True

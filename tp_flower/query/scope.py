@@ -173,13 +173,16 @@ def expand_stars(
             continue
         features = [_item(*column) for column in columns if column not in hidden]
         if not features:
+            star = "*" if item.table is None else f"{item.table}.*"
+            tables = ", ".join(_tables_of(item, scope))
             raise QueryError(
-                f"{'*' if item.table is None else f'{item.table}.*'} selects no column:"
-                f" all of {', '.join(_tables_of(item, scope))} are join keys, label, "
+                f"{star} selects no column: all of {tables} are join keys, label, "
                 "weight or EXCLUDEd, or kept from features by a policy"
             )
         expanded += features
-    return (*expanded, *(() if selected else labels))
+    if not selected:
+        expanded += labels
+    return tuple(expanded)
 
 
 def star_columns(

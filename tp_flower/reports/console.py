@@ -81,14 +81,19 @@ def value_format(values: Iterable[float | None]) -> Callable[[float | None], str
     form = "{:.2e}"
     if decimals <= 7 and exponent < 9:
         form = f"{{:z,.{decimals}f}}"
-    return lambda value: (
-        "-" if value is None or not math.isfinite(value) else form.format(value)
-    )
+
+    def format_one(value: float | None) -> str:
+        if value is None or not math.isfinite(value):
+            return "-"
+        return form.format(value)
+
+    return format_one
 
 
 def _three_digits(number: float) -> str:
-    decimals = 2 if number < 9.995 else 1 if number < 99.95 else 0
-    return f"{number:.{decimals}f}"
+    if number < 9.995:
+        return f"{number:.2f}"
+    return f"{number:.1f}" if number < 99.95 else f"{number:.0f}"
 
 
 def name_table(alias: str, name: str) -> str:

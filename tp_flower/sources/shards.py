@@ -305,10 +305,13 @@ def fingerprint(source: ShardSource) -> str | None:
     if source.path is None:
         return None
     _check_readable(source, source.path)
-    files = []
+    paths = _files(source.path)
     # what was written to a DuckDB file may still be in its log
     log = f"{source.path}.wal"
-    for path in (*_files(source.path), *([log] if Path(log).exists() else [])):
+    if Path(log).exists():
+        paths.append(log)
+    files = []
+    for path in paths:
         status = Path(path).stat()
         # a copy that keeps the file's time and size (cp -p, rsync -t) changes the ctime
         files.append(

@@ -99,7 +99,9 @@ def members_of_groups(proposal: Proposal, *, masks_scores: bool) -> dict[str, se
     for table in proposal.tables:
         if len(proposal.shards_of(table)) > 1:
             groups[table_group(proposal, table)] = nodes[table]
-    for number, join in enumerate(proposal.joins if masks_scores else ()):
+    if not masks_scores:
+        return groups
+    for number, join in enumerate(proposal.joins):
         # both may be at sites that a prediction does without
         if members := nodes[join.left] | nodes[join.right]:
             groups[join_group(number)] = members

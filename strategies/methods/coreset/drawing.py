@@ -234,11 +234,10 @@ def _measure(
     parties: list[Party] = []
     for table, layout in joined.layouts.items():
         if importance == sensitivities.REGRESSION:
-            added = 1 + max(len(joined.labels.classes), 1)
-            columns = (
-                encoders[table].columns.width,
-                added if table == label_table else 0,
-            )
+            added = 0
+            if table == label_table:
+                added = 1 + max(len(joined.labels.classes), 1)
+            columns = encoders[table].columns.width, added
             parties += _parties_of_columns(layout, replies, columns, penalty)
         else:
             parties += _parties_of_clusters(layout, replies, clusters)

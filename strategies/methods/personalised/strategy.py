@@ -110,12 +110,14 @@ class Training:
         batch = self.settings.batch_size
         passes = self.settings.local_epochs or 1
         batches = 1
+        rate = self.rate
         if batch:
             batches = -(-max(self.problem.rows) // batch)
-        # gradients over samples of rows have noise, which only smaller steps reduce
+            # gradients over samples of rows have noise, which only smaller steps reduce
+            rate = falling_rate(self.rate, epoch)
         return Pace(
             steps=passes * max(batches, 1),
-            rate=falling_rate(self.rate, epoch) if batch else self.rate,
+            rate=rate,
             batch=batch,
             seed=self.settings.seed,
             epoch=epoch,

@@ -234,14 +234,18 @@ class Sgd(JoinMethod):
             for batch, next_batch in itertools.pairwise(order):
                 yield _Step(epoch, batch, next_batch, begins_epoch=batch == order[0])
             following = next(upcoming, None)
-            yield _Step(
+            step = _Step(
                 epoch,
                 order[-1],
-                None if following is None else int(following.order[0]),
+                None,
                 begins_epoch=len(order) == 1,
                 ends_epoch=True,
-                evaluate=ALL if following is None else usual,
+                evaluate=ALL,
             )
+            if following is not None:
+                next_batch = int(following.order[0])
+                step = replace(step, next_batch=next_batch, evaluate=usual)
+            yield step
             epoch = following
 
     def _rates(self, problem: TrainingProblem, epoch: int) -> dict[str, float]:

@@ -244,10 +244,10 @@ def safe_words(error: BaseException, database: DatabaseShard) -> str:
     if reason in _WORDY:
         words = " ".join(str(_first_line(cause)).split())[:300]
         return f"{reason} ({database.url.redact(words)})"
-    code = _code(cause)
-    return (
-        reason or f"it answers with {type(cause).__name__}{f' {code}' if code else ''}"
-    )
+    if reason:
+        return reason
+    name_and_code = f"{type(cause).__name__} {_code(cause)}".rstrip()
+    return f"it answers with {name_and_code}"
 
 
 def _code(cause: BaseException) -> str:
