@@ -9,7 +9,7 @@ import pytest
 import tp_flower.privacy.plan as plan_module
 from client_apps.methods.registry import join_method_of
 from client_apps.privacy import ledger_entries
-from scripts.render_pages import render_pages
+from scripts.render_pages import OUTLINES, outline, render_pages
 from tests.support.files import ROOT
 from tp_flower.methods.admm.messages import TRAIN_ADMM
 from tp_flower.methods.coreset.messages import TRAIN_ROWS
@@ -42,6 +42,9 @@ def test_pages_are_rendered_from_the_declarations():
         assert (ROOT / path).read_text("utf-8") == text, "run scripts/render_pages.py"
     assert "| `train.admm` | *scored* | " in pages["docs/reference/messages.md"]
     assert "| `train.admm` | One epoch " in pages["ARCHITECTURE.md"]
+    assert "class Poisson(Objective):" in pages["CONTRIBUTING.md"]
+    for path, names in OUTLINES.items():
+        assert 0 < len(outline(ROOT / path, names)) <= 15
 
 
 def test_every_kind_of_planned_release_is_declared():
