@@ -278,3 +278,9 @@ def test_a_strategy_has_one_room():
     room = strategies.registry.ServerRoom(f"{__name__}:Toy")
     with pytest.raises(ValueError, match="'toy' is registered: choose another name"):
         strategies.registry.register(TOY, room)
+
+
+def test_a_family_has_one_room():
+    room = site_registry.Room(method=f"{__name__}:SiteHalf", answers={})
+    with pytest.raises(ValueError, match="'toy' is registered: choose another name"):
+        site_registry.register(TOY, room)
