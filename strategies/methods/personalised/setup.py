@@ -7,7 +7,7 @@ which give the base score.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +17,7 @@ import numpy as np
 from strategies.disclosures import (
     NOTHING,
     DisclosureValues,
+    Exposure,
     exposure_of,
     features_note,
 )
@@ -25,7 +26,7 @@ from strategies.run.replies import refuse
 from strategies.run.sites import Inventory
 from strategies.setup.absent_columns import check_present
 from strategies.setup.columns import bind_columns, reading_warnings
-from strategies.setup.encoding import fit_encoders, fitted_tables
+from strategies.setup.encoding import TableEncoding, fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import SplitRows, encoder_choices
 from strategies.setup.labels import common_kind, fitting_loss, number_name
@@ -65,7 +66,7 @@ from tp_flower.objectives import (
 )
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import pack_bits
-from tp_flower.protocol.setup_messages import ExtractedPart, LabelFacts
+from tp_flower.protocol.setup_messages import EncodedColumns, ExtractedPart, LabelFacts
 from tp_flower.query import BoundQuery, Query
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
@@ -130,7 +131,6 @@ def set_up_personalised(
     held_out = [
         split_rows(rows[part.number], settings.test_fraction, rng) for part in parts
     ]
-    trained = tuple(int(np.count_nonzero(~mask)) for mask in held_out)
     kind, values = read_classes(extracted, parts, settings)
     _check_classes(values, settings)
     classes = tuple(v if isinstance(v, str) else number_name(v) for v in values)
@@ -163,16 +163,55 @@ def set_up_personalised(
     )
     replies = yield ask(request, parts)
     bodies = [replies.body(part, PersonalisedPart) for part in parts]
+    exposure = _exposure(split, settings, inventory, encoders)
+    return _make_problem(
+        split, encoders[name].columns, response, spec, bodies, exposure
+    )
+
+
+def _exposure(
+    split: SplitRows,
+    settings: Settings,
+    inventory: Inventory,
+    encoders: Mapping[str, TableEncoding],
+) -> Exposure:
+    """Return the properties of the run that decide who learns what."""
+    messages = [Action.STATISTICS]
+    if len(split.extracted.all_parts) > 1:
+        messages.append(Action.FIT)
+    return exposure_of(
+        split.bound,
+        split.extracted.parts,
+        settings,
+        inventory,
+        [*messages, *TRAINING],
+        keeps_labels=True,
+        fitted=fitted_tables(encoders),
+        method=_disclosure_values(settings),
+    )
+
+
+def _make_problem(
+    split: SplitRows,
+    columns: EncodedColumns,
+    response: Response,
+    spec: ModelSpec,
+    bodies: Sequence[PersonalisedPart],
+    exposure: Exposure,
+) -> PersonalisedProblem:
+    """Return the problem, from the replies of the parts in their order."""
+    extracted = split.extracted
+    name = split.bound.label_table
+    parts = extracted.parts[name]
+    trained = tuple(
+        int(np.count_nonzero(~split.held_out[rows]))
+        for _, rows in extracted.shards_of(name)
+    )
     features, penalised = common_shape(parts, bodies)
     base_score, label_scale = _base_and_scale(
-        response, _label_sums(parts, bodies, trained, len(classes))
+        response, _label_sums(parts, bodies, trained, len(response.classes))
     )
     table = PreparedTable(name, parts, spec.kind, features, spec.outputs, penalised)
-    messages = (
-        Action.STATISTICS,
-        *((Action.FIT,) if len(parts) > 1 else ()),
-        *TRAINING,
-    )
     return PersonalisedProblem(
         tables={name: table},
         head=Sum(response.outputs),
@@ -182,17 +221,8 @@ def set_up_personalised(
         source_rows=extracted.table_rows,
         fan_out={name: np.ones(len(split.held_out), np.int64)},
         names=split.names,
-        encoders={name: encoders[name].columns},
-        exposure=exposure_of(
-            bound,
-            extracted.parts,
-            settings,
-            inventory,
-            messages,
-            keeps_labels=True,
-            fitted=fitted_tables(encoders),
-            method=_disclosure_values(settings),
-        ),
+        encoders={name: columns},
+        exposure=exposure,
         sites=site_names(parts),
         rows=trained,
         held_out_rows=int(np.count_nonzero(split.held_out)),
