@@ -34,7 +34,7 @@ def costs(report: blocks.Record) -> blocks.Blocks:
             "waiting for the sites to be online."
         )
     if rounds:
-        yield blocks.Prose(_waiting(_count_rounds(rounds)))
+        yield blocks.Prose(_waiting_times(_count_rounds(rounds)))
 
 
 def estimate(cost: blocks.Record) -> blocks.Block | None:
@@ -51,7 +51,7 @@ def estimate(cost: blocks.Record) -> blocks.Block | None:
     title = (
         f"Training by {cost.text('strategy')}, at most {cost.count('epochs')} epochs"
     )
-    waiting = _waiting(int(rounds.amount("run")))
+    waiting = _waiting_times(int(rounds.amount("run")))
     return blocks.Table(title, ("", "rounds", *DIRECTIONS), rows, note=waiting)
 
 
@@ -87,7 +87,7 @@ def memory_line(forecast: blocks.Record) -> blocks.Block | None:
     )
 
 
-def _waiting(rounds: int) -> str:
+def _waiting_times(rounds: int) -> str:
     """Return how long the rounds would wait in a deployment, by channel."""
     seconds = waiting_seconds(rounds).items()
     parts = (f"{format_seconds(value)} ({channel})" for channel, value in seconds)

@@ -227,9 +227,9 @@ class RoundStrategy(Strategy):
     @property
     def ledgers(self) -> dict[str, list[Document]]:
         """By site, its latest account of what the run's releases have cost."""
-        return self._by_site(self._progress.ledgers)
+        return self._group_by_site(self._progress.ledgers)
 
-    def _by_site(self, by_node: Mapping[int, Value]) -> dict[str, Value]:
+    def _group_by_site(self, by_node: Mapping[int, Value]) -> dict[str, Value]:
         names = self.inventory.site_names
         return {
             names.get(node, f"node {node}"): value
@@ -249,7 +249,7 @@ class RoundStrategy(Strategy):
             "query": self.query.to_sql(),
             "history": self.history,
             "warnings": self.warnings,
-            "ledger_ends": self._by_site(self._progress.ledger_ends),
+            "ledger_ends": self._group_by_site(self._progress.ledger_ends),
             "output_dir": self.settings.output_dir,
             # ISO 8601, UTC
             "started": self.started_at.isoformat(timespec="seconds"),

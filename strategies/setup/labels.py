@@ -17,7 +17,7 @@ from tp_flower.objectives import (
     MAX_CLASSES,
     Objective,
     Target,
-    fitting,
+    fitting_families,
     make_objective,
     takes_numbers,
 )
@@ -236,7 +236,7 @@ def objective_of(target: Target, loss: str, settings: Settings) -> Objective:
 def fitting_loss(classes: Sequence[str], loss: str) -> str:
     """Return the loss of labels in the clear; for "auto" the first that fits them."""
     count = len(classes)
-    losses = fitting(count)
+    losses = fitting_families(count)
     if loss not in (AUTO, *losses):
         label = "of numbers"
         if count:

@@ -258,27 +258,27 @@ class Plan:
     @property
     def numbers(self) -> tuple[TypedColumn, ...]:
         """Features, label and weight that are neither texts nor vectors."""
-        return self._of_kinds("number", "boolean", "time")
+        return self._values_of("number", "boolean", "time")
 
     @property
     def vectors(self) -> tuple[TypedColumn, ...]:
         """Features that are vectors."""
-        return self._of_kinds("vector")
+        return self._values_of("vector")
 
-    def _of_kinds(self, *kinds: str) -> tuple[TypedColumn, ...]:
+    def _values_of(self, *kinds: str) -> tuple[TypedColumn, ...]:
         return tuple(piece for piece in self.values if piece.kind in kinds)
 
     @property
     def listed(self) -> tuple[str, ...]:
         """The columns of texts: features and label, keys, groups."""
-        return (*(piece.column for piece in self._of_kinds("text")), *self.composites)
+        return (*(piece.column for piece in self._values_of("text")), *self.composites)
 
     @property
     def select(self) -> str:
         """The SELECT: numbers, texts, the canonical texts of keys, then vectors."""
         inner = [f"{_value(piece)} AS {piece.column}" for piece in self.values]
         inner += [f"{comparable_sql(piece)} AS {piece.column}" for piece in self.parts]
-        outer = [piece.column for piece in (*self.numbers, *self._of_kinds("text"))]
+        outer = [piece.column for piece in (*self.numbers, *self._values_of("text"))]
         outer += [
             f"{_canonical(parts, is_group=column == GROUPS)} AS {column}"
             for column, parts in self.composites.items()

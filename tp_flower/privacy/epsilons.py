@@ -127,7 +127,7 @@ def epsilons(released: Iterable[Released], delta: float) -> Epsilons:
     def spent(releases: list[Released]) -> float | str:
         if not releases:
             return ""
-        if _uncovered(releases):
+        if _list_uncovered(releases):
             return NONE
         return compose(releases, delta)
 
@@ -155,13 +155,13 @@ def compose(released: Iterable[Released], delta: float) -> float:
     return epsilon(spent, delta)
 
 
-def _uncovered(released: Iterable[Released]) -> list[Released]:
+def _list_uncovered(released: Iterable[Released]) -> list[Released]:
     return [one for one in released if one.mechanism is None]
 
 
 def _reason(released: list[Released]) -> str:
     """Return why features have no epsilon; "" if all that depends on them has noise."""
-    uncovered = _uncovered(released)
+    uncovered = _list_uncovered(released)
     scopes = {one.scope for one in uncovered}
     if SCORES_TELL in scopes:
         return SCORES_TELL.removeprefix(f"{NONE}: ")

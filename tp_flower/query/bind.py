@@ -189,7 +189,7 @@ class Query:
         if unlabelled is not None:
             table = unlabelled.table or statement.tables[0].alias
             unlabelled = replace(unlabelled, table=table)
-            statement = _without_label(statement, unlabelled)
+            statement = _drop_label(statement, unlabelled)
         relations = {
             table.alias: bind_table(table, schemas) for table in statement.tables
         }
@@ -288,7 +288,7 @@ def _check_absent(statement: parsing.Statement, scope: Scope) -> None:
             )
 
 
-def _without_label(
+def _drop_label(
     statement: parsing.Statement, unlabelled: Unlabelled
 ) -> parsing.Statement:
     """Return the statement for a prediction, without the label among its items."""

@@ -199,7 +199,7 @@ Named = tuple[str | None, str]  # an item's name, if it has one, and its express
 def bind_table(table: Table, schemas: Mapping[str, Schema]) -> Relation:
     """Return the relation of a table of FROM."""
     if isinstance(table, TableRef):
-        name = _hosted(table, schemas)
+        name = _hosted_name(table, schemas)
         outputs = tuple(Feature(c, quote_name(c)) for c in schemas[name])
         return Relation(
             (BoundBranch(name, schemas[name], SubQuery(outputs)),), schemas[name]
@@ -212,7 +212,7 @@ def bind_table(table: Table, schemas: Mapping[str, Schema]) -> Relation:
     return Relation(tuple(branches))
 
 
-def _hosted(table: TableRef, schemas: Mapping[str, Schema]) -> str:
+def _hosted_name(table: TableRef, schemas: Mapping[str, Schema]) -> str:
     """Return the hosted table that FROM names; QueryError if no site hosts it."""
     name = spell(table.name, tuple(schemas))
     if name is None:
@@ -231,7 +231,7 @@ class _Binder:
     ) -> None:
         self._branch = branch
         self._element = element
-        self._name = _hosted(branch.table, schemas)
+        self._name = _hosted_name(branch.table, schemas)
         self._schema = schemas[self._name]
         plain = [item for item in branch.items if not isinstance(item, StarItem)]
         self._scope = Scope(
@@ -244,7 +244,7 @@ class _Binder:
         """Return the branch; ``names`` are the first branch's columns, None for it."""
         branch = self._branch
         items = [pair for item in branch.items for pair in self._item(item)]
-        outputs = self._named(items, names)
+        outputs = self._name_outputs(items, names)
         filters = tuple(self._local(text, Role.FILTER) for text in branch.where)
         groups = self._groups(items)
         having = tuple(self._having(text, items, groups) for text in branch.having)
@@ -273,7 +273,7 @@ class _Binder:
             for _, name in star_columns(item, self._scope, self._element)
         ]
 
-    def _named(
+    def _name_outputs(
         self, items: Sequence[Named], names: Sequence[str] | None
     ) -> tuple[Feature, ...]:
         """Return the outputs under the names of the sub-query's first SELECT."""
