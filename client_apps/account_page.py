@@ -20,13 +20,13 @@ def account_page(lines: Sequence[blocks.Record], budgets: blocks.Table) -> str:
     texts = {item.text("digest"): item.text("query") for item in queries}
     contents: dict[str, blocks.Blocks] = {
         "Budgets": [budgets],
-        "Refused": [_listed(refusals, REFUSALS)],
-        "Answered": [_listed(answers, ANSWERS)],
+        "Refused": [_latest_items(refusals, REFUSALS)],
+        "Answered": [_latest_items(answers, ANSWERS)],
         "Queries": [
             blocks.Code(key, text.split("\n")) for key, text in texts.items() if text
         ],
-        "Released": [_listed(_releases(lines), RELEASES)],
-        "Keys": [_listed(_keys(lines), RECIPIENTS)],
+        "Released": [_latest_items(_releases(lines), RELEASES)],
+        "Keys": [_latest_items(_keys(lines), RECIPIENTS)],
     }
     # lines about keys lack the site in the run's name
     runs = {item.text("run")[:SHOWN_DIGITS] for item in lines}
@@ -46,12 +46,14 @@ def account_page(lines: Sequence[blocks.Record], budgets: blocks.Table) -> str:
     return blocks.render_page(head, contents, footer)
 
 
-def _listed(
+def _latest_items(
     items: Sequence[blocks.Record], columns: Sequence[blocks.Column]
 ) -> blocks.Table:
     """Return a table of the latest items."""
     left_out = format_count(len(items) - MOST_LINES)
-    note = f"{left_out} earlier ones left out." if len(items) > MOST_LINES else ""
+    note = ""
+    if len(items) > MOST_LINES:
+        note = f"{left_out} earlier ones left out."
     return blocks.tabulate("The latest first", items[:MOST_LINES], columns, note)
 
 

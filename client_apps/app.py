@@ -29,7 +29,7 @@ from client_apps.rounds.transaction import (
     record_refusal,
 )
 from tp_flower.errors import BehindError, SiteError, TPFlowerError, kind_of
-from tp_flower.methods.method import imported
+from tp_flower.methods.method import import_reference
 from tp_flower.protocol.codec import add_envelope, decode, encode
 from tp_flower.protocol.messages import Action, Failure, ReplyEnvelope
 from tp_flower.protocol.packet import pack, unpack
@@ -65,7 +65,7 @@ def handler_of(action: Action) -> registry.Handler:
     """Import and return the handler of an action."""
     if action not in ANSWERS:
         return registry.handler_of(action)
-    handler: registry.Handler = imported(ANSWERS[action])
+    handler: registry.Handler = import_reference(ANSWERS[action])
     return handler
 
 
@@ -98,9 +98,8 @@ def _reply(content: RecordDict, context: Context, action: Action) -> RecordDict:
         request = IncomingRequest.read(action, content)
         site = Site(context, request.run)
         reply = answer_once(site, request, handler_of(action))
-        message_log.write(
-            DEBUG if site.is_simulated else INFO, "answered", request, site, reply
-        )
+        level = DEBUG if site.is_simulated else INFO
+        message_log.write(level, "answered", request, site, reply)
         return reply
     except Exception as error:  # noqa: BLE001 - see the module docstring
         reason = str(error) if isinstance(error, TPFlowerError) else _place(error)
@@ -109,7 +108,7 @@ def _reply(content: RecordDict, context: Context, action: Action) -> RecordDict:
         )
         if request is not None and site is not None:
             error = record_refusal(site, request, error, reason)
-        return _failed(request, site, error)
+        return _error_reply(request, site, error)
 
 
 def _hold_session(content: RecordDict, context: Context) -> RecordDict:
@@ -130,12 +129,12 @@ def _hold_session(content: RecordDict, context: Context) -> RecordDict:
     return pack(add_envelope(encode(reply), ReplyEnvelope()))
 
 
-def _failed(
+def _error_reply(
     request: transaction.IncomingRequest | None, site: Site | None, error: Exception
 ) -> RecordDict:
     """Return the reply that reports an error, without text of unexpected ones."""
     if isinstance(error, TPFlowerError):
-        text = str(error) if site is None else site.without_places(str(error))
+        text = str(error) if site is None else site.redact_places(str(error))
     else:
         log(ERROR, "".join(traceback.format_exception(error)))
         text = f"{_place(error)}; its text is in the site's log"

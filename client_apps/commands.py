@@ -24,9 +24,9 @@ from client_apps.data.ledger import open_ledger
 from client_apps.data.saved_models import SavedModel, parts_of
 from client_apps.privacy.approval import (
     add_approval,
-    lacking,
     read_proposal,
     refused_proposals,
+    tables_to_approve,
 )
 from client_apps.privacy.first_policy import first_policies
 from client_apps.privacy.guard import budgets, source_id
@@ -35,12 +35,12 @@ from tp_flower import model_names
 from tp_flower.errors import ModelError, SiteError, SourceError, TPFlowerError
 from tp_flower.files import PRIVATE, write_file
 from tp_flower.node_config import STATE_DIR, TABLES
-from tp_flower.privacy.epsilons import composed, epsilons
+from tp_flower.privacy.epsilons import compose, epsilons
 from tp_flower.query.fragment_text import printable
 from tp_flower.reports import blocks
 from tp_flower.reports.blocks import Record
 from tp_flower.reports.console import format_bytes, format_count, text_table
-from tp_flower.sources.entries import quoted
+from tp_flower.sources.entries import quote_toml
 from tp_flower.sources.policy import DEFAULT_DELTA
 from tp_flower.sources.shards import load_tables
 from tp_flower.terms.proposal_text import proposal_text
@@ -112,7 +112,7 @@ class RunToApprove:
         """Add the run to the policies in the tables file; return a confirmation."""
         add_approval(self.file, self.digest, self.tables)
         policies = ", ".join(
-            f"[tables.{quoted(table)}.policy]" for table in self.tables
+            f"[tables.{quote_toml(table)}.policy]" for table in self.tables
         )
         return f"Approved: approved-runs of {policies} in {self.file} has it now."
 
@@ -131,7 +131,7 @@ def runs_to_approve(
     else:
         proposals = [read_proposal(file)]
     for proposal in proposals:
-        policies = lacking(proposal, shards)
+        policies = tables_to_approve(proposal, shards)
         if not policies:
             continue
         try:
@@ -161,7 +161,7 @@ def account(root: str, tables: str) -> blocks.Table:
         shard = {
             "shard": f"{source.table} at {source.site}",
             **vars(epsilons(released, delta)),
-            "spent": composed(released, delta),
+            "spent": compose(released, delta),
             "of": f"{budget.epsilon:g}" if budget else "no budget",
             "per": source.policy.per,
             "delta": delta,
@@ -177,7 +177,9 @@ def policy(tables: str, table: str) -> str:
     """Return first policies of a tables file's tables, to be put at its end."""
     text = first_policies(load_tables(tables), table)
     if not text:
-        problem = f"no table {table!r}" if table else "no table without a policy"
+        problem = "no table without a policy"
+        if table:
+            problem = f"no table {table!r}"
         raise SourceError(f"the tables file {tables} has {problem}")
     return text
 

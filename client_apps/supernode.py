@@ -64,7 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except TPFlowerError as error:
         parser.exit(1, f"error: {error}\n")
     flower = importlib.import_module(FLOWER_MODULE)
-    setattr(flower, PULL, checked(getattr(flower, PULL), getattr(flower, INSERT), path))
+    setattr(
+        flower, PULL, add_check(getattr(flower, PULL), getattr(flower, INSERT), path)
+    )
     log_event(INFO, ALLOWED_APPS, bundles=len(bundles))
     sys.argv = ["flower-supernode", *flower_options]
     importlib.import_module("flwr.supernode.cli").flower_supernode()
@@ -89,7 +91,7 @@ def check_flower() -> None:
         )
 
 
-def checked(
+def add_check(
     pull: Callable[..., int | None], insert: Callable[..., None], path: Path
 ) -> Callable[..., int | None]:
     """Return Flower's function with the check; the app's node config has the hash."""
@@ -122,7 +124,9 @@ def check_bundle(content: bytes, path: Path, run_id: int) -> str:
     """Return the SHA-256 of a bundle; UnlistedAppError if the file does not list it."""
     sha256 = hashlib.sha256(content).hexdigest()
     try:
-        problem = "" if sha256 in read_allowed_apps(path) else "it is not listed"
+        problem = "it is not listed"
+        if sha256 in read_allowed_apps(path):
+            problem = ""
     except SettingsError as error:
         problem = str(error)
     values = {"flower_run": str(run_id), "sha256": sha256}

@@ -5,10 +5,11 @@
 Settings are declared in `tp_flower/settings`: the block `[tool.flwr.app.config]` of
 pyproject.toml and docs/reference/settings.md are made from there. Messages are declared
 in `tp_flower/protocol`: docs/reference/messages.md is made from there, and the table of
-ARCHITECTURE.md between its markers. A test compares all of them with what this script
-would write.
+ARCHITECTURE.md between its markers. The outlines in CONTRIBUTING.md are those of the
+toys among the tests. A test compares all of them with what this script would write.
 """
 
+import ast
 import inspect
 import json
 import re
@@ -63,6 +64,33 @@ report says what was chosen. An encoder may also be set by a key of its own,
 """
 START: Final = "<!-- messages: made by scripts/render_pages.py -->"
 END: Final = "<!-- end of messages -->"
+OUTLINE_START: Final = "<!-- outline of {path}: made by scripts/render_pages.py -->"
+OUTLINE_END: Final = "<!-- end of outline -->"
+OUTLINES: Final = {
+    "tests/runs/objectives/test_poisson.py": (
+        "Poisson",
+        "PoissonResponse",
+        "monkeypatch.setitem(FAMILIES",
+    ),
+    "tests/runs/heads/test_product_head.py": ("Product", "monkeypatch.setitem(HEADS"),
+    "tests/runs/methods/test_toy_method.py": (
+        "TRAIN_TOY",
+        "DECLARATION",
+        "method.register",
+        "SiteHalf()",
+        "take_step",
+        "site_registry.register",
+        "ServerHalf()",
+        "Toy()",
+        "strategies.registry.register",
+    ),
+}
+"""The names, and beginnings of statements, that an outline has of a file.
+
+Of a class with () it has only the methods.
+"""
+MOST_WIDE: Final = 120
+SHORT: Final = 84  # of a function, to be in a line
 _LIMITS: Final = {
     "minimum": "from",
     "exclusiveMinimum": "above",
@@ -81,8 +109,8 @@ that both ends know; `n/8` is a bit for each of n. At the end is
 """
 LEAVES_HEAD: Final = """## What leaves
 
-What reaches the server, from the declarations that both sides check; italics are facts
-of a run. [Mechanisms](mechanisms.md#what-covers-what) says what covers what, a
+What reaches the server, from the declarations that both sides check; italics differ
+from run to run. [Mechanisms](mechanisms.md#what-covers-what) says what covers what, a
 [policy](policies.md) what may leave, and [PRIVACY.md](../../PRIVACY.md) what follows
 from it.
 """
@@ -122,13 +150,16 @@ def render_pages() -> dict[str, str]:
     """Return the text of every page by its path, as it should be."""
     texts = {
         path: (ROOT / path).read_text(encoding="utf-8")
-        for path in ("pyproject.toml", "ARCHITECTURE.md")
+        for path in ("pyproject.toml", "ARCHITECTURE.md", "CONTRIBUTING.md")
     }
     return {
         "pyproject.toml": replace_config(texts["pyproject.toml"]),
         "docs/reference/settings.md": render_settings(),
         "docs/reference/messages.md": render_messages(),
-        "ARCHITECTURE.md": _replace_table(texts["ARCHITECTURE.md"], message_table()),
+        "ARCHITECTURE.md": _replace(
+            texts["ARCHITECTURE.md"], START, END, message_table()
+        ),
+        "CONTRIBUTING.md": _replace_outlines(texts["CONTRIBUTING.md"]),
     }
 
 
@@ -304,10 +335,64 @@ def _table(head: str, rows: Iterable[Iterable[object]]) -> str:
     return "\n".join(lines)
 
 
-def _replace_table(text: str, table: str) -> str:
-    """Return the text of a page with its table of messages replaced."""
-    before, _, rest = text.partition(START)
-    return f"{before}{START}\n{table}\n{END}{rest.partition(END)[2]}"
+def _replace(text: str, start: str, end: str, block: str) -> str:
+    """Return the text of a page with what is between two markers replaced."""
+    before, _, rest = text.partition(start)
+    return f"{before}{start}\n{block}\n{end}{rest.partition(end)[2]}"
+
+
+def _replace_outlines(text: str) -> str:
+    """Return the text of CONTRIBUTING.md with its outlines replaced."""
+    for path, names in OUTLINES.items():
+        start = OUTLINE_START.format(path=path)
+        lines = [f"+{line}" for line in outline(ROOT / path, names)]
+        block = "\n".join(["```text", *lines, "```"])
+        text = _replace(text, start, OUTLINE_END, block)
+    return text
+
+
+def outline(path: Path, names: Iterable[str]) -> list[str]:
+    """Return definitions and statements of a file, a line each, without long bodies."""
+    source = path.read_text(encoding="utf-8")
+    statements: dict[str, ast.stmt] = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            statements[node.name] = node
+        elif isinstance(node, ast.Expr | ast.Assign):
+            statements[_one_line(source, node)] = node
+    lines: list[str] = []
+    for name in names:
+        stem = name.removesuffix("()")
+        matches = (key for key in statements if key.startswith(stem))
+        key = stem if stem in statements else next(matches)
+        kinds = (ast.FunctionDef,) if stem != name else (ast.FunctionDef, ast.Assign)
+        lines += _outline_lines(source, statements[key], kinds)
+    return lines
+
+
+def _outline_lines(
+    source: str, node: ast.stmt, kinds: tuple[type[ast.stmt], ...] = ()
+) -> Iterator[str]:
+    """Yield the lines of a statement; a class has its members of some kinds."""
+    if isinstance(node, ast.ClassDef):
+        members = [member for member in node.body if isinstance(member, kinds)]
+        rest = "" if members else " ..."
+        yield f"class {node.name}({', '.join(map(ast.unparse, node.bases))}):{rest}"
+        for member in members:
+            yield from (f"    {line}" for line in _outline_lines(source, member))
+    elif isinstance(node, ast.FunctionDef):
+        head = f"def {node.name}({ast.unparse(node.args)}):"
+        body = _one_line(source, node.body[0])
+        is_short = len(node.body) == 1 and len(head) + len(body) < SHORT
+        yield f"{head} {body}" if is_short else f"{head} ..."
+    else:
+        text = _one_line(source, node)
+        yield from textwrap.wrap(text, MOST_WIDE, subsequent_indent="    ")
+
+
+def _one_line(source: str, node: ast.stmt) -> str:
+    text = " ".join((ast.get_source_segment(source, node) or "").split())
+    return text.replace("( ", "(").replace(", )", ")").replace(" )", ")")
 
 
 def _section(message: type[Message]) -> str:
@@ -359,7 +444,7 @@ def _summary(message: type[Message]) -> str:
 
 
 def _plain(carries: str) -> str:
-    """Return the text of a disclosure, with facts of a run by name."""
+    """Return the text of a disclosure, with its names in braces as italics."""
     return _PLACE.sub(lambda match: f"*{match[1].replace('_', ' ')}*", carries)
 
 

@@ -6,14 +6,14 @@ The strategies that train, those of
 
 from strategies.explain.explanation import Explain
 from strategies.inference.predict import Evaluate, Predict
-from strategies.registry import STRATEGIES, class_named
+from strategies.registry import STRATEGIES, find_class
 from strategies.training.strategy import TrainingStrategy
 
 __all__ = ["STRATEGIES", "Evaluate", "Explain", "Predict", "TrainingStrategy"]
 
 
 def __getattr__(name: str) -> type[TrainingStrategy]:
-    strategy = class_named(name)
+    strategy = find_class(name)
     if strategy is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return strategy

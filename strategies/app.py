@@ -22,7 +22,7 @@ from strategies.report_page.page import ReportError, page_lines, read_report
 from strategies.run import failures
 from strategies.run.channel import open_channel
 from strategies.run.journal import FOLDER
-from strategies.run.resume import resumed
+from strategies.run.resume import resume_settings
 from strategies.run.strategy import RoundListener
 from strategies.trackers import Tracking
 from strategies.training.saving import make_manifest
@@ -61,7 +61,7 @@ def carry_out(grid: Grid, settings: Settings, announce: Announce) -> CompletedRu
     ``announce`` is called with every line about the progress.
     """
     if settings.resume:
-        settings = resumed(settings)
+        settings = resume_settings(settings)
     folder = output_folder(settings, grid.run.run_id)
     announce(f"Results will be in {folder}")
     settings = replace(settings, output_dir=str(folder))
@@ -74,7 +74,7 @@ def carry_out(grid: Grid, settings: Settings, announce: Announce) -> CompletedRu
 
         channel = open_channel(grid, settings.channel, settings.session_seconds)
         try:
-            with failures.recorded(settings, folder), channel as connected:
+            with failures.record_log(settings, folder), channel as connected:
                 completed = act(settings, on_round, connected, folder)
         finally:
             next_steps = page_line(folder)
@@ -118,7 +118,7 @@ def train(
             failed = replace(strategy.report, status=failures.status_of(error))
             write_json(report_dict(failed), folder)
         if strategy.can_be_resumed:
-            error.add_note(failures.how_to_resume(settings, folder))
+            error.add_note(failures.resume_commands(settings, folder))
         raise
     content = report_dict(strategy.report)
     write_json(content, folder)
@@ -197,6 +197,7 @@ class _ProgressLines:
         self._started = time.perf_counter()
 
     def __call__(self, report: RoundReport) -> None:
+        """Announce a phase of the set-up when it is done, and every epoch."""
         if not self._settings.progress:
             return
         if report.epoch == 0:

@@ -71,13 +71,13 @@ def site_count(settings: Settings) -> int:
     )
 
 
-def in_process(settings: Settings, client_app: ClientApp) -> InProcessGrid:
+def in_process_grid(settings: Settings, client_app: ClientApp) -> InProcessGrid:
     """Return all sites of the setting `tables` in this process."""
     return InProcessGrid(client_app, site_count(settings), {"tables": settings.tables})
 
 
 @contextmanager
-def without_log() -> Iterator[None]:
+def silence_log() -> Iterator[None]:
     """Keep the log of Flower and of the sites off the console inside the context."""
     level = console_handler.level
     update_console_handler(level=CRITICAL)
@@ -88,7 +88,7 @@ def without_log() -> Iterator[None]:
 
 
 @contextmanager
-def simulated(
+def simulate(
     client_app: ClientApp, settings: Settings, sites: NamedSites | None
 ) -> Iterator[InProcessGrid]:
     """Yield sites in this process, with one state folder, that of simulations.
@@ -96,22 +96,22 @@ def simulated(
     ``sites`` None are those of the setting `tables`.
     """
     if sites is None:
-        grid = in_process(settings, client_app)
+        grid = in_process_grid(settings, client_app)
         paths = {}
     else:
-        paths = {name: _hosted(name, tables) for name, tables in sites.items()}
+        paths = {name: _table_location(name, tables) for name, tables in sites.items()}
         grid = InProcessGrid(client_app, paths)
     for context in grid.contexts.values():
         context.node_config[STATE_DIR] = state_dir({})
     try:
-        with without_log(), closing(grid):
+        with silence_log(), closing(grid):
             yield grid
     finally:
         for path in paths.values():
             release(path)
 
 
-def _hosted(site: str, tables: Frames | str | PathLike[str]) -> str:
+def _table_location(site: str, tables: Frames | str | PathLike[str]) -> str:
     """Return the path of a site's tables file, or the name of its tables in memory."""
     if isinstance(tables, str | PathLike):
         return str(tables)
@@ -170,7 +170,7 @@ def check(settings: Settings, client_app: ClientApp) -> str:
     query = Query.from_sql(
         choose_sql(settings), needs_label=strategy.method_type.has_label
     )
-    with without_log(), closing(in_process(settings, client_app)) as grid:
+    with silence_log(), closing(in_process_grid(settings, client_app)) as grid:
         session = Session.begin(grid, query, settings.with_fields(output_dir=""))
         session.abandon()
     inventory = session.inventory
@@ -210,18 +210,19 @@ def models_table(models: Mapping[ModelVersion, Manifest | str]) -> RenderableTyp
     """Return a line per model; a text instead of a manifest says why it is missing."""
     if not models:
         return Text("no models")
-    rows = [
-        (str(model), manifest)
-        if isinstance(manifest, str)
-        else (
+    rows: list[tuple[str, ...]] = []
+    for model, manifest in models.items():
+        if isinstance(manifest, str):
+            rows.append((str(model), manifest))
+            continue
+        row = (
             str(model),
             manifest.created.removesuffix("+00:00").replace("T", " "),
             str(manifest.settings.get("strategy", "")),
             ", ".join(dict.fromkeys(table.name for table in manifest.tables)),
             _test_metrics(manifest),
         )
-        for model, manifest in models.items()
-    ]
+        rows.append(row)
     head = ("model", "created, UTC", "strategy", "tables", "test metrics")
     table = text_table(head, rows, words=range(len(head)))
     # users copy a name into their next command

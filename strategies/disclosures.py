@@ -56,21 +56,21 @@ class Disclosure:
 
 
 @dataclass(frozen=True)
-class MethodFacts:
-    """The facts that the disclosures of a method's own messages name.
+class DisclosureValues:
+    """The names that the disclosures of a method's own messages use, with their values.
 
     Attributes:
-        facts: by name, what their ``when`` and their texts refer to.
+        values: by name, of the conditions (``when``) and of the names in the texts.
         protections: by name, the mechanism behind a ``covered_by``.
     """
 
-    facts: Mapping[str, object] = field(default_factory=dict)
+    values: Mapping[str, object] = field(default_factory=dict)
     protections: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Exposure:
-    """The facts of a run that decide who learns what; tables are given as aliases.
+    """The properties of a run that decide who learns what; tables are aliases.
 
     Attributes:
         messages: the run's messages, in order.
@@ -86,7 +86,7 @@ class Exposure:
         has_joins: whether rows are joined.
         vectors: what vectors tell beyond scores, by the head; "" for nothing.
         fitted: the tables whose shards told each other statistics of their rows.
-        method: the facts of the method.
+        method: the names that only its own messages use.
     """
 
     label_table: str
@@ -111,7 +111,7 @@ class Exposure:
     vectors: str = ""
     split_groups: str = ""
     split_times: str = ""
-    method: MethodFacts = field(default_factory=MethodFacts)
+    method: DisclosureValues = field(default_factory=DisclosureValues)
 
     def tables_that(self, update: Update) -> list[str]:
         """Return the tables whose shards train together in a way."""
@@ -135,7 +135,9 @@ def exposure_of(
     nodes = inventory.nodes.values()
     split_kind = settings.split.kind
     columns = ", ".join(settings.split.columns)
-    ordered = "the value of" if bound.split_table in sharded else "the rank of"
+    ordered = "the rank of"
+    if bound.split_table in sharded:
+        ordered = "the value of"
     return Exposure(
         label_table=bound.label_table,
         messages=(*SET_UP, *messages, Action.FINISH),
@@ -161,7 +163,7 @@ def exposure_of(
 
 def disclosures(exposure: Exposure) -> list[Disclosure]:
     """Return everything that the messages of a run disclose, in their order."""
-    values = facts_of(exposure)
+    values = disclosure_values(exposure)
     protections = _protections(exposure)
     return [
         Disclosure(
@@ -181,11 +183,11 @@ _PER: Final = "per row (or the privacy-unit of a policy) and run"
 _LISTED: Final = ("sharded", "grouped", "fitted")
 
 
-def facts_of(exposure: Exposure) -> dict[str, object]:
-    """Return the facts of a run, by the names that declared disclosures use.
+def disclosure_values(exposure: Exposure) -> dict[str, object]:
+    """Return the values of the names that declared disclosures use, in a run.
 
-    A disclosure is made if its ``when`` is true; a list is true if it is not empty. In
-    a disclosure's text, names in braces stand for these facts.
+    A disclosure is made if the value of its ``when`` is true, of a list if it is not
+    empty. In its text, the values replace names in braces.
     """
     sharded = ", ".join(exposure.sharded)
     gram = ", ".join(exposure.tables_that(Update.GRAM))
@@ -197,10 +199,16 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
     if exposure.is_weighted:
         rows_or_weight = "the total weight of their joined rows"
     alignment = f"which rows of the site are joined, and {rows_or_weight}"
-    shared = f", the same for all shards of {sharded}" if sharded else ""
+    shared = ""
+    if sharded:
+        shared = f", the same for all shards of {sharded}"
     tables = {name: ", ".join(getattr(exposure, name)) for name in _LISTED}
-    proposals = f"parameters that the shards of {consensus} fitted" if consensus else ""
-    moments = f"features times score steps of {gram}" if gram else ""
+    proposals = ""
+    if consensus:
+        proposals = f"parameters that the shards of {consensus} fitted"
+    moments = ""
+    if gram:
+        moments = f"features times score steps of {gram}"
     scores = "a score per row, computed from the row's features"
     if exposure.is_masked:
         scores = "the sum of the tables' scores for every joined row"
@@ -229,7 +237,7 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
         "has_first_scores": not exposure.is_linear,
         "has_clear_curvature": not (is_solved or privacy.covers_features),
         "takes_parameters": bool(exposure.sharded) or is_solved,
-        **exposure.method.facts,
+        **exposure.method.values,
     }
 
 
@@ -262,7 +270,9 @@ def _protections(exposure: Exposure) -> dict[str, str]:
         messages = "the labels are covered, the scores are not"
         if privacy.covers_predictions:
             messages = "made from labels and scores that are covered"
-    models = _model_noise(privacy) if privacy.covers_features else NOTHING
+    models = NOTHING
+    if privacy.covers_features:
+        models = _model_noise(privacy)
     unions = models
     if privacy.unions == SEALED:
         seal = "sealed by the table's key (SHAKE-256): an honest server reads nothing"
@@ -290,13 +300,17 @@ def _label_noise(privacy: PrivacySettings) -> str:
         amount = f"labels: epsilon {privacy.label_epsilon:g}"
     else:
         amount = f"lambda {privacy.label_noise:g}"
-    name = "Laplace noise" if privacy.labels == LAPLACE else "randomised response"
+    name = "randomised response"
+    if privacy.labels == LAPLACE:
+        name = "Laplace noise"
     return f"{name} on each label ({amount}), drawn once and kept"
 
 
 def _model_noise(privacy: PrivacySettings) -> str:
     """Return the mechanism that covers models, with its parameters."""
-    name = "DP-SGD" if privacy.features == DP_SGD else "noisy clipped statistics"
+    name = "noisy clipped statistics"
+    if privacy.features == DP_SGD:
+        name = "DP-SGD"
     if privacy.noise_multiplier:
         amount = f"noise multiplier {privacy.noise_multiplier:g}"
     else:

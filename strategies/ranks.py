@@ -19,7 +19,7 @@ from tp_flower.features.ranks import LEAST_RANK
 from tp_flower.protocol.fields import Document
 from tp_flower.protocol.packet import pack_bits, unpack_bits
 from tp_flower.protocol.rank_messages import RankedPart, RankPart, RankRequest
-from tp_flower.reports.blocks import counted
+from tp_flower.reports.blocks import count_text
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class ScoreForecast:
         """The number of epochs that are possible."""
         return max(self.left - self.first, 0) // self.per_epoch
 
-    def facts(self) -> Document:
+    def report_entry(self) -> Document:
         """Return the entry of `score-vectors` in a report."""
         return {
             "table": self.part.table,
@@ -89,7 +89,7 @@ class ScoreForecast:
             return f"{self}: no epoch fits; read no feature of the table, {raised}"
         if self.columns < LEAST_RANK:
             reason = (
-                f"the query reads {counted(self.columns, 'encoded column')} of the "
+                f"the query reads {count_text(self.columns, 'encoded column')} of the "
                 "table, and"
             )
         else:
@@ -120,7 +120,7 @@ def rank_rows(
     bodies = {
         part.number: RankPart(
             rows=pack_bits(
-                _taking_part(layout, part, joined.extracted.rows[part.number])
+                _participating_rows(layout, part, joined.extracted.rows[part.number])
             ),
             encoder=encoders[layout.name].sealed,
         )
@@ -145,7 +145,7 @@ def ask_ranks(
     )
 
 
-def _taking_part(layout: TableLayout, part: Part, rows: int) -> BoolArray:
+def _participating_rows(layout: TableLayout, part: Part, rows: int) -> BoolArray:
     """Return which rows of a shard take part, (rows,)."""
     fields = layout.fields[part.number]
     return unpack_bits(fields["trained"] | fields["tested"], rows)

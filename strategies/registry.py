@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from tp_flower.methods.method import imported
+from tp_flower.methods.method import import_reference
 
 if TYPE_CHECKING:
     from strategies.training.row_drawing import RowDrawing
@@ -77,7 +77,7 @@ class Strategies(Mapping[str, "type[TrainingStrategy]"]):
     """The classes of the strategies that train, by the names of their methods."""
 
     def __getitem__(self, name: str) -> "type[TrainingStrategy]":
-        strategy: type[TrainingStrategy] = imported(ROOMS[name].strategy)
+        strategy: type[TrainingStrategy] = import_reference(ROOMS[name].strategy)
         return strategy
 
     def __iter__(self) -> Iterator[str]:
@@ -90,7 +90,7 @@ class Strategies(Mapping[str, "type[TrainingStrategy]"]):
 STRATEGIES: Final = Strategies()
 
 
-def class_named(name: str) -> "type[TrainingStrategy] | None":
+def find_class(name: str) -> "type[TrainingStrategy] | None":
     """Return the class of a strategy by its own name; None if there is none."""
     for method, room in ROOMS.items():
         if room.strategy.endswith(f":{name}"):
@@ -114,17 +114,19 @@ def models_text(name: str, settings: Mapping[str, object]) -> str:
     ('boosted trees', '')
     """
     reference = ROOMS[name].models if name in ROOMS else ""
-    return str(imported(reference)(settings)) if reference else ""
+    if not reference:
+        return ""
+    return str(import_reference(reference)(settings))
 
 
 def pages() -> Iterator[Callable[["Record"], "Blocks"]]:
     """Yield the functions that add to a report's page."""
     for room in ROOMS.values():
         if room.page:
-            yield imported(room.page)
+            yield import_reference(room.page)
 
 
 def row_drawing(settings: "Settings") -> "RowDrawing":
     """Return the step that draws the joined rows to train on."""
-    drawing: RowDrawing = imported(ROW_DRAWING)(settings)
+    drawing: RowDrawing = import_reference(ROW_DRAWING)(settings)
     return drawing

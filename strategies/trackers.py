@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self
 
 from flwr.common.logger import log
 
-from strategies.inference.manifest import finite
+from strategies.inference.manifest import finite_metrics
 from strategies.report_page.page import PAGE_FILE, ReportError, read_report
 from tp_flower.errors import SettingsError, install_hint
 from tp_flower.reports.records import REPORT_FILE, RoundReport
@@ -158,17 +158,18 @@ class Tracking:
             return
         parts = {"train": report.train, "test": report.test}
         parts |= {"validation": report.validation, "residual": report.residuals}
-        values = {**_by_part(parts), **self._so_far}
-        self._call(lambda tracker: tracker.log(finite(values), report.epoch))
+        values = {**_flatten(parts), **self._so_far}
+        self._call(lambda tracker: tracker.log(finite_metrics(values), report.epoch))
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Log how the run ended, from its report."""
         paths = [self._folder / name for name in (REPORT_FILE, PAGE_FILE)]
         files = [p for p in paths if p.exists() and p.stat().st_mtime >= self._started]
-        values = finite(_final(self._folder)) if files else {}
+        values = finite_metrics(_final(self._folder)) if files else {}
         self._call(lambda tracker: tracker.finish(values, files, is_ok=kind is None))
 
     def _call(self, call: Callable[[Tracker], None]) -> None:
+        """Call every tracker; one that fails is left out from then on."""
         for tracker in list(self._trackers):
             try:
                 call(tracker)
@@ -184,12 +185,12 @@ class Tracking:
 
 def _final(folder: Path) -> dict[str, float]:
     try:
-        return _by_part(read_report(folder).get("final") or {})
+        return _flatten(read_report(folder).get("final") or {})
     except ReportError:
         return {}
 
 
-def _by_part(parts: Mapping[str, Mapping[str, float | None]]) -> dict[str, float]:
+def _flatten(parts: Mapping[str, Mapping[str, float | None]]) -> dict[str, float]:
     """Return metrics by "part/name", without those that are None."""
     return {
         f"{part}/{name}": value

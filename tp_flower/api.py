@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from tp_flower.errors import ModelError, SettingsError, TPFlowerError
 from tp_flower.files import home_at, user_home
-from tp_flower.methods.method import start_keys, started_from
+from tp_flower.methods.method import start_keys, start_model
 from tp_flower.model_names import MANIFEST_FILE, MODELS, ModelVersion, find_version
 from tp_flower.reports.results import Evaluation, Explanation, Predictions, Result
 from tp_flower.settings.run import EVALUATE, EXPLAIN, PREDICT, TRAIN
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 CLIENT_APP: Final = "client_apps.app:app"
 CARRY_OUT: Final = "strategies.app:carry_out"
-SIMULATED: Final = "strategies.commands:simulated"
+SIMULATED: Final = "strategies.commands:simulate"
 RUN_THROUGH_FLOWER: Final = "strategies.commands:run_through_flower"
 READ_REPORT: Final = "strategies.report_page.page:read_report"
 
@@ -179,8 +179,8 @@ def run(
         :class:`Evaluation`, by the mode.
     """
     named = settings.tables if sites is None else sites
-    workspace = _Workspace(named, user_home() if home is None else _absolute(home))
-    return _carry_out(settings, workspace, announce or _ignore)
+    folder = user_home() if home is None else _absolute(home)
+    return _carry_out(settings, _Workspace(named, folder), announce or _ignore)
 
 
 def print_line(line: str) -> None:
@@ -313,6 +313,7 @@ class FittedModel(Result):
         query: "str | Query",
         keywords: Mapping[str, object],
     ) -> Result:
+        """Return the result of a mode that reads the saved model."""
         workspace = self._workspace
         if sites is not None:
             workspace = replace(workspace, sites=sites)
@@ -366,6 +367,7 @@ class FittedModel(Result):
         return f"{self.name}, deleted with this object: save(folder) copies it"
 
     def _missing_coefficients(self) -> str:
+        """Return why the model has no coefficients to show."""
         from tp_flower.settings import Settings
 
         settings = Settings.from_run_config(self.report["settings"])
@@ -426,6 +428,7 @@ def _run_mode(
     home: FilePath | None,
     keywords: Mapping[str, object],
 ) -> Result:
+    """Run a mode on sites; an error keeps no notes on a temporary home."""
     settings = _read_settings(mode, query, sites, keywords, {})
     if isinstance(sites, Federation):
         if home is not None:
@@ -488,16 +491,17 @@ def _tables_file(path: FilePath) -> str:
 def _carry_out(
     settings: "Settings", workspace: _Workspace, announce: Announce
 ) -> Result:
+    """Return the result of a run, in this process or through Flower."""
     sites = workspace.sites
     if isinstance(sites, Federation):
         completed = _run_through_flower(settings, sites, announce)
     else:
-        with home_at(workspace.home), _opened(sites, settings) as grid:
+        with home_at(workspace.home), _open_grid(sites, settings) as grid:
             completed = resolve_name(CARRY_OUT)(grid, settings, announce)
     return RESULTS[settings.mode](completed, workspace)
 
 
-def _opened(sites: Any, settings: "Settings") -> AbstractContextManager[Any]:
+def _open_grid(sites: Any, settings: "Settings") -> AbstractContextManager[Any]:
     """Return the Grid of sites, which simulated ones need for this run alone."""
     if _is_grid(sites):
         return nullcontext(sites)
@@ -521,7 +525,9 @@ def _run_through_flower(
 
     file = resolve_name(RUN_THROUGH_FLOWER)(settings, federation.name, listen)
     if file is None:
-        reason = reasons[-1] if reasons else "progress=True prints what Flower says"
+        reason = "progress=True prints what Flower says"
+        if reasons:
+            reason = reasons[-1]
         raise TPFlowerError(f"the run has failed: {reason}")
     if not file.is_file():
         raise TPFlowerError(
@@ -553,11 +559,12 @@ def _lineage(home: Path, name: str) -> list[ModelVersion]:
     models = []
     while name:
         models.append(ModelVersion.parse(name))
-        name = started_from(_read_manifest(home, name)["settings"])
+        name = start_model(_read_manifest(home, name)["settings"])
     return models
 
 
 def _read_manifest(home: Path, name: str) -> Mapping[str, Any]:
+    """Return the saved model's part of its manifest; ModelError if there is none."""
     path = ModelVersion.parse(name).folder(home) / MANIFEST_FILE
     try:
         manifest: Mapping[str, Any] = json.loads(path.read_bytes())["model"]

@@ -31,7 +31,9 @@ def mean(values: npt.NDArray[Any], weights: FloatArray | None = None) -> Any:
     >>> float(mean(np.array([1.0, 4.0]), np.array([2.0, 1.0])))
     2.0
     """
-    return values.mean() if weights is None else weights @ values / weights.sum()
+    if weights is None:
+        return values.mean()
+    return weights @ values / weights.sum()
 
 
 def dot(left: FloatArray, right: FloatArray) -> float:
@@ -124,7 +126,7 @@ def thread_count() -> int:
     return os.cpu_count() or 1
 
 
-def in_threads(
+def run_in_threads(
     work: Callable[[slice], Result], rows: int, least_rows: int
 ) -> list[Result]:
     """Return the results of ``work`` on contiguous spans of rows, in their order.
@@ -134,7 +136,7 @@ def in_threads(
     it is in. A thread gets at least ``least_rows``: with fewer it costs more than it
     saves.
 
-    >>> in_threads(lambda span: span.stop - span.start, 10, least_rows=100)
+    >>> run_in_threads(lambda span: span.stop - span.start, 10, least_rows=100)
     [10]
     """
     parts = min(thread_count(), rows // max(least_rows, 1))

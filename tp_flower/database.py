@@ -83,8 +83,8 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """Keep the process's other threads out, to read."""
-        with self._lock, self._refused():
-            yield self._opened()
+        with self._lock, self._translate_errors():
+            yield self._current_connection()
 
     def fetch(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         """Return the rows of one query."""
@@ -101,13 +101,13 @@ class Database:
         """Open a transaction, which writes all or nothing, or join the open one."""
         with self._lock:
             if self._connection is not None and self._connection.in_transaction:
-                with self._refused():
+                with self._translate_errors():
                     yield self._connection
                 return
             self.begin(is_durable=is_durable)
             try:
-                with self._refused():
-                    yield self._opened()
+                with self._translate_errors():
+                    yield self._current_connection()
             except BaseException:
                 self.rollback()
                 raise
@@ -117,8 +117,8 @@ class Database:
         """Begin a transaction, and keep all others out until it ends."""
         self._lock.acquire()
         try:
-            with self._refused():
-                connection = self._opened()
+            with self._translate_errors():
+                connection = self._current_connection()
                 if is_durable != self._is_durable:
                     mode = "FULL" if is_durable else "NORMAL"
                     connection.execute(f"PRAGMA synchronous = {mode}")
@@ -132,8 +132,8 @@ class Database:
     def commit(self) -> None:
         """Commit the transaction."""
         try:
-            with self._refused():
-                self._opened().execute("COMMIT")
+            with self._translate_errors():
+                self._current_connection().execute("COMMIT")
         except BaseException:
             self.rollback()
             raise
@@ -151,8 +151,8 @@ class Database:
 
     def overwrite_deleted(self) -> None:
         """Erase deleted rows from the log, unless somebody is reading it."""
-        with self._lock, self._refused():
-            connection = self._opened()
+        with self._lock, self._translate_errors():
+            connection = self._current_connection()
             if self.path is not None and not connection.in_transaction:
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -166,7 +166,7 @@ class Database:
             self._connection = None
 
     @contextmanager
-    def _refused(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Translate errors of SQLite and of the system into the caller's error type."""
         try:
             yield
@@ -186,7 +186,7 @@ class Database:
         except OSError as error:
             raise self._refusal(error) from error
 
-    def _opened(self) -> sqlite3.Connection:
+    def _current_connection(self) -> sqlite3.Connection:
         """Return the open connection, or a new one if the file was replaced."""
         if self._connection is not None:
             # a file that has replaced it is another database
@@ -208,6 +208,7 @@ class Database:
         )
 
     def _open(self) -> sqlite3.Connection:
+        """Return a new connection to the file, which is made if need be."""
         if self.path is None:
             connection = self._connect()
             connection.executescript(self._schema)
@@ -282,6 +283,7 @@ def _check_private(path: Path) -> None:
 
 
 def _inode(path: Path | None) -> int:
+    """Return the inode of a database's file: 0 in memory, -1 if it is gone."""
     if path is None:
         return 0
     try:

@@ -146,6 +146,7 @@ def safe_message(error: duckdb.Error) -> str:
 
 
 def _details(text: str) -> Iterator[str]:
+    """Yield the phrases of an error's text that hold no value of a row."""
     for line in text.splitlines():
         for phrase in _PHRASES:
             if match := phrase.search(line):

@@ -214,6 +214,7 @@ def is_full(error: OSError) -> bool:
 
 
 def _is_passing(error: BaseException) -> bool:
+    """Return whether the same work may succeed later."""
     if isinstance(error, OSError):
         return error.errno not in _LASTING
     if isinstance(error, UnreachableError):

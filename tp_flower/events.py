@@ -60,6 +60,7 @@ def line(event: str, /, **values: Value) -> str:
 
 
 def _text(value: Value) -> str:
+    """Return a value as a log line has it: shortened, and quoted if it is not plain."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):

@@ -47,7 +47,7 @@ class ModelVersion:
         check_name(self.name)
         if not VERSION.fullmatch(self.version):
             raise ModelError(
-                f"model version {_quoted(self.version)} is not of the form "
+                f"model version {_quote(self.version)} is not of the form "
                 "YYYYMMDD-HHMMSS-xxxx, with four hexadecimal digits at the end"
             )
 
@@ -61,7 +61,7 @@ class ModelVersion:
         name, _, version = text.partition("@")
         if not version:
             raise ModelError(
-                f"{_quoted(text)} has no version: write name@version, as `list` does"
+                f"{_quote(text)} has no version: write name@version, as `list` does"
             )
         return cls(name, version)
 
@@ -74,7 +74,7 @@ def check_name(name: object) -> str:
     """Return a model's name, which may become a path; refuse any other text."""
     if not (isinstance(name, str) and NAME.fullmatch(name)):
         raise ModelError(
-            f"model name {_quoted(name)} is not allowed: it must have 1 to 64 of a-z, "
+            f"model name {_quote(name)} is not allowed: it must have 1 to 64 of a-z, "
             "0-9, '.', '_' and '-', and begin with a letter or digit"
         )
     return name
@@ -134,15 +134,18 @@ def delete_version(home: Path, text: str) -> ModelVersion:
 
 
 def _advice(name: str, text: str, versions: tuple[ModelVersion, ...]) -> str:
+    """Return the names that may have been meant, as the end of a sentence."""
     candidates = [str(version) for version in versions if version.name == name]
     names = list(dict.fromkeys(version.name for version in versions))
     close = difflib.get_close_matches(text, candidates, n=3, cutoff=0.0)
     if close := close or difflib.get_close_matches(name, names, n=3):
         return f". Did you mean {' or '.join(close)}?"
-    return f"; there are {', '.join(names)}" if names else "; there is none yet"
+    if not names:
+        return "; there is none yet"
+    return f"; there are {', '.join(names)}"
 
 
-def _quoted(value: object) -> str:
+def _quote(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 

@@ -89,7 +89,7 @@ class NoiseSource:
         # most messages draw no noise, and scipy takes a sixth of a second to import
         from scipy.special import ndtri
 
-        return _on_grid(
+        return _round_to_grid(
             values + deviation * ndtri(self.uniform(values.shape)), deviation
         )
 
@@ -99,10 +99,10 @@ class NoiseSource:
             return values
         centred = self.uniform(values.shape) - 0.5
         noise = -np.sign(centred) * np.log1p(-2.0 * np.abs(centred))
-        return _on_grid(values + scale * noise, scale)
+        return _round_to_grid(values + scale * noise, scale)
 
 
-def _on_grid(values: FloatArray, deviation: float) -> FloatArray:
+def _round_to_grid(values: FloatArray, deviation: float) -> FloatArray:
     step = 2.0 ** (np.floor(np.log2(deviation)) - GRID_BITS)
     rounded: FloatArray = np.round(values / step) * step
     return rounded

@@ -60,7 +60,7 @@ class Cache:
         """
         if not self.folder.is_dir():
             return None
-        with self._locked():
+        with self._lock():
             entry = self.folder / name
             if not _is_complete(entry):
                 _remove(entry)
@@ -94,7 +94,7 @@ class Cache:
             (temporary / ENTRY_FILE).write_text(description, encoding="utf-8")
             for path in temporary.iterdir():
                 path.chmod(0o600)
-            with self._locked():
+            with self._lock():
                 if _is_complete(self.folder / name):  # another process was faster
                     _remove(temporary)
                 else:
@@ -110,7 +110,7 @@ class Cache:
     def release(self) -> None:
         """End the run's uses; remove its private entries and those beyond the limit."""
         if self._uses.is_dir():
-            with self._locked():
+            with self._lock():
                 for use in self._uses.glob(f"{ONCE}*"):
                     _remove(self.folder / use.name)
                 _remove(self._uses)
@@ -121,14 +121,14 @@ class Cache:
         limit = self._limit if limit is None else limit
         if not self.folder.is_dir():
             return
-        with self._locked():
+        with self._lock():
             entries = {
                 path: sum(file.stat().st_size for file in path.iterdir())
                 for path in self.folder.iterdir()
                 if not path.name.startswith(".") and path.name != USES
             }
             total = sum(entries.values())
-            in_use = self._used()
+            in_use = self._entries_in_use()
             for path in sorted(entries, key=_last_use):
                 if total <= limit:
                     break
@@ -148,7 +148,7 @@ class Cache:
         (self._uses / name).touch(mode=0o600)
         os.utime(self.folder / name / ENTRY_FILE)
 
-    def _used(self) -> set[str]:
+    def _entries_in_use(self) -> set[str]:
         """Return the names of the entries in use; forget runs that are over."""
         in_use: set[str] = set()
         oldest = time.time() - STALE_SECONDS
@@ -161,7 +161,7 @@ class Cache:
         return in_use
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _lock(self) -> Iterator[None]:
         """Keep other processes from finding, renaming or removing entries."""
         lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:

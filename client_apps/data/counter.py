@@ -88,7 +88,7 @@ def confirm(root: str) -> Mark:
     if root == IN_MEMORY:
         with database.reading() as connection:
             return Mark.read(connection)
-    with database.reading() as connection, _locked(Path(root)) as file:
+    with database.reading() as connection, _lock_file(Path(root)) as file:
         # invariant: the file is read first, so that the database can only be further
         stored = Mark.of_text(os.read(file, 2 * _BYTES))
         mark = Mark.read(connection)
@@ -113,10 +113,13 @@ def check(root: str, connection: Connection) -> None:
 def set_back(root: str, connection: Connection) -> Mark:
     """Set the ledger of a database to its beginning, and count on from the file."""
     path = Path(root) / COUNTER_FILE
-    stored = (
-        Mark.of_text(path.read_bytes()) if root != IN_MEMORY and path.exists() else None
-    )
-    changes = max(Mark.read(connection).changes, stored.changes if stored else 0) + 1
+    changes = Mark.read(connection).changes
+    stored = None
+    if root != IN_MEMORY and path.exists():
+        stored = Mark.of_text(path.read_bytes())
+    if stored is not None:
+        changes = max(changes, stored.changes)
+    changes += 1
     connection.execute(
         "UPDATE counter SET changes = ?, seq = 0, checksum = ?", (changes, START)
     )
@@ -126,7 +129,7 @@ def set_back(root: str, connection: Connection) -> Mark:
 def overwrite(root: str, mark: Mark) -> None:
     """Write a mark whatever the file has: its owner begins a new account."""
     if root != IN_MEMORY:
-        with _locked(Path(root)) as file:
+        with _lock_file(Path(root)) as file:
             _write(file, mark)
 
 
@@ -174,7 +177,7 @@ def _write(file: int, mark: Mark) -> None:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[int]:
+def _lock_file(folder: Path) -> Iterator[int]:
     """Yield the counter file, open and locked against other writers.
 
     It is created if it does not exist.

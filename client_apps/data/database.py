@@ -82,7 +82,9 @@ def open_database(root: str) -> Database:
     key = os.getpid(), root
     with _OPENING:
         if key not in _OPEN:
-            path = None if root == IN_MEMORY else Path(root) / FILE
+            path = None
+            if root != IN_MEMORY:
+                path = Path(root) / FILE
             if path is not None and not path.exists():
                 _refuse_old(path.parent)
             _OPEN[key] = Database(path, SCHEMA, VERSION, lambda e: _refusal(root, e))

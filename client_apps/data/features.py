@@ -53,13 +53,13 @@ class CachedFeatures:
         self.cache = None if root == IN_MEMORY else Cache(folder, store.run, limit)
         self.encoded: dict[int, str] = {}
 
-    def without(self, number: int, entry: Entry) -> Entry:
+    def drop_cached(self, number: int, entry: Entry) -> Entry:
         """Return a participant's entry without the features that the cache holds."""
         if number not in self.encoded:
             return entry
         return Entry(entry.arrays, {**entry.meta, FEATURES: self.encoded[number]})
 
-    def of(self, entry: Entry) -> EncodedRows:
+    def read(self, entry: Entry) -> EncodedRows:
         """Return the features of a participant's entry, possibly from the cache."""
         features: EncodedRows | str = entry.meta[FEATURES]
         if not isinstance(features, str):
@@ -71,7 +71,7 @@ class CachedFeatures:
         mapped_entry = self.store.memory.get(name)
         if mapped_entry is None:
             mapped_entry = self.store.memory[name] = Entry(
-                {}, {FEATURES: mapped(folder)}
+                {}, {FEATURES: map_features(folder)}
             )
         cached: EncodedRows = mapped_entry.meta[FEATURES]
         return cached
@@ -104,7 +104,7 @@ def rows_of(number: int) -> str:
 def write_features(
     folder: Path, rows: int, empty: EncodedRows, blocks: Iterable[EncodedRows]
 ) -> None:
-    """Write features (n, d), which come block by block, as files that `mapped` reads.
+    """Write features (n, d), which come block by block, for `map_features` to read.
 
     ``empty`` are features of the same layout without rows.
     """
@@ -126,7 +126,7 @@ def write_features(
                     files[name].write(np.ascontiguousarray(array).data.cast("B"))
 
 
-def mapped(folder: Path) -> EncodedRows:
+def map_features(folder: Path) -> EncodedRows:
     """Return the features of an entry of the cache, (n, d), memory-mapped."""
     try:
         if not (folder / WIDTH_FILE).exists():

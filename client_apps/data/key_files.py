@@ -143,7 +143,9 @@ def _read(path: str | Path, setting: str, forbidden: int, may: str) -> bytes:
         try:
             mode = os.fstat(descriptor).st_mode
             is_file = stat.S_ISREG(mode)
-            content = os.read(descriptor, _MOST_BYTES + 1) if is_file else b""
+            content = b""
+            if is_file:
+                content = os.read(descriptor, _MOST_BYTES + 1)
         finally:
             os.close(descriptor)
     except OSError as error:

@@ -319,7 +319,7 @@ class Ledger:
     def spent(self, source: str) -> list[mechanisms.Mechanism]:
         """Return the mechanisms that a source has used, open reservations in full."""
         with self._transaction(is_whole=True) as connection:
-            return mechanisms_of(_spent(connection, source))
+            return mechanisms_of(_sum_spent(connection, source))
 
     def total(self, source: str, delta: float) -> float:
         """Return the epsilon that a source has spent, at a delta."""
@@ -419,14 +419,14 @@ class Ledger:
         """Return seq and checksum of the last line, after checking the chain."""
         seq, checksum = self._seen
         if counter.checksum_at(connection, seq) != checksum:
-            raise self._damaged("earlier lines are missing")
+            raise self._damage_error("earlier lines are missing")
         counter.check(self._root, connection)
         _, *end = counter.Mark.read(connection)
         if is_whole and not self._is_checked:
             # the sums use the indices
             ((answer,), *_) = connection.execute("PRAGMA integrity_check(ledger)")
             if answer != "ok":
-                raise self._damaged(str(answer))
+                raise self._damage_error(str(answer))
             seq = 0
             checksum = START
         elif not self._is_checked:
@@ -441,14 +441,16 @@ class Ledger:
             seq = seq + 1
             checksum = checksum_of(line, checksum)
             if (number, stored) != (seq, checksum):
-                raise self._damaged(f"the checksum of line {seq} does not match")
+                raise self._damage_error(f"the checksum of line {seq} does not match")
         if end != [seq, checksum]:
-            raise self._damaged("its last lines are missing")
+            raise self._damage_error("its last lines are missing")
         return seq, checksum
 
-    def _damaged(self, reason: str) -> LedgerError:
+    def _damage_error(self, reason: str) -> LedgerError:
         """Return the error about a damaged ledger."""
-        location = "" if self._root == IN_MEMORY else f" in {Path(self._root) / FILE}"
+        location = ""
+        if self._root != IN_MEMORY:
+            location = f" in {Path(self._root) / FILE}"
         return LedgerError(
             f"the privacy ledger{location} is damaged: {reason}; nothing is released "
             "until the site's owner has restored it"
@@ -464,14 +466,14 @@ class RoundLedger:
     def __init__(self, ledger: Ledger, changes: Changes) -> None:
         self._ledger = ledger
         self._changes = changes
-        self.reserve = self._with_round(ledger.reserve)
-        self.spend = self._with_round(ledger.spend)
-        self.charge = self._with_round(ledger.charge)
-        self.note = self._with_round(ledger.note)
-        self.count_scores = self._with_round(ledger.count_scores)
-        self.record_keys = self._with_round(ledger.record_keys)
-        self.close = self._with_round(ledger.close)
-        self.record = self._with_round(ledger.record)
+        self.reserve = self._write_with_round(ledger.reserve)
+        self.spend = self._write_with_round(ledger.spend)
+        self.charge = self._write_with_round(ledger.charge)
+        self.note = self._write_with_round(ledger.note)
+        self.count_scores = self._write_with_round(ledger.count_scores)
+        self.record_keys = self._write_with_round(ledger.record_keys)
+        self.close = self._write_with_round(ledger.close)
+        self.record = self._write_with_round(ledger.record)
         self.check_quota = ledger.check_quota
         self.scores_used = ledger.scores_used
 
@@ -480,7 +482,7 @@ class RoundLedger:
         self._changes.write_now()
         return self._ledger.lines(run)
 
-    def _with_round(self, write: Callable[P, None]) -> Callable[P, None]:
+    def _write_with_round(self, write: Callable[P, None]) -> Callable[P, None]:
         """Return a method of the ledger that writes with the round's commit."""
 
         def add(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -576,7 +578,7 @@ def _limit_and_used(
     return limit, used
 
 
-def _spent(connection: Connection, source: str, run: str | None = None) -> Costs:
+def _sum_spent(connection: Connection, source: str, run: str | None = None) -> Costs:
     costs: Costs = Counter()
     for mechanism, times in connection.execute(_SPENT, {"source": source, "run": run}):
         costs.update(costs_of(_mechanism(mechanism), times))
@@ -613,7 +615,7 @@ def _check_budget(
         ("", None, budget.epsilon),
         (" in this run", run, budget.per_run),
     ):
-        spent = _spent(connection, payer.source, spender)
+        spent = _sum_spent(connection, payer.source, spender)
         together = epsilon_of(spent + costs)
         if together > limit * (1 + _ROUNDING):
             raise BudgetError(

@@ -20,7 +20,7 @@ import time
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from itertools import count
@@ -129,16 +129,18 @@ class SiteStore:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the run for this process; a process that is killed releases the lock."""
-        with (
-            self._cached.lock if self._folder is None else self._file_lock(self._folder)
-        ):
+        if self._folder is None:
+            lock: AbstractContextManager[object] = self._cached.lock
+        else:
+            lock = self._file_lock(self._folder)
+        with lock:
             yield
 
     @contextmanager
     def _file_lock(self, folder: Path) -> Iterator[None]:
         """Lock the run's folder between processes."""
         try:
-            lock = _locked(folder)
+            lock = _lock_folder(folder)
         except OSError as error:
             raise cannot_write(folder, error) from error
         try:
@@ -525,7 +527,7 @@ def _checksum(
     return reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces, 0)
 
 
-def _locked(folder: Path) -> int:
+def _lock_folder(folder: Path) -> int:
     """Return the open lock of a run's folder, which is created if need be."""
     path = folder / _LOCK
     while True:

@@ -23,7 +23,7 @@ from client_apps.data.database import cannot_write
 from client_apps.data.features import (
     FEATURES,
     CachedFeatures,
-    mapped,
+    map_features,
     rows_of,
     write_features,
 )
@@ -33,7 +33,7 @@ from tp_flower.arrays import IndexArray, blocks
 from tp_flower.errors import SourceError
 from tp_flower.extraction.extract import extract, open_extracted
 from tp_flower.extraction.extracted import ExtractedShard
-from tp_flower.features.columns import FeatureColumn, no_values
+from tp_flower.features.columns import FeatureColumn, empty_column
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.features.sparse import EncodedRows, SparseRows
 from tp_flower.keyed_hash import KEY_BYTES
@@ -73,11 +73,13 @@ class SiteTables:
         """The key that orders unordered rows; all simulations share one."""
         if self._is_simulated:
             return b""
-        return _PROCESS_KEY if self._root == IN_MEMORY else row_order_key(self._root)
+        if self._root == IN_MEMORY:
+            return _PROCESS_KEY
+        return row_order_key(self._root)
 
     def describe(self, source: ShardSource) -> ShardSchema:
         """Return a shard's columns, types and number of rows."""
-        return self._cached(
+        return self._load_or_make(
             "schema", source, [], ShardSchema, lambda: _describe(source)
         )
 
@@ -85,7 +87,7 @@ class SiteTables:
         """Return which columns of texts have some that differ, but are equal values."""
         if not names:
             return []
-        return self._cached(
+        return self._load_or_make(
             "merging",
             source,
             [sorted(names)],
@@ -93,7 +95,7 @@ class SiteTables:
             lambda: merging_texts(source, names),
         )
 
-    def _cached(
+    def _load_or_make(
         self,
         name: str,
         source: ShardSource,
@@ -154,7 +156,9 @@ class SiteTables:
         """Return an identifier that changes when a participant's rows change."""
         rows = self._store.load(rows_of(number)).meta[ROWS]
         # rows in memory were read by this process: another might read different ones
-        return uuid.uuid4().hex if isinstance(rows, ExtractedShard) else str(rows)
+        if isinstance(rows, ExtractedShard):
+            return uuid.uuid4().hex
+        return str(rows)
 
     def encode(
         self,
@@ -174,22 +178,22 @@ class SiteTables:
         missing: tuple[str, ...] = ()
         if is_private:
             kinds = {info.name: (info.kind, info.width) for info in extracted.features}
-            missing = encoder.encoder.misfits(kinds)
+            missing = encoder.encoder.find_misfits(kinds)
         if self._cache is None:
             out = encoder.encoder.new_rows(len(rows))
             for span, columns in _columns(extracted, rows, missing, _block_rows(out)):
                 encoder.write(columns, out[span])
             return out
         source = str(self._store.load(rows_of(number)).meta[ROWS])
-        return self._written(
+        return self._write_features(
             number,
             _features_name(source, encoder.to_json(), rows, *missing),
             len(rows),
             encoder.encoder.new_rows(0),
-            lambda: _encoded(extracted, encoder, rows, missing),
+            lambda: _encode_blocks(extracted, encoder, rows, missing),
         )
 
-    def _written(
+    def _write_features(
         self,
         number: int,
         name: str,
@@ -205,7 +209,7 @@ class SiteTables:
             name, lambda folder: write_features(folder, rows, empty, encoded())
         )
         self._features.encoded[number] = name
-        return mapped(path)
+        return map_features(path)
 
     def _obtain(self, name: str, make: Callable[[Path], None]) -> Path:
         """Return the folder of a cache entry, made if it is not there."""
@@ -251,13 +255,16 @@ def _check_unchanged(source: ShardSource, state: str | None) -> None:
 
 def _features_name(source: str, *inputs: object) -> str:
     """Return a name for features made from another entry; arrays enter as hashes."""
-    kind = f"{ONCE}{FEATURES}" if source.startswith(ONCE) else FEATURES
-    hashed_inputs = (
-        hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
-        if isinstance(value, np.ndarray)
-        else value
-        for value in inputs
-    )
+    kind = FEATURES
+    if source.startswith(ONCE):
+        kind = f"{ONCE}{FEATURES}"
+    hashed_inputs: list[object] = []
+    for value in inputs:
+        if isinstance(value, np.ndarray):
+            content = np.ascontiguousarray(value).tobytes()
+            hashed_inputs.append(hashlib.sha256(content).hexdigest())
+        else:
+            hashed_inputs.append(value)
     return entry_name(kind, source, *hashed_inputs)
 
 
@@ -273,11 +280,11 @@ def _columns(
     """Yield feature columns of ``rows`` in blocks; those in ``missing`` are empty."""
     spans = blocks(len(rows), size)
     for span, columns in zip(spans, extracted.blocks(rows, size), strict=True):
-        columns.update({name: no_values(span.stop - span.start) for name in missing})
+        columns.update({name: empty_column(span.stop - span.start) for name in missing})
         yield span, columns
 
 
-def _encoded(
+def _encode_blocks(
     extracted: ExtractedShard,
     encoder: SiteEncoder,
     rows: IndexArray,

@@ -88,22 +88,22 @@ def _statistics_of(site: Site, number: int, body: StatisticsPart) -> FittedPart:
     digest = site.round.digest
     site.check_once(name, "another request has already fitted this run's encoders")
     choice = _choice(body.encoders)
-    computed = _computed(site, number, body, choice)
+    computed = _compute_statistics(site, number, body, choice)
     check_encoders(site, number, choice, body)
     shards = msgspec.to_builtins(body.shards)
     meta = {REQUEST: digest, "encoders": body.encoders, "shards": shards}
     site.store.save(name, Entry({}, meta))
     is_fitted = not all(column.is_declared for column in computed.values())
-    describes = (
-        _description(site, number, body) if body.describes and is_fitted else None
-    )
+    describes = None
+    if body.describes and is_fitted:
+        describes = _description(site, number, body)
     if describes is not None:
         note(site, number, ledger_entries.FEATURES)
     if shards is None:
         return _fit(site, number, choice, [computed], describes)[1]
     statistics = msgspec.structs.replace(to_wire(computed), describes=describes)
     text = bytes_of(encode(ShardStatistics({number: statistics})))
-    seal, _ = shared(site, number)
+    seal, _ = seal_and_encoders(site, number)
     return FittedPart(sealed=seal.seal(text, STATISTICS, number, digest))
 
 
@@ -123,13 +123,13 @@ def _description(site: Site, number: int, body: StatisticsPart) -> Detail | None
     fewest = max(FEWEST_ROWS, policy.min_rows) * policy.rows_per_unit
     counts = body.multiplicity
     if counts is None:
-        is_even = _selected(site, number, body) >= fewest
+        is_even = _count_selected(site, number, body) >= fewest
     else:
         is_even = counts_evenly(counts, fewest)
     return Detail.STEPS if is_even else None
 
 
-def _selected(site: Site, number: int, body: StatisticsPart) -> int:
+def _count_selected(site: Site, number: int, body: StatisticsPart) -> int:
     """Return how many of a part's rows a request selects."""
     rows = site.extracted(number).rows
     if body.trained is None:
@@ -141,7 +141,7 @@ def _choice(encoders: object) -> TableChoice:
     return parse(encoders, "encoders", lambda it: msgspec.convert(it, TableChoice))
 
 
-def _computed(
+def _compute_statistics(
     site: Site, number: int, body: StatisticsPart, choice: TableChoice
 ) -> Statistics:
     """Return the statistics of the requested rows, as far as encoders need them."""
@@ -161,7 +161,7 @@ def _computed(
             spec = choice.spec_for(name, kinds[name])
             source.policy.check_statistics(choice.table, name, kinds[name], spec)
     if fitted:
-        count = _selected(site, number, body)
+        count = _count_selected(site, number, body)
         check_rows(source, count, f"the statistics of table {extracted.table!r}")
     if fitted and is_shard:
         note(site, number, ledger_entries.STATISTICS)
@@ -169,11 +169,11 @@ def _computed(
     for info in extracted.features:
         name = info.name
         kind = kinds[info.name]
-        features[name] = (
-            feature_statistics(choice, name, kind, extracted.column(name), sample)
-            if name in fitted
-            else declared_statistics(choice, name, kind, info.width)
-        )
+        if name in fitted:
+            column = extracted.column(name)
+            features[name] = feature_statistics(choice, name, kind, column, sample)
+        else:
+            features[name] = declared_statistics(choice, name, kind, info.width)
     return features
 
 
@@ -223,7 +223,7 @@ def fit_shards(site: Site, request: FitRequest) -> FitReply:
 
 def _fit_shards(site: Site, number: int, body: FitPart) -> FittedPart:
     """Fit a table's encoder to the statistics of all its shards; return it sealed."""
-    seal, choice = shared(site, number)
+    seal, choice = seal_and_encoders(site, number)
     shards = []
     described = list[Detail | None]()
     for shard in seal.shards:
@@ -240,20 +240,22 @@ def _fit_shards(site: Site, number: int, body: FitPart) -> FittedPart:
             raise SchemaError(
                 f"the statistics of site {other.site!r} cannot be used: {error}"
             ) from None
-    encoder, fitted = _fit(site, number, choice, shards, _coarsest(described))
+    encoder, fitted = _fit(site, number, choice, shards, _coarsest_detail(described))
     text = json.dumps(encoder.to_json()).encode()
     sealed = seal.seal(text, ENCODER, seal.shards[0], site.round.digest)
     return msgspec.structs.replace(fitted, sealed=sealed)
 
 
-def _coarsest(described: Sequence[Detail | None]) -> Detail | None:
+def _coarsest_detail(described: Sequence[Detail | None]) -> Detail | None:
     """Return the detail in which all shards may be described, None if one may not."""
     if None in described:
         return None
-    return Detail.STEPS if Detail.STEPS in described else Detail.PERCENT
+    if Detail.STEPS in described:
+        return Detail.STEPS
+    return Detail.PERCENT
 
 
-def shared(site: Site, number: int) -> tuple[ShardSeal, TableChoice]:
+def seal_and_encoders(site: Site, number: int) -> tuple[ShardSeal, TableChoice]:
     """Return the seal of a part's table, and the encoders that its features get."""
     name = _STATISTICS.format(number)
     meta = site.store.load(name).meta if site.store.has(name) else {}
@@ -291,7 +293,9 @@ def _fit(
             for item in statistics.items()
         ]
         extracted = site.extracted(number)
-        least_share = FEW_TEXTS if describes is Detail.STEPS else 0.0
+        least_share = 0.0
+        if describes is Detail.STEPS:
+            least_share = FEW_TEXTS
         for index, feature in enumerate(features):
             if feature.listed is not None and nearly_numbers(
                 extracted.column(feature.column), least_share
@@ -303,7 +307,7 @@ def _fit(
 
 def _store(site: Site, number: int, encoder: TableEncoder) -> None:
     site.store.save(
-        _ENCODER.format(number), Entry({}, encoder.at_site(site.hasher()).to_json())
+        _ENCODER.format(number), Entry({}, encoder.for_site(site.hasher()).to_json())
     )
 
 
@@ -318,7 +322,7 @@ def fitted_encoder(
     """
     name = _ENCODER.format(number)
     if not site.store.has(name):
-        seal, _ = shared(site, number)
+        seal, _ = seal_and_encoders(site, number)
         text = seal.open(required(sealed, "encoder"), ENCODER, seal.shards[0])
         document = parse(text, "encoder", json.loads)
         _store(site, number, parse(document, "encoder", TableEncoder.from_json))

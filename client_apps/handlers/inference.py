@@ -58,7 +58,7 @@ def score(site: Site, request: ScoreRequest) -> ScoreReply:
     """Reply with the local scores of the requested rows, one each."""
     check_begins(site, Action.SCORE)
     scored = {
-        number: _scored(site, number, body, request)
+        number: _score_part(site, number, body, request)
         for number, body in site.each(request.parts)
     }
     check_protection(site, request.privacy, request.masking)
@@ -71,7 +71,7 @@ def score(site: Site, request: ScoreRequest) -> ScoreReply:
     )
 
 
-def _scored(
+def _score_part(
     site: Site, number: int, body: ScorePart, request: ScoreRequest
 ) -> tuple[ScoredPart, Release]:
     """Return the scores of a part's rows, and how their plan protects them."""
@@ -80,7 +80,7 @@ def _scored(
     is_masked = are_masked(request.masking, join_sides)
     check_plan(source, (SCORES,), request.privacy, is_masked=is_masked)
     rows = _rows(site, number, body)
-    saved, model = _loaded(site, number, body, request)
+    saved, model = _load_model(site, number, body, request)
     is_private = request.privacy.covers_predictions
     scale = saved.spec.output_scale or 1.0
     rows_per_unit = source.policy.rows_per_unit
@@ -154,7 +154,7 @@ def check_range(scores: FloatArray, masks: ScoreMasks | None) -> None:
     )
 
 
-def _loaded(
+def _load_model(
     site: Site, number: int, body: ScorePart, request: ScoreRequest
 ) -> tuple[SavedModel, LocalModel]:
     """Return a saved part, and its model ready to score."""
@@ -206,7 +206,9 @@ def _check_fits(saved: SavedModel, fragment: Fragment) -> None:
 def _grouping(fragment: Fragment) -> object:
     """Return the columns and groups of a sub-query, whose filters may differ."""
     subquery = fragment.subquery
-    return None if subquery is None else (subquery.columns, subquery.groups)
+    if subquery is None:
+        return None
+    return (subquery.columns, subquery.groups)
 
 
 PREDICTIONS: Final = "predictions"  # subfolder of the state folder
@@ -228,7 +230,7 @@ def check_row_key(names: Sequence[str], keys: int) -> None:
         )
 
 
-def _keys_of_rows(
+def _row_keys(
     row_key: Sequence[str], extracted: ExtractedShard
 ) -> tuple[ExtractedKey, ...]:
     return extracted.keys[len(extracted.keys) - len(row_key) :]
@@ -242,8 +244,8 @@ def _hashed_key(
     A NULL is hashed like any other value.
     """
     texts = [
-        pc.fill_null(_on_rows(key, _whole(key.texts)), _NULL)
-        for key in _keys_of_rows(row_key, extracted)
+        pc.fill_null(_spread_over_rows(key, _as_one_array(key.texts)), _NULL)
+        for key in _row_keys(row_key, extracted)
     ]
     # each text is preceded by its length, so that no two keys give the same text
     joined = pc.binary_join_element_wise(*texts, "").dictionary_encode()
@@ -257,11 +259,11 @@ def leave_hashes(
     """Return the hashes of a part's row keys, and store which row each belongs to."""
     hashes = _hashed_key(row_key, extracted, site.private_hasher())
     if (root := site.state_folder) is not None:
-        keys = zip(row_key, _keys_of_rows(row_key, extracted), strict=True)
+        keys = zip(row_key, _row_keys(row_key, extracted), strict=True)
         columns = {
             ROW_HASH: hex_texts(hashes),
             ROW: pa.array(np.arange(extracted.rows)),
-            **{name: _on_rows(key, _values(key)) for name, key in keys},
+            **{name: _spread_over_rows(key, _values(key)) for name, key in keys},
         }
         name = f"{NAMES}-{site.store.run[:_RUN_DIGITS]}"
         folder = root / PREDICTIONS / name
@@ -274,18 +276,22 @@ def leave_hashes(
     return hashes
 
 
-def _whole(texts: pa.Array | pa.ChunkedArray) -> pa.Array:
-    return texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
+def _as_one_array(texts: pa.Array | pa.ChunkedArray) -> pa.Array:
+    if isinstance(texts, pa.ChunkedArray):
+        return texts.combine_chunks()
+    return texts
 
 
-def _on_rows(key: ExtractedKey, values: pa.Array) -> pa.Array:
+def _spread_over_rows(key: ExtractedKey, values: pa.Array) -> pa.Array:
     """Return each row's value from the distinct values; missing where it is NULL."""
     return values.take(pa.array(key.codes, mask=key.codes < 0))
 
 
 def _values(key: ExtractedKey) -> pa.Array:
     """Return the distinct values behind a key's canonical texts."""
-    texts = pc.replace_substring_regex(_whole(key.texts), _HEAD, "", max_replacements=1)
+    texts = pc.replace_substring_regex(
+        _as_one_array(key.texts), _HEAD, "", max_replacements=1
+    )
     if key.kind == "boolean":
         return pc.equal(texts, "true")
     if key.kind == "time":

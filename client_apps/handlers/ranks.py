@@ -37,11 +37,11 @@ from tp_flower.protocol.rank_messages import (
 def rank(site: Site, request: RankRequest) -> RankReply:
     """Reply with the score vectors that are left, and with sealed statements."""
     return RankReply(
-        {n: _ranked(site, n, body, request) for n, body in site.each(request.parts)}
+        {n: _rank_part(site, n, body, request) for n, body in site.each(request.parts)}
     )
 
 
-def _ranked(
+def _rank_part(
     site: Site, number: int, body: RankPart, request: RankRequest
 ) -> RankedPart:
     """Return the number of score vectors a part may still send, and its rank."""

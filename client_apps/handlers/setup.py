@@ -22,7 +22,7 @@ from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, SiteError
 from tp_flower.extraction.extract import extract
 from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard, LabelColumn
-from tp_flower.extraction.select_plan import kind_of, without_values
+from tp_flower.extraction.select_plan import drop_enum_values, kind_of
 from tp_flower.keyed_hash import HashArray
 from tp_flower.node_config import NUM_PARTITIONS
 from tp_flower.privacy.key_agreement import GUARANTEES, SIMULATED
@@ -72,7 +72,8 @@ def describe(
                 index=source.index,
                 position=position,
                 columns={
-                    name: without_values(kind) for name, kind in schema.columns.items()
+                    name: drop_enum_values(kind)
+                    for name, kind in schema.columns.items()
                 },
                 rows=schema.rows,
                 all_null=list(schema.all_null),
@@ -117,9 +118,9 @@ def _extract_part(
     fragment = parse(body.fragment, "fragment", Fragment.from_json)
     guard.list_query(site, number, site.shards[body.shard], fragment)
     source = site.hosted(body.shard)
-    groups = _checked_keys(site, source, body, fragment)
-    source = _with_types(site, source, body.types)
-    source = replace(source, readings=_checked_readings(source, body.readings))
+    groups = _key_groups(site, source, body, fragment)
+    source = _add_types(site, source, body.types)
+    source = replace(source, readings=_check_readings(source, body.readings))
     check_extract(site, number, body)
     guard.admit_query(site, number, source)
     extracted = site.tables.extract(number, source, fragment)
@@ -155,14 +156,24 @@ def _extract_part(
         group_hashes=_group_hashes(site, source, fragment) if body.groups else None,
         label_values=values,
         weight=_weight(site, number, fragment, extracted),
-        row_hashes=leave_hashes(site, number, body.row_key, extracted)
-        if body.row_key
-        else None,
+        row_hashes=_row_hashes(site, number, body, extracted),
         **split,
     )
 
 
-def _with_types(
+def _row_hashes(
+    site: Site,
+    number: int,
+    body: setup_messages.ExtractPart,
+    extracted: ExtractedShard,
+) -> HashArray | None:
+    """Return hashes of the rows' keys, (n, 2); None if the rows have none."""
+    if not body.row_key:
+        return None
+    return leave_hashes(site, number, body.row_key, extracted)
+
+
+def _add_types(
     site: Site, source: ShardSource, types: Mapping[str, str]
 ) -> ShardSource:
     """Return a source whose columns without a value have the types of other shards.
@@ -181,7 +192,7 @@ def _with_types(
     return replace(source, types={**types, **declared})
 
 
-def _checked_keys(
+def _key_groups(
     site: Site,
     source: ShardSource,
     body: setup_messages.ExtractPart,
@@ -208,7 +219,7 @@ def _checked_keys(
     return groups
 
 
-def _checked_readings(
+def _check_readings(
     source: ShardSource, readings: Mapping[str, TextReading]
 ) -> Mapping[str, TextReading]:
     """Return a request's readings; MessageError for any that the site did not list."""

@@ -53,7 +53,9 @@ class TrainingRows:
 
     def units_of(self, codes: AnyArray | None) -> Units | None:
         """Return the units of privacy of the trained rows, by those of the table's."""
-        return None if codes is None else Units(codes[self.positions[: self.trained]])
+        if codes is None:
+            return None
+        return Units(codes[self.positions[: self.trained]])
 
 
 @dataclass(frozen=True)

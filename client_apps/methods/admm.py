@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from client_apps.methods.exact import start_exactly, step_of
-from client_apps.methods.site_method import Beginning, JoinMethod, prepared
+from client_apps.methods.site_method import Beginning, JoinMethod, prepared_part
 from client_apps.operator.curvature import probed_curvature
 from client_apps.operator.participant import Participant
 from client_apps.rounds.site import Site
@@ -99,7 +99,7 @@ class AdmmMethod(JoinMethod[AdmmState]):
             zeros = np.zeros(len(parameters))
             state = AdmmState(Consensus(parameters, parameters, zeros))
         if not isinstance(part.model, LinearModel):
-            reply = prepared(part, **probed_curvature(part, columns))
+            reply = prepared_part(part, **probed_curvature(part, columns))
             return Beginning(reply, state)
         reply, solver = start_exactly(part, columns, is_exact=True)
         return Beginning(reply, state, solver)
@@ -180,7 +180,9 @@ def _proposal(
         proposal = consensus.propose(part.model.parameters)
     share = part.share(proposal, _parameter_unit(part))
     # a shard without rows to train on only learns what the others agree on
-    return share if part.union.shard in part.union.shards else None
+    if part.union.shard not in part.union.shards:
+        return None
+    return share
 
 
 def fit_consensus_exactly(
@@ -207,7 +209,9 @@ def _consensus_of(part: Part) -> Consensus:
 
 def _parameter_unit(part: Part) -> float:
     # the scores of other models are in units of the label
-    return part.data.label_scale if isinstance(part.model, LinearModel) else 1.0
+    if not isinstance(part.model, LinearModel):
+        return 1.0
+    return part.data.label_scale
 
 
 def _fit_by_gradient(

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from client_apps.handlers.encoding import shared
-from client_apps.methods.site_method import Beginning, JoinMethod, prepared
+from client_apps.handlers.encoding import seal_and_encoders
+from client_apps.methods.site_method import Beginning, JoinMethod, prepared_part
 from client_apps.operator.participant import Participant, score_sums
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.proposal_checks import agree, contradiction
@@ -16,7 +16,7 @@ from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, PolicyError
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.features.sparse import dense
-from tp_flower.learning.models.local_model import LocalModel, on_host
+from tp_flower.learning.models.local_model import LocalModel, host_features
 from tp_flower.methods.boost.bagging import average, shown_trees
 from tp_flower.methods.boost.messages import (
     BAGGED,
@@ -107,7 +107,7 @@ class BoostMethod(JoinMethod[BoostState]):
 
     def begin(self, part: Participant[Any], columns: int) -> Beginning[BoostState]:  # noqa: ARG002
         """Begin without trees."""
-        return Beginning(prepared(part, mean_curvature=0.0), BoostState())
+        return Beginning(prepared_part(part, mean_curvature=0.0), BoostState())
 
     def take_last_step(self, part: Part, request: FinishRequest) -> bool:
         """Add the last trees; the sums of their scores are up to date."""
@@ -120,7 +120,9 @@ class BoostMethod(JoinMethod[BoostState]):
         """Return the gain of each feature, (d, 1)."""
         counts = part.data.multiplicity
         columns = part.data.features.shape[1]
-        joined_rows = float(counts.mean()) if len(counts) else 1.0
+        joined_rows = 1.0
+        if len(counts):
+            joined_rows = float(counts.mean())
         return _trees(part).gains(columns, joined_rows)
 
 
@@ -148,7 +150,7 @@ def boost(site: Site, request: BoostRequest) -> BoostReply:
             _check_growth(site.source(part.number), growth, part.model.outputs)
             derivatives = _derivatives(part, body)
             if table in request.bagged:
-                seal, _ = shared(site, part.number)
+                seal, _ = seal_and_encoders(site, part.number)
                 growth = growth.of_shards(len(seal.shards))
             is_pooled = table in request.pooled
             grown = _no_trees(part) if is_pooled else _grow(part, *derivatives, growth)
@@ -156,7 +158,7 @@ def boost(site: Site, request: BoostRequest) -> BoostReply:
             if request.sends_scores:
                 scores = part.release_values(grown.values)
             if seal is not None:
-                sealed = _sealed(site, part, request, seal, derivatives, grown)
+                sealed = _seal_growth(site, part, request, seal, derivatives, grown)
             updates[part.number] = BoostUpdate(scores=scores, sealed=sealed)
             part.state.grown = grown
         site.save(part)
@@ -173,7 +175,7 @@ def bag(site: Site, request: BagRequest) -> BagReply:
         body = request.parts.get(part.number)
         if body is not None:
             agree_in_growth(site, part.data.table, request)
-            bagged = part.state.bagged = _together(site, part, request)
+            bagged = part.state.bagged = _combine_shards(site, part, request)
             part.begin_scores(request.scores_number)
             updates[part.number] = BagUpdate(part.release_values(bagged.values))
             site.save(part)
@@ -257,7 +259,7 @@ def _no_trees(part: Part) -> Grown:
     return Grown(np.zeros(0, np.uint8), values)
 
 
-def _sealed(
+def _seal_growth(
     site: Site,
     part: Part,
     request: BoostRequest,
@@ -293,7 +295,7 @@ def _sealed(
     data = part.data
     if data.table in request.pooled:
         document = shown_sums(
-            dense(on_host(data.trained)),
+            dense(host_features(data.trained)),
             _trees(part).forest.categorical,
             *derivatives,
             data.multiplicity,
@@ -306,7 +308,7 @@ def _sealed(
     )
 
 
-def _together(site: Site, part: Part, request: BagRequest) -> Grown:
+def _combine_shards(site: Site, part: Part, request: BagRequest) -> Grown:
     """Return the average of the shards' trees, or the trees that they pool."""
     data = part.data
     outputs = part.model.outputs
@@ -316,7 +318,7 @@ def _together(site: Site, part: Part, request: BagRequest) -> Grown:
     if body.is_own:
         return part.state.grown
     _check_growth(site.source(part.number), request.growth, outputs)
-    seal, _ = shared(site, part.number)
+    seal, _ = seal_and_encoders(site, part.number)
     name = SEALED_TREES.format(part.progress.scores_number)
     documents = [
         seal.open(required(body.trees.get(str(shard)), f"trees/{shard}"), name, shard)

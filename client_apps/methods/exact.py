@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from client_apps.methods.site_method import prepared
+from client_apps.methods.site_method import prepared_part
 from client_apps.operator.curvature import typical_curvature
 from client_apps.operator.participant import Participant, body_of
 from client_apps.rounds.site import Site
@@ -18,7 +18,7 @@ from tp_flower.arrays import FloatArray
 from tp_flower.errors import MessageError
 from tp_flower.features.sparse import EncodedRows
 from tp_flower.learning import solvers
-from tp_flower.learning.models.local_model import LinearModel, on_host
+from tp_flower.learning.models.local_model import LinearModel, host_features
 from tp_flower.privacy.sealed_sums import gram_size, joined_gram, split_gram
 from tp_flower.privacy.statistics_update import usable_gram
 from tp_flower.protocol.codec import check_sizes
@@ -70,14 +70,14 @@ def start_exactly(part: Participant[Any], columns: int, *, is_exact: bool) -> St
     data = part.data
     plan = part.data.plan
     if plan.fit is not None or plan.gradients is not None:
-        return prepared(part, **typical_curvature(part, columns)), None
+        return prepared_part(part, **typical_curvature(part, columns)), None
     total = data.joined_rows
     width = max(len(model.parameters) // model.outputs, 1)
     if plan.statistics is None:
-        rows = on_host(data.trained)
+        rows = host_features(data.trained)
         solver = _solver_of_rows(part, model, rows, is_exact=is_exact)
         if solver is not None:
-            return prepared(part, mean_curvature=solver.trace / width), solver
+            return prepared_part(part, mean_curvature=solver.trace / width), solver
     matrix = part.releaser.gram(data.rows(intercept=model.intercept))
     deviation = 0.0
     curvature = {"mean_curvature": float(np.trace(matrix)) / (total * width)}
@@ -88,8 +88,8 @@ def start_exactly(part: Participant[Any], columns: int, *, is_exact: bool) -> St
     if data.update is Update.GRAM:
         share = part.share(split_gram(matrix / total))
         noise = {"gram_deviation": deviation, **curvature}
-        return prepared(part, share=share, **noise), None
-    return prepared(part, **curvature), solvers.RidgeSolver.from_gram(
+        return prepared_part(part, share=share, **noise), None
+    return prepared_part(part, **curvature), solvers.RidgeSolver.from_gram(
         usable_gram(matrix, deviation), total, intercept=_is_centred(part, model)
     )
 

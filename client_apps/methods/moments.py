@@ -33,7 +33,7 @@ from tp_flower.learning.models.local_model import (
     LINEAR,
     LinearModel,
     ModelSpec,
-    on_host,
+    host_features,
 )
 from tp_flower.methods.moments import MOMENTS
 from tp_flower.methods.moments.counts import CountedRows, EdgeRows
@@ -292,7 +292,7 @@ def _padded(
     check_model(source, spec, encoder.encoder.width)
     rows, trained = shard.taking_part
     features = site.tables.encode(number, encoder, rows)
-    blocks = [np.asarray(dense(on_host(features)), np.float64)]
+    blocks = [np.asarray(dense(host_features(features)), np.float64)]
     if has_label:
         blocks += [_labels(site, number, request)[rows]]
         blocks += [np.ones((len(rows), 1))]

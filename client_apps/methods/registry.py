@@ -22,7 +22,7 @@ from tp_flower.methods.coreset.messages import (
     TRAIN_ROWS,
     TRAIN_WEIGH,
 )
-from tp_flower.methods.method import imported
+from tp_flower.methods.method import import_reference
 from tp_flower.methods.moments.messages import TRAIN_MOMENTS, TRAIN_SOLUTION
 from tp_flower.methods.personalised.messages import (
     TRAIN_PERSONAL,
@@ -125,7 +125,7 @@ def register(family: str, room: Room) -> None:
 
 def method_of(family: str) -> "SiteMethod[Any]":
     """Return the site half of a family of methods."""
-    method: SiteMethod[Any] = imported(ROOMS[family].method)()
+    method: SiteMethod[Any] = import_reference(ROOMS[family].method)()
     return method
 
 
@@ -154,7 +154,7 @@ def handler_of(action: Action) -> Handler:
     """Return the function that answers a message of the methods."""
     for room in ROOMS.values():
         if action in room.opens:
-            opening: Handler = imported(room.opens[action])
+            opening: Handler = import_reference(room.opens[action])
             return opening
 
     def answer(site: "Site", request: Request) -> Reply:
@@ -164,7 +164,7 @@ def handler_of(action: Action) -> Handler:
             raise MessageError(
                 f"{str(action)!r} is no message of a run by {site.family!r}"
             )
-        reply: Reply = imported(answers[action])(site, request)
+        reply: Reply = import_reference(answers[action])(site, request)
         return reply
 
     return answer

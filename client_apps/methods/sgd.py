@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from client_apps.methods.site_method import Beginning, JoinMethod, prepared
+from client_apps.methods.site_method import Beginning, JoinMethod, prepared_part
 from client_apps.operator.curvature import (
     Curvature,
     probed_curvature,
@@ -21,7 +21,7 @@ from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError
 from tp_flower.features.sparse import EncodedRows
 from tp_flower.learning import solvers
-from tp_flower.learning.models.local_model import LinearModel, on_host
+from tp_flower.learning.models.local_model import LinearModel, host_features
 from tp_flower.methods.sgd.messages import (
     TRAIN_SGD,
     BatchStep,
@@ -60,7 +60,7 @@ class SgdMethod(JoinMethod[SgdState]):
         else:
             curvature = probed_curvature(part, columns)
         state = SgdState(np.zeros(len(part.model.parameters)))
-        return Beginning(prepared(part, **curvature), state)
+        return Beginning(prepared_part(part, **curvature), state)
 
 
 def _curvature(part: Participant[Any], model: LinearModel, columns: int) -> Curvature:
@@ -73,7 +73,7 @@ def _curvature(part: Participant[Any], model: LinearModel, columns: int) -> Curv
         return typical
     width = max(len(model.parameters) // model.outputs, 1)
     if plan.statistics is None and width > solvers.MOST_COLUMNS:
-        rows = on_host(data.trained)
+        rows = host_features(data.trained)
         return _wide_curvature(model, rows, data.multiplicity, total)
     matrix = part.releaser.gram(data.rows(intercept=model.intercept))
     mean = float(np.trace(matrix)) / (total * width)

@@ -64,7 +64,9 @@ class SiteMethod(ABC, Generic[State]):
 
     def coefficients(self, part: Participant[State]) -> AnyArray | None:
         """Return the coefficients that a policy may show, (d [+ 1], d_c), if any."""
-        return part.model.weights if isinstance(part.model, LinearModel) else None
+        if not isinstance(part.model, LinearModel):
+            return None
+        return part.model.weights
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class JoinMethod(SiteMethod[State]):
         """
 
 
-def prepared(part: Participant[Any], **fields: Any) -> PreparedPart:
+def prepared_part(part: Participant[Any], **fields: Any) -> PreparedPart:
     """Return the reply about a prepared participant, with more of its fields."""
     return PreparedPart(
         features=part.data.features.shape[1],

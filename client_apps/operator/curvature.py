@@ -33,7 +33,9 @@ def typical_curvature(part: Participant[Any], columns: int) -> Curvature:
     data = part.data
     gradients = part.data.plan.gradients
     model = part.model
-    outputs = model.outputs if isinstance(model, LinearModel) else 1
+    outputs = 1
+    if isinstance(model, LinearModel):
+        outputs = model.outputs
     trace = columns * int(data.multiplicity.sum()) / data.joined_rows
     has_batches = len(data.batch_start) > 1
     noise = 0.0

@@ -106,7 +106,9 @@ def sent_scores(
     scores: FloatArray, masks: ScoreMasks | None, rows: RowIndex, name: str
 ) -> AnyArray:
     """Return scores (k, d_c) of some rows as they leave: numbers, or masked words."""
-    return row_numbers(scores) if masks is None else masks.words(scores, rows, name)
+    if masks is None:
+        return row_numbers(scores)
+    return masks.words(scores, rows, name)
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,9 @@ class ShardData:
             union = ShardUnion(
                 group, keys(group) if group else b"", tuple(shards), *names
             )
+        limit = None
+        if "limit" in meta:
+            limit = msgspec.convert(meta["limit"], ScoreLimit)
         return cls(
             features=features,
             **{name: arrays[name] for name in _ARRAYS},
@@ -184,9 +189,7 @@ class ShardData:
             masks=read_masks(entry, keys),
             units=Units(arrays[_UNITS]) if _UNITS in arrays else None,
             union=union,
-            limit=msgspec.convert(meta["limit"], ScoreLimit)
-            if "limit" in meta
-            else None,
+            limit=limit,
         )
 
     def entry(
@@ -195,7 +198,7 @@ class ShardData:
         """Return the entry that :meth:`read` reads, with more arrays and values."""
         arrays = {**further_arrays, **{name: getattr(self, name) for name in _ARRAYS}}
         meta: dict[str, Any] = {
-            "features": local_model.on_host(self.features),
+            "features": local_model.host_features(self.features),
             **further,
         }
         meta |= {"model": msgspec.to_builtins(self.spec), "update": str(self.update)}
@@ -237,7 +240,7 @@ class ShardData:
     @cached_property
     def batch_masks(self) -> ScoreMasks | None:
         """The masks of ``batch_rows``: in one piece they are read much faster."""
-        return self.masks and self.masks.taken(self.batch_rows)
+        return self.masks and self.masks.take(self.batch_rows)
 
     def units_of(self, batch: int) -> Units | None:
         """Return the units of the distinct rows of an SGD batch, (k,)."""
@@ -295,7 +298,9 @@ class Participant(Generic[State]):
         ``name`` says which scores of the message they are.
         """
         self._count(rows)
-        return self._encoded(self._noisy_scores(features), self.data.masks, rows, name)
+        return self._scores_to_send(
+            self._noisy_scores(features), self.data.masks, rows, name
+        )
 
     def release_zeros(self) -> AnyArray:
         """Return the zero scores of an untrained linear model or of no trees.
@@ -303,7 +308,7 @@ class Participant(Generic[State]):
         They reveal nothing of the rows.
         """
         zeros = np.zeros((len(self.data.features), self.model.outputs))
-        return self._encoded(
+        return self._scores_to_send(
             self.releaser.scores(zeros), self.data.masks, slice(None), "scores"
         )
 
@@ -312,7 +317,9 @@ class Participant(Generic[State]):
         data = self.data
         self._count(data.batch_of(batch))
         scores = self._noisy_scores(data.batch(batch), batch)
-        return self._encoded(scores, data.batch_masks, data.span(batch), "batch_scores")
+        return self._scores_to_send(
+            scores, data.batch_masks, data.span(batch), "batch_scores"
+        )
 
     def release_rows(self, *, is_tested: bool) -> AnyArray:
         """Return the scores of all rows to send, or of those trained on.
@@ -325,12 +332,12 @@ class Participant(Generic[State]):
         self._count(rows)
         scores = self._noisy_scores(data.features[rows])
         self.progress.score_sums = score_sums(scores[trained], data.multiplicity)
-        return self._encoded(scores, data.masks, rows, "scores")
+        return self._scores_to_send(scores, data.masks, rows, "scores")
 
     def release_values(self, values: FloatArray) -> AnyArray:
         """Return the change of all rows' scores, to send, (n, d_c)."""
         self._count(slice(None))
-        return self._encoded(
+        return self._scores_to_send(
             self.finite(values), self.data.masks, slice(None), "scores"
         )
 
@@ -360,7 +367,7 @@ class Participant(Generic[State]):
     ) -> FloatArray:
         return self.releaser.scores(self.finite(self.model.scores(features)), batch)
 
-    def _encoded(
+    def _scores_to_send(
         self, scores: FloatArray, masks: ScoreMasks | None, rows: RowIndex, name: str
     ) -> AnyArray:
         """Return scores to send, masked if the run masks them."""
@@ -464,7 +471,9 @@ class Participant(Generic[State]):
         scores = self.model.scores(self.data.trained)
         self.progress.score_sums = score_sums(scores, self.data.multiplicity)
 
-    def begun(self, solver: Solver | None, state: NewState) -> "Participant[NewState]":
+    def with_state(
+        self, solver: Solver | None, state: NewState
+    ) -> "Participant[NewState]":
         """Return the participant with the solver and the state that it begins with."""
         data = replace(self.data, solver=solver)
         return Participant(

@@ -79,7 +79,12 @@ class Releaser:
 
         self.uses.append((self.number, GRADIENTS, batch))
         return private_sum(
-            model, local_model.on_host(features), messages, plan, self.noise, units
+            model,
+            local_model.host_features(features),
+            messages,
+            plan,
+            self.noise,
+            units,
         )
 
     def fit(

@@ -107,12 +107,12 @@ def _fields(state: type[Any]) -> tuple[tuple[str, type[Any]], ...]:
     if state not in _FIELDS:
         hints = get_type_hints(state)
         _FIELDS[state] = tuple(
-            (field.name, _without_none(hints[field.name])) for field in fields(state)
+            (field.name, _drop_none(hints[field.name])) for field in fields(state)
         )
     return _FIELDS[state]
 
 
-def _without_none(hint: Any) -> Any:
+def _drop_none(hint: Any) -> Any:
     if get_origin(hint) not in (Union, UnionType):
         return hint
     (kind,) = (option for option in get_args(hint) if option is not NoneType)

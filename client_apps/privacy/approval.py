@@ -17,7 +17,7 @@ import msgspec
 from tp_flower.errors import SiteError
 from tp_flower.files import write_file
 from tp_flower.protocol.proposal import Proposal
-from tp_flower.sources.entries import quoted
+from tp_flower.sources.entries import quote_toml
 from tp_flower.sources.shards import ShardSource
 
 KEY: Final = "approved-runs"
@@ -35,7 +35,9 @@ def document_of(proposal: Proposal) -> Entry | None:
     """Return a proposal as the ledger keeps it; None for one that is too long."""
     text = msgspec.json.encode(proposal)
     document: Entry = msgspec.json.decode(text)
-    return document if len(text) <= MOST_BYTES else None
+    if len(text) <= MOST_BYTES:
+        return document
+    return None
 
 
 def read_proposal(file: Path) -> Proposal:
@@ -61,7 +63,7 @@ def refused_proposals(lines: Iterable[Mapping[str, Any]]) -> list[Proposal]:
     return list(proposals.values())
 
 
-def lacking(proposal: Proposal, shards: Iterable[ShardSource]) -> list[str]:
+def tables_to_approve(proposal: Proposal, shards: Iterable[ShardSource]) -> list[str]:
     """Return the tables of an owner in a run whose policies do not list it yet."""
     names = {
         (str(part.fragment.get("name", "")).lower(), part.site)
@@ -86,7 +88,7 @@ def add_approval(file: Path, digest: str, tables: Collection[str]) -> None:
         mode = file.stat().st_mode & 0o777
         write_file(
             file,
-            [with_approval(text, digest, tables).encode()],
+            [insert_approval(text, digest, tables).encode()],
             is_durable=True,
             mode=mode,
         )
@@ -96,13 +98,13 @@ def add_approval(file: Path, digest: str, tables: Collection[str]) -> None:
         ) from error
 
 
-def with_approval(text: str, digest: str, tables: Collection[str]) -> str:
+def insert_approval(text: str, digest: str, tables: Collection[str]) -> str:
     """Return a tables file with a digest at the beginning of lists of approved runs.
 
     SiteError if a list cannot be found in the text.
 
     >>> text = 'tables.t.policy.approved-runs = ["sha256:00"]  # kept'
-    >>> print(with_approval(text, "sha256:11", ["t"]))
+    >>> print(insert_approval(text, "sha256:11", ["t"]))
     tables.t.policy.approved-runs = ["sha256:11", "sha256:00"]  # kept
     """
     count = len(list(_policies(tomllib.loads(text), tables)))
@@ -112,11 +114,11 @@ def with_approval(text: str, digest: str, tables: Collection[str]) -> str:
         if digest not in policy[KEY]:
             comma = ", " if policy[KEY] else ""
             policy[KEY].insert(0, digest)
-            text = _changed(text, f"{quoted(digest)}{comma}", approved)
+            text = _insert(text, f"{quote_toml(digest)}{comma}", approved)
     return text
 
 
-def _changed(text: str, addition: str, approved: Entry) -> str:
+def _insert(text: str, addition: str, approved: Entry) -> str:
     """Return the text with ``addition`` in the list where it parses as ``wanted``.
 
     It is inserted at the beginning of the list.

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from tp_flower.duckdb_engine import quote_name
-from tp_flower.extraction.select_plan import without_values
-from tp_flower.sources.entries import quoted
+from tp_flower.extraction.select_plan import drop_enum_values
+from tp_flower.sources.entries import quote_toml
 from tp_flower.sources.policy import STRICT
 from tp_flower.sources.shards import ShardSource, connect, describe
 
@@ -83,13 +83,15 @@ def first_policy(table: str, shards: Sequence[ShardSource]) -> Iterator[str]:
         for name in schemas[0]
         if all(name in schema for schema in schemas)
     }
-    yield f"\n## The policy of table {quoted(table)}, which allows nothing yet."
+    yield f"\n## The policy of table {quote_toml(table)}, which allows nothing yet."
     yield "## Take the # from the front of a line to allow what it says."
-    yield f"[tables.{quoted(table)}.policy]"
+    yield f"[tables.{quote_toml(table)}.policy]"
     for key, meaning in _LISTS.items():
         yield f"\n## {key}: what {meaning}."
         yield f"{key} = ["
-        yield from (f"  # {quoted(n)},  # {remark}" for n, remark in remarks.items())
+        yield from (
+            f"  # {quote_toml(n)},  # {remark}" for n, remark in remarks.items()
+        )
         yield "]"
     yield "\n## further rules, and what then leaves"
     for rule, meaning in _RULES.items():
@@ -103,9 +105,8 @@ def _remark(
     for source, schema in zip(shards, schemas, strict=True):
         if name not in source.absent:
             kind = schema[name]
-            return (
-                f"{' '.join(without_values(kind).split())}{_looks(source, name, kind)}"
-            )
+            words = drop_enum_values(kind).split()
+            return f"{' '.join(words)}{_looks(source, name, kind)}"
     return "absent in all shards here"
 
 

@@ -53,7 +53,9 @@ def key_source(site: Site) -> KeySource:
     """Return the origin of the run's key at this site, by its node config."""
     if _path(site, KEYS) not in ("", UNCHECKED):
         raise SettingsError(f'node config {KEYS} can be "{UNCHECKED}" only')
-    return KeySource.PINNED if _path(site, ALLOWED_KEYS) else KeySource.AGREED
+    if _path(site, ALLOWED_KEYS):
+        return KeySource.PINNED
+    return KeySource.AGREED
 
 
 def key_fields(site: Site) -> dict[str, str]:
@@ -62,7 +64,7 @@ def key_fields(site: Site) -> dict[str, str]:
     public = _public_keys(site)
     fields = {"keys": str(source), "public_key": public.run.hex()}
     if source is KeySource.PINNED:
-        _allowed(site)
+        _allowed_keys(site)
         fields["site_key"] = public.site.hex()
     return fields
 
@@ -196,7 +198,7 @@ def _path(site: Site, setting: str) -> str:
     return str(site.context.node_config.get(setting, "") or "")
 
 
-def _allowed(site: Site) -> set[bytes]:
+def _allowed_keys(site: Site) -> set[bytes]:
     return set(read_allowed_keys(_path(site, ALLOWED_KEYS)))
 
 
@@ -240,7 +242,7 @@ def _check_members(
 ) -> None:
     """Refuse groups that lack this site, or have an untrusted or a repeated member."""
     is_pinned = source is KeySource.PINNED
-    trusted = _allowed(site) | {public.site} if is_pinned else set()
+    trusted = _allowed_keys(site) | {public.site} if is_pinned else set()
     is_unchecked = site.is_simulated or _path(site, KEYS) == UNCHECKED
     for group, members in groups.items():
         if public.run not in {member.run for member in members.values()}:

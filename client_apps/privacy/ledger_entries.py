@@ -91,7 +91,7 @@ def release(
     policy = source.policy
     # a unit's groups are its own, and vanish with it
     if mechanism and not policy.privacy_unit and site.extracted(number).contents.groups:
-        mechanism, unit = of_groups(mechanism)
+        mechanism, unit = group_cost(mechanism)
         scope = f"{scope}; {unit}" if scope else unit
     return mechanisms.Release(
         table=source.table,
@@ -112,11 +112,13 @@ def release(
 def unit_text(source: "ShardSource", table: str) -> str:
     """Return the unit of privacy of a release, as text."""
     policy = source.policy
-    most = f", at most {policy.rows_per_unit} rows" if policy.privacy_unit else ""
+    most = ""
+    if policy.privacy_unit:
+        most = f", at most {policy.rows_per_unit} rows"
     return f"a {policy.per} of {table}{most}"
 
 
-def of_groups(mechanism: mechanisms.Mechanism) -> tuple[mechanisms.Mechanism, str]:
+def group_cost(mechanism: mechanisms.Mechanism) -> tuple[mechanisms.Mechanism, str]:
     """Return the cost of a release of groups per row below them, and its unit.
 
     A row of the grouped table changes the values of its group: the group's contribution
@@ -198,7 +200,9 @@ def planned_releases(
             conditions = [mechanisms.GIVEN_KEYS]
         conditions += [mechanisms.GIVEN_ENCODER] if number in fitted else []
         for use in plan.uses:
-            scope = _scope(use, privacy, [*conditions, *_of_model(use, plan)], masks)
+            scope = _scope(
+                use, privacy, [*conditions, *_model_condition(use, plan)], masks
+            )
             if union is not None and union.is_sealed and use.what in _SUMMED:
                 scope = f"{_SEALED}; {scope}" if use.mechanism else _SEALED
             action = action_of(use.what, carriers)
@@ -210,7 +214,9 @@ def planned_releases(
 
 def score_scope(masks: "ScoreMasks | None") -> str:
     """Return the scope of scores without noise; masks by no join hide none."""
-    return mechanisms.SCORE_SUMS if masks and masks.joins else mechanisms.SCORES_TELL
+    if masks and masks.joins:
+        return mechanisms.SCORE_SUMS
+    return mechanisms.SCORES_TELL
 
 
 def action_of(kind: str, carriers: Iterable[Action]) -> Action:
@@ -224,10 +230,12 @@ def action_of(kind: str, carriers: Iterable[Action]) -> Action:
     raise LookupError(f"none of {', '.join(map(str, carriers))} declares {kind!r}")
 
 
-def _of_model(use: plans.Use, plan: plans.PartPlan) -> list[str]:
+def _model_condition(use: plans.Use, plan: plans.PartPlan) -> list[str]:
     """Return the condition that noisy scores are of a noiseless model, if they are."""
     is_given = use.what in _SCORES and not plan.is_private
-    return [mechanisms.GIVEN_NOISELESS_MODEL] if is_given else []
+    if not is_given:
+        return []
+    return [mechanisms.GIVEN_NOISELESS_MODEL]
 
 
 def _scope(
@@ -242,7 +250,9 @@ def _scope(
             return score_scope(masks)
         return _PRODUCTS if use.what == plans.PRODUCTS else _CLEAR
     if use.what in _SCORES or privacy.covers_predictions:
-        return f"given {' and '.join(conditions)}" if conditions else ""
+        if not conditions:
+            return ""
+        return f"given {' and '.join(conditions)}"
     conditions.append(mechanisms.GIVEN_MESSAGES)
     covered = "covers what a row adds to the model, not its features"
     return f"{covered}: given {' and '.join(conditions)}"

@@ -63,10 +63,12 @@ def released_label(
     if not len(label.values):
         # without rows, a column of a text file may have any type
         return LabelColumn(plan.kind, np.zeros(0), plan.classes)
-    domain = _in_domain(label, plan)
+    domain = _domain_values(label, plan)
     fragment = site.fragment(number)
     if replaced := int(np.isnan(domain).sum()):
-        wrong = "NULL" if plan.limits else "NULL or not in privacy.label-classes"
+        wrong = "NULL or not in privacy.label-classes"
+        if plan.limits:
+            wrong = "NULL"
         text = (
             f"table {fragment.table}: the label is {wrong} in {replaced} rows: filter "
             "them out (WHERE ... IS NOT NULL), or put them into a class with CASE"
@@ -85,6 +87,9 @@ def _release(site: Site, number: int, plan: LabelPlan | None) -> Release:
     """Return the release of a label column, with or without noise."""
     source = site.source(number)
     scope = f"each label for itself, whatever else is known; not: {_OTHERWISE}"
+    mechanism = None
+    if plan is not None:
+        mechanism = PureDp(plan.epsilon, source.policy.rows_per_unit)
     if plan is None:
         scope = "the labels leave in the clear"
     elif isinstance(plan.noise, ClassNoise):
@@ -101,13 +106,11 @@ def _release(site: Site, number: int, plan: LabelPlan | None) -> Release:
         ledger_entries.release(site, number, Action.EXTRACT, LABELS, scope),
         unit=f"the label of {ledger_entries.unit_text(source, source.table)}",
         neighbours="any other label",
-        mechanism=None
-        if plan is None
-        else PureDp(plan.epsilon, source.policy.rows_per_unit),
+        mechanism=mechanism,
     )
 
 
-def _in_domain(label: LabelColumn, plan: LabelPlan) -> FloatArray:
+def _domain_values(label: LabelColumn, plan: LabelPlan) -> FloatArray:
     """Return numbers (n,) within the limits, or codes (n,); NaN if out of domain."""
     if not plan.limits:
         return _codes(label, plan)
@@ -142,13 +145,9 @@ def _class_numbers(classes: tuple[str, ...], kind: str) -> list[float]:
     """Return the declared classes as distinct numbers or truth values."""
     if not classes:
         return [0.0, 1.0]
+    words = _BOOLEANS if kind == "boolean" else {}
     try:
-        numbers = [
-            _BOOLEANS[name.lower()]
-            if kind == "boolean" and name.lower() in _BOOLEANS
-            else float(name)
-            for name in classes
-        ]
+        numbers = [float(words.get(name.lower(), name)) for name in classes]
     except ValueError:
         numbers = []
     if len(set(numbers)) != len(classes):

@@ -289,7 +289,9 @@ def _agree_in_rows(site: Site, number: int, role: str, bits: AnyArray) -> None:
 def rows_of_run(site: Site, number: int) -> Mapping[str, Any]:
     """Return the rows of a part by role, a bit each, as far as messages name them."""
     name = _ROWS.format(number)
-    return site.store.load(name).arrays if site.store.has(name) else {}
+    if not site.store.has(name):
+        return {}
+    return site.store.load(name).arrays
 
 
 def check_aliases(site: Site, numbers: Iterable[int]) -> None:

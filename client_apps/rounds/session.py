@@ -171,7 +171,9 @@ class _Line:
         port = self._front.port
         scheme = self._front.scheme
         timeout = seconds + SPARE_SECONDS
-        proxy = "" if proxy_bypass(host) else getproxies().get(scheme, "")
+        proxy = ""
+        if not proxy_bypass(host):
+            proxy = getproxies().get(scheme, "")
         through = urlsplit(proxy)
         address = (through.hostname or host, through.port if proxy else port)
         if scheme == "http":

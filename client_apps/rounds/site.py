@@ -88,27 +88,26 @@ class Round:
     ) -> None:
         self.number = number
         self.digest = digest
-        self._history = self._begun = later(
-            "" if last is None else last.history, number, digest
-        )
+        history = "" if last is None else last.history
+        self._history = self._begun = extend_history(history, number, digest)
         self._key = key
-        self.noise = NoiseSource(lambda: self._derived(b"noise"))
+        self.noise = NoiseSource(lambda: self._derive(b"noise"))
         self.arrays: dict[ArrayKey, AnyArray] = {} if last is None else {**last.arrays}
         self.is_over = False
 
     @property
     def payment(self) -> str:
         """The identifier of the round's payments."""
-        return self._derived(b"payment").hex()[:_ID_DIGITS]
+        return self._derive(b"payment").hex()[:_ID_DIGITS]
 
-    def _derived(self, purpose: bytes) -> bytes:
+    def _derive(self, purpose: bytes) -> bytes:
         return hmac.digest(
             self._key(), purpose + b" " + self._begun.encode(), hashlib.sha256
         )
 
     def learn(self, rows: str) -> None:
         """Add an identifier of the rows that were read to the history."""
-        self._history = later(self._history, rows)
+        self._history = extend_history(self._history, rows)
 
     def committed(self) -> CommittedRound:
         """Return the committed form of the round."""
@@ -117,7 +116,7 @@ class Round:
         )
 
 
-def later(history: str, *items: object) -> str:
+def extend_history(history: str, *items: object) -> str:
     """Return a history extended by items of plain JSON types."""
     return hashlib.sha256(json.dumps([history, *items]).encode()).hexdigest()
 
@@ -162,7 +161,9 @@ class Site:
     @property
     def state_folder(self) -> Path | None:
         """The folder of what outlives a run; None if nothing does."""
-        return None if self._root == IN_MEMORY else Path(self._root)
+        if self._root == IN_MEMORY:
+            return None
+        return Path(self._root)
 
     @cached_property
     def shards(self) -> tuple["ShardSource", ...]:
@@ -300,7 +301,7 @@ class Site:
         tables = str(self.context.node_config.get(TABLES, ""))
         return not tables or tables.startswith(MEMORY_PREFIX)
 
-    def without_places(self, text: str) -> str:
+    def redact_places(self, text: str) -> str:
         """Return the error text that the server may see; the site's log has all of it.
 
         Paths and addresses of a real site do not leave it.
@@ -313,7 +314,7 @@ class Site:
         except TPFlowerError:
             sources = ()
         for source in sources:
-            text = source.without_place(text)
+            text = source.redact_place(text)
         for path in (str(Path(tables).expanduser()), tables):
             text = text.replace(path, "of the site")
         text = text.replace(f"{Path(tables).expanduser().absolute().parent}/", "")
@@ -394,7 +395,7 @@ class Site:
         """Return a participant's training data; a process reads them once."""
         entry = self.store.load(f"part-{number}")
         name = f"data-{number}"
-        host = self.features.of(entry)
+        host = self.features.read(entry)
         device = entry.meta["device"]
         kind = entry.meta["model"]["kind"]
         features = move_to_device(self.store, number, host, device, kind)
@@ -441,9 +442,10 @@ class Site:
             self.ledger.spend(self.store.run, self.uses.copy(), self.round.payment)
             self.uses.clear()
         # the masks of a simulation are no secret
-        for item in () if self.is_simulated else self.masked:
-            self.changes.part = item.part
-            self.store.record_masked(item.part, item.name, item.digest)
+        if not self.is_simulated:
+            for item in self.masked:
+                self.changes.part = item.part
+                self.store.record_masked(item.part, item.name, item.digest)
         self.changes.part = None
         self.masked.clear()
 
@@ -460,7 +462,7 @@ class Site:
         features replace its rows.
         """
         stored = part.data.entry(arrays, {**meta, FAMILY: family})
-        entry = self.features.without(part.number, stored)
+        entry = self.features.drop_cached(part.number, stored)
         self.store.save(f"part-{part.number}", entry)
         self.store.drop(rows_of(part.number))
         self.save(part)

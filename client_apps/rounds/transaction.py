@@ -131,7 +131,7 @@ def answer_once(site: Site, request: IncomingRequest, answer: Answer) -> RecordD
         message = decode(request.action.request, request.packet)
         with site.store.locked():
             site.confirm()
-            reply = _answered_once(site, request, message, answer)
+            reply = _answer_or_repeat(site, request, message, answer)
             site.confirm()
             return reply
     except errors.MessageError as error:
@@ -140,14 +140,14 @@ def answer_once(site: Site, request: IncomingRequest, answer: Answer) -> RecordD
         raise errors.SiteError(f"malformed request: {error}") from None
 
 
-def _answered_once(
+def _answer_or_repeat(
     site: Site, request: IncomingRequest, message: Request, answer: Answer
 ) -> RecordDict:
     """Return the reply to a request, whose round is committed at most once."""
     last = site.store.last()
     if request.action is Action.DESCRIBE:
         site.store.touch()
-        return _answered(site, request, message, answer, last)
+        return _carry_out(site, request, message, answer, last)
     try:
         if _is_answered(request, message, last):
             log_event(INFO, "repeated", run=site.run, round=request.number)
@@ -155,7 +155,7 @@ def _answered_once(
             is_over = last is not None and last.is_over
         else:
             _check_not_stopped(site, request, message)
-            reply = _answered(site, request, message, answer, last)
+            reply = _carry_out(site, request, message, answer, last)
             is_over = site.round.is_over
     except errors.OfRowsError:
         with site.store.together(site.features.make_room):
@@ -200,9 +200,9 @@ def _is_answered(
     if request.after is not None and (
         last_number is None or last_number < request.after
     ):
-        rounds = (
-            "no round" if last_number is None else f"the rounds up to {last_number}"
-        )
+        rounds = "no round"
+        if last_number is not None:
+            rounds = f"the rounds up to {last_number}"
         raise errors.BehindError(
             f"the site has {rounds} of this run, but not round {request.after}, which "
             "the request builds on (was it restarted, or its state restored?)",
@@ -223,7 +223,7 @@ def _check_not_stopped(site: Site, request: IncomingRequest, message: Request) -
         )
 
 
-def _answered(
+def _carry_out(
     site: Site,
     request: IncomingRequest,
     message: Request,
@@ -237,7 +237,7 @@ def _answered(
     with site.store.together(site.features.make_room):
         if is_round:
             site.begin(request.number, request.digest, last)
-        packet = _encoded(site, answer(site, message))
+        packet = _encode(site, answer(site, message))
         seconds = time.perf_counter() - started
         if not site.is_simulated:
             # how long it takes to the microsecond tells of the rows
@@ -311,7 +311,7 @@ def _common(site: Site, request: IncomingRequest) -> Line:
     }
 
 
-def _encoded(site: Site, reply: Reply) -> Packet:
+def _encode(site: Site, reply: Reply) -> Packet:
     """Return an encoded reply; SiteError if a value of it cannot be sent."""
     try:
         return encode(reply)

@@ -44,7 +44,9 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
                 part.releaser.check_clear("sums of scores")
                 part.sum_scores()
             # else they would be one row's score
-            sums = part.progress.score_sums if part.data.is_even else None
+            sums = None
+            if part.data.is_even:
+                sums = part.progress.score_sums
             parts[part.number] = FinishedPart(
                 _keep(site, model, part), _coefficients(site, method, part), sums
             )

@@ -5,7 +5,7 @@ nothing about a row is computed for the server. The server announces the run's s
 it can limit the planned releases, but cannot announce less than the site counts itself.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from client_apps.data.features import forget, move_to_device
+from client_apps.data.score_counts import ScoreLimit
 from client_apps.handlers import training_rows
 from client_apps.handlers.encoding import fitted_encoder
 from client_apps.methods.registry import join_method_of
@@ -35,6 +36,7 @@ from client_apps.privacy.score_limits import EncodedPart, admit_scores
 from client_apps.rounds.site import Site
 from tp_flower.errors import MessageError, SiteError
 from tp_flower.features.encoder import SiteEncoder
+from tp_flower.features.sparse import EncodedRows
 from tp_flower.learning.models.local_model import NUMPY_KINDS, LocalModel, ModelSpec
 from tp_flower.methods.method import METHODS, Method
 from tp_flower.privacy import plan as privacy_plan
@@ -60,36 +62,37 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
     """Encode the features and make the models; reply with the start of training."""
     check_begins(site, Action.PREPARE)
     privacy = request.privacy
-    declared = _declared(request.outline)
+    declared = _declared_method(request.outline)
     method = join_method_of(declared.family)
     _check_accounts(declared, privacy)
-    prepared = {
-        number: _prepare_part(site, number, body, request, method)
-        for number, body in site.each(request.parts)
-    }
+    encoders = {}
+    parts = {}
+    for number, body in site.each(request.parts):
+        checked = _check_part(site, number, body, request, method)
+        encoders[number] = checked.encoder
+        parts[number] = _make_participant(site, number, body, request, method, checked)
     agree_in_all(site.terms.outline, request.outline)
     check_protection(site, privacy, request.masking)
-    fitted = {n for n, (_, encoder) in prepared.items() if encoder.encoder.fitted}
-    parts = {n: part for n, (part, _) in prepared.items()}
+    fitted = {number for number, each in encoders.items() if each.encoder.fitted}
     planned = ledger_entries.planned_releases(
         site, parts, method.carriers, privacy, fitted
     )
     ledger_entries.set_aside(site, planned)
-    for number, (part, _) in site.each(prepared):
+    for number, part in site.each(parts):
         ledger_entries.note_unmatched(site, number, part.data.masks)
     starts: dict[int, PreparedPart] = {}
     site.round.arrays.clear()
-    for number, (part, encoder) in site.each(prepared):
-        columns = _columns(encoder, part.data.spec)
+    for number, part in site.each(parts):
+        columns = _columns(encoders[number], part.data.spec)
         beginning = method.begin(part, columns)
         starts[number] = _start(part, beginning.reply, columns, request)
-        begun = part.begun(beginning.solver, beginning.state)
-        site.start(begun, declared.family, {})
+        started = part.with_state(beginning.solver, beginning.state)
+        site.start(started, declared.family, {})
     site.pay()
     return PrepareReply(ledger=site.ledger.lines(site.store.run), parts=starts)
 
 
-def _declared(outline: Outline) -> Method:
+def _declared_method(outline: Outline) -> Method:
     """Return the method that an outline names; MessageError if it is none."""
     if outline.strategy not in METHODS:
         raise MessageError(f"'strategy' is {outline.strategy!r}, which is no method")
@@ -125,72 +128,130 @@ def _check_noise(model: LocalModel, width: int, privacy: PrivacyTerms) -> None:
         check_scores(model, width)
 
 
-def _prepare_part(
+@dataclass(frozen=True)
+class _CheckedPart:
+    """The inputs of a part's training, which policy and proposal allow.
+
+    Attributes:
+        features: (n, d), the rows in the order of ``rows.positions``.
+        limit: on the score vectors that may leave without noise; None for none.
+    """
+
+    spec: ModelSpec
+    encoder: SiteEncoder
+    rows: training_rows.TrainingRows
+    batches: training_rows.Batches
+    features: EncodedRows
+    limit: ScoreLimit | None
+
+
+def _check_part(
     site: Site,
     number: int,
     body: PreparePart,
     request: PrepareRequest,
     method: JoinMethod[Any],
-) -> tuple[participant.Participant[Stateless], SiteEncoder]:
-    """Check what a part is asked to train; return its participant and encoder."""
+) -> _CheckedPart:
+    """Check what a part is asked to train, and encode its rows."""
     source = site.source(number)
-    extracted = site.extracted(number)
-    join_sides = site.terms.join_sides(number)
-    outline = request.outline
     privacy = request.privacy
-    update = body.update
-    check_plan(
-        source,
-        (ROWS if method.sends_rows(outline) else MODELS, SCORES),
-        privacy,
-        is_masked=are_masked(request.masking, join_sides),
-        # nothing is summed of a table in one shard
-        is_sealed=update is Update.LOCAL
-        or (body.union is not None and body.union.group is not None),
-    )
+    _check_releases(site, number, body, request, method)
     encoder = fitted_encoder(site, number, body.encoder)
     spec = parse(body.model, "model", partial(msgspec.convert, type=ModelSpec))
-    _check_model(outline, privacy, update, spec, method)
+    _check_model(request.outline, privacy, body.update, spec, method)
     check_model(source, spec, encoder.encoder.width)
-    is_private = privacy.covers_features or privacy.covers_predictions
-    rows = training_rows.read_rows(body, extracted.rows, is_private=is_private)
+    rows, batches = _read_rows(site, number, body, privacy)
+    features = site.tables.encode(
+        number, encoder, rows.positions, is_private=privacy.is_private
+    )
+    check_prepared(site, number, body, spec)
+    check_trained(site, number, rows.masks(site.extracted(number).rows))
+    limit = admit_scores(
+        site,
+        number,
+        EncodedPart(encoder.encoder, features, rows.positions),
+        body.cover,
+        spec.outputs,
+        has_noise=privacy.covers_predictions,
+    )
+    return _CheckedPart(spec, encoder, rows, batches, features, limit)
+
+
+def _check_releases(
+    site: Site,
+    number: int,
+    body: PreparePart,
+    request: PrepareRequest,
+    method: JoinMethod[Any],
+) -> None:
+    """Refuse releases that the policy forbids under the run's protection."""
+    check_plan(
+        site.source(number),
+        (ROWS if method.sends_rows(request.outline) else MODELS, SCORES),
+        request.privacy,
+        is_masked=are_masked(request.masking, site.terms.join_sides(number)),
+        # nothing is summed of a table in one shard
+        is_sealed=body.update is Update.LOCAL
+        or (body.union is not None and body.union.group is not None),
+    )
+
+
+def _read_rows(
+    site: Site, number: int, body: PreparePart, privacy: PrivacyTerms
+) -> tuple[training_rows.TrainingRows, training_rows.Batches]:
+    """Return the rows to train on and their batches; refuse too few rows."""
+    extracted = site.extracted(number)
+    rows = training_rows.read_rows(body, extracted.rows, is_private=privacy.is_private)
     batches = training_rows.read_batches(body, rows.trained)
     training_rows.check_training_rows(
-        source,
+        site.source(number),
         extracted.table,
         rows,
         batches,
-        sends_sums=update is Update.SUM and not privacy.covers_features,
+        sends_sums=body.update is Update.SUM and not privacy.covers_features,
     )
-    features = site.tables.encode(
-        number, encoder, rows.positions, is_private=is_private
+    return rows, batches
+
+
+def _make_participant(
+    site: Site,
+    number: int,
+    body: PreparePart,
+    request: PrepareRequest,
+    method: JoinMethod[Any],
+    checked: _CheckedPart,
+) -> participant.Participant[Stateless]:
+    """Return the participant of a part, with its model and the plan of its releases."""
+    source = site.source(number)
+    extracted = site.extracted(number)
+    privacy = request.privacy
+    spec, rows, batches = checked.spec, checked.rows, checked.batches
+    width = checked.features.shape[1]
+    model = participant.make_model(spec, width, body.device)
+    method.adapt(model, checked.encoder)
+    _check_noise(model, width, privacy)
+    schedule = replace(
+        _schedule(body, request, batches, spec),
+        columns=_columns(checked.encoder, spec),
+        rows_per_unit=source.policy.rows_per_unit,
     )
-    encoded = EncodedPart(encoder.encoder, features, rows.positions)
-    check_prepared(site, number, body, spec)
-    check_trained(site, number, rows.masks(extracted.rows))
-    has_noise = privacy.covers_predictions
-    limit = admit_scores(
-        site, number, encoded, body.cover, spec.outputs, has_noise=has_noise
-    )
-    model = participant.make_model(spec, features.shape[1], body.device)
-    method.adapt(model, encoder)
-    _check_noise(model, features.shape[1], privacy)
     plan = privacy_plan.plan_part(
         privacy,
-        replace(
-            _schedule(body, request, batches, spec),
-            columns=_columns(encoder, spec),
-            rows_per_unit=source.policy.rows_per_unit,
-        ),
-        sends=method.clear_releases(outline, update),
+        schedule,
+        sends=method.clear_releases(request.outline, body.update),
         is_linear=spec.kind == "linear",
     )
     masked = MaskedRows(
-        rows.positions, site.join_keys(number), join_sides, body.unmatched
+        rows.positions,
+        site.join_keys(number),
+        site.terms.join_sides(number),
+        body.unmatched,
     )
     forget(site.store, number)
     data = participant.ShardData(
-        features=move_to_device(site.store, number, features, body.device, spec.kind),
+        features=move_to_device(
+            site.store, number, checked.features, body.device, spec.kind
+        ),
         multiplicity=rows.multiplicity,
         tested=rows.tested,
         joined_rows=body.joined_rows,
@@ -199,22 +260,21 @@ def _prepare_part(
         batch_rows=batches.rows,
         table=extracted.table,
         spec=spec,
-        update=update,
+        update=body.update,
         plan=plan,
         device=body.device,
         masks=score_masks(request.masking, masked, site.group_key),
-        units=rows.units_of(extracted.units) if is_private else None,
+        units=rows.units_of(extracted.units) if privacy.is_private else None,
         union=_union(site, number, body, extracted.table, trained=rows.trained),
         label_scale=body.label_scale,
-        limit=limit,
+        limit=checked.limit,
         is_even=counts_evenly(rows.multiplicity, source.policy.min_rows),
         most_scores=site.terms.most_scores(batches.count),
         most_sums=site.terms.most_sums(batches.count),
     )
-    part = participant.Participant(
+    return participant.Participant(
         number, data, model, Stateless(), site.releaser(number, plan)
     )
-    return part, encoder
 
 
 def _columns(encoder: SiteEncoder, spec: ModelSpec) -> int:
@@ -277,7 +337,7 @@ def _schedule(
         )
     return privacy_plan.Schedule(
         epochs=outline.epochs,
-        sends_gradients=_declared(outline).sends_gradients,
+        sends_gradients=_declared_method(outline).sends_gradients,
         batches=batches.count,
         # counted in the server's batch plan, which the server cannot understate
         row_batches=int(np.bincount(batches.rows).max(initial=0)),
@@ -300,7 +360,7 @@ def _check_model(
     A server may solve only if it has announced so.
     """
     by_server = Update.GIVEN.value
-    if (update is Update.GIVEN) != bool(_declared(outline).solvers):
+    if (update is Update.GIVEN) != bool(_declared_method(outline).solvers):
         raise MessageError(
             f"update {update.value!r} does not go with strategy {outline.strategy!r}: "
             f"{by_server!r} is for strategies whose server solves, which take no other"

@@ -33,7 +33,7 @@ from tp_flower.extraction.select_plan import (
     TypedColumn,
     as_number,
     canonical_text,
-    comparable,
+    comparable_sql,
     kind_of,
 )
 from tp_flower.features.choice import TableChoice, choose_encoders
@@ -204,7 +204,7 @@ def _split_key(connection: Connection, fragment: Fragment) -> ExtractedKey:
         )
     ]
     names = ", ".join(column.sql for column in typed)
-    values = ", ".join(f"{comparable(column)} AS {column.sql}" for column in typed)
+    values = ", ".join(f"{comparable_sql(column)} AS {column.sql}" for column in typed)
     text = canonical_text(typed, null_is_value=False)
     texts = connection.sql(
         f"SELECT {text} AS t FROM (SELECT {values} FROM ({select}) AS result({names}))"
@@ -307,7 +307,7 @@ def read_columns(connection: Connection, select: str, order: str = "") -> list[C
         columns.append(TypedColumn(f"c{number}", duckdb_type, kind))
     names = ", ".join(column.sql for column in columns)
     items = ", ".join(
-        f"{comparable(column) if column.kind == 'text' else as_number(column)} AS "
+        f"{comparable_sql(column) if column.kind == 'text' else as_number(column)} AS "
         f"{column.sql}"
         for column in columns
     )
@@ -346,7 +346,7 @@ def fit_encoder(
         name: feature_statistics(choice, name, column.kind, column.values, sample)
         for name, column in columns.items()
     }
-    return fit(choice.table, statistics).at_site(sample.hasher)
+    return fit(choice.table, statistics).for_site(sample.hasher)
 
 
 def read_label(label: Column, is_test: BoolArray, settings: Settings) -> Objective:

@@ -200,20 +200,21 @@ class CostEstimate:
         train = preparation.joined.train
         counts = train.tables[name].multiplicity
         batch = self.method.batch_size(train.joined_rows)
-        shards = [
-            ShardSize(
+        shards = []
+        for rows, part in zip(layout.rows, layout.parts, strict=True):
+            batch_rows = 0.0
+            if batch:
+                batch_rows = expected_batch_rows(
+                    counts[rows.trained_slice], train.joined_rows, batch
+                )
+            size = ShardSize(
                 rows=joined.extracted.rows[part.number],
                 trained=rows.trained,
                 tested=int(np.count_nonzero(rows.tested)),
                 total=rows.total,
-                batch_rows=expected_batch_rows(
-                    counts[rows.trained_slice], train.joined_rows, batch
-                )
-                if batch
-                else 0.0,
+                batch_rows=batch_rows,
             )
-            for rows, part in zip(layout.rows, layout.parts, strict=True)
-        ]
+            shards.append(size)
         return TableSize(
             name=name,
             shards=tuple(shards),
@@ -294,11 +295,11 @@ class Explain(RoundStrategy):
             "joined-rows": {"train": train, "test": test},
             "chosen": method.run.chosen,
             "loss": joined.objective.name,
-            "row-weight": joined.weighting.facts(train),
+            "row-weight": joined.weighting.report_entry(train),
             "saving": _saving(joined, columns),
             "cost": estimate.cost(self._forecasts),
             "memory": estimate.memory(),
-            "score-vectors": [item.facts() for item in self._forecasts],
+            "score-vectors": [item.report_entry() for item in self._forecasts],
             "releases": releases,
             "privacy": {
                 **privacy_report(releases, self.ledgers, privacy, is_complete=True),

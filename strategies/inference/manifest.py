@@ -32,7 +32,7 @@ from tp_flower.errors import ModelError, QueryError, SchemaError
 from tp_flower.extraction.select_plan import kind_of
 from tp_flower.files import write_file
 from tp_flower.heads import Head, Sum, head_of
-from tp_flower.methods.method import started_from
+from tp_flower.methods.method import start_model
 from tp_flower.model_names import (
     MANIFEST_FILE,
     ModelVersion,
@@ -47,7 +47,7 @@ from tp_flower.query import BoundQuery
 from tp_flower.query.expressions import parse_expression, render
 from tp_flower.query.fragment import Fragment, Role, reads
 from tp_flower.settings.run import MEAN
-from tp_flower.sources.entries import quoted
+from tp_flower.sources.entries import quote_toml
 
 FORMAT: Final = "tp_flower model"
 VERSION: Final = 2
@@ -156,7 +156,7 @@ class Manifest(_Record, frozen=True, kw_only=True):
     @property
     def start(self) -> str:
         """The model whose scores are added to this one's; "" if there is none."""
-        return started_from(self.settings)
+        return start_model(self.settings)
 
     @property
     def outputs(self) -> int:
@@ -282,10 +282,10 @@ def write_manifest(home: Path, manifest: Manifest) -> Path:
     return path
 
 
-def finite(metrics: Mapping[str, float]) -> dict[str, float]:
+def finite_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the finite metrics; JSON has no other numbers.
 
-    >>> finite({"auc": float("nan"), "loss": 0.5})
+    >>> finite_metrics({"auc": float("nan"), "loss": 0.5})
     {'loss': 0.5}
     """
     return {name: float(x) for name, x in metrics.items() if math.isfinite(x)}
@@ -307,14 +307,14 @@ def label_text(fragments: Sequence[Fragment]) -> str:
 def _expressions(fragments: Sequence[Fragment], column: Sequence[str | None]) -> str:
     """Return the distinct expressions of a column, over the hosted tables."""
     texts = [
-        _over_hosted(fragment, sql)
+        _hosted_expression(fragment, sql)
         for fragment, sql in zip(fragments, column, strict=True)
         if sql is not None
     ]
     return " | ".join(dict.fromkeys(texts))
 
 
-def _over_hosted(fragment: Fragment, sql: str) -> str:
+def _hosted_expression(fragment: Fragment, sql: str) -> str:
     """Return an expression over the columns of the hosted table.
 
     The columns of a sub-query are replaced by the expressions behind them; what it
@@ -338,7 +338,7 @@ class Missing:
     sites: Mapping[str, tuple[str, ...]]
     gone: frozenset[str]
 
-    def of_joined(self, label_table: str) -> "Missing":
+    def joined_only(self, label_table: str) -> "Missing":
         """Return the missing sites of other tables, whose scores a mean can replace."""
         sites = {
             table: names for table, names in self.sites.items() if table != label_table
@@ -422,11 +422,13 @@ def check_kinds(manifest: Manifest, bound: BoundQuery, columns: Columns) -> None
             if trained_reading is None or reading is None or is_compared:
                 continue
             if kind_of(trained_reading.type) != kind_of(reading.type):
+                column = quote_toml(read.column)
+                trained_type = quote_toml(trained_reading.type)
                 raise SchemaError(
                     f"table {fragment.name!r}: column {read.column!r} is "
                     f"{reading.type}, but was {trained_reading.type} when model "
-                    f"{manifest.model} was trained ({read.element}): types = {{ "
-                    f"{quoted(read.column)} = {quoted(trained_reading.type)} }} in the "
+                    f"{manifest.model} was trained ({read.element}): types = "
+                    f"{{ {column} = {trained_type} }} in the "
                     "tables file reads it as before, where its values are of that "
                     "type; or train again"
                 )
@@ -441,10 +443,12 @@ def _difference(of_model: Sequence[str], of_query: Sequence[str]) -> str:
         for title, items in (("missing", missing), ("not in the model", extra))
         if items
     ]
-    return f": {'; '.join(differences)}" if differences else ""
+    if not differences:
+        return ""
+    return f": {'; '.join(differences)}"
 
 
-def without_missing(
+def drop_missing(
     manifest: Manifest, bound: BoundQuery, missing: Missing, policy: str
 ) -> BoundQuery:
     """Return the query in the form that can be answered without the missing sites.
@@ -452,7 +456,7 @@ def without_missing(
     Tables with missing rows are LEFT JOINed: joined rows without a match there take the
     table's mean score. Of the label table only the rows that some site has are scored.
     """
-    lacking = missing.of_joined(bound.label_table)
+    lacking = missing.joined_only(bound.label_table)
     if lacking.sites and policy != MEAN:
         raise ModelError(
             f"sites of model {manifest.model} are unavailable: {lacking}; start them, "

@@ -26,8 +26,8 @@ from strategies.setup.labels import gather_labels, objective_of
 from strategies.setup.leaks import nearly_perfect, perfect_warning, suspects_of
 from strategies.setup.row_weights import (
     declared_weighting,
+    drop_weightless,
     row_weights,
-    without_weightless,
 )
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.files import home_folder
@@ -105,7 +105,7 @@ class ModelStrategy(RoundStrategy):
         manifests.check_kinds(self.manifest, bound, columns)
         self.warn(*reading_warnings(bound, columns))
         missing = manifests.find_missing(self.manifest, self.inventory)
-        bound = manifests.without_missing(
+        bound = manifests.drop_missing(
             self.manifest, bound, missing, self.settings.on_missing
         )
         if sites := missing.sites.get(bound.label_table):
@@ -169,12 +169,15 @@ class ModelStrategy(RoundStrategy):
 
     def _privacy(self, joined: Joined) -> dict[str, object]:
         """Return the `privacy` entry of the report."""
+        messages = [Action.SCORE]
+        if asks_ranks(self.inventory):
+            messages.insert(0, Action.RANK)
         exposure = exposure_of(
             joined.bound,
             joined.extracted.parts,
             self.settings,
             self.inventory,
-            (*((Action.RANK,) if asks_ranks(self.inventory) else ()), Action.SCORE),
+            messages,
             weight=joined.bound.weight_table or "",
             has_label=self.settings.mode == EVALUATE and self.has_label,
             has_row_key=joined.extracted.row_hashes is not None,
@@ -251,12 +254,14 @@ class Evaluate(ModelStrategy):
         self, bound: BoundQuery, columns: Columns, missing: manifests.Missing
     ) -> Generator[Requests, Replies, Joined]:
         """Score the joined rows, and compare the scores with the labels."""
-        task = "classification" if self.manifest.classes else "regression"
+        task = "regression"
+        if self.manifest.classes:
+            task = "classification"
         settings = self.settings.with_fields(task=task, loss="auto")
         weighting = declared_weighting(bound, settings)
         joined = yield from join_rows(bound, columns, missing, settings, self.inventory)
         labels = self._labels(joined, settings)
-        mapping, weights, weighting = without_weightless(
+        mapping, weights, weighting = drop_weightless(
             joined.mapping,
             joined.extracted.weights,
             weighting,

@@ -51,7 +51,7 @@ class Joined:
     def is_partial(self) -> BoolArray:
         """(N,), joined rows that lack a row of a table with missing sites."""
         partial = np.zeros(self.mapping.joined_rows, np.bool_)
-        for table in self.missing.of_joined(self.bound.label_table).sites:
+        for table in self.missing.joined_only(self.bound.label_table).sites:
             partial |= self.mapping.tables[table].is_absent
         return partial
 
@@ -71,7 +71,7 @@ def join_rows(
 ) -> Generator[Requests, Replies, Joined]:
     """Run the fragments and return the joined rows."""
     extracted = yield from extract(bound, settings, inventory, columns)
-    lacking = missing.of_joined(bound.label_table).sites
+    lacking = missing.joined_only(bound.label_table).sites
     rows = extracted.table_rows
     # if joined last, they change nothing in the joins without them
     mapping, steps = build_mapping(
@@ -151,10 +151,10 @@ def score(
                     (count, head.width),
                     is_masked=is_masked,
                 )
-    return _combined(joined, manifest, start, local, masking)
+    return _combine_tables(joined, manifest, start, local, masking)
 
 
-def _combined(
+def _combine_tables(
     joined: Joined,
     manifest: Manifest,
     start: FloatArray,
@@ -169,7 +169,7 @@ def _combined(
     rows.fill(SCORES, start)
     means = {
         table: np.array(manifest.table(table).mean_score)
-        for table in joined.missing.of_joined(joined.bound.label_table).sites
+        for table in joined.missing.joined_only(joined.bound.label_table).sites
     }
     if means:
         stand_in = joined.mapping.stand_in(means, by_table=head.needs_tables)

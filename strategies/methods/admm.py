@@ -72,12 +72,10 @@ class AdmmServer:
         self.rho = values.rho or RHO_SHARE * problem.objective.curvature(
             problem.base_score
         )
-        noisy = settings.is_noisy
         # both would follow the noise
-        self._balances = not values.rho and not noisy
-        self.over_relaxation = values.over_relaxation or (
-            1.0 if noisy else OVER_RELAXATION
-        )
+        self._balances = not values.rho and not settings.is_noisy
+        default = 1.0 if settings.is_noisy else OVER_RELAXATION
+        self.over_relaxation = values.over_relaxation or default
         admm.start(problem.rows, problem.base_score)
         problem.gather(problem.initial_scores)
         self._epoch = 0
@@ -92,11 +90,9 @@ class AdmmServer:
         """Start an epoch: z- and dual update; return steps (n_i, d_c) by table."""
         self._epoch += 1
         problem = self.problem
+        over_relaxation = self.over_relaxation if self._epoch > 1 else 1.0
         sums = admm.admm_step(
-            problem.rows,
-            problem.objective,
-            self.rho,
-            self.over_relaxation if self._epoch > 1 else 1.0,
+            problem.rows, problem.objective, self.rho, over_relaxation
         )
         return problem.scatter_steps(sums, self.kappa)
 
@@ -150,7 +146,9 @@ class Admm(JoinMethod):
                 f"lou is 'gram', but the model of table {table!r} is not linear; "
                 "allowed for it: 'consensus' and 'auto'"
             )
-        return Update.GRAM if is_linear and update != "consensus" else Update.CONSENSUS
+        if is_linear and update != "consensus":
+            return Update.GRAM
+        return Update.CONSENSUS
 
     def epoch_traffic(self, tables: Sequence[TableSize], _: int) -> Traffic:
         """Return the traffic of an epoch."""

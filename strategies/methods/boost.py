@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from strategies.disclosures import MethodFacts
+from strategies.disclosures import DisclosureValues
 from strategies.inference import manifest
 from strategies.inference.scoring import Joined, score
 from strategies.run.exchange import Replies, Requests, ask
@@ -150,24 +150,28 @@ class Boost(JoinMethod):
     @property
     def messages_of_start(self) -> tuple[Action, ...]:
         """The messages that bring the scores of a model to go on from."""
-        return (Action.SCORE,) if self.settings.start else ()
+        if not self.settings.start:
+            return ()
+        return (Action.SCORE,)
 
-    def disclosed(self, joined: JoinedTables) -> MethodFacts:
+    def disclosure_values(self, joined: JoinedTables) -> DisclosureValues:
         """Return the tables whose shards show each other trees, and whose scores leave.
 
         Scores of each shard's own trees leave unless all tables average or pool.
         """
         shards = {name: len(layout.parts) for name, layout in joined.layouts.items()}
-        self._bagged = self._averaged(shards, joined.train.joined_rows)
+        self._bagged = self._tables_to_average(shards, joined.train.joined_rows)
         is_shared = self.settings.lou in (BAGGED, POOLED)
         self._sends_own_scores = not (is_shared and self._bagged)
         values = {
             "bagged": ", ".join(self._bagged),
             "scores_own_trees": self._sends_own_scores,
         }
-        return MethodFacts(values)
+        return DisclosureValues(values)
 
-    def _averaged(self, shards: Mapping[str, int], joined_rows: int) -> list[str]:
+    def _tables_to_average(
+        self, shards: Mapping[str, int], joined_rows: int
+    ) -> list[str]:
         """Return the tables whose shards may average their trees, or pool sums.
 
         Without validation rows nothing says which are better: those of large shards do
@@ -175,8 +179,10 @@ class Boost(JoinMethod):
         """
         lou = self.settings.lou
         is_validated = self.settings.validation_share > 0.0
-        large = math.inf if lou != AUTO or is_validated else LARGE_SHARD
-        pooled = self._pooled(shards)
+        large: float = LARGE_SHARD
+        if lou != AUTO or is_validated:
+            large = math.inf
+        pooled = self._tables_to_pool(shards)
         return [
             name
             for name, count in shards.items()
@@ -185,7 +191,7 @@ class Boost(JoinMethod):
             and (joined_rows < large * count or name in pooled)
         ]
 
-    def _pooled(self, tables: Iterable[str]) -> list[str]:
+    def _tables_to_pool(self, tables: Iterable[str]) -> list[str]:
         """Return the tables whose shards pool sums.
 
         By default they are those whose shards tell the labels.
@@ -209,7 +215,7 @@ class Boost(JoinMethod):
                 f"{model.model}, which has trained on the validation rows"
             )
         missing = manifest.find_missing(model, self.run.inventory)
-        manifest.without_missing(model, joined.bound, missing, STOP)
+        manifest.drop_missing(model, joined.bound, missing, STOP)
         rows = Joined(
             joined.bound, joined.extracted, joined.mapping, joined.steps, missing
         )
@@ -237,13 +243,15 @@ class Boost(JoinMethod):
     def epoch_traffic(self, tables: Sequence[TableSize], _: int) -> Traffic:
         """Return the traffic of an epoch."""
         shards = {table.name: len(table.shards) for table in tables}
-        bagged = self._averaged(shards, tables[0].joined_rows)
-        return epoch_traffic(tables, self._growth, bagged, self._pooled(bagged))
+        bagged = self._tables_to_average(shards, tables[0].joined_rows)
+        return epoch_traffic(tables, self._growth, bagged, self._tables_to_pool(bagged))
 
     def releases_per_epoch(self, batches: int, *, is_sharded: bool) -> int:
         """Return how often scores leave, of each shard's trees and of those of all."""
         del batches
-        return 2 if is_sharded and self.settings.lou != LOCAL else 1
+        if is_sharded and self.settings.lou != LOCAL:
+            return 2
+        return 1
 
     def with_last_step(self, request: FinishRequest) -> FinishRequest:
         """Return the request that ends the run, and adds the last trees."""
@@ -321,7 +329,7 @@ class Boost(JoinMethod):
         # of scores: two in an epoch, each with a mask of its own
         number = 2 * self.run.epoch
         sends_scores = self._sends_own_scores or not bagged
-        pooled = self._pooled(bagged)
+        pooled = self._tables_to_pool(bagged)
         request = BoostRequest(
             growth=self._growth,
             lengths=dict(self._lengths),
@@ -346,9 +354,8 @@ class Boost(JoinMethod):
                 is not None
             }
             is_own = name not in bagged or len(trees) < len(table.parts)
-            parts |= table.for_all(
-                BagPart(is_own=is_own, trees={} if is_own else trees)
-            )
+            shared_trees = {} if is_own else trees
+            parts |= table.for_all(BagPart(is_own=is_own, trees=shared_trees))
         if not all(part.is_own for part in parts.values()):
             bag = BagRequest(
                 growth=self._growth,
@@ -368,7 +375,7 @@ class Boost(JoinMethod):
         """Return how the shards of tables have trained in an epoch."""
         if not step.is_bagged:
             return LOCAL
-        pooled = self._pooled(bagged)
+        pooled = self._tables_to_pool(bagged)
         if pooled and len(pooled) < len(bagged):
             return f"{BAGGED}, but {POOLED} for {', '.join(pooled)},"
         return POOLED if pooled else BAGGED
@@ -465,7 +472,9 @@ def models_text(settings: Mapping[str, object]) -> str:
     'boosted trees from linear@1'
     """
     start = settings.get("boost-from")
-    return f"boosted trees from {start}" if start else "boosted trees"
+    if not start:
+        return "boosted trees"
+    return f"boosted trees from {start}"
 
 
 def check_same_rows(

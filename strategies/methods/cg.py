@@ -142,12 +142,13 @@ class Cg(JoinMethod):
     ) -> Generator[Requests, Replies, tuple[float, LocalScores, Products]]:
         """Send steps; return the next scores with their unit, and the products."""
         unit = float(problem.score_unit)
+        product_unit = unit**2
+        if self.run.epoch > 1:
+            product_unit = descent.product_unit(self.run.losses[-1])
         terms = DescentTerms(
             curvature=descent.curvature,
             score_unit=min(HEADROOM * descent.size / unit, 1.0),
-            product_unit=unit**2
-            if self.run.epoch == 1
-            else descent.product_unit(self.run.losses[-1]),
+            product_unit=product_unit,
             tables=len(problem.tables),
             scores_number=self.run.epoch,
         )
@@ -157,7 +158,9 @@ class Cg(JoinMethod):
             table = problem.tables[name]
             # in the first epoch every shard makes the solver of its table
             gram = table.gram if self.run.epoch == 1 else None
-            numbered = None if table.update is Update.GRAM else position
+            numbered = None
+            if table.update is not Update.GRAM:
+                numbered = position
             steps |= {
                 number: DescentStep(step=rows, sum=gram, place=numbered)
                 for number, rows in table.scatter_rows(block).items()
@@ -215,7 +218,9 @@ def _rounding(problem: TrainingProblem, unit: float) -> float:
     It is 0 if they are sent as plain numbers.
     """
     point = problem.fixed_point
-    return 0.0 if point is None else unit * point.rounding
+    if point is None:
+        return 0.0
+    return unit * point.rounding
 
 
 def _factorisation(table: TrainedTable) -> str:

@@ -31,12 +31,12 @@ NO_REPORT = Record({})
 TRAIN = "train"
 TEST = "test"
 
-EPOCHS = plots.Axis("epoch", plots.whole, "{:.0f}".format)
-MEGABYTES = plots.Axis("megabytes sent, both ways", plots.from_zero, "{:,.3f}".format)
-SECONDS = plots.Axis("seconds in rounds", plots.from_zero, "{:,.3f}".format)
-RESIDUALS = plots.Axis(
-    "relative residual (log scale)", plots.logarithmic, "{:.2e}".format
+EPOCHS = plots.Axis("epoch", plots.whole_number_axis, "{:.0f}".format)
+MEGABYTES = plots.Axis(
+    "megabytes sent, both ways", plots.axis_from_zero, "{:,.3f}".format
 )
+SECONDS = plots.Axis("seconds in rounds", plots.axis_from_zero, "{:,.3f}".format)
+RESIDUALS = plots.Axis("relative residual (log scale)", plots.log_axis, "{:.2e}".format)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _line(
 def _axis(report: Record, metric: str, lines: Sequence[plots.Series]) -> plots.Axis:
     unit = " (in the label's unit)" if metric == "rmse" else ""
     show = value_format(value for line in lines for _, value in line.points)
-    return plots.Axis(f"{metric_name(metric, report)}{unit}", plots.linear, show)
+    return plots.Axis(f"{metric_name(metric, report)}{unit}", plots.linear_axis, show)
 
 
 def _capitalise(words: str) -> str:

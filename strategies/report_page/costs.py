@@ -34,7 +34,7 @@ def costs(report: blocks.Record) -> blocks.Blocks:
             "waiting for the sites to be online."
         )
     if rounds:
-        yield blocks.Prose(_waiting(_counted(rounds)))
+        yield blocks.Prose(_waiting_times(_count_rounds(rounds)))
 
 
 def estimate(cost: blocks.Record) -> blocks.Block | None:
@@ -51,7 +51,7 @@ def estimate(cost: blocks.Record) -> blocks.Block | None:
     title = (
         f"Training by {cost.text('strategy')}, at most {cost.count('epochs')} epochs"
     )
-    waiting = _waiting(int(rounds.amount("run")))
+    waiting = _waiting_times(int(rounds.amount("run")))
     return blocks.Table(title, ("", "rounds", *DIRECTIONS), rows, note=waiting)
 
 
@@ -80,19 +80,19 @@ def memory_line(forecast: blocks.Record) -> blocks.Block | None:
     peaks = sorted(forecast.at("sites").numbers().items(), key=lambda item: -item[1])
     parts = [f"{site} {format_bytes(peak)}" for site, peak in peaks[:MOST_SITES]]
     if others := peaks[MOST_SITES:]:
-        parts.append(f"{blocks.counted(len(others), 'other site')} less each")
+        parts.append(f"{blocks.count_text(len(others), 'other site')} less each")
     parts.append(f"the server {format_bytes(forecast.amount('server'))}")
     return blocks.Prose(
         f"Memory, about: {', '.join(parts)}, besides some 300 MB of libraries each."
     )
 
 
-def _waiting(rounds: int) -> str:
+def _waiting_times(rounds: int) -> str:
     """Return how long the rounds would wait in a deployment, by channel."""
     seconds = waiting_seconds(rounds).items()
     parts = (f"{format_seconds(value)} ({channel})" for channel, value in seconds)
     return (
-        f"In a deployment, {blocks.counted(rounds, 'round')} would wait, besides "
+        f"In a deployment, {blocks.count_text(rounds, 'round')} would wait, besides "
         f"computing and a round trip of the network each: {' or '.join(parts)}."
     )
 
@@ -107,7 +107,7 @@ def _phases(history: list[blocks.Record]) -> blocks.Block | None:
         "Time by phase, in the order of the run",
         [
             (
-                f"{name}, {blocks.counted(_counted(rounds), 'round')}",
+                f"{name}, {blocks.count_text(_count_rounds(rounds), 'round')}",
                 [sum(item.amount(key) for item in rounds) for key in TIMES],
             )
             for name, rounds in phases.items()
@@ -118,7 +118,7 @@ def _phases(history: list[blocks.Record]) -> blocks.Block | None:
     )
 
 
-def _counted(history: list[blocks.Record]) -> int:
+def _count_rounds(history: list[blocks.Record]) -> int:
     """Return the number of rounds; a record without a number counts as one."""
     return sum(int(item.amount("rounds")) or 1 for item in history)
 
@@ -198,7 +198,9 @@ def _account(node: str, account: blocks.Record) -> blocks.Record:
     """Return one line of the table of ledgers."""
     release = account.at("release")
     limit = account.number("limit")
-    uses = "" if limit is None else f"{account.amount('used'):.0f} of {limit:.0f}"
+    uses = ""
+    if limit is not None:
+        uses = f"{account.amount('used'):.0f} of {limit:.0f}"
     return blocks.Record(
         {**release.content, "site": release.text("site") or node, "uses": uses}
     )

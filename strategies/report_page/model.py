@@ -43,7 +43,9 @@ def _per_cent(share: float) -> str:
     >>> _per_cent(0.123), _per_cent(0.0004)
     ('12.3 %', '0.04 %')
     """
-    return f"{100 * share:.2g} %" if 0 < abs(share) < 0.001 else f"{100 * share:.1f} %"
+    if 0 < abs(share) < 0.001:
+        return f"{100 * share:.2g} %"
+    return f"{100 * share:.1f} %"
 
 
 def _coefficients(table: str, entries: list[blocks.Record]) -> blocks.Block | None:
@@ -69,5 +71,7 @@ def _coefficients(table: str, entries: list[blocks.Record]) -> blocks.Block | No
 
 def _feature(entry: blocks.Record) -> str:
     output = entry.get("output")
-    suffix = "" if output in (None, "", "score", "gain") else f", output {output}"
+    suffix = ""
+    if output not in (None, "", "score", "gain"):
+        suffix = f", output {output}"
     return f"{entry.text('feature') or '?'}{suffix}"

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from strategies import registry
 from strategies.report_page import convergence
-from strategies.report_page.plots import Axis, Series, line_figure, linear
+from strategies.report_page.plots import Axis, Series, line_figure, linear_axis
 from strategies.report_page.readings import reading_columns, readings_note
 from tp_flower.errors import QueryError
 from tp_flower.query.parsing import is_label, parse_statement
@@ -100,11 +100,9 @@ def tables(report: blocks.Record) -> blocks.Blocks:
             f"{saving.count('rows-held')} rows held."
         )
         values_held = saving.amount("values-held")
-        times = (
-            f", {joined / values_held:.2f} times as many as"
-            if values_held
-            else "; no values are"
-        )
+        times = "; no values are"
+        if values_held:
+            times = f", {joined / values_held:.2f} times as many as"
         yield blocks.Prose(
             f"{saving.count('joined-values')} values in the joined table, which is "
             f"never built{times} the {saving.count('values-held')} held."
@@ -112,7 +110,9 @@ def tables(report: blocks.Record) -> blocks.Blocks:
 
 
 def _key_side(join: blocks.Record, side: str) -> str:
-    null = f", {join.count(f'{side}-null')} NULL" if join.amount(f"{side}-null") else ""
+    null = ""
+    if join.amount(f"{side}-null"):
+        null = f", {join.count(f'{side}-null')} NULL"
     unmatched = join.count(f"{side}-unmatched")
     rows = join.count(f"{side}-rows")
     return f"{join.text(side)}: {unmatched} of {rows}{null}"
@@ -189,11 +189,9 @@ def list_features(tables: list[blocks.Record]) -> blocks.Table:
         for table in tables
         if {row.get("type") for row in table.records("encoding")} == {None}
     )
-    title = (
-        f"Features ({UNTOLD.format(', '.join(undescribed))})"
-        if undescribed
-        else "Features"
-    )
+    title = "Features"
+    if undescribed:
+        title = f"Features ({UNTOLD.format(', '.join(undescribed))})"
     return blocks.tabulate(title, rows, columns, is_folded=True)
 
 
@@ -216,7 +214,8 @@ def _times_column(
     """Return the column of join multiplicities, with decimals if any needs them."""
 
     def times(item: blocks.Record) -> float | None:
-        return (item.at(inside) if inside else item).number(key)
+        record = item.at(inside) if inside else item
+        return record.number(key)
 
     values = [value for item in items if (value := times(item)) is not None]
     is_whole = all(value == int(value) for value in values)
@@ -224,7 +223,9 @@ def _times_column(
 
     def text(item: blocks.Record) -> str:
         value = times(item)
-        return "-" if value is None else form.format(value)
+        if value is None:
+            return "-"
+        return form.format(value)
 
     return blocks.Column(head, text)
 
@@ -294,12 +295,11 @@ def head_of(report: blocks.Record) -> dict[str, object]:
     # a table may have several aliases, and an alias several tables
     names = {name.lower() for table in tables for name in _hosted_names(table)}
     verb = VERBS.get(report.text("mode"), "over")
-    counts = (
-        f"{blocks.counted(len(names), 'table')} at {blocks.counted(len(sites), 'site')}"
-    )
+    table_count = blocks.count_text(len(names), "table")
+    site_count = blocks.count_text(len(sites), "site")
     return {
         "label": label_of(report.text("query")),
-        "subject": f"{verb} {counts}",
+        "subject": f"{verb} {table_count} at {site_count}",
         "failure": "" if status == COMPLETED else status,
         "about": " · ".join(filter(None, _run_facts(report))),
         "facts": list(facts(report)),
@@ -356,7 +356,9 @@ def _metrics(report: blocks.Record) -> blocks.Table:
     texts = (map(console.value_format(column), column) for column in columns)
     cells = zip(rows, *texts, strict=True)
     head = ("", *(convergence.metric_name(name, report) for name in order))
-    note = blocks.NOTES["constant"] if report.at("baseline") else ""
+    note = ""
+    if report.at("baseline"):
+        note = blocks.NOTES["constant"]
     return blocks.Table("Metrics of the model", head, list(cells), note=note)
 
 
@@ -388,8 +390,8 @@ def _tenths(report: blocks.Record) -> blocks.Block | None:
         if group.keys() >= {"predicted", "actual"}
     )
     show = console.value_format(value for point in points for value in point)
-    x = Axis("mean prediction", linear, show)
-    y = Axis("mean label", linear, show)
+    x = Axis("mean prediction", linear_axis, show)
+    y = Axis("mean label", linear_axis, show)
     equal = [(predicted, predicted) for predicted, _ in points]
     lines = [Series("rows not trained on", points), Series("prediction = label", equal)]
     return line_figure("Label against prediction", x, y, lines, blocks.NOTES["tenths"])
@@ -409,7 +411,9 @@ def label_rows(report: blocks.Record) -> blocks.Prose:
         for loss in rows.records("lost")
     ]
     sample = report.at("settings").number("sample") or 1.0
-    head = f"Label rows (sample = {sample:g})" if sample < 1.0 else "Label rows"
+    head = "Label rows"
+    if sample < 1.0:
+        head = f"Label rows (sample = {sample:g})"
     joined = f"{head}: {rows.count('joined')} of {rows.count('rows')} are joined"
     task = f"Task: {task}. " if (task := report.at("chosen").text("task")) else ""
     return blocks.Prose(
@@ -429,7 +433,7 @@ def _trees(chosen: blocks.Record) -> str:
     patience = int(chosen.amount("patience"))
     end = ""
     if patience:
-        end = f", until {blocks.counted(patience, 'epoch')} have not helped"
+        end = f", until {blocks.count_text(patience, 'epoch')} have not helped"
     return (
         f" Trees: {trees} of each table in an epoch, of at most {leaves} leaves{end}."
     )
@@ -437,9 +441,15 @@ def _trees(chosen: blocks.Record) -> str:
 
 def _rows_of(report: blocks.Record, part: str) -> str:
     split = report.at("split").text("name")
-    held_out = f"held-out rows ({split})" if split else "held-out rows"
-    rows = held_out if part == convergence.TEST else "training rows"
-    return "all rows" if report.at("metrics") else rows
+    held_out = "held-out rows"
+    if split:
+        held_out = f"held-out rows ({split})"
+    rows = "training rows"
+    if part == convergence.TEST:
+        rows = held_out
+    if report.at("metrics"):
+        return "all rows"
+    return rows
 
 
 def _run_facts(report: blocks.Record) -> Iterator[str]:
@@ -494,7 +504,7 @@ def facts(report: blocks.Record) -> Iterator[Fact]:
     epochs = report.amount("epochs")
     if rounds := int(report.amount("rounds")) or len(report.records("history")):
         details = (
-            blocks.counted(epochs, "epoch") if epochs else "",
+            blocks.count_text(epochs, "epoch") if epochs else "",
             report.text("verdict"),
         )
         yield "rounds", console.format_count(rounds), ", ".join(filter(None, details))
@@ -514,8 +524,12 @@ def _metric_fact(report: blocks.Record) -> Iterator[Fact]:
         train = convergence.final_metrics(report, convergence.TRAIN).get(metric)
         rows_of = "" if report.at("metrics") else f"{part} "
         has_both = part == convergence.TEST and train is not None
-        split = report.at("split").text("name") if part == convergence.TEST else ""
-        detail = f"train {console.format_value(train)}" if has_both else ""
+        split = ""
+        if part == convergence.TEST:
+            split = report.at("split").text("name")
+        detail = ""
+        if has_both:
+            detail = f"train {console.format_value(train)}"
         detail = ", ".join(filter(None, (split, detail)))
         value = console.format_value(convergence.final_metrics(report, part)[metric])
         yield f"{rows_of}{convergence.metric_name(metric, report)}", value, detail
@@ -530,7 +544,9 @@ def _rows_fact(report: blocks.Record) -> Iterator[Fact]:
     elif rows.numbers():
         train = int(rows.amount(convergence.TRAIN))
         test = int(rows.amount(convergence.TEST))
-        detail = f"{console.format_count(test)} held out" if test else "none held out"
+        detail = "none held out"
+        if test:
+            detail = f"{console.format_count(test)} held out"
         if validation := int(report.at("split").amount("validation-rows")):
             detail += f", {console.format_count(validation)} validate"
         yield "joined rows", console.format_count(train + test + validation), detail

@@ -40,10 +40,10 @@ FitScale = Callable[[Iterable[float]], Scale]
 """Makes an axis for any number of values, even for none."""
 
 
-def linear(values: Iterable[float]) -> Scale:
+def linear_axis(values: Iterable[float]) -> Scale:
     """Return an axis whose ends are ticks.
 
-    >>> [label for _, label in linear([0.31, 0.49]).ticks]
+    >>> [label for _, label in linear_axis([0.31, 0.49]).ticks]
     ['0.30', '0.35', '0.40', '0.45', '0.50']
     """
     numbers = list(values) or [0.0]
@@ -62,21 +62,22 @@ def linear(values: Iterable[float]) -> Scale:
     return Scale(ticks[0][0], ticks[-1][0], ticks)
 
 
-def from_zero(values: Iterable[float]) -> Scale:
+def axis_from_zero(values: Iterable[float]) -> Scale:
     """Return an axis that includes zero.
 
-    >>> from_zero([3.0, 4.2]).low, from_zero([-0.2, 1.0]).low
+    >>> axis_from_zero([3.0, 4.2]).low, axis_from_zero([-0.2, 1.0]).low
     (0.0, -0.25)
     """
-    return linear([0.0, *(list(values) or [1.0])])
+    return linear_axis([0.0, *(list(values) or [1.0])])
 
 
-def whole(values: Iterable[float]) -> Scale:
+def whole_number_axis(values: Iterable[float]) -> Scale:
     """Return an axis of whole numbers that ends at the values, not at ticks.
 
-    >>> whole([1, 2, 12]).ticks[:2], whole([1, 2, 12]).high
+    >>> whole_number_axis([1, 2, 12]).ticks[:2], whole_number_axis([1, 2, 12]).high
     (((2.0, '2'), (4.0, '4')), 12.0)
-    >>> whole([3]).low, whole([3]).high, whole([3]).ticks
+    >>> one = whole_number_axis([3])
+    >>> one.low, one.high, one.ticks
     (2.5, 3.5, ((3.0, '3'),))
     """
     numbers = list(values) or [1.0]
@@ -91,12 +92,12 @@ def whole(values: Iterable[float]) -> Scale:
     return Scale(low - margin, high + margin, _multiples(first, last, step))
 
 
-def logarithmic(values: Iterable[float]) -> Scale:
+def log_axis(values: Iterable[float]) -> Scale:
     """Return a logarithmic axis; values that are not positive are not on it.
 
-    >>> [label for _, label in logarithmic([1e-5, 0.2]).ticks]
+    >>> [label for _, label in log_axis([1e-5, 0.2]).ticks]
     ['10⁻⁵', '10⁻⁴', '10⁻³', '0.01', '0.1', '1']
-    >>> [label for _, label in logarithmic([2.0, 30.0]).ticks]
+    >>> [label for _, label in log_axis([2.0, 30.0]).ticks]
     ['2', '5', '10', '20', '50']
     """
     positive = [value for value in values if value > 0] or [1.0]
@@ -200,7 +201,9 @@ def shorten(words: str, width: float) -> str:
     'a_very_lo…'
     """
     characters = max(int(width / CHARACTER_WIDTH), 1)
-    return words if len(words) <= characters else f"{words[: characters - 1]}…"
+    if len(words) <= characters:
+        return words
+    return f"{words[: characters - 1]}…"
 
 
 @dataclass(frozen=True)
@@ -258,9 +261,10 @@ def thin(points: Sequence[Point]) -> Sequence[Point]:
 
 def _ends(x: Axis, y: Axis, line: Series) -> str:
     (x0, y0), (x1, y1) = line.points[0], line.points[-1]
-    start = f"from {y.format(y0)} at {x.format(x0)} to "
     end = f"{y.format(y1)} at {x.format(x1)}."
-    return f"{line.name}: {start if len(line.points) > 1 else ''}{end}"
+    if len(line.points) == 1:
+        return f"{line.name}: {end}"
+    return f"{line.name}: from {y.format(y0)} at {x.format(x0)} to {end}"
 
 
 def _line_data(title: str, x: Axis, y: Axis, lines: Sequence[Series]) -> Table:
@@ -297,9 +301,8 @@ class _Canvas:
         left = max(text_width(label) for _, label in upwards.ticks) + GAP
         # the labels at the lines' ends are bold
         ends = max(1.15 * text_width(line.label) for line in lines)
-        return cls(
-            x, y, across, upwards, left, WIDTH - ends - (GAP if ends else 2 * GAP)
-        )
+        gap = GAP if ends else 2 * GAP
+        return cls(x, y, across, upwards, left, WIDTH - ends - gap)
 
     def at(self, point: Point) -> Point:
         x = self.left + self.across.at(point[0]) * (self.right - self.left)

@@ -33,10 +33,10 @@ def readings(privacy: Record) -> blocks.Table:
 def reading_columns(records: Sequence[Record]) -> Iterator[blocks.Column]:
     """Yield columns for a list of tables: each table's readings over all its sites."""
     for head, key in _counts(records).items():
-        yield blocks.Column(head, partial(_of_table, records, key))
+        yield blocks.Column(head, partial(_table_count, records, key))
 
 
-def _of_table(records: Sequence[Record], key: str, table: Record) -> str:
+def _table_count(records: Sequence[Record], key: str, table: Record) -> str:
     """Return a count over the sites of a table; of score vectors the least."""
     of_table = (
         record for record in records if record.text("table") == table.text("table")
@@ -56,9 +56,13 @@ def readings_note(records: Sequence[Record]) -> str:
         other_scores = "the other table's scores"
     else:
         other_scores = "the sum of the others' scores"
-    average = blocks.NOTES["average"] if records[0].get("average") is True else ""
+    average = ""
+    if records[0].get("average") is True:
+        average = blocks.NOTES["average"]
     most = round(records[0].amount("most"))
-    times = "once" if most == 1 else f"{format_count(most)} times or less"
+    times = "once"
+    if most != 1:
+        times = f"{format_count(most)} times or less"
     single = blocks.NOTES["single"].format(times, other_scores, average)
     return f"{single} {blocks.NOTES['frequent'].format(FREQUENT)}"
 

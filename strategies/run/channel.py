@@ -268,7 +268,7 @@ class SessionGrid:
             return True
 
     @contextmanager
-    def in_work(self, line: Line) -> Iterator[bool]:
+    def count_request(self, line: Line) -> Iterator[bool]:
         """Count a site's request in the block; yield False if the site has too many."""
         with self._lock:
             line.requests += 1
@@ -280,7 +280,9 @@ class SessionGrid:
                 line.requests -= 1
 
     @contextmanager
-    def uploading(self, line: Line, number: int, connection: socket) -> Iterator[bool]:
+    def track_upload(
+        self, line: Line, number: int, connection: socket
+    ) -> Iterator[bool]:
         """Cut off the reply of a site that is still being read, for a later one.
 
         Yield whether the reply to the message before ``number`` is awaited, and is to
@@ -334,7 +336,7 @@ class SessionGrid:
     ) -> wire.Response | None:
         """Return the answer to a request, None while there is none."""
         is_over = line.key != key or not line.since
-        if not is_over and (self._is_closed or self._lets_others(line)):
+        if not is_over and (self._is_closed or self._can_pause(line)):
             line.close()
             self._lock.notify_all()
             is_over = True
@@ -346,7 +348,7 @@ class SessionGrid:
             return wire.NOTHING, 0, b""
         return None
 
-    def _lets_others(self, line: Line) -> bool:
+    def _can_pause(self, line: Line) -> bool:
         """Whether the site is free, and has been in use for long or nothing runs."""
         has_work = any(other.frame for other in self.lines.values())
         is_idle = not has_work and _age(self._active) > IDLE_SECONDS
@@ -417,7 +419,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse("too large")
         if not grid.admit(line, key, self._address, int(path[3])):
             return self._refuse("from another address than the session")
-        with grid.in_work(line) as is_admitted:
+        with grid.count_request(line) as is_admitted:
             if not is_admitted:
                 return self._refuse("too many requests of one site", wire.TOO_MANY)
             number = int(path[3])
@@ -437,16 +439,20 @@ class _Handler(BaseHTTPRequestHandler):
         It is b"" where no reply is awaited.
         """
         if not length:
-            return b"" if digest == wire.digest_of(b"") else None
+            if digest == wire.digest_of(b""):
+                return b""
+            return None
         body = bytearray()
         actual = hashlib.sha256()
-        with self.server.grid.uploading(line, number, self.connection) as is_awaited:
+        with self.server.grid.track_upload(line, number, self.connection) as is_awaited:
             while length and (block := self.rfile.read(min(length, BLOCK_BYTES))):
                 length -= len(block)
                 actual.update(block)
                 if is_awaited:
                     body += block
-        return bytes(body) if not length and actual.hexdigest() == digest else None
+        if not length and actual.hexdigest() == digest:
+            return bytes(body)
+        return None
 
     @property
     def _patience(self) -> int:
@@ -461,6 +467,7 @@ class _Handler(BaseHTTPRequestHandler):
         return str(self.headers.get(ADDRESS, ""))
 
     def _send(self, key: bytes, response: wire.Response) -> None:
+        """Answer a site, with a signature over status, number and body."""
         status, number, body = response
         digest = wire.digest_of(body)
         self.send_response(status)

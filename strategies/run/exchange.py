@@ -232,7 +232,9 @@ class PendingMessage:
             reason = "the site cannot do it now"
         else:
             return None
-        return None if self.crashes >= MOST_CRASHES else reason
+        if self.crashes >= MOST_CRASHES:
+            return None
+        return reason
 
 
 class Transport:
@@ -311,7 +313,7 @@ class Transport:
             else:
                 # a node that is not online, or not yet
                 item.due = now + item.pause
-                item.pause = _longer(item.pause)
+                item.pause = _next_pause(item.pause)
 
     def _collect(self, by_node: Mapping[int, PendingMessage]) -> int:
         """Take the replies that have arrived; return how many there are."""
@@ -349,7 +351,7 @@ class Transport:
         )
         pending.due = time.monotonic() + pending.pause
         # the site has answered: its silence is counted anew
-        pending.pause = _longer(pending.pause)
+        pending.pause = _next_pause(pending.pause)
         pending.silence = SILENCE
 
 
@@ -357,12 +359,14 @@ def _is_transient(reply: Message) -> bool:
     """Whether a site says that it cannot answer at the moment."""
     try:
         packet = Packet(header_of(reply.content))
-        failure = codec.decode(Failure, packet) if codec.is_failure(packet) else None
+        failure = None
+        if codec.is_failure(packet):
+            failure = codec.decode(Failure, packet)
     except (ReplyError, MessageError):
         # malformed: refused by whoever reads the replies
         return False
     return failure is not None and failure.kind is ErrorKind.TRANSIENT
 
 
-def _longer(pause: float) -> float:
+def _next_pause(pause: float) -> float:
     return min(2 * pause, LONGEST_PAUSE)

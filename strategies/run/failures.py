@@ -37,7 +37,7 @@ def status_of(error: BaseException) -> str:
     return f"failed: {failure_text(error).partition(': ')[2]}"
 
 
-def how_to_resume(settings: Settings, folder: Path) -> str:
+def resume_commands(settings: Settings, folder: Path) -> str:
     """Return the commands that go on with the run of a folder."""
     values = {
         "resume": str(folder),
@@ -54,7 +54,7 @@ def how_to_resume(settings: Settings, folder: Path) -> str:
 
 
 @contextmanager
-def recorded(settings: Settings, folder: Path) -> Iterator[None]:
+def record_log(settings: Settings, folder: Path) -> Iterator[None]:
     """Write Flower's log into a run's folder.
 
     If the run fails, also write its trace and a report.

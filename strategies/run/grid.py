@@ -149,7 +149,9 @@ class InProcessGrid(Grid):
         configs: list[UserConfig] = []
         for number, (name, tables) in enumerate(by_name.items()):
             # in memory a test leaves nothing to clean up
-            folder = ":memory:" if self._state is None else str(self._state / name)
+            folder = ":memory:"
+            if self._state is not None:
+                folder = str(self._state / name)
             config: UserConfig = {
                 node_config.STATE_DIR: folder,
                 node_config.PARTITION_ID: number,
@@ -169,14 +171,14 @@ class InProcessGrid(Grid):
     def _deliver(self, message: Message) -> Message:
         """Return the ClientApp's reply to a message, or the error it raised."""
         context = self.contexts[message.metadata.dst_node_id]
-        incoming = self._last = _received(message)
+        incoming = self._last = _serialise(message)
         self._notify(incoming)
         try:
             reply = self._client_app(incoming, context)
         except Exception as error:  # noqa: BLE001 - as Flower reports it
             reason = f"{type(error)}:<{str(error)!r}>"
             return Message(Error(CLIENT_APP_RAISED, reason), reply_to=message)
-        outgoing = _received(reply)
+        outgoing = _serialise(reply)
         self._notify(outgoing)
         return outgoing
 
@@ -185,7 +187,7 @@ class InProcessGrid(Grid):
             self._observe(message)
 
 
-def _received(message: Message) -> Message:
+def _serialise(message: Message) -> Message:
     """Return a message as it arrives, after serialisation both ways."""
     data = recorddict_to_proto(message.content).SerializeToString()
     arrived = copy(message)

@@ -143,7 +143,9 @@ class Journal:
             frame = self._frame(_IN_FLIGHT)
         except (OSError, ValueError):
             return {}
-        return frame.parcels if frame.facts["round"] == number else {}
+        if frame.facts["round"] != number:
+            return {}
+        return frame.parcels
 
     def close(self) -> None:
         """Close the journal, so that other processes can open it."""

@@ -160,13 +160,16 @@ def _one_line(text: str) -> str:
 
 def _tables_at(request: Requests, node: int) -> str:
     tables = list(dict.fromkeys(repr(part.table) for part in request.parts_at(node)))
-    if tables:
-        return f" (table{'s' if len(tables) > 1 else ''} {', '.join(tables)})"
-    return ""
+    if not tables:
+        return ""
+    noun = "tables" if len(tables) > 1 else "table"
+    return f" ({noun} {', '.join(tables)})"
 
 
 def _name(node: int, site_names: Mapping[int, str]) -> str:
-    return f"site {site_names[node]!r}" if node in site_names else f"node {node}"
+    if node in site_names:
+        return f"site {site_names[node]!r}"
+    return f"node {node}"
 
 
 def array_of(

@@ -33,7 +33,7 @@ def find_run(resume: str) -> Path:
     )
 
 
-def resumed(settings: Settings) -> Settings:
+def resume_settings(settings: Settings) -> Settings:
     """Return the settings with which the run that ``resume`` names continues.
 
     A setting that has its default value is taken from the run.

@@ -53,12 +53,14 @@ class Inventory:
     @property
     def tables(self) -> list[str]:
         """Names of the query's tables; names that differ only in case are equal."""
-        return _distinct(shard.table for shard in self.shards)
+        return _distinct_names(shard.table for shard in self.shards)
 
     @property
     def all_tables(self) -> list[str]:
         """Names of all hosted tables."""
-        return _distinct(name for node in self.nodes.values() for name in node.tables)
+        return _distinct_names(
+            name for node in self.nodes.values() for name in node.tables
+        )
 
     @property
     def site_names(self) -> dict[int, str]:
@@ -84,7 +86,7 @@ class Inventory:
         return sorted(shards, key=lambda shard: (shard.index, shard.site))
 
 
-def _distinct(names: Iterable[str]) -> list[str]:
+def _distinct_names(names: Iterable[str]) -> list[str]:
     """Return the names in order, each once regardless of case."""
     # the first spelling of a name counts
     return sorted({name.lower(): name for name in reversed([*names])}.values())
@@ -164,7 +166,9 @@ def _node_count(answers: Mapping[int, exchange.Answer]) -> int:
     replies = exchange.Replies.of(answers).messages(DescribeReply)
     counts = [reply.partitions for reply in replies.values()]
     # a node that does not know it may be one that the others do not count
-    return max(counts, default=0) if all(counts) else 0
+    if not all(counts):
+        return 0
+    return max(counts, default=0)
 
 
 def _missing_text(
@@ -182,7 +186,9 @@ def _missing_text(
         quoted = ""
         if close and not close[0].isidentifier():
             quoted = f", in SQL {quote_name(close[0])}"
-        hint = f" (did you mean {close[0]!r}{quoted}?)" if close else ""
+        hint = ""
+        if close:
+            hint = f" (did you mean {close[0]!r}{quoted}?)"
         problems.append(f"no site hosts table {name!r}{hint}")
     if nodes < settings.min_sites:
         problems.append(f"min-sites = {settings.min_sites} are not there")

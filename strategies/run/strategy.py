@@ -173,7 +173,9 @@ class RoundStrategy(Strategy):
     @property
     def inventory(self) -> Inventory:
         """The sites' shards, known after :meth:`start` has found them."""
-        return Inventory(()) if self._session is None else self._session.inventory
+        if self._session is None:
+            return Inventory(())
+        return self._session.inventory
 
     @property
     def session(self) -> Session:
@@ -185,7 +187,9 @@ class RoundStrategy(Strategy):
     @property
     def can_be_resumed(self) -> bool:
         """Whether the run stopped and left a checkpoint."""
-        journal = None if self._session is None else self._session.journal
+        journal = None
+        if self._session is not None:
+            journal = self._session.journal
         return journal is not None and journal.folder.is_dir()
 
     @property
@@ -196,7 +200,9 @@ class RoundStrategy(Strategy):
     @property
     def rounds_done(self) -> int:
         """The number of rounds so far."""
-        return self.history[-1].round if self.history else 0
+        if not self.history:
+            return 0
+        return self.history[-1].round
 
     @property
     def warnings(self) -> list[str]:
@@ -221,9 +227,9 @@ class RoundStrategy(Strategy):
     @property
     def ledgers(self) -> dict[str, list[Document]]:
         """By site, its latest account of what the run's releases have cost."""
-        return self._by_site(self._progress.ledgers)
+        return self._group_by_site(self._progress.ledgers)
 
-    def _by_site(self, by_node: Mapping[int, Value]) -> dict[str, Value]:
+    def _group_by_site(self, by_node: Mapping[int, Value]) -> dict[str, Value]:
         names = self.inventory.site_names
         return {
             names.get(node, f"node {node}"): value
@@ -243,7 +249,7 @@ class RoundStrategy(Strategy):
             "query": self.query.to_sql(),
             "history": self.history,
             "warnings": self.warnings,
-            "ledger_ends": self._by_site(self._progress.ledger_ends),
+            "ledger_ends": self._group_by_site(self._progress.ledger_ends),
             "output_dir": self.settings.output_dir,
             # ISO 8601, UTC
             "started": self.started_at.isoformat(timespec="seconds"),

@@ -47,7 +47,7 @@ def check_present(bound: BoundQuery, inventory: Inventory) -> None:
         for name in sorted(set.intersection(*lacking)) if lacking else ():
             raise SchemaError(
                 f"table {shards[0].table!r}: column {name!r} is absent at all its "
-                f"sites ({_listed(shards)}), so that there is nothing to train on: "
+                f"sites ({_list_sites(shards)}), so that there is nothing to train on: "
                 "leave it out of the query"
             )
 
@@ -74,10 +74,13 @@ def describe_absent(
                 lacking.setdefault(name, []).append(number)
         for name, numbers in lacking.items():
             without = sum(counts[number] for number in numbers)
-            share = f" ({100 * without / total:.0f} %)" if total else ""
+            share = ""
+            if total:
+                share = f" ({100 * without / total:.0f} %)"
+            sites = _list_sites(shards[number] for number in numbers)
             yield (
                 f"table {fragment.table!r}: column {name!r} is absent at "
-                f"{_listed(shards[number] for number in numbers)}, and so missing in "
+                f"{sites}, and so missing in "
                 f"{format_count(without)} of {format_count(total)} rows{share}"
             )
 
@@ -108,5 +111,5 @@ def _absent_reads(fragment: Fragment, shard: HostedShard) -> Iterator[Read]:
     )
 
 
-def _listed(shards: Iterable[HostedShard]) -> str:
+def _list_sites(shards: Iterable[HostedShard]) -> str:
     return ", ".join(dict.fromkeys(repr(shard.site) for shard in shards))

@@ -126,7 +126,9 @@ def _kind(valued: Sequence[ShardColumn], required: TextReading | None) -> str | 
         detected = (item for item in valued if item.is_detected)
         if declared <= {kind} and all(item.of_kind(kind) for item in detected):
             return kind
-    return next(iter(declared)) if declared else kind_of(valued[0].type)
+    if declared:
+        return next(iter(declared))
+    return kind_of(valued[0].type)
 
 
 def _conflict(valued: Sequence[ShardColumn]) -> SchemaError:
@@ -175,11 +177,12 @@ def _groups(
         is_ambiguous = any(
             item.shard.texts[item.name].are_ambiguous for item in members
         )
+        other_formats: tuple[str, ...] = ()
+        if is_ambiguous and not is_required:
+            other_formats = tuple(name for name in common if name != chosen)
         yield _Group(
             format=chosen,
-            other_formats=tuple(name for name in common if name != chosen)
-            if is_ambiguous and not is_required
-            else (),
+            other_formats=other_formats,
             readings={item.place: by_place[item.place][chosen] for item in members},
         )
         remaining = [item for item in remaining if item not in members]
@@ -187,4 +190,6 @@ def _groups(
 
 def _preference(day_format: str) -> int:
     """Return the rank of a format; one that an owner has named comes first."""
-    return _PREFERENCE.index(day_format) if day_format in _PREFERENCE else -1
+    if day_format in _PREFERENCE:
+        return _PREFERENCE.index(day_format)
+    return -1

@@ -18,7 +18,7 @@ from tp_flower.query import BoundQuery, Fragment
 from tp_flower.query.expressions import parse_expression
 from tp_flower.query.fragment import Role, reads
 from tp_flower.query.scope import TableSchema
-from tp_flower.sources.entries import quoted, typed_as
+from tp_flower.sources.entries import quote_toml, type_setting
 
 ColumnName = tuple[str, str]
 """A table as sites call it, and its column, both in lower case."""
@@ -80,14 +80,16 @@ def agree(
     for table in inventory.tables:
         shards = inventory.shards_of(table)
         schema = TableSchema()
-        unread = _unread(shards)
-        for column in _by_name(shards):
+        unread = _unread_reasons(shards)
+        for column in _group_by_name(shards):
             name = (table.lower(), column[0].name.lower())
             if name[1] in unread:
                 continue
             try:
                 _check_everywhere(column, shards)
-                required = AS_TEXT if name in as_text else trained.get(name)
+                required = trained.get(name)
+                if name in as_text:
+                    required = AS_TEXT
                 agreed[name] = agree_on_column(column, required)
             except SchemaError as error:
                 unread[name[1]] = str(error)
@@ -100,7 +102,7 @@ def agree(
     return Columns(schemas, agreed)
 
 
-def _unread(shards: Sequence[HostedShard]) -> dict[str, str]:
+def _unread_reasons(shards: Sequence[HostedShard]) -> dict[str, str]:
     """Return why some site cannot read a column, by the name in lower case."""
     return {
         name.lower(): (
@@ -111,7 +113,7 @@ def _unread(shards: Sequence[HostedShard]) -> dict[str, str]:
     }
 
 
-def _by_name(shards: Sequence[HostedShard]) -> list[list[ShardColumn]]:
+def _group_by_name(shards: Sequence[HostedShard]) -> list[list[ShardColumn]]:
     """Return each column of a table at the shards that have it, in any spelling."""
     columns: dict[str, list[ShardColumn]] = {}
     for shard in shards:
@@ -132,8 +134,8 @@ def _check_everywhere(
             f"table {first.shard.table!r}: column {first.name!r} is at site "
             f"{first.shard.site!r}, but not at {', '.join(lacking)}: another name of "
             "it there is changed in the tables file (rename = { theirs = "
-            f"{quoted(first.name)} }}); if there is none, absent = "
-            f"[{quoted(first.name)}] there makes it missing in all of its rows"
+            f"{quote_toml(first.name)} }}); if there is none, absent = "
+            f"[{quote_toml(first.name)}] there makes it missing in all of its rows"
         )
 
 
@@ -148,8 +150,8 @@ def bind_columns(
     while True:
         columns = agree(inventory, trained or {}, as_text)
         bound = bind(columns.schemas)
-        merging = {name for name in _compared(bound) if _merges(columns, name)}
-        joined_text = _joined_with(bound, as_text | merging)
+        merging = {name for name in _compared_columns(bound) if _merges(columns, name)}
+        joined_text = _add_joined(bound, as_text | merging)
         if joined_text <= as_text:
             break
         as_text |= joined_text
@@ -175,10 +177,10 @@ def _merges(columns: Columns, name: ColumnName) -> bool:
 def _remedy(column: str, agreed: AgreedColumn) -> str:
     """Return the advice on a date column whose format is ambiguous."""
     formats = (agreed.format, *agreed.other_formats)
-    choices = " or ".join(f"dates = {quoted(item)}" for item in formats)
+    choices = " or ".join(f"dates = {quote_toml(item)}" for item in formats)
     return (
         f"Name the right one in the tables file, {choices}; "
-        f"{typed_as(column)} says that they are no days"
+        f"{type_setting(column)} says that they are no days"
     )
 
 
@@ -189,7 +191,7 @@ def reading_warnings(bound: BoundQuery, columns: Columns) -> Iterator[str]:
         for fragment in bound.fragments
         for column in reads(fragment)
     }
-    compared = _compared(bound)
+    compared = _compared_columns(bound)
     for table, column in sorted(read):
         name = (table.lower(), column.lower())
         agreed = columns.agreed.get(name)
@@ -206,11 +208,12 @@ def reading_warnings(bound: BoundQuery, columns: Columns) -> Iterator[str]:
             yield (
                 f"table {table!r}: column {column!r} is compared as text, as some of "
                 "its texts differ but are equal as values, like 1.1 and 1.10; in the "
-                f"tables file {typed_as(column, agreed.merges_as)} compares its values"
+                f"tables file {type_setting(column, agreed.merges_as)} compares its "
+                "values"
             )
 
 
-def _compared(bound: BoundQuery) -> set[ColumnName]:
+def _compared_columns(bound: BoundQuery) -> set[ColumnName]:
     """Return the columns that are keys or groups themselves, not in an expression."""
     return {
         (fragment.name.lower(), read.column.lower())
@@ -220,7 +223,7 @@ def _compared(bound: BoundQuery) -> set[ColumnName]:
     }
 
 
-def _joined_with(bound: BoundQuery, names: Collection[ColumnName]) -> set[ColumnName]:
+def _add_joined(bound: BoundQuery, names: Collection[ColumnName]) -> set[ColumnName]:
     """Return columns, and the columns that joins compare them with."""
     connected: set[ColumnName | None] = set(names)
     for join in bound.joins:

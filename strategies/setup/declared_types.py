@@ -40,7 +40,9 @@ def check_types(
         untyped = columns_without_values(inventory, fragment.name)
         for number, parts in enumerate(fragment.keys):
             kind = "+".join(part.kind for part in plan.composites[f"key{number}"])
-            values = 0 if untyped & columns_of_key(fragment, parts) else 1
+            values = 1
+            if untyped & columns_of_key(fragment, parts):
+                values = 0
             keys.setdefault((fragment.table, number), []).append(_key_of(kind, values))
         for label in plan.label:
             check_kind(label.kind, settings.task)

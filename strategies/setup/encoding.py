@@ -161,7 +161,9 @@ def _merge_request(
 
 def _joined_rows(body: setup_messages.StatisticsPart, rows: int) -> int:
     """Return how many joined rows a shard's rows are in, as its statistics count."""
-    return rows if body.multiplicity is None else int(body.multiplicity.sum())
+    if body.multiplicity is None:
+        return rows
+    return int(body.multiplicity.sum())
 
 
 def _encoding(joined: SplitRows, part: Part, replies: Replies) -> TableEncoding:
@@ -172,5 +174,7 @@ def _encoding(joined: SplitRows, part: Part, replies: Replies) -> TableEncoding:
     if list(body.columns.features) != list(joined.choices[part.table].specs):
         raise refuse(part, "the columns of other features")
     is_sealed = len(joined.extracted.parts[part.table]) > 1
-    sealed = array_of(replies, part, "sealed", (None,)) if is_sealed else None
+    sealed = None
+    if is_sealed:
+        sealed = array_of(replies, part, "sealed", (None,))
     return TableEncoding(body.columns, sealed, tuple(body.features))

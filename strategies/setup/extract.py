@@ -114,7 +114,7 @@ def extract(
         text = msgspec.json.format(msgspec.json.encode(proposal)).decode()
         write_whole(Path(settings.output_dir) / FILE, f"{text}\n")
     bodies = extract_parts(proposal, settings)
-    bodies = _with_types(bodies, fragments, inventory, columns)
+    bodies = _add_types(bodies, fragments, inventory, columns)
     by_node = yield from relay_secrets(inventory, proposal, settings)
     request = replace(next(iter(by_node.values())), parts=bodies)
     replies = yield ask(request, fragments, by_node)
@@ -154,7 +154,7 @@ def extract(
         absent=tuple(
             describe_absent(bound, inventory, {p: rows[p.number] for p in fragments})
         ),
-        filters=_removing(fragments, inventory, rows),
+        filters=_removing_conditions(fragments, inventory, rows),
         proposal=proposal,
         replies=replies,
     )
@@ -196,7 +196,7 @@ def _propose(
     )
 
 
-def _with_types(
+def _add_types(
     bodies: Mapping[int, setup_messages.ExtractPart],
     fragments: Mapping[Part, Fragment],
     inventory: Inventory,
@@ -225,7 +225,9 @@ def _check_filled(
         if table in bound.outer or any(rows[part.number] for part in shards):
             continue
         is_filtered = any(f.filters or f.subquery for f in bound.fragments_of(table))
-        condition = " after the query's filters" if is_filtered else ""
+        condition = ""
+        if is_filtered:
+            condition = " after the query's filters"
         sites = ", ".join(dict.fromkeys(part.site for part in shards))
         raise SchemaError(
             f"table {table!r} is empty{condition}: none of its sites ({sites}) has a "
@@ -233,7 +235,7 @@ def _check_filled(
         )
 
 
-def _removing(
+def _removing_conditions(
     fragments: Mapping[Part, Fragment], inventory: Inventory, rows: Mapping[int, int]
 ) -> dict[str, str]:
     """Say by table which conditions have removed rows of it, for messages."""
@@ -294,37 +296,21 @@ def relay_secrets(
     sealed_groups = {
         group: sorted(members, key=int) for group, members in groups.items()
     }
-    led: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
+    groups_by_leader: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
     for group, members in sealed_groups.items():
-        led[members[0]][group] = members
-    sealed: dict[str, dict[str, str]] = {}
-    if led:
-        requests = {
-            int(leader): setup_messages.SealRequest(
-                keys=source.value,
-                public_keys=public_keys,
-                site_keys=site_keys,
-                groups=of_leader,
-                simulated=all(site.simulated for site in described.values()),
-                seed=settings.seed,
-            )
-            for leader, of_leader in led.items()
-        }
-        replies = yield Requests(
-            Action.SEAL,
-            {leader: encode(request) for leader, request in requests.items()},
-            phase="seal",
-            message=next(iter(requests.values())),
+        groups_by_leader[members[0]][group] = members
+    requests = {
+        int(leader): setup_messages.SealRequest(
+            keys=source.value,
+            public_keys=public_keys,
+            site_keys=site_keys,
+            groups=leader_groups,
+            simulated=all(site.simulated for site in described.values()),
+            seed=settings.seed,
         )
-        for leader, request in requests.items():
-            reply = replies.messages(setup_messages.SealReply)[leader].sealed
-            for group, members in request.groups.items():
-                if not set(members) <= reply.get(group, {}).keys():
-                    raise ReplyError(
-                        f"site {names[leader]!r} did not seal the secret of group "
-                        f"{group!r} to all its sites"
-                    )
-                sealed[group] = reply[group]
+        for leader, leader_groups in groups_by_leader.items()
+    }
+    sealed = yield from _request_seals(requests, names)
     return {
         node: setup_messages.ExtractRequest(
             keys=source.value,
@@ -344,11 +330,38 @@ def relay_secrets(
     }
 
 
+def _request_seals(
+    requests: Mapping[int, setup_messages.SealRequest], names: Mapping[int, str]
+) -> Generator[Requests, Replies, dict[str, dict[str, str]]]:
+    """Return the secret of each group, sealed to each of its nodes by its leader."""
+    sealed: dict[str, dict[str, str]] = {}
+    if not requests:
+        return sealed
+    replies = yield Requests(
+        Action.SEAL,
+        {leader: encode(request) for leader, request in requests.items()},
+        phase="seal",
+        message=next(iter(requests.values())),
+    )
+    for leader, request in requests.items():
+        reply = replies.messages(setup_messages.SealReply)[leader].sealed
+        for group, members in request.groups.items():
+            if not set(members) <= reply.get(group, {}).keys():
+                raise ReplyError(
+                    f"site {names[leader]!r} did not seal the secret of group "
+                    f"{group!r} to all its sites"
+                )
+            sealed[group] = reply[group]
+    return sealed
+
+
 def _common_source(
     described: Mapping[int, setup_messages.DescribeReply], names: Mapping[int, str]
 ) -> KeySource:
     """Return where all nodes take the key from, checked before any round."""
-    by_source = _grouped({node: site.keys for node, site in described.items()}, names)
+    by_source = _group_names(
+        {node: site.keys for node, site in described.items()}, names
+    )
     if len(by_source) > 1:
         text = "; ".join(f"{key}: {sites}" for key, sites in by_source.items())
         raise SettingsError(
@@ -358,7 +371,7 @@ def _common_source(
     return KeySource(next(iter(by_source)))
 
 
-def _grouped(values: Mapping[int, str], names: Mapping[int, str]) -> dict[str, str]:
+def _group_names(values: Mapping[int, str], names: Mapping[int, str]) -> dict[str, str]:
     grouped: dict[str, list[str]] = {}
     for node, value in values.items():
         grouped.setdefault(value, []).append(repr(names[node]))
@@ -416,12 +429,11 @@ def describe_work(fragments: Sequence[Fragment]) -> tuple[str, ...]:
     """
     first = fragments[0]
     lines = [_rows(fragment) for fragment in fragments]
-    features = [
-        feature.name
-        if feature.sql in (feature.name, quote_name(feature.name))
-        else f"{feature.name} = {feature.sql}"
-        for feature in first.features
-    ]
+    features = []
+    for feature in first.features:
+        is_column = feature.sql in (feature.name, quote_name(feature.name))
+        definition = "" if is_column else f" = {feature.sql}"
+        features.append(f"{feature.name}{definition}")
     lines.append(f"features: {', '.join(features) or 'none'}")
     if first.keys:
         keys = ", ".join(f"({', '.join(parts)})" for parts in first.keys)
@@ -452,7 +464,9 @@ def describe_formats(
 
 
 def _rows(fragment: Fragment) -> str:
-    filters = f" WHERE {' AND '.join(fragment.filters)}" if fragment.filters else ""
+    filters = ""
+    if fragment.filters:
+        filters = f" WHERE {' AND '.join(fragment.filters)}"
     if fragment.subquery is None:
         return f"rows of {fragment.name}{filters}"
     return f"rows of ({fragment.subquery.to_sql(fragment.name)}){filters}"

@@ -61,7 +61,7 @@ class TableLayout:
             by_part[part.number]["masses"] = masses
         return by_part
 
-    def weighted(self, masses: FloatArray) -> "TableLayout":
+    def with_masses(self, masses: FloatArray) -> "TableLayout":
         """Return the layout with G^w, (rows that take part,): float32 numbers."""
         parts = (masses[rows.trained_slice] for rows in self.rows)
         return replace(self, masses=tuple(part.astype(np.float32) for part in parts))
@@ -99,8 +99,8 @@ def lay_out(
         }
         layouts[name] = TableLayout(name, shards, tuple(rows), by_part)
         total = sum(part_rows.total for part_rows in rows)
-        trained[name] = train.tables[name].renumbered(numbers, total)
-        tested[name] = test.tables[name].renumbered(numbers, total)
+        trained[name] = train.tables[name].renumber(numbers, total)
+        tested[name] = test.tables[name].renumber(numbers, total)
     return (
         TableMapping(trained),
         TableMapping(tested) if test.joined_rows else None,
@@ -255,7 +255,7 @@ class JoinedTables(SplitRows):
         counts = self.train.tables[table].multiplicity
         return counts[counts > 0]
 
-    def restricted(
+    def restrict(
         self, rows: IndexArray, weights: FloatArray, tested: IndexArray | None = None
     ) -> "JoinedTables":
         """Return the joined rows, restricted to some of the training rows.
@@ -277,9 +277,9 @@ class JoinedTables(SplitRows):
         )
         # a run with equal weights must equal an unweighted one to the bit
         are_equal = bool(np.all(weights[:1] == weights))
-        return restricted.laid_out(None if are_equal else weights)
+        return restricted.lay_out_anew(None if are_equal else weights)
 
-    def laid_out(self, weights: FloatArray | None) -> "JoinedTables":
+    def lay_out_anew(self, weights: FloatArray | None) -> "JoinedTables":
         """Return the joined rows over rows of the tables that are laid out anew."""
         (train, test), layouts = lay_out(self.mapping, self.is_test, self.extracted)
         return replace(self, train=train, test=test, layouts=layouts).with_weights(
@@ -292,7 +292,7 @@ class JoinedTables(SplitRows):
             return replace(self, weighting=replace(self.weighting, train=None))
         row_weights = RowWeights.of(weights, self.train)
         layouts = {
-            name: layout.weighted(row_weights.multiplicity[name])
+            name: layout.with_masses(row_weights.multiplicity[name])
             for name, layout in self.layouts.items()
         }
         return replace(

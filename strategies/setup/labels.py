@@ -18,7 +18,7 @@ from tp_flower.objectives import (
     MAX_CLASSES,
     Objective,
     Target,
-    fitting,
+    fitting_families,
     make_objective,
     takes_numbers,
 )
@@ -36,7 +36,7 @@ MOST_FRACTIONS = 50
 """Of so many classes at most the names are numbers with fractions."""
 
 
-def with_classes_of(labels: Target, rows: BoolArray) -> Target:
+def keep_classes_of(labels: Target, rows: BoolArray) -> Target:
     """Return the labels of a run on ``rows`` (n,), with only their classes."""
     if rows.all() or not labels.classes or labels.noise or not labels.has_label:
         return labels
@@ -162,7 +162,9 @@ def task_line(labels: Target, settings: Settings) -> str:
     if labels.classes and labels.noise:
         return f"{CLASSIFICATION}, because the noise on the label is for classes"
     if labels.classes:
-        kind = "true or false" if labels.kind == "boolean" else "text"
+        kind = "text"
+        if labels.kind == "boolean":
+            kind = "true or false"
         return f"{CLASSIFICATION}, because the label is {kind}"
     if setting := needs_numbers(settings):
         return f"{REGRESSION}, because {setting} is for numbers"
@@ -279,9 +281,11 @@ def objective_of(target: Target, loss: str, settings: Settings) -> Objective:
 def fitting_loss(classes: Sequence[str], loss: str) -> str:
     """Return the loss of labels in the clear; for "auto" the first that fits them."""
     count = len(classes)
-    losses = fitting(count)
+    losses = fitting_families(count)
     if loss not in (AUTO, *losses):
-        label = f"with {count} classes" if count else "of numbers"
+        label = "of numbers"
+        if count:
+            label = f"with {count} classes"
         is_of_classes = not takes_numbers(loss)
         advice = ""
         if is_of_classes and not count:

@@ -104,7 +104,9 @@ def leak_warnings(bound: BoundQuery) -> Iterator[str]:
 
 
 def _name(leak: Leak) -> str:
-    return leak.reader if leak.is_key else f"{leak.reader} of {leak.table}"
+    if leak.is_key:
+        return leak.reader
+    return f"{leak.reader} of {leak.table}"
 
 
 def nearly_perfect(metrics: Mapping[str, float], target: Target) -> str:

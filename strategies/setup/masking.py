@@ -39,13 +39,17 @@ class ScoreMasking:
 
     def read(self, words: AnyArray) -> AnyArray:
         """Return sums over the tables as numbers."""
-        return words if self.point is None else self.point.numbers(words)
+        if self.point is None:
+            return words
+        return self.point.numbers(words)
 
     @property
     def terms(self) -> Masking | None:
         """The masking as sites are told it."""
         point = self.point
-        return None if point is None else Masking(point.bits, point.tables)
+        if point is None:
+            return None
+        return Masking(point.bits, point.tables)
 
 
 def check_masks(head: type[Head], settings: Settings) -> None:
@@ -84,7 +88,7 @@ def mask_scores(
         for table, other in ((join.left, join.right), (join.right, join.left)):
             if not mapping.tables[other].has_missing:
                 continue
-            alone = _without_partner(mapping, table, other, join.text)
+            alone = _rows_without_partner(mapping, table, other, join.text)
             for part, rows in extracted.shards_of(table):
                 if alone[rows].any():
                     unmatched.setdefault(part.number, {})[group] = pack_bits(
@@ -93,7 +97,7 @@ def mask_scores(
     return ScoreMasking(FixedPoint.for_scores(unit, len(bound.tables)), unmatched)
 
 
-def _without_partner(
+def _rows_without_partner(
     mapping: TableMapping, table: str, other: str, text: str
 ) -> BoolArray:
     """Return which rows (n_i,) of a table have joined rows without the other table."""

@@ -24,7 +24,7 @@ from tp_flower.arrays import (
     FloatArray,
     effective_rows,
 )
-from tp_flower.heads import Head, of_table
+from tp_flower.heads import Head, table_part
 from tp_flower.joins.joining import JoinStep
 from tp_flower.joins.mapping import RowWeights, TableMapping, score_steps
 from tp_flower.joins.rows import JoinedRows, Vectors
@@ -60,10 +60,12 @@ class Weighting:
     @property
     def train_rows(self) -> FloatArray | None:
         """The training rows' weights, (N,), mean 1; None where all weigh alike."""
-        return None if self.train is None else self.train.rows
+        if self.train is None:
+            return None
+        return self.train.rows
 
-    def facts(self, joined_rows: int) -> dict[str, object] | None:
-        """Return the report's facts about the weights; None without weights."""
+    def report_entry(self, joined_rows: int) -> dict[str, object] | None:
+        """Return the report's entry about the weights; None without weights."""
         if not (self.column or self.entity):
             return None
         rows = np.ones(joined_rows) if self.train is None else self.train.rows
@@ -322,7 +324,9 @@ class TrainingProblem(PreparedRun):
     def rounding(self) -> float:
         """The error of the sum of scores: of their fixed point, or of float32."""
         point = self.fixed_point
-        return FLOAT32 * self.score_unit if point is None else point.rounding
+        if point is None:
+            return FLOAT32 * self.score_unit
+        return point.rounding
 
     @property
     def sharded(self) -> list[TrainedTable]:
@@ -337,13 +341,17 @@ class TrainingProblem(PreparedRun):
     @cached_property
     def held_out_rows(self) -> JoinedRows | None:
         """The held-out rows, with vectors; None without any."""
-        return None if self.test is None else JoinedRows(self.test)
+        if self.test is None:
+            return None
+        return JoinedRows(self.test)
 
     @property
     def scored_rows(self) -> list[JoinedRows]:
         """The training rows, then the held-out rows if there are some."""
         held_out = self.held_out_rows
-        return [self.rows] if held_out is None else [self.rows, held_out]
+        if held_out is None:
+            return [self.rows]
+        return [self.rows, held_out]
 
     def read_sums(self, sums: AnyArray) -> FloatArray:
         """Return the head's vectors v of joined rows, which may be masked words."""
@@ -369,7 +377,7 @@ class TrainingProblem(PreparedRun):
         """Return d loss / d v_i (B, w) by table, from d loss / d h (B, d_c)."""
         pulled = self.head.pullback(derivatives, vectors)
         return {
-            name: of_table(pulled, position)
+            name: table_part(pulled, position)
             for position, name in enumerate(self.train.tables)
         }
 
@@ -455,7 +463,9 @@ class TrainingProblem(PreparedRun):
     ) -> dict[str, object]:
         """Return the report's entries on a constant, and predictions of test rows."""
         if not self.baselines["train"] or is_noisy:
-            return {"baseline": self.baselines} if self.baselines["train"] else {}
+            if not self.baselines["train"]:
+                return {}
+            return {"baseline": self.baselines}
         test = self.tested.target
         entries: dict[str, object] = {"baseline": self.baselines}
         if predicted is not None and len(test):

@@ -95,7 +95,7 @@ def query_weights(parts: Sequence[FloatArray], column: str) -> FloatArray:
     return weights
 
 
-def without_weightless(
+def drop_weightless(
     mapping: TableMapping, weights: FloatArray | None, declared: Weighting, table: str
 ) -> tuple[TableMapping, FloatArray | None, Weighting]:
     """Return the joined rows of weight above 0, their weights, and how many are out."""
@@ -132,4 +132,6 @@ def row_weights(
         by_entity = entity.expand(entity.inverse_multiplicity)
         weights = by_entity if weights is None else weights * by_entity
     # a run with equal weights must equal an unweighted one to the bit
-    return None if weights is None or np.all(weights[:1] == weights) else weights
+    if weights is None or np.all(weights[:1] == weights):
+        return None
+    return weights

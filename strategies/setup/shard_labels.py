@@ -95,7 +95,9 @@ def _compare(
         for number in present
         if _has_one_label(labels, shard == number, int(independent[number]))
     )
-    return ShardLabels(layout.name, share, sites) if is_large or sites else None
+    if is_large or sites:
+        return ShardLabels(layout.name, share, sites)
+    return None
 
 
 def _independent_rows(

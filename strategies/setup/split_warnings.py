@@ -69,7 +69,9 @@ def _repeated_keys(joined: JoinedTables) -> Iterator[str]:
     for step in joined.steps:
         for keys in step.repeated_keys:
             verb = "occurs" if keys.repeated == 1 else "occur"
-            times = "twice" if keys.most == 2 else f"up to {keys.most:,} times"
+            times = "twice"
+            if keys.most != 2:
+                times = f"up to {keys.most:,} times"
             yield (
                 f"{keys.repeated:,} of {keys.keys:,} keys of "
                 f"{joined.names[keys.table]} {verb} {times} ({step.on}): "

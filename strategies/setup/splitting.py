@@ -51,7 +51,7 @@ def split_joined(
         table = table_named(bound, settings.split.table, "test-split")
         subset = split_by_table(mapping, table, settings)
     else:
-        subset = _by_columns(
+        subset = _split_by_columns(
             parts, replies, mapping.tables[bound.split_table], settings
         )
     if not subset.any():
@@ -60,20 +60,20 @@ def split_joined(
             f"joined rows: raise test-fraction ({settings.test_fraction:g}), name "
             "columns with more values, or take another seed"
         )
-    if (subset != splits.TRAIN).all() and _left_to_train(settings, len(subset)):
-        raise QueryError(_without_training_rows(settings, len(subset)))
+    if (subset != splits.TRAIN).all() and _training_rows_left(settings, len(subset)):
+        raise QueryError(_explain_no_rows(settings, len(subset)))
     is_train = subset == splits.TRAIN
     return Split(subset, labelled.any_of(~is_train) & ~labelled.any_of(is_train))
 
 
-def _left_to_train(settings: Settings, rows: int) -> int:
+def _training_rows_left(settings: Settings, rows: int) -> int:
     """Return how many of the rows the settings leave to train on."""
     shares = split_shares(settings)
     remaining = rows - round(rows * shares.test)
     return remaining - round(remaining * shares.validation)
 
 
-def _without_training_rows(settings: Settings, rows: int) -> str:
+def _explain_no_rows(settings: Settings, rows: int) -> str:
     """Return why a split leaves no joined row to train on."""
     if settings.split.kind == splits.TIME:
         (column,) = settings.split.columns
@@ -120,7 +120,7 @@ def split_by_table(
     return rows.expand(of_rows, absent=splits.TRAIN)
 
 
-def _by_columns(
+def _split_by_columns(
     parts: Sequence[Part], replies: Replies, rows: TableRows, settings: Settings
 ) -> splits.SubsetArray:
     """Return the subset of each joined row, (N,), from the columns' sites."""

@@ -22,7 +22,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from strategies.disclosures import Exposure, MethodFacts, exposure_of
+from strategies.disclosures import DisclosureValues, Exposure, exposure_of
 from strategies.ranks import Ranks, ScoreForecast, asks_ranks, epochs_of, rank_rows
 from strategies.registry import row_drawing
 from strategies.run.exchange import PartArrays, Replies, Requests
@@ -36,8 +36,8 @@ from strategies.setup.joined_rows import JoinedTables, Layouts, encoder_choices,
 from strategies.setup.labels import (
     choose_objective,
     gather_labels,
+    keep_classes_of,
     task_line,
-    with_classes_of,
 )
 from strategies.setup.leaks import (
     leak_warnings,
@@ -49,8 +49,8 @@ from strategies.setup.masking import check_masks
 from strategies.setup.problem import TrainedTable, TrainingProblem
 from strategies.setup.row_weights import (
     declared_weighting,
+    drop_weightless,
     row_weights,
-    without_weightless,
 )
 from strategies.setup.split_warnings import split_warnings
 from strategies.setup.splitting import Split, sampled_rows, split_joined, table_named
@@ -76,7 +76,7 @@ from tp_flower.objectives import Objective, Target, no_better
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Outline, Update
 from tp_flower.query import BoundQuery
-from tp_flower.reports.blocks import counted
+from tp_flower.reports.blocks import count_text
 from tp_flower.settings.declare import AUTO
 from tp_flower.splits import TEST, TRAIN
 
@@ -160,7 +160,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
 
     def restrict(self, joined: JoinedTables, sample: RowSample) -> JoinedTables:
         """Return the joined rows restricted to a sample of the training rows."""
-        return joined.restricted(sample.rows, sample.weights)
+        return joined.restrict(sample.rows, sample.weights)
 
     def model_spec(self, preparation: Preparation, table: str) -> ModelSpec:
         """Return the local model of a table, untrained."""
@@ -195,19 +195,21 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         self, *, is_sharded: bool, is_ranked: bool = False
     ) -> tuple[Action, ...]:
         """Return a run's messages after ``extract``, up to the one that ends it."""
-        return (
-            *self.messages_of_start,
-            Action.STATISTICS,
-            *((Action.FIT,) if is_sharded else ()),
-            *(self.drawing.messages if self.drawing else ()),
-            *((Action.RANK,) if is_ranked else ()),
-            *self.messages,
-            *(self.messages_of_shards if is_sharded else ()),
-        )
+        messages = [*self.messages_of_start, Action.STATISTICS]
+        if is_sharded:
+            messages.append(Action.FIT)
+        if self.drawing is not None:
+            messages += self.drawing.messages
+        if is_ranked:
+            messages.append(Action.RANK)
+        messages += self.messages
+        if is_sharded:
+            messages += self.messages_of_shards
+        return tuple(messages)
 
-    def disclosed(self, _: JoinedTables) -> MethodFacts:
-        """Return the facts that the disclosures of the method's messages name."""
-        return MethodFacts()
+    def disclosure_values(self, _: JoinedTables) -> DisclosureValues:
+        """Return the values of names that only the method's own messages use."""
+        return DisclosureValues()
 
     def exposure(
         self,
@@ -216,7 +218,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         updates: Mapping[str, Update],
         encoders: Mapping[str, TableEncoding],
     ) -> Exposure:
-        """Return the facts that decide which party learns which data."""
+        """Return the properties of the run that decide who learns what."""
         parts = joined.extracted.parts
         return exposure_of(
             joined.bound,
@@ -234,7 +236,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             keeps_labels=self.settings.method.keeps_labels,
             fitted=fitted_tables(encoders),
             has_batches=bool(self.batch_size(1)),
-            method=self.disclosed(joined),
+            method=self.disclosure_values(joined),
             vectors=self.head.discloses,
         )
 
@@ -257,7 +259,9 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         size = self.batch_size
         train = joined.train
         outputs = self.head(joined.objective.outputs).width
-        batches = -(-train.joined_rows // size(train.joined_rows)) if size(1) else 0
+        batches = 0
+        if size(1):
+            batches = -(-train.joined_rows // size(train.joined_rows))
         is_sharded = any(len(layout.parts) > 1 for layout in joined.layouts.values())
         # of a shard in several roles all scores count
         roles = Counter((part.node, part.shard) for part in ranks.left)
@@ -304,9 +308,9 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         for (fewest, table), sites in places.items():
             shards = ", ".join(map(repr, sites))
             others += (
-                f"; that of {table!r} at {shards} allows {counted(fewest, 'epoch')}"
+                f"; that of {table!r} at {shards} allows {count_text(fewest, 'epoch')}"
             )
-        epochs = counted(short[0].epochs, "epoch")
+        epochs = count_text(short[0].epochs, "epoch")
         return (
             f"training by {self.name} will end after {epochs}, most likely before its "
             f"optimum, which usually takes about {self.usual_epochs}: "
@@ -321,7 +325,9 @@ class JoinMethod(ServerMethod[TrainingProblem]):
     @cached_property
     def drawing(self) -> RowDrawing | None:
         """The step that draws the rows to train on; None if all are."""
-        return row_drawing(self.settings) if self.settings.training_sample else None
+        if not self.settings.training_sample:
+            return None
+        return row_drawing(self.settings)
 
     def readings(self, problem: TrainingProblem) -> list[ScoreReading]:
         """Return at how many rows sites and server work out scores."""
@@ -354,13 +360,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         )
         specs = {name: self.model_spec(preparation, name) for name in joined.layouts}
         if asks_ranks(self.run.inventory):
-            ranks = yield from rank_rows(joined, encoders)
-            self.scores_left = ranks.by_number
-            forecasts = self.forecast_scores(ranks, joined, specs, encoders)
-            # a refusal names a number of epochs that all policies allow
-            if forecasts:
-                self.run.limit_epochs(min(forecasts, key=epochs_of))
-            preparation = replace(preparation, cover=ranks.cover)
+            preparation = yield from self._rank_rows(preparation, specs)
         batches = self.plan_batches(joined.train, joined.layouts)
         updates = {
             name: self.choose_update(
@@ -371,12 +371,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         tables, initial_scores, fixed_point = yield from prepare(
             preparation, specs, updates, batches, self.outline()
         )
-        self.run.chosen["loss"] = joined.objective.name
-        # over all rows: a sample's rows also have the weights of their draws
-        if weight_summary := all_rows.weighting.facts(all_rows.train.joined_rows):
-            self.run.chosen["row-weight"] = weight_summary
-        if self.sample is not None:
-            self.run.chosen |= self.sample.facts()
+        self._report_choices(all_rows)
         return TrainingProblem(
             tables=tables,
             train=joined.train,
@@ -404,6 +399,32 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             exposure=self.exposure(joined, self.run.inventory, updates, encoders),
             weighting=joined.weighting,
         )
+
+    def _rank_rows(
+        self, preparation: Preparation, specs: Mapping[str, ModelSpec]
+    ) -> Generator[Requests, Replies, Preparation]:
+        """Limit the epochs by the score vectors that policies let leave.
+
+        Return the preparation with the sites' statements to each other.
+        """
+        joined = preparation.joined
+        ranks = yield from rank_rows(joined, preparation.encoders)
+        self.scores_left = ranks.by_number
+        forecasts = self.forecast_scores(ranks, joined, specs, preparation.encoders)
+        # a refusal names a number of epochs that all policies allow
+        if forecasts:
+            self.run.limit_epochs(min(forecasts, key=epochs_of))
+        return replace(preparation, cover=ranks.cover)
+
+    def _report_choices(self, all_rows: JoinedTables) -> None:
+        """Add the loss, the weights of rows and their sample to the report."""
+        self.run.chosen["loss"] = all_rows.objective.name
+        # over all rows: a sample's rows also have the weights of their draws
+        weights = all_rows.weighting.report_entry(all_rows.train.joined_rows)
+        if weights is not None:
+            self.run.chosen["row-weight"] = weights
+        if self.sample is not None:
+            self.run.chosen |= self.sample.report_entries()
 
     def _check_head(self) -> None:
         """Refuse a head that the method cannot train, or whose scores have no masks."""
@@ -441,7 +462,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         self.run.warn(*extracted.absent)
         rows = extracted.table_rows
         sampled = sampled_rows(rows[bound.label_table], settings)
-        labels = with_classes_of(self.read_labels(extracted, bound), sampled)
+        labels = keep_classes_of(self.read_labels(extracted, bound), sampled)
         if settings.task == AUTO and labels.has_label:
             self.run.chosen["task"] = task_line(labels, settings)
         mapping, steps = build_mapping(
@@ -454,7 +475,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             sampled,
             extracted.filters,
         )
-        mapping, weights, weighting = without_weightless(
+        mapping, weights, weighting = drop_weightless(
             mapping, extracted.weights, weighting, bound.weight_table or ""
         )
         split = self.split(bound, extracted, mapping)
@@ -484,7 +505,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         self.run.warn(*split_warnings(joined, self.settings))
         self.run.held_out_digest = hashlib.sha256(split.subset.tobytes()).hexdigest()
         self.run.tested_digest = _digest_of_tested(split.subset == TEST, joined)
-        self.run.split_facts |= {
+        self.run.split_entry |= {
             "validation-rows": int(np.count_nonzero(joined.validates))
         }
         return joined.with_weights(train_weights)
@@ -500,7 +521,9 @@ class JoinMethod(ServerMethod[TrainingProblem]):
 
     def coefficient_shape(self, table: TrainedTable) -> tuple[int, int] | None:
         """Return the shape of the coefficients that a table's sites may show."""
-        return (table.width, table.outputs) if table.is_linear else None
+        if not table.is_linear:
+            return None
+        return (table.width, table.outputs)
 
     def _coefficients(self, replies: Replies, table: TrainedTable) -> FloatArray | None:
         return coefficients_of(replies, table, self.coefficient_shape(table))

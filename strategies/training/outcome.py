@@ -32,10 +32,10 @@ class Outcome:
     contributions: Mapping[str, Contribution] = field(default_factory=dict)
     comparison: Mapping[str, object] = field(default_factory=dict)
 
-    def coefficient_facts(
+    def coefficients_entry(
         self, problem: PreparedRun
     ) -> dict[str, list[dict[str, object]]]:
-        """Return the report's facts about the coefficients of the encoded features.
+        """Return the report's entry about the coefficients of the encoded features.
 
         For a standardised number they are per standard deviation. The output is a
         class, if there are several, or what ``coefficient`` says.

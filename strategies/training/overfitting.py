@@ -77,8 +77,6 @@ def rise_of(
     rise = float(shares @ difference)
     deviation = float(np.linalg.norm(shares * (difference - rise)))
     is_clear = len(last) >= LEAST_ROWS and rise > DEVIATIONS * deviation
-    return (
-        rise / earlier_mean
-        if is_clear and rise > LEAST_RISE * abs(earlier_mean)
-        else None
-    )
+    if is_clear and rise > LEAST_RISE * abs(earlier_mean):
+        return rise / earlier_mean
+    return None

@@ -19,7 +19,7 @@ from strategies.setup.masking import ScoreMasking, mask_scores
 from strategies.setup.problem import LocalArray, TrainedTable
 from tp_flower.arrays import AnyArray, BoolArray
 from tp_flower.heads import Head
-from tp_flower.learning.models.local_model import NUMPY_KINDS, ModelSpec
+from tp_flower.learning.models.local_model import LINEAR, NUMPY_KINDS, ModelSpec
 from tp_flower.objectives import Objective
 from tp_flower.privacy.score_masks import FixedPoint
 from tp_flower.privacy.sealed_sums import gram_size
@@ -78,11 +78,12 @@ class Preparation:
 
     def spec(self, table: str) -> ModelSpec:
         """Return the local model of a table."""
+        kind = LINEAR
+        # without informative features, a larger model has nothing to learn
+        if self.encoders[table].columns.width:
+            kind = self.settings.model_of(table)
         return ModelSpec(
-            # without informative features, a larger model has nothing to learn
-            kind=self.settings.model_of(table)
-            if self.encoders[table].columns.width
-            else "linear",
+            kind=kind,
             outputs=self.head.width,
             intercept=table == self.joined.bound.label_table,
             hidden_sizes=self.settings.hidden_sizes,
@@ -115,7 +116,9 @@ def prepare(
         model = msgspec.to_builtins(specs[table])
         scale = preparation.label_scale
         # a torch model's parameters have no unit, its penalty has that of the loss
-        unit = 1.0 if specs[table].kind in NUMPY_KINDS else specs[table].output_scale
+        unit = 1.0
+        if specs[table].kind not in NUMPY_KINDS:
+            unit = specs[table].output_scale
         for number, fields in layout.set_up_fields().items():
             parts[number] = PreparePart(
                 encoder=encoder,
@@ -185,7 +188,9 @@ def summed_parts(layout: TableLayout, update: Update) -> tuple[Part, ...]:
         for part, rows in zip(layout.parts, layout.rows, strict=True)
         if rows.trained
     )
-    return trained if trained and update is Update.CONSENSUS else layout.parts
+    if trained and update is Update.CONSENSUS:
+        return trained
+    return layout.parts
 
 
 class ModelShape(Protocol):

@@ -28,7 +28,7 @@ class RowSample(Protocol):
     def weights(self) -> FloatArray:
         """Their weights, (k,)."""
 
-    def facts(self) -> Document:
+    def report_entries(self) -> Document:
         """Return the report's entries about the drawing, by name."""
 
 

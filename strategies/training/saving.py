@@ -1,14 +1,18 @@
 """The manifest of the model that a run has trained."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from strategies.inference import manifest
 from strategies.run.exchange import Part
-from strategies.setup.columns import bind_columns
+from strategies.setup.columns import Columns, bind_columns
+from strategies.setup.problem import PreparedRun
 from strategies.training.strategy import TrainingStrategy
 from tp_flower.heads import Contribution
 from tp_flower.learning.models.local_model import NUMPY_KINDS
 from tp_flower.model_names import software
+from tp_flower.query import BoundQuery
 
 
 def make_manifest(strategy: TrainingStrategy) -> manifest.Manifest:
@@ -18,38 +22,7 @@ def make_manifest(strategy: TrainingStrategy) -> manifest.Manifest:
     if problem is None or not strategy.is_finished:
         raise RuntimeError("there is no model before the run has ended")
     bound, columns = bind_columns(strategy.bind, strategy.inventory)
-    shards = strategy.inventory.by_place
-
-    def part_of(part: Part) -> manifest.ModelPart:
-        # found again by site, table and shard: node numbers change
-        shard = shards[part.node, part.shard]
-        digest = strategy.outcome.digests.get(part.number, "")
-        return manifest.ModelPart(
-            part.number, part.site, shard.table, shard.index, digest
-        )
-
-    tables = []
-    for name, table in problem.tables.items():
-        fragments = bound.fragments_of(name)
-        hosted = [part.name for part in fragments]
-        # of a table with a site that was gone at the end, none
-        contribution = strategy.outcome.contributions.get(
-            name, Contribution(np.zeros(table.outputs), 0.0)
-        )
-        tables.append(
-            manifest.ModelTable(
-                table=name,
-                name=problem.names[name],
-                columns={table: dict(columns.schemas[table]) for table in hosted},
-                formats={table: columns.formats_of(table) for table in hosted},
-                features=manifest.feature_texts(fragments),
-                kind=table.model,
-                encoded=problem.encoders[name],
-                parts=tuple(map(part_of, table.parts)),
-                mean_score=tuple(contribution.mean_score.tolist()),
-                share=contribution.share,
-            )
-        )
+    tables = tuple(_model_tables(strategy, problem, bound, columns))
     return manifest.Manifest(
         name=strategy.model.name,
         model_version=strategy.model.version,
@@ -65,9 +38,9 @@ def make_manifest(strategy: TrainingStrategy) -> manifest.Manifest:
         label_kind=problem.response.kind,
         base_score=tuple(problem.base_score.tolist()),
         score_unit=problem.score_unit,
-        tables=tuple(tables),
-        train=manifest.finite(report.final_train),
-        test=manifest.finite(report.final_test),
+        tables=tables,
+        train=manifest.finite_metrics(report.final_train),
+        test=manifest.finite_metrics(report.final_test),
         joined_rows=report.joined_rows_train,
         held_out=strategy.held_out_digest,
         tested=strategy.tested_digest,
@@ -75,3 +48,42 @@ def make_manifest(strategy: TrainingStrategy) -> manifest.Manifest:
             has_torch=not {table.kind for table in tables} <= NUMPY_KINDS.keys()
         ),
     )
+
+
+def _model_tables(
+    strategy: TrainingStrategy,
+    problem: PreparedRun,
+    bound: BoundQuery,
+    columns: Columns,
+) -> Iterator[manifest.ModelTable]:
+    """Yield the entry of every table of the query."""
+    outcome = strategy.outcome
+    shards = strategy.inventory.by_place
+
+    def part_of(part: Part) -> manifest.ModelPart:
+        # found again by site, table and shard: node numbers change
+        shard = shards[part.node, part.shard]
+        digest = outcome.digests.get(part.number, "")
+        return manifest.ModelPart(
+            part.number, part.site, shard.table, shard.index, digest
+        )
+
+    for name, table in problem.tables.items():
+        fragments = bound.fragments_of(name)
+        hosted = [part.name for part in fragments]
+        # of a table with a site that was gone at the end, none
+        contribution = outcome.contributions.get(
+            name, Contribution(np.zeros(table.outputs), 0.0)
+        )
+        yield manifest.ModelTable(
+            table=name,
+            name=problem.names[name],
+            columns={table: dict(columns.schemas[table]) for table in hosted},
+            formats={table: columns.formats_of(table) for table in hosted},
+            features=manifest.feature_texts(fragments),
+            kind=table.model,
+            encoded=problem.encoders[name],
+            parts=tuple(map(part_of, table.parts)),
+            mean_score=tuple(contribution.mean_score.tolist()),
+            share=contribution.share,
+        )

@@ -91,7 +91,7 @@ class TrainingStrategy(RoundStrategy):
         # with
         self.lowest = BestEpoch()
         self.verdict = ""
-        self.split_facts: dict[str, object] = {"name": self.settings.split_name}
+        self.split_entry: dict[str, object] = {"name": self.settings.split_name}
         # epochs, and the policy's rule
         self._limit = self.settings.epochs
         self._limited_by = ""
@@ -314,7 +314,7 @@ class TrainingStrategy(RoundStrategy):
             tables=problem.table_reports(),
             joined_rows_train=train_rows,
             joined_rows_test=test_rows,
-            split=self.split_facts,
+            split=self.split_entry,
             join_steps=problem.join_steps,
             final_train=self.final.train,
             final_test=self.final.test,
@@ -327,7 +327,7 @@ class TrainingStrategy(RoundStrategy):
                 }
                 for table, contribution in self.outcome.contributions.items()
             },
-            coefficients=self.outcome.coefficient_facts(problem),
+            coefficients=self.outcome.coefficients_entry(problem),
             outcomes=self.outcome.comparison,
             privacy={
                 **privacy_report(

@@ -67,8 +67,12 @@ def trend_verdict(
     further = f"num-epochs = {2 * epochs} goes on"
     if epochs <= LEAST_EPOCHS:
         return f"not judged after {epochs} epochs: {further}"
-    state = "nearly converged" if is_convex and remaining < NEAR else NOT_CONVERGED
-    verb = "falling" if losses[-1] <= min(losses[-1 - LEAST_EPOCHS :]) else "wavering"
+    state = NOT_CONVERGED
+    if is_convex and remaining < NEAR:
+        state = "nearly converged"
+    verb = "wavering"
+    if losses[-1] <= min(losses[-1 - LEAST_EPOCHS :]):
+        verb = "falling"
     return (
         f"{state}: the loss is {verb} by {remaining / epochs * 100:.2g}% per epoch; "
         f"{further}"

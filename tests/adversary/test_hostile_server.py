@@ -405,6 +405,13 @@ def test_what_the_plan_has_no_noise_for_does_not_leave(
     assert not stray & {name for action, _, name in grid.left if action in rounds}
 
 
+def test_a_run_over_joins_begins_with_no_method_without_them(tmp_path):
+    """The server may announce any method before its outline is compared."""
+    change = change_of('outline.strategy = "personalised"')
+    error = refused(tmp_path, "train.prepare", US, change)
+    assert "a run by 'personal' does not train over joins" in error
+
+
 def test_a_plan_for_another_method_has_no_noise_for_this_one(tmp_path, monkeypatch):
     """Even if the site did not know by which method the run trains."""
     monkeypatch.setattr(prepare, "agree_in_all", lambda *_: None)

@@ -9,7 +9,7 @@ import pytest
 
 from strategies import STRATEGIES
 from strategies.run.journal import FILE, FOLDER, LARGE_BYTES, Frame, Journal
-from strategies.run.resume import resumed
+from strategies.run.resume import resume_settings
 from tests.support.examples.killed_servers import (
     SETTINGS,
     killed,
@@ -125,13 +125,13 @@ def test_without_the_messages_in_flight_they_are_made_again(tmp_path):
 
 def test_the_settings_of_a_run_that_goes_on_are_its_own(tmp_path):
     killed(tmp_path, "admm", False, 5, l2=0.25)
-    own = resumed(Settings(resume=str(tmp_path), site_timeout=7.0))
+    own = resume_settings(Settings(resume=str(tmp_path), site_timeout=7.0))
     assert (own.l2, own.num_epochs, own.site_timeout) == (0.25, 3, 7.0)
     assert own.output_dir == str(tmp_path)
     with pytest.raises(SettingsError, match=r"began with: seed: 0, not 3\. Only"):
-        resumed(Settings(resume=str(tmp_path), seed=3))
+        resume_settings(Settings(resume=str(tmp_path), seed=3))
     with pytest.raises(SettingsError, match=r"there is no run 'nowhere' here or in"):
-        resumed(Settings(resume="nowhere"))
+        resume_settings(Settings(resume="nowhere"))
     with pytest.raises(SettingsError, match=r"began with: l2: 0\.25, not 0\.0001"):
         again(tmp_path).start(LocalGrid(sites_of(False)))
 
@@ -142,8 +142,8 @@ def test_a_run_of_a_file_of_tables_goes_on_with_that_file(tmp_path):
         "began with tables='tables.toml': set it again, because simulated sites read it"
     )
     with pytest.raises(SettingsError, match=match):
-        resumed(Settings(resume=str(tmp_path)))
-    settings = resumed(Settings(resume=str(tmp_path), tables="tables.toml"))
+        resume_settings(Settings(resume=str(tmp_path)))
+    settings = resume_settings(Settings(resume=str(tmp_path), tables="tables.toml"))
     assert (settings.tables, settings.num_epochs) == ("tables.toml", 3)
 
 

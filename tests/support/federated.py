@@ -17,12 +17,12 @@ from client_apps.app import app
 from client_apps.operator.state import Stateless
 from client_apps.rounds.site import Site
 from strategies import STRATEGIES, TrainingStrategy
-from strategies.disclosures import facts_of
+from strategies.disclosures import disclosure_values
 from strategies.run.grid import InProcessGrid
 from strategies.setup.problem import TrainingProblem
 from tests.support.policies import OPEN, lenient
 from tp_flower.features.sparse import dense
-from tp_flower.learning.models.local_model import on_host
+from tp_flower.learning.models.local_model import host_features
 from tp_flower.methods.boost.messages import TREES
 from tp_flower.objectives import takes_numbers
 from tp_flower.privacy.plan import PartPlan
@@ -446,7 +446,7 @@ def _after_round(finished: Run, grid: LocalGrid, report: RoundReport) -> None:
                 shard.model.parameters, shards[0].model.parameters
             )
         finished.features[table] = np.concatenate(
-            [dense(on_host(s.data.features)) for s in shards]
+            [dense(host_features(s.data.features)) for s in shards]
         )
     finished.parameters.append(
         {name: own[0].model.parameters.copy() for name, own in by_table.items()}
@@ -468,7 +468,7 @@ def _masks(finished: Run) -> None:
 
 def _check_ledgers(finished: Run) -> None:
     """Assert that what left a part is in its site's ledger, as its message declares."""
-    facts = facts_of(finished.problem.exposure)
+    values = disclosure_values(finished.problem.exposure)
     noted = {(release["part"], release["what"]) for release in finished.releases}
     for seen in (seen for seen in finished.seen if seen.is_reply):
         left = {(part, name.partition("/")[0]) for part, name in seen.arrays}
@@ -479,7 +479,7 @@ def _check_ledgers(finished: Run) -> None:
         others = {name for each in disclosed if not each.kinds for name in each.fields}
         for each in disclosed:
             names = {name.replace("_", "-") for name in {*each.fields} - others}
-            is_release = each.kinds and (not each.when or facts[each.when])
+            is_release = each.kinds and (not each.when or values[each.when])
             for part in {p for p, name in left if name in names and is_release}:
                 assert any((part, kind) in noted for kind in each.kinds), (
                     f"{names} of {seen.action} have left part {part}, but its site's "

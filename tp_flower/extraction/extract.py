@@ -58,7 +58,7 @@ def extract(
 
         opened_scan = stack.enter_context(scan_drawn_rows(source, fragment, order_key))
         limit = TimeLimit(source, fragment.table)
-        stack.enter_context(limit.interrupting(opened_scan.connection))
+        stack.enter_context(limit.interrupt_late(opened_scan.connection))
         plan = select_plan.make_plan(source, opened_scan)
         writer = _Writer(plan, create)
         for batch in _batches(opened_scan, plan, order_key, limit):
@@ -178,6 +178,7 @@ class _Writer:
         return pc.add(encoded.indices, first).fill_null(extracted.MISSING)
 
     def _vectors(self, piece: select_plan.TypedColumn, vectors: pa.Array) -> pa.Array:
+        """Return vectors of float32; SourceError if they differ in length."""
         lengths = pc.min_max(pc.list_value_length(vectors))
         shortest = lengths["min"].as_py()
         longest = lengths["max"].as_py()

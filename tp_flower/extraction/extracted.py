@@ -240,7 +240,9 @@ class ExtractedShard:
     def units(self) -> CodeArray | None:
         """The unit of privacy of each row, int32 (n,); None if each row is one."""
         units = self.contents.units
-        return self._coded(units.column)[0] if units else None
+        if not units:
+            return None
+        return self._codes_and_texts(units.column)[0]
 
     @property
     def label(self) -> LabelColumn | None:
@@ -250,7 +252,7 @@ class ExtractedShard:
             return None
         if label.kind != "text":
             return LabelColumn(label.kind, self._numbers(label.column))
-        codes, texts = self._coded(label.column)
+        codes, texts = self._codes_and_texts(label.column)
         return LabelColumn(
             "text", np.where(codes < 0, np.nan, codes), tuple(texts.to_pylist())
         )
@@ -296,6 +298,7 @@ class ExtractedShard:
                 }
 
     def _feature(self, info: StoredColumn, values: pa.ChunkedArray) -> FeatureColumn:
+        """Return a feature's column from its stored values; absent vectors are NaN."""
         if info.kind == "text":
             codes, texts = self._list(info.column)
             return CategoricalColumn(codes[values.to_numpy()], texts)
@@ -312,13 +315,13 @@ class ExtractedShard:
         return VectorColumn(vectors)
 
     def _key(self, key: StoredColumn) -> ExtractedKey:
-        return ExtractedKey(*self._coded(key.column), key.kind)
+        return ExtractedKey(*self._codes_and_texts(key.column), key.kind)
 
     def _numbers(self, column: str) -> FloatArray:
         numbers: FloatArray = self._whole(column).to_numpy()
         return numbers
 
-    def _coded(self, column: str) -> tuple[CodeArray, pa.Array]:
+    def _codes_and_texts(self, column: str) -> tuple[CodeArray, pa.Array]:
         """Return the code of each row, (n,), and the distinct texts, (k,)."""
         codes, texts = self._list(column)
         return codes[self._whole(column).to_numpy()], texts

@@ -76,19 +76,19 @@ def kind_of(duckdb_type: str) -> Kind | None:
     return None
 
 
-def without_values(duckdb_type: str) -> str:
+def drop_enum_values(duckdb_type: str) -> str:
     """Return a type as it may leave a site, without the values of an enumeration.
 
-    >>> without_values("STRUCT(mood ENUM('sad', 'it''s)'))[]")
+    >>> drop_enum_values("STRUCT(mood ENUM('sad', 'it''s)'))[]")
     'STRUCT(mood VARCHAR)[]'
     """
     return _ENUM.sub("VARCHAR", duckdb_type)
 
 
-def comparable(column: TypedColumn) -> str:
+def comparable_sql(column: TypedColumn) -> str:
     """Return the SQL of a value from which ``canonical_text`` is made.
 
-    >>> comparable(TypedColumn("x", "FLOAT", "number"))
+    >>> comparable_sql(TypedColumn("x", "FLOAT", "number"))
     'CAST(x AS DOUBLE)'
     """
     if column.kind == "text":
@@ -126,11 +126,13 @@ def vector_width(duckdb_type: str) -> int | None:
     (3, None)
     """
     vector = _VECTOR.fullmatch(duckdb_type)
-    return int(vector["length"]) if vector and vector["length"] else None
+    if vector and vector["length"]:
+        return int(vector["length"])
+    return None
 
 
 def canonical_text(columns: Sequence[TypedColumn], *, null_is_value: bool) -> str:
-    """Return the canonical text of a key, from its parts' ``comparable`` values.
+    """Return the canonical text of a key, from its parts' ``comparable_sql``.
 
     In groups NULL is a value like any other, as in GROUP BY; in joins the text is NULL
     if any part is, so that it matches nothing.
@@ -256,27 +258,27 @@ class Plan:
     @property
     def numbers(self) -> tuple[TypedColumn, ...]:
         """Features, label and weight that are neither texts nor vectors."""
-        return self._of_kinds("number", "boolean", "time")
+        return self._values_of("number", "boolean", "time")
 
     @property
     def vectors(self) -> tuple[TypedColumn, ...]:
         """Features that are vectors."""
-        return self._of_kinds("vector")
+        return self._values_of("vector")
 
-    def _of_kinds(self, *kinds: str) -> tuple[TypedColumn, ...]:
+    def _values_of(self, *kinds: str) -> tuple[TypedColumn, ...]:
         return tuple(piece for piece in self.values if piece.kind in kinds)
 
     @property
     def listed(self) -> tuple[str, ...]:
         """The columns of texts: features and label, keys, groups."""
-        return (*(piece.column for piece in self._of_kinds("text")), *self.composites)
+        return (*(piece.column for piece in self._values_of("text")), *self.composites)
 
     @property
     def select(self) -> str:
         """The SELECT: numbers, texts, the canonical texts of keys, then vectors."""
         inner = [f"{_value(piece)} AS {piece.column}" for piece in self.values]
-        inner += [f"{comparable(piece)} AS {piece.column}" for piece in self.parts]
-        outer = [piece.column for piece in (*self.numbers, *self._of_kinds("text"))]
+        inner += [f"{comparable_sql(piece)} AS {piece.column}" for piece in self.parts]
+        outer = [piece.column for piece in (*self.numbers, *self._values_of("text"))]
         outer += [
             f"{_canonical(parts, is_group=column == GROUPS)} AS {column}"
             for column, parts in self.composites.items()
@@ -290,7 +292,9 @@ class Plan:
     @property
     def _where(self) -> str:
         conditions = " AND ".join(f"({condition})" for condition in self.filters)
-        return f" WHERE {conditions}" if conditions else ""
+        if not conditions:
+            return ""
+        return f" WHERE {conditions}"
 
     def failure(self, connection: duckdb.DuckDBPyConnection) -> SourceError | None:
         """Return which expression fails on the shard's values, quoting no value."""
@@ -316,7 +320,9 @@ def _value(piece: TypedColumn) -> str:
     """Return a feature, label or weight as the inner SELECT yields it."""
     if piece.kind == "vector":
         return as_vector(piece)
-    return comparable(piece) if piece.kind == "text" else as_number(piece)
+    if piece.kind == "text":
+        return comparable_sql(piece)
+    return as_number(piece)
 
 
 def _canonical(parts: Iterable[TypedColumn], *, is_group: bool) -> str:
@@ -358,6 +364,7 @@ def make_plan(source: ShardSource, opened: Scan) -> Plan:
 
 
 def _relation(source: ShardSource, opened: Scan) -> tuple[str, list[tuple[str, str]]]:
+    """Return the SQL of what is selected from, and a sub-query's groups by name."""
     subquery = opened.fragment.subquery
     if subquery is None:
         return RELATION, []
@@ -377,19 +384,22 @@ def _relation(source: ShardSource, opened: Scan) -> tuple[str, list[tuple[str, s
 
 def _as_value(piece: TypedColumn) -> TypedColumn:
     """Return a feature or label; a UUID is a category like any text."""
-    return replace(piece, kind="text") if piece.kind == "uuid" else piece
+    if piece.kind == "uuid":
+        return replace(piece, kind="text")
+    return piece
 
 
 def _as_weight(source: ShardSource, piece: TypedColumn) -> TypedColumn:
+    """Return the weight's column; refuse what is no number."""
     if piece.kind not in ("number", "boolean"):
-        kind_text = without_values(piece.type)
+        kind_text = drop_enum_values(piece.type)
         raise SourceError(
             f"{source}: the weight is of type {kind_text}; it must be a number: CAST it"
         )
     return piece
 
 
-def _usable(duckdb_type: str, sql: str) -> str:
+def _usable_form(duckdb_type: str, sql: str) -> str:
     """Return what makes a number or a text of a value whose type has no kind."""
     text = f"CAST({sql} AS VARCHAR) is a text"
     if duckdb_type.startswith("TIME"):
@@ -418,8 +428,8 @@ def typed_piece(
     kind = kind_of(duckdb_type)
     if kind is None or (kind == "vector" and not can_be_vector):
         raise SourceError(
-            f"{source}: {name!r} is of type {without_values(duckdb_type)}, which "
-            f"cannot be used: {_usable(duckdb_type, sql)}, or leave it out, of a star "
-            "with EXCLUDE"
+            f"{source}: {name!r} is of type {drop_enum_values(duckdb_type)}, which "
+            f"cannot be used: {_usable_form(duckdb_type, sql)}, or leave it out, of a "
+            "star with EXCLUDE"
         )
     return TypedColumn(f"({sql})", duckdb_type, kind, name, column)

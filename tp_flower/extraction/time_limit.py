@@ -36,7 +36,7 @@ class TimeLimit:
             )
 
     @contextmanager
-    def interrupting(self, connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    def interrupt_late(self, connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
         """Interrupt what runs on the connection once the time is over."""
         if self._seconds is None:
             yield

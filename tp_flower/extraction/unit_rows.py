@@ -18,7 +18,7 @@ from tp_flower.errors import PolicyError
 from tp_flower.extraction.select_plan import (
     UNIT_OF_ROW,
     canonical_text,
-    comparable,
+    comparable_sql,
     typed_piece,
 )
 from tp_flower.query.fragment import Fragment, spell
@@ -66,7 +66,7 @@ def _unit_text(source: ShardSource, types: dict[str, str]) -> str:
         typed_piece(source, (name, "", quote_name(name)), kind, can_be_vector=False)
         for name, kind in types.items()
     ]
-    values = [replace(part, sql=f"({comparable(part)})") for part in parts]
+    values = [replace(part, sql=f"({comparable_sql(part)})") for part in parts]
     return canonical_text(values, null_is_value=True)
 
 

@@ -45,7 +45,7 @@ def parse_entries(text: str) -> tuple[Entry, ...]:
                 f"{piece.strip()!r} is not <table>.<column>=<encoder>, as in {_EXAMPLE}"
             )
         entries.append(
-            (_bare(entry["table"]), _bare(entry["column"]), entry["spec"].strip())
+            (_unquote(entry["table"]), _unquote(entry["column"]), entry["spec"].strip())
         )
     return tuple(entries)
 
@@ -53,7 +53,7 @@ def parse_entries(text: str) -> tuple[Entry, ...]:
 def render_entries(entries: Sequence[Entry]) -> str:
     """Return the text that ``parse_entries`` reads back."""
     return "; ".join(
-        f"{_quoted(table)}.{_quoted(column)}={spec}" for table, column, spec in entries
+        f"{_quote(table)}.{_quote(column)}={spec}" for table, column, spec in entries
     )
 
 
@@ -131,7 +131,9 @@ class TableChoice(msgspec.Struct, frozen=True):
     def _defaults(self) -> Mapping[str, str]:
         if self.for_trees:
             return TREE_DEFAULTS
-        return {**DEFAULTS, "number": "standard"} if self.weighted else DEFAULTS
+        if self.weighted:
+            return {**DEFAULTS, "number": "standard"}
+        return DEFAULTS
 
     def is_declared(self, feature: str, kind: str) -> bool:
         """Return whether an encoder needs no statistics; kind "" is an unknown kind."""
@@ -176,12 +178,14 @@ def _find(name: str, names: Mapping[str, object] | Sequence[str], message: str) 
     raise SettingsError(f"{message} {', '.join(names) or 'none'}")
 
 
-def _bare(name: str) -> str:
+def _unquote(name: str) -> str:
     name = name.strip()
-    return name[1:-1].replace('""', '"') if name.startswith('"') else name
+    if name.startswith('"'):
+        return name[1:-1].replace('""', '"')
+    return name
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     if re.fullmatch(r'[^".=;\s]+', name):
         return name
     return '"' + name.replace('"', '""') + '"'

@@ -111,12 +111,12 @@ class CategoricalColumn:
 FeatureColumn = NumericColumn | CategoricalColumn | VectorColumn
 
 
-def no_values(rows: int) -> NumericColumn:
+def empty_column(rows: int) -> NumericColumn:
     """Return a column without any value, which fits every encoder."""
     return NumericColumn(np.full(rows, np.nan))
 
 
-def example(kind: str, width: int) -> FeatureColumn:
+def example_column(kind: str, width: int) -> FeatureColumn:
     """Return a made-up column with one value, of a kind and, for vectors, a width."""
     if kind == "vector":
         return VectorColumn(np.ones((1, width), np.float32))
@@ -130,7 +130,7 @@ def as_numeric(name: str, column: FeatureColumn) -> NumericColumn:
     if isinstance(column, NumericColumn):
         return column
     _check_empty(name, column, "numeric")
-    return no_values(column.rows)
+    return empty_column(column.rows)
 
 
 def as_categorical(name: str, column: FeatureColumn) -> CategoricalColumn:

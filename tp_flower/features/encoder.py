@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from tp_flower.arrays import blocks
 from tp_flower.errors import SchemaError
-from tp_flower.features.columns import FeatureColumn, Float32Array, example
+from tp_flower.features.columns import FeatureColumn, Float32Array, example_column
 from tp_flower.features.encodings import (
     CodeEncoding,
     FeatureEncoding,
@@ -102,7 +102,7 @@ class TableEncoder:
             for encoding in self.encodings
         )
 
-    def misfits(self, kinds: Mapping[str, tuple[str, int]]) -> tuple[str, ...]:
+    def find_misfits(self, kinds: Mapping[str, tuple[str, int]]) -> tuple[str, ...]:
         """Return the features whose kind differs from their encoding's, by name.
 
         ``kinds`` are the kinds of a shard's features, with the length of vectors.
@@ -110,11 +110,11 @@ class TableEncoder:
         misfits = {
             item.name
             for item in self.encodings
-            if item.name in kinds and not _fits(item, example(*kinds[item.name]))
+            if item.name in kinds and not _fits(item, example_column(*kinds[item.name]))
         }
         return tuple(sorted(misfits))
 
-    def at_site(self, hasher: KeyedHasher) -> "SiteEncoder":
+    def for_site(self, hasher: KeyedHasher) -> "SiteEncoder":
         """Return the encoder of rows, with keys derived from the site's hasher."""
         keys = {
             encoding.name: hasher.purpose(category_purpose(self.table, encoding.name))
@@ -162,9 +162,8 @@ class SiteEncoder:
         """
         writers = self._writers(columns)
         # a table without features still has rows: ``out`` knows how many
-        total = max(
-            (c.rows for c in columns.values()), default=0 if out is None else len(out)
-        )
+        rows_of_out = 0 if out is None else len(out)
+        total = max((c.rows for c in columns.values()), default=rows_of_out)
         width = self.encoder.width
         if out is None:
             out = np.empty((total, width), dtype=np.float32)
@@ -187,6 +186,7 @@ class SiteEncoder:
     def _write_sparse(
         self, columns: Mapping[str, FeatureColumn], out: SparseRows
     ) -> None:
+        """Write rows as values (n, stored) and the encoded columns that they are in."""
         first = 0
         for span, write in self._writers(columns):
             if isinstance(write, OneHotWriter):
@@ -258,6 +258,7 @@ class SiteEncoder:
 
 
 def _fits(encoding: FeatureEncoding, column: FeatureColumn) -> bool:
+    """Return whether an encoding can be applied to a column."""
     try:
         if isinstance(encoding, HashedEncoding):
             categories_for(encoding, column)

@@ -70,9 +70,9 @@ class OneHotWriter:
         """
         hot, values = self.find(self.codes[block])
         columns_out[...] = np.maximum(hot, 0)
-        out[...] = np.where(
-            hot < 0, np.float32(0), np.float32(1) if values is None else values
-        )
+        if values is None:
+            values = np.ones(len(hot), np.float32)
+        out[...] = np.where(hot < 0, np.float32(0), values)
 
 
 class _Encoding(msgspec.Struct, frozen=True, tag_field="type", rename="kebab"):
@@ -199,7 +199,9 @@ class CyclicEncoding(_Encoding, frozen=True, tag="cyclic"):
             raise ValueError(f"{self.name!r}: {self.cycle!r} is not a cycle")
 
     def _names(self) -> Sequence[str]:
-        prefix = f"{self.cycle} of " if isinstance(self.cycle, str) else ""
+        prefix = ""
+        if isinstance(self.cycle, str):
+            prefix = f"{self.cycle} of "
         return (f"sin {prefix}{self.name}", f"cos {prefix}{self.name}")
 
     def _write(self, values: AnyArray, out: columns.Float32Array) -> None:
@@ -259,7 +261,8 @@ class Targets:
     def _find(
         self, codes: AnyArray
     ) -> tuple[PositionArray, columns.Float32Array | None]:
-        return self.hot[codes], None if self.signs is None else self.signs[codes]
+        signs = None if self.signs is None else self.signs[codes]
+        return self.hot[codes], signs
 
 
 class Codes(Targets):

@@ -52,6 +52,7 @@ def fit(table: str, statistics: Mapping[str, ColumnStatistics]) -> TableEncoder:
 
 
 def _standard(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
+    """Scale to mean 0 and deviation 1; a constant column is left out."""
     if not column.deviation > 0:
         return None
     fill = _fill(column, spec)
@@ -69,7 +70,8 @@ def _min_max(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     )
 
 
-def _plain(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
+def _number_or_vector(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
+    """Take numbers and vectors unscaled; a constant column is left out."""
     if column.width:
         return encodings.VectorEncoding(name, column.width)
     if not column.deviation > 0:
@@ -81,6 +83,7 @@ def _plain(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
 
 
 def _bins(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
+    """Divide the range into intervals of equal width."""
     edges = np.linspace(column.low, column.high, spec.columns + 1)[1:-1]
     edges = np.unique(edges[edges > column.low])
     if not len(edges):
@@ -91,7 +94,7 @@ def _bins(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     return encodings.BinEncoding(name, tuple(edges.tolist()), fill)
 
 
-def _in_range(name: str, _: ColumnStatistics, spec: EncoderSpec) -> Fitted:
+def _range_scale(name: str, _: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     """The position in the declared range, from -1 (low) to 1 (high)."""
     span = spec.range
     half_width = span.high / 2 - span.low / 2
@@ -100,7 +103,7 @@ def _in_range(name: str, _: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     return encodings.NumberEncoding(name, middle, half_width, fill, limit=1.0)
 
 
-def _listed(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
+def _list_columns(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     if column.kind == "text":
         return encodings.ListedEncoding(name, spec.categories)
     return encodings.ListedEncoding(
@@ -124,7 +127,9 @@ def _one_hot(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
         return None
     hashes = stats.hashes[np.sort(frequent)]
     # a category that nobody lists is one of the others, and so is a missing value
-    fill = len(hashes) if has_other and spec.counts_missing else None
+    fill = None
+    if has_other and spec.counts_missing:
+        fill = len(hashes)
     if (hashes[-1] == MISSING_HASH).all():
         fill = len(hashes) - 1
     digits = tuple(hex_texts(hashes).to_pylist())
@@ -139,7 +144,9 @@ def _levels(
     numbers = len(column.categories.counts)
     are_few = not column.categories.tail and 2 < numbers <= spec.columns
     has_rows = column.rows >= ROWS_PER_LEVEL * numbers
-    encoding = _one_hot(name, column, spec) if are_few and has_rows else None
+    encoding = None
+    if are_few and has_rows:
+        encoding = _one_hot(name, column, spec)
     return [] if encoding is None else [encoding]
 
 
@@ -150,11 +157,11 @@ _FITTERS: Final[
     "length": _standard,
     LEVELS: _standard,
     "min-max": _min_max,
-    "none": _plain,
+    "none": _number_or_vector,
     "bins": _bins,
     "cyclic": lambda name, _, spec: encodings.CyclicEncoding(name, spec.cycle),
-    "range": _in_range,
-    "categories": _listed,
+    "range": _range_scale,
+    "categories": _list_columns,
     "one-hot": _one_hot,
     CODES: _one_hot,
     "hash": lambda name, column, spec: encodings.HashEncoding(
@@ -167,4 +174,6 @@ def _fill(column: ColumnStatistics, spec: EncoderSpec) -> float | None:
     """Return the number that replaces a missing value, None for none."""
     if spec.missing == APART:
         return None
-    return column.mean if spec.missing == "mean" else 0.0
+    if spec.missing != "mean":
+        return 0.0
+    return column.mean

@@ -63,7 +63,7 @@ def effective_rank(
     >>> effective_rank(rows, {"a": both})
     0
     """
-    narrow, wide = _narrow(rows.shape[1], reading)
+    narrow, wide = _counted_columns(rows.shape[1], reading)
     if len(rows) <= rare or not len(narrow):
         return 0
     low, high = _bounds(rows, narrow, rare)
@@ -86,7 +86,9 @@ def effective_rank(
     return min(rank, 2 * beside)
 
 
-def _narrow(width: int, reading: Mapping[str, IntArray]) -> tuple[IntArray, set[str]]:
+def _counted_columns(
+    width: int, reading: Mapping[str, IntArray]
+) -> tuple[IntArray, set[str]]:
     """Return the encoded columns that count, and the raw columns too wide to count."""
     counts = np.zeros(width, np.bool_)
     wide = set()

@@ -111,6 +111,7 @@ def number_categories(categories: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _number(text: str) -> float:
+    """Return a finite number, or a boolean as one; ValueError for another text."""
     try:
         value = _BOOLEANS.get(text.lower())
         value = float(text) if value is None else value
@@ -123,7 +124,9 @@ def _number(text: str) -> float:
 
 def _seconds(text: str) -> float:
     moment = datetime.fromisoformat(text)
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    if not moment.tzinfo:
+        moment = moment.replace(tzinfo=UTC)
+    return moment.timestamp()
 
 
 class Need(StrEnum):
@@ -249,7 +252,9 @@ class EncoderSpec:
 
     def __str__(self) -> str:
         argument = f"({self.argument})" if self.argument else ""
-        missing = f" {_MISSING}{self.missing}" if self.missing else ""
+        missing = ""
+        if self.missing:
+            missing = f" {_MISSING}{self.missing}"
         return f"{self.kind}{argument}{missing}{' indicator' * self.indicator}"
 
     @property
@@ -271,7 +276,9 @@ class EncoderSpec:
     @property
     def columns(self) -> int:
         """Number of encoded columns or bins."""
-        number = int(self.argument) if self.argument.isdecimal() else 0
+        number = 0
+        if self.argument.isdecimal():
+            number = int(self.argument)
         if not 2 <= number <= MOST_COLUMNS:
             raise ValueError(
                 f"{self.kind} needs a whole number from 2 to {MOST_COLUMNS}, "
@@ -310,7 +317,9 @@ class EncoderSpec:
         if kind == "vector" and self.kind == "none":
             return frozenset()
         needs = frozenset(_RULES[self.kind].needs)
-        return needs | {Need.MOMENTS} if self.missing == "mean" else needs
+        if self.missing == "mean":
+            return needs | {Need.MOMENTS}
+        return needs
 
     def for_kind(self, kind: str, max_categories: int) -> Self:
         """Return the spec, completed for a feature's kind of value."""
@@ -339,9 +348,12 @@ class EncoderSpec:
         return replace(self, argument=argument, missing=self.missing or rule.missing[0])
 
     def _check_declared(self, kind: str) -> None:
+        """Refuse a declared range or categories of another kind than the column's."""
         if self.kind == "range" and self.range.is_time != (kind == "time"):
             ends = "dates, as in range(1950-01-01, 2013-12-31)"
-            expected = ends if kind == "time" else "numbers, as in range(1, 12)"
+            expected = "numbers, as in range(1, 12)"
+            if kind == "time":
+                expected = ends
             raise SchemaError(f"encoder {self} does not fit a {kind}: write {expected}")
         if self.kind == "categories" and kind != "text":
             try:

@@ -189,7 +189,9 @@ class ColumnStatistics:
     @property
     def needs(self) -> frozenset[Need]:
         """The statistics that the encoder is fitted to."""
-        return frozenset() if self.spec is None else self.spec.needs_of(self.kind)
+        if self.spec is None:
+            return frozenset()
+        return self.spec.needs_of(self.kind)
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,9 @@ class CountedRows:
 
     def of(self, rows: BoolArray) -> IntArray | None:
         """Return G of some of these rows."""
-        return None if self.counts is None else self.counts[rows]
+        if self.counts is None:
+            return None
+        return self.counts[rows]
 
 
 def feature_statistics(
@@ -245,7 +249,7 @@ def feature_statistics(
         column = columns.text_lengths(columns.as_categorical(name, column))
     numbers = columns.as_numeric(name, column).values
     try:
-        return _with_numbers(statistics, numbers[is_present], counts)
+        return _add_numbers(statistics, numbers[is_present], counts)
     except SchemaError as error:
         raise SchemaError(f"feature {name!r}: {error}") from None
 
@@ -264,7 +268,7 @@ def _categories(
     return count_categories(columns.number_texts(column), hasher, counted)
 
 
-def _with_numbers(
+def _add_numbers(
     statistics: ColumnStatistics, present: FloatArray, counts: IntArray | None
 ) -> ColumnStatistics:
     """Add the statistics of the numbers (n,), n >= 1, that the encoder needs."""
@@ -307,7 +311,8 @@ def moments_of(
         deviations = present - first
         shift = float(np.average(deviations, weights=counts))
         deviations -= shift
-        m2 = float(deviations @ (deviations if counts is None else counts * deviations))
+        weighted = deviations if counts is None else counts * deviations
+        m2 = float(deviations @ weighted)
     if not np.isfinite(m2):
         # the size stays with the owner: it is the value of a row
         raise SchemaError("some values are too large to standardise")
@@ -323,7 +328,10 @@ def merge(statistics: Sequence[ColumnStatistics]) -> ColumnStatistics:
     first = filled[0]
     for other in filled:
         if (other.spec, other.width) != (first.spec, first.width):
-            raise SchemaError(f"{_a(first)} in one shard and {_a(other)} in another")
+            raise SchemaError(
+                f"{_with_article(first)} in one shard and {_with_article(other)} in "
+                "another"
+            )
     moments = [(shard.count, shard.mean, shard.m2) for shard in filled]
     count, mean, m2 = reduce(merge_moments, moments)
     return replace(
@@ -338,8 +346,10 @@ def merge(statistics: Sequence[ColumnStatistics]) -> ColumnStatistics:
     )
 
 
-def _a(column: ColumnStatistics) -> str:
-    return f"a vector of {column.width}" if column.width else f"a {column.kind}"
+def _with_article(column: ColumnStatistics) -> str:
+    if column.width:
+        return f"a vector of {column.width}"
+    return f"a {column.kind}"
 
 
 def merge_moments(a: Moments, b: Moments) -> Moments:

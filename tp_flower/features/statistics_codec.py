@@ -7,7 +7,7 @@ checks types, signs and shapes; this module checks that some data have such stat
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from msgspec.structs import replace as replace_fields
@@ -76,13 +76,14 @@ def summary_of(
     """
     spec = column.spec
     rows = max(column.rows, 1)
+    missing = None
+    if not column.is_declared:
+        missing = percent(rows - column.count, rows, detail)
     summary = FeatureSummary(
         column=name,
         type=column.kind,
         encoder="" if spec is None else str(spec),
-        missing=None
-        if column.is_declared
-        else percent(rows - column.count, rows, detail),
+        missing=missing,
     )
     listed = [
         x for x in encodings if isinstance(x, CategoryEncoding) and x.name == name
@@ -100,20 +101,19 @@ def summary_of(
 
 
 def _feature(name: str, column: ColumnStatistics) -> FeatureStatistics:
-    has_moments = Need.MOMENTS in column.needs
-    has_range = Need.RANGE in column.needs
-    return FeatureStatistics(
-        name=name,
-        kind=column.kind,
-        rows=None if column.is_declared else column.rows,
-        count=None if column.is_declared else column.count,
-        width=column.width if column.kind == "vector" else None,
-        mean=column.mean if has_moments else None,
-        m2=column.m2 if has_moments else None,
-        low=column.low if has_range else None,
-        high=column.high if has_range else None,
-        tail=column.categories.tail if Need.CATEGORIES in column.needs else None,
-    )
+    """Return the statistics of a column that its encoder needs, as they travel."""
+    fields: dict[str, Any] = {}
+    if not column.is_declared:
+        fields |= {"rows": column.rows, "count": column.count}
+    if column.kind == "vector":
+        fields["width"] = column.width
+    if Need.MOMENTS in column.needs:
+        fields |= {"mean": column.mean, "m2": column.m2}
+    if Need.RANGE in column.needs:
+        fields |= {"low": column.low, "high": column.high}
+    if Need.CATEGORIES in column.needs:
+        fields["tail"] = column.categories.tail
+    return FeatureStatistics(name=name, kind=column.kind, **fields)
 
 
 def from_wire(
@@ -135,8 +135,8 @@ def from_wire(
             raise SchemaError(f"statistics of feature {name!r} are not in place")
         try:
             column = _counted_column(feature, choice, rows)
-            column = _with_numbers(column, feature)
-            columns[name] = _with_categories(column, feature, sent, str(index))
+            column = _read_numbers(column, feature)
+            columns[name] = _read_categories(column, feature, sent, str(index))
         except ImpossibleError as error:
             raise SchemaError(f"statistics of feature {name!r}: {error}") from None
     return columns
@@ -155,7 +155,9 @@ def _counted_column(
     if kind not in KINDS and not (kind == "" and choice.is_declared(name, "")):
         raise ImpossibleError(f"kind must be one of {', '.join(KINDS)}")
     if choice.is_declared(name, kind):
-        width = _count(feature.width, "width", MOST_WIDTH) if kind == "vector" else 0
+        width = 0
+        if kind == "vector":
+            width = _count(feature.width, "width", MOST_WIDTH)
         return declared_statistics(choice, name, kind, width)
     feature_rows = _count(feature.rows, "rows", rows)
     count = _count(feature.count, "count", feature_rows)
@@ -163,9 +165,10 @@ def _counted_column(
     return ColumnStatistics(kind, spec, feature_rows, count)
 
 
-def _with_numbers(
+def _read_numbers(
     column: ColumnStatistics, feature: FeatureStatistics
 ) -> ColumnStatistics:
+    """Return the column with the moments and the range of another shard."""
     if Need.MOMENTS in column.needs:
         mean = _present(feature.mean, "mean")
         m2 = _present(feature.m2, "m2")
@@ -179,12 +182,13 @@ def _with_numbers(
     return column
 
 
-def _with_categories(
+def _read_categories(
     column: ColumnStatistics,
     feature: FeatureStatistics,
     sent: StatisticsOfPart,
     key: str,
 ) -> ColumnStatistics:
+    """Return the column with another shard's categories; refuse impossible ones."""
     if Need.CATEGORIES not in column.needs:
         return column
     hashes = _array(sent.category_hashes.get(key), "hashes")
@@ -205,6 +209,7 @@ def _with_categories(
 
 
 def _array(array: AnyArray | None, name: str) -> AnyArray:
+    """Return an array; ImpossibleError if it is missing or too long."""
     if array is None:
         raise ImpossibleError(f"array {name} is missing or malformed")
     if len(array) > MOST_CATEGORIES:

@@ -93,7 +93,7 @@ class Head(ABC):
         }
 
 
-def of_table(vectors: FloatArray, position: int) -> FloatArray:
+def table_part(vectors: FloatArray, position: int) -> FloatArray:
     """Return the part (N, w) of vectors, or of derivatives, that is a table's.
 
     Of sums over the tables it is all of them, for a sum's derivative is each addend's.

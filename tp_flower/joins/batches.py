@@ -101,6 +101,7 @@ def plan_batches(
 def _table_batches(
     row_of: npt.NDArray[np.integer], rows: int, batch_of: IntArray, count: int
 ) -> TableBatches:
+    """Return a table's distinct rows per batch, from its row (N,) and batch (N,)."""
     matched = np.flatnonzero(row_of >= 0)
     batches = batch_of[matched]
     pairs, pair_index = np.unique(batches * rows + row_of[matched], return_inverse=True)

@@ -154,14 +154,14 @@ def match_table(
     table: str, predicates: Sequence[tuple[Join, Codes]], joined: Mapping[str, IntArray]
 ) -> Match:
     """Find the rows of ``table`` that satisfy all predicates, for every joined row."""
-    sides = [
-        (join.right, codes[1], codes[0])
-        if join.left == table
-        else (join.left, codes[0], codes[1])
-        for join, codes in predicates
-    ]
-    old = [on_joined(joined[other], codes) for other, codes, _ in sides]
-    group_old, group_new = _groups(old, [codes for _, _, codes in sides])
+    sides = []
+    for join, (left_codes, right_codes) in predicates:
+        if join.left == table:
+            sides.append((join.right, right_codes, left_codes))
+        else:
+            sides.append((join.left, left_codes, right_codes))
+    old = [expand_codes(joined[other], codes) for other, codes, _ in sides]
+    group_old, group_new = _number_groups(old, [codes for _, _, codes in sides])
     groups = int(max(group_old.max(initial=NULL), group_new.max(initial=NULL))) + 1
     # an additional empty group at the end is for NULL
     sizes = np.bincount(group_new[group_new >= 0], minlength=groups + 1)
@@ -191,7 +191,7 @@ def repeated_keys(
     """
     more_rows = int(np.maximum(match.counts - 1, 0).sum())
     if more_rows and _names_rows(match.key_rows):
-        yield _repeated(table, match.key_rows, more_rows)
+        yield _count_repeated(table, match.key_rows, more_rows)
     if len(predicates) > 1 or not 2 * np.count_nonzero(match.key_rows > 1) > len(
         match.key_rows
     ):
@@ -205,7 +205,7 @@ def repeated_keys(
     partners = np.bincount(others[others >= 0], minlength=size)
     more_rows = int((np.maximum(rows - 1, 0) * partners).sum())
     if more_rows and _names_rows(rows[rows > 0]):
-        yield _repeated(other, rows[rows > 0], more_rows)
+        yield _count_repeated(other, rows[rows > 0], more_rows)
 
 
 def _names_rows(key_rows: npt.NDArray[np.int64]) -> bool:
@@ -213,7 +213,7 @@ def _names_rows(key_rows: npt.NDArray[np.int64]) -> bool:
     return int(np.count_nonzero(key_rows > 1)) <= MOST_REPEATED * len(key_rows)
 
 
-def _repeated(
+def _count_repeated(
     table: str, key_rows: npt.NDArray[np.int64], more_rows: int
 ) -> RepeatedKeys:
     repeated = int(np.count_nonzero(key_rows > 1))
@@ -269,16 +269,16 @@ def join_table(
     return {**result, step.table: order.take(start[is_matched])}
 
 
-def on_joined(row_of: IntArray, codes: IntArray) -> IntArray:
+def expand_codes(row_of: IntArray, codes: IntArray) -> IntArray:
     """Map a table's codes (n,) to the joined rows; NULL where the table has no row.
 
-    >>> on_joined(np.array([1, -1, 0]), np.array([7, 8])).tolist()
+    >>> expand_codes(np.array([1, -1, 0]), np.array([7, 8])).tolist()
     [8, -1, 7]
     """
     return np.append(codes, np.int32(NULL)).take(row_of, mode="wrap")
 
 
-def _groups(old: Sequence[IntArray], new: Sequence[IntArray]) -> Codes:
+def _number_groups(old: Sequence[IntArray], new: Sequence[IntArray]) -> Codes:
     """Number combined keys.
 
     Codes (m,) and (n,) are equal if those of all predicates are; NULL if any is.
@@ -323,7 +323,9 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its r
         for number, join in enumerate(joins)
     }
     start = np.arange(rows[label_table], dtype=np.int32)
-    joined = {label_table: start if sampled is None else start[sampled]}
+    if sampled is not None:
+        start = start[sampled]
+    joined = {label_table: start}
     steps = [JoinStep(label_table, len(joined[label_table]))]
     for table, numbers in order[1:]:
         predicates = [(joins[number], codes[number]) for number in numbers]

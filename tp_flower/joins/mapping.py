@@ -70,7 +70,7 @@ class TableRows:
 
         A joined row without a row of the table has the value ``absent``.
         """
-        return self.padded(values, absent).take(self.row_of, axis=0, mode="wrap")
+        return self.pad(values, absent).take(self.row_of, axis=0, mode="wrap")
 
     def any_of(self, marked: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Return which rows (n_i,) have some marked joined row, of a mask (N,)."""
@@ -95,7 +95,7 @@ class TableRows:
         order = np.argsort(self.row_of[joined], kind="stable")
         return joined[order]
 
-    def renumbered(self, numbers: IntArray, rows: int) -> "TableRows":
+    def renumber(self, numbers: IntArray, rows: int) -> "TableRows":
         """Return the rows under new ``numbers`` (n_i,), of so many ``rows``."""
         return TableRows(self.expand(numbers, absent=NO_ROW), rows)
 
@@ -103,13 +103,11 @@ class TableRows:
         self, values: npt.NDArray[Number], total: npt.NDArray[Number]
     ) -> None:
         """Add ``expand(values)`` to ``total`` (N, ...)."""
-        values = self.padded(values)
+        values = self.pad(values)
         for block in blocks(len(self.row_of)):
             total[block] += values.take(self.row_of[block], axis=0)
 
-    def padded(
-        self, values: npt.NDArray[Entry], absent: float = 0
-    ) -> npt.NDArray[Entry]:
+    def pad(self, values: npt.NDArray[Entry], absent: float = 0) -> npt.NDArray[Entry]:
         """Return values (n_i, ...), with a last one if a joined row has no row.
 
         ``row_of`` is -1 there, which is the last one, ``absent``.
@@ -179,7 +177,8 @@ class TableMapping:
             columns = len(local), *columns
         total = np.zeros((self.joined_rows, *columns), first.dtype)
         for position, (name, table) in enumerate(self.tables.items()):
-            table.add_expanded(local[name], total[:, position] if by_table else total)
+            table_total = total[:, position] if by_table else total
+            table.add_expanded(local[name], table_total)
         return total
 
     def stand_in(

@@ -31,7 +31,7 @@ from tp_flower.arrays import (
     FloatArray,
     blocks,
     blocks_of,
-    in_threads,
+    run_in_threads,
 )
 from tp_flower.joins.mapping import TableMapping
 
@@ -130,14 +130,14 @@ class JoinedRows:
                 values, result = kernel(vectors, expand(block))
                 outputs.write(block, values)
                 partial.append(np.asarray(result, np.float64))
-            return _combined(join, partial)
+            return _combine(join, partial)
 
         def compute_all(span: slice) -> list[FloatArray]:
             return [compute(part) for part in parts[span]]
 
-        results = in_threads(compute_all, len(parts), 1)
+        results = run_in_threads(compute_all, len(parts), 1)
         self.vectors.update(outputs.vectors)
-        total = _combined(join, [partial for group in results for partial in group])
+        total = _combine(join, [partial for group in results for partial in group])
         return total, self.sums(sums_of) if sums_of else {}
 
     def sums(
@@ -150,7 +150,7 @@ class JoinedRows:
         return {table: mapping[table].segment_sum(values) for table in chosen}
 
 
-def _combined(join: Any, partial: Sequence[FloatArray]) -> FloatArray:
+def _combine(join: Any, partial: Sequence[FloatArray]) -> FloatArray:
     """Return partial results combined one after the other."""
     total, *later = partial
     for result in later:
@@ -166,7 +166,7 @@ class _Expansion:
     ) -> None:
         self._by_table = by_table
         self._tables = [
-            (table.row_of, table.padded(local[name]))
+            (table.row_of, table.pad(local[name]))
             for name, table in mapping.tables.items()
             if name in local
         ]
@@ -203,6 +203,7 @@ class _Outputs:
             self._vector(name, entries)[block] = entries
 
     def _vector(self, name: str, like: AnyArray) -> AnyArray:
+        """Return the array (N, ...) that a kernel's results of this name go to."""
         with self._lock:
             if name not in self.vectors:
                 shape = self._rows, *like.shape[1:]

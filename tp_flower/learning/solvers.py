@@ -218,14 +218,14 @@ class RidgeSolver:
         values = np.concatenate([inner.eigenvalues, variances[others]])
         return replace(inner, eigenvalues=values, mean=mean, block=block)
 
-    def _rotated(self, columns: FloatArray) -> FloatArray:
+    def _rotate(self, columns: FloatArray) -> FloatArray:
         """Return V^T times an array, (d, d_c)."""
         if len(self.block) == len(columns):
             return self.eigenvectors.T @ columns
         inner = self.eigenvectors.T @ columns[self.block]
         return np.concatenate([inner, np.delete(columns, self.block, axis=0)])
 
-    def _restored(self, rotated: FloatArray) -> FloatArray:
+    def _rotate_back(self, rotated: FloatArray) -> FloatArray:
         """Return V times an array, (d, d_c)."""
         if len(self.block) == len(self.mean):
             return self.eigenvectors @ rotated
@@ -246,9 +246,9 @@ class RidgeSolver:
         """Return the Gram matrix times parameters (d [+ 1], d_c): their moments."""
 
         def product(weights: FloatArray) -> FloatArray:
-            return self._restored(self.eigenvalues[:, None] * self._rotated(weights))
+            return self._rotate_back(self.eigenvalues[:, None] * self._rotate(weights))
 
-        return self.joined_rows * _with_intercept(
+        return self.joined_rows * _multiply_with_intercept(
             product, parameters, self.mean, self.weight
         )
 
@@ -263,9 +263,11 @@ class RidgeSolver:
         scale = np.where(usable, 1.0 / np.where(usable, curvature + l2, 1.0), 0.0)
 
         def solve(centred: FloatArray) -> FloatArray:
-            return self._restored(kappa * self._rotated(centred) * scale[:, None])
+            return self._rotate_back(kappa * self._rotate(centred) * scale[:, None])
 
-        return _eliminated(solve, moments / self.joined_rows, self.mean, self.weight)
+        return _eliminate_intercept(
+            solve, moments / self.joined_rows, self.mean, self.weight
+        )
 
 
 def _centre(
@@ -351,7 +353,7 @@ class IterativeSolver:
                 [self._centred_product(column) for column in weights.T], axis=1
             )
 
-        return self.joined_rows * _with_intercept(
+        return self.joined_rows * _multiply_with_intercept(
             product, parameters, self.mean, self.weight
         )
 
@@ -370,9 +372,9 @@ class IterativeSolver:
 
         operator = LinearOperator((size, size), product, dtype=np.float64)
         # without a penalty, only plain steps from 0 end at the solution of least norm
-        scaled = (
-            LinearOperator((size, size), lambda v: v.ravel() / diagonal) if l2 else None
-        )
+        scaled = None
+        if l2:
+            scaled = LinearOperator((size, size), lambda v: v.ravel() / diagonal)
         steps = {"rtol": ITERATIVE_TOLERANCE, "maxiter": MOST_ITERATIONS, "M": scaled}
 
         def solve(centred: FloatArray) -> FloatArray:
@@ -380,13 +382,15 @@ class IterativeSolver:
                 [cg(operator, kappa * right, **steps)[0] for right in centred.T], 1
             )
 
-        return _eliminated(solve, moments / self.joined_rows, self.mean, self.weight)
+        return _eliminate_intercept(
+            solve, moments / self.joined_rows, self.mean, self.weight
+        )
 
 
 Solver = RidgeSolver | IterativeSolver
 
 
-def _with_intercept(
+def _multiply_with_intercept(
     product: Callable[[FloatArray], FloatArray],
     parameters: FloatArray,
     mean: FloatArray,
@@ -403,7 +407,7 @@ def _with_intercept(
     return np.vstack([product(weights) + np.outer(mean, total), total])
 
 
-def _eliminated(
+def _eliminate_intercept(
     solve: Callable[[FloatArray], FloatArray],
     moments: FloatArray,
     mean: FloatArray,
@@ -444,7 +448,7 @@ class Iterate:
         """Return the start of a descent."""
         return cls(point, point)
 
-    def advanced(self, point: FloatArray, *, is_accelerated: bool = True) -> "Iterate":
+    def advance(self, point: FloatArray, *, is_accelerated: bool = True) -> "Iterate":
         """Return the iterate after a step to z+; y+ = z+ if it is not accelerated."""
         if not is_accelerated:
             return Iterate.at(point)
@@ -483,7 +487,7 @@ def descend(
     for _ in range(most_steps):
         point = iterate.ahead - step * gradient(iterate.ahead)
         change = iterate.change_to(point)
-        iterate = iterate.advanced(point)
+        iterate = iterate.advance(point)
         if change <= tolerance:
             break
     return iterate.point

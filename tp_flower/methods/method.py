@@ -97,7 +97,7 @@ def register(*methods: Method) -> None:
             )
 
 
-def started_from(config: Mapping[str, object]) -> str:
+def start_model(config: Mapping[str, object]) -> str:
     """Return the saved model that a run config starts from; "" for none."""
     return next((str(config[key]) for key in start_keys() if config.get(key)), "")
 
@@ -108,7 +108,7 @@ def start_keys() -> list[str]:
     return [name.replace("_", "-") for name in fields if name]
 
 
-def imported(reference: str) -> Any:
+def import_reference(reference: str) -> Any:
     """Import and return what a reference, ``module:name``, names."""
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)

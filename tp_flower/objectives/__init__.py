@@ -8,7 +8,7 @@ from tp_flower.objectives.objective import Objective
 from tp_flower.objectives.registry import (
     FAMILIES,
     family_of,
-    fitting,
+    fitting_families,
     make_objective,
     names_of_losses,
     response_of,
@@ -32,7 +32,7 @@ __all__ = [
     "Response",
     "Target",
     "family_of",
-    "fitting",
+    "fitting_families",
     "make_objective",
     "names_of_losses",
     "no_better",

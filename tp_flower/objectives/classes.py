@@ -74,7 +74,9 @@ class ClassObjective(Objective):
     @property
     def correction(self) -> float:
         """How far soft labels extend beyond [0, 1], c; 0 without noise."""
-        return self.noise.correction if isinstance(self.noise, ClassNoise) else 0.0
+        if not isinstance(self.noise, ClassNoise):
+            return 0.0
+        return self.noise.correction
 
     def gradient_scale(self, _reach: float) -> float:
         """Return how far soft labels reach: (1 - q) / (p - q) under noise, else 1."""

@@ -29,7 +29,9 @@ def no_better(
         f"the model is no better than a constant: {name} {value:.4g} against "
         f"{limit:.4g}"
     )
-    return f"on {rows} {comparison}" if value >= limit else ""
+    if value >= limit:
+        return f"on {rows} {comparison}"
+    return ""
 
 
 def confusion(
@@ -61,15 +63,13 @@ def means_by_tenth(
     """
     weights = np.ones(len(labels)) if weights is None else weights
     groups = min(TENTHS, len(labels) // LEAST_GROUP)
+    if not groups:
+        return []
     return [
         {
             "rows": len(rows),
             "predicted": float(mean(predicted[rows], weights[rows])),
             "actual": float(mean(labels[rows], weights[rows])),
         }
-        for rows in (
-            np.array_split(np.argsort(predicted, kind="stable"), groups)
-            if groups
-            else ()
-        )
+        for rows in np.array_split(np.argsort(predicted, kind="stable"), groups)
     ]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tp_flower.arrays import BoolArray, FloatArray, in_threads, mean
+from tp_flower.arrays import BoolArray, FloatArray, mean, run_in_threads
 from tp_flower.objectives.noise import ClassNoise, NumberNoise
 from tp_flower.objectives.objective import Objective
 
@@ -51,7 +51,9 @@ def class_metrics(
     """
     labels = objective.target.numbers
     weights = objective.weights
-    noise = objective.noise if isinstance(objective.noise, ClassNoise) else None
+    noise = None
+    if isinstance(objective.noise, ClassNoise):
+        noise = objective.noise
 
     def areas_of(span: slice) -> list[float]:
         areas = []
@@ -63,17 +65,21 @@ def class_metrics(
 
     least = 1 if len(rates) >= LEAST_ROWS else len(classes)
     areas = [
-        area for part in in_threads(areas_of, len(classes), least) for area in part
+        area for part in run_in_threads(areas_of, len(classes), least) for area in part
     ]
     accuracy = float(mean(objective.response.predict(scores) == labels, weights))
     if noise is not None:
         accuracy = _share(noise.rate_of(accuracy))
-    area = float(np.nanmean(areas)) if not np.all(np.isnan(areas)) else NAN
+    area = NAN
+    if not np.all(np.isnan(areas)):
+        area = float(np.nanmean(areas))
     return {"auc": area, "accuracy": accuracy}
 
 
 def _share(estimate: float) -> float:
-    return min(max(estimate, 0.0), 1.0) if -SLACK <= estimate <= 1.0 + SLACK else NAN
+    if -SLACK <= estimate <= 1.0 + SLACK:
+        return min(max(estimate, 0.0), 1.0)
+    return NAN
 
 
 def _true_area(area: float, noisy_rate: float, noise: ClassNoise | None) -> float:

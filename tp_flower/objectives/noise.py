@@ -46,7 +46,9 @@ class ClassNoise:
     @property
     def epsilon(self) -> float:
         """ln(p / q), the epsilon of these probabilities."""
-        return math.log(self.keep / self.flip) if self.flip else math.inf
+        if self.flip:
+            return math.log(self.keep / self.flip)
+        return math.inf
 
     def rate_of(self, noisy: Rates) -> Rates:
         """Return unbiased rates of classes from the rates of noisy ones, any shape.

@@ -156,7 +156,9 @@ class Objective(ABC):
 
     def select(self, rows: Rows) -> Self:
         """Return the objective of some rows."""
-        weights = None if self.weights is None else self.weights[rows]
+        weights = None
+        if self.weights is not None:
+            weights = self.weights[rows]
         return self.over(self.target.columns[rows], weights)
 
     def over(self, columns: FloatArray, weights: FloatArray | None = None) -> Self:
@@ -186,7 +188,9 @@ class Objective(ABC):
     @cached_property
     def mass(self) -> float:
         """The sum of the weights, by which a mean divides: N if all are 1."""
-        return len(self) if self.weights is None else float(self.weights.sum())
+        if self.weights is None:
+            return len(self)
+        return float(self.weights.sum())
 
     def total(self, scores: FloatArray) -> float:
         """Return sum_j w_j loss_j, a partial sum of what ``value`` is the mean of."""

@@ -38,10 +38,10 @@ def takes_numbers(name: str) -> bool:
     return 0 in FAMILIES[name].class_counts
 
 
-def fitting(classes: int) -> list[str]:
+def fitting_families(classes: int) -> list[str]:
     """Return the families of labels with so many classes, 0 for numbers.
 
-    >>> fitting(2), fitting(0)
+    >>> fitting_families(2), fitting_families(0)
     (['logistic', 'softmax'], ['squared'])
     """
     losses = names_of_losses()

@@ -72,7 +72,9 @@ class Squared(Objective):
 
     def measure(self, scores: FloatArray, value: float) -> dict[str, float]:
         """Return RMSE, R2 and, without noise, MAE."""
-        noise = self.noise if isinstance(self.noise, NumberNoise) else None
+        noise = None
+        if isinstance(self.noise, NumberNoise):
+            noise = self.noise
         numbers = self.target.numbers
         metrics = number_metrics(value, numbers, noise, self.weights)
         if noise is None:

@@ -102,7 +102,9 @@ def noise_multiplier(
         * float(get_sigma_gaussian(target_epsilon, delta))
         * (1 + _RELATIVE)
     )
-    return enough if sample_rate == 1 else _least_noise(excess, enough)
+    if sample_rate == 1:
+        return enough
+    return _least_noise(excess, enough)
 
 
 def _least_noise(excess: Callable[[float], float], enough: float) -> float:
@@ -172,6 +174,7 @@ def _divergences(mechanism: Mechanism) -> FloatArray:
 
 
 def _event(gaussian: Gaussian) -> "DpEvent":
+    """Return a Gaussian release in the terms of dp-accounting."""
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
     event = GaussianDpEvent(gaussian.noise_multiplier)

@@ -127,7 +127,9 @@ def epsilons(released: Iterable[Released], delta: float) -> Epsilons:
     def spent(releases: list[Released]) -> float | str:
         if not releases:
             return ""
-        return NONE if _uncovered(releases) else composed(releases, delta)
+        if _list_uncovered(releases):
+            return NONE
+        return compose(releases, delta)
 
     feature_releases = [
         release
@@ -143,7 +145,7 @@ def epsilons(released: Iterable[Released], delta: float) -> Epsilons:
     )
 
 
-def composed(released: Iterable[Released], delta: float) -> float:
+def compose(released: Iterable[Released], delta: float) -> float:
     """Return the epsilon of the covered releases together: what a budget bounds."""
     spent = [
         replace(one.mechanism, count=one.mechanism.count * one.times)
@@ -153,13 +155,13 @@ def composed(released: Iterable[Released], delta: float) -> float:
     return epsilon(spent, delta)
 
 
-def _uncovered(released: Iterable[Released]) -> list[Released]:
+def _list_uncovered(released: Iterable[Released]) -> list[Released]:
     return [one for one in released if one.mechanism is None]
 
 
 def _reason(released: list[Released]) -> str:
     """Return why features have no epsilon; "" if all that depends on them has noise."""
-    uncovered = _uncovered(released)
+    uncovered = _list_uncovered(released)
     scopes = {one.scope for one in uncovered}
     if SCORES_TELL in scopes:
         return SCORES_TELL.removeprefix(f"{NONE}: ")

@@ -135,7 +135,7 @@ def _clipped_linear_sum(
     weights = clip_weights(norms, clip)
     if not (counts := weights > 0).all():
         # left out: zero times a number that is not finite is NaN
-        features = local_model.on_host(
+        features = local_model.host_features(
             local_model.rows_of(features, np.flatnonzero(counts))
         )
         messages = messages[counts]
@@ -221,7 +221,7 @@ def fit_privately(
     Without rows the penalised parameters move to the centre at once. With units, whole
     units are sampled and clipped.
     """
-    all_rows = local_model.on_host(problem.features)
+    all_rows = local_model.host_features(problem.features)
     rows = len(all_rows)
     if not rows:
         model.parameters = problem.settle(model.parameters)

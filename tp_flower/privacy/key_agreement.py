@@ -234,8 +234,11 @@ class SiteKeys:
 
     def _exchanges(self, other: PublicKeys, *, is_sender: bool) -> bytes:
         """Exchange every pair, in the order of the sender's keys: run, then site."""
-        private_keys = [self.run, *([self.site] if self.site else [])]
-        public_keys = [other.run, *([other.site] if self.site else [])]
+        private_keys = [self.run]
+        public_keys = [other.run]
+        if self.site:
+            private_keys.append(self.site)
+            public_keys.append(other.site)
         if is_sender:
             pairs = [
                 (private, public) for private in private_keys for public in public_keys

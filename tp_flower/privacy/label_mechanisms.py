@@ -83,17 +83,23 @@ class LabelPlan:
     @property
     def kind(self) -> str:
         """The type of the labels that leave."""
-        return "number" if self.limits else "text" if self.classes else "boolean"
+        if self.limits:
+            return "number"
+        return "text" if self.classes else "boolean"
 
     @property
     def class_count(self) -> int:
         """k; 0 in regression."""
-        return 0 if self.limits else len(self.classes) or 2
+        if self.limits:
+            return 0
+        return len(self.classes) or 2
 
     @property
     def scale(self) -> float:
         """The Laplace noise's scale b."""
-        width = self.limits[1] - self.limits[0] if self.limits else 2.0
+        width = 2.0
+        if self.limits:
+            width = self.limits[1] - self.limits[0]
         return width / self.epsilon
 
     @property
@@ -115,6 +121,7 @@ class LabelPlan:
         return source.with_laplace(np.clip(values, low, high), self.scale)
 
     def _check_limits(self) -> None:
+        """Refuse limits that are no range, or that noise on numbers cannot use."""
         is_range = len(self.limits) == 2 and self.limits[0] < self.limits[1]
         if not is_range or max(map(abs, self.limits)) > LARGEST_LABEL:
             raise SettingsError(f"{list(self.limits)} is not a range of labels")

@@ -158,7 +158,9 @@ class ClippedNoise:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        is_fine = 0 < self.deviation < math.inf if self.noise_multiplier else True
+        is_fine = True
+        if self.noise_multiplier:
+            is_fine = 0 < self.deviation < math.inf
         if not (self.clip > 0 and is_fine):
             raise SiteError(
                 f"noise-multiplier {self.noise_multiplier:g} times clip {self.clip:g} "
@@ -168,7 +170,9 @@ class ClippedNoise:
     @property
     def deviation(self) -> float:
         """Standard deviation of the noise, in the unit of the clip."""
-        return self.noise_multiplier * self.clip if self.noise_multiplier else 0.0
+        if not self.noise_multiplier:
+            return 0.0
+        return self.noise_multiplier * self.clip
 
 
 def private_scores(

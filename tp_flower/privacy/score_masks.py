@@ -135,11 +135,11 @@ class JoinMask:
             return np.zeros((len(codes), outputs), np.uint32)
         # one of the two is cheaper; "wrap" reads any tag for a row without a mask
         if len(codes) < len(self.tags):
-            words = self._of_tags(
+            words = self._key_masks(
                 self.tags.take(codes, axis=0, mode="wrap"), outputs, name
             )
         else:
-            words = self._of_tags(self.tags, outputs, name).take(
+            words = self._key_masks(self.tags, outputs, name).take(
                 codes, axis=0, mode="wrap"
             )
         if self._masks_all:
@@ -157,7 +157,7 @@ class JoinMask:
     def _masks_all(self) -> bool:
         return NO_MASK not in self.codes
 
-    def _of_tags(self, tags: HashArray, outputs: int, name: str) -> WordArray:
+    def _key_masks(self, tags: HashArray, outputs: int, name: str) -> WordArray:
         """Return the masks of keys (n, d_c), by their tags (n, 2)."""
         # different inputs of one permutation: two tags whose difference is that of two
         # names, or a few bits, are as unlikely as two that are equal
@@ -196,7 +196,7 @@ class ScoreMasks:
                 words -= row_masks
         return words
 
-    def taken(self, rows: npt.NDArray[np.integer]) -> "ScoreMasks":
+    def take(self, rows: npt.NDArray[np.integer]) -> "ScoreMasks":
         """Return the masks of some rows, in their order."""
         joins = [replace(mask, codes=mask.codes.take(rows)) for mask in self.joins]
         return ScoreMasks(self.point, tuple(joins))
@@ -205,4 +205,6 @@ class ScoreMasks:
     def unmatched(self) -> tuple[int, int]:
         """How many rows lack the mask of some join, and how many rows there are."""
         bare = [mask.codes == NO_MASK for mask in self.joins]
-        return (int(np.any(bare, axis=0).sum()), len(bare[0])) if bare else (0, 0)
+        if bare:
+            return (int(np.any(bare, axis=0).sum()), len(bare[0]))
+        return (0, 0)

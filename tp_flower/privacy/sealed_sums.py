@@ -158,6 +158,7 @@ class ShardUnion:
         return read_words(fixed) * unit
 
     def _check(self, is_sum: bool) -> None:
+        """Refuse a sum that is not that of the shares of all shards."""
         if not is_sum:
             raise SiteError(
                 f"table {self.table}: the server's sum is not that of the shares of "

@@ -79,7 +79,12 @@ import numpy.typing as npt
 
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import SiteError
-from tp_flower.learning.models.local_model import Features, moment, on_host, rows_of
+from tp_flower.learning.models.local_model import (
+    Features,
+    host_features,
+    moment,
+    rows_of,
+)
 from tp_flower.learning.solvers import gram
 from tp_flower.privacy.gradients import clip_weights, squared_lengths
 from tp_flower.privacy.mechanisms import ClippedNoise
@@ -142,7 +147,7 @@ class Rows:
     @cached_property
     def squares(self) -> FloatArray:
         """||x_j||^2, with an intercept ||[x_j, 1]||^2, (n,)."""
-        return squared_lengths(on_host(self.features), intercept=self.intercept)
+        return squared_lengths(host_features(self.features), intercept=self.intercept)
 
     def only(self, are_kept: BoolArray) -> Self:
         """Return some of the rows, all of them unchanged."""
@@ -227,7 +232,9 @@ def _target_weights(
         factors: FloatArray = plan.target_bound / np.maximum(size, plan.target_bound)
         return factors
     norms = rows.units.gradient_norms(
-        on_host(rows.features), weights[:, None] * residual, intercept=rows.intercept
+        host_features(rows.features),
+        weights[:, None] * residual,
+        intercept=rows.intercept,
     )
     return clip_weights(norms, plan.radius * plan.target_bound)
 

@@ -95,7 +95,7 @@ def _probed_norms(
     parameters = list(model.module.parameters())
     rng = torch.Generator().manual_seed(0)
     made_up = torch.randn((_PROBES, features), generator=rng).to(parameters[0])
-    with torch.random.fork_rng(), _hooked(model.module, ghost=ghost) as hooked:
+    with torch.random.fork_rng(), _hook_norms(model.module, ghost=ghost) as hooked:
         hooked.enable_hooks()
         rows = made_up.requires_grad_()
         # without the scale of the output, which may be any number
@@ -148,7 +148,9 @@ def _problem(layer: nn.Module) -> str:
     check = ModuleValidator.VALIDATORS.get(type(layer))
     errors = check(layer) if check else []
     # the first sentence only: Opacus's texts are long
-    return str(errors[0]).strip().partition(". ")[0] if errors else ""
+    if not errors:
+        return ""
+    return str(errors[0]).strip().partition(". ")[0]
 
 
 def _first_scores(module: nn.Module, rows: torch.Tensor) -> torch.Tensor:
@@ -167,8 +169,9 @@ def _sum_in_chunks(
     *,
     ghost: bool,
 ) -> FloatArray:
+    """Return the sum (p,) of the rows' clipped gradients, some rows at a time."""
     total = np.zeros(len(model.penalised))
-    with _hooked(model.module, ghost=ghost) as hooked:
+    with _hook_norms(model.module, ghost=ghost) as hooked:
         for chunk in blocks(len(features), _chunk_rows(hooked, features.shape[1])):
             total += _chunk_sum(
                 model, hooked, features[chunk], messages[chunk], clips[chunk]
@@ -177,7 +180,7 @@ def _sum_in_chunks(
 
 
 @contextmanager
-def _hooked(module: nn.Module, *, ghost: bool) -> Iterator[GradNormModule]:
+def _hook_norms(module: nn.Module, *, ghost: bool) -> Iterator[GradNormModule]:
     """Let backward passes through the module store the norms of the rows' gradients."""
     was_training = module.training
     module.train()

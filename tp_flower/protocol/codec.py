@@ -68,7 +68,7 @@ def decode(kind: type[AnyMessage], packet: Packet) -> AnyMessage:
             raise MessageError(f"array {name!r} names part {number}, at most {f.MOST}")
         carried.setdefault(number, {})[name] = array
     if f.layout_of(layout.part).values:
-        part_values = _listed(header)
+        part_values = _take_parts(header)
         if foreign := carried.keys() - part_values.keys():
             raise MessageError(f"it has arrays of unlisted parts {sorted(foreign)}")
     elif f.PARTS in header:
@@ -84,7 +84,9 @@ def decode(kind: type[AnyMessage], packet: Packet) -> AnyMessage:
 
 def decode_reply(kind: type[AnyReply], packet: Packet) -> AnyReply | Failure:
     """Return the reply of a type that a packet carries, or the failure in its place."""
-    return decode(Failure, packet) if is_failure(packet) else decode(kind, packet)
+    if is_failure(packet):
+        return decode(Failure, packet)
+    return decode(kind, packet)
 
 
 def is_failure(packet: Packet) -> bool:
@@ -152,6 +154,7 @@ def _values(body: f.Body) -> f.Document:
 
 
 def _arrays(body: f.Body) -> Iterator[tuple[str, AnyArray, f.ArraySpec]]:
+    """Yield a structure's arrays: name on the wire, array and declaration."""
     layout = f.layout_of(type(body))
     for name, (attribute, spec) in layout.arrays.items():
         if (array := getattr(body, attribute)) is not None:
@@ -161,7 +164,7 @@ def _arrays(body: f.Body) -> Iterator[tuple[str, AnyArray, f.ArraySpec]]:
             yield f"{name}{_FAMILY}{key}", array, spec
 
 
-def _listed(header: f.Document) -> dict[int, f.Document]:
+def _take_parts(header: f.Document) -> dict[int, f.Document]:
     """Take the list of participants out of a header; return the values of each."""
     parts = header.pop(f.PARTS, None)
     if type(parts) is not list:
@@ -282,6 +285,7 @@ def _check_range(name: str, array: AnyArray, spec: f.ArraySpec) -> None:
 def _wrong_form(
     name: str, array: AnyArray, spec: f.ArraySpec, sizes: Mapping[str, int]
 ) -> MessageError:
+    """Return the error about an array of another dtype or shape than declared."""
     key = name.partition(_FAMILY)[2]
     sizes_text = [str(size).replace("{}", key) for size in spec.shape]
     shape = " x ".join(

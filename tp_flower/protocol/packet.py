@@ -89,7 +89,7 @@ def pack(packet: Packet) -> RecordDict:
         arrays.append(array)
         size += array.nbytes + (-array.nbytes % ALIGNMENT_BYTES)
     return _records(
-        _JSON.encode(packet.header), f"[{','.join(entries)}]", _joined(arrays, size)
+        _JSON.encode(packet.header), f"[{','.join(entries)}]", _join(arrays, size)
     )
 
 
@@ -186,6 +186,7 @@ def _value_bytes(value: object) -> int:
 
 
 def _records(header: str, layout: str, payload: bytes) -> RecordDict:
+    """Return a message's content as Flower's records; a small payload is a value."""
     record = ConfigRecord({HEADER: header, LAYOUT: layout})
     content = RecordDict({MESSAGE: record})
     if 0 < len(payload) <= SMALL_BYTES:
@@ -197,7 +198,7 @@ def _records(header: str, layout: str, payload: bytes) -> RecordDict:
     return content
 
 
-def _joined(arrays: list[AnyArray], size: int) -> bytes:
+def _join(arrays: list[AnyArray], size: int) -> bytes:
     """Return the arrays, padded; each is copied once, whatever its order.
 
     The zeros are not written until something else is, and CPython hands them out

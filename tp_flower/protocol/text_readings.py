@@ -119,13 +119,13 @@ def time_readings(formats: Sequence[str] = ()) -> Iterator[TextReading]:
     The owner's formats precede all others.
     """
     for listed in formats:
-        yield _in_format(listed)
+        yield _time_reading(listed)
     for kind in ISO_TYPES:
         yield TextReading(kind)
     for day, clock in product(DAY_FORMATS, CLOCK_FORMATS):
-        yield _in_format(day + clock)
+        yield _time_reading(day + clock)
 
 
-def _in_format(strptime_format: str) -> TextReading:
+def _time_reading(strptime_format: str) -> TextReading:
     has_clock = re.search("%[HIcX]", strptime_format) is not None
     return TextReading("TIMESTAMP" if has_clock else "DATE", strptime_format)

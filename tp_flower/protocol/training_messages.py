@@ -73,6 +73,11 @@ class PrivacyTerms(Body, frozen=True, kw_only=True):
         """Whether scores leave with noise only."""
         return self.predictions > 0
 
+    @property
+    def is_private(self) -> bool:
+        """Whether either is."""
+        return self.covers_features or self.covers_predictions
+
 
 class Masking(Body, frozen=True):
     """The fixed point of masked scores, see :class:`FixedPoint`."""
@@ -182,7 +187,7 @@ class PrepareRequest(Request, frozen=True, kw_only=True):
     )
 
 
-def share_disclosed(when: str, carries: str, *kinds: str) -> Discloses:
+def share_disclosure(when: str, carries: str, *kinds: str) -> Discloses:
     """Declare the shares of a sum, which the server adds and may be unable to read."""
     return Discloses(
         f"{{shares_of}} {carries}",
@@ -194,7 +199,7 @@ def share_disclosed(when: str, carries: str, *kinds: str) -> Discloses:
     )
 
 
-def sum_disclosed(when: str, carries: str) -> Discloses:
+def sum_disclosure(when: str, carries: str) -> Discloses:
     """Declare a sum of shares, which the shards of the table use."""
     return Discloses(
         f"the sum over the shards: {carries}",
@@ -232,7 +237,7 @@ class PrepareReply(Reply, frozen=True, kw_only=True):
     parts: dict[int, PreparedPart]
 
     discloses = (
-        share_disclosed(
+        share_disclosure(
             "gram", "second moments of the features of {gram} (Gram)", "gram"
         ),
         Discloses(
@@ -288,7 +293,7 @@ STEPS_DISCLOSED: Final = (
         fields=("step",),
         covered_by="messages",
     ),
-    sum_disclosed("gram", "second moments of the features of {gram}"),
+    sum_disclosure("gram", "second moments of the features of {gram}"),
 )
 
 
@@ -331,7 +336,7 @@ class ConsensusRequest(Request, frozen=True, kw_only=True):
         Discloses(
             "{common}", fields=("parameters",), covered_by="models", when="is_solved"
         ),
-        sum_disclosed("terms", "{terms}"),
+        sum_disclosure("terms", "{terms}"),
     )
     schedule = ("fit", "evaluate", "scores_number")
 

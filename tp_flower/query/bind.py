@@ -16,7 +16,6 @@ needs values of two tables at once is refused by name. The query itself is never
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 
 from sqlglot import exp
 
@@ -31,7 +30,7 @@ from tp_flower.query.conditions import (
 )
 from tp_flower.query.expressions import parse_expression, render
 from tp_flower.query.fragment import Feature, Fragment, spell
-from tp_flower.query.relations import Schema, bind_table, table_schemas
+from tp_flower.query.relations import Relation, Schema, bind_table, table_schemas
 from tp_flower.query.scope import Local, Scope, expand_stars
 
 Bound = tuple[parsing.SelectItem, Local]  # an item, and its expression over one table
@@ -144,13 +143,13 @@ class Query:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the tables that sites must host, each once."""
-        tables = chain.from_iterable(
-            (table,)
-            if isinstance(table, parsing.TableRef)
-            else (branch.table for branch in table.branches)
-            for table in self.statement.tables
-        )
-        return tuple(dict.fromkeys(table.name for table in tables))
+        names: list[str] = []
+        for table in self.statement.tables:
+            if isinstance(table, parsing.TableRef):
+                names.append(table.name)
+            else:
+                names += [branch.table.name for branch in table.branches]
+        return tuple(dict.fromkeys(names))
 
     @property
     def compared(self) -> set[str]:
@@ -190,7 +189,7 @@ class Query:
         if unlabelled is not None:
             table = unlabelled.table or statement.tables[0].alias
             unlabelled = replace(unlabelled, table=table)
-            statement = _without_label(statement, unlabelled)
+            statement = _drop_label(statement, unlabelled)
         relations = {
             table.alias: bind_table(table, schemas) for table in statement.tables
         }
@@ -224,27 +223,12 @@ class Query:
             marked = [pair for pair in marked if is_kept(pair[0])]
         split_table = _add_split(split, scope, keys)
         label, weight = _label_and_weight(marked, settled.outer)
-        fragments = tuple(
-            branch.fragment(
-                Fragment(
-                    table=alias,
-                    name=branch.name,
-                    features=tuple(features.get(alias, ())),
-                    keys=tuple(keys.get(alias, ())),
-                    label=label.sql if label and label.table == alias else None,
-                    weight=weight.sql if weight and weight.table == alias else None,
-                    filters=tuple(f.sql for f in settled.filters if f.table == alias),
-                )
-            )
-            for alias, relation in relations.items()
-            for branch in relation.branches
-        )
-        followed = label.table if label else unlabelled.table if unlabelled else ""
+        fragments = _make_fragments(relations, features, keys, label, weight, settled)
         label_sql = next((item.sql for item, _ in marked if parsing.is_label(item)), "")
         return BoundQuery(
             fragments,
             joins,
-            followed,
+            _label_table(label, unlabelled),
             settled.outer,
             split_table,
             label_sql,
@@ -252,7 +236,50 @@ class Query:
         )
 
 
+def _label_table(label: Local | None, unlabelled: Unlabelled | None) -> str:
+    """Return the table of the label, or of the rows that are predicted; "" for none."""
+    if label is not None:
+        return label.table
+    if unlabelled is None:
+        return ""
+    return unlabelled.table
+
+
+def _make_fragments(
+    relations: Mapping[str, Relation],
+    features: Mapping[str, Sequence[Feature]],
+    keys: Mapping[str, Sequence[tuple[str, ...]]],
+    label: Local | None,
+    weight: Local | None,
+    settled: Settled,
+) -> tuple[Fragment, ...]:
+    """Return a fragment per table, or per SELECT of its UNION ALL."""
+    fragments = []
+    for alias, relation in relations.items():
+        filters = tuple(each.sql for each in settled.filters if each.table == alias)
+        for branch in relation.branches:
+            fragment = Fragment(
+                table=alias,
+                name=branch.name,
+                features=tuple(features.get(alias, ())),
+                keys=tuple(keys.get(alias, ())),
+                label=_sql_of(label, alias),
+                weight=_sql_of(weight, alias),
+                filters=filters,
+            )
+            fragments.append(branch.fragment(fragment))
+    return tuple(fragments)
+
+
+def _sql_of(local: Local | None, alias: str) -> str | None:
+    """Return an expression's SQL, or None where it is not over the table."""
+    if local is None or local.table != alias:
+        return None
+    return local.sql
+
+
 def _check_absent(statement: parsing.Statement, scope: Scope) -> None:
+    """Refuse columns of a sub-query that may be an outer table's."""
     for alias, name in statement.absent:
         tables = [scope.alias_of(alias, name)] if alias else scope.columns
         if owner := next((a for a in tables if spell(name, scope.columns[a])), None):
@@ -261,7 +288,7 @@ def _check_absent(statement: parsing.Statement, scope: Scope) -> None:
             )
 
 
-def _without_label(
+def _drop_label(
     statement: parsing.Statement, unlabelled: Unlabelled
 ) -> parsing.Statement:
     """Return the statement for a prediction, without the label among its items."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from sqlglot import exp
 
 from tp_flower.errors import QueryError
-from tp_flower.query.expressions import as_filter, parse_expression, render
+from tp_flower.query.expressions import parenthesise, parse_expression, render
 from tp_flower.query.fragment import local_sql, spell
 from tp_flower.query.parsing import JoinClause, Statement
 from tp_flower.query.relations import (
@@ -76,7 +76,7 @@ def bind_conditions(
         visible = {alias: scope.columns[alias] for alias in order[: number + 1]}
         local = replace(scope, columns=visible, merged=merged)
         owner = join.alias if join.is_left else None
-        for name in _shared(join, local) if join.is_natural else join.using:
+        for name in _shared_columns(join, local) if join.is_natural else join.using:
             equality = _bind_using(join, name, local)
             merged = {**merged, name.lower(): equality.left.table}
             bound.append(equality)
@@ -86,7 +86,7 @@ def bind_conditions(
     return bound, full_scope
 
 
-def _shared(join: JoinClause, scope: Scope) -> list[str]:
+def _shared_columns(join: JoinClause, scope: Scope) -> list[str]:
     """Return the columns that a NATURAL join compares."""
     left = [
         name for a, names in scope.columns.items() if a != join.alias for name in names
@@ -111,9 +111,8 @@ def _bind_using(join: JoinClause, name: str, scope: Scope) -> Condition:
         Local(left, local_sql(column, scope.columns[left], element)),
         Local(right, local_sql(column, scope.columns[right], element)),
     )
-    return Condition(
-        sides, f"{left}.{name} = {right}.{name}", join.alias if join.is_left else None
-    )
+    owner = join.alias if join.is_left else None
+    return Condition(sides, f"{left}.{name} = {right}.{name}", owner)
 
 
 def _bind(text: str, scope: Scope, owner: str | None) -> Condition:
@@ -127,7 +126,7 @@ def _bind(text: str, scope: Scope, owner: str | None) -> Condition:
             "between columns of two tables"
         )
     if len(tables) == 1:
-        return Condition((scope.local(as_filter(tree), element),), text, owner)
+        return Condition((scope.local(parenthesise(tree), element),), text, owner)
     if isinstance(tree, exp.EQ):
         parts = (tree.left, tree.right)
         if all(len(scope.tables(part, element)) == 1 for part in parts):
@@ -168,7 +167,7 @@ def settle(
     guards = [c for c in filters if c.owner not in (None, c.left.table)]
     predicates = [c for c in settled if not c.is_filter]
     return Settled(
-        tuple(dict.fromkeys(_with_guards(predicates, guards))), tuple(local), outer
+        tuple(dict.fromkeys(_guard_keys(predicates, guards))), tuple(local), outer
     )
 
 
@@ -264,7 +263,7 @@ def _check(
             )
 
 
-def _with_guards(
+def _guard_keys(
     predicates: Sequence[Condition], guards: Sequence[Condition]
 ) -> list[Condition]:
     """Return the predicates, with keys that are NULL unless the guards in ON hold."""
@@ -282,10 +281,10 @@ def _with_guards(
         # one NULL part of a key suffices, whatever the order of the parts
         first = min(compared, key=lambda p: (p.left.sql, p.right.sql))
         guards_of.setdefault(first, set()).add(guard.left.sql)
-    return [_guarded(p, sorted(guards_of.get(p, ()))) for p in predicates]
+    return [_guard_key(p, sorted(guards_of.get(p, ()))) for p in predicates]
 
 
-def _guarded(predicate: Condition, conditions: Sequence[str]) -> Condition:
+def _guard_key(predicate: Condition, conditions: Sequence[str]) -> Condition:
     """Return the predicate with a left key that is NULL unless the conditions hold."""
     if not conditions:
         return predicate

@@ -99,7 +99,9 @@ _REASONS: tuple[tuple[tuple[type[exp.Expr], ...], str], ...] = (
 def shorten(text: str, limit: int = 120) -> str:
     """Return ``text`` on one line, cut to ``limit`` characters for a message."""
     line = " ".join(text.split())
-    return line if len(line) <= limit else f"{line[: limit - 3]}..."
+    if len(line) <= limit:
+        return line
+    return f"{line[: limit - 3]}..."
 
 
 def explain(error: SqlglotError) -> str:
@@ -375,7 +377,10 @@ def _why_refused_aggregate(node: exp.Expr) -> str:
 def _why_refused_call(node: exp.Expr, parts: set[str]) -> str:
     """Return why an aggregate is nested in another or has unsupported arguments."""
     is_quantile = type(node) is exp.PercentileCont
-    if parts - {"big_int"} - ({"expression"} if is_quantile else set()) != {"this"}:
+    optional = {"big_int"}
+    if is_quantile:
+        optional.add("expression")
+    if parts - optional != {"this"}:
         return f"this form of an aggregate is not supported; supported: {_LISTED}"
     if is_quantile and not _is_fraction(node.args.get("expression")):
         return "a quantile is a number from 0 to 1"
@@ -409,9 +414,11 @@ def conjuncts(tree: exp.Expr) -> Iterator[exp.Expr]:
         yield inner
 
 
-def as_filter(tree: exp.Expr) -> exp.Expr:
+def parenthesise(tree: exp.Expr) -> exp.Expr:
     """Return a condition that keeps its meaning between two ANDs."""
-    return exp.Paren(this=tree) if isinstance(tree, exp.Or) else tree
+    if isinstance(tree, exp.Or):
+        return exp.Paren(this=tree)
+    return tree
 
 
 def has_aggregate(tree: exp.Expr) -> bool:

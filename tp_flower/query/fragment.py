@@ -54,7 +54,7 @@ class Piece(NamedTuple):
         is_inner = self.role in (Role.INNER, Role.HAVING)
         tree = expressions.parse_expression(self.sql, self.element, aggregates=is_inner)
         if self.role in (Role.FILTER, Role.HAVING):
-            return expressions.as_filter(tree)
+            return expressions.parenthesise(tree)
         return tree
 
     def check(self, columns: Collection[str]) -> str:
@@ -113,26 +113,36 @@ class SubQuery:
         'SELECT AVG("amount") AS "mean" FROM shard GROUP BY "customer"'
         """
         items = ", ".join(f"{c.sql} AS {quote_name(c.name)}" for c in self.columns)
-        where = f" WHERE {' AND '.join(self.filters)}" if self.filters else ""
-        groups = f" GROUP BY {', '.join(self.groups)}" if self.groups else ""
-        having = f" HAVING {' AND '.join(self.having)}" if self.having else ""
+        where = ""
+        if self.filters:
+            where = f" WHERE {' AND '.join(self.filters)}"
+        groups = ""
+        if self.groups:
+            groups = f" GROUP BY {', '.join(self.groups)}"
+        having = ""
+        if self.having:
+            having = f" HAVING {' AND '.join(self.having)}"
         return f"SELECT {items} FROM {relation}{where}{groups}{having}"
 
     def map(self, change: Change) -> "SubQuery":
         """Return the sub-query with every piece changed."""
         inner = "of the sub-query"
         return SubQuery(
-            filters=_mapped(Role.FILTER, f"filter {{}} {inner}", self.filters, change),
-            groups=_mapped(Role.GROUP, f"group {{}} {inner}", self.groups, change),
-            having=_mapped(
+            filters=_map_texts(
+                Role.FILTER, f"filter {{}} {inner}", self.filters, change
+            ),
+            groups=_map_texts(Role.GROUP, f"group {{}} {inner}", self.groups, change),
+            having=_map_texts(
                 Role.HAVING, f"HAVING condition {{}} {inner}", self.having, change
             ),
-            columns=_named(Role.INNER, f"column {{!r}} {inner}", self.columns, change),
+            columns=_map_features(
+                Role.INNER, f"column {{!r}} {inner}", self.columns, change
+            ),
         )
 
     def pieces(self) -> list[Piece]:
         """Return all pieces."""
-        return _listed(self.map)
+        return _list_pieces(self.map)
 
     def check(self, columns: Collection[str], where: str) -> "SubQuery":
         """Return the sub-query re-rendered from parsed, allowed expressions.
@@ -146,7 +156,7 @@ class SubQuery:
                 f"{where}: a sub-query needs a column and an expression to group by"
             )
         _check_names(self.columns, f"{where}: sub-query column")
-        checked = self.map(_checked(columns, where))
+        checked = self.map(_make_check(columns, where))
         trees = [
             expressions.parse_expression(sql, f"{where}: group")
             for sql in checked.groups
@@ -209,19 +219,19 @@ class Fragment:
             weight = change(Piece(Role.WEIGHT, f"the {Role.WEIGHT}", weight))
         return replace(
             self,
-            features=_named(Role.FEATURE, "feature {!r}", self.features, change),
+            features=_map_features(Role.FEATURE, "feature {!r}", self.features, change),
             label=label,
             weight=weight,
-            filters=_mapped(Role.FILTER, "filter {}", self.filters, change),
+            filters=_map_texts(Role.FILTER, "filter {}", self.filters, change),
             keys=tuple(
-                _mapped(Role.KEY, f"join key {number}", key, change)
+                _map_texts(Role.KEY, f"join key {number}", key, change)
                 for number, key in enumerate(self.keys)
             ),
         )
 
     def pieces(self) -> list[Piece]:
         """Return all pieces outside the sub-query."""
-        return _listed(self.map)
+        return _list_pieces(self.map)
 
     def to_json(self) -> dict[str, object]:
         """Return the fragment as plain JSON types, without a weight that is None."""
@@ -262,10 +272,10 @@ class Fragment:
         if (subquery := self.subquery) is not None:
             subquery = subquery.check(columns, where)
             columns = subquery.names
-        return replace(self.map(_checked(columns, where)), subquery=subquery)
+        return replace(self.map(_make_check(columns, where)), subquery=subquery)
 
 
-def _mapped(
+def _map_texts(
     role: Role, element: str, pieces: Sequence[str], change: Change
 ) -> tuple[str, ...]:
     return tuple(
@@ -274,7 +284,7 @@ def _mapped(
     )
 
 
-def _named(
+def _map_features(
     role: Role, element: str, features: Sequence[Feature], change: Change
 ) -> tuple[Feature, ...]:
     return tuple(
@@ -283,7 +293,8 @@ def _named(
     )
 
 
-def _listed(mapping: Callable[[Change], object]) -> list[Piece]:
+def _list_pieces(mapping: Callable[[Change], object]) -> list[Piece]:
+    """Return the expressions that a mapping visits, unchanged."""
     result: list[Piece] = []
 
     def unchanged(piece: Piece) -> str:
@@ -294,7 +305,7 @@ def _listed(mapping: Callable[[Change], object]) -> list[Piece]:
     return result
 
 
-def _checked(columns: Collection[str], where: str) -> Change:
+def _make_check(columns: Collection[str], where: str) -> Change:
     return lambda piece: piece._replace(element=f"{where}: {piece.element}").check(
         columns
     )

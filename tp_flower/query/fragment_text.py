@@ -27,21 +27,21 @@ def fragment_text(fragment: Fragment) -> str:
     join key: "id"
     """
     with suppress(QueryError):
-        fragment = _rendered(fragment)
+        fragment = _render(fragment)
     inner = fragment.subquery or SubQuery(())
     lines = [
         f"table {printable(quote_name(fragment.name))}",
-        *_named("sub-query column", inner.columns),
-        *_listed("sub-query filter", inner.filters),
-        *_listed("sub-query group", inner.groups),
-        *_listed("sub-query HAVING", inner.having),
-        *_named("feature", fragment.features),
-        *_listed("label", [fragment.label] if fragment.label is not None else []),
-        *_listed("weight", [fragment.weight] if fragment.weight is not None else []),
-        *_listed("filter", fragment.filters),
+        *_feature_lines("sub-query column", inner.columns),
+        *_piece_lines("sub-query filter", inner.filters),
+        *_piece_lines("sub-query group", inner.groups),
+        *_piece_lines("sub-query HAVING", inner.having),
+        *_feature_lines("feature", fragment.features),
+        *_piece_lines("label", [fragment.label]),
+        *_piece_lines("weight", [fragment.weight]),
+        *_piece_lines("filter", fragment.filters),
     ]
     for key in sorted(fragment.keys):
-        lines += _listed("join key", key[:1])
+        lines += _piece_lines("join key", key[:1])
         lines += [f"  and: {printable(sql)}" for sql in key[1:]]
     return "\n".join(lines)
 
@@ -51,7 +51,7 @@ def text_digest(text: str) -> str:
     return f"sha256:{sha256(text.encode()).hexdigest()}"
 
 
-def _rendered(fragment: Fragment) -> Fragment:
+def _render(fragment: Fragment) -> Fragment:
     # as it would run: without comments, every name quoted
     def render_piece(piece: Piece) -> str:
         return render(piece.parse(), quote=True)
@@ -60,22 +60,24 @@ def _rendered(fragment: Fragment) -> Fragment:
     return replace(fragment.map(render_piece), subquery=subquery)
 
 
-def _named(role: str, features: Sequence[Feature]) -> list[str]:
+def _feature_lines(role: str, features: Sequence[Feature]) -> list[str]:
     return [
         f"{role} {printable(quote_name(feature.name))}: {printable(feature.sql)}"
         for feature in sorted(features, key=lambda feature: (feature.name, feature.sql))
     ]
 
 
-def _listed(role: str, pieces: Sequence[str]) -> list[str]:
-    return [f"{role}: {printable(sql)}" for sql in sorted(pieces)]
+def _piece_lines(role: str, pieces: Sequence[str | None]) -> list[str]:
+    texts = sorted(sql for sql in pieces if sql is not None)
+    return [f"{role}: {printable(sql)}" for sql in texts]
 
 
 def printable(text: str) -> str:
     """Return a text with backslashes, line ends and invisible characters escaped."""
-    return "".join(
-        character
-        if character.isprintable() and character != "\\"
-        else character.encode("unicode_escape").decode()
-        for character in text
-    )
+    escaped = []
+    for character in text:
+        if character.isprintable() and character != "\\":
+            escaped.append(character)
+        else:
+            escaped.append(character.encode("unicode_escape").decode())
+    return "".join(escaped)

@@ -122,7 +122,9 @@ def item_name(item: SelectItem) -> str | None:
     if item.name is not None:
         return item.name
     tree = parse_expression(item.sql, "SELECT item", aggregates=True).unnest()
-    return tree.name if isinstance(tree, exp.Column) else None
+    if not isinstance(tree, exp.Column):
+        return None
+    return tree.name
 
 
 def compared_columns(statement: Statement) -> set[str]:
@@ -258,7 +260,9 @@ def _check_clauses(
     for clause in (key for key, value in tree.args.items() if value):
         if clause not in allowed:
             name = _CLAUSE_NAMES.get(clause, clause.strip("_").upper())
-            instead = f": {advice[clause]}" if clause in advice else ""
+            instead = ""
+            if clause in advice:
+                instead = f": {advice[clause]}"
             raise QueryError(f"{name} is not supported in {where}{instead}")
 
 

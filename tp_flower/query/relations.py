@@ -59,7 +59,7 @@ def is_null_on_nulls(sql: str, types: Mapping[str, str]) -> bool:
     >>> is_null_on_nulls('COALESCE("x", 1)', {"x": "INT"})
     False
     """
-    return bool(_on_nulls(f"({sql}) IS NULL", sql, types))
+    return bool(_evaluate_on_nulls(f"({sql}) IS NULL", sql, types))
 
 
 def is_true_on_nulls(sql: str, types: Mapping[str, str]) -> bool:
@@ -70,7 +70,9 @@ def is_true_on_nulls(sql: str, types: Mapping[str, str]) -> bool:
     >>> is_true_on_nulls('"x" IS NULL', {"x": "INT"})
     True
     """
-    return bool(_on_nulls(f"CASE WHEN {sql} THEN true ELSE false END", sql, types))
+    return bool(
+        _evaluate_on_nulls(f"CASE WHEN {sql} THEN true ELSE false END", sql, types)
+    )
 
 
 def type_on_nulls(sql: str, types: Mapping[str, str]) -> str:
@@ -85,7 +87,7 @@ def type_on_nulls(sql: str, types: Mapping[str, str]) -> str:
     return kind
 
 
-def _on_nulls(test: str, sql: str, types: Mapping[str, str]) -> object:
+def _evaluate_on_nulls(test: str, sql: str, types: Mapping[str, str]) -> object:
     ((value,),) = _rows(f"SELECT {test} FROM {_nulls_of(sql, types)}")
     return value
 
@@ -97,6 +99,7 @@ def _nulls_of(sql: str, types: Mapping[str, str]) -> str:
 
 
 def _known_type(column: str, name: str) -> str:
+    """Return a column's type in DuckDB's spelling; QueryError for an unknown one."""
     try:
         return str(shared_cursor().type(name))
     except duckdb.Error as error:
@@ -107,6 +110,7 @@ def _known_type(column: str, name: str) -> str:
 
 @lru_cache(maxsize=256)
 def _rows(query: str) -> list[tuple[object, ...]]:
+    """Return the rows of a query without tables; QueryError if types do not fit."""
     try:
         return shared_cursor().execute(query).fetchall()
     except duckdb.Error as error:
@@ -175,13 +179,14 @@ class Relation:
 
 
 def _inline(piece: Piece, outputs: Mapping[str, str]) -> str:
+    """Return an expression with the sub-query's outputs replaced by their SQL."""
     holder = exp.Paren(this=piece.parse())
     for column in list(holder.find_all(exp.Column)):
         tree = parse_expression(outputs[column.name], piece.element)
         is_plain = isinstance(tree, exp.Column | exp.Paren | exp.Func)
-        column.replace(
-            tree if is_plain or column.parent is holder else exp.Paren(this=tree)
-        )
+        if not (is_plain or column.parent is holder):
+            tree = exp.Paren(this=tree)
+        column.replace(tree)
     # parsed again: only an expression with one form may leave
     return render(
         piece._replace(sql=render(holder.this, quote=True)).parse(), quote=True
@@ -194,7 +199,7 @@ Named = tuple[str | None, str]  # an item's name, if it has one, and its express
 def bind_table(table: Table, schemas: Mapping[str, Schema]) -> Relation:
     """Return the relation of a table of FROM."""
     if isinstance(table, TableRef):
-        name = _hosted(table, schemas)
+        name = _hosted_name(table, schemas)
         outputs = tuple(Feature(c, quote_name(c)) for c in schemas[name])
         return Relation(
             (BoundBranch(name, schemas[name], SubQuery(outputs)),), schemas[name]
@@ -207,7 +212,8 @@ def bind_table(table: Table, schemas: Mapping[str, Schema]) -> Relation:
     return Relation(tuple(branches))
 
 
-def _hosted(table: TableRef, schemas: Mapping[str, Schema]) -> str:
+def _hosted_name(table: TableRef, schemas: Mapping[str, Schema]) -> str:
+    """Return the hosted table that FROM names; QueryError if no site hosts it."""
     name = spell(table.name, tuple(schemas))
     if name is None:
         raise QueryError(
@@ -225,7 +231,7 @@ class _Binder:
     ) -> None:
         self._branch = branch
         self._element = element
-        self._name = _hosted(branch.table, schemas)
+        self._name = _hosted_name(branch.table, schemas)
         self._schema = schemas[self._name]
         plain = [item for item in branch.items if not isinstance(item, StarItem)]
         self._scope = Scope(
@@ -238,7 +244,7 @@ class _Binder:
         """Return the branch; ``names`` are the first branch's columns, None for it."""
         branch = self._branch
         items = [pair for item in branch.items for pair in self._item(item)]
-        outputs = self._named(items, names)
+        outputs = self._name_outputs(items, names)
         filters = tuple(self._local(text, Role.FILTER) for text in branch.where)
         groups = self._groups(items)
         having = tuple(self._having(text, items, groups) for text in branch.having)
@@ -255,6 +261,7 @@ class _Binder:
         return local_sql(tree, tuple(self._schema), element)
 
     def _item(self, item: Item) -> list[Named]:
+        """Return the outputs of an item of the SELECT list, several of a star."""
         if not isinstance(item, StarItem):
             sql = self._local(item.sql, Role.INNER)
             name = item_name(item)
@@ -266,7 +273,7 @@ class _Binder:
             for _, name in star_columns(item, self._scope, self._element)
         ]
 
-    def _named(
+    def _name_outputs(
         self, items: Sequence[Named], names: Sequence[str] | None
     ) -> tuple[Feature, ...]:
         """Return the outputs under the names of the sub-query's first SELECT."""
@@ -305,7 +312,9 @@ class _Binder:
         if branch.is_distinct and (is_grouped or aggregates):
             raise QueryError(f"{element}: write DISTINCT or GROUP BY, not both")
         if (aggregates or branch.having) and not is_grouped:
-            cause = shorten(render(aggregates[0])) if aggregates else "HAVING"
+            cause = "HAVING"
+            if aggregates:
+                cause = shorten(render(aggregates[0]))
             raise QueryError(
                 f"{element}: {cause} without GROUP BY is one row for a whole table: "
                 "add GROUP BY and the columns to join on"
@@ -331,7 +340,7 @@ class _Binder:
                 raise QueryError(f"{element} is not a position from 1 to {len(items)}")
             return items[position - 1][1]
         if isinstance(tree, exp.Column) and not tree.table:
-            aliased = self._by_alias(tree.name, items)
+            aliased = self._find_alias(tree.name, items)
             if aliased and spell(tree.name, tuple(self._schema)) is None:
                 return aliased
         return self._local(text, Role.GROUP)
@@ -345,7 +354,7 @@ class _Binder:
         element = f"{self._element}: HAVING {text}"
         holder = exp.Paren(this=parse_expression(text, element, aggregates=True))
         for column in list(holder.find_all(exp.Column)):
-            aliased = self._by_alias(column.name, items)
+            aliased = self._find_alias(column.name, items)
             is_inside = column.find_ancestor(exp.AggFunc, exp.Filter) is not None
             if column.table or aliased is None or is_inside:
                 continue
@@ -362,7 +371,7 @@ class _Binder:
             )
         return self._local(render(holder.this), Role.HAVING)
 
-    def _by_alias(self, name: str, items: Sequence[Named]) -> str | None:
+    def _find_alias(self, name: str, items: Sequence[Named]) -> str | None:
         lower = name.lower()
         return next(
             (sql for alias, sql in items if (alias or "").lower() == lower), None

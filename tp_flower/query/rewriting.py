@@ -38,12 +38,12 @@ def flatten_joins(select: exp.Select) -> None:
     """
     for inner in list(select.find_all(exp.Select)):
         if source := inner.args.get("from_"):
-            table, joins = _flat(source.this, inner.args.get("joins", ()), inner)
+            table, joins = _flatten(source.this, inner.args.get("joins", ()), inner)
             source.set("this", table)
             inner.set("joins", joins)
 
 
-def _flat(
+def _flatten(
     source: exp.Expr, joins: Sequence[exp.Join], select: exp.Select
 ) -> tuple[exp.Expr, list[exp.Join]]:
     """Return the first table of a chain of joins, and the joins of all others."""
@@ -57,7 +57,7 @@ def _flat(
     joins = [*(source.args.pop("joins", None) or ()), *joins]
     chain: list[exp.Join] = []
     for join in joins:
-        table, nested = _flat(join.this, (), select)
+        table, nested = _flatten(join.this, (), select)
         join.set("this", table)
         if nested:
             _release(nested, join, select)
@@ -154,7 +154,9 @@ def join_filters(select: exp.Select) -> None:
 
 def _sub_query(tree: exp.Expr) -> exp.Expr | None:
     query = tree.this if isinstance(tree, exp.Exists) else tree.args.get("query")
-    return query.unnest() if isinstance(query, exp.Query) else None
+    if not isinstance(query, exp.Query):
+        return None
+    return query.unnest()
 
 
 def _semi_join(part: exp.Expr, alias: str) -> exp.Join:
@@ -168,8 +170,8 @@ def _semi_join(part: exp.Expr, alias: str) -> exp.Join:
         expressions.check_expression(item, element, aggregates=False)
     is_in = isinstance(part, exp.In)
     pairs = [
-        *_correlated(query, element),
-        *(_compared(part, items, element) if is_in else ()),
+        *_take_correlations(query, element),
+        *(_compared_pairs(part, items, element) if is_in else ()),
     ]
     if not pairs:
         raise QueryError(
@@ -199,7 +201,9 @@ def _semi_join(part: exp.Expr, alias: str) -> exp.Join:
     return join
 
 
-def _compared(part: exp.Expr, items: Sequence[exp.Expr], element: str) -> list[Pair]:
+def _compared_pairs(
+    part: exp.Expr, items: Sequence[exp.Expr], element: str
+) -> list[Pair]:
     """Return the pairs of values and columns that IN compares."""
     values = part.this.expressions if isinstance(part.this, exp.Tuple) else [part.this]
     if len(values) != len(items):
@@ -215,7 +219,7 @@ def _operand(value: exp.Expr) -> exp.Expr:
     return exp.paren(value)
 
 
-def _correlated(query: exp.Select, element: str) -> list[Pair]:
+def _take_correlations(query: exp.Select, element: str) -> list[Pair]:
     """Take the equalities with the query around a sub-query out of its WHERE."""
     pairs: list[Pair] = []
     name = query.args["from_"].this.alias_or_name.lower()
@@ -257,7 +261,9 @@ def merge_sub_queries(select: exp.Select) -> None:
     for outer in reversed(list(select.find_all(exp.Select, bfs=True))):
         source = outer.args.get("from_")
         query = source.this if source else None
-        inner = query.this if isinstance(query, exp.Subquery) and query.alias else None
+        inner = None
+        if isinstance(query, exp.Subquery) and query.alias:
+            inner = query.this
         if (
             not source
             or not isinstance(inner, exp.Select)
@@ -265,11 +271,11 @@ def merge_sub_queries(select: exp.Select) -> None:
         ):
             continue
         has_stars = any(item.is_star for item in inner.expressions)
-        if (
-            not inner.args.get("joins")
-            if outer is select
-            else has_stars and inner.expressions[1:]
-        ):
+        if outer is select:
+            is_kept = not inner.args.get("joins")
+        else:
+            is_kept = has_stars and len(inner.expressions) > 1
+        if is_kept:
             continue
         _merge_columns(outer, inner, source.this.alias)
         source.set("this", inner.args["from_"].this)
@@ -322,7 +328,7 @@ def _merge_columns(outer: exp.Select, inner: exp.Select, alias: str) -> None:
     named = {item.alias.lower() for item in outer.expressions}
     is_alone = all(join.meta.get("is_filter") for join in outer.args.get("joins", ()))
     absent = outer.meta.setdefault("absent", [])
-    outer.set("expressions", [_named(item, values) for item in outer.expressions])
+    outer.set("expressions", [_add_name(item, values) for item in outer.expressions])
     for column in columns:
         name = column.name.lower()
         table = column.table.lower()
@@ -348,8 +354,12 @@ def _merge_columns(outer: exp.Select, inner: exp.Select, alias: str) -> None:
             item.replace([part.copy() for part in inner.expressions])
 
 
-def _named(item: exp.Expr, values: Mapping[str, exp.Expr]) -> exp.Expr:
+def _add_name(item: exp.Expr, values: Mapping[str, exp.Expr]) -> exp.Expr:
     """Return an item under its name, if that of the expression behind it is another."""
-    value = values.get(item.name.lower()) if isinstance(item, exp.Column) else None
+    value = None
+    if isinstance(item, exp.Column):
+        value = values.get(item.name.lower())
     is_renamed = value is not None and value.name.lower() != item.name.lower()
-    return exp.alias_(item, item.this.copy(), copy=False) if is_renamed else item
+    if is_renamed:
+        return exp.alias_(item, item.this.copy(), copy=False)
+    return item

@@ -84,7 +84,9 @@ class Scope:
             )
         if not owners:
             self._check_readable(self.columns, column.name, element)
-            hint = "; a text stands in single quotes" if column.this.quoted else ""
+            hint = ""
+            if column.this.quoted:
+                hint = "; a text stands in single quotes"
             raise QueryError(f"{element}: {self._unknown(column.name)}{hint}")
         return owners[0]
 
@@ -118,6 +120,7 @@ class Scope:
         return alias
 
     def _unknown(self, name: str) -> str:
+        """Return the text about a column that no table has."""
         if name.lower() in (alias.lower() for alias in self.aliases):
             return (
                 f"{name!r} is a name of the SELECT list, not a column: repeat its "
@@ -170,13 +173,16 @@ def expand_stars(
             continue
         features = [_item(*column) for column in columns if column not in hidden]
         if not features:
+            star = "*" if item.table is None else f"{item.table}.*"
+            tables = ", ".join(_tables_of(item, scope))
             raise QueryError(
-                f"{'*' if item.table is None else f'{item.table}.*'} selects no column:"
-                f" all of {', '.join(_tables_of(item, scope))} are join keys, label, "
+                f"{star} selects no column: all of {tables} are join keys, label, "
                 "weight or EXCLUDEd, or kept from features by a policy"
             )
         expanded += features
-    return (*expanded, *(() if selected else labels))
+    if not selected:
+        expanded += labels
+    return tuple(expanded)
 
 
 def star_columns(

@@ -160,7 +160,9 @@ class Record:
     def count(self, key: str) -> str:
         """Return a count for people; "-" for anything that is not a number."""
         number = self.number(key)
-        return "-" if number is None else format_count(round(number))
+        if number is None:
+            return "-"
+        return format_count(round(number))
 
     def text(self, key: str) -> str:
         """Return a text; "" for anything else."""
@@ -174,7 +176,9 @@ class Record:
     def items(self, key: str) -> list[Any]:
         """Return a list; an empty one for anything else."""
         value = self.get(key)
-        return list(value) if isinstance(value, list | tuple) else []
+        if not isinstance(value, list | tuple):
+            return []
+        return list(value)
 
     def at(self, key: str) -> "Record":
         """Return the object inside."""
@@ -191,6 +195,7 @@ class Record:
 
 
 def _number(value: object) -> float | None:
+    """Return a finite number of a report, or None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -231,10 +236,10 @@ def table_titles(report: Record, aliases: Iterable[str]) -> dict[str, str]:
     return {key: title for key, title in titles.items() if key in present} | unlisted
 
 
-def counted(count: float, noun: str) -> str:
+def count_text(count: float, noun: str) -> str:
     """Return a count with its noun.
 
-    >>> counted(1, "table"), counted(1200, "site")
+    >>> count_text(1, "table"), count_text(1200, "site")
     ('1 table', '1,200 sites')
     """
     return f"{format_count(int(count))} {noun}{'' if count == 1 else 's'}"
@@ -276,7 +281,9 @@ def _epsilon_cell(name: str, total: Record) -> str:
     if not has_epsilon(total, name):
         return total.text(name).partition(":")[0] or "-"
     number = total.number(name)
-    return "no bound" if number is None else format_value(number)
+    if number is None:
+        return "no bound"
+    return format_value(number)
 
 
 def mechanism_text(release: Record) -> str:

@@ -78,15 +78,22 @@ def value_format(values: Iterable[float | None]) -> Callable[[float | None], str
     sizes = [abs(x) for x in values if x is not None and math.isfinite(x)]
     exponent = math.floor(math.log10(max(sizes, default=0.0) or 1.0))
     decimals = max(min(5 - exponent, 4), 2 - exponent, 0)
-    form = f"{{:z,.{decimals}f}}" if decimals <= 7 and exponent < 9 else "{:.2e}"
-    return lambda value: (
-        "-" if value is None or not math.isfinite(value) else form.format(value)
-    )
+    form = "{:.2e}"
+    if decimals <= 7 and exponent < 9:
+        form = f"{{:z,.{decimals}f}}"
+
+    def format_one(value: float | None) -> str:
+        if value is None or not math.isfinite(value):
+            return "-"
+        return form.format(value)
+
+    return format_one
 
 
 def _three_digits(number: float) -> str:
-    decimals = 2 if number < 9.995 else 1 if number < 99.95 else 0
-    return f"{number:.{decimals}f}"
+    if number < 9.995:
+        return f"{number:.2f}"
+    return f"{number:.1f}" if number < 99.95 else f"{number:.0f}"
 
 
 def name_table(alias: str, name: str) -> str:
@@ -150,4 +157,6 @@ def _metrics_parts(
 ) -> list[str]:
     values = [f"{key} {format_value(metrics[key])}" for key in keys if key in metrics]
     suffix = f" ({split})" if split else ""
-    return [f"{name} {' '.join(values)}{suffix}"] if values else []
+    if not values:
+        return []
+    return [f"{name} {' '.join(values)}{suffix}"]

@@ -71,14 +71,16 @@ def prediction_table(names: pa.Array, scored: Scored, response: Response) -> pa.
     """Return the predictions of joined rows, which ``names`` (N,) name."""
     columns = {ROW_HASH: names, OCCURRENCE: pa.array(occurrences(scored.rows))}
     for k in range(response.outputs):
-        name = f"{_SCORE}.{response.classes[k]}" if response.outputs > 1 else _SCORE
+        name = _SCORE
+        if response.outputs > 1:
+            name = f"{_SCORE}.{response.classes[k]}"
         columns[name] = pa.array(scored.scores[:, k])
     predicted = response.predict(scored.scores)
-    columns[_PREDICTION] = (
-        class_values(response).take(pa.array(predicted.astype(np.int64)))
-        if response.classes
-        else pa.array(predicted)
-    )
+    if response.classes:
+        codes = pa.array(predicted.astype(np.int64))
+        columns[_PREDICTION] = class_values(response).take(codes)
+    else:
+        columns[_PREDICTION] = pa.array(predicted)
     details = response.details(scored.scores)
     columns |= {name: pa.array(values) for name, values in details.items()}
     columns[_PARTIAL] = pa.array(scored.is_partial)

@@ -81,7 +81,7 @@ class Result:
             counted,
             self._next_line(),
         )
-        first, *others = (_shortened(line) for line in lines)
+        first, *others = (_shorten(line) for line in lines)
         return "\n  ".join((first, *others))
 
     def _repr_html_(self) -> str:
@@ -123,5 +123,7 @@ class Evaluation(Result):
         return metrics
 
 
-def _shortened(line: str) -> str:
-    return line if len(line) <= REPR_WIDTH else f"{line[: REPR_WIDTH - 1]}…"
+def _shorten(line: str) -> str:
+    if len(line) <= REPR_WIDTH:
+        return line
+    return f"{line[: REPR_WIDTH - 1]}…"

@@ -34,7 +34,9 @@ class UnusableSettingsError(SettingsError):
 
     def __init__(self, problems: list[str]) -> None:
         number = len(problems)
-        head = "1 setting is" if number == 1 else f"{number} settings are"
+        head = "1 setting is"
+        if number != 1:
+            head = f"{number} settings are"
         super().__init__(f"{head} not usable:\n  - " + "\n  - ".join(problems))
         self.problems = problems
 
@@ -92,8 +94,10 @@ class Range:
         return low if self.high == math.inf else f"{low} and {high}"
 
 
-def _rendered(value: object) -> object:
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else value
+def _render(value: object) -> object:
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return value
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,7 @@ class Form:
 
     form: str
     read: Callable[[Any], object]
-    render: Callable[[Any], object] = _rendered
+    render: Callable[[Any], object] = _render
 
     def __str__(self) -> str:
         return self.form
@@ -118,7 +122,9 @@ def items_of(text: str) -> tuple[str, ...]:
     >>> items_of("f.flight, f.time_hour")
     ('f.flight', 'f.time_hour')
     """
-    return tuple(part.strip() for part in text.split(",")) if text.strip() else ()
+    if not text.strip():
+        return ()
+    return tuple(part.strip() for part in text.split(","))
 
 
 def list_of(
@@ -138,7 +144,9 @@ def list_of(
         # `-c hidden-sizes=16` passes an int
         items = items_of(str(value)) if type(value) in (int, str) else value
         with suppress(TypeError, ValueError):
-            values = tuple(map(item, items)) if isinstance(items, tuple) else None
+            values = None
+            if isinstance(items, tuple):
+                values = tuple(map(item, items))
             if values is not None and is_allowed(values):
                 return values
         raise ValueError(f"{value!r} is not {form}")
@@ -194,7 +202,9 @@ class Setting:
 
     def render(self, value: Any) -> object:
         """Return the run config's value, given one of the field."""
-        return self.allowed.render(value) if isinstance(self.allowed, Form) else value
+        if isinstance(self.allowed, Form):
+            return self.allowed.render(value)
+        return value
 
 
 def setting(

@@ -149,7 +149,7 @@ class PrivacySettings:
     def __post_init__(self) -> None:
         values, problems = declare.read_values(PRIVACY_SETTINGS, vars(self))
         declare.store(self, values)
-        if problems := problems or [*_conflicts(self), *_unprotecting(self)]:
+        if problems := problems or [*_conflicts(self), *_unused_settings(self)]:
             raise declare.UnusableSettingsError(problems)
 
     def covered(self, *kinds: str) -> list[str]:
@@ -176,6 +176,7 @@ PRIVACY_SETTINGS: Final = declare.declared(PrivacySettings)
 
 
 def _conflicts(settings: PrivacySettings) -> Iterator[str]:
+    """Refuse noise of labels that is missing, given twice or of another mechanism."""
     epsilon = settings.label_epsilon
     noise = settings.label_noise
     if settings.labels == fields.CLEAR and (epsilon or noise):
@@ -200,7 +201,7 @@ def _conflicts(settings: PrivacySettings) -> Iterator[str]:
         )
 
 
-def _unprotecting(settings: PrivacySettings) -> Iterator[str]:
+def _unused_settings(settings: PrivacySettings) -> Iterator[str]:
     """Yield errors for settings of a mechanism that is off: nothing would be covered.
 
     A value equal to the default cannot be told from one that nobody set.

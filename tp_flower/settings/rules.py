@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from tp_flower.methods.method import METHODS, Method, imported
+from tp_flower.methods.method import METHODS, Method, import_reference
 from tp_flower.protocol.messages import Action
 from tp_flower.settings.declare import Setting
 
@@ -52,7 +52,7 @@ def rules_of(method: Method) -> Rules:
 @cache
 def rules_at(reference: str) -> Rules:
     """Return the rules that a reference names, ``module:name``; none for ""."""
-    rules: Rules = imported(reference) if reference else Rules()
+    rules: Rules = import_reference(reference) if reference else Rules()
     return rules
 
 

@@ -29,7 +29,7 @@ def read_run_config(
         folder = folder if "tables" in config else file.absolute().parent
         content = _read_toml(file)
         _refuse_tables_file(file, content)
-        config = {**dict(_flat(content)), **config}
+        config = {**dict(_flatten(content)), **config}
     if isinstance(tables := config.get("tables"), str) and tables:
         config["tables"] = str(folder / Path(tables).expanduser())
     return config
@@ -118,6 +118,7 @@ def _read_toml(file: Path) -> dict[str, object]:
 
 
 def _refuse_tables_file(file: Path, content: Mapping[str, object]) -> None:
+    """Refuse a tables file that is taken for a file of settings."""
     if isinstance(content.get("tables"), Mapping):
         name = json.dumps(str(file), ensure_ascii=False)
         raise SettingsError(
@@ -128,11 +129,11 @@ def _refuse_tables_file(file: Path, content: Mapping[str, object]) -> None:
         )
 
 
-def _flat(
+def _flatten(
     config: Mapping[str, object], prefix: str = ""
 ) -> Iterator[tuple[str, object]]:
     for key, value in config.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

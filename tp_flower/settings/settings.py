@@ -171,7 +171,7 @@ class Settings(
     @property
     def training_sample(self) -> int:
         """The number of joined rows to draw for training; 0 to train on all."""
-        return self.coreset_size or self.method.sampled_rows
+        return self.rows_to_draw(self.method.sampled_rows)
 
     @property
     def other_model(self) -> str:
@@ -307,6 +307,7 @@ def _unread(values: Settings) -> Iterator[str]:
 
 
 def _conflicts_of_splits(values: Settings) -> Iterator[str]:
+    """Refuse a split or a patience that no rows are held out for."""
     if values.split.columns and not (values.test_fraction or values.validation_share):
         yield (
             f"test-split: {values.test_split!r} needs a test-fraction or a "
@@ -320,6 +321,7 @@ def _conflicts_of_splits(values: Settings) -> Iterator[str]:
 
 
 def _conflicts_of_models(values: Settings) -> Iterator[str]:
+    """Refuse a loss that does not fit the task, and a union of another method."""
     has_numbers = values.task == run.REGRESSION
     losses = [n for n in names_of_losses() if takes_numbers(n) == has_numbers]
     if declare.AUTO not in (values.task, values.loss) and values.loss not in losses:
@@ -336,6 +338,7 @@ def _conflicts_of_models(values: Settings) -> Iterator[str]:
 
 
 def _conflicts_of_privacy(values: Settings) -> Iterator[str]:
+    """Refuse mechanisms that the method or the weights of rows do not allow."""
     privacy = values.privacy
     strategy = values.method_name
     if values.row_weight != run.JOINED:
@@ -344,7 +347,9 @@ def _conflicts_of_privacy(values: Settings) -> Iterator[str]:
     is_exact = solves_tables and not values.other_model
     if privacy.features == NOISY_STATISTICS and not is_exact:
         solving = next(name for name, m in METHODS.items() if m.solves_tables)
-        missing = "linear models" if solves_tables else f"strategy {solving!r}"
+        missing = "linear models"
+        if not solves_tables:
+            missing = f"strategy {solving!r}"
         yield f"privacy.features: 'statistics' needs {missing}: use dp-sgd"
     if not values.method.sends_a_row_once:
         reason = f"sends the rows that it draws in the clear. Use {general_methods()}"
@@ -365,6 +370,7 @@ def weight_problems(weight: str, privacy: PrivacySettings) -> list[str]:
 
 
 def _conflicts_of_noiseless(values: Settings) -> Iterator[str]:
+    """Refuse models and mechanisms for a method that plans no noise."""
     if values.other_model:
         yield (
             f"model: {values.other_model!r} does not go with strategy "
@@ -437,6 +443,7 @@ def synonyms() -> dict[str, str]:
 
 
 def _unknown(key: object) -> str:
+    """Return the text about a key that is no setting, with what may be meant."""
     name = str(key).lower().replace("_", "-")
     if name in (meanings := synonyms()):
         return f"{key}: unknown setting. It is {meanings[name]} here."

@@ -92,6 +92,7 @@ def _model(model: object) -> str:
 
 
 def _models(value: object) -> tuple[tuple[str, str], ...]:
+    """Return pairs of alias and model; ValueError for a list of another form."""
     pairs = value
     if isinstance(value, str):
         pairs = tuple(
@@ -198,6 +199,13 @@ class SampleSettings:
         OneOf((IMPORTANCE, UNIFORM)),
         BY_METHOD,
     )
+
+    def rows_to_draw(self, default: int) -> int:
+        """Return the number of joined rows to draw, a method's default if none is set.
+
+        0 trains on all rows.
+        """
+        return self.coreset_size or default
 
     @property
     def is_sampled(self) -> bool:

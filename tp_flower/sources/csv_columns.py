@@ -75,8 +75,8 @@ def _truth_values(
     connection: duckdb.DuckDBPyConnection, names: Collection[str]
 ) -> dict[str, list[TextReading]]:
     reading = TextReading(BOOLEAN)
-    likely = _fitting(connection, "early", {name: [reading] for name in names})
-    return _fitting(connection, "texts", likely)
+    likely = _fitting_columns(connection, "early", {name: [reading] for name in names})
+    return _fitting_columns(connection, "texts", likely)
 
 
 def _times(
@@ -93,8 +93,8 @@ def _times(
         name for name, (values, days) in early.items() if days == values or formats
     ]
     tried = list(time_readings(formats))
-    candidates = _fitting(connection, "early", dict.fromkeys(likely, tried))
-    readings = _fitting(connection, "texts", candidates)
+    candidates = _fitting_columns(connection, "early", dict.fromkeys(likely, tried))
+    readings = _fitting_columns(connection, "texts", candidates)
     return {
         name: _one_per_day_format(listed, formats) for name, listed in readings.items()
     }
@@ -114,7 +114,7 @@ def _one_per_day_format(
     return list(best.values())
 
 
-def _fitting(
+def _fitting_columns(
     connection: duckdb.DuckDBPyConnection,
     relation: str,
     readings: Mapping[str, Sequence[TextReading]],
@@ -169,17 +169,14 @@ def find_merging(
     decimals, differ as their values do: only of the others distinct texts are counted.
     """
     values = {}
+    varying = {}
     for name, reading in columns.items():
         if reading.type == "DOUBLE":
             values[name] = text_format.read("{}", "DOUBLE")
+            varying[name] = [_numbers_vary(values[name], text_format.decimal)]
         elif is_time(reading.type):
             values[name] = read_text("{}", reading)
-    varying = {
-        name: [_numbers_vary(value, text_format.decimal)]
-        if columns[name].type == "DOUBLE"
-        else [_TIMES_VARY]
-        for name, value in values.items()
-    }
+            varying[name] = [_TIMES_VARY]
     merging = []
     for name, (is_varying,) in _measure(connection, "texts", varying).items():
         if is_varying:

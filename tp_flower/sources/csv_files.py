@@ -58,6 +58,7 @@ def csv_format(
 def _format(
     path: str, nulls: Nulls, text_format: TextFormat, _state: tuple[int, ...]
 ) -> CsvFormat:
+    """Return the format of a CSV file, from all of its lines."""
     options = text_format.csv_options
     with _engine(path) as connection:
         settings = "".join(f", {name} = {value}" for name, value in options.items())
@@ -90,6 +91,7 @@ def merging_columns(
 
 @contextmanager
 def _engine(path: str) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Yield an engine whose memory for a plain file is bounded."""
     with closing(new_engine()) as connection:
         if not path.endswith(".gz"):
             # otherwise the sniffer holds as much of the file as fits into memory

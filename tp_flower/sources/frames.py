@@ -101,6 +101,7 @@ def hosted_frame(frame: "pd.DataFrame") -> HostedFrame:
 
 
 def _is_readable(connection: duckdb.DuckDBPyConnection, frame: "pd.DataFrame") -> bool:
+    """Return whether DuckDB can read a frame's columns."""
     try:
         connection.register("probe", frame.rename(columns=str))
         # some objects are only found out when they are converted

@@ -218,19 +218,19 @@ class Policy:
         is_key = read.role in (Role.KEY, Role.GROUP)
         if not self.expressions and not read.is_bare:
             allowed_form = "columns may be read as they are, without CAST"
-            raise _refused("expressions", f"{reading} in an expression", allowed_form)
+            raise _refusal("expressions", f"{reading} in an expression", allowed_form)
         if _has(self.join_only, read.column):
             if is_key and not read.is_plain:
-                raise _refused("join-only", f"{reading} in an expression", _PLAIN)
+                raise _refusal("join-only", f"{reading} in an expression", _PLAIN)
             if not is_key and read.role is not Role.INNER:
-                raise _refused("join-only", reading, "it may only be a join key")
+                raise _refusal("join-only", reading, "it may only be a join key")
             return
         rule, allowed = self._allowed(read.role)
         if allowed is not None and not _has(allowed, read.column):
             columns = ", ".join(allowed) or "no column"
-            raise _refused(rule, reading, f"it may read {columns}")
+            raise _refusal(rule, reading, f"it may read {columns}")
         if is_key and self.keys is not None and not read.is_plain:
-            raise _refused("keys", f"{reading} in an expression", _PLAIN)
+            raise _refusal("keys", f"{reading} in an expression", _PLAIN)
 
     def _allowed(self, role: Role) -> tuple[str, tuple[str, ...] | None]:
         """Return a role's rule, and the columns that it allows besides join_only."""
@@ -256,7 +256,9 @@ class Policy:
 
         None allows any number.
         """
-        return None if isinstance(self.scores_per_rank, str) else self.scores_per_rank
+        if isinstance(self.scores_per_rank, str):
+            return None
+        return self.scores_per_rank
 
     @property
     def asks_ranks(self) -> bool:
@@ -266,7 +268,7 @@ class Policy:
     def check_cover(self, table: str, covering: int) -> None:
         """Refuse scores of a table that too few other tables of the query hide."""
         if covering < self.cover:
-            raise _refused(
+            raise _refusal(
                 f"cover = {self.cover}",
                 f"the run asks for scores of table {table!r}, and {covering} tables "
                 "of other sites have stated to this one that they vary in "
@@ -279,12 +281,12 @@ class Policy:
         """Raise PolicyError for a kind of model that is not allowed."""
         if self.models is not None and kind not in self.models:
             allowed = f"allowed: {', '.join(self.models) or 'none'}"
-            raise _refused("models", f"the run asks for a model {kind!r}", allowed)
+            raise _refusal("models", f"the run asks for a model {kind!r}", allowed)
 
     def check_size(self, size: int, unit: str, smaller: str) -> None:
         """Refuse a model of more parameters, or ``unit``, than ``most_parameters``."""
         if self.most_parameters is not None and size > self.most_parameters:
-            raise _refused(
+            raise _refusal(
                 f"most-parameters = {self.most_parameters}",
                 f"the run asks for a model of {size} {unit}",
                 f"it may have so many: set {smaller}",
@@ -293,7 +295,7 @@ class Policy:
     def check_approved(self, digest: str) -> None:
         """Refuse a run that the owner has not approved, by its proposal's digest."""
         if self.approved_runs is not None and digest not in self.approved_runs:
-            raise _refused(
+            raise _refusal(
                 "approved-runs",
                 f"the run {digest} is not approved",
                 "its owner reads what it asks for, and approves it, by `tp-flower "
@@ -303,7 +305,7 @@ class Policy:
     def check_partner(self, name: str) -> None:
         """Refuse a run in which a site takes part that the owner has not named."""
         if self.partners is not None and name not in self.partners:
-            raise _refused(
+            raise _refusal(
                 "partners",
                 f"site {name!r} takes part in the run",
                 f"its owner allows {', '.join(self.partners) or 'no other site'}",
@@ -312,7 +314,7 @@ class Policy:
     def check_pinned(self, *, is_pinned: bool) -> None:
         """Refuse partners of whose keys nobody knows whose they are."""
         if self.partners is not None and not is_pinned:
-            raise _refused(
+            raise _refusal(
                 "partners",
                 "this site does not pin the keys of others, and cannot tell who they "
                 "are",
@@ -329,7 +331,7 @@ class Policy:
         """
         # a minimum of 1 allows an empty shard, which has no row to protect
         if rows < self.min_rows and self.min_rows > 1:
-            raise _refused(
+            raise _refusal(
                 "min-rows",
                 f"{purpose} would be of too few rows",
                 f"at least {self.min_rows} are needed",
@@ -338,7 +340,7 @@ class Policy:
     def check_unmatched(self, rows: int, of: int) -> None:
         """Refuse scores without a mask of more rows than may be without a partner."""
         if rows > self.most_unmatched * of:
-            raise _refused(
+            raise _refusal(
                 f"most-unmatched = {self.most_unmatched:g}",
                 f"{rows} of {of} rows are said to have no partner in a LEFT JOIN, and "
                 "their scores would leave without its mask",
@@ -365,7 +367,7 @@ class Policy:
             allowed = "counts, means, deviations and categories may leave"
         else:
             allowed = "none may leave the site"
-        raise _refused(
+        raise _refusal(
             f"releases.{STATISTICS} = {level}",
             f"encoder {spec} of {table}.{feature} is fitted to "
             f"{' and '.join(sorted(finer))}",
@@ -401,7 +403,7 @@ class Policy:
         }[level]
         rule = f"releases.{kind} = {level}"
         request = f"the run asks for {kind}"
-        raise _refused(rule, request, allowed)
+        raise _refusal(rule, request, allowed)
 
 
 ANY: Final = "any"  # as partners: all sites whose keys are pinned
@@ -444,7 +446,7 @@ def _has(names: Iterable[str], name: str) -> bool:
     return name.lower() in {other.lower() for other in names}
 
 
-def _refused(rule: str, request: str, allowed: str) -> PolicyError:
+def _refusal(rule: str, request: str, allowed: str) -> PolicyError:
     return PolicyError(f"the table's policy ({rule}) refuses: {request}; {allowed}")
 
 

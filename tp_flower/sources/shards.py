@@ -25,7 +25,7 @@ from tp_flower.query.fragment import Fragment
 from tp_flower.sources.csv_columns import EARLY_ROWS, MOST_STRAY
 from tp_flower.sources.csv_files import csv_call, csv_format, merging_columns
 from tp_flower.sources.entries import MEMORY_PREFIX as MEMORY_PREFIX
-from tp_flower.sources.entries import TABLES_THERE, quoted, typed_as
+from tp_flower.sources.entries import TABLES_THERE, quote_toml, type_setting
 from tp_flower.sources.flights import flights_tables
 from tp_flower.sources.frames import HostedFrame, hosted_frame, read_frame
 from tp_flower.sources.policy import SIMULATED, Policy
@@ -37,7 +37,7 @@ from tp_flower.sources.tables_file import (
 )
 from tp_flower.sources.tables_file import ShardSource as ShardSource
 from tp_flower.sources.text_sql import read_text
-from tp_flower.sources.text_values import without_nulls
+from tp_flower.sources.text_values import null_for_missing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -146,7 +146,7 @@ def register_frames(frames: Frames, site: str, policy: Policy = SIMULATED) -> st
     for table, value in frames.items():
         listed = value if isinstance(value, list | tuple) else [value]
         read = [_read_shard(table, k, site, item) for k, item in enumerate(listed)]
-        shards[table] = tuple(_with_policy(shard, policy) for shard in read)
+        shards[table] = tuple(_add_policy(shard, policy) for shard in read)
     if not any(shards.values()):
         raise SourceError(f"site {site!r} has no tables")
     token = uuid.uuid4().hex
@@ -157,6 +157,7 @@ def register_frames(frames: Frames, site: str, policy: Policy = SIMULATED) -> st
 def _read_shard(
     table: str, index: int, site: str, value: object
 ) -> HostedFrame | ShardSource:
+    """Return a shard from a frame, path, URI or entry; refuse other values."""
     if isinstance(value, str | PathLike | Mapping):
         return shard_in_code(table, index, site, value)
     frame = read_frame(value)
@@ -169,7 +170,7 @@ def _read_shard(
     return hosted_frame(frame)
 
 
-def _with_policy(
+def _add_policy(
     shard: HostedFrame | ShardSource, policy: Policy
 ) -> HostedFrame | ShardSource:
     """Return a shard with a policy, unless it is of the keys that name the shard."""
@@ -183,7 +184,7 @@ def release(token: str) -> None:
     _TABLES.pop(token.removeprefix(MEMORY_PREFIX), None)
 
 
-def _registered(token: str) -> _Registered:
+def _registered_table(token: str) -> _Registered:
     try:
         return _TABLES[token]
     except KeyError:
@@ -193,7 +194,7 @@ def _registered(token: str) -> _Registered:
 
 
 def _frame(source: ShardSource) -> HostedFrame:
-    shard = _registered(source.token or "").shards[source.table][source.index]
+    shard = _registered_table(source.token or "").shards[source.table][source.index]
     if not isinstance(shard, HostedFrame):
         raise SourceError(f"{source}: it is no data frame of this process")
     return shard
@@ -204,14 +205,17 @@ def load_tables(path: str) -> tuple[ShardSource, ...]:
     if not path.startswith(MEMORY_PREFIX):
         return read_tables_file(path)
     token = path.removeprefix(MEMORY_PREFIX)
-    hosted = _registered(token)
-    return tuple(
-        shard
-        if isinstance(shard, ShardSource)
-        else ShardSource(table, hosted.site, index, token=token, policy=hosted.policy)
-        for table, shards in hosted.shards.items()
-        for index, shard in enumerate(shards)
-    )
+    hosted = _registered_table(token)
+    sources = []
+    for table, shards in hosted.shards.items():
+        for index, shard in enumerate(shards):
+            source = shard
+            if not isinstance(source, ShardSource):
+                source = ShardSource(
+                    table, hosted.site, index, token=token, policy=hosted.policy
+                )
+            sources.append(source)
+    return tuple(sources)
 
 
 def hosted_shards(
@@ -301,10 +305,13 @@ def fingerprint(source: ShardSource) -> str | None:
     if source.path is None:
         return None
     _check_readable(source, source.path)
-    files = []
+    paths = _files(source.path)
     # what was written to a DuckDB file may still be in its log
     log = f"{source.path}.wal"
-    for path in (*_files(source.path), *([log] if Path(log).exists() else [])):
+    if Path(log).exists():
+        paths.append(log)
+    files = []
+    for path in paths:
         status = Path(path).stat()
         # a copy that keeps the file's time and size (cp -p, rsync -t) changes the ctime
         files.append(
@@ -316,6 +323,7 @@ def fingerprint(source: ShardSource) -> str | None:
 
 
 def _files(path: str) -> list[str]:
+    """Return the Parquet files below a folder in order, or the one file."""
     if not Path(path).is_dir():
         return [path]
     return sorted(
@@ -336,7 +344,7 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
     if source.path is not None:
         _check_readable(source, source.path)
     if source.path is None:
-        connection.register("frame", _with_nanoseconds(_frame(source).rows))
+        connection.register("frame", _cast_nanoseconds(_frame(source).rows))
         relation = "frame"
     elif source.relation is not None:
         name = f"source_{uuid.uuid4().hex}"
@@ -368,7 +376,7 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
     connection.execute(f"CREATE TEMP VIEW shard AS {regular_rows(types, rows)}")
 
 
-def _with_nanoseconds(frame: "pd.DataFrame") -> "pd.DataFrame":
+def _cast_nanoseconds(frame: "pd.DataFrame") -> "pd.DataFrame":
     """Return a frame whose nanoseconds DuckDB reads.
 
     DuckDB would cut those of times with a time zone.
@@ -388,6 +396,7 @@ def _with_nanoseconds(frame: "pd.DataFrame") -> "pd.DataFrame":
 def _only_table(
     connection: duckdb.DuckDBPyConnection, database: str, source: ShardSource
 ) -> tuple[str, ...]:
+    """Return the schema and name of a database's only table."""
     sql = (
         "SELECT table_schema, table_name FROM information_schema.tables WHERE "
         "table_catalog = ?"
@@ -506,13 +515,15 @@ def _owner_casts(
     source: ShardSource, columns: Mapping[str, str], others: Collection[str] = ()
 ) -> dict[str, str]:
     """Return the SQL of columns with a type in the tables file, except ``others``."""
-    return {
-        name: source.read_text(quote_name(name), kind)
-        if columns[name] == TEXT
-        else f"CAST({quote_name(name)} AS {kind})"
-        for name, kind in source.types_of(columns).items()
-        if name not in others
-    }
+    casts = {}
+    for name, kind in source.types_of(columns).items():
+        if name in others:
+            continue
+        column = quote_name(name)
+        casts[name] = f"CAST({column} AS {kind})"
+        if columns[name] == TEXT:
+            casts[name] = source.read_text(column, kind)
+    return casts
 
 
 def describe(source: ShardSource) -> ShardSchema:
@@ -523,7 +534,7 @@ def describe(source: ShardSource) -> ShardSchema:
         return describe_database(source)
     with connect(source) as connection:
         columns = column_types(connection, "SELECT * FROM shard")
-        unread, warnings = _strays(connection, source)
+        unread, warnings = _find_strays(connection, source)
         if source.token is not None:
             unread |= _frame(source).unread
         unread |= _failures(
@@ -531,10 +542,10 @@ def describe(source: ShardSource) -> ShardSchema:
         )
         columns = {name: kind for name, kind in columns.items() if name not in unread}
         # nearly every column has an early value: only the others are read to the end
-        unseen = _without_value(
+        unseen = _empty_columns(
             connection, f"(SELECT * FROM shard LIMIT {EARLY_ROWS})", columns
         )
-        empty = _without_value(connection, "shard", unseen)
+        empty = _empty_columns(connection, "shard", unseen)
         ((total,),) = connection.execute("SELECT count(*) FROM shard").fetchall()
     return ShardSchema(
         columns,
@@ -542,11 +553,11 @@ def describe(source: ShardSource) -> ShardSchema:
         all_null=tuple(empty),
         texts={name: t for name, t in text_columns(source).items() if name in columns},
         warnings=(*_hints(source), *warnings),
-        unread={name: source.without_place(why) for name, why in unread.items()},
+        unread={name: source.redact_place(why) for name, why in unread.items()},
     )
 
 
-def _strays(
+def _find_strays(
     connection: duckdb.DuckDBPyConnection, source: ShardSource
 ) -> tuple[dict[str, str], list[str]]:
     """Return why columns are not of the owner's types, and warnings.
@@ -557,7 +568,7 @@ def _strays(
     warnings: list[str] = []
     columns = column_types(connection, "SELECT * FROM source_rows")
     for name, sql in _owner_casts(source, columns, text_columns(source).keys()).items():
-        texts = without_nulls(f"CAST({quote_name(name)} AS VARCHAR)", source.nulls)
+        texts = null_for_missing(f"CAST({quote_name(name)} AS VARCHAR)", source.nulls)
         counts = f"SELECT count({texts}), count({sql}) FROM source_rows"
         try:
             ((values, read),) = connection.execute(counts).fetchall()
@@ -565,14 +576,15 @@ def _strays(
             unread[name] = (
                 f"cannot be read as its type in 'types' of the tables file "
                 f"({duckdb_engine.safe_message(error)}): take it out, or write "
-                f"{typed_as(name)}"
+                f"{type_setting(name)}"
             )
             continue
         if values - read > MOST_STRAY * values:
             unread[name] = (
                 f"has a type in 'types', but more than one in {1 / MOST_STRAY:.0f} of "
                 "its texts are not of it: check 'decimal' and 'dates', or list in "
-                f"'nulls' texts that mean missing; {typed_as(name)} reads them as texts"
+                f"'nulls' texts that mean missing; {type_setting(name)} reads them as "
+                "texts"
             )
         elif read < values:
             warnings.append(
@@ -588,12 +600,12 @@ def _failures(
     """Return why columns cannot be read, among their first rows."""
     early = f"(SELECT * FROM shard LIMIT {EARLY_ROWS})"
     try:
-        _without_value(connection, early, names)
+        _empty_columns(connection, early, names)
     except duckdb.Error as error:
         unread = {}
         for name in names:
             try:
-                _without_value(connection, early, [name])
+                _empty_columns(connection, early, [name])
             except duckdb.Error as of_column:
                 unread[name] = (
                     f"cannot be read ({duckdb_engine.safe_message(of_column)})"
@@ -621,17 +633,21 @@ def _hints(source: ShardSource) -> Iterator[str]:
         name = names[column]
         if name in typed:
             continue
-        stray = f", not that of row {hint.row}; others are missing, as those in 'nulls'"
+        quoted_name = quote_toml(name)
+        stray = ""
+        if hint.row:
+            stray = (
+                f", not that of row {hint.row}; others are missing, as those in 'nulls'"
+            )
         yield (
             f"{source}: column {name!r} is read as text, but {hint.option}types = "
-            f'{{ {quoted(name)} = "{hint.kind}" }} reads {hint.read} of its '
-            f"{hint.values} values"
-            f'{stray if hint.row else ""}; types = {{ {quoted(name)} = "VARCHAR" }} '
+            f'{{ {quoted_name} = "{hint.kind}" }} reads {hint.read} of its '
+            f'{hint.values} values{stray}; types = {{ {quoted_name} = "VARCHAR" }} '
             "says that these are texts"
         )
 
 
-def _without_value(
+def _empty_columns(
     connection: duckdb.DuckDBPyConnection, relation: str, columns: Iterable[str]
 ) -> list[str]:
     """Return the columns that are NULL in all rows."""

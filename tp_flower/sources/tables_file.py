@@ -33,7 +33,7 @@ from tp_flower.query.fragment import spell
 from tp_flower.sources import entries
 from tp_flower.sources.entries import Count, Flag, Names, Text, Texts
 from tp_flower.sources.policy import MISSING, OPEN, Policy, read_policy
-from tp_flower.sources.text_values import DETECTED, TextFormat, without_nulls
+from tp_flower.sources.text_values import DETECTED, TextFormat, null_for_missing
 
 if TYPE_CHECKING:
     from tp_flower.sources.databases.session import DatabaseUrl
@@ -120,7 +120,7 @@ class ShardSource:
             raise PolicyError(
                 f"table {self.table!r} at site {self.site!r} has no policy, and takes "
                 "part in nothing without one. Its owner adds to the tables file\n"
-                f"  [tables.{entries.quoted(self.table)}.policy]\n"
+                f"  [tables.{entries.quote_toml(self.table)}.policy]\n"
                 "  columns = []  # the columns that features may read\n"
                 "  keys = []     # the columns that may be joined on\n"
                 f'or policy = "{OPEN}" to its table, which allows everything but rows; '
@@ -165,7 +165,9 @@ class ShardSource:
 
     def read_text(self, sql: str, kind: str, *, is_strict: bool = False) -> str:
         """Return the SQL of a column of texts in a type of the tables file."""
-        return self.text.read(without_nulls(sql, self.nulls), kind, is_strict=is_strict)
+        return self.text.read(
+            null_for_missing(sql, self.nulls), kind, is_strict=is_strict
+        )
 
     @property
     def engine(self) -> str:
@@ -177,7 +179,9 @@ class ShardSource:
         """Where the rows are, in words, for the site only."""
         if self.database is not None:
             return str(self.database)
-        where = "a data frame" if self.path is None else self.path
+        where = "a data frame"
+        if self.path is not None:
+            where = self.path
         if self.relation is None:
             return where
         return f"table {'.'.join(self.relation) or 'there'} of {where}"
@@ -186,7 +190,7 @@ class ShardSource:
         """The shard in words, as error messages name it."""
         return f"table {self.table!r} at site {self.site!r} ({self.place})"
 
-    def without_place(self, text: str) -> str:
+    def redact_place(self, text: str) -> str:
         """Return a message for others, without any path or address."""
         if self.database is not None:
             kind = f"its {self.engine}"
@@ -214,6 +218,7 @@ def read_tables_file(path: str) -> tuple[ShardSource, ...]:
 
 
 def _read_toml(file: Path) -> dict[str, object]:
+    """Return the content of a tables file; SourceError if it cannot be read."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -255,6 +260,7 @@ _DATABASE_KEYS: Final = ("sql", "order-by", "fingerprint", "chunk-rows", "push-d
 
 
 def _table_sources(file: Path, name: str, entry: object) -> list[ShardSource]:
+    """Return a table's shards: the entry itself, or those that it lists."""
     where = f"[tables.{name}] of the tables file {file}"
     common = entries.as_table(entry, where)
     entries.refuse_unknown(common, (*_SHARD_KEYS, *_TEXT_KEYS, "shards"), where)
@@ -330,40 +336,12 @@ def _shard_source(
     entry = entries.read(_ShardEntry, merged, where)
     policy = read_policy(common, shard, where)
     _check_absent(entry.absent, policy.privacy_unit, where)
-    locations = [source_key for source_key in _LOCATION_KEYS if merged.get(source_key)]
-    if len(locations) != 1:
-        problem = (
-            f"both {locations[0]!r} and {locations[1]!r}" if locations else "no 'path'"
-        )
-        raise SourceError(
-            f"{where} has {problem}: give one of {', '.join(_LOCATION_KEYS)}"
-        )
-    # without a path, the folder that relative paths start at
-    path = str(folder / Path(entry.path).expanduser())
-    is_rows = path.lower().endswith((*CSV_SUFFIXES, *PARQUET_SUFFIXES))
-    is_rows |= entry.path.endswith(("/", os.sep)) or bool(
-        entry.path and Path(path).is_dir()
-    )
-    if (
-        entry.path
-        and (entry.sql or entry.table)
-        and not (is_rows or Path(path).exists())
-    ):
-        raise SourceError(f"'path' of {where}: there is no file {entry.path!r}")
-    kind = _database_kind(path) if entry.path and not is_rows else ""
-    is_file = bool(entry.path) and kind != SQLITE
-    is_allowed = {
-        **dict.fromkeys(_DATABASE_KEYS, not is_file),
-        **dict.fromkeys(_CSV_KEYS, is_file and is_csv(path)),
-        "table": not is_rows,
-    }
-    for key in raw_entry:
-        if not is_allowed.get(key, True):
-            purpose = "CSV files" if key in _CSV_KEYS else "databases"
-            raise SourceError(f"{key!r} of {where} is for {purpose}, which this is not")
+    _check_one_location(merged, where)
+    location = _locate(entry, folder, where)
+    _check_keys(raw_entry, location, where)
     relation = _relation(entry, where)
-    if entry.path and not (is_rows or relation or entry.sql):
-        if not kind:
+    if entry.path and not (location.has_rows or relation or entry.sql):
+        if not location.database:
             raise SourceError(
                 "cannot tell the format of 'path' "
                 f"({Path(entry.path).suffix or 'no extension'}) of {where}: known "
@@ -372,6 +350,8 @@ def _shard_source(
                 "known by its content"
             )
         relation = ()  # the only table there
+    is_file = location.is_file
+    path = location.path
     return ShardSource(
         table=table,
         site=entry.site or f"{table}-{index}",
@@ -387,6 +367,70 @@ def _shard_source(
         rename=entry.rename,
         absent=entry.absent,
     )
+
+
+def _check_one_location(merged: Mapping[str, object], where: str) -> None:
+    """Refuse a shard without a path or URI, or with more than one."""
+    locations = [key for key in _LOCATION_KEYS if merged.get(key)]
+    if len(locations) != 1:
+        problem = "no 'path'"
+        if locations:
+            problem = f"both {locations[0]!r} and {locations[1]!r}"
+        raise SourceError(
+            f"{where} has {problem}: give one of {', '.join(_LOCATION_KEYS)}"
+        )
+
+
+@dataclass(frozen=True)
+class _Location:
+    """The location of a shard's rows.
+
+    Attributes:
+        path: absolute; without a path of its own, the folder of relative paths.
+        has_rows: whether the path is of rows, in CSV or Parquet.
+        database: the kind of database in the file of the path; "" for none.
+        is_file: whether DuckDB reads the path itself.
+    """
+
+    path: str
+    has_rows: bool
+    database: str
+    is_file: bool
+
+
+def _locate(entry: _ShardEntry, folder: Path, where: str) -> _Location:
+    """Return where a shard's rows are; refuse the path of a file that is not there."""
+    path = str(folder / Path(entry.path).expanduser())
+    is_folder = entry.path.endswith(("/", os.sep)) or (
+        bool(entry.path) and Path(path).is_dir()
+    )
+    has_suffix = path.lower().endswith((*CSV_SUFFIXES, *PARQUET_SUFFIXES))
+    has_rows = is_folder or has_suffix
+    names_table = bool(entry.sql or entry.table)
+    if entry.path and names_table and not (has_rows or Path(path).exists()):
+        raise SourceError(f"'path' of {where}: there is no file {entry.path!r}")
+    database = ""
+    if entry.path and not has_rows:
+        database = _database_kind(path)
+    is_file = bool(entry.path) and database != SQLITE
+    return _Location(path, has_rows, database, is_file)
+
+
+def _check_keys(
+    raw_entry: Mapping[str, object], location: _Location, where: str
+) -> None:
+    """Refuse keys that do not go with the kind of source."""
+    is_allowed = {
+        **dict.fromkeys(_DATABASE_KEYS, not location.is_file),
+        **dict.fromkeys(_CSV_KEYS, location.is_file and is_csv(location.path)),
+        "table": not location.has_rows,
+    }
+    for key in raw_entry:
+        if not is_allowed.get(key, True):
+            purpose = "databases"
+            if key in _CSV_KEYS:
+                purpose = "CSV files"
+            raise SourceError(f"{key!r} of {where} is for {purpose}, which this is not")
 
 
 def _check_absent(names: Collection[str], unit: Collection[str], where: str) -> None:
@@ -476,6 +520,7 @@ def _relation(entry: _ShardEntry, where: str) -> tuple[str, ...] | None:
 
 
 def _types(entry: Mapping[str, object], where: str) -> dict[str, str]:
+    """Return the owner's types by column; SourceError if one is no type's name."""
     types = entries.as_table(entry.get("types", {}), f"'types' of {where}")
     for column, name in types.items():
         if not isinstance(name, str) or not _TYPE_TEXT.fullmatch(name):

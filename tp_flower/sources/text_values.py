@@ -73,7 +73,9 @@ class TextFormat:
             )
             text = f"replace({text}, ',', '.')" if self.decimal == "," else text
         elif _TIME.fullmatch(kind) and self.dates:
-            function = "strptime" if is_strict else "try_strptime"
+            function = "try_strptime"
+            if is_strict:
+                function = "strptime"
             text = f"{function}({text}, {quote_text(self.dates)})"
         return f"{'CAST' if is_strict else 'TRY_CAST'}({text} AS {kind})"
 
@@ -81,7 +83,9 @@ class TextFormat:
 DETECTED: Final = TextFormat()
 
 
-def without_nulls(text: str, nulls: Sequence[str]) -> str:
+def null_for_missing(text: str, nulls: Sequence[str]) -> str:
     """Return the SQL of a text that is NULL where it stands for a missing value."""
     listed = ", ".join(map(quote_text, nulls))
-    return f"CASE WHEN {text} NOT IN ({listed}) THEN {text} END" if nulls else text
+    if nulls:
+        return f"CASE WHEN {text} NOT IN ({listed}) THEN {text} END"
+    return text

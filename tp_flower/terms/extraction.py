@@ -43,6 +43,7 @@ def extract_parts(proposal: Proposal, settings: Settings) -> dict[int, ExtractPa
 def _extract_part(
     proposal: Proposal, settings: Settings, part: ProposedPart
 ) -> ExtractPart:
+    """Return the request for a part that follows from the proposal."""
     fields: dict[str, Any] = {}
     if part.fragment.get("label") is not None:
         if plan := label_plan(settings):
@@ -67,7 +68,9 @@ def local_label(settings: Settings) -> str | None:
     if settings.mode not in (TRAIN, EXPLAIN) or not settings.method.keeps_labels:
         return None
     # sites do not show the values of a label that stays a number
-    return REGRESSION if needs_numbers(settings) else settings.task
+    if needs_numbers(settings):
+        return REGRESSION
+    return settings.task
 
 
 def label_plan(settings: Settings) -> LabelPlan | None:
@@ -79,14 +82,18 @@ def label_plan(settings: Settings) -> LabelPlan | None:
     limits = privacy.label_range
     classes = privacy.label_classes
     if limits and (classes or task == "classification"):
-        other = "privacy.label-classes" if classes else "task = 'classification'"
+        other = "task = 'classification'"
+        if classes:
+            other = "privacy.label-classes"
         raise SettingsError(f"privacy.label-range is for regression: not with {other}")
     if (limits or task == "regression") and privacy.labels != LAPLACE:
         raise SettingsError(
             f"privacy.labels: {privacy.labels!r} is for classes; use {LAPLACE!r}"
         )
     if task == "regression" and (classes or not limits):
-        state = "not privacy.label-classes" if classes else "it is not set"
+        state = "it is not set"
+        if classes:
+            state = "not privacy.label-classes"
         raise SettingsError(
             "private labels of a regression need privacy.label-range, the lowest and "
             f"highest value that labels are clipped to; {state}"

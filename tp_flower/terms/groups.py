@@ -101,7 +101,9 @@ def members_of_groups(
     for table in proposal.tables:
         if len(proposal.shards_of(table)) > 1:
             groups[table_group(proposal, table)] = nodes[table]
-    for number, join in enumerate(proposal.joins if has_join_secrets else ()):
+    if not has_join_secrets:
+        return groups
+    for number, join in enumerate(proposal.joins):
         # both may be at sites that a prediction does without
         if members := nodes[join.left] | nodes[join.right]:
             groups[join_group(number)] = members

@@ -61,12 +61,13 @@ def proposal_text(proposal: Proposal, own_sites: Collection[str]) -> str:
         for heading, lines in sections.items()
         for line in (
             heading,
-            *(wrapped for text in lines for wrapped in _wrapped(text)),
+            *(wrapped for text in lines for wrapped in _wrap(text)),
         )
     )
 
 
 def _fragment(part: ProposedPart) -> Fragment:
+    """Return a part's query; QueryError if it reads another table."""
     fragment = Fragment.from_json(part.fragment)
     if fragment.table != part.table:
         raise QueryError(
@@ -75,7 +76,8 @@ def _fragment(part: ProposedPart) -> Fragment:
     return fragment
 
 
-def _wrapped(text: str) -> list[str]:
+def _wrap(text: str) -> list[str]:
+    """Return a line in lines of the page's width, indented as it is."""
     indent = f"{_INDENT}{text[: len(text) - len(text.lstrip(' '))]}"
     return textwrap.wrap(
         text.lstrip(" "),
@@ -94,7 +96,9 @@ def _tables(
     shards: dict[str, dict[Fragment, list[str]]] = {}
     for number, fragment in fragments.items():
         part = proposal.parts[number]
-        key = f"key {part.site_key[:KEY_DIGITS]}" if part.site_key else "no pinned key"
+        key = "no pinned key"
+        if part.site_key:
+            key = f"key {part.site_key[:KEY_DIGITS]}"
         yours = ", yours" if part.site in own_sites else ""
         holder = f"{printable(part.site)} ({key}{yours})"
         shards.setdefault(part.table, {}).setdefault(fragment, []).append(holder)
@@ -102,7 +106,9 @@ def _tables(
         alias: next(iter(table_fragments)) for alias, table_fragments in shards.items()
     }
     for alias, table_fragments in shards.items():
-        outer = ", LEFT JOINed" if alias in proposal.outer else ""
+        outer = ""
+        if alias in proposal.outer:
+            outer = ", LEFT JOINed"
         for fragment, holders in table_fragments.items():
             table, *pieces = fragment_text(replace(fragment, keys=())).split("\n")
             yield f"{printable(alias)}: {table}{outer}, at {', '.join(holders)}"
@@ -146,7 +152,9 @@ def _training(
     """Yield the label, the method and the models."""
     table = printable(proposal.label_table)
     labels = dict.fromkeys(f.label for f in fragments.values() if f.label is not None)
-    label = f"{', '.join(map(printable, labels))} of {table}" if labels else "none"
+    label = "none"
+    if labels:
+        label = f"{', '.join(map(printable, labels))} of {table}"
     yield f"label: {label}"
     if settings.mode in (PREDICT, EVALUATE):
         if settings.mode == PREDICT:
@@ -164,7 +172,9 @@ def _training(
     for alias in dict.fromkeys(fragment.table for fragment in fragments.values()):
         kind = settings.method.only_model or settings.model_of(alias)
         layers = ", ".join(map(str, settings.hidden_sizes))
-        layers_text = f", hidden layers of {layers}" if kind == MLP else ""
+        layers_text = ""
+        if kind == MLP:
+            layers_text = f", hidden layers of {layers}"
         yield f"model of {printable(alias)}: {printable(kind)}{layers_text}"
     for entry in settings.encoders:
         yield f"encoder: {printable(render_entries([entry]))}"
@@ -223,7 +233,8 @@ def _meaning(
     }
     for alias, fragment in hosted.items():
         name = printable(alias)
-        yield f"{name} tells the server {'; '.join(_told(fragment, settings))}"
+        learned = "; ".join(_learned_by_server(fragment, settings))
+        yield f"{name} tells the server {learned}"
         if len(holders[alias]) > 1:
             yield (
                 f"{name} tells the table's other shards statistics, and sums over all "
@@ -233,7 +244,7 @@ def _meaning(
             yield f"{name} tells other sites {tells_sites}"
 
 
-def _told(fragment: Fragment, settings: Settings) -> Iterator[str]:
+def _learned_by_server(fragment: Fragment, settings: Settings) -> Iterator[str]:
     """Yield what the server learns of a table."""
     privacy = settings.privacy
     joins_rows = settings.method.joins
@@ -296,4 +307,6 @@ def _settings(config: Mapping[str, object]) -> Iterator[str]:
 
 
 def _value(value: object) -> str:
-    return f'"{printable(value)}"' if isinstance(value, str) else printable(str(value))
+    if isinstance(value, str):
+        return f'"{printable(value)}"'
+    return printable(str(value))

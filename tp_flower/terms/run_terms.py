@@ -175,7 +175,9 @@ class RunTerms:
 
     def l2(self, spec: ModelSpec) -> float:
         """Return the weight of a model's penalty, in the unit of its parameters."""
-        unit = 1.0 if spec.kind in NUMPY_KINDS else spec.output_scale
+        unit = 1.0
+        if spec.kind not in NUMPY_KINDS:
+            unit = spec.output_scale
         return self.settings.l2 * unit**2
 
     def choice(self, number: int) -> TableChoice:

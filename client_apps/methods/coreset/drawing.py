@@ -122,7 +122,7 @@ def _measure(
         clusters = importance.cluster_shard(
             dense(features), weights, request.clusters, rng
         )
-        entry, reply = _measured_clusters(clusters, is_shard=body.is_shard)
+        entry, reply = _measure_clusters(clusters, is_shard=body.is_shard)
     else:
         label = None
         classes = 0
@@ -133,7 +133,7 @@ def _measure(
     return Entry({**entry.arrays, "positions": positions}, entry.meta), reply
 
 
-def _measured_clusters(
+def _measure_clusters(
     clusters: importance.ShardClusters, *, is_shard: bool
 ) -> tuple[Entry, messages.MeasuredPart]:
     """Return the stored entry of clusters, and the reply; shards' costs are summed."""
@@ -164,7 +164,7 @@ def _measure_columns(
     meta = {"of": importance.REGRESSION, "classes": columns.classes, "penalty": penalty}
     features = int(columns.features.shape[1])
     total = importance.leverage_total(
-        matrix, importance.whitening(importance.penalised(matrix, features, penalty))
+        matrix, importance.whitening(importance.add_penalty(matrix, features, penalty))
     )
     if body.is_shard:
         reply = messages.MeasuredPart(gram=matrix)
@@ -188,17 +188,21 @@ class _Columns:
         """Yield blocks of the rows' columns (k, p), each with the slice of its rows."""
         width = self.features.shape[1] + self.classes + 2
         for block in blocks(len(self.features), max(_BLOCK_VALUES // width, 1)):
-            label = None if self.label is None else self.label[block, None]
+            label = None
+            if self.label is not None:
+                label = self.label[block, None]
             if label is not None and self.classes:
                 label = label == np.arange(self.classes)
             has_label = label is not None
             rows = dense(self.features[block])
-            yield block, importance.augmented(rows, label, intercept=has_label)
+            yield block, importance.augment(rows, label, intercept=has_label)
 
     @property
     def width(self) -> int:
         """The number of columns, p."""
-        of_label = 0 if self.label is None else 1 + (self.classes or 1)
+        of_label = 0
+        if self.label is not None:
+            of_label = 1 + (self.classes or 1)
         return int(self.features.shape[1]) + of_label
 
 
@@ -243,7 +247,7 @@ def draw(site: Site, request: messages.DrawRequest) -> messages.DrawReply:
         else:
             scores = body.scale * _leverages(site, number, measured, body.gram)
         mass = measured.arrays["multiplicity"] * scores
-        sample = _computed(draw_rows, mass, body.count, site.round.noise.generator())
+        sample = _compute(draw_rows, mass, body.count, site.round.noise.generator())
         parts[number] = messages.DrawnPart(sample.astype(np.uint32))
         site.store.save(f"drawn-{number}", Entry({"scores": scores}, {}))
         note_scope(site, number, DRAWN, _DRAWN_ROWS)
@@ -269,7 +273,7 @@ def _leverages(
     classes = int(measured.meta["classes"])
     width = int(features.shape[1])
     penalty = float(measured.meta["penalty"])
-    basis = importance.whitening(importance.penalised(matrix, width, penalty))
+    basis = importance.whitening(importance.add_penalty(matrix, width, penalty))
     scores = np.zeros(len(features))
     for block, rows in _Columns(features, label, classes).blocks():
         scores[block] = importance.leverages(rows, basis)
@@ -293,8 +297,8 @@ def weigh(site: Site, request: messages.WeighRequest) -> messages.WeighReply:
         )
         check_summed(site, number, request.summed, body.place)
         terms = body.place, request.summed, len(sampled)
-        masks = _computed(pair_masks, secret, *terms, context)
-        fixed = _computed(to_fixed, sampled, request.joined_rows)
+        masks = _compute(pair_masks, secret, *terms, context)
+        fixed = _compute(to_fixed, sampled, request.joined_rows)
         parts[number] = messages.WeighedPart(fixed + masks)
         name = f"sensitivities of {context.decode()}"
         site.masked.append(Masked(number, name, parts[number].masked))
@@ -346,7 +350,7 @@ def _load(site: Site, state: str, number: int) -> Entry:
     return site.store.load(f"{state}-{number}")
 
 
-def _computed(function: Callable[..., Any], *arguments: Any) -> AnyArray:
+def _compute(function: Callable[..., Any], *arguments: Any) -> AnyArray:
     """Call a function with numbers from the server, which may be out of its range."""
     try:
         array: AnyArray = function(*arguments)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from client_apps.methods.site_method import Beginning, JoinMethod, prepared
+from client_apps.methods.site_method import Beginning, JoinMethod, prepared_part
 from client_apps.operator.participant import Participant
 from client_apps.operator.state import Stateless
 from client_apps.privacy.proposal_checks import agree
@@ -18,7 +18,7 @@ from client_apps.rounds.site import Site
 from tp_flower.errors import SiteError
 from tp_flower.features.sparse import dense
 from tp_flower.learning.models.local_model import CENTRES as CENTRES_MODEL
-from tp_flower.learning.models.local_model import LINEAR, on_host
+from tp_flower.learning.models.local_model import LINEAR, host_features
 from tp_flower.methods.coreset import messages
 from tp_flower.methods.coreset.messages import TRAIN_ROWS
 from tp_flower.methods.coreset.settings import CoresetSettings
@@ -60,7 +60,7 @@ class CoresetMethod(JoinMethod[Stateless]):
 
     def begin(self, part: Participant[Any], columns: int) -> Beginning[Stateless]:  # noqa: ARG002
         """Begin without a curvature, which the server finds itself."""
-        return Beginning(prepared(part, mean_curvature=0.0), Stateless())
+        return Beginning(prepared_part(part, mean_curvature=0.0), Stateless())
 
 
 def take_solution(site: Site, request: ConsensusRequest) -> ConsensusReply:
@@ -86,11 +86,11 @@ def rows(site: Site, request: messages.RowsRequest) -> messages.RowsReply:
     proposed = site.terms.settings.of(CoresetSettings)
     agree("clusters", proposed.clusters, request.clusters)
     return messages.RowsReply(
-        {p.number: _sampled(site, p, request) for p in site.parts(Stateless)}
+        {p.number: _sample_part(site, p, request) for p in site.parts(Stateless)}
     )
 
 
-def _sampled(
+def _sample_part(
     site: Site, part: Part, request: messages.RowsRequest
 ) -> messages.SampledRows:
     """Return the sampled rows, or their centres (k, d) and each row's nearest (n,).
@@ -98,7 +98,7 @@ def _sampled(
     Without sampled rows there is no centre.
     """
     data = part.data
-    points = np.asarray(dense(on_host(data.trained)), np.float64)
+    points = np.asarray(dense(host_features(data.trained)), np.float64)
     if data.plan.allows(SAMPLED_ROWS):
         # the policy may have changed since the run was planned
         site.source(part.number).policy.check_release(ROWS, is_private=False)

@@ -139,7 +139,9 @@ def _track_updates(
 ) -> messages.TrackUpdates:
     """Return a track's metrics and, if training goes on, its updates."""
     start = body.personal.astype(np.float64)
-    common = None if body.common is None else body.common.astype(np.float64)
+    common = None
+    if body.common is not None:
+        common = body.common.astype(np.float64)
     update = common_update = None
     if request.pace is not None:
         update = row_numbers(_update(personalised, start, request.pace))

@@ -37,7 +37,7 @@ from tp_flower.arrays import FloatArray, IntArray
 from tp_flower.errors import MessageError, SiteError
 from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.features.sparse import dense
-from tp_flower.learning.models.local_model import LinearModel, ModelSpec, on_host
+from tp_flower.learning.models.local_model import LinearModel, ModelSpec, host_features
 from tp_flower.learning.solvers import descend
 from tp_flower.methods.personalised import PERSONALISED, sites
 from tp_flower.methods.personalised.messages import (
@@ -101,7 +101,7 @@ def personalise(site: Site, request: PersonaliseRequest) -> PersonaliseReply:
     check_begins(site, TRAIN_PERSONALISE)
     multiplier = _summary_noise(request)
     numbers = (number for number, _ in site.each(request.parts))
-    planned = (_planned(site, n, request.graph, multiplier) for n in numbers)
+    planned = (_plan_releases(site, n, request.graph, multiplier) for n in numbers)
     set_aside(site, chain.from_iterable(planned))
     site.round.arrays.clear()
     starts = {
@@ -130,7 +130,7 @@ def _summary_noise(request: PersonaliseRequest) -> float:
         ) from None
 
 
-def _planned(
+def _plan_releases(
     site: Site, number: int, kind: str, multiplier: float
 ) -> Iterator[tuple[Release, int]]:
     """Yield the releases of a participant: the noisy summary and the uncovered ones."""
@@ -263,7 +263,7 @@ def summarise(site: Site, request: SummariseRequest) -> SummariseReply:
             raise MessageError("no summary was planned in this run")
         alone = model.part.model.parameters
         if request.alone or kind == BY_MODELS:
-            alone = _trained_alone(model)
+            alone = _train_alone(model)
         summary = None
         if kind:
             numbers = alone if kind == BY_MODELS else _summary(site, model, request)
@@ -273,7 +273,7 @@ def summarise(site: Site, request: SummariseRequest) -> SummariseReply:
     return SummariseReply(parts)
 
 
-def _trained_alone(model: PersonalisedModel) -> FloatArray:
+def _train_alone(model: PersonalisedModel) -> FloatArray:
     """Return the minimiser of the site's own objective, (p,)."""
     is_linear = isinstance(model.objective.model, LinearModel)
     return descend(
@@ -290,7 +290,7 @@ def _summary(
 ) -> FloatArray:
     """Return the summary of a site's rows, with noise if the run has it."""
     multiplier = model.noise_multiplier
-    features = dense(on_host(model.objective.features))
+    features = dense(host_features(model.objective.features))
     if model.summary == BY_DATA:
         rows = np.column_stack(
             [features, _label_columns(model.objective, request.label_scale)]

@@ -124,9 +124,9 @@ def regression_scores(
     for place, columns in enumerate(tables):
         block = features[:, columns]
         label = None if place else labels[:, None]
-        rows = importance.augmented(block, label, intercept=not place)
+        rows = importance.augment(block, label, intercept=not place)
         penalty = L2 * len(labels)
-        clear = importance.penalised(gram(rows, ones), block.shape[1], penalty)
+        clear = importance.add_penalty(gram(rows, ones), block.shape[1], penalty)
         scores += importance.leverages(rows, importance.whitening(clear))
     return scores
 

@@ -85,7 +85,7 @@ def ours(path: Path) -> float:
             )
             for info in extracted.features
         }
-        encoder = fit("t", statistics).at_site(hasher)
+        encoder = fit("t", statistics).for_site(hasher)
         tables.encode(0, encoder, np.arange(extracted.rows))
         return time.perf_counter() - started
 

@@ -38,7 +38,7 @@ from scripts.data.paper_scale import SQL, STARS, write_paper_scale
 from scripts.data.run_files import write_tables
 from strategies.run.grid import InProcessGrid
 from tp_flower.features.sparse import dense
-from tp_flower.learning.models.local_model import on_host
+from tp_flower.learning.models.local_model import host_features
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 from tp_flower.sources.policy import OPEN
@@ -133,7 +133,7 @@ def run_paper_scale(tables: str) -> Results:
 def _floor(grid: InProcessGrid) -> list[float]:
     """Return the seconds of X^T R and X theta of the reviews."""
     (features,) = [
-        dense(on_host(part.data.features))
+        dense(host_features(part.data.features))
         for part in participants_of(grid)
         if part.data.table == "reviews"
     ]

@@ -112,8 +112,8 @@ class CoresetSample:
         """Their weights, (k,)."""
         return self.sample.weights
 
-    def facts(self) -> Document:
-        """Return the report's facts about the sample."""
+    def report_entries(self) -> Document:
+        """Return the report's entries about the sample, by name."""
         return {"coreset": self._summary()}
 
     def _summary(self) -> Document:
@@ -234,11 +234,10 @@ def _measure(
     parties: list[Party] = []
     for table, layout in joined.layouts.items():
         if importance == sensitivities.REGRESSION:
-            added = 1 + max(len(joined.labels.classes), 1)
-            columns = (
-                encoders[table].columns.width,
-                added if table == label_table else 0,
-            )
+            added = 0
+            if table == label_table:
+                added = 1 + max(len(joined.labels.classes), 1)
+            columns = encoders[table].columns.width, added
             parties += _parties_of_columns(layout, replies, columns, penalty)
         else:
             parties += _parties_of_clusters(layout, replies, clusters)
@@ -285,7 +284,7 @@ def _parties_of_columns(
             raise refuse(part, "an impossible matrix of second moments")
     summed_gram: FloatArray = np.sum(grams, axis=0)
     basis = sensitivities.whitening(
-        sensitivities.penalised(summed_gram, columns[0], penalty)
+        sensitivities.add_penalty(summed_gram, columns[0], penalty)
     )
     totals = [
         max(sensitivities.leverage_total(gram, basis), 0.0) if rows.trained else 0.0

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from strategies.disclosures import MethodFacts
+from strategies.disclosures import DisclosureValues
 from strategies.methods.coreset.solved import (
     MESSAGES,
-    disclosed_form,
     epoch_traffic,
+    form_values,
     joined_rows,
     solve_on_rows,
 )
@@ -49,9 +49,9 @@ class Clustering(JoinMethod):
         """Let the server set the models."""
         return Update.GIVEN
 
-    def disclosed(self, _: JoinedTables) -> MethodFacts:
+    def disclosure_values(self, _: JoinedTables) -> DisclosureValues:
         """Return the form in which sampled rows leave."""
-        return disclosed_form(self.settings)
+        return form_values(self.settings)
 
     def epoch_traffic(self, tables: Sequence[TableSize], _: int) -> Traffic:
         """Return the traffic of the only epoch."""
@@ -92,7 +92,7 @@ class Clustering(JoinMethod):
     def restrict(self, joined: JoinedTables, sample: RowSample) -> JoinedTables:
         """Return the joined rows restricted to a coreset; all of them are tested."""
         all_rows = np.arange(joined.mapping.joined_rows)
-        restricted = joined.restricted(sample.rows, sample.weights, all_rows)
+        restricted = joined.restrict(sample.rows, sample.weights, all_rows)
         weighting = replace(restricted.weighting, test=joined.weighting.train_rows)
         return replace(restricted, weighting=weighting)
 

@@ -5,11 +5,11 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from strategies.disclosures import MethodFacts
+from strategies.disclosures import DisclosureValues
 from strategies.methods.coreset.solved import (
     MESSAGES,
-    disclosed_form,
     epoch_traffic,
+    form_values,
     joined_rows,
     solve_on_rows,
     solver_of,
@@ -24,7 +24,7 @@ from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import QueryError
 from tp_flower.methods.coreset.importance import (
     LEAST_GAMMA_SQUARED,
-    augmented,
+    augment,
     gamma,
 )
 from tp_flower.methods.coreset.settings import CoresetSettings
@@ -44,9 +44,9 @@ class Ridge(JoinMethod):
         """Let the server set the models."""
         return Update.GIVEN
 
-    def disclosed(self, _: JoinedTables) -> MethodFacts:
+    def disclosure_values(self, _: JoinedTables) -> DisclosureValues:
         """Return the form in which sampled rows leave."""
-        return disclosed_form(self.settings)
+        return form_values(self.settings)
 
     def epoch_traffic(self, tables: Sequence[TableSize], _: int) -> Traffic:
         """Return the traffic of the only epoch."""
@@ -100,7 +100,7 @@ class Ridge(JoinMethod):
     ) -> None:
         """Measure gamma, and warn if the paper's guarantee assumes a larger one."""
         columns = [
-            augmented(
+            augment(
                 value,
                 targets[:, None] if problem.tables[name].has_intercept else None,
                 intercept=problem.tables[name].has_intercept,

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from strategies.disclosures import MethodFacts
+from strategies.disclosures import DisclosureValues
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.replies import array_of
 from strategies.run.strategy import EpochResult
@@ -43,17 +43,19 @@ Solve = Callable[[TrainingProblem, Replies, FloatArray], Mapping[str, FloatArray
 The weights (k,) belong to the sampled joined rows, and have mean 1."""
 
 
-def disclosed_form(settings: Settings) -> MethodFacts:
-    """Return the facts that the disclosures of sampled rows name."""
+def form_values(settings: Settings) -> DisclosureValues:
+    """Return the values of names that the disclosures of sampled rows use."""
     form = settings.rules.sends(settings)
     values = {"sends_rows": form == SAMPLED_ROWS, "sends_centres": form == CENTRES}
-    return MethodFacts(values)
+    return DisclosureValues(values)
 
 
 def solver_of(settings: Settings) -> str:
     """Return the solver that the settings name, or the first one of the method."""
     solver = settings.of(CoresetSettings).coreset_solver
-    return settings.method.solvers[0] if solver == AUTO else solver
+    if solver == AUTO:
+        return settings.method.solvers[0]
+    return solver
 
 
 def solve_on_rows(

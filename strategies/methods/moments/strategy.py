@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from strategies.disclosures import MethodFacts
+from strategies.disclosures import DisclosureValues
 from strategies.methods.moments.join_counts import JoinCounts
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.replies import refuse
@@ -89,9 +89,9 @@ class Moments(JoinMethod):
         """Let the server set the models."""
         return Update.GIVEN
 
-    def disclosed(self, _: JoinedTables) -> MethodFacts:
+    def disclosure_values(self, _: JoinedTables) -> DisclosureValues:
         """Return what covers the padded sums."""
-        return MethodFacts(protections={"pads": PADS})
+        return DisclosureValues(protections={"pads": PADS})
 
     def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
         """Return the query over the sites' columns, whose joined rows weigh alike."""

@@ -69,7 +69,7 @@ def _graph(graph: blocks.Record, sites: list[blocks.Record]) -> blocks.Block:
     groups = int(graph.amount("components"))
     summary = (
         f"{len(names)} sites, {len(edges)} edges, {len(clusters)} clusters of "
-        f"equal models, {blocks.counted(groups, 'connected group')}"
+        f"equal models, {blocks.count_text(groups, 'connected group')}"
     )
     lost = ". Sites of different groups share nothing but what is not personal"
     pairs = [(names[left], names[right]) for left, right in edges]

@@ -7,7 +7,7 @@ which give the base score.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +16,8 @@ import numpy as np
 
 from strategies.disclosures import (
     NOTHING,
-    MethodFacts,
+    DisclosureValues,
+    Exposure,
     exposure_of,
     features_note,
 )
@@ -25,14 +26,14 @@ from strategies.run.replies import refuse
 from strategies.run.sites import Inventory
 from strategies.setup.absent_columns import check_present
 from strategies.setup.columns import bind_columns, reading_warnings
-from strategies.setup.encoding import fit_encoders, fitted_tables
+from strategies.setup.encoding import TableEncoding, fit_encoders, fitted_tables
 from strategies.setup.extract import extract
 from strategies.setup.joined_rows import SplitRows, encoder_choices
 from strategies.setup.labels import fitting_loss, number_name, read_classes
 from strategies.setup.leaks import leak_warnings
 from strategies.setup.problem import PreparedRun, PreparedTable
 from strategies.training.prepare import common_shape
-from tp_flower.arrays import BoolArray, FloatArray
+from tp_flower.arrays import AnyArray, BoolArray, FloatArray
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.heads import Sum
 from tp_flower.joins.joining import JoinStep
@@ -64,6 +65,7 @@ from tp_flower.objectives import (
 )
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import pack_bits
+from tp_flower.protocol.setup_messages import EncodedColumns
 from tp_flower.query import BoundQuery, Query
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
@@ -127,12 +129,8 @@ def set_up_personalised(
     held_out = [
         split_rows(rows[part.number], settings.test_fraction, rng) for part in parts
     ]
-    trained = tuple(int(np.count_nonzero(~mask)) for mask in held_out)
     kind, values = read_classes(extracted, parts, settings)
-    if len(values) == 1:
-        raise QueryError(f"the label is constant at all sites (one class: {values[0]})")
-    if settings.task == "classification" and not values:
-        raise QueryError("no site has sent the classes of its label")
+    _check_classes(values, settings)
     classes = tuple(v if isinstance(v, str) else number_name(v) for v in values)
     response = response_of(fitting_loss(classes, settings.loss), classes, kind)
     split = SplitRows(
@@ -149,6 +147,7 @@ def set_up_personalised(
         hidden_sizes=settings.hidden_sizes,
         seed=model_seed(settings.seed, name),
     )
+    sealed_encoder = encoders[name].sealed
     request = PersonaliseRequest(
         loss=response.loss,
         classes=values,
@@ -156,29 +155,64 @@ def set_up_personalised(
         graph_epsilon=settings.of(PersonalisedSettings).graph_epsilon,
         delta=settings.privacy.delta,
         parts={
-            part.number: PersonalisePart(
-                encoder=encoders[name].sealed,
-                model=msgspec.to_builtins(spec),
-                l2=settings.l2,
-                device=settings.device,
-                trained=pack_bits(~mask),
-                tested=pack_bits(mask),
-            )
+            part.number: _part_request(sealed_encoder, spec, mask, settings)
             for part, mask in zip(parts, held_out, strict=True)
         },
     )
     replies = yield ask(request, parts)
     bodies = [replies.body(part, PersonalisedPart) for part in parts]
+    exposure = _exposure(split, settings, inventory, encoders)
+    return _make_problem(
+        split, encoders[name].columns, response, spec, bodies, exposure
+    )
+
+
+def _exposure(
+    split: SplitRows,
+    settings: Settings,
+    inventory: Inventory,
+    encoders: Mapping[str, TableEncoding],
+) -> Exposure:
+    """Return the properties of the run that decide who learns what."""
+    messages = [Action.STATISTICS]
+    if len(split.extracted.all_parts) > 1:
+        messages.append(Action.FIT)
+    return exposure_of(
+        split.bound,
+        split.extracted.parts,
+        settings,
+        inventory,
+        [*messages, *TRAINING],
+        keeps_labels=True,
+        has_joins=False,
+        fitted=fitted_tables(encoders),
+        method=_disclosure_values(settings),
+    )
+
+
+def _make_problem(
+    split: SplitRows,
+    columns: EncodedColumns,
+    response: Response,
+    spec: ModelSpec,
+    bodies: Sequence[PersonalisedPart],
+    exposure: Exposure,
+) -> PersonalisedProblem:
+    """Return the problem, from the replies of the parts in their order."""
+    extracted = split.extracted
+    name = split.bound.label_table
+    parts = extracted.parts[name]
+    trained = tuple(
+        int(np.count_nonzero(~split.held_out[rows]))
+        for _, rows in extracted.shards_of(name)
+    )
     features, penalised = common_shape(parts, bodies)
     base_score, label_scale = _base_and_scale(
-        response, _label_sums(parts, bodies, trained, len(classes))
+        response, _label_sums(parts, bodies, trained, len(response.classes))
     )
+    table = PreparedTable(name, parts, spec.kind, features, spec.outputs, penalised)
     return PersonalisedProblem(
-        tables={
-            name: PreparedTable(
-                name, parts, spec.kind, features, spec.outputs, penalised
-            )
-        },
+        tables={name: table},
         head=Sum(response.outputs),
         response=response,
         base_score=base_score,
@@ -186,18 +220,8 @@ def set_up_personalised(
         source_rows=extracted.table_rows,
         fan_out={name: np.ones(len(split.held_out), np.int64)},
         names=split.names,
-        encoders={name: encoders[name].columns},
-        exposure=exposure_of(
-            bound,
-            extracted.parts,
-            settings,
-            inventory,
-            (Action.STATISTICS, *((Action.FIT,) if len(parts) > 1 else ()), *TRAINING),
-            keeps_labels=True,
-            has_joins=False,
-            fitted=fitted_tables(encoders),
-            method=_disclosed(settings),
-        ),
+        encoders={name: columns},
+        exposure=exposure,
         sites=site_names(parts),
         rows=trained,
         held_out_rows=int(np.count_nonzero(split.held_out)),
@@ -207,8 +231,35 @@ def set_up_personalised(
     )
 
 
-def _disclosed(settings: Settings) -> MethodFacts:
-    """Return the facts that the disclosures of the sites' summaries name."""
+def _check_classes(classes: Sequence[object], settings: Settings) -> None:
+    """Refuse a label of one class, and a classification without classes."""
+    if len(classes) == 1:
+        raise QueryError(
+            f"the label is constant at all sites (one class: {classes[0]})"
+        )
+    if settings.task == "classification" and not classes:
+        raise QueryError("no site has sent the classes of its label")
+
+
+def _part_request(
+    sealed_encoder: AnyArray | None,
+    spec: ModelSpec,
+    is_held_out: BoolArray,
+    settings: Settings,
+) -> PersonalisePart:
+    """Return the request for a part whose rows (n,) train unless they are held out."""
+    return PersonalisePart(
+        encoder=sealed_encoder,
+        model=msgspec.to_builtins(spec),
+        l2=settings.l2,
+        device=settings.device,
+        trained=pack_bits(~is_held_out),
+        tested=pack_bits(is_held_out),
+    )
+
+
+def _disclosure_values(settings: Settings) -> DisclosureValues:
+    """Return the values of names that the disclosures of summaries use."""
     privacy = settings.privacy
     summaries = NOTHING
     values = settings.of(PersonalisedSettings)
@@ -216,7 +267,7 @@ def _disclosed(settings: Settings) -> MethodFacts:
         amount = f"epsilon {values.graph_epsilon:g}, delta {privacy.delta:g}"
         summaries = f"Gaussian noise (summaries: {amount}{features_note(privacy)})"
     texts = {"summary": SUMMARY_TEXTS.get(values.graph, "")}
-    return MethodFacts(texts, {"summaries": summaries})
+    return DisclosureValues(texts, {"summaries": summaries})
 
 
 def site_names(parts: Sequence[Part]) -> tuple[str, ...]:

@@ -109,11 +109,15 @@ class Training:
         """Return the local steps and step size of an epoch, equal at all sites."""
         batch = self.settings.batch_size
         passes = self.settings.local_epochs or 1
-        batches = -(-max(self.problem.rows) // batch) if batch else 1
-        # gradients over samples of rows have noise, which only smaller steps reduce
+        batches = 1
+        rate = self.rate
+        if batch:
+            batches = -(-max(self.problem.rows) // batch)
+            # gradients over samples of rows have noise, which only smaller steps reduce
+            rate = falling_rate(self.rate, epoch)
         return Pace(
             steps=passes * max(batches, 1),
-            rate=falling_rate(self.rate, epoch) if batch else self.rate,
+            rate=rate,
             batch=batch,
             seed=self.settings.seed,
             epoch=epoch,
@@ -153,7 +157,7 @@ class Training:
         is_full = not self.settings.batch_size and self.settings.local_epochs <= 1
         length = pace.rate * pace.steps
         self.tracks = {
-            track: state.stepped(updates[track], length, is_accelerated=is_full)
+            track: state.advance(updates[track], length, is_accelerated=is_full)
             for track, state in self.tracks.items()
         }
         metrics = read_metrics(replies, parts, _METRICS[PERSONAL])
@@ -178,13 +182,17 @@ class Training:
         means = {
             track: mean_metrics(sites, "test") for track, sites in self.metrics.items()
         }
-        name = "rmse" if "rmse" in means[PERSONAL] else "log_loss"
+        name = "log_loss"
+        if "rmse" in means[PERSONAL]:
+            name = "rmse"
         errors = {
             track: metrics.get(name, math.inf) for track, metrics in means.items()
         }
         best = min(errors, key=errors.__getitem__)
         penalty = self.settings.of(PersonalisedSettings).graph_penalty
-        way = f"lower it, say to {penalty / 10:g}" if best == "local" else "raise it"
+        way = "raise it"
+        if best == "local":
+            way = f"lower it, say to {penalty / 10:g}"
         # without personal coordinates no penalty counts
         if (
             not errors[PERSONAL] > CLEARLY * errors[best]
@@ -211,7 +219,7 @@ class Training:
                 "rows": problem.rows[k],
                 "cluster": cluster_of[k],
                 **{
-                    track: _without_penalty(all_sites[k])
+                    track: _drop_penalty(all_sites[k])
                     for track, all_sites in self.metrics.items()
                 },
             }
@@ -244,7 +252,7 @@ class Training:
         }
 
 
-def _without_penalty(metrics: Metrics) -> Metrics:
+def _drop_penalty(metrics: Metrics) -> Metrics:
     return {
         kind: {name: value for name, value in values.items() if name != PENALTY}
         for kind, values in metrics.items()

@@ -56,9 +56,9 @@ class Track:
         """Return a track at its start (N, p), where shared coordinates must agree."""
         start = points.copy()
         start[:, ~personal] = points[:, ~personal].mean(axis=0)
-        return cls(personal, Iterate.at(as_sent(start)), edge_step)
+        return cls(personal, Iterate.at(round_as_sent(start)), edge_step)
 
-    def stepped(
+    def advance(
         self, updates: FloatArray, step: float, *, is_accelerated: bool
     ) -> Self:
         """Return the track after a step of size s against updates g, (N, p).
@@ -67,8 +67,8 @@ class Track:
         """
         point = self._prox(self.iterate.ahead - step * updates, step)
         change = self.iterate.change_to(point)
-        iterate = self.iterate.advanced(point, is_accelerated=is_accelerated)
-        iterate = Iterate(iterate.point, as_sent(iterate.ahead), iterate.momentum)
+        iterate = self.iterate.advance(point, is_accelerated=is_accelerated)
+        iterate = Iterate(iterate.point, round_as_sent(iterate.ahead), iterate.momentum)
         return replace(self, iterate=iterate, change=change)
 
     def _prox(self, points: FloatArray, step: float) -> FloatArray:
@@ -83,7 +83,7 @@ class Track:
         return out
 
 
-def as_sent(points: FloatArray) -> FloatArray:
+def round_as_sent(points: FloatArray) -> FloatArray:
     """Return numbers rounded as they travel, so that both ends have the same ones."""
     return points.astype(np.float32).astype(np.float64)
 

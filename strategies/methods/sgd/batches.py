@@ -137,7 +137,9 @@ def safe_rate(problem: TrainingProblem, batch_rows: float) -> float:
         widths = (t.width + len(t.penalised) / (t.width + 1) for t in tables)
         largest = trace = sum(1.0 + width / 6.0 for width in widths)
     weights = problem.weighting.train_rows
-    effective_share = 1.0 if weights is None else effective_rows(weights) / len(weights)
+    effective_share = 1.0
+    if weights is not None:
+        effective_share = effective_rows(weights) / len(weights)
     averaged = batch_rows * (1.0 - MOMENTUM) * effective_share
     bound = largest + NOISE_MARGIN * trace / averaged
     return 1.0 / (scale**2 * (problem.objective.max_curvature * bound + problem.l2))

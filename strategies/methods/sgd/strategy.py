@@ -105,7 +105,9 @@ class Sgd(JoinMethod):
         if self.settings.method.is_full_batch:
             return joined_rows
         is_private = self.settings.privacy.features == DP_SGD
-        batches = PRIVATE_BATCHES_PER_EPOCH if is_private else BATCHES_PER_EPOCH
+        batches = BATCHES_PER_EPOCH
+        if is_private:
+            batches = PRIVATE_BATCHES_PER_EPOCH
         return min(
             self.settings.batch_size or math.ceil(joined_rows / batches), joined_rows
         )
@@ -194,7 +196,9 @@ class Sgd(JoinMethod):
             return step
         self._pace.after_epoch()
         is_last = self.run.ends_by_loss and self._pace.is_over
-        return replace(step, next_batch=None, evaluate=ALL) if is_last else step
+        if is_last:
+            return replace(step, next_batch=None, evaluate=ALL)
+        return step
 
     def judge(self, problem: TrainingProblem) -> str:
         """Return the verdict by how long steps are, or leave it to the losses.
@@ -214,7 +218,9 @@ class Sgd(JoinMethod):
         scores that come with that step belong to the next.
         """
         # any epoch may be the last or the best, whose metrics must be exact
-        often = TESTED if tests_every_epoch(self.settings) else None
+        often = None
+        if tests_every_epoch(self.settings):
+            often = TESTED
         usual = ALL if ends_early(self.settings) else often
         rng = generator(self.settings.seed, Stream.ORDER)
         batches = self._batches.plan.batches
@@ -228,14 +234,18 @@ class Sgd(JoinMethod):
             for batch, next_batch in itertools.pairwise(order):
                 yield _Step(epoch, batch, next_batch, begins_epoch=batch == order[0])
             following = next(upcoming, None)
-            yield _Step(
+            step = _Step(
                 epoch,
                 order[-1],
-                None if following is None else int(following.order[0]),
+                None,
                 begins_epoch=len(order) == 1,
                 ends_epoch=True,
-                evaluate=ALL if following is None else usual,
+                evaluate=ALL,
             )
+            if following is not None:
+                next_batch = int(following.order[0])
+                step = replace(step, next_batch=next_batch, evaluate=usual)
+            yield step
             epoch = following
 
     def _rates(self, problem: TrainingProblem, epoch: int) -> dict[str, float]:

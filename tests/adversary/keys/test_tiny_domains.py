@@ -86,7 +86,7 @@ def words_of(monkeypatch, masks, base, names):
         assert outputs == digits.shape[1]
         return np.array([of_cell[mask.key, *tag, name] for tag in tags])
 
-    monkeypatch.setattr(JoinMask, "_of_tags", of_tags)
+    monkeypatch.setattr(JoinMask, "_key_masks", of_tags)
     units = [replace(own, point=replace(own.point, bits=0)) for own in masks]
     words = [
         own.words(part * 1.0, slice(None), name)

@@ -19,7 +19,7 @@ import client_apps.app
 import strategies.registry
 from client_apps.methods import registry as site_registry
 from client_apps.methods.exact import step_of
-from client_apps.methods.site_method import Beginning, JoinMethod, prepared
+from client_apps.methods.site_method import Beginning, JoinMethod, prepared_part
 from strategies import STRATEGIES
 from strategies.run.exchange import ask
 from strategies.run.grid import InProcessGrid
@@ -104,7 +104,7 @@ class SiteHalf(JoinMethod[ToyState]):
 
     def begin(self, part, columns):  # noqa: ARG002
         """Begin; of the rows, no curvature leaves."""
-        return Beginning(prepared(part, mean_curvature=0.0), ToyState())
+        return Beginning(prepared_part(part, mean_curvature=0.0), ToyState())
 
 
 def take_step(site, request):
@@ -280,3 +280,9 @@ def test_a_strategy_has_one_room():
     room = strategies.registry.ServerRoom(f"{__name__}:Toy")
     with pytest.raises(ValueError, match="'toy' is registered: choose another name"):
         strategies.registry.register(TOY, room)
+
+
+def test_a_family_has_one_room():
+    room = site_registry.Room(method=f"{__name__}:SiteHalf", answers={})
+    with pytest.raises(ValueError, match="'toy' is registered: choose another name"):
+        site_registry.register(TOY, room)

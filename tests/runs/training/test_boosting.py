@@ -203,7 +203,7 @@ def test_boosting_goes_on_where_a_linear_model_ended(tmp_path, loss, layout, pri
     model = Model(store_sql(loss), tmp_path, make_manifest(strategy))
     again = model.evaluate(sites, privacy=privacy)["loss"]
     epoch = strategy.chosen["best-epoch"]
-    facts = strategy.split_facts
+    facts = strategy.split_entry
     start = linear.evaluate(sites, privacy=privacy)["loss"]
     if not epoch:
         assert again == pytest.approx(start, rel=1e-5)

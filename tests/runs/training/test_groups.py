@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 from msgspec.structs import replace
 
-from client_apps.privacy.ledger_entries import BASE_ROW_SCOPE, GROUP_SCOPE, of_groups
+from client_apps.privacy.ledger_entries import BASE_ROW_SCOPE, GROUP_SCOPE, group_cost
 from strategies.run.exchange import Part, Replies
 from strategies.setup.extract import check_groups
 from tests.support import federated
@@ -132,9 +132,9 @@ def test_all_groups_of_a_table_without_any():
 
 def test_a_row_below_groups_costs_what_two_of_them_do():
     """It leaves one group and enters another."""
-    assert of_groups(Gaussian(3.0, 5)) == (Gaussian(1.5, 5), BASE_ROW_SCOPE)
+    assert group_cost(Gaussian(3.0, 5)) == (Gaussian(1.5, 5), BASE_ROW_SCOPE)
     sampled = Gaussian(3.0, 5, 0.5)
-    assert of_groups(sampled) == (sampled, GROUP_SCOPE)
+    assert group_cost(sampled) == (sampled, GROUP_SCOPE)
     settings = PrivacySettings(features="statistics", epsilon=8.0, delta=1e-4)
     report = run([payments(*range(1, 7))], privacy=settings).report
     multipliers = {}

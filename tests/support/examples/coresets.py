@@ -18,7 +18,7 @@ def regression_scores(
     penalty: float = 0.0,
 ) -> FloatArray:
     """Return the scores (n,) of a table of one shard, some columns penalised."""
-    whole = importance.penalised(gram(rows, multiplicity), features, penalty)
+    whole = importance.add_penalty(gram(rows, multiplicity), features, penalty)
     return importance.leverages(rows, importance.whitening(whole))
 
 

@@ -97,7 +97,7 @@ def encoder_of(
     """The encoder fitted to shards, with the keys."""
     choice = choice_of(shards[0], most, **specs)
     found = [statistics_of(choice, shard, **(kinds or {})) for shard in shards]
-    return fit("t", statistics.merge_tables(found)).at_site(HASHER)
+    return fit("t", statistics.merge_tables(found)).for_site(HASHER)
 
 
 def names_with_texts(encoder: SiteEncoder, columns: Columns) -> tuple[str, ...]:

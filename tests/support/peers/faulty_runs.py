@@ -244,7 +244,7 @@ def same_noise() -> Iterator[None]:
     logger.setLevel(logging.CRITICAL)
     with (
         patch("client_apps.rounds.site.token_bytes", fixed),
-        patch("client_apps.rounds.site.later", by_number),
+        patch("client_apps.rounds.site.extend_history", by_number),
         patch(
             "client_apps.privacy.noisy_labels.NoiseSource",
             lambda: NoiseSource(fixed(32)),

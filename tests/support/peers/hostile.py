@@ -272,7 +272,7 @@ def ledger_lines(folder: Path, site: str, *events: str) -> list[dict]:
 
 def shard_seal(grid: LocalGrid, node: int, part: int) -> ShardSeal:
     """The seal of a part's table, which all of the table's shards have."""
-    seal, _ = encoding.shared(grid.site(node), part)
+    seal, _ = encoding.seal_and_encoders(grid.site(node), part)
     return seal
 
 

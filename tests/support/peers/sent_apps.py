@@ -18,7 +18,7 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import Run
 from flwr.supernode.nodestate import NodeStateFactory
 
-from client_apps.supernode import FLOWER_MODULE, INSERT, PULL, checked
+from client_apps.supernode import FLOWER_MODULE, INSERT, PULL, add_check
 
 NODE = 7
 SUPERLINK = 1
@@ -53,7 +53,7 @@ class Intake:
     def __init__(self, allowed_apps: Path) -> None:
         flower = importlib.import_module(FLOWER_MODULE)
         functions = getattr(flower, PULL), getattr(flower, INSERT)
-        self._pull = checked(*functions, allowed_apps)
+        self._pull = add_check(*functions, allowed_apps)
         self._stores = ObjectStoreFactory()
         self.state = NodeStateFactory(self._stores).state()
         self.state.set_node_id(NODE)

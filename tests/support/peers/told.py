@@ -100,9 +100,9 @@ class Told:
             self.words["" if masks is None else name].append(word)
 
 
-_PREPARE = prepare._prepare_part
-_SCORE = inference._scored
-_ENCODE = Participant._encoded
+_PREPARE = prepare._make_participant
+_SCORE = inference._score_part
+_ENCODE = Participant._scores_to_send
 _SHARE = ShardUnion.share
 _SEAL = ShardSeal.seal
 _PAD = PaddedShard._padded_block
@@ -214,8 +214,8 @@ def watch() -> Iterator[Told]:
     told = Told()
     watcher = _Watcher(told)
     places = (
-        (prepare, "_prepare_part", watcher.in_part(_PREPARE)),
-        (inference, "_scored", watcher.in_part(_SCORE)),
+        (prepare, "_make_participant", watcher.in_part(_PREPARE)),
+        (inference, "_score_part", watcher.in_part(_SCORE)),
         (prepare, "score_masks", watcher.masks_of(prepare.score_masks, told.rows)),
         (
             inference,
@@ -223,7 +223,7 @@ def watch() -> Iterator[Told]:
             watcher.masks_of(inference.score_masks, told.scored),
         ),
         (inference, "sent_scores", watcher.sent(inference.sent_scores)),
-        (Participant, "_encoded", _function(watcher.encoded)),
+        (Participant, "_scores_to_send", _function(watcher.encoded)),
         (cg, "pair_masks", watcher.pairs(cg.pair_masks, "products")),
         (drawing, "pair_masks", watcher.pairs(drawing.pair_masks, "sensitivities")),
         (ShardUnion, "share", _function(watcher.share)),

@@ -64,7 +64,7 @@ class _Join:
             for size, width in zip(sizes, widths, strict=True)
         ]
         labels = rng.normal(size=(sizes[0], 1))
-        self.columns[0] = importance.augmented(self.columns[0], labels, intercept=True)
+        self.columns[0] = importance.augment(self.columns[0], labels, intercept=True)
         self.masses = [
             table.segment_sum(self.row_weights[:, None])[:, 0] for table in self.tables
         ]
@@ -163,7 +163,7 @@ def test_the_penalty_is_as_many_more_joined_rows(weighted):
     assert_allclose(join.tables[0].expand(actual), reference, rtol=1e-9)
     clear = gram(rows, mass)
     total = importance.leverage_total(
-        clear, importance.whitening(importance.penalised(clear, 3, penalty))
+        clear, importance.whitening(importance.add_penalty(clear, 3, penalty))
     )
     assert actual @ mass == pytest.approx(total)
     assert 2 < total < 5  # what is not penalised counts in full
@@ -188,8 +188,8 @@ def test_shards_sum_to_the_unsplit_table(seed):
 @pytest.mark.parametrize("kind", list(HARD))
 def test_scores_of_hard_columns_are_those_of_the_space_they_span(kind):
     rng = default_rng(4)
-    plain = importance.augmented(rng.normal(size=(50, 3)), None, intercept=True)
-    hard = importance.augmented(HARD[kind](plain[:, :3]), None, intercept=True)
+    plain = importance.augment(rng.normal(size=(50, 3)), None, intercept=True)
+    hard = importance.augment(HARD[kind](plain[:, :3]), None, intercept=True)
     masses = rng.integers(0, 4, 50)
     actual = regression_scores(hard, masses)
     expected = regression_scores(plain, masses)

@@ -28,7 +28,7 @@ from tp_flower.extraction.extracted import ExtractedShard
 from tp_flower.extraction.select_plan import (
     TypedColumn,
     canonical_text,
-    comparable,
+    comparable_sql,
     kind_of,
 )
 from tp_flower.joins.joining import join_codes
@@ -219,7 +219,7 @@ def texts_in_duckdb(values: Sequence[tuple[str, str]]) -> list[Text]:
     selected = []
     for number, (sql, kind) in enumerate(values):
         column = TypedColumn(sql, kind, kind_of(kind))
-        columns.append(f"{comparable(column)} AS c{number}")
+        columns.append(f"{comparable_sql(column)} AS c{number}")
         part = TypedColumn(f"c{number}", kind, column.kind)
         selected.append(canonical_text([part], null_is_value=False))
     sql = f"SELECT {', '.join(selected)} FROM (SELECT {', '.join(columns)})"

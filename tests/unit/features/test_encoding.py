@@ -99,7 +99,7 @@ def test_encoding_of_any_sharding_is_that_of_the_whole(members, x, c, is_indicat
     received = TableEncoder.from_json(through_json(whole.encoder))
     assert loaded == whole
     assert received == whole.encoder
-    for encoder in (loaded, received.at_site(HASHER)):
+    for encoder in (loaded, received.for_site(HASHER)):
         assert encoder.transform(table(members)).tobytes() == expected.tobytes()
 
 
@@ -329,7 +329,7 @@ def test_column_without_values_fits_any_kind():
     encoder = encoder_of(empty, x="standard indicator")
     assert encoder.encoder.dropped == ("x", "c", "v")
     assert encoder.transform(empty).shape == (1, 0)
-    encoder = fit("t", {}).at_site(HASHER)
+    encoder = fit("t", {}).for_site(HASHER)
     assert encoder.transform({}, out=np.empty((3, 0), np.float32)).shape == (3, 0)
 
 
@@ -337,13 +337,13 @@ def test_rare_values_and_rows_left_out_do_not_count():
     columns = {"c": categorical("a", "a", "a", "b", "b", "z")}
     rare = statistics_of(choice_of(columns), columns, CountedRows(HASHER, min_count=2))
     assert sorted(rare["c"].categories.counts) == [2, 3]
-    encoder = fit("t", rare).at_site(HASHER)
+    encoder = fit("t", rare).for_site(HASHER)
     assert encoder.encoder.feature_names[-1] == f"c={OTHER}"
     assert encoder.transform(columns)[-1].tolist() == [0, 0, 1]
     columns = {"x": numeric(1, 3, 100)}
     train = CountedRows(HASHER, rows=np.array([True, True, False]))
     trained = statistics_of(choice_of(columns), columns, train)
-    encoder = fit("t", trained).at_site(HASHER)
+    encoder = fit("t", trained).for_site(HASHER)
     rows = encoder.transform({"x": columns["x"].take(np.array([1, 0, 1]))})
     assert rows[:, 0].tolist() == [1, -1, 1]
     assert encoder.transform(columns)[2].tolist() == [98]

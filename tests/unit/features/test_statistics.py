@@ -256,7 +256,7 @@ def test_a_row_counts_as_often_as_it_is_joined(members, seed, spec):
     other = fit("t", statistics_of(choice, joined, CountedRows(HASHER), most))
     assert one.feature_names == other.feature_names
     encoded, expected = (
-        each.at_site(HASHER).transform(columns) for each in (one, other)
+        each.for_site(HASHER).transform(columns) for each in (one, other)
     )
     assert_allclose(encoded, expected, rtol=1e-5, atol=1e-5)
 

@@ -277,7 +277,7 @@ def test_what_is_asked_about_each_row_is_that_of_loops(rows, seed):
     chosen = [behind[row] for row in np.flatnonzero(is_chosen)]
     assert rows.by_row(is_chosen).tolist() == [row for of in chosen for row in of]
     numbers = rng.permutation(rows.rows).astype(np.int32)
-    renumbered = rows.renumbered(numbers, rows.rows)
+    renumbered = rows.renumber(numbers, rows.rows)
     expected = [numbers[row] if row >= 0 else -1 for row in rows.row_of]
     assert renumbered.row_of.tolist() == expected
     assert renumbered.row_of.dtype == np.int32

@@ -53,7 +53,7 @@ def test_torch_models_train_alike(device_name, place):
     placed = matrix()
     if place == "resident":
         placed = as_tensor(placed).to(device_name)
-    assert_array_equal(local_model.on_host(placed), matrix())
+    assert_array_equal(local_model.host_features(placed), matrix())
     spec = local_model.ModelSpec(
         kind="mlp", outputs=OUTPUTS, intercept=True, hidden_sizes=(5,)
     )

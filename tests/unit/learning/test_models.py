@@ -19,7 +19,7 @@ from torch import nn
 
 from tests.support.examples.fits import fit_problem, normal_rows, ridge_of, with_ones
 from tests.support.examples.networks import torch_model
-from tp_flower.arrays import in_threads, thread_count
+from tp_flower.arrays import run_in_threads, thread_count
 from tp_flower.errors import SettingsError
 from tp_flower.learning.models import local_model
 from tp_flower.learning.models.local_model import (
@@ -229,7 +229,7 @@ def test_metrics_are_the_weighted_mean_distance_and_its_root():
 @pytest.mark.parametrize("threads", [1, 2, 3, 16])
 def test_spans_cover_the_rows_in_order(monkeypatch, rows, threads):
     monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
-    spans = in_threads(lambda span: span, rows, least_rows=1)
+    spans = run_in_threads(lambda span: span, rows, least_rows=1)
     assert len(spans) == max(min(threads, rows), 1)
     covered = [row for span in spans for row in range(span.start, span.stop)]
     assert covered == list(range(rows))
@@ -237,18 +237,18 @@ def test_spans_cover_the_rows_in_order(monkeypatch, rows, threads):
 
 def test_few_rows_stay_in_this_thread_and_many_take_as_many_as_allowed(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    names = in_threads(lambda _: threading.current_thread(), 19, least_rows=10)
+    names = run_in_threads(lambda _: threading.current_thread(), 19, least_rows=10)
     assert names == [threading.current_thread()]
     meet = threading.Barrier(3, timeout=120)
     # passes only if three threads are inside together
-    assert len(in_threads(lambda _: meet.wait(), 30, least_rows=10)) == 3
+    assert len(run_in_threads(lambda _: meet.wait(), 30, least_rows=10)) == 3
 
     def fail(span):
         if span.start:
             raise ValueError("not the first")
 
     with pytest.raises(ValueError, match="not the first"):
-        in_threads(fail, 30, least_rows=10)
+        run_in_threads(fail, 30, least_rows=10)
     ended = []
 
     def fail_first(span):
@@ -258,15 +258,15 @@ def test_few_rows_stay_in_this_thread_and_many_take_as_many_as_allowed(monkeypat
         ended.append(span)
 
     with pytest.raises(ValueError, match="the first"):
-        in_threads(fail_first, 30, least_rows=10)
+        run_in_threads(fail_first, 30, least_rows=10)
     assert len(ended) == 2  # none goes on behind the caller's back
 
 
 def test_threads_that_a_fork_has_left_behind_are_not_waited_for():
     # passes only if three threads are inside together
-    work = "in_threads(lambda _: meet.wait(), 30, 10)"
+    work = "run_in_threads(lambda _: meet.wait(), 30, 10)"
     code = (
-        "import os, threading; from tp_flower.arrays import in_threads\n"
+        "import os, threading; from tp_flower.arrays import run_in_threads\n"
         f"meet = threading.Barrier(3, timeout=120); {work}; child = os.fork()\n"
         f"{work}; assert child or os._exit(0) is None; print(os.waitpid(child, 0)[1])"
     )

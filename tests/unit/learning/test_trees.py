@@ -20,7 +20,7 @@ from tp_flower.methods.boost.boosting import (
     SHRINK,
     Boosting,
     add_direction,
-    moved,
+    move_scores,
     step_along,
 )
 from tp_flower.methods.boost.messages import Growth
@@ -228,7 +228,7 @@ def test_the_step_is_a_share_of_the_best(name, classes):
         best = lengths / SHRINK
 
         def value(lengths, directions=directions):
-            return loss.value(moved(start, lengths, directions))
+            return loss.value(move_scores(start, lengths, directions))
 
         for place in range(len(directions)):
             for change in (-1e-4, 1e-4):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tp_flower.privacy import epsilons as module
-from tp_flower.privacy.epsilons import KINDS, Released, composed, epsilons
+from tp_flower.privacy.epsilons import KINDS, Released, compose, epsilons
 from tp_flower.privacy.mechanisms import (
     GIVEN_ENCODER,
     GIVEN_KEYS,
@@ -126,11 +126,11 @@ def test_numbers_are_those_of_dp_accounting_and_labels_are_apart():
     accountant.compose(LaplaceDpEvent(1 / 2.0))
     assert (
         accountant.get_epsilon(DELTA)
-        <= composed(released, DELTA)
+        <= compose(released, DELTA)
         <= result.features + 2.0
     )
     # what is not there costs nothing
-    assert composed([KEYS], DELTA) == 0.0
+    assert compose([KEYS], DELTA) == 0.0
     assert epsilons([KEYS, COUNTS], DELTA) == module.Epsilons("", "", "", "")
 
 

@@ -103,7 +103,7 @@ def test_noise_and_payments_are_of_one_key_one_history_and_one_request():
             begun = Round(last, lambda: key, number, digest)
             last = begun.committed()
         # the noise cannot be drawn from the name of a payment
-        assert not begun._derived(b"noise").hex().startswith(begun.payment)
+        assert not begun._derive(b"noise").hex().startswith(begun.payment)
         return begun.payment, *begun.noise.uniform(4).tolist()
 
     first = drawn(KEY, "a", "b")

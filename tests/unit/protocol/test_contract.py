@@ -9,7 +9,7 @@ import pytest
 import tp_flower.privacy.plan as plan_module
 from client_apps.methods.registry import join_method_of
 from client_apps.privacy import ledger_entries
-from scripts.render_pages import render_pages
+from scripts.render_pages import OUTLINES, outline, render_pages
 from tests.support.files import ROOT, text_of
 from tp_flower.methods.admm.messages import TRAIN_ADMM
 from tp_flower.methods.coreset.messages import TRAIN_ROWS
@@ -25,7 +25,7 @@ DISCLOSURES = [
     for declared in message.discloses
 ]
 KINDS = {kind for _, declared in DISCLOSURES for kind in declared.kinds}
-# facts that only a method's own messages name
+# the names that only a method's own messages use
 OF_METHODS = "bagged", "scores_own_trees", "sends_centres", "sends_rows", "summary"
 LEAVE_WITH = {
     Action.PREPARE: [("curvature", "admm"), ("gram", "admm")],
@@ -42,6 +42,9 @@ def test_pages_are_rendered_from_the_declarations():
         assert text_of(ROOT / path) == text, "run scripts/render_pages.py"
     assert "| `train.admm` | *scored* | " in pages["docs/reference/messages.md"]
     assert "| `train.admm` | One epoch " in pages["ARCHITECTURE.md"]
+    assert "class Poisson(Objective):" in pages["CONTRIBUTING.md"]
+    for path, names in OUTLINES.items():
+        assert 0 < len(outline(ROOT / path, names)) <= 15
 
 
 def test_every_kind_of_planned_release_is_declared():
@@ -82,24 +85,24 @@ def test_a_release_is_booked_under_the_message_it_leaves_with(action):
         assert ledger_entries.action_of(release, carriers) == action
 
 
-def test_placeholders_are_facts_of_a_run():
+def test_the_names_in_disclosures_have_values_in_every_run():
     from strategies.disclosures import (
         NOTHING,
+        DisclosureValues,
         Exposure,
-        MethodFacts,
         _protections,
-        facts_of,
+        disclosure_values,
     )
 
     of_methods = dict.fromkeys(OF_METHODS, "")
-    method = MethodFacts(of_methods, {"summaries": NOTHING, "pads": NOTHING})
+    method = DisclosureValues(of_methods, {"summaries": NOTHING, "pads": NOTHING})
     exposure = Exposure("o", [TRAIN_ADMM], ["c"], [], True, False, method=method)
-    facts = facts_of(exposure)
+    values = disclosure_values(exposure)
     protections = _protections(exposure)
     for _, declared in DISCLOSURES:
         assert declared.covered_by in protections
-        assert not declared.when or declared.when in facts
-        assert not re.search(r"[{}]", declared.carries.format_map(facts))
+        assert not declared.when or declared.when in values
+        assert not re.search(r"[{}]", declared.carries.format_map(values))
 
 
 def test_an_action_is_declared_once():

@@ -86,6 +86,6 @@ def ordered(query: Fragment) -> Fragment:
 def test_distinct_fragments_never_share_a_text(first, second):
     """Of pieces that are no SQL, too, which are left as they came."""
     with pytest.MonkeyPatch.context() as raw:
-        raw.setattr("tp_flower.query.fragment_text._rendered", lambda query: query)
+        raw.setattr("tp_flower.query.fragment_text._render", lambda query: query)
         is_same = fragment_text(first) == fragment_text(second)
         assert is_same == (ordered(first) == ordered(second))

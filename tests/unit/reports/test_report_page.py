@@ -25,12 +25,12 @@ from strategies.report_page import page as pages
 from strategies.report_page.page import PAGE_FILE, ReportError, read_report, render
 from strategies.report_page.plots import (
     MOST_POINTS,
-    from_zero,
-    linear,
-    logarithmic,
+    axis_from_zero,
+    linear_axis,
+    log_axis,
     spread,
     thin,
-    whole,
+    whole_number_axis,
 )
 from strategies.run.grid import InProcessGrid
 from tests.support.examples.explained import SMALL, SMALL_SQL
@@ -334,10 +334,10 @@ def test_what_is_no_report_is_refused(tmp_path, content):
 @pytest.mark.parametrize(
     ("fit", "numbers", "least", "most"),
     [
-        (linear, DECIMALS, 2, 9),
-        (from_zero, DECIMALS, 2, 9),
-        (logarithmic, st.floats(1e-30, 1e30), 2, 12),
-        (whole, st.integers(0, 5500), 1, 9),
+        (linear_axis, DECIMALS, 2, 9),
+        (axis_from_zero, DECIMALS, 2, 9),
+        (log_axis, st.floats(1e-30, 1e30), 2, 12),
+        (whole_number_axis, st.integers(0, 5500), 1, 9),
     ],
 )
 @settings(max_examples=40)
@@ -350,9 +350,9 @@ def test_an_axis_holds_its_values_and_few_ticks(fit, numbers, least, most, data)
     assert least <= len(ticks) <= most
     assert ticks == sorted(ticks)
     assert len({label for _, label in scale.ticks}) == len(ticks)
-    if fit is whole:
+    if fit is whole_number_axis:
         assert all(tick == int(tick) for tick in ticks)
-    if fit in (linear, from_zero):
+    if fit in (linear_axis, axis_from_zero):
         assert ticks[0] == scale.low
         assert ticks[-1] == scale.high
 

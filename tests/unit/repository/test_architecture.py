@@ -277,7 +277,7 @@ def test_nobody_indexes_by_joined_row_outside_their_room():
     def divides(path: Path) -> list[str]:
         # columns of scores are divided among threads in metrics
         is_learning = name_of(path) in LEARNING_OVER_JOINS
-        divisions = re.compile(r"\bin_threads\b|\bblocks(?:_of)?\b")
+        divisions = re.compile(r"\brun_in_threads\b|\bblocks(?:_of)?\b")
         return divisions.findall(text_of(path)) if is_learning else []
 
     assert offenders(divides) == {}

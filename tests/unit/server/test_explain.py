@@ -131,7 +131,7 @@ def exposed(strategy, messages, **more) -> Exposure:
     kind = Update.SUM if strategy == "sgd" else Update.CONSENSUS
     updates = {"c": kind if strategy == "sgd" else Update.GRAM, "d": kind}
     method = STRATEGIES[strategy](Query.from_sql(SMALL_SQL)).method
-    facts = {"updates": updates, "method": method.disclosed(None), **more}
+    facts = {"updates": updates, "method": method.disclosure_values(None), **more}
     return Exposure("o", messages, ["c", "d"], ["d"], False, False, **facts)
 
 

@@ -52,7 +52,7 @@ def save_part(root, model, number=0):
     hour = (Feature("hour", '"hour"'),)
     saved = SavedModel(
         table="f",
-        encoder=encoder.at_site(KeyedHasher(b"k" * 32)),
+        encoder=encoder.for_site(KeyedHasher(b"k" * 32)),
         spec=ModelSpec(),
         parameters=np.array([2.0]),
         fragment=Fragment("f", "flights", hour, filters=('"hour" > 3',)),

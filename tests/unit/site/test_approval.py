@@ -13,10 +13,10 @@ from client_apps.privacy.approval import (
     MOST_BYTES,
     add_approval,
     document_of,
-    lacking,
+    insert_approval,
     read_proposal,
     refused_proposals,
-    with_approval,
+    tables_to_approve,
 )
 from tests.support.files import case_table
 from tests.support.tables.sources import sources_of
@@ -219,19 +219,19 @@ def test_a_run_that_cannot_be_explained_is_not_shown():
 
 @CASES.each("lists", "before", "tables", "after")
 def test_the_digest_is_added_and_nothing_else_changes(before, tables, after):
-    text = with_approval(before, "sha256:11", tables)
+    text = insert_approval(before, "sha256:11", tables)
     assert text == after
     # a second time changes nothing
-    assert with_approval(text, "sha256:11", tables) == text
+    assert insert_approval(text, "sha256:11", tables) == text
     tomllib.loads(text)
 
 
 def test_a_list_that_is_not_found_is_left_to_its_owner():
     text = 'tables.t.policy."approved\\u002druns" = []'
     with pytest.raises(SiteError, match=r'add "sha256:11" to it by hand'):
-        with_approval(text, "sha256:11", ["t"])
+        insert_approval(text, "sha256:11", ["t"])
     by_hand = text.replace("[]", '["sha256:11"]')
-    assert with_approval(by_hand, "sha256:11", ["t"]) == by_hand
+    assert insert_approval(by_hand, "sha256:11", ["t"]) == by_hand
 
 
 def test_the_file_stays_what_it_is(tmp_path):
@@ -264,10 +264,10 @@ def test_the_policies_of_a_run_that_lack_it(tmp_path):
         for table, rule in rules.items()
     )
     shards = sources_of(tmp_path, text)
-    assert lacking(PROPOSAL, shards) == ["blood"]
+    assert tables_to_approve(PROPOSAL, shards) == ["blood"]
     # a table of the same name at another site is another owner's
     elsewhere = changed(PROPOSAL, ("parts", 2, "site"), "lab2")
-    assert lacking(elsewhere, shards) == []
+    assert tables_to_approve(elsewhere, shards) == []
 
 
 def test_a_proposal_in_a_ledger_and_in_a_file(tmp_path):

@@ -95,4 +95,4 @@ def test_an_error_names_no_folder_of_the_site(tmp_path):
     config = {"tables": str(tables), "state-dir": str(state)}
     site = Site(Context(1, 2, config, RecordDict(), {}))
     for path in (tables, state / "run" / "part-1", data):
-        assert str(tmp_path) not in site.without_places(f"cannot read {path}: full")
+        assert str(tmp_path) not in site.redact_places(f"cannot read {path}: full")

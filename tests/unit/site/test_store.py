@@ -163,7 +163,7 @@ def test_failed_write_leaves_the_old_entry(tmp_path, monkeypatch, where):
         if where == "large":
             patch.setattr(run_store.np, "save", fail)
         else:
-            patch.setattr(Database, "_opened", fail)
+            patch.setattr(Database, "_current_connection", fail)
         match = r"cannot write to the state folder .*: No space left .*state-dir"
         site = at(tmp_path)
         with pytest.raises(SiteError, match=match), site.together(lambda _: False):

@@ -54,7 +54,7 @@ def started(flower, monkeypatch):
 
     def start():
         # by now the check must be in its place
-        assert getattr(flower, PULL).__qualname__ == "checked.<locals>.pull_checked"
+        assert getattr(flower, PULL).__qualname__ == "add_check.<locals>.pull_checked"
         arguments.append(sys.argv)
 
     monkeypatch.setattr(cli, "flower_supernode", start)

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import FloatArray, blocks, blocks_of, in_threads
+from tp_flower.arrays import FloatArray, blocks, blocks_of, run_in_threads
 from tp_flower.errors import SettingsError
 from tp_flower.features.sparse import EncodedRows, SparseRows, dense
 
@@ -47,10 +47,12 @@ def rows_of(features: Features, rows: npt.NDArray[np.integer]) -> Features:
     if isinstance(features, np.ndarray):
         # up to four times as fast as indexing, the narrower the faster
         return features.take(rows, axis=0)
-    return features.take(rows) if isinstance(features, SparseRows) else features[rows]
+    if isinstance(features, SparseRows):
+        return features.take(rows)
+    return features[rows]
 
 
-def on_host(features: Features) -> EncodedRows:
+def host_features(features: Features) -> EncodedRows:
     """Return features for work that stays on the CPU, wherever the original is."""
     if isinstance(features, np.ndarray | SparseRows):
         return features
@@ -136,16 +138,16 @@ class LinearModel(LocalModel):
     def scores(self, features: Features) -> FloatArray:
         """Return T W (+ c), accumulated in float64."""
         weights = self.weights[: self.features]
-        rows = on_host(features)
+        rows = host_features(features)
         out = np.empty((len(features), self.outputs))
 
         def score(span: slice) -> None:
-            for block, wide in _in_float64(rows, span, self.outputs):
+            for block, wide in _float64_blocks(rows, span, self.outputs):
                 out[block] = wide @ weights
             if self.intercept:
                 out[span] += self.weights[-1]
 
-        in_threads(score, len(rows), _least_rows(rows))
+        run_in_threads(score, len(rows), _least_rows(rows))
         return out
 
     def pullback(self, features: Features, messages: FloatArray) -> FloatArray:
@@ -155,25 +157,25 @@ class LinearModel(LocalModel):
 
 def moment(features: Features, messages: FloatArray, *, intercept: bool) -> FloatArray:
     """Return [T, 1]^T Y, (d [+ 1], d_c), accumulated in float64 block by block."""
-    rows = on_host(features)
+    rows = host_features(features)
     width = rows.shape[1]
     outputs = messages.shape[1]
 
     def add_up(span: slice) -> FloatArray:
         total = np.zeros((width, outputs))
-        for block, wide in _in_float64(rows, span, outputs):
+        for block, wide in _float64_blocks(rows, span, outputs):
             total += wide.T @ messages[block]
         return total
 
     out = np.zeros((width + int(intercept), outputs))
-    for part in in_threads(add_up, len(rows), _least_rows(rows)):
+    for part in run_in_threads(add_up, len(rows), _least_rows(rows)):
         out[:width] += part
     if intercept:
         out[-1] = messages.sum(axis=0)
     return out
 
 
-def _in_float64(
+def _float64_blocks(
     features: EncodedRows, span: slice, outputs: int
 ) -> Iterator[tuple[slice, "FloatArray | csr_array"]]:
     """Yield blocks of a span of rows in float64; each is overwritten by the next.
@@ -228,7 +230,7 @@ class CentresModel(LocalModel):
 
     def scores(self, features: Features) -> FloatArray:
         """Return ||t_j - c_k||^2, (n, k)."""
-        return squared_distances(dense(on_host(features)), self.centres)
+        return squared_distances(dense(host_features(features)), self.centres)
 
 
 def squared_distances(

@@ -94,7 +94,7 @@ class TorchModel(local_model.LocalModel):
         """Return the local scores, in chunks that bound the memory."""
         out = np.empty((len(features), self.spec.outputs))
         with torch.no_grad():
-            for block, rows in _blocks_on(features, self.device):
+            for block, rows in _device_blocks(features, self.device):
                 out[block] = self.forward(rows).cpu().numpy()
         return out
 
@@ -107,7 +107,7 @@ class TorchModel(local_model.LocalModel):
         """
         total = np.zeros(len(self.penalised))
         parameters = list(self.module.parameters())
-        for block, rows in _blocks_on(features, self.device):
+        for block, rows in _device_blocks(features, self.device):
             scores = self.forward(rows)
             upstream = as_tensor(messages[block]).to(self.device, scores.dtype)
             gradients = torch.autograd.grad(scores, parameters, grad_outputs=upstream)
@@ -124,14 +124,14 @@ def build_torch_model(
         if spec.kind == "mlp":
             module = _mlp(features, spec)
         else:
-            module = _from_factory(features, spec)
+            module = _call_factory(features, spec)
     return TorchModel(module.to(torch_device(local_model.resolve(device))), spec)
 
 
 def count_torch_parameters(spec: local_model.ModelSpec, features: int) -> int:
     """Return how many parameters a factory's module has, from a copy without memory."""
     with torch.device("meta"):
-        module = _from_factory(features, spec)
+        module = _call_factory(features, spec)
     return sum(parameter.numel() for parameter in module.parameters())
 
 
@@ -203,6 +203,7 @@ def fit_least_squares(
 
 
 def _mlp(features: int, spec: local_model.ModelSpec) -> nn.Module:
+    """Return a network of ReLU layers of the hidden sizes, linear at its end."""
     layers: list[nn.Module] = []
     width = features
     for hidden in spec.hidden_sizes:
@@ -213,7 +214,8 @@ def _mlp(features: int, spec: local_model.ModelSpec) -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def _from_factory(features: int, spec: local_model.ModelSpec) -> nn.Module:
+def _call_factory(features: int, spec: local_model.ModelSpec) -> nn.Module:
+    """Return the module that the user's factory makes; SettingsError if none."""
     path, _, name = spec.kind.partition(":")
     try:
         factory: Callable[..., nn.Module] = getattr(importlib.import_module(path), name)
@@ -243,7 +245,7 @@ def rows_at_once(columns: int) -> int:
     return min(EVALUATION_ROWS, max(EVALUATION_VALUES // max(columns, 1), 1))
 
 
-def _blocks_on(
+def _device_blocks(
     features: local_model.Features, device: torch.device
 ) -> Iterator[tuple[slice, torch.Tensor]]:
     for block in blocks(len(features), rows_at_once(features.shape[1])):

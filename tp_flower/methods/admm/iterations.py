@@ -76,6 +76,7 @@ def admm_step(
     """
 
     def step(vectors: Vectors, _: FloatArray) -> tuple[Vectors, Sequence[float]]:
+        """Take steps 2 and 3 for a block of joined rows."""
         part = objective.on(vectors)
         h = vectors["scores"]
         old_z = vectors["z"]
@@ -113,6 +114,7 @@ def advance(
     def measure(
         vectors: Vectors, expanded: AnyArray
     ) -> tuple[Vectors, Sequence[float]]:
+        """Return the scores of a block, its loss and five squared norms."""
         h = combine(expanded)
         z = vectors["z"]
         part = objective.on(vectors)

@@ -11,7 +11,7 @@ from tp_flower.protocol.training_messages import (
     STEPS_DISCLOSED,
     LocalFit,
     ScoreSteps,
-    share_disclosed,
+    share_disclosure,
 )
 
 
@@ -57,7 +57,7 @@ class AdmmReply(Reply, frozen=True):
     parts: dict[int, AdmmUpdate]
 
     discloses = (
-        share_disclosed("terms", "{terms}", "moments", "parameters", "model"),
+        share_disclosure("terms", "{terms}", "moments", "parameters", "model"),
         SCORES_DISCLOSED._replace(kinds=("scores", "model"), when=""),
     )
 

@@ -120,7 +120,9 @@ def write_trees(trees: Sequence[bytes], columns: int, outputs: int) -> AnyArray:
     Without trees it is empty.
     """
     header = _HEADER.format(outputs, columns - 1, " ".join(["none"] * columns)).encode()
-    text = b"".join([header, *trees, b"end of trees\n"]) if trees else b""
+    text = b""
+    if trees:
+        text = b"".join([header, *trees, b"end of trees\n"])
     return np.frombuffer(text, np.uint8)
 
 

@@ -77,7 +77,7 @@ class Boosting:
             ) -> tuple[Vectors, Sequence[float]]:
                 part = objective.on(vectors)
                 directions = [vectors[n] for n in names]
-                scores = moved(vectors["scores"], lengths, directions)
+                scores = move_scores(vectors["scores"], lengths, directions)
                 gradient = part.weigh(part.gradient(scores))
                 slopes = (dot(gradient, direction) for direction in directions)
                 return {}, [part.total(scores), *slopes]
@@ -116,12 +116,12 @@ def step_along(
 
     def step(vectors: Vectors, _: FloatArray) -> tuple[Vectors, Sequence[float]]:
         directions = [vectors[name] for name in names]
-        return {result: moved(vectors["scores"], lengths, directions)}, ()
+        return {result: move_scores(vectors["scores"], lengths, directions)}, ()
 
     rows.run(step)
 
 
-def moved(
+def move_scores(
     scores: FloatArray, lengths: FloatArray, directions: Sequence[FloatArray]
 ) -> FloatArray:
     """Return scores after a step along each of some directions, (N, d_c)."""

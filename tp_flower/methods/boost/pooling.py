@@ -99,7 +99,7 @@ def shown_sums(
     """
     columns = []
     for column, values in enumerate(np.asarray(rows, np.float64).T):
-        group, means, edges = _groups(
+        group, means, edges = _group_values(
             values, counts, least_rows, is_code=column in codes
         )
         values_or_none = [None if np.isnan(mean) else float(mean) for mean in means]
@@ -121,7 +121,7 @@ def _sums_by_group(
     return columns
 
 
-def _groups(
+def _group_values(
     values: FloatArray, counts: AnyArray, least_rows: int, *, is_code: bool
 ) -> tuple[IntArray, FloatArray, FloatArray]:
     """Return the group of each value (n,), each group's mean value, and the edges.
@@ -212,7 +212,9 @@ def grow_pooled(
     trees = list[bytes]()
     for column in range(columns):
         column_sums = [shard.columns[column] for shard in shards]
-        rows, gradient, hessian = _pooled(column_sums, outputs, is_code=column in codes)
+        rows, gradient, hessian = _pool_column(
+            column_sums, outputs, is_code=column in codes
+        )
         if len(rows) < 2:
             continue
         model = TreeModel(outputs)
@@ -226,7 +228,7 @@ def grow_pooled(
     return write_trees(trees, columns, outputs)
 
 
-def _pooled(
+def _pool_column(
     shards: Sequence[ColumnSums], outputs: int, *, is_code: bool
 ) -> tuple[npt.NDArray[np.float32], FloatArray, FloatArray]:
     """Return a column's values (b, 1), and the gradients and Hessians of each.

@@ -98,6 +98,7 @@ class BoostSettings:
 
 
 def _conflicts(settings: Settings) -> Iterator[str]:
+    """Refuse to go on from a model without rows that validate."""
     if settings.start and not settings.validation_share:
         yield (
             "boost-from: trees that go on from a model need rows that validate, which "

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from tp_flower.arrays import MISSING, AnyArray, FloatArray, thread_count
 from tp_flower.errors import ModelError, install_hint
 from tp_flower.features.sparse import SparseRows
-from tp_flower.learning.models.local_model import Features, LocalModel, on_host
+from tp_flower.learning.models.local_model import Features, LocalModel, host_features
 from tp_flower.methods.boost.messages import Growth
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def grow(
         score_matrix = scores.reshape(gradient.shape, order="F")
         return (gradient + hessian * score_matrix).ravel("F"), hessian.ravel("F")
 
-    def take(scores: FloatArray, _: object) -> tuple[str, float, bool]:
+    def take_features(scores: FloatArray, _: object) -> tuple[str, float, bool]:
         values[:trained] = scores.reshape(gradient.shape)
         return "", 0.0, False
 
@@ -202,14 +202,16 @@ def grow(
             break  # no split is left
     grown = np.frombuffer(booster.model_to_string().encode(), np.uint8)
     # it has those of the rows that it grew on: to predict them takes as long
-    booster.eval_train(take)
+    booster.eval_train(take_features)
     if len(features) > trained:
         values[trained:] = _values(booster, rows[trained:], model.outputs)
     return grown, values
 
 
 def _threads(rows: int) -> int:
-    return thread_count() if rows >= THREADED_ROWS else 1
+    if rows >= THREADED_ROWS:
+        return thread_count()
+    return 1
 
 
 def _values(
@@ -246,7 +248,7 @@ def _lightgbm() -> ModuleType:
 
 def _tree_features(features: Features) -> "npt.NDArray[np.float32] | csr_matrix":
     """Return encoded rows as trees read them: NaN where a value is missing."""
-    rows = on_host(features)
+    rows = host_features(features)
     if isinstance(rows, SparseRows):
         from scipy.sparse import csr_matrix
 
@@ -256,4 +258,6 @@ def _tree_features(features: Features) -> "npt.NDArray[np.float32] | csr_matrix"
         return matrix
     is_missing = rows <= MISSING
     # large rows are mapped from a file, and not copied without need
-    return np.where(is_missing, np.float32(np.nan), rows) if is_missing.any() else rows
+    if is_missing.any():
+        return np.where(is_missing, np.float32(np.nan), rows)
+    return rows

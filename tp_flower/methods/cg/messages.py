@@ -11,8 +11,8 @@ from tp_flower.protocol.training_messages import (
     STEPS_DISCLOSED,
     LineStep,
     ScoreSteps,
-    share_disclosed,
-    sum_disclosed,
+    share_disclosure,
+    sum_disclosure,
 )
 
 
@@ -92,7 +92,7 @@ class DescentReply(Reply, frozen=True):
     parts: dict[int, DescentUpdate]
 
     discloses = (
-        share_disclosed("terms", "{terms}", "moments"),
+        share_disclosure("terms", "{terms}", "moments"),
         *_DIRECTION,
     )
 
@@ -110,7 +110,7 @@ class DirectionRequest(Request, frozen=True, kw_only=True):
     terms: DescentTerms
     parts: dict[int, SummedStep]
 
-    discloses = (sum_disclosed("terms", "{terms}"),)
+    discloses = (sum_disclosure("terms", "{terms}"),)
     schedule = ("terms", "place")
 
 

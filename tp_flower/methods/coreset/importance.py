@@ -59,14 +59,14 @@ never what a weighted sum is expected to be.
 _BLOCK_VALUES: Final = 1 << 22
 
 
-def augmented(
+def augment(
     features: AnyArray, labels: AnyArray | None, *, intercept: bool
 ) -> FloatArray:
     """Return the columns that define a table's scores, (n, d [+ 1] [+ c]).
 
     ``labels`` (n, c) are numbers, or one column per class.
 
-    >>> augmented(np.array([[2.0]]), np.array([[7.0]]), intercept=True).tolist()
+    >>> augment(np.array([[2.0]]), np.array([[7.0]]), intercept=True).tolist()
     [[2.0, 1.0, 7.0]]
     """
     ones = np.ones((len(features), int(intercept)))
@@ -74,12 +74,12 @@ def augmented(
     return np.concatenate(parts, axis=1, dtype=np.float64)
 
 
-def penalised(gram: FloatArray, features: int, penalty: float) -> FloatArray:
+def add_penalty(gram: FloatArray, features: int, penalty: float) -> FloatArray:
     """Return the Gram matrix (p, p) including the penalty's rows.
 
     The first ``features`` columns are penalised, with N l2 >= 0.
 
-    >>> penalised(np.ones((2, 2)), 1, 3.0).tolist()
+    >>> add_penalty(np.ones((2, 2)), 1, 3.0).tolist()
     [[4.0, 1.0], [1.0, 1.0]]
     """
     diagonal = np.zeros(len(gram))
@@ -251,4 +251,6 @@ def gamma(blocks: Sequence[AnyArray], weights: FloatArray) -> float:
     )
     smallest = np.linalg.eigvalsh(gram(together, weights)).min(initial=1.0)
     # this is a square: rounding can turn 0 into what would be 1e-8 as a root
-    return float(np.sqrt(np.clip(smallest, 0.0, 1.0))) if smallest > 1e-12 else 0.0
+    if smallest > 1e-12:
+        return float(np.sqrt(np.clip(smallest, 0.0, 1.0)))
+    return 0.0

@@ -58,6 +58,7 @@ class CoresetSettings:
 
 
 def _conflicts(settings: Settings) -> Iterator[str]:
+    """Refuse solvers, models and tasks that the server cannot solve on a sample."""
     strategy = settings.method_name
     values = settings.of(CoresetSettings)
     solvers = (AUTO, *settings.method.solvers)

@@ -77,6 +77,7 @@ def solve(
 def _saga(
     design: FloatArray, targets: FloatArray, weights: FloatArray, l2: float
 ) -> FloatArray:
+    """Return theta and b, (p + 1,), by stochastic average gradients."""
     from sklearn.linear_model import Ridge
 
     # scikit-learn's step follows the longest row, regardless of its weight: a large
@@ -98,6 +99,7 @@ def _saga(
 def _least_squares(
     design: FloatArray, targets: FloatArray, weights: FloatArray
 ) -> FloatArray:
+    """Return theta and b, (p + 1,), without a penalty, whatever the columns' units."""
     from sklearn.linear_model import LinearRegression
 
     # without a penalty units do not matter, and must not decide what counts as zero:

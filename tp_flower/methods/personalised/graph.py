@@ -116,7 +116,9 @@ def _edge(written: str, positions: dict[str, int]) -> tuple[int, int]:
             edges.append((positions[left], positions[right]))
     if len(edges) == 1:
         return edges[0]
-    problem = "can be read in more than one way" if edges else "names no two sites"
+    problem = "names no two sites"
+    if edges:
+        problem = "can be read in more than one way"
     raise SettingsError(
         f'graph: {written!r} {problem}; write "a-b" with two of the sites '
         f"{', '.join(sorted(positions))}"

@@ -30,10 +30,13 @@ def named_coordinates(personal: str) -> tuple[str, ...]:
     >>> named_coordinates("age, (intercept)")
     ('age', '(intercept)')
     """
-    return () if personal in (EVERYTHING, LAST) else items_of(personal)
+    if personal in (EVERYTHING, LAST):
+        return ()
+    return items_of(personal)
 
 
 def _personal(text: str) -> str:
+    """Return a list of personal features; ValueError if it is ambiguous."""
     parts = items_of(text)
     if not all(parts):
         raise ValueError(
@@ -109,6 +112,7 @@ def summaries_of(settings: Settings) -> str:
 
 
 def _conflicts(settings: Settings) -> Iterator[str]:
+    """Refuse modes, mechanisms and models that a model per site has no use for."""
     strategy = settings.method_name
     values = settings.of(PersonalisedSettings)
     if settings.mode == EXPLAIN:

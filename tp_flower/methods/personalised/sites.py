@@ -94,7 +94,9 @@ class SiteObjective:
                 largest = largest_eigenvalue(rows, ones, intercept=self.model.intercept)
             else:
                 matrix = gram(rows, ones, intercept=self.model.intercept)
-                largest = float(np.linalg.eigvalsh(matrix)[-1]) if len(matrix) else 0.0
+                largest = 0.0
+                if len(matrix):
+                    largest = float(np.linalg.eigvalsh(matrix)[-1])
             bound = self.mean_loss.max_curvature
             return bound * largest / len(self.mean_loss) + self.l2
         return CURVATURE_MARGIN * self._curvature_there() + self.l2

@@ -102,6 +102,7 @@ class ZStep:
     def _iterate(
         self, targets: FloatArray, penalty: float, pull: FloatArray, spread: float
     ) -> ZSolution:
+        """Return the solution by ADMM on the edges, from the duals ``pull``."""
         forward = self.graph.incidence
         back = self.graph.incidence.T.tocsr()
         kappa = self._coupling(targets, penalty)

@@ -8,8 +8,8 @@ from tp_flower.protocol.fields import Body, Discloses, PartBody, Reply, Request
 from tp_flower.protocol.messages import declare_action
 from tp_flower.protocol.training_messages import (
     SCORES_DISCLOSED,
-    share_disclosed,
-    sum_disclosed,
+    share_disclosure,
+    sum_disclosure,
 )
 
 
@@ -84,7 +84,7 @@ class SgdReply(Reply, frozen=True):
 
     discloses = (
         _BATCH_SCORES,
-        share_disclosed("sums_gradients", "gradients of {sharded}", "gradients"),
+        share_disclosure("sums_gradients", "gradients of {sharded}", "gradients"),
     )
 
 
@@ -100,7 +100,7 @@ class StepRequest(Request, frozen=True, kw_only=True):
     step: BatchStep
     parts: dict[int, MeanGradient]
 
-    discloses = (sum_disclosed("sums_gradients", "gradients of {sharded}"),)
+    discloses = (sum_disclosure("sums_gradients", "gradients of {sharded}"),)
     schedule = ("step",)
 
 

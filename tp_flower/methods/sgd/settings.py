@@ -9,6 +9,7 @@ from tp_flower.settings.training import FITTED
 
 
 def _conflicts(settings: Settings) -> Iterator[str]:
+    """Refuse a batch size where the only batch has all rows."""
     if settings.method.is_full_batch and settings.batch_size:
         yield (
             f"batch-size: {settings.batch_size!r} does not go with strategy "

@@ -12,7 +12,7 @@ import pyarrow as pa
 from sqlglot import exp
 
 from tp_flower.errors import SourceError
-from tp_flower.sources.entries import typed_as
+from tp_flower.sources.entries import type_setting
 
 MAX_DIGITS: Final = 38  # of DuckDB's DECIMAL
 
@@ -69,7 +69,7 @@ class DatabaseColumn:
         is_exact: bool = True,
     ) -> "DatabaseColumn":
         """Return a column that arrives in its own type."""
-        return cls(name, duckdb_type, read or named(name), duckdb_type, is_exact)
+        return cls(name, duckdb_type, read or column_named(name), duckdb_type, is_exact)
 
     @property
     def is_readable(self) -> bool:
@@ -92,7 +92,7 @@ def absent_column(name: str) -> DatabaseColumn:
     return DatabaseColumn.of(name, '"NULL"', exp.null(), is_exact=False)
 
 
-def named(name: str) -> exp.Column:
+def column_named(name: str) -> exp.Column:
     """Return the column of this name."""
     return exp.column(exp.to_identifier(name, quoted=True))
 
@@ -104,7 +104,9 @@ def arrow_type(duckdb_type: str) -> pa.DataType | None:
     Decimal128Type(decimal128(10, 2))
     """
     digits = decimal_digits(duckdb_type)
-    return pa.decimal128(*digits) if digits else _ARROW.get(duckdb_type)
+    if digits:
+        return pa.decimal128(*digits)
+    return _ARROW.get(duckdb_type)
 
 
 def decimal_digits(duckdb_type: str) -> tuple[int, int] | None:
@@ -121,12 +123,13 @@ def to_arrow(
     """Return rows of a driver, in the order of the columns, as an Arrow table."""
     values = list(zip(*rows, strict=True)) if rows else [()] * len(columns)
     return pa.table(
-        [_fitting(held, c, where) for c, held in zip(columns, values, strict=True)],
+        [_arrow_array(held, c, where) for c, held in zip(columns, values, strict=True)],
         names=[column.name for column in columns],
     )
 
 
-def _fitting(values: Sequence[Any], column: DatabaseColumn, where: str) -> pa.Array:
+def _arrow_array(values: Sequence[Any], column: DatabaseColumn, where: str) -> pa.Array:
+    """Return a column's values in its type; SourceError for a value of another."""
     # the driver's errors quote the value
     with suppress(pa.ArrowException, TypeError, ValueError, OverflowError):
         if column.arrives == "BOOLEAN":
@@ -135,7 +138,7 @@ def _fitting(values: Sequence[Any], column: DatabaseColumn, where: str) -> pa.Ar
     is_flag = column.arrives == "BOOLEAN"
     typed = ""
     if is_flag:
-        typed = f", or read it as a number, {typed_as(column.name, 'BIGINT')}"
+        typed = f", or read it as a number, {type_setting(column.name, 'BIGINT')}"
     raise SourceError(
         f"{where}: column {column.name!r} holds a value that is not {column.arrives}: "
         f"convert it in 'sql'{typed}"
@@ -193,6 +196,7 @@ def postgresql_columns(fields: Sequence[Any], one_row: OneRow) -> list[DatabaseC
 
 
 def _postgresql_column(field: Any) -> DatabaseColumn:
+    """Return how a PostgreSQL column is read, by the code of its type."""
     code = field.type_code
     name = field.name
     if code == _PG_NUMERIC:
@@ -200,21 +204,21 @@ def _postgresql_column(field: Any) -> DatabaseColumn:
         return _numeric(name, f"DECIMAL({precision},{scale})")
     if code == _PG_MONEY:
         # its texts have a currency sign
-        number = exp.cast(exp.cast(named(name), "DECIMAL"), "DOUBLE")
+        number = exp.cast(exp.cast(column_named(name), "DECIMAL"), "DOUBLE")
         return DatabaseColumn.of(name, "DOUBLE", number, is_exact=False)
     if code in _PG_FLOATS:
         kind = _PG_TYPES[code]
-        return DatabaseColumn.of(name, kind, _without_nan(name, kind))
+        return DatabaseColumn.of(name, kind, _null_for_nan(name, kind))
     if code in _PG_TYPES:
         return DatabaseColumn.of(name, _PG_TYPES[code])
     if code in _PG_UNUSABLE:
         return DatabaseColumn.of(name, _PG_UNUSABLE[code], is_exact=False)
     if code in _PG_ARRAYS:
-        read = exp.cast(named(name), "DOUBLE[]")
+        read = exp.cast(column_named(name), "DOUBLE[]")
         return DatabaseColumn.of(name, "DOUBLE[]", read, is_exact=False)
     # character(n), enumerations, json, xml, inet, ...: as text
     kind = "UUID" if code == _PG_UUID else "VARCHAR"
-    text = exp.cast(named(name), "TEXT")
+    text = exp.cast(column_named(name), "TEXT")
     return DatabaseColumn(name, kind, text, "VARCHAR", is_exact=kind == "VARCHAR")
 
 
@@ -227,13 +231,13 @@ def _declared_digits(field: Any) -> tuple[int, int] | None:
 
 
 def _numeric(name: str, kind: str) -> DatabaseColumn:
-    return DatabaseColumn.of(name, kind, _without_nan(name, "DECIMAL"))
+    return DatabaseColumn.of(name, kind, _null_for_nan(name, "DECIMAL"))
 
 
-def _without_nan(name: str, kind: str) -> exp.Expr:
+def _null_for_nan(name: str, kind: str) -> exp.Expr:
     """NaN is a missing value, also to the filters that the database applies."""
     nan = exp.cast(exp.Literal.string("NaN"), kind)
-    return exp.Nullif(this=named(name), expression=nan)
+    return exp.Nullif(this=column_named(name), expression=nan)
 
 
 def _numeric_digits(names: Sequence[str], one_row: OneRow) -> dict[str, DatabaseColumn]:
@@ -279,21 +283,22 @@ def mysql_column(field: Any) -> DatabaseColumn:
         return DatabaseColumn.of(name, "DOUBLE")
     if other == "FLOAT":
         # otherwise it would arrive with six digits
-        double = exp.Add(this=named(name), expression=exp.Literal.number("0e0"))
+        double = exp.Add(this=column_named(name), expression=exp.Literal.number("0e0"))
         return DatabaseColumn.of(name, "FLOAT", double)
     if code in _MY_TIMES:
-        return DatabaseColumn.of(name, _MY_TIMES[code], _without_zero_date(name))
+        return DatabaseColumn.of(name, _MY_TIMES[code], _null_for_zero_date(name))
     if code in _MY_TEXTS and field.charsetnr != _BINARY_CHARSET:
         return DatabaseColumn.of(name, "VARCHAR")
     kind = "TIME" if other == "TIME" else "BLOB"
-    return DatabaseColumn(name, kind, named(name), "BLOB", is_exact=False)
+    return DatabaseColumn(name, kind, column_named(name), "BLOB", is_exact=False)
 
 
 def _mysql_integer(field: Any, is_unsigned: bool) -> DatabaseColumn:
+    """Return how an integer, boolean or bit column of MySQL is read."""
     name = field.name
     is_flag = field.length == 1
     if field.type_code not in _MY_INTEGERS:
-        number = exp.Add(this=named(name), expression=exp.Literal.number(0))
+        number = exp.Add(this=column_named(name), expression=exp.Literal.number(0))
         kind = "BOOLEAN" if is_flag else "UBIGINT"
         return DatabaseColumn.of(name, kind, number, is_exact=False)
     kind = _MY_INTEGERS[field.type_code]
@@ -303,16 +308,16 @@ def _mysql_integer(field: Any, is_unsigned: bool) -> DatabaseColumn:
     return DatabaseColumn.of(name, f"U{kind}" if is_unsigned else kind)
 
 
-def _without_zero_date(name: str) -> exp.Expr:
+def _null_for_zero_date(name: str) -> exp.Expr:
     """Return a date column with NULL where MySQL has a day or month of 0."""
     parts = [
         exp.GT(
-            this=exp.Anonymous(this=part, expressions=[named(name)]),
+            this=exp.Anonymous(this=part, expressions=[column_named(name)]),
             expression=exp.Literal.number(0),
         )
         for part in ("MONTH", "DAYOFMONTH")
     ]
-    return exp.Case(ifs=[exp.If(this=exp.and_(*parts), true=named(name))])
+    return exp.Case(ifs=[exp.If(this=exp.and_(*parts), true=column_named(name))])
 
 
 def sqlite_columns(
@@ -329,7 +334,9 @@ def sqlite_columns(
     has a type of.
     """
     items = [
-        exp.func("SUM", exp.EQ(this=exp.func("TYPEOF", named(name)), expression=kind))
+        exp.func(
+            "SUM", exp.EQ(this=exp.func("TYPEOF", column_named(name)), expression=kind)
+        )
         for name in declared
         for kind in map(exp.Literal.string, _SQLITE_KINDS)
     ]
@@ -339,23 +346,23 @@ def sqlite_columns(
         held = {stored for stored in _SQLITE_KINDS if next(counts)}
         column = _sqlite_column(name, kind.upper(), held)
         if column is None and names[name] in types:
-            text = exp.cast(named(name), "TEXT")
+            text = exp.cast(column_named(name), "TEXT")
             column = DatabaseColumn.of(name, "VARCHAR", text, is_exact=False)
-        columns.append(column or _mixed(name, kind, held, names[name]))
+        columns.append(column or _mixed_column(name, kind, held, names[name]))
     return columns
 
 
-def _mixed(
+def _mixed_column(
     name: str, declared: str, held: Collection[str], table_name: str
 ) -> DatabaseColumn:
     """Return a column whose values are not of one kind, or not of the declared one."""
     reason = (
         f"is declared as {declared or 'nothing'} and holds values of the kinds "
         f"{', '.join(sorted(held))}: name one type for all of them, "
-        f"{typed_as(table_name)}, or convert it in 'sql'"
+        f"{type_setting(table_name)}, or convert it in 'sql'"
     )
     return DatabaseColumn(
-        name, declared, named(name), "", is_exact=False, unread=reason
+        name, declared, column_named(name), "", is_exact=False, unread=reason
     )
 
 
@@ -375,18 +382,18 @@ def _sqlite_column(name: str, declared: str, held: set[str]) -> DatabaseColumn |
     numbers = {"integer", "real"}
     if held == {"text"} and bare in _SQLITE_DATES:
         kind = _SQLITE_DATES[bare]
-        return DatabaseColumn(name, kind, named(name), "VARCHAR", is_exact=False)
+        return DatabaseColumn(name, kind, column_named(name), "VARCHAR", is_exact=False)
     if held <= {"integer"} and bare in ("BOOLEAN", "BOOL"):
         return DatabaseColumn.of(name, "BOOLEAN", is_exact=False)
     if held == {"integer"}:
         return DatabaseColumn.of(name, "BIGINT")
     if held and held <= numbers:
-        return DatabaseColumn.of(name, "DOUBLE", exp.cast(named(name), "DOUBLE"))
+        return DatabaseColumn.of(name, "DOUBLE", exp.cast(column_named(name), "DOUBLE"))
     is_text = bare not in _SQLITE_DATES and not _number_declared(bare)
     if held == {"text"} and is_text:
         return DatabaseColumn.of(name, "VARCHAR")
     if held == {"blob"}:
-        return DatabaseColumn(name, "BLOB", named(name), "BLOB", is_exact=False)
+        return DatabaseColumn(name, "BLOB", column_named(name), "BLOB", is_exact=False)
     if not held:
         number = "BIGINT" if "INT" in bare else "DOUBLE"
         kind = _SQLITE_DATES.get(bare, "VARCHAR" if is_text else number)

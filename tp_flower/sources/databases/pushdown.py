@@ -24,7 +24,11 @@ from sqlglot import exp
 from tp_flower.query import expressions
 from tp_flower.query.expressions import parse_expression, shorten
 from tp_flower.query.fragment import Fragment
-from tp_flower.sources.databases.columns import DatabaseColumn, decimal_digits, named
+from tp_flower.sources.databases.columns import (
+    DatabaseColumn,
+    column_named,
+    decimal_digits,
+)
 from tp_flower.sources.databases.session import Dialect
 from tp_flower.sources.shards import column_types
 
@@ -89,9 +93,9 @@ def select(
     pushed: list[str] = []
     remaining: list[str] = []
     for sql in (fragment.subquery or fragment).filters:
-        condition = (
-            pushdown.condition(parse_expression(sql, "filter")) if has_filters else None
-        )
+        condition = None
+        if has_filters:
+            condition = pushdown.condition(parse_expression(sql, "filter"))
         if condition is None:
             remaining.append(sql)
         else:
@@ -128,11 +132,15 @@ class FilterPushdown:
         tree = tree.unnest()
         if isinstance(tree, exp.Not):
             negated = self.condition(tree.this)
-            return None if negated is None else exp.Not(this=exp.Paren(this=negated))
+            if negated is None:
+                return None
+            return exp.Not(this=exp.Paren(this=negated))
         if isinstance(tree, exp.Is):
             if not self._kind(tree.this) or not isinstance(tree.expression, exp.Null):
                 return None
-            return exp.Is(this=named(tree.this.unnest().name), expression=exp.Null())
+            return exp.Is(
+                this=column_named(tree.this.unnest().name), expression=exp.Null()
+            )
         translated = tree.copy()
         constants = _constants(translated)
         operands = self._operands(translated, constants)
@@ -151,13 +159,16 @@ class FilterPushdown:
         too_fine = self.dialect == "mysql" and digits and digits[1] > MYSQL_MAX_SCALE
         if not column.is_exact or too_fine:
             return ""
-        return "decimal" if digits else _KINDS.get(column.type, "")
+        if digits:
+            return "decimal"
+        return _KINDS.get(column.type, "")
 
     def _operands(
         self, tree: exp.Expr, constants: Sequence[exp.Expr]
     ) -> list[exp.Expr] | None:
+        """Return a comparison's operands in the dialect; None if they may differ."""
         kind = self._kind(tree.this) if constants else ""
-        value: exp.Expr = named(tree.this.unnest().name) if kind else exp.Null()
+        value: exp.Expr = column_named(tree.this.unnest().name) if kind else exp.Null()
         translated: list[exp.Expr | None]
         if kind == "text" and isinstance(tree, _EQUALITIES):
             value = self._bytewise(value)
@@ -169,7 +180,9 @@ class FilterPushdown:
         else:
             return None
         operands = [constant for constant in translated if constant is not None]
-        return [value, *operands] if len(operands) == len(constants) else None
+        if len(operands) != len(constants):
+            return None
+        return [value, *operands]
 
     def _text(self, tree: exp.Expr) -> exp.Expr | None:
         r"""Return a text constant; None if its meaning depends on settings.
@@ -200,6 +213,7 @@ class FilterPushdown:
         return exp.Paren(this=exp.Collate(this=text, expression=name))
 
     def _number(self, tree: exp.Expr, kind: str) -> exp.Expr | None:
+        """Return a number that both engines read as the same value; None for others."""
         constant = tree.unnest()
         is_negative = isinstance(constant, exp.Neg)
         digits = constant.this.unnest() if is_negative else constant
@@ -223,6 +237,7 @@ class FilterPushdown:
         return exp.cast(number, "DOUBLE")
 
     def _time(self, tree: exp.Expr, kind: str) -> exp.Expr | None:
+        """Return a date or time in the dialect; None if it may differ from DuckDB's."""
         constant = tree.unnest()
         literal = constant.this.unnest() if type(constant) is exp.Cast else constant
         if not isinstance(literal, exp.Literal) or not literal.is_string:
@@ -254,7 +269,9 @@ def _constants(tree: exp.Expr) -> list[exp.Expr]:
         return list(tree.expressions)
     if isinstance(tree, exp.Between):
         return [tree.args["low"], tree.args["high"]]
-    return [tree.expression] if isinstance(tree, _COMPARISONS) else []
+    if not isinstance(tree, _COMPARISONS):
+        return []
+    return [tree.expression]
 
 
 def render(tree: exp.Expr, dialect: Dialect) -> str:

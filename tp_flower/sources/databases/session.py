@@ -75,7 +75,9 @@ class DatabaseUrl:
     def __str__(self) -> str:
         """The address without user, password and options, for messages."""
         url = self.url
-        user = f"{HIDDEN}@" if url.username or url.password else ""
+        user = ""
+        if url.username or url.password:
+            user = f"{HIDDEN}@"
         port = f":{url.port}" if url.port else ""
         query = f"?{HIDDEN}" if url.query else ""
         address = f"{user}{url.host or ''}{port}/{url.database or ''}"
@@ -178,6 +180,7 @@ def _expand(
 
 
 def _sqlite_file(url: sa.URL, folder: Path, where: str) -> sa.URL:
+    """Return the URL of a SQLite file, relative to the folder; refuse options."""
     if not url.database or url.database == ":memory:" or url.query or url.host:
         raise SourceError(
             f"the 'uri' of {where} names no file: expected {SUPPORTED[-1]}, "
@@ -241,17 +244,19 @@ def safe_words(error: BaseException, database: DatabaseShard) -> str:
     if reason in _WORDY:
         words = " ".join(str(_first_line(cause)).split())[:300]
         return f"{reason} ({database.url.redact(words)})"
-    code = _code(cause)
-    return (
-        reason or f"it answers with {type(cause).__name__}{f' {code}' if code else ''}"
-    )
+    if reason:
+        return reason
+    name_and_code = f"{type(cause).__name__} {_code(cause)}".rstrip()
+    return f"it answers with {name_and_code}"
 
 
 def _code(cause: BaseException) -> str:
     if isinstance(cause, _PG_ERRORS):
         return cause.sqlstate or ""
     if isinstance(cause, _MY_ERRORS) and cause.args:
-        return str(cause.args[0]) if isinstance(cause.args[0], int) else ""
+        if not isinstance(cause.args[0], int):
+            return ""
+        return str(cause.args[0])
     return ""
 
 
@@ -260,7 +265,9 @@ def _reason(cause: BaseException) -> str:
     code = _code(cause)
     if isinstance(cause, _PG_ERRORS) and code:
         matches = [state for state in _PG_STATES if code.startswith(state)]
-        return _PG_STATES[max(matches, key=len)] if matches else ""
+        if not matches:
+            return ""
+        return _PG_STATES[max(matches, key=len)]
     if isinstance(cause, _MY_ERRORS):
         # an InterfaceError has no text: the connection is gone
         return _MY_CODES.get(int(code or 0), _LOST if code in ("", "0") else "")

@@ -111,6 +111,7 @@ class DatabaseTable:
         )
 
     def _cast(self, name: str) -> str:
+        """Return the SQL of a column in the type that queries see."""
         column = quote_name(name)
         kind = self.types[name]
         if kind == '"NULL"':
@@ -121,6 +122,7 @@ class DatabaseTable:
         return f"CAST({column} AS {kind})"
 
     def _statement(self, selection: Selection) -> str:
+        """Return the database's SELECT of the columns and rows that a query needs."""
         dialect = self.session.dialect
         used_columns = {
             *selection.columns,
@@ -251,6 +253,7 @@ def _open_table(
 
 
 def _columns(session: DatabaseSession) -> list[DatabaseColumn]:
+    """Return how the columns of a shard's table are read."""
     base = _relation(session)
 
     def one_row(select: exp.Expr) -> list[object]:
