@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.support.random_joins import PASSES, Joined
+from tests.support.tables.random_joins import PASSES, Joined
 from tp_flower.methods.moments.words import inner
 
 

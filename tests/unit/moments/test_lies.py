@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.support.random_joins import Joined
+from tests.support.tables.random_joins import Joined
 from tp_flower.methods.moments.counts import CountedRows
 from tp_flower.methods.moments.tree import Edge, JoinTree
 from tp_flower.methods.moments.words import inner
