@@ -11,7 +11,7 @@ from strategies.inference.manifest import (
     decode_manifest,
     encode_manifest,
     feature_texts,
-    finite,
+    finite_metrics,
     label_text,
     manifest_path,
     read_manifest,
@@ -50,7 +50,7 @@ def refused(match):
 
 def test_manifest_comes_back_as_it_was_written(tmp_path):
     # numbers that are not finite are no metrics
-    metrics = finite({"auc": NAN, "loss": 0.1})
+    metrics = finite_metrics({"auc": NAN, "loss": 0.1})
     manifest = small_manifest(base_score=(0.1,), test={}, train=metrics)
     path = write_manifest(tmp_path, manifest)
     assert path == tmp_path / "models" / "delays" / FIRST / "manifest.json"
