@@ -53,7 +53,7 @@ KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     FEATURES: (
         *("statistics", "features", "ranks", "weights", "times", "metrics", "trees"),
         *("sensitivities", "drawn-rows", "masked-sensitivities"),
-        *(plan.SAMPLED_ROWS, plan.CENTRES),
+        *(plan.SAMPLED_ROWS, plan.CENTRES, plan.SECOND_MOMENTS),
     ),
     MODELS: (
         *(plan.GRAM, plan.MOMENTS, plan.PARAMETERS, plan.MODEL, plan.GRADIENTS),

@@ -16,7 +16,7 @@ import pytest
 from client_apps.operator.state import Stateless
 from tests.support.federated import WatchedGrid, train
 from tests.support.files import case_table
-from tests.support.information import coded, every_case, information
+from tests.support.reference.information import coded, every_case, information
 from tests.support.reference.joins import engine_of
 from tp_flower.privacy.score_masks import NO_MASK, JoinMask
 

@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from tests.support.information import coded, every_case, information
+from tests.support.reference.information import coded, every_case, information
 from tp_flower.privacy import sealed_sums
 from tp_flower.privacy.sealed_sums import BITS, ShardUnion, add_shares
 

@@ -66,7 +66,7 @@ def test_a_policy_with_every_key(tmp_path):
         cover=2,
         models=("mlp", "models:make"),
         most_parameters=2_000_000,
-        releases=Releases("clear", "never", "private", "clear"),
+        releases=Releases("clear", "never", "private", "clear", moments="never"),
         privacy_unit=("customer",),
         rows_per_unit=7,
         epsilon=2.0,
@@ -103,7 +103,7 @@ def test_a_policy_allows_nothing_that_it_does_not_mention(tmp_path, policy):
         most_unmatched=0.0,
         queries_per_day=100,
         query_seconds=600,
-        releases=Releases(models="sealed", scores="masked"),
+        releases=Releases(models="sealed", scores="masked", moments="never"),
     )
     assert source.min_count == 10
     source.check_policy()
@@ -161,8 +161,9 @@ def test_a_shards_keys_win_over_its_tables(tmp_path):
     assert first.min_count == 17
     assert second.min_count == 15
     assert first.policy.columns == second.policy.columns == ("a",)
-    assert first.policy.releases == Releases("private", "never", "never", "never")
-    assert second.policy.releases == Releases("private", "never", "never", "clear")
+    levels = ("private", "never", "never")
+    assert first.policy.releases == Releases(*levels, "never", moments="never")
+    assert second.policy.releases == Releases(*levels, "clear", moments="never")
     assert third.policy == fourth.policy == Policy()
     assert fifth.policy == replace(strict(tmp_path), min_rows=2)
 
