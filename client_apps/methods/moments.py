@@ -176,15 +176,27 @@ class CountedShard:
         if self.body.passes is None:
             return np.ones((len(self.passes), rows), np.int64)
         check_sizes(self.body, rows=rows)
-        terms = self.site.terms
-        choosing = (
-            splitting_table(terms.proposal, terms.settings),
-            terms.proposal.label_table,
-        )
-        if self.table not in choosing:
-            raise MessageError(f"'passes' holds out rows of table {self.table!r}")
         bits = self.body.passes
+        self._check_passes(bits)
         return np.stack([bits >> number & 1 for number in self.passes]).astype(np.int64)
+
+    def _check_passes(self, bits: AnyArray) -> None:
+        """Refuse passes that differ in single rows, whose moments would follow.
+
+        A row of the table that holds rows out is in one pass at most; of the label's,
+        some rows may be in none.
+        """
+        terms = self.site.terms
+        every = sum(1 << number for number in self.passes)
+        if self.table == splitting_table(terms.proposal, terms.settings):
+            are_apart = not np.any(bits & ~np.uint8(every))
+            are_apart = are_apart and int(np.bitwise_count(bits).max(initial=0)) <= 1
+        elif self.table == terms.proposal.label_table:
+            are_apart = bool(np.isin(bits, (0, every)).all())
+        else:
+            raise MessageError(f"'passes' holds out rows of table {self.table!r}")
+        if not are_apart:
+            raise MessageError("'passes' has a row in several passes")
 
     def _codes(self, number: int) -> AnyArray:
         """Return the position of each row's key of a join, as the server has it."""

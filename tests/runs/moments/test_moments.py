@@ -1,7 +1,5 @@
 """Training from second moments ends where scikit-learn does on the join by DuckDB."""
 
-from contextlib import closing
-
 import duckdb
 import numpy as np
 import pandas as pd
@@ -10,11 +8,9 @@ from msgspec.structs import replace
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 
-from client_apps.app import app
 from strategies.methods.moments.strategy import Moments, TablePuppetMoments
 from strategies.run.exchange import ask
-from strategies.run.grid import InProcessGrid
-from tests.support.federated import WatchedGrid, pieces, write_site
+from tests.support.federated import LocalGrid, WatchedGrid, pieces, write_site
 from tp_flower import api
 from tp_flower.errors import QueryError, SiteError
 from tp_flower.methods.moments.messages import MomentsRequest
@@ -169,19 +165,18 @@ def test_rounds_and_bytes_are_as_explained():
 
 def test_no_label_and_no_score_leaves():
     frames = [{name: [frame]} for name, frame in tables().items()]
-    with closing(WatchedGrid(frames, None)) as grid:
+    with WatchedGrid(frames, None) as grid:
         TablePuppetMoments(Query.from_sql(sql())).start(grid)
     sent = {name for seen in grid.seen if seen.is_reply for _, name in seen.arrays}
     assert {"hashes/0", "sums/0-0-0"} <= sent
     assert not {"label-values", "scores", "rows"} & sent
 
 
-class Twice(Moments):
-    """A server that asks for the moments again."""
+class Dishonest(Moments):
+    """A server that changes its request for moments, or asks for them again."""
 
-    def epochs(self, problem):
-        (request,) = self.asked
-        yield self.run.request(ask(replace(request, outputs=2), problem.parts))
+    def changed(self, request):
+        return request
 
     def set_up(self):
         self.asked = []
@@ -190,20 +185,54 @@ class Twice(Moments):
         while True:
             if isinstance(requests.message, MomentsRequest):
                 self.asked.append(requests.message)
+                parts = requests.parts.values()
+                requests = ask(self.changed(requests.message), parts)
             try:
                 requests = rounds.send((yield requests))
             except StopIteration as end:
                 return end.value
 
 
+class Twice(Dishonest):
+    def epochs(self, problem):
+        (request,) = self.asked
+        yield self.run.request(ask(replace(request, outputs=2), problem.parts))
+
+
 class AsksTwice(TablePuppetMoments):
     method_type = Twice
+
+
+class AllButOne(Dishonest):
+    """All rows that are trained on are tested on, but for one."""
+
+    def changed(self, request):
+        label = self._counts.joined.bound.label_table
+        (part,) = self._counts.joined.extracted.parts[label]
+        body = request.parts[part.number]
+        passes = np.where(body.passes == 1, np.uint8(1 | 4), body.passes)
+        passes[np.flatnonzero(passes == 5)[0]] = 1
+        bodies = {**request.parts, part.number: replace(body, passes=passes)}
+        return replace(request, parts=bodies)
+
+
+class TellsARow(TablePuppetMoments):
+    method_type = AllButOne
+
+
+def test_no_two_passes_differ_in_a_row():
+    frames = [{name: [frame]} for name, frame in tables().items()]
+    with (
+        LocalGrid(frames) as grid,
+        pytest.raises(SiteError, match="'passes' has a row in several passes"),
+    ):
+        TellsARow(Query.from_sql(sql())).start(grid)
 
 
 def test_moments_leave_once_in_a_run():
     frames = [{name: [frame]} for name, frame in tables().items()]
     with (
-        closing(InProcessGrid(app, frames)) as grid,
+        LocalGrid(frames) as grid,
         pytest.raises(SiteError, match="this run's moments have left, and leave once"),
     ):
         AsksTwice(Query.from_sql(sql())).start(grid)
@@ -272,13 +301,13 @@ def test_it_goes_on_where_it_was_stopped(tmp_path):
     frames = [{name: [frame]} for name, frame in tables().items()]
     query = Query.from_sql(sql())
     how = {"l2": L2, "output_dir": str(tmp_path)}
-    with closing(InProcessGrid(app, frames)) as grid:
+    with LocalGrid(frames) as grid:
         stopped = TablePuppetMoments(query, on_round=stop, **how)
         with pytest.raises(KeyboardInterrupt):
             stopped.start(grid)
         resumed = TablePuppetMoments(query, **how, resume=str(tmp_path))
         resumed.start(grid)
-    with closing(InProcessGrid(app, frames)) as grid:
+    with LocalGrid(frames) as grid:
         whole = TablePuppetMoments(query, l2=L2)
         whole.start(grid)
     assert resumed.losses == whole.losses
@@ -310,7 +339,7 @@ def test_a_policy_refuses(tmp_path, rules, match):
     fraction = 0.01 if "min-rows = 4" in rules else 0.0
     how = {"encoders": "u.rare=none", "test_fraction": fraction}
     with (
-        closing(InProcessGrid(app, files)) as grid,
+        LocalGrid(files) as grid,
         pytest.raises(SiteError, match=match),
     ):
         TablePuppetMoments(query, **how).start(grid)
@@ -325,7 +354,7 @@ def test_a_table_of_more_columns_than_rows_trains_with_fewer(tmp_path):
     ]
     for features, is_refused in (("u.age, u.rare", True), ("u.age", False)):
         query = Query.from_sql(sql(features=f"o.day, {features}, i.price"))
-        with closing(InProcessGrid(app, files)) as grid:
+        with LocalGrid(files) as grid:
             strategy = TablePuppetMoments(query, test_fraction=0.0)
             if is_refused:
                 with pytest.raises(SiteError, match="2 columns of no more rows"):
