@@ -121,7 +121,7 @@ def moments_of(tree, counted, contributions) -> tuple:
     return tuple(int(block[0, 0]) & 1 for block in blocks.values())
 
 
-@pytest.mark.cases("one row a key", "several rows a key", "no partner")
+@pytest.mark.cases("one row a key", "no partner")
 @pytest.mark.parametrize("name", ROWS)
 def test_databases_of_equal_moments_give_equal_views(name, monkeypatch):
     tree, keys = ROWS[name]
