@@ -11,6 +11,7 @@ import pytest
 
 from strategies import Explain
 from tests.support.peers.hostile import (
+    OF_MOMENTS,
     OF_SINGLE_SITES,
     ORDERS,
     SHOP,
@@ -34,6 +35,7 @@ from tp_flower.methods.coreset.messages import (
     TRAIN_ROWS,
     TRAIN_WEIGH,
 )
+from tp_flower.methods.moments.messages import TRAIN_MOMENTS, TRAIN_SOLUTION
 from tp_flower.methods.personalised.messages import (
     TRAIN_PERSONAL,
     TRAIN_PERSONALISE,
@@ -90,6 +92,8 @@ TRIGGERS = {TRAIN_ROWS: TRAIN_ADMM, Action.CONSENSUS: TRAIN_ADMM}
 CG = (TRAIN_DESCENT, TRAIN_DIRECTION)
 SGD = (TRAIN_SGD, TRAIN_STEP)
 DRAWING = (TRAIN_MEASURE, TRAIN_DRAW, TRAIN_WEIGH)
+MOMENTS = (TRAIN_MOMENTS, TRAIN_SOLUTION)
+ONCE = {"num_epochs": 1, "test_fraction": 0.0, "policies": OF_MOMENTS}
 PERSONAL = (TRAIN_PERSONALISE, TRAIN_SUMMARISE, TRAIN_PERSONAL)
 RUNS = {
     **dict.fromkeys(CG, ("cg", {})),
@@ -97,6 +101,7 @@ RUNS = {
     Action.RANK: (Explain, {"mode": "explain", "policies": WITH_COVER}),
     **dict.fromkeys(SGD, ("sgd", {"batch_size": 5})),
     **dict.fromkeys(DRAWING, ("admm", {"coreset_size": 6})),
+    **dict.fromkeys(MOMENTS, ("moments", ONCE)),
     **dict.fromkeys(PERSONAL, ("personalised", OWN_LABELS)),
 }
 """The run that has the request; of all others it is one of ADMM."""
@@ -106,6 +111,8 @@ TRAINED_1 = arrays(ORDERS, trained=ROW_1)
 JOINED_1 = arrays(ORDERS, trained=ROW_1, multiplicity=np.ones(1, np.int32))
 RANKED_1 = arrays(ORDERS, rows=ROW_1)
 NO_NUMBERS = array(ORDERS, "personal", lambda a: np.full_like(a, np.nan))
+TWO_PASSES = array(ORDERS, "passes", lambda bits: bits | 4)
+MORE_PARAMETERS = array(ORDERS, "parameters", lambda own: np.append(own, 1.0))
 OTHER_CASE = change_of('tables = ["ORDERS", "orders", "*"]')
 EARLIER_MASKS = change_of("scores-number = 0")
 NO_JOINS = change_of("masking = null")
@@ -151,6 +158,9 @@ ATTACKS = {
     TRAIN_WEIGH: (SHOP, MANY_JOINED_ROWS, "malformed|too large"),
     # rows of a run that has drawn none
     TRAIN_ROWS: (SHOP, rows_too, "'train.rows' is no message of a run by 'admm'"),
+    # two sums that differ in few rows
+    TRAIN_MOMENTS: (SHOP, TWO_PASSES, "'passes' has a row in several passes"),
+    TRAIN_SOLUTION: (SHOP, MORE_PARAMETERS, "'parameters'"),
     TRAIN_PERSONALISE: (SHOP, TRAINED_1, "min-rows.* the model of table 'o'|a row is"),
     TRAIN_SUMMARISE: (SHOP, change_of("summaries = 7"), "malformed"),
     TRAIN_PERSONAL: (SHOP, NO_NUMBERS, "personal"),

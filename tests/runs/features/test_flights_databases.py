@@ -25,7 +25,7 @@ def report_of(tables: str, folder: Path, **fields: object) -> dict[str, object]:
     """Train with a tables file, or the built-in one, and read the report."""
     settings = Settings(num_epochs=3, **fields)
     settings = settings.with_fields(sql=choose_sql(settings), tables=tables)
-    grid = LocalGrid(SITES, {"tables": tables})
+    grid = LocalGrid(SITES, run_config={"tables": tables})
     done = train(grid, settings.sql, settings.method_name, settings=settings)
     return json.loads(write_json(report_dict(done.report), folder).read_text())
 

@@ -1,4 +1,5 @@
 import json
+import re
 from collections import Counter
 from unittest.mock import Mock
 
@@ -7,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import sklearn.preprocessing as sk
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
@@ -80,8 +81,19 @@ def table(members):
     return columns_of(numeric(*x), categorical(*c), vectors(*v))
 
 
+def is_mean_at_an_edge(members, spec: str) -> bool:
+    """Whether a missing number is in one of two bins, as the mean is rounded."""
+    numbers = [row[0] for row in members if row[0] is not None]
+    if not spec.startswith("bins(") or len(set(numbers)) < 2:
+        return False
+    bins = int(re.search(r"\d+", spec)[0])
+    place = bins * (np.mean(numbers) - min(numbers)) / (max(numbers) - min(numbers))
+    return abs(place - round(place)) < 1e-6
+
+
 @given(rows, st.sampled_from(NUMBER_SPECS), st.sampled_from(TEXT_SPECS), st.booleans())
 def test_encoding_of_any_sharding_is_that_of_the_whole(members, x, c, is_indicated):
+    assume(not is_mean_at_an_edge(members, x))
     members.sort(key=lambda row: row[3])
     shards = [table([m for m in members if m[3] == shard]) for shard in range(3)]
     specs = {"x": x, "c": c, "v": "none indicator" if is_indicated else "none"}

@@ -97,11 +97,12 @@ def inner(left: WordArray, right: WordArray) -> WordArray:
 
 def _limbs(words: WordArray) -> list[FloatArray]:
     """Return the limbs of words, the lowest first; the highest has their sign."""
-    largest = int(np.abs(words.view(np.int64)).max(initial=0))
-    # of -2^63 the absolute value wraps around
-    count = _LIMBS
-    if 0 <= largest < 1 << (_LIMB * (_LIMBS - 1) - 1):
-        count = max(-(-(largest.bit_length() + 1) // _LIMB), 1)
+    numbers = words.view(np.int64)
+    low = int(numbers.min(initial=0))
+    high = int(numbers.max(initial=0))
+    # of the bits of the larger one, and its sign
+    bits = max(high, -low - 1).bit_length() + 1
+    count = -(-bits // _LIMB)
     unsigned = np.ascontiguousarray(words, "<u8").view("<u2")
     pieces = unsigned.reshape(*words.shape, _LIMBS)
     limbs = [pieces[..., limb].astype(np.float64) for limb in range(count - 1)]
