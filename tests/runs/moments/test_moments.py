@@ -136,6 +136,16 @@ def test_held_out_metrics_are_exact(split):
             assert found["final"][part][name] == pytest.approx(value, rel=1e-5)
 
 
+def test_a_table_in_two_roles():
+    query = """SELECT o.qty AS label, o.day, u.age, other.age AS second FROM orders o
+    JOIN users u ON o.uid = u.uid JOIN users other ON o.iid = other.uid"""
+    expected, found = (
+        api.fit(query, sites(), strategy=strategy, **how).report["final"]["test"]["r2"]
+        for strategy, how in (("cg", {"tolerance": 1e-9}), ("moments", {}))
+    )
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
 def test_validation_rows_choose_the_penalty():
     report = fit(validation_fraction=0.3, test_fraction=0.2).report
     losses = {
