@@ -33,9 +33,12 @@ from tp_flower.errors import MappingError, SiteError
 from tp_flower.methods.admm.messages import TRAIN_ADMM
 from tp_flower.methods.boost.messages import TRAIN_BOOST
 from tp_flower.methods.cg.messages import TRAIN_DESCENT
+from tp_flower.methods.method import METHODS
 from tp_flower.methods.sgd.messages import TRAIN_SGD
 from tp_flower.protocol.packet import pack_bits
+from tp_flower.protocol.proposal import Proposal
 from tp_flower.settings import PrivacySettings
+from tp_flower.settings.rules import rules_of
 from tp_flower.terms.run_terms import RunTerms
 
 MLP = {"model": "mlp", "hidden_sizes": (4,)}
@@ -157,6 +160,18 @@ def test_training_rows_are_the_same_in_every_message(tmp_path):
     fewer = arrays(ORDERS, trained=four, multiplicity=np.ones(4, np.int32))
     error = refused(tmp_path, "train.prepare", SHOP, fewer, num_epochs=2)
     assert "the training rows of part 0 are not those of an earlier message" in error
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_a_run_begins_with_messages_of_its_own_method_alone(method):
+    """A site takes no other method's first message, whoever has registered it."""
+    settings = {"mode": "train", "strategy": method.name}
+    proposal = Proposal(query="", parts={}, joins=[], outer=[], settings=settings)
+    terms = RunTerms(proposal)
+    begins = {action for each in METHODS.values() for action in rules_of(each).begins}
+    assert begins
+    for action in begins:
+        assert terms.allows(action) == (action in method.actions)
 
 
 def test_a_run_that_is_explained_is_not_trained(tmp_path):

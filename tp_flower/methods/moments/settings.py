@@ -19,7 +19,7 @@ def _conflicts(settings: Settings) -> Iterator[str]:
 
 
 def _begins(settings: Settings) -> bool:
-    return settings.mode == TRAIN and not settings.method.is_prepared
+    return settings.mode == TRAIN and TRAIN_MOMENTS in settings.method.actions
 
 
 RULES: Final = Rules(
