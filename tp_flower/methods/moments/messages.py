@@ -3,7 +3,6 @@
 from typing import Annotated, Final
 
 from tp_flower.arrays import AnyArray
-from tp_flower.privacy.plan import SECOND_MOMENTS
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Discloses, PartBody, Reply, Request
 from tp_flower.protocol.messages import declare_action
@@ -111,13 +110,13 @@ class MomentsReply(Reply, frozen=True, kw_only=True):
             "training rows and over those held out; nothing of a row",
             fields=("sums", "products"),
             covered_by="pads",
-            kinds=(SECOND_MOMENTS,),
+            kinds=("second-moments",),
             policy="moments",
         ),
         Discloses(
             "the magnitude of each encoded column, as a power of two",
             fields=("bits",),
-            kinds=(SECOND_MOMENTS,),
+            kinds=("second-moments",),
             policy="moments",
         ),
     )
