@@ -52,9 +52,9 @@ def test_a_query_that_takes_too_long_is_ended_and_counted(tmp_path):
     slow = ", ".join(
         f"LEVENSHTEIN(SUBSTR(a.x, {n + 1}), a.w) AS f{n}" for n in range(20)
     )
-    site = write_site(tmp_path / "s", {"a": LONG}, {"a": f"query-seconds = 1\n{CLEAR}"})
+    site = write_site(tmp_path / "s", {"a": LONG}, {"a": f"query-seconds = 3\n{CLEAR}"})
     match = (
-        r"\(query-seconds = 1\) refuses: the query of table 'a' takes longer; ask for "
+        r"\(query-seconds = 3\) refuses: the query of table 'a' takes longer; ask for "
         r"fewer"
     )
     sql = f"SELECT a.y AS label, {slow} FROM a"
