@@ -130,10 +130,10 @@ def test_what_is_killed_goes_on_and_changes_nothing(deployment):
 
 def test_what_a_front_does_to_requests_is_computed_once(deployment, front):
     faults = list(Fault)
-    every = 120
+    # odd: where the two sites take turns, each meets every fault
+    every = 61
     front.schedule = lambda n: None if n % every else faults[n // every % len(faults)]
     before = {site: len(deployment.log(site)) for site in STORE_FILES}
-    repeats = 0
     check_same(deployment, deployment.submit("faulty", RUN))
     assert set(front.faults) == set(Fault)
     for reason in ("not signed with", "another body", "no such session"):
@@ -145,10 +145,8 @@ def test_what_a_front_does_to_requests_is_computed_once(deployment, front):
         )
         repeated = Counter(re.findall(ROUND.format("repeated"), log))
         assert len(computed) > 1000
+        assert sum(repeated.values()) > 0
         assert set((computed - repeated).values()) == {1}
-        repeats += sum(repeated.values())
-    # which of the sites a fault meets depends on who is faster
-    assert repeats > 0
 
 
 def test_sessions_may_end_often_and_polls_be_cut(deployment, front):
