@@ -14,12 +14,14 @@ from typing import Annotated
 import numpy as np
 import pandas as pd
 import pytest
+from flwr.app import Message
 
 import client_apps.app
 import strategies.registry
 from client_apps.methods import registry as site_registry
 from client_apps.methods.exact import step_of
 from client_apps.methods.site_method import Beginning, JoinMethod, prepared_part
+from client_apps.rounds.site import Site
 from strategies import STRATEGIES
 from strategies.run.exchange import ask
 from strategies.run.grid import InProcessGrid
@@ -32,9 +34,12 @@ from tp_flower import api
 from tp_flower.arrays import AnyArray
 from tp_flower.learning.models.local_model import LINEAR
 from tp_flower.methods import method
+from tp_flower.methods.moments.messages import TRAIN_SOLUTION, SolutionRequest
 from tp_flower.protocol import fields
 from tp_flower.protocol import training_messages as messages
-from tp_flower.protocol.messages import ACTIONS, Action, declare_action
+from tp_flower.protocol.codec import add_envelope, encode, read_envelope
+from tp_flower.protocol.messages import ACTIONS, Action, RequestEnvelope, declare_action
+from tp_flower.protocol.packet import pack, unpack
 from tp_flower.query import Query
 from tp_flower.settings.rules import Rules
 from tp_flower.settings.training import FITTED
@@ -87,9 +92,10 @@ RULES = Rules(reads=FITTED | {"l2"})
 
 @dataclass
 class ToyState:
-    """The number of steps that a model has taken."""
+    """How many steps a model has taken, and along which gradient the last one."""
 
     steps: int = 0
+    gradient: np.ndarray | None = None
 
 
 class SiteHalf(JoinMethod[ToyState]):
@@ -118,6 +124,7 @@ def take_step(site, request):
         gradient = penalty - moments.ravel() / data.joined_rows
         model.parameters = model.parameters - request.rate * gradient
         part.state.steps += 1
+        part.state.gradient = gradient
         part.begin_scores(request.scores_number)
         updates[part.number] = ToyUpdate(part.release_rows(is_tested=True))
         site.save(part)
@@ -252,6 +259,49 @@ def test_it_is_explained_and_booked_as_it_trains():
     readings = [item["privacy"]["readings"] for item in (explanation, report)]
     assert readings[0] == readings[1]
     assert len(readings[0]) == 2
+
+
+class RepeatingGrid(InProcessGrid):
+    """Sends another method's message, then the toy's first one twice; and stops."""
+
+    def _deliver(self, message):
+        if message.metadata.message_type != TRAIN_TOY:
+            return super()._deliver(message)
+        node = message.metadata.dst_node_id
+        packet = unpack(message.content)
+        self.rate = packet.header["rate"]
+        envelope = read_envelope(RequestEnvelope, packet)
+        solution = add_envelope(encode(SolutionRequest(parts={})), envelope)
+        as_moments = Message(pack(solution), node, TRAIN_SOLUTION)
+        self.refusal = unpack(super()._deliver(as_moments).content)
+        self.replies = []
+        for _ in range(2):
+            again = Message(message.content, node, TRAIN_TOY)
+            self.replies.append(unpack(super()._deliver(again).content))
+        (self.part,) = Site(self.contexts[node], self.run_name).parts(ToyState)
+        raise KeyboardInterrupt
+
+
+def test_its_message_moves_a_model_once_and_no_other_method_does():
+    strategy = STRATEGIES[TOY](
+        Query.from_sql(SQL), num_epochs=2, test_fraction=0.0, l2=0.1
+    )
+    with closing(RepeatingGrid(client_apps.app.app, sites())) as grid:
+        with pytest.raises(KeyboardInterrupt):
+            strategy.start(grid)
+        refusal = grid.refusal.header["error"]
+        assert "'train.solution' is no message of a run by 'toy'" in refusal
+        assert not grid.refusal.arrays
+        first, again = grid.replies
+        assert "error" not in first.header
+        assert again.arrays.keys() == first.arrays.keys()
+        for name, scores in first.arrays.items():
+            np.testing.assert_array_equal(again.arrays[name], scores)
+        state = grid.part.state
+        assert state.steps == 1
+        moved = -grid.rate * state.gradient
+        assert moved.any()
+        np.testing.assert_allclose(grid.part.model.parameters, moved)
 
 
 def test_it_goes_on_where_it_was_stopped(tmp_path):
