@@ -153,7 +153,9 @@ LAWS = {
 }
 
 
-@pytest.mark.cases("penalised-sharded", "regression-whole")
+@pytest.mark.cases(
+    "penalised-sharded", "regression-whole", "left join-sharded", "weights-sharded"
+)
 @pytest.mark.parametrize(
     ("law", "split"), [*((law, "sharded") for law in LAWS), ("regression", "whole")]
 )

@@ -18,8 +18,8 @@ def release(
     table: str = "flights",
 ) -> Release:
     """A release of a table's rows, to the server in training."""
-    unit = f"a row of {table}"
-    return Release(table, source, part, "train", what, unit, "", "server", mechanism)
+    words = (f"a row of {table}", "the row's features as zeros", "server")
+    return Release(table, source, part, "train", what, *words, mechanism, "always")
 
 
 def spent(plan: PartPlan, kinds: Collection[str]) -> list[Mechanism]:

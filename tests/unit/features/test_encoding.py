@@ -84,7 +84,8 @@ def table(members):
 def is_mean_at_an_edge(members, spec: str) -> bool:
     """Whether a missing number is in one of two bins, as the mean is rounded."""
     numbers = [row[0] for row in members if row[0] is not None]
-    if not spec.startswith("bins(") or len(set(numbers)) < 2:
+    is_filled = len(numbers) < len(members) and "missing=zero" not in spec
+    if not (spec.startswith("bins(") and is_filled and len(set(numbers)) > 1):
         return False
     bins = int(re.search(r"\d+", spec)[0])
     place = bins * (np.mean(numbers) - min(numbers)) / (max(numbers) - min(numbers))

@@ -98,7 +98,7 @@ def test_overhead_does_not_grow_with_the_arrays():
 
 @pytest.mark.parametrize("rows", [1000, SMALL_BYTES])
 def test_unpacked_arrays_are_read_only_views_of_one_buffer(rows):
-    packet = packet_of(x=np.zeros(rows), y=np.ones(rows))
+    packet = Packet({}, {(0, "x"): np.zeros(rows), (1, "y"): np.ones(rows)})
     one, other = unpack(pack(packet)).arrays.values()
     assert not one.flags.writeable
     assert not one.flags.owndata

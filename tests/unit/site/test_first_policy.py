@@ -2,7 +2,6 @@
 
 import re
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from tests.support.command_line import printed_by, refused_by
 from tests.support.files import case_table
 from tests.support.tables.sources import sources_of, tables_file
-from tp_flower.sources.policy import BUDGETED, RUNS_PER_BUDGET, UNBUDGETED
+from tp_flower.sources.policy import BUDGETED, RUNS_PER_BUDGET, Releases
 from tp_flower.sources.shards import describe, load_tables
 
 CASES = case_table(__file__)
@@ -103,7 +102,8 @@ def check_rule(rule, difference):
         budget = {"epsilon": value, "epsilon_per_run": value / RUNS_PER_BUDGET}
         assert difference == {**budget, "releases": BUDGETED}
     elif key == "releases":
-        assert difference == {key: replace(UNBUDGETED, **value)}
+        strict = {"models": "sealed", "scores": "masked", "moments": "never"}
+        assert difference == {key: Releases(**{**strict, **value})}
     elif key == "scores-per-rank":
         assert difference == {"scores_per_rank": "any"}
     else:
