@@ -74,7 +74,7 @@ ATTACKED: dict[str, tuple[tuple[str, ...], tuple[Action, ...]]] = {
     "boost": (BOTH, (TRAIN_BOOST, TRAIN_BAG)),
     "drawing": (("default",), (TRAIN_MEASURE, TRAIN_DRAW, TRAIN_WEIGH)),
     "coreset-ridge": (("default",), (TRAIN_ROWS,)),
-    "moments": (BOTH, (TRAIN_MOMENTS, TRAIN_SOLUTION)),
+    "moments": (("default", "aggregates"), (TRAIN_MOMENTS, TRAIN_SOLUTION)),
     "personalised": (
         ("default",),
         (TRAIN_PERSONALISE, TRAIN_SUMMARISE, TRAIN_PERSONAL),
