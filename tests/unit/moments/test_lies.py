@@ -1,12 +1,14 @@
 """A server that tells sites different counts of a join reads uniform words."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 
 from tests.support.tables.random_joins import Joined
 from tp_flower.methods.moments.counts import CountedRows
+from tp_flower.methods.moments.pads import SharedKeys
 from tp_flower.methods.moments.tree import Edge, JoinTree
 from tp_flower.methods.moments.words import inner
 
@@ -66,3 +68,25 @@ def test_a_lie_about_one_join_that_is_consistent_at_others_leaves_uniform_words(
     product = inner(sent["a"].sums[0, "a"], sent["b"].sums[0, "b"])
     read = product - np.sum([each.products["a", "b"] for each in sent.values()], axis=0)
     assert not np.any(read == inner(values["a"][:1], values["b"][:1]))
+
+
+def test_no_two_sums_have_a_pad_in_common():
+    """Of two sums under one pad the server would read the difference."""
+    tags = np.arange(14, dtype=np.uint64).reshape(7, 2)
+    counts = np.ones((7, 2), np.int64)
+    pads = []
+    for key, pass_name, more in product((b"one", b"other"), ("training", "test"), "01"):
+        keys = SharedKeys(
+            key,
+            tags,
+            ("a", "b"),
+            (counts, counts + int(more)),
+            {"a": 3, "b": 2, "c": 5},
+            pass_name,
+        )
+        pads += [
+            keys.of_shard(side, shard, source).ravel()
+            for side, shard, source in product("ab", (0, 1), "abc")
+        ]
+    words = np.concatenate(pads)
+    assert len(np.unique(words)) == len(words)
