@@ -233,6 +233,10 @@ def disclosure_values(exposure: Exposure) -> dict[str, object]:
         "has_joins": has_joins,
         "joins_rows": has_joins,
         "has_label": exposure.has_label and has_joins,
+        # the shards of the label's table add up sums in one fixed point
+        "shares_scale": exposure.keeps_labels
+        and has_joins
+        and exposure.label_table in exposure.sharded,
         "masks_outer": exposure.is_masked and exposure.has_outer,
         "has_first_scores": not exposure.is_linear,
         "has_clear_curvature": not (is_solved or privacy.covers_features),

@@ -33,8 +33,10 @@ from tp_flower.protocol.text_readings import AS_TEXT, TextReading
 from tp_flower.query import Fragment
 from tp_flower.query.fragment import spell
 from tp_flower.query.parsing import EVERY_COLUMN
+from tp_flower.sources.policy import SECOND_MOMENTS
 from tp_flower.sources.shards import ShardSource, text_columns
 from tp_flower.splits import BY_HASH, BY_ORDER, TRAIN, Shares, split_by_hash
+from tp_flower.terms.extraction import shares_label_scale
 
 
 def describe(
@@ -279,7 +281,11 @@ def _label(
     if body.local_label is not None:
         sql = site.fragment(number).label or "label"
         facts = local_label_facts(source, label, body.local_label, sql)
-        if site.terms.settings.method.pads_sums and facts.classes is None:
+        run_terms = site.terms
+        is_shared = shares_label_scale(run_terms.proposal, run_terms.settings)
+        if is_shared and facts.classes is None:
+            guard.check_plan(source, (SECOND_MOMENTS,))
+            note(site, number, ledger_entries.LABEL_MAGNITUDE)
             facts = structs.replace(facts, magnitude=magnitude_of(label.values))
         return facts, None
     plan = None

@@ -34,6 +34,7 @@ STATISTICS = "statistics"
 WEIGHTS = "weights"
 TIMES = "times"
 FEATURES = "features"
+LABEL_MAGNITUDE = "label-magnitude"
 UNMATCHED = "unmatched"
 RANKS = "ranks"
 _SCORES: Final = (plans.SCORES, plans.BATCH_SCORES)
@@ -59,6 +60,8 @@ _UNCOVERED: Final[Mapping[str, str]] = {
     "and the order of the rows",
     KEYS: "keyed hashes, no differential privacy: which rows have the same key, here "
     "and in other tables, and how often; {}",
+    LABEL_MAGNITUDE: "not covered: the power of two above the root mean square of the "
+    "labels",
     UNMATCHED: "not covered: the scores of {} rows leave without the mask of a join, "
     "because the server says that they have no partner in it",
     RANKS: "not covered: how many more score vectors may leave, which tells the rank "

@@ -1,4 +1,7 @@
-"""Labels that stay at their site: the server learns their type, and classes if any."""
+"""Labels that stay at their site: the server learns their type, and classes if any.
+
+Of numbers whose moments several shards add up it learns the magnitude, too.
+"""
 
 import math
 from typing import Any

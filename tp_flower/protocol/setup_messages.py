@@ -244,8 +244,8 @@ class ExtractRequest(Request, frozen=True, kw_only=True):
 class LabelFacts(Body, frozen=True):
     """A label's type: categories of a text that leaves, classes of one that stays.
 
-    ``magnitude`` is that of numbers that stay, where their moments leave: the power of
-    two above their root mean square.
+    ``magnitude`` is that of numbers that stay, where several shards add up their
+    moments: the power of two above their root mean square.
     """
 
     kind: Annotated[str, f.one_of("number", "boolean", "time", "text")]
@@ -308,6 +308,14 @@ class ExtractReply(Reply, frozen=True):
             fields=("rows", "label"),
             kinds=("counts",),
             when="keeps_labels",
+        ),
+        Discloses(
+            "the power of two above the root mean square of the label in each shard of "
+            "{label_table}, if it is a number",
+            fields=("label",),
+            kinds=("label-magnitude",),
+            policy="moments",
+            when="shares_scale",
         ),
         Discloses(
             "the label of every row of {label_table}",

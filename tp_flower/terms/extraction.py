@@ -73,6 +73,12 @@ def local_label(settings: Settings) -> str | None:
     return settings.task
 
 
+def shares_label_scale(proposal: Proposal, settings: Settings) -> bool:
+    """Return whether several shards add up sums of their labels in one fixed point."""
+    is_padded = settings.mode == TRAIN and settings.method.pads_sums
+    return is_padded and len(proposal.shards_of(proposal.label_table)) > 1
+
+
 def label_plan(settings: Settings) -> LabelPlan | None:
     """Return the noise that the sites add to labels, None for labels in the clear."""
     privacy = settings.privacy

@@ -1,5 +1,7 @@
 """Training from second moments ends where scikit-learn does on the join by DuckDB."""
 
+from pathlib import Path
+
 import duckdb
 import numpy as np
 import pandas as pd
@@ -11,6 +13,7 @@ from sklearn.linear_model import Ridge
 from strategies.methods.moments.strategy import Moments, TablePuppetMoments
 from strategies.run.exchange import ask
 from tests.support.federated import LocalGrid, WatchedGrid, pieces, write_site
+from tests.support.ledgers import ledger_lines
 from tp_flower import api
 from tp_flower.errors import QueryError, SiteError
 from tp_flower.methods.moments.messages import MomentsRequest
@@ -21,6 +24,7 @@ SQL = """SELECT {label} AS label, {features} FROM orders o
 JOIN users u ON o.uid = u.uid JOIN items i ON o.iid = i.iid
 LEFT JOIN makers m ON i.mid = m.mid"""
 L2 = 0.01
+ALLOWED = 'releases = { moments = "clear" }'
 
 
 def tables(orders: int = 300) -> dict[str, pd.DataFrame]:
@@ -182,6 +186,61 @@ def test_no_label_and_no_score_leaves():
     assert not {"label-values", "scores", "rows"} & sent
 
 
+def label_scales(grid: WatchedGrid, folder: Path) -> list[str]:
+    """What the sites' ledgers say of the label's scale, where replies have it."""
+    for node in grid.contexts:
+        grid.keep_state(node, folder / str(node))
+    TablePuppetMoments(Query.from_sql(sql())).start(grid)
+    for seen in grid.seen:
+        if seen.is_reply and seen.action == "query.extract":
+            notes = ledger_lines(folder / str(seen.node), "note")
+            booked = [
+                note["release"]["scope"]
+                for note in notes
+                if note["release"]["what"] == "label-magnitude"
+            ]
+            labels = [part.get("label", {}) for part in seen.header["parts"]]
+            assert len(booked) == sum("magnitude" in label for label in labels)
+            yield from booked
+
+
+@pytest.mark.parametrize("cuts", [(), (150,)])
+def test_the_scale_of_the_label_leaves_where_shards_share_it(tmp_path, cuts):
+    frames = tables()
+    orders = [{"orders": shard} for shard in pieces(frames.pop("orders"), *cuts)]
+    sites = {f"site {number}": each for number, each in enumerate([*orders, frames])}
+    releases = api.explain(sql(), sites, strategy="moments").report["releases"]
+    told = [
+        release["message"]
+        for release in releases
+        if "square of the label" in release["carries"]
+    ]
+    assert told == ["query.extract"] * bool(cuts)
+    with WatchedGrid(list(sites.values()), None) as grid:
+        booked = list(label_scales(grid, tmp_path))
+    assert len(booked) == (len(orders) if cuts else 0)
+    assert all("square of the labels" in text for text in booked)
+
+
+@pytest.mark.parametrize("rules", ["", ALLOWED])
+def test_the_scale_of_the_label_leaves_by_policy(tmp_path, rules):
+    frames = tables()
+    shards = pieces(frames.pop("orders"), 150)
+    files = [
+        write_site(tmp_path / f"{number}", {"orders": shard}, {"orders": rules})
+        for number, shard in enumerate(shards)
+    ]
+    others = write_site(tmp_path / "others", frames)
+    with WatchedGrid([*files, others], None) as grid:
+        if rules:
+            assert len(list(label_scales(grid, tmp_path))) == len(shards)
+        else:
+            with pytest.raises(SiteError, match=r"releases\.moments = never"):
+                list(label_scales(grid, tmp_path))
+            replies = [seen.header for seen in grid.seen if seen.is_reply]
+            assert "magnitude" not in str(replies)
+
+
 class Dishonest(Moments):
     """A server that changes its request for moments, or asks for them again."""
 
@@ -321,9 +380,6 @@ def test_it_goes_on_where_it_was_stopped(tmp_path):
         whole = TablePuppetMoments(query, l2=L2)
         whole.start(grid)
     assert resumed.losses == whole.losses
-
-
-ALLOWED = 'releases = { moments = "clear" }'
 
 
 @pytest.mark.parametrize(
