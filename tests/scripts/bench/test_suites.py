@@ -17,6 +17,7 @@ from scripts.bench.harness import (
     train,
 )
 from scripts.bench.render import suite_block
+from scripts.bench.suites import bytes as suite_of_bytes
 from scripts.bench.suites import coreset, methods
 from scripts.bench.suites.coreset import regression_scores
 from scripts.bench.suites.materialised import (
@@ -229,3 +230,12 @@ def test_a_data_set_is_measured_by_runs_and_samples_alike(monkeypatch):
     assert costs == pytest.approx([1.0, 1.0], rel=0.5)
     names = [check.name for check in outcome.checks]
     assert len(names) == 10 == len(set(names))
+
+
+def test_every_joining_strategy_sends_the_bytes_of_its_formula(monkeypatch):
+    small = small_store()
+    monkeypatch.setattr(suite_of_bytes, "at_hand", lambda *_: [small])
+    outcome = suite_of_bytes.measure_bytes(Options())
+    of_formulas = [check for check in outcome.checks if "formula" in check.name]
+    assert len(of_formulas) == len(suite_of_bytes.JOINING)
+    assert [check.name for check in of_formulas if not check.is_met] == []
