@@ -45,7 +45,7 @@ import numpy.typing as npt
 
 from strategies.disclosures import disclosures, privacy_report
 from strategies.explain.memory import forecast
-from strategies.ranks import Ranks, ScoreForecast, asks_ranks, rank_rows
+from strategies.ranks import Ranks, ScoreForecast, rank_rows
 from strategies.registry import STRATEGIES
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import RoundStrategy
@@ -251,7 +251,7 @@ class Explain(RoundStrategy):
         """Take the rounds of set-up, and make the sites forget."""
         joined = yield from self._method.join(self.inventory)
         self._encoders = yield from fit_encoders(joined, self._method.run)
-        if self._method.sends_scores and asks_ranks(self.inventory):
+        if self._method.asks_ranks(self.inventory):
             estimate = CostEstimate(joined, self._encoders, self._method, ())
             ranks = yield from rank_rows(estimate.trained, self._encoders)
             self._method.scores_left = ranks.by_number

@@ -227,7 +227,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             inventory,
             self.run_messages(
                 is_sharded=any(len(shards) > 1 for shards in parts.values()),
-                is_ranked=asks_ranks(inventory),
+                is_ranked=self.asks_ranks(inventory),
             ),
             updates=updates,
             weight=joined.weighting.column,
@@ -239,6 +239,10 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             method=self.disclosure_values(joined),
             vectors=self.head.discloses,
         )
+
+    def asks_ranks(self, inventory: Inventory) -> bool:
+        """Return whether scores leave, and a policy limits them by ranks."""
+        return self.sends_scores and asks_ranks(inventory)
 
     def releases_per_epoch(self, batches: int, *, is_sharded: bool) -> int:
         """Return how often scores of a row leave in an epoch, at most.
@@ -359,7 +363,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             self.label_reach,
         )
         specs = {name: self.model_spec(preparation, name) for name in joined.layouts}
-        if asks_ranks(self.run.inventory):
+        if self.asks_ranks(self.run.inventory):
             preparation = yield from self._rank_rows(preparation, specs)
         batches = self.plan_batches(joined.train, joined.layouts)
         updates = {

@@ -10,9 +10,17 @@ from msgspec.structs import replace
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 
+from strategies import Explain
 from strategies.methods.moments.strategy import Moments, TablePuppetMoments
 from strategies.run.exchange import ask
-from tests.support.federated import LocalGrid, WatchedGrid, pieces, write_site
+from tests.support.federated import (
+    LocalGrid,
+    WatchedGrid,
+    pieces,
+    site_per_table,
+    train,
+    write_site,
+)
 from tests.support.ledgers import ledger_lines
 from tp_flower import api
 from tp_flower.errors import QueryError, SiteError
@@ -184,6 +192,19 @@ def test_no_label_and_no_score_leaves():
     sent = {name for seen in grid.seen if seen.is_reply for _, name in seen.arrays}
     assert {"hashes/0", "sums/0-0-0"} <= sent
     assert not {"label-values", "scores", "rows"} & sent
+
+
+def test_no_message_of_score_limits_is_sent_or_reported(tmp_path):
+    frames = tables()
+    rules = f"scores-per-rank = 0.5\n{ALLOWED}"
+    files = site_per_table(tmp_path, frames, dict.fromkeys(frames, rules))
+    with WatchedGrid(files, None) as grid:
+        strategy = TablePuppetMoments(Query.from_sql(sql()))
+        strategy.start(grid)
+    explained = train(files, sql(), Explain, strategy="moments", num_epochs=0)
+    told = strategy.report.privacy["messages"]
+    assert told == explained.explanation["privacy"]["messages"]
+    assert {each["message"] for each in told} <= {seen.action for seen in grid.seen}
 
 
 def label_scales(grid: WatchedGrid, folder: Path) -> list[str]:
