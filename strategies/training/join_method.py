@@ -101,7 +101,6 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         head: how the tables' vectors make scores.
         trains_any_head: whether it trains by the chain rule through any head; if not,
             the scores must be a sum.
-        sends_scores: whether scores of rows leave.
         label_reach: how far the derivatives of a squared loss reach, in deviations of
             the label, before they are clipped.
         sample: the rows that are trained on; None for all.
@@ -113,7 +112,6 @@ class JoinMethod(ServerMethod[TrainingProblem]):
     messages_of_shards: ClassVar[tuple[Action, ...]] = ()
     derivatives: ClassVar[int] = 1
     usual_epochs: ClassVar[int] = 20
-    sends_scores: ClassVar[bool] = True
     label_reach: ClassVar[float] = 1.0
     has_penalty: ClassVar[bool] = True  # l2 weighs it
     coefficient: ClassVar[str] = ""
@@ -242,7 +240,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
 
     def asks_ranks(self, inventory: Inventory) -> bool:
         """Return whether scores leave, and a policy limits them by ranks."""
-        return self.sends_scores and asks_ranks(inventory)
+        return self.settings.method.sends_scores and asks_ranks(inventory)
 
     def releases_per_epoch(self, batches: int, *, is_sharded: bool) -> int:
         """Return how often scores of a row leave in an epoch, at most.

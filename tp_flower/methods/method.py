@@ -27,6 +27,7 @@ class Method:
         few_epochs: those with noise, which each costs some budget, with a coreset, or
             where it ``overfits`` and no rows validate.
         patience: the default where validation rows are automatic.
+        sends_scores: whether scores of rows leave in training.
         scores_per_epoch: vectors of scores that leave in an epoch, for each batch.
         rules: where its :class:`Rules` are, as ``module:name``; "" for none.
         joins: whether it trains over joins.
@@ -61,6 +62,7 @@ class Method:
     epochs: int
     few_epochs: int = 0
     patience: int = 10
+    sends_scores: bool = True
     scores_per_epoch: int = 1
     rules: str = ""
     joins: bool = True

@@ -183,15 +183,8 @@ def _training(
 def _protection(settings: Settings) -> Iterator[str]:
     """Yield what covers labels, models and scores, with the requested epsilons."""
     privacy = settings.privacy
-    labels = "in the clear"
     models = "no noise"
     sums = "in the clear"
-    scores = "in the clear"
-    if privacy.covers_labels:
-        strength = f"epsilon {privacy.label_epsilon:g}"
-        if not privacy.label_epsilon:
-            strength = f"standard deviation {privacy.label_noise:g}"
-        labels = f"noise of {strength} on each ({privacy.labels})"
     if privacy.covers_features:
         models = (
             f"noise of epsilon {privacy.epsilon:g} in the run ({privacy.features}), "
@@ -199,6 +192,30 @@ def _protection(settings: Settings) -> Iterator[str]:
         )
     if privacy.unions == SEALED:
         sums = "sealed: the server reads none"
+    yield f"labels: {_label_protection(settings)}"
+    yield f"models: {models}; what shards of a table add up is {sums}"
+    yield f"scores: {_score_protection(settings)}"
+
+
+def _label_protection(settings: Settings) -> str:
+    """Return what covers labels, or that they stay at their sites."""
+    privacy = settings.privacy
+    if settings.method.keeps_labels and settings.mode not in (PREDICT, EVALUATE):
+        return "none leave"
+    if not privacy.covers_labels:
+        return "in the clear"
+    strength = f"epsilon {privacy.label_epsilon:g}"
+    if not privacy.label_epsilon:
+        strength = f"standard deviation {privacy.label_noise:g}"
+    return f"noise of {strength} on each ({privacy.labels})"
+
+
+def _score_protection(settings: Settings) -> str:
+    """Return what covers the scores of rows, or that there are none."""
+    privacy = settings.privacy
+    if not (settings.method.sends_scores or settings.mode in (PREDICT, EVALUATE)):
+        return "none leave"
+    scores = "in the clear"
     if privacy.scores == MASKED:
         scores = (
             "masked: a server that follows the protocol reads their sums over the "
@@ -206,11 +223,7 @@ def _protection(settings: Settings) -> Iterator[str]:
         )
     if privacy.covers_predictions:
         scores += f"; noise of epsilon {privacy.predictions:g} on them"
-    yield f"labels: {labels}"
-    yield f"models: {models}; what shards of a table add up is {sums}"
-    if settings.method.tells and settings.mode not in (PREDICT, EVALUATE):
-        scores = "none leave"
-    yield f"scores: {scores}"
+    return scores
 
 
 def _meaning(
@@ -275,14 +288,14 @@ def _told_sites(settings: Settings, tables: int) -> str:
     """Return what the sites of other tables learn from a table; "" for nothing."""
     is_used = settings.mode in (PREDICT, EVALUATE)
     method = settings.method
-    if method.tells and not is_used:
+    is_trained_at_sites = method.joins and not method.solvers
+    if is_used or not is_trained_at_sites or tables == 1:
+        return ""
+    if not method.sends_scores:
         return (
             "how many of its tuples have each of their join keys, shard by shard; no "
             "label, score or derivative"
         )
-    has_derivatives = method.joins and not method.solvers
-    if is_used or not has_derivatives or tables == 1:
-        return ""
     if tables == 2:
         scores = "its score"
     else:

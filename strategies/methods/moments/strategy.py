@@ -79,7 +79,6 @@ class Moments(JoinMethod):
 
     messages = (TRAIN_MOMENTS, TRAIN_SOLUTION)
     derivatives = 0
-    sends_scores = False
     _classes: Sequence[str | float] = ()
     _magnitude = 0
     _counts: JoinCounts

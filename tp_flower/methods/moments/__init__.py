@@ -17,6 +17,7 @@ MOMENTS: Final = Method(
     only_model=LINEAR,
     plans_noise=False,
     is_prepared=False,
+    sends_scores=False,
     keeps_labels=True,
     pads_sums=True,
     tells="the second moments of the joined rows: for each two columns of the tables, "

@@ -22,5 +22,6 @@ PERSONALISED: Final = Method(
     rules="tp_flower.methods.personalised.settings:RULES",
     joins=False,
     is_prepared=False,
+    sends_scores=False,
     keeps_labels=True,
 )
