@@ -465,7 +465,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         rows = extracted.table_rows
         sampled = sampled_rows(rows[bound.label_table], settings)
         labels = keep_classes_of(self.read_labels(extracted, bound), sampled)
-        if settings.task == AUTO and labels.has_label:
+        if settings.task == AUTO and self.has_label:
             self.run.chosen["task"] = task_line(labels, settings)
         mapping, steps = build_mapping(
             bound.joins,

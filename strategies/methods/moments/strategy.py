@@ -28,7 +28,6 @@ from strategies.setup.labels import (
     label_facts,
     number_name,
     read_classes,
-    task_line,
 )
 from strategies.setup.problem import TrainedTable, TrainingProblem
 from strategies.training.join_method import JoinMethod
@@ -59,7 +58,6 @@ from tp_flower.methods.moments.words import public_bits, to_numbers
 from tp_flower.objectives import Objective, Target, make_objective
 from tp_flower.protocol.training_messages import Update
 from tp_flower.query import BoundQuery
-from tp_flower.settings.declare import AUTO
 from tp_flower.splits import TEST, VALIDATION
 
 PADS: Final = (
@@ -121,10 +119,7 @@ class Moments(JoinMethod):
             for name in self._classes
         )
         rows = extracted.table_rows[bound.label_table]
-        target = Target(np.zeros((rows, 0)), names, kind)
-        if self.settings.task == AUTO:
-            self.run.chosen["task"] = task_line(target, self.settings)
-        return target
+        return Target(np.zeros((rows, 0)), names, kind)
 
     def choose_objective(self, target: Target, is_trained: BoolArray) -> Objective:
         """Return the objective by which scores are read, without labels."""

@@ -120,6 +120,8 @@ def test_columns_need_no_mean_of_0():
 @pytest.mark.parametrize("label", ["o.qty > 2", "o.kind"])
 def test_classes_have_the_log_odds_of_the_discriminant_on_the_join(label):
     model = fit(label, l2=0.0)
+    reason = "classification, because the label is "
+    assert model.report["chosen"]["task"].startswith(reason)
     features, classes = joined(label)
     exact = LinearDiscriminantAnalysis(solver="svd").fit(features, classes)
     predicted = model.predict(sites()).frame
