@@ -22,14 +22,12 @@ def split_warnings(joined: JoinedTables, settings: Settings) -> Iterator[str]:
     """Yield warnings about the rows that train, test or validate."""
     yield from _lost_rows(joined)
     yield from _repeated_keys(joined)
+    if settings.method.holds_out:
+        yield from _share(joined, settings)
+        yield from _few_validate(joined)
+    # the others compare labels, which may be none or stay at their sites
     if not joined.target.has_label:
         return
-    yield from _share(joined, settings)
-    if 0 < (validating := int(joined.validates.sum())) < FEW_ROWS:
-        yield (
-            f"{validating} joined rows validate: with so few, chance decides which "
-            "epoch is the best; raise validation-fraction, or set it to 0"
-        )
     if untrained := _untrained_classes(joined, joined.subset):
         yield (
             f"no training row has {len(untrained)} of the label's classes "
@@ -96,6 +94,15 @@ def _share(joined: JoinedTables, settings: Settings) -> Iterator[str]:
             f"{share:.1%} of the joined rows are held out ({settings.split_name}), the "
             f"settings ask for {requested:.1%}: some are joined many times as often as "
             "others"
+        )
+
+
+def _few_validate(joined: JoinedTables) -> Iterator[str]:
+    """Warn of few rows that validate."""
+    if 0 < (validating := int(joined.validates.sum())) < FEW_ROWS:
+        yield (
+            f"{validating} joined rows validate: with so few, chance decides which "
+            "model is the best; raise validation-fraction, or set it to 0"
         )
 
 

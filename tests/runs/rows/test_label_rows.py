@@ -77,6 +77,9 @@ def test_a_label_whose_rows_are_whole_classes_is_offered_the_split_that_fits():
     assert share.startswith(
         "1.9% of the joined rows are held out (random rows), the settings ask"
     )
+    # labels that stay at their site do not say which classes are trained on
+    moments = {"strategy": "moments", "num_epochs": 0}
+    assert train(sites, sql, Explain, seed=5, **moments).warnings == [share]
     assert untrained.startswith("no training row has 2 of the label's classes (")
     assert untrained.endswith('. With test-split = "random(t)" it is none of them')
     explained = train(sites, sql, Explain, seed=5, test_split="random(t)")

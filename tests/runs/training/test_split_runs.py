@@ -162,19 +162,20 @@ def test_policies_on_values_of_rows_are_policies_on_times(rules, tmp_path):
         train([site], query(), test_split="time(c.age)")
 
 
-def warnings_of(sql: str = "", **settings: object) -> list[str]:
+def warnings_of(sql: str = "", method: str = "admm", **settings: object) -> list[str]:
     sites = [LAYOUTS["whole"](FRAMES)]
     how = {"num_epochs": 1, **settings}
-    warnings = train(sites, sql or query(), **how).report.warnings
+    warnings = train(sites, sql or query(), method, **how).report.warnings
     # these labels may also be made from features, or from join keys
     others = ("no better than a constant", "from which the label is made")
     return [text for text in warnings if not any(words in text for words in others)]
 
 
-def test_few_validation_rows_are_warned_of():
-    (warning,) = warnings_of(validation_fraction=0.02)
+@pytest.mark.parametrize("method", ["admm", "moments"])
+def test_few_validation_rows_are_warned_of(method):
+    (warning,) = warnings_of(method=method, validation_fraction=0.02)
     assert "joined rows validate: with so few, chance decides" in warning
-    assert not warnings_of(validation_fraction=0.7)
+    assert not warnings_of(method=method, validation_fraction=0.7)
 
 
 def test_classes_that_no_training_row_has_are_named():
