@@ -82,6 +82,7 @@ class Exposure:
         split_groups: the columns whose values are held out; "" without any.
         split_times: the order or the values of a column by which rows are held out.
         has_batches: whether sites are told the rows of batches.
+        has_label: whether the query has a label.
         keeps_labels: whether labels stay at the sites.
         has_joins: whether rows are joined.
         vectors: what vectors tell beyond scores, by the head; "" for nothing.
@@ -230,9 +231,7 @@ def disclosure_values(exposure: Exposure) -> dict[str, object]:
         "alignment": alignment,
         "common": f"the parameters of the model of the site's table{shared}",
         "is_solved": is_solved,
-        "has_joins": has_joins,
-        "joins_rows": has_joins,
-        "has_label": exposure.has_label and has_joins,
+        "has_label": exposure.has_label and not exposure.keeps_labels,
         # the shards of the label's table add up sums in one fixed point
         "shares_scale": exposure.keeps_labels
         and has_joins

@@ -230,7 +230,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             updates=updates,
             weight=joined.weighting.column,
             is_weighted=joined.weighting.train is not None,
-            has_label=self.has_label and not self.settings.method.keeps_labels,
+            has_label=self.has_label,
             keeps_labels=self.settings.method.keeps_labels,
             fitted=fitted_tables(encoders),
             has_batches=bool(self.batch_size(1)),

@@ -300,7 +300,7 @@ class ExtractReply(Reply, frozen=True):
             "the order of every shard's rows (keys, labels and scores follow it)",
             fields=("rows",),
             kinds=("counts",),
-            when="joins_rows",
+            when="has_joins",
         ),
         Discloses(
             "how many rows of {label_table} each site has, and the names of the "
