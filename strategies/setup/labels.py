@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -102,9 +102,25 @@ def read_labels(columns: Sequence[LabelColumn], settings: Settings, sql: str) ->
     return Target.of(values)
 
 
+class LabelClasses(NamedTuple):
+    """The type of a label that stays at the sites, and its classes at all of them.
+
+    Attributes:
+        values: in ascending order; empty in a regression.
+    """
+
+    kind: str
+    values: Sequence[str | float]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The classes' names, in the order of the values."""
+        return tuple(v if isinstance(v, str) else number_name(v) for v in self.values)
+
+
 def read_classes(
     extracted: Extracted, parts: Sequence[Part], settings: Settings
-) -> tuple[str, list[str | float]]:
+) -> LabelClasses:
     """Return the label's type and its classes at all sites; none in a regression.
 
     With task "auto" a site sends numbers as classes if it has at most two, and its
@@ -123,17 +139,31 @@ def read_classes(
         if label.classes is None:
             unclassed.append(part)
     kind = common_kind(kinds)
+    check_kind(kind, settings.task)
     if settings.task == AUTO and kind == "number" and (unclassed or len(classes) != 2):
-        return kind, []
+        return LabelClasses(kind, ())
     if classes and unclassed:
         # the task, or the type, makes the same of it at all sites
         raise refuse(unclassed[0], "no classes of its label, which others have sent")
-    if len(classes) > MAX_CLASSES:
+    found = LabelClasses(kind, sorted(classes))
+    _check_classes(found, settings.task)
+    return found
+
+
+def _check_classes(classes: LabelClasses, task: str) -> None:
+    """Refuse a label of one class, or of too many, and classification without any."""
+    count = len(classes.values)
+    if task == CLASSIFICATION and not count:
+        raise QueryError("no site has sent the classes of its label")
+    if count == 1:
         raise QueryError(
-            f"the label has {len(classes)} distinct values; classification takes at "
-            f"most {MAX_CLASSES}"
+            f"the label is constant at all sites (one class: {classes.names[0]})"
         )
-    return kind, sorted(classes)
+    if count > MAX_CLASSES:
+        raise QueryError(
+            f"the label has {count} distinct values; classification takes at most "
+            f"{MAX_CLASSES}"
+        )
 
 
 def label_facts(extracted: Extracted, part: Part) -> LabelFacts:

@@ -23,10 +23,8 @@ from strategies.setup.encoding import TableEncoding, fit_encoders
 from strategies.setup.extract import Extracted
 from strategies.setup.joined_rows import JoinedTables
 from strategies.setup.labels import (
-    check_kind,
     fitting_loss,
     label_facts,
-    number_name,
     read_classes,
 )
 from strategies.setup.problem import TrainedTable, TrainingProblem
@@ -104,22 +102,16 @@ class Moments(JoinMethod):
         """Return the target without its column: the label's kind, and its classes."""
         tree_of(extracted.proposal)
         parts = extracted.parts[bound.label_table]
-        kind, self._classes = read_classes(extracted, parts, self.settings)
-        check_kind(kind, self.settings.task)
-        if len(self._classes) == 1:
-            raise QueryError(f"the label is constant (one class: {self._classes[0]})")
+        classes = read_classes(extracted, parts, self.settings)
+        self._classes = classes.values
         facts = [
             label_facts(extracted, part)
             for part in parts
             if extracted.rows[part.number]
         ]
         self._magnitude = max((label.magnitude or 0 for label in facts), default=0)
-        names = tuple(
-            name if isinstance(name, str) else number_name(name)
-            for name in self._classes
-        )
         rows = extracted.table_rows[bound.label_table]
-        return Target(np.zeros((rows, 0)), names, kind)
+        return Target(np.zeros((rows, 0)), classes.names, classes.kind)
 
     def choose_objective(self, target: Target, is_trained: BoolArray) -> Objective:
         """Return the objective by which scores are read, without labels."""

@@ -29,7 +29,7 @@ from strategies.setup.columns import bind_columns, reading_warnings
 from strategies.setup.encoding import TableEncoding, fit_encoders, fitted_tables
 from strategies.setup.extract import extract
 from strategies.setup.joined_rows import SplitRows, encoder_choices
-from strategies.setup.labels import fitting_loss, number_name, read_classes
+from strategies.setup.labels import fitting_loss, read_classes
 from strategies.setup.leaks import leak_warnings
 from strategies.setup.problem import PreparedRun, PreparedTable
 from strategies.training.prepare import common_shape
@@ -129,10 +129,9 @@ def set_up_personalised(
     held_out = [
         split_rows(rows[part.number], settings.test_fraction, rng) for part in parts
     ]
-    kind, values = read_classes(extracted, parts, settings)
-    _check_classes(values, settings)
-    classes = tuple(v if isinstance(v, str) else number_name(v) for v in values)
-    response = response_of(fitting_loss(classes, settings.loss), classes, kind)
+    classes = read_classes(extracted, parts, settings)
+    loss = fitting_loss(classes.names, settings.loss)
+    response = response_of(loss, classes.names, classes.kind)
     split = SplitRows(
         bound=bound,
         choices=choices,
@@ -150,7 +149,7 @@ def set_up_personalised(
     sealed_encoder = encoders[name].sealed
     request = PersonaliseRequest(
         loss=response.loss,
-        classes=values,
+        classes=list(classes.values),
         graph=summaries_of(settings),
         graph_epsilon=settings.of(PersonalisedSettings).graph_epsilon,
         delta=settings.privacy.delta,
@@ -229,16 +228,6 @@ def _make_problem(
         curvature=np.array([body.curvature for body in bodies]),
         label_scale=label_scale,
     )
-
-
-def _check_classes(classes: Sequence[object], settings: Settings) -> None:
-    """Refuse a label of one class, and a classification without classes."""
-    if len(classes) == 1:
-        raise QueryError(
-            f"the label is constant at all sites (one class: {classes[0]})"
-        )
-    if settings.task == "classification" and not classes:
-        raise QueryError("no site has sent the classes of its label")
 
 
 def _part_request(

@@ -136,6 +136,19 @@ def test_classes_have_the_log_odds_of_the_discriminant_on_the_join(label):
 
 
 @pytest.mark.parametrize(
+    ("label", "how", "problem"),
+    [
+        ("o.qty > 9999", {}, r"constant at all sites \(one class: 0\)"),
+        ("o.qty - o.qty", {"task": "classification"}, r"\(one class: 0\)"),
+        ("o.kind", {"task": "regression"}, "text, but the task is regression"),
+    ],
+)
+def test_refused_labels(label, how, problem):
+    with pytest.raises(QueryError, match=problem):
+        fit(label, **how)
+
+
+@pytest.mark.parametrize(
     "split", ["random", "random(u)", "random(m)", "group(o.iid)", "time(o.day)"]
 )
 def test_held_out_metrics_are_exact(split):
