@@ -35,6 +35,7 @@ from client_apps.privacy.proposal_checks import (
 from client_apps.privacy.score_limits import EncodedPart, admit_scores
 from client_apps.rounds.site import Site
 from tp_flower.errors import MessageError, SiteError
+from tp_flower.extraction.extracted import ExtractedShard
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.features.sparse import EncodedRows
 from tp_flower.learning.models.local_model import NUMPY_KINDS, LocalModel, ModelSpec
@@ -56,6 +57,7 @@ from tp_flower.protocol.training_messages import (
     Update,
 )
 from tp_flower.sources.policy import MODELS, ROWS, SCORES
+from tp_flower.sources.shards import ShardSource
 
 
 def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
@@ -133,12 +135,14 @@ class _CheckedPart:
     """The inputs of a part's training, which policy and proposal allow.
 
     Attributes:
+        extracted: the part's rows, before they were encoded.
         features: (n, d), the rows in the order of ``rows.positions``.
         limit: on the score vectors that may leave without noise; None for none.
     """
 
     spec: ModelSpec
     encoder: SiteEncoder
+    extracted: ExtractedShard
     rows: training_rows.TrainingRows
     batches: training_rows.Batches
     features: EncodedRows
@@ -160,12 +164,13 @@ def _check_part(
     spec = parse(body.model, "model", partial(msgspec.convert, type=ModelSpec))
     _check_model(request.outline, privacy, body.update, spec, method)
     check_model(source, spec, encoder.encoder.width)
-    rows, batches = _read_rows(site, number, body, privacy)
+    extracted = site.extracted(number)
+    rows, batches = _read_rows(source, extracted, body, privacy)
     features = site.tables.encode(
         number, encoder, rows.positions, is_private=privacy.is_private
     )
     check_prepared(site, number, body, spec)
-    check_trained(site, number, rows.masks(site.extracted(number).rows))
+    check_trained(site, number, rows.masks(extracted.rows))
     limit = admit_scores(
         site,
         number,
@@ -174,7 +179,7 @@ def _check_part(
         spec.outputs,
         has_noise=privacy.covers_predictions,
     )
-    return _CheckedPart(spec, encoder, rows, batches, features, limit)
+    return _CheckedPart(spec, encoder, extracted, rows, batches, features, limit)
 
 
 def _check_releases(
@@ -197,14 +202,16 @@ def _check_releases(
 
 
 def _read_rows(
-    site: Site, number: int, body: PreparePart, privacy: PrivacyTerms
+    source: ShardSource,
+    extracted: ExtractedShard,
+    body: PreparePart,
+    privacy: PrivacyTerms,
 ) -> tuple[training_rows.TrainingRows, training_rows.Batches]:
     """Return the rows to train on and their batches; refuse too few rows."""
-    extracted = site.extracted(number)
     rows = training_rows.read_rows(body, extracted.rows, is_private=privacy.is_private)
     batches = training_rows.read_batches(body, rows.trained)
     training_rows.check_training_rows(
-        site.source(number),
+        source,
         extracted.table,
         rows,
         batches,
@@ -223,7 +230,6 @@ def _make_participant(
 ) -> participant.Participant[Stateless]:
     """Return the participant of a part, with its model and the plan of its releases."""
     source = site.source(number)
-    extracted = site.extracted(number)
     privacy = request.privacy
     spec, rows, batches = checked.spec, checked.rows, checked.batches
     width = checked.features.shape[1]
@@ -258,14 +264,14 @@ def _make_participant(
         l2=body.l2,
         batch_start=batches.start,
         batch_rows=batches.rows,
-        table=extracted.table,
+        table=checked.extracted.table,
         spec=spec,
         update=body.update,
         plan=plan,
         device=body.device,
         masks=score_masks(request.masking, masked, site.group_key),
-        units=rows.units_of(extracted.units) if privacy.is_private else None,
-        union=_union(site, number, body, extracted.table, trained=rows.trained),
+        units=rows.units_of(checked.extracted.units) if privacy.is_private else None,
+        union=_union(site, number, body, checked.extracted.table, trained=rows.trained),
         label_scale=body.label_scale,
         limit=checked.limit,
         is_even=counts_evenly(rows.multiplicity, source.policy.min_rows),
