@@ -65,8 +65,7 @@ class TableEncoder:
 
     def feature_of(self, column: int) -> str:
         """Return the name of the feature that an encoded column is of."""
-        owners = [item.name for item in self.encodings for _ in item.feature_names]
-        return owners[column]
+        return self._owners[column].name
 
     @property
     def stored(self) -> int:
@@ -87,12 +86,16 @@ class TableEncoder:
     @property
     def coded(self) -> tuple[int, ...]:
         """The encoded columns that are codes of categories."""
-        owners = [item for item in self.encodings for _ in item.feature_names]
         return tuple(
             column
-            for column, item in enumerate(owners)
+            for column, item in enumerate(self._owners)
             if isinstance(item, CodeEncoding)
         )
+
+    @property
+    def _owners(self) -> tuple[FeatureEncoding, ...]:
+        """The encoding that each encoded column is of, d in all."""
+        return tuple(item for item in self.encodings for _ in item.feature_names)
 
     @property
     def columns(self) -> int:
