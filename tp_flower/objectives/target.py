@@ -25,7 +25,8 @@ class Target:
     """The label of N rows: a number, or the index of a class.
 
     Attributes:
-        columns: (N, k), float64: one column; none where a query has no label.
+        columns: (N, k), float64: one column; none where a query has no label, or the
+            labels stay at their sites.
         classes: the names of the classes; empty for numbers. Of a clustering, which has
             no column, they are the names of its clusters.
         kind: the label's type at the sites, "number", "boolean" or "text".
@@ -63,7 +64,7 @@ class Target:
 
     @property
     def has_label(self) -> bool:
-        """Whether there is a label, not only rows."""
+        """Whether the rows' labels are here, not at their sites or nowhere."""
         return bool(self.columns.shape[1])
 
     @property

@@ -193,7 +193,7 @@ def grow(
         score_matrix = scores.reshape(gradient.shape, order="F")
         return (gradient + hessian * score_matrix).ravel("F"), hessian.ravel("F")
 
-    def take_features(scores: FloatArray, _: object) -> tuple[str, float, bool]:
+    def take_scores(scores: FloatArray, _: object) -> tuple[str, float, bool]:
         values[:trained] = scores.reshape(gradient.shape)
         return "", 0.0, False
 
@@ -202,7 +202,7 @@ def grow(
             break  # no split is left
     grown = np.frombuffer(booster.model_to_string().encode(), np.uint8)
     # it has those of the rows that it grew on: to predict them takes as long
-    booster.eval_train(take_features)
+    booster.eval_train(take_scores)
     if len(features) > trained:
         values[trained:] = _values(booster, rows[trained:], model.outputs)
     return grown, values
