@@ -12,9 +12,10 @@ how many joined rows r is in. An outgoing count is a function of a table's rows 
 incoming counts: two ends of an edge that hold equal counts of both directions, at every
 edge of a tree, hold the true ones.
 
-A *pass* is a subset of the joined rows (trained, held out): a row of the table by which
-rows are held out has w = 1 in one of them and 0 in the others. A row that a LEFT JOIN
-finds no partner for counts once, in the passes that hold out none by a table behind it.
+A *pass* is a subset of the joined rows (those that train, validate or test): a row of
+the table by which rows are held out has w = 1 in at most one of them. A row that a LEFT
+JOIN finds no partner for counts once in every pass, but only in that of the training
+rows if the table by which rows are held out lies behind the join.
 
 Notation:
     n  rows of the table      k  distinct keys of an edge      p  passes
@@ -41,7 +42,8 @@ class EdgeRows:
         codes: (n,), the position of each row's key; -1 where it is NULL.
         incoming: (p, k), the tuples behind the edge that have the key.
         unmatched: (p,), the count of a row without a partner: 0 for JOIN, 1 for a LEFT
-            JOIN, but 0 in passes that a table behind the edge holds out rows for.
+            JOIN, but 0 in passes of held-out rows where a table behind the edge decides
+            which these are.
     """
 
     codes: Codes
