@@ -74,11 +74,12 @@ from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.models.local_model import NUMPY_KINDS, ModelSpec
 from tp_flower.objectives import Objective, Target, no_better
 from tp_flower.protocol.messages import Action
-from tp_flower.protocol.training_messages import Outline, Update
+from tp_flower.protocol.training_messages import Update
 from tp_flower.query import BoundQuery
 from tp_flower.reports.blocks import count_text
 from tp_flower.settings.declare import AUTO
 from tp_flower.splits import TEST, TRAIN
+from tp_flower.terms.run_terms import outline_of
 
 
 def _digest_of_tested(is_tested: BoolArray, joined: JoinedTables) -> str:
@@ -167,12 +168,6 @@ class JoinMethod(ServerMethod[TrainingProblem]):
     def plan_batches(self, _: TableMapping, __: Layouts) -> PartArrays:
         """Return the batch plan's arrays for ``prepare``, by part."""
         return {}
-
-    def outline(self) -> Outline:
-        """Return the announced schedule."""
-        settings = self.settings
-        sends = settings.rules.sends(settings)
-        return Outline(strategy=self.name, epochs=settings.epochs, sends=sends)
 
     def baseline(self, problem: TrainingProblem) -> float:
         """Return the loss of the best constant score, which no epoch may far exceed.
@@ -371,7 +366,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             for name, layout in joined.layouts.items()
         }
         tables, initial_scores, fixed_point = yield from prepare(
-            preparation, specs, updates, batches, self.outline()
+            preparation, specs, updates, batches, outline_of(settings)
         )
         self._report_choices(all_rows)
         return TrainingProblem(

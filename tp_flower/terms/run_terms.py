@@ -104,12 +104,7 @@ class RunTerms:
     @property
     def outline(self) -> Outline:
         """The schedule of training over joins."""
-        settings = self.settings
-        return Outline(
-            strategy=settings.method_name,
-            epochs=settings.epochs,
-            sends=settings.rules.sends(settings),
-        )
+        return outline_of(self.settings)
 
     def most_scores(self, batches: int) -> int:
         """Return the highest score number of a run with so many batches."""
@@ -192,6 +187,15 @@ class RunTerms:
             weighted=settings.row_weight != JOINED
             or any(of.weight for of in fragments),
         )[self.fragments[number].table]
+
+
+def outline_of(settings: Settings) -> Outline:
+    """Return the schedule of training over joins, which the server announces."""
+    return Outline(
+        strategy=settings.method_name,
+        epochs=settings.epochs,
+        sends=settings.rules.sends(settings),
+    )
 
 
 def model_seed(seed: int, table: str) -> int:
