@@ -231,21 +231,28 @@ def lines(seed, shape, rows=500):
     return on(whole, tables)
 
 
+def line_and_trees(folder, sites, first="default", second="default"):
+    """A linear model and trees that go on from it, by their names; it is saved."""
+    line = train_query(folder, sites, LINES, "cg", num_epochs=9, model_name=first)
+    write_manifest(home_folder(), line.manifest)
+    trees = train_query(
+        folder,
+        sites,
+        LINES,
+        strategy="boost",
+        num_epochs=12,
+        boost_from=first,
+        model_name=second,
+    )
+    return line, trees
+
+
 @pytest.mark.parametrize("kept", [False, True])
 def test_trees_are_kept_where_the_model_that_they_go_on_from_leaves_them_something(
     tmp_path, caplog, kept
 ):
     sites = lines(0, np.square if kept else (lambda x: 2.0 * x))
-    first = train_query(tmp_path, sites, LINES, "cg", num_epochs=9)
-    write_manifest(home_folder(), first.manifest)
-    second = train_query(
-        tmp_path,
-        sites,
-        LINES,
-        strategy="boost",
-        num_epochs=12,
-        boost_from=first.manifest.name,
-    )
+    first, second = line_and_trees(tmp_path, sites)
     losses = [model.manifest.test["loss"] for model in (first, second)]
     scored_again = [model.evaluate(sites)["loss"] for model in (first, second)]
     message = (
@@ -264,17 +271,7 @@ def test_trees_are_kept_where_the_model_that_they_go_on_from_leaves_them_somethi
 def test_trees_are_scored_with_the_model_of_another_name_that_they_start_from(tmp_path):
     """Sites compare the models that they are asked for with the one proposed."""
     sites = lines(0, np.square)
-    first = train_query(tmp_path, sites, LINES, "cg", num_epochs=9, model_name="first")
-    write_manifest(home_folder(), first.manifest)
-    second = train_query(
-        tmp_path,
-        sites,
-        LINES,
-        strategy="boost",
-        num_epochs=12,
-        boost_from="first",
-        model_name="second",
-    )
+    first, second = line_and_trees(tmp_path, sites, "first", "second")
     write_manifest(home_folder(), second.manifest)
     straight = first.evaluate(sites, model_name="first")["loss"]
     for name in ("second", str(second.manifest.model)):
