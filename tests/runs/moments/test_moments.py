@@ -11,7 +11,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 
 from strategies import Explain
-from strategies.methods.moments.strategy import Moments, TablePuppetMoments
+from strategies.methods.moments.strategy import PENALTIES, Moments, TablePuppetMoments
 from strategies.run.exchange import ask
 from tests.support.federated import (
     LocalGrid,
@@ -26,6 +26,7 @@ from tp_flower import api
 from tp_flower.errors import QueryError, SiteError
 from tp_flower.methods.moments.messages import MomentsRequest
 from tp_flower.query import Query
+from tp_flower.splits import TRAIN, VALIDATION, Shares, split_by_order
 
 FEATURES = ("o.day", "u.age", "i.price", "m.size")
 SQL = """SELECT {label} AS label, {features} FROM orders o
@@ -64,15 +65,20 @@ def sql(label: str = "o.qty", features: str = ", ".join(FEATURES)) -> str:
     return SQL.format(label=label, features=features)
 
 
-def joined(label: str = "o.qty") -> tuple[np.ndarray, pd.Series]:
-    """The standardised features of the join, zeros where a LEFT JOIN finds none."""
+def join_rows(label: str = "o.qty") -> tuple[pd.DataFrame, pd.Series]:
+    """The features and the label of the join by DuckDB."""
     with duckdb.connect() as connection:
         for name, frame in tables().items():
             connection.register(name, frame)
         rows = connection.execute(sql(label)).fetchdf()
-    features = rows.drop(columns="label")
+    return rows.drop(columns="label"), rows["label"]
+
+
+def joined(label: str = "o.qty") -> tuple[np.ndarray, pd.Series]:
+    """The standardised features of the join, zeros where a LEFT JOIN finds none."""
+    features, labels = join_rows(label)
     scaled = (features - features.mean()) / features.std(ddof=0)
-    return scaled.fillna(0.0).to_numpy(), rows["label"]
+    return scaled.fillna(0.0).to_numpy(), labels
 
 
 def coefficients(model: api.FittedModel) -> np.ndarray:
@@ -173,14 +179,29 @@ def test_a_table_in_two_roles():
     assert found == pytest.approx(expected, abs=1e-6)
 
 
-def test_validation_rows_choose_the_penalty():
-    report = fit(validation_fraction=0.3, test_fraction=0.2).report
+def validation_loss(l2: float, shares: Shares) -> float:
+    """The loss of ridge on the rows of the join that validate in a split by day."""
+    rows, label = join_rows()
+    subset = split_by_order(rows["day"].to_numpy(), shares)
+    is_trained, validates = subset == TRAIN, subset == VALIDATION
+    trained = rows[is_trained]
+    scaled = ((rows - trained.mean()) / trained.std(ddof=0)).fillna(0.0).to_numpy()
+    ridge = Ridge(alpha=l2 * len(trained)).fit(scaled[is_trained], label[is_trained])
+    residuals = ridge.predict(scaled[validates]) - label[validates]
+    return 0.5 * float(np.mean(residuals**2))
+
+
+@pytest.mark.parametrize("l2", [L2, 10.0])
+def test_the_penalty_is_that_of_the_lowest_validation_loss(l2):
+    how = {"test_split": "time(o.day)", "test_fraction": 0.2}
+    report = fit(validation_fraction=0.3, l2=l2, **how).report
     losses = {
-        l2: fit(validation_fraction=0.3, test_fraction=0.2, l2=l2).report
-        for l2 in (L2, 10.0)
+        candidate: validation_loss(candidate, Shares(0.2, 0.3))
+        for candidate in (l2, *PENALTIES)
     }
-    chosen = {each["chosen"]["l2"] for each in losses.values()}
-    assert chosen == {report["chosen"]["l2"]}
+    assert report["chosen"]["l2"] == min(losses, key=losses.__getitem__)
+    (validated,) = filter(None, (each["validation"] for each in report["history"]))
+    assert validated["loss"] == pytest.approx(min(losses.values()), rel=1e-5)
 
 
 def test_rounds_and_bytes_are_as_explained():
