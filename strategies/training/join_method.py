@@ -525,7 +525,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
     def _coefficients(self, replies: Replies, table: TrainedTable) -> FloatArray | None:
         return coefficients_of(replies, table, self.coefficient_shape(table))
 
-    def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
+    def read_outcome(self, replies: Replies, problem: TrainingProblem) -> Outcome:
         """Return the digests, the coefficients and each table's contribution."""
         coefficients = {
             name: weights
@@ -537,6 +537,16 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             for name, table in problem.tables.items()
             if (sums := score_sums_of(replies, table)) is not None
         }
+        return Outcome(
+            digests=read_digests(replies, problem.parts),
+            coefficients=coefficients,
+            coefficient=self.coefficient,
+            contributions=problem.head.contributions(sums, problem.train.joined_rows),
+        )
+
+    def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
+        """Return the outcome of the sites' replies; warn of misleading metrics."""
+        outcome = self.read_outcome(replies, problem)
         rows = f"held-out rows ({self.settings.split_name})"
         headline = problem.response.headline
         constant = problem.baselines["test"]
@@ -550,20 +560,16 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             )
             if warning:
                 self.run.warn(warning)
-        shares = problem.head.contributions(sums, problem.train.joined_rows)
         if score := self._perfect_score(problem):
             features = {
                 name: problem.encoders[name].features for name in problem.tables
             }
-            suspects = suspects_of(shares, features, coefficients)
+            suspects = suspects_of(
+                outcome.contributions, features, outcome.coefficients
+            )
             bound, _ = bind_columns(self.bind, self.run.inventory)
             self.run.warn(perfect_warning(score, rows, bound, suspects))
-        return Outcome(
-            digests=read_digests(replies, problem.parts),
-            coefficients=coefficients,
-            coefficient=self.coefficient,
-            contributions=shares,
-            comparison=problem.compare(
-                self.run.final.predicted, is_noisy=self.settings.privacy.covers_labels
-            ),
+        comparison = problem.compare(
+            self.run.final.predicted, is_noisy=self.settings.privacy.covers_labels
         )
+        return replace(outcome, comparison=comparison)

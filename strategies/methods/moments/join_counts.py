@@ -21,7 +21,7 @@ from tp_flower.joins.joining import join_codes
 from tp_flower.methods.moments.counts import CountedRows, count_joins, sums_by_shard
 from tp_flower.methods.moments.exchange import Contribution, PassRows
 from tp_flower.methods.moments.messages import CountedPart, PaddedPart
-from tp_flower.methods.moments.terms import passes_without_partner
+from tp_flower.methods.moments.terms import label_width, passes_without_partner
 from tp_flower.methods.moments.tree import JoinTree
 from tp_flower.methods.moments.words import WordArray
 
@@ -44,6 +44,19 @@ class JoinCounts:
         """Return the counts of the joined rows."""
         passes = tuple(np.unique(joined.subset).tolist())
         return cls(joined, tree, splitting, passes)
+
+    @property
+    def outputs(self) -> int:
+        """The number of the label's columns."""
+        return label_width(len(self.joined.labels.classes))
+
+    def columns(self, features: Mapping[str, int]) -> dict[str, int]:
+        """Return by table its columns: of features, and of the label with a 1."""
+        label_table = self.joined.bound.label_table
+        return {
+            table: width + (table == label_table) * (1 + self.outputs)
+            for table, width in features.items()
+        }
 
     @cached_property
     def _codes(self) -> dict[tuple[int, str], AnyArray]:

@@ -8,6 +8,7 @@ every site the parameters of its table. Labels stay at their site.
 
 import math
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations_with_replacement
 from typing import Any, Final
 
@@ -29,7 +30,7 @@ from strategies.setup.labels import (
 )
 from strategies.setup.problem import TrainedTable, TrainingProblem
 from strategies.training.join_method import JoinMethod
-from strategies.training.outcome import Outcome, read_digests, score_sums_of
+from strategies.training.outcome import Outcome
 from strategies.training.strategy import TrainingStrategy
 from strategies.training.traffic import TableSize, Traffic
 from strategies.training.trend import CONVERGED
@@ -48,7 +49,6 @@ from tp_flower.methods.moments.messages import (
 from tp_flower.methods.moments.solve import JoinedMoments, Solution
 from tp_flower.methods.moments.terms import (
     TRAINED,
-    label_width,
     splitting_table,
     tree_of,
 )
@@ -134,12 +134,7 @@ class Moments(JoinMethod):
     def epoch_traffic(self, tables: Sequence[TableSize], _: int) -> Traffic:
         """Return the traffic of the two rounds: padded sums, and parameters."""
         tree = self._counts.tree
-        label_table = self._counts.joined.bound.label_table
-        widths = {
-            table.name: table.features
-            + (table.name == label_table) * (1 + table.outputs)
-            for table in tables
-        }
+        widths = self._counts.columns({table.name: table.features for table in tables})
         total = sum(widths.values())
         passes = self._counts.passes
         up = 0.0
@@ -175,12 +170,10 @@ class Moments(JoinMethod):
         """Run the set-up rounds, and the one that brings the moments."""
         joined = yield from self.join(self.run.inventory)
         encoders = yield from fit_encoders(joined, self.run)
-        outputs = label_width(len(joined.labels.classes))
-        label_table = joined.bound.label_table
-        columns = {
-            name: encoding.columns.width + (name == label_table) * (1 + outputs)
-            for name, encoding in encoders.items()
-        }
+        outputs = self._counts.outputs
+        columns = self._counts.columns(
+            {name: encoding.columns.width for name, encoding in encoders.items()}
+        )
         request = MomentsRequest(
             passes=list(self._counts.passes),
             columns=columns,
@@ -235,7 +228,7 @@ class Moments(JoinMethod):
         joined = self._counts.joined
         magnitudes = np.full(columns, MAGNITUDE)
         if table == joined.bound.label_table:
-            outputs = label_width(len(self._classes))
+            outputs = self._counts.outputs
             magnitudes[-1 - outputs :] = 0
             magnitudes[-1 - outputs : -1] = self._magnitude
         # one shard may have most of the largest rows
@@ -382,12 +375,7 @@ class Moments(JoinMethod):
         return parameters
 
     def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
-        """Return the digests, the coefficients and each table's contribution."""
-        sums = {
-            name: sums
-            for name, table in problem.tables.items()
-            if (sums := score_sums_of(replies, table)) is not None
-        }
+        """Return the outcome of the sites' replies, compared with the mean label."""
         constant = self._moments[TRAINED].constant()
         names = {TRAINED: "train", TEST: "test"}
         baseline = {
@@ -396,16 +384,8 @@ class Moments(JoinMethod):
             else {}
             for number, name in names.items()
         }
-        return Outcome(
-            digests=read_digests(replies, problem.parts),
-            coefficients={
-                name: weights
-                for name, table in problem.tables.items()
-                if (weights := self._coefficients(replies, table)) is not None
-            },
-            contributions=problem.head.contributions(sums, problem.train.joined_rows),
-            comparison={"baseline": baseline},
-        )
+        outcome = self.read_outcome(replies, problem)
+        return replace(outcome, comparison={"baseline": baseline})
 
 
 class TablePuppetMoments(TrainingStrategy):

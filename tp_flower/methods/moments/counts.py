@@ -122,12 +122,6 @@ class CountedRows:
         """G by pass, (p, n)."""
         return self.counts()
 
-    @property
-    def joined_rows(self) -> IntArray:
-        """N by pass, (p,)."""
-        total: IntArray = self.multiplicity.sum(axis=1)
-        return total
-
 
 def count_joins(
     tree: JoinTree,

@@ -28,7 +28,6 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import ECB
@@ -37,8 +36,6 @@ from tp_flower.arrays import IntArray
 from tp_flower.keyed_hash import HashArray
 from tp_flower.methods.moments.words import WordArray
 from tp_flower.randomness import key_stream
-
-StateArray = npt.NDArray[np.uint64]
 
 _PURPOSE: Final = b"tp_flower moments pad v1 "
 _BLOCK_BYTES: Final = 16
@@ -66,7 +63,7 @@ class SharedKeys:
     pass_name: str
 
     @cached_property
-    def states(self) -> StateArray:
+    def states(self) -> WordArray:
         """The state of every key, (k, 2)."""
         shards = [counts.shape[1] for counts in self.counts]
         stated = json.dumps([self.pass_name, shards, sorted(self.columns.items())])
@@ -129,7 +126,7 @@ class SharedKeys:
         return hmac.digest(self.key, _PURPOSE + purpose.encode(), hashlib.sha256)
 
 
-def _encrypted(key: bytes, blocks: StateArray) -> StateArray:
+def _encrypted(key: bytes, blocks: WordArray) -> WordArray:
     """Return blocks of 128 bits, (n, 2), each under AES-256."""
     cipher = Cipher(AES(key), ECB()).encryptor()
     text = cipher.update(np.ascontiguousarray(blocks, "<u8").tobytes())

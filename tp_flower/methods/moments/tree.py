@@ -78,13 +78,7 @@ class JoinTree:
     def behind(self, number: int, table: str) -> list[str]:
         """Return the tables on the other side of an edge, seen from one of its ends."""
         other = self.edges[number].other(table)
-        further = [
-            name
-            for further_number in self.edges_of(other)
-            if further_number != number
-            for name in self.behind(further_number, other)
-        ]
-        return [other, *further]
+        return [other, *self.beyond(number, other)]
 
     def beyond(self, number: int, table: str) -> list[str]:
         """Return the tables behind a table's other edges than one."""
