@@ -47,7 +47,10 @@ ROOMS: Final[dict[str, ServerRoom]] = {
     "boost": ServerRoom(
         f"{_METHODS}.boost:TablePuppetBoost", models=f"{_METHODS}.boost:models_text"
     ),
-    "moments": ServerRoom(f"{_METHODS}.moments.strategy:TablePuppetMoments"),
+    "moments": ServerRoom(
+        f"{_METHODS}.moments.strategy:TablePuppetMoments",
+        page=f"{_METHODS}.moments.page:sections",
+    ),
     "coreset-ridge": ServerRoom(
         f"{_METHODS}.coreset.ridge:CoresetRidge",
         page=f"{_METHODS}.coreset.page:sections",

@@ -8,6 +8,7 @@ every site the parameters of its table. Labels stay at their site.
 
 import math
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations_with_replacement
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from strategies.disclosures import DisclosureValues
 from strategies.methods.moments.join_counts import JoinCounts
+from strategies.methods.moments.page import path_entry
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.replies import refuse
 from strategies.run.sites import Inventory
@@ -48,6 +50,13 @@ from tp_flower.methods.moments.messages import (
     SolutionRequest,
     SolvedPart,
 )
+from tp_flower.methods.moments.penalties import (
+    TOLERANCE,
+    Fit,
+    Penalty,
+    fit_path,
+    violation,
+)
 from tp_flower.methods.moments.solve import JoinedMoments, Solution
 from tp_flower.methods.moments.terms import (
     TRAINED,
@@ -59,6 +68,7 @@ from tp_flower.methods.moments.words import public_bits, to_numbers
 from tp_flower.objectives import Objective, Target, make_objective
 from tp_flower.protocol.training_messages import Update
 from tp_flower.query import BoundQuery
+from tp_flower.reports.records import RunReport
 from tp_flower.settings.declare import AUTO
 from tp_flower.splits import TEST, VALIDATION
 
@@ -70,8 +80,6 @@ WORD: Final = 8  # bytes
 MAGNITUDE: Final = 3
 """Of encoded columns, as a power of two: standardised ones have a mean square of 1."""
 SPARE_BITS: Final = 2
-PENALTIES: Final = tuple((10.0 ** np.arange(-6.0, 1.5, 0.5)).tolist())
-"""Of standardised columns: l2 is chosen among them where rows validate."""
 
 
 class Moments(JoinMethod):
@@ -84,6 +92,7 @@ class Moments(JoinMethod):
     _magnitude = 0
     _counts: JoinCounts
     _moments: Mapping[int, JoinedMoments]
+    _path: Sequence[Fit] = ()
 
     def choose_update(self, *_: Any, **__: Any) -> Update:
         """Let the server set the models."""
@@ -111,6 +120,12 @@ class Moments(JoinMethod):
         check_kind(kind, self.settings.task)
         if len(self._classes) == 1:
             raise QueryError(f"the label is constant (one class: {self._classes[0]})")
+        if self._classes and self.settings.l1:
+            raise QueryError(
+                f"l1 is for labels that are numbers: of classes strategy {self.name!r} "
+                "makes the linear discriminant, which has the penalty l2 alone; "
+                "leave l1 0"
+            )
         facts = [
             label_facts(extracted, part)
             for part in parts
@@ -339,11 +354,12 @@ class Moments(JoinMethod):
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Solve, and send the parameters."""
         trained = self._moments[TRAINED]
-        l2 = self._penalty()
-        least_squares = trained.ridge(l2)
-        solution = least_squares
+        asked = Penalty(self.settings.l1, self.settings.l2)
+        self._path = fit_path(trained, self._moments, asked)
+        fit = self._choose(asked)
+        solution = fit.solution
         if problem.classes:
-            solution = trained.discriminant(l2)
+            solution = trained.discriminant(fit.penalty.l2)
         parts = {
             part.number: SolvedPart(parameters=block.ravel())
             for name, block in self._parameters(problem, solution).items()
@@ -351,7 +367,7 @@ class Moments(JoinMethod):
         }
         yield self.run.request(ask(SolutionRequest(parts=parts), problem.parts))
         metrics = {
-            number: moments.metrics(least_squares)
+            number: moments.metrics(fit.solution)
             for number, moments in self._moments.items()
         }
         self.run.finish_epoch(
@@ -363,20 +379,22 @@ class Moments(JoinMethod):
             )
         )
 
-    def _penalty(self) -> float:
-        """Return l2, of the lowest validation loss if rows validate."""
-        l2 = self.settings.l2
-        if VALIDATION not in self._moments:
-            return l2
-        candidates = {
-            candidate: self._moments[VALIDATION].metrics(
-                self._moments[TRAINED].ridge(candidate)
-            )["loss"]
-            for candidate in (l2, *PENALTIES)
-        }
-        best = min(candidates, key=candidates.__getitem__)
-        self.run.chosen["l2"] = best
-        return float(best)
+    def _choose(self, asked: Penalty) -> Fit:
+        """Return the fit asked for, or of lowest validation loss if rows validate."""
+        if VALIDATION in self._moments:
+            fit = min(self._path, key=lambda each: each.losses[VALIDATION])
+            self.run.chosen["l2"] = fit.penalty.l2
+            if asked.l1:
+                self.run.chosen["l1"] = fit.penalty.l1
+        else:
+            fit = next(each for each in self._path if each.penalty == asked)
+        missed = violation(self._moments[TRAINED], fit)
+        if asked.l1 and missed > TOLERANCE:
+            self.run.warn(
+                f"the coefficients miss the optimum's conditions by {missed:.1g}, as "
+                "some columns are nearly collinear: raise l2"
+            )
+        return fit
 
     def _parameters(
         self, problem: TrainingProblem, solution: Solution
@@ -420,6 +438,12 @@ class Moments(JoinMethod):
             contributions=problem.head.contributions(sums, problem.train.joined_rows),
             comparison={"baseline": baseline},
         )
+
+    def complete(self, report: RunReport) -> RunReport:
+        """Return the report with what else the moments tell."""
+        if not self._path:
+            return report
+        return replace(report, sections={"moments": {"path": path_entry(self._path)}})
 
 
 class TablePuppetMoments(TrainingStrategy):
