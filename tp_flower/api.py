@@ -223,6 +223,8 @@ class FittedModel(Result):
         Its columns are ``table``, ``column``, ``output`` (if there are several), and
         ``coefficient``, of boosted trees ``gain``. That of a standardised number is per
         standard deviation. Tables whose policies hide their coefficients have no rows.
+        A regression by strategy "moments" without l1 adds ``standard_error``, ``t``,
+        ``p``, and ``low`` and ``high``, the ends of the interval of 95 %.
 
         Raises:
             ModelError: there are none; it says which setting or policy hides them.
@@ -230,14 +232,15 @@ class FittedModel(Result):
         import pandas as pd
 
         rows = [
-            (table, entry["feature"], entry["output"], entry["value"])
+            {"table": table, "column": entry["feature"], **entry}
             for table, entries in self.report["coefficients"].items()
             for entry in entries
         ]
         if not rows:
             raise ModelError(self._missing_coefficients())
-        columns = ["table", "column", "output", "coefficient"]
-        frame = pd.DataFrame(rows, columns=columns)
+        frame = pd.DataFrame(rows).drop(columns="feature")
+        frame = frame.rename(columns={"value": "coefficient"})
+        frame.columns = frame.columns.str.replace("-", "_")
         outputs = set(frame["output"])
         if outputs == {"gain"}:
             frame = frame.rename(columns={"coefficient": "gain"})

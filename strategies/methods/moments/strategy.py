@@ -16,7 +16,7 @@ import numpy as np
 
 from strategies.disclosures import DisclosureValues
 from strategies.methods.moments.join_counts import JoinCounts
-from strategies.methods.moments.page import path_entry
+from strategies.methods.moments.page import errors_note, path_entry
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.replies import refuse
 from strategies.run.sites import Inventory
@@ -32,7 +32,7 @@ from strategies.setup.labels import (
     read_classes,
     task_line,
 )
-from strategies.setup.problem import TrainedTable, TrainingProblem
+from strategies.setup.problem import PreparedRun, TrainedTable, TrainingProblem
 from strategies.training.join_method import JoinMethod
 from strategies.training.outcome import Outcome, read_digests, score_sums_of
 from strategies.training.strategy import TrainingStrategy
@@ -42,6 +42,7 @@ from tp_flower.arrays import BoolArray, FloatArray, IntArray
 from tp_flower.errors import QueryError, ReplyError
 from tp_flower.learning.models.local_model import LINEAR
 from tp_flower.methods.moments.exchange import Assembly
+from tp_flower.methods.moments.inference import STATISTICS, Inference
 from tp_flower.methods.moments.messages import (
     TRAIN_MOMENTS,
     TRAIN_SOLUTION,
@@ -93,6 +94,8 @@ class Moments(JoinMethod):
     _counts: JoinCounts
     _moments: Mapping[int, JoinedMoments]
     _path: Sequence[Fit] = ()
+    _fit: Fit
+    _inference: Inference | None = None
 
     def choose_update(self, *_: Any, **__: Any) -> Update:
         """Let the server set the models."""
@@ -356,13 +359,17 @@ class Moments(JoinMethod):
         trained = self._moments[TRAINED]
         asked = Penalty(self.settings.l1, self.settings.l2)
         self._path = fit_path(trained, self._moments, asked)
-        fit = self._choose(asked)
+        self._fit = fit = self._choose(asked)
         solution = fit.solution
         if problem.classes:
             solution = trained.discriminant(fit.penalty.l2)
+        elif not asked.l1:
+            self._inference = Inference.of(trained, fit)
         parts = {
             part.number: SolvedPart(parameters=block.ravel())
-            for name, block in self._parameters(problem, solution).items()
+            for name, block in self._by_table(
+                problem, self._parameters(problem, solution)
+            ).items()
             for part in problem.tables[name].parts
         }
         yield self.run.request(ask(SolutionRequest(parts=parts), problem.parts))
@@ -396,22 +403,38 @@ class Moments(JoinMethod):
             )
         return fit
 
-    def _parameters(
-        self, problem: TrainingProblem, solution: Solution
+    def _parameters(self, problem: TrainingProblem, solution: Solution) -> FloatArray:
+        """Return the coefficients, and the intercept beyond the base, (d + 1, d_c)."""
+        return np.vstack(
+            [solution.coefficients, solution.intercept - problem.base_score]
+        )
+
+    def _by_table(
+        self, problem: TrainingProblem, rows: FloatArray
     ) -> dict[str, FloatArray]:
-        """Return every table's parameters, (d [+ 1], d_c)."""
-        parameters = {}
+        """Return the rows (d + 1, m) of every table's features, (d_t [+ 1], m)."""
+        blocks = {}
         start = 0
         for name in self._counts.tree.tables:
             table = problem.tables[name]
             stop = start + table.features
-            block = solution.coefficients[start:stop]
+            block = rows[start:stop]
             if table.has_intercept:
-                intercept = solution.intercept - problem.base_score
-                block = np.vstack([block, intercept])
-            parameters[name] = block
+                block = np.vstack([block, rows[-1]])
+            blocks[name] = block
             start = stop
-        return parameters
+        return blocks
+
+    def _statistics(self, problem: TrainingProblem) -> dict[str, dict[str, FloatArray]]:
+        """Return statistics of every table's coefficients, (d_t [+ 1], 1) by name."""
+        if self._inference is None:
+            return {}
+        estimates = self._parameters(problem, self._fit.solution)[:, 0]
+        blocks = self._by_table(problem, self._inference.statistics(estimates))
+        return {
+            table: {name: block[:, [n]] for n, name in enumerate(STATISTICS)}
+            for table, block in blocks.items()
+        }
 
     def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
         """Return the digests, the coefficients and each table's contribution."""
@@ -435,15 +458,39 @@ class Moments(JoinMethod):
                 for name, table in problem.tables.items()
                 if (weights := self._coefficients(replies, table)) is not None
             },
+            statistics=self._statistics(problem),
             contributions=problem.head.contributions(sums, problem.train.joined_rows),
             comparison={"baseline": baseline},
         )
 
     def complete(self, report: RunReport) -> RunReport:
         """Return the report with what else the moments tell."""
-        if not self._path:
+        problem = self.run.training_problem
+        if problem is None or not self._path:
             return report
-        return replace(report, sections={"moments": {"path": path_entry(self._path)}})
+        label_table = self._counts.joined.bound.label_table
+        repeats = int(problem.fan_out[label_table].max(initial=0))
+        section = {
+            "path": path_entry(self._path),
+            "errors": errors_note(problem, self._fit, self._inference, repeats),
+            "undetermined": self._undetermined(problem),
+        }
+        return replace(report, sections={"moments": section})
+
+    def _undetermined(self, problem: PreparedRun) -> list[str]:
+        """Return the names of the columns whose coefficients have no error."""
+        if self._inference is None:
+            return []
+        names = [
+            f"{table}.{name}"
+            for table in self._counts.tree.tables
+            for name in problem.encoders[table].names
+        ]
+        return [
+            name
+            for name, has_error in zip(names, self._inference.has_error, strict=True)
+            if not has_error
+        ]
 
 
 class TablePuppetMoments(TrainingStrategy):
