@@ -1,8 +1,8 @@
 """Train, explain, predict and evaluate from Python: results are data.
 
-:func:`fit` and :func:`explain` take a query and its sites, and return objects with the
-content of `report.json`. The command line and the Flower app carry out their settings
-by :func:`run`, and print what it returns.
+:func:`fit`, :func:`explain` and :func:`moments` take a query and its sites, and return
+objects with the content of `report.json`. The command line and the Flower app carry out
+their settings by :func:`run`, and print what it returns.
 
 Sites are the path of a tables file, a dictionary of site to tables, a
 :class:`Federation` that runs, or a Grid of Flower. A table of a dictionary is a data
@@ -31,6 +31,7 @@ from tp_flower.errors import ModelError, SettingsError, TPFlowerError
 from tp_flower.files import home_at, user_home
 from tp_flower.methods.method import start_keys, start_model
 from tp_flower.model_names import MANIFEST_FILE, MODELS, ModelVersion, find_version
+from tp_flower.reports.moments import METHOD, Moments
 from tp_flower.reports.results import Evaluation, Explanation, Predictions, Result
 from tp_flower.settings.run import EVALUATE, EXPLAIN, PREDICT, TRAIN
 
@@ -130,6 +131,31 @@ def explain(
     {'train': 3, 'test': 0}
     """
     return cast(Explanation, _run_mode(EXPLAIN, query, sites, home, settings))
+
+
+def moments(
+    query: "str | Query", sites: Sites, *, home: FilePath | None = None, **settings: Any
+) -> Moments:
+    """Train by strategy "moments", and return what the moments answer besides a model.
+
+    Correlations, variance inflation, the R2 of every table alone and of all others,
+    principal components. It is a run like any other of the strategy: the second moments
+    leave the sites once, which their ledgers note. Arguments and errors are those of
+    :func:`fit`.
+
+    >>> import pandas as pd
+    >>> orders = pd.DataFrame({"customer": [0, 1, 2, 3], "paid": [1.0, 3.0, 5.0, 7.0]})
+    >>> customers = pd.DataFrame({"id": [0, 1, 2, 3], "income": [0.0, 1.0, 2.0, 3.0]})
+    >>> answers = moments(
+    ...     "SELECT o.paid AS label, c.income FROM orders AS o "
+    ...     "JOIN customers AS c ON o.customer = c.id",
+    ...     {"shop": {"orders": orders}, "bank": {"customers": customers}},
+    ...     test_fraction=0.0,
+    ... )
+    >>> answers.correlations.round(3).to_dict("records")
+    [{'first': 'c.income', 'second': 'label', 'correlation': 1.0}]
+    """
+    return Moments(fit(query, sites, home=home, strategy=METHOD, **settings))
 
 
 def load(folder: FilePath) -> "FittedModel":

@@ -45,7 +45,7 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
     deciles   [{rows, predicted, actual}]   means of test rows, by prediction
     personal  of strategy "personalised" alone: see
               `strategies.methods.personalised.strategy`
-    moments   of strategy "moments" alone: see `strategies.methods.moments.page`
+    moments   of strategy "moments" alone: see `strategies.methods.moments.section`
     privacy   {adversary, delta, messages, ledger, totals, readings}   see
               `strategies.disclosures`, of readings `strategies.score_readings`
 

@@ -1,87 +1,30 @@
-"""What a report and its page say of a run by second moments, besides its metrics.
+"""The sections of a report's page about what second moments tell."""
 
-Entry ``moments`` of `report.json`::
-
-    path      [{l1, l2, nonzero, train, validation, test}]   the losses of least squares
-              under a path of penalties, without the penalty, the strongest first, and
-              the number of features with a coefficient
-    errors    what the standard errors of the coefficients are, or why there are none
-    undetermined  [table.feature]   those without an error, as they are combinations
-              of others
-"""
-
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from strategies.setup.problem import PreparedRun
-from tp_flower.methods.moments.inference import STATISTICS, Inference
-from tp_flower.methods.moments.penalties import Fit
+from strategies.methods.moments.section import PASSES
+from tp_flower.methods.moments.inference import STATISTICS
 from tp_flower.reports import blocks, console
-from tp_flower.splits import TEST, TRAIN, VALIDATION
 
 MOST_ROWS: Final = 16
+MOST_LOADINGS: Final = 4
 SHOWN: Final = {"t": "{:.2f}".format, "p": "{:.3g}".format}
-ERRORS: Final = (
-    "Standard errors for independent joined rows, with {:,.0f} degrees of freedom."
-)
-CONDITIONAL: Final = (
-    "They are conditional on l2: the spread of the penalised estimate around its own "
-    "mean, which l2 has drawn towards 0."
-)
-REPEATED: Final = (
-    "But up to {} joined rows have the label of one row: they are not independent, and "
-    "the errors are too small."
-)
-NO_ERRORS: Final = {
-    "classes": "No standard errors: a discriminant is no least-squares estimate.",
-    "lasso": "No standard errors: a lasso chooses its columns by the same labels.",
-    "rows": "No standard errors: the rows leave no degree of freedom.",
-}
-PASSES: Final = {TRAIN: "train", VALIDATION: "validation", TEST: "test"}
-
-
-def path_entry(path: Iterable[Fit]) -> list[dict[str, float]]:
-    """Return the losses of every fit of a path."""
-    return [
-        {
-            **fit.penalty._asdict(),
-            "nonzero": fit.nonzero,
-            **{PASSES[number]: loss for number, loss in fit.losses.items()},
-        }
-        for fit in path
-    ]
-
-
-def errors_note(
-    problem: PreparedRun, fit: Fit, inference: Inference | None, repeats: int
-) -> str:
-    """Return what is said of the standard errors of a fit.
-
-    Args:
-        problem: for whether there are classes.
-        fit: under the penalty that was chosen.
-        inference: None where it has no errors.
-        repeats: joined rows, at most, that have one row of the label's table.
-    """
-    if problem.classes:
-        return NO_ERRORS["classes"]
-    if inference is None:
-        return NO_ERRORS["lasso"]
-    if inference.freedom <= 0.0:
-        return NO_ERRORS["rows"]
-    notes = [ERRORS.format(inference.freedom)]
-    if fit.penalty.l2:
-        notes.append(CONDITIONAL)
-    if repeats > 1:
-        notes.append(REPEATED.format(repeats))
-    return " ".join(notes)
 
 
 def sections(report: blocks.Record) -> blocks.Blocks:
-    """Yield the path of penalties."""
+    """Yield what the moments tell of coefficients, tables, features and columns.
+
+    The console prints of a training what is not folded, and all on request.
+    """
     moments = report.at("moments")
-    yield _path(moments.records("path"))
     yield _coefficients(report)
+    yield _tables(report)
+    yield _path(moments.records("path"))
+    yield _inflation(moments)
+    yield _correlations(moments)
+    yield _components(moments)
 
 
 def thin(records: Sequence[blocks.Record], most: int) -> list[blocks.Record]:
@@ -105,8 +48,8 @@ def _path(fits: Sequence[blocks.Record]) -> blocks.Table:
         blocks.count_column("coefficients", "nonzero"),
         *(_number(f"loss, {name}", name, show) for name in names),
     ]
-    note = "Least squares under each penalty; the loss is half the mean square."
-    return blocks.tabulate("Penalties", thin(fits, MOST_ROWS), columns, note)
+    title = "Least squares by penalty (the loss is half the mean square)"
+    return blocks.tabulate(title, thin(fits, MOST_ROWS), columns, is_folded=True)
 
 
 def _coefficients(report: blocks.Record) -> blocks.Block | None:
@@ -137,11 +80,82 @@ def _coefficients(report: blocks.Record) -> blocks.Block | None:
     return blocks.tabulate(title, largest[:MOST_ROWS], columns, note)
 
 
-def _number(head: str, key: str, show: Callable[[float], str]) -> blocks.Column:
-    """Return the column of a number; "-" where there is none."""
+def _tables(report: blocks.Record) -> blocks.Table:
+    """Return the R2 of each table alone, and of all but it."""
+    tables = report.at("moments").records("tables")
+    titles = blocks.table_titles(report, [item.text("table") for item in tables])
+    rows = [
+        blocks.Record(
+            {"table": titles[item.text("table")]}
+            | {f"alone, {n}": r2 for n, r2 in item.at("alone").numbers().items()}
+            | {f"without it, {n}": r2 for n, r2 in item.at("without").numbers().items()}
+        )
+        for item in tables
+    ]
+    names = [name for row in rows[:1] for name in row.numbers()]
+    columns = [
+        blocks.text_column("table", "table"),
+        *(_number(name, name, "{:.4f}".format) for name in names),
+    ]
+    note = (
+        "By least squares with the run's l2, on one table's columns or all others'. A "
+        "table without which R2 stays the same could be left out."
+    )
+    return blocks.tabulate("R2 of the tables", rows, columns, note)
+
+
+def _inflation(moments: blocks.Record) -> blocks.Table:
+    """Return the features of largest variance inflation."""
+    features = sorted(
+        moments.records("inflation"),
+        key=lambda item: -(item.number("scaled") or math.inf),
+    )
+    columns = [
+        blocks.text_column("feature", "feature"),
+        blocks.count_column("columns", "columns"),
+        _number("GVIF", "factor", console.format_value, empty="determined by others"),
+        _number("GVIF^(1/2 columns)", "scaled", "{:.3f}".format),
+    ]
+    title = "Variance inflation (generalised, Fox and Monette 1992)"
+    return blocks.tabulate(title, features[:MOST_ROWS], columns, is_folded=True)
+
+
+def _correlations(moments: blocks.Record) -> blocks.Table:
+    """Return the strongest correlations between columns of different features."""
+    columns = [
+        blocks.text_column("", "first"),
+        blocks.text_column("", "second"),
+        _number("correlation", "correlation", "{:.4f}".format),
+    ]
+    title = "Strongest correlations of columns"
+    pairs = moments.records("correlations")[:MOST_ROWS]
+    return blocks.tabulate(title, pairs, columns, is_folded=True)
+
+
+def _components(moments: blocks.Record) -> blocks.Table:
+    """Return the shares of the first principal components, and what they load on."""
+    columns = [
+        _number("share of variance", "share", "{:.1%}".format),
+        blocks.Column("largest loadings", _largest_loadings, is_text=True),
+    ]
+    title = "Principal components of the standardised columns"
+    components = moments.records("components")
+    return blocks.tabulate(title, components, columns, is_folded=True)
+
+
+def _largest_loadings(component: blocks.Record) -> str:
+    loadings = component.at("loadings").numbers().items()
+    largest = sorted(loadings, key=lambda item: -abs(item[1]))[:MOST_LOADINGS]
+    return ", ".join(f"{name} {loading:.2f}" for name, loading in largest)
+
+
+def _number(
+    head: str, key: str, show: Callable[[float], str], empty: str = "-"
+) -> blocks.Column:
+    """Return the column of a number; a text where there is none."""
 
     def cell(item: blocks.Record) -> str:
         number = item.number(key)
-        return "-" if number is None else show(number)
+        return empty if number is None else show(number)
 
     return blocks.Column(head, cell)

@@ -16,7 +16,12 @@ import numpy as np
 
 from strategies.disclosures import DisclosureValues
 from strategies.methods.moments.join_counts import JoinCounts
-from strategies.methods.moments.page import errors_note, path_entry
+from strategies.methods.moments.section import (
+    answers,
+    errors_note,
+    label_names,
+    path_entry,
+)
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.replies import refuse
 from strategies.run.sites import Inventory
@@ -32,7 +37,7 @@ from strategies.setup.labels import (
     read_classes,
     task_line,
 )
-from strategies.setup.problem import PreparedRun, TrainedTable, TrainingProblem
+from strategies.setup.problem import TrainedTable, TrainingProblem
 from strategies.training.join_method import JoinMethod
 from strategies.training.outcome import Outcome, read_digests, score_sums_of
 from strategies.training.strategy import TrainingStrategy
@@ -58,6 +63,7 @@ from tp_flower.methods.moments.penalties import (
     fit_path,
     violation,
 )
+from tp_flower.methods.moments.questions import Columns
 from tp_flower.methods.moments.solve import JoinedMoments, Solution
 from tp_flower.methods.moments.terms import (
     TRAINED,
@@ -96,6 +102,7 @@ class Moments(JoinMethod):
     _path: Sequence[Fit] = ()
     _fit: Fit
     _inference: Inference | None = None
+    _section: Mapping[str, object] | None = None
 
     def choose_update(self, *_: Any, **__: Any) -> Update:
         """Let the server set the models."""
@@ -365,6 +372,7 @@ class Moments(JoinMethod):
             solution = trained.discriminant(fit.penalty.l2)
         elif not asked.l1:
             self._inference = Inference.of(trained, fit)
+        self._section = self._report_section(problem)
         parts = {
             part.number: SolvedPart(parameters=block.ravel())
             for name, block in self._by_table(
@@ -465,32 +473,32 @@ class Moments(JoinMethod):
 
     def complete(self, report: RunReport) -> RunReport:
         """Return the report with what else the moments tell."""
-        problem = self.run.training_problem
-        if problem is None or not self._path:
+        if not self._section:
             return report
+        return replace(report, sections={"moments": self._section})
+
+    def _report_section(self, problem: TrainingProblem) -> dict[str, object]:
+        """Return what the moments tell besides the model."""
+        columns = Columns(
+            {
+                table: problem.encoders[table].features
+                for table in self._counts.tree.tables
+            }
+        )
+        undetermined = []
+        if self._inference is not None:
+            lacking = np.flatnonzero(~self._inference.has_error)
+            undetermined = [columns.names[position] for position in lacking]
         label_table = self._counts.joined.bound.label_table
         repeats = int(problem.fan_out[label_table].max(initial=0))
-        section = {
+        labels = label_names(problem.classes, len(self._moments[TRAINED].labels))
+        l2 = self._fit.penalty.l2
+        return {
             "path": path_entry(self._path),
             "errors": errors_note(problem, self._fit, self._inference, repeats),
-            "undetermined": self._undetermined(problem),
+            "undetermined": undetermined,
+            **answers(self._moments, columns, labels, l2),
         }
-        return replace(report, sections={"moments": section})
-
-    def _undetermined(self, problem: PreparedRun) -> list[str]:
-        """Return the names of the columns whose coefficients have no error."""
-        if self._inference is None:
-            return []
-        names = [
-            f"{table}.{name}"
-            for table in self._counts.tree.tables
-            for name in problem.encoders[table].names
-        ]
-        return [
-            name
-            for name, has_error in zip(names, self._inference.has_error, strict=True)
-            if not has_error
-        ]
 
 
 class TablePuppetMoments(TrainingStrategy):
