@@ -21,6 +21,8 @@ number in brackets where a feature has several::
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+import numpy as np
+
 from strategies.setup.problem import PreparedRun
 from tp_flower.methods.moments import questions
 from tp_flower.methods.moments.inference import Inference
@@ -84,6 +86,15 @@ def errors_note(
     if repeats > 1:
         notes.append(REPEATED.format(repeats))
     return " ".join(notes)
+
+
+def undetermined(columns: questions.Columns, inference: Inference | None) -> list[str]:
+    """Return the columns without an error, where others have one."""
+    if inference is None or inference.freedom <= 0.0:
+        return []
+    return [
+        columns.names[position] for position in np.flatnonzero(~inference.has_error)
+    ]
 
 
 def answers(

@@ -21,6 +21,7 @@ from strategies.methods.moments.section import (
     errors_note,
     label_names,
     path_entry,
+    undetermined,
 )
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.replies import refuse
@@ -485,10 +486,6 @@ class Moments(JoinMethod):
                 for table in self._counts.tree.tables
             }
         )
-        undetermined = []
-        if self._inference is not None:
-            lacking = np.flatnonzero(~self._inference.has_error)
-            undetermined = [columns.names[position] for position in lacking]
         label_table = self._counts.joined.bound.label_table
         repeats = int(problem.fan_out[label_table].max(initial=0))
         labels = label_names(problem.classes, len(self._moments[TRAINED].labels))
@@ -496,7 +493,7 @@ class Moments(JoinMethod):
         return {
             "path": path_entry(self._path),
             "errors": errors_note(problem, self._fit, self._inference, repeats),
-            "undetermined": undetermined,
+            "undetermined": undetermined(columns, self._inference),
             **answers(self._moments, columns, labels, l2),
         }
 

@@ -116,6 +116,7 @@ def test_no_row_is_left_for_the_errors():
     model = api.fit(query, {"here": frames}, strategy="moments", test_fraction=0.0)
     assert "no degree of freedom" in model.report["moments"]["errors"]
     assert model.coefficients[STATISTICS].isna().all(axis=None)
+    assert model.report["moments"]["undetermined"] == []
 
 
 def test_what_the_errors_are_is_said():
