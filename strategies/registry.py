@@ -47,7 +47,10 @@ ROOMS: Final[dict[str, ServerRoom]] = {
     "boost": ServerRoom(
         f"{_METHODS}.boost:TablePuppetBoost", models=f"{_METHODS}.boost:models_text"
     ),
-    "moments": ServerRoom(f"{_METHODS}.moments.strategy:TablePuppetMoments"),
+    "moments": ServerRoom(
+        f"{_METHODS}.moments.strategy:TablePuppetMoments",
+        page=f"{_METHODS}.moments.page:sections",
+    ),
     "coreset-ridge": ServerRoom(
         f"{_METHODS}.coreset.ridge:CoresetRidge",
         page=f"{_METHODS}.coreset.page:sections",
@@ -119,11 +122,15 @@ def models_text(name: str, settings: Mapping[str, object]) -> str:
     return str(import_reference(reference)(settings))
 
 
+def page(name: str) -> Callable[["Record"], "Blocks"]:
+    """Return the function of a method that adds to a report's page."""
+    sections: Callable[[Record], Blocks] = import_reference(ROOMS[name].page)
+    return sections
+
+
 def pages() -> Iterator[Callable[["Record"], "Blocks"]]:
     """Yield the functions that add to a report's page."""
-    for room in ROOMS.values():
-        if room.page:
-            yield import_reference(room.page)
+    return (page(name) for name, room in ROOMS.items() if room.page)
 
 
 def row_drawing(settings: "Settings") -> "RowDrawing":

@@ -7,7 +7,8 @@ imported when they are first used: every site's process imports this package.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tp_flower.api import Federation, FittedModel, explain, fit, load
+    from tp_flower.api import Federation, FittedModel, explain, fit, load, moments
+    from tp_flower.reports.moments import Moments
     from tp_flower.reports.results import Evaluation, Explanation, Predictions
 
 __all__ = [
@@ -15,10 +16,12 @@ __all__ = [
     "Explanation",
     "Federation",
     "FittedModel",
+    "Moments",
     "Predictions",
     "explain",
     "fit",
     "load",
+    "moments",
 ]
 
 

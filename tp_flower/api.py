@@ -1,8 +1,8 @@
 """Train, explain, predict and evaluate from Python: results are data.
 
-:func:`fit` and :func:`explain` take a query and its sites, and return objects with the
-content of `report.json`. The command line and the Flower app carry out their settings
-by :func:`run`, and print what it returns.
+:func:`fit`, :func:`explain` and :func:`moments` take a query and its sites, and return
+objects with the content of `report.json`. The command line and the Flower app carry out
+their settings by :func:`run`, and print what it returns.
 
 Sites are the path of a tables file, a dictionary of site to tables, a
 :class:`Federation` that runs, or a Grid of Flower. A table of a dictionary is a data
@@ -31,6 +31,7 @@ from tp_flower.errors import ModelError, SettingsError, TPFlowerError
 from tp_flower.files import home_at, user_home
 from tp_flower.methods.method import start_keys, start_model
 from tp_flower.model_names import MANIFEST_FILE, MODELS, ModelVersion, find_version
+from tp_flower.reports.moments import METHOD, Moments
 from tp_flower.reports.results import Evaluation, Explanation, Predictions, Result
 from tp_flower.settings.run import EVALUATE, EXPLAIN, PREDICT, TRAIN
 
@@ -132,6 +133,31 @@ def explain(
     return cast(Explanation, _run_mode(EXPLAIN, query, sites, home, settings))
 
 
+def moments(
+    query: "str | Query", sites: Sites, *, home: FilePath | None = None, **settings: Any
+) -> Moments:
+    """Train by strategy "moments", and return what the moments answer besides a model.
+
+    Correlations, variance inflation, the R2 of every table alone and of all others,
+    principal components. It is a run like any other of the strategy: the second moments
+    leave the sites once, which their ledgers note. Arguments and errors are those of
+    :func:`fit`.
+
+    >>> import pandas as pd
+    >>> orders = pd.DataFrame({"customer": [0, 1, 2, 3], "paid": [1.0, 3.0, 5.0, 7.0]})
+    >>> customers = pd.DataFrame({"id": [0, 1, 2, 3], "income": [0.0, 1.0, 2.0, 3.0]})
+    >>> answers = moments(
+    ...     "SELECT o.paid AS label, c.income FROM orders AS o "
+    ...     "JOIN customers AS c ON o.customer = c.id",
+    ...     {"shop": {"orders": orders}, "bank": {"customers": customers}},
+    ...     test_fraction=0.0,
+    ... )
+    >>> answers.correlations.round(3).to_dict("records")
+    [{'first': 'c.income', 'second': 'label', 'correlation': 1.0}]
+    """
+    return Moments(fit(query, sites, home=home, strategy=METHOD, **settings))
+
+
 def load(folder: FilePath) -> "FittedModel":
     """Return the model that ``save`` has written, or that of a run's folder.
 
@@ -223,6 +249,8 @@ class FittedModel(Result):
         Its columns are ``table``, ``column``, ``output`` (if there are several), and
         ``coefficient``, of boosted trees ``gain``. That of a standardised number is per
         standard deviation. Tables whose policies hide their coefficients have no rows.
+        A regression by strategy "moments" without l1 adds ``standard_error``, ``t``,
+        ``p``, and ``low`` and ``high``, the ends of the interval of 95 %.
 
         Raises:
             ModelError: there are none; it says which setting or policy hides them.
@@ -230,14 +258,15 @@ class FittedModel(Result):
         import pandas as pd
 
         rows = [
-            (table, entry["feature"], entry["output"], entry["value"])
+            {"table": table, "column": entry["feature"], **entry}
             for table, entries in self.report["coefficients"].items()
             for entry in entries
         ]
         if not rows:
             raise ModelError(self._missing_coefficients())
-        columns = ["table", "column", "output", "coefficient"]
-        frame = pd.DataFrame(rows, columns=columns)
+        frame = pd.DataFrame(rows).drop(columns="feature")
+        frame = frame.rename(columns={"value": "coefficient"})
+        frame.columns = frame.columns.str.replace("-", "_")
         outputs = set(frame["output"])
         if outputs == {"gain"}:
             frame = frame.rename(columns={"coefficient": "gain"})

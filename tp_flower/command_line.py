@@ -26,6 +26,9 @@ SERVER: Final = "strategies.commands"
 SITE: Final = "client_apps.commands"
 CLIENT_APP: Final = "client_apps.app:app"
 CONSOLE_WIDTH: Final = 120
+RELEASES: Final = (
+    "This trains by strategy moments: every site's ledger will have its second moments."
+)
 MODES: Final[Mapping[str, str]] = {
     "explain": (
         "Say how the query would be joined, what training would cost, and who learns "
@@ -151,6 +154,25 @@ def _add_mode(mode: str, text: str) -> None:
 
 for _mode, _text in MODES.items():
     _add_mode(_mode, _text)
+
+
+@app.command()
+def moments(file: File = None, overrides: Overrides = None) -> None:
+    """Print correlations, what each join is worth, and more, by one training.
+
+    By strategy moments, whatever the settings name: the second moments of the joined
+    rows leave the sites, which their ledgers note.
+    """
+    from tp_flower import api
+    from tp_flower.reports.moments import METHOD, Moments
+    from tp_flower.reports.records import REPORT_FILE, report_line
+    from tp_flower.settings.run import TRAIN
+
+    settings = read_settings(file, overrides, mode=TRAIN, strategy=METHOD)
+    typer.echo(RELEASES)
+    model = api.run(settings, announce=api.print_line)
+    show(Moments(model).view())
+    typer.echo(report_line(model.folder / REPORT_FILE))
 
 
 @app.command()

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from strategies import registry
 from strategies.disclosures import NOTHING
 from strategies.report_page import overview
 from strategies.report_page.convergence import convergence
@@ -201,10 +202,15 @@ def result_view(content: Mapping[str, object]) -> RenderableType:
         *overview.result(report),
         overview.list_tables(report.records("tables")),
         overview.label_rows(report),
-        *model(report),
+        *(block for block in model(report) if not getattr(block, "is_folded", False)),
         privacy_totals(report.at("privacy")),
     )
     return _group(blocks)
+
+
+def method_view(content: Mapping[str, object], method: str) -> RenderableType:
+    """Return for the console all that a method adds to a report's page."""
+    return _group(registry.page(method)(Record(content)))
 
 
 def _group(blocks: Iterable[Block | None]) -> RenderableType:

@@ -22,13 +22,15 @@ class Outcome:
     """The result of a run, besides its metrics.
 
     Digests identify the parts that sites keep, by number; "" for a site without a state
-    folder, or without an answer. Coefficients are (d [+ 1], d_c) by table, if allowed.
-    The comparison is with a constant, and of predictions with labels.
+    folder, or without an answer. Coefficients are (d [+ 1], d_c) by table, if allowed,
+    and so are statistics of them, by name. The comparison is with a constant, and of
+    predictions with labels.
     """
 
     digests: Mapping[int, str] = field(default_factory=dict)
     coefficients: Mapping[str, FloatArray] = field(default_factory=dict)
     coefficient: str = ""
+    statistics: Mapping[str, Mapping[str, FloatArray]] = field(default_factory=dict)
     contributions: Mapping[str, Contribution] = field(default_factory=dict)
     comparison: Mapping[str, object] = field(default_factory=dict)
 
@@ -46,10 +48,14 @@ class Outcome:
             outputs = problem.head.columns(problem.classes)
             if self.coefficient:
                 outputs = (self.coefficient,)
+            values = {"value": weights, **self.statistics.get(table, {})}
             coefficients[table] = [
-                {"feature": feature, "output": output, "value": float(value)}
-                for feature, row in zip(names, weights, strict=False)
-                for output, value in zip(outputs, row, strict=True)
+                {
+                    "feature": names[row],
+                    "output": outputs[column],
+                    **{name: float(each[row, column]) for name, each in values.items()},
+                }
+                for row, column in np.ndindex(weights.shape)
             ]
         return coefficients
 

@@ -85,6 +85,17 @@ def test_a_run_of_each_mode_and_what_it_leaves(store):
     assert "table orders as o" in site
 
 
+def test_what_moments_answer_is_printed_after_what_they_cost(store):
+    text = printed_by("moments", store, "--set", "strategy=cg")
+    first, _, rest = text.partition("\n")
+    assert "every site's ledger will have its second moments" in first
+    for title in ("R2 of the tables", "Variance inflation", "Principal components"):
+        assert title in rest
+    assert text.endswith(f"Report: {Path('out/report.json').absolute()}\n")
+    assert report_of()["settings"]["strategy"] == "moments"
+    assert "R2 of the tables" in printed_by("report", "out")
+
+
 @pytest.mark.parametrize(("arguments", "status", "message"), CASES["refused"])
 def test_what_is_refused_ends_with_its_reason(store, arguments, status, message):
     arguments = [str(store) if text == "FILE" else text for text in arguments]

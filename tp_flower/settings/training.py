@@ -164,6 +164,16 @@ class ModelSettings:
             refusal="strategy {strategy!r} has no such penalty: {instead}",
         ),
     )
+    l1: float = setting(
+        0.0,
+        "Weight of the penalty ||theta||_1 of least squares; above 0 makes it a lasso, "
+        "together with l2 an elastic net.",
+        Range(0),
+        Readers(
+            of_methods=True,
+            refusal="strategy {strategy!r} has no such penalty: leave it 0",
+        ),
+    )
     loss: str = setting(
         AUTO,
         f'{_LOSSES}, or "auto": from the task and the number of classes.',

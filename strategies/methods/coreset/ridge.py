@@ -27,7 +27,6 @@ from tp_flower.methods.coreset.importance import (
     augment,
     gamma,
 )
-from tp_flower.methods.coreset.settings import CoresetSettings
 from tp_flower.methods.coreset.solvers import solve
 from tp_flower.objectives import Objective, Target
 from tp_flower.protocol.training_messages import Update
@@ -79,7 +78,7 @@ class Ridge(JoinMethod):
             targets,
             weights,
             l2=self.settings.l2,
-            l1=self.settings.of(CoresetSettings).l1,
+            l1=self.settings.l1,
             solver=cast(Literal["exact", "saga"], solver_of(self.settings)),
         )
         parameters = {}

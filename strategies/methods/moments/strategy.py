@@ -16,6 +16,13 @@ import numpy as np
 
 from strategies.disclosures import DisclosureValues
 from strategies.methods.moments.join_counts import JoinCounts
+from strategies.methods.moments.section import (
+    answers,
+    errors_note,
+    label_names,
+    path_entry,
+    undetermined,
+)
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.replies import refuse
 from strategies.run.sites import Inventory
@@ -38,6 +45,7 @@ from tp_flower.arrays import BoolArray, FloatArray, IntArray
 from tp_flower.errors import QueryError, ReplyError
 from tp_flower.learning.models.local_model import LINEAR
 from tp_flower.methods.moments.exchange import Assembly
+from tp_flower.methods.moments.inference import STATISTICS, Inference
 from tp_flower.methods.moments.messages import (
     TRAIN_MOMENTS,
     TRAIN_SOLUTION,
@@ -46,6 +54,14 @@ from tp_flower.methods.moments.messages import (
     SolutionRequest,
     SolvedPart,
 )
+from tp_flower.methods.moments.penalties import (
+    TOLERANCE,
+    Fit,
+    Penalty,
+    fit_path,
+    violation,
+)
+from tp_flower.methods.moments.questions import Columns
 from tp_flower.methods.moments.solve import JoinedMoments, Solution
 from tp_flower.methods.moments.terms import (
     TRAINED,
@@ -56,6 +72,7 @@ from tp_flower.methods.moments.words import public_bits, to_numbers
 from tp_flower.objectives import Objective, Target, make_objective
 from tp_flower.protocol.training_messages import Update
 from tp_flower.query import BoundQuery
+from tp_flower.reports.records import RunReport
 from tp_flower.splits import TEST, VALIDATION
 
 PADS: Final = (
@@ -66,8 +83,6 @@ WORD: Final = 8  # bytes
 MAGNITUDE: Final = 3
 """Of encoded columns, as a power of two: standardised ones have a mean square of 1."""
 SPARE_BITS: Final = 2
-PENALTIES: Final = tuple((10.0 ** np.arange(-6.0, 1.5, 0.5)).tolist())
-"""Of standardised columns: l2 is chosen among them where rows validate."""
 
 
 class Moments(JoinMethod):
@@ -79,6 +94,10 @@ class Moments(JoinMethod):
     _magnitude = 0
     _counts: JoinCounts
     _moments: Mapping[int, JoinedMoments]
+    _path: Sequence[Fit] = ()
+    _fit: Fit
+    _inference: Inference | None = None
+    _section: Mapping[str, object] | None = None
 
     def choose_update(self, *_: Any, **__: Any) -> Update:
         """Let the server set the models."""
@@ -104,6 +123,12 @@ class Moments(JoinMethod):
         parts = extracted.parts[bound.label_table]
         classes = read_classes(extracted, parts, self.settings)
         self._classes = classes.values
+        if self._classes and self.settings.l1:
+            raise QueryError(
+                f"l1 is for labels that are numbers: of classes strategy {self.name!r} "
+                "makes the linear discriminant, which has the penalty l2 alone; "
+                "leave l1 0"
+            )
         facts = [
             label_facts(extracted, part)
             for part in parts
@@ -318,19 +343,25 @@ class Moments(JoinMethod):
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Solve, and send the parameters."""
         trained = self._moments[TRAINED]
-        l2 = self._penalty()
-        least_squares = trained.ridge(l2)
-        solution = least_squares
+        asked = Penalty(self.settings.l1, self.settings.l2)
+        self._path = fit_path(trained, self._moments, asked)
+        self._fit = fit = self._choose(asked)
+        solution = fit.solution
         if problem.classes:
-            solution = trained.discriminant(l2)
+            solution = trained.discriminant(fit.penalty.l2)
+        elif not asked.l1:
+            self._inference = Inference.of(trained, fit)
+        self._section = self._report_section(problem)
         parts = {
             part.number: SolvedPart(parameters=block.ravel())
-            for name, block in self._parameters(problem, solution).items()
+            for name, block in self._by_table(
+                problem, self._parameters(problem, solution)
+            ).items()
             for part in problem.tables[name].parts
         }
         yield self.run.request(ask(SolutionRequest(parts=parts), problem.parts))
         metrics = {
-            number: moments.metrics(least_squares)
+            number: moments.metrics(fit.solution)
             for number, moments in self._moments.items()
         }
         self.run.finish_epoch(
@@ -342,37 +373,55 @@ class Moments(JoinMethod):
             )
         )
 
-    def _penalty(self) -> float:
-        """Return l2, of the lowest validation loss if rows validate."""
-        l2 = self.settings.l2
-        if VALIDATION not in self._moments:
-            return l2
-        candidates = {
-            candidate: self._moments[VALIDATION].metrics(
-                self._moments[TRAINED].ridge(candidate)
-            )["loss"]
-            for candidate in (l2, *PENALTIES)
-        }
-        best = min(candidates, key=candidates.__getitem__)
-        self.run.chosen["l2"] = best
-        return float(best)
+    def _choose(self, asked: Penalty) -> Fit:
+        """Return the fit asked for, or of lowest validation loss if rows validate."""
+        if VALIDATION in self._moments:
+            fit = min(self._path, key=lambda each: each.losses[VALIDATION])
+            self.run.chosen["l2"] = fit.penalty.l2
+            if asked.l1:
+                self.run.chosen["l1"] = fit.penalty.l1
+        else:
+            fit = next(each for each in self._path if each.penalty == asked)
+        missed = violation(self._moments[TRAINED], fit)
+        if asked.l1 and missed > TOLERANCE:
+            self.run.warn(
+                f"the coefficients miss the optimum's conditions by {missed:.1g}, as "
+                "some columns are nearly collinear: raise l2"
+            )
+        return fit
 
-    def _parameters(
-        self, problem: TrainingProblem, solution: Solution
+    def _parameters(self, problem: TrainingProblem, solution: Solution) -> FloatArray:
+        """Return the coefficients, and the intercept beyond the base, (d + 1, d_c)."""
+        return np.vstack(
+            [solution.coefficients, solution.intercept - problem.base_score]
+        )
+
+    def _by_table(
+        self, problem: TrainingProblem, rows: FloatArray
     ) -> dict[str, FloatArray]:
-        """Return every table's parameters, (d [+ 1], d_c)."""
-        parameters = {}
+        """Return the rows (d + 1, m) of every table's features, (d_t [+ 1], m)."""
+        blocks = {}
         start = 0
         for name in self._counts.tree.tables:
             table = problem.tables[name]
             stop = start + table.features
-            block = solution.coefficients[start:stop]
+            block = rows[start:stop]
             if table.has_intercept:
-                intercept = solution.intercept - problem.base_score
-                block = np.vstack([block, intercept])
-            parameters[name] = block
+                block = np.vstack([block, rows[-1]])
+            blocks[name] = block
             start = stop
-        return parameters
+        return blocks
+
+    def _statistics(self, problem: TrainingProblem) -> dict[str, dict[str, FloatArray]]:
+        """Return statistics of every table's coefficients, (d_t [+ 1], 1) by name."""
+        if self._inference is None:
+            return {}
+        estimates = self._parameters(problem, self._fit.solution)[:, 0]
+        blocks = self._by_table(problem, self._inference.statistics(estimates))
+        return {
+            table: {name: block[:, [n]] for n, name in enumerate(STATISTICS)}
+            for table, block in blocks.items()
+        }
 
     def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
         """Return the outcome of the sites' replies, compared with the mean label."""
@@ -385,7 +434,36 @@ class Moments(JoinMethod):
             for number, name in names.items()
         }
         outcome = self.read_outcome(replies, problem)
-        return replace(outcome, comparison={"baseline": baseline})
+        return replace(
+            outcome,
+            statistics=self._statistics(problem),
+            comparison={"baseline": baseline},
+        )
+
+    def complete(self, report: RunReport) -> RunReport:
+        """Return the report with what else the moments tell."""
+        if not self._section:
+            return report
+        return replace(report, sections={"moments": self._section})
+
+    def _report_section(self, problem: TrainingProblem) -> dict[str, object]:
+        """Return what the moments tell besides the model."""
+        columns = Columns(
+            {
+                table: problem.encoders[table].features
+                for table in self._counts.tree.tables
+            }
+        )
+        label_table = self._counts.joined.bound.label_table
+        repeats = int(problem.fan_out[label_table].max(initial=0))
+        labels = label_names(problem.classes, len(self._moments[TRAINED].labels))
+        l2 = self._fit.penalty.l2
+        return {
+            "path": path_entry(self._path),
+            "errors": errors_note(problem, self._fit, self._inference, repeats),
+            "undetermined": undetermined(columns, self._inference),
+            **answers(self._moments, columns, labels, l2),
+        }
 
 
 class TablePuppetMoments(TrainingStrategy):

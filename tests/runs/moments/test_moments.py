@@ -2,17 +2,26 @@
 
 from pathlib import Path
 
-import duckdb
 import numpy as np
-import pandas as pd
 import pytest
 from msgspec.structs import replace
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 
 from strategies import Explain
-from strategies.methods.moments.strategy import PENALTIES, Moments, TablePuppetMoments
+from strategies.methods.moments.strategy import Moments, TablePuppetMoments
 from strategies.run.exchange import ask
+from tests.support.examples.orders import (
+    FEATURES,
+    L2,
+    coefficients,
+    fit,
+    joined,
+    rows_of,
+    sites,
+    sql,
+    tables,
+)
 from tests.support.federated import (
     LocalGrid,
     WatchedGrid,
@@ -25,71 +34,11 @@ from tests.support.ledgers import ledger_lines
 from tp_flower import api
 from tp_flower.errors import QueryError, SiteError
 from tp_flower.methods.moments.messages import MomentsRequest
+from tp_flower.methods.moments.penalties import RIDGES
 from tp_flower.query import Query
 from tp_flower.splits import TRAIN, VALIDATION, Shares, split_by_order
 
-FEATURES = ("o.day", "u.age", "i.price", "m.size")
-SQL = """SELECT {label} AS label, {features} FROM orders o
-JOIN users u ON o.uid = u.uid JOIN items i ON o.iid = i.iid
-LEFT JOIN makers m ON i.mid = m.mid"""
-L2 = 0.01
 ALLOWED = 'releases = { moments = "clear" }'
-
-
-def tables(orders: int = 300) -> dict[str, pd.DataFrame]:
-    """Orders of users, of items with several rows a key, of makers that may lack."""
-    rng = np.random.default_rng(5)
-    users = pd.DataFrame({"uid": range(30), "age": rng.normal(40.0, 9.0, size=30)})
-    items = pd.DataFrame(
-        {
-            "iid": rng.integers(10, size=14),
-            "price": rng.gamma(2.0, 3.0, size=14),
-            "mid": rng.integers(6, size=14),
-        }
-    )
-    makers = pd.DataFrame({"mid": range(4), "size": rng.normal(size=4)})
-    keys = {"uid": rng.integers(32, size=orders), "iid": rng.integers(11, size=orders)}
-    day = rng.normal(size=orders)
-    price = items.groupby("iid")["price"].mean().reindex(keys["iid"]).fillna(5.0)
-    qty = 0.3 * price.to_numpy() - day + 0.02 * keys["uid"] + rng.normal(size=orders)
-    kind = np.select([qty > 3.0, qty > 1.0], ["many", "some"], "few")
-    ordered = pd.DataFrame({**keys, "day": day, "qty": qty, "kind": kind})
-    return {"orders": ordered, "users": users, "items": items, "makers": makers}
-
-
-def sites() -> dict[str, dict[str, pd.DataFrame]]:
-    return {f"at {name}": {name: frame} for name, frame in tables().items()}
-
-
-def sql(label: str = "o.qty", features: str = ", ".join(FEATURES)) -> str:
-    return SQL.format(label=label, features=features)
-
-
-def join_rows(label: str = "o.qty") -> tuple[pd.DataFrame, pd.Series]:
-    """The features and the label of the join by DuckDB."""
-    with duckdb.connect() as connection:
-        for name, frame in tables().items():
-            connection.register(name, frame)
-        rows = connection.execute(sql(label)).fetchdf()
-    return rows.drop(columns="label"), rows["label"]
-
-
-def joined(label: str = "o.qty") -> tuple[np.ndarray, pd.Series]:
-    """The standardised features of the join, zeros where a LEFT JOIN finds none."""
-    features, labels = join_rows(label)
-    scaled = (features - features.mean()) / features.std(ddof=0)
-    return scaled.fillna(0.0).to_numpy(), labels
-
-
-def coefficients(model: api.FittedModel) -> np.ndarray:
-    """The coefficient of every feature, in the order of the query."""
-    found = model.coefficients.set_index(["table", "column"])["coefficient"]
-    return np.array([found[tuple(name.split("."))] for name in FEATURES])
-
-
-def fit(label: str = "o.qty", **how: object) -> api.FittedModel:
-    settings = {"strategy": "moments", "l2": L2, "test_fraction": 0.0, **how}
-    return api.fit(sql(label), sites(), **settings)
 
 
 def test_regression_is_ridge_on_the_join():
@@ -111,10 +60,7 @@ def test_columns_need_no_mean_of_0():
     model = api.fit(
         query, sites(), strategy="moments", encoders=encoders, l2=L2, test_fraction=0.0
     )
-    with duckdb.connect() as connection:
-        for name, frame in tables().items():
-            connection.register(name, frame)
-        rows = connection.execute(query).fetchdf()
+    rows = rows_of(query, tables())
     label = rows.pop("label")
     expected = Ridge(alpha=L2 * len(label)).fit(rows.to_numpy(), label)
     predicted = np.sort(model.predict(sites()).frame["prediction"])
@@ -181,7 +127,8 @@ def test_a_table_in_two_roles():
 
 def validation_loss(l2: float, shares: Shares) -> float:
     """The loss of ridge on the rows of the join that validate in a split by day."""
-    rows, label = join_rows()
+    rows = rows_of(sql(), tables())
+    label = rows.pop("label")
     subset = split_by_order(rows["day"].to_numpy(), shares)
     is_trained, validates = subset == TRAIN, subset == VALIDATION
     trained = rows[is_trained]
@@ -197,7 +144,7 @@ def test_the_penalty_is_that_of_the_lowest_validation_loss(l2):
     report = fit(validation_fraction=0.3, l2=l2, **how).report
     losses = {
         candidate: validation_loss(candidate, Shares(0.2, 0.3))
-        for candidate in (l2, *PENALTIES)
+        for candidate in (l2, *RIDGES)
     }
     assert report["chosen"]["l2"] == min(losses, key=losses.__getitem__)
     (validated,) = filter(None, (each["validation"] for each in report["history"]))

@@ -45,16 +45,6 @@ class CoresetSettings:
         "coreset-kmeans: number of centres.",
         Range(1, MOST_CLUSTERS + 1),
     )
-    l1: float = setting(
-        0.0,
-        "coreset-ridge: weight of the penalty ||theta||_1; above 0 makes it a lasso, "
-        "together with l2 an elastic net.",
-        Range(0),
-        Readers(
-            of_methods=True,
-            refusal="strategy {strategy!r} has no such penalty: leave it 0",
-        ),
-    )
 
 
 def _conflicts(settings: Settings) -> Iterator[str]:
@@ -67,7 +57,7 @@ def _conflicts(settings: Settings) -> Iterator[str]:
             f"coreset-solver: {values.coreset_solver!r} does not go with strategy "
             f"{strategy!r}: use {', '.join(solvers)}"
         )
-    if values.l1 and values.coreset_solver == SAGA:
+    if settings.l1 and values.coreset_solver == SAGA:
         yield "l1: solver 'saga' takes none: use 'exact', or leave it 0"
     if settings.other_model:
         yield (

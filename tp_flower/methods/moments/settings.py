@@ -5,7 +5,7 @@ from typing import Final
 
 from tp_flower.methods.moments.messages import TRAIN_MOMENTS
 from tp_flower.settings.rules import Rules
-from tp_flower.settings.run import TRAIN
+from tp_flower.settings.run import CLASSIFICATION, TRAIN
 from tp_flower.settings.settings import Settings
 
 
@@ -16,6 +16,8 @@ def _conflicts(settings: Settings) -> Iterator[str]:
             f"num-epochs: strategy {strategy!r} solves once, not "
             f"{settings.num_epochs} times: leave it 0"
         )
+    if settings.l1 and settings.task == CLASSIFICATION:
+        yield f"l1: strategy {strategy!r} takes none for classes: leave it 0"
 
 
 def _begins(settings: Settings) -> bool:
@@ -23,7 +25,7 @@ def _begins(settings: Settings) -> bool:
 
 
 RULES: Final = Rules(
-    reads=frozenset({"sample", "test_split", "validation_fraction", "l2"}),
+    reads=frozenset({"sample", "test_split", "validation_fraction", "l1", "l2"}),
     conflicts=_conflicts,
     begins={TRAIN_MOMENTS: _begins},
 )

@@ -16,7 +16,8 @@ Notation:
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import NamedTuple, Self
 
 import numpy as np
 import scipy.linalg
@@ -33,6 +34,47 @@ class Solution(NamedTuple):
 
     coefficients: FloatArray
     intercept: FloatArray
+
+
+class Spectrum(NamedTuple):
+    """Eigenvalues (d,) and eigenvectors (d, d) of a positive semidefinite matrix.
+
+    The values ascend; those in which nothing but rounding is left are 0.
+    """
+
+    values: FloatArray
+    vectors: FloatArray
+
+    @classmethod
+    def of(cls, matrix: FloatArray) -> Self:
+        """Return the spectrum of a symmetric matrix (d, d)."""
+        if not len(matrix):
+            return cls(np.zeros(0), matrix)
+        values, vectors = scipy.linalg.eigh(matrix)
+        return cls(
+            np.where(values > LEAST_EIGENVALUE * values[-1], values, 0.0), vectors
+        )
+
+    @property
+    def rank(self) -> int:
+        """The number of eigenvalues above 0."""
+        return int(np.count_nonzero(self.values))
+
+    def inverses(self, l2: float) -> FloatArray:
+        """Return the eigenvalues of the pseudoinverse after adding l2 to all, (d,)."""
+        shifted = self.values + l2
+        is_kept = shifted > LEAST_EIGENVALUE * shifted.max(initial=0.0)
+        inverses: FloatArray = np.divide(
+            1.0, shifted, out=np.zeros_like(shifted), where=is_kept
+        )
+        return inverses
+
+    def solve(self, l2: float, right: FloatArray) -> FloatArray:
+        """Return (matrix + l2)^+ right, (d, k): of all solutions the shortest."""
+        solution: FloatArray = self.vectors @ (
+            self.inverses(l2)[:, None] * (self.vectors.T @ right)
+        )
+        return solution
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,15 +126,24 @@ class JoinedMoments:
     @property
     def label_deviation(self) -> float:
         """The root of the mean variance of the label's columns; 1 for a constant."""
-        variances = np.diag(self._covariance(self.labels, self.labels))
+        variances = np.diag(self.covariance_of(self.labels, self.labels))
         return float(np.sqrt(max(variances.mean(), 0.0))) or 1.0
 
     @property
     def covariance(self) -> FloatArray:
         """The features' covariance, (d, d)."""
-        return self._covariance(self.features, self.features)
+        return self.covariance_of(self.features, self.features)
 
-    def _covariance(self, left: IndexArray, right: IndexArray) -> FloatArray:
+    @cached_property
+    def spectrum(self) -> Spectrum:
+        """That of the features' covariance."""
+        return Spectrum.of(self.covariance)
+
+    def covariance_of(self, left: IndexArray, right: IndexArray) -> FloatArray:
+        """Return the covariances of some columns with others, (len(left), len(right)).
+
+        Divided by N, as the objective is.
+        """
         moments = self.matrix[np.ix_(left, right)] / self.joined_rows
         covariance: FloatArray = moments - np.outer(
             self._means(left), self._means(right)
@@ -101,8 +152,11 @@ class JoinedMoments:
 
     def ridge(self, l2: float) -> Solution:
         """Return the least-squares fit of the label's columns."""
-        cross = self._covariance(self.features, self.labels)
-        coefficients = _solve(self.covariance, l2, cross)
+        cross = self.covariance_of(self.features, self.labels)
+        return self.with_intercept(self.spectrum.solve(l2, cross))
+
+    def with_intercept(self, coefficients: FloatArray) -> Solution:
+        """Return coefficients (d, k) with the intercepts that fit best."""
         intercept = self.mean_labels - self.mean_features @ coefficients
         return Solution(coefficients, intercept)
 
@@ -123,7 +177,7 @@ class JoinedMoments:
         within = self.covariance - (centred * shares[:, None]).T @ centred
         # from the mean: what all classes share says nothing of either, and columns
         # that add up to 1 have no variance along it
-        coefficients = _solve(within, l2, centred.T)
+        coefficients = Spectrum.of(within).solve(l2, centred.T)
         middle = self.mean_features + 0.5 * centred
         intercept = np.log(shares) - (middle.T * coefficients).sum(axis=0)
         if len(self.labels) == 1:
@@ -140,7 +194,7 @@ class JoinedMoments:
         # rounding may make the square of a perfect fit negative
         squares = np.maximum((fit * (self.matrix @ fit)).sum(axis=0), 0.0)
         mean_square = float(squares.sum()) / self.joined_rows
-        variance = float(np.trace(self._covariance(self.labels, self.labels)))
+        variance = float(np.trace(self.covariance_of(self.labels, self.labels)))
         metrics = {"loss": 0.5 * mean_square, "rmse": float(np.sqrt(mean_square))}
         if variance > 0.0:
             metrics["r2"] = 1.0 - mean_square / variance
@@ -150,15 +204,3 @@ class JoinedMoments:
         """Return the fit of the label's means alone."""
         shape = (len(self.features), len(self.labels))
         return Solution(np.zeros(shape), self.mean_labels)
-
-
-def _solve(covariance: FloatArray, l2: float, right: FloatArray) -> FloatArray:
-    """Return (covariance + l2)^+ right, (d, k): of all solutions the shortest."""
-    if not len(covariance):
-        return np.zeros_like(right)
-    eigenvalues, vectors = scipy.linalg.eigh(covariance)
-    eigenvalues = np.maximum(eigenvalues, 0.0) + l2
-    is_kept = eigenvalues > LEAST_EIGENVALUE * eigenvalues[-1]
-    inverse = np.where(is_kept, 1.0 / np.where(is_kept, eigenvalues, 1.0), 0.0)
-    solution: FloatArray = vectors @ (inverse[:, None] * (vectors.T @ right))
-    return solution

@@ -1,0 +1,161 @@
+"""The sections of a report's page about what second moments tell."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from strategies.methods.moments.section import PASSES
+from tp_flower.methods.moments.inference import STATISTICS
+from tp_flower.reports import blocks, console
+
+MOST_ROWS: Final = 16
+MOST_LOADINGS: Final = 4
+SHOWN: Final = {"t": "{:.2f}".format, "p": "{:.3g}".format}
+
+
+def sections(report: blocks.Record) -> blocks.Blocks:
+    """Yield what the moments tell of coefficients, tables, features and columns.
+
+    The console prints of a training what is not folded, and all on request.
+    """
+    moments = report.at("moments")
+    yield _coefficients(report)
+    yield _tables(report)
+    yield _path(moments.records("path"))
+    yield _inflation(moments)
+    yield _correlations(moments)
+    yield _components(moments)
+
+
+def thin(records: Sequence[blocks.Record], most: int) -> list[blocks.Record]:
+    """Return evenly spaced records, the first and the last among them."""
+    stride = max(len(records) - 1, 1) / (most - 1)
+    if stride <= 1.0:
+        return list(records)
+    return [records[round(n * stride)] for n in range(most)]
+
+
+def _path(fits: Sequence[blocks.Record]) -> blocks.Table:
+    """Return the losses along a path of penalties."""
+    names = [
+        name for name in PASSES.values() if any(name in fit.content for fit in fits)
+    ]
+    show = console.value_format(fit.number(name) for fit in fits for name in names)
+    has_l1 = any(fit.amount("l1") for fit in fits)
+    penalties = ("l1", "l2") if has_l1 else ("l2",)
+    columns = [
+        *(_number(name, name, "{:.3g}".format) for name in penalties),
+        blocks.count_column("coefficients", "nonzero"),
+        *(_number(f"loss, {name}", name, show) for name in names),
+    ]
+    title = "Least squares by penalty (the loss is half the mean square)"
+    return blocks.tabulate(title, thin(fits, MOST_ROWS), columns, is_folded=True)
+
+
+def _coefficients(report: blocks.Record) -> blocks.Block | None:
+    """Return the coefficients of largest t with their errors, or why there are none."""
+    note = report.at("moments").text("errors")
+    tables = report.at("coefficients")
+    entries = [
+        blocks.Record({**entry.content, "feature": f"{table}.{entry.text('feature')}"})
+        for table in tables.content
+        for entry in tables.records(table)
+        if entry.number("standard-error") is not None
+    ]
+    largest = sorted(entries, key=lambda entry: -abs(entry.number("t") or 0.0))
+    if undetermined := report.at("moments").texts("undetermined"):
+        listed = ", ".join(undetermined[:MOST_ROWS])
+        note += f" None, as they are combinations of others: {listed}."
+    if not entries:
+        return blocks.Prose(note) if note else None
+    values = ("value", *STATISTICS)
+    show = console.value_format(
+        entry.number(name) for entry in entries for name in ("value", "standard-error")
+    )
+    columns = [
+        blocks.text_column("column", "feature"),
+        *(_number(name, name, SHOWN.get(name, show)) for name in values),
+    ]
+    title = "Coefficients and their standard errors"
+    return blocks.tabulate(title, largest[:MOST_ROWS], columns, note)
+
+
+def _tables(report: blocks.Record) -> blocks.Table:
+    """Return the R2 of each table alone, and of all but it."""
+    tables = report.at("moments").records("tables")
+    titles = blocks.table_titles(report, [item.text("table") for item in tables])
+    rows = [
+        blocks.Record(
+            {"table": titles[item.text("table")]}
+            | {f"alone, {n}": r2 for n, r2 in item.at("alone").numbers().items()}
+            | {f"without it, {n}": r2 for n, r2 in item.at("without").numbers().items()}
+        )
+        for item in tables
+    ]
+    names = [name for row in rows[:1] for name in row.numbers()]
+    columns = [
+        blocks.text_column("table", "table"),
+        *(_number(name, name, "{:.4f}".format) for name in names),
+    ]
+    note = (
+        "By least squares with the run's l2, on one table's columns or all others'. A "
+        "table without which R2 stays the same could be left out."
+    )
+    return blocks.tabulate("R2 of the tables", rows, columns, note)
+
+
+def _inflation(moments: blocks.Record) -> blocks.Table:
+    """Return the features of largest variance inflation."""
+    features = sorted(
+        moments.records("inflation"),
+        key=lambda item: -(item.number("scaled") or math.inf),
+    )
+    columns = [
+        blocks.text_column("feature", "feature"),
+        blocks.count_column("columns", "columns"),
+        _number("GVIF", "factor", console.format_value, empty="determined by others"),
+        _number("GVIF^(1/2 columns)", "scaled", "{:.3f}".format),
+    ]
+    title = "Variance inflation (generalised, Fox and Monette 1992)"
+    return blocks.tabulate(title, features[:MOST_ROWS], columns, is_folded=True)
+
+
+def _correlations(moments: blocks.Record) -> blocks.Table:
+    """Return the strongest correlations between columns of different features."""
+    columns = [
+        blocks.text_column("", "first"),
+        blocks.text_column("", "second"),
+        _number("correlation", "correlation", "{:.4f}".format),
+    ]
+    title = "Strongest correlations of columns"
+    pairs = moments.records("correlations")[:MOST_ROWS]
+    return blocks.tabulate(title, pairs, columns, is_folded=True)
+
+
+def _components(moments: blocks.Record) -> blocks.Table:
+    """Return the shares of the first principal components, and what they load on."""
+    columns = [
+        _number("share of variance", "share", "{:.1%}".format),
+        blocks.Column("largest loadings", _largest_loadings, is_text=True),
+    ]
+    title = "Principal components of the standardised columns"
+    components = moments.records("components")
+    return blocks.tabulate(title, components, columns, is_folded=True)
+
+
+def _largest_loadings(component: blocks.Record) -> str:
+    loadings = component.at("loadings").numbers().items()
+    largest = sorted(loadings, key=lambda item: -abs(item[1]))[:MOST_LOADINGS]
+    return ", ".join(f"{name} {loading:.2f}" for name, loading in largest)
+
+
+def _number(
+    head: str, key: str, show: Callable[[float], str], empty: str = "-"
+) -> blocks.Column:
+    """Return the column of a number; a text where there is none."""
+
+    def cell(item: blocks.Record) -> str:
+        number = item.number(key)
+        return empty if number is None else show(number)
+
+    return blocks.Column(head, cell)

@@ -1,0 +1,148 @@
+"""What a report says of a run by second moments, besides its metrics.
+
+Entry ``moments`` of `report.json`, in which a column is ``table.feature``, with a
+number in brackets where a feature has several::
+
+    path      [{l1, l2, nonzero, train, validation, test}]   the losses of least squares
+              under a path of penalties, without the penalty, the strongest first, and
+              the number of features with a coefficient
+    errors    what the standard errors of the coefficients are, or why there are none
+    undetermined  [column]   those without an error, as they are combinations of others
+    tables    [{table, alone: {train, validation, test}, without: {train, ..}}]   the R2
+              of the table's features, and of all others', by least squares with l2
+    inflation [{feature, columns, factor, scaled}]   generalised VIF, by degrees of
+              freedom, and its root of twice these; null where others determine it
+    correlations  [{first, second, correlation}]   of columns of two features, or of the
+              label, the strongest first; not all of many
+    components  [{share, loadings: {column: x}}]   of the variance of the standardised
+              columns, the largest first
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from strategies.setup.problem import PreparedRun
+from tp_flower.methods.moments import questions
+from tp_flower.methods.moments.inference import Inference
+from tp_flower.methods.moments.penalties import Fit
+from tp_flower.methods.moments.solve import JoinedMoments
+from tp_flower.methods.moments.terms import TRAINED
+from tp_flower.splits import TEST, TRAIN, VALIDATION
+
+MOST_CORRELATIONS: Final = 2_000  # all of 63 columns
+ERRORS: Final = (
+    "Standard errors for independent joined rows, with {:,.0f} degrees of freedom."
+)
+CONDITIONAL: Final = (
+    "They are conditional on l2: the spread of the penalised estimate around its own "
+    "mean, which l2 has drawn towards 0."
+)
+REPEATED: Final = (
+    "But up to {} joined rows have the label of one row: they are not independent, and "
+    "the errors are too small."
+)
+NO_ERRORS: Final = {
+    "classes": "No standard errors: a discriminant is no least-squares estimate.",
+    "lasso": "No standard errors: a lasso chooses its columns by the same labels.",
+    "rows": "No standard errors: the rows leave no degree of freedom.",
+}
+PASSES: Final = {TRAIN: "train", VALIDATION: "validation", TEST: "test"}
+
+
+def path_entry(path: Iterable[Fit]) -> list[dict[str, float]]:
+    """Return the losses of every fit of a path."""
+    return [
+        {
+            **fit.penalty._asdict(),
+            "nonzero": fit.nonzero,
+            **{PASSES[number]: loss for number, loss in fit.losses.items()},
+        }
+        for fit in path
+    ]
+
+
+def errors_note(
+    problem: PreparedRun, fit: Fit, inference: Inference | None, repeats: int
+) -> str:
+    """Return what is said of the standard errors of a fit.
+
+    Args:
+        problem: for whether there are classes.
+        fit: under the penalty that was chosen.
+        inference: None where it has no errors.
+        repeats: joined rows, at most, that have one row of the label's table.
+    """
+    if problem.classes:
+        return NO_ERRORS["classes"]
+    if inference is None:
+        return NO_ERRORS["lasso"]
+    if inference.freedom <= 0.0:
+        return NO_ERRORS["rows"]
+    notes = [ERRORS.format(inference.freedom)]
+    if fit.penalty.l2:
+        notes.append(CONDITIONAL)
+    if repeats > 1:
+        notes.append(REPEATED.format(repeats))
+    return " ".join(notes)
+
+
+def undetermined(columns: questions.Columns, inference: Inference | None) -> list[str]:
+    """Return the columns without an error, where others have one."""
+    if inference is None or inference.freedom <= 0.0:
+        return []
+    return [
+        columns.names[position] for position in np.flatnonzero(~inference.has_error)
+    ]
+
+
+def answers(
+    passes: Mapping[int, JoinedMoments],
+    columns: questions.Columns,
+    labels: Sequence[str],
+    l2: float,
+) -> dict[str, object]:
+    """Return the entries about tables, features and columns."""
+    trained = passes[TRAINED]
+    features = columns.by_feature
+    pairs = questions.strongest_pairs(
+        trained, list(features.values()), MOST_CORRELATIONS
+    )
+    names = [*columns.names, *labels]
+    inflations = questions.inflations(trained, list(features.values()))
+    explained = questions.explained(passes, TRAINED, columns.by_table, l2)
+    shares, loadings = questions.components(trained)
+    return {
+        "tables": [
+            {"table": name, "alone": _by_name(alone), "without": _by_name(without)}
+            for name, (alone, without) in explained.items()
+        ],
+        "inflation": [
+            {"feature": name, **each._asdict(), "scaled": each.scaled}
+            for name, each in zip(features, inflations, strict=True)
+        ],
+        "correlations": [
+            {"first": names[first], "second": names[second], "correlation": value}
+            for first, second, value in pairs
+        ],
+        "components": [
+            {"share": share, "loadings": dict(zip(columns.names, own, strict=True))}
+            for share, own in zip(shares, loadings.T, strict=True)
+        ],
+    }
+
+
+def _by_name(values: Mapping[int, float]) -> dict[str, float]:
+    return {PASSES[number]: value for number, value in values.items()}
+
+
+def label_names(classes: Sequence[str], columns: int) -> list[str]:
+    """Return the names of the label's columns, the indicators of the last classes.
+
+    >>> label_names((), 1), label_names(("no", "yes"), 1)
+    (['label'], ['label = yes'])
+    """
+    if not classes:
+        return ["label"]
+    return [f"label = {name}" for name in classes[-columns:]]
