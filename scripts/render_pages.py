@@ -192,8 +192,9 @@ def readers_of(setting: Setting) -> str:
         )
     if readers.modes:
         parts.append("mode " + ", ".join(readers.modes))
-    if readers.switch:
-        parts.append(f"where `{PrivacySettings.prefix}{readers.switch}` is set")
+    if readers.switches:
+        keys = (f"`{PrivacySettings.prefix}{name}`" for name in readers.switches)
+        parts.append(f"where {' or '.join(keys)} is set")
     return "; ".join(parts) or "all"
 
 

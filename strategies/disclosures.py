@@ -231,10 +231,12 @@ def disclosure_values(exposure: Exposure) -> dict[str, object]:
         "alignment": alignment,
         "common": f"the parameters of the model of the site's table{shared}",
         "is_solved": is_solved,
+        "sums_scores": has_joins,
         "has_label": exposure.has_label and not exposure.keeps_labels,
         # the shards of the label's table add up sums in one fixed point
         "shares_scale": exposure.keeps_labels
         and has_joins
+        and not privacy.covers_features
         and exposure.label_table in exposure.sharded,
         "masks_outer": exposure.is_masked and exposure.has_outer,
         "has_first_scores": not exposure.is_linear,

@@ -36,6 +36,7 @@ class Stream(IntEnum):
     SOLVE = 10
     SUMMARIES = 11
     SAMPLE = 12
+    NOISE = 13
 
 
 def generator(seed: int, stream: Stream, *position: int) -> np.random.Generator:

@@ -6,6 +6,7 @@ A second one brings the model. The site derives the joins from the run's proposa
 works out from the counts in how many joined rows each of its rows is.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -17,9 +18,15 @@ from client_apps.data.run_store import Entry
 from client_apps.handlers.encoding import fitted_encoder
 from client_apps.methods.site_method import SiteMethod
 from client_apps.operator.participant import Participant, ShardData, body_of
+from client_apps.operator.releases import Releaser
 from client_apps.operator.state import Stateless
-from client_apps.privacy.guard import check_model, check_plan, check_rows, counts_evenly
-from client_apps.privacy.ledger_entries import note_scope
+from client_apps.privacy.guard import (
+    are_features_keys,
+    check_model,
+    check_rows,
+    counts_evenly,
+)
+from client_apps.privacy.ledger_entries import note_scope, release, set_aside
 from client_apps.privacy.local_labels import local_label_facts
 from client_apps.privacy.proposal_checks import agree, check_begins, check_trained
 from client_apps.rounds.site import REQUEST, Site
@@ -53,18 +60,33 @@ from tp_flower.methods.moments.messages import (
     SolutionRequest,
     TakenPart,
 )
+from tp_flower.methods.moments.noise import (
+    LabelUnit,
+    clip_columns,
+    entry_deviations,
+    noise_words,
+    planned_noise,
+)
 from tp_flower.methods.moments.terms import (
     PASS_NAMES,
     TRAINED,
     label_columns,
     label_width,
+    norms_of,
     passes_without_partner,
+    private_tables,
     splitting_table,
     tree_of,
 )
 from tp_flower.methods.moments.tree import JoinTree
 from tp_flower.methods.moments.words import WordArray, column_bits, fits, to_words
-from tp_flower.privacy.plan import SECOND_MOMENTS, PartPlan
+from tp_flower.privacy.mechanisms import (
+    GIVEN_ENCODER,
+    GIVEN_KEYS,
+    ClippedNoise,
+    Gaussian,
+)
+from tp_flower.privacy.plan import SECOND_MOMENTS, PartPlan, Use
 from tp_flower.protocol.codec import check_sizes, parse, required
 from tp_flower.protocol.training_messages import Update
 from tp_flower.sources.policy import SECOND_MOMENTS as RULE
@@ -79,6 +101,10 @@ _SCOPE: Final = (
     "not covered: sums over all joined rows of the products of two columns, the label "
     "among them; what leaves of it is uniform words, of which the server reads these "
     "sums alone"
+)
+_NOISY_SCOPE: Final = (
+    "covers a row's values, its label among them, in all that leaves of them: given "
+    "how many rows there are, their keys and the label's classes"
 )
 
 
@@ -160,6 +186,24 @@ class CountedShard:
             for number, told in self.told.items()
         }
         return CountedRows(edges, self._weights())
+
+    @cached_property
+    def noise(self) -> ClippedNoise | None:
+        """The noise on the moments of the table's columns; None without."""
+        terms = self.site.terms
+        if self.table not in private_tables(terms.proposal, terms.settings):
+            return None
+        policy = self.site.source(self.number).policy
+        norms = norms_of(terms.proposal, terms.settings)
+        sensitivity = norms.sensitivity(
+            self.table, self.rows.multiplicity, policy.rows_per_unit
+        )
+        return planned_noise(terms.privacy, sensitivity)
+
+    @cached_property
+    def encoder(self) -> SiteEncoder:
+        """The encoder of the table's features."""
+        return fitted_encoder(self.site, self.number, self.body.encoder)
 
     @cached_property
     def masks(self) -> ShardMasks:
@@ -268,14 +312,17 @@ def moments(site: Site, request: MomentsRequest) -> MomentsReply:
         number: CountedShard(site, number, tree, passes, body)
         for number, body in site.each(request.parts)
     }
+    is_noisy = site.terms.settings.privacy.covers_features
+    agree("bits", sorted(tree.tables) if is_noisy else [], sorted(request.bits))
     for number, shard in site.each(shards):
         _check_rows(site, number, shard)
-        note_scope(site, number, SECOND_MOMENTS, _SCOPE)
+        _reserve(site, number, shards)
     site.round.arrays.clear()
     parts = {
         number: _padded(site, number, shard, request)
         for number, shard in site.each(shards)
     }
+    site.pay()
     site.store.save(_SUMMED, Entry({}, {REQUEST: site.round.digest}))
     return MomentsReply(ledger=site.ledger.lines(site.store.run), parts=parts)
 
@@ -283,7 +330,7 @@ def moments(site: Site, request: MomentsRequest) -> MomentsReply:
 def _check_rows(site: Site, number: int, shard: CountedShard) -> None:
     """Refuse sums over fewer rows than the table's policy asks for."""
     source = site.source(number)
-    check_plan(source, (RULE,))
+    source.policy.check_release(RULE, is_private=shard.noise is not None)
     rows, trained = shard.taking_part
     is_trained = np.zeros(shard.extracted.rows, np.bool_)
     is_trained[rows[:trained]] = True
@@ -293,27 +340,56 @@ def _check_rows(site: Site, number: int, shard: CountedShard) -> None:
         check_rows(source, fewest, f"the moments of table {shard.table!r}")
 
 
+def _reserve(site: Site, number: int, shards: Mapping[int, CountedShard]) -> None:
+    """Set aside what the noise of a shard costs; note a release without."""
+    shard = shards[number]
+    if shard.noise is None:
+        note_scope(site, number, SECOND_MOMENTS, _SCOPE)
+        return
+    conditions = [_NOISY_SCOPE]
+    if are_features_keys(site, number, shards):
+        conditions.append(GIVEN_KEYS)
+    if shard.encoder.encoder.fitted:
+        conditions.append(GIVEN_ENCODER)
+    planned = release(
+        site,
+        number,
+        TRAIN_MOMENTS,
+        SECOND_MOMENTS,
+        "; ".join(conditions),
+        Gaussian(shard.noise.noise_multiplier),
+    )
+    set_aside(site, [(planned, 1)])
+
+
 def _padded(
     site: Site, number: int, shard: CountedShard, request: MomentsRequest
 ) -> PaddedPart:
     """Encode the rows, make the model, and return the padded sums."""
     source = site.source(number)
-    encoder = fitted_encoder(site, number, shard.body.encoder)
     has_label = shard.table == site.terms.proposal.label_table
     spec = ModelSpec(kind=LINEAR, outputs=request.outputs, intercept=has_label)
-    check_model(source, spec, encoder.encoder.width)
+    check_model(source, spec, shard.encoder.encoder.width)
     rows, trained = shard.taking_part
-    features = site.tables.encode(number, encoder, rows)
-    blocks = [np.asarray(dense(host_features(features)), np.float64)]
-    if has_label:
-        blocks += [_labels(site, number, request)[rows]]
-        blocks += [np.ones((len(rows), 1))]
-    columns = np.concatenate(blocks, axis=1)
+    features = site.tables.encode(number, shard.encoder, rows)
+    encoded = np.asarray(dense(host_features(features)), np.float64)
+    if shard.noise is None:
+        _check_columns(
+            source, shard.encoder, encoded[:trained], shards=len(shard.shards)
+        )
+    columns = _columns(site, number, shard, request, encoded)
     agree("columns", columns.shape[1], request.columns[shard.table])
-    _check_columns(source, encoder, blocks[0][:trained], shards=len(shard.shards))
     counted = shard.rows.select(rows)
-    bits = _bits(shard, counted.multiplicity.sum(axis=0) @ columns**2)
-    sums, products = _contributions(shard, counted, to_words(columns, bits), request)
+    bits = _bits(shard, request, counted.multiplicity.sum(axis=0), columns)
+    plan = PartPlan()
+    if shard.noise is not None:
+        mechanism = Gaussian(shard.noise.noise_multiplier)
+        uses = (Use(SECOND_MOMENTS, 1, mechanism),)
+        plan = PartPlan(moments=shard.noise, uses=uses)
+    releaser = site.releaser(number, plan)
+    sums, products = _contributions(
+        shard, counted, to_words(columns, bits), request, releaser
+    )
     forget(site.store, number)
     counts = counted.multiplicity[shard.passes.index(TRAINED), :trained]
     data = ShardData(
@@ -325,21 +401,53 @@ def _padded(
         table=shard.table,
         spec=spec,
         update=Update.GIVEN,
+        plan=plan,
         device="cpu",
         is_even=counts_evenly(counts, source.policy.min_rows),
     )
     model = LinearModel(features.shape[1], spec.outputs, intercept=spec.intercept)
-    releaser = site.releaser(number, PartPlan())
     site.start(
         Participant(number, data, model, Stateless(), releaser), MOMENTS.family, {}
     )
     return PaddedPart(
-        features=features.shape[1], bits=bits, sums=sums, products=products
+        features=features.shape[1],
+        deviation=0.0 if shard.noise is None else shard.noise.deviation,
+        bits=bits,
+        sums=sums,
+        products=products,
     )
 
 
+def _columns(
+    site: Site,
+    number: int,
+    shard: CountedShard,
+    request: MomentsRequest,
+    encoded: FloatArray,
+) -> FloatArray:
+    """Return the columns (n, d) of the rows that take part, clipped where noise is."""
+    terms = site.terms
+    privacy = terms.settings.privacy
+    has_label = shard.table == terms.proposal.label_table
+    rows, _ = shard.taking_part
+    if privacy.covers_features:
+        norms = norms_of(terms.proposal, terms.settings)
+        squared = norms.squared[shard.table] - has_label
+        encoded = clip_columns(encoded, squared, request.bits[shard.table])
+    if not has_label:
+        return encoded
+    labels = _labels(site, number, request)[rows]
+    if privacy.covers_features and not request.classes:
+        labels = LabelUnit.of(privacy.label_range).clip(labels)
+    return np.concatenate([encoded, labels, np.ones((len(rows), 1))], axis=1)
+
+
 def _contributions(
-    shard: CountedShard, rows: CountedRows, words: WordArray, request: MomentsRequest
+    shard: CountedShard,
+    rows: CountedRows,
+    words: WordArray,
+    request: MomentsRequest,
+    releaser: Releaser,
 ) -> tuple[dict[str, AnyArray], dict[str, AnyArray]]:
     """Return the table's padded sums and corrections of all passes, by name."""
     sums: dict[str, AnyArray] = {}
@@ -354,24 +462,74 @@ def _contributions(
         shard.told,
         shard.secrets,
         shard.masks,
+        request.bits,
     )
+    noise = _Noise(shard, request.bits, releaser)
     for position, number in enumerate(shard.passes):
         contribution = summed.in_pass(position, PASS_NAMES[number]).contribution()
         for (edge, source), block in contribution.sums.items():
             sums[f"{number}-{edge}-{tables.index(source)}"] = block
         for (first, second), block in contribution.products.items():
             pair = f"{tables.index(first)}-{tables.index(second)}"
-            products[f"{number}-{pair}"] = block
+            products[f"{number}-{pair}"] = noise.add((first, second), block)
     return sums, products
 
 
-def _bits(shard: CountedShard, second_moments: FloatArray) -> IntArray:
+@dataclass(frozen=True, eq=False)
+class _Noise:
+    """The noise of a shard on what it sends of the moments.
+
+    Attributes:
+        bits: of every table's columns, after the point.
+    """
+
+    shard: CountedShard
+    bits: Mapping[str, int]
+    releaser: Releaser
+
+    def add(self, pair: tuple[str, str], block: AnyArray) -> AnyArray:
+        """Return a block (d_i, d_k) of words, with noise where the table's values are.
+
+        The server takes a correction off: noise of either sign is the same.
+        """
+        noise = self.shard.noise
+        table = self.shard.table
+        if noise is None or table not in pair:
+            return block
+        has_intercept = table == self.shard.site.terms.proposal.label_table
+        deviations = noise.deviation * entry_deviations(
+            pair, table, block.shape, has_intercept=has_intercept
+        )
+        use = (self.shard.number, SECOND_MOMENTS, 0)
+        if use not in self.releaser.uses:
+            self.releaser.uses.append(use)
+        words: AnyArray = block + noise_words(
+            self.releaser.noise,
+            deviations,
+            self.bits[pair[0]] + self.bits[pair[1]],
+            is_symmetric=pair[0] == pair[1],
+        )
+        return words
+
+
+def _bits(
+    shard: CountedShard, request: MomentsRequest, counts: IntArray, columns: FloatArray
+) -> IntArray:
     """Return the bits of every column: those of its only shard, or as told to all."""
     shards = len(shard.shards)
-    if shards == 1:
-        return column_bits(second_moments)
-    bits = required(shard.body.bits, "bits")
-    check_sizes(shard.body, columns=len(second_moments))
+    if shard.table in request.bits:
+        # as large as clipped rows can be: whether bits are refused says nothing of them
+        norms = norms_of(shard.site.terms.proposal, shard.site.terms.settings)
+        second_moments = np.full(
+            columns.shape[1], counts.sum() * norms.squared[shard.table]
+        )
+        bits = np.full(columns.shape[1], request.bits[shard.table])
+    else:
+        second_moments = counts @ columns**2
+        if shards == 1:
+            return column_bits(second_moments)
+        bits = required(shard.body.bits, "bits")
+        check_sizes(shard.body, columns=len(second_moments))
     if not fits(second_moments, bits, shards).all():
         raise SiteError(
             f"table {shard.table}: a column has no scale, and its moments are out of "
@@ -435,7 +593,9 @@ def take_solution(site: Site, request: SolutionRequest) -> SolutionReply:
         body = body_of(request.parts, part)
         check_sizes(body, parameters=len(part.model.penalised))
         part.model.parameters = body.parameters
-        part.sum_scores()
+        # the moments of scores tell of rows, too
+        if not part.data.plan.is_private:
+            part.sum_scores()
         taken[part.number] = TakenPart(parameters=len(body.parameters))
         site.save(part)
     return SolutionReply(parts=taken)

@@ -296,6 +296,12 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         if short and not epochs:
             yield self._ends_early(short)
 
+    def warnings_of_encoders(
+        self, _: JoinedTables, __: Mapping[str, TableEncoding]
+    ) -> Iterator[str]:
+        """Yield warnings of what training would do with the encoded rows."""
+        yield from ()
+
     def _ends_early(self, short: Sequence[ScoreForecast]) -> str:
         """Return a warning that policies allow fewer epochs than training takes."""
         places: dict[tuple[int, str], list[str]] = {}

@@ -45,8 +45,8 @@ class Method:
         takes_codes: whether its models take categories as codes.
         starts_from: the setting that names a saved model to start from; "" for none.
         plans_noise: whether the noise that a run asks for is planned.
-        solves_tables: whether a table's linear model is solved for exactly, from its
-            Gram matrix and moments.
+        solves_tables: whether linear models are solved for exactly, from sums of
+            products that noise can cover.
         sends_gradients: whether a site sends gradients of batches, not updates.
         sends_a_row_once: whether a row of a table is in a release at most once, as the
             accountants assume: rows of a coreset leave in the clear, without any noise

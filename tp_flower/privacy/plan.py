@@ -97,6 +97,7 @@ class PartPlan:
         fit: options of a model's local update in ADMM by DP-SGD.
         gradients: clip and noise for the gradient of a batch of SGD.
         statistics: bounds and noise for the exact update of a linear model.
+        moments: sensitivity and noise of a table's second moments with others.
         uses: all kinds of releases from models and scores, covered or not.
         unit_norm: how much longer than a row's a unit's gradient may be.
     """
@@ -105,13 +106,14 @@ class PartPlan:
     gradients: ClippedNoise | None = None
     statistics: StatisticsPlan | None = None
     scores: ClippedNoise | None = None
+    moments: ClippedNoise | None = None
     uses: tuple[Use, ...] = ()
     unit_norm: float = 1.0
 
     @property
     def is_private(self) -> bool:
         """Whether the model is trained by a private mechanism."""
-        return not (self.fit is None and self.gradients is None and not self.statistics)
+        return any((self.fit, self.gradients, self.statistics, self.moments))
 
     def allows(self, kind: str) -> bool:
         """Whether a kind of release is planned."""

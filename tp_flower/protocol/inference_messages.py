@@ -79,7 +79,7 @@ class FinishReply(Reply, frozen=True, kw_only=True):
             covered_by="noise",
             kinds=("scores",),
             policy="scores",
-            when="has_joins",
+            when="sums_scores",
         ),
     )
     schedule = ("ledger",)

@@ -159,15 +159,15 @@ class Readers:
     """The runs that read a setting.
 
     A setting ``of_methods`` is read where a method's rules say so, others by all. An
-    empty tuple of modes means all of them. While the group's field ``switch`` has its
-    default, nobody reads the setting. A value that differs from the default but that
-    nobody reads is ignored, or refused for a reason, with ``{strategy}``, ``{mode}``,
-    ``{value}`` and ``{instead}``, of the method's rules, filled in.
+    empty tuple of modes means all of them. While the group's fields ``switches`` all
+    have their defaults, nobody reads the setting. A value that differs from the default
+    but that nobody reads is ignored, or refused for a reason, with ``{strategy}``,
+    ``{mode}``, ``{value}`` and ``{instead}``, of the method's rules, filled in.
     """
 
     of_methods: bool = False
     modes: tuple[str, ...] = ()
-    switch: str = ""
+    switches: tuple[str, ...] = ()
     refusal: str = ""
 
 

@@ -15,9 +15,10 @@ from tp_flower.settings import declare
 
 _CLIP: Final = declare.Range(1e-12, 1e12)
 _IDLE: Final = "it is set, but {switch} is {state!r}, which protects nothing"
-_LABELS: Final = declare.Readers(switch="labels", refusal=_IDLE)
-_FEATURES: Final = declare.Readers(switch="features", refusal=_IDLE)
-_PREDICTIONS: Final = declare.Readers(switch="predictions", refusal=_IDLE)
+_LABELS: Final = declare.Readers(switches=("labels",), refusal=_IDLE)
+_EITHER: Final = declare.Readers(switches=("labels", "features"), refusal=_IDLE)
+_FEATURES: Final = declare.Readers(switches=("features",), refusal=_IDLE)
+_PREDICTIONS: Final = declare.Readers(switches=("predictions",), refusal=_IDLE)
 
 _RANGE: Final = declare.list_of(
     lambda end: float(str(end)),
@@ -58,10 +59,10 @@ class PrivacySettings:
     )
     label_range: tuple[float, ...] = declare.setting(
         (),
-        'Range that private labels of a regression are clipped to, "low, high": '
-        "declare it without looking at the data.",
+        'Range that private labels of a regression are clipped to, "low, high", '
+        "also in noisy moments: declare it without looking at the data.",
         declare.Form("low, high", _RANGE),
-        _LABELS,
+        _EITHER,
     )
     label_classes: tuple[str, ...] = declare.setting(
         (),
@@ -76,8 +77,9 @@ class PrivacySettings:
     features: str = declare.setting(
         fields.CLEAR,
         'Gradients and models: "clear", "dp-sgd" (any model), or "statistics" (linear '
-        "models, ADMM: noisy sufficient statistics). It protects models; features "
-        "have an epsilon only if predictions are covered and encoders declared, too.",
+        "models: noisy sufficient statistics, by ADMM or moments). It protects models; "
+        "features have an epsilon by moments, or if predictions are covered, too, and "
+        "only with declared encoders.",
         declare.OneOf((fields.CLEAR, fields.DP_SGD, fields.NOISY_STATISTICS)),
     )
     epsilon: float = declare.setting(
@@ -208,9 +210,12 @@ def _unused_settings(settings: PrivacySettings) -> Iterator[str]:
     """
     switches = {item.field: item for item in PRIVACY_SETTINGS}
     for item in PRIVACY_SETTINGS:
-        switch = switches.get(item.readers.switch)
-        if switch is None or getattr(settings, item.field) == item.default:
+        names = item.readers.switches
+        if not names or getattr(settings, item.field) == item.default:
             continue
-        if (state := getattr(settings, switch.field)) == switch.default:
-            refusal = item.readers.refusal.format(switch=switch.key, state=state)
+        if all(getattr(settings, n) == switches[n].default for n in names):
+            switch = switches[names[0]]
+            refusal = item.readers.refusal.format(
+                switch=switch.key, state=switch.default
+            )
             yield f"{item.key}: {refusal}"

@@ -72,5 +72,5 @@ def general_methods() -> str:
         if method.joins
         and method.plans_noise
         and method.sends_a_row_once
-        and not method.is_full_batch
+        and not (method.is_full_batch or method.only_model)
     )

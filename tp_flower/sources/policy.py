@@ -67,7 +67,7 @@ LEVELS: Final = {
     SCORES: (NEVER, PRIVATE, MASKED, CLEAR),
     WEIGHTS: (NEVER, CLEAR),
     ROWS: (NEVER, CLEAR),
-    SECOND_MOMENTS: (NEVER, CLEAR),
+    SECOND_MOMENTS: (NEVER, PRIVATE, CLEAR),
 }
 """By kind of release, its levels, the strictest first."""
 
@@ -83,6 +83,7 @@ _HOW: Final = {
     LABELS: "privacy.labels",
     MODELS: "privacy.features",
     SCORES: "privacy.predictions",
+    SECOND_MOMENTS: "privacy.features",
 }
 
 
@@ -429,7 +430,7 @@ STRICT: Final[Mapping[str, object]] = {
 """The rules of a policy that does not mention them; for releases, see ``Releases``."""
 UNBUDGETED: Final = Releases(models=SEALED, scores=MASKED, moments=NEVER)
 BUDGETED: Final = Releases(
-    labels=PRIVATE, statistics=NEVER, models=PRIVATE, scores=PRIVATE, moments=NEVER
+    labels=PRIVATE, statistics=NEVER, models=PRIVATE, scores=PRIVATE, moments=PRIVATE
 )
 """What a policy without, and with, an ``epsilon`` lets leave if it does not say."""
 MISSING: Final = Policy(

@@ -74,8 +74,12 @@ def local_label(settings: Settings) -> str | None:
 
 
 def shares_label_scale(proposal: Proposal, settings: Settings) -> bool:
-    """Return whether several shards add up sums of their labels in one fixed point."""
+    """Return whether several shards add up sums of their labels in one fixed point.
+
+    With noise, labels are clipped to a range that has been declared.
+    """
     is_padded = settings.mode == TRAIN and settings.method.pads_sums
+    is_padded = is_padded and not settings.privacy.covers_features
     return is_padded and len(proposal.shards_of(proposal.label_table)) > 1
 
 

@@ -20,6 +20,7 @@ def sections(report: blocks.Record) -> blocks.Blocks:
     """
     moments = report.at("moments")
     yield _coefficients(report)
+    yield _noise(report)
     yield _tables(report)
     yield _path(moments.records("path"))
     yield _inflation(moments)
@@ -60,24 +61,60 @@ def _coefficients(report: blocks.Record) -> blocks.Block | None:
         blocks.Record({**entry.content, "feature": f"{table}.{entry.text('feature')}"})
         for table in tables.content
         for entry in tables.records(table)
-        if entry.number("standard-error") is not None
+        if entry.number("standard-error") is not None or entry.number("noise")
     ]
-    largest = sorted(entries, key=lambda entry: -abs(entry.number("t") or 0.0))
+    is_noisy = any("noise" in entry.content for entry in entries)
+    statistics = ("noise",) if is_noisy else STATISTICS
+    largest = sorted(entries, key=_significance, reverse=True)
     if undetermined := report.at("moments").texts("undetermined"):
         listed = ", ".join(undetermined[:MOST_ROWS])
         note += f" None, as they are combinations of others: {listed}."
     if not entries:
         return blocks.Prose(note) if note else None
-    values = ("value", *STATISTICS)
+    values = ("value", *statistics)
     show = console.value_format(
-        entry.number(name) for entry in entries for name in ("value", "standard-error")
+        entry.number(name) for entry in entries for name in ("value", statistics[0])
     )
     columns = [
         blocks.text_column("column", "feature"),
         *(_number(name, name, SHOWN.get(name, show)) for name in values),
     ]
     title = "Coefficients and their standard errors"
+    if is_noisy:
+        title = "Coefficients and the deviations that noise gives them"
     return blocks.tabulate(title, largest[:MOST_ROWS], columns, note)
+
+
+def _significance(entry: blocks.Record) -> float:
+    """Return |t|, or how many deviations of noise a coefficient is from 0."""
+    if noise := entry.number("noise"):
+        return abs(entry.number("value") or 0.0) / noise
+    return abs(entry.number("t") or 0.0)
+
+
+def _noise(report: blocks.Record) -> blocks.Table | None:
+    """Return the metrics, with the intervals that noise gives them."""
+    noise = report.at("moments").at("noise")
+    rows = [
+        blocks.Record(
+            {
+                "metric": f"{name}, {part}",
+                "value": report.at("final").at(part).number(name),
+                "low": low,
+                "high": high,
+            }
+        )
+        for part in noise.content
+        for name, (low, high) in noise.at(part).content.items()
+    ]
+    if not rows:
+        return None
+    columns = [
+        blocks.text_column("metric", "metric"),
+        *(_number(name, name, "{:.4g}".format) for name in ("value", "low", "high")),
+    ]
+    note = "95 % of the values that the metric takes if the noise is drawn once more."
+    return blocks.tabulate("Noise on the metrics", rows, columns, note)
 
 
 def _tables(report: blocks.Record) -> blocks.Table:

@@ -7,6 +7,8 @@ number in brackets where a feature has several::
               under a path of penalties, without the penalty, the strongest first, and
               the number of features with a coefficient
     errors    what the standard errors of the coefficients are, or why there are none
+    noise     {train, validation, test: {metric: [low, high]}}   where 95 % of the
+              metrics are if the noise on the moments is drawn once more; {} without
     undetermined  [column]   those without an error, as they are combinations of others
     tables    [{table, alone: {train, validation, test}, without: {train, ..}}]   the R2
               of the table's features, and of all others', by least squares with l2
@@ -23,6 +25,7 @@ from typing import Final
 
 import numpy as np
 
+from strategies.methods.moments.noise import Interval, NoiseEffect
 from strategies.setup.problem import PreparedRun
 from tp_flower.methods.moments import questions
 from tp_flower.methods.moments.inference import Inference
@@ -47,6 +50,8 @@ NO_ERRORS: Final = {
     "classes": "No standard errors: a discriminant is no least-squares estimate.",
     "lasso": "No standard errors: a lasso chooses its columns by the same labels.",
     "rows": "No standard errors: the rows leave no degree of freedom.",
+    "noise": "No standard errors: they would not count the noise. Its deviation stands "
+    "beside each coefficient.",
 }
 PASSES: Final = {TRAIN: "train", VALIDATION: "validation", TEST: "test"}
 
@@ -63,8 +68,20 @@ def path_entry(path: Iterable[Fit]) -> list[dict[str, float]]:
     ]
 
 
+def noise_entry(effect: NoiseEffect | None) -> dict[str, Mapping[str, Interval]]:
+    """Return where noise may have moved the metrics from; {} without noise."""
+    if effect is None:
+        return {}
+    return {PASSES[number]: metrics for number, metrics in effect.metrics.items()}
+
+
 def errors_note(
-    problem: PreparedRun, fit: Fit, inference: Inference | None, repeats: int
+    problem: PreparedRun,
+    fit: Fit,
+    inference: Inference | None,
+    repeats: int,
+    *,
+    is_noisy: bool,
 ) -> str:
     """Return what is said of the standard errors of a fit.
 
@@ -73,7 +90,10 @@ def errors_note(
         fit: under the penalty that was chosen.
         inference: None where it has no errors.
         repeats: joined rows, at most, that have one row of the label's table.
+        is_noisy: whether the moments have noise.
     """
+    if is_noisy:
+        return NO_ERRORS["noise"]
     if problem.classes:
         return NO_ERRORS["classes"]
     if inference is None:

@@ -7,19 +7,28 @@ every site the parameters of its table. Labels stay at their site.
 """
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import combinations_with_replacement
 from typing import Any, Final
 
 import numpy as np
 
 from strategies.disclosures import DisclosureValues
+from strategies.methods.moments.column_layout import ColumnLayout
 from strategies.methods.moments.join_counts import JoinCounts
+from strategies.methods.moments.noise import (
+    NoiseEffect,
+    check_noise,
+    planned_noises,
+    refusals,
+)
 from strategies.methods.moments.section import (
     answers,
     errors_note,
     label_names,
+    noise_entry,
     path_entry,
     undetermined,
 )
@@ -54,6 +63,7 @@ from tp_flower.methods.moments.messages import (
     SolutionRequest,
     SolvedPart,
 )
+from tp_flower.methods.moments.noise import LabelUnit
 from tp_flower.methods.moments.penalties import (
     TOLERANCE,
     Fit,
@@ -65,6 +75,8 @@ from tp_flower.methods.moments.questions import Columns
 from tp_flower.methods.moments.solve import JoinedMoments, Solution
 from tp_flower.methods.moments.terms import (
     TRAINED,
+    norms_of,
+    private_tables,
     splitting_table,
     tree_of,
 )
@@ -72,12 +84,17 @@ from tp_flower.methods.moments.words import public_bits, to_numbers
 from tp_flower.objectives import Objective, Target, make_objective
 from tp_flower.protocol.training_messages import Update
 from tp_flower.query import BoundQuery
+from tp_flower.randomness import Stream, generator
 from tp_flower.reports.records import RunReport
 from tp_flower.splits import TEST, VALIDATION
 
 PADS: Final = (
     "one-time pads by join key (AES-256) that the sites of a join share: an honest "
     "server reads these sums alone"
+)
+NOISE: Final = (
+    "Gaussian noise covers the values of a row, or privacy-unit, of {tables} (epsilon "
+    "{epsilon:g} each, delta {delta:g}), given keys, counts and the label's classes"
 )
 WORD: Final = 8  # bytes
 MAGNITUDE: Final = 3
@@ -93,19 +110,32 @@ class Moments(JoinMethod):
     _classes: Sequence[str | float] = ()
     _magnitude = 0
     _counts: JoinCounts
-    _moments: Mapping[int, JoinedMoments]
+    moments: Mapping[int, JoinedMoments]
     _path: Sequence[Fit] = ()
     _fit: Fit
     _inference: Inference | None = None
+    _noise: NoiseEffect | None = None
     _section: Mapping[str, object] | None = None
 
     def choose_update(self, *_: Any, **__: Any) -> Update:
         """Let the server set the models."""
         return Update.GIVEN
 
-    def disclosure_values(self, _: JoinedTables) -> DisclosureValues:
+    def disclosure_values(self, joined: JoinedTables) -> DisclosureValues:
         """Return what covers the padded sums."""
-        return DisclosureValues(protections={"pads": PADS})
+        private = private_tables(joined.extracted.proposal, self.settings)
+        values = {
+            "private": ", ".join(sorted(private)),
+            "sums_scores": len(private) < len(joined.layouts),
+        }
+        pads = PADS
+        if private:
+            privacy = self.settings.privacy
+            noise = NOISE.format(
+                tables=values["private"], epsilon=privacy.epsilon, delta=privacy.delta
+            )
+            pads = f"{PADS}; {noise}"
+        return DisclosureValues(values, {"pads": pads})
 
     def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
         """Return the query over the sites' columns, whose joined rows weigh alike."""
@@ -136,6 +166,7 @@ class Moments(JoinMethod):
         ]
         self._magnitude = max((label.magnitude or 0 for label in facts), default=0)
         rows = extracted.table_rows[bound.label_table]
+        _ = self._label_unit
         return Target(np.zeros((rows, 0)), classes.names, classes.kind)
 
     def choose_objective(self, target: Target, is_trained: BoolArray) -> Objective:
@@ -195,26 +226,28 @@ class Moments(JoinMethod):
         """Run the set-up rounds, and the one that brings the moments."""
         joined = yield from self.join(self.run.inventory)
         encoders = yield from fit_encoders(joined, self.run)
-        outputs = self._counts.outputs
-        columns = self._counts.columns(
-            {name: encoding.columns.width for name, encoding in encoders.items()}
-        )
+        noises = planned_noises(joined, encoders, self.settings)
+        check_noise(noises, self.settings)
+        if noises:
+            self.run.chosen["noise"] = "; ".join(map(str, noises))
+        layout = self._layout(joined, encoders)
         request = MomentsRequest(
             passes=list(self._counts.passes),
-            columns=columns,
-            outputs=outputs,
+            columns=dict(layout.columns),
+            bits=self._noise_bits(joined),
+            outputs=layout.outputs,
             classes=list(self._classes),
             parts={
                 part.number: self._counts.part(
                     part,
                     encoders[part.table],
-                    self._common_bits(part.table, columns[part.table]),
+                    self._common_bits(part.table, layout.columns[part.table]),
                 )
                 for part in joined.parts
             },
         )
         replies = yield ask(request, joined.parts)
-        self._moments = self._assemble(joined, replies, columns, outputs)
+        self.moments = self._assemble(joined, replies, layout)
         self.run.chosen["loss"] = joined.objective.name
         updates = dict.fromkeys(joined.layouts, Update.GIVEN)
         return TrainingProblem(
@@ -229,7 +262,7 @@ class Moments(JoinMethod):
             validates=joined.validates,
             score_unit=1.0
             if joined.labels.classes
-            else self._moments[TRAINED].label_deviation,
+            else self.moments[TRAINED].label_deviation,
             head=self.head(joined.objective.outputs),
             response=joined.objective.response,
             base_score=self._base_score(joined),
@@ -248,6 +281,35 @@ class Moments(JoinMethod):
             weighting=joined.weighting,
         )
 
+    def _layout(
+        self, joined: JoinedTables, encoders: Mapping[str, TableEncoding]
+    ) -> ColumnLayout:
+        """Return where the tables' columns are in the moments."""
+        widths = {
+            name: encoders[name].columns.width for name in self._counts.tree.tables
+        }
+        columns = self._counts.columns(widths)
+        label_table = joined.bound.label_table
+        return ColumnLayout(columns, label_table, self._counts.outputs)
+
+    def warnings_of_encoders(
+        self, joined: JoinedTables, encoders: Mapping[str, TableEncoding]
+    ) -> Iterator[str]:
+        """Yield how much noise the run's epsilon puts on each private table."""
+        noises = planned_noises(joined, encoders, self.settings)
+        if noises:
+            self.run.chosen["noise"] = "; ".join(map(str, noises))
+        for refusal in refusals(noises, self.settings):
+            yield f"training will be refused: {refusal}"
+
+    def _noise_bits(self, joined: JoinedTables) -> dict[str, int]:
+        """Return the bits of every table's columns, where moments have noise."""
+        if not self.settings.privacy.covers_features:
+            return {}
+        norms = norms_of(joined.extracted.proposal, self.settings)
+        shards = {name: len(layout.parts) for name, layout in joined.layouts.items()}
+        return norms.bits(joined.mapping.joined_rows, shards)
+
     def _common_bits(self, table: str, columns: int) -> IntArray:
         """Return the bits of the columns of a table in several shards, (d,)."""
         joined = self._counts.joined
@@ -264,7 +326,7 @@ class Moments(JoinMethod):
         """Return the mean label, as other methods have it; 0 of classes."""
         if joined.labels.classes:
             return joined.objective.base_score
-        return self._moments[TRAINED].mean_labels
+        return self.moments[TRAINED].mean_labels
 
     def _table(
         self, joined: JoinedTables, name: str, encoding: TableEncoding
@@ -291,66 +353,93 @@ class Moments(JoinMethod):
         )
 
     def _assemble(
-        self,
-        joined: JoinedTables,
-        replies: Replies,
-        columns: Mapping[str, int],
-        outputs: int,
+        self, joined: JoinedTables, replies: Replies, layout: ColumnLayout
     ) -> dict[int, JoinedMoments]:
         """Return the moments of every pass, from the sites' padded sums."""
-        tables = self._counts.tree.tables
-        starts = dict(
-            zip(tables, np.cumsum([0, *(columns[t] for t in tables)]), strict=False)
-        )
-        bits: dict[str, IntArray] = {}
-        for part in joined.parts:
-            of_part = replies.body(part, PaddedPart).bits
-            if of_part.shape != (columns[part.table],):
-                raise refuse(part, f"bits of {len(of_part)} columns")
-            if not np.array_equal(bits.setdefault(part.table, of_part), of_part):
-                raise refuse(part, "other bits than its table's other shards")
-        total = sum(columns.values())
-        label_table = joined.bound.label_table
-        stop = starts[label_table] + columns[label_table]
-        labels = np.arange(stop - 1 - outputs, stop - 1)
-        features = np.setdiff1d(np.arange(total), np.append(labels, stop - 1))
+        bits = self._column_bits(joined, replies, layout)
+        deviations = layout.deviations(self._noise_of_tables(joined, replies))
         moments = {}
         for position, number in enumerate(self._counts.passes):
             contributions = {
-                table: self._counts.read(table, replies, position, columns)
-                for table in tables
+                table: self._counts.read(table, replies, position, layout.columns)
+                for table in layout.columns
             }
             assembly = Assembly(
                 self._counts.tree, self._counts.of_pass(position), contributions
             )
-            matrix = np.zeros((total, total))
+            matrix = np.zeros((layout.total, layout.total))
             for (first, second), words in assembly.blocks().items():
                 block = to_numbers(words, bits[first], bits[second])
-                rows = slice(starts[first], starts[first] + columns[first])
-                others = slice(starts[second], starts[second] + columns[second])
-                matrix[rows, others] = block
-                matrix[others, rows] = block.T
-            moments[number] = JoinedMoments(matrix, features, labels, int(stop - 1))
-            joined_rows = int(np.count_nonzero(joined.subset == number))
-            if not moments[number].are_of(joined_rows):
+                matrix[layout.places[first], layout.places[second]] = block
+                matrix[layout.places[second], layout.places[first]] = block.T
+            found = JoinedMoments(
+                matrix, layout.features, layout.labels, layout.intercept, deviations
+            )
+            if not found.are_of(int(np.count_nonzero(joined.subset == number))):
                 raise ReplyError(
                     "the sites' sums are not the moments of the joined rows: a site "
                     "was told other counts than the others, or words were altered on "
                     "their way"
                 )
+            if self._label_unit is not None:
+                found = found.in_unit_of(self._label_unit)
+            moments[number] = found
         return moments
+
+    def _column_bits(
+        self, joined: JoinedTables, replies: Replies, layout: ColumnLayout
+    ) -> dict[str, IntArray]:
+        """Return the bits of every table's columns, on which its shards agree."""
+        bits: dict[str, IntArray] = {}
+        for part in joined.parts:
+            of_part = replies.body(part, PaddedPart).bits
+            if of_part.shape != (layout.columns[part.table],):
+                raise refuse(part, f"bits of {len(of_part)} columns")
+            if not np.array_equal(bits.setdefault(part.table, of_part), of_part):
+                raise refuse(part, "other bits than its table's other shards")
+        return bits
+
+    @cached_property
+    def _label_unit(self) -> LabelUnit | None:
+        """The unit of a numeric label that noise covers; None for others."""
+        privacy = self.settings.privacy
+        if not privacy.covers_features or self._classes:
+            return None
+        return LabelUnit.of(privacy.label_range)
+
+    def _noise_of_tables(
+        self, joined: JoinedTables, replies: Replies
+    ) -> dict[str, float]:
+        """Return the deviation of the noise that the shards of each table add."""
+        private = private_tables(joined.extracted.proposal, self.settings)
+        variances = dict.fromkeys(private, 0.0)
+        for part in joined.parts:
+            deviation = replies.body(part, PaddedPart).deviation
+            if (deviation > 0.0) != (part.table in private):
+                raise refuse(part, f"noise of deviation {deviation:g}")
+            if deviation:
+                variances[part.table] += deviation**2
+        return {table: math.sqrt(value) for table, value in variances.items()}
 
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Solve, and send the parameters."""
-        trained = self._moments[TRAINED]
+        trained = self.moments[TRAINED]
         asked = Penalty(self.settings.l1, self.settings.l2)
-        self._path = fit_path(trained, self._moments, asked)
+        self._path = fit_path(trained, self.moments, asked)
         self._fit = fit = self._choose(asked)
         solution = fit.solution
         if problem.classes:
             solution = trained.discriminant(fit.penalty.l2)
-        elif not asked.l1:
+        elif not asked.l1 and trained.deviations is None:
             self._inference = Inference.of(trained, fit)
+        if trained.deviations is not None:
+            self._noise = NoiseEffect.of(
+                self.moments,
+                fit.penalty.l2,
+                generator(self.settings.seed, Stream.NOISE),
+                has_classes=bool(self._classes),
+            )
+            self.run.warn(*self._noise.warnings())
         self._section = self._report_section(problem)
         parts = {
             part.number: SolvedPart(parameters=block.ravel())
@@ -362,7 +451,7 @@ class Moments(JoinMethod):
         yield self.run.request(ask(SolutionRequest(parts=parts), problem.parts))
         metrics = {
             number: moments.metrics(fit.solution)
-            for number, moments in self._moments.items()
+            for number, moments in self.moments.items()
         }
         self.run.finish_epoch(
             EpochResult(
@@ -375,14 +464,14 @@ class Moments(JoinMethod):
 
     def _choose(self, asked: Penalty) -> Fit:
         """Return the fit asked for, or of lowest validation loss if rows validate."""
-        if VALIDATION in self._moments:
+        if VALIDATION in self.moments:
             fit = min(self._path, key=lambda each: each.losses[VALIDATION])
             self.run.chosen["l2"] = fit.penalty.l2
             if asked.l1:
                 self.run.chosen["l1"] = fit.penalty.l1
         else:
             fit = next(each for each in self._path if each.penalty == asked)
-        missed = violation(self._moments[TRAINED], fit)
+        missed = violation(self.moments[TRAINED], fit)
         if asked.l1 and missed > TOLERANCE:
             self.run.warn(
                 f"the coefficients miss the optimum's conditions by {missed:.1g}, as "
@@ -413,7 +502,11 @@ class Moments(JoinMethod):
         return blocks
 
     def _statistics(self, problem: TrainingProblem) -> dict[str, dict[str, FloatArray]]:
-        """Return statistics of every table's coefficients, (d_t [+ 1], 1) by name."""
+        """Return statistics of every table's coefficients, (d_t [+ 1], d_c) by name."""
+        if self._noise is not None:
+            deviations = np.vstack(self._noise.coefficients)
+            by_table = self._by_table(problem, deviations)
+            return {table: {"noise": block} for table, block in by_table.items()}
         if self._inference is None:
             return {}
         estimates = self._parameters(problem, self._fit.solution)[:, 0]
@@ -425,11 +518,11 @@ class Moments(JoinMethod):
 
     def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
         """Return the outcome of the sites' replies, compared with the mean label."""
-        constant = self._moments[TRAINED].constant()
+        constant = self.moments[TRAINED].constant()
         names = {TRAINED: "train", TEST: "test"}
         baseline = {
-            name: self._moments[number].metrics(constant)
-            if number in self._moments
+            name: self.moments[number].metrics(constant)
+            if number in self.moments
             else {}
             for number, name in names.items()
         }
@@ -456,13 +549,23 @@ class Moments(JoinMethod):
         )
         label_table = self._counts.joined.bound.label_table
         repeats = int(problem.fan_out[label_table].max(initial=0))
-        labels = label_names(problem.classes, len(self._moments[TRAINED].labels))
+        labels = label_names(problem.classes, len(self.moments[TRAINED].labels))
         l2 = self._fit.penalty.l2
+        passes = {
+            number: moments.positive() for number, moments in self.moments.items()
+        }
         return {
             "path": path_entry(self._path),
-            "errors": errors_note(problem, self._fit, self._inference, repeats),
+            "errors": errors_note(
+                problem,
+                self._fit,
+                self._inference,
+                repeats,
+                is_noisy=self._noise is not None,
+            ),
             "undetermined": undetermined(columns, self._inference),
-            **answers(self._moments, columns, labels, l2),
+            "noise": noise_entry(self._noise),
+            **answers(passes, columns, labels, l2),
         }
 
 

@@ -26,7 +26,10 @@ DISCLOSURES = [
 ]
 KINDS = {kind for _, declared in DISCLOSURES for kind in declared.kinds}
 # the names that only a method's own messages use
-OF_METHODS = "bagged", "scores_own_trees", "sends_centres", "sends_rows", "summary"
+OF_METHODS = (
+    *("bagged", "scores_own_trees", "sends_centres", "sends_rows", "summary"),
+    "private",
+)
 LEAVE_WITH = {
     Action.PREPARE: [("curvature", "admm"), ("gram", "admm")],
     TRAIN_ADMM: [(x, "admm") for x in ("moments", "parameters", "model", "scores")],

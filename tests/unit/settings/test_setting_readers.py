@@ -63,7 +63,7 @@ OF_OTHER_RUNS = {
     "sgd": CORESETS,
     "gd": {"batch_size", *CORESETS},
     "coreset-kmeans": NO_MODEL,
-    "moments": {"hidden_sizes", "device"},
+    "moments": {"hidden_sizes", "device", "private_tables"},
     "personalised": {"max_joined_rows"},
 }
 """By strategy, what is read with other settings only, or declared for all."""

@@ -299,6 +299,7 @@ class SummedShard:
         columns: of every table, d.
         told: by edge, the counts of all shards on both sides.
         secrets: by edge, shared with the other side.
+        bits: after the point of every table's columns, where all sites know them.
     """
 
     table: str
@@ -309,6 +310,7 @@ class SummedShard:
     told: Mapping[int, ToldCounts]
     secrets: Mapping[int, EdgeSecret]
     masks: ShardMasks = field(default_factory=ShardMasks)
+    bits: Mapping[str, int] = field(default_factory=dict)
 
     def in_pass(self, number: int, pass_name: str) -> PaddedShard:
         """Return the shard in the pass of a number and a name."""
@@ -343,6 +345,7 @@ class SummedShard:
             (beside, incoming) if is_left else (incoming, beside),
             self.columns,
             pass_name,
+            self.bits,
         )
 
 

@@ -11,6 +11,7 @@ from tp_flower.protocol.setup_messages import SealedText
 MOST_PASSES: Final = 3
 LARGEST_COUNT: Final = float(1 << 52)
 
+Bits = Annotated[int, f.between(-64, 64)]
 Pass = Annotated[int, f.between(0, MOST_PASSES - 1)]
 """A subset of the joined rows: 0 is trained on, 1 validates, 2 is tested on."""
 
@@ -53,11 +54,13 @@ class MomentsRequest(Request, frozen=True, kw_only=True):
         passes: that the joined rows have.
         columns: of every table, the label's and the intercept's among them.
         outputs: scores of a row, as many as the label has columns.
+        bits: of the columns of every table after the point, where moments have noise.
         classes: of the label; none for numbers.
     """
 
     passes: list[Pass]
     columns: dict[f.Name, f.Count]
+    bits: dict[f.Name, Bits] = {}
     outputs: f.Size
     classes: list[str | f.Finite] = []
     parts: dict[int, CountedPart]
@@ -81,6 +84,7 @@ class PaddedPart(PartBody, frozen=True, kw_only=True):
 
     Attributes:
         features: encoded columns, d.
+        deviation: of the noise on a moment of the table's columns, in their unit.
         bits: of each column, label and intercept among them, after the point.
         sums: words, by pass, join and table: ``0-2-1`` are those of table 1 by the keys
             of join 2 in pass 0.
@@ -88,6 +92,7 @@ class PaddedPart(PartBody, frozen=True, kw_only=True):
     """
 
     features: f.Count
+    deviation: f.NonNegative = 0.0
     bits: Annotated[AnyArray, f.ArraySpec("int64", ("columns",), -64, 64)]
     sums: dict[
         str, Annotated[AnyArray, f.ArraySpec("uint64", ("joined-{}", "columns-{}"))]
@@ -118,6 +123,11 @@ class MomentsReply(Reply, frozen=True, kw_only=True):
             fields=("bits",),
             kinds=("second-moments",),
             policy="moments",
+        ),
+        Discloses(
+            "how much noise there is on the moments of {private}",
+            fields=("deviation",),
+            when="private",
         ),
     )
     schedule = ("features", "ledger")

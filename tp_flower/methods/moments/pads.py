@@ -2,9 +2,9 @@
 
 A pad of a key is made of the key's *state*, 128 bits that hold all that those who share
 it must agree on: the key's tag, how many tuples of every shard on either side have it,
-the tables' columns and the pass. The state is a CBC-MAC of these with AES-256, under a
-key derived from that of the join's group, K_e. A server that tells two sites different
-counts of a key gets sums under pads that nothing takes off again.
+the tables' columns, their bits and the pass. The state is a CBC-MAC of these with
+AES-256, under a key derived from that of the join's group, K_e. A server that tells two
+sites different counts of a key gets sums under pads that nothing takes off again.
 
 Blocks of moments have pads of *all* joins: for every two shards that share keys of an
 edge, they follow from the states of these. So a count that two sites were told
@@ -53,6 +53,7 @@ class SharedKeys:
         counts: of both sides, (k, J) and (k, L): tuples of every shard with the key.
         columns: of every table.
         pass_name: of the pass.
+        bits: after the point of every table's columns, where all know them.
     """
 
     key: bytes = field(repr=False)
@@ -61,12 +62,14 @@ class SharedKeys:
     counts: tuple[IntArray, IntArray]
     columns: Mapping[str, int]
     pass_name: str
+    bits: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def states(self) -> WordArray:
         """The state of every key, (k, 2)."""
         shards = [counts.shape[1] for counts in self.counts]
-        stated = json.dumps([self.pass_name, shards, sorted(self.columns.items())])
+        sizes = [sorted(of.items()) for of in (self.columns, self.bits)]
+        stated = json.dumps([self.pass_name, shards, *sizes])
         states = _encrypted(self._derived(stated), self.tags)
         for counts in self.counts:
             for of_shard in counts.T:

@@ -15,7 +15,7 @@ Notation:
     N  joined rows                  d_c  scores
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple, Self
 
@@ -23,8 +23,11 @@ import numpy as np
 import scipy.linalg
 
 from tp_flower.arrays import FloatArray, IndexArray
+from tp_flower.methods.moments.noise import LabelUnit
 
 SLACK = 1e-6
+MOST_DEVIATIONS = 8.0
+"""Of noise: so far from its mean is one entry in 10^15."""
 LEAST_EIGENVALUE = 1e-11
 """Of the largest: below it, rounding decides about a direction; it gets no weight."""
 
@@ -46,11 +49,13 @@ class Spectrum(NamedTuple):
     vectors: FloatArray
 
     @classmethod
-    def of(cls, matrix: FloatArray) -> Self:
-        """Return the spectrum of a symmetric matrix (d, d)."""
+    def of(cls, matrix: FloatArray, least: float = 0.0) -> Self:
+        """Return the spectrum of a symmetric matrix (d, d), each value at least so."""
         if not len(matrix):
             return cls(np.zeros(0), matrix)
         values, vectors = scipy.linalg.eigh(matrix)
+        if least:
+            return cls(np.maximum(values, least), vectors)
         return cls(
             np.where(values > LEAST_EIGENVALUE * values[-1], values, 0.0), vectors
         )
@@ -85,24 +90,78 @@ class JoinedMoments:
         features: positions of the features, (d,).
         labels: positions of the label's columns, (k,).
         intercept: position of the column of ones.
+        deviations: of the noise on them, (D, D), a numeric label's in the unit that it
+            is clipped in; None without.
+        label_unit: that unit.
     """
 
     matrix: FloatArray
     features: IndexArray
     labels: IndexArray
     intercept: int
+    deviations: FloatArray | None = None
+    label_unit: LabelUnit = field(default_factory=LabelUnit)
 
     def are_of(self, joined_rows: int) -> bool:
         """Return whether they can be moments of so many joined rows.
 
         Uniform words, which are what altered words or counts leave, can hardly be.
         """
-        squares = np.diag(self.matrix)
+        noise = np.zeros_like(self.matrix)
+        if self.deviations is not None:
+            noise = MOST_DEVIATIONS * self.deviations
+        squares = np.diag(self.matrix + noise)
         if not np.all(squares >= 0.0) or self.joined_rows != joined_rows:
             return False
-        # Cauchy and Schwarz, but for rounding to fixed point
-        bound = np.sqrt(np.outer(squares, squares))
-        return bool(np.all(np.abs(self.matrix) <= bound * (1.0 + SLACK) + SLACK))
+        # Cauchy and Schwarz, but for noise and rounding to fixed point
+        bound = np.sqrt(np.outer(squares, squares)) * (1.0 + SLACK) + SLACK + noise
+        return bool(np.all(np.abs(self.matrix) <= bound))
+
+    def in_unit_of(self, label: LabelUnit) -> "JoinedMoments":
+        """Return the moments of a numeric label that was clipped in another unit."""
+        matrix = self._unclipped(self.matrix, label)
+        return replace(self, matrix=matrix, label_unit=label)
+
+    def _unclipped(self, matrix: FloatArray, label: LabelUnit) -> FloatArray:
+        """Return sums (D, D) of a label that was clipped in a unit, in its own."""
+        matrix = matrix.copy()
+        matrix[self.labels] *= label.half
+        matrix[self.labels] += label.middle * matrix[self.intercept]
+        matrix[:, self.labels] *= label.half
+        matrix[:, self.labels] += label.middle * matrix[:, [self.intercept]]
+        return matrix
+
+    def positive(self) -> "JoinedMoments":
+        """Return moments that rows could have, near those that noise has moved.
+
+        In no direction there is less than the deviation of the noise.
+        """
+        if self.deviations is None:
+            return self
+        values, vectors = scipy.linalg.eigh(self.matrix)
+        floored = np.maximum(values, self.deviations.max())
+        return replace(self, matrix=(vectors * floored) @ vectors.T, deviations=None)
+
+    def with_more_noise(self, generator: np.random.Generator) -> "JoinedMoments":
+        """Return the moments with further noise, as much as they have."""
+        if self.deviations is None:
+            return self
+        upper = np.triu(self.deviations * generator.normal(size=self.matrix.shape))
+        noise = self._unclipped(upper + np.triu(upper, 1).T, self.label_unit)
+        return replace(self, matrix=self.matrix + noise)
+
+    @property
+    def noise_ridge(self) -> FloatArray:
+        """The ridge on each feature, (d,), that keeps noise from taking over.
+
+        It is half the spectral norm of noise as on the feature's moments, per joined
+        row: for equal noise on d features of one table, sigma sqrt(2 d) / 2 N.
+        """
+        if self.deviations is None:
+            return np.zeros(len(self.features))
+        of_features = self.deviations[np.ix_(self.features, self.features)]
+        ridge: FloatArray = np.linalg.norm(of_features, axis=1) / self.joined_rows
+        return ridge
 
     @property
     def joined_rows(self) -> float:
@@ -131,13 +190,19 @@ class JoinedMoments:
 
     @property
     def covariance(self) -> FloatArray:
-        """The features' covariance, (d, d)."""
-        return self.covariance_of(self.features, self.features)
+        """The features' covariance, (d, d), with the ridge that its noise needs."""
+        covariance = self.covariance_of(self.features, self.features)
+        return covariance + np.diag(self.noise_ridge)
+
+    @property
+    def _least(self) -> float:
+        """What eigenvalues are at least, where noise may make them negative."""
+        return float(self.noise_ridge.mean()) if len(self.features) else 0.0
 
     @cached_property
     def spectrum(self) -> Spectrum:
         """That of the features' covariance."""
-        return Spectrum.of(self.covariance)
+        return Spectrum.of(self.covariance, self._least)
 
     def covariance_of(self, left: IndexArray, right: IndexArray) -> FloatArray:
         """Return the covariances of some columns with others, (len(left), len(right)).
@@ -165,7 +230,9 @@ class JoinedMoments:
 
         The ridge is added to the covariance within the classes.
         """
-        shares = self.mean_labels
+        # noise may leave less than nothing of a class
+        least = 1.0 / self.joined_rows
+        shares = np.clip(self.mean_labels, least, 1.0 - least)
         means = self.matrix[np.ix_(self.labels, self.features)] / (
             shares[:, None] * self.joined_rows
         )
@@ -177,7 +244,7 @@ class JoinedMoments:
         within = self.covariance - (centred * shares[:, None]).T @ centred
         # from the mean: what all classes share says nothing of either, and columns
         # that add up to 1 have no variance along it
-        coefficients = Spectrum.of(within).solve(l2, centred.T)
+        coefficients = Spectrum.of(within, self._least).solve(l2, centred.T)
         middle = self.mean_features + 0.5 * centred
         intercept = np.log(shares) - (middle.T * coefficients).sum(axis=0)
         if len(self.labels) == 1:

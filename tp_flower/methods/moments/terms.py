@@ -6,9 +6,12 @@ from typing import Final
 import numpy as np
 
 from tp_flower.arrays import FloatArray, IntArray
-from tp_flower.errors import ProposalError
+from tp_flower.errors import ProposalError, SettingsError
+from tp_flower.methods.moments.noise import Norms
+from tp_flower.methods.moments.settings import MomentsSettings
 from tp_flower.methods.moments.tree import Edge, JoinTree
 from tp_flower.protocol.proposal import Proposal
+from tp_flower.query.fragment import Fragment
 from tp_flower.settings import Settings
 from tp_flower.splits import TEST, TRAIN, VALIDATION
 
@@ -36,6 +39,33 @@ def tree_of(proposal: Proposal) -> JoinTree:
             "the run's proposal needs a row of a table that it LEFT JOINs"
         )
     return JoinTree(tuple(proposal.tables), edges, outer)
+
+
+def private_tables(proposal: Proposal, settings: Settings) -> frozenset[str]:
+    """Return the tables of a query whose values noise covers.
+
+    Raises:
+        SettingsError: one of those named is no table of the query.
+    """
+    if not settings.privacy.covers_features:
+        return frozenset()
+    known = {table.lower(): table for table in proposal.tables}
+    named = settings.of(MomentsSettings).private_tables
+    if unknown := [name for name in named if name.lower() not in known]:
+        raise SettingsError(
+            f"private-tables: {unknown[0]!r} is no table of the query, whose tables "
+            f"are {', '.join(known.values())}"
+        )
+    return frozenset(known[name.lower()] for name in named or known)
+
+
+def norms_of(proposal: Proposal, settings: Settings) -> Norms:
+    """Return the norms that the rows of every table are clipped to."""
+    features = {
+        part.table: len(Fragment.from_json(part.fragment).features)
+        for part in proposal.parts.values()
+    }
+    return Norms.of(features, proposal.label_table, settings.privacy.clip)
 
 
 def splitting_table(proposal: Proposal, settings: Settings) -> str:
