@@ -43,7 +43,7 @@ from tp_flower.learning.models.local_model import (
     host_features,
 )
 from tp_flower.methods.moments import MOMENTS
-from tp_flower.methods.moments.counts import CountedRows, EdgeRows
+from tp_flower.methods.moments.counts import CountedRows, EdgeRows, whole_weights
 from tp_flower.methods.moments.exchange import (
     EdgeSecret,
     ShardMasks,
@@ -70,6 +70,7 @@ from tp_flower.methods.moments.noise import (
 from tp_flower.methods.moments.terms import (
     PASS_NAMES,
     TRAINED,
+    entity_table,
     label_columns,
     label_width,
     norms_of,
@@ -120,6 +121,7 @@ class CountedShard:
 
     Attributes:
         passes: the numbers of the run's passes.
+        largest_weight: of a row, by the query's weight.
     """
 
     site: Site
@@ -127,6 +129,7 @@ class CountedShard:
     tree: JoinTree
     passes: tuple[int, ...]
     body: CountedPart
+    largest_weight: float
 
     @cached_property
     def table(self) -> str:
@@ -137,6 +140,13 @@ class CountedShard:
     def extracted(self) -> ExtractedShard:
         """The rows."""
         return self.site.extracted(self.number)
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether joined rows have weights."""
+        terms = self.site.terms
+        has_weight = any(of.weight for of in terms.fragments.values())
+        return has_weight or bool(entity_table(terms.proposal, terms.settings))
 
     @cached_property
     def shards(self) -> list[int]:
@@ -185,7 +195,10 @@ class CountedShard:
             )
             for number, told in self.told.items()
         }
-        return CountedRows(edges, self._weights())
+        rows = CountedRows(edges, self._weights())
+        if self.table == entity_table(terms.proposal, terms.settings):
+            return rows.of_equal_weight()
+        return rows
 
     @cached_property
     def noise(self) -> ClippedNoise | None:
@@ -215,14 +228,17 @@ class CountedShard:
         return ShardMasks(self.site.group_key(group), place, len(self.shards))
 
     def _weights(self) -> IntArray:
-        """Return which rows take part in which pass, (p, n), 0 or 1."""
+        """Return the rows' weights in every pass, (p, n); 0 or 1 without a weight."""
         rows = self.extracted.rows
+        weights = np.ones(rows, np.int64)
+        if self.extracted.weight is not None:
+            weights = whole_weights(self.extracted.weight, self.largest_weight)
         if self.body.passes is None:
-            return np.ones((len(self.passes), rows), np.int64)
+            return np.repeat(weights[None, :], len(self.passes), axis=0)
         check_sizes(self.body, rows=rows)
         bits = self.body.passes
         self._check_passes(bits)
-        return np.stack([bits >> number & 1 for number in self.passes]).astype(np.int64)
+        return np.stack([(bits >> number & 1) * weights for number in self.passes])
 
     def _check_passes(self, bits: AnyArray) -> None:
         """Refuse passes that differ in single rows, whose moments would follow.
@@ -309,7 +325,7 @@ def moments(site: Site, request: MomentsRequest) -> MomentsReply:
     if list(passes) != request.passes or TRAINED not in passes:
         raise MessageError("'passes' must ascend from 0")
     shards = {
-        number: CountedShard(site, number, tree, passes, body)
+        number: CountedShard(site, number, tree, passes, body, request.largest_weight)
         for number, body in site.each(request.parts)
     }
     is_noisy = site.terms.settings.privacy.covers_features
@@ -335,9 +351,11 @@ def _check_rows(site: Site, number: int, shard: CountedShard) -> None:
     is_trained = np.zeros(shard.extracted.rows, np.bool_)
     is_trained[rows[:trained]] = True
     check_trained(site, number, (is_trained, shard.is_held_out))
+    purpose = f"the moments of table {shard.table!r}"
     for counts in shard.rows.multiplicity:
-        fewest = int(np.count_nonzero(counts))
-        check_rows(source, fewest, f"the moments of table {shard.table!r}")
+        check_rows(source, int(np.count_nonzero(counts)), purpose)
+        if shard.is_weighted and not counts_evenly(counts, source.policy.min_rows):
+            check_rows(source, 1, f"{purpose}, one of which weighs most")
 
 
 def _reserve(site: Site, number: int, shards: Mapping[int, CountedShard]) -> None:

@@ -257,7 +257,7 @@ class Explain(RoundStrategy):
             self._method.scores_left = ranks.by_number
             self._forecasts = estimate.forecast_scores(ranks)
             self.warn(*self._method.warnings_of_scores(self._forecasts))
-        self.warn(*self._method.warnings_of_encoders(joined, self._encoders))
+        self.warn(*self._method.warnings_of_encoders(self._encoders))
         yield ask(FinishRequest(), joined.extracted.all_parts)
         self._joined = joined
         for warning in self._method.run.warnings:

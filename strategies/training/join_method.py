@@ -296,9 +296,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         if short and not epochs:
             yield self._ends_early(short)
 
-    def warnings_of_encoders(
-        self, _: JoinedTables, __: Mapping[str, TableEncoding]
-    ) -> Iterator[str]:
+    def warnings_of_encoders(self, _: Mapping[str, TableEncoding]) -> Iterator[str]:
         """Yield warnings of what training would do with the encoded rows."""
         yield from ()
 
@@ -531,8 +529,13 @@ class JoinMethod(ServerMethod[TrainingProblem]):
     def _coefficients(self, replies: Replies, table: TrainedTable) -> FloatArray | None:
         return coefficients_of(replies, table, self.coefficient_shape(table))
 
-    def read_outcome(self, replies: Replies, problem: TrainingProblem) -> Outcome:
-        """Return the digests, the coefficients and each table's contribution."""
+    def read_outcome(
+        self, replies: Replies, problem: TrainingProblem, weight: int | None = None
+    ) -> Outcome:
+        """Return the digests, the coefficients and each table's contribution.
+
+        ``weight`` is that of all rows trained on; None stands for their number.
+        """
         coefficients = {
             name: weights
             for name, table in problem.tables.items()
@@ -547,7 +550,9 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             digests=read_digests(replies, problem.parts),
             coefficients=coefficients,
             coefficient=self.coefficient,
-            contributions=problem.head.contributions(sums, problem.train.joined_rows),
+            contributions=problem.head.contributions(
+                sums, problem.train.joined_rows if weight is None else weight
+            ),
         )
 
     def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:

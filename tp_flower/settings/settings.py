@@ -341,7 +341,8 @@ def _conflicts_of_privacy(values: Settings) -> Iterator[str]:
     """Refuse mechanisms that the method or the weights of rows do not allow."""
     privacy = values.privacy
     strategy = values.method_name
-    if values.row_weight != run.JOINED:
+    # the noise of padded sums is for the weights that rows have
+    if values.row_weight != run.JOINED and not values.method.pads_sums:
         yield from weight_problems(values.row_weight, privacy)
     solves_tables = values.method.solves_tables
     is_exact = solves_tables and not values.other_model

@@ -16,9 +16,14 @@ from strategies.run.exchange import Part, Replies
 from strategies.run.replies import refuse
 from strategies.setup.encoding import TableEncoding
 from strategies.setup.joined_rows import JoinedTables
-from tp_flower.arrays import AnyArray, IntArray
+from tp_flower.arrays import AnyArray, FloatArray, IntArray
 from tp_flower.joins.joining import join_codes
-from tp_flower.methods.moments.counts import CountedRows, count_joins, sums_by_shard
+from tp_flower.methods.moments.counts import (
+    CountedRows,
+    count_joins,
+    sums_by_shard,
+    whole_weights,
+)
 from tp_flower.methods.moments.exchange import Contribution, PassRows
 from tp_flower.methods.moments.messages import CountedPart, PaddedPart
 from tp_flower.methods.moments.terms import label_width, passes_without_partner
@@ -84,12 +89,44 @@ class JoinCounts:
         return count_joins(self.tree, self._codes, weights, unmatched)
 
     def _weights(self, table: str) -> IntArray:
-        """Return which rows of a table take part in which pass, (p, n)."""
+        """Return the weights of a table's rows in every pass, (p, n)."""
+        joined = self.joined
+        if table == joined.weighting.entity:
+            return self._equal_weights(table)
+        weights = np.ones(joined.extracted.table_rows[table], np.int64)
+        if table == joined.bound.weight_table:
+            weights = whole_weights(self._query_weights, self.largest_weight)
         bits = self.bits(table)
         if bits is None:
-            rows = self.joined.extracted.table_rows[table]
-            return np.ones((len(self.passes), rows), np.int64)
-        return np.stack([bits >> number & 1 for number in self.passes]).astype(np.int64)
+            return np.repeat(weights[None, :], len(self.passes), axis=0)
+        return np.stack([(bits >> number & 1) * weights for number in self.passes])
+
+    def _equal_weights(self, table: str) -> IntArray:
+        """Return the weights of rows of a table that all weigh alike, (p, n)."""
+        joined = self.joined
+        counts = [
+            joined.mapping.select(joined.subset == number).tables[table].multiplicity
+            for number in self.passes
+        ]
+        return CountedRows({}, np.stack(counts)).of_equal_weight().weights
+
+    @property
+    def _query_weights(self) -> FloatArray:
+        """The query's weights of the rows of their table, (n,)."""
+        weights = self.joined.extracted.weights
+        return np.ones(1) if weights is None else weights
+
+    @property
+    def largest_weight(self) -> float:
+        """The largest of them."""
+        return float(self._query_weights.max())
+
+    @cached_property
+    def totals(self) -> IntArray:
+        """The weight of all joined rows of every pass, (p,): N without weights."""
+        label_table = self.joined.bound.label_table
+        total: IntArray = self.rows[label_table].multiplicity.sum(axis=1)
+        return total
 
     def bits(self, table: str) -> AnyArray | None:
         """Return a bit for every pass that a row takes part in, (n,), uint8.

@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
+from strategies.methods.moments.join_counts import JoinCounts
 from strategies.setup.encoding import TableEncoding
-from strategies.setup.joined_rows import JoinedTables
 from tp_flower.errors import SettingsError
 from tp_flower.methods.moments.noise import planned_noise
 from tp_flower.methods.moments.solve import JoinedMoments, Solution
@@ -58,22 +58,24 @@ class TableNoise:
 
 
 def planned_noises(
-    joined: JoinedTables, encoders: Mapping[str, TableEncoding], settings: Settings
+    counts: JoinCounts, encoders: Mapping[str, TableEncoding], settings: Settings
 ) -> list[TableNoise]:
     """Return the noise of every private table, before anything is spent."""
+    joined = counts.joined
     proposal = joined.extracted.proposal
+    trained = int(counts.totals[counts.passes.index(TRAINED)])
     norms = norms_of(proposal, settings)
     columns = sum(encoding.columns.width for encoding in encoders.values())
     noises = []
     for table in sorted(private_tables(proposal, settings)):
         if not norms.squared[table]:
             continue
-        counts = joined.mapping.tables[table].multiplicity[None, :]
         noise = planned_noise(
-            PrivacyTerms.of(settings.privacy), norms.sensitivity(table, counts)
+            PrivacyTerms.of(settings.privacy),
+            norms.sensitivity(table, counts.rows[table].multiplicity),
         )
-        ratio = noise.deviation * np.sqrt(columns) / joined.train.joined_rows
-        largest = int(counts.max(initial=0))
+        ratio = noise.deviation * np.sqrt(columns) / trained
+        largest = int(joined.mapping.tables[table].multiplicity.max(initial=0))
         noises.append(TableNoise(table, largest, float(ratio)))
     return noises
 

@@ -50,6 +50,7 @@ NO_ERRORS: Final = {
     "classes": "No standard errors: a discriminant is no least-squares estimate.",
     "lasso": "No standard errors: a lasso chooses its columns by the same labels.",
     "rows": "No standard errors: the rows leave no degree of freedom.",
+    "weights": "No standard errors: what a weight says of a row's variance is unknown.",
     "noise": "No standard errors: they would not count the noise. Its deviation stands "
     "beside each coefficient.",
 }
@@ -82,6 +83,7 @@ def errors_note(
     repeats: int,
     *,
     is_noisy: bool,
+    is_weighted: bool,
 ) -> str:
     """Return what is said of the standard errors of a fit.
 
@@ -91,9 +93,12 @@ def errors_note(
         inference: None where it has no errors.
         repeats: joined rows, at most, that have one row of the label's table.
         is_noisy: whether the moments have noise.
+        is_weighted: whether joined rows have weights.
     """
     if is_noisy:
         return NO_ERRORS["noise"]
+    if is_weighted:
+        return NO_ERRORS["weights"]
     if problem.classes:
         return NO_ERRORS["classes"]
     if inference is None:

@@ -86,6 +86,7 @@ from tp_flower.protocol.training_messages import Update
 from tp_flower.query import BoundQuery
 from tp_flower.randomness import Stream, generator
 from tp_flower.reports.records import RunReport
+from tp_flower.settings.run import JOINED
 from tp_flower.splits import TEST, VALIDATION
 
 PADS: Final = (
@@ -138,12 +139,12 @@ class Moments(JoinMethod):
         return DisclosureValues(values, {"pads": pads})
 
     def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
-        """Return the query over the sites' columns, whose joined rows weigh alike."""
+        """Return the query over the sites' columns, weighted by one table at most."""
         bound = super().bind(schemas)
-        if bound.weight_table is not None:
+        if bound.weight_table is not None and self.settings.row_weight != JOINED:
             raise QueryError(
-                f"strategy {self.name!r} takes no weights of rows yet: leave "
-                "'AS weight' out, or use strategy = 'cg'"
+                f"strategy {self.name!r} takes one weight: leave 'AS weight' out, or "
+                "row-weight, or use strategy = 'cg'"
             )
         return bound
 
@@ -226,7 +227,7 @@ class Moments(JoinMethod):
         """Run the set-up rounds, and the one that brings the moments."""
         joined = yield from self.join(self.run.inventory)
         encoders = yield from fit_encoders(joined, self.run)
-        noises = planned_noises(joined, encoders, self.settings)
+        noises = planned_noises(self._counts, encoders, self.settings)
         check_noise(noises, self.settings)
         if noises:
             self.run.chosen["noise"] = "; ".join(map(str, noises))
@@ -237,6 +238,7 @@ class Moments(JoinMethod):
             bits=self._noise_bits(joined),
             outputs=layout.outputs,
             classes=list(self._classes),
+            largest_weight=self._counts.largest_weight,
             parts={
                 part.number: self._counts.part(
                     part,
@@ -293,10 +295,10 @@ class Moments(JoinMethod):
         return ColumnLayout(columns, label_table, self._counts.outputs)
 
     def warnings_of_encoders(
-        self, joined: JoinedTables, encoders: Mapping[str, TableEncoding]
+        self, encoders: Mapping[str, TableEncoding]
     ) -> Iterator[str]:
         """Yield how much noise the run's epsilon puts on each private table."""
-        noises = planned_noises(joined, encoders, self.settings)
+        noises = planned_noises(self._counts, encoders, self.settings)
         if noises:
             self.run.chosen["noise"] = "; ".join(map(str, noises))
         for refusal in refusals(noises, self.settings):
@@ -308,7 +310,7 @@ class Moments(JoinMethod):
             return {}
         norms = norms_of(joined.extracted.proposal, self.settings)
         shards = {name: len(layout.parts) for name, layout in joined.layouts.items()}
-        return norms.bits(joined.mapping.joined_rows, shards)
+        return norms.bits(int(self._counts.totals.sum()), shards)
 
     def _common_bits(self, table: str, columns: int) -> IntArray:
         """Return the bits of the columns of a table in several shards, (d,)."""
@@ -320,7 +322,7 @@ class Moments(JoinMethod):
             magnitudes[-1 - outputs : -1] = self._magnitude
         # one shard may have most of the largest rows
         magnitudes += SPARE_BITS
-        return public_bits(joined.mapping.joined_rows, magnitudes)
+        return public_bits(int(self._counts.totals.sum()), magnitudes)
 
     def _base_score(self, joined: JoinedTables) -> FloatArray:
         """Return the mean label, as other methods have it; 0 of classes."""
@@ -375,7 +377,7 @@ class Moments(JoinMethod):
             found = JoinedMoments(
                 matrix, layout.features, layout.labels, layout.intercept, deviations
             )
-            if not found.are_of(int(np.count_nonzero(joined.subset == number))):
+            if not found.are_of(int(self._counts.totals[position])):
                 raise ReplyError(
                     "the sites' sums are not the moments of the joined rows: a site "
                     "was told other counts than the others, or words were altered on "
@@ -398,6 +400,16 @@ class Moments(JoinMethod):
             if not np.array_equal(bits.setdefault(part.table, of_part), of_part):
                 raise refuse(part, "other bits than its table's other shards")
         return bits
+
+    @property
+    def _is_noisy(self) -> bool:
+        """Whether the moments have noise."""
+        return self.moments[TRAINED].deviations is not None
+
+    @property
+    def _is_weighted(self) -> bool:
+        """Whether joined rows have weights."""
+        return self._counts.joined.weighting.train is not None
 
     @cached_property
     def _label_unit(self) -> LabelUnit | None:
@@ -430,9 +442,9 @@ class Moments(JoinMethod):
         solution = fit.solution
         if problem.classes:
             solution = trained.discriminant(fit.penalty.l2)
-        elif not asked.l1 and trained.deviations is None:
+        elif not (asked.l1 or self._is_weighted or self._is_noisy):
             self._inference = Inference.of(trained, fit)
-        if trained.deviations is not None:
+        if self._is_noisy:
             self._noise = NoiseEffect.of(
                 self.moments,
                 fit.penalty.l2,
@@ -526,7 +538,8 @@ class Moments(JoinMethod):
             else {}
             for number, name in names.items()
         }
-        outcome = self.read_outcome(replies, problem)
+        weight = int(self.moments[TRAINED].joined_rows)
+        outcome = self.read_outcome(replies, problem, weight)
         return replace(
             outcome,
             statistics=self._statistics(problem),
@@ -561,7 +574,8 @@ class Moments(JoinMethod):
                 self._fit,
                 self._inference,
                 repeats,
-                is_noisy=self._noise is not None,
+                is_noisy=self._is_noisy,
+                is_weighted=self._is_weighted,
             ),
             "undetermined": undetermined(columns, self._inference),
             "noise": noise_entry(self._noise),

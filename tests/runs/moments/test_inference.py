@@ -146,3 +146,9 @@ def test_errors_are_shown_where_coefficients_are(tmp_path):
     assert set(model.coefficients["table"]) == {"u"}
     assert model.coefficients["standard_error"].notna().all()
     assert set(model.report["coefficients"]) == {"u"}
+
+
+def test_weights_leave_no_errors():
+    report = fit(row_weight="entity(i)").report
+    assert report["moments"]["errors"].startswith("No standard errors: what a weight")
+    assert not any("t" in entry for entry in report["coefficients"]["o"])

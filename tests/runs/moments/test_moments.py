@@ -345,11 +345,79 @@ def test_shards_add_up(label):
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def test_weights_are_refused():
-    query = sql(features="1 + o.uid AS weight, u.age")
-    with pytest.raises(QueryError, match="takes no weights of rows yet"):
-        api.fit(query, sites(), strategy="moments")
-    assert api.fit(query, sites(), strategy="cg").report["final"]
+@pytest.mark.parametrize("label", ["o.qty", "o.kind"])
+@pytest.mark.parametrize(
+    ("weight", "row_weight"),
+    [
+        ("1 + o.uid % 7", "joined"),
+        ("u.age - 20", "joined"),
+        ("o.day > -1", "joined"),
+        ("", "entity"),
+        ("", "entity(i)"),
+        ("", "entity(U)"),
+    ],
+)
+def test_joined_rows_weigh_as_by_other_strategies(label, weight, row_weight):
+    features = ", ".join(FEATURES)
+    if weight:
+        features = f"CAST({weight} AS DOUBLE) AS weight, {features}"
+    query = sql(label, features)
+    how = {"row_weight": row_weight, "test_fraction": 0.25, "l2": L2}
+    found = api.fit(query, sites(), strategy="moments", **how).report
+    if label == "o.kind":
+        assert 0.0 < found["final"]["test"]["r2"] < 1.0
+        return
+    expected = api.fit(query, sites(), strategy="cg", tolerance=1e-9, **how).report
+    for part in ("train", "test"):
+        for name in ("loss", "rmse", "r2"):
+            value = expected["final"][part][name]
+            assert found["final"][part][name] == pytest.approx(value, rel=1e-4)
+    for table, entries in expected["coefficients"].items():
+        for entry, other in zip(entries, found["coefficients"][table], strict=True):
+            assert other["value"] == pytest.approx(entry["value"], abs=1e-4)
+    shares = expected["contributions"].items()
+    for table, contribution in shares:
+        other = found["contributions"][table]["share"]
+        assert other == pytest.approx(contribution["share"], abs=1e-3)
+
+
+def test_shards_of_weighted_rows_add_up():
+    frames = tables()
+    shards = {
+        f"{name} {number}": {name: piece}
+        for name, frame in frames.items()
+        for number, piece in enumerate(pieces(frame, len(frame) // 3))
+    }
+    for row_weight, weight in (("entity(i)", ""), ("joined", "u.age AS weight, ")):
+        query = sql(features=weight + ", ".join(FEATURES))
+        how = {"strategy": "moments", "row_weight": row_weight}
+        whole = api.fit(query, sites(), **how).report["final"]
+        cut = api.fit(query, shards, **how).report["final"]
+        for part in ("train", "test"):
+            assert cut[part] == pytest.approx(whole[part], abs=1e-4)
+
+
+def test_two_weights_are_refused():
+    query = sql(features=f"u.age AS weight, {', '.join(FEATURES)}")
+    with pytest.raises(QueryError, match="takes one weight: leave 'AS weight' out, or"):
+        api.fit(query, sites(), strategy="moments", row_weight="entity")
+    assert api.fit(query, sites(), strategy="moments").report["final"]
+    assert api.fit(query, sites(), strategy="cg", row_weight="entity").report["final"]
+
+
+def test_a_weight_that_leaves_one_row_is_refused(tmp_path):
+    frames = tables()
+    files = [
+        write_site(tmp_path / name, {name: frame}, {name: f"min-rows = 5\n{ALLOWED}"})
+        for name, frame in frames.items()
+    ]
+    weight = "CASE WHEN o.uid = 3 THEN 1000 ELSE 0.001 END AS weight"
+    query = Query.from_sql(sql(features=f"{weight}, {', '.join(FEATURES)}"))
+    with (
+        LocalGrid(files) as grid,
+        pytest.raises(SiteError, match="min-rows"),
+    ):
+        TablePuppetMoments(query, test_fraction=0.0).start(grid)
 
 
 def test_a_column_without_a_scale_is_refused_in_shards():

@@ -24,11 +24,12 @@ Notation:
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import BoolArray, IntArray
+from tp_flower.arrays import BoolArray, FloatArray, IntArray
 from tp_flower.methods.moments.tree import JoinTree
 
 Codes = npt.NDArray[np.integer]
@@ -64,13 +65,27 @@ class EdgeRows:
         return np.concatenate([counts, self.unmatched[:, None]], axis=1)[:, self.codes]
 
 
+WEIGHT_BITS: Final = 24
+"""Of weights of rows, which are whole numbers: the largest is 2^24."""
+
+
+def whole_weights(weights: FloatArray, largest: float) -> IntArray:
+    """Return weights (n,) of rows as whole numbers; those that are missing count 0.
+
+    >>> whole_weights(np.array([3.0, 1.5, 0.0]), 3.0).tolist()
+    [16777216, 8388608, 0]
+    """
+    share = np.clip(np.nan_to_num(weights) / largest, 0.0, 1.0)
+    return np.rint(np.ldexp(share, WEIGHT_BITS)).astype(np.int64)
+
+
 @dataclass(frozen=True, eq=False)
 class CountedRows:
     """A table's rows with what they are joined to.
 
     Attributes:
         edges: by number.
-        weights: (p, n), w, 0 or 1.
+        weights: (p, n), w: 0 or 1, or of one table whole weights.
     """
 
     edges: Mapping[int, EdgeRows]
@@ -83,6 +98,18 @@ class CountedRows:
             for number, edge in self.edges.items()
         }
         return CountedRows(edges, self.weights[:, chosen])
+
+    def of_equal_weight(self) -> "CountedRows":
+        """Return the rows, all of whose joined rows together weigh the same.
+
+        That is a row's weight 1 / G in each pass, whatever weights joined rows have.
+        """
+        counts = self.multiplicity
+        shares = np.divide(1.0, counts, out=np.zeros(counts.shape), where=counts > 0)
+        weights = whole_weights(shares, 1.0)
+        # a row in very many joined rows counts as little as there is
+        weights[(weights == 0) & (counts > 0)] = 1
+        return CountedRows(self.edges, weights)
 
     def in_pass(self, number: int) -> BoolArray:
         """Return which rows joined rows of a pass have, (n,).

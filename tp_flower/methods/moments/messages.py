@@ -56,6 +56,7 @@ class MomentsRequest(Request, frozen=True, kw_only=True):
         outputs: scores of a row, as many as the label has columns.
         bits: of the columns of every table after the point, where moments have noise.
         classes: of the label; none for numbers.
+        largest_weight: of a row, by the query's weight.
     """
 
     passes: list[Pass]
@@ -63,6 +64,7 @@ class MomentsRequest(Request, frozen=True, kw_only=True):
     bits: dict[f.Name, Bits] = {}
     outputs: f.Size
     classes: list[str | f.Finite] = []
+    largest_weight: f.Positive = 1.0
     parts: dict[int, CountedPart]
 
     discloses = (
@@ -73,7 +75,7 @@ class MomentsRequest(Request, frozen=True, kw_only=True):
         ),
         Discloses(
             "how many columns each table has, and the magnitude of the label",
-            fields=("columns", "bits", "classes"),
+            fields=("columns", "bits", "classes", "largest_weight"),
         ),
     )
     schedule = ("encoder", "outputs")

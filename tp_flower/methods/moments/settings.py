@@ -81,7 +81,7 @@ def _begins(settings: Settings) -> bool:
 RULES: Final = Rules(
     groups=(MomentsSettings,),
     reads=names_of(MomentsSettings)
-    | {"sample", "test_split", "validation_fraction", "l1", "l2"},
+    | {"sample", "test_split", "validation_fraction", "l1", "l2", "row_weight"},
     conflicts=_conflicts,
     begins={TRAIN_MOMENTS: _begins},
 )

@@ -13,6 +13,7 @@ from tp_flower.methods.moments.tree import Edge, JoinTree
 from tp_flower.protocol.proposal import Proposal
 from tp_flower.query.fragment import Fragment
 from tp_flower.settings import Settings
+from tp_flower.settings.run import entity_named
 from tp_flower.splits import TEST, TRAIN, VALIDATION
 
 PASS_NAMES: Final = {TRAIN: "training", VALIDATION: "validation", TEST: "test"}
@@ -66,6 +67,15 @@ def norms_of(proposal: Proposal, settings: Settings) -> Norms:
         for part in proposal.parts.values()
     }
     return Norms.of(features, proposal.label_table, settings.privacy.clip)
+
+
+def entity_table(proposal: Proposal, settings: Settings) -> str:
+    """Return the table whose rows weigh alike, by `row-weight`; "" for none."""
+    named = entity_named(settings.row_weight)
+    if named is None:
+        return ""
+    known = {table.lower(): table for table in proposal.tables}
+    return known.get(named.lower(), "") if named else proposal.label_table
 
 
 def splitting_table(proposal: Proposal, settings: Settings) -> str:
