@@ -20,6 +20,7 @@ from scripts.bench.suites.encode import measure_encode
 from scripts.bench.suites.materialised import measure_centralized, measure_speed
 from scripts.bench.suites.memory import measure_memory
 from scripts.bench.suites.methods import measure_methods
+from scripts.bench.suites.moments import measure_moments
 from scripts.bench.suites.privacy import measure_labels, measure_privacy
 from scripts.bench.suites.scale import measure_linearity, measure_paper_scale
 
@@ -36,6 +37,7 @@ SUITES: Mapping[str, Callable[[Options], Outcome]] = {
     "memory": measure_memory,
     "privacy": measure_privacy,
     "labels": measure_labels,
+    "moments": measure_moments,
     "movielens": measure_movielens,
     "linearity": measure_linearity,
     "paper-scale": measure_paper_scale,

@@ -20,6 +20,7 @@ noisy scores, models without noise         none      none
 noisy models and scores, fitted encoder    none      number
 noisy models and scores, declared encoder  number    number
 noisy scores of an earlier run's model     none      ""
+noisy second moments, declared encoder     number    ""
 =========================================  ========  ======
 """
 
