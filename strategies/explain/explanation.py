@@ -21,7 +21,10 @@ numbers, predicted bytes are rounded)::
     cost     {strategy, epochs, rounds: {set-up, epoch, run},
                bytes: {up, down} of an epoch that is not the last one,
                waiting: {channel: seconds of a deployment, besides computing and
-               network}}
+               network},
+               beside: {strategy, epochs, usual-epochs}}: in how many epochs another
+               strategy sends as much, and within how many it is usually near its
+               optimum; only where the strategy names one
     score-vectors  [{table, site, left, epoch, epochs}]: where policies limit them,
                how many may leave, how many an epoch takes, and for how many epochs they
                last
@@ -67,6 +70,7 @@ from tp_flower.protocol.setup_messages import EncodedColumns
 from tp_flower.protocol.training_messages import Update
 from tp_flower.query import Join
 from tp_flower.reports import records
+from tp_flower.settings import Settings
 from tp_flower.settings.run import EXPLAIN
 
 
@@ -126,6 +130,16 @@ class CostEstimate:
             "rounds": {"set-up": set_up, "epoch": epoch.rounds, "run": rounds},
             "bytes": {"up": round(epoch.up), "down": round(epoch.down)},
             "waiting": records.waiting_seconds(rounds),
+        }
+
+    def beside(self, other: JoinMethod) -> Document:
+        """Return the entry `beside` of `cost`, about another method's bytes."""
+        own = self.method.epoch_traffic(self._tables, self._batches)
+        theirs = other.epoch_traffic(self._tables, 0)
+        return {
+            "strategy": other.name,
+            "epochs": (own.up + own.down) / (theirs.up + theirs.down),
+            "usual-epochs": other.usual_epochs,
         }
 
     def forecast_scores(self, ranks: Ranks) -> list[ScoreForecast]:
@@ -298,7 +312,7 @@ class Explain(RoundStrategy):
             "loss": joined.objective.name,
             "row-weight": joined.weighting.report_entry(train),
             "saving": _saving(joined, columns),
-            "cost": estimate.cost(self._forecasts),
+            "cost": estimate.cost(self._forecasts) | self._beside(estimate),
             "memory": estimate.memory(),
             "score-vectors": [item.report_entry() for item in self._forecasts],
             "releases": releases,
@@ -308,6 +322,16 @@ class Explain(RoundStrategy):
             },
         }
         return {key: records.plain(value) for key, value in content.items()}
+
+    def _beside(self, estimate: CostEstimate) -> Document:
+        """Return the entry `beside` of the cost, if the method is compared."""
+        name = self.settings.method.beside
+        if not name:
+            return {}
+        method = STRATEGIES[name](self.query, Settings(strategy=name)).method
+        if not isinstance(method, JoinMethod):
+            raise TypeError(f"strategy {name!r} does not train over joins")
+        return {"beside": estimate.beside(method)}
 
 
 def _saving(

@@ -51,8 +51,14 @@ def estimate(cost: blocks.Record) -> blocks.Block | None:
     title = (
         f"Training by {cost.text('strategy')}, at most {cost.count('epochs')} epochs"
     )
-    waiting = _waiting_times(int(rounds.amount("run")))
-    return blocks.Table(title, ("", "rounds", *DIRECTIONS), rows, note=waiting)
+    note = _waiting_times(int(rounds.amount("run")))
+    if beside := cost.at("beside"):
+        note += (
+            f" It sends as much as {beside.amount('epochs'):.2g} epochs of "
+            f"{beside.text('strategy')}, which usually takes about "
+            f"{beside.count('usual-epochs')} to come to 0.1 % of its optimum."
+        )
+    return blocks.Table(title, ("", "rounds", *DIRECTIONS), rows, note=note)
 
 
 def memory(forecast: blocks.Record) -> blocks.Block | None:

@@ -53,6 +53,8 @@ class Method:
             to count.
         is_full_batch: whether the only batch of an epoch has all joined rows.
         sampled_rows: joined rows to draw; 0 trains on all of them.
+        beside: the strategy that trains the same models otherwise, whose bytes
+            `explain` compares; "" for none.
         solvers: the server's solvers; empty if the sites train.
     """
 
@@ -83,6 +85,7 @@ class Method:
     sends_a_row_once: bool = True
     is_full_batch: bool = False
     sampled_rows: int = 0
+    beside: str = ""
     solvers: tuple[str, ...] = ()
 
 

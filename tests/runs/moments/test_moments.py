@@ -168,6 +168,19 @@ def test_rounds_and_bytes_are_as_explained():
     assert report["privacy"]["readings"] == []
 
 
+def test_explain_compares_the_bytes_with_conjugate_gradients():
+    costs = {
+        strategy: api.explain(sql(), sites(), strategy=strategy).report["cost"]
+        for strategy in ("moments", "cg")
+    }
+    own, theirs = (sum(each["bytes"].values()) for each in costs.values())
+    beside = costs["moments"]["beside"]
+    assert beside["strategy"] == "cg"
+    # of models that the server sets, cg would send a little more
+    assert beside["epochs"] == pytest.approx(own / theirs, rel=0.1)
+    assert "beside" not in costs["cg"]
+
+
 def test_no_label_and_no_score_leaves():
     frames = [{name: [frame]} for name, frame in tables().items()]
     with WatchedGrid(frames, None) as grid:
