@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tp_flower.api import Federation, FittedModel, explain, fit, load, moments
-    from tp_flower.reports.moments import Moments
+    from tp_flower.reports.moments import JoinAnswers
     from tp_flower.reports.results import Evaluation, Explanation, Predictions
 
 __all__ = [
@@ -16,7 +16,7 @@ __all__ = [
     "Explanation",
     "Federation",
     "FittedModel",
-    "Moments",
+    "JoinAnswers",
     "Predictions",
     "explain",
     "fit",

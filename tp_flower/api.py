@@ -31,7 +31,7 @@ from tp_flower.errors import ModelError, SettingsError, TPFlowerError
 from tp_flower.files import home_at, user_home
 from tp_flower.methods.method import start_keys, start_model
 from tp_flower.model_names import MANIFEST_FILE, MODELS, ModelVersion, find_version
-from tp_flower.reports.moments import METHOD, Moments
+from tp_flower.reports.moments import METHOD, JoinAnswers
 from tp_flower.reports.results import Evaluation, Explanation, Predictions, Result
 from tp_flower.settings.run import EVALUATE, EXPLAIN, PREDICT, TRAIN
 
@@ -135,7 +135,7 @@ def explain(
 
 def moments(
     query: "str | Query", sites: Sites, *, home: FilePath | None = None, **settings: Any
-) -> Moments:
+) -> JoinAnswers:
     """Train by strategy "moments", and return what the moments answer besides a model.
 
     Correlations, variance inflation, the R2 of every table alone and of all others,
@@ -155,7 +155,7 @@ def moments(
     >>> answers.correlations.round(3).to_dict("records")
     [{'first': 'c.income', 'second': 'label', 'correlation': 1.0}]
     """
-    return Moments(fit(query, sites, home=home, strategy=METHOD, **settings))
+    return JoinAnswers(fit(query, sites, home=home, strategy=METHOD, **settings))
 
 
 def load(folder: FilePath) -> "FittedModel":

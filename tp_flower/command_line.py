@@ -164,14 +164,14 @@ def moments(file: File = None, overrides: Overrides = None) -> None:
     rows leave the sites, which their ledgers note.
     """
     from tp_flower import api
-    from tp_flower.reports.moments import METHOD, Moments
+    from tp_flower.reports.moments import METHOD, JoinAnswers
     from tp_flower.reports.records import REPORT_FILE, report_line
     from tp_flower.settings.run import TRAIN
 
     settings = read_settings(file, overrides, mode=TRAIN, strategy=METHOD)
     typer.echo(RELEASES)
     model = api.run(settings, announce=api.print_line)
-    show(Moments(model).view())
+    show(JoinAnswers(model).view())
     typer.echo(report_line(model.folder / REPORT_FILE))
 
 

@@ -325,10 +325,11 @@ class Explain(RoundStrategy):
 
     def _beside(self, estimate: CostEstimate) -> Document:
         """Return the entry `beside` of the cost, if the method is compared."""
-        name = self.settings.method.beside
-        if not name:
+        if not self.settings.method.is_compared:
             return {}
-        method = STRATEGIES[name](self.query, Settings(strategy=name)).method
+        usual = Settings()
+        name = usual.method_name
+        method = STRATEGIES[name](self.query, usual).method
         if not isinstance(method, JoinMethod):
             raise TypeError(f"strategy {name!r} does not train over joins")
         return {"beside": estimate.beside(method)}

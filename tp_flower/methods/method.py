@@ -53,8 +53,8 @@ class Method:
             to count.
         is_full_batch: whether the only batch of an epoch has all joined rows.
         sampled_rows: joined rows to draw; 0 trains on all of them.
-        beside: the strategy that trains the same models otherwise, whose bytes
-            `explain` compares; "" for none.
+        is_compared: whether `explain` compares its bytes with those of the strategy
+            that "auto" would take.
         solvers: the server's solvers; empty if the sites train.
     """
 
@@ -85,7 +85,7 @@ class Method:
     sends_a_row_once: bool = True
     is_full_batch: bool = False
     sampled_rows: int = 0
-    beside: str = ""
+    is_compared: bool = False
     solvers: tuple[str, ...] = ()
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 METHOD: Final = "moments"
 
 
-class Moments:
+class JoinAnswers:
     """What the second moments of the joined training rows answer.
 
     A column is named ``table.feature``, with a number in brackets where the feature has

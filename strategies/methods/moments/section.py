@@ -113,7 +113,9 @@ def errors_note(
     return " ".join(notes)
 
 
-def undetermined(columns: questions.Columns, inference: Inference | None) -> list[str]:
+def undetermined(
+    columns: questions.FeatureColumns, inference: Inference | None
+) -> list[str]:
     """Return the columns without an error, where others have one."""
     if inference is None or inference.freedom <= 0.0:
         return []
@@ -124,7 +126,7 @@ def undetermined(columns: questions.Columns, inference: Inference | None) -> lis
 
 def answers(
     passes: Mapping[int, JoinedMoments],
-    columns: questions.Columns,
+    columns: questions.FeatureColumns,
     labels: Sequence[str],
     l2: float,
 ) -> dict[str, object]:

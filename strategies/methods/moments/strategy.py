@@ -71,7 +71,7 @@ from tp_flower.methods.moments.penalties import (
     fit_path,
     violation,
 )
-from tp_flower.methods.moments.questions import Columns
+from tp_flower.methods.moments.questions import FeatureColumns
 from tp_flower.methods.moments.solve import JoinedMoments, Solution
 from tp_flower.methods.moments.terms import (
     TRAINED,
@@ -554,7 +554,7 @@ class Moments(JoinMethod):
 
     def _report_section(self, problem: TrainingProblem) -> dict[str, object]:
         """Return what the moments tell besides the model."""
-        columns = Columns(
+        columns = FeatureColumns(
             {
                 table: problem.encoders[table].features
                 for table in self._counts.tree.tables

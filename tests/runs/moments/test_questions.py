@@ -17,7 +17,7 @@ from tests.support.examples.orders import (
     tables,
 )
 from tests.support.federated import pieces
-from tp_flower.methods.moments.questions import Columns, inflations
+from tp_flower.methods.moments.questions import FeatureColumns, inflations
 from tp_flower.methods.moments.solve import JoinedMoments
 
 EVERYTHING = {"l2": 0.0, "test_fraction": 0.0}
@@ -25,7 +25,7 @@ TABLES = {"o": ["o.day"], "u": ["u.age"], "i": ["i.price"], "m": ["m.size"]}
 
 
 @pytest.fixture(scope="module")
-def answers() -> tp_flower.Moments:
+def answers() -> tp_flower.JoinAnswers:
     return tp_flower.moments(sql(), sites(), **EVERYTHING)
 
 
@@ -162,7 +162,7 @@ def test_categories_have_numbers_and_classes_their_names():
 
 
 def test_a_features_own_columns_are_no_pair():
-    columns = Columns({"o": {"day": 1, "gone": 0}, "i": {"kind": 2}, "u": {}})
+    columns = FeatureColumns({"o": {"day": 1, "gone": 0}, "i": {"kind": 2}, "u": {}})
     assert columns.names == ["o.day", "i.kind[0]", "i.kind[1]"]
     assert [each.tolist() for each in columns.by_table.values()] == [[0], [1, 2], []]
     assert [each.tolist() for each in columns.by_feature.values()] == [[0], [1, 2]]

@@ -19,7 +19,7 @@ MOMENTS: Final = Method(
     is_prepared=False,
     sends_scores=False,
     keeps_labels=True,
-    beside="cg",
+    is_compared=True,
     pads_sums=True,
     tells="the second moments of the joined rows: for each two columns of the tables, "
     "the label among them, the sum of their products; nothing of a row",

@@ -25,7 +25,7 @@ MOST_COMPONENTS: Final = 5
 
 
 @dataclass(frozen=True)
-class Columns:
+class FeatureColumns:
     """The encoded columns of the features, in the order of the moments.
 
     Attributes:
@@ -53,7 +53,7 @@ class Columns:
     def names(self) -> list[str]:
         """The name of each column, d in all.
 
-        >>> Columns({"o": {"day": 1, "same": 0}, "i": {"kind": 2}}).names
+        >>> FeatureColumns({"o": {"day": 1, "same": 0}, "i": {"kind": 2}}).names
         ['o.day', 'i.kind[0]', 'i.kind[1]']
         """
         return [
