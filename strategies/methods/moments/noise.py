@@ -48,9 +48,14 @@ class TableNoise:
     multiplicity: int
     ratio: float
 
+    @property
+    def is_cheap(self) -> bool:
+        """Whether the model loses little by it."""
+        return self.ratio <= LITTLE
+
     def __str__(self) -> str:
         effect = "costs a part of what the table adds"
-        if self.ratio <= LITTLE:
+        if self.is_cheap:
             effect = "costs little"
         if self.ratio > MOST:
             effect = "more than many tables add"

@@ -113,7 +113,10 @@ def _noise(report: blocks.Record) -> blocks.Table | None:
         blocks.text_column("metric", "metric"),
         *(_number(name, name, "{:.4g}".format) for name in ("value", "low", "high")),
     ]
-    note = "95 % of the values that the metric takes if the noise is drawn once more."
+    note = (
+        f"Noise on {report.at('chosen').text('noise')}. The ends are those of 95 % of "
+        "the values that the metric takes if the noise is drawn once more."
+    )
     return blocks.tabulate("Noise on the metrics", rows, columns, note)
 
 

@@ -231,6 +231,7 @@ class Moments(JoinMethod):
         check_noise(noises, self.settings)
         if noises:
             self.run.chosen["noise"] = "; ".join(map(str, noises))
+            self.run.warn(*(f"noise on {each}" for each in noises if not each.is_cheap))
         layout = self._layout(joined, encoders)
         request = MomentsRequest(
             passes=list(self._counts.passes),
