@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tp_flower.errors import SettingsError
+from tp_flower.errors import SettingsError, SiteError
 from tp_flower.methods.moments.noise import (
     LabelUnit,
     Norms,
@@ -12,7 +12,7 @@ from tp_flower.methods.moments.noise import (
     noise_words,
 )
 from tp_flower.methods.moments.words import to_words
-from tp_flower.randomness import NoiseSource
+from tp_flower.randomness import GRID_BITS, NoiseSource
 
 TABLES = ("label", "own", "other")
 FEATURES = {"label": 2, "own": 3, "other": 1}
@@ -140,6 +140,28 @@ def test_noise_has_the_deviations_that_it_says(pair, table, has_intercept):
     assert np.abs(noise.mean(axis=0)).max() < 5 * 5.0 / np.sqrt(draws)
     correlation = np.corrcoef(noise[:, 0, 1], noise[:, 1, 0])[0, 1]
     assert correlation == pytest.approx(float(is_own), abs=5 / np.sqrt(draws))
+
+
+@pytest.mark.parametrize("bits", [3, 20, 44])
+def test_noise_covers_the_last_bits_of_moments(bits):
+    """Were noise on a grid, what moments are beside it would leave as it is."""
+    source = NoiseSource(bytes(32))
+    deviations = np.full((100, 100), 5.3)
+    words = noise_words(source, deviations, bits, is_symmetric=False)
+    grid = max(5.3 * 2.0 ** (bits - GRID_BITS), 1.0)
+    nearest = np.rint(words.view(np.int64) / grid)
+    beside = words.view(np.int64) / grid - nearest
+    # uniform between grid points, whose rounding is that of whole words
+    expected = np.sqrt(1.0 - 1.0 / grid**2) / np.sqrt(12.0)
+    assert beside.std() == pytest.approx(expected, abs=0.01)
+    for bit in range(int(np.log2(grid)) + 1):
+        assert np.mean(words >> np.uint64(bit) & 1) == pytest.approx(0.5, abs=0.03)
+
+
+def test_noise_beyond_words_is_refused():
+    """Its words would all be the least number, which covers nothing."""
+    with pytest.raises(SiteError, match="no room for the noise"):
+        noise_words(NoiseSource(bytes(32)), np.ones((2, 2)), 63, is_symmetric=True)
 
 
 def test_nothing_is_added_to_sums_of_others():
