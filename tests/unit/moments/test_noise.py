@@ -170,15 +170,23 @@ def test_nothing_is_added_to_sums_of_others():
     ).any()
 
 
-@pytest.mark.parametrize("bits", [2, 6, 20])
-def test_words_are_no_longer_than_their_norm(bits):
-    rng = np.random.default_rng(bits)
+@pytest.mark.parametrize(
+    ("bits", "norm"), [(2, 2.0), (6, 2.0), (20, 2.0), (-3, 2.0), (1, 1.0), (40, 1e-12)]
+)
+def test_words_are_no_longer_than_their_norm(bits, norm):
+    """Whatever bits a server tells, and whatever clip it proposes."""
+    rng = np.random.default_rng(abs(bits))
     rows = rng.normal(size=(500, 7)) * rng.gamma(1.0, 3.0, size=(500, 1))
     rows[0] = np.nan
     rows[1] = np.inf
-    clipped = clip_columns(rows, 4.0, bits)
-    words = to_words(clipped, np.full(7, bits)).view(np.int64) / 2.0**bits
-    assert np.linalg.norm(words, axis=1).max() <= 2.0
+    # of many columns, such as a category's
+    one_column = np.zeros((2, 300))
+    one_column[0, 3] = one_column[1, 4] = 20.0
+    for columns in (rows, one_column):
+        clipped = clip_columns(columns, norm**2, bits)
+        width = columns.shape[1]
+        words = to_words(clipped, np.full(width, bits)).view(np.int64) / 2.0**bits
+        assert np.linalg.norm(words, axis=1).max() <= norm
 
 
 def test_bits_leave_room_for_noise_and_shards():

@@ -152,9 +152,13 @@ def planned_noise(privacy: PrivacyTerms, sensitivity: float) -> ClippedNoise:
 
 
 def clip_columns(features: FloatArray, squared_norm: float, bits: int) -> FloatArray:
-    """Return features (n, d) whose words have at most a norm, after rounding."""
+    """Return features (n, d) whose words have at most a norm, after rounding.
+
+    They are zeros if a row of words may be longer than that, whatever its length.
+    """
     rounding = math.sqrt(features.shape[1]) * 2.0 ** (-bits - 1)
-    return clip_rows(features, max(math.sqrt(squared_norm) - rounding, rounding))
+    clip = math.sqrt(squared_norm) - rounding
+    return clip_rows(features, clip) if clip > 0.0 else np.zeros_like(features)
 
 
 def entry_deviations(
