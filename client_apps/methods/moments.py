@@ -520,8 +520,10 @@ def _bits(
     if shard.table in request.bits:
         # as large as clipped rows can be: whether bits are refused says nothing of them
         norms = norms_of(shard.site.terms.proposal, shard.site.terms.settings)
+        # whole numbers might wrap around
+        joined_rows = counts.sum(dtype=np.float64)
         second_moments = np.full(
-            columns.shape[1], counts.sum() * norms.squared[shard.table]
+            columns.shape[1], joined_rows * norms.squared[shard.table]
         )
         bits = np.full(columns.shape[1], request.bits[shard.table])
     else:
