@@ -27,7 +27,7 @@ from client_apps.privacy.guard import (
     counts_evenly,
 )
 from client_apps.privacy.ledger_entries import note_scope, release, set_aside
-from client_apps.privacy.local_labels import local_label_facts
+from client_apps.privacy.local_labels import is_label_covered, local_label_facts
 from client_apps.privacy.proposal_checks import agree, check_begins, check_trained
 from client_apps.rounds.site import REQUEST, Site
 from tp_flower.arrays import AnyArray, BoolArray, FloatArray, IntArray
@@ -547,7 +547,10 @@ def _labels(site: Site, number: int, request: MomentsRequest) -> FloatArray:
     if label is None or task is None:
         raise MessageError("the part has no label")
     sql = site.fragment(number).label or "label"
-    facts = local_label_facts(site.source(number), label, task, sql)
+    is_covered = is_label_covered(site, number)
+    facts = local_label_facts(
+        site.source(number), label, task, sql, is_covered=is_covered
+    )
     classes = request.classes
     agree("outputs", label_width(len(classes)), request.outputs)
     if len(site.terms.proposal.shards_of(site.fragment(number).table)) == 1:
@@ -555,7 +558,8 @@ def _labels(site: Site, number: int, request: MomentsRequest) -> FloatArray:
     if not classes:
         return label_columns(label.values, 0)
     numbers = label.positions_in(classes)
-    if np.isnan(numbers).any():
+    # a label that is NULL, which noise covers, is of no class
+    if np.isnan(numbers[~np.isnan(label.values)]).any():
         raise MessageError("'classes' lacks one of the site's")
     return label_columns(numbers, len(classes))
 

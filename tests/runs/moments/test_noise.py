@@ -16,7 +16,7 @@ from tests.support.federated import (
 )
 from tests.support.ledgers import ledger_lines
 from tp_flower import api
-from tp_flower.errors import ReplyError, SettingsError, SiteError
+from tp_flower.errors import QueryError, ReplyError, SettingsError, SiteError
 from tp_flower.query import Query
 from tp_flower.settings import PrivacySettings
 
@@ -163,6 +163,30 @@ def test_a_policy_asks_for_noise_and_bounds_it(tmp_path):
                 assert trained(grid, private, epsilon=1.5).final.train
         with pytest.raises(SiteError, match="epsilon"):
             trained(grid, "o", epsilon=1.5)
+
+
+@pytest.mark.parametrize(
+    ("label", "value"),
+    [("o.qty", "NULL"), ("o.qty", "1e300"), ("o.kind", "NULL"), ("o.day < 9", "true")],
+)
+def test_no_refusal_tells_of_a_label_that_noise_covers(label, value):
+    """How many labels a condition makes NULL would be a count without noise."""
+    chosen = f"CASE WHEN o.day > 1.5 THEN {value} ELSE {label} END"
+
+    def fitted(private: str):
+        return fit(
+            chosen,
+            encoders=ENCODERS,
+            private_tables=private,
+            privacy_features="statistics",
+            privacy_noise_multiplier=HARDLY,
+            privacy_label_range="-4, 8",
+        )
+
+    assert fitted("o").report["final"]["train"]
+    refusal = "NULL in|beyond 1e|constant at all"
+    with pytest.raises((QueryError, SiteError), match=refusal):
+        fitted("u")
 
 
 def test_a_table_that_needs_much_noise_is_refused_by_name():
