@@ -553,7 +553,9 @@ def _labels(site: Site, number: int, request: MomentsRequest) -> FloatArray:
     )
     classes = request.classes
     agree("outputs", label_width(len(classes)), request.outputs)
-    if len(site.terms.proposal.shards_of(site.fragment(number).table)) == 1:
+    is_alone = len(site.terms.proposal.shards_of(site.fragment(number).table)) == 1
+    # other shards have more classes, but none has classes of what is numbers here
+    if is_alone or facts.classes is None:
         agree("classes", facts.classes or [], classes)
     if not classes:
         return label_columns(label.values, 0)

@@ -30,13 +30,21 @@ def privacy(**how: object) -> PrivacySettings:
     return PrivacySettings(features="statistics", label_range=RANGE, **how)
 
 
-def trained(grid, private: str = "o", *, split: str = "random", **how: object):
+def trained(
+    grid,
+    private: str = "o",
+    *,
+    split: str = "random",
+    task: str = "auto",
+    **how: object,
+):
     """A run with noise on the moments of some tables."""
     strategy = TablePuppetMoments(
         Query.from_sql(sql()),
         encoders=ENCODERS,
         private_tables=private,
         test_split=split,
+        task=task,
         privacy=privacy(**how),
     )
     strategy.start(grid)
@@ -261,6 +269,26 @@ def test_bits_that_two_sites_are_told_differently_spoil_all_moments():
         nodes = sorted(grid.contexts)
         with pytest.raises(ReplyError, match="are not the moments of the joined rows"):
             trained(grid, "o", epsilon=200.0)
+
+
+@pytest.mark.parametrize("classes", [[2.0, 3.0], [97.0, 98.0]])
+def test_a_server_that_calls_numbers_classes_is_told_nothing(classes):
+    """A refusal of classes that lack a label would tell which labels a shard has."""
+
+    @on_requests("train.moments")
+    def name_classes(seen):
+        if "classes" in seen.header:
+            seen.header["classes"] = classes
+
+    frames = tables()
+    frames["orders"]["qty"] = 2.0 + np.arange(300) % 2
+    shards = [{"orders": shard} for shard in pieces(frames.pop("orders"), 120)]
+    others = [{name: frame} for name, frame in frames.items()]
+    with (
+        WatchedGrid([*shards, *others], name_classes) as grid,
+        pytest.raises(SiteError, match=r"'classes': the run was proposed with \[\]"),
+    ):
+        trained(grid, "o", epsilon=200.0, task="regression")
 
 
 def test_bits_are_told_with_noise_alone():
