@@ -21,10 +21,10 @@ from client_apps.operator.participant import Participant, ShardData, body_of
 from client_apps.operator.releases import Releaser
 from client_apps.operator.state import Stateless
 from client_apps.privacy.guard import (
-    are_features_keys,
     check_model,
     check_rows,
     counts_evenly,
+    given_values,
 )
 from client_apps.privacy.ledger_entries import note_scope, release, set_aside
 from client_apps.privacy.local_labels import is_label_covered, local_label_facts
@@ -82,7 +82,6 @@ from tp_flower.methods.moments.tree import JoinTree
 from tp_flower.methods.moments.words import WordArray, column_bits, fits, to_words
 from tp_flower.privacy.mechanisms import (
     GIVEN_ENCODER,
-    GIVEN_KEYS,
     ClippedNoise,
     Gaussian,
 )
@@ -346,9 +345,7 @@ def _reserve(site: Site, number: int, shards: Mapping[int, CountedShard]) -> Non
     if shard.noise is None:
         note_scope(site, number, SECOND_MOMENTS, _SCOPE)
         return
-    conditions = [_NOISY_SCOPE]
-    if are_features_keys(site, number, shards):
-        conditions.append(GIVEN_KEYS)
+    conditions = [_NOISY_SCOPE, *given_values(site, number, shards)]
     if shard.encoder.encoder.fitted:
         conditions.append(GIVEN_ENCODER)
     planned = release(

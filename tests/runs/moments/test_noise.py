@@ -139,6 +139,32 @@ def test_encoders_fitted_to_rows_leave_no_epsilon_of_features():
         assert str(totals["orders"]["features"]).startswith("none")
 
 
+@pytest.mark.parametrize(
+    ("label", "where", "reason"),
+    [
+        ("o.qty", "o.day < 9", "none: filters read what noise covers"),
+        ("o.qty", "o.qty < 99", "none: filters read what noise covers"),
+        ("o.uid", "", "none: keys tell features that are joined on"),
+        ("o.qty", "u.age > 0", 200.0),
+    ],
+)
+def test_no_epsilon_stands_beside_values_that_rows_or_keys_tell(label, where, reason):
+    query = sql(label) + (f" WHERE {where}" if where else "")
+    with LocalGrid(frames_of()) as grid:
+        strategy = TablePuppetMoments(
+            Query.from_sql(query),
+            encoders=ENCODERS,
+            private_tables="o",
+            task="regression",
+            privacy=privacy(epsilon=200.0),
+        )
+        strategy.start(grid)
+    totals = {each["table"]: each for each in strategy.report.privacy["totals"]}
+    if isinstance(reason, float):
+        reason = pytest.approx(reason, rel=1e-3)
+    assert totals["orders"]["features"] == reason
+
+
 def test_nothing_else_of_private_rows_leaves():
     with WatchedGrid(frames_of(), None) as grid:
         trained(grid, "o", epsilon=200.0)
