@@ -94,6 +94,33 @@ class NoiseSource:
             values + deviation * ndtri(self.uniform(values.shape)), deviation
         )
 
+    def gaussian_words(self, deviations: FloatArray) -> npt.NDArray[np.uint64]:
+        """Return whole numbers with Gaussian noise, modulo 2^64.
+
+        They are for sums that cannot be rounded with their noise, as no one has both:
+        on a grid, noise would leave what a sum is beside the grid. So a multiple of a
+        step, 2^-GRID_BITS of the deviation, gets a uniform number below the step: what
+        a noisy sum is modulo the step is uniform, and given that, the rest is a sum
+        with Gaussian noise that is rounded to steps. ``deviations``, below 2^64, may
+        be 0, for no noise.
+        """
+        from scipy.special import ndtri
+
+        exponents = np.log2(np.maximum(deviations, 1.0))
+        steps = np.maximum(np.floor(exponents) - GRID_BITS, 0.0).astype(np.uint64)
+        noise = deviations * ndtri(self.uniform(deviations.shape))
+        # rounded down, and up by half a step on average; whole numbers are rounded
+        middles = np.where(steps == 0, 0.5, 0.0)
+        coarse = np.floor(noise * 2.0 ** -steps.astype(np.float64) + middles)
+        stream = self._stream.update(bytes(8 * deviations.size))
+        fine = np.frombuffer(stream, "<u8").reshape(deviations.shape)
+        # twice, as no shift is by 64
+        fine = fine >> np.uint64(1) >> (np.uint64(63) - steps)
+        words: npt.NDArray[np.uint64] = (
+            coarse.astype(np.int64).view(np.uint64) << steps
+        ) + fine
+        return words
+
     def with_laplace(self, values: FloatArray, scale: float) -> FloatArray:
         """Return values with Laplace noise (deviation sqrt(2) scale); see above."""
         if not scale:

@@ -13,7 +13,7 @@ from client_apps.handlers.inference import saved_part
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.cover import state_cover
 from client_apps.privacy.guard import check_rows
-from client_apps.privacy.proposal_checks import agree_in_rows
+from client_apps.privacy.proposal_checks import agree_in_rows, check_begins
 from client_apps.privacy.score_limits import (
     RANKED,
     EncodedPart,
@@ -25,6 +25,7 @@ from client_apps.rounds.site import Site
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.model_names import ModelVersion
 from tp_flower.protocol.codec import required
+from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import unpack_bits
 from tp_flower.protocol.rank_messages import (
     RankedPart,
@@ -36,6 +37,7 @@ from tp_flower.protocol.rank_messages import (
 
 def rank(site: Site, request: RankRequest) -> RankReply:
     """Reply with the score vectors that are left, and with sealed statements."""
+    check_begins(site, Action.RANK)
     return RankReply(
         {n: _rank_part(site, n, body, request) for n, body in site.each(request.parts)}
     )

@@ -14,7 +14,11 @@ from client_apps.handlers.inference import check_row_key, leave_hashes
 from client_apps.privacy import guard, ledger_entries
 from client_apps.privacy.keys import key_fields, key_source, take_secrets
 from client_apps.privacy.ledger_entries import note
-from client_apps.privacy.local_labels import local_label_facts, magnitude_of
+from client_apps.privacy.local_labels import (
+    is_label_covered,
+    local_label_facts,
+    magnitude_of,
+)
 from client_apps.privacy.noisy_labels import released_label
 from client_apps.privacy.proposal_checks import check_extract, check_proposal
 from client_apps.rounds.site import Site
@@ -280,7 +284,10 @@ def _label(
         _check_classes(source, label)
     if body.local_label is not None:
         sql = site.fragment(number).label or "label"
-        facts = local_label_facts(source, label, body.local_label, sql)
+        is_covered = is_label_covered(site, number)
+        facts = local_label_facts(
+            source, label, body.local_label, sql, is_covered=is_covered
+        )
         run_terms = site.terms
         is_shared = shares_label_scale(run_terms.proposal, run_terms.settings)
         if is_shared and facts.classes is None:

@@ -21,13 +21,13 @@ from client_apps.operator.participant import Participant, ShardData, body_of
 from client_apps.operator.releases import Releaser
 from client_apps.operator.state import Stateless
 from client_apps.privacy.guard import (
-    are_features_keys,
     check_model,
     check_rows,
     counts_evenly,
+    given_values,
 )
 from client_apps.privacy.ledger_entries import note_scope, release, set_aside
-from client_apps.privacy.local_labels import local_label_facts
+from client_apps.privacy.local_labels import is_label_covered, local_label_facts
 from client_apps.privacy.proposal_checks import agree, check_begins, check_trained
 from client_apps.rounds.site import REQUEST, Site
 from tp_flower.arrays import AnyArray, BoolArray, FloatArray, IntArray
@@ -83,7 +83,6 @@ from tp_flower.methods.moments.tree import JoinTree
 from tp_flower.methods.moments.words import WordArray, column_bits, fits, to_words
 from tp_flower.privacy.mechanisms import (
     GIVEN_ENCODER,
-    GIVEN_KEYS,
     ClippedNoise,
     Gaussian,
 )
@@ -364,9 +363,7 @@ def _reserve(site: Site, number: int, shards: Mapping[int, CountedShard]) -> Non
     if shard.noise is None:
         note_scope(site, number, SECOND_MOMENTS, _SCOPE)
         return
-    conditions = [_NOISY_SCOPE]
-    if are_features_keys(site, number, shards):
-        conditions.append(GIVEN_KEYS)
+    conditions = [_NOISY_SCOPE, *given_values(site, number, shards)]
     if shard.encoder.encoder.fitted:
         conditions.append(GIVEN_ENCODER)
     planned = release(
@@ -538,8 +535,10 @@ def _bits(
     if shard.table in request.bits:
         # as large as clipped rows can be: whether bits are refused says nothing of them
         norms = norms_of(shard.site.terms.proposal, shard.site.terms.settings)
+        # whole numbers might wrap around
+        joined_rows = counts.sum(dtype=np.float64)
         second_moments = np.full(
-            columns.shape[1], counts.sum() * norms.squared[shard.table]
+            columns.shape[1], joined_rows * norms.squared[shard.table]
         )
         bits = np.full(columns.shape[1], request.bits[shard.table])
     else:
@@ -563,15 +562,21 @@ def _labels(site: Site, number: int, request: MomentsRequest) -> FloatArray:
     if label is None or task is None:
         raise MessageError("the part has no label")
     sql = site.fragment(number).label or "label"
-    facts = local_label_facts(site.source(number), label, task, sql)
+    is_covered = is_label_covered(site, number)
+    facts = local_label_facts(
+        site.source(number), label, task, sql, is_covered=is_covered
+    )
     classes = request.classes
     agree("outputs", label_width(len(classes)), request.outputs)
-    if len(site.terms.proposal.shards_of(site.fragment(number).table)) == 1:
+    is_alone = len(site.terms.proposal.shards_of(site.fragment(number).table)) == 1
+    # other shards have more classes, but none has classes of what is numbers here
+    if is_alone or facts.classes is None:
         agree("classes", facts.classes or [], classes)
     if not classes:
         return label_columns(label.values, 0)
     numbers = label.positions_in(classes)
-    if np.isnan(numbers).any():
+    # a label that is NULL, which noise covers, is of no class
+    if np.isnan(numbers[~np.isnan(label.values)]).any():
         raise MessageError("'classes' lacks one of the site's")
     return label_columns(numbers, len(classes))
 

@@ -9,18 +9,21 @@ import json
 import os
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
+from typing import Final
 
 from client_apps.privacy import approval
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray
 from tp_flower.errors import PolicyError, SiteError, SourceError
 from tp_flower.learning.models.local_model import ModelSpec, count_parameters
-from tp_flower.privacy.mechanisms import Budget
+from tp_flower.privacy.mechanisms import GIVEN_FILTERS, GIVEN_KEYS, Budget
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query.fragment import Fragment, Read, Role, reads
 from tp_flower.query.fragment_text import fragment_text, text_digest
 from tp_flower.sources.policy import MODELS, SCORES, WEIGHTS
 from tp_flower.sources.shards import ShardSchema, ShardSource
+
+KEY_ROLES: Final = frozenset({Role.KEY, Role.GROUP})
 
 
 def visible_schema(site: Site, source: ShardSource) -> ShardSchema:
@@ -85,15 +88,33 @@ def check_noisy_label(site: Site, number: int, numbers: Iterable[int]) -> None:
 
 def are_features_keys(site: Site, number: int, numbers: Iterable[int]) -> bool:
     """Return whether a join or group key is a column that a feature of a part reads."""
-    features = {
+    return bool(_roles_beside(site, number, numbers, {Role.FEATURE}) & KEY_ROLES)
+
+
+def given_values(site: Site, number: int, numbers: Iterable[int]) -> list[str]:
+    """Return the conditions of a guarantee of a part's features and its label.
+
+    Keys leave as hashes, and which rows there are tells what filters read.
+    """
+    roles = _roles_beside(site, number, numbers, {Role.FEATURE, Role.LABEL})
+    conditions = {GIVEN_KEYS: KEY_ROLES, GIVEN_FILTERS: {Role.FILTER, Role.HAVING}}
+    return [name for name, telling in conditions.items() if roles & telling]
+
+
+def _roles_beside(
+    site: Site, number: int, numbers: Iterable[int], covered: Collection[Role]
+) -> set[Role]:
+    """Return the roles in which a part's rows are read, of the covered columns."""
+    columns = {
         read.column.lower()
         for read in reads(site.fragment(number))
-        if read.role is Role.FEATURE
+        if read.role in covered
     }
-    return any(
-        read.role in (Role.KEY, Role.GROUP) and read.column.lower() in features
+    return {
+        read.role
         for read in _reads_of_rows(site, number, numbers)
-    )
+        if read.column.lower() in columns
+    }
 
 
 def _reads_of_rows(site: Site, number: int, numbers: Iterable[int]) -> Iterator[Read]:

@@ -5,6 +5,8 @@ shard's own row order. Rows are written to the files batch by batch as they arri
 a few batches are ever in memory, and no Python object is made per row.
 """
 
+import dataclasses
+import hmac
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -203,6 +205,26 @@ class _Writer:
             )
 
 
+def _order(
+    connection: duckdb.DuckDBPyConnection, plan: select_plan.Plan, order_key: bytes
+) -> str:
+    """Return the ORDER BY of a table of unsorted rows.
+
+    Rows are named by position, so it tells nothing of their values: in the order of two
+    queries together, or with equal rows side by side, it would tell which are equal.
+    """
+    label = {piece.column for piece in plan.label}
+    names = connection.table("unsorted").columns
+    columns = [quote_name(name) for name in names if name not in label]
+    if not columns:
+        return ""
+    unlabelled = dataclasses.replace(plan, label=())
+    key = hmac.digest(order_key, unlabelled.select.encode(), "sha256").hex()
+    row = f"CAST(hash({', '.join(columns)}) AS VARCHAR)"
+    turn = f"CAST(row_number() OVER (PARTITION BY {row}) AS VARCHAR)"
+    return f"ORDER BY sha256('{key}' || {row} || ' ' || {turn})"
+
+
 def _batches(
     opened: Scan, plan: select_plan.Plan, order_key: bytes, limit: TimeLimit
 ) -> Iterator[pa.RecordBatch]:
@@ -219,14 +241,7 @@ def _batches(
                 clause = "" if number else " AS"
                 limit.check()
                 connection.execute(f"{start} unsorted{clause} {plan.select}")
-            # rows are named by position: sorted values would reveal their ranks
-            label = {piece.column for piece in plan.label}
-            columns = connection.table("unsorted").columns
-            row_columns = [quote_name(name) for name in columns if name not in label]
-            order = ""
-            if row_columns:
-                row = f"CAST(hash({', '.join(row_columns)}) AS VARCHAR)"
-                order = f"ORDER BY sha256('{order_key.hex()}' || {row})"
+            order = _order(connection, plan, order_key)
             yield from connection.sql(
                 f"SELECT * FROM unsorted {order}"
             ).to_arrow_reader(size)

@@ -34,6 +34,7 @@ from tp_flower.privacy import plan
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import (
     GIVEN_ENCODER,
+    GIVEN_FILTERS,
     GIVEN_KEYS,
     GIVEN_MESSAGES,
     GIVEN_NOISELESS_MODEL,
@@ -70,6 +71,7 @@ _SUBJECTS: Final = {kind: subject for subject, kinds in KINDS.items() for kind i
 
 _CONDITIONS: Final[Mapping[str, str]] = {
     GIVEN_MESSAGES: "no noise covers scores",
+    GIVEN_FILTERS: "filters read what noise covers",
     GIVEN_KEYS: "keys tell features that are joined on",
     GIVEN_ENCODER: "the encoder is fitted to the rows without noise",
     GIVEN_NOISELESS_MODEL: "the model is trained without noise",

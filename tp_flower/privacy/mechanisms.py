@@ -79,6 +79,7 @@ GIVEN_MESSAGES: Final = (
     "the messages that the site received, which come from scores without noise"
 )
 GIVEN_KEYS: Final = "the keys, which tell features that are joined on"
+GIVEN_FILTERS: Final = "the rows that filters leave, which tell what these read"
 GIVEN_ENCODER: Final = "the encoder, whose statistics are not covered"
 GIVEN_NOISELESS_MODEL: Final = "the model, which is trained without noise"
 GIVEN_SAVED_MODEL: Final = "the model and its encoder, which come from an earlier run"

@@ -73,6 +73,9 @@ class RunTerms:
         begun = {
             Action.STATISTICS: settings.mode in (TRAIN, EXPLAIN),
             Action.PREPARE: is_training and settings.method.is_prepared,
+            # nothing is told of rows whose scores do not leave
+            Action.RANK: settings.mode in (PREDICT, EVALUATE)
+            or settings.method.sends_scores,
             Action.SCORE: settings.mode in (PREDICT, EVALUATE) or bool(settings.start),
         }
         if action in begun:

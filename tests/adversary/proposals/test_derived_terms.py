@@ -35,6 +35,7 @@ from tp_flower.methods.boost.messages import TRAIN_BOOST
 from tp_flower.methods.cg.messages import TRAIN_DESCENT
 from tp_flower.methods.method import METHODS
 from tp_flower.methods.sgd.messages import TRAIN_SGD
+from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import pack_bits
 from tp_flower.protocol.proposal import Proposal
 from tp_flower.settings import PrivacySettings
@@ -172,6 +173,21 @@ def test_a_run_begins_with_messages_of_its_own_method_alone(method):
     assert begins
     for action in begins:
         assert terms.allows(action) == (action in method.actions)
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_allowed"),
+    [
+        ({"mode": "train", "strategy": "admm"}, True),
+        ({"mode": "predict", "strategy": "admm", "model-name": "m"}, True),
+        ({"mode": "train", "strategy": "moments"}, False),
+        ({"mode": "explain", "strategy": "moments"}, False),
+    ],
+)
+def test_ranks_are_told_only_of_rows_whose_scores_leave(settings, is_allowed):
+    """By moments with noise the rank of a table's rows would leave without any."""
+    proposal = Proposal(query="", parts={}, joins=[], outer=[], settings=settings)
+    assert RunTerms(proposal).allows(Action.RANK) == is_allowed
 
 
 def test_a_run_that_is_explained_is_not_trained(tmp_path):

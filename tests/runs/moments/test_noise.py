@@ -16,7 +16,7 @@ from tests.support.federated import (
 )
 from tests.support.ledgers import ledger_lines
 from tp_flower import api
-from tp_flower.errors import ReplyError, SettingsError, SiteError
+from tp_flower.errors import QueryError, ReplyError, SettingsError, SiteError
 from tp_flower.query import Query
 from tp_flower.settings import PrivacySettings
 
@@ -30,13 +30,21 @@ def privacy(**how: object) -> PrivacySettings:
     return PrivacySettings(features="statistics", label_range=RANGE, **how)
 
 
-def trained(grid, private: str = "o", *, split: str = "random", **how: object):
+def trained(
+    grid,
+    private: str = "o",
+    *,
+    split: str = "random",
+    task: str = "auto",
+    **how: object,
+):
     """A run with noise on the moments of some tables."""
     strategy = TablePuppetMoments(
         Query.from_sql(sql()),
         encoders=ENCODERS,
         private_tables=private,
         test_split=split,
+        task=task,
         privacy=privacy(**how),
     )
     strategy.start(grid)
@@ -131,6 +139,32 @@ def test_encoders_fitted_to_rows_leave_no_epsilon_of_features():
         assert str(totals["orders"]["features"]).startswith("none")
 
 
+@pytest.mark.parametrize(
+    ("label", "where", "reason"),
+    [
+        ("o.qty", "o.day < 9", "none: filters read what noise covers"),
+        ("o.qty", "o.qty < 99", "none: filters read what noise covers"),
+        ("o.uid", "", "none: keys tell features that are joined on"),
+        ("o.qty", "u.age > 0", 200.0),
+    ],
+)
+def test_no_epsilon_stands_beside_values_that_rows_or_keys_tell(label, where, reason):
+    query = sql(label) + (f" WHERE {where}" if where else "")
+    with LocalGrid(frames_of()) as grid:
+        strategy = TablePuppetMoments(
+            Query.from_sql(query),
+            encoders=ENCODERS,
+            private_tables="o",
+            task="regression",
+            privacy=privacy(epsilon=200.0),
+        )
+        strategy.start(grid)
+    totals = {each["table"]: each for each in strategy.report.privacy["totals"]}
+    if isinstance(reason, float):
+        reason = pytest.approx(reason, rel=1e-3)
+    assert totals["orders"]["features"] == reason
+
+
 def test_nothing_else_of_private_rows_leaves():
     with WatchedGrid(frames_of(), None) as grid:
         trained(grid, "o", epsilon=200.0)
@@ -163,6 +197,30 @@ def test_a_policy_asks_for_noise_and_bounds_it(tmp_path):
                 assert trained(grid, private, epsilon=1.5).final.train
         with pytest.raises(SiteError, match="epsilon"):
             trained(grid, "o", epsilon=1.5)
+
+
+@pytest.mark.parametrize(
+    ("label", "value"),
+    [("o.qty", "NULL"), ("o.qty", "1e300"), ("o.kind", "NULL"), ("o.day < 9", "true")],
+)
+def test_no_refusal_tells_of_a_label_that_noise_covers(label, value):
+    """How many labels a condition makes NULL would be a count without noise."""
+    chosen = f"CASE WHEN o.day > 1.5 THEN {value} ELSE {label} END"
+
+    def fitted(private: str):
+        return fit(
+            chosen,
+            encoders=ENCODERS,
+            private_tables=private,
+            privacy_features="statistics",
+            privacy_noise_multiplier=HARDLY,
+            privacy_label_range="-4, 8",
+        )
+
+    assert fitted("o").report["final"]["train"]
+    refusal = "NULL in|beyond 1e|constant at all"
+    with pytest.raises((QueryError, SiteError), match=refusal):
+        fitted("u")
 
 
 def test_a_table_that_needs_much_noise_is_refused_by_name():
@@ -237,6 +295,26 @@ def test_bits_that_two_sites_are_told_differently_spoil_all_moments():
         nodes = sorted(grid.contexts)
         with pytest.raises(ReplyError, match="are not the moments of the joined rows"):
             trained(grid, "o", epsilon=200.0)
+
+
+@pytest.mark.parametrize("classes", [[2.0, 3.0], [97.0, 98.0]])
+def test_a_server_that_calls_numbers_classes_is_told_nothing(classes):
+    """A refusal of classes that lack a label would tell which labels a shard has."""
+
+    @on_requests("train.moments")
+    def name_classes(seen):
+        if "classes" in seen.header:
+            seen.header["classes"] = classes
+
+    frames = tables()
+    frames["orders"]["qty"] = 2.0 + np.arange(300) % 2
+    shards = [{"orders": shard} for shard in pieces(frames.pop("orders"), 120)]
+    others = [{name: frame} for name, frame in frames.items()]
+    with (
+        WatchedGrid([*shards, *others], name_classes) as grid,
+        pytest.raises(SiteError, match=r"'classes': the run was proposed with \[\]"),
+    ):
+        trained(grid, "o", epsilon=200.0, task="regression")
 
 
 def test_bits_are_told_with_noise_alone():

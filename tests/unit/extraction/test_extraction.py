@@ -5,7 +5,7 @@ import unicodedata
 from contextlib import contextmanager
 from dataclasses import replace
 from decimal import Decimal
-from itertools import chain
+from itertools import chain, pairwise
 from unittest.mock import patch
 
 import numpy as np
@@ -328,6 +328,33 @@ def test_order_of_groups_is_that_of_their_contents_and_the_key_of_the_site():
     assert sorted(first) == sorted(second) == frame["x"].tolist()
     for one, other in ((first, second), (first, frame["x"]), (second, frame["x"])):
         assert abs(np.corrcoef(one, other)[0, 1]) < 0.3
+
+
+def keys_in_order(shard: ExtractedShard) -> list[str]:
+    key = shard.keys[0]
+    return [key.texts[int(code)].as_py() for code in key.codes]
+
+
+def test_orders_of_two_queries_do_not_tell_a_value_together():
+    """A row whose condition is true would be where a query of nothing but 1 has it."""
+    frame = pd.DataFrame({"c": np.arange(400), "x": np.arange(4.0, 404.0)})
+    orders = []
+    for sql in ('CASE WHEN "total" > 100 THEN 1 ELSE 0 END', "1"):
+        whole = grouped()
+        wanted = replace(whole, features=named_features(f=sql))
+        orders.append(keys_in_order(run(frame, wanted, order_key=b"a" * 32)))
+    are_true = [name for name in orders[0] if int(name.split(":")[1]) > 96]
+    places = [orders[1].index(name) for name in are_true]
+    assert abs(np.corrcoef(places, np.arange(len(places)))[0, 1]) < 0.3
+
+
+@pytest.mark.usefixtures("unordered")
+def test_equal_rows_are_not_side_by_side():
+    """They would tell that rows of one key have one value."""
+    frame = pd.DataFrame({"c": np.repeat(np.arange(200), 2), "x": 1.0})
+    wanted = fragment({"x": '"x"'}, [('"c"',)])
+    order = keys_in_order(run(frame, wanted, order_key=b"a" * 32))
+    assert sum(one == other for one, other in pairwise(order)) < 8
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tp_flower.errors import SettingsError
+from tp_flower.errors import SettingsError, SiteError
 from tp_flower.methods.moments.noise import (
     LabelUnit,
     Norms,
@@ -12,7 +12,7 @@ from tp_flower.methods.moments.noise import (
     noise_words,
 )
 from tp_flower.methods.moments.words import to_words
-from tp_flower.randomness import NoiseSource
+from tp_flower.randomness import GRID_BITS, NoiseSource
 
 TABLES = ("label", "own", "other")
 FEATURES = {"label": 2, "own": 3, "other": 1}
@@ -142,21 +142,51 @@ def test_noise_has_the_deviations_that_it_says(pair, table, has_intercept):
     assert correlation == pytest.approx(float(is_own), abs=5 / np.sqrt(draws))
 
 
+@pytest.mark.parametrize("bits", [3, 20, 44])
+def test_noise_covers_the_last_bits_of_moments(bits):
+    """Were noise on a grid, what moments are beside it would leave as it is."""
+    source = NoiseSource(bytes(32))
+    deviations = np.full((100, 100), 5.3)
+    words = noise_words(source, deviations, bits, is_symmetric=False)
+    grid = max(5.3 * 2.0 ** (bits - GRID_BITS), 1.0)
+    nearest = np.rint(words.view(np.int64) / grid)
+    beside = words.view(np.int64) / grid - nearest
+    # uniform between grid points, whose rounding is that of whole words
+    expected = np.sqrt(1.0 - 1.0 / grid**2) / np.sqrt(12.0)
+    assert beside.std() == pytest.approx(expected, abs=0.01)
+    for bit in range(int(np.log2(grid)) + 1):
+        assert np.mean(words >> np.uint64(bit) & 1) == pytest.approx(0.5, abs=0.03)
+
+
+def test_noise_beyond_words_is_refused():
+    """Its words would all be the least number, which covers nothing."""
+    with pytest.raises(SiteError, match="no room for the noise"):
+        noise_words(NoiseSource(bytes(32)), np.ones((2, 2)), 63, is_symmetric=True)
+
+
 def test_nothing_is_added_to_sums_of_others():
     assert not entry_deviations(
         ("label", "other"), "own", (3, 1), has_intercept=False
     ).any()
 
 
-@pytest.mark.parametrize("bits", [2, 6, 20])
-def test_words_are_no_longer_than_their_norm(bits):
-    rng = np.random.default_rng(bits)
+@pytest.mark.parametrize(
+    ("bits", "norm"), [(2, 2.0), (6, 2.0), (20, 2.0), (-3, 2.0), (1, 1.0), (40, 1e-12)]
+)
+def test_words_are_no_longer_than_their_norm(bits, norm):
+    """Whatever bits a server tells, and whatever clip it proposes."""
+    rng = np.random.default_rng(abs(bits))
     rows = rng.normal(size=(500, 7)) * rng.gamma(1.0, 3.0, size=(500, 1))
     rows[0] = np.nan
     rows[1] = np.inf
-    clipped = clip_columns(rows, 4.0, bits)
-    words = to_words(clipped, np.full(7, bits)).view(np.int64) / 2.0**bits
-    assert np.linalg.norm(words, axis=1).max() <= 2.0
+    # of many columns, such as a category's
+    one_column = np.zeros((2, 300))
+    one_column[0, 3] = one_column[1, 4] = 20.0
+    for columns in (rows, one_column):
+        clipped = clip_columns(columns, norm**2, bits)
+        width = columns.shape[1]
+        words = to_words(clipped, np.full(width, bits)).view(np.int64) / 2.0**bits
+        assert np.linalg.norm(words, axis=1).max() <= norm
 
 
 def test_bits_leave_room_for_noise_and_shards():

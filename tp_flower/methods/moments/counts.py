@@ -30,9 +30,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tp_flower.arrays import BoolArray, FloatArray, IntArray
+from tp_flower.errors import SiteError
 from tp_flower.methods.moments.tree import JoinTree
 
 Codes = npt.NDArray[np.integer]
+
+MOST_TUPLES: Final = 1 << 52
+"""Of a row or a key: numbers up to here are whole in floating point, too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,11 +127,21 @@ class CountedRows:
         """Return w times the partners at all edges but some, (p, n).
 
         Without one edge it is c, without any G.
+
+        Raises:
+            SiteError: a count is beyond ``MOST_TUPLES``, where products wrap around.
         """
         product = self.weights.copy()
         for number, edge in self.edges.items():
-            if number not in without:
-                product *= edge.partners
+            if number in without:
+                continue
+            partners = edge.partners
+            if np.any(product.astype(np.float64) * partners > MOST_TUPLES):
+                raise SiteError(
+                    f"the joined rows of a row are more than {MOST_TUPLES}, the most "
+                    "that second moments are of"
+                )
+            product *= partners
         return product
 
     @cached_property
@@ -195,11 +209,26 @@ def count_joins(
 def sums_of_keys(codes: Codes, counts: IntArray, keys: int) -> IntArray:
     """Return the sums of counts (p, n) of the rows with each key, (p, keys).
 
+    Raises:
+        SiteError: a sum is beyond ``MOST_TUPLES``.
+
     >>> sums_of_keys(np.array([1, -1, 1]), np.array([[3, 5, 4]]), 2).tolist()
     [[0, 7]]
     """
     total = np.zeros((len(counts), keys), np.int64)
     has_key = codes >= 0
+    # of rows that have the key: sums of all rows are beyond it much sooner
+    largest = float(counts.max(initial=0)) * len(codes)
+    if largest > MOST_TUPLES:
+        largest = max(
+            np.bincount(codes[has_key], row_counts[has_key]).max(initial=0.0)
+            for row_counts in counts
+        )
+    if largest > MOST_TUPLES:
+        raise SiteError(
+            f"the joined rows of a key are more than {MOST_TUPLES}, the most that "
+            "second moments are of"
+        )
     for row_counts, key_counts in zip(counts, total, strict=True):
         np.add.at(key_counts, codes[has_key], row_counts[has_key])
     return total

@@ -3,13 +3,14 @@
 from typing import Annotated, Final
 
 from tp_flower.arrays import AnyArray
+from tp_flower.methods.moments.counts import MOST_TUPLES
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Discloses, PartBody, Reply, Request
 from tp_flower.protocol.messages import declare_action
 from tp_flower.protocol.setup_messages import SealedText
 
 MOST_PASSES: Final = 3
-LARGEST_COUNT: Final = float(1 << 52)
+LARGEST_COUNT: Final = float(MOST_TUPLES)
 
 Bits = Annotated[int, f.between(-64, 64)]
 Pass = Annotated[int, f.between(0, MOST_PASSES - 1)]

@@ -18,7 +18,8 @@ Guarantee:
         joined rows of r, of norm at most G L_t L_o. Off the diagonal of the own block
         the noise is drawn once per pair, with sigma / sqrt(2), which is equal noise in
         that norm. The rows of a unit add at most the sum of what each of them does.
-    mechanism: one Gaussian of multiplier z for all passes together.
+    mechanism: one Gaussian of multiplier z for all passes together, in whole words:
+        what is below a step of 2^-20 sigma is uniform, whatever the moments.
     adversary: the server, whatever query and partners' tables it chooses, and each
         site; not a server with a site that hands out the keys of a join, which takes
         the pads off. Other sites' clips are as trusted as their code.
@@ -37,7 +38,7 @@ from typing import Final
 import numpy as np
 
 from tp_flower.arrays import FloatArray, IntArray
-from tp_flower.errors import SettingsError
+from tp_flower.errors import SettingsError, SiteError
 from tp_flower.methods.moments.settings import NO_RANGE
 from tp_flower.methods.moments.words import WordArray, column_bits
 from tp_flower.privacy.accounting import noise_multiplier
@@ -45,6 +46,8 @@ from tp_flower.privacy.mechanisms import ClippedNoise, clip_rows
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.randomness import NoiseSource
 
+LARGEST_DEVIATION: Final = 2.0**58
+"""Of noise in words, of which 2^63 is the largest."""
 SPARE_FACTOR: Final = 4.0
 """Room above the moments for their noise, which is smaller than they are."""
 
@@ -149,9 +152,13 @@ def planned_noise(privacy: PrivacyTerms, sensitivity: float) -> ClippedNoise:
 
 
 def clip_columns(features: FloatArray, squared_norm: float, bits: int) -> FloatArray:
-    """Return features (n, d) whose words have at most a norm, after rounding."""
+    """Return features (n, d) whose words have at most a norm, after rounding.
+
+    They are zeros if a row of words may be longer than that, whatever its length.
+    """
     rounding = math.sqrt(features.shape[1]) * 2.0 ** (-bits - 1)
-    return clip_rows(features, max(math.sqrt(squared_norm) - rounding, rounding))
+    clip = math.sqrt(squared_norm) - rounding
+    return clip_rows(features, clip) if clip > 0.0 else np.zeros_like(features)
 
 
 def entry_deviations(
@@ -183,13 +190,17 @@ def noise_words(
     *,
     is_symmetric: bool,
 ) -> WordArray:
-    """Return the noise of a block of such deviations (d_i, d_k) as words.
+    """Return the noise of a block of such deviations (..., d_i, d_k) as words.
 
-    Rounding moments and noise to words in one is a function of the noisy moments.
+    Raises:
+        SiteError: in such words it may wrap around.
     """
-    noise = deviations * source.with_gaussian(np.zeros(deviations.shape), 1.0)
+    scaled = deviations * 2.0**bits
+    if not scaled.max(initial=0.0) <= LARGEST_DEVIATION:
+        raise SiteError(
+            f"'bits': {bits} bits after the point leave no room for the noise"
+        )
+    words = source.gaussian_words(scaled)
     if is_symmetric:
-        upper = np.triu(noise)
-        noise = upper + np.triu(noise, 1).T
-    words: WordArray = np.rint(noise * 2.0**bits).astype(np.int64).view(np.uint64)
+        words = np.triu(words) + np.triu(words, 1).mT
     return words

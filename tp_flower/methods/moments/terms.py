@@ -42,6 +42,13 @@ def tree_of(proposal: Proposal) -> JoinTree:
     return JoinTree(tuple(proposal.tables), edges, outer)
 
 
+def is_private(table: str, settings: Settings) -> bool:
+    """Return whether noise covers the values of a table of a query."""
+    named = {name.lower() for name in settings.of(MomentsSettings).private_tables}
+    is_named = not named or table.lower() in named
+    return settings.privacy.covers_features and is_named
+
+
 def private_tables(proposal: Proposal, settings: Settings) -> frozenset[str]:
     """Return the tables of a query whose values noise covers.
 
@@ -50,14 +57,14 @@ def private_tables(proposal: Proposal, settings: Settings) -> frozenset[str]:
     """
     if not settings.privacy.covers_features:
         return frozenset()
-    known = {table.lower(): table for table in proposal.tables}
+    known = {table.lower() for table in proposal.tables}
     named = settings.of(MomentsSettings).private_tables
     if unknown := [name for name in named if name.lower() not in known]:
         raise SettingsError(
             f"private-tables: {unknown[0]!r} is no table of the query, whose tables "
-            f"are {', '.join(known.values())}"
+            f"are {', '.join(proposal.tables)}"
         )
-    return frozenset(known[name.lower()] for name in named or known)
+    return frozenset(table for table in proposal.tables if is_private(table, settings))
 
 
 def norms_of(proposal: Proposal, settings: Settings) -> Norms:
