@@ -25,7 +25,7 @@ from tp_flower.settings.run import JOINED
 EPSILONS: Final = (0.5, 1.0, 2.0, 4.0)
 MOST_LOST: Final = 0.01
 
-FLIGHTS_SQL: Final = """SELECT f.arr_delay > 15 AS label,
+FLIGHTS_SQL: Final = """SELECT COALESCE(f.arr_delay, 0) > 15 AS label,
 f.month, f.day, f.hour, f.minute, f.distance, f.origin,
 p.year AS plane_year, p.engines, p.seats,
 w.temp, w.dewp, w.humid, w.wind_speed, w.precip, w.pressure, w.visib,
@@ -33,8 +33,7 @@ a.lat, a.lon, a.alt, a.tz
 FROM flights AS f
 JOIN planes AS p ON f.tailnum = p.tailnum
 JOIN weather AS w ON f.origin = w.origin AND f.time_hour = w.time_hour
-JOIN airports AS a ON f.dest = a.faa
-WHERE f.arr_delay IS NOT NULL"""
+JOIN airports AS a ON f.dest = a.faa"""
 ENCODERS: Final[Mapping[str, str]] = {
     "flights": "f.month=range(1, 12); f.day=range(1, 31); f.hour=range(0, 24); "
     "f.minute=range(0, 60); f.distance=range(0, 3000); "
