@@ -26,6 +26,7 @@ from client_apps.privacy.guard import (
     counts_evenly,
     given_values,
 )
+from client_apps.privacy.keys import own_node
 from client_apps.privacy.ledger_entries import note_scope, release, set_aside
 from client_apps.privacy.local_labels import is_label_covered, local_label_facts
 from client_apps.privacy.proposal_checks import agree, check_begins, check_trained
@@ -319,6 +320,10 @@ def moments(site: Site, request: MomentsRequest) -> MomentsReply:
     check_begins(site, TRAIN_MOMENTS)
     site.check_once(_SUMMED, "this run's moments have left, and leave once")
     tree = parse(site.terms.proposal, "proposal", tree_of)
+    node = own_node(site)
+    at_site = [n for n, of in site.terms.proposal.parts.items() if of.node == node]
+    # what the ledger says of one part depends on all
+    agree("parts", sorted(at_site), sorted(request.parts))
     agree("columns", sorted(tree.tables), sorted(request.columns))
     passes = tuple(sorted(set(request.passes)))
     if list(passes) != request.passes or TRAINED not in passes:

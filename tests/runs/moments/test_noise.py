@@ -317,6 +317,26 @@ def test_a_server_that_calls_numbers_classes_is_told_nothing(classes):
         trained(grid, "o", epsilon=200.0, task="regression")
 
 
+def test_a_part_that_is_left_out_is_missed():
+    """What its fragment tells of the others' rows would be no condition of theirs."""
+
+    @on_requests("train.moments")
+    def leave_out(seen):
+        parts = {number for number, _ in seen.arrays}
+        if len(parts) == 2:
+            for key in [key for key in seen.arrays if key[0] == max(parts)]:
+                del seen.arrays[key]
+
+    frames = tables()
+    both = {name: frames.pop(name) for name in ("orders", "users")}
+    sites_of = [both, *({name: frame} for name, frame in frames.items())]
+    with (
+        WatchedGrid(sites_of, leave_out) as grid,
+        pytest.raises(SiteError, match="'parts': the run was proposed with"),
+    ):
+        trained(grid, "o", epsilon=200.0)
+
+
 def test_bits_are_told_with_noise_alone():
     @on_requests("train.moments")
     def tell_no_bits(seen):
