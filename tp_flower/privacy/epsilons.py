@@ -62,7 +62,7 @@ KINDS: Final[Mapping[str, tuple[str, ...]]] = {
         *(plan.CURVATURE, plan.PRODUCTS, plan.COEFFICIENTS, "summaries"),
     ),
     SCORES: (plan.SCORES, plan.BATCH_SCORES),
-    LABELS: ("labels", "label-sums"),
+    LABELS: ("labels", "label-sums", "label-magnitude"),
     # unmatched scores lack a mask, not the noise that scores have
     _OTHERS: ("keys", "counts", "unmatched"),
 }

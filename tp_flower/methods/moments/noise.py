@@ -24,8 +24,9 @@ Guarantee:
         site; not a server with a site that hands out the keys of a join, which takes
         the pads off. Other sites' clips are as trusted as their code.
     not covered: which rows there are, and so what filters read; that an expression
-        fails on a value; their keys; types of columns, whether one has no value, lengths
-        of vectors; names of classes but for booleans'; what encoders are fitted to.
+        fails on a value; their keys; types of columns, whether one has no value, and
+        lengths of vectors; names of classes but for booleans'; what encoders are
+        fitted to.
 
 A table in two roles pays for both: (a + b)^2 / (s + t) <= a^2 / s + b^2 / t, so that
 the block of the two costs no more than the composition of both mechanisms.
