@@ -32,10 +32,9 @@ from client_apps.privacy.proposal_checks import agree, check_begins, check_train
 from client_apps.rounds.site import REQUEST, Site
 from tp_flower.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from tp_flower.errors import MessageError, PolicyError, SiteError
-from tp_flower.extraction.extracted import ExtractedShard
+from tp_flower.extraction.extracted import ExtractedShard, KeyColumn
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.features.sparse import EncodedRows
-from tp_flower.keyed_hash import HashArray, KeyedHasher
 from tp_flower.learning.models.local_model import (
     LINEAR,
     LinearModel,
@@ -97,7 +96,6 @@ if TYPE_CHECKING:
     from tp_flower.sources.shards import ShardSource
 
 _SUMMED: Final = "moments"  # entry: the request that was answered, by its digest
-_TAG_PURPOSE: Final = "tags of moment pads"
 _SCOPE: Final = (
     "not covered: sums over all joined rows of the products of two columns, the label "
     "among them; what leaves of it is uniform words, of which the server reads these "
@@ -161,7 +159,7 @@ class CountedShard:
             self.body,
             **{
                 "passes": len(self.passes),
-                f"keys-{name}": len(self._tags(number)),
+                f"keys-{name}": len(self._keys[number].hashes),
                 f"across-{name}": len(self.site.terms.proposal.shards_of(other)),
                 f"beside-{name}": len(self.shards),
             },
@@ -178,7 +176,7 @@ class CountedShard:
         splitting = splitting_table(terms.proposal, terms.settings)
         edges = {
             number: EdgeRows(
-                self._codes(number),
+                self._keys[number].codes,
                 told.incoming.sum(axis=-1),
                 passes_without_partner(
                     self.tree, number, self.table, splitting, self.passes
@@ -243,39 +241,24 @@ class CountedShard:
         if not are_apart:
             raise MessageError("'passes' has a row in several passes")
 
-    def _codes(self, number: int) -> AnyArray:
-        """Return the position of each row's key of a join, as the server has it."""
-        return self._hashed[number][0]
-
-    def _tags(self, number: int) -> HashArray:
-        """Return a tag of each distinct key of a join, by its position."""
-        return self._hashed[number][1]
-
     @cached_property
-    def _hashed(self) -> dict[int, tuple[AnyArray, HashArray]]:
-        """By join, the positions of the rows' keys (n,), and the keys' tags (k, 2)."""
-        hashed = {}
-        site = self.site
-        join_keys = site.join_keys(self.number)
-        groups = site.terms.extract_parts[self.number].key_groups
+    def _keys(self) -> dict[int, KeyColumn]:
+        """By join, the keys of the rows, in the order in which the server has them."""
+        join_keys = self.site.join_keys(self.number)
+        groups = self.site.terms.extract_parts[self.number].key_groups
+        keys = {}
         for number in self.tree.edges_of(self.table):
             position = self.tree.edges[number].key(self.table)
-            key = join_keys[position]
-            column = key.hashed(site.join_hasher(groups[position]))
-            hasher = KeyedHasher(site.group_key(f"join-{number}"))
-            codes, hashes = key.hashed_whole(hasher.purpose(_TAG_PURPOSE))
-            tags = np.zeros((len(column.hashes), 2), np.uint64)
-            has_key = codes >= 0
-            tags[column.codes[has_key]] = hashes[codes[has_key], :2]
-            hashed[number] = (column.codes, tags)
-        return hashed
+            hasher = self.site.join_hasher(groups[position])
+            keys[number] = join_keys[position].hashed(hasher)
+        return keys
 
     @cached_property
     def secrets(self) -> dict[int, EdgeSecret]:
         """What the site shares with the other ends of its joins."""
         return {
             number: EdgeSecret(
-                self.site.group_key(f"join-{number}"), self._tags(number)
+                self.site.group_key(f"join-{number}"), self._keys[number].hashes
             )
             for number in self.tree.edges_of(self.table)
         }
