@@ -62,8 +62,8 @@ from tp_flower.methods.moments.words import WordArray, inner
 from tp_flower.privacy.key_agreement import pair_masks
 
 NO_KEY: Final = -1
-_BLOCK_ROWS: Final = 1 << 12
-"""Of which there are words at once."""
+_BLOCK_WORDS: Final = 1 << 19
+"""Of a table's columns at once: memory that is new takes longer than the products."""
 Source = tuple[int, str]  # an edge, and a table whose sums by its keys are meant
 Pair = tuple[str, str]  # two tables in the order of the query
 
@@ -83,11 +83,17 @@ def add_by_key(
     Codes (n,) are -1 for rows that have no such key, or take no part.
     """
     has_key = codes >= 0
-    keys, places = np.unique(codes[has_key], return_inverse=True)
+    places = codes[has_key]
     # a column of the matrix is a row of the table, which has one key at most
     starts = np.concatenate([[0], np.cumsum(has_key)])
-    entries = (counts[has_key].astype(np.uint64), places, starts)
-    sums[keys] += sparse.csc_array(entries, shape=(len(keys), len(codes))) @ values
+    weights = counts[has_key].astype(np.uint64)
+    if len(sums) <= len(codes):
+        shape = (len(sums), len(codes))
+        sums += sparse.csc_array((weights, places, starts), shape=shape) @ values
+        return
+    keys, places = np.unique(places, return_inverse=True)
+    shape = (len(keys), len(codes))
+    sums[keys] += sparse.csc_array((weights, places, starts), shape=shape) @ values
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,8 +233,9 @@ class PaddedShard:
             for number, keys in rows.keys.items()
         }
         product = np.zeros((width, width), np.uint64)
-        for start in range(0, len(self.positions), _BLOCK_ROWS):
-            block = slice(start, start + _BLOCK_ROWS)
+        block_rows = max(_BLOCK_WORDS // max(width, 1), 1)
+        for start in range(0, len(self.positions), block_rows):
+            block = slice(start, start + block_rows)
             words = self.values[self.positions[block]]
             for number, codes in rows.codes.items():
                 add_by_key(
