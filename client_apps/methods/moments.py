@@ -8,7 +8,7 @@ works out from the counts in how many joined rows each of its rows is.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -33,10 +33,9 @@ from client_apps.privacy.proposal_checks import agree, check_begins, check_train
 from client_apps.rounds.site import REQUEST, Site
 from tp_flower.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from tp_flower.errors import MessageError, PolicyError, SiteError
-from tp_flower.extraction.extracted import ExtractedShard
+from tp_flower.extraction.extracted import ExtractedShard, KeyColumn
 from tp_flower.features.encoder import SiteEncoder
-from tp_flower.features.sparse import dense
-from tp_flower.keyed_hash import HashArray, KeyedHasher
+from tp_flower.features.sparse import EncodedRows
 from tp_flower.learning.models.local_model import (
     LINEAR,
     LinearModel,
@@ -44,6 +43,7 @@ from tp_flower.learning.models.local_model import (
     host_features,
 )
 from tp_flower.methods.moments import MOMENTS
+from tp_flower.methods.moments.columns import ColumnWords, TableColumns
 from tp_flower.methods.moments.counts import CountedRows, EdgeRows, whole_weights
 from tp_flower.methods.moments.exchange import (
     EdgeSecret,
@@ -81,7 +81,7 @@ from tp_flower.methods.moments.terms import (
     tree_of,
 )
 from tp_flower.methods.moments.tree import JoinTree
-from tp_flower.methods.moments.words import WordArray, column_bits, fits, to_words
+from tp_flower.methods.moments.words import column_bits, fits
 from tp_flower.privacy.mechanisms import (
     GIVEN_ENCODER,
     ClippedNoise,
@@ -97,7 +97,6 @@ if TYPE_CHECKING:
     from tp_flower.sources.shards import ShardSource
 
 _SUMMED: Final = "moments"  # entry: the request that was answered, by its digest
-_TAG_PURPOSE: Final = "tags of moment pads"
 _SCOPE: Final = (
     "not covered: sums over all joined rows of the products of two columns, the label "
     "among them; what leaves of it is uniform words, of which the server reads these "
@@ -170,7 +169,7 @@ class CountedShard:
             self.body,
             **{
                 "passes": len(self.passes),
-                f"keys-{name}": len(self._tags(number)),
+                f"keys-{name}": len(self._keys[number].hashes),
                 f"across-{name}": len(self.site.terms.proposal.shards_of(other)),
                 f"beside-{name}": len(self.shards),
             },
@@ -187,7 +186,7 @@ class CountedShard:
         splitting = splitting_table(terms.proposal, terms.settings)
         edges = {
             number: EdgeRows(
-                self._codes(number),
+                self._keys[number].codes,
                 told.incoming.sum(axis=-1),
                 passes_without_partner(
                     self.tree, number, self.table, splitting, self.passes
@@ -258,39 +257,24 @@ class CountedShard:
         if not are_apart:
             raise MessageError("'passes' has a row in several passes")
 
-    def _codes(self, number: int) -> AnyArray:
-        """Return the position of each row's key of a join, as the server has it."""
-        return self._hashed[number][0]
-
-    def _tags(self, number: int) -> HashArray:
-        """Return a tag of each distinct key of a join, by its position."""
-        return self._hashed[number][1]
-
     @cached_property
-    def _hashed(self) -> dict[int, tuple[AnyArray, HashArray]]:
-        """By join, the positions of the rows' keys (n,), and the keys' tags (k, 2)."""
-        hashed = {}
-        site = self.site
-        join_keys = site.join_keys(self.number)
-        groups = site.terms.extract_parts[self.number].key_groups
+    def _keys(self) -> dict[int, KeyColumn]:
+        """By join, the keys of the rows, in the order in which the server has them."""
+        join_keys = self.site.join_keys(self.number)
+        groups = self.site.terms.extract_parts[self.number].key_groups
+        keys = {}
         for number in self.tree.edges_of(self.table):
             position = self.tree.edges[number].key(self.table)
-            key = join_keys[position]
-            column = key.hashed(site.join_hasher(groups[position]))
-            hasher = KeyedHasher(site.group_key(f"join-{number}"))
-            codes, hashes = key.hashed_whole(hasher.purpose(_TAG_PURPOSE))
-            tags = np.zeros((len(column.hashes), 2), np.uint64)
-            has_key = codes >= 0
-            tags[column.codes[has_key]] = hashes[codes[has_key], :2]
-            hashed[number] = (column.codes, tags)
-        return hashed
+            hasher = self.site.join_hasher(groups[position])
+            keys[number] = join_keys[position].hashed(hasher)
+        return keys
 
     @cached_property
     def secrets(self) -> dict[int, EdgeSecret]:
         """What the site shares with the other ends of its joins."""
         return {
             number: EdgeSecret(
-                self.site.group_key(f"join-{number}"), self._tags(number)
+                self.site.group_key(f"join-{number}"), self._keys[number].hashes
             )
             for number in self.tree.edges_of(self.table)
         }
@@ -392,13 +376,16 @@ def _padded(
     check_model(source, spec, shard.encoder.encoder.width)
     rows, trained = shard.taking_part
     features = site.tables.encode(number, shard.encoder, rows)
-    encoded = np.asarray(dense(host_features(features)), np.float64)
+    encoded = host_features(features)
     if shard.noise is None:
         _check_columns(
-            source, shard.encoder, encoded[:trained], shards=len(shard.shards)
+            source,
+            shard.encoder,
+            TableColumns(encoded[:trained]),
+            shards=len(shard.shards),
         )
     columns = _columns(site, number, shard, request, encoded)
-    agree("columns", columns.shape[1], request.columns[shard.table])
+    agree("columns", columns.width, request.columns[shard.table])
     counted = shard.rows.select(rows)
     bits = _bits(shard, request, counted.multiplicity.sum(axis=0), columns)
     plan = PartPlan()
@@ -408,7 +395,7 @@ def _padded(
         plan = PartPlan(moments=shard.noise, uses=uses)
     releaser = site.releaser(number, plan)
     sums, products = _contributions(
-        shard, counted, to_words(columns, bits), request, releaser
+        shard, counted, ColumnWords(columns, bits), request, releaser
     )
     forget(site.store, number)
     counts = counted.multiplicity[shard.passes.index(TRAINED), :trained]
@@ -443,29 +430,32 @@ def _columns(
     number: int,
     shard: CountedShard,
     request: MomentsRequest,
-    encoded: FloatArray,
-) -> FloatArray:
+    encoded: EncodedRows,
+) -> TableColumns:
     """Return the columns (n, d) of the rows that take part, clipped where noise is."""
     terms = site.terms
     privacy = terms.settings.privacy
     has_label = shard.table == terms.proposal.label_table
     rows, _ = shard.taking_part
+    clip = None
     if privacy.covers_features:
         norms = norms_of(terms.proposal, terms.settings)
         squared = norms.squared[shard.table] - has_label
-        encoded = clip_columns(encoded, squared, request.bits[shard.table])
+        clip = partial(
+            clip_columns, squared_norm=squared, bits=request.bits[shard.table]
+        )
     if not has_label:
-        return encoded
+        return TableColumns(encoded, clip)
     labels = _labels(site, number, request)[rows]
     if privacy.covers_features and not request.classes:
         labels = LabelUnit.of(privacy.label_range).clip(labels)
-    return np.concatenate([encoded, labels, np.ones((len(rows), 1))], axis=1)
+    return TableColumns(encoded, clip, labels)
 
 
 def _contributions(
     shard: CountedShard,
     rows: CountedRows,
-    words: WordArray,
+    words: ColumnWords,
     request: MomentsRequest,
     releaser: Releaser,
 ) -> tuple[dict[str, AnyArray], dict[str, AnyArray]]:
@@ -533,7 +523,10 @@ class _Noise:
 
 
 def _bits(
-    shard: CountedShard, request: MomentsRequest, counts: IntArray, columns: FloatArray
+    shard: CountedShard,
+    request: MomentsRequest,
+    counts: IntArray,
+    columns: TableColumns,
 ) -> IntArray:
     """Return the bits of every column: those of its only shard, or as told to all."""
     shards = len(shard.shards)
@@ -543,11 +536,11 @@ def _bits(
         # whole numbers might wrap around
         joined_rows = counts.sum(dtype=np.float64)
         second_moments = np.full(
-            columns.shape[1], joined_rows * norms.squared[shard.table]
+            columns.width, joined_rows * norms.squared[shard.table]
         )
-        bits = np.full(columns.shape[1], request.bits[shard.table])
+        bits = np.full(columns.width, request.bits[shard.table])
     else:
-        second_moments = counts @ columns**2
+        second_moments = columns.second_moments(counts)
         if shards == 1:
             return column_bits(second_moments)
         bits = required(shard.body.bits, "bits")
@@ -587,7 +580,7 @@ def _labels(site: Site, number: int, request: MomentsRequest) -> FloatArray:
 
 
 def _check_columns(
-    source: "ShardSource", encoder: SiteEncoder, columns: FloatArray, *, shards: int
+    source: "ShardSource", encoder: SiteEncoder, columns: TableColumns, *, shards: int
 ) -> None:
     """Refuse a column that is 0 in nearly all rows, and tables of hardly any rows.
 
@@ -596,7 +589,7 @@ def _check_columns(
     shards the others' rows are added to them.
     """
     policy = source.policy
-    nonzero = np.count_nonzero(columns, axis=0)
+    nonzero = columns.nonzero()
     few = np.flatnonzero((nonzero > 0) & (nonzero < policy.min_count))
     if few.size and policy.min_count > 1:
         name = encoder.encoder.feature_of(int(few[0]))
@@ -606,10 +599,10 @@ def _check_columns(
             "encode it otherwise"
         )
     is_alone = shards == 1 and policy.min_rows > 1
-    if is_alone and columns.shape[1] >= len(columns):
+    if is_alone and columns.width >= len(columns):
         raise PolicyError(
             f"the table's policy (min-rows = {policy.min_rows}) refuses: moments of "
-            f"{columns.shape[1]} columns of no more rows, which tell these rows; use "
+            f"{columns.width} columns of no more rows, which tell these rows; use "
             "encoders of fewer columns"
         )
 

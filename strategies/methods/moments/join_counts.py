@@ -96,7 +96,7 @@ class JoinCounts:
         weights = np.ones(joined.extracted.table_rows[table], np.int64)
         if table == joined.bound.weight_table:
             weights = whole_weights(self._query_weights, self.largest_weight)
-        bits = self.bits(table)
+        bits = self.bits[table]
         if bits is None:
             return np.repeat(weights[None, :], len(self.passes), axis=0)
         return np.stack([(bits >> number & 1) * weights for number in self.passes])
@@ -128,11 +128,15 @@ class JoinCounts:
         total: IntArray = self.rows[label_table].multiplicity.sum(axis=1)
         return total
 
-    def bits(self, table: str) -> AnyArray | None:
-        """Return a bit for every pass that a row takes part in, (n,), uint8.
+    @cached_property
+    def bits(self) -> dict[str, AnyArray | None]:
+        """By table, a bit for every pass that a row takes part in, (n,), uint8.
 
         None stands for all rows in all passes.
         """
+        return {table: self._bits(table) for table in self.tree.tables}
+
+    def _bits(self, table: str) -> AnyArray | None:
         joined = self.joined
         rows = joined.mapping.tables[table]
         if table == self.splitting:
@@ -156,11 +160,11 @@ class JoinCounts:
         incoming = {}
         beside = {}
         for number in self.tree.edges_of(table):
-            places = self.places(number, part)
+            places = self.places[number, part]
             other = self.tree.edges[number].other(table)
-            incoming[str(number)] = self._by_shard(number, other)[:, places]
-            beside[str(number)] = self._by_shard(number, table)[:, places]
-        passes = self.bits(table)
+            incoming[str(number)] = self._by_shard[number, other][:, places]
+            beside[str(number)] = self._by_shard[number, table][:, places]
+        passes = self.bits[table]
         is_sharded = len(self.joined.extracted.parts[table]) > 1
         return CountedPart(
             encoder=encoding.sealed,
@@ -177,19 +181,33 @@ class JoinCounts:
         beside = len(parts[table])
         return across + (beside if beside > 1 else 0)
 
-    def _by_shard(self, number: int, table: str) -> IntArray:
-        """Return the outgoing counts of a table's shards, (p, keys, shards)."""
+    @cached_property
+    def _by_shard(self) -> dict[tuple[int, str], IntArray]:
+        """By join and table, the outgoing counts of its shards, (p, keys, shards)."""
+        return {place: self._outgoing(*place) for place in self._codes}
+
+    def _outgoing(self, number: int, table: str) -> IntArray:
         rows = self.rows[table]
-        edge = rows.edges[number]
         shards = [span for _, span in self.joined.extracted.shards_of(table)]
+        if len(shards) == 1:
+            return rows.outgoing[number][:, :, None]
+        edge = rows.edges[number]
         return sums_by_shard(edge.codes, rows.counts(number), edge.keys, shards)
 
     def _rows_of(self, part: Part) -> slice:
         """Return the rows of a part within its table."""
         return dict(self.joined.extracted.shards_of(part.table))[part]
 
-    def places(self, number: int, part: Part) -> AnyArray:
-        """Return the number of each distinct key of a part, (k,)."""
+    @cached_property
+    def places(self) -> dict[tuple[int, Part], AnyArray]:
+        """By join and part, the number of each of its distinct keys, (k,)."""
+        return {
+            (number, part): self._places(number, part)
+            for number, table in self._codes
+            for part in self.joined.extracted.parts[table]
+        }
+
+    def _places(self, number: int, part: Part) -> AnyArray:
         table = part.table
         edge = self.tree.edges[number]
         position = self.joined.extracted.parts[table].index(part)
@@ -223,8 +241,8 @@ class JoinCounts:
         for edge in self.tree.edges_of(part.table):
             is_joined = rows.is_joined(edge)[position]
             shard = self.joined.extracted.parts[part.table].index(part)
-            has_tuples = self._by_shard(edge, part.table)[position, :, shard] > 0
-            places = self.places(edge, part)
+            has_tuples = self._by_shard[edge, part.table][position, :, shard] > 0
+            places = self.places[edge, part]
             places = places[(is_joined & has_tuples)[places]]
             order = (np.cumsum(is_joined) - 1)[places]
             for name in (part.table, *self.tree.beyond(edge, part.table)):

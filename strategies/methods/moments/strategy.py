@@ -204,9 +204,9 @@ class Moments(JoinMethod):
                 up += float(np.count_nonzero(is_joined)) * on_this_side
                 shards = self._counts.told_shards(number, name)
                 for part in self._counts.joined.extracted.parts[name]:
-                    keys = len(self._counts.places(number, part))
+                    keys = len(self._counts.places[number, part])
                     down += float(len(passes) * keys * shards)
-            bits = self._counts.bits(name)
+            bits = self._counts.bits[name]
             down += 0.0 if bits is None else len(bits) / WORD
         senders = len(self._counts.joined.parts)
         for first, second in combinations_with_replacement(tree.tables, 2):

@@ -47,8 +47,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import combinations, combinations_with_replacement
-from typing import Final
+from itertools import combinations, combinations_with_replacement, permutations
+from typing import Final, Protocol
 
 import numpy as np
 from scipy import sparse
@@ -62,23 +62,38 @@ from tp_flower.methods.moments.words import WordArray, inner
 from tp_flower.privacy.key_agreement import pair_masks
 
 NO_KEY: Final = -1
+_BLOCK_WORDS: Final = 1 << 19
+"""Of a table's columns at once: memory that is new takes longer than the products."""
 Source = tuple[int, str]  # an edge, and a table whose sums by its keys are meant
 Pair = tuple[str, str]  # two tables in the order of the query
 
 
-def sums_by_key(
-    codes: Codes, counts: IntArray, keys: int, values: WordArray
-) -> WordArray:
-    """Return sum over rows with each key of count times value, (keys, d).
+class RowWords(Protocol):
+    """The columns of rows as words, which are made where they are asked for."""
+
+    def __getitem__(self, rows: IntArray, /) -> WordArray:
+        """Return those of rows (m,), (m, d)."""
+
+
+def add_by_key(
+    sums: WordArray, codes: Codes, counts: IntArray, values: WordArray
+) -> None:
+    """Add count times value of the rows with each key to sums (keys, d).
 
     Codes (n,) are -1 for rows that have no such key, or take no part.
     """
     has_key = codes >= 0
-    places = (codes[has_key], np.flatnonzero(has_key))
-    shape = (keys, len(codes))
-    matrix = sparse.csr_array((counts[has_key].astype(np.uint64), places), shape=shape)
-    total: WordArray = matrix @ values
-    return total
+    places = codes[has_key]
+    # a column of the matrix is a row of the table, which has one key at most
+    starts = np.concatenate([[0], np.cumsum(has_key)])
+    weights = counts[has_key].astype(np.uint64)
+    if len(sums) <= len(codes):
+        shape = (len(sums), len(codes))
+        sums += sparse.csc_array((weights, places, starts), shape=shape) @ values
+        return
+    keys, places = np.unique(places, return_inverse=True)
+    shape = (len(keys), len(codes))
+    sums[keys] += sparse.csc_array((weights, places, starts), shape=shape) @ values
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +139,15 @@ class PassRows:
 
     def carry(self, start: int, end: int, sums: WordArray) -> WordArray:
         """Return M^T sums: sums (k, d) by the keys of one edge, by those of another."""
+        total: WordArray = self._maps[start, end] @ sums
+        return total
+
+    @cached_property
+    def _maps(self) -> dict[tuple[int, int], sparse.csr_array]:
+        """M^T by pair of edges, (keys of the second, keys of the first)."""
+        return {pair: self._map(*pair) for pair in permutations(self.codes, 2)}
+
+    def _map(self, start: int, end: int) -> sparse.csr_array:
         start_codes = self.codes[start]
         end_codes = self.codes[end]
         takes_part = (start_codes >= 0) & (end_codes >= 0)
@@ -131,9 +155,7 @@ class PassRows:
         counts = self.carried[frozenset((start, end))][takes_part].astype(np.uint64)
         shape = (self.keys[end], self.keys[start])
         # equal places are added up
-        matrix = sparse.coo_array((counts, places), shape=shape).tocsr()
-        total: WordArray = matrix @ sums
-        return total
+        return sparse.coo_array((counts, places), shape=shape).tocsr()
 
 
 @dataclass(frozen=True)
@@ -176,14 +198,16 @@ class PaddedShard:
     """A shard in the exchange of one pass.
 
     Attributes:
-        values: (n, d), its rows' columns as words.
+        values: the columns of all of the shard's rows.
+        positions: (n,), of those that take part.
         keys: by edge, what the shard shares with those on the other side.
     """
 
     table: str
     tree: JoinTree
     rows: PassRows
-    values: WordArray
+    values: RowWords
+    positions: IntArray
     columns: Mapping[str, int]
     keys: Mapping[int, SharedKeys]
     masks: ShardMasks
@@ -193,22 +217,52 @@ class PaddedShard:
         """Return what the shard sends: padded sums, and padded corrections."""
         sums: dict[Source, WordArray] = {}
         for number in self.tree.edges_of(self.table):
-            pad = self._pad(number, self.table)
-            sums[number, self.table] = self._own[number] + pad
+            sums[number, self.table] = self._padded[number]
             for source, delta in self._deltas[number].items():
                 sums[number, source] = delta
         pairs = combinations_with_replacement(self.tree.tables, 2)
         return Contribution(sums, {pair: self._padded_block(pair) for pair in pairs})
 
     @cached_property
-    def _own(self) -> dict[int, WordArray]:
-        """A of the table's own columns, by edge, (k, d)."""
+    def _own(self) -> tuple[dict[int, WordArray], WordArray]:
+        """A of the table's own columns, by edge, (k, d), and X^T diag(G) X, (d, d)."""
         rows = self.rows
+        width = self.columns[self.table]
+        sums = {
+            number: np.zeros((keys, width), np.uint64)
+            for number, keys in rows.keys.items()
+        }
+        product = np.zeros((width, width), np.uint64)
+        block_rows = max(_BLOCK_WORDS // max(width, 1), 1)
+        for start in range(0, len(self.positions), block_rows):
+            block = slice(start, start + block_rows)
+            words = self.values[self.positions[block]]
+            for number, codes in rows.codes.items():
+                add_by_key(
+                    sums[number], codes[block], rows.counts[number][block], words
+                )
+            weights = rows.multiplicity[block].astype(np.uint64)
+            product += inner(weights[:, None] * words, words)
+        return sums, product
+
+    @cached_property
+    def _padded(self) -> dict[int, WordArray]:
+        """U, by edge, (k, d)."""
+        sums, _ = self._own
         return {
-            number: sums_by_key(
-                codes, rows.counts[number], rows.keys[number], self.values
+            number: of_edge + self._pad(number, self.table)
+            for number, of_edge in sums.items()
+        }
+
+    @cached_property
+    def _across(self) -> dict[Source, WordArray]:
+        """The pads of what the other side of each edge sends, (k, d_s)."""
+        return {
+            (number, source): self.keys[number].total(
+                self.tree.edges[number].other(self.table), source
             )
-            for number, codes in rows.codes.items()
+            for number in self.tree.edges_of(self.table)
+            for source in self.tree.behind(number, self.table)
         }
 
     @cached_property
@@ -221,11 +275,10 @@ class PaddedShard:
             for start in edges:
                 if start == end:
                     continue
-                other = self.tree.edges[start].other(self.table)
                 for source in self.tree.behind(start, self.table):
-                    pad = self.keys[start].total(other, source)
-                    carried = self.rows.carry(start, end, pad)
-                    deltas[end][source] = carried - self._pad(end, source)
+                    carried = self.rows.carry(start, end, self._across[start, source])
+                    carried -= self._pad(end, source)
+                    deltas[end][source] = carried
         return deltas
 
     def _pad(self, number: int, source: str) -> WordArray:
@@ -242,25 +295,20 @@ class PaddedShard:
 
     def _block(self, first: str, second: str) -> WordArray:
         """Return the shard's own block, or its correction T; 0 if it has none."""
+        sums, product = self._own
         if first == second == self.table:
-            weighted = self.rows.multiplicity.astype(np.uint64)[:, None] * self.values
-            return inner(weighted, self.values)
+            return product.copy()
         tables = [first, *self.tree.middles(first, second), second]
         if first == second or self.table not in tables:
             return np.zeros((self.columns[first], self.columns[second]), np.uint64)
         path = self.tree.path(first, second)
         position = tables.index(self.table)
         if position == 0:
-            edge = path[0]
-            padded = self._own[edge] + self._pad(edge, first)
-            return inner(padded, self.keys[edge].total(tables[1], second))
+            return inner(self._padded[path[0]], self._across[path[0], second])
         if position == len(path):
-            edge = path[-1]
-            pad = self.keys[edge].total(tables[-2], first)
-            return inner(pad, self._own[edge])
+            return inner(self._across[path[-1], first], sums[path[-1]])
         edge = path[position]
-        pad = self.keys[edge].total(tables[position + 1], second)
-        return -inner(self._deltas[edge][first], pad)
+        return -inner(self._deltas[edge][first], self._across[edge, second])
 
 
 @dataclass(frozen=True)
@@ -295,7 +343,7 @@ class SummedShard:
     """A shard of a table whose second moments with others are wanted, at its site.
 
     Attributes:
-        values: (n, d), its rows' columns as words.
+        values: of its rows.
         columns: of every table, d.
         told: by edge, the counts of all shards on both sides.
         secrets: by edge, shared with the other side.
@@ -305,7 +353,7 @@ class SummedShard:
     table: str
     tree: JoinTree
     rows: CountedRows
-    values: WordArray
+    values: RowWords
     columns: Mapping[str, int]
     told: Mapping[int, ToldCounts]
     secrets: Mapping[int, EdgeSecret]
@@ -322,7 +370,8 @@ class SummedShard:
             self.table,
             self.tree,
             PassRows.of(self.rows.select(takes_part), number),
-            self.values[takes_part],
+            self.values,
+            np.flatnonzero(takes_part),
             self.columns,
             keys,
             self.masks,

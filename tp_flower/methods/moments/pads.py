@@ -23,16 +23,16 @@ import hashlib
 import hmac
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import ECB
 
-from tp_flower.arrays import IntArray
+from tp_flower.arrays import BoolArray, IntArray
 from tp_flower.keyed_hash import HashArray
 from tp_flower.methods.moments.words import WordArray
 from tp_flower.randomness import key_stream
@@ -40,6 +40,8 @@ from tp_flower.randomness import key_stream
 _PURPOSE: Final = b"tp_flower moments pad v1 "
 _BLOCK_BYTES: Final = 16
 _WORDS: Final = _BLOCK_BYTES // 8
+_BLOCK_KEYS: Final = 1 << 11
+"""Of which pads are made at once: memory that is new takes longer than AES."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +50,7 @@ class SharedKeys:
 
     Attributes:
         key: K_e.
-        tags: uint64 (k, 2), keyed hashes of the keys.
+        tags: uint64 (k, 2), keyed hashes of the keys, which the server may know.
         sides: the tables on the left and on the right.
         counts: of both sides, (k, J) and (k, L): tuples of every shard with the key.
         columns: of every table.
@@ -70,20 +72,24 @@ class SharedKeys:
         shards = [counts.shape[1] for counts in self.counts]
         sizes = [sorted(of.items()) for of in (self.columns, self.bits)]
         stated = json.dumps([self.pass_name, shards, *sizes])
-        states = _encrypted(self._derived(stated), self.tags)
+        encryptor = _encryptor(self._derived(stated))
+        states = _encrypted(encryptor, self.tags)
         for counts in self.counts:
             for of_shard in counts.T:
                 states = states.copy()
                 states[:, 0] ^= of_shard.astype(np.uint64)
-                states = _encrypted(self._derived(stated), states)
+                states = _encrypted(encryptor, states)
         return states
 
     def total(self, side: str, source: str) -> WordArray:
         """Return the sum of the pads of all shards on a side that have the key."""
         total = np.zeros((len(self.tags), self.columns[source]), np.uint64)
         for shard, of_shard in enumerate(self._counts_of(side).T):
-            has_key = (of_shard > 0)[:, None]
-            total += np.where(has_key, self.of_shard(side, shard, source), np.uint64(0))
+            has_key = of_shard > 0
+            if has_key.all():
+                total += self.of_shard(side, shard, source)
+            else:
+                total[has_key] += self._select(has_key).of_shard(side, shard, source)
         return total
 
     def of_shard(self, side: str, shard: int, source: str) -> WordArray:
@@ -95,10 +101,15 @@ class SharedKeys:
         blocks = -(-columns // _WORDS)
         name = hashlib.sha256(json.dumps([side, shard, source]).encode()).digest()
         inputs = self.states ^ np.frombuffer(name[:_BLOCK_BYTES], "<u8")
-        inputs = np.repeat(inputs[:, None, :], blocks, axis=1)
-        inputs[:, :, 1] ^= np.arange(blocks, dtype=np.uint64)
-        words = _encrypted(self._derived("sums"), inputs.reshape(-1, _WORDS))
-        return words.reshape(len(self.tags), blocks * _WORDS)[:, :columns]
+        encryptor = _encryptor(self._derived("sums"))
+        words = np.empty((len(self.tags), columns), np.uint64)
+        for start in range(0, len(words), _BLOCK_KEYS):
+            of_keys = slice(start, start + _BLOCK_KEYS)
+            of_blocks = np.repeat(inputs[of_keys, None, :], blocks, axis=1)
+            of_blocks[:, :, 1] ^= np.arange(blocks, dtype=np.uint64)
+            pads = _encrypted(encryptor, of_blocks)
+            words[of_keys] = pads.reshape(len(of_blocks), -1)[:, :columns]
+        return words
 
     def of_block(self, side: str, shard: int, pair: tuple[str, str]) -> WordArray:
         """Return a shard's part of the edge's pad of a block, (d_i, d_k).
@@ -108,19 +119,34 @@ class SharedKeys:
         is_left = side == self.sides[0]
         shape = (self.columns[pair[0]], self.columns[pair[1]])
         total = np.zeros(shape, np.uint64)
-        partners = self.counts[1 if is_left else 0]
-        for partner, of_partner in enumerate(partners.T):
-            shared = self.states[of_partner > 0]
-            if not len(shared):
-                continue
-            order = np.lexsort((shared[:, 1], shared[:, 0]))
-            digest = hashlib.sha256(shared[order].tobytes()).hexdigest()
+        for partner, digest in self._digests[side].items():
             shards = (shard, partner) if is_left else (partner, shard)
             name = json.dumps([*pair, *shards, digest])
             stream = key_stream(self._derived(name)).update(bytes(total.nbytes))
             words = np.frombuffer(stream, "<u8").reshape(shape)
             total += words if is_left else -words
         return total
+
+    @cached_property
+    def _digests(self) -> dict[str, dict[int, str]]:
+        """By side and shard of the other one, that of the states of its keys."""
+        order = np.lexsort((self.states[:, 1], self.states[:, 0]))
+        digests: dict[str, dict[int, str]] = {}
+        for side, partners in zip(self.sides, reversed(self.counts), strict=True):
+            digests[side] = {}
+            for partner, of_partner in enumerate(partners.T):
+                shared = self.states[order[of_partner[order] > 0]]
+                if len(shared):
+                    digest = hashlib.sha256(shared.tobytes()).hexdigest()
+                    digests[side][partner] = digest
+        return digests
+
+    def _select(self, chosen: BoolArray) -> "SharedKeys":
+        """Return some of the keys, by a mask (k,)."""
+        left, right = self.counts
+        return replace(
+            self, tags=self.tags[chosen], counts=(left[chosen], right[chosen])
+        )
 
     def _counts_of(self, side: str) -> IntArray:
         return self.counts[self.sides.index(side)]
@@ -129,8 +155,12 @@ class SharedKeys:
         return hmac.digest(self.key, _PURPOSE + purpose.encode(), hashlib.sha256)
 
 
-def _encrypted(key: bytes, blocks: WordArray) -> WordArray:
-    """Return blocks of 128 bits, (n, 2), each under AES-256."""
-    cipher = Cipher(AES(key), ECB()).encryptor()
-    text = cipher.update(np.ascontiguousarray(blocks, "<u8").tobytes())
+def _encryptor(key: bytes) -> CipherContext:
+    """Return AES-256 of blocks of 128 bits, each by itself."""
+    return Cipher(AES(key), ECB()).encryptor()
+
+
+def _encrypted(encryptor: CipherContext, blocks: WordArray) -> WordArray:
+    """Return blocks of 128 bits, (n, 2), each encrypted."""
+    text = encryptor.update(np.ascontiguousarray(blocks, "<u8").tobytes())
     return np.frombuffer(text, "<u8").reshape(-1, _WORDS)

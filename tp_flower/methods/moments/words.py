@@ -9,6 +9,7 @@ Notation:
     n  rows        d  columns        b  ``bits``  (d,), after the point
 """
 
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -22,9 +23,11 @@ MOST_BITS: Final = 40
 """After the point: a column of tiny numbers needs no more to be as exact as others."""
 LEAST_BITS: Final = -40
 _MOMENT_BITS: Final = 62
-_BLOCK_ROWS: Final = 1 << 16
-_LIMB: Final = 16
-_LIMBS: Final = 4
+_WORD_BITS: Final = 64
+_EXACT_BITS: Final = 53
+"""Of whole numbers in float64."""
+_BLOCK_ROWS: Final = 1 << 9
+"""So few that the limbs of a block stay in the processor's cache."""
 
 
 def column_bits(second_moments: FloatArray) -> IntArray:
@@ -76,9 +79,9 @@ def to_numbers(words: WordArray, left: IntArray, right: IntArray) -> FloatArray:
 def inner(left: WordArray, right: WordArray) -> WordArray:
     """Return left^T right mod 2^64, of words (n, a) and (n, c).
 
-    Integers have no BLAS. Words are cut into limbs of 16 bits, whose products over a
-    block of rows are whole numbers below 2^53: floating point is exact on them. Words
-    that are small numbers have fewer limbs than pads.
+    Integers have no BLAS. Words are cut into limbs, whose products over a block of rows
+    are whole numbers of at most 2^53: floating point is exact on them. Words that are
+    small numbers have fewer limbs than pads.
 
     >>> inner(np.array([[2**63]], np.uint64), np.array([[3]], np.uint64)).tolist()
     [[9223372036854775808]]
@@ -86,25 +89,64 @@ def inner(left: WordArray, right: WordArray) -> WordArray:
     total = np.zeros((left.shape[1], right.shape[1]), np.uint64)
     for start in range(0, len(left), _BLOCK_ROWS):
         block = slice(start, start + _BLOCK_ROWS)
-        left_limbs = _limbs(left[block])
-        right_limbs = _limbs(right[block])
-        for i, left_limb in enumerate(left_limbs):
-            for j, right_limb in enumerate(right_limbs[: _LIMBS - i]):
-                product = (left_limb.T @ right_limb).astype(np.int64).view(np.uint64)
-                total += product << np.uint64(_LIMB * (i + j))
+        left_size = _bits_of(left[block])
+        right_size = _bits_of(right[block])
+        left_bits, right_bits = _limb_bits(left_size, right_size)
+        left_limbs = _limbs(left[block], left_size, left_bits)
+        right_limbs = _limbs(right[block], right_size, right_bits)
+        for left_shift, left_limb in left_limbs.items():
+            for right_shift, right_limb in right_limbs.items():
+                shift = left_shift + right_shift
+                if shift < _WORD_BITS:
+                    product = (left_limb.T @ right_limb).astype(np.int64)
+                    total += product.view(np.uint64) << np.uint64(shift)
     return total
 
 
-def _limbs(words: WordArray) -> list[FloatArray]:
-    """Return the limbs of words, the lowest first; the highest has their sign."""
+def _bits_of(words: WordArray) -> int:
+    """Return the bits of the largest word as a signed number, its sign among them."""
     numbers = words.view(np.int64)
     low = int(numbers.min(initial=0))
     high = int(numbers.max(initial=0))
-    # of the bits of the larger one, and its sign
-    bits = max(high, -low - 1).bit_length() + 1
-    count = -(-bits // _LIMB)
-    unsigned = np.ascontiguousarray(words, "<u8").view("<u2")
-    pieces = unsigned.reshape(*words.shape, _LIMBS)
-    limbs = [pieces[..., limb].astype(np.float64) for limb in range(count - 1)]
-    highest = pieces.view("<i2")[..., count - 1].astype(np.float64)
-    return [*limbs, highest]
+    return max(high, -low - 1).bit_length() + 1
+
+
+@cache
+def _limb_bits(left: int, right: int) -> tuple[int, int]:
+    """Return the bits of limbs that have the fewest products, of words of some bits.
+
+    >>> _limb_bits(64, 64), _limb_bits(64, 25), _limb_bits(25, 25)
+    ((22, 22), (19, 25), (19, 25))
+    """
+    exact = _EXACT_BITS - _BLOCK_ROWS.bit_length() + 1
+
+    def products(left_bits: int) -> int:
+        right_bits = exact - left_bits
+        return sum(
+            left_shift + right_shift < _WORD_BITS
+            for left_shift in range(0, left, left_bits)
+            for right_shift in range(0, right, right_bits)
+        )
+
+    # of equally many, those of most equal sizes
+    return min(
+        ((bits, exact - bits) for bits in range(1, exact)),
+        key=lambda pair: (products(pair[0]), abs(pair[0] - pair[1])),
+    )
+
+
+def _limbs(words: WordArray, size: int, bits: int) -> dict[int, FloatArray]:
+    """Return the limbs of words of some size by their first bit; the highest is signed.
+
+    >>> _limbs(np.array([0xABCD], np.uint64), 17, 8)
+    {0: array([205.]), 8: array([171.]), 16: array([0.])}
+    """
+    rest = words.view(np.int64)
+    mask = np.int64((1 << bits) - 1)
+    limbs = {}
+    highest = (size - 1) // bits * bits
+    for shift in range(0, highest, bits):
+        limbs[shift] = (rest & mask).astype(np.float64)
+        rest = rest >> np.int64(bits)
+    limbs[highest] = rest.astype(np.float64)
+    return limbs

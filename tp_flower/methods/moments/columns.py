@@ -1,0 +1,85 @@
+"""The columns of a table's rows, made block by block.
+
+A row's columns are its encoded features and, at the label's table, those of the label
+and a 1. As words they take 8 bytes each, more than the encoded features do: so they are
+made of few rows at a time.
+
+Notation:
+    n  rows        d  columns
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from tp_flower.arrays import FloatArray, IntArray
+from tp_flower.features.sparse import EncodedRows, dense
+from tp_flower.methods.moments.words import WordArray, to_words
+
+_BLOCK_ROWS: Final = 1 << 12
+
+
+@dataclass(frozen=True, eq=False)
+class TableColumns:
+    """The columns of a table's rows, (n, d).
+
+    Attributes:
+        features: encoded.
+        clip: makes the encoded rows (m, d) of any block those that are added up.
+        labels: (n, k), of the label's table.
+    """
+
+    features: EncodedRows
+    clip: Callable[[FloatArray], FloatArray] | None = None
+    labels: FloatArray | None = None
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def __getitem__(self, rows: IntArray | slice) -> FloatArray:
+        """Return the columns of some rows, (m, d)."""
+        columns: FloatArray = dense(self.features[rows]).astype(np.float64)
+        if self.clip is not None:
+            columns = self.clip(columns)
+        if self.labels is None:
+            return columns
+        labels = self.labels[rows]
+        return np.concatenate([columns, labels, np.ones((len(labels), 1))], axis=1)
+
+    @property
+    def width(self) -> int:
+        """The number of columns, d."""
+        return int(self[:0].shape[1])
+
+    def second_moments(self, counts: IntArray) -> FloatArray:
+        """Return the sums of the squares of rows that count so often (n,), (d,)."""
+        total = np.zeros(self.width)
+        for block in self._blocks():
+            total += counts[block] @ self[block] ** 2
+        return total
+
+    def nonzero(self) -> IntArray:
+        """Return in how many rows each column is not 0, (d,)."""
+        total = np.zeros(self.width, np.int64)
+        for block in self._blocks():
+            total += np.count_nonzero(self[block], axis=0)
+        return total
+
+    def _blocks(self) -> Iterator[slice]:
+        """Yield the rows in blocks."""
+        for start in range(0, len(self), _BLOCK_ROWS):
+            yield slice(start, start + _BLOCK_ROWS)
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnWords:
+    """The columns of a table's rows as words, with bits (d,) after the point."""
+
+    columns: TableColumns
+    bits: IntArray
+
+    def __getitem__(self, rows: IntArray) -> WordArray:
+        """Return the words of some rows, (m, d)."""
+        return to_words(self.columns[rows], self.bits)
