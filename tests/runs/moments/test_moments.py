@@ -419,18 +419,26 @@ def test_two_weights_are_refused():
 
 
 def test_a_weight_that_leaves_one_row_is_refused(tmp_path):
-    frames = tables()
+    """Most of the sums would be those of one user's row."""
     files = [
-        write_site(tmp_path / name, {name: frame}, {name: f"min-rows = 5\n{ALLOWED}"})
-        for name, frame in frames.items()
+        write_site(
+            tmp_path / name,
+            {name: frame},
+            {name: f"min-rows = {5 if name == 'users' else 1}\n{ALLOWED}"},
+        )
+        for name, frame in tables().items()
     ]
-    weight = "CASE WHEN o.uid = 3 THEN 1000 ELSE 0.001 END AS weight"
-    query = Query.from_sql(sql(features=f"{weight}, {', '.join(FEATURES)}"))
-    with (
-        LocalGrid(files) as grid,
-        pytest.raises(SiteError, match="min-rows"),
-    ):
-        TablePuppetMoments(query, test_fraction=0.0).start(grid)
+    for heaviest, is_refused in ((1000, True), (2, False)):
+        weight = f"CASE WHEN o.uid = 3 THEN {heaviest} ELSE 1 END AS weight"
+        query = Query.from_sql(sql(features=f"{weight}, {', '.join(FEATURES)}"))
+        with LocalGrid(files) as grid:
+            strategy = TablePuppetMoments(query, test_fraction=0.0)
+            if is_refused:
+                with pytest.raises(SiteError, match="'u', one of which weighs most"):
+                    strategy.start(grid)
+            else:
+                strategy.start(grid)
+                assert strategy.final.train
 
 
 def test_a_column_without_a_scale_is_refused_in_shards():
