@@ -358,6 +358,7 @@ def test_shards_add_up(label):
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
+@pytest.mark.cases("u.age - 20-joined-o.qty", "-entity(i)-o.kind", "-entity-o.qty")
 @pytest.mark.parametrize("label", ["o.qty", "o.kind"])
 @pytest.mark.parametrize(
     ("weight", "row_weight"),

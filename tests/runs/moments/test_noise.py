@@ -55,6 +55,7 @@ def frames_of(orders: int = 300) -> list[dict]:
     return [{name: frame} for name, frame in tables(orders).items()]
 
 
+@pytest.mark.cases("-o.qty", "o-o.kind", "U, i-o.qty")
 @pytest.mark.parametrize("label", ["o.qty", "o.kind"])
 @pytest.mark.parametrize("private", ["", "o", "U, i"])
 def test_hardly_any_noise_changes_hardly_anything(label, private):
