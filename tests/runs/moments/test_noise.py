@@ -286,6 +286,29 @@ def test_settings_are_refused(how, match):
         fit(**how)
 
 
+@pytest.mark.parametrize(
+    "refused",
+    [
+        {"privacy_features": "dp-sgd"},
+        {"privacy_predictions": 1.0},
+        {"privacy_features": "clear"},
+        {"privacy_features": "statistics", "privacy_epsilon": 400.0},
+    ],
+)
+def test_what_refused_settings_advise_is_taken(refused):
+    """Statistics in place of another mechanism, and a range for the label."""
+    how = {"encoders": ENCODERS, "private_tables": "o"}
+    with pytest.raises(SettingsError):
+        fit(**how, **refused)
+    model = fit(
+        **how,
+        privacy_features="statistics",
+        privacy_epsilon=400.0,
+        privacy_label_range="-4, 8",
+    )
+    assert model.report["final"]["train"]
+
+
 def test_bits_that_two_sites_are_told_differently_spoil_all_moments():
     @on_requests("train.moments")
     def tell_other_bits(seen):

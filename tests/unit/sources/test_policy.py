@@ -66,7 +66,7 @@ def test_a_policy_with_every_key(tmp_path):
         cover=2,
         models=("mlp", "models:make"),
         most_parameters=2_000_000,
-        releases=Releases("clear", "never", "private", "clear", moments="never"),
+        releases=Releases("clear", "never", "private", "clear", moments="private"),
         privacy_unit=("customer",),
         rows_per_unit=7,
         epsilon=2.0,
@@ -162,8 +162,8 @@ def test_a_shards_keys_win_over_its_tables(tmp_path):
     assert second.min_count == 15
     assert first.policy.columns == second.policy.columns == ("a",)
     levels = ("private", "never", "never")
-    assert first.policy.releases == Releases(*levels, "never", moments="never")
-    assert second.policy.releases == Releases(*levels, "clear", moments="never")
+    assert first.policy.releases == Releases(*levels, "never", moments="private")
+    assert second.policy.releases == Releases(*levels, "clear", moments="private")
     assert third.policy == fourth.policy == Policy()
     assert fifth.policy == replace(strict(tmp_path), min_rows=2)
 

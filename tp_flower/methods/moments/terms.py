@@ -44,9 +44,10 @@ def tree_of(proposal: Proposal) -> JoinTree:
 
 def is_private(table: str, settings: Settings) -> bool:
     """Return whether noise covers the values of a table of a query."""
+    if not settings.privacy.covers_features:
+        return False
     named = {name.lower() for name in settings.of(MomentsSettings).private_tables}
-    is_named = not named or table.lower() in named
-    return settings.privacy.covers_features and is_named
+    return not named or table.lower() in named
 
 
 def private_tables(proposal: Proposal, settings: Settings) -> frozenset[str]:
