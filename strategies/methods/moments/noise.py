@@ -3,8 +3,8 @@
 The noise of a table on a moment, sigma, is told beside the moments that it hides in by
 r = sigma sqrt(D) / N, D columns of all tables: about its spectral norm per joined row.
 On flights, store and MovieLens r up to 0.01 cost at most a tenth of what the table adds
-to the model, 0.03 a fifth to a half, and from 0.05 on some models were better without
-the table (scripts/bench/suites/moments.py).
+to the model, 0.03 a fifth to a half, and from 0.045 on some models were no better than
+without the table (scripts/bench/suites/moments.py).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
