@@ -63,6 +63,7 @@ from tp_flower.methods.moments.messages import (
 )
 from tp_flower.methods.moments.noise import (
     LabelUnit,
+    Norms,
     clip_columns,
     entry_deviations,
     noise_words,
@@ -200,17 +201,29 @@ class CountedShard:
         return rows
 
     @cached_property
+    def norms(self) -> Norms:
+        """The norms that rows are clipped to where moments have noise."""
+        return norms_of(self.site.terms.proposal, self.site.terms.settings)
+
+    @cached_property
     def noise(self) -> ClippedNoise | None:
         """The noise on the moments of the table's columns; None without."""
         terms = self.site.terms
         if self.table not in private_tables(terms.proposal, terms.settings):
             return None
         policy = self.site.source(self.number).policy
-        norms = norms_of(terms.proposal, terms.settings)
-        sensitivity = norms.sensitivity(
+        sensitivity = self.norms.sensitivity(
             self.table, self.rows.multiplicity, policy.rows_per_unit
         )
         return planned_noise(terms.privacy, sensitivity)
+
+    @cached_property
+    def plan(self) -> PartPlan:
+        """The release of the moments with noise; none is planned without."""
+        if self.noise is None:
+            return PartPlan()
+        mechanism = Gaussian(self.noise.noise_multiplier)
+        return PartPlan(moments=self.noise, uses=(Use(SECOND_MOMENTS, 1, mechanism),))
 
     @cached_property
     def encoder(self) -> SiteEncoder:
@@ -352,6 +365,7 @@ def _reserve(site: Site, number: int, shards: Mapping[int, CountedShard]) -> Non
     if shard.noise is None:
         note_scope(site, number, SECOND_MOMENTS, _SCOPE)
         return
+    (use,) = shard.plan.uses
     conditions = [_NOISY_SCOPE, *given_values(site, number, shards)]
     if shard.encoder.encoder.fitted:
         conditions.append(GIVEN_ENCODER)
@@ -359,11 +373,11 @@ def _reserve(site: Site, number: int, shards: Mapping[int, CountedShard]) -> Non
         site,
         number,
         TRAIN_MOMENTS,
-        SECOND_MOMENTS,
+        use.what,
         "; ".join(conditions),
-        Gaussian(shard.noise.noise_multiplier),
+        use.mechanism,
     )
-    set_aside(site, [(planned, 1)])
+    set_aside(site, [(planned, use.limit)])
 
 
 def _padded(
@@ -388,12 +402,7 @@ def _padded(
     agree("columns", columns.width, request.columns[shard.table])
     counted = shard.rows.select(rows)
     bits = _bits(shard, request, counted.multiplicity.sum(axis=0), columns)
-    plan = PartPlan()
-    if shard.noise is not None:
-        mechanism = Gaussian(shard.noise.noise_multiplier)
-        uses = (Use(SECOND_MOMENTS, 1, mechanism),)
-        plan = PartPlan(moments=shard.noise, uses=uses)
-    releaser = site.releaser(number, plan)
+    releaser = site.releaser(number, shard.plan)
     sums, products = _contributions(
         shard, counted, ColumnWords(columns, bits), request, releaser
     )
@@ -408,7 +417,7 @@ def _padded(
         table=shard.table,
         spec=spec,
         update=Update.GIVEN,
-        plan=plan,
+        plan=shard.plan,
         device="cpu",
         is_even=counts_evenly(counts, source.policy.min_rows),
     )
@@ -439,8 +448,7 @@ def _columns(
     rows, _ = shard.taking_part
     clip = None
     if privacy.covers_features:
-        norms = norms_of(terms.proposal, terms.settings)
-        squared = norms.squared[shard.table] - has_label
+        squared = shard.norms.squared[shard.table] - has_label
         clip = partial(
             clip_columns, squared_norm=squared, bits=request.bits[shard.table]
         )
@@ -532,11 +540,10 @@ def _bits(
     shards = len(shard.shards)
     if shard.table in request.bits:
         # as large as clipped rows can be: whether bits are refused says nothing of them
-        norms = norms_of(shard.site.terms.proposal, shard.site.terms.settings)
         # whole numbers might wrap around
         joined_rows = counts.sum(dtype=np.float64)
         second_moments = np.full(
-            columns.width, joined_rows * norms.squared[shard.table]
+            columns.width, joined_rows * shard.norms.squared[shard.table]
         )
         bits = np.full(columns.width, request.bits[shard.table])
     else:

@@ -12,7 +12,6 @@ from client_apps.rounds.site import Site
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import QueryError
 from tp_flower.extraction.extracted import LabelColumn, check_no_null
-from tp_flower.methods.moments.terms import is_private
 from tp_flower.objectives import LARGEST_LABEL, MAX_CLASSES
 from tp_flower.protocol.setup_messages import LabelFacts
 from tp_flower.sources.policy import LABELS
@@ -21,8 +20,9 @@ from tp_flower.sources.shards import ShardSource
 
 def is_label_covered(site: Site, number: int) -> bool:
     """Return whether noise covers the labels of a part that stay at the site."""
-    terms = site.terms
-    return is_private(terms.proposal.parts[number].table, terms.settings)
+    settings = site.terms.settings
+    table = site.terms.proposal.parts[number].table
+    return settings.rules.covers_values(settings, table)
 
 
 def local_label_facts(

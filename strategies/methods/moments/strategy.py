@@ -20,11 +20,13 @@ from strategies.methods.moments.column_layout import ColumnLayout
 from strategies.methods.moments.join_counts import JoinCounts
 from strategies.methods.moments.noise import (
     NoiseEffect,
+    TableNoise,
     check_noise,
     planned_noises,
     refusals,
 )
 from strategies.methods.moments.section import (
+    PASSES,
     answers,
     errors_note,
     label_names,
@@ -227,11 +229,9 @@ class Moments(JoinMethod):
         """Run the set-up rounds, and the one that brings the moments."""
         joined = yield from self.join(self.run.inventory)
         encoders = yield from fit_encoders(joined, self.run)
-        noises = planned_noises(self._counts, encoders, self.settings)
+        noises = self._plan_noise(encoders)
         check_noise(noises, self.settings)
-        if noises:
-            self.run.chosen["noise"] = "; ".join(map(str, noises))
-            self.run.warn(*(f"noise on {each}" for each in noises if not each.is_cheap))
+        self.run.warn(*(f"noise on {each}" for each in noises if not each.is_cheap))
         layout = self._layout(joined, encoders)
         request = MomentsRequest(
             passes=list(self._counts.passes),
@@ -299,11 +299,15 @@ class Moments(JoinMethod):
         self, encoders: Mapping[str, TableEncoding]
     ) -> Iterator[str]:
         """Yield how much noise the run's epsilon puts on each private table."""
+        for refusal in refusals(self._plan_noise(encoders), self.settings):
+            yield f"training will be refused: {refusal}"
+
+    def _plan_noise(self, encoders: Mapping[str, TableEncoding]) -> list[TableNoise]:
+        """Note and return the noise of every private table."""
         noises = planned_noises(self._counts, encoders, self.settings)
         if noises:
             self.run.chosen["noise"] = "; ".join(map(str, noises))
-        for refusal in refusals(noises, self.settings):
-            yield f"training will be refused: {refusal}"
+        return noises
 
     def _noise_bits(self, joined: JoinedTables) -> dict[str, int]:
         """Return the bits of every table's columns, where moments have noise."""
@@ -503,16 +507,17 @@ class Moments(JoinMethod):
     ) -> dict[str, FloatArray]:
         """Return the rows (d + 1, m) of every table's features, (d_t [+ 1], m)."""
         blocks = {}
-        start = 0
-        for name in self._counts.tree.tables:
-            table = problem.tables[name]
-            stop = start + table.features
-            block = rows[start:stop]
-            if table.has_intercept:
-                block = np.vstack([block, rows[-1]])
-            blocks[name] = block
-            start = stop
+        for name, positions in self._columns(problem).by_table.items():
+            blocks[name] = rows[positions]
+            if problem.tables[name].has_intercept:
+                blocks[name] = np.vstack([blocks[name], rows[-1]])
         return blocks
+
+    def _columns(self, problem: TrainingProblem) -> FeatureColumns:
+        """Return the columns of the features, in the order of the moments."""
+        return FeatureColumns(
+            {name: problem.encoders[name].features for name in self._counts.tree.tables}
+        )
 
     def _statistics(self, problem: TrainingProblem) -> dict[str, dict[str, FloatArray]]:
         """Return statistics of every table's coefficients, (d_t [+ 1], d_c) by name."""
@@ -532,12 +537,11 @@ class Moments(JoinMethod):
     def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
         """Return the outcome of the sites' replies, compared with the mean label."""
         constant = self.moments[TRAINED].constant()
-        names = {TRAINED: "train", TEST: "test"}
         baseline = {
-            name: self.moments[number].metrics(constant)
+            PASSES[number]: self.moments[number].metrics(constant)
             if number in self.moments
             else {}
-            for number, name in names.items()
+            for number in (TRAINED, TEST)
         }
         weight = int(self.moments[TRAINED].joined_rows)
         outcome = self.read_outcome(replies, problem, weight)
@@ -555,12 +559,7 @@ class Moments(JoinMethod):
 
     def _report_section(self, problem: TrainingProblem) -> dict[str, object]:
         """Return what the moments tell besides the model."""
-        columns = FeatureColumns(
-            {
-                table: problem.encoders[table].features
-                for table in self._counts.tree.tables
-            }
-        )
+        columns = self._columns(problem)
         label_table = self._counts.joined.bound.label_table
         repeats = int(problem.fan_out[label_table].max(initial=0))
         labels = label_names(problem.classes, len(self.moments[TRAINED].labels))

@@ -419,6 +419,18 @@ def test_two_weights_are_refused():
     assert api.fit(query, sites(), strategy="cg", row_weight="entity").report["final"]
 
 
+def check_start(files: list[Path], query: Query, refusal: str | bool) -> None:
+    """See sites refuse a run by a message, or train."""
+    with LocalGrid(files) as grid:
+        strategy = TablePuppetMoments(query, test_fraction=0.0)
+        if refusal:
+            with pytest.raises(SiteError, match=refusal):
+                strategy.start(grid)
+        else:
+            strategy.start(grid)
+            assert strategy.final.train
+
+
 def test_a_weight_that_leaves_one_row_is_refused(tmp_path):
     """Most of the sums would be those of one user's row."""
     files = [
@@ -432,14 +444,7 @@ def test_a_weight_that_leaves_one_row_is_refused(tmp_path):
     for heaviest, is_refused in ((1000, True), (2, False)):
         weight = f"CASE WHEN o.uid = 3 THEN {heaviest} ELSE 1 END AS weight"
         query = Query.from_sql(sql(features=f"{weight}, {', '.join(FEATURES)}"))
-        with LocalGrid(files) as grid:
-            strategy = TablePuppetMoments(query, test_fraction=0.0)
-            if is_refused:
-                with pytest.raises(SiteError, match="'u', one of which weighs most"):
-                    strategy.start(grid)
-            else:
-                strategy.start(grid)
-                assert strategy.final.train
+        check_start(files, query, is_refused and "'u', one of which weighs most")
 
 
 def test_a_column_without_a_scale_is_refused_in_shards():
@@ -514,11 +519,4 @@ def test_a_table_of_more_columns_than_rows_trains_with_fewer(tmp_path):
     ]
     for features, is_refused in (("u.age, u.rare", True), ("u.age", False)):
         query = Query.from_sql(sql(features=f"o.day, {features}, i.price"))
-        with LocalGrid(files) as grid:
-            strategy = TablePuppetMoments(query, test_fraction=0.0)
-            if is_refused:
-                with pytest.raises(SiteError, match="2 columns of no more rows"):
-                    strategy.start(grid)
-            else:
-                strategy.start(grid)
-                assert strategy.final.train
+        check_start(files, query, is_refused and "2 columns of no more rows")

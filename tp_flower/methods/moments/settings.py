@@ -74,6 +74,14 @@ def _conflicts(settings: Settings) -> Iterator[str]:
         yield f"l1: strategy {strategy!r} takes none for classes: leave it 0"
 
 
+def covers_values(settings: Settings, table: str) -> bool:
+    """Return whether noise covers the values of a table of the query."""
+    if not settings.privacy.covers_features:
+        return False
+    named = {name.lower() for name in settings.of(MomentsSettings).private_tables}
+    return not named or table.lower() in named
+
+
 def _begins(settings: Settings) -> bool:
     return settings.mode == TRAIN and TRAIN_MOMENTS in settings.method.actions
 
@@ -83,5 +91,6 @@ RULES: Final = Rules(
     reads=names_of(MomentsSettings)
     | {"sample", "test_split", "validation_fraction", "l1", "l2", "row_weight"},
     conflicts=_conflicts,
+    covers_values=covers_values,
     begins={TRAIN_MOMENTS: _begins},
 )

@@ -8,7 +8,7 @@ import numpy as np
 from tp_flower.arrays import FloatArray, IntArray
 from tp_flower.errors import ProposalError, SettingsError
 from tp_flower.methods.moments.noise import Norms
-from tp_flower.methods.moments.settings import MomentsSettings
+from tp_flower.methods.moments.settings import MomentsSettings, covers_values
 from tp_flower.methods.moments.tree import Edge, JoinTree
 from tp_flower.protocol.proposal import Proposal
 from tp_flower.query.fragment import Fragment
@@ -42,14 +42,6 @@ def tree_of(proposal: Proposal) -> JoinTree:
     return JoinTree(tuple(proposal.tables), edges, outer)
 
 
-def is_private(table: str, settings: Settings) -> bool:
-    """Return whether noise covers the values of a table of a query."""
-    if not settings.privacy.covers_features:
-        return False
-    named = {name.lower() for name in settings.of(MomentsSettings).private_tables}
-    return not named or table.lower() in named
-
-
 def private_tables(proposal: Proposal, settings: Settings) -> frozenset[str]:
     """Return the tables of a query whose values noise covers.
 
@@ -65,7 +57,9 @@ def private_tables(proposal: Proposal, settings: Settings) -> frozenset[str]:
             f"private-tables: {unknown[0]!r} is no table of the query, whose tables "
             f"are {', '.join(proposal.tables)}"
         )
-    return frozenset(table for table in proposal.tables if is_private(table, settings))
+    return frozenset(
+        table for table in proposal.tables if covers_values(settings, table)
+    )
 
 
 def norms_of(proposal: Proposal, settings: Settings) -> Norms:
