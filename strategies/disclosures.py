@@ -85,6 +85,7 @@ class Exposure:
         has_label: whether the query has a label.
         keeps_labels: whether labels stay at the sites.
         has_joins: whether rows are joined.
+        fits_effects: whether keys of tables may get effects of their own.
         vectors: what vectors tell beyond scores, by the head; "" for nothing.
         fitted: the tables whose shards told each other statistics of their rows.
         method: the names that only its own messages use.
@@ -102,6 +103,7 @@ class Exposure:
     is_weighted: bool = False
     has_label: bool = True
     has_batches: bool = False
+    fits_effects: bool = False
     keeps_labels: bool = False
     has_joins: bool = True
     updates: Mapping[str, Update] = field(default_factory=dict)
@@ -242,6 +244,7 @@ def disclosure_values(exposure: Exposure) -> dict[str, object]:
         "has_first_scores": not exposure.is_linear,
         "has_clear_curvature": not (is_solved or privacy.covers_features),
         "takes_parameters": bool(exposure.sharded) or is_solved,
+        "fits_effects": exposure.fits_effects,
         **exposure.method.values,
     }
 

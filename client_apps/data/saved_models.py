@@ -19,7 +19,8 @@ import msgspec
 import numpy as np
 import safetensors.numpy
 
-from tp_flower.arrays import FloatArray
+from client_apps.data.row_effects import KeyEffects
+from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import ModelError, QueryError, SchemaError
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.files import sync
@@ -47,6 +48,7 @@ class SavedModel:
         parameters: (p,).
         versions: versions of the software that trained the model, by package.
         start: the model that it was boosted from, as its run named it; "" for none.
+        effects: what its scores add for the keys of the rows; None for nothing.
     """
 
     table: str
@@ -56,6 +58,7 @@ class SavedModel:
     fragment: Fragment
     versions: Mapping[str, str]
     start: str = ""
+    effects: KeyEffects | None = None
 
     def keep(self, folder: Path, *, is_durable: bool = False) -> str:
         """Write the part, unless it is there, and return its digest.
@@ -71,12 +74,14 @@ class SavedModel:
             "versions": dict(self.versions),
             "start": self.start,
         }
+        arrays: dict[str, AnyArray] = {_THETA: np.ascontiguousarray(self.parameters)}
+        if self.effects is not None:
+            metadata["effect-keys"] = list(self.effects.names)
+            arrays |= self.effects.arrays
         # equal parts give equal bytes
         files = {
             _FACTS: json.dumps(metadata, sort_keys=True).encode(),
-            _PARAMETERS: safetensors.numpy.save(
-                {_THETA: np.ascontiguousarray(self.parameters)}
-            ),
+            _PARAMETERS: safetensors.numpy.save(arrays),
         }
         digest = digest_of(files)
         if folder.exists():
@@ -115,14 +120,19 @@ class SavedModel:
                     f"the model in {folder} is not the one that was trained: its "
                     "digest differs"
                 )
+            arrays = safetensors.numpy.load(files[_PARAMETERS])
+            effects = None
+            if "effect-keys" in metadata:
+                effects = KeyEffects.read(metadata["effect-keys"], arrays)
             return cls(
                 table=str(metadata["table"]),
                 encoder=SiteEncoder.from_json(metadata["encoder"]),
                 spec=msgspec.convert(metadata["model"], ModelSpec),
-                parameters=safetensors.numpy.load(files[_PARAMETERS])[_THETA],
+                parameters=arrays[_THETA],
                 fragment=Fragment.from_json(metadata["fragment"]),
                 versions={str(k): str(v) for k, v in metadata["versions"].items()},
                 start=str(metadata.get("start", "")),
+                effects=effects,
             )
         except _MALFORMED as error:
             raise ModelError(

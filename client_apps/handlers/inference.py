@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from client_apps.data.database import cannot_write
+from client_apps.data.row_effects import hash_keys
 from client_apps.data.saved_models import SavedModel, part_folder
 from client_apps.operator.masks import Masked, MaskedRows, are_masked, score_masks
 from client_apps.operator.participant import make_model, sent_scores
@@ -96,7 +97,8 @@ def _score_part(
     )
     if limit is not None:
         site.scored[number, limit] += outputs
-    scores = site.releaser(number, plan).scores(model.scores(features))
+    own_scores = model.scores(features) + _effects_of(site, number, saved, rows)
+    scores = site.releaser(number, plan).scores(own_scores)
     check_range(scores, masks)
     # a run may score by several models: no two rounds have the same masks
     name = f"scores of round {site.round.number}"
@@ -106,6 +108,18 @@ def _score_part(
     (use,) = plan.uses
     release = _release_of(site, number, use, masks)
     return ScoredPart(rows=len(rows), scores=score_array), release
+
+
+def _effects_of(
+    site: Site, number: int, saved: SavedModel, rows: IntArray
+) -> FloatArray:
+    """Return what a model adds to the scores of rows for their keys, (n, d_c) or 0."""
+    effects = saved.effects
+    if effects is None:
+        return np.zeros(1)
+    names = site.join_key_names(number)
+    effects.check_keys(names)
+    return effects.find(hash_keys(names, site.join_keys(number), rows))
 
 
 def _release_of(site: Site, number: int, use: Use, masks: ScoreMasks | None) -> Release:

@@ -27,6 +27,7 @@ from client_apps.operator.releases import Releaser
 from client_apps.operator.state import Progress, State
 from tp_flower import errors
 from tp_flower.arrays import AnyArray, FloatArray, IntArray
+from tp_flower.keyed_hash import HashArray
 from tp_flower.learning.models import local_model
 from tp_flower.learning.solvers import IterativeSolver, RidgeSolver, Solver
 from tp_flower.privacy.plan import MOMENTS, PartPlan
@@ -56,6 +57,7 @@ _UNION: Final = ("group", "shards", "shard", "table")
 _FACTORS: Final = ("eigenvalues", "eigenvectors", "mean", "block")
 _DIAGONAL: Final = ("mean", "diagonal")
 _UNITS: Final = "units"
+_KEYS: Final = "row-keys"
 
 
 def solver_entry(solver: Solver) -> Entry:
@@ -153,6 +155,7 @@ class ShardData:
     solver: Solver | None = None
     masks: ScoreMasks | None = None
     units: Units | None = None
+    row_keys: HashArray | None = None
     union: ShardUnion | None = None
     label_scale: float = 1.0
     limit: ScoreLimit | None = None
@@ -188,6 +191,7 @@ class ShardData:
             solver=_read_solver(entry, features),
             masks=read_masks(entry, keys),
             units=Units(arrays[_UNITS]) if _UNITS in arrays else None,
+            row_keys=arrays.get(_KEYS),
             union=union,
             limit=limit,
         )
@@ -216,6 +220,8 @@ class ShardData:
             meta["union"] = [getattr(self.union, name) for name in _UNION]
         if self.units is not None:
             arrays[_UNITS] = self.units.codes
+        if self.row_keys is not None:
+            arrays[_KEYS] = self.row_keys
         if self.limit is not None:
             meta["limit"] = msgspec.to_builtins(self.limit)
         return Entry(arrays, meta)

@@ -268,6 +268,12 @@ class Site:
         count = int(str(self._source_entry(number).meta["join_keys"]))
         return self.extracted(number).keys[:count]
 
+    def join_key_names(self, number: int) -> tuple[str, ...]:
+        """Return those keys as the query writes them."""
+        count = int(str(self._source_entry(number).meta["join_keys"]))
+        keys = self.fragment(number).keys[:count]
+        return tuple(", ".join(expressions) for expressions in keys)
+
     def _source_entry(self, number: int) -> Entry:
         self._check_part(f"source-{number}", number)
         return self.store.load(f"source-{number}")

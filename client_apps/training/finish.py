@@ -3,18 +3,20 @@
 from typing import Any
 
 from client_apps.data.database import cannot_write
+from client_apps.data.row_effects import KeyEffects
 from client_apps.data.saved_models import SavedModel, part_folder
 from client_apps.handlers.encoding import fitted_encoder
 from client_apps.methods.registry import method_of
 from client_apps.methods.site_method import SiteMethod
 from client_apps.operator.participant import Participant
 from client_apps.privacy import ledger_entries
+from client_apps.privacy.proposal_checks import contradiction
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray
 from tp_flower.learning.models.local_model import NUMPY_KINDS
 from tp_flower.model_names import ModelVersion, software
 from tp_flower.privacy import plan as privacy_plan
-from tp_flower.protocol.codec import required
+from tp_flower.protocol.codec import check_sizes, required
 from tp_flower.protocol.inference_messages import (
     FinishedPart,
     FinishReply,
@@ -40,6 +42,7 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
             has_moved = method.take_last_step(part, request)
             if not request.is_best:
                 part.return_to_best()
+            effects = _effects(site, part, request)
             if has_moved or request.has_diverged:
                 part.releaser.check_clear("sums of scores")
                 part.sum_scores()
@@ -48,7 +51,9 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
             if part.data.is_even:
                 sums = part.progress.score_sums
             parts[part.number] = FinishedPart(
-                _keep(site, model, part), _coefficients(site, method, part), sums
+                _keep(site, model, part, effects),
+                _coefficients(site, method, part),
+                sums,
             )
     site.ledger.close(site.store.run)
     account = site.ledger.lines(site.store.run)
@@ -57,7 +62,27 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
     return FinishReply(ledger=account, parts=parts)
 
 
-def _keep(site: Site, model: ModelVersion, part: Participant[Any]) -> str | None:
+def _effects(
+    site: Site, part: Participant[Any], request: FinishRequest
+) -> KeyEffects | None:
+    """Return the effects of a part's keys that the saved model adds, if it has any."""
+    body = request.parts.get(part.number)
+    if body is None:
+        return None
+    hashes = part.data.row_keys
+    if hashes is None:
+        proposed = site.terms.settings.effects
+        raise contradiction("effects", f"effects = {proposed}", "an effect of each row")
+    check_sizes(body, trained=len(hashes), outputs=part.model.outputs)
+    return KeyEffects.of(site.join_key_names(part.number), hashes, body.effects)
+
+
+def _keep(
+    site: Site,
+    model: ModelVersion,
+    part: Participant[Any],
+    effects: KeyEffects | None,
+) -> str | None:
     """Save a participant's model; return its digest, None if the site saves none."""
     if site.state_folder is None:
         return None
@@ -70,6 +95,7 @@ def _keep(site: Site, model: ModelVersion, part: Participant[Any]) -> str | None
         fragment=site.fragment(part.number),
         versions=software(has_torch=spec.kind not in NUMPY_KINDS),
         start=site.terms.settings.start,
+        effects=effects,
     )
     folder = part_folder(site.state_folder, model, part.number)
     try:

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from client_apps.data.features import forget, move_to_device
+from client_apps.data.row_effects import hash_keys
 from client_apps.data.score_counts import ScoreLimit
 from client_apps.handlers import training_rows
 from client_apps.handlers.encoding import fitted_encoder
@@ -38,6 +39,7 @@ from tp_flower.errors import MessageError, SiteError
 from tp_flower.extraction.extracted import ExtractedShard
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.features.sparse import EncodedRows
+from tp_flower.keyed_hash import HashArray
 from tp_flower.learning.models.local_model import NUMPY_KINDS, LocalModel, ModelSpec
 from tp_flower.methods.method import METHODS, Method
 from tp_flower.privacy import plan as privacy_plan
@@ -271,6 +273,7 @@ def _make_participant(
         device=body.device,
         masks=score_masks(request.masking, masked, site.group_key),
         units=rows.units_of(checked.extracted.units) if privacy.is_private else None,
+        row_keys=_row_keys(site, number, rows),
         union=_union(site, number, body, checked.extracted.table, trained=rows.trained),
         label_scale=body.label_scale,
         limit=checked.limit,
@@ -281,6 +284,16 @@ def _make_participant(
     return participant.Participant(
         number, data, model, Stateless(), site.releaser(number, plan)
     )
+
+
+def _row_keys(
+    site: Site, number: int, rows: training_rows.TrainingRows
+) -> HashArray | None:
+    """Return hashes of the trained rows' keys, if the run may give them effects."""
+    if not site.terms.settings.fits_effects:
+        return None
+    names = site.join_key_names(number)
+    return hash_keys(names, site.join_keys(number), rows.positions[: rows.trained])
 
 
 def _columns(encoder: SiteEncoder, spec: ModelSpec) -> int:

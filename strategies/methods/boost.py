@@ -314,6 +314,7 @@ class Boost(JoinMethod):
             self.run.final = EpochResult(0, train, **metrics._asdict())
             self.run.best = self.run.best.after(0, metrics.validation["loss"])
             self.run.chosen["best-epoch"] = 0
+            self.mark_best()
 
     def _steps(
         self,

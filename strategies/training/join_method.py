@@ -27,6 +27,7 @@ from strategies.ranks import Ranks, ScoreForecast, asks_ranks, epochs_of, rank_r
 from strategies.registry import row_drawing
 from strategies.run.exchange import PartArrays, Replies, Requests
 from strategies.run.sites import Inventory
+from strategies.run.strategy import EpochResult
 from strategies.score_readings import ScoreReading, SentDerivatives, score_readings
 from strategies.setup.absent_columns import check_present
 from strategies.setup.columns import Columns, bind_columns, reading_warnings
@@ -63,6 +64,11 @@ from strategies.training.outcome import (
 from strategies.training.overfitting import overfitting
 from strategies.training.prepare import Preparation, prepare
 from strategies.training.row_drawing import RowDrawing, RowSample
+from strategies.training.row_effects import (
+    fit_effects,
+    keys_of_tables,
+    mark_scores,
+)
 from strategies.training.server_method import ServerMethod
 from strategies.training.traffic import ShardSize, TableSize, Traffic
 from strategies.training.working_memory import vector_bytes
@@ -72,12 +78,14 @@ from tp_flower.heads import Head, Sum
 from tp_flower.joins.joining import build_mapping
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.models.local_model import NUMPY_KINDS, ModelSpec
+from tp_flower.learning.row_effects import TableKeys
 from tp_flower.objectives import Objective, Target, no_better
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Update
 from tp_flower.query import BoundQuery
 from tp_flower.reports.blocks import count_text
 from tp_flower.settings.declare import AUTO
+from tp_flower.settings.training import NONE
 from tp_flower.splits import TEST, TRAIN
 from tp_flower.terms.run_terms import outline_of
 
@@ -105,6 +113,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         label_reach: how far the derivatives of a squared loss reach, in deviations of
             the label, before they are clipped.
         sample: the rows that are trained on; None for all.
+        keys: by table, those of the rows that take part, where they may get effects.
         scores_left: by part number, the score vectors that its table's policy still
             lets it release; parts without such a limit are not in it.
     """
@@ -120,6 +129,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
     trains_any_head: ClassVar[bool] = False
     scores_left: Mapping[int, int] = MappingProxyType({})
     sample: RowSample | None = None
+    keys: Mapping[str, TableKeys] = MappingProxyType({})
 
     @abstractmethod
     def choose_update(self, table: str, shards: int, *, is_linear: bool) -> Update:
@@ -229,6 +239,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             keeps_labels=self.settings.method.keeps_labels,
             fitted=fitted_tables(encoders),
             has_batches=bool(self.batch_size(1)),
+            fits_effects=self.settings.fits_effects,
             method=self.disclosure_values(joined),
             vectors=self.head.discloses,
         )
@@ -319,6 +330,32 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             "an owner who raises scores-per-rank"
         )
 
+    def mark_best(self) -> None:
+        """Keep the scores of the best epoch, if tables may get effects beside it."""
+        problem = self.run.training_problem
+        if self.keys and isinstance(problem, TrainingProblem):
+            mark_scores(problem)
+
+    def refine(self, problem: TrainingProblem) -> None:
+        """Fit effects of tables' keys to what the best model leaves, if they help."""
+        final = self.run.final
+        if not self.keys or math.isinf(self.run.best.loss):
+            return
+        fitted = fit_effects(
+            problem, self.keys, are_wanted=bool(self.settings.effect_tables)
+        )
+        if fitted is None:
+            self.run.chosen["effects"] = NONE
+            return
+        self.run.chosen["effects"] = dict(fitted.entries)
+        self.last_parts = fitted.parts(problem)
+        self.run.final = EpochResult(
+            final.epoch,
+            problem.train_metrics(),
+            residuals=final.residuals,
+            **problem.metrics_of_held_out()._asdict(),
+        )
+
     def score_start(self, _: JoinedTables) -> Generator[Requests, Replies, None]:
         """Learn the scores that training starts from; they are constant."""
         yield from ()
@@ -351,6 +388,8 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         if self.drawing is not None:
             self.sample = yield from self.drawing.draw(all_rows, encoders)
             joined = self.restrict(all_rows, self.sample)
+        if self.settings.fits_effects and self.head(1).is_linear:
+            self.keys = keys_of_tables(joined, self.settings.effect_tables)
         preparation = Preparation(
             joined,
             settings,
@@ -446,6 +485,8 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         self.run.warn(*reading_warnings(bound, columns))
         for alias, _ in self.settings.models:
             table_named(bound, alias, "models")
+        for alias in self.settings.effect_tables:
+            table_named(bound, alias, "effects")
         if self.settings.split.table:
             table_named(bound, self.settings.split.table, "test-split")
         self.run.warn(*leak_warnings(bound))

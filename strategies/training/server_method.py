@@ -10,13 +10,14 @@ them, for the set-up over joins.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from strategies.run.exchange import Replies, Requests
 from strategies.score_readings import ScoreReading
 from strategies.setup.problem import PreparedRun
 from strategies.training.outcome import Outcome
-from tp_flower.protocol.inference_messages import FinishRequest
+from tp_flower.protocol.inference_messages import FinishPart, FinishRequest
 from tp_flower.query import BoundQuery
 from tp_flower.reports.records import RunReport
 from tp_flower.settings import Settings
@@ -33,6 +34,7 @@ class ServerMethod(ABC, Generic[Problem]):
     Attributes:
         has_label: whether the query needs a label.
         steadied_by: advice about a training that diverges and has no learning rate.
+        last_parts: what the message that ends the run brings parts, by number.
         copies_lowest: whether sites copy the model of lowest training loss, where no
             rows validate.
     """
@@ -40,6 +42,7 @@ class ServerMethod(ABC, Generic[Problem]):
     has_label: ClassVar[bool] = True
     steadied_by: ClassVar[str] = "Raise l2"
     copies_lowest: ClassVar[bool] = False
+    last_parts: Mapping[int, FinishPart] = MappingProxyType({})
 
     def __init__(self, run: "TrainingStrategy") -> None:
         self.run = run
@@ -77,6 +80,12 @@ class ServerMethod(ABC, Generic[Problem]):
     def judge(self, _: Problem) -> str:
         """Return the method's verdict on the training; "" to judge it by its losses."""
         return ""
+
+    def mark_best(self) -> None:
+        """Keep what the method needs of the epoch that just ended, the best so far."""
+
+    def refine(self, _: Problem) -> None:
+        """Refine the model of the best epoch, once training has ended."""
 
     def with_last_step(self, request: FinishRequest) -> FinishRequest:
         """Return the request that ends the run, with the last step of the models."""

@@ -134,9 +134,7 @@ class TrainingStrategy(RoundStrategy):
                 raise
             last = self._end_with_best(problem, error)
         else:
-            self.verdict = self.method.judge(problem) or self._judge_losses(problem)
-            if self.is_cut_short:
-                self._end_cut_short()
+            self._end(problem)
             last = ask(self.last_request(), problem.parts)
         self.epoch = 0
         if self.verdict.startswith((NOT_CONVERGED, DIVERGED)):
@@ -182,6 +180,13 @@ class TrainingStrategy(RoundStrategy):
         """Whether the sites hold a copy of an epoch better than a constant score."""
         epoch = self.best.epoch or self.lowest.epoch
         return bool(epoch) and self.losses[epoch - 1] < self.baseline < math.inf
+
+    def _end(self, problem: PreparedRun) -> None:
+        """Judge a training that has ended, and refine its model."""
+        self.verdict = self.method.judge(problem) or self._judge_losses(problem)
+        if self.is_cut_short:
+            self._end_cut_short()
+        self.method.refine(problem)
 
     def _end_cut_short(self) -> None:
         """Warn of the end of training by an error; its best model so far is saved."""
@@ -253,7 +258,11 @@ class TrainingStrategy(RoundStrategy):
         if self.is_cut_short and self.lowest.epoch:
             is_best = self.lowest.is_last
         request = FinishRequest(
-            keep_models=True, model_name=name, model_version=version, is_best=is_best
+            keep_models=True,
+            model_name=name,
+            model_version=version,
+            is_best=is_best,
+            parts=dict(self.method.last_parts),
         )
         return self.method.with_last_step(request)
 
@@ -268,6 +277,8 @@ class TrainingStrategy(RoundStrategy):
             self.lowest = self.lowest.after(result.epoch, result.train["loss"])
         if self.is_best:
             self._copied = result
+        if self.best.is_last:
+            self.method.mark_best()
         # without validation rows, the last model is the best
         if self.best.epoch == result.epoch or math.isinf(self.best.loss):
             self.final = result

@@ -14,10 +14,20 @@ from tp_flower.protocol.training_messages import (
 )
 
 
+class FinishPart(PartBody, frozen=True):
+    """The effect of each trained row, which the saved model adds to its score.
+
+    Rows of one key have the same.
+    """
+
+    effects: Annotated[AnyArray, f.float32("trained", "outputs")]
+
+
 class FinishRequest(Request, frozen=True, kw_only=True):
     """End the run, after the last ``step`` of conjugate gradients, or of boosting.
 
-    The latter's are ``lengths``, by table, of trees that may be ``is_bagged``.
+    The latter's are ``lengths``, by table, of trees that may be ``is_bagged``. Rows of
+    ``parts`` have effects beside their features.
 
     Unless the last model ``is_best``, the one that was so far is saved, if any was. If
     training ``has_diverged``, the sums of that model's scores are made at the end.
@@ -31,8 +41,19 @@ class FinishRequest(Request, frozen=True, kw_only=True):
     has_diverged: bool = False
     model_name: str | None = None
     model_version: str | None = None
+    parts: dict[int, FinishPart] = {}
 
-    discloses = (Discloses("that the run is over, and its name"),)
+    discloses = (
+        Discloses("that the run is over, and its name"),
+        Discloses(
+            "an effect of each row's key on the scores: a shrunken mean of the loss's "
+            "derivative over the key's joined rows, which tells the label of a row in "
+            "one joined row",
+            fields=("effects",),
+            covered_by="messages",
+            when="fits_effects",
+        ),
+    )
     schedule = (
         *("keep_models", "step", "lengths", "is_bagged", "is_best", "has_diverged"),
         *("model_name", "model_version"),

@@ -30,6 +30,7 @@ from tp_flower.settings.rules import (
 from tp_flower.splits import SplitRule
 
 _Group = TypeVar("_Group")
+COVERED: Final = ("features", "predictions", "labels")  # what epsilons may be of
 
 
 @dataclass(frozen=True, init=False, eq=False)
@@ -142,11 +143,33 @@ class Settings(
         """The share of rows that validates, with "auto" resolved."""
         if self.validation_fraction != declare.AUTO:
             return float(self.validation_fraction)
-        overfits = self.method.overfits or bool(self.other_model)
+        overfits = (
+            self.method.overfits or bool(self.other_model) or bool(self.effect_tables)
+        )
         is_read = "validation_fraction" in self.rules.reads
         if overfits and is_read and not (self.is_noisy or self.is_sampled):
             return 0.1
         return 0.0
+
+    @property
+    def effect_tables(self) -> tuple[str, ...]:
+        """The tables that are to have effects of their keys, by alias; () if none is.
+
+        With "auto" it may be any.
+        """
+        if self.effects in (declare.AUTO, training.NONE):
+            return ()
+        return tuple(declare.items_of(self.effects))
+
+    @property
+    def fits_effects(self) -> bool:
+        """Whether keys of tables may get effects: rows validate, nothing has noise."""
+        return (
+            "effects" in self.rules.reads
+            and self.effects != training.NONE
+            and self.validation_share > 0.0
+            and not self.privacy.covered(*COVERED)
+        )
 
     @property
     def patience_epochs(self) -> int:
@@ -313,10 +336,27 @@ def _conflicts_of_splits(values: Settings) -> Iterator[str]:
             f"test-split: {values.test_split!r} needs a test-fraction or a "
             "validation-fraction above 0"
         )
+    if values.effect_tables and not values.fits_effects:
+        yield from _conflicts_of_effects(values)
     if values.patience and not values.validation_share:
         yield (
             f"patience: {values.patience} epochs without a lower validation loss need "
             "a validation-fraction above 0"
+        )
+
+
+def _conflicts_of_effects(values: Settings) -> Iterator[str]:
+    """Refuse effects that no rows judge, and those that no epsilon covers."""
+    for kind in values.privacy.covered(*COVERED):
+        yield (
+            f"effects: {values.effects!r} does not go with privacy.{kind}: sums of the "
+            'loss by key have no noise; use "none"'
+        )
+        return
+    if "effects" in values.rules.reads:
+        yield (
+            f"effects: {values.effects!r} need rows that judge them: leave "
+            'validation-fraction "auto", or above 0'
         )
 
 

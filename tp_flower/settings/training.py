@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from tp_flower.settings.settings import Settings
 
 GRAM: Final = "gram"
+NONE: Final = "none"
 OVER_JOINS: Final = frozenset(
     {"sample", "test_split", "row_weight", "coreset_size", "coreset_kind"}
 )
 """Settings that methods over joins read, and those whose epochs can be chosen from."""
-FITTED: Final = OVER_JOINS | {"validation_fraction"}
+FITTED: Final = OVER_JOINS | {"validation_fraction", "effects"}
 
 
 def _unions() -> tuple[str, ...]:
@@ -108,6 +109,16 @@ def _models(value: object) -> tuple[tuple[str, str], ...]:
     return models
 
 
+def _effects(value: object) -> str:
+    """Return "auto", "none" or aliases, comma separated; ValueError for no list."""
+    aliases = items_of(str(value))
+    if not aliases:
+        raise ValueError(f"{value!r} names no table")
+    if len(aliases) > 1 and {AUTO, NONE} & set(aliases):
+        raise ValueError(f"{value!r} names tables beside {AUTO!r} or {NONE!r}")
+    return ", ".join(aliases)
+
+
 _MODELS: Final = Form(
     "<table>=<model>, ...", _models, lambda pairs: ", ".join(map("=".join, pairs))
 )
@@ -178,6 +189,17 @@ class ModelSettings:
         AUTO,
         f'{_LOSSES}, or "auto": from the task and the number of classes.',
         OneOf((AUTO,), names_of_losses),
+    )
+    effects: str = setting(
+        AUTO,
+        "Tables whose keys have an effect of their own on the scores beside their "
+        'features (of a user, a film, a plane), by alias, or "none". "auto": where '
+        "rows validate and it lowers their loss; without epsilons.",
+        Form(f'"{AUTO}", "{NONE}" or aliases, comma separated', _effects),
+        Readers(
+            of_methods=True,
+            refusal="strategy {strategy!r} fits none: {instead}",
+        ),
     )
 
 

@@ -22,7 +22,7 @@ from tp_flower.protocol.codec import (
     read_envelope,
 )
 from tp_flower.protocol.fields import Request, field_bytes, layout_of
-from tp_flower.protocol.inference_messages import FinishRequest, ScorePart
+from tp_flower.protocol.inference_messages import ScorePart
 from tp_flower.protocol.messages import (
     ACTIONS,
     Failure,
@@ -31,6 +31,7 @@ from tp_flower.protocol.messages import (
 )
 from tp_flower.protocol.packet import Packet, pack, unpack
 from tp_flower.protocol.setup_messages import (
+    DescribeRequest,
     ExtractedPart,
     ShardStatistics,
     StatisticsOfPart,
@@ -265,7 +266,7 @@ def test_both_sides_refuse_alike_and_say_what_is_allowed(message, words, uncheck
 @pytest.mark.parametrize("names", [("{}", "{}/0"), ("{}/0", "{}"), ("{}",)])
 def test_an_array_beside_its_family_or_where_none_is_declared_is_refused(names):
     with refused("it has arrays, but none are declared"):
-        decode(FinishRequest, Packet({}, {(0, "x"): COUNTS}))
+        decode(DescribeRequest, Packet({}, {(0, "x"): COUNTS}))
     good = encode(categories({}, {}))
     family = "category-counts"
     arrays = {(4, name.format(family)): COUNTS for name in names}

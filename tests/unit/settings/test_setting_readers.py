@@ -34,14 +34,16 @@ DERIVED = {
     "split_name": ("test_split", "sample"),
     "validation_share": ("validation_fraction",),
     "patience_epochs": ("patience",),
+    "fits_effects": ("effects",),
+    "effect_tables": ("effects",),
 }
 """By member of the settings, the fields that it stands for."""
 SENT_ALONG = {
     "boost": {"l2"},
-    "coreset-ridge": {"clusters", "validation_fraction"},
-    "coreset-kmeans": {"test_split"},
+    "coreset-ridge": {"clusters", "validation_fraction", "effects"},
+    "coreset-kmeans": {"test_split", "effects"},
     "personalised": {"test_split", "sample", "row_weight"},
-    "moments": {"coreset_size", "row_weight"},
+    "moments": {"coreset_size", "row_weight", "effects"},
 }
 """By strategy, what its requests hold or its set-up looks at, and nothing uses."""
 NOT_IN_A_PLAIN_RUN = {
