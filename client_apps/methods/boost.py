@@ -35,7 +35,12 @@ from tp_flower.methods.boost.messages import (
 )
 from tp_flower.methods.boost.pooling import grow_pooled, shown_sums
 from tp_flower.methods.boost.settings import BoostSettings
-from tp_flower.methods.boost.trees import TreeModel, grow, sum_of_trees
+from tp_flower.methods.boost.trees import (
+    TreeModel,
+    fit_before_trees,
+    grow,
+    sum_of_trees,
+)
 from tp_flower.privacy.plan import MODEL
 from tp_flower.privacy.shard_seals import ShardSeal
 from tp_flower.protocol.codec import check_sizes, required
@@ -142,27 +147,38 @@ def boost(site: Site, request: BoostRequest) -> BoostReply:
             part.mark_best()
         body = request.parts.get(part.number)
         if body is not None:
-            agree_in_growth(site, part.data.table, request)
-            part.begin_scores(request.scores_number)
-            seal = None
-            growth = request.growth
-            table = part.data.table
-            _check_growth(site.source(part.number), growth, part.model.outputs)
-            derivatives = _derivatives(part, body)
-            if table in request.bagged:
-                seal, _ = seal_and_encoders(site, part.number)
-                growth = growth.of_shards(len(seal.shards))
-            is_pooled = table in request.pooled
-            grown = _no_trees(part) if is_pooled else _grow(part, *derivatives, growth)
-            scores = sealed = None
-            if request.sends_scores:
-                scores = part.release_values(grown.values)
-            if seal is not None:
-                sealed = _seal_growth(site, part, request, seal, derivatives, grown)
-            updates[part.number] = BoostUpdate(scores=scores, sealed=sealed)
-            part.state.grown = grown
+            updates[part.number] = _answer(site, part, request, body)
         site.save(part)
     return BoostReply(updates)
+
+
+def _answer(
+    site: Site, part: Part, request: BoostRequest, body: BoostStep
+) -> BoostUpdate:
+    """Grow what is asked for; return its values, or its trees under seal, or both."""
+    table = part.data.table
+    agree_in_growth(site, table, request)
+    part.begin_scores(request.scores_number)
+    growth = request.growth
+    _check_growth(site.source(part.number), growth, part.model.outputs)
+    derivatives = _derivatives(part, body)
+    seal = None
+    if table in request.bagged:
+        seal, _ = seal_and_encoders(site, part.number)
+        growth = growth.of_shards(len(seal.shards))
+    if request.is_linear:
+        grown = _fit_linear(site, part, *derivatives)
+    elif table in request.pooled:
+        grown = _no_trees(part)
+    else:
+        grown = _grow(part, *derivatives, growth)
+    scores = sealed = None
+    if request.sends_scores:
+        scores = part.release_values(grown.values)
+    if seal is not None:
+        sealed = _seal_growth(site, part, request, seal, derivatives, grown)
+    part.state.grown = grown
+    return BoostUpdate(scores=scores, sealed=sealed)
 
 
 def bag(site: Site, request: BagRequest) -> BagReply:
@@ -195,6 +211,8 @@ def agree_in_growth(site: Site, table: str, request: BoostRequest | BagRequest) 
     agree("growth.rate", values.tree_rate, growth.rate)
     agree("growth.trees", values.trees_per_round or growth.trees, growth.trees)
     agree("growth.leaves", values.leaves or growth.leaves, growth.leaves)
+    if getattr(request, "is_linear", False) and not values.linear_epochs:
+        raise contradiction("linear-epochs", 0, "to fit a linear model")
     if settings.lou == LOCAL and table in getattr(request, "bagged", ()):
         raise contradiction("bagged", f"lou = {LOCAL}", table)
     if settings.lou in (LOCAL, BAGGED) and table in request.pooled:
@@ -251,6 +269,20 @@ def _grow(
     rows = float(data.multiplicity.sum())
     model.binned = data.binned
     return Grown(*grow(model, data.features, gradient, hessian, rows, growth))
+
+
+def _fit_linear(
+    site: Site, part: Part, gradient: FloatArray, hessian: FloatArray
+) -> Grown:
+    """Return a linear model of the table's rows, which goes before trees.
+
+    Shards fit none: each would have a level of its own.
+    """
+    parts = site.terms.proposal.parts.values()
+    if sum(other.table == part.data.table for other in parts) > 1:
+        return _no_trees(part)
+    model = _trees(part)
+    return Grown(*fit_before_trees(model, part.data.features, gradient, hessian))
 
 
 def _no_trees(part: Part) -> Grown:

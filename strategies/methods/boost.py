@@ -268,21 +268,18 @@ class Boost(JoinMethod):
         self._lengths = {}
         self._is_bagged = False
         choices: Counter[str] = Counter()
-        for epoch in range(1, self.run.most_epochs + 1):
+        linear_epochs = yield from self._linear_epochs(problem, boosting)
+        first = linear_epochs + 1
+        for epoch in range(first, self.run.most_epochs + 1):
             # shards whose own trees were better once differ in all epochs
             bagged = [] if choices[LOCAL] else [x for x in self._bagged if x in growing]
             steps = yield from self._steps(problem, boosting, growing, bagged)
             # of equals the later: no rows validate, or the trees are alike
             step = min(reversed(steps), key=lambda each: each.validation_loss)
-            for rows in problem.scored_rows:
-                step_along(rows, step.lengths, step.directions)
-            self._lengths = step.by_table
-            self._is_bagged = step.is_bagged
+            self._take(problem, step, epoch)
             choices[self._choice(step, bagged)] += 1
-            train = problem.train_metrics()
-            self.run.finish_epoch(EpochResult(epoch, train, **step.metrics._asdict()))
             growing = {name: growing[name] for name, a in self._lengths.items() if a}
-            if epoch == 1 and not step.has_split:
+            if epoch == first and not step.has_split:
                 values = self.settings.of(BoostSettings)
                 self.run.warn(NO_SPLIT % values.min_rows_per_leaf)
             if self.run.best.is_over or not growing or not step.has_split:
@@ -290,8 +287,44 @@ class Boost(JoinMethod):
         if self.start_scores and self.run.best.epoch == 0:
             self.run.warn(NO_TREES % self.settings.start)
         if any(len(table.parts) > 1 for table in problem.tables.values()):
-            counts = (f"{name} in {n} of {epoch} epochs" for name, n in choices.items())
+            trees = sum(choices.values())
+            counts = (f"{name} in {n} of {trees} epochs" for name, n in choices.items())
             self.run.chosen["lou"] = ", ".join(counts)
+
+    def _take(self, problem: TrainingProblem, step: "Step", epoch: int) -> None:
+        """Take a step, and end the epoch."""
+        for rows in problem.scored_rows:
+            step_along(rows, step.lengths, step.directions)
+        self._lengths = step.by_table
+        self._is_bagged = step.is_bagged
+        train = problem.train_metrics()
+        self.run.finish_epoch(EpochResult(epoch, train, **step.metrics._asdict()))
+
+    def _linear_epochs(
+        self, problem: TrainingProblem, boosting: Boosting
+    ) -> Generator[Requests, Replies, int]:
+        """Let tables in one shard fit linear models; return in how many epochs.
+
+        It ends when the validation loss falls by little, and trees do more.
+        """
+        tables = problem.tables
+        is_any_whole = any(len(table.parts) == 1 for table in tables.values())
+        most = self.settings.of(BoostSettings).linear_epochs
+        most = min(most, self.run.most_epochs // 4)
+        if self.start_scores or not (self.settings.validation_share and is_any_whole):
+            most = 0
+        last = math.inf
+        for epoch in range(1, most + 1):
+            steps = yield from self._steps(
+                problem, boosting, tables, [], is_linear=True
+            )
+            (step,) = steps
+            self._take(problem, step, epoch)
+            loss = step.validation_loss
+            if not step.has_split or last - loss < defaults.LEAST_LINEAR_FALL * loss:
+                return epoch
+            last = loss
+        return most
 
     def _start_scores(self, problem: TrainingProblem) -> Boosting:
         """Start at the base score, or at those of a model to continue from."""
@@ -322,8 +355,10 @@ class Boost(JoinMethod):
         boosting: Boosting,
         growing: Mapping[str, TrainedTable],
         bagged: list[str],
+        *,
+        is_linear: bool = False,
     ) -> Generator[Requests, Replies, list["Step"]]:
-        """Let the tables grow trees; return steps along them.
+        """Let the tables grow trees, or fit linear models; return steps along them.
 
         For ``bagged`` tables, also along the average of their shards' trees.
         """
@@ -333,6 +368,7 @@ class Boost(JoinMethod):
         pooled = self._tables_to_pool(bagged)
         request = BoostRequest(
             growth=self._growth,
+            is_linear=is_linear,
             lengths=dict(self._lengths),
             is_bagged=self._is_bagged,
             is_best=self.run.best.is_last,

@@ -634,3 +634,104 @@ def test_the_page_says_what_the_rows_decided(mode):
     )
     assert "boosted trees" in page
     assert "linear models" not in page
+
+
+LINEAR = """SELECT a.y AS label, a.x, b.z, c.kind FROM a
+JOIN b ON a.b = b.id JOIN c ON a.c = c.id"""
+
+
+def straight(rows: int = 2_000) -> dict[str, pd.DataFrame]:
+    """A label that is linear in three tables' columns."""
+    rng = np.random.default_rng(6)
+    b = pd.DataFrame({"id": np.arange(300), "z": rng.normal(size=300)})
+    c = pd.DataFrame({"id": np.arange(40), "kind": rng.choice(list("uvw"), 40)})
+    a = pd.DataFrame({"x": rng.normal(size=rows), "b": rng.integers(0, 300, rows)})
+    a["c"] = rng.integers(0, 40, rows)
+    of_kind = c["kind"].map({"u": -1.0, "v": 0.0, "w": 2.0}).to_numpy()
+    a["y"] = 2 * a["x"] + 3 * b["z"].to_numpy()[a["b"]] + of_kind[a["c"]]
+    a["y"] += 0.1 * rng.normal(size=rows)
+    return {"a": a, "b": b, "c": c}
+
+
+STRAIGHT = on(whole, straight())
+STRAIGHT_SHARDS = {**STRAIGHT, "a": {"a": pieces(straight()["a"], 900)}}
+
+
+def linear_rounds(run) -> list[bool]:
+    """Which epochs fitted linear models, by what sites were asked for."""
+    asked = {}
+    for seen in run.seen:
+        if seen.action == TRAIN_BOOST and not seen.is_reply:
+            asked[seen.round] = seen.header.get("is-linear", False)
+    return [asked[number] for number in sorted(asked)]
+
+
+@each_privacy
+def test_trees_go_on_from_linear_models_that_they_fit_first(privacy):
+    how = {"strategy": "boost", "privacy": privacy, "effects": "none"}
+    run, trees = (
+        run_query(LINEAR, STRAIGHT, linear_epochs=epochs, **how) for epochs in (12, 0)
+    )
+    rounds = linear_rounds(run)
+    assert rounds[0]
+    assert not rounds[-1]
+    # they do not come back
+    assert rounds == sorted(rounds, reverse=True)
+    assert not any(linear_rounds(trees))
+    rmse, of_trees = (one.strategy.final.test["rmse"] for one in (run, trees))
+    # the noise has 0.1
+    assert rmse < 0.13
+    assert of_trees > 1.6 * rmse
+    assert len(rounds) <= len(linear_rounds(trees))
+
+
+def test_linear_epochs_are_at_most_a_quarter_and_end_with_their_gain():
+    how = {"strategy": "boost", "effects": "none"}
+    for most, linear in ((3, 0), (8, 2)):
+        run = run_query(LINEAR, STRAIGHT, num_epochs=most, **how)
+        assert sum(linear_rounds(run)) == linear
+    run = run_query(LINEAR, STRAIGHT, **how)
+    count = sum(linear_rounds(run))
+    losses = [item.validation["loss"] for item in run.history if item.epoch][:count]
+    falls = -np.diff(losses) / losses[1:]
+    assert (falls[:-1] >= 0.01).all()
+    assert count == 12 or falls[-1] < 0.01
+
+
+@pytest.mark.parametrize("sites", [STRAIGHT, STRAIGHT_SHARDS], ids=["whole", "sharded"])
+@each_privacy
+def test_saved_linear_models_and_trees_score_as_in_training(tmp_path, sites, privacy):
+    how = {"strategy": "boost", "privacy": privacy, "num_epochs": 12, "effects": "none"}
+    run = run_query(LINEAR, sites, state=tmp_path, test_split="time(a.x)", **how)
+    model = Model(LINEAR, tmp_path, make_manifest(run.strategy))
+    _, tested = run.problem.joined_rows
+    last = float(straight()["a"]["x"].nlargest(tested).min())
+    again = model.evaluate(sites, f"{LINEAR} WHERE a.x >= {last!r}", privacy=privacy)
+    assert again["loss"] == pytest.approx(model.manifest.test["loss"], rel=1e-4)
+    if sites is STRAIGHT:
+        found = scored(model.table(sites, privacy=privacy))
+        check_equal(found, model.reference(straight(), LINEAR.partition("kind ")[2]))
+    first = [
+        model.saved(alias).parameters.tobytes().count(b'{"means"') for alias in "abc"
+    ]
+    # a shard would have a level of its own
+    assert (first[0] > 0) == (sites is STRAIGHT)
+    assert min(first[1:]) > 0
+
+
+@pytest.mark.parametrize(
+    "settings", [{"validation_fraction": 0.0}, {"linear_epochs": 0}], ids=str
+)
+def test_there_are_no_linear_epochs_that_nothing_judges_or_nobody_wants(settings):
+    run = run_query(LINEAR, STRAIGHT, strategy="boost", num_epochs=8, **settings)
+    assert not any(linear_rounds(run))
+
+
+def test_a_site_fits_no_linear_model_that_was_not_proposed():
+    @on_requests(TRAIN_BOOST)
+    def lie(seen):
+        seen.header["is-linear"] = True
+
+    match = "'linear-epochs': the run was proposed with 0, and the request says"
+    with pytest.raises(SiteError, match=match):
+        run_query(LINEAR, STRAIGHT, strategy="boost", change=lie, linear_epochs=0)

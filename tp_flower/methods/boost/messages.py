@@ -58,6 +58,7 @@ class BoostRequest(Request, frozen=True, kw_only=True):
     """One round of boosting: add the last trees times a length, then grow more.
 
     Attributes:
+        is_linear: whether parts fit a linear model, which goes before trees.
         lengths: by table, none before the first trees.
         parts: a participant that is not in them grows no more.
         is_bagged: whether the last trees are the average of the shards', where there
@@ -71,6 +72,7 @@ class BoostRequest(Request, frozen=True, kw_only=True):
     """
 
     growth: Growth
+    is_linear: bool = False
     lengths: dict[str, f.NonNegative] = {}
     is_bagged: bool = False
     is_best: bool = False
@@ -89,7 +91,7 @@ class BoostRequest(Request, frozen=True, kw_only=True):
         ),
     )
     schedule = (
-        *("growth", "lengths", "is_bagged", "is_best"),
+        *("growth", "is_linear", "lengths", "is_bagged", "is_best"),
         *("sends_scores", "bagged", "pooled", "scores_number"),
     )
 

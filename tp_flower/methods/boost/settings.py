@@ -20,6 +20,9 @@ FEWEST_TREES = 10
 ROWS_PER_TREE = 500
 """How many leaves and trees by default: one for so many joined training rows, within
 bounds."""
+LINEAR_EPOCHS: Final = 12
+LEAST_LINEAR_FALL: Final = 0.01
+"""Of the validation loss, in an epoch of linear models that another one follows."""
 STEADY_TREES: Final = 50
 """Trees, about, that have not lowered the validation loss when training ends."""
 
@@ -84,6 +87,13 @@ class BoostSettings:
     )
     min_rows_per_leaf: int = setting(
         20, "Joined rows that a leaf has at least.", Range(1, 1 << 31)
+    )
+    linear_epochs: int = setting(
+        LINEAR_EPOCHS,
+        "Epochs, at most, in which tables in one shard fit linear models, before they "
+        "grow trees: until the validation loss falls by less than 1 %, and for a "
+        "quarter of num-epochs; none without validation rows, or with `boost-from`.",
+        Range(0),
     )
     boost_from: str = setting(
         "",

@@ -26,6 +26,7 @@ from tp_flower.arrays import MISSING, AnyArray, FloatArray, thread_count
 from tp_flower.errors import ModelError, install_hint
 from tp_flower.features.sparse import SparseRows
 from tp_flower.learning.models.local_model import Features, LocalModel, host_features
+from tp_flower.methods.boost.linear import LinearPart, fit_linear, is_linear
 from tp_flower.methods.boost.messages import Growth
 
 if TYPE_CHECKING:
@@ -108,7 +109,12 @@ class TreeModel(LocalModel):
         """
         total = np.zeros(features)
         for step, text in self.forest.rounds:
-            if text:
+            if is_linear(text):
+                part = LinearPart.of(text)
+                np.add.at(
+                    total, part.columns, step / joined_rows * np.array(part.gains)
+                )
+            elif text:
                 total += step * _booster_of(text).feature_importance("gain")
         return joined_rows * total.reshape(-1, 1)
 
@@ -126,7 +132,9 @@ def sum_of_trees(
         return total
     rows = _tree_features(features)
     for step, text in trees:
-        if text:
+        if is_linear(text):
+            total += step * LinearPart.of(text).values(rows)
+        elif text:
             total += step * _values(_booster_of(text), rows, outputs)
     return total
 
@@ -206,6 +214,18 @@ def grow(
     if len(features) > trained:
         values[trained:] = _values(booster, rows[trained:], model.outputs)
     return grown, values
+
+
+def fit_before_trees(
+    model: TreeModel, features: Features, gradient: FloatArray, hessian: FloatArray
+) -> tuple[AnyArray, FloatArray]:
+    """Return a linear model as its text's bytes, and its values of all rows (n, d_c).
+
+    The arguments are those of :func:`grow`.
+    """
+    rows = _tree_features(features)
+    codes = model.forest.categorical
+    return fit_linear(rows, len(gradient), gradient, hessian, codes)
 
 
 def _threads(rows: int) -> int:

@@ -1,0 +1,167 @@
+"""Linear models before trees, against ridge regression on the joined rows."""
+
+import numpy as np
+import pytest
+from numpy.random import default_rng
+from numpy.testing import assert_allclose
+from scipy.sparse import csr_matrix
+from sklearn.linear_model import Ridge
+
+from tp_flower.arrays import MISSING
+from tp_flower.errors import ModelError
+from tp_flower.features.sparse import SparseRows
+from tp_flower.methods.boost import linear
+from tp_flower.methods.boost.linear import LinearPart, fit_linear, is_linear
+from tp_flower.methods.boost.messages import Growth
+from tp_flower.methods.boost.trees import TreeModel, fit_before_trees, grow
+
+ROWS, TRAINED = 240, 200
+CODES = (2,)
+
+
+@pytest.fixture(autouse=True)
+def exact(monkeypatch):
+    """Solve to the end: a run leaves what is left to the next epoch."""
+    monkeypatch.setattr(linear, "PRECISION", 1e-12)
+    monkeypatch.setattr(linear, "ITERATIONS", 1_000)
+
+
+def table():
+    """Rows of two numbers, one of them missing at times, and a code of 7 categories."""
+    rng = default_rng(4)
+    rows = np.column_stack(
+        [
+            rng.normal(50.0, 9.0, ROWS),
+            rng.normal(size=ROWS),
+            rng.integers(0, 7, ROWS),
+            np.full(ROWS, 3.0),
+        ]
+    )
+    rows[rng.random(ROWS) < 0.2, 1] = np.nan
+    counts = rng.integers(1, 5, TRAINED).astype(float)
+    labels = (
+        0.1 * rows[:TRAINED, 0]
+        + np.nan_to_num(rows[:TRAINED, 1], nan=4.0)
+        + np.array([3, -2, 0, 1, 5, -4, 2])[rows[:TRAINED, 2].astype(int)]
+        + rng.normal(size=TRAINED)
+    )
+    labels -= np.average(labels, weights=counts)
+    return rows.astype(np.float32), labels, counts
+
+
+def expected_design(rows, counts):
+    """Numbers centred and scaled by joined rows, indicators, categories."""
+    columns = []
+    for column in (0, 1):
+        known = ~np.isnan(rows[:TRAINED, column])
+        values = rows[:, column].astype(float)
+        mean = np.average(values[:TRAINED][known], weights=counts[known])
+        centred = np.nan_to_num(values - mean)
+        scale = np.sqrt(np.average(centred[:TRAINED] ** 2, weights=counts))
+        columns.append(centred / scale)
+    columns.append(np.isnan(rows[:, 1]).astype(float))
+    columns += [(rows[:, 2] == code).astype(float) for code in range(7)]
+    return np.column_stack(columns)
+
+
+def test_it_is_the_ridge_regression_of_the_joined_rows():
+    rows, labels, counts = table()
+    # G and H of a squared loss at scores 0
+    gradient, hessian = -(counts * labels)[:, None], counts[:, None]
+    text, values = fit_linear(rows, TRAINED, gradient, hessian, CODES)
+    design = expected_design(rows, counts)
+    again = np.repeat(np.arange(TRAINED), counts.astype(int))
+    penalty = max(linear.PENALTY * counts.sum(), counts.mean())
+    ridge = Ridge(alpha=penalty, fit_intercept=False, solver="cholesky")
+    ridge.fit(design[again], labels[again])
+    assert_allclose(values[:, 0], design @ ridge.coef_, atol=1e-6)
+    part = LinearPart.of(text.tobytes().decode())
+    # what the rows have of a constant column is nothing
+    assert sorted(set(part.columns)) == [0, 1, 2]
+    assert_allclose(part.values(rows), values, atol=1e-9)
+
+
+def test_gains_are_what_a_column_alone_lowers_as_of_a_split():
+    rows, labels, counts = table()
+    few = rows[:, :1]
+    gradient, hessian = -(counts * labels)[:, None], counts[:, None]
+    text, values = fit_linear(few, TRAINED, gradient, hessian, ())
+    part = LinearPart.of(text.tobytes().decode())
+    fall = counts @ labels**2 - counts @ (labels - values[:TRAINED, 0]) ** 2
+    # but for the penalty
+    assert part.gains == [pytest.approx(fall, rel=0.02)]
+    model = TreeModel(1)
+    model.parameters = model.forest.bytes()
+    model.add(0.5, text)
+    assert model.gains(1, 1.0)[0, 0] == pytest.approx(0.5 * part.gains[0])
+
+
+def test_classes_and_sparse_rows():
+    rows, labels, counts = table()
+    gradient = np.column_stack([-counts * labels, counts * labels / 2, counts])
+    hessian = np.column_stack([counts, counts / 4, counts / 9])
+    text, values = fit_linear(rows, TRAINED, gradient, hessian, CODES)
+    for output in range(3):
+        one, of_one = fit_linear(
+            rows, TRAINED, gradient[:, [output]], hessian[:, [output]], CODES
+        )
+        assert len(one)
+        # numbers are centred by the outputs' mean curvature: almost the same
+        assert np.corrcoef(of_one[:, 0], values[:, output])[0, 1] > 0.999
+    sparse, of_sparse = fit_linear(csr_matrix(rows), TRAINED, gradient, hessian, CODES)
+    assert_allclose(of_sparse, values, atol=1e-9)
+    assert sparse.tobytes() == text.tobytes()
+
+
+def test_new_rows_add_nothing_for_what_training_has_not_seen():
+    rows, labels, counts = table()
+    gradient, hessian = -(counts * labels)[:, None], counts[:, None]
+    text, _ = fit_linear(rows, TRAINED, gradient, hessian, CODES)
+    part = LinearPart.of(text.tobytes().decode())
+    new = np.array(
+        [[50.0, 1.0, 6.0, 3.0], [50.0, 1.0, 99.0, 3.0], [50.0, 1.0, np.nan, 3]]
+    )
+    known, unknown, missing = part.values(new.astype(np.float32))[:, 0]
+    assert unknown == missing
+    assert known - unknown == pytest.approx(part.weights[-1][0])
+
+
+def test_a_forest_adds_linear_models_and_trees():
+    rows, labels, counts = table()
+    gradient, hessian = -(counts * labels)[:, None], counts[:, None]
+    model = TreeModel(1)
+    model.start(CODES)
+    encoded = np.where(np.isnan(rows), np.float32(MISSING), rows)
+    before, of_linear = fit_before_trees(model, encoded, gradient, hessian)
+    model.add(0.7, before)
+    growth = Growth(trees=3, leaves=5, rate=0.3, least_rows=5)
+    after, of_trees = grow(model, encoded, gradient, hessian, counts.sum(), growth)
+    model.add(1.0, after)
+    assert_allclose(model.scores(encoded), 0.7 * of_linear + of_trees, atol=1e-5)
+    assert [is_linear(text) for _, text in model.forest.rounds] == [True, False]
+
+
+@pytest.mark.parametrize("trained", [0, TRAINED])
+def test_nothing_comes_of_no_rows_or_no_columns(trained):
+    rows = np.zeros((ROWS, 0 if trained else 2), np.float32)
+    text, values = fit_linear(
+        rows, trained, np.zeros((trained, 1)), np.ones((trained, 1)), ()
+    )
+    assert not len(text)
+    assert values.shape == (ROWS, 1)
+    assert not values.any()
+
+
+def test_a_text_of_anything_else_is_refused():
+    with pytest.raises(ModelError, match="malformed linear part of trees"):
+        LinearPart.of("{}")
+
+
+def test_wide_rows_that_are_stored_sparsely_are_read():
+    columns = np.array([[3], [700], [3], [8]], np.int32)
+    rows = SparseRows(np.ones((4, 1), np.float32), columns, 900)
+    model = TreeModel(1)
+    model.start(())
+    gradient = -np.array([[2.0], [-1.0], [2.0], [0.0]])
+    _, values = fit_before_trees(model, rows, gradient, np.ones((4, 1)))
+    assert values[0] == values[2] > 0.5 > 0 > values[1]
