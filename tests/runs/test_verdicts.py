@@ -130,6 +130,7 @@ def test_trees_without_validation_rows_end_soon_and_say_so():
     )
 
 
+@pytest.mark.cases("linear-5250.0", "mlp-0.0001", "mlp-1000000.0")
 @pytest.mark.parametrize("scale", [1e-4, 5250.0, 1e6])
 @pytest.mark.parametrize("model", ["linear", "mlp"])
 def test_chosen_rates_of_sgd_never_diverge(scale, model):

@@ -112,7 +112,7 @@ def test_a_fault_that_does_not_fit_is_stale(copy, fault, message):
 )
 def test_what_becomes_of_a_fault(copy, fault, status):
     before = (copy / "tp_flower" / "adding.py").read_text()
-    seconds = 10.0 if status == LATE else 200.0
+    seconds = 3.0 if status == LATE else 200.0
     verdict = plant_faults.try_fault(fault, copy, seconds)
     assert verdict.status == status, verdict.detail
     assert ("::test_add" in verdict.detail) == (status == CAUGHT)

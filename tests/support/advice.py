@@ -5,6 +5,7 @@ verbs.
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,13 +69,14 @@ def _advises(text: str) -> bool:
     return bool(is_advice) and not NO_ADVICE.search(text)
 
 
-def texts() -> list[str]:
+@cache
+def texts() -> tuple[str, ...]:
     """All texts of the program but its documentation."""
     files = (
         file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))
     )
     parsed = (ast.parse(file.read_text("utf-8")) for file in files)
-    return list(dict.fromkeys(text for tree in parsed for text in _texts(tree)))
+    return tuple(dict.fromkeys(text for tree in parsed for text in _texts(tree)))
 
 
 def advising() -> list[str]:

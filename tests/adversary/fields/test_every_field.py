@@ -185,6 +185,18 @@ def is_inherent(field: str) -> bool:
     return "inherent" in AUDITED[structure][name]
 
 
+@pytest.mark.cases(
+    "cg-default",
+    "admm-default",
+    "sgd-default",
+    "boost-default",
+    "drawing-default",
+    "coreset-ridge-default",
+    "moments-aggregates",
+    "personalised-default",
+    "predict-strict",
+    "explain-ranked",
+)
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_a_lie_in_any_field_gains_nothing(place, name, kind):
     honest, answered, refused = answered_lies(place, kind, name)
@@ -205,6 +217,7 @@ def test_a_lie_in_any_field_gains_nothing(place, name, kind):
     assert refused
 
 
+@pytest.mark.cases("default")
 @pytest.mark.parametrize("kind", BOTH)
 def test_two_lies_at_once_gain_nothing_either(place, kind):
     honest, answered, _ = answered_lies(place, kind, "cg")

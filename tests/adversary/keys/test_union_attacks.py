@@ -17,7 +17,7 @@ OTHER_SHARDS = "'shards': the run was proposed with "
 RUNS = {
     "gram": ("squared", "admm", {}),
     "consensus": ("squared", "admm", {"lou": "consensus"}),
-    "mlp": ("squared", "admm", {"model": "mlp"}),
+    "mlp": ("squared", "admm", {"model": "mlp", "num_epochs": 2}),
     "sgd": ("squared", "sgd", {"batch_size": 100}),
 }
 MALFORMED = r"malformed request: .*union.*group"
@@ -166,6 +166,20 @@ FORGERIES = {
 }
 
 
+@pytest.mark.cases(
+    "changed_sum-consensus",
+    "changed_sum-sgd",
+    "changed_check-gram",
+    "changed_check-mlp",
+    "in_the_clear-consensus",
+    "in_the_clear-sgd",
+    "no_sum-gram",
+    "no_sum-mlp",
+    "one_forged-consensus",
+    "one_forged-sgd",
+    "Memory-gram",
+    "Memory-mlp",
+)
 @pytest.mark.parametrize("kind", RUNS)
 @pytest.mark.parametrize("forgery", FORGERIES)
 def test_shards_refuse_what_is_not_the_sum_of_their_words(kind, forgery):

@@ -41,6 +41,16 @@ def beyond(fields):
     return {name for action in fields for name in fields[action] - RECEIVED[action]}
 
 
+@pytest.mark.cases(
+    "admm-linear-sharded",
+    "admm-mlp-whole",
+    "cg-linear-whole",
+    "cg-linear-sharded",
+    "sgd-linear-whole",
+    "sgd-mlp-sharded",
+    "gd-linear-sharded",
+    "gd-mlp-whole",
+)
 @pytest.mark.parametrize("layout", [whole, sharded])
 @pytest.mark.parametrize("model", ["linear", "mlp"])
 @pytest.mark.parametrize("method", ["admm", "cg", "sgd", "gd"])

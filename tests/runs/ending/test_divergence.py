@@ -89,6 +89,7 @@ class KilledGrid(KilledServer, WatchedGrid):
     pass
 
 
+@pytest.mark.cases("admm")
 @pytest.mark.parametrize("strategy", ["cg", "admm"])
 def test_a_server_that_is_killed_around_the_divergence_ends_alike(strategy, tmp_path):
     run(tmp_path / "b", strategy, "whole", num_epochs=GOOD)
@@ -115,6 +116,7 @@ def test_a_server_that_is_killed_around_the_divergence_ends_alike(strategy, tmp_
         assert_same_models(place / "sites", tmp_path / "b")
 
 
+@pytest.mark.cases("cg-mixed", "admm-whole", "sgd-mixed")
 @pytest.mark.parametrize("layout", ["whole", "mixed"])
 @pytest.mark.parametrize("strategy", RUNS)
 def test_a_site_that_cannot_take_a_round_has_the_model_before_it(

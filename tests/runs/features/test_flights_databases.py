@@ -41,6 +41,7 @@ def flat(value: object, path: str = "") -> dict[str, object]:
     return {k: v for name, own in pairs for k, v in flat(own, f"{path}/{name}").items()}
 
 
+@pytest.mark.cases("regression")
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_databases_give_the_report_of_files(

@@ -26,7 +26,7 @@ METHODS = [
     ("admm", "sharded", {"lou": "gram"}),
     ("admm", "sharded", {"lou": "consensus"}),
     ("admm", "whole", {"model": "mlp", "device": "cpu"}),
-    ("sgd", "sharded", {}),
+    ("sgd", "sharded", {"batch_size": 40}),
     ("gd", "whole", {}),
     ("boost", "whole", {}),
 ]
@@ -82,7 +82,7 @@ def test_sensitivities_are_those_of_dense_rows(layout_of):
     [
         ("admm", "whole", {}),
         ("admm", "sharded", {"lou": "consensus"}),
-        ("sgd", "sharded", {}),
+        ("sgd", "sharded", {"batch_size": 40}),
     ],
 )
 def test_wide_tables_build_no_gram_matrix(

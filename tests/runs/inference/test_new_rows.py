@@ -1,6 +1,7 @@
 """New rows that only some sites of the label table have are predicted and measured."""
 
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from tests.support.files import read_json, toml_lines
 from tests.support.policies import OPEN
 from tests.support.predicted import check_equal, scored, train_store
 from tp_flower.errors import ModelError
+from tp_flower.files import HOME_VARIABLE
 
 UNLABELLED = f"SELECT {FEATURES} {SOURCE}"
 FRAMES = store()
@@ -40,6 +42,9 @@ def model(tmp_path_factory, request):
     return train_store(folder, request.param, in_two(FRAMES["orders"]))
 
 
+@pytest.mark.cases(
+    "squared-north alone", "softmax-south alone", "squared-nothing at south"
+)
 @pytest.mark.parametrize(
     "there",
     [{"north": NEW}, {"south": NEW}, {"north": NEW, "south": NEW.head(0)}],
@@ -77,17 +82,28 @@ def test_a_site_of_another_table_is_still_asked_for_by_itself(model):
         )
 
 
-@pytest.fixture
-def folder(home, monkeypatch):
+@pytest.fixture(scope="module")
+def store_of_files(tmp_path_factory):
     """A trained store of CSV files, whose orders are at two sites."""
-    folder = home.parent
-    monkeypatch.chdir(folder)
+    folder = tmp_path_factory.mktemp("store")
     shops = np.resize(["web", "town"], 60)
     orders = FRAMES["orders"].assign(oid=np.arange(60), shop=shops)
     write_orders(folder, "train", pieces(orders, 30))
     write_orders(folder, "new", [orders.tail(9), orders.head(0)])
     write_orders(folder, "part", [orders, orders.head(0)])
-    printed_by("train", "train.toml")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(HOME_VARIABLE, str(folder / "home"))
+        patch.chdir(folder)
+        printed_by("train", "train.toml")
+    return folder
+
+
+@pytest.fixture
+def folder(store_of_files, home, monkeypatch):
+    """A copy of the trained store."""
+    folder = home.parent
+    shutil.copytree(store_of_files, folder, dirs_exist_ok=True)
+    monkeypatch.chdir(folder)
     return folder
 
 
@@ -116,30 +132,35 @@ def test_a_file_with_a_header_alone_stops_nothing():
     assert len(pq.read_table("predict/predictions.parquet")) == len(joined)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        ["strategy=cg"],
-        ["strategy=boost"],
-        ["strategy=admm", "coreset-size=20"],
-        ["strategy=sgd", "num-epochs=2"],
-        [
-            "strategy=cg",
-            "privacy.labels=laplace",
-            "privacy.label-epsilon=4",
-            "privacy.label-range=-5,15",
-        ],
-        ["strategy=personalised", "sql=SELECT qty AS label, day, shop FROM orders"],
-        # the columns of a file with a header alone have the types that the others have
-        [f"sql=SELECT o.qty * 2 AS label, o.shop {JOINED}"],
-        [f"sql=SELECT o.qty > 3 AS label, o.day + 1 AS next, o.shop {JOINED}"],
-        ["test-split=time(o.day)"],
-        ["test-split=group(o.shop)"],
+WAYS = {
+    "cg": ["strategy=cg"],
+    "boost": ["strategy=boost"],
+    "coreset": ["strategy=admm", "coreset-size=20"],
+    "sgd": ["strategy=sgd", "num-epochs=2", "batch-size=10"],
+    "noisy labels": [
+        "strategy=cg",
+        "privacy.labels=laplace",
+        "privacy.label-epsilon=4",
+        "privacy.label-range=-5,15",
     ],
-    ids=str,
+    "personalised": [
+        "strategy=personalised",
+        "sql=SELECT qty AS label, day, shop FROM orders",
+    ],
+    # the columns of a file with a header alone have the types that the others have
+    "numbers": [f"sql=SELECT o.qty * 2 AS label, o.shop {JOINED}"],
+    "days": [f"sql=SELECT o.qty > 3 AS label, o.day + 1 AS next, o.shop {JOINED}"],
+    "time": ["test-split=time(o.day)"],
+    "group": ["test-split=group(o.shop)"],
+}
+
+
+@pytest.mark.cases(
+    "boost", "coreset", "sgd", "noisy labels", "personalised", "days", "time"
 )
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.usefixtures("folder")
-def test_every_way_of_training_takes_a_shard_without_rows(settings):
-    options = settings_of("output-dir=out", *settings)
+def test_every_way_of_training_takes_a_shard_without_rows(way):
+    options = settings_of("output-dir=out", *WAYS[way])
     assert "Result of" in printed_by("train", "part.toml", *options)
     assert read_json(Path("out/report.json"))["joined-rows"]["train"] > 10

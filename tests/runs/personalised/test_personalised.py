@@ -362,7 +362,7 @@ def test_the_advice_about_the_penalty_leads_to_one_without_advice(
     tables = some_sites(members)
     for _ in range(6):
         warnings = train(
-            tables, OF_TEN, graph=along(tables), graph_penalty=penalty, num_epochs=60
+            tables, OF_TEN, graph=along(tables), graph_penalty=penalty, num_epochs=30
         ).report.warnings
         if not warnings:
             break

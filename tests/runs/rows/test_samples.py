@@ -18,6 +18,7 @@ SAMPLED = split_rows(len(FRAMES["orders"]), SHARE, generator(0, Stream.SAMPLE))
 MARKED = FRAMES | {"orders": FRAMES["orders"].assign(sampled=SAMPLED)}
 
 
+@pytest.mark.cases("cg-sharded", "weighted-sharded", "sgd-whole", "split-whole")
 @each_layout
 @pytest.mark.parametrize(
     ("loss", "source", "how"),
@@ -31,6 +32,7 @@ MARKED = FRAMES | {"orders": FRAMES["orders"].assign(sampled=SAMPLED)}
         ),
         ("squared", LEFT, {"strategy": "admm", "test_split": "random(c)"}),
     ],
+    ids=["cg", "weighted", "sgd", "split"],
 )
 def test_a_sample_is_the_query_over_its_rows(layout, loss, source, how):
     how = {"loss": loss, "l2": 0.01, "device": "cpu", "num_epochs": 2, **how}

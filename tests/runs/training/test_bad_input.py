@@ -132,6 +132,15 @@ def test_files_that_are_refused(tmp_path, text, match):
         start({"us": file})
 
 
+@pytest.mark.cases(
+    "types-admm",
+    "nulls-admm",
+    "texts-sgd",
+    "strangers-admm",
+    "case-admm",
+    "columns-sgd",
+    "kinds-sgd",
+)
 @pytest.mark.parametrize("method", ["admm", "sgd"])
 @pytest.mark.parametrize(
     "changed",

@@ -43,6 +43,14 @@ def check_iterates(finished, most):
         assert np.abs(after(finished, epoch + 1) - expected[epoch]).max() <= most
 
 
+@pytest.mark.cases(
+    "privacy0-5e-07-whole-squared",
+    "privacy0-5e-07-sharded-logistic",
+    "privacy0-5e-07-whole-softmax",
+    "privacy1-2e-06-sharded-squared",
+    "privacy1-2e-06-whole-logistic",
+    "privacy1-2e-06-sharded-softmax",
+)
 @each_loss
 @each_layout
 @pytest.mark.parametrize(
@@ -53,6 +61,7 @@ def test_every_iterate_is_that_on_the_materialised_join(loss, layout, privacy, m
     check_iterates(trained(loss, layout, privacy=privacy), most)
 
 
+@pytest.mark.cases("whole-squared", "sharded-logistic", "whole-softmax")
 @each_loss
 @each_layout
 def test_it_is_by_the_rounding_of_messages_alone_that_iterates_differ(
@@ -72,6 +81,7 @@ def test_it_is_by_the_rounding_of_messages_alone_that_iterates_differ(
     check_iterates(finished, 1e-10 if loss == "squared" else 5e-7)
 
 
+@pytest.mark.cases("whole-squared", "sharded-logistic", "whole-softmax")
 @each_loss
 @each_layout
 def test_it_ends_at_the_optimum_of_the_joined_rows(loss, layout):

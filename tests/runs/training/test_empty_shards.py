@@ -50,6 +50,7 @@ def test_shard_without_rows_changes_nothing(how, loss):
     assert split.final_train["loss"] == pytest.approx(expected, rel=tolerance)
 
 
+@pytest.mark.cases("orders-consensus", "orders-sgd", "customers-gram", "customers-mlp")
 @each_way
 @pytest.mark.parametrize("table", ["orders", "customers"])
 def test_filter_may_leave_a_shard_nothing(how, table):

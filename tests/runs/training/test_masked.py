@@ -42,12 +42,9 @@ def traffic(finished: Run) -> list[tuple[str, int, int]]:
 
 
 @pytest.mark.cases(
-    "squared-whole-how0-inner",
     "squared-sharded-how1-twice",
     "logistic-sharded-how2-left",
-    "softmax-sharded-how3-cycle",
     "logistic-whole-how4-twice",
-    "squared-whole-how5-left",
     "softmax-sharded-how6-inner",
     "squared-sharded-how7-cycle",
 )

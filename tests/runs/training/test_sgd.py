@@ -157,6 +157,7 @@ def test_the_penalty_reaches_the_steps():
     assert distance(trained("logistic").flat, expected) > 1e-3
 
 
+@pytest.mark.cases("linear-squared", "linear-logistic", "mlp-softmax")
 @each_loss
 @pytest.mark.parametrize("model", ["linear", "mlp"])
 def test_shards_train_as_the_whole(loss, model):

@@ -7,11 +7,11 @@ from tests.support.tables.random_joins import PASSES, Joined
 from tp_flower.methods.moments.words import inner
 
 
-@pytest.mark.cases("0", "1")
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.cases("0")
+@pytest.mark.parametrize("seed", range(40))
 def test_the_blocks_are_those_of_the_built_join(seed):
     rng = np.random.default_rng(seed)
-    for _ in range(50):
+    for _ in range(25):
         joined = Joined.draw(rng)
         for number in range(len(PASSES)):
             expected = joined.expected(number)

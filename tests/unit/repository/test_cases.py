@@ -33,13 +33,13 @@ def suite(pytester, monkeypatch):
 
 
 def test_every_change_takes_the_named_cases_and_whole_takes_all(suite):
-    suite.runpytest_subprocess().assert_outcomes(passed=3, deselected=1)
-    suite.runpytest_subprocess("--whole").assert_outcomes(passed=4)
-    suite.runpytest_subprocess("test_numbers.py").assert_outcomes(passed=4)
+    suite.runpytest_inprocess().assert_outcomes(passed=3, deselected=1)
+    suite.runpytest_inprocess("--whole").assert_outcomes(passed=4)
+    suite.runpytest_inprocess("test_numbers.py").assert_outcomes(passed=4)
 
 
 def test_a_case_that_does_not_exist_is_refused(suite):
     suite.makepyfile(test_numbers=TEST.format(named="four"))
-    result = suite.runpytest_subprocess()
+    result = suite.runpytest_inprocess()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*test_number: the mark cases names no case four"])

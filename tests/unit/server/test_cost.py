@@ -102,7 +102,7 @@ def sent(rounds) -> Traffic:
     "admm-mixed",
     "admm-consensus",
     "admm-left",
-    "sgd-sharded",
+    "sgd",
     "sgd-softmax",
     "cg-gram",
     "boost",
