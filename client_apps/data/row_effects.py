@@ -12,18 +12,23 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import numpy as np
 
 from tp_flower.arrays import AnyArray, FloatArray
-from tp_flower.errors import ModelError
+from tp_flower.errors import MessageError, ModelError
 from tp_flower.keyed_hash import KEY_BYTES, HashArray, KeyedHasher
 
 if TYPE_CHECKING:
     from tp_flower.extraction.extracted import ExtractedKey
 
-# what is hashed stays at the site, in a folder that has the keys' categories as well
+# what is hashed stays at the site, as the rows and the models do
 _HASHER: Final = KeyedHasher(bytes(KEY_BYTES))
 _PURPOSE: Final = "row effects by {}"
 _HASHES: Final = "effect-keys"
 _VALUES: Final = "effects"
 NO_KEY: Final = 0  # in both words: of rows that lack one
+
+
+def key_names(names: Sequence[str], keys: Sequence["ExtractedKey"]) -> tuple[str, ...]:
+    """Return the names of keys with their kinds, which must be those of training."""
+    return tuple(f"{n} ({key.kind})" for n, key in zip(names, keys, strict=True))
 
 
 def hash_keys(
@@ -65,16 +70,22 @@ class KeyEffects:
 
     @classmethod
     def of(cls, names: Sequence[str], hashes: HashArray, values: AnyArray) -> Self:
-        """Return the effects of keys from those of rows, (n, 2) and (n, d_c)."""
+        """Return the effects of keys from those of rows, (n, 2) and (n, d_c).
+
+        Raises:
+            MessageError: two rows of one key have different effects.
+        """
         order = np.lexsort((hashes[:, 1], hashes[:, 0]))
-        hashes = hashes[order]
+        hashes, values = hashes[order], values[order]
         is_first = np.ones(len(hashes), np.bool_)
         is_first[1:] = (hashes[1:] != hashes[:-1]).any(axis=1)
+        if (values[1:] != values[:-1])[~is_first[1:]].any():
+            raise MessageError("'effects' differ between rows of one key")
         is_first &= (hashes != NO_KEY).any(axis=1)
         return cls(
             tuple(sorted(names)),
             np.ascontiguousarray(hashes[is_first]),
-            np.ascontiguousarray(values[order][is_first], np.float32),
+            np.ascontiguousarray(values[is_first], np.float32),
         )
 
     def find(self, hashes: HashArray) -> FloatArray:
@@ -82,7 +93,8 @@ class KeyEffects:
         found = np.zeros((len(hashes), self.values.shape[1]))
         if not len(self.hashes):
             return found
-        place = np.searchsorted(_as_texts(self.hashes), _as_texts(hashes))
+        # equal first halves of different hashes occur once in 2**64 pairs
+        place = np.searchsorted(self.hashes[:, 0], hashes[:, 0])
         place = np.minimum(place, len(self.hashes) - 1)
         is_known = (self.hashes[place] == hashes).all(axis=1)
         found[is_known] = self.values[place[is_known]]
@@ -90,7 +102,7 @@ class KeyEffects:
 
     def check_keys(self, names: Sequence[str]) -> None:
         """Refuse rows that are joined by other keys than those of the effects."""
-        if tuple(sorted(names)) != self.names:
+        if len(self.hashes) and tuple(sorted(names)) != self.names:
             raise ModelError(
                 "the model has effects of rows by the keys of its query's joins "
                 f"({', '.join(self.names)}), and this query joins the table by "
@@ -106,8 +118,3 @@ class KeyEffects:
     def read(cls, names: Sequence[str], arrays: dict[str, Any]) -> Self:
         """Return the effects that a saved model has."""
         return cls(tuple(names), arrays[_HASHES], arrays[_VALUES])
-
-
-def _as_texts(hashes: HashArray) -> Any:
-    """Return keys (n, 2) as texts of 16 bytes, whose order is that of the numbers."""
-    return np.ascontiguousarray(hashes.astype(">u8")).view("V16").ravel()

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from client_apps.data.database import cannot_write
-from client_apps.data.row_effects import hash_keys
+from client_apps.data.row_effects import hash_keys, key_names
 from client_apps.data.saved_models import SavedModel, part_folder
 from client_apps.operator.masks import Masked, MaskedRows, are_masked, score_masks
 from client_apps.operator.participant import make_model, sent_scores
@@ -117,9 +117,11 @@ def _effects_of(
     effects = saved.effects
     if effects is None:
         return np.zeros(1)
-    names = site.join_key_names(number)
-    effects.check_keys(names)
-    return effects.find(hash_keys(names, site.join_keys(number), rows))
+    if not len(rows):
+        return np.zeros(1)
+    names, keys = site.join_key_names(number), site.join_keys(number)
+    effects.check_keys(key_names(names, keys))
+    return effects.find(hash_keys(names, keys, rows))
 
 
 def _release_of(site: Site, number: int, use: Use, masks: ScoreMasks | None) -> Release:

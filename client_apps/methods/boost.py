@@ -22,6 +22,7 @@ from tp_flower.methods.boost.messages import (
     BAGGED,
     LOCAL,
     POOLED,
+    SCORES_PER_EPOCH,
     TRAIN_BOOST,
     TREES,
     BagReply,
@@ -34,7 +35,7 @@ from tp_flower.methods.boost.messages import (
     Growth,
 )
 from tp_flower.methods.boost.pooling import grow_pooled, shown_sums
-from tp_flower.methods.boost.settings import BoostSettings
+from tp_flower.methods.boost.settings import BoostSettings, linear_epochs_of
 from tp_flower.methods.boost.trees import (
     TreeModel,
     fit_before_trees,
@@ -158,6 +159,8 @@ def _answer(
     """Grow what is asked for; return its values, or its trees under seal, or both."""
     table = part.data.table
     agree_in_growth(site, table, request)
+    if request.is_linear:
+        _agree_in_linear(site, request.scores_number)
     part.begin_scores(request.scores_number)
     growth = request.growth
     _check_growth(site.source(part.number), growth, part.model.outputs)
@@ -166,14 +169,18 @@ def _answer(
     if table in request.bagged:
         seal, _ = seal_and_encoders(site, part.number)
         growth = growth.of_shards(len(seal.shards))
-    if request.is_linear:
-        grown = _fit_linear(site, part, *derivatives)
-    elif table in request.pooled:
+    is_idle = request.is_linear and _shares_trees(site, table)
+    if table in request.pooled or is_idle:
         grown = _no_trees(part)
+    elif request.is_linear:
+        grown = _fit_linear(part, *derivatives, growth.least_rows)
     else:
         grown = _grow(part, *derivatives, growth)
     scores = sealed = None
-    if request.sends_scores:
+    if request.sends_scores and not len(grown.text):
+        # of no trees, which tells nothing
+        scores = part.release_zeros()
+    elif request.sends_scores:
         scores = part.release_values(grown.values)
     if seal is not None:
         sealed = _seal_growth(site, part, request, seal, derivatives, grown)
@@ -211,14 +218,20 @@ def agree_in_growth(site: Site, table: str, request: BoostRequest | BagRequest) 
     agree("growth.rate", values.tree_rate, growth.rate)
     agree("growth.trees", values.trees_per_round or growth.trees, growth.trees)
     agree("growth.leaves", values.leaves or growth.leaves, growth.leaves)
-    if getattr(request, "is_linear", False) and not values.linear_epochs:
-        raise contradiction("linear-epochs", 0, "to fit a linear model")
     if settings.lou == LOCAL and table in getattr(request, "bagged", ()):
         raise contradiction("bagged", f"lou = {LOCAL}", table)
     if settings.lou in (LOCAL, BAGGED) and table in request.pooled:
         raise contradiction("pooled", f"lou = {settings.lou}", table)
     if settings.lou == POOLED and table in getattr(request, "bagged", ()):
         agree("pooled", True, table in request.pooled)
+
+
+def _agree_in_linear(site: Site, scores_number: int) -> None:
+    """Refuse a linear model in an epoch that the proposal has for trees."""
+    allowed = linear_epochs_of(site.terms.settings)
+    epoch = scores_number // SCORES_PER_EPOCH
+    if epoch > allowed:
+        raise contradiction("linear epochs", allowed, epoch)
 
 
 def add_trees(part: Part, lengths: Mapping[str, float], *, is_bagged: bool) -> None:
@@ -271,18 +284,22 @@ def _grow(
     return Grown(*grow(model, data.features, gradient, hessian, rows, growth))
 
 
-def _fit_linear(
-    site: Site, part: Part, gradient: FloatArray, hessian: FloatArray
-) -> Grown:
-    """Return a linear model of the table's rows, which goes before trees.
-
-    Shards fit none: each would have a level of its own.
-    """
+def _shares_trees(site: Site, table: str) -> bool:
+    """Whether the shards of a table, if there are several, may keep to nothing own."""
     parts = site.terms.proposal.parts.values()
-    if sum(other.table == part.data.table for other in parts) > 1:
-        return _no_trees(part)
-    model = _trees(part)
-    return Grown(*fit_before_trees(model, part.data.features, gradient, hessian))
+    is_sharded = sum(part.table == table for part in parts) > 1
+    return is_sharded and site.terms.settings.lou in (BAGGED, POOLED)
+
+
+def _fit_linear(
+    part: Part, gradient: FloatArray, hessian: FloatArray, least_rows: int
+) -> Grown:
+    """Return a linear model of the shard's rows, which goes before trees."""
+    data = part.data
+    fitted = fit_before_trees(
+        _trees(part), data.features, gradient, hessian, data.multiplicity, least_rows
+    )
+    return Grown(*fitted)
 
 
 def _no_trees(part: Part) -> Grown:

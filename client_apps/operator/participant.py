@@ -51,7 +51,7 @@ MOST_KEPT: Final = 1 << 24  # values of a batch kept for the next message: 64 Mi
 _ARRAYS: Final = ("multiplicity", "tested", "batch_start", "batch_rows")
 _VALUES: Final = (
     *("table", "joined_rows", "l2", "device", "label_scale"),
-    *("most_scores", "most_sums", "is_even"),
+    *("most_scores", "most_sums", "is_even", "key_names"),
 )
 _UNION: Final = ("group", "shards", "shard", "table")
 _FACTORS: Final = ("eigenvalues", "eigenvectors", "mean", "block")
@@ -156,6 +156,7 @@ class ShardData:
     masks: ScoreMasks | None = None
     units: Units | None = None
     row_keys: HashArray | None = None
+    key_names: tuple[str, ...] = ()
     union: ShardUnion | None = None
     label_scale: float = 1.0
     limit: ScoreLimit | None = None
@@ -472,9 +473,11 @@ class Participant(Generic[State]):
         if self.progress.best_sums is not None:
             self.progress.score_sums = self.progress.best_sums
 
-    def sum_scores(self) -> None:
-        """Sum the model's scores of the trained rows anew."""
+    def sum_scores(self, effects: FloatArray | None = None) -> None:
+        """Sum the model's scores of the trained rows anew, with the rows' effects."""
         scores = self.model.scores(self.data.trained)
+        if effects is not None:
+            scores = scores + effects
         self.progress.score_sums = score_sums(scores, self.data.multiplicity)
 
     def with_state(

@@ -12,7 +12,7 @@ from client_apps.operator.participant import Participant
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.proposal_checks import contradiction
 from client_apps.rounds.site import Site
-from tp_flower.arrays import AnyArray
+from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.learning.models.local_model import NUMPY_KINDS
 from tp_flower.model_names import ModelVersion, software
 from tp_flower.privacy import plan as privacy_plan
@@ -43,9 +43,9 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
             if not request.is_best:
                 part.return_to_best()
             effects = _effects(site, part, request)
-            if has_moved or request.has_diverged:
+            if has_moved or request.has_diverged or effects is not None:
                 part.releaser.check_clear("sums of scores")
-                part.sum_scores()
+                part.sum_scores(_of_rows(part, effects))
             # else they would be one row's score
             sums = None
             if part.data.is_even:
@@ -70,11 +70,19 @@ def _effects(
     if body is None:
         return None
     hashes = part.data.row_keys
-    if hashes is None:
+    if hashes is None or request.has_diverged:
         proposed = site.terms.settings.effects
         raise contradiction("effects", f"effects = {proposed}", "an effect of each row")
     check_sizes(body, trained=len(hashes), outputs=part.model.outputs)
-    return KeyEffects.of(site.join_key_names(part.number), hashes, body.effects)
+    return KeyEffects.of(part.data.key_names, hashes, body.effects)
+
+
+def _of_rows(part: Participant[Any], effects: KeyEffects | None) -> FloatArray | None:
+    """Return the effects of the trained rows, (n_trained, d_c); None without any."""
+    hashes = part.data.row_keys
+    if effects is None or hashes is None:
+        return None
+    return effects.find(hashes)
 
 
 def _keep(

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from client_apps.data.features import forget, move_to_device
-from client_apps.data.row_effects import hash_keys
+from client_apps.data.row_effects import hash_keys, key_names
 from client_apps.data.score_counts import ScoreLimit
 from client_apps.handlers import training_rows
 from client_apps.handlers.encoding import fitted_encoder
@@ -58,6 +58,7 @@ from tp_flower.protocol.training_messages import (
     PrivacyTerms,
     Update,
 )
+from tp_flower.query.fragment import Role, reads
 from tp_flower.sources.policy import MODELS, ROWS, SCORES
 from tp_flower.sources.shards import ShardSource
 
@@ -89,7 +90,9 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
     for number, part in site.each(parts):
         columns = _columns(encoders[number], part.data.spec)
         beginning = method.begin(part, columns)
-        starts[number] = _start(part, beginning.reply, columns, request)
+        reply = _start(part, beginning.reply, columns, request)
+        takes_effects = part.data.row_keys is not None
+        starts[number] = msgspec.structs.replace(reply, takes_effects=takes_effects)
         started = part.with_state(beginning.solver, beginning.state)
         site.start(started, declared.family, {})
     site.pay()
@@ -255,6 +258,7 @@ def _make_participant(
         site.terms.join_sides(number),
         body.unmatched,
     )
+    names_of_keys, row_keys = _row_keys(site, number, rows)
     forget(site.store, number)
     data = participant.ShardData(
         features=move_to_device(
@@ -273,7 +277,8 @@ def _make_participant(
         device=body.device,
         masks=score_masks(request.masking, masked, site.group_key),
         units=rows.units_of(checked.extracted.units) if privacy.is_private else None,
-        row_keys=_row_keys(site, number, rows),
+        row_keys=row_keys,
+        key_names=names_of_keys,
         union=_union(site, number, body, checked.extracted.table, trained=rows.trained),
         label_scale=body.label_scale,
         limit=checked.limit,
@@ -288,12 +293,34 @@ def _make_participant(
 
 def _row_keys(
     site: Site, number: int, rows: training_rows.TrainingRows
-) -> HashArray | None:
-    """Return hashes of the trained rows' keys, if the run may give them effects."""
-    if not site.terms.settings.fits_effects:
-        return None
-    names = site.join_key_names(number)
-    return hash_keys(names, site.join_keys(number), rows.positions[: rows.trained])
+) -> tuple[tuple[str, ...], HashArray | None]:
+    """Return hashes of the trained rows' keys, if the run may give them effects.
+
+    And what the keys are called.
+    """
+    fragment = site.fragment(number)
+    settings = site.terms.settings
+    named = {alias.lower() for alias in settings.effect_tables}
+    is_wanted = not named or fragment.table.lower() in named
+    if not (settings.fits_effects and is_wanted and _may_read_keys(site, number)):
+        return (), None
+    names, keys = site.join_key_names(number), site.join_keys(number)
+    trained = rows.positions[: rows.trained]
+    return key_names(names, keys), hash_keys(names, keys, trained)
+
+
+def _may_read_keys(site: Site, number: int) -> bool:
+    """Whether a model may depend on the keys of a part's rows.
+
+    They are features then: a policy must let features read them, and scores of a table
+    without features are of no account.
+    """
+    policy = site.source(number).policy
+    fragment = site.fragment(number)
+    columns = {read.column for read in reads(fragment) if read.role is Role.KEY}
+    return policy.is_open or not (
+        policy.unlisted(columns) or not fragment.features or fragment.subquery
+    )
 
 
 def _columns(encoder: SiteEncoder, spec: ModelSpec) -> int:

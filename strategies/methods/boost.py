@@ -44,6 +44,7 @@ from tp_flower.methods.boost.messages import (
     LARGE_SHARD,
     LOCAL,
     POOLED,
+    SCORES_PER_EPOCH,
     TRAIN_BAG,
     TRAIN_BOOST,
     TREES,
@@ -303,27 +304,22 @@ class Boost(JoinMethod):
     def _linear_epochs(
         self, problem: TrainingProblem, boosting: Boosting
     ) -> Generator[Requests, Replies, int]:
-        """Let tables in one shard fit linear models; return in how many epochs.
+        """Let the tables fit linear models; return in how many epochs.
 
+        Shards fit their own, as they grow their own trees, and where they do not: none.
         It ends when the validation loss falls by little, and trees do more.
         """
-        tables = problem.tables
-        is_any_whole = any(len(table.parts) == 1 for table in tables.values())
-        most = self.settings.of(BoostSettings).linear_epochs
-        most = min(most, self.run.most_epochs // 4)
-        if self.start_scores or not (self.settings.validation_share and is_any_whole):
-            most = 0
-        last = math.inf
+        most = min(defaults.linear_epochs_of(self.settings), self.run.most_epochs // 4)
+        last = problem.metrics_of_held_out().validation.get("loss", math.inf)
         for epoch in range(1, most + 1):
-            steps = yield from self._steps(
-                problem, boosting, tables, [], is_linear=True
+            (step,) = yield from self._steps(
+                problem, boosting, problem.tables, [], is_linear=True
             )
-            (step,) = steps
-            self._take(problem, step, epoch)
-            loss = step.validation_loss
-            if not step.has_split or last - loss < defaults.LEAST_LINEAR_FALL * loss:
+            fall = last - step.validation_loss
+            self._take(problem, step if fall > 0.0 else step.none(problem), epoch)
+            if fall < defaults.LEAST_LINEAR_FALL * step.validation_loss:
                 return epoch
-            last = loss
+            last = step.validation_loss
         return most
 
     def _start_scores(self, problem: TrainingProblem) -> Boosting:
@@ -363,9 +359,10 @@ class Boost(JoinMethod):
         For ``bagged`` tables, also along the average of their shards' trees.
         """
         # of scores: two in an epoch, each with a mask of its own
-        number = 2 * self.run.epoch
+        number = SCORES_PER_EPOCH * self.run.epoch
         sends_scores = self._sends_own_scores or not bagged
-        pooled = self._tables_to_pool(bagged)
+        sharded = [name for name, table in growing.items() if len(table.parts) > 1]
+        pooled = self._tables_to_pool(sharded if is_linear else bagged)
         request = BoostRequest(
             growth=self._growth,
             is_linear=is_linear,
@@ -380,7 +377,7 @@ class Boost(JoinMethod):
         )
         replies = yield self.run.request(ask(request, problem.parts))
         steps = []
-        if sends_scores and not pooled:
+        if is_linear or (sends_scores and not pooled):
             steps.append(_step(problem, boosting, growing, replies))
         parts: dict[int, BagPart] = {}
         for name, table in growing.items():
@@ -552,6 +549,14 @@ class Step(NamedTuple):
     has_split: bool
     metrics: HeldOutMetrics
     is_bagged: bool = False
+
+    def none(self, problem: TrainingProblem) -> "Step":
+        """Return the step of length 0, after which nothing has changed."""
+        return self._replace(
+            by_table=dict.fromkeys(self.by_table, 0.0),
+            lengths=np.zeros_like(self.lengths),
+            metrics=problem.metrics_of_held_out(),
+        )
 
     @property
     def validation_loss(self) -> float:

@@ -149,6 +149,7 @@ class TrainedTable(PreparedTable):
         is_sealed: whether their shares are words that only they can read.
         gradient_noise: deviation over clip of the noise in a batch's gradient, from
             all shards together.
+        takes_effects: whether all shards may keep effects of their rows' keys.
     """
 
     rows: tuple[PartRows, ...]
@@ -162,6 +163,7 @@ class TrainedTable(PreparedTable):
     summed: tuple[Part, ...] = ()
     is_sealed: bool = False
     gradient_noise: float = 0.0
+    takes_effects: bool = False
 
     @property
     def width(self) -> int:

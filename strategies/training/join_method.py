@@ -65,6 +65,7 @@ from strategies.training.overfitting import overfitting
 from strategies.training.prepare import Preparation, prepare
 from strategies.training.row_drawing import RowDrawing, RowSample
 from strategies.training.row_effects import (
+    NO_EFFECTS,
     fit_effects,
     keys_of_tables,
     mark_scores,
@@ -339,6 +340,10 @@ class JoinMethod(ServerMethod[TrainingProblem]):
     def refine(self, problem: TrainingProblem) -> None:
         """Fit effects of tables' keys to what the best model leaves, if they help."""
         final = self.run.final
+        known = {name.lower() for name in self.keys}
+        for name in self.settings.effect_tables:
+            if name.lower() not in known:
+                self.run.warn(NO_EFFECTS % name)
         if not self.keys or math.isinf(self.run.best.loss):
             return
         fitted = fit_effects(
@@ -411,6 +416,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         tables, initial_scores, fixed_point = yield from prepare(
             preparation, specs, updates, batches, outline_of(settings)
         )
+        self.keys = {n: k for n, k in self.keys.items() if tables[n].takes_effects}
         self._report_choices(all_rows)
         return TrainingProblem(
             tables=tables,

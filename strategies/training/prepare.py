@@ -149,7 +149,13 @@ def prepare(
         prepared = _read_table(
             layout, specs[name], updates[name], replies, unions.get(name)
         )
-        prepared = replace(prepared, is_masked=masking.point is not None)
+        prepared = replace(
+            prepared,
+            is_masked=masking.point is not None,
+            takes_effects=all(
+                replies.body(part, PreparedPart).takes_effects for part in layout.parts
+            ),
+        )
         has_first = sends_scores and (prepared.is_masked or not prepared.is_linear)
         initial[name] = (
             prepared.gather_scores(replies) if has_first else prepared.no_scores()

@@ -15,65 +15,65 @@ from flwr.common.logger import log
 
 from strategies.setup.joined_rows import JoinedTables
 from strategies.setup.problem import SCORES, TrainingProblem
+from strategies.setup.shard_labels import shards_that_tell_labels
 from strategies.setup.splitting import table_named
 from tp_flower.arrays import FloatArray, IntArray
+from tp_flower.joins.joining import number_keys
 from tp_flower.learning.row_effects import RowEffects, TableKeys, choose_penalties
 from tp_flower.protocol.inference_messages import FinishPart
 from tp_flower.protocol.packet import unpack_bits
 
-ROWS_PER_KEY = 2.0
-"""Joined training rows that the keys of a table have on average, at least: of fewer an
-effect would be the label itself."""
+ROWS_PER_KEY = 2
+"""Joined training rows of a key that has an effect: of one row it would be its label.
+So many must the keys of a table have on average."""
+NO_EFFECTS = (
+    "effects: table %r has none: its keys are in fewer than two joined training rows "
+    "on average, its shards tell the label, or a policy lets no feature read them"
+)
 _BEST = "scores of the best epoch"
 
 
 def keys_of_tables(joined: JoinedTables, wanted: Sequence[str]) -> dict[str, TableKeys]:
     """Return the keys of the ``wanted`` tables, or of any, that may have effects.
 
-    Keys are numbered over the rows that take part, in the order of the layout.
+    Keys are numbered over the rows that take part, in the order of the layout. Shards
+    have keys of their own: what a shard has not trained on it would not find again.
     """
     keys = {}
     aliases = {table_named(joined.bound, alias, "effects") for alias in wanted}
-    for table in aliases or joined.layouts:
+    # where a shard is of one label, its keys would be, too
+    telling = {table.table for table in shards_that_tell_labels(joined)}
+    for table in [name for name in aliases or joined.layouts if name not in telling]:
         count = joined.bound.joined_keys(table)
-        if not count:
-            continue
-        numbers = _numbers_of_keys(joined, table, count)[_positions(joined, table)]
-        distinct, of_rows = np.unique(numbers, return_inverse=True)
-        has_none = int(len(distinct) > 0 and distinct[0] < 0)
-        table_keys = TableKeys(of_rows - has_none, len(distinct) - has_none)
+        numbers = _numbers_of_keys(joined, table, count)
+        has_key = numbers >= 0
         multiplicity = joined.train.tables[table].multiplicity
-        rows = table_keys.add_up(multiplicity[:, None].astype(np.float64))
-        trained = np.count_nonzero(rows)
-        if rows.sum() >= ROWS_PER_KEY * trained > 0:
-            keys[table] = table_keys
+        rows = np.bincount(numbers[has_key], multiplicity[has_key])
+        trained = int(np.count_nonzero(rows))
+        if not trained or rows.sum() < ROWS_PER_KEY * trained:
+            continue
+        has_effect = rows >= ROWS_PER_KEY
+        new_number = np.full(len(rows) + 1, -1)
+        total = int(np.count_nonzero(has_effect))
+        new_number[:-1][has_effect] = np.arange(total)
+        keys[table] = TableKeys(new_number[numbers], total)
     return keys
 
 
 def _numbers_of_keys(joined: JoinedTables, table: str, count: int) -> IntArray:
-    """Return a number of the tuple of each row's join keys, (rows,); -1 without one."""
+    """Return a number of the join keys and the shard of each row that takes part.
+
+    It is -1 where a row lacks a key.
+    """
     extracted = joined.extracted
-    rows = extracted.table_rows[table]
-    numbers = np.zeros(rows, np.int64)
-    lacks_key = np.zeros(rows, np.bool_)
-    for key in range(count):
-        columns = extracted.keys[table, key]
-        hashes = np.concatenate([column.hashes for column in columns])
-        _, places = np.unique(hashes, axis=0, return_inverse=True)
-        codes = []
-        start = 0
-        for column in columns:
-            shifted = np.where(column.codes < 0, -1, column.codes + start)
-            codes.append(shifted)
-            start += len(column.hashes)
-        code_of_row = np.concatenate(codes)
-        lacks_key |= code_of_row < 0
-        with_none = np.append(places.ravel(), 0)
-        _, numbers = np.unique(
-            numbers * (len(places) + 1) + with_none[code_of_row], return_inverse=True
-        )
-    numbers[lacks_key] = -1
-    return numbers
+    if not count:
+        return np.full(len(_positions(joined, table)), -1)
+    numbers = number_keys([extracted.keys[table, key] for key in range(count)])
+    sizes = [extracted.rows[part.number] for part in extracted.parts[table]]
+    shard = np.repeat(np.arange(len(sizes)), sizes)
+    own = np.where(numbers < 0, -1, numbers.astype(np.int64) * len(sizes) + shard)
+    taking_part: IntArray = own[_positions(joined, table)]
+    return taking_part
 
 
 def _positions(joined: JoinedTables, table: str) -> IntArray:

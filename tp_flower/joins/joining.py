@@ -31,7 +31,26 @@ def join_codes(
 ) -> tuple[IntArray, IntArray]:
     """Return the codes of both sides, equal if both hash halves are; -1 is NULL."""
     _check_kinds(join, left, right)
-    keys = [*left, *right]
+    codes = _codes([*left, *right])
+    return np.concatenate(codes[: len(left)]), np.concatenate(codes[len(left) :])
+
+
+def number_keys(keys: Sequence[Sequence[KeyColumn]]) -> IntArray:
+    """Return a number of the keys of each row of a table, shard after shard, (n,).
+
+    Rows of equal keys have equal numbers, from 0 on; NULL where any of them is.
+
+    Args:
+        keys: by key, those of all shards.
+    """
+    codes = [np.concatenate(_codes(columns)) for columns in keys]
+    none = np.zeros(0, np.int32)
+    numbers, _ = _number_groups(codes, [none] * len(codes))
+    return numbers
+
+
+def _codes(keys: Sequence[KeyColumn]) -> list[IntArray]:
+    """Return the codes of each shard's rows, equal if both hash halves are."""
     hashes = np.concatenate([key.hashes for key in keys])
     # the extra last entry is for NULL
     lookup = np.append(_dense(hashes), np.int32(NULL))
@@ -42,7 +61,7 @@ def join_codes(
             lookup.take(np.where(key.codes < 0, len(hashes), key.codes + offset))
         )
         offset += len(key.hashes)
-    return np.concatenate(codes[: len(left)]), np.concatenate(codes[len(left) :])
+    return codes
 
 
 def _dense(hashes: npt.NDArray[np.uint64]) -> IntArray:

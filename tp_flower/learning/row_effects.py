@@ -35,8 +35,8 @@ PENALTIES: Final = (100.0, 30.0, 10.0, 3.0, 1.0)
 """Rows' worth of curvature that pull an effect to 0: from strong to weak."""
 MIDDLING: Final = 10.0
 SWEEPS: Final = 5
-MOST_SWEEPS: Final = 100
-PRECISION: Final = 1e-8  # of effects, relative to the largest
+MOST_SWEEPS: Final = 50
+PRECISION: Final = 1e-4  # of effects, relative to the largest
 # of a Newton step where the curvature changes: a row that is certain has almost none
 LONGEST_STEP: Final = 2.0
 NOTABLE: Final = 2.0  # standard errors
@@ -120,10 +120,10 @@ class RowEffects:
             if self._step(table) < PRECISION:
                 return
 
-    def fit_all(self) -> None:
+    def fit_all(self, precision: float = PRECISION, sweeps: int = MOST_SWEEPS) -> None:
         """Fit the effects of all tables that have some, until they change no more."""
-        for _ in range(MOST_SWEEPS):
-            if max(map(self._step, self.penalties), default=0.0) < PRECISION:
+        for _ in range(sweeps):
+            if max(map(self._step, self.penalties), default=0.0) < precision:
                 return
 
     def set(self, table: str, effects: FloatArray) -> None:

@@ -218,9 +218,11 @@ class PreparedPart(PartBody, frozen=True, kw_only=True):
         gradient_noise: multiplier of the noise on its gradients.
         gram_deviation: deviation of the noise on its Gram matrix.
         share: of second moments of the features, weighted by G.
+        takes_effects: whether the saved model may have effects of its rows' keys.
     """
 
     features: f.Count
+    takes_effects: bool = False
     mean_curvature: f.NonNegative
     largest_curvature: f.NonNegative = 0.0
     gradient_noise: f.NonNegative | None = None

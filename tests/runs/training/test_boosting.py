@@ -710,12 +710,30 @@ def test_saved_linear_models_and_trees_score_as_in_training(tmp_path, sites, pri
     if sites is STRAIGHT:
         found = scored(model.table(sites, privacy=privacy))
         check_equal(found, model.reference(straight(), LINEAR.partition("kind ")[2]))
-    first = [
-        model.saved(alias).parameters.tobytes().count(b'{"means"') for alias in "abc"
-    ]
-    # a shard would have a level of its own
-    assert (first[0] > 0) == (sites is STRAIGHT)
-    assert min(first[1:]) > 0
+    assert all(linear_parts(model, alias) for alias in "abc")
+
+
+def linear_parts(model: Model, alias: str) -> int:
+    """In how many epochs the first shard of a table has fitted a linear model."""
+    return model.saved(alias).parameters.tobytes().count(b'{"means"')
+
+
+@pytest.mark.parametrize("lou", ["bagged", "pooled", "local"])
+def test_shards_that_share_trees_fit_no_linear_model_of_their_own(tmp_path, lou):
+    how = {"num_epochs": 8, "effects": "none", "lou": lou}
+    model = train_query(tmp_path, STRAIGHT_SHARDS, LINEAR, "boost", **how)
+    assert (linear_parts(model, "a") > 0) == (lou == "local")
+    assert linear_parts(model, "b") > 0
+
+
+def test_shards_that_tell_the_label_fit_no_linear_model(tmp_path):
+    frames = straight()
+    a = frames["a"].sort_values("y")
+    sites = {**STRAIGHT, "a": {"a": pieces(a, 1_000)}}
+    how = {"num_epochs": 8, "effects": "none"}
+    model = train_query(tmp_path, sites, LINEAR, "boost", **how)
+    assert linear_parts(model, "a") == 0
+    assert linear_parts(model, "b") > 0
 
 
 @pytest.mark.parametrize(
@@ -726,11 +744,44 @@ def test_there_are_no_linear_epochs_that_nothing_judges_or_nobody_wants(settings
     assert not any(linear_rounds(run))
 
 
-def test_a_site_fits_no_linear_model_that_was_not_proposed():
+@pytest.mark.parametrize(
+    ("settings", "allowed"),
+    [
+        ({"linear_epochs": 0}, 0),
+        ({"validation_fraction": 0.0, "num_epochs": 8}, 0),
+        ({"num_epochs": 3}, 0),
+        ({"num_epochs": 8}, 2),
+        ({"linear_epochs": 3}, 3),
+    ],
+    ids=str,
+)
+def test_a_site_fits_no_linear_model_that_was_not_proposed(settings, allowed):
     @on_requests(TRAIN_BOOST)
     def lie(seen):
         seen.header["is-linear"] = True
 
-    match = "'linear-epochs': the run was proposed with 0, and the request says"
+    match = (
+        f"'linear epochs': the run was proposed with {allowed}, and the request says "
+        f"{allowed + 1}"
+    )
     with pytest.raises(SiteError, match=match):
-        run_query(LINEAR, STRAIGHT, strategy="boost", change=lie, linear_epochs=0)
+        run_query(LINEAR, STRAIGHT, strategy="boost", change=lie, **settings)
+
+
+def test_a_linear_step_that_loses_is_not_taken(tmp_path):
+    """Categories of noise alone: what they tell is wrong of the rows that validate."""
+    frames = straight()
+    rng = np.random.default_rng(2)
+    noise = frames["a"].assign(
+        y=rng.normal(size=2_000), k=rng.integers(0, 90, 2_000).astype(str)
+    )
+    sites = on(whole, {**frames, "a": noise})
+    sql = LINEAR.replace("a.x", "a.k")
+    how = {"num_epochs": 8, "effects": "none", "min_rows_per_leaf": 1}
+    run = run_query(sql, sites, "boost", state=tmp_path, **how)
+    assert sum(linear_rounds(run)) == 1
+    first = next(item for item in run.history if item.epoch)
+    base = run.problem.validated.constant_metrics(run.problem.base_score)
+    assert first.validation["loss"] == pytest.approx(base["loss"])
+    model = Model(sql, tmp_path, make_manifest(run.strategy))
+    assert linear_parts(model, "a") == 0

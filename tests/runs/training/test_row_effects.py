@@ -7,7 +7,14 @@ from numpy.random import default_rng
 from numpy.testing import assert_allclose
 
 from strategies.training.saving import make_manifest
-from tests.support.federated import on_requests, pieces, run_query, task_of, whole
+from tests.support.federated import (
+    on_requests,
+    pieces,
+    run_query,
+    task_of,
+    whole,
+    write_site,
+)
 from tests.support.predicted import Model, on, scored, train
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.protocol.messages import Action
@@ -141,6 +148,72 @@ def test_a_row_gets_the_effects_of_its_keys_and_an_unseen_key_none(tmp_path, sou
         assert_allclose(by_film.first()[common], nobody[common], atol=2e-5)
 
 
+def test_a_shard_knows_the_effects_of_what_it_has_trained_on_alone(tmp_path):
+    """Users of a shard that is only tested are unseen there, and metrics say so."""
+    ordered = RATINGS["ratings"].sort_values("time")
+    sites = {**WHOLE, "ratings": {"ratings": pieces(ordered, 700)}}
+    how = {**settings_of("squared"), "effects": "r", "test_split": "time(r.time)"}
+    run = run_query(query(), sites, "cg", state=tmp_path, **how)
+    model = Model(query(), tmp_path, make_manifest(run.strategy))
+    _, tested = run.problem.joined_rows
+    last = RATINGS["ratings"].query("user != 999")["time"].nlargest(tested).min()
+    again = model.evaluate(sites, f"{query()} WHERE r.time >= {last}")
+    assert again["loss"] == pytest.approx(model.manifest.test["loss"], rel=1e-4)
+
+
+def test_a_key_in_one_joined_row_has_no_effect(tmp_path):
+    frames = {**RATINGS, "ratings": RATINGS["ratings"].iloc[:150]}
+    how = {"effects": "f", "num_epochs": 2, "validation_fraction": 0.2}
+    run = run_query(query(), on(whole, frames), "cg", state=tmp_path, **how)
+    multiplicity = run.problem.train.tables["f"].multiplicity
+    effects = run.arrays(Action.FINISH)[2, "effects"][:, 0]
+    counts = multiplicity[: len(effects)]
+    assert 1 in counts
+    np.testing.assert_array_equal(effects != 0.0, counts > 1)
+
+
+def test_shares_of_scores_are_with_effects():
+    shares = []
+    for effects in ("none", "f"):
+        how = {**settings_of("squared"), "effects": effects}
+        run = run_query(query(), WHOLE, "cg", **how)
+        shares.append(run.strategy.outcome.contributions["f"].share)
+    # the levels of films are far more than what their years tell
+    assert shares[1] > 0.5 > 2 * shares[0]
+
+
+@pytest.mark.parametrize(
+    ("rules", "features", "has_effects"),
+    [
+        ('columns = ["id", "age"]', "u.age", True),
+        ('columns = ["age"]\nkeys = ["id"]', "u.age", False),
+        ('columns = ["age"]\njoin-only = ["id"]', "u.age", False),
+        ('columns = ["id", "age"]', "", False),
+    ],
+    ids=["a feature", "a key", "join-only", "no features"],
+)
+def test_effects_are_of_keys_that_features_may_read(
+    tmp_path, rules, features, has_effects
+):
+    """They would be features, of columns that an owner keeps from models."""
+    files = [
+        write_site(tmp_path / name, {name: frame}, policies)
+        for name, frame, policies in (
+            ("ratings", RATINGS["ratings"], {}),
+            ("users", RATINGS["users"], {"users": rules}),
+        )
+    ]
+    sql = "SELECT r.stars AS label, r.hour" + (f", {features}" if features else "")
+    sql += " FROM ratings r JOIN users u ON r.user = u.id"
+    how = {**settings_of("squared"), "effects": "u"}
+    run = run_query(sql, files, "cg", **how)
+    if has_effects:
+        assert set(run.chosen["effects"]) == {"u"}
+    else:
+        assert "effects" not in run.chosen
+        assert not run.arrays(Action.FINISH)
+
+
 def test_masks_and_shards_change_no_effect(tmp_path):
     metrics = [
         fitted(tmp_path / str(number), "cg", sites=sites, privacy=privacy).manifest.test
@@ -221,6 +294,55 @@ def test_a_site_takes_no_effects_that_were_not_proposed():
         SiteError, match="'effects': the run was proposed with 'effects"
     ):
         run_query(query(), WHOLE, "cg", change=add, effects="none", **HOW)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (
+            lambda effects: np.arange(len(effects))[:, None],
+            "differ between rows of one",
+        ),
+        (lambda effects: effects[1:], "has shape"),
+    ],
+    ids=["two of a key", "shape"],
+)
+def test_a_site_refuses_effects_that_are_no_function_of_keys(change, match):
+    @on_requests(Action.FINISH)
+    def lie(seen):
+        for place, effects in list(seen.arrays.items()):
+            seen.arrays[place] = change(effects).astype(np.float32)
+
+    by_user = query().replace(", f.year", "").partition(" JOIN films")[0]
+    sites = {name: WHOLE[name] for name in ("ratings", "users")}
+    with pytest.raises(SiteError, match=match):
+        run_query(by_user, sites, "cg", change=lie, effects="r", **HOW)
+
+
+def test_a_site_gives_effects_to_no_table_that_was_not_named():
+    @on_requests(Action.FINISH)
+    def lie(seen):
+        if not seen.arrays:
+            rows = len(RATINGS["users"])
+            seen.arrays[1, "effects"] = np.ones((rows, 1), np.float32)
+
+    with pytest.raises(SiteError, match="proposed with 'effects = f'"):
+        run_query(query(), WHOLE, "cg", change=lie, effects="f", **HOW)
+
+
+def test_keys_of_another_kind_have_no_such_effects(tmp_path):
+    model = fitted(tmp_path, "cg")
+    users = RATINGS["users"].assign(id=RATINGS["users"]["id"].astype(str))
+    table = RATINGS["ratings"].assign(user=RATINGS["ratings"]["user"].astype(str))
+    texts = on(whole, {**RATINGS, "users": users, "ratings": table})
+    with pytest.raises(SiteError, match=r'by the keys .*"id" \(number\).* "id" \(text'):
+        model.evaluate(texts)
+
+
+def test_a_named_table_without_effects_is_warned_of(caplog):
+    frames = {**RATINGS, "ratings": RATINGS["ratings"].drop_duplicates("user")}
+    run_query(query(), on(whole, frames), "cg", effects="u", num_epochs=2)
+    assert "effects: table 'u' has none: its keys are in fewer than two" in caplog.text
 
 
 def test_a_query_that_joins_by_other_keys_has_no_such_effects(tmp_path):

@@ -68,7 +68,7 @@ def test_it_is_the_ridge_regression_of_the_joined_rows():
     rows, labels, counts = table()
     # G and H of a squared loss at scores 0
     gradient, hessian = -(counts * labels)[:, None], counts[:, None]
-    text, values = fit_linear(rows, TRAINED, gradient, hessian, CODES)
+    text, values = fit_linear(rows, gradient, hessian, counts, CODES, 1)
     design = expected_design(rows, counts)
     again = np.repeat(np.arange(TRAINED), counts.astype(int))
     penalty = max(linear.PENALTY * counts.sum(), counts.mean())
@@ -77,7 +77,7 @@ def test_it_is_the_ridge_regression_of_the_joined_rows():
     assert_allclose(values[:, 0], design @ ridge.coef_, atol=1e-6)
     part = LinearPart.of(text.tobytes().decode())
     # what the rows have of a constant column is nothing
-    assert sorted(set(part.columns)) == [0, 1, 2]
+    assert sorted(set(part.columns.of_weights)) == [0, 1, 2]
     assert_allclose(part.values(rows), values, atol=1e-9)
 
 
@@ -85,7 +85,7 @@ def test_gains_are_what_a_column_alone_lowers_as_of_a_split():
     rows, labels, counts = table()
     few = rows[:, :1]
     gradient, hessian = -(counts * labels)[:, None], counts[:, None]
-    text, values = fit_linear(few, TRAINED, gradient, hessian, ())
+    text, values = fit_linear(few, gradient, hessian, counts, (), 1)
     part = LinearPart.of(text.tobytes().decode())
     fall = counts @ labels**2 - counts @ (labels - values[:TRAINED, 0]) ** 2
     # but for the penalty
@@ -96,27 +96,68 @@ def test_gains_are_what_a_column_alone_lowers_as_of_a_split():
     assert model.gains(1, 1.0)[0, 0] == pytest.approx(0.5 * part.gains[0])
 
 
-def test_classes_and_sparse_rows():
+def test_an_output_after_the_other_is_fitted():
     rows, labels, counts = table()
     gradient = np.column_stack([-counts * labels, counts * labels / 2, counts])
     hessian = np.column_stack([counts, counts / 4, counts / 9])
-    text, values = fit_linear(rows, TRAINED, gradient, hessian, CODES)
+    _, values = fit_linear(rows, gradient, hessian, counts, CODES, 1)
     for output in range(3):
         one, of_one = fit_linear(
-            rows, TRAINED, gradient[:, [output]], hessian[:, [output]], CODES
+            rows, gradient[:, [output]], hessian[:, [output]], counts, CODES, 1
         )
         assert len(one)
         # numbers are centred by the outputs' mean curvature: almost the same
         assert np.corrcoef(of_one[:, 0], values[:, output])[0, 1] > 0.999
-    sparse, of_sparse = fit_linear(csr_matrix(rows), TRAINED, gradient, hessian, CODES)
-    assert_allclose(of_sparse, values, atol=1e-9)
-    assert sparse.tobytes() == text.tobytes()
+
+
+def test_rows_that_are_stored_sparsely_are_scaled_and_stay_sparse():
+    rng = default_rng(8)
+    rows = csr_matrix(
+        np.where(rng.random((300, 40)) < 0.1, rng.normal(size=(300, 40)), 0)
+    )
+    counts = rng.integers(1, 5, 300).astype(float)
+    labels = rows.toarray()[:, :3].sum(axis=1) + 0.1 * rng.normal(size=300)
+    gradient, hessian = -(counts * labels)[:, None], counts[:, None]
+    text, values = fit_linear(rows.astype(np.float32), gradient, hessian, counts, (), 1)
+    part = LinearPart.of(text.tobytes().decode())
+    assert part.columns.design(rows.astype(np.float32)).dense is None
+    scale = np.sqrt(np.average(rows.toarray() ** 2, weights=counts, axis=0))
+    again = np.repeat(np.arange(300), counts.astype(int))
+    penalty = max(linear.PENALTY * counts.sum(), counts.mean())
+    ridge = Ridge(alpha=penalty, fit_intercept=False, solver="cholesky")
+    ridge.fit((rows.toarray() / scale)[again], labels[again])
+    assert_allclose(values[:, 0], rows.toarray() / scale @ ridge.coef_, atol=1e-5)
+
+
+def test_a_weight_is_of_no_fewer_joined_rows_than_a_leaf():
+    rows = np.array([[0.0], [0.0], [1.0], [2.0], [np.nan]], np.float32)
+    counts = np.array([3, 2, 4, 5, 4])
+    gradient = np.array([[1.0], [1.0], [-9.0], [3.0], [2.0]])
+    for codes in ((0,), ()):
+        text, values = fit_linear(rows, gradient, np.ones((5, 1)), counts, codes, 5)
+        part = LinearPart.of(text.tobytes().decode())
+        assert part.columns.categories == ({0: [0, 2]} if codes else {})
+        # the missing value is in four joined rows
+        assert part.columns.missing == []
+        assert values[4] == 0.0
+        assert values[3] != 0.0
+        assert not codes or values[2] == 0.0
+
+
+def test_numbers_far_from_all_others_are_cut():
+    rng = default_rng(9)
+    rows = rng.normal(size=(1_000, 1)).astype(np.float32)
+    gradient, ones = -rows.astype(float), np.ones((1_000, 1))
+    text, _ = fit_linear(rows, gradient, ones, ones[:, 0], (), 1)
+    part = LinearPart.of(text.tobytes().decode())
+    far, near = part.values(np.array([[1e7], [5.0]], np.float32))[:, 0]
+    assert near < far < 1.3 * linear.FARTHEST
 
 
 def test_new_rows_add_nothing_for_what_training_has_not_seen():
     rows, labels, counts = table()
     gradient, hessian = -(counts * labels)[:, None], counts[:, None]
-    text, _ = fit_linear(rows, TRAINED, gradient, hessian, CODES)
+    text, _ = fit_linear(rows, gradient, hessian, counts, CODES, 1)
     part = LinearPart.of(text.tobytes().decode())
     new = np.array(
         [[50.0, 1.0, 6.0, 3.0], [50.0, 1.0, 99.0, 3.0], [50.0, 1.0, np.nan, 3]]
@@ -132,7 +173,7 @@ def test_a_forest_adds_linear_models_and_trees():
     model = TreeModel(1)
     model.start(CODES)
     encoded = np.where(np.isnan(rows), np.float32(MISSING), rows)
-    before, of_linear = fit_before_trees(model, encoded, gradient, hessian)
+    before, of_linear = fit_before_trees(model, encoded, gradient, hessian, counts, 1)
     model.add(0.7, before)
     growth = Growth(trees=3, leaves=5, rate=0.3, least_rows=5)
     after, of_trees = grow(model, encoded, gradient, hessian, counts.sum(), growth)
@@ -145,7 +186,7 @@ def test_a_forest_adds_linear_models_and_trees():
 def test_nothing_comes_of_no_rows_or_no_columns(trained):
     rows = np.zeros((ROWS, 0 if trained else 2), np.float32)
     text, values = fit_linear(
-        rows, trained, np.zeros((trained, 1)), np.ones((trained, 1)), ()
+        rows, np.zeros((trained, 1)), np.ones((trained, 1)), np.ones(trained), (), 1
     )
     assert not len(text)
     assert values.shape == (ROWS, 1)
@@ -163,5 +204,6 @@ def test_wide_rows_that_are_stored_sparsely_are_read():
     model = TreeModel(1)
     model.start(())
     gradient = -np.array([[2.0], [-1.0], [2.0], [0.0]])
-    _, values = fit_before_trees(model, rows, gradient, np.ones((4, 1)))
+    ones = np.ones((4, 1))
+    _, values = fit_before_trees(model, rows, gradient, ones, ones[:, 0], 1)
     assert values[0] == values[2] > 0.5 > 0 > values[1]

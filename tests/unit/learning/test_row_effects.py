@@ -67,7 +67,7 @@ def test_effects_of_numbers_are_the_predictions_of_a_mixed_model(is_weighted):
     objective = Family("squared").on(labels, weights)
     effects = RowEffects([rows_over(rows, objective, scores)], objective, table_keys())
     effects.penalties |= PENALTIES
-    effects.fit_all()
+    effects.fit_all(1e-9, 500)
     # Henderson's equations of the residuals, variances sigma^2 / lambda
     z = np.hstack([indicators(keys, name) for name in KEY_OF_ROW])
     shrinkage = np.concatenate(
@@ -90,7 +90,7 @@ def test_effects_of_classes_are_the_penalised_optimum(family):
     objective = family.on(labels)
     effects = RowEffects([rows_over(rows, objective, scores)], objective, table_keys())
     effects.penalties |= PENALTIES
-    effects.fit_all()
+    effects.fit_all(1e-9, 500)
     added = sum(indicators(keys, name) @ effects.effects[name] for name in KEY_OF_ROW)
     gradient = objective.gradient(scores + added)
     for name, penalty in PENALTIES.items():
@@ -120,7 +120,7 @@ def test_scores_follow_the_effects_of_all_rows_that_they_reach():
     few = over.select(np.arange(ROWS) < 30)
     effects = RowEffects([over, few], objective, table_keys())
     effects.penalties |= PENALTIES
-    effects.fit_all()
+    effects.fit_all(1e-9, 500)
     for held, size in ((over, ROWS), (few, 30)):
         expected = sum(
             indicators(keys, name)[:size] @ effects.effects[name] for name in keys

@@ -6,16 +6,16 @@ loss's derivatives by a ridge regression of each table,
 
     theta = argmin sum_r G_r x_r theta + 1/2 H_r (x_r theta)^2 + lambda/2 ||theta||^2
 
-over centred and scaled numbers, an indicator of missing ones, and the categories of
-codes, by conjugate gradients. It has no intercept: that of all tables is the base
-score.
+over scaled numbers, indicators of missing ones, and the categories of codes, by
+conjugate gradients. It has no intercept: that of all tables is the base score.
 
 Notation:
-    x_r  a row of ``Design.matrix``, (n, k)    theta  ``weights``  (k, d_c)
+    x_r  a row of the :class:`Design`, (n, k)    theta  ``weights``  (k, d_c)
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 import msgspec
 import numpy as np
@@ -24,36 +24,139 @@ from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import ModelError
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from scipy.sparse import csr_matrix
+
+TreeRows: TypeAlias = "npt.NDArray[np.float32] | csr_matrix"
 
 PENALTY: Final = 1e-4  # of a mean loss, as l2 of linear models
 FEWEST_ROWS: Final = 1.0  # of joined ones, whose curvature the penalty has at least
 ITERATIONS: Final = 60
 PRECISION: Final = 1e-4  # of the solution: the next round corrects it
+# deviations: a stand-in for "missing", such as 1e7, must not tilt all other rows
+FARTHEST: Final = 6.0
+
+
+class Columns(msgspec.Struct, frozen=True):
+    """How a table's columns are read by a linear model.
+
+    A category that is not listed adds nothing, as a missing number does.
+
+    Attributes:
+        means: of the columns of numbers, by column; 0 where rows are stored sparsely.
+        scales: of the same.
+        missing: the columns with an indicator of missing values.
+        categories: the codes that have a weight, ascending, by column.
+    """
+
+    means: dict[int, float] = {}
+    scales: dict[int, float] = {}
+    missing: list[int] = []
+    categories: dict[int, list[int]] = {}
+
+    @property
+    def of_weights(self) -> list[int]:
+        """The column that each weight is of, (k,)."""
+        columns = [*self.means, *self.missing]
+        for column, codes in self.categories.items():
+            columns += [column] * len(codes)
+        return columns
+
+    def design(self, rows: TreeRows) -> "Design":
+        """Return the matrix (n, k) of rows (n, d), whose missing values are NaN."""
+        from scipy.sparse import csr_matrix, hstack
+
+        blocks = [
+            _indicators(column_of(rows, column), codes)
+            for column, codes in self.categories.items()
+        ]
+        if isinstance(rows, np.ndarray):
+            categories = csr_matrix(hstack(blocks)) if blocks else None
+            return Design(self._numbers(rows), categories)
+        return Design(None, csr_matrix(hstack([self._sparse_numbers(rows), *blocks])))
+
+    def _numbers(self, rows: "npt.NDArray[np.float32]") -> "npt.NDArray[np.float32]":
+        """Return numbers and indicators, float32."""
+        width = len(self.means) + len(self.missing)
+        numbers = np.zeros((len(rows), width), np.float32)
+        for place, (column, mean) in enumerate(self.means.items()):
+            scaled = (rows[:, column].astype(np.float64) - mean) / self.scales[column]
+            numbers[:, place] = np.clip(np.nan_to_num(scaled), -FARTHEST, FARTHEST)
+        for place, column in enumerate(self.missing, start=len(self.means)):
+            numbers[:, place] = np.isnan(rows[:, column])
+        return numbers
+
+    def _sparse_numbers(self, rows: "csr_matrix") -> "csr_matrix":
+        """Return the numbers of sparse rows, scaled and not centred."""
+        from scipy.sparse import csr_matrix
+
+        columns = list(self.means)
+        numbers = csr_matrix(rows[:, columns], copy=True)
+        scales = np.array([self.scales[column] for column in columns])
+        scaled = np.nan_to_num(numbers.data / scales[numbers.indices])
+        numbers.data = scaled.astype(np.float32)
+        return numbers
+
+
+@dataclass(frozen=True)
+class Design:
+    """The matrix X (n, k) of a linear model: a dense block, and a sparse one."""
+
+    dense: "npt.NDArray[np.float32] | None"
+    sparse: "csr_matrix | None"
+
+    def times(self, weights: FloatArray) -> FloatArray:
+        """Return X theta, (n, d_c)."""
+        start = 0 if self.dense is None else self.dense.shape[1]
+        parts = []
+        if self.dense is not None:
+            parts.append(self.dense @ weights[:start])
+        if self.sparse is not None:
+            parts.append(self.sparse @ weights[start:])
+        total: FloatArray = np.sum(parts, axis=0)
+        return total
+
+    def back(self, values: FloatArray) -> FloatArray:
+        """Return X^T v of values (n,) of the first rows, (k,)."""
+        rows = len(values)
+        parts = []
+        if self.dense is not None:
+            parts.append(self.dense[:rows].T @ values)
+        if self.sparse is not None:
+            parts.append(self.sparse[:rows].T @ values)
+        return np.concatenate(parts)
+
+    def first(self, rows: int) -> "Design":
+        """Return the first rows."""
+        return Design(
+            None if self.dense is None else self.dense[:rows],
+            None if self.sparse is None else self.sparse[:rows],
+        )
+
+    def squared(self, mass: FloatArray) -> FloatArray:
+        """Return the diagonal of X^T diag(H) X, (k,), of the rows of ``mass``."""
+        parts = []
+        if self.dense is not None:
+            parts.append(np.einsum("nk,nk,n->k", self.dense, self.dense, mass))
+        if self.sparse is not None:
+            squares = self.sparse.copy()
+            squares.data = squares.data**2
+            parts.append(squares.T @ mass)
+        return np.concatenate(parts)
 
 
 class LinearPart(msgspec.Struct, frozen=True):
-    """A linear model as text: of each column a mean and a scale, or its categories.
-
-    A category that no trained row has adds nothing, as a missing number does.
+    """A linear model as text.
 
     Attributes:
-        means: of the columns of numbers, by column.
-        scales: of the same.
-        categories: the codes that have a weight, ascending, by column.
-        missing: the columns with an indicator of missing values.
-        weights: (k, d_c), those of the columns of numbers, then of ``missing``, then of
-            the categories, column by column.
+        weights: (k, d_c).
         gains: (k,), by how much each lowers the loss alone, by its second order, summed
             as LightGBM sums those of splits.
     """
 
-    means: dict[int, float]
-    scales: dict[int, float]
-    missing: list[int]
-    categories: dict[int, list[int]]
+    columns: Columns
     weights: list[list[float]]
-    gains: list[float] = []
+    gains: list[float]
 
     def text(self) -> AnyArray:
         """Return the model as bytes of text."""
@@ -63,34 +166,18 @@ class LinearPart(msgspec.Struct, frozen=True):
     def of(cls, text: str) -> Self:
         """Return the model of a text; ModelError of any other."""
         try:
-            return msgspec.json.decode(text, type=cls)
+            part = msgspec.json.decode(text, type=cls)
         except msgspec.DecodeError:
             raise ModelError("malformed linear part of trees") from None
+        columns = part.columns
+        sizes = {len(columns.of_weights), len(part.weights), len(part.gains)}
+        if len(sizes) > 1 or columns.means.keys() != columns.scales.keys():
+            raise ModelError("malformed linear part of trees")
+        return part
 
-    def values(self, rows: "AnyArray | csr_matrix") -> FloatArray:
+    def values(self, rows: TreeRows) -> FloatArray:
         """Return the values of rows (n, d), whose missing values are NaN, (n, d_c)."""
-        values: FloatArray = self.design(rows) @ np.array(self.weights)
-        return values
-
-    def design(self, rows: "AnyArray | csr_matrix") -> "csr_matrix":
-        """Return the matrix (n, k) that the weights are of."""
-        from scipy.sparse import csr_matrix, hstack
-
-        blocks = [_numbers(rows, self.means, self.scales)]
-        for column in self.missing:
-            is_missing = np.isnan(_column(rows, column))[:, None]
-            blocks.append(csr_matrix(is_missing, dtype=np.float64))
-        for column, codes in self.categories.items():
-            blocks.append(_indicators(_column(rows, column), codes))
-        return csr_matrix(hstack(blocks))
-
-    @property
-    def columns(self) -> list[int]:
-        """The column of the rows that each weight is of, (k,)."""
-        columns = [*self.means, *self.missing]
-        for column, codes in self.categories.items():
-            columns += [column] * len(codes)
-        return columns
+        return self.columns.design(rows).times(np.array(self.weights))
 
 
 def is_linear(text: str) -> bool:
@@ -99,129 +186,121 @@ def is_linear(text: str) -> bool:
 
 
 def fit_linear(
-    rows: "AnyArray | csr_matrix",
-    trained: int,
+    rows: TreeRows,
     gradient: FloatArray,
     hessian: FloatArray,
+    counts: AnyArray,
     codes: Sequence[int],
+    least_rows: int,
 ) -> tuple[AnyArray, FloatArray]:
     """Return a linear model as its text's bytes, and its values of all rows (n, d_c).
 
     Args:
         rows: (n, d), the trained ones first; missing values are NaN.
-        trained: how many train.
         gradient: G (n_trained, d_c).
         hessian: H (n_trained, d_c), above 0.
+        counts: the joined rows of each trained row, (n_trained,).
         codes: the columns that are codes of categories.
+        least_rows: joined rows that a category or an indicator has at least.
     """
-    outputs = gradient.shape[1]
-    if not trained or not rows.shape[1]:
-        return np.zeros(0, np.uint8), np.zeros((rows.shape[0], outputs))
-    frame = _frame(rows[:trained], hessian.mean(axis=1), codes)
-    design = frame.design(rows)
-    weights = _solve(design[:trained], gradient, hessian)
-    # sum_r H_r (x_r theta)^2 of each column: twice what it lowers the loss, as in trees
-    gains = (
-        (design[:trained].multiply(design[:trained]).T @ hessian) * weights**2
-    ).sum(axis=1)
-    fitted = msgspec.structs.replace(
-        frame, weights=weights.tolist(), gains=gains.tolist()
+    trained = len(gradient)
+    columns = Columns()
+    if trained:
+        columns = _columns(rows[:trained], counts, codes, least_rows)
+    if not columns.of_weights:
+        return np.zeros(0, np.uint8), np.zeros((rows.shape[0], gradient.shape[1]))
+    design = columns.design(rows)
+    of_trained = design.first(trained)
+    weights = np.stack(
+        [
+            _solve(of_trained, gradient[:, output], hessian[:, output])
+            for output in range(gradient.shape[1])
+        ],
+        axis=1,
     )
-    values: FloatArray = design @ weights
-    return fitted.text(), values
+    # twice what a weight lowers the loss, as in trees
+    gains = sum(
+        of_trained.squared(hessian[:, output]) * weights[:, output] ** 2
+        for output in range(gradient.shape[1])
+    )
+    part = LinearPart(columns, weights.tolist(), np.asarray(gains).tolist())
+    return part.text(), design.times(weights)
 
 
-def _frame(
-    rows: "AnyArray | csr_matrix", mass: FloatArray, codes: Sequence[int]
-) -> LinearPart:
-    """Return a model of the trained rows without weights."""
-    total = mass.sum()
-    means: dict[int, float] = {}
-    scales: dict[int, float] = {}
-    missing: list[int] = []
+def _columns(
+    rows: TreeRows, counts: AnyArray, codes: Sequence[int], least_rows: int
+) -> Columns:
+    """Return how the columns of the trained rows are read."""
+    weights = counts / counts.sum()
     categories: dict[int, list[int]] = {}
-    for column in range(rows.shape[1]):
-        values = _column(rows, column)
+    for column in codes:
+        values = column_of(rows, column)
+        known = ~np.isnan(values)
+        numbers = values[known].astype(np.int64)
+        sizes = np.bincount(numbers, counts[known]) if len(numbers) else np.zeros(0)
+        categories[column] = np.flatnonzero(sizes >= least_rows).tolist()
+    if not isinstance(rows, np.ndarray):
+        return Columns(*_sparse_scales(rows, weights, codes), [], categories)
+    means, scales = {}, {}
+    missing: list[int] = []
+    for column in sorted(set(range(rows.shape[1])) - set(codes)):
+        values = column_of(rows, column)
         is_missing = np.isnan(values)
-        if column in codes:
-            categories[column] = np.unique(values[~is_missing]).astype(int).tolist()
-            continue
-        known = np.where(is_missing, 0.0, values)
-        share = mass[~is_missing].sum() / total
-        mean = float(mass @ known / total / share) if share else 0.0
+        share = 1.0 - float(weights[is_missing].sum())
+        mean = 0.0
+        if share > 0.0:
+            mean = float(weights @ np.nan_to_num(values)) / share
         centred = np.where(is_missing, 0.0, values - mean)
-        deviation = float(np.sqrt(mass @ centred**2 / total))
+        deviation = float(np.sqrt(weights @ centred**2))
         if deviation > 0.0:
-            means[column] = mean
-            scales[column] = deviation
-        if 0 < np.count_nonzero(is_missing) < len(values):
+            means[column], scales[column] = mean, deviation
+        absent, present = counts[is_missing].sum(), counts[~is_missing].sum()
+        if min(absent, present) >= least_rows:
             missing.append(column)
-    return LinearPart(means, scales, missing, categories, [])
+    return Columns(means, scales, missing, categories)
 
 
-def _solve(
-    design: "csr_matrix", gradient: FloatArray, hessian: FloatArray
-) -> FloatArray:
-    """Return the weights (k, d_c), an output after the other."""
-    squares = design.multiply(design).T
-    columns = []
-    for output in range(gradient.shape[1]):
-        mass = hessian[:, output]
-        penalty = max(PENALTY * float(mass.sum()), FEWEST_ROWS * float(mass.mean()))
-        diagonal = squares @ mass + penalty
-        columns.append(
-            _solve_output(design, gradient[:, output], mass, penalty, diagonal)
-        )
-    return np.stack(columns, axis=1)
+def _sparse_scales(
+    rows: "csr_matrix", weights: FloatArray, codes: Sequence[int]
+) -> tuple[dict[int, float], dict[int, float]]:
+    """Return means of 0, and the root of the mean square, of sparse columns."""
+    squares = rows.copy()
+    squares.data = np.nan_to_num(squares.data.astype(np.float64)) ** 2
+    size = np.sqrt(squares.T @ weights)
+    used = [int(c) for c in np.flatnonzero(size) if c not in set(codes)]
+    return dict.fromkeys(used, 0.0), {column: float(size[column]) for column in used}
 
 
-def _solve_output(
-    design: "csr_matrix",
-    gradient: FloatArray,
-    mass: FloatArray,
-    penalty: float,
-    diagonal: FloatArray,
-) -> FloatArray:
-    """Return the weights (k,) of one output; ``diagonal`` is that of its matrix."""
+def _solve(design: Design, gradient: FloatArray, mass: FloatArray) -> FloatArray:
+    """Return the weights (k,) of one output, with its G and H, (n,)."""
     from scipy.sparse.linalg import LinearOperator, cg
 
+    penalty = max(PENALTY * float(mass.sum()), FEWEST_ROWS * float(mass.mean()))
+    diagonal = design.squared(mass) + penalty
+
     def product(vector: FloatArray) -> FloatArray:
-        curved: FloatArray = design.T @ (mass * (design @ vector)) + penalty * vector
-        return curved
+        return design.back(mass * design.times(vector)) + penalty * vector
 
     def precondition(vector: FloatArray) -> FloatArray:
         return vector / diagonal
 
-    shape = design.shape[1], design.shape[1]
+    shape = len(diagonal), len(diagonal)
     operator, inverse = (
         LinearOperator(shape, matvec=by, dtype=np.float64)
         for by in (product, precondition)
     )
-    right = -(design.T @ gradient)
+    right = -design.back(gradient)
     solution, _ = cg(operator, right, rtol=PRECISION, maxiter=ITERATIONS, M=inverse)
     weights: FloatArray = solution
     return weights
 
 
-def _column(rows: "AnyArray | csr_matrix", column: int) -> FloatArray:
+def column_of(rows: TreeRows, column: int) -> FloatArray:
     """Return a column of rows, float64 (n,)."""
-    values = rows[:, column]
+    values = rows[:, [column]]
     if not isinstance(values, np.ndarray):
-        values = values.toarray().ravel()
-    return values.astype(np.float64)
-
-
-def _numbers(
-    rows: "AnyArray | csr_matrix", means: dict[int, float], scales: dict[int, float]
-) -> "csr_matrix":
-    """Return the columns of numbers, centred and scaled; 0 where they are missing."""
-    from scipy.sparse import csr_matrix
-
-    centred = np.zeros((rows.shape[0], len(means)))
-    for place, (column, mean) in enumerate(means.items()):
-        values = (_column(rows, column) - mean) / scales[column]
-        centred[:, place] = np.nan_to_num(values)
-    return csr_matrix(centred)
+        values = values.toarray()
+    return values.ravel().astype(np.float64)
 
 
 def _indicators(values: FloatArray, codes: Sequence[int]) -> "csr_matrix":
@@ -234,5 +313,5 @@ def _indicators(values: FloatArray, codes: Sequence[int]) -> "csr_matrix":
     if len(known):
         is_known = known[place] == values
     row = np.flatnonzero(is_known)
-    ones = np.ones(len(row))
+    ones = np.ones(len(row), np.float32)
     return csr_matrix((ones, (row, place[row])), shape=(len(values), len(known)))

@@ -13,6 +13,7 @@ from tp_flower.protocol.training_messages import SCORES_DISCLOSED
 
 TREES: Final = "trees"  # the kind of models
 LOCAL, BAGGED, POOLED = "local", "bagged", "pooled"  # how the shards of a table boost
+SCORES_PER_EPOCH: Final = 2  # of a shard's own trees, and of those of all
 # joined rows: where no rows validate, it keeps to its own trees
 LARGE_SHARD: Final = 50_000
 SHARED_TREES: Final = 3

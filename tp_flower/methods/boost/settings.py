@@ -90,9 +90,10 @@ class BoostSettings:
     )
     linear_epochs: int = setting(
         LINEAR_EPOCHS,
-        "Epochs, at most, in which tables in one shard fit linear models, before they "
-        "grow trees: until the validation loss falls by less than 1 %, and for a "
-        "quarter of num-epochs; none without validation rows, or with `boost-from`.",
+        "Epochs, at most, in which tables fit linear models, before they grow trees: "
+        "until the validation loss falls by less than 1 %, and for a quarter of "
+        "num-epochs; none without validation rows, or with `boost-from`. Shards fit "
+        "their own where they grow their own trees.",
         Range(0),
     )
     boost_from: str = setting(
@@ -105,6 +106,16 @@ class BoostSettings:
             refusal="strategy {strategy!r} starts from no saved model: {instead}",
         ),
     )
+
+
+def linear_epochs_of(settings: Settings) -> int:
+    """Return in how many epochs tables may fit linear models before they grow trees.
+
+    None judges them without validation rows, and a saved model has taken their place.
+    """
+    if settings.start or not settings.validation_share:
+        return 0
+    return min(settings.of(BoostSettings).linear_epochs, settings.epochs // 4)
 
 
 def _conflicts(settings: Settings) -> Iterator[str]:

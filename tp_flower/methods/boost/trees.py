@@ -112,7 +112,9 @@ class TreeModel(LocalModel):
             if is_linear(text):
                 part = LinearPart.of(text)
                 np.add.at(
-                    total, part.columns, step / joined_rows * np.array(part.gains)
+                    total,
+                    part.columns.of_weights,
+                    step / joined_rows * np.array(part.gains),
                 )
             elif text:
                 total += step * _booster_of(text).feature_importance("gain")
@@ -217,15 +219,20 @@ def grow(
 
 
 def fit_before_trees(
-    model: TreeModel, features: Features, gradient: FloatArray, hessian: FloatArray
+    model: TreeModel,
+    features: Features,
+    gradient: FloatArray,
+    hessian: FloatArray,
+    counts: AnyArray,
+    least_rows: int,
 ) -> tuple[AnyArray, FloatArray]:
     """Return a linear model as its text's bytes, and its values of all rows (n, d_c).
 
-    The arguments are those of :func:`grow`.
+    The arguments are those of :func:`grow`, with the joined rows of each trained row.
     """
     rows = _tree_features(features)
     codes = model.forest.categorical
-    return fit_linear(rows, len(gradient), gradient, hessian, codes)
+    return fit_linear(rows, gradient, hessian, counts, codes, least_rows)
 
 
 def _threads(rows: int) -> int:
