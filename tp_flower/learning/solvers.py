@@ -362,25 +362,24 @@ class IterativeSolver:
 
         See ``RidgeSolver.solve``.
         """
-        from scipy.sparse.linalg import LinearOperator, cg
-
-        size = len(self.diagonal)
-        diagonal = kappa * self.diagonal + l2
+        # without a penalty, only plain steps from 0 end at the solution of least norm
+        diagonal = kappa * self.diagonal + l2 if l2 else None
 
         def product(vector: FloatArray) -> FloatArray:
             return kappa * self._centred_product(vector) + l2 * vector.ravel()
 
-        operator = LinearOperator((size, size), product, dtype=np.float64)
-        # without a penalty, only plain steps from 0 end at the solution of least norm
-        scaled = None
-        if l2:
-            scaled = LinearOperator((size, size), lambda v: v.ravel() / diagonal)
-        steps = {"rtol": ITERATIVE_TOLERANCE, "maxiter": MOST_ITERATIONS, "M": scaled}
-
         def solve(centred: FloatArray) -> FloatArray:
-            return np.stack(
-                [cg(operator, kappa * right, **steps)[0] for right in centred.T], 1
-            )
+            columns = [
+                solve_symmetric(
+                    product,
+                    kappa * right,
+                    diagonal,
+                    tolerance=ITERATIVE_TOLERANCE,
+                    steps=MOST_ITERATIONS,
+                )
+                for right in centred.T
+            ]
+            return np.stack(columns, axis=1)
 
         return _eliminate_intercept(
             solve, moments / self.joined_rows, self.mean, self.weight
@@ -388,6 +387,37 @@ class IterativeSolver:
 
 
 Solver = RidgeSolver | IterativeSolver
+
+
+def solve_symmetric(
+    product: Callable[[FloatArray], FloatArray],
+    right: FloatArray,
+    diagonal: FloatArray | None,
+    *,
+    tolerance: float,
+    steps: int,
+) -> FloatArray:
+    """Return the solution x (k,) of A x = b, by conjugate gradients.
+
+    A is symmetric and positive definite.
+
+    Args:
+        product: returns A v.
+        right: b.
+        diagonal: of A, by which the residual is scaled; None to leave it.
+        tolerance: of the residual, relative to b.
+        steps: at most.
+    """
+    from scipy.sparse.linalg import LinearOperator, cg
+
+    shape = len(right), len(right)
+    scaled = None
+    if diagonal is not None:
+        scaled = LinearOperator(shape, lambda v: v.ravel() / diagonal)
+    operator = LinearOperator(shape, product, dtype=np.float64)
+    solution, _ = cg(operator, right, rtol=tolerance, maxiter=steps, M=scaled)
+    found: FloatArray = solution
+    return found
 
 
 def _multiply_with_intercept(

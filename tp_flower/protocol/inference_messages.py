@@ -47,8 +47,7 @@ class FinishRequest(Request, frozen=True, kw_only=True):
         Discloses("that the run is over, and its name"),
         Discloses(
             "an effect of each row's key on the scores: a shrunken mean of the loss's "
-            "derivative over the key's joined rows, which tells the label of a row in "
-            "one joined row",
+            "derivative over the key's joined rows, of which there are at least two",
             fields=("effects",),
             covered_by="messages",
             when="fits_effects",

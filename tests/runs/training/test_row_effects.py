@@ -303,7 +303,7 @@ def test_a_site_takes_no_effects_that_were_not_proposed():
             lambda effects: np.arange(len(effects))[:, None],
             "differ between rows of one",
         ),
-        (lambda effects: effects[1:], "has shape"),
+        (lambda effects: effects[1:], "is float32 of shape"),
     ],
     ids=["two of a key", "shape"],
 )

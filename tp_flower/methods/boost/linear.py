@@ -22,6 +22,7 @@ import numpy as np
 
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import ModelError
+from tp_flower.learning.solvers import solve_symmetric
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -37,7 +38,7 @@ PRECISION: Final = 1e-4  # of the solution: the next round corrects it
 FARTHEST: Final = 6.0
 
 
-class Columns(msgspec.Struct, frozen=True):
+class DesignColumns(msgspec.Struct, frozen=True):
     """How a table's columns are read by a linear model.
 
     A category that is not listed adds nothing, as a missing number does.
@@ -154,7 +155,7 @@ class LinearPart(msgspec.Struct, frozen=True):
             as LightGBM sums those of splits.
     """
 
-    columns: Columns
+    columns: DesignColumns
     weights: list[list[float]]
     gains: list[float]
 
@@ -204,7 +205,7 @@ def fit_linear(
         least_rows: joined rows that a category or an indicator has at least.
     """
     trained = len(gradient)
-    columns = Columns()
+    columns = DesignColumns()
     if trained:
         columns = _columns(rows[:trained], counts, codes, least_rows)
     if not columns.of_weights:
@@ -229,7 +230,7 @@ def fit_linear(
 
 def _columns(
     rows: TreeRows, counts: AnyArray, codes: Sequence[int], least_rows: int
-) -> Columns:
+) -> DesignColumns:
     """Return how the columns of the trained rows are read."""
     weights = counts / counts.sum()
     categories: dict[int, list[int]] = {}
@@ -240,7 +241,7 @@ def _columns(
         sizes = np.bincount(numbers, counts[known]) if len(numbers) else np.zeros(0)
         categories[column] = np.flatnonzero(sizes >= least_rows).tolist()
     if not isinstance(rows, np.ndarray):
-        return Columns(*_sparse_scales(rows, weights, codes), [], categories)
+        return DesignColumns(*_sparse_scales(rows, weights, codes), [], categories)
     means, scales = {}, {}
     missing: list[int] = []
     for column in sorted(set(range(rows.shape[1])) - set(codes)):
@@ -257,7 +258,7 @@ def _columns(
         absent, present = counts[is_missing].sum(), counts[~is_missing].sum()
         if min(absent, present) >= least_rows:
             missing.append(column)
-    return Columns(means, scales, missing, categories)
+    return DesignColumns(means, scales, missing, categories)
 
 
 def _sparse_scales(
@@ -273,26 +274,18 @@ def _sparse_scales(
 
 def _solve(design: Design, gradient: FloatArray, mass: FloatArray) -> FloatArray:
     """Return the weights (k,) of one output, with its G and H, (n,)."""
-    from scipy.sparse.linalg import LinearOperator, cg
-
     penalty = max(PENALTY * float(mass.sum()), FEWEST_ROWS * float(mass.mean()))
-    diagonal = design.squared(mass) + penalty
 
     def product(vector: FloatArray) -> FloatArray:
         return design.back(mass * design.times(vector)) + penalty * vector
 
-    def precondition(vector: FloatArray) -> FloatArray:
-        return vector / diagonal
-
-    shape = len(diagonal), len(diagonal)
-    operator, inverse = (
-        LinearOperator(shape, matvec=by, dtype=np.float64)
-        for by in (product, precondition)
+    return solve_symmetric(
+        product,
+        -design.back(gradient),
+        design.squared(mass) + penalty,
+        tolerance=PRECISION,
+        steps=ITERATIONS,
     )
-    right = -design.back(gradient)
-    solution, _ = cg(operator, right, rtol=PRECISION, maxiter=ITERATIONS, M=inverse)
-    weights: FloatArray = solution
-    return weights
 
 
 def column_of(rows: TreeRows, column: int) -> FloatArray:
