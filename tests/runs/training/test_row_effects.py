@@ -148,16 +148,21 @@ def test_a_row_gets_the_effects_of_its_keys_and_an_unseen_key_none(tmp_path, sou
         assert_allclose(by_film.first()[common], nobody[common], atol=2e-5)
 
 
+BY_USER = query().replace(", f.year", "").partition(" JOIN films")[0]
+
+
 def test_a_shard_knows_the_effects_of_what_it_has_trained_on_alone(tmp_path):
     """Users of a shard that is only tested are unseen there, and metrics say so."""
     ordered = RATINGS["ratings"].sort_values("time")
-    sites = {**WHOLE, "ratings": {"ratings": pieces(ordered, 700)}}
+    shards = {"ratings": pieces(ordered, 740)}
+    sites = {"users": WHOLE["users"], "ratings": shards}
     how = {**settings_of("squared"), "effects": "r", "test_split": "time(r.time)"}
-    run = run_query(query(), sites, "cg", state=tmp_path, **how)
-    model = Model(query(), tmp_path, make_manifest(run.strategy))
+    run = run_query(BY_USER, sites, "cg", state=tmp_path, **how)
+    assert set(run.chosen["effects"]) == {"r"}
+    model = Model(BY_USER, tmp_path, make_manifest(run.strategy))
     _, tested = run.problem.joined_rows
     last = RATINGS["ratings"].query("user != 999")["time"].nlargest(tested).min()
-    again = model.evaluate(sites, f"{query()} WHERE r.time >= {last}")
+    again = model.evaluate(sites, f"{BY_USER} WHERE r.time >= {last}")
     assert again["loss"] == pytest.approx(model.manifest.test["loss"], rel=1e-4)
 
 
@@ -313,10 +318,9 @@ def test_a_site_refuses_effects_that_are_no_function_of_keys(change, match):
         for place, effects in list(seen.arrays.items()):
             seen.arrays[place] = change(effects).astype(np.float32)
 
-    by_user = query().replace(", f.year", "").partition(" JOIN films")[0]
     sites = {name: WHOLE[name] for name in ("ratings", "users")}
     with pytest.raises(SiteError, match=match):
-        run_query(by_user, sites, "cg", change=lie, effects="r", **HOW)
+        run_query(BY_USER, sites, "cg", change=lie, effects="r", **HOW)
 
 
 def test_a_site_gives_effects_to_no_table_that_was_not_named():
