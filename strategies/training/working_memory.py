@@ -20,7 +20,7 @@ MATRICES: Final = 4  # that a factorisation holds at a time
 SHARED_MATRICES: Final = 8
 VECTORS: Final = 8  # of parameters, that any method has
 LANCZOS_VECTORS: Final = 24
-BINS: Final = 1.25  # of encoded rows, 4 bytes a value: a copy, and a byte of bins
+COPIES: Final = 2.0  # of encoded rows: for trees, and as linear models read them
 
 
 def vector_bytes(table: TableSize) -> float:
@@ -61,5 +61,5 @@ def curvature_bytes(table: TableSize) -> float:
 
 
 def tree_bytes(table: TableSize, shard: ShardSize) -> float:
-    """Return the memory of the values that trees read: a copy, and bins."""
-    return BINS * 4.0 * shard.total * table.features
+    """Return the memory of the values that trees and linear models read."""
+    return COPIES * 4.0 * shard.total * table.features

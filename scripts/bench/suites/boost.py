@@ -39,6 +39,8 @@ from tp_flower.settings.privacy import PrivacySettings
 from tp_flower.splits import TRAIN
 
 ROUNDS: Final = 6
+TREES_ALONE: Final = {"strategy": "boost", "linear-epochs": 0, "effects": "none"}
+"""What LightGBM on the join is compared with."""
 CLEAR_SCORES: Final = PrivacySettings(scores=CLEAR)
 AIMS: Final = {"flights": 0.803, "flights-delay": 36.6, "store": 1.4, "ids": 0.955}
 """Held-out metrics after 6 rounds."""
@@ -109,7 +111,7 @@ def seconds_of_join(dataset: Dataset, settings: Settings) -> float:
 
 
 def _measure_dataset(outcome: Outcome, dataset: Dataset) -> None:
-    settings = Settings.from_run_config({**dataset.settings, "strategy": "boost"})
+    settings = Settings.from_run_config({**dataset.settings, **TREES_ALONE})
     metric, title = dataset.metric, dataset.title
     joined = dataset.joined(settings)
     booster = grow_trees(joined, settings, TREES)
@@ -233,7 +235,7 @@ def _measure_split(outcome: Outcome, dataset: Dataset, title: str, split: str) -
 
 
 def _measure_steps(outcome: Outcome, flights: Dataset) -> None:
-    config = {**flights.settings, "strategy": "boost", "num-epochs": 3}
+    config = {**flights.settings, **TREES_ALONE, "num-epochs": 3}
     settings = replace(Settings.from_run_config(config), privacy=CLEAR_SCORES)
     values = [item.test["auc"] for item in boosted(flights, settings)]
     outcome.facts["flights, a step per table: AUC by round"] = values
@@ -261,7 +263,7 @@ def _measure_wide(outcome: Outcome, store: Dataset) -> None:
         listed = ", ".join(f"{alias}.{column} AS {name}_{column}" for column in columns)
         sql = sql.replace("\nFROM", f", {listed}\nFROM", 1)
     wide = replace(store, tables=tables, sql=sql)
-    settings = Settings.from_run_config({**store.settings, "strategy": "boost"})
+    settings = Settings.from_run_config({**store.settings, **TREES_ALONE})
     seconds, _ = _timed(wide, settings.with_fields(num_epochs=ROUNDS))
     name = (
         f"store, {2 * WIDE} columns more: {ROUNDS} rounds, seconds over those of join "

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeAlias
 import msgspec
 import numpy as np
 
-from tp_flower.arrays import AnyArray, FloatArray
+from tp_flower.arrays import AnyArray, FloatArray, blocks
 from tp_flower.errors import ModelError
 from tp_flower.learning.solvers import solve_symmetric
 
@@ -107,24 +107,26 @@ class Design:
     sparse: "csr_matrix | None"
 
     def times(self, weights: FloatArray) -> FloatArray:
-        """Return X theta, (n, d_c)."""
-        start = 0 if self.dense is None else self.dense.shape[1]
-        parts = []
-        if self.dense is not None:
-            parts.append(self.dense @ weights[:start])
+        """Return X theta, (n, ..), of weights (k, ..)."""
+        total: FloatArray | float = 0.0
+        start = 0
+        if (dense := self.dense) is not None:
+            start = dense.shape[1]
+            # a block at a time is in double precision
+            parts = [dense[b] @ weights[:start] for b in blocks(len(dense))]
+            total = np.concatenate(parts)
         if self.sparse is not None:
-            parts.append(self.sparse @ weights[start:])
-        total: FloatArray = np.sum(parts, axis=0)
-        return total
+            total = total + self.sparse @ weights[start:]
+        return np.asarray(total)
 
     def back(self, values: FloatArray) -> FloatArray:
-        """Return X^T v of values (n,) of the first rows, (k,)."""
-        rows = len(values)
+        """Return X^T v, (k,), of values (n,)."""
         parts = []
-        if self.dense is not None:
-            parts.append(self.dense[:rows].T @ values)
+        if (dense := self.dense) is not None:
+            products = (dense[b].T @ values[b] for b in blocks(len(values)))
+            parts.append(sum(products))
         if self.sparse is not None:
-            parts.append(self.sparse[:rows].T @ values)
+            parts.append(self.sparse.T @ values)
         return np.concatenate(parts)
 
     def first(self, rows: int) -> "Design":
@@ -138,7 +140,8 @@ class Design:
         """Return the diagonal of X^T diag(H) X, (k,), of the rows of ``mass``."""
         parts = []
         if self.dense is not None:
-            parts.append(np.einsum("nk,nk,n->k", self.dense, self.dense, mass))
+            dense = self.dense
+            parts.append(sum(mass[b] @ dense[b] ** 2 for b in blocks(len(mass))))
         if self.sparse is not None:
             squares = self.sparse.copy()
             squares.data = squares.data**2
