@@ -32,6 +32,7 @@ TreeRows: TypeAlias = "npt.NDArray[np.float32] | csr_matrix"
 
 PENALTY: Final = 1e-4  # of a mean loss, as l2 of linear models
 FEWEST_ROWS: Final = 1.0  # of joined ones, whose curvature the penalty has at least
+MOST_DIRECT: Final = 256  # columns, whose matrix is solved at once
 ITERATIONS: Final = 60
 PRECISION: Final = 1e-4  # of the solution: the next round corrects it
 # deviations: a stand-in for "missing", such as 1e7, must not tilt all other rows
@@ -128,6 +129,19 @@ class Design:
         if self.sparse is not None:
             parts.append(self.sparse.T @ values)
         return np.concatenate(parts)
+
+    def gram(self, mass: FloatArray) -> FloatArray | None:
+        """Return X^T diag(H) X, (k, k), where it is small and all of it is dense."""
+        if self.dense is None or self.sparse is not None:
+            return None
+        width = self.dense.shape[1]
+        if width > MOST_DIRECT:
+            return None
+        total = np.zeros((width, width))
+        for block in blocks(len(mass)):
+            part = self.dense[block].astype(np.float64)
+            total += part.T @ (mass[block, None] * part)
+        return total
 
     def first(self, rows: int) -> "Design":
         """Return the first rows."""
@@ -278,13 +292,17 @@ def _sparse_scales(
 def _solve(design: Design, gradient: FloatArray, mass: FloatArray) -> FloatArray:
     """Return the weights (k,) of one output, with its G and H, (n,)."""
     penalty = max(PENALTY * float(mass.sum()), FEWEST_ROWS * float(mass.mean()))
+    right = -design.back(gradient)
+    if (gram := design.gram(mass)) is not None:
+        weights: FloatArray = np.linalg.solve(gram + penalty * np.eye(len(gram)), right)
+        return weights
 
     def product(vector: FloatArray) -> FloatArray:
         return design.back(mass * design.times(vector)) + penalty * vector
 
     return solve_symmetric(
         product,
-        -design.back(gradient),
+        right,
         design.squared(mass) + penalty,
         tolerance=PRECISION,
         steps=ITERATIONS,
