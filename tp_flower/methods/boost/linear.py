@@ -294,8 +294,8 @@ def _solve(design: Design, gradient: FloatArray, mass: FloatArray) -> FloatArray
     penalty = max(PENALTY * float(mass.sum()), FEWEST_ROWS * float(mass.mean()))
     right = -design.back(gradient)
     if (gram := design.gram(mass)) is not None:
-        weights: FloatArray = np.linalg.solve(gram + penalty * np.eye(len(gram)), right)
-        return weights
+        matrix = gram + penalty * np.eye(len(gram))
+        return np.asarray(np.linalg.solve(matrix, right), np.float64)
 
     def product(vector: FloatArray) -> FloatArray:
         return design.back(mass * design.times(vector)) + penalty * vector
