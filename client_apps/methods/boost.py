@@ -18,6 +18,7 @@ from tp_flower.features.encoder import SiteEncoder
 from tp_flower.features.sparse import dense
 from tp_flower.learning.models.local_model import LocalModel, host_features
 from tp_flower.methods.boost.bagging import average, shown_trees
+from tp_flower.methods.boost.linear import linear_epochs_of
 from tp_flower.methods.boost.messages import (
     BAGGED,
     LOCAL,
@@ -35,7 +36,7 @@ from tp_flower.methods.boost.messages import (
     Growth,
 )
 from tp_flower.methods.boost.pooling import grow_pooled, shown_sums
-from tp_flower.methods.boost.settings import BoostSettings, linear_epochs_of
+from tp_flower.methods.boost.settings import BoostSettings
 from tp_flower.methods.boost.trees import (
     TreeModel,
     fit_before_trees,

@@ -39,6 +39,7 @@ from tp_flower.files import home_folder
 from tp_flower.learning.models.local_model import LINEAR, ModelSpec
 from tp_flower.methods.boost import settings as defaults
 from tp_flower.methods.boost.boosting import Boosting, add_direction, step_along
+from tp_flower.methods.boost.linear import linear_epochs_of
 from tp_flower.methods.boost.messages import (
     BAGGED,
     LARGE_SHARD,
@@ -309,7 +310,7 @@ class Boost(JoinMethod):
         Shards fit their own, as they grow their own trees, and where they do not: none.
         It ends when the validation loss falls by little, and trees do more.
         """
-        most = min(defaults.linear_epochs_of(self.settings), self.run.most_epochs // 4)
+        most = min(linear_epochs_of(self.settings), self.run.most_epochs // 4)
         last = problem.metrics_of_held_out().validation.get("loss", math.inf)
         for epoch in range(1, most + 1):
             (step,) = yield from self._steps(

@@ -258,7 +258,10 @@ class PrepareReply(Reply, frozen=True, kw_only=True):
             when="has_clear_curvature",
         ),
     )
-    schedule = ("features", "penalised", "gradient_noise", "gram_deviation", "ledger")
+    schedule = (
+        *("features", "penalised", "gradient_noise", "gram_deviation", "ledger"),
+        "takes_effects",
+    )
 
 
 class LocalFit(Body, frozen=True, kw_only=True):

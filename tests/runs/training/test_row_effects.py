@@ -284,6 +284,18 @@ def test_effects_that_cannot_be_fitted_are_refused(settings, match):
         Settings(**{"strategy": "admm", **settings})
 
 
+def test_advice_about_effects_is_taken():
+    with pytest.raises(SettingsError, match='have no noise; use "none"'):
+        Settings(strategy="admm", effects="u", privacy=NOISY)
+    assert not Settings(strategy="admm", effects="none", privacy=NOISY).fits_effects
+    match = 'leave validation-fraction "auto", or above 0'
+    with pytest.raises(SettingsError, match=match):
+        Settings(strategy="admm", effects="u", validation_fraction=0.0)
+    for fraction in ("auto", 0.2):
+        settings = Settings(strategy="admm", effects="u", validation_fraction=fraction)
+        assert settings.fits_effects
+
+
 def test_an_unknown_table_is_refused():
     with pytest.raises(SettingsError, match="effects names table 'x'; the query has"):
         run_query(query(), WHOLE, "cg", effects="x", **HOW)
@@ -354,3 +366,5 @@ def test_a_query_that_joins_by_other_keys_has_no_such_effects(tmp_path):
     other = JOIN.replace("r.user = u.id", "r.user = u.id + 0")
     with pytest.raises(SiteError, match="effects of rows by the keys"):
         model.evaluate(WHOLE, query(source=other))
+    again = model.evaluate(WHOLE)["loss"]
+    assert again < 1.3 * model.manifest.train["loss"]

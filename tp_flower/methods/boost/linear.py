@@ -23,10 +23,13 @@ import numpy as np
 from tp_flower.arrays import AnyArray, FloatArray, blocks
 from tp_flower.errors import ModelError
 from tp_flower.learning.solvers import solve_symmetric
+from tp_flower.methods.boost.settings import BoostSettings
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from scipy.sparse import csr_matrix
+
+    from tp_flower.settings import Settings
 
 TreeRows: TypeAlias = "npt.NDArray[np.float32] | csr_matrix"
 
@@ -196,6 +199,16 @@ class LinearPart(msgspec.Struct, frozen=True):
     def values(self, rows: TreeRows) -> FloatArray:
         """Return the values of rows (n, d), whose missing values are NaN, (n, d_c)."""
         return self.columns.design(rows).times(np.array(self.weights))
+
+
+def linear_epochs_of(settings: "Settings") -> int:
+    """Return in how many epochs tables may fit linear models before they grow trees.
+
+    None judges them without validation rows, and a saved model has taken their place.
+    """
+    if settings.start or not settings.validation_share:
+        return 0
+    return min(settings.of(BoostSettings).linear_epochs, settings.epochs // 4)
 
 
 def is_linear(text: str) -> bool:

@@ -108,16 +108,6 @@ class BoostSettings:
     )
 
 
-def linear_epochs_of(settings: Settings) -> int:
-    """Return in how many epochs tables may fit linear models before they grow trees.
-
-    None judges them without validation rows, and a saved model has taken their place.
-    """
-    if settings.start or not settings.validation_share:
-        return 0
-    return min(settings.of(BoostSettings).linear_epochs, settings.epochs // 4)
-
-
 def _conflicts(settings: Settings) -> Iterator[str]:
     """Refuse to go on from a model without rows that validate."""
     if settings.start and not settings.validation_share:
