@@ -151,7 +151,7 @@ def test_whenever_a_site_is_killed_its_ledger_has_what_left(tmp_path):
     labels = set()
     runs = {}
     totals = Counter()
-    for at in np.linspace(1, LATEST, 6, dtype=int):
+    for at in np.linspace(1, LATEST, 8, dtype=int):
         child = start(run_child.__file__, tmp_path, 400)
         replies = list(map(json.loads, kill(child, rng.uniform(0.0, 0.05), int(at))))
         arrays = [array for reply in replies for array in reply["arrays"]]

@@ -42,7 +42,7 @@ from tp_flower.terms.groups import key_groups
 
 CASES = case_table(__file__)
 CLEAR = PrivacySettings(scores="clear")
-NUMBERS = 20_000
+NUMBERS = 100_000
 ROWS = 400
 SQL = "SELECT o.y AS label, c.x FROM orders o JOIN customers c ON o.customer = c.id"
 SOURCES = ("pinned", "agreed")

@@ -141,7 +141,7 @@ def bind_or_none(query: Query) -> BoundQuery | None:
         raise
 
 
-@settings(max_examples=50)
+@settings(max_examples=100)
 @given(sql=queries(), t=ROWS, u=ROWS, cut=st.integers(1, 4))
 def test_push_down_on_random_queries_and_rows(sql, t, u, cut):
     # A comma has the tables after it in reach of ON only in the outer scope,
