@@ -115,9 +115,7 @@ def _effects_of(
 ) -> FloatArray:
     """Return what a model adds to the scores of rows for their keys, (n, d_c) or 0."""
     effects = saved.effects
-    if effects is None:
-        return np.zeros(1)
-    if not len(rows):
+    if effects is None or not len(rows):
         return np.zeros(1)
     names, keys = site.join_key_names(number), site.join_keys(number)
     effects.check_keys(key_names(names, keys))

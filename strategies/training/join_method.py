@@ -77,9 +77,8 @@ from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import SettingsError
 from tp_flower.heads import Head, Sum
 from tp_flower.joins.joining import build_mapping
-from tp_flower.joins.mapping import TableMapping
+from tp_flower.joins.mapping import TableMapping, TableRows
 from tp_flower.learning.models.local_model import NUMPY_KINDS, ModelSpec
-from tp_flower.learning.row_effects import TableKeys
 from tp_flower.objectives import Objective, Target, no_better
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Update
@@ -130,7 +129,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
     trains_any_head: ClassVar[bool] = False
     scores_left: Mapping[int, int] = MappingProxyType({})
     sample: RowSample | None = None
-    keys: Mapping[str, TableKeys] = MappingProxyType({})
+    keys: Mapping[str, TableRows] = MappingProxyType({})
 
     @abstractmethod
     def choose_update(self, table: str, shards: int, *, is_linear: bool) -> Update:

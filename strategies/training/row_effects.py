@@ -19,7 +19,8 @@ from strategies.setup.shard_labels import shards_that_tell_labels
 from strategies.setup.splitting import table_named
 from tp_flower.arrays import FloatArray, IntArray
 from tp_flower.joins.joining import number_keys
-from tp_flower.learning.row_effects import RowEffects, TableKeys, choose_penalties
+from tp_flower.joins.mapping import TableRows
+from tp_flower.learning.row_effects import RowEffects, choose_penalties
 from tp_flower.protocol.inference_messages import FinishPart
 from tp_flower.protocol.packet import unpack_bits
 
@@ -33,7 +34,7 @@ NO_EFFECTS = (
 _BEST = "scores of the best epoch"
 
 
-def keys_of_tables(joined: JoinedTables, wanted: Sequence[str]) -> dict[str, TableKeys]:
+def keys_of_tables(joined: JoinedTables, wanted: Sequence[str]) -> dict[str, TableRows]:
     """Return the keys of the ``wanted`` tables, or of any, that may have effects.
 
     Keys are numbered over the rows that take part, in the order of the layout. Shards
@@ -43,9 +44,10 @@ def keys_of_tables(joined: JoinedTables, wanted: Sequence[str]) -> dict[str, Tab
     aliases = {table_named(joined.bound, alias, "effects") for alias in wanted}
     # where a shard is of one label, its keys would be, too
     telling = {table.table for table in shards_that_tell_labels(joined)}
-    for table in [name for name in aliases or joined.layouts if name not in telling]:
-        count = joined.bound.joined_keys(table)
-        numbers = _numbers_of_keys(joined, table, count)
+    for table in aliases or joined.layouts:
+        if table in telling or not joined.bound.joined_keys(table):
+            continue
+        numbers = _numbers_of_keys(joined, table)
         has_key = numbers >= 0
         multiplicity = joined.train.tables[table].multiplicity
         rows = np.bincount(numbers[has_key], multiplicity[has_key])
@@ -53,21 +55,20 @@ def keys_of_tables(joined: JoinedTables, wanted: Sequence[str]) -> dict[str, Tab
         if not trained or rows.sum() < ROWS_PER_KEY * trained:
             continue
         has_effect = rows >= ROWS_PER_KEY
-        new_number = np.full(len(rows) + 1, -1)
-        total = int(np.count_nonzero(has_effect))
-        new_number[:-1][has_effect] = np.arange(total)
-        keys[table] = TableKeys(new_number[numbers], total)
+        # numbered anew, and none for the others and for rows without a key
+        new_number = np.append(np.where(has_effect, np.cumsum(has_effect) - 1, -1), -1)
+        key_of_row = new_number[numbers].astype(np.int32)
+        keys[table] = TableRows(key_of_row, int(np.count_nonzero(has_effect)))
     return keys
 
 
-def _numbers_of_keys(joined: JoinedTables, table: str, count: int) -> IntArray:
+def _numbers_of_keys(joined: JoinedTables, table: str) -> IntArray:
     """Return a number of the join keys and the shard of each row that takes part.
 
     It is -1 where a row lacks a key.
     """
     extracted = joined.extracted
-    if not count:
-        return np.full(len(_positions(joined, table)), -1)
+    count = joined.bound.joined_keys(table)
     numbers = number_keys([extracted.keys[table, key] for key in range(count)])
     sizes = [extracted.rows[part.number] for part in extracted.parts[table]]
     shard = np.repeat(np.arange(len(sizes)), sizes)
@@ -121,7 +122,7 @@ def mark_scores(problem: TrainingProblem) -> None:
 
 
 def fit_effects(
-    problem: TrainingProblem, keys: Mapping[str, TableKeys], *, are_wanted: bool
+    problem: TrainingProblem, keys: Mapping[str, TableRows], *, are_wanted: bool
 ) -> FittedEffects | None:
     """Fit effects to the best model's scores; None where none lowers the loss.
 
@@ -147,7 +148,7 @@ def fit_effects(
         log(
             INFO,
             "Row effects of %d keys of %s: validation loss %.4g -> %.4g",
-            keys[name].count,
+            keys[name].rows,
             name,
             fall.before,
             fall.after,
@@ -157,7 +158,7 @@ def fit_effects(
         dispersion = 2.0 * problem.train_metrics()["loss"]
     entries = {
         name: {
-            "keys": keys[name].count,
+            "keys": keys[name].rows,
             "penalty": effects.penalties[name],
             # of a mixed model that has this shrinkage
             "variance": dispersion / effects.penalties[name],

@@ -16,7 +16,7 @@ variances sigma^2 / lambda_i (Robinson 1991); several outputs use the diagonal o
 Hessian.
 
 Notation:
-    h  ``scores``   (N, d_c)    k_i  ``keys[table].of_rows``  (n_i,)
+    h  ``scores``   (N, d_c)    k_i  the key of each row, (n_i,)
     b  ``effects``  (K_i, d_c)  lambda  ``penalty``
 """
 
@@ -27,7 +27,8 @@ from typing import Final
 
 import numpy as np
 
-from tp_flower.arrays import AnyArray, FloatArray, IndexArray
+from tp_flower.arrays import AnyArray, FloatArray
+from tp_flower.joins.mapping import TableRows
 from tp_flower.joins.rows import JoinedRows, Vectors
 from tp_flower.objectives import Objective
 
@@ -42,34 +43,6 @@ LONGEST_STEP: Final = 2.0
 NOTABLE: Final = 2.0  # standard errors
 
 
-@dataclass(frozen=True)
-class TableKeys:
-    """The key of each row of a table: rows of one key have one effect.
-
-    Attributes:
-        of_rows: (n,), a number from 0 to ``count``; -1 where there is none.
-        count: K.
-    """
-
-    of_rows: IndexArray
-    count: int
-
-    def add_up(self, values: FloatArray) -> FloatArray:
-        """Return the sums (K, c) of values (n, c) over the rows of each key."""
-        has_key = self.of_rows >= 0
-        numbers = self.of_rows[has_key]
-        columns = [
-            np.bincount(numbers, column, self.count) for column in values[has_key].T
-        ]
-        return np.stack(columns, axis=1)
-
-    def spread(self, effects: FloatArray) -> FloatArray:
-        """Return the effect of each row's key, (n, c), 0 where there is none."""
-        with_none = np.concatenate([effects, np.zeros((1, effects.shape[1]))])
-        spread: FloatArray = with_none[self.of_rows]
-        return spread
-
-
 class RowEffects:
     """The effects of tables' keys, between steps that fit them.
 
@@ -82,7 +55,7 @@ class RowEffects:
         self,
         rows: Sequence[JoinedRows],
         objective: Objective,
-        keys: Mapping[str, TableKeys],
+        keys: Mapping[str, TableRows],
     ) -> None:
         """Begin without effects.
 
@@ -90,14 +63,15 @@ class RowEffects:
             rows: those to fit to, with the objective's vectors, and any others that
                 the effects are to reach; all with the vector ``scores``.
             objective: of the former.
-            keys: by table.
+            keys: by table, the key of each row, -1 for none: as the mapping has the
+                row of each joined row.
         """
         self._rows = rows
         self._objective = objective
         self._keys = keys
         outputs = objective.outputs
         self.effects = {
-            name: np.zeros((each.count, outputs)) for name, each in keys.items()
+            name: np.zeros((each.rows, outputs)) for name, each in keys.items()
         }
         self.penalties: dict[str, float] = {}
         self._constant: dict[str, FloatArray] = {}
@@ -128,7 +102,7 @@ class RowEffects:
 
     def set(self, table: str, effects: FloatArray) -> None:
         """Give the keys of a table other effects; the scores follow."""
-        change = self._keys[table].spread(effects - self.effects[table])
+        change = self._keys[table].expand(effects - self.effects[table])
         self.effects[table] = effects
 
         def move(vectors: Vectors, added: AnyArray) -> tuple[Vectors, Iterable[float]]:
@@ -139,7 +113,7 @@ class RowEffects:
 
     def of_rows(self, table: str) -> FloatArray:
         """Return the effect of each row of a table, (n, d_c)."""
-        return self._keys[table].spread(self.effects[table])
+        return self._keys[table].expand(self.effects[table])
 
     def remaining(self, table: str) -> FloatArray:
         """Return the share of each key's own mean that its effect keeps, (K, d_c).
@@ -178,10 +152,10 @@ class RowEffects:
 
         rows.run(derive)
         keys = self._keys[table]
-        gradient = keys.add_up(rows.sums("gradient", [table])[table])
+        gradient = keys.segment_sum(rows.sums("gradient", [table])[table])
         if not needs_curvature:
             return gradient, self._constant[table]
-        curvature = keys.add_up(rows.sums("hessian", [table])[table])
+        curvature = keys.segment_sum(rows.sums("hessian", [table])[table])
         if objective.has_constant_hessian:
             self._constant[table] = curvature
         return gradient, np.maximum(curvature, 0.0)

@@ -9,7 +9,7 @@ from tests.support.reference.families import Family
 from tests.support.tables.mappings import table_rows
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.joins.rows import JoinedRows
-from tp_flower.learning.row_effects import RowEffects, TableKeys, choose_penalties
+from tp_flower.learning.row_effects import RowEffects, choose_penalties
 
 ROWS = 400
 USERS, FILMS = 23, 17
@@ -37,7 +37,7 @@ def joined(seed: int):
 
 def table_keys():
     return {
-        name: TableKeys(of_rows, int(of_rows.max()) + 1)
+        name: table_rows(of_rows, int(of_rows.max()) + 1)
         for name, of_rows in KEY_OF_ROW.items()
     }
 
@@ -71,7 +71,7 @@ def test_effects_of_numbers_are_the_predictions_of_a_mixed_model(is_weighted):
     # Henderson's equations of the residuals, variances sigma^2 / lambda
     z = np.hstack([indicators(keys, name) for name in KEY_OF_ROW])
     shrinkage = np.concatenate(
-        [np.full(table_keys()[name].count, PENALTIES[name]) for name in KEY_OF_ROW]
+        [np.full(table_keys()[name].rows, PENALTIES[name]) for name in KEY_OF_ROW]
     )
     weight = np.ones(ROWS) if weights is None else weights
     matrix = z.T @ (weight[:, None] * z) + np.diag(shrinkage)

@@ -184,7 +184,7 @@ def test_a_sum_is_the_pullback_with_noise_and_no_rows_are_noise_alone(make):
     assert_array_equal(noisy, expected)
     source = NoiseSource()
     first, second = (noisy_sum(model, *nothing, 1.0, 1.0, source) for _ in range(2))
-    # a value is one of a million on a grid: of a hundred two may meet by chance, no more
+    # values stand on a grid: of some hundred two may meet by chance, no more
     assert np.isin(first, second).sum() <= 2
 
 
