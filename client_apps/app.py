@@ -44,6 +44,7 @@ ANSWERS: Final[Mapping[Action, str]] = {
     Action.FIT: "client_apps.handlers.encoding:fit_shards",
     Action.RANK: "client_apps.handlers.ranks:rank",
     Action.PREPARE: "client_apps.training.prepare:prepare",
+    Action.DIVIDE: "client_apps.handlers.inference:divide",
     Action.SCORE: "client_apps.handlers.inference:score",
     Action.FINISH: "client_apps.training.finish:finish",
 }

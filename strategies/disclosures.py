@@ -85,6 +85,7 @@ class Exposure:
         has_label: whether the query has a label.
         keeps_labels: whether labels stay at the sites.
         has_joins: whether rows are joined.
+        divided: the table whose regions a saved model reads.
         fits_effects: whether keys of tables may get effects of their own.
         vectors: what vectors tell beyond scores, by the head; "" for nothing.
         fitted: the tables whose shards told each other statistics of their rows.
@@ -112,6 +113,7 @@ class Exposure:
     has_outer: bool = False
     has_row_key: bool = False
     vectors: str = ""
+    divided: str = ""
     split_groups: str = ""
     split_times: str = ""
     method: DisclosureValues = field(default_factory=DisclosureValues)

@@ -45,7 +45,8 @@ ROOMS: Final[dict[str, ServerRoom]] = {
     "sgd": ServerRoom(f"{_METHODS}.sgd.strategy:TablePuppetSGD", title="SGD"),
     "gd": ServerRoom(f"{_METHODS}.sgd.strategy:GradientDescent", title="GD"),
     "boost": ServerRoom(
-        f"{_METHODS}.boost:TablePuppetBoost", models=f"{_METHODS}.boost:models_text"
+        f"{_METHODS}.boost.strategy:TablePuppetBoost",
+        models=f"{_METHODS}.boost.strategy:models_text",
     ),
     "moments": ServerRoom(
         f"{_METHODS}.moments.strategy:TablePuppetMoments",

@@ -7,7 +7,7 @@ rather than the rows.
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,19 +30,25 @@ from client_apps.privacy.proposal_checks import (
 )
 from client_apps.privacy.score_limits import EncodedPart, admit_scores
 from client_apps.rounds.site import Site
-from tp_flower.arrays import FloatArray, IntArray
+from tp_flower.arrays import AnyArray, FloatArray, IntArray
 from tp_flower.errors import MessageError, ModelError, ScoreRangeError
 from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
 from tp_flower.files import PRIVATE
+from tp_flower.joins.pairs import NO_REGION
 from tp_flower.keyed_hash import HashArray, KeyedHasher, hex_texts
-from tp_flower.learning.models.local_model import LocalModel
+from tp_flower.learning.models.local_model import Features, LocalModel, pair_features
 from tp_flower.model_names import ModelVersion
 from tp_flower.privacy.gradients import check_scores
 from tp_flower.privacy.mechanisms import GIVEN_SAVED_MODEL, Release
 from tp_flower.privacy.plan import Use, plan_prediction
 from tp_flower.privacy.score_masks import ScoreMasks
+from tp_flower.protocol.codec import check_positions, check_sizes, required
 from tp_flower.protocol.fields import CLEAR, LARGEST
 from tp_flower.protocol.inference_messages import (
+    DividedPart,
+    DividePart,
+    DivideReply,
+    DivideRequest,
     ScoredPart,
     ScorePart,
     ScoreReply,
@@ -50,9 +56,37 @@ from tp_flower.protocol.inference_messages import (
 )
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import unpack_bits
+from tp_flower.protocol.training_messages import Masking
 from tp_flower.query import Fragment
 from tp_flower.reports.predictions import OCCURRENCE, ROW, ROW_HASH, write_predictions
 from tp_flower.sources.policy import SCORES
+
+
+def divide(site: Site, request: DivideRequest) -> DivideReply:
+    """Reply with the regions of the requested rows, which other tables' models read."""
+    check_begins(site, Action.DIVIDE)
+    check_named(site, request.model_name, request.model_version)
+    divided = {
+        number: DividedPart(_divide_part(site, number, body, request))
+        for number, body in site.each(request.parts)
+    }
+    return DivideReply(divided)
+
+
+def _divide_part(
+    site: Site, number: int, body: DividePart, request: DivideRequest
+) -> AnyArray:
+    """Return the regions of a part's rows, uint8 (n,), as its policy allows."""
+    site.source(number).policy.check_regions()
+    rows = _rows(site, number, body.rows)
+    saved, model = _load_model(site, number, body, request)
+    features = site.tables.encode(number, saved.encoder, rows, is_private=False)
+    regions = model.regions(features)
+    if regions is None:
+        raise MessageError("the saved model divides no rows of this table")
+    most = int(regions.max(initial=0)) + 1
+    ledger_entries.note_regions(site, number, Action.DIVIDE, most)
+    return regions
 
 
 def score(site: Site, request: ScoreRequest) -> ScoreReply:
@@ -77,18 +111,18 @@ def _score_part(
 ) -> tuple[ScoredPart, Release]:
     """Return the scores of a part's rows, and how their plan protects them."""
     source = site.source(number)
-    join_sides = site.terms.join_sides(number)
-    is_masked = are_masked(request.masking, join_sides)
+    is_masked = are_masked(request.masking, site.terms.join_sides(number))
     check_plan(source, (SCORES,), request.privacy, is_masked=is_masked)
-    rows = _rows(site, number, body)
+    rows = _rows(site, number, body.rows)
     saved, model = _load_model(site, number, body, request)
+    pairs = _read_pairs(site, number, body, model, len(rows))
+    masks = _masks_of(site, number, body, request.masking, rows, pairs)
     is_private = request.privacy.covers_predictions
+    if is_private:
+        check_scores(model, saved.encoder.encoder.width)
     scale = saved.spec.output_scale or 1.0
     rows_per_unit = source.policy.rows_per_unit
     plan = plan_prediction(request.privacy, scale, rows_per_unit)
-    masked = MaskedRows(rows, site.join_keys(number), join_sides, body.unmatched)
-    masks = score_masks(request.masking, masked, site.group_key)
-    ledger_entries.note_unmatched(site, number, masks)
     features = site.tables.encode(number, saved.encoder, rows, is_private=is_private)
     encoded = EncodedPart(saved.encoder.encoder, features, rows)
     outputs = saved.spec.outputs
@@ -96,8 +130,9 @@ def _score_part(
         site, number, encoded, body.cover, outputs, has_noise=is_private
     )
     if limit is not None:
-        site.scored[number, limit] += outputs
-    own_scores = model.scores(features) + _effects_of(site, number, saved, rows)
+        site.scored[number, limit] += outputs * (pairs.most if pairs else 1)
+    effects = _effects_of(site, number, saved, rows)
+    own_scores = _scores_of(model, features, effects, pairs)
     scores = site.releaser(number, plan).scores(own_scores)
     check_range(scores, masks)
     # a run may score by several models: no two rounds have the same masks
@@ -113,10 +148,10 @@ def _score_part(
 def _effects_of(
     site: Site, number: int, saved: SavedModel, rows: IntArray
 ) -> FloatArray:
-    """Return what a model adds to the scores of rows for their keys, (n, d_c) or 0."""
+    """Return what a model adds to the scores of rows for their keys, (n, d_c or 1)."""
     effects = saved.effects
     if effects is None or not len(rows):
-        return np.zeros(1)
+        return np.zeros((len(rows), 1))
     names, keys = site.join_key_names(number), site.join_keys(number)
     effects.check_keys(key_names(names, keys))
     return effects.find(hash_keys(names, keys, rows))
@@ -132,19 +167,85 @@ def _release_of(site: Site, number: int, use: Use, masks: ScoreMasks | None) -> 
     )
 
 
-def _rows(site: Site, number: int, body: ScorePart) -> IntArray:
+class _Pairs(NamedTuple):
+    """Distinct pairs of row and region, (m,) each, that are scored in the rows' place.
+
+    ``most`` are the pairs of a row, at most.
+    """
+
+    rows: IntArray
+    regions: AnyArray
+    most: int
+
+
+def _masks_of(
+    site: Site,
+    number: int,
+    body: ScorePart,
+    masking: Masking | None,
+    rows: IntArray,
+    pairs: _Pairs | None,
+) -> ScoreMasks | None:
+    """Return the masks of the rows' scores, or of pairs'; None without masking."""
+    check_unmatched(site, number, body.unmatched)
+    sides = site.terms.join_sides(number)
+    masked = MaskedRows(rows, site.join_keys(number), sides, body.unmatched)
+    masks = score_masks(masking, masked, site.group_key)
+    ledger_entries.note_unmatched(site, number, masks)
+    if masks is None or pairs is None:
+        return masks
+    return masks.split(pairs.rows, pairs.regions)
+
+
+def _read_pairs(
+    site: Site, number: int, body: ScorePart, model: LocalModel, rows: int
+) -> _Pairs | None:
+    """Return the pairs that are to be scored, if there are some in the rows' place.
+
+    Raises:
+        MessageError: they are not those of all rows.
+        PolicyError: the table's rows may not be scored by regions.
+    """
+    if body.pair_rows is None:
+        return None
+    if model.takes_regions:
+        site.source(number).policy.check_seen_regions()
+    pair_rows = body.pair_rows.astype(np.int64)
+    regions = required(body.regions, "regions")
+    check_sizes(body, pairs=len(pair_rows), rows=site.extracted(number).rows)
+    check_positions(pair_rows, "pair_rows", rows)
+    keys = pair_rows * (NO_REGION + 1) + regions
+    is_whole = len(np.unique(pair_rows)) == rows
+    if not is_whole or len(np.unique(keys)) < len(keys):
+        raise MessageError("'pair-rows' are not those of distinct pairs of all rows")
+    return _Pairs(pair_rows, regions, int(np.bincount(pair_rows).max(initial=1)))
+
+
+def _scores_of(
+    model: LocalModel, features: Features, effects: FloatArray, pairs: _Pairs | None
+) -> FloatArray:
+    """Return a model's scores of rows with their effects, or of pairs of them."""
+    if pairs is None:
+        if model.takes_regions:
+            raise MessageError("the saved model reads the regions of another table")
+        return model.scores(features) + effects
+    regions = pairs.regions if model.takes_regions else None
+    paired = pair_features(features, pairs.rows, regions)
+    return model.scores(paired) + effects[pairs.rows]
+
+
+def _rows(site: Site, number: int, bits: AnyArray) -> IntArray:
     """Return the positions of the rows to score.
 
     They must be the same in all messages of the run.
     """
     extracted = site.extracted(number)
-    is_scored = unpack_bits(body.rows, extracted.rows)
+    is_scored = unpack_bits(bits, extracted.rows)
     rows = np.flatnonzero(is_scored)
     check_rows(
         site.source(number), len(rows), f"the scores of table {extracted.table!r}"
     )
     agree_in_rows(site, number, SCORED, is_scored)
-    check_unmatched(site, number, body.unmatched)
     return rows
 
 
@@ -169,7 +270,10 @@ def check_range(scores: FloatArray, masks: ScoreMasks | None) -> None:
 
 
 def _load_model(
-    site: Site, number: int, body: ScorePart, request: ScoreRequest
+    site: Site,
+    number: int,
+    body: ScorePart | DividePart,
+    request: ScoreRequest | DivideRequest,
 ) -> tuple[SavedModel, LocalModel]:
     """Return a saved part, and its model ready to score."""
     version = ModelVersion(request.model_name, request.model_version)
@@ -178,8 +282,6 @@ def _load_model(
     check_model(site.source(number), saved.spec, width)
     model = make_model(saved.spec, width, request.device)
     model.parameters = saved.parameters
-    if request.privacy.covers_predictions:
-        check_scores(model, width)
     return saved, model
 
 

@@ -88,6 +88,8 @@ def describe(
                 texts=texts,
                 unread=schema.unread,
                 ranks=source.policy.asks_ranks,
+                regions=source.policy.releases.regions,
+                sees_regions=source.policy.sees_regions,
             )
         )
     return setup_messages.DescribeReply(

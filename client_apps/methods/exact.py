@@ -12,7 +12,7 @@ import numpy as np
 
 from client_apps.methods.site_method import prepared_part
 from client_apps.operator.curvature import typical_curvature
-from client_apps.operator.participant import Participant, body_of
+from client_apps.operator.participant import Participant, body_of, solver_entry
 from client_apps.rounds.site import Site
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import MessageError
@@ -36,7 +36,7 @@ def step_of(
     outputs = part.model.outputs
     check_sizes(body, trained=len(part.data.multiplicity), outputs=outputs)
     if body.sum is not None:
-        site.keep_solver(part.number, _summed_solver(part, body))
+        site.keep(part.number, solver_entry(_summed_solver(part, body)))
     return body.step.astype(np.float64)
 
 

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tp_flower.errors import MessageError
 from tp_flower.methods.admm.messages import TRAIN_ADMM
-from tp_flower.methods.boost.messages import TRAIN_BAG, TRAIN_BOOST
+from tp_flower.methods.boost.messages import (
+    TRAIN_BAG,
+    TRAIN_BOOST,
+    TRAIN_PAIRS,
+    TRAIN_REGIONS,
+)
 from tp_flower.methods.cg.messages import TRAIN_DESCENT, TRAIN_DIRECTION
 from tp_flower.methods.coreset.messages import (
     TRAIN_DRAW,
@@ -82,10 +87,12 @@ ROOMS: Final[dict[str, Room]] = {
         },
     ),
     "boost": Room(
-        method=f"{_METHODS}.boost:BoostMethod",
+        method=f"{_METHODS}.boost.rounds:BoostMethod",
         answers={
-            TRAIN_BOOST: f"{_METHODS}.boost:boost",
-            TRAIN_BAG: f"{_METHODS}.boost:bag",
+            TRAIN_BOOST: f"{_METHODS}.boost.rounds:boost",
+            TRAIN_BAG: f"{_METHODS}.boost.rounds:bag",
+            TRAIN_REGIONS: f"{_METHODS}.boost.regions:divide",
+            TRAIN_PAIRS: f"{_METHODS}.boost.regions:pair",
         },
     ),
     "moments": Room(

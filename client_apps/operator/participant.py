@@ -51,11 +51,13 @@ MOST_KEPT: Final = 1 << 24  # values of a batch kept for the next message: 64 Mi
 _ARRAYS: Final = ("multiplicity", "tested", "batch_start", "batch_rows")
 _VALUES: Final = (
     *("table", "joined_rows", "l2", "device", "label_scale"),
-    *("most_scores", "most_sums", "is_even", "key_names"),
+    *("most_scores", "most_sums", "most_pairs", "is_even", "key_names"),
 )
 _UNION: Final = ("group", "shards", "shard", "table")
 _FACTORS: Final = ("eigenvalues", "eigenvectors", "mean", "block")
 _DIAGONAL: Final = ("mean", "diagonal")
+_PAIR_ROWS: Final = "rows-of-pairs"
+_PAIR_REGIONS: Final = "regions-of-pairs"
 _UNITS: Final = "units"
 _KEYS: Final = "row-keys"
 
@@ -114,6 +116,23 @@ def sent_scores(
 
 
 @dataclass(frozen=True)
+class PairedRows:
+    """Pairs of rows and regions of another table, those to train on first.
+
+    Attributes:
+        rows: (m,), positions among the rows that take part.
+        regions: (m,) uint8.
+        multiplicity: (m_trained,), G of the pairs, or G^w.
+        tested: (m,) bool.
+    """
+
+    rows: IntArray
+    regions: AnyArray
+    multiplicity: IntArray | FloatArray
+    tested: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
 class ShardData:
     """All data of a shard that never change during training.
 
@@ -138,6 +157,8 @@ class ShardData:
         most_scores: the highest number of scores in the run, by its proposal.
         most_sums: how many arrays are summed in it.
         binned: the trained rows as trees read them, once they have.
+        most_pairs: pairs that a row is in, at most, where the rows of the above are
+            pairs of rows and regions of another table.
     """
 
     features: local_model.Features
@@ -163,6 +184,7 @@ class ShardData:
     is_even: bool = True
     most_scores: int = 0
     most_sums: int = 0
+    most_pairs: int = 1
     binned: "list[lightgbm.Dataset]" = field(default_factory=list, repr=False)
     _gathered: dict[int, local_model.Features] = field(default_factory=dict, repr=False)
 
@@ -182,6 +204,9 @@ class ShardData:
         limit = None
         if "limit" in meta:
             limit = msgspec.convert(meta["limit"], ScoreLimit)
+        if _PAIR_ROWS in arrays:
+            rows, regions = arrays[_PAIR_ROWS], arrays.get(_PAIR_REGIONS)
+            features = local_model.pair_features(features, rows, regions)
         return cls(
             features=features,
             **{name: arrays[name] for name in _ARRAYS},
@@ -225,6 +250,28 @@ class ShardData:
             arrays[_KEYS] = self.row_keys
         if self.limit is not None:
             meta["limit"] = msgspec.to_builtins(self.limit)
+        return Entry(arrays, meta)
+
+    def paired_entry(self, paired: "PairedRows", regions: AnyArray | None) -> Entry:
+        """Return what changes in the stored entry where pairs take the rows' place.
+
+        Of ``regions`` (m,) the model reads; None of the table that is divided.
+        """
+        rows = paired.rows
+        arrays: dict[str, AnyArray] = {
+            "multiplicity": paired.multiplicity,
+            "tested": paired.tested,
+            _PAIR_ROWS: rows,
+        }
+        if regions is not None:
+            arrays[_PAIR_REGIONS] = regions
+        meta: dict[str, Any] = {"most_pairs": int(np.bincount(rows).max(initial=1))}
+        if self.masks is not None:
+            masks = masks_entry(self.masks.split(rows, paired.regions))
+            arrays |= masks.arrays
+            meta |= masks.meta
+        if self.row_keys is not None:
+            arrays[_KEYS] = self.row_keys[rows[: len(paired.multiplicity)]]
         return Entry(arrays, meta)
 
     @property
@@ -358,7 +405,7 @@ class Participant(Generic[State]):
         outputs = self.model.outputs
         if data.limit is None:
             return
-        vectors = outputs
+        vectors = outputs * data.most_pairs
         if len(data.batch_start) > 1:
             times = self.progress.released
             if times is None:

@@ -11,7 +11,7 @@ from tp_flower.privacy import mechanisms
 from tp_flower.privacy import plan as plans
 from tp_flower.protocol.fields import SERVER
 from tp_flower.protocol.messages import ACTIONS, Action
-from tp_flower.sources.policy import LEVELS
+from tp_flower.sources.policy import LEVELS, REGIONS
 
 if TYPE_CHECKING:
     from client_apps.operator.participant import Participant
@@ -52,6 +52,10 @@ _SEALED: Final = (
 _PRODUCTS: Final = (
     "masked (ChaCha20, no differential privacy): an honest server reads the sum over "
     "the tables alone"
+)
+_REGIONS: Final = (
+    "not covered: in which of {} regions each row is, the leaf of a tree on its "
+    "features, to the server and the sites of the other tables"
 )
 _CLEAR: Final = "not covered: it leaves in the clear"
 _UNCOVERED: Final[Mapping[str, str]] = {
@@ -154,6 +158,12 @@ def note_scope(site: Site, number: int, kind: str, scope: str) -> None:
             policy.check_release(declared.policy, is_private=False, is_masked=True)
     uncovered = release(site, number, action, kind, scope)
     site.ledger.note(site.store.run, [uncovered])
+
+
+def note_regions(site: Site, number: int, action: Action, regions: int) -> None:
+    """Note that the regions of a part's rows leave, of so many."""
+    scope = _REGIONS.format(regions)
+    site.ledger.note(site.store.run, [release(site, number, action, REGIONS, scope)])
 
 
 def note_unmatched(site: Site, number: int, masks: "ScoreMasks | None") -> None:

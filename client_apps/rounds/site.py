@@ -35,7 +35,6 @@ from client_apps.operator.state import Progress, State, read_state, write_state
 from tp_flower.arrays import AnyArray
 from tp_flower.errors import MessageError, SiteError, TPFlowerError
 from tp_flower.keyed_hash import KEY_BYTES, RUN_GROUP, KeyedHasher
-from tp_flower.learning.solvers import RidgeSolver
 from tp_flower.node_config import IN_MEMORY, TABLES, cache_limit, site_id, state_dir
 from tp_flower.privacy.mechanisms import Spend
 from tp_flower.privacy.plan import MODEL, PartPlan
@@ -406,12 +405,12 @@ class Site:
         kind = entry.meta["model"]["kind"]
         features = move_to_device(self.store, number, host, device, kind)
         cached = self.store.memory.get(name)
-        if cached is not None and cached.meta["entry"] is entry:
-            data: participant.ShardData = cached.meta["data"]
-            if data.features is features:
-                return data
+        source = {"entry": entry, "features": features}
+        if cached is not None and all(cached.meta[k] is v for k, v in source.items()):
+            kept: participant.ShardData = cached.meta["data"]
+            return kept
         data = participant.ShardData.read(entry, features, self.group_key)
-        self.store.memory[name] = Entry({}, {"data": data, "entry": entry})
+        self.store.memory[name] = Entry({}, {"data": data, **source})
         return data
 
     def check_once(self, name: str, refusal: str) -> None:
@@ -473,12 +472,14 @@ class Site:
         self.store.drop(rows_of(part.number))
         self.save(part)
 
-    def keep_solver(self, number: int, solver: RidgeSolver) -> None:
-        """Store the solver of a participant, whose training has begun."""
+    def keep(self, number: int, change: Entry) -> None:
+        """Change what is stored of a participant, whose training has begun.
+
+        For example a solver, or the pairs that take its rows' place.
+        """
         entry = self.store.load(f"part-{number}")
-        factors = participant.solver_entry(solver)
-        arrays = {**entry.arrays, **factors.arrays}
-        self.store.save(f"part-{number}", Entry(arrays, {**entry.meta, **factors.meta}))
+        arrays = {**entry.arrays, **change.arrays}
+        self.store.save(f"part-{number}", Entry(arrays, {**entry.meta, **change.meta}))
 
     def save(self, part: participant.Participant[Any]) -> None:
         """Change a participant's model, which must be finite, and its state.

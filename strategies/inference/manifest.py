@@ -65,7 +65,8 @@ class ModelPart(_Record, frozen=True):
     """One part of a model, which the site of one shard keeps.
 
     ``index`` is the shard's position among the table's in the site's tables file,
-    ``digest`` the SHA-256 of the part's files; "" if the site keeps none.
+    ``digest`` the SHA-256 of the part's files; "" if the site keeps none. The regions
+    of a divided table's shards are numbered from ``first_region`` on.
     """
 
     number: Count
@@ -73,6 +74,7 @@ class ModelPart(_Record, frozen=True):
     name: str
     index: Count
     digest: str
+    first_region: Count = 0
 
 
 class ModelTable(_Record, frozen=True, kw_only=True):
@@ -109,7 +111,8 @@ class Manifest(_Record, frozen=True, kw_only=True):
     ``joined_rows`` are the training's, ``held_out`` the digest of which of the query's
     are not, ``tested`` that of those that test and of their labels; metrics are only
     those that are finite; masked scores have room by ``score_unit``; predicted classes
-    have the type ``label_kind``.
+    have the type ``label_kind``; the models of all tables but the ``divided`` one read
+    its regions, if there is one.
     """
 
     name: str
@@ -126,6 +129,7 @@ class Manifest(_Record, frozen=True, kw_only=True):
     label_kind: str = "text"
     base_score: Scores
     score_unit: Finite = 1.0
+    divided: str = ""
     tables: tuple[ModelTable, ...]
     train: dict[str, Finite]
     test: dict[str, Finite]

@@ -170,6 +170,8 @@ class ModelStrategy(RoundStrategy):
     def _privacy(self, joined: Joined) -> dict[str, object]:
         """Return the `privacy` entry of the report."""
         messages = [Action.SCORE]
+        if self.manifest.divided:
+            messages.insert(0, Action.DIVIDE)
         if asks_ranks(self.inventory):
             messages.insert(0, Action.RANK)
         exposure = exposure_of(
@@ -182,6 +184,7 @@ class ModelStrategy(RoundStrategy):
             has_label=self.settings.mode == EVALUATE and self.has_label,
             has_row_key=joined.extracted.row_hashes is not None,
             vectors=self.manifest.scorer.discloses,
+            divided=self.manifest.divided,
         )
         return privacy_report(
             disclosures(exposure),

@@ -1,7 +1,7 @@
 """Scores of joined rows by a saved model, whose parts are at the sites."""
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -15,7 +15,7 @@ from strategies.inference.manifest import (
 )
 from strategies.ranks import ask_ranks, asks_ranks
 from strategies.run.exchange import Part, Replies, Requests, ask
-from strategies.run.replies import addends_of
+from strategies.run.replies import addends_of, array_of
 from strategies.run.sites import Inventory
 from strategies.setup.columns import Columns
 from strategies.setup.extract import Extracted, extract
@@ -26,8 +26,14 @@ from tp_flower.errors import SettingsError
 from tp_flower.files import home_folder
 from tp_flower.joins.joining import JoinStep, build_mapping
 from tp_flower.joins.mapping import TableMapping
+from tp_flower.joins.pairs import NO_REGION, TablePairs, pair_rows
 from tp_flower.joins.rows import JoinedRows, Vectors
-from tp_flower.protocol.inference_messages import ScorePart, ScoreRequest
+from tp_flower.protocol.inference_messages import (
+    DividePart,
+    DivideRequest,
+    ScorePart,
+    ScoreRequest,
+)
 from tp_flower.protocol.packet import pack_bits
 from tp_flower.protocol.rank_messages import RankPart, RankRequest
 from tp_flower.protocol.training_messages import PrivacyTerms
@@ -109,6 +115,9 @@ def score(
         for part, span in joined.extracted.shards_of(table)
     }
     parts = [part for part in all_parts if masks[part.number].any()]
+    pairs: Mapping[str, TablePairs] = {}
+    if manifest.divided:
+        pairs = yield from _divide(joined, manifest, part_numbers, masks, settings)
     cover: dict[str, AnyArray] = {}
     if asks_ranks(inventory):
         cover = yield from _cover(manifest, part_numbers, masks, all_parts)
@@ -129,6 +138,7 @@ def score(
                 model_part=part_numbers[part.number].number,
                 digest=part_numbers[part.number].digest,
                 rows=pack_bits(masks[part.number]),
+                **_pair_fields(joined, part, pairs, masks[part.number]),
                 unmatched=masking.unmatched.get(part.number, {}),
                 cover=cover,
             )
@@ -136,22 +146,110 @@ def score(
         },
     )
     replies = yield ask(request, parts)
+    if pairs:
+        mapping = TableMapping({table: each.train for table, each in pairs.items()})
+        joined = replace(joined, mapping=mapping)
+    local = _gather(joined, replies, pairs, masks, head.width, masking)
+    return _combine_tables(joined, manifest, start, local, masking)
+
+
+def _gather(
+    joined: Joined,
+    replies: Replies,
+    pairs: Mapping[str, TablePairs],
+    masks: Mapping[int, BoolArray],
+    width: int,
+    masking: ScoreMasking,
+) -> dict[str, LocalArray]:
+    """Return the vectors of each table's rows, or pairs; 0 in no joined row."""
     is_masked = masking.point is not None
     dtype = np.uint32 if is_masked else np.float64
     local: dict[str, LocalArray] = {}
     for table in joined.bound.tables:
-        local[table] = np.zeros((joined.mapping.tables[table].rows, head.width), dtype)
+        local[table] = np.zeros((joined.mapping.tables[table].rows, width), dtype)
         for part, span in joined.extracted.shards_of(table):
-            is_in_part = masks[part.number]
-            if count := int(np.count_nonzero(is_in_part)):
-                local[table][span][is_in_part] = addends_of(
-                    replies,
-                    part,
-                    "scores",
-                    (count, head.width),
-                    is_masked=is_masked,
+            if pairs:
+                scored = pairs[table].of_rows(span)
+            else:
+                scored = span.start + np.flatnonzero(masks[part.number])
+            if len(scored):
+                shape = len(scored), width
+                local[table][scored] = addends_of(
+                    replies, part, "scores", shape, is_masked=is_masked
                 )
-    return _combine_tables(joined, manifest, start, local, masking)
+    return local
+
+
+def _divide(
+    joined: Joined,
+    manifest: Manifest,
+    part_numbers: Mapping[int, ModelPart],
+    masks: Mapping[int, BoolArray],
+    settings: Settings,
+) -> Generator[Requests, Replies, Mapping[str, TablePairs]]:
+    """Return, by table, the pairs of rows and regions of the model's divided table.
+
+    Raises:
+        SettingsError: a site of the divided table is missing.
+    """
+    divided = manifest.divided
+    if divided in joined.missing.joined_only(joined.bound.label_table).sites:
+        raise SettingsError(
+            f"model {manifest.model} reads regions of table {divided!r}, a site of "
+            "which is missing: no mean stands in for them; wait for it"
+        )
+    shards = [
+        (part, span)
+        for part, span in joined.extracted.shards_of(divided)
+        if masks[part.number].any()
+    ]
+    request = DivideRequest(
+        model_name=manifest.name,
+        model_version=manifest.model_version,
+        device=settings.device,
+        parts={
+            part.number: DividePart(
+                model_part=part_numbers[part.number].number,
+                digest=part_numbers[part.number].digest,
+                rows=pack_bits(masks[part.number]),
+            )
+            for part, _ in shards
+        },
+    )
+    replies = yield ask(request, [part for part, _ in shards])
+    tables = joined.mapping.tables
+    of_rows = np.full(tables[divided].rows, NO_REGION, np.uint8)
+    for part, span in shards:
+        is_joined = masks[part.number]
+        shape = (int(np.count_nonzero(is_joined)),)
+        regions = array_of(replies, part, "regions", shape)
+        of_rows[span][is_joined] = part_numbers[part.number].first_region + regions
+    of_joined = tables[divided].expand(of_rows, absent=NO_REGION)
+    return {
+        table: pair_rows(
+            rows,
+            None,
+            (of_joined, of_joined),
+            [span.stop for _, span in joined.extracted.shards_of(table)],
+        )
+        for table, rows in tables.items()
+    }
+
+
+def _pair_fields(
+    joined: Joined, part: Part, pairs: Mapping[str, TablePairs], is_joined: BoolArray
+) -> dict[str, AnyArray]:
+    """Return the pairs that stand for a part's rows, if there are some."""
+    if not pairs:
+        return {}
+    table = pairs[part.table]
+    span = dict(joined.extracted.shards_of(part.table))[part]
+    chosen = table.of_rows(span)
+    position = np.cumsum(is_joined) - 1
+    return {
+        "pair_rows": position[table.rows[chosen] - span.start].astype(np.int32),
+        "regions": table.regions[chosen],
+    }
 
 
 def _combine_tables(

@@ -7,7 +7,7 @@ rows back to the rows of each table. The joined rows are never built.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -354,6 +354,21 @@ class TrainingProblem(PreparedRun):
         if held_out is None:
             return [self.rows]
         return [self.rows, held_out]
+
+    def over(
+        self,
+        tables: Mapping[str, TrainedTable],
+        mappings: tuple[TableMapping, TableMapping | None],
+        **changes: Any,
+    ) -> "TrainingProblem":
+        """Return the problem of the same joined rows over other rows of the tables."""
+        train, test = mappings
+        changed = replace(self, tables=tables, train=train, test=test, **changes)
+        # the joined rows keep what is known of them
+        vars(changed)["rows"] = self.rows.over(train)
+        if self.held_out_rows is not None and test is not None:
+            vars(changed)["held_out_rows"] = self.held_out_rows.over(test)
+        return changed
 
     def read_sums(self, sums: AnyArray) -> FloatArray:
         """Return the head's vectors v of joined rows, which may be masked words."""

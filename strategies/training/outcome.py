@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,17 @@ INTERCEPT: Final = "(intercept)"
 GAIN: Final = "gain"  # of the splits by a feature
 
 
+class DividedTable(NamedTuple):
+    """The table whose regions the models of all others read.
+
+    Attributes:
+        first: by part of the table, the number of the shard's first region.
+    """
+
+    table: str
+    first: Mapping[int, int]
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The result of a run, besides its metrics.
@@ -24,7 +35,7 @@ class Outcome:
     Digests identify the parts that sites keep, by number; "" for a site without a state
     folder, or without an answer. Coefficients are (d [+ 1], d_c) by table, if allowed,
     and so are statistics of them, by name. The comparison is with a constant, and of
-    predictions with labels.
+    predictions with labels. Where a table is ``divided``, models read its regions.
     """
 
     digests: Mapping[int, str] = field(default_factory=dict)
@@ -33,6 +44,7 @@ class Outcome:
     statistics: Mapping[str, Mapping[str, FloatArray]] = field(default_factory=dict)
     contributions: Mapping[str, Contribution] = field(default_factory=dict)
     comparison: Mapping[str, object] = field(default_factory=dict)
+    divided: DividedTable | None = None
 
     def coefficients_entry(
         self, problem: PreparedRun

@@ -1,6 +1,6 @@
 """The manifest of the model that a run has trained."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -38,6 +38,7 @@ def make_manifest(strategy: TrainingStrategy) -> manifest.Manifest:
         label_kind=problem.response.kind,
         base_score=tuple(problem.base_score.tolist()),
         score_unit=problem.score_unit,
+        divided=strategy.outcome.divided.table if strategy.outcome.divided else "",
         tables=tables,
         train=manifest.finite_metrics(report.final_train),
         test=manifest.finite_metrics(report.final_test),
@@ -60,12 +61,21 @@ def _model_tables(
     outcome = strategy.outcome
     shards = strategy.inventory.by_place
 
+    first_regions: Mapping[int, int] = {}
+    if outcome.divided is not None:
+        first_regions = outcome.divided.first
+
     def part_of(part: Part) -> manifest.ModelPart:
         # found again by site, table and shard: node numbers change
         shard = shards[part.node, part.shard]
         digest = outcome.digests.get(part.number, "")
         return manifest.ModelPart(
-            part.number, part.site, shard.table, shard.index, digest
+            part.number,
+            part.site,
+            shard.table,
+            shard.index,
+            digest,
+            first_regions.get(part.number, 0),
         )
 
     for name, table in problem.tables.items():

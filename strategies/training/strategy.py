@@ -134,6 +134,8 @@ class TrainingStrategy(RoundStrategy):
                 raise
             last = self._end_with_best(problem, error)
         else:
+            # the method may have changed what the rows of its tables are
+            problem = self.training_problem
             self._end(problem)
             last = ask(self.last_request(), problem.parts)
         self.epoch = 0

@@ -22,18 +22,23 @@ from strategies.training.saving import make_manifest
 from tests.support import federated
 from tests.support.federated import Frames, Seen, WatchedGrid, store_sql
 from tp_flower.extraction.extract import extract
-from tp_flower.learning.models.local_model import build_model
+from tp_flower.learning.models.local_model import LocalModel, build_model
 from tp_flower.query import Fragment, Query
 from tp_flower.sources.shards import ShardSource, register_frames, release
 
 NamedSites = Mapping[str, Mapping[str, list[pd.DataFrame]]] | int
 
 
-def part_scores(saved: SavedModel, columns: Mapping[str, object]) -> np.ndarray:
-    """Return the scores of rows by a saved part of a model, (n, d_c)."""
+def model_of(saved: SavedModel) -> LocalModel:
+    """Return the model of a saved part, ready to score."""
     model = build_model(saved.spec, saved.encoder.encoder.width, "cpu")
     model.parameters = saved.parameters
-    return model.scores(saved.encoder.transform(columns))
+    return model
+
+
+def part_scores(saved: SavedModel, columns: Mapping[str, object]) -> np.ndarray:
+    """Return the scores of rows by a saved part of a model, (n, d_c)."""
+    return model_of(saved).scores(saved.encoder.transform(columns))
 
 
 def on(layout: Callable[[Frames], dict], frames: Frames) -> NamedSites:
@@ -132,13 +137,18 @@ class Model:
 
 def scores_of(saved: SavedModel, frame: pd.DataFrame) -> np.ndarray:
     """Return what a part of a model says of rows of a data frame, (n, d_c)."""
+    return model_of(saved).scores(features_of(saved, frame))
+
+
+def features_of(saved: SavedModel, frame: pd.DataFrame) -> np.ndarray:
+    """Return rows of a data frame as a saved part encodes them, (n, d)."""
     name = saved.fragment.name
     token = register_frames({name: frame}, "here")
     plain = Fragment(saved.fragment.table, name, saved.fragment.features)
     rows = extract(ShardSource(name, "here", 0, token=token), plain)
     columns = {info.name: rows.column(info.name) for info in rows.features}
     release(token)
-    return part_scores(saved, columns)
+    return saved.encoder.transform(columns)
 
 
 def train(

@@ -143,3 +143,15 @@ def columns_of(rows: EncodedRows, columns: IndexArray) -> EncodedRows:
     if isinstance(rows, SparseRows):
         return rows.of_columns(columns)
     return rows[:, columns]
+
+
+def append_column(rows: EncodedRows, column: "Float32Array") -> EncodedRows:
+    """Return rows (n, d + 1) with one more column, (n,)."""
+    if not isinstance(rows, SparseRows):
+        return np.concatenate([rows, column[:, None]], axis=1)
+    places = np.full((len(rows), 1), rows.width, np.int32)
+    return SparseRows(
+        np.concatenate([rows.values, column[:, None]], axis=1),
+        np.concatenate([rows.columns, places], axis=1),
+        rows.width + 1,
+    )

@@ -97,6 +97,10 @@ class JoinedRows:
         vectors = {name: values[mask] for name, values in self.vectors.items()}
         return JoinedRows(self.mapping.select(mask), vectors)
 
+    def over(self, mapping: TableMapping) -> "JoinedRows":
+        """Return the same joined rows over other rows of tables, with their vectors."""
+        return JoinedRows(mapping, dict(self.vectors))
+
     def run(
         self,
         kernel: Kernel,

@@ -14,6 +14,10 @@ their scores; from words that do not add up to joined rows it learns nothing
 
 A row that a LEFT JOIN finds no partner for keeps no mask of that equality.
 
+Where the rows of tables are pairs with a region of another table's row
+(``joins/pairs.py``), the tag is of the key and the region, which all pairs behind a
+joined row share: the proof holds of pairs as it does of rows.
+
 fix is a number in fixed point: x 2^b, rounded. Of M tables each may use the M-th part
 of the 32 bits, so that no sum wraps around.
 
@@ -45,6 +49,8 @@ _PURPOSE: Final = b"tp_flower score mask v1 "
 
 RANGE_BITS: Final = 10  # the sum of the scores stays within 2^10 times their unit
 NO_MASK: Final = -1
+_REGIONS: Final = 1 << 8  # a byte, in the highest of a tag
+_REGION_SHIFT: Final = 56
 
 
 @dataclass(frozen=True)
@@ -146,6 +152,25 @@ class JoinMask:
             return words
         return np.where(codes[:, None] == NO_MASK, np.uint32(0), words)
 
+    def split(
+        self, rows: npt.NDArray[np.integer], regions: npt.NDArray[np.uint8]
+    ) -> "JoinMask":
+        """Return the masks of pairs of rows and regions, (m,) each.
+
+        A pair's tag is that of its row's key and its region: pairs of one row that
+        are in different regions have different masks.
+        """
+        own = self.codes[rows]
+        combined = own.astype(np.int64) * _REGIONS + regions
+        has_mask = own != NO_MASK
+        used, places = np.unique(combined[has_mask], return_inverse=True)
+        tags = self.tags[used // _REGIONS]
+        # far from the bits that number a row's blocks
+        tags[:, 1] ^= (used % _REGIONS).astype(np.uint64) << np.uint64(_REGION_SHIFT)
+        codes = np.full(len(own), NO_MASK, np.int32)
+        codes[has_mask] = places
+        return replace(self, tags=tags, codes=codes)
+
     @cached_property
     def _cipher(self) -> CipherContext:
         # to make it for every message would take longer than the masks of a batch
@@ -195,6 +220,13 @@ class ScoreMasks:
             else:
                 words -= row_masks
         return words
+
+    def split(
+        self, rows: npt.NDArray[np.integer], regions: npt.NDArray[np.uint8]
+    ) -> "ScoreMasks":
+        """Return the masks of pairs of rows and regions, (m,) each."""
+        joins = tuple(mask.split(rows, regions) for mask in self.joins)
+        return ScoreMasks(self.point, joins)
 
     def take(self, rows: npt.NDArray[np.integer]) -> "ScoreMasks":
         """Return the masks of some rows, in their order."""

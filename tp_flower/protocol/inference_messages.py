@@ -106,12 +106,63 @@ class FinishReply(Reply, frozen=True, kw_only=True):
     is_complete = False
 
 
-class ScorePart(PartBody, frozen=True, kw_only=True):
-    """The rows that joined rows have, and the part of the model to score them with."""
+class DividePart(PartBody, frozen=True, kw_only=True):
+    """The rows that joined rows have, and the part of the model that divides them."""
 
     model_part: Annotated[int, f.between(0, 1_000_000)]
     digest: f.Digest
     rows: Annotated[AnyArray, f.bits("rows")]
+
+
+class DivideRequest(Request, frozen=True, kw_only=True):
+    """Tell the regions of rows by a saved model, which scores of other tables read."""
+
+    model_name: f.Name
+    model_version: f.Name
+    device: f.Device
+    parts: dict[int, DividePart]
+
+    discloses = (Discloses("which rows of the site are joined", fields=("rows",)),)
+    schedule = ("model_name", "model_version", "device", "model_part", "digest")
+
+
+class DividedPart(PartBody, frozen=True):
+    """The region of each of the rows."""
+
+    regions: Annotated[AnyArray, f.regions("scored")]
+
+
+class DivideReply(Reply, frozen=True):
+    """The regions of the rows."""
+
+    parts: dict[int, DividedPart]
+
+    discloses = (
+        Discloses(
+            "in which region each row of the site is: the leaf of one tree on its "
+            "features",
+            fields=("regions",),
+            kinds=("regions",),
+            policy="regions",
+        ),
+    )
+    is_complete = False
+
+
+class ScorePart(PartBody, frozen=True, kw_only=True):
+    """The rows that joined rows have, and the part of the model to score them with.
+
+    Attributes:
+        pair_rows: of a model with regions, which of these rows each pair of row and
+            region is of, in place of the rows.
+        regions: of the pairs.
+    """
+
+    model_part: Annotated[int, f.between(0, 1_000_000)]
+    digest: f.Digest
+    rows: Annotated[AnyArray, f.bits("rows")]
+    pair_rows: Annotated[AnyArray, f.positions("pairs")] | None = None
+    regions: Annotated[AnyArray, f.regions("pairs")] | None = None
     unmatched: dict[str, Annotated[AnyArray, f.bits("rows")]] = {}
     cover: Cover = {}
 
@@ -128,6 +179,12 @@ class ScoreRequest(Request, frozen=True, kw_only=True):
 
     discloses = (
         Discloses("which rows of the site are joined", fields=("rows",)),
+        Discloses(
+            "in which regions of table {divided} the joined rows of each row of the "
+            "site are",
+            fields=("pair_rows", "regions"),
+            when="divided",
+        ),
         UNMATCHED_DISCLOSED,
     )
     schedule = (

@@ -32,6 +32,7 @@ class Action(str):
     RANK: ClassVar["Action"]
     PREPARE: ClassVar["Action"]
     CONSENSUS: ClassVar["Action"]
+    DIVIDE: ClassVar["Action"]
     SCORE: ClassVar["Action"]
     FINISH: ClassVar["Action"]
 
@@ -102,6 +103,9 @@ Action.PREPARE = declare_action(
 )
 Action.CONSENSUS = declare_action(
     "train.consensus", training.ConsensusRequest, training.ConsensusReply
+)
+Action.DIVIDE = declare_action(
+    "query.divide", inference.DivideRequest, inference.DivideReply
 )
 Action.SCORE = declare_action(
     "query.score", inference.ScoreRequest, inference.ScoreReply

@@ -61,6 +61,9 @@ class ShardDescription(Body, frozen=True, kw_only=True):
             write.
         ranks: whether its policy limits scores by the rank of its rows, or by others'
             tables.
+        regions: by how many regions its policy lets rows be told apart; 0 for none.
+        sees_regions: whether its rows may have a score for each region of another
+            table.
     """
 
     table: f.Name
@@ -75,6 +78,8 @@ class ShardDescription(Body, frozen=True, kw_only=True):
     texts: dict[f.Name, TextColumn] = {}
     unread: dict[f.Name, f.Name] = {}
     ranks: bool = False
+    regions: Annotated[int, f.between(0, 32)] = 0
+    sees_regions: bool = False
 
 
 class DescribeReply(Reply, frozen=True, kw_only=True):
@@ -462,6 +467,10 @@ class EncodedColumns(Body, frozen=True):
 
     features: dict[f.Name, Annotated[int, f.between(0, 1 + MOST_WIDTH)]]
     is_fitted: bool
+
+    def with_feature(self, name: str) -> "EncodedColumns":
+        """Return the columns and one more, of a feature that no encoder makes."""
+        return EncodedColumns({**self.features, name: 1}, self.is_fitted)
 
     @property
     def width(self) -> int:

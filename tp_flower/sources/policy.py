@@ -24,6 +24,9 @@ statistics   to the table's other shards: never (encoders that need none, such a
              declared ranges, are left), moments (counts, means and deviations of
              columns, and how many rows each category has), clear (also ranges,
              whose ends are values of single rows)
+regions      to the server and the other tables' sites: the number of regions that rows
+             may be told apart by, the leaves of one tree on their features; 0 by
+             default
 =========== ==========================================================================
 
 The rules bound what is asked, not what two allowed answers tell together: noise does.
@@ -70,6 +73,9 @@ LEVELS: Final = {
     SECOND_MOMENTS: (NEVER, PRIVATE, CLEAR),
 }
 """By kind of release, its levels, the strictest first."""
+REGIONS: Final = "regions"
+MOST_REGIONS: Final = 32
+"""A release by number, and the largest."""
 
 DEFAULT_DELTA: Final = 1e-5
 _ABOVE_OR_0: Final = Meta(
@@ -102,6 +108,7 @@ class Releases:
     weights: str = ""
     rows: str = NEVER
     moments: str = CLEAR
+    regions: int = MOST_REGIONS
 
     def level(self, kind: str) -> str:
         """Return the level of one kind of release."""
@@ -127,6 +134,8 @@ class Policy:
             over all runs, in parts of the rows' effective rank
             (:mod:`tp_flower.features.ranks`); None for any number.
         cover: how many other tables of a query must vary enough to hide the scores in.
+        sees_regions: whether scores of its rows may depend on regions of another
+            table's rows: a row has a score for each.
         most_parameters: of a model, or leaves of a round's trees; None for any size.
         privacy_unit: () if each row counts.
         rows_per_unit: how many rows of a unit take part, always the same ones.
@@ -150,6 +159,7 @@ class Policy:
     min_count: Count = 1
     scores_per_rank: Annotated[float, _ABOVE_OR_0] | Literal["any"] | None = None
     cover: WholeNumber = 0
+    sees_regions: Flag = True
     models: Texts | None = None
     most_parameters: Count | None = None
     releases: Releases = field(default_factory=Releases)
@@ -348,6 +358,24 @@ class Policy:
                 "it is a share of the rows",
             )
 
+    def check_seen_regions(self) -> None:
+        """Refuse scores that depend on regions of another table's rows."""
+        if not self.sees_regions:
+            raise _refusal(
+                "sees-regions",
+                "the run asks for scores by the region of another table's row",
+                "each row has one score; set regions = 'none'",
+            )
+
+    def check_regions(self) -> None:
+        """Refuse to tell in which regions the table's rows are."""
+        if not self.releases.regions:
+            raise _refusal(
+                f"releases.{REGIONS} = 0",
+                "the run asks for the regions of the table's rows",
+                "none may leave the site; set regions = 'none', or name another table",
+            )
+
     def check_statistics(
         self, table: str, feature: str, kind: str, spec: EncoderSpec
     ) -> None:
@@ -421,6 +449,7 @@ STRICT: Final[Mapping[str, object]] = {
     "min-count": 10,
     "scores-per-rank": 0.5,
     "cover": 1,
+    "sees-regions": False,
     "models": ("linear", "mlp"),
     "most-parameters": 1_000_000,
     "most-unmatched": 0.0,
@@ -428,15 +457,21 @@ STRICT: Final[Mapping[str, object]] = {
     "query-seconds": 600,
 }
 """The rules of a policy that does not mention them; for releases, see ``Releases``."""
-UNBUDGETED: Final = Releases(models=SEALED, scores=MASKED, moments=NEVER)
+UNBUDGETED: Final = Releases(models=SEALED, scores=MASKED, moments=NEVER, regions=0)
 BUDGETED: Final = Releases(
-    labels=PRIVATE, statistics=NEVER, models=PRIVATE, scores=PRIVATE, moments=PRIVATE
+    labels=PRIVATE,
+    statistics=NEVER,
+    models=PRIVATE,
+    scores=PRIVATE,
+    moments=PRIVATE,
+    regions=0,
 )
 """What a policy without, and with, an ``epsilon`` lets leave if it does not say."""
 MISSING: Final = Policy(
     columns=(),
     labels=(),
-    releases=Releases(NEVER, NEVER, NEVER, NEVER, moments=NEVER),
+    releases=Releases(NEVER, NEVER, NEVER, NEVER, moments=NEVER, regions=0),
+    sees_regions=False,
 )
 """The policy of a table that has none."""
 RUNS_PER_BUDGET: Final = 4  # at least, to spend it, where the policy has no limit
@@ -464,7 +499,7 @@ def read_policy(
     if isinstance(policies[-1], str):
         raise SourceError(f"{where} is a string other than {OPEN!r}: write a table")
     merged: dict[str, object] = {}
-    levels: dict[str, str] = {}
+    levels: dict[str, object] = {}
     for policy in policies:
         # the rules of a shard hold for it though those of its table are "open"
         rules = {} if policy == OPEN else entries.as_table(policy, where)
@@ -512,7 +547,10 @@ def _refuse_removed(rules: Mapping[str, object], where: str) -> None:
 
 
 def _check_budget(
-    policy: Policy, rules: Mapping[str, object], levels: Mapping[str, str], where: str
+    policy: Policy,
+    rules: Mapping[str, object],
+    levels: Mapping[str, object],
+    where: str,
 ) -> None:
     """Refuse rules about a budget that is missing or says nothing."""
     if policy.epsilon is None:
@@ -529,19 +567,31 @@ def _check_budget(
         raise SourceError(f"{where}: 'epsilon-per-run' is above 'epsilon'")
 
 
-def _levels(policy: Mapping[str, object], where: str) -> Mapping[str, str]:
-    """Return the level of each kind of release that a policy names."""
+def _levels(policy: Mapping[str, object], where: str) -> Mapping[str, object]:
+    """Return the level of each kind of release that a policy names, or its number."""
     where = f"'releases' of {where}"
     levels = entries.as_table(policy.get("releases", {}), where)
-    entries.refuse_unknown(levels, tuple(LEVELS), where)
+    entries.refuse_unknown(levels, (*LEVELS, REGIONS), where)
     for kind, level in levels.items():
-        if level not in LEVELS[kind]:
+        if kind == REGIONS:
+            _check_regions(level, where)
+        elif level not in LEVELS[kind]:
             hint = closest(str(level), LEVELS[kind])
             raise SourceError(
                 f"{kind!r} in {where} is {level!r}{hint}: "
                 f"valid levels are {', '.join(LEVELS[kind])}"
             )
-    return {kind: str(level) for kind, level in levels.items()}
+    return dict(levels)
+
+
+def _check_regions(number: object, where: str) -> None:
+    """Refuse a number of regions that rows cannot be divided into."""
+    is_number = isinstance(number, int) and not isinstance(number, bool)
+    if not (is_number and number in (0, *range(2, MOST_REGIONS + 1))):
+        raise SourceError(
+            f"'regions' in {where} is {number!r}: it must be the number of regions "
+            f"that rows may be told apart by, from 2 to {MOST_REGIONS}, or 0 for none"
+        )
 
 
 def _check_consistent(policy: Policy, where: str) -> None:

@@ -76,7 +76,10 @@ class RunTerms:
             # nothing is told of rows whose scores do not leave
             Action.RANK: settings.mode in (PREDICT, EVALUATE)
             or settings.method.sends_scores,
-            Action.SCORE: settings.mode in (PREDICT, EVALUATE) or bool(settings.start),
+            **dict.fromkeys(
+                (Action.SCORE, Action.DIVIDE),
+                settings.mode in (PREDICT, EVALUATE) or bool(settings.start),
+            ),
         }
         if action in begun:
             return begun[action]

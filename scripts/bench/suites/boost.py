@@ -27,7 +27,7 @@ from scripts.bench.harness import (
 )
 from scripts.joined.models import TREES, grow_trees, tree_metrics, tree_options
 from strategies.inference.manifest import write_manifest
-from strategies.methods.boost import Boost
+from strategies.methods.boost.strategy import Boost
 from strategies.training.saving import make_manifest
 from tp_flower.duckdb_engine import new_engine
 from tp_flower.files import HOME_VARIABLE, home_folder

@@ -45,7 +45,7 @@ def ask_for(folder, monkeypatch, model, rules):
     monkeypatch.setattr(participant.local_model, "build_model", made)
     if settings["strategy"] == "boost":
         monkeypatch.setattr(participant.local_model, "build_model", build_model)
-        monkeypatch.setattr("client_apps.methods.boost.grow", made)
+        monkeypatch.setattr("client_apps.methods.boost.rounds.grow", made)
     tables = {"a": LEFT, "b": RIGHT}
     sites = site_per_table(folder, tables, dict.fromkeys(tables, rules + KINDS))
     run_query(SQL, sites, device="cpu", **settings)

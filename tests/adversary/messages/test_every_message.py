@@ -27,7 +27,12 @@ from tests.support.peers.hostile import (
 )
 from tests.support.peers.hostile_runs import answers_to
 from tp_flower.methods.admm.messages import TRAIN_ADMM
-from tp_flower.methods.boost.messages import TRAIN_BAG, TRAIN_BOOST
+from tp_flower.methods.boost.messages import (
+    TRAIN_BAG,
+    TRAIN_BOOST,
+    TRAIN_PAIRS,
+    TRAIN_REGIONS,
+)
 from tp_flower.methods.cg.messages import TRAIN_DESCENT, TRAIN_DIRECTION
 from tp_flower.methods.coreset.messages import (
     TRAIN_DRAW,
@@ -166,7 +171,11 @@ ATTACKS = {
     TRAIN_PERSONAL: (SHOP, NO_NUMBERS, "personal"),
     Action.FINISH: (SHOP, PATH, r"model name '\.\./\.\./x' is not allowed"),
 }
+OF_REGIONS = dict.fromkeys(
+    (TRAIN_REGIONS, TRAIN_PAIRS, Action.DIVIDE), "tests/runs/training/test_regions.py"
+)
 ELSEWHERE = {
+    **OF_REGIONS,
     Action.SCORE: "tests/adversary/test_predict_hostile.py",
     Action.SESSION: "tests/faults/test_sessions.py",
 }

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from strategies.inference.manifest import write_manifest
-from strategies.methods import boost as boosting
+from strategies.methods.boost import strategy as boosting
 from strategies.report_page.page import render
 from strategies.training.saving import make_manifest
 from tests.support.examples.explained import explain
@@ -691,7 +691,9 @@ def test_linear_epochs_are_at_most_a_quarter_and_end_with_their_gain():
         assert sum(linear_rounds(run)) == linear
     run = run_query(LINEAR, STRAIGHT, **how)
     count = sum(linear_rounds(run))
-    losses = [item.validation["loss"] for item in run.history if item.epoch][:count]
+    losses = [item.validation["loss"] for item in run.history if item.validation][
+        :count
+    ]
     falls = -np.diff(losses) / losses[1:]
     assert (falls[:-1] >= 0.01).all()
     assert count == 12 or falls[-1] < 0.01
@@ -780,7 +782,7 @@ def test_a_linear_step_that_loses_is_not_taken(tmp_path):
     how = {"num_epochs": 8, "effects": "none", "min_rows_per_leaf": 1}
     run = run_query(sql, sites, "boost", state=tmp_path, **how)
     assert sum(linear_rounds(run)) == 1
-    first = next(item for item in run.history if item.epoch)
+    first = next(item for item in run.history if item.validation)
     base = run.problem.validated.constant_metrics(run.problem.base_score)
     assert first.validation["loss"] == pytest.approx(base["loss"])
     model = Model(sql, tmp_path, make_manifest(run.strategy))

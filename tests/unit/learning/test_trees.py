@@ -16,6 +16,8 @@ from tests.support.tables.mappings import one_to_one
 from tp_flower.arrays import MISSING
 from tp_flower.errors import ModelError
 from tp_flower.joins.mapping import TableRows
+from tp_flower.joins.pairs import pair_rows
+from tp_flower.learning.models.local_model import pair_features
 from tp_flower.methods.boost.boosting import (
     SHRINK,
     Boosting,
@@ -47,12 +49,16 @@ def test_conservation_of_the_sums_over_joined_rows():
     assert_allclose(sums, numbers[rows.row_of >= 0].sum(axis=0))
 
 
+@pytest.mark.parametrize("has_regions", [False, True], ids=["rows", "pairs"])
 @pytest.mark.parametrize("name", ["squared", "logistic"])
 # one random example in 400 has two splits of equal gain, to 32 bits: always the same
 # examples
 @settings(max_examples=15, derandomize=True)
 @given(number=st.integers(0, 2**32 - 1))
-def test_a_tree_is_that_of_the_joined_table_with_the_columns_of_the_table(name, number):
+def test_a_tree_is_that_of_the_joined_table_with_the_columns_of_the_table(
+    name, has_regions, number
+):
+    """With regions, also of the region that each joined row is in."""
     rng = default_rng(number)
     count = 300
     total = 3000
@@ -63,6 +69,12 @@ def test_a_tree_is_that_of_the_joined_table_with_the_columns_of_the_table(name, 
     rows = TableRows(
         np.append(np.arange(count), rng.integers(0, count, total - count)), count
     )
+    if has_regions:
+        region = rng.integers(0, 5, total).astype(np.uint8)
+        pairs = pair_rows(rows, None, (region, region), [count])
+        features, rows = pair_features(features, pairs.rows, pairs.regions), pairs.train
+        assert count < rows.rows < total
+        assert_allclose(features[rows.row_of, -1], region)
     weights = rng.uniform(0.5, 1.5, total)
     labels = rng.integers(0, 2, total).astype(float)
     scores = rng.normal(size=(total, 1))

@@ -16,7 +16,7 @@ from tp_flower.methods.coreset.messages import TRAIN_ROWS
 from tp_flower.methods.sgd.messages import TRAIN_SGD
 from tp_flower.protocol.fields import DP_SGD, NOISY_STATISTICS
 from tp_flower.protocol.messages import ACTIONS, Action, declare_action
-from tp_flower.sources.policy import LEVELS
+from tp_flower.sources.policy import LEVELS, REGIONS
 
 DISCLOSURES = [
     (action, declared)
@@ -27,7 +27,14 @@ DISCLOSURES = [
 KINDS = {kind for _, declared in DISCLOSURES for kind in declared.kinds}
 # the names that only a method's own messages use
 OF_METHODS = (
-    *("bagged", "scores_own_trees", "sends_centres", "sends_rows", "summary"),
+    *(
+        "bagged",
+        "divides",
+        "scores_own_trees",
+        "sends_centres",
+        "sends_rows",
+        "summary",
+    ),
     "private",
 )
 LEAVE_WITH = {
@@ -78,7 +85,7 @@ def test_every_declared_kind_is_written_into_a_ledger():
 
 def test_policies_have_a_level_for_what_messages_tell():
     policies = {declared.policy for _, declared in DISCLOSURES if declared.policy}
-    assert policies == {*LEVELS, "coefficients"}
+    assert policies == {*LEVELS, REGIONS, "coefficients"}
 
 
 @pytest.mark.parametrize("action", LEAVE_WITH)

@@ -66,7 +66,10 @@ def test_a_policy_with_every_key(tmp_path):
         cover=2,
         models=("mlp", "models:make"),
         most_parameters=2_000_000,
-        releases=Releases("clear", "never", "private", "clear", moments="private"),
+        sees_regions=False,
+        releases=Releases(
+            "clear", "never", "private", "clear", moments="private", regions=7
+        ),
         privacy_unit=("customer",),
         rows_per_unit=7,
         epsilon=2.0,
@@ -103,7 +106,8 @@ def test_a_policy_allows_nothing_that_it_does_not_mention(tmp_path, policy):
         most_unmatched=0.0,
         queries_per_day=100,
         query_seconds=600,
-        releases=Releases(models="sealed", scores="masked", moments="never"),
+        sees_regions=False,
+        releases=Releases(models="sealed", scores="masked", moments="never", regions=0),
     )
     assert source.min_count == 10
     source.check_policy()
@@ -162,8 +166,9 @@ def test_a_shards_keys_win_over_its_tables(tmp_path):
     assert second.min_count == 15
     assert first.policy.columns == second.policy.columns == ("a",)
     levels = ("private", "never", "never")
-    assert first.policy.releases == Releases(*levels, "never", moments="private")
-    assert second.policy.releases == Releases(*levels, "clear", moments="private")
+    rest = {"moments": "private", "regions": 0}
+    assert first.policy.releases == Releases(*levels, "never", **rest)
+    assert second.policy.releases == Releases(*levels, "clear", **rest)
     assert third.policy == fourth.policy == Policy()
     assert fifth.policy == replace(strict(tmp_path), min_rows=2)
 

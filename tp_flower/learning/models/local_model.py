@@ -17,9 +17,22 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import FloatArray, blocks, blocks_of, run_in_threads
+from tp_flower.arrays import (
+    MISSING,
+    AnyArray,
+    FloatArray,
+    blocks,
+    blocks_of,
+    run_in_threads,
+)
 from tp_flower.errors import SettingsError
-from tp_flower.features.sparse import EncodedRows, SparseRows, dense
+from tp_flower.features.sparse import (
+    EncodedRows,
+    SparseRows,
+    append_column,
+    dense,
+)
+from tp_flower.joins.pairs import NO_REGION
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +63,20 @@ def rows_of(features: Features, rows: npt.NDArray[np.integer]) -> Features:
     if isinstance(features, SparseRows):
         return features.take(rows)
     return features[rows]
+
+
+def pair_features(
+    features: Features, rows: AnyArray, regions: AnyArray | None
+) -> EncodedRows:
+    """Return rows (m,) of features, with regions as a last column, (m, d + 1).
+
+    Without ``regions`` (m,) it has none: of the table that is divided into them.
+    """
+    paired = host_features(rows_of(features, rows))
+    if regions is None:
+        return paired
+    column = np.where(regions == NO_REGION, MISSING, regions).astype(np.float32)
+    return append_column(paired, column)
 
 
 def host_features(features: Features) -> EncodedRows:
@@ -98,9 +125,16 @@ class LocalModel(ABC):
     penalised: npt.NDArray[np.bool_]
     """Which parameters the penalty R = 1/2 ||theta||^2 covers: all but biases, (p,)."""
 
+    takes_regions = False
+    """Whether its rows are scored by the region of another table's row as well."""
+
     @abstractmethod
     def scores(self, features: Features) -> FloatArray:
         """Return the local scores h_i of rows (n, d), (n, d_c)."""
+
+    def regions(self, features: Features) -> AnyArray | None:  # noqa: ARG002
+        """Return the region of rows (n, d), uint8 (n,); None of a model without any."""
+        return None
 
     def pullback(self, features: Features, messages: FloatArray) -> FloatArray:
         """Return sum_j Y_j^T dh_j/dtheta (Eq. 12 without 1/N and penalty), (p,)."""

@@ -15,6 +15,8 @@ from tp_flower.methods.boost.messages import (
     SCORES_PER_EPOCH,
     TRAIN_BAG,
     TRAIN_BOOST,
+    TRAIN_PAIRS,
+    TRAIN_REGIONS,
     TREES,
 )
 from tp_flower.methods.method import Method
@@ -22,7 +24,7 @@ from tp_flower.methods.method import Method
 BOOST: Final = Method(
     name="boost",
     family="boost",
-    actions=(TRAIN_BOOST, TRAIN_BAG),
+    actions=(TRAIN_BOOST, TRAIN_BAG, TRAIN_REGIONS, TRAIN_PAIRS),
     epochs=100,
     few_epochs=6,
     patience=2,

@@ -14,6 +14,7 @@ from tp_flower.protocol.training_messages import SCORES_DISCLOSED
 TREES: Final = "trees"  # the kind of models
 LOCAL, BAGGED, POOLED = "local", "bagged", "pooled"  # how the shards of a table boost
 SCORES_PER_EPOCH: Final = 2  # of a shard's own trees, and of those of all
+MOST_REGIONS: Final = 32  # of a table's rows, which other tables' trees read
 # joined rows: where no rows validate, it keeps to its own trees
 LARGE_SHARD: Final = 50_000
 SHARED_TREES: Final = 3
@@ -32,6 +33,10 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     rate: Annotated[float, msgspec.Meta(gt=0, le=1)]
     least_rows: Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
     seed: Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)] = 0
+
+    def with_leaves(self, leaves: int) -> "Growth":
+        """Return the growth of trees of another number of leaves."""
+        return msgspec.structs.replace(self, leaves=leaves)
 
     def of_shards(self, shards: int) -> "Growth":
         """Return the growth of shards that average trees: fewer each, and bolder ones.
@@ -179,5 +184,104 @@ class BagReply(Reply, frozen=True):
     )
 
 
+class RegionsRequest(Request, frozen=True, kw_only=True):
+    """Divide rows into regions, by one tree on the loss's derivatives.
+
+    Attributes:
+        growth: of the tree, whose leaves become regions; a policy may allow fewer.
+    """
+
+    growth: Growth
+    parts: dict[int, BoostStep]
+
+    discloses = (
+        Discloses(
+            "the loss's first two derivatives, summed per row of the site, as for "
+            "trees",
+            fields=("gradient", "hessian"),
+            covered_by="messages",
+            when="divides",
+        ),
+    )
+    schedule = ("growth",)
+
+
+class RegionsUpdate(PartBody, frozen=True, kw_only=True):
+    """The region of each row that takes part, of so many; none where there is one."""
+
+    count: f.Size
+    regions: Annotated[AnyArray, f.regions("total")] | None = None
+
+
+class RegionsReply(Reply, frozen=True):
+    """The regions of the rows of some tables."""
+
+    parts: dict[int, RegionsUpdate]
+
+    discloses = (
+        Discloses(
+            "in which region each row of {divides} is, of as many as its policy allows "
+            "at most: the leaf of one tree on its features, of at least min-rows rows",
+            fields=("regions",),
+            policy="regions",
+            kinds=("regions",),
+            when="divides",
+        ),
+    )
+    schedule = ("count",)
+    is_complete = False
+
+
+class PairsPart(PartBody, frozen=True, kw_only=True):
+    """The pairs of rows and regions that take the place of a participant's rows.
+
+    Those in joined rows to train on come first; they have the counts of joined rows,
+    or their weights, as in ``prepare``.
+    """
+
+    rows: Annotated[AnyArray, f.positions("pairs")]
+    regions: Annotated[AnyArray, f.regions("pairs")]
+    tested: Annotated[AnyArray, f.bits("pairs")]
+    multiplicity: Annotated[AnyArray, f.positive_counts("trained_pairs")] | None = None
+    masses: Annotated[AnyArray, f.float32("trained_pairs")] | None = None
+
+
+class PairsRequest(Request, frozen=True, kw_only=True):
+    """Take pairs of rows and regions for the rows.
+
+    Attributes:
+        table: the one with the regions.
+    """
+
+    table: f.Name
+    parts: dict[int, PairsPart]
+
+    discloses = (
+        Discloses(
+            "in which regions of one of {divides} the joined rows of each row of the "
+            "site are, and in how many",
+            fields=("rows", "regions", "tested", "multiplicity", "masses"),
+            when="divides",
+        ),
+    )
+    schedule = ("table",)
+
+
+class PairedPart(PartBody, frozen=True):
+    """How many pairs a participant has taken for its rows."""
+
+    pairs: f.Count
+
+
+class PairsReply(Reply, frozen=True):
+    """That the sites have taken the pairs."""
+
+    parts: dict[int, PairedPart]
+
+    schedule = ("pairs",)
+
+
+TRAIN_REGIONS: Final = declare_action("train.regions", RegionsRequest, RegionsReply)
+TRAIN_PAIRS: Final = declare_action("train.pairs", PairsRequest, PairsReply)
 TRAIN_BOOST: Final = declare_action("train.boost", BoostRequest, BoostReply)
 TRAIN_BAG: Final = declare_action("train.bag", BagRequest, BagReply)

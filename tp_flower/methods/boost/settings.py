@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from tp_flower.model_names import model_name
-from tp_flower.settings.declare import BY_METHOD, Form, Range, Readers, setting
+from tp_flower.settings.declare import AUTO, BY_METHOD, Form, Range, Readers, setting
 from tp_flower.settings.rules import Rules, names_of
 from tp_flower.settings.settings import Settings
-from tp_flower.settings.training import FITTED
+from tp_flower.settings.training import FITTED, NONE
 
 LEAVES = 127
 FEWEST_LEAVES = 7
@@ -23,6 +23,11 @@ bounds."""
 LINEAR_EPOCHS: Final = 12
 LEAST_LINEAR_FALL: Final = 0.01
 """Of the validation loss, in an epoch of linear models that another one follows."""
+MOST_REGIONS = 32
+ROWS_PER_REGION = 500
+"""How many regions a table is divided into: one for so many joined training rows."""
+EVEN: Final = 4
+"""A region has at least this part of the joined rows that it would have on average."""
 STEADY_TREES: Final = 50
 """Trees, about, that have not lowered the validation loss when training ends."""
 
@@ -43,6 +48,15 @@ def trees_by_rows(joined_rows: int) -> int:
     [10, 20, 30]
     """
     return min(max(joined_rows // ROWS_PER_TREE, FEWEST_TREES), TREES)
+
+
+def regions_by_rows(joined_rows: int) -> int:
+    """Return how many regions a table is divided into, of so many joined training rows.
+
+    >>> [regions_by_rows(rows) for rows in (400, 5_000, 217_000)]
+    [2, 10, 32]
+    """
+    return min(max(joined_rows // ROWS_PER_REGION, 2), MOST_REGIONS)
 
 
 def patience_by_trees(trees: int) -> int:
@@ -95,6 +109,14 @@ class BoostSettings:
         "num-epochs; none without validation rows, or with `boost-from`. Shards fit "
         "their own where they grow their own trees.",
         Range(0),
+    )
+    regions: str = setting(
+        AUTO,
+        "The table whose rows are divided into regions, which the trees of all other "
+        'tables read, by alias, or "none". "auto": where rows validate and regions of '
+        "two tables interact; without epsilons, and if policies allow it "
+        "(`releases.regions`, `sees-regions`).",
+        Form(f'"{AUTO}", "{NONE}" or an alias', str),
     )
     boost_from: str = setting(
         "",

@@ -14,46 +14,44 @@ of a row that has been given f is G + H f.
 """
 
 from collections.abc import Sequence
-from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import MISSING, AnyArray, FloatArray, thread_count
-from tp_flower.errors import ModelError, install_hint
-from tp_flower.features.sparse import SparseRows
-from tp_flower.learning.models.local_model import Features, LocalModel, host_features
+from tp_flower.arrays import AnyArray, FloatArray
+from tp_flower.errors import ModelError
+from tp_flower.learning.models.local_model import Features, LocalModel
+from tp_flower.methods.boost.engine import (
+    booster_of,
+    load_lightgbm,
+    threads_for,
+    tree_features,
+    tree_options,
+)
 from tp_flower.methods.boost.linear import LinearPart, fit_linear, is_linear
 from tp_flower.methods.boost.messages import Growth
+from tp_flower.methods.boost.regions import RegionTree, regions_of
 
 if TYPE_CHECKING:
     import lightgbm
     from scipy.sparse import csr_matrix
 
-GROUP_ROWS: Final = 100
-CATEGORY_ROWS: Final = 10
-PENALTY_ROWS: Final = 10
-BIN_ROWS: Final = 3
-"""LightGBM's defaults, in joined rows: of a set of categories, of a category that
-splits may name and how far its mean is smoothed, in the penalty of sets, and of a bin.
-"""
-# beyond: made again where needed; 127 leaves of 1000 columns
-HISTOGRAM_MEGABYTES: Final = 512
-# with fewer, threads only spin: other sites here could not compute
-THREADED_ROWS: Final = 1 << 17
-
 
 class Forest(msgspec.Struct, frozen=True):
     """The trees of each round as LightGBM's text, times their step, and after them.
 
-    ``categorical`` are the encoded columns that are codes of categories.
+    Attributes:
+        categorical: the encoded columns that are codes of categories.
+        regions: the tree whose leaves are the table's regions, if it has some.
+        reads_regions: whether the last column is the region of another table.
     """
 
     categorical: tuple[int, ...] = ()
     rounds: tuple[tuple[float, str], ...] = ()
+    regions: RegionTree | None = None
+    reads_regions: bool = False
 
     def bytes(self) -> AnyArray:
         """Return the forest as bytes, which are the parameters of its model."""
@@ -88,18 +86,39 @@ class TreeModel(LocalModel):
 
     def start(self, categorical: Sequence[int]) -> None:
         """Begin without trees, over features of which some are codes."""
-        _lightgbm()  # if it is missing, before any training
+        load_lightgbm()  # if it is missing, before any training
         self.parameters = Forest(tuple(categorical)).bytes()
 
     def add(self, step: float, grown: AnyArray) -> None:
         """Add trees (their text's bytes) times a step; none if the step is 0."""
         if not step:
             return
-        forest = self.forest
         text = grown.tobytes().decode()
-        self.parameters = Forest(
-            forest.categorical, (*forest.rounds, (step, text))
-        ).bytes()
+        self._change(rounds=(*self.forest.rounds, (step, text)))
+
+    def divide(self, regions: RegionTree) -> None:
+        """Divide the table's rows into the regions of a tree."""
+        self._change(regions=regions)
+
+    def read_regions(self, column: int) -> None:
+        """Read, from now on, the region of another table's row as a column."""
+        categorical = (*self.forest.categorical, column)
+        self._change(categorical=categorical, reads_regions=True)
+
+    def _change(self, **fields: Any) -> None:
+        self.parameters = msgspec.structs.replace(self.forest, **fields).bytes()
+
+    @property
+    def takes_regions(self) -> bool:  # type: ignore[override]
+        """Whether its rows are scored by the region of another table's row as well."""
+        return self.forest.reads_regions
+
+    def regions(self, features: Features) -> AnyArray | None:
+        """Return the region of rows, uint8 (n,); None of a table without any."""
+        tree = self.forest.regions
+        if tree is None:
+            return None
+        return regions_of(tree, features)
 
     def gains(self, features: int, joined_rows: float) -> FloatArray:
         """Return by how much the splits at each feature lower the loss, (d, 1).
@@ -117,7 +136,8 @@ class TreeModel(LocalModel):
                     step / joined_rows * np.array(part.gains),
                 )
             elif text:
-                total += step * _booster_of(text).feature_importance("gain")
+                gains = booster_of(text).feature_importance("gain")
+                total[: len(gains)] += step * gains
         return joined_rows * total.reshape(-1, 1)
 
     def scores(self, features: Features) -> FloatArray:
@@ -132,12 +152,14 @@ def sum_of_trees(
     total = np.zeros((len(features), outputs))
     if not len(features):
         return total
-    rows = _tree_features(features)
+    rows = tree_features(features)
     for step, text in trees:
         if is_linear(text):
             total += step * LinearPart.of(text).values(rows)
         elif text:
-            total += step * _values(_booster_of(text), rows, outputs)
+            booster = booster_of(text)
+            # trees that grew before there were regions do not read them
+            total += step * _values(booster, rows[:, : booster.num_feature()], outputs)
     return total
 
 
@@ -160,37 +182,16 @@ def grow(
         growth: how the trees are grown.
     """
     trained = len(gradient)
-    rows = _tree_features(features)
+    rows = tree_features(features)
     values = np.zeros((len(features), model.outputs))
     if not trained or not rows.shape[1]:
         return np.zeros(0, np.uint8), values
-    lightgbm = _lightgbm()
+    lightgbm = load_lightgbm()
     per_row = trained / max(joined_rows, 1.0)
     # of a table's row as much as of a joined one, which LightGBM's constants are about
     gradient = per_row * gradient
     hessian = per_row * hessian
-    options = {
-        "objective": "none",
-        "num_class": model.outputs,
-        "num_leaves": growth.leaves,
-        "learning_rate": growth.rate,
-        # a leaf's rows are counted by their share of the Hessian
-        "min_sum_hessian_in_leaf": growth.least_rows * hessian.mean() * per_row,
-        "cat_smooth": CATEGORY_ROWS * per_row,
-        "cat_l2": PENALTY_ROWS * per_row,
-        "min_data_in_leaf": 0,
-        "min_data_per_group": max(round(GROUP_ROWS * per_row), 1),
-        "min_data_in_bin": max(round(BIN_ROWS * per_row), 1),
-        "seed": growth.seed,
-        # bundled columns lose values: rows would be in other leaves than theirs
-        "enable_bundle": False,
-        "deterministic": True,
-        "force_col_wise": True,
-        "num_threads": _threads(trained),
-        # it holds one for every leaf from the start, however few rows there are
-        "histogram_pool_size": HISTOGRAM_MEGABYTES,
-        "verbosity": -1,
-    }
+    options = tree_options(growth, hessian, per_row)
     if not model.binned:
         codes = list(model.forest.categorical)
         data = lightgbm.Dataset(
@@ -230,15 +231,9 @@ def fit_before_trees(
 
     The arguments are those of :func:`grow`, with the joined rows of each trained row.
     """
-    rows = _tree_features(features)
+    rows = tree_features(features)
     codes = model.forest.categorical
     return fit_linear(rows, gradient, hessian, counts, codes, least_rows)
-
-
-def _threads(rows: int) -> int:
-    if rows >= THREADED_ROWS:
-        return thread_count()
-    return 1
 
 
 def _values(
@@ -247,44 +242,7 @@ def _values(
     outputs: int,
 ) -> FloatArray:
     """Return the trees' values of rows, (n, d_c)."""
-    values = booster.predict(rows, raw_score=True, num_threads=_threads(rows.shape[0]))
+    values = booster.predict(
+        rows, raw_score=True, num_threads=threads_for(rows.shape[0])
+    )
     return np.asarray(values, np.float64).reshape(-1, outputs)
-
-
-def _booster_of(text: str) -> "lightgbm.Booster":
-    lightgbm = _lightgbm()
-    try:
-        return lightgbm.Booster(model_str=text)  # type: ignore[no-any-return]
-    except lightgbm.basic.LightGBMError:
-        raise ModelError("malformed trees") from None
-
-
-def _lightgbm() -> ModuleType:
-    """Load LightGBM, which takes a third of a second that only boosting pays.
-
-    Raises:
-        ModelError: it is not installed.
-    """
-    try:
-        return import_module("lightgbm")
-    except ImportError:
-        raise ModelError(
-            f"for boosted trees lightgbm {install_hint('boost')}"
-        ) from None
-
-
-def _tree_features(features: Features) -> "npt.NDArray[np.float32] | csr_matrix":
-    """Return encoded rows as trees read them: NaN where a value is missing."""
-    rows = host_features(features)
-    if isinstance(rows, SparseRows):
-        from scipy.sparse import csr_matrix
-
-        # LightGBM does not know scipy's newer class
-        matrix = csr_matrix(rows.matrix())
-        matrix.data[matrix.data <= MISSING] = np.nan
-        return matrix
-    is_missing = rows <= MISSING
-    # large rows are mapped from a file, and not copied without need
-    if is_missing.any():
-        return np.where(is_missing, np.float32(np.nan), rows)
-    return rows

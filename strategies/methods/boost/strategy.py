@@ -7,7 +7,8 @@ table grow trees of their own. See :mod:`tp_flower.methods.boost.boosting`.
 
 import math
 from collections import Counter
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import replace as replace_fields
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,6 +17,8 @@ from msgspec.structs import replace
 from strategies.disclosures import DisclosureValues
 from strategies.inference import manifest
 from strategies.inference.scoring import Joined, score
+from strategies.methods.boost.regions import Division, divisible_tables
+from strategies.methods.boost.traffic import epoch_traffic
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.sites import Inventory
 from strategies.run.strategy import NOTABLE_FALL, BestEpoch, EpochResult
@@ -31,7 +34,7 @@ from strategies.training.join_method import JoinMethod
 from strategies.training.outcome import GAIN, Outcome
 from strategies.training.prepare import Preparation
 from strategies.training.strategy import TrainingStrategy
-from strategies.training.traffic import ShardSize, TableSize, Tally, Traffic, shards_of
+from strategies.training.traffic import ShardSize, TableSize, Traffic
 from strategies.training.working_memory import tree_bytes
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import ReplyError, SettingsError
@@ -48,18 +51,17 @@ from tp_flower.methods.boost.messages import (
     SCORES_PER_EPOCH,
     TRAIN_BAG,
     TRAIN_BOOST,
+    TRAIN_PAIRS,
+    TRAIN_REGIONS,
     TREES,
     BagPart,
     BagRequest,
     BoostRequest,
     BoostStep,
-    BoostUpdate,
     Growth,
 )
-from tp_flower.methods.boost.pooling import MOST_INTERVALS
 from tp_flower.methods.boost.settings import BoostSettings
 from tp_flower.model_names import find_version
-from tp_flower.privacy.shard_seals import LEAST_BYTES
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Update
@@ -95,9 +97,6 @@ SHARD_IS_FEATURE: Final = (
     "label, too; "
     'lou = "auto" trains without it'
 )
-# of a tree that shards show each other; sets of categories come on top
-LEAF_BYTES: Final = 36
-NUMBER_BYTES: Final = 9  # of a sum
 SHARD_LEARNS_LITTLE: Final = (
     "%s: averaged trees (lou = bagged), each grown on the labels of one shard, learn "
     "little from "
@@ -121,6 +120,7 @@ class Boost(JoinMethod):
     _label = ""
     _joined_rows = 0  # to train on
     _telling: Sequence[ShardLabels] = ()  # the tables whose shards tell the labels
+    _division: Division
     # of training and of held-out rows
     start_scores: tuple[FloatArray, FloatArray] | None = None
 
@@ -139,6 +139,12 @@ class Boost(JoinMethod):
         fragments = joined.bound.fragments_of(joined.bound.label_table)
         self._label = manifest.label_text(fragments)
         self._telling = list(shards_that_tell_labels(joined))
+        telling = [table.table for table in self._telling]
+        self._division = Division(
+            self.run,
+            divisible_tables(self.settings, joined.bound, inventory, telling),
+            joined.bound.label_table,
+        )
         warnings = {
             AUTO: SHARD_IS_POOLED,
             LOCAL: SHARD_IS_FEATURE,
@@ -156,6 +162,15 @@ class Boost(JoinMethod):
             return ()
         return (Action.SCORE,)
 
+    def run_messages(
+        self, *, is_sharded: bool, is_ranked: bool = False
+    ) -> tuple[Action, ...]:
+        """Return the messages of a run, those of regions if it may have some."""
+        messages = super().run_messages(is_sharded=is_sharded, is_ranked=is_ranked)
+        if self._division.divisible:
+            messages += (TRAIN_REGIONS, TRAIN_PAIRS)
+        return messages
+
     def disclosure_values(self, joined: JoinedTables) -> DisclosureValues:
         """Return the tables whose shards show each other trees, and whose scores leave.
 
@@ -167,6 +182,7 @@ class Boost(JoinMethod):
         self._sends_own_scores = not (is_shared and self._bagged)
         values = {
             "bagged": ", ".join(self._bagged),
+            "divides": ", ".join(self._division.divisible),
             "scores_own_trees": self._sends_own_scores,
         }
         return DisclosureValues(values)
@@ -270,6 +286,11 @@ class Boost(JoinMethod):
         self._lengths = {}
         self._is_bagged = False
         choices: Counter[str] = Counter()
+        # by trees on what nothing explains yet: later what remains is noise
+        divisible = self._division.tables_of(problem)
+        regions = yield from self._division.ask(
+            problem, _derivatives(boosting, divisible), self._growth, self._joined_rows
+        )
         linear_epochs = yield from self._linear_epochs(problem, boosting)
         first = linear_epochs + 1
         for epoch in range(first, self.run.most_epochs + 1):
@@ -281,17 +302,36 @@ class Boost(JoinMethod):
             self._take(problem, step, epoch)
             choices[self._choice(step, bagged)] += 1
             growing = {name: growing[name] for name, a in self._lengths.items() if a}
-            if epoch == first and not step.has_split:
-                values = self.settings.of(BoostSettings)
-                self.run.warn(NO_SPLIT % values.min_rows_per_leaf)
+            if epoch == first:
+                self._check_splits(step)
+                # what single tables explain is in the scores, and hides nothing
+                paired = yield from self._division.divide(problem, regions)
+                if paired is not None:
+                    self.keys = self._division.keys(self.keys)
+                    self.run.training_problem = problem = paired
+                    growing = dict(problem.tables)
+                    boosting = Boosting(problem.rows, problem.objective)
+                    continue
             if self.run.best.is_over or not growing or not step.has_split:
                 break
         if self.start_scores and self.run.best.epoch == 0:
             self.run.warn(NO_TREES % self.settings.start)
+        self._report_choices_of_shards(problem, choices)
+
+    def _report_choices_of_shards(
+        self, problem: TrainingProblem, choices: Counter[str]
+    ) -> None:
+        """Report how the shards of tables have trained, if some table has several."""
         if any(len(table.parts) > 1 for table in problem.tables.values()):
             trees = sum(choices.values())
             counts = (f"{name} in {n} of {trees} epochs" for name, n in choices.items())
             self.run.chosen["lou"] = ", ".join(counts)
+
+    def _check_splits(self, step: "Step") -> None:
+        """Warn of first trees without a split."""
+        if not step.has_split:
+            values = self.settings.of(BoostSettings)
+            self.run.warn(NO_SPLIT % values.min_rows_per_leaf)
 
     def _take(self, problem: TrainingProblem, step: "Step", epoch: int) -> None:
         """Take a step, and end the epoch."""
@@ -425,7 +465,9 @@ class Boost(JoinMethod):
     def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
         """Return the outcome; warn if a linear model is better on the same rows."""
         self._compare_with_saved(problem)
-        return super().outcome_of(replies, problem)
+        outcome = super().outcome_of(replies, problem)
+        divided = self._division.of_epoch(self.run.final.epoch)
+        return replace_fields(outcome, divided=divided)
 
     def _compare_with_saved(self, problem: TrainingProblem) -> None:
         """Compare with linear models of the label that are tested on the same rows.
@@ -619,37 +661,3 @@ def _derivatives(
             for number, rows in table.scatter_rows(gradient).items()
         }
     return steps
-
-
-def epoch_traffic(
-    tables: Sequence[TableSize],
-    growth: Growth,
-    bagged: Collection[str],
-    pooled: Collection[str],
-) -> Traffic:
-    """Return the traffic of one epoch of boosting.
-
-    One derivative goes down, 4 n d_c, or two of a loss that is not squared, and what
-    the new trees add comes up, 4 m d_c. Where shards average their trees, or pool sums
-    by column, those of each go to all, at most, and what the shards' trees add comes up
-    as well.
-    """
-    tally = Tally()
-    for table, shard in shards_of(tables):
-        sizes = {**table.sizes(shard), "scored": shard.total}
-        fields = ("gradient", "hessian") if table.has_hessian else ("gradient",)
-        tally.add_down(sizes, BoostStep, *fields)
-        tally.add_up(sizes, BoostUpdate, "scores", times=1 + bool(bagged))
-        if table.name in bagged:
-            trees = table.outputs * growth.of_shards(len(table.shards)).trees
-            sealed = LEAST_BYTES + LEAF_BYTES * growth.leaves * trees
-            if table.name in pooled:
-                # a mean, an edge, and two lists of sums; categories come on top
-                numbers = 2 + 2 * (table.outputs + 1)
-                sealed = (
-                    LEAST_BYTES
-                    + NUMBER_BYTES * numbers * MOST_INTERVALS * table.features
-                )
-            tally.up += sealed
-            tally.down += sealed * len(table.shards)
-    return tally.traffic(rounds=1 + bool(bagged))

@@ -87,11 +87,15 @@ class BoostState:
         bagged: the average of those of the table's shards, or their pooled trees.
         reached: the sum of what all trees have added to the trained rows' scores,
             (n_trained, d_c).
+        is_divided: 1 once the regions of the rows have left.
+        is_paired: 1 once the rows are pairs of rows and regions.
     """
 
     grown: Grown | None = None
     bagged: Grown | None = None
     reached: FloatArray | None = None
+    is_divided: int = 0
+    is_paired: int = 0
 
 
 Part = Participant[BoostState]
@@ -165,7 +169,7 @@ def _answer(
     part.begin_scores(request.scores_number)
     growth = request.growth
     _check_growth(site.source(part.number), growth, part.model.outputs)
-    derivatives = _derivatives(part, body)
+    derivatives = derivatives_of(part, body)
     seal = None
     if table in request.bagged:
         seal, _ = seal_and_encoders(site, part.number)
@@ -251,7 +255,7 @@ def add_trees(part: Part, lengths: Mapping[str, float], *, is_bagged: bool) -> N
     part.progress.score_sums = score_sums(state.reached, counts)
 
 
-def _derivatives(part: Part, body: BoostStep) -> Derivatives:
+def derivatives_of(part: Part, body: BoostStep) -> Derivatives:
     """Return G and H of the trained rows, (n_trained, d_c) each."""
     data = part.data
     model = part.model

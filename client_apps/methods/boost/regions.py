@@ -1,0 +1,166 @@
+"""Regions at a site: divide rows, and take pairs of rows and regions for the rows."""
+
+import numpy as np
+
+from client_apps.methods.boost.rounds import BoostState, Part, derivatives_of
+from client_apps.operator.participant import PairedRows
+from client_apps.privacy import ledger_entries
+from client_apps.privacy.proposal_checks import contradiction
+from client_apps.rounds.site import Site
+from tp_flower.errors import MessageError
+from tp_flower.joins.pairs import NO_REGION
+from tp_flower.learning.models.local_model import host_features
+from tp_flower.methods.boost.messages import (
+    TRAIN_REGIONS,
+    BoostStep,
+    Growth,
+    PairedPart,
+    PairsPart,
+    PairsReply,
+    PairsRequest,
+    RegionsReply,
+    RegionsRequest,
+    RegionsUpdate,
+)
+from tp_flower.methods.boost.regions import grow_regions, may_have_regions
+from tp_flower.methods.boost.settings import BoostSettings
+from tp_flower.methods.boost.trees import TreeModel
+from tp_flower.protocol.codec import check_positions, check_sizes
+from tp_flower.protocol.packet import unpack_bits
+
+
+def divide(site: Site, request: RegionsRequest) -> RegionsReply:
+    """Divide the rows of parts into regions, and reply with them, once in a run."""
+    updates = {}
+    for part in site.parts(BoostState):
+        body = request.parts.get(part.number)
+        if body is not None:
+            updates[part.number] = _divide(site, part, request.growth, body)
+            site.save(part)
+    return RegionsReply(updates)
+
+
+def _agree_in_regions(site: Site, table: str) -> None:
+    """Refuse regions of a table that the proposal has none of."""
+    settings = site.terms.settings
+    if not may_have_regions(settings, table):
+        proposed = settings.of(BoostSettings).regions
+        raise contradiction("regions", f"regions = {proposed}", table)
+
+
+def _divide(site: Site, part: Part, growth: Growth, body: BoostStep) -> RegionsUpdate:
+    """Divide a part's rows, and return the region of each that takes part."""
+    table = part.data.table
+    _agree_in_regions(site, table)
+    least_rows = site.terms.settings.of(BoostSettings).min_rows_per_leaf
+    if growth.least_rows < least_rows:
+        raise contradiction("growth.least_rows", least_rows, growth.least_rows)
+    if part.state.is_divided:
+        raise MessageError(f"the regions of table {table!r} have left already")
+    policy = site.source(part.number).policy
+    policy.check_regions()
+    model = part.model
+    if not isinstance(model, TreeModel):
+        raise MessageError("a table without features has no regions")
+    leaves = min(growth.leaves, policy.releases.regions)
+    tree = grow_regions(
+        part.data.features,
+        model.forest.categorical,
+        derivatives_of(part, body),
+        part.data.multiplicity,
+        growth.with_leaves(leaves),
+        policy.min_rows,
+    )
+    part.state.is_divided = 1
+    if tree is None:
+        return RegionsUpdate(count=1)
+    ledger_entries.note_regions(site, part.number, TRAIN_REGIONS, tree.regions)
+    model.divide(tree)
+    regions = model.regions(part.data.features)
+    return RegionsUpdate(count=tree.regions, regions=regions)
+
+
+def pair(site: Site, request: PairsRequest) -> PairsReply:
+    """Take pairs of rows and regions in place of the rows, once in a run."""
+    updates = {}
+    for part in site.parts(BoostState):
+        body = request.parts.get(part.number)
+        if body is None:
+            raise MessageError(f"it has no pairs of part {part.number}")
+        updates[part.number] = PairedPart(_pair(site, part, request.table, body))
+        site.save(part)
+    return PairsReply(updates)
+
+
+def _pair(site: Site, part: Part, table: str, body: PairsPart) -> int:
+    """Let pairs take the rows' place, and return how many there are."""
+    _agree_in_regions(site, table)
+    if part.state.is_paired:
+        raise MessageError("the rows are pairs of rows and regions already")
+    paired = _read_pairs(part, body)
+    model, state = part.model, part.state
+    if not isinstance(model, TreeModel):
+        raise MessageError(f"models {part.data.spec.kind!r} read no regions")
+    read = None
+    if part.data.table == table:
+        _check_own(model, part, paired)
+    else:
+        site.source(part.number).policy.check_seen_regions()
+        read = paired.regions
+        model.read_regions(host_features(part.data.features).shape[1])
+    site.keep(part.number, part.data.paired_entry(paired, read))
+    rows = paired.rows
+    for grown in (state.grown, state.bagged):
+        if grown is not None:
+            grown.values = grown.values[rows]
+    if state.reached is not None:
+        state.reached = state.reached[rows[: len(paired.multiplicity)]]
+    state.is_paired = 1
+    return len(rows)
+
+
+def _read_pairs(part: Part, body: PairsPart) -> PairedRows:
+    """Return the pairs of a message.
+
+    They must be distinct, and of each row as many joined rows as it has.
+
+    Raises:
+        MessageError: they are not.
+    """
+    data = part.data
+    rows, regions = body.rows.astype(np.int64), body.regions
+    counts = body.multiplicity if body.masses is None else body.masses
+    if counts is None:
+        raise MessageError("the pairs have no counts of joined rows")
+    trained = len(counts)
+    check_sizes(body, pairs=len(rows), trained_pairs=trained)
+    check_positions(rows, "rows", len(data.features))
+    check_positions(rows[:trained], "rows", len(data.multiplicity))
+    keys = rows * (NO_REGION + 1) + regions
+    tested = unpack_bits(body.tested, len(rows))
+    total = np.bincount(rows[:trained], counts, minlength=len(data.multiplicity))
+    is_whole = (
+        trained <= len(rows)
+        and len(np.unique(keys)) == len(keys)
+        and np.allclose(total, data.multiplicity, rtol=1e-5)
+        and np.array_equal(np.unique(rows[tested]), np.flatnonzero(data.tested))
+        and tested[trained:].all()
+    )
+    if not is_whole:
+        raise MessageError("the pairs are not those of the rows that take part")
+    if body.masses is None:
+        return PairedRows(rows, regions, counts.astype(np.int64), tested)
+    return PairedRows(rows, regions, counts.astype(np.float64), tested)
+
+
+def _check_own(model: TreeModel, part: Part, paired: PairedRows) -> None:
+    """Refuse regions of the table's own rows that differ from those that it sent.
+
+    Those of its shards are numbered one after the other.
+    """
+    own = model.regions(part.data.features)
+    if own is None:
+        raise MessageError(f"table {part.data.table!r} has sent no regions")
+    shift = paired.regions.astype(np.int64) - own[paired.rows]
+    if np.ptp(shift) if len(shift) else False:
+        raise MessageError("the regions are not those that the table has sent")

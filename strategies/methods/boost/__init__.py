@@ -1,0 +1,1 @@
+"""Boosted trees over joins: the server half."""
