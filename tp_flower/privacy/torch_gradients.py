@@ -27,7 +27,7 @@ from torch import nn
 from tp_flower.arrays import FloatArray, blocks
 from tp_flower.errors import SettingsError
 from tp_flower.features.sparse import EncodedRows, dense
-from tp_flower.learning.models.local_model import LocalModel
+from tp_flower.learning.models.local_model import CUDA, LocalModel
 from tp_flower.learning.models.neural import TorchModel, rows_at_once
 from tp_flower.privacy.gradients import clip_weights
 
@@ -156,7 +156,11 @@ def _problem(layer: nn.Module) -> str:
 def _first_scores(module: nn.Module, rows: torch.Tensor) -> torch.Tensor:
     """Return the first row's scores (d_c,), with the same dropout in every call."""
     with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(0)  # noqa: TID251 - forked: dropout has no Generator argument
+        # forked: dropout has no Generator argument; ``torch.manual_seed`` would seed
+        # the generators of all kinds of devices, which takes longer than the scores
+        torch.default_generator.manual_seed(0)
+        if rows.device.type == CUDA:
+            torch.cuda.manual_seed(0)
         scores: torch.Tensor = module(rows)
     return scores[0]
 

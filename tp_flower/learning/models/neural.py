@@ -120,7 +120,9 @@ def build_torch_model(
 ) -> TorchModel:
     """Return the MLP or the factory's module, initialised from the spec's seed."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(spec.seed)  # noqa: TID251 - forked: no module has a Generator argument
+        # forked: no module has a Generator argument; ``torch.manual_seed`` would seed
+        # those of all accelerators as well, which takes longer than to make a network
+        torch.default_generator.manual_seed(spec.seed)
         if spec.kind == "mlp":
             module = _mlp(features, spec)
         else:
