@@ -92,6 +92,22 @@ def _shared_engine() -> duckdb.DuckDBPyConnection:
     return connection
 
 
+def file_cursor(paths: Sequence[str]) -> duckdb.DuckDBPyConnection:
+    """Return a connection to a locked engine that may read these files and no other.
+
+    Views and tables must be temporary: those of one connection are not of another.
+    """
+    return _file_engine(tuple(paths)).cursor()
+
+
+@lru_cache(maxsize=16)
+def _file_engine(paths: tuple[str, ...]) -> duckdb.DuckDBPyConnection:
+    """Return the engine of some files, which a run reads more than once."""
+    connection = new_engine()
+    lock(connection, paths)
+    return connection
+
+
 @lru_cache(maxsize=1)
 def _spill_folder() -> str:
     """The folder for rows that do not fit into memory, readable by nobody else."""

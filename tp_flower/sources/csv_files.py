@@ -91,13 +91,24 @@ def merging_columns(
 
 @contextmanager
 def _engine(path: str) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yield an engine whose memory for a plain file is bounded."""
-    with closing(new_engine()) as connection:
-        if not path.endswith(".gz"):
-            # otherwise the sniffer holds as much of the file as fits into memory
-            connection.execute(f"SET memory_limit = '{MEMORY}'")
-            connection.execute("SET threads = 2")
+    """Yield a connection to an engine whose memory for plain files is bounded.
+
+    The engine is the process's, as it is slow to start: what is created is temporary,
+    and ends with the connection.
+    """
+    with closing(_shared_engine(path.endswith(".gz")).cursor()) as connection:
         yield connection
+
+
+@lru_cache(maxsize=2)
+def _shared_engine(is_packed: bool) -> duckdb.DuckDBPyConnection:
+    """Return the engine that reads the lines of packed files, or of plain ones."""
+    connection = new_engine()
+    if not is_packed:
+        # otherwise the sniffer holds as much of the file as fits into memory
+        connection.execute(f"SET memory_limit = '{MEMORY}'")
+        connection.execute("SET threads = 2")
+    return connection
 
 
 def _create_texts(

@@ -265,15 +265,18 @@ def flights_sources() -> tuple[ShardSource, ...]:
 def connect(source: ShardSource) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open a DuckDB connection whose view ``shard`` is all that it can ever read."""
     # a file needs its own engine, which may read that file and no other
-    if source.path:
-        engine = duckdb_engine.new_engine()
-    else:
+    if not source.path:
         engine = duckdb_engine.shared_cursor()
+    elif source.relation is None:
+        engine = duckdb_engine.file_cursor(_files(source.path))
+    else:
+        # a database can only be attached before that
+        engine = duckdb_engine.new_engine()
     with closing(engine) as connection:
         try:
             create_view(connection, source)
-            if source.path:
-                duckdb_engine.lock(connection, _files(source.path))
+            if source.path and source.relation is not None:
+                duckdb_engine.lock(connection, [source.path])
             yield connection
         except duckdb.Error as error:
             raise SourceError(
@@ -341,39 +344,45 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
 
         load_database(source, connection)
         return
-    if source.path is not None:
-        _check_readable(source, source.path)
-    if source.path is None:
-        connection.register("frame", _cast_nanoseconds(_frame(source).rows))
-        relation = "frame"
-    elif source.relation is not None:
-        name = f"source_{uuid.uuid4().hex}"
-        connection.execute(
-            f"ATTACH {duckdb_engine.quote_text(source.path)} AS {name} (READ_ONLY)"
-        )
-        parts = source.relation or _only_table(connection, name, source)
-        schema, table = ("main", *parts)[-2:]
-        relation = f"{name}.{quote_name(schema)}.{quote_name(table)}"
-    elif not _is_csv(source):
-        files = ", ".join(map(duckdb_engine.quote_path, _files(source.path)))
-        relation = f"read_parquet([{files}])"
-    else:
-        relation = _csv_relation(source, source.path)
-    names = source.renamed(column_types(connection, f"SELECT * FROM {relation}"))
+    relation = _relation(connection, source)
+    read_types = column_types(connection, f"SELECT * FROM {relation}")
+    names = source.renamed(read_types)
     columns = ", ".join(
         f"{quote_name(old)} AS {quote_name(new)}" for old, new in names.items()
     )
     columns += "".join(f", NULL AS {quote_name(name)}" for name in source.absent)
     rows = f"SELECT {columns} FROM {relation}"
     connection.execute(f"CREATE OR REPLACE TEMP VIEW source_rows AS {rows}")
-    casts = _casts(connection, source)
+    types = {new: read_types[old] for old, new in names.items()}
+    casts = _casts(source, types)
     columns = ", ".join(
         f"{casts.get(name, quote_name(name))} AS {quote_name(name)}"
         for name in (*names.values(), *source.absent)
     )
     rows = f"(SELECT {columns} FROM source_rows)"
-    types = column_types(connection, f"SELECT * FROM {rows}")
+    if casts or source.absent:
+        types = column_types(connection, f"SELECT * FROM {rows}")
     connection.execute(f"CREATE TEMP VIEW shard AS {regular_rows(types, rows)}")
+
+
+def _relation(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> str:
+    """Return the SQL that reads a frame or a file; SourceError if it cannot be read."""
+    if source.path is None:
+        connection.register("frame", _cast_nanoseconds(_frame(source).rows))
+        return "frame"
+    _check_readable(source, source.path)
+    if source.relation is not None:
+        name = f"source_{uuid.uuid4().hex}"
+        connection.execute(
+            f"ATTACH {duckdb_engine.quote_text(source.path)} AS {name} (READ_ONLY)"
+        )
+        parts = source.relation or _only_table(connection, name, source)
+        schema, table = ("main", *parts)[-2:]
+        return f"{name}.{quote_name(schema)}.{quote_name(table)}"
+    if _is_csv(source):
+        return _csv_relation(source, source.path)
+    files = ", ".join(map(duckdb_engine.quote_path, _files(source.path)))
+    return f"read_parquet([{files}])"
 
 
 def _cast_nanoseconds(frame: "pd.DataFrame") -> "pd.DataFrame":
@@ -496,11 +505,11 @@ def _check_columns(source: ShardSource, names: Sequence[str]) -> None:
         )
 
 
-def _casts(
-    connection: duckdb.DuckDBPyConnection, source: ShardSource
-) -> dict[str, str]:
-    """Return the SQL of the columns that are read as another type than they have."""
-    columns = column_types(connection, "SELECT * FROM source_rows")
+def _casts(source: ShardSource, columns: Mapping[str, str]) -> dict[str, str]:
+    """Return the SQL of the columns that are read as another type than they have.
+
+    Absent columns, which are no part of ``columns``, have the owner's type.
+    """
     casts = {
         name: read_text(
             quote_name(name), source.readings.get(name, texts.best), is_strict=True
@@ -508,6 +517,7 @@ def _casts(
         for name, texts in text_columns(source).items()
         if columns[name] == TEXT
     }
+    columns = {**columns, **dict.fromkeys(source.absent, "NULL")}
     return {**_owner_casts(source, columns, casts.keys()), **casts}
 
 
@@ -566,6 +576,8 @@ def _find_strays(
     """
     unread: dict[str, str] = {}
     warnings: list[str] = []
+    if not source.types:
+        return unread, warnings
     columns = column_types(connection, "SELECT * FROM source_rows")
     for name, sql in _owner_casts(source, columns, text_columns(source).keys()).items():
         texts = null_for_missing(f"CAST({quote_name(name)} AS VARCHAR)", source.nulls)
