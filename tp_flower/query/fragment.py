@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -369,10 +370,10 @@ def reads(fragment: Fragment) -> Iterator[Read]:
     :meth:`Fragment.check` refuses it.
     """
     subquery = fragment.subquery
-    inner: dict[str, list[Read]] = {}
+    inner: dict[str, tuple[Read, ...]] = {}
     names = iter(subquery.names if subquery else ())
     for piece in subquery.pieces() if subquery else ():
-        piece_reads = list(_reads_of(piece))
+        piece_reads = _reads_of(piece)
         yield from piece_reads
         if piece.role is Role.INNER:
             inner[next(names).lower()] = piece_reads
@@ -386,12 +387,16 @@ def reads(fragment: Fragment) -> Iterator[Read]:
                 yield Read(read.role, read.element, origin.column, is_plain, is_bare)
 
 
-def _reads_of(piece: Piece) -> Iterator[Read]:
+@lru_cache(maxsize=4096)
+def _reads_of(piece: Piece) -> tuple[Read, ...]:
+    """Return what a piece reads; shards of a table, and checks, repeat the same."""
     tree = piece.parse()
     is_plain = _is_plain(tree)
     is_bare = is_plain and tree.find(exp.Cast) is None
-    for name in dict.fromkeys(column.name for column in tree.find_all(exp.Column)):
-        yield Read(piece.role, piece.element, name, is_plain, is_bare)
+    names = dict.fromkeys(column.name for column in tree.find_all(exp.Column))
+    return tuple(
+        Read(piece.role, piece.element, name, is_plain, is_bare) for name in names
+    )
 
 
 def _is_plain(tree: exp.Expr) -> bool:
