@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import duckdb
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -21,6 +20,7 @@ from strategies.inference.predict import Evaluate, Predict
 from strategies.training.saving import make_manifest
 from tests.support import federated
 from tests.support.federated import Frames, Seen, WatchedGrid, store_sql
+from tests.support.reference.joins import engine_of
 from tp_flower.extraction.extract import extract
 from tp_flower.learning.models.local_model import LocalModel, build_model
 from tp_flower.query import Fragment, Query
@@ -117,22 +117,22 @@ class Model:
             aliases: the tables of it; all, if none is named.
         """
         aliases = aliases or [table.table for table in self.manifest.tables]
-        connection = duckdb.connect()
+        tables = {}
         for alias in aliases:
             name = self.manifest.table(alias).name
             own = frames[name].reset_index(drop=True)
             scores = self.local_scores(alias, own)
             extra = {f"score_{k}": scores[:, k] for k in range(scores.shape[1])}
-            connection.register(name, own.assign(position=own.index, **extra))
+            tables[name] = own.assign(position=own.index, **extra)
         sums = ", ".join(
             " + ".join(f"COALESCE({alias}.score_{k}, 0)" for alias in aliases)
             + f" + {base!r}"
             for k, base in enumerate(self.manifest.base_score)
         )
         label = self.manifest.label_table
-        return sorted(
-            connection.execute(f"SELECT {label}.position, {sums} {source}").fetchall()
-        )
+        sql = f"SELECT {label}.position, {sums} {source}"
+        with engine_of(tables) as engine:
+            return sorted(engine.execute(sql).fetchall())
 
 
 def scores_of(saved: SavedModel, frame: pd.DataFrame) -> np.ndarray:

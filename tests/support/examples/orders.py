@@ -1,9 +1,9 @@
 """Orders of users and of items, whose makers may lack: for runs by second moments."""
 
-import duckdb
 import numpy as np
 import pandas as pd
 
+from tests.support.reference.joins import engine_of
 from tp_flower import api
 
 FEATURES = ("o.day", "u.age", "i.price", "m.size")
@@ -44,10 +44,8 @@ def sql(label: str = "o.qty", features: str = ", ".join(FEATURES)) -> str:
 
 def rows_of(query: str, frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
     """The rows of a query, by DuckDB."""
-    with duckdb.connect() as connection:
-        for name, frame in frames.items():
-            connection.register(name, frame)
-        return connection.execute(query).fetchdf()
+    with engine_of(frames) as engine:
+        return engine.execute(query).fetchdf()
 
 
 def joined(label: str = "o.qty") -> tuple[np.ndarray, pd.Series]:

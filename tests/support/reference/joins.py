@@ -1,7 +1,8 @@
 """The joined table, materialised: DuckDB runs the whole query on whole tables."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import cache
 
 import duckdb
 import pandas as pd
@@ -13,11 +14,17 @@ Shards = Mapping[str, Sequence[pd.DataFrame]]
 def engine_of(
     frames: Mapping[str, pd.DataFrame],
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yield DuckDB with data frames as its tables."""
-    with duckdb.connect() as engine:
+    """Yield DuckDB with data frames as its tables, which no other connection has."""
+    with closing(_shared_engine().cursor()) as engine:
         for name, frame in frames.items():
             engine.register(name, frame)
         yield engine
+
+
+@cache
+def _shared_engine() -> duckdb.DuckDBPyConnection:
+    """Return the engine of this process: to start one takes longer than most joins."""
+    return duckdb.connect()
 
 
 def joined_positions(

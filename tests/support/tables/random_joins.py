@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement, pairwise
 
-import duckdb
 import numpy as np
 import pandas as pd
 
+from tests.support.reference.joins import engine_of
 from tp_flower.methods.moments.counts import CountedRows, count_joins, sums_by_shard
 from tp_flower.methods.moments.exchange import (
     Assembly,
@@ -65,24 +65,24 @@ class Joined:
 
     def rows_of_join(self) -> dict[str, np.ndarray]:
         """The row of every table behind each joined row, by DuckDB; -1 for none."""
-        with duckdb.connect() as connection:
-            for table in self.tree.tables:
-                frame = pd.DataFrame({"row": np.arange(len(self.values[table]))})
-                for number in self.tree.edges_of(table):
-                    codes = self.keys[table, number]
-                    frame[f"k{number}"] = pd.array(
-                        [None if code < 0 else code for code in codes], "Int64"
-                    )
-                connection.register(table, frame)
-            joins = "".join(
-                f" {'LEFT ' if edge.right in self.tree.outer else ''}JOIN {edge.right} "
-                f"ON {edge.left}.k{number} = {edge.right}.k{number}"
-                for number, edge in enumerate(self.tree.edges)
-            )
-            columns = ", ".join(
-                f"COALESCE({table}.row, -1) AS {table}" for table in self.tree.tables
-            )
-            result = connection.execute(f"SELECT {columns} FROM t0{joins}")
+        frames = {}
+        for table in self.tree.tables:
+            frames[table] = pd.DataFrame({"row": np.arange(len(self.values[table]))})
+            for number in self.tree.edges_of(table):
+                codes = self.keys[table, number]
+                frames[table][f"k{number}"] = pd.array(
+                    [None if code < 0 else code for code in codes], "Int64"
+                )
+        joins = "".join(
+            f" {'LEFT ' if edge.right in self.tree.outer else ''}JOIN {edge.right} "
+            f"ON {edge.left}.k{number} = {edge.right}.k{number}"
+            for number, edge in enumerate(self.tree.edges)
+        )
+        columns = ", ".join(
+            f"COALESCE({table}.row, -1) AS {table}" for table in self.tree.tables
+        )
+        with engine_of(frames) as engine:
+            result = engine.execute(f"SELECT {columns} FROM t0{joins}")
             return {
                 name: np.asarray(rows) for name, rows in result.fetchnumpy().items()
             }

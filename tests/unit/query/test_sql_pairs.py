@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from tests.support import sql_pairs
 from tests.support.files import case_table
 from tests.support.joined import engine_rows, joined_rows, plan, result_names
+from tests.support.reference.joins import engine_of
 from tp_flower import errors
 from tp_flower.errors import MappingError, QueryError
 from tp_flower.query import BoundQuery, Fragment, Query
@@ -162,9 +163,7 @@ def test_push_down_on_random_queries_and_rows(sql, t, u, cut):
         name: [frame] if is_grouped else [frame[:cut], frame[cut:]]
         for name, frame in frames.items()
     }
-    with duckdb.connect() as connection:
-        for name, frame in frames.items():
-            connection.register(name, frame)
+    with engine_of(frames) as connection:
         expected = engine_rows(connection, sql, result_names(bound))
     token = register_frames(shards, site="here")
     try:
