@@ -1,5 +1,6 @@
 """Fixtures and options that all tests share: one server of each kind per session."""
 
+import gc
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Let all parameters of every test be run."""
     text = "run every test with all its parameters, not only those of its mark `cases`"
     parser.addoption("--whole", action="store_true", help=text)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Spare what is imported and collected, millions of objects that stay, the search
+    for garbage: while that happens, and in every test that follows.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(
