@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import time
 import tomllib
 from collections import Counter
 
@@ -75,8 +76,15 @@ def test_files_are_written_once(home):
 
 def _race(start, home):
     os.environ["TP_FLOWER_HOME"] = home
+    flights_module._write_shards = _write_slowly
     start.wait()
     flights_tables()
+
+
+def _write_slowly(folder):
+    """Stand in for seconds of a core, long enough that all have begun."""
+    (folder / "airports.parquet").touch()
+    time.sleep(0.2)
 
 
 @pytest.mark.slow
