@@ -547,14 +547,12 @@ def describe(source: ShardSource) -> ShardSchema:
         unread, warnings = _find_strays(connection, source)
         if source.token is not None:
             unread |= _frame(source).unread
-        unread |= _failures(
+        # nearly every column has an early value: only the others are read to the end
+        unseen, failures = _read_early(
             connection, [name for name in columns if name not in unread]
         )
+        unread |= failures
         columns = {name: kind for name, kind in columns.items() if name not in unread}
-        # nearly every column has an early value: only the others are read to the end
-        unseen = _empty_columns(
-            connection, f"(SELECT * FROM shard LIMIT {EARLY_ROWS})", columns
-        )
         empty = _empty_columns(connection, "shard", unseen)
         ((total,),) = connection.execute("SELECT count(*) FROM shard").fetchall()
     return ShardSchema(
@@ -606,18 +604,19 @@ def _find_strays(
     return unread, warnings
 
 
-def _failures(
+def _read_early(
     connection: duckdb.DuckDBPyConnection, names: Sequence[str]
-) -> dict[str, str]:
-    """Return why columns cannot be read, among their first rows."""
+) -> tuple[list[str], dict[str, str]]:
+    """Return the columns that are NULL in the first rows, and why others are unread."""
     early = f"(SELECT * FROM shard LIMIT {EARLY_ROWS})"
     try:
-        _empty_columns(connection, early, names)
+        return _empty_columns(connection, early, names), {}
     except duckdb.Error as error:
+        empty = []
         unread = {}
         for name in names:
             try:
-                _empty_columns(connection, early, [name])
+                empty += _empty_columns(connection, early, [name])
             except duckdb.Error as of_column:
                 unread[name] = (
                     f"cannot be read ({duckdb_engine.safe_message(of_column)})"
@@ -625,8 +624,7 @@ def _failures(
         if len(unread) in (0, len(names)):
             # it is not about columns
             raise error
-        return unread
-    return {}
+        return empty, unread
 
 
 def _is_csv(source: ShardSource) -> bool:
