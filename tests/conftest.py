@@ -17,7 +17,13 @@ settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")
 LONGEST = (
     *("test_session_deployment", "test_deployment", "test_strict_deployment"),
-    *("test_tables", "test_end_to_end", "test_kills", "test_flights_databases"),
+    *(
+        "test_every_field",
+        "test_tables",
+        "test_end_to_end",
+        "test_kills",
+        "test_flights_databases",
+    ),
     *("test_mapping", "test_scale", "test_private_runs", "test_hostile_server"),
     *("test_sites", "test_pushdown", "test_training", "test_left_join"),
     *("test_empty_shards", "test_label_runs", "test_cost", "test_coreset_runs"),
