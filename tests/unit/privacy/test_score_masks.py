@@ -161,6 +161,36 @@ def test_the_server_can_form_the_span_of_the_joined_sums_and_no_more(join):
     assert formed == joined
 
 
+def paired(join: Join, divided: int, regions: list[int]) -> Join:
+    """The join of pairs of rows and regions of one table, by keys and regions."""
+    joined = [
+        (of, 3 if of[divided] < 0 else regions[of[divided]]) for of in join.joined
+    ]
+    pairs = [
+        sorted({(of[table], region) for of, region in joined if of[table] >= 0})
+        for table in range(len(join.rows))
+    ]
+    keys = {
+        (edge, table): np.array([4 * own[row] + region for row, region in pairs[table]])
+        for (edge, table), own in join.keys.items()
+    }
+    return Join(join.edges, keys, [len(own) for own in pairs], join.outer)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    joins(ACYCLIC, outer=True),
+    st.integers(0, 3),
+    st.lists(st.integers(0, 2), min_size=4),
+)
+def test_of_pairs_it_can_form_as_much_as_of_the_joined_rows(join, divided, regions):
+    """Pairs that agree on keys and region are those of a joined row, and no others."""
+    pairs = paired(join, divided % len(join.rows), regions)
+    assert len(pairs.joined) == len(join.joined)
+    formed, joined = ranks(pairs)
+    assert formed == joined
+
+
 def test_of_a_cycle_the_server_can_form_more():
     """A triangle of three tables, found by a search: joins in a circle hide less."""
     keys = {
