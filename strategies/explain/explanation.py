@@ -192,6 +192,7 @@ class CostEstimate:
         drawing = self.method.drawing
         drawing_rounds = len(drawing.messages) if drawing else 0
         scoring_rounds = len(self.method.messages_of_start)
+        scoring_rounds += self.method.rounds_of_start
         later_rounds = int(self.method.settings.method.is_prepared) + 1
         return previous_rounds + drawing_rounds + scoring_rounds + later_rounds
 

@@ -194,6 +194,11 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         """The messages that bring the scores that training starts from."""
         return ()
 
+    @property
+    def rounds_of_start(self) -> int:
+        """The method's own rounds between set-up and epochs."""
+        return 0
+
     def run_messages(
         self, *, is_sharded: bool, is_ranked: bool = False
     ) -> tuple[Action, ...]:

@@ -155,6 +155,7 @@ class Division:
         self.since = 0
         self._run = run
         self._label_table = label_table
+        self._regions: Mapping[str, Regions] = {}
         self._pairs: Mapping[str, TablePairs] = {}
 
     def tables_of(self, problem: TrainingProblem) -> dict[str, TrainedTable]:
@@ -168,11 +169,11 @@ class Division:
         derivatives: dict[int, BoostStep],
         growth: Growth,
         joined_rows: int,
-    ) -> Generator[Requests, Replies, dict[str, Regions]]:
-        """Return the regions of the tables that may be divided, with two or more."""
+    ) -> Generator[Requests, Replies, None]:
+        """Ask for the regions of the tables that may be divided."""
         tables = self.tables_of(problem)
         if not tables:
-            return {}
+            return
         shards = max(len(table.parts) for table in tables.values())
         leaves = max(regions_by_rows(joined_rows) // shards, 2)
         rows = joined_rows // (EVEN * leaves * shards)
@@ -186,15 +187,16 @@ class Division:
         request = RegionsRequest(growth=one_tree, parts=derivatives)
         replies = yield self._run.request(ask(request, problem.parts))
         found = {name: read_regions(table, replies) for name, table in tables.items()}
-        return {name: each for name, each in found.items() if each is not None}
+        self._regions = {n: each for n, each in found.items() if each is not None}
 
     def divide(
-        self, problem: TrainingProblem, regions: Mapping[str, Regions]
+        self, problem: TrainingProblem
     ) -> Generator[Requests, Replies, TrainingProblem | None]:
         """Divide a table into its regions, if that helps.
 
         Return the problem over pairs of rows and regions; None if it stays as it was.
         """
+        regions = self._regions
         if not regions:
             return None
         chosen = self._run.chosen
@@ -257,6 +259,8 @@ def most_interacting(
     problem: TrainingProblem, regions: Mapping[str, Regions], label_table: str
 ) -> str:
     """Return the table that interacts most with others; "" where none does."""
+    if not problem.validates.any():
+        return ""
     pairs = list(combinations(regions, 2))
     effects, losses = _effects_of_cells(problem, regions, pairs)
     choose_penalties(effects, list(regions), losses, are_wanted=True)

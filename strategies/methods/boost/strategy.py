@@ -156,6 +156,13 @@ class Boost(JoinMethod):
         return joined
 
     @property
+    def rounds_of_start(self) -> int:
+        """The rounds of regions: all tables are asked, and one may be divided."""
+        if not self._division.divisible:
+            return 0
+        return 2 if self.settings.of(BoostSettings).regions != AUTO else 1
+
+    @property
     def messages_of_start(self) -> tuple[Action, ...]:
         """The messages that bring the scores of a model to go on from."""
         if not self.settings.start:
@@ -276,6 +283,17 @@ class Boost(JoinMethod):
         lengths = dict(self._lengths)
         return replace(request, lengths=lengths, is_bagged=self._is_bagged)
 
+    def set_up(self) -> Generator[Requests, Replies, TrainingProblem]:
+        """Run the set-up, and ask for the regions of tables that may be divided."""
+        problem = yield from super().set_up()
+        boosting = self._start_scores(problem)
+        # by trees on what nothing explains yet: later what remains is noise
+        divisible = self._division.tables_of(problem)
+        yield from self._division.ask(
+            problem, _derivatives(boosting, divisible), self._growth, self._joined_rows
+        )
+        return problem
+
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Run the epochs, until the validation rows say that it is enough.
 
@@ -286,11 +304,6 @@ class Boost(JoinMethod):
         self._lengths = {}
         self._is_bagged = False
         choices: Counter[str] = Counter()
-        # by trees on what nothing explains yet: later what remains is noise
-        divisible = self._division.tables_of(problem)
-        regions = yield from self._division.ask(
-            problem, _derivatives(boosting, divisible), self._growth, self._joined_rows
-        )
         linear_epochs = yield from self._linear_epochs(problem, boosting)
         first = linear_epochs + 1
         for epoch in range(first, self.run.most_epochs + 1):
@@ -305,7 +318,7 @@ class Boost(JoinMethod):
             if epoch == first:
                 self._check_splits(step)
                 # what single tables explain is in the scores, and hides nothing
-                paired = yield from self._division.divide(problem, regions)
+                paired = yield from self._division.divide(problem)
                 if paired is not None:
                     self.keys = self._division.keys(self.keys)
                     self.run.training_problem = problem = paired

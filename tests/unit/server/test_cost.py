@@ -44,7 +44,8 @@ CORESET = {"coreset_size": 150, "coreset_kind": "uniform"}
 TOLERANCE = {"tolerance": 1e-12}
 ADMM = {"strategy": "admm"}
 CG = {"strategy": "cg", "tolerance": 1e-9}
-BOOST = {"strategy": "boost", "trees_per_round": 1}
+# a divided table has more rows, and is divided or not as the labels are
+BOOST = {"strategy": "boost", "trees_per_round": 1, "regions": "none"}
 WAYS = {
     "admm": ("whole", STORE_SQL, ADMM),
     "admm-gram": ("sharded", STORE_SQL, ADMM),

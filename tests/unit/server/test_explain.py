@@ -30,6 +30,7 @@ from tests.support.page_reading import Page
 from tests.support.policies import OPEN
 from tests.support.tables.sources import tables_file, write_frame
 from tp_flower.errors import MappingError
+from tp_flower.methods.boost.messages import TRAIN_PAIRS, TRAIN_REGIONS
 from tp_flower.methods.coreset.messages import TRAIN_DRAW, TRAIN_MEASURE, TRAIN_WEIGH
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol.messages import ACTIONS, Action, action_named
@@ -161,6 +162,10 @@ def test_every_message_is_of_a_method_or_a_prediction():
         Action.FIT,
         Action.RANK,
         Action.SCORE,
+        Action.DIVIDE,
+        # where policies let a table be divided
+        TRAIN_REGIONS,
+        TRAIN_PAIRS,
         Action.SESSION,
         Action.FINISH,
     }
