@@ -37,6 +37,7 @@ class Stream(IntEnum):
     SUMMARIES = 11
     SAMPLE = 12
     NOISE = 13
+    FACTORS = 14
 
 
 def generator(seed: int, stream: Stream, *position: int) -> np.random.Generator:

@@ -99,6 +99,10 @@ class TableRows:
         """Return the rows under new ``numbers`` (n_i,), of so many ``rows``."""
         return TableRows(self.expand(numbers, absent=NO_ROW), rows)
 
+    def behind(self, keys: "TableRows") -> "TableRows":
+        """Return the key of each joined row, from the ``keys`` (n_i,) of the rows."""
+        return self.renumber(keys.row_of, keys.rows)
+
     def add_expanded(
         self, values: npt.NDArray[Number], total: npt.NDArray[Number]
     ) -> None:
