@@ -50,6 +50,8 @@ _RULES: Final[Mapping[str, str]] = {
     'releases.rows = "clear"': "encoded features of sampled rows",
     'releases.moments = "clear"': "sums over the joined rows of the products of two "
     "columns, for linear models, and nothing of a row",
+    'releases.factors = "clear"': "in predictions, numbers by which the server knows "
+    "the rows of a join key again",
     "coefficients = true": "coefficients of a linear model, or gains of trees",
     'releases.labels = "never"': "no label, not even one in labels",
     'releases.statistics = "never"': "no statistics: encoders must be declared",

@@ -20,6 +20,8 @@ rows         never, clear (encoded features of the rows that a run has drawn); n
              by default
 moments      never, clear (sums over the joined rows of the products of two columns, the
              label among them); never by default
+factors      never, clear (in predictions, the numbers of each row's key that a model
+             multiplies with another table's); never by default
 statistics   to the table's other shards: never (encoders that need none, such as
              declared ranges, are left), moments (counts, means and deviations of
              columns, and how many rows each category has), clear (also ranges,
@@ -61,6 +63,7 @@ MODELS = "models"
 SCORES = "scores"
 WEIGHTS = "weights"
 ROWS = "rows"
+FACTORS = "factors"
 SECOND_MOMENTS = "moments"
 
 LEVELS: Final = {
@@ -71,6 +74,7 @@ LEVELS: Final = {
     WEIGHTS: (NEVER, CLEAR),
     ROWS: (NEVER, CLEAR),
     SECOND_MOMENTS: (NEVER, PRIVATE, CLEAR),
+    FACTORS: (NEVER, CLEAR),
 }
 """By kind of release, its levels, the strictest first."""
 REGIONS: Final = "regions"
@@ -109,6 +113,7 @@ class Releases:
     rows: str = NEVER
     moments: str = CLEAR
     regions: int = MOST_REGIONS
+    factors: str = CLEAR
 
     def level(self, kind: str) -> str:
         """Return the level of one kind of release."""
@@ -457,7 +462,9 @@ STRICT: Final[Mapping[str, object]] = {
     "query-seconds": 600,
 }
 """The rules of a policy that does not mention them; for releases, see ``Releases``."""
-UNBUDGETED: Final = Releases(models=SEALED, scores=MASKED, moments=NEVER, regions=0)
+UNBUDGETED: Final = Releases(
+    models=SEALED, scores=MASKED, moments=NEVER, regions=0, factors=NEVER
+)
 BUDGETED: Final = Releases(
     labels=PRIVATE,
     statistics=NEVER,
@@ -465,12 +472,15 @@ BUDGETED: Final = Releases(
     scores=PRIVATE,
     moments=PRIVATE,
     regions=0,
+    factors=NEVER,
 )
 """What a policy without, and with, an ``epsilon`` lets leave if it does not say."""
 MISSING: Final = Policy(
     columns=(),
     labels=(),
-    releases=Releases(NEVER, NEVER, NEVER, NEVER, moments=NEVER, regions=0),
+    releases=Releases(
+        NEVER, NEVER, NEVER, NEVER, moments=NEVER, regions=0, factors=NEVER
+    ),
     sees_regions=False,
 )
 """The policy of a table that has none."""

@@ -102,9 +102,9 @@ def check_rule(rule, difference):
         budget = {"epsilon": value, "epsilon_per_run": value / RUNS_PER_BUDGET}
         assert difference == {**budget, "releases": BUDGETED}
     elif key == "releases":
-        strict = {"models": "sealed", "scores": "masked", "moments": "never"}
-        rest = {**strict, "regions": 0, **value}
-        assert difference == {key: Releases(**rest)}
+        strict = {"models": "sealed", "scores": "masked", "regions": 0}
+        strict |= {"moments": "never", "factors": "never"}
+        assert difference == {key: Releases(**{**strict, **value})}
     elif key == "scores-per-rank":
         assert difference == {"scores_per_rank": "any"}
     else:

@@ -68,7 +68,10 @@ def test_a_policy_with_every_key(tmp_path):
         most_parameters=2_000_000,
         sees_regions=False,
         releases=Releases(
-            "clear", "never", "private", "clear", moments="private", regions=7
+            *("clear", "never", "private", "clear"),
+            moments="private",
+            regions=7,
+            factors="never",
         ),
         privacy_unit=("customer",),
         rows_per_unit=7,
@@ -107,7 +110,13 @@ def test_a_policy_allows_nothing_that_it_does_not_mention(tmp_path, policy):
         queries_per_day=100,
         query_seconds=600,
         sees_regions=False,
-        releases=Releases(models="sealed", scores="masked", moments="never", regions=0),
+        releases=Releases(
+            models="sealed",
+            scores="masked",
+            moments="never",
+            regions=0,
+            factors="never",
+        ),
     )
     assert source.min_count == 10
     source.check_policy()
@@ -166,7 +175,7 @@ def test_a_shards_keys_win_over_its_tables(tmp_path):
     assert second.min_count == 15
     assert first.policy.columns == second.policy.columns == ("a",)
     levels = ("private", "never", "never")
-    rest = {"moments": "private", "regions": 0}
+    rest = {"moments": "private", "regions": 0, "factors": "never"}
     assert first.policy.releases == Releases(*levels, "never", **rest)
     assert second.policy.releases == Releases(*levels, "clear", **rest)
     assert third.policy == fourth.policy == Policy()
