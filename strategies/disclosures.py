@@ -87,6 +87,8 @@ class Exposure:
         has_joins: whether rows are joined.
         divided: the table whose regions a saved model reads.
         fits_effects: whether keys of tables may get effects of their own.
+        fits_factors: whether keys of two tables may get factors.
+        sends_factors: the tables whose rows' factors predictions need.
         vectors: what vectors tell beyond scores, by the head; "" for nothing.
         fitted: the tables whose shards told each other statistics of their rows.
         method: the names that only its own messages use.
@@ -105,6 +107,8 @@ class Exposure:
     has_label: bool = True
     has_batches: bool = False
     fits_effects: bool = False
+    fits_factors: bool = False
+    sends_factors: Collection[str] = ()
     keeps_labels: bool = False
     has_joins: bool = True
     updates: Mapping[str, Update] = field(default_factory=dict)
@@ -185,7 +189,7 @@ def disclosures(exposure: Exposure) -> list[Disclosure]:
 
 
 _PER: Final = "per row (or the privacy-unit of a policy) and run"
-_LISTED: Final = ("sharded", "grouped", "fitted")
+_LISTED: Final = ("sharded", "grouped", "fitted", "sends_factors")
 
 
 def disclosure_values(exposure: Exposure) -> dict[str, object]:
@@ -247,6 +251,7 @@ def disclosure_values(exposure: Exposure) -> dict[str, object]:
         "has_clear_curvature": not (is_solved or privacy.covers_features),
         "takes_parameters": bool(exposure.sharded) or is_solved,
         "fits_effects": exposure.fits_effects,
+        "fits_factors": exposure.fits_factors,
         **exposure.method.values,
     }
 

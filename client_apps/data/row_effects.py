@@ -1,11 +1,12 @@
-"""Row effects at a site: kept with the saved model, under the keys of the rows.
+"""Effects and factors at a site: kept with the saved model, by the keys of the rows.
 
-The server fits them (:mod:`tp_flower.learning.row_effects`) and sends one for each
-trained row. A saved model finds them again by the join keys of the rows that it scores;
-a key that training has not seen has the effect 0.
+The server fits them (:mod:`tp_flower.learning.row_effects` and
+:mod:`tp_flower.learning.key_factors`) and sends those of each trained row. A saved
+model finds them again by the join keys of the rows that it scores; of a key that
+training has not seen they are 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
 # what is hashed stays at the site, as the rows and the models do
 _HASHER: Final = KeyedHasher(bytes(KEY_BYTES))
 _PURPOSE: Final = "row effects by {}"
-_HASHES: Final = "effect-keys"
-_VALUES: Final = "effects"
+_HASHES: Final = "{}-keys"
+_VALUES: Final = "{}s"
+EFFECT: Final = "effect"
+FACTOR: Final = "factor"
 NO_KEY: Final = 0  # in both words: of rows that lack one
 
 
@@ -54,42 +57,49 @@ def hash_keys(
 
 
 @dataclass(frozen=True)
-class KeyEffects:
-    """The effects that a saved model has of the keys of a table.
+class KeyNumbers:
+    """The effects, or the factors, that a saved model has of the keys of a table.
 
     Attributes:
+        kind: which of them, as one of them is called.
         names: of the keys in the query, sorted: those of rows to score must be the
             same.
         hashes: uint64 (K, 2), of the keys, ascending.
-        values: float32 (K, d_c).
+        values: float32 (K, c): effects on each output, or factors.
     """
 
+    kind: str
     names: tuple[str, ...]
     hashes: HashArray
     values: AnyArray
 
     @classmethod
-    def of(cls, names: Sequence[str], hashes: HashArray, values: AnyArray) -> Self:
-        """Return the effects of keys from those of rows, (n, 2) and (n, d_c).
+    def of(
+        cls, kind: str, names: Sequence[str], hashes: HashArray, values: AnyArray
+    ) -> Self:
+        """Return the numbers of keys from those of rows, (n, 2) and (n, c).
 
         Raises:
-            MessageError: two rows of one key have different effects.
+            MessageError: two rows of one key have different ones.
         """
         order = np.lexsort((hashes[:, 1], hashes[:, 0]))
         hashes, values = hashes[order], values[order]
         is_first = np.ones(len(hashes), np.bool_)
         is_first[1:] = (hashes[1:] != hashes[:-1]).any(axis=1)
         if (values[1:] != values[:-1])[~is_first[1:]].any():
-            raise MessageError("'effects' differ between rows of one key")
+            raise MessageError(
+                f"{_VALUES.format(kind)!r} differ between rows of one key"
+            )
         is_first &= (hashes != NO_KEY).any(axis=1)
         return cls(
+            kind,
             tuple(sorted(names)),
             np.ascontiguousarray(hashes[is_first]),
             np.ascontiguousarray(values[is_first], np.float32),
         )
 
     def find(self, hashes: HashArray) -> FloatArray:
-        """Return the effects of keys (n, 2), float64 (n, d_c); 0 of unknown ones."""
+        """Return the numbers of keys (n, 2), float64 (n, c); 0 of unknown ones."""
         found = np.zeros((len(hashes), self.values.shape[1]))
         if not len(self.hashes):
             return found
@@ -101,10 +111,11 @@ class KeyEffects:
         return found
 
     def check_keys(self, names: Sequence[str]) -> None:
-        """Refuse rows that are joined by other keys than those of the effects."""
+        """Refuse rows that are joined by other keys than those of the training."""
         if len(self.hashes) and tuple(sorted(names)) != self.names:
             raise ModelError(
-                "the model has effects of rows by the keys of its query's joins "
+                f"the model has {_VALUES.format(self.kind)} of rows by the keys of its "
+                "query's joins "
                 f"({', '.join(self.names)}), and this query joins the table by "
                 f"{', '.join(names) or 'none'}: join it as in training"
             )
@@ -112,9 +123,23 @@ class KeyEffects:
     @property
     def arrays(self) -> dict[str, AnyArray]:
         """The arrays that :meth:`read` reads."""
-        return {_HASHES: self.hashes, _VALUES: self.values}
+        return {
+            _HASHES.format(self.kind): self.hashes,
+            _VALUES.format(self.kind): self.values,
+        }
+
+    @property
+    def metadata(self) -> dict[str, list[str]]:
+        """What it reads beside them."""
+        return {_HASHES.format(self.kind): list(self.names)}
 
     @classmethod
-    def read(cls, names: Sequence[str], arrays: dict[str, Any]) -> Self:
-        """Return the effects that a saved model has."""
-        return cls(tuple(names), arrays[_HASHES], arrays[_VALUES])
+    def read(
+        cls, kind: str, metadata: Mapping[str, Any], arrays: Mapping[str, Any]
+    ) -> Self | None:
+        """Return the numbers of a kind that a saved model has; None for none."""
+        hashes = _HASHES.format(kind)
+        if hashes not in metadata:
+            return None
+        names = tuple(metadata[hashes])
+        return cls(kind, names, arrays[hashes], arrays[_VALUES.format(kind)])

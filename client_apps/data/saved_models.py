@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import safetensors.numpy
 
-from client_apps.data.row_effects import KeyEffects
+from client_apps.data.row_effects import EFFECT, FACTOR, KeyNumbers
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import ModelError, QueryError, SchemaError
 from tp_flower.features.encoder import SiteEncoder
@@ -49,6 +49,7 @@ class SavedModel:
         versions: versions of the software that trained the model, by package.
         start: the model that it was boosted from, as its run named it; "" for none.
         effects: what its scores add for the keys of the rows; None for nothing.
+        factors: of the rows' keys, which the server multiplies; None for none.
     """
 
     table: str
@@ -58,7 +59,8 @@ class SavedModel:
     fragment: Fragment
     versions: Mapping[str, str]
     start: str = ""
-    effects: KeyEffects | None = None
+    effects: KeyNumbers | None = None
+    factors: KeyNumbers | None = None
 
     def keep(self, folder: Path, *, is_durable: bool = False) -> str:
         """Write the part, unless it is there, and return its digest.
@@ -75,9 +77,9 @@ class SavedModel:
             "start": self.start,
         }
         arrays: dict[str, AnyArray] = {_THETA: np.ascontiguousarray(self.parameters)}
-        if self.effects is not None:
-            metadata["effect-keys"] = list(self.effects.names)
-            arrays |= self.effects.arrays
+        for numbers in filter(None, (self.effects, self.factors)):
+            metadata |= numbers.metadata
+            arrays |= numbers.arrays
         # equal parts give equal bytes
         files = {
             _FACTS: json.dumps(metadata, sort_keys=True).encode(),
@@ -121,9 +123,6 @@ class SavedModel:
                     "digest differs"
                 )
             arrays = safetensors.numpy.load(files[_PARAMETERS])
-            effects = None
-            if "effect-keys" in metadata:
-                effects = KeyEffects.read(metadata["effect-keys"], arrays)
             return cls(
                 table=str(metadata["table"]),
                 encoder=SiteEncoder.from_json(metadata["encoder"]),
@@ -132,7 +131,8 @@ class SavedModel:
                 fragment=Fragment.from_json(metadata["fragment"]),
                 versions={str(k): str(v) for k, v in metadata["versions"].items()},
                 start=str(metadata.get("start", "")),
-                effects=effects,
+                effects=KeyNumbers.read(EFFECT, metadata, arrays),
+                factors=KeyNumbers.read(FACTOR, metadata, arrays),
             )
         except _MALFORMED as error:
             raise ModelError(

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from client_apps.data.database import cannot_write
-from client_apps.data.row_effects import hash_keys, key_names
+from client_apps.data.row_effects import KeyNumbers, hash_keys, key_names
 from client_apps.data.saved_models import SavedModel, part_folder
 from client_apps.operator.masks import Masked, MaskedRows, are_masked, score_masks
 from client_apps.operator.participant import make_model, sent_scores
@@ -55,11 +55,11 @@ from tp_flower.protocol.inference_messages import (
     ScoreRequest,
 )
 from tp_flower.protocol.messages import Action
-from tp_flower.protocol.packet import unpack_bits
+from tp_flower.protocol.packet import row_numbers, unpack_bits
 from tp_flower.protocol.training_messages import Masking
 from tp_flower.query import Fragment
 from tp_flower.reports.predictions import OCCURRENCE, ROW, ROW_HASH, write_predictions
-from tp_flower.sources.policy import SCORES
+from tp_flower.sources.policy import FACTORS, SCORES
 
 
 def divide(site: Site, request: DivideRequest) -> DivideReply:
@@ -131,8 +131,9 @@ def _score_part(
     )
     if limit is not None:
         site.scored[number, limit] += outputs * (pairs.most if pairs else 1)
-    effects = _effects_of(site, number, saved, rows)
-    own_scores = _scores_of(model, features, effects, pairs)
+    own_scores = _scores_of(
+        model, features, _by_key(site, number, saved.effects, rows), pairs
+    )
     scores = site.releaser(number, plan).scores(own_scores)
     check_range(scores, masks)
     # a run may score by several models: no two rounds have the same masks
@@ -142,19 +143,45 @@ def _score_part(
         site.masked.append(Masked(number, name, score_array))
     (use,) = plan.uses
     release = _release_of(site, number, use, masks)
-    return ScoredPart(rows=len(rows), scores=score_array), release
+    scored = ScoredPart(
+        rows=len(rows),
+        scores=score_array,
+        factors=_factors(site, number, saved, rows, request),
+    )
+    return scored, release
 
 
-def _effects_of(
-    site: Site, number: int, saved: SavedModel, rows: IntArray
+def _by_key(
+    site: Site, number: int, numbers: KeyNumbers | None, rows: IntArray
 ) -> FloatArray:
-    """Return what a model adds to the scores of rows for their keys, (n, d_c or 1)."""
-    effects = saved.effects
-    if effects is None or not len(rows):
+    """Return the numbers of the rows' keys that a model has, (n, c); 0 for none."""
+    if numbers is None or not len(rows):
         return np.zeros((len(rows), 1))
     names, keys = site.join_key_names(number), site.join_keys(number)
-    effects.check_keys(key_names(names, keys))
-    return effects.find(hash_keys(names, keys, rows))
+    numbers.check_keys(key_names(names, keys))
+    return numbers.find(hash_keys(names, keys, rows))
+
+
+def _factors(
+    site: Site, number: int, saved: SavedModel, rows: IntArray, request: ScoreRequest
+) -> AnyArray | None:
+    """Return the factors of the rows' keys as they leave, (n, d); None for none.
+
+    Raises:
+        ModelError: scores are to leave with noise, and nothing covers factors.
+        PolicyError: the policy lets no factors leave.
+    """
+    if saved.factors is None or not len(rows):
+        return None
+    if request.privacy.covers_predictions:
+        raise ModelError(
+            f"the model has factors of the keys of table {saved.table!r}, which no "
+            "noise of privacy.predictions covers: train it with factors = 'none'"
+        )
+    site.source(number).policy.check_release(FACTORS, is_private=False)
+    ledger_entries.note(site, number, FACTORS)
+    found = _by_key(site, number, saved.factors, rows)
+    return row_numbers(found)
 
 
 def _release_of(site: Site, number: int, use: Use, masks: ScoreMasks | None) -> Release:

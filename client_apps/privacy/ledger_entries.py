@@ -81,6 +81,8 @@ _UNCOVERED: Final[Mapping[str, str]] = {
     "texts are numbers or dates",
     plans.COEFFICIENTS: "not covered: the final coefficients of the table's features, "
     "which the table's policy allows to be shown",
+    plans.FACTORS: "not covered: the factors of each row's key, which the server has "
+    "made: it knows the key again wherever the model scores it",
 }
 """The scope of releases that need no plan and are no method's, by kind."""
 

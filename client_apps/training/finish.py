@@ -1,15 +1,17 @@
 """The end of a run at a site: its models are saved, and its state is deleted."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from client_apps.data.database import cannot_write
-from client_apps.data.row_effects import KeyEffects
+from client_apps.data.row_effects import EFFECT, FACTOR, KeyNumbers
 from client_apps.data.saved_models import SavedModel, part_folder
 from client_apps.handlers.encoding import fitted_encoder
 from client_apps.methods.registry import method_of
 from client_apps.methods.site_method import SiteMethod
 from client_apps.operator.participant import Participant
 from client_apps.privacy import ledger_entries
+from client_apps.privacy.key_rules import takes_effects, takes_factors
 from client_apps.privacy.proposal_checks import contradiction
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
@@ -22,6 +24,7 @@ from tp_flower.protocol.inference_messages import (
     FinishReply,
     FinishRequest,
 )
+from tp_flower.protocol.training_messages import MOST_FACTORS
 
 
 def finish(site: Site, request: FinishRequest) -> FinishReply:
@@ -42,16 +45,16 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
             has_moved = method.take_last_step(part, request)
             if not request.is_best:
                 part.return_to_best()
-            effects = _effects(site, part, request)
-            if has_moved or request.has_diverged or effects is not None:
+            added = _key_part(site, part, request)
+            if has_moved or request.has_diverged or added.effects is not None:
                 part.releaser.check_clear("sums of scores")
-                part.sum_scores(_of_rows(part, effects))
+                part.sum_scores(_of_rows(part, added.effects))
             # else they would be one row's score
             sums = None
             if part.data.is_even:
                 sums = part.progress.score_sums
             parts[part.number] = FinishedPart(
-                _keep(site, model, part, effects),
+                _keep(site, model, part, added),
                 _coefficients(site, method, part),
                 sums,
             )
@@ -62,22 +65,51 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
     return FinishReply(ledger=account, parts=parts)
 
 
-def _effects(
-    site: Site, part: Participant[Any], request: FinishRequest
-) -> KeyEffects | None:
-    """Return the effects of a part's keys that the saved model adds, if it has any."""
+@dataclass(frozen=True)
+class _KeyPart:
+    """What a part's saved model adds to scores for the keys of its rows."""
+
+    effects: KeyNumbers | None = None
+    factors: KeyNumbers | None = None
+
+
+def _key_part(site: Site, part: Participant[Any], request: FinishRequest) -> _KeyPart:
+    """Return what the request gives a part's keys, as far as the run proposed it."""
     body = request.parts.get(part.number)
-    if body is None:
-        return None
     hashes = part.data.row_keys
-    if hashes is None or request.has_diverged:
-        proposed = site.terms.settings.effects
-        raise contradiction("effects", f"effects = {proposed}", "an effect of each row")
+    if body is None:
+        return _KeyPart()
+    settings = site.terms.settings
+    for field, takes in (("effects", takes_effects), ("factors", takes_factors)):
+        is_taken = takes(site, part.number) and not request.has_diverged
+        if getattr(body, field) is not None and (hashes is None or not is_taken):
+            proposed = f"{field} = {getattr(settings, field)}"
+            raise contradiction(field, proposed, f"{field} of each row")
+    if hashes is None:
+        return _KeyPart()
     check_sizes(body, trained=len(hashes), outputs=part.model.outputs)
-    return KeyEffects.of(part.data.key_names, hashes, body.effects)
+    _check_width(site, body.factors)
+    names = part.data.key_names
+    return _KeyPart(
+        *(
+            None if values is None else KeyNumbers.of(kind, names, hashes, values)
+            for kind, values in ((EFFECT, body.effects), (FACTOR, body.factors))
+        )
+    )
 
 
-def _of_rows(part: Participant[Any], effects: KeyEffects | None) -> FloatArray | None:
+def _check_width(site: Site, factors: AnyArray | None) -> None:
+    """Refuse more factors of a key than were proposed."""
+    if factors is None:
+        return
+    settings = site.terms.settings
+    width = factors.shape[1]
+    if width != (settings.factor_width or width) or width > MOST_FACTORS:
+        proposed = f"factors = {settings.factors}"
+        raise contradiction("factors", proposed, f"{width} of each row")
+
+
+def _of_rows(part: Participant[Any], effects: KeyNumbers | None) -> FloatArray | None:
     """Return the effects of the trained rows, (n_trained, d_c); None without any."""
     hashes = part.data.row_keys
     if effects is None or hashes is None:
@@ -89,7 +121,7 @@ def _keep(
     site: Site,
     model: ModelVersion,
     part: Participant[Any],
-    effects: KeyEffects | None,
+    added: _KeyPart,
 ) -> str | None:
     """Save a participant's model; return its digest, None if the site saves none."""
     if site.state_folder is None:
@@ -103,7 +135,8 @@ def _keep(
         fragment=site.fragment(part.number),
         versions=software(has_torch=spec.kind not in NUMPY_KINDS),
         start=site.terms.settings.start,
-        effects=effects,
+        effects=added.effects,
+        factors=added.factors,
     )
     folder = part_folder(site.state_folder, model, part.number)
     try:

@@ -25,6 +25,7 @@ from client_apps.operator.masks import MaskedRows, are_masked, score_masks
 from client_apps.operator.state import Stateless
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import check_model, check_plan, counts_evenly
+from client_apps.privacy.key_rules import takes_effects, takes_factors
 from client_apps.privacy.keys import run_key
 from client_apps.privacy.proposal_checks import (
     agree_in_all,
@@ -58,7 +59,6 @@ from tp_flower.protocol.training_messages import (
     PrivacyTerms,
     Update,
 )
-from tp_flower.query.fragment import Role, reads
 from tp_flower.sources.policy import MODELS, ROWS, SCORES
 from tp_flower.sources.shards import ShardSource
 
@@ -91,8 +91,11 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
         columns = _columns(encoders[number], part.data.spec)
         beginning = method.begin(part, columns)
         reply = _start(part, beginning.reply, columns, request)
-        takes_effects = part.data.row_keys is not None
-        starts[number] = msgspec.structs.replace(reply, takes_effects=takes_effects)
+        starts[number] = msgspec.structs.replace(
+            reply,
+            takes_effects=takes_effects(site, number),
+            takes_factors=takes_factors(site, number),
+        )
         started = part.with_state(beginning.solver, beginning.state)
         site.start(started, declared.family, {})
     site.pay()
@@ -294,33 +297,15 @@ def _make_participant(
 def _row_keys(
     site: Site, number: int, rows: training_rows.TrainingRows
 ) -> tuple[tuple[str, ...], HashArray | None]:
-    """Return hashes of the trained rows' keys, if the run may give them effects.
+    """Return hashes of the trained rows' keys, if the run may give these some numbers.
 
     And what the keys are called.
     """
-    fragment = site.fragment(number)
-    settings = site.terms.settings
-    named = {alias.lower() for alias in settings.effect_tables}
-    is_wanted = not named or fragment.table.lower() in named
-    if not (settings.fits_effects and is_wanted and _may_read_keys(site, number)):
+    if not (takes_effects(site, number) or takes_factors(site, number)):
         return (), None
     names, keys = site.join_key_names(number), site.join_keys(number)
     trained = rows.positions[: rows.trained]
     return key_names(names, keys), hash_keys(names, keys, trained)
-
-
-def _may_read_keys(site: Site, number: int) -> bool:
-    """Whether a model may depend on the keys of a part's rows.
-
-    They are features then: a policy must let features read them, and scores of a table
-    without features are of no account.
-    """
-    policy = site.source(number).policy
-    fragment = site.fragment(number)
-    columns = {read.column for read in reads(fragment) if read.role is Role.KEY}
-    return policy.is_open or not (
-        policy.unlisted(columns) or not fragment.features or fragment.subquery
-    )
 
 
 def _columns(encoder: SiteEncoder, spec: ModelSpec) -> int:

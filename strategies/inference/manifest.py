@@ -91,6 +91,8 @@ class ModelTable(_Record, frozen=True, kw_only=True):
             a row without a match counts as 0.
         share: of the tables' variances over the same rows; sums to 1 over the tables;
             None where the head has no shares.
+        factors: how many numbers each key has whose products with those of another
+            table's keys are added to the scores; 0 for none.
     """
 
     table: str
@@ -103,6 +105,7 @@ class ModelTable(_Record, frozen=True, kw_only=True):
     parts: tuple[ModelPart, ...]
     mean_score: Scores
     share: Finite | None
+    factors: Count = 0
 
 
 class Manifest(_Record, frozen=True, kw_only=True):
@@ -145,6 +148,10 @@ class Manifest(_Record, frozen=True, kw_only=True):
             width = head_of(self.head)(self.outputs).width
         except ValueError as error:
             raise ModelError(f"it was trained by another version: {error}") from None
+        if len({table.factors for table in self.multiplied}) > 1 or len(
+            self.multiplied
+        ) not in (0, 2):
+            raise ModelError("the manifest is damaged: 'factors' are of no two tables")
         for table in self.tables:
             if len(table.mean_score) != width:
                 raise ModelError(
@@ -171,6 +178,11 @@ class Manifest(_Record, frozen=True, kw_only=True):
     def scorer(self) -> Head:
         """The head, which makes scores of the tables' vectors."""
         return head_of(self.head)(self.outputs)
+
+    @property
+    def multiplied(self) -> tuple[ModelTable, ...]:
+        """The two tables whose rows have factors that are multiplied; () for none."""
+        return tuple(table for table in self.tables if table.factors)
 
     @property
     def predicts_label(self) -> bool:

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 
 from strategies.disclosures import disclosures, exposure_of, privacy_report
 from strategies.inference import manifest as manifests
-from strategies.inference.scoring import Joined, join_rows, score
+from strategies.inference.scoring import Joined, factor_tables, join_rows, score
 from strategies.ranks import asks_ranks
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import RoundListener, RoundStrategy
@@ -185,6 +185,7 @@ class ModelStrategy(RoundStrategy):
             has_row_key=joined.extracted.row_hashes is not None,
             vectors=self.manifest.scorer.discloses,
             divided=self.manifest.divided,
+            sends_factors=factor_tables(self.manifest),
         )
         return privacy_report(
             disclosures(exposure),

@@ -28,6 +28,7 @@ from tp_flower.joins.joining import JoinStep, build_mapping
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.joins.pairs import NO_REGION, TablePairs, pair_rows
 from tp_flower.joins.rows import JoinedRows, Vectors
+from tp_flower.learning.key_factors import add_products
 from tp_flower.protocol.inference_messages import (
     DividePart,
     DivideRequest,
@@ -146,11 +147,12 @@ def score(
         },
     )
     replies = yield ask(request, parts)
+    products = _products(joined, manifest, masks, replies)
     if pairs:
         mapping = TableMapping({table: each.train for table, each in pairs.items()})
         joined = replace(joined, mapping=mapping)
     local = _gather(joined, replies, pairs, masks, head.width, masking)
-    return _combine_tables(joined, manifest, start, local, masking)
+    return _combine_tables(joined, manifest, start, local, masking) + products
 
 
 def _gather(
@@ -252,6 +254,17 @@ def _pair_fields(
     }
 
 
+def factor_tables(manifest: Manifest) -> list[str]:
+    """Return the tables whose factors leave where a model scores rows.
+
+    Those of the model that it was boosted from, too.
+    """
+    tables = [table.table for table in manifest.multiplied]
+    if manifest.start:
+        tables += factor_tables(resolve(home_folder(), manifest.start))
+    return list(dict.fromkeys(tables))
+
+
 def _combine_tables(
     joined: Joined,
     manifest: Manifest,
@@ -280,6 +293,34 @@ def _combine_tables(
         return {SCORES: head.combine(stored[SCORES], vectors)}, ()
 
     rows.run(combine, local, by_table=head.needs_tables)
+    return rows.whole(SCORES)
+
+
+def _products(
+    joined: Joined,
+    manifest: Manifest,
+    masks: Mapping[int, BoolArray],
+    replies: Replies,
+) -> FloatArray:
+    """Return the products of two tables' factors, (N, 1); 0 where the model has none.
+
+    It is 0 where a joined row lacks a row of either table, too.
+    """
+    factors = {}
+    for table in manifest.multiplied:
+        name, width = table.table, table.factors
+        factors[name] = np.zeros((joined.mapping.tables[name].rows, width))
+        for part, span in joined.extracted.shards_of(name):
+            is_in_part = masks[part.number]
+            if count := int(np.count_nonzero(is_in_part)):
+                factors[name][span][is_in_part] = array_of(
+                    replies, part, "factors", (count, width)
+                )
+    if not factors:
+        return np.zeros(1)
+    rows = JoinedRows(joined.mapping)
+    rows.fill(SCORES, np.zeros(1))
+    add_products(rows, factors)
     return rows.whole(SCORES)
 
 

@@ -150,6 +150,7 @@ class TrainedTable(PreparedTable):
         gradient_noise: deviation over clip of the noise in a batch's gradient, from
             all shards together.
         takes_effects: whether all shards may keep effects of their rows' keys.
+        takes_factors: whether all may keep factors of them, and send these.
     """
 
     rows: tuple[PartRows, ...]
@@ -164,6 +165,7 @@ class TrainedTable(PreparedTable):
     is_sealed: bool = False
     gradient_noise: float = 0.0
     takes_effects: bool = False
+    takes_factors: bool = False
 
     @property
     def width(self) -> int:

@@ -55,6 +55,11 @@ from strategies.setup.row_weights import (
 )
 from strategies.setup.split_warnings import split_warnings
 from strategies.setup.splitting import Split, sampled_rows, split_joined, table_named
+from strategies.training.key_factors import (
+    FittedFactors,
+    check_factors,
+    keys_with_factors,
+)
 from strategies.training.outcome import (
     Outcome,
     coefficients_of,
@@ -63,12 +68,12 @@ from strategies.training.outcome import (
 )
 from strategies.training.overfitting import overfitting
 from strategies.training.prepare import Preparation, prepare
+from strategies.training.refining import refine_by_keys, warn_of_keys
 from strategies.training.row_drawing import RowDrawing, RowSample
 from strategies.training.row_effects import (
-    NO_EFFECTS,
-    fit_effects,
     keys_of_tables,
     mark_scores,
+    restore_scores,
 )
 from strategies.training.server_method import ServerMethod
 from strategies.training.traffic import ShardSize, TableSize, Traffic
@@ -85,7 +90,6 @@ from tp_flower.protocol.training_messages import Update
 from tp_flower.query import BoundQuery
 from tp_flower.reports.blocks import count_text
 from tp_flower.settings.declare import AUTO
-from tp_flower.settings.training import NONE
 from tp_flower.splits import TEST, TRAIN
 from tp_flower.terms.run_terms import outline_of
 
@@ -114,6 +118,10 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             the label, before they are clipped.
         sample: the rows that are trained on; None for all.
         keys: by table, those of the rows that take part, where they may get effects.
+        factor_keys: the same where they may get factors.
+        factors: what the best model has of them; None for none.
+        factors_of_start: the tables whose rows' factors left to score the model that
+            training starts from.
         scores_left: by part number, the score vectors that its table's policy still
             lets it release; parts without such a limit are not in it.
     """
@@ -130,6 +138,9 @@ class JoinMethod(ServerMethod[TrainingProblem]):
     scores_left: Mapping[int, int] = MappingProxyType({})
     sample: RowSample | None = None
     keys: Mapping[str, TableRows] = MappingProxyType({})
+    factor_keys: Mapping[str, TableRows] = MappingProxyType({})
+    factors: FittedFactors | None = None
+    factors_of_start: Sequence[str] = ()
 
     @abstractmethod
     def choose_update(self, table: str, shards: int, *, is_linear: bool) -> Update:
@@ -245,6 +256,8 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             fitted=fitted_tables(encoders),
             has_batches=bool(self.batch_size(1)),
             fits_effects=self.settings.fits_effects,
+            fits_factors=self.settings.fits_factors,
+            sends_factors=self.factors_of_start,
             method=self.disclosure_values(joined),
             vectors=self.head.discloses,
         )
@@ -336,34 +349,34 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         )
 
     def mark_best(self) -> None:
-        """Keep the scores of the best epoch, if tables may get effects beside it."""
+        """Keep the scores of the best epoch, if keys may get effects beside it."""
         problem = self.run.training_problem
-        if self.keys and isinstance(problem, TrainingProblem):
+        if self._has_keys and isinstance(problem, TrainingProblem):
             mark_scores(problem)
 
     def refine(self, problem: TrainingProblem) -> None:
-        """Fit effects of tables' keys to what the best model leaves, if they help."""
+        """Fit effects and factors of keys to what the best model leaves."""
+        warn_of_keys(self.run, self.keys, self.factor_keys)
+        if not self._has_keys or math.isinf(self.run.best.loss):
+            return
+        restore_scores(problem)
+        refined = refine_by_keys(self.run, problem, self.keys, self.factor_keys)
+        if refined.is_empty:
+            return
+        self.factors = refined.factors
+        self.last_parts = refined.parts(problem)
         final = self.run.final
-        known = {name.lower() for name in self.keys}
-        for name in self.settings.effect_tables:
-            if name.lower() not in known:
-                self.run.warn(NO_EFFECTS % name)
-        if not self.keys or math.isinf(self.run.best.loss):
-            return
-        fitted = fit_effects(
-            problem, self.keys, are_wanted=bool(self.settings.effect_tables)
-        )
-        if fitted is None:
-            self.run.chosen["effects"] = NONE
-            return
-        self.run.chosen["effects"] = dict(fitted.entries)
-        self.last_parts = fitted.parts(problem)
         self.run.final = EpochResult(
             final.epoch,
             problem.train_metrics(),
             residuals=final.residuals,
             **problem.metrics_of_held_out()._asdict(),
         )
+
+    @property
+    def _has_keys(self) -> bool:
+        """Whether keys of tables may get effects or factors."""
+        return bool(self.keys or self.factor_keys)
 
     def score_start(self, _: JoinedTables) -> Generator[Requests, Replies, None]:
         """Learn the scores that training starts from; they are constant."""
@@ -397,8 +410,10 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         if self.drawing is not None:
             self.sample = yield from self.drawing.draw(all_rows, encoders)
             joined = self.restrict(all_rows, self.sample)
-        if self.settings.fits_effects and self.head(1).is_linear:
-            self.keys = keys_of_tables(joined, self.settings.effect_tables)
+        check_factors(joined, settings)
+        keys: Mapping[str, TableRows] = {}
+        if settings.fits_key_numbers and self.head(1).is_linear:
+            keys = keys_of_tables(joined)
         preparation = Preparation(
             joined,
             settings,
@@ -420,7 +435,8 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         tables, initial_scores, fixed_point = yield from prepare(
             preparation, specs, updates, batches, outline_of(settings)
         )
-        self.keys = {n: k for n, k in self.keys.items() if tables[n].takes_effects}
+        self.keys = {n: k for n, k in keys.items() if tables[n].takes_effects}
+        self.factor_keys = keys_with_factors(joined, keys, tables, settings)
         self._report_choices(all_rows)
         return TrainingProblem(
             tables=tables,
@@ -497,6 +513,8 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             table_named(bound, alias, "models")
         for alias in self.settings.effect_tables:
             table_named(bound, alias, "effects")
+        for alias in self.settings.factor_tables:
+            table_named(bound, alias, "factors")
         if self.settings.split.table:
             table_named(bound, self.settings.split.table, "test-split")
         self.run.warn(*leak_warnings(bound))
@@ -604,6 +622,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             contributions=problem.head.contributions(
                 sums, problem.train.joined_rows if weight is None else weight
             ),
+            factors={} if self.factors is None else self.factors.widths,
         )
 
     def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:

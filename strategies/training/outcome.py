@@ -36,6 +36,7 @@ class Outcome:
     folder, or without an answer. Coefficients are (d [+ 1], d_c) by table, if allowed,
     and so are statistics of them, by name. The comparison is with a constant, and of
     predictions with labels. Where a table is ``divided``, models read its regions.
+    ``factors`` are, by table, how many each key has.
     """
 
     digests: Mapping[int, str] = field(default_factory=dict)
@@ -43,6 +44,7 @@ class Outcome:
     coefficient: str = ""
     statistics: Mapping[str, Mapping[str, FloatArray]] = field(default_factory=dict)
     contributions: Mapping[str, Contribution] = field(default_factory=dict)
+    factors: Mapping[str, int] = field(default_factory=dict)
     comparison: Mapping[str, object] = field(default_factory=dict)
     divided: DividedTable | None = None
 

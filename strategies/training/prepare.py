@@ -155,6 +155,9 @@ def prepare(
             takes_effects=all(
                 replies.body(part, PreparedPart).takes_effects for part in layout.parts
             ),
+            takes_factors=all(
+                replies.body(part, PreparedPart).takes_factors for part in layout.parts
+            ),
         )
         has_first = sends_scores and (prepared.is_masked or not prepared.is_linear)
         initial[name] = (

@@ -6,7 +6,7 @@ scores, and keeps those that lower the loss of the rows that validate. The messa
 ends the run brings each table its own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from logging import INFO
 
@@ -16,12 +16,10 @@ from flwr.common.logger import log
 from strategies.setup.joined_rows import JoinedTables
 from strategies.setup.problem import SCORES, TrainingProblem
 from strategies.setup.shard_labels import shards_that_tell_labels
-from strategies.setup.splitting import table_named
 from tp_flower.arrays import FloatArray, IntArray
 from tp_flower.joins.joining import number_keys
 from tp_flower.joins.mapping import TableRows
 from tp_flower.learning.row_effects import RowEffects, choose_penalties
-from tp_flower.protocol.inference_messages import FinishPart
 from tp_flower.protocol.packet import unpack_bits
 
 ROWS_PER_KEY = 2
@@ -34,17 +32,16 @@ NO_EFFECTS = (
 _BEST = "scores of the best epoch"
 
 
-def keys_of_tables(joined: JoinedTables, wanted: Sequence[str]) -> dict[str, TableRows]:
-    """Return the keys of the ``wanted`` tables, or of any, that may have effects.
+def keys_of_tables(joined: JoinedTables) -> dict[str, TableRows]:
+    """Return the keys of the tables that may have effects, or factors.
 
     Keys are numbered over the rows that take part, in the order of the layout. Shards
     have keys of their own: what a shard has not trained on it would not find again.
     """
     keys = {}
-    aliases = {table_named(joined.bound, alias, "effects") for alias in wanted}
     # where a shard is of one label, its keys would be, too
     telling = {table.table for table in shards_that_tell_labels(joined)}
-    for table in aliases or joined.layouts:
+    for table in joined.layouts:
         if table in telling or not joined.bound.joined_keys(table):
             continue
         numbers = _numbers_of_keys(joined, table)
@@ -106,19 +103,17 @@ class FittedEffects:
     of_rows: Mapping[str, FloatArray]
     entries: Mapping[str, Mapping[str, object]]
 
-    def parts(self, problem: TrainingProblem) -> dict[int, FinishPart]:
-        """Return what the last message brings each part, by number."""
-        return {
-            number: FinishPart(rows)
-            for name, effects in self.of_rows.items()
-            for number, rows in problem.tables[name].scatter_rows(effects).items()
-        }
-
 
 def mark_scores(problem: TrainingProblem) -> None:
     """Copy the scores, which are those of the best model so far."""
     for rows in problem.scored_rows:
         rows.fill(_BEST, rows.whole(SCORES))
+
+
+def restore_scores(problem: TrainingProblem) -> None:
+    """Take the scores that were copied."""
+    for rows in problem.scored_rows:
+        rows.fill(SCORES, rows.whole(_BEST))
 
 
 def fit_effects(
@@ -129,8 +124,6 @@ def fit_effects(
     The vectors of scores become those with effects. If they ``are_wanted``, they need
     not lower it by more than chance.
     """
-    for rows in problem.scored_rows:
-        rows.fill(SCORES, rows.whole(_BEST))
     effects = RowEffects(problem.scored_rows, problem.objective, keys)
     held_out = problem.scored_rows[-1]
     validates = np.flatnonzero(problem.validates)

@@ -96,4 +96,5 @@ def _model_tables(
             parts=tuple(map(part_of, table.parts)),
             mean_score=tuple(contribution.mean_score.tolist()),
             share=contribution.share,
+            factors=outcome.factors.get(name, 0),
         )

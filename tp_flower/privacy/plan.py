@@ -40,6 +40,7 @@ SCORES: Final = "scores"
 BATCH_SCORES: Final = "batch-scores"
 SECOND_MOMENTS: Final = "second-moments"
 COEFFICIENTS: Final = "coefficients"
+FACTORS: Final = "factors"
 SAMPLED_ROWS: Final = "rows"
 CENTRES: Final = "centres"
 

@@ -15,12 +15,18 @@ from tp_flower.protocol.training_messages import (
 
 
 class FinishPart(PartBody, frozen=True):
-    """The effect of each trained row, which the saved model adds to its score.
+    """What the saved model adds to the trained rows' scores, for their keys.
 
     Rows of one key have the same.
+
+    Attributes:
+        effects: of each row, on its score.
+        factors: of each row, whose product with those of another table's row is added
+            to their joined row's score.
     """
 
-    effects: Annotated[AnyArray, f.float32("trained", "outputs")]
+    effects: Annotated[AnyArray, f.float32("trained", "outputs")] | None = None
+    factors: Annotated[AnyArray, f.float32("trained", "width")] | None = None
 
 
 class FinishRequest(Request, frozen=True, kw_only=True):
@@ -51,6 +57,16 @@ class FinishRequest(Request, frozen=True, kw_only=True):
             fields=("effects",),
             covered_by="messages",
             when="fits_effects",
+        ),
+        Discloses(
+            "factors of each row's key: numbers fitted to the loss's derivatives in "
+            "the key's joined rows, of which there are at least two, and to the "
+            "factors of the other table's keys that it is joined to: keys that are "
+            "alike in this have like numbers, and who has both tables' reads "
+            "derivatives of single rows",
+            fields=("factors",),
+            covered_by="messages",
+            when="fits_factors",
         ),
     )
     schedule = (
@@ -194,10 +210,15 @@ class ScoreRequest(Request, frozen=True, kw_only=True):
 
 
 class ScoredPart(PartBody, frozen=True, kw_only=True):
-    """The scores of a participant's rows, each once."""
+    """The scores of a participant's rows, each once.
+
+    Attributes:
+        factors: of the rows' keys, if the model has some; 0 of an unknown key.
+    """
 
     rows: f.Count
     scores: Annotated[AnyArray, f.score_words("scored", "outputs")]
+    factors: Annotated[AnyArray, f.float32("joined", "width")] | None = None
 
 
 class ScoreReply(Reply, frozen=True, kw_only=True):
@@ -213,6 +234,15 @@ class ScoreReply(Reply, frozen=True, kw_only=True):
             covered_by="scores",
             kinds=("scores",),
             policy="scores",
+        ),
+        Discloses(
+            "a row of numbers per joined row of {sends_factors}: the factors of its "
+            "key, which the server has made. They are the same in each run, and so "
+            "link a row between runs",
+            fields=("factors",),
+            kinds=("factors",),
+            policy="factors",
+            when="sends_factors",
         ),
     )
     schedule = ("ledger", "rows")

@@ -20,6 +20,7 @@ Clip = Annotated[float, f.between(1e-12, 1e12)]
 Delta = Annotated[float, msgspec.Meta(gt=0, le=math.nextafter(1.0, 0.0))]
 MOST_STEPS: Final = 1_000_000
 MOST_SAMPLED: Final = 1 << 24  # joined rows of a coreset
+MOST_FACTORS: Final = 128  # of a key
 Steps = Annotated[int, f.between(0, MOST_STEPS)]
 LEAST_SCALE: Final = 1 / 1e30
 Scale = Annotated[float, f.between(LEAST_SCALE, 1e30)]
@@ -219,10 +220,12 @@ class PreparedPart(PartBody, frozen=True, kw_only=True):
         gram_deviation: deviation of the noise on its Gram matrix.
         share: of second moments of the features, weighted by G.
         takes_effects: whether the saved model may have effects of its rows' keys.
+        takes_factors: whether it may have factors of them, which predictions send.
     """
 
     features: f.Count
     takes_effects: bool = False
+    takes_factors: bool = False
     mean_curvature: f.NonNegative
     largest_curvature: f.NonNegative = 0.0
     gradient_noise: f.NonNegative | None = None
@@ -260,7 +263,7 @@ class PrepareReply(Reply, frozen=True, kw_only=True):
     )
     schedule = (
         *("features", "penalised", "gradient_noise", "gram_deviation", "ledger"),
-        "takes_effects",
+        *("takes_effects", "takes_factors"),
     )
 
 

@@ -144,7 +144,9 @@ class Settings(
         if self.validation_fraction != declare.AUTO:
             return float(self.validation_fraction)
         overfits = (
-            self.method.overfits or bool(self.other_model) or bool(self.effect_tables)
+            self.method.overfits
+            or bool(self.other_model)
+            or bool(self.effect_tables or self.factor_tables)
         )
         is_read = "validation_fraction" in self.rules.reads
         if overfits and is_read and not (self.is_noisy or self.is_sampled):
@@ -170,6 +172,40 @@ class Settings(
             and self.validation_share > 0.0
             and not self.privacy.covered(*COVERED)
         )
+
+    @property
+    def factor_tables(self) -> tuple[str, ...]:
+        """The two tables that are to have factors of their keys, by alias, or ().
+
+        With "auto" it may be any two.
+        """
+        if self.factors in (declare.AUTO, training.NONE):
+            return ()
+        return tuple(declare.items_of(self.factors.partition(":")[0]))
+
+    @property
+    def factor_width(self) -> int:
+        """How many factors a key is to have; 0 to choose by rows that validate."""
+        return int(self.factors.partition(":")[2] or 0)
+
+    @property
+    def fits_factors(self) -> bool:
+        """Whether keys of two tables may get factors, as they may get effects.
+
+        With "auto" only where effects are not chosen either.
+        """
+        is_wanted = self.factors == self.effects == declare.AUTO
+        return (
+            "factors" in self.rules.reads
+            and (is_wanted or bool(self.factor_tables))
+            and self.validation_share > 0.0
+            and not self.privacy.covered(*COVERED)
+        )
+
+    @property
+    def fits_key_numbers(self) -> bool:
+        """Whether keys of tables may get effects or factors."""
+        return self.fits_effects or self.fits_factors
 
     @property
     def patience_epochs(self) -> int:
@@ -337,7 +373,9 @@ def _conflicts_of_splits(values: Settings) -> Iterator[str]:
             "validation-fraction above 0"
         )
     if values.effect_tables and not values.fits_effects:
-        yield from _conflicts_of_effects(values)
+        yield from _conflicts_of_keys(values, "effects")
+    if values.factor_tables and not values.fits_factors:
+        yield from _conflicts_of_keys(values, "factors")
     if values.patience and not values.validation_share:
         yield (
             f"patience: {values.patience} epochs without a lower validation loss need "
@@ -345,17 +383,18 @@ def _conflicts_of_splits(values: Settings) -> Iterator[str]:
         )
 
 
-def _conflicts_of_effects(values: Settings) -> Iterator[str]:
-    """Refuse effects that no rows judge, and those that no epsilon covers."""
+def _conflicts_of_keys(values: Settings, setting: str) -> Iterator[str]:
+    """Refuse effects or factors that no rows judge, or that no epsilon covers."""
+    wanted = vars(values)[setting]
     for kind in values.privacy.covered(*COVERED):
         yield (
-            f"effects: {values.effects!r} does not go with privacy.{kind}: sums of the "
-            'loss by key have no noise; use "none"'
+            f"{setting}: {wanted!r} does not go with privacy.{kind}: sums of the loss "
+            'by key have no noise; use "none"'
         )
         return
-    if "effects" in values.rules.reads:
+    if setting in values.rules.reads:
         yield (
-            f"effects: {values.effects!r} need rows that judge them: leave "
+            f"{setting}: {wanted!r} need rows that judge them: leave "
             'validation-fraction "auto", or above 0'
         )
 

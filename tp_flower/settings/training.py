@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from tp_flower.learning.models.local_model import LINEAR, MOST_LAYERS
 from tp_flower.methods.method import METHODS
 from tp_flower.objectives import names_of_losses
-from tp_flower.protocol.training_messages import MOST_SAMPLED
+from tp_flower.protocol.training_messages import MOST_FACTORS, MOST_SAMPLED
 from tp_flower.settings.declare import (
     AUTO,
     BY_METHOD,
@@ -30,7 +30,7 @@ OVER_JOINS: Final = frozenset(
     {"sample", "test_split", "row_weight", "coreset_size", "coreset_kind"}
 )
 """Settings that methods over joins read, and those whose epochs can be chosen from."""
-FITTED: Final = OVER_JOINS | {"validation_fraction", "effects"}
+FITTED: Final = OVER_JOINS | {"validation_fraction", "effects", "factors"}
 
 
 def _unions() -> tuple[str, ...]:
@@ -119,6 +119,24 @@ def _effects(value: object) -> str:
     return ", ".join(aliases)
 
 
+def _factors(value: object) -> str:
+    """Return "auto", "none", or two aliases and perhaps a width: "f, p: 32"."""
+    text = str(value).strip()
+    if text in (AUTO, NONE):
+        return text
+    names, colon, width = map(str.strip, text.partition(":"))
+    aliases = [alias for alias in items_of(names) if alias]
+    if len({alias.lower() for alias in aliases}) != 2 or len(aliases) != 2:
+        raise ValueError(f"{value!r} does not name two tables")
+    if not colon:
+        return ", ".join(aliases)
+    if not (width.isdecimal() and 1 <= int(width) <= MOST_FACTORS):
+        raise ValueError(
+            f"{value!r} has no width from 1 to {MOST_FACTORS} after the colon"
+        )
+    return f"{', '.join(aliases)}: {int(width)}"
+
+
 _MODELS: Final = Form(
     "<table>=<model>, ...", _models, lambda pairs: ", ".join(map("=".join, pairs))
 )
@@ -196,6 +214,18 @@ class ModelSettings:
         'features (of a user, a film, a plane), by alias, or "none". "auto": where '
         "rows validate and it lowers their loss; without epsilons.",
         Form(f'"{AUTO}", "{NONE}" or aliases, comma separated', _effects),
+        Readers(
+            of_methods=True,
+            refusal="strategy {strategy!r} fits none: {instead}",
+        ),
+    )
+    factors: str = setting(
+        AUTO,
+        "Two tables whose keys have factors, by alias: numbers of a user and of a film "
+        'whose products add up to a part of the score, and how many ("u, f: 32"); or '
+        '"none". "auto": where effects are "auto", policies allow it '
+        "(releases.factors) and it lowers the loss of the rows that validate.",
+        Form(f'"{AUTO}", "{NONE}" or "<table>, <table>[: <width>]"', _factors),
         Readers(
             of_methods=True,
             refusal="strategy {strategy!r} fits none: {instead}",

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from strategies.disclosures import DisclosureValues
 from strategies.inference import manifest
-from strategies.inference.scoring import Joined, score
+from strategies.inference.scoring import Joined, factor_tables, score
 from strategies.methods.boost.regions import Division, divisible_tables
 from strategies.methods.boost.traffic import epoch_traffic
 from strategies.run.exchange import Replies, Requests, ask
@@ -244,6 +244,7 @@ class Boost(JoinMethod):
         rows = Joined(
             joined.bound, joined.extracted, joined.mapping, joined.steps, missing
         )
+        self.factors_of_start = factor_tables(model)
         scores = yield from score(rows, model, self.settings, self.run.inventory)
         is_train = joined.subset == TRAIN
         self.start_scores = scores[is_train], scores[~is_train]
@@ -320,7 +321,9 @@ class Boost(JoinMethod):
                 # what single tables explain is in the scores, and hides nothing
                 paired = yield from self._division.divide(problem)
                 if paired is not None:
-                    self.keys = self._division.keys(self.keys)
+                    self.keys, self.factor_keys = map(
+                        self._division.keys, (self.keys, self.factor_keys)
+                    )
                     self.run.training_problem = problem = paired
                     growing = dict(problem.tables)
                     boosting = Boosting(problem.rows, problem.objective)

@@ -36,14 +36,18 @@ DERIVED = {
     "patience_epochs": ("patience",),
     "fits_effects": ("effects",),
     "effect_tables": ("effects",),
+    "fits_factors": ("factors",),
+    "factor_tables": ("factors",),
+    "factor_width": ("factors",),
+    "fits_key_numbers": ("effects", "factors"),
 }
 """By member of the settings, the fields that it stands for."""
 SENT_ALONG = {
     "boost": {"l2"},
-    "coreset-ridge": {"clusters", "validation_fraction", "effects"},
-    "coreset-kmeans": {"test_split", "effects"},
+    "coreset-ridge": {"clusters", "validation_fraction", "effects", "factors"},
+    "coreset-kmeans": {"test_split", "effects", "factors"},
     "personalised": {"test_split", "sample", "row_weight"},
-    "moments": {"coreset_size", "row_weight", "effects"},
+    "moments": {"coreset_size", "row_weight", "effects", "factors"},
 }
 """By strategy, what its requests hold or its set-up looks at, and nothing uses."""
 NOT_IN_A_PLAIN_RUN = {
