@@ -75,4 +75,6 @@ def refine_by_keys(
     if len(factor_keys) > 1:
         factors = fit_factors(problem, factor_keys, settings)
         run.chosen["factors"] = NONE if factors is None else dict(factors.entry)
+        if effects is not None and factors is not None:
+            effects.fit_again()
     return Refined(effects, factors)

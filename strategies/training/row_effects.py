@@ -6,7 +6,7 @@ scores, and keeps those that lower the loss of the rows that validate. The messa
 ends the run brings each table its own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from logging import INFO
 
@@ -19,7 +19,11 @@ from strategies.setup.shard_labels import shards_that_tell_labels
 from tp_flower.arrays import FloatArray, IntArray
 from tp_flower.joins.joining import number_keys
 from tp_flower.joins.mapping import TableRows
-from tp_flower.learning.row_effects import RowEffects, choose_penalties
+from tp_flower.learning.row_effects import (
+    RowEffects,
+    choose_penalties,
+    fit_together,
+)
 from tp_flower.protocol.packet import unpack_bits
 
 ROWS_PER_KEY = 2
@@ -96,12 +100,23 @@ class FittedEffects:
     """The effects that a model has beside its tables, and what they gain.
 
     Attributes:
-        of_rows: by table, (n_i, d_c).
-        entries: by table, what the report says.
+        effects: of all tables whose keys may have some.
+        entries: by table, what the report says; tables that are not in it have none.
+        losses: returns the losses of the rows that validate, (V,).
     """
 
-    of_rows: Mapping[str, FloatArray]
+    effects: RowEffects
     entries: Mapping[str, Mapping[str, object]]
+    losses: Callable[[], FloatArray]
+
+    @property
+    def of_rows(self) -> dict[str, FloatArray]:
+        """By table, the effect of each row, (n_i, d_c)."""
+        return {name: self.effects.of_rows(name) for name in self.entries}
+
+    def fit_again(self) -> None:
+        """Fit them anew to scores that have changed since, unless that loses."""
+        fit_together(self.effects, self.losses)
 
 
 def mark_scores(problem: TrainingProblem) -> None:
@@ -160,5 +175,4 @@ def fit_effects(
         }
         for name, fall in falls.items()
     }
-    of_rows = {name: effects.of_rows(name) for name in falls}
-    return FittedEffects(of_rows, entries)
+    return FittedEffects(effects, entries, losses)

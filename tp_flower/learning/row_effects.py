@@ -221,12 +221,12 @@ def choose_penalties(
             del effects.penalties[table]
             effects.set(table, none)
     if len(falls) > 1:
-        _fit_together(effects, losses)
+        fit_together(effects, losses)
     return falls
 
 
-def _fit_together(effects: RowEffects, losses: Callable[[], FloatArray]) -> None:
-    """Fit the effects of several tables to each other, unless that loses."""
+def fit_together(effects: RowEffects, losses: Callable[[], FloatArray]) -> None:
+    """Fit the effects of all tables that have some, unless that loses."""
     before = losses().mean()
     apart = dict(effects.effects)
     effects.fit_all()
