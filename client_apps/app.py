@@ -45,6 +45,7 @@ ANSWERS: Final[Mapping[Action, str]] = {
     Action.RANK: "client_apps.handlers.ranks:rank",
     Action.PREPARE: "client_apps.training.prepare:prepare",
     Action.DIVIDE: "client_apps.handlers.inference:divide",
+    Action.BINS: "client_apps.training.bins:bins",
     Action.SCORE: "client_apps.handlers.inference:score",
     Action.FINISH: "client_apps.training.finish:finish",
 }

@@ -89,6 +89,8 @@ class Exposure:
         fits_effects: whether keys of tables may get effects of their own.
         fits_factors: whether keys of two tables may get factors.
         sends_factors: the tables whose rows' factors predictions need.
+        bins: by table whose bin numbers leave in training, those of a column at most.
+        scores_bins: whether a saved model asks for bin numbers of the rows it scores.
         vectors: what vectors tell beyond scores, by the head; "" for nothing.
         fitted: the tables whose shards told each other statistics of their rows.
         method: the names that only its own messages use.
@@ -109,6 +111,8 @@ class Exposure:
     fits_effects: bool = False
     fits_factors: bool = False
     sends_factors: Collection[str] = ()
+    bins: Mapping[str, int] = field(default_factory=dict)
+    scores_bins: bool = False
     keeps_labels: bool = False
     has_joins: bool = True
     updates: Mapping[str, Update] = field(default_factory=dict)
@@ -252,6 +256,7 @@ def disclosure_values(exposure: Exposure) -> dict[str, object]:
         "takes_parameters": bool(exposure.sharded) or is_solved,
         "fits_effects": exposure.fits_effects,
         "fits_factors": exposure.fits_factors,
+        "bins": max(exposure.bins.values(), default=0),
         **exposure.method.values,
     }
 

@@ -16,6 +16,11 @@ import numpy.typing as npt
 BLOCK_ROWS = 16384
 DOT_NUMBERS: Final = 8192  # that BLAS adds up in one thread
 MISSING: Final = -1e30  # a missing value in features, of which trees learn the side
+FEWEST_BINS: Final = 2
+MOST_BINS: Final = 255
+NO_BIN: Final = 255
+"""Of a column whose bin numbers leave, a byte each: from 0 on, and where there is none,
+because a number is missing, or a row that a LEFT JOIN lacks."""
 FLOAT32: Final = 2.0**-24  # relative rounding
 AnyArray = npt.NDArray[Any]
 AnyFloat = npt.NDArray[np.floating[Any]]

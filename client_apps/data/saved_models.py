@@ -22,6 +22,7 @@ import safetensors.numpy
 from client_apps.data.row_effects import EFFECT, FACTOR, KeyNumbers
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import ModelError, QueryError, SchemaError
+from tp_flower.features.bins import Binning
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.files import sync
 from tp_flower.learning.models.local_model import ModelSpec
@@ -50,6 +51,8 @@ class SavedModel:
         start: the model that it was boosted from, as its run named it; "" for none.
         effects: what its scores add for the keys of the rows; None for nothing.
         factors: of the rows' keys, which the server multiplies; None for none.
+        bins: how its rows become the bins of trees at the server; None where they have
+            not left.
     """
 
     table: str
@@ -61,30 +64,14 @@ class SavedModel:
     start: str = ""
     effects: KeyNumbers | None = None
     factors: KeyNumbers | None = None
+    bins: Binning | None = None
 
     def keep(self, folder: Path, *, is_durable: bool = False) -> str:
         """Write the part, unless it is there, and return its digest.
 
         The folder appears whole; a folder with another part is refused.
         """
-        metadata = {
-            "version": VERSION,
-            "table": self.table,
-            "model": msgspec.to_builtins(self.spec),
-            "encoder": self.encoder.to_json(),
-            "fragment": self.fragment.to_json(),
-            "versions": dict(self.versions),
-            "start": self.start,
-        }
-        arrays: dict[str, AnyArray] = {_THETA: np.ascontiguousarray(self.parameters)}
-        for numbers in filter(None, (self.effects, self.factors)):
-            metadata |= numbers.metadata
-            arrays |= numbers.arrays
-        # equal parts give equal bytes
-        files = {
-            _FACTS: json.dumps(metadata, sort_keys=True).encode(),
-            _PARAMETERS: safetensors.numpy.save(arrays),
-        }
+        files = self._files()
         digest = digest_of(files)
         if folder.exists():
             # from the same run: its last message has arrived twice
@@ -105,6 +92,30 @@ class SavedModel:
             if is_durable:
                 sync(folder.parent)
         return digest
+
+    def _files(self) -> dict[str, bytes]:
+        """Return the part's files, by name."""
+        metadata = {
+            "version": VERSION,
+            "table": self.table,
+            "model": msgspec.to_builtins(self.spec),
+            "encoder": self.encoder.to_json(),
+            "fragment": self.fragment.to_json(),
+            "versions": dict(self.versions),
+            "start": self.start,
+        }
+        arrays: dict[str, AnyArray] = {_THETA: np.ascontiguousarray(self.parameters)}
+        for numbers in filter(None, (self.effects, self.factors)):
+            metadata |= numbers.metadata
+            arrays |= numbers.arrays
+        if self.bins is not None:
+            metadata["bins"] = self.bins.most
+            arrays |= self.bins.arrays
+        # equal parts give equal bytes
+        return {
+            _FACTS: json.dumps(metadata, sort_keys=True).encode(),
+            _PARAMETERS: safetensors.numpy.save(arrays),
+        }
 
     @classmethod
     def load(cls, folder: Path, digest: str = "") -> Self:
@@ -133,6 +144,7 @@ class SavedModel:
                 start=str(metadata.get("start", "")),
                 effects=KeyNumbers.read(EFFECT, metadata, arrays),
                 factors=KeyNumbers.read(FACTOR, metadata, arrays),
+                bins=Binning.read(arrays) if "bins" in metadata else None,
             )
         except _MALFORMED as error:
             raise ModelError(

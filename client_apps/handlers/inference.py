@@ -24,6 +24,7 @@ from client_apps.privacy.proposal_checks import (
     SCORED,
     agree_in_rows,
     check_begins,
+    check_bins,
     check_named,
     check_protection,
     check_unmatched,
@@ -33,6 +34,7 @@ from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray, IntArray
 from tp_flower.errors import MessageError, ModelError, ScoreRangeError
 from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
+from tp_flower.features.sparse import EncodedRows
 from tp_flower.files import PRIVATE
 from tp_flower.joins.pairs import NO_REGION
 from tp_flower.keyed_hash import HashArray, KeyedHasher, hex_texts
@@ -40,7 +42,7 @@ from tp_flower.learning.models.local_model import Features, LocalModel, pair_fea
 from tp_flower.model_names import ModelVersion
 from tp_flower.privacy.gradients import check_scores
 from tp_flower.privacy.mechanisms import GIVEN_SAVED_MODEL, Release
-from tp_flower.privacy.plan import Use, plan_prediction
+from tp_flower.privacy.plan import PartPlan, plan_prediction
 from tp_flower.privacy.score_masks import ScoreMasks
 from tp_flower.protocol.codec import check_positions, check_sizes, required
 from tp_flower.protocol.fields import CLEAR, LARGEST
@@ -141,14 +143,34 @@ def _score_part(
     score_array = sent_scores(scores, masks, slice(None), name)
     if masks is not None:
         site.masked.append(Masked(number, name, score_array))
-    (use,) = plan.uses
-    release = _release_of(site, number, use, masks)
+    release = _release_of(site, number, plan, masks)
     scored = ScoredPart(
         rows=len(rows),
         scores=score_array,
         factors=_factors(site, number, saved, rows, request),
+        numbers=_bins_of(site, number, body, saved, features),
     )
     return scored, release
+
+
+def _bins_of(
+    site: Site,
+    number: int,
+    body: ScorePart,
+    saved: SavedModel,
+    features: EncodedRows,
+) -> AnyArray | None:
+    """Return the bin numbers of rows, by the bins of a model's training, if asked."""
+    if not body.takes_bins:
+        return None
+    if saved.bins is None or site.terms.privacy.covers_predictions:
+        raise ModelError(
+            "the model's part has no bins of its rows, or its scores have noise, which "
+            "bin numbers have not"
+        )
+    check_bins(site, number, saved.bins.most)
+    ledger_entries.note_bins(site, number, Action.SCORE, saved.bins.most)
+    return saved.bins.apply(saved.encoder.encoder, features)
 
 
 def _by_key(
@@ -184,8 +206,11 @@ def _factors(
     return row_numbers(found)
 
 
-def _release_of(site: Site, number: int, use: Use, masks: ScoreMasks | None) -> Release:
+def _release_of(
+    site: Site, number: int, plan: PartPlan, masks: ScoreMasks | None
+) -> Release:
     """Return the ledger's entry of a part's scores."""
+    (use,) = plan.uses
     scope = f"given {GIVEN_SAVED_MODEL}"
     if use.mechanism is None:
         scope = ledger_entries.score_scope(masks)

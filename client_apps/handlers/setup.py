@@ -90,6 +90,7 @@ def describe(
                 ranks=source.policy.asks_ranks,
                 regions=source.policy.releases.regions,
                 sees_regions=source.policy.sees_regions,
+                bins=source.policy.releases.named_bins,
             )
         )
     return setup_messages.DescribeReply(

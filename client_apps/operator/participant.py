@@ -56,7 +56,7 @@ _VALUES: Final = (
 _UNION: Final = ("group", "shards", "shard", "table")
 _FACTORS: Final = ("eigenvalues", "eigenvectors", "mean", "block")
 _DIAGONAL: Final = ("mean", "diagonal")
-_PAIR_ROWS: Final = "rows-of-pairs"
+PAIR_ROWS: Final = "rows-of-pairs"
 _PAIR_REGIONS: Final = "regions-of-pairs"
 _UNITS: Final = "units"
 _KEYS: Final = "row-keys"
@@ -204,8 +204,8 @@ class ShardData:
         limit = None
         if "limit" in meta:
             limit = msgspec.convert(meta["limit"], ScoreLimit)
-        if _PAIR_ROWS in arrays:
-            rows, regions = arrays[_PAIR_ROWS], arrays.get(_PAIR_REGIONS)
+        if PAIR_ROWS in arrays:
+            rows, regions = arrays[PAIR_ROWS], arrays.get(_PAIR_REGIONS)
             features = local_model.pair_features(features, rows, regions)
         return cls(
             features=features,
@@ -261,7 +261,7 @@ class ShardData:
         arrays: dict[str, AnyArray] = {
             "multiplicity": paired.multiplicity,
             "tested": paired.tested,
-            _PAIR_ROWS: rows,
+            PAIR_ROWS: rows,
         }
         if regions is not None:
             arrays[_PAIR_REGIONS] = regions

@@ -52,6 +52,9 @@ _RULES: Final[Mapping[str, str]] = {
     "columns, for linear models, and nothing of a row",
     'releases.factors = "clear"': "in predictions, numbers by which the server knows "
     "the rows of a join key again",
+    "releases.bins = 32": "of each row, into which of so many bins the value of each "
+    "column falls, once a run.\n## Of seven columns, 16 bins single out nine rows in "
+    "ten",
     "coefficients = true": "coefficients of a linear model, or gains of trees",
     'releases.labels = "never"': "no label, not even one in labels",
     'releases.statistics = "never"': "no statistics: encoders must be declared",

@@ -11,7 +11,7 @@ from tp_flower.privacy import mechanisms
 from tp_flower.privacy import plan as plans
 from tp_flower.protocol.fields import SERVER
 from tp_flower.protocol.messages import ACTIONS, Action
-from tp_flower.sources.policy import LEVELS, REGIONS
+from tp_flower.sources.policy import BINS, LEVELS, REGIONS
 
 if TYPE_CHECKING:
     from client_apps.operator.participant import Participant
@@ -56,6 +56,10 @@ _PRODUCTS: Final = (
 _REGIONS: Final = (
     "not covered: in which of {} regions each row is, the leaf of a tree on its "
     "features, to the server and the sites of the other tables"
+)
+_BINNED: Final = (
+    "not covered: in which of up to {} bins the value of each encoded column lies, of "
+    "each row"
 )
 _CLEAR: Final = "not covered: it leaves in the clear"
 _UNCOVERED: Final[Mapping[str, str]] = {
@@ -166,6 +170,12 @@ def note_regions(site: Site, number: int, action: Action, regions: int) -> None:
     """Note that the regions of a part's rows leave, of so many."""
     scope = _REGIONS.format(regions)
     site.ledger.note(site.store.run, [release(site, number, action, REGIONS, scope)])
+
+
+def note_bins(site: Site, number: int, action: Action, bins: int) -> None:
+    """Note that the bin numbers of rows leave, of so many bins a column."""
+    uncovered = release(site, number, action, BINS, _BINNED.format(bins))
+    site.ledger.note(site.store.run, [uncovered])
 
 
 def note_unmatched(site: Site, number: int, masks: "ScoreMasks | None") -> None:

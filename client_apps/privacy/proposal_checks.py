@@ -233,6 +233,16 @@ def check_trained(site: Site, number: int, rows: tuple[BoolArray, BoolArray]) ->
     agree_in_rows(site, number, TESTED, tested)
 
 
+def check_bins(site: Site, number: int, bins: int) -> None:
+    """Refuse more bins of a part's columns than proposed, or than its policy allows."""
+    policy = site.source(number).policy
+    settings = site.terms.settings
+    if bins > settings.bins_of(policy.releases.named_bins):
+        proposed = f"bins = {settings.bins}"
+        raise contradiction("bins", proposed, f"bin numbers of {bins} bins")
+    policy.check_bins(bins)
+
+
 def check_union(site: Site, number: int, update: Update, union: Union | None) -> None:
     """Refuse other shards in the sums of a table, or another key, than was proposed.
 

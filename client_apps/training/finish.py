@@ -14,6 +14,7 @@ from client_apps.privacy import ledger_entries
 from client_apps.privacy.key_rules import takes_effects, takes_factors
 from client_apps.privacy.proposal_checks import contradiction
 from client_apps.rounds.site import Site
+from client_apps.training.bins import binning_of
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.learning.models.local_model import NUMPY_KINDS
 from tp_flower.model_names import ModelVersion, software
@@ -137,6 +138,7 @@ def _keep(
         start=site.terms.settings.start,
         effects=added.effects,
         factors=added.factors,
+        bins=binning_of(site, part.number),
     )
     folder = part_folder(site.state_folder, model, part.number)
     try:

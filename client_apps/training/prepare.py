@@ -30,6 +30,7 @@ from client_apps.privacy.keys import run_key
 from client_apps.privacy.proposal_checks import (
     agree_in_all,
     check_begins,
+    check_bins,
     check_prepared,
     check_protection,
     check_trained,
@@ -207,6 +208,10 @@ def _check_releases(
         is_sealed=body.update is Update.LOCAL
         or (body.union is not None and body.union.group is not None),
     )
+    settings = site.terms.settings
+    if settings.asks_bins and settings.most_bins and site.fragment(number).features:
+        # they would leave after training
+        check_bins(site, number, settings.most_bins)
 
 
 def _read_rows(

@@ -113,13 +113,14 @@ class CostEstimate:
     method: JoinMethod
     history: Sequence[records.RoundReport]
 
-    def cost(self, forecasts: Sequence[ScoreForecast]) -> Document:
+    def cost(self, forecasts: Sequence[ScoreForecast], *, shows_bins: bool) -> Document:
         """Return the entry `cost`; set-up includes the rounds after the epochs.
 
-        There are no more epochs than policies allow, if these allow any.
+        There are no more epochs than policies allow, if these allow any. If sites show
+        bins, that is a round.
         """
         settings = self.method.settings
-        set_up = self._set_up_rounds()
+        set_up = self._set_up_rounds() + int(shows_bins)
         allowed = [item.epochs for item in forecasts if item.epochs]
         epochs = min([settings.epochs, *allowed])
         epoch = self.method.epoch_traffic(self._tables, self._batches)
@@ -313,7 +314,8 @@ class Explain(RoundStrategy):
             "loss": joined.objective.name,
             "row-weight": joined.weighting.report_entry(train),
             "saving": _saving(joined, columns),
-            "cost": estimate.cost(self._forecasts) | self._beside(estimate),
+            "cost": estimate.cost(self._forecasts, shows_bins=bool(exposure.bins))
+            | self._beside(estimate),
             "memory": estimate.memory(),
             "score-vectors": [item.report_entry() for item in self._forecasts],
             "releases": releases,

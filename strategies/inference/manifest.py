@@ -32,6 +32,7 @@ from tp_flower.errors import ModelError, QueryError, SchemaError
 from tp_flower.extraction.select_plan import kind_of
 from tp_flower.files import write_file
 from tp_flower.heads import Head, Sum, head_of
+from tp_flower.learning.joint_trees import JointTrees
 from tp_flower.methods.method import start_model
 from tp_flower.model_names import (
     MANIFEST_FILE,
@@ -93,6 +94,8 @@ class ModelTable(_Record, frozen=True, kw_only=True):
             None where the head has no shares.
         factors: how many numbers each key has whose products with those of another
             table's keys are added to the scores; 0 for none.
+        bins: of a column, at most, whose numbers the model's trees read; 0 for none.
+        bin_columns: how many columns of them there are.
     """
 
     table: str
@@ -106,6 +109,8 @@ class ModelTable(_Record, frozen=True, kw_only=True):
     mean_score: Scores
     share: Finite | None
     factors: Count = 0
+    bins: Count = 0
+    bin_columns: Count = 0
 
 
 class Manifest(_Record, frozen=True, kw_only=True):
@@ -115,7 +120,9 @@ class Manifest(_Record, frozen=True, kw_only=True):
     are not, ``tested`` that of those that test and of their labels; metrics are only
     those that are finite; masked scores have room by ``score_unit``; predicted classes
     have the type ``label_kind``; the models of all tables but the ``divided`` one read
-    its regions, if there is one.
+    its regions, if there is one. ``trees`` are those of the bins of
+    tables, as LightGBM writes them; "" for none; the tables' scores count by
+    ``tables_share``.
     """
 
     name: str
@@ -139,6 +146,8 @@ class Manifest(_Record, frozen=True, kw_only=True):
     joined_rows: Count
     held_out: str = ""
     tested: str = ""
+    trees: str = ""
+    tables_share: Finite = 1.0
     versions: dict[str, str]
 
     def __post_init__(self) -> None:
@@ -173,6 +182,13 @@ class Manifest(_Record, frozen=True, kw_only=True):
     def outputs(self) -> int:
         """The number of scores of a row, d_c."""
         return len(self.base_score)
+
+    @property
+    def joint(self) -> JointTrees | None:
+        """The trees that are added to the tables' scores; None for none."""
+        if not self.trees:
+            return None
+        return JointTrees(self.trees, self.outputs)
 
     @property
     def scorer(self) -> Head:
@@ -277,6 +293,14 @@ def read_manifest(home: Path, model: ModelVersion) -> Manifest:
 def resolve(home: Path, text: str) -> Manifest:
     """Return the manifest that ``name@version`` names, or the latest of ``name``."""
     return read_manifest(home, find_version(home, text))
+
+
+def lineage(home: Path, text: str) -> Iterator[Manifest]:
+    """Yield the model that a text names, if any, and those that it was boosted from."""
+    while text:
+        manifest = resolve(home, text)
+        yield manifest
+        text = manifest.start
 
 
 def saved_models(home: Path) -> Iterator[Manifest]:

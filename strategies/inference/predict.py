@@ -46,7 +46,7 @@ from tp_flower.query import BoundQuery, Query, Unlabelled
 from tp_flower.reports import predictions as prediction_files
 from tp_flower.reports import records
 from tp_flower.settings import Settings
-from tp_flower.settings.declare import items_of
+from tp_flower.settings.declare import AUTO, items_of
 from tp_flower.settings.run import EVALUATE, PREDICT
 from tp_flower.terms.extraction import row_key
 
@@ -69,6 +69,12 @@ class ModelStrategy(RoundStrategy):
     ) -> None:
         super().__init__(query, settings, on_round, **overrides)
         self.manifest = manifest
+        models = (manifest, *manifests.lineage(home_folder(), manifest.start))
+        self._with_trees = [model for model in models if model.trees]
+        if self._with_trees and self.settings.bins == AUTO:
+            # owners are told what the model asks for
+            bins = self._with_trees[0].settings["bins"]
+            self.settings = self.settings.with_fields(bins=bins)
         self.metrics: dict[str, float] = {}
         self.outcomes: dict[str, object] = {}
 
@@ -186,6 +192,7 @@ class ModelStrategy(RoundStrategy):
             vectors=self.manifest.scorer.discloses,
             divided=self.manifest.divided,
             sends_factors=factor_tables(self.manifest),
+            scores_bins=bool(self._with_trees),
         )
         return privacy_report(
             disclosures(exposure),

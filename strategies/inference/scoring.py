@@ -15,19 +15,21 @@ from strategies.inference.manifest import (
 )
 from strategies.ranks import ask_ranks, asks_ranks
 from strategies.run.exchange import Part, Replies, Requests, ask
-from strategies.run.replies import addends_of, array_of
+from strategies.run.replies import addends_of, array_of, bins_of
 from strategies.run.sites import Inventory
 from strategies.setup.columns import Columns
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.masking import ScoreMasking, check_masks, mask_scores
 from strategies.setup.problem import SCORES, LocalArray
-from tp_flower.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from tp_flower.arrays import NO_BIN, AnyArray, BoolArray, FloatArray, IntArray
 from tp_flower.errors import SettingsError
+from tp_flower.features.bins import BinArray
 from tp_flower.files import home_folder
 from tp_flower.joins.joining import JoinStep, build_mapping
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.joins.pairs import NO_REGION, TablePairs, pair_rows
 from tp_flower.joins.rows import JoinedRows, Vectors
+from tp_flower.learning.joint_trees import share_of
 from tp_flower.learning.key_factors import add_products
 from tp_flower.protocol.inference_messages import (
     DividePart,
@@ -142,17 +144,21 @@ def score(
                 **_pair_fields(joined, part, pairs, masks[part.number]),
                 unmatched=masking.unmatched.get(part.number, {}),
                 cover=cover,
+                takes_bins=bool(manifest.table(part.table).bins),
             )
             for part in parts
         },
     )
     replies = yield ask(request, parts)
     products = _products(joined, manifest, masks, replies)
+    scored = joined
     if pairs:
         mapping = TableMapping({table: each.train for table, each in pairs.items()})
-        joined = replace(joined, mapping=mapping)
-    local = _gather(joined, replies, pairs, masks, head.width, masking)
-    return _combine_tables(joined, manifest, start, local, masking) + products
+        scored = replace(joined, mapping=mapping)
+    local = _gather(scored, replies, pairs, masks, head.width, masking)
+    scores = _combine_tables(scored, manifest, start, local, masking)
+    # products were fitted to what tables and trees leave: no share of them counts
+    return _add_trees(scores, joined, manifest, replies, masks) + products
 
 
 def _gather(
@@ -263,6 +269,46 @@ def factor_tables(manifest: Manifest) -> list[str]:
     if manifest.start:
         tables += factor_tables(resolve(home_folder(), manifest.start))
     return list(dict.fromkeys(tables))
+
+
+def _add_trees(
+    scores: FloatArray,
+    joined: Joined,
+    manifest: Manifest,
+    replies: Replies,
+    masks: Mapping[int, BoolArray],
+) -> FloatArray:
+    """Return scores (N, d_c) with those of the model's trees of bins, if it has any."""
+    trees = manifest.joint
+    if trees is None:
+        return scores
+    base = np.array(manifest.base_score)
+    of_tables = share_of(scores, base, manifest.tables_share)
+    of_trees = trees.scores(_gather_bins(joined, manifest, replies, masks))
+    total: FloatArray = of_tables + of_trees
+    return total
+
+
+def _gather_bins(
+    joined: Joined,
+    manifest: Manifest,
+    replies: Replies,
+    masks: Mapping[int, BoolArray],
+) -> BinArray:
+    """Return the bins of the joined rows (N, c), where the model's trees read some."""
+    tables: dict[str, BinArray] = {}
+    for entry in manifest.tables:
+        if not entry.bins:
+            continue
+        rows = joined.mapping.tables[entry.table].rows
+        numbers = np.full((rows, entry.bin_columns), NO_BIN, np.uint8)
+        for part, span in joined.extracted.shards_of(entry.table):
+            is_in_part = masks[part.number]
+            if count := int(np.count_nonzero(is_in_part)):
+                shape = (count, entry.bin_columns)
+                numbers[span][is_in_part] = bins_of(replies, part, shape, entry.bins)
+        tables[entry.table] = numbers
+    return joined.mapping.beside(tables, NO_BIN)
 
 
 def _combine_tables(

@@ -12,8 +12,9 @@ from flwr.common.constant import ErrorCode
 
 from strategies.run.exchange import Answer, Part, Replies, Requests
 from tp_flower import errors
-from tp_flower.arrays import AnyArray
+from tp_flower.arrays import NO_BIN, AnyArray
 from tp_flower.extraction.extracted import KeyColumn, LabelColumn
+from tp_flower.features.bins import BinArray
 from tp_flower.protocol.fields import Reply, layout_of
 from tp_flower.protocol.messages import Action, Failure
 from tp_flower.protocol.packet import unpack
@@ -189,6 +190,16 @@ def array_of(
             f"({expected})"
         )
     return array
+
+
+def bins_of(
+    replies: Replies, part: Part, shape: tuple[int, int], most: int
+) -> BinArray:
+    """Return the bin numbers that a part sent; refuse another shape, and others."""
+    numbers: BinArray = array_of(replies, part, "numbers", shape)
+    if ((numbers >= most) & (numbers != NO_BIN)).any():
+        raise refuse(part, f"a bin number beyond the {most} bins of a column")
+    return numbers
 
 
 def addends_of(

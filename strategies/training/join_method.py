@@ -14,7 +14,7 @@ import hashlib
 import math
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
@@ -23,6 +23,7 @@ from typing import ClassVar
 import numpy as np
 
 from strategies.disclosures import DisclosureValues, Exposure, exposure_of
+from strategies.inference.manifest import Manifest, lineage
 from strategies.ranks import Ranks, ScoreForecast, asks_ranks, epochs_of, rank_rows
 from strategies.registry import row_drawing
 from strategies.run.exchange import PartArrays, Replies, Requests
@@ -55,6 +56,13 @@ from strategies.setup.row_weights import (
 )
 from strategies.setup.split_warnings import split_warnings
 from strategies.setup.splitting import Split, sampled_rows, split_joined, table_named
+from strategies.training.bins import (
+    NO_BINS,
+    TableBins,
+    ask_bins,
+    bins_of_tables,
+    fit_trees,
+)
 from strategies.training.key_factors import (
     FittedFactors,
     check_factors,
@@ -80,9 +88,11 @@ from strategies.training.traffic import ShardSize, TableSize, Traffic
 from strategies.training.working_memory import vector_bytes
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import SettingsError
+from tp_flower.files import home_folder
 from tp_flower.heads import Head, Sum
 from tp_flower.joins.joining import build_mapping
 from tp_flower.joins.mapping import TableMapping, TableRows
+from tp_flower.learning.joint_trees import SHARE
 from tp_flower.learning.models.local_model import NUMPY_KINDS, ModelSpec
 from tp_flower.objectives import Objective, Target, no_better
 from tp_flower.protocol.messages import Action
@@ -90,6 +100,7 @@ from tp_flower.protocol.training_messages import Update
 from tp_flower.query import BoundQuery
 from tp_flower.reports.blocks import count_text
 from tp_flower.settings.declare import AUTO
+from tp_flower.settings.training import NONE
 from tp_flower.splits import TEST, TRAIN
 from tp_flower.terms.run_terms import outline_of
 
@@ -122,6 +133,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         factors: what the best model has of them; None for none.
         factors_of_start: the tables whose rows' factors left to score the model that
             training starts from.
+        binned: by table, the bins of the rows that take part, where they have left.
         scores_left: by part number, the score vectors that its table's policy still
             lets it release; parts without such a limit are not in it.
     """
@@ -141,6 +153,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
     factor_keys: Mapping[str, TableRows] = MappingProxyType({})
     factors: FittedFactors | None = None
     factors_of_start: Sequence[str] = ()
+    binned: Mapping[str, TableBins] = MappingProxyType({})
 
     @abstractmethod
     def choose_update(self, table: str, shards: int, *, is_linear: bool) -> Update:
@@ -239,15 +252,25 @@ class JoinMethod(ServerMethod[TrainingProblem]):
     ) -> Exposure:
         """Return the properties of the run that decide who learns what."""
         parts = joined.extracted.parts
+        starts: Iterable[Manifest] = ()
+        if self.messages_of_start:
+            starts = lineage(home_folder(), self.settings.start)
+        bins: Mapping[str, int] = {}
+        if self.settings.asks_bins and self.head(1).is_linear:
+            widths = {name: item.columns.width for name, item in encoders.items()}
+            bins = bins_of_tables(parts, widths, self.settings, inventory)
+        messages = self.run_messages(
+            is_sharded=any(len(shards) > 1 for shards in parts.values()),
+            is_ranked=self.asks_ranks(inventory),
+        )
+        if bins:
+            messages = (*messages, Action.BINS)
         return exposure_of(
             joined.bound,
             parts,
             self.settings,
             inventory,
-            self.run_messages(
-                is_sharded=any(len(shards) > 1 for shards in parts.values()),
-                is_ranked=self.asks_ranks(inventory),
-            ),
+            messages,
             updates=updates,
             weight=joined.weighting.column,
             is_weighted=joined.weighting.train is not None,
@@ -258,6 +281,8 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             fits_effects=self.settings.fits_effects,
             fits_factors=self.settings.fits_factors,
             sends_factors=self.factors_of_start,
+            bins=bins,
+            scores_bins=any(model.trees for model in starts),
             method=self.disclosure_values(joined),
             vectors=self.head.discloses,
         )
@@ -349,13 +374,43 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         )
 
     def mark_best(self) -> None:
-        """Keep the scores of the best epoch, if keys may get effects beside it."""
+        """Keep the scores of the best epoch, if it may be refined at the server."""
         problem = self.run.training_problem
-        if self._has_keys and isinstance(problem, TrainingProblem):
+        if not isinstance(problem, TrainingProblem):
+            return
+        if self._has_keys or problem.exposure.bins:
             mark_scores(problem)
 
+    def collect(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
+        """Ask for the bins of the tables that show them, where rows validate."""
+        most = problem.exposure.bins
+        if self.settings.most_bins and not most:
+            self.run.warn(NO_BINS)
+        if most and not math.isinf(self.run.best.loss):
+            self.binned = yield from ask_bins(problem, most)
+
+    def _grow_trees(self, problem: TrainingProblem) -> None:
+        """Grow trees on the tables' bins at the best epoch's scores, if they help."""
+        if not self.binned:
+            return
+        self.joint = fit_trees(problem, self.binned, self.settings)
+        self.run.chosen["bins"] = NONE if self.joint is None else self.joint.entry
+        mark_scores(problem)
+        self._measure_refined(problem)
+
+    def _measure_refined(self, problem: TrainingProblem) -> None:
+        """Take the metrics of the scores as those of the final model."""
+        final = self.run.final
+        self.run.final = EpochResult(
+            final.epoch,
+            problem.train_metrics(),
+            residuals=final.residuals,
+            **problem.metrics_of_held_out()._asdict(),
+        )
+
     def refine(self, problem: TrainingProblem) -> None:
-        """Fit effects and factors of keys to what the best model leaves."""
+        """Fit trees of bins, then effects and factors of keys, to what is left."""
+        self._grow_trees(problem)
         warn_of_keys(self.run, self.keys, self.factor_keys)
         if not self._has_keys or math.isinf(self.run.best.loss):
             return
@@ -364,14 +419,10 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         if refined.is_empty:
             return
         self.factors = refined.factors
-        self.last_parts = refined.parts(problem)
-        final = self.run.final
-        self.run.final = EpochResult(
-            final.epoch,
-            problem.train_metrics(),
-            residuals=final.residuals,
-            **problem.metrics_of_held_out()._asdict(),
-        )
+        # a site's score, its effects among it, counts by this share
+        share = SHARE if self.joint else 1.0
+        self.last_parts = refined.parts(problem, share)
+        self._measure_refined(problem)
 
     @property
     def _has_keys(self) -> bool:

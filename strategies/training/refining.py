@@ -36,12 +36,19 @@ class Refined:
         """Whether neither help."""
         return self.effects is None and self.factors is None
 
-    def parts(self, problem: TrainingProblem) -> dict[int, FinishPart]:
-        """Return what the last message brings each part, by number."""
+    def parts(
+        self, problem: TrainingProblem, share: float = 1.0
+    ) -> dict[int, FinishPart]:
+        """Return what the last message brings each part, by number.
+
+        ``share`` is that by which the tables' scores count, effects among them.
+        """
         fields: dict[int, dict[str, AnyArray]] = {}
         for field, fitted in (("effects", self.effects), ("factors", self.factors)):
             of_rows = {} if fitted is None else fitted.of_rows
-            for name, values in of_rows.items():
+            scale = share if field == "effects" else 1.0
+            for name, each in of_rows.items():
+                values = each / scale
                 for number, rows in problem.tables[name].scatter_rows(values).items():
                     fields.setdefault(number, {})[field] = rows
         return {number: FinishPart(**each) for number, each in fields.items()}

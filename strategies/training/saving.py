@@ -10,6 +10,7 @@ from strategies.setup.columns import Columns, bind_columns
 from strategies.setup.problem import PreparedRun
 from strategies.training.strategy import TrainingStrategy
 from tp_flower.heads import Contribution
+from tp_flower.learning.joint_trees import SHARE
 from tp_flower.learning.models.local_model import NUMPY_KINDS
 from tp_flower.model_names import software
 from tp_flower.query import BoundQuery
@@ -23,6 +24,7 @@ def make_manifest(strategy: TrainingStrategy) -> manifest.Manifest:
         raise RuntimeError("there is no model before the run has ended")
     bound, columns = bind_columns(strategy.bind, strategy.inventory)
     tables = tuple(_model_tables(strategy, problem, bound, columns))
+    joint = strategy.method.joint
     return manifest.Manifest(
         name=strategy.model.name,
         model_version=strategy.model.version,
@@ -45,6 +47,8 @@ def make_manifest(strategy: TrainingStrategy) -> manifest.Manifest:
         joined_rows=report.joined_rows_train,
         held_out=strategy.held_out_digest,
         tested=strategy.tested_digest,
+        trees=joint.trees.text if joint else "",
+        tables_share=SHARE if joint else 1.0,
         versions=software(
             has_torch=not {table.kind for table in tables} <= NUMPY_KINDS.keys()
         ),
@@ -59,6 +63,7 @@ def _model_tables(
 ) -> Iterator[manifest.ModelTable]:
     """Yield the entry of every table of the query."""
     outcome = strategy.outcome
+    joint = strategy.method.joint
     shards = strategy.inventory.by_place
 
     first_regions: Mapping[int, int] = {}
@@ -97,4 +102,6 @@ def _model_tables(
             mean_score=tuple(contribution.mean_score.tolist()),
             share=contribution.share,
             factors=outcome.factors.get(name, 0),
+            bins=joint.most.get(name, 0) if joint else 0,
+            bin_columns=joint.columns.get(name, 0) if joint else 0,
         )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from strategies.run.exchange import Replies, Requests
 from strategies.score_readings import ScoreReading
 from strategies.setup.problem import PreparedRun
+from strategies.training.bins import FittedTrees
 from strategies.training.outcome import Outcome
 from tp_flower.protocol.inference_messages import FinishPart, FinishRequest
 from tp_flower.query import BoundQuery
@@ -35,6 +36,7 @@ class ServerMethod(ABC, Generic[Problem]):
         has_label: whether the query needs a label.
         steadied_by: advice about a training that diverges and has no learning rate.
         last_parts: what the message that ends the run brings parts, by number.
+        joint: the trees that the model has beside its tables; None for none.
         copies_lowest: whether sites copy the model of lowest training loss, where no
             rows validate.
     """
@@ -43,6 +45,7 @@ class ServerMethod(ABC, Generic[Problem]):
     steadied_by: ClassVar[str] = "Raise l2"
     copies_lowest: ClassVar[bool] = False
     last_parts: Mapping[int, FinishPart] = MappingProxyType({})
+    joint: FittedTrees | None = None
 
     def __init__(self, run: "TrainingStrategy") -> None:
         self.run = run
@@ -83,6 +86,10 @@ class ServerMethod(ABC, Generic[Problem]):
 
     def mark_best(self) -> None:
         """Keep what the method needs of the epoch that just ended, the best so far."""
+
+    def collect(self, _: Problem) -> Generator[Requests, Replies, None]:
+        """Ask the sites for what the model of the best epoch is refined with."""
+        yield from ()
 
     def refine(self, _: Problem) -> None:
         """Refine the model of the best epoch, once training has ended."""

@@ -136,6 +136,7 @@ class TrainingStrategy(RoundStrategy):
         else:
             # the method may have changed what the rows of its tables are
             problem = self.training_problem
+            yield from self.method.collect(problem)
             self._end(problem)
             last = ask(self.last_request(), problem.parts)
         self.epoch = 0

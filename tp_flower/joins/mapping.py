@@ -185,6 +185,16 @@ class TableMapping:
             table.add_expanded(local[name], table_total)
         return total
 
+    def beside(
+        self, local: Mapping[str, npt.NDArray[Entry]], absent: float
+    ) -> npt.NDArray[Entry]:
+        """Return the columns (n_i, c_i) of tables beside each other, (N, c).
+
+        They are ``absent`` where a joined row has no row of the table.
+        """
+        expanded = [self.tables[n].expand(own, absent) for n, own in local.items()]
+        return np.concatenate(expanded, axis=1)
+
     def stand_in(
         self, values: Mapping[str, FloatArray], *, by_table: bool = False
     ) -> FloatArray:

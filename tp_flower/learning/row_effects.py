@@ -23,7 +23,7 @@ Notation:
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 
@@ -172,6 +172,12 @@ class Fall:
     after: float
     noise: float
 
+    @classmethod
+    def between(cls, before: FloatArray, after: FloatArray) -> Self:
+        """Return the fall between the losses (V,) of the rows."""
+        noise = float((before - after).std() / math.sqrt(max(len(before), 1)))
+        return cls(float(before.mean()), float(after.mean()), noise)
+
     @property
     def is_notable(self) -> bool:
         """Whether the fall is more than chance."""
@@ -211,8 +217,7 @@ def choose_penalties(
                 break
             best, best_loss, fall = penalty, after.mean(), after
             chosen = effects.effects[table]
-        noise = float((before - fall).std() / math.sqrt(max(len(before), 1)))
-        result = Fall(float(before.mean()), float(best_loss), noise)
+        result = Fall.between(before, fall)
         if math.isfinite(best) and (are_wanted or result.is_notable):
             effects.penalties[table] = best
             effects.set(table, chosen)

@@ -54,7 +54,7 @@ _OTHERS: Final = "others"
 KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     FEATURES: (
         *("statistics", "features", "ranks", "weights", "times", "metrics", "trees"),
-        *("sensitivities", "drawn-rows", "masked-sensitivities"),
+        *("sensitivities", "drawn-rows", "masked-sensitivities", "bins"),
         *(plan.SAMPLED_ROWS, plan.CENTRES, plan.SECOND_MOMENTS),
     ),
     MODELS: (

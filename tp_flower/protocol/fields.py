@@ -16,6 +16,8 @@ arrays declare their dtype and shape; a name in a shape is a size that both ends
     features    columns of an encoded row
     width       features, plus the intercept if the model has one
     parameters  p, of the shard's model
+    bin_columns columns of bin numbers
+    binned      rows that are scored, whose bin numbers leave
     sample      joined rows of a coreset
 
 Fields with the same meaning in all messages:
@@ -151,6 +153,7 @@ shares = _declaration("float64", -LARGEST, LARGEST, masked="uint64")
 """Numbers, or sealed words, of an array that is summed, or sums, and their check."""
 counts = _declaration("int64", 1)  # how many values each item represents
 sealed = _declaration("uint8", None)  # A sealed text: any bytes
+bytes_of = _declaration("uint8", None)  # numbers from 0 to 255
 
 
 def hash_pairs(*shape: str | int) -> ArraySpec:

@@ -172,8 +172,10 @@ class ScorePart(PartBody, frozen=True, kw_only=True):
         pair_rows: of a model with regions, which of these rows each pair of row and
             region is of, in place of the rows.
         regions: of the pairs.
+        takes_bins: whether the model has trees of the rows' bins.
     """
 
+    takes_bins: bool = False
     model_part: Annotated[int, f.between(0, 1_000_000)]
     digest: f.Digest
     rows: Annotated[AnyArray, f.bits("rows")]
@@ -205,18 +207,19 @@ class ScoreRequest(Request, frozen=True, kw_only=True):
     )
     schedule = (
         *("model_name", "model_version", "privacy", "masking", "device"),
-        *("model_part", "digest", "cover"),
+        *("model_part", "digest", "cover", "takes_bins"),
     )
 
 
 class ScoredPart(PartBody, frozen=True, kw_only=True):
-    """The scores of a participant's rows, each once.
+    """The scores of a participant's rows, each once, and their bin numbers.
 
     Attributes:
         factors: of the rows' keys, if the model has some; 0 of an unknown key.
     """
 
     rows: f.Count
+    numbers: Annotated[AnyArray, f.bytes_of("binned", "bin_columns")] | None = None
     scores: Annotated[AnyArray, f.score_words("scored", "outputs")]
     factors: Annotated[AnyArray, f.float32("joined", "width")] | None = None
 
@@ -243,6 +246,14 @@ class ScoreReply(Reply, frozen=True, kw_only=True):
             kinds=("factors",),
             policy="factors",
             when="sends_factors",
+        ),
+        Discloses(
+            "the bin number of each encoded column of these rows, in the clear, by the "
+            "bins of the model's training",
+            fields=("numbers",),
+            kinds=("bins",),
+            policy="bins",
+            when="scores_bins",
         ),
     )
     schedule = ("ledger", "rows")

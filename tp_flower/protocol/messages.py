@@ -33,6 +33,7 @@ class Action(str):
     PREPARE: ClassVar["Action"]
     CONSENSUS: ClassVar["Action"]
     DIVIDE: ClassVar["Action"]
+    BINS: ClassVar["Action"]
     SCORE: ClassVar["Action"]
     FINISH: ClassVar["Action"]
 
@@ -107,6 +108,7 @@ Action.CONSENSUS = declare_action(
 Action.DIVIDE = declare_action(
     "query.divide", inference.DivideRequest, inference.DivideReply
 )
+Action.BINS = declare_action("train.bins", training.BinsRequest, training.BinsReply)
 Action.SCORE = declare_action(
     "query.score", inference.ScoreRequest, inference.ScoreReply
 )

@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from tp_flower.arrays import AnyArray
+from tp_flower.arrays import MOST_BINS, AnyArray
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Body, Discloses, PartBody, Reply, Request
 from tp_flower.protocol.proposal import Proposal
@@ -64,6 +64,8 @@ class ShardDescription(Body, frozen=True, kw_only=True):
         regions: by how many regions its policy lets rows be told apart; 0 for none.
         sees_regions: whether its rows may have a score for each region of another
             table.
+        bins: into how many bins of a column its policy lets rows be sorted without
+            being asked for by their number; 0 for none.
     """
 
     table: f.Name
@@ -80,6 +82,7 @@ class ShardDescription(Body, frozen=True, kw_only=True):
     ranks: bool = False
     regions: Annotated[int, f.between(0, 32)] = 0
     sees_regions: bool = False
+    bins: Annotated[int, f.between(0, MOST_BINS)] = 0
 
 
 class DescribeReply(Reply, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from typing import Annotated, Final, Self
 
 import msgspec
 
-from tp_flower.arrays import AnyArray
+from tp_flower.arrays import FEWEST_BINS, MOST_BINS, AnyArray
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Body, Discloses, PartBody, Reply, Request
 from tp_flower.protocol.rank_messages import Cover
@@ -361,3 +361,49 @@ class ConsensusReply(Reply, frozen=True):
     parts: dict[int, ConsensusUpdate]
 
     discloses = (SCORES_DISCLOSED,)
+
+
+Bins = Annotated[int, f.between(FEWEST_BINS, MOST_BINS)]
+
+
+class BinsPart(PartBody, frozen=True):
+    """Into how many bins, at most, each column of a participant is divided."""
+
+    bins: Bins
+
+
+class BinsRequest(Request, frozen=True):
+    """Send the bin numbers of all rows that take part, once."""
+
+    parts: dict[int, BinsPart]
+
+    discloses = (Discloses("that bin numbers are requested", fields=("bins",)),)
+
+
+class BinnedPart(PartBody, frozen=True, kw_only=True):
+    """The bin numbers of a participant's rows.
+
+    Attributes:
+        numbers: of each row's columns; 255 where a number is missing.
+        categorical: the columns whose bins have no order.
+    """
+
+    categorical: list[f.Count]
+    numbers: Annotated[AnyArray, f.bytes_of("total", "bin_columns")]
+
+
+class BinsReply(Reply, frozen=True):
+    """The bin numbers of every participant that was asked."""
+
+    parts: dict[int, BinnedPart]
+
+    discloses = (
+        Discloses(
+            "the bin number of each encoded column of every row that takes part, in "
+            "the clear: which of up to {bins} groups its value is in, of at least "
+            "five rows or min-count; where the groups' edges are is not told",
+            fields=("numbers", "categorical"),
+            kinds=("bins",),
+            policy="bins",
+        ),
+    )

@@ -146,7 +146,7 @@ class Settings(
         overfits = (
             self.method.overfits
             or bool(self.other_model)
-            or bool(self.effect_tables or self.factor_tables)
+            or bool(self.effect_tables or self.factor_tables or self.most_bins)
         )
         is_read = "validation_fraction" in self.rules.reads
         if overfits and is_read and not (self.is_noisy or self.is_sampled):
@@ -203,9 +203,30 @@ class Settings(
         )
 
     @property
+    def most_bins(self) -> int:
+        """The bins of a column, at most; 0 where policies name them, or for none."""
+        return self.bins if isinstance(self.bins, int) else 0
+
+    @property
+    def asks_bins(self) -> bool:
+        """Whether sites may send bin numbers: rows validate, nothing has noise."""
+        return (
+            "bins" in self.rules.reads
+            and self.bins != training.NONE
+            and self.validation_share > 0.0
+            and not self.privacy.covered(*COVERED)
+        )
+
+    @property
     def fits_key_numbers(self) -> bool:
         """Whether keys of tables may get effects or factors."""
         return self.fits_effects or self.fits_factors
+
+    def bins_of(self, named: int) -> int:
+        """Return the bins of a table whose policy names a number; 0 for none."""
+        if self.bins == declare.AUTO:
+            return named
+        return self.most_bins
 
     @property
     def patience_epochs(self) -> int:
@@ -376,6 +397,8 @@ def _conflicts_of_splits(values: Settings) -> Iterator[str]:
         yield from _conflicts_of_keys(values, "effects")
     if values.factor_tables and not values.fits_factors:
         yield from _conflicts_of_keys(values, "factors")
+    if values.most_bins and not values.asks_bins:
+        yield from _conflicts_of_bins(values)
     if values.patience and not values.validation_share:
         yield (
             f"patience: {values.patience} epochs without a lower validation loss need "
@@ -395,6 +418,21 @@ def _conflicts_of_keys(values: Settings, setting: str) -> Iterator[str]:
     if setting in values.rules.reads:
         yield (
             f"{setting}: {wanted!r} need rows that judge them: leave "
+            'validation-fraction "auto", or above 0'
+        )
+
+
+def _conflicts_of_bins(values: Settings) -> Iterator[str]:
+    """Refuse bins that no rows judge, and those beside any epsilon."""
+    for kind in values.privacy.covered(*COVERED):
+        yield (
+            f"bins: {values.bins} does not go with privacy.{kind}: bin numbers of rows "
+            'have no noise; use "none"'
+        )
+        return
+    if "bins" in values.rules.reads:
+        yield (
+            f"bins: {values.bins} needs rows that judge the trees: leave "
             'validation-fraction "auto", or above 0'
         )
 

@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from tp_flower.arrays import FEWEST_BINS, MOST_BINS
 from tp_flower.learning.models.local_model import LINEAR, MOST_LAYERS
 from tp_flower.methods.method import METHODS
 from tp_flower.objectives import names_of_losses
@@ -30,7 +32,7 @@ OVER_JOINS: Final = frozenset(
     {"sample", "test_split", "row_weight", "coreset_size", "coreset_kind"}
 )
 """Settings that methods over joins read, and those whose epochs can be chosen from."""
-FITTED: Final = OVER_JOINS | {"validation_fraction", "effects", "factors"}
+FITTED: Final = OVER_JOINS | {"validation_fraction", "effects", "factors", "bins"}
 
 
 def _unions() -> tuple[str, ...]:
@@ -137,6 +139,17 @@ def _factors(value: object) -> str:
     return f"{', '.join(aliases)}: {int(width)}"
 
 
+def _bins(value: object) -> int | str:
+    """Return "auto", "none" or a number of bins; ValueError for another."""
+    if value in (AUTO, NONE):
+        return str(value)
+    with suppress(ValueError):
+        if FEWEST_BINS <= int(str(value)) <= MOST_BINS:
+            return int(str(value))
+    raise ValueError(f"{value!r} is neither {_BINS}")
+
+
+_BINS: Final = f'"{AUTO}", "{NONE}" nor a number from {FEWEST_BINS} to {MOST_BINS}'
 _MODELS: Final = Form(
     "<table>=<model>, ...", _models, lambda pairs: ", ".join(map("=".join, pairs))
 )
@@ -229,6 +242,19 @@ class ModelSettings:
         Readers(
             of_methods=True,
             refusal="strategy {strategy!r} fits none: {instead}",
+        ),
+    )
+    bins: int | str = setting(
+        AUTO,
+        "Bins, at most, of each encoded column whose number the sites send the server "
+        "for every row, once, so that it grows trees on the columns of all tables; "
+        '"none". "auto": of two tables or more whose policies name a number '
+        "(`releases.bins`), where rows validate and it lowers their loss; without "
+        "epsilons.",
+        Form(_BINS.replace("nor", "or"), _bins, lambda value: value),
+        Readers(
+            of_methods=True,
+            refusal="strategy {strategy!r} grows no trees on bins: {instead}",
         ),
     )
 

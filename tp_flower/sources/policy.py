@@ -31,6 +31,9 @@ regions      to the server and the other tables' sites: the number of regions th
              default
 =========== ==========================================================================
 
+Besides, ``bins`` says into how many bins at most each encoded column may be divided,
+whose numbers leave for every row: 0 for none, which is the default.
+
 The rules bound what is asked, not what two allowed answers tell together: noise does.
 """
 
@@ -43,6 +46,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from tp_flower.arrays import MOST_BINS
 from tp_flower.errors import PolicyError, SourceError, closest
 from tp_flower.features.choice import render_entries
 from tp_flower.features.ranks import LEAST_RANK
@@ -65,6 +69,7 @@ WEIGHTS = "weights"
 ROWS = "rows"
 FACTORS = "factors"
 SECOND_MOMENTS = "moments"
+BINS = "bins"
 
 LEVELS: Final = {
     LABELS: (NEVER, PRIVATE, CLEAR),
@@ -87,6 +92,7 @@ _ABOVE_OR_0: Final = Meta(
 )
 _ABOVE_0: Final = Meta(gt=0, le=sys.float_info.max, description="a number above 0")
 _SHARE: Final = Meta(ge=0, le=1, description="a share from 0 to 1")
+_BINS: Final = Meta(ge=0, le=MOST_BINS, description="a whole number from 0 to 255")
 _BELOW_1: Final = Meta(gt=0, lt=1, description="a number between 0 and 1")
 _MOMENT_NEEDS: Final = frozenset({Need.MOMENTS, Need.CATEGORIES})
 _HOW: Final = {
@@ -103,6 +109,10 @@ class Releases:
 
     A weight is a value of a row that leaves in the clear, as a label may:
     where nothing is said of weights, they may leave if such labels may.
+
+    Attributes:
+        bins: of a column, at most, whose numbers may leave; None for as many as a run
+            asks for by their number.
     """
 
     labels: str = CLEAR
@@ -114,6 +124,12 @@ class Releases:
     moments: str = CLEAR
     regions: int = MOST_REGIONS
     factors: str = CLEAR
+    bins: Annotated[int, _BINS] | None = None
+
+    @property
+    def named_bins(self) -> int:
+        """The bins of a column that a policy names, which a run need not ask for."""
+        return self.bins or 0
 
     def level(self, kind: str) -> str:
         """Return the level of one kind of release."""
@@ -353,6 +369,18 @@ class Policy:
                 f"at least {self.min_rows} are needed",
             )
 
+    def check_bins(self, bins: int) -> None:
+        """Refuse to show rows by more bins of a column than may be told apart."""
+        most = self.releases.bins
+        if most is None or bins <= most:
+            return
+        allowed = f"at most {most} of a column may leave" if most else "none may leave"
+        raise _refusal(
+            f"releases.{BINS} = {most}",
+            f"the run asks for the bin numbers of each row, of {bins} bins a column",
+            f'{allowed}: set bins = "auto" to take what each policy names, or "none"',
+        )
+
     def check_unmatched(self, rows: int, of: int) -> None:
         """Refuse scores without a mask of more rows than may be without a partner."""
         if rows > self.most_unmatched * of:
@@ -463,7 +491,7 @@ STRICT: Final[Mapping[str, object]] = {
 }
 """The rules of a policy that does not mention them; for releases, see ``Releases``."""
 UNBUDGETED: Final = Releases(
-    models=SEALED, scores=MASKED, moments=NEVER, regions=0, factors=NEVER
+    models=SEALED, scores=MASKED, moments=NEVER, regions=0, factors=NEVER, bins=0
 )
 BUDGETED: Final = Releases(
     labels=PRIVATE,
@@ -473,13 +501,14 @@ BUDGETED: Final = Releases(
     moments=PRIVATE,
     regions=0,
     factors=NEVER,
+    bins=0,
 )
 """What a policy without, and with, an ``epsilon`` lets leave if it does not say."""
 MISSING: Final = Policy(
     columns=(),
     labels=(),
     releases=Releases(
-        NEVER, NEVER, NEVER, NEVER, moments=NEVER, regions=0, factors=NEVER
+        NEVER, NEVER, NEVER, NEVER, moments=NEVER, regions=0, factors=NEVER, bins=0
     ),
     sees_regions=False,
 )
@@ -581,10 +610,12 @@ def _levels(policy: Mapping[str, object], where: str) -> Mapping[str, object]:
     """Return the level of each kind of release that a policy names, or its number."""
     where = f"'releases' of {where}"
     levels = entries.as_table(policy.get("releases", {}), where)
-    entries.refuse_unknown(levels, (*LEVELS, REGIONS), where)
+    entries.refuse_unknown(levels, (*LEVELS, REGIONS, BINS), where)
     for kind, level in levels.items():
         if kind == REGIONS:
             _check_regions(level, where)
+        elif kind == BINS:
+            _check_bins(level, where)
         elif level not in LEVELS[kind]:
             hint = closest(str(level), LEVELS[kind])
             raise SourceError(
@@ -601,6 +632,15 @@ def _check_regions(number: object, where: str) -> None:
         raise SourceError(
             f"'regions' in {where} is {number!r}: it must be the number of regions "
             f"that rows may be told apart by, from 2 to {MOST_REGIONS}, or 0 for none"
+        )
+
+
+def _check_bins(number: object, where: str) -> None:
+    """Refuse a number of bins that a column cannot be divided into."""
+    if not (type(number) is int and 0 <= number <= MOST_BINS):
+        raise SourceError(
+            f"{BINS!r} in {where} must be {_BINS.description}, not "
+            f"{entries.form(number)}"
         )
 
 

@@ -246,7 +246,8 @@ def _meaning(
     }
     for alias, fragment in hosted.items():
         name = printable(alias)
-        learned = "; ".join(_learned_by_server(fragment, settings))
+        told = (*_learned_by_server(fragment, settings), *_bins(fragment, settings))
+        learned = "; ".join(told)
         yield f"{name} tells the server {learned}"
         if len(holders[alias]) > 1:
             yield (
@@ -282,6 +283,15 @@ def _learned_by_server(fragment: Fragment, settings: Settings) -> Iterator[str]:
     else:
         when = "once" if is_used else "in every epoch"
         yield f"for each joined row the sum of its score and the other tables', {when}"
+
+
+def _bins(fragment: Fragment, settings: Settings) -> Iterator[str]:
+    """Yield the bins that a run asks for by their number; others a policy names."""
+    if settings.most_bins and fragment.features:
+        yield (
+            f"in which of up to {settings.most_bins} bins each column of each row "
+            "lies, in the clear"
+        )
 
 
 def _told_sites(settings: Settings, tables: int) -> str:

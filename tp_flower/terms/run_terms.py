@@ -80,6 +80,7 @@ class RunTerms:
                 (Action.SCORE, Action.DIVIDE),
                 settings.mode in (PREDICT, EVALUATE) or bool(settings.start),
             ),
+            Action.BINS: is_training and settings.asks_bins,
         }
         if action in begun:
             return begun[action]
