@@ -25,6 +25,7 @@ from tests.support.peers.hostile import (
     OF_SINGLE_SITES,
     SHOP,
     SQL,
+    WITH_BINS,
     WITH_COVER,
     HostileGrid,
     Kept,
@@ -80,6 +81,8 @@ def _policies(counts: dict) -> dict[str, str] | None:
         return WITH_COVER
     if TRAIN_MOMENTS in counts:
         return OF_MOMENTS
+    if Action.BINS in counts:
+        return WITH_BINS
     # centres are solved at the server, of parameters in the clear
     return OF_SINGLE_SITES if TRAIN_ROWS in counts else None
 
@@ -227,6 +230,13 @@ def test_malformed_messages_about_a_coreset_are_refused(place):
     strategy = TablePuppetADMM(Query.from_sql(SQL), num_epochs=1, coreset_size=8)
     fuzz(place, strategy, COUNTS["drawing"])
     assert strategy.report.chosen["coreset"]["size"] == 8
+
+
+def test_malformed_messages_about_bins_are_refused(place):
+    how = {"num_epochs": 1, "bins": 4, "validation_fraction": 0.3}
+    strategy = STRATEGIES["cg"](Query.from_sql(SQL), **how)
+    fuzz(place, strategy, COUNTS["binned"])
+    assert "bins" in strategy.report.chosen
 
 
 def test_malformed_messages_about_a_model_of_a_sites_own_are_refused(place):

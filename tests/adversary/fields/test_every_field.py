@@ -61,6 +61,7 @@ TRAINING = {
     "boost": {"num_epochs": 1, "min_rows_per_leaf": 1, "regions": "none"},
     "coreset-ridge": {"num_epochs": 1, "coreset_kind": "uniform", "coreset_size": 10},
     "drawing": {"num_epochs": 1, "coreset_size": 8},
+    "bins": {"num_epochs": 1, "bins": 4, "validation_fraction": 0.4},
     # of this seed every site has three rows to train and to test on
     "moments": {"num_epochs": 1, "test_fraction": 0.5, "seed": 1},
 }
@@ -84,6 +85,7 @@ ATTACKED: dict[str, tuple[tuple[str, ...], tuple[Action, ...]]] = {
         ("default",),
         (TRAIN_PERSONALISE, TRAIN_SUMMARISE, TRAIN_PERSONAL),
     ),
+    "bins": (("default",), (Action.BINS,)),
     "predict": (BOTH, (Action.SCORE,)),
     "explain": (("ranked",), (Action.RANK,)),
 }
@@ -116,7 +118,7 @@ def run(name: str):
         )
     if name == "explain":
         return partial(federated.train, sql=SQL, method=Explain, mode="explain")
-    method = "admm" if name == "drawing" else name
+    method = {"drawing": "admm", "bins": "cg"}.get(name, name)
     return partial(federated.train, sql=SQL, method=method, **TRAINING[name])
 
 
@@ -198,6 +200,7 @@ def is_inherent(field: str) -> bool:
     "drawing-default",
     "coreset-ridge-default",
     "moments-aggregates",
+    "bins-default",
     "personalised-default",
     "predict-strict",
     "explain-ranked",

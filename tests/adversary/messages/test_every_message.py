@@ -19,6 +19,7 @@ from tests.support.peers.hostile import (
     UK,
     UK_PART,
     US,
+    WITH_BINS,
     WITH_COVER,
     array,
     arrays,
@@ -99,11 +100,13 @@ SGD = (TRAIN_SGD, TRAIN_STEP)
 DRAWING = (TRAIN_MEASURE, TRAIN_DRAW, TRAIN_WEIGH)
 MOMENTS = (TRAIN_MOMENTS, TRAIN_SOLUTION)
 ONCE = {"num_epochs": 1, "test_fraction": 0.0, "policies": OF_MOMENTS}
+BINNED = {"bins": 4, "validation_fraction": 0.3}
 PERSONAL = (TRAIN_PERSONALISE, TRAIN_SUMMARISE, TRAIN_PERSONAL)
 RUNS = {
     **dict.fromkeys(CG, ("cg", {})),
     **dict.fromkeys((TRAIN_BOOST, TRAIN_BAG), ("boost", {})),
     Action.RANK: (Explain, {"mode": "explain", "policies": WITH_COVER}),
+    Action.BINS: ("cg", {**BINNED, "policies": WITH_BINS}),
     **dict.fromkeys(SGD, ("sgd", {"batch_size": 5})),
     **dict.fromkeys(DRAWING, ("admm", {"coreset_size": 6})),
     **dict.fromkeys(MOMENTS, ("moments", ONCE)),
@@ -169,6 +172,8 @@ ATTACKS = {
     TRAIN_PERSONALISE: (SHOP, TRAINED_1, "min-rows.* the model of table 'o'|a row is"),
     TRAIN_SUMMARISE: (SHOP, change_of("summaries = 7"), "malformed"),
     TRAIN_PERSONAL: (SHOP, NO_NUMBERS, "personal"),
+    # finer bins than the run was proposed with
+    Action.BINS: (SHOP, change_of("part.bins = 200"), "'bins': the run was proposed"),
     Action.FINISH: (SHOP, PATH, r"model name '\.\./\.\./x' is not allowed"),
 }
 OF_REGIONS = dict.fromkeys(

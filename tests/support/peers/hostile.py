@@ -56,6 +56,8 @@ OF_MOMENTS = {
     "orders": POLICIES["orders"].replace("{ stat", '{ moments = "clear", stat')
 }
 """Policies for second moments of the joined rows."""
+WITH_BINS = {"orders": POLICIES["orders"].replace("{ stat", "{ bins = 4, stat")}
+"""Policies that let bin numbers leave."""
 WITH_COVER = {"orders": f"{POLICIES['orders']}\ncover = 1\nscores-per-rank = 0.5"}
 """Policies that ask how much rows vary."""
 SHOP = 2

@@ -85,7 +85,7 @@ def test_every_declared_kind_is_written_into_a_ledger():
 
 def test_policies_have_a_level_for_what_messages_tell():
     policies = {declared.policy for _, declared in DISCLOSURES if declared.policy}
-    assert policies == {*LEVELS, REGIONS, "coefficients"}
+    assert policies == {*LEVELS, REGIONS, "coefficients", "bins"}
 
 
 @pytest.mark.parametrize("action", LEAVE_WITH)

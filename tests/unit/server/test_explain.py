@@ -161,6 +161,7 @@ def test_every_message_is_of_a_method_or_a_prediction():
         Action.STATISTICS,
         Action.FIT,
         Action.RANK,
+        Action.BINS,
         Action.SCORE,
         Action.DIVIDE,
         # where policies let a table be divided

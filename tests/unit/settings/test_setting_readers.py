@@ -40,14 +40,17 @@ DERIVED = {
     "factor_tables": ("factors",),
     "factor_width": ("factors",),
     "fits_key_numbers": ("effects", "factors"),
+    "asks_bins": ("bins",),
+    "most_bins": ("bins",),
+    "bins_of": ("bins",),
 }
 """By member of the settings, the fields that it stands for."""
 SENT_ALONG = {
     "boost": {"l2"},
-    "coreset-ridge": {"clusters", "validation_fraction", "effects", "factors"},
-    "coreset-kmeans": {"test_split", "effects", "factors"},
+    "coreset-ridge": {"clusters", "validation_fraction", "effects", "factors", "bins"},
+    "coreset-kmeans": {"test_split", "effects", "factors", "bins"},
     "personalised": {"test_split", "sample", "row_weight"},
-    "moments": {"coreset_size", "row_weight", "effects", "factors"},
+    "moments": {"coreset_size", "row_weight", "effects", "factors", "bins"},
 }
 """By strategy, what its requests hold or its set-up looks at, and nothing uses."""
 NOT_IN_A_PLAIN_RUN = {

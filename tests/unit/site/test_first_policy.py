@@ -102,7 +102,7 @@ def check_rule(rule, difference):
         budget = {"epsilon": value, "epsilon_per_run": value / RUNS_PER_BUDGET}
         assert difference == {**budget, "releases": BUDGETED}
     elif key == "releases":
-        strict = {"models": "sealed", "scores": "masked", "regions": 0}
+        strict = {"models": "sealed", "scores": "masked", "regions": 0, "bins": 0}
         strict |= {"moments": "never", "factors": "never"}
         assert difference == {key: Releases(**{**strict, **value})}
     elif key == "scores-per-rank":

@@ -72,6 +72,7 @@ def test_a_policy_with_every_key(tmp_path):
             moments="private",
             regions=7,
             factors="never",
+            bins=16,
         ),
         privacy_unit=("customer",),
         rows_per_unit=7,
@@ -116,6 +117,7 @@ def test_a_policy_allows_nothing_that_it_does_not_mention(tmp_path, policy):
             moments="never",
             regions=0,
             factors="never",
+            bins=0,
         ),
     )
     assert source.min_count == 10
@@ -151,6 +153,8 @@ def test_a_table_without_a_policy_takes_part_in_nothing(tmp_path):
     (with_lines,) = sources_of(tmp_path, f"{text}\n" + "\n".join(lines))
     assert with_lines.policy == strict(tmp_path)
     # were the check forgotten, nothing would leave all the same
+    with refused("releases.bins = 0"):
+        MISSING.check_bins(2)
     for kind in LEVELS:
         with refused("= never"):
             MISSING.check_release(kind, is_private=True, is_masked=True)
@@ -165,6 +169,9 @@ def test_an_open_policy_allows_everything(tmp_path):
     levels = {kind: source.policy.releases.level(kind) for kind in LEVELS}
     # but for rows themselves
     assert levels == {**dict.fromkeys(LEVELS, "clear"), "rows": "never"}
+    # and bins where a run asks for them
+    source.policy.check_bins(255)
+    assert source.policy.releases.named_bins == 0
 
 
 def test_a_shards_keys_win_over_its_tables(tmp_path):
@@ -175,7 +182,7 @@ def test_a_shards_keys_win_over_its_tables(tmp_path):
     assert second.min_count == 15
     assert first.policy.columns == second.policy.columns == ("a",)
     levels = ("private", "never", "never")
-    rest = {"moments": "private", "regions": 0, "factors": "never"}
+    rest = {"moments": "private", "regions": 0, "factors": "never", "bins": 8}
     assert first.policy.releases == Releases(*levels, "never", **rest)
     assert second.policy.releases == Releases(*levels, "clear", **rest)
     assert third.policy == fourth.policy == Policy()
