@@ -17,6 +17,7 @@ from client_apps.data.database import cannot_write
 from client_apps.data.row_effects import KeyNumbers, hash_keys, key_names
 from client_apps.data.saved_models import SavedModel, part_folder
 from client_apps.operator.masks import Masked, MaskedRows, are_masked, score_masks
+from client_apps.operator.pairs import are_distinct, check_own_regions
 from client_apps.operator.participant import make_model, sent_scores
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import check_model, check_plan, check_rows
@@ -36,7 +37,6 @@ from tp_flower.errors import MessageError, ModelError, ScoreRangeError
 from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
 from tp_flower.features.sparse import EncodedRows
 from tp_flower.files import PRIVATE
-from tp_flower.joins.pairs import NO_REGION
 from tp_flower.keyed_hash import HashArray, KeyedHasher, hex_texts
 from tp_flower.learning.models.local_model import Features, LocalModel, pair_features
 from tp_flower.model_names import ModelVersion
@@ -117,8 +117,6 @@ def _score_part(
     check_plan(source, (SCORES,), request.privacy, is_masked=is_masked)
     rows = _rows(site, number, body.rows)
     saved, model = _load_model(site, number, body, request)
-    pairs = _read_pairs(site, number, body, model, len(rows))
-    masks = _masks_of(site, number, body, request.masking, rows, pairs)
     is_private = request.privacy.covers_predictions
     if is_private:
         check_scores(model, saved.encoder.encoder.width)
@@ -126,6 +124,8 @@ def _score_part(
     rows_per_unit = source.policy.rows_per_unit
     plan = plan_prediction(request.privacy, scale, rows_per_unit)
     features = site.tables.encode(number, saved.encoder, rows, is_private=is_private)
+    pairs = _read_pairs(site, number, body, model, features, is_private=is_private)
+    masks = _masks_of(site, number, body, request.masking, rows, pairs)
     encoded = EncodedPart(saved.encoder.encoder, features, rows)
     outputs = saved.spec.outputs
     limit = admit_scores(
@@ -250,26 +250,40 @@ def _masks_of(
 
 
 def _read_pairs(
-    site: Site, number: int, body: ScorePart, model: LocalModel, rows: int
+    site: Site,
+    number: int,
+    body: ScorePart,
+    model: LocalModel,
+    features: Features,
+    *,
+    is_private: bool,
 ) -> _Pairs | None:
     """Return the pairs that are to be scored, if there are some in the rows' place.
 
+    They are of rows (n, d), whose model reads regions or divides the rows into some.
+
     Raises:
-        MessageError: they are not those of all rows.
+        MessageError: they are not those of all rows, the model knows no regions, or
+            scores have noise.
         PolicyError: the table's rows may not be scored by regions.
     """
     if body.pair_rows is None:
         return None
-    if model.takes_regions:
-        site.source(number).policy.check_seen_regions()
+    if is_private:
+        # several draws for one row would tell more than the one that is paid for
+        raise MessageError("a row has one score with noise, and not one for each pair")
     pair_rows = body.pair_rows.astype(np.int64)
     regions = required(body.regions, "regions")
     check_sizes(body, pairs=len(pair_rows), rows=site.extracted(number).rows)
-    check_positions(pair_rows, "pair_rows", rows)
-    keys = pair_rows * (NO_REGION + 1) + regions
-    is_whole = len(np.unique(pair_rows)) == rows
-    if not is_whole or len(np.unique(keys)) < len(keys):
+    check_positions(pair_rows, "pair_rows", len(features))
+    is_whole = len(np.unique(pair_rows)) == len(features)
+    if not (is_whole and are_distinct(pair_rows, regions)):
         raise MessageError("'pair-rows' are not those of distinct pairs of all rows")
+    if model.takes_regions:
+        site.source(number).policy.check_seen_regions()
+    else:
+        table = site.fragment(number).table
+        check_own_regions(model, features, pair_rows, regions, table)
     return _Pairs(pair_rows, regions, int(np.bincount(pair_rows).max(initial=1)))
 
 

@@ -3,12 +3,12 @@
 import numpy as np
 
 from client_apps.methods.boost.rounds import BoostState, Part, derivatives_of
+from client_apps.operator.pairs import are_distinct, check_own_regions
 from client_apps.operator.participant import PairedRows
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.proposal_checks import contradiction
 from client_apps.rounds.site import Site
 from tp_flower.errors import MessageError
-from tp_flower.joins.pairs import NO_REGION
 from tp_flower.learning.models.local_model import host_features
 from tp_flower.methods.boost.messages import (
     TRAIN_REGIONS,
@@ -103,7 +103,7 @@ def _pair(site: Site, part: Part, table: str, body: PairsPart) -> int:
         raise MessageError(f"models {part.data.spec.kind!r} read no regions")
     read = None
     if part.data.table == table:
-        _check_own(model, part, paired)
+        check_own_regions(model, part.data.features, paired.rows, paired.regions, table)
     else:
         site.source(part.number).policy.check_seen_regions()
         read = paired.regions
@@ -136,12 +136,11 @@ def _read_pairs(part: Part, body: PairsPart) -> PairedRows:
     check_sizes(body, pairs=len(rows), trained_pairs=trained)
     check_positions(rows, "rows", len(data.features))
     check_positions(rows[:trained], "rows", len(data.multiplicity))
-    keys = rows * (NO_REGION + 1) + regions
     tested = unpack_bits(body.tested, len(rows))
     total = np.bincount(rows[:trained], counts, minlength=len(data.multiplicity))
     is_whole = (
         trained <= len(rows)
-        and len(np.unique(keys)) == len(keys)
+        and are_distinct(rows, regions)
         and np.allclose(total, data.multiplicity, rtol=1e-5)
         and np.array_equal(np.unique(rows[tested]), np.flatnonzero(data.tested))
         and tested[trained:].all()
@@ -151,16 +150,3 @@ def _read_pairs(part: Part, body: PairsPart) -> PairedRows:
     if body.masses is None:
         return PairedRows(rows, regions, counts.astype(np.int64), tested)
     return PairedRows(rows, regions, counts.astype(np.float64), tested)
-
-
-def _check_own(model: TreeModel, part: Part, paired: PairedRows) -> None:
-    """Refuse regions of the table's own rows that differ from those that it sent.
-
-    Those of its shards are numbered one after the other.
-    """
-    own = model.regions(part.data.features)
-    if own is None:
-        raise MessageError(f"table {part.data.table!r} has sent no regions")
-    shift = paired.regions.astype(np.int64) - own[paired.rows]
-    if np.ptp(shift) if len(shift) else False:
-        raise MessageError("the regions are not those that the table has sent")

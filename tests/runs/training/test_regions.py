@@ -10,22 +10,25 @@ import pytest
 from strategies.methods.boost import strategy
 from strategies.training.saving import make_manifest
 from tests.support.federated import (
+    WatchedGrid,
     on_requests,
     run_query,
     whole,
     write_site,
 )
-from tests.support.predicted import Model, features_of, model_of, on, scored
+from tests.support.predicted import Model, features_of, model_of, on, predicting, scored
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.joins.pairs import NO_REGION
 from tp_flower.learning.models.local_model import pair_features
 from tp_flower.methods.boost.messages import TRAIN_PAIRS, TRAIN_REGIONS
+from tp_flower.protocol.messages import Action
 from tp_flower.settings import PrivacySettings
 
 SQL = """SELECT a.y AS label, a.x, b.z, c.u
 FROM a JOIN b ON a.b = b.id JOIN c ON b.c = c.id"""
 LEFT = SQL.replace("JOIN b", "LEFT JOIN b").replace("JOIN c", "LEFT JOIN c")
 HOW = {"effects": "none", "num_epochs": 25, "test_fraction": 0.25}
+FEW = {**HOW, "num_epochs": 4}
 
 
 def product_of_two_tables(rows=2_400, seed=0):
@@ -229,3 +232,31 @@ def test_pairs_that_are_not_those_of_the_rows_are_refused(lie, match):
     sites = on(whole, FRAMES)
     with pytest.raises(SiteError, match=match):
         run_query(SQL, sites, "boost", change=change, regions="a", **HOW)
+
+
+def in_all_regions(seen):
+    for part in seen.header["parts"]:
+        scored = int(np.unpackbits(seen.arrays[part["id"], "rows"]).sum())
+        rows = np.repeat(np.arange(scored, dtype=np.int32), 9)
+        seen.arrays[part["id"], "pair-rows"] = rows
+        seen.arrays[part["id"], "regions"] = (np.arange(len(rows)) % 9).astype(np.uint8)
+
+
+def test_only_models_with_regions_score_pairs(tmp_path):
+    sites = on(whole, FRAMES)
+    change = on_requests(Action.SCORE)(in_all_regions)
+    noisy = PrivacySettings(predictions=1.0)
+    for name, settings, privacy, match in (
+        # the mean of many scores of a row would have little noise
+        ("cg", {}, noisy, "a row has one score with noise"),
+        ("cg", {}, PrivacySettings(), "has sent no regions"),
+        ("boost", {"regions": "a"}, PrivacySettings(), "are not those that the table"),
+    ):
+        state = tmp_path / name
+        run = run_query(SQL, sites, name, state=state, **{**FEW, **settings})
+        predict = predicting(run.strategy, SQL, privacy=privacy)
+        with (
+            WatchedGrid(sites, change, state=state) as grid,
+            pytest.raises(SiteError, match=match),
+        ):
+            predict.start(grid)

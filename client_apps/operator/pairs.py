@@ -1,0 +1,40 @@
+"""Checks of pairs of rows and regions, which take the place of a part's rows."""
+
+import numpy as np
+
+from tp_flower.arrays import AnyArray, IntArray
+from tp_flower.errors import MessageError
+from tp_flower.joins.pairs import NO_REGION
+from tp_flower.learning.models.local_model import Features, LocalModel
+
+
+def are_distinct(rows: IntArray, regions: AnyArray) -> bool:
+    """Whether no two pairs of a row and a region, (m,) each, are the same."""
+    keys = rows * (NO_REGION + 1) + regions
+    return len(np.unique(keys)) == len(keys)
+
+
+def check_own_regions(
+    model: LocalModel,
+    features: Features,
+    rows: IntArray,
+    regions: AnyArray,
+    table: str,
+) -> None:
+    """Refuse regions of a table's own rows that differ from those of its model.
+
+    Those of its shards are numbered one after the other: they differ by one number.
+
+    Args:
+        model: which divides the table's rows.
+        features: (n, d), of the rows.
+        rows: (m,), the row of each pair.
+        regions: of the pairs, uint8 (m,).
+        table: alias in the query.
+    """
+    own = model.regions(features)
+    if own is None:
+        raise MessageError(f"table {table!r} has sent no regions")
+    shift = regions.astype(np.int64) - own[rows]
+    if np.any(shift != shift[:1]):
+        raise MessageError("the regions are not those that the table has sent")
