@@ -72,10 +72,10 @@ def _divide(site: Site, part: Part, growth: Growth, body: BoostStep) -> RegionsU
         policy.min_rows,
     )
     part.state.is_divided = 1
-    if tree is None:
+    model.divide(tree)
+    if tree.regions == 1:
         return RegionsUpdate(count=1)
     ledger_entries.note_regions(site, part.number, TRAIN_REGIONS, tree.regions)
-    model.divide(tree)
     regions = model.regions(part.data.features)
     return RegionsUpdate(count=tree.regions, regions=regions)
 

@@ -117,6 +117,21 @@ def test_shards_weights_and_classes_are_scored_as_in_training(tmp_path):
     assert 2 <= first[1] < run.chosen["regions"]["regions"]
 
 
+def test_a_shard_may_have_one_region(tmp_path):
+    a = FRAMES["a"]
+    # of the second LightGBM makes no regions, of the third there are no rows
+    sites = {**on(whole, FRAMES), "a": {"a": [a[:-6], a[-6:], a[:0]]}}
+    how = {**FEW, "regions": "a", "lou": "local", "validation_fraction": 0.0}
+    how["test_fraction"] = 0.0
+    run = run_query(SQL, sites, "boost", state=tmp_path, **how)
+    manifest = make_manifest(run.strategy)
+    regions = run.chosen["regions"]["regions"]
+    first = [part.first_region for part in manifest.table("a").parts]
+    assert first == [0, regions - 2, regions - 1]
+    again = Model(SQL, tmp_path, manifest).evaluate(sites)
+    assert again["loss"] == pytest.approx(manifest.train["loss"], rel=1e-5)
+
+
 POLICY = """min-rows = {}
 sees-regions = {}
 releases = {{ regions = {} }}

@@ -10,7 +10,7 @@ tables known, the server fits to each pair of tables what the cells of their reg
 beyond the regions alone.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
@@ -59,7 +59,10 @@ def may_have_regions(settings: "Settings", table: str) -> bool:
 
 
 class RegionTree(msgspec.Struct, frozen=True):
-    """A tree as LightGBM's text, and the region of each of its leaves."""
+    """A tree as LightGBM's text, and the region of each of its leaves.
+
+    Rows that are all in one region have no tree, and the text is "".
+    """
 
     text: str
     region_of_leaf: tuple[int, ...]
@@ -70,6 +73,9 @@ class RegionTree(msgspec.Struct, frozen=True):
         return max(self.region_of_leaf) + 1
 
 
+UNDIVIDED: Final = RegionTree("", (0,))
+
+
 def grow_regions(
     features: Features,
     categorical: tuple[int, ...],
@@ -77,8 +83,8 @@ def grow_regions(
     counts: AnyArray,
     growth: Growth,
     fewest_rows: int,
-) -> RegionTree | None:
-    """Return the regions of a table's rows by the loss; None where there is only one.
+) -> RegionTree:
+    """Return the regions of a table's rows by the loss.
 
     Of several outputs the tree follows the direction in which the derivatives of the
     rows vary most.
@@ -95,7 +101,7 @@ def grow_regions(
     trained = len(gradient)
     rows = tree_features(features)
     if not trained or not rows.shape[1]:
-        return None
+        return UNDIVIDED
     if gradient.shape[1] > 1:
         _, _, directions = np.linalg.svd(gradient, full_matrices=False)
         gradient = gradient @ directions[0][:, None]
@@ -116,14 +122,14 @@ def grow_regions(
     response = np.bincount(leaves, gradient[:, 0]) / np.maximum(mass, 1e-300)
     region_of_leaf = _merge_small(size, response, fewest_rows)
     if max(region_of_leaf) == 0:
-        return None
+        return UNDIVIDED
     return RegionTree(booster.model_to_string(), region_of_leaf)
 
 
 def regions_of(tree: RegionTree, features: Features) -> AnyArray:
     """Return the region of each row (n, d), uint8 (n,)."""
-    if not len(features):
-        return np.zeros(0, np.uint8)
+    if not len(features) or not tree.text:
+        return np.zeros(len(features), np.uint8)
     booster = booster_of(tree.text)
     leaves = _leaves(booster, tree_features(features))
     return np.array(tree.region_of_leaf, np.uint8)[leaves]
