@@ -303,6 +303,15 @@ def lineage(home: Path, text: str) -> Iterator[Manifest]:
         text = manifest.start
 
 
+def divided_tables(home: Path, manifest: Manifest) -> str:
+    """Return the tables that a model divides into regions, "" for none.
+
+    Those of the models that it was boosted from are among them: they score as well.
+    """
+    models = (manifest, *lineage(home, manifest.start))
+    return ", ".join(dict.fromkeys(each.divided for each in models if each.divided))
+
+
 def saved_models(home: Path) -> Iterator[Manifest]:
     """Yield the manifests below a home folder that can be read."""
     for version in versions_in(home):

@@ -176,7 +176,8 @@ class ModelStrategy(RoundStrategy):
     def _privacy(self, joined: Joined) -> dict[str, object]:
         """Return the `privacy` entry of the report."""
         messages = [Action.SCORE]
-        if self.manifest.divided:
+        divided = manifests.divided_tables(home_folder(), self.manifest)
+        if divided:
             messages.insert(0, Action.DIVIDE)
         if asks_ranks(self.inventory):
             messages.insert(0, Action.RANK)
@@ -190,7 +191,7 @@ class ModelStrategy(RoundStrategy):
             has_label=self.settings.mode == EVALUATE and self.has_label,
             has_row_key=joined.extracted.row_hashes is not None,
             vectors=self.manifest.scorer.discloses,
-            divided=self.manifest.divided,
+            divided=divided,
             sends_factors=factor_tables(self.manifest),
             scores_bins=bool(self._with_trees),
         )

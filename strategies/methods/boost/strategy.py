@@ -167,7 +167,17 @@ class Boost(JoinMethod):
         """The messages that bring the scores of a model to go on from."""
         if not self.settings.start:
             return ()
+        if self._divided_by_start:
+            return (Action.DIVIDE, Action.SCORE)
         return (Action.SCORE,)
+
+    @property
+    def _divided_by_start(self) -> str:
+        """The tables of which the model to go on from reads regions."""
+        if not self.settings.start:
+            return ""
+        model = manifest.resolve(home_folder(), self.settings.start)
+        return manifest.divided_tables(home_folder(), model)
 
     def run_messages(
         self, *, is_sharded: bool, is_ranked: bool = False
@@ -189,6 +199,7 @@ class Boost(JoinMethod):
         self._sends_own_scores = not (is_shared and self._bagged)
         values = {
             "bagged": ", ".join(self._bagged),
+            "divided": self._divided_by_start,
             "divides": ", ".join(self._division.divisible),
             "scores_own_trees": self._sends_own_scores,
         }

@@ -7,6 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from strategies.inference.manifest import write_manifest
+from strategies.inference.predict import Evaluate
 from strategies.methods.boost import strategy
 from strategies.training.saving import make_manifest
 from tests.support.federated import (
@@ -18,10 +20,12 @@ from tests.support.federated import (
 )
 from tests.support.predicted import Model, features_of, model_of, on, predicting, scored
 from tp_flower.errors import SettingsError, SiteError
+from tp_flower.files import HOME_VARIABLE, home_folder
 from tp_flower.joins.pairs import NO_REGION
 from tp_flower.learning.models.local_model import pair_features
 from tp_flower.methods.boost.messages import TRAIN_PAIRS, TRAIN_REGIONS
 from tp_flower.protocol.messages import Action
+from tp_flower.query import Query
 from tp_flower.settings import PrivacySettings
 
 SQL = """SELECT a.y AS label, a.x, b.z, c.u
@@ -130,6 +134,26 @@ def test_a_shard_may_have_one_region(tmp_path):
     assert first == [0, regions - 2, regions - 1]
     again = Model(SQL, tmp_path, manifest).evaluate(sites)
     assert again["loss"] == pytest.approx(manifest.train["loss"], rel=1e-5)
+
+
+def test_trees_go_on_from_a_model_with_regions(tmp_path, monkeypatch):
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
+    sites = on(whole, FRAMES)
+    first = run_query(SQL, sites, "boost", state=tmp_path, regions="a", **FEW)
+    start = make_manifest(first.strategy)
+    write_manifest(home_folder(), start)
+    how = {**HOW, "boost_from": str(start.model), "num_epochs": 9}
+    for regions in ("none", "b"):
+        run = run_query(SQL, sites, "boost", state=tmp_path, regions=regions, **how)
+        manifest = make_manifest(run.strategy)
+        assert manifest.train["loss"] < start.train["loss"]
+        evaluation = Evaluate(Query.from_sql(SQL), manifest, mode="evaluate")
+        Model(SQL, tmp_path, manifest).start(evaluation, sites)
+        losses = [manifest.train["loss"], manifest.test["loss"]]
+        assert min(losses) < evaluation.metrics["loss"] < max(losses)
+        for privacy in (run.strategy.report.privacy, evaluation.report()["privacy"]):
+            told = {each["message"] for each in privacy["messages"]}
+            assert Action.DIVIDE in told
 
 
 POLICY = """min-rows = {}
