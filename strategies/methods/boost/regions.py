@@ -238,7 +238,7 @@ class Division:
 
 def read_regions(table: TrainedTable, replies: Replies) -> Regions | None:
     """Return the regions that the shards of a table have sent; None of fewer than 2."""
-    of_rows = np.zeros(table.total_rows, np.uint8)
+    of_rows = np.zeros(table.total_rows, np.int64)
     first: dict[int, int] = {}
     count = 0
     for part, rows in zip(table.parts, table.rows, strict=True):
@@ -252,7 +252,7 @@ def read_regions(table: TrainedTable, replies: Replies) -> Regions | None:
         count += update.count
     if not len(table.parts) < count < NO_REGION:
         return None
-    return Regions(of_rows, first, count)
+    return Regions(of_rows.astype(np.uint8), first, count)
 
 
 def most_interacting(

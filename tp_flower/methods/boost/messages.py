@@ -209,7 +209,7 @@ class RegionsRequest(Request, frozen=True, kw_only=True):
 class RegionsUpdate(PartBody, frozen=True, kw_only=True):
     """The region of each row that takes part, of so many; none where there is one."""
 
-    count: f.Size
+    count: Annotated[int, f.between(1, MOST_REGIONS)]
     regions: Annotated[AnyArray, f.regions("total")] | None = None
 
 
