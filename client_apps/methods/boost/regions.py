@@ -1,11 +1,14 @@
 """Regions at a site: divide rows, and take pairs of rows and regions for the rows."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from client_apps.methods.boost.rounds import BoostState, Part, derivatives_of
 from client_apps.operator.pairs import are_distinct, check_own_regions
 from client_apps.operator.participant import PairedRows
 from client_apps.privacy import ledger_entries
+from client_apps.privacy.guard import source_id
 from client_apps.privacy.proposal_checks import contradiction
 from client_apps.rounds.site import Site
 from tp_flower.errors import MessageError
@@ -22,7 +25,7 @@ from tp_flower.methods.boost.messages import (
     RegionsRequest,
     RegionsUpdate,
 )
-from tp_flower.methods.boost.regions import grow_regions, may_have_regions
+from tp_flower.methods.boost.regions import UNDIVIDED, grow_regions, may_have_regions
 from tp_flower.methods.boost.settings import BoostSettings
 from tp_flower.methods.boost.trees import TreeModel
 from tp_flower.protocol.codec import check_positions, check_sizes
@@ -32,12 +35,29 @@ from tp_flower.protocol.packet import unpack_bits
 def divide(site: Site, request: RegionsRequest) -> RegionsReply:
     """Divide the rows of parts into regions, and reply with them, once in a run."""
     updates = {}
-    for part in site.parts(BoostState):
+    parts = list(site.parts(BoostState))
+    for part in parts:
         body = request.parts.get(part.number)
         if body is not None:
-            updates[part.number] = _divide(site, part, request.growth, body)
+            have_told = _told_in_another_role(site, part, parts)
+            updates[part.number] = _divide(
+                site, part, request.growth, body, have_told=have_told
+            )
             site.save(part)
     return RegionsReply(updates)
+
+
+def _told_in_another_role(site: Site, part: Part, parts: Sequence[Part]) -> bool:
+    """Whether a part's rows have told their regions in another role.
+
+    Two divisions of the same rows make smaller regions than each, and more.
+    """
+    source = source_id(site.source(part.number))
+    return any(
+        other.state.is_divided and source_id(site.source(other.number)) == source
+        for other in parts
+        if other.number != part.number
+    )
 
 
 def _agree_in_regions(site: Site, table: str) -> None:
@@ -48,8 +68,13 @@ def _agree_in_regions(site: Site, table: str) -> None:
         raise contradiction("regions", f"regions = {proposed}", table)
 
 
-def _divide(site: Site, part: Part, growth: Growth, body: BoostStep) -> RegionsUpdate:
-    """Divide a part's rows, and return the region of each that takes part."""
+def _divide(
+    site: Site, part: Part, growth: Growth, body: BoostStep, *, have_told: bool
+) -> RegionsUpdate:
+    """Divide a part's rows, and return the region of each that takes part.
+
+    There is one where the same rows have told theirs in another role.
+    """
     table = part.data.table
     _agree_in_regions(site, table)
     least_rows = site.terms.settings.of(BoostSettings).min_rows_per_leaf
@@ -62,15 +87,17 @@ def _divide(site: Site, part: Part, growth: Growth, body: BoostStep) -> RegionsU
     model = part.model
     if not isinstance(model, TreeModel):
         raise MessageError("a table without features has no regions")
-    leaves = min(growth.leaves, policy.releases.regions)
-    tree = grow_regions(
-        part.data.features,
-        model.forest.categorical,
-        derivatives_of(part, body),
-        part.data.multiplicity,
-        growth.with_leaves(leaves),
-        policy.min_rows,
-    )
+    tree = UNDIVIDED
+    if not have_told:
+        leaves = min(growth.leaves, policy.releases.regions)
+        tree = grow_regions(
+            part.data.features,
+            model.forest.categorical,
+            derivatives_of(part, body),
+            part.data.multiplicity,
+            growth.with_leaves(leaves),
+            policy.min_rows,
+        )
     part.state.is_divided = 1
     model.divide(tree)
     if tree.regions == 1:
@@ -95,6 +122,8 @@ def pair(site: Site, request: PairsRequest) -> PairsReply:
 def _pair(site: Site, part: Part, table: str, body: PairsPart) -> int:
     """Let pairs take the rows' place, and return how many there are."""
     _agree_in_regions(site, table)
+    if table not in site.terms.proposal.tables:
+        raise MessageError(f"the run has no table {table!r}, whose regions these are")
     if part.state.is_paired:
         raise MessageError("the rows are pairs of rows and regions already")
     paired = _read_pairs(part, body)

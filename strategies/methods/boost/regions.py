@@ -172,7 +172,8 @@ class Division:
     ) -> Generator[Requests, Replies, None]:
         """Ask for the regions of the tables that may be divided."""
         tables = self.tables_of(problem)
-        if not tables:
+        # trees of a second epoch of trees would read them
+        if not tables or self._run.settings.epochs < 2:
             return
         shards = max(len(table.parts) for table in tables.values())
         leaves = max(regions_by_rows(joined_rows) // shards, 2)

@@ -251,6 +251,10 @@ def twice(seen):
         seen.arrays[key][1] = seen.arrays[key][0]
 
 
+def of_no_table(seen):
+    seen.header["table"] = "elsewhere"
+
+
 def other_regions(seen):
     key = next(key for key in seen.arrays if key[1] == "regions")
     seen.arrays[key] = (seen.arrays[key] + np.arange(len(seen.arrays[key])) % 2).astype(
@@ -263,14 +267,17 @@ def other_regions(seen):
     [
         (no_joined_row, "the pairs are not those of the rows"),
         (twice, "the pairs are not those of the rows"),
+        (of_no_table, "the run has no table 'elsewhere'"),
         (other_regions, "the regions are not those that the table has sent"),
     ],
 )
 def test_pairs_that_are_not_those_of_the_rows_are_refused(lie, match):
     change = on_requests(TRAIN_PAIRS)(lie)
     sites = on(whole, FRAMES)
+    # which table it is the proposal leaves open
+    regions = "auto" if lie is of_no_table else "a"
     with pytest.raises(SiteError, match=match):
-        run_query(SQL, sites, "boost", change=change, regions="a", **HOW)
+        run_query(SQL, sites, "boost", change=change, regions=regions, **HOW)
 
 
 def in_all_regions(seen):
@@ -299,3 +306,16 @@ def test_only_models_with_regions_score_pairs(tmp_path):
             pytest.raises(SiteError, match=match),
         ):
             predict.start(grid)
+
+
+TWO_ROLES = """SELECT a.y AS label, a.x, b.z, d.z AS other
+FROM a JOIN b ON a.b = b.id JOIN b AS d ON a.d = d.id"""
+
+
+def test_rows_in_two_roles_tell_one_division_and_none_that_no_trees_read():
+    frames = {"a": FRAMES["a"].assign(d=FRAMES["a"].b[::-1].to_numpy() % 150)}
+    frames["b"] = FRAMES["b"]
+    run = run_query(TWO_ROLES, on(whole, frames), "boost", **FEW)
+    assert len(regions_sent(run)) == 2  # of a, and of b in one role
+    run = run_query(TWO_ROLES, on(whole, frames), "boost", **{**FEW, "num_epochs": 1})
+    assert not {TRAIN_REGIONS, TRAIN_PAIRS} & {seen.action for seen in run.seen}
