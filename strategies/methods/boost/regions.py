@@ -144,7 +144,7 @@ class Division:
     Attributes:
         divisible: the tables that may be divided.
         divided: the table that is, if one is.
-        since: the epoch after which rows are pairs.
+        since: the first epoch in which rows are pairs.
     """
 
     def __init__(
@@ -233,8 +233,11 @@ class Division:
         return {name: self._pairs[name].keys(each) for name, each in keys.items()}
 
     def of_epoch(self, epoch: int) -> DividedTable | None:
-        """Return the table whose regions the models of an epoch read, if any do."""
-        return self.divided if epoch > self.since else None
+        """Return the table whose regions the saved models of an epoch read, if any do.
+
+        Those of the epoch before there were pairs are copied once there are.
+        """
+        return self.divided if epoch >= self.since - 1 else None
 
 
 def read_regions(table: TrainedTable, replies: Replies) -> Regions | None:

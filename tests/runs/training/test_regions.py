@@ -10,6 +10,7 @@ import pytest
 from strategies.inference.manifest import write_manifest
 from strategies.inference.predict import Evaluate
 from strategies.methods.boost import strategy
+from strategies.run.strategy import BestEpoch
 from strategies.training.saving import make_manifest
 from tests.support.federated import (
     WatchedGrid,
@@ -154,6 +155,26 @@ def test_trees_go_on_from_a_model_with_regions(tmp_path, monkeypatch):
         for privacy in (run.strategy.report.privacy, evaluation.report()["privacy"]):
             told = {each["message"] for each in privacy["messages"]}
             assert Action.DIVIDE in told
+
+
+@pytest.mark.parametrize("best", [1, 2, 3])
+def test_the_best_model_may_be_of_before_the_regions(tmp_path, monkeypatch, best):
+    after = BestEpoch.after
+
+    def is_best(self, epoch, loss):
+        return after(self, epoch, loss if epoch <= best else 1e9 + epoch)
+
+    monkeypatch.setattr(BestEpoch, "after", is_best)
+    sites = on(whole, FRAMES)
+    # epoch 2 is the last before there are pairs
+    how = {**HOW, "effects": "b", "linear_epochs": 1, "regions": "a", "num_epochs": 9}
+    run = run_query(SQL, sites, "boost", state=tmp_path, **how)
+    assert run.chosen["best-epoch"] == best
+    assert [seen for seen in run.seen if seen.action == TRAIN_PAIRS]
+    manifest = make_manifest(run.strategy)
+    losses = [manifest.train["loss"], manifest.test["loss"]]
+    again = Model(SQL, tmp_path, manifest).evaluate(sites)["loss"]
+    assert min(losses) < again < max(losses)
 
 
 POLICY = """min-rows = {}
