@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from client_apps.handlers.training_rows import read_multiplicity
 from client_apps.methods.boost.rounds import BoostState, Part, derivatives_of
 from client_apps.operator.pairs import are_distinct, check_own_regions
 from client_apps.operator.participant import PairedRows
@@ -158,9 +159,7 @@ def _read_pairs(part: Part, body: PairsPart) -> PairedRows:
     """
     data = part.data
     rows, regions = body.rows.astype(np.int64), body.regions
-    counts = body.multiplicity if body.masses is None else body.masses
-    if counts is None:
-        raise MessageError("the pairs have no counts of joined rows")
+    counts = read_multiplicity(body.multiplicity, body.masses, data.joined_rows)
     trained = len(counts)
     check_sizes(body, pairs=len(rows), trained_pairs=trained)
     check_positions(rows, "rows", len(data.features))
@@ -176,6 +175,4 @@ def _read_pairs(part: Part, body: PairsPart) -> PairedRows:
     )
     if not is_whole:
         raise MessageError("the pairs are not those of the rows that take part")
-    if body.masses is None:
-        return PairedRows(rows, regions, counts.astype(np.int64), tested)
-    return PairedRows(rows, regions, counts.astype(np.float64), tested)
+    return PairedRows(rows, regions, counts, tested)

@@ -272,6 +272,19 @@ def twice(seen):
         seen.arrays[key][1] = seen.arrays[key][0]
 
 
+def weighing_less_than_nothing(seen):
+    for part, name in list(seen.arrays):
+        if name == "multiplicity":
+            masses = seen.arrays.pop((part, name)).astype(np.float32)
+            rows = seen.arrays[part, "rows"][: len(masses)]
+            _, first, pairs = np.unique(rows, return_index=True, return_counts=True)
+            if (pairs > 1).any():
+                row = first[np.argmax(pairs)]
+                (others,) = np.nonzero(rows == rows[row])
+                masses[others[:2]] += 50.0, -50.0
+            seen.arrays[part, "masses"] = masses
+
+
 def of_no_table(seen):
     seen.header["table"] = "elsewhere"
 
@@ -288,6 +301,7 @@ def other_regions(seen):
     [
         (no_joined_row, "the pairs are not those of the rows"),
         (twice, "the pairs are not those of the rows"),
+        (weighing_less_than_nothing, "'masses' must hold weights above 0"),
         (of_no_table, "the run has no table 'elsewhere'"),
         (other_regions, "the regions are not those that the table has sent"),
     ],
