@@ -1,11 +1,31 @@
-"""Checks of pairs of rows and regions, which take the place of a part's rows."""
+"""Pairs of rows and regions, which take the rows' place, and checks of them."""
+
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from tp_flower.arrays import AnyArray, IntArray
+from tp_flower.arrays import AnyArray, FloatArray, IntArray
 from tp_flower.errors import MessageError
 from tp_flower.joins.pairs import NO_REGION
 from tp_flower.learning.models.local_model import Features, LocalModel
+
+
+@dataclass(frozen=True)
+class PairedRows:
+    """Pairs of rows and regions of another table, those to train on first.
+
+    Attributes:
+        rows: (m,), positions among the rows that take part.
+        regions: (m,) uint8.
+        multiplicity: (m_trained,), G of the pairs, or G^w.
+        tested: (m,) bool.
+    """
+
+    rows: IntArray
+    regions: AnyArray
+    multiplicity: IntArray | FloatArray
+    tested: npt.NDArray[np.bool_]
 
 
 def are_distinct(rows: IntArray, regions: AnyArray) -> bool:

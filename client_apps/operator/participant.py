@@ -23,6 +23,7 @@ import numpy.typing as npt
 from client_apps.data.run_store import Entry
 from client_apps.data.score_counts import ScoreLimit
 from client_apps.operator.masks import GroupKeys, Masked, masks_entry, read_masks
+from client_apps.operator.pairs import PairedRows
 from client_apps.operator.releases import Releaser
 from client_apps.operator.state import Progress, State
 from tp_flower import errors
@@ -113,23 +114,6 @@ def sent_scores(
     if masks is None:
         return row_numbers(scores)
     return masks.words(scores, rows, name)
-
-
-@dataclass(frozen=True)
-class PairedRows:
-    """Pairs of rows and regions of another table, those to train on first.
-
-    Attributes:
-        rows: (m,), positions among the rows that take part.
-        regions: (m,) uint8.
-        multiplicity: (m_trained,), G of the pairs, or G^w.
-        tested: (m,) bool.
-    """
-
-    rows: IntArray
-    regions: AnyArray
-    multiplicity: IntArray | FloatArray
-    tested: npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -252,7 +236,7 @@ class ShardData:
             meta["limit"] = msgspec.to_builtins(self.limit)
         return Entry(arrays, meta)
 
-    def paired_entry(self, paired: "PairedRows", regions: AnyArray | None) -> Entry:
+    def paired_entry(self, paired: PairedRows, regions: AnyArray | None) -> Entry:
         """Return what changes in the stored entry where pairs take the rows' place.
 
         Of ``regions`` (m,) the model reads; None of the table that is divided.

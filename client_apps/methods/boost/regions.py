@@ -6,8 +6,7 @@ import numpy as np
 
 from client_apps.handlers.training_rows import read_multiplicity
 from client_apps.methods.boost.rounds import BoostState, Part, derivatives_of
-from client_apps.operator.pairs import are_distinct, check_own_regions
-from client_apps.operator.participant import PairedRows
+from client_apps.operator.pairs import PairedRows, are_distinct, check_own_regions
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import source_id
 from client_apps.privacy.proposal_checks import contradiction
