@@ -132,6 +132,7 @@ class TrainingStrategy(RoundStrategy):
         except DivergedError as error:
             if not self.has_usable_model:
                 raise
+            problem = self.training_problem
             last = self._end_with_best(problem, error)
         else:
             # the method may have changed what the rows of its tables are

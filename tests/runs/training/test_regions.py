@@ -11,6 +11,7 @@ from strategies.inference.manifest import write_manifest
 from strategies.inference.predict import Evaluate
 from strategies.methods.boost import strategy
 from strategies.run.strategy import BestEpoch
+from strategies.training import strategy as training_strategy
 from strategies.training.saving import make_manifest
 from tests.support.federated import (
     WatchedGrid,
@@ -20,7 +21,7 @@ from tests.support.federated import (
     write_site,
 )
 from tests.support.predicted import Model, features_of, model_of, on, predicting, scored
-from tp_flower.errors import SettingsError, SiteError
+from tp_flower.errors import DivergedError, SettingsError, SiteError
 from tp_flower.files import HOME_VARIABLE, home_folder
 from tp_flower.joins.pairs import NO_REGION
 from tp_flower.learning.models.local_model import pair_features
@@ -177,7 +178,26 @@ def test_the_best_model_may_be_of_before_the_regions(tmp_path, monkeypatch, best
     assert min(losses) < again < max(losses)
 
 
+def test_a_training_that_diverges_with_regions_ends_with_its_best_model(
+    tmp_path, monkeypatch
+):
+    def check_epoch(epoch, *_):
+        if epoch == 6:
+            raise DivergedError("by this test")
+
+    monkeypatch.setattr(training_strategy, "check_epoch", check_epoch)
+    # gains of columns, and of the region that they are read beside
+    how = {**HOW, "linear_epochs": 1, "regions": "a"}
+    run = run_query(SQL, owned(tmp_path), "boost", **how)
+    assert run.strategy.verdict.startswith("diverged in epoch 6")
+    shapes = {
+        name: each.shape for name, each in run.strategy.outcome.coefficients.items()
+    }
+    assert shapes == {"a": (1, 1), "b": (2, 1), "c": (2, 1)}
+
+
 POLICY = """min-rows = {}
+coefficients = true
 sees-regions = {}
 releases = {{ regions = {} }}
 """
