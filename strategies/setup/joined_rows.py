@@ -5,6 +5,7 @@ joined rows: then a row of the table appears once for every joined row that it i
 Within a shard the trained rows come first, then those that are only tested.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -218,6 +219,14 @@ class JoinedTables(SplitRows):
         """Which of the held-out rows validate."""
         validates: BoolArray = self.subset[self.is_test] == VALIDATION
         return validates
+
+    @property
+    def digest_of_tested(self) -> str:
+        """A digest of the choice of test rows, and of their labels unless noisy."""
+        is_tested = self.subset == TEST
+        tested = self.target.select(is_tested)
+        labels = b"" if tested.noise else tested.columns.tobytes()
+        return hashlib.sha256(is_tested.tobytes() + labels).hexdigest()
 
     @property
     def target(self) -> Target:

@@ -101,15 +101,8 @@ from tp_flower.query import BoundQuery
 from tp_flower.reports.blocks import count_text
 from tp_flower.settings.declare import AUTO
 from tp_flower.settings.training import NONE
-from tp_flower.splits import TEST, TRAIN
+from tp_flower.splits import TRAIN
 from tp_flower.terms.run_terms import outline_of
-
-
-def _digest_of_tested(is_tested: BoolArray, joined: JoinedTables) -> str:
-    """Return a digest of the choice of test rows, and of their labels unless noisy."""
-    tested = joined.target.select(is_tested)
-    labels = b"" if tested.noise else tested.columns.tobytes()
-    return hashlib.sha256(is_tested.tobytes() + labels).hexdigest()
 
 
 class JoinMethod(ServerMethod[TrainingProblem]):
@@ -376,9 +369,9 @@ class JoinMethod(ServerMethod[TrainingProblem]):
     def mark_best(self) -> None:
         """Keep the scores of the best epoch, if it may be refined at the server."""
         problem = self.run.training_problem
-        if not isinstance(problem, TrainingProblem):
-            return
-        if self._has_keys or problem.exposure.bins:
+        if isinstance(problem, TrainingProblem) and (
+            self._has_keys or problem.exposure.bins
+        ):
             mark_scores(problem)
 
     def collect(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
@@ -625,7 +618,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         )
         self.run.warn(*split_warnings(joined, self.settings))
         self.run.held_out_digest = hashlib.sha256(split.subset.tobytes()).hexdigest()
-        self.run.tested_digest = _digest_of_tested(split.subset == TEST, joined)
+        self.run.tested_digest = joined.digest_of_tested
         self.run.split_entry |= {
             "validation-rows": int(np.count_nonzero(joined.validates))
         }

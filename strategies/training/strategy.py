@@ -121,10 +121,7 @@ class TrainingStrategy(RoundStrategy):
         self.lowest_test = EpochResult(0, {}, {})
         self.losses = []
         problem = self.training_problem = yield from self.method.set_up()
-        for table, encoder in problem.encoders.items():
-            if encoder.dropped:
-                names = ", ".join(encoder.dropped)
-                log(INFO, "table %s: constant features dropped: %s", table, names)
+        _log_dropped(problem)
         self.baseline = self.method.baseline(problem)
         self.epoch = 1
         try:
@@ -355,3 +352,11 @@ class TrainingStrategy(RoundStrategy):
             },
         )
         return self.method.complete(report)
+
+
+def _log_dropped(problem: PreparedRun) -> None:
+    """Log which features are constant, and so are no columns."""
+    for table, encoder in problem.encoders.items():
+        if encoder.dropped:
+            names = ", ".join(encoder.dropped)
+            log(INFO, "table %s: constant features dropped: %s", table, names)

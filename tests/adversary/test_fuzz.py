@@ -27,12 +27,14 @@ from tests.support.peers.hostile import (
     SQL,
     WITH_BINS,
     WITH_COVER,
+    WITH_REGIONS,
     HostileGrid,
     Kept,
     like,
     train,
 )
 from tests.support.predicted import predicting, unlabelled
+from tp_flower.methods.boost.messages import TRAIN_REGIONS
 from tp_flower.methods.coreset.messages import TRAIN_ROWS
 from tp_flower.methods.moments.messages import TRAIN_MOMENTS
 from tp_flower.protocol.messages import ACTIONS, RUN_DIGITS, Action, action_named
@@ -83,6 +85,8 @@ def _policies(counts: dict) -> dict[str, str] | None:
         return OF_MOMENTS
     if Action.BINS in counts:
         return WITH_BINS
+    if {TRAIN_REGIONS, Action.DIVIDE} & counts.keys():
+        return WITH_REGIONS
     # centres are solved at the server, of parameters in the clear
     return OF_SINGLE_SITES if TRAIN_ROWS in counts else None
 
@@ -104,7 +108,7 @@ class FuzzingGrid(HostileGrid):
         action = message.metadata.message_type
         node = message.metadata.dst_node_id
         # the shop is asked first; the others have parts of a sharded table
-        if node != SHOP or action == Action.SEAL:
+        if node != SHOP or action in (Action.SEAL, Action.DIVIDE):
             self.fuzz(message, self._counts.pop(action, 0))
         return InProcessGrid._deliver(self, message)
 
@@ -237,6 +241,16 @@ def test_malformed_messages_about_bins_are_refused(place):
     strategy = STRATEGIES["cg"](Query.from_sql(SQL), **how)
     fuzz(place, strategy, COUNTS["binned"])
     assert "bins" in strategy.report.chosen
+
+
+def test_malformed_messages_about_regions_are_refused(place):
+    how = {"num_epochs": 3, "min_rows_per_leaf": 1, "test_fraction": 0.0}
+    how |= {"regions": "o", "validation_fraction": 0.0}
+    strategy = STRATEGIES["boost"](Query.from_sql(SQL), **how)
+    fuzz(place, strategy, COUNTS["divided"])
+    assert strategy.report.chosen["regions"]["table"] == "o"
+    predicted = predicting(make_manifest(strategy), unlabelled(SQL), row_key="price")
+    fuzz(place, predicted, COUNTS["regions"])
 
 
 def test_malformed_messages_about_a_model_of_a_sites_own_are_refused(place):

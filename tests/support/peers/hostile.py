@@ -58,6 +58,11 @@ OF_MOMENTS = {
 """Policies for second moments of the joined rows."""
 WITH_BINS = {"orders": POLICIES["orders"].replace("{ stat", "{ bins = 4, stat")}
 """Policies that let bin numbers leave."""
+WITH_REGIONS = {
+    table: rules.replace("{ stat", "{ regions = 4, stat") + "\nsees-regions = true"
+    for table, rules in POLICIES.items()
+}
+"""Policies that let one table be divided, and the others see it."""
 WITH_COVER = {"orders": f"{POLICIES['orders']}\ncover = 1\nscores-per-rank = 0.5"}
 """Policies that ask how much rows vary."""
 SHOP = 2
