@@ -25,7 +25,13 @@ from tp_flower.methods.boost.messages import (
     RegionsRequest,
     RegionsUpdate,
 )
-from tp_flower.methods.boost.regions import UNDIVIDED, grow_regions, may_have_regions
+from tp_flower.methods.boost.regions import (
+    UNDIVIDED,
+    RegionTree,
+    grow_regions,
+    may_have_regions,
+    regions_of,
+)
 from tp_flower.methods.boost.settings import BoostSettings
 from tp_flower.methods.boost.trees import TreeModel
 from tp_flower.protocol.codec import check_positions, check_sizes
@@ -54,7 +60,8 @@ def _told_in_another_role(site: Site, part: Part, parts: Sequence[Part]) -> bool
     """
     source = source_id(site.source(part.number))
     return any(
-        other.state.is_divided and source_id(site.source(other.number)) == source
+        other.state.regions is not None
+        and source_id(site.source(other.number)) == source
         for other in parts
         if other.number != part.number
     )
@@ -80,7 +87,7 @@ def _divide(
     least_rows = site.terms.settings.of(BoostSettings).min_rows_per_leaf
     if growth.least_rows < least_rows:
         raise contradiction("growth.least_rows", least_rows, growth.least_rows)
-    if part.state.is_divided:
+    if part.state.regions is not None:
         raise MessageError(f"the regions of table {table!r} have left already")
     policy = site.source(part.number).policy
     policy.check_regions()
@@ -98,12 +105,11 @@ def _divide(
             growth.with_leaves(leaves),
             policy.min_rows,
         )
-    part.state.is_divided = 1
-    model.divide(tree)
+    part.state.regions = tree.bytes()
     if tree.regions == 1:
         return RegionsUpdate(count=1)
     ledger_entries.note_regions(site, part.number, TRAIN_REGIONS, tree.regions)
-    regions = model.regions(part.data.features)
+    regions = regions_of(tree, part.data.features)
     return RegionsUpdate(count=tree.regions, regions=regions)
 
 
@@ -132,20 +138,23 @@ def _pair(site: Site, part: Part, table: str, body: PairsPart) -> int:
         raise MessageError(f"models {part.data.spec.kind!r} read no regions")
     read = None
     if part.data.table == table:
-        check_own_regions(model, part.data.features, paired.rows, paired.regions, table)
+        _take_own_regions(part, model, paired)
     else:
         site.source(part.number).policy.check_seen_regions()
         read = paired.regions
         model.read_regions(host_features(part.data.features).shape[1])
     site.keep(part.number, part.data.paired_entry(paired, read))
-    rows = paired.rows
-    for grown in (state.grown, state.bagged):
-        if grown is not None:
-            grown.values = grown.values[rows]
-    if state.reached is not None:
-        state.reached = state.reached[rows[: len(paired.multiplicity)]]
-    state.is_paired = 1
-    return len(rows)
+    state.pair(paired.rows, len(paired.multiplicity))
+    return len(paired.rows)
+
+
+def _take_own_regions(part: Part, model: TreeModel, paired: PairedRows) -> None:
+    """Let the model of the divided table have its regions, which pairs must repeat."""
+    table = part.data.table
+    if part.state.regions is None:
+        raise MessageError(f"table {table!r} has sent no regions")
+    model.divide(RegionTree.of(part.state.regions))
+    check_own_regions(model, part.data.features, paired.rows, paired.regions, table)
 
 
 def _read_pairs(part: Part, body: PairsPart) -> PairedRows:

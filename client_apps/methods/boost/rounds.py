@@ -12,7 +12,7 @@ from client_apps.operator.participant import Participant, score_sums
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.proposal_checks import agree, contradiction
 from client_apps.rounds.site import Site
-from tp_flower.arrays import AnyArray, FloatArray
+from tp_flower.arrays import AnyArray, FloatArray, IntArray
 from tp_flower.errors import MessageError, PolicyError
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.features.sparse import dense
@@ -87,15 +87,25 @@ class BoostState:
         bagged: the average of those of the table's shards, or their pooled trees.
         reached: the sum of what all trees have added to the trained rows' scores,
             (n_trained, d_c).
-        is_divided: 1 once the regions of the rows have left.
+        regions: once the regions of the rows have left, their tree as bytes; the model
+            has it where other tables read them.
         is_paired: 1 once the rows are pairs of rows and regions.
     """
 
     grown: Grown | None = None
     bagged: Grown | None = None
     reached: FloatArray | None = None
-    is_divided: int = 0
+    regions: AnyArray | None = None
     is_paired: int = 0
+
+    def pair(self, rows: IntArray, trained: int) -> None:
+        """Take pairs (m,) for the rows, of which so many are trained on."""
+        for grown in (self.grown, self.bagged):
+            if grown is not None:
+                grown.values = grown.values[rows]
+        if self.reached is not None:
+            self.reached = self.reached[rows[:trained]]
+        self.is_paired = 1
 
 
 Part = Participant[BoostState]

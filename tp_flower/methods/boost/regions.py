@@ -10,7 +10,7 @@ tables known, the server fits to each pair of tables what the cells of their reg
 beyond the regions alone.
 """
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 import numpy as np
@@ -71,6 +71,15 @@ class RegionTree(msgspec.Struct, frozen=True):
     def regions(self) -> int:
         """The number of regions."""
         return max(self.region_of_leaf) + 1
+
+    def bytes(self) -> AnyArray:
+        """Return the tree as bytes."""
+        return np.frombuffer(msgspec.msgpack.encode(self), np.uint8)
+
+    @classmethod
+    def of(cls, data: AnyArray) -> Self:
+        """Return the tree of such bytes."""
+        return msgspec.msgpack.decode(data.tobytes(), type=cls)
 
 
 UNDIVIDED: Final = RegionTree("", (0,))
