@@ -18,6 +18,8 @@ import numpy as np
 from tp_flower.arrays import AnyArray, BoolArray, IntArray
 from tp_flower.joins.mapping import NO_ROW, TableRows
 
+MOST_REGIONS: Final = 32
+"""Of a table's rows: a number of five bits tells in which one a row is."""
 NO_REGION: Final = 255
 """The region of a joined row that lacks a row of the table with regions."""
 _REGIONS: Final = NO_REGION + 1

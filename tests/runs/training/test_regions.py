@@ -26,9 +26,10 @@ from tp_flower.files import HOME_VARIABLE, home_folder
 from tp_flower.joins.pairs import NO_REGION
 from tp_flower.learning.models.local_model import pair_features
 from tp_flower.methods.boost.messages import TRAIN_PAIRS, TRAIN_REGIONS
+from tp_flower.methods.boost.regions import region_tables
 from tp_flower.protocol.messages import Action
 from tp_flower.query import Query
-from tp_flower.settings import PrivacySettings
+from tp_flower.settings import PrivacySettings, Settings
 
 SQL = """SELECT a.y AS label, a.x, b.z, c.u
 FROM a JOIN b ON a.b = b.id JOIN c ON b.c = c.id"""
@@ -264,6 +265,15 @@ def test_a_site_refuses_what_its_policy_and_the_proposal_do_not_allow(
             run_query(SQL, owned(folder, **how), "boost", **HOW)
     with pytest.raises(SiteError, match="'regions': the run was proposed with 'reg"):
         run_query(SQL, owned(tmp_path / "b"), "boost", regions="none", **HOW)
+
+
+def test_advice_about_regions_is_taken():
+    noisy = PrivacySettings(labels="laplace", label_epsilon=1.0)
+    with pytest.raises(SettingsError, match='leaves without noise; use "none"'):
+        Settings(strategy="boost", regions="a", privacy=noisy)
+    for regions in ("none", "auto"):
+        settings = Settings(strategy="boost", regions=regions, privacy=noisy)
+        assert region_tables(settings) is None
 
 
 def test_a_prediction_tells_no_regions_against_a_policy(tmp_path):

@@ -5,6 +5,7 @@ from typing import Annotated, Final
 import msgspec
 
 from tp_flower.arrays import AnyArray
+from tp_flower.joins.pairs import MOST_REGIONS
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Discloses, PartBody, Reply, Request
 from tp_flower.protocol.messages import declare_action
@@ -14,7 +15,6 @@ from tp_flower.protocol.training_messages import SCORES_DISCLOSED
 TREES: Final = "trees"  # the kind of models
 LOCAL, BAGGED, POOLED = "local", "bagged", "pooled"  # how the shards of a table boost
 SCORES_PER_EPOCH: Final = 2  # of a shard's own trees, and of those of all
-MOST_REGIONS: Final = 32  # of a table's rows, which other tables' trees read
 # joined rows: where no rows validate, it keeps to its own trees
 LARGE_SHARD: Final = 50_000
 SHARED_TREES: Final = 3

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from tp_flower.joins.pairs import MOST_REGIONS
 from tp_flower.model_names import model_name
 from tp_flower.settings.declare import AUTO, BY_METHOD, Form, Range, Readers, setting
 from tp_flower.settings.rules import Rules, names_of
-from tp_flower.settings.settings import Settings
+from tp_flower.settings.settings import COVERED, Settings
 from tp_flower.settings.training import FITTED, NONE
 
 LEAVES = 127
@@ -23,7 +24,6 @@ bounds."""
 LINEAR_EPOCHS: Final = 12
 LEAST_LINEAR_FALL: Final = 0.01
 """Of the validation loss, in an epoch of linear models that another one follows."""
-MOST_REGIONS = 32
 ROWS_PER_REGION = 500
 """How many regions a table is divided into: one for so many joined training rows."""
 EVEN: Final = 4
@@ -132,6 +132,13 @@ class BoostSettings:
 
 def _conflicts(settings: Settings) -> Iterator[str]:
     """Refuse to go on from a model without rows that validate."""
+    asked = settings.of(BoostSettings).regions
+    if asked not in (AUTO, NONE) and settings.privacy.covered(*COVERED):
+        yield (
+            f"regions: {asked!r} does not go with an epsilon: in which region a row is "
+            "leaves without noise; use "
+            '"none"'
+        )
     if settings.start and not settings.validation_share:
         yield (
             "boost-from: trees that go on from a model need rows that validate, which "
