@@ -54,7 +54,7 @@ _OTHERS: Final = "others"
 KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     FEATURES: (
         *("statistics", "features", "ranks", "weights", "times", "metrics", "trees"),
-        *("sensitivities", "drawn-rows", "masked-sensitivities", "bins"),
+        *("sensitivities", "drawn-rows", "masked-sensitivities", "bins", "regions"),
         *(plan.SAMPLED_ROWS, plan.CENTRES, plan.SECOND_MOMENTS),
     ),
     MODELS: (
@@ -63,8 +63,9 @@ KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     SCORES: (plan.SCORES, plan.BATCH_SCORES),
     LABELS: ("labels", "label-sums", "label-magnitude"),
-    # unmatched scores lack a mask, not the noise that scores have
-    _OTHERS: ("keys", "counts", "unmatched"),
+    # unmatched scores lack a mask, not the noise that scores have; factors are numbers
+    # of the server's, by which it knows keys again
+    _OTHERS: ("keys", "counts", "unmatched", "factors"),
 }
 """The kinds of releases, by what they tell of."""
 _SUBJECTS: Final = {kind: subject for subject, kinds in KINDS.items() for kind in kinds}

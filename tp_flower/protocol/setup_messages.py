@@ -6,7 +6,6 @@ from typing import Annotated, Final
 import msgspec
 
 from tp_flower.arrays import MOST_BINS, AnyArray
-from tp_flower.joins.pairs import MOST_REGIONS
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Body, Discloses, PartBody, Reply, Request
 from tp_flower.protocol.proposal import Proposal
@@ -81,7 +80,7 @@ class ShardDescription(Body, frozen=True, kw_only=True):
     texts: dict[f.Name, TextColumn] = {}
     unread: dict[f.Name, f.Name] = {}
     ranks: bool = False
-    regions: Annotated[int, f.between(0, MOST_REGIONS)] = 0
+    regions: f.Count = 0
     sees_regions: bool = False
     bins: Annotated[int, f.between(0, MOST_BINS)] = 0
 

@@ -51,7 +51,6 @@ from tp_flower.errors import PolicyError, SourceError, closest
 from tp_flower.features.choice import render_entries
 from tp_flower.features.ranks import LEAST_RANK
 from tp_flower.features.spec import DECLARED_ENCODERS, EncoderSpec, Need
-from tp_flower.joins.pairs import MOST_REGIONS
 from tp_flower.query.fragment import Read, Role
 from tp_flower.sources import entries
 from tp_flower.sources.entries import Count, Flag, Text, Texts, WholeNumber
@@ -84,7 +83,8 @@ LEVELS: Final = {
 }
 """By kind of release, its levels, the strictest first."""
 REGIONS: Final = "regions"
-"""A release by number, of ``MOST_REGIONS`` at most."""
+MOST_REGIONS: Final = 32
+"""A release by number, and the largest: of five bits."""
 
 DEFAULT_DELTA: Final = 1e-5
 _ABOVE_OR_0: Final = Meta(

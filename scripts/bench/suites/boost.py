@@ -39,7 +39,11 @@ from tp_flower.settings.privacy import PrivacySettings
 from tp_flower.splits import TRAIN
 
 ROUNDS: Final = 6
-TREES_ALONE: Final = {"strategy": "boost", "linear-epochs": 0, "effects": "none"}
+TREES_ALONE: Final = {
+    "strategy": "boost",
+    "linear-epochs": 0,
+    **dict.fromkeys(("effects", "factors", "regions"), "none"),
+}
 """What LightGBM on the join is compared with."""
 CLEAR_SCORES: Final = PrivacySettings(scores=CLEAR)
 AIMS: Final = {"flights": 0.803, "flights-delay": 36.6, "store": 1.4, "ids": 0.955}

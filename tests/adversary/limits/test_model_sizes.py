@@ -12,7 +12,7 @@ from tp_flower.learning.models.local_model import (
     build_model,
     count_parameters,
 )
-from tp_flower.methods.boost import trees
+from tp_flower.methods.boost import engine
 
 ROWS = np.arange(60)
 LEFT = pd.DataFrame({"k": ROWS, "x": ROWS % 7 * 1.0, "y": ROWS % 3 == 0})
@@ -85,4 +85,4 @@ def test_histograms_of_many_leaves_are_bounded():
     """LightGBM holds one for every leaf and column from the start: 2.1 GB of 16,000 x
     30.
     """
-    assert trees.HISTOGRAM_MEGABYTES * 2**20 < 16_000 * 30 * 255 * 16
+    assert engine.HISTOGRAM_MEGABYTES * 2**20 < 16_000 * 30 * 255 * 16
