@@ -6,7 +6,7 @@ of the rows that validate. The message that ends the run brings each of the two 
 its own; in predictions they send them back by row, for the server to multiply.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from logging import INFO
@@ -93,14 +93,23 @@ class FittedFactors:
 
 
 def fit_factors(
-    problem: TrainingProblem, keys: Mapping[str, TableRows], settings: Settings
+    problem: TrainingProblem,
+    keys: Mapping[str, TableRows],
+    settings: Settings,
+    with_effects: Collection[str],
 ) -> FittedFactors | None:
     """Fit factors to what the scores leave; None where none lower the loss.
 
     The vectors of scores become those with factors. ``keys`` are those of the tables
-    that may have some: of two if the settings name them, else of any.
+    that may have some: of two if the settings name them, else of any two of which one
+    is ``with_effects``. Where no key has an effect, keys hardly interact.
     """
-    candidates = _candidates(problem, keys, are_wanted=bool(settings.factor_tables))
+    pairs = list(combinations(keys, 2))
+    if not settings.factor_tables:
+        pairs = [pair for pair in pairs if {*pair} & {*with_effects}]
+    candidates = _candidates(
+        problem, keys, pairs, are_wanted=bool(settings.factor_tables)
+    )
     if not candidates:
         return None
     widths = (settings.factor_width,) if settings.factor_width else WIDTHS
@@ -123,7 +132,11 @@ def fit_factors(
 
 
 def _candidates(
-    problem: TrainingProblem, keys: Mapping[str, TableRows], *, are_wanted: bool
+    problem: TrainingProblem,
+    keys: Mapping[str, TableRows],
+    tables_in_pairs: Sequence[tuple[str, str]],
+    *,
+    are_wanted: bool,
 ) -> list[KeyFactors]:
     """Return the pairs of tables whose keys may have factors, most pairs of keys first.
 
@@ -143,7 +156,7 @@ def _candidates(
             {name: keys[name] for name in tables},
             unit,
         )
-        for tables in combinations(keys, 2)
+        for tables in tables_in_pairs
     )
     found = [
         each

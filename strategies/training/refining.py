@@ -7,7 +7,7 @@ run.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from strategies.setup.problem import TrainingProblem
 from strategies.training.key_factors import NO_FACTORS, FittedFactors, fit_factors
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 Keys = Mapping[str, TableRows]
 """By table, the key of each row that takes part."""
+LEAST_GAIN: Final = 0.005
+"""Of the validation loss, by a table's effects: beside less, factors gain hardly more,
+and take as long as all the rest."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,8 @@ def refine_by_keys(
         effects = fit_effects(problem, keys, are_wanted=are_wanted)
         run.chosen["effects"] = NONE if effects is None else dict(effects.entries)
     if len(factor_keys) > 1:
-        factors = fit_factors(problem, factor_keys, settings)
+        with_effects = () if effects is None else effects.tables_of(LEAST_GAIN)
+        factors = fit_factors(problem, factor_keys, settings, with_effects)
         run.chosen["factors"] = NONE if factors is None else dict(factors.entry)
         if effects is not None and factors is not None:
             effects.fit_again()

@@ -20,6 +20,7 @@ from tp_flower.arrays import FloatArray, IntArray
 from tp_flower.joins.joining import number_keys
 from tp_flower.joins.mapping import TableRows
 from tp_flower.learning.row_effects import (
+    Fall,
     RowEffects,
     choose_penalties,
     fit_together,
@@ -103,16 +104,26 @@ class FittedEffects:
         effects: of all tables whose keys may have some.
         entries: by table, what the report says; tables that are not in it have none.
         losses: returns the losses of the rows that validate, (V,).
+        falls: by table, of these losses.
     """
 
     effects: RowEffects
     entries: Mapping[str, Mapping[str, object]]
     losses: Callable[[], FloatArray]
+    falls: Mapping[str, Fall]
 
     @property
     def of_rows(self) -> dict[str, FloatArray]:
         """By table, the effect of each row, (n_i, d_c)."""
         return {name: self.effects.of_rows(name) for name in self.entries}
+
+    def tables_of(self, gain: float) -> list[str]:
+        """Return the tables whose effects lowered the loss by such a share of it."""
+        return [
+            name
+            for name, fall in self.falls.items()
+            if fall.before - fall.after >= gain * abs(fall.before)
+        ]
 
     def fit_again(self) -> None:
         """Fit them anew to scores that have changed since, unless that loses."""
@@ -175,4 +186,4 @@ def fit_effects(
         }
         for name, fall in falls.items()
     }
-    return FittedEffects(effects, entries, losses)
+    return FittedEffects(effects, entries, losses, falls)

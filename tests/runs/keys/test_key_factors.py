@@ -114,6 +114,7 @@ def test_rows_with_a_score_for_each_region_have_one_row_of_factors(tmp_path):
     table["stars"] += 3.0 * np.sign(age - 50.0) * np.sign(year - 1985)
     sites = on(whole, frames)
     how = {**HOW, "num_epochs": 8, "min_rows_per_leaf": 5, "test_split": "time(r.time)"}
+    how["factors"] = "u, f"
     run = run_query(query(), sites, "boost", state=tmp_path, **how)
     model = Model(query(), tmp_path, make_manifest(run.strategy))
     assert model.manifest.divided
