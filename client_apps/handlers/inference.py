@@ -202,8 +202,8 @@ def _factors(
         )
     site.source(number).policy.check_release(FACTORS, is_private=False)
     ledger_entries.note(site, number, FACTORS)
-    found = _by_key(site, number, saved.factors, rows)
-    return row_numbers(found)
+    of_rows = _by_key(site, number, saved.factors, rows)
+    return row_numbers(of_rows)
 
 
 def _release_of(

@@ -52,9 +52,9 @@ def check_own_regions(
         regions: of the pairs, uint8 (m,).
         table: alias in the query.
     """
-    own = model.regions(features)
-    if own is None:
+    of_rows = model.regions(features)
+    if of_rows is None:
         raise MessageError(f"table {table!r} has sent no regions")
-    shift = regions.astype(np.int64) - own[rows]
+    shift = regions.astype(np.int64) - of_rows[rows]
     if np.any(shift != shift[:1]):
         raise MessageError("the regions are not those that the table has sent")

@@ -407,8 +407,8 @@ class Site:
         cached = self.store.memory.get(name)
         source = {"entry": entry, "features": features}
         if cached is not None and all(cached.meta[k] is v for k, v in source.items()):
-            kept: participant.ShardData = cached.meta["data"]
-            return kept
+            unchanged: participant.ShardData = cached.meta["data"]
+            return unchanged
         data = participant.ShardData.read(entry, features, self.group_key)
         self.store.memory[name] = Entry({}, {"data": data, **source})
         return data

@@ -90,8 +90,8 @@ def bins_of_tables(
     """
     shards = inventory.by_place
     most = {}
-    for name, own in parts.items():
-        named = min(shards[part.node, part.shard].bins for part in own)
+    for name, of_table in parts.items():
+        named = min(shards[part.node, part.shard].bins for part in of_table)
         bins = settings.bins_of(named)
         if widths[name] and bins >= FEWEST_BINS:
             most[name] = bins

@@ -158,12 +158,12 @@ def _candidates(
         )
         for tables in tables_in_pairs
     )
-    found = [
+    candidates = [
         each
         for each in pairs
         if are_wanted or each.pairs >= max(FEWEST_PAIRS, 1 + sum(each.sizes))
     ]
-    return sorted(found, key=lambda each: -each.pairs)[:MOST_CANDIDATES]
+    return sorted(candidates, key=lambda each: -each.pairs)[:MOST_CANDIDATES]
 
 
 def _losses(

@@ -60,9 +60,9 @@ class Refined:
 def warn_of_keys(run: "TrainingStrategy", keys: Keys, factor_keys: Keys) -> None:
     """Warn of tables that are to have effects or factors, and can have none."""
     settings = run.settings
-    known = {name.lower() for name in keys}
+    with_keys = {name.lower() for name in keys}
     for name in settings.effect_tables:
-        if name.lower() not in known:
+        if name.lower() not in with_keys:
             run.warn(NO_EFFECTS % name)
     if settings.factor_tables and len(factor_keys) < len(settings.factor_tables):
         run.warn(NO_FACTORS % ", ".join(settings.factor_tables))

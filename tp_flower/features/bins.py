@@ -245,8 +245,8 @@ def _edges(
         quantile = NormalDist().inv_cdf
         return np.array([quantile(share) for share in shares])
     values, _ = _stored(column, rows)
-    known = values[values > MISSING].astype(np.float64)
-    distinct, counts = np.unique(known, return_counts=True)
+    values_there = values[values > MISSING].astype(np.float64)
+    distinct, counts = np.unique(values_there, return_counts=True)
     last = np.flatnonzero(_ends_interval(counts, most))
     return np.asarray(0.5 * (distinct[last] + distinct[last + 1]), np.float64)
 
@@ -276,20 +276,20 @@ def _merge(counts: IntArray, most: int, least_rows: int) -> BinArray:
 
     Neighbours are merged until each has rows enough.
     """
-    known, missing = counts[:-1], int(counts[-1])
+    counted, missing = counts[:-1], int(counts[-1])
     least = max(least_rows, 1)
     # of an encoding that has more intervals, neighbours share a number
-    scale = max(len(known), most)
-    numbers = np.zeros(len(known), np.int64)
+    scale = max(len(counted), most)
+    numbers = np.zeros(len(counted), np.int64)
     start = 0
-    for end in _run_ends(known, least):
+    for end in _run_ends(counted, least):
         # named like its largest interval, which is about the same in all shards
-        largest = start + int(known[start:end].argmax())
+        largest = start + int(counted[start:end].argmax())
         numbers[start:end] = largest * most // scale
         start = end
     of_missing = NO_BIN
-    if 0 < missing < least_rows and known.sum():
-        of_missing = int(numbers[known.argmax()])
+    if 0 < missing < least_rows and counted.sum():
+        of_missing = int(numbers[counted.argmax()])
     return np.append(numbers, of_missing).astype(np.uint8)
 
 

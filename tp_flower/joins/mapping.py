@@ -192,7 +192,9 @@ class TableMapping:
 
         They are ``absent`` where a joined row has no row of the table.
         """
-        expanded = [self.tables[n].expand(own, absent) for n, own in local.items()]
+        expanded = [
+            self.tables[n].expand(numbers, absent) for n, numbers in local.items()
+        ]
         return np.concatenate(expanded, axis=1)
 
     def stand_in(

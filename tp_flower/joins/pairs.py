@@ -88,8 +88,8 @@ def pair_rows(
     number[order] = np.arange(len(keys), dtype=np.int32)
 
     def numbered(joined_keys: IntArray) -> TableRows:
-        place = np.searchsorted(keys, np.maximum(joined_keys, 0))
-        pair_of = number.take(place, mode="clip") if len(keys) else place
+        position = np.searchsorted(keys, np.maximum(joined_keys, 0))
+        pair_of = number.take(position, mode="clip") if len(keys) else position
         pair_of = np.where(joined_keys < 0, NO_ROW, pair_of).astype(np.int32)
         return TableRows(pair_of, len(keys))
 

@@ -130,7 +130,7 @@ class Validation:
 
 
 @dataclass(frozen=True)
-class Grown:
+class GrownTrees:
     """Trees, and the losses of the rows that validate after them, (V,)."""
 
     trees: JointTrees
@@ -181,7 +181,7 @@ def grow_joint(
     *,
     sizes: Iterable[int] = LEAVES,
     seed: int = 0,
-) -> Grown | None:
+) -> GrownTrees | None:
     """Return the trees of the lowest validation loss; None if none has a split.
 
     Args:
@@ -198,7 +198,7 @@ def grow_joint(
     validated = as_numbers(validation.bins)
     derivatives = _Derivatives(rows, objective)
 
-    def grow(leaves: int, rate: float) -> Grown | None:
+    def grow(leaves: int, rate: float) -> GrownTrees | None:
         options = options_of(leaves, rate, objective.outputs, rows.rows, seed)
         data = load_lightgbm().Dataset(
             numbers, categorical_feature=list(training.categorical), params=options
@@ -218,7 +218,7 @@ def grow_joint(
     return min(filter(None, (bold, careful)), key=_mean_loss)
 
 
-def _mean_loss(grown: Grown) -> float:
+def _mean_loss(grown: GrownTrees) -> float:
     return float(grown.losses.mean())
 
 
@@ -226,7 +226,7 @@ def _grow(
     booster: "lightgbm.Booster",
     derivatives: "_Derivatives",
     validation: Validation,
-) -> Grown | None:
+) -> GrownTrees | None:
     """Grow trees until the validation loss no longer falls; return those before."""
     outputs = derivatives.objective.outputs
     least, count = math.inf, 0
@@ -248,7 +248,7 @@ def _grow(
     if not count:
         return None
     text = booster.model_to_string(num_iteration=count)
-    return Grown(JointTrees(text, outputs, count), best)
+    return GrownTrees(JointTrees(text, outputs, count), best)
 
 
 SCORES: Final = "scores"

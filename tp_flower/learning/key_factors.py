@@ -190,7 +190,7 @@ class _Side:
         width = others.shape[1]
         by_key = self._matrix(weights)
         right: FloatArray = self._matrix(responses) @ others
-        found = np.empty_like(right)
+        solution = np.empty_like(right)
         diagonal = np.arange(width)
         for block in blocks(len(right), max(SYSTEM_NUMBERS // width**2, 1)):
             rows = by_key[block]
@@ -201,8 +201,8 @@ class _Side:
                 systems[:, column, column:] = sums
                 systems[:, column:, column] = sums
             systems[:, diagonal, diagonal] += penalties[block, None]
-            found[block] = np.linalg.solve(systems, right[block, :, None])[..., 0]
-        return found
+            solution[block] = np.linalg.solve(systems, right[block, :, None])[..., 0]
+        return solution
 
     def _matrix(self, values: FloatArray) -> "csr_array":
         """Return values by pair (P,) as a sparse matrix (K, L)."""

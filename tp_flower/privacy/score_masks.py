@@ -160,14 +160,14 @@ class JoinMask:
         A pair's tag is that of its row's key and its region: pairs of one row that
         are in different regions have different masks.
         """
-        own = self.codes[rows]
-        combined = own.astype(np.int64) * _REGIONS + regions
-        has_mask = own != NO_MASK
+        key_codes = self.codes[rows]
+        combined = key_codes.astype(np.int64) * _REGIONS + regions
+        has_mask = key_codes != NO_MASK
         used, places = np.unique(combined[has_mask], return_inverse=True)
         tags = self.tags[used // _REGIONS]
         # far from the bits that number a row's blocks
         tags[:, 1] ^= (used % _REGIONS).astype(np.uint64) << np.uint64(_REGION_SHIFT)
-        codes = np.full(len(own), NO_MASK, np.int32)
+        codes = np.full(len(key_codes), NO_MASK, np.int32)
         codes[has_mask] = places
         return replace(self, tags=tags, codes=codes)
 

@@ -73,10 +73,10 @@ def divisible_tables(
     Raises:
         SettingsError: the one that the settings name may not.
     """
-    asked = region_tables(settings)
-    if asked is None or not bound.joins:
+    wanted = region_tables(settings)
+    if wanted is None or not bound.joins:
         return []
-    names = [table_named(bound, alias, "regions") for alias in asked] or bound.tables
+    names = [table_named(bound, alias, "regions") for alias in wanted] or bound.tables
     divisible = []
     for table in names:
         refusal = _refusal(settings, bound, inventory, table)
@@ -84,7 +84,7 @@ def divisible_tables(
             refusal = "its shards tell the label"
         if not refusal:
             divisible.append(table)
-        elif asked:
+        elif wanted:
             raise SettingsError(REFUSED.format(table, refusal))
     return divisible
 
@@ -93,7 +93,7 @@ def _refusal(
     settings: Settings, bound: BoundQuery, inventory: Inventory, table: str
 ) -> str:
     """Return why a table may not be divided into regions; "" if it may."""
-    own = [
+    shards_of_table = [
         shard
         for fragment in bound.fragments_of(table)
         for shard in inventory.shards_of(fragment.name)
@@ -105,20 +105,20 @@ def _refusal(
         for fragment in bound.fragments_of(name)
         for shard in inventory.shards_of(fragment.name)
     ]
-    if closed := [shard.site for shard in own if not shard.regions]:
+    if closed := [shard.site for shard in shards_of_table if not shard.regions]:
         return f"the policy of {closed[0]!r} allows no regions (releases.regions)"
     if blind := [shard for shard in others if not shard.sees_regions]:
         return (
             f"the policy of table {blind[0].table!r} at {blind[0].site!r} lets none of "
             "its rows be scored by regions (sees-regions)"
         )
-    if limited := [shard for shard in (*own, *others) if shard.ranks]:
+    if limited := [shard for shard in (*shards_of_table, *others) if shard.ranks]:
         return (
             f"the policy of table {limited[0].table!r} at {limited[0].site!r} limits "
             "how many scores of a row leave (scores-per-rank), and a row would have "
             "one for each region"
         )
-    if len(own) > 1 and settings.lou not in (AUTO, LOCAL):
+    if len(shards_of_table) > 1 and settings.lou not in (AUTO, LOCAL):
         return f"its shards share their trees (lou = {settings.lou})"
     return ""
 
@@ -187,8 +187,10 @@ class Division:
         )
         request = RegionsRequest(growth=one_tree, parts=derivatives)
         replies = yield self._run.request(ask(request, problem.parts))
-        found = {name: read_regions(table, replies) for name, table in tables.items()}
-        self._regions = {n: each for n, each in found.items() if each is not None}
+        by_table = {
+            name: read_regions(table, replies) for name, table in tables.items()
+        }
+        self._regions = {n: each for n, each in by_table.items() if each is not None}
 
     def divide(
         self, problem: TrainingProblem
@@ -249,8 +251,8 @@ def read_regions(table: TrainedTable, replies: Replies) -> Regions | None:
         update = replies.body(part, RegionsUpdate)
         first[part.number] = count
         if update.regions is not None:
-            own = array_of(replies, part, "regions", (rows.total,))
-            of_rows[rows.slice] = count + np.minimum(own, update.count - 1)
+            numbers = array_of(replies, part, "regions", (rows.total,))
+            of_rows[rows.slice] = count + np.minimum(numbers, update.count - 1)
         else:
             of_rows[rows.slice] = count
         count += update.count

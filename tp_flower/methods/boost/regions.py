@@ -42,20 +42,20 @@ def region_tables(settings: "Settings") -> tuple[str, ...] | None:
 
     By default any may where rows validate, and nothing has noise.
     """
-    asked = settings.of(BoostSettings).regions
-    if asked == AUTO:
+    setting = settings.of(BoostSettings).regions
+    if setting == AUTO:
         is_judged = settings.validation_share > 0.0
         has_noise = bool(settings.privacy.covered(*COVERED))
         return () if is_judged and not has_noise else None
-    return None if asked == NONE else (asked,)
+    return None if setting == NONE else (setting,)
 
 
 def may_have_regions(settings: "Settings", table: str) -> bool:
     """Whether a run may divide a table into regions, by alias."""
-    asked = region_tables(settings)
-    if asked is None:
+    tables = region_tables(settings)
+    if tables is None:
         return False
-    return not asked or table.lower() in {alias.lower() for alias in asked}
+    return not tables or table.lower() in {alias.lower() for alias in tables}
 
 
 class RegionTree(msgspec.Struct, frozen=True):

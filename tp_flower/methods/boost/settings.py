@@ -132,12 +132,11 @@ class BoostSettings:
 
 def _conflicts(settings: Settings) -> Iterator[str]:
     """Refuse to go on from a model without rows that validate."""
-    asked = settings.of(BoostSettings).regions
-    if asked not in (AUTO, NONE) and settings.privacy.covered(*COVERED):
+    divided = settings.of(BoostSettings).regions
+    if divided not in (AUTO, NONE) and settings.privacy.covered(*COVERED):
         yield (
-            f"regions: {asked!r} does not go with an epsilon: in which region a row is "
-            "leaves without noise; use "
-            '"none"'
+            f"regions: {divided!r} does not go with an epsilon: in which region a row "
+            'is leaves without noise; use "none"'
         )
     if settings.start and not settings.validation_share:
         yield (
