@@ -8,6 +8,8 @@ import difflib
 import errno
 from collections.abc import Collection
 from enum import StrEnum
+from importlib import import_module
+from types import ModuleType
 from typing import Final
 
 
@@ -148,6 +150,18 @@ def closest(name: str, choices: Collection[str]) -> str:
 def install_hint(extra: str) -> str:
     """Return what to do about a missing package of an extra of this project."""
     return f'is not installed: pip install -c constraints.txt -e ".[{extra}]"'
+
+
+def load_extra(package: str, purpose: str, extra: str) -> ModuleType:
+    """Import and return a package of an extra of this project.
+
+    Raises:
+        ModelError: it is not installed.
+    """
+    try:
+        return import_module(package)
+    except ImportError:
+        raise ModelError(f"for {purpose} {package} {install_hint(extra)}") from None
 
 
 def failure_text(error: BaseException) -> str:

@@ -297,19 +297,27 @@ def resolve(home: Path, text: str) -> Manifest:
 
 def lineage(home: Path, text: str) -> Iterator[Manifest]:
     """Yield the model that a text names, if any, and those that it was boosted from."""
-    while text:
-        manifest = resolve(home, text)
-        yield manifest
-        text = manifest.start
+    if text:
+        yield from with_starts(home, resolve(home, text))
+
+
+def with_starts(home: Path, manifest: Manifest) -> Iterator[Manifest]:
+    """Yield a model, and those that it was boosted from: they score as well."""
+    yield manifest
+    yield from lineage(home, manifest.start)
 
 
 def divided_tables(home: Path, manifest: Manifest) -> str:
-    """Return the tables that a model divides into regions, "" for none.
-
-    Those of the models that it was boosted from are among them: they score as well.
-    """
-    models = (manifest, *lineage(home, manifest.start))
+    """Return the tables that a model and its starts divide into regions, or ""."""
+    models = with_starts(home, manifest)
     return ", ".join(dict.fromkeys(each.divided for each in models if each.divided))
+
+
+def factor_tables(home: Path, manifest: Manifest) -> list[str]:
+    """Return the tables whose factors leave where a model and its starts score."""
+    models = with_starts(home, manifest)
+    tables = (table.table for each in models for table in each.multiplied)
+    return list(dict.fromkeys(tables))
 
 
 def saved_models(home: Path) -> Iterator[Manifest]:

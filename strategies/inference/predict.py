@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 
 from strategies.disclosures import disclosures, exposure_of, privacy_report
 from strategies.inference import manifest as manifests
-from strategies.inference.scoring import Joined, factor_tables, join_rows, score
+from strategies.inference.scoring import Joined, join_rows, score
 from strategies.ranks import asks_ranks
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import RoundListener, RoundStrategy
@@ -69,7 +69,7 @@ class ModelStrategy(RoundStrategy):
     ) -> None:
         super().__init__(query, settings, on_round, **overrides)
         self.manifest = manifest
-        models = (manifest, *manifests.lineage(home_folder(), manifest.start))
+        models = manifests.with_starts(home_folder(), manifest)
         self._with_trees = [model for model in models if model.trees]
         if self._with_trees and self.settings.bins == AUTO:
             # owners are told what the model asks for
@@ -192,7 +192,7 @@ class ModelStrategy(RoundStrategy):
             has_row_key=joined.extracted.row_hashes is not None,
             vectors=self.manifest.scorer.discloses,
             divided=divided,
-            sends_factors=factor_tables(self.manifest),
+            sends_factors=manifests.factor_tables(home_folder(), self.manifest),
             scores_bins=bool(self._with_trees),
         )
         return privacy_report(

@@ -260,17 +260,6 @@ def _pair_fields(
     }
 
 
-def factor_tables(manifest: Manifest) -> list[str]:
-    """Return the tables whose factors leave where a model scores rows.
-
-    Those of the model that it was boosted from, too.
-    """
-    tables = [table.table for table in manifest.multiplied]
-    if manifest.start:
-        tables += factor_tables(resolve(home_folder(), manifest.start))
-    return list(dict.fromkeys(tables))
-
-
 def _add_trees(
     scores: FloatArray,
     joined: Joined,

@@ -458,6 +458,12 @@ class TrainingProblem(PreparedRun):
             self.tested.row_values(tested),
         )
 
+    def validating_losses(self, held_out: JoinedRows) -> FloatArray:
+        """Return the weighted losses (V,) of the held-out rows that validate."""
+        validates = np.flatnonzero(self.validates)
+        values = self.validated.row_values(held_out.take(SCORES, validates))
+        return self.validated.weigh(values)
+
     @cached_property
     def tested(self) -> Objective:
         """The objective of the rows that test."""

@@ -148,8 +148,7 @@ def fit_trees(
         first += columns[name]
     validates = np.flatnonzero(problem.validates)
     held_out_bins = held_out.mapping.beside(numbers, NO_BIN)
-    losses = problem.validated.row_values(held_out.take(SCORES, validates))
-    before = problem.validated.weigh(losses)
+    before = problem.validating_losses(held_out)
     for rows in problem.scored_rows:
         rows.fill(SCORES, share_of(rows.whole(SCORES), problem.base_score))
     start = held_out.take(SCORES, validates)

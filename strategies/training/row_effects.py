@@ -8,6 +8,7 @@ ends the run brings each table its own.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from logging import INFO
 
 import numpy as np
@@ -151,13 +152,7 @@ def fit_effects(
     not lower it by more than chance.
     """
     effects = RowEffects(problem.scored_rows, problem.objective, keys)
-    held_out = problem.scored_rows[-1]
-    validates = np.flatnonzero(problem.validates)
-
-    def losses() -> FloatArray:
-        validated = problem.validated
-        return validated.weigh(validated.row_values(held_out.take(SCORES, validates)))
-
+    losses = partial(problem.validating_losses, problem.scored_rows[-1])
     falls = choose_penalties(
         effects, effects.by_first_gain(), losses, are_wanted=are_wanted
     )

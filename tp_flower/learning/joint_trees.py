@@ -21,7 +21,6 @@ Notation:
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,7 +34,7 @@ from tp_flower.arrays import (
     blocks,
     thread_count,
 )
-from tp_flower.errors import ModelError, install_hint
+from tp_flower.errors import ModelError, load_extra
 from tp_flower.features.bins import BinArray
 from tp_flower.joins.rows import JoinedRows, Vectors
 from tp_flower.objectives import Objective
@@ -295,9 +294,4 @@ def load_lightgbm() -> ModuleType:
     Raises:
         ModelError: it is not installed.
     """
-    try:
-        return import_module("lightgbm")
-    except ImportError:
-        raise ModelError(
-            f"for trees of bins lightgbm {install_hint('boost')}"
-        ) from None
+    return load_extra("lightgbm", "trees of bins", "boost")

@@ -8,6 +8,7 @@ that interacts most is the one whose regions all others read.
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations
 from logging import INFO
 from typing import Final
@@ -314,13 +315,8 @@ def _effects_of_cells(
         name: TableRows(np.arange(table.rows, dtype=np.int32), table.rows)
         for name, table in over_regions[0].mapping.tables.items()
     }
-    held_out, validated = over_regions[-1], problem.validated
-    validates = np.flatnonzero(problem.validates)
-
-    def losses() -> FloatArray:
-        return validated.weigh(validated.row_values(held_out.take(SCORES, validates)))
-
-    return RowEffects(over_regions, problem.objective, keys), losses
+    effects = RowEffects(over_regions, problem.objective, keys)
+    return effects, partial(problem.validating_losses, over_regions[-1])
 
 
 def _of_joined(mapping: TableMapping, table: str, regions: Regions) -> AnyArray:

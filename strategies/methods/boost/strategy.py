@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from strategies.disclosures import DisclosureValues
 from strategies.inference import manifest
-from strategies.inference.scoring import Joined, factor_tables, score
+from strategies.inference.scoring import Joined, score
 from strategies.methods.boost.regions import Division, divisible_tables
 from strategies.methods.boost.traffic import epoch_traffic
 from strategies.run.exchange import Replies, Requests, ask
@@ -255,7 +255,7 @@ class Boost(JoinMethod):
         rows = Joined(
             joined.bound, joined.extracted, joined.mapping, joined.steps, missing
         )
-        self.factors_of_start = factor_tables(model)
+        self.factors_of_start = manifest.factor_tables(home_folder(), model)
         scores = yield from score(rows, model, self.settings, self.run.inventory)
         is_train = joined.subset == TRAIN
         self.start_scores = scores[is_train], scores[~is_train]
@@ -296,9 +296,15 @@ class Boost(JoinMethod):
         return replace(request, lengths=lengths, is_bagged=self._is_bagged)
 
     def set_up(self) -> Generator[Requests, Replies, TrainingProblem]:
-        """Run the set-up, and ask for the regions of tables that may be divided."""
+        """Run the set-up, and ask for the regions of tables that may be divided.
+
+        Training starts at the base score, or at those of a model to continue from.
+        """
         problem = yield from super().set_up()
-        boosting = self._start_scores(problem)
+        starts = self.start_scores or (problem.base_score, problem.base_score)
+        for rows, start in zip(problem.scored_rows, starts, strict=False):
+            rows.fill(SCORES, start)
+        boosting = Boosting(problem.rows, problem.objective)
         # by trees on what nothing explains yet: later what remains is noise
         divisible = self._division.tables_of(problem)
         yield from self._division.ask(
@@ -311,7 +317,8 @@ class Boost(JoinMethod):
 
         Where scores leave in the clear, a table whose step is 0 grows no more trees.
         """
-        boosting = self._start_scores(problem)
+        self._judge_start(problem)
+        boosting = Boosting(problem.rows, problem.objective)
         growing = dict(problem.tables)
         self._lengths = {}
         self._is_bagged = False
@@ -390,21 +397,14 @@ class Boost(JoinMethod):
             last = step.validation_loss
         return most
 
-    def _start_scores(self, problem: TrainingProblem) -> Boosting:
-        """Start at the base score, or at those of a model to continue from."""
-        starts = self.start_scores or (problem.base_score, problem.base_score)
-        for rows, start in zip(problem.scored_rows, starts, strict=False):
-            rows.fill(SCORES, start)
-        self.run.best = BestEpoch(self._patience)
-        if self.start_scores:
-            self._judge_start(problem)
-        return Boosting(problem.rows, problem.objective)
-
     def _judge_start(self, problem: TrainingProblem) -> None:
-        """Take the model to continue from as the best so far.
+        """Take the model to continue from, if there is one, as the best so far.
 
         So trees that do not improve on it are dropped.
         """
+        self.run.best = BestEpoch(self._patience)
+        if not self.start_scores:
+            return
         metrics = problem.metrics_of_held_out()
         if metrics.validation:
             train = problem.train_metrics()

@@ -1,13 +1,12 @@
 """LightGBM as boosting uses it: its options, its rows, its texts."""
 
-from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from tp_flower.arrays import MISSING, FloatArray, thread_count
-from tp_flower.errors import ModelError, install_hint
+from tp_flower.errors import ModelError, load_extra
 from tp_flower.features.sparse import SparseRows
 from tp_flower.learning.models.local_model import Features, host_features
 from tp_flower.methods.boost.messages import Growth
@@ -86,12 +85,7 @@ def load_lightgbm() -> ModuleType:
     Raises:
         ModelError: it is not installed.
     """
-    try:
-        return import_module("lightgbm")
-    except ImportError:
-        raise ModelError(
-            f"for boosted trees lightgbm {install_hint('boost')}"
-        ) from None
+    return load_extra("lightgbm", "boosted trees", "boost")
 
 
 def tree_features(features: Features) -> "npt.NDArray[np.float32] | csr_matrix":
