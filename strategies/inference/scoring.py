@@ -1,6 +1,6 @@
 """Scores of joined rows by a saved model, whose parts are at the sites."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -161,6 +161,16 @@ def score(
     return _add_trees(scores, joined, manifest, replies, masks) + products
 
 
+def _places(
+    joined: Joined, table: str, masks: Mapping[int, BoolArray]
+) -> Iterator[tuple[Part, IntArray]]:
+    """Yield a table's shards with rows in some joined row, and where these rows are."""
+    for part, span in joined.extracted.shards_of(table):
+        places = span.start + np.flatnonzero(masks[part.number])
+        if len(places):
+            yield part, places
+
+
 def _gather(
     joined: Joined,
     replies: Replies,
@@ -206,11 +216,7 @@ def _divide(
             f"model {manifest.model} reads regions of table {divided!r}, a site of "
             "which is missing: no mean stands in for them; wait for it"
         )
-    shards = [
-        (part, span)
-        for part, span in joined.extracted.shards_of(divided)
-        if masks[part.number].any()
-    ]
+    shards = list(_places(joined, divided, masks))
     request = DivideRequest(
         model_name=manifest.name,
         model_version=manifest.model_version,
@@ -227,11 +233,9 @@ def _divide(
     replies = yield ask(request, [part for part, _ in shards])
     tables = joined.mapping.tables
     of_rows = np.full(tables[divided].rows, NO_REGION, np.uint8)
-    for part, span in shards:
-        is_joined = masks[part.number]
-        shape = (int(np.count_nonzero(is_joined)),)
-        regions = array_of(replies, part, "regions", shape)
-        of_rows[span][is_joined] = part_numbers[part.number].first_region + regions
+    for part, places in shards:
+        regions = array_of(replies, part, "regions", (len(places),))
+        of_rows[places] = part_numbers[part.number].first_region + regions
     of_joined = tables[divided].expand(of_rows, absent=NO_REGION)
     return {
         table: pair_rows(
@@ -291,11 +295,9 @@ def _gather_bins(
             continue
         rows = joined.mapping.tables[entry.table].rows
         numbers = np.full((rows, entry.bin_columns), NO_BIN, np.uint8)
-        for part, span in joined.extracted.shards_of(entry.table):
-            is_in_part = masks[part.number]
-            if count := int(np.count_nonzero(is_in_part)):
-                shape = (count, entry.bin_columns)
-                numbers[span][is_in_part] = bins_of(replies, part, shape, entry.bins)
+        for part, places in _places(joined, entry.table, masks):
+            shape = (len(places), entry.bin_columns)
+            numbers[places] = bins_of(replies, part, shape, entry.bins)
         tables[entry.table] = numbers
     return joined.mapping.beside(tables, NO_BIN)
 
@@ -345,12 +347,9 @@ def _products(
     for table in manifest.multiplied:
         name, width = table.table, table.factors
         factors[name] = np.zeros((joined.mapping.tables[name].rows, width))
-        for part, span in joined.extracted.shards_of(name):
-            is_in_part = masks[part.number]
-            if count := int(np.count_nonzero(is_in_part)):
-                factors[name][span][is_in_part] = array_of(
-                    replies, part, "factors", (count, width)
-                )
+        for part, places in _places(joined, name, masks):
+            shape = (len(places), width)
+            factors[name][places] = array_of(replies, part, "factors", shape)
     if not factors:
         return np.zeros(1)
     rows = JoinedRows(joined.mapping)
