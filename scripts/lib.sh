@@ -40,10 +40,20 @@ print(hashlib.sha256(b"\0".join(parts)).hexdigest())
 PYTHON
 }
 
+# Make an environment without packages; what is left of an interrupted attempt is replaced.
+make_environment() {
+  local python
+  python=$(find_python)
+  say "making an environment in $venv with $("$python" --version); this takes a minute or two"
+  "$python" -m venv --clear "$venv" || fail "could not make an environment in $venv"
+  # that of a Python of some years ago takes half as long again; it will do
+  "$venv/bin/python" -m pip install -qq --disable-pip-version-check --upgrade pip || true
+}
+
 # ensure_environment [EXTRA...]: make or reuse the environment with all that runs may need (extra `all`); `dev` adds
 # the tools of tests, `docs` those of the site.
 ensure_environment() {
-  local python stamp extra extras=("${@:-all}") missing=()
+  local stamp extra extras=("${@:-all}") missing=()
   if [ -x "$venv/bin/python" ]; then
     stamp=$(environment_stamp "$venv/bin/python")
     # an environment with the tools of tests or of the site can do runs as well
@@ -56,10 +66,7 @@ ensure_environment() {
     fi
     say "updating the environment in $venv"
   else
-    python=$(find_python)
-    say "making an environment in $venv with $("$python" --version); this takes a minute or two"
-    # what is left of an interrupted attempt is replaced
-    "$python" -m venv --clear "$venv" || fail "could not make an environment in $venv"
+    make_environment
     stamp=$(environment_stamp "$venv/bin/python")
   fi
   # what was installed for an older stamp is installed again when it is asked for
