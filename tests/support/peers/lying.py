@@ -9,12 +9,13 @@ import copy
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import pandas as pd
-from msgspec.structs import fields as declared_fields
+from msgspec.structs import FieldInfo, fields
 
 from client_apps.data.key_files import ROW_ORDER_KEY, site_key
 from tests.support.federated import LocalGrid, write_site
@@ -260,6 +261,12 @@ def places(action: str, node: int, packet: Packet) -> Iterator[Place]:
         ):
             if (number, name) not in present:
                 yield Place(action, node, where, (number, name), True)
+
+
+@cache
+def declared_fields(kind: type[Body]) -> Sequence[FieldInfo]:
+    """Return the fields of a structure, whose types take long to work out."""
+    return fields(kind)
 
 
 def _places(
