@@ -352,14 +352,16 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
     )
     columns += "".join(f", NULL AS {quote_name(name)}" for name in source.absent)
     rows = f"SELECT {columns} FROM {relation}"
-    connection.execute(f"CREATE OR REPLACE TEMP VIEW source_rows AS {rows}")
+    if source.types:
+        # for _find_strays(); others are spared what every view costs
+        connection.execute(f"CREATE OR REPLACE TEMP VIEW source_rows AS {rows}")
     types = {new: read_types[old] for old, new in names.items()}
     casts = _casts(source, types)
     columns = ", ".join(
         f"{casts.get(name, quote_name(name))} AS {quote_name(name)}"
         for name in (*names.values(), *source.absent)
     )
-    rows = f"(SELECT {columns} FROM source_rows)"
+    rows = f"(SELECT {columns} FROM ({rows}))"
     if casts or source.absent:
         types = column_types(connection, f"SELECT * FROM {rows}")
     connection.execute(f"CREATE TEMP VIEW shard AS {regular_rows(types, rows)}")
