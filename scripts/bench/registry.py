@@ -17,6 +17,7 @@ from scripts.bench.suites.convergence import (
 )
 from scripts.bench.suites.coreset import measure_coreset
 from scripts.bench.suites.encode import measure_encode
+from scripts.bench.suites.joined import measure_joined
 from scripts.bench.suites.materialised import measure_centralized, measure_speed
 from scripts.bench.suites.memory import measure_memory
 from scripts.bench.suites.methods import measure_methods
@@ -29,6 +30,7 @@ SUITES: Mapping[str, Callable[[Options], Outcome]] = {
     "convergence": measure_convergence,
     "optimum": measure_optimum,
     "boost": measure_boost,
+    "joined": measure_joined,
     "bytes": measure_bytes,
     "speed": measure_speed,
     "centralized": measure_centralized,

@@ -38,6 +38,7 @@ END: Final = "<!-- end -->"
 NEVER: Final = "-"
 MEGABYTE: Final = 1e6
 MOST_FACTS: Final = 16
+CHECKED: Final = ("", "measured", "at most")
 DOTS_PER_INCH: Final = 110
 IMAGE: Final = "methods.png"
 IMAGE_TEXT: Final = "Test metric by modelled communication, each data set"
@@ -165,24 +166,41 @@ def _introduction(suites: Found) -> str:
 
 
 def suite_block(name: str, suite: Found) -> str:
-    """Return title and figures of a suite; a figure beyond its limit is bold."""
-    rows = []
-    for check in suite["checks"]:
-        figure = measured(check["measured"], check["unit"])
-        limit = measured(check["limit"], check["unit"])
-        text = figure if check["is-met"] else f"**{figure}**"
-        rows.append([check["name"], text, limit])
-    facts = facts_of(suite["facts"])
+    """Return title and figures of a suite; a figure beyond its limit is bold.
+
+    A suite whose declaration has ``columns`` has a table of its facts, a record in each
+    row, and then only the checks that are beyond their limits.
+    """
     declared = DECLARED["suites"].get(name, {"title": f"Suite {name}"})
+    title = f"**{declared['title']}** (`--suite {name}`)"
+    if columns := declared.get("columns"):
+        missed = [_check_row(x) for x in suite["checks"] if not x["is-met"]]
+        table = records_table(suite["facts"], columns)
+        return f"{title}: {declared['text']}\n\n{table}\n\n{markdown(CHECKED, missed)}"
+    rows = [_check_row(check) for check in suite["checks"]]
+    facts = facts_of(suite["facts"])
     # a suite without limits has nothing else to show
     names = declared.get("shown", [] if rows else list(facts)[:MOST_FACTS])
     labels = (
         names if isinstance(names, Mapping) else dict(zip(names, names, strict=True))
     )
     rows += [[text, facts[x], ""] for text, x in labels.items() if x in facts]
-    title = declared["title"]
-    table = markdown(["", "measured", "at most"], rows)
-    return f"**{title}** (`--suite {name}`)\n\n{table}"
+    return f"{title}\n\n{markdown(CHECKED, rows)}"
+
+
+def _check_row(check: Found) -> list[str]:
+    figure = measured(check["measured"], check["unit"])
+    limit = measured(check["limit"], check["unit"])
+    return [check["name"], figure if check["is-met"] else f"**{figure}**", limit]
+
+
+def records_table(records: Found, columns: Mapping[str, str]) -> str:
+    """Return figures that have a record for each row, by heading of their columns."""
+    rows = [
+        [name, *(number(record.get(key), 4) for key in columns.values())]
+        for name, record in records.items()
+    ]
+    return markdown(["", *columns], rows)
 
 
 def methods_table(

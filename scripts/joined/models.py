@@ -11,7 +11,7 @@ Notation
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
-from scripts.joined.centralized import Float32Array, JoinedTable
+from scripts.joined.centralized import Float32Array, IntArray, JoinedTable
 from tp_flower.arrays import MISSING, FloatArray
 from tp_flower.methods.boost.settings import LEAVES, BoostSettings
 from tp_flower.objectives import Objective
@@ -169,6 +169,69 @@ def train_lbfgs(problem: Problem, until: Until | None = None) -> Curve:
         options=LBFGS_OPTIONS,
     )
     return curve
+
+
+FACTORS: Final = 16
+PENALTIES: Final = (0.05, 0.1, 0.2)
+SWEEPS: Final = 20
+
+
+def fit_factors(
+    joined: JoinedTable, ids: Sequence[IntArray], width: int = FACTORS
+) -> FloatArray:
+    """Return the scores (N,) of a matrix factorisation, ids alone.
+
+    A score is the mean label + b_u + b_v + p_u q_v, by alternating weighted ridge
+    regressions (Zhou et al. 2008: the penalty of an id grows with its rows); penalty
+    and sweep are those of the least squared error on the validation rows. ``ids`` are
+    the codes (N,) of the two ids.
+    """
+    is_train, is_validation = joined.subset == TRAIN, joined.subset == VALIDATION
+    labels = joined.labels
+    mean = labels[is_train].mean()
+    best, best_loss = np.full(len(labels), mean), np.inf
+    for penalty in PENALTIES:
+        draw = np.random.default_rng(0)
+        # the first factor of one side is 1, so that the other's is its own mean
+        sides = [draw.normal(0.0, 0.1, (int(of.max()) + 1, width + 1)) for of in ids]
+        means = [np.zeros(len(side)) for side in sides]
+        for _ in range(SWEEPS):
+            for one, other in ((0, 1), (1, 0)):
+                design = sides[other][ids[other]]
+                design[:, 0] = 1.0
+                left = labels - mean - means[other][ids[other]]
+                sides[one] = _ridge_by_id(
+                    *(design[is_train], left[is_train], ids[one][is_train]),
+                    *(len(sides[one]), penalty),
+                )
+                means[one] = sides[one][:, 0]
+            first, second = (side[of] for side, of in zip(sides, ids, strict=True))
+            scores = mean + first[:, 0] + second[:, 0]
+            scores += (first[:, 1:] * second[:, 1:]).sum(axis=1)
+            loss = float(((scores - labels)[is_validation] ** 2).mean())
+            if loss < best_loss:
+                best, best_loss = scores, loss
+    return best
+
+
+def _ridge_by_id(
+    design: FloatArray, labels: FloatArray, ids: IntArray, count: int, penalty: float
+) -> FloatArray:
+    """Return the ridge regression of every id's rows, (count, d); 0 without rows."""
+    order = np.argsort(ids, kind="stable")
+    design, labels, ids = design[order], labels[order], ids[order]
+    present, starts = np.unique(ids, return_index=True)
+    width = design.shape[1]
+    gram = np.empty((len(present), width, width))
+    for column in range(width):
+        product = design[:, column, None] * design
+        gram[:, column] = np.add.reduceat(product, starts)
+    rows = np.diff(np.append(starts, len(ids)))
+    gram += (penalty * rows)[:, None, None] * np.eye(width)
+    right = np.add.reduceat(design * labels[:, None], starts)
+    solved = np.zeros((count, width))
+    solved[present] = np.linalg.solve(gram, right[:, :, None])[:, :, 0]
+    return solved
 
 
 TREES: Final = 300
