@@ -129,9 +129,9 @@ def test_rows_that_are_stored_sparsely_are_scaled_and_stay_sparse():
     assert_allclose(values[:, 0], rows.toarray() / scale @ ridge.coef_, atol=1e-5)
 
 
-def test_a_weight_is_of_no_fewer_joined_rows_than_a_leaf():
+def test_no_weight_is_of_one_joined_row_nor_an_indicator_of_fewer_than_a_leaf():
     rows = np.array([[0.0], [0.0], [1.0], [2.0], [np.nan]], np.float32)
-    counts = np.array([3, 2, 4, 5, 4])
+    counts = np.array([3, 2, 1, 2, 4])
     gradient = np.array([[1.0], [1.0], [-9.0], [3.0], [2.0]])
     for codes in ((0,), ()):
         text, values = fit_linear(rows, gradient, np.ones((5, 1)), counts, codes, 5)

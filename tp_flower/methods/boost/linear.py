@@ -36,6 +36,7 @@ TreeRows: TypeAlias = "npt.NDArray[np.float32] | csr_matrix"
 PENALTY: Final = 1e-4  # of a mean loss, as l2 of linear models
 FEWEST_ROWS: Final = 1.0  # of joined ones, whose curvature the penalty has at least
 MOST_DIRECT: Final = 256  # columns, whose matrix is solved at once
+CATEGORY_ROWS: Final = 2  # joined ones, that a category with a weight has at least
 ITERATIONS: Final = 60
 PRECISION: Final = 1e-4  # of the solution: the next round corrects it
 # deviations: a stand-in for "missing", such as 1e7, must not tilt all other rows
@@ -232,7 +233,9 @@ def fit_linear(
         hessian: H (n_trained, d_c), above 0.
         counts: the joined rows of each trained row, (n_trained,).
         codes: the columns that are codes of categories.
-        least_rows: joined rows that a category or an indicator has at least.
+        least_rows: joined rows that an indicator has at least. A category needs no
+            more than two: the penalty shrinks what few rows say, and where many are
+            rare (artists, players) trees of larger leaves would not know them.
     """
     trained = len(gradient)
     columns = DesignColumns()
@@ -269,7 +272,8 @@ def _columns(
         known = ~np.isnan(values)
         numbers = values[known].astype(np.int64)
         sizes = np.bincount(numbers, counts[known]) if len(numbers) else np.zeros(0)
-        categories[column] = np.flatnonzero(sizes >= least_rows).tolist()
+        enough = sizes >= min(least_rows, CATEGORY_ROWS)
+        categories[column] = np.flatnonzero(enough).tolist()
     if not isinstance(rows, np.ndarray):
         return DesignColumns(*_sparse_scales(rows, weights, codes), [], categories)
     means, scales = {}, {}
