@@ -53,8 +53,9 @@ def test_the_ridge_of_every_id_is_that_of_its_rows():
         np.testing.assert_allclose(solved[number], expected, rtol=1e-10)
 
 
-def test_a_ratio_above_one_is_worse_whatever_the_metric():
-    assert suite.over("rmse", 2.0, 1.0) == suite.over("auc", 0.4, 0.8) == 2.0
+def test_what_is_worse_is_behind_whatever_the_metric():
+    assert suite.lag("rmse", 2.0, 1.0) == suite.lag("auc", 0.4, 0.8) == 1.0
+    assert suite.lag("rmse", 1.0, 2.0) == suite.lag("auc", 0.8, 0.4) == -0.5
 
 
 def few_prices() -> Dataset:
@@ -88,12 +89,12 @@ def test_a_row_has_every_model_and_all_checks(monkeypatch):
     assert max(found[model] for model in models_of_row) < lines["price"].std()
     best = min(found[model] for model in (suite.JOINT, suite.LINEAR, suite.FACTORS))
     assert found[suite.BEST] == best
-    ratio, bins, linear, one, aim, median = outcome.checks
-    assert ratio.measured == median.measured == found[suite.DEFAULT] / best
-    assert bins.measured == found[suite.BINS] / best
+    behind, bins, linear, one, aim, median = outcome.checks
+    assert behind.measured == median.measured == found[suite.DEFAULT] / best - 1
+    assert bins.measured == found[suite.BINS] / best - 1
     alone = found[suite.NOTHING_MORE]
-    assert linear.measured == alone / found[suite.LINEAR]
-    assert one.measured == alone / found[suite.ONE]
+    assert linear.measured == alone / found[suite.LINEAR] - 1
+    assert one.measured == alone / found[suite.ONE] - 1
     assert aim.is_met
 
 
@@ -113,13 +114,12 @@ def test_the_page_has_a_line_for_each_row_and_what_is_beyond_its_limit():
     found = dict.fromkeys((*suite.PRODUCTS, suite.ONE), 0.8)
     found |= {suite.JOINT: 0.84, suite.LINEAR: 0.7, suite.BEST: 0.84, "rounds": 9}
     outcome = Outcome(facts={"flights, days": found})
-    ratio = suite._check(outcome, "flights, days", "auc", found)
-    assert ratio == pytest.approx(1.05)
+    behind = suite._check(outcome, "flights, days", "auc", found)
+    assert behind == pytest.approx(0.05)
     results = new_results()
     put_outcome(results, "joined", outcome, 1.0)
     block = suite_block("joined", results["suites"]["joined"])
     assert "| flights, days | 9 | 0.7 | 0.8 | 0.8 | 0.8 | 0.8 | 0.84 |" in block
-    assert (
-        "| flights, days: default, over best of the join | **1.05** | 1.03 |" in block
-    )
-    assert f"over {suite.LINEAR}" not in block
+    line = "| flights, days: default, behind the best of the join | **5 %** | 3 % |"
+    assert line in block
+    assert f"behind the {suite.LINEAR}" not in block
