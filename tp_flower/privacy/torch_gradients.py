@@ -115,8 +115,15 @@ def _probed_norms(
 
 
 def check_scores_are_apart(model: LocalModel, features: int) -> None:
-    """Raise SettingsError if a made-up row's score changes with the other rows."""
-    model = _torch_model(model)
+    """Raise SettingsError if a made-up row's score changes with the other rows.
+
+    Of trees, too, which have no clip and no noise of their own.
+    """
+    if not isinstance(model, TorchModel):
+        raise SettingsError(
+            "privacy.predictions: no noise is planned for the scores of trees: leave "
+            "privacy.predictions out, or predict by a linear model"
+        )
     twin = copy.deepcopy(model.module)
     like = next(twin.parameters())
     rng = torch.Generator().manual_seed(0)

@@ -99,6 +99,19 @@ def test_sites_without_a_state_folder(model):
     assert model.table(STORE, UNLABELLED).num_rows
 
 
+def test_noise_for_the_scores_of_trees(model, tmp_path):
+    trees = train_store(tmp_path, "squared", STORE, strategy="boost", num_epochs=1)
+    noise = PrivacySettings(predictions=1.0)
+    advice = (
+        "no noise is planned for the scores of trees: leave privacy.predictions out, "
+        "or predict by a linear model"
+    )
+    with pytest.raises(SiteError, match=advice):
+        trees.table(STORE, UNLABELLED, privacy=noise)
+    assert trees.table(STORE, UNLABELLED).num_rows
+    assert model.table(STORE, UNLABELLED, privacy=noise).num_rows
+
+
 @pytest.mark.parametrize("remedy", ["resume", "remove", "choose"])
 def test_the_folder_of_a_stopped_run(tmp_path, remedy):
     grid = killed(tmp_path, "admm", False, 5)
