@@ -158,9 +158,38 @@ def test_random_faults_end_in_the_same_model_or_in_a_clear_stop(plain, name, beg
             before = ended.happened
             ended = federation.train()
             ended.happened += before
+        if ended.error is not None and has_forgotten_its_end(ended.happened):
+            check_clear(ended.error)
+            assert "start the run again" in str(ended.error)
+            return
         ended.check_is(expected)
 
     check()
+
+
+def has_forgotten_its_end(happened) -> bool:
+    """Whether a site lost its state when it may have finished, and its keys with it."""
+    lost = (*LOSSES, Fault.RESTARTED)
+    return any(
+        action == Action.FINISH and fault in lost for action, _, fault in happened
+    )
+
+
+@pytest.mark.parametrize("loss", [Fault.STATE_GONE, Fault.RESTARTED])
+def test_a_site_that_has_forgotten_that_it_has_finished_is_named(plain, loss):
+    federation, expected = plain("admm")
+    federation.start()
+    at = expected.asked.index((Action.FINISH, US))
+    # asked again, the others answer what they have answered
+    schedule = {at: Fault.SERVER_KILLED_WAITING, at + 3: loss}
+    ended = federation.train(lambda *tried: schedule.get(tried[-1]))
+    assert ended.happened[-1] == (Action.FINISH, US - 1, loss)
+    assert has_forgotten_its_end(ended.happened)
+    for again in (ended, federation.train()):
+        check_clear(again.error)
+        assert "start the run again" in str(again.error)
+    # what the sites have saved is whole
+    assert ended.parameters.keys() == expected.parameters.keys()
 
 
 @pytest.mark.parametrize("action", [Action.STATISTICS, TRAIN_ADMM, Action.FINISH])
