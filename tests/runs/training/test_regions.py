@@ -204,7 +204,7 @@ releases = {{ regions = {} }}
 """
 
 
-def owned(folder, fewest=1, *, sees="true", most=32):
+def owned(folder, fewest=1, *, sees="true", most=32, frames=FRAMES):
     """Return sites whose policies say what regions may be."""
     return {
         name: write_site(
@@ -212,7 +212,7 @@ def owned(folder, fewest=1, *, sees="true", most=32):
             {name: frame},
             {name: POLICY.format(fewest if name == "a" else 1, sees, most)},
         )
-        for name, frame in FRAMES.items()
+        for name, frame in frames.items()
     }
 
 
@@ -222,6 +222,19 @@ def regions_sent(run):
         seen for seen in run.seen if seen.action == TRAIN_REGIONS and seen.is_reply
     ]
     return [array for seen in replies for array in seen.arrays.values()]
+
+
+def test_a_table_has_no_more_regions_than_its_policy_allows(tmp_path):
+    last = {}
+    for most in (32, 2):
+        sites = owned(
+            tmp_path / str(most), most=most, frames=product_of_two_tables(4_800)
+        )
+        run = run_query(SQL, sites, "boost", regions="a", **FEW)
+        last[most] = regions_sent(run)[0].max()
+    # as many as the server asks for, of so many rows, where the policy lets it
+    assert last[32] >= 2
+    assert last[2] == 1
 
 
 def test_regions_are_as_few_and_as_large_as_policies_say(tmp_path):
@@ -302,6 +315,26 @@ def twice(seen):
         seen.arrays[key][1] = seen.arrays[key][0]
 
 
+def in_two_halves(seen):
+    """A pair of two joined rows or more comes twice, all of them counted once."""
+    arrays = seen.arrays
+    repeated = [
+        (part, int(np.argmax(counts > 1)))
+        for (part, name), counts in arrays.items()
+        if name == "multiplicity" and (counts > 1).any()
+    ]
+    if not repeated:  # no pair of this site is joined twice
+        return
+    part, at = repeated[0]
+    for name in ("rows", "regions", "multiplicity"):
+        values = arrays[part, name]
+        arrays[part, name] = np.insert(values, at, values[at])
+    arrays[part, "multiplicity"][at] = 1
+    arrays[part, "multiplicity"][at + 1] -= 1
+    tested = np.unpackbits(arrays[part, "tested"])[: len(arrays[part, "rows"]) - 1]
+    arrays[part, "tested"] = np.packbits(np.insert(tested, at, tested[at]))
+
+
 def weighing_less_than_nothing(seen):
     for part, name in list(seen.arrays):
         if name == "multiplicity":
@@ -331,6 +364,7 @@ def other_regions(seen):
     [
         (no_joined_row, "the pairs are not those of the rows"),
         (twice, "the pairs are not those of the rows"),
+        (in_two_halves, "the pairs are not those of the rows"),
         (weighing_less_than_nothing, "'masses' must hold weights above 0"),
         (of_no_table, "the run has no table 'elsewhere'"),
         (other_regions, "the regions are not those that the table has sent"),
