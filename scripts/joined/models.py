@@ -192,19 +192,19 @@ def fit_factors(
     best, best_loss = np.full(len(labels), mean), np.inf
     for penalty in PENALTIES:
         draw = np.random.default_rng(0)
-        # the first factor of one side is 1, so that the other's is its own mean
         sides = [draw.normal(0.0, 0.1, (int(of.max()) + 1, width + 1)) for of in ids]
-        means = [np.zeros(len(side)) for side in sides]
+        # the first column is b: it is added, and no factor of the other side's
+        for side in sides:
+            side[:, 0] = 0.0
         for _ in range(SWEEPS):
             for one, other in ((0, 1), (1, 0)):
                 design = sides[other][ids[other]]
+                left = labels - mean - design[:, 0]
                 design[:, 0] = 1.0
-                left = labels - mean - means[other][ids[other]]
                 sides[one] = _ridge_by_id(
                     *(design[is_train], left[is_train], ids[one][is_train]),
                     *(len(sides[one]), penalty),
                 )
-                means[one] = sides[one][:, 0]
             first, second = (side[of] for side, of in zip(sides, ids, strict=True))
             scores = mean + first[:, 0] + second[:, 0]
             scores += (first[:, 1:] * second[:, 1:]).sum(axis=1)
@@ -249,6 +249,13 @@ def tree_options(settings: Settings, loss: Objective) -> dict[str, object]:
         "verbosity": -1,
         "num_threads": 1,
     }
+
+
+def one_table_each(joined: JoinedTable) -> dict[str, object]:
+    """Return LightGBM's parameter by which a tree sees the columns of one table."""
+    width = joined.features.shape[1]
+    tables = [list(range(*part.indices(width))) for part in joined.columns.values()]
+    return {"interaction_constraints": tables}
 
 
 def grow_trees(

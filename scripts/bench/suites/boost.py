@@ -25,7 +25,13 @@ from scripts.bench.harness import (
     first_within,
     train,
 )
-from scripts.joined.models import TREES, grow_trees, tree_metrics, tree_options
+from scripts.joined.models import (
+    TREES,
+    grow_trees,
+    one_table_each,
+    tree_metrics,
+    tree_options,
+)
 from strategies.inference.manifest import write_manifest
 from strategies.methods.boost.strategy import Boost
 from strategies.training.saving import make_manifest
@@ -52,7 +58,6 @@ SPLITS: Final = {"held-out days": "group(f.month, f.day)", "last": "time(f.time_
 SALARIES: Final = {"random": "random", "last years": "time(s.yearID)"}
 SHARDED: Final = {"origin": 0.003, "carrier": 0.006}
 """By column of the flights, the AUC that shards may lose."""
-ONE_TABLE: Final = "interaction_constraints"
 ALIKE, WIDE = 10, 100  # random shards, and columns more in each of two tables
 
 
@@ -207,9 +212,6 @@ def _measure_split(outcome: Outcome, dataset: Dataset, title: str, split: str) -
     begun = cast(Boost, second.method).start_scores or ()
     start, is_train = np.empty(len(joined.labels)), joined.subset == TRAIN
     start[is_train], start[~is_train] = (scores[:, 0] for scores in begun)
-    tables = [
-        list(range(*part.indices(len(start)))) for part in joined.columns.values()
-    ]
     name = f"{dataset.name}, {title}: {metric}"
     before, reached = (run.report.final_test[metric] for run in (first, second))
     own = f"{name}, linear, boost, boost from linear"
@@ -222,7 +224,7 @@ def _measure_split(outcome: Outcome, dataset: Dataset, title: str, split: str) -
         (
             "linear, then LightGBM whose trees see one table each",
             start,
-            few | {ONE_TABLE: tables},
+            few | one_table_each(joined),
         ),
     ):
         booster = grow_trees(joined, settings, TREES, begin, **options)

@@ -12,7 +12,7 @@ other way round, less 1: below 0, ours is better.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -33,9 +33,15 @@ from scripts.bench.datasets import (
     store,
 )
 from scripts.bench.harness import Options, Outcome, SkippedSuite, train
-from scripts.bench.suites.boost import ONE_TABLE, with_ids
+from scripts.bench.suites.boost import with_ids
 from scripts.joined.centralized import JoinedTable
-from scripts.joined.models import Problem, fit_factors, grow_trees, tree_metrics
+from scripts.joined.models import (
+    Problem,
+    fit_factors,
+    grow_trees,
+    one_table_each,
+    tree_metrics,
+)
 from tp_flower.settings import Settings
 
 Make = Callable[[Path | None], Dataset]
@@ -69,7 +75,7 @@ class Case:
     make: Make
     splits: Mapping[str, str]
     ids: tuple[tuple[str, str, str], ...] = ()
-    aims: Mapping[str, float] | None = None
+    aims: Mapping[str, float] = field(default_factory=dict)
 
 
 RANDOM: Final = {"random": "random"}
@@ -112,7 +118,7 @@ def measure_joined(options: Options) -> Outcome:
             outcome.facts[name] = found
             print(f"  {name}: {found}", flush=True)
             behind.append(_check(outcome, name, dataset.metric, found))
-            if aim := (case.aims or {}).get(title):
+            if aim := case.aims.get(title):
                 outcome.check(f"{name}: {dataset.metric}", found[DEFAULT], aim)
     outcome.check(f"median: {DEFAULT}, behind the {BEST}", median(behind), 0.0, "%")
     return outcome
@@ -134,7 +140,7 @@ def measure_row(
             found["rounds"] = len(report.history)
     found |= {
         JOINT: _best_trees(joined, settings, metric),
-        ONE: _best_trees(joined, settings, metric, **{ONE_TABLE: _tables(joined)}),
+        ONE: _best_trees(joined, settings, metric, **one_table_each(joined)),
         LINEAR: _linear(dataset, config),
     }
     if ids:
@@ -165,11 +171,6 @@ def _best_trees(
         tested = tree_metrics(joined, booster, booster.best_iteration)
         metrics[loss] = tested[metric]
     return metrics[min(metrics)]
-
-
-def _tables(joined: JoinedTable) -> list[list[int]]:
-    width = joined.features.shape[1]
-    return [list(range(*part.indices(width))) for part in joined.columns.values()]
 
 
 def _linear(dataset: Dataset, config: Mapping[str, object]) -> float:
