@@ -27,7 +27,7 @@ JOIN customers AS c ON o.customer_id = c.customer_id
 """
 RUN = {
     "sql": SQL,
-    "num-epochs": 2,
+    "num-epochs": 3,
     "privacy.labels": "randomised-response",
     "privacy.label-epsilon": 3.0,
 }

@@ -22,7 +22,7 @@ from tp_flower.settings import Settings
 
 CASES = case_table(__file__)
 SQL = CASES["sql"]
-RUN = {"sql": SQL, "task": "regression", "num-epochs": 1}
+RUN = {"sql": SQL, "task": "regression", "num-epochs": 2}
 ALLOWED = CASES["allowed"]
 RESTRICTED = CASES["restricted"]
 
