@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 from flwr.common.logger import log
 
 from client_apps.data.cache import ONCE, entry_name
@@ -33,6 +34,7 @@ from tp_flower.arrays import IndexArray, blocks
 from tp_flower.errors import SourceError
 from tp_flower.extraction.extract import extract, open_extracted
 from tp_flower.extraction.extracted import ExtractedShard
+from tp_flower.extraction.pairs import digest_of
 from tp_flower.features.columns import FeatureColumn, empty_column
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.features.sparse import EncodedRows, SparseRows
@@ -122,12 +124,19 @@ class SiteTables:
         )
 
     def extract(
-        self, number: int, source: ShardSource, fragment: Fragment
+        self,
+        number: int,
+        source: ShardSource,
+        fragment: Fragment,
+        pairs: pa.Table | None = None,
     ) -> ExtractedShard:
-        """Return a participant's rows, from the cache or by running its fragment."""
+        """Return a participant's rows, from the cache or by running its fragment.
+
+        A LATERAL sub-query has a row for each of the ``pairs`` of keys and cutoffs.
+        """
         if self._cache is None:
             # in memory nothing is written: the entry holds the object itself
-            extracted = extract(source, fragment, order_key=self.order_key)
+            extracted = extract(source, fragment, order_key=self.order_key, pairs=pairs)
             self._store.save(rows_of(number), Entry({}, {ROWS: extracted}))
             return extracted
         state = fingerprint(source)
@@ -135,10 +144,13 @@ class SiteTables:
         inputs = (_identity(source), fragment.to_json(), changes, self._is_simulated)
         policy = source.policy
         privacy_unit = [policy.per, policy.rows_per_unit] if policy.privacy_unit else []
-        name = entry_name(ROWS if state else f"{ONCE}{ROWS}", *inputs, *privacy_unit)
+        of_pairs = [] if pairs is None else [digest_of(pairs)]
+        name = entry_name(
+            ROWS if state else f"{ONCE}{ROWS}", *inputs, *privacy_unit, *of_pairs
+        )
 
         def make(folder: Path) -> None:
-            extract(source, fragment, folder, self.order_key)
+            extract(source, fragment, folder, self.order_key, pairs)
             _check_unchanged(source, state)
 
         folder = self._obtain(name, make)

@@ -386,11 +386,14 @@ def _check_fits(saved: SavedModel, fragment: Fragment) -> None:
 
 
 def _grouping(fragment: Fragment) -> object:
-    """Return the columns and groups of a sub-query, whose filters may differ."""
+    """Return what a sub-query computes; its filters may differ, and its last cutoff."""
     subquery = fragment.subquery
     if subquery is None:
         return None
-    return (subquery.columns, subquery.groups)
+    timed = {*subquery.filters} - {*subquery.filters_of_rows}
+    grid = subquery.cutoffs and subquery.cutoffs.grid
+    step = grid and (grid.step, grid.first, grid.type)
+    return (subquery.columns, subquery.groups, timed, subquery.last, step)
 
 
 PREDICTIONS: Final = "predictions"  # subfolder of the state folder

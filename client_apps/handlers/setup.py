@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 from msgspec import structs
 
 from client_apps.handlers.inference import check_row_key, leave_hashes
@@ -23,9 +24,10 @@ from client_apps.privacy.noisy_labels import released_label
 from client_apps.privacy.proposal_checks import check_extract, check_proposal
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
-from tp_flower.errors import MessageError, SiteError
+from tp_flower.errors import MessageError, ProposalError, SiteError
 from tp_flower.extraction.extract import extract
 from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard, LabelColumn
+from tp_flower.extraction.pairs import merge_pairs, pair_columns, read_pairs
 from tp_flower.extraction.select_plan import drop_enum_values, kind_of
 from tp_flower.keyed_hash import HashArray
 from tp_flower.node_config import NUM_PARTITIONS
@@ -41,6 +43,7 @@ from tp_flower.sources.policy import SECOND_MOMENTS
 from tp_flower.sources.shards import ShardSource, text_columns
 from tp_flower.splits import BY_HASH, BY_ORDER, TRAIN, Shares, split_by_hash
 from tp_flower.terms.extraction import shares_label_scale
+from tp_flower.terms.groups import compared_keys
 
 
 def describe(
@@ -109,7 +112,9 @@ def extract_rows(
     site.keep_proposal(request.proposal, request.public_keys)
     take_secrets(site, request)
     check_proposal(site, request)
-    parts = {n: _extract_part(site, n, body) for n, body in site.each(request.parts)}
+    parts = {
+        n: _extract_part(site, n, request.parts) for n, _ in site.each(request.parts)
+    }
     guard.check_selections(site, parts)
     for number, body in request.parts.items():
         if body.label_privacy is not None:
@@ -118,21 +123,19 @@ def extract_rows(
 
 
 def _extract_part(
-    site: Site, number: int, body: setup_messages.ExtractPart
+    site: Site, number: int, bodies: Mapping[int, setup_messages.ExtractPart]
 ) -> setup_messages.ExtractedPart:
     """Run a part's fragment; return hashed keys, labels and counts of its rows."""
-    hosted = len(site.shards)
-    if body.shard >= hosted:
-        raise MessageError(f"'shard' is {body.shard}; the site hosts {hosted}")
+    body = bodies[number]
     fragment = parse(body.fragment, "fragment", Fragment.from_json)
-    guard.list_query(site, number, site.shards[body.shard], fragment)
+    guard.list_query(site, number, _shard(site, body), fragment)
     source = site.hosted(body.shard)
     groups = _key_groups(site, source, body, fragment)
-    source = _add_types(site, source, body.types)
-    source = replace(source, readings=_check_readings(source, body.readings))
+    source = _as_requested(site, body)
     check_extract(site, number, body)
     guard.admit_query(site, number, source)
-    extracted = site.tables.extract(number, source, fragment)
+    pairs = _pairs(site, number, fragment, bodies)
+    extracted = site.tables.extract(number, source, fragment, pairs)
     site.queries[number]["rows"] = extracted.rows
     guard.check_extracted(source, fragment, extracted.rows)
     site.bind(number, body.shard, fragment, len(groups))
@@ -168,6 +171,52 @@ def _extract_part(
         row_hashes=_row_hashes(site, number, body, extracted),
         **split,
     )
+
+
+def _shard(site: Site, body: setup_messages.ExtractPart) -> ShardSource:
+    """Return the shard that a request names; MessageError if the site has none."""
+    hosted = len(site.shards)
+    if body.shard >= hosted:
+        raise MessageError(f"'shard' is {body.shard}; the site hosts {hosted}")
+    return site.shards[body.shard]
+
+
+def _as_requested(site: Site, body: setup_messages.ExtractPart) -> ShardSource:
+    """Return the shard of a request, with the types and readings of its columns."""
+    source = _add_types(site, site.hosted(body.shard), body.types)
+    return replace(source, readings=_check_readings(source, body.readings))
+
+
+def _pairs(
+    site: Site,
+    number: int,
+    fragment: Fragment,
+    bodies: Mapping[int, setup_messages.ExtractPart],
+) -> pa.Table | None:
+    """Return the keys and cutoffs of the table around a LATERAL sub-query.
+
+    They are those that the table's own part of the run yields, whose policy is asked
+    there. None without a sub-query, or where it has a grid of cutoffs.
+    """
+    subquery = fragment.subquery
+    if subquery is None or subquery.cutoffs is None or not subquery.cutoffs.table:
+        return None
+    around = subquery.cutoffs.table
+    proposal = site.terms.proposal
+    key, around_key = compared_keys(proposal, fragment.table, around)
+    part = proposal.parts[number]
+    tables = []
+    for other, at in proposal.shards_of(around).items():
+        if (at.node, at.site) != (part.node, part.site):
+            raise ProposalError(
+                f"table {fragment.table!r} takes the cutoffs of table {around!r}, of "
+                f"which site {part.site!r} has not all shards"
+            )
+        own = site.terms.fragments[other]
+        columns = pair_columns(fragment.keys[key], own.keys[around_key])
+        source = _as_requested(site, bodies[other])
+        tables.append(read_pairs(source, own, columns, site.tables.order_key))
+    return merge_pairs(tables)
 
 
 def _row_hashes(

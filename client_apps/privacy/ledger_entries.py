@@ -11,6 +11,7 @@ from tp_flower.privacy import mechanisms
 from tp_flower.privacy import plan as plans
 from tp_flower.protocol.fields import SERVER
 from tp_flower.protocol.messages import ACTIONS, Action
+from tp_flower.query.fragment import check_no_cutoffs
 from tp_flower.sources.policy import BINS, LEVELS, REGIONS
 
 if TYPE_CHECKING:
@@ -102,6 +103,8 @@ def release(
     """Return a release of a participant's rows, charged to their source."""
     source = site.source(number)
     policy = source.policy
+    if mechanism:
+        check_no_cutoffs([site.fragment(number)])
     # a unit's groups are its own, and vanish with it
     if mechanism and not policy.privacy_unit and site.extracted(number).contents.groups:
         mechanism, unit = group_cost(mechanism)

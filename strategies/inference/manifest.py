@@ -379,13 +379,27 @@ def _hosted_expression(fragment: Fragment, sql: str) -> str:
     """
     if fragment.subquery is None:
         return sql
-    expressions = {column.name: column.sql for column in fragment.subquery.columns}
+    expressions = fragment.subquery.sources
     holder = exp.Paren(this=parse_expression(sql, "feature", aggregates=True))
     for column in list(holder.find_all(exp.Column)):
         inner = parse_expression(expressions[column.name], "feature", aggregates=True)
         column.replace(inner if column is holder.this else exp.Paren(this=inner))
     groups = ", ".join(sorted(fragment.subquery.groups))
-    return f"{render(holder.this, quote=True)} GROUP BY {groups}"
+    return f"{render(holder.this, quote=True)} GROUP BY {groups}{_window(fragment)}"
+
+
+def _window(fragment: Fragment) -> str:
+    """Return which rows a LATERAL sub-query takes for a cutoff; "" for other ones."""
+    subquery = fragment.subquery
+    if subquery is None or subquery.cutoffs is None:
+        return ""
+    timed = sorted({*subquery.filters} - {*subquery.filters_of_rows})
+    parts = [f" WHERE {' AND '.join(timed)}"] if timed else []
+    parts += [f" ORDER BY {', '.join(subquery.last)} DESC"] if subquery.last else []
+    if grid := subquery.cutoffs.grid:
+        # new rows may have later cutoffs
+        parts.append(f" EVERY {grid.step} FROM {grid.first}")
+    return "".join(parts)
 
 
 @dataclass(frozen=True)

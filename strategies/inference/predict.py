@@ -69,6 +69,9 @@ class ModelStrategy(RoundStrategy):
     ) -> None:
         super().__init__(query, settings, on_round, **overrides)
         self.manifest = manifest
+        # later cutoffs may need a grid that ends later
+        grid = self.settings.cutoff_grid or manifest.settings.get("cutoff-grid", "")
+        self.query = query.on_grid(grid)
         models = manifests.with_starts(home_folder(), manifest)
         self._with_trees = [model for model in models if model.trees]
         if self._with_trees and self.settings.bins == AUTO:

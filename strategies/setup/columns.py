@@ -98,6 +98,7 @@ def agree(
         unlisted = {name.lower() for shard in shards for name in shard.unlisted}
         schema.unread = unread
         schema.unlisted = frozenset(name for name in schema if name.lower() in unlisted)
+        schema.places = frozenset((shard.node, shard.site) for shard in shards)
         schemas[table] = schema
     return Columns(schemas, agreed)
 
@@ -246,8 +247,10 @@ def _hosted_column(fragment: Fragment, sql: str) -> ColumnName | None:
     """Return the column of the hosted table that an expression is; None if none."""
     tree = parse_expression(sql, "join key").unnest()
     if isinstance(tree, exp.Column) and fragment.subquery is not None:
-        inner = {column.name: column.sql for column in fragment.subquery.columns}
-        tree = parse_expression(inner[tree.name], "join key", aggregates=True).unnest()
+        inner = fragment.subquery.sources.get(tree.name)
+        if inner is None:
+            return None
+        tree = parse_expression(inner, "join key", aggregates=True).unnest()
     if isinstance(tree, exp.Column):
         return (fragment.name.lower(), tree.name.lower())
     return None

@@ -1,4 +1,9 @@
-"""Warnings of label leaks: features that read its columns, or near-perfect metrics."""
+"""Warnings of label leaks: features that read its columns, or the future of a row.
+
+Near-perfect metrics tell of others. A label has a time if its table has a column of
+times; rows of another table that are aggregated whenever they were, and LATERAL
+sub-queries without a bound, may tell what came after it.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -6,16 +11,23 @@ from typing import Final
 
 import numpy as np
 
+from strategies.setup.columns import Columns, reading_warnings
+from strategies.setup.extract import Extracted
 from tp_flower.arrays import FloatArray
+from tp_flower.duckdb_engine import quote_name
+from tp_flower.extraction.select_plan import kind_of
 from tp_flower.heads import Contribution
 from tp_flower.objectives import Target
-from tp_flower.query import BoundQuery
+from tp_flower.query import BoundQuery, Fragment, Query
+from tp_flower.query.cutoffs import CUTOFF
 from tp_flower.query.fragment import Role, reads
+from tp_flower.query.lateral_tables import correlation_of
 
 PERFECT: Final = 0.9999  # R2 or AUC of held-out rows
 METRICS: Final = {"r2": "R²", "auc": "AUC"}
 LEAST_ROWS, LEAST_CLASS_ROWS = 3, 10  # fewer may be told apart by chance
 MOST_NAMES: Final = 5
+_CONDITIONS: Final = frozenset((Role.FILTER, Role.GROUP, Role.KEY))
 
 
 @dataclass(frozen=True)
@@ -76,6 +88,15 @@ def _reader_of(bound: BoundQuery, table: str, element: str) -> str:
         if (table, number) in ((join.left, join.left_key), (join.right, join.right_key))
     ]
     return f"the join {' and '.join(texts)}"
+
+
+def query_warnings(query: Query, bound: BoundQuery, columns: Columns) -> Iterator[str]:
+    """Yield which parts of a query may mislead, once its columns are known."""
+    for problem in columns.unread if query.has_stars else ():
+        yield f"{problem}; * leaves it out"
+    yield from reading_warnings(bound, columns)
+    yield from leak_warnings(bound)
+    yield from future_warnings(query, bound, columns)
 
 
 def leak_warnings(bound: BoundQuery) -> Iterator[str]:
@@ -197,3 +218,88 @@ def suspects_of(
         ", ..." if len(names) > MOST_NAMES else ""
     )
     return f"the features of {table} ({listed}), {share}"
+
+
+def future_warnings(query: Query, bound: BoundQuery, columns: Columns) -> Iterator[str]:
+    """Yield what the query reads of the time after a row's own."""
+    correlations = {
+        table.alias: found
+        for table in query.statement.tables
+        if (found := correlation_of(table)) is not None
+    }
+    for alias, found in correlations.items():
+        (own,) = bound.fragments_of(alias)
+        if not found.looks_back:
+            yield (
+                f"LATERAL sub-query {alias!r} is not bounded by {found.cutoff}: it may "
+                f"read later rows of {own.name}; t < {found.cutoff} keeps those before"
+            )
+        elif not found.last and (included := _at_cutoff(own)):
+            yield (
+                f"LATERAL sub-query {alias!r} counts rows of {own.name} at the time of "
+                f"{found.cutoff} itself ({included}): if they come about with the row "
+                "that is predicted, they tell its label; write < in place of <="
+            )
+    label_times = _times_of(bound, bound.label_table, columns)
+    for fragment in bound.fragments if label_times else ():
+        if times := _whenever(fragment, bound, columns):
+            when = f"{bound.label_table}.{label_times[0]}"
+            yield (
+                f"table {fragment.table!r} aggregates all rows of {fragment.name}, "
+                f"whenever they were ({', '.join(times)}): those after {when} tell its "
+                f"future; LEFT JOIN LATERAL (SELECT ... WHERE t < {when}) takes those "
+                "before it"
+            )
+
+
+def cutoff_warnings(bound: BoundQuery, extracted: Extracted) -> Iterator[str]:
+    """Yield how many rows look back from a time that is not on the grid of cutoffs."""
+    for join in bound.joins:
+        (own, *_) = bound.fragments_of(join.right)
+        grid = own.subquery and own.subquery.cutoffs and own.subquery.cutoffs.grid
+        if not grid:
+            continue
+        codes = [key.codes for key in extracted.keys[join.left, join.left_key]]
+        off = sum(int(np.count_nonzero(each < 0)) for each in codes)
+        if off:
+            rows = sum(map(len, codes))
+            yield (
+                f"{off} of {rows} rows of table {join.left!r} have no row of "
+                f"{join.right!r}: their cutoff is not within cutoff-grid, from "
+                f"{grid.first} to {grid.last}, or a compared value is NULL"
+            )
+
+
+def _at_cutoff(fragment: Fragment) -> str:
+    """Return a condition that keeps rows at the cutoff itself; "" without one."""
+    subquery = fragment.subquery
+    cutoff = quote_name(CUTOFF)
+    for sql in subquery.filters if subquery else ():
+        if sql.endswith((f"<= {cutoff}", f"AND {cutoff}")) or sql.startswith(
+            f"{cutoff} >="
+        ):
+            return sql.replace(cutoff, "cutoff")
+    return ""
+
+
+def _times_of(bound: BoundQuery, table: str, columns: Columns) -> list[str]:
+    """Return the columns of times of the tables behind an alias."""
+    if not table:
+        return []
+    schemas = [columns.schemas[f.name] for f in bound.fragments_of(table)]
+    times = [n for schema in schemas for n in schema if kind_of(schema[n]) == "time"]
+    return list(dict.fromkeys(times))
+
+
+def _whenever(fragment: Fragment, bound: BoundQuery, columns: Columns) -> list[str]:
+    """Return the times that a sub-query which aggregates rows does not look at."""
+    subquery = fragment.subquery
+    if subquery is None or not subquery.groups or subquery.cutoffs is not None:
+        return []
+    if not fragment.features:
+        return []
+    times = _times_of(bound, fragment.table, columns)
+    compared = {
+        read.column.lower() for read in reads(fragment) if read.role in _CONDITIONS
+    }
+    return [] if compared & {time.lower() for time in times} else times

@@ -101,6 +101,17 @@ def table_named(bound: BoundQuery, alias: str, setting: str) -> str:
     )
 
 
+def check_aliases(bound: BoundQuery, settings: Settings) -> None:
+    """Refuse a setting that names a table which the query has not."""
+    named = [(alias, "models") for alias, _ in settings.models]
+    named += [(alias, "effects") for alias in settings.effect_tables]
+    named += [(alias, "factors") for alias in settings.factor_tables]
+    if settings.split.table:
+        named.append((settings.split.table, "test-split"))
+    for alias, setting in named:
+        table_named(bound, alias, setting)
+
+
 def sampled_rows(rows: int, settings: Settings) -> BoolArray:
     """Return which label rows take part, (n,): a sample of them, or all."""
     if settings.sample == 1.0:

@@ -31,7 +31,7 @@ from strategies.run.sites import Inventory
 from strategies.run.strategy import EpochResult
 from strategies.score_readings import ScoreReading, SentDerivatives, score_readings
 from strategies.setup.absent_columns import check_present
-from strategies.setup.columns import Columns, bind_columns, reading_warnings
+from strategies.setup.columns import Columns, bind_columns
 from strategies.setup.encoding import TableEncoding, fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import JoinedTables, Layouts, encoder_choices, lay_out
@@ -42,9 +42,10 @@ from strategies.setup.labels import (
     task_line,
 )
 from strategies.setup.leaks import (
-    leak_warnings,
+    cutoff_warnings,
     nearly_perfect,
     perfect_warning,
+    query_warnings,
     suspects_of,
 )
 from strategies.setup.masking import check_masks
@@ -55,7 +56,12 @@ from strategies.setup.row_weights import (
     row_weights,
 )
 from strategies.setup.split_warnings import split_warnings
-from strategies.setup.splitting import Split, sampled_rows, split_joined, table_named
+from strategies.setup.splitting import (
+    Split,
+    check_aliases,
+    sampled_rows,
+    split_joined,
+)
 from strategies.training.bins import (
     NO_BINS,
     TableBins,
@@ -550,18 +556,8 @@ class JoinMethod(ServerMethod[TrainingProblem]):
     def _bind_columns(self, inventory: Inventory) -> tuple[BoundQuery, Columns]:
         """Return the query over the sites' columns, and warn of misleading parts."""
         bound, columns = bind_columns(self.bind, inventory)
-        for problem in columns.unread if self.run.query.has_stars else ():
-            self.run.warn(f"{problem}; * leaves it out")
-        self.run.warn(*reading_warnings(bound, columns))
-        for alias, _ in self.settings.models:
-            table_named(bound, alias, "models")
-        for alias in self.settings.effect_tables:
-            table_named(bound, alias, "effects")
-        for alias in self.settings.factor_tables:
-            table_named(bound, alias, "factors")
-        if self.settings.split.table:
-            table_named(bound, self.settings.split.table, "test-split")
-        self.run.warn(*leak_warnings(bound))
+        check_aliases(bound, self.settings)
+        self.run.warn(*query_warnings(self.run.query, bound, columns))
         return bound, columns
 
     def join(self, inventory: Inventory) -> Generator[Requests, Replies, JoinedTables]:
@@ -573,7 +569,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         choices = encoder_choices(bound, settings)
         check_present(bound, inventory)
         extracted = yield from extract(bound, settings, inventory, columns)
-        self.run.warn(*extracted.absent)
+        self.run.warn(*extracted.absent, *cutoff_warnings(bound, extracted))
         rows = extracted.table_rows
         sampled = sampled_rows(rows[bound.label_table], settings)
         labels = keep_classes_of(self.read_labels(extracted, bound), sampled)

@@ -20,6 +20,7 @@ from strategies.training.bins import FittedTrees
 from strategies.training.outcome import Outcome
 from tp_flower.protocol.inference_messages import FinishPart, FinishRequest
 from tp_flower.query import BoundQuery
+from tp_flower.query.fragment import check_no_cutoffs
 from tp_flower.reports.records import RunReport
 from tp_flower.settings import Settings
 
@@ -74,7 +75,10 @@ class ServerMethod(ABC, Generic[Problem]):
 
     def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
         """Return the query over the sites' columns."""
-        return self.run.query.bind(schemas, split=self.settings.split.columns)
+        bound = self.run.query.bind(schemas, split=self.settings.split.columns)
+        if self.settings.is_noisy:
+            check_no_cutoffs(bound.fragments)
+        return bound
 
     def baseline(self, _: Problem) -> float:
         """Return the loss of a constant score; infinity if it is not known."""

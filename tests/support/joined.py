@@ -14,9 +14,11 @@ from pathlib import Path
 import duckdb
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from tp_flower.extraction.extract import extract
 from tp_flower.extraction.extracted import ExtractedShard, KeyColumn
+from tp_flower.extraction.pairs import merge_pairs, pair_columns, read_pairs
 from tp_flower.features.columns import CategoricalColumn, FeatureColumn, NumericColumn
 from tp_flower.joins.joining import JoinStep, build_mapping
 from tp_flower.joins.mapping import TableMapping
@@ -43,7 +45,7 @@ def joined_rows(
     """
     shards = {
         table: [
-            extract(source, fragment)
+            extract(source, fragment, pairs=pairs_of(bound, fragment, sources))
             for fragment in bound.fragments_of(table)
             for source in sources[fragment.name]
         ]
@@ -64,6 +66,32 @@ def joined_rows(
         tuple(sorted(zip(names, row, strict=True)))
         for row, is_there in zip(rows, present, strict=True)
         if is_there or not matched
+    )
+
+
+def pairs_of(
+    bound: BoundQuery, fragment: Fragment, sources: Sources
+) -> pa.Table | None:
+    """The keys and cutoffs of the table around a LATERAL sub-query."""
+    cutoffs = fragment.subquery and fragment.subquery.cutoffs
+    if not cutoffs or not cutoffs.table:
+        return None
+    (join,) = [
+        join
+        for join in bound.joins
+        if (join.left, join.right) == (cutoffs.table, fragment.table)
+    ]
+    return merge_pairs(
+        [
+            read_pairs(
+                source,
+                around,
+                pair_columns(fragment.keys[join.right_key], around.keys[join.left_key]),
+                b"",
+            )
+            for around in bound.fragments_of(cutoffs.table)
+            for source in sources[around.name]
+        ]
     )
 
 

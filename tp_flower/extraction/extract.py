@@ -40,6 +40,7 @@ def extract(
     fragment: Fragment,
     folder: Path | None = None,
     order_key: bytes = b"",
+    pairs: pa.Table | None = None,
 ) -> extracted.ExtractedShard:
     """Run a fragment on a shard; keep the columns in an empty folder, or in memory.
 
@@ -49,6 +50,8 @@ def extract(
     order reveals nothing about the values; with a public hash, the number of rows
     before a guessed one could be computed. If rows were also sorted by the label, those
     of one label could be adjacent, and noisy labels could be averaged.
+
+    A LATERAL sub-query has a row for each of the ``pairs`` of keys and cutoffs.
     """
     files: dict[str, pa.NativeFile] = {}
     with ExitStack() as stack:
@@ -59,6 +62,8 @@ def extract(
             return stack.enter_context(files[name])
 
         opened_scan = stack.enter_context(scan_drawn_rows(source, fragment, order_key))
+        if pairs is not None:
+            opened_scan.connection.register(select_plan.PAIRS, pairs)
         limit = TimeLimit(source, fragment.table)
         stack.enter_context(limit.interrupt_late(opened_scan.connection))
         plan = select_plan.make_plan(source, opened_scan)

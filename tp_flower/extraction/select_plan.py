@@ -222,6 +222,7 @@ def _time_text(value: str, duckdb_type: str) -> str:
 
 
 RELATION: Final = "shard"
+PAIRS: Final = "cutoffs"  # the keys and cutoffs of another table at the site
 GROUPS: Final = "grouped_by"  # column of the canonical text of a sub-query's group
 GROUP: Final = "(group)"  # prefix of grouping columns, in no query's names
 UNIT: Final = "unit_of_privacy"  # column of the canonical text of a row's unit
@@ -286,8 +287,13 @@ class Plan:
         outer += [piece.column for piece in self.vectors]
         return (
             f"SELECT {', '.join(outer) or '0'} FROM "
-            f"(SELECT {', '.join(inner) or '0'} FROM {self.relation}{self._where})"
+            f"(SELECT {', '.join(inner) or '0'} FROM {self.rows})"
         )
+
+    @property
+    def rows(self) -> str:
+        """The rows that the filters keep, as FROM writes them."""
+        return f"{self.relation}{self._where}"
 
     @property
     def _where(self) -> str:
@@ -368,6 +374,8 @@ def _relation(source: ShardSource, opened: Scan) -> tuple[str, list[tuple[str, s
     subquery = opened.fragment.subquery
     if subquery is None:
         return RELATION, []
+    if subquery.cutoffs is not None:
+        return f"({subquery.to_sql(RELATION, PAIRS)})", []
     groups = [
         Feature(f"{GROUP} {number}", sql) for number, sql in enumerate(subquery.groups)
     ]

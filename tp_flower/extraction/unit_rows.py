@@ -42,6 +42,12 @@ def scan_drawn_rows(
     with connect(source) as connection:
         types = column_types(connection, "SELECT * FROM shard")
         checked = fragment.check(types)
+        if checked.subquery and checked.subquery.cutoffs:
+            raise PolicyError(
+                "the table's policy (privacy-unit) refuses: the LATERAL sub-query "
+                f"{fragment.table!r} reads a row of {source.table} at every later "
+                "cutoff, so that nothing bounds how many of its rows a unit is in"
+            )
         names = [spell(name, types) or name for name in source.policy.privacy_unit]
         unit_columns = {quote_name(name) for name in names}
         if checked.subquery and not unit_columns <= {*checked.subquery.groups}:

@@ -28,9 +28,11 @@ from tp_flower.query.conditions import (
     cast_text_to_uuid,
     settle,
 )
+from tp_flower.query.cutoffs import CutoffGrid
 from tp_flower.query.expressions import parse_expression, render
 from tp_flower.query.fragment import Feature, Fragment, spell
-from tp_flower.query.relations import Relation, Schema, bind_table, table_schemas
+from tp_flower.query.lateral_tables import bind_tables
+from tp_flower.query.relations import Relation, Schema, table_schemas
 from tp_flower.query.scope import Local, Scope, expand_stars
 
 Bound = tuple[parsing.SelectItem, Local]  # an item, and its expression over one table
@@ -126,6 +128,7 @@ class Query:
     """
 
     statement: parsing.Statement
+    grid: CutoffGrid | None = None
 
     @classmethod
     def from_sql(cls, sql: str, *, needs_label: bool = True) -> "Query":
@@ -135,6 +138,13 @@ class Query:
         names the part that is not supported.
         """
         return cls(parsing.parse_statement(sql, needs_label=needs_label))
+
+    def on_grid(self, text: str) -> "Query":
+        """Return the query with a grid of cutoffs, the setting ``cutoff-grid``.
+
+        LATERAL sub-queries look back from its points where they are at another site.
+        """
+        return replace(self, grid=CutoffGrid.parse(text) if text else None)
 
     def to_sql(self) -> str:
         """Return the canonical SQL, which parses to an equal query."""
@@ -190,9 +200,7 @@ class Query:
             table = unlabelled.table or statement.tables[0].alias
             unlabelled = replace(unlabelled, table=table)
             statement = _drop_label(statement, unlabelled)
-        relations = {
-            table.alias: bind_table(table, schemas) for table in statement.tables
-        }
+        statement, relations = bind_tables(statement, schemas, self.grid)
         names = (
             item.name
             for item in statement.items

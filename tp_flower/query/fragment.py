@@ -16,11 +16,11 @@ outside a sub-query, which name the sub-query's columns, back to the table's col
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from sqlglot import exp
@@ -28,6 +28,7 @@ from sqlglot import exp
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import QueryError, closest
 from tp_flower.query import expressions
+from tp_flower.query.cutoffs import CUTOFF, Cutoffs, is_reserved, key_column
 
 
 class Role(StrEnum):
@@ -87,18 +88,41 @@ class SubQuery:
     Attributes:
         columns: output names, with expressions that may contain aggregates.
         groups: the expressions that rows are grouped by, at least one at a site;
-            aliases, ordinals, ALL and DISTINCT are resolved.
+            aliases, ordinals, ALL and DISTINCT are resolved. With cutoffs, the keys.
+        cutoffs: of a LATERAL sub-query, which has a row for each pair of a key and a
+            cutoff; filters and columns may name the cutoff.
+        last: with cutoffs, ORDER BY ... DESC LIMIT 1: the row in place of aggregates.
     """
 
     columns: tuple[Feature, ...]
     filters: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
     having: tuple[str, ...] = ()
+    cutoffs: Cutoffs | None = None
+    last: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the output columns."""
-        return tuple(column.name for column in self.columns)
+        return (*self.pair_names, *(column.name for column in self.columns))
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """The expressions behind the columns, by name; the cutoff has none."""
+        keys = zip(self.pair_names, self.groups, strict=False)
+        return {**dict(keys), **{column.name: column.sql for column in self.columns}}
+
+    @property
+    def pair_names(self) -> tuple[str, ...]:
+        """The names of the columns of the pairs: keys and cutoff."""
+        if self.cutoffs is None:
+            return ()
+        return (*(key_column(number) for number in range(len(self.groups))), CUTOFF)
+
+    @property
+    def filters_of_rows(self) -> tuple[str, ...]:
+        """The filters that a row meets or not whatever the cutoff is."""
+        return tuple(sql for sql in self.filters if quote_name(CUTOFF) not in sql)
 
     @property
     def least_rows(self) -> int:
@@ -106,29 +130,77 @@ class SubQuery:
         counts = [re.fullmatch(r"COUNT\(\*\) >= (\d+)", sql) for sql in self.having]
         return max((int(count[1]) for count in counts if count), default=1)
 
-    def to_sql(self, relation: str) -> str:
+    def to_sql(self, relation: str, pairs: str = "cutoffs") -> str:
         """Return the sub-query in DuckDB's SQL over a relation, as FROM writes it.
+
+        With the cutoffs of a table, ``pairs`` is the relation of its keys and cutoffs.
 
         >>> mean = Feature("mean", 'AVG("amount")')
         >>> SubQuery((mean,), groups=('"customer"',)).to_sql("shard")
         'SELECT AVG("amount") AS "mean" FROM shard GROUP BY "customer"'
         """
         items = ", ".join(f"{c.sql} AS {quote_name(c.name)}" for c in self.columns)
+        having = ""
+        if self.having:
+            having = f" HAVING {' AND '.join(self.having)}"
+        if self.cutoffs is not None:
+            names = ", ".join(f"pairs.{quote_name(name)}" for name in self.pair_names)
+            rows = (
+                f"SELECT {items} FROM {relation}{self._where_pair}{having}{self._last}"
+            )
+            return (
+                f"SELECT {names}, answer.* FROM {self._pairs(relation) or pairs} AS "
+                f"pairs, "
+                f"LATERAL ({rows}) AS answer"
+            )
         where = ""
         if self.filters:
             where = f" WHERE {' AND '.join(self.filters)}"
         groups = ""
         if self.groups:
             groups = f" GROUP BY {', '.join(self.groups)}"
-        having = ""
-        if self.having:
-            having = f" HAVING {' AND '.join(self.having)}"
         return f"SELECT {items} FROM {relation}{where}{groups}{having}"
+
+    @property
+    def _where_pair(self) -> str:
+        """The condition on the table's rows that belong to a pair."""
+        names = map(quote_name, self.pair_names)
+        equal = (
+            f"{key} = pairs.{name}"
+            for key, name in zip(self.groups, names, strict=False)
+        )
+        return f" WHERE {' AND '.join((*equal, *self.filters))}"
+
+    @property
+    def _last(self) -> str:
+        """The clause that keeps the last row; of equal times, that of greatest values.
+
+        Which row comes last does then not depend on the order in which they are read.
+        """
+        if not self.last:
+            return ""
+        order = dict.fromkeys((*self.last, *(column.sql for column in self.columns)))
+        return f" ORDER BY {', '.join(f'{sql} DESC' for sql in order)} LIMIT 1"
+
+    def _pairs(self, relation: str) -> str:
+        """Return the pairs of keys and points of a grid for FROM; "" without a grid."""
+        if self.cutoffs is None or self.cutoffs.grid is None:
+            return ""
+        keys = [
+            f"{sql} AS {quote_name(key_column(number))}"
+            for number, sql in enumerate(self.groups)
+        ]
+        where = f" WHERE {' AND '.join(self.filters)}" if self.filters else ""
+        return (
+            f"(SELECT DISTINCT {', '.join((*keys, quote_name(CUTOFF)))} FROM "
+            f"{relation}, ({self.cutoffs.grid.points()}) AS points{where})"
+        )
 
     def map(self, change: Change) -> "SubQuery":
         """Return the sub-query with every piece changed."""
         inner = "of the sub-query"
-        return SubQuery(
+        return replace(
+            self,
             filters=_map_texts(
                 Role.FILTER, f"filter {{}} {inner}", self.filters, change
             ),
@@ -136,6 +208,7 @@ class SubQuery:
             having=_map_texts(
                 Role.HAVING, f"HAVING condition {{}} {inner}", self.having, change
             ),
+            last=_map_texts(Role.FILTER, f"ORDER BY {{}} {inner}", self.last, change),
             columns=_map_features(
                 Role.INNER, f"column {{!r}} {inner}", self.columns, change
             ),
@@ -152,10 +225,17 @@ class SubQuery:
         a function or aggregate outside the allow-lists, or a column that is not grouped
         by.
         """
-        if not self.columns or not self.groups:
+        if not self.columns or not (self.groups or self.cutoffs):
             raise QueryError(
                 f"{where}: a sub-query needs a column and an expression to group by"
             )
+        if self.cutoffs is not None:
+            self.cutoffs.check()
+            if own := next(filter(is_reserved, columns), None):
+                raise QueryError(f"{where}: its column {own!r} has a cutoff's name")
+            columns = (*columns, CUTOFF)
+        elif self.last:
+            raise QueryError(f"{where}: a sub-query has no last row without cutoffs")
         _check_names(self.columns, f"{where}: sub-query column")
         checked = self.map(_make_check(columns, where))
         trees = [
@@ -166,16 +246,7 @@ class SubQuery:
             # a number would be read as the position of a column
             if tree.find(exp.Column) is None:
                 raise QueryError(f"{where}: group {tree.sql()} names no column")
-        for sql in (*(column.sql for column in checked.columns), *checked.having):
-            element = f"{where}: sub-query expression {expressions.shorten(sql)}"
-            ungrouped = expressions.ungrouped_column(
-                expressions.parse_expression(sql, element, aggregates=True), trees
-            )
-            if ungrouped is not None:
-                raise QueryError(
-                    f"{element} is refused: column {ungrouped.name!r} is neither in "
-                    "GROUP BY nor in an aggregate"
-                )
+        _check_grouped(checked, trees, where)
         return checked
 
 
@@ -207,7 +278,16 @@ class Fragment:
         """
         if self.subquery is None:
             raise ValueError(f"table {self.table!r} has no GROUP BY")
-        bare = replace(self.subquery, columns=(Feature("rows", "COUNT(*)"),), having=())
+        bare = SubQuery(
+            columns=(Feature("rows", "COUNT(*)"),),
+            filters=self.subquery.filters_of_rows,
+            groups=self.subquery.groups,
+        )
+        if not bare.groups:
+            raise QueryError(
+                f"table {self.table!r} is in several shards, and its sub-query "
+                "compares no key: compare one whose rows are all in one shard"
+            )
         return Fragment(self.table, self.name, subquery=bare)
 
     def map(self, change: Change) -> "Fragment":
@@ -235,10 +315,12 @@ class Fragment:
         return _list_pieces(self.map)
 
     def to_json(self) -> dict[str, object]:
-        """Return the fragment as plain JSON types, without a weight that is None."""
-        data: dict[str, object] = msgspec.json.decode(msgspec.json.encode(self))
+        """Return the fragment as plain JSON types, without a None of later fields."""
+        data: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         if self.weight is None:
             del data["weight"]
+        if self.subquery is not None and self.subquery.cutoffs is None:
+            del data["subquery"]["cutoffs"], data["subquery"]["last"]
         return data
 
     @classmethod
@@ -274,6 +356,32 @@ class Fragment:
             subquery = subquery.check(columns, where)
             columns = subquery.names
         return replace(self.map(_make_check(columns, where)), subquery=subquery)
+
+
+def _check_grouped(subquery: SubQuery, groups: Sequence[exp.Expr], where: str) -> None:
+    """Refuse columns that are neither grouped by nor in an aggregate.
+
+    With cutoffs the sub-query has one group: all of its columns are aggregates, or,
+    of the last row, none.
+    """
+    grouped = [exp.column(CUTOFF, quoted=True)] if subquery.cutoffs else groups
+    for sql in (*(column.sql for column in subquery.columns), *subquery.having):
+        element = f"{where}: sub-query expression {expressions.shorten(sql)}"
+        tree = expressions.parse_expression(sql, element, aggregates=True)
+        has_aggregate = expressions.has_aggregate(tree)
+        if subquery.cutoffs is not None and has_aggregate == bool(subquery.last):
+            raise QueryError(
+                f"{element} is refused: a LATERAL sub-query aggregates rows, or "
+                "takes the last one, ORDER BY ... DESC LIMIT 1"
+            )
+        if subquery.last:
+            continue
+        ungrouped = expressions.ungrouped_column(tree, grouped)
+        if ungrouped is not None:
+            raise QueryError(
+                f"{element} is refused: column {ungrouped.name!r} is neither in "
+                "GROUP BY nor in an aggregate"
+            )
 
 
 def _map_texts(
@@ -314,8 +422,27 @@ def _make_check(columns: Collection[str], where: str) -> Change:
 
 def _check_names(features: Sequence[Feature], element: str) -> None:
     names = [feature.name for feature in features]
+    if reserved := next(filter(is_reserved, names), None):
+        raise QueryError(
+            f"{element} is called {reserved!r}, the name of a cutoff's key"
+        )
     if "" in names or len({name.lower() for name in names}) != len(names):
         raise QueryError(f"{element} names must differ and not be empty, got {names}")
+
+
+def check_no_cutoffs(fragments: Iterable[Fragment]) -> None:
+    """Refuse noise on what a LATERAL sub-query yields.
+
+    A row of its table is in an answer for every later cutoff: how far all of them
+    together move with one row has no bound.
+    """
+    for fragment in fragments:
+        if fragment.subquery is not None and fragment.subquery.cutoffs is not None:
+            raise QueryError(
+                f"table {fragment.table!r}: a row of {fragment.name} is in its answers "
+                "for all later cutoffs, so that no epsilon holds: train without noise "
+                "on features and scores, or leave it out"
+            )
 
 
 def spell(name: str, columns: Collection[str]) -> str | None:
@@ -371,12 +498,16 @@ def reads(fragment: Fragment) -> Iterator[Read]:
     """
     subquery = fragment.subquery
     inner: dict[str, tuple[Read, ...]] = {}
-    names = iter(subquery.names if subquery else ())
+    columns = iter(subquery.columns if subquery else ())
+    keys = iter(subquery.pair_names if subquery else ())
     for piece in subquery.pieces() if subquery else ():
-        piece_reads = _reads_of(piece)
+        # the cutoffs are another table's
+        piece_reads = tuple(r for r in _reads_of(piece) if not is_reserved(r.column))
         yield from piece_reads
         if piece.role is Role.INNER:
-            inner[next(names).lower()] = piece_reads
+            inner[next(columns).name.lower()] = piece_reads
+        elif piece.role is Role.GROUP:
+            inner[next(keys, "").lower()] = piece_reads
     for piece in fragment.pieces():
         for read in _reads_of(piece):
             if subquery is None:

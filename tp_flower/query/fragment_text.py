@@ -33,8 +33,10 @@ def fragment_text(fragment: Fragment) -> str:
         f"table {printable(quote_name(fragment.name))}",
         *_feature_lines("sub-query column", inner.columns),
         *_piece_lines("sub-query filter", inner.filters),
-        *_piece_lines("sub-query group", inner.groups),
+        *_group_lines(inner),
         *_piece_lines("sub-query HAVING", inner.having),
+        *_piece_lines("sub-query cutoffs", [inner.cutoffs and str(inner.cutoffs)]),
+        *(f"sub-query last by: {printable(sql)}" for sql in inner.last),
         *_feature_lines("feature", fragment.features),
         *_piece_lines("label", [fragment.label]),
         *_piece_lines("weight", [fragment.weight]),
@@ -58,6 +60,14 @@ def _render(fragment: Fragment) -> Fragment:
 
     subquery = fragment.subquery and fragment.subquery.map(render_piece)
     return replace(fragment.map(render_piece), subquery=subquery)
+
+
+def _group_lines(inner: SubQuery) -> list[str]:
+    # of pairs with a cutoff, the number of a key is the name by which it is joined
+    if inner.cutoffs is None:
+        return _piece_lines("sub-query group", inner.groups)
+    keys = map(Feature, inner.pair_names, inner.groups)
+    return _feature_lines("sub-query key", [*keys])
 
 
 def _feature_lines(role: str, features: Sequence[Feature]) -> list[str]:

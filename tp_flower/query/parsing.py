@@ -8,7 +8,7 @@ of the result is text that was checked and rendered, and that parses back to its
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeGuard
 
 from sqlglot import exp
@@ -24,6 +24,7 @@ from tp_flower.query.expressions import (
     render,
     shorten,
 )
+from tp_flower.query.lateral import Correlation, take_correlation
 from tp_flower.query.rewriting import rewrite
 
 LABEL = "label"
@@ -69,6 +70,7 @@ class Branch:
     having: tuple[str, ...] = ()
     is_distinct: bool = False
     is_grouped_by_all: bool = False
+    correlation: Correlation | None = None
 
 
 @dataclass(frozen=True)
@@ -214,17 +216,15 @@ def parse_statement(sql: str, *, needs_label: bool = True) -> Statement:
     select = _parse_select(sql)
     sources = [select.args["from_"].this]
     sources += [join.this for join in select.args.get("joins") or ()]
-    tables = [
-        _parse_derived(s) if isinstance(s, exp.Subquery) else _parse_ref(s)
-        for s in sources
-    ]
+    tables = list(map(_parse_table, sources))
     _check_aliases(tables)
     items = tuple(_parse_item(tree) for tree in select.expressions)
     _check_items(items, needs_label=needs_label)
+    joins = select.args.get("joins") or ()
     return Statement(
         tables=tuple(tables),
         items=items,
-        joins=tuple(map(_parse_join, select.args.get("joins") or ())),
+        joins=tuple(map(_parse_join, joins, tables[1:])),
         where=_conditions(select.args.get("where"), "WHERE"),
         sql=render(select),
         absent=tuple(select.meta.get("absent", ())),
@@ -303,6 +303,26 @@ def _check_items(items: Sequence[Item], *, needs_label: bool) -> None:
         )
     if len(items) == len(labels) + len(weights):
         raise QueryError("the query has no features: SELECT more than the label")
+
+
+def _parse_table(source: exp.Expr) -> Table:
+    """Return a table of FROM."""
+    if isinstance(source, exp.Subquery):
+        return _parse_derived(source)
+    if isinstance(source, exp.Lateral):
+        return _parse_lateral(source)
+    return _parse_ref(source)
+
+
+def _parse_lateral(source: exp.Lateral) -> DerivedTable:
+    """Return a LATERAL sub-query."""
+    sql = shorten(source.sql(DIALECT))
+    if not source.alias or not isinstance(source.this, exp.Subquery):
+        raise QueryError(f"write LATERAL (SELECT ...) AS t: {sql}")
+    query = source.this.this.copy()
+    correlation = take_correlation(query, source.alias)
+    branch = _parse_branch(query, f"LATERAL sub-query {source.alias!r}")
+    return DerivedTable(source.alias, (replace(branch, correlation=correlation),))
 
 
 def _parse_ref(source: exp.Expr) -> TableRef:
@@ -472,9 +492,11 @@ def _canonical(tree: exp.Expr, element: str, *, aggregates: bool = False) -> str
     return render(parse_expression(render(tree), element, aggregates=aggregates))
 
 
-def _parse_join(join: exp.Join) -> JoinClause:
+def _parse_join(join: exp.Join, table: Table) -> JoinClause:
     """Return a join's conditions; refuse all but INNER and LEFT joins with one."""
     alias = join.this.alias_or_name
+    if isinstance(table, DerivedTable) and (by := table.branches[0].correlation):
+        return _join_lateral(join, alias, by)
     is_natural = join.method == "NATURAL"
     method = "" if is_natural else join.method
     words = [word for word in (method, join.side, join.kind) if word]
@@ -497,3 +519,14 @@ def _parse_join(join: exp.Join) -> JoinClause:
         is_left=kind.startswith("LEFT"),
         is_natural=is_natural,
     )
+
+
+def _join_lateral(join: exp.Join, alias: str, by: Correlation) -> JoinClause:
+    """Return the join of a LATERAL sub-query with the table that it looks back from."""
+    on = join.args.get("on")
+    words = {word for word in (join.method, join.side, join.kind) if word}
+    if not words <= {"LEFT", "INNER", "CROSS"} or not (on is None or on == exp.true()):
+        raise QueryError(f"write LEFT JOIN LATERAL (...) AS {alias} ON TRUE")
+    # aggregates have a row whatever they find
+    is_left = "LEFT" in words or not by.last
+    return JoinClause(alias, by.equalities(alias), is_left=is_left)

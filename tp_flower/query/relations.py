@@ -11,7 +11,7 @@ from the sites are parsed, and the engine is in memory and locked.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 import duckdb
@@ -19,6 +19,7 @@ from sqlglot import exp
 
 from tp_flower.duckdb_engine import quote_name, safe_message, shared_cursor
 from tp_flower.errors import QueryError, closest
+from tp_flower.query.cutoffs import CUTOFF, Cutoffs
 from tp_flower.query.expressions import has_aggregate, parse_expression, render, shorten
 from tp_flower.query.fragment import (
     Feature,
@@ -144,21 +145,37 @@ class BoundBranch:
 
     def fragment(self, outer: Fragment) -> Fragment:
         """Return the fragment for the table's sites, given the one over the outputs."""
-        if self.select.groups:
+        if self.select.groups or self.select.cutoffs:
             filters = tuple(dict.fromkeys(outer.filters))
-            return replace(outer, name=self.name, filters=filters, subquery=self.select)
+            select = self.select
+            if select.last:
+                # a star's columns of which none is used are not read
+                used = _columns_of(outer)
+                columns = tuple(c for c in select.columns if c.name.lower() in used)
+                select = replace(select, columns=columns or select.columns[:1])
+            return replace(outer, name=self.name, filters=filters, subquery=select)
         outputs = {output.name: output.sql for output in self.select.columns}
         placed = outer.map(lambda piece: _inline(piece, outputs))
         filters = tuple(dict.fromkeys((*self.select.filters, *placed.filters)))
         return replace(placed, name=self.name, filters=filters)
 
 
+def _columns_of(fragment: Fragment) -> set[str]:
+    """Return the columns that a fragment's own pieces name, in lower case."""
+    trees = [piece.parse() for piece in fragment.pieces()]
+    return {c.name.lower() for tree in trees for c in tree.find_all(exp.Column)}
+
+
 @dataclass(frozen=True)
 class Relation:
-    """The SELECTs behind an alias; a plain table has a schema."""
+    """The SELECTs behind an alias.
+
+    A plain table has a schema; a LATERAL sub-query the types of its keys and cutoff.
+    """
 
     branches: tuple[BoundBranch, ...]
     schema: Schema | None = None
+    pair_types: Schema = field(default_factory=dict)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -170,9 +187,10 @@ class Relation:
         """The DuckDB type of each column."""
         if self.schema is not None:
             return self.schema
+        pairs = typed_nulls(self.pair_types)
         return output_types(
             " UNION ALL ".join(
-                branch.select.to_sql(typed_nulls(branch.used))
+                branch.select.to_sql(typed_nulls(branch.used), pairs)
                 for branch in self.branches
             )
         )
@@ -196,8 +214,13 @@ def _inline(piece: Piece, outputs: Mapping[str, str]) -> str:
 Named = tuple[str | None, str]  # an item's name, if it has one, and its expression
 
 
-def bind_table(table: Table, schemas: Mapping[str, Schema]) -> Relation:
-    """Return the relation of a table of FROM."""
+def bind_table(
+    table: Table,
+    schemas: Mapping[str, Schema],
+    cutoffs: Cutoffs | None = None,
+    pair_types: Schema | None = None,
+) -> Relation:
+    """Return the relation of a table of FROM, a LATERAL sub-query with its cutoffs."""
     if isinstance(table, TableRef):
         name = _hosted_name(table, schemas)
         outputs = tuple(Feature(c, quote_name(c)) for c in schemas[name])
@@ -208,8 +231,8 @@ def bind_table(table: Table, schemas: Mapping[str, Schema]) -> Relation:
     branches: list[BoundBranch] = []
     for branch in table.branches:
         names = branches[0].select.names if branches else None
-        branches.append(_Binder(branch, schemas, element).bind(names))
-    return Relation(tuple(branches))
+        branches.append(_Binder(branch, schemas, element).bind(names, cutoffs))
+    return Relation(tuple(branches), pair_types=pair_types or {})
 
 
 def _hosted_name(table: TableRef, schemas: Mapping[str, Schema]) -> str:
@@ -234,13 +257,18 @@ class _Binder:
         self._name = _hosted_name(branch.table, schemas)
         self._schema = schemas[self._name]
         plain = [item for item in branch.items if not isinstance(item, StarItem)]
+        self._columns = tuple(self._schema)
+        columns = {branch.table.alias: self._columns}
+        if branch.correlation is not None:
+            self._columns = (*self._columns, CUTOFF)
+            columns = {branch.table.alias: tuple(self._schema), "": (CUTOFF,)}
         self._scope = Scope(
-            {branch.table.alias: tuple(self._schema)},
+            columns,
             aliases=tuple(item.name for item in plain if item.name),
             schemas=table_schemas({branch.table.alias: self._schema}),
         )
 
-    def bind(self, names: Sequence[str] | None) -> BoundBranch:
+    def bind(self, names: Sequence[str] | None, cutoffs: Cutoffs | None) -> BoundBranch:
         """Return the branch; ``names`` are the first branch's columns, None for it."""
         branch = self._branch
         items = [pair for item in branch.items for pair in self._item(item)]
@@ -248,8 +276,8 @@ class _Binder:
         filters = tuple(self._local(text, Role.FILTER) for text in branch.where)
         groups = self._groups(items)
         having = tuple(self._having(text, items, groups) for text in branch.having)
-        select = SubQuery(outputs, filters, groups, having)
-        if groups:
+        select = SubQuery(outputs, filters, groups, having, cutoffs, self._last)
+        if groups or cutoffs:
             select = select.check(tuple(self._schema), self._element)
         return BoundBranch(self._name, self._schema, select)
 
@@ -258,7 +286,12 @@ class _Binder:
         element = f"{self._element}: {shorten(text)}"
         tree = Piece(role, element, text).parse()
         self._scope.tables(tree, element)
-        return local_sql(tree, tuple(self._schema), element)
+        return local_sql(tree, self._columns, element)
+
+    @property
+    def _last(self) -> tuple[str, ...]:
+        by = self._branch.correlation
+        return tuple(self._local(sql, Role.FILTER) for sql in by.last) if by else ()
 
     def _item(self, item: Item) -> list[Named]:
         """Return the outputs of an item of the SELECT list, several of a star."""
@@ -270,7 +303,8 @@ class _Binder:
             return [(name, sql)]
         return [
             (name, quote_name(name))
-            for _, name in star_columns(item, self._scope, self._element)
+            for alias, name in star_columns(item, self._scope, self._element)
+            if alias
         ]
 
     def _name_outputs(
@@ -306,6 +340,10 @@ class _Binder:
         """Return the expressions of GROUP BY or DISTINCT; empty without either."""
         branch = self._branch
         element = self._element
+        if branch.correlation is not None:
+            return tuple(
+                self._local(key, Role.GROUP) for key, _ in branch.correlation.keys
+            )
         trees = [parse_expression(sql, element, aggregates=True) for _, sql in items]
         aggregates = [tree for tree in trees if has_aggregate(tree)]
         is_grouped = bool(branch.groups or branch.is_grouped_by_all)

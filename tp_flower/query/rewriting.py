@@ -10,6 +10,7 @@ from sqlglot import exp
 
 from tp_flower.errors import QueryError
 from tp_flower.query import expressions
+from tp_flower.query.lateral import operand, write_as_lateral
 
 _OWNER = "(`sql = ...` in the tables file)"
 Pair = tuple[exp.Expr, exp.Expr]  # equal expressions of the query and of its sub-query
@@ -20,6 +21,7 @@ def rewrite(select: exp.Select) -> None:
     for rule in (
         flatten_joins,
         inline_ctes,
+        write_as_lateral,
         join_filters,
         merge_sub_queries,
         turn_right_join,
@@ -191,7 +193,7 @@ def _semi_join(part: exp.Expr, alias: str) -> exp.Join:
     )
     keys = [exp.column(name, alias) for name in names]
     equal = [
-        exp.EQ(this=_operand(v), expression=k)
+        exp.EQ(this=operand(v), expression=k)
         for (v, _), k in zip(pairs, keys, strict=True)
     ]
     join = exp.Join(
@@ -211,12 +213,6 @@ def _compared_pairs(
             f"{element} compares {len(values)} values with {len(items)} columns"
         )
     return list(zip(values, items, strict=True))
-
-
-def _operand(value: exp.Expr) -> exp.Expr:
-    if isinstance(value, exp.Column | exp.Literal):
-        return value.copy()
-    return exp.paren(value)
 
 
 def _take_correlations(query: exp.Select, element: str) -> list[Pair]:
@@ -339,7 +335,7 @@ def _merge_columns(outer: exp.Select, inner: exp.Select, alias: str) -> None:
                 (star.table if isinstance(star, exp.Column) else "", name)
                 for star in stars
             ]
-            column.replace(_operand(values[name]))
+            column.replace(operand(values[name]))
         elif stars and (table or is_alone):
             column.set("table", stars[0].args.get("table") if len(stars) == 1 else None)
         elif table or name not in named:

@@ -39,11 +39,12 @@ class TableSchema(dict[str, str]):
     """The types of a table's columns, by name.
 
     A star leaves out the ``unlisted``; ``unread`` says why others, by their names in
-    lower case, cannot be read.
+    lower case, cannot be read. ``places`` are the nodes and sites of its shards.
     """
 
     unlisted: frozenset[str] = frozenset()
     unread: Mapping[str, str] = MappingProxyType({})
+    places: frozenset[tuple[int, str]] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from tp_flower.errors import QueryError
 from tp_flower.features.choice import Entry, read_entries, render_entries
 from tp_flower.methods.method import METHODS
 from tp_flower.model_names import model_name
+from tp_flower.query.cutoffs import CutoffGrid
 from tp_flower.settings.declare import (
     AUTO,
     Form,
@@ -204,6 +206,15 @@ def _test_split(text: str) -> str:
     return text
 
 
+def _cutoff_grid(text: str) -> str:
+    if text:
+        try:
+            CutoffGrid.parse(text)
+        except QueryError as error:
+            raise ValueError(str(error)) from None
+    return text
+
+
 @dataclass(frozen=True)
 class DataSettings:
     """The training set: the query, its tables, its rows and their features."""
@@ -213,6 +224,19 @@ class DataSettings:
         "The training set: SELECT <label> AS label, <features> FROM ... JOIN ... ON "
         '... WHERE ... "" = the built-in flights query.',
         # a proposal has the query itself, as it was read
+        is_operational=True,
+    )
+    cutoff_grid: str = setting(
+        "",
+        "The times that a LATERAL sub-query or an ASOF JOIN looks back from where its "
+        'rows are at another site, such as "1 month from 2015-01-01 to 2020-12-31": '
+        "of each cutoff the last of them at or before it.",
+        Form(
+            '"", or a step of hours, days, weeks, months or years and two days, such '
+            'as "1 month from 2015-01-01 to 2020-12-31"',
+            _cutoff_grid,
+        ),
+        # a proposal has it in what it asks of the tables
         is_operational=True,
     )
     task: str = setting(

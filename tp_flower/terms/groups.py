@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from typing import NamedTuple
 
+from tp_flower.errors import ProposalError
 from tp_flower.keyed_hash import RUN_GROUP
 from tp_flower.protocol.proposal import Proposal
 
@@ -53,6 +54,28 @@ def join_sides(proposal: Proposal, table: str) -> list[JoinSide]:
         if join.right == table:
             sides.append(JoinSide(group, join.right_key, False, join.left))
     return sides
+
+
+def compared_keys(proposal: Proposal, table: str, other: str) -> tuple[int, int]:
+    """Return the positions of the keys by which a table is joined with another.
+
+    The first is that of ``table``. ProposalError if there is no such join.
+
+    >>> from tp_flower.protocol.proposal import ProposedJoin
+    >>> join = ProposedJoin(left="a", left_key=0, right="b", right_key=1)
+    >>> run = Proposal(query="", parts={}, joins=[join], outer=[], settings={})
+    >>> compared_keys(run, "b", "a")
+    (1, 0)
+    """
+    for join in proposal.joins:
+        if (join.left, join.right) == (table, other):
+            return join.left_key, join.right_key
+        if (join.left, join.right) == (other, table):
+            return join.right_key, join.left_key
+    raise ProposalError(
+        f"the run's proposal has no join of {table!r} with {other!r}, from which its "
+        "cutoffs are taken"
+    )
 
 
 def key_groups(proposal: Proposal) -> dict[str, list[str]]:

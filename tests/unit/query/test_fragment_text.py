@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.support.files import case_table
 from tests.support.tables.fragments import features, plain_features
 from tp_flower.query import Feature, Fragment, SubQuery
+from tp_flower.query.cutoffs import CutoffGrid, Cutoffs
 from tp_flower.query.fragment_text import fragment_text
 
 VISITS = Fragment(
@@ -22,13 +23,23 @@ VISITS = Fragment(
 )
 AVERAGES = features(mean='AVG("day")', p='"patient"')
 INNER = SubQuery(AVERAGES, ('"day" > 3',), ('"patient"',), ("COUNT(*) > 1",))
+MONTHS = CutoffGrid("1 month", "2015-01-01", "2020-12-31", "DATE")
+LAST = SubQuery(
+    features(x='"x"'),
+    ('"day" < "(cutoff)"',),
+    ('"ward"', '"patient"'),
+    cutoffs=Cutoffs(grid=MONTHS),
+    last=('"day"', '"hour"'),
+)
+BEFORE = Fragment("v", "visits", plain_features("x"), subquery=LAST)
 GROUPED = Fragment("v", "visits", plain_features("mean"), subquery=INNER)
 CASES = case_table(__file__)
 TEXT = CASES["plain"]
 
 
 def test_a_text_has_a_line_for_every_piece():
-    assert [*map(fragment_text, (VISITS, GROUPED))] == [TEXT, CASES["grouped"]]
+    texts = [TEXT, CASES["grouped"], CASES["before"]]
+    assert [*map(fragment_text, (VISITS, GROUPED, BEFORE))] == texts
 
 
 def test_the_same_query_has_one_text():
@@ -51,7 +62,11 @@ WORDS = st.text('ab":\\ \n', min_size=1, max_size=6) | st.sampled_from(
 FEATURES = st.lists(st.builds(Feature, WORDS, WORDS), max_size=3).map(tuple)
 PIECES = st.lists(WORDS, max_size=3).map(tuple)
 SOME = st.lists(WORDS, min_size=1, max_size=3).map(tuple)
-SUBQUERIES = st.builds(SubQuery, FEATURES, PIECES, SOME, PIECES)
+GRIDS = st.builds(CutoffGrid, WORDS, WORDS, WORDS, WORDS)
+CUTOFFS = st.builds(Cutoffs, WORDS) | st.builds(Cutoffs, grid=GRIDS)
+SUBQUERIES = st.builds(SubQuery, FEATURES, PIECES, SOME, PIECES) | st.builds(
+    SubQuery, FEATURES, PIECES, SOME, PIECES, CUTOFFS, PIECES
+)
 FRAGMENTS = st.builds(
     Fragment,
     table=st.just(""),

@@ -8,6 +8,7 @@ from tp_flower.settings import Settings, all_settings, keys
 OPERATIONAL = {
     "sql",
     "tables",
+    "cutoff-grid",
     "resume",
     "device",
     "output-dir",

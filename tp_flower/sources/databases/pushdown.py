@@ -92,21 +92,21 @@ def select(
     translated: list[exp.Expr] = []
     pushed: list[str] = []
     remaining: list[str] = []
-    for sql in (fragment.subquery or fragment).filters:
+    subquery = fragment.subquery
+    whatever_cutoff = subquery.filters_of_rows if subquery else fragment.filters
+    for sql in (subquery or fragment).filters:
         condition = None
-        if has_filters:
+        if has_filters and sql in whatever_cutoff:
             condition = pushdown.condition(parse_expression(sql, "filter"))
         if condition is None:
             remaining.append(sql)
         else:
             translated.append(condition)
             pushed.append(f"filter: {shorten(sql)}")
-    if fragment.subquery is None:
+    if subquery is None:
         rest = replace(fragment, filters=tuple(remaining))
     else:
-        rest = replace(
-            fragment, subquery=replace(fragment.subquery, filters=tuple(remaining))
-        )
+        rest = replace(fragment, subquery=replace(subquery, filters=tuple(remaining)))
     required = column_names(piece.parse() for piece in (rest.subquery or rest).pieces())
     columns = tuple(name for name in pushdown.columns if name in required)
     return Selection(rest, columns, tuple(translated), tuple(pushed))

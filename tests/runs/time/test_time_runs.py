@@ -1,0 +1,302 @@
+"""Runs over rows up to a cutoff are the runs over a table that DuckDB has made."""
+
+import re
+import sqlite3
+
+import duckdb
+import numpy as np
+import pandas as pd
+import pytest
+
+from strategies.training import server_method
+from tests.support import federated, predicted
+from tests.support.federated import pieces
+from tests.support.files import case_table
+from tp_flower.errors import QueryError, SiteError
+from tp_flower.settings import PrivacySettings
+
+CASES = case_table(__file__)
+FIRST = np.datetime64("2020-01-01")
+GRID = "1 month from 2020-01-01 to 2021-12-31"
+COLUMNS = """COUNT(*) AS n, SUM(p.amount) AS total, AVG(p.amount) AS mean,
+MIN(EPOCH(o.day) - EPOCH(p.paid)) / 86400 AS since"""
+WHERE = (
+    "p.customer = o.customer AND p.paid < o.day AND p.paid >= o.day - INTERVAL 90 DAY"
+)
+FEATURES = "o.online, w.n, w.total, w.mean, w.since"
+SQL = f"""SELECT o.y AS label, {FEATURES} FROM orders o LEFT JOIN LATERAL
+(SELECT {COLUMNS} FROM payments p WHERE {WHERE}) w ON TRUE"""
+MADE = (
+    f"SELECT o.y AS label, {FEATURES} FROM orders o LEFT JOIN windows w ON w.id = o.id"
+)
+ON_GRID = f"""SELECT o.y AS label, {FEATURES} FROM orders o LEFT JOIN windows w
+ON w.customer = o.customer AND w.point = date_trunc('month', o.day)"""
+LAST = """SELECT o.y AS label, o.online, p.amount, p.kind FROM orders o ASOF LEFT JOIN
+payments p ON p.customer = o.customer AND p.paid <= o.day"""
+HOW = {"method": "cg", "num_epochs": 30, "tolerance": 1e-9, "device": "cpu"}
+
+
+def shop(orders=150, payments=900, customers=15, seed=0):
+    rng = np.random.default_rng(seed)
+    days = FIRST + rng.integers(0, 700, orders).astype("timedelta64[D]")
+    # no two at the same time: which is the last would be a matter of their values
+    hours = rng.permutation(19_000)[:payments].astype("timedelta64[h]")
+    return {
+        "orders": pd.DataFrame(
+            {
+                "id": np.arange(orders),
+                "customer": rng.integers(0, customers, orders),
+                "day": days.astype("datetime64[us]"),
+                "online": rng.random(orders) < 0.4,
+                "y": rng.normal(size=orders),
+            }
+        ),
+        "payments": pd.DataFrame(
+            {
+                # the last two customers have paid nothing
+                "customer": rng.integers(0, customers - 2, payments),
+                "paid": (FIRST - 100 + hours).astype("datetime64[us]"),
+                "amount": rng.gamma(2.0, 10.0, payments).round(2),
+                "kind": rng.choice(["card", "cash"], payments),
+            }
+        ),
+    }
+
+
+def made(tables, sql):
+    with duckdb.connect() as engine:
+        for name, frame in tables.items():
+            engine.register(name, frame)
+        return engine.sql(sql).df()
+
+
+def windows_of(tables):
+    """The windows of every order."""
+    return made(
+        tables,
+        f"SELECT o.id, w.* FROM orders o, LATERAL (SELECT {COLUMNS} FROM payments p "
+        f"WHERE {WHERE}) w",
+    )
+
+
+def windows_on_grid(tables):
+    """The windows of every customer at the start of every month, if they have rows."""
+    series = "generate_series(DATE '2020-01-01', DATE '2021-12-01', INTERVAL 1 MONTH)"
+    pairs = (
+        f"SELECT DISTINCT customer, day FROM payments, (SELECT unnest({series}) AS day)"
+    )
+    window = f"SELECT {COLUMNS} FROM payments p WHERE {WHERE}"
+    return made(
+        tables,
+        f"SELECT o.customer, o.day AS point, w.* FROM ({pairs}) o, "
+        f"LATERAL ({window}) w WHERE w.n > 0",
+    )
+
+
+def one_site(tables):
+    return {"shop": {name: [frame] for name, frame in tables.items()}}
+
+
+def two_sites(tables):
+    return {
+        "shop": {"orders": [tables["orders"]]},
+        "bank": {"payments": [tables["payments"]]},
+    }
+
+
+def trained(sites, sql, **how):
+    with federated.LocalGrid(sites) as grid:
+        return federated.train(grid, sql, **{**HOW, **how})
+
+
+def check_equal(found, expected):
+    assert found.report.joined_rows_train == expected.report.joined_rows_train
+    for name in ("final_train", "final_test"):
+        own, other = (getattr(each.report, name) for each in (found, expected))
+        assert own == pytest.approx(other, rel=1e-6)
+
+
+@pytest.mark.parametrize("method", ["cg", "admm", "boost", "moments"])
+def test_at_one_site_the_windows_are_those_of_every_row(method):
+    tables = shop()
+    how = {"num_epochs": 0 if method == "moments" else 4, "method": method}
+    how["tolerance"] = 0.0 if method == "moments" else 1e-9
+    found = trained(one_site(tables), SQL, **how)
+    windows = {"orders": tables["orders"], "windows": windows_of(tables)}
+    check_equal(found, trained(one_site(windows), MADE, **how))
+    assert not [text for text in found.warnings if "rows of" in text]
+
+
+def test_between_sites_the_windows_are_those_of_the_grid():
+    tables = shop()
+    found = trained(two_sites(tables), SQL, cutoff_grid=GRID)
+    windows = {"orders": tables["orders"], "windows": windows_on_grid(tables)}
+    check_equal(found, trained(one_site(windows), ON_GRID))
+    assert not [text for text in found.warnings if "rows of" in text]
+
+
+@pytest.mark.parametrize("sites", [one_site, two_sites])
+def test_new_rows_are_scored_from_their_own_windows(tmp_path, sites):
+    """Evaluated on other rows as a model that DuckDB's windows have trained."""
+    new = shop(seed=1)
+    how = {"cutoff_grid": GRID, "l2": 0.01}
+    model = predicted.train(tmp_path / "own", sites(shop()), SQL, "cg", **how)
+    found = model.evaluate(sites(new))
+    if sites is one_site:
+        sql, tables_of = MADE, windows_of
+    else:
+        sql, tables_of = ON_GRID, windows_on_grid
+    windows, new_windows = (
+        {"orders": tables["orders"], "windows": tables_of(tables)}
+        for tables in (shop(), new)
+    )
+    reference = predicted.train(
+        tmp_path / "made", one_site(windows), sql, "cg", l2=0.01
+    )
+    expected = reference.evaluate(one_site(new_windows))
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert model.table(sites(new)).num_rows == len(new["orders"])
+
+
+def test_a_model_of_one_window_is_not_one_of_another(tmp_path):
+    model = predicted.train(tmp_path, one_site(shop()), SQL, "cg")
+    with pytest.raises(QueryError, match="features differ from those of model"):
+        model.evaluate(one_site(shop()), SQL.replace("90 DAY", "30 DAY"))
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["1 week from 2020-01-01 to 2021-12-31", "1 month from 2020-02-01 to 2021-12-31"],
+)
+def test_a_model_of_one_grid_is_not_one_of_another(tmp_path, other):
+    model = predicted.train(tmp_path, two_sites(shop()), SQL, "cg", cutoff_grid=GRID)
+    with pytest.raises(QueryError, match="features differ from those of model"):
+        model.evaluate(two_sites(shop()), cutoff_grid=other)
+
+
+def test_a_later_end_of_the_grid_keeps_the_model(tmp_path):
+    model = predicted.train(tmp_path, two_sites(shop()), SQL, "cg", cutoff_grid=GRID)
+    longer = GRID.replace("2021-12-31", "2022-12-31")
+    found = model.evaluate(two_sites(shop()), cutoff_grid=longer)
+    assert found == model.evaluate(two_sites(shop()))
+
+
+def test_the_last_row_before_a_cutoff_is_that_of_duckdb():
+    tables = shop()
+    rows = made(tables, LAST.replace("o.y AS label, o.online", "o.id"))
+    found = trained(one_site(tables), LAST)
+    sql = (
+        "SELECT o.y AS label, o.online, r.amount, r.kind FROM orders o "
+        "LEFT JOIN rows r ON r.id = o.id"
+    )
+    # without a row before it there is none, and in DuckDB's answer one of NULLs
+    rows = rows[rows["amount"].notna()]
+    check_equal(
+        found, trained(one_site({"orders": tables["orders"], "rows": rows}), sql)
+    )
+
+
+def test_shards_that_divide_the_keys_answer_as_one():
+    tables = shop()
+    sites = three_sites(tables)
+    found = trained(sites, SQL, cutoff_grid=GRID)
+    expected = trained(two_sites(tables), SQL, cutoff_grid=GRID)
+    check_equal(found, expected)
+    sites["bank-1"] = {"payments": [tables["payments"]]}
+    with pytest.raises(QueryError, match="groups that cross shards"):
+        trained(sites, SQL, cutoff_grid=GRID)
+
+
+def test_label_rows_in_shards_of_one_site_have_their_windows():
+    tables = shop()
+    orders = tables["orders"]
+    sharded = {
+        "shop": {"orders": pieces(orders, 40, 90), "payments": [tables["payments"]]}
+    }
+    # which rows are held out depends on the shards
+    how = {"test_fraction": 0.0}
+    check_equal(trained(sharded, SQL, **how), trained(one_site(tables), SQL, **how))
+
+
+@pytest.mark.parametrize(("sql", "how", "match"), CASES["warnings"])
+def test_what_may_tell_the_future_is_said(sql, how, match):
+    found = trained(
+        one_site(shop()) if not how else two_sites(shop()), sql, num_epochs=2, **how
+    )
+    assert any(re.search(match, text) for text in found.warnings), found.warnings
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [
+        PrivacySettings(features="statistics", epsilon=1.0),
+        PrivacySettings(scores="clear", predictions=1.0),
+    ],
+)
+def test_no_epsilon_covers_rows_before_a_cutoff(privacy):
+    with pytest.raises(QueryError, match="so that no epsilon holds"):
+        trained(one_site(shop()), SQL, method="admm", num_epochs=2, privacy=privacy)
+
+
+def test_a_site_refuses_what_no_epsilon_covers(monkeypatch):
+    """Whatever the server has overlooked."""
+    monkeypatch.setattr(server_method, "check_no_cutoffs", lambda _: None)
+    privacy = PrivacySettings(features="statistics", epsilon=1.0)
+    with pytest.raises(SiteError, match="so that no epsilon holds"):
+        trained(one_site(shop()), SQL, method="admm", num_epochs=2, privacy=privacy)
+
+
+def test_a_policy_with_units_refuses_rows_before_a_cutoff(tmp_path):
+    tables = shop()
+    policy = 'privacy-unit = ["customer"]\nrows-per-unit = 100'
+    file = federated.write_site(tmp_path / "shop", tables, {"payments": policy})
+    with pytest.raises(
+        SiteError, match="reads a row of payments at every later cutoff"
+    ):
+        trained({"shop": file}, SQL)
+
+
+def test_cutoffs_and_rows_may_be_in_files_of_other_kinds(tmp_path):
+    """Orders in a CSV file whose days are month first, payments in SQLite."""
+    tables = shop()
+    orders = tables["orders"].assign(
+        day=tables["orders"]["day"].dt.strftime("%m/%d/%Y")
+    )
+    orders.to_csv(tmp_path / "orders.csv", index=False)
+    paid = tables["payments"].assign(
+        paid=tables["payments"]["paid"].dt.strftime("%Y-%m-%d %H:%M:%S")
+    )
+    with sqlite3.connect(tmp_path / "bank.db") as database:
+        paid.to_sql("payments", database, index=False)
+    database.close()
+    file = tmp_path / "tables.toml"
+    file.write_text(CASES["files"].format(folder=tmp_path))
+    check_equal(trained({"shop": file}, SQL), trained(one_site(tables), SQL))
+
+
+def three_sites(tables):
+    """Payments in two shards, each with half of the customers."""
+    paid = tables["payments"]
+    is_even = paid["customer"] % 2 == 0
+    shards = [paid[is_even], paid[~is_even]]
+    return {
+        "shop": {"orders": [tables["orders"]]},
+        **{f"bank-{n}": {"payments": [own]} for n, own in enumerate(shards)},
+    }
+
+
+LAYOUTS = {"one": one_site, "two": two_sites, "three": three_sites}
+
+
+@pytest.mark.parametrize("case", CASES["advice"], ids=lambda case: case["says"][:40])
+def test_advice_about_times_works(case):
+    """What a message says to write trains, without the message."""
+    sites = LAYOUTS[case["sites"]](shop())
+    how = {"num_epochs": 2, **case.get("how", {})}
+    try:
+        said = " ".join(trained(sites, case["sql"], **how).warnings)
+    except (QueryError, SiteError) as error:
+        said = str(error)
+    assert case["says"] in said
+    mended = trained(sites, case["mended"], **how, **case.get("also", {}))
+    assert not [text for text in mended.warnings if case["says"] in text]

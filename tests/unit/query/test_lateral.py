@@ -1,0 +1,324 @@
+"""LATERAL sub-queries, ASOF joins and values: rows of a table up to a cutoff.
+
+What sites run, joined, is DuckDB's answer to the very SQL. Two rows of a query differ
+from it by design, and are compared as the reference page says: a row whose key or
+cutoff is NULL has no match, and with a grid neither has one whose window is empty.
+"""
+
+import datetime
+import functools
+from collections import Counter
+
+import duckdb
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.files import case_table
+from tests.support.joined import engine_rows, joined_rows, result_names
+from tp_flower.errors import MappingError, QueryError
+from tp_flower.query import Fragment, Query
+from tp_flower.query.cutoffs import CutoffGrid
+from tp_flower.query.fragment import reads
+from tp_flower.query.scope import TableSchema
+from tp_flower.sources.shards import load_tables, register_frames, release
+
+CASES = case_table(__file__)
+FIRST = datetime.datetime(2020, 1, 1)
+HOURS = st.none() | st.integers(0, 12).map(
+    lambda i: FIRST + datetime.timedelta(hours=8 * i)
+)
+KEYS = st.none() | st.integers(0, 2)
+NUMBERS = st.none() | st.integers(-2, 2)
+ORDERS = st.lists(st.tuples(KEYS, HOURS, NUMBERS), min_size=1, max_size=5)
+EVENTS = st.lists(
+    st.tuples(KEYS, HOURS, NUMBERS, st.sampled_from("ab")), min_size=1, max_size=8
+)
+GRID = "36 hours from 2020-01-01 to 2020-01-06"
+UPPER = ["p.t < o.day", "p.t <= o.day", "o.day > p.t", "p.t <= o.day - INTERVAL 8 HOUR"]
+LOWER = ["", "p.t >= o.day - INTERVAL 1 DAY", "p.t > o.day - INTERVAL 2 DAY"]
+OWN = ["", "p.kind = 'a'", "p.x IS NOT NULL", "kind <> 'b'"]
+COLUMNS = [
+    "COUNT(*) AS n",
+    "SUM(p.x) AS total",
+    "AVG(x) AS mean",
+    "EPOCH(MAX(p.t)) AS latest",
+    "MIN(EPOCH(o.day) - EPOCH(p.t)) AS ago",
+    "EPOCH(o.day) - EPOCH(MAX(p.t)) AS since",
+    "COUNT(*) FILTER (WHERE p.kind = 'a' AND p.t < o.day - INTERVAL 1 DAY) AS old",
+]
+
+
+@st.composite
+def windows(draw):
+    """The WHERE of a sub-query, with or without a key, in any order."""
+    parts = [draw(st.sampled_from(UPPER)), draw(st.sampled_from(LOWER))]
+    parts += [draw(st.sampled_from(OWN)), draw(st.sampled_from(["", "p.k = o.k"]))]
+    return " AND ".join(filter(None, draw(st.permutations(parts))))
+
+
+@functools.cache
+def shared_engine():
+    engine = duckdb.connect()
+    engine.execute("SET TimeZone = 'UTC'")
+    return engine
+
+
+def tables_of(orders, events, types):
+    kinds = {
+        "k": "INTEGER",
+        "t": types[1],
+        "day": types[0],
+        "x": "DOUBLE",
+        "y": "DOUBLE",
+    }
+    frames = {
+        "orders": pd.DataFrame(orders, columns=["k", "day", "y"]),
+        "events": pd.DataFrame(events, columns=["k", "t", "x", "kind"]),
+    }
+    engine = shared_engine()
+    for name, frame in frames.items():
+        engine.register(f"raw_{name}", frame.astype(object))
+        columns = ", ".join(
+            f"CAST({column} AS {kinds.get(column, 'VARCHAR')}) AS {column}"
+            for column in frame
+        )
+        engine.execute(
+            f"CREATE OR REPLACE TABLE {name} AS SELECT {columns} FROM raw_{name}"
+        )
+    return engine
+
+
+def answers(sql, engine, grid=""):
+    """What sites run, joined; and the query that they bound."""
+    schemas = {
+        name: {c: kind for c, kind, *_ in engine.execute(f"DESCRIBE {name}").fetchall()}
+        for name in ("orders", "events")
+    }
+    bound = Query.from_sql(sql).on_grid(grid).bind(schemas)
+    for fragment in bound.fragments:
+        assert fragment.check(schemas[fragment.name]) == fragment
+        assert Fragment.from_json(fragment.to_json()) == fragment
+    frames = {name: engine.sql(f"FROM {name}").to_arrow_table() for name in schemas}
+    token = register_frames(frames, site="here")
+    try:
+        sources = {source.table: [source] for source in load_tables(f"memory:{token}")}
+        return joined_rows(bound, sources), bound
+    except MappingError as error:
+        if "the join has no rows" not in str(error):
+            raise
+        return Counter(), bound
+    finally:
+        release(token)
+
+
+TYPES = st.tuples(*[st.sampled_from(["DATE", "TIMESTAMP", "TIMESTAMPTZ"])] * 2)
+ASKED = st.lists(st.sampled_from(COLUMNS), min_size=1, unique=True)
+
+
+def has_match(where):
+    """The condition on a row of orders that has no NULL where it is compared."""
+    return "o.day IS NOT NULL" + " AND o.k IS NOT NULL" * ("p.k = o.k" in where)
+
+
+def where_matched(condition, names):
+    return ", ".join(f"CASE WHEN {condition} THEN w.{n} END AS {n}" for n in names)
+
+
+@settings(max_examples=50)
+@given(ORDERS, EVENTS, TYPES, windows(), ASKED)
+def test_aggregates_before_a_cutoff_are_those_of_duckdb(
+    orders, events, types, where, columns
+):
+    engine = tables_of(orders, events, types)
+    names = [column.split(" AS ")[1] for column in columns]
+    head = "SELECT o.y AS label, EPOCH(o.day) AS day, "
+    tail = (
+        " FROM orders o LEFT JOIN LATERAL "
+        f"(SELECT {', '.join(columns)} FROM events p WHERE {where}) w ON TRUE"
+    )
+    found, bound = answers(head + ", ".join(f"w.{n}" for n in names) + tail, engine)
+    expected = head + where_matched(has_match(where), names) + tail
+    assert found == engine_rows(engine, expected, result_names(bound))
+
+
+@settings(max_examples=50)
+@given(ORDERS, EVENTS, TYPES, windows(), st.sampled_from(COLUMNS[:4]))
+def test_a_value_of_the_select_list_is_that_of_duckdb(
+    orders, events, types, where, column
+):
+    engine = tables_of(orders, events, types)
+    value = column.split(" AS ")[0]
+    head = "SELECT o.y AS label, EPOCH(o.day) AS day, "
+    part = f"(SELECT {value} FROM events p WHERE {where})"
+    found, bound = answers(f"{head} 1 + {part} AS v FROM orders o", engine)
+    is_there = has_match(where)
+    expected = f"{head} CASE WHEN {is_there} THEN 1 + {part} END AS v FROM orders o"
+    assert found == engine_rows(engine, expected, result_names(bound))
+
+
+@settings(max_examples=50)
+@given(ORDERS, EVENTS, TYPES, windows(), st.sampled_from(["JOIN", "LEFT JOIN"]))
+def test_the_last_row_is_that_of_duckdb(orders, events, types, where, kind):
+    """Of rows at one time the last is that of the greatest values, in DESC order."""
+    engine = tables_of(orders, events, types)
+    sql = (
+        "SELECT o.y AS label, EPOCH(o.day) AS day, w.x, w.kind, w.at FROM orders o "
+        f"{kind} LATERAL (SELECT x, kind, EPOCH(t) AS at FROM events p WHERE {where} "
+        "ORDER BY p.t DESC LIMIT 1) w ON TRUE"
+    )
+    found, bound = answers(sql, engine)
+    ordered = sql.replace("p.t DESC", "p.t DESC, p.x DESC, p.kind DESC")
+    assert found == engine_rows(engine, ordered, result_names(bound))
+
+
+@settings(max_examples=50)
+@given(
+    ORDERS,
+    EVENTS,
+    TYPES,
+    st.sampled_from(["", "LEFT "]),
+    st.sampled_from(["<", "<="]),
+)
+def test_an_asof_join_is_that_of_duckdb(orders, events, types, side, sign):
+    # DuckDB chooses among rows of one time
+    unique = {(k, str(t)[:10]): row for row in events for k, t, *_ in [row]}
+    engine = tables_of(orders, list(unique.values()), types)
+    sql = (
+        "SELECT o.y AS label, EPOCH(o.day) AS day, p.x, p.kind FROM orders o ASOF "
+        f"{side}JOIN events p ON p.k = o.k AND p.t {sign} o.day"
+    )
+    found, bound = answers(sql, engine)
+    assert found == engine_rows(engine, sql, result_names(bound))
+
+
+@settings(max_examples=50)
+@given(ORDERS, EVENTS, TYPES, windows(), ASKED)
+def test_with_a_grid_the_cutoff_is_its_last_point(
+    orders, events, types, where, columns
+):
+    engine = tables_of(orders, events, types)
+    names = [column.split(" AS ")[1] for column in columns]
+    lateral = "LEFT JOIN LATERAL (SELECT {} FROM events p WHERE {}) w ON TRUE"
+    head = "SELECT o.y AS label, EPOCH(o.day) AS day, "
+    sql = f"{head} {', '.join(f'w.{n}' for n in names)} FROM orders o "
+    found, bound = answers(
+        sql + lateral.format(", ".join(columns), where), engine, GRID
+    )
+    # every cutoff at the start of its 36 hours; without a row there is no match
+    at = "DATE" if types[0] == "DATE" else "TIMESTAMP"
+    start = (
+        f"CAST(TIME_BUCKET(INTERVAL 36 HOUR, CAST(day AS TIMESTAMP), "
+        f"TIMESTAMP '2020-01-01') AS {at})"
+    )
+    rows = f"(SELECT *, day AS own_day, {start} AS point FROM orders)"
+    moved = lateral.format(", ".join([*columns, "COUNT(*) AS rows"]), where).replace(
+        "o.day", "o.point"
+    )
+    values = where_matched(f"{has_match(where)} AND w.rows > 0", names)
+    expected = f"{head} {values} FROM {rows} o {moved}"
+    assert found == engine_rows(engine, expected, result_names(bound))
+
+
+ORDERS_TYPES = {"k": "INTEGER", "day": "DATE", "y": "DOUBLE", "name": "VARCHAR"}
+SCHEMAS = {
+    "orders": ORDERS_TYPES,
+    "more": ORDERS_TYPES,
+    "events": {"k": "INTEGER", "t": "TIMESTAMP", "x": "DOUBLE", "kind": "VARCHAR"},
+}
+
+
+def bind(sql, grid="", **places):
+    schemas = {}
+    for name, columns in SCHEMAS.items():
+        schemas[name] = TableSchema(columns)
+        if name in places:
+            schemas[name].places = frozenset(places[name])
+    return Query.from_sql(sql).on_grid(grid).bind(schemas)
+
+
+@pytest.mark.parametrize(("sql", "match"), CASES["refused"])
+def test_refusal(sql, match):
+    with pytest.raises(QueryError, match=match):
+        bind(f"SELECT o.y AS label, {sql}")
+
+
+@pytest.mark.parametrize(("sql", "canonical"), CASES["canonical"])
+def test_every_form_is_written_as_one(sql, canonical):
+    query = Query.from_sql(f"SELECT o.y AS label, {sql}")
+    assert query.to_sql() == f"SELECT o.y AS label, {canonical}"
+    assert Query.from_sql(query.to_sql()) == query
+
+
+COUNT = (
+    "SELECT o.y AS label, w.n FROM orders o LEFT JOIN LATERAL (SELECT COUNT(*) AS n "
+    "FROM events p WHERE p.k = o.k AND p.t < o.day) w ON TRUE"
+)
+HERE = (1, "shop")
+THERE = (2, "bank")
+
+
+@pytest.mark.parametrize(
+    ("orders", "events", "is_grid"),
+    [
+        ([HERE], [HERE], False),
+        ([HERE], [THERE], True),
+        ([HERE, THERE], [HERE], True),
+        ([HERE], [HERE, THERE], True),
+        # two organisations of one node of a simulation
+        ([HERE], [(1, "bank")], True),
+    ],
+)
+def test_cutoffs_are_those_of_rows_where_one_site_has_all(orders, events, is_grid):
+    bound = bind(COUNT, GRID, orders=orders, events=events)
+    cutoffs = bound.fragments[1].subquery.cutoffs
+    assert (cutoffs.grid is not None) == is_grid
+    assert cutoffs.table == ("" if is_grid else "o")
+    if is_grid:
+        with pytest.raises(QueryError, match=r"back from o\.day, of another site"):
+            bind(COUNT, orders=orders, events=events)
+
+
+def test_what_a_lateral_sub_query_reads_is_said_of_its_table_alone():
+    _, own = bind(COUNT).fragments
+    found = {(str(read.role), read.column) for read in reads(own)}
+    assert found == {("filter", "t"), ("group", "k"), ("join key", "k")}
+
+
+@pytest.mark.parametrize(("changes", "match"), CASES["malformed"])
+def test_a_fragment_from_the_wire_is_checked(changes, match):
+    fragment = bind(COUNT).fragments[1].to_json()
+    fragment["subquery"] |= changes
+    with pytest.raises(QueryError, match=match):
+        Fragment.from_json(fragment).check(SCHEMAS["events"])
+
+
+def test_a_table_with_a_column_of_a_reserved_name_is_refused():
+    with pytest.raises(
+        QueryError, match=r"its column '\(cutoff\)' has a cutoff's name"
+    ):
+        bind(COUNT).fragments[1].check([*SCHEMAS["events"], "(cutoff)"])
+
+
+@pytest.mark.parametrize(("text", "match"), CASES["grids"])
+def test_a_grid_is_a_step_and_two_days(text, match):
+    with pytest.raises(QueryError, match=match):
+        CutoffGrid.parse(text)
+
+
+@pytest.mark.parametrize(
+    "step", ["1 hour", "36 hours", "30 days", "2 weeks", "5 months", "2 years"]
+)
+def test_the_last_point_is_the_greatest_at_or_before_a_time(step):
+    grid = CutoffGrid.parse(f"{step} from 2019-03-01 to 2024-01-31")
+    (points,) = zip(*duckdb.execute(grid.points()).fetchall(), strict=True)
+    times = [FIRST + datetime.timedelta(hours=h) for h in range(-9000, 35_064, 311)]
+    for time in (*times, points[0], points[-1]):
+        found = duckdb.execute(
+            f"SELECT {grid.last_point('t')} FROM (SELECT ? AS t)", [time]
+        )
+        earlier = [point for point in points if point <= time]
+        # beyond the last point there is one more step
+        if time < points[-1] or time == points[-1]:
+            assert found.fetchall() == [(max(earlier, default=None),)]

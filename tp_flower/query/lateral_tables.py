@@ -1,0 +1,116 @@
+"""Bind LATERAL sub-queries: where their pairs of keys and cutoffs come from.
+
+The pairs are those of the table around a sub-query if one site has all rows of both.
+Elsewhere they are of a grid: the table around then compares the last point of the grid
+at or before its cutoff in place of the cutoff.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tp_flower.errors import QueryError
+from tp_flower.query.cutoffs import CUTOFF, CutoffGrid, Cutoffs, key_column
+from tp_flower.query.expressions import parse_expression
+from tp_flower.query.fragment import spell
+from tp_flower.query.lateral import Correlation
+from tp_flower.query.parsing import DerivedTable, Statement, Table
+from tp_flower.query.relations import Relation, Schema, bind_table, type_on_nulls
+from tp_flower.query.scope import Scope, TableSchema
+
+
+def bind_tables(
+    statement: Statement, schemas: Mapping[str, Schema], grid: CutoffGrid | None
+) -> tuple[Statement, dict[str, Relation]]:
+    """Return the relations by alias, and the query with its cutoffs on the grid."""
+    relations: dict[str, Relation] = {}
+    joins = list(statement.joins)
+    for number, table in enumerate(statement.tables):
+        correlation = correlation_of(table)
+        if correlation is None:
+            relations[table.alias] = bind_table(table, schemas)
+            continue
+        around = _table_around(table.alias, correlation, relations)
+        types = _pair_types(around, correlation, relations[around])
+        own = bind_table(table, schemas, Cutoffs(around), types)
+        if not _are_at_one_site(own, relations[around], schemas, grid):
+            grid_there = _grid_of(table.alias, correlation, types[CUTOFF], grid)
+            point = grid_there.last_point(correlation.cutoff)
+            correlation = replace(correlation, cutoff=point)
+            types = {**types, CUTOFF: grid_there.type}
+            own = bind_table(table, schemas, Cutoffs(grid=grid_there), types)
+            on = correlation.equalities(table.alias)
+            joins[number - 1] = replace(joins[number - 1], on=on)
+        relations[table.alias] = own
+    return replace(statement, joins=tuple(joins)), relations
+
+
+def correlation_of(table: Table) -> Correlation | None:
+    """Return what a LATERAL sub-query compares with; None for another table."""
+    return table.branches[0].correlation if isinstance(table, DerivedTable) else None
+
+
+def _table_around(
+    alias: str, correlation: Correlation, relations: Mapping[str, Relation]
+) -> str:
+    """Return the alias of the table whose rows a sub-query is compared with."""
+    around = spell(correlation.table, tuple(relations))
+    if around is None or relations[around].pair_types:
+        raise QueryError(
+            f"LATERAL sub-query {alias!r} is compared with {correlation.table!r}; it "
+            "must be a table before it in FROM that is not LATERAL itself: "
+            f"{', '.join(a for a, r in relations.items() if not r.pair_types)}"
+        )
+    return around
+
+
+def _pair_types(
+    around: str, correlation: Correlation, relation: Relation
+) -> dict[str, str]:
+    """Return the types of the keys and the cutoff in the table around."""
+    scope = Scope({around: relation.columns})
+    names = [key_column(number) for number in range(len(correlation.keys))]
+    values = [*(outer for _, outer in correlation.keys), correlation.cutoff]
+    types = {}
+    for name, sql in zip((*names, CUTOFF), values, strict=True):
+        element = f"condition on {sql}"
+        local = scope.local(parse_expression(sql, element), element)
+        types[name] = type_on_nulls(local.sql, relation.types)
+    return types
+
+
+def _are_at_one_site(
+    own: Relation,
+    around: Relation,
+    schemas: Mapping[str, Schema],
+    grid: CutoffGrid | None,
+) -> bool:
+    """Return whether one site has both; of unknown places, whether there is no grid."""
+    hosted = [schemas[branch.name] for r in (own, around) for branch in r.branches]
+    known = [s.places for s in hosted if isinstance(s, TableSchema) and s.places]
+    if len(known) < len(hosted):
+        return grid is None
+    return len(frozenset().union(*known)) == 1
+
+
+def _grid_of(
+    alias: str, correlation: Correlation, cutoff_type: str, grid: CutoffGrid | None
+) -> CutoffGrid:
+    """Return the grid with points of the cutoff's type."""
+    cutoff = correlation.cutoff
+    if grid is None:
+        raise QueryError(
+            f"LATERAL sub-query {alias!r} looks back from {cutoff}, of another site: "
+            "set cutoff-grid to the times that are looked back from in its place, such "
+            'as cutoff-grid = "1 month from 2015-01-01 to 2020-12-31"'
+        )
+    if not cutoff_type.startswith(("DATE", "TIMESTAMP")):
+        raise QueryError(
+            f"LATERAL sub-query {alias!r} looks back from {cutoff}, of type "
+            f"{cutoff_type}: cutoff-grid takes a DATE or a TIMESTAMP"
+        )
+    if not correlation.looks_back:
+        raise QueryError(
+            f"LATERAL sub-query {alias!r} is not bounded by {cutoff}: with cutoff-grid "
+            f"a condition such as t < {cutoff} keeps the rows before it"
+        )
+    return replace(grid, type="DATE" if cutoff_type == "DATE" else "TIMESTAMP")
