@@ -31,7 +31,7 @@ DELTA = 1e-5
 CLEAR = PrivacySettings()
 STATISTICS = PrivacySettings(features="statistics", epsilon=1.0, delta=DELTA)
 UNBOUNDED = PrivacySettings(
-    features="statistics", clip=10.0, target_clip=10.0, noise_multiplier=1e-8
+    features="statistics", clip=10.0, target_clip=10.0, noise_multiplier=1e-9
 )
 EVERYTHING = {"labels": "randomised-response", "label_epsilon": 2.0, "predictions": 4.0}
 CASES = case_table(__file__)
