@@ -213,7 +213,7 @@ def test_scores_are_the_sum_of_those_of_the_columns_of_each_table():
 
 def test_a_data_set_is_measured_by_runs_and_samples_alike(monkeypatch):
     # large enough that chance does not decide
-    sizes = {"SIZES": (80, 200), "MAIN_SIZE": 200, "GUARANTEED_SIZE": 250}
+    sizes = {"SIZES": (80, 400), "MAIN_SIZE": 400, "GUARANTEED_SIZE": 450}
     fewer = {"REPEATS": 3, "CLUSTERS": 3, "PARAMETERS": 5}
     for name, value in {**sizes, **fewer}.items():
         monkeypatch.setattr(coreset, name, value)
