@@ -56,7 +56,8 @@ def test_a_killed_process_has_paid_for_all_that_left(tmp_path):
     steps = statistics = 0
     for run in map(str, range(12)):
         child = start(ledger_child.__file__, "loop", tmp_path, run)
-        left = kill(child, rng.uniform(0, 0.1))
+        # on a busy machine it gets no further than the lines that are waited for
+        left = kill(child, rng.uniform(0, 0.1), int(rng.integers(1, 5)))
         ledger = Ledger(str(tmp_path))
         reserved, *charged = ledger.lines(run)
         # what was being paid for when the process died has not left
@@ -130,7 +131,7 @@ def test_labels_that_left_before_a_kill_are_kept_and_paid_for(tmp_path):
     released: dict[int, int] = {}
     for _ in range(4):
         child = start("-c", LABELS, tmp_path, len(released))
-        lines = kill(child, rng.uniform(0.0, 0.15))
+        lines = kill(child, rng.uniform(0.0, 0.15), 2)
         released |= dict(map(int, line.split()) for line in lines)
     assert len(released) > 4
     site = make_site(tmp_path, run=8)

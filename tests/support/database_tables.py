@@ -48,7 +48,7 @@ def run(url: sa.URL, *statements: str) -> None:
 
 def new_name(table: str = "t") -> str:
     """A name that no table of the servers has."""
-    return f"{table}_{uuid4().hex[:8]}"
+    return f"{table}_{uuid4().hex[:16]}"
 
 
 def fill(url: sa.URL, table: str, columns: Mapping[str, str], rows: Rows) -> str:

@@ -43,7 +43,7 @@ from tp_flower.terms.groups import key_groups
 CASES = case_table(__file__)
 CLEAR = PrivacySettings(scores="clear")
 NUMBERS = 100_000
-ROWS = 400
+ROWS = 525
 SQL = "SELECT o.y AS label, c.x FROM orders o JOIN customers c ON o.customer = c.id"
 SOURCES = ("pinned", "agreed")
 MORE = "9"
@@ -183,9 +183,14 @@ def test_dictionary_of_categories(tmp_path, monkeypatch):
     # and none in any message: the categories of a table in one shard do not leave it
     headers = json.dumps([seen.header for seen in grid.seen])
     arrays = [a.tobytes() for seen in grid.seen for a in seen.arrays.values()]
+    abridged = 0
     for row, digits in zip(guesses, hex_texts(guesses).to_pylist(), strict=True):
-        assert digits[:8] not in headers
+        assert digits[:16] not in headers
         assert not any(row.tobytes() in content for content in arrays)
+        abridged += digits[:8] in headers
+    # run numbers and keys have a thousand places where eight digits of a guess may
+    # stand by chance, which one does in a run of five thousand
+    assert abridged <= 2
 
 
 class Middle:
@@ -387,11 +392,11 @@ def test_hashes_have_128_bits(tmp_path):
         assert hashes.dtype == np.uint64
         assert hashes.shape == (ROWS, 2)
         bits = np.unpackbits(hashes.view(np.uint8), axis=1)
-        # each of the 128 is a fair coin, and no two of them are one: 7 standard errors
-        # are exceeded by one of 8256 such numbers once in 10**7 runs
-        assert np.abs(bits.mean(axis=0) - 0.5).max() < 7 * 0.5 / np.sqrt(ROWS)
+        # each of the 128 is a fair coin, and no two of them are one: 8 standard errors
+        # are exceeded by one of 8256 such numbers once in 10**11 runs
+        assert np.abs(bits.mean(axis=0) - 0.5).max() < 8 * 0.5 / np.sqrt(ROWS)
         correlation = np.corrcoef(bits.T) - np.eye(128)
-        assert np.abs(correlation).max() < 7 / np.sqrt(ROWS)
+        assert np.abs(correlation).max() < 8 / np.sqrt(ROWS)
 
 
 def proposed(bound):

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pandas as pd
@@ -38,6 +39,7 @@ from scripts.bench.suites.methods import (
     summary,
 )
 from scripts.data.make_store import STORE_SQL, make_store
+from tp_flower.randomness import NoiseSource
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 
@@ -212,7 +214,12 @@ def test_scores_are_the_sum_of_those_of_the_columns_of_each_table():
 
 
 def test_a_data_set_is_measured_by_runs_and_samples_alike(monkeypatch):
-    # large enough that chance does not decide
+    # what the sites draw is the same in each run of the test
+    keys = count()
+    monkeypatch.setattr(
+        "client_apps.rounds.site.NoiseSource",
+        lambda _: NoiseSource(next(keys).to_bytes(32)),
+    )
     sizes = {"SIZES": (80, 200), "MAIN_SIZE": 200, "GUARANTEED_SIZE": 250}
     fewer = {"REPEATS": 3, "CLUSTERS": 3, "PARAMETERS": 5}
     for name, value in {**sizes, **fewer}.items():

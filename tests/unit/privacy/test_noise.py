@@ -154,9 +154,10 @@ def test_noise_is_that_of_the_source_with_multiplier_times_clip_and_new_every_ti
     expected = NoiseSource(KEY).with_gaussian(np.full((500, 2), 0.5), 30.0)
     assert_array_equal(noisy(scores, 10.0, 3.0, NoiseSource(KEY)), expected)
     source = NoiseSource()
-    scores = np.array([[1e9, -3.0]])
+    scores = np.tile([1e9, -3.0], (25, 1))
     first, second = (noisy(scores, 1.0, 1.0, source) for _ in range(2))
-    assert not np.isin(first, second).any()
+    # values stand on a grid: of fifty two may meet by chance, no more
+    assert np.isin(first, second).sum() <= 2
     assert noisy(scores, np.inf, 0.0, source) is scores
     assert noisy(np.zeros((0, 3)), 1.0, 1.0, source).shape == (0, 3)
     with pytest.raises(SiteError, match="multiplier 1 times clip inf gives no noise"):
