@@ -25,7 +25,8 @@ MEMORY_PREFIX: Final = "memory:"
 """Prefix for tables that are data frames of this process instead of a file."""
 
 TABLES_THERE: Final = "; its tables are "
-"""What follows this in an error is for the owner only."""
+DUCKDB_SAYS: Final = "; DuckDB says: "
+"""What follows these in an error is for the owner only."""
 
 Entry = TypeVar("Entry")
 _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
