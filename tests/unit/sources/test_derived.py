@@ -318,6 +318,28 @@ def test_names_are_those_of_no_with(sql, names):
     assert sorted(parse_select(sql, "'sql'")) == names
 
 
+def test_a_select_is_over_the_tables_of_one_site(tmp_path):
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("k\n1\n")
+
+    def sources(site="", own=""):
+        text = "[tables]\n"
+        for name in ("a", "b"):
+            text += f'{name} = {{ path = "{name}.csv"{site} }}\n'
+        return sources_of(tmp_path, f'{text}c = {{ sql = "FROM a, b"{own} }}')
+
+    match = (
+        r"'sql' of table 'c' reads tables of one site, and these are several \(a at "
+        r"\['a-0'\], b at \['b-0'\]\): give all of them, and the table itself, one "
+        "'site'"
+    )
+    with refused(match):
+        sources()
+    named = ', site = "h"'
+    for own in ("", named):
+        assert {source.site for source in sources(named, own)} == {"h"}
+
+
 def test_days_in_two_formats_are_refused_where_they_are_read(tmp_path):
     (tmp_path / "a.csv").write_text("k,day\n1,01/02/2024\n2,03/04/2024\n")
     file = '[tables]\na = {{ path = "a.csv", site = "h"{} }}\nb = {{ sql = "{}" }}'
@@ -367,9 +389,10 @@ def test_what_leaves_the_site_names_no_path(tmp_path):
 def test_policies_of_tables_that_share_rows(tmp_path, rules, match):
     """Refused at load where the account of one would not count what leaves of both."""
     (tmp_path / "a.csv").write_text("k,x\n1,5\n")
-    (tmp_path / "b.csv").write_text("k,y\n1,6\n")
+    for name in ("b.csv", "c.csv", "d.csv"):
+        (tmp_path / name).write_text("k,y\n1,6\n")
     text = CASES["sharing"]
-    for table in ("one", "copy", "joined", "again"):
+    for table in ("one", "copy", "joined", "again", "parts"):
         policy = f", policy = {rules[table]}" if table in rules else ""
         text = text.replace(f" POLICY-OF-{table.upper()}", policy)
     if match:
