@@ -20,6 +20,7 @@ from tp_flower.sources.derived.accounts import source_id
 from tp_flower.sources.derived.select import parse_select
 from tp_flower.sources.shards import (
     connect,
+    create_view,
     describe,
     fingerprint,
     load_tables,
@@ -223,6 +224,20 @@ def test_a_derived_table_may_be_of_another(tmp_path):
     assert in_order(rows_of(source)) == answer(expected, hospital())
 
 
+@pytest.mark.parametrize("name", ["shard", "source_rows", "unsorted", "frame", "from"])
+def test_a_table_may_have_any_name(name):
+    frame = pd.DataFrame({"k": [1, 2], "x": ["5", "6"]})
+    raw = {"sql": f'FROM "{name}"', "types": {"x": "DOUBLE"}}
+    with framed("SELECT k, x + 1 AS y FROM raw", {name: frame}, raw=raw) as source:
+        assert in_order(rows_of(source)) == [(1, 6.0), (2, 7.0)]
+        # as scripts that compare with one machine do
+        with duckdb.connect() as connection:
+            create_view(connection, source)
+            assert len(connection.execute("FROM shard").fetchall()) == 2
+        wanted = Fragment("t", "answer", features(y="y"))
+        assert sorted(extract(source, wanted).column("y").values) == [6.0, 7.0]
+
+
 def test_a_change_of_any_file_is_noticed(tmp_path):
     sql = "SELECT v.*, l.value FROM visits v ASOF LEFT JOIN l USING (patient, at_time)"
     sql = "WITH l AS (SELECT patient, taken AS at_time, value FROM lab) " + sql
@@ -284,6 +299,9 @@ def test_the_engine_reads_nothing_else(tmp_path, suffix):
             describe(replace(source, derived=derived))
         assert "s3cret" not in str(caught.value)
     with connect(source) as connection:
+        views = connection.execute("SELECT view_name FROM duckdb_views()").fetchall()
+        left = {name for (name,) in views if name in TABLES or name.startswith("rows_")}
+        assert not left
         for sql in CASES["other_statements"]:
             with pytest.raises(duckdb.Error):
                 connection.execute(sql.replace("OTHER", str(tmp_path / "secret.csv")))

@@ -63,6 +63,7 @@ def connect_derived(source: ShardSource) -> Iterator[duckdb.DuckDBPyConnection]:
             if is_attached:
                 duckdb_engine.lock(connection, paths)
             rows.show(source)
+            rows.drop()
             yield connection
         except duckdb.Error as error:
             raise SourceError(f"{source}: {safe_message(error)}") from error
@@ -70,7 +71,9 @@ def connect_derived(source: ShardSource) -> Iterator[duckdb.DuckDBPyConnection]:
 
 def load_derived(source: ShardSource, connection: duckdb.DuckDBPyConnection) -> None:
     """Make the view ``shard`` of a connection a derived shard."""
-    _StoredRows(connection, source).show(source)
+    rows = _StoredRows(connection, source)
+    rows.show(source)
+    rows.drop()
 
 
 class _StoredRows:
@@ -81,6 +84,7 @@ class _StoredRows:
     ) -> None:
         self._connection = connection
         self._views: list[tuple[ShardSource, str]] = []
+        self._names: list[str] = []
         for shard in stored_shards(source):
             if self._view(shard) is None:
                 create_view(connection, shard)
@@ -93,7 +97,13 @@ class _StoredRows:
         """Give the view ``shard`` another name, and return it quoted."""
         name = quote_name(f"rows_{uuid4().hex}")
         self._connection.execute(f"ALTER VIEW shard RENAME TO {name}")
+        self._names.append(name)
         return name
+
+    def drop(self) -> None:
+        """Drop all views but ``shard``: a query is about no column besides."""
+        for name in self._names:
+            self._connection.execute(f"DROP VIEW {name}")
 
     def show(self, source: ShardSource) -> None:
         """Make the view ``shard`` a derived shard, whose SELECT is run once."""
