@@ -26,7 +26,9 @@ MEMORY_PREFIX: Final = "memory:"
 
 TABLES_THERE: Final = "; its tables are "
 DUCKDB_SAYS: Final = "; DuckDB says: "
-"""What follows these in an error is for the owner only."""
+FOR_OWNER: Final = "; for its owner: "
+OWNER_ONLY: Final = (TABLES_THERE, DUCKDB_SAYS, FOR_OWNER)
+"""What follows one of these in an error stays in the site's log."""
 
 Entry = TypeVar("Entry")
 _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")

@@ -143,6 +143,18 @@ def cached(folder):
     return [path.name for path in (folder / "state" / "hospital").rglob("rows-*")]
 
 
+@pytest.mark.parametrize("sql", ["SELECT hidden FROM lab", "FROM lab WHERE hidden >"])
+def test_an_error_of_the_sql_stays_in_the_sites_log(tmp_path, sql):
+    """The server reads whose table it is, and nothing of what the owner wrote."""
+    text = SITE.replace(ASOF, sql)
+    with pytest.raises(SiteError, match="'sql'") as caught:
+        train(hospital(tmp_path, text), SQL, "cg")
+    message = str(caught.value)
+    assert "records" in message
+    for name in ("hidden", "taken", "visits", "WHERE", str(tmp_path)):
+        assert name not in message
+
+
 def test_explain_and_check_say_whose_sql_it_is(tmp_path):
     sites = hospital(tmp_path)
     tables = train(sites, SQL, Explain).explanation["tables"]

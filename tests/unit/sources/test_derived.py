@@ -200,8 +200,9 @@ def test_shards_of_a_table_at_the_site_are_read_as_one(tmp_path):
     assert in_order(rows_of(source)) == expected
     (tmp_path / "1.csv").write_text("Z,K,X\nv,2,many\n")
     match = (
-        r"column 'x' of table 't' is of the types BIGINT and VARCHAR in shards that "
-        r"'sql' reads as one table: name one, types = \{ x = \"VARCHAR\" \}"
+        r"reads shards that differ; for its owner: column 'x' of table 't' is of the "
+        r"types BIGINT and VARCHAR: name one in the table's entry, types = "
+        r"\{ x = \"VARCHAR\" \}"
     )
     with refused(match):
         describe(source)
@@ -362,8 +363,9 @@ def test_days_in_two_formats_are_refused_where_they_are_read(tmp_path):
     (tmp_path / "a.csv").write_text("k,day\n1,01/02/2024\n2,03/04/2024\n")
     file = '[tables]\na = {{ path = "a.csv", site = "h"{} }}\nb = {{ sql = "{}" }}'
     match = (
-        r"table 'a' at site 'h'.* reads column 'day', whose days fit several formats: "
-        r"name the right one, dates = \"%d/%m/%Y\" or dates = \"%m/%d/%Y\"; types "
+        r"table 'b' at .*: its 'sql' reads days of several formats; for its owner: the "
+        r"days of column 'day' of table 'a' fit them: name the right one, dates = "
+        r"\"%d/%m/%Y\" or dates = \"%m/%d/%Y\"; types "
     )
 
     def derived(sql, keys=""):

@@ -110,5 +110,5 @@ class _Resolver:
         at_site = f" of site {site!r}" if site else ""
         return SourceError(
             f"{where} reads {name!r}, which is no table{at_site} in the tables file"
-            f"{closest(name, there)}{TABLES_THERE}{', '.join(there)}"
+            f"{TABLES_THERE}{', '.join(there)}{closest(name, there)}"
         )

@@ -20,7 +20,12 @@ from tp_flower.protocol.text_readings import TEXT, TextColumn
 from tp_flower.query.fragment import spell
 from tp_flower.sources.csv_shards import text_columns
 from tp_flower.sources.derived.accounts import stored_shards
-from tp_flower.sources.entries import DUCKDB_SAYS, quote_toml, type_setting
+from tp_flower.sources.entries import (
+    DUCKDB_SAYS,
+    FOR_OWNER,
+    quote_toml,
+    type_setting,
+)
 from tp_flower.sources.shards import (
     column_types,
     create_view,
@@ -111,12 +116,12 @@ class _StoredRows:
         if derived is None:
             raise TypeError(f"{source} is not derived")
         relations = {
-            name: _union(self._connection, name, shards, self._of(shards))
+            name: self._union(source, name, shards)
             for name, shards in derived.tables.items()
         }
         name = f"derived_{uuid4().hex}"
         with _named(self._connection, relations):
-            self._check_readings(derived)
+            self._check_readings(source, derived)
             try:
                 _check_names(source, _answer(self._connection, derived))
                 self._connection.execute(
@@ -140,7 +145,41 @@ class _StoredRows:
             views.append(view)
         return views
 
-    def _check_readings(self, derived: DerivedShard) -> None:
+    def _union(
+        self, source: ShardSource, table: str, shards: Sequence[ShardSource]
+    ) -> str:
+        """Return the SELECT of a table's rows in all shards, in columns of all."""
+        views = self._of(shards)
+        types = [
+            _readable(shard, column_types(self._connection, f"SELECT * FROM {view}"))
+            for shard, view in zip(shards, views, strict=True)
+        ]
+        selected: list[list[str]] = [[] for _ in views]
+        for name in types[0]:
+            spellings = [spell(name, of_shard) for of_shard in types]
+            if None in spellings:
+                # as in a query, which can read the columns that all shards have
+                continue
+            columns = [
+                _Column(view, own_name, of_shard[own_name])
+                for view, own_name, of_shard in zip(
+                    views, spellings, types, strict=True
+                )
+                if own_name is not None
+            ]
+            problem = (
+                f"{source}: its 'sql' reads shards that differ{FOR_OWNER}column "
+                f"{name!r} of table {table!r}"
+            )
+            agreed = _agree(self._connection, problem, columns)
+            for items, sql in zip(selected, agreed, strict=True):
+                items.append(f"{sql} AS {quote_name(name)}")
+        return " UNION ALL ".join(
+            f"SELECT {', '.join(items) or 'NULL AS nothing'} FROM {view}"
+            for items, view in zip(selected, views, strict=True)
+        )
+
+    def _check_readings(self, source: ShardSource, derived: DerivedShard) -> None:
         """Refuse a SELECT of days in a text file that two formats fit."""
         for name, shards in derived.tables.items():
             for shard in shards:
@@ -148,19 +187,20 @@ class _StoredRows:
                     if texts.are_ambiguous and _reads(
                         self._connection, derived, name, column
                     ):
-                        raise _ambiguous(shard, column, texts)
+                        problem = _ambiguous(f"{column!r} of table {name!r}", texts)
+                        raise SourceError(
+                            f"{source}: its 'sql' reads days of several formats"
+                            f"{FOR_OWNER}{problem}; {type_setting(column)} says that "
+                            "they are no days"
+                        )
 
 
-def _ambiguous(shard: ShardSource, column: str, texts: TextColumn) -> SourceError:
-    """Return the refusal of days that two formats fit."""
+def _ambiguous(column: str, texts: TextColumn) -> str:
+    """Return what is to be done about days that two formats fit."""
     formats = " or ".join(
         f"dates = {quote_toml(reading.format)}" for reading in texts.readings
     )
-    return SourceError(
-        f"{shard}: 'sql' of a derived table reads column {column!r}, whose days fit "
-        f"several formats: name the right one, {formats}; {type_setting(column)} says "
-        "that they are no days"
-    )
+    return f"the days of column {column} fit them: name the right one, {formats}"
 
 
 @contextmanager
@@ -230,37 +270,6 @@ def _reads(
         connection.execute(f"ALTER VIEW {whole} RENAME TO {view}")
 
 
-def _union(
-    connection: duckdb.DuckDBPyConnection,
-    table: str,
-    shards: Sequence[ShardSource],
-    views: Sequence[str],
-) -> str:
-    """Return the SELECT of all rows of a table's shards, with the columns of all."""
-    types = [
-        _readable(shard, column_types(connection, f"SELECT * FROM {view}"))
-        for shard, view in zip(shards, views, strict=True)
-    ]
-    selected: list[list[str]] = [[] for _ in views]
-    for name in types[0]:
-        spellings = [spell(name, of_shard) for of_shard in types]
-        if None in spellings:
-            # as in a query, which can read the columns that all shards have
-            continue
-        columns = [
-            _Column(view, own_name, of_shard[own_name])
-            for view, own_name, of_shard in zip(views, spellings, types, strict=True)
-            if own_name is not None
-        ]
-        agreed = _agree(connection, f"column {name!r} of table {table!r}", columns)
-        for items, sql in zip(selected, agreed, strict=True):
-            items.append(f"{sql} AS {quote_name(name)}")
-    return " UNION ALL ".join(
-        f"SELECT {', '.join(items) or 'NULL AS nothing'} FROM {view}"
-        for items, view in zip(selected, views, strict=True)
-    )
-
-
 def _readable(shard: ShardSource, types: Mapping[str, str]) -> dict[str, str]:
     """Return the columns of a shard that queries can read, with their types."""
     unread: Mapping[str, str] = {}
@@ -278,7 +287,7 @@ class _Column(NamedTuple):
 
 
 def _agree(
-    connection: duckdb.DuckDBPyConnection, what: str, columns: Sequence[_Column]
+    connection: duckdb.DuckDBPyConnection, problem: str, columns: Sequence[_Column]
 ) -> list[str]:
     """Return the SQL of a column in each shard; refuse texts beside other values.
 
@@ -298,9 +307,8 @@ def _agree(
             names[k] = "NULL"
     if len(held) > 1:
         raise SourceError(
-            f"{what} is of the types {' and '.join(held.values())} in shards that "
-            f"'sql' reads as one table: name one, {type_setting(columns[0].name)}, in "
-            "the table's entry"
+            f"{problem} is of the types {' and '.join(held.values())}: name one in the "
+            f"table's entry, {type_setting(columns[0].name)}"
         )
     return names
 
