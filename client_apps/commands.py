@@ -29,7 +29,7 @@ from client_apps.privacy.approval import (
     tables_to_approve,
 )
 from client_apps.privacy.first_policy import first_policies
-from client_apps.privacy.guard import budgets, source_id
+from client_apps.privacy.guard import budgets
 from client_apps.rounds.site import Site
 from tp_flower import model_names
 from tp_flower.errors import ModelError, SiteError, SourceError, TPFlowerError
@@ -40,6 +40,7 @@ from tp_flower.query.fragment_text import printable
 from tp_flower.reports import blocks
 from tp_flower.reports.blocks import Record
 from tp_flower.reports.console import format_bytes, format_count, text_table
+from tp_flower.sources.derived.accounts import source_id
 from tp_flower.sources.entries import quote_toml
 from tp_flower.sources.policy import DEFAULT_DELTA
 from tp_flower.sources.shards import load_tables

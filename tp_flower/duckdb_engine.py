@@ -92,20 +92,33 @@ def _shared_engine() -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def file_cursor(paths: Sequence[str]) -> duckdb.DuckDBPyConnection:
+def file_cursor(
+    paths: Sequence[str], *, is_serial: bool = False
+) -> duckdb.DuckDBPyConnection:
     """Return a connection to a locked engine that may read these files and no other.
 
-    Views and tables must be temporary: those of one connection are not of another.
+    Views and tables must be temporary: those of one connection are not of another. An
+    engine that ``is_serial`` adds up numbers in the same order every time.
     """
-    return _file_engine(tuple(paths)).cursor()
+    return _file_engine(tuple(paths), is_serial).cursor()
 
 
 @lru_cache(maxsize=16)
-def _file_engine(paths: tuple[str, ...]) -> duckdb.DuckDBPyConnection:
+def _file_engine(paths: tuple[str, ...], is_serial: bool) -> duckdb.DuckDBPyConnection:
     """Return the engine of some files, which a run reads more than once."""
     connection = new_engine()
+    if is_serial:
+        serialise(connection)
     lock(connection, paths)
     return connection
+
+
+def serialise(connection: duckdb.DuckDBPyConnection) -> None:
+    """Let an engine have one thread, so that equal input has equal results.
+
+    Threads divide rows as they come, and sums of floats depend on the order.
+    """
+    connection.execute("SET threads = 1")
 
 
 @lru_cache(maxsize=1)

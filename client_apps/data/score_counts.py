@@ -19,6 +19,8 @@ from typing import Any, Final
 from tp_flower.errors import PolicyError
 
 SCORES: Final = "scores"
+ANY_COLUMN: Final = "(any)"
+"""In a query's columns: it may have read any other under another name."""
 
 _COUNTED: Final = (
     "SELECT json_extract(line, '$.columns'), sum(times) FROM ledger "
@@ -34,7 +36,8 @@ class ScoreLimit:
 
     Attributes:
         table: alias in the query, for messages.
-        columns: the raw columns that the features read, in lower case.
+        columns: the raw columns that the features read, in lower case; among them
+            ``ANY_COLUMN``, where a derived table has the same rows.
         rule: ``scores-per-rank`` of the policy.
         rank: the effective rank of the encoded columns, see
             :mod:`tp_flower.features.ranks`.
@@ -51,12 +54,12 @@ class ScoreLimit:
     def used(self, connection: Connection) -> int:
         """Return how many score vectors have left that read one of the columns."""
         mine = set(self.columns)
-        counts = connection.execute(_COUNTED, (self.source,))
-        return sum(
-            times
-            for columns, times in counts
-            if not mine.isdisjoint(json.loads(columns))
-        )
+        used = 0
+        for listed, times in connection.execute(_COUNTED, (self.source,)):
+            columns = json.loads(listed)
+            if ANY_COLUMN in (*mine, *columns) or not mine.isdisjoint(columns):
+                used += times
+        return used
 
     def line(self, connection: Connection, vectors: int) -> dict[str, Any]:
         """Return the ledger's line of more score vectors.

@@ -41,12 +41,12 @@ from tp_flower.features.sparse import EncodedRows, SparseRows
 from tp_flower.keyed_hash import KEY_BYTES
 from tp_flower.node_config import IN_MEMORY
 from tp_flower.query.fragment import Fragment
+from tp_flower.sources.csv_shards import merging_texts
 from tp_flower.sources.shards import (
     ShardSchema,
     ShardSource,
     describe,
     fingerprint,
-    merging_texts,
 )
 
 ROWS: Final = "rows"
@@ -246,6 +246,10 @@ def _identity(source: ShardSource) -> list[Any]:
     identity: list[Any] = [str(source), dict(source.types), list(source.nulls)]
     identity += [vars(source.text), dict(source.rename), list(source.absent)]
     identity.append({n: [r.type, r.format] for n, r in sorted(source.readings.items())})
+    if source.derived is not None:
+        identity.append(source.derived.sql)
+        for name, shards in source.derived.tables.items():
+            identity += [name, *map(_identity, shards)]
     database = source.database
     if database is None:
         return identity

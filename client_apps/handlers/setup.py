@@ -39,8 +39,9 @@ from tp_flower.protocol.text_readings import AS_TEXT, TextReading
 from tp_flower.query import Fragment
 from tp_flower.query.fragment import spell
 from tp_flower.query.parsing import EVERY_COLUMN
+from tp_flower.sources.csv_shards import text_columns
 from tp_flower.sources.policy import SECOND_MOMENTS
-from tp_flower.sources.shards import ShardSource, text_columns
+from tp_flower.sources.shards import ShardSource
 from tp_flower.splits import BY_HASH, BY_ORDER, TRAIN, Shares, split_by_hash
 from tp_flower.terms.extraction import shares_label_scale
 from tp_flower.terms.groups import compared_keys

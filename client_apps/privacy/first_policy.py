@@ -11,6 +11,7 @@ from typing import Final
 
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.extraction.select_plan import drop_enum_values
+from tp_flower.sources.derived.accounts import read_shards
 from tp_flower.sources.entries import quote_toml
 from tp_flower.sources.policy import STRICT
 from tp_flower.sources.shards import ShardSource, connect, describe
@@ -135,10 +136,21 @@ def _looks(source: ShardSource, name: str, kind: str) -> str:
 
 
 def first_policies(sources: Iterable[ShardSource], table: str) -> str:
-    """Return the policies of a table, or of all tables without one."""
+    """Return the policies of a table, or of all tables without one.
+
+    Those that derived tables read need none: with one, they would share an account.
+    """
+    hosted = list(sources)
+    read = {
+        shard.table
+        for source in hosted
+        for shard in read_shards(source)
+        if shard.table != source.table
+    }
     shards: dict[str, list[ShardSource]] = {}
-    for source in sources:
-        if source.table == table or not (table or source.has_policy):
+    for source in hosted:
+        has_need = not source.has_policy and source.table not in read
+        if source.table == table or (not table and has_need):
             shards.setdefault(source.table, []).append(source)
     return "".join(
         f"{line}\n"

@@ -4,9 +4,6 @@ Every handler calls these checks before it reads, and again before its results l
 The rules themselves are in ``tp_flower/sources/policy.py``.
 """
 
-import hashlib
-import json
-import os
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Final
@@ -20,6 +17,7 @@ from tp_flower.privacy.mechanisms import GIVEN_FILTERS, GIVEN_KEYS, Budget
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query.fragment import Fragment, Read, Role, reads
 from tp_flower.query.fragment_text import fragment_text, text_digest
+from tp_flower.sources.derived.accounts import share_rows, source_id
 from tp_flower.sources.policy import MODELS, SCORES, WEIGHTS
 from tp_flower.sources.shards import ShardSchema, ShardSource
 
@@ -77,8 +75,8 @@ def check_noisy_label(site: Site, number: int, numbers: Iterable[int]) -> None:
     columns = {
         read.column.lower() for read in reads(fragment) if read.role is Role.LABEL
     }
-    for read in _reads_of_rows(site, number, numbers):
-        if read.role in (Role.FEATURE, Role.WEIGHT) and read.column.lower() in columns:
+    for read in _reads_of_values(site, number, numbers, columns):
+        if read.role in (Role.FEATURE, Role.WEIGHT):
             raise SiteError(
                 f"table {fragment.table}: its label leaves with noise only, but "
                 f"{read.element} reads column {read.column!r}, which the label is made "
@@ -110,19 +108,25 @@ def _roles_beside(
         for read in reads(site.fragment(number))
         if read.role in covered
     }
-    return {
-        read.role
-        for read in _reads_of_rows(site, number, numbers)
-        if read.column.lower() in columns
-    }
+    return {read.role for read in _reads_of_values(site, number, numbers, columns)}
 
 
-def _reads_of_rows(site: Site, number: int, numbers: Iterable[int]) -> Iterator[Read]:
-    """Yield what the parts among ``numbers`` that are of a part's rows read."""
-    source = source_id(site.source(number))
+def _reads_of_values(
+    site: Site, number: int, numbers: Iterable[int], columns: Collection[str]
+) -> Iterator[Read]:
+    """Yield what reads columns of a part's rows, in the parts among ``numbers``.
+
+    Of tables of which one is derived from the other's rows, any column may hold them.
+    """
+    source = site.source(number)
     for other in numbers:
-        if source_id(site.source(other)) == source:
-            yield from reads(site.fragment(other))
+        shard = site.source(other)
+        is_derived = shard is not source and (source.derived or shard.derived)
+        has_any = bool(is_derived) and share_rows(source, shard)
+        for read in reads(site.fragment(other)):
+            has_name = read.column.lower() in columns
+            if has_any or (has_name and source_id(shard) == source_id(source)):
+                yield read
 
 
 def list_query(
@@ -154,9 +158,14 @@ def admit_query(site: Site, number: int, source: ShardSource) -> None:
         query[approval.DOCUMENT] = approval.document_of(site.terms.proposal)
         raise
     name = source_id(source)
-    quota = source.policy.queries_per_day
-    if quota is not None:
-        site.quotas[name] = min(quota, site.quotas.get(name, quota))
+    quotas = [
+        quota
+        for shard in site.shards
+        if (quota := shard.policy.queries_per_day) and source_id(shard) == name
+    ]
+    if quotas:
+        # if several entries of the tables file share rows, their smallest applies
+        site.quotas[name] = min(quotas)
         site.ledger.check_quota(source.table, name, site.quotas)
     query["source"] = name
 
@@ -223,25 +232,6 @@ def check_model(source: ShardSource, spec: ModelSpec, features: int) -> None:
     if policy.most_parameters is not None:
         smaller = "smaller hidden-sizes, or encoders of fewer columns"
         policy.check_size(count_parameters(spec, features), "parameters", smaller)
-
-
-def source_id(source: ShardSource) -> str:
-    """Return the identifier of a shard's rows in the ledger and for noisy labels.
-
-    It is a hash of their location, regardless of the table's name or how they are read;
-    for rows that move, a hash of the policy's ``budget-name``. Data frames get a new
-    one in every grid.
-    """
-    location: list[object]
-    if source.policy.budget_name:
-        location = ["named", source.policy.budget_name]
-    elif source.database is not None:
-        location = ["database", str(source.database)]
-    elif source.path is not None:
-        location = ["path", os.path.realpath(source.path), source.relation]
-    else:
-        location = ["frame", source.token, source.table, source.index]
-    return hashlib.sha256(json.dumps(location).encode()).hexdigest()[:32]
 
 
 def budgets(site: Site) -> dict[str, Budget]:

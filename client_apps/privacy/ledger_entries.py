@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
-from client_apps.privacy.guard import are_features_keys, budgets, source_id
+from client_apps.privacy.guard import are_features_keys, budgets
 from client_apps.rounds.site import Site
 from tp_flower.privacy import mechanisms
 from tp_flower.privacy import plan as plans
 from tp_flower.protocol.fields import SERVER
 from tp_flower.protocol.messages import ACTIONS, Action
 from tp_flower.query.fragment import check_no_cutoffs
+from tp_flower.sources.derived.accounts import source_id
 from tp_flower.sources.policy import BINS, LEVELS, REGIONS
 
 if TYPE_CHECKING:

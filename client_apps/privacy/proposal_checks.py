@@ -16,7 +16,6 @@ import numpy as np
 from client_apps.data.key_files import read_allowed_keys
 from client_apps.data.run_store import Entry
 from client_apps.data.saved_models import SavedModel, parts_of
-from client_apps.privacy.guard import source_id
 from client_apps.privacy.keys import key_source, own_node, site_public_key
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, BoolArray
@@ -42,6 +41,7 @@ from tp_flower.protocol.training_messages import (
     Union,
     Update,
 )
+from tp_flower.sources.derived.accounts import source_id
 
 _ROWS: Final = "run-rows-{}"
 """Entry of a part: which of its rows have which role in the run, a bit each."""
@@ -308,16 +308,14 @@ def check_aliases(site: Site, numbers: Iterable[int]) -> None:
     """Refuse training rows that differ in few rows between two aliases of one table.
 
     What leaves of both would tell of the rows in which they differ. Rows of a
-    sub-query, and of a database, are in an order of their alias: that they are the same
-    cannot be seen.
+    sub-query, of a database and of a derived table are in an order of their alias: that
+    they are the same cannot be seen.
     """
     by_source: dict[str, list[tuple[bool, AnyArray]]] = {}
     for number in numbers:
         source = site.source(number)
         bits = rows_of_run(site, number)[TRAINED]
-        is_sorted = (
-            source.database is not None or site.fragment(number).subquery is not None
-        )
+        is_sorted = not source.has_order or site.fragment(number).subquery is not None
         difference = (
             "the difference of the training rows of two aliases of table "
             f"{source.table!r}"

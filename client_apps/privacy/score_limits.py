@@ -6,9 +6,8 @@ from typing import Final
 
 import numpy as np
 
-from client_apps.data.score_counts import ScoreLimit
+from client_apps.data.score_counts import ANY_COLUMN, ScoreLimit
 from client_apps.privacy.cover import check_cover
-from client_apps.privacy.guard import source_id
 from client_apps.privacy.proposal_checks import agree_in_rows, rows_of_run
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, IntArray
@@ -17,6 +16,7 @@ from tp_flower.features.encoder import TableEncoder
 from tp_flower.features.ranks import LEAST_RANK, effective_rank
 from tp_flower.features.sparse import EncodedRows
 from tp_flower.query.fragment import Fragment, Role, reads
+from tp_flower.sources.derived.accounts import source_id
 from tp_flower.sources.shards import ShardSource
 
 _ROUNDING: Final = 1e-9
@@ -65,14 +65,29 @@ def score_limit(site: Site, number: int, part: EncodedPart) -> ScoreLimit | None
     if rule is None or 0 in part.features.shape:
         return None
     rank = encoded_rank(source, fragment, part)
+    columns = set().union(*_raw_columns(fragment).values())
+    if _has_other_names(site, source):
+        columns.add(ANY_COLUMN)
     return ScoreLimit(
         source=source_id(source),
         table=fragment.table,
-        columns=tuple(sorted(set().union(*_raw_columns(fragment).values()))),
+        columns=tuple(sorted(columns)),
         rule=rule,
         rank=rank,
         allowed=int(rule * rank + _ROUNDING) if rank >= LEAST_RANK else 0,
     )
+
+
+def _has_other_names(site: Site, source: ShardSource) -> bool:
+    """Return whether the account of a source's rows has others' under other names.
+
+    A derived table may call its columns as it likes, and make two of one.
+    """
+    name = source_id(source)
+    derived = [
+        shard.derived is not None for shard in site.shards if source_id(shard) == name
+    ]
+    return len(derived) > 1 and any(derived)
 
 
 def encoded_rank(source: ShardSource, fragment: Fragment, part: EncodedPart) -> int:

@@ -41,7 +41,7 @@ from tp_flower.privacy.plan import MODEL, PartPlan
 from tp_flower.protocol.messages import NO_RUN
 from tp_flower.protocol.packet import ArrayKey, Parcel
 from tp_flower.randomness import NoiseSource
-from tp_flower.sources.entries import MEMORY_PREFIX, TABLES_THERE
+from tp_flower.sources.entries import MEMORY_PREFIX, OWNER_ONLY
 
 if TYPE_CHECKING:
     from client_apps.data.tables import SiteTables
@@ -323,7 +323,9 @@ class Site:
         for path in (str(Path(tables).expanduser()), tables):
             text = text.replace(path, "of the site")
         text = text.replace(f"{Path(tables).expanduser().absolute().parent}/", "")
-        return text.partition(TABLES_THERE)[0].replace(str(self._root), "<state-dir>")
+        for phrase in OWNER_ONLY:
+            text = text.partition(phrase)[0]
+        return text.replace(str(self._root), "<state-dir>")
 
     def hasher(self) -> KeyedHasher:
         """Return the keyed hash that the sites of the run share."""

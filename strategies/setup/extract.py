@@ -35,7 +35,7 @@ from tp_flower.query import BoundQuery, Fragment
 from tp_flower.query.fragment import reads, spell
 from tp_flower.reports.records import write_whole
 from tp_flower.settings import Settings
-from tp_flower.sources.tables_file import DUCKDB
+from tp_flower.sources.tables_file import DUCKDB, OWN_SQL
 from tp_flower.terms.extraction import extract_parts
 from tp_flower.terms.groups import grouped_parts, members_of_groups
 
@@ -405,7 +405,9 @@ def describe_places(extracted: Extracted, table: str) -> tuple[str, ...]:
     for part in extracted.parts[table]:
         body = extracted.replies.body(part, setup_messages.ExtractedPart)
         work = "all in DuckDB at the site"
-        if body.engine != DUCKDB:
+        if body.engine == OWN_SQL:
+            work = "over the answer to its owner's SQL, all in DuckDB at the site"
+        elif body.engine != DUCKDB:
             pushed = "; ".join(body.pushed) or "the columns only"
             work = f"in {body.engine}: {pushed}. All else in DuckDB at the site"
         sites.setdefault(work, []).append(part.site)

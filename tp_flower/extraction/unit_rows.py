@@ -62,8 +62,7 @@ def scan_drawn_rows(
         connection.execute(
             "CREATE OR REPLACE TEMP VIEW shard AS SELECT * FROM drawn_rows"
         )
-        # a database may return its rows in another order every time
-        yield Scan(connection, checked, needs_sort=source.database is not None)
+        yield Scan(connection, checked, needs_sort=not source.has_order)
 
 
 def _unit_text(source: ShardSource, types: dict[str, str]) -> str:

@@ -25,7 +25,10 @@ MEMORY_PREFIX: Final = "memory:"
 """Prefix for tables that are data frames of this process instead of a file."""
 
 TABLES_THERE: Final = "; its tables are "
-"""What follows this in an error is for the owner only."""
+DUCKDB_SAYS: Final = "; DuckDB says: "
+FOR_OWNER: Final = "; for its owner: "
+OWNER_ONLY: Final = (TABLES_THERE, DUCKDB_SAYS, FOR_OWNER)
+"""What follows one of these in an error stays in the site's log."""
 
 Entry = TypeVar("Entry")
 _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")

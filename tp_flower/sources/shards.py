@@ -20,18 +20,23 @@ from tp_flower import duckdb_engine
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import SourceError
 from tp_flower.node_config import NUM_PARTITIONS, PARTITION_ID, TABLES
-from tp_flower.protocol.text_readings import BOOLEAN, TEXT, TextColumn, is_time
+from tp_flower.protocol.text_readings import TEXT, TextColumn
 from tp_flower.query.fragment import Fragment
 from tp_flower.sources.csv_columns import EARLY_ROWS, MOST_STRAY
-from tp_flower.sources.csv_files import csv_call, csv_format, merging_columns
+from tp_flower.sources.csv_shards import (
+    csv_relation,
+    is_csv_shard,
+    text_columns,
+    text_hints,
+)
+from tp_flower.sources.derived.resolve import resolve_derived
 from tp_flower.sources.entries import MEMORY_PREFIX as MEMORY_PREFIX
-from tp_flower.sources.entries import TABLES_THERE, quote_toml, type_setting
+from tp_flower.sources.entries import TABLES_THERE, type_setting
 from tp_flower.sources.flights import flights_tables
 from tp_flower.sources.frames import HostedFrame, hosted_frame, read_frame
-from tp_flower.sources.policy import SIMULATED, Policy
+from tp_flower.sources.policy import MISSING, SIMULATED, Policy
 from tp_flower.sources.tables_file import (
     PARQUET_SUFFIXES,
-    is_csv,
     read_tables_file,
     shard_in_code,
 )
@@ -145,11 +150,13 @@ def register_frames(frames: Frames, site: str, policy: Policy = SIMULATED) -> st
     shards: dict[str, tuple[HostedFrame | ShardSource, ...]] = {}
     for table, value in frames.items():
         listed = value if isinstance(value, list | tuple) else [value]
-        read = [_read_shard(table, k, site, item) for k, item in enumerate(listed)]
-        shards[table] = tuple(_add_policy(shard, policy) for shard in read)
+        shards[table] = tuple(
+            _read_shard(table, k, site, item) for k, item in enumerate(listed)
+        )
     if not any(shards.values()):
         raise SourceError(f"site {site!r} has no tables")
     token = uuid.uuid4().hex
+    _resolved(token, _Registered(site, shards, policy))
     _TABLES[token] = _Registered(site, shards, policy)
     return token
 
@@ -168,15 +175,6 @@ def _read_shard(
             f"{type(value).__name__}"
         )
     return hosted_frame(frame)
-
-
-def _add_policy(
-    shard: HostedFrame | ShardSource, policy: Policy
-) -> HostedFrame | ShardSource:
-    """Return a shard with a policy, unless it is of the keys that name the shard."""
-    if isinstance(shard, HostedFrame) or shard.has_policy:
-        return shard
-    return replace(shard, policy=policy)
 
 
 def release(token: str) -> None:
@@ -203,19 +201,24 @@ def _frame(source: ShardSource) -> HostedFrame:
 def load_tables(path: str) -> tuple[ShardSource, ...]:
     """Return the shards of a tables file, or those registered as "memory:<token>"."""
     if not path.startswith(MEMORY_PREFIX):
-        return read_tables_file(path)
+        return resolve_derived(read_tables_file(path))
     token = path.removeprefix(MEMORY_PREFIX)
-    hosted = _registered_table(token)
-    sources = []
-    for table, shards in hosted.shards.items():
-        for index, shard in enumerate(shards):
-            source = shard
-            if not isinstance(source, ShardSource):
-                source = ShardSource(
-                    table, hosted.site, index, token=token, policy=hosted.policy
-                )
-            sources.append(source)
-    return tuple(sources)
+    return _resolved(token, _registered_table(token))
+
+
+def _resolved(token: str, hosted: _Registered) -> tuple[ShardSource, ...]:
+    """Return the registered shards, with the policy of those without one."""
+    sources = [
+        shard
+        if isinstance(shard, ShardSource)
+        else ShardSource(table, hosted.site, index, token=token, policy=MISSING)
+        for table, shards in hosted.shards.items()
+        for index, shard in enumerate(shards)
+    ]
+    return tuple(
+        source if source.has_policy else replace(source, policy=hosted.policy)
+        for source in resolve_derived(sources)
+    )
 
 
 def hosted_shards(
@@ -264,11 +267,17 @@ def flights_sources() -> tuple[ShardSource, ...]:
 @contextmanager
 def connect(source: ShardSource) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open a DuckDB connection whose view ``shard`` is all that it can ever read."""
+    if source.derived is not None:
+        from tp_flower.sources.derived.rows import connect_derived
+
+        with connect_derived(source) as connection:
+            yield connection
+        return
     # a file needs its own engine, which may read that file and no other
     if not source.path:
         engine = duckdb_engine.shared_cursor()
     elif source.relation is None:
-        engine = duckdb_engine.file_cursor(_files(source.path))
+        engine = duckdb_engine.file_cursor(files_of(source.path))
     else:
         # a database can only be attached before that
         engine = duckdb_engine.new_engine()
@@ -295,7 +304,9 @@ def scan(source: ShardSource, fragment: Fragment) -> Iterator[Scan]:
         return
     with connect(source) as connection:
         yield Scan(
-            connection, fragment.check(column_types(connection, "SELECT * FROM shard"))
+            connection,
+            fragment.check(column_types(connection, "SELECT * FROM shard")),
+            needs_sort=not source.has_order,
         )
 
 
@@ -305,10 +316,14 @@ def fingerprint(source: ShardSource) -> str | None:
         from tp_flower.sources.databases.shards import database_fingerprint
 
         return database_fingerprint(source)
+    if source.derived is not None:
+        from tp_flower.sources.derived.rows import derived_fingerprint
+
+        return derived_fingerprint(source)
     if source.path is None:
         return None
     _check_readable(source, source.path)
-    paths = _files(source.path)
+    paths = files_of(source.path)
     # what was written to a DuckDB file may still be in its log
     log = f"{source.path}.wal"
     if Path(log).exists():
@@ -325,7 +340,7 @@ def fingerprint(source: ShardSource) -> str | None:
     return f"{source.path}|{sha256(chr(0).join(files).encode()).hexdigest()}"
 
 
-def _files(path: str) -> list[str]:
+def files_of(path: str) -> list[str]:
     """Return the Parquet files below a folder in order, or the one file."""
     if not Path(path).is_dir():
         return [path]
@@ -344,7 +359,18 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
 
         load_database(source, connection)
         return
-    relation = _relation(connection, source)
+    if source.derived is not None:
+        from tp_flower.sources.derived.rows import load_derived
+
+        load_derived(source, connection)
+        return
+    show_rows(connection, source, _relation(connection, source))
+
+
+def show_rows(
+    connection: duckdb.DuckDBPyConnection, source: ShardSource, relation: str
+) -> None:
+    """Make the view ``shard`` a relation, with the columns that a source has of it."""
     read_types = column_types(connection, f"SELECT * FROM {relation}")
     names = source.renamed(read_types)
     columns = ", ".join(
@@ -370,8 +396,9 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
 def _relation(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> str:
     """Return the SQL that reads a frame or a file; SourceError if it cannot be read."""
     if source.path is None:
-        connection.register("frame", _cast_nanoseconds(_frame(source).rows))
-        return "frame"
+        name = f"frame_{uuid.uuid4().hex}"
+        connection.register(name, _cast_nanoseconds(_frame(source).rows))
+        return name
     _check_readable(source, source.path)
     if source.relation is not None:
         name = f"source_{uuid.uuid4().hex}"
@@ -381,9 +408,9 @@ def _relation(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> str
         parts = source.relation or _only_table(connection, name, source)
         schema, table = ("main", *parts)[-2:]
         return f"{name}.{quote_name(schema)}.{quote_name(table)}"
-    if _is_csv(source):
-        return _csv_relation(source, source.path)
-    files = ", ".join(map(duckdb_engine.quote_path, _files(source.path)))
+    if is_csv_shard(source):
+        return csv_relation(source, source.path)
+    files = ", ".join(map(duckdb_engine.quote_path, files_of(source.path)))
     return f"read_parquet([{files}])"
 
 
@@ -419,68 +446,11 @@ def _only_table(
     raise SourceError(f"{source}: it needs 'table'{TABLES_THERE}{listed}")
 
 
-def _csv_relation(source: ShardSource, path: str) -> str:
-    """Return the call that reads a CSV file; a cast would come after '007' became 7."""
-    file = csv_format(path, source.nulls, source.text)
-    _check_columns(source, list(file.columns))
-    names = source.renamed(file.columns)
-    wanted = source.types_of(names.values())
-    types = {}
-    for column, texts in file.columns.items():
-        name = names[column]
-        # texts are converted later, because some may not be of the owner's type
-        is_number = texts.best.type not in (TEXT, BOOLEAN) and not is_time(
-            texts.best.type
-        )
-        kind = wanted.get(name) or source.readings.get(name, texts.best).type
-        types[column] = kind if is_number else TEXT
-    return csv_call(path, source.nulls, file.dialect, types)
-
-
-def text_columns(source: ShardSource) -> dict[str, TextColumn]:
-    """Return the content of a CSV file's columns that have no type from the owner.
-
-    Of a column that the owner takes for times, without a format, the readings are of
-    his type.
-    """
-    if source.path is None or not _is_csv(source):
-        return {}
-    file = csv_format(source.path, source.nulls, source.text)
-    names = source.renamed(file.columns)
-    wanted = source.types_of(names.values())
-    columns = {}
-    for column, texts in file.columns.items():
-        kind = wanted.get(names[column])
-        if kind is None:
-            columns[names[column]] = texts
-        elif is_time(kind) and is_time(texts.best.type) and not source.text.dates:
-            # as DuckDB writes it: an owner may have written "date"
-            columns[names[column]] = texts.as_type(
-                str(duckdb_engine.shared_cursor().type(kind))
-            )
-    return columns
-
-
-def merging_texts(source: ShardSource, names: Collection[str]) -> list[str]:
-    """Return which columns of a CSV file have texts that differ, but are equal values.
-
-    A column whose type the owner says is compared by its values.
-    """
-    if source.path is None or not _is_csv(source):
-        return []
-    file = csv_format(source.path, source.nulls, source.text)
-    column_of = {new: old for old, new in source.renamed(file.columns).items()}
-    typed = source.types_of(column_of.keys())
-    requested = {column_of[name]: name for name in names if name not in typed}
-    merging = merging_columns(source.path, source.nulls, source.text, requested.keys())
-    return [requested[column] for column in merging]
-
-
 def _check_readable(source: ShardSource, path: str) -> None:
     """Refuse a path that is missing, unreadable or empty."""
     try:
         if Path(path).is_dir():
-            is_empty = not _files(path)
+            is_empty = not files_of(path)
         else:
             with Path(path).open("rb") as file:
                 is_empty = not file.read(1)
@@ -496,15 +466,6 @@ def _check_readable(source: ShardSource, path: str) -> None:
         else:
             problem = "file is empty"
         raise SourceError(f"{source}: the {problem}")
-
-
-def _check_columns(source: ShardSource, names: Sequence[str]) -> None:
-    """Refuse a file of lines of different lengths, which DuckDB reads as one column."""
-    if len(names) == 1 and any(mark in names[0] for mark in ",;|\t"):
-        raise SourceError(
-            f"{source}: the file looks like one column {names[0]!r}: "
-            "does every line have as many values as the first one has names?"
-        )
 
 
 def _casts(source: ShardSource, columns: Mapping[str, str]) -> dict[str, str]:
@@ -562,7 +523,7 @@ def describe(source: ShardSource) -> ShardSchema:
         rows=int(total),
         all_null=tuple(empty),
         texts={name: t for name, t in text_columns(source).items() if name in columns},
-        warnings=(*_hints(source), *warnings),
+        warnings=(*text_hints(source), *warnings),
         unread={name: source.redact_place(why) for name, why in unread.items()},
     )
 
@@ -627,36 +588,6 @@ def _read_early(
             # it is not about columns
             raise error
         return empty, unread
-
-
-def _is_csv(source: ShardSource) -> bool:
-    path = source.path or ""
-    return source.relation is None and is_csv(path) and not Path(path).is_dir()
-
-
-def _hints(source: ShardSource) -> Iterator[str]:
-    """Yield hints for the owner of a CSV file, without quoting values."""
-    if source.path is None or not _is_csv(source):
-        return
-    file = csv_format(source.path, source.nulls, source.text)
-    names = source.renamed(file.columns)
-    typed = source.types_of(names.values())
-    for column, hint in file.hints.items():
-        name = names[column]
-        if name in typed:
-            continue
-        quoted_name = quote_toml(name)
-        stray = ""
-        if hint.row:
-            stray = (
-                f", not that of row {hint.row}; others are missing, as those in 'nulls'"
-            )
-        yield (
-            f"{source}: column {name!r} is read as text, but {hint.option}types = "
-            f'{{ {quoted_name} = "{hint.kind}" }} reads {hint.read} of its '
-            f'{hint.values} values{stray}; types = {{ {quoted_name} = "VARCHAR" }} '
-            "says that these are texts"
-        )
 
 
 def _empty_columns(

@@ -14,6 +14,9 @@ lists the shards it hosts (docs/how-to/connect-sources.md has all keys)::
     uri = "postgresql://reader:${PASSWORD}@db.example.org/shop"
     table = "public.customers"
 
+    [tables.baskets]             # a derived table: a SELECT over the site's others
+    sql = "SELECT customer, count(*) AS orders FROM orders GROUP BY customer"
+
 The rules of what may leave a table are its policy (``policy.py``); a real site's table
 takes part in runs only if it has one.
 """
@@ -22,7 +25,7 @@ import os
 import re
 import tomllib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 DEFAULT_NULLS: Final = ("", "NA", "NaN", "nan", "NULL", "null")
 DUCKDB = "duckdb"
 SQLITE = "sqlite"
+OWN_SQL = "sql"  # of the owner, over tables of the site
 DEFAULT_CHUNK_ROWS: Final = 50_000
 CSV_SUFFIXES: Final = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 PARQUET_SUFFIXES: Final = (".parquet",)
@@ -74,8 +78,34 @@ class DatabaseShard:
 
 
 @dataclass(frozen=True)
+class DerivedShard:
+    """The rows of a shard that are the answer to its owner's SELECT, run by DuckDB.
+
+    Attributes:
+        file: of an entry with a path, the shard that it is without its SELECT, which
+            reads it under the table's own name.
+        tables: the shards of the tables that the SELECT reads, by the names that it has
+            for them.
+    """
+
+    sql: str
+    file: "ShardSource | None" = None
+    tables: Mapping[str, tuple["ShardSource", ...]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """The shard in words; different queries differ."""
+        names = [name for name in self.tables if self.file not in self.tables[name]]
+        places = [self.file.place] if self.file else []
+        # the owner's SQL does not leave the site
+        digest = sha256(self.sql.encode()).hexdigest()[:8]
+        return f"query {digest} of {', '.join([*places, *names]) or 'no table'}"
+
+
+@dataclass(frozen=True)
 class ShardSource:
-    """One shard and where its rows are: in a file or folder, a data frame, a database.
+    """One shard and where its rows are.
+
+    They are in a file or folder, a data frame or a database, or derived from others.
 
     Attributes:
         site: the organisation that holds the shard; "<table>-<index>" if not named.
@@ -102,6 +132,7 @@ class ShardSource:
     nulls: tuple[str, ...] = DEFAULT_NULLS
     relation: tuple[str, ...] | None = None
     database: DatabaseShard | None = None
+    derived: DerivedShard | None = None
     min_count: int = 1
     policy: Policy = field(default_factory=Policy)
     text: TextFormat = DETECTED
@@ -172,13 +203,22 @@ class ShardSource:
     @property
     def engine(self) -> str:
         """The kind of database that holds the rows; DuckDB reads all others."""
+        if self.derived is not None:
+            return OWN_SQL
         return self.database.url.name if self.database else DUCKDB
+
+    @property
+    def has_order(self) -> bool:
+        """Whether every reading has the rows in the same order."""
+        return self.database is None and self.derived is None
 
     @property
     def place(self) -> str:
         """Where the rows are, in words, for the site only."""
         if self.database is not None:
             return str(self.database)
+        if self.derived is not None:
+            return str(self.derived)
         where = "a data frame"
         if self.path is not None:
             where = self.path
@@ -195,6 +235,10 @@ class ShardSource:
         if self.database is not None:
             kind = f"its {self.engine}"
             text = text.replace(self.place, kind).replace(str(self.database.url), kind)
+        elif self.derived is not None:
+            text = text.replace(self.place, "its query")
+            if self.derived.file is not None:
+                text = self.derived.file.redact_place(text)
         elif self.path is not None:
             text = text.replace(self.place, "its file").replace(self.path, "its file")
         return text
@@ -256,7 +300,7 @@ _SHARD_KEYS: Final = [f.name.replace("_", "-") for f in fields(_ShardEntry)]
 _TEXT_KEYS: Final = [f.name for f in fields(TextFormat)]
 _LOCATION_KEYS: Final = ("path", "uri", "uri-file")
 _CSV_KEYS: Final = ("delimiter", "encoding")
-_DATABASE_KEYS: Final = ("sql", "order-by", "fingerprint", "chunk-rows", "push-down")
+_DATABASE_KEYS: Final = ("order-by", "fingerprint", "chunk-rows", "push-down")
 
 
 def _table_sources(file: Path, name: str, entry: object) -> list[ShardSource]:
@@ -340,19 +384,12 @@ def _shard_source(
     location = _locate(entry, folder, where)
     _check_keys(raw_entry, location, where)
     relation = _relation(entry, where)
-    if entry.path and not (location.has_rows or relation or entry.sql):
-        if not location.database:
-            raise SourceError(
-                "cannot tell the format of 'path' "
-                f"({Path(entry.path).suffix or 'no extension'}) of {where}: known "
-                f"extensions are {', '.join((*CSV_SUFFIXES, *PARQUET_SUFFIXES))}; a "
-                "folder of Parquet files ends in /, and a file of SQLite or DuckDB is "
-                "known by its content"
-            )
+    if location.is_file and not (location.has_rows or relation):
+        _check_format(entry, location, where)
         relation = ()  # the only table there
-    is_file = location.is_file
-    path = location.path
-    return ShardSource(
+    if location.database == SQLITE and not (relation or entry.sql):
+        relation = ()
+    source = ShardSource(
         table=table,
         site=entry.site or f"{table}-{index}",
         index=index,
@@ -360,24 +397,61 @@ def _shard_source(
         nulls=entry.nulls,
         min_count=max(entry.min_count, policy.min_count),
         policy=policy,
-        path=path if is_file else None,
-        relation=relation if is_file else None,
-        database=None if is_file else _database(entry, path, relation, where),
+        path=location.path if location.is_file else None,
+        relation=relation if location.is_file else None,
         text=text,
         rename=entry.rename,
         absent=entry.absent,
     )
+    if location.is_database:
+        database = _database(entry, location.path, relation, where)
+        return replace(source, database=database)
+    return _derive(source, entry) if entry.sql else source
+
+
+def _derive(source: ShardSource, entry: _ShardEntry) -> ShardSource:
+    """Return the shard of an entry with a SELECT, whose tables are not known yet.
+
+    The keys about columns are those of the file, if there is one, as without the
+    SELECT. "" as site stands for that of the SELECT's tables.
+    """
+    sql = entry.sql.strip().rstrip(";")
+    if source.path is None:
+        return replace(source, site=entry.site, derived=DerivedShard(sql))
+    return ShardSource(
+        table=source.table,
+        site=entry.site,
+        index=source.index,
+        min_count=source.min_count,
+        policy=source.policy,
+        derived=DerivedShard(sql, file=replace(source, policy=MISSING)),
+    )
+
+
+def _check_format(entry: _ShardEntry, location: "_Location", where: str) -> None:
+    """Refuse a file of rows that is neither of a known extension nor a database."""
+    if not location.database:
+        raise SourceError(
+            "cannot tell the format of 'path' "
+            f"({Path(entry.path).suffix or 'no extension'}) of {where}: known "
+            f"extensions are {', '.join((*CSV_SUFFIXES, *PARQUET_SUFFIXES))}; a "
+            "folder of Parquet files ends in /, and a file of SQLite or DuckDB is "
+            "known by its content"
+        )
 
 
 def _check_one_location(merged: Mapping[str, object], where: str) -> None:
-    """Refuse a shard without a path or URI, or with more than one."""
+    """Refuse a shard without a path, URI or SELECT, or with two of the former."""
     locations = [key for key in _LOCATION_KEYS if merged.get(key)]
-    if len(locations) != 1:
-        problem = "no 'path'"
-        if locations:
-            problem = f"both {locations[0]!r} and {locations[1]!r}"
+    if not locations and not merged.get("sql"):
         raise SourceError(
-            f"{where} has {problem}: give one of {', '.join(_LOCATION_KEYS)}"
+            f"{where} has no 'path': give one of {', '.join(_LOCATION_KEYS)}, or the "
+            "'sql' that makes it of other tables"
+        )
+    if len(locations) > 1:
+        raise SourceError(
+            f"{where} has both {locations[0]!r} and {locations[1]!r}: give one of "
+            f"{', '.join(_LOCATION_KEYS)}"
         )
 
 
@@ -390,12 +464,14 @@ class _Location:
         has_rows: whether the path is of rows, in CSV or Parquet.
         database: the kind of database in the file of the path; "" for none.
         is_file: whether DuckDB reads the path itself.
+        is_database: whether the rows are in a database that DuckDB does not read.
     """
 
     path: str
     has_rows: bool
     database: str
     is_file: bool
+    is_database: bool
 
 
 def _locate(entry: _ShardEntry, folder: Path, where: str) -> _Location:
@@ -413,7 +489,8 @@ def _locate(entry: _ShardEntry, folder: Path, where: str) -> _Location:
     if entry.path and not has_rows:
         database = _database_kind(path)
     is_file = bool(entry.path) and database != SQLITE
-    return _Location(path, has_rows, database, is_file)
+    is_database = bool(entry.uri or entry.uri_file) or database == SQLITE
+    return _Location(path, has_rows, database, is_file, is_database)
 
 
 def _check_keys(
@@ -421,9 +498,9 @@ def _check_keys(
 ) -> None:
     """Refuse keys that do not go with the kind of source."""
     is_allowed = {
-        **dict.fromkeys(_DATABASE_KEYS, not location.is_file),
+        **dict.fromkeys(_DATABASE_KEYS, location.is_database),
         **dict.fromkeys(_CSV_KEYS, location.is_file and is_csv(location.path)),
-        "table": not location.has_rows,
+        "table": location.is_database or (location.is_file and not location.has_rows),
     }
     for key in raw_entry:
         if not is_allowed.get(key, True):

@@ -8,7 +8,6 @@ from client_apps.handlers.training_rows import read_multiplicity
 from client_apps.methods.boost.rounds import BoostState, Part, derivatives_of
 from client_apps.operator.pairs import PairedRows, are_distinct, check_own_regions
 from client_apps.privacy import ledger_entries
-from client_apps.privacy.guard import source_id
 from client_apps.privacy.proposal_checks import contradiction
 from client_apps.rounds.site import Site
 from tp_flower.errors import MessageError
@@ -36,6 +35,7 @@ from tp_flower.methods.boost.settings import BoostSettings
 from tp_flower.methods.boost.trees import TreeModel
 from tp_flower.protocol.codec import check_positions, check_sizes
 from tp_flower.protocol.packet import unpack_bits
+from tp_flower.sources.derived.accounts import source_id
 
 
 def divide(site: Site, request: RegionsRequest) -> RegionsReply:

@@ -124,3 +124,17 @@ def test_a_table_that_is_not_there_is_refused(tables):
         if not option:
             policies(tables, written(tables))
         assert match in refused_by("policy", "--tables", tables, "--table", option)
+
+
+def test_tables_that_others_are_derived_from_need_no_policy(tmp_path):
+    """Those of the tables file that has the lines are its owner's to allow."""
+    for name in ("a.csv", "d.csv"):
+        (tmp_path / name).write_text("k,x\n1,5\n")
+    text = "[tables.a]\npath = 'a.csv'\nsite = 'h'\n[tables.b]\nsql = 'FROM a'\n"
+    text += "[tables.c]\npath = 'd.csv'\nsite = 'h'\nsql = 'SELECT k FROM c'\n"
+    tables = tables_file(tmp_path, text)
+    lines = written(tables)
+    policies = re.findall(r"^\[tables\.(.*)\.policy\]", lines, re.MULTILINE)
+    assert policies == ['"b"', '"c"']
+    assert '[tables."a".policy]' in written(tables, "--table", "a")
+    assert len(sources_of(tmp_path, text + lines)) == 3
