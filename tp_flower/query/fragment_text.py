@@ -35,7 +35,7 @@ def fragment_text(fragment: Fragment) -> str:
         *_piece_lines("sub-query filter", inner.filters),
         *_group_lines(inner),
         *_piece_lines("sub-query HAVING", inner.having),
-        *_piece_lines("sub-query cutoffs", [inner.cutoffs and str(inner.cutoffs)]),
+        *_piece_lines("sub-query cutoffs", [_cutoffs_text(inner)]),
         *(f"sub-query last by: {printable(sql)}" for sql in inner.last),
         *_feature_lines("feature", fragment.features),
         *_piece_lines("label", [fragment.label]),
@@ -60,6 +60,10 @@ def _render(fragment: Fragment) -> Fragment:
 
     subquery = fragment.subquery and fragment.subquery.map(render_piece)
     return replace(fragment.map(render_piece), subquery=subquery)
+
+
+def _cutoffs_text(inner: SubQuery) -> str | None:
+    return None if inner.cutoffs is None else str(inner.cutoffs)
 
 
 def _group_lines(inner: SubQuery) -> list[str]:
