@@ -469,6 +469,16 @@ def _rows(fragment: Fragment) -> str:
     filters = ""
     if fragment.filters:
         filters = f" WHERE {' AND '.join(fragment.filters)}"
-    if fragment.subquery is None:
+    subquery = fragment.subquery
+    if subquery is None:
         return f"rows of {fragment.name}{filters}"
-    return f"rows of ({fragment.subquery.to_sql(fragment.name)}){filters}"
+    if subquery.cutoffs is None:
+        return f"rows of ({subquery.to_sql(fragment.name)}){filters}"
+    keys = ", ".join((*subquery.groups, "cutoff"))
+    answer = subquery.answer_sql(fragment.name)
+    late = ""
+    if grid := subquery.cutoffs.grid:
+        late = f", at or before a row's own, less than {grid.step} late"
+    return (
+        f"for each ({keys}), with cutoffs {subquery.cutoffs}{late}: {answer}{filters}"
+    )

@@ -31,7 +31,7 @@ from tp_flower.query.conditions import (
 from tp_flower.query.cutoffs import CutoffGrid
 from tp_flower.query.expressions import parse_expression, render
 from tp_flower.query.fragment import Feature, Fragment, spell
-from tp_flower.query.lateral_tables import bind_tables
+from tp_flower.query.lateral_tables import bind_tables, correlation_of
 from tp_flower.query.relations import Relation, Schema, table_schemas
 from tp_flower.query.scope import Local, Scope, expand_stars
 
@@ -222,6 +222,7 @@ class Query:
         bound = [(item, _bind_item(item, scope)) for item in items]
         features = _bind_features(bound, scope)
         joins, keys = _make_joins(predicates, list(relations))
+        joins = _describe_laterals(joins, self.statement)
         marked = [pair for pair in bound if _is_marked(pair[0])]
         if unlabelled is not None:
             keys.setdefault(unlabelled.table, []).extend(
@@ -408,6 +409,19 @@ def _make_joins(
         )
         joins.append(Join(left, right, left_key, right_key, text))
     return tuple(joins), keys
+
+
+def _describe_laterals(
+    joins: Sequence[Join], statement: parsing.Statement
+) -> tuple[Join, ...]:
+    """Return the joins, those of LATERAL sub-queries in the words of the query."""
+    found = {t.alias: by for t in statement.tables if (by := correlation_of(t))}
+    return tuple(
+        replace(join, text=found[join.right].describe(join.right))
+        if join.right in found
+        else join
+        for join in joins
+    )
 
 
 def _index(keys: list[tuple[str, ...]], key: tuple[str, ...]) -> int:

@@ -139,37 +139,32 @@ class SubQuery:
         >>> SubQuery((mean,), groups=('"customer"',)).to_sql("shard")
         'SELECT AVG("amount") AS "mean" FROM shard GROUP BY "customer"'
         """
-        items = ", ".join(f"{c.sql} AS {quote_name(c.name)}" for c in self.columns)
-        having = ""
-        if self.having:
-            having = f" HAVING {' AND '.join(self.having)}"
         if self.cutoffs is not None:
             names = ", ".join(f"pairs.{quote_name(name)}" for name in self.pair_names)
-            rows = (
-                f"SELECT {items} FROM {relation}{self._where_pair}{having}{self._last}"
-            )
             return (
                 f"SELECT {names}, answer.* FROM {self._pairs(relation) or pairs} AS "
-                f"pairs, "
-                f"LATERAL ({rows}) AS answer"
+                f"pairs, LATERAL ({self.answer_sql(relation)}) AS answer"
             )
+        items = ", ".join(f"{c.sql} AS {quote_name(c.name)}" for c in self.columns)
         where = ""
         if self.filters:
             where = f" WHERE {' AND '.join(self.filters)}"
         groups = ""
         if self.groups:
             groups = f" GROUP BY {', '.join(self.groups)}"
+        having = ""
+        if self.having:
+            having = f" HAVING {' AND '.join(self.having)}"
         return f"SELECT {items} FROM {relation}{where}{groups}{having}"
 
-    @property
-    def _where_pair(self) -> str:
-        """The condition on the table's rows that belong to a pair."""
-        names = map(quote_name, self.pair_names)
-        equal = (
-            f"{key} = pairs.{name}"
-            for key, name in zip(self.groups, names, strict=False)
-        )
-        return f" WHERE {' AND '.join((*equal, *self.filters))}"
+    def answer_sql(self, relation: str) -> str:
+        """Return the SELECT of the answer for one pair of keys and cutoff."""
+        equal = [
+            f"{key} = pairs.{quote_name(name)}"
+            for key, name in zip(self.groups, self.pair_names, strict=False)
+        ]
+        rows = replace(self, filters=(*equal, *self.filters), groups=(), cutoffs=None)
+        return f"{rows.to_sql(relation)}{self._last}"
 
     @property
     def _last(self) -> str:

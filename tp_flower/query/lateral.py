@@ -48,6 +48,11 @@ class Correlation:
     last: tuple[str, ...] = ()
     looks_back: bool = True
 
+    def describe(self, alias: str) -> str:
+        """Return what is compared, in the words of the query."""
+        keys = "".join(f", {inner} = {outer}" for inner, outer in self.keys)
+        return f"{alias} looks back from {self.cutoff}{keys}"
+
     def equalities(self, alias: str) -> tuple[str, ...]:
         """Return the conditions that join the sub-query's pairs with the table."""
         names = [key_column(number) for number in range(len(self.keys))]

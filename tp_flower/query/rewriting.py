@@ -19,6 +19,7 @@ Pair = tuple[exp.Expr, exp.Expr]  # equal expressions of the query and of its su
 def rewrite(select: exp.Select) -> None:
     """Bring a query into the parser's form, in place."""
     for rule in (
+        compare_columns,
         flatten_joins,
         inline_ctes,
         write_as_lateral,
@@ -27,6 +28,23 @@ def rewrite(select: exp.Select) -> None:
         turn_right_join,
     ):
         rule(select)
+
+
+def compare_columns(select: exp.Select) -> None:
+    """Write ``(a.x, a.y) = (b.x, b.y)`` as ``a.x = b.x AND a.y = b.y``."""
+    for equality in list(select.find_all(exp.EQ)):
+        sides = (equality.left, equality.right)
+        if not all(isinstance(side, exp.Tuple) for side in sides):
+            continue
+        left, right = (side.expressions for side in sides)
+        if len(left) != len(right):
+            raise QueryError(
+                f"condition {expressions.shorten(equality.sql(expressions.DIALECT))} "
+                f"compares {len(left)} values with {len(right)}"
+            )
+        pairs = zip(left, right, strict=True)
+        equal = [exp.EQ(this=operand(a), expression=operand(b)) for a, b in pairs]
+        equality.replace(exp.paren(exp.and_(*equal, copy=False), copy=False))
 
 
 def flatten_joins(select: exp.Select) -> None:
