@@ -127,6 +127,24 @@ def test_at_one_site_the_windows_are_those_of_every_row(method):
     assert not [text for text in found.warnings if "rows of" in text]
 
 
+@pytest.mark.parametrize("split", ["time(o.day)", "group(o.customer)"])
+def test_rows_are_held_out_by_their_cutoff_or_key(split):
+    tables = shop()
+    how = {"test_split": split, "test_fraction": 0.3}
+    found = trained(one_site(tables), SQL, **how)
+    windows = {"orders": tables["orders"], "windows": windows_of(tables)}
+    check_equal(found, trained(one_site(windows), MADE, **how))
+
+
+def test_effects_and_validation_take_the_windows_for_a_table_like_others():
+    tables = shop()
+    how = {"validation_fraction": 0.3, "effects": "auto", "method": "boost"}
+    how |= {"num_epochs": 6, "tolerance": 0.0}
+    found = trained(two_sites(tables), SQL, cutoff_grid=GRID, **how)
+    windows = {"orders": tables["orders"], "windows": windows_on_grid(tables)}
+    check_equal(found, trained(one_site(windows), ON_GRID, **how))
+
+
 def test_between_sites_the_windows_are_those_of_the_grid():
     tables = shop()
     found = trained(two_sites(tables), SQL, cutoff_grid=GRID)
