@@ -376,9 +376,15 @@ def _group_hashes(site: Site, source: ShardSource, fragment: Fragment) -> HashAr
     """Return the keyed hashes of a sub-query's groups, before HAVING and filters."""
     if fragment.subquery is None:
         raise SiteError(f"table {fragment.table}: the fragment has no groups")
-    groups = extract(
-        source, fragment.all_groups, order_key=site.tables.order_key
-    ).groups
-    if groups is None:
-        raise SiteError(f"table {fragment.table}: the sub-query has no groups")
-    return groups.hashed(site.hasher().purpose(f"groups of {fragment.table}")).hashes
+    if () in fragment.subquery.partitions:
+        raise SiteError(f"table {fragment.table}: a window has no PARTITION BY")
+    hashes = []
+    for number, grouped in enumerate(fragment.all_groups):
+        groups = extract(source, grouped, order_key=site.tables.order_key).groups
+        if groups is None:
+            raise SiteError(f"table {fragment.table}: the sub-query has no groups")
+        purpose = f"groups of {fragment.table}"
+        # equal values of another PARTITION BY are no group in common
+        hasher = site.hasher().purpose(f"{purpose}, {number}" if number else purpose)
+        hashes.append(groups.hashed(hasher).hashes)
+    return np.concatenate(hashes)

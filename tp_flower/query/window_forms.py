@@ -28,7 +28,7 @@ _ARGUMENTS: dict[type[exp.Expr], frozenset[str]] = {
 }
 _CLAUSES = frozenset({"this", "partition_by", "order", "spec", "over"})
 _LISTED = (
-    "LAG(x, n, otherwise), ROW_NUMBER, RANK, DENSE_RANK, FIRST_VALUE, LAST_VALUE, "
+    "ROW_NUMBER, RANK, DENSE_RANK, LAG(x, n, otherwise), FIRST_VALUE, LAST_VALUE, "
     "NTH_VALUE and the aggregates"
 )
 _FRAME_END = "let it end with CURRENT ROW or 1 PRECEDING"
