@@ -259,7 +259,8 @@ def _key_groups(
 ) -> list[str]:
     """Return the groups of the keys that joins compare.
 
-    The keys that name rows are valid, and the fragment may read all that it names.
+    The keys that name rows are valid, and the fragment may read all that it names,
+    under the noise of the run.
     """
     groups = body.key_groups
     split = body.split
@@ -270,6 +271,7 @@ def _key_groups(
             f"'key-groups' must name a group for each of the {joined} join keys"
         )
     guard.check_fragment(site, source, fragment)
+    guard.check_noise(site, source, fragment)
     if split is not None and split.by != BY_HASH:
         # the values of the last key leave in the clear, as those of a weight do
         guard.check_fragment(

@@ -44,14 +44,7 @@ def visible_schema(site: Site, source: ShardSource) -> ShardSchema:
 
 
 def check_fragment(site: Site, source: ShardSource, fragment: Fragment) -> None:
-    """Refuse a fragment that reads forbidden columns, before reading any row.
-
-    So are windows, if the run's noise is for single rows.
-    """
-    privacy = site.terms.settings.privacy
-    has_noise = privacy.covers_features or privacy.covers_predictions
-    if has_noise or (privacy.covers_labels and fragment.label is not None):
-        check_windows(source, fragment)
+    """Refuse a fragment that reads forbidden columns, before reading any row."""
     if fragment.weight is not None:
         source.policy.check_release(WEIGHTS, is_private=False)
     if not source.policy.is_about_columns:
@@ -199,6 +192,14 @@ def check_extracted(source: ShardSource, fragment: Fragment, rows: int) -> None:
         source.policy.check_rows(subquery.least_rows, group)
     if rows or fragment.conditions or is_grouped:
         source.policy.check_rows(rows, f"the answer of table {fragment.table!r}")
+
+
+def check_noise(site: Site, source: ShardSource, fragment: Fragment) -> None:
+    """Refuse noise of the run that would be for single rows beside windows."""
+    privacy = site.terms.settings.privacy
+    has_noise = privacy.covers_features or privacy.covers_predictions
+    if has_noise or (privacy.covers_labels and fragment.label is not None):
+        check_windows(source, fragment)
 
 
 def check_windows(source: ShardSource, fragment: Fragment) -> None:

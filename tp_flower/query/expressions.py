@@ -28,6 +28,9 @@ from tp_flower.query.allowed import (
     ALLOWED_FUNCTIONS,
     ALLOWED_NODES,
     ALLOWED_TYPES,
+    DISTANCES,
+    INSTEAD,
+    PATTERNS,
     WINDOW_NODES,
 )
 from tp_flower.query.window_forms import is_whole, why_refused_window_node
@@ -37,9 +40,6 @@ MAX_EXPRESSION_CHARACTERS = 20_000
 _MOST_TEXTS = 256
 _MOST_CHARACTERS = 1 << 15
 _MOST_DIGITS = 40  # of a number, a date or a truth value as a text
-_DISTANCES = frozenset(("damerau_levenshtein", "jaro_similarity", "jaccard"))
-"""Functions that take the product of the lengths of two texts, in time or memory."""
-
 _Length = tuple[float, float]  # a bound: so many columns, so many characters
 
 _LISTED = (
@@ -52,31 +52,6 @@ _SUB_QUERIES = (
     "sub-queries are not supported here; for a value of each row write LEFT "
     f"{_AGGREGATED}; IN (SELECT ...) stands in WHERE, joined by AND"
 )
-_INSTEAD = {
-    **dict.fromkeys(("to_char", "format_date"), "strftime(x, '%Y-%m')"),
-    **dict.fromkeys(
-        ("to_date", "parse_date"), "CAST(x AS DATE), or try_strptime(x, '%d.%m.%Y')"
-    ),
-    "unix_timestamp": "epoch(x)",
-    "julianday": "date_diff('day', y, x) for the days between two times",
-    "isnull": "COALESCE(x, 0)",
-    "safe_divide": "x / NULLIF(y, 0)",
-    "any": "x IN (1, 2)",
-    **dict.fromkeys(
-        ("now", "current_date", "current_timestamp"), "a fixed day, DATE '2024-01-31'"
-    ),
-}
-_PATTERNS = (
-    *(exp.Like, exp.ILike, exp.SimilarTo, exp.Glob),
-    *(
-        exp.RegexpLike,
-        exp.RegexpReplace,
-        exp.RegexpExtract,
-        exp.RegexpFullMatch,
-        exp.Escape,
-    ),
-)
-"""What matches a pattern, whose cost follows from the pattern: no row may choose it."""
 _QUOTES = 'write names in double quotes, "name", not in backticks or [brackets]'
 _NO_AGGREGATES = "aggregate functions are not supported"
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
@@ -244,7 +219,7 @@ def _length(node: exp.Expr, parts: list[_Length]) -> _Length:
     if isinstance(node, exp.TimeToStr):
         return _product(parts[1], (0, _MOST_DIGITS))
     is_distance = isinstance(node, exp.Levenshtein) or (
-        isinstance(node, exp.Anonymous) and node.name.lower() in _DISTANCES
+        isinstance(node, exp.Anonymous) and node.name.lower() in DISTANCES
     )
     if is_distance and len(parts) > 1 and parts[:2] != [(1, _MOST_DIGITS)] * 2:
         return _product(*parts[:2])
@@ -285,8 +260,8 @@ def _why_refused(node: exp.Expr) -> str:
             return reason
     name = node.sql_name() if isinstance(node, exp.Func) else node.key
     name = (node.name if isinstance(node, exp.Anonymous) else name).lower()
-    if name in _INSTEAD:
-        return f"function {name!r} is not among those supported, write {_INSTEAD[name]}"
+    if name in INSTEAD:
+        return f"function {name!r} is not among those supported, write {INSTEAD[name]}"
     # The exact type: a subclass that a later sqlglot adds is not on the list.
     if type(node) not in ALLOWED_NODES:
         kind = "function" if isinstance(node, exp.Func) else "construct"
@@ -376,7 +351,7 @@ def _why_refused_pattern(node: exp.Expr) -> str:
     is_constant = not any(
         part.find(exp.Column) for part in parts if isinstance(part, exp.Expr)
     )
-    if is_constant or not isinstance(node, _PATTERNS):
+    if is_constant or not isinstance(node, PATTERNS):
         return ""
     return (
         "a pattern is a text in quotes, such as 'a%', and not made of columns; to "
