@@ -60,6 +60,7 @@ from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import row_numbers, unpack_bits
 from tp_flower.protocol.training_messages import Masking
 from tp_flower.query import Fragment
+from tp_flower.query.fragment import Role, named_columns
 from tp_flower.reports.predictions import OCCURRENCE, ROW, ROW_HASH, write_predictions
 from tp_flower.sources.policy import FACTORS, SCORES
 
@@ -386,14 +387,23 @@ def _check_fits(saved: SavedModel, fragment: Fragment) -> None:
 
 
 def _grouping(fragment: Fragment) -> object:
-    """Return what a sub-query computes; its filters may differ, and its last cutoff."""
+    """Return what a sub-query computes; its filters may differ, and its last cutoff.
+
+    Of one with windows, these are the columns that features read: it has those that the
+    query uses, and a prediction has no label.
+    """
     subquery = fragment.subquery
     if subquery is None:
         return None
+    columns = subquery.columns
+    if subquery.is_windowed:
+        pieces = (p for p in fragment.pieces() if p.role is Role.FEATURE)
+        names = named_columns(pieces)
+        columns = tuple(column for column in columns if column.name in names)
     timed = {*subquery.filters} - {*subquery.filters_of_rows}
     grid = subquery.cutoffs and subquery.cutoffs.grid
     step = grid and (grid.step, grid.first, grid.type)
-    return (subquery.columns, subquery.groups, timed, subquery.last, step)
+    return (columns, subquery.groups, timed, subquery.last, step)
 
 
 PREDICTIONS: Final = "predictions"  # subfolder of the state folder

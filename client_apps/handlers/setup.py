@@ -259,7 +259,8 @@ def _key_groups(
 ) -> list[str]:
     """Return the groups of the keys that joins compare.
 
-    The keys that name rows are valid, and the fragment may read all that it names.
+    The keys that name rows are valid, and the fragment may read all that it names,
+    under the noise of the run.
     """
     groups = body.key_groups
     split = body.split
@@ -270,6 +271,7 @@ def _key_groups(
             f"'key-groups' must name a group for each of the {joined} join keys"
         )
     guard.check_fragment(site, source, fragment)
+    guard.check_noise(site, source, fragment)
     if split is not None and split.by != BY_HASH:
         # the values of the last key leave in the clear, as those of a weight do
         guard.check_fragment(
@@ -376,9 +378,15 @@ def _group_hashes(site: Site, source: ShardSource, fragment: Fragment) -> HashAr
     """Return the keyed hashes of a sub-query's groups, before HAVING and filters."""
     if fragment.subquery is None:
         raise SiteError(f"table {fragment.table}: the fragment has no groups")
-    groups = extract(
-        source, fragment.all_groups, order_key=site.tables.order_key
-    ).groups
-    if groups is None:
-        raise SiteError(f"table {fragment.table}: the sub-query has no groups")
-    return groups.hashed(site.hasher().purpose(f"groups of {fragment.table}")).hashes
+    if () in fragment.subquery.partitions:
+        raise SiteError(f"table {fragment.table}: a window has no PARTITION BY")
+    hashes = []
+    for number, grouped in enumerate(fragment.all_groups):
+        groups = extract(source, grouped, order_key=site.tables.order_key).groups
+        if groups is None:
+            raise SiteError(f"table {fragment.table}: the sub-query has no groups")
+        purpose = f"groups of {fragment.table}"
+        # equal values of another PARTITION BY are no group in common
+        hasher = site.hasher().purpose(f"{purpose}, {number}" if number else purpose)
+        hashes.append(groups.hashed(hasher).hashes)
+    return np.concatenate(hashes)

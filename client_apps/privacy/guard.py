@@ -61,7 +61,12 @@ def check_selections(site: Site, numbers: Iterable[int]) -> None:
         source = site.source(number)
         fragment = site.fragment(number)
         chosen = selected.setdefault(source_id(source), set())
-        chosen.add(" AND ".join(sorted((fragment.subquery or fragment).filters)))
+        subquery = fragment.subquery
+        # the rows of a grouped sub-query are no rows of the table, but groups
+        conditions = fragment.conditions
+        if subquery is not None and not subquery.is_windowed:
+            conditions = subquery.filters
+        chosen.add(" AND ".join(sorted(conditions)))
         if len(chosen) > 1:
             source.policy.check_rows(1, "the difference of two of the run's conditions")
 
@@ -95,7 +100,10 @@ def given_values(site: Site, number: int, numbers: Iterable[int]) -> list[str]:
     Keys leave as hashes, and which rows there are tells what filters read.
     """
     roles = _roles_beside(site, number, numbers, {Role.FEATURE, Role.LABEL})
-    conditions = {GIVEN_KEYS: KEY_ROLES, GIVEN_FILTERS: {Role.FILTER, Role.HAVING}}
+    conditions = {
+        GIVEN_KEYS: KEY_ROLES,
+        GIVEN_FILTERS: {Role.FILTER, Role.HAVING, Role.QUALIFY},
+    }
     return [name for name, telling in conditions.items() if roles & telling]
 
 
@@ -174,13 +182,43 @@ def check_extracted(source: ShardSource, fragment: Fragment, rows: int) -> None:
     """Refuse a fragment that yields too few rows.
 
     An empty shard may pass, but not a condition that no row meets: that reveals as much
-    as one that a single row meets.
+    as one that a single row meets. A row with windows is a row of the table, of values
+    that an answer with each of the rows could have.
     """
-    if fragment.subquery is not None:
+    subquery = fragment.subquery
+    is_grouped = subquery is not None and not subquery.is_windowed
+    if subquery is not None and is_grouped:
         group = "a group of the sub-query, without HAVING COUNT(*) >= n,"
-        source.policy.check_rows(fragment.subquery.least_rows, group)
-    if rows or fragment.filters or fragment.subquery is not None:
+        source.policy.check_rows(subquery.least_rows, group)
+    if rows or fragment.conditions or is_grouped:
         source.policy.check_rows(rows, f"the answer of table {fragment.table!r}")
+
+
+def check_noise(site: Site, source: ShardSource, fragment: Fragment) -> None:
+    """Refuse noise of the run that would be for single rows beside windows."""
+    privacy = site.terms.settings.privacy
+    has_noise = privacy.covers_features or privacy.covers_predictions
+    if has_noise or (privacy.covers_labels and fragment.label is not None):
+        check_windows(source, fragment)
+
+
+def check_windows(source: ShardSource, fragment: Fragment) -> None:
+    """Refuse noise for single rows where windows make one row change others.
+
+    With a unit of privacy, all rows of a window are of one unit, and leave with it.
+
+    Raises:
+        PolicyError: a row may change the values of any number of rows.
+    """
+    subquery = fragment.subquery
+    if source.policy.privacy_unit or subquery is None or not subquery.is_windowed:
+        return
+    raise PolicyError(
+        f"the windows of sub-query {fragment.table!r} let one row change the values of "
+        "others, and the noise is for one row: the table's owner sets privacy-unit in "
+        "its policy to columns that every window has in PARTITION BY, or leave the "
+        "windows out"
+    )
 
 
 def check_rows(source: ShardSource, rows: int, purpose: str) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
-from client_apps.privacy.guard import are_features_keys, budgets
+from client_apps.privacy.guard import are_features_keys, budgets, check_windows
 from client_apps.rounds.site import Site
 from tp_flower.privacy import mechanisms
 from tp_flower.privacy import plan as plans
@@ -106,6 +106,7 @@ def release(
     policy = source.policy
     if mechanism:
         check_no_cutoffs([site.fragment(number)])
+        check_windows(source, site.fragment(number))
     # a unit's groups are its own, and vanish with it
     if mechanism and not policy.privacy_unit and site.extracted(number).contents.groups:
         mechanism, unit = group_cost(mechanism)

@@ -382,10 +382,15 @@ def _hosted_expression(fragment: Fragment, sql: str) -> str:
     expressions = fragment.subquery.sources
     holder = exp.Paren(this=parse_expression(sql, "feature", aggregates=True))
     for column in list(holder.find_all(exp.Column)):
-        inner = parse_expression(expressions[column.name], "feature", aggregates=True)
+        inner = parse_expression(
+            expressions[column.name], "feature", aggregates=True, windows=True
+        )
         column.replace(inner if column is holder.this else exp.Paren(this=inner))
+    text = render(holder.this, quote=True)
     groups = ", ".join(sorted(fragment.subquery.groups))
-    return f"{render(holder.this, quote=True)} GROUP BY {groups}{_window(fragment)}"
+    if fragment.subquery.is_windowed:
+        return text
+    return f"{text} GROUP BY {groups}{_window(fragment)}"
 
 
 def _window(fragment: Fragment) -> str:

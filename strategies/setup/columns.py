@@ -250,7 +250,9 @@ def _hosted_column(fragment: Fragment, sql: str) -> ColumnName | None:
         inner = fragment.subquery.sources.get(tree.name)
         if inner is None:
             return None
-        tree = parse_expression(inner, "join key", aggregates=True).unnest()
+        tree = parse_expression(
+            inner, "join key", aggregates=True, windows=True
+        ).unnest()
     if isinstance(tree, exp.Column):
         return (fragment.name.lower(), tree.name.lower())
     return None

@@ -108,7 +108,10 @@ def extract(
             part = Part(len(fragments), table, shard.site, shard.node, shard.position)
             fragments[part] = fragment
             parts[table] += (part,)
+    by_number = {part.number: part for part in fragments}
     proposal = _propose(bound, settings, inventory, fragments)
+    grouped = [[by_number[n] for n in numbers] for numbers in grouped_parts(proposal)]
+    _check_partitions(grouped, fragments)
     if settings.output_dir:
         # before the sites can refuse it: owners may want to read it
         text = msgspec.json.format(msgspec.json.encode(proposal)).decode()
@@ -118,11 +121,7 @@ def extract(
     by_node = yield from relay_secrets(inventory, proposal, settings)
     request = replace(next(iter(by_node.values())), parts=bodies)
     replies = yield ask(request, fragments, by_node)
-    by_number = {part.number: part for part in fragments}
-    check_groups(
-        [[by_number[n] for n in numbers] for numbers in grouped_parts(proposal)],
-        replies,
-    )
+    check_groups(grouped, replies)
     rows = {
         p.number: replies.body(p, setup_messages.ExtractedPart).rows for p in fragments
     }
@@ -224,7 +223,10 @@ def _check_filled(
     for table, shards in parts.items():
         if table in bound.outer or any(rows[part.number] for part in shards):
             continue
-        is_filtered = any(f.filters or f.subquery for f in bound.fragments_of(table))
+        is_filtered = any(
+            f.conditions or (f.subquery and not f.subquery.is_windowed)
+            for f in bound.fragments_of(table)
+        )
         condition = ""
         if is_filtered:
             condition = " after the query's filters"
@@ -241,16 +243,14 @@ def _removing_conditions(
     """Say by table which conditions have removed rows of it, for messages."""
     removing = {}
     for part, fragment in fragments.items():
+        # of groups it is unknown how many there would be without the conditions
         subquery = fragment.subquery
-        conditions = fragment.filters
-        if subquery is not None:
-            # its rows are groups: how many there would be without the conditions is
-            # unknown
-            conditions = (*subquery.filters, *subquery.having, *conditions)
-        elif rows[part.number] == inventory.by_place[part.node, part.shard].rows:
+        is_grouped = subquery is not None and not subquery.is_windowed
+        hosted = inventory.by_place[part.node, part.shard].rows
+        if rows[part.number] == hosted and not is_grouped:
             continue
-        if conditions:
-            texts = " AND ".join(dict.fromkeys(conditions))
+        if fragment.conditions:
+            texts = " AND ".join(dict.fromkeys(fragment.conditions))
             removing[part.table] = (
                 f"of {fragment.name} the query takes only rows WHERE {texts}"
             )
@@ -378,10 +378,26 @@ def _group_names(values: Mapping[int, str], names: Mapping[int, str]) -> dict[st
     return {value: ", ".join(listed) for value, listed in grouped.items()}
 
 
+def _check_partitions(
+    split: Sequence[Sequence[Part]], fragments: Mapping[Part, Fragment]
+) -> None:
+    """Refuse windows without PARTITION BY over a table in several shards."""
+    for parts in split:
+        subquery = fragments[parts[0]].subquery
+        if subquery is not None and () in subquery.partitions:
+            sites = ", ".join(dict.fromkeys(repr(part.site) for part in parts))
+            raise QueryError(
+                f"a window of sub-query {parts[0].table!r} has no PARTITION BY, and "
+                f"its rows are in several shards, of the sites {sites}: add PARTITION "
+                "BY and columns that tell the sites apart"
+            )
+
+
 def check_groups(split: Sequence[Sequence[Part]], replies: Replies) -> None:
     """Refuse a sub-query with a group whose rows are in two shards.
 
-    The replies have the hashes of each part's group keys, uint64 (groups, 2).
+    A group of windows is a partition of one of them. The replies have the hashes of
+    each part's group keys, uint64 (groups, 2).
     """
     for parts in split:
         hashes = [
@@ -395,7 +411,8 @@ def check_groups(split: Sequence[Sequence[Part]], replies: Replies) -> None:
                 f"the sub-query {parts[0].table!r} aggregates groups that cross shards:"
                 f" {crossing} of {len(distinct)} groups have rows at several of the "
                 f"sites {sites}. Group by a column that tells the sites apart as well, "
-                "or filter the sub-query so that every group is at one site"
+                "or filter the sub-query so that every group is at one site; the "
+                "groups of windows are those of PARTITION BY"
             )
 
 

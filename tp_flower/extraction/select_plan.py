@@ -27,7 +27,9 @@ import duckdb
 
 from tp_flower.duckdb_engine import quote_name, safe_message
 from tp_flower.errors import SourceError
-from tp_flower.query.fragment import Feature
+from tp_flower.query import windows
+from tp_flower.query.expressions import render
+from tp_flower.query.fragment import Feature, SubQuery
 from tp_flower.sources.shards import Scan, column_types
 from tp_flower.sources.tables_file import ShardSource
 
@@ -376,6 +378,8 @@ def _relation(source: ShardSource, opened: Scan) -> tuple[str, list[tuple[str, s
         return RELATION, []
     if subquery.cutoffs is not None:
         return f"({subquery.to_sql(RELATION, PAIRS)})", []
+    if subquery.is_windowed:
+        return _windowed_relation(source, subquery), []
     groups = [
         Feature(f"{GROUP} {number}", sql) for number, sql in enumerate(subquery.groups)
     ]
@@ -388,6 +392,20 @@ def _relation(source: ShardSource, opened: Scan) -> tuple[str, list[tuple[str, s
         f"({replace(subquery, columns=tuple(columns)).to_sql(RELATION)})",
         group_names,
     )
+
+
+def _windowed_relation(source: ShardSource, subquery: SubQuery) -> str:
+    """Return the SQL of a sub-query with windows, whose order has no ties."""
+    trees = [piece.parse() for piece in subquery.pieces()]
+    relation = windows.with_digests(RELATION, trees)
+    subquery = subquery.map(
+        lambda piece: render(windows.break_ties(piece.parse()), quote=True)
+    )
+    columns = subquery.columns
+    if source.policy.privacy_unit:
+        # a row is of the unit that all rows of its windows are of
+        columns = (*columns, Feature(UNIT_OF_ROW, quote_name(UNIT_OF_ROW)))
+    return f"({replace(subquery, columns=columns).to_sql(relation)})"
 
 
 def _as_value(piece: TypedColumn) -> TypedColumn:

@@ -9,7 +9,7 @@ Rows without a unit (NULL in its columns) are one unit together, as in GROUP BY:
 may all be one person's, and to refuse them would tell the server that there are some.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -32,8 +32,8 @@ def scan_drawn_rows(
     """Open a shard to run a fragment on it, or on its drawn rows if it has units.
 
     Raises:
-        PolicyError: a sub-query's groups may have rows of several units, so that
-            nothing bounds what one of them adds.
+        PolicyError: a sub-query's groups, or its windows, may have rows of several
+            units, so that nothing bounds what one of them adds.
     """
     if not source.policy.privacy_unit:
         with scan(source, fragment) as opened:
@@ -50,12 +50,7 @@ def scan_drawn_rows(
             )
         names = [spell(name, types) or name for name in source.policy.privacy_unit]
         unit_columns = {quote_name(name) for name in names}
-        if checked.subquery and not unit_columns <= {*checked.subquery.groups}:
-            raise PolicyError(
-                "the table's policy (privacy-unit) refuses: the sub-query of table "
-                f"{fragment.table!r} groups rows of different units; GROUP BY "
-                f"{', '.join(names)} as well, or group nothing"
-            )
+        _check_units(checked, unit_columns, names)
         unit_sql = _unit_text(source, {name: types.get(name, "") for name in names})
         rows = source.policy.rows_per_unit
         connection.execute(_draw(unit_sql, rows, key, list(map(quote_name, types))))
@@ -63,6 +58,32 @@ def scan_drawn_rows(
             "CREATE OR REPLACE TEMP VIEW shard AS SELECT * FROM drawn_rows"
         )
         yield Scan(connection, checked, needs_sort=not source.has_order)
+
+
+def _check_units(
+    fragment: Fragment, unit_columns: Collection[str], names: Sequence[str]
+) -> None:
+    """Refuse groups, and windows, of rows of several units."""
+    subquery = fragment.subquery
+    if subquery is None:
+        return
+    is_windowed = subquery.is_windowed
+    groups = subquery.partitions if is_windowed else (subquery.groups,)
+    if all({*unit_columns} <= {*group} for group in groups):
+        return
+    columns = ", ".join(names)
+    problem = (
+        f" groups rows of different units; GROUP BY {columns} as well, or group nothing"
+    )
+    if is_windowed:
+        problem = (
+            " has windows over rows of different units; PARTITION BY "
+            f"{columns} as well in each, or leave them out"
+        )
+    raise PolicyError(
+        "the table's policy (privacy-unit) refuses: the sub-query of table "
+        f"{fragment.table!r}{problem}"
+    )
 
 
 def _unit_text(source: ShardSource, types: dict[str, str]) -> str:

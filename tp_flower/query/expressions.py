@@ -4,49 +4,44 @@ An expression crosses two borders: the operator's query is cut into expressions,
 site runs expressions that came over the wire. Both pass through here. Nothing is ever
 pasted: what runs is rendered from a tree made only of the nodes below, and its text
 must parse back to the same text, so that the checked tree and the executed text cannot
-differ. The list holds functions of a single row only: no sub-queries, aggregates,
-windows, files, settings, clocks or random numbers, and nothing that builds large values
-(``repeat``, ``lpad``, ``range``). Of the rest, the length of a text is bounded before
-it runs: nested REPLACE multiplies. Patterns are constants: a row that chose one would
-choose how long it takes.
+differ. The list holds functions of a single row only, but for the aggregates and
+windows of a sub-query: no sub-queries, files, settings, clocks or random numbers, and
+nothing that builds large values (``repeat``, ``lpad``, ``range``). Of the rest, the
+length of a text is bounded before it runs: nested REPLACE multiplies. Patterns are
+constants: a row that chose one would choose how long it takes.
 """
 
 import math
 import re
-import tomllib
 from collections.abc import Collection, Iterator
 from functools import lru_cache
 from itertools import pairwise
-from pathlib import Path
 
 import sqlglot
 from sqlglot import exp
 from sqlglot.errors import ErrorLevel, ParseError, SqlglotError
 
 from tp_flower.errors import QueryError
+from tp_flower.query.allowed import (
+    AGGREGATE_NODES,
+    AGGREGATES,
+    ALLOWED_FUNCTIONS,
+    ALLOWED_NODES,
+    ALLOWED_TYPES,
+    DISTANCES,
+    INSTEAD,
+    PATTERNS,
+    WINDOW_NODES,
+)
+from tp_flower.query.window_forms import is_whole, why_refused_window_node
 
 DIALECT = "duckdb"
 MAX_EXPRESSION_CHARACTERS = 20_000
 _MOST_TEXTS = 256
 _MOST_CHARACTERS = 1 << 15
 _MOST_DIGITS = 40  # of a number, a date or a truth value as a text
-_DISTANCES = frozenset(("damerau_levenshtein", "jaro_similarity", "jaccard"))
-"""Functions that take the product of the lengths of two texts, in time or memory."""
-
 _Length = tuple[float, float]  # a bound: so many columns, so many characters
 
-# sqlglot's nodes and types by name, and DuckDB's functions for which it has no node
-_NAMES = tomllib.loads(Path(__file__).with_name("allowed.toml").read_text("utf-8"))
-ALLOWED_NODES = frozenset(
-    getattr(exp, n) for names in _NAMES["nodes"].values() for n in names
-)
-ALLOWED_FUNCTIONS = frozenset(_NAMES["functions"])
-ALLOWED_TYPES = frozenset(exp.DType[name] for name in _NAMES["types"])
-# Their value depends only on the rows of a group, not on their order, and DuckDB
-# computes it exactly, unlike FIRST, ANY_VALUE, LIST and so on.
-AGGREGATES = frozenset(getattr(exp, name) for name in _NAMES["aggregates"])
-# allowed only inside an aggregate, unlike those before
-AGGREGATE_NODES = AGGREGATES | {exp.Filter, exp.Where, exp.Distinct, exp.Star}
 _LISTED = (
     "COUNT(*), COUNT(x), COUNT(DISTINCT x), SUM, AVG, MIN, MAX, STDDEV*, VARIANCE*, "
     "VAR_*, MEDIAN, QUANTILE_CONT(x, 0.5), BOOL_AND, BOOL_OR, each with FILTER (WHERE "
@@ -57,31 +52,6 @@ _SUB_QUERIES = (
     "sub-queries are not supported here; for a value of each row write LEFT "
     f"{_AGGREGATED}; IN (SELECT ...) stands in WHERE, joined by AND"
 )
-_INSTEAD = {
-    **dict.fromkeys(("to_char", "format_date"), "strftime(x, '%Y-%m')"),
-    **dict.fromkeys(
-        ("to_date", "parse_date"), "CAST(x AS DATE), or try_strptime(x, '%d.%m.%Y')"
-    ),
-    "unix_timestamp": "epoch(x)",
-    "julianday": "date_diff('day', y, x) for the days between two times",
-    "isnull": "COALESCE(x, 0)",
-    "safe_divide": "x / NULLIF(y, 0)",
-    "any": "x IN (1, 2)",
-    **dict.fromkeys(
-        ("now", "current_date", "current_timestamp"), "a fixed day, DATE '2024-01-31'"
-    ),
-}
-_PATTERNS = (
-    *(exp.Like, exp.ILike, exp.SimilarTo, exp.Glob),
-    *(
-        exp.RegexpLike,
-        exp.RegexpReplace,
-        exp.RegexpExtract,
-        exp.RegexpFullMatch,
-        exp.Escape,
-    ),
-)
-"""What matches a pattern, whose cost follows from the pattern: no row may choose it."""
 _QUOTES = 'write names in double quotes, "name", not in backticks or [brackets]'
 _NO_AGGREGATES = "aggregate functions are not supported"
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
@@ -151,8 +121,12 @@ def render(tree: exp.Expr, *, quote: bool = False) -> str:
         raise QueryError("an expression is nested too deeply") from error
 
 
-def parse_expression(text: str, element: str, *, aggregates: bool = False) -> exp.Expr:
+def parse_expression(
+    text: str, element: str, *, aggregates: bool = False, windows: bool = False
+) -> exp.Expr:
     """Parse and check one expression in DuckDB's dialect; messages call it ``element``.
+
+    It may have aggregates and windows only where the caller says so.
 
     >>> render(parse_expression("a.x>1 -- note", "filter"), quote=True)
     '"a"."x" > 1'
@@ -160,25 +134,25 @@ def parse_expression(text: str, element: str, *, aggregates: bool = False) -> ex
     'SUM(x) / COUNT(*)'
     """
     try:
-        return _checked_tree(text, aggregates=aggregates).copy()
+        return _checked_tree(text, aggregates=aggregates, windows=windows).copy()
     except QueryError as error:
         raise QueryError(f"{element} is refused: {error}") from error
 
 
 @lru_cache(maxsize=4096)
-def _checked_tree(text: str, *, aggregates: bool) -> exp.Expr:
+def _checked_tree(text: str, *, aggregates: bool, windows: bool) -> exp.Expr:
     """Return the tree of one expression; shards of a table repeat the same ones."""
     if len(text) > MAX_EXPRESSION_CHARACTERS:
         raise QueryError(
             f"{len(text)} characters, at most {MAX_EXPRESSION_CHARACTERS} are accepted"
         )
     tree = _parse_select_item(text)
-    _check_nodes(tree, aggregates=aggregates)
+    _check_nodes(tree, aggregates=aggregates, windows=windows)
     rendered = render(tree)
     # The result is the tree of the rendered text, not of the original text: invariant:
     # render(tree) parses to this very tree, and it was checked.
     tree = _parse_select_item(rendered)
-    _check_nodes(tree, aggregates=aggregates)
+    _check_nodes(tree, aggregates=aggregates, windows=windows)
     if render(tree) != rendered:
         raise QueryError("it has no unambiguous form in SQL")
     _check_lengths(tree)
@@ -201,10 +175,12 @@ def clauses_of(tree: exp.Expr) -> set[str]:
     return {key for key, value in tree.args.items() if value}
 
 
-def check_expression(tree: exp.Expr, element: str, *, aggregates: bool) -> None:
+def check_expression(
+    tree: exp.Expr, element: str, *, aggregates: bool, windows: bool = False
+) -> None:
     """Refuse every node of ``tree`` that is not on the allow-list."""
     try:
-        _check_nodes(tree, aggregates=aggregates)
+        _check_nodes(tree, aggregates=aggregates, windows=windows)
     except QueryError as error:
         raise QueryError(f"{element} is refused: {error}") from error
 
@@ -243,7 +219,7 @@ def _length(node: exp.Expr, parts: list[_Length]) -> _Length:
     if isinstance(node, exp.TimeToStr):
         return _product(parts[1], (0, _MOST_DIGITS))
     is_distance = isinstance(node, exp.Levenshtein) or (
-        isinstance(node, exp.Anonymous) and node.name.lower() in _DISTANCES
+        isinstance(node, exp.Anonymous) and node.name.lower() in DISTANCES
     )
     if is_distance and len(parts) > 1 and parts[:2] != [(1, _MOST_DIGITS)] * 2:
         return _product(*parts[:2])
@@ -258,11 +234,17 @@ def _product(first: _Length, second: _Length) -> _Length:
     return first[0] * second[1] + first[1] * second[0], first[1] * second[1]
 
 
-def _check_nodes(tree: exp.Expr, *, aggregates: bool) -> None:
+def _check_nodes(tree: exp.Expr, *, aggregates: bool, windows: bool) -> None:
     """Refuse an expression with a node that is not on the list."""
     for node in tree.walk(bfs=True):
-        is_aggregate = aggregates and type(node) in AGGREGATE_NODES
-        reason = _why_refused_aggregate(node) if is_aggregate else _why_refused(node)
+        if windows and type(node) in WINDOW_NODES:
+            reason = why_refused_window_node(node) or _why_refused_whole(node)
+        elif type(node) in AGGREGATE_NODES and (
+            aggregates or (windows and node.find_ancestor(exp.Window))
+        ):
+            reason = _why_refused_aggregate(node)
+        else:
+            reason = _why_refused(node)
         if aggregates and reason == _NO_AGGREGATES:
             reason = "it depends on the order of rows, or is not among those supported"
         if reason:
@@ -278,8 +260,8 @@ def _why_refused(node: exp.Expr) -> str:
             return reason
     name = node.sql_name() if isinstance(node, exp.Func) else node.key
     name = (node.name if isinstance(node, exp.Anonymous) else name).lower()
-    if name in _INSTEAD:
-        return f"function {name!r} is not among those supported, write {_INSTEAD[name]}"
+    if name in INSTEAD:
+        return f"function {name!r} is not among those supported, write {INSTEAD[name]}"
     # The exact type: a subclass that a later sqlglot adds is not on the list.
     if type(node) not in ALLOWED_NODES:
         kind = "function" if isinstance(node, exp.Func) else "construct"
@@ -294,26 +276,53 @@ def _why_refused(node: exp.Expr) -> str:
     return _why_refused_pattern(node) or _why_refused_form(node)
 
 
+def _why_refused_whole(node: exp.Expr) -> str:
+    """Return why an aggregate over a whole partition is refused, or ""."""
+    if not isinstance(node, exp.Window) or not is_whole(node):
+        return ""
+    return f"a window without ORDER BY is an aggregate; {_grouped_instead(node)}"
+
+
 def _instead_of_window(window: exp.Window) -> str:
     """Return what has the value of a window function, as far as anything has."""
+    if is_whole(window):
+        return _grouped_instead(window)
+    if reason := why_refused_window_node(window):
+        return reason
+    call = render(_without_tables(window))
+    return (
+        f"write it in a sub-query over its table: w.value of (SELECT *, {call} AS "
+        "value FROM its_table) AS w"
+    )
+
+
+def _grouped_instead(window: exp.Window) -> str:
+    """Return the sub-query with GROUP BY that has an aggregate over a partition."""
     groups = window.args.get("partition_by") or ()
-    is_plain = clauses_of(window) <= {"this", "partition_by", "over"}
-    if not (is_plain and type(window.this) in AGGREGATES and groups):
+    if not groups:
         return (
-            "rows at several sites have no order; let the table's owner compute it, "
-            "with sql = "
-            f'"SELECT ..." in the tables file, or for a value of each group write '
+            "one over all rows is the same for every row: leave it out, or write "
             f"{_AGGREGATED}"
         )
     keys = ", ".join(column.name or render(column) for column in groups)
-    call = window.this.copy()
-    for column in call.find_all(exp.Column):
-        column.set("table", None)
-    on = " AND ".join(f"w.{column.name or 'k'} = {render(column)}" for column in groups)
+    call = render(_without_tables(window.this))
+    on = " AND ".join(
+        f"w.{column.name or 'k'} = {'' if column.find(exp.Column).table else 'b.'}"
+        f"{render(column)}"
+        for column in groups
+    )
     return (
-        f"write w.value, with LEFT JOIN (SELECT {keys}, {render(call)} AS value FROM "
+        f"write w.value, with LEFT JOIN (SELECT {keys}, {call} AS value FROM "
         f"its_table GROUP BY {keys}) AS w ON {on}"
     )
+
+
+def _without_tables(tree: exp.Expr) -> exp.Expr:
+    """Return a copy of an expression whose columns have no table."""
+    tree = tree.copy()
+    for column in tree.find_all(exp.Column):
+        column.set("table", None)
+    return tree
 
 
 def _why_refused_form(node: exp.Expr) -> str:
@@ -342,7 +351,7 @@ def _why_refused_pattern(node: exp.Expr) -> str:
     is_constant = not any(
         part.find(exp.Column) for part in parts if isinstance(part, exp.Expr)
     )
-    if is_constant or not isinstance(node, _PATTERNS):
+    if is_constant or not isinstance(node, PATTERNS):
         return ""
     return (
         "a pattern is a text in quotes, such as 'a%', and not made of columns; to "
@@ -387,7 +396,9 @@ def _why_refused_call(node: exp.Expr, parts: set[str]) -> str:
     parent = node.parent
     has_filter = isinstance(parent, exp.Filter) and parent.this is node
     call = parent if has_filter and parent is not None else node
-    if call.find_ancestor(exp.Filter, *AGGREGATES) is not None:
+    if isinstance(call.parent, exp.Window) and call.arg_key == "this":
+        return ""
+    if call.find_ancestor(exp.Filter, exp.Window, *AGGREGATES) is not None:
         return "an aggregate cannot stand inside another"
     return ""
 
@@ -422,8 +433,9 @@ def parenthesise(tree: exp.Expr) -> exp.Expr:
 
 
 def has_aggregate(tree: exp.Expr) -> bool:
-    """Return whether an aggregate stands anywhere in ``tree``."""
-    return any(type(node) in AGGREGATES for node in tree.walk())
+    """Return whether an aggregate stands anywhere in ``tree``, except in a window."""
+    nodes = tree.walk(prune=lambda node: isinstance(node, exp.Window))
+    return any(type(node) in AGGREGATES for node in nodes)
 
 
 def ungrouped_column(tree: exp.Expr, groups: Collection[exp.Expr]) -> exp.Column | None:

@@ -9,7 +9,8 @@ A fragment with a sub-query runs that first::
     JOIN (SELECT customer, AVG(amount) AS mean FROM payments GROUP BY customer) p ON ...
 
 Its pieces are then over the sub-query's columns ``customer`` and ``mean``. Without
-grouping, a sub-query does not survive binding: its expressions replace its columns.
+grouping or windows, a sub-query does not survive binding: its expressions replace its
+columns. Windows it does, because what is outside applies after them.
 
 A site's policy is about the columns of its table: :func:`reads` traces the pieces
 outside a sub-query, which name the sub-query's columns, back to the table's columns.
@@ -27,7 +28,7 @@ from sqlglot import exp
 
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import QueryError, closest
-from tp_flower.query import expressions
+from tp_flower.query import expressions, windows
 from tp_flower.query.cutoffs import CUTOFF, Cutoffs, is_reserved, key_column
 
 
@@ -41,6 +42,7 @@ class Role(StrEnum):
     KEY = "join key"
     GROUP = "group"
     HAVING = "having"
+    QUALIFY = "qualify"
     INNER = "sub-query column"
 
 
@@ -53,9 +55,13 @@ class Piece(NamedTuple):
 
     def parse(self) -> exp.Expr:
         """Return the checked tree; a condition keeps its meaning between two ANDs."""
-        is_inner = self.role in (Role.INNER, Role.HAVING)
-        tree = expressions.parse_expression(self.sql, self.element, aggregates=is_inner)
-        if self.role in (Role.FILTER, Role.HAVING):
+        tree = expressions.parse_expression(
+            self.sql,
+            self.element,
+            aggregates=self.role in (Role.INNER, Role.HAVING),
+            windows=self.role in (Role.INNER, Role.QUALIFY),
+        )
+        if self.role in (Role.FILTER, Role.HAVING, Role.QUALIFY):
             return expressions.parenthesise(tree)
         return tree
 
@@ -85,13 +91,16 @@ class Feature(msgspec.Struct, frozen=True, array_like=True):
 class SubQuery:
     """A SELECT over one table; its expressions are over that table's columns.
 
+    At a site its rows are groups, or rows of the table with windows over others.
+
     Attributes:
-        columns: output names, with expressions that may contain aggregates.
-        groups: the expressions that rows are grouped by, at least one at a site;
-            aliases, ordinals, ALL and DISTINCT are resolved. With cutoffs, the keys.
+        columns: output names, with expressions that may contain aggregates, or windows.
+        groups: the expressions that rows are grouped by, none beside windows; aliases,
+            ordinals, ALL and DISTINCT are resolved. With cutoffs, the keys.
         cutoffs: of a LATERAL sub-query, which has a row for each pair of a key and a
             cutoff; filters and columns may name the cutoff.
         last: with cutoffs, ORDER BY ... DESC LIMIT 1: the row in place of aggregates.
+        qualify: conditions that may contain windows.
     """
 
     columns: tuple[Feature, ...]
@@ -100,6 +109,22 @@ class SubQuery:
     having: tuple[str, ...] = ()
     cutoffs: Cutoffs | None = None
     last: tuple[str, ...] = ()
+    qualify: tuple[str, ...] = ()
+
+    @property
+    def is_windowed(self) -> bool:
+        """Whether its rows are those of the table, with windows."""
+        return not (self.groups or self.cutoffs) and bool(self.partitions)
+
+    @property
+    def partitions(self) -> tuple[tuple[str, ...], ...]:
+        """The expressions of each different PARTITION BY; () of a window without."""
+        return _partitions_of(tuple(self.pieces()))
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """The conditions on its rows."""
+        return (*self.filters, *self.having, *self.qualify)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -155,7 +180,10 @@ class SubQuery:
         having = ""
         if self.having:
             having = f" HAVING {' AND '.join(self.having)}"
-        return f"SELECT {items} FROM {relation}{where}{groups}{having}"
+        qualify = ""
+        if self.qualify:
+            qualify = f" QUALIFY {' AND '.join(self.qualify)}"
+        return f"SELECT {items} FROM {relation}{where}{groups}{having}{qualify}"
 
     def answer_sql(self, relation: str) -> str:
         """Return the SELECT of the answer for one pair of keys and cutoff."""
@@ -207,6 +235,9 @@ class SubQuery:
             columns=_map_features(
                 Role.INNER, f"column {{!r}} {inner}", self.columns, change
             ),
+            qualify=_map_texts(
+                Role.QUALIFY, f"QUALIFY condition {{}} {inner}", self.qualify, change
+            ),
         )
 
     def pieces(self) -> list[Piece]:
@@ -220,10 +251,12 @@ class SubQuery:
         a function or aggregate outside the allow-lists, or a column that is not grouped
         by.
         """
-        if not self.columns or not (self.groups or self.cutoffs):
-            raise QueryError(
-                f"{where}: a sub-query needs a column and an expression to group by"
-            )
+        needs = (
+            f"{where}: a sub-query needs a column and an expression to group by, or a "
+            "window"
+        )
+        if not self.columns:
+            raise QueryError(needs)
         if self.cutoffs is not None:
             self.cutoffs.check()
             if own := next(filter(is_reserved, columns), None):
@@ -233,16 +266,40 @@ class SubQuery:
             raise QueryError(f"{where}: a sub-query has no last row without cutoffs")
         _check_names(self.columns, f"{where}: sub-query column")
         checked = self.map(_make_check(columns, where))
-        trees = [
-            expressions.parse_expression(sql, f"{where}: group")
-            for sql in checked.groups
-        ]
-        for tree in trees:
-            # a number would be read as the position of a column
-            if tree.find(exp.Column) is None:
-                raise QueryError(f"{where}: group {tree.sql()} names no column")
-        _check_grouped(checked, trees, where)
+        if not (self.groups or self.cutoffs or checked.is_windowed):
+            raise QueryError(needs)
+        if checked.is_windowed:
+            _check_ungrouped(checked, where)
+        else:
+            _check_groups(checked, where)
         return checked
+
+
+def _check_ungrouped(subquery: SubQuery, where: str) -> None:
+    """Refuse what needs groups beside windows."""
+    aggregated = [
+        piece.element
+        for piece in subquery.pieces()
+        if piece.role is Role.HAVING or expressions.has_aggregate(piece.parse())
+    ]
+    if aggregated:
+        raise QueryError(f"{where}: {aggregated[0]} needs GROUP BY")
+
+
+def _check_groups(subquery: SubQuery, where: str) -> None:
+    """Refuse columns that are not grouped by, and windows over groups."""
+    trees = [
+        expressions.parse_expression(sql, f"{where}: group") for sql in subquery.groups
+    ]
+    for tree in trees:
+        # a number would be read as the position of a column
+        if tree.find(exp.Column) is None:
+            raise QueryError(f"{where}: group {tree.sql()} names no column")
+    if subquery.qualify or subquery.partitions:
+        raise QueryError(
+            f"{where}: a sub-query has GROUP BY or windows, not both{windows.OWNER}"
+        )
+    _check_grouped(subquery, trees, where)
 
 
 @dataclass(frozen=True)
@@ -265,25 +322,34 @@ class Fragment:
     weight: str | None = None
 
     @property
-    def all_groups(self) -> "Fragment":
-        """The fragment that yields every group of the sub-query and nothing else.
+    def conditions(self) -> tuple[str, ...]:
+        """The conditions on its rows, those of the sub-query among them."""
+        return (*(self.subquery.conditions if self.subquery else ()), *self.filters)
 
-        It includes the groups that HAVING or a later filter removes, because these may
-        be parts of groups that span shards.
+    @property
+    def all_groups(self) -> tuple["Fragment", ...]:
+        """The fragments that yield every group of the sub-query and nothing else.
+
+        Of windows, these are their partitions; each different PARTITION BY has its own
+        fragment. They include the groups that HAVING, QUALIFY or a later filter
+        removes, because these may be parts of groups that span shards.
         """
         if self.subquery is None:
             raise ValueError(f"table {self.table!r} has no GROUP BY")
         bare = SubQuery(
             columns=(Feature("rows", "COUNT(*)"),),
             filters=self.subquery.filters_of_rows,
-            groups=self.subquery.groups,
         )
-        if not bare.groups:
+        every = self.subquery.partitions or (self.subquery.groups,)
+        if () in every:
             raise QueryError(
                 f"table {self.table!r} is in several shards, and its sub-query "
                 "compares no key: compare one whose rows are all in one shard"
             )
-        return Fragment(self.table, self.name, subquery=bare)
+        return tuple(
+            Fragment(self.table, self.name, subquery=replace(bare, groups=groups))
+            for groups in every
+        )
 
     def map(self, change: Change) -> "Fragment":
         """Return the fragment with every piece outside the sub-query changed."""
@@ -310,12 +376,18 @@ class Fragment:
         return _list_pieces(self.map)
 
     def to_json(self) -> dict[str, object]:
-        """Return the fragment as plain JSON types, without a None of later fields."""
-        data: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        """Return the fragment as plain JSON types.
+
+        It is without a None or an empty text of later fields, as that of models that
+        were saved before there were any.
+        """
+        data = msgspec.json.decode(msgspec.json.encode(self), type=dict[str, Any])
         if self.weight is None:
             del data["weight"]
         if self.subquery is not None and self.subquery.cutoffs is None:
             del data["subquery"]["cutoffs"], data["subquery"]["last"]
+        if self.subquery is not None and not self.subquery.qualify:
+            del data["subquery"]["qualify"]
         return data
 
     @classmethod
@@ -440,6 +512,11 @@ def check_no_cutoffs(fragments: Iterable[Fragment]) -> None:
             )
 
 
+def named_columns(pieces: Iterable[Piece]) -> set[str]:
+    """Return the names of the columns that some pieces read."""
+    return {c.name for p in pieces for c in p.parse().find_all(exp.Column)}
+
+
 def spell(name: str, columns: Collection[str]) -> str | None:
     """Return the column that ``name`` matches regardless of case.
 
@@ -470,7 +547,8 @@ def local_sql(tree: exp.Expr, columns: Collection[str], element: str) -> str:
 class Read:
     """One column of the base table that a piece reads.
 
-    A column of a sub-query is read as ``INNER``, and by each outer piece that uses it.
+    A column of a sub-query is read as ``INNER``, and by each outer piece that uses it;
+    what a window partitions by is read as ``GROUP``, as what a sub-query groups by is.
 
     Attributes:
         is_plain: whether the piece is the column itself, except for its type and, for a
@@ -496,11 +574,12 @@ def reads(fragment: Fragment) -> Iterator[Read]:
     columns = iter(subquery.columns if subquery else ())
     keys = iter(subquery.pair_names if subquery else ())
     for piece in subquery.pieces() if subquery else ():
-        # the cutoffs are another table's
-        piece_reads = tuple(r for r in _reads_of(piece) if not is_reserved(r.column))
+        piece_reads = _reads_of_table(piece, subquery)
         yield from piece_reads
         if piece.role is Role.INNER:
-            inner[next(columns).name.lower()] = piece_reads
+            inner[next(columns).name.lower()] = tuple(
+                read for read in piece_reads if read.role is Role.INNER
+            )
         elif piece.role is Role.GROUP:
             inner[next(keys, "").lower()] = piece_reads
     for piece in fragment.pieces():
@@ -513,15 +592,42 @@ def reads(fragment: Fragment) -> Iterator[Read]:
                 yield Read(read.role, read.element, origin.column, is_plain, is_bare)
 
 
+def _reads_of_table(piece: Piece, subquery: SubQuery | None) -> tuple[Read, ...]:
+    """Return what a sub-query's piece reads of its table; cutoffs are another's."""
+    has_cutoffs = subquery is not None and subquery.cutoffs is not None
+    return tuple(
+        read
+        for read in _reads_of(piece)
+        if not (has_cutoffs and is_reserved(read.column))
+    )
+
+
 @lru_cache(maxsize=4096)
 def _reads_of(piece: Piece) -> tuple[Read, ...]:
     """Return what a piece reads; shards of a table, and checks, repeat the same."""
     tree = piece.parse()
-    is_plain = _is_plain(tree)
-    is_bare = is_plain and tree.find(exp.Cast) is None
-    names = dict.fromkeys(column.name for column in tree.find_all(exp.Column))
+    partitions = windows.take_partitions(tree)
+    roles = [(piece.role, tree), *((Role.GROUP, part) for part in partitions)]
     return tuple(
-        Read(piece.role, piece.element, name, is_plain, is_bare) for name in names
+        dict.fromkeys(
+            Read(role, piece.element, name, *_forms_of(part))
+            for role, part in roles
+            for name in dict.fromkeys(c.name for c in part.find_all(exp.Column))
+        )
+    )
+
+
+def _forms_of(tree: exp.Expr) -> tuple[bool, bool]:
+    """Return whether an expression is a plain column, and a bare one."""
+    is_plain = _is_plain(tree)
+    return is_plain, is_plain and tree.find(exp.Cast) is None
+
+
+@lru_cache(maxsize=1024)
+def _partitions_of(pieces: tuple[Piece, ...]) -> tuple[tuple[str, ...], ...]:
+    """Return what windows in a sub-query's pieces partition by."""
+    return windows.partitions_of(
+        piece.parse() for piece in pieces if piece.role in (Role.INNER, Role.QUALIFY)
     )
 
 

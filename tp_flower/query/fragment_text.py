@@ -37,6 +37,7 @@ def fragment_text(fragment: Fragment) -> str:
         *_piece_lines("sub-query HAVING", inner.having),
         *_piece_lines("sub-query cutoffs", [_cutoffs_text(inner)]),
         *(f"sub-query last by: {printable(sql)}" for sql in inner.last),
+        *_piece_lines("sub-query QUALIFY", inner.qualify),
         *_feature_lines("feature", fragment.features),
         *_piece_lines("label", [fragment.label]),
         *_piece_lines("weight", [fragment.weight]),

@@ -68,6 +68,7 @@ class Branch:
     where: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
     having: tuple[str, ...] = ()
+    qualify: tuple[str, ...] = ()
     is_distinct: bool = False
     is_grouped_by_all: bool = False
     correlation: Correlation | None = None
@@ -123,7 +124,8 @@ def item_name(item: SelectItem) -> str | None:
     """
     if item.name is not None:
         return item.name
-    tree = parse_expression(item.sql, "SELECT item", aggregates=True).unnest()
+    tree = parse_expression(item.sql, "SELECT item", aggregates=True, windows=True)
+    tree = tree.unnest()
     if not isinstance(tree, exp.Column):
         return None
     return tree.name
@@ -140,16 +142,16 @@ def compared_columns(statement: Statement) -> set[str]:
     items = [item for branch in branches for item in branch.items]
     pieces = [item.sql for item in items if isinstance(item, SelectItem)]
     for branch in branches:
-        pieces += [*branch.where, *branch.groups, *branch.having]
+        pieces += [*branch.where, *branch.groups, *branch.having, *branch.qualify]
     for join in statement.joins:
         pieces += [*join.on, *join.using]
     pieces += statement.where
     names = {
         column.name.lower()
         for piece in pieces
-        for column in parse_expression(piece, "condition", aggregates=True).find_all(
-            exp.Column
-        )
+        for column in parse_expression(
+            piece, "condition", aggregates=True, windows=True
+        ).find_all(exp.Column)
     }
     has_any = any(join.is_natural for join in statement.joins)
     has_any |= any(isinstance(item, StarItem) for item in items)
@@ -190,7 +192,8 @@ _ADVICE = {
     "JOIN (SELECT DISTINCT ... FROM t) AS a makes one table's rows distinct",
     "order": "the rows of the result have no order; leave it out",
     "limit": "for fewer rows add a condition, such as WHERE o.id % 10 = 0",
-    "qualify": _AGGREGATE_FIRST,
+    "qualify": "it stands in a sub-query over one table, JOIN (SELECT ... FROM t "
+    "QUALIFY ...) AS a",
 }
 _JOIN_ADVICE = {
     "RIGHT": "write the table whose rows all stay first in FROM, and LEFT JOIN the "
@@ -200,7 +203,10 @@ _JOIN_ADVICE = {
     "CROSS": "tables are joined by equal keys; write JOIN ... ON a.k = b.k",
     "SEMI": "write WHERE a.k IN (SELECT k FROM b)",
 }
-_BRANCH_CLAUSES = {"expressions", "from_", "where", "group", "having", "distinct"}
+_BRANCH_CLAUSES = {
+    *("expressions", "from_", "where", "group", "having", "distinct"),
+    "qualify",
+}
 _NO_ORDER = "rows of a table that several sites hold have no order"
 _BRANCH_ADVICE = {
     "joins": "it reads one table; join in the query itself",
@@ -415,11 +421,14 @@ def _parse_branch(select: exp.Select, element: str) -> Branch:
     groups, is_all = _parse_groups(select.args.get("group"), element)
     return Branch(
         table=_parse_ref(source.this),
-        items=tuple(_parse_item(tree, aggregates=True) for tree in select.expressions),
+        items=tuple(_parse_item(tree, is_inner=True) for tree in select.expressions),
         where=_conditions(select.args.get("where"), f"{element}: WHERE"),
         groups=groups,
         having=_conditions(
             select.args.get("having"), f"{element}: HAVING", aggregates=True
+        ),
+        qualify=_conditions(
+            select.args.get("qualify"), f"{element}: QUALIFY", windows=True
         ),
         is_distinct=distinct is not None,
         is_grouped_by_all=is_all,
@@ -447,8 +456,11 @@ def _parse_groups(
     return keys, False
 
 
-def _parse_item(tree: exp.Expr, *, aggregates: bool = False) -> Item:
-    """Return an item of the SELECT list: a star, or an expression and its name."""
+def _parse_item(tree: exp.Expr, *, is_inner: bool = False) -> Item:
+    """Return an item of the SELECT list: a star, or an expression and its name.
+
+    One of a sub-query may have aggregates and windows.
+    """
     star = tree.this if isinstance(tree, exp.Column) else tree
     if isinstance(star, exp.Star):
         return _parse_star(star, tree)
@@ -457,7 +469,9 @@ def _parse_item(tree: exp.Expr, *, aggregates: bool = False) -> Item:
     if isinstance(tree, exp.Alias):
         name = tree.alias
         value = tree.this
-    return SelectItem(name, _canonical(value, "SELECT item", aggregates=aggregates))
+    return SelectItem(
+        name, _canonical(value, "SELECT item", aggregates=is_inner, windows=is_inner)
+    )
 
 
 def _parse_star(star: exp.Star, tree: exp.Expr) -> StarItem:
@@ -473,23 +487,35 @@ def _parse_star(star: exp.Star, tree: exp.Expr) -> StarItem:
 
 
 def _conditions(
-    clause: exp.Expr | None, element: str, *, aggregates: bool = False
+    clause: exp.Expr | None,
+    element: str,
+    *,
+    aggregates: bool = False,
+    windows: bool = False,
 ) -> tuple[str, ...]:
     """Return the conjuncts of a clause, each checked and rendered."""
     if clause is None:
         return ()
-    tree = clause.this if isinstance(clause, exp.Where | exp.Having) else clause
+    clauses = exp.Where | exp.Having | exp.Qualify
+    tree = clause.this if isinstance(clause, clauses) else clause
     return tuple(
-        _canonical(part, f"{element}: condition", aggregates=aggregates)
+        _canonical(
+            part, f"{element}: condition", aggregates=aggregates, windows=windows
+        )
         for part in conjuncts(tree)
     )
 
 
-def _canonical(tree: exp.Expr, element: str, *, aggregates: bool = False) -> str:
+def _canonical(
+    tree: exp.Expr, element: str, *, aggregates: bool = False, windows: bool = False
+) -> str:
     """Return a checked expression as DuckDB SQL that parses back to itself."""
     element = f"{element} {shorten(tree.sql(DIALECT, comments=False))}"
-    check_expression(tree, element, aggregates=aggregates)
-    return render(parse_expression(render(tree), element, aggregates=aggregates))
+    check_expression(tree, element, aggregates=aggregates, windows=windows)
+    parsed = parse_expression(
+        render(tree), element, aggregates=aggregates, windows=windows
+    )
+    return render(parsed)
 
 
 def _parse_join(join: exp.Join, table: Table) -> JoinClause:

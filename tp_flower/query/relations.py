@@ -2,8 +2,9 @@
 
 Names are resolved here: stars, aliases and ordinals in GROUP BY and HAVING, DISTINCT. A
 relation has one branch per SELECT of a UNION ALL; every branch becomes its own
-fragment. A branch without grouping disappears: its expressions replace its columns, so
-that its sites run one flat SELECT.
+fragment. A branch without grouping or windows disappears: its expressions replace its
+columns, so that its sites run one flat SELECT. One with windows keeps the columns that
+the query uses: others need not be there when the model predicts.
 
 A row of a LEFT JOIN without a match has NULL in every column of the missing side;
 DuckDB evaluates expressions there. The expressions have passed the allow-list, types
@@ -19,6 +20,7 @@ from sqlglot import exp
 
 from tp_flower.duckdb_engine import quote_name, safe_message, shared_cursor
 from tp_flower.errors import QueryError, closest
+from tp_flower.query import windows
 from tp_flower.query.cutoffs import CUTOFF, Cutoffs
 from tp_flower.query.expressions import has_aggregate, parse_expression, render, shorten
 from tp_flower.query.fragment import (
@@ -28,6 +30,7 @@ from tp_flower.query.fragment import (
     Role,
     SubQuery,
     local_sql,
+    named_columns,
     spell,
 )
 from tp_flower.query.parsing import Branch, Item, StarItem, Table, TableRef, item_name
@@ -139,20 +142,17 @@ class BoundBranch:
     @property
     def used(self) -> Schema:
         """The columns that the SELECT names, and their types."""
-        trees = [piece.parse() for piece in self.select.pieces()]
-        names = {c.name for tree in trees for c in tree.find_all(exp.Column)}
+        names = named_columns(self.select.pieces())
         return {name: kind for name, kind in self.schema.items() if name in names}
 
     def fragment(self, outer: Fragment) -> Fragment:
         """Return the fragment for the table's sites, given the one over the outputs."""
-        if self.select.groups or self.select.cutoffs:
+        select = self.select
+        if select.last or not (select.groups or select.cutoffs):
+            # a star's columns of which none is used are not read
+            select = _used_columns(select, outer)
+        if select.groups or select.cutoffs or select.is_windowed:
             filters = tuple(dict.fromkeys(outer.filters))
-            select = self.select
-            if select.last:
-                # a star's columns of which none is used are not read
-                used = _columns_of(outer)
-                columns = tuple(c for c in select.columns if c.name.lower() in used)
-                select = replace(select, columns=columns or select.columns[:1])
             return replace(outer, name=self.name, filters=filters, subquery=select)
         outputs = {output.name: output.sql for output in self.select.columns}
         placed = outer.map(lambda piece: _inline(piece, outputs))
@@ -160,10 +160,11 @@ class BoundBranch:
         return replace(placed, name=self.name, filters=filters)
 
 
-def _columns_of(fragment: Fragment) -> set[str]:
-    """Return the columns that a fragment's own pieces name, in lower case."""
-    trees = [piece.parse() for piece in fragment.pieces()]
-    return {c.name.lower() for tree in trees for c in tree.find_all(exp.Column)}
+def _used_columns(select: SubQuery, outer: Fragment) -> SubQuery:
+    """Return a sub-query with the columns that a fragment over it names."""
+    names = {name.lower() for name in named_columns(outer.pieces())}
+    columns = tuple(column for column in select.columns if column.name.lower() in names)
+    return replace(select, columns=columns or select.columns[:1])
 
 
 @dataclass(frozen=True)
@@ -211,6 +212,7 @@ def _inline(piece: Piece, outputs: Mapping[str, str]) -> str:
     )
 
 
+_TIMES = ("DATE", "TIME")  # the types of days and moments begin so
 Named = tuple[str | None, str]  # an item's name, if it has one, and its expression
 
 
@@ -276,10 +278,31 @@ class _Binder:
         filters = tuple(self._local(text, Role.FILTER) for text in branch.where)
         groups = self._groups(items)
         having = tuple(self._having(text, items, groups) for text in branch.having)
-        select = SubQuery(outputs, filters, groups, having, cutoffs, self._last)
-        if groups or cutoffs:
-            select = select.check(tuple(self._schema), self._element)
-        return BoundBranch(self._name, self._schema, select)
+        qualify = tuple(self._qualify(text, items) for text in branch.qualify)
+        select = SubQuery(
+            outputs, filters, groups, having, cutoffs, self._last, qualify=qualify
+        )
+        bound = BoundBranch(self._name, self._schema, select)
+        if qualify and not select.partitions:
+            raise QueryError(
+                f"{self._element}: QUALIFY is for conditions on windows; write WHERE"
+            )
+        if not (groups or cutoffs or select.is_windowed):
+            return bound
+        bound = replace(bound, select=select.check(tuple(self._schema), self._element))
+        if bound.select.is_windowed:
+            self._check_windows(bound)
+        return bound
+
+    def _check_windows(self, bound: BoundBranch) -> None:
+        """Refuse windows that look ahead in time, or that do not fit their columns."""
+        trees = [piece.parse() for piece in bound.select.pieces()]
+        windows.check_directions(
+            trees,
+            lambda sql: type_on_nulls(sql, self._schema).startswith(_TIMES),
+            self._element,
+        )
+        output_types(bound.select.to_sql(typed_nulls(bound.used)))
 
     def _local(self, text: str, role: Role) -> str:
         """Return an expression over the table's bare columns."""
@@ -344,9 +367,11 @@ class _Binder:
             return tuple(
                 self._local(key, Role.GROUP) for key, _ in branch.correlation.keys
             )
-        trees = [parse_expression(sql, element, aggregates=True) for _, sql in items]
+        trees = [Piece(Role.INNER, element, sql).parse() for _, sql in items]
         aggregates = [tree for tree in trees if has_aggregate(tree)]
         is_grouped = bool(branch.groups or branch.is_grouped_by_all)
+        if branch.qualify or any(map(windows.has_window, trees)):
+            self._check_ungrouped(is_grouped=is_grouped)
         if branch.is_distinct and (is_grouped or aggregates):
             raise QueryError(f"{element}: write DISTINCT or GROUP BY, not both")
         if (aggregates or branch.having) and not is_grouped:
@@ -367,6 +392,18 @@ class _Binder:
                 raise QueryError(f"{element}: there is no column to group by")
             return tuple(dict.fromkeys(groups))
         return tuple(dict.fromkeys(self._group(text, items) for text in branch.groups))
+
+    def _check_ungrouped(self, *, is_grouped: bool) -> None:
+        """Refuse GROUP BY and DISTINCT beside windows."""
+        if self._branch.is_distinct:
+            raise QueryError(
+                f"{self._element}: DISTINCT would compare rows after their windows; "
+                "write QUALIFY ROW_NUMBER() OVER (PARTITION BY k ORDER BY day) = 1"
+            )
+        if is_grouped:
+            raise QueryError(
+                f"{self._element}: it has GROUP BY or windows, not both{windows.OWNER}"
+            )
 
     def _group(self, text: str, items: Sequence[Named]) -> str:
         """Return an expression of GROUP BY, which may be an ordinal or an alias."""
@@ -408,6 +445,29 @@ class _Binder:
                 exp.Paren(this=parse_expression(aliased, element, aggregates=True))
             )
         return self._local(render(holder.this), Role.HAVING)
+
+    def _qualify(self, text: str, items: Sequence[Named]) -> str:
+        """Return a condition of QUALIFY, with aliases replaced by their expressions.
+
+        A name that is both a column and another item's alias is refused, because
+        engines interpret it differently.
+        """
+        element = f"{self._element}: QUALIFY {text}"
+        holder = exp.Paren(this=Piece(Role.QUALIFY, element, text).parse())
+        for column in list(holder.find_all(exp.Column)):
+            aliased = self._find_alias(column.name, items)
+            if column.table or aliased is None:
+                continue
+            spelling = spell(column.name, tuple(self._schema))
+            if spelling is None:
+                tree = Piece(Role.INNER, element, aliased).parse()
+                column.replace(exp.Paren(this=tree))
+            elif quote_name(spelling) != aliased:
+                raise QueryError(
+                    f"{element}: {column.name!r} is a column and the name of "
+                    f"{shorten(aliased)}: give the expression another AS name"
+                )
+        return self._local(render(holder.this), Role.QUALIFY)
 
     def _find_alias(self, name: str, items: Sequence[Named]) -> str | None:
         lower = name.lower()

@@ -22,6 +22,7 @@ def rewrite(select: exp.Select) -> None:
         compare_columns,
         flatten_joins,
         inline_ctes,
+        inline_windows,
         write_as_lateral,
         join_filters,
         merge_sub_queries,
@@ -143,6 +144,38 @@ def _place(tree: exp.Expr, bodies: Mapping[str, exp.Expr]) -> None:
         if body is not None and expressions.clauses_of(table) <= {"this", "alias"}:
             alias = table.args.get("alias") or exp.TableAlias(this=table.this)
             table.replace(exp.Subquery(this=body.copy(), alias=alias.copy()))
+
+
+def inline_windows(select: exp.Select) -> None:
+    """Write the windows that a WINDOW clause names where OVER names them."""
+    for inner in select.find_all(exp.Select):
+        named: dict[str, exp.Window] = {}
+        for window in inner.args.pop("windows", None) or ():
+            _fill_window(window, named)
+            named[window.name.lower()] = window
+        for window in inner.find_all(exp.Window):
+            if window.parent_select is inner:
+                _fill_window(window, named)
+
+
+def _fill_window(window: exp.Window, named: Mapping[str, exp.Window]) -> None:
+    """Replace the name in OVER by the clauses behind it, beside those of its own."""
+    alias = window.args.get("alias")
+    if alias is None:
+        return
+    if alias.name.lower() not in named:
+        raise QueryError(f"OVER {alias.name}: no WINDOW of that name")
+    base = named[alias.name.lower()]
+    for clause in ("partition_by", "order", "spec"):
+        if not base.args.get(clause):
+            continue
+        if window.args.get(clause):
+            raise QueryError(
+                f"OVER ({alias.name} ...) says again what WINDOW {alias.name} says: "
+                "write one of them"
+            )
+        window.set(clause, base.copy().args[clause])
+    window.set("alias", None)
 
 
 def join_filters(select: exp.Select) -> None:
@@ -310,6 +343,7 @@ def _can_merge(outer: exp.Select, inner: exp.Select) -> bool:
         <= {"expressions", "from_", "joins", "where"}
         and len(names) == len(set(names))
         and not any(map(expressions.has_aggregate, inner.expressions))
+        and not any(item.find(exp.Window) for item in inner.expressions)
         and not any(
             join.args.get("using") or join.method
             for join in outer.args.get("joins", ())

@@ -275,6 +275,7 @@ class Policy:
             Role.WEIGHT: label_rule if self.weights is None else weight_rule,
             Role.FILTER: ("filters", self.filters),
             Role.HAVING: ("filters", self.filters),
+            Role.QUALIFY: ("filters", self.filters),
             Role.KEY: ("keys", self.keys),
             Role.GROUP: ("keys", self.keys),
         }.get(role)

@@ -236,7 +236,8 @@ def test_finer_groups_of_a_unit_count_as_its_rows(source):
     assert len(counts) == 30
     assert counts.max() <= 5
     assert sum(values(shard, "n")) == np.minimum(np.linspace(1, 66, 30) // 1, 5).sum()
-    bare = extracted(source, grouped("day", "person").all_groups)
+    (every,) = grouped("day", "person").all_groups
+    bare = extracted(source, every)
     assert bare.rows == shard.rows
 
 
@@ -245,7 +246,7 @@ def test_groups_of_several_units_are_refused(source):
         r"policy \(privacy-unit\) refuses: the sub-query of table 'c' groups rows of "
         "different units; GROUP BY person as well"
     )
-    for wanted in (grouped("day"), grouped("day").all_groups):
+    for wanted in (grouped("day"), *grouped("day").all_groups):
         with pytest.raises(PolicyError, match=match):
             extracted(source, wanted)
 
