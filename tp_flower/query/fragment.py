@@ -164,11 +164,14 @@ class SubQuery:
         >>> SubQuery((mean,), groups=('"customer"',)).to_sql("shard")
         'SELECT AVG("amount") AS "mean" FROM shard GROUP BY "customer"'
         """
+        if self.cutoffs is not None and self.cutoffs.grid is not None:
+            points = f"({self.cutoffs.grid.points()}) AS points"
+            return self._on_grid().to_sql(f"{relation}, {points}")
         if self.cutoffs is not None:
             names = ", ".join(f"pairs.{quote_name(name)}" for name in self.pair_names)
             return (
-                f"SELECT {names}, answer.* FROM {self._pairs(relation) or pairs} AS "
-                f"pairs, LATERAL ({self.answer_sql(relation)}) AS answer"
+                f"SELECT {names}, answer.* FROM {pairs} AS pairs, "
+                f"LATERAL ({self.answer_sql(relation)}) AS answer"
             )
         items = ", ".join(f"{c.sql} AS {quote_name(c.name)}" for c in self.columns)
         where = ""
@@ -192,31 +195,32 @@ class SubQuery:
             for key, name in zip(self.groups, self.pair_names, strict=False)
         ]
         rows = replace(self, filters=(*equal, *self.filters), groups=(), cutoffs=None)
-        return f"{rows.to_sql(relation)}{self._last}"
+        last = f" ORDER BY {self._last} LIMIT 1" if self.last else ""
+        return f"{rows.to_sql(relation)}{last}"
 
     @property
     def _last(self) -> str:
-        """The clause that keeps the last row; of equal times, that of greatest values.
+        """The order that begins with the last row, of equal times the greatest values.
 
-        Which row comes last does then not depend on the order in which they are read.
+        Which row it is then does not depend on the order in which they are read.
         """
-        if not self.last:
-            return ""
         order = dict.fromkeys((*self.last, *(column.sql for column in self.columns)))
-        return f" ORDER BY {', '.join(f'{sql} DESC' for sql in order)} LIMIT 1"
+        return ", ".join(f"{sql} DESC" for sql in order)
 
-    def _pairs(self, relation: str) -> str:
-        """Return the pairs of keys and points of a grid for FROM; "" without a grid."""
-        if self.cutoffs is None or self.cutoffs.grid is None:
-            return ""
-        keys = [
-            f"{sql} AS {quote_name(key_column(number))}"
-            for number, sql in enumerate(self.groups)
-        ]
-        where = f" WHERE {' AND '.join(self.filters)}" if self.filters else ""
-        return (
-            f"(SELECT DISTINCT {', '.join((*keys, quote_name(CUTOFF)))} FROM "
-            f"{relation}, ({self.cutoffs.grid.points()}) AS points{where})"
+    def _on_grid(self) -> "SubQuery":
+        """Return the sub-query over all rows beside all points of its grid.
+
+        A row is at all points at which the conditions take it: the answers are groups.
+        """
+        groups = (*self.groups, quote_name(CUTOFF))
+        pairs = map(Feature, self.pair_names, groups)
+        columns = (*pairs, *self.columns)
+        if not self.last:
+            return replace(self, columns=columns, groups=groups, cutoffs=None)
+        turn = f"PARTITION BY {', '.join(groups)} ORDER BY {self._last}"
+        is_last = f"row_number() OVER ({turn}) = 1"
+        return replace(
+            self, columns=columns, groups=(), cutoffs=None, qualify=(is_last,)
         )
 
     def map(self, change: Change) -> "SubQuery":
