@@ -145,13 +145,13 @@ class SubQuery:
             having = f" HAVING {' AND '.join(self.having)}"
         if self.cutoffs is not None:
             names = ", ".join(f"pairs.{quote_name(name)}" for name in self.pair_names)
-            rows = (
-                f"SELECT {items} FROM {relation}{self._where_pair}{having}{self._last}"
-            )
+            rows = f"{relation}{self._where_pair}"
+            if self.last:
+                # in a SELECT of its own, where no item has the name of a column
+                rows = f"(SELECT * FROM {rows}{self._last})"
             return (
                 f"SELECT {names}, answer.* FROM {self._pairs(relation) or pairs} AS "
-                f"pairs, "
-                f"LATERAL ({rows}) AS answer"
+                f"pairs, LATERAL (SELECT {items} FROM {rows}{having}) AS answer"
             )
         where = ""
         if self.filters:
@@ -238,15 +238,9 @@ class SubQuery:
             raise QueryError(f"{where}: a sub-query has no last row without cutoffs")
         _check_names(self.columns, f"{where}: sub-query column")
         checked = self.map(_make_check(columns, where))
-        trees = [
-            expressions.parse_expression(sql, f"{where}: group")
-            for sql in checked.groups
-        ]
-        for tree in trees:
-            # a number would be read as the position of a column
-            if tree.find(exp.Column) is None:
-                raise QueryError(f"{where}: group {tree.sql()} names no column")
-        _check_grouped(checked, trees, where)
+        groups = _parse_named(checked.groups, f"{where}: group")
+        _parse_named(checked.last, f"{where}: ORDER BY")
+        _check_grouped(checked, groups, where)
         return checked
 
 
@@ -356,6 +350,18 @@ class Fragment:
             subquery = subquery.check(columns, where)
             columns = subquery.names
         return replace(self.map(_make_check(columns, where)), subquery=subquery)
+
+
+def _parse_named(pieces: Sequence[str], element: str) -> list[exp.Expr]:
+    """Return the trees of expressions that each name a column.
+
+    A number would be read as the position of a column.
+    """
+    trees = [expressions.parse_expression(sql, element) for sql in pieces]
+    for tree in trees:
+        if tree.find(exp.Column) is None:
+            raise QueryError(f"{element} {tree.sql()} names no column")
+    return trees
 
 
 def _check_grouped(subquery: SubQuery, groups: Sequence[exp.Expr], where: str) -> None:
@@ -500,9 +506,12 @@ def reads(fragment: Fragment) -> Iterator[Read]:
     inner: dict[str, tuple[Read, ...]] = {}
     columns = iter(subquery.columns if subquery else ())
     keys = iter(subquery.pair_names if subquery else ())
+    has_cutoffs = subquery is not None and subquery.cutoffs is not None
     for piece in subquery.pieces() if subquery else ():
         # the cutoffs are another table's
-        piece_reads = tuple(r for r in _reads_of(piece) if not is_reserved(r.column))
+        piece_reads = tuple(
+            r for r in _reads_of(piece) if not (has_cutoffs and is_reserved(r.column))
+        )
         yield from piece_reads
         if piece.role is Role.INNER:
             inner[next(columns).name.lower()] = piece_reads
@@ -516,6 +525,27 @@ def reads(fragment: Fragment) -> Iterator[Read]:
                 is_plain = read.is_plain and origin.is_plain
                 is_bare = read.is_bare and origin.is_bare
                 yield Read(read.role, read.element, origin.column, is_plain, is_bare)
+
+
+def reads_of_pairs(fragment: Fragment) -> Iterator[Read]:
+    """Yield what a LATERAL sub-query tells of its keys and cutoff, as values.
+
+    Their values are those of the table around it: a feature, label, weight or filter
+    that is made of them is made of that table's columns. Join keys, and the conditions
+    on the sub-query's own rows, compare them.
+    """
+    subquery = fragment.subquery
+    if subquery is None or subquery.cutoffs is None:
+        return
+    inner = {}
+    for column in subquery.columns:
+        piece = Piece(Role.INNER, f"column {column.name!r}", column.sql)
+        inner[column.name.lower()] = tuple(_reads_of(piece))
+    for piece in replace(fragment, keys=()).pieces():
+        for read in _reads_of(piece):
+            for origin in inner.get(read.column.lower(), (read,)):
+                if is_reserved(name := origin.column.lower()):
+                    yield Read(read.role, read.element, name, False, False)
 
 
 @lru_cache(maxsize=4096)

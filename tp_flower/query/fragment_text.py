@@ -35,7 +35,9 @@ def fragment_text(fragment: Fragment) -> str:
         *_piece_lines("sub-query filter", inner.filters),
         *_group_lines(inner),
         *_piece_lines("sub-query HAVING", inner.having),
-        *_piece_lines("sub-query cutoffs", [inner.cutoffs and str(inner.cutoffs)]),
+        *_piece_lines(
+            "sub-query cutoffs", [str(inner.cutoffs)] if inner.cutoffs else []
+        ),
         *(f"sub-query last by: {printable(sql)}" for sql in inner.last),
         *_feature_lines("feature", fragment.features),
         *_piece_lines("label", [fragment.label]),

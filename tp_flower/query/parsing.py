@@ -14,6 +14,7 @@ from typing import TypeGuard
 from sqlglot import exp
 
 from tp_flower.errors import QueryError
+from tp_flower.query.cutoffs import is_reserved
 from tp_flower.query.expressions import (
     DIALECT,
     check_expression,
@@ -247,6 +248,12 @@ def _parse_select(sql: str) -> exp.Select:
     if select.args.get("from_") is None:
         raise QueryError("the query has no FROM: name the tables to train on")
     rewrite(select)
+    for column in select.find_all(exp.Column):
+        if is_reserved(column.name):
+            raise QueryError(
+                f"column {column.name!r} has a name that only sites give: select the "
+                "column that a LATERAL sub-query is compared with from its own table"
+            )
     _check_clauses(
         select, {"expressions", "from_", "joins", "where"}, "the query", _ADVICE
     )
