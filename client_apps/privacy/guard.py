@@ -221,6 +221,11 @@ def check_extracted(source: ShardSource, fragment: Fragment, rows: int) -> None:
     if fragment.subquery is not None:
         group = "a group of the sub-query, without HAVING COUNT(*) >= n,"
         source.policy.check_rows(fragment.subquery.least_rows, group)
+        is_told = fragment.label is not None or fragment.weight is not None
+        if is_told and fragment.subquery.cutoffs is not None:
+            source.policy.check_rows(
+                1, "the difference of two cutoffs' labels or weights"
+            )
     if rows or fragment.filters or fragment.subquery is not None:
         source.policy.check_rows(rows, f"the answer of table {fragment.table!r}")
 

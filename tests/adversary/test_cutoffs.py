@@ -169,6 +169,28 @@ def test_cutoffs_of_another_site_are_refused(monkeypatch, tmp_path):
         asked(monkeypatch, sites, change=change, cutoff_grid=GRID)
 
 
+def window_as_label(parts, document):
+    parts["o"]["fragment"]["label"] = None
+    parts["w"]["fragment"] |= {"label": '"total"', "features": [["n", '"n"']]}
+    document |= {"label-table": "w", "outer": []}
+
+
+def window_as_weight(parts, _):
+    parts["w"]["fragment"]["weight"] = '"total"'
+
+
+@pytest.mark.parametrize("change", [window_as_label, window_as_weight])
+def test_windows_that_differ_in_a_row_do_not_leave_one_by_one(
+    monkeypatch, tmp_path, change
+):
+    """Each is over five payments: the next one's sum tells the payment between."""
+    sql = COUNTS.replace(") w ON", " HAVING COUNT(*) >= 5) w ON")
+    sites = site_of(tmp_path, payments="min-rows = 5\nmost-unmatched = 1.0")
+    asked(monkeypatch, sites, sql=sql)
+    with pytest.raises(SiteError, match=r"\(min-rows\) refuses: the difference of two"):
+        asked(monkeypatch, sites, sql=sql, change=change)
+
+
 def test_a_noisy_label_is_not_told_as_a_cutoff(monkeypatch, tmp_path):
     noisy = PrivacySettings(
         labels="laplace", label_epsilon=2.0, label_range=(1.5e9, 1.7e9)

@@ -170,8 +170,9 @@ def _group_without_cutoff(join: exp.Join) -> None:
         on.append(exp.EQ(this=exp.column(name, alias), expression=operand(outer)))
     join.set("this", query.subquery(alias, copy=False))
     join.set("on", exp.and_(*on, copy=False))
-    # an aggregate of no row is a row, too
-    join.set("side", "LEFT")
+    if not query.args.get("having"):
+        # an aggregate of no row is a row, too
+        join.set("side", "LEFT")
     join.set("kind", None)
 
 

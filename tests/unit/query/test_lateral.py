@@ -173,6 +173,20 @@ def test_the_last_row_is_that_of_duckdb(orders, events, types, where, kind):
     assert found == engine_rows(engine, ordered, result_names(bound))
 
 
+@pytest.mark.parametrize("kind", ["JOIN", "LEFT JOIN", "CROSS JOIN"])
+@pytest.mark.parametrize("cutoff", [" AND p.t < o.day", ""])
+def test_having_leaves_out_rows_of_an_inner_join(kind, cutoff):
+    rows = [(n % 2, FIRST + datetime.timedelta(days=n), n, "a") for n in range(9)]
+    engine = tables_of([(n % 3, rows[n][1], n) for n in range(9)], rows, ["DATE"] * 2)
+    sql = (
+        f"SELECT o.y AS label, w.n FROM orders o {kind} LATERAL (SELECT COUNT(*) AS n "
+        f"FROM events p WHERE p.k = o.k{cutoff} HAVING COUNT(*) >= 2) w"
+    )
+    sql += " ON TRUE" if kind != "CROSS JOIN" else ""
+    found, bound = answers(sql, engine)
+    assert found == engine_rows(engine, sql, result_names(bound))
+
+
 @pytest.mark.parametrize("by", ["p.x DESC, p.t", "p.x + 1 DESC, EPOCH(p.t)"])
 def test_the_last_row_is_by_columns_whatever_the_items_are_called(by):
     rows = [
