@@ -27,7 +27,7 @@ from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, ProposalError, SiteError
 from tp_flower.extraction.extract import extract
 from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard, LabelColumn
-from tp_flower.extraction.pairs import merge_pairs, pair_columns, read_pairs
+from tp_flower.extraction.pairs import merge_pairs, pair_names, read_pairs
 from tp_flower.extraction.select_plan import drop_enum_values, kind_of
 from tp_flower.keyed_hash import HashArray
 from tp_flower.node_config import NUM_PARTITIONS
@@ -196,8 +196,8 @@ def _pairs(
 ) -> pa.Table | None:
     """Return the keys and cutoffs of the table around a LATERAL sub-query.
 
-    They are those that the table's own part of the run yields, whose policy is asked
-    there. None without a sub-query, or where it has a grid of cutoffs.
+    They are a join key of that table's own parts of the run, which come before. None
+    without a sub-query, or where it has a grid of cutoffs.
     """
     subquery = fragment.subquery
     if subquery is None or subquery.cutoffs is None or not subquery.cutoffs.table:
@@ -205,6 +205,7 @@ def _pairs(
     around = subquery.cutoffs.table
     proposal = site.terms.proposal
     key, around_key = compared_keys(proposal, fragment.table, around)
+    names = pair_names(fragment, key)
     part = proposal.parts[number]
     tables = []
     for other, at in proposal.shards_of(around).items():
@@ -214,10 +215,31 @@ def _pairs(
                 f"which site {part.site!r} has not all shards"
             )
         own = site.terms.fragments[other]
-        columns = pair_columns(fragment.keys[key], own.keys[around_key])
+        outer = own.keys[around_key]
+        if why := _why_no_pairs(site, other, own, fits=len(outer) == len(names)):
+            raise ProposalError(
+                f"table {fragment.table!r} takes the cutoffs of table {around!r}, {why}"
+            )
+        columns = dict(zip(names, outer, strict=True))
+        guard.check_pairs(site.hosted(at.shard), fragment, columns)
         source = _as_requested(site, bodies[other])
-        tables.append(read_pairs(source, own, columns, site.tables.order_key))
-    return merge_pairs(tables)
+        pairs = read_pairs(source, own, around_key, names, site.tables.order_key)
+        tables.append(pairs)
+    return merge_pairs(tables, around)
+
+
+def _why_no_pairs(site: Site, number: int, around: Fragment, *, fits: bool) -> str:
+    """Return why a part's rows give a LATERAL sub-query no cutoffs; "" if they do.
+
+    They are read once the part itself was: as its policy allows, and counted.
+    """
+    if not fits:
+        return "whose key has not as many parts"
+    if around.subquery is not None and around.subquery.cutoffs is not None:
+        return "which is a LATERAL sub-query itself"
+    if "rows" not in site.queries.get(number, {}):
+        return "whose rows come after it"
+    return ""
 
 
 def _row_hashes(

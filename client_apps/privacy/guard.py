@@ -4,9 +4,11 @@ Every handler calls these checks before it reads, and again before its results l
 The rules themselves are in ``tp_flower/sources/policy.py``.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
+
+from sqlglot import exp
 
 from client_apps.privacy import approval
 from client_apps.rounds.site import Site
@@ -15,11 +17,13 @@ from tp_flower.errors import PolicyError, SiteError, SourceError
 from tp_flower.learning.models.local_model import ModelSpec, count_parameters
 from tp_flower.privacy.mechanisms import GIVEN_FILTERS, GIVEN_KEYS, Budget
 from tp_flower.protocol.training_messages import PrivacyTerms
-from tp_flower.query.fragment import Fragment, Read, Role, reads
+from tp_flower.query.expressions import parse_expression
+from tp_flower.query.fragment import Fragment, Read, Role, reads, reads_of_pairs
 from tp_flower.query.fragment_text import fragment_text, text_digest
 from tp_flower.sources.derived.accounts import share_rows, source_id
 from tp_flower.sources.policy import MODELS, SCORES, WEIGHTS
 from tp_flower.sources.shards import ShardSchema, ShardSource
+from tp_flower.terms.groups import compared_keys
 
 KEY_ROLES: Final = frozenset({Role.KEY, Role.GROUP})
 
@@ -54,6 +58,22 @@ def check_fragment(site: Site, source: ShardSource, fragment: Fragment) -> None:
         source.policy.check_read(read)
 
 
+def check_pairs(
+    source: ShardSource, fragment: Fragment, columns: Mapping[str, str]
+) -> None:
+    """Refuse what a LATERAL sub-query tells of a table around it that may not be told.
+
+    ``columns`` are the expressions of that table, ``source``, by the sub-query's names.
+    A join key may be compared with them; their values are as the table's own.
+    """
+    if not source.policy.is_about_columns:
+        return
+    for read in reads_of_pairs(fragment):
+        tree = parse_expression(columns[read.column], "join key")
+        for column in tree.find_all(exp.Column):
+            source.policy.check_read(replace(read, column=column.name))
+
+
 def check_selections(site: Site, numbers: Iterable[int]) -> None:
     """Refuse two selections of a table's rows in a run: they may differ in one row."""
     selected: dict[str, set[str]] = {}
@@ -80,7 +100,8 @@ def check_noisy_label(site: Site, number: int, numbers: Iterable[int]) -> None:
     columns = {
         read.column.lower() for read in reads(fragment) if read.role is Role.LABEL
     }
-    for read in _reads_of_values(site, number, numbers, columns):
+    read_values = _reads_of_values(site, number, numbers, columns)
+    for read in (*read_values, *_reads_at_cutoffs(site, number, numbers, columns)):
         if read.role in (Role.FEATURE, Role.WEIGHT):
             raise SiteError(
                 f"table {fragment.table}: its label leaves with noise only, but "
@@ -137,6 +158,27 @@ def _reads_of_values(
                 yield read
 
 
+def _reads_at_cutoffs(
+    site: Site, number: int, numbers: Iterable[int], columns: Collection[str]
+) -> Iterator[Read]:
+    """Yield what LATERAL sub-queries tell of their keys and cutoffs in a part's rows.
+
+    Only those of a join key that reads some of the columns.
+    """
+    around = site.fragment(number)
+    for other in numbers:
+        fragment = site.fragment(other)
+        cutoffs = fragment.subquery and fragment.subquery.cutoffs
+        if not cutoffs or cutoffs.table != around.table:
+            continue
+        key, _ = compared_keys(site.terms.proposal, around.table, fragment.table)
+        trees = [parse_expression(sql, "join key") for sql in around.keys[key]]
+        names = {c.name.lower() for tree in trees for c in tree.find_all(exp.Column)}
+        if names & {*columns}:
+            for read in reads_of_pairs(fragment):
+                yield replace(read, column=", ".join(sorted(names & {*columns})))
+
+
 def list_query(
     site: Site, number: int, source: ShardSource, fragment: Fragment
 ) -> None:
@@ -190,6 +232,11 @@ def check_extracted(source: ShardSource, fragment: Fragment, rows: int) -> None:
     if subquery is not None and is_grouped:
         group = "a group of the sub-query, without HAVING COUNT(*) >= n,"
         source.policy.check_rows(subquery.least_rows, group)
+        is_told = fragment.label is not None or fragment.weight is not None
+        if is_told and subquery.cutoffs is not None:
+            source.policy.check_rows(
+                1, "the difference of two cutoffs' labels or weights"
+            )
     if rows or fragment.conditions or is_grouped:
         source.policy.check_rows(rows, f"the answer of table {fragment.table!r}")
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from tp_flower.extraction.extract import extract
 from tp_flower.extraction.extracted import ExtractedShard, KeyColumn
-from tp_flower.extraction.pairs import merge_pairs, pair_columns, read_pairs
+from tp_flower.extraction.pairs import merge_pairs, pair_names, read_pairs
 from tp_flower.features.columns import CategoricalColumn, FeatureColumn, NumericColumn
 from tp_flower.joins.joining import JoinStep, build_mapping
 from tp_flower.joins.mapping import TableMapping
@@ -81,18 +81,13 @@ def pairs_of(
         for join in bound.joins
         if (join.left, join.right) == (cutoffs.table, fragment.table)
     ]
-    return merge_pairs(
-        [
-            read_pairs(
-                source,
-                around,
-                pair_columns(fragment.keys[join.right_key], around.keys[join.left_key]),
-                b"",
-            )
-            for around in bound.fragments_of(cutoffs.table)
-            for source in sources[around.name]
-        ]
-    )
+    names = pair_names(fragment, join.right_key)
+    pairs = [
+        read_pairs(source, around, join.left_key, names, b"")
+        for around in bound.fragments_of(cutoffs.table)
+        for source in sources[around.name]
+    ]
+    return merge_pairs(pairs, cutoffs.table)
 
 
 def run(

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from hashlib import sha256
 
+import duckdb
 import pyarrow as pa
 from sqlglot import exp
 
@@ -11,62 +12,74 @@ from tp_flower.errors import QueryError
 from tp_flower.extraction.select_plan import make_plan
 from tp_flower.extraction.time_limit import TimeLimit
 from tp_flower.extraction.unit_rows import scan_drawn_rows
-from tp_flower.query.cutoffs import is_reserved
 from tp_flower.query.expressions import parse_expression
 from tp_flower.query.fragment import Fragment
 from tp_flower.sources.shards import ShardSource
 
 
-def pair_columns(key: Sequence[str], around: Sequence[str]) -> dict[str, str]:
-    """Return by column of the pairs the SQL of the table around that it is equal to.
+def pair_names(fragment: Fragment, key: int) -> list[str]:
+    """Return the columns of its pairs that a LATERAL sub-query's join key compares.
 
-    >>> pair_columns(['"(cutoff)"', '"(key 0)"'], ['"day"', '"customer"'])
-    {'(cutoff)': '"day"', '(key 0)': '"customer"'}
+    QueryError if it compares anything else, or not all of them.
     """
-    columns = {}
-    for own, outer in zip(key, around, strict=True):
-        tree = parse_expression(own, "join key")
-        names = [column.name for column in tree.find_all(exp.Column)]
-        if len(names) != 1 or not is_reserved(names[0]):
-            raise QueryError(
-                "the join of a LATERAL sub-query compares its keys and cutoff alone, "
-                f"not {own}"
-            )
-        columns[names[0]] = outer
-    return columns
+    trees = [parse_expression(sql, "join key") for sql in fragment.keys[key]]
+    names = [tree.name for tree in trees if isinstance(tree, exp.Column)]
+    subquery = fragment.subquery
+    if subquery is None or sorted(names) != sorted(subquery.pair_names):
+        raise QueryError(
+            f"the join of LATERAL sub-query {fragment.table!r} compares "
+            f"{', '.join(fragment.keys[key])} with the table around it, and not its "
+            "keys and its cutoff"
+        )
+    return names
 
 
 def read_pairs(
-    source: ShardSource, fragment: Fragment, columns: dict[str, str], order_key: bytes
+    source: ShardSource,
+    fragment: Fragment,
+    key: int,
+    names: Sequence[str],
+    order_key: bytes,
 ) -> pa.Table:
-    """Return the distinct keys and cutoffs of the rows of a shard, sorted.
+    """Return the distinct values of a join key of a shard's rows, sorted.
 
-    Those with a NULL match nothing, and are left out.
+    They are the pairs of a LATERAL sub-query, whose columns have these ``names``. Those
+    with a NULL match nothing, and are left out.
     """
+    tables = []
     with scan_drawn_rows(source, fragment, order_key) as opened:
         limit = TimeLimit(source, fragment.table)
         with limit.interrupt_late(opened.connection):
-            relation = make_plan(source, opened).rows
-            items = ", ".join(
-                f"{sql} AS {quote_name(name)}" for name, sql in columns.items()
-            )
-            present = " AND ".join(
-                f"{quote_name(name)} IS NOT NULL" for name in columns
-            )
+            plan = make_plan(source, opened)
+            # what was checked, not what has arrived
+            parts = zip(opened.fragment.keys[key], names, strict=True)
+            items = ", ".join(f"{sql} AS {quote_name(name)}" for sql, name in parts)
+            present = " AND ".join(f"{quote_name(name)} IS NOT NULL" for name in names)
             select = (
-                f"SELECT * FROM (SELECT DISTINCT {items} FROM {relation}) "
+                f"SELECT * FROM (SELECT DISTINCT {items} FROM {plan.rows}) "
                 f"WHERE {present} ORDER BY ALL"
             )
-            tables = []
-            for _ in opened.chunks():
+            try:
+                for _ in opened.chunks():
+                    limit.check()
+                    tables.append(opened.connection.sql(select).to_arrow_table())
+            except duckdb.Error as error:
+                # before what was interrupted is run again, to find what fails
                 limit.check()
-                tables.append(opened.connection.sql(select).to_arrow_table())
+                raise plan.failure(opened.connection) or error from None
     return pa.concat_tables(tables)
 
 
-def merge_pairs(tables: Sequence[pa.Table]) -> pa.Table:
-    """Return the distinct pairs of several shards."""
-    pairs = pa.concat_tables(tables, promote_options="permissive")
+def merge_pairs(tables: Sequence[pa.Table], table: str) -> pa.Table:
+    """Return the distinct pairs of several shards of a table."""
+    try:
+        pairs = pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise QueryError(
+            f"a LATERAL sub-query takes its cutoffs from table {table!r}, whose parts "
+            "have them, or the keys beside them, in different types: CAST them to one "
+            "type in each SELECT of its UNION ALL"
+        ) from error
     names = pairs.column_names
     distinct = pairs.group_by(names, use_threads=False).aggregate([])
     return distinct.select(names).sort_by([(name, "ascending") for name in names])

@@ -34,11 +34,12 @@ def key_column(number: int) -> str:
 
 
 def is_reserved(name: str) -> bool:
-    """Return whether a column is one of the pairs.
+    """Return whether a column is one of the pairs; as in DuckDB, case does not count.
 
-    >>> is_reserved("(key 0)"), is_reserved("(cutoff)"), is_reserved("key")
+    >>> is_reserved("(key 0)"), is_reserved("(Cutoff)"), is_reserved("key")
     (True, True, False)
     """
+    name = name.lower()
     return name == CUTOFF or re.fullmatch(r"\(key \d+\)", name) is not None
 
 

@@ -166,7 +166,7 @@ class SubQuery:
         """
         if self.cutoffs is not None and self.cutoffs.grid is not None:
             points = f"({self.cutoffs.grid.points()}) AS points"
-            return self._on_grid().to_sql(f"{relation}, {points}")
+            return self._on_grid(f"{relation}, {points}")
         if self.cutoffs is not None:
             names = ", ".join(f"pairs.{quote_name(name)}" for name in self.pair_names)
             return (
@@ -174,9 +174,6 @@ class SubQuery:
                 f"LATERAL ({self.answer_sql(relation)}) AS answer"
             )
         items = ", ".join(f"{c.sql} AS {quote_name(c.name)}" for c in self.columns)
-        where = ""
-        if self.filters:
-            where = f" WHERE {' AND '.join(self.filters)}"
         groups = ""
         if self.groups:
             groups = f" GROUP BY {', '.join(self.groups)}"
@@ -186,7 +183,8 @@ class SubQuery:
         qualify = ""
         if self.qualify:
             qualify = f" QUALIFY {' AND '.join(self.qualify)}"
-        return f"SELECT {items} FROM {relation}{where}{groups}{having}{qualify}"
+        rows = f"{relation}{_where(self.filters)}"
+        return f"SELECT {items} FROM {rows}{groups}{having}{qualify}"
 
     def answer_sql(self, relation: str) -> str:
         """Return the SELECT of the answer for one pair of keys and cutoff."""
@@ -194,12 +192,17 @@ class SubQuery:
             f"{key} = pairs.{quote_name(name)}"
             for key, name in zip(self.groups, self.pair_names, strict=False)
         ]
-        rows = replace(self, filters=(*equal, *self.filters), groups=(), cutoffs=None)
-        last = f" ORDER BY {self._last} LIMIT 1" if self.last else ""
-        return f"{rows.to_sql(relation)}{last}"
+        own = replace(self, groups=(), cutoffs=None, last=())
+        filters = (*equal, *self.filters)
+        if not self.last:
+            return replace(own, filters=filters).to_sql(relation)
+        # in a SELECT of its own, where no item has the name of a column
+        rows = f"SELECT * FROM {relation}{_where(filters)}"
+        last = f"({rows} ORDER BY {self._order} LIMIT 1)"
+        return replace(own, filters=()).to_sql(last)
 
     @property
-    def _last(self) -> str:
+    def _order(self) -> str:
         """The order that begins with the last row, of equal times the greatest values.
 
         Which row it is then does not depend on the order in which they are read.
@@ -207,21 +210,20 @@ class SubQuery:
         order = dict.fromkeys((*self.last, *(column.sql for column in self.columns)))
         return ", ".join(f"{sql} DESC" for sql in order)
 
-    def _on_grid(self) -> "SubQuery":
-        """Return the sub-query over all rows beside all points of its grid.
+    def _on_grid(self, relation: str) -> str:
+        """Return the SQL over a relation of all rows beside all points of the grid.
 
         A row is at all points at which the conditions take it: the answers are groups.
         """
         groups = (*self.groups, quote_name(CUTOFF))
-        pairs = map(Feature, self.pair_names, groups)
-        columns = (*pairs, *self.columns)
+        columns = (*map(Feature, self.pair_names, groups), *self.columns)
         if not self.last:
-            return replace(self, columns=columns, groups=groups, cutoffs=None)
-        turn = f"PARTITION BY {', '.join(groups)} ORDER BY {self._last}"
-        is_last = f"row_number() OVER ({turn}) = 1"
-        return replace(
-            self, columns=columns, groups=(), cutoffs=None, qualify=(is_last,)
-        )
+            grouped = replace(self, columns=columns, groups=groups, cutoffs=None)
+            return grouped.to_sql(relation)
+        turn = f"PARTITION BY {', '.join(groups)} ORDER BY {self._order}"
+        rows = f"SELECT * FROM {relation}{_where(self.filters)}"
+        last = f"({rows} QUALIFY row_number() OVER ({turn}) = 1)"
+        return SubQuery(columns).to_sql(last)
 
     def map(self, change: Change) -> "SubQuery":
         """Return the sub-query with every piece changed."""
@@ -279,6 +281,10 @@ class SubQuery:
         return checked
 
 
+def _where(filters: Sequence[str]) -> str:
+    return f" WHERE {' AND '.join(filters)}" if filters else ""
+
+
 def _check_ungrouped(subquery: SubQuery, where: str) -> None:
     """Refuse what needs groups beside windows."""
     aggregated = [
@@ -292,13 +298,8 @@ def _check_ungrouped(subquery: SubQuery, where: str) -> None:
 
 def _check_groups(subquery: SubQuery, where: str) -> None:
     """Refuse columns that are not grouped by, and windows over groups."""
-    trees = [
-        expressions.parse_expression(sql, f"{where}: group") for sql in subquery.groups
-    ]
-    for tree in trees:
-        # a number would be read as the position of a column
-        if tree.find(exp.Column) is None:
-            raise QueryError(f"{where}: group {tree.sql()} names no column")
+    trees = _parse_named(subquery.groups, f"{where}: group")
+    _parse_named(subquery.last, f"{where}: ORDER BY")
     if subquery.qualify or subquery.partitions:
         raise QueryError(
             f"{where}: a sub-query has GROUP BY or windows, not both{windows.OWNER}"
@@ -427,6 +428,18 @@ class Fragment:
             subquery = subquery.check(columns, where)
             columns = subquery.names
         return replace(self.map(_make_check(columns, where)), subquery=subquery)
+
+
+def _parse_named(pieces: Sequence[str], element: str) -> list[exp.Expr]:
+    """Return the trees of expressions that each name a column.
+
+    A number would be read as the position of a column.
+    """
+    trees = [expressions.parse_expression(sql, element) for sql in pieces]
+    for tree in trees:
+        if tree.find(exp.Column) is None:
+            raise QueryError(f"{element} {tree.sql()} names no column")
+    return trees
 
 
 def _check_grouped(subquery: SubQuery, groups: Sequence[exp.Expr], where: str) -> None:
@@ -604,6 +617,27 @@ def _reads_of_table(piece: Piece, subquery: SubQuery | None) -> tuple[Read, ...]
         for read in _reads_of(piece)
         if not (has_cutoffs and is_reserved(read.column))
     )
+
+
+def reads_of_pairs(fragment: Fragment) -> Iterator[Read]:
+    """Yield what a LATERAL sub-query tells of its keys and cutoff, as values.
+
+    Their values are those of the table around it: a feature, label, weight or filter
+    that is made of them is made of that table's columns. Join keys, and the conditions
+    on the sub-query's own rows, compare them.
+    """
+    subquery = fragment.subquery
+    if subquery is None or subquery.cutoffs is None:
+        return
+    inner = {}
+    for column in subquery.columns:
+        piece = Piece(Role.INNER, f"column {column.name!r}", column.sql)
+        inner[column.name.lower()] = tuple(_reads_of(piece))
+    for piece in replace(fragment, keys=()).pieces():
+        for read in _reads_of(piece):
+            for origin in inner.get(read.column.lower(), (read,)):
+                if is_reserved(name := origin.column.lower()):
+                    yield Read(read.role, read.element, name, False, False)
 
 
 @lru_cache(maxsize=4096)

@@ -35,7 +35,9 @@ def fragment_text(fragment: Fragment) -> str:
         *_piece_lines("sub-query filter", inner.filters),
         *_group_lines(inner),
         *_piece_lines("sub-query HAVING", inner.having),
-        *_piece_lines("sub-query cutoffs", [_cutoffs_text(inner)]),
+        *_piece_lines(
+            "sub-query cutoffs", [str(inner.cutoffs)] if inner.cutoffs else []
+        ),
         *(f"sub-query last by: {printable(sql)}" for sql in inner.last),
         *_piece_lines("sub-query QUALIFY", inner.qualify),
         *_feature_lines("feature", fragment.features),
@@ -61,10 +63,6 @@ def _render(fragment: Fragment) -> Fragment:
 
     subquery = fragment.subquery and fragment.subquery.map(render_piece)
     return replace(fragment.map(render_piece), subquery=subquery)
-
-
-def _cutoffs_text(inner: SubQuery) -> str | None:
-    return None if inner.cutoffs is None else str(inner.cutoffs)
 
 
 def _group_lines(inner: SubQuery) -> list[str]:

@@ -175,8 +175,9 @@ def _group_without_cutoff(join: exp.Join) -> None:
         on.append(exp.EQ(this=exp.column(name, alias), expression=operand(outer)))
     join.set("this", query.subquery(alias, copy=False))
     join.set("on", exp.and_(*on, copy=False))
-    # an aggregate of no row is a row, too
-    join.set("side", "LEFT")
+    if not query.args.get("having"):
+        # an aggregate of no row is a row, too
+        join.set("side", "LEFT")
     join.set("kind", None)
 
 
@@ -310,8 +311,12 @@ def _last_row(
     is_one = limit is not None and limit.expression.sql() == "1"
     if not is_one or not order or not all(item.args.get("desc") for item in order):
         raise QueryError(f"{element}: {_LAST_ROW}; MIN(t) is the first time")
+    if any(item.args.get("nulls_first") for item in order):
+        raise QueryError(
+            f"{element}: {_LAST_ROW}; NULLS FIRST takes a row without a time"
+        )
     for item in order:
-        yield _text(item.this, element, is_own=True)
+        yield _text(item.this, element)
 
 
 def _keeps_past(condition: exp.Expr, name: str) -> bool:

@@ -14,6 +14,7 @@ from typing import TypeGuard
 from sqlglot import exp
 
 from tp_flower.errors import QueryError
+from tp_flower.query.cutoffs import is_reserved
 from tp_flower.query.expressions import (
     DIALECT,
     check_expression,
@@ -253,6 +254,12 @@ def _parse_select(sql: str) -> exp.Select:
     if select.args.get("from_") is None:
         raise QueryError("the query has no FROM: name the tables to train on")
     rewrite(select)
+    for column in select.find_all(exp.Column):
+        if is_reserved(column.name):
+            raise QueryError(
+                f"column {column.name!r} has a name that only sites give: select the "
+                "column that a LATERAL sub-query is compared with from its own table"
+            )
     _check_clauses(
         select, {"expressions", "from_", "joins", "where"}, "the query", _ADVICE
     )
@@ -522,7 +529,9 @@ def _parse_join(join: exp.Join, table: Table) -> JoinClause:
     """Return a join's conditions; refuse all but INNER and LEFT joins with one."""
     alias = join.this.alias_or_name
     if isinstance(table, DerivedTable) and (by := table.branches[0].correlation):
-        return _join_lateral(join, alias, by)
+        # aggregates have a row whatever they find, unless HAVING leaves it out
+        has_row = not (by.last or table.branches[0].having)
+        return _join_lateral(join, alias, by, has_row=has_row)
     is_natural = join.method == "NATURAL"
     method = "" if is_natural else join.method
     words = [word for word in (method, join.side, join.kind) if word]
@@ -547,12 +556,15 @@ def _parse_join(join: exp.Join, table: Table) -> JoinClause:
     )
 
 
-def _join_lateral(join: exp.Join, alias: str, by: Correlation) -> JoinClause:
-    """Return the join of a LATERAL sub-query with the table that it looks back from."""
+def _join_lateral(
+    join: exp.Join, alias: str, by: Correlation, *, has_row: bool
+) -> JoinClause:
+    """Return the join of a LATERAL sub-query with the table that it looks back from.
+
+    ``has_row``: whether it has a row for each pair of keys and cutoff.
+    """
     on = join.args.get("on")
     words = {word for word in (join.method, join.side, join.kind) if word}
     if not words <= {"LEFT", "INNER", "CROSS"} or not (on is None or on == exp.true()):
         raise QueryError(f"write LEFT JOIN LATERAL (...) AS {alias} ON TRUE")
-    # aggregates have a row whatever they find
-    is_left = "LEFT" in words or not by.last
-    return JoinClause(alias, by.equalities(alias), is_left=is_left)
+    return JoinClause(alias, by.equalities(alias), is_left="LEFT" in words or has_row)

@@ -11,7 +11,7 @@ DuckDB evaluates expressions there. The expressions have passed the allow-list, 
 from the sites are parsed, and the engine is in memory and locked.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -278,9 +278,10 @@ class _Binder:
         filters = tuple(self._local(text, Role.FILTER) for text in branch.where)
         groups = self._groups(items)
         having = tuple(self._having(text, items, groups) for text in branch.having)
+        last = tuple(self._order(items))
         qualify = tuple(self._qualify(text, items) for text in branch.qualify)
         select = SubQuery(
-            outputs, filters, groups, having, cutoffs, self._last, qualify=qualify
+            outputs, filters, groups, having, cutoffs, last, qualify=qualify
         )
         bound = BoundBranch(self._name, self._schema, select)
         if qualify and not select.partitions:
@@ -311,10 +312,21 @@ class _Binder:
         self._scope.tables(tree, element)
         return local_sql(tree, self._columns, element)
 
-    @property
-    def _last(self) -> tuple[str, ...]:
+    def _order(self, items: Sequence[Named]) -> Iterator[str]:
+        """Yield the expressions of ORDER BY, in which a bare name may be an item's."""
         by = self._branch.correlation
-        return tuple(self._local(sql, Role.FILTER) for sql in by.last) if by else ()
+        for text in by.last if by else ():
+            element = f"{self._element}: ORDER BY {text}"
+            for column in parse_expression(text, element).find_all(exp.Column):
+                aliased = None if column.table else self._find_alias(column.name, items)
+                own = spell(column.name, tuple(self._schema))
+                if aliased and own and aliased != quote_name(own):
+                    raise QueryError(
+                        f"{element}: {column.name!r} is a column and the name of "
+                        f"{shorten(aliased)}: write "
+                        f"{self._branch.table.alias}.{column.name} for the column"
+                    )
+            yield self._local(text, Role.FILTER)
 
     def _item(self, item: Item) -> list[Named]:
         """Return the outputs of an item of the SELECT list, several of a star."""

@@ -173,6 +173,50 @@ def test_the_last_row_is_that_of_duckdb(orders, events, types, where, kind):
     assert found == engine_rows(engine, ordered, result_names(bound))
 
 
+@pytest.mark.parametrize("kind", ["JOIN", "LEFT JOIN", "CROSS JOIN"])
+@pytest.mark.parametrize("cutoff", [" AND p.t < o.day", ""])
+def test_having_leaves_out_rows_of_an_inner_join(kind, cutoff):
+    rows = [(n % 2, FIRST + datetime.timedelta(days=n), n, "a") for n in range(9)]
+    engine = tables_of([(n % 3, rows[n][1], n) for n in range(9)], rows, ["DATE"] * 2)
+    sql = (
+        f"SELECT o.y AS label, w.n FROM orders o {kind} LATERAL (SELECT COUNT(*) AS n "
+        f"FROM events p WHERE p.k = o.k{cutoff} HAVING COUNT(*) >= 2) w"
+    )
+    sql += " ON TRUE" if kind != "CROSS JOIN" else ""
+    found, bound = answers(sql, engine)
+    assert found == engine_rows(engine, sql, result_names(bound))
+
+
+@pytest.mark.parametrize("by", ["p.x DESC, p.t", "p.x + 1 DESC, EPOCH(p.t)"])
+def test_the_last_row_is_by_columns_whatever_the_items_are_called(by):
+    rows = [
+        (1, FIRST + datetime.timedelta(days=n), n % 3, "ab"[n % 2]) for n in range(9)
+    ]
+    engine = tables_of([(1, rows[n][1], n) for n in range(9)], rows, ["DATE", "DATE"])
+    sql = (
+        "SELECT o.y AS label, w.t, w.kind FROM orders o LEFT JOIN LATERAL "
+        "(SELECT -p.x AS t, EPOCH(p.t) AS x, -EPOCH(p.t) AS kind FROM events p "
+        f"WHERE p.k = o.k AND p.t < o.day ORDER BY {by} DESC LIMIT 1) w ON TRUE"
+    )
+    found, bound = answers(sql, engine)
+    assert found == engine_rows(engine, sql, result_names(bound))
+    # an engine takes a bare name for the item's
+    with pytest.raises(QueryError, match=r"write p\.t for the column"):
+        answers(
+            sql.replace("p.t DESC", "t DESC").replace("(p.t) DESC", "(t) DESC"), engine
+        )
+
+
+def test_cutoffs_of_different_types_are_refused():
+    engine = tables_of([(1, FIRST, 1)], [(1, FIRST, 1, "a")], ["DATE", "DATE"])
+    parts = "(SELECT k, day, y FROM orders UNION ALL SELECT k, {}, y FROM orders) o"
+    sql = COUNT.replace("orders o", parts)
+    sql = sql.format("CAST(day AS TIMESTAMP)")
+    with pytest.raises(QueryError, match="CAST them to one type in each SELECT"):
+        answers(sql, engine)
+    answers(sql.replace("k, day", "k, CAST(day AS TIMESTAMP) AS day"), engine)
+
+
 @settings(max_examples=50)
 @given(
     ORDERS,
