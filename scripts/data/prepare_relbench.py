@@ -1,16 +1,18 @@
 """Turn a local RelBench folder into tables and a run, ready to train on.
 
     python scripts/data/prepare_relbench.py FOLDER OUTPUT [--task NAME] [--without A,B]
+        [--windows 1,3,10,all] [--owners a=orders,items;b=visits]
 
 A label joins the row of its entity and the rows that this one refers to, directly or
-through others; every table is an organisation. The run holds out RelBench's rows.
-A table with many rows for a label, or a later one than the label, would be joined at a
-cutoff time, which no query can say yet: it is refused by name unless it is left out.
+through others, and what is known at its cutoff of the entity's events: how many, sums
+and means of numbers in windows of some steps, the last one. The run holds out
+RelBench's rows. Every table is an organisation, unless ``--owners`` groups them; tables
+of one owner are joined to reach events of two joins. What is left out is printed.
 """
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -20,7 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from scripts.data import run_files
+from scripts.data import look_back, run_files
+from scripts.data.look_back import Events, Grid, Windows
 from scripts.data.run_files import DataError
 from tp_flower.duckdb_engine import quote_name, quote_text
 
@@ -28,7 +31,6 @@ Manifest = Mapping[str, Any]
 LABELS: Final = "task_labels"
 SPLIT, SPLITS = "split_", ("train", "val", "test")
 KINDS: Final = ("regression", "binary_classification", "multiclass_classification")
-CUTOFF: Final = "a join at a cutoff time, which is not supported yet; --without"
 
 
 class Step(NamedTuple):
@@ -91,9 +93,10 @@ def joins(
         counts = f"COUNT(*) - COUNT({alias}.{pkey}), COUNT_IF({is_late})"
         ((lost, late),) = engine.sql(f"SELECT {counts} {source} LEFT {text}").fetchall()
         if late:
-            reason = f"{late} labels are older than their row's {column}"
             raise DataError(
-                f"{step.table}: {reason}, which needs {CUTOFF} {step.table}"
+                f"{step.table}: {late} labels are older than their row's {column}, and "
+                "a row that is joined by its key is what it became later; leave out "
+                f"these labels, or --without {step.table} if it is not the entity"
             )
         source = f"{source}\n{'LEFT ' if lost else ''}{text}"
     return source
@@ -117,71 +120,174 @@ def write_labels(path: Path, folder: Path, task: Manifest) -> list[int]:
     return [len(part) for part in parts]
 
 
-def features(
-    file: str, table: Manifest, step: Step, hidden: set[tuple[str, ...]]
-) -> list[str]:
-    """Return the columns of a table that a label may see, but keys."""
+def columns_of(
+    engine: duckdb.DuckDBPyConnection,
+    table: Manifest,
+    name: str,
+    hidden: set[tuple[str, ...]],
+) -> dict[str, bool]:
+    """Return the columns that a label may see, but keys; whether each is a time."""
     keys = {table["pkey"], *table.get("fkeys", {})}
-    names = (name for name in pq.read_schema(file).names if name not in keys)
-    visible = (name for name in names if (step.table, name) not in hidden)
-    return [f"{quote_name(step.alias)}.{quote_name(name)}" for name in visible]
+    described = engine.sql(f"DESCRIBE {quote_name(name)}").fetchall()
+    return {
+        column: kind.startswith(("DATE", "TIMESTAMP"))
+        for column, kind, *_ in described
+        if column not in keys and (name, column) not in hidden
+    }
+
+
+def events_of(
+    tables: Manifest, task: Manifest, without: set[str], owners: Mapping[str, str]
+) -> tuple[list[Events], dict[str, str]]:
+    """Return the event tables of a label's entity; those left out, with the reason."""
+    of_task = {name: table for name, table in tables.items() if name not in without}
+    reached = list(look_back.events_of(of_task, task["entity_table"], owners))
+    events = [item for item in reached if isinstance(item, Events)]
+    if events and not task.get("time_col"):
+        names = ", ".join(item.table for item in events)
+        raise DataError(
+            f"{names}: many rows for a label, and the task has no time_col to look "
+            f"back from; --without {names.replace(' ', '')}"
+        )
+    refused = [item for item in reached if not isinstance(item, Events)]
+    return events, dict(refused)
+
+
+def looked_back(
+    engine: duckdb.DuckDBPyConnection,
+    events: list[Events],
+    windows: Windows,
+    hidden: set[tuple[str, ...]],
+) -> Iterator[tuple[list[str], str]]:
+    """Yield features of the events before the labels, with the join they need.
+
+    ``engine`` has the labels and the tables.
+    """
+    for each in events:
+        if each.select:
+            engine.execute(f"CREATE VIEW {quote_name(each.name)} AS {each.select}")
+        yield from look_back.sub_queries(engine, each, windows, hidden)
+
+
+def grid_of(engine: duckdb.DuckDBPyConnection, task: Manifest) -> Grid:
+    """Return the grid of the labels' cutoffs."""
+    column = f"CAST({quote_name(task['time_col'])} AS TIMESTAMP)"
+    select = f"SELECT DISTINCT {column} FROM {LABELS} WHERE {column} NOTNULL ORDER BY 1"
+    return look_back.grid_of([cutoff for (cutoff,) in engine.sql(select).fetchall()])
+
+
+def print_left_out(names: Sequence[str], reasons: Mapping[str, str]) -> None:
+    """Say which tables the run does not read, and why."""
+    for name in names:
+        reason = reasons.get(name, "by --without, or more than two joins away")
+        print(f"  left out: {name}: {reason}")
+
+
+def write_files(
+    output: Path,
+    files: Mapping[str, str],
+    events: list[Events],
+    owners: Mapping[str, str],
+) -> None:
+    """Write the tables file: the files and the derived tables, with their owners."""
+    shards: dict[str, list[tuple[str | Mapping[str, str], str]]] = {
+        name: [(files[name], owners.get(name, name))] for name in sorted(files)
+    }
+    for each in events:
+        if each.select:
+            shards[each.name] = [({"sql": each.select}, owners[each.table])]
+    run_files.write_tables(output, shards)
 
 
 def prepare(options: argparse.Namespace) -> None:
     """Read the folder and write OUTPUT."""
-    folder, output, without = (
-        options.folder.resolve(),
-        options.output,
-        options.without.split(","),
-    )
-    tables, (task_folder, task) = (
-        read_manifest(folder)["tables"],
-        choose_task(folder, options.task),
-    )
-    steps = list(steps_of(tables, task, set(without)))
-    joined = {step.table for step in steps}
-    others = [name for name in tables if name not in joined.union(without)]
-    if many := [
-        n for n in others if joined.intersection(tables[n].get("fkeys", {}).values())
-    ]:
-        raise DataError(
-            f"{', '.join(many)}: many rows for a label need {CUTOFF} {','.join(many)}"
-        )
-    train, validation, test = write_labels(
-        output / f"{LABELS}.parquet", task_folder, task
-    )
-    files = {name: str(folder / "db" / f"{name}.parquet") for name in joined}
-    hidden = {tuple(pair) for pair in task.get("remove_columns", [])}
-    hidden.add((task["entity_table"], task["target_col"]))
-    items = [f"t.{quote_name(task['target_col'])} AS label"]
-    for step in steps:
-        items += features(files[step.table], tables[step.table], step, hidden)
+    folder, output = options.folder.resolve(), options.output
+    without = set(options.without.split(","))
+    tables = read_manifest(folder)["tables"]
+    task_folder, task = choose_task(folder, options.task)
+    owners = look_back.owners_of(tables, options.owners)
+    events, reasons = events_of(tables, task, without, owners)
+    steps = list(steps_of(tables, task, without))
+    used = {step.table for step in steps}.union(*(each.tables for each in events))
+    files = {name: str(folder / "db" / f"{name}.parquet") for name in used}
+    sizes = write_labels(output / f"{LABELS}.parquet", task_folder, task)
     files[LABELS] = f"{LABELS}.parquet"
+    settings = settings_of(task, sizes)
     with closing(duckdb.connect()) as engine:
         for name, path in files.items():
             file = quote_text(str(output / path))
             engine.execute(f"CREATE VIEW {quote_name(name)} AS FROM {file}")
-        source = joins(engine, tables, steps, task.get("time_col", ""))
-    run_files.write_tables(
-        output, {name: [(files[name], name)] for name in sorted(files)}
-    )
-    settings = {
+        grid = grid_of(engine, task) if events else None
+        windows = windows_of(options, task, grid) if grid else None
+        sql = query_of(engine, (tables, task), steps, events, windows)
+    if grid:
+        settings["cutoff-grid"] = grid.setting
+        print(f"  cutoffs: {grid.points} points, {grid.setting}")
+    write_files(output, files, events, owners)
+    print_left_out([name for name in tables if name not in used], reasons)
+    question = f"What is {task['target_col']}?"
+    run = run_files.write_run(output / run_files.RUN_FILE, question, sql, settings)
+    run_files.print_commands(task_folder.name, output, [run])
+
+
+def windows_of(options: argparse.Namespace, task: Manifest, grid: Grid) -> Windows:
+    """Return how far the run looks back."""
+    entity, time = (quote_name(task[name]) for name in ("entity_col", "time_col"))
+    spans = look_back.steps_back(options.windows)
+    return Windows(f"t.{entity}", f"t.{time}", grid.hours, *spans)
+
+
+def query_of(
+    engine: duckdb.DuckDBPyConnection,
+    manifests: tuple[Manifest, Manifest],
+    steps: list[Step],
+    events: list[Events],
+    windows: Windows | None,
+) -> str:
+    """Return the SQL of a run on the tables and the task of two manifests.
+
+    ``engine`` has the labels and the tables.
+    """
+    tables, task = manifests
+    entity = task["entity_table"]
+    hidden = {tuple(pair) for pair in task.get("remove_columns", [])}
+    hidden.add((entity, task["target_col"]))
+    items = [f"t.{quote_name(task['target_col'])} AS label"]
+    lines = [joins(engine, tables, steps, task.get("time_col", ""))]
+    times: list[str] = []
+    for step in steps:
+        for name, is_time in columns_of(
+            engine, tables[step.table], step.table, hidden
+        ).items():
+            if windows and is_time and step is steps[0]:
+                times.append(name)
+            else:
+                items.append(f"{quote_name(step.alias)}.{quote_name(name)}")
+    if windows:
+        # an entity's date is of use as its age
+        ages = look_back.ages(entity, tables[entity]["pkey"], times, windows)
+        for names, line in (*ages, *looked_back(engine, events, windows, hidden)):
+            items += names
+            lines.append(line)
+    return f"SELECT {', '.join(items)}\n" + "\n".join(lines)
+
+
+def settings_of(task: Manifest, sizes: list[int]) -> dict[str, Any]:
+    """Return the settings of a run that holds out the rows of the last split."""
+    train, validation, test = sizes
+    return {
         "task": task["task_type"].rpartition("_")[2],
         "test-split": f"time(t.{SPLIT})",
         "test-fraction": test / (train + validation + test),
         "validation-fraction": validation / (train + validation),
     }
-    sql, question = (
-        f"SELECT {', '.join(items)}\n{source}",
-        f"What is {task['target_col']}?",
-    )
-    run = run_files.write_run(output / run_files.RUN_FILE, question, sql, settings)
-    run_files.print_commands(task_folder.name, output, [run])
 
 
 OPTIONS = {
     "task": (str, "", "folder of tasks/"),
     "without": (str, "", "tables to leave out"),
+    "windows": (str, "1,3,10,all", "how many steps of the task to look back"),
+    "owners": (str, "", "owner=table,table;...: others are their own"),
 }
 main = run_files.script(__doc__, prepare, "with manifest.yaml, db/ and tasks/", OPTIONS)
 

@@ -1,7 +1,12 @@
-"""A folder in RelBench's format becomes tables and a run; cutoff joins are refused."""
+"""A folder in RelBench's format becomes tables and a run that looks back."""
 
+import tomllib
+from collections import Counter
+from contextlib import closing
+from itertools import groupby
 from pathlib import Path
 
+import duckdb
 import pandas as pd
 import pytest
 import yaml
@@ -9,6 +14,10 @@ import yaml
 from scripts.data.prepare_relbench import main
 from tests.support.datasets import run_prepared
 from tests.support.files import case_table
+from tests.support.joined import joined_rows, plain, result_names
+from tests.support.tables.formula_one import write_formula_one
+from tp_flower.query import Query
+from tp_flower.sources.shards import describe, load_tables
 
 CASES = case_table(__file__)
 DAYS = pd.date_range("2020-01-01", periods=40)
@@ -56,3 +65,81 @@ def test_others_are_refused_by_name(folder, tmp_path, capsys, case):
         path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **changes}))
     assert main([str(folder), str(tmp_path / "out"), *case["arguments"]]) == 2
     assert case["message"] in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def races(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("formula-one") / "rel"
+    write_formula_one(path, seasons=1, races=8)
+    return path
+
+
+def bound_and_sources(config, output):
+    """The query bound to its tables, and the shards of each table."""
+    sources = {
+        name: list(shards)
+        for name, shards in groupby(
+            load_tables(str(output / "tables.toml")), lambda source: source.table
+        )
+    }
+    schemas = {name: describe(shards[0]).columns for name, shards in sources.items()}
+    query = Query.from_sql(config["sql"]).on_grid(config["cutoff-grid"])
+    return query.bind(schemas), sources
+
+
+def answers_of_duckdb(folder, sql, names):
+    """DuckDB's answer to the SQL itself, over the tables of a folder."""
+    tables = tomllib.loads((folder / "tables.toml").read_text())["tables"]
+    with closing(duckdb.connect()) as engine:
+        for name, entry in sorted(tables.items(), key=lambda item: "sql" in item[1]):
+            rows = entry.get("sql") or f"FROM '{folder / entry.get('path', '')}'"
+            engine.execute(f'CREATE TABLE "{name}" AS {rows}')
+        rows = engine.sql(sql).fetchall()
+    aliases = [item.split(".")[0] for item in sql.partition("\n")[0].split(", ")]
+    counts = {
+        alias.strip('"'): place
+        for place, alias in enumerate(aliases)
+        if names[place].endswith("rows_all")
+    }
+    for row in rows:
+        # a window without a row has no match on a grid, in DuckDB a count of 0
+        empty = {f'"{alias}"' for alias, place in counts.items() if not row[place]}
+        values = [
+            None if alias in empty else plain(value)
+            for alias, value in zip(aliases, row, strict=True)
+        ]
+        yield tuple(sorted(zip(map(str.lower, names), values, strict=True)))
+
+
+@CASES.each("looks_back", "task", "arguments", "tables")
+def test_what_a_label_looks_back_on_is_the_answer_of_duckdb(
+    races, tmp_path, task, arguments, tables
+):
+    assert main([str(races), str(tmp_path), "--task", task, *arguments]) == 0
+    config = tomllib.loads((tmp_path / "my-run.toml").read_text())
+    bound, sources = bound_and_sources(config, tmp_path)
+    assert list(bound.tables) == tables
+    expected = answers_of_duckdb(tmp_path, config["sql"], result_names(bound))
+    assert joined_rows(bound, sources) == Counter(expected)
+
+
+def test_a_run_looks_back_from_every_cutoff(races, tmp_path):
+    assert main([str(races), str(tmp_path), "--task", "driver-position"]) == 0
+    report = run_prepared(tmp_path, strategy="cg")
+    labels = sum(
+        len(pd.read_parquet(races / "tasks" / "driver-position" / f"{name}.parquet"))
+        for name in ("train", "val", "test")
+    )
+    rows = report.split["validation-rows"] + report.joined_rows_train
+    assert rows + report.joined_rows_test == labels
+    assert not [text for text in report.warnings if "cutoff-grid" in text]
+
+
+def test_a_table_of_another_owner_is_left_out_and_said(races, tmp_path, capsys):
+    arguments = [str(races), str(tmp_path), "--task", "circuit-dnf"]
+    assert main(arguments) == 0
+    said = capsys.readouterr().out
+    advice = "--owners together=results,races"
+    assert f"left out: results: is two joins away, by races: {advice}" in said
+    assert main([*arguments, *advice.split()]) == 0
+    assert "left out: results" not in capsys.readouterr().out
