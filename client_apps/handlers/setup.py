@@ -27,7 +27,7 @@ from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, ProposalError, SiteError
 from tp_flower.extraction.extract import extract
 from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard, LabelColumn
-from tp_flower.extraction.pairs import merge_pairs, pair_names, read_pairs
+from tp_flower.extraction.pairs import merge_pairs, pair_names, read_pairs, split_pairs
 from tp_flower.extraction.select_plan import drop_enum_values, kind_of
 from tp_flower.keyed_hash import HashArray
 from tp_flower.node_config import NUM_PARTITIONS
@@ -225,7 +225,46 @@ def _pairs(
         source = _as_requested(site, bodies[other])
         pairs = read_pairs(source, own, around_key, names, site.tables.order_key)
         tables.append(pairs)
-    return merge_pairs(tables, around)
+    return _own_pairs(site, number, fragment, bodies, merge_pairs(tables, around))
+
+
+def _split_pairs(
+    site: Site,
+    number: int,
+    bodies: Mapping[int, setup_messages.ExtractPart],
+    pairs: pa.Table,
+    *,
+    is_own: bool,
+) -> pa.Table:
+    """Return the pairs of a part's keys, or all others."""
+    source = _as_requested(site, bodies[number])
+    fragment = site.terms.fragments[number]
+    return split_pairs(source, fragment, pairs, site.tables.order_key, is_own=is_own)
+
+
+def _own_pairs(
+    site: Site,
+    number: int,
+    fragment: Fragment,
+    bodies: Mapping[int, setup_messages.ExtractPart],
+    pairs: pa.Table,
+) -> pa.Table:
+    """Return the pairs that a part answers, of a table in several shards of this site.
+
+    They are those of its keys. The last part answers what no other one does: for keys
+    without rows there are empty windows.
+    """
+    *others, last = site.terms.proposal.shards_of(fragment.table)
+    if number != last:
+        return _split_pairs(site, number, bodies, pairs, is_own=True)
+    for other in others:
+        if "rows" not in site.queries.get(other, {}):
+            raise ProposalError(
+                f"table {fragment.table!r} takes cutoffs of rows of this site, which "
+                "has not all of its own shards, or not before its last one"
+            )
+        pairs = _split_pairs(site, other, bodies, pairs, is_own=False)
+    return pairs
 
 
 def _why_no_pairs(site: Site, number: int, around: Fragment, *, fits: bool) -> str:

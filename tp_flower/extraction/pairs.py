@@ -1,6 +1,7 @@
 """The keys and cutoffs of a table's rows, for a LATERAL sub-query at the same site."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import sha256
 
 import duckdb
@@ -9,11 +10,11 @@ from sqlglot import exp
 
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import QueryError
-from tp_flower.extraction.select_plan import make_plan
+from tp_flower.extraction.select_plan import PAIRS, RELATION, make_plan
 from tp_flower.extraction.time_limit import TimeLimit
 from tp_flower.extraction.unit_rows import scan_drawn_rows
 from tp_flower.query.expressions import parse_expression
-from tp_flower.query.fragment import Fragment
+from tp_flower.query.fragment import Feature, Fragment, SubQuery
 from tp_flower.sources.shards import ShardSource
 
 
@@ -68,6 +69,42 @@ def read_pairs(
                 limit.check()
                 raise plan.failure(opened.connection) or error from None
     return pa.concat_tables(tables)
+
+
+def split_pairs(
+    source: ShardSource,
+    fragment: Fragment,
+    pairs: pa.Table,
+    order_key: bytes,
+    *,
+    is_own: bool,
+) -> pa.Table:
+    """Return the pairs whose keys a shard has, at whatever time, or all others.
+
+    ``fragment`` is that of the LATERAL sub-query, and the shard is one of its table.
+    """
+    with scan_drawn_rows(source, fragment, order_key) as opened:
+        limit = TimeLimit(source, fragment.table)
+        with limit.interrupt_late(opened.connection):
+            subquery = opened.fragment.subquery or SubQuery(())
+            counts = replace(
+                subquery,
+                columns=(Feature("rows", "COUNT(*)"),),
+                filters=subquery.filters_of_rows,
+                having=("COUNT(*) > 0" if is_own else "COUNT(*) = 0",),
+                last=(),
+            )
+            names = ", ".join(map(quote_name, subquery.pair_names))
+            rows = counts.to_sql(RELATION, PAIRS)
+            opened.connection.register(PAIRS, pairs)
+            try:
+                # with a sub-query there is one step
+                list(opened.chunks())
+                select = f"SELECT {names} FROM ({rows}) ORDER BY ALL"
+                return opened.connection.sql(select).to_arrow_table()
+            except duckdb.Error:
+                limit.check()
+                raise
 
 
 def merge_pairs(tables: Sequence[pa.Table], table: str) -> pa.Table:

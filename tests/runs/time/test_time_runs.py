@@ -236,6 +236,19 @@ def test_label_rows_in_shards_of_one_site_have_their_windows():
     check_equal(trained(sharded, SQL, **how), trained(one_site(tables), SQL, **how))
 
 
+@pytest.mark.parametrize("where", ["", " AND p.kind = 'card'"])
+@pytest.mark.parametrize("kind", ["JOIN", "LEFT JOIN"])
+def test_payments_in_shards_of_the_orders_site_answer_once(kind, where):
+    """The last two customers have none, in any shard."""
+    tables = shop()
+    paid = tables["payments"]
+    of = [paid[paid["customer"] % 3 == n] for n in range(3)]
+    sharded = {"shop": {"orders": [tables["orders"]], "payments": of}}
+    sql = SQL.replace("LEFT JOIN", kind).replace("90 DAY", f"90 DAY{where}")
+    how = {"test_fraction": 0.0}
+    check_equal(trained(sharded, sql, **how), trained(one_site(tables), sql, **how))
+
+
 @pytest.mark.parametrize(("sql", "how", "match"), CASES["warnings"])
 def test_what_may_tell_the_future_is_said(sql, how, match):
     found = trained(
