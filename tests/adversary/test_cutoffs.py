@@ -6,10 +6,11 @@ It proposes fragments that no query is bound to: the site refuses them by itself
 from dataclasses import replace
 
 import msgspec
+import numpy as np
+import pandas as pd
 import pytest
 
 from strategies.setup import extract
-from tests.runs.time.test_time_runs import GRID, HOW, SQL, shop
 from tests.support import federated
 from tests.support.files import case_table
 from tests.support.joined import parquet_of
@@ -20,12 +21,39 @@ from tp_flower.settings import PrivacySettings
 from tp_flower.sources.policy import Policy
 
 CASES = case_table(__file__)
+SQL = """SELECT o.y AS label, o.online, w.n, w.total, w.mean, w.since
+FROM orders o LEFT JOIN LATERAL (
+    SELECT COUNT(*) AS n, SUM(p.amount) AS total, AVG(p.amount) AS mean,
+           MIN(EPOCH(o.day) - EPOCH(p.paid)) AS since
+    FROM payments p WHERE p.customer = o.customer AND p.paid < o.day
+) w ON TRUE"""
+COUNTS = SQL.replace(", w.since", "")
+GRID = "1 month from 2020-01-01 to 2021-12-31"
+HOW = {"method": "cg", "num_epochs": 2, "device": "cpu"}
 KEYS_ONLY = """
 columns = ["online", "y"]
 labels = ["y"]
 keys = ["customer", "day"]
 """
-COUNTS = SQL.replace(", w.since", "")
+
+
+def shop():
+    rng = np.random.default_rng(0)
+    first = np.datetime64("2020-01-01", "us")
+    days = rng.integers(0, 700, 150).astype("timedelta64[D]")
+    hours = rng.permutation(15_000)[:900].astype("timedelta64[h]")
+    orders = {
+        "customer": rng.integers(0, 15, 150),
+        "day": first + days,
+        "online": rng.random(150) < 0.4,
+        "y": rng.normal(size=150),
+    }
+    payments = {
+        "customer": rng.integers(0, 15, 900),
+        "paid": first + hours,
+        "amount": rng.gamma(2.0, 10.0, 900).round(2),
+    }
+    return {"orders": pd.DataFrame(orders), "payments": pd.DataFrame(payments)}
 
 
 def asked(monkeypatch, sites, *, sql=COUNTS, change=None, order=None, **how):
@@ -47,7 +75,7 @@ def asked(monkeypatch, sites, *, sql=COUNTS, change=None, order=None, **how):
     if change is not None:
         monkeypatch.setattr(extract, "_propose", propose)
     with federated.LocalGrid(sites) as grid:
-        return federated.train(grid, sql, **{**HOW, "num_epochs": 2, **how})
+        return federated.train(grid, sql, **{**HOW, **how})
 
 
 def site_of(folder, **policies):

@@ -13,7 +13,7 @@ is parsed: what it compares with the rows around it are *keys*, by equality, and
 it is an ordinary sub-query, grouped by its keys.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Final
@@ -28,6 +28,18 @@ _LATERAL_CLAUSES: Final = {"expressions", "from_", "where", "having", "order", "
 _LAST_ROW: Final = "ORDER BY ... DESC LIMIT 1 takes the last row"
 _BEFORE: Final = (exp.LT, exp.LTE)
 _AFTER: Final = (exp.GT, exp.GTE)
+
+
+_TIMES: Final = (
+    *(exp.Column, exp.Identifier, exp.Paren, exp.Literal, exp.Var, exp.Interval),
+    exp.TimeToUnix,
+)
+_LATER_TIMES: Final = frozenset((*_TIMES, exp.Add))
+"""What makes of a column its own time or a later one: nothing is taken off or away."""
+_EARLIER_TIMES: Final = frozenset(
+    (*_TIMES, exp.Sub, exp.DateTrunc, exp.TimestampTrunc, exp.Cast, exp.DataType)
+)
+"""What makes of a column its own time or an earlier one."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +108,9 @@ def _write_asof(join: exp.Join) -> None:
     on = join.args.get("on")
     conditions = list(expressions.conjuncts(on)) if on else []
     times = [
-        next(side for side in (c.left, c.right) if not _outer_columns(side, name))
+        sides[0]
         for c in conditions
-        if isinstance(c, exp.Binary) and _keeps_past(c, name)
+        if isinstance(c, exp.Binary) and (sides := _earlier_and_later(c, name))
     ]
     if len(times) != 1 or not isinstance(table, exp.Table):
         raise QueryError(
@@ -319,14 +331,35 @@ def _last_row(
         yield _text(item.this, element)
 
 
-def _keeps_past(condition: exp.Expr, name: str) -> bool:
-    """Return whether a condition bounds a row's time by the cutoff, or by less."""
+def _earlier_and_later(
+    condition: exp.Expr, name: str
+) -> tuple[exp.Expr, exp.Expr] | None:
+    """Return the sides of a condition that an own value is less than one around it."""
     if isinstance(condition, exp.Between):
         earlier, later = condition.this, condition.args["high"]
     elif isinstance(condition, (*_BEFORE, *_AFTER)):
         sides = (condition.left, condition.right)
         earlier, later = sides if isinstance(condition, _BEFORE) else sides[::-1]
     else:
-        return False
-    is_bound = _outer_columns(later, name) and not _outer_columns(earlier, name)
-    return bool(is_bound) and later.find(exp.Add) is None
+        return None
+    if not _outer_columns(later, name) or _outer_columns(earlier, name):
+        return None
+    return earlier, later
+
+
+def _keeps_past(condition: exp.Expr, name: str) -> bool:
+    """Return whether a condition keeps no row later than the cutoff, by its form."""
+    sides = _earlier_and_later(condition, name)
+    return (
+        sides is not None
+        and _is_made_of(sides[0], _LATER_TIMES)
+        and _is_made_of(sides[1], _EARLIER_TIMES)
+    )
+
+
+def _is_made_of(tree: exp.Expr, nodes: Collection[type[exp.Expr]]) -> bool:
+    """Return whether an expression has these nodes alone, and no negative number."""
+    return all(
+        type(node) in nodes and not (type(node) is exp.Literal and "-" in node.name)
+        for node in tree.walk()
+    )

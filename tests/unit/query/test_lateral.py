@@ -21,6 +21,7 @@ from tp_flower.errors import MappingError, QueryError
 from tp_flower.query import Fragment, Query
 from tp_flower.query.cutoffs import CutoffGrid
 from tp_flower.query.fragment import reads
+from tp_flower.query.lateral_tables import correlation_of
 from tp_flower.query.scope import TableSchema
 from tp_flower.sources.shards import load_tables, register_frames, release
 
@@ -322,6 +323,13 @@ def test_cutoffs_are_those_of_rows_where_one_site_has_all(orders, events, is_gri
     if is_grid:
         with pytest.raises(QueryError, match=r"back from o\.day, of another site"):
             bind(COUNT, orders=orders, events=events)
+
+
+@pytest.mark.parametrize(("condition", "looks_back"), CASES["bounds"])
+def test_what_bounds_a_sub_query_by_its_cutoff(condition, looks_back):
+    sql = COUNT.replace("p.t < o.day", f"{condition} AND p.t > o.day - INTERVAL 9 DAY")
+    (_, table) = Query.from_sql(sql).statement.tables
+    assert correlation_of(table).looks_back == looks_back
 
 
 def test_what_a_lateral_sub_query_reads_is_said_of_its_table_alone():
