@@ -73,7 +73,7 @@ class CutoffGrid:
 
     def check(self) -> "CutoffGrid":
         """Return the grid, or refuse one without points or with very many."""
-        match = re.fullmatch(r"(\d{1,5}) (hour|day|week|month|year)", self.step)
+        match = re.fullmatch(r"([0-9]{1,5}) (hour|day|week|month|year)", self.step)
         try:
             first = date.fromisoformat(self.first)
             last = date.fromisoformat(self.last)
@@ -81,6 +81,8 @@ class CutoffGrid:
             raise QueryError(f"cutoff-grid: {error}") from None
         if match is None or not int(match[1]) or self.type not in ("DATE", "TIMESTAMP"):
             raise QueryError(f"cutoff-grid: {self.step!r} is no step of a grid")
+        if (str(first), str(last)) != (self.first, self.last):
+            raise QueryError("cutoff-grid: a day is written as 2015-01-01")
         if last < first:
             raise QueryError(
                 f"cutoff-grid ends on {self.last}, before it begins on {self.first}"
