@@ -13,7 +13,11 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Final
 
+from sqlglot import exp
+
+from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import QueryError
+from tp_flower.query import expressions
 
 CUTOFF: Final = "(cutoff)"
 """The column of the cutoff; a name in parentheses is none that a query can write."""
@@ -26,6 +30,13 @@ _FORM: Final = re.compile(
     r"\s+from\s+(\d{4}-\d\d-\d\d)\s+to\s+(\d{4}-\d\d-\d\d)\s*"
 )
 _EXAMPLE: Final = '"1 month from 2015-01-01 to 2020-12-31"'
+
+
+_POINT: Final = re.compile(
+    r"TIME_BUCKET\(INTERVAL '(?P<count>[0-9]+)' (?P<unit>[A-Z]+), .*, "
+    r"CAST\('(?P<first>[^']*)' AS TIMESTAMP\)\) <= "
+    r"CAST\('(?P<last>[^']*)' AS TIMESTAMP\) THEN CAST\(.* AS (?P<type>[A-Z]+)\) END"
+)
 
 
 def key_column(number: int) -> str:
@@ -124,6 +135,26 @@ class CutoffGrid:
     def _interval(self) -> str:
         count, unit = self.step.split(" ")
         return f"INTERVAL '{count}' {unit.upper()}"
+
+
+def column_of_point(tree: exp.Expr) -> str:
+    """Return the column of which an expression is the last point; "" if of none.
+
+    It is exactly what :meth:`CutoffGrid.last_point` writes of a column.
+    """
+    sql = expressions.render(tree.unnest(), quote=True)
+    match = _POINT.search(sql)
+    names = {column.name for column in tree.find_all(exp.Column)}
+    if match is None or len(names) != 1:
+        return ""
+    (name,) = names
+    step = f"{match['count']} {match['unit'].lower()}"
+    try:
+        grid = CutoffGrid(step, match["first"], match["last"], match["type"]).check()
+    except QueryError:
+        return ""
+    point = expressions.parse_expression(grid.last_point(quote_name(name)), "cutoff")
+    return name if sql == expressions.render(point, quote=True) else ""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,13 @@ from sqlglot import exp
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import QueryError, closest
 from tp_flower.query import expressions, windows
-from tp_flower.query.cutoffs import CUTOFF, Cutoffs, is_reserved, key_column
+from tp_flower.query.cutoffs import (
+    CUTOFF,
+    Cutoffs,
+    column_of_point,
+    is_reserved,
+    key_column,
+)
 
 
 class Role(StrEnum):
@@ -644,6 +650,10 @@ def reads_of_pairs(fragment: Fragment) -> Iterator[Read]:
 def _reads_of(piece: Piece) -> tuple[Read, ...]:
     """Return what a piece reads; shards of a table, and checks, repeat the same."""
     tree = piece.parse()
+    if piece.role is Role.KEY and (column := column_of_point(tree)):
+        # the column itself on a coarser scale, and that it lies on the grid
+        forms = ((Role.KEY, True), (Role.FILTER, False))
+        return tuple(Read(r, piece.element, column, own, own) for r, own in forms)
     partitions = windows.take_partitions(tree)
     roles = [(piece.role, tree), *((Role.GROUP, part) for part in partitions)]
     return tuple(

@@ -287,6 +287,26 @@ def test_a_policy_with_units_refuses_rows_before_a_cutoff(tmp_path):
         trained({"shop": file}, SQL)
 
 
+ORDERS = """columns = ["online"]\nlabels = ["y"]\nkeys = ["customer", "day"]
+filters = {filters}\nexpressions = true\nmin-rows = 1\nmost-unmatched = 0.2"""
+PAYMENTS = """columns = ["amount", "paid"]\nlabels = []\nkeys = ["customer"]
+filters = ["paid"]\nexpressions = true\nmin-rows = 1"""
+
+
+def test_policies_that_list_keys_and_filters_allow_a_grid(tmp_path):
+    """A key and a cutoff, and the condition that it lies on the grid."""
+    tables = shop()
+
+    def sites(filters):
+        policies = {"orders": ORDERS.format(filters=filters), "payments": PAYMENTS}
+        return federated.site_per_table(tmp_path / str(len(filters)), tables, policies)
+
+    found = trained(sites(["day"]), SQL, cutoff_grid=GRID)
+    check_equal(found, trained(two_sites(tables), SQL, cutoff_grid=GRID))
+    with pytest.raises(SiteError, match=r"\(filters\).* reads column 'day'"):
+        trained(sites([]), SQL, cutoff_grid=GRID)
+
+
 def test_cutoffs_and_rows_may_be_in_files_of_other_kinds(tmp_path):
     """Orders in a CSV file whose days are month first, payments in SQLite."""
     tables = shop()

@@ -338,6 +338,29 @@ def test_what_a_lateral_sub_query_reads_is_said_of_its_table_alone():
     assert found == {("filter", "t"), ("group", "k"), ("join key", "k")}
 
 
+def key_reads(key):
+    fragment = Fragment("o", "orders", keys=((key,),)).check(["day", "other"])
+    return {(str(r.role), r.column, r.is_plain, r.is_bare) for r in reads(fragment)}
+
+
+@pytest.mark.parametrize("step", ["1 month", "36 hours", "2 years"])
+def test_a_grids_last_point_is_its_column_and_a_condition_on_it(step):
+    grid = CutoffGrid.parse(f"{step} from 2015-01-01 to 2020-12-31")
+    whole = {("join key", "day", True, True), ("filter", "day", False, False)}
+    assert key_reads(f"({grid.last_point('day')})") == whole
+    point = grid.last_point('"day"')
+    for other in (
+        point.replace(">=", ">", 1),
+        point.replace("2015-01-01", "2016-01-01", 1),
+        point.replace("THEN", "AND day IS NOT NULL THEN", 1),
+        f"CASE WHEN other > 3 THEN {point} END",
+        f"{point} + INTERVAL 1 DAY",
+        grid.last_point("day + INTERVAL 1 DAY"),
+        grid.last_point("day").replace("day", "other", 1),
+    ):
+        assert {is_plain for _, _, is_plain, _ in key_reads(other)} == {False}
+
+
 @pytest.mark.parametrize(("changes", "match"), CASES["malformed"])
 def test_a_fragment_from_the_wire_is_checked(changes, match):
     fragment = bind(COUNT).fragments[1].to_json()
