@@ -214,16 +214,20 @@ def _pairs(
                 f"table {fragment.table!r} takes the cutoffs of table {around!r}, of "
                 f"which site {part.site!r} has not all shards"
             )
-        own = site.terms.fragments[other]
-        outer = own.keys[around_key]
-        if why := _why_no_pairs(site, other, own, fits=len(outer) == len(names)):
+        around_fragment = site.terms.fragments[other]
+        outer = around_fragment.keys[around_key]
+        if why := _why_no_pairs(
+            site, other, around_fragment, fits=len(outer) == len(names)
+        ):
             raise ProposalError(
                 f"table {fragment.table!r} takes the cutoffs of table {around!r}, {why}"
             )
         columns = dict(zip(names, outer, strict=True))
         guard.check_pairs(site.hosted(at.shard), fragment, columns)
         source = _as_requested(site, bodies[other])
-        pairs = read_pairs(source, own, around_key, names, site.tables.order_key)
+        pairs = read_pairs(
+            source, around_fragment, around_key, names, site.tables.order_key
+        )
         tables.append(pairs)
     return _own_pairs(site, number, fragment, bodies, merge_pairs(tables, around))
 

@@ -135,11 +135,11 @@ class CostEstimate:
 
     def beside(self, other: JoinMethod) -> Document:
         """Return the entry `beside` of `cost`, about another method's bytes."""
-        own = self.method.epoch_traffic(self._tables, self._batches)
+        traffic = self.method.epoch_traffic(self._tables, self._batches)
         theirs = other.epoch_traffic(self._tables, 0)
         return {
             "strategy": other.name,
-            "epochs": (own.up + own.down) / (theirs.up + theirs.down),
+            "epochs": (traffic.up + traffic.down) / (theirs.up + theirs.down),
             "usual-epochs": other.usual_epochs,
         }
 

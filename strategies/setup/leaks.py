@@ -223,22 +223,23 @@ def suspects_of(
 def future_warnings(query: Query, bound: BoundQuery, columns: Columns) -> Iterator[str]:
     """Yield what the query reads of the time after a row's own."""
     correlations = {
-        table.alias: found
+        table.alias: correlation
         for table in query.statement.tables
-        if (found := correlation_of(table)) is not None
+        if (correlation := correlation_of(table)) is not None
     }
-    for alias, found in correlations.items():
-        (own,) = bound.fragments_of(alias)
-        if not found.looks_back:
+    for alias, correlation in correlations.items():
+        (fragment,) = bound.fragments_of(alias)
+        cutoff = correlation.cutoff
+        if not correlation.looks_back:
             yield (
-                f"LATERAL sub-query {alias!r} is not bounded by {found.cutoff}: it may "
-                f"read later rows of {own.name}; t < {found.cutoff} keeps those before"
+                f"LATERAL sub-query {alias!r} is not bounded by {cutoff}: it may read "
+                f"later rows of {fragment.name}; t < {cutoff} keeps those before"
             )
-        elif not found.last and (included := _at_cutoff(own)):
+        elif not correlation.last and (included := _at_cutoff(fragment)):
             yield (
-                f"LATERAL sub-query {alias!r} counts rows of {own.name} at the time of "
-                f"{found.cutoff} itself ({included}): if they come about with the row "
-                "that is predicted, they tell its label; write < in place of <="
+                f"LATERAL sub-query {alias!r} counts rows of {fragment.name} at the "
+                f"time of {cutoff} itself ({included}): if they come about with the "
+                "row that is predicted, they tell its label; write < in place of <="
             )
     label_times = _times_of(bound, bound.label_table, columns)
     for fragment in bound.fragments if label_times else ():
@@ -255,8 +256,9 @@ def future_warnings(query: Query, bound: BoundQuery, columns: Columns) -> Iterat
 def cutoff_warnings(bound: BoundQuery, extracted: Extracted) -> Iterator[str]:
     """Yield how many rows look back from a time that is not on the grid of cutoffs."""
     for join in bound.joins:
-        (own, *_) = bound.fragments_of(join.right)
-        grid = own.subquery and own.subquery.cutoffs and own.subquery.cutoffs.grid
+        (fragment, *_) = bound.fragments_of(join.right)
+        cutoffs = fragment.subquery and fragment.subquery.cutoffs
+        grid = cutoffs and cutoffs.grid
         if not grid:
             continue
         codes = [key.codes for key in extracted.keys[join.left, join.left_key]]

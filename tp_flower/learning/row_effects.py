@@ -121,8 +121,8 @@ class RowEffects:
         It is H / (H + lambda): 0 for keys without a row, towards 1 for those of many.
         """
         _, curvature = self._derivatives(table)
-        kept: FloatArray = curvature / (curvature + self.penalties[table])
-        return kept
+        share: FloatArray = curvature / (curvature + self.penalties[table])
+        return share
 
     def _step(self, table: str) -> float:
         """Take a Newton step of a table's effects; return how far, relative to them."""

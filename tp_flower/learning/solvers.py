@@ -416,8 +416,8 @@ def solve_symmetric(
         scaled = LinearOperator(shape, lambda v: v.ravel() / diagonal)
     operator = LinearOperator(shape, product, dtype=np.float64)
     solution, _ = cg(operator, right, rtol=tolerance, maxiter=steps, M=scaled)
-    found: FloatArray = solution
-    return found
+    x: FloatArray = solution
+    return x
 
 
 def _multiply_with_intercept(

@@ -415,10 +415,10 @@ def _describe_laterals(
     joins: Sequence[Join], statement: parsing.Statement
 ) -> tuple[Join, ...]:
     """Return the joins, those of LATERAL sub-queries in the words of the query."""
-    found = {t.alias: by for t in statement.tables if (by := correlation_of(t))}
+    correlations = {t.alias: by for t in statement.tables if (by := correlation_of(t))}
     return tuple(
-        replace(join, text=found[join.right].describe(join.right))
-        if join.right in found
+        replace(join, text=correlations[join.right].describe(join.right))
+        if join.right in correlations
         else join
         for join in joins
     )

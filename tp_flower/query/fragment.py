@@ -198,14 +198,14 @@ class SubQuery:
             f"{key} = pairs.{quote_name(name)}"
             for key, name in zip(self.groups, self.pair_names, strict=False)
         ]
-        own = replace(self, groups=(), cutoffs=None, last=())
+        answer = replace(self, groups=(), cutoffs=None, last=())
         filters = (*equal, *self.filters)
         if not self.last:
-            return replace(own, filters=filters).to_sql(relation)
+            return replace(answer, filters=filters).to_sql(relation)
         # in a SELECT of its own, where no item has the name of a column
         rows = f"SELECT * FROM {relation}{_where(filters)}"
         last = f"({rows} ORDER BY {self._order} LIMIT 1)"
-        return replace(own, filters=()).to_sql(last)
+        return replace(answer, filters=()).to_sql(last)
 
     @property
     def _order(self) -> str:
@@ -271,8 +271,10 @@ class SubQuery:
             raise QueryError(needs)
         if self.cutoffs is not None:
             self.cutoffs.check()
-            if own := next(filter(is_reserved, columns), None):
-                raise QueryError(f"{where}: its column {own!r} has a cutoff's name")
+            if reserved := next(filter(is_reserved, columns), None):
+                raise QueryError(
+                    f"{where}: its column {reserved!r} has a cutoff's name"
+                )
             columns = (*columns, CUTOFF)
         elif self.last:
             raise QueryError(f"{where}: a sub-query has no last row without cutoffs")
@@ -652,8 +654,10 @@ def _reads_of(piece: Piece) -> tuple[Read, ...]:
     tree = piece.parse()
     if piece.role is Role.KEY and (column := column_of_point(tree)):
         # the column itself on a coarser scale, and that it lies on the grid
-        forms = ((Role.KEY, True), (Role.FILTER, False))
-        return tuple(Read(r, piece.element, column, own, own) for r, own in forms)
+        return (
+            Read(Role.KEY, piece.element, column, is_plain=True, is_bare=True),
+            Read(Role.FILTER, piece.element, column, is_plain=False, is_bare=False),
+        )
     partitions = windows.take_partitions(tree)
     roles = [(piece.role, tree), *((Role.GROUP, part) for part in partitions)]
     return tuple(

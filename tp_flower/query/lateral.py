@@ -223,11 +223,11 @@ def _split(query: exp.Expr, alias: str) -> _Parts:
         )
     name = source.this.alias_or_name.lower()
     where = query.args.get("where")
-    keys, own, timed = [], [], []
+    keys, local, timed = [], [], []
     for condition in list(expressions.conjuncts(where.this)) if where else ():
         pair = _key_pair(condition, name)
         if not _outer_columns(condition, name):
-            own.append(condition)
+            local.append(condition)
         elif pair is None:
             timed.append(condition)
         else:
@@ -239,7 +239,7 @@ def _split(query: exp.Expr, alias: str) -> _Parts:
     cutoffs = [
         c for tree in (*timed, *timed_values) for c in _outer_columns(tree, name)
     ]
-    return _Parts(name, keys, own, (*timed, *timed_values), ordered, cutoffs)
+    return _Parts(name, keys, local, (*timed, *timed_values), ordered, cutoffs)
 
 
 def _outer_columns(tree: exp.Expr, name: str) -> list[exp.Column]:

@@ -31,16 +31,16 @@ def bind_tables(
             continue
         around = _table_around(table.alias, correlation, relations)
         types = _pair_types(around, correlation, relations[around])
-        own = bind_table(table, schemas, Cutoffs(around), types)
-        if not _are_at_one_site(own, relations[around], schemas, grid):
+        relation = bind_table(table, schemas, Cutoffs(around), types)
+        if not _are_at_one_site(relation, relations[around], schemas, grid):
             grid_there = _grid_of(table.alias, correlation, types[CUTOFF], grid)
             point = grid_there.last_point(correlation.cutoff)
             correlation = replace(correlation, cutoff=point)
             types = {**types, CUTOFF: grid_there.type}
-            own = bind_table(table, schemas, Cutoffs(grid=grid_there), types)
+            relation = bind_table(table, schemas, Cutoffs(grid=grid_there), types)
             on = correlation.equalities(table.alias)
             joins[number - 1] = replace(joins[number - 1], on=on)
-        relations[table.alias] = own
+        relations[table.alias] = relation
     return replace(statement, joins=tuple(joins)), relations
 
 
@@ -79,17 +79,17 @@ def _pair_types(
 
 
 def _are_at_one_site(
-    own: Relation,
+    lateral: Relation,
     around: Relation,
     schemas: Mapping[str, Schema],
     grid: CutoffGrid | None,
 ) -> bool:
     """Return whether one site has both; of unknown places, whether there is no grid."""
-    hosted = [schemas[branch.name] for r in (own, around) for branch in r.branches]
-    known = [s.places for s in hosted if isinstance(s, TableSchema) and s.places]
-    if len(known) < len(hosted):
+    hosted = [schemas[branch.name] for r in (lateral, around) for branch in r.branches]
+    places = [s.places for s in hosted if isinstance(s, TableSchema) and s.places]
+    if len(places) < len(hosted):
         return grid is None
-    return len(frozenset().union(*known)) == 1
+    return len(frozenset().union(*places)) == 1
 
 
 def _grid_of(

@@ -319,8 +319,8 @@ class _Binder:
             element = f"{self._element}: ORDER BY {text}"
             for column in parse_expression(text, element).find_all(exp.Column):
                 aliased = None if column.table else self._find_alias(column.name, items)
-                own = spell(column.name, tuple(self._schema))
-                if aliased and own and aliased != quote_name(own):
+                spelling = spell(column.name, tuple(self._schema))
+                if aliased and spelling and aliased != quote_name(spelling):
                     raise QueryError(
                         f"{element}: {column.name!r} is a column and the name of "
                         f"{shorten(aliased)}: write "

@@ -152,15 +152,15 @@ def _why_refused_frame(spec: exp.WindowSpec) -> str:
     if spec.args.get("exclude"):
         return f"EXCLUDE is not supported: {_BOUNDS}"
     for bound, default in (("start", ""), ("end", "CURRENT ROW")):
-        place = spec.args.get(bound) or default
+        limit = spec.args.get(bound) or default
         side = str(spec.args.get(f"{bound}_side") or "").upper()
         if side == "FOLLOWING":
             return f"a frame that reaches FOLLOWING rows looks ahead: {_FRAME_END}"
-        if isinstance(place, str):
+        if isinstance(limit, str):
             allowed = {("CURRENT ROW", ""), ("UNBOUNDED", "PRECEDING")}
-            is_bound = (place.upper(), side) in allowed
+            is_bound = (limit.upper(), side) in allowed
         else:
-            is_bound = side == "PRECEDING" and _is_distance(place, kind)
+            is_bound = side == "PRECEDING" and _is_distance(limit, kind)
         if not is_bound:
             return f"this frame is not supported: {_BOUNDS}"
     return ""

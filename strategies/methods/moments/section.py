@@ -154,8 +154,8 @@ def answers(
             for first, second, value in pairs
         ],
         "components": [
-            {"share": share, "loadings": dict(zip(columns.names, own, strict=True))}
-            for share, own in zip(shares, loadings.T, strict=True)
+            {"share": share, "loadings": dict(zip(columns.names, loading, strict=True))}
+            for share, loading in zip(shares, loadings.T, strict=True)
         ],
     }
 

@@ -64,9 +64,11 @@ class _Resolver:
         site = self._site_of(source, shards, where)
         if derived.file is not None:
             derived = replace(derived, file=replace(derived.file, site=site))
-        own = () if derived.file is None else (derived.file,)
+        of_file = () if derived.file is None else (derived.file,)
         tables = {
-            name: tuple(shard for shard in shards.get(name, own) if shard.site == site)
+            name: tuple(
+                shard for shard in shards.get(name, of_file) if shard.site == site
+            )
             for name in names
         }
         return replace(source, site=site, derived=replace(derived, tables=tables))

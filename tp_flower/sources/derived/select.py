@@ -78,8 +78,8 @@ def _tables(node: Node, in_scope: frozenset[str], where: str) -> Iterator[str]:
             is_recursive = any(
                 part.get("cte_name") == entry["key"] for part in _nodes(entry["value"])
             )
-            known = in_scope | {name} if is_recursive else in_scope
-            yield from _tables(entry["value"], known, where)
+            visible = in_scope | {name} if is_recursive else in_scope
+            yield from _tables(entry["value"], visible, where)
             in_scope |= {name}
     if isinstance(node, dict) and node.get("type") == "BASE_TABLE":
         yield from _table(node, in_scope, where)
