@@ -13,8 +13,9 @@ from tp_flower.files import HOME_VARIABLE
 
 __all__ = ["mariadb", "postgresql"]
 # the first example may start an engine, and machines differ: none is too slow
-settings.register_profile("any-machine", deadline=None)
-settings.load_profile("any-machine")
+settings.register_profile("same-cases", deadline=None, derandomize=True)
+settings.register_profile("new-cases", deadline=None)
+settings.load_profile("same-cases")
 LONGEST = (
     *("test_session_deployment", "test_deployment", "test_strict_deployment"),
     *(
@@ -51,9 +52,18 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let all parameters of every test be run."""
-    text = "run every test with all its parameters, not only those of its mark `cases`"
+    """Let all parameters of every test be run, on random cases that are new."""
+    text = (
+        "run every test with all its parameters, not only those of its mark `cases`, "
+        "and random ones on cases that no run before it had"
+    )
     parser.addoption("--whole", action="store_true", help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw the cases of random tests anew with `--whole`, before any is collected."""
+    if config.getoption("--whole"):
+        settings.load_profile("new-cases")
 
 
 @pytest.hookimpl(wrapper=True)

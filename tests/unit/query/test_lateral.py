@@ -12,7 +12,7 @@ from collections import Counter
 import duckdb
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.files import case_table
@@ -118,6 +118,10 @@ TYPES = st.tuples(*[st.sampled_from(["DATE", "TIMESTAMP", "TIMESTAMPTZ"])] * 2)
 ASKED = st.lists(st.sampled_from(COLUMNS), min_size=1, unique=True)
 
 
+AT_NOON = [(0, FIRST + datetime.timedelta(hours=12), 1)]
+TIED = [(0, FIRST, x, kind) for x in (1, 2) for kind in "ab"]
+
+
 def has_match(where):
     """The condition on a row of orders that has no NULL where it is compared."""
     return "o.day IS NOT NULL" + " AND o.k IS NOT NULL" * ("p.k = o.k" in where)
@@ -161,6 +165,8 @@ def test_a_value_of_the_select_list_is_that_of_duckdb(
 
 @settings(max_examples=50)
 @given(ORDERS, EVENTS, TYPES, windows(), st.sampled_from(["JOIN", "LEFT JOIN"]))
+@example(AT_NOON, TIED, ("TIMESTAMP", "TIMESTAMP"), "p.t < o.day", "JOIN")
+@example(AT_NOON, TIED[::-1], ("TIMESTAMP", "TIMESTAMP"), "p.t < o.day", "JOIN")
 def test_the_last_row_is_that_of_duckdb(orders, events, types, where, kind):
     """Of rows at one time the last is that of the greatest values, in DESC order."""
     engine = tables_of(orders, events, types)
