@@ -18,8 +18,15 @@ from tp_flower.learning.models.local_model import ModelSpec, count_parameters
 from tp_flower.privacy.mechanisms import GIVEN_FILTERS, GIVEN_KEYS, Budget
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query.expressions import parse_expression
-from tp_flower.query.fragment import Fragment, Read, Role, reads, reads_of_pairs
+from tp_flower.query.fragment import (
+    Fragment,
+    Read,
+    Role,
+    reads,
+    reads_of_pairs,
+)
 from tp_flower.query.fragment_text import fragment_text, text_digest
+from tp_flower.query.lateral_tables import check_no_cutoffs
 from tp_flower.sources.derived.accounts import share_rows, source_id
 from tp_flower.sources.policy import MODELS, SCORES, WEIGHTS
 from tp_flower.sources.shards import ShardSchema, ShardSource
@@ -242,21 +249,23 @@ def check_extracted(source: ShardSource, fragment: Fragment, rows: int) -> None:
 
 
 def check_noise(site: Site, source: ShardSource, fragment: Fragment) -> None:
-    """Refuse noise of the run that would be for single rows beside windows."""
+    """Refuse noise of the run that would be for single rows where none holds."""
     privacy = site.terms.settings.privacy
     has_noise = privacy.covers_features or privacy.covers_predictions
     if has_noise or (privacy.covers_labels and fragment.label is not None):
-        check_windows(source, fragment)
+        check_single_rows(source, fragment)
 
 
-def check_windows(source: ShardSource, fragment: Fragment) -> None:
-    """Refuse noise for single rows where windows make one row change others.
+def check_single_rows(source: ShardSource, fragment: Fragment) -> None:
+    """Refuse noise for single rows where one row changes others, or many answers.
 
     With a unit of privacy, all rows of a window are of one unit, and leave with it.
 
     Raises:
+        QueryError: a row is in the answers for all later cutoffs.
         PolicyError: a row may change the values of any number of rows.
     """
+    check_no_cutoffs([fragment])
     subquery = fragment.subquery
     if source.policy.privacy_unit or subquery is None or not subquery.is_windowed:
         return

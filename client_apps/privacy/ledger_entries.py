@@ -5,13 +5,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
-from client_apps.privacy.guard import are_features_keys, budgets, check_windows
+from client_apps.privacy.guard import are_features_keys, budgets, check_single_rows
 from client_apps.rounds.site import Site
 from tp_flower.privacy import mechanisms
 from tp_flower.privacy import plan as plans
 from tp_flower.protocol.fields import SERVER
 from tp_flower.protocol.messages import ACTIONS, Action
-from tp_flower.query.fragment import check_no_cutoffs
 from tp_flower.sources.derived.accounts import source_id
 from tp_flower.sources.policy import BINS, LEVELS, REGIONS
 
@@ -105,8 +104,7 @@ def release(
     source = site.source(number)
     policy = source.policy
     if mechanism:
-        check_no_cutoffs([site.fragment(number)])
-        check_windows(source, site.fragment(number))
+        check_single_rows(source, site.fragment(number))
     # a unit's groups are its own, and vanish with it
     if mechanism and not policy.privacy_unit and site.extracted(number).contents.groups:
         mechanism, unit = group_cost(mechanism)

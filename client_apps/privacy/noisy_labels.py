@@ -27,7 +27,7 @@ from flwr.common.logger import log
 from msgspec.structs import replace
 
 from client_apps.privacy import ledger_entries
-from client_apps.privacy.guard import budgets, check_windows
+from client_apps.privacy.guard import budgets, check_single_rows
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import SettingsError, SiteError
@@ -89,7 +89,7 @@ def _release(site: Site, number: int, plan: LabelPlan | None) -> Release:
     scope = f"each label for itself, whatever else is known; not: {_OTHERWISE}"
     mechanism = None
     if plan is not None:
-        check_windows(source, site.fragment(number))
+        check_single_rows(source, site.fragment(number))
         mechanism = PureDp(plan.epsilon, source.policy.rows_per_unit)
     if plan is None:
         scope = "the labels leave in the clear"

@@ -20,7 +20,7 @@ from strategies.training.bins import FittedTrees
 from strategies.training.outcome import Outcome
 from tp_flower.protocol.inference_messages import FinishPart, FinishRequest
 from tp_flower.query import BoundQuery
-from tp_flower.query.fragment import check_no_cutoffs
+from tp_flower.query.lateral_tables import check_no_cutoffs
 from tp_flower.reports.records import RunReport
 from tp_flower.settings import Settings
 

@@ -10,9 +10,10 @@ from sqlglot import exp
 
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import QueryError
-from tp_flower.extraction.select_plan import PAIRS, RELATION, make_plan
+from tp_flower.extraction.select_plan import RELATION, make_plan
 from tp_flower.extraction.time_limit import TimeLimit
 from tp_flower.extraction.unit_rows import scan_drawn_rows
+from tp_flower.query.cutoffs import PAIRS
 from tp_flower.query.expressions import parse_expression
 from tp_flower.query.fragment import Feature, Fragment, SubQuery
 from tp_flower.sources.shards import ShardSource
@@ -95,7 +96,7 @@ def split_pairs(
                 last=(),
             )
             names = ", ".join(map(quote_name, subquery.pair_names))
-            rows = counts.to_sql(RELATION, PAIRS)
+            rows = counts.to_sql(RELATION)
             opened.connection.register(PAIRS, pairs)
             try:
                 # with a sub-query there is one step

@@ -224,7 +224,6 @@ def _time_text(value: str, duckdb_type: str) -> str:
 
 
 RELATION: Final = "shard"
-PAIRS: Final = "cutoffs"  # the keys and cutoffs of another table at the site
 GROUPS: Final = "grouped_by"  # column of the canonical text of a sub-query's group
 GROUP: Final = "(group)"  # prefix of grouping columns, in no query's names
 UNIT: Final = "unit_of_privacy"  # column of the canonical text of a row's unit
@@ -377,7 +376,7 @@ def _relation(source: ShardSource, opened: Scan) -> tuple[str, list[tuple[str, s
     if subquery is None:
         return RELATION, []
     if subquery.cutoffs is not None:
-        return f"({subquery.to_sql(RELATION, PAIRS)})", []
+        return f"({subquery.to_sql(RELATION)})", []
     if subquery.is_windowed:
         return _windowed_relation(source, subquery), []
     groups = [

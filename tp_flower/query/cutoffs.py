@@ -22,6 +22,9 @@ from tp_flower.query import expressions
 CUTOFF: Final = "(cutoff)"
 """The column of the cutoff; a name in parentheses is none that a query can write."""
 
+PAIRS: Final = "cutoffs"
+"""The relation of the pairs, where they are those of another table at the site."""
+
 MOST_POINTS: Final = 100_000
 _KEY: Final = "(key {})"
 _UNITS: Final = {"hour": 1 / 24, "day": 1.0, "week": 7.0, "month": 28.0, "year": 365.0}

@@ -31,6 +31,7 @@ from tp_flower.errors import QueryError, closest
 from tp_flower.query import expressions, windows
 from tp_flower.query.cutoffs import (
     CUTOFF,
+    PAIRS,
     Cutoffs,
     column_of_point,
     is_reserved,
@@ -161,7 +162,7 @@ class SubQuery:
         counts = [re.fullmatch(r"COUNT\(\*\) >= (\d+)", sql) for sql in self.having]
         return max((int(count[1]) for count in counts if count), default=1)
 
-    def to_sql(self, relation: str, pairs: str = "cutoffs") -> str:
+    def to_sql(self, relation: str, pairs: str = PAIRS) -> str:
         """Return the sub-query in DuckDB's SQL over a relation, as FROM writes it.
 
         With the cutoffs of a table, ``pairs`` is the relation of its keys and cutoffs.
@@ -520,21 +521,6 @@ def _check_names(features: Sequence[Feature], element: str) -> None:
         )
     if "" in names or len({name.lower() for name in names}) != len(names):
         raise QueryError(f"{element} names must differ and not be empty, got {names}")
-
-
-def check_no_cutoffs(fragments: Iterable[Fragment]) -> None:
-    """Refuse noise on what a LATERAL sub-query yields.
-
-    A row of its table is in an answer for every later cutoff: how far all of them
-    together move with one row has no bound.
-    """
-    for fragment in fragments:
-        if fragment.subquery is not None and fragment.subquery.cutoffs is not None:
-            raise QueryError(
-                f"table {fragment.table!r}: a row of {fragment.name} is in its answers "
-                "for all later cutoffs, so that no epsilon holds: train without noise "
-                "on features and scores, or leave it out"
-            )
 
 
 def named_columns(pieces: Iterable[Piece]) -> set[str]:

@@ -5,13 +5,13 @@ Elsewhere they are of a grid: the table around then compares the last point of t
 at or before its cutoff in place of the cutoff.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from tp_flower.errors import QueryError
 from tp_flower.query.cutoffs import CUTOFF, CutoffGrid, Cutoffs, key_column
 from tp_flower.query.expressions import parse_expression
-from tp_flower.query.fragment import spell
+from tp_flower.query.fragment import Fragment, spell
 from tp_flower.query.lateral import Correlation
 from tp_flower.query.parsing import DerivedTable, Statement, Table
 from tp_flower.query.relations import Relation, Schema, bind_table, type_on_nulls
@@ -114,3 +114,18 @@ def _grid_of(
             f"a condition such as t < {cutoff} keeps the rows before it"
         )
     return replace(grid, type="DATE" if cutoff_type == "DATE" else "TIMESTAMP")
+
+
+def check_no_cutoffs(fragments: Iterable[Fragment]) -> None:
+    """Refuse noise on what a LATERAL sub-query yields.
+
+    A row of its table is in an answer for every later cutoff: how far all of them
+    together move with one row has no bound.
+    """
+    for fragment in fragments:
+        if fragment.subquery is not None and fragment.subquery.cutoffs is not None:
+            raise QueryError(
+                f"table {fragment.table!r}: a row of {fragment.name} is in its answers "
+                "for all later cutoffs, so that no epsilon holds: train without noise "
+                "on features and scores, or leave it out"
+            )

@@ -277,6 +277,16 @@ def test_a_site_refuses_what_no_epsilon_covers(monkeypatch):
         trained(one_site(shop()), SQL, method="admm", num_epochs=2, privacy=privacy)
 
 
+def test_a_site_refuses_noisy_labels_that_are_rows_before_a_cutoff():
+    """A row would be the label of all later cutoffs."""
+    sql = """SELECT w.amount AS label, o.online FROM orders o JOIN LATERAL (SELECT
+    amount FROM payments p WHERE p.customer = o.customer AND p.paid < o.day
+    ORDER BY p.paid DESC LIMIT 1) w ON TRUE"""
+    privacy = PrivacySettings(labels="laplace", label_epsilon=1.0, label_range="0, 100")
+    with pytest.raises(SiteError, match="so that no epsilon holds"):
+        trained(one_site(shop()), sql, privacy=privacy, task="regression")
+
+
 def test_a_policy_with_units_refuses_rows_before_a_cutoff(tmp_path):
     tables = shop()
     policy = 'privacy-unit = ["customer"]\nrows-per-unit = 100'
