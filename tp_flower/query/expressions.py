@@ -109,11 +109,18 @@ def parse_statements(sql: str) -> list[exp.Expr]:
     return [statement for statement in statements if statement is not None]
 
 
-def render(tree: exp.Expr, *, quote: bool = False) -> str:
-    """Return DuckDB SQL for ``tree``, with every identifier quoted on request."""
+def render(tree: exp.Expr, *, quote: bool = False, copy: bool = True) -> str:
+    """Return DuckDB SQL for ``tree``, with every identifier quoted on request.
+
+    Rendering may change the tree; without a ``copy`` of it, it is not to be used again.
+    """
     try:
         return tree.sql(
-            DIALECT, identify=quote, comments=False, unsupported_level=ErrorLevel.RAISE
+            DIALECT,
+            identify=quote,
+            comments=False,
+            unsupported_level=ErrorLevel.RAISE,
+            copy=copy,
         )
     except SqlglotError as error:
         raise QueryError(f"not expressible in DuckDB: {explain(error)}") from error

@@ -508,9 +508,16 @@ def _list_pieces(mapping: Callable[[Change], object]) -> list[Piece]:
 
 
 def _make_check(columns: Collection[str], where: str) -> Change:
-    return lambda piece: piece._replace(element=f"{where}: {piece.element}").check(
-        columns
+    names = tuple(columns)
+    return lambda piece: _checked(
+        piece._replace(element=f"{where}: {piece.element}"), names
     )
+
+
+@lru_cache(maxsize=4096)
+def _checked(piece: Piece, columns: tuple[str, ...]) -> str:
+    """Return a piece from the wire, rendered; a table's shards repeat the same ones."""
+    return piece.check(columns)
 
 
 def _check_names(features: Sequence[Feature], element: str) -> None:
@@ -551,7 +558,7 @@ def local_sql(tree: exp.Expr, columns: Collection[str], element: str) -> str:
             )
         column.set("table", None)
         column.set("this", exp.Identifier(this=spelling, quoted=True))
-    return expressions.render(tree, quote=True)
+    return expressions.render(tree, quote=True, copy=False)
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ import copy
 import functools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from operator import getitem, methodcaller
+from operator import methodcaller
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -295,8 +296,7 @@ def header(*path, value=GONE) -> Change:
     """
 
     def change(packet):
-        changed = copy.deepcopy(packet.header)
-        place = functools.reduce(getitem, path[:-1], changed)
+        changed, place = copied_along(packet.header, path[:-1])
         if value is GONE:
             del place[path[-1]]
         else:
@@ -307,12 +307,23 @@ def header(*path, value=GONE) -> Change:
     return change
 
 
+def copied_along(document: Any, path: Sequence[Any]) -> tuple[Any, Any]:
+    """Return a document that may be changed at a place, and the place."""
+    changed = place = copy.copy(document)
+    for step in path:
+        place[step] = copy.copy(place[step])
+        place = place[step]
+    return changed, place
+
+
 def propose_fragments(header: dict) -> None:
     """Let the proposal of a request for rows have the fragments that its parts have."""
     proposal = header.get("proposal")
     parts = header.get("parts")
     if not (isinstance(proposal, dict) and isinstance(proposal.get("parts"), dict)):
         return
+    proposed = {key: copy.copy(part) for key, part in proposal["parts"].items()}
+    header["proposal"] = proposal = {**proposal, "parts": proposed}
     for part in parts if isinstance(parts, list) else ():
         is_whole = isinstance(part, dict) and {"id", "fragment"} <= part.keys()
         proposed = proposal["parts"].get(str(part["id"])) if is_whole else None
