@@ -11,11 +11,15 @@ from tp_flower.reports.console import format_value, value_format
 
 METRIC_NAMES = {
     "auc": "AUC",
+    "deviance": "deviance",
+    "pinball": "pinball loss",
     "rmse": "RMSE",
     "mae": "MAE",
     "rms_distance": "RMS distance",
     "accuracy": "accuracy",
     "r2": "R²",
+    "d2": "D²",
+    "coverage": "share of labels up to the score",
     "log_loss": "log loss",
     "loss": "loss",
 }

@@ -18,6 +18,7 @@ from tp_flower.objectives import (
     MAX_CLASSES,
     Objective,
     Target,
+    family_named,
     fitting_families,
     make_objective,
     takes_numbers,
@@ -304,6 +305,8 @@ def choose_objective(
 def objective_of(target: Target, loss: str, settings: Settings) -> Objective:
     """Return an objective, corrected for the labels' noise if that is asked for."""
     name = fitting_loss(target.classes, loss)
+    if target.has_label and (why := family_named(name).refusal(target.numbers)):
+        raise QueryError(f"{why}: filter these rows in the query, or use another loss")
     is_corrected = settings.privacy.label_correction
     return make_objective(name, target, noise=target.noise if is_corrected else None)
 
@@ -312,7 +315,7 @@ def fitting_loss(classes: Sequence[str], loss: str) -> str:
     """Return the loss of labels in the clear; for "auto" the first that fits them."""
     count = len(classes)
     losses = fitting_families(count)
-    if loss not in (AUTO, *losses):
+    if loss != AUTO and count not in family_named(loss).class_counts:
         label = "of numbers"
         if count:
             label = f"with {count} classes"

@@ -275,7 +275,7 @@ class _Derivatives:
     def _derive(self, vectors: Vectors, _: AnyArray) -> tuple[Vectors, Iterable[float]]:
         part = self.objective.on(vectors)
         scores = vectors[SCORES] + vectors[_ADDED]
-        hessian = np.maximum(part.weigh(part.hessian(scores)), 0.0)
+        hessian = np.maximum(part.weigh(part.tree_hessian(scores)), 0.0)
         return {_GRADIENT: part.weigh(part.gradient(scores)), _HESSIAN: hessian}, ()
 
 

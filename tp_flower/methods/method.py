@@ -8,12 +8,36 @@ room adds to the settings.
 """
 
 import importlib
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tp_flower.objectives import Objective
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Update
+
+Family = type[Objective]
+
+
+def any_loss(_family: Family) -> bool:
+    """Return True: any family will do."""
+    return True
+
+
+def curved_loss(family: Family) -> bool:
+    """Return whether a family has second derivatives to measure steps by."""
+    return family.has_curvature
+
+
+def bounded_loss(family: Family) -> bool:
+    """Return whether a family's second derivatives have a bound that labels leave."""
+    return math.isfinite(family.max_curvature)
+
+
+def least_squares(family: Family) -> bool:
+    """Return whether squares decide: for classes they are those of indicators."""
+    return family.has_constant_hessian or 0 not in family.class_counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +80,7 @@ class Method:
         is_compared: whether `explain` compares its bytes with those of the strategy
             that "auto" would take.
         solvers: the server's solvers; empty if the sites train.
+        takes_loss: whether it trains by a family of objectives.
     """
 
     name: str
@@ -87,6 +112,7 @@ class Method:
     sampled_rows: int = 0
     is_compared: bool = False
     solvers: tuple[str, ...] = ()
+    takes_loss: Callable[[Family], bool] = any_loss
 
 
 METHODS: Final[dict[str, Method]] = {}

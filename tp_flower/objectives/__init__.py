@@ -7,8 +7,10 @@ from tp_flower.objectives.noise import ClassNoise, LabelNoise, NumberNoise
 from tp_flower.objectives.objective import Objective
 from tp_flower.objectives.registry import (
     FAMILIES,
+    family_named,
     family_of,
     fitting_families,
+    forms_of_losses,
     make_objective,
     names_of_losses,
     response_of,
@@ -31,8 +33,10 @@ __all__ = [
     "Objective",
     "Response",
     "Target",
+    "family_named",
     "family_of",
     "fitting_families",
+    "forms_of_losses",
     "make_objective",
     "names_of_losses",
     "no_better",

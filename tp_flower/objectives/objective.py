@@ -20,11 +20,12 @@ of the paper (Eq. 7) is ``prox`` at ``v = h + duals / rho``; its section 8 asks 
 closed or Newton forms used here in place of 100 gradient steps.
 """
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import ClassVar, Final, Self
+from functools import cache, cached_property
+from typing import ClassVar, Final, Self, TypeVar
 
 import numpy as np
 
@@ -37,6 +38,7 @@ TARGET: Final = "target"
 WEIGHTS: Final = "weights"
 PROX_TOLERANCE = 1e-9
 MAX_PROX_STEPS = 200
+ROOT_STEP = 1e-13  # relative: the last one of Newton's, which are quadratic
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +54,11 @@ class Objective(ABC):
         takes_label: whether there is a label; a clustering has none.
         has_constant_hessian: whether the Hessian is the same at all scores: then it
             need not be sent, and gradients tell sums of scores.
+        has_curvature: whether second derivatives tell how long steps may be.
+        max_curvature: a bound on the Hessian's largest eigenvalue; infinity for none.
         noise_kind: the noise on labels that it corrects for; None for none.
+        parameter: of a family that has one, such as the power of ``tweedie(1.5)``.
+        parameter_range: the open interval that it lies in; empty without a parameter.
         noise: the noise that it is corrected for, so that it is unbiased for the true
             labels.
     """
@@ -61,11 +67,26 @@ class Objective(ABC):
     class_counts: ClassVar[range]
     takes_label: ClassVar[bool] = True
     has_constant_hessian: ClassVar[bool] = False
+    has_curvature: ClassVar[bool] = True
+    max_curvature: ClassVar[float] = math.inf
     noise_kind: ClassVar[type | None] = None
+    parameter: ClassVar[float] = math.nan
+    parameter_range: ClassVar[tuple[float, ...]] = ()
 
     target: Target
     weights: FloatArray | None = None
     noise: LabelNoise | None = None
+
+    @classmethod
+    def of_parameter(cls, value: float) -> type[Self]:
+        """Return the family at another value of its parameter, named with it."""
+        return _with_parameter(cls, value)
+
+    @classmethod
+    def refusal(cls, labels: FloatArray) -> str:
+        """Return why it takes some labels (n,) neither to train nor to judge, or ""."""
+        del labels
+        return ""
 
     @classmethod
     @abstractmethod
@@ -92,13 +113,15 @@ class Objective(ABC):
         """Return the Hessian's diagonal in every row, without weights, (N, d_c)."""
         raise NotImplementedError
 
+    def tree_hessian(self, scores: FloatArray) -> FloatArray:
+        """Return the curvature by which leaves are measured, (N, d_c).
+
+        It is LightGBM's, where that is more careful than the Hessian.
+        """
+        return self.hessian(scores)
+
     def curvature(self, base: FloatArray) -> float:
         """Return the mean diagonal of the Hessian at a constant score."""
-        raise NotImplementedError
-
-    @property
-    def max_curvature(self) -> float:
-        """An upper bound of the Hessian's largest eigenvalue; infinity without one."""
         raise NotImplementedError
 
     def prox_block(
@@ -106,6 +129,16 @@ class Objective(ABC):
     ) -> FloatArray:
         """Return :meth:`prox` of rows that all fit into the cache."""
         raise NotImplementedError
+
+    def prox_gradient(
+        self, z: FloatArray, centre: FloatArray, rho: float
+    ) -> FloatArray:
+        """Return rho (v - z) at z = prox(v), which is the gradient there, (N, d_c).
+
+        It is computed as that, without the sum's rounding, where there is only one.
+        """
+        del centre, rho
+        return self.gradient(z)
 
     def gradient_scale(self, reach: float) -> float:
         """Return the size of the gradient's entries, at which noise is measured.
@@ -239,3 +272,45 @@ class Objective(ABC):
         if not (self.takes_label and self.target.has_label and len(self)):
             return {}
         return self.metrics(np.broadcast_to(base, (len(self), len(base))))
+
+
+def rising_root(
+    rise: Callable[[FloatArray], tuple[FloatArray, FloatArray]],
+    low: FloatArray,
+    high: FloatArray,
+    start: FloatArray,
+) -> FloatArray:
+    """Return where functions that rise are 0, between bounds, all of one shape.
+
+    ``rise`` returns their values and derivatives. Where a step of Newton's leaves the
+    bounds, or is more than half of the one before, their middle is next (Press et al.
+    2007, Numerical Recipes, section 9.4).
+    """
+    z = start
+    last = high - low
+    for _ in range(MAX_PROX_STEPS):
+        value, derivative = rise(z)
+        low = np.where(value <= 0.0, z, low)
+        high = np.where(value >= 0.0, z, high)
+        step = -value / derivative
+        is_outside = (z + step < low) | (z + step > high)
+        is_slow = 2.0 * np.abs(step) > last
+        # the last steps are rounding, which may be on either side
+        is_last = np.abs(step) <= ROOT_STEP * np.maximum(1.0, np.abs(z))
+        is_halved = (is_outside | is_slow) & ~is_last
+        step = np.where(is_halved, 0.5 * (low + high) - z, step)
+        z = z + step
+        if is_last.all():
+            break
+        last = np.abs(step)
+    return z
+
+
+_Family = TypeVar("_Family", bound=Objective)
+
+
+@cache
+def _with_parameter(family: type[_Family], value: float) -> type[_Family]:
+    """Return a family at a value of its parameter; the same one for the same value."""
+    members = {"name": f"{family.name}({value:.15g})", "parameter": value}
+    return type(family.__name__, (family,), members)

@@ -3,14 +3,18 @@
 A subclass of :class:`Objective` in a file of its own makes a family, with a line here.
 """
 
+import math
+import re
 from typing import Final
 
 from tp_flower.arrays import FloatArray
 from tp_flower.objectives.kmeans import KMeans
+from tp_flower.objectives.log_link import Gamma, NegativeBinomial, Poisson, Tweedie
 from tp_flower.objectives.logistic import Logistic
 from tp_flower.objectives.noise import LabelNoise
 from tp_flower.objectives.objective import Objective
 from tp_flower.objectives.response import Response
+from tp_flower.objectives.robust import Huber, Quantile
 from tp_flower.objectives.softmax import Softmax
 from tp_flower.objectives.squared import Squared
 from tp_flower.objectives.target import Target
@@ -19,30 +23,82 @@ FAMILIES: Final[dict[str, type[Objective]]] = {
     Squared.name: Squared,
     Logistic.name: Logistic,
     Softmax.name: Softmax,
+    Poisson.name: Poisson,
+    Gamma.name: Gamma,
+    Tweedie.name: Tweedie,
+    NegativeBinomial.name: NegativeBinomial,
+    Quantile.name: Quantile,
+    Huber.name: Huber,
     KMeans.name: KMeans,
 }
 """By name. "auto" is the first of labels whose classes fit."""
+_NAME: Final = re.compile(r"(?P<family>[a-z-]+)(\((?P<parameter>[0-9.e+-]{1,25})\))?")
 
 
 def names_of_losses() -> tuple[str, ...]:
     """Return the names that the setting `loss` takes: those of families with labels.
 
-    >>> names_of_losses()
+    >>> names_of_losses()[:3]
     ('squared', 'logistic', 'softmax')
     """
     return tuple(name for name, kind in FAMILIES.items() if kind.takes_label)
 
 
+def forms_of_losses() -> tuple[str, ...]:
+    """Return what the setting `loss` takes, as "name" or "name(parameter)".
+
+    >>> [form for form in forms_of_losses() if "(" in form]
+    ['tweedie(1.5)', 'negative-binomial(1)', 'quantile(0.5)', 'huber(1)']
+    """
+    return tuple(
+        FAMILIES[name].of_parameter(FAMILIES[name].parameter).name
+        if FAMILIES[name].parameter_range
+        else name
+        for name in names_of_losses()
+    )
+
+
+def family_named(name: str) -> type[Objective]:
+    """Return the family of a name, at the parameter that it may have in parentheses.
+
+    >>> family_named("quantile(0.9)").parameter
+    0.9
+
+    Raises:
+        ValueError: there is none, or its parameter is another one.
+    """
+    match = _NAME.fullmatch(name)
+    if not (match and match["family"] in FAMILIES):
+        raise ValueError(f"{name!r} is not one of {', '.join(forms_of_losses())}")
+    family = FAMILIES[match["family"]]
+    if match["parameter"] is None:
+        return family
+    if not family.parameter_range:
+        raise ValueError(f"{name!r}: {family.name!r} has no parameter")
+    low, high = family.parameter_range
+    try:
+        value = float(match["parameter"])
+    except ValueError:
+        value = math.nan
+    if not low < value < high:
+        bound = f" and below {high:g}" if math.isfinite(high) else ""
+        raise ValueError(
+            f"{name!r}: the parameter of {family.name!r} is a number above {low:g}"
+            f"{bound}"
+        )
+    return family.of_parameter(value)
+
+
 def takes_numbers(name: str) -> bool:
     """Return whether a family's labels are numbers, not classes."""
-    return 0 in FAMILIES[name].class_counts
+    return 0 in family_named(name).class_counts
 
 
 def fitting_families(classes: int) -> list[str]:
     """Return the families of labels with so many classes, 0 for numbers.
 
-    >>> fitting_families(2), fitting_families(0)
-    (['logistic', 'softmax'], ['squared'])
+    >>> fitting_families(2), fitting_families(0)[:2]
+    (['logistic', 'softmax'], ['squared', 'poisson'])
     """
     losses = names_of_losses()
     return [name for name in losses if classes in FAMILIES[name].class_counts]
@@ -54,8 +110,8 @@ def family_of(name: str, classes: int) -> type[Objective]:
     Raises:
         ValueError: there is none of that name, or it is for other labels.
     """
-    objective = FAMILIES.get(name)
-    if objective is None or classes not in objective.class_counts:
+    objective = family_named(name)
+    if classes not in objective.class_counts:
         raise ValueError(f"loss {name!r} with {classes} classes")
     return objective
 

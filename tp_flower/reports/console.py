@@ -9,7 +9,10 @@ from rich.text import Text
 
 from tp_flower.reports.records import Metrics, RoundReport, sum_by_table
 
-TESTED = ("loss", "auc", "accuracy", "rmse", "r2", "rms_distance")
+TESTED = (
+    *("loss", "auc", "accuracy", "rmse", "r2", "deviance", "d2", "pinball"),
+    "rms_distance",
+)
 """Test metrics that the line of an epoch shows."""
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Self, TypeVar
 from tp_flower.features.choice import KEY_PREFIX, entry_of_key
 from tp_flower.learning.models.local_model import LINEAR
 from tp_flower.methods.method import METHODS, Method
-from tp_flower.objectives import names_of_losses, takes_numbers
+from tp_flower.objectives import family_named, names_of_losses, takes_numbers
 from tp_flower.protocol.fields import MASKED, NOISY_STATISTICS
 from tp_flower.settings import declare, run, training
 from tp_flower.settings.privacy import PRIVACY_SETTINGS, PrivacySettings
@@ -441,16 +441,40 @@ def _conflicts_of_models(values: Settings) -> Iterator[str]:
     """Refuse a loss that does not fit the task, and a union of another method."""
     has_numbers = values.task == run.REGRESSION
     losses = [n for n in names_of_losses() if takes_numbers(n) == has_numbers]
-    if declare.AUTO not in (values.task, values.loss) and values.loss not in losses:
+    is_given = declare.AUTO not in (values.task, values.loss)
+    if is_given and takes_numbers(values.loss) != has_numbers:
         yield (
             f"loss: {values.loss!r} does not fit task {values.task!r}: use "
             f"{', '.join((declare.AUTO, *losses))}"
         )
+    if values.loss != declare.AUTO:
+        yield from _conflicts_of_loss(values)
     choices = (declare.AUTO, *values.method.unions)
     if len(choices) > 1 and values.lou not in choices:
         yield (
             f"lou: {values.lou!r} does not go with strategy {values.method_name!r}: "
             f"use {', '.join(choices)}"
+        )
+
+
+def _conflicts_of_loss(values: Settings) -> Iterator[str]:
+    """Refuse a loss that the method cannot train by, or does not correct for noise."""
+    family = family_named(values.loss)
+    able = [name for name, method in METHODS.items() if method.takes_loss(family)]
+    if not values.method.takes_loss(family):
+        yield (
+            f"loss: strategy {values.method_name!r} does not train by {family.name!r}; "
+            f"{', '.join(able)} do"
+        )
+    if values.privacy.covers_labels and family.noise_kind is None:
+        known = [
+            name
+            for name in names_of_losses()
+            if family_named(name).noise_kind is not None
+        ]
+        yield (
+            f"privacy.labels: loss {family.name!r} is not corrected for noise on "
+            f"labels; {', '.join(known)} are"
         )
 
 

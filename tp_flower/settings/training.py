@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from tp_flower.arrays import FEWEST_BINS, MOST_BINS
 from tp_flower.learning.models.local_model import LINEAR, MOST_LAYERS
 from tp_flower.methods.method import METHODS
-from tp_flower.objectives import names_of_losses
+from tp_flower.objectives import family_named, forms_of_losses
 from tp_flower.protocol.training_messages import MOST_FACTORS, MOST_SAMPLED
 from tp_flower.settings.declare import (
     AUTO,
@@ -83,7 +83,7 @@ class LocalSettings:
 
 MLP: Final = "mlp"
 
-_LOSSES: Final = ", ".join(f'"{name}"' for name in names_of_losses())
+_LOSSES: Final = ", ".join(f'"{name}"' for name in (AUTO, *forms_of_losses()))
 _FACTORY: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _MODEL_FORMS: Final = '"linear", "mlp" or "package.module:factory"'
 
@@ -92,6 +92,11 @@ def _model(model: object) -> str:
     if isinstance(model, str) and (model in (LINEAR, MLP) or _FACTORY.fullmatch(model)):
         return model
     raise ValueError(f"{model!r} is not a model: it must be {_MODEL_FORMS}")
+
+
+def _loss(name: str) -> str:
+    """Return the name of a loss, or ValueError."""
+    return name if name == AUTO else family_named(name).name
 
 
 def _models(value: object) -> tuple[tuple[str, str], ...]:
@@ -218,8 +223,9 @@ class ModelSettings:
     )
     loss: str = setting(
         AUTO,
-        f'{_LOSSES}, or "auto": from the task and the number of classes.',
-        OneOf((AUTO,), names_of_losses),
+        'The loss of a label, some with a parameter. "auto": from the task and the '
+        "number of classes.",
+        Form(_LOSSES, _loss),
     )
     effects: str = setting(
         AUTO,

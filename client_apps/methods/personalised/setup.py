@@ -39,6 +39,7 @@ from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.features.sparse import dense
 from tp_flower.learning.models.local_model import LinearModel, ModelSpec, host_features
 from tp_flower.learning.solvers import descend
+from tp_flower.methods.method import bounded_loss
 from tp_flower.methods.personalised import PERSONALISED, sites
 from tp_flower.methods.personalised.messages import (
     BY_DATA,
@@ -166,7 +167,9 @@ def _start(
     encoder = fitted_encoder(site, number, body.encoder)
     spec = parse(body.model, "model", partial(msgspec.convert, type=ModelSpec))
     check_model(source, spec, encoder.encoder.width)
-    parse(len(request.classes), "classes", partial(family_of, request.loss))
+    family = parse(len(request.classes), "classes", partial(family_of, request.loss))
+    if not bounded_loss(family):
+        raise MessageError(f"'loss' {family.name} has no bound that steps are short by")
     classes = tuple(map(str, request.classes))
     outputs = response_of(request.loss, classes, "text").outputs
     if spec.outputs != outputs:

@@ -112,6 +112,9 @@ PRIVATE_BATCHES_PER_EPOCH = 20
 batch is the smaller beside its gradient the more rows the batch has."""
 
 MOMENTUM: Final = 0.9
+NEAR_BASE: Final = 4.0
+"""Times the curvature at the base score, where no bound is known: an exponential's, of
+scores up to 1.4 away."""
 NOISE_MARGIN = 4.0  # automatic learning rate: safety margin for steps on few rows
 
 
@@ -142,7 +145,10 @@ def safe_rate(problem: TrainingProblem, batch_rows: float) -> float:
         effective_share = effective_rows(weights) / len(weights)
     averaged = batch_rows * (1.0 - MOMENTUM) * effective_share
     bound = largest + NOISE_MARGIN * trace / averaged
-    return 1.0 / (scale**2 * (problem.objective.max_curvature * bound + problem.l2))
+    curvature = problem.objective.max_curvature
+    if math.isinf(curvature):
+        curvature = NEAR_BASE * problem.objective.curvature(problem.base_score)
+    return 1.0 / (scale**2 * (curvature * bound + problem.l2))
 
 
 def damped_rates(

@@ -181,7 +181,7 @@ def test_predicted_classes_have_the_type_of_the_label(kind, classes, values):
     assert str(predicted.to_pylist()) == str(values)
 
 
-@pytest.mark.parametrize("loss", ["squared ", "logistic", "kmeans"])
+@pytest.mark.parametrize("loss", ["softmax", "logistic", "kmeans"])
 def test_outputs_fit_their_classes(loss):
     with pytest.raises(ValueError, match="with 0 classes"):
         response_of(loss, (), "number")

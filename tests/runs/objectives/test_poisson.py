@@ -28,7 +28,7 @@ METHODS = {
 }
 HOW = {
     "task": "regression",
-    "loss": "poisson",
+    "loss": "toy-poisson",
     "test_fraction": 0.0,
     "validation_fraction": 0.0,
 }
@@ -37,7 +37,7 @@ HOW = {
 class Poisson(Objective):
     """exp(h) - y h of counts y."""
 
-    name = "poisson"
+    name = "toy-poisson"
     class_counts = range(1)
     max_curvature = float("inf")
 
@@ -161,7 +161,7 @@ def test_it_trains_predicts_and_is_reported(method, tmp_path):
     assert set(report.final_train) == {"loss", "deviance", "mae"}
     baseline = report.outcomes["baseline"]["train"]
     assert baseline["deviance"] > report.final_train["deviance"]
-    assert model.manifest.loss == "poisson"
+    assert model.manifest.loss == "toy-poisson"
     table = model.table(sites)
     order = np.argsort(table["row"].to_numpy()) if "row" in table.column_names else None
     rows = table["prediction"].to_numpy()
@@ -176,4 +176,4 @@ def test_it_is_explained():
     sites = federated.one_per_site(federated.whole(frames()))
     how = {**HOW, "mode": "explain", "strategy": "boost"}
     explained = federated.train(sites, SQL, Explain, **how)
-    assert explained.explanation["loss"] == "poisson"
+    assert explained.explanation["loss"] == "toy-poisson"

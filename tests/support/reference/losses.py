@@ -8,6 +8,25 @@ import numpy as np
 from scipy.optimize import minimize
 
 Wide = np.longdouble
+VARIANCES = {
+    "poisson": lambda mu: mu,
+    "gamma": lambda mu: mu**2,
+    "tweedie": lambda mu: mu**1.5,
+    "negative-binomial": lambda mu: mu + mu**2,
+}
+
+
+def half_deviance(name: str, y, mu) -> float:
+    """Return half the deviance of a label and a mean, as textbooks write it."""
+    y = Wide(y)
+    own = y * np.log(y / mu) if y else Wide(0)
+    if name == "poisson":
+        return own - y + mu
+    if name == "gamma":
+        return y / mu - 1 - np.log(y / mu)
+    if name == "tweedie":
+        return -4 * np.sqrt(y) + 2 * y / np.sqrt(mu) + 2 * np.sqrt(mu)
+    return own - (y + 1) * np.log((1 + y) / (1 + mu))
 
 
 def row_value(name: str, scores, label) -> float:
@@ -18,6 +37,14 @@ def row_value(name: str, scores, label) -> float:
     if name == "logistic":
         # two classes with scores (0, h)
         return row_value("softmax", [0.0, scores[0]], label)
+    if name in VARIANCES:
+        return half_deviance(name, label, np.exp(np.clip(scores[0], -300, 300)))
+    residual = scores[0] - Wide(label)
+    if name == "quantile":
+        return max(-residual / 2, residual / 2)
+    if name == "huber":
+        size = abs(residual)
+        return size**2 / 2 if size <= 1 else size - Wide(1) / 2
     assert name == "softmax", f"write down what {name!r} is of one row"
     top = scores.max()
     total = Wide(0)
@@ -33,6 +60,13 @@ def row_gradient(name: str, scores, label) -> np.ndarray:
         return scores - Wide(label)
     if name == "logistic":
         return row_gradient("softmax", [0.0, scores[0]], label)[1:]
+    if name in VARIANCES:
+        mu = np.exp(np.clip(scores, -300, 300))
+        return (mu - Wide(label)) * mu / VARIANCES[name](mu)
+    if name == "quantile":
+        return np.sign(scores - Wide(label)) / 2
+    if name == "huber":
+        return np.clip(scores - Wide(label), -1, 1)
     assert name == "softmax", f"write down the gradient of {name!r} of one row"
     rates = np.exp(scores - scores.max())
     rates /= rates.sum()

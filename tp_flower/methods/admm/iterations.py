@@ -6,7 +6,7 @@ One epoch, with kappa = c * rho (Boyd et al. 2011, section 7.3; paper Eq. 7, 8, 
 
     h~       = alpha h + (1 - alpha) z                  over-relaxation, alpha in [1, 2)
     z        = prox(h~ + duals / rho)
-    duals   += rho (h~ - z)                             == grad loss(z), exactly
+    duals   += rho (h~ - z)                             == grad loss(z)
     v        = duals + rho (h - z)
     step_i   = -seg_i(v) / (kappa G_i)                  sent to the sites of table i
     target_i = h_i + step_i                             at the sites
@@ -86,8 +86,7 @@ def admm_step(
         centre = vectors["duals"] / rho
         centre += relaxed
         z = part.prox(centre, rho, start=old_z)
-        # duals + rho (h~ - z) in exact arithmetic, without the sum's rounding
-        duals = part.gradient(z)
+        duals = part.prox_gradient(z, centre, rho)
         message = h - z
         message *= rho
         message += duals

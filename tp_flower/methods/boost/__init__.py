@@ -19,7 +19,7 @@ from tp_flower.methods.boost.messages import (
     TRAIN_REGIONS,
     TREES,
 )
-from tp_flower.methods.method import Method
+from tp_flower.methods.method import Method, curved_loss
 
 BOOST: Final = Method(
     name="boost",
@@ -36,6 +36,7 @@ BOOST: Final = Method(
     takes_codes=True,
     starts_from="boost_from",
     plans_noise=False,
+    takes_loss=curved_loss,
 )
 
 

@@ -55,7 +55,7 @@ class Boosting:
             scores = vectors["scores"]
             derivatives = {"gradient": part.weigh(part.gradient(scores))}
             if not is_constant:
-                hessian = part.weigh(part.hessian(scores))
+                hessian = part.weigh(part.tree_hessian(scores))
                 derivatives["hessian"] = np.maximum(hessian, LEAST_HESSIAN)
             return derivatives, ()
 

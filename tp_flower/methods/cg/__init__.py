@@ -4,7 +4,7 @@ from typing import Final
 
 from tp_flower.learning.models.local_model import LINEAR
 from tp_flower.methods.cg.messages import TRAIN_DESCENT, TRAIN_DIRECTION
-from tp_flower.methods.method import Method
+from tp_flower.methods.method import Method, curved_loss
 from tp_flower.protocol.training_messages import Update
 
 CG: Final = Method(
@@ -16,4 +16,5 @@ CG: Final = Method(
     updates=(Update.GRAM,),
     only_model=LINEAR,
     plans_noise=False,
+    takes_loss=curved_loss,
 )

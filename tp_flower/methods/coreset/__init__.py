@@ -10,7 +10,7 @@ from tp_flower.methods.coreset.messages import (
     TRAIN_ROWS,
     TRAIN_WEIGH,
 )
-from tp_flower.methods.method import Method
+from tp_flower.methods.method import Method, least_squares
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Update
 
@@ -22,6 +22,7 @@ RIDGE: Final = Method(
     rules="tp_flower.methods.coreset.settings:RIDGE_RULES",
     updates=(Update.GIVEN,),
     sends_a_row_once=False,
+    takes_loss=least_squares,
     sampled_rows=2000,
     solvers=("exact", "saga"),
 )

@@ -3,7 +3,7 @@
 from typing import Final
 
 from tp_flower.learning.models.local_model import LINEAR
-from tp_flower.methods.method import Method
+from tp_flower.methods.method import Method, least_squares
 from tp_flower.methods.moments.messages import TRAIN_MOMENTS, TRAIN_SOLUTION
 from tp_flower.protocol.training_messages import Update
 
@@ -20,6 +20,7 @@ MOMENTS: Final = Method(
     sends_scores=False,
     keeps_labels=True,
     is_compared=True,
+    takes_loss=least_squares,
     pads_sums=True,
     tells="the second moments of the joined rows: for each two columns of the tables, "
     "the label among them, the sum of their products; nothing of a row",

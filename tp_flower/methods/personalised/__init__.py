@@ -7,7 +7,7 @@ corrects.
 
 from typing import Final
 
-from tp_flower.methods.method import Method
+from tp_flower.methods.method import Method, bounded_loss
 from tp_flower.methods.personalised.messages import (
     TRAIN_PERSONAL,
     TRAIN_PERSONALISE,
@@ -24,4 +24,5 @@ PERSONALISED: Final = Method(
     is_prepared=False,
     sends_scores=False,
     keeps_labels=True,
+    takes_loss=bounded_loss,
 )

@@ -3,7 +3,6 @@
 from typing import Annotated, Final
 
 from tp_flower.arrays import AnyArray
-from tp_flower.objectives import names_of_losses
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Body, Discloses, PartBody, Reply, Request
 from tp_flower.protocol.messages import declare_action
@@ -45,7 +44,7 @@ class PersonaliseRequest(Request, frozen=True, kw_only=True):
         graph_epsilon: epsilon of the noise on that data; 0 for no noise.
     """
 
-    loss: Annotated[str, f.one_of(*names_of_losses())]
+    loss: f.Name
     classes: list[str | f.Finite]
     graph: Annotated[str, f.one_of(*SUMMARIES, "none")]
     graph_epsilon: Annotated[float, f.between(0, 1e6)]

@@ -1,0 +1,282 @@
+"""Families whose mean is the exponential of the score: counts, costs, claims.
+
+With mu = exp(h), and a variance that grows with the mean as V(mu),
+
+    loss(h; y) = 1/2 deviance(y, mu) = integral from mu to y of (y - t) / V(t) dt
+    gradient   = (mu - y) mu / V(mu)
+
+whose least is 0, at mu = y (McCullagh and Nelder 1989, "Generalized Linear Models",
+sections 2.3 and 9.2). It is convex in h for each of the four:
+
+    poisson            V = mu                y >= 0
+    gamma              V = mu^2              y > 0
+    tweedie            V = mu^p              y >= 0, 1 < p < 2
+    negative-binomial  V = mu + a mu^2       y >= 0
+
+The names, and the derivatives, are those of LightGBM's objectives and R's families.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import numpy as np
+
+from tp_flower.arrays import FloatArray, mean
+from tp_flower.objectives.objective import Objective, rising_root
+from tp_flower.objectives.response import NumberResponse
+
+FARTHEST: Final = 300.0
+"""Scores beyond it are taken for it, so that no exponential overflows."""
+TREE_STEP: Final = 0.7
+"""By how much LightGBM foresees that a leaf may raise a score (`max_delta_step`)."""
+LEAST_LABEL: Final = np.finfo(float).tiny
+
+
+def exponential(scores: FloatArray) -> FloatArray:
+    """Return exp(h), finite and above 0, of the same shape."""
+    mu: FloatArray = np.exp(np.clip(scores, -FARTHEST, FARTHEST))
+    return mu
+
+
+@dataclass(frozen=True)
+class MeanResponse(NumberResponse):
+    """A mean, whose model is measured by its deviance."""
+
+    headline: ClassVar[str] = "deviance"
+
+
+class LogLink(Objective):
+    """Half the deviance of labels whose mean is exp(h)."""
+
+    class_counts = range(1)
+    least_label: ClassVar[float] = 0.0
+    """The least label that it takes."""
+
+    @classmethod
+    def make_response(cls, classes: tuple[str, ...], kind: str) -> MeanResponse:
+        """Return the exponential of the score."""
+        return MeanResponse(cls.name, 1, classes, kind, inverse_link=exponential)
+
+    @classmethod
+    def refusal(cls, labels: FloatArray) -> str:
+        """Return why it cannot train on some labels (n,), or ""."""
+        least = float(labels.min(initial=np.inf))
+        if least >= cls.least_label:
+            return ""
+        needed = "numbers above 0" if cls.least_label else "numbers of 0 and more"
+        return f"loss {cls.name!r} is for {needed}, and the label has {least:g}"
+
+    @property
+    def growth(self) -> float:
+        """k, where mu^2 / V(mu) is mu^k, or less."""
+        return 1.0
+
+    @abstractmethod
+    def variance(self, mu: FloatArray) -> FloatArray:
+        """Return V(mu), of the same shape."""
+
+    @abstractmethod
+    def deviance(self, mu: FloatArray) -> FloatArray:
+        """Return the deviance of every row's mean, (N,)."""
+
+    def base_scores(self) -> FloatArray:
+        """Return the logarithm of the mean label."""
+        rate = float(mean(self.target.numbers, self.weights))
+        return np.log([max(rate, LEAST_LABEL)])
+
+    def row_values(self, scores: FloatArray) -> FloatArray:
+        """Return half of the deviance."""
+        return 0.5 * self.deviance(exponential(scores[:, 0]))
+
+    def gradient(self, scores: FloatArray) -> FloatArray:
+        """Return (mu - y) mu / V(mu)."""
+        mu = exponential(scores)
+        return (mu - self.target.columns) * (mu / self.variance(mu))
+
+    def curvature(self, base: FloatArray) -> float:
+        """Return mu^2 / V(mu), which labels of that mean have on average."""
+        mu = exponential(base)
+        return float((mu * mu / self.variance(mu))[0])
+
+    def prox_block(
+        self, centre: FloatArray, rho: float, start: FloatArray
+    ) -> FloatArray:
+        """Return the root of g(z) + rho (z - v), by Newton's steps within bounds.
+
+        It is between v and where mu = y. Where y is 0, it is above v - g(v) / rho, and
+        above z = v - 1 or less with g(z) = mu^2 / V(mu) <= rho.
+        """
+        y = self.target.columns
+        level = np.log(np.where(y > 0.0, y, 1.0))
+        empty = np.minimum(centre - 1.0, np.log(rho) / self.growth)
+        empty = np.maximum(empty, centre - self.gradient(centre) / rho)
+        end = np.where(y > 0.0, level, empty)
+
+        def slope(z: FloatArray) -> tuple[FloatArray, FloatArray]:
+            return self.gradient(z) + rho * (z - centre), self.hessian(z) + rho
+
+        low = np.minimum(centre, end)
+        high = np.maximum(centre, end)
+        return rising_root(slope, low, high, np.clip(start, low, high))
+
+    def gradient_scale(self, reach: float) -> float:
+        """Return so many deviations of the labels, as derivatives at their mean."""
+        if not self.target.has_label:
+            return reach
+        mu = exponential(self.base_score)
+        scale = self.target.numbers.std() * (mu / self.variance(mu))[0]
+        return float(scale) * reach or reach
+
+    def measure(self, scores: FloatArray, value: float) -> dict[str, float]:
+        """Return the mean deviance, its share that is explained, D2, and the MAE."""
+        y = self.target.numbers
+        mu = exponential(scores[:, 0])
+        rate = max(float(mean(y, self.weights)), LEAST_LABEL)
+        constant = float(mean(self.deviance(np.full(len(y), rate)), self.weights))
+        return {
+            "deviance": 2.0 * value,
+            "d2": 1.0 - 2.0 * value / constant if constant else 0.0,
+            "mae": float(mean(np.abs(mu - y), self.weights)),
+        }
+
+
+def _log_ratio(y: FloatArray, mu: FloatArray) -> FloatArray:
+    """Return y log(y / mu), 0 where y is 0."""
+    ratio: FloatArray = y * np.log(np.where(y > 0.0, y, mu) / mu)
+    return ratio
+
+
+class Poisson(LogLink):
+    """mu - y h + y log y - y of counts, or of rates with their exposures as weights.
+
+    >>> from tp_flower.objectives import Target
+    >>> Poisson(Target.of(np.array([2.0]))).gradient(np.array([[0.0]])).tolist()
+    [[-1.0]]
+    """
+
+    name = "poisson"
+
+    def variance(self, mu: FloatArray) -> FloatArray:
+        """Return mu."""
+        return mu
+
+    def deviance(self, mu: FloatArray) -> FloatArray:
+        """Return 2 (y log(y / mu) - y + mu)."""
+        y = self.target.numbers
+        return 2.0 * (_log_ratio(y, mu) - y + mu)
+
+    def gradient(self, scores: FloatArray) -> FloatArray:
+        """Return mu - y."""
+        return exponential(scores) - self.target.columns
+
+    def hessian(self, scores: FloatArray) -> FloatArray:
+        """Return mu."""
+        return exponential(scores)
+
+    def tree_hessian(self, scores: FloatArray) -> FloatArray:
+        """Return exp(h + 0.7), as LightGBM's: a leaf steps less far where it rises."""
+        return exponential(scores + TREE_STEP)
+
+
+class Gamma(LogLink):
+    """y / mu + h - log y - 1 of costs and durations, whose deviation is as their mean.
+
+    >>> from tp_flower.objectives import Target
+    >>> Gamma(Target.of(np.array([2.0]))).gradient(np.array([[0.0]])).tolist()
+    [[-1.0]]
+    """
+
+    name = "gamma"
+    least_label = LEAST_LABEL
+
+    def variance(self, mu: FloatArray) -> FloatArray:
+        """Return mu^2."""
+        return mu * mu
+
+    def deviance(self, mu: FloatArray) -> FloatArray:
+        """Return 2 (y / mu - 1 - log(y / mu))."""
+        ratio = self.target.numbers / mu
+        return 2.0 * (ratio - 1.0 - np.log(ratio))
+
+    def gradient(self, scores: FloatArray) -> FloatArray:
+        """Return 1 - y / mu."""
+        return 1.0 - self.target.columns / exponential(scores)
+
+    def hessian(self, scores: FloatArray) -> FloatArray:
+        """Return y / mu."""
+        return self.target.columns / exponential(scores)
+
+
+class Tweedie(LogLink):
+    """Half the deviance of amounts that are often 0, of power p from 1 to 2.
+
+    >>> from tp_flower.objectives import Target
+    >>> objective = Tweedie.of_parameter(1.7)(Target.of(np.array([0.0])))
+    >>> objective.name, objective.hessian(np.array([[0.0]])).round(3).tolist()
+    ('tweedie(1.7)', [[0.3]])
+    """
+
+    name = "tweedie"
+    parameter = 1.5
+    parameter_range = (1.0, 2.0)
+
+    @property
+    def growth(self) -> float:
+        """2 - p."""
+        return 2.0 - self.parameter
+
+    def variance(self, mu: FloatArray) -> FloatArray:
+        """Return mu^p."""
+        power: FloatArray = mu**self.parameter
+        return power
+
+    def deviance(self, mu: FloatArray) -> FloatArray:
+        """Return 2 (y^b / (a b) - y mu^a / a + mu^b / b), a = 1 - p and b = 2 - p."""
+        y = self.target.numbers
+        a = 1.0 - self.parameter
+        b = 2.0 - self.parameter
+        values = 2.0 * (y**b / (a * b) - y * mu**a / a + mu**b / b)
+        return np.maximum(values, 0.0)
+
+    def hessian(self, scores: FloatArray) -> FloatArray:
+        """Return (2 - p) mu^(2-p) + (p - 1) y mu^(1-p)."""
+        p = self.parameter
+        mu = exponential(scores)
+        values: FloatArray = (2.0 - p) * mu ** (2.0 - p)
+        values += (p - 1.0) * self.target.columns * mu ** (1.0 - p)
+        return values
+
+
+class NegativeBinomial(LogLink):
+    """Half the deviance of counts of variance mu + a mu^2, with the dispersion a.
+
+    >>> from tp_flower.objectives import Target
+    >>> objective = NegativeBinomial.of_parameter(1.0)(Target.of(np.array([3.0])))
+    >>> objective.gradient(np.array([[0.0]])).tolist()
+    [[-1.0]]
+    """
+
+    name = "negative-binomial"
+    parameter = 1.0
+    parameter_range = (0.0, float("inf"))
+
+    def variance(self, mu: FloatArray) -> FloatArray:
+        """Return mu + a mu^2."""
+        return mu + self.parameter * mu * mu
+
+    def deviance(self, mu: FloatArray) -> FloatArray:
+        """Return 2 (y log(y / mu) - (y + 1/a) log((1 + a y) / (1 + a mu)))."""
+        y = self.target.numbers
+        a = self.parameter
+        spread = (y + 1.0 / a) * (np.log1p(a * y) - np.log1p(a * mu))
+        values: FloatArray = np.maximum(2.0 * (_log_ratio(y, mu) - spread), 0.0)
+        return values
+
+    def hessian(self, scores: FloatArray) -> FloatArray:
+        """Return (1 + a y) mu / (1 + a mu)^2."""
+        a = self.parameter
+        y = self.target.columns
+        mu = exponential(scores)
+        shrunk: FloatArray = mu / (1.0 + a * mu) ** 2
+        return shrunk * (1.0 + a * y)
