@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from tests.support.joined import engine_rows, joined_rows, result_names, run
 from tests.support.reference.joins import engine_of
+from tp_flower.errors import MappingError
 from tp_flower.extraction import select_plan
-from tp_flower.extraction.extract import extract
 from tp_flower.query import BoundQuery, Query
 from tp_flower.sources.shards import ShardSource, load_tables, register_frames, release
 
@@ -143,9 +143,11 @@ def site_rows(bound: BoundQuery, frame: pd.DataFrame) -> Counter:
     token = register_frames({"t": frame}, site="here")
     try:
         (source,) = load_tables(f"memory:{token}")
-        if not extract(source, bound.fragments[0]).rows:
-            return Counter()
         return joined_rows(bound, {"t": [source]})
+    except MappingError as error:
+        if "the join has no rows" not in str(error):
+            raise
+        return Counter()
     finally:
         release(token)
 
