@@ -11,7 +11,12 @@ from client_apps.handlers.setup import key_guarantee, read_part
 from client_apps.privacy import guard, ledger_entries
 from client_apps.privacy.keys import take_secrets
 from client_apps.privacy.ledger_entries import note
-from client_apps.privacy.proposal_checks import agree, check_begins, check_proposal
+from client_apps.privacy.proposal_checks import (
+    agree,
+    check_begins,
+    check_extract,
+    check_proposal,
+)
 from client_apps.privacy.sealed_pairs import seal_pairs
 from client_apps.rounds.site import EXTRACTED, REQUEST, Site
 from tp_flower.arrays import AnyArray
@@ -38,7 +43,8 @@ def seal_cutoffs(site: Site, request: CutoffsRequest) -> CutoffsReply:
     check_begins(site, Action.CUTOFFS)
     agree("cutoffs", [], [n for body in request.parts.values() for n in body.cutoffs])
     taken = _taken(site, request.parts)
-    for number, body in request.parts.items():
+    for number, body in site.each(request.parts):
+        check_extract(site, number, body)
         site.bind(number, body.shard, site.terms.fragments[number])
     # before any is told: it is two answers in which rows may differ
     guard.check_selections(site, request.parts)

@@ -152,6 +152,22 @@ def test_a_site_is_sent_the_pairs_that_its_parts_take(tmp_path, change):
     refused(sites_of(tmp_path), match, change, "query.extract", node=BANK)
 
 
+def test_who_seals_is_sent_no_pairs(tmp_path):
+    def change(seen):
+        seen.arrays[0, "cutoffs/0-0-1"] = np.zeros(9, np.uint8)
+
+    match = r"'cutoffs': the run was proposed with \[\], and the request says"
+    assert nothing_left(refused(sites_of(tmp_path), match, change, "query.cutoffs"))
+
+
+def test_a_site_seals_cutoffs_of_the_fragment_that_is_proposed(tmp_path):
+    def change(seen):
+        seen.header["parts"][0]["fragment"]["filters"] = ['"y" > 0']
+
+    match = "'fragment': the run was proposed with"
+    assert nothing_left(refused(sites_of(tmp_path), match, change, "query.cutoffs"))
+
+
 class AskingGrid(WatchedGrid):
     """Asks a site for cutoffs, before or after it answers a request like that."""
 
