@@ -150,7 +150,7 @@ def take_secrets(site: Site, request: ProposedRun) -> None:
         public = [member.run for member in members.values()]
         key = secret.of_run(int(site.run, 16), public, group, proposal=fingerprint)
         arrays[group] = np.frombuffer(key, np.uint8)
-    for name, key in _pair_keys(site, keys, fingerprint, groups[RUN_GROUP]):
+    for name, key in _pair_keys(site.run, keys, request, groups[RUN_GROUP]):
         arrays[name] = np.frombuffer(key, np.uint8)
     _record(site, source, groups)
     site.store.save(SECRET, Entry(arrays, {_SET_UP: set_up}))
@@ -173,17 +173,20 @@ def _set_up(request: ProposedRun) -> str:
 
 
 def _pair_keys(
-    site: Site, keys: SiteKeys, proposal: bytes, members: Members
+    run: str, keys: SiteKeys, request: ProposedRun, members: Members
 ) -> Iterator[tuple[str, bytes]]:
     """Yield the keys of cutoffs that this site seals, or others seal for it."""
-    terms = site.terms
+    # the keys of a run are taken before its proposal is used for anything else
+    from tp_flower.terms.run_terms import RunTerms
+
+    terms = RunTerms(request.proposal)
     parts = terms.proposal.parts
     ends = {
         (parts[pairs.part].node, node)
         for pairs, nodes in terms.recipients.items()
         for node in nodes
     }
-    purpose = proposal + f"{site.run} cutoffs".encode()
+    purpose = terms.proposal.fingerprint + f"{run} cutoffs".encode()
     this_node = next(n for n, m in members.items() if m.run == keys.public.run)
     for sender, recipient in sorted(ends):
         for name, end, other in (

@@ -102,6 +102,14 @@ def test_a_key_in_the_place_of_the_recipients_opens_no_secret(tmp_path):
     assert nothing_left(grid)
 
 
+def test_cutoffs_are_sealed_for_nodes_that_share_the_secrets(tmp_path):
+    def change(seen):
+        seen.header["proposal"]["parts"]["1"]["node"] = "9"
+
+    match = "'sealed' lacks node 9 of a proposed table"
+    assert nothing_left(refused(sites_of(tmp_path), match, change, "query.cutoffs"))
+
+
 def test_pairs_of_another_run_are_not_opened(tmp_path):
     sites = sites_of(tmp_path)
     (old,) = run(sites).arrays("query.cutoffs", replies=True).values()
