@@ -273,7 +273,7 @@ def test_with_a_grid_the_cutoff_is_its_last_point(
     assert found == engine_rows(engine, expected, result_names(bound))
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(ORDERS, EVENTS, TYPES, windows(), ASKED)
 def test_sealed_cutoffs_are_answered_as_at_one_site_for_keys_with_rows(
     orders, events, types, where, columns
