@@ -4,13 +4,17 @@ They are the runs over a table that DuckDB has made, of the keys that the sub-qu
 site has.
 """
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from strategies import Explain
+from strategies import STRATEGIES, Explain
 from tests.support import federated, predicted
 from tests.support.federated import pieces
 from tests.support.peers.keyed_sites import proposal_of
+from tests.support.peers.session_front import sessions
 from tests.support.tables.looking_back import (
     GRID,
     MADE,
@@ -24,6 +28,7 @@ from tests.support.tables.looking_back import (
     windows_of,
 )
 from tp_flower.errors import QueryError, SettingsError, SiteError
+from tp_flower.query import Query
 from tp_flower.settings import PrivacySettings, Settings
 from tp_flower.terms.proposal_text import proposal_text
 
@@ -55,6 +60,20 @@ def test_sealed_cutoffs_are_those_of_every_row(method):
     # one round more than an equi-join takes, before the rows are extracted
     assert actions(found)[:3] == ["seal", "cutoffs", "extract"]
     assert len(actions(found)) == len(actions(expected)) + 1
+
+
+def test_cutoffs_are_sealed_in_sessions():
+    """A site answers all messages of a run in one of Flower's."""
+    tables = shop(60, 300)
+    how = {**SEALED, "num_epochs": 2}
+    with (
+        tempfile.TemporaryDirectory(prefix="tp-") as folder,
+        sessions(two_sites(tables), Path(folder)) as (grid, *_),
+    ):
+        found = STRATEGIES["cg"](Query.from_sql(SQL), device="cpu", **how)
+        found.start(grid)
+    check_equal(found, trained(two_sites(tables), SQL, **how))
+    assert not grid.refused
 
 
 def test_where_one_site_has_all_rows_nothing_is_sealed():
