@@ -14,6 +14,7 @@ from tests.support import federated
 from tests.support.federated import WatchedGrid, on_requests, pieces
 from tests.support.joined import parquet_of
 from tests.support.peers.hostile import like
+from tests.support.peers.keyed_sites import KeyedGrid
 from tests.support.tables.looking_back import GRID, SQL, shop, two_sites
 from tp_flower.errors import PolicyError, QueryError, SiteError
 from tp_flower.extraction import sealed_pairs
@@ -99,6 +100,32 @@ def test_a_key_in_the_place_of_the_recipients_opens_no_secret(tmp_path):
 
     match = "the sealed secret of the run cannot be opened"
     grid = refused(sites_of(tmp_path), match, change, "query.cutoffs")
+    assert nothing_left(grid)
+
+
+def pinned(folder, change=None):
+    grid = KeyedGrid(folder, shop(), change).pin()
+    orders = {"orders": shop()["orders"]}
+    federated.write_site(folder / "orders", orders, {"orders": RELEASED}, "orders-0")
+    return grid
+
+
+def test_under_pinned_keys_the_server_has_no_key_of_the_cutoffs(tmp_path):
+    with pinned(tmp_path) as grid:
+        run = federated.train(grid, COUNTS, "cg", **HOW)
+    lines = [line["release"] for own in run.ledgers.values() for line in own]
+    (booked,) = [each for each in lines if each["what"] == "cutoffs"]
+    assert "nor by putting its own keys in their place" in booked["scope"]
+
+
+def test_a_key_in_the_place_of_a_pinned_one_is_refused(tmp_path):
+    @on_requests("query.cutoffs")
+    def change(seen):
+        seen.header["site-keys"][str(BANK)] = "07" * 32
+
+    raised = pytest.raises(SiteError, match="is not in this site's allowed-keys")
+    with pinned(tmp_path, change) as grid, raised:
+        federated.train(grid, COUNTS, "cg", **HOW)
     assert nothing_left(grid)
 
 
