@@ -36,7 +36,7 @@ from tp_flower.extraction.sealed_pairs import (
 )
 from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.privacy.shard_seals import ShardSeal
-from tp_flower.protocol.codec import decode, encode
+from tp_flower.protocol.codec import decode, encode, parse
 from tp_flower.protocol.cutoff_messages import CutoffPairs, PairsOfPart
 from tp_flower.protocol.packet import bytes_of, packet_of
 from tp_flower.protocol.setup_messages import ExtractPart
@@ -108,7 +108,8 @@ def _open(
             "has not sealed them for this site, in this run and for this sub-query"
         ) from None
     try:
-        body = decode(CutoffPairs, packet_of(text)).parts[pairs.part]
+        packet = parse(text, "cutoffs", packet_of)
+        body = decode(CutoffPairs, packet).parts[pairs.part]
         if body.type not in SEALED_TYPES:
             raise QueryError(f"they are of type {body.type}")
         keyed = KeyedPairs(body.hashes, body.cutoffs, body.type).check()

@@ -19,7 +19,7 @@ from tests.support.tables.looking_back import GRID, SQL, shop, two_sites
 from tp_flower.errors import PolicyError, QueryError, SiteError
 from tp_flower.extraction import sealed_pairs
 from tp_flower.extraction.sealed_pairs import MOST_PAIRS, KeyedPairs
-from tp_flower.protocol.packet import Packet, pack, unpack
+from tp_flower.protocol.packet import Packet, bytes_of, pack, unpack
 from tp_flower.query import Fragment
 from tp_flower.settings import PrivacySettings
 from tp_flower.sources.policy import Policy
@@ -366,6 +366,27 @@ def of_type(kind):
 def test_a_partner_seals_pairs_of_rows_or_is_refused(monkeypatch, change, match):
     sealing_instead(monkeypatch, change)
     refused(two_sites(shop()), f"that site 'shop' has sealed .* are refused: .*{match}")
+
+
+def other_part(packet):
+    (values,) = packet.header["parts"]
+    arrays = {(7, name): array for (_, name), array in packet.arrays.items()}
+    return bytes_of(Packet({"parts": [{**values, "id": 7}]}, arrays))
+
+
+def fewer_cutoffs(packet):
+    return bytes_of(
+        Packet(packet.header, {**packet.arrays, (0, "cutoffs"): np.zeros(1, np.int64)})
+    )
+
+
+@pytest.mark.parametrize(
+    "content", [lambda _: b"", lambda _: bytes(99), other_part, fewer_cutoffs]
+)
+def test_a_partner_seals_a_document_of_pairs(monkeypatch, content):
+    monkeypatch.setattr(sealing, "bytes_of", content)
+    match = "the cutoffs that site 'shop' has sealed of table 'o' are refused"
+    refused(two_sites(shop()), match)
 
 
 def test_a_partner_seals_no_more_pairs_than_a_site_answers(monkeypatch):
