@@ -39,6 +39,7 @@ ANSWERS: Final[Mapping[Action, str]] = {
     Action.SESSION: "client_apps.rounds.session:hold_session",
     Action.DESCRIBE: "client_apps.handlers.setup:describe",
     Action.SEAL: "client_apps.privacy.keys:seal",
+    Action.CUTOFFS: "client_apps.handlers.cutoffs:seal_cutoffs",
     Action.EXTRACT: "client_apps.handlers.setup:extract_rows",
     Action.STATISTICS: "client_apps.handlers.encoding:statistics",
     Action.FIT: "client_apps.handlers.encoding:fit_shards",

@@ -23,6 +23,7 @@ import msgspec
 
 from client_apps.app import places
 from tp_flower.methods.method import METHODS
+from tp_flower.protocol.cutoff_messages import CutoffPairs
 from tp_flower.protocol.fields import PARTS, Body, Message, PartBody, layout_of
 from tp_flower.protocol.messages import (
     ACTIONS,
@@ -130,7 +131,10 @@ AUDIT_COLUMNS: Final = (
 )
 AUDIT_KEYS: Final = ("lie", "check", "inherent")
 ENVELOPES: Final = (RequestEnvelope, ReplyEnvelope, Failure)
-SEALED: Final = {Action.STATISTICS: (ShardStatistics,)}
+SEALED: Final = {
+    Action.STATISTICS: (ShardStatistics,),
+    Action.CUTOFFS: (CutoffPairs,),
+}
 """What sites tell each other in a message, sealed."""
 
 

@@ -43,6 +43,7 @@ from tp_flower.splits import GROUP, TIME
 
 NOTHING: Final = "nothing"  # the protection of a disclosure that no mechanism covers
 SET_UP: Final = (Action.DESCRIBE, Action.SEAL, Action.EXTRACT)
+"""The messages that every run begins with; cutoffs are sealed before the last."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class Exposure:
         sharded: the tables in several shards.
         updates: by table, how its shards train together; empty without training.
         grouped: the sharded tables that a GROUP BY runs over.
+        sealed_cutoffs: the LATERAL sub-queries that take other sites' cutoffs.
         keys: where the sites take the key of the hashes from.
         weight: table and expression of the joined rows' weight; "" without one.
         split_groups: the columns whose values are held out; "" without any.
@@ -106,6 +108,7 @@ class Exposure:
     keys: KeySource = KeySource.AGREED
     weight: str = ""
     is_weighted: bool = False
+    sealed_cutoffs: Collection[str] = ()
     has_label: bool = True
     has_batches: bool = False
     fits_effects: bool = False
@@ -151,15 +154,24 @@ def exposure_of(
     ordered = "the rank of"
     if bound.split_table in sharded:
         ordered = "the value of"
+    sealed_cutoffs = [
+        fragment.table
+        for fragment in bound.fragments
+        if fragment.subquery and fragment.subquery.has_sealed_cutoffs
+    ]
+    set_up: tuple[Action, ...] = SET_UP
+    if sealed_cutoffs:
+        set_up = (*SET_UP[:-1], Action.CUTOFFS, SET_UP[-1])
     return Exposure(
         label_table=bound.label_table,
-        messages=(*SET_UP, *messages, Action.FINISH),
+        messages=(*set_up, *messages, Action.FINISH),
         sharded=sharded,
         grouped=[
             name
             for name in sharded
             if any(part.subquery is not None for part in bound.fragments_of(name))
         ],
+        sealed_cutoffs=list(dict.fromkeys(sealed_cutoffs)),
         is_linear=all(settings.model_of(name) == "linear" for name in parts),
         is_simulated=all(node.simulated for node in nodes),
         privacy=settings.privacy,
@@ -193,7 +205,7 @@ def disclosures(exposure: Exposure) -> list[Disclosure]:
 
 
 _PER: Final = "per row (or the privacy-unit of a policy) and run"
-_LISTED: Final = ("sharded", "grouped", "fitted", "sends_factors")
+_LISTED: Final = ("sharded", "grouped", "sealed_cutoffs", "fitted", "sends_factors")
 
 
 def disclosure_values(exposure: Exposure) -> dict[str, object]:

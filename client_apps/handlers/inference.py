@@ -403,7 +403,13 @@ def _grouping(fragment: Fragment) -> object:
     timed = {*subquery.filters} - {*subquery.filters_of_rows}
     grid = subquery.cutoffs and subquery.cutoffs.grid
     step = grid and (grid.step, grid.first, grid.type)
-    return (columns, subquery.groups, timed, subquery.last, step)
+    return (
+        columns,
+        subquery.groups,
+        timed,
+        subquery.last,
+        step or subquery.has_sealed_cutoffs,
+    )
 
 
 PREDICTIONS: Final = "predictions"  # subfolder of the state folder

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec import structs
 
+from client_apps.data.run_store import Entry
 from client_apps.handlers.inference import check_row_key, leave_hashes
 from client_apps.privacy import guard, ledger_entries
 from client_apps.privacy.keys import key_fields, key_source, take_secrets
@@ -22,12 +23,13 @@ from client_apps.privacy.local_labels import (
 )
 from client_apps.privacy.noisy_labels import released_label
 from client_apps.privacy.proposal_checks import check_extract, check_proposal
-from client_apps.rounds.site import Site
+from client_apps.privacy.sealed_pairs import check_sealed, open_pairs
+from client_apps.rounds.site import EXTRACTED, REQUEST, Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, ProposalError, SiteError
 from tp_flower.extraction.extract import extract
 from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard, LabelColumn
-from tp_flower.extraction.pairs import merge_pairs, pair_names, read_pairs, split_pairs
+from tp_flower.extraction.pairs import merge_pairs, read_pairs, split_pairs
 from tp_flower.extraction.select_plan import drop_enum_values, kind_of
 from tp_flower.keyed_hash import HashArray
 from tp_flower.node_config import NUM_PARTITIONS
@@ -38,6 +40,7 @@ from tp_flower.protocol.codec import parse
 from tp_flower.protocol.text_readings import AS_TEXT, TextReading
 from tp_flower.query import Fragment
 from tp_flower.query.fragment import spell
+from tp_flower.query.lateral_tables import pair_names
 from tp_flower.query.parsing import EVERY_COLUMN
 from tp_flower.sources.csv_shards import text_columns
 from tp_flower.sources.policy import SECOND_MOMENTS
@@ -110,9 +113,11 @@ def extract_rows(
     site: Site, request: setup_messages.ExtractRequest
 ) -> setup_messages.ExtractReply:
     """Run the query's fragments; reply with hashed join keys and labels."""
+    site.check_once(EXTRACTED, "another request has already extracted this run's rows")
     site.keep_proposal(request.proposal, request.public_keys)
     take_secrets(site, request)
     check_proposal(site, request)
+    check_sealed(site, request.parts)
     parts = {
         n: _extract_part(site, n, request.parts) for n, _ in site.each(request.parts)
     }
@@ -120,6 +125,7 @@ def extract_rows(
     for number, body in request.parts.items():
         if body.label_privacy is not None:
             guard.check_noisy_label(site, number, parts)
+    site.store.save(EXTRACTED, Entry({}, {REQUEST: site.round.digest}))
     return setup_messages.ExtractReply(parts)
 
 
@@ -128,19 +134,8 @@ def _extract_part(
 ) -> setup_messages.ExtractedPart:
     """Run a part's fragment; return hashed keys, labels and counts of its rows."""
     body = bodies[number]
-    fragment = parse(body.fragment, "fragment", Fragment.from_json)
-    guard.list_query(site, number, _shard(site, body), fragment)
-    source = site.hosted(body.shard)
-    groups = _key_groups(site, source, body, fragment)
-    source = _as_requested(site, body)
-    check_extract(site, number, body)
-    guard.admit_query(site, number, source)
-    pairs = _pairs(site, number, fragment, bodies)
-    extracted = site.tables.extract(number, source, fragment, pairs)
-    site.queries[number]["rows"] = extracted.rows
-    guard.check_extracted(source, fragment, extracted.rows)
-    site.bind(number, body.shard, fragment, len(groups))
-    site.round.learn(site.tables.identity(number))
+    source, groups, extracted = read_part(site, number, bodies)
+    fragment = site.fragment(number)
     label = values = None
     if extracted.label is not None:
         label, values = _label(site, number, body, extracted.label)
@@ -154,8 +149,7 @@ def _extract_part(
     split = _split(site, body.split, extracted.keys)
     note(site, number, ledger_entries.COUNTS)
     if groups or body.groups or body.row_key or "subset" in split:
-        guarantee = SIMULATED if site.is_simulated else GUARANTEES[key_source(site)]
-        note(site, number, ledger_entries.KEYS, guarantee)
+        note(site, number, ledger_entries.KEYS, key_guarantee(site))
     if "times" in split:
         note(site, number, ledger_entries.TIMES)
     return setup_messages.ExtractedPart(
@@ -172,6 +166,35 @@ def _extract_part(
         row_hashes=_row_hashes(site, number, body, extracted),
         **split,
     )
+
+
+def read_part(
+    site: Site, number: int, bodies: Mapping[int, setup_messages.ExtractPart]
+) -> tuple[ShardSource, list[str], ExtractedShard]:
+    """Run a part's fragment, as its policy allows.
+
+    Return its shard as the request reads it, the groups of its join keys, and its rows.
+    """
+    body = bodies[number]
+    fragment = parse(body.fragment, "fragment", Fragment.from_json)
+    guard.list_query(site, number, _shard(site, body), fragment)
+    source = site.hosted(body.shard)
+    groups = _key_groups(site, source, body, fragment)
+    source = _as_requested(site, body)
+    check_extract(site, number, body)
+    guard.admit_query(site, number, source)
+    pairs = _pairs(site, number, fragment, bodies)
+    extracted = site.tables.extract(number, source, fragment, pairs)
+    site.queries[number]["rows"] = extracted.rows
+    guard.check_extracted(source, fragment, extracted.rows)
+    site.bind(number, body.shard, fragment, len(groups))
+    site.round.learn(site.tables.identity(number))
+    return source, groups, extracted
+
+
+def key_guarantee(site: Site) -> str:
+    """Return what is promised of the keys that sites share, for the ledger."""
+    return SIMULATED if site.is_simulated else GUARANTEES[key_source(site)]
 
 
 def _shard(site: Site, body: setup_messages.ExtractPart) -> ShardSource:
@@ -196,12 +219,15 @@ def _pairs(
 ) -> pa.Table | None:
     """Return the keys and cutoffs of the table around a LATERAL sub-query.
 
-    They are a join key of that table's own parts of the run, which come before. None
-    without a sub-query, or where it has a grid of cutoffs.
+    They are a join key of that table's own parts of the run, which come before, or what
+    other sites have sealed. None without a sub-query, or where it has a grid.
     """
     subquery = fragment.subquery
     if subquery is None or subquery.cutoffs is None or not subquery.cutoffs.table:
         return None
+    if subquery.cutoffs.sealed:
+        source = _as_requested(site, bodies[number])
+        return open_pairs(site, number, source, bodies)
     around = subquery.cutoffs.table
     proposal = site.terms.proposal
     key, around_key = compared_keys(proposal, fragment.table, around)

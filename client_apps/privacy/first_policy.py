@@ -53,6 +53,8 @@ _RULES: Final[Mapping[str, str]] = {
     "columns, for linear models, and nothing of a row",
     'releases.factors = "clear"': "in predictions, numbers by which the server knows "
     "the rows of a join key again",
+    'releases.cutoffs = "partner"': "at which times there are rows of each key, to the "
+    "site of a table that a query looks\n## back in, for keys that it has or guesses",
     "releases.bins = 32": "of each row, into which of so many bins the value of each "
     "column falls, once a run.\n## Of seven columns, 16 bins single out nine rows in "
     "ten",

@@ -13,7 +13,7 @@ from sqlglot import exp
 from client_apps.privacy import approval
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray
-from tp_flower.errors import PolicyError, SiteError, SourceError
+from tp_flower.errors import PolicyError, ProposalError, SiteError, SourceError
 from tp_flower.learning.models.local_model import ModelSpec, count_parameters
 from tp_flower.privacy.mechanisms import GIVEN_FILTERS, GIVEN_KEYS, Budget
 from tp_flower.protocol.training_messages import PrivacyTerms
@@ -26,10 +26,11 @@ from tp_flower.query.fragment import (
     reads_of_pairs,
 )
 from tp_flower.query.fragment_text import fragment_text, text_digest
-from tp_flower.query.lateral_tables import check_no_cutoffs
+from tp_flower.query.lateral_tables import check_no_cutoffs, pair_names
 from tp_flower.sources.derived.accounts import share_rows, source_id
 from tp_flower.sources.policy import MODELS, SCORES, WEIGHTS
 from tp_flower.sources.shards import ShardSchema, ShardSource
+from tp_flower.terms.cutoffs import SealedPairs
 from tp_flower.terms.groups import compared_keys
 
 KEY_ROLES: Final = frozenset({Role.KEY, Role.GROUP})
@@ -81,6 +82,57 @@ def check_pairs(
             source.policy.check_read(replace(read, column=column.name))
 
 
+def check_cutoffs(site: Site, number: int, taken: Iterable[SealedPairs]) -> None:
+    """Refuse to seal a part's keys and cutoffs for LATERAL sub-queries elsewhere.
+
+    Or to tell these of them what the part's policy keeps, or a noisy label, or beside
+    noise that no epsilon would be true of.
+    """
+    terms = site.terms
+    source = site.source(number)
+    source.policy.check_cutoffs()
+    privacy = terms.settings.privacy
+    if privacy.covers_features or privacy.covers_predictions:
+        check_no_cutoffs(terms.fragments.values())
+    around = terms.fragments[number]
+    if around.subquery is not None and around.subquery.cutoffs is not None:
+        raise ProposalError(
+            f"cutoffs are taken of table {around.table!r}, which is a LATERAL "
+            "sub-query itself"
+        )
+    for pairs in taken:
+        outer = around.keys[pairs.key]
+        for other, fragment in terms.fragments.items():
+            if pairs in terms.sealed_pairs.get(other, ()):
+                key, _ = compared_keys(terms.proposal, fragment.table, around.table)
+                columns = dict(zip(pair_names(fragment, key), outer, strict=True))
+                check_pairs(source, fragment, columns)
+        _check_noisy_cutoffs(site, number, f"{Role.KEY} {pairs.key}")
+
+
+def _check_noisy_cutoffs(site: Site, number: int, element: str) -> None:
+    """Refuse to seal a join key of the columns that a noisy label is made of."""
+    parts = site.terms.extract_parts
+    proposed = site.terms.proposal.parts
+    at_site = [n for n in parts if proposed[n].node == proposed[number].node]
+    for other in at_site:
+        if parts[other].label_privacy is None:
+            continue
+        columns = _label_columns(site.fragment(other))
+        for read in _reads_of_values(site, other, [number], columns):
+            if read.role is Role.KEY and read.element == element:
+                raise SiteError(
+                    f"table {site.fragment(number).table!r}: a label leaves with noise "
+                    f"only, but a cutoff that is sealed, or the key beside it, reads "
+                    f"column {read.column!r}, which the label is made of"
+                )
+
+
+def _label_columns(fragment: Fragment) -> set[str]:
+    """Return the columns that a label is made of, in lower case."""
+    return {read.column.lower() for read in reads(fragment) if read.role is Role.LABEL}
+
+
 def check_selections(site: Site, numbers: Iterable[int]) -> None:
     """Refuse two selections of a table's rows in a run: they may differ in one row."""
     selected: dict[str, set[str]] = {}
@@ -104,9 +156,7 @@ def check_noisy_label(site: Site, number: int, numbers: Iterable[int]) -> None:
     The scores would tell the label, whatever noise it has.
     """
     fragment = site.fragment(number)
-    columns = {
-        read.column.lower() for read in reads(fragment) if read.role is Role.LABEL
-    }
+    columns = _label_columns(fragment)
     read_values = _reads_of_values(site, number, numbers, columns)
     for read in (*read_values, *_reads_at_cutoffs(site, number, numbers, columns)):
         if read.role in (Role.FEATURE, Role.WEIGHT):

@@ -8,10 +8,12 @@ with another. The server learns which case applies, and cannot choose.
 The public keys that a secret is sealed to are in the site's log and ledger.
 """
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from logging import DEBUG, INFO
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from client_apps.data.key_files import read_allowed_keys, site_key
@@ -30,13 +32,21 @@ from tp_flower.privacy.key_agreement import (
     SiteKeys,
     sealed_name,
 )
-from tp_flower.protocol.setup_messages import ExtractRequest, SealReply, SealRequest
+from tp_flower.protocol.setup_messages import (
+    ProposedRun,
+    SealReply,
+    SealRequest,
+)
 
 _KEYS = "keys"
 _PUBLIC = "public"
 _SEALED = "sealed"
 _DIGITS: Final = 16  # digits of a public key that identify it in error messages
 _LOGGED: Final = 8  # digits of a fingerprint in the log
+_SET_UP: Final = "terms"  # digest of all that a request for rows has of the run
+PAIR_TO: Final = "cutoffs-to-{}"
+PAIR_FROM: Final = "cutoffs-from-{}"
+"""Names of the keys that this site shares with another node alone, by direction."""
 
 _NO_PINS: Final = (
     "this site has no means to tell the other sites' public keys from keys that the "
@@ -101,13 +111,19 @@ def seal(site: Site, request: SealRequest) -> SealReply:
     return SealReply(sealed)
 
 
-def take_secrets(site: Site, request: ExtractRequest) -> None:
+def take_secrets(site: Site, request: ProposedRun) -> None:
     """Store the keys of the site's groups, which are sealed in the request.
 
-    Done once in a run; a repeat of the same request finds the stored keys.
+    Done once in a run; a repeat of the same request finds the stored keys, as does the
+    request for rows after the one for their cutoffs.
     """
-    site.check_once(SECRET, "another request has already extracted this run's rows")
+    set_up = _set_up(request)
     if site.store.has(SECRET):
+        if site.store.load(SECRET).meta[_SET_UP] != set_up:
+            raise SiteError(
+                "another request has already brought the secrets of this run, with "
+                "another proposal or other members"
+            )
         return
     source = key_source(site)
     keys = _site_keys(site)
@@ -134,11 +150,56 @@ def take_secrets(site: Site, request: ExtractRequest) -> None:
         public = [member.run for member in members.values()]
         key = secret.of_run(int(site.run, 16), public, group, proposal=fingerprint)
         arrays[group] = np.frombuffer(key, np.uint8)
+    for name, key in _pair_keys(site.run, keys, request, groups[RUN_GROUP]):
+        arrays[name] = np.frombuffer(key, np.uint8)
     _record(site, source, groups)
-    site.store.save(SECRET, Entry(arrays, {REQUEST: site.round.digest}))
+    site.store.save(SECRET, Entry(arrays, {_SET_UP: set_up}))
     # no secret is opened twice: a second request for rows would get hashes that can be
     # compared with those of the first
     site.store.drop(_KEYS)
+
+
+def _set_up(request: ProposedRun) -> str:
+    """Return the digest of a request, but for what other sites have sealed for it."""
+    parts = {
+        number: msgspec.structs.replace(body, cutoffs={})
+        for number, body in request.parts.items()
+    }
+    content = msgspec.to_builtins(
+        msgspec.structs.replace(request, parts=parts), str_keys=True
+    )
+    text = msgspec.json.encode(content, order="deterministic")
+    return hashlib.sha256(text).hexdigest()
+
+
+def _pair_keys(
+    run: str, keys: SiteKeys, request: ProposedRun, members: Members
+) -> Iterator[tuple[str, bytes]]:
+    """Yield the keys of cutoffs that this site seals, or others seal for it."""
+    # the keys of a run are taken before its proposal is used for anything else
+    from tp_flower.terms.run_terms import RunTerms
+
+    terms = RunTerms(request.proposal)
+    parts = terms.proposal.parts
+    ends = {
+        (parts[pairs.part].node, node)
+        for pairs, nodes in terms.recipients.items()
+        for node in nodes
+    }
+    purpose = terms.proposal.fingerprint + f"{run} cutoffs".encode()
+    this_node = next(n for n, m in members.items() if m.run == keys.public.run)
+    for sender, recipient in sorted(ends):
+        for name, end, other in (
+            (PAIR_TO, sender, recipient),
+            (PAIR_FROM, recipient, sender),
+        ):
+            if end != this_node:
+                continue
+            if other not in members:
+                raise MessageError(f"'sealed' lacks node {other} of a proposed table")
+            is_sender = name == PAIR_TO
+            key = keys.pair_key(members[other], purpose, is_sender=is_sender)
+            yield name.format(other), key
 
 
 def run_key(site: Site) -> str:
@@ -224,7 +285,7 @@ def _check_pin(key: bytes, trusted: set[bytes], owner: str) -> None:
 
 
 def _members(
-    request: SealRequest | ExtractRequest, groups: Mapping[str, Sequence[str]]
+    request: SealRequest | ProposedRun, groups: Mapping[str, Sequence[str]]
 ) -> dict[str, Members]:
     """Return the public keys of the nodes of each group."""
     nodes = set().union(*groups.values())

@@ -34,6 +34,7 @@ COUNTS = "counts"
 STATISTICS = "statistics"
 WEIGHTS = "weights"
 TIMES = "times"
+CUTOFFS = "cutoffs"
 FEATURES = "features"
 LABEL_MAGNITUDE = "label-magnitude"
 UNMATCHED = "unmatched"
@@ -78,6 +79,9 @@ _UNCOVERED: Final[Mapping[str, str]] = {
     WEIGHTS: "not covered: the weight of each row leaves in the clear",
     TIMES: "not covered: the rank of each row in the order that rows are held out by, "
     "or its value where the table has several shards",
+    CUTOFFS: "sealed to the sites of a LATERAL sub-query's table, no differential "
+    "privacy: at which cutoffs each key has rows; the sites recognise the keys that "
+    "they have or guess; {}",
     STATISTICS: "not covered: counts, means and deviations of the features, ranges "
     "(values of single rows) where an encoder needs them, and how many rows each "
     "category has, by its keyed hash; sealed to the table's other shards",

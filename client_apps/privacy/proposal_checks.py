@@ -31,7 +31,7 @@ from tp_flower.protocol.packet import pack_bits
 from tp_flower.protocol.proposal import Proposal
 from tp_flower.protocol.setup_messages import (
     ExtractPart,
-    ExtractRequest,
+    ProposedRun,
     StatisticsPart,
 )
 from tp_flower.protocol.training_messages import (
@@ -81,7 +81,7 @@ def agree_in_all(proposed: Body, requested: Body, *, but: tuple[str, ...] = ()) 
             agree(field.encode_name, *values)
 
 
-def check_proposal(site: Site, request: ExtractRequest) -> None:
+def check_proposal(site: Site, request: ProposedRun) -> None:
     """Refuse a proposal that contradicts itself, its request or the site."""
     proposal = request.proposal
     terms = site.terms
@@ -105,7 +105,9 @@ def check_proposal(site: Site, request: ExtractRequest) -> None:
 
 def check_extract(site: Site, number: int, body: ExtractPart) -> None:
     """Refuse a request for a part's rows that is not as proposed."""
-    agree_in_all(site.terms.extract_parts[number], body, but=("readings", "types"))
+    agree_in_all(
+        site.terms.extract_parts[number], body, but=("readings", "types", "cutoffs")
+    )
 
 
 def _check_joins(site: Site) -> None:

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from tp_flower.terms.run_terms import RunTerms
 
 SECRET: Final = "secret"
+EXTRACTED: Final = "extracted"
 PROPOSAL: Final = "proposal"
 REQUEST: Final = "request"  # in an entry: the digest of the request that brought it
 RULES: Final = "rules"  # stored where a table of the run has rules

@@ -404,6 +404,7 @@ def _window(fragment: Fragment) -> str:
     if grid := subquery.cutoffs.grid:
         # new rows may have later cutoffs
         parts.append(f" EVERY {grid.step} FROM {grid.first}")
+    parts += [" OF KEYS WITH ROWS"] if subquery.has_sealed_cutoffs else []
     return "".join(parts)
 
 

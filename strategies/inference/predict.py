@@ -71,7 +71,9 @@ class ModelStrategy(RoundStrategy):
         self.manifest = manifest
         # later cutoffs may need a grid that ends later
         grid = self.settings.cutoff_grid or manifest.settings.get("cutoff-grid", "")
-        self.query = query.on_grid(grid)
+        is_sealed = not grid and bool(manifest.settings.get("sealed-cutoffs"))
+        is_sealed = is_sealed or self.settings.sealed_cutoffs
+        self.query = query.on_grid(grid).sealing_cutoffs(is_set=is_sealed)
         models = manifests.with_starts(home_folder(), manifest)
         self._with_trees = [model for model in models if model.trees]
         if self._with_trees and self.settings.bins == AUTO:

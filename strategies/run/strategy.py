@@ -153,7 +153,8 @@ class RoundStrategy(Strategy):
         **overrides: object,
     ) -> None:
         self.settings = (settings or self.default_settings()).with_fields(**overrides)
-        self.query = query.on_grid(self.settings.cutoff_grid)
+        query = query.on_grid(self.settings.cutoff_grid)
+        self.query = query.sealing_cutoffs(is_set=self.settings.sealed_cutoffs)
         self._on_round = on_round
         # the one in progress, from 1; 0 during set-up and after the last one
         self.epoch = 0

@@ -6,8 +6,8 @@ positions; labels and weights, if the query has them; and keyed hashes of row ke
 the rows are to be predicted.
 """
 
-from collections import defaultdict
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from tp_flower.keyed_hash import RUN_GROUP, HashArray
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol import setup_messages
 from tp_flower.protocol.codec import encode
+from tp_flower.protocol.cutoff_messages import CutoffsRequest, SealedPart
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.proposal import FILE, Proposal, ProposedJoin, ProposedPart
 from tp_flower.query import BoundQuery, Fragment
@@ -36,6 +37,7 @@ from tp_flower.query.fragment import reads, spell
 from tp_flower.reports.records import write_whole
 from tp_flower.settings import Settings
 from tp_flower.sources.tables_file import DUCKDB, OWN_SQL
+from tp_flower.terms.cutoffs import SealedPairs, recipients, sealed_pairs
 from tp_flower.terms.extraction import extract_parts
 from tp_flower.terms.groups import grouped_parts, members_of_groups
 
@@ -62,6 +64,7 @@ class Extracted:
     columns: Columns
     absent: tuple[str, ...]
     filters: Mapping[str, str]
+    sealed_bytes: Mapping[int, int]
     proposal: Proposal = field(repr=False)
     replies: Replies = field(repr=False)
 
@@ -119,6 +122,7 @@ def extract(
     bodies = extract_parts(proposal, settings)
     bodies = _add_types(bodies, fragments, inventory, columns)
     by_node = yield from relay_secrets(inventory, proposal, settings)
+    bodies = yield from _relay_cutoffs(proposal, bodies, fragments, by_node)
     request = replace(next(iter(by_node.values())), parts=bodies)
     replies = yield ask(request, fragments, by_node)
     check_groups(grouped, replies)
@@ -154,6 +158,7 @@ def extract(
             describe_absent(bound, inventory, {p: rows[p.number] for p in fragments})
         ),
         filters=_removing_conditions(fragments, inventory, rows),
+        sealed_bytes=_sealed_bytes(bodies.values()),
         proposal=proposal,
         replies=replies,
     )
@@ -330,6 +335,60 @@ def relay_secrets(
     }
 
 
+def _relay_cutoffs(
+    proposal: Proposal,
+    bodies: Mapping[int, setup_messages.ExtractPart],
+    fragments: Mapping[Part, Fragment],
+    by_node: Mapping[int, setup_messages.ExtractRequest],
+) -> Generator[Requests, Replies, dict[int, setup_messages.ExtractPart]]:
+    """Let sites seal their cutoffs for LATERAL sub-queries of others, if there are any.
+
+    Return the requests for rows with them. Each node gets them once, with its first
+    part that takes them.
+    """
+    relayed = dict(bodies)
+    by_number = {part.number: part for part in fragments}
+    taken = sealed_pairs(proposal, {p.number: f for p, f in fragments.items()})
+    senders = {by_number[pairs.part].node for own in taken.values() for pairs in own}
+    if not senders:
+        return relayed
+    requests = {
+        node: CutoffsRequest(
+            **{n: getattr(request, n) for n in request.__struct_fields__}
+        )
+        for node, request in by_node.items()
+        if node in senders
+    }
+    asked = [part for part in fragments if part.node in senders]
+    request = replace(
+        next(iter(requests.values())), parts={p.number: bodies[p.number] for p in asked}
+    )
+    replies = yield ask(request, asked, requests)
+    for pairs, nodes in recipients(proposal, taken).items():
+        part = by_number[pairs.part]
+        sealed = replies.body(part, SealedPart).cutoffs
+        for node in nodes:
+            first = min(n for n in taken if proposal.parts[n].node == node)
+            if (name := pairs.name_for(node)) not in sealed:
+                raise ReplyError(
+                    f"site {part.site!r}, table {part.table!r} has not sealed its "
+                    f"cutoffs for node {node}"
+                )
+            body = relayed[first]
+            cutoffs = {**body.cutoffs, pairs.name: sealed[name]}
+            relayed[first] = replace(body, cutoffs=cutoffs)
+    return relayed
+
+
+def _sealed_bytes(bodies: Iterable[setup_messages.ExtractPart]) -> dict[int, int]:
+    """Return by part the bytes of its sealed cutoffs, for all nodes together."""
+    total: Counter[int] = Counter()
+    for body in bodies:
+        for name, sealed in body.cutoffs.items():
+            total[SealedPairs.named(name).part] += sealed.nbytes
+    return dict(total)
+
+
 def _request_seals(
     requests: Mapping[int, setup_messages.SealRequest], names: Mapping[int, str]
 ) -> Generator[Requests, Replies, dict[str, dict[str, str]]]:
@@ -427,6 +486,9 @@ def describe_places(extracted: Extracted, table: str) -> tuple[str, ...]:
         elif body.engine != DUCKDB:
             pushed = "; ".join(body.pushed) or "the columns only"
             work = f"in {body.engine}: {pushed}. All else in DuckDB at the site"
+        if sealed := extracted.sealed_bytes.get(part.number, 0):
+            size = f"{sealed / 1000:.1f} KB"
+            work = f"{work}; it seals its keys and cutoffs for other sites: {size}"
         sites.setdefault(work, []).append(part.site)
     return tuple(
         f"{', '.join(dict.fromkeys(names))}: {work}" for work, names in sites.items()

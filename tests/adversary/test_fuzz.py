@@ -27,6 +27,7 @@ from tests.support.peers.hostile import (
     SQL,
     WITH_BINS,
     WITH_COVER,
+    WITH_CUTOFFS,
     WITH_REGIONS,
     HostileGrid,
     Kept,
@@ -87,6 +88,8 @@ def _policies(counts: dict) -> dict[str, str] | None:
         return WITH_BINS
     if {TRAIN_REGIONS, Action.DIVIDE} & counts.keys():
         return WITH_REGIONS
+    if Action.CUTOFFS in counts:
+        return WITH_CUTOFFS
     # centres are solved at the server, of parameters in the clear
     return OF_SINGLE_SITES if TRAIN_ROWS in counts else None
 
@@ -108,7 +111,7 @@ class FuzzingGrid(HostileGrid):
         action = message.metadata.message_type
         node = message.metadata.dst_node_id
         # the shop is asked first; the others have parts of a sharded table
-        if node != SHOP or action in (Action.SEAL, Action.DIVIDE):
+        if node != SHOP or action in (Action.SEAL, Action.CUTOFFS, Action.DIVIDE):
             self.fuzz(message, self._counts.pop(action, 0))
         return InProcessGrid._deliver(self, message)
 
@@ -252,6 +255,15 @@ def test_malformed_messages_about_regions_are_refused(place):
     assert strategy.report.chosen["regions"]["table"] == "o"
     predicted = predicting(make_manifest(strategy), unlabelled(SQL), row_key="price")
     fuzz(place, predicted, COUNTS["regions"])
+
+
+def test_malformed_messages_about_sealed_cutoffs_are_refused(place):
+    sql = """SELECT o.qty AS label, o.price, w.n FROM orders o LEFT JOIN LATERAL
+    (SELECT COUNT(*) AS n FROM customers p WHERE p.id = o.cust AND p.age < o.day) w
+    ON TRUE"""
+    query = Query.from_sql(sql)
+    strategy = STRATEGIES["cg"](query, num_epochs=1, sealed_cutoffs=True)
+    fuzz(place, strategy, COUNTS["sealed"])
 
 
 def test_malformed_messages_about_a_model_of_a_sites_own_are_refused(place):

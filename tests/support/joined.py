@@ -18,12 +18,20 @@ import pyarrow as pa
 
 from tp_flower.extraction.extract import extract
 from tp_flower.extraction.extracted import ExtractedShard, KeyColumn
-from tp_flower.extraction.pairs import merge_pairs, pair_names, read_pairs
+from tp_flower.extraction.pairs import merge_pairs, read_pairs
+from tp_flower.extraction.sealed_pairs import (
+    hash_pairs,
+    match_pairs,
+    read_key_texts,
+    read_own_keys,
+)
 from tp_flower.features.columns import CategoricalColumn, FeatureColumn, NumericColumn
 from tp_flower.joins.joining import JoinStep, build_mapping
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.query import BoundQuery, Fragment
+from tp_flower.query.cutoffs import CUTOFF
+from tp_flower.query.lateral_tables import pair_names
 from tp_flower.sources.shards import ShardSource, load_tables, register_frames, release
 
 Value = float | str | None
@@ -45,7 +53,7 @@ def joined_rows(
     """
     shards = {
         table: [
-            extract(source, fragment, pairs=pairs_of(bound, fragment, sources))
+            extract(source, fragment, pairs=pairs_of(bound, fragment, sources, source))
             for fragment in bound.fragments_of(table)
             for source in sources[fragment.name]
         ]
@@ -70,9 +78,9 @@ def joined_rows(
 
 
 def pairs_of(
-    bound: BoundQuery, fragment: Fragment, sources: Sources
+    bound: BoundQuery, fragment: Fragment, sources: Sources, source: ShardSource
 ) -> pa.Table | None:
-    """The keys and cutoffs of the table around a LATERAL sub-query."""
+    """The keys and cutoffs of the table around a LATERAL sub-query, for one shard."""
     cutoffs = fragment.subquery and fragment.subquery.cutoffs
     if not cutoffs or not cutoffs.table:
         return None
@@ -82,11 +90,20 @@ def pairs_of(
         if (join.left, join.right) == (cutoffs.table, fragment.table)
     ]
     names = pair_names(fragment, join.right_key)
-    pairs = [
-        read_pairs(source, around, join.left_key, names, b"")
+    outer = [
+        (shard, around, join.left_key)
         for around in bound.fragments_of(cutoffs.table)
-        for source in sources[around.name]
+        for shard in sources[around.name]
     ]
+    if cutoffs.sealed:
+        own = read_own_keys(source, fragment, b"")
+        texts = [read_key_texts(*each, names.index(CUTOFF), b"") for each in outer]
+        pairs = [
+            match_pairs(own, hash_pairs(*each, HASHER).check(), HASHER)
+            for each in texts
+        ]
+    else:
+        pairs = [read_pairs(*each, names, b"") for each in outer]
     return merge_pairs(pairs, cutoffs.table)
 
 

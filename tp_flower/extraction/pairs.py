@@ -6,7 +6,6 @@ from hashlib import sha256
 
 import duckdb
 import pyarrow as pa
-from sqlglot import exp
 
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import QueryError
@@ -14,26 +13,8 @@ from tp_flower.extraction.select_plan import RELATION, make_plan
 from tp_flower.extraction.time_limit import TimeLimit
 from tp_flower.extraction.unit_rows import scan_drawn_rows
 from tp_flower.query.cutoffs import PAIRS
-from tp_flower.query.expressions import parse_expression
 from tp_flower.query.fragment import Feature, Fragment, SubQuery
 from tp_flower.sources.shards import ShardSource
-
-
-def pair_names(fragment: Fragment, key: int) -> list[str]:
-    """Return the columns of its pairs that a LATERAL sub-query's join key compares.
-
-    QueryError if it compares anything else, or not all of them.
-    """
-    trees = [parse_expression(sql, "join key") for sql in fragment.keys[key]]
-    names = [tree.name for tree in trees if isinstance(tree, exp.Column)]
-    subquery = fragment.subquery
-    if subquery is None or sorted(names) != sorted(subquery.pair_names):
-        raise QueryError(
-            f"the join of LATERAL sub-query {fragment.table!r} compares "
-            f"{', '.join(fragment.keys[key])} with the table around it, and not its "
-            "keys and its cutoff"
-        )
-    return names
 
 
 def read_pairs(

@@ -54,6 +54,7 @@ _OTHERS: Final = "others"
 KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     FEATURES: (
         *("statistics", "features", "ranks", "weights", "times", "metrics", "trees"),
+        "cutoffs",
         *("sensitivities", "drawn-rows", "masked-sensitivities", "bins", "regions"),
         *(plan.SAMPLED_ROWS, plan.CENTRES, plan.SECOND_MOMENTS),
     ),

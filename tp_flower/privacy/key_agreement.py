@@ -52,6 +52,7 @@ _SIMULATION: Final = b"tp_flower group secret v1"
 _AGREED: Final = b"tp_flower sealed secret v3, agreed"
 _PINNED: Final = b"tp_flower sealed secret v3, pinned"
 _RUN: Final = b"tp_flower group key v3"
+_PAIR: Final = b"tp_flower pair key v1"
 _NONCE_BYTES: Final = 12
 _FINGERPRINT_DIGITS: Final = 32
 _SIMULATED = b"s"
@@ -231,6 +232,24 @@ class SiteKeys:
         if len(value) != KEY_BYTES or kind not in (_SIMULATED, _RANDOM):
             raise SiteError("the sealed secret of the run is malformed")
         return GroupSecret(value, kind == _SIMULATED)
+
+    def pair_key(self, other: PublicKeys, purpose: bytes, *, is_sender: bool) -> bytes:
+        """Return a key that this site and another one alone can compute.
+
+        There is one for each direction and purpose, which is unique to the run.
+
+        >>> one, other = SiteKeys(KeyPair()), SiteKeys(KeyPair())
+        >>> key = one.pair_key(other.public, b"run 7", is_sender=True)
+        >>> key == other.pair_key(one.public, b"run 7", is_sender=False)
+        True
+        """
+        ends = (self.public, other) if is_sender else (other, self.public)
+        # all keys have the same length, so the text has only one reading
+        public = b"".join(key for end in ends for key in (end.run, end.site))
+        kind = _PINNED if self.site else _AGREED
+        info = _PAIR + kind + public + purpose
+        exchanged = self._exchanges(other, is_sender=is_sender)
+        return HKDF(hashes.SHA256(), KEY_BYTES, None, info).derive(exchanged)
 
     def _exchanges(self, other: PublicKeys, *, is_sender: bool) -> bytes:
         """Exchange every pair, in the order of the sender's keys: run, then site."""

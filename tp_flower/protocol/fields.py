@@ -152,6 +152,7 @@ positive_counts = _declaration("int32", 1)  # numbers of rows, each at least 1
 shares = _declaration("float64", -LARGEST, LARGEST, masked="uint64")
 """Numbers, or sealed words, of an array that is summed, or sums, and their check."""
 counts = _declaration("int64", 1)  # how many values each item represents
+whole_numbers = _declaration("int64", None)  # of any size
 sealed = _declaration("uint8", None)  # A sealed text: any bytes
 bytes_of = _declaration("uint8", None)  # numbers from 0 to 255
 

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Final, Self
 import msgspec
 
 from tp_flower.errors import ErrorKind
+from tp_flower.protocol import cutoff_messages as cutoffs
 from tp_flower.protocol import inference_messages as inference
 from tp_flower.protocol import rank_messages as ranks
 from tp_flower.protocol import session_messages as session
@@ -26,6 +27,7 @@ class Action(str):
     SESSION: ClassVar["Action"]
     DESCRIBE: ClassVar["Action"]
     SEAL: ClassVar["Action"]
+    CUTOFFS: ClassVar["Action"]
     EXTRACT: ClassVar["Action"]
     STATISTICS: ClassVar["Action"]
     FIT: ClassVar["Action"]
@@ -91,6 +93,9 @@ Action.DESCRIBE = declare_action(
     "query.describe", setup.DescribeRequest, setup.DescribeReply
 )
 Action.SEAL = declare_action("query.seal", setup.SealRequest, setup.SealReply)
+Action.CUTOFFS = declare_action(
+    "query.cutoffs", cutoffs.CutoffsRequest, cutoffs.CutoffsReply
+)
 Action.EXTRACT = declare_action(
     "query.extract", setup.ExtractRequest, setup.ExtractReply
 )

@@ -1,7 +1,7 @@
 """Messages of set-up: describe, seal, extract, check; statistics and encoders."""
 
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 import msgspec
 
@@ -201,6 +201,9 @@ class ExtractPart(PartBody, frozen=True, kw_only=True):
         row_key: names of the last keys, whose hashes name the rows of predictions.
         readings: of the columns of a text file, how all shards of the table read them.
         types: of columns without a value in the shard, those that other shards have.
+        cutoffs: for LATERAL sub-queries of this site, the pairs of keys and cutoffs
+            that other sites have sealed for it; they come with the first that takes
+            them.
     """
 
     shard: f.Count
@@ -215,10 +218,11 @@ class ExtractPart(PartBody, frozen=True, kw_only=True):
     split: SplitTerms | None = None
     readings: dict[f.Name, TextReading] = {}
     types: dict[f.Name, TypeName] = {}
+    cutoffs: dict[str, Annotated[AnyArray, f.sealed("sealed-{}")]] = {}
 
 
-class ExtractRequest(Request, frozen=True, kw_only=True):
-    """Run the query's fragments.
+class ProposedRun(Body, frozen=True, kw_only=True):
+    """A run as it is proposed, with the secrets that sites share in it.
 
     Attributes:
         public_keys: of the run, by node, of all its nodes.
@@ -234,7 +238,7 @@ class ExtractRequest(Request, frozen=True, kw_only=True):
     proposal: Proposal
     parts: dict[int, ExtractPart]
 
-    discloses = (
+    discloses: ClassVar[tuple[Discloses, ...]] = (
         Discloses(
             "the run as it is proposed to all sites: the query with its expressions "
             "over every table, the sites by name, the run's settings; and the types "
@@ -243,10 +247,16 @@ class ExtractRequest(Request, frozen=True, kw_only=True):
         ),
     )
     # the message in which the secret was sealed discloses it
-    schedule = (
+    schedule: ClassVar[tuple[str, ...]] = (
         *("keys", "public_keys", "site_keys", "sealed"),
         *("shard", "groups", "label_privacy", "local_label", "split", "readings"),
+        # likewise
+        "cutoffs",
     )
+
+
+class ExtractRequest(ProposedRun, Request, frozen=True, kw_only=True):
+    """Run the query's fragments."""
 
 
 class LabelFacts(Body, frozen=True):

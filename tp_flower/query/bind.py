@@ -129,6 +129,7 @@ class Query:
 
     statement: parsing.Statement
     grid: CutoffGrid | None = None
+    seals_cutoffs: bool = False
 
     @classmethod
     def from_sql(cls, sql: str, *, needs_label: bool = True) -> "Query":
@@ -145,6 +146,13 @@ class Query:
         LATERAL sub-queries look back from its points where they are at another site.
         """
         return replace(self, grid=CutoffGrid.parse(text) if text else None)
+
+    def sealing_cutoffs(self, *, is_set: bool) -> "Query":
+        """Return the query with or without the setting ``sealed-cutoffs``.
+
+        LATERAL sub-queries look back from cutoffs that another site seals for theirs.
+        """
+        return replace(self, seals_cutoffs=is_set)
 
     def to_sql(self) -> str:
         """Return the canonical SQL, which parses to an equal query."""
@@ -200,7 +208,9 @@ class Query:
             table = unlabelled.table or statement.tables[0].alias
             unlabelled = replace(unlabelled, table=table)
             statement = _drop_label(statement, unlabelled)
-        statement, relations = bind_tables(statement, schemas, self.grid)
+        statement, relations = bind_tables(
+            statement, schemas, self.grid, are_sealed=self.seals_cutoffs
+        )
         names = (
             item.name
             for item in statement.items

@@ -5,7 +5,8 @@ each pair of a key and a cutoff, (o.k, o.day), which o is then joined with by eq
 The pairs are those of o's rows, where both tables are at one site; elsewhere the table
 of p makes them itself: each of its keys at each point of a grid of times at which the
 sub-query finds a row. Of o the grid takes the last point at or before its cutoff: what
-is known then is known at the cutoff.
+is known then is known at the cutoff. Or the sites of o seal its pairs for those of p:
+the key as a keyed hash, the cutoff as it is.
 """
 
 import re
@@ -26,6 +27,12 @@ PAIRS: Final = "cutoffs"
 """The relation of the pairs, where they are those of another table at the site."""
 
 MOST_POINTS: Final = 100_000
+SEALED_TYPES: Final = (
+    *("DATE", "TIMESTAMP", "TIMESTAMP_S", "TIMESTAMP_MS", "TIMESTAMP_NS"),
+    *("TIMESTAMP WITH TIME ZONE", "TINYINT", "SMALLINT", "INTEGER", "BIGINT"),
+    *("UTINYINT", "USMALLINT", "UINTEGER"),
+)
+"""The types of cutoffs that are sealed: each value is a whole number of 64 bits."""
 _KEY: Final = "(key {})"
 _UNITS: Final = {"hour": 1 / 24, "day": 1.0, "week": 7.0, "month": 28.0, "year": 365.0}
 _FORM: Final = re.compile(
@@ -164,12 +171,13 @@ def column_of_point(tree: exp.Expr) -> str:
 class Cutoffs:
     """Where the pairs of keys and cutoffs of a sub-query come from.
 
-    They are those of the rows of ``table`` (an alias of the query) at the same site, or
-    of a grid.
+    They are those of the rows of ``table`` (an alias of the query), at the same site or
+    sealed by its sites; or of a grid.
     """
 
     table: str = ""
     grid: CutoffGrid | None = None
+    sealed: bool = False
 
     def __str__(self) -> str:
         """Describe where they come from.
@@ -177,6 +185,8 @@ class Cutoffs:
         >>> str(Cutoffs(grid=CutoffGrid("1 month", "2015-01-01", "2020-12-31", "DATE")))
         'a DATE every 1 month from 2015-01-01 to 2020-12-31'
         """
+        if self.sealed:
+            return f"of the rows of {self.table}, sealed by their site"
         if self.grid is None:
             return f"of the rows of {self.table}"
         return (
@@ -188,6 +198,8 @@ class Cutoffs:
         """Return the cutoffs from the wire, or refuse another form."""
         if bool(self.table) == (self.grid is not None):
             raise QueryError("cutoffs are those of a table or of a grid")
+        if self.sealed and not self.table:
+            raise QueryError("cutoffs of a grid are not sealed")
         if self.grid is not None:
             self.grid.check()
         return self

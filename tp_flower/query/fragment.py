@@ -157,6 +157,11 @@ class SubQuery:
         return tuple(sql for sql in self.filters if quote_name(CUTOFF) not in sql)
 
     @property
+    def has_sealed_cutoffs(self) -> bool:
+        """Whether its pairs come sealed from another site."""
+        return self.cutoffs is not None and self.cutoffs.sealed
+
+    @property
     def least_rows(self) -> int:
         """How many rows each group has at least, by HAVING COUNT(*) >= n; or 1."""
         counts = [re.fullmatch(r"COUNT\(\*\) >= (\d+)", sql) for sql in self.having]
@@ -400,6 +405,8 @@ class Fragment:
             del data["weight"]
         if self.subquery is not None and self.subquery.cutoffs is None:
             del data["subquery"]["cutoffs"], data["subquery"]["last"]
+        elif self.subquery is not None and not self.subquery.has_sealed_cutoffs:
+            del data["subquery"]["cutoffs"]["sealed"]
         if self.subquery is not None and not self.subquery.qualify:
             del data["subquery"]["qualify"]
         return data
@@ -412,9 +419,10 @@ class Fragment:
         except msgspec.ValidationError as error:
             raise QueryError(f"malformed fragment: {error}") from error
         # msgspec does not require the fields of a dataclass that have defaults
-        fragment = replace(
-            fragment, subquery=fragment.subquery and replace(fragment.subquery)
-        )
+        if (subquery := fragment.subquery) is not None:
+            cutoffs = subquery.cutoffs and replace(subquery.cutoffs)
+            subquery = replace(subquery, cutoffs=cutoffs)
+        fragment = replace(fragment, subquery=subquery)
         if (canonical := fragment.to_json()) != data:
             raise QueryError(
                 f"malformed fragment: expected the fields and lengths of {canonical}; "

@@ -1,15 +1,24 @@
 """Bind LATERAL sub-queries: where their pairs of keys and cutoffs come from.
 
 The pairs are those of the table around a sub-query if one site has all rows of both.
-Elsewhere they are of a grid: the table around then compares the last point of the grid
-at or before its cutoff in place of the cutoff.
+Elsewhere its sites seal them for those of the sub-query's table, or they are of a grid:
+the table around then compares the last point of the grid at or before its cutoff in
+place of the cutoff.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from sqlglot import exp
+
 from tp_flower.errors import QueryError
-from tp_flower.query.cutoffs import CUTOFF, CutoffGrid, Cutoffs, key_column
+from tp_flower.query.cutoffs import (
+    CUTOFF,
+    SEALED_TYPES,
+    CutoffGrid,
+    Cutoffs,
+    key_column,
+)
 from tp_flower.query.expressions import parse_expression
 from tp_flower.query.fragment import Fragment, spell
 from tp_flower.query.lateral import Correlation
@@ -19,9 +28,17 @@ from tp_flower.query.scope import Scope, TableSchema
 
 
 def bind_tables(
-    statement: Statement, schemas: Mapping[str, Schema], grid: CutoffGrid | None
+    statement: Statement,
+    schemas: Mapping[str, Schema],
+    grid: CutoffGrid | None,
+    *,
+    are_sealed: bool = False,
 ) -> tuple[Statement, dict[str, Relation]]:
-    """Return the relations by alias, and the query with its cutoffs on the grid."""
+    """Return the relations by alias, and the query with its cutoffs on the grid.
+
+    Cutoffs that ``are_sealed`` stay what they are.
+    """
+    is_set = grid is not None or are_sealed
     relations: dict[str, Relation] = {}
     joins = list(statement.joins)
     for number, table in enumerate(statement.tables):
@@ -32,7 +49,13 @@ def bind_tables(
         around = _table_around(table.alias, correlation, relations)
         types = _pair_types(around, correlation, relations[around])
         relation = bind_table(table, schemas, Cutoffs(around), types)
-        if not _are_at_one_site(relation, relations[around], schemas, grid):
+        if _are_at_one_site(relation, relations[around], schemas, is_set=is_set):
+            pass
+        elif are_sealed:
+            _check_sealed_type(table.alias, correlation, types[CUTOFF])
+            cutoffs = Cutoffs(around, sealed=True)
+            relation = bind_table(table, schemas, cutoffs, types)
+        else:
             grid_there = _grid_of(table.alias, correlation, types[CUTOFF], grid)
             point = grid_there.last_point(correlation.cutoff)
             correlation = replace(correlation, cutoff=point)
@@ -82,13 +105,17 @@ def _are_at_one_site(
     lateral: Relation,
     around: Relation,
     schemas: Mapping[str, Schema],
-    grid: CutoffGrid | None,
+    *,
+    is_set: bool,
 ) -> bool:
-    """Return whether one site has both; of unknown places, whether there is no grid."""
+    """Return whether one site has both.
+
+    Of unknown places they are one, unless it ``is_set`` what is done elsewhere.
+    """
     hosted = [schemas[branch.name] for r in (lateral, around) for branch in r.branches]
     places = [s.places for s in hosted if isinstance(s, TableSchema) and s.places]
     if len(places) < len(hosted):
-        return grid is None
+        return not is_set
     return len(frozenset().union(*places)) == 1
 
 
@@ -101,7 +128,8 @@ def _grid_of(
         raise QueryError(
             f"LATERAL sub-query {alias!r} looks back from {cutoff}, of another site: "
             "set cutoff-grid to the times that are looked back from in its place, such "
-            'as cutoff-grid = "1 month from 2015-01-01 to 2020-12-31"'
+            'as cutoff-grid = "1 month from 2015-01-01 to 2020-12-31", or, where its '
+            'owner has written releases.cutoffs = "partner", sealed-cutoffs = true'
         )
     if not cutoff_type.startswith(("DATE", "TIMESTAMP")):
         raise QueryError(
@@ -114,6 +142,33 @@ def _grid_of(
             f"a condition such as t < {cutoff} keeps the rows before it"
         )
     return replace(grid, type="DATE" if cutoff_type == "DATE" else "TIMESTAMP")
+
+
+def _check_sealed_type(alias: str, correlation: Correlation, cutoff_type: str) -> None:
+    """Refuse a cutoff whose values are no whole numbers of 64 bits."""
+    if cutoff_type not in SEALED_TYPES:
+        raise QueryError(
+            f"LATERAL sub-query {alias!r} looks back from {correlation.cutoff}, of "
+            f"type {cutoff_type}: sealed-cutoffs takes a DATE, a TIMESTAMP or a whole "
+            "number"
+        )
+
+
+def pair_names(fragment: Fragment, key: int) -> list[str]:
+    """Return the columns of its pairs that a LATERAL sub-query's join key compares.
+
+    QueryError if it compares anything else, or not all of them.
+    """
+    trees = [parse_expression(sql, "join key") for sql in fragment.keys[key]]
+    names = [tree.name for tree in trees if isinstance(tree, exp.Column)]
+    subquery = fragment.subquery
+    if subquery is None or sorted(names) != sorted(subquery.pair_names):
+        raise QueryError(
+            f"the join of LATERAL sub-query {fragment.table!r} compares "
+            f"{', '.join(fragment.keys[key])} with the table around it, and not its "
+            "keys and its cutoff"
+        )
+    return names
 
 
 def check_no_cutoffs(fragments: Iterable[Fragment]) -> None:

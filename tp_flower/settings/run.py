@@ -239,6 +239,13 @@ class DataSettings:
         # a proposal has it in what it asks of the tables
         is_operational=True,
     )
+    sealed_cutoffs: bool = setting(
+        False,
+        "In place of a cutoff-grid, the sites that a LATERAL sub-query or an ASOF JOIN "
+        "looks back from seal their keys and cutoffs for the other site, where their "
+        "policies let them; its answers are exact.",
+        is_operational=True,
+    )
     task: str = setting(
         AUTO,
         '"regression", "classification", or "auto": classes of a label that is text, '

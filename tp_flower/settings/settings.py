@@ -355,6 +355,12 @@ def keys() -> tuple[str, ...]:
 def conflicts(values: Settings) -> Iterator[str]:
     """Yield the combinations of settings that contradict each other."""
     yield from _unread(values)
+    if values.cutoff_grid and values.sealed_cutoffs:
+        yield (
+            f"cutoff-grid: {values.cutoff_grid!r} does not go with sealed-cutoffs: "
+            'write cutoff-grid = "" for cutoffs as they are, or sealed-cutoffs = false '
+            "for those of the grid"
+        )
     yield from _conflicts_of_splits(values)
     yield from _conflicts_of_models(values)
     yield from values.rules.conflicts(values)

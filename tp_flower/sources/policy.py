@@ -22,6 +22,9 @@ moments      never, clear (sums over the joined rows of the products of two colu
              label among them); never by default
 factors      never, clear (in predictions, the numbers of each row's key that a model
              multiplies with another table's); never by default
+cutoffs      never, partner (the keys and cutoffs of the rows, sealed for the sites of a
+             LATERAL sub-query: keyed hashes, and the cutoffs as they are); never by
+             default
 statistics   to the table's other shards: never (encoders that need none, such as
              declared ranges, are left), moments (counts, means and deviations of
              columns, and how many rows each category has), clear (also ranges,
@@ -61,6 +64,7 @@ MOMENTS = "moments"
 CLEAR = "clear"
 MASKED = "masked"
 SEALED = "sealed"
+PARTNER = "partner"
 LABELS = "labels"
 STATISTICS = "statistics"
 MODELS = "models"
@@ -68,6 +72,7 @@ SCORES = "scores"
 WEIGHTS = "weights"
 ROWS = "rows"
 FACTORS = "factors"
+CUTOFFS = "cutoffs"
 SECOND_MOMENTS = "moments"
 BINS = "bins"
 
@@ -80,6 +85,7 @@ LEVELS: Final = {
     ROWS: (NEVER, CLEAR),
     SECOND_MOMENTS: (NEVER, PRIVATE, CLEAR),
     FACTORS: (NEVER, CLEAR),
+    CUTOFFS: (NEVER, PARTNER),
 }
 """By kind of release, its levels, the strictest first."""
 REGIONS: Final = "regions"
@@ -124,6 +130,7 @@ class Releases:
     moments: str = CLEAR
     regions: int = MOST_REGIONS
     factors: str = CLEAR
+    cutoffs: str = NEVER
     bins: Annotated[int, _BINS] | None = None
 
     @property
@@ -142,9 +149,9 @@ class Releases:
 class Policy:
     """The rules of one shard; docs/reference/policies.md says what each is for.
 
-    The default allows everything but rows. Columns are compared without case. A list
-    that is None sets no rule. Of a policy in a tables file, ``STRICT`` has the rules
-    that it does not mention.
+    The default allows everything but rows and cutoffs. Columns are compared without
+    case. A list that is None sets no rule. Of a policy in a tables file, ``STRICT`` has
+    the rules that it does not mention.
 
     Attributes:
         columns: what features may read, and every other piece without a list of its
@@ -199,7 +206,7 @@ class Policy:
 
     @property
     def is_open(self) -> bool:
-        """Whether its owner consents to everything but rows."""
+        """Whether its owner consents to everything but rows and cutoffs."""
         return self == Policy()
 
     @property
@@ -392,6 +399,16 @@ class Policy:
                 "it is a share of the rows",
             )
 
+    def check_cutoffs(self) -> None:
+        """Refuse to seal keys and cutoffs of the table's rows for another site."""
+        if not self.lets_leave(CUTOFFS):
+            raise _refusal(
+                f"releases.{CUTOFFS} = {NEVER}",
+                "the run asks for the keys and cutoffs of the table's rows, for the "
+                "site of a LATERAL sub-query",
+                "none may leave the site; set cutoff-grid in place of sealed-cutoffs",
+            )
+
     def check_seen_regions(self) -> None:
         """Refuse scores that depend on regions of another table's rows."""
         if not self.sees_regions:
@@ -441,7 +458,7 @@ class Policy:
 
     def lets_leave(self, kind: str) -> bool:
         """Whether releases of a kind may leave as they are, without noise or mask."""
-        return self.releases.level(kind) in (MOMENTS, CLEAR)
+        return self.releases.level(kind) in (MOMENTS, CLEAR, PARTNER)
 
     def check_release(
         self, kind: str, *, is_private: bool, is_masked: bool = False
@@ -470,8 +487,8 @@ class Policy:
 
 
 ANY: Final = "any"  # as partners: all sites whose keys are pinned
-OPEN: Final = "open"  # what an owner writes as a policy that allows everything but rows
-SIMULATED: Final = Policy(releases=Releases(rows=CLEAR))
+OPEN: Final = "open"  # a policy that allows everything but rows and cutoffs
+SIMULATED: Final = Policy(releases=Releases(rows=CLEAR, cutoffs=PARTNER))
 """The policy of tables that whoever runs the server has, too."""
 STRICT: Final[Mapping[str, object]] = {
     "columns": (),

@@ -5,7 +5,7 @@ of the text or hide a part of it: line ends and invisible characters are escaped
 """
 
 import textwrap
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -256,6 +256,24 @@ def _meaning(
             )
         if tells_sites := _told_sites(settings, len(holders)):
             yield f"{name} tells other sites {tells_sites}"
+        if takers := _takers_of_cutoffs(alias, fragments.values()):
+            yield (
+                f"{name} tells the sites of {takers}, sealed, at which times each of "
+                "its keys has rows: by name the keys that they have or guess"
+            )
+
+
+def _takers_of_cutoffs(alias: str, fragments: Iterable[Fragment]) -> str:
+    """Return the LATERAL sub-queries that a table's sites seal cutoffs for."""
+    takers = (
+        fragment.table
+        for fragment in fragments
+        if (subquery := fragment.subquery) is not None
+        and (cutoffs := subquery.cutoffs) is not None
+        and cutoffs.sealed
+        and cutoffs.table == alias
+    )
+    return ", ".join(map(printable, dict.fromkeys(takers)))
 
 
 def _learned_by_server(fragment: Fragment, settings: Settings) -> Iterator[str]:

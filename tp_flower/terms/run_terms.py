@@ -19,6 +19,7 @@ from tp_flower.query import Fragment
 from tp_flower.settings import Settings
 from tp_flower.settings.rules import rules_of
 from tp_flower.settings.run import EVALUATE, EXPLAIN, JOINED, PREDICT, TRAIN
+from tp_flower.terms.cutoffs import SealedPairs, recipients, sealed_pairs
 from tp_flower.terms.extraction import extract_parts
 from tp_flower.terms.groups import JoinSide, join_sides, members_of_groups, table_group
 
@@ -55,6 +56,16 @@ class RunTerms:
         """The requests for the parts' rows, without readings and types of columns."""
         return extract_parts(self.proposal, self.settings)
 
+    @cached_property
+    def sealed_pairs(self) -> dict[int, tuple[SealedPairs, ...]]:
+        """The pairs that parts of LATERAL sub-queries take from other sites."""
+        return sealed_pairs(self.proposal, self.fragments)
+
+    @cached_property
+    def recipients(self) -> dict[SealedPairs, tuple[str, ...]]:
+        """The nodes that each of these pairs are sealed for."""
+        return recipients(self.proposal, self.sealed_pairs)
+
     def groups_of(self, node: str) -> dict[str, set[str]]:
         """Return the nodes of the groups that a node shares a secret with."""
         groups = members_of_groups(
@@ -71,6 +82,7 @@ class RunTerms:
         settings = self.settings
         is_training = settings.mode == TRAIN
         begun = {
+            Action.CUTOFFS: bool(self.sealed_pairs),
             Action.STATISTICS: settings.mode in (TRAIN, EXPLAIN),
             Action.PREPARE: is_training and settings.method.is_prepared,
             # nothing is told of rows whose scores do not leave

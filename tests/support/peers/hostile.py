@@ -64,6 +64,10 @@ WITH_REGIONS = {
     for table, rules in POLICIES.items()
 }
 """Policies that let one table be divided, and the others see it."""
+WITH_CUTOFFS = {
+    "orders": POLICIES["orders"].replace("{ stat", '{ cutoffs = "partner", stat')
+}
+"""Policies that let cutoffs be sealed for another site."""
 WITH_COVER = {"orders": f"{POLICIES['orders']}\ncover = 1\nscores-per-rank = 0.5"}
 """Policies that ask how much rows vary."""
 SHOP = 2

@@ -91,13 +91,14 @@ def tables_of(orders, events, types):
     return engine
 
 
-def answers(sql, engine, grid=""):
+def answers(sql, engine, grid="", *, sealed=False):
     """What sites run, joined; and the query that they bound."""
     schemas = {
         name: {c: kind for c, kind, *_ in engine.execute(f"DESCRIBE {name}").fetchall()}
         for name in ("orders", "events")
     }
-    bound = Query.from_sql(sql).on_grid(grid).bind(schemas)
+    query = Query.from_sql(sql).on_grid(grid).sealing_cutoffs(is_set=sealed)
+    bound = query.bind(schemas)
     for fragment in bound.fragments:
         assert fragment.check(schemas[fragment.name]) == fragment
         assert Fragment.from_json(fragment.to_json()) == fragment
@@ -272,6 +273,43 @@ def test_with_a_grid_the_cutoff_is_its_last_point(
     assert found == engine_rows(engine, expected, result_names(bound))
 
 
+@settings(max_examples=20)
+@given(ORDERS, EVENTS, TYPES, windows(), ASKED)
+def test_sealed_cutoffs_are_answered_as_at_one_site_for_keys_with_rows(
+    orders, events, types, where, columns
+):
+    engine = tables_of(orders, events, types)
+    names = [column.split(" AS ")[1] for column in columns]
+    head = "SELECT o.y AS label, EPOCH(o.day) AS day, "
+    tail = (
+        " FROM orders o LEFT JOIN LATERAL "
+        f"(SELECT {', '.join(columns)} FROM events p WHERE {where}) w ON TRUE"
+    )
+    sql = head + ", ".join(f"w.{n}" for n in names) + tail
+    found, bound = answers(sql, engine, sealed=True)
+    assert bound.fragments[1].subquery.cutoffs.sealed
+    # a key is one of the sub-query's table if some row of it may be in a window
+    timeless = [part for part in where.split(" AND ") if "o.day" not in part]
+    exists = f"EXISTS (SELECT 1 FROM events p WHERE {' AND '.join(timeless)})"
+    is_answered = has_match(where) + f" AND {exists}" * ("p.k = o.k" in where)
+    expected = head + where_matched(is_answered, names) + tail
+    assert found == engine_rows(engine, expected, result_names(bound))
+
+
+def test_on_the_points_of_a_grid_sealed_cutoffs_see_what_the_grid_does():
+    """But for empty windows, which the grid has not."""
+    hours = [36 * n for n in range(4)]
+    orders = [
+        (n % 3, FIRST + datetime.timedelta(hours=h), n) for n, h in enumerate(hours)
+    ]
+    rows = [(n % 2, FIRST + datetime.timedelta(hours=9 * n), n, "a") for n in range(9)]
+    engine = tables_of(orders, rows, ["TIMESTAMP"] * 2)
+    sql = COUNT.replace(") w ON", " HAVING COUNT(*) > 0) w ON")
+    found, _ = answers(sql, engine, sealed=True)
+    assert found == answers(sql, engine, GRID)[0]
+    assert found == answers(sql, engine)[0]
+
+
 ORDERS_TYPES = {"k": "INTEGER", "day": "DATE", "y": "DOUBLE", "name": "VARCHAR"}
 SCHEMAS = {
     "orders": ORDERS_TYPES,
@@ -280,13 +318,14 @@ SCHEMAS = {
 }
 
 
-def bind(sql, grid="", **places):
+def bind(sql, grid="", *, sealed=False, **places):
     schemas = {}
     for name, columns in SCHEMAS.items():
         schemas[name] = TableSchema(columns)
         if name in places:
             schemas[name].places = frozenset(places[name])
-    return Query.from_sql(sql).on_grid(grid).bind(schemas)
+    query = Query.from_sql(sql).on_grid(grid).sealing_cutoffs(is_set=sealed)
+    return query.bind(schemas)
 
 
 @pytest.mark.parametrize(("sql", "match"), CASES["refused"])
@@ -327,8 +366,20 @@ def test_cutoffs_are_those_of_rows_where_one_site_has_all(orders, events, is_gri
     assert (cutoffs.grid is not None) == is_grid
     assert cutoffs.table == ("" if is_grid else "o")
     if is_grid:
-        with pytest.raises(QueryError, match=r"back from o\.day, of another site"):
+        with pytest.raises(QueryError, match=r"cutoff-grid .* sealed-cutoffs = true"):
             bind(COUNT, orders=orders, events=events)
+    sealed = bind(COUNT, sealed=True, orders=orders, events=events).fragments[1]
+    assert (sealed.subquery.cutoffs.table, sealed.subquery.cutoffs.grid) == ("o", None)
+    assert sealed.subquery.cutoffs.sealed == is_grid
+
+
+@pytest.mark.parametrize("column", ["y", "name"])
+def test_cutoffs_that_are_sealed_are_whole_numbers(column):
+    sql = COUNT.replace("p.t < o.day", f"p.t::VARCHAR < o.{column}")
+    with pytest.raises(
+        QueryError, match=r"takes a DATE, a TIMESTAMP or a whole number"
+    ):
+        bind(sql, sealed=True)
 
 
 @pytest.mark.parametrize(("condition", "looks_back"), CASES["bounds"])

@@ -9,6 +9,7 @@ OPERATIONAL = {
     "sql",
     "tables",
     "cutoff-grid",
+    "sealed-cutoffs",
     "resume",
     "device",
     "output-dir",

@@ -72,6 +72,7 @@ def test_a_policy_with_every_key(tmp_path):
             moments="private",
             regions=7,
             factors="never",
+            cutoffs="partner",
             bins=16,
         ),
         privacy_unit=("customer",),
@@ -168,7 +169,8 @@ def test_an_open_policy_allows_everything(tmp_path):
     assert source.min_count == 4
     levels = {kind: source.policy.releases.level(kind) for kind in LEVELS}
     # but for rows themselves
-    assert levels == {**dict.fromkeys(LEVELS, "clear"), "rows": "never"}
+    most = {**dict.fromkeys(LEVELS, "clear"), "rows": "never", "cutoffs": "never"}
+    assert levels == most
     # and bins where a run asks for them
     source.policy.check_bins(255)
     assert source.policy.releases.named_bins == 0

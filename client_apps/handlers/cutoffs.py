@@ -1,0 +1,86 @@
+"""Cutoffs at a site: those of its rows, sealed for LATERAL sub-queries elsewhere.
+
+The table around such a sub-query is read as for the rows that the run extracts next,
+under the same checks, and what is sealed is of these rows.
+"""
+
+from collections.abc import Mapping
+
+from client_apps.data.run_store import Entry
+from client_apps.handlers.setup import key_guarantee, read_part
+from client_apps.privacy import guard, ledger_entries
+from client_apps.privacy.keys import take_secrets
+from client_apps.privacy.ledger_entries import note
+from client_apps.privacy.proposal_checks import (
+    agree,
+    check_begins,
+    check_extract,
+    check_proposal,
+)
+from client_apps.privacy.sealed_pairs import seal_pairs
+from client_apps.rounds.site import EXTRACTED, REQUEST, Site
+from tp_flower.arrays import AnyArray
+from tp_flower.errors import ProposalError, SiteError
+from tp_flower.protocol.cutoff_messages import CutoffsReply, CutoffsRequest, SealedPart
+from tp_flower.protocol.messages import Action
+from tp_flower.protocol.setup_messages import ExtractPart
+from tp_flower.terms.cutoffs import SealedPairs
+
+_SEALED = "cutoffs"
+
+
+def seal_cutoffs(site: Site, request: CutoffsRequest) -> CutoffsReply:
+    """Reply with the sealed cutoffs of the parts around LATERAL sub-queries.
+
+    Once in a run: two answers of other rows would tell how these differ.
+    """
+    site.check_once(_SEALED, "another request has already sealed this run's cutoffs")
+    if site.store.has(EXTRACTED) and not site.store.has(_SEALED):
+        raise SiteError("cutoffs are sealed before the rows of a run are extracted")
+    site.keep_proposal(request.proposal, request.public_keys)
+    take_secrets(site, request)
+    check_proposal(site, request)
+    check_begins(site, Action.CUTOFFS)
+    agree("cutoffs", [], [n for body in request.parts.values() for n in body.cutoffs])
+    taken = _taken(site, request.parts)
+    for number, body in site.each(request.parts):
+        check_extract(site, number, body)
+        site.bind(number, body.shard, site.terms.fragments[number])
+    # before any is told: it is two answers in which rows may differ
+    guard.check_selections(site, request.parts)
+    parts = {
+        number: _seal_part(site, number, request.parts, taken[number])
+        for number, _ in site.each(request.parts)
+        if number in taken
+    }
+    site.store.save(_SEALED, Entry({}, {REQUEST: site.round.digest}))
+    return CutoffsReply(parts)
+
+
+def _taken(
+    site: Site, bodies: Mapping[int, ExtractPart]
+) -> dict[int, list[SealedPairs]]:
+    """Return by part of this site the pairs of its rows that other parts take."""
+    taken: dict[int, list[SealedPairs]] = {}
+    for pairs in site.terms.recipients:
+        if pairs.part in bodies:
+            taken.setdefault(pairs.part, []).append(pairs)
+    if not taken:
+        raise ProposalError("the run takes no cutoffs of a table of this site")
+    return taken
+
+
+def _seal_part(
+    site: Site,
+    number: int,
+    bodies: Mapping[int, ExtractPart],
+    taken: list[SealedPairs],
+) -> SealedPart:
+    """Return the sealed pairs of a part's rows, as its policy allows."""
+    guard.check_cutoffs(site, number, taken)
+    source, _, _ = read_part(site, number, bodies)
+    note(site, number, ledger_entries.CUTOFFS, key_guarantee(site))
+    sealed: dict[str, AnyArray] = {}
+    for pairs in taken:
+        sealed.update(seal_pairs(site, source, pairs))
+    return SealedPart(sealed)

@@ -1,0 +1,236 @@
+"""Keys and cutoffs of a table's rows, for a LATERAL sub-query at another site.
+
+The site of the table around hashes its keys (:class:`KeyedPairs`). The sub-query's site
+finds its own keys among the hashes, and answers for these: a key of which it has no row
+has no answer.
+
+*Notation*
+
+    n   distinct pairs of a key and a cutoff
+    k   distinct keys of the sub-query's table
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from typing import Final
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tp_flower.duckdb_engine import quote_name, safe_message, shared_cursor
+from tp_flower.errors import QueryError, SourceError
+from tp_flower.extraction.select_plan import (
+    RELATION,
+    canonical_text,
+    comparable_sql,
+    make_plan,
+    typed_piece,
+)
+from tp_flower.extraction.time_limit import TimeLimit
+from tp_flower.extraction.unit_rows import scan_drawn_rows
+from tp_flower.keyed_hash import HashArray, KeyedHasher
+from tp_flower.query.cutoffs import CUTOFF, SEALED_TYPES, key_column
+from tp_flower.query.fragment import Fragment, SubQuery
+from tp_flower.sources.shards import Scan, ShardSource, column_types
+
+MOST_PAIRS: Final = 4_000_000
+"""The pairs of one sub-query, 24 bytes each; DuckDB answers them one by one."""
+
+TEXT: Final = "(text)"
+"""The column of a key's canonical text, in no query's names."""
+
+_ARROW: Final[Mapping[str, pa.DataType]] = dict(
+    zip(
+        SEALED_TYPES,
+        (
+            *(pa.date32(), pa.timestamp("us"), pa.timestamp("s"), pa.timestamp("ms")),
+            *(pa.timestamp("ns"), pa.timestamp("us", tz="UTC")),
+            *(pa.int8(), pa.int16(), pa.int32(), pa.int64()),
+            *(pa.uint8(), pa.uint16(), pa.uint32()),
+        ),
+        strict=True,
+    )
+)
+
+
+@dataclass(frozen=True, eq=False)
+class KeyedPairs:
+    """Distinct pairs of a key and a cutoff, in the order of the hashes.
+
+    Attributes:
+        hashes: uint64 (n, 2), keyed hashes of the keys.
+        cutoffs: int64 (n,), days or fractions of a second since 1970, or numbers.
+        type: of the cutoffs, in DuckDB's words.
+    """
+
+    hashes: HashArray
+    cutoffs: npt.NDArray[np.int64]
+    type: str
+
+    def check(self) -> "KeyedPairs":
+        """Return pairs from another site; QueryError for others than sites make."""
+        if len(self.cutoffs) > MOST_PAIRS:
+            raise QueryError(f"there are more than {MOST_PAIRS} of them")
+        columns = (*self.hashes.T, self.cutoffs)
+        is_later = np.zeros(max(len(self.cutoffs) - 1, 0), bool)
+        for column in columns[::-1]:
+            before, after = column[:-1], column[1:]
+            is_later = (after > before) | ((after == before) & is_later)
+        if not is_later.all():
+            raise QueryError("they are not distinct, or not sorted")
+        self.times()
+        return self
+
+    def times(self) -> pa.Array:
+        """Return the cutoffs as values of their type, (n,)."""
+        kind = _ARROW[self.type]
+        try:
+            numbers = pa.array(self.cutoffs)
+            return (
+                numbers.cast(pa.int32()) if pa.types.is_date(kind) else numbers
+            ).cast(kind)
+        except pa.ArrowInvalid:
+            raise QueryError(f"a cutoff is no value of type {self.type}") from None
+
+
+def read_key_texts(
+    source: ShardSource, fragment: Fragment, key: int, cutoff: int, order_key: bytes
+) -> tuple[pa.Table, str]:
+    """Return the distinct pairs of a shard's join key, and the type of their cutoffs.
+
+    ``cutoff`` is the position of the cutoff among the key's parts; the others are one
+    canonical text. Pairs with a NULL match nothing, and are left out.
+    """
+    names = [key_column(number) for number in range(len(fragment.keys[key]))]
+    names[cutoff] = CUTOFF
+    tables = []
+    kind = ""
+    with _opened(source, fragment, order_key) as opened:
+        plan = make_plan(source, opened)
+        # what was checked, not what has arrived
+        parts = zip(opened.fragment.keys[key], names, strict=True)
+        items = ", ".join(f"{sql} AS {quote_name(name)}" for sql, name in parts)
+        distinct = f"SELECT DISTINCT {items} FROM {plan.rows}"
+        for _ in opened.chunks():
+            types = column_types(opened.connection, distinct)
+            kind = types.pop(CUTOFF)
+            if kind not in SEALED_TYPES:
+                raise SourceError(
+                    f"{source}: a cutoff of type {kind} cannot be sealed for a LATERAL "
+                    f"sub-query; the types that can are {', '.join(SEALED_TYPES)}"
+                )
+            texts = _select_texts(source, distinct, types, (quote_name(CUTOFF),))
+            tables.append(opened.connection.sql(texts).to_arrow_table())
+    return pa.concat_tables(tables), kind
+
+
+def hash_pairs(pairs: pa.Table, kind: str, hasher: KeyedHasher) -> KeyedPairs:
+    """Return pairs with hashes in place of texts; QueryError for too many of them."""
+    texts = pairs[TEXT].combine_chunks().dictionary_encode()
+    positions = texts.indices.to_numpy()
+    hashes = hasher.hash_texts(texts.dictionary)[:, :2][positions]
+    numbers = pairs[CUTOFF].combine_chunks()
+    if kind == "DATE":
+        numbers = numbers.cast(pa.int32())
+    cutoffs = numbers.cast(pa.int64()).to_numpy()
+    order = np.lexsort((cutoffs, hashes[:, 1], hashes[:, 0]))
+    rows = np.column_stack([hashes, cutoffs.view(np.uint64)])[order]
+    is_new = np.ones(len(rows), bool)
+    # a large shard is read in steps, which may have pairs in common
+    is_new[1:] = (rows[1:] != rows[:-1]).any(axis=1)
+    rows = rows[is_new]
+    if len(rows) > MOST_PAIRS:
+        raise QueryError(
+            f"more than {MOST_PAIRS} pairs of a key and a cutoff are not sealed: set "
+            "cutoff-grid in place of sealed-cutoffs"
+        )
+    return KeyedPairs(
+        np.ascontiguousarray(rows[:, :2]),
+        np.ascontiguousarray(rows[:, 2]).view(np.int64),
+        kind,
+    )
+
+
+def read_own_keys(
+    source: ShardSource, fragment: Fragment, order_key: bytes
+) -> pa.Table:
+    """Return the distinct keys of a LATERAL sub-query's table, with their texts, (k,).
+
+    A sub-query without keys has one of no values. Of values with one text, such as two
+    Unicode forms, the first is taken.
+    """
+    with _opened(source, fragment, order_key) as opened:
+        subquery = opened.fragment.subquery or SubQuery(())
+        # with a sub-query there is one step
+        list(opened.chunks())
+        if not subquery.groups:
+            return pa.table({TEXT: [""]})
+        keys = zip(subquery.groups, subquery.pair_names, strict=False)
+        items = ", ".join(f"{sql} AS {quote_name(name)}" for sql, name in keys)
+        where = "".join(
+            f"{' AND' if number else ' WHERE'} {sql}"
+            for number, sql in enumerate(subquery.filters_of_rows)
+        )
+        distinct = f"SELECT DISTINCT {items} FROM {RELATION}{where}"
+        types = column_types(opened.connection, distinct)
+        texts = _select_texts(source, distinct, types, map(quote_name, types))
+        first = f"SELECT DISTINCT ON ({quote_name(TEXT)}) * FROM ({texts}) ORDER BY ALL"
+        return opened.connection.sql(first).to_arrow_table()
+
+
+def match_pairs(own: pa.Table, pairs: KeyedPairs, hasher: KeyedHasher) -> pa.Table:
+    """Return the pairs whose keys are among a table's own, with the keys' values."""
+    hashes = hasher.hash_texts(own[TEXT])
+    keys = own.drop_columns([TEXT])
+    columns = dict(zip(keys.column_names, keys.columns, strict=True))
+    names = ", ".join(map(quote_name, (*columns, CUTOFF)))
+    halves = ("half_0", "half_1")
+    with closing(shared_cursor()) as cursor:
+        own_halves = dict(zip(halves, hashes[:, :2].T, strict=True))
+        cursor.register("own", pa.table({**columns, **own_halves}))
+        sealed_halves = dict(zip(halves, pairs.hashes.T, strict=True))
+        cursor.register("sealed", pa.table({**sealed_halves, CUTOFF: pairs.times()}))
+        select = f"SELECT {names} FROM own JOIN sealed USING ({', '.join(halves)})"
+        return cursor.sql(select).to_arrow_table()
+
+
+def _select_texts(
+    source: ShardSource,
+    relation: str,
+    types: Mapping[str, str],
+    others: Sequence[str] | Iterator[str],
+) -> str:
+    """Return the SELECT of the canonical texts of keys, beside columns; no NULL."""
+    pieces = [
+        typed_piece(source, (name, "", quote_name(name)), kind, can_be_vector=False)
+        for name, kind in types.items()
+    ]
+    values = [replace(piece, sql=f"({comparable_sql(piece)})") for piece in pieces]
+    text = canonical_text(values, null_is_value=False) or "''"
+    names = (quote_name(TEXT), *others)
+    present = " AND ".join(f"{name} IS NOT NULL" for name in names)
+    return (
+        f"SELECT DISTINCT * FROM (SELECT {text} AS {', '.join(names)} "
+        f"FROM ({relation})) WHERE {present}"
+    )
+
+
+@contextmanager
+def _opened(
+    source: ShardSource, fragment: Fragment, order_key: bytes
+) -> Iterator[Scan]:
+    """Open a shard for the time that its policy allows."""
+    with scan_drawn_rows(source, fragment, order_key) as opened:
+        limit = TimeLimit(source, fragment.table)
+        with limit.interrupt_late(opened.connection):
+            try:
+                yield opened
+            except duckdb.Error as error:
+                limit.check()
+                raise SourceError(
+                    f"{source}: a key or cutoff of a LATERAL sub-query fails on some "
+                    f"value: {safe_message(error)}"
+                ) from None
