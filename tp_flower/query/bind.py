@@ -241,7 +241,7 @@ class Query:
             is_kept = parsing.is_weight if unlabelled.keeps_weight else lambda _: False
             marked = [pair for pair in marked if is_kept(pair[0])]
         split_table = _add_split(split, scope, keys)
-        label, weight = _label_and_weight(marked, settled.outer)
+        label, weight = _label_and_weight(marked, settled.outer, relations)
         fragments = _make_fragments(relations, features, keys, label, weight, settled)
         label_sql = next((item.sql for item, _ in marked if parsing.is_label(item)), "")
         return BoundQuery(
@@ -446,17 +446,23 @@ def _is_marked(item: parsing.Item) -> bool:
 
 
 def _label_and_weight(
-    marked: Sequence[Bound], outer: Collection[str]
+    marked: Sequence[Bound],
+    outer: Collection[str],
+    relations: Mapping[str, Relation],
 ) -> tuple[Local | None, Local | None]:
     """Return the label and the weight; every joined row must have both."""
     by_name: dict[str, Local] = {}
     for item, local in marked:
         name = parsing.LABEL if parsing.is_label(item) else parsing.WEIGHT
         if local.table in outer:
+            # without HAVING the answer about no row is a row of an inner join, too
+            having = ""
+            if relations[local.table].pair_types:
+                having = f"give {local.table} HAVING COUNT(*) > 0 and "
             raise QueryError(
                 f"the {name} {item.sql} belongs to table {local.table}, which is LEFT "
-                f"JOINed: rows without a match have no {name}; join {local.table} with "
-                "JOIN"
+                f"JOINed: rows without a match have no {name}; {having}join "
+                f"{local.table} with JOIN"
             )
         by_name[name] = local
     return by_name.get(parsing.LABEL), by_name.get(parsing.WEIGHT)
