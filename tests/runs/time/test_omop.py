@@ -1,5 +1,6 @@
 """The example of OMOP's windows: DuckDB's answer, and a run that sees no future."""
 
+import re
 import shutil
 import tomllib
 from datetime import date, timedelta
@@ -11,12 +12,13 @@ import pytest
 import tp_flower
 from examples.omop import compare, make_data
 from tests.support.command_line import invoke, settings_of
-from tests.support.files import read_json
+from tests.support.files import ROOT, read_json
 from tests.support.joined import engine_rows, joined_rows, result_names
 from tp_flower.query import Query
 from tp_flower.sources.shards import load_tables
 
 SQL = tomllib.loads((compare.FOLDER / "sealed.toml").read_text())["sql"]
+FLAGS = re.DOTALL | re.MULTILINE
 HOW = {"sealed_cutoffs": True, "num_epochs": 1, "test_fraction": 0.0}
 
 
@@ -29,6 +31,17 @@ def folder(tmp_path_factory):
     )
     make_data.make(copy, patients=70)
     return copy
+
+
+def test_the_page_quotes_the_files():
+    page = (ROOT / "docs/tutorial/predict-from-the-past.md").read_text("utf-8")
+    tables = (compare.FOLDER / "tables.toml").read_text("utf-8")
+    (cohort,) = re.findall(r'^sql = """\n.*?"""$', page, FLAGS)
+    policies = re.findall(r"^\[tables\.\w+\.policy\]\n.*?(?=^$|^```)", page, FLAGS)
+    (windows,) = re.findall(r"```text\n(LEFT JOIN.*?)```", page, re.DOTALL)
+    assert len(policies) == 2
+    assert [text for text in (cohort, *policies) if text not in tables] == []
+    assert windows in SQL
 
 
 def test_the_windows_are_those_of_duckdb(folder):
