@@ -20,7 +20,8 @@ from tp_flower.extraction.extracted import KeyColumn
 from tp_flower.extraction.select_plan import RELATION, Plan, make_plan
 from tp_flower.joins.joining import join_codes
 from tp_flower.query import BoundQuery, Fragment
-from tp_flower.query.fragment import Role, reads
+from tp_flower.query.fragment import Role
+from tp_flower.query.reads import reads
 from tp_flower.settings import Settings
 from tp_flower.sources.shards import Scan
 from tp_flower.sources.tables_file import ShardSource

@@ -20,8 +20,8 @@ from tests.support.joined import engine_rows, joined_rows, result_names
 from tp_flower.errors import MappingError, QueryError
 from tp_flower.query import Fragment, Query
 from tp_flower.query.cutoffs import CutoffGrid
-from tp_flower.query.fragment import reads
 from tp_flower.query.lateral_tables import correlation_of
+from tp_flower.query.reads import reads
 from tp_flower.query.scope import TableSchema
 from tp_flower.sources.shards import load_tables, register_frames, release
 
