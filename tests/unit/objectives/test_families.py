@@ -151,6 +151,8 @@ def test_labels_that_a_family_cannot_have_are_refused(name, label, why):
         ("huber(-1)", "the parameter of 'huber' is a number above 0$"),
         ("quantile(e)", "the parameter of 'quantile' is a number above 0 and below 1"),
         ("poisson(2)", "'poisson' has no parameter"),
+        ("gaussian", "'gaussian' is 'squared' here"),
+        ("multinomial", "'multinomial' is 'softmax' here"),
         ("cauchy", r"not one of squared, .*, tweedie\(1.5\), "),
     ],
 )
