@@ -11,7 +11,7 @@ from functools import lru_cache
 from sqlglot import exp
 
 from tp_flower.query import windows
-from tp_flower.query.cutoffs import column_of_point, is_reserved
+from tp_flower.query.cutoffs import CUTOFF, column_of_point, is_reserved
 from tp_flower.query.fragment import Fragment, Piece, Role, SubQuery
 
 
@@ -93,6 +93,25 @@ def reads_of_pairs(fragment: Fragment) -> Iterator[Read]:
             for origin in inner.get(read.column.lower(), (read,)):
                 if is_reserved(name := origin.column.lower()):
                     yield Read(read.role, read.element, name, False, False)
+
+
+def reads_by_conditions(fragment: Fragment) -> Iterator[Read]:
+    """Yield what a LATERAL sub-query's answers tell of cutoffs by its conditions.
+
+    These may be of the cutoff alone: where a pair may have no answer, they filter the
+    rows of the table around, and any label or weight of the answers is made of it.
+    """
+    subquery = fragment.subquery
+    if subquery is None or subquery.cutoffs is None:
+        return
+    lateral = f"LATERAL sub-query {fragment.table!r}"
+    if subquery.having or subquery.last or fragment.filters:
+        element = f"whether {lateral} has an answer"
+        yield Read(Role.FILTER, element, CUTOFF, is_plain=False, is_bare=False)
+    for role, sql in ((Role.LABEL, fragment.label), (Role.WEIGHT, fragment.weight)):
+        if sql is not None:
+            element = f"the {role}, of {lateral},"
+            yield Read(role, element, CUTOFF, is_plain=False, is_bare=False)
 
 
 @lru_cache(maxsize=4096)

@@ -272,6 +272,15 @@ class Policy:
         if is_key and self.keys is not None and not read.is_plain:
             raise _refusal("keys", f"{reading} in an expression", _PLAIN)
 
+    def check_told(self, read: Read) -> None:
+        """Raise PolicyError for a join key that leaves as it is, and not as a hash."""
+        if _has(self.join_only, read.column):
+            raise _refusal(
+                "join-only",
+                f"a cutoff that is sealed reads column {read.column!r}",
+                "it leaves as a keyed hash, and only so",
+            )
+
     def _allowed(self, role: Role) -> tuple[str, tuple[str, ...] | None]:
         """Return a role's rule, and the columns that it allows besides join_only."""
         if role is Role.INNER:
