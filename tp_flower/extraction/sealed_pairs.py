@@ -34,6 +34,7 @@ from tp_flower.extraction.unit_rows import scan_drawn_rows
 from tp_flower.keyed_hash import HashArray, KeyedHasher
 from tp_flower.query.cutoffs import CUTOFF, SEALED_TYPES, key_column
 from tp_flower.query.fragment import Fragment, SubQuery
+from tp_flower.query.lateral_tables import pair_names
 from tp_flower.sources.shards import Scan, ShardSource, column_types
 
 MOST_PAIRS: Final = 4_000_000
@@ -155,10 +156,11 @@ def hash_pairs(pairs: pa.Table, kind: str, hasher: KeyedHasher) -> KeyedPairs:
 
 
 def read_own_keys(
-    source: ShardSource, fragment: Fragment, order_key: bytes
+    source: ShardSource, fragment: Fragment, key: int, order_key: bytes
 ) -> pa.Table:
     """Return the distinct keys of a LATERAL sub-query's table, with their texts, (k,).
 
+    A text has the values in the order of the join ``key``, as that of the other side.
     A sub-query without keys has one of no values. Of values with one text, such as two
     Unicode forms, the first is taken.
     """
@@ -168,8 +170,9 @@ def read_own_keys(
         list(opened.chunks())
         if not subquery.groups:
             return pa.table({TEXT: [""]})
-        keys = zip(subquery.groups, subquery.pair_names, strict=False)
-        items = ", ".join(f"{sql} AS {quote_name(name)}" for sql, name in keys)
+        names = (n for n in pair_names(opened.fragment, key) if n != CUTOFF)
+        sources = subquery.sources
+        items = ", ".join(f"{sources[name]} AS {quote_name(name)}" for name in names)
         where = "".join(
             f"{' AND' if number else ' WHERE'} {sql}"
             for number, sql in enumerate(subquery.filters_of_rows)
