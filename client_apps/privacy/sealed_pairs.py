@@ -41,8 +41,10 @@ from tp_flower.protocol.cutoff_messages import CutoffPairs, PairsOfPart
 from tp_flower.protocol.packet import bytes_of, packet_of
 from tp_flower.protocol.setup_messages import ExtractPart
 from tp_flower.query.cutoffs import SEALED_TYPES
+from tp_flower.query.lateral_tables import pair_names
 from tp_flower.sources.shards import ShardSource
 from tp_flower.terms.cutoffs import SealedPairs
+from tp_flower.terms.groups import compared_keys
 
 _PURPOSE: Final = "cutoffs {} v1"
 
@@ -78,7 +80,11 @@ def open_pairs(
         name: array for body in bodies.values() for name, array in body.cutoffs.items()
     }
     fragment = site.terms.fragments[number]
-    own = read_own_keys(source, fragment, site.tables.order_key)
+    cutoffs = fragment.subquery and fragment.subquery.cutoffs
+    around = cutoffs.table if cutoffs else ""
+    key, _ = compared_keys(site.terms.proposal, fragment.table, around)
+    names = pair_names(fragment, key)
+    own = read_own_keys(source, fragment, names, site.tables.order_key)
     tables = []
     total = 0
     for pairs in site.terms.sealed_pairs[number]:
@@ -90,8 +96,7 @@ def open_pairs(
                 "pairs of a key and a cutoff by all sites together"
             )
         tables.append(match_pairs(own, keyed, hasher))
-    around = fragment.subquery and fragment.subquery.cutoffs
-    return merge_pairs(tables, around.table if around else "")
+    return merge_pairs(tables, around)
 
 
 def _open(

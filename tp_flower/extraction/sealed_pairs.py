@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from tp_flower.duckdb_engine import quote_name, safe_message, shared_cursor
 from tp_flower.errors import QueryError, SourceError
+from tp_flower.extraction.pairs import fetch_pairs, register_pairs
 from tp_flower.extraction.select_plan import (
     RELATION,
     canonical_text,
@@ -155,12 +156,14 @@ def hash_pairs(pairs: pa.Table, kind: str, hasher: KeyedHasher) -> KeyedPairs:
 
 
 def read_own_keys(
-    source: ShardSource, fragment: Fragment, order_key: bytes
+    source: ShardSource, fragment: Fragment, names: Sequence[str], order_key: bytes
 ) -> pa.Table:
     """Return the distinct keys of a LATERAL sub-query's table, with their texts, (k,).
 
-    A sub-query without keys has one of no values. Of values with one text, such as two
-    Unicode forms, the first is taken.
+    ``names`` are the columns of its pairs in the order in which the join compares them,
+    of which the texts are made on the other side, too. A sub-query without keys has one
+    of no values. Of values with one text, such as two Unicode forms, the first is
+    taken.
     """
     with _opened(source, fragment, order_key) as opened:
         subquery = opened.fragment.subquery or SubQuery(())
@@ -168,8 +171,9 @@ def read_own_keys(
         list(opened.chunks())
         if not subquery.groups:
             return pa.table({TEXT: [""]})
-        keys = zip(subquery.groups, subquery.pair_names, strict=False)
-        items = ", ".join(f"{sql} AS {quote_name(name)}" for sql, name in keys)
+        groups = dict(zip(subquery.pair_names, subquery.groups, strict=False))
+        keys = [name for name in names if name != CUTOFF]
+        items = ", ".join(f"{groups[name]} AS {quote_name(name)}" for name in keys)
         where = "".join(
             f"{' AND' if number else ' WHERE'} {sql}"
             for number, sql in enumerate(subquery.filters_of_rows)
@@ -178,7 +182,7 @@ def read_own_keys(
         types = column_types(opened.connection, distinct)
         texts = _select_texts(source, distinct, types, map(quote_name, types))
         first = f"SELECT DISTINCT ON ({quote_name(TEXT)}) * FROM ({texts}) ORDER BY ALL"
-        return opened.connection.sql(first).to_arrow_table()
+        return fetch_pairs(opened.connection, first)
 
 
 def match_pairs(own: pa.Table, pairs: KeyedPairs, hasher: KeyedHasher) -> pa.Table:
@@ -190,11 +194,12 @@ def match_pairs(own: pa.Table, pairs: KeyedPairs, hasher: KeyedHasher) -> pa.Tab
     halves = ("half_0", "half_1")
     with closing(shared_cursor()) as cursor:
         own_halves = dict(zip(halves, hashes[:, :2].T, strict=True))
-        cursor.register("own", pa.table({**columns, **own_halves}))
+        own = pa.table({**columns, **own_halves}, metadata=own.schema.metadata)
+        register_pairs(cursor, "own", own)
         sealed_halves = dict(zip(halves, pairs.hashes.T, strict=True))
         cursor.register("sealed", pa.table({**sealed_halves, CUTOFF: pairs.times()}))
         select = f"SELECT {names} FROM own JOIN sealed USING ({', '.join(halves)})"
-        return cursor.sql(select).to_arrow_table()
+        return fetch_pairs(cursor, select)
 
 
 def _select_texts(
