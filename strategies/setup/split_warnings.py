@@ -65,12 +65,12 @@ def _uncounted(joined: JoinedTables) -> Iterator[str]:
     """Yield a warning per table whose rows lack a value that SQL has for no row."""
     for fragment in joined.bound.fragments:
         names = features_of_no_row(fragment)
-        row_of = joined.mapping.tables[fragment.table].row_of
-        unmatched = int(np.count_nonzero(row_of < 0))
+        absent = joined.mapping.tables[fragment.table].is_absent
+        unmatched = int(np.count_nonzero(absent))
         if names and unmatched:
             yield (
                 f"{', '.join(names[:MOST_NAMES])} of {joined.names[fragment.table]}: "
-                f"{unmatched} of {len(row_of)} joined rows have a key without rows, "
+                f"{unmatched} of {len(absent)} joined rows have a key without rows, "
                 "for which SQL has a value, 0 of a COUNT; here they have no match, "
                 "which adds nothing to their score"
             )
