@@ -16,7 +16,7 @@ def strategy_in(folder, **settings):
 
 @pytest.mark.parametrize("how", [{"cutoff_grid": GRID}, {"sealed_cutoffs": True}])
 def test_a_run_that_looks_back_goes_on(tmp_path, how):
-    """Killed once cutoffs are sealed, before and after rows are extracted, and in training."""
+    """Killed once cutoffs are sealed, about the extraction of rows, and in training."""
     sites = two_sites(shop(60, 300))
     whole = strategy_in(tmp_path / "run", **how)
     whole.start(LocalGrid(sites, state=tmp_path / "whole"))
