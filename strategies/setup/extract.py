@@ -472,7 +472,8 @@ def check_groups(split: Sequence[Sequence[Part]], replies: Replies) -> None:
                 f" {crossing} of {len(distinct)} groups have rows at several of the "
                 f"sites {sites}. Group by a column that tells the sites apart as well, "
                 "or filter the sub-query so that every group is at one site; the "
-                "groups of windows are those of PARTITION BY"
+                "groups of windows are those of PARTITION BY, and those of a LATERAL "
+                "sub-query the keys that it compares"
             )
 
 

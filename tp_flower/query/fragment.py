@@ -186,15 +186,9 @@ class SubQuery:
                 f"LATERAL ({self.answer_sql(relation)}) AS answer"
             )
         items = ", ".join(f"{c.sql} AS {quote_name(c.name)}" for c in self.columns)
-        groups = ""
-        if self.groups:
-            groups = f" GROUP BY {', '.join(self.groups)}"
-        having = ""
-        if self.having:
-            having = f" HAVING {' AND '.join(self.having)}"
-        qualify = ""
-        if self.qualify:
-            qualify = f" QUALIFY {' AND '.join(self.qualify)}"
+        groups = f" GROUP BY {', '.join(self.groups)}" if self.groups else ""
+        having = f" HAVING {' AND '.join(self.having)}" if self.having else ""
+        qualify = f" QUALIFY {' AND '.join(self.qualify)}" if self.qualify else ""
         rows = f"{relation}{_where(self.filters)}"
         return f"SELECT {items} FROM {rows}{groups}{having}{qualify}"
 
@@ -210,17 +204,19 @@ class SubQuery:
             return replace(answer, filters=filters).to_sql(relation)
         # in a SELECT of its own, where no item has the name of a column
         rows = f"SELECT * FROM {relation}{_where(filters)}"
-        last = f"({rows} ORDER BY {self._order} LIMIT 1)"
+        last = f"({rows} ORDER BY {' DESC, '.join(self.order)} DESC LIMIT 1)"
         return replace(answer, filters=()).to_sql(last)
 
     @property
-    def _order(self) -> str:
-        """The order that begins with the last row, of equal times the greatest values.
+    def order(self) -> tuple[str, ...]:
+        """What rows are sorted by: the last first, of equal times the greatest values.
 
-        Which row it is then does not depend on the order in which they are read.
+        Which row it is then does not depend on the order in which they are read. A
+        number is left out: it would be the position of a column.
         """
-        order = dict.fromkeys((*self.last, *(column.sql for column in self.columns)))
-        return ", ".join(f"{sql} DESC" for sql in order)
+        inner = (Piece(Role.INNER, f"column {c.name!r}", c.sql) for c in self.columns)
+        named = (piece.sql for piece in inner if named_columns([piece]))
+        return tuple(dict.fromkeys((*self.last, *named)))
 
     def _on_grid(self, relation: str) -> str:
         """Return the SQL over a relation of all rows beside all points of the grid.
@@ -232,7 +228,8 @@ class SubQuery:
         if not self.last:
             grouped = replace(self, columns=columns, groups=groups, cutoffs=None)
             return grouped.to_sql(relation)
-        turn = f"PARTITION BY {', '.join(groups)} ORDER BY {self._order}"
+        order = f"{' DESC, '.join(self.order)} DESC"
+        turn = f"PARTITION BY {', '.join(groups)} ORDER BY {order}"
         rows = f"SELECT * FROM {relation}{_where(self.filters)}"
         last = f"({rows} QUALIFY row_number() OVER ({turn}) = 1)"
         return SubQuery(columns).to_sql(last)
