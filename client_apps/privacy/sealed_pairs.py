@@ -41,6 +41,7 @@ from tp_flower.protocol.cutoff_messages import CutoffPairs, PairsOfPart
 from tp_flower.protocol.packet import bytes_of, packet_of
 from tp_flower.protocol.setup_messages import ExtractPart
 from tp_flower.query.cutoffs import SEALED_TYPES
+from tp_flower.query.lateral_tables import pair_names
 from tp_flower.sources.shards import ShardSource
 from tp_flower.terms.cutoffs import SealedPairs
 from tp_flower.terms.groups import compared_keys
@@ -82,7 +83,8 @@ def open_pairs(
     cutoffs = fragment.subquery and fragment.subquery.cutoffs
     around = cutoffs.table if cutoffs else ""
     key, _ = compared_keys(site.terms.proposal, fragment.table, around)
-    own = read_own_keys(source, fragment, key, site.tables.order_key)
+    names = pair_names(fragment, key)
+    own = read_own_keys(source, fragment, names, site.tables.order_key)
     tables = []
     total = 0
     for pairs in site.terms.sealed_pairs[number]:

@@ -22,8 +22,9 @@ from tp_flower.extraction.select_plan import RELATION, Plan, make_plan
 from tp_flower.joins.joining import join_codes
 from tp_flower.query import BoundQuery, Fragment
 from tp_flower.query.cutoffs import PAIRS
-from tp_flower.query.fragment import Role, reads
+from tp_flower.query.fragment import Role
 from tp_flower.query.lateral_tables import pair_names
+from tp_flower.query.reads import reads
 from tp_flower.query.relations import typed_nulls
 from tp_flower.settings import Settings
 from tp_flower.sources.shards import Scan

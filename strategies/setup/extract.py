@@ -33,7 +33,8 @@ from tp_flower.protocol.cutoff_messages import CutoffsRequest, SealedPart
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.proposal import FILE, Proposal, ProposedJoin, ProposedPart
 from tp_flower.query import BoundQuery, Fragment
-from tp_flower.query.fragment import reads, spell
+from tp_flower.query.fragment import spell
+from tp_flower.query.reads import reads
 from tp_flower.reports.records import write_whole
 from tp_flower.settings import Settings
 from tp_flower.sources.tables_file import DUCKDB, OWN_SQL
@@ -471,7 +472,8 @@ def check_groups(split: Sequence[Sequence[Part]], replies: Replies) -> None:
                 f" {crossing} of {len(distinct)} groups have rows at several of the "
                 f"sites {sites}. Group by a column that tells the sites apart as well, "
                 "or filter the sub-query so that every group is at one site; the "
-                "groups of windows are those of PARTITION BY"
+                "groups of windows are those of PARTITION BY, and those of a LATERAL "
+                "sub-query the keys that it compares"
             )
 
 

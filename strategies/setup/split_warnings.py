@@ -9,6 +9,7 @@ from strategies.setup.splitting import split_by_table
 from tp_flower.arrays import FloatArray
 from tp_flower.joins.joining import why_unmatched
 from tp_flower.joins.mapping import TableRows
+from tp_flower.query.lateral_tables import features_of_no_row
 from tp_flower.settings import Settings
 from tp_flower.splits import RANDOM, TRAIN, SubsetArray
 
@@ -22,6 +23,7 @@ def split_warnings(joined: JoinedTables, settings: Settings) -> Iterator[str]:
     """Yield warnings about the rows that train, test or validate."""
     yield from _lost_rows(joined)
     yield from _repeated_keys(joined)
+    yield from _uncounted(joined)
     if settings.method.holds_out:
         yield from _share(joined, settings)
         yield from _few_validate(joined)
@@ -57,6 +59,21 @@ def _lost_rows(joined: JoinedTables) -> Iterator[str]:
             f"{worst.lost_label_rows} have no match in {worst.table} on "
             f"{worst.on}{reason}"
         )
+
+
+def _uncounted(joined: JoinedTables) -> Iterator[str]:
+    """Yield a warning per table whose rows lack a value that SQL has for no row."""
+    for fragment in joined.bound.fragments:
+        names = features_of_no_row(fragment)
+        absent = joined.mapping.tables[fragment.table].is_absent
+        unmatched = int(np.count_nonzero(absent))
+        if names and unmatched:
+            yield (
+                f"{', '.join(names[:MOST_NAMES])} of {joined.names[fragment.table]}: "
+                f"{unmatched} of {len(absent)} joined rows have a key without rows, "
+                "for which SQL has a value, 0 of a COUNT; here they have no match, "
+                "which adds nothing to their score"
+            )
 
 
 def _repeated_keys(joined: JoinedTables) -> Iterator[str]:

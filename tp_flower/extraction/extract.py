@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from tp_flower.duckdb_engine import quote_name, safe_message
 from tp_flower.errors import SourceError
 from tp_flower.extraction import extracted, select_plan
+from tp_flower.extraction.pairs import register_pairs
 from tp_flower.extraction.time_limit import TimeLimit
 from tp_flower.extraction.unit_rows import scan_drawn_rows
 from tp_flower.query.cutoffs import PAIRS
@@ -64,7 +65,7 @@ def extract(
 
         opened_scan = stack.enter_context(scan_drawn_rows(source, fragment, order_key))
         if pairs is not None:
-            opened_scan.connection.register(PAIRS, pairs)
+            register_pairs(opened_scan.connection, PAIRS, pairs)
         limit = TimeLimit(source, fragment.table)
         stack.enter_context(limit.interrupt_late(opened_scan.connection))
         plan = select_plan.make_plan(source, opened_scan)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
+from typing import Final
 
 import duckdb
 import pyarrow as pa
@@ -15,6 +16,40 @@ from tp_flower.extraction.unit_rows import scan_drawn_rows
 from tp_flower.query.cutoffs import PAIRS
 from tp_flower.query.fragment import Feature, Fragment, SubQuery
 from tp_flower.sources.shards import ShardSource
+
+_UUIDS: Final = b"uuids"
+
+
+def fetch_pairs(connection: duckdb.DuckDBPyConnection, select: str) -> pa.Table:
+    """Return the rows of a SELECT, and which columns are UUIDs, texts in Arrow."""
+    relation = connection.sql(select)
+    columns = zip(relation.columns, relation.types, strict=True)
+    uuids = [name for name, kind in columns if str(kind) == "UUID"]
+    metadata = {_UUIDS: "\n".join(uuids)}
+    return relation.to_arrow_table().replace_schema_metadata(metadata)
+
+
+def register_pairs(
+    connection: duckdb.DuckDBPyConnection, name: str, pairs: pa.Table
+) -> None:
+    """Make fetched pairs a relation of a connection, with the types they had."""
+    connection.register(f"{name}_texts", pairs)
+    uuids = _uuids(pairs)
+    items = ", ".join(
+        f"CAST({quote_name(c)} AS UUID) AS {quote_name(c)}"
+        if c in uuids
+        else quote_name(c)
+        for c in pairs.column_names
+    )
+    connection.execute(
+        f"CREATE OR REPLACE TEMP VIEW {quote_name(name)} AS "
+        f"SELECT {items} FROM {quote_name(f'{name}_texts')}"
+    )
+
+
+def _uuids(pairs: pa.Table) -> list[str]:
+    names: bytes = (pairs.schema.metadata or {}).get(_UUIDS, b"")
+    return names.decode().split("\n")
 
 
 def read_pairs(
@@ -45,7 +80,7 @@ def read_pairs(
             try:
                 for _ in opened.chunks():
                     limit.check()
-                    tables.append(opened.connection.sql(select).to_arrow_table())
+                    tables.append(fetch_pairs(opened.connection, select))
             except duckdb.Error as error:
                 # before what was interrupted is run again, to find what fails
                 limit.check()
@@ -78,12 +113,12 @@ def split_pairs(
             )
             names = ", ".join(map(quote_name, subquery.pair_names))
             rows = counts.to_sql(RELATION)
-            opened.connection.register(PAIRS, pairs)
+            register_pairs(opened.connection, PAIRS, pairs)
             try:
                 # with a sub-query there is one step
                 list(opened.chunks())
                 select = f"SELECT {names} FROM ({rows}) ORDER BY ALL"
-                return opened.connection.sql(select).to_arrow_table()
+                return fetch_pairs(opened.connection, select)
             except duckdb.Error:
                 limit.check()
                 raise
@@ -91,7 +126,10 @@ def split_pairs(
 
 def merge_pairs(tables: Sequence[pa.Table], table: str) -> pa.Table:
     """Return the distinct pairs of several shards of a table."""
+    kinds = {tuple(sorted(_uuids(pairs))) for pairs in tables}
     try:
+        if len(kinds) > 1:
+            raise pa.ArrowTypeError("a UUID is no text")
         pairs = pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
         raise QueryError(
@@ -101,7 +139,8 @@ def merge_pairs(tables: Sequence[pa.Table], table: str) -> pa.Table:
         ) from error
     names = pairs.column_names
     distinct = pairs.group_by(names, use_threads=False).aggregate([])
-    return distinct.select(names).sort_by([(name, "ascending") for name in names])
+    distinct = distinct.select(names).sort_by([(name, "ascending") for name in names])
+    return distinct.replace_schema_metadata(pairs.schema.metadata)
 
 
 def digest_of(pairs: pa.Table) -> str:

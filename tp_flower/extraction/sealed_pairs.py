@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from tp_flower.duckdb_engine import quote_name, safe_message, shared_cursor
 from tp_flower.errors import QueryError, SourceError
+from tp_flower.extraction.pairs import fetch_pairs, register_pairs
 from tp_flower.extraction.select_plan import (
     RELATION,
     canonical_text,
@@ -34,7 +35,6 @@ from tp_flower.extraction.unit_rows import scan_drawn_rows
 from tp_flower.keyed_hash import HashArray, KeyedHasher
 from tp_flower.query.cutoffs import CUTOFF, SEALED_TYPES, key_column
 from tp_flower.query.fragment import Fragment, SubQuery
-from tp_flower.query.lateral_tables import pair_names
 from tp_flower.sources.shards import Scan, ShardSource, column_types
 
 MOST_PAIRS: Final = 4_000_000
@@ -156,13 +156,14 @@ def hash_pairs(pairs: pa.Table, kind: str, hasher: KeyedHasher) -> KeyedPairs:
 
 
 def read_own_keys(
-    source: ShardSource, fragment: Fragment, key: int, order_key: bytes
+    source: ShardSource, fragment: Fragment, names: Sequence[str], order_key: bytes
 ) -> pa.Table:
     """Return the distinct keys of a LATERAL sub-query's table, with their texts, (k,).
 
-    A text has the values in the order of the join ``key``, as that of the other side.
-    A sub-query without keys has one of no values. Of values with one text, such as two
-    Unicode forms, the first is taken.
+    ``names`` are the columns of its pairs in the order in which the join compares them,
+    of which the texts are made on the other side, too. A sub-query without keys has one
+    of no values. Of values with one text, such as two Unicode forms, the first is
+    taken.
     """
     with _opened(source, fragment, order_key) as opened:
         subquery = opened.fragment.subquery or SubQuery(())
@@ -170,9 +171,9 @@ def read_own_keys(
         list(opened.chunks())
         if not subquery.groups:
             return pa.table({TEXT: [""]})
-        names = (n for n in pair_names(opened.fragment, key) if n != CUTOFF)
         sources = subquery.sources
-        items = ", ".join(f"{sources[name]} AS {quote_name(name)}" for name in names)
+        keys = [name for name in names if name != CUTOFF]
+        items = ", ".join(f"{sources[name]} AS {quote_name(name)}" for name in keys)
         where = "".join(
             f"{' AND' if number else ' WHERE'} {sql}"
             for number, sql in enumerate(subquery.filters_of_rows)
@@ -181,7 +182,7 @@ def read_own_keys(
         types = column_types(opened.connection, distinct)
         texts = _select_texts(source, distinct, types, map(quote_name, types))
         first = f"SELECT DISTINCT ON ({quote_name(TEXT)}) * FROM ({texts}) ORDER BY ALL"
-        return opened.connection.sql(first).to_arrow_table()
+        return fetch_pairs(opened.connection, first)
 
 
 def match_pairs(own: pa.Table, pairs: KeyedPairs, hasher: KeyedHasher) -> pa.Table:
@@ -193,11 +194,12 @@ def match_pairs(own: pa.Table, pairs: KeyedPairs, hasher: KeyedHasher) -> pa.Tab
     halves = ("half_0", "half_1")
     with closing(shared_cursor()) as cursor:
         own_halves = dict(zip(halves, hashes[:, :2].T, strict=True))
-        cursor.register("own", pa.table({**columns, **own_halves}))
+        own = pa.table({**columns, **own_halves}, metadata=own.schema.metadata)
+        register_pairs(cursor, "own", own)
         sealed_halves = dict(zip(halves, pairs.hashes.T, strict=True))
         cursor.register("sealed", pa.table({**sealed_halves, CUTOFF: pairs.times()}))
         select = f"SELECT {names} FROM own JOIN sealed USING ({', '.join(halves)})"
-        return cursor.sql(select).to_arrow_table()
+        return fetch_pairs(cursor, select)
 
 
 def _select_texts(

@@ -27,6 +27,7 @@ import duckdb
 
 from tp_flower.duckdb_engine import quote_name, safe_message
 from tp_flower.errors import SourceError
+from tp_flower.extraction.last_rows import last_rows_sql
 from tp_flower.query import windows
 from tp_flower.query.expressions import render
 from tp_flower.query.fragment import Feature, SubQuery
@@ -376,7 +377,8 @@ def _relation(source: ShardSource, opened: Scan) -> tuple[str, list[tuple[str, s
     if subquery is None:
         return RELATION, []
     if subquery.cutoffs is not None:
-        return f"({subquery.to_sql(RELATION)})", []
+        last = last_rows_sql(opened.connection, subquery, RELATION)
+        return f"({last or subquery.to_sql(RELATION)})", []
     if subquery.is_windowed:
         return _windowed_relation(source, subquery), []
     groups = [

@@ -170,6 +170,11 @@ def _is_correlated(query: exp.Expr) -> bool:
     return bool(_outer_columns(query, source.this.alias_or_name.lower()))
 
 
+def name_of_key(alias: str, number: int) -> str:
+    """Return the output of a sub-query that compares keys alone, counted from 1."""
+    return f"{alias}_key_{number}"
+
+
 def _group_without_cutoff(join: exp.Join) -> None:
     """Write a LATERAL sub-query that compares keys alone as one with GROUP BY."""
     query = join.this.this.this
@@ -181,7 +186,7 @@ def _group_without_cutoff(join: exp.Join) -> None:
     query.where(*parts.own, copy=False)
     on = []
     for number, (inner, outer) in enumerate(parts.keys, 1):
-        name = f"{alias}_key_{number}"
+        name = name_of_key(alias, number)
         query.append("expressions", exp.alias_(inner.copy(), name))
         query.group_by(inner.copy(), copy=False)
         on.append(exp.EQ(this=exp.column(name, alias), expression=operand(outer)))

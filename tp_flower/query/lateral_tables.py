@@ -8,6 +8,7 @@ place of the cutoff.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Final
 
 from sqlglot import exp
 
@@ -21,10 +22,12 @@ from tp_flower.query.cutoffs import (
 )
 from tp_flower.query.expressions import parse_expression
 from tp_flower.query.fragment import Fragment, spell
-from tp_flower.query.lateral import Correlation
+from tp_flower.query.lateral import Correlation, name_of_key
 from tp_flower.query.parsing import DerivedTable, Statement, Table
 from tp_flower.query.relations import Relation, Schema, bind_table, type_on_nulls
 from tp_flower.query.scope import Scope, TableSchema
+
+_OF_NO_ROW: Final = (exp.Count, exp.CountIf, exp.Coalesce, exp.Case, exp.If, exp.Is)
 
 
 def bind_tables(
@@ -169,6 +172,25 @@ def pair_names(fragment: Fragment, key: int) -> list[str]:
             "keys and its cutoff"
         )
     return names
+
+
+def features_of_no_row(fragment: Fragment) -> list[str]:
+    """Return which features SQL has for a key without rows, such as a COUNT, 0.
+
+    They are those of a correlated sub-query that compares keys alone: it is joined as a
+    sub-query with GROUP BY, which has no row for such a key.
+    """
+    sources = fragment.subquery.sources if fragment.subquery else {}
+    if name_of_key(fragment.table, 1) not in sources:
+        return []
+    found = []
+    for feature in fragment.features:
+        tree = parse_expression(feature.sql, "feature")
+        columns = [sources.get(c.name, "NULL") for c in tree.find_all(exp.Column)]
+        values = [parse_expression(c, "column", aggregates=True) for c in columns]
+        if any(each.find(*_OF_NO_ROW) for each in (tree, *values)):
+            found.append(feature.name)
+    return found
 
 
 def check_no_cutoffs(fragments: Iterable[Fragment]) -> None:

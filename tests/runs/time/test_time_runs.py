@@ -268,7 +268,21 @@ def test_cutoffs_and_rows_may_be_in_files_of_other_kinds(tmp_path):
     check_equal(trained({"shop": file}, SQL), trained(one_site(tables), SQL))
 
 
-LAYOUTS = {"one": one_site, "two": two_sites, "three": three_sites}
+def sites_by_kind(tables):
+    """Payments of a customer in two shards, which their kind tells apart."""
+    paid = tables["payments"]
+    is_card = paid["kind"] == "card"
+    shards = {"bank-1": paid[is_card], "bank-2": paid[~is_card]}
+    others = {site: {"payments": [own]} for site, own in shards.items()}
+    return {"shop": {"orders": [tables["orders"]]}, **others}
+
+
+LAYOUTS = {
+    "one": one_site,
+    "two": two_sites,
+    "three": three_sites,
+    "by kind": sites_by_kind,
+}
 
 
 @pytest.mark.parametrize("case", CASES["advice"], ids=lambda case: case["says"][:40])

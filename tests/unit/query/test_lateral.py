@@ -20,8 +20,8 @@ from tests.support.joined import engine_rows, joined_rows, result_names
 from tp_flower.errors import MappingError, QueryError
 from tp_flower.query import Fragment, Query
 from tp_flower.query.cutoffs import CutoffGrid
-from tp_flower.query.fragment import reads
 from tp_flower.query.lateral_tables import correlation_of
+from tp_flower.query.reads import reads
 from tp_flower.query.scope import TableSchema
 from tp_flower.sources.shards import load_tables, register_frames, release
 
@@ -333,6 +333,43 @@ def test_on_the_points_of_a_grid_sealed_cutoffs_see_what_the_grid_does():
     found, _ = answers(sql, engine, sealed=True)
     assert found == answers(sql, engine, GRID)[0]
     assert found == answers(sql, engine)[0]
+
+
+KEY_KINDS = {
+    "uuid": "CAST('00000000-0000-0000-0000-00000000000' || {}.k AS UUID)",
+    "boolean": "({}.k > 1)",
+    "date": "CAST(DATE '2020-01-01' + CAST({}.k AS INTEGER) AS DATE)",
+    "hugeint": "CAST(9007199254740993 AS HUGEINT) + CAST({}.k AS HUGEINT)",
+    "decimal": "CAST({}.k AS DECIMAL(38, 9)) / 8",
+    "text": "CAST({}.k AS VARCHAR)",
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [*((kind, " AND p.kind = o.kind") for kind in KEY_KINDS), ("uuid", "")],
+)
+def test_keys_of_every_kind_beside_others(kind, more):
+    """Another key comes before it in the order of their names."""
+    rows = [
+        (n % 4, FIRST + datetime.timedelta(days=n), n, "ab"[n % 2]) for n in range(19)
+    ]
+    engine = tables_of([(n, rows[3 * n][1], n) for n in range(6)], rows, ["DATE"] * 2)
+    for table in ("orders", "events"):
+        engine.execute(
+            f"CREATE OR REPLACE TABLE {table} AS SELECT * EXCLUDE (kind), "
+            "chr(CAST(97 + k % 2 AS INTEGER)) AS kind "
+            f"FROM (SELECT *, '' AS kind FROM {table})"
+        )
+    where = f"{KEY_KINDS[kind].format('p')} = {KEY_KINDS[kind].format('o')}{more}"
+    head = "SELECT o.y AS label, w.n, w.total FROM orders o LEFT JOIN LATERAL (SELECT"
+    sql = (
+        f"{head} COUNT(*) AS n, SUM(p.x) AS total FROM events p WHERE {where} "
+        "AND p.t < o.day HAVING COUNT(*) > 0) w ON TRUE"
+    )
+    for how in ({}, {"grid": "1 day from 2020-01-01 to 2020-02-01"}, {"sealed": True}):
+        found, bound = answers(sql, engine, **how)
+        assert found == engine_rows(engine, sql, result_names(bound))
 
 
 ORDERS_TYPES = {"k": "INTEGER", "day": "DATE", "y": "DOUBLE", "name": "VARCHAR"}
