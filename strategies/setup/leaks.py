@@ -264,7 +264,7 @@ def cutoff_warnings(bound: BoundQuery, extracted: Extracted) -> Iterator[str]:
             yield (
                 f"LATERAL sub-query {join.right!r} has no answer for any row of "
                 f"{join.left!r}: its keys and those of {join.left!r} have no value in "
-                "common, in type and spelling, or every window is empty"
+                "common, or every window is empty"
             )
         grid = cutoffs and cutoffs.grid
         if not grid:
