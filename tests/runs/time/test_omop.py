@@ -9,7 +9,6 @@ import duckdb
 import pandas as pd
 import pytest
 
-import tp_flower
 from examples.omop import compare, make_data
 from tests.support.command_line import invoke, settings_of
 from tests.support.files import ROOT, read_json
@@ -19,7 +18,6 @@ from tp_flower.sources.shards import load_tables
 
 SQL = tomllib.loads((compare.FOLDER / "sealed.toml").read_text())["sql"]
 FLAGS = re.DOTALL | re.MULTILINE
-HOW = {"sealed_cutoffs": True, "num_epochs": 1, "test_fraction": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +27,7 @@ def folder(tmp_path_factory):
     shutil.copytree(
         compare.FOLDER, copy, ignore=shutil.ignore_patterns("*.parquet", "__pycache__")
     )
-    make_data.make(copy, patients=70)
+    make_data.make(copy, patients=40)
     return copy
 
 
@@ -44,19 +42,24 @@ def test_the_page_quotes_the_files():
     assert windows in SQL
 
 
-def test_the_windows_are_those_of_duckdb(folder):
+def rows_of(folder, engine, sql):
+    """The joined rows that sites train on, and the query that they answer."""
     sources = {}
     for source in load_tables(str(folder / "tables.toml")):
         sources.setdefault(source.table, []).append(source)
+    compare.create_tables(engine, folder)
+    schemas = {
+        name: {c: t for c, t, *_ in engine.execute(f"DESCRIBE {name}").fetchall()}
+        for name in ("cohort", "visit_occurrence", "measurement")
+    }
+    bound = Query.from_sql(sql).sealing_cutoffs(is_set=True).bind(schemas)
+    return joined_rows(bound, sources), bound
+
+
+def test_the_windows_are_those_of_duckdb(folder):
     with duckdb.connect() as engine:
-        compare.create_tables(engine, folder)
-        schemas = {
-            name: {c: t for c, t, *_ in engine.execute(f"DESCRIBE {name}").fetchall()}
-            for name in ("cohort", "visit_occurrence", "measurement")
-        }
-        bound = Query.from_sql(SQL).sealing_cutoffs(is_set=True).bind(schemas)
-        expected = engine_rows(engine, SQL, result_names(bound))
-    assert joined_rows(bound, sources) == expected
+        found, bound = rows_of(folder, engine, SQL)
+        assert found == engine_rows(engine, SQL, result_names(bound))
 
 
 @pytest.mark.usefixtures("home")
@@ -102,9 +105,8 @@ def test_what_happens_afterwards_changes_nothing(folder, tmp_path):
     # a query that looks ahead does see it
     ahead = sql.replace("_date < c.", "_date > c.")
     assert not compare.answer(folder, ahead).equals(compare.answer(copy, ahead))
-    found, again = (
-        tp_flower.fit(sql, compare.read_sites(where), **HOW) for where in (folder, copy)
-    )
-    assert found.report["joined-rows"]["train"] > 30
-    assert found.metrics == again.metrics
-    pd.testing.assert_frame_equal(found.coefficients, again.coefficients)
+    with duckdb.connect() as first, duckdb.connect() as second:
+        found, _ = rows_of(folder, first, sql)
+        again, _ = rows_of(copy, second, sql)
+    assert found.total() > 15
+    assert found == again
