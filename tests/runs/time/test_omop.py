@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
     shutil.copytree(
         compare.FOLDER, copy, ignore=shutil.ignore_patterns("*.parquet", "__pycache__")
     )
-    make_data.make(copy, patients=40)
+    make_data.make(copy, patients=70)
     return copy
 
 
