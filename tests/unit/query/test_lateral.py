@@ -347,6 +347,16 @@ def test_keys_of_every_kind_beside_others(kind, more):
         assert found == engine_rows(engine, sql, result_names(bound))
 
 
+@pytest.mark.parametrize("step", ["8 hours", "1 day"])
+def test_a_grid_of_hours_has_a_date_once(step):
+    rows = [(1, FIRST + datetime.timedelta(hours=9 * n), n, "a") for n in range(9)]
+    orders = [(1, FIRST + datetime.timedelta(days=n), n) for n in range(4)]
+    engine = tables_of(orders, rows, ["DATE", "TIMESTAMP"])
+    sql = COUNT.replace(") w ON", " HAVING COUNT(*) > 0) w ON")
+    found, bound = answers(sql, engine, f"{step} from 2020-01-01 to 2020-01-06")
+    assert found == engine_rows(engine, sql, result_names(bound))
+
+
 ORDERS_TYPES = {"k": "INTEGER", "day": "DATE", "y": "DOUBLE", "name": "VARCHAR"}
 SCHEMAS = {
     "orders": ORDERS_TYPES,

@@ -30,7 +30,8 @@ chr(CAST(97 + i % 2 AS INTEGER)) AS kind,
 TIMESTAMP '2020-01-02 12:00:00' + INTERVAL 36 HOUR * (i % 4) AS day,
 CAST(i AS DOUBLE) AS y FROM range(12) r(i)"""
 AGGREGATES = """SELECT COUNT(*) AS n, SUM(p.x) AS s,
-EPOCH(o.day) - EPOCH(MAX(p.t)) AS ago FROM events p WHERE p.k = o.k AND p.t < o.day AND p.t >= o.day - INTERVAL 3 DAY
+EPOCH(o.day) - EPOCH(MAX(p.t)) AS ago FROM events p
+WHERE p.k = o.k AND p.t < o.day AND p.t >= o.day - INTERVAL 3 DAY
 AND p.kind = 'a' HAVING COUNT(*) > 0"""
 LAST = """SELECT p.x AS n, p.kind AS s, EPOCH(p.t) AS ago FROM events p
 WHERE p.kind = o.kind AND p.k = o.k AND p.t <= o.day AND p.x > 0
