@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 
 from client_apps.data.ledger import ANSWER, CHARGE, NOTE, REFUSE, RESERVE, SETTLE
 from tp_flower.events import SHOWN_DIGITS
-from tp_flower.query.fragment_text import printable
 from tp_flower.reports import blocks
 from tp_flower.reports.console import format_bytes, format_count
+from tp_flower.terms.fragment_text import printable
 
 MOST_LINES = 1000  # lines of a table, the latest; ``account --export`` prints all
 _DIGEST_LENGTH = len("sha256:") + SHOWN_DIGITS

@@ -36,7 +36,6 @@ from tp_flower.errors import ModelError, SiteError, SourceError, TPFlowerError
 from tp_flower.files import PRIVATE, write_file
 from tp_flower.node_config import STATE_DIR, TABLES
 from tp_flower.privacy.epsilons import compose, epsilons
-from tp_flower.query.fragment_text import printable
 from tp_flower.reports import blocks
 from tp_flower.reports.blocks import Record
 from tp_flower.reports.console import format_bytes, format_count, text_table
@@ -44,6 +43,7 @@ from tp_flower.sources.derived.accounts import source_id
 from tp_flower.sources.entries import quote_toml
 from tp_flower.sources.policy import DEFAULT_DELTA
 from tp_flower.sources.shards import load_tables
+from tp_flower.terms.fragment_text import printable
 from tp_flower.terms.proposal_text import proposal_text
 
 SHARD = [blocks.text_column("table at site", "shard")]

@@ -353,6 +353,11 @@ def _check_rows(site: Site, number: int, shard: CountedShard) -> None:
     is_trained[rows[:trained]] = True
     check_trained(site, number, (is_trained, shard.is_held_out))
     purpose = f"the moments of table {shard.table!r}"
+    subquery = site.fragment(number).subquery
+    # with noise they are of one unit's rows, and leave with it
+    is_shared = subquery is not None and bool(subquery.cutoffs or subquery.is_windowed)
+    if shard.noise is None and is_shared:
+        check_rows(source, 1, f"{purpose}, whose windows may all have one row,")
     for counts in shard.rows.multiplicity:
         check_rows(source, int(np.count_nonzero(counts)), purpose)
         if shard.is_weighted and not counts_evenly(counts, source.policy.min_rows):

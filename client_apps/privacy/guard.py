@@ -18,19 +18,14 @@ from tp_flower.learning.models.local_model import ModelSpec, count_parameters
 from tp_flower.privacy.mechanisms import GIVEN_FILTERS, GIVEN_KEYS, Budget
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query.expressions import parse_expression
-from tp_flower.query.fragment import (
-    Fragment,
-    Read,
-    Role,
-    reads,
-    reads_of_pairs,
-)
-from tp_flower.query.fragment_text import fragment_text, text_digest
+from tp_flower.query.fragment import Fragment, Role
 from tp_flower.query.lateral_tables import check_no_cutoffs, pair_names
+from tp_flower.query.reads import Read, reads, reads_by_conditions, reads_of_pairs
 from tp_flower.sources.derived.accounts import share_rows, source_id
 from tp_flower.sources.policy import MODELS, SCORES, WEIGHTS
 from tp_flower.sources.shards import ShardSchema, ShardSource
 from tp_flower.terms.cutoffs import SealedPairs
+from tp_flower.terms.fragment_text import fragment_text, text_digest
 from tp_flower.terms.groups import compared_keys
 
 KEY_ROLES: Final = frozenset({Role.KEY, Role.GROUP})
@@ -76,7 +71,7 @@ def check_pairs(
     """
     if not source.policy.is_about_columns:
         return
-    for read in reads_of_pairs(fragment):
+    for read in (*reads_of_pairs(fragment), *reads_by_conditions(fragment)):
         tree = parse_expression(columns[read.column], "join key")
         for column in tree.find_all(exp.Column):
             source.policy.check_read(replace(read, column=column.name))
@@ -102,6 +97,11 @@ def check_cutoffs(site: Site, number: int, taken: Iterable[SealedPairs]) -> None
         )
     for pairs in taken:
         outer = around.keys[pairs.key]
+        # as it is, where the key beside it is hashed
+        told = replace(around, keys=((outer[pairs.cutoff],),))
+        for read in reads(told):
+            if read.role is Role.KEY:
+                source.policy.check_told(read)
         for other, fragment in terms.fragments.items():
             if pairs in terms.sealed_pairs.get(other, ()):
                 key, _ = compared_keys(terms.proposal, fragment.table, around.table)

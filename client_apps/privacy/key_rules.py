@@ -6,7 +6,8 @@ in every prediction, which a policy must allow besides (``releases.factors``).
 """
 
 from client_apps.rounds.site import Site
-from tp_flower.query.fragment import Role, reads
+from tp_flower.query.fragment import Role
+from tp_flower.query.reads import reads
 from tp_flower.sources.policy import FACTORS
 
 

@@ -79,9 +79,8 @@ _UNCOVERED: Final[Mapping[str, str]] = {
     WEIGHTS: "not covered: the weight of each row leaves in the clear",
     TIMES: "not covered: the rank of each row in the order that rows are held out by, "
     "or its value where the table has several shards",
-    CUTOFFS: "sealed to the sites of a LATERAL sub-query's table, no differential "
-    "privacy: at which cutoffs each key has rows; the sites recognise the keys that "
-    "they have or guess; {}",
+    CUTOFFS: "sealed to the sites {0}, no differential privacy: at which {1} each key "
+    "has rows; the sites recognise the keys that they have or guess; {2}",
     STATISTICS: "not covered: counts, means and deviations of the features, ranges "
     "(values of single rows) where an encoder needs them, and how many rows each "
     "category has, by its keyed hash; sealed to the table's other shards",
@@ -152,9 +151,9 @@ def group_cost(mechanism: mechanisms.Mechanism) -> tuple[mechanisms.Mechanism, s
     return mechanism, GROUP_SCOPE
 
 
-def note(site: Site, number: int, kind: str, detail: str = "") -> None:
+def note(site: Site, number: int, kind: str, *details: str) -> None:
     """Note a release of a kind that needs no plan and that no noise covers."""
-    note_scope(site, number, kind, _UNCOVERED[kind].format(detail))
+    note_scope(site, number, kind, _UNCOVERED[kind].format(*details))
 
 
 def note_scope(site: Site, number: int, kind: str, scope: str) -> None:

@@ -15,7 +15,8 @@ from tp_flower.errors import PolicyError
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.features.ranks import LEAST_RANK, effective_rank
 from tp_flower.features.sparse import EncodedRows
-from tp_flower.query.fragment import Fragment, Role, reads
+from tp_flower.query.fragment import Fragment, Role
+from tp_flower.query.reads import reads
 from tp_flower.sources.derived.accounts import source_id
 from tp_flower.sources.shards import ShardSource
 

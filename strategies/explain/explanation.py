@@ -358,6 +358,8 @@ def _table(joined: JoinedTables, name: str, encoding: TableEncoding) -> Document
     fragments = joined.bound.fragments_of(name)
     parts = joined.extracted.parts[name]
     multiplicity = joined.mapping.tables[name].multiplicity
+    # a sub-query that looks back may have no answer
+    counts = multiplicity if len(multiplicity) else np.zeros(1, int)
     return {
         "table": name,
         "names": [fragment.name for fragment in fragments],
@@ -373,10 +375,10 @@ def _table(joined: JoinedTables, name: str, encoding: TableEncoding) -> Document
         "encoding": encoding.rows(),
         "unused-rows": np.count_nonzero(multiplicity == 0),
         "multiplicity": {
-            "min": multiplicity.min(),
-            "median": np.median(multiplicity),
-            "mean": multiplicity.mean(),
-            "max": multiplicity.max(),
+            "min": counts.min(),
+            "median": np.median(counts),
+            "mean": counts.mean(),
+            "max": counts.max(),
         },
     }
 

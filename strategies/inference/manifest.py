@@ -46,7 +46,8 @@ from tp_flower.protocol.setup_messages import EncodedColumns
 from tp_flower.protocol.text_readings import ISO, TextReading
 from tp_flower.query import BoundQuery
 from tp_flower.query.expressions import parse_expression, render
-from tp_flower.query.fragment import Fragment, Role, reads
+from tp_flower.query.fragment import Fragment, Role
+from tp_flower.query.reads import reads
 from tp_flower.settings.run import MEAN
 from tp_flower.sources.entries import quote_toml
 

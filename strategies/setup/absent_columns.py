@@ -12,7 +12,8 @@ from strategies.run.sites import HostedShard, Inventory
 from tp_flower.errors import SchemaError
 from tp_flower.protocol.setup_messages import TYPE_NAME
 from tp_flower.query import BoundQuery, Fragment
-from tp_flower.query.fragment import Read, Role, reads, spell
+from tp_flower.query.fragment import Role, spell
+from tp_flower.query.reads import Read, reads
 from tp_flower.query.scope import TableSchema
 from tp_flower.reports.console import format_count
 

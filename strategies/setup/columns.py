@@ -16,7 +16,8 @@ from tp_flower.errors import SchemaError
 from tp_flower.protocol.text_readings import AS_TEXT, TextReading
 from tp_flower.query import BoundQuery, Fragment
 from tp_flower.query.expressions import parse_expression
-from tp_flower.query.fragment import Role, reads
+from tp_flower.query.fragment import Role
+from tp_flower.query.reads import reads
 from tp_flower.query.scope import TableSchema
 from tp_flower.sources.entries import quote_toml, type_setting
 

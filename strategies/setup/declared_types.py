@@ -5,7 +5,8 @@ binds it over its rows. So expressions that do not fit the types, keys whose kin
 differ and labels that cannot be learned are refused as the run would refuse them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 import duckdb
@@ -20,7 +21,11 @@ from tp_flower.extraction.extracted import KeyColumn
 from tp_flower.extraction.select_plan import RELATION, Plan, make_plan
 from tp_flower.joins.joining import join_codes
 from tp_flower.query import BoundQuery, Fragment
-from tp_flower.query.fragment import Role, reads
+from tp_flower.query.cutoffs import PAIRS
+from tp_flower.query.fragment import Role
+from tp_flower.query.lateral_tables import pair_names
+from tp_flower.query.reads import reads
+from tp_flower.query.relations import typed_nulls
 from tp_flower.settings import Settings
 from tp_flower.sources.shards import Scan
 from tp_flower.sources.tables_file import ShardSource
@@ -36,7 +41,9 @@ def check_types(
         source = ShardSource(
             fragment.name, inventory.shards_of(fragment.name)[0].site, 0
         )
-        plan = declared_plan(source, fragment, schemas[fragment.name.lower()])
+        pairs = declared_pairs(bound, fragment, schemas)
+        schema = schemas[fragment.name.lower()]
+        plan = declared_plan(source, fragment, schema, pairs)
         untyped = columns_without_values(inventory, fragment.name)
         for number, parts in enumerate(fragment.keys):
             kind = "+".join(part.kind for part in plan.composites[f"key{number}"])
@@ -54,28 +61,70 @@ def check_types(
 
 
 def declared_plan(
-    source: ShardSource, fragment: Fragment, schema: Mapping[str, str]
+    source: ShardSource,
+    fragment: Fragment,
+    schema: Mapping[str, str],
+    pairs: Mapping[str, str],
 ) -> Plan:
     """Return the plan of a fragment over an empty table with these columns and types.
+
+    ``pairs`` are the types of a LATERAL sub-query's keys and cutoff, if they are those
+    of another table's rows.
 
     Raises:
         QueryError: an expression does not fit the types.
     """
-    names = dict.fromkeys(read.column for read in reads(fragment))
-    columns = (
-        ", ".join(f"CAST(NULL AS {schema[n]}) AS {quote_name(n)}" for n in names) or "0"
+    with _empty_plan(source, fragment, schema, pairs) as (_, plan):
+        return plan
+
+
+def declared_pairs(
+    bound: BoundQuery, fragment: Fragment, schemas: Mapping[str, Mapping[str, str]]
+) -> dict[str, str]:
+    """Return the types of the keys and the cutoff that another table has for it.
+
+    {} of what is no LATERAL sub-query, or takes its cutoffs from a grid.
+    """
+    cutoffs = fragment.subquery.cutoffs if fragment.subquery else None
+    if cutoffs is None or not cutoffs.table:
+        return {}
+    around = bound.fragments_of(cutoffs.table)[0]
+    own, other = next(
+        (join.right_key, join.left_key)
+        for join in bound.joins
+        if (join.left, join.right) == (around.table, fragment.table)
     )
+    parts = zip(around.keys[other], pair_names(fragment, own), strict=True)
+    items = ", ".join(f"{sql} AS {quote_name(name)}" for sql, name in parts)
+    source = ShardSource(around.name, "", 0)
+    schema = schemas[around.name.lower()]
+    with _empty_plan(source, around, schema, {}) as (connection, plan):
+        rows = connection.sql(f"SELECT {items} FROM {plan.rows}")
+        return dict(zip(rows.columns, map(str, rows.types), strict=True))
+
+
+@contextmanager
+def _empty_plan(
+    source: ShardSource,
+    fragment: Fragment,
+    schema: Mapping[str, str],
+    pairs: Mapping[str, str],
+) -> Iterator[tuple[duckdb.DuckDBPyConnection, Plan]]:
+    """Yield an engine with empty tables of these types, and the plan over them."""
+    names = dict.fromkeys(read.column for read in reads(fragment))
+    columns = {name: schema[name] for name in names}
     with new_engine() as connection:
-        connection.execute(
-            f"CREATE TEMP VIEW {RELATION} AS SELECT {columns} WHERE false"
-        )
+        for relation, types in ((RELATION, columns), (PAIRS, pairs)):
+            connection.execute(
+                f"CREATE TEMP VIEW {relation} AS FROM {typed_nulls(types)} WHERE false"
+            )
         try:
             plan = make_plan(source, Scan(connection, fragment))
             # filters, too
             connection.execute(f"DESCRIBE {plan.select}")
+            yield connection, plan
         except duckdb.Error as error:
             raise QueryError(f"{source}: {safe_message(error)}") from None
-    return plan
 
 
 def columns_without_values(inventory: Inventory, table: str) -> set[str]:

@@ -33,7 +33,8 @@ from tp_flower.protocol.cutoff_messages import CutoffsRequest, SealedPart
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.proposal import FILE, Proposal, ProposedJoin, ProposedPart
 from tp_flower.query import BoundQuery, Fragment
-from tp_flower.query.fragment import reads, spell
+from tp_flower.query.fragment import spell
+from tp_flower.query.reads import reads
 from tp_flower.reports.records import write_whole
 from tp_flower.settings import Settings
 from tp_flower.sources.tables_file import DUCKDB, OWN_SQL

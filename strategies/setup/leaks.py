@@ -20,8 +20,9 @@ from tp_flower.heads import Contribution
 from tp_flower.objectives import Target
 from tp_flower.query import BoundQuery, Fragment, Query
 from tp_flower.query.cutoffs import CUTOFF
-from tp_flower.query.fragment import Role, reads
+from tp_flower.query.fragment import Role
 from tp_flower.query.lateral_tables import correlation_of
+from tp_flower.query.reads import reads
 
 PERFECT: Final = 0.9999  # R2 or AUC of held-out rows
 METRICS: Final = {"r2": "R²", "auc": "AUC"}

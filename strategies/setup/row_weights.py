@@ -17,7 +17,8 @@ from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.query import BoundQuery
-from tp_flower.query.fragment import Role, reads
+from tp_flower.query.fragment import Role
+from tp_flower.query.reads import reads
 from tp_flower.settings import Settings
 from tp_flower.settings.run import entity_named
 from tp_flower.settings.settings import weight_problems

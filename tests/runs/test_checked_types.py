@@ -170,3 +170,19 @@ def test_what_fits_passes_both(run, sql):
     assert "fit together; no row was read" in printed_by("check", file)
     result = invoke("explain", file)
     assert result.exit_code == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"sealed-cutoffs": True}, {"cutoff-grid": "1 day from 2024-01-01 to 2024-12-31"}],
+)
+def test_cutoffs_of_another_site_have_its_types(run, how):
+    """A text is compared with a time, and a time with a text."""
+    sql = (
+        "SELECT o.qty AS label, w.n FROM orders o LEFT JOIN LATERAL (SELECT COUNT(*) "
+        "AS n, MIN(EPOCH(o.day) - EPOCH(c.since)) AS ago FROM customers c WHERE "
+        "c.id = o.customer AND c.since < o.day) w ON TRUE"
+    )
+    assert "fit together" in printed_by("check", run(sql, **how))
+    other = sql.replace("EPOCH(o.day) - ", "o.day / ")
+    assert "No function matches" in refused_by("check", run(other, **how))

@@ -171,9 +171,9 @@ def read_own_keys(
         list(opened.chunks())
         if not subquery.groups:
             return pa.table({TEXT: [""]})
-        groups = dict(zip(subquery.pair_names, subquery.groups, strict=False))
+        sources = subquery.sources
         keys = [name for name in names if name != CUTOFF]
-        items = ", ".join(f"{groups[name]} AS {quote_name(name)}" for name in keys)
+        items = ", ".join(f"{sources[name]} AS {quote_name(name)}" for name in keys)
         where = "".join(
             f"{' AND' if number else ' WHERE'} {sql}"
             for number, sql in enumerate(subquery.filters_of_rows)

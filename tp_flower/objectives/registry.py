@@ -32,6 +32,15 @@ FAMILIES: Final[dict[str, type[Objective]]] = {
     KMeans.name: KMeans,
 }
 """By name. "auto" is the first of labels whose classes fit."""
+_ELSEWHERE: Final = {
+    **dict.fromkeys(("gaussian", "normal", "mse", "l2", "regression"), "squared"),
+    **dict.fromkeys(("binomial", "binary", "bernoulli", "log_loss"), "logistic"),
+    **dict.fromkeys(("multinomial", "multiclass", "cross_entropy"), "softmax"),
+    **dict.fromkeys(("nb", "negbin", "negative_binomial"), "negative-binomial"),
+    **dict.fromkeys(("pinball", "quantreg"), "quantile"),
+    **dict.fromkeys(("mae", "l1", "median", "absolute_error"), "quantile(0.5)"),
+}
+"""What R, scikit-learn and LightGBM call families that are here."""
 _NAME: Final = re.compile(r"(?P<family>[a-z-]+)(\((?P<parameter>[0-9.e+-]{1,25})\))?")
 
 
@@ -67,6 +76,8 @@ def family_named(name: str) -> type[Objective]:
     Raises:
         ValueError: there is none, or its parameter is another one.
     """
+    if known := _ELSEWHERE.get(name.lower()):
+        raise ValueError(f"{name!r} is {known!r} here")
     match = _NAME.fullmatch(name)
     if not (match and match["family"] in FAMILIES):
         raise ValueError(f"{name!r} is not one of {', '.join(forms_of_losses())}")

@@ -12,12 +12,13 @@ Its pieces are then over the sub-query's columns ``customer`` and ``mean``. With
 grouping or windows, a sub-query does not survive binding: its expressions replace its
 columns. Windows it does, because what is outside applies after them.
 
-A site's policy is about the columns of its table: :func:`reads` traces the pieces
-outside a sub-query, which name the sub-query's columns, back to the table's columns.
+A site's policy is about the columns of its table:
+:func:`tp_flower.query.reads.reads` traces the pieces outside a sub-query, which name
+the sub-query's columns, back to the table's columns.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
@@ -33,7 +34,6 @@ from tp_flower.query.cutoffs import (
     CUTOFF,
     PAIRS,
     Cutoffs,
-    column_of_point,
     is_reserved,
     key_column,
 )
@@ -566,133 +566,9 @@ def local_sql(tree: exp.Expr, columns: Collection[str], element: str) -> str:
     return expressions.render(tree, quote=True, copy=False)
 
 
-@dataclass(frozen=True)
-class Read:
-    """One column of the base table that a piece reads.
-
-    A column of a sub-query is read as ``INNER``, and by each outer piece that uses it;
-    what a window partitions by is read as ``GROUP``, as what a sub-query groups by is.
-
-    Attributes:
-        is_plain: whether the piece is the column itself, except for its type and, for a
-            text, its case and surrounding spaces: it is no condition on its values.
-        is_bare: whether it is plain and keeps the type: it fails on no value.
-    """
-
-    role: Role
-    element: str
-    column: str
-    is_plain: bool
-    is_bare: bool
-
-
-def reads(fragment: Fragment) -> Iterator[Read]:
-    """Yield every column read by a fragment, which may not be checked yet.
-
-    A name outside a sub-query that is not one of its columns yields nothing:
-    :meth:`Fragment.check` refuses it.
-    """
-    subquery = fragment.subquery
-    inner: dict[str, tuple[Read, ...]] = {}
-    columns = iter(subquery.columns if subquery else ())
-    keys = iter(subquery.pair_names if subquery else ())
-    for piece in subquery.pieces() if subquery else ():
-        piece_reads = _reads_of_table(piece, subquery)
-        yield from piece_reads
-        if piece.role is Role.INNER:
-            inner[next(columns).name.lower()] = tuple(
-                read for read in piece_reads if read.role is Role.INNER
-            )
-        elif piece.role is Role.GROUP:
-            inner[next(keys, "").lower()] = piece_reads
-    for piece in fragment.pieces():
-        for read in _reads_of(piece):
-            if subquery is None:
-                yield read
-            for origin in inner.get(read.column.lower(), ()):
-                is_plain = read.is_plain and origin.is_plain
-                is_bare = read.is_bare and origin.is_bare
-                yield Read(read.role, read.element, origin.column, is_plain, is_bare)
-
-
-def _reads_of_table(piece: Piece, subquery: SubQuery | None) -> tuple[Read, ...]:
-    """Return what a sub-query's piece reads of its table; cutoffs are another's."""
-    has_cutoffs = subquery is not None and subquery.cutoffs is not None
-    return tuple(
-        read
-        for read in _reads_of(piece)
-        if not (has_cutoffs and is_reserved(read.column))
-    )
-
-
-def reads_of_pairs(fragment: Fragment) -> Iterator[Read]:
-    """Yield what a LATERAL sub-query tells of its keys and cutoff, as values.
-
-    Their values are those of the table around it: a feature, label, weight or filter
-    that is made of them is made of that table's columns. Join keys, and the conditions
-    on the sub-query's own rows, compare them.
-    """
-    subquery = fragment.subquery
-    if subquery is None or subquery.cutoffs is None:
-        return
-    inner = {}
-    for column in subquery.columns:
-        piece = Piece(Role.INNER, f"column {column.name!r}", column.sql)
-        inner[column.name.lower()] = tuple(_reads_of(piece))
-    for piece in replace(fragment, keys=()).pieces():
-        for read in _reads_of(piece):
-            for origin in inner.get(read.column.lower(), (read,)):
-                if is_reserved(name := origin.column.lower()):
-                    yield Read(read.role, read.element, name, False, False)
-
-
-@lru_cache(maxsize=4096)
-def _reads_of(piece: Piece) -> tuple[Read, ...]:
-    """Return what a piece reads; shards of a table, and checks, repeat the same."""
-    tree = piece.parse()
-    if piece.role is Role.KEY and (column := column_of_point(tree)):
-        # the column itself on a coarser scale, and that it lies on the grid
-        return (
-            Read(Role.KEY, piece.element, column, is_plain=True, is_bare=True),
-            Read(Role.FILTER, piece.element, column, is_plain=False, is_bare=False),
-        )
-    partitions = windows.take_partitions(tree)
-    roles = [(piece.role, tree), *((Role.GROUP, part) for part in partitions)]
-    return tuple(
-        dict.fromkeys(
-            Read(role, piece.element, name, *_forms_of(part))
-            for role, part in roles
-            for name in dict.fromkeys(c.name for c in part.find_all(exp.Column))
-        )
-    )
-
-
-def _forms_of(tree: exp.Expr) -> tuple[bool, bool]:
-    """Return whether an expression is a plain column, and a bare one."""
-    is_plain = _is_plain(tree)
-    return is_plain, is_plain and tree.find(exp.Cast) is None
-
-
 @lru_cache(maxsize=1024)
 def _partitions_of(pieces: tuple[Piece, ...]) -> tuple[tuple[str, ...], ...]:
     """Return what windows in a sub-query's pieces partition by."""
     return windows.partitions_of(
         piece.parse() for piece in pieces if piece.role in (Role.INNER, Role.QUALIFY)
     )
-
-
-def _is_plain(tree: exp.Expr) -> bool:
-    """Return whether an expression is a column, except for type, case and spaces."""
-    while not isinstance(tree, exp.Column):
-        if type(tree) is exp.Cast:
-            # a truth value would be a condition on the column
-            keeps_column = not tree.to.is_type(exp.DType.BOOLEAN)
-        else:
-            keeps_column = type(tree) in (exp.Paren, exp.Lower, exp.Upper, exp.Trim)
-            keeps_column = keeps_column and {k for k, v in tree.args.items() if v} == {
-                "this"
-            }
-        if not keeps_column:
-            return False
-        tree = tree.this
-    return True

@@ -569,7 +569,7 @@ SYNONYMS: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         ("hidden-layer-sizes", "hidden-layers", "hidden-units"), "hidden-sizes"
     ),
-    **dict.fromkeys(("objective", "criterion"), "loss"),
+    **dict.fromkeys(("objective", "criterion", "family"), "loss"),
     **dict.fromkeys(("algorithm", "method", "optimizer", "solver"), "strategy"),
     "query": "sql",
     "tol": "tolerance",

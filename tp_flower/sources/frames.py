@@ -21,6 +21,13 @@ _CONVERSIONS: Final = {
 }
 """What makes a column of a type of pandas readable; ``.astype(str)`` makes any other.
 """
+_PLAIN: Final = frozenset(
+    (
+        *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
+        *("float32", "float64", "bool", "datetime64[ns]"),
+    )
+)
+"""Types that DuckDB reads whatever the values are."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +109,11 @@ def hosted_frame(frame: "pd.DataFrame") -> HostedFrame:
 
 def _is_readable(connection: duckdb.DuckDBPyConnection, frame: "pd.DataFrame") -> bool:
     """Return whether DuckDB can read a frame's columns."""
+    doubtful = [k for k, kind in enumerate(frame.dtypes) if str(kind) not in _PLAIN]
+    if not doubtful:
+        return True
     try:
-        connection.register("probe", frame.rename(columns=str))
+        connection.register("probe", frame.iloc[:, doubtful].rename(columns=str))
         # some objects are only found out when they are converted
         rows = f"SELECT * FROM probe LIMIT {EARLY_ROWS}"
         connection.execute(f"CREATE OR REPLACE TEMP TABLE readable AS {rows}")

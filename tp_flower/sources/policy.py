@@ -54,7 +54,8 @@ from tp_flower.errors import PolicyError, SourceError, closest
 from tp_flower.features.choice import render_entries
 from tp_flower.features.ranks import LEAST_RANK
 from tp_flower.features.spec import DECLARED_ENCODERS, EncoderSpec, Need
-from tp_flower.query.fragment import Read, Role
+from tp_flower.query.fragment import Role
+from tp_flower.query.reads import Read
 from tp_flower.sources import entries
 from tp_flower.sources.entries import Count, Flag, Text, Texts, WholeNumber
 
@@ -270,6 +271,15 @@ class Policy:
             raise _refusal(rule, reading, f"it may read {columns}")
         if is_key and self.keys is not None and not read.is_plain:
             raise _refusal("keys", f"{reading} in an expression", _PLAIN)
+
+    def check_told(self, read: Read) -> None:
+        """Raise PolicyError for a join key that leaves as it is, and not as a hash."""
+        if _has(self.join_only, read.column):
+            raise _refusal(
+                "join-only",
+                f"a cutoff that is sealed reads column {read.column!r}",
+                "it leaves as a keyed hash, and only so",
+            )
 
     def _allowed(self, role: Role) -> tuple[str, tuple[str, ...] | None]:
         """Return a role's rule, and the columns that it allows besides join_only."""

@@ -95,7 +95,13 @@ def column_types(connection: duckdb.DuckDBPyConnection, select: str) -> dict[str
     }
 
 
+_SHARD: Final = "SELECT * FROM shard"
 _FLOATS: Final = frozenset(("FLOAT", "DOUBLE"))
+
+
+def regular_type(kind: str) -> str:
+    """Return the type that values of a type have in :func:`regular_rows`."""
+    return "TIMESTAMP_NS" if kind == "TIMESTAMPTZ_NS" else kind
 
 
 def regular_rows(types: Mapping[str, str], relation: str) -> str:
@@ -114,8 +120,8 @@ def regular_rows(types: Mapping[str, str], relation: str) -> str:
             # isnan() and comparisons with NaN to be false where they do; it does not
             # decide these by them
             value = f"CASE WHEN isfinite({column}) OR isinf({column}) THEN {column} END"
-        elif kind == "TIMESTAMPTZ_NS":
-            value = f"CAST({column} AS TIMESTAMP_NS)"
+        elif regular_type(kind) != kind:
+            value = f"CAST({column} AS {regular_type(kind)})"
         columns.append(f"{value} AS {column}")
     return f"SELECT {', '.join(columns) or 'nothing'} FROM {relation}"
 
@@ -267,11 +273,20 @@ def flights_sources() -> tuple[ShardSource, ...]:
 @contextmanager
 def connect(source: ShardSource) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open a DuckDB connection whose view ``shard`` is all that it can ever read."""
+    with _open_shard(source) as (connection, _):
+        yield connection
+
+
+@contextmanager
+def _open_shard(
+    source: ShardSource,
+) -> Iterator[tuple[duckdb.DuckDBPyConnection, Mapping[str, str]]]:
+    """Open such a connection; yield also the type of each column of the view."""
     if source.derived is not None:
         from tp_flower.sources.derived.rows import connect_derived
 
         with connect_derived(source) as connection:
-            yield connection
+            yield connection, column_types(connection, _SHARD)
         return
     # a file needs its own engine, which may read that file and no other
     if not source.path:
@@ -283,10 +298,10 @@ def connect(source: ShardSource) -> Iterator[duckdb.DuckDBPyConnection]:
         engine = duckdb_engine.new_engine()
     with closing(engine) as connection:
         try:
-            create_view(connection, source)
+            types = create_view(connection, source)
             if source.path and source.relation is not None:
                 duckdb_engine.lock(connection, [source.path])
-            yield connection
+            yield connection, types
         except duckdb.Error as error:
             raise SourceError(
                 f"{source}: {duckdb_engine.safe_message(error)}"
@@ -302,10 +317,10 @@ def scan(source: ShardSource, fragment: Fragment) -> Iterator[Scan]:
         with scan_database(source, fragment) as opened_scan:
             yield opened_scan
         return
-    with connect(source) as connection:
+    with _open_shard(source) as (connection, types):
         yield Scan(
             connection,
-            fragment.check(column_types(connection, "SELECT * FROM shard")),
+            fragment.check(types),
             needs_sort=not source.has_order,
         )
 
@@ -352,25 +367,33 @@ def files_of(path: str) -> list[str]:
     )
 
 
-def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> None:
-    """Make the view ``shard`` of a connection a source; copy a database's rows."""
+def create_view(
+    connection: duckdb.DuckDBPyConnection, source: ShardSource
+) -> Mapping[str, str]:
+    """Make the view ``shard`` of a connection a source; copy a database's rows.
+
+    Return the type of each of its columns.
+    """
     if source.database is not None:
         from tp_flower.sources.databases.shards import load_database
 
         load_database(source, connection)
-        return
+        return column_types(connection, _SHARD)
     if source.derived is not None:
         from tp_flower.sources.derived.rows import load_derived
 
         load_derived(source, connection)
-        return
-    show_rows(connection, source, _relation(connection, source))
+        return column_types(connection, _SHARD)
+    return show_rows(connection, source, _relation(connection, source))
 
 
 def show_rows(
     connection: duckdb.DuckDBPyConnection, source: ShardSource, relation: str
-) -> None:
-    """Make the view ``shard`` a relation, with the columns that a source has of it."""
+) -> Mapping[str, str]:
+    """Make the view ``shard`` a relation, with the columns that a source has of it.
+
+    Return their types.
+    """
     read_types = column_types(connection, f"SELECT * FROM {relation}")
     names = source.renamed(read_types)
     columns = ", ".join(
@@ -391,6 +414,7 @@ def show_rows(
     if casts or source.absent:
         types = column_types(connection, f"SELECT * FROM {rows}")
     connection.execute(f"CREATE TEMP VIEW shard AS {regular_rows(types, rows)}")
+    return {name: regular_type(kind) for name, kind in types.items()}
 
 
 def _relation(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> str:
@@ -505,17 +529,16 @@ def describe(source: ShardSource) -> ShardSchema:
         from tp_flower.sources.databases.shards import describe_database
 
         return describe_database(source)
-    with connect(source) as connection:
-        columns = column_types(connection, "SELECT * FROM shard")
+    with _open_shard(source) as (connection, types):
         unread, warnings = _find_strays(connection, source)
         if source.token is not None:
             unread |= _frame(source).unread
         # nearly every column has an early value: only the others are read to the end
         unseen, failures = _read_early(
-            connection, [name for name in columns if name not in unread]
+            connection, [name for name in types if name not in unread]
         )
         unread |= failures
-        columns = {name: kind for name, kind in columns.items() if name not in unread}
+        columns = {name: kind for name, kind in types.items() if name not in unread}
         empty = _empty_columns(connection, "shard", unseen)
         ((total,),) = connection.execute("SELECT count(*) FROM shard").fetchall()
     return ShardSchema(

@@ -19,11 +19,11 @@ from tp_flower.protocol.proposal import (
     ProposedPart,
 )
 from tp_flower.query import Fragment
-from tp_flower.query.fragment_text import fragment_text, printable
 from tp_flower.settings import Settings
 from tp_flower.settings.run import EVALUATE, PREDICT, TRAIN
 from tp_flower.settings.run_config import changed_settings
 from tp_flower.settings.training import MLP
+from tp_flower.terms.fragment_text import fragment_text, printable
 
 # of a site's public key, to be compared with the one in allowed-keys
 KEY_DIGITS: Final = 16

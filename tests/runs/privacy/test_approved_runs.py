@@ -25,8 +25,8 @@ from tests.support.predicted import predicting, unlabelled
 from tp_flower.errors import SiteError
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import Packet
-from tp_flower.query.fragment_text import text_digest
 from tp_flower.settings import PrivacySettings
+from tp_flower.terms.fragment_text import text_digest
 
 CASES = case_table(__file__)
 RULES = CASES["rules"]

@@ -26,8 +26,8 @@ from tests.support.peers.hostile import (
 from tests.support.peers.hostile_runs import refused
 from tests.support.predicted import predicting, unlabelled
 from tp_flower.errors import LedgerError, PolicyError, SiteError
-from tp_flower.query.fragment_text import text_digest
 from tp_flower.sources.shards import load_tables
+from tp_flower.terms.fragment_text import text_digest
 
 FIELDS = {
     *("seq", "time", "event", "run", "ident", "action", "round", "flower-run", "app"),

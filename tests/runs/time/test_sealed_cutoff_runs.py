@@ -28,7 +28,7 @@ from tests.support.tables.looking_back import (
     two_sites,
     windows_of,
 )
-from tp_flower.errors import QueryError, SettingsError, SiteError
+from tp_flower.errors import MappingError, QueryError, SettingsError, SiteError
 from tp_flower.query import Query
 from tp_flower.settings import PrivacySettings, Settings
 from tp_flower.terms.proposal_text import proposal_text
@@ -201,6 +201,15 @@ def test_what_is_sealed_is_booked_once_and_explained(tmp_path):
     assert f"seals its keys and cutoffs for other sites: {size / 1000:.1f} KB" in around
 
 
+def test_sites_without_a_key_in_common_explain_that_nothing_matches():
+    tables = shop(60, 300)
+    tables["payments"]["customer"] += 100
+    explain = federated.train(two_sites(tables), SQL, Explain, mode="explain", **SEALED)
+    (_, window) = explain.explanation["tables"]
+    assert window["rows"] == [0]
+    assert window["multiplicity"]["max"] == 0
+
+
 @pytest.mark.parametrize(
     "kind", ["datetime64[s]", "datetime64[ns]", "int16", "uint32", "int64"]
 )
@@ -225,6 +234,14 @@ def test_cutoffs_of_every_exact_type(kind):
         trained(one_site(tables), sql, **how),
     )
     assert found.report.joined_rows_train == len(orders)
+
+
+@pytest.mark.xfail(reason="no pair matches, and nobody is told: a grid refuses it")
+def test_keys_of_other_types_are_refused_as_those_of_any_join():
+    tables = shop()
+    tables["payments"]["customer"] = tables["payments"]["customer"].astype(str)
+    with pytest.raises(MappingError, match="differ in type"):
+        trained(two_sites(tables), SQL, **SEALED, num_epochs=1)
 
 
 def test_keys_of_several_columns_of_which_one_is_a_uuid():

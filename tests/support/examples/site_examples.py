@@ -16,7 +16,7 @@ from tp_flower.protocol.codec import decode
 from tp_flower.protocol.packet import Packet
 from tp_flower.protocol.training_messages import PrepareRequest, PrivacyTerms
 from tp_flower.query import Fragment
-from tp_flower.query.fragment import reads
+from tp_flower.query.reads import reads
 from tp_flower.randomness import NoiseSource
 from tp_flower.settings import PrivacySettings
 from tp_flower.sources.shards import load_tables

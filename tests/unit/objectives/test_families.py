@@ -56,6 +56,17 @@ def test_metrics_are_those_of_scikit_learn(name):
     assert found["mae"] == pytest.approx(mae)
 
 
+@pytest.mark.parametrize(("name", "power"), [("poisson", 1.0), ("tweedie", 1.5)])
+def test_a_rate_with_a_weight_is_an_amount_with_an_exposure(name, power):
+    """As the page on losses says: d(y, t mu) = t^(2 - p) d(y / t, mu)."""
+    scores, labels, _ = drawn(name)
+    exposure = default_rng(4).uniform(0.2, 3.0, len(labels))
+    shifted = scores + np.log(exposure)[:, None]
+    amounts = family(name).on(labels).row_values(shifted)
+    rates = family(name).on(labels / exposure).row_values(scores)
+    assert_allclose(amounts, exposure ** (2.0 - power) * rates)
+
+
 def test_metrics_of_a_quantile_are_those_of_scikit_learn():
     scores, labels, weights = drawn("quantile")
     target = Target.of(labels)
@@ -140,6 +151,8 @@ def test_labels_that_a_family_cannot_have_are_refused(name, label, why):
         ("huber(-1)", "the parameter of 'huber' is a number above 0$"),
         ("quantile(e)", "the parameter of 'quantile' is a number above 0 and below 1"),
         ("poisson(2)", "'poisson' has no parameter"),
+        ("gaussian", "'gaussian' is 'squared' here"),
+        ("multinomial", "'multinomial' is 'softmax' here"),
         ("cauchy", r"not one of squared, .*, tweedie\(1.5\), "),
     ],
 )

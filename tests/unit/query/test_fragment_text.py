@@ -10,7 +10,7 @@ from tests.support.files import case_table
 from tests.support.tables.fragments import features, plain_features
 from tp_flower.query import Feature, Fragment, SubQuery
 from tp_flower.query.cutoffs import CutoffGrid, Cutoffs
-from tp_flower.query.fragment_text import fragment_text
+from tp_flower.terms.fragment_text import fragment_text
 
 VISITS = Fragment(
     "v",
@@ -101,6 +101,6 @@ def ordered(query: Fragment) -> Fragment:
 def test_distinct_fragments_never_share_a_text(first, second):
     """Of pieces that are no SQL, too, which are left as they came."""
     with pytest.MonkeyPatch.context() as raw:
-        raw.setattr("tp_flower.query.fragment_text._render", lambda query: query)
+        raw.setattr("tp_flower.terms.fragment_text._render", lambda query: query)
         is_same = fragment_text(first) == fragment_text(second)
         assert is_same == (ordered(first) == ordered(second))

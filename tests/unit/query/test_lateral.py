@@ -20,8 +20,8 @@ from tests.support.joined import engine_rows, joined_rows, result_names
 from tp_flower.errors import MappingError, QueryError
 from tp_flower.query import Fragment, Query
 from tp_flower.query.cutoffs import CutoffGrid
-from tp_flower.query.fragment import reads
 from tp_flower.query.lateral_tables import correlation_of
+from tp_flower.query.reads import reads
 from tp_flower.query.scope import TableSchema
 from tp_flower.sources.shards import load_tables, register_frames, release
 
@@ -294,6 +294,31 @@ def test_sealed_cutoffs_are_answered_as_at_one_site_for_keys_with_rows(
     is_answered = has_match(where) + f" AND {exists}" * ("p.k = o.k" in where)
     expected = head + where_matched(is_answered, names) + tail
     assert found == engine_rows(engine, expected, result_names(bound))
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("keys", ["k kind", "kind k"])
+def test_several_keys_are_compared_in_any_order(keys, sealed):
+    """The names of the other table's columns sort in one order only."""
+    rows = [
+        (n % 2, FIRST + datetime.timedelta(days=n), n, "ab"[n % 3 > 0])
+        for n in range(9)
+    ]
+    engine = tables_of(
+        [(n % 3, rows[n][1], n % 4) for n in range(9)], rows, ["DATE"] * 2
+    )
+    pairs = {
+        "k": "p.k = o.k",
+        "kind": "p.kind = CASE WHEN o.y > 1 THEN 'b' ELSE 'a' END",
+    }
+    where = " AND ".join(pairs[name] for name in keys.split())
+    sql = (
+        "SELECT o.y AS label, EPOCH(o.day) AS day, w.n FROM orders o LEFT JOIN LATERAL "
+        f"(SELECT COUNT(*) AS n FROM events p WHERE {where} AND p.t < o.day HAVING "
+        "COUNT(*) > 0) w ON TRUE"
+    )
+    found, bound = answers(sql, engine, sealed=sealed)
+    assert found == engine_rows(engine, sql, result_names(bound))
 
 
 def test_on_the_points_of_a_grid_sealed_cutoffs_see_what_the_grid_does():

@@ -8,9 +8,10 @@ from tests.support.files import case_table
 from tests.support.tables.fragments import features
 from tp_flower.errors import PolicyError, QueryError
 from tp_flower.query import Fragment, SubQuery
-from tp_flower.query.fragment import Role, reads
-from tp_flower.query.fragment_text import fragment_text
+from tp_flower.query.fragment import Role
+from tp_flower.query.reads import reads
 from tp_flower.sources.policy import Policy
+from tp_flower.terms.fragment_text import fragment_text
 
 CASES = case_table(__file__)
 COLUMNS = ("id", "kind", "amount", "paid")

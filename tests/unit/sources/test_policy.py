@@ -22,7 +22,8 @@ from tp_flower.features.spec import DEFAULTS, EncoderSpec
 from tp_flower.privacy.mechanisms import Budget
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query import Feature, SubQuery
-from tp_flower.query.fragment import Role, reads
+from tp_flower.query.fragment import Role
+from tp_flower.query.reads import reads
 from tp_flower.settings import PrivacySettings
 from tp_flower.sources.policy import BUDGETED, LEVELS, MISSING, Policy, Releases
 
