@@ -55,11 +55,16 @@ def seal_pairs(
     """Yield a part's pairs, by node and name, sealed for each node that takes them."""
     fragment = site.terms.fragments[pairs.part]
     order_key = site.tables.order_key
-    texts, kind = read_key_texts(source, fragment, pairs.key, pairs.cutoff, order_key)
+    texts = read_key_texts(source, fragment, pairs.key, pairs.cutoff, order_key)
     for node in site.terms.recipients[pairs]:
         seal, hasher = _seal_and_hasher(site, PAIR_TO.format(node), pairs)
-        keyed = hash_pairs(texts, kind, hasher)
-        body = PairsOfPart(type=keyed.type, hashes=keyed.hashes, cutoffs=keyed.cutoffs)
+        keyed = hash_pairs(*texts, hasher)
+        body = PairsOfPart(
+            type=keyed.type,
+            kinds=keyed.kinds,
+            hashes=keyed.hashes,
+            cutoffs=keyed.cutoffs,
+        )
         text = bytes_of(encode(CutoffPairs({pairs.part: body})))
         sealed = seal.seal(text, pairs.name, pairs.part, site.round.digest)
         yield pairs.name_for(node), sealed
@@ -84,12 +89,18 @@ def open_pairs(
     around = cutoffs.table if cutoffs else ""
     key, _ = compared_keys(site.terms.proposal, fragment.table, around)
     names = pair_names(fragment, key)
-    own = read_own_keys(source, fragment, names, site.tables.order_key)
+    own, kinds = read_own_keys(source, fragment, names, site.tables.order_key)
     tables = []
     total = 0
     for pairs in site.terms.sealed_pairs[number]:
         keyed, hasher = _open(site, pairs, sealed[pairs.name])
         total += len(keyed.cutoffs)
+        if len(own) and len(keyed.cutoffs) and keyed.kinds != kinds:
+            raise SiteError(
+                f"the keys of LATERAL sub-query {fragment.table!r} differ in type from "
+                f"those of table {around!r}: {kinds} and {keyed.kinds}; cast one side "
+                "in the query"
+            )
         if total > MOST_PAIRS:
             raise SiteError(
                 f"LATERAL sub-query {fragment.table!r} is sent more than {MOST_PAIRS} "
@@ -117,7 +128,7 @@ def _open(
         body = decode(CutoffPairs, packet).parts[pairs.part]
         if body.type not in SEALED_TYPES:
             raise QueryError(f"they are of type {body.type}")
-        keyed = KeyedPairs(body.hashes, body.cutoffs, body.type).check()
+        keyed = KeyedPairs(body.hashes, body.cutoffs, body.type, body.kinds).check()
     except (KeyError, MessageError, QueryError) as error:
         raise SiteError(
             f"the cutoffs that site {part.site!r} has sealed of table {part.table!r} "

@@ -96,7 +96,7 @@ def pairs_of(
         for shard in sources[around.name]
     ]
     if cutoffs.sealed:
-        own = read_own_keys(source, fragment, names, b"")
+        own, _ = read_own_keys(source, fragment, names, b"")
         texts = [read_key_texts(*each, names.index(CUTOFF), b"") for each in outer]
         pairs = [
             match_pairs(own, hash_pairs(*each, HASHER).check(), HASHER)

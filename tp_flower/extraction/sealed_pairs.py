@@ -10,7 +10,7 @@ has no answer.
     k   distinct keys of the sub-query's table
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -25,6 +25,7 @@ from tp_flower.errors import QueryError, SourceError
 from tp_flower.extraction.pairs import fetch_pairs, register_pairs
 from tp_flower.extraction.select_plan import (
     RELATION,
+    TypedColumn,
     canonical_text,
     comparable_sql,
     make_plan,
@@ -66,11 +67,13 @@ class KeyedPairs:
         hashes: uint64 (n, 2), keyed hashes of the keys.
         cutoffs: int64 (n,), days or fractions of a second since 1970, or numbers.
         type: of the cutoffs, in DuckDB's words.
+        kinds: of the keys' values, such as "number+text".
     """
 
     hashes: HashArray
     cutoffs: npt.NDArray[np.int64]
     type: str
+    kinds: str = ""
 
     def check(self) -> "KeyedPairs":
         """Return pairs from another site; QueryError for others than sites make."""
@@ -100,16 +103,17 @@ class KeyedPairs:
 
 def read_key_texts(
     source: ShardSource, fragment: Fragment, key: int, cutoff: int, order_key: bytes
-) -> tuple[pa.Table, str]:
-    """Return the distinct pairs of a shard's join key, and the type of their cutoffs.
+) -> tuple[pa.Table, str, str]:
+    """Return the distinct pairs of a shard's join key, and the types of both.
 
-    ``cutoff`` is the position of the cutoff among the key's parts; the others are one
-    canonical text. Pairs with a NULL match nothing, and are left out.
+    They are the type of the cutoffs, and the kinds of the keys' values. ``cutoff`` is
+    the position of the cutoff among the key's parts; the others are one canonical text.
+    Pairs with a NULL match nothing, and are left out.
     """
     names = [key_column(number) for number in range(len(fragment.keys[key]))]
     names[cutoff] = CUTOFF
     tables = []
-    kind = ""
+    kind = kinds = ""
     with _opened(source, fragment, order_key) as opened:
         plan = make_plan(source, opened)
         # what was checked, not what has arrived
@@ -124,12 +128,16 @@ def read_key_texts(
                     f"{source}: a cutoff of type {kind} cannot be sealed for a LATERAL "
                     f"sub-query; the types that can are {', '.join(SEALED_TYPES)}"
                 )
-            texts = _select_texts(source, distinct, types, (quote_name(CUTOFF),))
+            keys = _key_pieces(source, types)
+            kinds = _kinds_of(keys)
+            texts = _select_texts(distinct, keys, (quote_name(CUTOFF),))
             tables.append(opened.connection.sql(texts).to_arrow_table())
-    return pa.concat_tables(tables), kind
+    return pa.concat_tables(tables), kind, kinds
 
 
-def hash_pairs(pairs: pa.Table, kind: str, hasher: KeyedHasher) -> KeyedPairs:
+def hash_pairs(
+    pairs: pa.Table, kind: str, kinds: str, hasher: KeyedHasher
+) -> KeyedPairs:
     """Return pairs with hashes in place of texts; QueryError for too many of them."""
     texts = pairs[TEXT].combine_chunks().dictionary_encode()
     positions = texts.indices.to_numpy()
@@ -153,24 +161,26 @@ def hash_pairs(pairs: pa.Table, kind: str, hasher: KeyedHasher) -> KeyedPairs:
         np.ascontiguousarray(rows[:, :2]),
         np.ascontiguousarray(rows[:, 2]).view(np.int64),
         kind,
+        kinds,
     )
 
 
 def read_own_keys(
     source: ShardSource, fragment: Fragment, names: Sequence[str], order_key: bytes
-) -> pa.Table:
+) -> tuple[pa.Table, str]:
     """Return the distinct keys of a LATERAL sub-query's table, with their texts, (k,).
 
-    ``names`` are the columns of its pairs in the order in which the join compares them,
-    of which the texts are made on the other side, too. A sub-query without keys has one
-    of no values. Of values with one text the first is taken.
+    Return also the kinds of their values. ``names`` are the columns of its pairs in the
+    order in which the join compares them, of which the texts are made on the other
+    side, too. A sub-query without keys has one of no values. Of values with one text
+    the first is taken.
     """
     with _opened(source, fragment, order_key) as opened:
         subquery = opened.fragment.subquery or SubQuery(())
         # with a sub-query there is one step
         list(opened.chunks())
         if not subquery.groups:
-            return pa.table({TEXT: [""]})
+            return pa.table({TEXT: [""]}), ""
         normal = normal_texts(opened.connection, subquery.groups, RELATION)
         sources = replace(subquery, groups=normal).sources
         keys = [name for name in names if name != CUTOFF]
@@ -181,9 +191,10 @@ def read_own_keys(
         )
         distinct = f"SELECT DISTINCT {items} FROM {RELATION}{where}"
         types = column_types(opened.connection, distinct)
-        texts = _select_texts(source, distinct, types, map(quote_name, types))
+        pieces = _key_pieces(source, types)
+        texts = _select_texts(distinct, pieces, map(quote_name, types))
         first = f"SELECT DISTINCT ON ({quote_name(TEXT)}) * FROM ({texts}) ORDER BY ALL"
-        return fetch_pairs(opened.connection, first)
+        return fetch_pairs(opened.connection, first), _kinds_of(pieces)
 
 
 def match_pairs(own: pa.Table, pairs: KeyedPairs, hasher: KeyedHasher) -> pa.Table:
@@ -203,17 +214,22 @@ def match_pairs(own: pa.Table, pairs: KeyedPairs, hasher: KeyedHasher) -> pa.Tab
         return fetch_pairs(cursor, select)
 
 
-def _select_texts(
-    source: ShardSource,
-    relation: str,
-    types: Mapping[str, str],
-    others: Sequence[str] | Iterator[str],
-) -> str:
-    """Return the SELECT of the canonical texts of keys, beside columns; no NULL."""
-    pieces = [
+def _key_pieces(source: ShardSource, types: Mapping[str, str]) -> list[TypedColumn]:
+    """Return the columns of keys; SourceError for a type without a kind."""
+    return [
         typed_piece(source, (name, "", quote_name(name)), kind, can_be_vector=False)
         for name, kind in types.items()
     ]
+
+
+def _kinds_of(keys: Sequence[TypedColumn]) -> str:
+    return "+".join(key.kind for key in keys)
+
+
+def _select_texts(
+    relation: str, pieces: Sequence[TypedColumn], others: Iterable[str]
+) -> str:
+    """Return the SELECT of the canonical texts of keys, beside columns; no NULL."""
     values = [replace(piece, sql=f"({comparable_sql(piece)})") for piece in pieces]
     text = canonical_text(values, null_is_value=False) or "''"
     names = (quote_name(TEXT), *others)

@@ -20,11 +20,13 @@ class PairsOfPart(PartBody, frozen=True, kw_only=True):
 
     Attributes:
         type: of the cutoffs, in DuckDB's words.
+        kinds: of the keys' values, such as "number+text"; "" without keys.
         hashes: of the keys.
         cutoffs: as whole numbers.
     """
 
     type: TypeName
+    kinds: f.Name
     hashes: Annotated[AnyArray, f.hash_pairs("pairs")]
     cutoffs: Annotated[AnyArray, f.whole_numbers("pairs")]
 
