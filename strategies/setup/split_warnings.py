@@ -23,7 +23,7 @@ def split_warnings(joined: JoinedTables, settings: Settings) -> Iterator[str]:
     """Yield warnings about the rows that train, test or validate."""
     yield from _lost_rows(joined)
     yield from _repeated_keys(joined)
-    yield from _uncounted(joined)
+    yield from _unmatched(joined)
     if settings.method.holds_out:
         yield from _share(joined, settings)
         yield from _few_validate(joined)
@@ -61,12 +61,18 @@ def _lost_rows(joined: JoinedTables) -> Iterator[str]:
         )
 
 
-def _uncounted(joined: JoinedTables) -> Iterator[str]:
-    """Yield a warning per table whose rows lack a value that SQL has for no row."""
+def _unmatched(joined: JoinedTables) -> Iterator[str]:
+    """Yield a warning per table without a row where SQL has a value, or without any."""
     for fragment in joined.bound.fragments:
         names = features_of_no_row(fragment)
         absent = joined.mapping.tables[fragment.table].is_absent
         unmatched = int(np.count_nonzero(absent))
+        cutoffs = fragment.subquery and fragment.subquery.cutoffs
+        if cutoffs and unmatched == len(absent):
+            yield (
+                f"no joined row has a row of LATERAL sub-query {fragment.table!r}, "
+                f"with cutoffs {cutoffs}: its features say nothing"
+            )
         if names and unmatched:
             yield (
                 f"{', '.join(names[:MOST_NAMES])} of {joined.names[fragment.table]}: "

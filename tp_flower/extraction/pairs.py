@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import QueryError
-from tp_flower.extraction.select_plan import RELATION, make_plan
+from tp_flower.extraction.select_plan import RELATION, make_plan, normal_texts
 from tp_flower.extraction.time_limit import TimeLimit
 from tp_flower.extraction.unit_rows import scan_drawn_rows
 from tp_flower.query.cutoffs import PAIRS
@@ -70,7 +70,9 @@ def read_pairs(
         with limit.interrupt_late(opened.connection):
             plan = make_plan(source, opened)
             # what was checked, not what has arrived
-            parts = zip(opened.fragment.keys[key], names, strict=True)
+            keys = opened.fragment.keys[key]
+            keys = normal_texts(opened.connection, keys, plan.relation)
+            parts = zip(keys, names, strict=True)
             items = ", ".join(f"{sql} AS {quote_name(name)}" for sql, name in parts)
             present = " AND ".join(f"{quote_name(name)} IS NOT NULL" for name in names)
             select = (
@@ -106,6 +108,7 @@ def split_pairs(
             subquery = opened.fragment.subquery or SubQuery(())
             counts = replace(
                 subquery,
+                groups=normal_texts(opened.connection, subquery.groups, RELATION),
                 columns=(Feature("rows", "COUNT(*)"),),
                 filters=subquery.filters_of_rows,
                 having=("COUNT(*) > 0" if is_own else "COUNT(*) = 0",),

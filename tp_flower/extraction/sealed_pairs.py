@@ -29,6 +29,7 @@ from tp_flower.extraction.select_plan import (
     canonical_text,
     comparable_sql,
     make_plan,
+    normal_texts,
     typed_piece,
 )
 from tp_flower.extraction.time_limit import TimeLimit
@@ -171,8 +172,8 @@ def read_own_keys(
 
     Return also the kinds of their values. ``names`` are the columns of its pairs in the
     order in which the join compares them, of which the texts are made on the other
-    side, too. A sub-query without keys has one of no values. Of values with one text,
-    such as two Unicode forms, the first is taken.
+    side, too. A sub-query without keys has one of no values. Of values with one text
+    the first is taken.
     """
     with _opened(source, fragment, order_key) as opened:
         subquery = opened.fragment.subquery or SubQuery(())
@@ -180,7 +181,8 @@ def read_own_keys(
         list(opened.chunks())
         if not subquery.groups:
             return pa.table({TEXT: [""]}), ""
-        sources = subquery.sources
+        normal = normal_texts(opened.connection, subquery.groups, RELATION)
+        sources = replace(subquery, groups=normal).sources
         keys = [name for name in names if name != CUTOFF]
         items = ", ".join(f"{sources[name]} AS {quote_name(name)}" for name in keys)
         where = "".join(

@@ -101,6 +101,25 @@ def comparable_sql(column: TypedColumn) -> str:
     return column.sql
 
 
+def normal_texts(
+    connection: duckdb.DuckDBPyConnection, keys: Sequence[str], relation: str
+) -> tuple[str, ...]:
+    """Return the SQL of keys of a relation, of texts their normal form.
+
+    Two forms of a text are one key of a LATERAL sub-query, as in every join.
+    """
+    if not keys:
+        return ()
+    items = ", ".join(f"{sql} AS c{number}" for number, sql in enumerate(keys))
+    types = column_types(connection, f"SELECT {items} FROM {relation}").values()
+    return tuple(
+        comparable_sql(TypedColumn(f"({sql})", of, "text"))
+        if kind_of(of) == "text"
+        else sql
+        for sql, of in zip(keys, types, strict=True)
+    )
+
+
 def as_number(column: TypedColumn) -> str:
     """Return the value as a DOUBLE: 0/1, or seconds since 1970; NULL is NaN."""
     number = f"CAST({column.sql} AS DOUBLE)"
@@ -377,6 +396,8 @@ def _relation(source: ShardSource, opened: Scan) -> tuple[str, list[tuple[str, s
     if subquery is None:
         return RELATION, []
     if subquery.cutoffs is not None:
+        keys = normal_texts(opened.connection, subquery.groups, RELATION)
+        subquery = replace(subquery, groups=keys)
         last = last_rows_sql(opened.connection, subquery, RELATION)
         return f"({last or subquery.to_sql(RELATION)})", []
     if subquery.is_windowed:

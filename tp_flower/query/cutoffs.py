@@ -122,11 +122,11 @@ class CutoffGrid:
         return self
 
     def points(self) -> str:
-        """Return the SELECT of all points."""
+        """Return the SELECT of all points; as dates, those of one day are one."""
         start = f"CAST('{self.first}' AS TIMESTAMP)"
         stop = f"CAST('{self.last}' AS TIMESTAMP)"
         return (
-            f'SELECT CAST(point AS {self.type}) AS "{CUTOFF}" FROM (SELECT '
+            f'SELECT DISTINCT CAST(point AS {self.type}) AS "{CUTOFF}" FROM (SELECT '
             f"unnest(generate_series({start}, {stop}, {self._interval})) AS point)"
         )
 

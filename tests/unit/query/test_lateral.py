@@ -372,6 +372,39 @@ def test_keys_of_every_kind_beside_others(kind, more):
         assert found == engine_rows(engine, sql, result_names(bound))
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_two_forms_of_a_text_are_one_key(last):
+    """As in every join: the answer is DuckDB's to texts of one form."""
+    rows = [(n % 3, FIRST + datetime.timedelta(days=n), n, "a") for n in range(19)]
+    engine = tables_of([(n % 3, rows[6][1], n) for n in range(6)], rows, ["DATE"] * 2)
+    form = "CASE k WHEN 0 THEN chr(233) WHEN 1 THEN 'e' || chr(769) ELSE 'x' END"
+    normal = {}
+    for table in ("orders", "events"):
+        engine.execute(f"ALTER TABLE {table} ALTER k TYPE VARCHAR USING {form}")
+        normal[table] = f"(SELECT * REPLACE (nfc_normalize(k) AS k) FROM {table})"
+    where = "FROM events p WHERE p.k = o.k AND p.t < o.day"
+    inner = f"COUNT(*) AS n {where} HAVING COUNT(*) > 0"
+    if last:
+        inner = f"x AS n {where} ORDER BY p.t DESC LIMIT 1"
+    sql = f"SELECT o.y AS label, w.n FROM orders o LEFT JOIN LATERAL (SELECT {inner}) w"
+    one_form = sql.replace("orders o", f"{normal['orders']} o")
+    one_form = one_form.replace("events p", f"{normal['events']} p")
+    for how in ({}, {"grid": "1 day from 2020-01-01 to 2020-02-01"}, {"sealed": True}):
+        found, bound = answers(f"{sql} ON TRUE", engine, **how)
+        expected = engine_rows(engine, f"{one_form} ON TRUE", result_names(bound))
+        assert found == expected
+
+
+@pytest.mark.parametrize("step", ["8 hours", "1 day"])
+def test_a_grid_of_hours_has_a_date_once(step):
+    rows = [(1, FIRST + datetime.timedelta(hours=9 * n), n, "a") for n in range(9)]
+    orders = [(1, FIRST + datetime.timedelta(days=n), n) for n in range(4)]
+    engine = tables_of(orders, rows, ["DATE", "TIMESTAMP"])
+    sql = COUNT.replace(") w ON", " HAVING COUNT(*) > 0) w ON")
+    found, bound = answers(sql, engine, f"{step} from 2020-01-01 to 2020-01-06")
+    assert found == engine_rows(engine, sql, result_names(bound))
+
+
 ORDERS_TYPES = {"k": "INTEGER", "day": "DATE", "y": "DOUBLE", "name": "VARCHAR"}
 SCHEMAS = {
     "orders": ORDERS_TYPES,
