@@ -255,17 +255,10 @@ def future_warnings(query: Query, bound: BoundQuery, columns: Columns) -> Iterat
 
 
 def cutoff_warnings(bound: BoundQuery, extracted: Extracted) -> Iterator[str]:
-    """Yield which sub-queries have no answer, and how many rows are not on a grid."""
+    """Yield how many rows look back from a time that is not on the grid of cutoffs."""
     for join in bound.joins:
         (fragment, *_) = bound.fragments_of(join.right)
         cutoffs = fragment.subquery and fragment.subquery.cutoffs
-        answers = [key.codes for key in extracted.keys[join.right, join.right_key]]
-        if cutoffs and not any(map(len, answers)):
-            yield (
-                f"LATERAL sub-query {join.right!r} has no answer for any row of "
-                f"{join.left!r}: its keys and those of {join.left!r} have no value in "
-                "common, or every window is empty"
-            )
         grid = cutoffs and cutoffs.grid
         if not grid:
             continue
