@@ -79,15 +79,16 @@ def _seal_part(
     """Return the sealed pairs of a part's rows, as its policy allows."""
     guard.check_cutoffs(site, number, taken)
     source, _, _ = read_part(site, number, bodies)
-    told = _told(site, taken)
-    note(site, number, ledger_entries.CUTOFFS, *told, key_guarantee(site))
+    readers_and_cutoffs = _readers_and_cutoffs(site, taken)
+    guarantee = key_guarantee(site)
+    note(site, number, ledger_entries.CUTOFFS, *readers_and_cutoffs, guarantee)
     sealed: dict[str, AnyArray] = {}
     for pairs in taken:
         sealed.update(seal_pairs(site, source, pairs))
     return SealedPart(sealed)
 
 
-def _told(site: Site, taken: list[SealedPairs]) -> tuple[str, str]:
+def _readers_and_cutoffs(site: Site, taken: list[SealedPairs]) -> tuple[str, str]:
     """Return the sites that pairs are sealed for, and the cutoffs that they read."""
     terms = site.terms
     parts = terms.proposal.parts
@@ -95,7 +96,7 @@ def _told(site: Site, taken: list[SealedPairs]) -> tuple[str, str]:
     cutoffs: dict[str, None] = {}
     for pairs in taken:
         cutoffs[terms.fragments[pairs.part].keys[pairs.key][pairs.cutoff]] = None
-        for number, own in terms.sealed_pairs.items():
-            if pairs in own:
+        for number, pairs_of_part in terms.sealed_pairs.items():
+            if pairs in pairs_of_part:
                 sites[repr(parts[number].site)] = None
     return ", ".join(sorted(sites)), ", ".join(cutoffs)

@@ -98,8 +98,8 @@ def check_cutoffs(site: Site, number: int, taken: Iterable[SealedPairs]) -> None
     for pairs in taken:
         outer = around.keys[pairs.key]
         # as it is, where the key beside it is hashed
-        told = replace(around, keys=((outer[pairs.cutoff],),))
-        for read in reads(told):
+        in_the_clear = replace(around, keys=((outer[pairs.cutoff],),))
+        for read in reads(in_the_clear):
             if read.role is Role.KEY:
                 source.policy.check_told(read)
         for other, fragment in terms.fragments.items():

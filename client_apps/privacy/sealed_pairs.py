@@ -89,13 +89,13 @@ def open_pairs(
     around = cutoffs.table if cutoffs else ""
     key, _ = compared_keys(site.terms.proposal, fragment.table, around)
     names = pair_names(fragment, key)
-    own, kinds = read_own_keys(source, fragment, names, site.tables.order_key)
+    own_keys, kinds = read_own_keys(source, fragment, names, site.tables.order_key)
     tables = []
     total = 0
     for pairs in site.terms.sealed_pairs[number]:
         keyed, hasher = _open(site, pairs, sealed[pairs.name])
         total += len(keyed.cutoffs)
-        if len(own) and len(keyed.cutoffs) and keyed.kinds != kinds:
+        if len(own_keys) and len(keyed.cutoffs) and keyed.kinds != kinds:
             raise SiteError(
                 f"the keys of LATERAL sub-query {fragment.table!r} differ in type from "
                 f"those of table {around!r}: {kinds} and {keyed.kinds}; cast one side "
@@ -106,7 +106,7 @@ def open_pairs(
                 f"LATERAL sub-query {fragment.table!r} is sent more than {MOST_PAIRS} "
                 "pairs of a key and a cutoff by all sites together"
             )
-        tables.append(match_pairs(own, keyed, hasher))
+        tables.append(match_pairs(own_keys, keyed, hasher))
     return merge_pairs(tables, around)
 
 

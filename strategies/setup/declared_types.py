@@ -89,12 +89,12 @@ def declared_pairs(
     if cutoffs is None or not cutoffs.table:
         return {}
     around = bound.fragments_of(cutoffs.table)[0]
-    own, other = next(
+    key, around_key = next(
         (join.right_key, join.left_key)
         for join in bound.joins
         if (join.left, join.right) == (around.table, fragment.table)
     )
-    parts = zip(around.keys[other], pair_names(fragment, own), strict=True)
+    parts = zip(around.keys[around_key], pair_names(fragment, key), strict=True)
     items = ", ".join(f"{sql} AS {quote_name(name)}" for sql, name in parts)
     source = ShardSource(around.name, "", 0)
     schema = schemas[around.name.lower()]

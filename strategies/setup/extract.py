@@ -350,7 +350,7 @@ def _relay_cutoffs(
     relayed = dict(bodies)
     by_number = {part.number: part for part in fragments}
     taken = sealed_pairs(proposal, {p.number: f for p, f in fragments.items()})
-    senders = {by_number[pairs.part].node for own in taken.values() for pairs in own}
+    senders = {by_number[pairs.part].node for each in taken.values() for pairs in each}
     if not senders:
         return relayed
     requests = {
@@ -360,11 +360,11 @@ def _relay_cutoffs(
         for node, request in by_node.items()
         if node in senders
     }
-    asked = [part for part in fragments if part.node in senders]
+    parts = [part for part in fragments if part.node in senders]
     request = replace(
-        next(iter(requests.values())), parts={p.number: bodies[p.number] for p in asked}
+        next(iter(requests.values())), parts={p.number: bodies[p.number] for p in parts}
     )
-    replies = yield ask(request, asked, requests)
+    replies = yield ask(request, parts, requests)
     for pairs, nodes in recipients(proposal, taken).items():
         part = by_number[pairs.part]
         sealed = replies.body(part, SealedPart).cutoffs

@@ -111,12 +111,12 @@ def _comparisons(sql: str) -> Iterator[_Comparison | None]:
         yield None
 
 
-def _comparison(own: exp.Expr, sign: str, bound: exp.Expr) -> _Comparison | None:
+def _comparison(time: exp.Expr, sign: str, bound: exp.Expr) -> _Comparison | None:
     """Return a comparison; None if the cutoff is not on one side, and alone there."""
     columns = {column.name for column in bound.find_all(exp.Column)}
-    if _has_cutoff(own) or columns != {CUTOFF}:
+    if _has_cutoff(time) or columns != {CUTOFF}:
         return None
-    return _Comparison(render(own, quote=True), sign, render(bound, quote=True))
+    return _Comparison(render(time, quote=True), sign, render(bound, quote=True))
 
 
 def _has_cutoff(tree: exp.Expr) -> bool:

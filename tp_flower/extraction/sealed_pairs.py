@@ -197,17 +197,18 @@ def read_own_keys(
         return fetch_pairs(opened.connection, first), _kinds_of(pieces)
 
 
-def match_pairs(own: pa.Table, pairs: KeyedPairs, hasher: KeyedHasher) -> pa.Table:
+def match_pairs(own_keys: pa.Table, pairs: KeyedPairs, hasher: KeyedHasher) -> pa.Table:
     """Return the pairs whose keys are among a table's own, with the keys' values."""
-    hashes = hasher.hash_texts(own[TEXT])
-    keys = own.drop_columns([TEXT])
+    hashes = hasher.hash_texts(own_keys[TEXT])
+    keys = own_keys.drop_columns([TEXT])
     columns = dict(zip(keys.column_names, keys.columns, strict=True))
     names = ", ".join(map(quote_name, (*columns, CUTOFF)))
     halves = ("half_0", "half_1")
     with closing(shared_cursor()) as cursor:
         own_halves = dict(zip(halves, hashes[:, :2].T, strict=True))
-        own = pa.table({**columns, **own_halves}, metadata=own.schema.metadata)
-        register_pairs(cursor, "own", own)
+        metadata = own_keys.schema.metadata
+        hashed = pa.table({**columns, **own_halves}, metadata=metadata)
+        register_pairs(cursor, "own", hashed)
         sealed_halves = dict(zip(halves, pairs.hashes.T, strict=True))
         cursor.register("sealed", pa.table({**sealed_halves, CUTOFF: pairs.times()}))
         select = f"SELECT {names} FROM own JOIN sealed USING ({', '.join(halves)})"

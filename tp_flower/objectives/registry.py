@@ -76,8 +76,8 @@ def family_named(name: str) -> type[Objective]:
     Raises:
         ValueError: there is none, or its parameter is another one.
     """
-    if known := _ELSEWHERE.get(name.lower()):
-        raise ValueError(f"{name!r} is {known!r} here")
+    if name_here := _ELSEWHERE.get(name.lower()):
+        raise ValueError(f"{name!r} is {name_here!r} here")
     match = _NAME.fullmatch(name)
     if not (match and match["family"] in FAMILIES):
         raise ValueError(f"{name!r} is not one of {', '.join(forms_of_losses())}")

@@ -111,8 +111,8 @@ class Huber(Objective):
         """Return RMSE, R2 and MAE: what outliers weigh is seen by comparing them."""
         residuals = scores[:, 0] - self.target.numbers
         mean_square = float(mean(residuals**2, self.weights))
-        own = self.target.numbers - mean(self.target.numbers, self.weights)
-        variance = float(mean(own**2, self.weights))
+        centred = self.target.numbers - mean(self.target.numbers, self.weights)
+        variance = float(mean(centred**2, self.weights))
         return {
             "rmse": float(np.sqrt(mean_square)),
             "r2": 1.0 - mean_square / variance if variance else 0.0,

@@ -183,14 +183,14 @@ def features_of_no_row(fragment: Fragment) -> list[str]:
     sources = fragment.subquery.sources if fragment.subquery else {}
     if name_of_key(fragment.table, 1) not in sources:
         return []
-    found = []
+    features = []
     for feature in fragment.features:
         tree = parse_expression(feature.sql, "feature")
         columns = [sources.get(c.name, "NULL") for c in tree.find_all(exp.Column)]
         values = [parse_expression(c, "column", aggregates=True) for c in columns]
         if any(each.find(*_OF_NO_ROW) for each in (tree, *values)):
-            found.append(feature.name)
-    return found
+            features.append(feature.name)
+    return features
 
 
 def check_no_cutoffs(fragments: Iterable[Fragment]) -> None:

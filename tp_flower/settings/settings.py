@@ -473,14 +473,14 @@ def _conflicts_of_loss(values: Settings) -> Iterator[str]:
             f"{', '.join(able)} do"
         )
     if values.privacy.covers_labels and family.noise_kind is None:
-        known = [
+        corrected = [
             name
             for name in names_of_losses()
             if family_named(name).noise_kind is not None
         ]
         yield (
             f"privacy.labels: loss {family.name!r} is not corrected for noise on "
-            f"labels; {', '.join(known)} are"
+            f"labels; {', '.join(corrected)} are"
         )
 
 
