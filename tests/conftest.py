@@ -18,18 +18,17 @@ settings.register_profile("new-cases", deadline=None)
 settings.load_profile("same-cases")
 LONGEST = (
     *("test_session_deployment", "test_deployment", "test_strict_deployment"),
-    *(
-        "test_every_field",
-        "test_tables",
-        "test_end_to_end",
-        "test_kills",
-        "test_flights_databases",
-    ),
-    *("test_mapping", "test_scale", "test_private_runs", "test_hostile_server"),
-    *("test_sites", "test_pushdown", "test_training", "test_left_join"),
-    *("test_empty_shards", "test_label_runs", "test_cost", "test_coreset_runs"),
-    *("test_personalised", "test_sgd", "test_resume", "test_fuzz", "test_attacks"),
-    *("test_faults", "test_key_attacks", "test_flights", "test_row_weights"),
+    *("test_every_field", "test_boosting", "test_window_values", "test_remedies"),
+    *("test_kills", "test_lateral", "test_sql_pairs", "test_hostile_server"),
+    *("test_row_effects", "test_regions", "test_tables", "test_text_files"),
+    *("test_end_to_end", "test_moments", "test_pushdown", "test_training"),
+    *("test_derived", "test_time_runs", "test_noise", "test_absent_columns"),
+    *("test_faults", "test_messages", "test_checked_types", "test_extraction"),
+    *("test_suites", "test_databases", "test_split_runs", "test_csv_files"),
+    *("test_api", "test_fuzz", "test_bins", "test_union_attacks", "test_memory"),
+    *("test_personalised", "test_new_rows", "test_chosen_partners"),
+    *("test_flights_databases", "test_scale", "test_mapping", "test_sites"),
+    *("test_sealed_cutoffs", "test_sealed_cutoff_runs", "test_key_attacks"),
 )
 """Files that take longest, those that wait beside those that compute. Begun last, one
 of them would be run while the other workers have nothing left to do."""
