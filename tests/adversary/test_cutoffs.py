@@ -13,12 +13,11 @@ import pytest
 from strategies.setup import extract
 from tests.support import federated
 from tests.support.files import case_table
-from tests.support.joined import parquet_of
+from tests.support.joined import slow_cutoffs
 from tp_flower.errors import PolicyError, SiteError
 from tp_flower.extraction.pairs import read_pairs
-from tp_flower.query import Fragment, Query
+from tp_flower.query import Query
 from tp_flower.settings import PrivacySettings
-from tp_flower.sources.policy import Policy
 
 CASES = case_table(__file__)
 SQL = """SELECT o.y AS label, o.online, w.n, w.total, w.mean, w.since
@@ -230,10 +229,6 @@ def test_a_noisy_label_is_not_told_as_a_cutoff(monkeypatch, tmp_path):
 
 
 def test_the_time_that_cutoffs_take_is_limited(tmp_path):
-    rows = "SELECT repeat('a', 200) || i AS x, repeat('b', 200) AS w"
-    source = parquet_of(tmp_path, f"{rows} FROM range(200_000) r(i)")
-    source = replace(source, policy=Policy(query_seconds=1))
-    slow = 'LEVENSHTEIN(SUBSTR("x", 1), "w") * LEVENSHTEIN("w", SUBSTR("x", 2))'
-    around = Fragment("o", "table", keys=((slow,),))
+    source, around = slow_cutoffs(tmp_path)
     with pytest.raises(PolicyError, match=r"query-seconds = 1\) refuses"):
         read_pairs(source, around, 0, ["(cutoff)"], b"")

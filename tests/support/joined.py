@@ -7,6 +7,7 @@ import math
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from pathlib import Path
@@ -32,6 +33,7 @@ from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.query import BoundQuery, Fragment
 from tp_flower.query.cutoffs import CUTOFF
 from tp_flower.query.lateral_tables import pair_names
+from tp_flower.sources.policy import Policy
 from tp_flower.sources.shards import ShardSource, load_tables, register_frames, release
 
 Value = float | str | None
@@ -123,6 +125,15 @@ def parquet_of(folder: Path, sql: str, table: str = "table") -> ShardSource:
     path = folder / "t.parquet"
     duckdb.execute(f"COPY ({sql}) TO '{path}' (FORMAT parquet)")
     return ShardSource(table, "here", 0, str(path))
+
+
+def slow_cutoffs(folder: Path) -> tuple[ShardSource, Fragment]:
+    """A shard that may be read for a second, and a cutoff that takes longer."""
+    rows = "SELECT repeat('a', 200) || i AS x, repeat('b', 200) AS w"
+    source = parquet_of(folder, f"{rows} FROM range(200_000) r(i)")
+    slow = 'LEVENSHTEIN(SUBSTR("x", 1), "w") * LEVENSHTEIN("w", SUBSTR("x", 2))'
+    around = Fragment("o", "table", keys=((slow,),))
+    return replace(source, policy=Policy(query_seconds=1)), around
 
 
 def map_rows(

@@ -20,7 +20,7 @@ from sqlglot import exp
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.query.cutoffs import CUTOFF, PAIRS, key_column
 from tp_flower.query.expressions import parse_expression, render
-from tp_flower.query.fragment import SubQuery
+from tp_flower.query.fragment import SubQuery, where_sql
 from tp_flower.sources.shards import column_types
 
 _SIGNS: Final[dict[type[exp.Expr], str]] = {
@@ -82,7 +82,7 @@ def last_rows_sql(
     rows = f"(SELECT * FROM {relation}{_where_of_rows(subquery)}) AS rows"
     times = (
         f"(SELECT {', '.join(names)}, {time} AS {last_time} FROM {pairs} "
-        f"ASOF JOIN {rows} ON {' AND '.join((*equal, *upper))}{_where(lower)})"
+        f"ASOF JOIN {rows} ON {' AND '.join((*equal, *upper))}{where_sql(lower)})"
     )
     # several rows may have the last time
     order = ", ".join(f"{sql} DESC" for sql in subquery.order)
@@ -137,11 +137,7 @@ def _pairs(subquery: SubQuery, relation: str) -> str:
 def _where_of_rows(subquery: SubQuery) -> str:
     """Return the WHERE of rows that may be the last of some pair."""
     present = f"{subquery.last[0]} IS NOT NULL"
-    return _where((*subquery.filters_of_rows, present))
-
-
-def _where(conditions: Sequence[str]) -> str:
-    return f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    return where_sql((*subquery.filters_of_rows, present))
 
 
 def _is_exact(

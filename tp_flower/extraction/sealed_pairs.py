@@ -36,7 +36,7 @@ from tp_flower.extraction.time_limit import TimeLimit
 from tp_flower.extraction.unit_rows import scan_drawn_rows
 from tp_flower.keyed_hash import HashArray, KeyedHasher
 from tp_flower.query.cutoffs import CUTOFF, SEALED_TYPES, key_column
-from tp_flower.query.fragment import Fragment, SubQuery
+from tp_flower.query.fragment import Fragment, SubQuery, where_sql
 from tp_flower.sources.shards import Scan, ShardSource, column_types
 
 MOST_PAIRS: Final = 4_000_000
@@ -185,10 +185,7 @@ def read_own_keys(
         sources = replace(subquery, groups=normal).sources
         keys = [name for name in names if name != CUTOFF]
         items = ", ".join(f"{sources[name]} AS {quote_name(name)}" for name in keys)
-        where = "".join(
-            f"{' AND' if number else ' WHERE'} {sql}"
-            for number, sql in enumerate(subquery.filters_of_rows)
-        )
+        where = where_sql(subquery.filters_of_rows)
         distinct = f"SELECT DISTINCT {items} FROM {RELATION}{where}"
         types = column_types(opened.connection, distinct)
         pieces = _key_pieces(source, types)

@@ -14,8 +14,10 @@ from typing import ClassVar, Final, Self
 import numpy as np
 
 from tp_flower.arrays import FloatArray, mean
-from tp_flower.objectives.objective import Objective, rising_root
+from tp_flower.objectives.metrics import number_metrics
+from tp_flower.objectives.objective import rising_root
 from tp_flower.objectives.response import NumberResponse
+from tp_flower.objectives.squared import NumberObjective
 
 LEAST_SHARE: Final = 1e-9  # of rows with a small residual, where there is none
 
@@ -27,7 +29,7 @@ class QuantileResponse(NumberResponse):
     headline: ClassVar[str] = "pinball"
 
 
-class Huber(Objective):
+class Huber(NumberObjective):
     """1/2 r^2 of small residuals r = h - y, and d |r| - 1/2 d^2 beyond d.
 
     >>> from tp_flower.objectives import Target
@@ -37,15 +39,9 @@ class Huber(Objective):
     """
 
     name = "huber"
-    class_counts = range(1)
     max_curvature = 1.0
     parameter = 1.0
     parameter_range = (0.0, float("inf"))
-
-    @classmethod
-    def make_response(cls, classes: tuple[str, ...], kind: str) -> NumberResponse:
-        """Return the score as it is."""
-        return NumberResponse(cls.name, 1, classes, kind)
 
     def base_scores(self) -> FloatArray:
         """Return the best constant, where the residuals' cut sum is 0."""
@@ -96,31 +92,20 @@ class Huber(Objective):
 
     def gradient_scale(self, reach: float) -> float:
         """Return the largest derivative: d, or less if all labels are near."""
-        return min(self.parameter, _deviation(self) * reach)
-
-    def score_unit(self, _columns: int) -> float:
-        """Return the deviation of the labels."""
-        return _deviation(self)
-
-    @property
-    def output_scale(self) -> float:
-        """The deviation of the labels."""
-        return _deviation(self)
+        return min(self.parameter, self.deviation * reach)
 
     def measure(self, scores: FloatArray, _value: float) -> dict[str, float]:
         """Return RMSE, R2 and MAE: what outliers weigh is seen by comparing them."""
-        residuals = scores[:, 0] - self.target.numbers
-        mean_square = float(mean(residuals**2, self.weights))
-        centred = self.target.numbers - mean(self.target.numbers, self.weights)
-        variance = float(mean(centred**2, self.weights))
+        labels = self.target.numbers
+        residuals = scores[:, 0] - labels
+        half_mse = 0.5 * float(mean(residuals**2, self.weights))
         return {
-            "rmse": float(np.sqrt(mean_square)),
-            "r2": 1.0 - mean_square / variance if variance else 0.0,
+            **number_metrics(half_mse, labels, None, self.weights),
             "mae": float(mean(np.abs(residuals), self.weights)),
         }
 
 
-class Quantile(Objective):
+class Quantile(NumberObjective):
     """max(q (y - h), (q - 1) (y - h)): the score below which a share q of labels is.
 
     >>> from tp_flower.objectives import Target
@@ -130,7 +115,6 @@ class Quantile(Objective):
     """
 
     name = "quantile"
-    class_counts = range(1)
     has_curvature = False
     parameter = 0.5
     parameter_range = (0.0, 1.0)
@@ -163,7 +147,7 @@ class Quantile(Objective):
     @cached_property
     def width(self) -> float:
         """The deviation of the labels, also of those from which some were selected."""
-        return _deviation(self)
+        return self.deviation
 
     def over(self, columns: FloatArray, weights: FloatArray | None = None) -> Self:
         """Return the objective of other rows, as wide."""
@@ -194,15 +178,6 @@ class Quantile(Objective):
         """Return rho (v - z): at the label itself it may be any from -q to 1 - q."""
         return rho * (centre - z)
 
-    def score_unit(self, _columns: int) -> float:
-        """Return the deviation of the labels."""
-        return _deviation(self)
-
-    @property
-    def output_scale(self) -> float:
-        """The deviation of the labels."""
-        return _deviation(self)
-
     def measure(self, scores: FloatArray, value: float) -> dict[str, float]:
         """Return the pinball loss, the share of labels up to the score, and the MAE."""
         y = self.target.numbers
@@ -214,10 +189,3 @@ class Quantile(Objective):
             "coverage": float(mean((y <= predicted).astype(float), self.weights)),
             "mae": float(mean(np.abs(predicted - y), self.weights)),
         }
-
-
-def _deviation(objective: Objective) -> float:
-    """Return the deviation of the labels; 1 if all are equal, or stay at their site."""
-    if not (objective.target.has_label and len(objective)):
-        return 1.0
-    return float(objective.target.numbers.std()) or 1.0

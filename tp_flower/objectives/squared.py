@@ -20,7 +20,37 @@ LEAST_VARIANCE = 0.01
 good as any guess."""
 
 
-class Squared(Objective):
+class NumberObjective(Objective):
+    """A loss of numbers whose scores are measured in deviations of the labels."""
+
+    class_counts = range(1)
+
+    @classmethod
+    def make_response(cls, classes: tuple[str, ...], kind: str) -> NumberResponse:
+        """Return the score as it is."""
+        return NumberResponse(cls.name, 1, classes, kind)
+
+    @property
+    def deviation(self) -> float:
+        """The deviation of the labels, with their noise.
+
+        It is 1 if all are equal, or stay at their site.
+        """
+        if not (self.target.has_label and len(self)):
+            return 1.0
+        return float(self.target.numbers.std()) or 1.0
+
+    def score_unit(self, _columns: int) -> float:
+        """Return the deviation of the labels."""
+        return self.deviation
+
+    @property
+    def output_scale(self) -> float:
+        """The deviation of the labels."""
+        return self.deviation
+
+
+class Squared(NumberObjective):
     """1/2 (h - y)^2, for regression.
 
     >>> from tp_flower.objectives import Target
@@ -30,15 +60,9 @@ class Squared(Objective):
     """
 
     name = "squared"
-    class_counts = range(1)
     has_constant_hessian = True
     noise_kind = NumberNoise
     max_curvature = 1.0
-
-    @classmethod
-    def make_response(cls, classes: tuple[str, ...], kind: str) -> NumberResponse:
-        """Return the score as it is."""
-        return NumberResponse(cls.name, 1, classes, kind)
 
     def base_scores(self) -> FloatArray:
         """Return the mean label."""
@@ -82,23 +106,9 @@ class Squared(Objective):
             metrics["mae"] = float(mean(distances, self.weights))
         return metrics
 
-    @property
-    def deviation(self) -> float:
-        """The deviation of the labels, with their noise.
-
-        It is 1 if all are equal, or stay at their site.
-        """
-        if not self.target.has_label:
-            return 1.0
-        return float(self.target.numbers.std()) or 1.0
-
     def gradient_scale(self, reach: float) -> float:
         """Return so many deviations of the labels."""
         return self.deviation * reach
-
-    def score_unit(self, _columns: int) -> float:
-        """Return the deviation of the labels."""
-        return self.deviation
 
     @property
     def output_scale(self) -> float:

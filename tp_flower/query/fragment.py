@@ -189,7 +189,7 @@ class SubQuery:
         groups = f" GROUP BY {', '.join(self.groups)}" if self.groups else ""
         having = f" HAVING {' AND '.join(self.having)}" if self.having else ""
         qualify = f" QUALIFY {' AND '.join(self.qualify)}" if self.qualify else ""
-        rows = f"{relation}{_where(self.filters)}"
+        rows = f"{relation}{where_sql(self.filters)}"
         return f"SELECT {items} FROM {rows}{groups}{having}{qualify}"
 
     def answer_sql(self, relation: str) -> str:
@@ -203,7 +203,7 @@ class SubQuery:
         if not self.last:
             return replace(answer, filters=filters).to_sql(relation)
         # in a SELECT of its own, where no item has the name of a column
-        rows = f"SELECT * FROM {relation}{_where(filters)}"
+        rows = f"SELECT * FROM {relation}{where_sql(filters)}"
         last = f"({rows} ORDER BY {' DESC, '.join(self.order)} DESC LIMIT 1)"
         return replace(answer, filters=()).to_sql(last)
 
@@ -230,7 +230,7 @@ class SubQuery:
             return grouped.to_sql(relation)
         order = f"{' DESC, '.join(self.order)} DESC"
         turn = f"PARTITION BY {', '.join(groups)} ORDER BY {order}"
-        rows = f"SELECT * FROM {relation}{_where(self.filters)}"
+        rows = f"SELECT * FROM {relation}{where_sql(self.filters)}"
         last = f"({rows} QUALIFY row_number() OVER ({turn}) = 1)"
         return SubQuery(columns).to_sql(last)
 
@@ -292,7 +292,8 @@ class SubQuery:
         return checked
 
 
-def _where(filters: Sequence[str]) -> str:
+def where_sql(filters: Sequence[str]) -> str:
+    """Return the WHERE of some conditions, "" without any."""
     return f" WHERE {' AND '.join(filters)}" if filters else ""
 
 

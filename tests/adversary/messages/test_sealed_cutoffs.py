@@ -12,7 +12,7 @@ from client_apps.privacy import sealed_pairs as sealing
 from strategies.setup import extract
 from tests.support import federated
 from tests.support.federated import WatchedGrid, on_requests, pieces
-from tests.support.joined import parquet_of
+from tests.support.joined import slow_cutoffs
 from tests.support.peers.hostile import like
 from tests.support.peers.keyed_sites import KeyedGrid
 from tests.support.tables.looking_back import GRID, SQL, shop, two_sites
@@ -20,9 +20,7 @@ from tp_flower.errors import PolicyError, QueryError, SiteError
 from tp_flower.extraction import sealed_pairs
 from tp_flower.extraction.sealed_pairs import MOST_PAIRS, KeyedPairs
 from tp_flower.protocol.packet import Packet, bytes_of, pack, unpack
-from tp_flower.query import Fragment
 from tp_flower.settings import PrivacySettings
-from tp_flower.sources.policy import Policy
 
 RELEASED = 'releases.cutoffs = "partner"\nmost-unmatched = 0.5\n'
 SHOP, BANK = 2, 3
@@ -413,11 +411,7 @@ def unchecked(pairs, kind, kinds, hasher):
 
 
 def test_the_time_that_sealed_cutoffs_take_is_limited(tmp_path):
-    rows = "SELECT repeat('a', 200) || i AS x, repeat('b', 200) AS w"
-    source = parquet_of(tmp_path, f"{rows} FROM range(200_000) r(i)")
-    source = replace(source, policy=Policy(query_seconds=1))
-    slow = 'LEVENSHTEIN(SUBSTR("x", 1), "w") * LEVENSHTEIN("w", SUBSTR("x", 2))'
-    around = Fragment("o", "table", keys=((slow,),))
+    source, around = slow_cutoffs(tmp_path)
     with pytest.raises(PolicyError, match=r"query-seconds = 1\) refuses"):
         sealed_pairs.read_key_texts(source, around, 0, 0, b"")
 

@@ -326,11 +326,11 @@ def propose_fragments(header: dict) -> None:
     parts = header.get("parts")
     if not (isinstance(proposal, dict) and isinstance(proposal.get("parts"), dict)):
         return
-    proposed = {key: copy.copy(part) for key, part in proposal["parts"].items()}
-    header["proposal"] = proposal = {**proposal, "parts": proposed}
+    copies = {key: copy.copy(part) for key, part in proposal["parts"].items()}
+    header["proposal"] = {**proposal, "parts": copies}
     for part in parts if isinstance(parts, list) else ():
         is_whole = isinstance(part, dict) and {"id", "fragment"} <= part.keys()
-        proposed = proposal["parts"].get(str(part["id"])) if is_whole else None
+        proposed = copies.get(str(part["id"])) if is_whole else None
         if isinstance(proposed, dict):
             proposed["fragment"] = part["fragment"]
 

@@ -128,6 +128,17 @@ def has_match(where):
     return "o.day IS NOT NULL" + " AND o.k IS NOT NULL" * ("p.k = o.k" in where)
 
 
+def looking_back(columns, where):
+    """The names of a sub-query's columns, and the query before and after these."""
+    names = [column.split(" AS ")[1] for column in columns]
+    head = "SELECT o.y AS label, EPOCH(o.day) AS day, "
+    tail = (
+        " FROM orders o LEFT JOIN LATERAL "
+        f"(SELECT {', '.join(columns)} FROM events p WHERE {where}) w ON TRUE"
+    )
+    return names, head, tail
+
+
 def where_matched(condition, names):
     return ", ".join(f"CASE WHEN {condition} THEN w.{n} END AS {n}" for n in names)
 
@@ -138,12 +149,7 @@ def test_aggregates_before_a_cutoff_are_those_of_duckdb(
     orders, events, types, where, columns
 ):
     engine = tables_of(orders, events, types)
-    names = [column.split(" AS ")[1] for column in columns]
-    head = "SELECT o.y AS label, EPOCH(o.day) AS day, "
-    tail = (
-        " FROM orders o LEFT JOIN LATERAL "
-        f"(SELECT {', '.join(columns)} FROM events p WHERE {where}) w ON TRUE"
-    )
+    names, head, tail = looking_back(columns, where)
     found, bound = answers(head + ", ".join(f"w.{n}" for n in names) + tail, engine)
     expected = head + where_matched(has_match(where), names) + tail
     assert found == engine_rows(engine, expected, result_names(bound))
@@ -279,12 +285,7 @@ def test_sealed_cutoffs_are_answered_as_at_one_site_for_keys_with_rows(
     orders, events, types, where, columns
 ):
     engine = tables_of(orders, events, types)
-    names = [column.split(" AS ")[1] for column in columns]
-    head = "SELECT o.y AS label, EPOCH(o.day) AS day, "
-    tail = (
-        " FROM orders o LEFT JOIN LATERAL "
-        f"(SELECT {', '.join(columns)} FROM events p WHERE {where}) w ON TRUE"
-    )
+    names, head, tail = looking_back(columns, where)
     sql = head + ", ".join(f"w.{n}" for n in names) + tail
     found, bound = answers(sql, engine, sealed=True)
     assert bound.fragments[1].subquery.cutoffs.sealed
