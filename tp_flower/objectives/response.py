@@ -25,6 +25,7 @@ class Response(ABC):
         kind: the label's type, which a predicted class has: "number", "boolean" or
             "text".
         headline: the metric by which a model is compared with a constant.
+        ratio: what the exponential of a coefficient is; "" if it is nothing.
     """
 
     loss: str
@@ -32,6 +33,7 @@ class Response(ABC):
     classes: tuple[str, ...] = ()
     kind: str = "number"
     headline: ClassVar[str]
+    ratio: ClassVar[str] = ""
 
     @abstractmethod
     def predict(self, scores: FloatArray) -> FloatArray:

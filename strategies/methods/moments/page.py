@@ -5,12 +5,13 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from strategies.methods.moments.section import PASSES
-from tp_flower.methods.moments.inference import STATISTICS
 from tp_flower.reports import blocks, console
 
 MOST_ROWS: Final = 16
 MOST_LOADINGS: Final = 4
-SHOWN: Final = {"t": "{:.2f}".format, "p": "{:.3g}".format}
+ENDS: Final = ("low", "high")
+RATIOS: Final = ("t", "z")
+SHOWN: Final = {**dict.fromkeys(RATIOS, "{:.2f}".format), "p": "{:.3g}".format}
 
 
 def sections(report: blocks.Record) -> blocks.Blocks:
@@ -64,7 +65,8 @@ def _coefficients(report: blocks.Record) -> blocks.Block | None:
         if entry.number("standard-error") is not None or entry.number("noise")
     ]
     is_noisy = any("noise" in entry.content for entry in entries)
-    statistics = ("noise",) if is_noisy else STATISTICS
+    ratio = [name for name in RATIOS if any(name in e.content for e in entries)]
+    statistics = ("noise",) if is_noisy else ("standard-error", *ratio, "p", *ENDS)
     largest = sorted(entries, key=_significance, reverse=True)
     if undetermined := report.at("moments").texts("undetermined"):
         listed = ", ".join(undetermined[:MOST_ROWS])
@@ -89,7 +91,7 @@ def _significance(entry: blocks.Record) -> float:
     """Return |t|, or how many deviations of noise a coefficient is from 0."""
     if noise := entry.number("noise"):
         return abs(entry.number("value") or 0.0) / noise
-    return abs(entry.number("t") or 0.0)
+    return max(abs(entry.number(ratio) or 0.0) for ratio in RATIOS)
 
 
 def _noise(report: blocks.Record) -> blocks.Table | None:
