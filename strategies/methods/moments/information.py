@@ -55,6 +55,7 @@ CONDITIONAL: Final = (
     "They are conditional on l2: the spread of the penalised estimate around its own "
     "mean, which l2 has drawn towards 0."
 )
+HIDDEN: Final = "Not shown of {}, whose policies do not have 'coefficients = true'."
 NOT_CONVERGED: Final = (
     "No standard errors: training has not come to the optimum. Where nothing else is "
     "wrong, more epochs or a larger l2 help: without l2, columns that tell some labels "
@@ -318,6 +319,9 @@ class Errors:
         notes = [f"{INDEPENDENT}, {kind}."]
         if self.settings.l2:
             notes.append(CONDITIONAL)
+        hidden = [name for name in self.problem.tables if name not in self.coefficients]
+        if hidden:
+            notes.append(HIDDEN.format(", ".join(hidden)))
         return " ".join(notes)
 
     def _intercept(self) -> dict[str, float]:

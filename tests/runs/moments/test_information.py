@@ -13,11 +13,11 @@ from tests.support.examples.claims import (
     sql,
     tables,
 )
-from tests.support.federated import pieces
+from tests.support.federated import pieces, write_site
 from tests.support.reference.joins import engine_of
 from tests.support.reference.linear_models import KNOWN_DISPERSION, fit_linear
 from tp_flower import api
-from tp_flower.errors import QueryError, SettingsError
+from tp_flower.errors import QueryError, SettingsError, SiteError
 
 RTOL = 2e-5
 NOISE = {
@@ -57,6 +57,8 @@ def test_errors_are_those_of_the_join(loss, kind):
     features, label = joined(query)
     expected = fit_linear(features, label, loss, is_robust=kind == "robust")
     check(model, expected, loss)
+    has_ratio = loss not in ("squared", "logistic")
+    assert ("ratio of means (95 %)" in model.text()) == has_ratio
     tests = {each["feature"]: each for each in model.report["inference"]["tests"]}
     assert list(tests) == list(FEATURES)
     for name, each in tests.items():
@@ -158,6 +160,47 @@ def test_categories_differ_from_a_reference_as_by_treatment_coding(loss):
     assert test["columns"] == 3
     share = 1.0 if loss in KNOWN_DISPERSION else 3.0
     assert test["statistic"] == pytest.approx(square / share, rel=1e-4)
+
+
+def test_errors_are_shown_where_coefficients_are(tmp_path):
+    allowed = 'most-unmatched = 1\nreleases = { scores = "masked", moments = "clear" }'
+    rules = {"people": f"coefficients = true\n{allowed}"}
+    files = {
+        name: write_site(
+            tmp_path / name, {name: frame}, {name: rules.get(name, allowed)}
+        )
+        for name, frame in tables().items()
+    }
+    model = fit(sql("c.claims"), files, loss="poisson")
+    assert set(model.coefficients["table"]) == {"p"}
+    assert model.coefficients["standard_error"].notna().all()
+    inference = model.report["inference"]
+    assert "Not shown of c, r, z, whose policies" in inference["note"]
+    assert [each["feature"] for each in inference["tests"]] == ["p.age"]
+    assert inference["intercept"] == {}
+
+
+def test_a_policy_without_second_moments_refuses_before_training(tmp_path):
+    rules = 'releases = { scores = "masked", moments = "never" }'
+    files = {
+        name: write_site(tmp_path / name, {name: frame}, {name: rules})
+        for name, frame in tables().items()
+    }
+    with pytest.raises(SiteError, match=r"train\.prepare failed.*moments"):
+        fit(sql("c.claims"), files, loss="poisson")
+
+
+def test_two_weightings_may_differ_in_a_row_that_is_protected(tmp_path):
+    rules = 'min-rows = 3\nreleases = { scores = "masked", moments = "clear" }'
+    files = {
+        name: write_site(tmp_path / name, {name: frame}, {name: rules})
+        for name, frame in tables().items()
+        if name in ("claims", "people")
+    }
+    query = sql("c.claims", ("c.km", "p.age")).partition("LEFT")[0]
+    assert fit(query, files, loss="poisson").report["inference"]["tests"] is not None
+    with pytest.raises(SiteError, match="by two weightings, as standard-errors"):
+        fit(query, files, loss="poisson", standard_errors="robust")
 
 
 def test_nothing_is_asked_for_without_the_setting():
