@@ -249,7 +249,7 @@ class Query:
         values = _marked_values(marked, settled.outer, relations)
         label_table = _label_table(values.get(parsing.LABEL), unlabelled)
         sql = {parsing.mark_of(item): item.sql for item, _ in marked}
-        _check_offset(values.get(parsing.OFFSET), sql, label_table)
+        _check_offset(values, sql, label_table)
         return BoundQuery(
             _make_fragments(relations, features, keys, values, settled),
             joins,
@@ -477,10 +477,17 @@ def _marked_values(
 
 
 def _check_offset(
-    offset: Local | None, sql: Mapping[str, str], label_table: str
+    values: Mapping[str, Local], sql: Mapping[str, str], label_table: str
 ) -> None:
-    """Refuse an offset of another table than the label's."""
-    if offset is not None and offset.table != label_table:
+    """Refuse an offset of another table than the label's, and the label itself."""
+    offset = values.get(parsing.OFFSET)
+    if offset is None:
+        return
+    if offset == values.get(parsing.LABEL):
+        raise QueryError(
+            f"the offset {sql[parsing.OFFSET]} is the label itself: the label leaks"
+        )
+    if offset.table != label_table:
         raise QueryError(
             f"the offset {sql[parsing.OFFSET]} belongs to table {offset.table}, and "
             f"the label to {label_table}: an offset is a number of each row of the "
