@@ -5,6 +5,7 @@ from tp_flower.objectives.comparison import no_better
 from tp_flower.objectives.kmeans import KMEANS, ClusterResponse
 from tp_flower.objectives.noise import ClassNoise, LabelNoise, NumberNoise
 from tp_flower.objectives.objective import Objective
+from tp_flower.objectives.offset import OFFSET, OffsetObjective, with_offset
 from tp_flower.objectives.registry import (
     FAMILIES,
     family_named,
@@ -24,6 +25,7 @@ __all__ = [
     "KMEANS",
     "LARGEST_LABEL",
     "MAX_CLASSES",
+    "OFFSET",
     "ClassNoise",
     "ClassResponse",
     "ClusterResponse",
@@ -31,6 +33,7 @@ __all__ = [
     "NumberNoise",
     "NumberResponse",
     "Objective",
+    "OffsetObjective",
     "Response",
     "Target",
     "family_named",
@@ -42,4 +45,5 @@ __all__ = [
     "no_better",
     "response_of",
     "takes_numbers",
+    "with_offset",
 ]
