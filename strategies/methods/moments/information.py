@@ -141,9 +141,10 @@ class InformationRound:
     def _is_certain(self) -> bool:
         """Whether rows have hardly any information left, beside that of a constant."""
         objective = self.problem.objective
-        constant = objective.information(self.problem.base_score[None, :])[0]
+        base = np.broadcast_to(self.problem.base_score, (len(objective), 1))
+        constant = objective.weigh(objective.information(base)).sum()
         information = self._row_weights[0].sum()
-        return bool(information <= LEAST_INFORMATION * constant * objective.mass)
+        return bool(information <= LEAST_INFORMATION * constant)
 
     def _told(self, weights: FloatArray) -> npt.NDArray[np.uint32]:
         """Return weights (p, n) from 0 to 1 as whole numbers.

@@ -93,6 +93,17 @@ def test_a_penalty_makes_them_conditional():
     assert "conditional on l2" in model.report["inference"]["note"]
 
 
+@pytest.mark.parametrize("loss", ["poisson", "logistic", "squared"])
+def test_an_offset_is_part_of_the_score(loss):
+    query = sql(LABELS[loss])
+    exposed = query.replace("FROM claims", ', LN(c.times) AS "offset" FROM claims')
+    model = fit(exposed, loss=loss)
+    with engine_of(tables()) as engine:
+        offset = engine.execute(exposed).fetchdf()["offset"].to_numpy(np.float64)
+    features, label = joined(query)
+    check(model, fit_linear(features, label, loss, offset=offset), loss)
+
+
 @pytest.mark.parametrize("loss", ["squared", "poisson"])
 def test_weights_are_those_of_the_query(loss):
     query = sql(LABELS[loss])

@@ -60,6 +60,7 @@ def fit_linear(
     loss: str,
     *,
     weights: np.ndarray | None = None,
+    offset: np.ndarray | float = 0.0,
     l2: float = 0.0,
     is_robust: bool = False,
 ) -> LinearFit:
@@ -73,7 +74,7 @@ def fit_linear(
     if loss not in ("squared", "logistic"):
         theta[-1] = np.log(label.mean())
     for _ in range(STEPS):
-        mean, slope, variance = family(design @ theta)
+        mean, slope, variance = family(design @ theta + offset)
         by_row = weights * slope**2 / variance
         information = design.T @ (by_row[:, None] * design)
         slopes = weights * (label - mean) * slope / variance
