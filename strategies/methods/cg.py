@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from strategies.disclosures import DisclosureValues
 from strategies.methods.moments.assembly import PADS
 from strategies.methods.moments.information import (
-    NO_INFORMATION,
     NOT_CONVERGED,
     SECTION,
     Errors,
@@ -122,10 +121,11 @@ class Cg(JoinMethod):
         if not has_errors(self.settings):
             return
         self._errors = Errors(problem, self.settings, note=NOT_CONVERGED)
-        if self._end:
+        # else the coefficients may be off by a part of their errors
+        if self._end == BELOW_TOLERANCE:
             information = InformationRound(self._joined, problem, self.settings)
             found = yield from information.run()
-            self._errors = Errors(problem, self.settings, found, NO_INFORMATION)
+            self._errors = Errors(problem, self.settings, found, NOT_CONVERGED)
         if self._errors.inference is None:
             self.run.warn(self._errors.note)
 

@@ -57,17 +57,11 @@ CONDITIONAL: Final = (
 )
 HIDDEN: Final = "Not shown of {}, whose policies do not have 'coefficients = true'."
 NOT_CONVERGED: Final = (
-    "No standard errors: training has not come to the optimum. Where nothing else is "
-    "wrong, more epochs or a larger l2 help: without l2, columns that tell some labels "
-    "exactly have no finite coefficients."
+    "No standard errors: training has not come to the optimum. Columns of very "
+    "different size, or far from 0, come near it when they are encoded as 'standard'. "
+    "Without l2, columns that tell some labels exactly, such as a category whose "
+    "counts are all 0, have no finite coefficients: leave them out, or set l2 above 0."
 )
-NO_INFORMATION: Final = (
-    "No standard errors: the model is certain of nearly every label, whose columns "
-    "have no finite coefficients then. Set l2 above 0, or leave out the columns that "
-    "tell the label."
-)
-LEAST_INFORMATION: Final = 1e-3
-"""Of a row, as a share of what it has at a constant score."""
 
 
 def check_information(joined: JoinedTables) -> None:
@@ -111,7 +105,8 @@ class InformationRound:
     def run(self) -> Generator[Requests, Replies, Inference | None]:
         """Ask for the weighted moments; return the inference, None without any."""
         largest = self._row_weights.max(axis=1)
-        if self._is_certain or not largest.all():
+        if not largest.all():
+            # the labels are told exactly
             return None
         told = self._told(self._row_weights / largest[:, None])
         counts = self._counts(told)
@@ -136,15 +131,6 @@ class InformationRound:
                 raise ReplyError(ALTERED)
             moments.append(found.scaled(largest[position] / LARGEST_WEIGHT))
         return self._infer(*moments)
-
-    @property
-    def _is_certain(self) -> bool:
-        """Whether rows have hardly any information left, beside that of a constant."""
-        objective = self.problem.objective
-        base = np.broadcast_to(self.problem.base_score, (len(objective), 1))
-        constant = objective.weigh(objective.information(base)).sum()
-        information = self._row_weights[0].sum()
-        return bool(information <= LEAST_INFORMATION * constant)
 
     def _told(self, weights: FloatArray) -> npt.NDArray[np.uint32]:
         """Return weights (p, n) from 0 to 1 as whole numbers.

@@ -228,11 +228,23 @@ def test_there_are_none_before_the_optimum():
     assert "standard_error" not in model.coefficients
 
 
+def test_coefficients_that_rounding_keeps_from_the_optimum_have_none():
+    # far from 0, at another site than the intercept
+    frames = tables()
+    frames["people"]["born"] = 1980.0 - frames["people"]["age"]
+    query = sql("c.claims", ("c.km", "p.born"))
+    raw = fit(query, sites(**frames), loss="poisson", encoders="p.born=none")
+    assert "encoded as 'standard'" in raw.report["inference"]["note"]
+    assert "standard_error" not in raw.coefficients
+    scaled = fit(query, sites(**frames), loss="poisson", encoders="p.born=standard")
+    assert scaled.coefficients["standard_error"].notna().all()
+
+
 def test_labels_that_a_column_tells_have_none():
     frames = tables()
     frames["claims"]["is_large"] = frames["claims"]["km"] > 0.1
     model = fit(sql("c.is_large"), sites(**frames), loss="logistic")
-    assert "certain of nearly every label" in model.report["inference"]["note"]
+    assert "no finite coefficients" in model.report["inference"]["note"]
     # a category of one class alone
     told = frames["claims"].index < 12
     frames["claims"]["told"] = told * 1.0
