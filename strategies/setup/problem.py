@@ -340,7 +340,11 @@ class TrainingProblem(PreparedRun):
     @cached_property
     def rows(self) -> JoinedRows:
         """The training rows, with the objective's vectors and those of the method."""
-        return JoinedRows(self.train, self.objective.vectors)
+        return JoinedRows(
+            self.train,
+            self.objective.vectors,
+            is_one_part=not self.objective.is_separable,
+        )
 
     @cached_property
     def held_out_rows(self) -> JoinedRows | None:
