@@ -17,6 +17,7 @@ from tp_flower.objectives.response import Response
 from tp_flower.objectives.robust import Huber, Quantile
 from tp_flower.objectives.softmax import Softmax
 from tp_flower.objectives.squared import Squared
+from tp_flower.objectives.survival.cox import Cox
 from tp_flower.objectives.target import Target
 
 FAMILIES: Final[dict[str, type[Objective]]] = {
@@ -29,6 +30,7 @@ FAMILIES: Final[dict[str, type[Objective]]] = {
     NegativeBinomial.name: NegativeBinomial,
     Quantile.name: Quantile,
     Huber.name: Huber,
+    Cox.name: Cox,
     KMeans.name: KMeans,
 }
 """By name. "auto" is the first of labels whose classes fit."""

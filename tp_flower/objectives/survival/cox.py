@@ -1,0 +1,239 @@
+"""Proportional hazards: the partial likelihood of times to an event.
+
+The hazard of a row is h0(t) exp(h), with a baseline h0 that nobody names (Cox 1972).
+With d deaths D at an event time t, and the rows R that are at risk then,
+
+    loss = - sum_t [ sum_{i in D} w_i h_i
+                     - w' sum_{l=0}^{d-1} log(sum_R w e^h - l/d sum_D w e^h) ]
+
+where w' is the mean weight of D (Efron 1977, "The efficiency of Cox's likelihood
+function for censored data", for ties; Therneau and Grambsch 2000, "Modeling survival
+data", sections 3.3 and 7.2, for weights). A row is at risk from its entry, exclusive,
+to its time, inclusive, in its own stratum. It is R's ``coxph(ties = "efron")``, and
+without ties also Breslow's and the exact likelihood.
+
+It is not separable: who is at risk decides a row's derivatives. A row's own loss is its
+death's share of the sum,
+
+    loss_i = -h_i + (1/d) sum_l log(..)     0 of a row without an event
+
+and its derivatives are those of the whole sum by its score, divided by its weight.
+
+Notation:
+    N  rows    K  event times    E  deaths
+    f  ``ranks``, l / d          q  ``share`` of the deaths in the sum over R
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Final, Self
+
+import numpy as np
+
+from tp_flower.arrays import FloatArray, mean
+from tp_flower.objectives.log_link import exponential
+from tp_flower.objectives.objective import Objective
+from tp_flower.objectives.response import Response
+from tp_flower.objectives.survival.concordance import Survival, concordance
+from tp_flower.objectives.survival.risk_sets import RiskSets
+from tp_flower.objectives.target import ENTRY, EVENT, STRATA, TIME
+
+HAZARD_RATIO: Final = "hazard_ratio"
+LEAST_CURVATURE: Final = 1e-12
+
+
+@dataclass(frozen=True)
+class SurvivalResponse(Response):
+    """A logarithm of the hazard, relative to the baseline's.
+
+    >>> response = SurvivalResponse("cox")
+    >>> response.details(np.array([[0.0]]))["hazard_ratio"].tolist()
+    [1.0]
+    """
+
+    headline: ClassVar[str] = "loss"
+
+    def predict(self, scores: FloatArray) -> FloatArray:
+        """Return the scores, which are logarithms of hazard ratios."""
+        return scores[:, 0].copy()
+
+    def details(self, scores: FloatArray) -> Mapping[str, FloatArray]:
+        """Return the hazard ratios."""
+        return {HAZARD_RATIO: exponential(scores[:, 0])}
+
+    def compare(self, *_: FloatArray | None) -> dict[str, object]:
+        """Return {}: a time is not compared with a hazard."""
+        return {}
+
+
+@dataclass(frozen=True, eq=False)
+class AtRisk:
+    """Sums over the rows at risk, and with an event, at each event time.
+
+    Attributes:
+        log_sum: the log of sum_R w e^h, (K,).
+        share: q, (K,).
+        left: 1 - f q, of each death, (E,).
+    """
+
+    log_sum: FloatArray
+    share: FloatArray
+    left: FloatArray
+
+
+class Cox(Objective):
+    """The negative partial log likelihood, with Efron's ties.
+
+    Its target has the columns "time" and "event", and perhaps "entry" and "strata".
+
+    >>> from tp_flower.objectives import Target
+    >>> died = np.array([[1.0, 1.0], [2.0, 1.0]])
+    >>> objective = Cox(Target(died, names=("time", "event")))
+    >>> objective.gradient(np.zeros((2, 1))).tolist()
+    [[-0.5], [0.5]]
+    """
+
+    name = "cox"
+    class_counts = range(1)
+    label_names = (TIME, EVENT)
+    is_separable = False
+
+    @classmethod
+    def make_response(cls, _classes: tuple[str, ...], _kind: str) -> SurvivalResponse:
+        """Return the score as the logarithm of a hazard ratio."""
+        return SurvivalResponse(cls.name)
+
+    @cached_property
+    def survival(self) -> Survival:
+        """When the rows have an event or are censored."""
+        strata = self.target.column(STRATA)
+        return Survival(
+            self.target.column_named(TIME),
+            self.target.column_named(EVENT) > 0.0,
+            self.target.column(ENTRY),
+            None if strata is None else np.unique(strata, return_inverse=True)[1],
+        )
+
+    @cached_property
+    def risk_sets(self) -> RiskSets:
+        """The rows at risk at each event time: scores do not change them."""
+        survival = self.survival
+        return RiskSets.of(
+            survival.time, survival.is_event, survival.entry, survival.stratum
+        )
+
+    @cached_property
+    def mean_weights(self) -> FloatArray:
+        """The mean weight of the deaths at each event time, w', (K,)."""
+        sets = self.risk_sets
+        if self.weights is None:
+            return np.ones(len(sets.times))
+        means: FloatArray = sets.sums_of_deaths(self.weights[sets.deaths]) / sets.counts
+        return means
+
+    @cached_property
+    def _log_weights(self) -> FloatArray:
+        if self.weights is None:
+            return np.zeros(len(self))
+        return np.log(self.weights)
+
+    def over(self, columns: FloatArray, weights: FloatArray | None = None) -> Self:
+        """Return the objective of other rows; of the same ones itself.
+
+        A kernel has all rows at once, whose risk sets are ready.
+        """
+        if np.array_equal(columns, self.target.columns) and _are_equal(
+            weights, self.weights
+        ):
+            return self
+        return super().over(columns, weights)
+
+    def base_scores(self) -> FloatArray:
+        """Return 0: any constant is as good, and is the baseline's."""
+        return np.zeros(1)
+
+    def at_risk(self, scores: FloatArray) -> AtRisk:
+        """Return the sums over risk sets at scores (N, 1)."""
+        sets = self.risk_sets
+        logs = scores[:, 0] + self._log_weights
+        log_sum = sets.spans.at_risk(logs)
+        share = np.exp(sets.log_sums_of_deaths(logs) - log_sum)
+        # the deaths are at risk: more than the whole is rounding
+        share = np.minimum(share, 1.0)
+        return AtRisk(log_sum, share, 1.0 - sets.ranks * share[sets.time_of])
+
+    def row_values(self, scores: FloatArray) -> FloatArray:
+        """Return the share of each row's event in the sum, 0 without one."""
+        sets = self.risk_sets
+        risk = self.at_risk(scores)
+        of_time = risk.log_sum + sets.sums_of_deaths(np.log(risk.left)) / sets.counts
+        values = np.zeros(len(self))
+        values[sets.deaths] = of_time[sets.time_of] - scores[sets.deaths, 0]
+        return values
+
+    def log_hazards(self, risk: AtRisk) -> FloatArray:
+        """Return the log of the baseline hazard of each event time, (K,).
+
+        It is w' sum_l 1 / (sum_R - l/d sum_D), Efron's estimate: that of R's
+        ``basehaz``, at scores as they are.
+        """
+        sums = self.risk_sets.sums_of_deaths(1.0 / risk.left)
+        hazards: FloatArray = np.log(self.mean_weights * sums) - risk.log_sum
+        return hazards
+
+    def _expected(self, scores: FloatArray, risk: AtRisk) -> FloatArray:
+        """Return how many events a row's hazard has had by its time, (N,).
+
+        Of the l-th death at a time the others are at risk by 1 - l/d of them.
+        """
+        sets = self.risk_sets
+        eta = scores[:, 0]
+        expected = np.exp(eta + sets.spans.over_times(self.log_hazards(risk)))
+        late = self.mean_weights * sets.sums_of_deaths(sets.ranks / risk.left)
+        ratios = np.exp(eta[sets.deaths] - risk.log_sum[sets.time_of])
+        expected[sets.deaths] -= late[sets.time_of] * ratios
+        return expected
+
+    def gradient(self, scores: FloatArray) -> FloatArray:
+        """Return the expected events less those that were: martingale residuals."""
+        expected = self._expected(scores, self.at_risk(scores))
+        gradient: FloatArray = (expected - self.survival.is_event)[:, None]
+        return gradient
+
+    def hessian(self, scores: FloatArray) -> FloatArray:
+        """Return the second derivative by the row's own score, at least 0."""
+        sets = self.risk_sets
+        eta = scores[:, 0]
+        risk = self.at_risk(scores)
+        sums = sets.sums_of_deaths(1.0 / risk.left**2)
+        logs = np.log(self.mean_weights * sums) - 2.0 * risk.log_sum
+        squares = np.exp(2.0 * eta + self._log_weights + sets.spans.over_times(logs))
+        late = sets.ranks * (2.0 - sets.ranks) / risk.left**2
+        of_time = self.mean_weights * sets.sums_of_deaths(late)
+        ratios = np.exp(
+            2.0 * (eta[sets.deaths] - risk.log_sum[sets.time_of])
+            + self._log_weights[sets.deaths]
+        )
+        squares[sets.deaths] -= of_time[sets.time_of] * ratios
+        return np.maximum(self._expected(scores, risk) - squares, 0.0)[:, None]
+
+    def curvature(self, base: FloatArray) -> float:
+        """Return the mean second derivative at a constant; 1 without labels."""
+        if not (self.target.has_label and len(self)):
+            return 1.0
+        hessian = self.hessian(np.broadcast_to(base, (len(self), 1)))[:, 0]
+        return max(float(mean(hessian, self.weights)), LEAST_CURVATURE)
+
+    def measure(self, scores: FloatArray, value: float) -> dict[str, float]:
+        """Return Harrell's concordance, and the partial log likelihood."""
+        return {
+            "concordance": concordance(scores[:, 0], self.survival, self.weights),
+            "log_likelihood": -value * self.mass,
+        }
+
+
+def _are_equal(left: FloatArray | None, right: FloatArray | None) -> bool:
+    if left is None or right is None:
+        return left is right
+    return np.array_equal(left, right)
