@@ -19,6 +19,7 @@ from tp_flower.joins.rows import JoinedRows
 from tp_flower.methods.boost.boosting import Boosting
 from tp_flower.methods.cg.conjugate_gradients import Descent
 from tp_flower.objectives import Target, make_objective
+from tp_flower.objectives.survival.baseline import Baseline, baselines
 
 HAS = ("entry", "strata", "weights")
 R = tomllib.loads(Path(__file__).with_name("survival.toml").read_text())
@@ -235,3 +236,32 @@ def test_sums_that_methods_send_are_of_all_rows_at_once(monkeypatch):
     divided = replace(joined, is_one_part=False)
     wrong = Descent(divided, objective, np.zeros(1)).derivatives()["p"]
     assert np.abs(wrong - gradient).max() > 0.1
+
+
+@pytest.mark.parametrize("name", R)
+def test_the_baseline_is_that_of_basehaz(name):
+    rows, features = rows_of_r()
+    expected = R[name]
+    scores = (features @ expected["coefficients"])[:, None]
+    found = baselines(rows.objective(*R_COLUMNS[name]), scores)
+    times = np.array(expected["times"])
+    hazards = np.array(expected["hazards"])
+    for code, baseline in enumerate(found):
+        is_here = np.array(expected["strata"]) == code
+        values = [baseline.hazard(time) for time in times[is_here]]
+        assert_allclose(values, hazards[is_here], rtol=1e-9)
+        assert baseline.stratum == (code if "strata" in R_COLUMNS[name] else None)
+        assert baseline.hazard(0.5) == 0.0
+
+
+def test_a_thinned_baseline_is_low_by_a_share_at_most():
+    times = np.arange(1.0, 1001.0)
+    hazards = np.cumsum(default_rng(14).exponential(size=1000))
+    whole = Baseline(tuple(times), tuple(hazards))
+    thin = whole.thinned(40)
+    assert len(thin.times) <= 40
+    assert thin.hazard(1000.0) == whole.hazard(1000.0)
+    gaps = [whole.hazard(time) - thin.hazard(time) for time in times]
+    assert min(gaps) >= 0.0
+    assert max(gaps) <= hazards[-1] / 40
+    assert whole.thinned(1000) is whole

@@ -1,0 +1,98 @@
+"""The baseline: how the hazard of a score of 0 adds up over time, in each stratum.
+
+    H0(t) = sum_{event times <= t} w' sum_l 1 / (sum_R w e^h - l/d sum_D w e^h)
+    S(t | h) = exp(-H0(t) e^h)
+
+which is R's ``basehaz`` and ``survfit`` of a ``coxph`` with Efron's ties; of times
+without ties it is Breslow's (Breslow 1972; Therneau and Grambsch 2000, "Modeling
+survival data", section 10.2).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+import numpy as np
+
+from tp_flower.arrays import FloatArray
+from tp_flower.objectives.survival.cox import Cox
+from tp_flower.objectives.target import STRATA
+
+MOST_TIMES: Final = 300
+"""Event times that are kept, of all strata: each has as many, and two at least."""
+QUARTILES: Final = (0.25, 0.5, 0.75)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The cumulative hazard of a score of 0 in a stratum: a step at each time.
+
+    Attributes:
+        times: when events were, which rise.
+        hazards: of each time and all before it together.
+        stratum: its number in the query; None where there are no strata.
+
+    >>> baseline = Baseline((1.0, 4.0), (0.5, 1.0))
+    >>> baseline.survival(np.array([0.0]), 2.0).round(4).tolist()
+    [0.6065]
+    """
+
+    times: tuple[float, ...]
+    hazards: tuple[float, ...]
+    stratum: float | None = None
+
+    def hazard(self, time: float) -> float:
+        """Return the cumulative hazard at a time, that of the last step up to it."""
+        return float(
+            np.append(0.0, self.hazards)[np.searchsorted(self.times, time, "right")]
+        )
+
+    def survival(self, scores: FloatArray, time: float) -> FloatArray:
+        """Return the probability of no event up to a time, by score (N,), (N,)."""
+        with np.errstate(over="ignore"):
+            ratios = np.exp(scores)
+        probability: FloatArray = np.exp(-self.hazard(time) * ratios)
+        return probability
+
+    def thinned(self, most: int) -> Self:
+        """Return the baseline of so many times at most, the last one among them.
+
+        They are those at which the hazard passes equal shares of the whole: between two
+        of them it is too low by one share at most.
+        """
+        if len(self.times) <= most:
+            return self
+        shares = np.linspace(0.0, self.hazards[-1], most + 1)[1:]
+        chosen = np.unique(np.searchsorted(self.hazards, shares))
+        chosen = np.minimum(chosen, len(self.times) - 1)
+        times, hazards = (np.array(each)[chosen] for each in (self.times, self.hazards))
+        return type(self)(tuple(times.tolist()), tuple(hazards.tolist()), self.stratum)
+
+
+def baselines(objective: Cox, scores: FloatArray) -> list[Baseline]:
+    """Return the baseline of each stratum with an event, from scores (N, 1)."""
+    sets = objective.risk_sets
+    hazards = np.exp(objective.log_hazards(objective.at_risk(scores)))
+    strata = objective.target.column(STRATA)
+    numbers = [None] if strata is None else np.unique(strata).tolist()
+    found = []
+    for code in np.unique(sets.strata).tolist():
+        rows = sets.strata == code
+        steps = np.cumsum(hazards[rows])
+        found.append(
+            Baseline(
+                tuple(sets.times[rows].tolist()), tuple(steps.tolist()), numbers[code]
+            )
+        )
+    most = max(MOST_TIMES // max(len(found), 1), 2)
+    return [baseline.thinned(most) for baseline in found]
+
+
+def event_quartiles(objective: Cox) -> Sequence[float]:
+    """Return the quartiles of the times of the rows with an event; none without any."""
+    survival = objective.survival
+    times = survival.time[survival.is_event]
+    if not len(times):
+        return ()
+    found = np.quantile(times, QUARTILES, method="inverted_cdf").tolist()
+    return tuple(dict.fromkeys(found))
