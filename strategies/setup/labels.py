@@ -11,11 +11,13 @@ from strategies.run.exchange import Part
 from strategies.run.replies import refuse
 from strategies.setup.extract import Extracted
 from tp_flower.arrays import BoolArray, FloatArray, count_values
-from tp_flower.errors import QueryError
+from tp_flower.errors import QueryError, SettingsError
 from tp_flower.extraction.extracted import LabelColumn, check_no_null
 from tp_flower.objectives import (
+    LABEL,
     LARGEST_LABEL,
     MAX_CLASSES,
+    TIME,
     Objective,
     Target,
     family_named,
@@ -28,6 +30,7 @@ from tp_flower.protocol.setup_messages import ExtractedPart, LabelFacts
 from tp_flower.settings import Settings
 from tp_flower.settings.declare import AUTO
 from tp_flower.settings.run import CLASSIFICATION, REGRESSION
+from tp_flower.settings.settings import problems_of_loss
 from tp_flower.terms.extraction import label_plan, needs_numbers
 
 CLASS_KINDS: Final = frozenset({"boolean", "text"})
@@ -269,6 +272,20 @@ def _classes(columns: Sequence[LabelColumn], values: FloatArray, kind: str) -> T
     return Target.of(codes, classes, kind)
 
 
+def _wrong_columns(loss: str, names: Sequence[str]) -> str:
+    """Return why a loss does not fit a label of columns with other names."""
+    if TIME in names:
+        return (
+            f"loss {loss!r} does not fit times of events: use cox, or write the value "
+            "to predict AS label, without AS time and AS event"
+        )
+    return (
+        f"loss {loss!r} needs two columns of the label's table: write when a row has "
+        "its event, or is last seen, AS time, and whether it has one AS event, in "
+        "place of AS label"
+    )
+
+
 def number_name(value: float) -> str:
     """Return the name of a class that is a number, which no other number has.
 
@@ -292,30 +309,40 @@ def choose_objective(
             "all joined rows are held out for testing: lower test-fraction "
             f"({settings.test_fraction:g}) or add rows"
         )
-    values = np.unique(trained.numbers)
-    if len(values) < 2:
-        name = target.classes[int(values[0])] if target.classes else f"{values[0]:g}"
-        raise QueryError(
-            f"the label is constant in the {len(trained)} joined training rows "
-            f"({'one class' if target.classes else 'one value'}: {name})"
-        )
-    return objective_of(target, settings.loss, settings)
+    objective = objective_of(target, settings.loss, settings)
+    check_method(objective, settings)
+    if why := objective.select(is_trained).refusal_to_train():
+        raise QueryError(why)
+    return objective
+
+
+def check_method(objective: Objective, settings: Settings) -> None:
+    """Refuse a loss that the label has chosen, and the run cannot train by."""
+    if problems := list(problems_of_loss(objective.name, settings)):
+        raise SettingsError("; ".join(problems))
 
 
 def objective_of(target: Target, loss: str, settings: Settings) -> Objective:
     """Return an objective, corrected for the labels' noise if that is asked for."""
-    name = fitting_loss(target.classes, loss)
-    if target.has_label and (why := family_named(name).refusal(target.numbers)):
+    name = fitting_loss(target.classes, loss, target.names)
+    if target.has_label and (why := family_named(name).refusal(target)):
         raise QueryError(f"{why}: filter these rows in the query, or use another loss")
     is_corrected = settings.privacy.label_correction
     return make_objective(name, target, noise=target.noise if is_corrected else None)
 
 
-def fitting_loss(classes: Sequence[str], loss: str) -> str:
-    """Return the loss of labels in the clear; for "auto" the first that fits them."""
+def fitting_loss(
+    classes: Sequence[str], loss: str, names: Sequence[str] = (LABEL,)
+) -> str:
+    """Return the loss of labels in the clear; for "auto" the first that fits them.
+
+    The label's columns have ``names``.
+    """
     count = len(classes)
-    losses = fitting_families(count)
-    if loss != AUTO and count not in family_named(loss).class_counts:
+    losses = fitting_families(count, names)
+    if loss != AUTO and family_named(loss).name.split("(")[0] not in losses:
+        if TIME in (names[0], family_named(loss).label_names[0]):
+            raise QueryError(_wrong_columns(loss, names))
         label = "of numbers"
         if count:
             label = f"with {count} classes"

@@ -88,10 +88,22 @@ class Objective(ABC):
         return _with_parameter(cls, value)
 
     @classmethod
-    def refusal(cls, labels: FloatArray) -> str:
-        """Return why it takes some labels (n,) neither to train nor to judge, or ""."""
-        del labels
+    def refusal(cls, target: Target) -> str:
+        """Return why it takes some labels neither to train nor to judge, or ""."""
+        del target
         return ""
+
+    def refusal_to_train(self) -> str:
+        """Return why nothing is learned from its rows, N > 0, or ""."""
+        values = np.unique(self.target.numbers)
+        if len(values) > 1:
+            return ""
+        classes = self.target.classes
+        name = classes[int(values[0])] if classes else f"{values[0]:g}"
+        return (
+            f"the label is constant in the {len(self)} joined training rows "
+            f"({'one class' if classes else 'one value'}: {name})"
+        )
 
     @classmethod
     @abstractmethod

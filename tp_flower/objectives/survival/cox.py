@@ -37,7 +37,7 @@ from tp_flower.objectives.objective import Objective
 from tp_flower.objectives.response import Response
 from tp_flower.objectives.survival.concordance import Survival, concordance
 from tp_flower.objectives.survival.risk_sets import RiskSets
-from tp_flower.objectives.target import ENTRY, EVENT, STRATA, TIME
+from tp_flower.objectives.target import ENTRY, EVENT, STRATA, TIME, Target
 
 HAZARD_RATIO: Final = "hazard_ratio"
 LEAST_CURVATURE: Final = 1e-12
@@ -103,6 +103,43 @@ class Cox(Objective):
     def make_response(cls, _classes: tuple[str, ...], _kind: str) -> SurvivalResponse:
         """Return the score as the logarithm of a hazard ratio."""
         return SurvivalResponse(cls.name)
+
+    @classmethod
+    def refusal(cls, target: Target) -> str:
+        """Return which times or events nobody can have, or ""."""
+        time, event = map(target.column_named, cls.label_names)
+        if (least := float(time.min(initial=0.0))) < 0.0:
+            return f"a time is negative, {least:g}: count from where a row is observed"
+        is_other = ~np.isin(event, (0.0, 1.0))
+        if is_other.any():
+            return (
+                f"an event is {event[is_other][0]:g}, neither 0 nor 1: write a "
+                "condition, such as (status = 2) AS event"
+            )
+        entry = target.column(ENTRY)
+        if entry is None or not (late := int(np.count_nonzero(entry >= time))):
+            return ""
+        return (
+            f"the entry is not before the time in {late} joined rows: nobody is at "
+            "risk in them"
+        )
+
+    def refusal_to_train(self) -> str:
+        """Return why nothing is learned from its rows, or ""."""
+        events = int(np.count_nonzero(self.survival.is_event))
+        if not events:
+            return (
+                f"all {len(self)} joined training rows are censored: none has an event"
+            )
+        if events == 1:
+            return f"one of the {len(self)} joined training rows has an event, no other"
+        comparable = concordance(np.zeros(len(self)), self.survival)
+        if np.isnan(comparable):
+            return (
+                f"no two of the {len(self)} joined training rows can be compared: at "
+                "no event is there a row at risk that has its own later"
+            )
+        return ""
 
     @cached_property
     def survival(self) -> Survival:

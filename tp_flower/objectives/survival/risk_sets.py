@@ -255,7 +255,10 @@ class RiskSets:
 
     def sums_of_deaths(self, values: FloatArray) -> FloatArray:
         """Return by event time the sum over its deaths, of values (E,), (K,)."""
-        return np.bincount(self.time_of, values, minlength=len(self.times))
+        sums: FloatArray = np.bincount(
+            self.time_of, values, minlength=len(self.times)
+        ).astype(np.float64)
+        return sums
 
     @cached_property
     def _deaths(self) -> Groups:
