@@ -81,6 +81,7 @@ class Exposure:
         sealed_cutoffs: the LATERAL sub-queries that take other sites' cutoffs.
         keys: where the sites take the key of the hashes from.
         weight: table and expression of the joined rows' weight; "" without one.
+        has_offset: whether rows of the label's table have an offset.
         split_groups: the columns whose values are held out; "" without any.
         split_times: the order or the values of a column by which rows are held out.
         has_batches: whether sites are told the rows of batches.
@@ -108,6 +109,7 @@ class Exposure:
     keys: KeySource = KeySource.AGREED
     weight: str = ""
     is_weighted: bool = False
+    has_offset: bool = False
     sealed_cutoffs: Collection[str] = ()
     has_label: bool = True
     has_batches: bool = False
@@ -180,6 +182,7 @@ def exposure_of(
         # a table that is not joined has nothing to be added to
         is_masked=settings.privacy.scores == MASKED and bool(bound.joins),
         has_outer=bool(bound.outer),
+        has_offset=bool(bound.offset_sql),
         split_groups=columns if split_kind == GROUP else "",
         split_times=f"{ordered} {columns}" if split_kind == TIME else "",
         **details,

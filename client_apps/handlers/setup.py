@@ -6,6 +6,7 @@ state last, so that a failure changes nothing.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -39,7 +40,7 @@ from tp_flower.protocol import setup_messages
 from tp_flower.protocol.codec import parse
 from tp_flower.protocol.text_readings import AS_TEXT, TextReading
 from tp_flower.query import Fragment
-from tp_flower.query.fragment import spell
+from tp_flower.query.fragment import Role, spell
 from tp_flower.query.lateral_tables import pair_names
 from tp_flower.query.parsing import EVERY_COLUMN
 from tp_flower.sources.csv_shards import text_columns
@@ -162,9 +163,9 @@ def _extract_part(
         hashes={key: column.hashes for key, column in hashed.items()},
         group_hashes=_group_hashes(site, source, fragment) if body.groups else None,
         label_values=values,
-        weight=_weight(site, number, fragment, extracted),
         row_hashes=_row_hashes(site, number, body, extracted),
         **split,
+        **_numbers(site, number, fragment, extracted),
     )
 
 
@@ -388,16 +389,36 @@ def _check_readings(
     return readings
 
 
-def _weight(
+def _numbers(
     site: Site, number: int, fragment: Fragment, extracted: ExtractedShard
-) -> FloatArray | None:
-    """Note and return the weight of each row, None if the query has none here."""
-    if fragment.weight is None:
-        return None
-    if extracted.weight is None:
-        raise SiteError(f"table {extracted.table}: its rows were kept without a weight")
-    note(site, number, ledger_entries.WEIGHTS)
-    return extracted.weight
+) -> dict[str, Any]:
+    """Note and return the weight and the offset of each row, where the query has one.
+
+    A weight may be missing, which the server finds; an offset may not.
+    """
+    numbers: dict[str, Any] = {}
+    for role in fragment.numbers:
+        values = extracted.number(role)
+        if values is None:
+            raise SiteError(
+                f"table {extracted.table}: its rows were kept without a {role}"
+            )
+        if role is Role.OFFSET:
+            _check_offset(extracted, values)
+        note(site, number, ledger_entries.NUMBERS[role])
+        numbers[role] = values
+    return numbers
+
+
+def _check_offset(extracted: ExtractedShard, offset: FloatArray) -> None:
+    """Refuse an offset that no score can have."""
+    if count := int(np.count_nonzero(~np.isfinite(offset))):
+        raise SiteError(
+            f"table {extracted.table}: the offset is NULL, NaN or infinite in {count} "
+            f"of {len(offset)} rows: leave them out, such as WHERE exposure > 0 for "
+            "LN(exposure), or write COALESCE(..., 0) AS offset where NULL stands for "
+            "none"
+        )
 
 
 def _split(

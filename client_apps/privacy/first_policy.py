@@ -20,8 +20,8 @@ _LISTS: Final[Mapping[str, str]] = {
     "columns": "features may read. Their scores leave masked, added to other tables'; "
     "the server learns\n## as how many columns each is encoded, other shards of this "
     "table its statistics",
-    "labels": "the label may read, and a weight. The server learns it for every row, "
-    "unless it is noisy",
+    "labels": "the label may read, and a weight or an offset. The server learns it for "
+    "every row,\n## unless it is noisy",
     "filters": "WHERE and HAVING may read. The server learns which rows pass; a "
     "condition needs expressions",
     "keys": "joins and groups may read. The server learns which rows have equal "

@@ -18,7 +18,7 @@ from tp_flower.learning.models.local_model import ModelSpec, count_parameters
 from tp_flower.privacy.mechanisms import GIVEN_FILTERS, GIVEN_KEYS, Budget
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query.expressions import parse_expression
-from tp_flower.query.fragment import Fragment, Role
+from tp_flower.query.fragment import NUMBERS, Fragment, Role
 from tp_flower.query.lateral_tables import check_no_cutoffs, pair_names
 from tp_flower.query.reads import Read, reads, reads_by_conditions, reads_of_pairs
 from tp_flower.sources.derived.accounts import share_rows, source_id
@@ -52,7 +52,7 @@ def visible_schema(site: Site, source: ShardSource) -> ShardSchema:
 
 def check_fragment(site: Site, source: ShardSource, fragment: Fragment) -> None:
     """Refuse a fragment that reads forbidden columns, before reading any row."""
-    if fragment.weight is not None:
+    if fragment.numbers:
         source.policy.check_release(WEIGHTS, is_private=False)
     if not source.policy.is_about_columns:
         return
@@ -151,7 +151,7 @@ def check_selections(site: Site, numbers: Iterable[int]) -> None:
 
 
 def check_noisy_label(site: Site, number: int, numbers: Iterable[int]) -> None:
-    """Refuse features and weights of the columns that a noisy label is made of.
+    """Refuse what reads the columns that a noisy label is made of.
 
     The scores would tell the label, whatever noise it has.
     """
@@ -159,11 +159,11 @@ def check_noisy_label(site: Site, number: int, numbers: Iterable[int]) -> None:
     columns = _label_columns(fragment)
     read_values = _reads_of_values(site, number, numbers, columns)
     for read in (*read_values, *_reads_at_cutoffs(site, number, numbers, columns)):
-        if read.role in (Role.FEATURE, Role.WEIGHT):
+        if read.role in (Role.FEATURE, *NUMBERS):
             raise SiteError(
                 f"table {fragment.table}: its label leaves with noise only, but "
                 f"{read.element} reads column {read.column!r}, which the label is made "
-                "of: no feature and no weight may read it"
+                "of: no feature, weight or offset may read it"
             )
 
 
@@ -289,10 +289,10 @@ def check_extracted(source: ShardSource, fragment: Fragment, rows: int) -> None:
     if subquery is not None and is_grouped:
         group = "a group of the sub-query, without HAVING COUNT(*) >= n,"
         source.policy.check_rows(subquery.least_rows, group)
-        is_told = fragment.label is not None or fragment.weight is not None
+        is_told = fragment.label is not None or fragment.numbers
         if is_told and subquery.cutoffs is not None:
             source.policy.check_rows(
-                1, "the difference of two cutoffs' labels or weights"
+                1, "the difference of two cutoffs' labels, weights or offsets"
             )
     if rows or fragment.conditions or is_grouped:
         source.policy.check_rows(rows, f"the answer of table {fragment.table!r}")

@@ -11,6 +11,7 @@ from tp_flower.privacy import mechanisms
 from tp_flower.privacy import plan as plans
 from tp_flower.protocol.fields import SERVER
 from tp_flower.protocol.messages import ACTIONS, Action
+from tp_flower.query.fragment import Role
 from tp_flower.sources.derived.accounts import source_id
 from tp_flower.sources.policy import BINS, LEVELS, REGIONS
 
@@ -33,6 +34,8 @@ KEYS = "keys"
 COUNTS = "counts"
 STATISTICS = "statistics"
 WEIGHTS = "weights"
+OFFSETS = "offsets"
+NUMBERS: Final = {Role.WEIGHT: WEIGHTS, Role.OFFSET: OFFSETS}
 TIMES = "times"
 CUTOFFS = "cutoffs"
 FEATURES = "features"
@@ -77,6 +80,7 @@ _UNCOVERED: Final[Mapping[str, str]] = {
     RANKS: "not covered: how many more score vectors may leave, which tells the rank "
     "of the encoded rows",
     WEIGHTS: "not covered: the weight of each row leaves in the clear",
+    OFFSETS: "not covered: the offset of each row leaves in the clear",
     TIMES: "not covered: the rank of each row in the order that rows are held out by, "
     "or its value where the table has several shards",
     CUTOFFS: "sealed to the sites {0}, no differential privacy: at which {1} each key "

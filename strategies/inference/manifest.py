@@ -120,7 +120,8 @@ class Manifest(_Record, frozen=True, kw_only=True):
     ``joined_rows`` are the training's, ``held_out`` the digest of which of the query's
     are not, ``tested`` that of those that test and of their labels; metrics are only
     those that are finite; masked scores have room by ``score_unit``; predicted classes
-    have the type ``label_kind``; the models of all tables but the ``divided`` one read
+    have the type ``label_kind``; the ``offset`` is what the query adds to the scores of
+    rows, "" for nothing; the models of all tables but the ``divided`` one read
     its regions, if there is one. ``trees`` are those of the bins of
     tables, as LightGBM writes them; "" for none; the tables' scores count by
     ``tables_share``.
@@ -134,6 +135,7 @@ class Manifest(_Record, frozen=True, kw_only=True):
     settings: Document
     label_table: str
     label: str
+    offset: str = ""
     head: str = Sum.name
     loss: str
     classes: tuple[str, ...]
@@ -362,6 +364,11 @@ def label_text(fragments: Sequence[Fragment]) -> str:
     return _expressions(fragments, [fragment.label for fragment in fragments])
 
 
+def offset_text(fragments: Sequence[Fragment]) -> str:
+    """Return the expression of the offset; "" if the table has none."""
+    return _expressions(fragments, [fragment.offset for fragment in fragments])
+
+
 def _expressions(fragments: Sequence[Fragment], column: Sequence[str | None]) -> str:
     """Return the distinct expressions of a column, over the hosted tables."""
     texts = [
@@ -466,6 +473,7 @@ def check_query(manifest: Manifest, bound: BoundQuery) -> None:
             f"the label is in table {manifest.label_table!r} in model {model}, but in "
             f"{bound.label_table!r} in the query"
         )
+    _check_offset(manifest, bound)
     for table in manifest.tables:
         fragments = bound.fragments_of(table.table)
         names = [fragment.name for fragment in fragments]
@@ -483,6 +491,24 @@ def check_query(manifest: Manifest, bound: BoundQuery) -> None:
                 f"model {model} "
                 "(model-name chooses another)" + (difference or ": their order differs")
             )
+
+
+def _check_offset(manifest: Manifest, bound: BoundQuery) -> None:
+    """Refuse a query whose rows have another offset than the model's."""
+    offset = offset_text(bound.fragments_of(bound.label_table))
+    if offset == manifest.offset:
+        return
+    model = manifest.model
+    if not manifest.offset:
+        raise QueryError(
+            f"the query has an offset, {offset}, and model {model} was trained without "
+            "one: leave 'AS offset' out"
+        )
+    instead = f"not {offset}" if offset else "and the query has none"
+    raise QueryError(
+        f"model {model} was trained beside the offset {manifest.offset}, {instead}: "
+        f"select {manifest.offset} AS offset of {manifest.label_table}"
+    )
 
 
 def check_kinds(manifest: Manifest, bound: BoundQuery, columns: Columns) -> None:

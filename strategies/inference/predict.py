@@ -3,7 +3,7 @@
 The rounds are those of extraction, then one for the scores. A prediction needs no
 label; the server writes it, with hashes of the row keys that the label table's sites
 can tell. An evaluation uses all joined rows: nothing is trained, so nothing is held
-out. Labels and weights leave and are covered as in training.
+out. Labels, weights and offsets leave and are covered as in training.
 """
 
 from abc import abstractmethod
@@ -22,7 +22,7 @@ from strategies.ranks import asks_ranks
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import RoundListener, RoundStrategy
 from strategies.setup.columns import Columns, bind_columns, reading_warnings
-from strategies.setup.labels import gather_labels, objective_of
+from strategies.setup.labels import beside_offset, gather_labels, objective_of
 from strategies.setup.leaks import nearly_perfect, perfect_warning, suspects_of
 from strategies.setup.row_weights import (
     declared_weighting,
@@ -43,6 +43,7 @@ from tp_flower.protocol.fields import Document
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
 from tp_flower.query import BoundQuery, Query, Unlabelled
+from tp_flower.query.parsing import NUMBERS, OFFSET
 from tp_flower.reports import predictions as prediction_files
 from tp_flower.reports import records
 from tp_flower.settings import Settings
@@ -221,7 +222,8 @@ class Predict(ModelStrategy):
     def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
         """Return the query with its row key, and without its label."""
         columns = items_of(self.settings.row_key)
-        return self.query.bind(schemas, Unlabelled(self.manifest.label_table, columns))
+        rows = Unlabelled(self.manifest.label_table, columns, keeps=(OFFSET,))
+        return self.query.bind(schemas, rows)
 
     def model_rounds(
         self, bound: BoundQuery, columns: Columns, missing: manifests.Missing
@@ -232,6 +234,9 @@ class Predict(ModelStrategy):
             bound, columns, missing, self.settings, self.inventory
         )
         scores = yield from score(joined, self.manifest, self.settings, self.inventory)
+        offset = joined.offset
+        if offset is not None:
+            scores = scores + offset[:, None]
         scored = prediction_files.Scored(joined.label_rows, scores, joined.is_partial)
         # a joined row is named by a keyed hash of its row key, or by its position
         names = pa.array(scored.rows)
@@ -265,7 +270,7 @@ class Evaluate(ModelStrategy):
         """Return the query, with its label if the model predicts one."""
         if self.has_label:
             return self.query.bind(schemas)
-        return self.query.bind(schemas, Unlabelled(keeps_weight=True))
+        return self.query.bind(schemas, Unlabelled(keeps=NUMBERS))
 
     def model_rounds(
         self, bound: BoundQuery, columns: Columns, missing: manifests.Missing
@@ -287,6 +292,7 @@ class Evaluate(ModelStrategy):
         joined = replace(joined, mapping=mapping)
         scores = yield from score(joined, self.manifest, self.settings, self.inventory)
         objective = self._objective(labels.select(joined.label_rows))
+        objective = beside_offset(objective, joined.offset)
         objective = objective.weighted(row_weights(weighting, weights, mapping))
         response = objective.response
         target = objective.target
@@ -301,7 +307,7 @@ class Evaluate(ModelStrategy):
         self.outcomes = {"baseline": {"test": constant}} if constant else {}
         if constant and not self.settings.privacy.covers_labels:
             self.outcomes |= response.compare(
-                response.predict(scores), target.numbers, objective.weights
+                objective.predict(scores), target.numbers, objective.weights
             )
         return joined
 

@@ -70,6 +70,11 @@ class Joined:
         rows = self.mapping.tables[self.bound.label_table]
         return rows.expand(np.arange(rows.rows))
 
+    @property
+    def offset(self) -> FloatArray | None:
+        """(N,), what the query adds to the scores of joined rows; None for nothing."""
+        return self.extracted.offset_of(self.mapping.tables[self.bound.label_table])
+
 
 def join_rows(
     bound: BoundQuery,

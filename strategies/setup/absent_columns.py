@@ -20,12 +20,13 @@ from tp_flower.reports.console import format_count
 _REFUSED = {
     Role.LABEL: "rows without a label cannot be trained on",
     Role.WEIGHT: "rows without a weight cannot be trained on",
+    Role.OFFSET: "rows without an offset cannot be trained on",
     Role.KEY: "none of its rows would match, or be named, by it",
 }
 
 
 def check_absent(bound: BoundQuery, inventory: Inventory) -> None:
-    """Refuse a label, a weight or a key from a column that a shard lacks."""
+    """Refuse a label, a weight, an offset or a key from a column that a shard lacks."""
     for fragment in bound.fragments:
         for shard in inventory.shards_of(fragment.name):
             for read in _absent_reads(fragment, shard):

@@ -1,9 +1,9 @@
-"""Extraction: join keys, labels and weights of a query's rows, in two rounds.
+"""Extraction: join keys, labels, weights and offsets of a query's rows, in two rounds.
 
 One site seals the run's secret for the others (``seal``), and every site runs its
 fragment of the query (``extract``). The replies have keyed hashes of join keys with row
-positions; labels and weights, if the query has them; and keyed hashes of row keys, if
-the rows are to be predicted.
+positions; labels, weights and offsets, if the query has them; and keyed hashes of row
+keys, if the rows are to be predicted.
 """
 
 from collections import Counter, defaultdict
@@ -20,11 +20,12 @@ from strategies.run.replies import array_of, read_key, read_label
 from strategies.run.sites import Inventory
 from strategies.setup.absent_columns import check_absent, describe_absent, missing_types
 from strategies.setup.columns import Columns
-from strategies.setup.row_weights import query_weights
+from strategies.setup.row_weights import query_offsets, query_weights
 from tp_flower.arrays import FloatArray
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import QueryError, ReplyError, SchemaError, SettingsError
 from tp_flower.extraction.extracted import KeyColumn, LabelColumn
+from tp_flower.joins.mapping import TableRows
 from tp_flower.keyed_hash import RUN_GROUP, HashArray
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol import setup_messages
@@ -33,7 +34,7 @@ from tp_flower.protocol.cutoff_messages import CutoffsRequest, SealedPart
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.proposal import FILE, Proposal, ProposedJoin, ProposedPart
 from tp_flower.query import BoundQuery, Fragment
-from tp_flower.query.fragment import spell
+from tp_flower.query.fragment import Role, spell
 from tp_flower.query.reads import reads
 from tp_flower.reports.records import write_whole
 from tp_flower.settings import Settings
@@ -49,8 +50,9 @@ class Extracted:
 
     Parts are by table in shard order, none for a table whose sites are all missing; row
     counts, after the filters, by part; keys by (table, key number). ``weights`` are
-    those of the rows of the weight's table, ``row_hashes`` keyed hashes (n, 2) of the
-    label table's row keys; None if the query or the run has none. ``public_keys`` are
+    those of the rows of the weight's table, ``offsets`` those of the label's,
+    ``row_hashes`` keyed hashes (n, 2) of the label table's row keys; None if the query
+    or the run has none. ``public_keys`` are
     those of the run, by node; ``columns`` say how text files are read, ``filters`` by
     table which conditions have removed rows of it. The ``proposal`` is what the sites
     have agreed to. ``absent`` are sentences about the columns that some shards lack.
@@ -60,6 +62,7 @@ class Extracted:
     rows: dict[int, int]
     keys: dict[tuple[str, int], list[KeyColumn]]
     weights: FloatArray | None
+    offsets: FloatArray | None
     row_hashes: HashArray | None
     public_keys: Mapping[int, str]
     columns: Columns
@@ -89,6 +92,10 @@ class Extracted:
             stop = start + self.rows[part.number]
             yield part, slice(start, stop)
             start = stop
+
+    def offset_of(self, rows: TableRows) -> FloatArray | None:
+        """Return the offset of joined rows, by their rows of the label's table."""
+        return None if self.offsets is None else rows.expand(self.offsets)
 
     def label_columns(self, table: str) -> list[tuple[Part, LabelColumn]]:
         """Return the label of every shard with rows; others have labels of any type."""
@@ -131,12 +138,8 @@ def extract(
         p.number: replies.body(p, setup_messages.ExtractedPart).rows for p in fragments
     }
     _check_filled(bound, parts, rows)
-    weights = row_hashes = None
-    if (weighed := bound.weight_table) is not None:
-        weights = query_weights(
-            [array_of(replies, p, "weight", (rows[p.number],)) for p in parts[weighed]],
-            f"{weighed}: {bound.fragments_of(weighed)[0].weight}",
-        )
+    weights, offsets = _numbers(bound, parts, replies, rows)
+    row_hashes = None
     if (
         bodies
         and (shards := parts[bound.label_table])
@@ -152,6 +155,7 @@ def extract(
         rows=rows,
         keys=_keys(bound, parts, replies, rows),
         weights=weights,
+        offsets=offsets,
         row_hashes=row_hashes,
         public_keys={int(node): key for node, key in request.public_keys.items()},
         columns=columns,
@@ -279,6 +283,33 @@ def _keys(
             ]
             keys[table, key] = columns or [none]
     return keys
+
+
+def _numbers(
+    bound: BoundQuery,
+    parts: Mapping[str, Sequence[Part]],
+    replies: Replies,
+    rows: Mapping[int, int],
+) -> tuple[FloatArray | None, FloatArray | None]:
+    """Return the weights and the offsets of rows; None where the query has none."""
+
+    def of_table(table: str, role: Role) -> dict[Part, FloatArray]:
+        return {
+            part: array_of(replies, part, role, (rows[part.number],))
+            for part in parts[table]
+        }
+
+    weights = offsets = None
+    if (weighed := bound.weight_table) is not None:
+        weights = query_weights(
+            list(of_table(weighed, Role.WEIGHT).values()),
+            f"{weighed}: {bound.fragments_of(weighed)[0].weight}",
+        )
+    if bound.offset_sql:
+        offsets = query_offsets(
+            of_table(bound.label_table, Role.OFFSET), bound.offset_sql
+        )
+    return weights, offsets
 
 
 def relay_secrets(
@@ -523,8 +554,8 @@ def describe_work(fragments: Sequence[Fragment]) -> tuple[str, ...]:
         lines.append(f"join keys: {keys}")
     if first.label is not None:
         lines.append(f"label: {first.label}")
-    if first.weight is not None:
-        lines.append(f"weight of a joined row: {first.weight}")
+    for role, sql in first.numbers.items():
+        lines.append(f"{role} of a joined row: {sql}")
     return tuple(lines)
 
 

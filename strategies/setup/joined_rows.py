@@ -27,7 +27,7 @@ from tp_flower.joins.mapping import (
     TableMapping,
     TableRows,
 )
-from tp_flower.objectives import Objective, Target
+from tp_flower.objectives import Objective, OffsetObjective, Target
 from tp_flower.protocol.fields import MOST
 from tp_flower.protocol.packet import pack_bits
 from tp_flower.query import BoundQuery
@@ -243,6 +243,27 @@ class JoinedTables(SplitRows):
     def test_objective(self) -> Objective:
         """The objective of the held-out rows."""
         return self.objective.select(self.is_test).weighted(self.weighting.test)
+
+    def report_entries(self) -> dict[str, object]:
+        """Return the report's entries on the loss, and on the rows' numbers."""
+        entries: dict[str, object] = {"loss": self.objective.name}
+        weights = self.weighting.report_entry(self.train.joined_rows)
+        if weights is not None:
+            entries["row-weight"] = weights
+        if (offset := self.offset_entry()) is not None:
+            entries["offset"] = offset
+        return entries
+
+    def offset_entry(self) -> dict[str, object] | None:
+        """Return the report's entry on the training rows' offset; None without one."""
+        objective = self.train_objective
+        if not isinstance(objective, OffsetObjective):
+            return None
+        return {
+            "column": f"{self.bound.label_table}: {self.bound.offset_sql}",
+            "min": float(objective.offset.min()),
+            "max": float(objective.offset.max()),
+        }
 
     def fitted_rows(self) -> PartArrays:
         """Return the fields that say how often rows count in encoders, by part."""

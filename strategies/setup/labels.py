@@ -24,6 +24,7 @@ from tp_flower.objectives import (
     fitting_families,
     make_objective,
     takes_numbers,
+    with_offset,
 )
 from tp_flower.privacy.label_mechanisms import LabelPlan
 from tp_flower.protocol.setup_messages import ExtractedPart, LabelFacts
@@ -329,6 +330,19 @@ def objective_of(target: Target, loss: str, settings: Settings) -> Objective:
         raise QueryError(f"{why}: filter these rows in the query, or use another loss")
     is_corrected = settings.privacy.label_correction
     return make_objective(name, target, noise=target.noise if is_corrected else None)
+
+
+def beside_offset(objective: Objective, offset: FloatArray | None) -> Objective:
+    """Return an objective whose scores have the rows' offset (N,) added, if any."""
+    if offset is None:
+        return objective
+    if objective.outputs > 1:
+        raise QueryError(
+            f"loss {objective.name!r} has a score for each class, and an offset is "
+            "added to the only score of a row: leave 'AS offset' out, or use loss = "
+            "'logistic' with a label of two classes"
+        )
+    return with_offset(objective, offset)
 
 
 def fitting_loss(

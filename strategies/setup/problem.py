@@ -458,7 +458,7 @@ class TrainingProblem(PreparedRun):
         return HeldOutMetrics(
             self.tested.metrics(tested) if len(tested) else {},
             self.validated.metrics(validated) if len(validated) else {},
-            self.response.predict(tested),
+            self.tested.predict(tested),
             self.tested.row_values(tested),
         )
 

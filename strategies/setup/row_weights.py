@@ -1,25 +1,31 @@
 """Weights of joined rows: the setting `row-weight`, the query's weight, or both.
 
+The query's offset, the other number of rows that leaves, is checked here as well.
+
 A joined row of weight 0 takes no part: it is removed from the mapping before the split,
 as if the query had filtered it out. The training rows' weights are scaled to mean 1. An
 entity's rows are counted separately among the training rows and among the held-out
 rows, so that the entity counts once in each.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from strategies.run.exchange import Part
+from strategies.run.replies import refuse
 from strategies.setup.problem import Weighting
 from strategies.setup.splitting import table_named
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.joins.mapping import TableMapping
+from tp_flower.objectives import LARGEST_LABEL
 from tp_flower.query import BoundQuery
 from tp_flower.query.fragment import Role
 from tp_flower.query.reads import reads
 from tp_flower.settings import Settings
+from tp_flower.settings.rules import general_methods
 from tp_flower.settings.run import entity_named
 from tp_flower.settings.settings import weight_problems
 
@@ -55,26 +61,63 @@ def declared_weighting(bound: BoundQuery, settings: Settings) -> Weighting:
     if problems := weight_problems(f"AS weight ({column})", settings.privacy):
         raise SettingsError("; ".join(problems))
     if settings.privacy.covers_labels:
-        _check_private_label(bound, settings.privacy.labels)
+        _check_private_label(bound, settings.privacy.labels, Role.WEIGHT)
     return Weighting(column=column, entity=entity)
 
 
-def _check_private_label(bound: BoundQuery, labels: str) -> None:
-    """Refuse a weight that reads the columns of a label that leaves only with noise.
+def _check_private_label(bound: BoundQuery, labels: str, role: Role) -> None:
+    """Refuse a number that reads the columns of a label that leaves only with noise.
 
     A site's policy stops a server from doing so; this stops an operator's mistake.
     """
-    columns: dict[Role, set[tuple[str, str]]] = {Role.LABEL: set(), Role.WEIGHT: set()}
+    columns: dict[Role, set[tuple[str, str]]] = {Role.LABEL: set(), role: set()}
     for fragment in bound.fragments:
         for read in reads(fragment):
             if read.role in columns:
                 columns[read.role].add((fragment.name, read.column))
-    if shared := sorted(columns[Role.LABEL] & columns[Role.WEIGHT]):
+    if shared := sorted(columns[Role.LABEL] & columns[role]):
         table, column = shared[0]
         raise QueryError(
-            f"privacy.labels is {labels!r}, but the weight, which leaves without "
+            f"privacy.labels is {labels!r}, but the {role}, which leaves without "
             f"noise, reads column {column!r} of {table!r}, as the label does"
         )
+
+
+def check_offset(bound: BoundQuery, settings: Settings) -> None:
+    """Refuse an offset where the server has no scores of all rows to add it to."""
+    if not bound.offset_sql:
+        return
+    method = settings.method
+    if method.keeps_labels or settings.training_sample:
+        what = "draws rows by their labels"
+        if method.keeps_labels:
+            what = "adds up labels at their sites"
+        difference = ""
+        if bound.label_sql:
+            difference = (
+                f", and write ({bound.label_sql}) - ({bound.offset_sql}) AS label for "
+                f"the squared loss; for others use {general_methods()} on all rows"
+            )
+        raise QueryError(
+            f"strategy {settings.method_name!r} {what}, where no offset is added to "
+            f"scores: leave 'AS offset' out{difference}"
+        )
+    if settings.privacy.covers_labels:
+        _check_private_label(bound, settings.privacy.labels, Role.OFFSET)
+
+
+def query_offsets(parts: Mapping[Part, FloatArray], sql: str) -> FloatArray:
+    """Return the offsets of the label table's rows, (n,), from its shards'."""
+    for part, offset in parts.items():
+        if not np.isfinite(offset).all():
+            raise refuse(part, "an offset that is no number")
+        largest = float(np.abs(offset).max(initial=0.0))
+        if largest > LARGEST_LABEL:
+            raise QueryError(
+                f"the offset {sql} reaches {largest:.3g}, beyond {LARGEST_LABEL:g}: "
+                "divide it in the query"
+            )
+    return np.concatenate(list(parts.values()))
 
 
 def query_weights(parts: Sequence[FloatArray], column: str) -> FloatArray:

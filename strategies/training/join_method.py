@@ -36,6 +36,7 @@ from strategies.setup.encoding import TableEncoding, fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import JoinedTables, Layouts, encoder_choices, lay_out
 from strategies.setup.labels import (
+    beside_offset,
     choose_objective,
     gather_labels,
     keep_classes_of,
@@ -51,6 +52,7 @@ from strategies.setup.leaks import (
 from strategies.setup.masking import check_masks
 from strategies.setup.problem import TrainedTable, TrainingProblem
 from strategies.setup.row_weights import (
+    check_offset,
     declared_weighting,
     drop_weightless,
     row_weights,
@@ -533,12 +535,9 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         return replace(preparation, cover=ranks.cover)
 
     def _report_choices(self, all_rows: JoinedTables) -> None:
-        """Add the loss, the weights of rows and their sample to the report."""
-        self.run.chosen["loss"] = all_rows.objective.name
+        """Add the loss, the numbers of rows and their sample to the report."""
         # over all rows: a sample's rows also have the weights of their draws
-        weights = all_rows.weighting.report_entry(all_rows.train.joined_rows)
-        if weights is not None:
-            self.run.chosen["row-weight"] = weights
+        self.run.chosen |= all_rows.report_entries()
         if self.sample is not None:
             self.run.chosen |= self.sample.report_entries()
 
@@ -557,6 +556,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         """Return the query over the sites' columns, and warn of misleading parts."""
         bound, columns = bind_columns(self.bind, inventory)
         check_aliases(bound, self.settings)
+        check_offset(bound, self.settings)
         self.run.warn(*query_warnings(self.run.query, bound, columns))
         return bound, columns
 
@@ -597,6 +597,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         (train, test), layouts = lay_out(mapping, is_test, extracted)
         label_rows = mapping.tables[bound.label_table]
         target = labels.with_columns(label_rows.expand(labels.columns))
+        objective = self.choose_objective(target, ~is_test)
         joined = JoinedTables(
             bound=bound,
             choices=choices,
@@ -609,7 +610,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             train=train,
             test=test,
             layouts=layouts,
-            objective=self.choose_objective(target, ~is_test),
+            objective=beside_offset(objective, extracted.offset_of(label_rows)),
             weighting=replace(weighting, test=test_weights),
         )
         self.run.warn(*split_warnings(joined, self.settings))

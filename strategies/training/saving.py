@@ -34,6 +34,7 @@ def make_manifest(strategy: TrainingStrategy) -> manifest.Manifest:
         settings=dict(report.settings),
         label_table=bound.label_table,
         label=manifest.label_text(bound.fragments_of(bound.label_table)),
+        offset=manifest.offset_text(bound.fragments_of(bound.label_table)),
         head=problem.head.name,
         loss=problem.response.loss,
         classes=problem.classes,

@@ -172,10 +172,10 @@ class _Writer:
                 ),
                 None,
             ),
-            weight=next((piece.column for piece in plan.weight), None),
             keys=tuple(keys.values()),
             groups=groups,
             units=units,
+            **{str(role): piece.column for role, piece in plan.by_role.items()},
         )
 
     def _positions(self, column: str, texts: pa.Array) -> pa.Array:

@@ -41,6 +41,7 @@ from tp_flower.features.columns import (
     VectorColumn,
 )
 from tp_flower.keyed_hash import HashArray, KeyedHasher
+from tp_flower.query.fragment import Role
 
 # Arrow's own allocator keeps 40 MiB that are not used
 pa.set_memory_pool(pa.system_memory_pool())
@@ -68,7 +69,8 @@ class ShardContents(msgspec.Struct, frozen=True, kw_only=True):
 
     ``starts`` has the row at which each batch starts, and n; ``pushed`` describes the
     filters that the database applied. The name and the width of ``units`` are what the
-    rows count per and how many of a unit there may be.
+    rows count per and how many of a unit there may be. ``weight`` and ``offset`` are
+    columns.
     """
 
     table: str
@@ -78,10 +80,11 @@ class ShardContents(msgspec.Struct, frozen=True, kw_only=True):
     starts: list[int]
     features: tuple[StoredColumn, ...]
     label: StoredColumn | None
-    weight: str | None
     keys: tuple[StoredColumn, ...]
     groups: StoredColumn | None
     units: StoredColumn | None = None
+    weight: str | None = None
+    offset: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,7 +263,14 @@ class ExtractedShard:
     @property
     def weight(self) -> FloatArray | None:
         """The weight of each row's joined rows, float64 (n,), NaN where it is NULL."""
-        column = self.contents.weight
+        return self.number(Role.WEIGHT)
+
+    def number(self, role: Role) -> FloatArray | None:
+        """Return a number of each row, float64 (n,), NaN where it is NULL.
+
+        It is None if the query has none of the role here.
+        """
+        column = getattr(self.contents, role)
         return self._numbers(column) if column else None
 
     def column(self, name: str) -> FeatureColumn:

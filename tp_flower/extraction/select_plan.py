@@ -30,7 +30,7 @@ from tp_flower.errors import SourceError
 from tp_flower.extraction.last_rows import last_rows_sql
 from tp_flower.query import windows
 from tp_flower.query.expressions import render
-from tp_flower.query.fragment import Feature, SubQuery
+from tp_flower.query.fragment import Feature, Role, SubQuery
 from tp_flower.sources.shards import Scan, column_types
 from tp_flower.sources.tables_file import ShardSource
 
@@ -254,23 +254,24 @@ UNIT_OF_ROW: Final = "(unit)"  # column of rows drawn by unit, in no query's nam
 class Plan:
     """All expressions of a fragment, and the SELECT of them over a relation.
 
-    There is at most one label and weight. ``composites`` are the parts of each key and,
-    under ``GROUPS``, the expressions that a sub-query groups by; under ``UNIT`` the
-    unit of privacy.
+    There is at most one label; ``by_role`` are the fragment's numbers of rows: its
+    weight and its offset, where it has them. ``composites`` are the parts of each key
+    and, under ``GROUPS``, the expressions that a sub-query groups by; under ``UNIT``
+    the unit of privacy.
     """
 
     source: ShardSource
     relation: str
     features: tuple[TypedColumn, ...]
     label: tuple[TypedColumn, ...]
-    weight: tuple[TypedColumn, ...]
+    by_role: Mapping[Role, TypedColumn]
     composites: Mapping[str, tuple[TypedColumn, ...]]
     filters: tuple[str, ...]
 
     @property
     def values(self) -> tuple[TypedColumn, ...]:
-        """Features, label and weight."""
-        return (*self.features, *self.label, *self.weight)
+        """Features, label, weight and offset."""
+        return (*self.features, *self.label, *self.by_role.values())
 
     @property
     def parts(self) -> tuple[TypedColumn, ...]:
@@ -279,7 +280,7 @@ class Plan:
 
     @property
     def numbers(self) -> tuple[TypedColumn, ...]:
-        """Features, label and weight that are neither texts nor vectors."""
+        """Features, label, weight and offset that are neither texts nor vectors."""
         return self._values_of("number", "boolean", "time")
 
     @property
@@ -344,7 +345,7 @@ class Plan:
 
 
 def _value(piece: TypedColumn) -> str:
-    """Return a feature, label or weight as the inner SELECT yields it."""
+    """Return a feature, label, weight or offset as the inner SELECT yields it."""
     if piece.kind == "vector":
         return as_vector(piece)
     if piece.kind == "text":
@@ -362,7 +363,7 @@ def make_plan(source: ShardSource, opened: Scan) -> Plan:
     fragment, (relation, groups) = opened.fragment, _relation(source, opened)
     features = [(item.name, item.sql) for item in fragment.features]
     label = [] if fragment.label is None else [("label", fragment.label)]
-    weight = [] if fragment.weight is None else [("weight", fragment.weight)]
+    numbers = [(str(role), sql) for role, sql in fragment.numbers.items()]
     composites = [
         (f"key{number}", [(f"join key {sql}", sql) for sql in parts])
         for number, parts in enumerate(fragment.keys)
@@ -370,7 +371,7 @@ def make_plan(source: ShardSource, opened: Scan) -> Plan:
     composites += [(GROUPS, groups)] if groups else []
     if source.policy.privacy_unit:
         composites.append((UNIT, [("privacy-unit", quote_name(UNIT_OF_ROW))]))
-    flat = [*features, *label, *weight, *chain(*(parts for _, parts in composites))]
+    flat = [*features, *label, *numbers, *chain(*(parts for _, parts in composites))]
     selected = ", ".join(f"{sql} AS c{i}" for i, (_, sql) in enumerate(flat))
     types = column_types(opened.connection, f"SELECT {selected or '0'} FROM {relation}")
     pieces = (
@@ -382,7 +383,9 @@ def make_plan(source: ShardSource, opened: Scan) -> Plan:
         relation=relation,
         features=tuple(_as_value(next(pieces)) for _ in features),
         label=tuple(_as_value(next(pieces)) for _ in label),
-        weight=tuple(_as_weight(source, next(pieces)) for _ in weight),
+        by_role={
+            role: _as_number(source, role, next(pieces)) for role in fragment.numbers
+        },
         composites={
             name: tuple(next(pieces) for _ in parts) for name, parts in composites
         },
@@ -437,12 +440,13 @@ def _as_value(piece: TypedColumn) -> TypedColumn:
     return piece
 
 
-def _as_weight(source: ShardSource, piece: TypedColumn) -> TypedColumn:
-    """Return the weight's column; refuse what is no number."""
-    if piece.kind not in ("number", "boolean"):
+def _as_number(source: ShardSource, role: Role, piece: TypedColumn) -> TypedColumn:
+    """Return the column of a weight or an offset; refuse what is no number."""
+    kinds = {"number", "boolean"} if role is Role.WEIGHT else {"number"}
+    if piece.kind not in kinds:
         kind_text = drop_enum_values(piece.type)
         raise SourceError(
-            f"{source}: the weight is of type {kind_text}; it must be a number: CAST it"
+            f"{source}: the {role} is of type {kind_text}; it must be a number: CAST it"
         )
     return piece
 

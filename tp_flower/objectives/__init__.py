@@ -5,6 +5,7 @@ from tp_flower.objectives.comparison import no_better
 from tp_flower.objectives.kmeans import KMEANS, ClusterResponse
 from tp_flower.objectives.noise import ClassNoise, LabelNoise, NumberNoise
 from tp_flower.objectives.objective import Objective
+from tp_flower.objectives.offset import OFFSET, OffsetObjective, with_offset
 from tp_flower.objectives.registry import (
     FAMILIES,
     family_named,
@@ -36,6 +37,7 @@ __all__ = [
     "LABEL",
     "LARGEST_LABEL",
     "MAX_CLASSES",
+    "OFFSET",
     "STRATA",
     "TIME",
     "ClassNoise",
@@ -45,6 +47,7 @@ __all__ = [
     "NumberNoise",
     "NumberResponse",
     "Objective",
+    "OffsetObjective",
     "Response",
     "Target",
     "family_named",
@@ -56,4 +59,5 @@ __all__ = [
     "no_better",
     "response_of",
     "takes_numbers",
+    "with_offset",
 ]

@@ -59,6 +59,8 @@ class Objective(ABC):
             need not be sent, and gradients tell sums of scores.
         has_curvature: whether second derivatives tell how long steps may be.
         max_curvature: a bound on the Hessian's largest eigenvalue; infinity for none.
+        is_of_residuals: whether it depends on h - y alone: what is added to a score may
+            be taken from the label.
         noise_kind: the noise on labels that it corrects for; None for none.
         parameter: of a family that has one, such as the power of ``tweedie(1.5)``.
         parameter_range: the open interval that it lies in; empty without a parameter.
@@ -74,6 +76,7 @@ class Objective(ABC):
     has_constant_hessian: ClassVar[bool] = False
     has_curvature: ClassVar[bool] = True
     max_curvature: ClassVar[float] = math.inf
+    is_of_residuals: ClassVar[bool] = False
     noise_kind: ClassVar[type | None] = None
     parameter: ClassVar[float] = math.nan
     parameter_range: ClassVar[tuple[float, ...]] = ()
@@ -206,18 +209,12 @@ class Objective(ABC):
 
     def select(self, rows: Rows) -> Self:
         """Return the objective of some rows."""
-        weights = None
-        if self.weights is not None:
-            weights = self.weights[rows]
-        return self.over(self.target.columns[rows], weights)
-
-    def over(self, columns: FloatArray, weights: FloatArray | None = None) -> Self:
-        """Return the objective of other rows, with these columns and weights."""
-        return type(self)(self.target.with_columns(columns), weights, self.noise)
+        return self.on({name: values[rows] for name, values in self.vectors.items()})
 
     def on(self, vectors: Mapping[str, FloatArray]) -> Self:
-        """Return the objective of a block of joined rows, by their named vectors."""
-        return self.over(vectors[TARGET], vectors.get(WEIGHTS))
+        """Return the objective of other rows, say a block, by their named vectors."""
+        target = self.target.with_columns(vectors[TARGET])
+        return type(self)(target, vectors.get(WEIGHTS), self.noise)
 
     @property
     def vectors(self) -> dict[str, FloatArray]:
@@ -228,6 +225,10 @@ class Objective(ABC):
     def weighted(self, weights: FloatArray | None) -> Self:
         """Return the objective of the same rows with other weights."""
         return type(self)(self.target, weights, self.noise)
+
+    def predict(self, scores: FloatArray) -> FloatArray:
+        """Return the rows' predictions, a new (N,): numbers, or indices of classes."""
+        return self.response.predict(scores)
 
     def weigh(self, values: FloatArray) -> FloatArray:
         """Return values (N, ...) of the rows, each times its weight."""

@@ -7,6 +7,7 @@
 "Regression quantiles"). d is in the label's unit.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Final, Self
@@ -149,9 +150,9 @@ class Quantile(NumberObjective):
         """The deviation of the labels, also of those from which some were selected."""
         return self.deviation
 
-    def over(self, columns: FloatArray, weights: FloatArray | None = None) -> Self:
+    def on(self, vectors: Mapping[str, FloatArray]) -> Self:
         """Return the objective of other rows, as wide."""
-        part = super().over(columns, weights)
+        part = super().on(vectors)
         vars(part)["width"] = self.width
         return part
 

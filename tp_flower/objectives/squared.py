@@ -24,6 +24,7 @@ class NumberObjective(Objective):
     """A loss of numbers whose scores are measured in deviations of the labels."""
 
     class_counts = range(1)
+    is_of_residuals = True
 
     @classmethod
     def make_response(cls, classes: tuple[str, ...], kind: str) -> NumberResponse:

@@ -296,6 +296,7 @@ class ExtractedPart(PartBody, frozen=True, kw_only=True):
     group_hashes: Annotated[AnyArray, f.hash_pairs("groups")] | None = None
     label_values: Annotated[AnyArray, f.column_values("rows")] | None = None
     weight: Annotated[AnyArray, f.column_values("rows")] | None = None
+    offset: Annotated[AnyArray, f.column_values("rows")] | None = None
     row_hashes: Annotated[AnyArray, f.hash_pairs("rows")] | None = None
     subset: Annotated[AnyArray, f.subsets("rows")] | None = None
     times: Annotated[AnyArray, f.column_values("rows")] | None = None
@@ -349,6 +350,13 @@ class ExtractReply(Reply, frozen=True):
             kinds=("weights",),
             policy="weights",
             when="weight",
+        ),
+        Discloses(
+            "the offset of every row of {label_table}",
+            fields=("offset",),
+            kinds=("offsets",),
+            policy="weights",
+            when="has_offset",
         ),
         Discloses(
             "rows held out by {split_groups}",

@@ -16,6 +16,7 @@ needs values of two tables at once is refused by name. The query itself is never
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from sqlglot import exp
 
@@ -66,6 +67,7 @@ class BoundQuery:
         split_table: the table whose last key decides which rows are held out; ""
             if none does.
         label_sql: the label as the query writes it; "" without one.
+        offset_sql: the same of the offset, which is of the label's table.
         sql: the query.
     """
 
@@ -75,6 +77,7 @@ class BoundQuery:
     outer: frozenset[str] = frozenset()
     split_table: str = ""
     label_sql: str = field(default="", compare=False)
+    offset_sql: str = field(default="", compare=False)
     sql: str = field(default="", compare=False)
 
     @property
@@ -106,12 +109,13 @@ class Unlabelled:
     """A binding without the label, if there is one, say to predict rows.
 
     Joined rows follow ``table``, by default the query's first, instead of the label's;
-    the columns of its ``row_key`` are its last keys, which no join uses.
+    the columns of its ``row_key`` are its last keys, which no join uses. It ``keeps``
+    some of the query's numbers.
     """
 
     table: str = ""
     row_key: tuple[str, ...] = ()
-    keeps_weight: bool = False
+    keeps: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -238,19 +242,22 @@ class Query:
             keys.setdefault(unlabelled.table, []).extend(
                 _row_key(unlabelled, scope, settled)
             )
-            is_kept = parsing.is_weight if unlabelled.keeps_weight else lambda _: False
-            marked = [pair for pair in marked if is_kept(pair[0])]
+            marked = [
+                pair for pair in marked if parsing.is_number(pair[0], unlabelled.keeps)
+            ]
         split_table = _add_split(split, scope, keys)
-        label, weight = _label_and_weight(marked, settled.outer, relations)
-        fragments = _make_fragments(relations, features, keys, label, weight, settled)
-        label_sql = next((item.sql for item, _ in marked if parsing.is_label(item)), "")
+        values = _marked_values(marked, settled.outer, relations)
+        label_table = _label_table(values.get(parsing.LABEL), unlabelled)
+        sql = {parsing.mark_of(item): item.sql for item, _ in marked}
+        _check_offset(values.get(parsing.OFFSET), sql, label_table)
         return BoundQuery(
-            fragments,
+            _make_fragments(relations, features, keys, values, settled),
             joins,
-            _label_table(label, unlabelled),
+            label_table,
             settled.outer,
             split_table,
-            label_sql,
+            sql.get(parsing.LABEL, ""),
+            sql.get(parsing.OFFSET, ""),
             self.to_sql(),
         )
 
@@ -268,33 +275,30 @@ def _make_fragments(
     relations: Mapping[str, Relation],
     features: Mapping[str, Sequence[Feature]],
     keys: Mapping[str, Sequence[tuple[str, ...]]],
-    label: Local | None,
-    weight: Local | None,
+    values: Mapping[str, Local],
     settled: Settled,
 ) -> tuple[Fragment, ...]:
-    """Return a fragment per table, or per SELECT of its UNION ALL."""
+    """Return a fragment per table, or per SELECT of its UNION ALL.
+
+    ``values`` are those that are no features, by the fragment's fields.
+    """
     fragments = []
     for alias, relation in relations.items():
         filters = tuple(each.sql for each in settled.filters if each.table == alias)
+        own: dict[str, Any] = {
+            name: each.sql for name, each in values.items() if each.table == alias
+        }
         for branch in relation.branches:
             fragment = Fragment(
                 table=alias,
                 name=branch.name,
                 features=tuple(features.get(alias, ())),
                 keys=tuple(keys.get(alias, ())),
-                label=_sql_of(label, alias),
-                weight=_sql_of(weight, alias),
                 filters=filters,
+                **own,
             )
             fragments.append(branch.fragment(fragment))
     return tuple(fragments)
-
-
-def _sql_of(local: Local | None, alias: str) -> str | None:
-    """Return an expression's SQL, or None where it is not over the table."""
-    if local is None or local.table != alias:
-        return None
-    return local.sql
 
 
 def _check_absent(statement: parsing.Statement, scope: Scope) -> None:
@@ -320,9 +324,13 @@ def _drop_label(
         )
     if any(isinstance(item, parsing.StarItem) for item in statement.items):
         return statement
-    is_dropped = parsing.is_label if unlabelled.keeps_weight else _is_marked
     return replace(
-        statement, items=tuple(item for item in statement.items if not is_dropped(item))
+        statement,
+        items=tuple(
+            item
+            for item in statement.items
+            if not _is_marked(item) or parsing.is_number(item, unlabelled.keeps)
+        ),
     )
 
 
@@ -442,18 +450,18 @@ def _index(keys: list[tuple[str, ...]], key: tuple[str, ...]) -> int:
 
 
 def _is_marked(item: parsing.Item) -> bool:
-    return parsing.is_label(item) or parsing.is_weight(item)
+    return parsing.is_label(item) or parsing.is_number(item)
 
 
-def _label_and_weight(
+def _marked_values(
     marked: Sequence[Bound],
     outer: Collection[str],
     relations: Mapping[str, Relation],
-) -> tuple[Local | None, Local | None]:
-    """Return the label and the weight; every joined row must have both."""
+) -> dict[str, Local]:
+    """Return label, weight and offset by name; every joined row must have them."""
     by_name: dict[str, Local] = {}
     for item, local in marked:
-        name = parsing.LABEL if parsing.is_label(item) else parsing.WEIGHT
+        name = parsing.mark_of(item)
         if local.table in outer:
             # without HAVING the answer about no row is a row of an inner join, too
             having = ""
@@ -465,7 +473,20 @@ def _label_and_weight(
                 f"{local.table} with JOIN"
             )
         by_name[name] = local
-    return by_name.get(parsing.LABEL), by_name.get(parsing.WEIGHT)
+    return by_name
+
+
+def _check_offset(
+    offset: Local | None, sql: Mapping[str, str], label_table: str
+) -> None:
+    """Refuse an offset of another table than the label's."""
+    if offset is not None and offset.table != label_table:
+        raise QueryError(
+            f"the offset {sql[parsing.OFFSET]} belongs to table {offset.table}, and "
+            f"the label to {label_table}: an offset is a number of each row of the "
+            f"label's table. Let the owner of {label_table} add the column to it, or "
+            "leave 'AS offset' out: then it is a feature"
+        )
 
 
 def _bind_features(bound: Sequence[Bound], scope: Scope) -> dict[str, list[Feature]]:
@@ -484,8 +505,8 @@ def _bind_features(bound: Sequence[Bound], scope: Scope) -> dict[str, list[Featu
 
 def _bind_item(item: parsing.SelectItem, scope: Scope) -> Local:
     """Return an item as an expression over the one table that it reads."""
-    kind = "the label" if parsing.is_label(item) else "feature"
-    element = f"{'the weight' if parsing.is_weight(item) else kind} {item.sql}"
+    mark = parsing.mark_of(item)
+    element = f"the {mark} {item.sql}" if mark else f"feature {item.sql}"
     tree = parse_expression(item.sql, element).unnest()
     tables = scope.tables(tree, element)
     if not tables:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from sqlglot import exp
@@ -45,12 +45,17 @@ class Role(StrEnum):
     FEATURE = "feature"
     LABEL = "label"
     WEIGHT = "weight"
+    OFFSET = "offset"
     FILTER = "filter"
     KEY = "join key"
     GROUP = "group"
     HAVING = "having"
     QUALIFY = "qualify"
     INNER = "sub-query column"
+
+
+NUMBERS: Final = (Role.WEIGHT, Role.OFFSET)
+"""The fields of a fragment that are numbers of its rows; a query names them with AS."""
 
 
 class Piece(NamedTuple):
@@ -337,6 +342,14 @@ class Fragment:
     filters: tuple[str, ...] = ()
     subquery: SubQuery | None = None
     weight: str | None = None
+    offset: str | None = None
+
+    @property
+    def numbers(self) -> dict[Role, str]:
+        """The numbers of its rows that leave besides the label, by their roles."""
+        return {
+            role: sql for role in NUMBERS if (sql := getattr(self, role)) is not None
+        }
 
     @property
     def conditions(self) -> tuple[str, ...]:
@@ -373,19 +386,20 @@ class Fragment:
         label = self.label
         if label is not None:
             label = change(Piece(Role.LABEL, f"the {Role.LABEL}", label))
-        weight = self.weight
-        if weight is not None:
-            weight = change(Piece(Role.WEIGHT, f"the {Role.WEIGHT}", weight))
+        numbers: dict[str, Any] = {
+            role: change(Piece(role, f"the {role}", sql))
+            for role, sql in self.numbers.items()
+        }
         return replace(
             self,
             features=_map_features(Role.FEATURE, "feature {!r}", self.features, change),
             label=label,
-            weight=weight,
             filters=_map_texts(Role.FILTER, "filter {}", self.filters, change),
             keys=tuple(
                 _map_texts(Role.KEY, f"join key {number}", key, change)
                 for number, key in enumerate(self.keys)
             ),
+            **numbers,
         )
 
     def pieces(self) -> list[Piece]:
@@ -399,8 +413,9 @@ class Fragment:
         were saved before there were any.
         """
         data = msgspec.json.decode(msgspec.json.encode(self), type=dict[str, Any])
-        if self.weight is None:
-            del data["weight"]
+        for role in NUMBERS:
+            if role not in self.numbers:
+                del data[role]
         if self.subquery is not None and self.subquery.cutoffs is None:
             del data["subquery"]["cutoffs"], data["subquery"]["last"]
         elif self.subquery is not None and not self.subquery.has_sealed_cutoffs:

@@ -30,6 +30,9 @@ from tp_flower.query.rewriting import rewrite
 
 LABEL = "label"
 WEIGHT = "weight"
+OFFSET = "offset"
+NUMBERS = (WEIGHT, OFFSET)
+"""What a query may name of each row with AS, besides its label."""
 EVERY_COLUMN = "*"
 
 
@@ -102,7 +105,7 @@ class Statement:
     """A query in parts, each in DuckDB's SQL and checked on its own.
 
     Attributes:
-        items: at most one is the label by name, and one the weight.
+        items: at most one is the label by name, one the weight, and one the offset.
         joins: one clause per table after the first, in the same order.
         sql: the whole query in canonical SQL, which parses to the same parts.
         absent: tables ("" is every one) and columns that they must not have, because
@@ -164,15 +167,26 @@ def is_label(item: Item) -> TypeGuard[SelectItem]:
     return isinstance(item, SelectItem) and (item_name(item) or "").lower() == LABEL
 
 
-def is_weight(item: Item) -> TypeGuard[SelectItem]:
-    """Return whether an item is the weight of joined rows: only by ``AS weight``.
+def is_number(item: Item, names: Collection[str] = NUMBERS) -> TypeGuard[SelectItem]:
+    """Return whether an item is a number of joined rows: only by ``AS weight``, say.
 
     A column of that name is a feature: many tables have one.
 
-    >>> is_weight(SelectItem("Weight", "p.w")), is_weight(SelectItem(None, "p.weight"))
+    >>> is_number(SelectItem("Weight", "p.w")), is_number(SelectItem(None, "p.weight"))
     (True, False)
     """
-    return isinstance(item, SelectItem) and (item.name or "").lower() == WEIGHT
+    return isinstance(item, SelectItem) and (item.name or "").lower() in names
+
+
+def mark_of(item: SelectItem) -> str:
+    """Return what else than a feature an item is: label, weight, offset; or "".
+
+    >>> mark_of(SelectItem(None, "t.label")), mark_of(SelectItem("OFFSET", "LN(t.d)"))
+    ('label', 'offset')
+    """
+    if is_label(item):
+        return LABEL
+    return (item.name or "").lower() if is_number(item) else ""
 
 
 _CLAUSE_NAMES = {
@@ -302,19 +316,21 @@ def _check_items(items: Sequence[Item], *, needs_label: bool) -> None:
         raise QueryError(
             f"the query has {len(labels)} labels, expected one: {', '.join(labels)}"
         )
-    weights = [item.sql for item in items if is_weight(item)]
-    if len(weights) > 1:
-        raise QueryError(
-            f"the query has {len(weights)} weights, expected one at most: "
-            f"{', '.join(weights)}"
-        )
+    numbers = [item for item in items if is_number(item)]
+    for name in NUMBERS:
+        named = [item.sql for item in numbers if mark_of(item) == name]
+        if len(named) > 1:
+            raise QueryError(
+                f"the query has {len(named)} {name}s, expected one at most: "
+                f"{', '.join(named)}"
+            )
     if any(isinstance(item, StarItem) for item in items):
         return
     if needs_label and not labels:
         raise QueryError(
             "the query has no label: write the value to predict as `... AS label`"
         )
-    if len(items) == len(labels) + len(weights):
+    if len(items) == len(labels) + len(numbers):
         raise QueryError("the query has no features: SELECT more than the label")
 
 

@@ -77,7 +77,7 @@ def _reads_of_table(piece: Piece, subquery: SubQuery | None) -> tuple[Read, ...]
 def reads_of_pairs(fragment: Fragment) -> Iterator[Read]:
     """Yield what a LATERAL sub-query tells of its keys and cutoff, as values.
 
-    Their values are those of the table around it: a feature, label, weight or filter
+    Their values are those of the table around it: a feature, label, number or filter
     that is made of them is made of that table's columns. Join keys, and the conditions
     on the sub-query's own rows, compare them.
     """
@@ -99,7 +99,7 @@ def reads_by_conditions(fragment: Fragment) -> Iterator[Read]:
     """Yield what a LATERAL sub-query's answers tell of cutoffs by its conditions.
 
     These may be of the cutoff alone: where a pair may have no answer, they filter the
-    rows of the table around, and any label or weight of the answers is made of it.
+    rows of the table around, and any label or number of the answers is made of it.
     """
     subquery = fragment.subquery
     if subquery is None or subquery.cutoffs is None:
@@ -108,10 +108,10 @@ def reads_by_conditions(fragment: Fragment) -> Iterator[Read]:
     if subquery.having or subquery.last or fragment.filters:
         element = f"whether {lateral} has an answer"
         yield Read(Role.FILTER, element, CUTOFF, is_plain=False, is_bare=False)
-    for role, sql in ((Role.LABEL, fragment.label), (Role.WEIGHT, fragment.weight)):
-        if sql is not None:
-            element = f"the {role}, of {lateral},"
-            yield Read(role, element, CUTOFF, is_plain=False, is_bare=False)
+    roles = [Role.LABEL] if fragment.label is not None else []
+    for role in (*roles, *fragment.numbers):
+        element = f"the {role}, of {lateral},"
+        yield Read(role, element, CUTOFF, is_plain=False, is_bare=False)
 
 
 @lru_cache(maxsize=4096)

@@ -18,12 +18,12 @@ from tp_flower.query.expressions import parse_expression
 from tp_flower.query.fragment import local_sql, spell
 from tp_flower.query.parsing import (
     LABEL,
-    WEIGHT,
     Item,
     SelectItem,
     StarItem,
     is_label,
-    is_weight,
+    is_number,
+    mark_of,
 )
 
 
@@ -146,10 +146,10 @@ def expand_stars(
 ) -> tuple[SelectItem, ...]:
     """Return the SELECT list without stars.
 
-    A star stands for the columns of its tables except those that a join key, the label
-    or the weight uses, those that a policy keeps from features, and those that it
-    EXCLUDEs. A column called ``label`` from a star is the label, if no other item is;
-    one called ``weight`` is a feature.
+    A star stands for the columns of its tables except those that a join key, the label,
+    the weight or the offset uses, those that a policy keeps from features, and those
+    that it EXCLUDEs. A column called ``label`` from a star is the label, if no other
+    item is; one called ``weight`` or ``offset`` is a feature.
     """
     stars = [star_columns(i, scope) if isinstance(i, StarItem) else [] for i in items]
     selected = [item for item in items if is_label(item)]
@@ -163,7 +163,7 @@ def expand_stars(
         raise QueryError(
             "the query has no label: write the value to predict as `... AS label`"
         )
-    hidden = _columns_of([*labels, *filter(is_weight, items)], keys, scope)
+    hidden = _columns_of([*labels, *filter(is_number, items)], keys, scope)
     hidden |= {
         (alias, name) for alias, s in scope.schemas.items() for name in s.unlisted
     }
@@ -178,7 +178,7 @@ def expand_stars(
             tables = ", ".join(_tables_of(item, scope))
             raise QueryError(
                 f"{star} selects no column: all of {tables} are join keys, label, "
-                "weight or EXCLUDEd, or kept from features by a policy"
+                "weight, offset or EXCLUDEd, or kept from features by a policy"
             )
         expanded += features
     if not selected:
@@ -220,13 +220,13 @@ def _tables_of(star: StarItem, scope: Scope, element: str = "") -> list[str]:
 def _columns_of(
     items: Sequence[SelectItem], keys: Collection[Local], scope: Scope
 ) -> set[Column]:
-    """Return the columns that label, weight and keys use."""
+    """Return the columns that label, weight, offset and keys use."""
     columns = set[Column]()
     for key in keys:
         tree = parse_expression(key.sql, "join key")
         columns |= {(key.table, column.name) for column in tree.find_all(exp.Column)}
     for item in items:
-        element = f"the {WEIGHT if is_weight(item) else LABEL} {item.sql}"
+        element = f"the {mark_of(item) or LABEL} {item.sql}"
         for column in parse_expression(item.sql, element).find_all(exp.Column):
             alias = scope.table_of(column, element)
             columns.add((alias, spell(column.name, scope.columns[alias])))

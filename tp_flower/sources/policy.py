@@ -11,7 +11,8 @@ The kinds of releases and their levels:
 release      levels, each allowing all before it
 =========== ==========================================================================
 labels       never, private (noise on each label), clear
-weights      never, clear (values by which a query weights joined rows)
+weights      never, clear (values by which a query weights joined rows, or that it adds
+             to their scores: its offset)
 models       never, private (DP-SGD or noisy statistics), sealed (sums that the table's
              shards alone read; the default of a policy without a budget), clear
 scores       never, private (noise on each row's scores), masked (the server reads their
@@ -54,7 +55,7 @@ from tp_flower.errors import PolicyError, SourceError, closest
 from tp_flower.features.choice import render_entries
 from tp_flower.features.ranks import LEAST_RANK
 from tp_flower.features.spec import DECLARED_ENCODERS, EncoderSpec, Need
-from tp_flower.query.fragment import Role
+from tp_flower.query.fragment import NUMBERS, Role
 from tp_flower.query.reads import Read
 from tp_flower.sources import entries
 from tp_flower.sources.entries import Count, Flag, Text, Texts, WholeNumber
@@ -114,8 +115,9 @@ _HOW: Final = {
 class Releases:
     """The level of each kind of release.
 
-    A weight is a value of a row that leaves in the clear, as a label may:
-    where nothing is said of weights, they may leave if such labels may.
+    A weight is a value of a row that leaves in the clear, as a label may: where nothing
+    is said of weights, they may leave if such labels may. So is an offset, by the same
+    rule: either tells what it reads.
 
     Attributes:
         bins: of a column, at most, whose numbers may leave; None for as many as a run
@@ -286,10 +288,10 @@ class Policy:
         if role is Role.INNER:
             return "columns", None if self.columns is None else self.named
         label_rule = ("labels", self.labels)
-        weight_rule = ("weights", self.weights)
+        number_rule = label_rule if self.weights is None else ("weights", self.weights)
         specific = {
             Role.LABEL: label_rule,
-            Role.WEIGHT: label_rule if self.weights is None else weight_rule,
+            **dict.fromkeys(NUMBERS, number_rule),
             Role.FILTER: ("filters", self.filters),
             Role.HAVING: ("filters", self.filters),
             Role.QUALIFY: ("filters", self.filters),
@@ -685,7 +687,8 @@ def _check_consistent(policy: Policy, where: str) -> None:
     if has_clear_weights and policy.weights is None:
         raise SourceError(
             f"{where} lets weights leave in the clear, but not labels: list in "
-            "'weights' the columns that a weight may read, or it could read the label's"
+            "'weights' the columns that a weight or an offset may read, or it could "
+            "read the label's"
         )
     if policy.coefficients and releases.models == NEVER:
         raise SourceError(

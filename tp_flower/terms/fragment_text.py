@@ -42,7 +42,7 @@ def fragment_text(fragment: Fragment) -> str:
         *_piece_lines("sub-query QUALIFY", inner.qualify),
         *_feature_lines("feature", fragment.features),
         *_piece_lines("label", [fragment.label]),
-        *_piece_lines("weight", [fragment.weight]),
+        *(f"{role}: {printable(sql)}" for role, sql in fragment.numbers.items()),
         *_piece_lines("filter", fragment.filters),
     ]
     for key in sorted(fragment.keys):

@@ -288,8 +288,8 @@ def _learned_by_server(fragment: Fragment, settings: Settings) -> Iterator[str]:
         yield "the label of each row" + (
             ", with noise" if privacy.covers_labels else ""
         )
-    if fragment.weight is not None:
-        yield "the weight of each row"
+    for role in fragment.numbers:
+        yield f"the {role} of each row"
     if not is_used and method.tells:
         yield method.tells
     elif not is_used and method.solvers:

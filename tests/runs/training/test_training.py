@@ -234,7 +234,7 @@ def test_metrics_are_those_of_the_joined_rows(loss, layout):
         inputs = np.array([encoded[row] for row in rows[:, place]])
         scores += inputs @ matrices[alias][: inputs.shape[1]]
         scores += matrices[alias][inputs.shape[1] :].sum(axis=0)
-    held_out = objective.over(store_labels(loss)[rows[:, 0], None])
+    held_out = objective.on({"target": store_labels(loss)[rows[:, 0], None]})
     expected = held_out.metrics(scores)
     assert report.final_test == pytest.approx(expected, rel=1e-4, abs=1e-5)
     assert all("not converged" in warning for warning in report.warnings)

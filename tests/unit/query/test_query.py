@@ -27,7 +27,7 @@ PEOPLE = {
     "people": {"id": "BIGINT", "age": "DOUBLE", "label": "VARCHAR"},
 }
 FROM = "FROM orders o JOIN people c ON o.customer = c.id WHERE o.day > '2020-01-01'"
-FIRST = Unlabelled(keeps_weight=True)
+FIRST = Unlabelled(keeps=("weight",))
 
 
 def bind(sql: str):

@@ -33,7 +33,7 @@ import numpy as np
 
 from tp_flower.arrays import FloatArray, mean
 from tp_flower.objectives.log_link import exponential
-from tp_flower.objectives.objective import Objective
+from tp_flower.objectives.objective import TARGET, WEIGHTS, Objective
 from tp_flower.objectives.response import Response
 from tp_flower.objectives.survival.concordance import Survival, concordance
 from tp_flower.objectives.survival.risk_sets import RiskSets
@@ -175,16 +175,16 @@ class Cox(Objective):
             return np.zeros(len(self))
         return np.log(self.weights)
 
-    def over(self, columns: FloatArray, weights: FloatArray | None = None) -> Self:
+    def on(self, vectors: Mapping[str, FloatArray]) -> Self:
         """Return the objective of other rows; of the same ones itself.
 
         A kernel has all rows at once, whose risk sets are ready.
         """
-        if np.array_equal(columns, self.target.columns) and _are_equal(
-            weights, self.weights
+        if np.array_equal(vectors[TARGET], self.target.columns) and _are_equal(
+            vectors.get(WEIGHTS), self.weights
         ):
             return self
-        return super().over(columns, weights)
+        return super().on(vectors)
 
     def base_scores(self) -> FloatArray:
         """Return 0: any constant is as good, and is the baseline's."""
