@@ -337,7 +337,10 @@ class Evaluate(ModelStrategy):
             rows = extracted.table_rows[table]
             return Target.without_label(rows, self.manifest.classes)
         labels = gather_labels(
-            extracted.label_columns(table), settings, joined.bound.label_sql
+            extracted.label_columns(table),
+            settings,
+            joined.bound.label_sql,
+            extracted.survival,
         )
         classes = self.manifest.classes
         if unknown := [name for name in labels.classes if name not in classes]:

@@ -1,8 +1,9 @@
 """Labels of the sites: numbers or classes, and the loss that trains on them."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -10,10 +11,12 @@ import numpy as np
 from strategies.run.exchange import Part
 from strategies.run.replies import refuse
 from strategies.setup.extract import Extracted
+from strategies.setup.row_weights import check_offset
 from tp_flower.arrays import BoolArray, FloatArray, count_values
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.extraction.extracted import LabelColumn, check_no_null
 from tp_flower.objectives import (
+    EVENT,
     LABEL,
     LARGEST_LABEL,
     MAX_CLASSES,
@@ -28,6 +31,7 @@ from tp_flower.objectives import (
 )
 from tp_flower.privacy.label_mechanisms import LabelPlan
 from tp_flower.protocol.setup_messages import ExtractedPart, LabelFacts
+from tp_flower.query import BoundQuery
 from tp_flower.settings import Settings
 from tp_flower.settings.declare import AUTO
 from tp_flower.settings.run import CLASSIFICATION, REGRESSION
@@ -52,13 +56,22 @@ def keep_classes_of(labels: Target, rows: BoolArray) -> Target:
     return replace(labels, columns=columns, classes=classes)
 
 
+NO_SURVIVAL: Final[Mapping[str, FloatArray]] = MappingProxyType({})
+
+
 def gather_labels(
-    columns: Sequence[tuple[Part, LabelColumn]], settings: Settings, sql: str
+    columns: Sequence[tuple[Part, LabelColumn]],
+    settings: Settings,
+    sql: str,
+    survival: Mapping[str, FloatArray] = NO_SURVIVAL,
 ) -> Target:
     """Combine the label columns of the label table's shards.
 
-    The query writes the label as ``sql``.
+    The query writes the label as ``sql``; if that is the time of an event, ``survival``
+    has what is beside it, by name.
     """
+    if survival:
+        return read_survival([column for _, column in columns], survival, sql)
     if plan := label_plan(settings):
         return read_private_labels(columns, plan)
     return read_labels([column for _, column in columns], settings, sql)
@@ -98,13 +111,57 @@ def read_labels(columns: Sequence[LabelColumn], settings: Settings, sql: str) ->
     check_kind(kind, settings.task)
     if is_classes:
         return _classes(columns, values, kind)
+    _check_size(values)
+    return Target.of(values)
+
+
+def _check_size(values: FloatArray, name: str = LABEL) -> None:
+    """Refuse labels that float32 has no room for."""
     largest = float(np.abs(values).max(initial=0.0))
     if largest > LARGEST_LABEL:
         raise QueryError(
-            f"the label reaches {largest:.3g}, beyond {LARGEST_LABEL:g}: divide it in "
+            f"the {name} reaches {largest:.3g}, beyond {LARGEST_LABEL:g}: divide it in "
             "the query"
         )
-    return Target.of(values)
+
+
+def read_survival(
+    columns: Sequence[LabelColumn], survival: Mapping[str, FloatArray], sql: str
+) -> Target:
+    """Concatenate the shards' times of events, beside what else rows have of them."""
+    check_no_null(columns, sql, TIME)
+    kinds = {column.kind for column in columns}
+    if kinds - {"number"}:
+        raise QueryError(
+            f"the time is of type {', '.join(sorted(kinds))}: write a number, such as "
+            "DATE_DIFF('day', t.first, t.last) AS time"
+        )
+    values = np.concatenate([column.values for column in columns])
+    _check_size(values, TIME)
+    return Target(
+        np.column_stack([values, *survival.values()]), names=(TIME, *survival)
+    )
+
+
+def check_numbers(bound: BoundQuery, settings: Settings) -> None:
+    """Refuse numbers of rows, besides the label, that the run cannot train by."""
+    check_offset(bound, settings)
+    _check_survival(bound, settings)
+
+
+def _check_survival(bound: BoundQuery, settings: Settings) -> None:
+    """Refuse times of events that the run cannot train by, or a label without them."""
+    if not bound.names_event:
+        is_other = settings.loss == AUTO or not bound.label_sql
+        if not is_other and TIME in family_named(settings.loss).label_names:
+            raise QueryError(_wrong_columns(settings.loss, (LABEL,)))
+        return
+    name = fitting_loss((), settings.loss, (TIME, EVENT))
+    problems = list(problems_of_loss(name, settings))
+    if settings.task == CLASSIFICATION:
+        problems.append(f"task: {CLASSIFICATION!r} is for classes, not for AS time")
+    if problems:
+        raise SettingsError("; ".join(problems))
 
 
 class LabelClasses(NamedTuple):
@@ -187,6 +244,8 @@ def task_line(labels: Target, settings: Settings) -> str:
     >>> task_line(Target.of(np.array([1.0, 0.0]), ("0", "1")), Settings())
     'classification, because the label has two values, 0 and 1; to train on the numbers set task = "regression"'
     """  # noqa: E501 - the line as it is printed
+    if EVENT in labels.names:
+        return "times of events, because the query has AS time and AS event"
     if labels.classes and labels.kind == "number":
         values = " and ".join(labels.classes)
         reason = f"the label has two values, {values}"
@@ -311,16 +370,9 @@ def choose_objective(
             f"({settings.test_fraction:g}) or add rows"
         )
     objective = objective_of(target, settings.loss, settings)
-    check_method(objective, settings)
     if why := objective.select(is_trained).refusal_to_train():
         raise QueryError(why)
     return objective
-
-
-def check_method(objective: Objective, settings: Settings) -> None:
-    """Refuse a loss that the label has chosen, and the run cannot train by."""
-    if problems := list(problems_of_loss(objective.name, settings)):
-        raise SettingsError("; ".join(problems))
 
 
 def objective_of(target: Target, loss: str, settings: Settings) -> Objective:

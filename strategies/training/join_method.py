@@ -37,6 +37,7 @@ from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import JoinedTables, Layouts, encoder_choices, lay_out
 from strategies.setup.labels import (
     beside_offset,
+    check_numbers,
     choose_objective,
     gather_labels,
     keep_classes_of,
@@ -52,7 +53,6 @@ from strategies.setup.leaks import (
 from strategies.setup.masking import check_masks
 from strategies.setup.problem import TrainedTable, TrainingProblem
 from strategies.setup.row_weights import (
-    check_offset,
     declared_weighting,
     drop_weightless,
     row_weights,
@@ -186,7 +186,8 @@ class JoinMethod(ServerMethod[TrainingProblem]):
     def read_labels(self, extracted: Extracted, bound: BoundQuery) -> Target:
         """Return the labels of the label table."""
         columns = extracted.label_columns(bound.label_table)
-        return gather_labels(columns, self.settings, bound.label_sql)
+        sql = bound.label_sql
+        return gather_labels(columns, self.settings, sql, extracted.survival)
 
     def choose_objective(self, target: Target, is_trained: BoolArray) -> Objective:
         """Return the objective of the joined rows, some of which are trained on."""
@@ -556,7 +557,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         """Return the query over the sites' columns, and warn of misleading parts."""
         bound, columns = bind_columns(self.bind, inventory)
         check_aliases(bound, self.settings)
-        check_offset(bound, self.settings)
+        check_numbers(bound, self.settings)
         self.run.warn(*query_warnings(self.run.query, bound, columns))
         return bound, columns
 
