@@ -336,12 +336,7 @@ class Evaluate(ModelStrategy):
         if not self.has_label:
             rows = extracted.table_rows[table]
             return Target.without_label(rows, self.manifest.classes)
-        labels = gather_labels(
-            extracted.label_columns(table),
-            settings,
-            joined.bound.label_sql,
-            extracted.survival,
-        )
+        labels = gather_labels(extracted, joined.bound, settings)
         classes = self.manifest.classes
         if unknown := [name for name in labels.classes if name not in classes]:
             names = ", ".join(map(repr, unknown[:10]))

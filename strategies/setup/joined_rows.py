@@ -27,7 +27,7 @@ from tp_flower.joins.mapping import (
     TableMapping,
     TableRows,
 )
-from tp_flower.objectives import Objective, OffsetObjective, Target
+from tp_flower.objectives import EVENT, Objective, OffsetObjective, Target
 from tp_flower.protocol.fields import MOST
 from tp_flower.protocol.packet import pack_bits
 from tp_flower.query import BoundQuery
@@ -252,6 +252,12 @@ class JoinedTables(SplitRows):
             entries["row-weight"] = weights
         if (offset := self.offset_entry()) is not None:
             entries["offset"] = offset
+        if (events := self.target.column(EVENT)) is not None:
+            parts = {"train": ~self.is_test, "held-out": self.is_test}
+            entries["events"] = {
+                name: int(np.count_nonzero(events[rows]))
+                for name, rows in parts.items()
+            }
         return entries
 
     def offset_entry(self) -> dict[str, object] | None:

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -56,25 +55,17 @@ def keep_classes_of(labels: Target, rows: BoolArray) -> Target:
     return replace(labels, columns=columns, classes=classes)
 
 
-NO_SURVIVAL: Final[Mapping[str, FloatArray]] = MappingProxyType({})
-
-
 def gather_labels(
-    columns: Sequence[tuple[Part, LabelColumn]],
-    settings: Settings,
-    sql: str,
-    survival: Mapping[str, FloatArray] = NO_SURVIVAL,
+    extracted: Extracted, bound: BoundQuery, settings: Settings
 ) -> Target:
-    """Combine the label columns of the label table's shards.
-
-    The query writes the label as ``sql``; if that is the time of an event, ``survival``
-    has what is beside it, by name.
-    """
-    if survival:
-        return read_survival([column for _, column in columns], survival, sql)
+    """Combine the label columns of the label table's shards."""
+    columns = extracted.label_columns(bound.label_table)
+    values = [column for _, column in columns]
+    if extracted.survival:
+        return read_survival(values, extracted.survival, bound.label_sql)
     if plan := label_plan(settings):
         return read_private_labels(columns, plan)
-    return read_labels([column for _, column in columns], settings, sql)
+    return read_labels(values, settings, bound.label_sql)
 
 
 def read_private_labels(
@@ -245,7 +236,7 @@ def task_line(labels: Target, settings: Settings) -> str:
     'classification, because the label has two values, 0 and 1; to train on the numbers set task = "regression"'
     """  # noqa: E501 - the line as it is printed
     if EVENT in labels.names:
-        return "times of events, because the query has AS time and AS event"
+        return "survival, by loss cox, because the query has AS time and AS event"
     if labels.classes and labels.kind == "number":
         values = " and ".join(labels.classes)
         reason = f"the label has two values, {values}"

@@ -125,6 +125,14 @@ class Objective(ABC):
     def measure(self, scores: FloatArray, value: float) -> dict[str, float]:
         """Return metrics besides the loss, whose ``value`` is known."""
 
+    def fit_response(self, scores: FloatArray) -> Response:
+        """Return the meaning of scores, with what those of a trained model add to it.
+
+        They are those of its rows, (N, d_c).
+        """
+        del scores
+        return self.response
+
     def gradient(self, scores: FloatArray) -> FloatArray:
         """Return d loss / d scores of every row (Eq. 4), without weights, (N, d_c)."""
         raise NotImplementedError

@@ -25,6 +25,8 @@ class Response(ABC):
         kind: the label's type, which a predicted class has: "number", "boolean" or
             "text".
         headline: the metric by which a model is compared with a constant.
+        reads_scores: whether the scores of the training rows add to it; see
+            :meth:`Objective.fit_response`.
     """
 
     loss: str
@@ -32,6 +34,7 @@ class Response(ABC):
     classes: tuple[str, ...] = ()
     kind: str = "number"
     headline: ClassVar[str]
+    reads_scores: ClassVar[bool] = False
 
     @abstractmethod
     def predict(self, scores: FloatArray) -> FloatArray:
@@ -40,6 +43,10 @@ class Response(ABC):
     def details(self, scores: FloatArray) -> Mapping[str, FloatArray]:
         """Return by name what predictions come with, (N,) each."""
         del scores
+        return {}
+
+    def report_entries(self) -> dict[str, object]:
+        """Return the report's entries on what training rows have added to it."""
         return {}
 
     @abstractmethod

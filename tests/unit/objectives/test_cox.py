@@ -19,7 +19,7 @@ from tp_flower.joins.rows import JoinedRows
 from tp_flower.methods.boost.boosting import Boosting
 from tp_flower.methods.cg.conjugate_gradients import Descent
 from tp_flower.objectives import Target, make_objective
-from tp_flower.objectives.survival.baseline import Baseline, baselines
+from tp_flower.objectives.survival import Baseline
 
 HAS = ("entry", "strata", "weights")
 R = tomllib.loads(Path(__file__).with_name("survival.toml").read_text())
@@ -243,7 +243,7 @@ def test_the_baseline_is_that_of_basehaz(name):
     rows, features = rows_of_r()
     expected = R[name]
     scores = (features @ expected["coefficients"])[:, None]
-    found = baselines(rows.objective(*R_COLUMNS[name]), scores)
+    found = rows.objective(*R_COLUMNS[name]).baselines(scores)
     times = np.array(expected["times"])
     hazards = np.array(expected["hazards"])
     for code, baseline in enumerate(found):

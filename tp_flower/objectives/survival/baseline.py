@@ -8,19 +8,15 @@ without ties it is Breslow's (Breslow 1972; Therneau and Grambsch 2000, "Modelin
 survival data", section 10.2).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
 
 from tp_flower.arrays import FloatArray
-from tp_flower.objectives.survival.cox import Cox
-from tp_flower.objectives.target import STRATA
 
 MOST_TIMES: Final = 300
 """Event times that are kept, of all strata: each has as many, and two at least."""
-QUARTILES: Final = (0.25, 0.5, 0.75)
 
 
 @dataclass(frozen=True)
@@ -67,32 +63,3 @@ class Baseline:
         chosen = np.minimum(chosen, len(self.times) - 1)
         times, hazards = (np.array(each)[chosen] for each in (self.times, self.hazards))
         return type(self)(tuple(times.tolist()), tuple(hazards.tolist()), self.stratum)
-
-
-def baselines(objective: Cox, scores: FloatArray) -> list[Baseline]:
-    """Return the baseline of each stratum with an event, from scores (N, 1)."""
-    sets = objective.risk_sets
-    hazards = np.exp(objective.log_hazards(objective.at_risk(scores)))
-    strata = objective.target.column(STRATA)
-    numbers = [None] if strata is None else np.unique(strata).tolist()
-    found = []
-    for code in np.unique(sets.strata).tolist():
-        rows = sets.strata == code
-        steps = np.cumsum(hazards[rows])
-        found.append(
-            Baseline(
-                tuple(sets.times[rows].tolist()), tuple(steps.tolist()), numbers[code]
-            )
-        )
-    most = max(MOST_TIMES // max(len(found), 1), 2)
-    return [baseline.thinned(most) for baseline in found]
-
-
-def event_quartiles(objective: Cox) -> Sequence[float]:
-    """Return the quartiles of the times of the rows with an event; none without any."""
-    survival = objective.survival
-    times = survival.time[survival.is_event]
-    if not len(times):
-        return ()
-    found = np.quantile(times, QUARTILES, method="inverted_cdf").tolist()
-    return tuple(dict.fromkeys(found))

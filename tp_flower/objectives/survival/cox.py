@@ -35,11 +35,14 @@ from tp_flower.arrays import FloatArray, mean
 from tp_flower.objectives.log_link import exponential
 from tp_flower.objectives.objective import TARGET, WEIGHTS, Objective
 from tp_flower.objectives.response import Response
+from tp_flower.objectives.survival.baseline import MOST_TIMES, Baseline
 from tp_flower.objectives.survival.concordance import Survival, concordance
 from tp_flower.objectives.survival.risk_sets import RiskSets
 from tp_flower.objectives.target import ENTRY, EVENT, STRATA, TIME, Target
 
 HAZARD_RATIO: Final = "hazard_ratio"
+SURVIVAL: Final = "survival"
+QUARTILES: Final = (0.25, 0.5, 0.75)
 LEAST_CURVATURE: Final = 1e-12
 
 
@@ -47,20 +50,51 @@ LEAST_CURVATURE: Final = 1e-12
 class SurvivalResponse(Response):
     """A logarithm of the hazard, relative to the baseline's.
 
-    >>> response = SurvivalResponse("cox")
-    >>> response.details(np.array([[0.0]]))["hazard_ratio"].tolist()
-    [1.0]
+    Attributes:
+        baselines: of each stratum, once a model is trained.
+        times: at which predictions have the probability of no event so far, where
+            there is one stratum.
+
+    >>> response = SurvivalResponse("cox", baselines=(Baseline((3.0,), (0.5,)),))
+    >>> details = replace(response, times=(4.0,)).details(np.array([[0.0]]))
+    >>> {name: values.round(4).tolist() for name, values in details.items()}
+    {'hazard_ratio': [1.0], 'survival.4': [0.6065]}
     """
 
     headline: ClassVar[str] = "loss"
+    reads_scores: ClassVar[bool] = True
+    baselines: tuple[Baseline, ...] = ()
+    times: tuple[float, ...] = ()
 
     def predict(self, scores: FloatArray) -> FloatArray:
         """Return the scores, which are logarithms of hazard ratios."""
         return scores[:, 0].copy()
 
     def details(self, scores: FloatArray) -> Mapping[str, FloatArray]:
-        """Return the hazard ratios."""
-        return {HAZARD_RATIO: exponential(scores[:, 0])}
+        """Return the hazard ratios, and the probabilities of no event by some times."""
+        details = {HAZARD_RATIO: exponential(scores[:, 0])}
+        if len(self.baselines) == 1 and self.baselines[0].stratum is None:
+            (baseline,) = self.baselines
+            details |= {
+                f"{SURVIVAL}.{time:g}": baseline.survival(scores[:, 0], time)
+                for time in self.times
+            }
+        return details
+
+    def report_entries(self) -> dict[str, object]:
+        """Return the survival of a score of 0 in each stratum, as `survival`."""
+        entries = []
+        for baseline in self.baselines:
+            hazards = np.array(baseline.hazards)
+            entry = {
+                "times": list(baseline.times),
+                "hazards": hazards.tolist(),
+                "survival": np.exp(-hazards).tolist(),
+            }
+            if baseline.stratum is not None:
+                entry = {"stratum": baseline.stratum, **entry}
+            entries.append(entry)
+        return {"survival": entries}
 
     def compare(self, *_: FloatArray | None) -> dict[str, object]:
         """Return {}: a time is not compared with a hazard."""
@@ -218,6 +252,33 @@ class Cox(Objective):
         sums = self.risk_sets.sums_of_deaths(1.0 / risk.left)
         hazards: FloatArray = np.log(self.mean_weights * sums) - risk.log_sum
         return hazards
+
+    def baselines(self, scores: FloatArray) -> list[Baseline]:
+        """Return the baseline of each stratum with an event, from scores (N, 1)."""
+        sets = self.risk_sets
+        hazards = np.exp(self.log_hazards(self.at_risk(scores)))
+        strata = self.target.column(STRATA)
+        numbers = [None] if strata is None else np.unique(strata).tolist()
+        found = []
+        for code in np.unique(sets.strata).tolist():
+            rows = sets.strata == code
+            times = tuple(sets.times[rows].tolist())
+            steps = tuple(np.cumsum(hazards[rows]).tolist())
+            found.append(Baseline(times, steps, numbers[code]))
+        most = max(MOST_TIMES // max(len(found), 1), 2)
+        return [baseline.thinned(most) for baseline in found]
+
+    def fit_response(self, scores: FloatArray) -> SurvivalResponse:
+        """Return the response with the baselines, and the quartiles of event times."""
+        survival = self.survival
+        quartiles = np.quantile(
+            survival.time[survival.is_event], QUARTILES, method="inverted_cdf"
+        )
+        return SurvivalResponse(
+            self.name,
+            baselines=tuple(self.baselines(scores)),
+            times=tuple(np.unique(quartiles).tolist()),
+        )
 
     def _expected(self, scores: FloatArray, risk: AtRisk) -> FloatArray:
         """Return how many events a row's hazard has had by its time, (N,).
