@@ -125,6 +125,11 @@ def read_report(folder: Path) -> dict[str, Any]:
             "the run's joined rows have weights (row-weight or AS weight); on the "
             "joined table every row would count once: there is nothing to compare"
         )
+    if report["chosen"].get("offset"):
+        raise CompareError(
+            "the run's scores have an offset, which the models of the joined table do "
+            "not take: there is nothing to compare"
+        )
     return report
 
 

@@ -423,8 +423,8 @@ def _check_offset(extracted: ExtractedShard, offset: FloatArray) -> None:
     """Refuse an offset that no score can have."""
     if count := int(np.count_nonzero(~np.isfinite(offset))):
         raise SiteError(
-            f"table {extracted.table}: the offset is NULL, NaN or infinite in {count} "
-            f"of {len(offset)} rows: leave them out, such as WHERE exposure > 0 for "
+            f"table {extracted.table}: the offset is NULL or NaN in {count} of "
+            f"{len(offset)} rows: leave them out, WHERE exposure > 0 for "
             "LN(exposure), or write COALESCE(..., 0) AS offset where NULL stands for "
             "none"
         )

@@ -17,6 +17,7 @@ numbers, predicted bytes are rounded)::
     joined-rows {train, test}, chosen {task}, loss
     row-weight  {column, entity, min, max, effective-rows, left-out}, null without
              weights: as in `chosen` of a report of training
+    offset   {column, min, max}, null without one: as there
     saving   {joined-rows, rows-held, joined-values, values-held}
     cost     {strategy, epochs, rounds: {set-up, epoch, run},
                bytes: {up, down} of an epoch that is not the last one,
@@ -313,6 +314,7 @@ class Explain(RoundStrategy):
             "chosen": method.run.chosen,
             "loss": joined.objective.name,
             "row-weight": joined.weighting.report_entry(train),
+            "offset": joined.offset_entry(),
             "saving": _saving(joined, columns),
             "cost": estimate.cost(self._forecasts, shows_bins=bool(exposure.bins))
             | self._beside(estimate),

@@ -91,6 +91,12 @@ def tables(report: blocks.Record) -> blocks.Blocks:
     yield blocks.tabulate(title, report.records("joins"), columns)
     if weights := report.at("row-weight"):
         yield blocks.Prose(" ".join(_weights(weights)))
+    if offset := report.at("offset"):
+        low, high = (console.format_value(offset.number(end)) for end in ("min", "max"))
+        yield blocks.Prose(
+            f"Scores of joined rows have the offset {offset.text('column')} added, "
+            f"from {low} to {high}."
+        )
     if saving := report.at("saving"):
         rows = report.at("joined-rows")
         joined = saving.amount("joined-values")

@@ -253,10 +253,10 @@ class JoinedTables(SplitRows):
         if (offset := self.offset_entry()) is not None:
             entries["offset"] = offset
         if (events := self.target.column(EVENT)) is not None:
-            parts = {"train": ~self.is_test, "held-out": self.is_test}
+            held_out = events[self.is_test]
             entries["events"] = {
-                name: int(np.count_nonzero(events[rows]))
-                for name, rows in parts.items()
+                "train": int(np.count_nonzero(events) - np.count_nonzero(held_out)),
+                "held-out": int(np.count_nonzero(held_out)),
             }
         return entries
 

@@ -27,7 +27,7 @@ from tp_flower.extraction.pairs import register_pairs
 from tp_flower.extraction.time_limit import TimeLimit
 from tp_flower.extraction.unit_rows import scan_drawn_rows
 from tp_flower.query.cutoffs import PAIRS
-from tp_flower.query.fragment import Fragment
+from tp_flower.query.fragment import Fragment, Role
 from tp_flower.sources.shards import Scan, ShardSource
 
 META_FILE: Final = "shard.json"
@@ -206,9 +206,12 @@ class _Writer:
 
     def _check_finite(self, piece: select_plan.TypedColumn, values: pa.Array) -> None:
         if np.isinf(values.to_numpy(zero_copy_only=False)).any():
+            example = ""
+            if piece is self._plan.by_role.get(Role.OFFSET):
+                example = ", such as WHERE exposure > 0 for LN(exposure)"
             raise SourceError(
                 f"{self._plan.source}: {piece.name!r} has infinite values: "
-                "filter them out or replace them in the query"
+                f"filter them out or replace them in the query{example}"
             )
 
 

@@ -11,6 +11,7 @@ import pytest
 from strategies import STRATEGIES
 from tests.support import federated, predicted
 from tests.support.examples.killed_servers import Killed, KilledGrid
+from tp_flower.errors import QueryError
 from tp_flower.objectives import Target, make_objective
 from tp_flower.query import Query
 
@@ -301,3 +302,30 @@ def test_a_run_that_goes_on_from_its_journal_has_the_offset(tmp_path):
     final = uninterrupted.report.final_train
     assert resumed.report.final_train == pytest.approx(final, rel=1e-12)
     assert resumed.chosen["offset"] == uninterrupted.chosen["offset"]
+
+
+def test_rows_to_predict_have_the_offset_of_the_model(tmp_path):
+    tables = frames(60)
+    how = {"loss": "poisson", "num_epochs": 1}
+    models = [
+        train(tables, query, "cg", tmp_path / str(number), **how)[1:]
+        for number, query in enumerate((sql(), sql(offset="")))
+    ]
+    beside, plain = models
+    exposure = r'LN\("exposure"\)'
+    missing = f"beside the offset {exposure}, and the query has none: select {exposure}"
+    other = f'beside the offset {exposure}, not "age": select {exposure} AS offset of p'
+    for query, says in ((sql(offset=""), missing), (sql(offset="p.age"), other)):
+        for use in (beside[0].table, beside[0].evaluate):
+            with pytest.raises(QueryError, match=says):
+                use(beside[1], query)
+    for use in (plain[0].table, plain[0].evaluate):
+        with pytest.raises(QueryError, match="trained without one: leave 'AS offset'"):
+            use(plain[1], sql())
+    # whatever the case of its name, and without the label
+    again = predicted.unlabelled(sql()).replace("AS offset", 'AS "Offset"')
+    expected = predictions(*beside)
+    assert predictions(*beside, again).equals(expected)
+    gone = {**tables, "policies": tables["policies"].drop(columns="exposure")}
+    with pytest.raises(QueryError, match="exposure"):
+        beside[0].table(on_sites(gone))

@@ -224,7 +224,8 @@ def test_models_by_name():
 def test_weights_in_the_clear_need_a_list_of_their_columns(tmp_path):
     rules = 'releases = { labels = "never", weights = "clear" }\n'
     with pytest.raises(
-        SourceError, match="list in 'weights' the columns that a weight may read"
+        SourceError,
+        match="list in 'weights' the columns that a weight or an offset may",
     ):
         strict(tmp_path, rules)
     assert strict(tmp_path, f'{rules}weights = ["w"]').weights == ("w",)
