@@ -6,11 +6,11 @@ With d deaths D at an event time t, and the rows R that are at risk then,
     loss = - sum_t [ sum_{i in D} w_i h_i
                      - w' sum_{l=0}^{d-1} log(sum_R w e^h - l/d sum_D w e^h) ]
 
-where w' is the mean weight of D (Efron 1977, "The efficiency of Cox's likelihood
-function for censored data", for ties; Therneau and Grambsch 2000, "Modeling survival
-data", sections 3.3 and 7.2, for weights). A row is at risk from its entry, exclusive,
-to its time, inclusive, in its own stratum. It is R's ``coxph(ties = "efron")``, and
-without ties also Breslow's and the exact likelihood.
+where w' is the mean weight of D, of weights whose mean is 1 (Efron 1977, "The
+efficiency of Cox's likelihood function for censored data", for ties; Therneau and
+Grambsch 2000, "Modeling survival data", sections 3.3 and 7.2, for weights). A row is at
+risk from its entry, exclusive, to its time, inclusive, in its own stratum. It is R's
+``coxph(ties = "efron")``, and without ties also Breslow's and the exact likelihood.
 
 It is not separable: who is at risk decides a row's derivatives. A row's own loss is its
 death's share of the sum,
@@ -195,19 +195,24 @@ class Cox(Objective):
         )
 
     @cached_property
-    def mean_weights(self) -> FloatArray:
-        """The mean weight of the deaths at each event time, w', (K,)."""
-        sets = self.risk_sets
+    def relative_weights(self) -> FloatArray:
+        """The weights over their mean, (N,): of them, log sums have no unit."""
         if self.weights is None:
-            return np.ones(len(sets.times))
-        means: FloatArray = sets.sums_of_deaths(self.weights[sets.deaths]) / sets.counts
+            return np.ones(len(self))
+        relative: FloatArray = self.weights / self.weights.mean()
+        return relative
+
+    @cached_property
+    def mean_weights(self) -> FloatArray:
+        """The mean relative weight of the deaths at each event time, w', (K,)."""
+        sets = self.risk_sets
+        sums = sets.sums_of_deaths(self.relative_weights[sets.deaths])
+        means: FloatArray = sums / sets.counts
         return means
 
     @cached_property
     def _log_weights(self) -> FloatArray:
-        if self.weights is None:
-            return np.zeros(len(self))
-        return np.log(self.weights)
+        return np.log(self.relative_weights)
 
     def on(self, vectors: Mapping[str, FloatArray]) -> Self:
         """Return the objective of other rows; of the same ones itself.
