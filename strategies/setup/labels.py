@@ -370,7 +370,7 @@ def objective_of(target: Target, loss: str, settings: Settings) -> Objective:
     """Return an objective, corrected for the labels' noise if that is asked for."""
     name = fitting_loss(target.classes, loss, target.names)
     if target.has_label and (why := family_named(name).refusal(target)):
-        raise QueryError(f"{why}: filter these rows in the query, or use another loss")
+        raise QueryError(why)
     is_corrected = settings.privacy.label_correction
     return make_objective(name, target, noise=target.noise if is_corrected else None)
 

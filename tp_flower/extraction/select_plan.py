@@ -440,13 +440,21 @@ def _as_value(piece: TypedColumn) -> TypedColumn:
     return piece
 
 
+_CAST: Final = "it must be a number: CAST it"
+_HOW: Final = {
+    Role.EVENT: "write a condition, such as status = 'died' AS event",
+    Role.STRATA: "number the texts, such as CASE clinic WHEN 'north' THEN 1 ELSE 2 END",
+}
+"""What to write in place of an expression that is no number."""
+
+
 def _as_number(source: ShardSource, role: Role, piece: TypedColumn) -> TypedColumn:
     """Return the column of a weight, say; refuse what is no number."""
     kinds = {"number"} if role in (Role.OFFSET, Role.ENTRY) else {"number", "boolean"}
     if piece.kind not in kinds:
         kind_text = drop_enum_values(piece.type)
         raise SourceError(
-            f"{source}: the {role} is of type {kind_text}; it must be a number: CAST it"
+            f"{source}: the {role} is of type {kind_text}; {_HOW.get(role, _CAST)}"
         )
     return piece
 

@@ -66,7 +66,10 @@ class LogLink(Objective):
         if least >= cls.least_label:
             return ""
         needed = "numbers above 0" if cls.least_label else "numbers of 0 and more"
-        return f"loss {cls.name!r} is for {needed}, and the label has {least:g}"
+        return (
+            f"loss {cls.name!r} is for {needed}, and the label has {least:g}: filter "
+            "these rows in the query, or use another loss"
+        )
 
     @property
     def growth(self) -> float:

@@ -495,7 +495,7 @@ def _problems_of_joint_loss(name: str, values: Settings) -> Iterator[str]:
         )
     if values.training_sample:
         yield (
-            f"training-sample: loss {name!r} compares each row with all that are at "
+            f"coreset-size: loss {name!r} compares each row with all that are at "
             "risk: leave it 0, or use another loss"
         )
 

@@ -143,7 +143,10 @@ class Cox(Objective):
         """Return which times or events nobody can have, or ""."""
         time, event = map(target.column_named, cls.label_names)
         if (least := float(time.min(initial=0.0))) < 0.0:
-            return f"a time is negative, {least:g}: count from where a row is observed"
+            return (
+                f"a time is negative, {least:g}: filter these rows in the query, or "
+                "count all times from an earlier moment"
+            )
         is_other = ~np.isin(event, (0.0, 1.0))
         if is_other.any():
             return (
@@ -154,8 +157,8 @@ class Cox(Objective):
         if entry is None or not (late := int(np.count_nonzero(entry >= time))):
             return ""
         return (
-            f"the entry is not before the time in {late} joined rows: nobody is at "
-            "risk in them"
+            f"the entry is not before the time in {late} joined rows, which are never "
+            "at risk: filter them in the query, WHERE entry < time"
         )
 
     def refusal_to_train(self) -> str:
