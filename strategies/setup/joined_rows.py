@@ -253,10 +253,9 @@ class JoinedTables(SplitRows):
         if (offset := self.offset_entry()) is not None:
             entries["offset"] = offset
         if (events := self.target.column(EVENT)) is not None:
-            held_out = events[self.is_test]
             entries["events"] = {
-                "train": int(np.count_nonzero(events) - np.count_nonzero(held_out)),
-                "held-out": int(np.count_nonzero(held_out)),
+                "train": int(np.count_nonzero(events[~self.is_test])),
+                "total": int(np.count_nonzero(events)),
             }
         return entries
 

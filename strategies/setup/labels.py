@@ -143,9 +143,10 @@ def check_numbers(bound: BoundQuery, settings: Settings) -> None:
 def _check_survival(bound: BoundQuery, settings: Settings) -> None:
     """Refuse times of events that the run cannot train by, or a label without them."""
     if not bound.names_event:
-        is_other = settings.loss == AUTO or not bound.label_sql
-        if not is_other and TIME in family_named(settings.loss).label_names:
-            raise QueryError(_wrong_columns(settings.loss, (LABEL,)))
+        # a clustering reads no loss
+        loss = settings.loss if bound.label_sql else AUTO
+        if loss != AUTO and TIME in family_named(loss).label_names:
+            raise QueryError(_wrong_columns(loss, (LABEL,)))
         return
     name = fitting_loss((), settings.loss, (TIME, EVENT))
     problems = list(problems_of_loss(name, settings))
