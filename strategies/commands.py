@@ -239,6 +239,7 @@ def model_view(manifest: Manifest) -> RenderableType:
         **({"starts from": manifest.start} if manifest.start else {}),
         "query": manifest.query,
         "label": f"{manifest.label} of {manifest.label_table}",
+        **({"offset": manifest.offset} if manifest.offset else {}),
         "loss": manifest.loss,
         "classes": ", ".join(manifest.classes) or "none",
         "base score": ", ".join(map(format_value, manifest.base_score)),

@@ -45,7 +45,7 @@ class Leak:
 
 
 def find_leaks(bound: BoundQuery) -> list[Leak]:
-    """Return the features that read the label's columns, and the joins on them.
+    """Return what reads the label's columns: features, the offset and joins.
 
     Features are those of any alias of the label's table: an aggregate over it has the
     label of every row in it. Without a label there are none.
@@ -66,7 +66,7 @@ def find_leaks(bound: BoundQuery) -> list[Leak]:
             if (fragment.name.lower(), read.column.lower()) not in of_label:
                 continue
             is_key = read.role is Role.KEY and fragment.table == bound.label_table
-            if is_key or read.role is Role.FEATURE:
+            if is_key or read.role in (Role.FEATURE, Role.OFFSET):
                 if is_key:
                     reader = _reader_of(bound, fragment.table, read.element)
                 else:
@@ -101,7 +101,7 @@ def query_warnings(query: Query, bound: BoundQuery, columns: Columns) -> Iterato
 
 
 def leak_warnings(bound: BoundQuery) -> Iterator[str]:
-    """Yield warnings of features that read the label's columns and of joins on them."""
+    """Yield warnings of what reads the label's columns, and of joins on them."""
     leaks = find_leaks(bound)
     for is_key in (False, True):
         chosen = [leak for leak in leaks if leak.is_key == is_key]

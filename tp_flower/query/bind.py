@@ -484,7 +484,14 @@ def _marked_values(
 def _check_label_table(
     values: Mapping[str, Local], sql: Mapping[str, str], label_table: str
 ) -> None:
-    """Refuse an offset, or an event beside a time, of another table than the label."""
+    """Refuse an offset, or an event beside a time, of another table than the label.
+
+    Nor may the offset be the label itself.
+    """
+    if parsing.OFFSET in values and values[parsing.OFFSET] == values.get(parsing.LABEL):
+        raise QueryError(
+            f"the offset {sql[parsing.OFFSET]} is the label itself: the label leaks"
+        )
     for name in (parsing.OFFSET, *parsing.SURVIVAL):
         if name not in values or values[name].table == label_table:
             continue

@@ -9,9 +9,11 @@ import pandas as pd
 import pytest
 
 from strategies import STRATEGIES
+from strategies.inference.manifest import write_manifest
 from tests.support import federated, predicted
 from tests.support.examples.killed_servers import Killed, KilledGrid
 from tp_flower.errors import QueryError
+from tp_flower.files import HOME_VARIABLE, home_folder
 from tp_flower.objectives import Target, make_objective
 from tp_flower.query import Query
 
@@ -329,3 +331,24 @@ def test_rows_to_predict_have_the_offset_of_the_model(tmp_path):
     gone = {**tables, "policies": tables["policies"].drop(columns="exposure")}
     with pytest.raises(QueryError, match="exposure"):
         beside[0].table(on_sites(gone))
+
+
+def test_boosting_goes_on_from_a_model_with_the_same_offset(tmp_path, monkeypatch):
+    pytest.importorskip("lightgbm")
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
+    tables = frames()
+    how = {"loss": "poisson", "num_epochs": 5, "effects": "none"}
+    how |= {"validation_fraction": 0.3, "test_fraction": 0.2}
+    first, model, _ = train(tables, sql(), "cg", tmp_path, **how)
+    write_manifest(home_folder(), model.manifest)
+    again = {**how, "boost_from": str(model.manifest.model), "num_epochs": 1}
+    with pytest.raises(QueryError, match="trained beside the offset"):
+        train(tables, sql(offset=""), "boost", tmp_path, **again)
+    # no tree has a split: what is left is the model to start from
+    again["min_rows_per_leaf"] = 10**6
+    second, trees, sites = train(tables, sql(), "boost", tmp_path, **again)
+    for name in ("final_train", "final_test"):
+        expected = pytest.approx(getattr(first.report, name), rel=1e-5)
+        assert getattr(second.report, name) == expected
+    ours, theirs = (predictions(each, sites)["score"] for each in (model, trees))
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)

@@ -2,24 +2,24 @@
 
 import json
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from client_apps.privacy.guard import check_fragment
+from strategies.setup.leaks import leak_warnings
 from tests.support import federated
 from tests.support.examples.explained import explain, printed
 from tests.support.examples.site_examples import check, fragment, policy_of, site_of
-from tests.support.files import case_table
+from tests.support.files import ROOT, case_table
 from tp_flower.errors import PolicyError, QueryError, SiteError, SourceError
 from tp_flower.query import Query, Unlabelled
 from tp_flower.query.fragment import Fragment
 from tp_flower.settings import PrivacySettings
 
 # an offset leaves by the rules of a weight
-CASES = case_table(Path(__file__).with_name("test_weight_queries.py"))
+CASES = case_table(ROOT / "tests/runs/training/test_weight_queries.py")
 SCHEMAS = {
     "o": {"k": "INTEGER", "y": "DOUBLE", "offset": "DOUBLE", "x": "DOUBLE"},
     "p": {"k": "INTEGER", "z": "DOUBLE"},
@@ -71,6 +71,7 @@ def test_which_item_is_the_offset(items, source, offset, features):
         ("p.z AS offset, o.x", "p.z belongs to table p, and the label to o"),
         ("o.x + p.z AS offset, o.x", "needs the values of 2 tables"),
         ("1 AS offset, o.x", "the offset 1 names no column"),
+        ("o.y AS offset, o.x", r"the offset o.y is the label itself: the label leaks"),
         ("SUM(o.x) AS offset, o.x", "SUM"),
         ("SUM(o.x) OVER (PARTITION BY o.k) AS offset, o.x", "OVER|window"),
         ("o.gone AS offset, o.x", "gone"),
@@ -79,6 +80,12 @@ def test_which_item_is_the_offset(items, source, offset, features):
 def test_what_is_no_offset(items, says):
     with pytest.raises(QueryError, match=says):
         Query.from_sql(f"SELECT o.y AS label, {items} {JOINED}").bind(SCHEMAS)
+
+
+def test_an_offset_made_of_the_label_is_warned_of():
+    query = f"SELECT o.y AS label, o.y * 2 AS offset, p.z {JOINED}"
+    (warning,) = leak_warnings(Query.from_sql(query).bind(SCHEMAS))
+    assert warning.startswith("the offset of o reads y, from which the label is made")
 
 
 def test_on_the_wire():
