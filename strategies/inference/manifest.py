@@ -121,6 +121,7 @@ class ModelBaseline(_Record, frozen=True, kw_only=True):
     times: Scores
     hazards: Scores
     stratum: Finite | None = None
+    is_thinned: bool = False
 
 
 class Manifest(_Record, frozen=True, kw_only=True):
@@ -227,7 +228,8 @@ class Manifest(_Record, frozen=True, kw_only=True):
         if not isinstance(response, SurvivalResponse):
             return response
         baselines = tuple(
-            Baseline(each.times, each.hazards, each.stratum) for each in self.baselines
+            Baseline(each.times, each.hazards, each.stratum, each.is_thinned)
+            for each in self.baselines
         )
         return replace(response, baselines=baselines, times=self.survival_times)
 

@@ -67,7 +67,10 @@ def _survival_fields(response: Response | None) -> dict[str, Any]:
     return {
         "baselines": tuple(
             manifest.ModelBaseline(
-                times=each.times, hazards=each.hazards, stratum=each.stratum
+                times=each.times,
+                hazards=each.hazards,
+                stratum=each.stratum,
+                is_thinned=each.is_thinned,
             )
             for each in response.baselines
         ),

@@ -2,7 +2,15 @@
 
 from tp_flower.objectives.survival.baseline import Baseline
 from tp_flower.objectives.survival.concordance import Survival, concordance
-from tp_flower.objectives.survival.cox import Cox, SurvivalResponse
+from tp_flower.objectives.survival.cox import HAZARD_RATIO, Cox, SurvivalResponse
 from tp_flower.objectives.survival.risk_sets import RiskSets
 
-__all__ = ["Baseline", "Cox", "RiskSets", "Survival", "SurvivalResponse", "concordance"]
+__all__ = [
+    "HAZARD_RATIO",
+    "Baseline",
+    "Cox",
+    "RiskSets",
+    "Survival",
+    "SurvivalResponse",
+    "concordance",
+]

@@ -8,7 +8,8 @@ without ties it is Breslow's (Breslow 1972; Therneau and Grambsch 2000, "Modelin
 survival data", section 10.2).
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 import numpy as np
@@ -27,6 +28,8 @@ class Baseline:
         times: when events were, which rise.
         hazards: of each time and all before it together.
         stratum: its number in the query; None where there are no strata.
+        is_thinned: whether other times than these had events, too: between two of them
+            the hazard rises evenly.
 
     >>> baseline = Baseline((1.0, 4.0), (0.5, 1.0))
     >>> baseline.survival(np.array([0.0]), 2.0).round(4).tolist()
@@ -36,12 +39,16 @@ class Baseline:
     times: tuple[float, ...]
     hazards: tuple[float, ...]
     stratum: float | None = None
+    is_thinned: bool = False
 
     def hazard(self, time: float) -> float:
-        """Return the cumulative hazard at a time, that of the last step up to it."""
-        return float(
-            np.append(0.0, self.hazards)[np.searchsorted(self.times, time, "right")]
-        )
+        """Return the cumulative hazard at a time."""
+        if self.is_thinned:
+            first = min(0.0, self.times[0])
+            rises = np.interp(time, [first, *self.times], [0.0, *self.hazards])
+            return float(rises)
+        steps = np.append(0.0, self.hazards)
+        return float(steps[np.searchsorted(self.times, time, side="right")])
 
     def survival(self, scores: FloatArray, time: float) -> FloatArray:
         """Return the probability of no event up to a time, by score (N,), (N,)."""
@@ -50,16 +57,23 @@ class Baseline:
         probability: FloatArray = np.exp(-self.hazard(time) * ratios)
         return probability
 
-    def thinned(self, most: int) -> Self:
-        """Return the baseline of so many times at most, the last one among them.
+    def thinned(self, most: int, kept: Sequence[float] = ()) -> Self:
+        """Return the baseline of so many times at most, beside those that are kept.
 
-        They are those at which the hazard passes equal shares of the whole: between two
-        of them it is too low by one share at most.
+        They are those at which the hazard passes equal shares of the whole, the last
+        time among them: in between it is off by one share at most.
         """
         if len(self.times) <= most:
             return self
         shares = np.linspace(0.0, self.hazards[-1], most + 1)[1:]
-        chosen = np.unique(np.searchsorted(self.hazards, shares))
-        chosen = np.minimum(chosen, len(self.times) - 1)
+        places = np.append(
+            np.searchsorted(self.hazards, shares), np.searchsorted(self.times, kept)
+        )
+        chosen = np.unique(np.minimum(places, len(self.times) - 1))
         times, hazards = (np.array(each)[chosen] for each in (self.times, self.hazards))
-        return type(self)(tuple(times.tolist()), tuple(hazards.tolist()), self.stratum)
+        return replace(
+            self,
+            times=tuple(times.tolist()),
+            hazards=tuple(hazards.tolist()),
+            is_thinned=True,
+        )

@@ -55,8 +55,9 @@ class SurvivalResponse(Response):
         times: at which predictions have the probability of no event so far, where
             there is one stratum.
 
-    >>> response = SurvivalResponse("cox", baselines=(Baseline((3.0,), (0.5,)),))
-    >>> details = replace(response, times=(4.0,)).details(np.array([[0.0]]))
+    >>> baselines = (Baseline((3.0,), (0.5,)),)
+    >>> response = SurvivalResponse("cox", baselines=baselines, times=(4.0,))
+    >>> details = response.details(np.array([[0.0]]))
     >>> {name: values.round(4).tolist() for name, values in details.items()}
     {'hazard_ratio': [1.0], 'survival.4': [0.6065]}
     """
@@ -274,18 +275,23 @@ class Cox(Objective):
             steps = tuple(np.cumsum(hazards[rows]).tolist())
             found.append(Baseline(times, steps, numbers[code]))
         most = max(MOST_TIMES // max(len(found), 1), 2)
-        return [baseline.thinned(most) for baseline in found]
+        return [baseline.thinned(most, self.event_quartiles) for baseline in found]
+
+    @property
+    def event_quartiles(self) -> tuple[float, ...]:
+        """The quartiles of the times of the rows with an event; none without any."""
+        times = self.survival.time[self.survival.is_event]
+        if not len(times):
+            return ()
+        quartiles = np.quantile(times, QUARTILES, method="inverted_cdf")
+        return tuple(np.unique(quartiles).tolist())
 
     def fit_response(self, scores: FloatArray) -> SurvivalResponse:
         """Return the response with the baselines, and the quartiles of event times."""
-        survival = self.survival
-        quartiles = np.quantile(
-            survival.time[survival.is_event], QUARTILES, method="inverted_cdf"
-        )
         return SurvivalResponse(
             self.name,
             baselines=tuple(self.baselines(scores)),
-            times=tuple(np.unique(quartiles).tolist()),
+            times=self.event_quartiles,
         )
 
     def _expected(self, scores: FloatArray, risk: AtRisk) -> FloatArray:
