@@ -10,6 +10,7 @@ import pytest
 
 from tests.support import federated, predicted
 from tests.support.reference import survival as slow
+from tp_flower.errors import SettingsError
 
 FROM = """FROM surgeries s JOIN patients p ON s.patient = p.id
 LEFT JOIN lab l ON l.patient = p.id"""
@@ -163,6 +164,41 @@ def test_predictions_have_the_survival_that_the_baseline_says(tmp_path):
     for name, time in zip(names, quartiles, strict=True):
         survival = np.exp(-expected[time] * rates)
         np.testing.assert_allclose(found[name], survival, rtol=1e-5)
+    # at other times it is that of the last one with an event
+    other = model.table(sites, survival_times=(0.5, 20.25)).to_pandas()
+    other = other.sort_values("row_key", ignore_index=True)
+    last = max(time for time in expected if time <= 20.25)
+    assert [name for name in other if name.startswith("survival.")] == [
+        "survival.0.5",
+        "survival.20.25",
+    ]
+    np.testing.assert_array_equal(other["survival.0.5"], 1.0)
+    survival = np.exp(-expected[last] * rates)
+    np.testing.assert_allclose(other["survival.20.25"], survival, rtol=1e-5)
+
+
+def test_survival_is_told_of_one_baseline_alone(tmp_path):
+    run, model, sites = train(frames(), sql("strata"), "cg", tmp_path, num_epochs=2)
+    assert [each["stratum"] for each in run.report.outcomes["survival"]] == [1, 2, 3]
+    assert not [name for name in scored(model, sites) if "survival" in name]
+    with pytest.raises(SettingsError, match="leave it empty"):
+        model.table(sites, survival_times=(30.0,))
+
+
+def test_the_baseline_is_that_of_the_best_epoch(tmp_path):
+    """Where rows validate, and a later epoch is the last."""
+    how = {"validation_fraction": 0.3, "num_epochs": 12, "patience": 2}
+    how |= {"min_rows_per_leaf": 2, "leaves": 31}
+    run, model, sites = train(frames(), sql(), "boost", tmp_path, **how)
+    assert run.chosen["best-epoch"] < len(run.losses)
+    problem = run.training_problem
+    best = problem.rows.whole("scores")
+    saved = scored(model, sites)["score"].to_numpy()
+    assert np.isin(best[:, 0].round(3), saved.round(3)).mean() > 0.9
+    expected = problem.objective.baselines(best)
+    assert [each.hazards for each in model.manifest.baselines] == [
+        each.hazards for each in expected
+    ]
 
 
 @pytest.mark.parametrize("strategy", ["cg", "boost", "gd"])

@@ -18,7 +18,7 @@ from tp_flower.joins.mapping import TableMapping, TableRows
 from tp_flower.joins.rows import JoinedRows
 from tp_flower.methods.boost.boosting import Boosting
 from tp_flower.methods.cg.conjugate_gradients import Descent
-from tp_flower.objectives import Target, make_objective
+from tp_flower.objectives import Target, make_objective, with_offset
 from tp_flower.objectives.survival import Baseline
 
 HAS = ("entry", "strata", "weights")
@@ -279,3 +279,19 @@ def test_a_thinned_baseline_is_off_by_a_share_at_most():
     gaps = [abs(whole.hazard(time) - thin.hazard(time)) for time in times]
     assert max(gaps) <= hazards[-1] / 40
     assert whole.thinned(1000) is whole
+
+
+def test_an_offset_is_added_to_the_scores_that_are_compared():
+    rows = drawn(6, HAS)
+    objective = rows.objective(*HAS)
+    rng = default_rng(16)
+    scores, offset = rng.normal(size=(2, len(rows.time), 1))
+    beside = with_offset(objective, offset[:, 0])
+    moved = scores + offset
+    assert not beside.is_separable
+    assert beside.metrics(scores) == pytest.approx(objective.metrics(moved))
+    assert_allclose(beside.gradient(scores), objective.gradient(moved))
+    assert_allclose(beside.tree_hessian(scores), objective.hessian(moved))
+    assert beside.fit_response(scores) == objective.fit_response(moved)
+    # the risk sets are those of all rows, whatever a kernel is given
+    assert beside.on(beside.vectors).without is beside.without

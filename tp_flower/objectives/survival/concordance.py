@@ -58,10 +58,8 @@ def concordance(
         times = np.unique(np.append(survival.time, survival.entry))
         limits = np.searchsorted(times, survival.time[comparison.events]) - 1
         sums -= comparison.sums_after(np.searchsorted(times, survival.entry), limits)
-    lower, up_to, every = sums @ comparison.weights[comparison.events]
-    if not every > 0.0:
-        return NAN
-    return float((lower + up_to) / (2.0 * every))
+    half, every = sums @ comparison.weights[comparison.events]
+    return float(half / every) if every > 0.0 else NAN
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,38 +68,39 @@ class _Comparison:
 
     Attributes:
         events: these rows, (Q,).
+        tied: which of them have the score of another row, as positions, (T,).
         stratum, ranks, weights: of all rows, (N,); ranks are those of the scores.
-        below: ranks up to which rows count: those of the events, the same with ties,
-            and all, (3 Q,).
     """
 
     events: IntArray
+    tied: IntArray
     stratum: IntArray
     ranks: IntArray
     weights: FloatArray
-    below: IntArray
 
     @classmethod
     def of(
         cls, scores: FloatArray, survival: Survival, weights: FloatArray | None
     ) -> Self:
         """Return the comparison of scores (N,)."""
-        distinct, ranks = np.unique(scores, return_inverse=True)
+        _, ranks, rows_of_rank = np.unique(
+            scores, return_inverse=True, return_counts=True
+        )
         events = np.flatnonzero(survival.is_event)
-        limits = ranks[events], ranks[events] + 1, np.full(len(events), len(distinct))
         rows = len(scores)
         return cls(
             events,
+            np.flatnonzero(rows_of_rank[ranks[events]] > 1),
             np.zeros(rows, np.int64) if survival.stratum is None else survival.stratum,
             ranks,
             np.ones(rows) if weights is None else weights,
-            np.concatenate(limits),
         )
 
     def sums_after(self, place: IntArray, limits: IntArray) -> FloatArray:
-        """Return the weight of the rows of each event's stratum placed after a limit.
+        """Return the weights of rows of each event's stratum that are after a limit.
 
-        Places are (N,), limits (Q,); by the three kinds of ranks, (3, Q).
+        Places are (N,), limits (Q,). Of each event there are two: the rows of a lower
+        score, with half of those of the same score, and all, (2, Q).
         """
         span = int(max(place.max(initial=0), limits.max(initial=0))) + 2
         keys = self.stratum * span + place
@@ -110,14 +109,16 @@ class _Comparison:
         start = np.searchsorted(keys[order], begins + limits, side="right")
         # a place may be -1
         stop = np.searchsorted(keys[order], begins + span - 1, side="left")
-        sums = rank_sums(
-            self.ranks[order],
-            self.weights[order],
-            np.tile(start, 3),
-            np.tile(stop, 3),
-            self.below,
+        ranks = self.ranks[order]
+        weights = self.weights[order]
+        below = self.ranks[self.events]
+        lower = rank_sums(ranks, weights, start, stop, below)
+        up_to = rank_sums(
+            ranks, weights, start[self.tied], stop[self.tied], below[self.tied] + 1
         )
-        return sums.reshape(3, -1)
+        lower[self.tied] = (lower[self.tied] + up_to) / 2.0
+        total = np.append(0.0, np.cumsum(weights))
+        return np.stack([lower, total[stop] - total[start]])
 
 
 def rank_sums(

@@ -67,6 +67,11 @@ class SurvivalResponse(Response):
     baselines: tuple[Baseline, ...] = ()
     times: tuple[float, ...] = ()
 
+    @property
+    def has_survival(self) -> bool:
+        """Whether one baseline is that of all rows."""
+        return [baseline.stratum for baseline in self.baselines] == [None]
+
     def predict(self, scores: FloatArray) -> FloatArray:
         """Return the scores, which are logarithms of hazard ratios."""
         return scores[:, 0].copy()
@@ -74,7 +79,7 @@ class SurvivalResponse(Response):
     def details(self, scores: FloatArray) -> Mapping[str, FloatArray]:
         """Return the hazard ratios, and the probabilities of no event by some times."""
         details = {HAZARD_RATIO: exponential(scores[:, 0])}
-        if len(self.baselines) == 1 and self.baselines[0].stratum is None:
+        if self.has_survival:
             (baseline,) = self.baselines
             details |= {
                 f"{SURVIVAL}.{time:g}": baseline.survival(scores[:, 0], time)
