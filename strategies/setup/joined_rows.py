@@ -252,12 +252,19 @@ class JoinedTables(SplitRows):
             entries["row-weight"] = weights
         if (offset := self.offset_entry()) is not None:
             entries["offset"] = offset
-        if (events := self.target.column(EVENT)) is not None:
-            entries["events"] = {
-                "train": int(np.count_nonzero(events[~self.is_test])),
-                "total": int(np.count_nonzero(events)),
-            }
+        if (events := self.events_entry()) is not None:
+            entries["events"] = events
         return entries
+
+    def events_entry(self) -> dict[str, int] | None:
+        """Return how many rows have an event; None where labels are no times of one."""
+        events = self.target.column(EVENT)
+        if events is None:
+            return None
+        return {
+            "train": int(np.count_nonzero(events[~self.is_test])),
+            "total": int(np.count_nonzero(events)),
+        }
 
     def offset_entry(self) -> dict[str, object] | None:
         """Return the report's entry on the training rows' offset; None without one."""

@@ -8,9 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from strategies.report_page.page import render
 from tests.support import federated, predicted
+from tests.support.page_reading import Page
 from tests.support.reference import survival as slow
 from tp_flower.errors import SettingsError
+from tp_flower.reports.records import report_dict
 
 FROM = """FROM surgeries s JOIN patients p ON s.patient = p.id
 LEFT JOIN lab l ON l.patient = p.id"""
@@ -223,3 +226,17 @@ def test_held_out_rows_are_compared_among_themselves(strategy, tmp_path):
     saved = np.sort(scored(model, sites)["score"])
     found = np.concatenate([problem.rows.whole("scores"), held_out])[:, 0]
     np.testing.assert_allclose(saved, np.sort(found), atol=1e-4)
+
+
+def test_the_page_of_a_run_shows_survival_and_concordance(tmp_path):
+    run, _, _ = train(frames(), sql("strata"), "cg", tmp_path, num_epochs=2)
+    page = Page(render(report_dict(run.report)))
+    assert "concordance" in page.text
+    figure = page.figures["Survival of a score of 0"]
+    for entry in run.report.outcomes["survival"]:
+        points = figure.points[f"stratum {entry['stratum']:g}"]
+        assert points[0] == (0.0, 1.0)
+        # in steps
+        assert points[1] == (entry["times"][0], 1.0)
+        assert points[2] == pytest.approx((entry["times"][0], entry["survival"][0]))
+        assert points[-1] == pytest.approx((entry["times"][-1], entry["survival"][-1]))

@@ -249,11 +249,14 @@ def test_a_site_refuses_an_event_that_would_tell_its_label(
 def test_explain_and_the_ledger_name_times_and_events():
     found = explain(SQL, SITES)
     assert found["loss"] == "cox"
+    online = int(federated.store()["orders"]["online"].sum())
+    assert 0 < found["events"]["train"] < found["events"]["total"] <= 3 * online
     carried = {each["carries"]: each for each in found["releases"]}
     (text,) = (text for text in carried if text.startswith("whether the label of each"))
     assert carried[text]["message"] == "query.extract"
     assert carried[text]["protection"] == "nothing"
     shown = " ".join(printed(found).split())
+    assert f"{found['events']['total']} joined rows have an event, " in shown
     assert "survival, by loss cox, because the query has AS time and AS event" in shown
     finished = federated.run_query(SQL, SITES, "cg", num_epochs=1, device="cpu")
     entries = json.dumps(finished.report.privacy["ledger"])
