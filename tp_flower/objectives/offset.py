@@ -35,9 +35,10 @@ def with_offset(objective: Objective, offset: FloatArray) -> Objective:
 
     >>> from tp_flower.objectives import Target
     >>> from tp_flower.objectives.log_link import Poisson
+    >>> from tp_flower.objectives.target import Target
     >>> counts = Poisson(Target.of([2.0, 2.0]))
-    >>> with_offset(counts, np.log([1.0, 3.0])).base_score.round(6).tolist()
-    [0.0]
+    >>> float(with_offset(counts, np.log([1.0, 3.0])).base_score[0].round(9)) + 0.0
+    0.0
 
     Raises:
         ValueError: its rows have no label, or more than one score.

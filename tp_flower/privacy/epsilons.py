@@ -53,8 +53,8 @@ NONE: Final = "none"
 _OTHERS: Final = "others"
 KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     FEATURES: (
-        *("statistics", "features", "ranks", "weights", "times", "metrics", "trees"),
-        "cutoffs",
+        *("statistics", "features", "ranks", "metrics", "trees", "cutoffs"),
+        *("weights", "offsets", "times"),
         *("sensitivities", "drawn-rows", "masked-sensitivities", "bins", "regions"),
         *(plan.SAMPLED_ROWS, plan.CENTRES, plan.SECOND_MOMENTS),
     ),
