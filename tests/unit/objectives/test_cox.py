@@ -20,6 +20,7 @@ from tp_flower.methods.boost.boosting import Boosting
 from tp_flower.methods.cg.conjugate_gradients import Descent
 from tp_flower.objectives import Target, make_objective, with_offset
 from tp_flower.objectives.survival import Baseline
+from tp_flower.objectives.survival.concordance import rank_sums
 
 HAS = ("entry", "strata", "weights")
 R = tomllib.loads(Path(__file__).with_name("survival.toml").read_text())
@@ -295,3 +296,20 @@ def test_an_offset_is_added_to_the_scores_that_are_compared():
     assert beside.fit_response(scores) == objective.fit_response(moved)
     # the risk sets are those of all rows, whatever a kernel is given
     assert beside.on(beside.vectors).without is beside.without
+
+
+@pytest.mark.parametrize("largest", [1, 6, 7, 8, 40])
+def test_rank_sums_are_those_of_a_loop(largest):
+    rng = default_rng(largest)
+    ranks = rng.integers(0, largest + 1, 60)
+    weights = rng.uniform(size=60)
+    start, stop = np.sort(rng.integers(0, 61, (2, 90)), axis=0)
+    # none of the ranks asked for may be as high as those there are
+    for most in (largest // 2, largest + 1):
+        below = rng.integers(0, most + 1, 90)
+        found = rank_sums(ranks, weights, start, stop, below)
+        expected = [
+            weights[a:b][ranks[a:b] < limit].sum()
+            for a, b, limit in zip(start, stop, below, strict=True)
+        ]
+        assert_allclose(found, expected, atol=1e-12)

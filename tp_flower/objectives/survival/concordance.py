@@ -139,7 +139,7 @@ def rank_sums(
     [2.0]
     """
     total = np.zeros(len(below))
-    bits = int(below.max(initial=0)).bit_length()
+    bits = int(max(ranks.max(initial=0), below.max(initial=0))).bit_length()
     for bit in reversed(range(bits)):
         is_one = (ranks >> bit) & 1 == 1
         zeros = np.append(0, np.cumsum(~is_one))
