@@ -100,6 +100,17 @@ def compare(report: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, bool]
     return row, judge(report, settings, best)
 
 
+NO_COMPARISON = {
+    "row-weight": "the run's joined rows have weights (row-weight or AS weight); on "
+    "the joined table every row would count once",
+    "events": "the label is the time of an event, which the models of the joined table "
+    "do not take",
+    "offset": "the run's scores have an offset, which the models of the joined table "
+    "do not take",
+}
+"""What a report's choices have that no model of the joined table takes, and why."""
+
+
 def read_report(folder: Path) -> dict[str, Any]:
     """Return a folder's report.json; CompareError where there is nothing to compare."""
     path = folder / REPORT_FILE
@@ -120,16 +131,9 @@ def read_report(folder: Path) -> dict[str, Any]:
             f"the run is of {settings.split_name}, which the server drew from the rows "
             "that it joined: run with sample = 1 and another test-split to compare"
         )
-    if report["chosen"].get("row-weight"):
-        raise CompareError(
-            "the run's joined rows have weights (row-weight or AS weight); on the "
-            "joined table every row would count once: there is nothing to compare"
-        )
-    if report["chosen"].get("offset"):
-        raise CompareError(
-            "the run's scores have an offset, which the models of the joined table do "
-            "not take: there is nothing to compare"
-        )
+    for key, reason in NO_COMPARISON.items():
+        if report["chosen"].get(key):
+            raise CompareError(f"{reason}: there is nothing to compare")
     return report
 
 

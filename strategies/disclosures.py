@@ -82,6 +82,7 @@ class Exposure:
         keys: where the sites take the key of the hashes from.
         weight: table and expression of the joined rows' weight; "" without one.
         has_offset: whether rows of the label's table have an offset.
+        has_event: whether their label is the time of an event.
         split_groups: the columns whose values are held out; "" without any.
         split_times: the order or the values of a column by which rows are held out.
         has_batches: whether sites are told the rows of batches.
@@ -110,6 +111,7 @@ class Exposure:
     weight: str = ""
     is_weighted: bool = False
     has_offset: bool = False
+    has_event: bool = False
     sealed_cutoffs: Collection[str] = ()
     has_label: bool = True
     has_batches: bool = False
@@ -183,6 +185,7 @@ def exposure_of(
         is_masked=settings.privacy.scores == MASKED and bool(bound.joins),
         has_outer=bool(bound.outer),
         has_offset=bool(bound.offset_sql),
+        has_event=bound.names_event,
         split_groups=columns if split_kind == GROUP else "",
         split_times=f"{ordered} {columns}" if split_kind == TIME else "",
         **details,

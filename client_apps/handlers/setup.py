@@ -40,7 +40,7 @@ from tp_flower.protocol import setup_messages
 from tp_flower.protocol.codec import parse
 from tp_flower.protocol.text_readings import AS_TEXT, TextReading
 from tp_flower.query import Fragment
-from tp_flower.query.fragment import Role, spell
+from tp_flower.query.fragment import SURVIVAL, Role, spell
 from tp_flower.query.lateral_tables import pair_names
 from tp_flower.query.parsing import EVERY_COLUMN
 from tp_flower.sources.csv_shards import text_columns
@@ -165,7 +165,7 @@ def _extract_part(
         label_values=values,
         row_hashes=_row_hashes(site, number, body, extracted),
         **split,
-        **_numbers(site, number, fragment, extracted),
+        **_numbers(site, number, body, extracted),
     )
 
 
@@ -390,14 +390,17 @@ def _check_readings(
 
 
 def _numbers(
-    site: Site, number: int, fragment: Fragment, extracted: ExtractedShard
+    site: Site,
+    number: int,
+    body: setup_messages.ExtractPart,
+    extracted: ExtractedShard,
 ) -> dict[str, Any]:
-    """Note and return the weight and the offset of each row, where the query has one.
+    """Note and return the numbers of each row that the query has: its weight, say.
 
-    A weight may be missing, which the server finds; an offset may not.
+    An offset may not be missing; others may, which the server finds.
     """
     numbers: dict[str, Any] = {}
-    for role in fragment.numbers:
+    for role in site.fragment(number).numbers:
         values = extracted.number(role)
         if values is None:
             raise SiteError(
@@ -405,7 +408,13 @@ def _numbers(
             )
         if role is Role.OFFSET:
             _check_offset(extracted, values)
-        note(site, number, ledger_entries.NUMBERS[role])
+        if role in SURVIVAL and body.local_label is not None:
+            raise SiteError(
+                f"table {extracted.table}: the {role} would leave, and its label stays"
+            )
+        # those of survival times leave with the label, as its entry says
+        if role not in SURVIVAL:
+            note(site, number, ledger_entries.NUMBERS[role])
         numbers[role] = values
     return numbers
 

@@ -18,11 +18,11 @@ from tp_flower.learning.models.local_model import ModelSpec, count_parameters
 from tp_flower.privacy.mechanisms import GIVEN_FILTERS, GIVEN_KEYS, Budget
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query.expressions import parse_expression
-from tp_flower.query.fragment import NUMBERS, Fragment, Role
+from tp_flower.query.fragment import NUMBERS, SURVIVAL, Fragment, Role
 from tp_flower.query.lateral_tables import check_no_cutoffs, pair_names
 from tp_flower.query.reads import Read, reads, reads_by_conditions, reads_of_pairs
 from tp_flower.sources.derived.accounts import share_rows, source_id
-from tp_flower.sources.policy import MODELS, SCORES, WEIGHTS
+from tp_flower.sources.policy import LABELS, MODELS, SCORES, WEIGHTS
 from tp_flower.sources.shards import ShardSchema, ShardSource
 from tp_flower.terms.cutoffs import SealedPairs
 from tp_flower.terms.fragment_text import fragment_text, text_digest
@@ -52,8 +52,10 @@ def visible_schema(site: Site, source: ShardSource) -> ShardSchema:
 
 def check_fragment(site: Site, source: ShardSource, fragment: Fragment) -> None:
     """Refuse a fragment that reads forbidden columns, before reading any row."""
-    if fragment.numbers:
+    if fragment.numbers.keys() - SURVIVAL:
         source.policy.check_release(WEIGHTS, is_private=False)
+    if fragment.numbers.keys() & SURVIVAL:
+        source.policy.check_release(LABELS, is_private=False)
     if not source.policy.is_about_columns:
         return
     visible_schema(site, source)
@@ -156,6 +158,11 @@ def check_noisy_label(site: Site, number: int, numbers: Iterable[int]) -> None:
     The scores would tell the label, whatever noise it has.
     """
     fragment = site.fragment(number)
+    if fragment.event is not None:
+        raise SiteError(
+            f"table {fragment.table}: its label is the time of an event, for which "
+            "there is no noise"
+        )
     columns = _label_columns(fragment)
     read_values = _reads_of_values(site, number, numbers, columns)
     for read in (*read_values, *_reads_at_cutoffs(site, number, numbers, columns)):

@@ -37,6 +37,7 @@ from tp_flower.privacy.label_mechanisms import LabelPlan
 from tp_flower.privacy.mechanisms import PureDp, Release
 from tp_flower.protocol.messages import Action
 from tp_flower.query import Fragment
+from tp_flower.query.fragment import SURVIVAL
 from tp_flower.randomness import NoiseSource
 from tp_flower.sources.policy import LABELS
 
@@ -93,6 +94,8 @@ def _release(site: Site, number: int, plan: LabelPlan | None) -> Release:
         mechanism = PureDp(plan.epsilon, source.policy.rows_per_unit)
     if plan is None:
         scope = "the labels leave in the clear"
+        if beside := site.fragment(number).numbers.keys() & SURVIVAL:
+            scope += f": the times, and of each the {' and the '.join(sorted(beside))}"
     elif isinstance(plan.noise, ClassNoise):
         noise = plan.noise
         scope = (

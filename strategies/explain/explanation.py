@@ -18,6 +18,7 @@ numbers, predicted bytes are rounded)::
     row-weight  {column, entity, min, max, effective-rows, left-out}, null without
              weights: as in `chosen` of a report of training
     offset   {column, min, max}, null without one: as there
+    events   {train, total}: rows with an event, null where labels are no times of one
     saving   {joined-rows, rows-held, joined-values, values-held}
     cost     {strategy, epochs, rounds: {set-up, epoch, run},
                bytes: {up, down} of an epoch that is not the last one,
@@ -315,6 +316,7 @@ class Explain(RoundStrategy):
             "loss": joined.objective.name,
             "row-weight": joined.weighting.report_entry(train),
             "offset": joined.offset_entry(),
+            "events": joined.events_entry(),
             "saving": _saving(joined, columns),
             "cost": estimate.cost(self._forecasts, shows_bins=bool(exposure.bins))
             | self._beside(estimate),

@@ -41,6 +41,7 @@ from tp_flower.model_names import (
     versions_in,
 )
 from tp_flower.objectives import Response, family_of, response_of
+from tp_flower.objectives.survival import Baseline, SurvivalResponse
 from tp_flower.protocol.fields import Document, Finite
 from tp_flower.protocol.setup_messages import EncodedColumns
 from tp_flower.protocol.text_readings import ISO, TextReading
@@ -114,6 +115,15 @@ class ModelTable(_Record, frozen=True, kw_only=True):
     bin_columns: Count = 0
 
 
+class ModelBaseline(_Record, frozen=True, kw_only=True):
+    """The cumulative hazard of a score of 0 in a stratum; see ``Baseline``."""
+
+    times: Scores
+    hazards: Scores
+    stratum: Finite | None = None
+    is_thinned: bool = False
+
+
 class Manifest(_Record, frozen=True, kw_only=True):
     """A trained model, as the server keeps it.
 
@@ -124,7 +134,8 @@ class Manifest(_Record, frozen=True, kw_only=True):
     rows, "" for nothing; the models of all tables but the ``divided`` one read
     its regions, if there is one. ``trees`` are those of the bins of
     tables, as LightGBM writes them; "" for none; the tables' scores count by
-    ``tables_share``.
+    ``tables_share``. Of times of events there are the ``baselines`` of the strata, and
+    the times at which predictions say the probability of no event so far.
     """
 
     name: str
@@ -151,6 +162,8 @@ class Manifest(_Record, frozen=True, kw_only=True):
     tested: str = ""
     trees: str = ""
     tables_share: Finite = 1.0
+    baselines: tuple[ModelBaseline, ...] = ()
+    survival_times: tuple[Finite, ...] = ()
     versions: dict[str, str]
 
     def __post_init__(self) -> None:
@@ -211,7 +224,14 @@ class Manifest(_Record, frozen=True, kw_only=True):
     @property
     def response(self) -> Response:
         """The meaning of the model's scores."""
-        return response_of(self.loss, self.classes, self.label_kind)
+        response = response_of(self.loss, self.classes, self.label_kind)
+        if not isinstance(response, SurvivalResponse):
+            return response
+        baselines = tuple(
+            Baseline(each.times, each.hazards, each.stratum, each.is_thinned)
+            for each in self.baselines
+        )
+        return replace(response, baselines=baselines, times=self.survival_times)
 
     @property
     def readings(self) -> dict[ColumnName, TextReading]:

@@ -35,10 +35,12 @@ from tp_flower.heads import Contribution
 from tp_flower.keyed_hash import hex_texts
 from tp_flower.objectives import (
     Objective,
+    Response,
     Target,
     make_objective,
     no_better,
 )
+from tp_flower.objectives.survival import SurvivalResponse
 from tp_flower.protocol.fields import Document
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
@@ -230,6 +232,7 @@ class Predict(ModelStrategy):
     ) -> Generator[Requests, Replies, Joined]:
         """Score the joined rows, and name them."""
         _check_row_key(self.settings)
+        response = self._response()
         joined = yield from join_rows(
             bound, columns, missing, self.settings, self.inventory
         )
@@ -243,10 +246,21 @@ class Predict(ModelStrategy):
         hashes = joined.extracted.row_hashes
         if hashes is not None:
             names = hex_texts(hashes[scored.rows])
-        self.predictions = prediction_files.prediction_table(
-            names, scored, self.manifest.response
-        )
+        self.predictions = prediction_files.prediction_table(names, scored, response)
         return joined
+
+    def _response(self) -> Response:
+        """Return the meaning of the scores, at the times that the run asks for."""
+        response = self.manifest.response
+        times = self.settings.survival_times
+        if not times:
+            return response
+        if not (isinstance(response, SurvivalResponse) and response.has_survival):
+            raise SettingsError(
+                "survival-times: the model has no baseline without strata to tell "
+                "survival by: leave it empty"
+            )
+        return replace(response, times=times)
 
 
 def _check_row_key(settings: Settings) -> None:
@@ -336,9 +350,7 @@ class Evaluate(ModelStrategy):
         if not self.has_label:
             rows = extracted.table_rows[table]
             return Target.without_label(rows, self.manifest.classes)
-        labels = gather_labels(
-            extracted.label_columns(table), settings, joined.bound.label_sql
-        )
+        labels = gather_labels(extracted, joined.bound, settings)
         classes = self.manifest.classes
         if unknown := [name for name in labels.classes if name not in classes]:
             names = ", ".join(map(repr, unknown[:10]))

@@ -11,6 +11,7 @@ from tp_flower.reports.console import format_value, value_format
 
 METRIC_NAMES = {
     "auc": "AUC",
+    "concordance": "concordance",
     "deviance": "deviance",
     "pinball": "pinball loss",
     "rmse": "RMSE",
@@ -21,12 +22,14 @@ METRIC_NAMES = {
     "d2": "D²",
     "coverage": "share of labels up to the score",
     "log_loss": "log loss",
+    "log_likelihood": "log partial likelihood",
     "loss": "loss",
 }
 """The metrics' names for people, the most telling first."""
 
 KINDS = {
     ("loss", "squared"): " (1/2 squared error)",
+    ("loss", "cox"): " (negative log partial likelihood, over the rows)",
     ("auc", "softmax"): " (macro, one class against all)",
 }
 """The kind of a metric, to stand behind its name, by the loss."""

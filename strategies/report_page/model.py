@@ -1,20 +1,69 @@
-"""The model: the methods' sections, and the tables' contributions."""
+"""The model: the methods' sections, survival, and the tables' contributions."""
+
+from itertools import pairwise
 
 from strategies import registry
-from strategies.report_page.plots import bar_figure
+from strategies.report_page.plots import (
+    Axis,
+    Point,
+    Series,
+    axis_from_zero,
+    bar_figure,
+    line_figure,
+)
 from tp_flower.reports import blocks, console
 
 MOST_BARS = 20
+MOST_STRATA = 6  # whose curves can be told apart
+TIME = Axis("time", axis_from_zero, "{:,.6g}".format)
+SURVIVAL = Axis("probability of no event so far", axis_from_zero, "{:.3f}".format)
 
 
 def model(report: blocks.Record) -> blocks.Blocks:
     """Yield the methods' sections, and the tables' contributions."""
     for page in registry.pages():
         yield from page(report)
+    yield _survival(report.records("survival"))
     yield _shares(report)
     coefficients = report.at("coefficients")
     for alias, title in blocks.table_titles(report, coefficients.content).items():
         yield _coefficients(title, coefficients.records(alias))
+
+
+def _survival(strata: list[blocks.Record]) -> blocks.Block | None:
+    """Return the survival of a score of 0 in the first strata, as steps over time."""
+    note = ""
+    if len(strata) > MOST_STRATA:
+        note = f"The first {MOST_STRATA} of {len(strata)} strata."
+    return line_figure(
+        "Survival of a score of 0",
+        TIME,
+        SURVIVAL,
+        [
+            Series(_stratum(each), points)
+            for each in strata[:MOST_STRATA]
+            if (points := _steps(each.items("times"), each.items("survival")))
+        ],
+        note,
+    )
+
+
+def _stratum(entry: blocks.Record) -> str:
+    number = entry.number("stratum")
+    return "" if number is None else f"stratum {number:g}"
+
+
+def _steps(times: list[float], survival: list[float]) -> list[Point]:
+    """Return the corners of a curve that falls at each time, from 1 at 0.
+
+    >>> _steps([2.0], [0.5])
+    [(0.0, 1.0), (2.0, 1.0), (2.0, 0.5)]
+    """
+    corners = [(0.0, 1.0), *zip(times, survival, strict=False)]
+    steps = [
+        ((at, before), (at, after)) for (_, before), (at, after) in pairwise(corners)
+    ]
+    return [corners[0], *(point for step in steps for point in step)]
 
 
 def _shares(report: blocks.Record) -> blocks.Block | None:

@@ -89,14 +89,7 @@ def tables(report: blocks.Record) -> blocks.Blocks:
     ]
     title = "Join keys (rows whose key the other table lacks; of them NULL)"
     yield blocks.tabulate(title, report.records("joins"), columns)
-    if weights := report.at("row-weight"):
-        yield blocks.Prose(" ".join(_weights(weights)))
-    if offset := report.at("offset"):
-        low, high = (console.format_value(offset.number(end)) for end in ("min", "max"))
-        yield blocks.Prose(
-            f"Scores of joined rows have the offset {offset.text('column')} added, "
-            f"from {low} to {high}."
-        )
+    yield from _numbers_of_rows(report)
     if saving := report.at("saving"):
         rows = report.at("joined-rows")
         joined = saving.amount("joined-values")
@@ -112,6 +105,23 @@ def tables(report: blocks.Record) -> blocks.Blocks:
         yield blocks.Prose(
             f"{saving.count('joined-values')} values in the joined table, which is "
             f"never built{times} the {saving.count('values-held')} held."
+        )
+
+
+def _numbers_of_rows(report: blocks.Record) -> blocks.Blocks:
+    """Yield the weights, the offset and the events of joined rows."""
+    if weights := report.at("row-weight"):
+        yield blocks.Prose(" ".join(_weights(weights)))
+    if offset := report.at("offset"):
+        low, high = (console.format_value(offset.number(end)) for end in ("min", "max"))
+        yield blocks.Prose(
+            f"Scores of joined rows have the offset {offset.text('column')} added, "
+            f"from {low} to {high}."
+        )
+    if events := report.at("events"):
+        yield blocks.Prose(
+            f"{events.count('total')} joined rows have an event, "
+            f"{events.count('train')} of them to train on."
         )
 
 

@@ -21,6 +21,9 @@ _REFUSED = {
     Role.LABEL: "rows without a label cannot be trained on",
     Role.WEIGHT: "rows without a weight cannot be trained on",
     Role.OFFSET: "rows without an offset cannot be trained on",
+    Role.EVENT: "rows without an event cannot be trained on",
+    Role.ENTRY: "rows without an entry cannot be trained on",
+    Role.STRATA: "rows without a stratum cannot be trained on",
     Role.KEY: "none of its rows would match, or be named, by it",
 }
 

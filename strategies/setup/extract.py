@@ -20,7 +20,11 @@ from strategies.run.replies import array_of, read_key, read_label
 from strategies.run.sites import Inventory
 from strategies.setup.absent_columns import check_absent, describe_absent, missing_types
 from strategies.setup.columns import Columns
-from strategies.setup.row_weights import query_offsets, query_weights
+from strategies.setup.row_weights import (
+    query_offsets,
+    query_survival,
+    query_weights,
+)
 from tp_flower.arrays import FloatArray
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import QueryError, ReplyError, SchemaError, SettingsError
@@ -34,7 +38,7 @@ from tp_flower.protocol.cutoff_messages import CutoffsRequest, SealedPart
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.proposal import FILE, Proposal, ProposedJoin, ProposedPart
 from tp_flower.query import BoundQuery, Fragment
-from tp_flower.query.fragment import Role, spell
+from tp_flower.query.fragment import SURVIVAL, Role, spell
 from tp_flower.query.reads import reads
 from tp_flower.reports.records import write_whole
 from tp_flower.settings import Settings
@@ -52,8 +56,9 @@ class Extracted:
     counts, after the filters, by part; keys by (table, key number). ``weights`` are
     those of the rows of the weight's table, ``offsets`` those of the label's,
     ``row_hashes`` keyed hashes (n, 2) of the label table's row keys; None if the query
-    or the run has none. ``public_keys`` are
-    those of the run, by node; ``columns`` say how text files are read, ``filters`` by
+    or the run has none. ``survival`` are the columns beside labels that are times of
+    events, by name; none beside others. ``public_keys`` are those of the run, by node;
+     ``columns`` say how text files are read, ``filters`` by
     table which conditions have removed rows of it. The ``proposal`` is what the sites
     have agreed to. ``absent`` are sentences about the columns that some shards lack.
     """
@@ -63,6 +68,7 @@ class Extracted:
     keys: dict[tuple[str, int], list[KeyColumn]]
     weights: FloatArray | None
     offsets: FloatArray | None
+    survival: Mapping[str, FloatArray]
     row_hashes: HashArray | None
     public_keys: Mapping[int, str]
     columns: Columns
@@ -138,7 +144,7 @@ def extract(
         p.number: replies.body(p, setup_messages.ExtractedPart).rows for p in fragments
     }
     _check_filled(bound, parts, rows)
-    weights, offsets = _numbers(bound, parts, replies, rows)
+    weights, offsets, survival = _numbers(bound, parts, replies, rows)
     row_hashes = None
     if (
         bodies
@@ -156,6 +162,7 @@ def extract(
         keys=_keys(bound, parts, replies, rows),
         weights=weights,
         offsets=offsets,
+        survival=survival,
         row_hashes=row_hashes,
         public_keys={int(node): key for node, key in request.public_keys.items()},
         columns=columns,
@@ -290,8 +297,11 @@ def _numbers(
     parts: Mapping[str, Sequence[Part]],
     replies: Replies,
     rows: Mapping[int, int],
-) -> tuple[FloatArray | None, FloatArray | None]:
-    """Return the weights and the offsets of rows; None where the query has none."""
+) -> tuple[FloatArray | None, FloatArray | None, dict[str, FloatArray]]:
+    """Return the weights and the offsets of rows, and what is beside times of events.
+
+    Weights and offsets are None where the query has none.
+    """
 
     def of_table(table: str, role: Role) -> dict[Part, FloatArray]:
         return {
@@ -309,7 +319,12 @@ def _numbers(
         offsets = query_offsets(
             of_table(bound.label_table, Role.OFFSET), bound.offset_sql
         )
-    return weights, offsets
+    survival = {
+        str(role): query_survival(of_table(bound.label_table, role), role, sql)
+        for role, sql in bound.fragments_of(bound.label_table)[0].numbers.items()
+        if role in SURVIVAL
+    }
+    return weights, offsets, survival
 
 
 def relay_secrets(

@@ -27,7 +27,7 @@ from tp_flower.joins.mapping import (
     TableMapping,
     TableRows,
 )
-from tp_flower.objectives import Objective, OffsetObjective, Target
+from tp_flower.objectives import EVENT, Objective, OffsetObjective, Target
 from tp_flower.protocol.fields import MOST
 from tp_flower.protocol.packet import pack_bits
 from tp_flower.query import BoundQuery
@@ -252,7 +252,19 @@ class JoinedTables(SplitRows):
             entries["row-weight"] = weights
         if (offset := self.offset_entry()) is not None:
             entries["offset"] = offset
+        if (events := self.events_entry()) is not None:
+            entries["events"] = events
         return entries
+
+    def events_entry(self) -> dict[str, int] | None:
+        """Return how many rows have an event; None where labels are no times of one."""
+        events = self.target.column(EVENT)
+        if events is None:
+            return None
+        return {
+            "train": int(np.count_nonzero(events[~self.is_test])),
+            "total": int(np.count_nonzero(events)),
+        }
 
     def offset_entry(self) -> dict[str, object] | None:
         """Return the report's entry on the training rows' offset; None without one."""

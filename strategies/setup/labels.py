@@ -1,7 +1,7 @@
 """Labels of the sites: numbers or classes, and the loss that trains on them."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -10,12 +10,16 @@ import numpy as np
 from strategies.run.exchange import Part
 from strategies.run.replies import refuse
 from strategies.setup.extract import Extracted
+from strategies.setup.row_weights import check_offset
 from tp_flower.arrays import BoolArray, FloatArray, count_values
-from tp_flower.errors import QueryError
+from tp_flower.errors import QueryError, SettingsError
 from tp_flower.extraction.extracted import LabelColumn, check_no_null
 from tp_flower.objectives import (
+    EVENT,
+    LABEL,
     LARGEST_LABEL,
     MAX_CLASSES,
+    TIME,
     Objective,
     Target,
     family_named,
@@ -26,9 +30,11 @@ from tp_flower.objectives import (
 )
 from tp_flower.privacy.label_mechanisms import LabelPlan
 from tp_flower.protocol.setup_messages import ExtractedPart, LabelFacts
+from tp_flower.query import BoundQuery
 from tp_flower.settings import Settings
 from tp_flower.settings.declare import AUTO
 from tp_flower.settings.run import CLASSIFICATION, REGRESSION
+from tp_flower.settings.settings import problems_of_loss
 from tp_flower.terms.extraction import label_plan, needs_numbers
 
 CLASS_KINDS: Final = frozenset({"boolean", "text"})
@@ -50,15 +56,16 @@ def keep_classes_of(labels: Target, rows: BoolArray) -> Target:
 
 
 def gather_labels(
-    columns: Sequence[tuple[Part, LabelColumn]], settings: Settings, sql: str
+    extracted: Extracted, bound: BoundQuery, settings: Settings
 ) -> Target:
-    """Combine the label columns of the label table's shards.
-
-    The query writes the label as ``sql``.
-    """
+    """Combine the label columns of the label table's shards."""
+    columns = extracted.label_columns(bound.label_table)
+    values = [column for _, column in columns]
+    if extracted.survival:
+        return read_survival(values, extracted.survival, bound.label_sql)
     if plan := label_plan(settings):
         return read_private_labels(columns, plan)
-    return read_labels([column for _, column in columns], settings, sql)
+    return read_labels(values, settings, bound.label_sql)
 
 
 def read_private_labels(
@@ -95,13 +102,58 @@ def read_labels(columns: Sequence[LabelColumn], settings: Settings, sql: str) ->
     check_kind(kind, settings.task)
     if is_classes:
         return _classes(columns, values, kind)
+    _check_size(values)
+    return Target.of(values)
+
+
+def _check_size(values: FloatArray, name: str = LABEL) -> None:
+    """Refuse labels that float32 has no room for."""
     largest = float(np.abs(values).max(initial=0.0))
     if largest > LARGEST_LABEL:
         raise QueryError(
-            f"the label reaches {largest:.3g}, beyond {LARGEST_LABEL:g}: divide it in "
+            f"the {name} reaches {largest:.3g}, beyond {LARGEST_LABEL:g}: divide it in "
             "the query"
         )
-    return Target.of(values)
+
+
+def read_survival(
+    columns: Sequence[LabelColumn], survival: Mapping[str, FloatArray], sql: str
+) -> Target:
+    """Concatenate the shards' times of events, beside what else rows have of them."""
+    check_no_null(columns, sql, TIME)
+    kinds = {column.kind for column in columns}
+    if kinds - {"number"}:
+        raise QueryError(
+            f"the time is of type {', '.join(sorted(kinds))}: write a number, such as "
+            "DATE_DIFF('day', t.first, t.last) AS time"
+        )
+    values = np.concatenate([column.values for column in columns])
+    _check_size(values, TIME)
+    return Target(
+        np.column_stack([values, *survival.values()]), names=(TIME, *survival)
+    )
+
+
+def check_numbers(bound: BoundQuery, settings: Settings) -> None:
+    """Refuse numbers of rows, besides the label, that the run cannot train by."""
+    check_offset(bound, settings)
+    _check_survival(bound, settings)
+
+
+def _check_survival(bound: BoundQuery, settings: Settings) -> None:
+    """Refuse times of events that the run cannot train by, or a label without them."""
+    if not bound.names_event:
+        # a clustering reads no loss
+        loss = settings.loss if bound.label_sql else AUTO
+        if loss != AUTO and TIME in family_named(loss).label_names:
+            raise QueryError(_wrong_columns(loss, (LABEL,)))
+        return
+    name = fitting_loss((), settings.loss, (TIME, EVENT))
+    problems = list(problems_of_loss(name, settings))
+    if settings.task == CLASSIFICATION:
+        problems.append(f"task: {CLASSIFICATION!r} is for classes, not for AS time")
+    if problems:
+        raise SettingsError("; ".join(problems))
 
 
 class LabelClasses(NamedTuple):
@@ -184,6 +236,8 @@ def task_line(labels: Target, settings: Settings) -> str:
     >>> task_line(Target.of(np.array([1.0, 0.0]), ("0", "1")), Settings())
     'classification, because the label has two values, 0 and 1; to train on the numbers set task = "regression"'
     """  # noqa: E501 - the line as it is printed
+    if EVENT in labels.names:
+        return "survival, by loss cox, because the query has AS time and AS event"
     if labels.classes and labels.kind == "number":
         values = " and ".join(labels.classes)
         reason = f"the label has two values, {values}"
@@ -270,6 +324,20 @@ def _classes(columns: Sequence[LabelColumn], values: FloatArray, kind: str) -> T
     return Target.of(codes, classes, kind)
 
 
+def _wrong_columns(loss: str, names: Sequence[str]) -> str:
+    """Return why a loss does not fit a label of columns with other names."""
+    if TIME in names:
+        return (
+            f"loss {loss!r} does not fit times of events: use cox, or write the value "
+            "to predict AS label, without AS time and AS event"
+        )
+    return (
+        f"loss {loss!r} needs two columns of the label's table: write when a row has "
+        "its event, or is last seen, AS time, and whether it has one AS event, in "
+        "place of AS label"
+    )
+
+
 def number_name(value: float) -> str:
     """Return the name of a class that is a number, which no other number has.
 
@@ -293,21 +361,17 @@ def choose_objective(
             "all joined rows are held out for testing: lower test-fraction "
             f"({settings.test_fraction:g}) or add rows"
         )
-    values = np.unique(trained.numbers)
-    if len(values) < 2:
-        name = target.classes[int(values[0])] if target.classes else f"{values[0]:g}"
-        raise QueryError(
-            f"the label is constant in the {len(trained)} joined training rows "
-            f"({'one class' if target.classes else 'one value'}: {name})"
-        )
-    return objective_of(target, settings.loss, settings)
+    objective = objective_of(target, settings.loss, settings)
+    if why := objective.select(is_trained).refusal_to_train():
+        raise QueryError(why)
+    return objective
 
 
 def objective_of(target: Target, loss: str, settings: Settings) -> Objective:
     """Return an objective, corrected for the labels' noise if that is asked for."""
-    name = fitting_loss(target.classes, loss)
-    if target.has_label and (why := family_named(name).refusal(target.numbers)):
-        raise QueryError(f"{why}: filter these rows in the query, or use another loss")
+    name = fitting_loss(target.classes, loss, target.names)
+    if target.has_label and (why := family_named(name).refusal(target)):
+        raise QueryError(why)
     is_corrected = settings.privacy.label_correction
     return make_objective(name, target, noise=target.noise if is_corrected else None)
 
@@ -325,11 +389,18 @@ def beside_offset(objective: Objective, offset: FloatArray | None) -> Objective:
     return with_offset(objective, offset)
 
 
-def fitting_loss(classes: Sequence[str], loss: str) -> str:
-    """Return the loss of labels in the clear; for "auto" the first that fits them."""
+def fitting_loss(
+    classes: Sequence[str], loss: str, names: Sequence[str] = (LABEL,)
+) -> str:
+    """Return the loss of labels in the clear; for "auto" the first that fits them.
+
+    The label's columns have ``names``.
+    """
     count = len(classes)
-    losses = fitting_families(count)
-    if loss != AUTO and count not in family_named(loss).class_counts:
+    losses = fitting_families(count, names)
+    if loss != AUTO and family_named(loss).name.split("(")[0] not in losses:
+        if TIME in (names[0], family_named(loss).label_names[0]):
+            raise QueryError(_wrong_columns(loss, names))
         label = "of numbers"
         if count:
             label = f"with {count} classes"

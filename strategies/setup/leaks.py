@@ -17,7 +17,7 @@ from tp_flower.arrays import FloatArray
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.extraction.select_plan import kind_of
 from tp_flower.heads import Contribution
-from tp_flower.objectives import Target
+from tp_flower.objectives import EVENT, Target
 from tp_flower.query import BoundQuery, Fragment, Query
 from tp_flower.query.cutoffs import CUTOFF
 from tp_flower.query.fragment import Role
@@ -25,7 +25,7 @@ from tp_flower.query.lateral_tables import correlation_of
 from tp_flower.query.reads import reads
 
 PERFECT: Final = 0.9999  # R2 or AUC of held-out rows
-METRICS: Final = {"r2": "R²", "auc": "AUC"}
+METRICS: Final = {"r2": "R²", "auc": "AUC", "concordance": "concordance"}
 LEAST_ROWS, LEAST_CLASS_ROWS = 3, 10  # fewer may be told apart by chance
 MOST_NAMES: Final = 5
 _CONDITIONS: Final = frozenset((Role.FILTER, Role.GROUP, Role.KEY))
@@ -54,7 +54,7 @@ def find_leaks(bound: BoundQuery) -> list[Leak]:
         (fragment.name.lower(), read.column.lower())
         for fragment in bound.fragments_of(bound.label_table)
         for read in reads(fragment)
-        if read.role is Role.LABEL
+        if read.role in (Role.LABEL, Role.EVENT)
     }
     columns_of: dict[tuple[str, str, bool], dict[str, None]] = {}
     for fragment in bound.fragments:
@@ -137,10 +137,12 @@ def nearly_perfect(metrics: Mapping[str, float], target: Target) -> str:
     >>> nearly_perfect({"r2": 0.99995}, Target.of(np.arange(5.0)))
     'R² 0.99995'
     """
-    if target.classes:
+    if (events := target.column(EVENT)) is not None:
+        is_enough = int(np.count_nonzero(events)) >= LEAST_CLASS_ROWS
+    elif target.classes:
         rows = np.sort(target.class_counts)
         # any classes but one could be told apart by chance
-        is_enough = rows[-2] >= LEAST_CLASS_ROWS
+        is_enough = bool(rows[-2] >= LEAST_CLASS_ROWS)
     else:
         is_enough = len(target) >= LEAST_ROWS
     for metric, name in METRICS.items():

@@ -279,6 +279,10 @@ class PreparedRun(ABC):
     def joined_rows(self) -> tuple[int, int]:
         """Training rows and held-out rows."""
 
+    def fit_response(self) -> Response:
+        """Return the meaning of scores, with what those of the saved model add."""
+        return self.response
+
     def table_reports(self) -> list[TableReport]:
         """Return the report's record of every table, in the order of the query."""
         return [
@@ -340,7 +344,11 @@ class TrainingProblem(PreparedRun):
     @cached_property
     def rows(self) -> JoinedRows:
         """The training rows, with the objective's vectors and those of the method."""
-        return JoinedRows(self.train, self.objective.vectors)
+        return JoinedRows(
+            self.train,
+            self.objective.vectors,
+            is_one_part=not self.objective.is_separable,
+        )
 
     @cached_property
     def held_out_rows(self) -> JoinedRows | None:
@@ -416,6 +424,12 @@ class TrainingProblem(PreparedRun):
             name: score_steps(table_sums, inverse[name], kappa)
             for name, table_sums in sums.items()
         }
+
+    def fit_response(self) -> Response:
+        """Return the meaning of scores, by those of the training rows if it asks."""
+        if not self.response.reads_scores:
+            return self.response
+        return self.objective.fit_response(self.rows.whole(SCORES))
 
     def train_metrics(self, total: float | None = None) -> dict[str, float]:
         """Return the metrics of the training rows' scores.

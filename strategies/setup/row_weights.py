@@ -19,6 +19,7 @@ from strategies.setup.problem import Weighting
 from strategies.setup.splitting import table_named
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import QueryError, SettingsError
+from tp_flower.extraction.extracted import LabelColumn, check_no_null
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.objectives import LARGEST_LABEL
 from tp_flower.query import BoundQuery
@@ -117,6 +118,18 @@ def query_offsets(parts: Mapping[Part, FloatArray], sql: str) -> FloatArray:
                 f"the offset {sql} reaches {largest:.3g}, beyond {LARGEST_LABEL:g}: "
                 "divide it in the query"
             )
+    return np.concatenate(list(parts.values()))
+
+
+def query_survival(
+    parts: Mapping[Part, FloatArray], role: Role, sql: str
+) -> FloatArray:
+    """Return a number of rows beside times of events, (n,), from the shards'.
+
+    The label's table writes it as ``sql``.
+    """
+    columns = [LabelColumn("number", values) for values in parts.values()]
+    check_no_null(columns, sql, role)
     return np.concatenate(list(parts.values()))
 
 

@@ -37,6 +37,7 @@ from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import JoinedTables, Layouts, encoder_choices, lay_out
 from strategies.setup.labels import (
     beside_offset,
+    check_numbers,
     choose_objective,
     gather_labels,
     keep_classes_of,
@@ -52,7 +53,6 @@ from strategies.setup.leaks import (
 from strategies.setup.masking import check_masks
 from strategies.setup.problem import TrainedTable, TrainingProblem
 from strategies.setup.row_weights import (
-    check_offset,
     declared_weighting,
     drop_weightless,
     row_weights,
@@ -185,8 +185,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
 
     def read_labels(self, extracted: Extracted, bound: BoundQuery) -> Target:
         """Return the labels of the label table."""
-        columns = extracted.label_columns(bound.label_table)
-        return gather_labels(columns, self.settings, bound.label_sql)
+        return gather_labels(extracted, bound, self.settings)
 
     def choose_objective(self, target: Target, is_trained: BoolArray) -> Objective:
         """Return the objective of the joined rows, some of which are trained on."""
@@ -377,9 +376,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
     def mark_best(self) -> None:
         """Keep the scores of the best epoch, if it may be refined at the server."""
         problem = self.run.training_problem
-        if isinstance(problem, TrainingProblem) and (
-            self._has_keys or problem.exposure.bins
-        ):
+        if isinstance(problem, TrainingProblem) and self._reads_best(problem):
             mark_scores(problem)
 
     def collect(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
@@ -413,7 +410,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         """Fit trees of bins, then effects and factors of keys, to what is left."""
         self._grow_trees(problem)
         warn_of_keys(self.run, self.keys, self.factor_keys)
-        if not self._has_keys or math.isinf(self.run.best.loss):
+        if not self._reads_best(problem) or math.isinf(self.run.best.loss):
             return
         restore_scores(problem)
         refined = refine_by_keys(self.run, problem, self.keys, self.factor_keys)
@@ -425,10 +422,10 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         self.last_parts = refined.parts(problem, share)
         self._measure_refined(problem)
 
-    @property
-    def _has_keys(self) -> bool:
-        """Whether keys of tables may get effects or factors."""
-        return bool(self.keys or self.factor_keys)
+    def _reads_best(self, problem: TrainingProblem) -> bool:
+        """Whether the server reads the best epoch's scores once training has ended."""
+        has_keys = bool(self.keys or self.factor_keys)
+        return has_keys or bool(problem.exposure.bins) or problem.response.reads_scores
 
     def score_start(self, _: JoinedTables) -> Generator[Requests, Replies, None]:
         """Learn the scores that training starts from; they are constant."""
@@ -556,7 +553,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         """Return the query over the sites' columns, and warn of misleading parts."""
         bound, columns = bind_columns(self.bind, inventory)
         check_aliases(bound, self.settings)
-        check_offset(bound, self.settings)
+        check_numbers(bound, self.settings)
         self.run.warn(*query_warnings(self.run.query, bound, columns))
         return bound, columns
 

@@ -1,6 +1,7 @@
 """The manifest of the model that a run has trained."""
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from tp_flower.heads import Contribution
 from tp_flower.learning.joint_trees import SHARE
 from tp_flower.learning.models.local_model import NUMPY_KINDS
 from tp_flower.model_names import software
+from tp_flower.objectives import Response
+from tp_flower.objectives.survival import SurvivalResponse
 from tp_flower.query import BoundQuery
 
 
@@ -50,10 +53,29 @@ def make_manifest(strategy: TrainingStrategy) -> manifest.Manifest:
         tested=strategy.tested_digest,
         trees=joint.trees.text if joint else "",
         tables_share=SHARE if joint else 1.0,
+        **_survival_fields(strategy.response),
         versions=software(
             has_torch=not {table.kind for table in tables} <= NUMPY_KINDS.keys()
         ),
     )
+
+
+def _survival_fields(response: Response | None) -> dict[str, Any]:
+    """Return the manifest's fields on times of events; none of other labels."""
+    if not isinstance(response, SurvivalResponse):
+        return {}
+    return {
+        "baselines": tuple(
+            manifest.ModelBaseline(
+                times=each.times,
+                hazards=each.hazards,
+                stratum=each.stratum,
+                is_thinned=each.is_thinned,
+            )
+            for each in response.baselines
+        ),
+        "survival_times": response.times,
+    }
 
 
 def _model_tables(

@@ -31,6 +31,7 @@ from strategies.training.trend import (
 )
 from tp_flower.errors import DivergedError, SettingsError
 from tp_flower.model_names import ModelVersion, make_version
+from tp_flower.objectives import Response
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.query import BoundQuery, Query
 from tp_flower.reports.records import RunReport
@@ -67,6 +68,7 @@ class TrainingStrategy(RoundStrategy):
     final = EpochResult(0, {}, {})  # of the epoch whose model is saved
     # of the epoch of lowest loss on the test rows
     lowest_test = EpochResult(0, {}, {})
+    response: Response | None = None  # of the saved model, once it is trained
     _copied = EpochResult(0, {}, {})  # of the epoch whose model the sites have copied
 
     def __init__(
@@ -188,6 +190,9 @@ class TrainingStrategy(RoundStrategy):
         if self.is_cut_short:
             self._end_cut_short()
         self.method.refine(problem)
+        # otherwise the scores are not those of the model that is saved
+        if not (self.is_cut_short and self.lowest.epoch):
+            self.response = problem.fit_response()
 
     def _end_cut_short(self) -> None:
         """Warn of the end of training by an error; its best model so far is saved."""
@@ -314,6 +319,11 @@ class TrainingStrategy(RoundStrategy):
         return ArrayRecord({"base-score": Array(problem.base_score)})
 
     @property
+    def _response_entries(self) -> Mapping[str, object]:
+        """The report's entries on what training rows add to the meaning of scores."""
+        return {} if self.response is None else self.response.report_entries()
+
+    @property
     def report(self) -> RunReport:
         """The record of the run so far."""
         problem = self.training_problem
@@ -340,7 +350,7 @@ class TrainingStrategy(RoundStrategy):
                 for table, contribution in self.outcome.contributions.items()
             },
             coefficients=self.outcome.coefficients_entry(problem),
-            outcomes=self.outcome.comparison,
+            outcomes={**self.outcome.comparison, **self._response_entries},
             privacy={
                 **privacy_report(
                     disclosures(problem.exposure),

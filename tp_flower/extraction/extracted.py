@@ -69,8 +69,8 @@ class ShardContents(msgspec.Struct, frozen=True, kw_only=True):
 
     ``starts`` has the row at which each batch starts, and n; ``pushed`` describes the
     filters that the database applied. The name and the width of ``units`` are what the
-    rows count per and how many of a unit there may be. ``weight`` and ``offset`` are
-    columns.
+    rows count per and how many of a unit there may be. ``weight``, ``offset``,
+    ``event``, ``entry`` and ``strata`` are columns.
     """
 
     table: str
@@ -85,6 +85,9 @@ class ShardContents(msgspec.Struct, frozen=True, kw_only=True):
     units: StoredColumn | None = None
     weight: str | None = None
     offset: str | None = None
+    event: str | None = None
+    entry: str | None = None
+    strata: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,29 +152,36 @@ class ExtractedKey:
 
 
 def check_no_null(
-    columns: Sequence["LabelColumn"], sql: str, *, are_private: bool = False
+    columns: Sequence["LabelColumn"],
+    sql: str,
+    name: str = "label",
+    *,
+    are_private: bool = False,
 ) -> None:
     """Refuse labels that are NULL; ``sql`` is the label as the query writes it.
 
-    Of private labels nothing is told but how many are NULL.
+    Of private labels nothing is told but how many are NULL; ``name`` is what the query
+    calls them.
     """
     missing = sum(int(np.isnan(column.values).sum()) for column in columns)
     if not missing:
         return
     kinds = {column.kind for column in columns}
     value = {"text": "'none'", "boolean": "false"}.get(next(iter(kinds), ""), "0")
-    filled = f"write COALESCE({sql}, {value}) AS label"
+    filled = f"write COALESCE({sql}, {value}) AS {name}"
     distinct = set[float | str]().union(*(column.present for column in columns))
     if len(distinct) < 2 and not are_private:
         # without these rows nothing could be learned
         advice = (
-            f"the others have one label at most; if NULL stands for another, {filled}"
+            f"the others have one {name} at most; if NULL stands for another, {filled}"
         )
     else:
         condition = sql if re.fullmatch(r"[\w.\"]+", sql) else f"({sql})"
         left_out = f"leave them out, WHERE {condition} IS NOT NULL"
-        advice = f"{left_out}, or if NULL stands for a label, {filled}"
-    raise QueryError(f"the label is NULL in {missing} rows: {advice}")
+        advice = f"{left_out}, or if NULL stands for a value, {filled}"
+        if name == "label":
+            advice = f"{left_out}, or if NULL stands for a label, {filled}"
+    raise QueryError(f"the {name} is NULL in {missing} rows: {advice}")
 
 
 @dataclass(frozen=True, eq=False)

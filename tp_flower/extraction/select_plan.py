@@ -255,7 +255,7 @@ class Plan:
     """All expressions of a fragment, and the SELECT of them over a relation.
 
     There is at most one label; ``by_role`` are the fragment's numbers of rows: its
-    weight and its offset, where it has them. ``composites`` are the parts of each key
+    weight, say, where it has one. ``composites`` are the parts of each key
     and, under ``GROUPS``, the expressions that a sub-query groups by; under ``UNIT``
     the unit of privacy.
     """
@@ -270,7 +270,7 @@ class Plan:
 
     @property
     def values(self) -> tuple[TypedColumn, ...]:
-        """Features, label, weight and offset."""
+        """Features, label and numbers of rows."""
         return (*self.features, *self.label, *self.by_role.values())
 
     @property
@@ -280,7 +280,7 @@ class Plan:
 
     @property
     def numbers(self) -> tuple[TypedColumn, ...]:
-        """Features, label, weight and offset that are neither texts nor vectors."""
+        """Features, label and numbers of rows that are neither texts nor vectors."""
         return self._values_of("number", "boolean", "time")
 
     @property
@@ -345,7 +345,7 @@ class Plan:
 
 
 def _value(piece: TypedColumn) -> str:
-    """Return a feature, label, weight or offset as the inner SELECT yields it."""
+    """Return a feature, label or number as the inner SELECT yields it."""
     if piece.kind == "vector":
         return as_vector(piece)
     if piece.kind == "text":
@@ -440,13 +440,21 @@ def _as_value(piece: TypedColumn) -> TypedColumn:
     return piece
 
 
+_CAST: Final = "it must be a number: CAST it"
+_HOW: Final = {
+    Role.EVENT: "write a condition, such as status = 'died' AS event",
+    Role.STRATA: "number the texts, such as CASE clinic WHEN 'north' THEN 1 ELSE 2 END",
+}
+"""What to write in place of an expression that is no number."""
+
+
 def _as_number(source: ShardSource, role: Role, piece: TypedColumn) -> TypedColumn:
-    """Return the column of a weight or an offset; refuse what is no number."""
-    kinds = {"number", "boolean"} if role is Role.WEIGHT else {"number"}
+    """Return the column of a weight, say; refuse what is no number."""
+    kinds = {"number"} if role in (Role.OFFSET, Role.ENTRY) else {"number", "boolean"}
     if piece.kind not in kinds:
         kind_text = drop_enum_values(piece.type)
         raise SourceError(
-            f"{source}: the {role} is of type {kind_text}; it must be a number: CAST it"
+            f"{source}: the {role} is of type {kind_text}; {_HOW.get(role, _CAST)}"
         )
     return piece
 

@@ -10,15 +10,17 @@ calls it for all joined rows, stores the vectors, and combines the partial resul
 
 Rows are computed in parts whose edges depend on their number alone, and partial results
 are combined in the order of the parts, so that any number of threads gives the same
-bits. How vectors are stored, and where a part is computed, is known here alone.
+bits. Where the derivatives of a row depend on others, a kernel is called once, with all
+rows: they are one part. How vectors are stored, and where a part is computed, is known
+here alone.
 
 Notation:
     N    ``rows``            n_i  ``sizes[table]``
-    B    ``BLOCK_ROWS``, the joined rows of a call of a kernel, or fewer
+    B    ``BLOCK_ROWS``, the joined rows of a call of a kernel, or fewer; or N
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any, Final, Literal
 
@@ -57,10 +59,12 @@ class JoinedRows:
     Attributes:
         mapping: which rows of the tables are behind each of them.
         vectors: by name, (N, ..): nobody else reads or writes them.
+        is_one_part: whether kernels are called with all rows at once.
     """
 
     mapping: TableMapping
     vectors: dict[str, AnyArray] = field(default_factory=dict)
+    is_one_part: bool = False
 
     @property
     def rows(self) -> int:
@@ -95,11 +99,11 @@ class JoinedRows:
     def select(self, mask: npt.NDArray[np.bool_]) -> "JoinedRows":
         """Return the joined rows that a mask (N,) marks, with their vectors."""
         vectors = {name: values[mask] for name, values in self.vectors.items()}
-        return JoinedRows(self.mapping.select(mask), vectors)
+        return replace(self, mapping=self.mapping.select(mask), vectors=vectors)
 
     def over(self, mapping: TableMapping) -> "JoinedRows":
         """Return the same joined rows over other rows of tables, with their vectors."""
-        return JoinedRows(mapping, dict(self.vectors))
+        return replace(self, mapping=mapping, vectors=dict(self.vectors))
 
     def run(
         self,
@@ -125,11 +129,14 @@ class JoinedRows:
         expand = _Expansion(self.mapping, local, by_table=by_table)
         outputs = _Outputs(self.vectors, self.rows)
         join = COMBINE[combine]
-        parts = list(blocks(self.rows, PART_ROWS)) or [slice(0, 0)]
+        part_rows, block_rows = PART_ROWS, BLOCK_ROWS
+        if self.is_one_part:
+            part_rows = block_rows = max(self.rows, 1)
+        parts = list(blocks(self.rows, part_rows)) or [slice(0, 0)]
 
         def compute(part: slice) -> FloatArray:
             partial: list[FloatArray] = []
-            for block in blocks_of(part, BLOCK_ROWS) if self.rows else [part]:
+            for block in blocks_of(part, block_rows) if self.rows else [part]:
                 vectors = {name: v[block] for name, v in self.vectors.items()}
                 values, result = kernel(vectors, expand(block))
                 outputs.write(block, values)

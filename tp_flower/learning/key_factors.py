@@ -102,6 +102,7 @@ class KeyFactors:
         self._rows = JoinedRows(
             TableMapping({_PAIRS: pairs.rows}),
             {**objective.vectors, _SCORES: rows.whole(_SCORES)},
+            rows.is_one_part,
         )
         self._keys = dict(zip(self.tables, pairs.keys, strict=True))
         first_table, second_table = self.tables

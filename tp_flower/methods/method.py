@@ -30,6 +30,11 @@ def curved_loss(family: Family) -> bool:
     return family.has_curvature
 
 
+def separable_loss(family: Family) -> bool:
+    """Return whether a row's loss depends on that row alone."""
+    return family.is_separable
+
+
 def bounded_loss(family: Family) -> bool:
     """Return whether a family's second derivatives have a bound that labels leave."""
     return math.isfinite(family.max_curvature)

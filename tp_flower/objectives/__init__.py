@@ -18,14 +18,28 @@ from tp_flower.objectives.registry import (
     takes_numbers,
 )
 from tp_flower.objectives.response import NumberResponse, Response
-from tp_flower.objectives.target import LARGEST_LABEL, MAX_CLASSES, Target
+from tp_flower.objectives.target import (
+    ENTRY,
+    EVENT,
+    LABEL,
+    LARGEST_LABEL,
+    MAX_CLASSES,
+    STRATA,
+    TIME,
+    Target,
+)
 
 __all__ = [
+    "ENTRY",
+    "EVENT",
     "FAMILIES",
     "KMEANS",
+    "LABEL",
     "LARGEST_LABEL",
     "MAX_CLASSES",
     "OFFSET",
+    "STRATA",
+    "TIME",
     "ClassNoise",
     "ClassResponse",
     "ClusterResponse",

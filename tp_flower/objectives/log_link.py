@@ -25,6 +25,7 @@ import numpy as np
 from tp_flower.arrays import FloatArray, mean
 from tp_flower.objectives.objective import Objective, rising_root
 from tp_flower.objectives.response import NumberResponse
+from tp_flower.objectives.target import Target
 
 FARTHEST: Final = 300.0
 """Scores beyond it are taken for it, so that no exponential overflows."""
@@ -61,13 +62,16 @@ class LogLink(Objective):
         return MeanResponse(cls.name, 1, classes, kind, inverse_link=exponential)
 
     @classmethod
-    def refusal(cls, labels: FloatArray) -> str:
-        """Return why it cannot train on some labels (n,), or ""."""
-        least = float(labels.min(initial=np.inf))
+    def refusal(cls, target: Target) -> str:
+        """Return why it cannot train on some labels, or ""."""
+        least = float(target.numbers.min(initial=np.inf))
         if least >= cls.least_label:
             return ""
         needed = "numbers above 0" if cls.least_label else "numbers of 0 and more"
-        return f"loss {cls.name!r} is for {needed}, and the label has {least:g}"
+        return (
+            f"loss {cls.name!r} is for {needed}, and the label has {least:g}: filter "
+            "these rows in the query, or use another loss"
+        )
 
     @property
     def growth(self) -> float:

@@ -4,9 +4,10 @@
 
 A *family* is a subclass: it has the formulas of one row in a file of its own, and one
 line in the registry. The target's columns are its label, however many it needs; nobody
-else reads them. All formulas are separable: each row's depends on that row alone, so
-that an objective of some rows (:meth:`Objective.select`) has the same values there, and
-sums over disjoint rows add up.
+else reads them. Formulas are separable: each row's depends on that row alone, so that
+an objective of some rows (:meth:`Objective.select`) has the same values there, and sums
+over disjoint rows add up. One that is not ``is_separable`` is computed on all rows at
+once, and the objective of some of them is another one, of these rows alone.
 
 Notation:
     h  ``scores``  (N, d_c): summed predictions of all tables on each row
@@ -32,7 +33,7 @@ import numpy as np
 from tp_flower.arrays import BLOCK_ROWS, FloatArray, blocks, dot
 from tp_flower.objectives.noise import LabelNoise
 from tp_flower.objectives.response import Response
-from tp_flower.objectives.target import Rows, Target
+from tp_flower.objectives.target import LABEL, Rows, Target
 
 TARGET: Final = "target"
 WEIGHTS: Final = "weights"
@@ -52,6 +53,8 @@ class Objective(ABC):
         name: of the settings, the manifest and the report.
         class_counts: how many classes a label may have for it; 0 if it is a number.
         takes_label: whether there is a label; a clustering has none.
+        label_names: the columns that a label needs for it, by their meaning.
+        is_separable: whether a row's loss depends on that row alone.
         has_constant_hessian: whether the Hessian is the same at all scores: then it
             need not be sent, and gradients tell sums of scores.
         has_curvature: whether second derivatives tell how long steps may be.
@@ -71,6 +74,8 @@ class Objective(ABC):
     name: ClassVar[str]
     class_counts: ClassVar[range]
     takes_label: ClassVar[bool] = True
+    label_names: ClassVar[tuple[str, ...]] = (LABEL,)
+    is_separable: ClassVar[bool] = True
     has_constant_hessian: ClassVar[bool] = False
     has_curvature: ClassVar[bool] = True
     has_likelihood: ClassVar[bool] = False
@@ -91,10 +96,22 @@ class Objective(ABC):
         return _with_parameter(cls, value)
 
     @classmethod
-    def refusal(cls, labels: FloatArray) -> str:
-        """Return why it takes some labels (n,) neither to train nor to judge, or ""."""
-        del labels
+    def refusal(cls, target: Target) -> str:
+        """Return why it takes some labels neither to train nor to judge, or ""."""
+        del target
         return ""
+
+    def refusal_to_train(self) -> str:
+        """Return why nothing is learned from its rows, N > 0, or ""."""
+        values = np.unique(self.target.numbers)
+        if len(values) > 1:
+            return ""
+        classes = self.target.classes
+        name = classes[int(values[0])] if classes else f"{values[0]:g}"
+        return (
+            f"the label is constant in the {len(self)} joined training rows "
+            f"({'one class' if classes else 'one value'}: {name})"
+        )
 
     @classmethod
     @abstractmethod
@@ -112,6 +129,14 @@ class Objective(ABC):
     @abstractmethod
     def measure(self, scores: FloatArray, value: float) -> dict[str, float]:
         """Return metrics besides the loss, whose ``value`` is known."""
+
+    def fit_response(self, scores: FloatArray) -> Response:
+        """Return the meaning of scores, with what those of a trained model add to it.
+
+        They are those of its rows, (N, d_c).
+        """
+        del scores
+        return self.response
 
     def gradient(self, scores: FloatArray) -> FloatArray:
         """Return d loss / d scores of every row (Eq. 4), without weights, (N, d_c)."""
@@ -259,6 +284,8 @@ class Objective(ABC):
 
     def value(self, scores: FloatArray) -> float:
         """Return the mean loss over the rows, weighted."""
+        if not self.is_separable:
+            return self.total(scores) / self.mass
         parts = (self.select(b).total(scores[b]) for b in blocks(len(self)))
         return sum(parts) / self.mass
 

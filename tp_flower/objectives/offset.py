@@ -23,6 +23,7 @@ import numpy as np
 
 from tp_flower.arrays import FloatArray, mean
 from tp_flower.objectives.objective import TARGET, WEIGHTS, Objective, rising_root
+from tp_flower.objectives.response import Response
 
 OFFSET: Final = "offset"
 EXPLAINED: Final = "d2"  # the share of a constant's loss that is explained
@@ -32,6 +33,7 @@ LEAST_DERIVATIVE: Final = np.finfo(float).tiny
 def with_offset(objective: Objective, offset: FloatArray) -> Objective:
     """Return an objective of the same rows whose scores have an offset (N,) added.
 
+    >>> from tp_flower.objectives import Target
     >>> from tp_flower.objectives.log_link import Poisson
     >>> from tp_flower.objectives.target import Target
     >>> counts = Poisson(Target.of([2.0, 2.0]))
@@ -104,6 +106,14 @@ class OffsetObjective(Objective):
     def predict(self, scores: FloatArray) -> FloatArray:
         """Return the rows' predictions, of scores with the offset."""
         return self.response.predict(scores + self.offset[:, None])
+
+    def fit_response(self, scores: FloatArray) -> Response:
+        """Return the family's, of scores with the offset."""
+        return self.without.fit_response(scores + self._added)
+
+    def refusal_to_train(self) -> str:
+        """Return why nothing is learned from what the offset leaves, or ""."""
+        return self.without.refusal_to_train()
 
     def row_values(self, scores: FloatArray) -> FloatArray:
         """Return the loss of every row, (N,)."""

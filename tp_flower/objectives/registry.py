@@ -5,6 +5,7 @@ A subclass of :class:`Objective` in a file of its own makes a family, with a lin
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from tp_flower.arrays import FloatArray
@@ -17,7 +18,8 @@ from tp_flower.objectives.response import Response
 from tp_flower.objectives.robust import Huber, Quantile
 from tp_flower.objectives.softmax import Softmax
 from tp_flower.objectives.squared import Squared
-from tp_flower.objectives.target import Target
+from tp_flower.objectives.survival.cox import Cox
+from tp_flower.objectives.target import LABEL, Target
 
 FAMILIES: Final[dict[str, type[Objective]]] = {
     Squared.name: Squared,
@@ -29,6 +31,7 @@ FAMILIES: Final[dict[str, type[Objective]]] = {
     NegativeBinomial.name: NegativeBinomial,
     Quantile.name: Quantile,
     Huber.name: Huber,
+    Cox.name: Cox,
     KMeans.name: KMeans,
 }
 """By name. "auto" is the first of labels whose classes fit."""
@@ -105,14 +108,23 @@ def takes_numbers(name: str) -> bool:
     return 0 in family_named(name).class_counts
 
 
-def fitting_families(classes: int) -> list[str]:
+def fitting_families(classes: int, names: Sequence[str] = (LABEL,)) -> list[str]:
     """Return the families of labels with so many classes, 0 for numbers.
+
+    The label's columns have ``names``, which begin with those that a family needs.
 
     >>> fitting_families(2), fitting_families(0)[:2]
     (['logistic', 'softmax'], ['squared', 'poisson'])
+    >>> fitting_families(0, ("time", "event", "entry"))
+    ['cox']
     """
-    losses = names_of_losses()
-    return [name for name in losses if classes in FAMILIES[name].class_counts]
+    return [
+        name
+        for name in names_of_losses()
+        if classes in FAMILIES[name].class_counts
+        and FAMILIES[name].label_names
+        == tuple(names[: len(FAMILIES[name].label_names)])
+    ]
 
 
 def family_of(name: str, classes: int) -> type[Objective]:

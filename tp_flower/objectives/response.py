@@ -26,6 +26,8 @@ class Response(ABC):
             "text".
         headline: the metric by which a model is compared with a constant.
         ratio: what the exponential of a coefficient is; "" if it is nothing.
+        reads_scores: whether the scores of the training rows add to it; see
+            :meth:`Objective.fit_response`.
     """
 
     loss: str
@@ -34,6 +36,7 @@ class Response(ABC):
     kind: str = "number"
     headline: ClassVar[str]
     ratio: ClassVar[str] = ""
+    reads_scores: ClassVar[bool] = False
 
     @abstractmethod
     def predict(self, scores: FloatArray) -> FloatArray:
@@ -42,6 +45,10 @@ class Response(ABC):
     def details(self, scores: FloatArray) -> Mapping[str, FloatArray]:
         """Return by name what predictions come with, (N,) each."""
         del scores
+        return {}
+
+    def report_entries(self) -> dict[str, object]:
+        """Return the report's entries on what training rows have added to it."""
         return {}
 
     @abstractmethod

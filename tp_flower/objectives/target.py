@@ -1,10 +1,12 @@
 """The target: the label's columns on some rows, and how to read them.
 
 Nobody but an objective reads the columns as they are: a family decides how many it has,
-and which meaning. Others ask for the number or the class of a row.
+and which meaning. Others ask for the number or the class of a row. Of survival the
+columns are times, events as 0 and 1, and perhaps entries and strata; a time is the
+number of a row.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 import numpy as np
@@ -13,6 +15,11 @@ import numpy.typing as npt
 from tp_flower.arrays import FloatArray, class_counts
 from tp_flower.objectives.noise import LabelNoise
 
+LABEL: Final = "label"
+TIME: Final = "time"
+EVENT: Final = "event"
+ENTRY: Final = "entry"
+STRATA: Final = "strata"
 MAX_CLASSES: Final = 1000
 LARGEST_LABEL: Final = 1e18
 """Sites compute with float32, the server with squares of residuals."""
@@ -31,12 +38,14 @@ class Target:
             no column, they are the names of its clusters.
         kind: the label's type at the sites, "number", "boolean" or "text".
         noise: the noise that the sites have added; None for labels in the clear.
+        names: the meaning of each column, (k,).
     """
 
     columns: FloatArray
     classes: tuple[str, ...] = ()
     kind: str = "number"
     noise: LabelNoise | None = None
+    names: tuple[str, ...] = (LABEL,)
 
     @classmethod
     def of(
@@ -67,6 +76,20 @@ class Target:
         """Whether the rows' labels are here, not at their sites or nowhere."""
         return bool(self.columns.shape[1])
 
+    def column(self, name: str) -> FloatArray | None:
+        """Return the column of a name, (N,); None if there is none.
+
+        >>> died = Target(np.array([[3.0, 1.0]]), names=(TIME, EVENT))
+        >>> died.column(EVENT).tolist(), died.column(ENTRY)
+        ([1.0], None)
+        """
+        return self.column_named(name) if name in self.names else None
+
+    def column_named(self, name: str) -> FloatArray:
+        """Return the column of a name, (N,), which it has."""
+        values: FloatArray = self.columns[:, self.names.index(name)]
+        return values
+
     @property
     def numbers(self) -> FloatArray:
         """The number of each row, or the index of its class, (N,)."""
@@ -89,4 +112,4 @@ class Target:
 
     def with_columns(self, columns: FloatArray) -> Self:
         """Return a target of other rows, which is read as this one is."""
-        return type(self)(columns, self.classes, self.kind, self.noise)
+        return replace(self, columns=columns)

@@ -281,6 +281,9 @@ class ExtractedPart(PartBody, frozen=True, kw_only=True):
         hashes: by key, keyed hashes of its distinct values.
         group_hashes: keyed hashes of a sub-query's groups, before its filters.
         label_values: one per row; classes are positions in the categories.
+        event: whether a row's label is the time of an event, 1, or of its end, 0.
+        entry: from when on a row is observed.
+        strata: rows of different numbers have different baselines.
         row_hashes: hashes that name the rows in predictions.
         subset: what a value's rows are for, where whole values are held out.
         times: where the last rows are: ranks, or values; NaN for NULL.
@@ -297,6 +300,9 @@ class ExtractedPart(PartBody, frozen=True, kw_only=True):
     label_values: Annotated[AnyArray, f.column_values("rows")] | None = None
     weight: Annotated[AnyArray, f.column_values("rows")] | None = None
     offset: Annotated[AnyArray, f.column_values("rows")] | None = None
+    event: Annotated[AnyArray, f.column_values("rows")] | None = None
+    entry: Annotated[AnyArray, f.column_values("rows")] | None = None
+    strata: Annotated[AnyArray, f.column_values("rows")] | None = None
     row_hashes: Annotated[AnyArray, f.hash_pairs("rows")] | None = None
     subset: Annotated[AnyArray, f.subsets("rows")] | None = None
     times: Annotated[AnyArray, f.column_values("rows")] | None = None
@@ -357,6 +363,14 @@ class ExtractReply(Reply, frozen=True):
             kinds=("offsets",),
             policy="weights",
             when="has_offset",
+        ),
+        Discloses(
+            "whether the label of each row of {label_table} is the time of an event, "
+            "and the row's entry and stratum, where the query names them",
+            fields=("event", "entry", "strata"),
+            kinds=("labels",),
+            policy="labels",
+            when="has_event",
         ),
         Discloses(
             "rows held out by {split_groups}",

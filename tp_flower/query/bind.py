@@ -86,6 +86,11 @@ class BoundQuery:
         return tuple(dict.fromkeys(fragment.table for fragment in self.fragments))
 
     @property
+    def names_event(self) -> bool:
+        """Whether the label is the time of an event."""
+        return any(fragment.event is not None for fragment in self.fragments)
+
+    @property
     def weight_table(self) -> str | None:
         """Alias of the table that holds the weight, None if joined rows have none."""
         return next((f.table for f in self.fragments if f.weight is not None), None)
@@ -249,7 +254,7 @@ class Query:
         values = _marked_values(marked, settled.outer, relations)
         label_table = _label_table(values.get(parsing.LABEL), unlabelled)
         sql = {parsing.mark_of(item): item.sql for item, _ in marked}
-        _check_offset(values, sql, label_table)
+        _check_label_table(values, sql, label_table)
         return BoundQuery(
             _make_fragments(relations, features, keys, values, settled),
             joins,
@@ -458,7 +463,7 @@ def _marked_values(
     outer: Collection[str],
     relations: Mapping[str, Relation],
 ) -> dict[str, Local]:
-    """Return label, weight and offset by name; every joined row must have them."""
+    """Return label and numbers of rows by name; every joined row must have them."""
     by_name: dict[str, Local] = {}
     for item, local in marked:
         name = parsing.mark_of(item)
@@ -476,29 +481,40 @@ def _marked_values(
     return by_name
 
 
-def _check_offset(
+def _check_label_table(
     values: Mapping[str, Local], sql: Mapping[str, str], label_table: str
 ) -> None:
-    """Refuse an offset of another table than the label's, and the label itself."""
-    offset = values.get(parsing.OFFSET)
-    if offset is None:
-        return
-    if offset == values.get(parsing.LABEL):
+    """Refuse an offset, or an event beside a time, of another table than the label.
+
+    Nor may the offset be the label itself.
+    """
+    if parsing.OFFSET in values and values[parsing.OFFSET] == values.get(parsing.LABEL):
         raise QueryError(
             f"the offset {sql[parsing.OFFSET]} is the label itself: the label leaks"
         )
-    if offset.table != label_table:
+    for name in (parsing.OFFSET, *parsing.SURVIVAL):
+        if name not in values or values[name].table == label_table:
+            continue
+        label = "label"
+        if parsing.EVENT in values:
+            label = "time"
+        instead = ""
+        if name == parsing.OFFSET:
+            instead = ", or leave 'AS offset' out: then it is a feature"
         raise QueryError(
-            f"the offset {sql[parsing.OFFSET]} belongs to table {offset.table}, and "
-            f"the label to {label_table}: an offset is a number of each row of the "
-            f"label's table. Let the owner of {label_table} add the column to it, or "
-            "leave 'AS offset' out: then it is a feature"
+            f"the {name} {sql[name]} belongs to table {values[name].table}, and the "
+            f"{label} to {label_table}: it is a number of each row of the {label}'s "
+            f"table. Let the owner of {label_table} add the column to it{instead}"
         )
 
 
 def _bind_features(bound: Sequence[Bound], scope: Scope) -> dict[str, list[Feature]]:
     """Return the features by table; refuse one that is the label itself."""
-    labels = [local for item, local in bound if parsing.is_label(item)]
+    labels = [
+        local
+        for item, local in bound
+        if parsing.mark_of(item) in (parsing.LABEL, parsing.EVENT)
+    ]
     chosen = [pair for pair in bound if not _is_marked(pair[0])]
     features: dict[str, list[Feature]] = {}
     for (item, local), name in zip(chosen, _feature_names(chosen, scope), strict=True):

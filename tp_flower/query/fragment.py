@@ -46,6 +46,9 @@ class Role(StrEnum):
     LABEL = "label"
     WEIGHT = "weight"
     OFFSET = "offset"
+    EVENT = "event"
+    ENTRY = "entry"
+    STRATA = "strata"
     FILTER = "filter"
     KEY = "join key"
     GROUP = "group"
@@ -54,7 +57,10 @@ class Role(StrEnum):
     INNER = "sub-query column"
 
 
-NUMBERS: Final = (Role.WEIGHT, Role.OFFSET)
+SURVIVAL: Final = (Role.EVENT, Role.ENTRY, Role.STRATA)
+"""The fields of a fragment that belong to its label, where that is the time of an
+event."""
+NUMBERS: Final = (Role.WEIGHT, Role.OFFSET, *SURVIVAL)
 """The fields of a fragment that are numbers of its rows; a query names them with AS."""
 
 
@@ -331,7 +337,11 @@ class Fragment:
     Attributes:
         table: the alias in the query, by which everything refers to the table.
         keys: join keys, each a tuple of expressions (a composite key has several).
+        label: what is to be predicted; the time, where it is that of an event.
         filters: conditions on rows, each safe between two ANDs.
+        event: whether a row's label is the time of an event, or that of its end.
+        entry: from when on a row is observed.
+        strata: rows of different numbers have different baselines.
     """
 
     table: str
@@ -343,6 +353,9 @@ class Fragment:
     subquery: SubQuery | None = None
     weight: str | None = None
     offset: str | None = None
+    event: str | None = None
+    entry: str | None = None
+    strata: str | None = None
 
     @property
     def numbers(self) -> dict[Role, str]:

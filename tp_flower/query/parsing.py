@@ -7,7 +7,7 @@ need rows of two tables or sites at once, or an order of rows, is refused. Every
 of the result is text that was checked and rendered, and that parses back to itself.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeGuard
 
@@ -33,6 +33,10 @@ WEIGHT = "weight"
 OFFSET = "offset"
 NUMBERS = (WEIGHT, OFFSET)
 """What a query may name of each row with AS, besides its label."""
+TIME = "time"
+EVENT = "event"
+SURVIVAL = (EVENT, "entry", "strata")
+"""What it may name besides a label that is the time of an event."""
 EVERY_COLUMN = "*"
 
 
@@ -46,10 +50,15 @@ class TableRef:
 
 @dataclass(frozen=True)
 class SelectItem:
-    """One item of the SELECT list: the name given with AS, if any, and its SQL."""
+    """One item of the SELECT list: the name given with AS, if any, and its SQL.
+
+    The ``mark`` of survival times says what else than a feature it is: their names
+    alone do not tell.
+    """
 
     name: str | None
     sql: str
+    mark: str = ""
 
 
 @dataclass(frozen=True)
@@ -105,7 +114,8 @@ class Statement:
     """A query in parts, each in DuckDB's SQL and checked on its own.
 
     Attributes:
-        items: at most one is the label by name, one the weight, and one the offset.
+        items: at most one is the label, one the weight, and one the offset; if the
+            label is a time, one is its event, and one may be its entry, or its strata.
         joins: one clause per table after the first, in the same order.
         sql: the whole query in canonical SQL, which parses to the same parts.
         absent: tables ("" is every one) and columns that they must not have, because
@@ -163,11 +173,13 @@ def compared_columns(statement: Statement) -> set[str]:
 
 
 def is_label(item: Item) -> TypeGuard[SelectItem]:
-    """Return whether an item is the label by its name."""
-    return isinstance(item, SelectItem) and (item_name(item) or "").lower() == LABEL
+    """Return whether an item is the label, by its name or as the time of an event."""
+    return isinstance(item, SelectItem) and mark_of(item) == LABEL
 
 
-def is_number(item: Item, names: Collection[str] = NUMBERS) -> TypeGuard[SelectItem]:
+def is_number(
+    item: Item, names: Collection[str] = (*NUMBERS, *SURVIVAL)
+) -> TypeGuard[SelectItem]:
     """Return whether an item is a number of joined rows: only by ``AS weight``, say.
 
     A column of that name is a feature: many tables have one.
@@ -175,7 +187,7 @@ def is_number(item: Item, names: Collection[str] = NUMBERS) -> TypeGuard[SelectI
     >>> is_number(SelectItem("Weight", "p.w")), is_number(SelectItem(None, "p.weight"))
     (True, False)
     """
-    return isinstance(item, SelectItem) and (item.name or "").lower() in names
+    return isinstance(item, SelectItem) and mark_of(item) in {*names} - {LABEL}
 
 
 def mark_of(item: SelectItem) -> str:
@@ -184,9 +196,38 @@ def mark_of(item: SelectItem) -> str:
     >>> mark_of(SelectItem(None, "t.label")), mark_of(SelectItem("OFFSET", "LN(t.d)"))
     ('label', 'offset')
     """
-    if is_label(item):
+    if item.mark:
+        return item.mark
+    if (item_name(item) or "").lower() == LABEL:
         return LABEL
-    return (item.name or "").lower() if is_number(item) else ""
+    name = (item.name or "").lower()
+    return name if name in NUMBERS else ""
+
+
+def mark_survival(items: Sequence[Item]) -> tuple[Item, ...]:
+    """Return a SELECT list whose times of events are marked, if it names some.
+
+    ``AS time`` and ``AS event`` together stand in place of ``AS label``; beside a label
+    they are features. The time is the label then, and the others are numbers.
+
+    >>> time, event = SelectItem("time", "s.days"), SelectItem("event", "s.died")
+    >>> [mark_of(item) for item in mark_survival([time, event])]
+    ['label', 'event']
+    """
+    named = {item.name.lower(): item for item in _selected(items) if item.name}
+    if any(map(is_label, items)) or not {TIME, EVENT} <= named.keys():
+        return tuple(items)
+    marks = {TIME: LABEL, **dict(zip(SURVIVAL, SURVIVAL, strict=True))}
+    return tuple(
+        replace(item, mark=marks.get((item.name or "").lower(), ""))
+        if isinstance(item, SelectItem)
+        else item
+        for item in items
+    )
+
+
+def _selected(items: Iterable[Item]) -> Iterator[SelectItem]:
+    return (item for item in items if isinstance(item, SelectItem))
 
 
 _CLAUSE_NAMES = {
@@ -239,7 +280,7 @@ def parse_statement(sql: str, *, needs_label: bool = True) -> Statement:
     sources += [join.this for join in select.args.get("joins") or ()]
     tables = list(map(_parse_table, sources))
     _check_aliases(tables)
-    items = tuple(_parse_item(tree) for tree in select.expressions)
+    items = mark_survival([_parse_item(tree) for tree in select.expressions])
     _check_items(items, needs_label=needs_label)
     joins = select.args.get("joins") or ()
     return Statement(
@@ -317,11 +358,12 @@ def _check_items(items: Sequence[Item], *, needs_label: bool) -> None:
             f"the query has {len(labels)} labels, expected one: {', '.join(labels)}"
         )
     numbers = [item for item in items if is_number(item)]
-    for name in NUMBERS:
+    for name in (*NUMBERS, *SURVIVAL):
         named = [item.sql for item in numbers if mark_of(item) == name]
         if len(named) > 1:
+            several = f"{name}s" if name in NUMBERS else f"columns AS {name}"
             raise QueryError(
-                f"the query has {len(named)} {name}s, expected one at most: "
+                f"the query has {len(named)} {several}, expected one at most: "
                 f"{', '.join(named)}"
             )
     if any(isinstance(item, StarItem) for item in items):

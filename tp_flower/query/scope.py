@@ -147,18 +147,14 @@ def expand_stars(
     """Return the SELECT list without stars.
 
     A star stands for the columns of its tables except those that a join key, the label,
-    the weight or the offset uses, those that a policy keeps from features, and those
-    that it EXCLUDEs. A column called ``label`` from a star is the label, if no other
-    item is; one called ``weight`` or ``offset`` is a feature.
+    the weight or another number of rows uses, those that a policy keeps from features,
+    and those that it EXCLUDEs. A column called ``label`` from a star is the label, if
+    no other item is; one called ``weight`` or ``offset`` is a feature.
     """
     stars = [star_columns(i, scope) if isinstance(i, StarItem) else [] for i in items]
     selected = [item for item in items if is_label(item)]
-    every = [] if selected else chain.from_iterable(stars)
-    starred = [(alias, name) for alias, name in every if name.lower() == LABEL]
-    if len(starred) > 1:
-        names = ", ".join(f"{alias}.{name}" for alias, name in starred)
-        raise QueryError(f"the query has {len(starred)} labels, expected one: {names}")
-    labels = selected or [_item(alias, name) for alias, name in starred]
+    starred = _starred_labels(stars, selected)
+    labels = selected or starred
     if needs_label and not labels:
         raise QueryError(
             "the query has no label: write the value to predict as `... AS label`"
@@ -184,6 +180,25 @@ def expand_stars(
     if not selected:
         expanded += labels
     return tuple(expanded)
+
+
+def _starred_labels(
+    stars: Iterable[Iterable[tuple[str, str]]], selected: Sequence[SelectItem]
+) -> list[SelectItem]:
+    """Return the column called ``label`` of stars; refuse several, or one too many.
+
+    Beside a ``selected`` label it is a feature, but not beside the time of an event.
+    """
+    named = [each for each in chain.from_iterable(stars) if each[1].lower() == LABEL]
+    names = ", ".join(f"{alias}.{name}" for alias, name in named)
+    if named and any(item.mark for item in selected):
+        raise QueryError(
+            f"the query has a label, {names}, and the time of an event: EXCLUDE the "
+            "label, or name the time otherwise"
+        )
+    if len(named) > 1 and not selected:
+        raise QueryError(f"the query has {len(named)} labels, expected one: {names}")
+    return [_item(*each) for each in named]
 
 
 def star_columns(

@@ -11,7 +11,7 @@ from tp_flower.reports.records import Metrics, RoundReport, sum_by_table
 
 TESTED = (
     *("loss", "auc", "accuracy", "rmse", "r2", "deviance", "d2", "pinball"),
-    "rms_distance",
+    *("concordance", "rms_distance"),
 )
 """Test metrics that the line of an epoch shows."""
 

@@ -19,6 +19,7 @@ from tp_flower.arrays import BoolArray, FloatArray, IntArray
 from tp_flower.files import whole_file
 from tp_flower.objectives import Response
 from tp_flower.objectives.kmeans import DISTANCE
+from tp_flower.objectives.survival import HAZARD_RATIO
 
 PREDICTIONS_FILE: Final = "predictions.parquet"
 OCCURRENCE: Final = "occurrence"
@@ -28,7 +29,7 @@ _SCORE = "score"
 _PREDICTION = "prediction"
 _PARTIAL = "is_partial"
 RESERVED: Final = frozenset(
-    {ROW, ROW_HASH, OCCURRENCE, _SCORE, _PREDICTION, _PARTIAL, DISTANCE}
+    {ROW, ROW_HASH, OCCURRENCE, _SCORE, _PREDICTION, _PARTIAL, DISTANCE, HAZARD_RATIO}
 )
 """Names that no column of a row key can have."""
 

@@ -43,15 +43,19 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
     classes   {class: {train: rows, test: rows}}
     confusion {class: {class: test rows of the first, predicted as the second}}
     deciles   [{rows, predicted, actual}]   means of test rows, by prediction
+    survival  [{stratum, times, hazards, survival}]   of times to an event: the
+              cumulative hazard and the survival of a score of 0, where training ended
+              with the model that was saved; no stratum where the query names none
     personal  of strategy "personalised" alone: see
               `strategies.methods.personalised.strategy`
     moments   of strategy "moments" alone: see `strategies.methods.moments.section`
     privacy   {adversary, delta, messages, ledger, totals, readings}   see
               `strategies.disclosures`, of readings `strategies.score_readings`
 
-Metrics: `loss`, and `rmse`, `mae`, `r2` (regression) or `auc`, `accuracy`, `log_loss`
-(classification). Up is from the sites to the server. `overhead-bytes` is what messages
-carry besides the arrays of the tables, both ways.
+Metrics: `loss`, and `rmse`, `mae`, `r2` (regression), `auc`, `accuracy`, `log_loss`
+(classification) or `concordance`, `log_likelihood` (survival). Up is from the sites to
+the server. `overhead-bytes` is what messages carry besides the arrays of the tables,
+both ways.
 """
 
 import json

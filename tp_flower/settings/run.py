@@ -1,5 +1,6 @@
 """Settings of a run: what it does, where it writes, and how it waits for sites."""
 
+import math
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from tp_flower.settings.declare import (
     Range,
     Readers,
     items_of,
+    list_of,
     setting,
 )
 from tp_flower.splits import RANDOM, RULES, SplitRule
@@ -43,6 +45,7 @@ _WITH_A_MODEL: Final = Readers(
     modes=(PREDICT, EVALUATE),
     refusal="{value!r} is for modes 'predict' and 'evaluate' only, not {mode!r}",
 )
+MOST_TIMES: Final = 100
 _COLUMN: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?")
 
 
@@ -51,6 +54,17 @@ def _row_key(text: str) -> str:
         if not _COLUMN.fullmatch(column):
             raise ValueError(f'{column!r} is not a column such as "f.flight", "flight"')
     return text
+
+
+_SURVIVAL_TIMES: Final = list_of(
+    lambda time: float(str(time)),
+    f'a list of at most {MOST_TIMES} times of 0 or more, such as "30, 365"',
+    lambda times: (
+        len(times) <= MOST_TIMES
+        and all(0.0 <= time < math.inf for time in times)
+        and len(set(times)) == len(times)
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -92,6 +106,15 @@ class RunSettings:
         '"f.flight, f.time_hour".',
         Form("columns, comma separated", _row_key),
         _PREDICT_ALONE,
+    )
+    survival_times: tuple[float, ...] = setting(
+        (),
+        '"predict" with a model of times to an event: times up to which predictions '
+        'have the probability of no event, "30, 365"; without any, the quartiles of '
+        "the times of events in training.",
+        Form("times, comma separated", _SURVIVAL_TIMES),
+        _PREDICT_ALONE,
+        is_operational=True,
     )
     seed: int = setting(0, "Seed of everything random.", Range(0, 2**63))
     device: str = setting(

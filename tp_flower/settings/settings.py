@@ -458,7 +458,7 @@ def _conflicts_of_models(values: Settings) -> Iterator[str]:
             f"{', '.join((declare.AUTO, *losses))}"
         )
     if values.loss != declare.AUTO:
-        yield from _conflicts_of_loss(values)
+        yield from problems_of_loss(values.loss, values)
     choices = (declare.AUTO, *values.method.unions)
     if len(choices) > 1 and values.lou not in choices:
         yield (
@@ -467,15 +467,17 @@ def _conflicts_of_models(values: Settings) -> Iterator[str]:
         )
 
 
-def _conflicts_of_loss(values: Settings) -> Iterator[str]:
-    """Refuse a loss that the method cannot train by, or does not correct for noise."""
-    family = family_named(values.loss)
+def problems_of_loss(name: str, values: Settings) -> Iterator[str]:
+    """Yield why a run cannot train by a loss: its method, its noise, its sample."""
+    family = family_named(name)
     able = [name for name, method in METHODS.items() if method.takes_loss(family)]
     if not values.method.takes_loss(family):
         yield (
             f"loss: strategy {values.method_name!r} does not train by {family.name!r}; "
             f"{', '.join(able)} do"
         )
+    if not family.is_separable:
+        yield from _problems_of_joint_loss(family.name, values)
     if values.privacy.covers_labels and family.noise_kind is None:
         corrected = [
             name
@@ -485,6 +487,20 @@ def _conflicts_of_loss(values: Settings) -> Iterator[str]:
         yield (
             f"privacy.labels: loss {family.name!r} is not corrected for noise on "
             f"labels; {', '.join(corrected)} are"
+        )
+
+
+def _problems_of_joint_loss(name: str, values: Settings) -> Iterator[str]:
+    """Yield why a run cannot train by a loss of rows that depends on other rows."""
+    for kind in values.privacy.covered("features", "predictions"):
+        yield (
+            f"privacy.{kind}: loss {name!r} compares rows with each other, and noise "
+            'is for the share of one row: leave it "none", or use another loss'
+        )
+    if values.training_sample:
+        yield (
+            f"coreset-size: loss {name!r} compares each row with all that are at "
+            "risk: leave it 0, or use another loss"
         )
 
 

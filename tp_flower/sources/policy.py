@@ -55,7 +55,7 @@ from tp_flower.errors import PolicyError, SourceError, closest
 from tp_flower.features.choice import render_entries
 from tp_flower.features.ranks import LEAST_RANK
 from tp_flower.features.spec import DECLARED_ENCODERS, EncoderSpec, Need
-from tp_flower.query.fragment import NUMBERS, Role
+from tp_flower.query.fragment import NUMBERS, SURVIVAL, Role
 from tp_flower.query.reads import Read
 from tp_flower.sources import entries
 from tp_flower.sources.entries import Count, Flag, Text, Texts, WholeNumber
@@ -292,6 +292,7 @@ class Policy:
         specific = {
             Role.LABEL: label_rule,
             **dict.fromkeys(NUMBERS, number_rule),
+            **dict.fromkeys(SURVIVAL, label_rule),
             Role.FILTER: ("filters", self.filters),
             Role.HAVING: ("filters", self.filters),
             Role.QUALIFY: ("filters", self.filters),

@@ -29,10 +29,9 @@ from strategies.setup.columns import bind_columns, reading_warnings
 from strategies.setup.encoding import TableEncoding, fit_encoders, fitted_tables
 from strategies.setup.extract import extract
 from strategies.setup.joined_rows import SplitRows, encoder_choices
-from strategies.setup.labels import fitting_loss, read_classes
+from strategies.setup.labels import check_numbers, fitting_loss, read_classes
 from strategies.setup.leaks import leak_warnings
 from strategies.setup.problem import PreparedRun, PreparedTable
-from strategies.setup.row_weights import check_offset
 from strategies.training.prepare import common_shape
 from tp_flower.arrays import AnyArray, BoolArray, FloatArray
 from tp_flower.errors import QueryError, SettingsError
@@ -119,7 +118,7 @@ def set_up_personalised(
     bound, columns = bind_columns(query.bind, inventory)
     warn(*reading_warnings(bound, columns), *leak_warnings(bound))
     name = _only_table(bound)
-    check_offset(bound, settings)
+    check_numbers(bound, settings)
     check_present(bound, inventory)
     choices = encoder_choices(bound, settings)
     extracted = yield from extract(bound, settings, inventory, columns)

@@ -1,5 +1,7 @@
 """Vectors over joined rows: in any parts and threads, against whole arrays."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -120,3 +122,23 @@ def test_a_vector_of_a_new_shape_replaces_the_old_one():
     assert_array_equal(joined.whole("x"), x[:, :1] > 0.0)
     with pytest.raises(ValueError, match="read-only"):
         joined.whole("x")[0] = True
+
+
+def test_rows_that_are_one_part_are_computed_at_once(monkeypatch):
+    monkeypatch.setattr(joins, "PART_ROWS", 3)
+    monkeypatch.setattr(joins, "BLOCK_ROWS", 2)
+    rng = default_rng(0)
+    parts = drawn(rng, 11)
+    whole = replace(parts, is_one_part=True)
+    seen = []
+
+    def count(vectors, expanded):
+        seen.append(len(vectors["x"]))
+        return {"mean": vectors["x"] - vectors["x"].mean(axis=0)}, [len(expanded)]
+
+    mask = np.arange(11) % 2 == 0
+    for rows in (whole, whole.select(mask), whole.over(whole.mapping)):
+        total, _ = rows.run(count)
+        assert seen.pop() == total[0] == rows.rows
+        assert not seen
+        assert_allclose(rows.whole("mean").mean(axis=0), 0.0, atol=1e-15)

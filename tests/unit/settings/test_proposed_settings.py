@@ -18,6 +18,7 @@ OPERATIONAL = {
     "max-joined-rows",
     "site-timeout",
     "on-missing",
+    "survival-times",
     "min-sites",
     "wait-seconds",
     "channel",

@@ -3,7 +3,7 @@
 from typing import Final
 
 from tp_flower.methods.admm.messages import TRAIN_ADMM
-from tp_flower.methods.method import Method
+from tp_flower.methods.method import Method, separable_loss
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Update
 
@@ -17,4 +17,5 @@ ADMM: Final = Method(
     updates=(Update.GRAM, Update.CONSENSUS),
     unions=("gram", "consensus"),
     solves_tables=True,
+    takes_loss=separable_loss,
 )

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Final
 
-from tp_flower.methods.method import Method
+from tp_flower.methods.method import Method, any_loss, separable_loss
 from tp_flower.methods.sgd.messages import TRAIN_SGD, TRAIN_STEP
 from tp_flower.protocol.training_messages import Update
 
@@ -16,5 +16,13 @@ SGD: Final = Method(
     rules="tp_flower.methods.sgd.settings:RULES",
     updates=(Update.SUM,),
     sends_gradients=True,
+    takes_loss=separable_loss,
 )
-GD: Final = replace(SGD, name="gd", epochs=100, few_epochs=100, is_full_batch=True)
+GD: Final = replace(
+    SGD,
+    name="gd",
+    epochs=100,
+    few_epochs=100,
+    is_full_batch=True,
+    takes_loss=any_loss,
+)
