@@ -266,3 +266,16 @@ def test_explain_and_the_ledger_name_times_and_events():
         key[-1] for seen in finished.seen if not seen.is_reply for key in seen.arrays
     }
     assert not sent & {"event", "entry", "strata"}
+
+
+def test_held_out_rows_without_an_event_are_warned_of():
+    """The split is the same, whatever the events: three of the training rows' alone."""
+    sql = "SELECT t.y AS time, t.e AS event, t.x FROM t"
+    plain = federated.train(one_table(), sql, "cg", test_fraction=0.3)
+    kept = plain.training_problem.objective.target.numbers[:3]
+    (table,) = one_table()[0]["t"]
+    table["e"] = table["y"].isin(kept)
+    run = federated.train([{"t": [table]}], sql, "cg", test_fraction=0.3)
+    words = "no row that tests has an event: their loss is 0 and their concordance none"
+    assert any(words in text for text in run.report.warnings)
+    assert not any("has an event" in text for text in plain.report.warnings)

@@ -208,6 +208,8 @@ class Cox(Objective):
         """The weights over their mean, (N,): of them, log sums have no unit."""
         if self.weights is None:
             return np.ones(len(self))
+        if not len(self):
+            return self.weights
         relative: FloatArray = self.weights / self.weights.mean()
         return relative
 
