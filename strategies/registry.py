@@ -41,7 +41,10 @@ class ServerRoom:
 _METHODS: Final = "strategies.methods"
 ROOMS: Final[dict[str, ServerRoom]] = {
     "admm": ServerRoom(f"{_METHODS}.admm:TablePuppetADMM", title="ADMM"),
-    "cg": ServerRoom(f"{_METHODS}.cg:TablePuppetCG"),
+    "cg": ServerRoom(
+        f"{_METHODS}.cg:TablePuppetCG",
+        page=f"{_METHODS}.moments.errors_page:sections",
+    ),
     "sgd": ServerRoom(f"{_METHODS}.sgd.strategy:TablePuppetSGD", title="SGD"),
     "gd": ServerRoom(f"{_METHODS}.sgd.strategy:GradientDescent", title="GD"),
     "boost": ServerRoom(

@@ -38,6 +38,7 @@ class Stream(IntEnum):
     SAMPLE = 12
     NOISE = 13
     FACTORS = 14
+    ROUNDING = 15
 
 
 def generator(seed: int, stream: Stream, *position: int) -> np.random.Generator:

@@ -28,7 +28,11 @@ from tp_flower.methods.coreset.messages import (
     TRAIN_WEIGH,
 )
 from tp_flower.methods.method import import_reference
-from tp_flower.methods.moments.messages import TRAIN_MOMENTS, TRAIN_SOLUTION
+from tp_flower.methods.moments.messages import (
+    TRAIN_INFORMATION,
+    TRAIN_MOMENTS,
+    TRAIN_SOLUTION,
+)
 from tp_flower.methods.personalised.messages import (
     TRAIN_PERSONAL,
     TRAIN_PERSONALISE,
@@ -77,6 +81,7 @@ ROOMS: Final[dict[str, Room]] = {
         answers={
             TRAIN_DESCENT: f"{_METHODS}.cg:descend",
             TRAIN_DIRECTION: f"{_METHODS}.cg:direct",
+            TRAIN_INFORMATION: f"{_METHODS}.moments.information:information",
         },
     ),
     "sgd": Room(
@@ -96,9 +101,9 @@ ROOMS: Final[dict[str, Room]] = {
         },
     ),
     "moments": Room(
-        method=f"{_METHODS}.moments:MomentsMethod",
-        answers={TRAIN_SOLUTION: f"{_METHODS}.moments:take_solution"},
-        opens={TRAIN_MOMENTS: f"{_METHODS}.moments:moments"},
+        method=f"{_METHODS}.moments.sums:MomentsMethod",
+        answers={TRAIN_SOLUTION: f"{_METHODS}.moments.sums:take_solution"},
+        opens={TRAIN_MOMENTS: f"{_METHODS}.moments.sums:moments"},
     ),
     "coreset": Room(
         method=f"{_METHODS}.coreset.sampled_rows:CoresetMethod",

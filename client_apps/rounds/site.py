@@ -462,17 +462,20 @@ class Site:
         part: participant.Participant[Any],
         family: str,
         arrays: Mapping[str, AnyArray],
+        *,
+        keeps_rows: bool = False,
         **meta: object,
     ) -> None:
         """Store a participant whose training by a family of methods begins.
 
         ``arrays`` and ``meta`` are what its method keeps and never changes. Its
-        features replace its rows.
+        features replace its rows, unless their keys are needed once more.
         """
         stored = part.data.entry(arrays, {**meta, FAMILY: family})
         entry = self.features.drop_cached(part.number, stored)
         self.store.save(f"part-{part.number}", entry)
-        self.store.drop(rows_of(part.number))
+        if not keeps_rows:
+            self.store.drop(rows_of(part.number))
         self.save(part)
 
     def keep(self, number: int, change: Entry) -> None:

@@ -44,6 +44,7 @@ from tp_flower.features.sparse import EncodedRows
 from tp_flower.keyed_hash import HashArray
 from tp_flower.learning.models.local_model import NUMPY_KINDS, LocalModel, ModelSpec
 from tp_flower.methods.method import METHODS, Method
+from tp_flower.methods.moments.messages import TRAIN_INFORMATION
 from tp_flower.privacy import plan as privacy_plan
 from tp_flower.privacy.gradients import check_per_row, check_scores
 from tp_flower.privacy.sealed_sums import ShardUnion
@@ -60,7 +61,7 @@ from tp_flower.protocol.training_messages import (
     PrivacyTerms,
     Update,
 )
-from tp_flower.sources.policy import MODELS, ROWS, SCORES
+from tp_flower.sources.policy import MODELS, ROWS, SCORES, SECOND_MOMENTS
 from tp_flower.sources.shards import ShardSource
 
 
@@ -98,7 +99,9 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
             takes_factors=takes_factors(site, number),
         )
         started = part.with_state(beginning.solver, beginning.state)
-        site.start(started, declared.family, {})
+        # errors are of sums by the rows' keys
+        keeps_rows = site.terms.allows(TRAIN_INFORMATION)
+        site.start(started, declared.family, {}, keeps_rows=keeps_rows)
     site.pay()
     return PrepareReply(ledger=site.ledger.lines(site.store.run), parts=starts)
 
@@ -212,6 +215,9 @@ def _check_releases(
     if settings.asks_bins and settings.most_bins and site.fragment(number).features:
         # they would leave after training
         check_bins(site, number, settings.most_bins)
+    if site.terms.allows(TRAIN_INFORMATION):
+        # as would these
+        site.source(number).policy.check_release(SECOND_MOMENTS, is_private=False)
 
 
 def _read_rows(

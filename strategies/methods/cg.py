@@ -10,15 +10,28 @@ import dataclasses
 import math
 from collections.abc import Generator, Iterable, Sequence
 from functools import partial
+from typing import Final
 
 import numpy as np
 from msgspec.structs import replace
 
+from strategies.disclosures import DisclosureValues
+from strategies.methods.moments.assembly import PADS
+from strategies.methods.moments.information import (
+    NOT_CONVERGED,
+    SECTION,
+    Errors,
+    InformationRound,
+    check_information,
+)
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.replies import array_of
+from strategies.run.sites import Inventory
 from strategies.run.strategy import EpochResult
+from strategies.setup.joined_rows import JoinedTables
 from strategies.setup.problem import LocalScores, TrainedTable, TrainingProblem
 from strategies.training.join_method import JoinMethod
+from strategies.training.outcome import Outcome
 from strategies.training.strategy import TrainingStrategy
 from strategies.training.traffic import (
     ShardSize,
@@ -51,12 +64,18 @@ from tp_flower.methods.cg.messages import (
     DirectionRequest,
     SummedStep,
 )
+from tp_flower.methods.cg.settings import has_errors
+from tp_flower.methods.moments.messages import TRAIN_INFORMATION
 from tp_flower.privacy.sealed_sums import read_words
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import LineStep, Update
+from tp_flower.reports.records import RunReport
 
 ROW, SMALL = 4, 5.0  # see TOLERANCE
+EXACT: Final = 1e-5
+"""The tolerance of a model with standard errors: its coefficients were within 1e-5 of
+these, of six losses over a snowflake."""
 BELOW_TOLERANCE = "converged: the gradient is below the tolerance"
 BELOW_ROUNDING = "converged: the loss falls no further than messages are rounded"
 
@@ -71,6 +90,58 @@ class Cg(JoinMethod):
 
     _step: LineStep | None = None
     _end = ""
+    _joined: JoinedTables
+    _errors: Errors | None = None
+
+    def run_messages(
+        self, *, is_sharded: bool, is_ranked: bool = False
+    ) -> tuple[Action, ...]:
+        """Return the messages of a run, that of standard errors if it has some."""
+        messages = super().run_messages(is_sharded=is_sharded, is_ranked=is_ranked)
+        if has_errors(self.settings):
+            messages += (TRAIN_INFORMATION,)
+        return messages
+
+    def disclosure_values(self, joined: JoinedTables) -> DisclosureValues:
+        """Return what covers the sums that standard errors are made of."""
+        del joined
+        return DisclosureValues(protections={"pads": PADS})
+
+    def join(self, inventory: Inventory) -> Generator[Requests, Replies, JoinedTables]:
+        """Extract the joined rows; refuse those that would have no standard errors."""
+        joined = yield from super().join(inventory)
+        if has_errors(self.settings):
+            check_information(joined)
+        self._joined = joined
+        return joined
+
+    def collect(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
+        """Ask for the sums that standard errors are made of, at the optimum."""
+        yield from super().collect(problem)
+        if not has_errors(self.settings):
+            return
+        self._errors = Errors(problem, self.settings, note=NOT_CONVERGED)
+        # else the coefficients may be off by a part of their errors
+        if self._end == BELOW_TOLERANCE:
+            information = InformationRound(self._joined, problem, self.settings)
+            found = yield from information.run()
+            self._errors = Errors(problem, self.settings, found, NOT_CONVERGED)
+        if self._errors.inference is None:
+            self.run.warn(self._errors.note)
+
+    def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
+        """Return the outcome of the sites' replies, with errors of coefficients."""
+        outcome = super().outcome_of(replies, problem)
+        if self._errors is None:
+            return outcome
+        self._errors = self._errors.of_outcome(outcome)
+        return dataclasses.replace(outcome, statistics=self._errors.statistics())
+
+    def complete(self, report: RunReport) -> RunReport:
+        """Return the report with what is known of the coefficients."""
+        if self._errors is None:
+            return report
+        return dataclasses.replace(report, sections={SECTION: self._errors.section()})
 
     def choose_update(self, table: str, shards: int, *, is_linear: bool) -> Update:
         """Sum the Gram matrices and the gradients of sharded tables."""
@@ -103,7 +174,8 @@ class Cg(JoinMethod):
         descent = Descent(problem.rows, problem.objective, base, problem.rounding)
         for rows in problem.scored_rows:
             start_line(rows, base)
-        tolerance = max(self.settings.tolerance or TOLERANCE, REST)
+        default = EXACT if has_errors(self.settings) else TOLERANCE
+        tolerance = max(self.settings.tolerance or default, REST)
         self.run.chosen |= {
             "tolerance": tolerance,
             "solver": {t.name: _factorisation(t) for t in problem.tables.values()},

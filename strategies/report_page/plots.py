@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -162,6 +163,8 @@ CHARACTER_WIDTH = 6.3  # approximate width of a character of a label
 FEW_POINTS = 40
 MOST_POINTS = 400  # of a line, a tenth of a pixel apart
 BAR_ROW = 31.0
+FARTHEST = 30.0
+"""An estimate beyond it, whose exponential no axis needs to show."""
 
 # Markup.format escapes its arguments
 _SVG = Markup(
@@ -434,3 +437,70 @@ def _draw_bars(summary: str, bars: Bars, rows: Sequence[Cells], head: Cells) -> 
             x = zero * unit
             elements.append(_LINE.format("mark", x, top + 14, x, top + 29))
     return _drawing(summary, BAR_ROW * len(bars), elements)
+
+
+class Interval(NamedTuple):
+    """An estimate between the ends of its interval."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+
+
+def interval_figure(
+    title: str, intervals: Sequence[Interval], ratio: str = ""
+) -> Figure | None:
+    """Return a forest plot, or None without intervals.
+
+    With a ``ratio``, the estimates' exponentials are shown, on a logarithmic axis.
+    """
+    if not intervals:
+        return None
+    if ratio:
+        intervals = [
+            Interval(name, *(math.exp(min(number, FARTHEST)) for number in numbers))
+            for name, *numbers in intervals
+        ]
+    neutral = 1.0 if ratio else 0.0
+    ends = [end for each in intervals for end in each[2:]]
+    scale = (log_axis if ratio else linear_axis)([*ends, neutral])
+    head = ("", ratio or "value", "low", "high")
+    rows = [(each.name, *(f"{n:.4g}" for n in each[1:])) for each in intervals]
+    words = (f"{name} {value} ({low} to {high})" for name, value, low, high in rows)
+    return Figure(
+        title=title,
+        svg=_draw_intervals(f"{title}. {'; '.join(words)}", intervals, scale, neutral),
+        table=Table(title, head, rows),
+        are_lines=False,
+        note=f"As {ratio}s, on a logarithmic axis." if ratio else "",
+    )
+
+
+def _draw_intervals(
+    summary: str, intervals: Sequence[Interval], scale: Scale, neutral: float
+) -> Markup:
+    """Return intervals below each other, with a line where nothing has an effect."""
+    height = BAR_ROW * len(intervals)
+    at_neutral = WIDTH * scale.at(neutral)
+    elements = [_LINE.format("grid", at_neutral, 0, at_neutral, height + 6)]
+    for n, each in enumerate(intervals):
+        top = BAR_ROW * n
+        amount = f"{each.value:.3g} ({each.low:.3g} to {each.high:.3g})"
+        short = shorten(each.name, WIDTH - text_width(amount) - 16)
+        elements.append(_NAME.format("name", 0, top + 12, each.name, short))
+        elements.append(_TEXT.format("amount end", WIDTH, top + 12, amount))
+        left, middle, right = (
+            WIDTH * min(max(scale.at(end), 0.0), 1.0)
+            for end in (each.low, each.value, each.high)
+        )
+        line = _LINE.format("base", left, top + 21, right, top + 21)
+        tip = f"{each.name}: {amount}"
+        dot = _DOT.format("dot", middle, top + 21, 4.0, each.value, each.high, tip)
+        elements += [line, _GROUP.format(1, dot)]
+    for value, label in scale.ticks:
+        x = WIDTH * scale.at(value)
+        width = text_width(label)
+        middle = min(max(x, width / 2), WIDTH - width / 2)
+        elements.append(_TEXT.format("tick middle", middle, height + 18, label))
+    return _drawing(summary, height + 24, elements)

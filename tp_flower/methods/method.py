@@ -62,8 +62,6 @@ class Method:
         joins: whether it trains over joins.
         is_prepared: whether its training over joins begins with ``prepare``.
         keeps_labels: whether labels stay at their sites.
-        pads_sums: whether the sites of a join's two sides share a secret, though
-            no scores leave masked.
         tells: what the server learns of a table's rows, if not scores, in words for
             their owner.
         holds_out: whether joined rows can be held out: there is a label to predict.
@@ -100,7 +98,6 @@ class Method:
     joins: bool = True
     is_prepared: bool = True
     keeps_labels: bool = False
-    pads_sums: bool = False
     tells: str = ""
     holds_out: bool = True
     overfits: bool = False

@@ -30,6 +30,7 @@ class ClassResponse(Response):
     """A class: the likeliest by the ``probabilities`` (N, k) of the scores."""
 
     headline: ClassVar[str] = "log_loss"
+    ratio: ClassVar[str] = "odds ratio"
     probabilities: Callable[[FloatArray], FloatArray]
 
     def predict(self, scores: FloatArray) -> FloatArray:

@@ -45,12 +45,14 @@ class MeanResponse(NumberResponse):
     """A mean, whose model is measured by its deviance."""
 
     headline: ClassVar[str] = "deviance"
+    ratio: ClassVar[str] = "ratio of means"
 
 
 class LogLink(Objective):
     """Half the deviance of labels whose mean is exp(h)."""
 
     class_counts = range(1)
+    has_likelihood = True
     least_label: ClassVar[float] = 0.0
     """The least label that it takes."""
 
@@ -98,10 +100,14 @@ class LogLink(Objective):
         mu = exponential(scores)
         return (mu - self.target.columns) * (mu / self.variance(mu))
 
-    def curvature(self, base: FloatArray) -> float:
+    def information(self, scores: FloatArray) -> FloatArray:
         """Return mu^2 / V(mu), which labels of that mean have on average."""
-        mu = exponential(base)
-        return float((mu * mu / self.variance(mu))[0])
+        mu = exponential(scores[:, 0])
+        return mu * (mu / self.variance(mu))
+
+    def curvature(self, base: FloatArray) -> float:
+        """Return mu^2 / V(mu)."""
+        return float(self.information(base[None, :])[0])
 
     def prox_block(
         self, centre: FloatArray, rho: float, start: FloatArray
@@ -160,6 +166,7 @@ class Poisson(LogLink):
     """
 
     name = "poisson"
+    dispersion_is_known = True
 
     def variance(self, mu: FloatArray) -> FloatArray:
         """Return mu."""
@@ -262,6 +269,7 @@ class NegativeBinomial(LogLink):
     """
 
     name = "negative-binomial"
+    dispersion_is_known = True
     parameter = 1.0
     parameter_range = (0.0, float("inf"))
 

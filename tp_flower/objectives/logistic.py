@@ -50,6 +50,8 @@ class Logistic(ClassObjective):
 
     name = "logistic"
     class_counts = range(2, 3)
+    has_likelihood = True
+    dispersion_is_known = True
     max_curvature = 0.25
 
     @classmethod

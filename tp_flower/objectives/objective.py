@@ -58,6 +58,9 @@ class Objective(ABC):
         has_constant_hessian: whether the Hessian is the same at all scores: then it
             need not be sent, and gradients tell sums of scores.
         has_curvature: whether second derivatives tell how long steps may be.
+        has_likelihood: whether it is the deviance of a family of distributions, whose
+            information standard errors are made of.
+        dispersion_is_known: whether that family has no scale of its own to estimate.
         max_curvature: a bound on the Hessian's largest eigenvalue; infinity for none.
         is_of_residuals: whether it depends on h - y alone: what is added to a score may
             be taken from the label.
@@ -75,6 +78,8 @@ class Objective(ABC):
     is_separable: ClassVar[bool] = True
     has_constant_hessian: ClassVar[bool] = False
     has_curvature: ClassVar[bool] = True
+    has_likelihood: ClassVar[bool] = False
+    dispersion_is_known: ClassVar[bool] = False
     max_curvature: ClassVar[float] = math.inf
     is_of_residuals: ClassVar[bool] = False
     noise_kind: ClassVar[type | None] = None
@@ -147,6 +152,25 @@ class Objective(ABC):
         It is LightGBM's, where that is more careful than the Hessian.
         """
         return self.hessian(scores)
+
+    def information(self, scores: FloatArray) -> FloatArray:
+        """Return the expected second derivative of every row, (N,), without weights.
+
+        It is Fisher's information of the row about its only score, in units of the
+        dispersion (McCullagh and Nelder 1989, section 2.5): the Hessian, where that is
+        the same for all labels.
+        """
+        return self.hessian(scores)[:, 0]
+
+    def squared_residuals(self, scores: FloatArray) -> FloatArray:
+        """Return Pearson's (y - mu)^2 / V(mu) of every row, (N,), without weights.
+
+        Their sum by the degrees of freedom estimates the dispersion.
+        """
+        slope = self.gradient(scores)[:, 0]
+        # with a gradient (mu - y) m / V, and an information m^2 / V
+        squares: FloatArray = slope * slope / self.information(scores)
+        return squares
 
     def curvature(self, base: FloatArray) -> float:
         """Return the mean diagonal of the Hessian at a constant score."""

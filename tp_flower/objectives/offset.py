@@ -131,6 +131,10 @@ class OffsetObjective(Objective):
         """Return the curvature by which leaves are measured, (N, 1)."""
         return self.without.tree_hessian(scores + self._added)
 
+    def information(self, scores: FloatArray) -> FloatArray:
+        """Return the expected second derivative of every row, (N,)."""
+        return self.without.information(scores + self._added)
+
     def base_scores(self) -> FloatArray:
         """Return the best constant beside the offset, (1,).
 

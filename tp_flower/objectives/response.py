@@ -25,6 +25,7 @@ class Response(ABC):
         kind: the label's type, which a predicted class has: "number", "boolean" or
             "text".
         headline: the metric by which a model is compared with a constant.
+        ratio: what the exponential of a coefficient is; "" if it is nothing.
         reads_scores: whether the scores of the training rows add to it; see
             :meth:`Objective.fit_response`.
     """
@@ -34,6 +35,7 @@ class Response(ABC):
     classes: tuple[str, ...] = ()
     kind: str = "number"
     headline: ClassVar[str]
+    ratio: ClassVar[str] = ""
     reads_scores: ClassVar[bool] = False
 
     @abstractmethod

@@ -62,6 +62,7 @@ class Squared(NumberObjective):
 
     name = "squared"
     has_constant_hessian = True
+    has_likelihood = True
     noise_kind = NumberNoise
     max_curvature = 1.0
 

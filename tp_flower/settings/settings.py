@@ -130,8 +130,12 @@ class Settings(
     @property
     def has_join_secrets(self) -> bool:
         """Whether the sites of a join's two sides share a secret of the join."""
-        is_padded = self.mode == run.TRAIN and self.method.pads_sums
-        return self.privacy.scores == MASKED or is_padded
+        return self.privacy.scores == MASKED or self.pads_sums
+
+    @property
+    def pads_sums(self) -> bool:
+        """Whether sums by join key leave, under pads that the two sides share."""
+        return self.mode == run.TRAIN and self.rules.pads_sums(self)
 
     @property
     def is_noisy(self) -> bool:
@@ -505,7 +509,7 @@ def _conflicts_of_privacy(values: Settings) -> Iterator[str]:
     privacy = values.privacy
     strategy = values.method_name
     # the noise of padded sums is for the weights that rows have
-    if values.row_weight != run.JOINED and not values.method.pads_sums:
+    if values.row_weight != run.JOINED and not values.rules.pads_sums(values):
         yield from weight_problems(values.row_weight, privacy)
     solves_tables = values.method.solves_tables
     is_exact = solves_tables and not values.other_model

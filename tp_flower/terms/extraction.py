@@ -78,7 +78,7 @@ def shares_label_scale(proposal: Proposal, settings: Settings) -> bool:
 
     With noise, labels are clipped to a range that has been declared.
     """
-    is_padded = settings.mode == TRAIN and settings.method.pads_sums
+    is_padded = settings.pads_sums and settings.method.keeps_labels
     is_padded = is_padded and not settings.privacy.covers_features
     return is_padded and len(proposal.shards_of(proposal.label_table)) > 1
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations_with_replacement
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from tp_flower.methods.moments.counts import (
     whole_weights,
 )
 from tp_flower.methods.moments.exchange import Contribution, PassRows
-from tp_flower.methods.moments.messages import CountedPart, PaddedPart
+from tp_flower.methods.moments.messages import CountedPart, InformationPart, PaddedPart
 from tp_flower.methods.moments.terms import label_width, passes_without_partner
 from tp_flower.methods.moments.tree import JoinTree
 from tp_flower.methods.moments.words import WordArray
@@ -36,13 +37,18 @@ class JoinCounts:
     """The joins of a run as the server counts them.
 
     Attributes:
-        passes: the numbers of the run's subsets of joined rows.
+        splitting: the table by whose rows joined rows are held out.
+        passes: the numbers of the run's subsets of joined rows, or of its weightings.
+        label_weights: in each weighting, of the rows of the label's table, (p, n); a
+            joined row that is left out weighs 0. None for subsets, in which rows count
+            as the run weighs them.
     """
 
     joined: JoinedTables
     tree: JoinTree
     splitting: str
     passes: tuple[int, ...]
+    label_weights: IntArray | None = None
 
     @classmethod
     def of(cls, joined: JoinedTables, splitting: str, tree: JoinTree) -> "JoinCounts":
@@ -50,9 +56,19 @@ class JoinCounts:
         passes = tuple(np.unique(joined.subset).tolist())
         return cls(joined, tree, splitting, passes)
 
+    @classmethod
+    def weighed(
+        cls, joined: JoinedTables, tree: JoinTree, label_weights: IntArray
+    ) -> "JoinCounts":
+        """Return what joined rows weigh, each as its row of the label's table."""
+        passes = tuple(range(len(label_weights)))
+        return cls(joined, tree, joined.bound.label_table, passes, label_weights)
+
     @property
     def outputs(self) -> int:
-        """The number of the label's columns."""
+        """The number of the label's columns; none where rows are weighed."""
+        if self.label_weights is not None:
+            return 0
         return label_width(len(self.joined.labels.classes))
 
     def columns(self, features: Mapping[str, int]) -> dict[str, int]:
@@ -91,6 +107,11 @@ class JoinCounts:
     def _weights(self, table: str) -> IntArray:
         """Return the weights of a table's rows in every pass, (p, n)."""
         joined = self.joined
+        if self.label_weights is not None:
+            if table == joined.bound.label_table:
+                return self.label_weights
+            shape = (len(self.passes), joined.extracted.table_rows[table])
+            return np.ones(shape, np.int64)
         if table == joined.weighting.entity:
             return self._equal_weights(table)
         weights = np.ones(joined.extracted.table_rows[table], np.int64)
@@ -156,6 +177,24 @@ class JoinCounts:
         self, part: Part, encoding: TableEncoding, bits: IntArray | None
     ) -> CountedPart:
         """Return what a part is told; ``bits`` are common to its table's shards."""
+        passes = self.bits[part.table]
+        return CountedPart(
+            encoder=encoding.sealed,
+            passes=None if passes is None else passes[self._rows_of(part)],
+            **self._told(part, bits),
+        )
+
+    def weighed_part(
+        self, part: Part, bits: IntArray | None, weights: FloatArray | None
+    ) -> InformationPart:
+        """Return what a part is told of joined rows that are weighed.
+
+        ``weights`` are those of the trained rows of the label's table, (p, n).
+        """
+        return InformationPart(weights=weights, **self._told(part, bits))
+
+    def _told(self, part: Part, bits: IntArray | None) -> dict[str, Any]:
+        """Return the fields about the tuples behind each join, and of the columns."""
         table = part.table
         incoming = {}
         beside = {}
@@ -164,15 +203,12 @@ class JoinCounts:
             other = self.tree.edges[number].other(table)
             incoming[str(number)] = self._by_shard[number, other][:, places]
             beside[str(number)] = self._by_shard[number, table][:, places]
-        passes = self.bits[table]
         is_sharded = len(self.joined.extracted.parts[table]) > 1
-        return CountedPart(
-            encoder=encoding.sealed,
-            incoming=incoming,
-            beside=beside if is_sharded else {},
-            passes=None if passes is None else passes[self._rows_of(part)],
-            bits=bits if is_sharded else None,
-        )
+        return {
+            "incoming": incoming,
+            "beside": beside if is_sharded else {},
+            "bits": bits if is_sharded else None,
+        }
 
     def told_shards(self, number: int, table: str) -> int:
         """Return of how many shards' counts those of a table are told, of a join."""

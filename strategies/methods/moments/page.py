@@ -4,13 +4,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from strategies.methods.moments.errors_page import coefficients
 from strategies.methods.moments.section import PASSES
-from tp_flower.methods.moments.inference import STATISTICS
 from tp_flower.reports import blocks, console
 
 MOST_ROWS: Final = 16
 MOST_LOADINGS: Final = 4
-SHOWN: Final = {"t": "{:.2f}".format, "p": "{:.3g}".format}
 
 
 def sections(report: blocks.Record) -> blocks.Blocks:
@@ -19,7 +18,8 @@ def sections(report: blocks.Record) -> blocks.Blocks:
     The console prints of a training what is not folded, and all on request.
     """
     moments = report.at("moments")
-    yield _coefficients(report)
+    if moments:
+        yield from coefficients(report, moments.text("errors"))
     yield _noise(report)
     yield _tables(report)
     yield _path(moments.records("path"))
@@ -51,45 +51,6 @@ def _path(fits: Sequence[blocks.Record]) -> blocks.Table:
     ]
     title = "Least squares by penalty (the loss is half the mean square)"
     return blocks.tabulate(title, thin(fits, MOST_ROWS), columns, is_folded=True)
-
-
-def _coefficients(report: blocks.Record) -> blocks.Block | None:
-    """Return the coefficients of largest t with their errors, or why there are none."""
-    note = report.at("moments").text("errors")
-    tables = report.at("coefficients")
-    entries = [
-        blocks.Record({**entry.content, "feature": f"{table}.{entry.text('feature')}"})
-        for table in tables.content
-        for entry in tables.records(table)
-        if entry.number("standard-error") is not None or entry.number("noise")
-    ]
-    is_noisy = any("noise" in entry.content for entry in entries)
-    statistics = ("noise",) if is_noisy else STATISTICS
-    largest = sorted(entries, key=_significance, reverse=True)
-    if undetermined := report.at("moments").texts("undetermined"):
-        listed = ", ".join(undetermined[:MOST_ROWS])
-        note += f" None, as they are combinations of others: {listed}."
-    if not entries:
-        return blocks.Prose(note) if note else None
-    values = ("value", *statistics)
-    show = console.value_format(
-        entry.number(name) for entry in entries for name in ("value", statistics[0])
-    )
-    columns = [
-        blocks.text_column("column", "feature"),
-        *(_number(name, name, SHOWN.get(name, show)) for name in values),
-    ]
-    title = "Coefficients and their standard errors"
-    if is_noisy:
-        title = "Coefficients and the deviations that noise gives them"
-    return blocks.tabulate(title, largest[:MOST_ROWS], columns, note)
-
-
-def _significance(entry: blocks.Record) -> float:
-    """Return |t|, or how many deviations of noise a coefficient is from 0."""
-    if noise := entry.number("noise"):
-        return abs(entry.number("value") or 0.0) / noise
-    return abs(entry.number("t") or 0.0)
 
 
 def _noise(report: blocks.Record) -> blocks.Table | None:

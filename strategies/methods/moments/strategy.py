@@ -16,6 +16,12 @@ from typing import Any, Final
 import numpy as np
 
 from strategies.disclosures import DisclosureValues
+from strategies.methods.moments.assembly import (
+    ALTERED,
+    PADS,
+    common_bits,
+    matrices,
+)
 from strategies.methods.moments.column_layout import ColumnLayout
 from strategies.methods.moments.join_counts import JoinCounts
 from strategies.methods.moments.noise import (
@@ -52,11 +58,10 @@ from strategies.training.outcome import Outcome
 from strategies.training.strategy import TrainingStrategy
 from strategies.training.traffic import TableSize, Traffic
 from strategies.training.trend import CONVERGED
-from tp_flower.arrays import BoolArray, FloatArray, IntArray
+from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import QueryError, ReplyError
 from tp_flower.learning.models.local_model import LINEAR
-from tp_flower.methods.moments.exchange import Assembly
-from tp_flower.methods.moments.inference import STATISTICS, Inference
+from tp_flower.methods.moments.inference import Inference
 from tp_flower.methods.moments.messages import (
     TRAIN_MOMENTS,
     TRAIN_SOLUTION,
@@ -82,7 +87,6 @@ from tp_flower.methods.moments.terms import (
     splitting_table,
     tree_of,
 )
-from tp_flower.methods.moments.words import public_bits, to_numbers
 from tp_flower.objectives import Objective, Target, make_objective
 from tp_flower.protocol.training_messages import Update
 from tp_flower.query import BoundQuery
@@ -91,18 +95,11 @@ from tp_flower.reports.records import RunReport
 from tp_flower.settings.run import JOINED
 from tp_flower.splits import TEST, VALIDATION
 
-PADS: Final = (
-    "one-time pads by join key (AES-256) that the sites of a join share: an honest "
-    "server reads these sums alone"
-)
 NOISE: Final = (
     "Gaussian noise covers the values of a row, or privacy-unit, of {tables} (epsilon "
     "{epsilon:g} each, delta {delta:g}), given keys, counts and the label's classes"
 )
 WORD: Final = 8  # bytes
-MAGNITUDE: Final = 3
-"""Of encoded columns, as a power of two: standardised ones have a mean square of 1."""
-SPARE_BITS: Final = 2
 
 
 class Moments(JoinMethod):
@@ -244,7 +241,7 @@ class Moments(JoinMethod):
                 part.number: self._counts.part(
                     part,
                     encoders[part.table],
-                    self._common_bits(part.table, layout.columns[part.table]),
+                    common_bits(self._counts, layout, part.table, self._magnitude),
                 )
                 for part in joined.parts
             },
@@ -317,18 +314,6 @@ class Moments(JoinMethod):
         shards = {name: len(layout.parts) for name, layout in joined.layouts.items()}
         return norms.bits(int(self._counts.totals.sum()), shards)
 
-    def _common_bits(self, table: str, columns: int) -> IntArray:
-        """Return the bits of the columns of a table in several shards, (d,)."""
-        joined = self._counts.joined
-        magnitudes = np.full(columns, MAGNITUDE)
-        if table == joined.bound.label_table:
-            outputs = self._counts.outputs
-            magnitudes[-1 - outputs :] = 0
-            magnitudes[-1 - outputs : -1] = self._magnitude
-        # one shard may have most of the largest rows
-        magnitudes += SPARE_BITS
-        return public_bits(int(self._counts.totals.sum()), magnitudes)
-
     def _base_score(self, joined: JoinedTables) -> FloatArray:
         """Return the mean label, as other methods have it; 0 of classes."""
         if joined.labels.classes:
@@ -363,48 +348,19 @@ class Moments(JoinMethod):
         self, joined: JoinedTables, replies: Replies, layout: ColumnLayout
     ) -> dict[int, JoinedMoments]:
         """Return the moments of every pass, from the sites' padded sums."""
-        bits = self._column_bits(joined, replies, layout)
         deviations = layout.deviations(self._noise_of_tables(joined, replies))
         moments = {}
-        for position, number in enumerate(self._counts.passes):
-            contributions = {
-                table: self._counts.read(table, replies, position, layout.columns)
-                for table in layout.columns
-            }
-            assembly = Assembly(
-                self._counts.tree, self._counts.of_pass(position), contributions
-            )
-            matrix = np.zeros((layout.total, layout.total))
-            for (first, second), words in assembly.blocks().items():
-                block = to_numbers(words, bits[first], bits[second])
-                matrix[layout.places[first], layout.places[second]] = block
-                matrix[layout.places[second], layout.places[first]] = block.T
+        read = matrices(self._counts, replies, layout)
+        for position, (number, matrix) in enumerate(read.items()):
             found = JoinedMoments(
                 matrix, layout.features, layout.labels, layout.intercept, deviations
             )
             if not found.are_of(int(self._counts.totals[position])):
-                raise ReplyError(
-                    "the sites' sums are not the moments of the joined rows: a site "
-                    "was told other counts than the others, or words were altered on "
-                    "their way"
-                )
+                raise ReplyError(ALTERED)
             if self._label_unit is not None:
                 found = found.in_unit_of(self._label_unit)
             moments[number] = found
         return moments
-
-    def _column_bits(
-        self, joined: JoinedTables, replies: Replies, layout: ColumnLayout
-    ) -> dict[str, IntArray]:
-        """Return the bits of every table's columns, on which its shards agree."""
-        bits: dict[str, IntArray] = {}
-        for part in joined.parts:
-            of_part = replies.body(part, PaddedPart).bits
-            if of_part.shape != (layout.columns[part.table],):
-                raise refuse(part, f"bits of {len(of_part)} columns")
-            if not np.array_equal(bits.setdefault(part.table, of_part), of_part):
-                raise refuse(part, "other bits than its table's other shards")
-        return bits
 
     @property
     def _is_noisy(self) -> bool:
@@ -448,7 +404,7 @@ class Moments(JoinMethod):
         if problem.classes:
             solution = trained.discriminant(fit.penalty.l2)
         elif not (asked.l1 or self._is_weighted or self._is_noisy):
-            self._inference = Inference.of(trained, fit)
+            self._inference = Inference.of_squares(trained, fit)
         if self._is_noisy:
             self._noise = NoiseEffect.of(
                 self.moments,
@@ -530,7 +486,7 @@ class Moments(JoinMethod):
         estimates = self._parameters(problem, self._fit.solution)[:, 0]
         blocks = self._by_table(problem, self._inference.statistics(estimates))
         return {
-            table: {name: block[:, [n]] for n, name in enumerate(STATISTICS)}
+            table: {name: block[:, [n]] for n, name in enumerate(self._inference.names)}
             for table, block in blocks.items()
         }
 

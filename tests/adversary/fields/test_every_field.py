@@ -39,7 +39,11 @@ from tp_flower.methods.coreset.messages import (
     TRAIN_ROWS,
     TRAIN_WEIGH,
 )
-from tp_flower.methods.moments.messages import TRAIN_MOMENTS, TRAIN_SOLUTION
+from tp_flower.methods.moments.messages import (
+    TRAIN_INFORMATION,
+    TRAIN_MOMENTS,
+    TRAIN_SOLUTION,
+)
 from tp_flower.methods.personalised.messages import (
     TRAIN_PERSONAL,
     TRAIN_PERSONALISE,
@@ -64,6 +68,9 @@ TRAINING = {
     "bins": {"num_epochs": 1, "bins": 4, "validation_fraction": 0.4},
     # of this seed every site has three rows to train and to test on
     "moments": {"num_epochs": 1, "test_fraction": 0.5, "seed": 1},
+    # where no row weighs most
+    "information": {"standard_errors": "model", "tolerance": 0.5, "l2": 1.0}
+    | {"test_fraction": 0.0},
 }
 BOTH = ("default", "strict")
 ATTACKED: dict[str, tuple[tuple[str, ...], tuple[Action, ...]]] = {
@@ -81,6 +88,7 @@ ATTACKED: dict[str, tuple[tuple[str, ...], tuple[Action, ...]]] = {
     "drawing": (("default",), (TRAIN_MEASURE, TRAIN_DRAW, TRAIN_WEIGH)),
     "coreset-ridge": (("default",), (TRAIN_ROWS,)),
     "moments": (("default", "aggregates"), (TRAIN_MOMENTS, TRAIN_SOLUTION)),
+    "information": (("default", "aggregates"), (TRAIN_INFORMATION,)),
     "personalised": (
         ("default",),
         (TRAIN_PERSONALISE, TRAIN_SUMMARISE, TRAIN_PERSONAL),
@@ -118,7 +126,7 @@ def run(name: str):
         )
     if name == "explain":
         return partial(federated.train, sql=SQL, method=Explain, mode="explain")
-    method = {"drawing": "admm", "bins": "cg"}.get(name, name)
+    method = {"drawing": "admm", "bins": "cg", "information": "cg"}.get(name, name)
     return partial(federated.train, sql=SQL, method=method, **TRAINING[name])
 
 
@@ -200,6 +208,7 @@ def is_inherent(field: str) -> bool:
     "drawing-default",
     "coreset-ridge-default",
     "moments-aggregates",
+    "information-aggregates",
     "bins-default",
     "personalised-default",
     "predict-strict",

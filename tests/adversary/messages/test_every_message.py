@@ -41,7 +41,12 @@ from tp_flower.methods.coreset.messages import (
     TRAIN_ROWS,
     TRAIN_WEIGH,
 )
-from tp_flower.methods.moments.messages import TRAIN_MOMENTS, TRAIN_SOLUTION
+from tp_flower.methods.moments.messages import (
+    LARGEST_WEIGHT,
+    TRAIN_INFORMATION,
+    TRAIN_MOMENTS,
+    TRAIN_SOLUTION,
+)
 from tp_flower.methods.personalised.messages import (
     TRAIN_PERSONAL,
     TRAIN_PERSONALISE,
@@ -76,6 +81,17 @@ def huge_step(packet):
     return array(ORDERS, "step", change)(packet)
 
 
+def heavy_row(packet):
+    """Let the first row weigh far more than all others."""
+
+    def change(told):
+        changed = np.full_like(told, 9)
+        changed[:, 0] = LARGEST_WEIGHT
+        return changed
+
+    return array(ORDERS, "weights", change)(packet)
+
+
 def envelope(packet):
     return {key: packet.header[key] for key in ("run", "round", "after")}
 
@@ -100,6 +116,12 @@ SGD = (TRAIN_SGD, TRAIN_STEP)
 DRAWING = (TRAIN_MEASURE, TRAIN_DRAW, TRAIN_WEIGH)
 MOMENTS = (TRAIN_MOMENTS, TRAIN_SOLUTION)
 ONCE = {"num_epochs": 1, "test_fraction": 0.0, "policies": OF_MOMENTS}
+WITH_ERRORS = {
+    "standard_errors": "model",
+    "num_epochs": 0,
+    "test_fraction": 0.0,
+    "policies": OF_MOMENTS,
+}
 BINNED = {"bins": 4, "validation_fraction": 0.3}
 PERSONAL = (TRAIN_PERSONALISE, TRAIN_SUMMARISE, TRAIN_PERSONAL)
 RUNS = {
@@ -110,6 +132,7 @@ RUNS = {
     **dict.fromkeys(SGD, ("sgd", {"batch_size": 5})),
     **dict.fromkeys(DRAWING, ("admm", {"coreset_size": 6})),
     **dict.fromkeys(MOMENTS, ("moments", ONCE)),
+    TRAIN_INFORMATION: ("cg", WITH_ERRORS),
     **dict.fromkeys(PERSONAL, ("personalised", OWN_LABELS)),
 }
 """The run that has the request; of all others it is one of ADMM."""
@@ -168,6 +191,8 @@ ATTACKS = {
     TRAIN_ROWS: (SHOP, rows_too, "'train.rows' is no message of a run by 'admm'"),
     # two sums that differ in few rows
     TRAIN_MOMENTS: (SHOP, TWO_PASSES, "'passes' has a row in several passes"),
+    # sums that are those of one row
+    TRAIN_INFORMATION: (SHOP, heavy_row, "min-rows.* one of which weighs most"),
     TRAIN_SOLUTION: (SHOP, MORE_PARAMETERS, "'parameters'"),
     TRAIN_PERSONALISE: (SHOP, TRAINED_1, "min-rows.* the model of table 'o'|a row is"),
     TRAIN_SUMMARISE: (SHOP, change_of("summaries = 7"), "malformed"),

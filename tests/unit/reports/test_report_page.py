@@ -12,6 +12,7 @@ from contextlib import closing
 from copy import deepcopy
 from hashlib import sha256
 from itertools import pairwise
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -25,7 +26,9 @@ from strategies.report_page import page as pages
 from strategies.report_page.page import PAGE_FILE, ReportError, read_report, render
 from strategies.report_page.plots import (
     MOST_POINTS,
+    Interval,
     axis_from_zero,
+    interval_figure,
     linear_axis,
     log_axis,
     spread,
@@ -182,6 +185,29 @@ def test_drawings_are_to_scale():
     left, right = figure.svg.iter("rect")
     start = float(left.attrib["x"]) + float(left.attrib["width"])
     assert float(right.attrib["x"]) == pytest.approx(start, abs=0.01)
+
+
+@pytest.mark.parametrize("ratio", ["", "odds ratio"])
+def test_intervals_are_to_scale(ratio):
+    given_ends = [(0.0, -1.0, 1.0), (1.5, 0.5, 2.5)]
+    intervals = [Interval(f"x{n}", *ends) for n, ends in enumerate(given_ends)]
+    figure = interval_figure("Intervals", intervals, ratio)
+    drawing = ElementTree.fromstring(str(figure.svg))
+    neutral, *lines = drawing.iter("line")
+    places = {0.0: float(neutral.attrib["x1"])}
+    for line, (_, low, high) in zip(lines, given_ends, strict=True):
+        places |= {low: float(line.attrib["x1"]), high: float(line.attrib["x2"])}
+    for dot, (value, _, _) in zip(drawing.iter("circle"), given_ends, strict=True):
+        places[value] = float(dot.attrib["cx"])
+    # the logarithms of ratios, and the values themselves, are on a line
+    values, found = np.array(sorted(places.items())).T
+    slope, start = np.polyfit(values, found, 1)
+    np.testing.assert_allclose(found, start + slope * values, atol=0.02)
+    assert slope > 0.0
+    shown = [float(cell) for row in figure.table.rows for cell in row[1:]]
+    ends = np.array(given_ends).ravel()
+    np.testing.assert_allclose(shown, np.exp(ends) if ratio else ends, rtol=1e-3)
+    assert interval_figure("none", []) is None
 
 
 @settings(max_examples=40)

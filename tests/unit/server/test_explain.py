@@ -32,6 +32,7 @@ from tests.support.tables.sources import tables_file, write_frame
 from tp_flower.errors import MappingError
 from tp_flower.methods.boost.messages import TRAIN_PAIRS, TRAIN_REGIONS
 from tp_flower.methods.coreset.messages import TRAIN_DRAW, TRAIN_MEASURE, TRAIN_WEIGH
+from tp_flower.methods.moments.messages import TRAIN_INFORMATION
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol.messages import ACTIONS, Action, action_named
 from tp_flower.protocol.training_messages import Update
@@ -169,6 +170,8 @@ def test_every_message_is_of_a_method_or_a_prediction():
         # where policies let a table be divided
         TRAIN_REGIONS,
         TRAIN_PAIRS,
+        # where conjugate gradients end with standard errors
+        TRAIN_INFORMATION,
         Action.SESSION,
         Action.FINISH,
     }

@@ -21,7 +21,6 @@ MOMENTS: Final = Method(
     keeps_labels=True,
     is_compared=True,
     takes_loss=least_squares,
-    pads_sums=True,
     tells="the second moments of the joined rows: for each two columns of the tables, "
     "the label among them, the sum of their products; nothing of a row",
 )

@@ -1,35 +1,57 @@
-"""Standard errors of a regression, from second moments.
+"""Standard errors of a linear model, from second moments of the joined rows.
 
-With C the covariance of the features over N rows, sigma^2 the variance of the residuals
-and r the rank of C, the estimate under a ridge has the covariance
+The information matrix of a generalised linear model is a second moment of the joined
+rows, each weighted by the information W_j that it has about its own score (Fisher; of
+least squares, W = 1). With M = sum_j W_j, C the features' weighted covariance, and the
+penalty of the methods, N l2 / 2 |theta|^2, the estimate has the covariance
 
-    sigma^2 (C + l2)^-1 C (C + l2)^-1 / N,    sigma^2 = sum_j r_j^2 / (N - r - 1)
+    phi A C A / M,    A = (C + (N / M) l2)^-1
 
-for given features and rows whose labels are independent; without l2 it is that of
-ordinary least squares, sigma^2 (X^T X)^-1. It is conditional on l2: the spread of the
+for given features and rows whose labels are independent; without l2 it is the inverse
+of the information, phi (X^T W X)^-1. It is conditional on l2: the spread of the
 estimate around its own mean, which l2 has drawn towards 0 (Hoerl and Kennard 1970,
-"Ridge Regression", section 4). A lasso chooses its columns by the same labels, and no
-such formula holds (Tibshirani 1996, section 2.5): there are no errors then.
+"Ridge Regression", section 4). The dispersion phi is 1 for classes and counts, else
+Pearson's squared residuals by their degrees of freedom (McCullagh and Nelder 1989,
+section 2.2.2).
+
+*Robust* errors hold where the family's variance does not. In place of phi C between the
+inverses they have the moments of the features weighted by squared derivatives of the
+loss (White 1980; HC0 of MacKinnon and White 1985).
+
+A lasso chooses its columns by the same labels, and no such formula holds (Tibshirani
+1996, section 2.5): there are no errors then.
 
 Notation:
     d  features        C = V diag(w) V^T
 """
 
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import numpy as np
+import scipy.linalg
 from scipy import special
 
-from tp_flower.arrays import BoolArray, FloatArray
+from tp_flower.arrays import BoolArray, FloatArray, IndexArray
 from tp_flower.methods.moments.penalties import Fit
-from tp_flower.methods.moments.solve import JoinedMoments
+from tp_flower.methods.moments.solve import LEAST_EIGENVALUE, JoinedMoments
 
-STATISTICS: Final = ("standard-error", "t", "p", "low", "high")
-"""Of a coefficient: p for both sides, and the ends of its interval."""
 CONFIDENCE: Final = 0.95
 ESTIMABLE: Final = 1e-8
 """The share of a column that may be a combination of the others, by rounding."""
+
+
+class Wald(NamedTuple):
+    """A test of the hypothesis that some coefficients are all 0.
+
+    Attributes:
+        statistic: chi-squared, or F where the dispersion is estimated.
+        columns: how many of them are free, the degrees of freedom.
+    """
+
+    statistic: float
+    columns: int
+    p: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,52 +59,157 @@ class Inference:
     """How well the coefficients of features, and the intercept, are known.
 
     Attributes:
-        errors: standard errors, (d + 1,), that of the intercept last; NaN for those
-            that collinear columns leave undetermined.
-        freedom: degrees of freedom of sigma^2.
+        covariance: of all of them, (d + 1, d + 1), that of the intercept last.
+        free: directions in which coefficients are a matter of choice, as columns are
+            collinear, (d + 1, z).
+        freedom: degrees of freedom of the dispersion; infinity where it is known.
     """
 
-    errors: FloatArray
+    covariance: FloatArray
+    free: FloatArray
     freedom: float
 
     @classmethod
-    def of(cls, moments: JoinedMoments, fit: Fit) -> Self:
-        """Return the errors of a regression without l1, by the rows that it fits."""
-        spectrum = moments.spectrum
+    def of_squares(cls, moments: JoinedMoments, fit: Fit) -> Self:
+        """Return that of a regression without l1, by the rows that it fits."""
         rows = moments.joined_rows
-        freedom = rows - spectrum.rank - 1.0
+        freedom = rows - moments.spectrum.rank - 1.0
         squares = 2.0 * rows * moments.metrics(fit.solution)["loss"]
         variance = squares / freedom if freedom > 0.0 else np.nan
-        # of theta, and of b = mean of y - mean of x theta, along the eigenvectors
-        combinations = np.vstack(
-            [np.eye(len(moments.features)), -moments.mean_features]
+        return cls.of(moments, fit.penalty.l2, variance, freedom)
+
+    @classmethod
+    def of(
+        cls,
+        information: JoinedMoments,
+        l2: float,
+        dispersion: float,
+        freedom: float,
+        squares: JoinedMoments | None = None,
+    ) -> Self:
+        """Return that of a fit with the penalty M l2 / 2 |theta|^2.
+
+        Args:
+            information: the moments of joined rows that weigh W, M in all.
+            l2: the penalty, (N / M) times that of the fit.
+            dispersion: phi.
+            freedom: its degrees of freedom.
+            squares: those that weigh the squared derivatives of the loss, for errors
+                that are robust.
+        """
+        spectrum = information.spectrum
+        # of theta, and of b, along the eigenvectors
+        turned = np.vstack(
+            [spectrum.vectors, -information.mean_features @ spectrum.vectors]
         )
-        shares = (combinations @ spectrum.vectors) ** 2
-        l2 = fit.penalty.l2
-        spread = shares @ (spectrum.values * spectrum.inverses(l2) ** 2)
-        spread[-1] += 1.0
-        errors = np.sqrt(variance * spread / rows)
-        if not l2:
-            undetermined = shares[:, spectrum.values == 0.0].sum(axis=1)
-            errors[undetermined > ESTIMABLE] = np.nan
-        return cls(errors, freedom)
+        inverses = spectrum.inverses(l2)
+        mass = information.joined_rows
+        if squares is None:
+            spread = turned * (np.sqrt(spectrum.values) * inverses)
+            covariance = spread @ spread.T
+            covariance[-1, -1] += 1.0
+            covariance *= dispersion / mass
+        else:
+            bread = (turned * inverses) @ turned.T
+            bread[-1, -1] += 1.0
+            covariance = bread @ _in_order(squares) @ bread / mass**2
+        free = turned[:, (spectrum.values == 0.0) & (l2 == 0.0)]
+        return cls(covariance, free, freedom)
+
+    @property
+    def errors(self) -> FloatArray:
+        """Standard errors, (d + 1,); NaN for those that are not determined."""
+        return self._errors(np.diag(self.covariance), self.free)
 
     @property
     def has_error(self) -> BoolArray:
         """Which features have an error, (d,): not those that others add up to."""
-        has_error: BoolArray = ~np.isnan(self.errors[:-1])
-        return has_error
+        return ~np.isnan(self.errors[:-1])
+
+    @property
+    def ratio(self) -> str:
+        """What the ratio of an estimate to its error is called, by its distribution."""
+        return "z" if np.isinf(self.freedom) else "t"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the columns of :meth:`statistics`: an error and its ratio, p, an interval.
+
+        p is of both sides.
+        """
+        return ("standard-error", self.ratio, "p", "low", "high")
 
     def statistics(self, estimates: FloatArray) -> FloatArray:
-        """Return what ``STATISTICS`` names of some estimates (d + 1,), (d + 1, 5).
+        """Return what ``names`` says of some estimates (d + 1,), (d + 1, 5).
 
-        That an intercept is 0 is no hypothesis: it has neither t nor p.
+        That an intercept is 0 is no hypothesis: it has neither a ratio nor p.
         """
+        statistics = self._of(estimates, self.errors)
+        statistics[-1, 1:3] = np.nan
+        return statistics
+
+    def contrasts(
+        self, columns: IndexArray, estimates: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return how some columns' coefficients differ from the first one's.
+
+        As indicators of categories do from those of a reference. Differences may be
+        determined where no coefficient is.
+
+        Returns:
+            The differences, (k - 1,), and their statistics, (k - 1, 5).
+        """
+        first, others = columns[0], columns[1:]
+        differences = estimates[others] - estimates[first]
+        variances = np.diag(self.covariance)
+        variances = variances[others] + variances[first]
+        variances -= 2.0 * self.covariance[first, others]
+        errors = self._errors(variances, self.free[others] - self.free[first])
+        return differences, self._of(differences, errors)
+
+    def test(self, columns: IndexArray, estimates: FloatArray) -> Wald:
+        """Return Wald's test that the coefficients of some columns are all 0.
+
+        Of indicators that add up to the intercept, that they are all alike. It is NaN
+        where other columns determine them.
+        """
+        block = self.covariance[np.ix_(columns, columns)]
+        values, vectors = scipy.linalg.eigh(block)
+        is_tested = values > LEAST_EIGENVALUE * max(values[-1], 0.0)
+        tested = vectors[:, is_tested]
+        count = tested.shape[1]
+        if not count or np.sum((tested.T @ self.free[columns]) ** 2) > ESTIMABLE:
+            return Wald(np.nan, count, np.nan)
+        along = tested.T @ estimates[columns]
+        square = float(np.sum(along**2 / values[is_tested]))
+        if np.isinf(self.freedom):
+            return Wald(square, count, float(special.chdtrc(count, square)))
+        f = square / count
+        return Wald(f, count, float(special.fdtrc(count, self.freedom, f)))
+
+    @staticmethod
+    def _errors(variances: FloatArray, free: FloatArray) -> FloatArray:
+        """Return the roots of variances (m,); NaN where a matter of choice."""
+        is_determined = (free**2).sum(axis=1) <= ESTIMABLE
+        return np.sqrt(np.where(is_determined, np.maximum(variances, 0.0), np.nan))
+
+    def _of(self, estimates: FloatArray, errors: FloatArray) -> FloatArray:
+        """Return what ``names`` says of estimates (m,) with errors, (m, 5)."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            t = estimates / self.errors
-        t[-1] = np.nan
-        p = 2.0 * special.stdtr(self.freedom, -np.abs(t))
-        reach = special.stdtrit(self.freedom, 0.5 + 0.5 * CONFIDENCE) * self.errors
+            ratios = estimates / errors
+        if np.isinf(self.freedom):
+            p = 2.0 * special.ndtr(-np.abs(ratios))
+            reach = special.ndtri(0.5 + 0.5 * CONFIDENCE) * errors
+        else:
+            p = 2.0 * special.stdtr(self.freedom, -np.abs(ratios))
+            reach = special.stdtrit(self.freedom, 0.5 + 0.5 * CONFIDENCE) * errors
         return np.column_stack(
-            [self.errors, t, p, estimates - reach, estimates + reach]
+            [errors, ratios, p, estimates - reach, estimates + reach]
         )
+
+
+def _in_order(moments: JoinedMoments) -> FloatArray:
+    """Return the moments of the features and the intercept, which is last."""
+    order = [*moments.features, moments.intercept]
+    matrix: FloatArray = moments.matrix[np.ix_(order, order)]
+    return matrix

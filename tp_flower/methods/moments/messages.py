@@ -11,10 +11,22 @@ from tp_flower.protocol.setup_messages import SealedText
 
 MOST_PASSES: Final = 3
 LARGEST_COUNT: Final = float(MOST_TUPLES)
+LARGEST_WEIGHT: Final = (1 << 16) - 1
+"""Of a row, as a whole number: of N = 10^6 joined rows, it leaves columns 13 bits after
+the point, and both are exact enough for standard errors of 2e-5."""
 
 Bits = Annotated[int, f.between(-64, 64)]
 Pass = Annotated[int, f.between(0, MOST_PASSES - 1)]
 """A subset of the joined rows: 0 is trained on, 1 validates, 2 is tested on."""
+Incoming = Annotated[
+    AnyArray,
+    f.ArraySpec("int64", ("passes", "keys-{}", "across-{}"), 0, LARGEST_COUNT),
+]
+Beside = Annotated[
+    AnyArray,
+    f.ArraySpec("int64", ("passes", "keys-{}", "beside-{}"), 0, LARGEST_COUNT),
+]
+ColumnBits = Annotated[AnyArray, f.ArraySpec("int64", ("columns",), -64, 64)]
 
 
 class CountedPart(PartBody, frozen=True, kw_only=True):
@@ -30,21 +42,9 @@ class CountedPart(PartBody, frozen=True, kw_only=True):
     """
 
     encoder: SealedText | None = None
-    incoming: dict[
-        str,
-        Annotated[
-            AnyArray,
-            f.ArraySpec("int64", ("passes", "keys-{}", "across-{}"), 0, LARGEST_COUNT),
-        ],
-    ] = {}
-    beside: dict[
-        str,
-        Annotated[
-            AnyArray,
-            f.ArraySpec("int64", ("passes", "keys-{}", "beside-{}"), 0, LARGEST_COUNT),
-        ],
-    ] = {}
-    bits: Annotated[AnyArray, f.ArraySpec("int64", ("columns",), -64, 64)] | None = None
+    incoming: dict[str, Incoming] = {}
+    beside: dict[str, Beside] = {}
+    bits: ColumnBits | None = None
     passes: Annotated[AnyArray, f.ArraySpec("uint8", ("rows",), 0, 7)] | None = None
 
 
@@ -96,7 +96,7 @@ class PaddedPart(PartBody, frozen=True, kw_only=True):
 
     features: f.Count
     deviation: f.NonNegative = 0.0
-    bits: Annotated[AnyArray, f.ArraySpec("int64", ("columns",), -64, 64)]
+    bits: ColumnBits
     sums: dict[
         str, Annotated[AnyArray, f.ArraySpec("uint64", ("joined-{}", "columns-{}"))]
     ] = {}
@@ -169,5 +169,80 @@ class SolutionReply(Reply, frozen=True, kw_only=True):
     schedule = ("parameters",)
 
 
+class InformationPart(PartBody, frozen=True, kw_only=True):
+    """How much the joined rows behind a table weigh, once for each weighting.
+
+    Attributes:
+        incoming: by number of a join, what the tuples of each shard on its other side
+            weigh that every key of this one is in.
+        beside: the same of each shard on its own side, where there are several.
+        bits: of each column after the point, where the table has several shards.
+        weights: of the label's table, what each row weighs that is trained on.
+    """
+
+    incoming: dict[str, Incoming] = {}
+    beside: dict[str, Beside] = {}
+    bits: ColumnBits | None = None
+    weights: (
+        Annotated[
+            AnyArray, f.ArraySpec("uint32", ("passes", "trained"), 0, LARGEST_WEIGHT)
+        ]
+        | None
+    ) = None
+
+
+class InformationRequest(Request, frozen=True, kw_only=True):
+    """After training, add up the rows by join key, weighted, under pads.
+
+    Attributes:
+        columns: of every table, the intercept's among them.
+    """
+
+    columns: dict[f.Name, f.Count]
+    parts: dict[int, InformationPart]
+
+    discloses = (
+        Discloses(
+            "of each trained row of the label's table, how much its loss bends at the "
+            "model's score, and for robust errors how steep it is; of each join key of "
+            "the site, the sum of these over the tuples of the tables behind the join",
+            fields=("weights", "incoming", "beside"),
+        ),
+        Discloses(
+            "how many columns each table has",
+            fields=("columns", "bits"),
+        ),
+    )
+
+
+class InformationReply(Reply, frozen=True, kw_only=True):
+    """The padded weighted sums of every table."""
+
+    parts: dict[int, PaddedPart]
+
+    discloses = (
+        Discloses(
+            "weighted second moments of the joined training rows: for each two columns "
+            "of the tables, the sum of their products, each row weighted by how much "
+            "its loss bends, and for robust errors by its squared slope; nothing of a "
+            "row",
+            fields=("sums", "products"),
+            covered_by="pads",
+            kinds=("second-moments",),
+            policy="moments",
+        ),
+        Discloses(
+            "the magnitude of each encoded column, as a power of two",
+            fields=("bits",),
+            kinds=("second-moments",),
+            policy="moments",
+        ),
+    )
+    schedule = ("features", "deviation")
+
+
 TRAIN_MOMENTS: Final = declare_action("train.moments", MomentsRequest, MomentsReply)
 TRAIN_SOLUTION: Final = declare_action("train.solution", SolutionRequest, SolutionReply)
+TRAIN_INFORMATION: Final = declare_action(
+    "train.information", InformationRequest, InformationReply
+)

@@ -91,6 +91,7 @@ RULES: Final = Rules(
     reads=names_of(MomentsSettings)
     | {"sample", "test_split", "validation_fraction", "l1", "l2", "row_weight"},
     conflicts=_conflicts,
+    pads_sums=lambda _: True,
     covers_values=covers_values,
     begins={TRAIN_MOMENTS: _begins},
 )

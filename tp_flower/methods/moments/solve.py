@@ -102,6 +102,10 @@ class JoinedMoments:
     deviations: FloatArray | None = None
     label_unit: LabelUnit = field(default_factory=LabelUnit)
 
+    def scaled(self, factor: float) -> "JoinedMoments":
+        """Return the moments of rows that weigh so many times as much."""
+        return replace(self, matrix=factor * self.matrix)
+
     def are_of(self, joined_rows: int) -> bool:
         """Return whether they can be moments of so many joined rows.
 

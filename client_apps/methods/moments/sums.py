@@ -1,9 +1,8 @@
-"""A site's part in the second moments of the joined rows.
+"""A site's part in training from the second moments of the joined rows.
 
 One message brings counts and takes padded sums back
 (:mod:`tp_flower.methods.moments.exchange`); nothing is kept of it but the encoded rows.
-A second one brings the model. The site derives the joins from the run's proposal, and
-works out from the counts in how many joined rows each of its rows is.
+A second one brings the model.
 """
 
 from collections.abc import Mapping
@@ -16,13 +15,13 @@ import numpy as np
 from client_apps.data.features import forget
 from client_apps.data.run_store import Entry
 from client_apps.handlers.encoding import fitted_encoder
+from client_apps.methods.moments.shards import JoinedShard, check_columns
 from client_apps.methods.site_method import SiteMethod
 from client_apps.operator.participant import Participant, ShardData, body_of
 from client_apps.operator.releases import Releaser
 from client_apps.operator.state import Stateless
 from client_apps.privacy.guard import (
     check_model,
-    check_rows,
     counts_evenly,
     given_values,
 )
@@ -32,8 +31,7 @@ from client_apps.privacy.local_labels import is_label_covered, local_label_facts
 from client_apps.privacy.proposal_checks import agree, check_begins, check_trained
 from client_apps.rounds.site import REQUEST, Site
 from tp_flower.arrays import AnyArray, BoolArray, FloatArray, IntArray
-from tp_flower.errors import MessageError, PolicyError, SiteError
-from tp_flower.extraction.extracted import ExtractedShard, KeyColumn
+from tp_flower.errors import MessageError
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.features.sparse import EncodedRows
 from tp_flower.learning.models.local_model import (
@@ -44,13 +42,7 @@ from tp_flower.learning.models.local_model import (
 )
 from tp_flower.methods.moments import MOMENTS
 from tp_flower.methods.moments.columns import ColumnWords, TableColumns
-from tp_flower.methods.moments.counts import CountedRows, EdgeRows, whole_weights
-from tp_flower.methods.moments.exchange import (
-    EdgeSecret,
-    ShardMasks,
-    SummedShard,
-    ToldCounts,
-)
+from tp_flower.methods.moments.counts import CountedRows, whole_weights
 from tp_flower.methods.moments.messages import (
     TRAIN_MOMENTS,
     CountedPart,
@@ -76,26 +68,23 @@ from tp_flower.methods.moments.terms import (
     label_columns,
     label_width,
     norms_of,
-    passes_without_partner,
     private_tables,
     splitting_table,
     tree_of,
 )
-from tp_flower.methods.moments.tree import JoinTree
-from tp_flower.methods.moments.words import column_bits, fits
+from tp_flower.methods.moments.words import column_bits
 from tp_flower.privacy.mechanisms import (
     GIVEN_ENCODER,
     ClippedNoise,
     Gaussian,
 )
 from tp_flower.privacy.plan import SECOND_MOMENTS, PartPlan, Use
-from tp_flower.protocol.codec import check_sizes, parse, required
+from tp_flower.protocol.codec import check_sizes, parse
 from tp_flower.protocol.training_messages import Update
 from tp_flower.sources.policy import SECOND_MOMENTS as RULE
-from tp_flower.terms.groups import table_group
 
 if TYPE_CHECKING:
-    from tp_flower.sources.shards import ShardSource
+    pass
 
 _SUMMED: Final = "moments"  # entry: the request that was answered, by its digest
 _SCOPE: Final = (
@@ -116,30 +105,15 @@ class MomentsMethod(SiteMethod[Stateless]):
 
 
 @dataclass(frozen=True, eq=False)
-class CountedShard:
-    """The rows of a part with the counts that a request brings.
+class CountedShard(JoinedShard):
+    """The rows of a part with their counts in every pass of a run by moments.
 
     Attributes:
-        passes: the numbers of the run's passes.
         largest_weight: of a row, by the query's weight.
     """
 
-    site: Site
-    number: int
-    tree: JoinTree
-    passes: tuple[int, ...]
     body: CountedPart
     largest_weight: float
-
-    @cached_property
-    def table(self) -> str:
-        """The alias of the table."""
-        return self.site.terms.proposal.parts[self.number].table
-
-    @cached_property
-    def extracted(self) -> ExtractedShard:
-        """The rows."""
-        return self.site.extracted(self.number)
 
     @property
     def is_weighted(self) -> bool:
@@ -148,54 +122,15 @@ class CountedShard:
         has_weight = any(of.weight for of in terms.fragments.values())
         return has_weight or bool(entity_table(terms.proposal, terms.settings))
 
-    @cached_property
-    def shards(self) -> list[int]:
-        """The numbers of the table's shards, of which this is one."""
-        return sorted(self.site.terms.proposal.shards_of(self.table))
+    @property
+    def splitting(self) -> str:
+        """The table by whose rows joined rows are held out."""
+        return splitting_table(self.site.terms.proposal, self.site.terms.settings)
 
-    @cached_property
-    def told(self) -> dict[int, ToldCounts]:
-        """By join, the counts of the shards on both sides."""
-        numbers = self.tree.edges_of(self.table)
-        names = sorted(map(str, numbers))
-        agree("incoming", names, sorted(self.body.incoming))
-        agree("beside", names if len(self.shards) > 1 else [], sorted(self.body.beside))
-        return {number: self._told(number) for number in numbers}
-
-    def _told(self, number: int) -> ToldCounts:
-        """Return the counts of the shards on both sides of a join, of checked size."""
-        name = str(number)
-        other = self.tree.edges[number].other(self.table)
-        check_sizes(
-            self.body,
-            **{
-                "passes": len(self.passes),
-                f"keys-{name}": len(self._keys[number].hashes),
-                f"across-{name}": len(self.site.terms.proposal.shards_of(other)),
-                f"beside-{name}": len(self.shards),
-            },
-        )
-        incoming = self.body.incoming[name]
-        shape = (*incoming.shape[:2], len(self.shards))
-        beside = self.body.beside.get(name, np.zeros(shape, np.int64))
-        return ToldCounts(incoming, beside)
-
-    @cached_property
-    def rows(self) -> CountedRows:
-        """All rows of the shard, with their counts."""
+    def count_rows(self) -> CountedRows:
+        """Return the rows; each counts once in all, if the run weighs them so."""
+        rows = super().count_rows()
         terms = self.site.terms
-        splitting = splitting_table(terms.proposal, terms.settings)
-        edges = {
-            number: EdgeRows(
-                self._keys[number].codes,
-                told.incoming.sum(axis=-1),
-                passes_without_partner(
-                    self.tree, number, self.table, splitting, self.passes
-                ),
-            )
-            for number, told in self.told.items()
-        }
-        rows = CountedRows(edges, self._weights())
         if self.table == entity_table(terms.proposal, terms.settings):
             return rows.of_equal_weight()
         return rows
@@ -230,16 +165,7 @@ class CountedShard:
         """The encoder of the table's features."""
         return fitted_encoder(self.site, self.number, self.body.encoder)
 
-    @cached_property
-    def masks(self) -> ShardMasks:
-        """What the shard shares with the others of its table."""
-        if len(self.shards) == 1:
-            return ShardMasks()
-        group = table_group(self.site.terms.proposal, self.table)
-        place = self.shards.index(self.number)
-        return ShardMasks(self.site.group_key(group), place, len(self.shards))
-
-    def _weights(self) -> IntArray:
+    def own_weights(self) -> IntArray:
         """Return the rows' weights in every pass, (p, n); 0 or 1 without a weight."""
         rows = self.extracted.rows
         weights = np.ones(rows, np.int64)
@@ -269,28 +195,6 @@ class CountedShard:
             raise MessageError(f"'passes' holds out rows of table {self.table!r}")
         if not are_apart:
             raise MessageError("'passes' has a row in several passes")
-
-    @cached_property
-    def _keys(self) -> dict[int, KeyColumn]:
-        """By join, the keys of the rows, in the order in which the server has them."""
-        join_keys = self.site.join_keys(self.number)
-        groups = self.site.terms.extract_parts[self.number].key_groups
-        keys = {}
-        for number in self.tree.edges_of(self.table):
-            position = self.tree.edges[number].key(self.table)
-            hasher = self.site.join_hasher(groups[position])
-            keys[number] = join_keys[position].hashed(hasher)
-        return keys
-
-    @cached_property
-    def secrets(self) -> dict[int, EdgeSecret]:
-        """What the site shares with the other ends of its joins."""
-        return {
-            number: EdgeSecret(
-                self.site.group_key(f"join-{number}"), self._keys[number].hashes
-            )
-            for number in self.tree.edges_of(self.table)
-        }
 
     @cached_property
     def taking_part(self) -> tuple[IntArray, int]:
@@ -352,16 +256,10 @@ def _check_rows(site: Site, number: int, shard: CountedShard) -> None:
     is_trained = np.zeros(shard.extracted.rows, np.bool_)
     is_trained[rows[:trained]] = True
     check_trained(site, number, (is_trained, shard.is_held_out))
-    purpose = f"the moments of table {shard.table!r}"
-    subquery = site.fragment(number).subquery
     # with noise they are of one unit's rows, and leave with it
-    is_shared = subquery is not None and bool(subquery.cutoffs or subquery.is_windowed)
-    if shard.noise is None and is_shared:
-        check_rows(source, 1, f"{purpose}, whose windows may all have one row,")
-    for counts in shard.rows.multiplicity:
-        check_rows(source, int(np.count_nonzero(counts)), purpose)
-        if shard.is_weighted and not counts_evenly(counts, source.policy.min_rows):
-            check_rows(source, 1, f"{purpose}, one of which weighs most")
+    shard.check_multiplicity(
+        is_weighted=shard.is_weighted, shares_rows=shard.noise is None
+    )
 
 
 def _reserve(site: Site, number: int, shards: Mapping[int, CountedShard]) -> None:
@@ -390,14 +288,14 @@ def _padded(
 ) -> PaddedPart:
     """Encode the rows, make the model, and return the padded sums."""
     source = site.source(number)
-    has_label = shard.table == site.terms.proposal.label_table
+    has_label = shard.has_label
     spec = ModelSpec(kind=LINEAR, outputs=request.outputs, intercept=has_label)
     check_model(source, spec, shard.encoder.encoder.width)
     rows, trained = shard.taking_part
     features = site.tables.encode(number, shard.encoder, rows)
     encoded = host_features(features)
     if shard.noise is None:
-        _check_columns(
+        check_columns(
             source,
             shard.encoder,
             TableColumns(encoded[:trained]),
@@ -408,8 +306,11 @@ def _padded(
     counted = shard.rows.select(rows)
     bits = _bits(shard, request, counted.multiplicity.sum(axis=0), columns)
     releaser = site.releaser(number, shard.plan)
-    sums, products = _contributions(
-        shard, counted, ColumnWords(columns, bits), request, releaser
+    words = ColumnWords(columns, bits)
+    sums, products = shard.padded(
+        shard.summed(counted, words, request.columns, request.bits),
+        [PASS_NAMES[of_pass] for of_pass in shard.passes],
+        _Noise(shard, request.bits, releaser).add,
     )
     forget(site.store, number)
     counts = counted.multiplicity[shard.passes.index(TRAINED), :trained]
@@ -465,39 +366,6 @@ def _columns(
     return TableColumns(encoded, clip, labels)
 
 
-def _contributions(
-    shard: CountedShard,
-    rows: CountedRows,
-    words: ColumnWords,
-    request: MomentsRequest,
-    releaser: Releaser,
-) -> tuple[dict[str, AnyArray], dict[str, AnyArray]]:
-    """Return the table's padded sums and corrections of all passes, by name."""
-    sums: dict[str, AnyArray] = {}
-    products: dict[str, AnyArray] = {}
-    tables = shard.tree.tables
-    summed = SummedShard(
-        shard.table,
-        shard.tree,
-        rows,
-        words,
-        request.columns,
-        shard.told,
-        shard.secrets,
-        shard.masks,
-        request.bits,
-    )
-    noise = _Noise(shard, request.bits, releaser)
-    for position, number in enumerate(shard.passes):
-        contribution = summed.in_pass(position, PASS_NAMES[number]).contribution()
-        for (edge, source), block in contribution.sums.items():
-            sums[f"{number}-{edge}-{tables.index(source)}"] = block
-        for (first, second), block in contribution.products.items():
-            pair = f"{tables.index(first)}-{tables.index(second)}"
-            products[f"{number}-{pair}"] = noise.add((first, second), block)
-    return sums, products
-
-
 @dataclass(frozen=True, eq=False)
 class _Noise:
     """The noise of a shard on what it sends of the moments.
@@ -542,7 +410,6 @@ def _bits(
     columns: TableColumns,
 ) -> IntArray:
     """Return the bits of every column: those of its only shard, or as told to all."""
-    shards = len(shard.shards)
     if shard.table in request.bits:
         # as large as clipped rows can be: whether bits are refused says nothing of them
         # whole numbers might wrap around
@@ -551,18 +418,11 @@ def _bits(
             columns.width, joined_rows * shard.norms.squared[shard.table]
         )
         bits = np.full(columns.width, request.bits[shard.table])
-    else:
-        second_moments = columns.second_moments(counts)
-        if shards == 1:
-            return column_bits(second_moments)
-        bits = required(shard.body.bits, "bits")
-        check_sizes(shard.body, columns=len(second_moments))
-    if not fits(second_moments, bits, shards).all():
-        raise SiteError(
-            f"table {shard.table}: a column has no scale, and its moments are out of "
-            "range: encode numbers as 'standard', or divide the label in the query"
-        )
-    return bits
+        shard.check_fits(second_moments, bits)
+        return bits
+    if len(shard.shards) == 1:
+        return column_bits(columns.second_moments(counts))
+    return shard.told_bits(counts, columns)
 
 
 def _labels(site: Site, number: int, request: MomentsRequest) -> FloatArray:
@@ -589,34 +449,6 @@ def _labels(site: Site, number: int, request: MomentsRequest) -> FloatArray:
     if np.isnan(numbers[~np.isnan(label.values)]).any():
         raise MessageError("'classes' lacks one of the site's")
     return label_columns(numbers, len(classes))
-
-
-def _check_columns(
-    source: "ShardSource", encoder: SiteEncoder, columns: TableColumns, *, shards: int
-) -> None:
-    """Refuse a column that is 0 in nearly all rows, and tables of hardly any rows.
-
-    The moments of a column with few nonzero rows are those rows. Of a table with no
-    more rows than columns, they are all of its rows, up to a rotation; in several
-    shards the others' rows are added to them.
-    """
-    policy = source.policy
-    nonzero = columns.nonzero()
-    few = np.flatnonzero((nonzero > 0) & (nonzero < policy.min_count))
-    if few.size and policy.min_count > 1:
-        name = encoder.encoder.feature_of(int(few[0]))
-        raise PolicyError(
-            f"the table's policy (min-count = {policy.min_count}) refuses: moments of "
-            f"column {name!r}, which is 0 in all but fewer rows; leave it out, or "
-            "encode it otherwise"
-        )
-    is_alone = shards == 1 and policy.min_rows > 1
-    if is_alone and columns.width >= len(columns):
-        raise PolicyError(
-            f"the table's policy (min-rows = {policy.min_rows}) refuses: moments of "
-            f"{columns.width} columns of no more rows, which tell these rows; use "
-            "encoders of fewer columns"
-        )
 
 
 def take_solution(site: Site, request: SolutionRequest) -> SolutionReply:

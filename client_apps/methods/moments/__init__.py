@@ -1,0 +1,1 @@
+"""Second moments of the joined rows: the site half."""

@@ -1,0 +1,173 @@
+"""A site's part in the information matrix of a trained model, for standard errors.
+
+It is a second moment of the joined training rows, each of which the server weighs by
+how much its loss bends at the model's score. The label's table is told these weights,
+row by row; the others are told the sums of them behind their join keys. A second
+weighting, by squared slopes of the loss, makes errors that are robust. Whatever weights
+a server chooses, what it reads are sums over ``min-rows`` rows, of which none weighs
+most; of one weighting alone, where that is more than one row.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from client_apps.data.run_store import Entry
+from client_apps.handlers.encoding import fitted_encoder
+from client_apps.methods.moments.shards import JoinedShard, check_columns
+from client_apps.methods.registry import method_of
+from client_apps.privacy.guard import check_rows
+from client_apps.privacy.keys import own_node
+from client_apps.privacy.ledger_entries import note_scope
+from client_apps.privacy.proposal_checks import (
+    TRAINED,
+    agree,
+    check_begins,
+    rows_of_run,
+)
+from client_apps.rounds.site import REQUEST, Site
+from tp_flower.arrays import AnyArray, IntArray
+from tp_flower.errors import MessageError
+from tp_flower.features.encoder import SiteEncoder
+from tp_flower.learning.models.local_model import Features, host_features
+from tp_flower.methods.cg.settings import MODEL, ROBUST, weightings_of
+from tp_flower.methods.moments.columns import ColumnWords, TableColumns
+from tp_flower.methods.moments.messages import (
+    TRAIN_INFORMATION,
+    InformationPart,
+    InformationReply,
+    InformationRequest,
+    PaddedPart,
+)
+from tp_flower.methods.moments.terms import tree_of
+from tp_flower.methods.moments.words import column_bits
+from tp_flower.privacy.plan import SECOND_MOMENTS
+from tp_flower.protocol.codec import check_sizes, parse, required
+from tp_flower.protocol.packet import unpack_bits
+from tp_flower.sources.policy import SECOND_MOMENTS as RULE
+
+_INFORMED: Final = "information"  # entry: the request that was answered, by its digest
+_SCOPE: Final = (
+    "not covered: sums over all joined training rows of the products of two columns, "
+    "each row weighted by its loss's derivatives at the model's score; what leaves of "
+    "it is uniform words, of which the server reads these sums alone"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class WeighedShard(JoinedShard):
+    """The rows of a part with what the joined rows behind them weigh."""
+
+    body: InformationPart
+
+    @property
+    def splitting(self) -> str:
+        """The label's table: a joined row that is held out weighs 0 there."""
+        return self.site.terms.proposal.label_table
+
+    @cached_property
+    def trained(self) -> IntArray:
+        """The positions of the rows that were trained on."""
+        bits = rows_of_run(self.site, self.number)[TRAINED]
+        return np.flatnonzero(unpack_bits(bits, self.extracted.rows))
+
+    def own_weights(self) -> IntArray:
+        """Return the weights of the label's table, and 1 of others, (p, n)."""
+        shape = (len(self.passes), self.extracted.rows)
+        if not self.has_label:
+            agree("weights", None, self.body.weights)
+            return np.ones(shape, np.int64)
+        weights = np.zeros(shape, np.int64)
+        check_sizes(self.body, trained=len(self.trained), passes=len(self.passes))
+        weights[:, self.trained] = required(self.body.weights, "weights")
+        return weights
+
+    def check_trained(self) -> None:
+        """Refuse weights of rows that were not trained on."""
+        is_weighed = np.any(self.rows.multiplicity, axis=0)
+        if np.setdiff1d(np.flatnonzero(is_weighed), self.trained).size:
+            raise MessageError(
+                f"'incoming' has joined rows of part {self.number} that the run does "
+                "not train on"
+            )
+
+
+def information(site: Site, request: InformationRequest) -> InformationReply:
+    """Add up the trained rows by join key, weighted and padded.
+
+    Pads hide one answer: another request of the run is refused.
+    """
+    check_begins(site, TRAIN_INFORMATION)
+    site.check_once(_INFORMED, "this run's weighted moments have left, and leave once")
+    tree = parse(site.terms.proposal, "proposal", tree_of)
+    node = own_node(site)
+    at_site = [n for n, of in site.terms.proposal.parts.items() if of.node == node]
+    agree("parts", sorted(at_site), sorted(request.parts))
+    agree("columns", sorted(tree.tables), sorted(request.columns))
+    passes = tuple(range(len(weightings_of(site.terms.settings))))
+    shards = {
+        number: WeighedShard(site, number, tree, passes, body)
+        for number, body in site.each(request.parts)
+    }
+    for number, shard in site.each(shards):
+        site.source(number).policy.check_release(RULE, is_private=False)
+        shard.check_trained()
+        shard.check_multiplicity(is_weighted=True, shares_rows=True)
+        if len(passes) > 1:
+            _check_weightings(shard)
+        note_scope(site, number, SECOND_MOMENTS, _SCOPE)
+    parts = {
+        part.number: _padded(shards[part.number], part.data.features, request.columns)
+        for part in site.parts(method_of(site.family).state)
+    }
+    site.store.save(_INFORMED, Entry({}, {REQUEST: site.round.digest}))
+    return InformationReply(parts=parts)
+
+
+def _check_weightings(shard: WeighedShard) -> None:
+    """Refuse sums of one table by two weightings, where single rows are protected.
+
+    A server may choose them to differ in one row, whose products are the difference.
+    """
+    purpose = (
+        f"the moments of table {shard.table!r} by two weightings, as standard-errors "
+        f"= {ROBUST!r} has them, where {MODEL!r} has one,"
+    )
+    check_rows(shard.site.source(shard.number), 1, purpose)
+
+
+def _padded(
+    shard: WeighedShard, features: Features, widths: Mapping[str, int]
+) -> PaddedPart:
+    """Return the padded sums of a part's encoded rows, of which the first train."""
+    site = shard.site
+    encoder: SiteEncoder = fitted_encoder(site, shard.number)
+    encoded = host_features(features)[: len(shard.trained)]
+    columns = TableColumns(encoded)
+    check_columns(site.source(shard.number), encoder, columns, shards=len(shard.shards))
+    if shard.has_label:
+        # the intercept's column, and none of a label
+        columns = TableColumns(encoded, labels=np.zeros((len(shard.trained), 0)))
+    agree("columns", columns.width, widths[shard.table])
+    counted = shard.rows.select(shard.trained)
+    counts = counted.multiplicity.sum(axis=0)
+    if len(shard.shards) == 1:
+        bits = column_bits(columns.second_moments(counts))
+    else:
+        bits = shard.told_bits(counts, columns)
+    sums, products = shard.padded(
+        shard.summed(counted, ColumnWords(columns, bits), widths, {}),
+        weightings_of(site.terms.settings),
+        _without_noise,
+    )
+    return PaddedPart(
+        features=encoder.encoder.width, bits=bits, sums=sums, products=products
+    )
+
+
+def _without_noise(_: tuple[str, str], block: AnyArray) -> AnyArray:
+    """Return a block as it is."""
+    return block

@@ -1,0 +1,268 @@
+"""The rows of a part in sums over joined rows, and what its site shares for the pads.
+
+A request brings counts of the tuples behind each join; the site derives the joins from
+the run's proposal, and works out from the counts in how many joined rows each of its
+rows is, or what these weigh.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from client_apps.privacy.guard import check_rows, counts_evenly
+from client_apps.privacy.proposal_checks import agree
+from client_apps.rounds.site import Site
+from tp_flower.arrays import AnyArray, IntArray
+from tp_flower.errors import PolicyError, SiteError
+from tp_flower.extraction.extracted import ExtractedShard, KeyColumn
+from tp_flower.features.encoder import SiteEncoder
+from tp_flower.methods.moments.columns import TableColumns
+from tp_flower.methods.moments.counts import CountedRows, EdgeRows
+from tp_flower.methods.moments.exchange import (
+    EdgeSecret,
+    RowWords,
+    ShardMasks,
+    SummedShard,
+    ToldCounts,
+)
+from tp_flower.methods.moments.messages import CountedPart, InformationPart
+from tp_flower.methods.moments.terms import passes_without_partner
+from tp_flower.methods.moments.tree import JoinTree
+from tp_flower.methods.moments.words import fits
+from tp_flower.protocol.codec import check_sizes, required
+from tp_flower.terms.groups import join_group, table_group
+
+if TYPE_CHECKING:
+    from tp_flower.sources.shards import ShardSource
+
+AddNoise = Callable[[tuple[str, str], AnyArray], AnyArray]
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedShard(ABC):
+    """The rows of a part with the counts that a request brings.
+
+    Attributes:
+        passes: the numbers of the run's passes, or of its weightings.
+    """
+
+    site: Site
+    number: int
+    tree: JoinTree
+    passes: tuple[int, ...]
+    body: CountedPart | InformationPart
+
+    @property
+    @abstractmethod
+    def splitting(self) -> str:
+        """The table by whose rows joined rows are held out."""
+
+    @abstractmethod
+    def own_weights(self) -> IntArray:
+        """Return the rows' own weights in every pass, (p, n); 0 or 1 without any."""
+
+    @cached_property
+    def table(self) -> str:
+        """The alias of the table."""
+        return self.site.terms.proposal.parts[self.number].table
+
+    @property
+    def has_label(self) -> bool:
+        """Whether it is the label's table, to which the intercept belongs."""
+        return self.table == self.site.terms.proposal.label_table
+
+    @cached_property
+    def extracted(self) -> ExtractedShard:
+        """The rows."""
+        return self.site.extracted(self.number)
+
+    @cached_property
+    def shards(self) -> list[int]:
+        """The numbers of the table's shards, of which this is one."""
+        return sorted(self.site.terms.proposal.shards_of(self.table))
+
+    @cached_property
+    def told(self) -> dict[int, ToldCounts]:
+        """By join, the counts of the shards on both sides."""
+        numbers = self.tree.edges_of(self.table)
+        names = sorted(map(str, numbers))
+        agree("incoming", names, sorted(self.body.incoming))
+        agree("beside", names if len(self.shards) > 1 else [], sorted(self.body.beside))
+        return {number: self._told(number) for number in numbers}
+
+    def _told(self, number: int) -> ToldCounts:
+        """Return the counts of the shards on both sides of a join, of checked size."""
+        name = str(number)
+        other = self.tree.edges[number].other(self.table)
+        check_sizes(
+            self.body,
+            **{
+                "passes": len(self.passes),
+                f"keys-{name}": len(self._keys[number].hashes),
+                f"across-{name}": len(self.site.terms.proposal.shards_of(other)),
+                f"beside-{name}": len(self.shards),
+            },
+        )
+        incoming = self.body.incoming[name]
+        shape = (*incoming.shape[:2], len(self.shards))
+        beside = self.body.beside.get(name, np.zeros(shape, np.int64))
+        return ToldCounts(incoming, beside)
+
+    @cached_property
+    def rows(self) -> CountedRows:
+        """All rows of the shard, with their counts."""
+        return self.count_rows()
+
+    def count_rows(self) -> CountedRows:
+        """Return the rows, by the counts that the request brings."""
+        edges = {
+            number: EdgeRows(
+                self._keys[number].codes,
+                told.incoming.sum(axis=-1),
+                passes_without_partner(
+                    self.tree, number, self.table, self.splitting, self.passes
+                ),
+            )
+            for number, told in self.told.items()
+        }
+        return CountedRows(edges, self.own_weights())
+
+    @cached_property
+    def masks(self) -> ShardMasks:
+        """What the shard shares with the others of its table."""
+        if len(self.shards) == 1:
+            return ShardMasks()
+        group = table_group(self.site.terms.proposal, self.table)
+        place = self.shards.index(self.number)
+        return ShardMasks(self.site.group_key(group), place, len(self.shards))
+
+    @cached_property
+    def _keys(self) -> dict[int, KeyColumn]:
+        """By join, the keys of the rows, in the order in which the server has them."""
+        join_keys = self.site.join_keys(self.number)
+        groups = self.site.terms.extract_parts[self.number].key_groups
+        keys = {}
+        for number in self.tree.edges_of(self.table):
+            position = self.tree.edges[number].key(self.table)
+            hasher = self.site.join_hasher(groups[position])
+            keys[number] = join_keys[position].hashed(hasher)
+        return keys
+
+    @cached_property
+    def secrets(self) -> dict[int, EdgeSecret]:
+        """What the site shares with the other ends of its joins."""
+        return {
+            number: EdgeSecret(
+                self.site.group_key(join_group(number)), self._keys[number].hashes
+            )
+            for number in self.tree.edges_of(self.table)
+        }
+
+    def check_multiplicity(self, *, is_weighted: bool, shares_rows: bool) -> None:
+        """Refuse sums over fewer rows than the table's policy asks for.
+
+        Args:
+            is_weighted: whether some joined rows may count more than others.
+            shares_rows: whether one row below may be in the features of many.
+        """
+        source = self.site.source(self.number)
+        purpose = f"the moments of table {self.table!r}"
+        if shares_rows and self.has_windows:
+            check_rows(source, 1, f"{purpose}, whose windows may all have one row,")
+        for counts in self.rows.multiplicity:
+            check_rows(source, int(np.count_nonzero(counts)), purpose)
+            if is_weighted and not counts_evenly(counts, source.policy.min_rows):
+                check_rows(source, 1, f"{purpose}, one of which weighs most")
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether features are of windows, which may all have one row of a table."""
+        subquery = self.site.fragment(self.number).subquery
+        return subquery is not None and bool(subquery.cutoffs or subquery.is_windowed)
+
+    def told_bits(self, counts: IntArray, columns: TableColumns) -> IntArray:
+        """Return the bits that the table's shards were told, if its columns fit."""
+        bits = required(self.body.bits, "bits")
+        check_sizes(self.body, columns=columns.width)
+        self.check_fits(columns.second_moments(counts), bits)
+        return bits
+
+    def check_fits(self, second_moments: AnyArray, bits: IntArray) -> None:
+        """Refuse columns whose sums of squares over the join (d,) might wrap around."""
+        if not fits(second_moments, bits, len(self.shards)).all():
+            raise SiteError(
+                f"table {self.table}: a column has no scale, and its moments are out "
+                "of range: encode numbers as 'standard', or divide the label in the "
+                "query"
+            )
+
+    def padded(
+        self, summed: SummedShard, names: Sequence[str], add_noise: AddNoise
+    ) -> tuple[dict[str, AnyArray], dict[str, AnyArray]]:
+        """Return the padded sums and corrections of all passes, by name.
+
+        ``names`` are those of the passes.
+        """
+        sums: dict[str, AnyArray] = {}
+        products: dict[str, AnyArray] = {}
+        tables = self.tree.tables
+        for position, (number, name) in enumerate(zip(self.passes, names, strict=True)):
+            contribution = summed.in_pass(position, name).contribution()
+            for (edge, source), block in contribution.sums.items():
+                sums[f"{number}-{edge}-{tables.index(source)}"] = block
+            for (first, second), block in contribution.products.items():
+                pair = f"{tables.index(first)}-{tables.index(second)}"
+                products[f"{number}-{pair}"] = add_noise((first, second), block)
+        return sums, products
+
+    def summed(
+        self,
+        rows: CountedRows,
+        words: RowWords,
+        columns: Mapping[str, int],
+        bits: Mapping[str, int],
+    ) -> SummedShard:
+        """Return the part in the exchange, by rows that take part and their words."""
+        return SummedShard(
+            self.table,
+            self.tree,
+            rows,
+            words,
+            columns,
+            self.told,
+            self.secrets,
+            self.masks,
+            bits,
+        )
+
+
+def check_columns(
+    source: "ShardSource", encoder: SiteEncoder, columns: TableColumns, *, shards: int
+) -> None:
+    """Refuse a column that is 0 in nearly all rows, and tables of hardly any rows.
+
+    The moments of a column with few nonzero rows are those rows. Of a table with no
+    more rows than columns, they are all of its rows, up to a rotation; in several
+    shards the others' rows are added to them.
+    """
+    policy = source.policy
+    nonzero = columns.nonzero()
+    few = np.flatnonzero((nonzero > 0) & (nonzero < policy.min_count))
+    if few.size and policy.min_count > 1:
+        name = encoder.encoder.feature_of(int(few[0]))
+        raise PolicyError(
+            f"the table's policy (min-count = {policy.min_count}) refuses: moments of "
+            f"column {name!r}, which is 0 in all but fewer rows; leave it out, or "
+            "encode it otherwise"
+        )
+    is_alone = shards == 1 and policy.min_rows > 1
+    if is_alone and columns.width >= len(columns):
+        raise PolicyError(
+            f"the table's policy (min-rows = {policy.min_rows}) refuses: moments of "
+            f"{columns.width} columns of no more rows, which tell these rows; use "
+            "encoders of fewer columns"
+        )

@@ -1,0 +1,346 @@
+"""Standard errors of a trained model: one round of weighted second moments.
+
+The server knows the score of every joined row, and so how much its loss bends there. It
+tells the label's table these weights, and reads the information matrix from padded sums
+(:mod:`tp_flower.methods.moments.exchange`). The weights are of the label's rows, so
+each of these may be in one joined row at most.
+
+Entry ``inference`` of `report.json`::
+
+    kind        "model" or "robust"
+    note        what the errors are, or why there are none
+    dispersion  phi, and freedom, its degrees of freedom; null where phi is known
+    ratio       what the exponential of a coefficient is; "" for nothing
+    intercept   {value, standard-error, low, high}   of the score of a row of zeros
+    undetermined  [column]   those without an error, as others add up to them
+    tests       [{feature, columns, statistic, p}]   Wald's, of all columns of a feature
+    contrasts   [{column, reference, value, standard-error, z or t, p, low, high}]   of
+                features whose columns add up to 1: differences from the first column
+"""
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from strategies.methods.moments.assembly import ALTERED, common_bits, matrices
+from strategies.methods.moments.column_layout import ColumnLayout
+from strategies.methods.moments.join_counts import JoinCounts
+from strategies.run.exchange import Replies, Requests, ask
+from strategies.setup.joined_rows import JoinedTables
+from strategies.setup.problem import SCORES, TrainingProblem
+from strategies.training.outcome import Outcome
+from tp_flower.arrays import AnyArray, FloatArray, IndexArray
+from tp_flower.errors import QueryError, ReplyError
+from tp_flower.methods.cg.settings import CURVATURE, CgSettings, weightings_of
+from tp_flower.methods.moments.inference import Inference
+from tp_flower.methods.moments.messages import LARGEST_WEIGHT, InformationRequest
+from tp_flower.methods.moments.questions import FeatureColumns
+from tp_flower.methods.moments.solve import JoinedMoments
+from tp_flower.methods.moments.terms import tree_of
+from tp_flower.protocol.packet import unpack_bits
+from tp_flower.randomness import Stream, generator
+from tp_flower.settings import Settings
+
+SECTION: Final = "inference"
+INDEPENDENT: Final = "Standard errors for independent joined rows"
+KINDS: Final = {
+    "model": "by the information of the loss ({loss})",
+    "robust": "whatever the label's variance (HC0)",
+}
+CONDITIONAL: Final = (
+    "They are conditional on l2: the spread of the penalised estimate around its own "
+    "mean, which l2 has drawn towards 0."
+)
+HIDDEN: Final = "Not shown of {}, whose policies do not have 'coefficients = true'."
+NOT_CONVERGED: Final = (
+    "No standard errors: training has not come to the optimum. Columns of very "
+    "different size, or far from 0, come near it when they are encoded as 'standard'. "
+    "Without l2, columns that tell some labels exactly, such as a category whose "
+    "counts are all 0, have no finite coefficients: leave them out, or set l2 above 0."
+)
+
+
+def check_information(joined: JoinedTables) -> None:
+    """Refuse joined rows, or a loss, of which there is no information matrix.
+
+    Raises:
+        QueryError: with what to do instead.
+    """
+    tree_of(joined.extracted.proposal)
+    table = joined.bound.label_table
+    most = int(joined.mapping.tables[table].multiplicity.max(initial=0))
+    if most > 1:
+        raise QueryError(
+            f"standard-errors: a row of the label's table {table!r} is in up to {most} "
+            "joined rows, which are not independent: aggregate the tables behind it in "
+            "sub-queries with GROUP BY, or leave standard-errors out; strategy "
+            "'moments' has errors of least squares that take them for independent"
+        )
+    objective = joined.objective
+    if not objective.has_likelihood:
+        several = "with one score a row" if objective.outputs > 1 else "a likelihood"
+        raise QueryError(
+            f"standard-errors: loss {objective.name!r} is not {several}: set loss, or "
+            "for one class against all others write (label = 'a class') AS label"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class InformationRound:
+    """The round after training that brings weighted second moments.
+
+    Attributes:
+        joined: the joined rows, trained on or held out.
+        problem: the trained model's, with the scores of its rows.
+    """
+
+    joined: JoinedTables
+    problem: TrainingProblem
+    settings: Settings
+
+    def run(self) -> Generator[Requests, Replies, Inference | None]:
+        """Ask for the weighted moments; return the inference, None without any."""
+        largest = self._row_weights.max(axis=1)
+        if not largest.all():
+            # the labels are told exactly
+            return None
+        told = self._told(self._row_weights / largest[:, None])
+        counts = self._counts(told)
+        layout = self._layout(counts)
+        table = self.problem.tables[self.joined.bound.label_table]
+        parts = {}
+        for part in self.joined.parts:
+            weights: AnyArray | None = None
+            if part.table == table.name:
+                rows = table.rows[table.parts.index(part)]
+                weights = told[:, rows.trained_slice]
+            bits = common_bits(counts, layout, part.table)
+            parts[part.number] = counts.weighed_part(part, bits, weights)
+        request = InformationRequest(columns=dict(layout.columns), parts=parts)
+        replies = yield ask(request, self.joined.parts)
+        moments = []
+        for position, matrix in matrices(counts, replies, layout).items():
+            found = JoinedMoments(
+                matrix, layout.features, layout.labels, layout.intercept
+            )
+            if not found.are_of(int(counts.totals[position])):
+                raise ReplyError(ALTERED)
+            moments.append(found.scaled(largest[position] / LARGEST_WEIGHT))
+        return self._infer(*moments)
+
+    def _told(self, weights: FloatArray) -> npt.NDArray[np.uint32]:
+        """Return weights (p, n) from 0 to 1 as whole numbers.
+
+        Each is rounded up by the chance that makes it right on average, so that rows
+        that weigh the same are not all wrong by the same.
+        """
+        chances = generator(self.settings.seed, Stream.ROUNDING).random(weights.shape)
+        return np.floor(LARGEST_WEIGHT * weights + chances).astype(np.uint32)
+
+    @cached_property
+    def _row_weights(self) -> FloatArray:
+        """The weights of the rows of the label's table that take part, (p, n)."""
+        objective = self.problem.objective
+        scores = self.problem.rows.whole(SCORES)
+        by_kind = {CURVATURE: objective.weigh(objective.information(scores))}
+        slopes = objective.weigh(objective.gradient(scores)[:, 0])
+        rows = self.problem.train.tables[self.joined.bound.label_table]
+        kinds = weightings_of(self.settings)
+        of_joined = [by_kind.get(kind, slopes**2) for kind in kinds]
+        return rows.segment_sum(np.column_stack(of_joined)).T
+
+    def _counts(self, told: AnyArray) -> JoinCounts:
+        """Return what the joined rows weigh, as the sites work it out."""
+        joined = self.joined
+        table = self.problem.tables[joined.bound.label_table]
+        weights = np.zeros(
+            (len(told), joined.extracted.table_rows[table.name]), np.int64
+        )
+        fields = joined.layouts[table.name].fields
+        spans = dict(joined.extracted.shards_of(table.name))
+        for part, rows in zip(table.parts, table.rows, strict=True):
+            of_part = weights[:, spans[part]]
+            trained = unpack_bits(fields[part.number]["trained"], of_part.shape[1])
+            of_part[:, trained] = told[:, rows.trained_slice]
+        tree = tree_of(joined.extracted.proposal)
+        return JoinCounts.weighed(joined, tree, weights)
+
+    def _layout(self, counts: JoinCounts) -> ColumnLayout:
+        """Return where the tables' columns are in the moments."""
+        tables = counts.tree.tables
+        widths = {name: self.problem.encoders[name].width for name in tables}
+        label_table = self.joined.bound.label_table
+        return ColumnLayout(counts.columns(widths), label_table, counts.outputs)
+
+    def _infer(
+        self, information: JoinedMoments, squares: JoinedMoments | None = None
+    ) -> Inference:
+        """Return what the moments say of the model's coefficients."""
+        objective = self.problem.objective
+        rows = len(objective)
+        freedom, dispersion = np.inf, 1.0 / self._mean_weight
+        if not objective.dispersion_is_known:
+            freedom = rows - information.spectrum.rank - 1.0
+            scores = self.problem.rows.whole(SCORES)
+            total = objective.weigh(objective.squared_residuals(scores)).sum()
+            dispersion = float(total) / freedom if freedom > 0.0 else np.nan
+        l2 = self.settings.l2 * rows / information.joined_rows
+        return Inference.of(information, l2, dispersion, freedom, squares)
+
+    @property
+    def _mean_weight(self) -> float:
+        """The mean of the query's weights of the training rows, which it divides."""
+        joined = self.joined
+        weights = joined.extracted.weights
+        if weights is None:
+            return 1.0
+        rows = joined.mapping.tables[joined.bound.weight_table or ""]
+        return float(rows.expand(weights)[~joined.is_test].mean())
+
+
+@dataclass(frozen=True, eq=False)
+class Errors:
+    """The errors of a model's coefficients, as far as these are shown.
+
+    Attributes:
+        inference: None where there is none, for the reason that ``note`` has.
+    """
+
+    problem: TrainingProblem
+    settings: Settings
+    inference: Inference | None = None
+    note: str = ""
+    coefficients: Mapping[str, FloatArray] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """Whether they are those of the model, or robust."""
+        return self.settings.of(CgSettings).standard_errors
+
+    def of_outcome(self, outcome: Outcome) -> "Errors":
+        """Return them beside the coefficients that the sites have shown."""
+        return Errors(
+            self.problem, self.settings, self.inference, self.note, outcome.coefficients
+        )
+
+    @cached_property
+    def columns(self) -> FeatureColumns:
+        """The features' columns, in the order of the tables."""
+        encoders = self.problem.encoders
+        return FeatureColumns(
+            {name: encoders[name].features for name in self.problem.tables}
+        )
+
+    @cached_property
+    def estimates(self) -> FloatArray:
+        """The coefficients, (d + 1,), the intercept last; NaN of hidden ones."""
+        total = len(self.columns.names)
+        estimates = np.full(total + 1, np.nan)
+        for name, positions in self.columns.by_table.items():
+            values = self.coefficients.get(name)
+            if values is None:
+                continue
+            estimates[positions] = values[: len(positions), 0]
+            if self.problem.tables[name].has_intercept:
+                estimates[-1] = values[-1, 0]
+        return estimates
+
+    def statistics(self) -> dict[str, dict[str, FloatArray]]:
+        """Return statistics of every table's coefficients, (d_t [+ 1], 1) by name."""
+        if self.inference is None:
+            return {}
+        statistics = self.inference.statistics(self.estimates)
+        by_table = {}
+        for name, positions in self.columns.by_table.items():
+            rows = list(positions)
+            if self.problem.tables[name].has_intercept:
+                rows.append(len(statistics) - 1)
+            by_table[name] = {
+                named: statistics[rows, column][:, None]
+                for column, named in enumerate(self.inference.names)
+            }
+        return by_table
+
+    def section(self) -> dict[str, object]:
+        """Return the report's entry."""
+        if self.inference is None:
+            return {"kind": self.kind, "note": self.note}
+        features = {
+            name: positions
+            for name, positions in self.columns.by_feature.items()
+            if not np.isnan(self.estimates[positions]).any()
+        }
+        names = self.columns.names
+        freedom = self.inference.freedom
+        return {
+            "kind": self.kind,
+            "note": self._text(),
+            "freedom": freedom,
+            "ratio": self.problem.response.ratio,
+            "intercept": self._intercept(),
+            "undetermined": [
+                names[position]
+                for position in np.flatnonzero(~self.inference.has_error)
+            ],
+            "tests": [
+                {
+                    "feature": name,
+                    **self.inference.test(positions, self.estimates)._asdict(),
+                }
+                for name, positions in features.items()
+            ],
+            "contrasts": [
+                each
+                for positions in features.values()
+                for each in self._contrasts(positions)
+            ],
+        }
+
+    def _text(self) -> str:
+        """Return what is said of the errors."""
+        kind = KINDS[self.kind].format(loss=self.problem.objective.name)
+        notes = [f"{INDEPENDENT}, {kind}."]
+        if self.settings.l2:
+            notes.append(CONDITIONAL)
+        hidden = [name for name in self.problem.tables if name not in self.coefficients]
+        if hidden:
+            notes.append(HIDDEN.format(", ".join(hidden)))
+        return " ".join(notes)
+
+    def _intercept(self) -> dict[str, float]:
+        """Return the whole intercept of the score, with its error."""
+        if self.inference is None or np.isnan(self.estimates[-1]):
+            return {}
+        whole = self.estimates.copy()
+        whole[-1] += self.problem.base_score[0]
+        names = ("standard-error", "low", "high")
+        values = self.inference.statistics(whole)[-1, [0, 3, 4]]
+        return {"value": whole[-1], **dict(zip(names, values.tolist(), strict=True))}
+
+    def _contrasts(self, positions: IndexArray) -> list[dict[str, object]]:
+        """Return how a feature's columns differ from the first, if only that is known.
+
+        As those of categories do, which add up to the intercept.
+        """
+        inference = self.inference
+        if inference is None or len(positions) == 1:
+            return []
+        if inference.has_error[positions].all():
+            return []
+        values, statistics = inference.contrasts(positions, self.estimates)
+        names = self.columns.names
+        return [
+            {
+                "column": names[position],
+                "reference": names[positions[0]],
+                "value": value,
+                **dict(zip(inference.names, row, strict=True)),
+            }
+            for position, value, row in zip(
+                positions[1:], values.tolist(), statistics.tolist(), strict=True
+            )
+        ]

@@ -1,0 +1,286 @@
+"""Errors of generalised linear models are those of Fisher scoring on the built join."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.support.examples.claims import (
+    FEATURES,
+    LABELS,
+    fit,
+    joined,
+    sites,
+    sql,
+    tables,
+)
+from tests.support.federated import pieces, write_site
+from tests.support.reference.joins import engine_of
+from tests.support.reference.linear_models import KNOWN_DISPERSION, fit_linear
+from tp_flower import api
+from tp_flower.errors import QueryError, SettingsError, SiteError
+
+RTOL = 2e-5
+NOISE = {
+    "privacy_labels": "laplace",
+    "privacy_label_epsilon": 1.0,
+    "privacy_label_range": "0, 9",
+}
+COLUMNS = ["km", "age", "density", "rain"]
+
+
+def check(model: api.FittedModel, expected, loss: str) -> None:
+    found = model.coefficients.set_index("column").loc[[*COLUMNS, "(intercept)"]]
+    errors = found["standard_error"].to_numpy(np.float64)
+    np.testing.assert_allclose(errors, expected.errors, rtol=RTOL)
+    # what is left of the gradient, and of rounded weights, in parts of an error
+    distance = found["coefficient"].to_numpy(np.float64) - expected.coefficients
+    assert np.abs(distance / expected.errors)[:-1].max() < RTOL
+    ratio = "z" if loss in KNOWN_DISPERSION else "t"
+    ratios = found[ratio].to_numpy(np.float64)[:-1]
+    ours = (expected.coefficients / expected.errors)[:-1]
+    np.testing.assert_allclose(ratios, ours, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        found["p"].to_numpy(np.float64)[:-1], expected.chances[:-1], rtol=5e-3
+    )
+    reach = (found["high"] - found["low"]).to_numpy(np.float64) / 2.0
+    np.testing.assert_allclose(reach, expected.reach, rtol=RTOL)
+    intercept = model.report["inference"]["intercept"]
+    assert intercept["value"] == pytest.approx(expected.coefficients[-1], abs=1e-5)
+    assert intercept["standard-error"] == pytest.approx(expected.errors[-1], rel=RTOL)
+
+
+@pytest.mark.parametrize("kind", ["model", "robust"])
+@pytest.mark.parametrize("loss", LABELS)
+def test_errors_are_those_of_the_join(loss, kind):
+    query = sql(LABELS[loss])
+    model = fit(query, loss=loss, standard_errors=kind)
+    features, label = joined(query)
+    expected = fit_linear(features, label, loss, is_robust=kind == "robust")
+    check(model, expected, loss)
+    has_ratio = loss not in ("squared", "logistic")
+    assert ("ratio of means (95 %)" in model.text()) == has_ratio
+    tests = {each["feature"]: each for each in model.report["inference"]["tests"]}
+    assert list(tests) == list(FEATURES)
+    for name, each in tests.items():
+        column = model.coefficients.set_index("column").loc[name[2:]]
+        ratio = column["z" if loss in KNOWN_DISPERSION else "t"]
+        assert each["columns"] == 1
+        assert each["statistic"] == pytest.approx(ratio**2, rel=1e-9)
+        assert each["p"] == pytest.approx(column["p"], rel=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["poisson", "gamma"])
+def test_tables_in_shards(loss):
+    query = sql(LABELS[loss])
+    frames = tables()
+    where = {
+        "zones": {"zones": frames["zones"]},
+        "regions": {"regions": frames["regions"]},
+    }
+    for name, count in (("claims", 3), ("people", 2)):
+        for number, piece in enumerate(pieces(frames[name], count)):
+            where[f"{name} {number}"] = {name: piece}
+    features, label = joined(query)
+    expected = fit_linear(features, label, loss, is_robust=True)
+    check(fit(query, where, loss=loss, standard_errors="robust"), expected, loss)
+
+
+def test_a_penalty_makes_them_conditional():
+    query = sql("c.is_large")
+    model = fit(query, loss="logistic", l2=0.05)
+    features, label = joined(query)
+    check(model, fit_linear(features, label, "logistic", l2=0.05), "logistic")
+    assert "conditional on l2" in model.report["inference"]["note"]
+
+
+@pytest.mark.parametrize("loss", ["poisson", "logistic", "squared"])
+def test_an_offset_is_part_of_the_score(loss):
+    query = sql(LABELS[loss])
+    exposed = query.replace("FROM claims", ', LN(c.times) AS "offset" FROM claims')
+    model = fit(exposed, loss=loss)
+    with engine_of(tables()) as engine:
+        offset = engine.execute(exposed).fetchdf()["offset"].to_numpy(np.float64)
+    features, label = joined(query)
+    check(model, fit_linear(features, label, loss, offset=offset), loss)
+
+
+@pytest.mark.parametrize("loss", ["squared", "poisson"])
+def test_weights_are_those_of_the_query(loss):
+    query = sql(LABELS[loss])
+    weighted = query.replace("FROM claims", ", c.times AS weight FROM claims")
+    with engine_of(tables()) as engine:
+        rows = engine.execute(weighted).fetchdf()
+    weights = rows["weight"].to_numpy(np.float64)
+    raw = rows[COLUMNS].to_numpy(np.float64)
+    names = "; ".join(f"{name}=none missing=zero" for name in FEATURES)
+    model = fit(weighted, loss=loss, encoders=names)
+    label = rows["label"].to_numpy(np.float64)
+    expected = fit_linear(np.nan_to_num(raw), label, loss, weights=weights)
+    found = model.coefficients.set_index("column").loc[[*COLUMNS, "(intercept)"]]
+    errors = found["standard_error"].to_numpy(np.float64)
+    np.testing.assert_allclose(errors, expected.errors, rtol=1e-4)
+
+
+def test_held_out_rows_have_no_part():
+    query = sql("c.claims")
+    how = {"test_split": "time(c.km)", "test_fraction": 0.25}
+    model = fit(query, loss="poisson", **how)
+    trained = model.report["joined-rows"]["train"]
+    with engine_of(tables()) as engine:
+        first = f"SELECT * FROM ({query}) ORDER BY km LIMIT {trained}"
+        kept = engine.execute(first).fetchdf()
+    label = kept.pop("label").to_numpy(np.float64)
+    scaled = ((kept - kept.mean()) / kept.std(ddof=0)).fillna(0.0).to_numpy()
+    check(model, fit_linear(scaled, label, "poisson"), "poisson")
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+def test_categories_differ_from_a_reference_as_by_treatment_coding(loss):
+    query = sql(LABELS[loss], ("c.km", "p.job"))
+    model = fit(
+        query, loss=loss, encoders="p.job=categories(baker, cook, nurse, smith)"
+    )
+    with engine_of(tables()) as engine:
+        rows = engine.execute(query).fetchdf()
+    inference = model.report["inference"]
+    coded = pd.get_dummies(rows["job"])
+    found = inference["contrasts"]
+    # the columns of categories are in the order of their hashes
+    order = [each["column"] for each in found]
+    assert inference["undetermined"] == [found[0]["reference"], *order]
+    undetermined = model.coefficients.set_index("column").loc[
+        ["job[0]", "job[1]", "job[2]", "job[3]"]
+    ]
+    assert undetermined["standard_error"].isna().all()
+    label = rows["label"].to_numpy(np.float64)
+    km = ((rows["km"] - rows["km"].mean()) / rows["km"].std(ddof=0)).to_numpy()
+    expected = {}
+    for reference in coded:
+        others = coded.drop(columns=reference)
+        design = np.column_stack([km, others.to_numpy(np.float64)])
+        coefficients = fit_linear(design, label, loss)
+        expected[reference] = sorted(
+            zip(coefficients.coefficients[1:4], coefficients.errors[1:4], strict=True)
+        )
+        block = coefficients.covariance[1:4, 1:4]
+        differences = coefficients.coefficients[1:4]
+        square = differences @ np.linalg.solve(block, differences)
+    ours = sorted((each["value"], each["standard-error"]) for each in found)
+    assert any(np.allclose(ours, theirs, rtol=1e-4) for theirs in expected.values())
+    (test,) = [each for each in inference["tests"] if each["feature"] == "p.job"]
+    assert test["columns"] == 3
+    share = 1.0 if loss in KNOWN_DISPERSION else 3.0
+    assert test["statistic"] == pytest.approx(square / share, rel=1e-4)
+
+
+def test_errors_are_shown_where_coefficients_are(tmp_path):
+    allowed = 'most-unmatched = 1\nreleases = { scores = "masked", moments = "clear" }'
+    rules = {"people": f"coefficients = true\n{allowed}"}
+    files = {
+        name: write_site(
+            tmp_path / name, {name: frame}, {name: rules.get(name, allowed)}
+        )
+        for name, frame in tables().items()
+    }
+    model = fit(sql("c.claims"), files, loss="poisson")
+    assert set(model.coefficients["table"]) == {"p"}
+    assert model.coefficients["standard_error"].notna().all()
+    inference = model.report["inference"]
+    assert "Not shown of c, r, z, whose policies" in inference["note"]
+    assert [each["feature"] for each in inference["tests"]] == ["p.age"]
+    assert inference["intercept"] == {}
+
+
+def test_a_policy_without_second_moments_refuses_before_training(tmp_path):
+    rules = 'releases = { scores = "masked", moments = "never" }'
+    files = {
+        name: write_site(tmp_path / name, {name: frame}, {name: rules})
+        for name, frame in tables().items()
+    }
+    with pytest.raises(SiteError, match=r"train\.prepare failed.*moments"):
+        fit(sql("c.claims"), files, loss="poisson")
+
+
+def test_two_weightings_may_differ_in_a_row_that_is_protected(tmp_path):
+    rules = 'min-rows = 3\nreleases = { scores = "masked", moments = "clear" }'
+    files = {
+        name: write_site(tmp_path / name, {name: frame}, {name: rules})
+        for name, frame in tables().items()
+        if name in ("claims", "people")
+    }
+    query = sql("c.claims", ("c.km", "p.age")).partition("LEFT")[0]
+    assert fit(query, files, loss="poisson").report["inference"]["tests"] is not None
+    with pytest.raises(SiteError, match="by two weightings, as standard-errors"):
+        fit(query, files, loss="poisson", standard_errors="robust")
+
+
+def test_nothing_is_asked_for_without_the_setting():
+    query = sql("c.claims")
+    report = fit(query, loss="poisson", standard_errors="none").report
+    assert "inference" not in report
+    assert not any("train.information" in str(m) for m in report["privacy"]["messages"])
+
+
+def test_there_are_none_before_the_optimum():
+    model = fit(sql("c.claims"), loss="poisson", num_epochs=1)
+    assert "not come to the optimum" in model.report["inference"]["note"]
+    assert any("not come to the optimum" in text for text in model.report["warnings"])
+    assert "standard_error" not in model.coefficients
+
+
+def test_coefficients_that_rounding_keeps_from_the_optimum_have_none():
+    # far from 0, at another site than the intercept
+    frames = tables()
+    frames["people"]["born"] = 1980.0 - frames["people"]["age"]
+    query = sql("c.claims", ("c.km", "p.born"))
+    raw = fit(query, sites(**frames), loss="poisson", encoders="p.born=none")
+    assert "encoded as 'standard'" in raw.report["inference"]["note"]
+    assert "standard_error" not in raw.coefficients
+    scaled = fit(query, sites(**frames), loss="poisson", encoders="p.born=standard")
+    assert scaled.coefficients["standard_error"].notna().all()
+
+
+def test_labels_that_a_column_tells_have_none():
+    frames = tables()
+    frames["claims"]["is_large"] = frames["claims"]["km"] > 0.1
+    model = fit(sql("c.is_large"), sites(**frames), loss="logistic")
+    assert "no finite coefficients" in model.report["inference"]["note"]
+    # a category of one class alone
+    told = frames["claims"].index < 12
+    frames["claims"]["told"] = told * 1.0
+    chances = np.random.default_rng(0).random(len(told))
+    frames["claims"]["is_large"] = told | (chances < 0.3)
+    some = sql("c.is_large", ("c.km", "c.told"))
+    model = fit(some, sites(**frames), loss="logistic")
+    assert "no finite coefficients" in model.report["inference"]["note"]
+
+
+@pytest.mark.parametrize(
+    ("query", "how", "problem"),
+    [
+        (sql("c.kind"), {}, "not with one score a row: set loss"),
+        (sql("p.age", ("c.km",)), {}, "is in up to .* joined rows.*GROUP BY"),
+    ],
+)
+def test_joined_rows_without_an_information_matrix(query, how, problem):
+    frames = tables()
+    frames["claims"]["kind"] = np.array(["a", "b", "c"])[np.arange(400) % 3]
+    with pytest.raises(QueryError, match=problem):
+        fit(query, sites(**frames), **how)
+
+
+@pytest.mark.parametrize(
+    ("how", "problem"),
+    [
+        ({"loss": "huber(1.0)"}, "needs the likelihood of a label"),
+        ({"validation_fraction": 0.2}, "leave validation-fraction 0"),
+        ({"effects": "p"}, "leave validation-fraction 0"),
+        ({"row_weight": "entity(p)"}, "does not say how row-weight"),
+        ({"strategy": "admm"}, "is for strategy 'cg' only, not 'admm'"),
+        ({"strategy": "moments"}, "is for strategy 'cg' only, not 'moments'"),
+        (NOISE, "would not count the noise of privacy.labels"),
+    ],
+)
+def test_settings_that_do_not_go_together(how, problem):
+    with pytest.raises(SettingsError, match=problem):
+        fit(sql("c.gain"), **how)
