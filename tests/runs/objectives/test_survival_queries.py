@@ -279,3 +279,12 @@ def test_held_out_rows_without_an_event_are_warned_of():
     words = "no row that tests has an event: their loss is 0 and their concordance none"
     assert any(words in text for text in run.report.warnings)
     assert not any("has an event" in text for text in plain.report.warnings)
+
+
+def test_standard_errors_are_refused_and_the_model_trains_without_them():
+    """The information of a partial likelihood is no sum over rows."""
+    sql = "SELECT t.y AS time, t.e AS event, t.x FROM t"
+    how = {"test_fraction": 0.0, "l2": 0.0}
+    with pytest.raises(QueryError, match="leave standard-errors out"):
+        federated.train(one_table(), sql, "cg", standard_errors="model", **how)
+    assert federated.train(one_table(), sql, "cg", **how).report.status == "completed"

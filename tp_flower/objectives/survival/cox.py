@@ -63,6 +63,7 @@ class SurvivalResponse(Response):
     """
 
     headline: ClassVar[str] = "loss"
+    ratio: ClassVar[str] = "hazard ratio"
     reads_scores: ClassVar[bool] = True
     baselines: tuple[Baseline, ...] = ()
     times: tuple[float, ...] = ()
