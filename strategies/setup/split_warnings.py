@@ -9,9 +9,10 @@ from strategies.setup.splitting import split_by_table
 from tp_flower.arrays import FloatArray
 from tp_flower.joins.joining import why_unmatched
 from tp_flower.joins.mapping import TableRows
+from tp_flower.objectives import EVENT
 from tp_flower.query.lateral_tables import features_of_no_row
 from tp_flower.settings import Settings
-from tp_flower.splits import RANDOM, TRAIN, SubsetArray
+from tp_flower.splits import RANDOM, TEST, TRAIN, VALIDATION, SubsetArray
 
 MOST_NAMES, FEW_ROWS = 20, 50  # classes in a warning, rows that validate
 ODDS = 2.0
@@ -30,6 +31,7 @@ def split_warnings(joined: JoinedTables, settings: Settings) -> Iterator[str]:
     # the others compare labels, which may be none or stay at their sites
     if not joined.target.has_label:
         return
+    yield from _without_events(joined)
     if untrained := _untrained_classes(joined, joined.subset):
         yield (
             f"no training row has {len(untrained)} of the label's classes "
@@ -42,6 +44,20 @@ def split_warnings(joined: JoinedTables, settings: Settings) -> Iterator[str]:
         and joined.test is not None
     ):
         yield from _constant_labels(joined)
+
+
+def _without_events(joined: JoinedTables) -> Iterator[str]:
+    """Yield a warning of rows that test or validate, of which none has an event."""
+    events = joined.target.column(EVENT)
+    if events is None:
+        return
+    for subset, verb in ((TEST, "tests"), (VALIDATION, "validates")):
+        rows = joined.subset == subset
+        if rows.any() and not events[rows].any():
+            yield (
+                f"no row that {verb} has an event: their loss is 0 and their "
+                "concordance none, whatever the model"
+            )
 
 
 def _lost_rows(joined: JoinedTables) -> Iterator[str]:

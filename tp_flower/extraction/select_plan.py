@@ -441,15 +441,20 @@ def _as_value(piece: TypedColumn) -> TypedColumn:
 
 
 _CAST: Final = "it must be a number: CAST it"
-_HOW: Final = {
-    Role.EVENT: "write a condition, such as status = 'died' AS event",
-    Role.STRATA: "number the texts, such as CASE clinic WHEN 'north' THEN 1 ELSE 2 END",
-}
+_HOW: Final = {Role.EVENT: "write a condition, such as status = 'died' AS event"}
 """What to write in place of an expression that is no number."""
 
 
 def _as_number(source: ShardSource, role: Role, piece: TypedColumn) -> TypedColumn:
-    """Return the column of a weight, say; refuse what is no number."""
+    """Return the column of a weight, say; refuse what is no number.
+
+    Texts of strata, which are only compared, are numbers of 52 bits of their hash, the
+    same at all shards.
+    """
+    if role is Role.STRATA and piece.kind in ("text", "uuid"):
+        text = comparable_sql(replace(piece, kind="text"))
+        hashed = f"(CAST(md5_number_lower({text}) >> 12 AS DOUBLE))"
+        return replace(piece, sql=hashed, type="DOUBLE", kind="number")
     kinds = {"number"} if role in (Role.OFFSET, Role.ENTRY) else {"number", "boolean"}
     if piece.kind not in kinds:
         kind_text = drop_enum_values(piece.type)

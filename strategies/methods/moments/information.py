@@ -81,6 +81,11 @@ def check_information(joined: JoinedTables) -> None:
             "'moments' has errors of least squares that take them for independent"
         )
     objective = joined.objective
+    if not objective.is_separable:
+        raise QueryError(
+            f"standard-errors: loss {objective.name!r} compares rows with each other, "
+            "and its information is no sum over rows: leave standard-errors out"
+        )
     if not objective.has_likelihood:
         several = "with one score a row" if objective.outputs > 1 else "a likelihood"
         raise QueryError(

@@ -180,6 +180,23 @@ def test_predictions_have_the_survival_that_the_baseline_says(tmp_path):
     np.testing.assert_allclose(other["survival.20.25"], survival, rtol=1e-5)
 
 
+def test_strata_may_be_texts(tmp_path):
+    """The same in both shards, whatever their Unicode form, and as good as numbers."""
+    how = {"tolerance": 1e-9, "num_epochs": 30}
+    tables = frames()
+    texts = {1: "Nord", 2: "Z\u00fcrich", 3: "\u00e9"}
+    surgeries = tables["surgeries"].assign(clinic=tables["surgeries"].clinic.map(texts))
+    # as macOS writes it
+    surgeries.loc[150:, "clinic"] = surgeries.clinic[150:].str.normalize("NFD")
+    losses = []
+    for number, table in enumerate((tables["surgeries"], surgeries)):
+        named = {**tables, "surgeries": table}
+        run, _, _ = train(named, sql("strata"), "cg", tmp_path / str(number), **how)
+        assert len(run.report.outcomes["survival"]) == 3
+        losses.append(run.report.final_train["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+
+
 def test_survival_is_told_of_one_baseline_alone(tmp_path):
     run, model, sites = train(frames(), sql("strata"), "cg", tmp_path, num_epochs=2)
     assert [each["stratum"] for each in run.report.outcomes["survival"]] == [1, 2, 3]

@@ -266,3 +266,25 @@ def test_explain_and_the_ledger_name_times_and_events():
         key[-1] for seen in finished.seen if not seen.is_reply for key in seen.arrays
     }
     assert not sent & {"event", "entry", "strata"}
+
+
+def test_held_out_rows_without_an_event_are_warned_of():
+    """The split is the same, whatever the events: three of the training rows' alone."""
+    sql = "SELECT t.y AS time, t.e AS event, t.x FROM t"
+    plain = federated.train(one_table(), sql, "cg", test_fraction=0.3)
+    kept = plain.training_problem.objective.target.numbers[:3]
+    (table,) = one_table()[0]["t"]
+    table["e"] = table["y"].isin(kept)
+    run = federated.train([{"t": [table]}], sql, "cg", test_fraction=0.3)
+    words = "no row that tests has an event: their loss is 0 and their concordance none"
+    assert any(words in text for text in run.report.warnings)
+    assert not any("has an event" in text for text in plain.report.warnings)
+
+
+def test_standard_errors_are_refused_and_the_model_trains_without_them():
+    """The information of a partial likelihood is no sum over rows."""
+    sql = "SELECT t.y AS time, t.e AS event, t.x FROM t"
+    how = {"test_fraction": 0.0, "l2": 0.0}
+    with pytest.raises(QueryError, match="leave standard-errors out"):
+        federated.train(one_table(), sql, "cg", standard_errors="model", **how)
+    assert federated.train(one_table(), sql, "cg", **how).report.status == "completed"

@@ -192,6 +192,14 @@ def test_rows_without_an_event_tell_nothing():
     assert np.isnan(objective.metrics(scores)["concordance"])
 
 
+def test_no_rows_have_no_loss():
+    none = drawn(6, HAS).objective(*HAS).select(np.zeros(0, np.intp))
+    scores = np.zeros((0, 1))
+    assert none.total(scores) == 0.0
+    for values in (none.row_values(scores), none.gradient(scores)):
+        assert len(values) == 0
+
+
 def rows_of_r() -> tuple[Rows, np.ndarray]:
     """The rows of survival.R, and their features (120, 2)."""
     i = np.arange(1, 121)

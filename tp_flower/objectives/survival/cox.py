@@ -63,6 +63,7 @@ class SurvivalResponse(Response):
     """
 
     headline: ClassVar[str] = "loss"
+    ratio: ClassVar[str] = "hazard ratio"
     reads_scores: ClassVar[bool] = True
     baselines: tuple[Baseline, ...] = ()
     times: tuple[float, ...] = ()
@@ -208,6 +209,8 @@ class Cox(Objective):
         """The weights over their mean, (N,): of them, log sums have no unit."""
         if self.weights is None:
             return np.ones(len(self))
+        if not len(self):
+            return self.weights
         relative: FloatArray = self.weights / self.weights.mean()
         return relative
 
