@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from strategies.disclosures import DisclosureValues
 from strategies.methods.moments.assembly import PADS
 from strategies.methods.moments.information import (
-    NO_INFORMATION,
     NOT_CONVERGED,
     SECTION,
     Errors,
@@ -124,9 +123,9 @@ class Cg(JoinMethod):
         self._errors = Errors(problem, self.settings, note=NOT_CONVERGED)
         if self._end:
             information = InformationRound(self._joined, problem, self.settings)
-            found = yield from information.run()
-            self._errors = Errors(problem, self.settings, found, NO_INFORMATION)
-        if self._errors.inference is None:
+            found, note = yield from information.run()
+            self._errors = Errors(problem, self.settings, found, note)
+        if self._errors.note:
             self.run.warn(self._errors.note)
 
     def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
