@@ -146,13 +146,17 @@ def _padded(
     site = shard.site
     encoder: SiteEncoder = fitted_encoder(site, shard.number)
     encoded = host_features(features)[: len(shard.trained)]
+    counted = shard.rows.select(shard.trained)
+    for weights in counted.multiplicity:
+        # a row that weighs 0 is in no sum
+        weighed = TableColumns(encoded[np.flatnonzero(weights)])
+        source = site.source(shard.number)
+        check_columns(source, encoder, weighed, shards=len(shard.shards))
     columns = TableColumns(encoded)
-    check_columns(site.source(shard.number), encoder, columns, shards=len(shard.shards))
     if shard.has_label:
         # the intercept's column, and none of a label
         columns = TableColumns(encoded, labels=np.zeros((len(shard.trained), 0)))
     agree("columns", columns.width, widths[shard.table])
-    counted = shard.rows.select(shard.trained)
     counts = counted.multiplicity.sum(axis=0)
     if len(shard.shards) == 1:
         bits = column_bits(columns.second_moments(counts))
