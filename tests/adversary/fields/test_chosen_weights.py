@@ -1,4 +1,8 @@
-"""A server weighs joined rows as it likes, and reads single rows from their sums."""
+"""A server weighs joined rows as it likes, and reads single rows from their sums.
+
+Sums of words are exact. A row that weighs 1 beside rows that weigh multiples of 2^15 is
+the remainder of a sum, though it has next to none of it.
+"""
 
 from pathlib import Path
 
@@ -72,3 +76,27 @@ def test_a_column_of_rows_that_weigh_nothing_is_refused(tmp_path, monkeypatch):
     weights[10::10] = 0
     with pytest.raises(TPFlowerError, match=r"min-count.*'smoker', which is 0 in"):
         read(tmp_path, monkeypatch, weights, RULES.format(1, 10))
+
+
+def test_a_row_that_weighs_next_to_nothing_is_the_rest_of_a_sum(tmp_path, monkeypatch):
+    """Where a policy has min-rows = 1: the attack is sound."""
+    for row in (30, 31):
+        weights = np.full(ROWS, 1 << 15)
+        weights[row] = 1
+        found = read(tmp_path / str(row), monkeypatch, weights, RULES.format(1, 1))
+        assert found["all"] % (1 << 15) == 1
+        assert found["smoker"] % (1 << 15) == tables()["visits"]["smoker"][row]
+
+
+def test_the_rows_behind_keys_are_digits_of_a_sum(tmp_path, monkeypatch):
+    weights = np.zeros(ROWS, np.int64)
+    # of each shop one visit counts
+    weights[:SHOPS] = 1 << np.minimum(np.arange(SHOPS), 12)
+    found = read(tmp_path, monkeypatch, weights, RULES.format(1, 1))
+    digits = [found["rich"] >> place & 1 for place in range(12)]
+    assert digits == tables()["shops"]["rich"][:12].astype(int).tolist()
+
+
+def test_no_weights_are_taken_where_single_rows_are_protected(tmp_path, monkeypatch):
+    with pytest.raises(TPFlowerError, match=r"min-rows.*weights that the server"):
+        read(tmp_path, monkeypatch, np.full(ROWS, 9), RULES.format(3, 1))
