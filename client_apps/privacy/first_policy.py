@@ -53,6 +53,9 @@ _RULES: Final[Mapping[str, str]] = {
     "columns, for linear models, and nothing of a row",
     'releases.factors = "clear"': "in predictions, numbers by which the server knows "
     "the rows of a join key again",
+    'releases.covariance = "clear"': "such sums for standard errors, in which the "
+    "server says how much each joined row weighs:\n## one that departs from the "
+    "protocol reads single rows from them",
     'releases.cutoffs = "partner"': "at which times there are rows of each key, to the "
     "site of a table that a query looks\n## back in, for keys that it has or guesses",
     "releases.bins = 32": "of each row, into which of so many bins the value of each "

@@ -17,7 +17,6 @@ from client_apps.data.row_effects import hash_keys, key_names
 from client_apps.data.score_counts import ScoreLimit
 from client_apps.handlers import training_rows
 from client_apps.handlers.encoding import fitted_encoder
-from client_apps.methods.moments.information import check_weighed
 from client_apps.methods.registry import join_method_of
 from client_apps.methods.site_method import JoinMethod
 from client_apps.operator import participant
@@ -62,7 +61,7 @@ from tp_flower.protocol.training_messages import (
     PrivacyTerms,
     Update,
 )
-from tp_flower.sources.policy import MODELS, ROWS, SCORES, SECOND_MOMENTS
+from tp_flower.sources.policy import COVARIANCE, MODELS, ROWS, SCORES
 from tp_flower.sources.shards import ShardSource
 
 
@@ -218,8 +217,7 @@ def _check_releases(
         check_bins(site, number, settings.most_bins)
     if site.terms.allows(TRAIN_INFORMATION):
         # as would these
-        site.source(number).policy.check_release(SECOND_MOMENTS, is_private=False)
-        check_weighed(site, number)
+        site.source(number).policy.check_release(COVARIANCE, is_private=False)
 
 
 def _read_rows(

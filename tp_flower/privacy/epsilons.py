@@ -56,7 +56,7 @@ KINDS: Final[Mapping[str, tuple[str, ...]]] = {
         *("statistics", "features", "ranks", "metrics", "trees", "cutoffs"),
         *("weights", "offsets", "times"),
         *("sensitivities", "drawn-rows", "masked-sensitivities", "bins", "regions"),
-        *(plan.SAMPLED_ROWS, plan.CENTRES, plan.SECOND_MOMENTS),
+        *(plan.SAMPLED_ROWS, plan.CENTRES, plan.SECOND_MOMENTS, plan.WEIGHTED_MOMENTS),
     ),
     MODELS: (
         *(plan.GRAM, plan.MOMENTS, plan.PARAMETERS, plan.MODEL, plan.GRADIENTS),

@@ -23,6 +23,8 @@ moments      never, clear (sums over the joined rows of the products of two colu
              label among them); never by default
 factors      never, clear (in predictions, the numbers of each row's key that a model
              multiplies with another table's); never by default
+covariance   never, clear (for standard errors, sums as of moments, in which the server
+             chooses how much each joined row weighs); never by default
 cutoffs      never, partner (the keys and cutoffs of the rows, sealed for the sites of a
              LATERAL sub-query: keyed hashes, and the cutoffs as they are); never by
              default
@@ -43,7 +45,7 @@ The rules bound what is asked, not what two allowed answers tell together: noise
 
 import sys
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Annotated, Final, Literal
 
@@ -51,13 +53,12 @@ import msgspec
 from msgspec import Meta
 
 from tp_flower.arrays import MOST_BINS
-from tp_flower.errors import PolicyError, SourceError, closest
+from tp_flower.errors import PolicyError, SourceError
 from tp_flower.features.choice import render_entries
 from tp_flower.features.ranks import LEAST_RANK
 from tp_flower.features.spec import DECLARED_ENCODERS, EncoderSpec, Need
 from tp_flower.query.fragment import NUMBERS, SURVIVAL, Role
 from tp_flower.query.reads import Read
-from tp_flower.sources import entries
 from tp_flower.sources.entries import Count, Flag, Text, Texts, WholeNumber
 
 NEVER = "never"
@@ -74,6 +75,7 @@ SCORES = "scores"
 WEIGHTS = "weights"
 ROWS = "rows"
 FACTORS = "factors"
+COVARIANCE = "covariance"
 CUTOFFS = "cutoffs"
 SECOND_MOMENTS = "moments"
 BINS = "bins"
@@ -87,6 +89,7 @@ LEVELS: Final = {
     ROWS: (NEVER, CLEAR),
     SECOND_MOMENTS: (NEVER, PRIVATE, CLEAR),
     FACTORS: (NEVER, CLEAR),
+    COVARIANCE: (NEVER, CLEAR),
     CUTOFFS: (NEVER, PARTNER),
 }
 """By kind of release, its levels, the strictest first."""
@@ -100,7 +103,7 @@ _ABOVE_OR_0: Final = Meta(
 )
 _ABOVE_0: Final = Meta(gt=0, le=sys.float_info.max, description="a number above 0")
 _SHARE: Final = Meta(ge=0, le=1, description="a share from 0 to 1")
-_BINS: Final = Meta(ge=0, le=MOST_BINS, description="a whole number from 0 to 255")
+BIN_COUNTS: Final = Meta(ge=0, le=MOST_BINS, description="a whole number from 0 to 255")
 _BELOW_1: Final = Meta(gt=0, lt=1, description="a number between 0 and 1")
 _MOMENT_NEEDS: Final = frozenset({Need.MOMENTS, Need.CATEGORIES})
 _HOW: Final = {
@@ -133,8 +136,9 @@ class Releases:
     moments: str = CLEAR
     regions: int = MOST_REGIONS
     factors: str = CLEAR
+    covariance: str = CLEAR
     cutoffs: str = NEVER
-    bins: Annotated[int, _BINS] | None = None
+    bins: Annotated[int, BIN_COUNTS] | None = None
 
     @property
     def named_bins(self) -> int:
@@ -241,17 +245,19 @@ class Policy:
     def visible(self, columns: Iterable[str]) -> list[str]:
         """Return the table's columns that the server may see, in order."""
         is_open = self.columns is None
-        return [name for name in columns if is_open or _has(self.named, name)]
+        return [name for name in columns if is_open or has_name(self.named, name)]
 
     def unlisted(self, columns: Collection[str]) -> list[str]:
         """Return the columns that features may not read, in order."""
         listed = columns if self.columns is None else self.columns
-        return [n for n in columns if _has(self.join_only, n) or not _has(listed, n)]
+        return [
+            n for n in columns if has_name(self.join_only, n) or not has_name(listed, n)
+        ]
 
     def check_names(self, columns: Collection[str]) -> None:
         """Refuse a rule about a missing column, because it would protect nothing."""
         for name in (*self.named, *self.privacy_unit):
-            if not _has(columns, name):
+            if not has_name(columns, name):
                 raise SourceError(f"its policy names an unknown column {name!r}")
 
     def check_read(self, read: Read) -> None:
@@ -261,14 +267,14 @@ class Policy:
         if not self.expressions and not read.is_bare:
             allowed_form = "columns may be read as they are, without CAST"
             raise _refusal("expressions", f"{reading} in an expression", allowed_form)
-        if _has(self.join_only, read.column):
+        if has_name(self.join_only, read.column):
             if is_key and not read.is_plain:
                 raise _refusal("join-only", f"{reading} in an expression", _PLAIN)
             if not is_key and read.role is not Role.INNER:
                 raise _refusal("join-only", reading, "it may only be a join key")
             return
         rule, allowed = self._allowed(read.role)
-        if allowed is not None and not _has(allowed, read.column):
+        if allowed is not None and not has_name(allowed, read.column):
             columns = ", ".join(allowed) or "no column"
             raise _refusal(rule, reading, f"it may read {columns}")
         if is_key and self.keys is not None and not read.is_plain:
@@ -276,7 +282,7 @@ class Policy:
 
     def check_told(self, read: Read) -> None:
         """Raise PolicyError for a join key that leaves as it is, and not as a hash."""
-        if _has(self.join_only, read.column):
+        if has_name(self.join_only, read.column):
             raise _refusal(
                 "join-only",
                 f"a cutoff that is sealed reads column {read.column!r}",
@@ -522,7 +528,13 @@ STRICT: Final[Mapping[str, object]] = {
 }
 """The rules of a policy that does not mention them; for releases, see ``Releases``."""
 UNBUDGETED: Final = Releases(
-    models=SEALED, scores=MASKED, moments=NEVER, regions=0, factors=NEVER, bins=0
+    models=SEALED,
+    scores=MASKED,
+    moments=NEVER,
+    regions=0,
+    factors=NEVER,
+    bins=0,
+    covariance=NEVER,
 )
 BUDGETED: Final = Releases(
     labels=PRIVATE,
@@ -532,6 +544,7 @@ BUDGETED: Final = Releases(
     moments=PRIVATE,
     regions=0,
     factors=NEVER,
+    covariance=NEVER,
     bins=0,
 )
 """What a policy without, and with, an ``epsilon`` lets leave if it does not say."""
@@ -539,7 +552,15 @@ MISSING: Final = Policy(
     columns=(),
     labels=(),
     releases=Releases(
-        NEVER, NEVER, NEVER, NEVER, moments=NEVER, regions=0, factors=NEVER, bins=0
+        NEVER,
+        NEVER,
+        NEVER,
+        NEVER,
+        moments=NEVER,
+        regions=0,
+        factors=NEVER,
+        bins=0,
+        covariance=NEVER,
     ),
     sees_regions=False,
 )
@@ -548,151 +569,10 @@ RUNS_PER_BUDGET: Final = 4  # at least, to spend it, where the policy has no lim
 _PLAIN: Final = "the column itself may be joined on and grouped by"
 
 
-def _has(names: Iterable[str], name: str) -> bool:
+def has_name(names: Iterable[str], name: str) -> bool:
+    """Return whether a column is among some names, in whatever case."""
     return name.lower() in {other.lower() for other in names}
 
 
 def _refusal(rule: str, request: str, allowed: str) -> PolicyError:
     return PolicyError(f"the table's policy ({rule}) refuses: {request}; {allowed}")
-
-
-def read_policy(
-    common: Mapping[str, object], shard: Mapping[str, object], where: str
-) -> Policy:
-    """Return a shard's policy, from its table's entry in the file and its own."""
-    where = f"the policy of {where}"
-    policies = [entry["policy"] for entry in (common, shard) if "policy" in entry]
-    if not policies:
-        return MISSING
-    if policies[-1] == OPEN:
-        return Policy()
-    if isinstance(policies[-1], str):
-        raise SourceError(f"{where} is a string other than {OPEN!r}: write a table")
-    merged: dict[str, object] = {}
-    levels: dict[str, object] = {}
-    for policy in policies:
-        # the rules of a shard hold for it though those of its table are "open"
-        rules = {} if policy == OPEN else entries.as_table(policy, where)
-        merged |= rules
-        levels |= _levels(rules, where)
-    merged = {
-        key: value for key, value in merged.items() if (key, value) != ("partners", ANY)
-    }
-    if isinstance(unit := merged.get("privacy-unit"), str):
-        merged["privacy-unit"] = [unit]
-    merged["releases"] = {
-        **vars(BUDGETED if "epsilon" in merged else UNBUDGETED),
-        **levels,
-    }
-    _refuse_removed(merged, where)
-    policy = entries.read(Policy, {**STRICT, **merged}, where)
-    _check_budget(policy, merged, levels, where)
-    if bool(policy.privacy_unit) != ("rows-per-unit" in merged):
-        raise SourceError(
-            f"{where} must have both 'privacy-unit', the columns that say whose a row "
-            "is, and 'rows-per-unit', how many rows of one take part"
-        )
-    _check_consistent(policy, where)
-    if policy.epsilon is not None and policy.epsilon_per_run is None:
-        policy = replace(policy, epsilon_per_run=policy.epsilon / RUNS_PER_BUDGET)
-    return policy
-
-
-def _refuse_removed(rules: Mapping[str, object], where: str) -> None:
-    """Refuse rules that no longer exist, and name those that replace them."""
-    if "min-features" in rules:
-        raise SourceError(
-            f"{where} has 'min-features', which no longer exists: leave it out, or "
-            f"write in its place 'scores-per-rank = {STRICT['scores-per-rank']}' (how "
-            "often scores may leave, in parts of the rank of the features) and 'cover "
-            f"= {STRICT['cover']}' (how many tables of other sites must hide them), "
-            "which are the rules if neither is written"
-        )
-    if "approved-queries" in rules:
-        raise SourceError(
-            f"{where} has 'approved-queries', which no longer exists: it approved a "
-            "table's query, whatever else the run did. Write approved-runs = [] in its "
-            "place, and approve whole runs by `tp-flower approve`"
-        )
-
-
-def _check_budget(
-    policy: Policy,
-    rules: Mapping[str, object],
-    levels: Mapping[str, object],
-    where: str,
-) -> None:
-    """Refuse rules about a budget that is missing or says nothing."""
-    if policy.epsilon is None:
-        for article, key in (("a", "delta"), ("an", "epsilon-per-run")):
-            if key in rules:
-                raise SourceError(f"{where} has {article} {key!r}, but no 'epsilon'")
-        if PRIVATE in levels.values():
-            raise SourceError(
-                f"{where} has private releases but no 'epsilon': set one, or any "
-                "amount of noise, however small, would be allowed"
-            )
-        return
-    if (policy.epsilon_per_run or 0) > policy.epsilon:
-        raise SourceError(f"{where}: 'epsilon-per-run' is above 'epsilon'")
-
-
-def _levels(policy: Mapping[str, object], where: str) -> Mapping[str, object]:
-    """Return the level of each kind of release that a policy names, or its number."""
-    where = f"'releases' of {where}"
-    levels = entries.as_table(policy.get("releases", {}), where)
-    entries.refuse_unknown(levels, (*LEVELS, REGIONS, BINS), where)
-    for kind, level in levels.items():
-        if kind == REGIONS:
-            _check_regions(level, where)
-        elif kind == BINS:
-            _check_bins(level, where)
-        elif level not in LEVELS[kind]:
-            hint = closest(str(level), LEVELS[kind])
-            raise SourceError(
-                f"{kind!r} in {where} is {level!r}{hint}: "
-                f"valid levels are {', '.join(LEVELS[kind])}"
-            )
-    return dict(levels)
-
-
-def _check_regions(number: object, where: str) -> None:
-    """Refuse a number of regions that rows cannot be divided into."""
-    is_number = isinstance(number, int) and not isinstance(number, bool)
-    if not (is_number and number in (0, *range(2, MOST_REGIONS + 1))):
-        raise SourceError(
-            f"'regions' in {where} is {number!r}: it must be the number of regions "
-            f"that rows may be told apart by, from 2 to {MOST_REGIONS}, or 0 for none"
-        )
-
-
-def _check_bins(number: object, where: str) -> None:
-    """Refuse a number of bins that a column cannot be divided into."""
-    if not (type(number) is int and 0 <= number <= MOST_BINS):
-        raise SourceError(
-            f"{BINS!r} in {where} must be {_BINS.description}, not "
-            f"{entries.form(number)}"
-        )
-
-
-def _check_consistent(policy: Policy, where: str) -> None:
-    """Refuse rules of a policy that contradict each other."""
-    for name in policy.join_only:
-        for key in ("labels", "weights", "filters"):
-            if _has(getattr(policy, key) or (), name):
-                raise SourceError(
-                    f"{where}: column {name!r} is in 'join-only' and in {key!r}"
-                )
-    releases = policy.releases
-    has_clear_weights = releases.level(WEIGHTS) == CLEAR and releases.labels != CLEAR
-    if has_clear_weights and policy.weights is None:
-        raise SourceError(
-            f"{where} lets weights leave in the clear, but not labels: list in "
-            "'weights' the columns that a weight or an offset may read, or it could "
-            "read the label's"
-        )
-    if policy.coefficients and releases.models == NEVER:
-        raise SourceError(
-            f"{where} allows 'coefficients', but its 'releases' let nothing of models "
-            "leave: change one of them"
-        )

@@ -35,7 +35,8 @@ from tp_flower.protocol.text_readings import TextReading
 from tp_flower.query.fragment import spell
 from tp_flower.sources import entries
 from tp_flower.sources.entries import Count, Flag, Names, Text, Texts
-from tp_flower.sources.policy import MISSING, OPEN, Policy, read_policy
+from tp_flower.sources.policy import MISSING, OPEN, Policy
+from tp_flower.sources.policy_entries import read_policy
 from tp_flower.sources.text_values import DETECTED, TextFormat, null_for_missing
 
 if TYPE_CHECKING:

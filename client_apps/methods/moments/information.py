@@ -5,7 +5,8 @@ how much its loss bends at the model's score. The label's table is told these we
 row by row; the others are told the sums of them behind their join keys. A second
 weighting, by squared slopes of the loss, makes errors that are robust. The server
 chooses the weights, and sums of words are exact: weights that are digits write single
-rows into them. So they leave where single rows may, with ``min-rows`` 1.
+rows into them. So they have a release of their own in a policy, and ``min-rows`` keeps
+an honest server alone from sums that are a row's.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,6 @@ from client_apps.data.run_store import Entry
 from client_apps.handlers.encoding import fitted_encoder
 from client_apps.methods.moments.shards import JoinedShard, check_columns
 from client_apps.methods.registry import method_of
-from client_apps.privacy.guard import check_rows
 from client_apps.privacy.keys import own_node
 from client_apps.privacy.ledger_entries import note_scope
 from client_apps.privacy.proposal_checks import (
@@ -44,16 +44,16 @@ from tp_flower.methods.moments.messages import (
 )
 from tp_flower.methods.moments.terms import tree_of
 from tp_flower.methods.moments.words import column_bits
-from tp_flower.privacy.plan import SECOND_MOMENTS
+from tp_flower.privacy.plan import WEIGHTED_MOMENTS
 from tp_flower.protocol.codec import check_sizes, parse, required
 from tp_flower.protocol.packet import unpack_bits
-from tp_flower.sources.policy import SECOND_MOMENTS as RULE
 
 _INFORMED: Final = "information"  # entry: the request that was answered, by its digest
 _SCOPE: Final = (
     "not covered: sums over all joined training rows of the products of two columns, "
     "each row weighted by its loss's derivatives at the model's score; what leaves of "
-    "it is uniform words, of which the server reads these sums alone"
+    "it is uniform words, of which the server reads these sums alone, by weights that "
+    "it chooses"
 )
 
 
@@ -113,30 +113,16 @@ def information(site: Site, request: InformationRequest) -> InformationReply:
         for number, body in site.each(request.parts)
     }
     for number, shard in site.each(shards):
-        site.source(number).policy.check_release(RULE, is_private=False)
-        check_weighed(site, number)
         shard.check_trained()
-        note_scope(site, number, SECOND_MOMENTS, _SCOPE)
+        # how much each row weighs is for whoever allows a covariance
+        shard.check_multiplicity(is_weighted=False, shares_rows=True)
+        note_scope(site, number, WEIGHTED_MOMENTS, _SCOPE)
     parts = {
         part.number: _padded(shards[part.number], part.data.features, request.columns)
         for part in site.parts(method_of(site.family).state)
     }
     site.store.save(_INFORMED, Entry({}, {REQUEST: site.round.digest}))
     return InformationReply(parts=parts)
-
-
-def check_weighed(site: Site, number: int) -> None:
-    """Refuse sums of a part's rows by weights, where single rows are protected.
-
-    A row that weighs 1 beside others that weigh multiples of 2^15 is the remainder of
-    an exact sum, however little it has of it. Two aliases of a table have two weights.
-    """
-    table = site.fragment(number).table
-    purpose = (
-        f"the moments of table {table!r} by weights that the server chooses, of which "
-        "standard-errors are made,"
-    )
-    check_rows(site.source(number), 1, purpose)
 
 
 def _padded(

@@ -23,7 +23,7 @@ FROM visits v JOIN shops s ON v.shop = s.shop"""
 ENCODERS = "v.smoker=none missing=zero; s.rich=none missing=zero; s.size=standard"
 RULES = """min-rows = {}
 min-count = {}
-releases = {{ moments = "clear", statistics = "moments" }}
+releases = {{ covariance = "clear", statistics = "moments" }}
 """
 
 
@@ -79,11 +79,11 @@ def test_a_column_of_rows_that_weigh_nothing_is_refused(tmp_path, monkeypatch):
 
 
 def test_a_row_that_weighs_next_to_nothing_is_the_rest_of_a_sum(tmp_path, monkeypatch):
-    """Where a policy has min-rows = 1: the attack is sound."""
+    """Whatever min-rows is, where a policy allows a covariance."""
     for row in (30, 31):
         weights = np.full(ROWS, 1 << 15)
         weights[row] = 1
-        found = read(tmp_path / str(row), monkeypatch, weights, RULES.format(1, 1))
+        found = read(tmp_path / str(row), monkeypatch, weights, RULES.format(10, 10))
         assert found["all"] % (1 << 15) == 1
         assert found["smoker"] % (1 << 15) == tables()["visits"]["smoker"][row]
 
@@ -97,6 +97,7 @@ def test_the_rows_behind_keys_are_digits_of_a_sum(tmp_path, monkeypatch):
     assert digits == tables()["shops"]["rich"][:12].astype(int).tolist()
 
 
-def test_no_weights_are_taken_where_single_rows_are_protected(tmp_path, monkeypatch):
-    with pytest.raises(TPFlowerError, match=r"min-rows.*weights that the server"):
-        read(tmp_path, monkeypatch, np.full(ROWS, 9), RULES.format(3, 1))
+def test_no_weights_are_taken_without_a_release_of_their_own(tmp_path, monkeypatch):
+    rules = RULES.format(3, 1).replace("covariance", "moments")
+    with pytest.raises(TPFlowerError, match=r"covariance = never\) refuses: the run"):
+        read(tmp_path, monkeypatch, np.full(ROWS, 9), rules)

@@ -11,6 +11,7 @@ import pytest
 
 from strategies import Explain
 from tests.support.peers.hostile import (
+    OF_COVARIANCE,
     OF_MOMENTS,
     OF_SINGLE_SITES,
     ORDERS,
@@ -121,7 +122,7 @@ WITH_ERRORS = {
     "test_fraction": 0.0,
     "policies": {
         name: rules.replace("min-rows = 3", "min-rows = 1")
-        for name, rules in OF_MOMENTS.items()
+        for name, rules in OF_COVARIANCE.items()
     },
 }
 BINNED = {"bins": 4, "validation_fraction": 0.3}

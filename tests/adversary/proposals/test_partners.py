@@ -8,7 +8,7 @@ from tests.support.federated import train, write_site
 from tests.support.ledgers import ledger_lines
 from tests.support.peers.keyed_sites import AB, SQL, KeyedGrid
 from tp_flower.errors import SiteError, SourceError
-from tp_flower.sources.policy import read_policy
+from tp_flower.sources.policy_entries import read_policy
 
 C = AB["b"].rename(columns={"x": "z"})
 ABC = {**AB, "c": C}

@@ -57,6 +57,10 @@ OF_MOMENTS = {
     "orders": POLICIES["orders"].replace("{ stat", '{ moments = "clear", stat')
 }
 """Policies for second moments of the joined rows."""
+OF_COVARIANCE = {
+    "orders": POLICIES["orders"].replace("{ stat", '{ covariance = "clear", stat')
+}
+"""Policies for what standard errors are made of."""
 WITH_BINS = {"orders": POLICIES["orders"].replace("{ stat", "{ bins = 4, stat")}
 """Policies that let bin numbers leave."""
 WITH_REGIONS = {

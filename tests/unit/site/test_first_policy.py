@@ -103,7 +103,7 @@ def check_rule(rule, difference):
         assert difference == {**budget, "releases": BUDGETED}
     elif key == "releases":
         strict = {"models": "sealed", "scores": "masked", "regions": 0, "bins": 0}
-        strict |= {"moments": "never", "factors": "never"}
+        strict |= {"moments": "never", "factors": "never", "covariance": "never"}
         assert difference == {key: Releases(**{**strict, **value})}
     elif key == "scores-per-rank":
         assert difference == {"scores_per_rank": "any"}

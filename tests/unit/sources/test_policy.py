@@ -73,6 +73,7 @@ def test_a_policy_with_every_key(tmp_path):
             moments="private",
             regions=7,
             factors="never",
+            covariance="never",
             cutoffs="partner",
             bins=16,
         ),
@@ -119,6 +120,7 @@ def test_a_policy_allows_nothing_that_it_does_not_mention(tmp_path, policy):
             moments="never",
             regions=0,
             factors="never",
+            covariance="never",
             bins=0,
         ),
     )
@@ -186,6 +188,7 @@ def test_a_shards_keys_win_over_its_tables(tmp_path):
     assert first.policy.columns == second.policy.columns == ("a",)
     levels = ("private", "never", "never")
     rest = {"moments": "private", "regions": 0, "factors": "never", "bins": 8}
+    rest["covariance"] = "never"
     assert first.policy.releases == Releases(*levels, "never", **rest)
     assert second.policy.releases == Releases(*levels, "clear", **rest)
     assert third.policy == fourth.policy == Policy()

@@ -228,14 +228,14 @@ class InformationReply(Reply, frozen=True, kw_only=True):
             "row",
             fields=("sums", "products"),
             covered_by="pads",
-            kinds=("second-moments",),
-            policy="moments",
+            kinds=("weighted-moments",),
+            policy="covariance",
         ),
         Discloses(
             "the magnitude of each encoded column, as a power of two",
             fields=("bits",),
-            kinds=("second-moments",),
-            policy="moments",
+            kinds=("weighted-moments",),
+            policy="covariance",
         ),
     )
     schedule = ("features", "deviation")
