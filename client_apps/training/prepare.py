@@ -17,6 +17,7 @@ from client_apps.data.row_effects import hash_keys, key_names
 from client_apps.data.score_counts import ScoreLimit
 from client_apps.handlers import training_rows
 from client_apps.handlers.encoding import fitted_encoder
+from client_apps.methods.moments.information import check_weighed
 from client_apps.methods.registry import join_method_of
 from client_apps.methods.site_method import JoinMethod
 from client_apps.operator import participant
@@ -218,6 +219,7 @@ def _check_releases(
     if site.terms.allows(TRAIN_INFORMATION):
         # as would these
         site.source(number).policy.check_release(SECOND_MOMENTS, is_private=False)
+        check_weighed(site, number)
 
 
 def _read_rows(

@@ -124,9 +124,9 @@ class Cg(JoinMethod):
         # else the coefficients may be off by a part of their errors
         if self._end == BELOW_TOLERANCE:
             information = InformationRound(self._joined, problem, self.settings)
-            found = yield from information.run()
-            self._errors = Errors(problem, self.settings, found, NOT_CONVERGED)
-        if self._errors.inference is None:
+            found, note = yield from information.run()
+            self._errors = Errors(problem, self.settings, found, note)
+        if self._errors.note:
             self.run.warn(self._errors.note)
 
     def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:

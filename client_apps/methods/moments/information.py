@@ -3,9 +3,9 @@
 It is a second moment of the joined training rows, each of which the server weighs by
 how much its loss bends at the model's score. The label's table is told these weights,
 row by row; the others are told the sums of them behind their join keys. A second
-weighting, by squared slopes of the loss, makes errors that are robust. Whatever weights
-a server chooses, what it reads are sums over ``min-rows`` rows, of which none weighs
-most; of one weighting alone, where that is more than one row.
+weighting, by squared slopes of the loss, makes errors that are robust. The server
+chooses the weights, and sums of words are exact: weights that are digits write single
+rows into them. So they leave where single rows may, with ``min-rows`` 1.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ from tp_flower.arrays import AnyArray, IntArray
 from tp_flower.errors import MessageError
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.learning.models.local_model import Features, host_features
-from tp_flower.methods.cg.settings import MODEL, ROBUST, weightings_of
+from tp_flower.methods.cg.settings import weightings_of
 from tp_flower.methods.moments.columns import ColumnWords, TableColumns
 from tp_flower.methods.moments.messages import (
     TRAIN_INFORMATION,
@@ -114,10 +114,8 @@ def information(site: Site, request: InformationRequest) -> InformationReply:
     }
     for number, shard in site.each(shards):
         site.source(number).policy.check_release(RULE, is_private=False)
+        check_weighed(site, number)
         shard.check_trained()
-        shard.check_multiplicity(is_weighted=True, shares_rows=True)
-        if len(passes) > 1:
-            _check_weightings(shard)
         note_scope(site, number, SECOND_MOMENTS, _SCOPE)
     parts = {
         part.number: _padded(shards[part.number], part.data.features, request.columns)
@@ -127,16 +125,18 @@ def information(site: Site, request: InformationRequest) -> InformationReply:
     return InformationReply(parts=parts)
 
 
-def _check_weightings(shard: WeighedShard) -> None:
-    """Refuse sums of one table by two weightings, where single rows are protected.
+def check_weighed(site: Site, number: int) -> None:
+    """Refuse sums of a part's rows by weights, where single rows are protected.
 
-    A server may choose them to differ in one row, whose products are the difference.
+    A row that weighs 1 beside others that weigh multiples of 2^15 is the remainder of
+    an exact sum, however little it has of it. Two aliases of a table have two weights.
     """
+    table = site.fragment(number).table
     purpose = (
-        f"the moments of table {shard.table!r} by two weightings, as standard-errors "
-        f"= {ROBUST!r} has them, where {MODEL!r} has one,"
+        f"the moments of table {table!r} by weights that the server chooses, of which "
+        "standard-errors are made,"
     )
-    check_rows(shard.site.source(shard.number), 1, purpose)
+    check_rows(site.source(number), 1, purpose)
 
 
 def _padded(
@@ -146,13 +146,17 @@ def _padded(
     site = shard.site
     encoder: SiteEncoder = fitted_encoder(site, shard.number)
     encoded = host_features(features)[: len(shard.trained)]
+    counted = shard.rows.select(shard.trained)
+    for weights in counted.multiplicity:
+        # a row that weighs 0 is in no sum
+        weighed = TableColumns(encoded[np.flatnonzero(weights)])
+        source = site.source(shard.number)
+        check_columns(source, encoder, weighed, shards=len(shard.shards))
     columns = TableColumns(encoded)
-    check_columns(site.source(shard.number), encoder, columns, shards=len(shard.shards))
     if shard.has_label:
         # the intercept's column, and none of a label
         columns = TableColumns(encoded, labels=np.zeros((len(shard.trained), 0)))
     agree("columns", columns.width, widths[shard.table])
-    counted = shard.rows.select(shard.trained)
     counts = counted.multiplicity.sum(axis=0)
     if len(shard.shards) == 1:
         bits = column_bits(columns.second_moments(counts))

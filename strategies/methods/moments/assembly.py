@@ -47,7 +47,7 @@ def matrices(
     counts: JoinCounts, replies: Replies, layout: ColumnLayout
 ) -> dict[int, FloatArray]:
     """Return the moments of every pass, (D, D), from the sites' padded sums."""
-    bits = _column_bits(counts, replies, layout)
+    bits = column_bits(counts, replies, layout)
     found = {}
     for position, number in enumerate(counts.passes):
         contributions = {
@@ -64,7 +64,7 @@ def matrices(
     return found
 
 
-def _column_bits(
+def column_bits(
     counts: JoinCounts, replies: Replies, layout: ColumnLayout
 ) -> dict[str, IntArray]:
     """Return the bits of every table's columns, on which its shards agree."""

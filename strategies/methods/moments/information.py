@@ -18,6 +18,7 @@ Entry ``inference`` of `report.json`::
                 features whose columns add up to 1: differences from the first column
 """
 
+import math
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,14 +27,25 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from strategies.methods.moments.assembly import ALTERED, common_bits, matrices
+from strategies.methods.moments.assembly import (
+    ALTERED,
+    column_bits,
+    common_bits,
+    matrices,
+)
 from strategies.methods.moments.column_layout import ColumnLayout
 from strategies.methods.moments.join_counts import JoinCounts
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.setup.joined_rows import JoinedTables
 from strategies.setup.problem import SCORES, TrainingProblem
 from strategies.training.outcome import Outcome
-from tp_flower.arrays import AnyArray, FloatArray, IndexArray
+from tp_flower.arrays import (
+    AnyArray,
+    BoolArray,
+    FloatArray,
+    IndexArray,
+    IntArray,
+)
 from tp_flower.errors import QueryError, ReplyError
 from tp_flower.methods.cg.settings import CURVATURE, CgSettings, weightings_of
 from tp_flower.methods.moments.inference import Inference
@@ -62,6 +74,32 @@ NOT_CONVERGED: Final = (
     "Without l2, columns that tell some labels exactly, such as a category whose "
     "counts are all 0, have no finite coefficients: leave them out, or set l2 above 0."
 )
+NO_FREEDOM: Final = (
+    "No standard errors: there are no more joined rows than coefficients, and nothing "
+    "is left to estimate the dispersion by."
+)
+NO_SCALE: Final = (
+    "No standard errors: in fixed point, columns far from a mean of 0 and a deviation "
+    "of 1 are too coarse for them. Encode these as 'standard': {}."
+)
+UNEVEN: Final = (
+    "Rows have so different information that it is rounded to nothing in some, whose "
+    "sums are off by {:.0%}: errors of what varies in these rows alone are rough."
+)
+COARSE: Final = 0.1
+"""The step of a column's words, in its deviations: it adds 1e-3 to its variance."""
+FAR: Final = 30.0
+"""Deviations of a column's mean from 0: beyond it, coefficients were off by more than a
+hundredth of their error where training ended, as one of 1000 was by two errors."""
+SPAN: Final = 1e-9
+"""The least variance beside the largest one that eigenvalues tell from 0."""
+LEAST_SHARE: Final = 0.05
+LEAST_ROWS: Final = 20
+"""Of the training rows, those with the least weights, whose rounding is looked at."""
+UNEVENNESS: Final = 0.02
+"""The relative error of their sum: an error's is half of it."""
+ROUNDING: Final = 1e-13
+"""Of a mean square, which a variance of 0 may differ by."""
 
 
 def check_information(joined: JoinedTables) -> None:
@@ -94,6 +132,12 @@ def check_information(joined: JoinedTables) -> None:
         )
 
 
+def feature_columns(problem: TrainingProblem) -> FeatureColumns:
+    """Return the features' columns, in the order of the tables."""
+    encoders = problem.encoders
+    return FeatureColumns({name: encoders[name].features for name in problem.tables})
+
+
 @dataclass(frozen=True, eq=False)
 class InformationRound:
     """The round after training that brings weighted second moments.
@@ -107,12 +151,12 @@ class InformationRound:
     problem: TrainingProblem
     settings: Settings
 
-    def run(self) -> Generator[Requests, Replies, Inference | None]:
-        """Ask for the weighted moments; return the inference, None without any."""
+    def run(self) -> Generator[Requests, Replies, tuple[Inference | None, str]]:
+        """Ask for the weighted moments; return the inference, or none, and a note."""
         largest = self._row_weights.max(axis=1)
         if not largest.all():
             # the labels are told exactly
-            return None
+            return None, NOT_CONVERGED
         told = self._told(self._row_weights / largest[:, None])
         counts = self._counts(told)
         layout = self._layout(counts)
@@ -135,7 +179,32 @@ class InformationRound:
             if not found.are_of(int(counts.totals[position])):
                 raise ReplyError(ALTERED)
             moments.append(found.scaled(largest[position] / LARGEST_WEIGHT))
-        return self._infer(*moments)
+        of_tables = column_bits(counts, replies, layout)
+        of_columns = np.concatenate([of_tables[name] for name in layout.columns])
+        rough = self._rough(moments[0], of_columns[layout.features])
+        if rough.size:
+            names = feature_columns(self.problem).names
+            return None, NO_SCALE.format(", ".join(names[n] for n in rough))
+        inference = self._infer(*moments)
+        if inference.freedom <= 0.0:
+            return None, NO_FREEDOM
+        uneven = unevenness(LARGEST_WEIGHT * self._row_weights[0] / largest[0])
+        return inference, UNEVEN.format(uneven) if uneven > UNEVENNESS else ""
+
+    def _rough(self, moments: JoinedMoments, bits: IntArray) -> IndexArray:
+        """Return the features whose words, or whose spectrum, are not exact enough."""
+        features = moments.features
+        squares = np.diag(moments.matrix)[features] / moments.joined_rows
+        variances = np.diag(moments.covariance_of(features, features))
+        varies = variances > ROUNDING * squares
+        deviations = np.sqrt(np.where(varies, variances, np.inf))
+        is_coarse = 2.0 ** -bits.astype(np.float64) > COARSE * deviations
+        is_far = np.abs(moments.mean_features) > FAR * deviations
+        least = variances[varies].min(initial=np.inf) + self.settings.l2
+        # indicators are 0 or 1, and exact
+        is_rough: BoolArray = (squares > 1.0) & (is_coarse | is_far)
+        is_rough |= least < SPAN * variances
+        return np.flatnonzero(is_rough)
 
     def _told(self, weights: FloatArray) -> npt.NDArray[np.uint32]:
         """Return weights (p, n) from 0 to 1 as whole numbers.
@@ -207,12 +276,29 @@ class InformationRound:
         return float(rows.expand(weights)[~joined.is_test].mean())
 
 
+def unevenness(weights: FloatArray) -> float:
+    """Return the relative error of sums of the least of some weights (n,), rounded.
+
+    It is of a twentieth of them or more, by the deviation of what rounding adds.
+
+    >>> unevenness(np.full(1000, 0.25)) > 0.05 > unevenness(np.full(1000, 1e3 + 0.25))
+    True
+    """
+    ascending = np.sort(weights[weights > 0.0])
+    fractions = ascending % 1.0
+    deviations = np.sqrt(np.cumsum(fractions * (1.0 - fractions)))
+    errors = deviations / np.maximum(np.cumsum(ascending), 1e-300)
+    first = max(math.ceil(LEAST_SHARE * len(errors)), LEAST_ROWS)
+    return float(errors[first - 1 :].max(initial=0.0))
+
+
 @dataclass(frozen=True, eq=False)
 class Errors:
     """The errors of a model's coefficients, as far as these are shown.
 
     Attributes:
         inference: None where there is none, for the reason that ``note`` has.
+        note: beside an inference, why it is rough, if it is.
     """
 
     problem: TrainingProblem
@@ -235,10 +321,7 @@ class Errors:
     @cached_property
     def columns(self) -> FeatureColumns:
         """The features' columns, in the order of the tables."""
-        encoders = self.problem.encoders
-        return FeatureColumns(
-            {name: encoders[name].features for name in self.problem.tables}
-        )
+        return feature_columns(self.problem)
 
     @cached_property
     def estimates(self) -> FloatArray:
@@ -314,6 +397,8 @@ class Errors:
         hidden = [name for name in self.problem.tables if name not in self.coefficients]
         if hidden:
             notes.append(HIDDEN.format(", ".join(hidden)))
+        if self.note:
+            notes.append(self.note)
         return " ".join(notes)
 
     def _intercept(self) -> dict[str, float]:

@@ -68,7 +68,6 @@ TRAINING = {
     "bins": {"num_epochs": 1, "bins": 4, "validation_fraction": 0.4},
     # of this seed every site has three rows to train and to test on
     "moments": {"num_epochs": 1, "test_fraction": 0.5, "seed": 1},
-    # where no row weighs most
     "information": {"standard_errors": "model", "tolerance": 0.5, "l2": 1.0}
     | {"test_fraction": 0.0},
 }
@@ -88,7 +87,7 @@ ATTACKED: dict[str, tuple[tuple[str, ...], tuple[Action, ...]]] = {
     "drawing": (("default",), (TRAIN_MEASURE, TRAIN_DRAW, TRAIN_WEIGH)),
     "coreset-ridge": (("default",), (TRAIN_ROWS,)),
     "moments": (("default", "aggregates"), (TRAIN_MOMENTS, TRAIN_SOLUTION)),
-    "information": (("default", "aggregates"), (TRAIN_INFORMATION,)),
+    "information": (("default",), (TRAIN_INFORMATION,)),
     "personalised": (
         ("default",),
         (TRAIN_PERSONALISE, TRAIN_SUMMARISE, TRAIN_PERSONAL),
@@ -208,7 +207,7 @@ def is_inherent(field: str) -> bool:
     "drawing-default",
     "coreset-ridge-default",
     "moments-aggregates",
-    "information-aggregates",
+    "information-default",
     "bins-default",
     "personalised-default",
     "predict-strict",

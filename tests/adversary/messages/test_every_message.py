@@ -42,7 +42,6 @@ from tp_flower.methods.coreset.messages import (
     TRAIN_WEIGH,
 )
 from tp_flower.methods.moments.messages import (
-    LARGEST_WEIGHT,
     TRAIN_INFORMATION,
     TRAIN_MOMENTS,
     TRAIN_SOLUTION,
@@ -81,13 +80,13 @@ def huge_step(packet):
     return array(ORDERS, "step", change)(packet)
 
 
-def heavy_row(packet):
-    """Let the first row weigh far more than all others."""
+def second_weighting(packet):
+    """Let the first row weigh one more in a second weighting."""
 
     def change(told):
-        changed = np.full_like(told, 9)
-        changed[:, 0] = LARGEST_WEIGHT
-        return changed
+        other = told.copy()
+        other[:, 0] += 1
+        return np.concatenate([told, other])
 
     return array(ORDERS, "weights", change)(packet)
 
@@ -120,7 +119,10 @@ WITH_ERRORS = {
     "standard_errors": "model",
     "num_epochs": 0,
     "test_fraction": 0.0,
-    "policies": OF_MOMENTS,
+    "policies": {
+        name: rules.replace("min-rows = 3", "min-rows = 1")
+        for name, rules in OF_MOMENTS.items()
+    },
 }
 BINNED = {"bins": 4, "validation_fraction": 0.3}
 PERSONAL = (TRAIN_PERSONALISE, TRAIN_SUMMARISE, TRAIN_PERSONAL)
@@ -191,8 +193,8 @@ ATTACKS = {
     TRAIN_ROWS: (SHOP, rows_too, "'train.rows' is no message of a run by 'admm'"),
     # two sums that differ in few rows
     TRAIN_MOMENTS: (SHOP, TWO_PASSES, "'passes' has a row in several passes"),
-    # sums that are those of one row
-    TRAIN_INFORMATION: (SHOP, heavy_row, "min-rows.* one of which weighs most"),
+    # sums that differ in one row
+    TRAIN_INFORMATION: (SHOP, second_weighting, "'weights'|passes"),
     TRAIN_SOLUTION: (SHOP, MORE_PARAMETERS, "'parameters'"),
     TRAIN_PERSONALISE: (SHOP, TRAINED_1, "min-rows.* the model of table 'o'|a row is"),
     TRAIN_SUMMARISE: (SHOP, change_of("summaries = 7"), "malformed"),

@@ -1,5 +1,7 @@
 """Errors of generalised linear models are those of Fisher scoring on the built join."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -35,6 +37,7 @@ def check(model: api.FittedModel, expected, loss: str) -> None:
     # what is left of the gradient, and of rounded weights, in parts of an error
     distance = found["coefficient"].to_numpy(np.float64) - expected.coefficients
     assert np.abs(distance / expected.errors)[:-1].max() < RTOL
+    assert not any("rough" in text for text in model.report["warnings"])
     ratio = "z" if loss in KNOWN_DISPERSION else "t"
     ratios = found[ratio].to_numpy(np.float64)[:-1]
     ours = (expected.coefficients / expected.errors)[:-1]
@@ -253,6 +256,45 @@ def test_labels_that_a_column_tells_have_none():
     some = sql("c.is_large", ("c.km", "c.told"))
     model = fit(some, sites(**frames), loss="logistic")
     assert "no finite coefficients" in model.report["inference"]["note"]
+
+
+@pytest.mark.parametrize("kind", ["model", "robust"])
+def test_no_more_rows_than_coefficients(kind):
+    frames = tables()
+    frames["claims"] = frames["claims"].iloc[:4].assign(pid=range(4))
+    model = fit(sql("c.gain"), sites(**frames), loss="squared", standard_errors=kind)
+    assert "no more joined rows than coeff" in model.report["inference"]["note"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "l2"),
+    [
+        # by its eigenvalues the others had none, and an error of 3e-19 under a ridge
+        ("1e8 * p.age", 0.0),
+        ("1e8 * p.age", 0.1),
+        # it has words of one or two values
+        ("1000000 + p.age / 12", 0.0),
+        # training ends before the optimum
+        ("2000 + p.age / 2", 0.0),
+    ],
+)
+def test_columns_that_are_far_from_standard_have_none(raw, l2):
+    query = sql("c.claims", ("c.km", f"{raw} AS age"))
+    how = {"encoders": "p.age=none missing=zero", "l2": l2, "num_epochs": 40}
+    model = fit(query, loss="poisson", **how)
+    assert re.search("'standard': p.age.$", model.report["inference"]["note"]), (
+        model.report["inference"]
+    )
+    assert "standard_error" not in model.coefficients
+
+
+def test_weights_that_are_rounded_to_nothing_are_told():
+    frames = tables()
+    frames["claims"]["times"] = np.where(frames["claims"].index == 7, 1e7, 1.0)
+    weighted = sql("c.gain").replace("FROM claims", ", c.times AS weight FROM claims")
+    model = fit(weighted, sites(**frames), loss="squared")
+    assert "errors of what varies" in model.report["inference"]["note"]
+    assert any("are rough" in text for text in model.report["warnings"])
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,8 @@ class CgSettings:
         NONE,
         'Standard errors of coefficients, after training: "model" takes the loss\'s '
         'own variance for the label\'s, "robust" does not (HC0); "none" sends nothing '
-        'for them. Strategy "moments" has those of least squares without the setting.',
+        'for them. Policies need min-rows = 1. Strategy "moments" has those of least '
+        "squares without the setting.",
         OneOf((NONE, MODEL, ROBUST)),
     )
 

@@ -171,9 +171,11 @@ class Inference:
         """Return Wald's test that the coefficients of some columns are all 0.
 
         Of indicators that add up to the intercept, that they are all alike. It is NaN
-        where other columns determine them.
+        where other columns determine them, and where nothing is left for a dispersion.
         """
         block = self.covariance[np.ix_(columns, columns)]
+        if not np.isfinite(block).all():
+            return Wald(np.nan, len(columns), np.nan)
         values, vectors = scipy.linalg.eigh(block)
         is_tested = values > LEAST_EIGENVALUE * max(values[-1], 0.0)
         tested = vectors[:, is_tested]
