@@ -73,9 +73,9 @@ def test_value_is_efrons_by_a_loop_over_times(ties, names, size):
 
 @each
 def test_gradient_and_hessian_are_the_slopes_of_the_loop(ties, names):
-    rows = drawn(ties, names, rows=30)
+    rows = drawn(ties, names, rows=18)
     objective = rows.objective(*names)
-    scores = default_rng(3).normal(size=30)
+    scores = default_rng(3).normal(size=18)
     gradient = objective.weigh(objective.gradient(scores[:, None]))
     expected = slopes(lambda s: -slow.log_likelihood(rows, s), scores)
     assert_allclose(gradient[:, 0], expected, atol=1e-9)
