@@ -83,7 +83,7 @@ def test_a_row_that_weighs_next_to_nothing_is_the_rest_of_a_sum(tmp_path, monkey
     for row in (30, 31):
         weights = np.full(ROWS, 1 << 15)
         weights[row] = 1
-        found = read(tmp_path / str(row), monkeypatch, weights, RULES.format(10, 10))
+        found = read(tmp_path / str(row), monkeypatch, weights, RULES.format(10, 1))
         assert found["all"] % (1 << 15) == 1
         assert found["smoker"] % (1 << 15) == tables()["visits"]["smoker"][row]
 

@@ -243,6 +243,8 @@ def test_labels_that_a_column_tells_have_none():
     chances = np.random.default_rng(0).random(len(told))
     frames["claims"]["is_large"] = told | (chances < 0.3)
     some = sql("c.is_large", ("c.km", "c.told"))
+    ridge = fit(some, sites(**frames), loss="logistic", l2=0.1)
+    assert ridge.coefficients["standard_error"].notna().all()
     model = fit(some, sites(**frames), loss="logistic")
     assert "no finite coefficients" in model.report["inference"]["note"]
 
@@ -285,6 +287,19 @@ def test_weights_that_are_rounded_to_nothing_are_told():
     model = fit(weighted, sites(**frames), loss="squared")
     assert "errors of what varies" in model.report["inference"]["note"]
     assert any("are rough" in text for text in model.report["warnings"])
+
+
+def test_repeated_labels_have_errors_once_the_others_are_aggregated():
+    query = """SELECT p.age AS label, c.km FROM people p
+    JOIN (SELECT pid, AVG(km) AS km FROM claims GROUP BY pid) c ON p.pid = c.pid"""
+    model = fit(query)
+    with engine_of(tables()) as engine:
+        rows = engine.execute(query).fetchdf()
+    scaled = (rows["km"] - rows["km"].mean()) / rows["km"].std(ddof=0)
+    label = rows["label"].to_numpy(np.float64)
+    expected = fit_linear(scaled.to_numpy()[:, None], label, "squared")
+    found = model.coefficients.set_index("column").loc["km"]
+    assert found["standard_error"] == pytest.approx(expected.errors[0], rel=RTOL)
 
 
 @pytest.mark.parametrize(
