@@ -112,7 +112,8 @@ class Cg(JoinMethod):
         joined = yield from super().join(inventory)
         if has_errors(self.settings):
             check_information(joined)
-        self._joined = joined
+            # else training does without the rows that take no part
+            self._joined = joined
         return joined
 
     def collect(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:

@@ -21,6 +21,7 @@ from strategies.training.saving import make_manifest
 from tests.support.files import case_table
 from tests.support.peers.fuzzing import MARK, Fuzzer
 from tests.support.peers.hostile import (
+    OF_COVARIANCE,
     OF_MOMENTS,
     OF_SINGLE_SITES,
     SHOP,
@@ -37,7 +38,7 @@ from tests.support.peers.hostile import (
 from tests.support.predicted import predicting, unlabelled
 from tp_flower.methods.boost.messages import TRAIN_REGIONS
 from tp_flower.methods.coreset.messages import TRAIN_ROWS
-from tp_flower.methods.moments.messages import TRAIN_MOMENTS
+from tp_flower.methods.moments.messages import TRAIN_INFORMATION, TRAIN_MOMENTS
 from tp_flower.protocol.messages import ACTIONS, RUN_DIGITS, Action, action_named
 from tp_flower.protocol.packet import HEADER, MESSAGE, unpack
 from tp_flower.query import Query
@@ -84,6 +85,8 @@ def _policies(counts: dict) -> dict[str, str] | None:
         return WITH_COVER
     if TRAIN_MOMENTS in counts:
         return OF_MOMENTS
+    if TRAIN_INFORMATION in counts:
+        return OF_COVARIANCE
     if Action.BINS in counts:
         return WITH_BINS
     if {TRAIN_REGIONS, Action.DIVIDE} & counts.keys():
@@ -245,6 +248,13 @@ def test_malformed_messages_about_bins_are_refused(place):
     strategy = STRATEGIES["cg"](Query.from_sql(SQL), **how)
     fuzz(place, strategy, COUNTS["binned"])
     assert "bins" in strategy.report.chosen
+
+
+def test_malformed_messages_about_standard_errors_are_refused(place):
+    how = {"standard_errors": "model", "test_fraction": 0.0, "l2": 1.0}
+    strategy = STRATEGIES["cg"](Query.from_sql(SQL), tolerance=0.5, **how)
+    fuzz(place, strategy, COUNTS["errors"])
+    assert strategy.report.sections["inference"]["tests"] is not None
 
 
 def test_malformed_messages_about_regions_are_refused(place):

@@ -134,8 +134,7 @@ def check_information(joined: JoinedTables) -> None:
 
 def feature_columns(problem: TrainingProblem) -> FeatureColumns:
     """Return the features' columns, in the order of the tables."""
-    encoders = problem.encoders
-    return FeatureColumns({name: encoders[name].features for name in problem.tables})
+    return FeatureColumns({name: problem.encoders[name] for name in problem.tables})
 
 
 @dataclass(frozen=True, eq=False)

@@ -471,9 +471,8 @@ class Moments(JoinMethod):
 
     def _columns(self, problem: TrainingProblem) -> FeatureColumns:
         """Return the columns of the features, in the order of the moments."""
-        return FeatureColumns(
-            {name: problem.encoders[name].features for name in self._counts.tree.tables}
-        )
+        tables = self._counts.tree.tables
+        return FeatureColumns({name: problem.encoders[name] for name in tables})
 
     def _statistics(self, problem: TrainingProblem) -> dict[str, dict[str, FloatArray]]:
         """Return statistics of every table's coefficients, (d_t [+ 1], d_c) by name."""

@@ -167,6 +167,8 @@ def test_training_rows_are_the_same_in_every_message(tmp_path):
 def test_a_run_begins_with_messages_of_its_own_method_alone(method):
     """A site takes no other method's first message, whoever has registered it."""
     settings = {"mode": "train", "strategy": method.name}
+    if method.name == "cg":
+        settings["standard-errors"] = "model"
     proposal = Proposal(query="", parts={}, joins=[], outer=[], settings=settings)
     terms = RunTerms(proposal)
     begins = {action for each in METHODS.values() for action in rules_of(each).begins}

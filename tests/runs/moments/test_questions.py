@@ -19,6 +19,7 @@ from tests.support.examples.orders import (
 from tests.support.federated import pieces
 from tp_flower.methods.moments.questions import FeatureColumns, inflations
 from tp_flower.methods.moments.solve import JoinedMoments
+from tp_flower.protocol.setup_messages import EncodedColumns
 
 EVERYTHING = {"l2": 0.0, "test_fraction": 0.0}
 TABLES = {"o": ["o.day"], "u": ["u.age"], "i": ["i.price"], "m": ["m.size"]}
@@ -162,7 +163,10 @@ def test_categories_have_numbers_and_classes_their_names():
 
 
 def test_a_features_own_columns_are_no_pair():
-    columns = FeatureColumns({"o": {"day": 1, "gone": 0}, "i": {"kind": 2}, "u": {}})
+    made = {"o": {"day": 1, "gone": 0}, "i": {"kind": 2}, "u": {}}
+    columns = FeatureColumns(
+        {table: EncodedColumns(features, True) for table, features in made.items()}
+    )
     assert columns.names == ["o.day", "i.kind[0]", "i.kind[1]"]
     assert [each.tolist() for each in columns.by_table.values()] == [[0], [1, 2], []]
     assert [each.tolist() for each in columns.by_feature.values()] == [[0], [1, 2]]

@@ -20,6 +20,7 @@ import scipy.linalg
 from tp_flower.arrays import FloatArray, IndexArray
 from tp_flower.methods.moments.inference import ESTIMABLE
 from tp_flower.methods.moments.solve import JoinedMoments, Spectrum
+from tp_flower.protocol.setup_messages import EncodedColumns
 
 MOST_COMPONENTS: Final = 5
 
@@ -29,37 +30,37 @@ class FeatureColumns:
     """The encoded columns of the features, in the order of the moments.
 
     Attributes:
-        widths: how many each feature has, by table and feature.
+        tables: what each table's encoder makes.
     """
 
-    widths: Mapping[str, Mapping[str, int]]
+    tables: Mapping[str, EncodedColumns]
 
     @cached_property
     def by_feature(self) -> dict[str, IndexArray]:
         """The positions of each feature's columns, by ``table.feature``."""
         widths = {
             f"{table}.{feature}": width
-            for table, features in self.widths.items()
-            for feature, width in features.items()
+            for table, columns in self.tables.items()
+            for feature, width in columns.features.items()
         }
         return {name: each for name, each in _divide(widths).items() if len(each)}
 
     @cached_property
     def by_table(self) -> dict[str, IndexArray]:
         """The positions of each table's columns."""
-        return _divide({name: sum(each.values()) for name, each in self.widths.items()})
+        return _divide({name: each.width for name, each in self.tables.items()})
 
     @cached_property
     def names(self) -> list[str]:
         """The name of each column, d in all.
 
-        >>> FeatureColumns({"o": {"day": 1, "same": 0}, "i": {"kind": 2}}).names
-        ['o.day', 'i.kind[0]', 'i.kind[1]']
+        >>> FeatureColumns({"i": EncodedColumns({"day": 1, "kind": 2}, True)}).names
+        ['i.day', 'i.kind[0]', 'i.kind[1]']
         """
         return [
-            name if len(positions) == 1 else f"{name}[{number}]"
-            for name, positions in self.by_feature.items()
-            for number in range(len(positions))
+            f"{table}.{name}"
+            for table, columns in self.tables.items()
+            for name in columns.names
         ]
 
 
