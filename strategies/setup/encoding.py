@@ -10,7 +10,6 @@ and learns how many columns each feature is encoded as.
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Final
 
 import msgspec
@@ -30,34 +29,6 @@ MANY_CATEGORIES: Final = 0.5
 FEW_CATEGORIES: Final = 20
 MOST_LOST: Final = 1
 """Percent of the joined rows that may share the column of rare categories, unsaid."""
-
-
-class NamedColumns(setup_messages.EncodedColumns, frozen=True):
-    """The columns of a table's encoder, those of declared categories by their names.
-
-    Attributes:
-        categories: by feature, as the run declares them, which is their order.
-    """
-
-    categories: dict[str, tuple[str, ...]]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The name of each encoded column, d in all.
-
-        >>> NamedColumns({"age": 1, "job": 2}, False, {"job": ("cook", "nurse")}).names
-        ('age', 'job=cook', 'job=nurse')
-        """
-        numbered = iter(super().names)
-        names = []
-        for feature, count in self.features.items():
-            of_feature = list(islice(numbered, count))
-            declared = self.categories.get(feature, ())
-            # an indicator of missing values comes last
-            if len(declared) <= count:
-                of_feature[: len(declared)] = [f"{feature}={one}" for one in declared]
-            names += of_feature
-        return tuple(names)
 
 
 @dataclass(frozen=True)
@@ -206,9 +177,4 @@ def _encoding(joined: SplitRows, part: Part, replies: Replies) -> TableEncoding:
     sealed = None
     if is_sealed:
         sealed = array_of(replies, part, "sealed", (None,))
-    columns = NamedColumns(
-        body.columns.features,
-        body.columns.is_fitted,
-        joined.choices[part.table].declared_categories,
-    )
-    return TableEncoding(columns, sealed, tuple(body.features))
+    return TableEncoding(body.columns, sealed, tuple(body.features))

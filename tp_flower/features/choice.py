@@ -128,20 +128,6 @@ class TableChoice(msgspec.Struct, frozen=True):
             raise SchemaError(f"{where}: {error}") from None
 
     @property
-    def declared_categories(self) -> dict[str, tuple[str, ...]]:
-        """The categories that encoders declare, by feature."""
-        specs = {
-            feature: EncoderSpec.parse(text)
-            for feature, text in self.specs.items()
-            if text is not None
-        }
-        return {
-            feature: spec.categories
-            for feature, spec in specs.items()
-            if spec.kind == "categories"
-        }
-
-    @property
     def _defaults(self) -> Mapping[str, str]:
         if self.for_trees:
             return TREE_DEFAULTS
