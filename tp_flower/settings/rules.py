@@ -30,6 +30,8 @@ class Rules:
             never chosen.
         sends: returns the form in which sampled rows leave, if the server solves.
         begins: by action, whether a run has the stage that begins with it.
+        tells: returns what a run tells the server of a table besides what its method
+            does, in words for its owner; "" for nothing.
         pads_sums: whether the sites of a join's two sides share a secret, though no
             scores leave masked.
         covers_values: whether noise covers all values of a table, by its alias.
@@ -43,6 +45,7 @@ class Rules:
     preference: "Callable[[Settings], int]" = lambda _: 0
     sends: "Callable[[Settings], str | None]" = lambda _: None
     begins: "Mapping[Action, Callable[[Settings], bool]]" = field(default_factory=dict)
+    tells: "Callable[[Settings], str]" = lambda _: ""
     pads_sums: "Callable[[Settings], bool]" = lambda _: False
     covers_values: "Callable[[Settings, str], bool]" = lambda *_: False
     instead: Mapping[str, str] = field(default_factory=dict)

@@ -246,7 +246,10 @@ def _meaning(
     }
     for alias, fragment in hosted.items():
         name = printable(alias)
-        told = (*_learned_by_server(fragment, settings), *_bins(fragment, settings))
+        told = (
+            *_learned_by_server(fragment, settings),
+            *_by_settings(fragment, settings),
+        )
         learned = "; ".join(told)
         yield f"{name} tells the server {learned}"
         if len(holders[alias]) > 1:
@@ -303,8 +306,14 @@ def _learned_by_server(fragment: Fragment, settings: Settings) -> Iterator[str]:
         yield f"for each joined row the sum of its score and the other tables', {when}"
 
 
-def _bins(fragment: Fragment, settings: Settings) -> Iterator[str]:
-    """Yield the bins that a run asks for by their number; others a policy names."""
+def _by_settings(fragment: Fragment, settings: Settings) -> Iterator[str]:
+    """Yield what the server learns by a run's settings, not by its method alone.
+
+    Of bins those that the run asks for by their number; others a policy names.
+    """
+    is_used = settings.mode in (PREDICT, EVALUATE)
+    if not is_used and (more := settings.rules.tells(settings)):
+        yield more
     if settings.most_bins and fragment.features:
         yield (
             f"in which of up to {settings.most_bins} bins each column of each row "

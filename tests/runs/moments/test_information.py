@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import tp_flower
 from tests.support.examples.claims import (
     FEATURES,
     LABELS,
@@ -223,6 +224,17 @@ def test_nothing_is_asked_for_without_the_setting():
     report = fit(query, loss="poisson", standard_errors="none").report
     assert "inference" not in report
     assert not any("train.information" in str(m) for m in report["privacy"]["messages"])
+
+
+def test_explain_says_who_learns_what_and_refuses_what_training_would():
+    how = {"strategy": "cg", "loss": "poisson", "standard_errors": "robust"}
+    explanation = tp_flower.explain(sql("c.claims"), sites(), **how)
+    messages = explanation.report["privacy"]["messages"]
+    of_errors = [m for m in messages if m["message"] == "train.information"]
+    assert of_errors
+    assert any("weighted second moments" in m["carries"] for m in of_errors)
+    with pytest.raises(QueryError, match=r"is in up to .* joined rows"):
+        tp_flower.explain(sql("p.age", ("c.km",)), sites(), **how)
 
 
 def test_there_are_none_before_the_optimum():

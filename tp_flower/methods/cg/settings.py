@@ -19,6 +19,12 @@ CURVATURE: Final = "curvature"
 SQUARES: Final = "squared slope"
 """Of a row's loss at the model's score, by which its columns are weighted."""
 
+WEIGHED: Final = (
+    "for standard errors, sums over the joined rows of the products of two columns, in "
+    "which it says how much each row weighs: departing from the protocol, it reads "
+    "single rows from them"
+)
+
 
 @dataclass(frozen=True)
 class CgSettings:
@@ -39,9 +45,17 @@ class CgSettings:
 
 
 def has_errors(settings: Settings) -> bool:
-    """Return whether a run trains a model with standard errors."""
-    asks = settings.of(CgSettings).standard_errors != NONE
-    return asks and settings.mode == TRAIN and "standard_errors" in settings.rules.reads
+    """Return whether a run trains, or explains, a model with standard errors."""
+    is_read = "standard_errors" in settings.rules.reads
+    return is_read and settings.of(CgSettings).standard_errors != NONE
+
+
+def _begins(settings: Settings) -> bool:
+    return settings.mode == TRAIN and has_errors(settings)
+
+
+def _tells(settings: Settings) -> str:
+    return WEIGHED if has_errors(settings) else ""
 
 
 def weightings_of(settings: Settings) -> tuple[str, ...]:
@@ -94,6 +108,7 @@ RULES: Final = Rules(
     reads=names_of(CgSettings) | FITTED | {"tolerance", "l2"},
     conflicts=_conflicts,
     preference=_preference,
+    tells=_tells,
     pads_sums=has_errors,
-    begins={TRAIN_INFORMATION: has_errors},
+    begins={TRAIN_INFORMATION: _begins},
 )
