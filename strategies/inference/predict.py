@@ -45,7 +45,7 @@ from tp_flower.protocol.fields import Document
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
 from tp_flower.query import BoundQuery, Query, Unlabelled
-from tp_flower.query.parsing import NUMBERS, OFFSET
+from tp_flower.query.parsing import BESIDE_LABEL, OFFSET
 from tp_flower.reports import predictions as prediction_files
 from tp_flower.reports import records
 from tp_flower.settings import Settings
@@ -284,7 +284,7 @@ class Evaluate(ModelStrategy):
         """Return the query, with its label if the model predicts one."""
         if self.has_label:
             return self.query.bind(schemas)
-        return self.query.bind(schemas, Unlabelled(keeps=NUMBERS))
+        return self.query.bind(schemas, Unlabelled(keeps=BESIDE_LABEL))
 
     def model_rounds(
         self, bound: BoundQuery, columns: Columns, missing: manifests.Missing

@@ -23,6 +23,7 @@ from tp_flower.objectives import (
     Objective,
     Target,
     family_named,
+    fits,
     fitting_families,
     make_objective,
     takes_numbers,
@@ -398,7 +399,7 @@ def fitting_loss(
     """
     count = len(classes)
     losses = fitting_families(count, names)
-    if loss != AUTO and family_named(loss).name.split("(")[0] not in losses:
+    if loss != AUTO and not fits(family_named(loss), count, names):
         if TIME in (names[0], family_named(loss).label_names[0]):
             raise QueryError(_wrong_columns(loss, names))
         label = "of numbers"

@@ -108,23 +108,26 @@ def takes_numbers(name: str) -> bool:
     return 0 in family_named(name).class_counts
 
 
+def fits(family: type[Objective], classes: int, names: Sequence[str]) -> bool:
+    """Return whether labels of so many classes, 0 for numbers, are those of a family.
+
+    The label's columns have ``names``, which begin with those that the family needs.
+    """
+    needed = family.label_names
+    return classes in family.class_counts and needed == tuple(names[: len(needed)])
+
+
 def fitting_families(classes: int, names: Sequence[str] = (LABEL,)) -> list[str]:
     """Return the families of labels with so many classes, 0 for numbers.
 
-    The label's columns have ``names``, which begin with those that a family needs.
+    The label's columns have ``names``.
 
     >>> fitting_families(2), fitting_families(0)[:2]
     (['logistic', 'softmax'], ['squared', 'poisson'])
     >>> fitting_families(0, ("time", "event", "entry"))
     ['cox']
     """
-    return [
-        name
-        for name in names_of_losses()
-        if classes in FAMILIES[name].class_counts
-        and FAMILIES[name].label_names
-        == tuple(names[: len(FAMILIES[name].label_names)])
-    ]
+    return [name for name in names_of_losses() if fits(FAMILIES[name], classes, names)]
 
 
 def family_of(name: str, classes: int) -> type[Objective]:

@@ -60,7 +60,9 @@ class Role(StrEnum):
 SURVIVAL: Final = (Role.EVENT, Role.ENTRY, Role.STRATA)
 """The fields of a fragment that belong to its label, where that is the time of an
 event."""
-NUMBERS: Final = (Role.WEIGHT, Role.OFFSET, *SURVIVAL)
+BESIDE_LABEL: Final = (Role.WEIGHT, Role.OFFSET)
+"""Those that go with any label."""
+NUMBERS: Final = (*BESIDE_LABEL, *SURVIVAL)
 """The fields of a fragment that are numbers of its rows; a query names them with AS."""
 
 

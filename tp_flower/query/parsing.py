@@ -14,6 +14,7 @@ from typing import TypeGuard
 from sqlglot import exp
 
 from tp_flower.errors import QueryError
+from tp_flower.query import fragment
 from tp_flower.query.cutoffs import is_reserved
 from tp_flower.query.expressions import (
     DIALECT,
@@ -25,17 +26,18 @@ from tp_flower.query.expressions import (
     render,
     shorten,
 )
+from tp_flower.query.fragment import Role
 from tp_flower.query.lateral import Correlation, take_correlation
 from tp_flower.query.rewriting import rewrite
 
-LABEL = "label"
-WEIGHT = "weight"
-OFFSET = "offset"
-NUMBERS = (WEIGHT, OFFSET)
+LABEL = str(Role.LABEL)
+WEIGHT = str(Role.WEIGHT)
+OFFSET = str(Role.OFFSET)
+BESIDE_LABEL = tuple(map(str, fragment.BESIDE_LABEL))
 """What a query may name of each row with AS, besides its label."""
 TIME = "time"
-EVENT = "event"
-SURVIVAL = (EVENT, "entry", "strata")
+EVENT = str(Role.EVENT)
+SURVIVAL = tuple(map(str, fragment.SURVIVAL))
 """What it may name besides a label that is the time of an event."""
 EVERY_COLUMN = "*"
 
@@ -178,7 +180,7 @@ def is_label(item: Item) -> TypeGuard[SelectItem]:
 
 
 def is_number(
-    item: Item, names: Collection[str] = (*NUMBERS, *SURVIVAL)
+    item: Item, names: Collection[str] = (*BESIDE_LABEL, *SURVIVAL)
 ) -> TypeGuard[SelectItem]:
     """Return whether an item is a number of joined rows: only by ``AS weight``, say.
 
@@ -201,7 +203,7 @@ def mark_of(item: SelectItem) -> str:
     if (item_name(item) or "").lower() == LABEL:
         return LABEL
     name = (item.name or "").lower()
-    return name if name in NUMBERS else ""
+    return name if name in BESIDE_LABEL else ""
 
 
 def mark_survival(items: Sequence[Item]) -> tuple[Item, ...]:
@@ -358,10 +360,10 @@ def _check_items(items: Sequence[Item], *, needs_label: bool) -> None:
             f"the query has {len(labels)} labels, expected one: {', '.join(labels)}"
         )
     numbers = [item for item in items if is_number(item)]
-    for name in (*NUMBERS, *SURVIVAL):
+    for name in (*BESIDE_LABEL, *SURVIVAL):
         named = [item.sql for item in numbers if mark_of(item) == name]
         if len(named) > 1:
-            several = f"{name}s" if name in NUMBERS else f"columns AS {name}"
+            several = f"{name}s" if name in BESIDE_LABEL else f"columns AS {name}"
             raise QueryError(
                 f"the query has {len(named)} {several}, expected one at most: "
                 f"{', '.join(named)}"

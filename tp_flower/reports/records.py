@@ -37,7 +37,8 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
               `tp_flower.heads`; share is null where scores are no sum
     coefficients   {table: [{feature, output, value}]}   of linear models, or
               gains of trees, as far as the policies of the sites allow; strategy
-              "moments" adds {standard-error, t, p, low, high}
+              "moments", and `standard-errors`, add {standard-error, t or z, p, low,
+              high}
     baseline  {train: {metric: value}, test: ..}   of the mean of the training labels,
               or of the frequencies of their classes. Left out where labels have noise:
     classes   {class: {train: rows, test: rows}}
@@ -49,6 +50,8 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
     personal  of strategy "personalised" alone: see
               `strategies.methods.personalised.strategy`
     moments   of strategy "moments" alone: see `strategies.methods.moments.section`
+    inference  with `standard-errors` alone: see
+              `strategies.methods.moments.information`
     privacy   {adversary, delta, messages, ledger, totals, readings}   see
               `strategies.disclosures`, of readings `strategies.score_readings`
 

@@ -18,9 +18,12 @@ import numpy as np
 
 from client_apps.data.run_store import Entry
 from client_apps.handlers.encoding import fitted_encoder
-from client_apps.methods.moments.shards import JoinedShard, check_columns
+from client_apps.methods.moments.shards import (
+    JoinedShard,
+    check_columns,
+    tree_of_sums,
+)
 from client_apps.methods.registry import method_of
-from client_apps.privacy.keys import own_node
 from client_apps.privacy.ledger_entries import note_scope
 from client_apps.privacy.proposal_checks import (
     TRAINED,
@@ -33,7 +36,6 @@ from tp_flower.arrays import AnyArray, IntArray
 from tp_flower.errors import MessageError
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.learning.models.local_model import Features, host_features
-from tp_flower.methods.cg.settings import weightings_of
 from tp_flower.methods.moments.columns import ColumnWords, TableColumns
 from tp_flower.methods.moments.messages import (
     TRAIN_INFORMATION,
@@ -42,10 +44,9 @@ from tp_flower.methods.moments.messages import (
     InformationRequest,
     PaddedPart,
 )
-from tp_flower.methods.moments.terms import tree_of
-from tp_flower.methods.moments.words import column_bits
+from tp_flower.methods.moments.settings import weightings_of
 from tp_flower.privacy.plan import WEIGHTED_MOMENTS
-from tp_flower.protocol.codec import check_sizes, parse, required
+from tp_flower.protocol.codec import check_sizes, required
 from tp_flower.protocol.packet import unpack_bits
 
 _INFORMED: Final = "information"  # entry: the request that was answered, by its digest
@@ -102,11 +103,7 @@ def information(site: Site, request: InformationRequest) -> InformationReply:
     """
     check_begins(site, TRAIN_INFORMATION)
     site.check_once(_INFORMED, "this run's weighted moments have left, and leave once")
-    tree = parse(site.terms.proposal, "proposal", tree_of)
-    node = own_node(site)
-    at_site = [n for n, of in site.terms.proposal.parts.items() if of.node == node]
-    agree("parts", sorted(at_site), sorted(request.parts))
-    agree("columns", sorted(tree.tables), sorted(request.columns))
+    tree = tree_of_sums(site, request)
     passes = tuple(range(len(weightings_of(site.terms.settings))))
     shards = {
         number: WeighedShard(site, number, tree, passes, body)
@@ -134,8 +131,9 @@ def _padded(
     encoded = host_features(features)[: len(shard.trained)]
     counted = shard.rows.select(shard.trained)
     for weights in counted.multiplicity:
-        # a row that weighs 0 is in no sum
-        weighed = TableColumns(encoded[np.flatnonzero(weights)])
+        # a row that weighs 0 is in no sum; where none does, nothing is copied
+        rows = slice(None) if weights.all() else np.flatnonzero(weights)
+        weighed = TableColumns(encoded[rows])
         source = site.source(shard.number)
         check_columns(source, encoder, weighed, shards=len(shard.shards))
     columns = TableColumns(encoded)
@@ -143,11 +141,7 @@ def _padded(
         # the intercept's column, and none of a label
         columns = TableColumns(encoded, labels=np.zeros((len(shard.trained), 0)))
     agree("columns", columns.width, widths[shard.table])
-    counts = counted.multiplicity.sum(axis=0)
-    if len(shard.shards) == 1:
-        bits = column_bits(columns.second_moments(counts))
-    else:
-        bits = shard.told_bits(counts, columns)
+    bits = shard.column_bits(counted.multiplicity.sum(axis=0), columns)
     sums, products = shard.padded(
         shard.summed(counted, ColumnWords(columns, bits), widths, {}),
         weightings_of(site.terms.settings),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from client_apps.privacy.guard import check_rows, counts_evenly
+from client_apps.privacy.keys import own_node
 from client_apps.privacy.proposal_checks import agree
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, IntArray
@@ -29,11 +30,16 @@ from tp_flower.methods.moments.exchange import (
     SummedShard,
     ToldCounts,
 )
-from tp_flower.methods.moments.messages import CountedPart, InformationPart
-from tp_flower.methods.moments.terms import passes_without_partner
+from tp_flower.methods.moments.messages import (
+    CountedPart,
+    InformationPart,
+    InformationRequest,
+    MomentsRequest,
+)
+from tp_flower.methods.moments.terms import passes_without_partner, tree_of
 from tp_flower.methods.moments.tree import JoinTree
-from tp_flower.methods.moments.words import fits
-from tp_flower.protocol.codec import check_sizes, required
+from tp_flower.methods.moments.words import column_bits, fits
+from tp_flower.protocol.codec import check_sizes, parse, required
 from tp_flower.terms.groups import join_group, table_group
 
 if TYPE_CHECKING:
@@ -184,11 +190,17 @@ class JoinedShard(ABC):
         subquery = self.site.fragment(self.number).subquery
         return subquery is not None and bool(subquery.cutoffs or subquery.is_windowed)
 
-    def told_bits(self, counts: IntArray, columns: TableColumns) -> IntArray:
-        """Return the bits that the table's shards were told, if its columns fit."""
+    def column_bits(self, counts: IntArray, columns: TableColumns) -> IntArray:
+        """Return the bits of every column: those of its only shard, or as told to all.
+
+        Of shards they are refused if the columns do not fit.
+        """
+        second_moments = columns.second_moments(counts)
+        if len(self.shards) == 1:
+            return column_bits(second_moments)
         bits = required(self.body.bits, "bits")
         check_sizes(self.body, columns=columns.width)
-        self.check_fits(columns.second_moments(counts), bits)
+        self.check_fits(second_moments, bits)
         return bits
 
     def check_fits(self, second_moments: AnyArray, bits: IntArray) -> None:
@@ -238,6 +250,20 @@ class JoinedShard(ABC):
             self.masks,
             bits,
         )
+
+
+def tree_of_sums(site: Site, request: MomentsRequest | InformationRequest) -> JoinTree:
+    """Return the tree of the run's joins, along which a request's rows are added up.
+
+    The request must name all of the site's parts, and every table's columns.
+    """
+    tree = parse(site.terms.proposal, "proposal", tree_of)
+    node = own_node(site)
+    at_site = [n for n, of in site.terms.proposal.parts.items() if of.node == node]
+    # what the ledger says of one part depends on all
+    agree("parts", sorted(at_site), sorted(request.parts))
+    agree("columns", sorted(tree.tables), sorted(request.columns))
+    return tree
 
 
 def check_columns(

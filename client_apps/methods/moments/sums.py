@@ -15,7 +15,11 @@ import numpy as np
 from client_apps.data.features import forget
 from client_apps.data.run_store import Entry
 from client_apps.handlers.encoding import fitted_encoder
-from client_apps.methods.moments.shards import JoinedShard, check_columns
+from client_apps.methods.moments.shards import (
+    JoinedShard,
+    check_columns,
+    tree_of_sums,
+)
 from client_apps.methods.site_method import SiteMethod
 from client_apps.operator.participant import Participant, ShardData, body_of
 from client_apps.operator.releases import Releaser
@@ -25,7 +29,6 @@ from client_apps.privacy.guard import (
     counts_evenly,
     given_values,
 )
-from client_apps.privacy.keys import own_node
 from client_apps.privacy.ledger_entries import note_scope, release, set_aside
 from client_apps.privacy.local_labels import is_label_covered, local_label_facts
 from client_apps.privacy.proposal_checks import agree, check_begins, check_trained
@@ -70,16 +73,14 @@ from tp_flower.methods.moments.terms import (
     norms_of,
     private_tables,
     splitting_table,
-    tree_of,
 )
-from tp_flower.methods.moments.words import column_bits
 from tp_flower.privacy.mechanisms import (
     GIVEN_ENCODER,
     ClippedNoise,
     Gaussian,
 )
 from tp_flower.privacy.plan import SECOND_MOMENTS, PartPlan, Use
-from tp_flower.protocol.codec import check_sizes, parse
+from tp_flower.protocol.codec import check_sizes
 from tp_flower.protocol.training_messages import Update
 from tp_flower.sources.policy import SECOND_MOMENTS as RULE
 
@@ -220,12 +221,7 @@ def moments(site: Site, request: MomentsRequest) -> MomentsReply:
     """
     check_begins(site, TRAIN_MOMENTS)
     site.check_once(_SUMMED, "this run's moments have left, and leave once")
-    tree = parse(site.terms.proposal, "proposal", tree_of)
-    node = own_node(site)
-    at_site = [n for n, of in site.terms.proposal.parts.items() if of.node == node]
-    # what the ledger says of one part depends on all
-    agree("parts", sorted(at_site), sorted(request.parts))
-    agree("columns", sorted(tree.tables), sorted(request.columns))
+    tree = tree_of_sums(site, request)
     passes = tuple(sorted(set(request.passes)))
     if list(passes) != request.passes or TRAINED not in passes:
         raise MessageError("'passes' must ascend from 0")
@@ -420,9 +416,7 @@ def _bits(
         bits = np.full(columns.width, request.bits[shard.table])
         shard.check_fits(second_moments, bits)
         return bits
-    if len(shard.shards) == 1:
-        return column_bits(columns.second_moments(counts))
-    return shard.told_bits(counts, columns)
+    return shard.column_bits(counts, columns)
 
 
 def _labels(site: Site, number: int, request: MomentsRequest) -> FloatArray:

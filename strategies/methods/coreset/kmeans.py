@@ -35,7 +35,7 @@ from tp_flower.methods.coreset.solvers import distdim, weighted_kmeans
 from tp_flower.objectives import KMEANS, Objective, Target, make_objective
 from tp_flower.protocol.training_messages import Update
 from tp_flower.query import BoundQuery, Unlabelled
-from tp_flower.query.parsing import NUMBERS
+from tp_flower.query.parsing import BESIDE_LABEL
 from tp_flower.randomness import Stream, generator
 
 
@@ -64,7 +64,7 @@ class Clustering(JoinMethod):
 
     def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
         """Return the query over the sites' columns, without its label."""
-        bound = self.run.query.bind(schemas, Unlabelled(keeps=NUMBERS))
+        bound = self.run.query.bind(schemas, Unlabelled(keeps=BESIDE_LABEL))
         if bound.outer:
             raise QueryError(
                 f"strategy {self.name!r} clusters whole rows, but the query LEFT JOINs "

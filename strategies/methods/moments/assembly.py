@@ -1,5 +1,6 @@
 """Second moments at the server: matrices from the padded sums of all sites."""
 
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -44,11 +45,16 @@ def common_bits(
 
 
 def matrices(
-    counts: JoinCounts, replies: Replies, layout: ColumnLayout
+    counts: JoinCounts,
+    replies: Replies,
+    layout: ColumnLayout,
+    bits: Mapping[str, IntArray],
 ) -> dict[int, FloatArray]:
-    """Return the moments of every pass, (D, D), from the sites' padded sums."""
-    bits = column_bits(counts, replies, layout)
-    found = {}
+    """Return the moments of every pass, (D, D), from the sites' padded sums.
+
+    ``bits`` are those of every table's columns.
+    """
+    by_pass = {}
     for position, number in enumerate(counts.passes):
         contributions = {
             table: counts.read(table, replies, position, layout.columns)
@@ -60,8 +66,8 @@ def matrices(
             block = to_numbers(words, bits[first], bits[second])
             matrix[layout.places[first], layout.places[second]] = block
             matrix[layout.places[second], layout.places[first]] = block.T
-        found[number] = matrix
-    return found
+        by_pass[number] = matrix
+    return by_pass
 
 
 def column_bits(

@@ -33,8 +33,8 @@ def coefficients(report: blocks.Record, note: str) -> blocks.Blocks:
         for entry in tables.records(table)
         if entry.number("standard-error") is not None or entry.number("noise")
     ]
-    known = report.at("moments") or report.at("inference")
-    if undetermined := known.texts("undetermined"):
+    section = report.at("moments") or report.at("inference")
+    if undetermined := section.texts("undetermined"):
         listed = ", ".join(undetermined[:MOST_ROWS])
         note += f" None, as they are combinations of others: {listed}."
     if not entries:
@@ -69,7 +69,7 @@ def _columns(
     columns = [
         blocks.text_column(head, key),
         *(
-            _number(HEADS.get(name, name), name, SHOWN.get(name, show))
+            number_column(HEADS.get(name, name), name, SHOWN.get(name, show))
             for name in ("value", *statistics)
         ),
     ]
@@ -132,8 +132,8 @@ def _tests(inference: blocks.Record) -> blocks.Table:
     columns = [
         blocks.text_column("feature", "feature"),
         blocks.count_column("columns", "columns"),
-        _number("chi-squared" if is_known else "F", "statistic", "{:.2f}".format),
-        _number("p", "p", "{:.3g}".format),
+        number_column("chi-squared" if is_known else "F", "statistic", "{:.2f}".format),
+        number_column("p", "p", "{:.3g}".format),
     ]
     tests = sorted(
         inference.records("tests"), key=lambda test: -(test.number("statistic") or 0.0)
@@ -142,11 +142,13 @@ def _tests(inference: blocks.Record) -> blocks.Table:
     return blocks.tabulate(title, tests[:MOST_ROWS], columns, is_folded=True)
 
 
-def _number(head: str, key: str, show: Callable[[float], str]) -> blocks.Column:
-    """Return the column of a number; a dash where there is none."""
+def number_column(
+    head: str, key: str, show: Callable[[float], str], empty: str = "-"
+) -> blocks.Column:
+    """Return the column of a number; a text where there is none."""
 
     def cell(item: blocks.Record) -> str:
         number = item.number(key)
-        return "-" if number is None else show(number)
+        return empty if number is None else show(number)
 
     return blocks.Column(head, cell)

@@ -9,7 +9,7 @@ Entry ``inference`` of `report.json`::
 
     kind        "model" or "robust"
     note        what the errors are, or why there are none
-    dispersion  phi, and freedom, its degrees of freedom; null where phi is known
+    freedom     of the estimated dispersion; null where that is known
     ratio       what the exponential of a coefficient is; "" for nothing
     intercept   {value, standard-error, low, high}   of the score of a row of zeros
     undetermined  [column]   those without an error, as others add up to them
@@ -35,6 +35,12 @@ from strategies.methods.moments.assembly import (
 )
 from strategies.methods.moments.column_layout import ColumnLayout
 from strategies.methods.moments.join_counts import JoinCounts
+from strategies.methods.moments.section import (
+    CONDITIONAL,
+    feature_columns,
+    statistics_by_table,
+    undetermined,
+)
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.setup.joined_rows import JoinedTables
 from strategies.setup.problem import SCORES, TrainingProblem
@@ -47,10 +53,16 @@ from tp_flower.arrays import (
     IntArray,
 )
 from tp_flower.errors import QueryError, ReplyError
-from tp_flower.methods.cg.settings import CURVATURE, CgSettings, weightings_of
 from tp_flower.methods.moments.inference import Inference
 from tp_flower.methods.moments.messages import LARGEST_WEIGHT, InformationRequest
 from tp_flower.methods.moments.questions import FeatureColumns
+from tp_flower.methods.moments.settings import (
+    CURVATURE,
+    MODEL,
+    ROBUST,
+    ErrorSettings,
+    weightings_of,
+)
 from tp_flower.methods.moments.solve import JoinedMoments
 from tp_flower.methods.moments.terms import tree_of
 from tp_flower.protocol.packet import unpack_bits
@@ -60,13 +72,9 @@ from tp_flower.settings import Settings
 SECTION: Final = "inference"
 INDEPENDENT: Final = "Standard errors for independent joined rows"
 KINDS: Final = {
-    "model": "by the information of the loss ({loss})",
-    "robust": "whatever the label's variance (HC0)",
+    MODEL: "by the information of the loss ({loss})",
+    ROBUST: "whatever the label's variance (HC0)",
 }
-CONDITIONAL: Final = (
-    "They are conditional on l2: the spread of the penalised estimate around its own "
-    "mean, which l2 has drawn towards 0."
-)
 HIDDEN: Final = "Not shown of {}, whose policies do not have 'coefficients = true'."
 NOT_CONVERGED: Final = (
     "No standard errors: training has not come to the optimum. Columns of very "
@@ -132,11 +140,6 @@ def check_information(joined: JoinedTables) -> None:
         )
 
 
-def feature_columns(problem: TrainingProblem) -> FeatureColumns:
-    """Return the features' columns, in the order of the tables."""
-    return FeatureColumns({name: problem.encoders[name] for name in problem.tables})
-
-
 @dataclass(frozen=True, eq=False)
 class InformationRound:
     """The round after training that brings weighted second moments.
@@ -170,16 +173,17 @@ class InformationRound:
             parts[part.number] = counts.weighed_part(part, bits, weights)
         request = InformationRequest(columns=dict(layout.columns), parts=parts)
         replies = yield ask(request, self.joined.parts)
+        bits_by_table = column_bits(counts, replies, layout)
         moments = []
-        for position, matrix in matrices(counts, replies, layout).items():
+        read = matrices(counts, replies, layout, bits_by_table)
+        for position, matrix in read.items():
             found = JoinedMoments(
                 matrix, layout.features, layout.labels, layout.intercept
             )
             if not found.are_of(int(counts.totals[position])):
                 raise ReplyError(ALTERED)
             moments.append(found.scaled(largest[position] / LARGEST_WEIGHT))
-        of_tables = column_bits(counts, replies, layout)
-        of_columns = np.concatenate([of_tables[name] for name in layout.columns])
+        of_columns = np.concatenate([bits_by_table[name] for name in layout.columns])
         rough = self._rough(moments[0], of_columns[layout.features])
         if rough.size:
             names = feature_columns(self.problem).names
@@ -309,7 +313,7 @@ class Errors:
     @property
     def kind(self) -> str:
         """Whether they are those of the model, or robust."""
-        return self.settings.of(CgSettings).standard_errors
+        return self.settings.of(ErrorSettings).standard_errors
 
     def of_outcome(self, outcome: Outcome) -> "Errors":
         """Return them beside the coefficients that the sites have shown."""
@@ -340,17 +344,7 @@ class Errors:
         """Return statistics of every table's coefficients, (d_t [+ 1], 1) by name."""
         if self.inference is None:
             return {}
-        statistics = self.inference.statistics(self.estimates)
-        by_table = {}
-        for name, positions in self.columns.by_table.items():
-            rows = list(positions)
-            if self.problem.tables[name].has_intercept:
-                rows.append(len(statistics) - 1)
-            by_table[name] = {
-                named: statistics[rows, column][:, None]
-                for column, named in enumerate(self.inference.names)
-            }
-        return by_table
+        return statistics_by_table(self.problem, self.inference, self.estimates)
 
     def section(self) -> dict[str, object]:
         """Return the report's entry."""
@@ -361,18 +355,13 @@ class Errors:
             for name, positions in self.columns.by_feature.items()
             if not np.isnan(self.estimates[positions]).any()
         }
-        names = self.columns.names
-        freedom = self.inference.freedom
         return {
             "kind": self.kind,
             "note": self._text(),
-            "freedom": freedom,
+            "freedom": self.inference.freedom,
             "ratio": self.problem.response.ratio,
             "intercept": self._intercept(),
-            "undetermined": [
-                names[position]
-                for position in np.flatnonzero(~self.inference.has_error)
-            ],
+            "undetermined": undetermined(self.columns, self.inference),
             "tests": [
                 {
                     "feature": name,

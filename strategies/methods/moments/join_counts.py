@@ -185,7 +185,7 @@ class JoinCounts:
         )
 
     def weighed_part(
-        self, part: Part, bits: IntArray | None, weights: FloatArray | None
+        self, part: Part, bits: IntArray | None, weights: AnyArray | None
     ) -> InformationPart:
         """Return what a part is told of joined rows that are weighed.
 

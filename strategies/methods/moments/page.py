@@ -1,10 +1,10 @@
 """The sections of a report's page about what second moments tell."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from strategies.methods.moments.errors_page import coefficients
+from strategies.methods.moments.errors_page import coefficients, number_column
 from strategies.methods.moments.section import PASSES
 from tp_flower.reports import blocks, console
 
@@ -45,9 +45,9 @@ def _path(fits: Sequence[blocks.Record]) -> blocks.Table:
     has_l1 = any(fit.amount("l1") for fit in fits)
     penalties = ("l1", "l2") if has_l1 else ("l2",)
     columns = [
-        *(_number(name, name, "{:.3g}".format) for name in penalties),
+        *(number_column(name, name, "{:.3g}".format) for name in penalties),
         blocks.count_column("coefficients", "nonzero"),
-        *(_number(f"loss, {name}", name, show) for name in names),
+        *(number_column(f"loss, {name}", name, show) for name in names),
     ]
     title = "Least squares by penalty (the loss is half the mean square)"
     return blocks.tabulate(title, thin(fits, MOST_ROWS), columns, is_folded=True)
@@ -72,7 +72,10 @@ def _noise(report: blocks.Record) -> blocks.Table | None:
         return None
     columns = [
         blocks.text_column("metric", "metric"),
-        *(_number(name, name, "{:.4g}".format) for name in ("value", "low", "high")),
+        *(
+            number_column(name, name, "{:.4g}".format)
+            for name in ("value", "low", "high")
+        ),
     ]
     note = (
         f"Noise on {report.at('chosen').text('noise')}. The ends are those of 95 % of "
@@ -96,7 +99,7 @@ def _tables(report: blocks.Record) -> blocks.Table:
     names = [name for row in rows[:1] for name in row.numbers()]
     columns = [
         blocks.text_column("table", "table"),
-        *(_number(name, name, "{:.4f}".format) for name in names),
+        *(number_column(name, name, "{:.4f}".format) for name in names),
     ]
     note = (
         "By least squares with the run's l2, on one table's columns or all others'. A "
@@ -114,8 +117,10 @@ def _inflation(moments: blocks.Record) -> blocks.Table:
     columns = [
         blocks.text_column("feature", "feature"),
         blocks.count_column("columns", "columns"),
-        _number("GVIF", "factor", console.format_value, empty="determined by others"),
-        _number("GVIF^(1/2 columns)", "scaled", "{:.3f}".format),
+        number_column(
+            "GVIF", "factor", console.format_value, empty="determined by others"
+        ),
+        number_column("GVIF^(1/2 columns)", "scaled", "{:.3f}".format),
     ]
     title = "Variance inflation (generalised, Fox and Monette 1992)"
     return blocks.tabulate(title, features[:MOST_ROWS], columns, is_folded=True)
@@ -126,7 +131,7 @@ def _correlations(moments: blocks.Record) -> blocks.Table:
     columns = [
         blocks.text_column("", "first"),
         blocks.text_column("", "second"),
-        _number("correlation", "correlation", "{:.4f}".format),
+        number_column("correlation", "correlation", "{:.4f}".format),
     ]
     title = "Strongest correlations of columns"
     pairs = moments.records("correlations")[:MOST_ROWS]
@@ -136,7 +141,7 @@ def _correlations(moments: blocks.Record) -> blocks.Table:
 def _components(moments: blocks.Record) -> blocks.Table:
     """Return the shares of the first principal components, and what they load on."""
     columns = [
-        _number("share of variance", "share", "{:.1%}".format),
+        number_column("share of variance", "share", "{:.1%}".format),
         blocks.Column("largest loadings", _largest_loadings, is_text=True),
     ]
     title = "Principal components of the standardised columns"
@@ -148,15 +153,3 @@ def _largest_loadings(component: blocks.Record) -> str:
     loadings = component.at("loadings").numbers().items()
     largest = sorted(loadings, key=lambda item: -abs(item[1]))[:MOST_LOADINGS]
     return ", ".join(f"{name} {loading:.2f}" for name, loading in largest)
-
-
-def _number(
-    head: str, key: str, show: Callable[[float], str], empty: str = "-"
-) -> blocks.Column:
-    """Return the column of a number; a text where there is none."""
-
-    def cell(item: blocks.Record) -> str:
-        number = item.number(key)
-        return empty if number is None else show(number)
-
-    return blocks.Column(head, cell)

@@ -26,7 +26,8 @@ from typing import Final
 import numpy as np
 
 from strategies.methods.moments.noise import Interval, NoiseEffect
-from strategies.setup.problem import PreparedRun
+from strategies.setup.problem import PreparedRun, TrainingProblem
+from tp_flower.arrays import FloatArray
 from tp_flower.methods.moments import questions
 from tp_flower.methods.moments.inference import Inference
 from tp_flower.methods.moments.penalties import Fit
@@ -111,6 +112,37 @@ def errors_note(
     if repeats > 1:
         notes.append(REPEATED.format(repeats))
     return " ".join(notes)
+
+
+def feature_columns(problem: TrainingProblem) -> questions.FeatureColumns:
+    """Return the columns of the features, in the order of the tables."""
+    return questions.FeatureColumns(
+        {name: problem.encoders[name] for name in problem.tables}
+    )
+
+
+def rows_by_table(problem: TrainingProblem, rows: FloatArray) -> dict[str, FloatArray]:
+    """Return the rows (d + 1, m) of every table's features, (d_t [+ 1], m).
+
+    The intercept's is the last, and the last one of its table.
+    """
+    blocks = {}
+    for name, positions in feature_columns(problem).by_table.items():
+        blocks[name] = rows[positions]
+        if problem.tables[name].has_intercept:
+            blocks[name] = np.vstack([blocks[name], rows[-1]])
+    return blocks
+
+
+def statistics_by_table(
+    problem: TrainingProblem, inference: Inference, estimates: FloatArray
+) -> dict[str, dict[str, FloatArray]]:
+    """Return the statistics of estimates (d + 1,), (d_t [+ 1], 1) by table and name."""
+    blocks = rows_by_table(problem, inference.statistics(estimates))
+    return {
+        table: {name: block[:, [n]] for n, name in enumerate(inference.names)}
+        for table, block in blocks.items()
+    }
 
 
 def undetermined(

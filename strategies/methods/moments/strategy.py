@@ -19,6 +19,7 @@ from strategies.disclosures import DisclosureValues
 from strategies.methods.moments.assembly import (
     ALTERED,
     PADS,
+    column_bits,
     common_bits,
     matrices,
 )
@@ -35,9 +36,12 @@ from strategies.methods.moments.section import (
     PASSES,
     answers,
     errors_note,
+    feature_columns,
     label_names,
     noise_entry,
     path_entry,
+    rows_by_table,
+    statistics_by_table,
     undetermined,
 )
 from strategies.run.exchange import Replies, Requests, ask
@@ -78,7 +82,6 @@ from tp_flower.methods.moments.penalties import (
     fit_path,
     violation,
 )
-from tp_flower.methods.moments.questions import FeatureColumns
 from tp_flower.methods.moments.solve import JoinedMoments, Solution
 from tp_flower.methods.moments.terms import (
     TRAINED,
@@ -350,7 +353,8 @@ class Moments(JoinMethod):
         """Return the moments of every pass, from the sites' padded sums."""
         deviations = layout.deviations(self._noise_of_tables(joined, replies))
         moments = {}
-        read = matrices(self._counts, replies, layout)
+        bits = column_bits(self._counts, replies, layout)
+        read = matrices(self._counts, replies, layout, bits)
         for position, (number, matrix) in enumerate(read.items()):
             found = JoinedMoments(
                 matrix, layout.features, layout.labels, layout.intercept, deviations
@@ -416,7 +420,7 @@ class Moments(JoinMethod):
         self._section = self._report_section(problem)
         parts = {
             part.number: SolvedPart(parameters=block.ravel())
-            for name, block in self._by_table(
+            for name, block in rows_by_table(
                 problem, self._parameters(problem, solution)
             ).items()
             for part in problem.tables[name].parts
@@ -458,36 +462,16 @@ class Moments(JoinMethod):
             [solution.coefficients, solution.intercept - problem.base_score]
         )
 
-    def _by_table(
-        self, problem: TrainingProblem, rows: FloatArray
-    ) -> dict[str, FloatArray]:
-        """Return the rows (d + 1, m) of every table's features, (d_t [+ 1], m)."""
-        blocks = {}
-        for name, positions in self._columns(problem).by_table.items():
-            blocks[name] = rows[positions]
-            if problem.tables[name].has_intercept:
-                blocks[name] = np.vstack([blocks[name], rows[-1]])
-        return blocks
-
-    def _columns(self, problem: TrainingProblem) -> FeatureColumns:
-        """Return the columns of the features, in the order of the moments."""
-        tables = self._counts.tree.tables
-        return FeatureColumns({name: problem.encoders[name] for name in tables})
-
     def _statistics(self, problem: TrainingProblem) -> dict[str, dict[str, FloatArray]]:
         """Return statistics of every table's coefficients, (d_t [+ 1], d_c) by name."""
         if self._noise is not None:
             deviations = np.vstack(self._noise.coefficients)
-            by_table = self._by_table(problem, deviations)
+            by_table = rows_by_table(problem, deviations)
             return {table: {"noise": block} for table, block in by_table.items()}
         if self._inference is None:
             return {}
         estimates = self._parameters(problem, self._fit.solution)[:, 0]
-        blocks = self._by_table(problem, self._inference.statistics(estimates))
-        return {
-            table: {name: block[:, [n]] for n, name in enumerate(self._inference.names)}
-            for table, block in blocks.items()
-        }
+        return statistics_by_table(problem, self._inference, estimates)
 
     def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
         """Return the outcome of the sites' replies, compared with the mean label."""
@@ -514,7 +498,7 @@ class Moments(JoinMethod):
 
     def _report_section(self, problem: TrainingProblem) -> dict[str, object]:
         """Return what the moments tell besides the model."""
-        columns = self._columns(problem)
+        columns = feature_columns(problem)
         label_table = self._counts.joined.bound.label_table
         repeats = int(problem.fan_out[label_table].max(initial=0))
         labels = label_names(problem.classes, len(self.moments[TRAINED].labels))

@@ -55,8 +55,8 @@ def read(
     def told(*_: object) -> np.ndarray:
         return weights.astype(np.uint32)[None, :]
 
-    def kept(counts, replies, layout):
-        (matrix,) = matrices(counts, replies, layout).values()
+    def kept(counts, replies, layout, bits):
+        (matrix,) = matrices(counts, replies, layout, bits).values()
         smoker, ones, rich, _ = matrix[layout.intercept].tolist()
         found.update(smoker=int(smoker), rich=int(rich), all=int(ones))
         return {0: matrix}

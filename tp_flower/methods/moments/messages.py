@@ -13,7 +13,7 @@ MOST_PASSES: Final = 3
 LARGEST_COUNT: Final = float(MOST_TUPLES)
 LARGEST_WEIGHT: Final = (1 << 16) - 1
 """Of a row, as a whole number: of N = 10^6 joined rows, it leaves columns 13 bits after
-the point, and both are exact enough for standard errors of 2e-5."""
+the point."""
 
 Bits = Annotated[int, f.between(-64, 64)]
 Pass = Annotated[int, f.between(0, MOST_PASSES - 1)]

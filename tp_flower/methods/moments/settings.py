@@ -1,15 +1,20 @@
-"""What training from second moments reads of a run's settings."""
+"""What second moments read of a run's settings: of a strategy, and of errors.
+
+Standard errors are of models that another strategy trains.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from tp_flower.methods.moments.messages import TRAIN_MOMENTS
+from tp_flower.objectives import family_named, names_of_losses
 from tp_flower.protocol.fields import DP_SGD
-from tp_flower.settings.declare import Form, Readers, list_of, setting
+from tp_flower.settings.declare import AUTO, Form, OneOf, Readers, list_of, setting
 from tp_flower.settings.rules import Rules, names_of
-from tp_flower.settings.run import CLASSIFICATION, REGRESSION, TRAIN
-from tp_flower.settings.settings import Settings
+from tp_flower.settings.run import CLASSIFICATION, JOINED, REGRESSION, TRAIN
+from tp_flower.settings.settings import COVERED, Settings
+from tp_flower.settings.training import NONE
 
 NO_RANGE: Final = (
     "privacy.label-range: moments with noise need the range that the label is clipped "
@@ -17,6 +22,17 @@ NO_RANGE: Final = (
 )
 _TABLES: Final = list_of(
     str, "a list of different tables", lambda names: len(set(names)) == len(names)
+)
+MODEL: Final = "model"
+ROBUST: Final = "robust"
+CURVATURE: Final = "curvature"
+SQUARES: Final = "squared slope"
+"""Of a row's loss at the model's score, by which its columns are weighted."""
+
+WEIGHED: Final = (
+    "for standard errors, sums over the joined rows of the products of two columns, in "
+    "which it says how much each row weighs: departing from the protocol, it reads "
+    "single rows from them"
 )
 
 
@@ -33,6 +49,24 @@ class MomentsSettings:
         "Tables of the query whose values privacy.features covers, each with "
         'privacy.epsilon, "a, b"; empty = all.',
         Form("tables, comma separated", _TABLES),
+    )
+
+
+@dataclass(frozen=True)
+class ErrorSettings:
+    """Strategy "cg": what else it tells of a linear model."""
+
+    readers = Readers(
+        of_methods=True, refusal="is for strategy 'cg' only, not {strategy!r}"
+    )
+
+    standard_errors: str = setting(
+        NONE,
+        'Standard errors of coefficients, after training: "model" takes the loss\'s '
+        'own variance for the label\'s, "robust" does not (HC0); "none" sends nothing '
+        'for them. Policies allow it by releases.covariance. Strategy "moments" has '
+        "those of least squares without the setting.",
+        OneOf((NONE, MODEL, ROBUST)),
     )
 
 
@@ -95,3 +129,55 @@ RULES: Final = Rules(
     covers_values=covers_values,
     begins={TRAIN_MOMENTS: _begins},
 )
+
+
+def has_errors(settings: Settings) -> bool:
+    """Return whether a run trains, or explains, a model with standard errors."""
+    is_read = "standard_errors" in settings.rules.reads
+    return is_read and settings.of(ErrorSettings).standard_errors != NONE
+
+
+def begins_information(settings: Settings) -> bool:
+    """Return whether a run asks for the sums that errors are made of."""
+    return settings.mode == TRAIN and has_errors(settings)
+
+
+def tells_of_errors(settings: Settings) -> str:
+    """Return what errors tell the server of a table; "" without them."""
+    return WEIGHED if has_errors(settings) else ""
+
+
+def weightings_of(settings: Settings) -> tuple[str, ...]:
+    """Return by what the joined rows are weighed, once each, for standard errors."""
+    if settings.of(ErrorSettings).standard_errors == ROBUST:
+        return (CURVATURE, SQUARES)
+    return (CURVATURE,)
+
+
+def error_conflicts(settings: Settings) -> Iterator[str]:
+    """Yield the settings that errors do not go with."""
+    kind = settings.of(ErrorSettings).standard_errors
+    if kind == NONE:
+        return
+    asked = f"standard-errors: {kind!r}"
+    if settings.loss != AUTO and not family_named(settings.loss).has_likelihood:
+        able = [name for name in names_of_losses() if family_named(name).has_likelihood]
+        yield (
+            f"{asked} needs the likelihood of a label, which loss {settings.loss!r} "
+            f"is not; {', '.join(able)} are"
+        )
+    for covered in settings.privacy.covered(*COVERED):
+        yield f"{asked} would not count the noise of privacy.{covered}: leave it out"
+    if settings.validation_share:
+        yield (
+            f"{asked} is for a model at its optimum, and rows that validate end "
+            "training before: leave validation-fraction 0, and effects, factors and "
+            "bins as they are"
+        )
+    if settings.row_weight != JOINED:
+        yield (
+            f"{asked} does not say how row-weight = {settings.row_weight!r} changes a "
+            "row's variance: leave one of them out"
+        )
+    if settings.is_sampled:
+        yield f"{asked} is for all joined rows, not for a coreset: leave it out"

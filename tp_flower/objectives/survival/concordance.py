@@ -49,7 +49,7 @@ def concordance(
     >>> concordance(np.array([5.0, 1.0, 1.0]), died)
     0.8333333333333334
     """
-    comparison = _Comparison.of(scores, survival, weights)
+    comparison = _ComparedEvents.of(scores, survival, weights)
     # at one time events come first, and are not compared with each other
     place = 2 * np.unique(survival.time, return_inverse=True)[1] - survival.is_event
     sums = comparison.sums_after(place, place[comparison.events])
@@ -63,7 +63,7 @@ def concordance(
 
 
 @dataclass(frozen=True, eq=False)
-class _Comparison:
+class _ComparedEvents:
     """The rows with an event, each to be compared with rows after it.
 
     Attributes:
