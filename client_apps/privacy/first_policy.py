@@ -42,6 +42,8 @@ _RULES: Final[Mapping[str, str]] = {
     "the server says have no partner in a LEFT JOIN",
     'models = ["linear", "mlp", "trees", "my_models:make"]': "boosted trees, and the "
     "result of a function that the server names; listed, it runs here",
+    "min-rows-per-parameter = 3": "no less; with it, coefficients and second moments "
+    "only of so many rows\n## to each column of the table",
     "most-parameters = 10_000_000": "no more; a model of more than {most-parameters} "
     "parameters takes this\n## machine's memory",
     'releases.scores = "clear"': "this table's scores of every row, which tell its "

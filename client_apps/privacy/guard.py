@@ -14,7 +14,7 @@ from client_apps.privacy import approval
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray
 from tp_flower.errors import PolicyError, ProposalError, SiteError, SourceError
-from tp_flower.learning.models.local_model import ModelSpec, count_parameters
+from tp_flower.learning.models.local_model import LINEAR, ModelSpec, count_parameters
 from tp_flower.privacy.mechanisms import GIVEN_FILTERS, GIVEN_KEYS, Budget
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query.expressions import parse_expression
@@ -383,6 +383,13 @@ def check_model(source: ShardSource, spec: ModelSpec, features: int) -> None:
     if policy.most_parameters is not None:
         smaller = "smaller hidden-sizes, or encoders of fewer columns"
         policy.check_size(count_parameters(spec, features), "parameters", smaller)
+
+
+def check_shown(source: ShardSource, spec: ModelSpec, features: int, rows: int) -> None:
+    """Refuse a linear model of too few rows for coefficients that it would show."""
+    policy = source.policy
+    if policy.coefficients and spec.kind == LINEAR:
+        policy.check_freedom(count_parameters(spec, features), rows)
 
 
 def budgets(site: Site) -> dict[str, Budget]:

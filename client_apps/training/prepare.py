@@ -24,7 +24,12 @@ from client_apps.operator.curvature import typical_curvature
 from client_apps.operator.masks import MaskedRows, are_masked, score_masks
 from client_apps.operator.state import Stateless
 from client_apps.privacy import ledger_entries
-from client_apps.privacy.guard import check_model, check_plan, counts_evenly
+from client_apps.privacy.guard import (
+    check_model,
+    check_plan,
+    check_shown,
+    counts_evenly,
+)
 from client_apps.privacy.key_rules import takes_effects, takes_factors
 from client_apps.privacy.keys import run_key
 from client_apps.privacy.proposal_checks import (
@@ -178,6 +183,7 @@ def _check_part(
     check_model(source, spec, encoder.encoder.width)
     extracted = site.extracted(number)
     rows, batches = _read_rows(source, extracted, body, privacy)
+    check_shown(source, spec, encoder.encoder.width, rows.trained)
     features = site.tables.encode(
         number, encoder, rows.positions, is_private=privacy.is_private
     )

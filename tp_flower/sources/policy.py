@@ -101,6 +101,9 @@ DEFAULT_DELTA: Final = 1e-5
 _ABOVE_OR_0: Final = Meta(
     ge=0, le=sys.float_info.max, description='a number of at least 0, or "any"'
 )
+_AT_LEAST_0: Final = Meta(
+    ge=0, le=sys.float_info.max, description="a number of at least 0"
+)
 _ABOVE_0: Final = Meta(gt=0, le=sys.float_info.max, description="a number above 0")
 _SHARE: Final = Meta(ge=0, le=1, description="a share from 0 to 1")
 BIN_COUNTS: Final = Meta(ge=0, le=MOST_BINS, description="a whole number from 0 to 255")
@@ -171,6 +174,8 @@ class Policy:
         cover: how many other tables of a query must vary enough to hide the scores in.
         sees_regions: whether scores of its rows may depend on regions of another
             table's rows: a row has a score for each.
+        min_rows_per_parameter: of a linear model whose coefficients leave, and of the
+            columns of second moments; 0 for any number.
         most_parameters: of a model, or leaves of a round's trees; None for any size.
         privacy_unit: () if each row counts.
         rows_per_unit: how many rows of a unit take part, always the same ones.
@@ -196,6 +201,7 @@ class Policy:
     cover: WholeNumber = 0
     sees_regions: Flag = True
     models: Texts | None = None
+    min_rows_per_parameter: Annotated[float, _AT_LEAST_0] = 0.0
     most_parameters: Count | None = None
     releases: Releases = field(default_factory=Releases)
     privacy_unit: Texts = ()
@@ -349,6 +355,20 @@ class Policy:
                 f"most-parameters = {self.most_parameters}",
                 f"the run asks for a model of {size} {unit}",
                 f"it may have so many: set {smaller}",
+            )
+
+    def check_freedom(self, parameters: int, rows: int) -> None:
+        """Refuse to show a linear model of so many parameters, fitted to so few rows.
+
+        With a parameter for each row, a model's coefficients are its rows' labels. As
+        of other minima, no message contains ``rows``.
+        """
+        if rows < self.min_rows_per_parameter * parameters:
+            raise _refusal(
+                f"min-rows-per-parameter = {self.min_rows_per_parameter:g}",
+                f"the run would show {parameters} parameters of a linear model of too "
+                "few rows",
+                "each needs so many: use encoders of fewer columns, or fewer features",
             )
 
     def check_approved(self, digest: str) -> None:

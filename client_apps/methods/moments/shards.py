@@ -276,6 +276,7 @@ def check_columns(
     shards the others' rows are added to them.
     """
     policy = source.policy
+    policy.check_freedom(columns.width, len(columns))
     nonzero = columns.nonzero()
     few = np.flatnonzero((nonzero > 0) & (nonzero < policy.min_count))
     if few.size and policy.min_count > 1:

@@ -23,7 +23,7 @@ from client_apps.methods.personalised.rounds import (
     personalised_models,
 )
 from client_apps.operator.participant import Participant, ShardData, make_model
-from client_apps.privacy.guard import check_model, check_plan, check_rows
+from client_apps.privacy.guard import check_model, check_plan, check_rows, check_shown
 from client_apps.privacy.ledger_entries import release, set_aside
 from client_apps.privacy.local_labels import label_sums
 from client_apps.privacy.proposal_checks import (
@@ -167,6 +167,7 @@ def _start(
     encoder = fitted_encoder(site, number, body.encoder)
     spec = parse(body.model, "model", partial(msgspec.convert, type=ModelSpec))
     check_model(source, spec, encoder.encoder.width)
+    check_shown(source, spec, encoder.encoder.width, count)
     family = parse(len(request.classes), "classes", partial(family_of, request.loss))
     if not bounded_loss(family):
         raise MessageError(f"'loss' {family.name} has no bound that steps are short by")

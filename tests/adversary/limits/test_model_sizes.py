@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from client_apps.operator import participant
-from tests.support.federated import run_query, site_per_table
+from tests.support.federated import run_query, site_per_table, train
 from tp_flower.errors import ModelError, SiteError
 from tp_flower.learning.models.local_model import (
     ModelSpec,
@@ -18,6 +18,7 @@ ROWS = np.arange(60)
 LEFT = pd.DataFrame({"k": ROWS, "x": ROWS % 7 * 1.0, "y": ROWS % 3 == 0})
 RIGHT = pd.DataFrame({"k": ROWS, "z": ROWS % 11 * 1.0})
 SQL = "SELECT a.y AS label, a.x, b.z FROM a JOIN b ON a.k = b.k"
+NUMBER = "SELECT a.x AS label, b.z FROM a JOIN b ON a.k = b.k"
 NETWORKS = "tests.support.examples.networks"
 FACTORY = f"{NETWORKS}:wide_network"
 KINDS = f'\nmodels = ["linear", "mlp", "trees", "{FACTORY}"]'
@@ -72,6 +73,36 @@ def test_a_smaller_one_is_made(tmp_path, monkeypatch, kind):
 def test_without_the_rule_it_is_made(tmp_path, monkeypatch, kind):
     with pytest.raises(Exception, match="it is made"):
         ask_for(tmp_path, monkeypatch, LARGE[kind], f"most-parameters = {10**12}")
+
+
+SHOWN = "min-rows-per-parameter = 3\ncoefficients = true"
+FITTED = {"strategy": "cg"}
+SUMMED = {"strategy": "moments", "releases": "\nreleases.moments = 'clear'"}
+
+
+def train_columns(folder, columns, rules, strategy="cg", releases=""):
+    """Train on 60 rows, of which table b has so many columns under these rules."""
+    b = "min-rows = 2\nmin-count = 1\n" + rules + KINDS + releases
+    every = {"a": "min-rows = 2" + KINDS + releases, "b": b}
+    encoders = (("b", "z", f"hash({columns})"),)
+    sites = site_per_table(folder, {"a": LEFT, "b": RIGHT}, every)
+    train(sites, NUMBER, strategy, encoders=encoders, test_fraction=0.0, num_epochs=0)
+
+
+@pytest.mark.parametrize("shown", [FITTED, SUMMED], ids=["coefficients", "moments"])
+def test_a_parameter_of_fewer_rows_than_the_policy_says_is_not_shown(tmp_path, shown):
+    train_columns(tmp_path / "enough", 20, SHOWN, **shown)
+    match = (
+        r"\(min-rows-per-parameter = 3\) refuses: the run would show 21 parameters "
+        "of a linear model of too few rows; each needs so many"
+    )
+    with pytest.raises(SiteError, match=match) as refusal:
+        train_columns(tmp_path / "few", 21, SHOWN, **shown)
+    assert "60" not in str(refusal.value)
+
+
+def test_coefficients_that_are_not_shown_need_no_rows(tmp_path):
+    train_columns(tmp_path, 21, SHOWN.replace("true", "false"), **FITTED)
 
 
 @pytest.mark.parametrize("kind", ["linear", "centres", "mlp", f"{NETWORKS}:network"])

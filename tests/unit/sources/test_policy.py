@@ -67,6 +67,7 @@ def test_a_policy_with_every_key(tmp_path):
         cover=2,
         models=("mlp", "models:make"),
         most_parameters=2_000_000,
+        min_rows_per_parameter=2.5,
         sees_regions=False,
         releases=Releases(
             *("clear", "never", "private", "clear"),
