@@ -193,6 +193,7 @@ class TrainingStrategy(RoundStrategy):
         # otherwise the scores are not those of the model that is saved
         if not (self.is_cut_short and self.lowest.epoch):
             self.response = problem.fit_response()
+            self.warn(*self.response.cautions)
 
     def _end_cut_short(self) -> None:
         """Warn of the end of training by an error; its best model so far is saved."""

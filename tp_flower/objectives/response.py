@@ -51,6 +51,11 @@ class Response(ABC):
         """Return the report's entries on what training rows have added to it."""
         return {}
 
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """What training rows have shown that makes a model, or its errors, doubtful."""
+        return ()
+
     @abstractmethod
     def compare(
         self, predicted: FloatArray, actual: FloatArray, weights: FloatArray | None

@@ -47,6 +47,8 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
     survival  [{stratum, times, hazards, survival}]   of times to an event: the
               cumulative hazard and the survival of a score of 0, where training ended
               with the model that was saved; no stratum where the query names none
+    dispersion  {taken, likeliest}   of negative-binomial counts: that of the loss, and
+              that of largest likelihood at the model's means
     personal  of strategy "personalised" alone: see
               `strategies.methods.personalised.strategy`
     moments   of strategy "moments" alone: see `strategies.methods.moments.section`

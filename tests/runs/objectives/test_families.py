@@ -4,6 +4,8 @@ The orders of some customers, in two shards, have labels of each family; the mod
 compared with the optimum on the join that scipy or scikit-learn finds.
 """
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -124,6 +126,23 @@ def test_conjugate_gradients_reach_the_optimum_on_the_join(loss, tmp_path):
     again = model.evaluate(sites, loss="auto")
     for name, value in run.report.final_train.items():
         assert again[name] == pytest.approx(value, rel=1e-5), name
+
+
+def test_a_dispersion_that_was_taken_for_granted_is_compared_with_the_likeliest():
+    table = with_labels("negative-binomial(0.7)")
+    sites = predicted.on(federated.whole, frames(table))
+
+    def trained(loss):
+        return federated.train(sites, SQL, "cg", **{**EXACT, "loss": loss}).report
+
+    report = trained("negative-binomial")
+    likeliest = report.outcomes["dispersion"]["likeliest"]
+    assert 0.5 < likeliest < 0.9
+    (warning,) = report.warnings
+    assert "a dispersion of 1 was taken for granted; the likeliest at this" in warning
+    advised = re.search(r'set loss = "(.*)"', warning)[1]
+    assert advised == f"negative-binomial({likeliest:.4g})"
+    assert not trained(advised).warnings
 
 
 def test_rates_with_exposures_as_weights_are_counts_with_an_offset(tmp_path):

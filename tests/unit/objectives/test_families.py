@@ -13,6 +13,7 @@ from tests.support.reference import losses as slow
 from tests.support.reference.families import family
 from tp_flower.errors import QueryError, TPFlowerError
 from tp_flower.objectives import Target, family_named, make_objective
+from tp_flower.objectives.log_link import likeliest_dispersion
 from tp_flower.settings import Settings
 
 POWERS = {"poisson": 1, "tweedie": 1.5, "gamma": 2}
@@ -54,6 +55,30 @@ def test_metrics_are_those_of_scikit_learn(name):
     assert found["d2"] == pytest.approx(metrics.d2_tweedie_score(labels, means, **how))
     mae = metrics.mean_absolute_error(labels, means, sample_weight=weights)
     assert found["mae"] == pytest.approx(mae)
+
+
+def counts_beside_means(dispersion: float) -> tuple[np.ndarray, np.ndarray]:
+    """Counts (300,), and the means that they are drawn with."""
+    rng = default_rng(12)
+    means = np.exp(0.5 + 0.6 * rng.normal(size=300))
+    if not dispersion:
+        return rng.binomial(10, means / 10.0), means
+    size = 1.0 / dispersion
+    return rng.negative_binomial(size, 1.0 / (1.0 + dispersion * means)), means
+
+
+def test_the_likeliest_dispersion_is_that_of_r():
+    """`1 / MASS::theta.ml(counts, means, weights = w, eps = 1e-12)` in R 4.2."""
+    counts, means = counts_beside_means(0.7)
+    weights = 1.0 + np.arange(300) % 3
+    found = likeliest_dispersion(counts, means)
+    assert found == pytest.approx(0.651753763651, rel=1e-7)
+    found = likeliest_dispersion(counts, means, weights / weights.mean())
+    assert found == pytest.approx(0.652370694033, rel=1e-7)
+
+
+def test_counts_that_scatter_less_than_poisson_ones_have_no_dispersion():
+    assert likeliest_dispersion(*counts_beside_means(0.0)) == 0.0
 
 
 @pytest.mark.parametrize(("name", "power"), [("poisson", 1.0), ("tweedie", 1.5)])
