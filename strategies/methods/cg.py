@@ -112,7 +112,7 @@ class Cg(JoinMethod):
         """Extract the joined rows; refuse those that would have no standard errors."""
         joined = yield from super().join(inventory)
         if has_errors(self.settings):
-            check_information(joined)
+            check_information(joined, self.settings)
             # else training does without the rows that take no part
             self._joined = joined
         return joined
@@ -127,7 +127,8 @@ class Cg(JoinMethod):
         if self._end == BELOW_TOLERANCE:
             information = InformationRound(self._joined, problem, self.settings)
             found, note = yield from information.run()
-            self._errors = Errors(problem, self.settings, found, note)
+            approximated = information.approximated
+            self._errors = Errors(problem, self.settings, found, note, approximated)
         if self._errors.note:
             self.run.warn(self._errors.note)
 

@@ -43,6 +43,27 @@ ROOT_STEP = 1e-13  # relative: the last one of Newton's, which are quadratic
 
 
 @dataclass(frozen=True, eq=False)
+class RowInformation:
+    """The information about coefficients, as sums over rows of their features x.
+
+        sum_j W_j x_j x_j' + sum_c s_c (sum_j a_jc x_j) (sum_j a_jc x_j)'
+
+    Attributes:
+        weights: W, (N,).
+        beside: a, (N, c), 0 where W is; None for none.
+        scales: s, (c,).
+        approximated: the share of the information that is not known exactly.
+        fewest: rows that what is beside is a mean of.
+    """
+
+    weights: FloatArray
+    beside: FloatArray | None = None
+    scales: FloatArray | None = None
+    approximated: float = 0.0
+    fewest: float = math.inf
+
+
+@dataclass(frozen=True, eq=False)
 class Objective(ABC):
     """A loss of scores (N, d_c), bound to a target and weights of N rows.
 
@@ -161,6 +182,10 @@ class Objective(ABC):
         the same for all labels.
         """
         return self.hessian(scores)[:, 0]
+
+    def information_by_rows(self, scores: FloatArray) -> "RowInformation":
+        """Return what the rows know of their scores, each with its weight."""
+        return RowInformation(self.weigh(self.information(scores)))
 
     def squared_residuals(self, scores: FloatArray) -> FloatArray:
         """Return Pearson's (y - mu)^2 / V(mu) of every row, (N,), without weights.

@@ -24,15 +24,17 @@ from client_apps.methods.moments.shards import (
     tree_of_sums,
 )
 from client_apps.methods.registry import method_of
+from client_apps.privacy.guard import check_rows
 from client_apps.privacy.ledger_entries import note_scope
 from client_apps.privacy.proposal_checks import (
     TRAINED,
     agree,
     check_begins,
+    contradiction,
     rows_of_run,
 )
 from client_apps.rounds.site import REQUEST, Site
-from tp_flower.arrays import AnyArray, IntArray
+from tp_flower.arrays import AnyArray, FloatArray, IntArray
 from tp_flower.errors import MessageError
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.learning.models.local_model import Features, host_features
@@ -48,12 +50,14 @@ from tp_flower.methods.moments.settings import weightings_of
 from tp_flower.privacy.plan import WEIGHTED_MOMENTS
 from tp_flower.protocol.codec import check_sizes, required
 from tp_flower.protocol.packet import unpack_bits
+from tp_flower.query.fragment import SURVIVAL
 
 _INFORMED: Final = "information"  # entry: the request that was answered, by its digest
 _SCOPE: Final = (
     "not covered: sums over all joined training rows of the products of two columns, "
-    "each row weighted by its loss's derivatives at the model's score; what leaves of "
-    "it is uniform words, of which the server reads these sums alone, by weights that "
+    "each row weighted by its loss's derivatives at the model's score, and of times to "
+    "an event means of the rows at risk, over stretches of time; what leaves of it is "
+    "uniform words, of which the server reads these sums alone, by weights that "
     "it chooses"
 )
 
@@ -79,12 +83,30 @@ class WeighedShard(JoinedShard):
         """Return the weights of the label's table, and 1 of others, (p, n)."""
         shape = (len(self.passes), self.extracted.rows)
         if not self.has_label:
-            agree("weights", None, self.body.weights)
+            _refuse_any("weights", self.body.weights)
             return np.ones(shape, np.int64)
         weights = np.zeros(shape, np.int64)
         check_sizes(self.body, trained=len(self.trained), passes=len(self.passes))
         weights[:, self.trained] = required(self.body.weights, "weights")
         return weights
+
+    @cached_property
+    def shares(self) -> FloatArray | None:
+        """The columns beside the features of the label's rows that train, (n, c).
+
+        Of times to an event, those are shares of their weights by stretch of time, of
+        as many rows as the policy asks for; else there are none. None of other tables.
+        """
+        if not self.site.fragment(self.number).numbers.keys() & SURVIVAL:
+            _refuse_any("shares", self.body.shares)
+            return np.zeros((len(self.trained), 0)) if self.has_label else None
+        shares = required(self.body.shares, "shares")
+        check_sizes(self.body, trained=len(self.trained))
+        source = self.site.source(self.number)
+        for share in shares:
+            rows = int(np.count_nonzero(share))
+            check_rows(source, rows, "the mean of the rows at risk")
+        return shares.T
 
     def check_trained(self) -> None:
         """Refuse weights of rows that were not trained on."""
@@ -94,6 +116,12 @@ class WeighedShard(JoinedShard):
                 f"'incoming' has joined rows of part {self.number} that the run does "
                 "not train on"
             )
+
+
+def _refuse_any(field: str, values: AnyArray | None) -> None:
+    """Refuse numbers of rows that have none in this run."""
+    if values is not None:
+        raise contradiction(field, None, f"{len(values)} numbers of each row")
 
 
 def information(site: Site, request: InformationRequest) -> InformationReply:
@@ -136,10 +164,7 @@ def _padded(
         weighed = TableColumns(encoded[rows])
         source = site.source(shard.number)
         check_columns(source, encoder, weighed, shards=len(shard.shards))
-    columns = TableColumns(encoded)
-    if shard.has_label:
-        # the intercept's column, and none of a label
-        columns = TableColumns(encoded, labels=np.zeros((len(shard.trained), 0)))
+    columns = TableColumns(encoded, labels=shard.shares)
     agree("columns", columns.width, widths[shard.table])
     bits = shard.column_bits(counted.multiplicity.sum(axis=0), columns)
     sums, products = shard.padded(

@@ -20,7 +20,7 @@ Entry ``inference`` of `report.json`::
 
 import math
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
@@ -65,6 +65,8 @@ from tp_flower.methods.moments.settings import (
 )
 from tp_flower.methods.moments.solve import JoinedMoments
 from tp_flower.methods.moments.terms import tree_of
+from tp_flower.objectives.objective import RowInformation
+from tp_flower.objectives.survival.stretches import LEAST_ROWS as LEAST_AT_RISK
 from tp_flower.protocol.packet import unpack_bits
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
@@ -94,6 +96,21 @@ UNEVEN: Final = (
     "Rows have so different information that it is rounded to nothing in some, whose "
     "sums are off by {:.0%}: errors of what varies in these rows alone are rough."
 )
+APPROXIMATED: Final = (
+    "Means of the rows at risk are taken over stretches of time, in each of which {} "
+    "rows leave or more; {:.2%} of the information is within them and estimated, and "
+    "errors are off by about as much."
+)
+MOST_APPROXIMATED: Final = 0.05
+FEW_DEATHS: Final = (
+    "No standard errors: so few rows are at risk that {:.0%} of the information is "
+    "within stretches of time in which {} of them leave; means of fewer would tell "
+    "single rows."
+)
+FEW_AT_RISK: Final = (
+    "No standard errors: in a stratum fewer than {} rows are at risk, whose means "
+    "would be told: merge it with another, or leave AS strata out."
+)
 COARSE: Final = 0.1
 """The step of a column's words, in its deviations: it adds 1e-3 to its variance."""
 FAR: Final = 30.0
@@ -110,7 +127,7 @@ ROUNDING: Final = 1e-13
 """Of a mean square, which a variance of 0 may differ by."""
 
 
-def check_information(joined: JoinedTables) -> None:
+def check_information(joined: JoinedTables, settings: Settings) -> None:
     """Refuse joined rows, or a loss, of which there is no information matrix.
 
     Raises:
@@ -127,10 +144,11 @@ def check_information(joined: JoinedTables) -> None:
             "'moments' has errors of least squares that take them for independent"
         )
     objective = joined.objective
-    if not objective.is_separable:
+    kind = settings.of(ErrorSettings).standard_errors
+    if kind == ROBUST and not objective.is_separable:
         raise QueryError(
-            f"standard-errors: loss {objective.name!r} compares rows with each other, "
-            "and its information is no sum over rows: leave standard-errors out"
+            f"standard-errors: of loss {objective.name!r}, which compares rows with "
+            f"each other, there are none that are {ROBUST!r}: write {MODEL!r}"
         )
     if not objective.has_likelihood:
         several = "with one score a row" if objective.outputs > 1 else "a likelihood"
@@ -155,24 +173,13 @@ class InformationRound:
 
     def run(self) -> Generator[Requests, Replies, tuple[Inference | None, str]]:
         """Ask for the weighted moments; return the inference, or none, and a note."""
+        if note := self._refusal():
+            return None, note
         largest = self._row_weights.max(axis=1)
-        if not largest.all():
-            # the labels are told exactly
-            return None, NOT_CONVERGED
         told = self._told(self._row_weights / largest[:, None])
         counts = self._counts(told)
         layout = self._layout(counts)
-        table = self.problem.tables[self.joined.bound.label_table]
-        parts = {}
-        for part in self.joined.parts:
-            weights: AnyArray | None = None
-            if part.table == table.name:
-                rows = table.rows[table.parts.index(part)]
-                weights = told[:, rows.trained_slice]
-            bits = common_bits(counts, layout, part.table)
-            parts[part.number] = counts.weighed_part(part, bits, weights)
-        request = InformationRequest(columns=dict(layout.columns), parts=parts)
-        replies = yield ask(request, self.joined.parts)
+        replies = yield ask(self._request(told, counts, layout), self.joined.parts)
         bits_by_table = column_bits(counts, replies, layout)
         moments = []
         read = matrices(counts, replies, layout, bits_by_table)
@@ -193,6 +200,42 @@ class InformationRound:
             return None, NO_FREEDOM
         uneven = unevenness(LARGEST_WEIGHT * self._row_weights[0] / largest[0])
         return inference, UNEVEN.format(uneven) if uneven > UNEVENNESS else ""
+
+    @property
+    def approximated(self) -> float:
+        """The share of the information that is not known exactly."""
+        return self._information.approximated
+
+    def _refusal(self) -> str:
+        """Return why there is nothing to ask for, or ""."""
+        if not self._row_weights.any(axis=1).all():
+            # the labels are told exactly
+            return NOT_CONVERGED
+        information = self._information
+        if information.fewest < LEAST_AT_RISK:
+            return FEW_AT_RISK.format(LEAST_AT_RISK)
+        if information.approximated > MOST_APPROXIMATED:
+            return FEW_DEATHS.format(information.approximated, LEAST_AT_RISK)
+        return ""
+
+    def _request(
+        self, told: AnyArray, counts: JoinCounts, layout: ColumnLayout
+    ) -> InformationRequest:
+        """Return the request for sums of rows that weigh so much, (p, n)."""
+        table = self.problem.tables[self.joined.bound.label_table]
+        shares = self._shares(told[0])
+        parts = {}
+        for part in self.joined.parts:
+            weights: AnyArray | None = None
+            of_part: AnyArray | None = None
+            if part.table == table.name:
+                rows = table.rows[table.parts.index(part)]
+                weights = told[:, rows.trained_slice]
+                if shares is not None:
+                    of_part = shares[:, rows.trained_slice]
+            bits = common_bits(counts, layout, part.table)
+            parts[part.number] = counts.weighed_part(part, bits, weights, of_part)
+        return InformationRequest(columns=dict(layout.columns), parts=parts)
 
     def _rough(self, moments: JoinedMoments, bits: IntArray) -> IndexArray:
         """Return the features whose words, or whose spectrum, are not exact enough."""
@@ -216,14 +259,38 @@ class InformationRound:
         that weigh the same are not all wrong by the same.
         """
         chances = generator(self.settings.seed, Stream.ROUNDING).random(weights.shape)
-        return np.floor(LARGEST_WEIGHT * weights + chances).astype(np.uint32)
+        told = np.floor(LARGEST_WEIGHT * weights + chances)
+        if self._information.beside is not None:
+            # what weighs nothing has no shares
+            told = np.maximum(told, weights > 0.0)
+        return told.astype(np.uint32)
+
+    @cached_property
+    def _information(self) -> RowInformation:
+        """What the training rows know of their scores."""
+        scores = self.problem.rows.whole(SCORES)
+        return self.problem.objective.information_by_rows(scores)
+
+    def _shares(self, told: AnyArray) -> FloatArray | None:
+        """Return what is beside the weights, in parts of those that are told, (c, n).
+
+        A sum of columns that weigh so much, times their shares, is then exact.
+        """
+        beside = self._information.beside
+        if beside is None:
+            return None
+        rows = self.problem.train.tables[self.joined.bound.label_table]
+        largest = self._row_weights[0].max()
+        sums = LARGEST_WEIGHT / largest * rows.segment_sum(beside)
+        shares: FloatArray = (sums / np.maximum(told, 1)[:, None]).T
+        return shares
 
     @cached_property
     def _row_weights(self) -> FloatArray:
         """The weights of the rows of the label's table that take part, (p, n)."""
         objective = self.problem.objective
         scores = self.problem.rows.whole(SCORES)
-        by_kind = {CURVATURE: objective.weigh(objective.information(scores))}
+        by_kind = {CURVATURE: self._information.weights}
         slopes = objective.weigh(objective.gradient(scores)[:, 0])
         rows = self.problem.train.tables[self.joined.bound.label_table]
         kinds = weightings_of(self.settings)
@@ -244,7 +311,9 @@ class InformationRound:
             trained = unpack_bits(fields[part.number]["trained"], of_part.shape[1])
             of_part[:, trained] = told[:, rows.trained_slice]
         tree = tree_of(joined.extracted.proposal)
-        return JoinCounts.weighed(joined, tree, weights)
+        beside = self._information.beside
+        shares = 0 if beside is None else beside.shape[1]
+        return JoinCounts.weighed(joined, tree, weights, shares)
 
     def _layout(self, counts: JoinCounts) -> ColumnLayout:
         """Return where the tables' columns are in the moments."""
@@ -266,6 +335,10 @@ class InformationRound:
             total = objective.weigh(objective.squared_residuals(scores)).sum()
             dispersion = float(total) / freedom if freedom > 0.0 else np.nan
         l2 = self.settings.l2 * rows / information.joined_rows
+        if (scales := self._information.scales) is not None:
+            information = information.without_intercept(scales)
+            found = Inference.of(information, l2, dispersion, freedom)
+            return found.without_intercept()
         return Inference.of(information, l2, dispersion, freedom, squares)
 
     @property
@@ -302,12 +375,14 @@ class Errors:
     Attributes:
         inference: None where there is none, for the reason that ``note`` has.
         note: beside an inference, why it is rough, if it is.
+        approximated: the share of the information that is not known exactly.
     """
 
     problem: TrainingProblem
     settings: Settings
     inference: Inference | None = None
     note: str = ""
+    approximated: float = 0.0
     coefficients: Mapping[str, FloatArray] = field(default_factory=dict)
 
     @property
@@ -317,9 +392,7 @@ class Errors:
 
     def of_outcome(self, outcome: Outcome) -> "Errors":
         """Return them beside the coefficients that the sites have shown."""
-        return Errors(
-            self.problem, self.settings, self.inference, self.note, outcome.coefficients
-        )
+        return replace(self, coefficients=outcome.coefficients)
 
     @cached_property
     def columns(self) -> FeatureColumns:
@@ -380,6 +453,8 @@ class Errors:
         """Return what is said of the errors."""
         kind = KINDS[self.kind].format(loss=self.problem.objective.name)
         notes = [f"{INDEPENDENT}, {kind}."]
+        if self.approximated:
+            notes.append(APPROXIMATED.format(LEAST_AT_RISK, self.approximated))
         if self.settings.l2:
             notes.append(CONDITIONAL)
         hidden = [name for name in self.problem.tables if name not in self.coefficients]
@@ -392,6 +467,8 @@ class Errors:
     def _intercept(self) -> dict[str, float]:
         """Return the whole intercept of the score, with its error."""
         if self.inference is None or np.isnan(self.estimates[-1]):
+            return {}
+        if not self.inference.has_intercept:
             return {}
         whole = self.estimates.copy()
         whole[-1] += self.problem.base_score[0]

@@ -42,6 +42,7 @@ class JoinCounts:
         label_weights: in each weighting, of the rows of the label's table, (p, n); a
             joined row that is left out weighs 0. None for subsets, in which rows count
             as the run weighs them.
+        shares: columns of the label's table beside its features, in place of a label.
     """
 
     joined: JoinedTables
@@ -49,6 +50,7 @@ class JoinCounts:
     splitting: str
     passes: tuple[int, ...]
     label_weights: IntArray | None = None
+    shares: int = 0
 
     @classmethod
     def of(cls, joined: JoinedTables, splitting: str, tree: JoinTree) -> "JoinCounts":
@@ -58,17 +60,18 @@ class JoinCounts:
 
     @classmethod
     def weighed(
-        cls, joined: JoinedTables, tree: JoinTree, label_weights: IntArray
+        cls, joined: JoinedTables, tree: JoinTree, label_weights: IntArray, shares: int
     ) -> "JoinCounts":
         """Return what joined rows weigh, each as its row of the label's table."""
         passes = tuple(range(len(label_weights)))
-        return cls(joined, tree, joined.bound.label_table, passes, label_weights)
+        table = joined.bound.label_table
+        return cls(joined, tree, table, passes, label_weights, shares)
 
     @property
     def outputs(self) -> int:
-        """The number of the label's columns; none where rows are weighed."""
+        """The number of the label's columns, or of shares where rows are weighed."""
         if self.label_weights is not None:
-            return 0
+            return self.shares
         return label_width(len(self.joined.labels.classes))
 
     def columns(self, features: Mapping[str, int]) -> dict[str, int]:
@@ -185,13 +188,19 @@ class JoinCounts:
         )
 
     def weighed_part(
-        self, part: Part, bits: IntArray | None, weights: AnyArray | None
+        self,
+        part: Part,
+        bits: IntArray | None,
+        weights: AnyArray | None,
+        shares: AnyArray | None,
     ) -> InformationPart:
         """Return what a part is told of joined rows that are weighed.
 
-        ``weights`` are those of the trained rows of the label's table, (p, n).
+        ``weights`` are those of the trained rows of the label's table, (p, n), and
+        ``shares`` of them, (c, n).
         """
-        return InformationPart(weights=weights, **self._told(part, bits))
+        told = self._told(part, bits)
+        return InformationPart(weights=weights, shares=shares, **told)
 
     def _told(self, part: Part, bits: IntArray | None) -> dict[str, Any]:
         """Return the fields about the tuples behind each join, and of the columns."""

@@ -306,6 +306,7 @@ def _wrong_numbers(spec: ArraySpec, dtype: np.dtype) -> Iterator[float]:
     for limit, sign in ((spec.low, -1), (spec.high, 1)):
         if limit is None:
             continue
-        beyond = 2 * limit if is_float else int(limit) + sign
+        # twice 0 is 0
+        beyond = (2 * limit or sign) if is_float else int(limit) + sign
         if limits.min <= beyond <= limits.max:
             yield beyond

@@ -76,6 +76,27 @@ def log_likelihood(rows: Rows, scores: np.ndarray) -> float:
     return total
 
 
+def information(rows: Rows, scores: np.ndarray, features: np.ndarray) -> np.ndarray:
+    """The second derivative of minus the log likelihood by coefficients, (d, d).
+
+    It is the features' covariance among the rows at risk, added up over the deaths.
+    """
+    hazards = rows.weights * np.exp(scores)
+    total = np.zeros((features.shape[1],) * 2)
+    deaths = [i for i in range(len(scores)) if rows.event[i]]
+    for moment in {(rows.stratum[i], rows.time[i]) for i in deaths}:
+        dying = [i for i in deaths if (rows.stratum[i], rows.time[i]) == moment]
+        there = rows.at_risk(dying[0])
+        weight = rows.weights[dying].mean()
+        for rank in range(len(dying)):
+            left = hazards * there
+            left[dying] *= 1.0 - rank / len(dying)
+            chances = left / left.sum()
+            centred = features - chances @ features
+            total += weight * (centred.T * chances) @ centred
+    return total
+
+
 def concordance(rows: Rows, scores: np.ndarray) -> float:
     """The share of comparable pairs whose order the scores tell, pair by pair."""
     good = every = 0.0

@@ -19,7 +19,8 @@ from tp_flower.joins.rows import JoinedRows
 from tp_flower.methods.boost.boosting import Boosting
 from tp_flower.methods.cg.conjugate_gradients import Descent
 from tp_flower.objectives import Target, make_objective, with_offset
-from tp_flower.objectives.survival import Baseline
+from tp_flower.objectives.objective import RowInformation
+from tp_flower.objectives.survival import Baseline, stretches
 from tp_flower.objectives.survival.concordance import rank_sums
 
 HAS = ("entry", "strata", "weights")
@@ -321,3 +322,64 @@ def test_rank_sums_are_those_of_a_loop(largest):
             for a, b, limit in zip(start, stop, below, strict=True)
         ]
         assert_allclose(found, expected, atol=1e-12)
+
+
+def added_up(found: RowInformation, features: np.ndarray) -> np.ndarray:
+    """The information about coefficients (d, d) that rows of some features give."""
+    sums = found.beside.T @ features
+    return (features.T * found.weights) @ features + (sums.T * found.scales) @ sums
+
+
+def standard_errors(information: np.ndarray) -> np.ndarray:
+    return np.sqrt(np.diag(np.linalg.inv(information)))
+
+
+@pytest.mark.parametrize("names", [names for ties, names in CASES if not ties], ids=str)
+def test_information_is_exact_where_a_stretch_is_one_event_time(names, monkeypatch):
+    monkeypatch.setattr(stretches, "LEAST_ROWS", 1)
+    monkeypatch.setattr(stretches, "SHARE", 10**6)
+    rows = drawn(0, names)
+    rng = default_rng(4)
+    features = rng.normal(size=(50, 3))
+    scores = features @ [0.5, -1.0, 0.2]
+    objective = rows.objective(*names)
+    # somebody leaves between two deaths, as every row leaves once
+    assert len(objective.stretches) == len(objective.risk_sets.times)
+    found = objective.information_by_rows(scores[:, None])
+    expected = slow.information(rows, scores, features)
+    assert_allclose(added_up(found, features), expected, rtol=1e-9, atol=1e-12)
+    assert found.approximated < 1e-12
+
+
+@each
+def test_information_by_stretches_is_nearly_exact(ties, names):
+    count = 1500
+    rows = drawn(10 * ties, names, rows=count)
+    rng = default_rng(5)
+    features = rng.normal(size=(count, 3))
+    features[:, 2] = features[:, 2] > 0.5
+    scores = features @ [0.5, -0.7, 0.4]
+    objective = rows.objective(*names)
+    found = objective.information_by_rows(scores[:, None])
+    ours = standard_errors(added_up(found, features))
+    expected = standard_errors(slow.information(rows, scores, features))
+    assert np.abs(ours / expected - 1.0).max() < 2.0 * found.approximated < 0.04
+    # what all rows have alike is not known
+    constant = added_up(found, np.ones((count, 1)))
+    assert abs(constant.item()) < 1e-9 * found.weights.sum()
+
+
+@each
+def test_many_rows_leave_between_two_stretches(ties, names):
+    """Means of the rows at risk then differ by many rows, in the same stratum."""
+    rows = drawn(10 * ties, names, rows=1500)
+    objective = rows.objective(*names)
+    sets, of_time = objective.risk_sets, objective.stretches.of_time
+    beside = objective.information_by_rows(np.zeros((1500, 1))).beside
+    is_there = beside[:, :-1] > 0.0
+    assert is_there.sum(axis=0).min() == objective.stretches.fewest >= 50
+    first = np.searchsorted(of_time, np.arange(len(objective.stretches)))
+    for stretch in range(len(first) - 1):
+        if sets.strata[first[stretch]] == sets.strata[first[stretch + 1]]:
+            gone = is_there[:, stretch] & ~is_there[:, stretch + 1]
+            assert np.count_nonzero(gone) >= stretches.LEAST_ROWS

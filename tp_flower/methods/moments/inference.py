@@ -25,7 +25,7 @@ Notation:
     d  features        C = V diag(w) V^T
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Self
 
 import numpy as np
@@ -115,6 +115,17 @@ class Inference:
             covariance = bread @ _in_order(squares) @ bread / mass**2
         free = turned[:, (spectrum.values == 0.0) & (l2 == 0.0)]
         return cls(covariance, free, freedom)
+
+    def without_intercept(self) -> Self:
+        """Return that of a model whose scores have no constant: it has no error."""
+        covariance = self.covariance.copy()
+        covariance[-1] = covariance[:, -1] = np.nan
+        return replace(self, covariance=covariance)
+
+    @property
+    def has_intercept(self) -> bool:
+        """Whether scores have a constant, which the model has fitted."""
+        return not np.isnan(self.covariance[-1, -1])
 
     @property
     def errors(self) -> FloatArray:

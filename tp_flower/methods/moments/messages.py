@@ -15,6 +15,9 @@ LARGEST_WEIGHT: Final = (1 << 16) - 1
 """Of a row, as a whole number: of N = 10^6 joined rows, it leaves columns 13 bits after
 the point."""
 
+MOST_SHARE: Final = 1e6
+"""Of a row's weight, which is rounded: one that weighs next to nothing weighs 1."""
+
 Bits = Annotated[int, f.between(-64, 64)]
 Pass = Annotated[int, f.between(0, MOST_PASSES - 1)]
 """A subset of the joined rows: 0 is trained on, 1 validates, 2 is tested on."""
@@ -178,6 +181,8 @@ class InformationPart(PartBody, frozen=True, kw_only=True):
         beside: the same of each shard on its own side, where there are several.
         bits: of each column after the point, where the table has several shards.
         weights: of the label's table, what each row weighs that is trained on.
+        shares: of it, how much belongs to each stretch of time, by row, of times to an
+            event; the last are what stretches leave out.
     """
 
     incoming: dict[str, Incoming] = {}
@@ -186,6 +191,12 @@ class InformationPart(PartBody, frozen=True, kw_only=True):
     weights: (
         Annotated[
             AnyArray, f.ArraySpec("uint32", ("passes", "trained"), 0, LARGEST_WEIGHT)
+        ]
+        | None
+    ) = None
+    shares: (
+        Annotated[
+            AnyArray, f.ArraySpec("float64", ("stretches", "trained"), 0, MOST_SHARE)
         ]
         | None
     ) = None
@@ -209,6 +220,12 @@ class InformationRequest(Request, frozen=True, kw_only=True):
             fields=("weights", "incoming", "beside"),
         ),
         Discloses(
+            "of times to an event, how much of a row's hazard is in each of some "
+            "stretches of time: the model's score, and between which of them the row "
+            "is at risk",
+            fields=("shares",),
+        ),
+        Discloses(
             "how many columns each table has",
             fields=("columns", "bits"),
         ),
@@ -224,8 +241,9 @@ class InformationReply(Reply, frozen=True, kw_only=True):
         Discloses(
             "weighted second moments of the joined training rows: for each two columns "
             "of the tables, the sum of their products, each row weighted by how much "
-            "its loss bends, and for robust errors by its squared slope; nothing of a "
-            "row",
+            "its loss bends, and for robust errors by its squared slope; of times to "
+            "an event also, by stretch of time, sums of the columns over the rows at "
+            "risk; nothing of a row",
             fields=("sums", "products"),
             covered_by="pads",
             kinds=("weighted-moments",),

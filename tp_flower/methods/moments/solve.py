@@ -106,6 +106,21 @@ class JoinedMoments:
         """Return the moments of rows that weigh so many times as much."""
         return replace(self, matrix=factor * self.matrix)
 
+    def without_intercept(self, scales: FloatArray) -> "JoinedMoments":
+        """Return those of an information whose means are in the label's columns.
+
+        The sums of the features times each of these are added, squared and scaled (k,);
+        the intercept, which such an information does not have, is beside all others.
+        """
+        sums = self.matrix[np.ix_(self.features, self.labels)]
+        matrix = np.zeros_like(self.matrix)
+        information = self.matrix[np.ix_(self.features, self.features)]
+        matrix[np.ix_(self.features, self.features)] = (
+            information + (sums * scales) @ sums.T
+        )
+        matrix[self.intercept, self.intercept] = self.joined_rows
+        return replace(self, matrix=matrix)
+
     def are_of(self, joined_rows: int) -> bool:
         """Return whether they can be moments of so many joined rows.
 

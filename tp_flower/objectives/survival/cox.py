@@ -31,13 +31,19 @@ from typing import ClassVar, Final, Self
 
 import numpy as np
 
-from tp_flower.arrays import FloatArray, mean
+from tp_flower.arrays import BoolArray, FloatArray, mean
 from tp_flower.objectives.log_link import exponential
-from tp_flower.objectives.objective import TARGET, WEIGHTS, Objective
+from tp_flower.objectives.objective import (
+    TARGET,
+    WEIGHTS,
+    Objective,
+    RowInformation,
+)
 from tp_flower.objectives.response import Response
 from tp_flower.objectives.survival.baseline import MOST_TIMES, Baseline
 from tp_flower.objectives.survival.concordance import Survival, concordance
-from tp_flower.objectives.survival.risk_sets import RiskSets
+from tp_flower.objectives.survival.risk_sets import NO_SUM, RiskSets
+from tp_flower.objectives.survival.stretches import Stretches
 from tp_flower.objectives.target import ENTRY, EVENT, STRATA, TIME, Target
 
 HAZARD_RATIO: Final = "hazard_ratio"
@@ -139,6 +145,8 @@ class Cox(Objective):
     class_counts = range(1)
     label_names = (TIME, EVENT)
     is_separable = False
+    has_likelihood = True
+    dispersion_is_known = True
 
     @classmethod
     def make_response(cls, _classes: tuple[str, ...], _kind: str) -> SurvivalResponse:
@@ -302,15 +310,61 @@ class Cox(Objective):
             times=self.event_quartiles,
         )
 
-    def _expected(self, scores: FloatArray, risk: AtRisk) -> FloatArray:
+    @cached_property
+    def stretches(self) -> Stretches:
+        """The stretches of time over which information is added up."""
+        return Stretches.of(self.risk_sets)
+
+    def information_by_rows(self, scores: FloatArray) -> RowInformation:
+        """Return the information, approximately, of stretches of time (S of them).
+
+        What is beside the rows' weights are B, whose features' sums are means of those
+        at risk, and R; see :mod:`tp_flower.objectives.survival.stretches`.
+        """
+        sets = self.risk_sets
+        risk = self.at_risk(scores)
+        hazards = self.log_hazards(risk)
+        of_time = self.stretches.of_time
+        numbers = range(len(self.stretches))
+        parts = np.column_stack(
+            [
+                self.weigh(self._expected(scores, risk, hazards, of_time == number))
+                for number in numbers
+            ]
+        )
+        deaths = np.bincount(of_time, self.mean_weights * sets.counts)
+        whole = parts.sum(axis=1)
+        squares = whole - self.weigh(self.hessian(scores)[:, 0])
+        within = np.maximum(squares - parts**2 @ (1.0 / deaths), 0.0)
+        total = max(float(within.sum()), np.finfo(float).tiny)
+        return RowInformation(
+            whole - within,
+            np.column_stack([parts, within]),
+            np.append(-1.0 / deaths, 1.0 / total),
+            approximated=total / float(whole.sum()),
+            fewest=self.stretches.fewest,
+        )
+
+    def _expected(
+        self,
+        scores: FloatArray,
+        risk: AtRisk,
+        hazards: FloatArray | None = None,
+        counted: BoolArray | None = None,
+    ) -> FloatArray:
         """Return how many events a row's hazard has had by its time, (N,).
 
-        Of the l-th death at a time the others are at risk by 1 - l/d of them.
+        Of the l-th death at a time the others are at risk by 1 - l/d of them. The
+        logs of hazards may be known, and some event times alone may count, (K,) each.
         """
         sets = self.risk_sets
         eta = scores[:, 0]
-        expected = np.exp(eta + sets.spans.over_times(self.log_hazards(risk)))
+        hazards = self.log_hazards(risk) if hazards is None else hazards
         late = self.mean_weights * sets.sums_of_deaths(sets.ranks / risk.left)
+        if counted is not None:
+            hazards = np.where(counted, hazards, NO_SUM)
+            late = np.where(counted, late, 0.0)
+        expected = np.exp(eta + sets.spans.over_times(hazards))
         ratios = np.exp(eta[sets.deaths] - risk.log_sum[sets.time_of])
         expected[sets.deaths] -= late[sets.time_of] * ratios
         return expected
