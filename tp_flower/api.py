@@ -31,6 +31,7 @@ from tp_flower.errors import ModelError, SettingsError, TPFlowerError
 from tp_flower.files import home_at, user_home
 from tp_flower.methods.method import start_keys, start_model
 from tp_flower.model_names import MANIFEST_FILE, MODELS, ModelVersion, find_version
+from tp_flower.reports.likelihood import LikelihoodRatio, likelihood_ratio
 from tp_flower.reports.moments import METHOD, JoinAnswers
 from tp_flower.reports.results import Evaluation, Explanation, Predictions, Result
 from tp_flower.settings.run import EVALUATE, EXPLAIN, PREDICT, TRAIN
@@ -273,6 +274,18 @@ class FittedModel(Result):
         if len(outputs) == 1:
             frame = frame.drop(columns="output")
         return frame
+
+    def likelihood_ratio(self, smaller: "FittedModel") -> LikelihoodRatio:
+        """Test whether this model needs the columns that a smaller one does not have.
+
+        Both are trained on the same rows, with standard errors and without ``l2``. It
+        is R's ``anova(smaller, larger, test = "LRT")``, or "F" where the dispersion is
+        estimated.
+
+        Raises:
+            ModelError: the likelihoods of the two cannot be compared, and why.
+        """
+        return likelihood_ratio(smaller.report, self.report)
 
     def predict(
         self, sites: Sites | None = None, query: "str | Query" = "", **settings: Any

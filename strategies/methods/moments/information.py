@@ -9,6 +9,8 @@ Entry ``inference`` of `report.json`::
 
     kind        "model" or "robust"
     note        what the errors are, or why there are none
+    parameters  that are determined, with the intercept
+    dispersion  that errors are by; without weights 1 where it is known
     freedom     of the estimated dispersion; null where that is known
     ratio       what the exponential of a coefficient is; "" for nothing
     intercept   {value, standard-error, low, high}   of the score of a row of zeros
@@ -431,6 +433,8 @@ class Errors:
         return {
             "kind": self.kind,
             "note": self._text(),
+            "parameters": self.inference.parameters,
+            "dispersion": self.inference.dispersion,
             "freedom": self.inference.freedom,
             "ratio": self.problem.response.ratio,
             "intercept": self._intercept(),

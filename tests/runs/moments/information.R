@@ -25,4 +25,9 @@ for (loss in names(families)) {
   numbers("ratios", found[, 3])
   numbers("chances", found[, 4])
   numbers("robust", robust)
+  few <- update(fit, . ~ km + age)
+  kind <- if (loss %in% known) "LRT" else "F"
+  dispersion <- if (loss %in% known) 1 else summary(fit)$dispersion
+  compared <- anova(few, fit, test = kind, dispersion = dispersion)
+  numbers("columns_beside", c(if (kind == "F") compared$F[2] else compared$Deviance[2], compared[2, ncol(compared)]))
 }

@@ -22,7 +22,7 @@ from tests.support.federated import pieces, write_site
 from tests.support.reference.joins import engine_of
 from tests.support.reference.linear_models import KNOWN_DISPERSION, fit_linear
 from tp_flower import api
-from tp_flower.errors import QueryError, SettingsError, SiteError
+from tp_flower.errors import ModelError, QueryError, SettingsError, SiteError
 
 RTOL = 2e-5
 NOISE = {
@@ -70,6 +70,42 @@ def test_the_slow_computation_is_that_of_r(loss):
     np.testing.assert_allclose(
         robust.errors[intercept_first], of_r["robust"], rtol=1e-6
     )
+
+
+@pytest.mark.parametrize("loss", OF_R)
+def test_columns_beside_are_tested_as_by_r(loss):
+    """By `anova(smaller, larger)`: density and rain beside km and age."""
+    larger = fit(sql(LABELS[loss]), loss=loss)
+    smaller = fit(sql(LABELS[loss], FEATURES[:2]), loss=loss)
+    test = larger.likelihood_ratio(smaller)
+    statistic, p = OF_R[loss]["columns_beside"]
+    assert test.columns == 2
+    # scores are rounded, and so is the loss
+    assert test.statistic == pytest.approx(statistic, rel=1e-4)
+    assert test.p == pytest.approx(p, rel=1e-4)
+
+
+def test_models_that_cannot_be_compared():
+    counts = fit(sql("c.claims"), loss="poisson")
+    refused = {
+        "the smaller model has 5 parameters, the larger one 5": counts,
+        "the models differ in the loss": fit(
+            sql("c.claims", FEATURES[:1]), loss="negative-binomial(0.7)"
+        ),
+        "the models differ in the loss of a constant": fit(
+            sql("c.claims + 1", FEATURES[:1]), loss="poisson"
+        ),
+        "the models differ in training rows": fit(
+            sql("c.claims", FEATURES[:1], " WHERE c.km > -1"), loss="poisson"
+        ),
+        "has a penalty, l2": fit(sql("c.claims", FEATURES[:1]), loss="poisson", l2=0.1),
+        "train both by strategy 'cg' with standard_errors": fit(
+            sql("c.claims", FEATURES[:1]), loss="poisson", standard_errors="none"
+        ),
+    }
+    for words, smaller in refused.items():
+        with pytest.raises(ModelError, match=words):
+            counts.likelihood_ratio(smaller)
 
 
 @pytest.mark.parametrize("kind", ["model", "robust"])

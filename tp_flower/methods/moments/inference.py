@@ -63,11 +63,13 @@ class Inference:
         free: directions in which coefficients are a matter of choice, as columns are
             collinear, (d + 1, z).
         freedom: degrees of freedom of the dispersion; infinity where it is known.
+        dispersion: phi.
     """
 
     covariance: FloatArray
     free: FloatArray
     freedom: float
+    dispersion: float = 1.0
 
     @classmethod
     def of_squares(cls, moments: JoinedMoments, fit: Fit) -> Self:
@@ -114,13 +116,19 @@ class Inference:
             bread[-1, -1] += 1.0
             covariance = bread @ _in_order(squares) @ bread / mass**2
         free = turned[:, (spectrum.values == 0.0) & (l2 == 0.0)]
-        return cls(covariance, free, freedom)
+        return cls(covariance, free, freedom, dispersion)
 
     def without_intercept(self) -> Self:
         """Return that of a model whose scores have no constant: it has no error."""
         covariance = self.covariance.copy()
         covariance[-1] = covariance[:, -1] = np.nan
         return replace(self, covariance=covariance)
+
+    @property
+    def parameters(self) -> int:
+        """How many are determined, the intercept among them."""
+        dimensions = len(self.covariance) - int(not self.has_intercept)
+        return dimensions - int(self.free.shape[1])
 
     @property
     def has_intercept(self) -> bool:
