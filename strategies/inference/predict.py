@@ -321,7 +321,7 @@ class Evaluate(ModelStrategy):
         self.outcomes = {"baseline": {"test": constant}} if constant else {}
         if constant and not self.settings.privacy.covers_labels:
             self.outcomes |= response.compare(
-                objective.predict(scores), target.numbers, objective.weights
+                objective.comparable(scores), target.numbers, objective.weights
             )
         return joined
 

@@ -398,7 +398,10 @@ def _classes(report: blocks.Record) -> blocks.Table:
 
 
 def _tenths(report: blocks.Record) -> blocks.Block | None:
-    """Return the mean label against the mean prediction, by tenths."""
+    """Return the mean label against the mean prediction, by tenths.
+
+    Of two classes, the share of the second against its probability.
+    """
     groups = [item.numbers() for item in report.records("deciles")]
     points = sorted(
         (group["predicted"], group["actual"])
@@ -406,11 +409,21 @@ def _tenths(report: blocks.Record) -> blocks.Block | None:
         if group.keys() >= {"predicted", "actual"}
     )
     show = console.value_format(value for point in points for value in point)
-    x = Axis("mean prediction", linear_axis, show)
-    y = Axis("mean label", linear_axis, show)
+    title, across, up = "Label against prediction", "mean prediction", "mean label"
+    note = blocks.NOTES["tenths"]
+    same = "prediction = label"
+    if classes := list(report.at("confusion").content):
+        name = classes[-1]
+        title, across, up = "Calibration", f"probability of {name}", f"share of {name}"
+        same = "probability = share"
+    line = report.at("calibration").numbers()
+    if line.keys() >= {"slope", "intercept"}:
+        note = f"{note} {blocks.NOTES['calibration'].format(**line)}"
+    x = Axis(across, linear_axis, show)
+    y = Axis(up, linear_axis, show)
     equal = [(predicted, predicted) for predicted, _ in points]
-    lines = [Series("rows not trained on", points), Series("prediction = label", equal)]
-    return line_figure("Label against prediction", x, y, lines, blocks.NOTES["tenths"])
+    lines = [Series("rows not trained on", points), Series(same, equal)]
+    return line_figure(title, x, y, lines, note)
 
 
 def warnings(report: blocks.Record) -> blocks.Blocks:

@@ -82,7 +82,8 @@ class Weighting:
 class HeldOutMetrics(NamedTuple):
     """The metrics of held-out rows, {} where there are none.
 
-    ``predicted`` are the predictions of those that test, ``row_losses`` their losses,
+    ``predicted`` are predictions of those that test, to compare with labels, and
+    ``row_losses`` their losses,
     (N',).
     """
 
@@ -468,7 +469,7 @@ class TrainingProblem(PreparedRun):
         return HeldOutMetrics(
             self.tested.metrics(tested) if len(tested) else {},
             self.validated.metrics(validated) if len(validated) else {},
-            self.tested.predict(tested),
+            self.tested.comparable(tested),
             self.tested.row_values(tested),
         )
 

@@ -16,7 +16,11 @@ from typing import ClassVar, Final
 import numpy as np
 
 from tp_flower.arrays import FloatArray, class_counts, effective_rows
-from tp_flower.objectives.comparison import confusion
+from tp_flower.objectives.comparison import (
+    calibration,
+    confusion,
+    means_by_tenth,
+)
 from tp_flower.objectives.noise import ClassNoise
 from tp_flower.objectives.objective import Objective
 from tp_flower.objectives.response import Response
@@ -38,6 +42,10 @@ class ClassResponse(Response):
         best = scores[:, 0] > 0.0 if self.outputs == 1 else scores.argmax(axis=1)
         return best.astype(np.float64)
 
+    def comparable(self, scores: FloatArray) -> FloatArray:
+        """Return the scores of two classes, else the indices of the likeliest."""
+        return scores[:, 0].copy() if self.outputs == 1 else self.predict(scores)
+
     def details(self, scores: FloatArray) -> Mapping[str, FloatArray]:
         """Return the probability of every class."""
         columns = self.probabilities(scores).T
@@ -45,10 +53,22 @@ class ClassResponse(Response):
         return dict(zip(names, columns, strict=True))
 
     def compare(
-        self, predicted: FloatArray, actual: FloatArray, _weights: FloatArray | None
+        self, predicted: FloatArray, actual: FloatArray, weights: FloatArray | None
     ) -> dict[str, object]:
-        """Return how many rows of each class are predicted as each, as `confusion`."""
-        return {"confusion": confusion(self.classes, predicted, actual)}
+        """Return how many rows of each class are predicted as each, as `confusion`.
+
+        Of two classes also the mean probability and the share of the second, by tenth
+        of the rows, as `deciles`, and the `calibration` of the scores.
+        """
+        if self.outputs > 1:
+            return {"confusion": confusion(self.classes, predicted, actual)}
+        scores = predicted[:, None]
+        probabilities = self.probabilities(scores)[:, -1]
+        return {
+            "confusion": confusion(self.classes, self.predict(scores), actual),
+            "deciles": means_by_tenth(probabilities, actual, weights),
+            "calibration": calibration(predicted, actual, weights),
+        }
 
 
 def true_rates(

@@ -11,6 +11,9 @@ MOST_CLASSES: Final = 15  # of a confusion matrix; the rarest are one
 OTHERS: Final = "(other)"
 TENTHS: Final = 10  # groups of rows
 LEAST_GROUP: Final = 10  # rows of which a mean is, at least
+MOST_STEPS: Final = 50  # of Newton's
+EXACT: Final = 1e-9
+WORST_CONDITION: Final = 1e12
 
 
 def no_better(
@@ -73,3 +76,32 @@ def means_by_tenth(
         }
         for rows in np.array_split(np.argsort(predicted, kind="stable"), groups)
     ]
+
+
+def calibration(
+    scores: FloatArray, labels: FloatArray, weights: FloatArray | None = None
+) -> dict[str, float]:
+    """Return the slope and the intercept of a logistic regression of labels on scores.
+
+    Labels are 0 or 1. Of probabilities that hold on other rows the slope is 1, and less
+    where they are too sure; the intercept is 0 then (Cox 1958, "Two further
+    applications of a model for binary regression"). It is {} where no line fits, as of
+    rows of one class, or of scores that tell all labels.
+
+    >>> calibration(np.array([0.0, 0.0, 1.0]), np.ones(3))
+    {}
+    """
+    weights = np.ones(len(labels)) if weights is None else weights
+    design = np.column_stack([scores, np.ones(len(scores))])
+    line = np.array([1.0, 0.0])
+    for _ in range(MOST_STEPS):
+        rates = 0.5 * (1.0 + np.tanh(0.5 * (design @ line)))
+        slope = design.T @ (weights * (labels - rates))
+        bend = (design.T * (weights * rates * (1.0 - rates))) @ design
+        if np.linalg.cond(bend) > WORST_CONDITION:
+            return {}
+        step = np.linalg.solve(bend, slope)
+        line += step
+        if np.abs(step).max() < EXACT:
+            return {"slope": float(line[0]), "intercept": float(line[1])}
+    return {}

@@ -283,9 +283,9 @@ class Objective(ABC):
         """Return the objective of the same rows with other weights."""
         return type(self)(self.target, weights, self.noise)
 
-    def predict(self, scores: FloatArray) -> FloatArray:
-        """Return the rows' predictions, a new (N,): numbers, or indices of classes."""
-        return self.response.predict(scores)
+    def comparable(self, scores: FloatArray) -> FloatArray:
+        """Return the rows' predictions as they are compared with labels, a new (N,)."""
+        return self.response.comparable(scores)
 
     def weigh(self, values: FloatArray) -> FloatArray:
         """Return values (N, ...) of the rows, each times its weight."""

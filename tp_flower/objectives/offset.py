@@ -103,9 +103,9 @@ class OffsetObjective(Objective):
         """Return the objective of the same rows with other weights."""
         return type(self)(self.target, weights, self.noise, offset=self.offset)
 
-    def predict(self, scores: FloatArray) -> FloatArray:
+    def comparable(self, scores: FloatArray) -> FloatArray:
         """Return the rows' predictions, of scores with the offset."""
-        return self.response.predict(scores + self.offset[:, None])
+        return self.response.comparable(scores + self.offset[:, None])
 
     def fit_response(self, scores: FloatArray) -> Response:
         """Return the family's, of scores with the offset."""

@@ -42,6 +42,10 @@ class Response(ABC):
     def predict(self, scores: FloatArray) -> FloatArray:
         """Return the predictions: numbers, or indices of ``classes``; a new (N,)."""
 
+    def comparable(self, scores: FloatArray) -> FloatArray:
+        """Return what :meth:`compare` takes of scores, a new (N,): predictions."""
+        return self.predict(scores)
+
     def details(self, scores: FloatArray) -> Mapping[str, FloatArray]:
         """Return by name what predictions come with, (N,) each."""
         del scores
@@ -60,7 +64,10 @@ class Response(ABC):
     def compare(
         self, predicted: FloatArray, actual: FloatArray, weights: FloatArray | None
     ) -> dict[str, object]:
-        """Return the report's entry on predictions and labels (N,), N > 0."""
+        """Return the report's entries on predictions and labels (N,), N > 0.
+
+        Predictions are as :meth:`comparable` returns them.
+        """
 
 
 def identity(scores: FloatArray) -> FloatArray:

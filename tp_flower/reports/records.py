@@ -43,7 +43,10 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
               or of the frequencies of their classes. Left out where labels have noise:
     classes   {class: {train: rows, test: rows}}
     confusion {class: {class: test rows of the first, predicted as the second}}
-    deciles   [{rows, predicted, actual}]   means of test rows, by prediction
+    deciles   [{rows, predicted, actual}]   means of test rows, by prediction; of two
+              classes the probability and the share of the second
+    calibration {slope, intercept}   of the test rows' labels on their scores, of two
+              classes: 1 and 0 of probabilities that hold
     survival  [{stratum, times, hazards, survival}]   of times to an event: the
               cumulative hazard and the survival of a score of 0, where training ended
               with the model that was saved; no stratum where the query names none

@@ -217,7 +217,9 @@ def test_the_correction_learns_what_the_true_labels_teach(monkeypatch):
     assert biased["log_loss"] - best["log_loss"] > 0.04
     # and says so: the estimate is of the true labels' metric, else of the noise's
     reported = method.report.final_test
-    assert clear.report.outcomes.keys() == {"baseline", "classes", "confusion"}
+    assert clear.report.outcomes.keys() == {
+        *("baseline", "classes", "confusion", "deciles", "calibration")
+    }
     # counts would be those of the noisy labels
     assert all(
         each.report.outcomes.keys() == {"baseline"} for each in (method, uncorrected)

@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 import pytest
+from scipy.special import expit
 from sklearn import metrics as sk
 from sklearn.dummy import DummyClassifier, DummyRegressor
 
@@ -264,13 +265,15 @@ def assert_compared(outcomes, labels, scores, dummy):
             )
         actual = outcomes["baseline"][part]
         assert {name: actual[name] for name in expected} == pytest.approx(expected)
-    if is_number:
+    if is_number or scores.shape[1] == 1:
+        predicted = scores[:, 0] if is_number else expit(scores[:, 0])
         tenths = np.array_split(np.argsort(scores[:, 0]), len(scores) // 10)
         for group, rows in zip(outcomes["deciles"], tenths, strict=True):
-            means = scores[rows, 0].mean(), labels["test"][rows].mean()
+            means = predicted[rows].mean(), labels["test"][rows].mean()
             assert tuple(group.values()) == pytest.approx(
                 (len(rows), *means), rel=1e-4, abs=1e-5
             )
+    if is_number:
         return
     guess = scores[:, 0] > 0 if scores.shape[1] == 1 else scores.argmax(axis=1)
     matrix = sk.confusion_matrix(labels["test"], guess, labels=[*codes])

@@ -8,6 +8,7 @@ from numpy.random import default_rng
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import softmax
 from sklearn import metrics as known
+from sklearn.linear_model import LogisticRegression
 
 from tests.support.reference.families import Family
 from tests.support.reference.joins import segment_sum
@@ -91,6 +92,24 @@ def test_metrics_of_a_regression_are_scikit_learns(is_weighted):
     expected = {"loss": squares / 2, "rmse": squares**0.5, "mae": distances, "r2": r2}
     actual = Family("squared").on(labels, weights).metrics(scores)
     assert actual == pytest.approx(expected, rel=1e-12)
+
+
+def test_calibration_is_a_logistic_regression_of_labels_on_scores():
+    rng = np.random.default_rng(3)
+    scores = rng.normal(size=400)
+    labels = (rng.random(400) < 1 / (1 + np.exp(0.3 - 0.6 * scores))).astype(float)
+    weights = rng.uniform(0.5, 2.0, 400)
+    found = comparison.calibration(scores, labels, weights)
+    model = LogisticRegression(C=np.inf, tol=1e-12)
+    model.fit(scores[:, None], labels, sample_weight=weights)
+    assert found["slope"] == pytest.approx(model.coef_[0, 0], abs=1e-5)
+    assert found["intercept"] == pytest.approx(model.intercept_[0], abs=1e-5)
+
+
+@pytest.mark.parametrize("labels", [np.ones(6), (np.arange(6) > 2) * 1.0])
+def test_labels_that_no_line_fits_have_no_calibration(labels):
+    """All alike, or told exactly by the scores."""
+    assert comparison.calibration(np.arange(6.0), labels) == {}
 
 
 @given(classes=st.integers(2, 40), rows=st.integers(1, 300), seed=st.integers(0, 99))
