@@ -82,12 +82,15 @@ class FinishedPart(PartBody, frozen=True):
         digest: SHA-256 of the part of the model that is kept.
         coefficients: of a linear model, or the features' gains in trees, (d, 1), if
             they may be shown.
+        names: beside them, of the features' columns, d in all; "" for a column that
+            may not be named here, or has no name.
         score_sums: of the scores that left last, and of their squares, over the joined
             training rows.
     """
 
     digest: f.Digest | None = None
     coefficients: Annotated[AnyArray, f.float64("width", "outputs")] | None = None
+    names: list[f.ColumnName] = []
     score_sums: Annotated[AnyArray, f.finite_values(2, "outputs")] | None = None
 
 
@@ -108,6 +111,15 @@ class FinishReply(Reply, frozen=True, kw_only=True):
             covered_by="models",
             kinds=("coefficients",),
             policy="coefficients",
+        ),
+        Discloses(
+            "beside the coefficients, the names of their columns: of categories that "
+            "were counted the texts, of each that has min-count of the site's training "
+            "rows; of bins the ends, where min-count is 1 (if the table's policy says "
+            "that categories may be shown)",
+            fields=("names",),
+            kinds=("categories",),
+            policy="categories",
         ),
         Discloses(
             "the mean and the variance of each table's scores",
