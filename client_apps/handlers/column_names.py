@@ -39,7 +39,8 @@ def keep_names(
         return
     least_rows = None
     if source.policy.lets_leave(CATEGORIES):
-        least_rows = source.min_count
+        # a unit has several rows
+        least_rows = source.min_count * source.policy.rows_per_unit
 
     def rows_of(feature: str) -> FeatureColumn:
         return extracted.column(feature).take(trained)

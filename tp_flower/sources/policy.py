@@ -26,7 +26,7 @@ factors      never, clear (in predictions, the numbers of each row's key that a 
 covariance   never, clear (for standard errors, sums as of moments, in which the server
              chooses how much each joined row weighs); never by default
 categories   never, clear (beside coefficients, the texts of categories that have
-             ``min_count`` rows, and the ends of bins where it is 1); never by default
+             ``min_count`` rows, and the ends of bins where that is 1); never by default
 cutoffs      never, partner (the keys and cutoffs of the rows, sealed for the sites of a
              LATERAL sub-query: keyed hashes, and the cutoffs as they are); never by
              default
