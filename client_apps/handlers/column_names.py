@@ -14,8 +14,8 @@ from tp_flower.privacy import plan
 from tp_flower.sources.policy import CATEGORIES
 
 _ENTRY: Final = "column-names-{}"
-_NAMES: Final = "names"
-_TELL_VALUES: Final = "tell-values"
+_DECLARED: Final = "declared"
+_OF_VALUES: Final = "of-values"
 
 
 def keep_names(
@@ -46,20 +46,25 @@ def keep_names(
         return extracted.column(feature).take(trained)
 
     found = name_columns(encoder, rows_of, least_rows)
-    meta = {_NAMES: list(found.names), _TELL_VALUES: found.tells_values}
+    meta = {_DECLARED: found.declared, _OF_VALUES: found.of_values}
     site.store.save(_ENTRY.format(number), Entry({}, meta))
 
 
-def show_names(site: Site, number: int, columns: int) -> list[str]:
-    """Note and return the names of a part's columns; none if it has kept none.
+def show_names(site: Site, number: int, columns: int) -> tuple[list[str], list[str]]:
+    """Return the names of a part's columns, declared ones and those made of values.
 
-    Of more ``columns`` than are encoded, the last ones are other tables' regions.
+    The latter are noted, and none if no column has such a name. Of more ``columns``
+    than are encoded, the last ones are other tables' regions.
     """
     entry = _ENTRY.format(number)
     if not site.store.has(entry):
-        return []
+        return [], []
     meta = site.store.load(entry).meta
-    if meta[_TELL_VALUES]:
-        ledger_entries.note(site, number, plan.CATEGORIES)
-    names: list[str] = meta[_NAMES]
-    return names + [UNNAMED] * (columns - len(names))
+    declared, of_values = (
+        [*meta[name], *[UNNAMED] * (columns - len(meta[name]))]
+        for name in (_DECLARED, _OF_VALUES)
+    )
+    if not any(of_values):
+        return declared, []
+    ledger_entries.note(site, number, plan.CATEGORIES)
+    return declared, of_values

@@ -56,12 +56,17 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
             if part.data.is_even:
                 sums = part.progress.score_sums
             coefficients = _coefficients(site, method, part)
-            names = []
+            names: list[str] = []
+            categories: list[str] = []
             if coefficients is not None:
                 columns = part.data.features.shape[1]
-                names = show_names(site, part.number, columns)
+                names, categories = show_names(site, part.number, columns)
             parts[part.number] = FinishedPart(
-                _keep(site, model, part, added), coefficients, names, sums
+                digest=_keep(site, model, part, added),
+                coefficients=coefficients,
+                names=names,
+                categories=categories,
+                score_sums=sums,
             )
     site.ledger.close(site.store.run)
     account = site.ledger.lines(site.store.run)

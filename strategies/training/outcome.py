@@ -138,16 +138,20 @@ def names_of(
 def _names_of(replies: Replies, part: Part, columns: int) -> list[str]:
     """Return the names that a part has sent of its columns, [] for none."""
     body = replies.parts.get(part.number)
-    names: list[str] = getattr(body, "names", [])
-    if not names:
+    declared: list[str] = getattr(body, "names", [])
+    of_values: list[str] = getattr(body, "categories", [])
+    if not (declared or of_values):
         return []
     if getattr(body, "coefficients", None) is None:
         raise refuse(part, "names of columns without their coefficients")
-    if len(names) != columns:
-        raise refuse(part, f"{len(names)} names of {columns} columns")
-    if not all(map(str.isprintable, names)):
-        raise refuse(part, "a name of a column that is not printable")
-    return names
+    for names in (declared, of_values):
+        if names and len(names) != columns:
+            raise refuse(part, f"{len(names)} names of {columns} columns")
+        if not all(map(str.isprintable, names)):
+            raise refuse(part, "a name of a column that is not printable")
+    unnamed = [""] * columns
+    pairs = zip(of_values or unnamed, declared or unnamed, strict=True)
+    return [one or other for one, other in pairs]
 
 
 def score_sums_of(replies: Replies, table: TrainedTable) -> FloatArray | None:

@@ -7,9 +7,8 @@ may, and leaves others to their number.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import compress
 from typing import Final
 
 import numpy as np
@@ -36,14 +35,21 @@ UNNAMED: Final = ""
 
 @dataclass(frozen=True)
 class ColumnNames:
-    """The names of encoded columns, d in all; `UNNAMED` for columns without one.
+    """The names of encoded columns, `UNNAMED` for columns without one.
 
     Attributes:
-        tells_values: whether some name is made of values of rows.
+        declared: those that follow from the query and the encoders, d in all.
+        of_values: those that are made of values of rows, d in all.
     """
 
-    names: tuple[str, ...]
-    tells_values: bool
+    declared: tuple[str, ...]
+    of_values: tuple[str, ...]
+
+    @property
+    def merged(self) -> tuple[str, ...]:
+        """Every column's name, d in all."""
+        pairs = zip(self.of_values, self.declared, strict=True)
+        return tuple(one or other for one, other in pairs)
 
 
 def name_columns(
@@ -59,26 +65,33 @@ def name_columns(
         least_rows: that a category must have to be named; None where no name may be
             made of values.
     """
-    names: list[str] = []
-    tell_values: list[bool] = []
+    declared: list[str] = []
+    of_values: list[str] = []
     for encoding in encoder.encoder.encodings:
-        tells = isinstance(encoding, BinEncoding | CategoryEncoding)
-        # a column of codes is called as its feature
-        tells = tells and not isinstance(encoding, CodeEncoding)
-        if tells and least_rows is None:
-            own = _unnamed(encoding)
-        elif isinstance(encoding, CategoryEncoding) and tells:
+        unnamed = [UNNAMED] * len(encoding.feature_names)
+        if not _tells_values(encoding):
+            declared += _declared_names(encoding)
+            of_values += unnamed
+            continue
+        declared += unnamed
+        if least_rows is None:
+            of_values += unnamed
+        elif isinstance(encoding, CategoryEncoding):
             column = rows_of(encoding.name)
-            own = _category_names(encoder, encoding, column, least_rows or 1)
+            of_values += _category_names(encoder, encoding, column, least_rows)
         else:
-            own = _other_names(encoding, least_rows or 1)
-        names += own
-        tell_values += [tells] * len(own)
-    times = Counter(names)
-    shown = tuple(
-        name if times[name] == 1 and is_showable(name) else UNNAMED for name in names
-    )
-    return ColumnNames(shown, any(compress(shown, tell_values)))
+            # the edges of bins follow from the ends of the range: of single rows
+            of_values += unnamed if least_rows > 1 else encoding.feature_names
+    found = ColumnNames(tuple(declared), tuple(of_values))
+    times = Counter(found.merged)
+
+    def shown(names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(
+            name if times[name] == 1 and is_showable(name) else UNNAMED
+            for name in names
+        )
+
+    return ColumnNames(shown(declared), shown(of_values))
 
 
 def is_showable(name: str) -> bool:
@@ -86,20 +99,21 @@ def is_showable(name: str) -> bool:
     return len(name) <= MOST_OF_NAME and name.isprintable()
 
 
-def _unnamed(encoding: FeatureEncoding) -> list[str]:
-    return [UNNAMED] * len(encoding.feature_names)
+def _tells_values(encoding: FeatureEncoding) -> bool:
+    """Return whether the names of an encoding's columns are made of values of rows."""
+    # a column of codes is called as its feature
+    is_category = isinstance(encoding, CategoryEncoding)
+    is_category = is_category and not isinstance(encoding, CodeEncoding)
+    return is_category or isinstance(encoding, BinEncoding)
 
 
-def _other_names(encoding: FeatureEncoding, least_rows: int) -> list[str]:
-    """Return the names of columns that are not counted categories."""
+def _declared_names(encoding: FeatureEncoding) -> list[str]:
+    """Return the names that follow from the query and the encoder."""
     if isinstance(encoding, HashEncoding):
         # values share a column, which is called by none of them
-        return _unnamed(encoding)
+        return [UNNAMED] * len(encoding.feature_names)
     if isinstance(encoding, ListedEncoding):
         return [_named(encoding, text) for text in encoding.categories]
-    if isinstance(encoding, BinEncoding) and least_rows > 1:
-        # the edges follow from the ends of the range: values of single rows
-        return _unnamed(encoding)
     return list(encoding.feature_names)
 
 

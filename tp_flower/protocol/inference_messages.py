@@ -82,8 +82,10 @@ class FinishedPart(PartBody, frozen=True):
         digest: SHA-256 of the part of the model that is kept.
         coefficients: of a linear model, or the features' gains in trees, (d, 1), if
             they may be shown.
-        names: beside them, of the features' columns, d in all; "" for a column that
-            may not be named here, or has no name.
+        names: beside them, of the features' columns, d in all, as far as they follow
+            from the query and the encoders; "" for others.
+        categories: in their place, those made of values of rows, d in all, as far as
+            they may be shown; "" for others, empty without any.
         score_sums: of the scores that left last, and of their squares, over the joined
             training rows.
     """
@@ -91,6 +93,7 @@ class FinishedPart(PartBody, frozen=True):
     digest: f.Digest | None = None
     coefficients: Annotated[AnyArray, f.float64("width", "outputs")] | None = None
     names: list[f.ColumnName] = []
+    categories: list[f.ColumnName] = []
     score_sums: Annotated[AnyArray, f.finite_values(2, "outputs")] | None = None
 
 
@@ -113,11 +116,15 @@ class FinishReply(Reply, frozen=True, kw_only=True):
             policy="coefficients",
         ),
         Discloses(
-            "beside the coefficients, the names of their columns: of categories that "
-            "were counted the texts, of each that has min-count of the site's training "
-            "rows; of bins the ends, where min-count is 1 (if the table's policy says "
-            "that categories may be shown)",
+            "beside the coefficients, what their columns are called, as far as the "
+            "query and the encoders say so",
             fields=("names",),
+        ),
+        Discloses(
+            "beside the coefficients, of categories that were counted the texts, of "
+            "each that has min-count of the site's training rows; of bins the ends, "
+            "where min-count is 1 (if the table's policy says that they may be shown)",
+            fields=("categories",),
             kinds=("categories",),
             policy="categories",
         ),
