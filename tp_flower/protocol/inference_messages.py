@@ -108,7 +108,7 @@ class FinishReply(Reply, frozen=True, kw_only=True):
             "a digest of each part of the model that the site keeps", fields=("digest",)
         ),
         Discloses(
-            "the final coefficients of a table's linear model, or its features' gains "
+            "the final coefficients of a linear model, or its features' gains "
             "in trees (if the table's policy says that they may be shown)",
             fields=("coefficients",),
             covered_by="models",
@@ -116,20 +116,15 @@ class FinishReply(Reply, frozen=True, kw_only=True):
             policy="coefficients",
         ),
         Discloses(
-            "beside the coefficients, what their columns are called, as far as the "
-            "query and the encoders say so",
-            fields=("names",),
-        ),
-        Discloses(
-            "beside the coefficients, of categories that were counted the texts, of "
-            "each that has min-count of the site's training rows; of bins the ends, "
-            "where min-count is 1 (if the table's policy says that they may be shown)",
+            "texts of categories: beside coefficients, of each that was counted and has "
+            "min-count of the site's training rows; and the ends of bins, where "
+            "min-count is 1 (if the table's policy says that they may be shown)",
             fields=("categories",),
             kinds=("categories",),
             policy="categories",
         ),
         Discloses(
-            "the mean and the variance of each table's scores",
+            "mean and variance of each table's scores",
             fields=("score_sums",),
             covered_by="noise",
             kinds=("scores",),
@@ -137,7 +132,7 @@ class FinishReply(Reply, frozen=True, kw_only=True):
             when="sums_scores",
         ),
     )
-    schedule = ("ledger",)
+    schedule = ("ledger", "names")
     is_complete = False
 
 
