@@ -116,8 +116,8 @@ class FinishReply(Reply, frozen=True, kw_only=True):
             policy="coefficients",
         ),
         Discloses(
-            "texts of categories: beside coefficients, of each that was counted and has "
-            "min-count of the site's training rows; and the ends of bins, where "
+            "texts of categories: beside coefficients, of each that was counted and "
+            "has min-count of the site's training rows; and the ends of bins, where "
             "min-count is 1 (if the table's policy says that they may be shown)",
             fields=("categories",),
             kinds=("categories",),
