@@ -64,6 +64,8 @@ _RULES: Final[Mapping[str, str]] = {
     "column falls, once a run.\n## Of seven columns, 16 bins single out nine rows in "
     "ten",
     "coefficients = true": "coefficients of a linear model, or gains of trees",
+    'releases.categories = "clear"': "beside these, the texts of categories of "
+    "{min-count} rows here at least (min-count),\n## by which their columns are called",
     'releases.labels = "never"': "no label, not even one in labels",
     'releases.statistics = "never"': "no statistics: encoders must be declared",
     "queries-per-day = 1000": "answers to more than {queries-per-day} queries in 24 "

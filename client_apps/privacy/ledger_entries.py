@@ -93,6 +93,9 @@ _UNCOVERED: Final[Mapping[str, str]] = {
     "texts are numbers or dates",
     plans.COEFFICIENTS: "not covered: the final coefficients of the table's features, "
     "which the table's policy allows to be shown",
+    plans.CATEGORIES: "not covered: the texts of categories, by which the report calls "
+    "their columns, of min-count rows here each; where min-count is 1 the ends of bins "
+    "too, of which the outer ones tell the smallest and the largest value",
     plans.FACTORS: "not covered: the factors of each row's key, which the server has "
     "made: it knows the key again wherever the model scores it",
 }

@@ -6,6 +6,7 @@ from typing import Any
 from client_apps.data.database import cannot_write
 from client_apps.data.row_effects import EFFECT, FACTOR, KeyNumbers
 from client_apps.data.saved_models import SavedModel, part_folder
+from client_apps.handlers.column_names import show_names
 from client_apps.handlers.encoding import fitted_encoder
 from client_apps.methods.registry import method_of
 from client_apps.methods.site_method import SiteMethod
@@ -32,7 +33,7 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
     """Save the models of a successful run, and delete the rest of its state.
 
     The reply has the run's lines of the ledger, the digests of saved models, and the
-    coefficients that may be shown.
+    coefficients that may be shown, with the names of their columns.
     """
     parts: dict[int, FinishedPart] = {}
     if request.keep_models:
@@ -54,10 +55,18 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
             sums = None
             if part.data.is_even:
                 sums = part.progress.score_sums
+            coefficients = _coefficients(site, method, part)
+            names: list[str] = []
+            categories: list[str] = []
+            if coefficients is not None:
+                columns = part.data.features.shape[1]
+                names, categories = show_names(site, part.number, columns)
             parts[part.number] = FinishedPart(
-                _keep(site, model, part, added),
-                _coefficients(site, method, part),
-                sums,
+                digest=_keep(site, model, part, added),
+                coefficients=coefficients,
+                names=names,
+                categories=categories,
+                score_sums=sums,
             )
     site.ledger.close(site.store.run)
     account = site.ledger.lines(site.store.run)

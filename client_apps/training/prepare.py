@@ -16,6 +16,7 @@ from client_apps.data.features import forget, move_to_device
 from client_apps.data.row_effects import hash_keys, key_names
 from client_apps.data.score_counts import ScoreLimit
 from client_apps.handlers import training_rows
+from client_apps.handlers.column_names import keep_names
 from client_apps.handlers.encoding import fitted_encoder
 from client_apps.methods.registry import join_method_of
 from client_apps.methods.site_method import JoinMethod
@@ -279,6 +280,8 @@ def _make_participant(
         body.unmatched,
     )
     names_of_keys, row_keys = _row_keys(site, number, rows)
+    trained = rows.positions[: rows.trained]
+    keep_names(site, number, checked.encoder, checked.extracted, trained)
     forget(site.store, number)
     data = participant.ShardData(
         features=move_to_device(

@@ -79,6 +79,7 @@ from strategies.training.key_factors import (
 from strategies.training.outcome import (
     Outcome,
     coefficients_of,
+    names_of,
     read_digests,
     score_sums_of,
 )
@@ -94,7 +95,7 @@ from strategies.training.row_effects import (
 from strategies.training.server_method import ServerMethod
 from strategies.training.traffic import ShardSize, TableSize, Traffic
 from strategies.training.working_memory import vector_bytes
-from tp_flower.arrays import BoolArray, FloatArray
+from tp_flower.arrays import BoolArray
 from tp_flower.errors import SettingsError
 from tp_flower.files import home_folder
 from tp_flower.heads import Head, Sum
@@ -633,9 +634,6 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             return None
         return (table.width, table.outputs)
 
-    def _coefficients(self, replies: Replies, table: TrainedTable) -> FloatArray | None:
-        return coefficients_of(replies, table, self.coefficient_shape(table))
-
     def read_outcome(
         self, replies: Replies, problem: TrainingProblem, weight: int | None = None
     ) -> Outcome:
@@ -643,11 +641,13 @@ class JoinMethod(ServerMethod[TrainingProblem]):
 
         ``weight`` is that of all rows trained on; None stands for their number.
         """
-        coefficients = {
-            name: weights
-            for name, table in problem.tables.items()
-            if (weights := self._coefficients(replies, table)) is not None
-        }
+        coefficients = {}
+        names = {}
+        for name, table in problem.tables.items():
+            weights = coefficients_of(replies, table, self.coefficient_shape(table))
+            if weights is not None:
+                coefficients[name] = weights
+            names[name] = names_of(replies, table, problem.encoders[name].names)
         sums = {
             name: sums
             for name, table in problem.tables.items()
@@ -656,6 +656,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         return Outcome(
             digests=read_digests(replies, problem.parts),
             coefficients=coefficients,
+            names=names,
             coefficient=self.coefficient,
             contributions=problem.head.contributions(
                 sums, problem.train.joined_rows if weight is None else weight

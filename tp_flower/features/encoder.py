@@ -243,14 +243,14 @@ class SiteEncoder:
                 )
             if isinstance(encoding, HashedEncoding):
                 categories = categories_for(encoding, columns[name])
-                write = self._find(encoding, categories.texts).writer(categories)
+                write = self.find(encoding, categories.texts).writer(categories)
             else:
                 write = encoding.writer(columns[name])
             writers.append((slice(start, right), write))
             start = right
         return writers
 
-    def _find(self, encoding: HashedEncoding, texts: pa.Array) -> Targets:
+    def find(self, encoding: HashedEncoding, texts: pa.Array) -> Targets:
         """Return each text's column; the blocks of a shard share their texts."""
         cached = self._targets.get(encoding.name)
         if cached is not None and cached[0] is texts:

@@ -87,6 +87,10 @@ NonNegative = Annotated[float, between(0, LARGEST_FLOAT)]
 Share = Annotated[float, between(0, 1)]
 Percent = Annotated[int, between(0, 100)]
 Name = Annotated[str, msgspec.Meta(max_length=1 << 16)]
+MOST_OF_NAME: Final = 200
+"""Characters of a column's name in a report: longer texts are none to show there."""
+ColumnName = Annotated[str, msgspec.Meta(max_length=MOST_OF_NAME)]
+"""The name of an encoded column, in which a site may have written what it likes."""
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 """SHA-256 in hexadecimal."""
 Strategy = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9-]{0,63}\Z")]

@@ -82,12 +82,18 @@ class FinishedPart(PartBody, frozen=True):
         digest: SHA-256 of the part of the model that is kept.
         coefficients: of a linear model, or the features' gains in trees, (d, 1), if
             they may be shown.
+        names: beside them, of the features' columns, d in all, as far as they follow
+            from the query and the encoders; "" for others.
+        categories: in their place, those made of values of rows, d in all, as far as
+            they may be shown; "" for others, empty without any.
         score_sums: of the scores that left last, and of their squares, over the joined
             training rows.
     """
 
     digest: f.Digest | None = None
     coefficients: Annotated[AnyArray, f.float64("width", "outputs")] | None = None
+    names: list[f.ColumnName] = []
+    categories: list[f.ColumnName] = []
     score_sums: Annotated[AnyArray, f.finite_values(2, "outputs")] | None = None
 
 
@@ -102,7 +108,7 @@ class FinishReply(Reply, frozen=True, kw_only=True):
             "a digest of each part of the model that the site keeps", fields=("digest",)
         ),
         Discloses(
-            "the final coefficients of a table's linear model, or its features' gains "
+            "the final coefficients of a linear model, or its features' gains "
             "in trees (if the table's policy says that they may be shown)",
             fields=("coefficients",),
             covered_by="models",
@@ -110,7 +116,15 @@ class FinishReply(Reply, frozen=True, kw_only=True):
             policy="coefficients",
         ),
         Discloses(
-            "the mean and the variance of each table's scores",
+            "texts of categories: beside coefficients, of each that was counted and "
+            "has min-count of the site's training rows; and the ends of bins, where "
+            "min-count is 1 (if the table's policy says that they may be shown)",
+            fields=("categories",),
+            kinds=("categories",),
+            policy="categories",
+        ),
+        Discloses(
+            "mean and variance of each table's scores",
             fields=("score_sums",),
             covered_by="noise",
             kinds=("scores",),
@@ -118,7 +132,7 @@ class FinishReply(Reply, frozen=True, kw_only=True):
             when="sums_scores",
         ),
     )
-    schedule = ("ledger",)
+    schedule = ("ledger", "names")
     is_complete = False
 
 

@@ -36,7 +36,8 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
     contributions  {table: {share, mean-score: [value per output]}}   see
               `tp_flower.heads`; share is null where scores are no sum
     coefficients   {table: [{feature, output, value}]}   of linear models, or
-              gains of trees, as far as the policies of the sites allow; strategy
+              gains of trees, as far as the policies of the sites allow, which also
+              decide whether a feature is called by its category's text; strategy
               "moments", and `standard-errors`, add {standard-error, t or z, p, low,
               high}
     baseline  {train: {metric: value}, test: ..}   of the mean of the training labels,

@@ -25,6 +25,8 @@ factors      never, clear (in predictions, the numbers of each row's key that a 
              multiplies with another table's); never by default
 covariance   never, clear (for standard errors, sums as of moments, in which the server
              chooses how much each joined row weighs); never by default
+categories   never, clear (beside coefficients, the texts of categories that have
+             ``min_count`` rows, and the ends of bins where that is 1); never by default
 cutoffs      never, partner (the keys and cutoffs of the rows, sealed for the sites of a
              LATERAL sub-query: keyed hashes, and the cutoffs as they are); never by
              default
@@ -76,6 +78,7 @@ WEIGHTS = "weights"
 ROWS = "rows"
 FACTORS = "factors"
 COVARIANCE = "covariance"
+CATEGORIES = "categories"
 CUTOFFS = "cutoffs"
 SECOND_MOMENTS = "moments"
 BINS = "bins"
@@ -90,6 +93,7 @@ LEVELS: Final = {
     SECOND_MOMENTS: (NEVER, PRIVATE, CLEAR),
     FACTORS: (NEVER, CLEAR),
     COVARIANCE: (NEVER, CLEAR),
+    CATEGORIES: (NEVER, CLEAR),
     CUTOFFS: (NEVER, PARTNER),
 }
 """By kind of release, its levels, the strictest first."""
@@ -140,6 +144,7 @@ class Releases:
     regions: int = MOST_REGIONS
     factors: str = CLEAR
     covariance: str = CLEAR
+    categories: str = CLEAR
     cutoffs: str = NEVER
     bins: Annotated[int, BIN_COUNTS] | None = None
 
@@ -555,6 +560,7 @@ UNBUDGETED: Final = Releases(
     factors=NEVER,
     bins=0,
     covariance=NEVER,
+    categories=NEVER,
 )
 BUDGETED: Final = Releases(
     labels=PRIVATE,
@@ -565,6 +571,7 @@ BUDGETED: Final = Releases(
     regions=0,
     factors=NEVER,
     covariance=NEVER,
+    categories=NEVER,
     bins=0,
 )
 """What a policy without, and with, an ``epsilon`` lets leave if it does not say."""
@@ -581,6 +588,7 @@ MISSING: Final = Policy(
         factors=NEVER,
         bins=0,
         covariance=NEVER,
+        categories=NEVER,
     ),
     sees_regions=False,
 )

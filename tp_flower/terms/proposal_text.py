@@ -27,6 +27,12 @@ from tp_flower.terms.fragment_text import fragment_text, printable
 
 # of a site's public key, to be compared with the one in allowed-keys
 KEY_DIGITS: Final = 16
+# what no setting of a run decides
+_BY_POLICY: Final = (
+    "where a policy of yours has coefficients = true, the report shows coefficients "
+    'of the table, or gains of trees; with releases.categories = "clear" the texts of '
+    "their categories, too"
+)
 _INDENT = "  "
 _WIDTH = 100
 
@@ -264,6 +270,8 @@ def _meaning(
                 f"{name} tells the sites of {takers}, sealed, at which times each of "
                 "its keys has rows: by name the keys that they have or guess"
             )
+    if settings.method.joins and settings.mode not in (PREDICT, EVALUATE):
+        yield _BY_POLICY
 
 
 def _takers_of_cutoffs(alias: str, fragments: Iterable[Fragment]) -> str:

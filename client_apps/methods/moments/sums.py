@@ -14,6 +14,7 @@ import numpy as np
 
 from client_apps.data.features import forget
 from client_apps.data.run_store import Entry
+from client_apps.handlers.column_names import keep_names
 from client_apps.handlers.encoding import fitted_encoder
 from client_apps.methods.moments.shards import (
     JoinedShard,
@@ -308,6 +309,7 @@ def _padded(
         [PASS_NAMES[of_pass] for of_pass in shard.passes],
         _Noise(shard, request.bits, releaser).add,
     )
+    keep_names(site, number, shard.encoder, shard.extracted, rows[:trained])
     forget(site.store, number)
     counts = counted.multiplicity[shard.passes.index(TRAINED), :trained]
     data = ShardData(

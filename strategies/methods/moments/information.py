@@ -21,7 +21,7 @@ Entry ``inference`` of `report.json`::
 """
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
@@ -386,6 +386,7 @@ class Errors:
     note: str = ""
     approximated: float = 0.0
     coefficients: Mapping[str, FloatArray] = field(default_factory=dict)
+    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -394,12 +395,12 @@ class Errors:
 
     def of_outcome(self, outcome: Outcome) -> "Errors":
         """Return them beside the coefficients that the sites have shown."""
-        return replace(self, coefficients=outcome.coefficients)
+        return replace(self, coefficients=outcome.coefficients, names=outcome.names)
 
     @cached_property
     def columns(self) -> FeatureColumns:
         """The features' columns, in the order of the tables."""
-        return feature_columns(self.problem)
+        return feature_columns(self.problem, self.names)
 
     @cached_property
     def estimates(self) -> FloatArray:

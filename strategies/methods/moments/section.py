@@ -55,6 +55,7 @@ NO_ERRORS: Final = {
     "noise": "No standard errors: they would not count the noise. Its deviation stands "
     "beside each coefficient.",
 }
+NO_NAMES: Final[Mapping[str, Sequence[str]]] = {}
 PASSES: Final = {TRAIN: "train", VALIDATION: "validation", TEST: "test"}
 
 
@@ -114,10 +115,15 @@ def errors_note(
     return " ".join(notes)
 
 
-def feature_columns(problem: TrainingProblem) -> questions.FeatureColumns:
-    """Return the columns of the features, in the order of the tables."""
+def feature_columns(
+    problem: TrainingProblem, shown: Mapping[str, Sequence[str]] = NO_NAMES
+) -> questions.FeatureColumns:
+    """Return the columns of the features, in the order of the tables.
+
+    ``shown`` are the names of those that sites show, by table.
+    """
     return questions.FeatureColumns(
-        {name: problem.encoders[name] for name in problem.tables}
+        {name: problem.encoders[name] for name in problem.tables}, shown
     )
 
 

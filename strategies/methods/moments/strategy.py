@@ -82,6 +82,7 @@ from tp_flower.methods.moments.penalties import (
     fit_path,
     violation,
 )
+from tp_flower.methods.moments.questions import FeatureColumns
 from tp_flower.methods.moments.solve import JoinedMoments, Solution
 from tp_flower.methods.moments.terms import (
     TRAINED,
@@ -417,7 +418,6 @@ class Moments(JoinMethod):
                 has_classes=bool(self._classes),
             )
             self.run.warn(*self._noise.warnings())
-        self._section = self._report_section(problem)
         parts = {
             part.number: SolvedPart(parameters=block.ravel())
             for name, block in rows_by_table(
@@ -484,6 +484,8 @@ class Moments(JoinMethod):
         }
         weight = int(self.moments[TRAINED].joined_rows)
         outcome = self.read_outcome(replies, problem, weight)
+        columns = feature_columns(problem, outcome.names)
+        self._section = self._report_section(problem, columns)
         return replace(
             outcome,
             statistics=self._statistics(problem),
@@ -496,9 +498,10 @@ class Moments(JoinMethod):
             return report
         return replace(report, sections={"moments": self._section})
 
-    def _report_section(self, problem: TrainingProblem) -> dict[str, object]:
+    def _report_section(
+        self, problem: TrainingProblem, columns: FeatureColumns
+    ) -> dict[str, object]:
         """Return what the moments tell besides the model."""
-        columns = feature_columns(problem)
         label_table = self._counts.joined.bound.label_table
         repeats = int(problem.fan_out[label_table].max(initial=0))
         labels = label_names(problem.classes, len(self.moments[TRAINED].labels))

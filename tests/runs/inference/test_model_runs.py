@@ -230,14 +230,24 @@ def test_names_that_could_be_paths_keep_no_model(tmp_path, name, version, match)
     assert not list(tmp_path.rglob("part-*"))
 
 
-def outcome_of(strategy, arrays):
-    """The outcome of a run whose last reply from the shop has these arrays."""
+def outcome_of(strategy, arrays, **names):
+    """The outcome of a run whose last reply has these arrays, and names, by part."""
     federation = strategy.training_problem
-    request = ask(FinishRequest(), federation.parts[:1])
-    shop = federation.parts[0].node
-    header = {"round": 9, "seconds": 0.0, "ledger": [], "parts": [{"id": 0}]}
-    reply = Message(pack(Packet(header, arrays)), shop, "query.finish")
-    collected = collect_replies(request, [(shop, reply)], {shop: "shop"})
+    asked = [0, *(int(number.removeprefix("of_")) for number in names)]
+    parts = [part for part in federation.parts if part.number in asked]
+    request = ask(FinishRequest(), parts)
+    replies = []
+    for node in dict.fromkeys(part.node for part in parts):
+        own = [part.number for part in parts if part.node == node]
+        listed = [
+            {"id": number, "names": names.get(f"of_{number}", [])} for number in own
+        ]
+        header = {"round": 9, "seconds": 0.0, "ledger": [], "parts": listed}
+        sent = {key: array for key, array in arrays.items() if key[0] in own}
+        content = pack(Packet(header, sent))
+        replies.append((node, Message(content, node, "query.finish")))
+    where = {part.node: part.site for part in parts}
+    collected = collect_replies(request, replies, where)
     return strategy.method.outcome_of(Replies.of(collected.answers), federation)
 
 
@@ -261,6 +271,41 @@ def test_coefficients_that_are_none_are_refused(trained, array, match):
         outcome_of(trained[1], {(0, "coefficients"): array})
 
 
+OF_C = np.zeros((3, 1))
+"""Coefficients of the customers' three columns."""
+TOLD = {(1, "coefficients"): OF_C, (2, "coefficients"): OF_C}
+NAMED = ["age", "kind=g", ""]
+
+
+def test_a_column_has_the_name_of_whichever_shard_knows_it(trained):
+    told = {"of_1": NAMED, "of_2": ["age", "", "kind=s"]}
+    found = outcome_of(trained[1], TOLD, **told)
+    assert found.names["c"] == ("age", "kind=g", "kind=s")
+    assert outcome_of(trained[1], TOLD, of_1=NAMED).names["c"][2] == "kind[1]"
+    # the text of one shard may be what another calls its missing values
+    like = outcome_of(trained[1], TOLD, of_1=["age", "x", ""], of_2=["age", "", "x"])
+    assert like.names["c"] == ("age", "kind[0]", "kind[1]")
+
+
+@pytest.mark.parametrize(
+    ("names", "match"),
+    [
+        ({"of_1": NAMED[:2]}, "'us' .*sent 2 names of 3 columns"),
+        ({"of_1": ["age", "kind=\u202eg", ""]}, "'us' .*is not printable"),
+        ({"of_1": ["age", "x" * 201, ""]}, "'us'.*names"),
+        ({"of_0": ["price"]}, "'shop' .*without their coefficients"),
+        (
+            {"of_1": NAMED, "of_2": ["age", "kind=s", ""]},
+            r"'uk' .*another name of column kind\[0\] than site 'us'",
+        ),
+    ],
+    ids=["count", "invisible", "long", "hidden", "disagree"],
+)
+def test_names_that_no_table_can_show_are_refused(trained, names, match):
+    with pytest.raises(ReplyError, match=match):
+        outcome_of(trained[1], TOLD, **names)
+
+
 def shown_by(grid) -> set[int]:
     sent = grid.arrays("query.finish", replies=True)
     return {number for number, name in sent if name == "coefficients"}
@@ -276,11 +321,40 @@ def test_coefficients_leave_where_the_policy_says_so_and_are_noted(tmp_path):
     assert [own["value"] for own in shown] == pytest.approx(saved.parameters.tolist())
     names = strategy.training_problem.encoders["c"].names
     assert tuple(own["feature"] for own in shown) == names
-    # categories go by their keyed hash
-    assert not any("kind = g" in name or "kind = s" in name for name in names)
+    # what categories are called stays at the sites
+    assert set(names) == {"age", "kind[0]", "kind[1]", "kind[2]"}
+    sent = grid.sent("query.finish", replies=True)
+    assert not any("kind=" in str(seen.header) for seen in sent)
     totals = report["privacy"]["totals"]
     told = {own["site"] for own in totals if "coefficients" in own["uncovered"]}
     assert told == {"us", "uk"}
+
+
+def test_categories_are_named_by_those_who_have_enough_of_them(tmp_path):
+    """The customers are four of kind g and one of kind s at one site, three s next."""
+    rules = "coefficients = true\nmin-count = {}\nreleases.categories = 'clear'"
+    named = {}
+    for least in (2, 4):
+        folder = tmp_path / str(least)
+        folder.mkdir()
+        strategy, grid = run(folder, policy=rules.format(least))
+        report = report_dict(strategy.report)
+        named[least] = {own["feature"] for own in report["coefficients"]["c"]}
+        told = {
+            part["id"]: {*part["names"], *part.get("categories", ())}
+            for seen in grid.sent("query.finish", replies=True)
+            for part in seen.header["parts"]
+        }
+        assert told[1] == {"age", "kind=g", ""}
+        assert told[2] == {"age", "kind=s" if least == 2 else "", ""}
+        totals = report["privacy"]["totals"]
+        noted = {own["site"] for own in totals if "categories" in own["uncovered"]}
+        assert noted == ({"us", "uk"} if least == 2 else {"us"})
+    # the last column is of the others, of whom there are none
+    assert named[2] == {"age", "kind=g", "kind=s", "kind[2]"}
+    assert named[4] == {"age", "kind=g", "kind[1]"}
+    # nothing but the report has them
+    assert "kind=g" not in str(make_manifest(strategy))
 
 
 def test_coefficients_of_the_label_table_have_its_intercept(tmp_path):

@@ -57,7 +57,8 @@ RULES = (
 STRICT = {
     "orders": 'columns = ["price", "day", "cust", "item", "friend"]\nlabels = ["qty"]\n'
     f"most-unmatched = 0\n{RULES}",
-    "customers": f"most-unmatched = 0\n{RULES}",
+    "customers": "coefficients = true\nmost-unmatched = 0\n"
+    + RULES.replace(" }", ', categories = "clear" }'),
     "items": f"most-unmatched = 0\n{RULES}",
 }
 RANKED = {**STRICT, "orders": f"{STRICT['orders']}\ncover = 1\nscores-per-rank = 0.5"}

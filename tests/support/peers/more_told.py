@@ -44,6 +44,8 @@ OF_THE_MODEL = {"mean-curvature", "largest-curvature", "score-sums", "coefficien
 """Sums over rows, none of which counts for most, at whatever model the server's steps
 make; and rows that are drawn at random."""
 
+CATEGORIES = "categories"
+
 Joined = set[frozenset[Row]]
 
 
@@ -187,6 +189,9 @@ def _facts(record: Record) -> dict[tuple[Any, ...], Any]:
             facts |= {
                 (*where, own["id"], name): own[name] for name in own.keys() - {"id"}
             }
+            if CATEGORIES in own:
+                # their columns are in the order of hashes under a new key
+                facts[(*where, own["id"], CATEGORIES)] = sorted(own[CATEGORIES])
         for (part, name), array in packet.arrays.items():
             facts[(*where, part, name)] = array
     return facts

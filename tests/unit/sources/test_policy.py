@@ -75,6 +75,7 @@ def test_a_policy_with_every_key(tmp_path):
             regions=7,
             factors="never",
             covariance="never",
+            categories="never",
             cutoffs="partner",
             bins=16,
         ),
@@ -122,6 +123,7 @@ def test_a_policy_allows_nothing_that_it_does_not_mention(tmp_path, policy):
             regions=0,
             factors="never",
             covariance="never",
+            categories="never",
             bins=0,
         ),
     )
@@ -189,7 +191,7 @@ def test_a_shards_keys_win_over_its_tables(tmp_path):
     assert first.policy.columns == second.policy.columns == ("a",)
     levels = ("private", "never", "never")
     rest = {"moments": "private", "regions": 0, "factors": "never", "bins": 8}
-    rest["covariance"] = "never"
+    rest |= {"covariance": "never", "categories": "never"}
     assert first.policy.releases == Releases(*levels, "never", **rest)
     assert second.policy.releases == Releases(*levels, "clear", **rest)
     assert third.policy == fourth.policy == Policy()

@@ -9,7 +9,7 @@ Notation:
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, pairwise
 from typing import Final, NamedTuple
@@ -31,9 +31,11 @@ class FeatureColumns:
 
     Attributes:
         tables: what each table's encoder makes.
+        shown: by table, the names of its columns, where its sites show them.
     """
 
     tables: Mapping[str, EncodedColumns]
+    shown: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @cached_property
     def by_feature(self) -> dict[str, IndexArray]:
@@ -60,7 +62,7 @@ class FeatureColumns:
         return [
             f"{table}.{name}"
             for table, columns in self.tables.items()
-            for name in columns.names
+            for name in self.shown.get(table, columns.names)
         ]
 
 
