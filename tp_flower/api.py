@@ -251,7 +251,9 @@ class FittedModel(Result):
         ``coefficient``, of boosted trees ``gain``. That of a standardised number is per
         standard deviation. Tables whose policies hide their coefficients have no rows.
         A regression by strategy "moments" without l1 adds ``standard_error``, ``t``,
-        ``p``, and ``low`` and ``high``, the ends of the interval of 95 %.
+        ``p``, and ``low`` and ``high``, the ends of the interval of 95 %. With noise
+        ``t`` is ``z``, and all are those of ``unshrunk``; ``noise`` is the deviation
+        that noise alone gives the coefficient.
 
         Raises:
             ModelError: there are none; it says which setting or policy hides them.

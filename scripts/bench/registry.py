@@ -16,6 +16,7 @@ from scripts.bench.suites.convergence import (
     measure_optimum,
 )
 from scripts.bench.suites.coreset import measure_coreset
+from scripts.bench.suites.coverage import measure_coverage
 from scripts.bench.suites.encode import measure_encode
 from scripts.bench.suites.joined import measure_joined
 from scripts.bench.suites.materialised import measure_centralized, measure_speed
@@ -39,6 +40,7 @@ SUITES: Mapping[str, Callable[[Options], Outcome]] = {
     "memory": measure_memory,
     "privacy": measure_privacy,
     "moments": measure_moments,
+    "coverage": measure_coverage,
     "labels": measure_labels,
     "movielens": measure_movielens,
     "linearity": measure_linearity,

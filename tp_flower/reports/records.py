@@ -39,7 +39,7 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
               gains of trees, as far as the policies of the sites allow, which also
               decide whether a feature is called by its category's text; strategy
               "moments", and `standard-errors`, add {standard-error, t or z, p, low,
-              high}
+              high}; moments with noise {noise}, and {unshrunk}, whose errors they are
     baseline  {train: {metric: value}, test: ..}   of the mean of the training labels,
               or of the frequencies of their classes. Left out where labels have noise:
     classes   {class: {train: rows, test: rows}}

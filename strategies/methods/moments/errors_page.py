@@ -10,6 +10,7 @@ from tp_flower.reports import blocks, console
 MOST_ROWS: Final = 16
 RATIOS: Final = ("t", "z")
 ENDS: Final = ("low", "high")
+UNSHRUNK: Final = "unshrunk"
 SHOWN: Final = {**dict.fromkeys(RATIOS, "{:.2f}".format), "p": "{:.3g}".format}
 HEADS: Final = {"standard-error": "error"}
 
@@ -44,7 +45,7 @@ def coefficients(report: blocks.Record, note: str) -> blocks.Blocks:
     largest = sorted(entries, key=_significance, reverse=True)[:MOST_ROWS]
     title = "Coefficients and their standard errors"
     if is_noisy:
-        title = "Coefficients and the deviations that noise gives them"
+        title = "Coefficients and what noise does to them"
     ratio = report.at("inference").text("ratio")
     columns = _columns(largest, "column", "feature", ratio)
     yield blocks.tabulate(title, largest, columns, note)
@@ -60,8 +61,11 @@ def _columns(
     """
     is_noisy = any("noise" in entry.content for entry in entries)
     ratios = [name for name in RATIOS if any(name in e.content for e in entries)]
-    statistics = ["noise"] if is_noisy else ["standard-error", *ratios, "p"]
-    if not (is_noisy or ratio):
+    statistics = ["standard-error", *ratios, "p"]
+    if is_noisy:
+        has_errors = any(UNSHRUNK in entry.content for entry in entries)
+        statistics = ["noise", *([UNSHRUNK, *statistics] if has_errors else [])]
+    if not ratio and "p" in statistics:
         statistics += ENDS
     show = console.value_format(
         entry.number(name) for entry in entries for name in ("value", statistics[0])
@@ -101,6 +105,8 @@ def _forest(entries: Sequence[blocks.Record], ratio: str) -> blocks.Figure | Non
 def _ends(entry: blocks.Record) -> tuple[float, float, float] | None:
     numbers = [entry.number(name) for name in ("value", *ENDS)]
     value, low, high = numbers
+    if (unshrunk := entry.number(UNSHRUNK)) is not None:
+        value = unshrunk
     if value is None or low is None or high is None:
         return None
     return value, low, high

@@ -52,10 +52,20 @@ NO_ERRORS: Final = {
     "lasso": "No standard errors: a lasso chooses its columns by the same labels.",
     "rows": "No standard errors: the rows leave no degree of freedom.",
     "weights": "No standard errors: what a weight says of a row's variance is unknown.",
-    "noise": "No standard errors: they would not count the noise. Its deviation stands "
-    "beside each coefficient.",
+    "noise": "No standard errors: noise hides how some columns vary beside the others. "
+    "One category less of each feature, or a higher privacy.epsilon, may leave some.",
 }
 NO_NAMES: Final[Mapping[str, Sequence[str]]] = {}
+NOISE_ALONE: Final = (
+    "The deviation beside each coefficient is what noise alone gives it, around a mean "
+    "that the ridge against noise has drawn towards 0."
+)
+NOISY: Final = (
+    "Standard errors and intervals count both the joined rows, as independent ones, "
+    "and the noise. They are those of 'unshrunk', the coefficients without the ridge "
+    "against noise that draws the model's own towards 0, and of rows and labels as "
+    "they are clipped."
+)
 PASSES: Final = {TRAIN: "train", VALIDATION: "validation", TEST: "test"}
 
 
@@ -97,17 +107,18 @@ def errors_note(
         is_noisy: whether the moments have noise.
         is_weighted: whether joined rows have weights.
     """
-    if is_noisy:
-        return NO_ERRORS["noise"]
+    reason = ""
     if is_weighted:
-        return NO_ERRORS["weights"]
-    if problem.classes:
-        return NO_ERRORS["classes"]
-    if inference is None:
-        return NO_ERRORS["lasso"]
-    if inference.freedom <= 0.0:
-        return NO_ERRORS["rows"]
-    notes = [ERRORS.format(inference.freedom)]
+        reason = "weights"
+    elif problem.classes:
+        reason = "classes"
+    elif inference is None:
+        reason = "noise" if is_noisy else "lasso"
+    elif inference.freedom <= 0.0:
+        reason = "rows"
+    if reason or inference is None:
+        return NO_ERRORS[reason] + (f" {NOISE_ALONE}" if is_noisy else "")
+    notes = [f"{NOISY} {NOISE_ALONE}" if is_noisy else ERRORS.format(inference.freedom)]
     if fit.penalty.l2:
         notes.append(CONDITIONAL)
     if repeats > 1:

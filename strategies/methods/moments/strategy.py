@@ -65,7 +65,7 @@ from strategies.training.trend import CONVERGED
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import QueryError, ReplyError
 from tp_flower.learning.models.local_model import LINEAR
-from tp_flower.methods.moments.inference import Inference
+from tp_flower.methods.moments.inference import Inference, NoisyFit
 from tp_flower.methods.moments.messages import (
     TRAIN_MOMENTS,
     TRAIN_SOLUTION,
@@ -118,6 +118,7 @@ class Moments(JoinMethod):
     _path: Sequence[Fit] = ()
     _fit: Fit
     _inference: Inference | None = None
+    _unshrunk: Solution | None = None
     _noise: NoiseEffect | None = None
     _section: Mapping[str, object] | None = None
 
@@ -408,8 +409,8 @@ class Moments(JoinMethod):
         solution = fit.solution
         if problem.classes:
             solution = trained.discriminant(fit.penalty.l2)
-        elif not (asked.l1 or self._is_weighted or self._is_noisy):
-            self._inference = Inference.of_squares(trained, fit)
+        elif not (asked.l1 or self._is_weighted):
+            self._estimate_errors(fit)
         if self._is_noisy:
             self._noise = NoiseEffect.of(
                 self.moments,
@@ -439,6 +440,15 @@ class Moments(JoinMethod):
             )
         )
 
+    def _estimate_errors(self, fit: Fit) -> None:
+        """Keep the inference of a regression, and what it is of."""
+        trained = self.moments[TRAINED]
+        if not self._is_noisy:
+            self._inference = Inference.of_squares(trained, fit)
+        elif noisy := NoisyFit.of(trained, fit.penalty.l2):
+            self._inference = noisy.inference
+            self._unshrunk = noisy.solution
+
     def _choose(self, asked: Penalty) -> Fit:
         """Return the fit asked for, or of lowest validation loss if rows validate."""
         if VALIDATION in self.moments:
@@ -464,14 +474,22 @@ class Moments(JoinMethod):
 
     def _statistics(self, problem: TrainingProblem) -> dict[str, dict[str, FloatArray]]:
         """Return statistics of every table's coefficients, (d_t [+ 1], d_c) by name."""
+        blocks: dict[str, dict[str, FloatArray]] = {name: {} for name in problem.tables}
+        solution = self._fit.solution
         if self._noise is not None:
             deviations = np.vstack(self._noise.coefficients)
-            by_table = rows_by_table(problem, deviations)
-            return {table: {"noise": block} for table, block in by_table.items()}
+            for table, block in rows_by_table(problem, deviations).items():
+                blocks[table]["noise"] = block
         if self._inference is None:
-            return {}
-        estimates = self._parameters(problem, self._fit.solution)[:, 0]
-        return statistics_by_table(problem, self._inference, estimates)
+            return blocks
+        if self._unshrunk is not None:
+            solution = self._unshrunk
+            unshrunk = self._parameters(problem, solution)
+            for table, block in rows_by_table(problem, unshrunk).items():
+                blocks[table]["unshrunk"] = block
+        estimates = self._parameters(problem, solution)[:, 0]
+        found = statistics_by_table(problem, self._inference, estimates)
+        return {table: {**own, **found[table]} for table, own in blocks.items()}
 
     def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
         """Return the outcome of the sites' replies, compared with the mean label."""

@@ -89,6 +89,17 @@ def test_hardly_any_noise_changes_hardly_anything(label, private):
         model.coefficients.set_index(keys)["coefficient"] for model in (noisy, exact)
     )
     np.testing.assert_allclose(found, expected[found.index], atol=2e-3)
+    statistics = ["standard_error", "low", "high"]
+    if label == "o.qty":
+        of_numbers = noisy.coefficients.set_index(keys)[statistics]
+        ours = exact.coefficients.set_index(keys)[statistics].loc[of_numbers.index]
+        # normal quantiles in place of those of t
+        np.testing.assert_allclose(of_numbers, ours, rtol=1e-2, atol=2e-3)
+        assert "count both the joined rows" in noisy.report["moments"]["errors"]
+        assert "unshrunk" in noisy.text()
+    else:
+        assert "a discriminant is no" in noisy.report["moments"]["errors"]
+        assert "noise alone gives it" in noisy.text()
     low, high = noisy.report["moments"]["noise"]["test"]["loss"]
     assert low <= noisy.report["final"]["test"]["loss"] <= high < low + 1e-3
 

@@ -169,6 +169,22 @@ class JoinedMoments:
         noise = self._unclipped(upper + np.triu(upper, 1).T, self.label_unit)
         return replace(self, matrix=self.matrix + noise)
 
+    def noise_along(self, combination: FloatArray) -> FloatArray:
+        """Return the covariance (D, D) of the noise on S v, for a combination v (D,).
+
+        Rows and columns of the label are not in its own unit.
+        """
+        if self.deviations is None:
+            return np.zeros_like(self.matrix)
+        along = combination.copy()
+        along[self.intercept] += self.label_unit.middle * combination[self.labels].sum()
+        along[self.labels] *= self.label_unit.half
+        variances = self.deviations**2
+        # a moment of two columns is in two rows of S
+        covariance: FloatArray = variances * np.outer(along, along)
+        np.fill_diagonal(covariance, variances @ along**2)
+        return covariance
+
     @property
     def noise_ridge(self) -> FloatArray:
         """The ridge on each feature, (d,), that keeps noise from taking over.
