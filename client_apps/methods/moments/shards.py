@@ -23,6 +23,7 @@ from tp_flower.extraction.extracted import ExtractedShard, KeyColumn
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.methods.moments.columns import TableColumns
 from tp_flower.methods.moments.counts import CountedRows, EdgeRows
+from tp_flower.methods.moments.describe.settings import described
 from tp_flower.methods.moments.exchange import (
     EdgeSecret,
     RowWords,
@@ -209,9 +210,18 @@ class JoinedShard(ABC):
         if not fits(second_moments, bits, len(self.shards)).all():
             raise SiteError(
                 f"table {self.table}: a column has no scale, and its moments are out "
-                "of range: encode numbers as 'standard', or divide the label in the "
-                "query"
+                f"of range: {self.scale_advice}"
             )
+
+    @property
+    def scale_advice(self) -> str:
+        """What gives columns a scale."""
+        if described(self.site.terms.settings):
+            return (
+                "declare the ranges of the table's numbers, encoders = "
+                f"'{self.table}.<column>=range(<low>, <high>)'"
+            )
+        return "encode numbers as 'standard', or divide the label in the query"
 
     def padded(
         self, summed: SummedShard, names: Sequence[str], add_noise: AddNoise
