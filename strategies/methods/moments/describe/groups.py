@@ -78,7 +78,9 @@ class DescribedRows:
 
     def unit(self, positions: IndexArray) -> FloatArray:
         """Return columns of the moments, each as a combination of all, (D, m)."""
-        return np.eye(len(self.moments.matrix))[:, positions]
+        columns = np.zeros((len(self.moments.matrix), len(positions)))
+        columns[positions, np.arange(len(positions))] = 1.0
+        return columns
 
     def columns_of(self, feature: str) -> IndexArray:
         """Return the positions of a feature's columns; none of one without values."""
@@ -86,7 +88,7 @@ class DescribedRows:
 
     def sums(self, columns: FloatArray, groups: FloatArray) -> FloatArray:
         """Return the sums of columns (D, m) over the rows of groups (D, c), (m, c)."""
-        sums: FloatArray = columns.T @ self.moments.matrix @ groups
+        sums: FloatArray = columns.T @ (self.moments.matrix @ groups)
         return sums
 
     def counts(self, columns: FloatArray, groups: FloatArray) -> IntArray:
