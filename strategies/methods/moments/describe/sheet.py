@@ -95,7 +95,11 @@ class CurveSheet:
 
     def _by_interval(self, name: str) -> IntArray:
         """Return the rows of groups by interval, (g, m + 2), the invalid first."""
-        feature = next(f for f in self.rows.specs if f.endswith(f".{name}"))
+        feature = next(
+            feature
+            for feature in self.rows.specs
+            if feature.endswith(f".{name}") and feature != self.rows.group
+        )
         positions = self.rows.columns_of(feature)
         groups = self.rows.groups.columns
         if not len(positions):

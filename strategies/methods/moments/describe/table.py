@@ -29,9 +29,9 @@ HIDDEN: Final = (
     "what is of such rows; a variable with a hidden cell has no test."
 )
 IMPRECISE: Final = (
-    "{0}: its deviation is small beside its mean, and right to about {1:.0%}: declare "
-    "its range, encoders = '{0}=range(<low>, <high>)', or subtract a constant in the "
-    "query."
+    "{0}: its deviation is small beside its mean, and {1}: unless it is constant, "
+    "declare its range, encoders = '{0}=range(<low>, <high>)', or subtract a constant "
+    "in the query."
 )
 NO_RATE: Final = (
     "No rate of events: {} joined rows have no time, or do not say whether they have "
@@ -121,7 +121,12 @@ class TableOne:
         if self.rows.specs[feature].present:
             present = self.rows.unit(positions[-1:])
             counts = self.rows.count(present, self._groups)
-        return counts, figures.spread_of(counts, sums, squares)
+        rounding = self._rounding(feature)
+        return counts, figures.spread_of(counts, sums, squares, rounding)
+
+    def _rounding(self, feature: str) -> float:
+        is_sharded = feature.partition(".")[0] in self.sharded
+        return figures.rounding(self.rows.joined_rows, is_sharded=is_sharded)
 
     def _number(self, feature: str) -> Entry:
         """Return the entry of a number."""
@@ -227,13 +232,14 @@ class TableOne:
         if self.least > 1:
             yield HIDDEN.format(self.least)
         for feature in filter(self._is_number, self.rows.specs):
+            # of all rows: in a small group values may be equal
             counts, spread = self._spread(feature)
-            is_sharded = feature.partition(".")[0] in self.sharded
-            rounding = figures.rounding(self.rows.joined_rows, is_sharded=is_sharded)
-            errors = rounding * spread.errors[counts > 1]
-            error = float(errors.max(initial=0.0))
-            if figures.NOTABLE < error < np.inf:
-                yield IMPRECISE.format(feature, error)
+            error = float(spread.errors[0])
+            if error > figures.NOTABLE and counts[0] > 1 and spread.means[0]:
+                known = f"right to about {error:.0%}"
+                if np.isinf(error):
+                    known = "nothing but rounding is left of it"
+                yield IMPRECISE.format(feature, known)
         if self.times is not None and (missing := self._without(*self.times)):
             yield NO_RATE.format(missing if missing >= self.least else "some")
 

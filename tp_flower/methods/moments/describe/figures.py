@@ -45,13 +45,23 @@ class Spread(NamedTuple):
     errors: FloatArray
 
 
-def spread_of(counts: IntArray, sums: FloatArray, squares: FloatArray) -> Spread:
-    """Return means and deviations of groups, from their sums."""
+def spread_of(
+    counts: IntArray, sums: FloatArray, squares: FloatArray, rounding: float = 0.0
+) -> Spread:
+    """Return means and deviations of groups, from their sums.
+
+    Args:
+        counts: rows with a value.
+        sums: of the values.
+        squares: sums of their squares.
+        rounding: of a sum, relative; a deviation that may be nothing else is 0.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         means = sums / counts
         within = np.maximum(squares - counts * means**2, 0.0)
+        within[within <= rounding * squares] = 0.0
         deviations = np.sqrt(np.where(counts > 1, within / (counts - 1), np.nan))
-        errors = 0.5 * squares / within
+        errors = 0.5 * rounding * squares / within
     return Spread(means, deviations, np.where(within > 0.0, errors, np.inf))
 
 
