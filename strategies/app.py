@@ -88,8 +88,8 @@ def act(
     if settings.mode in (PREDICT, EVALUATE):
         report, predictions = use_model(settings, on_round, grid, folder)
         return CompletedRun(report, folder, predictions=predictions)
-    has_label = STRATEGIES[settings.method_name].method_type.has_label
-    query = Query.from_sql(choose_sql(settings), needs_label=has_label)
+    method = STRATEGIES[settings.method_name].method_type
+    query = method.parse(choose_sql(settings), settings)
     if settings.mode == EXPLAIN:
         return explain(query, settings, on_round, grid, folder)
     return train(query, settings, on_round, grid, folder)
@@ -122,10 +122,13 @@ def train(
         raise
     content = report_dict(strategy.report)
     write_json(content, folder)
-    manifest = make_manifest(strategy)
-    write_manifest(home_folder(), manifest)
+    model = ""
+    if strategy.method.saves_model:
+        manifest = make_manifest(strategy)
+        write_manifest(home_folder(), manifest)
+        model = str(manifest.model)
     strategy.session.end()
-    return CompletedRun(content, folder, model=str(manifest.model))
+    return CompletedRun(content, folder, model=model)
 
 
 def page_line(folder: Path) -> str:

@@ -34,7 +34,6 @@ from strategies.setup.joined_rows import encoder_choices
 from tp_flower.errors import ModelError, SettingsError
 from tp_flower.model_names import ModelVersion, delete_version, versions_in
 from tp_flower.node_config import NUM_PARTITIONS, PARTITION_ID, STATE_DIR, state_dir
-from tp_flower.query import Query
 from tp_flower.reports.console import format_count, format_value, name_table, text_table
 from tp_flower.reports.records import COMPLETED, REPORT_LINE, write_whole
 from tp_flower.settings import Settings
@@ -167,9 +166,7 @@ def run_through_flower(
 def check(settings: Settings, client_app: ClientApp) -> str:
     """Check that settings, query and tables fit together; return a line about them."""
     strategy = STRATEGIES[settings.method_name]
-    query = Query.from_sql(
-        choose_sql(settings), needs_label=strategy.method_type.has_label
-    )
+    query = strategy.method_type.parse(choose_sql(settings), settings)
     with silence_log(), closing(in_process_grid(settings, client_app)) as grid:
         session = Session.begin(grid, query, settings.with_fields(output_dir=""))
         session.abandon()

@@ -229,7 +229,13 @@ class FittedModel(Result):
 
     @property
     def name(self) -> str:
-        """Name and version of the model, ``name@version``."""
+        """Name and version of the model, ``name@version``.
+
+        Raises:
+            ModelError: the run has described its rows, and saved none.
+        """
+        if not self._completed.model:
+            raise ModelError("the run describes joined rows, and has saved no model")
         return self._completed.model
 
     @property
@@ -348,6 +354,8 @@ class FittedModel(Result):
         from rich.console import Group
         from rich.text import Text
 
+        if not self._completed.model:
+            return super().view(full=full)
         return Group(super().view(full=full), Text(f"Model: {self.name}"))
 
     def _use(
@@ -404,6 +412,8 @@ class FittedModel(Result):
         return model.name if others and is_latest else self.name
 
     def _next_line(self) -> str:
+        if not self._completed.model:
+            return self.hint
         if not self._has_parts:
             return f"{self.name}, whose parts stay at its sites"
         if self._workspace.temporary is None:

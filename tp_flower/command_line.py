@@ -29,6 +29,14 @@ CONSOLE_WIDTH: Final = 120
 RELEASES: Final = (
     "This trains by strategy moments: every site's ledger will have its second moments."
 )
+DESCRIBES: Final = (
+    "No model is trained: every site's ledger will have its second moments."
+)
+ALL_ROWS: Final[Mapping[str, object]] = {
+    "test-fraction": 0.0,
+    "test-split": "random",
+    "validation-fraction": 0.0,
+}
 MODES: Final[Mapping[str, str]] = {
     "explain": (
         "Say how the query would be joined, what training would cost, and who learns "
@@ -56,6 +64,10 @@ StateDir = Annotated[
         metavar="DIR",
         help="What the SuperNode's node config has as state-dir.",
     ),
+]
+GroupBy = Annotated[
+    str,
+    typer.Option("--by", metavar="COLUMN", help="The column of groups, c.segment."),
 ]
 Full = Annotated[bool, typer.Option("--full", help="Print all of an explanation.")]
 SiteTables = Annotated[
@@ -120,7 +132,7 @@ def show(view: RenderableType) -> None:
     Console(width=CONSOLE_WIDTH, highlight=False).print(view)
 
 
-def read_settings(file: Path | None, overrides: list[str] | None, **fixed: str) -> Any:
+def read_settings(file: Path | None, overrides: list[str] | None, **fixed: Any) -> Any:
     """Return the settings of a file and of single overrides, checked."""
     from tp_flower.settings import Settings
     from tp_flower.settings.run_config import read_run_config
@@ -173,6 +185,60 @@ def moments(file: File = None, overrides: Overrides = None) -> None:
     model = api.run(settings, announce=api.print_line)
     show(JoinAnswers(model).view())
     typer.echo(report_line(model.folder / REPORT_FILE))
+
+
+def _describe(
+    file: Path | None, overrides: list[str] | None, fixed: Mapping[str, str]
+) -> None:
+    """Run settings that describe the joined rows, and print what they describe."""
+    from tp_flower import api
+    from tp_flower.reports.moments import METHOD, JoinAnswers
+    from tp_flower.reports.records import REPORT_FILE, report_line
+    from tp_flower.settings.run import TRAIN
+
+    # what a file holds out for training is described, too
+    named = {text.partition("=")[0].strip() for text in overrides or ()}
+    all_rows = {key: value for key, value in ALL_ROWS.items() if key not in named}
+    settings = read_settings(
+        file, overrides, mode=TRAIN, strategy=METHOD, **all_rows, **fixed
+    )
+    typer.echo(DESCRIBES)
+    result = api.run(settings, announce=api.print_line)
+    show(JoinAnswers(result).view())
+    typer.echo(report_line(result.folder / REPORT_FILE))
+
+
+@app.command("table-one")
+def table_one(file: File = None, overrides: Overrides = None, by: GroupBy = "") -> None:
+    """Print means, deviations and shares of the query's columns, by group.
+
+    From the second moments of all joined rows, which leave the sites, as their ledgers
+    note. The query needs no label; with AS time and AS event there are rates.
+    """
+    _describe(file, overrides, {"describe": "table-one"} | _by(by))
+
+
+@app.command("kaplan-meier")
+def kaplan_meier(
+    file: File = None,
+    overrides: Overrides = None,
+    by: GroupBy = "",
+    times: Annotated[
+        str, typer.Option(metavar="TIMES", help="The grid of times, '30, 60, 90'.")
+    ] = "",
+) -> None:
+    """Print survival curves by group on a grid of times, and the log-rank test.
+
+    The query has AS time and AS event. The second moments of all joined rows leave the
+    sites, which their ledgers note.
+    """
+    grid = {"curve-times": times} if times else {}
+    _describe(file, overrides, {"describe": "kaplan-meier"} | grid | _by(by))
+
+
+def _by(column: str) -> dict[str, str]:
+    """Return the setting of groups, if the option is given."""
+    return {"group-by": column} if column else {}
 
 
 @app.command()

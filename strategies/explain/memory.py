@@ -137,7 +137,8 @@ def stored_values(encoding: TableEncoding) -> int:
         spec = EncoderSpec.parse(text) if text else None
         kind = spec.kind if spec else ""
         if kind in ONE_HOT:
-            stored += min(count, 1 + bool(spec and spec.indicator))
+            added = 0 if spec is None else spec.indicator + spec.present
+            stored += min(count, 1 + added)
         else:
             stored += min(count, 2) if kind == LEVELS else count
     return stored

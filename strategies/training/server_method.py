@@ -19,7 +19,7 @@ from strategies.setup.problem import PreparedRun
 from strategies.training.bins import FittedTrees
 from strategies.training.outcome import Outcome
 from tp_flower.protocol.inference_messages import FinishPart, FinishRequest
-from tp_flower.query import BoundQuery
+from tp_flower.query import BoundQuery, Query
 from tp_flower.query.lateral_tables import check_no_cutoffs
 from tp_flower.reports.records import RunReport
 from tp_flower.settings import Settings
@@ -34,7 +34,7 @@ class ServerMethod(ABC, Generic[Problem]):
     """The server half of a method, which trains for one run.
 
     Attributes:
-        has_label: whether the query needs a label.
+        has_label: whether it trains by a label.
         steadied_by: advice about a training that diverges and has no learning rate.
         last_parts: what the message that ends the run brings parts, by number.
         joint: the trees that the model has beside its tables; None for none.
@@ -50,6 +50,16 @@ class ServerMethod(ABC, Generic[Problem]):
 
     def __init__(self, run: "TrainingStrategy") -> None:
         self.run = run
+
+    @classmethod
+    def parse(cls, sql: str, _: Settings) -> Query:
+        """Return the query of a run with these settings."""
+        return Query.from_sql(sql, needs_label=cls.has_label)
+
+    @property
+    def saves_model(self) -> bool:
+        """Whether the run ends with a model that predicts."""
+        return True
 
     @property
     def name(self) -> str:

@@ -265,7 +265,7 @@ class TrainingStrategy(RoundStrategy):
         if self.is_cut_short and self.lowest.epoch:
             is_best = self.lowest.is_last
         request = FinishRequest(
-            keep_models=True,
+            keep_models=self.method.saves_model,
             model_name=name,
             model_version=version,
             is_best=is_best,
@@ -320,6 +320,10 @@ class TrainingStrategy(RoundStrategy):
         return ArrayRecord({"base-score": Array(problem.base_score)})
 
     @property
+    def _has_saved(self) -> bool:
+        return self.is_finished and self.method.saves_model
+
+    @property
     def _response_entries(self) -> Mapping[str, object]:
         """The report's entries on what training rows add to the meaning of scores."""
         return {} if self.response is None else self.response.report_entries()
@@ -341,7 +345,7 @@ class TrainingStrategy(RoundStrategy):
             join_steps=problem.join_steps,
             final_train=self.final.train,
             final_test=self.final.test,
-            model=str(self.model) if self.is_finished else "",
+            model=str(self.model) if self._has_saved else "",
             verdict=self.verdict,
             contributions={
                 table: {

@@ -142,13 +142,41 @@ class NumberEncoding(_Encoding, frozen=True, tag="number"):
 
     def _write(self, values: AnyArray, out: columns.Float32Array) -> None:
         is_missing = np.isnan(values)
+        out[:, 0] = self._scaled(values, is_missing)
+        if self.fill is None:
+            out[is_missing, 0] = MISSING
+
+    def _scaled(self, values: AnyArray, is_missing: AnyArray) -> AnyArray:
+        """Return the values (b,) that are written, float64."""
         scaled = np.where(is_missing, self.fill or 0.0, values)
         with np.errstate(over="ignore"):
             scaled -= self.centre
             scaled /= self.scale
-        out[:, 0] = np.clip(scaled, -self.limit, self.limit, out=scaled)
-        if self.fill is None:
-            out[is_missing, 0] = MISSING
+        clipped: AnyArray = np.clip(scaled, -self.limit, self.limit, out=scaled)
+        return clipped
+
+
+class SquareEncoding(NumberEncoding, frozen=True, tag="square"):
+    """One column: the square of what a NumberEncoding writes."""
+
+    @classmethod
+    def of(cls, encoding: NumberEncoding) -> "SquareEncoding":
+        """Return the encoding of the squares of another's column."""
+        return cls(
+            encoding.name,
+            encoding.centre,
+            encoding.scale,
+            encoding.fill,
+            encoding.of_length,
+            encoding.limit,
+        )
+
+    def _names(self) -> Sequence[str]:
+        return (f"{self.name} squared",)
+
+    def _write(self, values: AnyArray, out: columns.Float32Array) -> None:
+        scaled = self._scaled(values, np.isnan(values))
+        out[:, 0] = np.minimum(scaled * scaled, LARGEST)
 
 
 class BinEncoding(_Encoding, frozen=True, tag="bins"):
@@ -242,6 +270,19 @@ class MissingEncoding(_Encoding, frozen=True, tag="missing"):
 
     def _write(self, values: AnyArray, out: columns.Float32Array) -> None:
         out[:, 0] = values
+
+
+class PresentEncoding(MissingEncoding, frozen=True, tag="present"):
+    """One column: 1 where the feature has a value.
+
+    A joined row without a row of the table has a 0 in it, too.
+    """
+
+    def _names(self) -> Sequence[str]:
+        return (f"{self.name} is present",)
+
+    def _values(self, column: columns.FeatureColumn) -> AnyArray:
+        return ~column.is_missing
 
 
 @dataclass(frozen=True)
@@ -400,6 +441,8 @@ class ListedEncoding(_Encoding, frozen=True, tag="listed"):
 HashedEncoding = CategoryEncoding | CodeEncoding | HashEncoding
 FeatureEncoding = (
     NumberEncoding
+    | SquareEncoding
+    | PresentEncoding
     | BinEncoding
     | CyclicEncoding
     | VectorEncoding

@@ -1,7 +1,7 @@
 """Fit a table's encoder to the merged statistics of its shards."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import numpy as np
@@ -14,6 +14,7 @@ from tp_flower.features.statistics import MISSING_HASH, ColumnStatistics
 from tp_flower.keyed_hash import hex_texts
 
 Fitted = encodings.FeatureEncoding | None
+NumberEncoding = encodings.NumberEncoding
 
 ROWS_PER_LEVEL: Final = 100
 """Joined rows, on average, that a number needs to have a column besides the slope."""
@@ -42,13 +43,25 @@ def fit(table: str, statistics: Mapping[str, ColumnStatistics]) -> TableEncoder:
             features.append(encoding)
         if encoding is not None and spec is not None and spec.kind == LEVELS:
             features += _levels(name, column, spec)
-        wants_missing = spec is not None and spec.indicator
-        if wants_missing and (column.is_declared or 0 < column.count < column.rows):
-            features.append(encodings.MissingEncoding(name))
+        if spec is not None:
+            features += _options(name, column, spec, encoding)
     fitted = tuple(
         name for name, column in statistics.items() if not column.is_declared
     )
     return TableEncoder(table, tuple(features), tuple(dropped), fitted)
+
+
+def _options(
+    name: str, column: ColumnStatistics, spec: EncoderSpec, encoding: Fitted
+) -> Iterator[encodings.FeatureEncoding]:
+    """Yield the columns that the options of a spec add."""
+    if spec.squared and isinstance(encoding, NumberEncoding):
+        yield encodings.SquareEncoding.of(encoding)
+    varies = column.is_declared or 0 < column.count < column.rows
+    if spec.indicator and varies:
+        yield encodings.MissingEncoding(name)
+    if spec.present:
+        yield encodings.PresentEncoding(name)
 
 
 def _standard(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
@@ -57,15 +70,13 @@ def _standard(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
         return None
     fill = _fill(column, spec)
     is_length = spec.kind == "length"
-    return encodings.NumberEncoding(
-        name, column.mean, column.deviation, fill, is_length
-    )
+    return NumberEncoding(name, column.mean, column.deviation, fill, is_length)
 
 
 def _min_max(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     if not column.high > column.low:
         return None
-    return encodings.NumberEncoding(
+    return NumberEncoding(
         name, column.low, column.high - column.low, _fill(column, spec)
     )
 
@@ -74,12 +85,14 @@ def _number_or_vector(name: str, column: ColumnStatistics, spec: EncoderSpec) ->
     """Take numbers and vectors unscaled; a constant column is left out."""
     if column.width:
         return encodings.VectorEncoding(name, column.width)
+    if spec.present:
+        return NumberEncoding(name, 0.0, 1.0, _fill(column, spec))
     if not column.deviation > 0:
         return None
     # no value is farther from the mean than the root of the sum of squares
     if abs(column.mean) + math.sqrt(column.m2) > encodings.LARGEST:
         raise SchemaError("its values are too large to stay unscaled: use standard")
-    return encodings.NumberEncoding(name, 0.0, 1.0, _fill(column, spec))
+    return NumberEncoding(name, 0.0, 1.0, _fill(column, spec))
 
 
 def _bins(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
@@ -100,7 +113,7 @@ def _range_scale(name: str, _: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     half_width = span.high / 2 - span.low / 2
     middle = span.low + half_width
     fill = 0.0 if spec.missing == "zero" else middle
-    return encodings.NumberEncoding(name, middle, half_width, fill, limit=1.0)
+    return NumberEncoding(name, middle, half_width, fill, limit=1.0)
 
 
 def _list_columns(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
@@ -123,7 +136,8 @@ def _one_hot(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     is_cut = stats.tail > 0 or len(stats.counts) + has_other > limit
     frequent = stats.most_frequent(limit - 1 if is_cut else len(stats.counts))
     has_zeros = not spec.counts_missing and column.count < column.rows
-    if len(frequent) + has_other + has_zeros < 2 or not len(frequent):
+    is_constant = len(frequent) + has_other + has_zeros < 2 and not spec.present
+    if is_constant or not len(frequent):
         return None
     hashes = stats.hashes[np.sort(frequent)]
     # a category that nobody lists is one of the others, and so is a missing value

@@ -1,4 +1,6 @@
-"""The spec of a feature's encoder: ``<kind>[(argument)] [missing=<rule>] [indicator]``.
+"""The spec of a feature's encoder.
+
+It is written ``<kind>[(argument)] [missing=<rule>] [<option> ..]``.
 
 A spec is what a user asks for; what it leaves out is chosen by the feature's kind of
 value (number, boolean, time, text or vector), which its site knows.
@@ -205,6 +207,8 @@ _FORM: Final = re.compile(
     r'(?:\((?P<argument>(?:[^()"]|"[^"]*")*)\))?(?P<rest>[^()"]*)'
 )
 _MISSING: Final = "missing="
+OPTIONS: Final = ("indicator", "squared", "present")
+_SQUARED: Final = ("standard", "min-max", "range", "none")
 
 
 @dataclass(frozen=True)
@@ -214,14 +218,18 @@ class EncoderSpec:
     The argument depends on the kind: the number of encoded columns (one-hot, hash) or
     bins, the period or part of a time (cyclic), or the declaration (range, categories);
     it is "" for other kinds, and for a one-hot with the run's ``max-categories``.
-    ``missing`` is the rule for missing values, "" for the default; with ``indicator`` a
-    column "<name> is missing" is added.
+    ``missing`` is the rule for missing values, "" for the default. Options add columns:
+    ``squared`` that of the number's square, ``indicator`` one that is 1 where the value
+    is missing, ``present`` one that is 1 where it is not; with the last, a constant
+    feature keeps its columns.
     """
 
     kind: str
     argument: str = ""
     missing: str = ""
     indicator: bool = False
+    squared: bool = False
+    present: bool = False
 
     def __post_init__(self) -> None:
         if (rule := _RULES.get(self.kind)) is None:
@@ -237,6 +245,10 @@ class EncoderSpec:
                 f"missing={self.missing} does not go with {self.kind}: "
                 f"it must be {' or '.join(rule.missing)}"
             )
+        if self.squared and (self.kind not in _SQUARED or self.missing == APART):
+            raise ValueError(
+                f"squared does not go with {self.kind}: it is for {', '.join(_SQUARED)}"
+            )
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -247,15 +259,17 @@ class EncoderSpec:
                 f"{text!r} is not of the form <encoder>[(argument)] "
                 f"[missing=<rule>] [indicator]; encoders: {', '.join(ENCODERS)}"
             )
-        missing, indicator = _parse_options(form["rest"].split())
-        return cls(form["kind"], (form["argument"] or "").strip(), missing, indicator)
+        missing, options = _parse_options(form["rest"].split())
+        argument = (form["argument"] or "").strip()
+        return cls(form["kind"], argument, missing, **dict.fromkeys(options, True))
 
     def __str__(self) -> str:
         argument = f"({self.argument})" if self.argument else ""
         missing = ""
         if self.missing:
             missing = f" {_MISSING}{self.missing}"
-        return f"{self.kind}{argument}{missing}{' indicator' * self.indicator}"
+        options = (f" {name}" for name in OPTIONS if getattr(self, name))
+        return f"{self.kind}{argument}{missing}{''.join(options)}"
 
     @property
     def _is_open(self) -> bool:
@@ -317,6 +331,8 @@ class EncoderSpec:
         if kind == "vector" and self.kind == "none":
             return frozenset()
         needs = frozenset(_RULES[self.kind].needs)
+        if self.kind == "none" and self.present and self.missing == "zero":
+            return frozenset()
         if self.missing == "mean":
             return needs | {Need.MOMENTS}
         return needs
@@ -366,18 +382,19 @@ class EncoderSpec:
                 raise SchemaError(f"encoder {self} names a number twice")
 
 
-def _parse_options(words: list[str]) -> tuple[str, bool]:
-    """Return the treatment of missing values, and whether they are indicated."""
+def _parse_options(words: list[str]) -> tuple[str, list[str]]:
+    """Return the treatment of missing values, and the columns that are added."""
     missing = ""
-    indicator = False
+    options: list[str] = []
     for word in words:
-        if word == "indicator" and not indicator:
-            indicator = True
+        if word in OPTIONS and word not in options:
+            options.append(word)
         elif word.startswith(_MISSING) and word != _MISSING and not missing:
             missing = word.removeprefix(_MISSING)
         else:
             raise ValueError(
                 f"{word!r} is not an option, or given twice: options are "
-                "missing=<mean, category, middle or zero> and indicator"
+                "missing=<mean, category, middle or zero> and "
+                f"{', '.join(OPTIONS)}"
             )
-    return missing, indicator
+    return missing, options

@@ -141,13 +141,19 @@ class Query:
     seals_cutoffs: bool = False
 
     @classmethod
-    def from_sql(cls, sql: str, *, needs_label: bool = True) -> "Query":
+    def from_sql(
+        cls, sql: str, *, needs_label: bool = True, needs_features: bool = True
+    ) -> "Query":
         """Return the query written in ``sql``, in DuckDB's dialect.
 
         Rows to be predicted have no label, and their query needs none. A QueryError
         names the part that is not supported.
         """
-        return cls(parsing.parse_statement(sql, needs_label=needs_label))
+        return cls(
+            parsing.parse_statement(
+                sql, needs_label=needs_label, needs_features=needs_features
+            )
+        )
 
     def on_grid(self, text: str) -> "Query":
         """Return the query with a grid of cutoffs, the setting ``cutoff-grid``.

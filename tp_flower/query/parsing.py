@@ -275,7 +275,9 @@ _BRANCH_ADVICE = {
 }
 
 
-def parse_statement(sql: str, *, needs_label: bool = True) -> Statement:
+def parse_statement(
+    sql: str, *, needs_label: bool = True, needs_features: bool = True
+) -> Statement:
     """Return the parts of a query: one SELECT from tables joined by INNER and LEFT."""
     select = _parse_select(sql)
     sources = [select.args["from_"].this]
@@ -283,7 +285,7 @@ def parse_statement(sql: str, *, needs_label: bool = True) -> Statement:
     tables = list(map(_parse_table, sources))
     _check_aliases(tables)
     items = mark_survival([_parse_item(tree) for tree in select.expressions])
-    _check_items(items, needs_label=needs_label)
+    _check_items(items, needs_label=needs_label, needs_features=needs_features)
     joins = select.args.get("joins") or ()
     return Statement(
         tables=tuple(tables),
@@ -347,8 +349,10 @@ def _check_aliases(tables: Sequence[Table]) -> None:
         aliases.add(table.alias.lower())
 
 
-def _check_items(items: Sequence[Item], *, needs_label: bool) -> None:
-    """Refuse a SELECT list without a required label, or without a feature.
+def _check_items(
+    items: Sequence[Item], *, needs_label: bool, needs_features: bool
+) -> None:
+    """Refuse a SELECT list without a required label or feature.
 
     A star may bring either: then only the columns can tell.
     """
@@ -374,7 +378,7 @@ def _check_items(items: Sequence[Item], *, needs_label: bool) -> None:
         raise QueryError(
             "the query has no label: write the value to predict as `... AS label`"
         )
-    if len(items) == len(labels) + len(numbers):
+    if needs_features and len(items) == len(labels) + len(numbers):
         raise QueryError("the query has no features: SELECT more than the label")
 
 

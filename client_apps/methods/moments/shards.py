@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from tp_flower.extraction.extracted import ExtractedShard, KeyColumn
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.methods.moments.columns import TableColumns
 from tp_flower.methods.moments.counts import CountedRows, EdgeRows
+from tp_flower.methods.moments.describe.settings import described
 from tp_flower.methods.moments.exchange import (
     EdgeSecret,
     RowWords,
@@ -45,6 +46,7 @@ from tp_flower.terms.groups import join_group, table_group
 if TYPE_CHECKING:
     from tp_flower.sources.shards import ShardSource
 
+OTHERWISE: Final = "leave it out, or encode it otherwise"
 AddNoise = Callable[[tuple[str, str], AnyArray], AnyArray]
 
 
@@ -208,9 +210,18 @@ class JoinedShard(ABC):
         if not fits(second_moments, bits, len(self.shards)).all():
             raise SiteError(
                 f"table {self.table}: a column has no scale, and its moments are out "
-                "of range: encode numbers as 'standard', or divide the label in the "
-                "query"
+                f"of range: {self.scale_advice}"
             )
+
+    @property
+    def scale_advice(self) -> str:
+        """What gives columns a scale."""
+        if described(self.site.terms.settings):
+            return (
+                "declare the ranges of the table's numbers, encoders = "
+                f"'{self.table}.<column>=range(<low>, <high>)'"
+            )
+        return "encode numbers as 'standard', or divide the label in the query"
 
     def padded(
         self, summed: SummedShard, names: Sequence[str], add_noise: AddNoise
@@ -267,25 +278,31 @@ def tree_of_sums(site: Site, request: MomentsRequest | InformationRequest) -> Jo
 
 
 def check_columns(
-    source: "ShardSource", encoder: SiteEncoder, columns: TableColumns, *, shards: int
+    source: "ShardSource",
+    encoder: SiteEncoder,
+    columns: TableColumns,
+    *,
+    shards: int,
+    advice: str = OTHERWISE,
 ) -> None:
-    """Refuse a column that is 0 in nearly all rows, and tables of hardly any rows.
+    """Refuse a column that is the same in nearly all rows, and tables of hardly any.
 
-    The moments of a column with few nonzero rows are those rows. Of a table with no
+    The moments of a column with few nonzero rows are those rows; so are those of one
+    with two values, less its common value times the others' sums. Of a table with no
     more rows than columns, they are all of its rows, up to a rotation; in several
     shards the others' rows are added to them.
     """
     policy = source.policy
     policy.check_freedom(columns.width, len(columns))
-    nonzero = columns.nonzero()
-    few = np.flatnonzero((nonzero > 0) & (nonzero < policy.min_count))
-    if few.size and policy.min_count > 1:
-        name = encoder.encoder.feature_of(int(few[0]))
-        raise PolicyError(
-            f"the table's policy (min-count = {policy.min_count}) refuses: moments of "
-            f"column {name!r}, which is 0 in all but fewer rows; leave it out, or "
-            "encode it otherwise"
-        )
+    if policy.min_count > 1:
+        odd = columns.odd_rows()
+        few = np.flatnonzero((odd > 0) & (odd < policy.min_count))
+        if few.size:
+            name = encoder.encoder.feature_of(int(few[0]))
+            raise PolicyError(
+                f"the table's policy (min-count = {policy.min_count}) refuses: moments "
+                f"of column {name!r}, which is the same in all but fewer rows; {advice}"
+            )
     is_alone = shards == 1 and policy.min_rows > 1
     if is_alone and columns.width >= len(columns):
         raise PolicyError(

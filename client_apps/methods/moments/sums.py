@@ -17,6 +17,7 @@ from client_apps.data.run_store import Entry
 from client_apps.handlers.column_names import keep_names
 from client_apps.handlers.encoding import fitted_encoder
 from client_apps.methods.moments.shards import (
+    OTHERWISE,
     JoinedShard,
     check_columns,
     tree_of_sums,
@@ -47,6 +48,7 @@ from tp_flower.learning.models.local_model import (
 from tp_flower.methods.moments import MOMENTS
 from tp_flower.methods.moments.columns import ColumnWords, TableColumns
 from tp_flower.methods.moments.counts import CountedRows, whole_weights
+from tp_flower.methods.moments.describe.settings import check_cells, column_advice
 from tp_flower.methods.moments.messages import (
     TRAIN_MOMENTS,
     CountedPart,
@@ -249,6 +251,7 @@ def _check_rows(site: Site, number: int, shard: CountedShard) -> None:
     """Refuse sums over fewer rows than the table's policy asks for."""
     source = site.source(number)
     source.policy.check_release(RULE, is_private=shard.noise is not None)
+    check_cells(site.terms.settings, source.min_count)
     rows, trained = shard.taking_part
     is_trained = np.zeros(shard.extracted.rows, np.bool_)
     is_trained[rows[:trained]] = True
@@ -297,6 +300,7 @@ def _padded(
             shard.encoder,
             TableColumns(encoded[:trained]),
             shards=len(shard.shards),
+            advice=column_advice(site.terms.settings) or OTHERWISE,
         )
     columns = _columns(site, number, shard, request, encoded)
     agree("columns", columns.width, request.columns[shard.table])

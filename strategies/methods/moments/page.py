@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from strategies.methods.moments.describe.page import description
 from strategies.methods.moments.errors_page import coefficients, number_column
 from strategies.methods.moments.section import PASSES
 from tp_flower.reports import blocks, console
@@ -18,6 +19,9 @@ def sections(report: blocks.Record) -> blocks.Blocks:
     The console prints of a training what is not folded, and all on request.
     """
     moments = report.at("moments")
+    if moments.text("describe"):
+        yield from description(moments)
+        return
     if moments:
         yield from coefficients(report, moments.text("errors"))
     yield _noise(report)

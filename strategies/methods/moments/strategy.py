@@ -24,6 +24,11 @@ from strategies.methods.moments.assembly import (
     matrices,
 )
 from strategies.methods.moments.column_layout import ColumnLayout
+from strategies.methods.moments.describe.encoding import (
+    check_groups,
+    describing_settings,
+)
+from strategies.methods.moments.describe.section import description
 from strategies.methods.moments.join_counts import JoinCounts
 from strategies.methods.moments.noise import (
     NoiseEffect,
@@ -65,6 +70,8 @@ from strategies.training.trend import CONVERGED
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import QueryError, ReplyError
 from tp_flower.learning.models.local_model import LINEAR
+from tp_flower.methods.moments.describe.queries import bind_described
+from tp_flower.methods.moments.describe.settings import DescribeSettings, described
 from tp_flower.methods.moments.inference import Inference, NoisyFit
 from tp_flower.methods.moments.messages import (
     TRAIN_MOMENTS,
@@ -93,9 +100,10 @@ from tp_flower.methods.moments.terms import (
 )
 from tp_flower.objectives import Objective, Target, make_objective
 from tp_flower.protocol.training_messages import Update
-from tp_flower.query import BoundQuery
+from tp_flower.query import BoundQuery, Query
 from tp_flower.randomness import Stream, generator
 from tp_flower.reports.records import RunReport
+from tp_flower.settings import Settings
 from tp_flower.settings.run import JOINED
 from tp_flower.splits import TEST, VALIDATION
 
@@ -122,6 +130,18 @@ class Moments(JoinMethod):
     _noise: NoiseEffect | None = None
     _section: Mapping[str, object] | None = None
 
+    @classmethod
+    def parse(cls, sql: str, settings: Settings) -> Query:
+        """Return the query, which needs no label where rows are described."""
+        if described(settings):
+            return Query.from_sql(sql, needs_label=False, needs_features=False)
+        return super().parse(sql, settings)
+
+    @property
+    def saves_model(self) -> bool:
+        """Whether the run ends with a model: not where it describes rows."""
+        return not described(self.settings)
+
     def choose_update(self, *_: Any, **__: Any) -> Update:
         """Let the server set the models."""
         return Update.GIVEN
@@ -144,6 +164,9 @@ class Moments(JoinMethod):
 
     def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
         """Return the query over the sites' columns, weighted by one table at most."""
+        if described(self.settings):
+            values = self.settings.of(DescribeSettings)
+            return bind_described(self.run.query, schemas, values)
         bound = super().bind(schemas)
         if bound.weight_table is not None and self.settings.row_weight != JOINED:
             raise QueryError(
@@ -185,6 +208,8 @@ class Moments(JoinMethod):
 
     def join(self, inventory: Inventory) -> Generator[Requests, Replies, JoinedTables]:
         """Extract the joined rows, and count them along the joins."""
+        if described(self.settings):
+            self.run.settings = describing_settings(self.bind, self.settings, inventory)
         joined = yield from super().join(inventory)
         proposal = joined.extracted.proposal
         self._counts = JoinCounts.of(
@@ -225,12 +250,16 @@ class Moments(JoinMethod):
 
     def judge(self, _: TrainingProblem) -> str:
         """Return that the problem has been solved."""
+        if described(self.settings):
+            return "described from the moments of the joined rows"
         return f"{CONVERGED}: solved from the moments of the joined rows"
 
     def set_up(self) -> Generator[Requests, Replies, TrainingProblem]:
         """Run the set-up rounds, and the one that brings the moments."""
         joined = yield from self.join(self.run.inventory)
         encoders = yield from fit_encoders(joined, self.run)
+        if described(self.settings):
+            check_groups(joined.bound, self.settings, encoders)
         noises = self._plan_noise(encoders)
         check_noise(noises, self.settings)
         self.run.warn(*(f"noise on {each}" for each in noises if not each.is_cheap))
@@ -403,6 +432,11 @@ class Moments(JoinMethod):
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Solve, and send the parameters."""
         trained = self.moments[TRAINED]
+        if described(self.settings):
+            # nothing is fitted: the model is that of the constant label
+            constant = trained.constant()
+            yield from self._send(problem, constant, constant)
+            return
         asked = Penalty(self.settings.l1, self.settings.l2)
         self._path = fit_path(trained, self.moments, asked)
         self._fit = fit = self._choose(asked)
@@ -419,6 +453,12 @@ class Moments(JoinMethod):
                 has_classes=bool(self._classes),
             )
             self.run.warn(*self._noise.warnings())
+        yield from self._send(problem, solution, fit.solution)
+
+    def _send(
+        self, problem: TrainingProblem, solution: Solution, fitted: Solution
+    ) -> Generator[Requests, Replies, None]:
+        """Send the tables' parameters; end the epoch by a least-squares fit."""
         parts = {
             part.number: SolvedPart(parameters=block.ravel())
             for name, block in rows_by_table(
@@ -428,8 +468,7 @@ class Moments(JoinMethod):
         }
         yield self.run.request(ask(SolutionRequest(parts=parts), problem.parts))
         metrics = {
-            number: moments.metrics(fit.solution)
-            for number, moments in self.moments.items()
+            number: moments.metrics(fitted) for number, moments in self.moments.items()
         }
         self.run.finish_epoch(
             EpochResult(
@@ -448,6 +487,18 @@ class Moments(JoinMethod):
         elif noisy := NoisyFit.of(trained, fit.penalty.l2):
             self._inference = noisy.inference
             self._unshrunk = noisy.solution
+
+    def _describe(self, problem: TrainingProblem) -> Mapping[str, object]:
+        """Return the report's entries about the joined rows."""
+        joined = self._counts.joined
+        sharded = {name for name, each in joined.layouts.items() if len(each.parts) > 1}
+        return description(
+            self.moments[TRAINED],
+            feature_columns(problem),
+            joined.bound,
+            self.settings,
+            frozenset(sharded),
+        )
 
     def _choose(self, asked: Penalty) -> Fit:
         """Return the fit asked for, or of lowest validation loss if rows validate."""
@@ -475,13 +526,13 @@ class Moments(JoinMethod):
     def _statistics(self, problem: TrainingProblem) -> dict[str, dict[str, FloatArray]]:
         """Return statistics of every table's coefficients, (d_t [+ 1], d_c) by name."""
         blocks: dict[str, dict[str, FloatArray]] = {name: {} for name in problem.tables}
-        solution = self._fit.solution
         if self._noise is not None:
             deviations = np.vstack(self._noise.coefficients)
             for table, block in rows_by_table(problem, deviations).items():
                 blocks[table]["noise"] = block
         if self._inference is None:
             return blocks
+        solution = self._fit.solution
         if self._unshrunk is not None:
             solution = self._unshrunk
             unshrunk = self._parameters(problem, solution)
@@ -502,8 +553,11 @@ class Moments(JoinMethod):
         }
         weight = int(self.moments[TRAINED].joined_rows)
         outcome = self.read_outcome(replies, problem, weight)
-        columns = feature_columns(problem, outcome.names)
-        self._section = self._report_section(problem, columns)
+        if described(self.settings):
+            self._section = self._describe(problem)
+        else:
+            columns = feature_columns(problem, outcome.names)
+            self._section = self._report_section(problem, columns)
         return replace(
             outcome,
             statistics=self._statistics(problem),

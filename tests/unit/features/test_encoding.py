@@ -241,6 +241,28 @@ JANUARY, FEBRUARY = (f"{np.sin(a)} {np.cos(a)}" for a in (np.pi / 6, np.pi / 3))
         (numeric(1, None), "number", "standard indicator", "x is missing", "0; 1"),
         # nothing is missing: there is nothing to indicate
         (numeric(1, 3), "number", "standard indicator", "x", "-1; 1"),
+        (
+            numeric(1, None, 3),
+            "number",
+            "none missing=zero squared present",
+            "x, x squared, x is present",
+            "1 1 1; 0 0 0; 3 9 1",
+        ),
+        (
+            numeric(0, None, 40),
+            "number",
+            "range(0, 20) squared present",
+            "x, x squared, x is present",
+            "-1 1 1; 0 0 0; 1 1 1",
+        ),
+        # a constant stays beside what says where it is
+        (
+            categorical("a", None, "a"),
+            "text",
+            "categories(a) present",
+            "x=a, x is present",
+            "1 1; 0 0; 1 1",
+        ),
     ],
 )
 def test_encodings_by_hand(column, kind, spec, names, expected):

@@ -19,7 +19,7 @@ from tp_flower.terms import run_terms
 PACKAGE = str(Path(tp_flower.settings.__file__).parent)
 PACKAGES = ("tp_flower", "strategies", "client_apps")
 COMPARING = (run_terms.__file__, str(ROOT / "client_apps"))
-RULES = re.compile(r"tp_flower/methods/\w+/settings\.py$")
+RULES = re.compile(r"tp_flower/methods/\w+(/\w+)?/settings\.py$")
 """Sites read settings to compare requests with what was proposed."""
 DERIVED = {
     "epochs": ("num_epochs",),
@@ -64,6 +64,7 @@ NOT_IN_A_PLAIN_RUN = {
 }
 """Read by the app, or by the transport between processes."""
 CORESETS = {"coreset_kind"}
+DESCRIPTIONS = {"describe", "group_by", "curve_times", "min_cell"}
 NO_MODEL = {"hidden_sizes", "loss", "test_fraction"}
 OF_OTHER_RUNS = {
     "admm": CORESETS,
@@ -72,7 +73,7 @@ OF_OTHER_RUNS = {
     "sgd": CORESETS,
     "gd": {"batch_size", *CORESETS},
     "coreset-kmeans": NO_MODEL,
-    "moments": {"hidden_sizes", "device", "private_tables"},
+    "moments": {"hidden_sizes", "device", "private_tables", *DESCRIPTIONS},
     "personalised": {"max_joined_rows"},
 }
 """By strategy, what is read with other settings only, or declared for all."""

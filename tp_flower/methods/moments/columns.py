@@ -60,12 +60,29 @@ class TableColumns:
             total += counts[block] @ self[block] ** 2
         return total
 
-    def nonzero(self) -> IntArray:
-        """Return in how many rows each column is not 0, (d,)."""
-        total = np.zeros(self.width, np.int64)
-        for block in self._blocks():
-            total += np.count_nonzero(self[block], axis=0)
-        return total
+    def odd_rows(self) -> IntArray:
+        """Return in how many rows each column differs from nearly all others, (d,).
+
+        Those in which it is not 0; or those of the rarer value, if it has two values.
+        """
+        first = self[:1] if len(self) else np.zeros((1, self.width))
+        second = np.full(self.width, np.nan)
+        of_first, of_second, nonzero = np.zeros((3, self.width), np.int64)
+        for rows in self._blocks():
+            block = self[rows]
+            differs = block != first
+            found = block[differs.argmax(axis=0), np.arange(self.width)]
+            is_new = np.isnan(second) & differs.any(axis=0)
+            second[is_new] = found[is_new]
+            of_first += np.count_nonzero(~differs, axis=0)
+            of_second += np.count_nonzero(block == second, axis=0)
+            nonzero += np.count_nonzero(block, axis=0)
+        rarer = np.minimum(of_first, of_second)
+        has_two = of_first + of_second == len(self)
+        odd: IntArray = np.where(
+            has_two & (rarer > 0), np.minimum(rarer, nonzero), nonzero
+        )
+        return odd
 
     def _blocks(self) -> Iterator[slice]:
         """Yield the rows in blocks."""

@@ -7,6 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from tp_flower.methods.moments.describe.settings import (
+    DescribeSettings,
+    describe_conflicts,
+    tells_of_groups,
+)
 from tp_flower.methods.moments.messages import TRAIN_MOMENTS
 from tp_flower.objectives import family_named, names_of_losses
 from tp_flower.protocol.fields import DP_SGD
@@ -106,6 +111,7 @@ def _conflicts(settings: Settings) -> Iterator[str]:
         )
     if settings.l1 and settings.task == CLASSIFICATION:
         yield f"l1: strategy {strategy!r} takes none for classes: leave it 0"
+    yield from describe_conflicts(settings)
 
 
 def covers_values(settings: Settings, table: str) -> bool:
@@ -121,10 +127,11 @@ def _begins(settings: Settings) -> bool:
 
 
 RULES: Final = Rules(
-    groups=(MomentsSettings,),
-    reads=names_of(MomentsSettings)
+    groups=(MomentsSettings, DescribeSettings),
+    reads=names_of(MomentsSettings, DescribeSettings)
     | {"sample", "test_split", "validation_fraction", "l1", "l2", "row_weight"},
     conflicts=_conflicts,
+    tells=tells_of_groups,
     pads_sums=lambda _: True,
     covers_values=covers_values,
     begins={TRAIN_MOMENTS: _begins},

@@ -1,0 +1,1 @@
+"""Descriptive statistics of joined rows, from their second moments."""
