@@ -28,9 +28,11 @@ from tests.support.tables.sources import (
 from tp_flower.errors import SourceError
 from tp_flower.extraction.extract import extract
 from tp_flower.query import Fragment
+from tp_flower.sources import frames
 from tp_flower.sources.policy import MISSING, SIMULATED
 from tp_flower.sources.shards import (
     ShardSource,
+    column_types,
     connect,
     describe,
     fingerprint,
@@ -420,6 +422,28 @@ def test_frame_types():
     for actual, (_, kind) in zip(types.values(), FRAME_TYPES.values(), strict=True):
         assert actual.startswith(kind)
     assert rows_of(source)[1][:4] == (None,) * 4
+
+
+def test_types_that_tell_how_duckdb_reads_a_frame():
+    columns = {kind: pd.Series([1, 0]).astype(kind) for kind in frames.PLAIN}
+    # the type of pandas 3 alone is "str"
+    is_plain = str(columns["str"].dtype) == "str"
+    for frame in (pd.DataFrame(columns), pd.DataFrame(columns)[:0]):
+        read = connection_types(frame)
+        plain = frames.hosted_frame(frame).plain_types
+        assert plain == (read if is_plain else None)
+        del frame["str"], read["str"]
+        assert frames.hosted_frame(frame).plain_types == read
+    for odd in (["a", "A"], ["a", ""], ["a", "a"]):
+        frame = pd.DataFrame([[1, 2]], columns=odd)
+        assert frames.hosted_frame(frame).plain_types is None
+        assert list(connection_types(frame)) != odd
+
+
+def connection_types(frame):
+    with closing(duckdb.connect()) as connection:
+        connection.register("frame", frame)
+        return column_types(connection, "SELECT * FROM frame")
 
 
 @pytest.fixture
