@@ -21,7 +21,7 @@ _CONVERSIONS: Final = {
 }
 """What makes a column of a type of pandas readable; ``.astype(str)`` makes any other.
 """
-PLAIN: Final = {
+_INTEGERS: Final = {
     "int8": "TINYINT",
     "int16": "SMALLINT",
     "int32": "INTEGER",
@@ -30,14 +30,29 @@ PLAIN: Final = {
     "uint16": "USMALLINT",
     "uint32": "UINTEGER",
     "uint64": "UBIGINT",
+}
+PLAIN: Final = {
+    **_INTEGERS,
     "float32": "FLOAT",
     "float64": "DOUBLE",
     "bool": "BOOLEAN",
+    "datetime64[s]": "TIMESTAMP_S",
+    "datetime64[ms]": "TIMESTAMP_MS",
+    "datetime64[us]": "TIMESTAMP",
     "datetime64[ns]": "TIMESTAMP_NS",
     "str": "VARCHAR",
+    # of values that may be missing
+    **{
+        name.replace("i", "I").replace("u", "U"): kind
+        for name, kind in _INTEGERS.items()
+    },
+    "Float32": "FLOAT",
+    "Float64": "DOUBLE",
+    "boolean": "BOOLEAN",
+    "string": "VARCHAR",
 }
-"""Types that DuckDB reads whatever the values are, and its own for them; "str" is that
-of pandas 3, whose texts Arrow holds.
+"""Types that DuckDB reads whatever the values are, and its own for them: of texts, if
+Arrow holds them.
 """
 
 

@@ -425,15 +425,18 @@ def test_frame_types():
 
 
 def test_types_that_tell_how_duckdb_reads_a_frame():
-    columns = {kind: pd.Series([1, 0]).astype(kind) for kind in frames.PLAIN}
-    # the type of pandas 3 alone is "str"
-    is_plain = str(columns["str"].dtype) == "str"
-    for frame in (pd.DataFrame(columns), pd.DataFrame(columns)[:0]):
-        read = connection_types(frame)
-        plain = frames.hosted_frame(frame).plain_types
-        assert plain == (read if is_plain else None)
-        del frame["str"], read["str"]
-        assert frames.hosted_frame(frame).plain_types == read
+    columns = [pd.Series([1, 0]).astype(kind) for kind in frames.PLAIN]
+    # in pandas 2 there is no type "str", and Python may hold texts
+    columns = [
+        column
+        for kind, column in zip(frames.PLAIN, columns, strict=True)
+        if str(column.dtype) == kind
+        and getattr(column.dtype, "storage", "pyarrow") == "pyarrow"
+    ]
+    assert len(columns) >= len(frames.PLAIN) - 2
+    frame = pd.concat(columns, axis=1, keys=[f"x{n}" for n in range(len(columns))])
+    for own in (frame, frame[:0]):
+        assert frames.hosted_frame(own).plain_types == connection_types(own)
     for odd in (["a", "A"], ["a", ""], ["a", "a"]):
         frame = pd.DataFrame([[1, 2]], columns=odd)
         assert frames.hosted_frame(frame).plain_types is None
