@@ -109,7 +109,8 @@ class Changes:
     They are added within ``together``, and written in one transaction at its end.
     ``is_durable`` changes, or all of them, survive a loss of power; a transaction of
     all is counted (``client_apps.data.counter``). The error of a refused change names
-    the ``part`` that was being worked on when it was added.
+    the ``part`` that was being worked on when it was added. Their transaction
+    ``is_begun`` between its first write and its end.
     """
 
     def __init__(self, database: Database, *, is_durable: bool) -> None:
@@ -118,7 +119,7 @@ class Changes:
         self._is_durable = is_durable
         self._waiting: list[_Change] = []
         self._written = 0
-        self._is_begun = False
+        self.is_begun = False
 
     @contextmanager
     def together(self, make_room: Callable[[OSError], bool]) -> Iterator[None]:
@@ -168,9 +169,9 @@ class Changes:
         for change in self._waiting[self._written :]:
             self.part = change.part
             if change.write is not None:
-                if not self._is_begun:
+                if not self.is_begun:
                     self.database.begin(is_durable=is_durable)
-                    self._is_begun = True
+                    self.is_begun = True
                 change.write()
             self._written += 1
         self.part = part
@@ -183,10 +184,10 @@ class Changes:
             self._write(
                 is_durable=self._is_durable or any(c.is_durable for c in self._waiting)
             )
-            if self._is_begun:
+            if self.is_begun:
                 if self._is_durable:
                     self.database.write("UPDATE counter SET changes = changes + 1")
-                self._is_begun = False
+                self.is_begun = False
                 self.database.commit()
         except BaseException:
             self._rollback()
@@ -196,8 +197,8 @@ class Changes:
 
     def _rollback(self) -> None:
         self._written = 0
-        if self._is_begun:
-            self._is_begun = False
+        if self.is_begun:
+            self.is_begun = False
             self.database.rollback()
 
 

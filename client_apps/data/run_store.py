@@ -125,6 +125,9 @@ class SiteStore:
         self._files: list[Path] = []
         self._unsynced: Path | None = None
         self._has_dropped = False
+        self._is_locked = False
+        # of the run's entries, by name, as committed; None if not read, or changed
+        self._ids: dict[str, int] | None = None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -134,7 +137,12 @@ class SiteStore:
         else:
             lock = self._file_lock(self._folder)
         with lock:
-            yield
+            self._is_locked = True
+            try:
+                yield
+            finally:
+                self._is_locked = False
+                self._ids = None
 
     @contextmanager
     def _file_lock(self, folder: Path) -> Iterator[None]:
@@ -372,6 +380,7 @@ class SiteStore:
         return _CACHE[self._root, self.run]
 
     def _write(self, query: str, *values: object) -> int:
+        self._ids = None
         return self._database.write(query, *values, is_durable=self._is_durable)
 
     def _id(self, run: str, name: str) -> int | None:
@@ -379,6 +388,13 @@ class SiteStore:
         if self._folder is None:
             number, _ = _CACHE[self._root, run].entries.get(name, (None, None))
             return number
+        # nobody else changes the entries of a run that is locked; those that are not
+        # committed may yet be taken back
+        if run == self.run and self._is_locked and not self.changes.is_begun:
+            if self._ids is None:
+                query = "SELECT name, id FROM entries WHERE run = ?"
+                self._ids = dict(self._database.fetch(query, run))
+            return self._ids.get(name)
         rows = self._database.fetch(
             "SELECT id FROM entries WHERE run = ? AND name = ?", run, name
         )

@@ -96,7 +96,7 @@ class Deployment:
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
             # waiting takes less of a core than by default, and rounds a little longer
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.4",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "1.0",
         }
         self.script("make_ca.sh", folder / "ca", "localhost")
         address = f"127.0.0.1:{self.port}"

@@ -35,7 +35,9 @@ from tp_flower.protocol.messages import (
 from tp_flower.protocol.packet import Packet, header_of, message_bytes, pack
 
 FIRST_POLL_SECONDS: Final = 0.001
-LONGEST_POLL_SECONDS: Final = 0.1
+QUICK_POLL_SECONDS: Final = 0.1
+LONGEST_POLL_SECONDS: Final = 1.0
+POLL_SHARE: Final = 0.1  # of the time that a reply has taken, after the first second
 
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 10.0  # before a message is sent again; the pauses double
@@ -270,6 +272,7 @@ class Transport:
         pending = by_node.values()
         deadline = time.monotonic() + timeout
         pause = FIRST_POLL_SECONDS
+        waiting_since = time.monotonic()
         self._node_of = {}
         self._strangers = []
         while True:
@@ -285,8 +288,9 @@ class Transport:
                 return replies + self._strangers
             if arrived:
                 pause = FIRST_POLL_SECONDS
+                waiting_since = time.monotonic()
             else:
-                pause = min(1.5 * pause, LONGEST_POLL_SECONDS)
+                pause = min(1.5 * pause, _longest_poll(waiting_since))
             self._wait(pause)
 
     def _send(self, pending: Sequence[PendingMessage]) -> None:
@@ -366,6 +370,16 @@ def _is_transient(reply: Message) -> bool:
         # malformed: refused by whoever reads the replies
         return False
     return failure is not None and failure.kind is ErrorKind.TRANSIENT
+
+
+def _longest_poll(since: float) -> float:
+    """Return the longest pause between two looks for a reply.
+
+    A look costs the SuperLink a request and two queries; a site that takes seconds
+    is not asked for ten times in each.
+    """
+    share = POLL_SHARE * (time.monotonic() - since)
+    return min(max(share, QUICK_POLL_SECONDS), LONGEST_POLL_SECONDS)
 
 
 def _next_pause(pause: float) -> float:

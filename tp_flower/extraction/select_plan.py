@@ -424,7 +424,7 @@ def _windowed_relation(source: ShardSource, subquery: SubQuery) -> str:
     trees = [piece.parse() for piece in subquery.pieces()]
     relation = windows.with_digests(RELATION, trees)
     subquery = subquery.map(
-        lambda piece: render(windows.break_ties(piece.parse()), quote=True)
+        lambda piece: render(windows.break_ties(piece.parse()), quote=True, copy=False)
     )
     columns = subquery.columns
     if source.policy.privacy_unit:

@@ -129,7 +129,7 @@ def render(tree: exp.Expr, *, quote: bool = False, copy: bool = True) -> str:
 
 
 def parse_expression(
-    text: str, element: str, *, aggregates: bool = False, windows: bool = False
+    text: str, element: object, *, aggregates: bool = False, windows: bool = False
 ) -> exp.Expr:
     """Parse and check one expression in DuckDB's dialect; messages call it ``element``.
 
@@ -140,22 +140,44 @@ def parse_expression(
     >>> parse_expression("sum(x)/count(*)", "column", aggregates=True).sql()
     'SUM(x) / COUNT(*)'
     """
+    return _checked(text, element, aggregates=aggregates, windows=windows)[0].copy()
+
+
+def canonical_text(
+    text: str, element: object, *, aggregates: bool = False, windows: bool = False
+) -> str:
+    """Return a checked expression as DuckDB SQL that parses back to itself.
+
+    >>> canonical_text("a.x>1 -- note", "filter")
+    'a.x > 1'
+    """
+    return _checked(text, element, aggregates=aggregates, windows=windows)[1]
+
+
+def _checked(
+    text: str, element: object, *, aggregates: bool, windows: bool
+) -> tuple[exp.Expr, str]:
     try:
-        return _checked_tree(text, aggregates=aggregates, windows=windows).copy()
+        return _checked_tree(text, aggregates=aggregates, windows=windows)
     except QueryError as error:
         raise QueryError(f"{element} is refused: {error}") from error
 
 
 @lru_cache(maxsize=4096)
-def _checked_tree(text: str, *, aggregates: bool, windows: bool) -> exp.Expr:
-    """Return the tree of one expression; shards of a table repeat the same ones."""
+def _checked_tree(
+    text: str, *, aggregates: bool, windows: bool
+) -> tuple[exp.Expr, str]:
+    """Return the tree of one expression, which nobody may change, and its text.
+
+    Shards of a table repeat the same ones.
+    """
     if len(text) > MAX_EXPRESSION_CHARACTERS:
         raise QueryError(
             f"{len(text)} characters, at most {MAX_EXPRESSION_CHARACTERS} are accepted"
         )
     tree = _parse_select_item(text)
     _check_nodes(tree, aggregates=aggregates, windows=windows)
-    rendered = render(tree)
+    rendered = render(tree, copy=False)
     # The result is the tree of the rendered text, not of the original text: invariant:
     # render(tree) parses to this very tree, and it was checked.
     tree = _parse_select_item(rendered)
@@ -163,7 +185,7 @@ def _checked_tree(text: str, *, aggregates: bool, windows: bool) -> exp.Expr:
     if render(tree) != rendered:
         raise QueryError("it has no unambiguous form in SQL")
     _check_lengths(tree)
-    return tree
+    return tree, rendered
 
 
 def _parse_select_item(text: str) -> exp.Expr:
@@ -183,7 +205,7 @@ def clauses_of(tree: exp.Expr) -> set[str]:
 
 
 def check_expression(
-    tree: exp.Expr, element: str, *, aggregates: bool, windows: bool = False
+    tree: exp.Expr, element: object, *, aggregates: bool, windows: bool = False
 ) -> None:
     """Refuse every node of ``tree`` that is not on the allow-list."""
     try:

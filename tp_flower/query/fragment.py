@@ -94,7 +94,7 @@ class Piece(NamedTuple):
                 f"{self.element} is refused: only columns of the table itself, without "
                 f"prefix: {expressions.shorten(expressions.render(qualified))}"
             )
-        return local_sql(tree, columns, self.element)
+        return local_sql(tree, columns, self.element, copy=False)
 
 
 Change = Callable[[Piece], str]
@@ -582,9 +582,14 @@ def spell(name: str, columns: Collection[str]) -> str | None:
     return next((c for c in columns if c.lower() == name.lower()), None)
 
 
-def local_sql(tree: exp.Expr, columns: Collection[str], element: str) -> str:
-    """Return ``tree`` over bare, quoted columns, in the table's own spelling."""
-    tree = tree.copy()
+def local_sql(
+    tree: exp.Expr, columns: Collection[str], element: str, *, copy: bool = True
+) -> str:
+    """Return ``tree`` over bare, quoted columns, in the table's own spelling.
+
+    Without a ``copy`` of it, it is not to be used again.
+    """
+    tree = tree.copy() if copy else tree
     for column in list(tree.find_all(exp.Column)):
         spelling = spell(column.name, columns)
         if spelling is None:

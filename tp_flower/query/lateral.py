@@ -314,8 +314,7 @@ def _text(tree: exp.Expr, element: str, *, is_own: bool = False) -> str:
     for column in tree.find_all(exp.Column) if is_own else ():
         column.set("table", None)
     expressions.check_expression(tree, element, aggregates=False)
-    rendered = expressions.render(tree)
-    return expressions.render(expressions.parse_expression(rendered, element))
+    return expressions.canonical_text(expressions.render(tree), element)
 
 
 def _last_row(

@@ -9,6 +9,7 @@ of the result is text that was checked and rendered, and that parses back to its
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TypeGuard
 
 from sqlglot import exp
@@ -18,6 +19,7 @@ from tp_flower.query import fragment
 from tp_flower.query.cutoffs import is_reserved
 from tp_flower.query.expressions import (
     DIALECT,
+    canonical_text,
     check_expression,
     clauses_of,
     conjuncts,
@@ -138,13 +140,15 @@ def item_name(item: SelectItem) -> str | None:
     >>> item_name(SelectItem(None, "f.dest")), item_name(SelectItem(None, "x + 1"))
     ('dest', None)
     """
-    if item.name is not None:
-        return item.name
-    tree = parse_expression(item.sql, "SELECT item", aggregates=True, windows=True)
+    return _column_name(item.sql) if item.name is None else item.name
+
+
+@lru_cache(maxsize=1024)
+def _column_name(sql: str) -> str | None:
+    """Return the name of the column that an item is, which is asked again and again."""
+    tree = parse_expression(sql, "SELECT item", aggregates=True, windows=True)
     tree = tree.unnest()
-    if not isinstance(tree, exp.Column):
-        return None
-    return tree.name
+    return tree.name if isinstance(tree, exp.Column) else None
 
 
 def compared_columns(statement: Statement) -> set[str]:
@@ -292,7 +296,7 @@ def parse_statement(
         items=items,
         joins=tuple(map(_parse_join, joins, tables[1:])),
         where=_conditions(select.args.get("where"), "WHERE"),
-        sql=render(select),
+        sql=render(select, copy=False),
         absent=tuple(select.meta.get("absent", ())),
     )
 
@@ -382,6 +386,18 @@ def _check_items(
         raise QueryError("the query has no features: SELECT more than the label")
 
 
+@dataclass(frozen=True)
+class _InWords:
+    """A piece of SQL as messages quote it; most pieces are in none."""
+
+    tree: exp.Expr
+    element: str = ""
+    comments: bool = True
+
+    def __str__(self) -> str:
+        return self.element + shorten(self.tree.sql(DIALECT, comments=self.comments))
+
+
 def _parse_table(source: exp.Expr) -> Table:
     """Return a table of FROM."""
     if isinstance(source, exp.Subquery):
@@ -393,7 +409,7 @@ def _parse_table(source: exp.Expr) -> Table:
 
 def _parse_lateral(source: exp.Lateral) -> DerivedTable:
     """Return a LATERAL sub-query."""
-    sql = shorten(source.sql(DIALECT))
+    sql = _InWords(source)
     if not source.alias or not isinstance(source.this, exp.Subquery):
         raise QueryError(f"write LATERAL (SELECT ...) AS t: {sql}")
     query = source.this.this.copy()
@@ -404,7 +420,7 @@ def _parse_lateral(source: exp.Lateral) -> DerivedTable:
 
 def _parse_ref(source: exp.Expr) -> TableRef:
     """Return a plain table; refuse anything else that FROM may hold."""
-    sql = shorten(source.sql(DIALECT))
+    sql = _InWords(source)
     if not isinstance(source, exp.Table) or not isinstance(source.this, exp.Identifier):
         raise QueryError(
             f"only plain tables and sub-queries are supported in FROM: {sql}"
@@ -423,7 +439,7 @@ def _parse_ref(source: exp.Expr) -> TableRef:
 
 def _parse_derived(source: exp.Subquery) -> DerivedTable:
     """Return a sub-query of FROM, which needs an alias; refuse any other clause."""
-    sql = shorten(source.sql(DIALECT))
+    sql = _InWords(source)
     if not source.alias:
         raise QueryError(f"give the sub-query an alias, (...) AS t: {sql}")
     if clauses_of(source) - {"this", "alias"} or source.args["alias"].args.get(
@@ -547,7 +563,7 @@ def _parse_item(tree: exp.Expr, *, is_inner: bool = False) -> Item:
 
 def _parse_star(star: exp.Star, tree: exp.Expr) -> StarItem:
     """Return a star; refuse any option but EXCLUDE."""
-    sql = shorten(tree.sql(DIALECT, comments=False))
+    sql = _InWords(tree, comments=False)
     if clauses_of(star) - {"except_"}:
         raise QueryError(f"only EXCLUDE (...) is supported after a star: {sql}")
     if tree is not star and tree.args.get("db"):
@@ -581,12 +597,10 @@ def _canonical(
     tree: exp.Expr, element: str, *, aggregates: bool = False, windows: bool = False
 ) -> str:
     """Return a checked expression as DuckDB SQL that parses back to itself."""
-    element = f"{element} {shorten(tree.sql(DIALECT, comments=False))}"
-    check_expression(tree, element, aggregates=aggregates, windows=windows)
-    parsed = parse_expression(
-        render(tree), element, aggregates=aggregates, windows=windows
-    )
-    return render(parsed)
+    words = _InWords(tree, f"{element} ", comments=False)
+    check_expression(tree, words, aggregates=aggregates, windows=windows)
+    text = render(tree)
+    return canonical_text(text, words, aggregates=aggregates, windows=windows)
 
 
 def _parse_join(join: exp.Join, table: Table) -> JoinClause:

@@ -208,7 +208,9 @@ def _inline(piece: Piece, outputs: Mapping[str, str]) -> str:
         column.replace(tree)
     # parsed again: only an expression with one form may leave
     return render(
-        piece._replace(sql=render(holder.this, quote=True)).parse(), quote=True
+        piece._replace(sql=render(holder.this, quote=True, copy=False)).parse(),
+        quote=True,
+        copy=False,
     )
 
 

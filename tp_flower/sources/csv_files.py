@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +33,8 @@ from tp_flower.sources.csv_columns import (
 from tp_flower.sources.text_values import DETECTED, TextFormat
 
 WHOLE: Final = -1  # sample size of DuckDB's sniffer: every row
+MOST_FORMATS: Final = 256  # of files that a process keeps
+SMALL: Final = 1 << 14  # bytes of a file that are read to recognise it
 MEMORY: Final = "160MB"  # to read a file; a gzipped one is unpacked in memory
 Nulls = tuple[str, ...]
 
@@ -45,6 +48,10 @@ class CsvFormat:
     hints: Mapping[str, TextHint]
 
 
+_FORMATS: Final[dict[tuple[bytes, str, Nulls, TextFormat], CsvFormat]] = {}
+"""Formats of small files, by what they follow from."""
+
+
 def csv_format(
     path: str, nulls: Nulls, text_format: TextFormat = DETECTED
 ) -> CsvFormat:
@@ -54,10 +61,35 @@ def csv_format(
     return _format(path, nulls, text_format, state)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=MOST_FORMATS)
 def _format(
-    path: str, nulls: Nulls, text_format: TextFormat, _state: tuple[int, ...]
+    path: str, nulls: Nulls, text_format: TextFormat, state: tuple[int, ...]
 ) -> CsvFormat:
+    """Return the format of a CSV file, by its content if that is soon read.
+
+    A small file that is written again, or a copy of it, often has the same content.
+    """
+    size, *_ = state
+    if size > SMALL:
+        return _find_format(path, nulls, text_format)
+    content = _digest(path)
+    key = content, Path(path).suffix, nulls, text_format
+    if (known := _FORMATS.get(key)) is not None:
+        return known
+    found = _find_format(path, nulls, text_format)
+    # invariant: a file that changes meanwhile is no example of either content
+    if _digest(path) == content:
+        if len(_FORMATS) >= MOST_FORMATS:
+            _FORMATS.clear()
+        _FORMATS[key] = found
+    return found
+
+
+def _digest(path: str) -> bytes:
+    return sha256(Path(path).read_bytes()).digest()
+
+
+def _find_format(path: str, nulls: Nulls, text_format: TextFormat) -> CsvFormat:
     """Return the format of a CSV file, from all of its lines."""
     options = text_format.csv_options
     with _engine(path) as connection:

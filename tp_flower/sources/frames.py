@@ -21,13 +21,39 @@ _CONVERSIONS: Final = {
 }
 """What makes a column of a type of pandas readable; ``.astype(str)`` makes any other.
 """
-_PLAIN: Final = frozenset(
-    (
-        *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
-        *("float32", "float64", "bool", "datetime64[ns]"),
-    )
-)
-"""Types that DuckDB reads whatever the values are."""
+_INTEGERS: Final = {
+    "int8": "TINYINT",
+    "int16": "SMALLINT",
+    "int32": "INTEGER",
+    "int64": "BIGINT",
+    "uint8": "UTINYINT",
+    "uint16": "USMALLINT",
+    "uint32": "UINTEGER",
+    "uint64": "UBIGINT",
+}
+PLAIN: Final = {
+    **_INTEGERS,
+    "float32": "FLOAT",
+    "float64": "DOUBLE",
+    "bool": "BOOLEAN",
+    "datetime64[s]": "TIMESTAMP_S",
+    "datetime64[ms]": "TIMESTAMP_MS",
+    "datetime64[us]": "TIMESTAMP",
+    "datetime64[ns]": "TIMESTAMP_NS",
+    "str": "VARCHAR",
+    # of values that may be missing
+    **{
+        name.replace("i", "I").replace("u", "U"): kind
+        for name, kind in _INTEGERS.items()
+    },
+    "Float32": "FLOAT",
+    "Float64": "DOUBLE",
+    "boolean": "BOOLEAN",
+    "string": "VARCHAR",
+}
+"""Types that DuckDB reads whatever the values are, and its own for them: of texts, if
+Arrow holds them.
+"""
 
 
 @dataclass(frozen=True)
@@ -46,10 +72,27 @@ class HostedFrame:
     @property
     def rows(self) -> "pd.DataFrame":
         """The columns that can be read, with texts as names."""
-        frame = self.frame
-        if self.readable is not None:
-            frame = frame.iloc[:, list(self.readable)]
+        frame = self._readable_columns
+        if all(isinstance(name, str) for name in frame.columns):
+            return frame
         return frame.rename(columns=str)
+
+    @property
+    def _readable_columns(self) -> "pd.DataFrame":
+        if self.readable is None:
+            return self.frame
+        return self.frame.iloc[:, list(self.readable)]
+
+    @property
+    def plain_types(self) -> dict[str, str] | None:
+        """The DuckDB type of each column; None if only DuckDB can tell.
+
+        It reads other types by their values, and renames columns that have one name.
+        """
+        kinds = self._readable_columns.dtypes
+        types = {str(n): PLAIN[str(k)] for n, k in kinds.items() if _is_plain(k)}
+        names = {name.casefold() for name in types if name}
+        return types if len(names) == len(types) == len(kinds) else None
 
     def conversion(self, column: str) -> str:
         """Return what makes a column readable, in Python."""
@@ -109,7 +152,7 @@ def hosted_frame(frame: "pd.DataFrame") -> HostedFrame:
 
 def _is_readable(connection: duckdb.DuckDBPyConnection, frame: "pd.DataFrame") -> bool:
     """Return whether DuckDB can read a frame's columns."""
-    doubtful = [k for k, kind in enumerate(frame.dtypes) if str(kind) not in _PLAIN]
+    doubtful = [k for k, kind in enumerate(frame.dtypes) if not _is_plain(kind)]
     if not doubtful:
         return True
     try:
@@ -120,6 +163,11 @@ def _is_readable(connection: duckdb.DuckDBPyConnection, frame: "pd.DataFrame") -
     except duckdb.Error:
         return False
     return True
+
+
+def _is_plain(dtype: Any) -> bool:
+    """Return whether a type is one of ``PLAIN``; Python's own texts may be no text."""
+    return str(dtype) in PLAIN and getattr(dtype, "storage", "pyarrow") == "pyarrow"
 
 
 def _kind(dtype: Any) -> str:

@@ -394,7 +394,9 @@ def show_rows(
 
     Return their types.
     """
-    read_types = column_types(connection, f"SELECT * FROM {relation}")
+    read_types = _frame(source).plain_types if source.token is not None else None
+    if read_types is None:
+        read_types = column_types(connection, f"SELECT * FROM {relation}")
     names = source.renamed(read_types)
     columns = ", ".join(
         f"{quote_name(old)} AS {quote_name(new)}" for old, new in names.items()
@@ -450,6 +452,8 @@ def _cast_nanoseconds(frame: "pd.DataFrame") -> "pd.DataFrame":
         for name, dtype in frame.dtypes.items()
         if isinstance(dtype, pd.DatetimeTZDtype) and dtype.unit == "ns"
     ]
+    if not zoned:
+        return frame
     return frame.assign(
         **{str(name): frame[name].dt.tz_convert(None) for name in zoned}
     )
@@ -540,15 +544,23 @@ def describe(source: ShardSource) -> ShardSchema:
         unread |= failures
         columns = {name: kind for name, kind in types.items() if name not in unread}
         empty = _empty_columns(connection, "shard", unseen)
-        ((total,),) = connection.execute("SELECT count(*) FROM shard").fetchall()
+        total = _count_rows(connection, source)
     return ShardSchema(
         columns,
-        rows=int(total),
+        rows=total,
         all_null=tuple(empty),
         texts={name: t for name, t in text_columns(source).items() if name in columns},
         warnings=(*text_hints(source), *warnings),
         unread={name: source.redact_place(why) for name, why in unread.items()},
     )
+
+
+def _count_rows(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> int:
+    """Return the number of a shard's rows; a frame knows it, and is not scanned."""
+    if source.token is not None:
+        return len(_frame(source).frame)
+    ((total,),) = connection.execute("SELECT count(*) FROM shard").fetchall()
+    return int(total)
 
 
 def _find_strays(

@@ -59,7 +59,7 @@ def text_digest(text: str) -> str:
 def _render(fragment: Fragment) -> Fragment:
     # as it would run: without comments, every name quoted
     def render_piece(piece: Piece) -> str:
-        return render(piece.parse(), quote=True)
+        return render(piece.parse(), quote=True, copy=False)
 
     subquery = fragment.subquery and fragment.subquery.map(render_piece)
     return replace(fragment.map(render_piece), subquery=subquery)

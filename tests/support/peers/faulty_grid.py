@@ -10,7 +10,7 @@ import os
 import shutil
 import sqlite3
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -257,10 +257,17 @@ def rows_in(path: Path, query: str, *values: object) -> list[tuple]:
     """Return what another program finds, or changes, in a site's database."""
     if not path.exists():
         return []
+    with opened(path) as connection:
+        return connection.execute(query, values).fetchall()
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open a site's database as another program does, for one transaction."""
     with closing(sqlite3.connect(path)) as connection, connection:
         # nobody cuts the power of a test's machine
         connection.execute("PRAGMA synchronous = OFF")
-        return connection.execute(query, values).fetchall()
+        yield connection
 
 
 def committed_rows(path: Path) -> list[tuple]:
@@ -277,12 +284,18 @@ def has_entries(path: Path, run: str) -> bool:
 
 def change_row(path: Path, row: tuple, data: bytes | None) -> None:
     """Put other data into a row; None removes it."""
-    rows_in(path, "DELETE FROM entries WHERE run = ? AND name = ?", *row[:2])
-    if data is not None:
-        marks = ", ".join("?" * len(row))
-        rows_in(
-            path, f"INSERT INTO entries ({COLUMNS}) VALUES ({marks})", *row[:-1], data
-        )
+    with opened(path) as connection:
+        own = "DELETE FROM entries WHERE run = ? AND name = ?"
+        connection.execute(own, row[:2])
+        if data is not None:
+            put_rows(connection, [(*row[:-1], data)])
+
+
+def put_rows(connection: sqlite3.Connection, rows: Sequence[tuple]) -> None:
+    """Put entries into a site's database, in place of those of their names."""
+    marks = ", ".join("?" * len(COLUMNS.split(",")))
+    query = f"INSERT OR REPLACE INTO entries ({COLUMNS}) VALUES ({marks})"
+    connection.executemany(query, rows)
 
 
 def flipped(data: bytes) -> bytes:

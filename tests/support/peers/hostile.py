@@ -24,7 +24,7 @@ from client_apps.handlers import encoding
 from client_apps.rounds.transaction import STOPPED
 from tests.support import federated, ledgers
 from tests.support.federated import LocalGrid, write_site
-from tests.support.peers.faulty_grid import COLUMNS, change_row, rows_in
+from tests.support.peers.faulty_grid import COLUMNS, opened, put_rows, rows_in
 from tp_flower.privacy.shard_seals import ShardSeal
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import HEADER, MESSAGE, Packet, pack, unpack
@@ -235,7 +235,10 @@ class Kept:
 
     def _read_rows(self) -> list[list[tuple]]:
         queries = (f"{ENTRIES} ORDER BY id", LEDGER, MASKED)
-        return [rows_in(self.folder / FILE, query) for query in queries]
+        if not (self.folder / FILE).exists():
+            return [[] for _ in queries]
+        with opened(self.folder / FILE) as connection:
+            return [connection.execute(query).fetchall() for query in queries]
 
     def changed(self, what: object) -> set[Path]:
         """Return the files that are others now; the database must be the same.
@@ -270,12 +273,11 @@ class Kept:
             path.parent.mkdir(parents=True, exist_ok=True)
             if not path.exists() or path.read_bytes() != data:
                 path.write_bytes(data)
-        rows_in(self.folder / FILE, "DELETE FROM entries WHERE run <> 'labels'")
-        for row in self._rows[0]:
-            change_row(self.folder / FILE, row, row[-1])
-        rows_in(self.folder / FILE, "DELETE FROM masked")
-        for row in self._rows[2]:
-            rows_in(self.folder / FILE, "INSERT INTO masked VALUES (?, ?, ?)", *row)
+        with opened(self.folder / FILE) as connection:
+            connection.execute("DELETE FROM entries WHERE run <> 'labels'")
+            put_rows(connection, self._rows[0])
+            connection.execute("DELETE FROM masked")
+            connection.executemany("INSERT INTO masked VALUES (?, ?, ?)", self._rows[2])
         self._files, self._rows = files(self.folder), self._read_rows()
 
 

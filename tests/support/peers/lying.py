@@ -9,7 +9,7 @@ import copy
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -75,6 +75,17 @@ class Record:
     told: Told = field(default_factory=Told)
     error: str = ""
     strategy: Any = None
+
+    @cached_property
+    def values(self) -> dict[str, list[Any]]:
+        """The values of each field in the requests of a run that is over."""
+        values: dict[str, list[Any]] = {}
+        for action, node, packet in self.requests:
+            for place in places(action, node, packet):
+                if not place.is_array:
+                    found = value_at(packet, place.path)
+                    values.setdefault(place.field, []).append(found)
+        return values
 
     def reply_to(self, action: str, node: int) -> Packet:
         return next(p for a, n, p in self.replies if (a, n) == (action, node))
@@ -363,10 +374,7 @@ def _alternatives(
 
 def _others(place: Place, honest: Record) -> Iterator[Any]:
     """Yield the values that the field has elsewhere in the honest run."""
-    for action, node, packet in honest.requests:
-        for other in places(action, node, packet):
-            if other.field == place.field and not other.is_array:
-                yield value_at(packet, other.path)
+    yield from honest.values.get(place.field, ())
 
 
 def _values(value: Any) -> Iterator[Any]:

@@ -1,7 +1,9 @@
 """Every row of a CSV file has a say in the types of its columns."""
 
+import gzip
 from logging import WARNING
 from pathlib import Path
+from unittest.mock import patch
 
 import duckdb
 import pytest
@@ -11,6 +13,7 @@ from client_apps.data.run_store import SiteStore
 from client_apps.data.tables import SiteTables
 from tests.support.files import case_table
 from tests.support.tables.sources import file_source, rows_of, sources_of
+from tp_flower.sources import csv_files
 from tp_flower.sources.csv_files import csv_call, csv_format, merging_columns
 from tp_flower.sources.shards import describe
 from tp_flower.sources.text_values import DETECTED, TextFormat
@@ -61,6 +64,32 @@ def test_late_line_decides_how_the_file_is_written(tmp_path, late, expected):
 def test_line_that_does_not_fit(tmp_path, late):
     with pytest.raises(duckdb.Error):
         csv_format(write(tmp_path, "1,x", late), NULLS)
+
+
+def test_small_files_of_one_content_are_read_once(tmp_path):
+    (tmp_path / "copy").mkdir()
+    line = f"1;{tmp_path}"
+    file, copy = (
+        write_lines(folder, [line]) for folder in (tmp_path, tmp_path / "copy")
+    )
+    with patch.object(csv_files, "_find_format", wraps=csv_files._find_format) as find:
+        assert csv_format(file, NULLS) is csv_format(copy, NULLS)
+        assert find.call_count == 1
+        # what else the format follows from
+        packed = f"{file}.gz"
+        Path(packed).write_bytes(gzip.compress(Path(file).read_bytes()))
+        semicolons = TextFormat(delimiter=";")
+        for path, nulls, text in (
+            (packed, NULLS, DETECTED),
+            (file, ("1",), DETECTED),
+            (file, NULLS, semicolons),
+        ):
+            calls = find.call_count
+            csv_format(path, nulls, text)
+            assert find.call_count == calls + 1
+        write_lines(tmp_path / "copy", [line.replace("1", "1.5", 1)])
+        assert types(copy)["a"] == "DOUBLE"
+        assert types(file)["a"] == "BIGINT"
 
 
 def test_rows_and_empty_columns_of_a_file_that_changed(tmp_path):

@@ -28,9 +28,11 @@ from tests.support.tables.sources import (
 from tp_flower.errors import SourceError
 from tp_flower.extraction.extract import extract
 from tp_flower.query import Fragment
+from tp_flower.sources import frames
 from tp_flower.sources.policy import MISSING, SIMULATED
 from tp_flower.sources.shards import (
     ShardSource,
+    column_types,
     connect,
     describe,
     fingerprint,
@@ -420,6 +422,31 @@ def test_frame_types():
     for actual, (_, kind) in zip(types.values(), FRAME_TYPES.values(), strict=True):
         assert actual.startswith(kind)
     assert rows_of(source)[1][:4] == (None,) * 4
+
+
+def test_types_that_tell_how_duckdb_reads_a_frame():
+    columns = [pd.Series([1, 0]).astype(kind) for kind in frames.PLAIN]
+    # in pandas 2 there is no type "str", and Python may hold texts
+    columns = [
+        column
+        for kind, column in zip(frames.PLAIN, columns, strict=True)
+        if str(column.dtype) == kind
+        and getattr(column.dtype, "storage", "pyarrow") == "pyarrow"
+    ]
+    assert len(columns) >= len(frames.PLAIN) - 2
+    frame = pd.concat(columns, axis=1, keys=[f"x{n}" for n in range(len(columns))])
+    for own in (frame, frame[:0]):
+        assert frames.hosted_frame(own).plain_types == connection_types(own)
+    for odd in (["a", "A"], ["a", ""], ["a", "a"]):
+        frame = pd.DataFrame([[1, 2]], columns=odd)
+        assert frames.hosted_frame(frame).plain_types is None
+        assert list(connection_types(frame)) != odd
+
+
+def connection_types(frame):
+    with closing(duckdb.connect()) as connection:
+        connection.register("frame", frame)
+        return column_types(connection, "SELECT * FROM frame")
 
 
 @pytest.fixture
