@@ -50,21 +50,23 @@ def keep_names(
     site.store.save(_ENTRY.format(number), Entry({}, meta))
 
 
-def show_names(site: Site, number: int, columns: int) -> tuple[list[str], list[str]]:
+def show_names(
+    site: Site, number: int, columns: int
+) -> tuple[list[str] | None, list[str] | None]:
     """Return the names of a part's columns, declared ones and those made of values.
 
-    The latter are noted, and none if no column has such a name. Of more ``columns``
+    The latter are noted, and None if no column has such a name. Of more ``columns``
     than are encoded, the last ones are other tables' regions.
     """
     entry = _ENTRY.format(number)
     if not site.store.has(entry):
-        return [], []
+        return None, None
     meta = site.store.load(entry).meta
     declared, of_values = (
         [*meta[name], *[UNNAMED] * (columns - len(meta[name]))]
         for name in (_DECLARED, _OF_VALUES)
     )
     if not any(of_values):
-        return declared, []
+        return declared, None
     ledger_entries.note(site, number, plan.CATEGORIES)
     return declared, of_values

@@ -56,8 +56,7 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
             if part.data.is_even:
                 sums = part.progress.score_sums
             coefficients = _coefficients(site, method, part)
-            names: list[str] = []
-            categories: list[str] = []
+            names = categories = None
             if coefficients is not None:
                 columns = part.data.features.shape[1]
                 names, categories = show_names(site, part.number, columns)

@@ -138,8 +138,8 @@ def names_of(
 def _names_of(replies: Replies, part: Part, columns: int) -> list[str]:
     """Return the names that a part has sent of its columns, [] for none."""
     body = replies.parts.get(part.number)
-    declared: list[str] = getattr(body, "names", [])
-    of_values: list[str] = getattr(body, "categories", [])
+    declared: list[str] = getattr(body, "names", None) or []
+    of_values: list[str] = getattr(body, "categories", None) or []
     if not (declared or of_values):
         return []
     if getattr(body, "coefficients", None) is None:

@@ -85,15 +85,15 @@ class FinishedPart(PartBody, frozen=True):
         names: beside them, of the features' columns, d in all, as far as they follow
             from the query and the encoders; "" for others.
         categories: in their place, those made of values of rows, d in all, as far as
-            they may be shown; "" for others, empty without any.
+            they may be shown; "" for others.
         score_sums: of the scores that left last, and of their squares, over the joined
             training rows.
     """
 
     digest: f.Digest | None = None
     coefficients: Annotated[AnyArray, f.float64("width", "outputs")] | None = None
-    names: list[f.ColumnName] = []
-    categories: list[f.ColumnName] = []
+    names: list[f.ColumnName] | None = None
+    categories: list[f.ColumnName] | None = None
     score_sums: Annotated[AnyArray, f.finite_values(2, "outputs")] | None = None
 
 

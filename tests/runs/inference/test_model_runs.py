@@ -341,7 +341,7 @@ def test_categories_are_named_by_those_who_have_enough_of_them(tmp_path):
         report = report_dict(strategy.report)
         named[least] = {own["feature"] for own in report["coefficients"]["c"]}
         told = {
-            part["id"]: {*part["names"], *part.get("categories", ())}
+            part["id"]: {*part.get("names", ()), *part.get("categories", ())}
             for seen in grid.sent("query.finish", replies=True)
             for part in seen.header["parts"]
         }

@@ -217,7 +217,7 @@ def test_what_a_mechanism_covers_is_said_and_what_none_covers_too(strategy):
     words = {
         "label of every row": "randomised response on each label (labels: epsilon 1.5)",
         "a score per row": scores,
-        "the mean and the variance": scores,
+        "mean and variance": scores,
         "scores of every row": scores,
         "per row of the site": "made from labels and scores that are covered",
         **dict.fromkeys(["gradients", "final coefficients", "parameters"], dp_sgd),
