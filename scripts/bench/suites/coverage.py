@@ -245,7 +245,7 @@ def covered(found: Iterator[Mapping[str, tuple[float, float]]]) -> Coverage:
         coverage.runs += 1
         coverage.without += not ends
         for name, (low, high) in ends.items():
-            coverage.held[name] += low <= EFFECTS[name] <= high
+            coverage.held[name] += bool(low <= EFFECTS[name] <= high)
     return coverage
 
 
