@@ -12,6 +12,7 @@ from tests.support.examples.orders import rows_of
 from tests.support.federated import pieces, write_site
 from tests.support.ledgers import ledger_lines
 from tp_flower.errors import ModelError, QueryError, SettingsError, SiteError
+from tp_flower.settings import PrivacySettings, Settings
 
 SQL = """SELECT v.dose, v.ok, v.ward, p.age, p.sex, c.beds, c.kind FROM visits v
 JOIN patients p ON v.pid = p.pid LEFT JOIN clinics c ON v.cid = c.cid"""
@@ -320,3 +321,42 @@ def test_a_page_shows_what_is_left_of_a_damaged_report(described, odd):
         for name in records[0]:
             damaged[key] = [{**value[0], name: odd}, *value[1:]]
             assert "<html" in render({**report, "moments": damaged})
+
+
+TWICE = SQL.replace("p.sex", "p.sex AS first, p.sex AS second")
+WEIGHED = SQL.replace("v.ok", "v.cid AS weight")
+
+
+@pytest.mark.parametrize(
+    ("query", "how", "mended_query", "mended"),
+    [
+        (SQL, {"by": "v.cid"}, SQL, {"encoders": "v.cid=categories(1, 2)"}),
+        (SQL, {"encoders": "v.dose=bins(3)"}, SQL, {"encoders": "v.dose=none"}),
+        (TWICE, {"by": "p.sex"}, TWICE, {"by": "p.first"}),
+        (WEIGHED, {}, WEIGHED.replace("AS weight", "AS load"), {}),
+    ],
+)
+def test_advice_about_descriptions_works(query, how, mended_query, mended):
+    with pytest.raises((QueryError, SettingsError), match=r"write|use|leave"):
+        tp_flower.table_one(query, sites(tables()), min_cell=1, **how)
+    how |= mended
+    assert len(tp_flower.table_one(mended_query, sites(tables()), min_cell=1, **how))
+
+
+@pytest.mark.parametrize(
+    ("how", "mended"),
+    [
+        ({"test_fraction": 0.2}, {"test_fraction": 0.0}),
+        ({"row_weight": "entity"}, {"row_weight": "joined"}),
+        (
+            {"privacy": PrivacySettings(features="statistics", label_range="0, 5")},
+            {"privacy": PrivacySettings()},
+        ),
+        ({"describe": "none", "group_by": "c.kind"}, {"describe": "table-one"}),
+    ],
+)
+def test_advice_about_settings_works(how, mended):
+    plain = {"strategy": "moments", "describe": "table-one", "test_fraction": 0.0}
+    with pytest.raises(SettingsError, match=r"set|leave"):
+        Settings(**{**plain, **how})
+    assert Settings(**{**plain, **how, **mended}).strategy == "moments"

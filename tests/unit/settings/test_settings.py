@@ -126,6 +126,9 @@ def test_every_choice_is_accepted_and_others_are_not(key):
     needs = {"mean": {"mode": "predict"}}
     needs |= {s: {"strategy": n} for n, m in METHODS.items() for s in m.solvers}
     needs |= {choice: {"strategy": "boost"} for choice in ("local", "bagged", "pooled")}
+    describes = {"strategy": "moments", "test-fraction": 0.0}
+    needs["table-one"] = describes
+    needs["kaplan-meier"] = {**describes, "curve-times": "30"}
     for value in CHOICES[key]:
         if key == "coreset-solver" and value not in ("auto", *needs):
             continue  # of a strategy that is not there
