@@ -100,7 +100,7 @@ UNEVEN: Final = (
 )
 APPROXIMATED: Final = (
     "Means of the rows at risk are taken over stretches of time, in each of which {} "
-    "rows leave or more; {:.2%} of the information is within them and estimated, and "
+    "rows leave or more; {:.2g} % of the information is within them and estimated, and "
     "errors are off by about as much."
 )
 MOST_APPROXIMATED: Final = 0.05
@@ -459,7 +459,7 @@ class Errors:
         kind = KINDS[self.kind].format(loss=self.problem.objective.name)
         notes = [f"{INDEPENDENT}, {kind}."]
         if self.approximated:
-            notes.append(APPROXIMATED.format(LEAST_AT_RISK, self.approximated))
+            notes.append(APPROXIMATED.format(LEAST_AT_RISK, 100.0 * self.approximated))
         if self.settings.l2:
             notes.append(CONDITIONAL)
         hidden = [name for name in self.problem.tables if name not in self.coefficients]
