@@ -14,7 +14,8 @@ from tp_flower.errors import QueryError, SettingsError, SiteError
 from tp_flower.methods.moments.describe.curves import shown_points
 
 R = tomllib.loads(Path(__file__).with_name("curves.toml").read_text("utf-8"))
-SQL = """SELECT s.time AS time, s.event AS event, s.clinic AS code FROM stays s
+SQL = """SELECT s.time AS time, s.event AS event, s.clinic AS code,
+CASE WHEN s.clinic > 0 THEN 'far' ELSE 'near' END AS place FROM stays s
 JOIN clinics c ON s.clinic = c.id"""
 GROUPS = "c.id=categories(0, 1, 2)"
 FRAME = ("at_risk", "events", "survival", "error", "low", "high")
@@ -81,6 +82,21 @@ def test_few_events_are_not_told_apart():
     whole = np.reshape(R["exact"]["survival"], (3, 25))
     places = shown["group"].astype(int), shown["time"].astype(int) - 1
     np.testing.assert_allclose(shown["survival"], whole[places])
+
+
+def test_groups_may_be_an_expression_of_the_query():
+    frame = tp_flower.kaplan_meier(
+        SQL,
+        sites(),
+        by="place",
+        times=[25],
+        encoders="s.place=categories(near, far); s.code=none",
+        min_cell=1,
+    )
+    assert frame.attrs["groups"] == [
+        {"group": "near", "rows": 80, "events": 48},
+        {"group": "far", "rows": 80, "events": 48},
+    ]
 
 
 def test_numbers_at_risk_differ_by_many_or_not_at_all():

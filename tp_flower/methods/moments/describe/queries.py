@@ -52,21 +52,21 @@ def bind_described(
         QueryError: it weighs rows; it has no times of events for curves of them, or
             rows that enter late; `group-by` names no column, or several.
     """
-    statement = query.statement
-    items = statement.items
+    items = query.statement.items
     _check_numbers(items)
     if values.describe == KAPLAN_MEIER and _names_event(items):
         # refuses a time and an event of two tables
         query.bind(schemas)
-    features = list(
-        _intervals(items, values.curve_times)
-        if values.describe == KAPLAN_MEIER
-        else map(_as_feature, items)
-    )
-    if values.group_by and not any(_names(item, values.group_by) for item in features):
+    features = list(map(_as_feature, items))
+    if values.describe == KAPLAN_MEIER:
+        features = [
+            *_intervals(items, values.curve_times),
+            *(item for item in items if _is_called(item, _name_in(values.group_by))),
+        ]
+    bound = _bind(query, features, schemas)
+    if values.group_by and not _columns_named(bound, values.group_by):
         features.append(SelectItem(None, _group_sql(values.group_by)))
-    described = replace(query, statement=replace(statement, items=tuple(features)))
-    bound = described.bind(schemas, Unlabelled())
+        bound = _bind(query, features, schemas)
     group_column(bound, values.group_by)
     fragments = tuple(
         replace(fragment, label=_LABEL)
@@ -77,20 +77,19 @@ def bind_described(
     return replace(bound, fragments=fragments, label_sql=_LABEL)
 
 
+def _bind(
+    query: Query, features: Sequence[Item], schemas: Mapping[str, Mapping[str, str]]
+) -> BoundQuery:
+    """Return the query of these features alone."""
+    statement = replace(query.statement, items=tuple(features))
+    return replace(query, statement=statement).bind(schemas, Unlabelled())
+
+
 def group_column(bound: BoundQuery, group_by: str) -> Column | None:
     """Return the feature whose categories are the groups; None without groups."""
     if not group_by:
         return None
-    features = [
-        (Column(fragment.table, feature.name), feature)
-        for fragment in bound.fragments
-        for feature in fragment.features
-        if _is_of(fragment.table, group_by)
-    ]
-    name = group_by.rpartition(".")[2].strip().strip('"').lower()
-    by_name = [column for column, each in features if each.name.lower() == name]
-    by_sql = [column for column, each in features if _column(each).lower() == name]
-    found = list(dict.fromkeys(by_name or by_sql))
+    found = _columns_named(bound, group_by)
     if len(found) != 1:
         several = " and ".join(f"{each.table}.{each.name}" for each in found)
         raise QueryError(
@@ -106,6 +105,32 @@ def _group_sql(group_by: str) -> str:
     return render(tree)
 
 
+def _columns_named(bound: BoundQuery, group_by: str) -> list[Column]:
+    """Return the features that `group-by` names: by their names, else as columns."""
+    features = [
+        (Column(fragment.table, feature.name), feature)
+        for fragment in bound.fragments
+        for feature in fragment.features
+        if _is_of(fragment.table, group_by)
+    ]
+    name = _name_in(group_by)
+    by_name = [column for column, each in features if each.name.lower() == name]
+    by_sql = [column for column, each in features if _column(each).lower() == name]
+    return list(dict.fromkeys(by_name or by_sql))
+
+
+def _name_in(group_by: str) -> str:
+    """Return the name of the column that `group-by` names, in lower case."""
+    return group_by.rpartition(".")[2].strip().strip('"').lower()
+
+
+def _is_called(item: Item, name: str) -> bool:
+    """Return whether an item of SELECT is a feature of that name."""
+    if not isinstance(item, SelectItem) or mark_of(item):
+        return False
+    return bool(name) and (item_name(item) or "").lower() == name
+
+
 def _is_of(table: str, group_by: str) -> bool:
     """Return whether `group-by` names a column of a table, or of any."""
     alias = group_by.rpartition(".")[0].strip().strip('"').lower()
@@ -114,14 +139,6 @@ def _is_of(table: str, group_by: str) -> bool:
 
 def _column(feature: Feature) -> str:
     return feature.sql.strip('"')
-
-
-def _names(item: Item, group_by: str) -> bool:
-    """Return whether an item of SELECT is what `group-by` names."""
-    if not isinstance(item, SelectItem):
-        return False
-    named = group_by.strip().lower()
-    return named in (item.sql.lower(), (item_name(item) or "").lower())
 
 
 def _check_numbers(items: Sequence[Item]) -> None:
