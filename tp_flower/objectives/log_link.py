@@ -328,9 +328,9 @@ class NegativeBinomial(LogLink):
     def fit_response(self, scores: FloatArray) -> Response:
         """Return the response with the likeliest dispersion at the scores' means."""
         mu = exponential(scores[:, 0])
-        found = likeliest_dispersion(self.target.numbers, mu, self.weights)
+        dispersion = likeliest_dispersion(self.target.numbers, mu, self.weights)
         response = self.make_response((), self.response.kind)
-        return replace(response, dispersion=found)
+        return replace(response, dispersion=dispersion)
 
     def variance(self, mu: FloatArray) -> FloatArray:
         """Return mu + a mu^2."""
@@ -379,11 +379,11 @@ def likeliest_dispersion(
         spread += counts * log_dispersion - (counts + size) * np.log1p(a * means)
         return -float(mean(spread, weights))
 
-    found = optimize.minimize_scalar(
+    optimum = optimize.minimize_scalar(
         loss,
         bounds=(np.log(LEAST_DISPERSION), np.log(LARGEST_DISPERSION)),
         method="bounded",
         options={"xatol": EXACT_DISPERSION},
     )
-    dispersion = float(np.exp(found.x))
+    dispersion = float(np.exp(optimum.x))
     return dispersion if dispersion > 2.0 * LEAST_DISPERSION else 0.0

@@ -178,10 +178,10 @@ class InformationRound:
         if note := self._refusal():
             return None, note
         largest = self._row_weights.max(axis=1)
-        told = self._told(self._row_weights / largest[:, None])
-        counts = self._counts(told)
+        rounded = self._told(self._row_weights / largest[:, None])
+        counts = self._counts(rounded)
         layout = self._layout(counts)
-        replies = yield ask(self._request(told, counts, layout), self.joined.parts)
+        replies = yield ask(self._request(rounded, counts, layout), self.joined.parts)
         bits_by_table = column_bits(counts, replies, layout)
         moments = []
         read = matrices(counts, replies, layout, bits_by_table)
@@ -221,18 +221,18 @@ class InformationRound:
         return ""
 
     def _request(
-        self, told: AnyArray, counts: JoinCounts, layout: ColumnLayout
+        self, rounded: AnyArray, counts: JoinCounts, layout: ColumnLayout
     ) -> InformationRequest:
         """Return the request for sums of rows that weigh so much, (p, n)."""
         table = self.problem.tables[self.joined.bound.label_table]
-        shares = self._shares(told[0])
+        shares = self._shares(rounded[0])
         parts = {}
         for part in self.joined.parts:
             weights: AnyArray | None = None
             of_part: AnyArray | None = None
             if part.table == table.name:
                 rows = table.rows[table.parts.index(part)]
-                weights = told[:, rows.trained_slice]
+                weights = rounded[:, rows.trained_slice]
                 if shares is not None:
                     of_part = shares[:, rows.trained_slice]
             bits = common_bits(counts, layout, part.table)
@@ -261,11 +261,11 @@ class InformationRound:
         that weigh the same are not all wrong by the same.
         """
         chances = generator(self.settings.seed, Stream.ROUNDING).random(weights.shape)
-        told = np.floor(LARGEST_WEIGHT * weights + chances)
+        rounded = np.floor(LARGEST_WEIGHT * weights + chances)
         if self._information.beside is not None:
             # what weighs nothing has no shares
-            told = np.maximum(told, weights > 0.0)
-        return told.astype(np.uint32)
+            rounded = np.maximum(rounded, weights > 0.0)
+        return rounded.astype(np.uint32)
 
     @cached_property
     def _information(self) -> RowInformation:
@@ -273,7 +273,7 @@ class InformationRound:
         scores = self.problem.rows.whole(SCORES)
         return self.problem.objective.information_by_rows(scores)
 
-    def _shares(self, told: AnyArray) -> FloatArray | None:
+    def _shares(self, rounded: AnyArray) -> FloatArray | None:
         """Return what is beside the weights, in parts of those that are told, (c, n).
 
         A sum of columns that weigh so much, times their shares, is then exact.
@@ -284,7 +284,7 @@ class InformationRound:
         rows = self.problem.train.tables[self.joined.bound.label_table]
         largest = self._row_weights[0].max()
         sums = LARGEST_WEIGHT / largest * rows.segment_sum(beside)
-        shares: FloatArray = (sums / np.maximum(told, 1)[:, None]).T
+        shares: FloatArray = (sums / np.maximum(rounded, 1)[:, None]).T
         return shares
 
     @cached_property
@@ -299,19 +299,19 @@ class InformationRound:
         of_joined = [by_kind.get(kind, slopes**2) for kind in kinds]
         return rows.segment_sum(np.column_stack(of_joined)).T
 
-    def _counts(self, told: AnyArray) -> JoinCounts:
+    def _counts(self, rounded: AnyArray) -> JoinCounts:
         """Return what the joined rows weigh, as the sites work it out."""
         joined = self.joined
         table = self.problem.tables[joined.bound.label_table]
         weights = np.zeros(
-            (len(told), joined.extracted.table_rows[table.name]), np.int64
+            (len(rounded), joined.extracted.table_rows[table.name]), np.int64
         )
         fields = joined.layouts[table.name].fields
         spans = dict(joined.extracted.shards_of(table.name))
         for part, rows in zip(table.parts, table.rows, strict=True):
             of_part = weights[:, spans[part]]
             trained = unpack_bits(fields[part.number]["trained"], of_part.shape[1])
-            of_part[:, trained] = told[:, rows.trained_slice]
+            of_part[:, trained] = rounded[:, rows.trained_slice]
         tree = tree_of(joined.extracted.proposal)
         beside = self._information.beside
         shares = 0 if beside is None else beside.shape[1]

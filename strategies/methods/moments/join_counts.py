@@ -199,8 +199,8 @@ class JoinCounts:
         ``weights`` are those of the trained rows of the label's table, (p, n), and
         ``shares`` of them, (c, n).
         """
-        told = self._told(part, bits)
-        return InformationPart(weights=weights, shares=shares, **told)
+        counts = self._told(part, bits)
+        return InformationPart(weights=weights, shares=shares, **counts)
 
     def _told(self, part: Part, bits: IntArray | None) -> dict[str, Any]:
         """Return the fields about the tuples behind each join, and of the columns."""

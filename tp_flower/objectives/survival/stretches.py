@@ -62,14 +62,14 @@ class Stretches:
         edges = np.flatnonzero(np.diff(sets.strata, prepend=-1, append=-1)).tolist()
         starts: list[int] = []
         for start, stop in pairwise(edges):
-            place = start
-            while place < stop:
-                starts.append(place)
-                leaving = (entered[place] - left[place]) // SHARE
-                enough = left[place] + max(LEAST_ROWS, leaving)
-                place = min(int(np.searchsorted(left, enough)), stop)
-                if place < stop and entered[place] - left[place] < LEAST_ROWS:
-                    place = stop
+            time = start
+            while time < stop:
+                starts.append(time)
+                leaving = (entered[time] - left[time]) // SHARE
+                enough = left[time] + max(LEAST_ROWS, leaving)
+                time = min(int(np.searchsorted(left, enough)), stop)
+                if time < stop and entered[time] - left[time] < LEAST_ROWS:
+                    time = stop
         sizes = np.diff([*starts, spans.times])
         last = np.cumsum(sizes) - 1
         of_time = np.repeat(np.arange(len(starts)), sizes)

@@ -11,7 +11,7 @@ from strategies.setup.joined_rows import encoder_choices
 from tp_flower.errors import QueryError
 from tp_flower.methods.moments.describe import queries
 from tp_flower.methods.moments.describe.encoders import describing_encoder
-from tp_flower.methods.moments.describe.queries import Column
+from tp_flower.methods.moments.describe.queries import NamedColumn
 from tp_flower.methods.moments.describe.settings import KAPLAN_MEIER, DescribeSettings
 from tp_flower.query import BoundQuery
 from tp_flower.settings import Settings
@@ -34,7 +34,7 @@ def describing_settings(
     if values.describe == KAPLAN_MEIER:
         settings = _of_group(settings, group)
     texts = {
-        Column(table, name): text
+        NamedColumn(table, name): text
         for table, choice in encoder_choices(bound, settings).items()
         for name, text in choice.specs.items()
     }
@@ -49,7 +49,7 @@ def describing_settings(
     return settings.with_fields(encoders=tuple(entries), task=REGRESSION)
 
 
-def _of_group(settings: Settings, group: Column | None) -> Settings:
+def _of_group(settings: Settings, group: NamedColumn | None) -> Settings:
     """Return the settings with the groups' encoder: curves read no other column."""
     named = str(group).lower()
     entries = [
@@ -81,7 +81,7 @@ def check_groups(
 
 def _kinds(
     bound: BoundQuery, schemas: Mapping[str, Mapping[str, str]]
-) -> Iterator[tuple[Column, str]]:
+) -> Iterator[tuple[NamedColumn, str]]:
     """Yield every feature with the kind of its values, by the columns' types."""
     for table in bound.tables:
         fragment = bound.fragments_of(table)[0]
@@ -89,4 +89,4 @@ def _kinds(
         source = ShardSource(fragment.name, "", 0)
         plan = declared_plan(source, fragment, schemas[fragment.name.lower()], pairs)
         for feature, typed in zip(fragment.features, plan.features, strict=True):
-            yield Column(table, feature.name), typed.kind
+            yield NamedColumn(table, feature.name), typed.kind

@@ -39,7 +39,7 @@ class Categories(NamedTuple):
     present: FloatArray
 
 
-class Groups(NamedTuple):
+class RowGroups(NamedTuple):
     """Disjoint groups of joined rows, by their columns, (D, c)."""
 
     names: Sequence[str]
@@ -125,13 +125,13 @@ class DescribedRows:
         return Categories(*self._with_rest(names, columns, OTHER, rest), present)
 
     @cached_property
-    def groups(self) -> Groups:
+    def groups(self) -> RowGroups:
         """The groups, of which rows without a value are one; else all rows."""
         if not self.group:
-            return Groups([ALL], self.every)
+            return RowGroups([ALL], self.every)
         names, columns, present = self.categories(self.group)
         rest = self.every - present
-        return Groups(*self._with_rest(names, columns, MISSING, rest))
+        return RowGroups(*self._with_rest(names, columns, MISSING, rest))
 
     def _with_rest(
         self, names: Sequence[str], columns: FloatArray, name: str, rest: FloatArray

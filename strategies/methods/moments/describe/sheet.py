@@ -114,7 +114,7 @@ class CurveSheet:
         deaths = self._counts.deaths[group]
         curve = curves.kaplan_meier(at_risk, deaths)
         size = int(self._counts.rows[group].sum())
-        shown = curves.shown_points(size, at_risk, deaths, self.least)
+        points = curves.shown_points(size, at_risk, deaths, self.least)
         return [
             {
                 "time": self.times[point.place],
@@ -125,7 +125,7 @@ class CurveSheet:
                     for name, values in curve._asdict().items()
                 },
             }
-            for point in shown
+            for point in points
         ]
 
     def _notes(self, counted: int) -> list[str]:

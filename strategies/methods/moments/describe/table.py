@@ -56,7 +56,7 @@ class TableOne:
 
     def entry(self) -> Entry:
         """Return the report's entries on groups, variables, and notes."""
-        shown = self._shown(self._sizes[None, self._own])[0]
+        visible = self._shown(self._sizes[None, self._own])[0]
         names = [ALL] * self._has_groups + list(self.rows.groups.names)
         variables = [
             self._number(feature) if self._is_number(feature) else self._shares(feature)
@@ -67,7 +67,9 @@ class TableOne:
         return {
             "groups": [
                 {"name": name, "rows": _of(size, is_shown)}
-                for name, size, is_shown in zip(names, self._sizes, shown, strict=True)
+                for name, size, is_shown in zip(
+                    names, self._sizes, visible, strict=True
+                )
             ],
             "variables": variables + rates,
             "notes": list(self._notes()),
@@ -102,10 +104,10 @@ class TableOne:
 
     def _shown(self, counts: IntArray) -> BoolArray:
         """Return which counts (r, groups) are shown, with all rows, (r, c)."""
-        shown: BoolArray = ~hidden_cells(counts, self.least)[:-1]
+        is_shown: BoolArray = ~hidden_cells(counts, self.least)[:-1]
         if not self._has_groups:
-            return shown[:, :1]
-        return np.concatenate([shown[:, -1:], shown[:, :-1]], axis=1)
+            return is_shown[:, :1]
+        return np.concatenate([is_shown[:, -1:], is_shown[:, :-1]], axis=1)
 
     def _is_number(self, feature: str) -> bool:
         return self.rows.specs[feature].kind in NUMBERS
@@ -132,15 +134,15 @@ class TableOne:
         """Return the entry of a number."""
         counts, spread = self._spread(feature)
         missing = self._sizes - counts
-        shown = self._shown(self._beside(counts[None, :], missing)[:, self._own])
+        is_shown = self._shown(self._beside(counts[None, :], missing)[:, self._own])
         test = None
-        if self._has_groups and shown.all():
+        if self._has_groups and is_shown.all():
             test = figures.analysis_of_variance(
                 counts[self._compared],
                 figures.Spread(*(values[self._compared] for values in spread)),
             )
         centre, unit = scale_of(self.rows.specs[feature])
-        has_mean, is_told = shown[0], shown[-1]
+        has_mean, is_told = is_shown[0], is_shown[-1]
         cells = _cells(
             count=(counts, has_mean),
             mean=(centre + unit * spread.means, has_mean),
@@ -155,18 +157,18 @@ class TableOne:
         names, columns, present = self.rows.categories(feature)
         counts = self.rows.counts(columns, self._groups)
         missing = self._sizes - self.rows.count(present, self._groups)
-        shown = self._shown(self._beside(counts, missing)[:, self._own])
+        is_shown = self._shown(self._beside(counts, missing)[:, self._own])
         test = None
-        if self._has_groups and shown.all() and names:
+        if self._has_groups and is_shown.all() and names:
             test = figures.chi_squared(counts[:, self._compared])
         shares = counts / np.maximum(counts.sum(axis=0), 1)
         rows = [
             {
                 "category": name,
                 "cells": _cells(
-                    count=(counts[row], shown[row]),
-                    share=(shares[row], shown[row]),
-                    missing=(missing, shown[-1]),
+                    count=(counts[row], is_shown[row]),
+                    share=(shares[row], is_shown[row]),
+                    missing=(missing, is_shown[-1]),
                 ),
             }
             for row, name in enumerate(names)
@@ -188,14 +190,14 @@ class TableOne:
         times = counts * (centre + unit * np.nan_to_num(spread.means))
         events = self._events(event)
         others = self._sizes - events
-        shown = self._shown(np.stack([events, others])[:, self._own])[0]
+        is_shown = self._shown(np.stack([events, others])[:, self._own])[0]
         rates = figures.rates_of(events, times)
         cells = _cells(
-            events=(events, shown),
-            time=(times, shown),
-            rate=(rates.rates, shown),
-            low=(rates.low, shown),
-            high=(rates.high, shown),
+            events=(events, is_shown),
+            time=(times, is_shown),
+            rate=(rates.rates, is_shown),
+            low=(rates.low, is_shown),
+            high=(rates.high, is_shown),
         )
         row = {"category": "", "cells": cells}
         yield {"variable": "rate", "kind": "rate", **entry_of(None), "rows": [row]}
@@ -248,7 +250,10 @@ def _cells(**values: tuple[AnyArray, BoolArray]) -> list[Entry]:
     """Return a cell for each group, of figures (c,) that are shown or not."""
     some, _ = next(iter(values.values()))
     return [
-        {name: _of(figure[n], shown[n]) for name, (figure, shown) in values.items()}
+        {
+            name: _of(figure[n], is_shown[n])
+            for name, (figure, is_shown) in values.items()
+        }
         for n in range(len(some))
     ]
 

@@ -40,8 +40,8 @@ def hidden_cells(counts: IntArray, least: int) -> BoolArray:
         changed = False
         for line in _lines(counts.shape):
             if _is_told(table[line], hidden[line], least):
-                shown = np.flatnonzero(~hidden[line])
-                smallest = shown[np.argmin(table[line][shown])]
+                visible = np.flatnonzero(~hidden[line])
+                smallest = visible[np.argmin(table[line][visible])]
                 place = np.zeros(hidden[line].shape, np.bool_)
                 place[smallest] = True
                 hidden[line] |= place

@@ -33,7 +33,7 @@ INVALID: Final = -1
 _LABEL: Final = "0"
 
 
-class Column(NamedTuple):
+class NamedColumn(NamedTuple):
     """A feature of the query: its table's alias, and its name."""
 
     table: str
@@ -85,7 +85,7 @@ def _bind(
     return replace(query, statement=statement).bind(schemas, Unlabelled())
 
 
-def group_column(bound: BoundQuery, group_by: str) -> Column | None:
+def group_column(bound: BoundQuery, group_by: str) -> NamedColumn | None:
     """Return the feature whose categories are the groups; None without groups."""
     if not group_by:
         return None
@@ -105,10 +105,10 @@ def _group_sql(group_by: str) -> str:
     return render(tree)
 
 
-def _columns_named(bound: BoundQuery, group_by: str) -> list[Column]:
+def _columns_named(bound: BoundQuery, group_by: str) -> list[NamedColumn]:
     """Return the features that `group-by` names: by their names, else as columns."""
     features = [
-        (Column(fragment.table, feature.name), feature)
+        (NamedColumn(fragment.table, feature.name), feature)
         for fragment in bound.fragments
         for feature in fragment.features
         if _is_of(fragment.table, group_by)
