@@ -176,7 +176,8 @@ def suite_block(name: str, suite: Found) -> str:
     if columns := declared.get("columns"):
         missed = [_check_row(x) for x in suite["checks"] if not x["is-met"]]
         table = records_table(suite["facts"], columns)
-        return f"{title}: {declared['text']}\n\n{table}\n\n{markdown(CHECKED, missed)}"
+        blocks = [f"{title}: {declared['text']}", table]
+        return "\n\n".join(blocks + [markdown(CHECKED, missed)] * bool(missed))
     rows = [_check_row(check) for check in suite["checks"]]
     facts = facts_of(suite["facts"])
     # a suite without limits has nothing else to show
