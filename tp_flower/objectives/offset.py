@@ -22,7 +22,13 @@ from typing import ClassVar, Final, Self
 import numpy as np
 
 from tp_flower.arrays import FloatArray, mean
-from tp_flower.objectives.objective import TARGET, WEIGHTS, Objective, rising_root
+from tp_flower.objectives.objective import (
+    TARGET,
+    WEIGHTS,
+    Objective,
+    RowInformation,
+    rising_root,
+)
 from tp_flower.objectives.response import Response
 
 OFFSET: Final = "offset"
@@ -134,6 +140,10 @@ class OffsetObjective(Objective):
     def information(self, scores: FloatArray) -> FloatArray:
         """Return the expected second derivative of every row, (N,)."""
         return self.without.information(scores + self._added)
+
+    def information_by_rows(self, scores: FloatArray) -> RowInformation:
+        """Return what the rows know of their scores."""
+        return self.without.information_by_rows(scores + self._added)
 
     def base_scores(self) -> FloatArray:
         """Return the best constant beside the offset, (1,).

@@ -48,7 +48,9 @@ EFFECTS: Final[Mapping[str, float]] = {
     "segment": 0.4,
     "density": -0.5,
 }
-"""Coefficients by column; the kinds' are differences from kind[0]."""
+"""Coefficients; the kinds', q and r, are differences from the kind p."""
+COLUMNS: Final = {"kind[1]": "kind=q", "kind[2]": "kind=r", "segment": "segment=b"}
+"""What the columns of categories are called in a report."""
 SQL: Final = """SELECT v.y AS label, {offset}v.x, v.kind, p.age, p.segment, r.density
 FROM visits AS v JOIN people AS p ON v.pid = p.pid
 LEFT JOIN regions AS r ON p.rid = r.rid"""
@@ -257,13 +259,10 @@ def intervals(cell: Cell, number: int) -> dict[str, tuple[float, float]]:
         strategy = train(SQL.format(offset=offset), cell.run_settings(), sites)
     report: Any = strategy.report
     entries = [entry for table in report.coefficients.values() for entry in table]
-    by_name = {entry["feature"]: entry for entry in entries}
+    by_column = {entry["feature"]: entry for entry in entries}
     for entry in report.sections.get("inference", {}).get("contrasts", ()):
-        by_name[entry["column"].partition(".")[2]] = entry
-    if cell.kinds == TREATED:
-        # both are compared with the kind that is not declared
-        by_name["kind[2]"], by_name["kind[1]"] = by_name["kind[1]"], by_name["kind[0]"]
-    found = {name: by_name[name] for name in EFFECTS}
+        by_column[entry["column"].partition(".")[2]] = entry
+    found = {name: by_column[COLUMNS.get(name, name)] for name in EFFECTS}
     if cell.name.endswith(NOISE_ALONE):
         reach = special.ndtri(0.5 + 0.5 * CONFIDENCE)
         return {

@@ -126,7 +126,7 @@ def test_conjugate_gradients_reach_the_optimum_beside_the_offset(loss, tmp_path)
     shifted = (scores + offset)[:, None]
     found = predictions(model, sites)
     np.testing.assert_allclose(found["score"], shifted[:, 0], rtol=1e-6, atol=2e-6)
-    predicted_values = bound.predict(shifted)
+    predicted_values = bound.response.predict(shifted)
     if classes:
         assert list(found["prediction"]) == [value > 0 for value in predicted_values]
     else:

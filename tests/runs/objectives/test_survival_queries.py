@@ -281,10 +281,11 @@ def test_held_out_rows_without_an_event_are_warned_of():
     assert not any("has an event" in text for text in plain.report.warnings)
 
 
-def test_standard_errors_are_refused_and_the_model_trains_without_them():
+def test_robust_errors_are_refused_and_the_model_trains_with_others():
     """The information of a partial likelihood is no sum over rows."""
     sql = "SELECT t.y AS time, t.e AS event, t.x FROM t"
     how = {"test_fraction": 0.0, "l2": 0.0}
-    with pytest.raises(QueryError, match="leave standard-errors out"):
-        federated.train(one_table(), sql, "cg", standard_errors="model", **how)
+    with pytest.raises(QueryError, match="none that are 'robust': write 'model'"):
+        federated.train(one_table(), sql, "cg", standard_errors="robust", **how)
+    how["standard_errors"] = "model"
     assert federated.train(one_table(), sql, "cg", **how).report.status == "completed"

@@ -37,7 +37,7 @@ def test_formulas_are_those_of_shifted_scores(loss):
     plain, offset, scores = example(loss)
     beside = with_offset(plain, offset)
     shifted = scores + offset[:, None]
-    for name in ("row_values", "gradient", "predict", "value", "total"):
+    for name in ("row_values", "gradient", "comparable", "value", "total"):
         expected = getattr(plain, name)(shifted)
         np.testing.assert_allclose(getattr(beside, name)(scores), expected, atol=1e-12)
     direction = np.linspace(-1.0, 1.0, ROWS)[:, None]
