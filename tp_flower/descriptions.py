@@ -4,10 +4,11 @@ Like everything else, it is a run (:mod:`tp_flower.api`), which trains no model.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from tp_flower.api import FilePath, Sites, fit
 from tp_flower.errors import SettingsError
+from tp_flower.methods.moments.describe.settings import KAPLAN_MEIER, TABLE_ONE
 from tp_flower.reports.description import curve_frame, table_frame
 from tp_flower.reports.moments import METHOD
 
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from tp_flower.query import Query
-
-TABLE_ONE: Final = "table-one"
-KAPLAN_MEIER: Final = "kaplan-meier"
 
 
 def table_one(

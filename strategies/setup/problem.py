@@ -83,8 +83,7 @@ class HeldOutMetrics(NamedTuple):
     """The metrics of held-out rows, {} where there are none.
 
     ``predicted`` are predictions of those that test, to compare with labels, and
-    ``row_losses`` their losses,
-    (N',).
+    ``row_losses`` their losses, (N',).
     """
 
     test: dict[str, float] = {}  # noqa: RUF012 - nobody changes it

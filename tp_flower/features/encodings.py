@@ -162,14 +162,7 @@ class SquareEncoding(NumberEncoding, frozen=True, tag="square"):
     @classmethod
     def of(cls, encoding: NumberEncoding) -> "SquareEncoding":
         """Return the encoding of the squares of another's column."""
-        return cls(
-            encoding.name,
-            encoding.centre,
-            encoding.scale,
-            encoding.fill,
-            encoding.of_length,
-            encoding.limit,
-        )
+        return cls(**msgspec.structs.asdict(encoding))
 
     def _names(self) -> Sequence[str]:
         return (f"{self.name} squared",)

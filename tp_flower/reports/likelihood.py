@@ -7,6 +7,7 @@ column and phi is F's (McCullagh and Nelder 1989, "Generalized Linear Models", s
 2.3 and 2.5). It is R's ``anova(smaller, larger, test = "LRT")``, or "F".
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -50,7 +51,7 @@ def likelihood_ratio(
                 "same loss"
             )
     # importing this package is to be fast
-    from scipy import special
+    from tp_flower.methods.moments.inference import tail_of
 
     columns = many["parameters"] - few["parameters"]
     if columns < 1:
@@ -61,13 +62,9 @@ def likelihood_ratio(
         )
     rows = larger["joined-rows"]["train"]
     fall = 2.0 * rows * (_loss(smaller) - _loss(larger)) / many["dispersion"]
-    fall = max(fall, 0.0)
-    if many["freedom"] is None:
-        return LikelihoodRatio(fall, columns, float(special.chdtrc(columns, fall)))
-    f = fall / columns
-    return LikelihoodRatio(
-        f, columns, float(special.fdtrc(columns, many["freedom"], f))
-    )
+    freedom = math.inf if many["freedom"] is None else many["freedom"]
+    statistic, p = tail_of(max(fall, 0.0), columns, freedom)
+    return LikelihoodRatio(statistic, columns, p)
 
 
 def _inference(report: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -71,6 +71,18 @@ class Wald(NamedTuple):
     p: float
 
 
+def tail_of(square: float, columns: int, freedom: float) -> tuple[float, float]:
+    """Return a statistic of some columns, and the probability of one as large.
+
+    With infinite ``freedom`` of the dispersion it is the chi-squared ``square``, else
+    F, the square by column.
+    """
+    if np.isinf(freedom):
+        return square, float(special.chdtrc(columns, square))
+    f = square / columns
+    return f, float(special.fdtrc(columns, freedom, f))
+
+
 @dataclass(frozen=True, eq=False)
 class Inference:
     """How well the coefficients of features, and the intercept, are known.
@@ -220,10 +232,8 @@ class Inference:
             return Wald(np.nan, count, np.nan)
         along = tested.T @ estimates[columns]
         square = float(np.sum(along**2 / values[is_tested]))
-        if np.isinf(self.freedom):
-            return Wald(square, count, float(special.chdtrc(count, square)))
-        f = square / count
-        return Wald(f, count, float(special.fdtrc(count, self.freedom, f)))
+        statistic, p = tail_of(square, count, self.freedom)
+        return Wald(statistic, count, p)
 
     @staticmethod
     def _errors(variances: FloatArray, free: FloatArray) -> FloatArray:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from strategies.methods.moments.errors_page import number_column
 from tp_flower.methods.moments.describe.settings import KAPLAN_MEIER
 from tp_flower.reports import blocks
 from tp_flower.reports.console import format_count, format_value
@@ -137,7 +138,10 @@ def _curves(moments: blocks.Record, notes: str) -> blocks.Blocks:
         blocks.Column("time", lambda point: f"{point.amount('time'):g}"),
         blocks.count_column("at risk", "at-risk"),
         blocks.count_column("events", "events"),
-        *(_column(name, name) for name in ("survival", "error", "low", "high")),
+        *(
+            number_column(name, name, format_value)
+            for name in ("survival", "error", "low", "high")
+        ),
     ]
     note = (
         "Kaplan-Meier, a time as the next one of the grid; Greenwood's intervals of "
@@ -161,14 +165,6 @@ def _curves(moments: blocks.Record, notes: str) -> blocks.Blocks:
             blocks.text_column("group", "group"),
             blocks.count_column("rows", "rows"),
             blocks.count_column("events", "observed"),
-            _column("expected", "expected"),
+            number_column("expected", "expected", format_value),
         ],
     )
-
-
-def _column(head: str, key: str) -> blocks.Column:
-    def cell(record: blocks.Record) -> str:
-        number = record.number(key)
-        return NOTHING if number is None else format_value(number)
-
-    return blocks.Column(head, cell)

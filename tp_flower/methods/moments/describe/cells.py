@@ -41,10 +41,8 @@ def hidden_cells(counts: IntArray, least: int) -> BoolArray:
         for line in _lines(counts.shape):
             if _is_told(table[line], hidden[line], least):
                 visible = np.flatnonzero(~hidden[line])
-                smallest = visible[np.argmin(table[line][visible])]
-                place = np.zeros(hidden[line].shape, np.bool_)
-                place[smallest] = True
-                hidden[line] |= place
+                # a view: it changes the table
+                hidden[line][visible[np.argmin(table[line][visible])]] = True
                 changed = True
     return hidden
 

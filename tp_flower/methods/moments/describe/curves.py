@@ -11,15 +11,15 @@ Notation:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy.linalg
+from scipy import special
 
 from tp_flower.arrays import FloatArray, IntArray
 from tp_flower.methods.moments.describe.figures import Test
-
-NORMAL_QUANTILE: Final = 1.959963984540054  # of 97.5 %
+from tp_flower.methods.moments.inference import CONFIDENCE
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +68,9 @@ def kaplan_meier(at_risk: IntArray, deaths: IntArray) -> Curve:
     terms = np.divide(deaths, n * (n - deaths), out=np.zeros(len(n)), where=n > deaths)
     survival: FloatArray = np.cumprod(1.0 - hazards, dtype=np.float64)
     relative: FloatArray = np.sqrt(np.cumsum(terms))
-    low: FloatArray = survival * np.exp(-NORMAL_QUANTILE * relative)
-    high: FloatArray = survival * np.exp(NORMAL_QUANTILE * relative)
+    reach = special.ndtri(0.5 + 0.5 * CONFIDENCE) * relative
+    low: FloatArray = survival * np.exp(-reach)
+    high: FloatArray = survival * np.exp(reach)
     np.minimum(high, 1.0, out=high)
     errors: FloatArray = survival * relative
     is_over = survival <= 0.0
@@ -93,8 +94,6 @@ def log_rank(counts: GridCounts) -> LogRank:
 
     Source: Mantel 1966; as R's `survdiff`.
     """
-    from scipy.special import chdtrc
-
     at_risk, deaths = counts.at_risk, counts.deaths
     total, events = at_risk.sum(axis=0), deaths.sum(axis=0)
     shares = np.divide(
@@ -114,7 +113,7 @@ def log_rank(counts: GridCounts) -> LogRank:
         solved = scipy.linalg.lstsq(spread, difference)[0]
         statistic = float(difference @ solved)
         freedom = len(kept)
-        p = float(chdtrc(freedom, statistic))
+        p = float(special.chdtrc(freedom, statistic))
         test = Test("log-rank", statistic, (freedom,), p)
     return LogRank(test, observed, expected)
 

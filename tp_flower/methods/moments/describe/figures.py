@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from tp_flower.arrays import FloatArray, IntArray
+from tp_flower.methods.moments.inference import CONFIDENCE
 
 FLOAT_ROUNDING: Final = 2.0**-23
 """Of an encoded value, relative to it: it is stored in 24 bits."""
@@ -17,7 +18,6 @@ COMMON_ROUNDING: Final = 2.0**-27
 """Of a column in fixed point, relative to the root of its sum of squares: with bits of
 its own, and with bits that its table's shards have in common."""
 NOTABLE: Final = 0.01
-CONFIDENCE: Final = 0.95
 
 
 class Test(NamedTuple):

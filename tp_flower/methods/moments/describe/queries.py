@@ -91,7 +91,7 @@ def group_column(bound: BoundQuery, group_by: str) -> NamedColumn | None:
         return None
     found = _columns_named(bound, group_by)
     if len(found) != 1:
-        several = " and ".join(f"{each.table}.{each.name}" for each in found)
+        several = " and ".join(map(str, found))
         raise QueryError(
             f"group-by: {group_by!r} is {several or 'no column of the query'}: write "
             "one column with the alias of its table, such as c.segment"
