@@ -317,7 +317,7 @@ def _protections(exposure: Exposure) -> dict[str, str]:
         unions = seal if models == NOTHING else f"{models}; {seal}"
     return {
         "nothing": NOTHING,
-        "hashes": f"keyed hash (HMAC-SHA-256{key}",
+        "hashes": f"keyed hash (AES-256-CMAC{key}",
         "labels": _label_noise(privacy) if privacy.covers_labels else NOTHING,
         "models": models,
         "scores": scores,

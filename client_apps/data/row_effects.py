@@ -48,10 +48,10 @@ def hash_keys(
     lacks_key = np.zeros(len(rows), np.bool_)
     for name, key in zip(names, keys, strict=True):
         hasher = _HASHER.purpose(_PURPOSE.format(name))
-        codes, distinct = key.hashed_whole(hasher)
-        codes = codes[rows]
+        distinct = hasher.hash_texts(key.texts)[:, :2]
+        codes = key.codes[rows]
         lacks_key |= codes < 0
-        hashes ^= np.concatenate([distinct[:, :2], np.zeros((1, 2), np.uint64)])[codes]
+        hashes ^= np.concatenate([distinct, np.zeros((1, 2), np.uint64)])[codes]
     hashes[lacks_key] = NO_KEY
     return hashes
 

@@ -434,7 +434,8 @@ def check_row_key(names: Sequence[str], keys: int) -> None:
 def _row_keys(
     row_key: Sequence[str], extracted: ExtractedShard
 ) -> tuple[ExtractedKey, ...]:
-    return extracted.keys[len(extracted.keys) - len(row_key) :]
+    keys = extracted.keys
+    return keys[len(keys) - len(row_key) :]
 
 
 def _hashed_key(
@@ -450,8 +451,9 @@ def _hashed_key(
     ]
     # each text is preceded by its length, so that no two keys give the same text
     joined = pc.binary_join_element_wise(*texts, "").dictionary_encode()
-    hashes = hasher.purpose(PURPOSE).hash_texts(joined.dictionary)[:, :2]
-    return np.ascontiguousarray(hashes[joined.indices.to_numpy()])
+    hashes = hasher.purpose(PURPOSE).tag_texts(joined.dictionary)
+    of_rows: HashArray = hashes[joined.indices.to_numpy()]
+    return of_rows
 
 
 def leave_hashes(

@@ -142,12 +142,13 @@ def _extract_part(
         label, values = _label(site, number, body, extracted.label)
     elif body.local_label is not None:
         raise SiteError(f"table {extracted.table}: its rows were kept without a label")
+    keys = extracted.keys
     # keys that only name or split rows come last and are not joined on
     hashed = {
-        str(key): column.hashed(site.join_hasher(group))
-        for key, (column, group) in enumerate(zip(extracted.keys, groups, strict=False))
+        str(place): key.hashed(site.join_hasher(group))
+        for place, (key, group) in enumerate(zip(keys, groups, strict=False))
     }
-    split = _split(site, body.split, extracted.keys)
+    split = _split(site, body.split, keys)
     note(site, number, ledger_entries.COUNTS)
     if groups or body.groups or body.row_key or "subset" in split:
         note(site, number, ledger_entries.KEYS, key_guarantee(site))
@@ -155,7 +156,7 @@ def _extract_part(
         note(site, number, ledger_entries.TIMES)
     return setup_messages.ExtractedPart(
         rows=extracted.rows,
-        keys=[key.kind for key in extracted.keys],
+        keys=[key.kind for key in keys],
         engine=extracted.contents.engine,
         pushed=list(extracted.contents.pushed),
         label=label,

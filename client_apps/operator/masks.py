@@ -122,8 +122,8 @@ def score_masks(
     for side in masked.sides:
         key = masked.join_keys[side.key]
         group_key = keys(side.group)
-        codes, hashes = key.hashed_whole(KeyedHasher(group_key).purpose(_TAG_PURPOSE))
-        codes = codes[rows]
+        tagged = key.hashed(KeyedHasher(group_key).purpose(_TAG_PURPOSE))
+        codes = tagged.codes[rows]
         if side.group in unmatched:
             alone = unpack_bits(unmatched[side.group], len(key.codes))[rows]
             codes = np.where(alone, np.int32(NO_MASK), codes)
@@ -137,6 +137,6 @@ def score_masks(
         used_codes, places = np.unique(codes[codes >= 0], return_inverse=True)
         compact = np.full(len(codes), NO_MASK, np.int32)
         compact[codes >= 0] = places
-        tags = np.ascontiguousarray(hashes[used_codes, :2])
+        tags = tagged.hashes[used_codes]
         masks.append(JoinMask(side.group, group_key, tags, compact, side.is_positive))
     return ScoreMasks(FixedPoint(masking.bits, masking.tables), tuple(masks))

@@ -40,7 +40,7 @@ from tp_flower.features.columns import (
     NumericColumn,
     VectorColumn,
 )
-from tp_flower.keyed_hash import HashArray, KeyedHasher
+from tp_flower.keyed_hash import HashArray, KeyedHasher, order_of_hashes
 from tp_flower.query.fragment import Role
 
 # Arrow's own allocator keeps 40 MiB that are not used
@@ -121,8 +121,12 @@ class ExtractedKey:
 
     def hashed(self, hasher: KeyedHasher) -> KeyColumn:
         """Return the key in the form that leaves the site, ordered by its hashes."""
-        codes, hashes = self.hashed_whole(hasher)
-        return KeyColumn(codes, hashes[:, :2], self.kind)
+        hashes = hasher.tag_texts(self.texts)
+        order = order_of_hashes(hashes)
+        # the last is the entry that the code of a missing value selects
+        position = np.full(len(order) + 1, MISSING, np.int32)
+        position[order] = np.arange(len(order), dtype=np.int32)
+        return KeyColumn(position[self.codes], hashes[order], self.kind)
 
     def numbers(self) -> FloatArray:
         """Return the distinct values as numbers, (k,); of times microseconds.
@@ -140,15 +144,6 @@ class ExtractedKey:
         digits = pc.replace_substring_regex(self.texts, "^[a-z]+[0-9]+:", "")
         values: FloatArray = pc.cast(digits, pa.float64()).to_numpy()
         return values
-
-    def hashed_whole(self, hasher: KeyedHasher) -> tuple[CodeArray, HashArray]:
-        """Return the codes (n,) and all 256 bits (k, 4), in the order of the hashes."""
-        hashes = hasher.hash_texts(self.texts)
-        order = np.lexsort((hashes[:, 1], hashes[:, 0]))
-        sorted_position = np.empty(len(order) + 1, np.int32)
-        sorted_position[order] = np.arange(len(order), dtype=np.int32)
-        sorted_position[-1] = -1  # the entry that the code of a missing value selects
-        return sorted_position[self.codes], np.ascontiguousarray(hashes[order])
 
 
 def check_no_null(
@@ -335,7 +330,9 @@ class ExtractedShard:
         return VectorColumn(vectors)
 
     def _key(self, key: StoredColumn) -> ExtractedKey:
-        return ExtractedKey(*self._codes_and_texts(key.column), key.kind)
+        codes, texts = self._distinct(key.column)
+        rows = self._whole(key.column).to_numpy()
+        return ExtractedKey(codes[rows], texts, key.kind)
 
     def _numbers(self, column: str) -> FloatArray:
         numbers: FloatArray = self._whole(column).to_numpy()
@@ -349,14 +346,22 @@ class ExtractedShard:
     def _list(self, column: str) -> tuple[CodeArray, pa.Array]:
         """Return the code of each text of a list, -1 last, and the k sorted texts."""
         if column not in self._lists:
-            with pa.ipc.open_stream(self._open_file(TEXTS_FILE.format(column))) as file:
-                encoded = file.read_all()["t"].dictionary_encode().combine_chunks()
-            order = pc.sort_indices(encoded.dictionary)
-            rank = np.empty(len(order), np.int32)
+            codes, texts = self._distinct(column)
+            order = pc.sort_indices(texts)
+            rank = np.full(len(order) + 1, MISSING, np.int32)
             rank[order.to_numpy()] = np.arange(len(order))
-            codes = np.append(rank[encoded.indices.to_numpy()], np.int32(MISSING))
-            self._lists[column] = codes, encoded.dictionary.take(order)
+            self._lists[column] = rank[codes], texts.take(order)
         return self._lists[column]
+
+    def _distinct(self, column: str) -> tuple[CodeArray, pa.Array]:
+        """Return the same, with the k texts as they come.
+
+        To sort the keys of a million rows takes longer than to read them.
+        """
+        with pa.ipc.open_stream(self._open_file(TEXTS_FILE.format(column))) as file:
+            encoded = file.read_all()["t"].dictionary_encode().combine_chunks()
+        codes = np.append(encoded.indices.to_numpy(), np.int32(MISSING))
+        return codes, encoded.dictionary
 
     def _whole(self, column: str) -> pa.ChunkedArray:
         with self._open([column]) as file:

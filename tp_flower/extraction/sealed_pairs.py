@@ -141,7 +141,7 @@ def hash_pairs(
     """Return pairs with hashes in place of texts; QueryError for too many of them."""
     texts = pairs[TEXT].combine_chunks().dictionary_encode()
     positions = texts.indices.to_numpy()
-    hashes = hasher.hash_texts(texts.dictionary)[:, :2][positions]
+    hashes = hasher.tag_texts(texts.dictionary)[positions]
     numbers = pairs[CUTOFF].combine_chunks()
     if kind == "DATE":
         numbers = numbers.cast(pa.int32())
@@ -196,13 +196,13 @@ def read_own_keys(
 
 def match_pairs(own_keys: pa.Table, pairs: KeyedPairs, hasher: KeyedHasher) -> pa.Table:
     """Return the pairs whose keys are among a table's own, with the keys' values."""
-    hashes = hasher.hash_texts(own_keys[TEXT])
+    hashes = hasher.tag_texts(own_keys[TEXT])
     keys = own_keys.drop_columns([TEXT])
     columns = dict(zip(keys.column_names, keys.columns, strict=True))
     names = ", ".join(map(quote_name, (*columns, CUTOFF)))
     halves = ("half_0", "half_1")
     with closing(shared_cursor()) as cursor:
-        own_halves = dict(zip(halves, hashes[:, :2].T, strict=True))
+        own_halves = dict(zip(halves, hashes.T, strict=True))
         metadata = own_keys.schema.metadata
         hashed = pa.table({**columns, **own_halves}, metadata=metadata)
         register_pairs(cursor, "own", hashed)

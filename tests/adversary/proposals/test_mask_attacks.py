@@ -155,11 +155,8 @@ def test_the_key_of_all_sites_would_unmask_one_that_they_are_not_joined_to(
     # by the hashes of the run it also knows which row has which key: they are in this
     # order
     key = extracted(tables()["b"][["k"]], KEYS).keys[0]
-    codes, hashes = key.hashed_whole(
-        KeyedHasher(keys["run"]).purpose("tags of score masks")
-    )
-    tags = np.ascontiguousarray(hashes[:, :2])
-    guess = JoinMask("run", keys["run"], tags, codes, is_positive=True)
+    tagged = key.hashed(KeyedHasher(keys["run"]).purpose("tags of score masks"))
+    guess = JoinMask("run", keys["run"], tagged.hashes, tagged.codes, is_positive=True)
     words = grid.words[grid.nodes["b"]]
     names = {name for name, _ in computed}
     unmasked = [words + guess.of_rows(slice(None), 1, name) for name in names]

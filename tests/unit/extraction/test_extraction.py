@@ -12,6 +12,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.cmac import CMAC
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
@@ -26,7 +28,7 @@ from tp_flower.extraction.extract import extract, open_extracted
 from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
 from tp_flower.extraction.select_plan import kind_of
 from tp_flower.features.columns import CategoricalColumn
-from tp_flower.keyed_hash import KeyedHasher
+from tp_flower.keyed_hash import KeyedHasher, order_of_hashes
 from tp_flower.query import Fragment, SubQuery
 from tp_flower.sources.shards import scan
 
@@ -393,21 +395,18 @@ def test_order_of_rows_does_not_depend_on_the_label(features):
     assert np.count_nonzero(np.diff(label)) == pytest.approx(500, abs=5 * np.sqrt(250))
 
 
-def test_hashes_and_digests_are_those_of_the_texts():
+def test_hashes_are_the_tags_of_the_texts():
     frame = pd.DataFrame({"k": [*range(50), None], "c": "x"})
     (key,) = run(frame, fragment(keys=[('"c"', '"k"')])).keys
     hashed = key.hashed(HASHER)
-    whole = HASHER.hash_texts(key.texts)
+    tags = HASHER.tag_texts(key.texts)
     pairs = [tuple(pair) for pair in hashed.hashes.tolist()]
     assert hashed.hashes.dtype == np.uint64
     assert pairs == sorted(set(pairs))
-    expected = {tuple(row[:2]): tuple(row[2:]) for row in whole.tolist()}
-    digests = key.hashed_whole(HASHER)[1][:, 2:]
-    for pair, digest in zip(pairs, digests.tolist(), strict=True):
-        assert expected[pair] == tuple(digest)
+    assert set(pairs) == set(map(tuple, tags.tolist()))
     assert key.codes[-1] == hashed.codes[-1] == -1
     for code, sent in zip(key.codes[:-1], hashed.codes, strict=False):
-        assert tuple(whole[code, :2].tolist()) == pairs[sent]
+        assert tuple(tags[code].tolist()) == pairs[sent]
 
 
 def test_types_of_python_values():
@@ -458,11 +457,37 @@ def test_hash_equals_hmac_sha256(texts, are_few):
     assert np.array_equal(hashes, np.array(expected).reshape(-1, 4))
 
 
+def cmac_of(text):
+    """The library's, of which this is the same over arrays."""
+    cmac = CMAC(AES(SECRET))
+    cmac.update(text.encode())
+    return cmac.finalize()
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40)))
+@example(["", "a" * 15, "a" * 16, "a" * 17, "é" * 8, "a" * 32, "a" * 33])
+def test_tag_equals_aes_cmac(texts):
+    whole = pa.array(["before", *texts], pa.string())
+    with patch.object(keyed_hash, "_TEXTS_AT_ONCE", 3):
+        for array in (whole[1:], pa.chunked_array([whole[1:3], whole[3:]])):
+            tags = HASHER.tag_texts(array)
+            assert tags.dtype == np.uint64
+            sent = [tag.tobytes() for tag in tags.astype(">u8")]
+            assert sent == [cmac_of(text) for text in texts]
+
+
+def test_order_of_hashes_looks_at_their_second_halves():
+    hashes = np.random.default_rng(1).integers(0, 5, (50, 2)).astype(np.uint64)
+    assert hashes[order_of_hashes(hashes)].tolist() == sorted(hashes.tolist())
+
+
 def test_order_is_kept_over_many_texts():
     texts = [str(i) for i in range(300_000)]
     hashes = HASHER.hash_texts(pa.array(texts))
+    tags = HASHER.tag_texts(pa.array(texts))
     for place in (0, 150_000, 299_999):
         assert hashes[place].astype(">u8").tobytes() == hmac_of(texts[place])
+        assert tags[place].astype(">u8").tobytes() == cmac_of(texts[place])
 
 
 def test_purposes_and_secrets_give_unrelated_hashes():
@@ -470,6 +495,7 @@ def test_purposes_and_secrets_give_unrelated_hashes():
     purposes = [HASHER.purpose(name) for name in "xy"]
     hashers = [HASHER, *purposes, KeyedHasher(bytes(32))]
     assert len({hasher.hash_texts(text).tobytes() for hasher in hashers}) == 4
+    assert len({hasher.tag_texts(text).tobytes() for hasher in hashers}) == 4
     assert HASHER.purpose("x") == purposes[0]
 
 

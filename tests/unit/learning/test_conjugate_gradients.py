@@ -6,13 +6,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
 from numpy.testing import assert_allclose, assert_array_equal
+from scipy.optimize import brentq
+from scipy.special import expit
 
 from tests.support.reference.families import Family
 from tests.support.reference.training import Centralised, conjugate_gradients
 from tp_flower.joins.mapping import TableMapping, TableRows
 from tp_flower.joins.rows import JoinedRows
 from tp_flower.learning.solvers import RidgeSolver, gram
-from tp_flower.methods.cg.conjugate_gradients import Descent, Products, start_line
+from tp_flower.methods.cg.conjugate_gradients import (
+    Descent,
+    Products,
+    find_least,
+    start_line,
+)
 
 EPOCHS = 4
 
@@ -192,3 +199,30 @@ def test_gradient_over_a_corrected_loss_below_zero_is_finite():
         # both are measured against the same
         ratio = server.noise_norm(loss) / server.gradient_norm(loss)
         assert ratio == pytest.approx(np.sqrt(server.noise / server.slope))
+
+
+@given(st.integers(0, 10_000), st.floats(-3.0, 1.0))
+def test_a_line_search_ends_at_the_least_value(number, size):
+    rng = default_rng(number)
+    features, scores = rng.normal(size=(2, 20))
+    features *= 10.0**size
+    labels = rng.integers(0, 2, 20)
+
+    def rise_at(length: float) -> float:
+        chances = expit(scores + length * features)
+        return float((chances - labels) @ features) + 1e-3 * length
+
+    rise = rise_at(0.0)
+    if rise > 0.0:
+        features = -features
+        rise = rise_at(0.0)
+    length, left = find_least(rise_at, rise)
+    assert_allclose(length, brentq(rise_at, 0.0, 1e9), rtol=1e-3)
+    assert abs(left) <= abs(rise_at(length)) <= 1e-4 * abs(rise)
+
+
+def test_a_line_search_ends_where_the_slope_jumps_or_never_rises():
+    assert find_least(lambda at: -1.0 if at < 0.7 else 2.0, -1.0)[0] == pytest.approx(
+        0.7
+    )
+    assert find_least(lambda _: -1.0, -1.0) == (2.0**20, -1.0)

@@ -50,6 +50,8 @@ from tp_flower.objectives import Objective
 # of the slope's start: the search ends by interpolation below it
 SMALL_RISE: Final = 1e-4
 LONGEST: Final = 2.0**20  # length of a step along which the objective never rises
+TRUSTED: Final = 5  # points of a search, before interpolation must halve the slope
+NARROWEST: Final = 1e-9  # of its length, what is left to search
 HEADROOM: Final = 64.0
 """Times the mean size of v that its unit is: what is sent has some room, and most of
 its digits."""
@@ -236,31 +238,11 @@ class Descent:
 
         At the start f has the ``rise`` < 0, of which the ``pull`` is the penalty's.
         """
-        from scipy.optimize import brentq
-
-        rises = {0.0: rise}
 
         def rise_at(length: float) -> float:
-            if length not in rises:
-                rises[length] = pull + self._along(length) + length * self._p_p
-            # the search ends where it is 0
-            if abs(rises[length]) <= SMALL_RISE * abs(rise):
-                return 0.0
-            return rises[length]
+            return pull + self._along(length) + length * self._p_p
 
-        end = 1.0
-        while rise_at(end) < 0.0 and end < LONGEST:
-            end *= 2.0
-        if rise_at(end) > 0.0:
-            brentq(rise_at, 0.0, end)
-        lengths, values = map(np.array, zip(*list(rises.items())[-3:], strict=True))
-        if abs(values[-1]) > SMALL_RISE * abs(rise) or len(set(values)) < len(values):
-            return float(lengths[-1]), float(values[-1])
-        # inverse interpolation (Lagrange): its error is as the product of the points'
-        # errors
-        ratios = values / (values - values[:, None] + np.eye(len(values)))
-        np.fill_diagonal(ratios, 1.0)
-        return float(lengths @ ratios.prod(axis=1)), 0.0
+        return find_least(rise_at, rise)
 
     def _move(self) -> float:
         """Store the scores h + a d; return the weighted sum of the rows' losses."""
@@ -283,6 +265,56 @@ class Descent:
 
         (total,), _ = self.rows.run(slope)
         return float(total) / self.rows.rows
+
+
+def find_least(rise_at: Callable[[float], float], rise: float) -> tuple[float, float]:
+    """Return where a convex function of a length is least, and how it rises there.
+
+    Args:
+        rise_at: its derivative; each call passes over all joined rows.
+        rise: that at 0, below 0.
+
+    Source: inverse interpolation safeguarded by bisection, as Brent's.
+    """
+    points = [(0.0, rise)]
+    low = 0.0
+    high = math.inf
+    length = 1.0
+    while low < length < high and length <= LONGEST:
+        value = rise_at(length)
+        points.append((length, value))
+        is_fast = abs(value) < 0.5 * abs(points[-2][1])
+        if value < 0.0:
+            low = length
+        else:
+            high = length
+        root = _root_of(points[-3:])
+        if abs(value) <= SMALL_RISE * abs(rise):
+            return points[-1] if math.isnan(root) else (root, 0.0)
+        if math.isinf(high):
+            length *= 2.0
+        elif high - low <= NARROWEST * high:
+            # the derivative jumps
+            break
+        elif low < root < high and (is_fast or len(points) < TRUSTED):
+            length = root
+        else:
+            length = 0.5 * (low + high)
+    return points[-1]
+
+
+def _root_of(points: Sequence[tuple[float, float]]) -> float:
+    """Return where a function is 0 by inverse interpolation (Lagrange).
+
+    Its error is as the product of the points' errors. It is NaN where two points have
+    one value.
+    """
+    arguments, values = map(np.array, zip(*points, strict=True))
+    if len(set(values)) < len(values):
+        return math.nan
+    ratios = values / (values - values[:, None] + np.eye(len(values)))
+    np.fill_diagonal(ratios, 1.0)
+    return float(arguments @ ratios.prod(axis=1))
 
 
 def start_line(rows: JoinedRows, base: FloatArray) -> None:

@@ -48,10 +48,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, combinations_with_replacement, permutations
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
-from scipy import sparse
 
 from tp_flower.arrays import IntArray
 from tp_flower.keyed_hash import HashArray
@@ -60,6 +59,9 @@ from tp_flower.methods.moments.pads import SharedKeys
 from tp_flower.methods.moments.tree import JoinTree
 from tp_flower.methods.moments.words import WordArray, inner
 from tp_flower.privacy.key_agreement import pair_masks
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 NO_KEY: Final = -1
 _BLOCK_WORDS: Final = 1 << 19
@@ -82,6 +84,9 @@ def add_by_key(
 
     Codes (n,) are -1 for rows that have no such key, or take no part.
     """
+    # most runs add nothing up so, and scipy takes a sixth of a second to import
+    from scipy.sparse import csc_array
+
     has_key = codes >= 0
     places = codes[has_key]
     # a column of the matrix is a row of the table, which has one key at most
@@ -89,11 +94,11 @@ def add_by_key(
     weights = counts[has_key].astype(np.uint64)
     if len(sums) <= len(codes):
         shape = (len(sums), len(codes))
-        sums += sparse.csc_array((weights, places, starts), shape=shape) @ values
+        sums += csc_array((weights, places, starts), shape=shape) @ values
         return
     keys, places = np.unique(places, return_inverse=True)
     shape = (len(keys), len(codes))
-    sums[keys] += sparse.csc_array((weights, places, starts), shape=shape) @ values
+    sums[keys] += csc_array((weights, places, starts), shape=shape) @ values
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,11 +148,13 @@ class PassRows:
         return total
 
     @cached_property
-    def _maps(self) -> dict[tuple[int, int], sparse.csr_array]:
+    def _maps(self) -> "dict[tuple[int, int], csr_array]":
         """M^T by pair of edges, (keys of the second, keys of the first)."""
         return {pair: self._map(*pair) for pair in permutations(self.codes, 2)}
 
-    def _map(self, start: int, end: int) -> sparse.csr_array:
+    def _map(self, start: int, end: int) -> "csr_array":
+        from scipy.sparse import coo_array
+
         start_codes = self.codes[start]
         end_codes = self.codes[end]
         takes_part = (start_codes >= 0) & (end_codes >= 0)
@@ -155,7 +162,7 @@ class PassRows:
         counts = self.carried[frozenset((start, end))][takes_part].astype(np.uint64)
         shape = (self.keys[end], self.keys[start])
         # equal places are added up
-        return sparse.coo_array((counts, places), shape=shape).tocsr()
+        return coo_array((counts, places), shape=shape).tocsr()
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,6 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Self
 
 import numpy as np
-import scipy.linalg
-from scipy import special
 
 from tp_flower.arrays import BoolArray, FloatArray, IndexArray
 from tp_flower.methods.moments.penalties import Fit
@@ -77,6 +75,9 @@ def tail_of(square: float, columns: int, freedom: float) -> tuple[float, float]:
     With infinite ``freedom`` of the dispersion it is the chi-squared ``square``, else
     F, the square by column.
     """
+    # most runs have no errors, and scipy takes a sixth of a second to import
+    from scipy import special
+
     if np.isinf(freedom):
         return square, float(special.chdtrc(columns, square))
     f = square / columns
@@ -224,7 +225,7 @@ class Inference:
         block = self.covariance[np.ix_(columns, columns)]
         if not np.isfinite(block).all():
             return Wald(np.nan, len(columns), np.nan)
-        values, vectors = scipy.linalg.eigh(block)
+        values, vectors = np.linalg.eigh(block)
         is_tested = values > LEAST_EIGENVALUE * max(values[-1], 0.0)
         tested = vectors[:, is_tested]
         count = tested.shape[1]
@@ -243,6 +244,8 @@ class Inference:
 
     def _of(self, estimates: FloatArray, errors: FloatArray) -> FloatArray:
         """Return what ``names`` says of estimates (m,) with errors, (m, 5)."""
+        from scipy import special
+
         with np.errstate(divide="ignore", invalid="ignore"):
             ratios = estimates / errors
         if np.isinf(self.freedom):

@@ -28,12 +28,10 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
-from cryptography.hazmat.primitives.ciphers.algorithms import AES
-from cryptography.hazmat.primitives.ciphers.modes import ECB
+from cryptography.hazmat.primitives.ciphers import CipherContext
 
 from tp_flower.arrays import BoolArray, IntArray
-from tp_flower.keyed_hash import HashArray
+from tp_flower.keyed_hash import HashArray, block_cipher
 from tp_flower.methods.moments.words import WordArray
 from tp_flower.randomness import key_stream
 
@@ -72,7 +70,7 @@ class SharedKeys:
         shards = [counts.shape[1] for counts in self.counts]
         sizes = [sorted(of.items()) for of in (self.columns, self.bits)]
         stated = json.dumps([self.pass_name, shards, *sizes])
-        encryptor = _encryptor(self._derived(stated))
+        encryptor = block_cipher(self._derived(stated))
         states = _encrypted(encryptor, self.tags)
         for counts in self.counts:
             for of_shard in counts.T:
@@ -101,7 +99,7 @@ class SharedKeys:
         blocks = -(-columns // _WORDS)
         name = hashlib.sha256(json.dumps([side, shard, source]).encode()).digest()
         inputs = self.states ^ np.frombuffer(name[:_BLOCK_BYTES], "<u8")
-        encryptor = _encryptor(self._derived("sums"))
+        encryptor = block_cipher(self._derived("sums"))
         words = np.empty((len(self.tags), columns), np.uint64)
         for start in range(0, len(words), _BLOCK_KEYS):
             of_keys = slice(start, start + _BLOCK_KEYS)
@@ -153,11 +151,6 @@ class SharedKeys:
 
     def _derived(self, purpose: str) -> bytes:
         return hmac.digest(self.key, _PURPOSE + purpose.encode(), hashlib.sha256)
-
-
-def _encryptor(key: bytes) -> CipherContext:
-    """Return AES-256 of blocks of 128 bits, each by itself."""
-    return Cipher(AES(key), ECB()).encryptor()
 
 
 def _encrypted(encryptor: CipherContext, blocks: WordArray) -> WordArray:

@@ -15,7 +15,6 @@ from itertools import chain, pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
-import scipy.linalg
 
 from tp_flower.arrays import FloatArray, IndexArray
 from tp_flower.methods.moments.inference import ESTIMABLE
@@ -137,7 +136,10 @@ def inflations(moments: JoinedMoments, groups: Sequence[IndexArray]) -> list[Inf
         return []
     matrix = correlations(moments.covariance)
     bases = [_whiten(matrix[np.ix_(group, group)]) for group in groups]
-    basis = scipy.linalg.block_diag(*bases)
+    # few runs are asked for it, and scipy takes a sixth of a second to import
+    from scipy.linalg import block_diag
+
+    basis = block_diag(*bases)
     order = np.concatenate(list(groups))
     spectrum = Spectrum.of(basis.T @ matrix[np.ix_(order, order)] @ basis)
     inverse = spectrum.solve(0.0, np.eye(len(spectrum.values)))

@@ -20,7 +20,6 @@ from functools import cached_property
 from typing import NamedTuple, Self
 
 import numpy as np
-import scipy.linalg
 
 from tp_flower.arrays import FloatArray, IndexArray
 from tp_flower.methods.moments.noise import LabelUnit
@@ -53,7 +52,7 @@ class Spectrum(NamedTuple):
         """Return the spectrum of a symmetric matrix (d, d), each value at least so."""
         if not len(matrix):
             return cls(np.zeros(0), matrix)
-        values, vectors = scipy.linalg.eigh(matrix)
+        values, vectors = np.linalg.eigh(matrix)
         if least:
             return cls(np.maximum(values, least), vectors)
         return cls(
@@ -157,7 +156,7 @@ class JoinedMoments:
         """
         if self.deviations is None:
             return self
-        values, vectors = scipy.linalg.eigh(self.matrix)
+        values, vectors = np.linalg.eigh(self.matrix)
         floored = np.maximum(values, self.deviations.max())
         return replace(self, matrix=(vectors * floored) @ vectors.T, deviations=None)
 
