@@ -116,14 +116,16 @@ def score_masks(
     """
     if masking is None:
         return None
+    # few messages make masks, but all of them may import this module
+    import pyarrow as pa
+
     rows = masked.rows
     unmatched = masked.unmatched
     masks = []
     for side in masked.sides:
         key = masked.join_keys[side.key]
         group_key = keys(side.group)
-        tagged = key.hashed(KeyedHasher(group_key).purpose(_TAG_PURPOSE))
-        codes = tagged.codes[rows]
+        codes = key.codes[rows]
         if side.group in unmatched:
             alone = unpack_bits(unmatched[side.group], len(key.codes))[rows]
             codes = np.where(alone, np.int32(NO_MASK), codes)
@@ -134,9 +136,13 @@ def score_masks(
             raise MessageError(
                 f"{int(lacking.sum())} rows take part in {side.group} without a key"
             )
-        used_codes, places = np.unique(codes[codes >= 0], return_inverse=True)
-        compact = np.full(len(codes), NO_MASK, np.int32)
-        compact[codes >= 0] = places
-        tags = tagged.hashes[used_codes]
-        masks.append(JoinMask(side.group, group_key, tags, compact, side.is_positive))
+        is_used = np.zeros(len(key.texts), np.bool_)
+        is_used[codes[codes >= 0]] = True
+        hasher = KeyedHasher(group_key).purpose(_TAG_PURPOSE)
+        tags = hasher.tag_texts(key.texts.filter(pa.array(is_used)))
+        # the last is what the code of a missing value selects
+        places = np.append(np.cumsum(is_used, dtype=np.int32) - 1, np.int32(NO_MASK))
+        masks.append(
+            JoinMask(side.group, group_key, tags, places[codes], side.is_positive)
+        )
     return ScoreMasks(FixedPoint(masking.bits, masking.tables), tuple(masks))
