@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from scripts.bench.harness import Options, Outcome
 from scripts.bench.suites.boost import measure_boost
 from scripts.bench.suites.bytes import measure_bytes
+from scripts.bench.suites.cheap import measure_cheap
 from scripts.bench.suites.convergence import (
     measure_convergence,
     measure_movielens,
@@ -35,6 +36,7 @@ SUITES: Mapping[str, Callable[[Options], Outcome]] = {
     "bytes": measure_bytes,
     "speed": measure_speed,
     "centralized": measure_centralized,
+    "cheap": measure_cheap,
     "coreset": measure_coreset,
     "encode": measure_encode,
     "memory": measure_memory,
