@@ -12,6 +12,7 @@ epoch.
 import math
 from dataclasses import replace
 from typing import Final
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -23,15 +24,13 @@ from scripts.bench.harness import (
     Outcome,
     first_within,
     run_traced,
-    squared_norm,
     train,
 )
 from scripts.bench.schemas import SNOWFLAKES, datasets, snowflake
 from scripts.joined.centralized import JoinedTable, join_tables, read_sources
 from scripts.joined.models import Problem
-from strategies.run.grid import InProcessGrid
+from tp_flower.methods.cg.conjugate_gradients import Descent
 from tp_flower.query import Query
-from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 from tp_flower.sources.flights import FLIGHTS_REGRESSION_SQL, FLIGHTS_SQL
 
@@ -187,16 +186,17 @@ def _is_judged(outcome: Outcome, dataset: Dataset) -> bool:
     """Train by default, note gap, epochs and verdict; return whether that is right."""
     settings = Settings.from_run_config(dataset.settings)
     problem = Problem.of(dataset.joined(settings), settings)
-    penalties: list[float] = []
+    objectives: list[float] = []
+    gradient_norm = Descent.gradient_norm
 
-    def on_round(report: RoundReport, grid: InProcessGrid) -> None:
-        if report.train:
-            penalties.append(0.5 * settings.l2 * squared_norm(grid))
+    def noted(descent: Descent, loss: float) -> float:
+        objectives.append(loss + descent.penalty)
+        return gradient_norm(descent, loss)
 
-    report = train(dataset.sql, settings, dataset.join_only(), on_round).report
-    losses = [item.train["loss"] for item in report.history if item.train]
-    # sites take a step with the next message; the last one lowers the objective further
-    gap = (losses[-2] + penalties[-1]) / problem.objective(problem.optimum()) - 1.0
+    # sites take the last step with the message that ends the run, and show no model
+    with patch.object(Descent, "gradient_norm", noted):
+        report = train(dataset.sql, settings, dataset.join_only()).report
+    gap = objectives[-1] / problem.objective(problem.optimum()) - 1.0
     verdict = report.verdict.partition(":")[0]
     outcome.facts[f"{dataset.title}: gap (%), epochs, verdict"] = [
         *(round(100.0 * gap, 4), report.epochs, verdict)
