@@ -31,7 +31,7 @@ from tp_flower.query.fragment import Fragment, Role
 from tp_flower.sources.shards import Scan, ShardSource
 
 META_FILE: Final = "shard.json"
-MOST_ROWS: Final = 1 << 14
+MOST_ROWS: Final = 1 << 16
 MOST_VALUES: Final = 1 << 20  # of a batch, about 8 MB, if vectors have known lengths
 _VECTORS: Final = pa.list_(pa.float32())
 _TEXTS: Final = pa.schema([("t", pa.string())])
@@ -99,6 +99,7 @@ class _Writer:
         self, plan: select_plan.Plan, create: Callable[[str], pa.NativeFile]
     ) -> None:
         self._plan = plan
+        self._plain_keys = plan.plain_keys
         self._widths = {
             p.column: select_plan.vector_width(p.type) for p in plan.vectors
         }
@@ -178,12 +179,15 @@ class _Writer:
             **{str(role): piece.column for role, piece in plan.by_role.items()},
         )
 
-    def _positions(self, column: str, texts: pa.Array) -> pa.Array:
+    def _positions(self, column: str, values: pa.Array) -> pa.Array:
         """Return each row's position in the list of texts, -1 where it is NULL."""
-        encoded = texts.dictionary_encode()
-        self._lists[column].write_batch(pa.record_batch([encoded.dictionary], ["t"]))
+        encoded = values.dictionary_encode()
+        texts = encoded.dictionary
+        if column in self._plain_keys:
+            texts = select_plan.canonical_texts(texts, self._plain_keys[column])
+        self._lists[column].write_batch(pa.record_batch([texts], ["t"]))
         first = pa.scalar(self._listed[column], pa.int32())
-        self._listed[column] += len(encoded.dictionary)
+        self._listed[column] += len(texts)
         return pc.add(encoded.indices, first).fill_null(extracted.MISSING)
 
     def _vectors(self, piece: select_plan.TypedColumn, vectors: pa.Array) -> pa.Array:

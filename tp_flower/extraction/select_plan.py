@@ -24,6 +24,8 @@ from itertools import chain
 from typing import Final, Literal
 
 import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from tp_flower.duckdb_engine import quote_name, safe_message
 from tp_flower.errors import SourceError
@@ -42,6 +44,8 @@ _NUMBER: Final = (
     rf"U?(?:TINY|SMALL|BIG|HUGE)INT|U?INTEGER|{_FLOATS.pattern}"
     r"|(?:DECIMAL|NUMERIC)\(\d+, ?\d+\)"
 )
+_PLAIN: Final = re.compile(r"U?(?:TINY|SMALL|BIG)INT|U?INTEGER|VARCHAR")
+"""Types whose values differ if their canonical texts do."""
 _VECTOR: Final = re.compile(rf"(?P<element>{_NUMBER})\[(?P<length>\d*)\]")
 _KINDS: Final[dict[Kind, re.Pattern[str]]] = {
     "boolean": re.compile(r"BOOLEAN"),
@@ -168,6 +172,17 @@ def canonical_text(columns: Sequence[TypedColumn], *, null_is_value: bool) -> st
         part = f"'{column.kind}' || strlen({text}) || ':' || {text}"
         parts.append(f"coalesce({part}, 'null')" if null_is_value else part)
     return " || ".join(parts)
+
+
+def canonical_texts(values: pa.Array, kind: Kind) -> pa.Array:
+    """Return the canonical texts of keys of one integer or text, none NULL.
+
+    >>> canonical_texts(pa.array([7, -12]), "number").to_pylist()
+    ['number1:7', 'number3:-12']
+    """
+    texts = values.cast(pa.string())
+    lengths = pc.binary_length(texts).cast(pa.string())
+    return pc.binary_join_element_wise(kind, lengths, ":", texts, "")
 
 
 def _part_text(column: TypedColumn) -> str:
@@ -297,15 +312,27 @@ class Plan:
         return (*(piece.column for piece in self._values_of("text")), *self.composites)
 
     @property
+    def plain_keys(self) -> Mapping[str, Kind]:
+        """By column, the kinds of keys that the SELECT yields as they are.
+
+        Texts of distinct values are made faster than those of rows.
+        """
+        return {
+            column: parts[0].kind
+            for column, parts in self.composites.items()
+            if len(parts) == 1 and _PLAIN.fullmatch(parts[0].type) and column != GROUPS
+        }
+
+    @property
     def select(self) -> str:
-        """The SELECT: numbers, texts, the canonical texts of keys, then vectors."""
+        """The SELECT: numbers, texts, keys or their canonical texts, then vectors."""
         inner = [f"{_value(piece)} AS {piece.column}" for piece in self.values]
         inner += [f"{comparable_sql(piece)} AS {piece.column}" for piece in self.parts]
         outer = [piece.column for piece in (*self.numbers, *self._values_of("text"))]
-        outer += [
-            f"{_canonical(parts, is_group=column == GROUPS)} AS {column}"
-            for column, parts in self.composites.items()
-        ]
+        plain = self.plain_keys
+        for column, parts in self.composites.items():
+            text = _canonical(parts, is_group=column == GROUPS)
+            outer.append(f"{parts[0].column if column in plain else text} AS {column}")
         outer += [piece.column for piece in self.vectors]
         return (
             f"SELECT {', '.join(outer) or '0'} FROM "
