@@ -31,7 +31,11 @@ from tp_flower.errors import ModelError, SettingsError, TPFlowerError
 from tp_flower.files import home_at, user_home
 from tp_flower.methods.method import start_keys, start_model
 from tp_flower.model_names import MANIFEST_FILE, MODELS, ModelVersion, find_version
-from tp_flower.reports.likelihood import LikelihoodRatio, likelihood_ratio
+from tp_flower.reports.likelihood import (
+    LikelihoodRatio,
+    inference_of,
+    likelihood_ratio,
+)
 from tp_flower.reports.moments import METHOD, JoinAnswers
 from tp_flower.reports.results import Evaluation, Explanation, Predictions, Result
 from tp_flower.settings.run import EVALUATE, EXPLAIN, PREDICT, TRAIN
@@ -282,6 +286,22 @@ class FittedModel(Result):
         if len(outputs) == 1:
             frame = frame.drop(columns="output")
         return frame
+
+    @property
+    def inflation(self) -> "pd.DataFrame":
+        """The generalised variance inflation of each ``feature`` (Fox, Monette 1992).
+
+        Of a model with standard errors, as ``car::vif`` has it in R: ``columns`` are
+        the degrees of freedom, ``factor`` is the usual VIF of a single column,
+        ``scaled`` the widening of one standard error. None: other features determine
+        it.
+
+        Raises:
+            ModelError: the model has no standard errors, and why.
+        """
+        import pandas as pd
+
+        return pd.DataFrame(inference_of(self.report)["inflation"])
 
     def likelihood_ratio(self, smaller: "FittedModel") -> LikelihoodRatio:
         """Test whether this model needs the columns that a smaller one does not have.
