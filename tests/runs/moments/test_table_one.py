@@ -249,7 +249,8 @@ def test_policies_refuse_what_they_refuse_of_moments(tmp_path):
     files = at_owners(
         tmp_path / "strict", frames, "min-count = 12\nexpressions = false"
     )
-    with pytest.raises(SiteError, match=r"a description of 10 rows; set min-cell = 12"):
+    refusal = r"\(min-count = 12\) refuses: a description of 10 rows; set min-cell = 12"
+    with pytest.raises(SiteError, match=refusal):
         tp_flower.table_one(SQL, files, **how)
     # clinics have 8 rows
     match = (
@@ -264,6 +265,16 @@ def test_policies_refuse_what_they_refuse_of_moments(tmp_path):
     told = [each["scope"] for each in releases if each["what"] == "second-moments"]
     assert len(told) >= 3
     assert all(text.startswith("not covered: sums over") for text in told)
+
+
+def test_a_policy_demands_a_least_cell(tmp_path):
+    files = at_owners(tmp_path, tables(), "min-count = 1\nmin-cell = 15")
+    how = {"by": "c.kind", "home": tmp_path / "home"}
+    refusal = r"\(min-cell = 15\) refuses: a description of 14 rows; set min-cell = 15"
+    with pytest.raises(SiteError, match=refusal):
+        tp_flower.table_one(SQL, files, min_cell=14, **how)
+    frame = tp_flower.table_one(SQL, files, min_cell=15, **how)
+    assert (frame["count"].dropna() >= 15).all()
 
 
 def test_few_missing_values_are_not_told(tmp_path):
