@@ -117,6 +117,10 @@ def test_figures_are_those_of_groups_of_the_join(seed):
         assert counts.tolist() == crossed.loc[ward].tolist()
         shares = crossed.loc[ward] / crossed.sum()
         np.testing.assert_allclose(found.loc[crossed.columns, "share"], shares)
+        for group in crossed.columns:
+            count, size = int(crossed.loc[ward, group]), int(crossed[group].sum())
+            interval = scipy.stats.binomtest(count, size).proportion_ci(method="wilson")
+            assert found.loc[group, ["low", "high"]].tolist() == pytest.approx(interval)
     rows["v.ward"] = wards
     for name in ("v.ward", "p.sex", "v.ok"):
         counts = pd.crosstab(rows[name], rows["c.kind"])
@@ -176,6 +180,11 @@ def test_labels_are_described_and_rates_are_counts_by_time():
         high = scipy.stats.chi2.ppf(0.975, 2 * events + 2) / 2 / time
         assert rates.loc[group, "low"] == pytest.approx(low)
         assert rates.loc[group, "high"] == pytest.approx(high)
+    sums = rows.groupby("p.sex")[["v.ok", "v.dose"]].sum().astype(float)
+    events, time = sums["v.ok"], sums["v.dose"]
+    expected = scipy.stats.chisquare(events, events.sum() * time / time.sum())
+    assert rates["statistic"].iloc[0] == pytest.approx(expected.statistic, rel=1e-6)
+    assert rates["p"].iloc[0] == pytest.approx(expected.pvalue, rel=1e-6)
     labelled = SQL.replace("v.dose", "v.dose AS label")
     frame = tp_flower.table_one(labelled, sites(frames), min_cell=1)
     (found,) = cells(frame, "v.outcome")["mean"]
