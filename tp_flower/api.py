@@ -31,7 +31,12 @@ from tp_flower.errors import ModelError, SettingsError, TPFlowerError
 from tp_flower.files import home_at, user_home
 from tp_flower.methods.method import start_keys, start_model
 from tp_flower.model_names import MANIFEST_FILE, MODELS, ModelVersion, find_version
-from tp_flower.reports.likelihood import LikelihoodRatio, likelihood_ratio
+from tp_flower.reports.coefficients import COEFFICIENTS_FILE, coefficients_of
+from tp_flower.reports.likelihood import (
+    LikelihoodRatio,
+    inference_of,
+    likelihood_ratio,
+)
 from tp_flower.reports.moments import METHOD, JoinAnswers
 from tp_flower.reports.results import Evaluation, Explanation, Predictions, Result
 from tp_flower.settings.run import EVALUATE, EXPLAIN, PREDICT, TRAIN
@@ -264,24 +269,36 @@ class FittedModel(Result):
         Raises:
             ModelError: there are none; it says which setting or policy hides them.
         """
+        return coefficients_of(self.report)
+
+    @property
+    def inflation(self) -> "pd.DataFrame":
+        """The generalised variance inflation of each ``feature`` (Fox, Monette 1992).
+
+        Of a model with standard errors, as ``car::vif`` has it in R: ``columns`` are
+        the degrees of freedom, ``factor`` is the usual VIF of a single column,
+        ``scaled`` the widening of one standard error. None: other features determine
+        it.
+
+        Raises:
+            ModelError: the model has no standard errors, and why.
+        """
         import pandas as pd
 
-        rows = [
-            {"table": table, "column": entry["feature"], **entry}
-            for table, entries in self.report["coefficients"].items()
-            for entry in entries
-        ]
-        if not rows:
-            raise ModelError(self._missing_coefficients())
-        frame = pd.DataFrame(rows).drop(columns="feature")
-        frame = frame.rename(columns={"value": "coefficient"})
-        frame.columns = frame.columns.str.replace("-", "_")
-        outputs = set(frame["output"])
-        if outputs == {"gain"}:
-            frame = frame.rename(columns={"coefficient": "gain"})
-        if len(outputs) == 1:
-            frame = frame.drop(columns="output")
-        return frame
+        return pd.DataFrame(inference_of(self.report)["inflation"])
+
+    def summary(self) -> str:
+        """Return the model as statisticians print one: its coefficients, and so on.
+
+        With standard errors also Wald's tests and variance inflation of the features,
+        and the differences of categories from the first one.
+
+        Raises:
+            ModelError: there are no coefficients; it says what hides them.
+        """
+        from tp_flower.reports.summary import summary
+
+        return summary(self.report)
 
     def likelihood_ratio(self, smaller: "FittedModel") -> LikelihoodRatio:
         """Test whether this model needs the columns that a smaller one does not have.
@@ -338,8 +355,9 @@ class FittedModel(Result):
             target.mkdir(parents=True, exist_ok=True)
             if any(target.iterdir()):
                 raise ModelError(f"{target} is not empty: choose another folder")
-            for file in self.folder.glob("report.*"):
-                shutil.copy(file, target)
+            for pattern in ("report.*", COEFFICIENTS_FILE):
+                for file in self.folder.glob(pattern):
+                    shutil.copy(file, target)
             for model in models:
                 for part in (Path(), Path(STATE)):
                     source = model.folder(self._workspace.home / part)
@@ -419,24 +437,6 @@ class FittedModel(Result):
         if self._workspace.temporary is None:
             return f"{self.name}, in {self._workspace.home}"
         return f"{self.name}, deleted with this object: save(folder) copies it"
-
-    def _missing_coefficients(self) -> str:
-        """Return why the model has no coefficients to show."""
-        from tp_flower.settings import Settings
-
-        settings = Settings.from_run_config(self.report["settings"])
-        if model := settings.other_model:
-            return f"model {model!r} has no coefficients: linear and boosted models do"
-        if "validation_fraction" not in settings.rules.reads:
-            return (
-                f"strategy {settings.method_name!r} reports no coefficients: cg, admm, "
-                "sgd and boost do"
-            )
-        tables = ", ".join(repr(table["table"]) for table in self.report["tables"])
-        return (
-            f"the policies of tables {tables} hide their coefficients: coefficients = "
-            "true in the policy of a table shows them"
-        )
 
 
 RESULTS: Final[Mapping[str, type[Result]]] = {

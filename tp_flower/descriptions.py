@@ -43,7 +43,9 @@ def table_one(
     Returns:
         A row for each ``variable``, ``category`` and ``group``, "all" among them:
         ``count`` and ``missing`` rows, ``mean`` and ``deviation`` of numbers, ``share``
-        of categories; ``test``, ``statistic`` and ``p``. NaN is hidden, or nothing.
+        of categories, of events by time ``events``, ``time`` and ``rate``; ``low`` and
+        ``high``, the ends of the interval of 95 % of a share or rate; ``test``,
+        ``statistic`` and ``p``. NaN is hidden, or nothing.
         ``attrs["notes"]`` has what is to be said of them.
 
     Raises:

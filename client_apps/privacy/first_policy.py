@@ -32,6 +32,8 @@ _RULES: Final[Mapping[str, str]] = {
     "some value tells of it",
     "min-rows = 20": "results of fewer rows than {min-rows}",
     "min-count = 5": "categories and label texts of fewer rows than {min-count}",
+    "min-cell = 20": "no less; with it, only descriptions of a join that hide cells of "
+    "fewer rows,\n## from whoever reads them, not from the server",
     'scores-per-rank = "any"': "score vectors without end, which tell the features: "
     "else, over all runs, {scores-per-rank:g} for\n## each direction that the rows "
     "vary in; constants, copies and a column beside which little varies do not count",

@@ -310,7 +310,8 @@ class Evaluate(ModelStrategy):
         objective = objective.weighted(row_weights(weighting, weights, mapping))
         response = objective.response
         target = objective.target
-        self.metrics = objective.metrics(scores)
+        fitted = objective.fitted_metrics(scores, self.manifest.response)
+        self.metrics = {**objective.metrics(scores), **fitted}
         constant = objective.constant_metrics(np.array(self.manifest.base_score))
         if warning := no_better(
             response.headline, self.metrics, constant, "these rows"

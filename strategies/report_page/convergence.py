@@ -23,6 +23,7 @@ METRIC_NAMES = {
     "coverage": "share of labels up to the score",
     "log_loss": "log loss",
     "log_likelihood": "log partial likelihood",
+    "integrated_brier": "integrated Brier score",
     "loss": "loss",
 }
 """The metrics' names for people, the most telling first."""

@@ -35,6 +35,7 @@ from tp_flower.reports.blocks import (
     render_head,
     render_page,
 )
+from tp_flower.reports.coefficients import write_coefficients
 from tp_flower.reports.console import text_table
 from tp_flower.reports.records import REPORT_FILE, write_whole
 from tp_flower.settings.run import EVALUATE, EXPLAIN, PREDICT, TRAIN
@@ -103,13 +104,14 @@ def commands(report: Record) -> Code:
 
 
 def page_lines(folder: Path) -> str:
-    """Write `report.html` and `run.toml` beside a folder's `report.json`.
+    """Write `report.html`, `run.toml` and coefficients beside a folder's `report.json`.
 
     Return commands that go on from there, and a line that says where the page is.
     """
     content = read_report(folder)
     report = Record(content)
     write_whole(folder / RUN_FILE, run_file(report))
+    write_coefficients(content, folder)
     page = write_whole(folder / PAGE_FILE, render(content))
     block = commands(report)
     return "\n".join([f"{block.title}:", *block.lines, f"Page: {page}"])

@@ -283,6 +283,11 @@ class PreparedRun(ABC):
         """Return the meaning of scores, with what those of the saved model add."""
         return self.response
 
+    def fitted_metrics(self, response: Response) -> dict[str, float]:
+        """Return metrics of the test rows by what training has added to the meaning."""
+        del response
+        return {}
+
     def table_reports(self) -> list[TableReport]:
         """Return the report's record of every table, in the order of the query."""
         return [
@@ -431,6 +436,14 @@ class TrainingProblem(PreparedRun):
             return self.response
         return self.objective.fit_response(self.rows.whole(SCORES))
 
+    def fitted_metrics(self, response: Response) -> dict[str, float]:
+        """Return metrics of the test rows by what training has added to the meaning."""
+        rows = self.held_out_rows
+        if not self.response.reads_scores or rows is None or not len(self.tested):
+            return {}
+        scores = rows.take(SCORES, np.flatnonzero(~self.validates))
+        return self.tested.fitted_metrics(scores, response)
+
     def train_metrics(self, total: float | None = None) -> dict[str, float]:
         """Return the metrics of the training rows' scores.
 
@@ -492,10 +505,18 @@ class TrainingProblem(PreparedRun):
     def baselines(self) -> dict[str, dict[str, float]]:
         """By part, the metrics of the best constant score of the training rows."""
         parts = {"train": self.objective, "test": self.tested}
-        return {
+        constant = {
             part: objective.constant_metrics(self.base_score)
             for part, objective in parts.items()
         }
+        if constant["test"] and self.response.reads_scores:
+            trained, tested = (
+                np.broadcast_to(self.base_score, (len(part), part.outputs))
+                for part in parts.values()
+            )
+            response = self.objective.fit_response(trained)
+            constant["test"] |= self.tested.fitted_metrics(tested, response)
+        return constant
 
     def compare(
         self, predicted: FloatArray | None, *, is_noisy: bool

@@ -7,6 +7,7 @@ at its end.
 
 import math
 from collections.abc import Generator, Mapping
+from dataclasses import replace
 from logging import INFO
 from typing import Any, ClassVar, Final
 
@@ -193,6 +194,9 @@ class TrainingStrategy(RoundStrategy):
         # otherwise the scores are not those of the model that is saved
         if not (self.is_cut_short and self.lowest.epoch):
             self.response = problem.fit_response()
+            if metrics := problem.fitted_metrics(self.response):
+                test = {**self.final.test, **metrics}
+                self.final = replace(self.final, test=test)
             self.warn(*self.response.cautions)
 
     def _end_cut_short(self) -> None:

@@ -348,6 +348,9 @@ def test_coefficients_that_are_hidden_say_by_what(tmp_path):
     of_policy = api.fit(SQL, file, **QUICK)
     with pytest.raises(ModelError, match=r"policies of tables 'o', 'i' hide .* = true"):
         of_policy.coefficients  # noqa: B018
+    with pytest.raises(ModelError, match=r"policies of tables 'o', 'i' hide .* = true"):
+        of_policy.summary()
+    assert not (of_policy.folder / "coefficients.csv").exists()
     network = api.fit(SQL, SITES, model="mlp", **QUICK)
     with pytest.raises(ModelError, match="model 'mlp' has no coefficients"):
         network.coefficients  # noqa: B018

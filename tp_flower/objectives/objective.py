@@ -159,6 +159,13 @@ class Objective(ABC):
         del scores
         return self.response
 
+    def fitted_metrics(
+        self, scores: FloatArray, response: Response
+    ) -> dict[str, float]:
+        """Return metrics by what the training rows have added to the response."""
+        del scores, response
+        return {}
+
     def gradient(self, scores: FloatArray) -> FloatArray:
         """Return d loss / d scores of every row (Eq. 4), without weights, (N, d_c)."""
         raise NotImplementedError

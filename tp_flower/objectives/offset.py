@@ -117,6 +117,12 @@ class OffsetObjective(Objective):
         """Return the family's, of scores with the offset."""
         return self.without.fit_response(scores + self._added)
 
+    def fitted_metrics(
+        self, scores: FloatArray, response: Response
+    ) -> dict[str, float]:
+        """Return the family's, of scores with the offset."""
+        return self.without.fitted_metrics(scores + self._added, response)
+
     def refusal_to_train(self) -> str:
         """Return why nothing is learned from what the offset leaves, or ""."""
         return self.without.refusal_to_train()

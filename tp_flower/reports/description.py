@@ -43,9 +43,9 @@ def table_frame(report: Mapping[str, Any]) -> "pd.DataFrame":
             for group, cell in zip(groups, row["cells"], strict=True)
         ]
     names = ("variable", "category", "group", "count", "share", "mean", "deviation")
-    rates = ("events", "time", "rate", "low", "high")
+    rates = ("events", "time", "rate")
     has_rates = any("rate" in row for row in rows)
-    columns = [*names, "missing", *rates[: len(rates) * has_rates]]
+    columns = [*names, "missing", *rates[: len(rates) * has_rates], "low", "high"]
     frame = pd.DataFrame(rows, columns=[*columns, "test", "statistic", "p"])
     numbers = [name for name in columns if name not in names[:3]]
     frame[numbers] = frame[numbers].astype(float)

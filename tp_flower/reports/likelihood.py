@@ -16,7 +16,7 @@ from tp_flower.errors import ModelError
 SAME: Final = 1e-9
 """The relative difference of two sums over the same rows."""
 SET_ERRORS: Final = (
-    "train both by strategy 'cg' with standard_errors='model' and l2=0, to the optimum"
+    "train it by strategy 'cg' with standard_errors='model', to the optimum"
 )
 
 
@@ -42,7 +42,11 @@ def likelihood_ratio(
     Raises:
         ModelError: they are not of the same rows and loss, or not at their optima.
     """
-    few, many = _inference(smaller), _inference(larger)
+    few, many = inference_of(smaller), inference_of(larger)
+    if smaller["settings"]["l2"] or larger["settings"]["l2"]:
+        raise ModelError(
+            "a model has a penalty, l2, and no likelihood: train both with l2=0"
+        )
     for what, values in _what_is_the_same(smaller, larger):
         if not _are_same(*values):
             raise ModelError(
@@ -67,8 +71,12 @@ def likelihood_ratio(
     return LikelihoodRatio(statistic, columns, p)
 
 
-def _inference(report: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a report says of its model's parameters."""
+def inference_of(report: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a report says of its model's parameters.
+
+    Raises:
+        ModelError: the model has no standard errors, and why.
+    """
     inference: Mapping[str, Any] = report.get("inference") or {}
     if "parameters" not in inference:
         reason = inference.get("note", "")
@@ -77,8 +85,6 @@ def _inference(report: Mapping[str, Any]) -> Mapping[str, Any]:
                 "No standard errors: ", ""
             )
         )
-    if report["settings"]["l2"]:
-        raise ModelError(f"a model has a penalty, l2, and no likelihood: {SET_ERRORS}")
     return inference
 
 

@@ -62,7 +62,8 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
               `strategies.disclosures`, of readings `strategies.score_readings`
 
 Metrics: `loss`, and `rmse`, `mae`, `r2` (regression), `auc`, `accuracy`, `log_loss`
-(classification) or `concordance`, `log_likelihood` (survival). Up is from the sites to
+(classification) or `concordance`, `log_likelihood`, and of test rows
+`integrated_brier` (survival). Up is from the sites to
 the server. `overhead-bytes` is what messages carry besides the arrays of the tables,
 both ways.
 """

@@ -173,6 +173,8 @@ class Policy:
             own. If given, columns in no list do not exist for the server.
         keys: what join keys and groups may read, which must then be plain columns: the
             keyed hashes of a condition would reveal which rows meet it.
+        min_cell: the rows or events of a cell that a description shows, at least; as
+            many as a category needs by ``min_count``, if that is more.
         scores_per_rank: how many score vectors without noise leave of a table's rows,
             over all runs, in parts of the rows' effective rank
             (:mod:`tp_flower.features.ranks`); None for any number.
@@ -202,6 +204,7 @@ class Policy:
     expressions: Flag = True
     min_rows: Count = 1
     min_count: Count = 1
+    min_cell: Count = 1
     scores_per_rank: Annotated[float, _ABOVE_OR_0] | Literal["any"] | None = None
     cover: WholeNumber = 0
     sees_regions: Flag = True

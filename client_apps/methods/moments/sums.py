@@ -251,7 +251,7 @@ def _check_rows(site: Site, number: int, shard: CountedShard) -> None:
     """Refuse sums over fewer rows than the table's policy asks for."""
     source = site.source(number)
     source.policy.check_release(RULE, is_private=shard.noise is not None)
-    check_cells(site.terms.settings, source.min_count)
+    check_cells(site.terms.settings, source.min_count, source.policy.min_cell)
     rows, trained = shard.taking_part
     is_trained = np.zeros(shard.extracted.rows, np.bool_)
     is_trained[rows[:trained]] = True

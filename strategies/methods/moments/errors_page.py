@@ -23,6 +23,7 @@ def sections(report: blocks.Record) -> blocks.Blocks:
     yield from coefficients(report, inference.text("note"))
     yield _contrasts(inference)
     yield _tests(inference)
+    yield inflation(inference)
 
 
 def coefficients(report: blocks.Record, note: str) -> blocks.Blocks:
@@ -146,6 +147,24 @@ def _tests(inference: blocks.Record) -> blocks.Table:
     )
     title = "Wald's test of each feature"
     return blocks.tabulate(title, tests[:MOST_ROWS], columns, is_folded=True)
+
+
+def inflation(section: blocks.Record) -> blocks.Table:
+    """Return the features of largest variance inflation."""
+    features = sorted(
+        section.records("inflation"),
+        key=lambda item: -(item.number("scaled") or math.inf),
+    )
+    columns = [
+        blocks.text_column("feature", "feature"),
+        blocks.count_column("columns", "columns"),
+        number_column(
+            "GVIF", "factor", console.format_value, empty="determined by others"
+        ),
+        number_column("GVIF^(1/2 columns)", "scaled", "{:.3f}".format),
+    ]
+    title = "Variance inflation (generalised, Fox and Monette 1992)"
+    return blocks.tabulate(title, features[:MOST_ROWS], columns, is_folded=True)
 
 
 def number_column(

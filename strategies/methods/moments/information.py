@@ -16,6 +16,8 @@ Entry ``inference`` of `report.json`::
     intercept   {value, standard-error, low, high}   of the score of a row of zeros
     undetermined  [column]   those without an error, as others add up to them
     tests       [{feature, columns, statistic, p}]   Wald's, of all columns of a feature
+    inflation   [{feature, columns, factor, scaled}]   generalised VIF, by degrees of
+                freedom, and its root of twice these; null where others determine it
     contrasts   [{column, reference, value, standard-error, z or t, p, low, high}]   of
                 features whose columns add up to 1: differences from the first column
 """
@@ -40,6 +42,7 @@ from strategies.methods.moments.join_counts import JoinCounts
 from strategies.methods.moments.section import (
     CONDITIONAL,
     feature_columns,
+    inflation_entries,
     statistics_by_table,
     undetermined,
 )
@@ -446,6 +449,13 @@ class Errors:
                     **self.inference.test(positions, self.estimates)._asdict(),
                 }
                 for name, positions in features.items()
+            ],
+            "inflation": [
+                entry
+                for entry in inflation_entries(
+                    self.inference.design, self.columns.by_feature
+                )
+                if entry["feature"] in features
             ],
             "contrasts": [
                 each

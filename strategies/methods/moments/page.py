@@ -1,11 +1,14 @@
 """The sections of a report's page about what second moments tell."""
 
-import math
 from collections.abc import Sequence
 from typing import Final
 
 from strategies.methods.moments.describe.page import description
-from strategies.methods.moments.errors_page import coefficients, number_column
+from strategies.methods.moments.errors_page import (
+    coefficients,
+    inflation,
+    number_column,
+)
 from strategies.methods.moments.section import PASSES
 from tp_flower.reports import blocks, console
 
@@ -27,7 +30,7 @@ def sections(report: blocks.Record) -> blocks.Blocks:
     yield _noise(report)
     yield _tables(report)
     yield _path(moments.records("path"))
-    yield _inflation(moments)
+    yield inflation(moments)
     yield _correlations(moments)
     yield _components(moments)
 
@@ -110,24 +113,6 @@ def _tables(report: blocks.Record) -> blocks.Table:
         "table without which R2 stays the same could be left out."
     )
     return blocks.tabulate("R2 of the tables", rows, columns, note)
-
-
-def _inflation(moments: blocks.Record) -> blocks.Table:
-    """Return the features of largest variance inflation."""
-    features = sorted(
-        moments.records("inflation"),
-        key=lambda item: -(item.number("scaled") or math.inf),
-    )
-    columns = [
-        blocks.text_column("feature", "feature"),
-        blocks.count_column("columns", "columns"),
-        number_column(
-            "GVIF", "factor", console.format_value, empty="determined by others"
-        ),
-        number_column("GVIF^(1/2 columns)", "scaled", "{:.3f}".format),
-    ]
-    title = "Variance inflation (generalised, Fox and Monette 1992)"
-    return blocks.tabulate(title, features[:MOST_ROWS], columns, is_folded=True)
 
 
 def _correlations(moments: blocks.Record) -> blocks.Table:

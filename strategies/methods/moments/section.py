@@ -27,7 +27,7 @@ import numpy as np
 
 from strategies.methods.moments.noise import Interval, NoiseEffect
 from strategies.setup.problem import PreparedRun, TrainingProblem
-from tp_flower.arrays import FloatArray
+from tp_flower.arrays import FloatArray, IndexArray
 from tp_flower.methods.moments import questions
 from tp_flower.methods.moments.inference import Inference
 from tp_flower.methods.moments.penalties import Fit
@@ -186,7 +186,6 @@ def answers(
         trained, list(features.values()), MOST_CORRELATIONS
     )
     names = [*columns.names, *labels]
-    inflations = questions.inflations(trained, list(features.values()))
     explained = questions.explained(passes, TRAINED, columns.by_table, l2)
     shares, loadings = questions.components(trained)
     return {
@@ -194,10 +193,7 @@ def answers(
             {"table": name, "alone": _by_name(alone), "without": _by_name(without)}
             for name, (alone, without) in explained.items()
         ],
-        "inflation": [
-            {"feature": name, **each._asdict(), "scaled": each.scaled}
-            for name, each in zip(features, inflations, strict=True)
-        ],
+        "inflation": inflation_entries(trained.covariance, features),
         "correlations": [
             {"first": names[first], "second": names[second], "correlation": value}
             for first, second, value in pairs
@@ -207,6 +203,17 @@ def answers(
             for share, loading in zip(shares, loadings.T, strict=True)
         ],
     }
+
+
+def inflation_entries(
+    covariance: FloatArray, features: Mapping[str, IndexArray]
+) -> list[dict[str, object]]:
+    """Return the generalised VIF of each feature, by the columns' covariance (d, d)."""
+    inflations = questions.inflations(covariance, list(features.values()))
+    return [
+        {"feature": name, **each._asdict(), "scaled": each.scaled}
+        for name, each in zip(features, inflations, strict=True)
+    ]
 
 
 def _by_name(values: Mapping[int, float]) -> dict[str, float]:

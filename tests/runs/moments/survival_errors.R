@@ -19,11 +19,14 @@ numbers <- function(name, x) cat(name, " = [", paste(format(x, digits = 12), col
 describe <- function(name, formula, weights = rep(1, nrow(rows))) {
   environment(formula) <- environment()
   exact <- coxph.control(eps = 1e-12, iter.max = 100, toler.chol = 1e-13)
-  found <- summary(coxph(formula, rows, weights, ties = "efron", robust = FALSE, control = exact))$coefficients
+  fit <- coxph(formula, rows, weights, ties = "efron", robust = FALSE, control = exact)
+  found <- summary(fit)$coefficients
   cat("[", name, "]\n", sep = "")
   numbers("coefficients", found[, "coef"])
   numbers("errors", found[, "se(coef)"])
   numbers("chances", found[, "Pr(>|z|)"])
+  # as car::vif: of single columns the diagonal of the inverse of the estimates' correlations
+  numbers("inflation", diag(solve(cov2cor(vcov(fit)))))
 }
 cat("# Made by survival_errors.R, which stands beside it.\n")
 describe("plain", Surv(days, died) ~ hours + age + crp)

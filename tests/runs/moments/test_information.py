@@ -98,8 +98,10 @@ def test_models_that_cannot_be_compared():
         "the models differ in training rows": fit(
             sql("c.claims", FEATURES[:1], " WHERE c.km > -1"), loss="poisson"
         ),
-        "has a penalty, l2": fit(sql("c.claims", FEATURES[:1]), loss="poisson", l2=0.1),
-        "train both by strategy 'cg' with standard_errors": fit(
+        "has a penalty, l2, and no likelihood: train both with": fit(
+            sql("c.claims", FEATURES[:1]), loss="poisson", l2=0.1
+        ),
+        "train it by strategy 'cg' with standard_errors": fit(
             sql("c.claims", FEATURES[:1]), loss="poisson", standard_errors="none"
         ),
     }
@@ -126,6 +128,10 @@ def test_errors_are_those_of_the_join(loss, kind):
         assert each["columns"] == 1
         assert each["statistic"] == pytest.approx(ratio**2, rel=1e-9)
         assert each["p"] == pytest.approx(column["p"], rel=1e-6)
+    # of the estimates' correlations, whatever the kind of errors
+    correlated = fit_linear(features, label, loss).covariance[:-1, :-1]
+    factors = np.diag(correlated) * np.diag(np.linalg.inv(correlated))
+    np.testing.assert_allclose(model.inflation["factor"], factors, rtol=RTOL)
 
 
 @pytest.mark.parametrize("loss", ["poisson", "gamma"])
@@ -224,6 +230,37 @@ def test_categories_differ_from_a_reference_as_by_treatment_coding(loss):
     assert test["statistic"] == pytest.approx(square / share, rel=1e-4)
 
 
+@pytest.mark.parametrize("loss", ["squared", "poisson"])
+def test_the_inflation_of_features_is_that_of_r(loss):
+    """Of an indicator of each job, where R leaves one out."""
+    query = sql(LABELS[loss], (*FEATURES, "p.job"))
+    names = "p.job=categories(baker, cook, nurse, smith)"
+    found = fit(query, loss=loss, encoders=names).inflation.set_index("feature")
+    of_r = found.loc[[*FEATURES, "p.job"]]
+    np.testing.assert_allclose(of_r["factor"], OF_R[loss]["inflation"], rtol=RTOL)
+    assert of_r["columns"].to_list() == [1, 1, 1, 1, 3]
+    powers = 0.5 / of_r["columns"]
+    np.testing.assert_allclose(of_r["scaled"], of_r["factor"] ** powers)
+
+
+def test_what_others_determine_has_no_inflation():
+    frames = tables()
+    frames["people"]["months"] = 12.0 * frames["people"]["age"]
+    query = sql("c.claims", ("c.km", "p.age", "p.months"))
+    model = fit(query, sites(**frames), loss="poisson")
+    factors = model.inflation.set_index("feature")["factor"]
+    assert factors.isna().to_dict() == {"c.km": False, "p.age": True, "p.months": True}
+    page = (model.folder / "report.html").read_text()
+    assert "Variance inflation" in page
+    assert "determined by others" in page
+
+
+def test_models_without_errors_have_no_inflation():
+    model = fit(sql("c.claims"), loss="poisson", num_epochs=1)
+    with pytest.raises(ModelError, match="not come to the optimum"):
+        model.inflation  # noqa: B018 - a property
+
+
 def test_errors_are_shown_where_coefficients_are(tmp_path):
     allowed = (
         'most-unmatched = 1\nreleases = { scores = "masked", covariance = "clear" }'
@@ -240,7 +277,8 @@ def test_errors_are_shown_where_coefficients_are(tmp_path):
     assert model.coefficients["standard_error"].notna().all()
     inference = model.report["inference"]
     assert "Not shown of c, r, z, whose policies" in inference["note"]
-    assert [each["feature"] for each in inference["tests"]] == ["p.age"]
+    for name in ("tests", "inflation"):
+        assert [each["feature"] for each in inference[name]] == ["p.age"]
     assert inference["intercept"] == {}
 
 

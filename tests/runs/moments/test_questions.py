@@ -120,7 +120,7 @@ def test_the_inflation_of_a_feature_of_several_columns():
     numbers = rng.normal(size=(500, 2)) + indicators[:, :2]
     moments = moments_of(np.column_stack([numbers, indicators]))
     groups = [np.array([0]), np.array([1]), np.array([2, 3, 4])]
-    found = inflations(moments, groups)
+    found = inflations(moments.covariance, groups)
     # Fox and Monette: the determinants of R, without one of three indicators
     kept = np.column_stack([numbers, indicators[:, 1:]])
     whole = determinant(kept)
@@ -137,7 +137,8 @@ def test_what_others_determine_has_no_inflation():
     numbers[:, 2] += numbers[:, 0]
     # two columns that are one, and a third on its own with a neighbour
     features = np.column_stack([numbers, 2.0 * numbers[:, 1] + 3.0])
-    found = inflations(moments_of(features), [np.array([n]) for n in range(4)])
+    covariance = moments_of(features).covariance
+    found = inflations(covariance, [np.array([n]) for n in range(4)])
     assert [np.isinf(each.factor) for each in found] == [False, True, False, True]
     alone = 1 / (1 - r2_of_others(features[:, :3], 0))
     assert found[0].factor == pytest.approx(alone)

@@ -16,6 +16,7 @@ OF_R = tomllib.loads(Path(__file__).with_name("survival_errors.toml").read_text(
 """What survival_errors.R has printed, of rows by the same formulas."""
 LARGEST_ERROR = {"plain": 2e-3, "all": 1e-2}
 COLUMNS = ["hours", "age", "crp"]
+FEATURES = ["s.hours", "p.age", "l.crp"]
 SQL = """SELECT s.days AS time, s.died AS event{more}, s.hours, p.age, l.crp
 FROM surgeries s JOIN patients p ON s.person = p.id LEFT JOIN lab l ON l.person = p.id
 """
@@ -82,6 +83,12 @@ def test_errors_are_nearly_those_of_r(sql, name, cuts):
     inference = model.report["inference"]
     assert inference["ratio"] == "hazard ratio"
     assert inference["intercept"] == {}
+    # vcov's, which stretches approximate
+    np.testing.assert_allclose(
+        model.inflation.set_index("feature").loc[FEATURES, "factor"],
+        of_r["inflation"],
+        rtol=LARGEST_ERROR[name],
+    )
     assert "of the information is within them and estimated" in inference["note"]
     assert not model.report["warnings"]
     assert "hazard ratio (95 %)" in model.text()

@@ -117,6 +117,10 @@ def test_figures_are_those_of_groups_of_the_join(seed):
         assert counts.tolist() == crossed.loc[ward].tolist()
         shares = crossed.loc[ward] / crossed.sum()
         np.testing.assert_allclose(found.loc[crossed.columns, "share"], shares)
+        for group in crossed.columns:
+            count, size = int(crossed.loc[ward, group]), int(crossed[group].sum())
+            interval = scipy.stats.binomtest(count, size).proportion_ci(method="wilson")
+            assert found.loc[group, ["low", "high"]].tolist() == pytest.approx(interval)
     rows["v.ward"] = wards
     for name in ("v.ward", "p.sex", "v.ok"):
         counts = pd.crosstab(rows[name], rows["c.kind"])
@@ -176,6 +180,11 @@ def test_labels_are_described_and_rates_are_counts_by_time():
         high = scipy.stats.chi2.ppf(0.975, 2 * events + 2) / 2 / time
         assert rates.loc[group, "low"] == pytest.approx(low)
         assert rates.loc[group, "high"] == pytest.approx(high)
+    sums = rows.groupby("p.sex")[["v.ok", "v.dose"]].sum().astype(float)
+    events, time = sums["v.ok"], sums["v.dose"]
+    expected = scipy.stats.chisquare(events, events.sum() * time / time.sum())
+    assert rates["statistic"].iloc[0] == pytest.approx(expected.statistic, rel=1e-6)
+    assert rates["p"].iloc[0] == pytest.approx(expected.pvalue, rel=1e-6)
     labelled = SQL.replace("v.dose", "v.dose AS label")
     frame = tp_flower.table_one(labelled, sites(frames), min_cell=1)
     (found,) = cells(frame, "v.outcome")["mean"]
@@ -249,7 +258,8 @@ def test_policies_refuse_what_they_refuse_of_moments(tmp_path):
     files = at_owners(
         tmp_path / "strict", frames, "min-count = 12\nexpressions = false"
     )
-    with pytest.raises(SiteError, match=r"a description of 10 rows; set min-cell = 12"):
+    refusal = r"\(min-count = 12\) refuses: a description of 10 rows; set min-cell = 12"
+    with pytest.raises(SiteError, match=refusal):
         tp_flower.table_one(SQL, files, **how)
     # clinics have 8 rows
     match = (
@@ -264,6 +274,16 @@ def test_policies_refuse_what_they_refuse_of_moments(tmp_path):
     told = [each["scope"] for each in releases if each["what"] == "second-moments"]
     assert len(told) >= 3
     assert all(text.startswith("not covered: sums over") for text in told)
+
+
+def test_a_policy_demands_a_least_cell(tmp_path):
+    files = at_owners(tmp_path, tables(), "min-count = 1\nmin-cell = 15")
+    how = {"by": "c.kind", "home": tmp_path / "home"}
+    refusal = r"\(min-cell = 15\) refuses: a description of 14 rows; set min-cell = 15"
+    with pytest.raises(SiteError, match=refusal):
+        tp_flower.table_one(SQL, files, min_cell=14, **how)
+    frame = tp_flower.table_one(SQL, files, min_cell=15, **how)
+    assert (frame["count"].dropna() >= 15).all()
 
 
 def test_few_missing_values_are_not_told(tmp_path):

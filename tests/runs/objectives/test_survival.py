@@ -13,6 +13,7 @@ from tests.support import federated, predicted
 from tests.support.page_reading import Page
 from tests.support.reference import survival as slow
 from tp_flower.errors import SettingsError
+from tp_flower.objectives.survival import Baseline
 from tp_flower.reports.records import report_dict
 
 FROM = """FROM surgeries s JOIN patients p ON s.patient = p.id
@@ -241,6 +242,38 @@ def test_held_out_rows_are_compared_among_themselves(strategy, tmp_path):
     saved = np.sort(scored(model, sites)["score"])
     found = np.concatenate([problem.rows.whole("scores"), held_out])[:, 0]
     np.testing.assert_allclose(saved, np.sort(found), atol=1e-4)
+
+
+def test_held_out_rows_have_a_brier_score_of_the_baseline_of_training(tmp_path):
+    """At all times of the few events, and of a constant score beside it."""
+    run, model, sites = train(
+        frames(), sql("weights"), "cg", tmp_path, test_fraction=0.4, num_epochs=4
+    )
+    problem = run.training_problem
+    time, event = problem.tested.target.columns.T
+    mass = problem.tested.weights
+    ones = np.ones(len(time))
+    rows = slow.Rows(time, event > 0, -ones, ones, mass)
+
+    def integrated(baseline: Baseline, scores: np.ndarray) -> float:
+        last = min(time[rows.event].max(), baseline.times[-1])
+        times = np.unique([0.0, *time[rows.event & (time < last)], last])
+        values = [slow.brier(rows, baseline.survival(scores, t), t) for t in times]
+        return np.trapezoid(values, times) / last
+
+    (baseline,) = run.response.baselines
+    scores = problem.held_out_rows.whole("scores")[:, 0]
+    found = run.report.final_test["integrated_brier"]
+    assert found == pytest.approx(integrated(baseline, scores), rel=1e-12)
+    (constant,) = problem.objective.baselines(np.zeros((len(problem.objective), 1)))
+    null = run.report.outcomes["baseline"]["test"]["integrated_brier"]
+    assert null == pytest.approx(integrated(constant, np.zeros(len(time))), rel=1e-12)
+    assert found < null
+    assert "integrated_brier" not in run.report.final_train
+    page = Page(render(report_dict(run.report)))
+    assert "integrated Brier score" in page.text
+    # of all rows, by the baseline that was saved
+    assert 0.0 < model.evaluate(sites)["integrated_brier"] < 0.25
 
 
 def test_the_page_of_a_run_shows_survival_and_concordance(tmp_path):

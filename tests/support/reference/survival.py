@@ -12,6 +12,9 @@ from scipy.special import logsumexp
 from tp_flower.objectives import Target, make_objective
 from tp_flower.objectives.survival import Cox
 
+MEAN_WEIGHT = 1.75
+"""Of the rows of R."""
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -57,6 +60,17 @@ class Rows:
         """Whether each row is at risk when one has its event, (n,)."""
         is_there = (self.entry < self.time[row]) & (self.time >= self.time[row])
         return is_there & (self.stratum == self.stratum[row])
+
+
+def rows_of_r() -> tuple[Rows, np.ndarray]:
+    """The rows of tests/unit/objectives/survival.R, and their features (120, 2)."""
+    i = np.arange(1, 121)
+    time = 1.0 + (i * 37) % 25
+    entry = np.floor(time * ((i * 13) % 11) / 11 * 0.9)
+    event = (i * i * 7) % 10 < 6
+    weights = (1 + (i % 4) / 2) / MEAN_WEIGHT
+    rows = Rows(time, event, entry, (i % 3).astype(float), weights)
+    return rows, np.column_stack([np.sin(i), np.cos(2.3 * i)])
 
 
 def log_likelihood(rows: Rows, scores: np.ndarray) -> float:
@@ -108,6 +122,28 @@ def concordance(rows: Rows, scores: np.ndarray) -> float:
             every += weight
             good += weight * (0.5 * (scores[i] == scores[j]) + (scores[i] > scores[j]))
     return good / every
+
+
+def brier(rows: Rows, alive: np.ndarray, time: float) -> float:
+    """Graf's score at a time of probabilities (n,) to survive it, row by row."""
+
+    def remaining(until: float) -> float:
+        """The chance not to be censored before: of one time, events come first."""
+        left = 1.0
+        for moment in np.unique(rows.time[~rows.event]):
+            if moment < until:
+                is_censored = (rows.time == moment) & ~rows.event
+                there = rows.weights[(rows.time > moment) | is_censored].sum()
+                left *= 1.0 - rows.weights[is_censored].sum() / there
+        return left
+
+    total = 0.0
+    for i, (moment, weight) in enumerate(zip(rows.time, rows.weights, strict=True)):
+        if rows.event[i] and moment <= time:
+            total += weight * alive[i] ** 2 / remaining(moment)
+        elif moment >= time:
+            total += weight * (1.0 - alive[i]) ** 2 / remaining(time)
+    return total / rows.weights.sum()
 
 
 def newton(rows: Rows, features: np.ndarray, l2: float = 0.0) -> np.ndarray:

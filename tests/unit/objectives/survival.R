@@ -28,7 +28,23 @@ describe <- function(name, formula, weights = NULL) {
   cat(sprintf("concordance = %.15g\n", model$concordance["concordance"]))
   cat(sprintf("strata = [%s]\n", paste(strata, collapse = ", ")))
   cat(sprintf("times = [%s]\n", numbers(hazard$time)))
-  cat(sprintf("hazards = [%s]  # cumulative, at both features 0\n\n", numbers(hazard$hazard)))
+  cat(sprintf("hazards = [%s]  # cumulative, at both features 0\n", numbers(hazard$hazard)))
+  if (name %in% c("ties", "weights")) describe_brier(model, hazard, w)
+  cat("\n")
+}
+
+# Graf's score at some times, of the rows and between them, by the weights that redistribute censored rows to the right
+describe_brier <- function(model, hazard, w) {
+  at <- c(3, 10.5, 17, 25)
+  known <- rttright(Surv(time, event) ~ 1, rows, weights = w, times = at)
+  scores <- as.matrix(rows[, c("age", "crp")]) %*% coef(model)
+  cumulative <- stepfun(hazard$time, c(0, hazard$hazard))
+  brier <- sapply(seq_along(at), function(k) {
+    alive <- exp(-cumulative(at[k]) * exp(scores))
+    is_alive <- rows$time > at[k] | (rows$time == at[k] & !rows$event)
+    sum(known[, k] * (is_alive - alive)^2) / sum(known[, k])
+  })
+  cat(sprintf("brier = [%s]  # at 3, 10.5, 17 and 25\n", numbers(brier)))
 }
 
 cat("# Made by survival.R, which stands beside it.\n\n")

@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.optimize import minimize
 
 from tests.support.reference import survival as slow
-from tests.support.reference.survival import Rows
+from tests.support.reference.survival import MEAN_WEIGHT, Rows, rows_of_r
 from tp_flower.joins import rows as joins
 from tp_flower.joins.mapping import TableMapping, TableRows
 from tp_flower.joins.rows import JoinedRows
@@ -39,7 +39,6 @@ CASES = [
 ]
 each = pytest.mark.parametrize(("ties", "names"), CASES, ids=str)
 STEP = 1e-3
-MEAN_WEIGHT = 1.75  # of survival.R
 
 
 def drawn(ties: int, names: tuple[str, ...], rows: int = 50) -> Rows:
@@ -199,17 +198,6 @@ def test_no_rows_have_no_loss():
     assert none.total(scores) == 0.0
     for values in (none.row_values(scores), none.gradient(scores)):
         assert len(values) == 0
-
-
-def rows_of_r() -> tuple[Rows, np.ndarray]:
-    """The rows of survival.R, and their features (120, 2)."""
-    i = np.arange(1, 121)
-    time = 1.0 + (i * 37) % 25
-    entry = np.floor(time * ((i * 13) % 11) / 11 * 0.9)
-    event = (i * i * 7) % 10 < 6
-    weights = (1 + (i % 4) / 2) / MEAN_WEIGHT
-    rows = Rows(time, event, entry, (i % 3).astype(float), weights)
-    return rows, np.column_stack([np.sin(i), np.cos(2.3 * i)])
 
 
 @pytest.mark.parametrize("name", R)

@@ -63,6 +63,7 @@ def test_a_policy_with_every_key(tmp_path):
         expressions=True,
         min_rows=5,
         min_count=3,
+        min_cell=4,
         scores_per_rank=0.25,
         cover=2,
         models=("mlp", "models:make"),

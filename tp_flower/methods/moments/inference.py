@@ -92,12 +92,14 @@ class Inference:
         covariance: of all of them, (d + 1, d + 1), that of the intercept last.
         free: directions in which coefficients are a matter of choice, as columns are
             collinear, (d + 1, z).
+        design: C, the covariance of the features in rows that weigh W, (d, d).
         freedom: degrees of freedom of the dispersion; infinity where it is known.
         dispersion: phi.
     """
 
     covariance: FloatArray
     free: FloatArray
+    design: FloatArray
     freedom: float
     dispersion: float = 1.0
 
@@ -146,7 +148,7 @@ class Inference:
             bread[-1, -1] += 1.0
             covariance = bread @ _in_order(squares) @ bread / mass**2
         free = turned[:, (spectrum.values == 0.0) & (l2 == 0.0)]
-        return cls(covariance, free, freedom, dispersion)
+        return cls(covariance, free, information.covariance, freedom, dispersion)
 
     def without_intercept(self) -> Self:
         """Return that of a model whose scores have no constant: it has no error."""
@@ -302,7 +304,8 @@ class NoisyFit(NamedTuple):
         solved[:-1, :-1] = inverse
         solved[-1, :-1] = -moments.mean_features @ inverse
         spread = solved @ scores @ solved.T
-        return cls(solution, Inference(spread, np.zeros((count + 1, 0)), np.inf))
+        free = np.zeros((count + 1, 0))
+        return cls(solution, Inference(spread, free, covariance, np.inf))
 
 
 def _in_order(moments: JoinedMoments) -> FloatArray:

@@ -123,18 +123,22 @@ class Inflation(NamedTuple):
         return float(self.factor ** (0.5 / max(self.columns, 1)))
 
 
-def inflations(moments: JoinedMoments, groups: Sequence[IndexArray]) -> list[Inflation]:
-    """Return the generalised VIF of groups of columns.
+def inflations(covariance: FloatArray, groups: Sequence[IndexArray]) -> list[Inflation]:
+    """Return the generalised VIF of groups of columns, by their covariance (d, d).
 
     det(R_gg) det(R_oo) / det(R), o all columns but g, is det(R_gg) det((R^-1)_gg). It
     does not depend on the basis of a group's columns, so that one is taken in which
     R_gg = I: for one column it is the usual VIF, 1 / (1 - R2).
 
+    Of a generalised linear model the covariance is that of rows that weigh their
+    information: its inverse is, but for a factor, that of the estimates, whose
+    correlations have the same ratio of determinants (Jacobi's identity).
+
     Source: Fox and Monette 1992, "Generalized Collinearity Diagnostics".
     """
     if not groups:
         return []
-    matrix = correlations(moments.covariance)
+    matrix = correlations(covariance)
     bases = [_whiten(matrix[np.ix_(group, group)]) for group in groups]
     # few runs are asked for it, and scipy takes a sixth of a second to import
     from scipy.linalg import block_diag

@@ -41,11 +41,13 @@ from tp_flower.objectives.objective import (
 )
 from tp_flower.objectives.response import Response
 from tp_flower.objectives.survival.baseline import MOST_TIMES, Baseline
+from tp_flower.objectives.survival.brier import integrated_brier
 from tp_flower.objectives.survival.concordance import Survival, concordance
 from tp_flower.objectives.survival.risk_sets import NO_SUM, RiskSets
 from tp_flower.objectives.survival.stretches import Stretches
 from tp_flower.objectives.target import ENTRY, EVENT, STRATA, TIME, Target
 
+BRIER: Final = "integrated_brier"
 HAZARD_RATIO: Final = "hazard_ratio"
 SURVIVAL: Final = "survival"
 QUARTILES: Final = (0.25, 0.5, 0.75)
@@ -309,6 +311,23 @@ class Cox(Objective):
             baselines=tuple(self.baselines(scores)),
             times=self.event_quartiles,
         )
+
+    def fitted_metrics(
+        self, scores: FloatArray, response: Response
+    ) -> dict[str, float]:
+        """Return the integrated Brier score by the baseline that training has fitted.
+
+        There is none where rows enter late, as Kaplan and Meier's weights are of rows
+        that are at risk from the beginning, nor where strata have baselines each.
+        """
+        is_late = self.survival.entry is not None
+        if is_late or not isinstance(response, SurvivalResponse):
+            return {}
+        if not response.has_survival:
+            return {}
+        (baseline,) = response.baselines
+        brier = integrated_brier(scores[:, 0], self.survival, baseline, self.weights)
+        return {} if np.isnan(brier) else {BRIER: brier}
 
     @cached_property
     def stretches(self) -> Stretches:

@@ -46,8 +46,8 @@ def _table(moments: blocks.Record, notes: str) -> blocks.Table:
         title = f"Joined rows by {group}"
     how = (
         "Mean (standard deviation) of a number, rows (share of those with a value) of "
-        "a category; p of Pearson's chi-squared test, or of the F test of equal means; "
-        "of a rate the interval of 95 %."
+        "a category, events per time with the interval of 95 %; p of Pearson's "
+        "chi-squared test, or of the F test of equal means."
     )
     if has_hidden:
         how += f" {HIDDEN} is hidden."

@@ -10,7 +10,8 @@ hidden, or has no value::
     variables  [{variable, kind: "number", "category" or "rate", test, statistic,
                freedom: [..], p, rows: [{category, cells: [{..}]}]}]   a cell for each
                group: {count, mean, deviation, missing} of a number, {count, share,
-               missing} of a category, {events, time, rate, low, high} of a rate
+               low, high, missing} of a category, {events, time, rate, low, high} of a
+               rate
     curves     [{group, rows, events, points: [{time, at-risk, events, survival,
                error, low, high}]}]   events are those since the last point
     log-rank   {test, statistic, freedom: [..], p, groups: [{group, observed,

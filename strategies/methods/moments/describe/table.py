@@ -161,13 +161,15 @@ class TableOne:
         test = None
         if self._has_groups and is_shown.all() and names:
             test = figures.chi_squared(counts[:, self._compared])
-        shares = counts / np.maximum(counts.sum(axis=0), 1)
+        shares = figures.shares_of(counts)
         rows = [
             {
                 "category": name,
                 "cells": _cells(
                     count=(counts[row], is_shown[row]),
-                    share=(shares[row], is_shown[row]),
+                    share=(shares.shares[row], is_shown[row]),
+                    low=(shares.low[row], is_shown[row]),
+                    high=(shares.high[row], is_shown[row]),
                     missing=(missing, is_shown[-1]),
                 ),
             }
@@ -192,6 +194,9 @@ class TableOne:
         others = self._sizes - events
         is_shown = self._shown(np.stack([events, others])[:, self._own])[0]
         rates = figures.rates_of(events, times)
+        test = None
+        if self._has_groups and is_shown.all():
+            test = figures.equal_rates(events[self._compared], times[self._compared])
         cells = _cells(
             events=(events, is_shown),
             time=(times, is_shown),
@@ -200,7 +205,7 @@ class TableOne:
             high=(rates.high, is_shown),
         )
         row = {"category": "", "cells": cells}
-        yield {"variable": "rate", "kind": "rate", **entry_of(None), "rows": [row]}
+        yield {"variable": "rate", "kind": "rate", **entry_of(test), "rows": [row]}
 
     def _events(self, event: str) -> IntArray:
         """Return the number of rows with an event, (c,)."""

@@ -115,6 +115,38 @@ def analysis_of_variance(counts: IntArray, spread: Spread) -> Test | None:
     return Test("F", statistic, (groups - 1, within), p)
 
 
+class Shares(NamedTuple):
+    """Shares of categories in groups, and the ends of the 95 % interval, (r, c)."""
+
+    shares: FloatArray
+    low: FloatArray
+    high: FloatArray
+
+
+def shares_of(counts: IntArray) -> Shares:
+    """Return the shares of counts (r, c) in the sums of their columns.
+
+    Intervals are Wilson's, which are those of R's ``prop.test(correct = FALSE)``; NaN
+    in a group without rows.
+
+    Source: Wilson 1927, "Probable Inference, the Law of Succession, and Statistical
+    Inference".
+
+    >>> [values[0].round(3).tolist() for values in shares_of(np.array([[15], [25]]))]
+    [[0.375], [0.242], [0.53]]
+    """
+    from scipy.special import ndtri
+
+    rows = counts.sum(axis=0)
+    square = ndtri(0.5 + 0.5 * CONFIDENCE) ** 2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        variance = counts * (rows - counts) / rows
+        centre = (counts + square / 2.0) / (rows + square)
+        reach = np.sqrt(square * (variance + square / 4.0)) / (rows + square)
+    shares: FloatArray = counts / np.maximum(rows, 1)
+    return Shares(shares, np.maximum(centre - reach, 0.0), centre + reach)
+
+
 class Rates(NamedTuple):
     """Events per unit of time in groups, and the ends of the 95 % interval, (c,)."""
 
@@ -142,3 +174,23 @@ def rates_of(events: IntArray, times: FloatArray) -> Rates:
         ends = [np.where(times > 0.0, end / times, np.nan) for end in (low, high)]
         rates = np.where(times > 0.0, events / times, np.nan)
     return Rates(rates, *ends)
+
+
+def equal_rates(events: IntArray, times: FloatArray) -> Test | None:
+    """Return the chi-squared test of events (c,) that are in proportion to times (c,).
+
+    It is R's ``chisq.test(events, p = times / sum(times))``, of groups that have been
+    observed for some time; None of a single one, or without an event.
+
+    >>> equal_rates(np.array([10, 30]), np.array([5.0, 5.0])).statistic
+    10.0
+    """
+    from scipy.special import chdtrc
+
+    events, times = events[times > 0.0], times[times > 0.0]
+    if len(events) < 2 or not events.any():
+        return None
+    expected = events.sum() * times / times.sum()
+    statistic = float(((events - expected) ** 2 / expected).sum())
+    freedom = len(events) - 1
+    return Test("chi-squared", statistic, (freedom,), float(chdtrc(freedom, statistic)))

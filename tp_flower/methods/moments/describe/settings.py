@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import itemgetter
 from typing import Final
 
 from tp_flower.errors import PolicyError
@@ -61,7 +62,7 @@ class DescribeSettings:
     min_cell: int = setting(
         MIN_CELL,
         "What is described of fewer joined rows, or events, is not shown. A table's "
-        "policy refuses less than its min-count.",
+        "policy refuses less than its min-cell or its min-count.",
         Range(1, 1 << 31),
     )
 
@@ -74,17 +75,23 @@ def described(settings: Settings) -> str:
     return "" if kind == NONE else kind
 
 
-def check_cells(settings: Settings, min_count: int) -> None:
-    """Refuse to show less than a table's policy lets a category have.
+def check_cells(settings: Settings, min_count: int, min_cell: int) -> None:
+    """Refuse to show less than a table's policy lets a category, or a cell, have.
 
     Raises:
-        PolicyError: `min-cell` is less than ``min_count``.
+        PolicyError: the setting `min-cell` is less than ``min_count``, or than the
+            policy's ``min_cell``.
     """
-    least = settings.of(DescribeSettings).min_cell if described(settings) else min_count
-    if least < min_count:
+    if not described(settings):
+        return
+    least = settings.of(DescribeSettings).min_cell
+    rule, required = max(
+        ("min-count", min_count), ("min-cell", min_cell), key=itemgetter(1)
+    )
+    if least < required:
         raise PolicyError(
-            f"the table's policy (min-count = {min_count}) refuses: a description of "
-            f"{least} rows; set min-cell = {min_count}, or more"
+            f"the table's policy ({rule} = {required}) refuses: a description of "
+            f"{least} rows; set min-cell = {required}, or more"
         )
 
 
