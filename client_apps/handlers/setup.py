@@ -4,7 +4,7 @@ Each handler takes the site and the request and returns the reply. It changes th
 state last, so that a failure changes nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from msgspec import structs
 
 from client_apps.data.run_store import Entry
 from client_apps.handlers.inference import check_row_key, leave_hashes
+from client_apps.handlers.splits import told_split
 from client_apps.privacy import guard, ledger_entries
 from client_apps.privacy.keys import key_fields, key_source, take_secrets
 from client_apps.privacy.ledger_entries import note
@@ -29,7 +30,7 @@ from client_apps.rounds.site import EXTRACTED, REQUEST, Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, ProposalError, SiteError
 from tp_flower.extraction.extract import extract
-from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard, LabelColumn
+from tp_flower.extraction.extracted import ExtractedShard, LabelColumn
 from tp_flower.extraction.pairs import merge_pairs, read_pairs, split_pairs
 from tp_flower.extraction.select_plan import drop_enum_values, kind_of
 from tp_flower.keyed_hash import HashArray
@@ -46,7 +47,7 @@ from tp_flower.query.parsing import EVERY_COLUMN
 from tp_flower.sources.csv_shards import text_columns
 from tp_flower.sources.policy import SECOND_MOMENTS
 from tp_flower.sources.shards import ShardSource
-from tp_flower.splits import BY_HASH, BY_ORDER, TRAIN, Shares, split_by_hash
+from tp_flower.splits import BY_HASH
 from tp_flower.terms.extraction import shares_label_scale
 from tp_flower.terms.groups import compared_keys
 
@@ -148,7 +149,7 @@ def _extract_part(
         str(place): key.hashed(site.join_hasher(group))
         for place, (key, group) in enumerate(zip(keys, groups, strict=False))
     }
-    split = _split(site, body.split, keys)
+    split = told_split(site, body.split, keys)
     note(site, number, ledger_entries.COUNTS)
     if groups or body.groups or body.row_key or "subset" in split:
         note(site, number, ledger_entries.KEYS, key_guarantee(site))
@@ -429,26 +430,6 @@ def _check_offset(extracted: ExtractedShard, offset: FloatArray) -> None:
             "LN(exposure), or write COALESCE(..., 0) AS offset where NULL stands for "
             "none"
         )
-
-
-def _split(
-    site: Site, terms: setup_messages.SplitTerms | None, keys: Sequence[ExtractedKey]
-) -> dict[str, AnyArray]:
-    """Return what the last key says of each row: its subset, or its place in time."""
-    if terms is None:
-        return {}
-    key = keys[-1]
-    if terms.by == BY_HASH:
-        hasher = site.hasher().purpose(f"split {terms.seed}")
-        subset = split_by_hash(
-            hasher.hash_texts(key.texts), Shares(terms.test, terms.validation)
-        )
-        # the last value is that of a missing one
-        return {"subset": np.append(subset, np.uint8(TRAIN))[key.codes]}
-    times = key.numbers()
-    if terms.by == BY_ORDER:
-        times = np.unique(times, return_inverse=True)[1].astype(np.float64)
-    return {"times": np.append(times, np.nan)[key.codes]}
 
 
 def _label(

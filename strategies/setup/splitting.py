@@ -21,9 +21,8 @@ from tp_flower.errors import QueryError, SettingsError
 from tp_flower.joins.mapping import TableMapping, TableRows
 from tp_flower.protocol.setup_messages import ExtractedPart
 from tp_flower.query import BoundQuery
-from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
-from tp_flower.terms.extraction import split_shares
+from tp_flower.terms.extraction import random_subset, sampled_rows, split_shares
 
 
 class Split(NamedTuple):
@@ -44,9 +43,7 @@ def split_joined(
     labelled = mapping.tables[bound.label_table]
     if settings.split.kind == splits.RANDOM:
         if not settings.split.table:
-            sampled = sampled_rows(labelled.rows, settings)
-            rng = generator(settings.seed, Stream.SPLIT)
-            of_rows = splits.split_at_random(sampled, split_shares(settings), rng)
+            of_rows = random_subset(sampled_rows(labelled.rows, settings), settings)
             return Split(labelled.expand(of_rows), of_rows != splits.TRAIN)
         table = table_named(bound, settings.split.table, "test-split")
         subset = split_by_table(mapping, table, settings)
@@ -112,22 +109,12 @@ def check_aliases(bound: BoundQuery, settings: Settings) -> None:
         table_named(bound, alias, setting)
 
 
-def sampled_rows(rows: int, settings: Settings) -> BoolArray:
-    """Return which label rows take part, (n,): a sample of them, or all."""
-    if settings.sample == 1.0:
-        return np.ones(rows, np.bool_)
-    return splits.split_rows(
-        rows, settings.sample, generator(settings.seed, Stream.SAMPLE)
-    )
-
-
 def split_by_table(
     mapping: TableMapping, table: str, settings: Settings
 ) -> splits.SubsetArray:
     """Return the subset of each joined row, (N,), holding out whole rows of a table."""
     rows = mapping.tables[table]
-    rng = generator(settings.seed, Stream.SPLIT)
-    of_rows = splits.split_at_random(rows.multiplicity > 0, split_shares(settings), rng)
+    of_rows = random_subset(rows.multiplicity > 0, settings)
     return rows.expand(of_rows, absent=splits.TRAIN)
 
 

@@ -61,7 +61,6 @@ from strategies.setup.split_warnings import split_warnings
 from strategies.setup.splitting import (
     Split,
     check_aliases,
-    sampled_rows,
     split_joined,
 )
 from strategies.training.bins import (
@@ -111,6 +110,7 @@ from tp_flower.reports.blocks import count_text
 from tp_flower.settings.declare import AUTO
 from tp_flower.settings.training import NONE
 from tp_flower.splits import TRAIN
+from tp_flower.terms.extraction import sampled_rows
 from tp_flower.terms.run_terms import outline_of
 
 

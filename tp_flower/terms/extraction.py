@@ -7,15 +7,18 @@ it.
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 from msgspec.structs import replace
 
 from tp_flower import splits
+from tp_flower.arrays import BoolArray
 from tp_flower.errors import SettingsError
 from tp_flower.objectives import takes_numbers
 from tp_flower.privacy.label_mechanisms import LabelPlan, epsilon_of_noise
 from tp_flower.protocol.fields import LAPLACE
 from tp_flower.protocol.proposal import Proposal, ProposedPart
 from tp_flower.protocol.setup_messages import ExtractPart, LabelTerms, SplitTerms
+from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
 from tp_flower.settings.declare import AUTO, items_of
 from tp_flower.settings.run import EXPLAIN, PREDICT, REGRESSION, TRAIN
@@ -131,6 +134,21 @@ def split_terms(settings: Settings, shards: int) -> SplitTerms:
         test=shares.test,
         validation=shares.validation,
     )
+
+
+def sampled_rows(rows: int, settings: Settings) -> BoolArray:
+    """Return which rows of the label's table take part, (n,): a sample, or all."""
+    if settings.sample == 1.0:
+        return np.ones(rows, np.bool_)
+    return splits.split_rows(
+        rows, settings.sample, generator(settings.seed, Stream.SAMPLE)
+    )
+
+
+def random_subset(taking_part: BoolArray, settings: Settings) -> splits.SubsetArray:
+    """Return the subset of each row of a table that is split at random, (n,)."""
+    rng = generator(settings.seed, Stream.SPLIT)
+    return splits.split_at_random(taking_part, split_shares(settings), rng)
 
 
 def split_shares(settings: Settings) -> splits.Shares:

@@ -22,6 +22,7 @@ from client_apps.methods.moments.shards import (
     check_columns,
     tree_of_sums,
 )
+from client_apps.methods.moments.splits import check_split
 from client_apps.methods.site_method import SiteMethod
 from client_apps.operator.participant import Participant, ShardData, body_of
 from client_apps.operator.releases import Releaser
@@ -135,6 +136,14 @@ class CountedShard(JoinedShard):
         """Return the rows; each counts once in all, if the run weighs them so."""
         rows = super().count_rows()
         terms = self.site.terms
+        if self.body.passes is not None:
+            counted = CountedRows(rows.edges, np.ones_like(rows.weights))
+            takes_part = np.count_nonzero(counted.multiplicity, axis=0) > 0
+            if self.extracted.weight is not None:
+                takes_part = takes_part & (self.extracted.weight > 0.0)
+            check_split(
+                self.site, self.number, self.body.passes, takes_part, self.splitting
+            )
         if self.table == entity_table(terms.proposal, terms.settings):
             return rows.of_equal_weight()
         return rows
@@ -176,6 +185,8 @@ class CountedShard(JoinedShard):
         if self.extracted.weight is not None:
             weights = whole_weights(self.extracted.weight, self.largest_weight)
         if self.body.passes is None:
+            if self.table == self.splitting:
+                raise MessageError(f"'passes' of table {self.table!r} is missing")
             return np.repeat(weights[None, :], len(self.passes), axis=0)
         check_sizes(self.body, rows=rows)
         bits = self.body.passes

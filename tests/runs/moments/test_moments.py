@@ -36,6 +36,7 @@ from tp_flower.errors import QueryError, SiteError
 from tp_flower.methods.moments.messages import MomentsRequest
 from tp_flower.methods.moments.penalties import RIDGES
 from tp_flower.query import Query
+from tp_flower.settings import Settings
 from tp_flower.splits import TRAIN, VALIDATION, Shares, split_by_order
 
 ALLOWED = 'releases = { moments = "clear" }'
@@ -313,6 +314,55 @@ def test_no_two_passes_differ_in_a_row():
         pytest.raises(SiteError, match="'passes' has a row in several passes"),
     ):
         TellsARow(Query.from_sql(sql())).start(grid)
+
+
+class Chooser(Dishonest):
+    """Swaps a row that trains with one that is held out, or leaves a row out."""
+
+    how = "swap"
+
+    def changed(self, request):
+        (part,) = self._counts.joined.extracted.parts[self._counts.splitting]
+        body = request.parts[part.number]
+        if self.how == "all":
+            passes = None
+        else:
+            passes = body.passes.copy()
+            trained = np.flatnonzero(passes == 1)[0]
+            tested = np.flatnonzero(passes == 4)[-1]
+            passes[trained] = 4 if self.how == "swap" else 0
+            passes[tested] = 1 if self.how == "swap" else 4
+        bodies = {**request.parts, part.number: replace(body, passes=passes)}
+        return replace(request, parts=bodies)
+
+
+@pytest.mark.parametrize("how", ["swap", "leave out"])
+@pytest.mark.parametrize(
+    "split", ["random", "random(u)", "group(o.iid)", "time(o.day)"]
+)
+def test_the_server_does_not_choose_which_rows_train(split, how, monkeypatch):
+    monkeypatch.setattr(Chooser, "how", how)
+    with pytest.raises(SiteError, match="'passes' has other rows than the run's split"):
+        train_by(Chooser, test_split=split, test_fraction=0.3)
+
+
+def test_rows_out_of_the_sample_take_no_part(monkeypatch):
+    train_by(Dishonest, sample=0.5, test_fraction=0.3)
+    for how in ("swap", "leave out"):
+        monkeypatch.setattr(Chooser, "how", how)
+        with pytest.raises(SiteError, match="other rows than the run's split"):
+            train_by(Chooser, sample=0.5, test_fraction=0.3)
+    monkeypatch.setattr(Chooser, "how", "all")
+    with pytest.raises(SiteError, match="'passes' of table 'o' is missing"):
+        train_by(Chooser, test_fraction=0.3)
+
+
+def train_by(method, **how):
+    """Train on the tables, a site each, by a server's method."""
+    strategy = type("Strategy", (TablePuppetMoments,), {"method_type": method})
+    settings = Settings(strategy="moments", **how)
+    with LocalGrid([{name: [frame]} for name, frame in tables().items()]) as grid:
+        strategy(Query.from_sql(sql()), settings).start(grid)
 
 
 def test_moments_leave_once_in_a_run():
