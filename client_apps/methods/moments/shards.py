@@ -248,6 +248,7 @@ class JoinedShard(ABC):
         words: RowWords,
         columns: Mapping[str, int],
         bits: Mapping[str, int],
+        label_rows: Sequence[int] = (),
     ) -> SummedShard:
         """Return the part in the exchange, by rows that take part and their words."""
         return SummedShard(
@@ -260,6 +261,7 @@ class JoinedShard(ABC):
             self.secrets,
             self.masks,
             bits,
+            label_rows,
         )
 
 

@@ -5,7 +5,7 @@ One message brings counts and takes padded sums back
 A second one brings the model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final
@@ -22,7 +22,7 @@ from client_apps.methods.moments.shards import (
     check_columns,
     tree_of_sums,
 )
-from client_apps.methods.moments.splits import check_split
+from client_apps.methods.moments.splits import TableSplit
 from client_apps.methods.site_method import SiteMethod
 from client_apps.operator.participant import Participant, ShardData, body_of
 from client_apps.operator.releases import Releaser
@@ -115,10 +115,12 @@ class CountedShard(JoinedShard):
 
     Attributes:
         largest_weight: of a row, by the query's weight.
+        label_rows: of each shard of the label's table.
     """
 
     body: CountedPart
     largest_weight: float
+    label_rows: Sequence[int]
 
     @property
     def is_weighted(self) -> bool:
@@ -141,8 +143,8 @@ class CountedShard(JoinedShard):
             takes_part = np.count_nonzero(counted.multiplicity, axis=0) > 0
             if self.extracted.weight is not None:
                 takes_part = takes_part & (self.extracted.weight > 0.0)
-            check_split(
-                self.site, self.number, self.body.passes, takes_part, self.splitting
+            TableSplit(self.site, self.number, self.label_rows).check(
+                self.body.passes, takes_part, self.splitting
             )
         if self.table == entity_table(terms.proposal, terms.settings):
             return rows.of_equal_weight()
@@ -240,7 +242,15 @@ def moments(site: Site, request: MomentsRequest) -> MomentsReply:
     if list(passes) != request.passes or TRAINED not in passes:
         raise MessageError("'passes' must ascend from 0")
     shards = {
-        number: CountedShard(site, number, tree, passes, body, request.largest_weight)
+        number: CountedShard(
+            site,
+            number,
+            tree,
+            passes,
+            body,
+            request.largest_weight,
+            request.label_rows,
+        )
         for number, body in site.each(request.parts)
     }
     is_noisy = site.terms.settings.privacy.covers_features
@@ -320,7 +330,7 @@ def _padded(
     releaser = site.releaser(number, shard.plan)
     words = ColumnWords(columns, bits)
     sums, products = shard.padded(
-        shard.summed(counted, words, request.columns, request.bits),
+        shard.summed(counted, words, request.columns, request.bits, request.label_rows),
         [PASS_NAMES[of_pass] for of_pass in shard.passes],
         _Noise(shard, request.bits, releaser).add,
     )

@@ -271,6 +271,10 @@ class Moments(JoinMethod):
             outputs=layout.outputs,
             classes=list(self._classes),
             largest_weight=self._counts.largest_weight,
+            label_rows=[
+                joined.extracted.rows[part.number]
+                for part in joined.extracted.parts[joined.bound.label_table]
+            ],
             parts={
                 part.number: self._counts.part(
                     part,

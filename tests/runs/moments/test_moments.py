@@ -322,7 +322,7 @@ class Chooser(Dishonest):
     how = "swap"
 
     def changed(self, request):
-        (part,) = self._counts.joined.extracted.parts[self._counts.splitting]
+        part, *_ = self._counts.joined.extracted.parts[self._counts.splitting]
         body = request.parts[part.number]
         if self.how == "all":
             passes = None
@@ -357,12 +357,32 @@ def test_rows_out_of_the_sample_take_no_part(monkeypatch):
         train_by(Chooser, test_fraction=0.3)
 
 
-def train_by(method, **how):
-    """Train on the tables, a site each, by a server's method."""
+def train_by(method, *, cuts=(), **how):
+    """Train on the tables, a site each, the label's in shards, by a server's method."""
     strategy = type("Strategy", (TablePuppetMoments,), {"method_type": method})
     settings = Settings(strategy="moments", **how)
-    with LocalGrid([{name: [frame]} for name, frame in tables().items()]) as grid:
+    frames = tables()
+    shards = [{"orders": [shard]} for shard in pieces(frames.pop("orders"), *cuts)]
+    others = [{name: [frame]} for name, frame in frames.items()]
+    with LocalGrid([*shards, *others]) as grid:
         strategy(Query.from_sql(sql()), settings).start(grid)
+
+
+class Miscounts(Dishonest):
+    """Tells a number of rows of a shard of the label's table that is not its own."""
+
+    def changed(self, request):
+        first, second, *others = request.label_rows
+        return replace(request, label_rows=[first + 1, second - 1, *others])
+
+
+def test_shards_know_which_of_their_rows_train():
+    how = {"cuts": (100, 150), "sample": 0.8, "test_fraction": 0.3}
+    train_by(Dishonest, **how)
+    with pytest.raises(SiteError, match="other rows than the run's split"):
+        train_by(Chooser, **how)
+    with pytest.raises(SiteError, match="label_rows"):
+        train_by(Miscounts, **how)
 
 
 def test_moments_leave_once_in_a_run():

@@ -75,7 +75,8 @@ def test_no_two_sums_have_a_pad_in_common():
     tags = np.arange(14, dtype=np.uint64).reshape(7, 2)
     counts = np.ones((7, 2), np.int64)
     pads = []
-    for key, pass_name, more in product((b"one", b"other"), ("training", "test"), "01"):
+    told = ((b"one", b"other"), ("training", "test"), "01", ((5, 5), (4, 6)))
+    for key, pass_name, more, label_rows in product(*told):
         keys = SharedKeys(
             key,
             tags,
@@ -83,6 +84,7 @@ def test_no_two_sums_have_a_pad_in_common():
             (counts, counts + int(more)),
             {"a": 3, "b": 2, "c": 5},
             pass_name,
+            label_rows=label_rows,
         )
         pads += [
             keys.of_shard(side, shard, source).ravel()

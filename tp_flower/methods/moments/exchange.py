@@ -44,7 +44,7 @@ arXiv 1803.07480) and F-IVM; the pads and corrections are ours.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, combinations_with_replacement, permutations
@@ -355,6 +355,7 @@ class SummedShard:
         told: by edge, the counts of all shards on both sides.
         secrets: by edge, shared with the other side.
         bits: after the point of every table's columns, where all sites know them.
+        label_rows: of each shard of the label's table, as the sites are told.
     """
 
     table: str
@@ -366,6 +367,7 @@ class SummedShard:
     secrets: Mapping[int, EdgeSecret]
     masks: ShardMasks = field(default_factory=ShardMasks)
     bits: Mapping[str, int] = field(default_factory=dict)
+    label_rows: Sequence[int] = ()
 
     def in_pass(self, number: int, pass_name: str) -> PaddedShard:
         """Return the shard in the pass of a number and a name."""
@@ -402,6 +404,7 @@ class SummedShard:
             self.columns,
             pass_name,
             self.bits,
+            self.label_rows,
         )
 
 

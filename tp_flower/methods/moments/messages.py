@@ -61,6 +61,8 @@ class MomentsRequest(Request, frozen=True, kw_only=True):
         bits: of the columns of every table after the point, where moments have noise.
         classes: of the label; none for numbers.
         largest_weight: of a row, by the query's weight.
+        label_rows: of each shard of the label's table; by all of them together a
+            shard knows which of its rows are held out at random.
     """
 
     passes: list[Pass]
@@ -69,6 +71,7 @@ class MomentsRequest(Request, frozen=True, kw_only=True):
     outputs: f.Size
     classes: list[str | f.Finite] = []
     largest_weight: f.Positive = 1.0
+    label_rows: list[f.Count]
     parts: dict[int, CountedPart]
 
     discloses = (
@@ -78,8 +81,9 @@ class MomentsRequest(Request, frozen=True, kw_only=True):
             fields=("incoming", "beside", "passes"),
         ),
         Discloses(
-            "how many columns each table has, and the magnitude of the label",
-            fields=("columns", "bits", "classes", "largest_weight"),
+            "how many columns each table has, and the magnitude of the label; how many "
+            "rows the shards of its table have",
+            fields=("columns", "bits", "classes", "largest_weight", "label_rows"),
         ),
     )
     schedule = ("encoder", "outputs")

@@ -22,7 +22,7 @@ Notation:
 import hashlib
 import hmac
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
@@ -54,6 +54,7 @@ class SharedKeys:
         columns: of every table.
         pass_name: of the pass.
         bits: after the point of every table's columns, where all know them.
+        label_rows: of each shard of the label's table, as the sites are told.
     """
 
     key: bytes = field(repr=False)
@@ -63,13 +64,15 @@ class SharedKeys:
     columns: Mapping[str, int]
     pass_name: str
     bits: Mapping[str, int] = field(default_factory=dict)
+    label_rows: Sequence[int] = ()
 
     @cached_property
     def states(self) -> WordArray:
         """The state of every key, (k, 2)."""
         shards = [counts.shape[1] for counts in self.counts]
         sizes = [sorted(of.items()) for of in (self.columns, self.bits)]
-        stated = json.dumps([self.pass_name, shards, *sizes])
+        told = [self.pass_name, shards, *sizes, list(self.label_rows)]
+        stated = json.dumps(told)
         encryptor = block_cipher(self._derived(stated))
         states = _encrypted(encryptor, self.tags)
         for counts in self.counts:
