@@ -129,8 +129,9 @@ def read_frame(value: object) -> "pd.DataFrame | None":
 
 def _runs_backwards(frame: "pd.DataFrame") -> bool:
     """Return whether a column is a view from its end, which DuckDB cannot read."""
-    arrays = (column.values for _, column in frame.items())
-    return any(a.strides[0] < 0 for a in arrays if isinstance(a, np.ndarray))
+    columns = (column for _, column in frame.items())
+    arrays = (c.to_numpy() for c in columns if isinstance(c.dtype, np.dtype))
+    return any(array.strides[0] < 0 for array in arrays)
 
 
 def hosted_frame(frame: "pd.DataFrame") -> HostedFrame:
