@@ -1,6 +1,6 @@
 """Classification on a join, as an estimator of scikit-learn."""
 
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from sklearn.base import ClassifierMixin
@@ -9,7 +9,11 @@ from sklearn.utils.multiclass import check_classification_targets
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.estimators.joined import JoinedEstimator
 from tp_flower.objectives import response_of
+from tp_flower.objectives.classes import PROBABILITY
 from tp_flower.reports.predictions import class_values
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class TablePuppetClassifier(ClassifierMixin, JoinedEstimator):  # type: ignore[misc]
@@ -58,9 +62,10 @@ class TablePuppetClassifier(ClassifierMixin, JoinedEstimator):  # type: ignore[m
         names = tuple(manifest["classes"])
         response = response_of(manifest["loss"], names, manifest["label-kind"])
         classes = np.asarray(class_values(response).to_pylist())
-        order = np.argsort(classes)
-        self.classes_ = classes[order]
-        self._probabilities = [f"probability.{names[k]}" for k in order]
+        # declared classes of noisy labels are in any order
+        self._order = np.argsort(classes)
+        self._names = [names[k] for k in self._order]
+        self.classes_ = classes[self._order]
         return self
 
     def predict(self, X: Any) -> AnyArray:
@@ -80,13 +85,31 @@ class TablePuppetClassifier(ClassifierMixin, JoinedEstimator):  # type: ignore[m
 
         Classes are in the order of ``classes_``. Errors are those of :meth:`predict`.
         """
-        shares: FloatArray = self._predicted(X)[self._probabilities].to_numpy()
+        frame = self._predicted(X)
+        columns = [f"{PROBABILITY}.{name}" for name in self._names]
+        shares: FloatArray = frame[columns].to_numpy()
         return shares
 
     @property
+    def coef_(self) -> "pd.Series[float] | pd.DataFrame":
+        """The coefficients of the encoded features of linear models.
+
+        A series by table and column; of three classes or more a data frame, with a
+        column for each of ``classes_``. Tables whose policies hide theirs have none.
+        """
+        slopes = super().coef_
+        if slopes.ndim == 1:
+            return slopes
+        return slopes[self._names].set_axis(self.classes_, axis=1)
+
+    @property
     def intercept_(self) -> FloatArray:
-        """The scores of a row whose encoded features are all 0, (1,) of two classes."""
-        return self._intercepts()
+        """The scores of a row whose encoded features are all 0.
+
+        (1,) of two classes, else one for each of ``classes_``.
+        """
+        scores = self._intercepts()
+        return scores if len(scores) == 1 else scores[self._order]
 
     def __sklearn_tags__(self) -> Any:
         """Return what scikit-learn may do with the estimator."""

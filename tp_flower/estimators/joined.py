@@ -6,6 +6,7 @@ An estimator's parameters are the query, the other sites, and any setting of a r
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import numpy as np
@@ -86,7 +87,7 @@ class JoinedEstimator(BaseEstimator):  # type: ignore[misc]
         settings = {"test_fraction": 0.0, "task": self._task, **self._settings}
         sites = table.beside(rows, self._others)
         self.model_ = api.fit(query, sites, **settings)
-        self._table = RowTable.of(query, self._others)
+        self._table = replace(table, query=query)
         self.n_features_in_ = frame.shape[1]
         if hasattr(X, "columns"):
             self.feature_names_in_ = np.array([*map(str, frame.columns)], dtype=object)
@@ -111,8 +112,7 @@ class JoinedEstimator(BaseEstimator):  # type: ignore[misc]
     def coef_(self) -> "pd.Series[float] | pd.DataFrame":
         """The coefficients of the encoded features of linear models.
 
-        A series by table and column; of three classes or more a data frame, with a
-        column for each. Tables whose policies hide theirs have none.
+        A series by table and column. Tables whose policies hide theirs have none.
         """
         rows = self._coefficients("coefficient")
         return _by_feature(rows[rows["column"] != INTERCEPT], "coefficient")
@@ -224,8 +224,7 @@ class JoinedEstimator(BaseEstimator):  # type: ignore[misc]
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:
         """Return the call that makes the estimator, with the names of the tables."""
-        tables = {site: [*tables] for site, tables in self._others.items()}
-        shown = {**self.get_params(deep=False), "sites": tables}
+        shown = {**self.get_params(deep=False), "sites": _without_rows(self.sites)}
         arguments = ", ".join(f"{name}={shown[name]!r}" for name in shown)
         return f"{type(self).__name__}({arguments})"[:N_CHAR_MAX]
 
@@ -238,6 +237,13 @@ class JoinedEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return {"text/plain": repr(self), "text/html": self._repr_html_()}
+
+
+def _without_rows(sites: Any) -> Any:
+    """Return the names of the tables by site; as it is what is no such dictionary."""
+    if not isinstance(sites, Mapping):
+        return sites
+    return {site: [*sites[site]] for site in sites if isinstance(sites[site], Mapping)}
 
 
 def _by_feature(rows: "pd.DataFrame", name: str) -> Any:

@@ -43,7 +43,10 @@ OFTEN = [
     if case.id.startswith("TablePuppetRegressor-")
     and not case.id.partition("-")[2].startswith(LONGEST)
 ]
-OFTEN += [case.id for case in CHECKS if "check_classifiers_one_label" in case.id]
+OFTEN += [
+    f"TablePuppetClassifier-{name}"
+    for name in ("check_classifiers_one_label", "check_estimators_unfitted")
+]
 
 
 @pytest.mark.cases(*OFTEN)
