@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 
 from flwr.app import Context
@@ -158,9 +159,9 @@ def choose_sql(settings: Settings) -> str:
 
 def output_folder(settings: Settings, run_id: int) -> Path:
     """Return the absolute folder of the run's results, created if missing."""
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    default = home_folder() / "runs" / f"{stamp}-{run_id % 0x10000:04x}"
-    folder = Path(settings.output_dir).expanduser() if settings.output_dir else default
+    folder = Path(settings.output_dir).expanduser()
+    if not settings.output_dir:
+        folder = _free_folder(run_id)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -169,6 +170,15 @@ def output_folder(settings: Settings, run_id: int) -> Path:
         ) from error
     _check_free(folder, settings)
     return folder.resolve()
+
+
+def _free_folder(run_id: int) -> Path:
+    """Return a folder for a run's results that is not there yet."""
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    name = home_folder() / "runs" / stamp
+    # a search over settings begins several runs in a second
+    folders = (Path(f"{name}-{number % 0x10000:04x}") for number in count(run_id))
+    return next(folder for folder in folders if not folder.exists())
 
 
 def _check_free(folder: Path, settings: Settings) -> None:

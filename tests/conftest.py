@@ -29,6 +29,7 @@ LONGEST = (
     *("test_personalised", "test_new_rows", "test_chosen_partners"),
     *("test_flights_databases", "test_scale", "test_mapping", "test_sites"),
     *("test_sealed_cutoffs", "test_sealed_cutoff_runs", "test_key_attacks"),
+    "test_estimators",
 )
 """Files that take longest, those that wait beside those that compute. Begun last, one
 of them would be run while the other workers have nothing left to do."""

@@ -367,6 +367,17 @@ class FittedModel(Result):
             raise ModelError(f"{target} cannot be written: {error.strerror}") from None
         return target
 
+    def __reduce__(self) -> tuple[Callable[..., "FittedModel"], tuple[Any, ...]]:
+        """Return the files that save writes, for pickle: the copy has no sites."""
+        with tempfile.TemporaryDirectory() as folder:
+            saved = self.save(Path(folder) / MODELS)
+            files = {
+                file.relative_to(saved): file.read_bytes()
+                for file in saved.rglob("*")
+                if file.is_file()
+            }
+        return _unpickled, (files,)
+
     def view(self, *, full: bool = False) -> "RenderableType":
         """Return what a console prints of the results."""
         from rich.console import Group
@@ -473,6 +484,17 @@ class _TemporaryFolder:
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="tp-flower-")).resolve()
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
+def _unpickled(files: Mapping[Path, bytes]) -> FittedModel:
+    """Return the model of the files that save has written, by relative path."""
+    folder = Path(tempfile.mkdtemp(prefix="tp-flower-"))
+    for path, content in files.items():
+        (folder / path.parent).mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+    model = load(folder)
+    weakref.finalize(model, shutil.rmtree, folder, ignore_errors=True)
+    return model
 
 
 def _run_mode(

@@ -399,6 +399,11 @@ def fitting_loss(
     """
     count = len(classes)
     losses = fitting_families(count, names)
+    if count and not losses:
+        raise QueryError(
+            f"the label is {classes[0]!r} in all joined rows: classification compares "
+            "two classes or more"
+        )
     if loss != AUTO and not fits(family_named(loss), count, names):
         if TIME in (names[0], family_named(loss).label_names[0]):
             raise QueryError(_wrong_columns(loss, names))

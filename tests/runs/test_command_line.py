@@ -5,6 +5,7 @@ Flower's.
 import logging
 import sys
 import tomllib
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.support.command_line import invoke, printed_by, refused_by, settings_
 from tests.support.federated import store_on_disk, store_sql
 from tests.support.files import ROOT, case_table, output_of, read_json, toml_lines
 from tp_flower.errors import QueryError
+from tp_flower.settings import Settings
 
 CASES = case_table(__file__)
 SQL = store_sql("squared")
@@ -121,6 +123,20 @@ def test_a_run_that_fails_in_set_up_leaves_report_page_and_trace(store):
     )
     assert report_of()["status"] == "completed"
     printed_by("train", store, *settings_of("num-epochs=1", "output-dir=another"))
+
+
+@pytest.mark.usefixtures("home")
+def test_runs_that_begin_in_one_second_have_folders_of_their_own(monkeypatch):
+    class Clock(datetime):
+        @classmethod
+        def now(cls, zone):
+            return datetime(2026, 11, 22, 0, 15, tzinfo=zone)
+
+    monkeypatch.setattr(app, "datetime", Clock)
+    run_ids = (0x3F9A, 0x23F9A, 0x3FFFF, 0x1FFFF)
+    folders = [app.output_folder(Settings(), run_id).name for run_id in run_ids]
+    ends = [name.removeprefix("20261122-001500-") for name in folders]
+    assert ends == ["3f9a", "3f9b", "ffff", "0000"]
 
 
 def test_an_interrupted_run_says_how_it_goes_on(store, monkeypatch):

@@ -67,3 +67,15 @@ def test_the_page_about_python_runs_from_its_first_line_to_its_last(home, monkey
     sites = names["sites"]
     pd.testing.assert_frame_equal(model.predict().frame, again.predict(sites).frame)
     assert not home.exists()
+
+
+def test_the_page_about_scikit_learn_runs_from_its_first_line_to_its_last(home):
+    names: dict[str, object] = {}
+    page = PAGE.with_name("use-from-scikit-learn.md").read_text(encoding="utf-8")
+    blocks = BLOCK.findall(page)
+    for block in blocks:
+        exec(block, names)
+    assert len(blocks) == page.count("```python")
+    # noise of deviation 3, where incomes have one of 10
+    assert names["model"].score(names["orders"]) == pytest.approx(0.9, abs=0.05)
+    assert not home.exists()

@@ -16,7 +16,7 @@ needs values of two tables at once is refused by name. The query itself is never
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from sqlglot import exp
 
@@ -30,7 +30,11 @@ from tp_flower.query.conditions import (
     settle,
 )
 from tp_flower.query.cutoffs import CutoffGrid
-from tp_flower.query.expressions import parse_expression, render
+from tp_flower.query.expressions import (
+    parse_expression,
+    parse_statements,
+    render,
+)
 from tp_flower.query.fragment import Feature, Fragment, spell
 from tp_flower.query.lateral_tables import bind_tables, correlation_of
 from tp_flower.query.relations import Relation, Schema, table_schemas
@@ -198,6 +202,48 @@ class Query:
     def has_stars(self) -> bool:
         """Whether the query selects the columns that its tables happen to have."""
         return any(isinstance(item, parsing.StarItem) for item in self.statement.items)
+
+    @property
+    def label(self) -> exp.Expr | None:
+        """The label as an expression, or the time of an event; None without one."""
+        for item in self.statement.items:
+            if parsing.is_label(item):
+                return parse_expression(item.sql, "the label").unnest()
+        return None
+
+    @property
+    def names_event(self) -> bool:
+        """Whether the label is the time of an event."""
+        items = self.statement.items
+        return any(parsing.is_number(item, (parsing.EVENT,)) for item in items)
+
+    @property
+    def trained_columns(self) -> list[exp.Column]:
+        """The columns of the label, its event and the weight: predictions need none.
+
+        >>> query = Query.from_sql("SELECT a.y > 2 AS label, w AS weight, a.x FROM a")
+        >>> [(column.table, column.name) for column in query.trained_columns]
+        [('a', 'y'), ('', 'w')]
+        """
+        names = {*parsing.BESIDE_LABEL, *parsing.SURVIVAL} - {parsing.OFFSET}
+        trees = (
+            parse_expression(item.sql, "SELECT item")
+            for item in self.statement.items
+            if parsing.is_label(item) or parsing.is_number(item, names)
+        )
+        return [column for tree in trees for column in tree.find_all(exp.Column)]
+
+    def with_label(self, column: str, table: str) -> "Query":
+        """Return a query that has no label with a column as its label.
+
+        >>> query = Query.from_sql("SELECT x FROM t", needs_label=False)
+        >>> query.with_label("y", "t").to_sql()
+        'SELECT x, t.y AS label FROM t'
+        """
+        (tree,) = parse_statements(self.to_sql())
+        label = exp.alias_(exp.column(column, table=table), parsing.LABEL)
+        labelled = render(cast(exp.Select, tree).select(label))
+        return replace(self, statement=parsing.parse_statement(labelled))
 
     def bind(
         self,

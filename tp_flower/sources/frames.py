@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 
 from tp_flower.duckdb_engine import shared_cursor
@@ -118,12 +119,19 @@ def read_frame(value: object) -> "pd.DataFrame | None":
     import pandas as pd
 
     if isinstance(value, pd.DataFrame):
-        return value
+        return value.copy() if _runs_backwards(value) else value
     table = value.to_arrow() if hasattr(value, "to_arrow") else value
     if not hasattr(table, "__arrow_c_stream__"):
         return None
     frame: pd.DataFrame = pa.table(table).to_pandas(types_mapper=pd.ArrowDtype)
     return frame
+
+
+def _runs_backwards(frame: "pd.DataFrame") -> bool:
+    """Return whether a column is a view from its end, which DuckDB cannot read."""
+    columns = (column for _, column in frame.items())
+    arrays = (c.to_numpy() for c in columns if isinstance(c.dtype, np.dtype))
+    return any(array.strides[0] < 0 for array in arrays)
 
 
 def hosted_frame(frame: "pd.DataFrame") -> HostedFrame:

@@ -424,6 +424,13 @@ def test_frame_types():
     assert rows_of(source)[1][:4] == (None,) * 4
 
 
+def test_a_frame_that_runs_backwards_is_read_from_its_end():
+    columns = {"n": [1, 2, 3], "t": pd.date_range("2020", periods=3), "s": list("abc")}
+    frame = pd.DataFrame(columns)
+    assert rows_of(framed(frame.iloc[::-1])) == rows_of(framed(frame))[::-1]
+    assert frames.read_frame(frame) is frame
+
+
 def test_types_that_tell_how_duckdb_reads_a_frame():
     columns = [pd.Series([1, 0]).astype(kind) for kind in frames.PLAIN]
     # in pandas 2 there is no type "str", and Python may hold texts
