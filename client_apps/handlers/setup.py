@@ -14,7 +14,7 @@ from msgspec import structs
 
 from client_apps.data.run_store import Entry
 from client_apps.handlers.inference import check_row_key, leave_hashes
-from client_apps.handlers.splits import told_split
+from client_apps.handlers.training_rows import told_split
 from client_apps.privacy import guard, ledger_entries
 from client_apps.privacy.keys import key_fields, key_source, take_secrets
 from client_apps.privacy.ledger_entries import note

@@ -1,18 +1,23 @@
-"""The rows of a part that take part in training, and their batches."""
+"""The rows of a part that take part in training or are held out, and their batches."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from client_apps.privacy.guard import check_rows
+from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray, IntArray
 from tp_flower.errors import MessageError, SiteError
+from tp_flower.extraction.extracted import ExtractedKey
 from tp_flower.privacy.units import Units
 from tp_flower.protocol.codec import check_positions, check_sizes, required
 from tp_flower.protocol.packet import unpack_bits
+from tp_flower.protocol.setup_messages import SplitTerms
 from tp_flower.protocol.training_messages import PreparePart
 from tp_flower.sources.shards import ShardSource
+from tp_flower.splits import BY_HASH, BY_ORDER, TRAIN, Shares, split_by_hash
 
 
 @dataclass(frozen=True)
@@ -147,3 +152,23 @@ def check_training_rows(
             int(sizes[sizes > 0].min()),
             f"a batch's gradient of table {table!r}",
         )
+
+
+def told_split(
+    site: Site, terms: SplitTerms | None, keys: Sequence[ExtractedKey]
+) -> dict[str, AnyArray]:
+    """Return what the last key says of each row: its subset, or its place in time."""
+    if terms is None:
+        return {}
+    key = keys[-1]
+    if terms.by == BY_HASH:
+        hasher = site.hasher().purpose(f"split {terms.seed}")
+        subset = split_by_hash(
+            hasher.hash_texts(key.texts), Shares(terms.test, terms.validation)
+        )
+        # the last value is that of a missing one
+        return {"subset": np.append(subset, np.uint8(TRAIN))[key.codes]}
+    times = key.numbers()
+    if terms.by == BY_ORDER:
+        times = np.unique(times, return_inverse=True)[1].astype(np.float64)
+    return {"times": np.append(times, np.nan)[key.codes]}

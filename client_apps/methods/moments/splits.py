@@ -18,7 +18,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from client_apps.handlers.splits import told_split
+from client_apps.handlers.training_rows import told_split
 from client_apps.privacy.proposal_checks import agree
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, BoolArray
