@@ -24,7 +24,7 @@ from tp_flower.features.sparse import is_sparse
 from tp_flower.features.spec import LEVELS, EncoderSpec
 from tp_flower.protocol.fields import Document
 
-SITE: Final = 7e6
+SITE: Final = 9e6
 READ_ROWS: Final = 122_880  # of a row group, which DuckDB holds at a time
 READ_VALUE: Final = 15.5
 DISTINCT_KEY: Final = 280.0

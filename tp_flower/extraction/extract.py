@@ -32,7 +32,7 @@ from tp_flower.sources.shards import Scan, ShardSource
 
 META_FILE: Final = "shard.json"
 MOST_ROWS: Final = 1 << 16
-MOST_VALUES: Final = 1 << 20  # of a batch, about 8 MB, if vectors have known lengths
+MOST_VALUES: Final = 1 << 19  # of a batch, about 4 MB, if vectors have known lengths
 _VECTORS: Final = pa.list_(pa.float32())
 _TEXTS: Final = pa.schema([("t", pa.string())])
 

@@ -267,7 +267,7 @@ def test_blocks_are_the_rows_of_the_columns(tmp_path, monkeypatch):
         assert all(each is lists[0] for each in lists)
 
 
-@pytest.mark.parametrize(("width", "rows"), [(1, 1 << 16), (64, 1 << 14), (512, 2048)])
+@pytest.mark.parametrize(("width", "rows"), [(1, 1 << 16), (64, 1 << 13), (512, 1024)])
 def test_batches_are_of_one_size_in_bytes(tmp_path, width, rows):
     columns = {f"x{number}": f"i + {number}" for number in range(width)}
     shard = of_sql(tmp_path, f"SELECT i FROM range({rows + 1}) t(i)", fragment(columns))
