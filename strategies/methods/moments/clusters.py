@@ -120,6 +120,10 @@ class ClusteredSlopes:
         slopes[~is_trained] = 0
         return cls(edge, is_trained, numbers, slopes, float(unit))
 
+    def trained_in(self, span: slice) -> IntArray:
+        """Return those of the rows of a shard that train, as they are told."""
+        return self.slopes[span][self.is_trained[span]].astype(np.int32)
+
     @cached_property
     def largest(self) -> int:
         """The largest sum of squares of a cluster."""

@@ -53,7 +53,7 @@ from strategies.methods.moments.section import (
     statistics_by_table,
     undetermined,
 )
-from strategies.run.exchange import Part, Replies, Requests, ask
+from strategies.run.exchange import Replies, Requests, ask
 from strategies.setup.joined_rows import JoinedTables
 from strategies.setup.problem import SCORES, TrainingProblem
 from strategies.training.outcome import Outcome
@@ -298,7 +298,8 @@ class InformationRound:
                 if shares is not None:
                     of_rows["shares"] = shares[:, trained]
                 if self._slopes is not None:
-                    of_rows["slopes"] = self._slopes_of(part)
+                    span = dict(self.joined.extracted.shards_of(part.table))[part]
+                    of_rows["slopes"] = self._slopes.trained_in(span)
             bits = common_bits(counts, layout, part.table)
             parts[part.number] = counts.weighed_part(part, bits, of_rows)
         return InformationRequest(
@@ -306,12 +307,6 @@ class InformationRound:
             largest_cluster=counts.largest_cluster,
             parts=parts,
         )
-
-    def _slopes_of(self, part: Part) -> IntArray:
-        """Return the slopes of the trained rows of a part of the label's table."""
-        span = dict(self.joined.extracted.shards_of(part.table))[part]
-        slopes: ClusteredSlopes = self._slopes  # type: ignore[assignment]
-        return slopes.slopes[span][slopes.is_trained[span]].astype(np.int32)
 
     def _rough(self, moments: JoinedMoments, bits: IntArray) -> IndexArray:
         """Return the features whose words, or whose spectrum, are not exact enough."""

@@ -186,7 +186,7 @@ def test_slopes_are_told_to_the_label_table_alone(monkeypatch):
 @pytest.mark.parametrize(
     ("how", "more", "problem"),
     [
-        ({"cluster": "z"}, "", r"cluster: 'z' is no table .* joined with; these are p"),
+        ({"cluster": "z"}, "", r"cluster: 'z' is no table .* joined with: p$"),
         ({"loss": "cox"}, "", "there are none that are 'clustered'"),
     ],
 )

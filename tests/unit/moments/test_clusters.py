@@ -20,6 +20,7 @@ from tp_flower.methods.moments.exchange import (
     PassRows,
     SummedShard,
 )
+from tp_flower.methods.moments.pads import SharedKeys
 
 SECRET = b"c" * 32
 LABELS = "t0"
@@ -135,3 +136,32 @@ def test_the_blocks_are_those_of_pairs_of_rows(seed):
                     np.testing.assert_array_equal(
                         found[pair], block, err_msg=str((pair, shards))
                     )
+
+
+def test_no_word_covers_two_sums(monkeypatch):
+    """Not of a join and its copy either, whose pads are made of the same keys."""
+    words: dict[tuple, list[int]] = {}
+    of_shard, of_block = SharedKeys.of_shard, SharedKeys.of_block
+
+    def kept_shard(self, side, shard, source):
+        pads = of_shard(self, side, shard, source)
+        # both ends of a join make them
+        for tag, pad in zip(self.tags.tolist(), pads, strict=True):
+            words[self.sides, *tag, side, source] = pad.tolist()
+        return pads
+
+    def kept_block(self, side, shard, pair):
+        pads = of_block(self, side, shard, pair)
+        if side == self.sides[0] and pads.any():
+            words[self.sides, pair] = pads.ravel().tolist()
+        return pads
+
+    monkeypatch.setattr(SharedKeys, "of_shard", kept_shard)
+    monkeypatch.setattr(SharedKeys, "of_block", kept_block)
+    joined = Joined.draw(np.random.default_rng(0), most_tables=4)
+    slopes = np.ones(len(joined.values[LABELS]), np.int64)
+    edge = joined.tree.edges_of(LABELS)[0]
+    Sums(joined, 0, edge, slopes).blocks(None)
+    every = [word for of_place in words.values() for word in of_place]
+    assert {len(place) for place in words} == {2, 5}
+    assert len(set(every)) == len(every) > 50

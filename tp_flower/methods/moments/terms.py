@@ -49,15 +49,16 @@ def cluster_edge(tree: JoinTree, label_table: str, cluster: str) -> int:
         QueryError: the label's table is joined with no table of that alias.
     """
     others = {
-        tree.edges[number].other(label_table).lower(): number
+        number: tree.edges[number].other(label_table)
         for number in tree.edges_of(label_table)
     }
-    if cluster.lower() not in others:
-        raise QueryError(
-            f"cluster: {cluster!r} is no table that the label's, {label_table}, is "
-            f"joined with; these are {', '.join(others) or 'none'}"
-        )
-    return others[cluster.lower()]
+    for number, other in others.items():
+        if other.lower() == cluster.lower():
+            return number
+    raise QueryError(
+        f"cluster: {cluster!r} is no table that the label's, {label_table}, is joined "
+        f"with: {', '.join(others.values()) or 'no table is'}"
+    )
 
 
 def private_tables(proposal: Proposal, settings: Settings) -> frozenset[str]:
