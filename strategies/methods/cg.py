@@ -128,7 +128,14 @@ class Cg(JoinMethod):
             information = InformationRound(self._joined, problem, self.settings)
             found, note = yield from information.run()
             approximated = information.approximated
-            self._errors = Errors(problem, self.settings, found, note, approximated)
+            self._errors = Errors(
+                problem,
+                self.settings,
+                found,
+                note,
+                approximated,
+                information.clusters,
+            )
         if self._errors.note:
             self.run.warn(self._errors.note)
 

@@ -7,8 +7,14 @@ weighting, by squared slopes of the loss, makes errors that are robust. The serv
 chooses the weights, and sums of words are exact: weights that are digits write single
 rows into them. So they have a release of their own in a policy, and ``min-rows`` keeps
 an honest server alone from sums that are a row's.
+
+For clustered errors the label's table is told the slopes themselves, and the sites add
+up pairs of rows of a cluster (:mod:`tp_flower.methods.moments.clusters`). Of few
+clusters these sums are the clusters' own, up to a rotation: so the label's site counts
+clusters as its policy counts rows.
 """
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,10 +41,18 @@ from client_apps.privacy.proposal_checks import (
 )
 from client_apps.rounds.site import REQUEST, Site
 from tp_flower.arrays import AnyArray, FloatArray, IntArray
-from tp_flower.errors import MessageError
+from tp_flower.errors import MessageError, PolicyError
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.learning.models.local_model import Features, host_features
+from tp_flower.methods.moments.clusters import (
+    ClusteredShard,
+    ClusterRows,
+    doubled,
+    largest_cluster,
+    number_clusters,
+)
 from tp_flower.methods.moments.columns import ColumnWords, TableColumns
+from tp_flower.methods.moments.exchange import Contribution, SummedShard
 from tp_flower.methods.moments.messages import (
     TRAIN_INFORMATION,
     InformationPart,
@@ -46,16 +60,23 @@ from tp_flower.methods.moments.messages import (
     InformationRequest,
     PaddedPart,
 )
-from tp_flower.methods.moments.settings import weightings_of
+from tp_flower.methods.moments.settings import (
+    CLUSTERS,
+    ErrorSettings,
+    weightings_of,
+)
+from tp_flower.methods.moments.terms import cluster_edge
 from tp_flower.privacy.plan import WEIGHTED_MOMENTS
 from tp_flower.protocol.codec import check_sizes, required
 from tp_flower.protocol.packet import unpack_bits
 from tp_flower.query.fragment import SURVIVAL
+from tp_flower.terms.groups import table_group
 
 _INFORMED: Final = "information"  # entry: the request that was answered, by its digest
 _SCOPE: Final = (
     "not covered: sums over all joined training rows of the products of two columns, "
-    "each row weighted by its loss's derivatives at the model's score, and of times to "
+    "each row weighted by its loss's derivatives at the model's score, or each pair of "
+    "rows of a cluster by both; and of times to "
     "an event means of the rows at risk, over stretches of time; what leaves of it is "
     "uniform words, of which the server reads these sums alone, by weights that "
     "it chooses"
@@ -67,6 +88,7 @@ class WeighedShard(JoinedShard):
     """The rows of a part with what the joined rows behind them weigh."""
 
     body: InformationPart
+    largest_cluster: int
 
     @property
     def splitting(self) -> str:
@@ -88,7 +110,75 @@ class WeighedShard(JoinedShard):
         weights = np.zeros(shape, np.int64)
         check_sizes(self.body, trained=len(self.trained), passes=len(self.passes))
         weights[:, self.trained] = required(self.body.weights, "weights")
+        if self.has_clusters and np.any(weights[-1, self.trained] != 1):
+            raise MessageError("'weights' of rows in clusters are 1 each")
         return weights
+
+    @cached_property
+    def has_clusters(self) -> bool:
+        """Whether the last weighting is of sums over pairs of rows of a cluster."""
+        return weightings_of(self.site.terms.settings)[-1] == CLUSTERS
+
+    @cached_property
+    def clusters(self) -> ClusterRows | None:
+        """The clusters of the label's rows that train; None of other tables."""
+        if not (self.has_clusters and self.has_label):
+            _refuse_any("slopes", self.body.slopes)
+            return None
+        check_sizes(self.body, trained=len(self.trained))
+        slopes = required(self.body.slopes, "slopes").astype(np.int64)
+        settings = self.site.terms.settings
+        edge = cluster_edge(self.tree, self.table, settings.of(ErrorSettings).cluster)
+        secret = secrets.token_bytes(32)
+        if len(self.shards) > 1:
+            group = table_group(self.site.terms.proposal, self.table)
+            secret = self.site.group_key(group)
+        return ClusterRows(edge, secret, slopes)
+
+    def check_clusters(self, columns: int) -> None:
+        """Refuse clusters that are few beside the policy, or beside all columns.
+
+        And slopes whose sums over pairs might wrap around.
+        """
+        if self.clusters is None:
+            return
+        codes = self.rows.edges[self.clusters.edge].codes[self.trained]
+        numbers, first = number_clusters(codes)
+        if largest_cluster(numbers, self.clusters.slopes) > self.largest_cluster:
+            raise MessageError("'largest_cluster' is less than one of the site's")
+        source = self.site.source(self.number)
+        check_rows(source, len(first), f"the clusters of table {self.table!r}")
+        is_alone = len(self.shards) == 1 and source.policy.min_rows > 1
+        if is_alone and len(first) <= columns:
+            raise PolicyError(
+                f"the table's policy (min-rows = {source.policy.min_rows}) refuses: "
+                f"of {columns} columns, sums over pairs of rows of {len(first)} "
+                "clusters, which are no more, tell those of each up to a rotation"
+            )
+
+    def contribution(
+        self, summed: SummedShard, position: int, name: str
+    ) -> tuple[tuple[str, ...], Contribution]:
+        """Return what the part sends in a weighting, of pairs of rows in the last."""
+        if name != CLUSTERS:
+            return super().contribution(summed, position, name)
+        label_table = self.site.terms.proposal.label_table
+        clustered = ClusteredShard(summed, label_table, self.clusters)
+        tables = doubled(self.tree, label_table).tables
+        # a site that was told another one has pads of its own
+        name = f"{name} {self.largest_cluster}"
+        return tables, clustered.contribution(position, name)
+
+    def squared_norms(self, counts: IntArray) -> FloatArray:
+        """Return by how much a row's squares are in the largest sums, (n,).
+
+        ``counts`` are the rows' weights, (p, n).
+        """
+        factors = np.ones(len(counts))
+        if self.has_clusters:
+            factors[-1] = self.largest_cluster
+        norms: FloatArray = factors @ counts
+        return norms
 
     @cached_property
     def shares(self) -> FloatArray | None:
@@ -134,11 +224,12 @@ def information(site: Site, request: InformationRequest) -> InformationReply:
     tree = tree_of_sums(site, request)
     passes = tuple(range(len(weightings_of(site.terms.settings))))
     shards = {
-        number: WeighedShard(site, number, tree, passes, body)
+        number: WeighedShard(site, number, tree, passes, body, request.largest_cluster)
         for number, body in site.each(request.parts)
     }
     for number, shard in site.each(shards):
         shard.check_trained()
+        shard.check_clusters(sum(request.columns.values()))
         # how much each row weighs is for whoever allows a covariance
         shard.check_multiplicity(is_weighted=False, shares_rows=True)
         note_scope(site, number, WEIGHTED_MOMENTS, _SCOPE)
@@ -166,7 +257,7 @@ def _padded(
         check_columns(source, encoder, weighed, shards=len(shard.shards))
     columns = TableColumns(encoded, labels=shard.shares)
     agree("columns", columns.width, widths[shard.table])
-    bits = shard.column_bits(counted.multiplicity.sum(axis=0), columns)
+    bits = shard.column_bits(shard.squared_norms(counted.multiplicity), columns)
     sums, products = shard.padded(
         shard.summed(counted, ColumnWords(columns, bits), widths, {}),
         weightings_of(site.terms.settings),

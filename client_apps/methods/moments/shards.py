@@ -25,6 +25,7 @@ from tp_flower.methods.moments.columns import TableColumns
 from tp_flower.methods.moments.counts import CountedRows, EdgeRows
 from tp_flower.methods.moments.describe.settings import described
 from tp_flower.methods.moments.exchange import (
+    Contribution,
     EdgeSecret,
     RowWords,
     ShardMasks,
@@ -192,7 +193,7 @@ class JoinedShard(ABC):
         subquery = self.site.fragment(self.number).subquery
         return subquery is not None and bool(subquery.cutoffs or subquery.is_windowed)
 
-    def column_bits(self, counts: IntArray, columns: TableColumns) -> IntArray:
+    def column_bits(self, counts: AnyArray, columns: TableColumns) -> IntArray:
         """Return the bits of every column: those of its only shard, or as told to all.
 
         Of shards they are refused if the columns do not fit.
@@ -232,15 +233,20 @@ class JoinedShard(ABC):
         """
         sums: dict[str, AnyArray] = {}
         products: dict[str, AnyArray] = {}
-        tables = self.tree.tables
         for position, (number, name) in enumerate(zip(self.passes, names, strict=True)):
-            contribution = summed.in_pass(position, name).contribution()
+            tables, contribution = self.contribution(summed, position, name)
             for (edge, source), block in contribution.sums.items():
                 sums[f"{number}-{edge}-{tables.index(source)}"] = block
             for (first, second), block in contribution.products.items():
                 pair = f"{tables.index(first)}-{tables.index(second)}"
                 products[f"{number}-{pair}"] = add_noise((first, second), block)
         return sums, products
+
+    def contribution(
+        self, summed: SummedShard, position: int, name: str
+    ) -> tuple[tuple[str, ...], Contribution]:
+        """Return what the part sends in a pass, and the tables that it is about."""
+        return self.tree.tables, summed.in_pass(position, name).contribution()
 
     def summed(
         self,

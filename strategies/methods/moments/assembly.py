@@ -12,7 +12,7 @@ from strategies.run.replies import refuse
 from tp_flower.arrays import FloatArray, IntArray
 from tp_flower.methods.moments.exchange import Assembly
 from tp_flower.methods.moments.messages import PaddedPart
-from tp_flower.methods.moments.words import public_bits, to_numbers
+from tp_flower.methods.moments.words import WordArray, public_bits, to_numbers
 
 PADS: Final = (
     "one-time pads by join key (AES-256) that the sites of a join share: an honest "
@@ -41,7 +41,7 @@ def common_bits(
         magnitudes[-1 - outputs : -1] = magnitude
     # one shard may have most of the largest rows
     magnitudes += SPARE_BITS
-    return public_bits(int(counts.totals.sum()), magnitudes)
+    return public_bits(counts.mass, magnitudes)
 
 
 def matrices(
@@ -55,19 +55,28 @@ def matrices(
     ``bits`` are those of every table's columns.
     """
     by_pass = {}
-    for position, number in enumerate(counts.passes):
+    for position, number in enumerate(counts.row_passes):
         contributions = {
             table: counts.read(table, replies, position, layout.columns)
             for table in layout.columns
         }
         assembly = Assembly(counts.tree, counts.of_pass(position), contributions)
-        matrix = np.zeros((layout.total, layout.total))
-        for (first, second), words in assembly.blocks().items():
-            block = to_numbers(words, bits[first], bits[second])
-            matrix[layout.places[first], layout.places[second]] = block
-            matrix[layout.places[second], layout.places[first]] = block.T
-        by_pass[number] = matrix
+        by_pass[number] = filled(layout, assembly.blocks(), bits)
     return by_pass
+
+
+def filled(
+    layout: ColumnLayout,
+    blocks: Mapping[tuple[str, str], WordArray],
+    bits: Mapping[str, IntArray],
+) -> FloatArray:
+    """Return the symmetric matrix (D, D) of blocks of words by pair of tables."""
+    matrix = np.zeros((layout.total, layout.total))
+    for (first, second), words in blocks.items():
+        block = to_numbers(words, bits[first], bits[second])
+        matrix[layout.places[first], layout.places[second]] = block
+        matrix[layout.places[second], layout.places[first]] = block.T
+    return matrix
 
 
 def column_bits(

@@ -8,6 +8,7 @@ import numpy as np
 
 from tp_flower.arrays import FloatArray, IndexArray
 from tp_flower.methods.moments.noise import entry_deviations
+from tp_flower.methods.moments.solve import JoinedMoments
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,10 @@ class ColumnLayout:
         """The positions of the features, (d,)."""
         others = np.append(self.labels, self.intercept)
         return np.setdiff1d(np.arange(self.total), others)
+
+    def moments(self, matrix: FloatArray) -> JoinedMoments:
+        """Return the moments of a matrix, (D, D)."""
+        return JoinedMoments(matrix, self.features, self.labels, self.intercept)
 
     def deviations(self, sigmas: Mapping[str, float]) -> FloatArray | None:
         """Return the deviation of the noise of private tables on each moment, (D, D).

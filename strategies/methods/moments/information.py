@@ -7,10 +7,11 @@ each of these may be in one joined row at most.
 
 Entry ``inference`` of `report.json`::
 
-    kind        "model" or "robust"
+    kind        "model", "robust" or "clustered"
     note        what the errors are, or why there are none
     parameters  that are determined, with the intercept
     dispersion  that errors are by; without weights 1 where it is known
+    clusters    of the training rows; 0 unless errors are clustered
     freedom     of the estimated dispersion; null where that is known
     ratio       what the exponential of a coefficient is; "" for nothing
     intercept   {value, standard-error, low, high}   of the score of a row of zeros
@@ -37,6 +38,12 @@ from strategies.methods.moments.assembly import (
     common_bits,
     matrices,
 )
+from strategies.methods.moments.clusters import (
+    FEW_CLUSTERS,
+    ClusteredSlopes,
+    MeatSums,
+    check_clusters,
+)
 from strategies.methods.moments.column_layout import ColumnLayout
 from strategies.methods.moments.join_counts import JoinCounts
 from strategies.methods.moments.section import (
@@ -62,6 +69,8 @@ from tp_flower.methods.moments.inference import Inference
 from tp_flower.methods.moments.messages import LARGEST_WEIGHT, InformationRequest
 from tp_flower.methods.moments.questions import FeatureColumns
 from tp_flower.methods.moments.settings import (
+    CLUSTERED,
+    CLUSTERS,
     CURVATURE,
     MODEL,
     ROBUST,
@@ -69,7 +78,7 @@ from tp_flower.methods.moments.settings import (
     weightings_of,
 )
 from tp_flower.methods.moments.solve import JoinedMoments
-from tp_flower.methods.moments.terms import tree_of
+from tp_flower.methods.moments.terms import cluster_edge, tree_of
 from tp_flower.objectives.objective import RowInformation
 from tp_flower.objectives.survival.stretches import LEAST_ROWS as LEAST_AT_RISK
 from tp_flower.protocol.packet import unpack_bits
@@ -78,9 +87,11 @@ from tp_flower.settings import Settings
 
 SECTION: Final = "inference"
 INDEPENDENT: Final = "Standard errors for independent joined rows"
+BY_CLUSTER: Final = "Standard errors for {} independent clusters by {}"
 KINDS: Final = {
     MODEL: "by the information of the loss ({loss})",
     ROBUST: "whatever the label's variance (HC0)",
+    CLUSTERED: "whatever the rows of a cluster have in common (HC0, G / (G - 1))",
 }
 HIDDEN: Final = "Not shown of {}, whose policies do not have 'coefficients = true'."
 NOT_CONVERGED: Final = (
@@ -92,6 +103,14 @@ NOT_CONVERGED: Final = (
 NO_FREEDOM: Final = (
     "No standard errors: there are no more joined rows than coefficients, and nothing "
     "is left to estimate the dispersion by."
+)
+FEWER_CLUSTERS: Final = (
+    "No standard errors: {} clusters are no more than {} columns, the intercept among "
+    "them: use encoders of fewer columns, or a cluster of more keys."
+)
+FEW: Final = (
+    "Of fewer than {} clusters, intervals hold the truth less often than they say, and "
+    "p is too small: t by {} degrees of freedom, of clusters less one, is nearer."
 )
 NO_SCALE: Final = (
     "No standard errors: in fixed point, columns far from a mean of 0 and a deviation "
@@ -138,7 +157,7 @@ def check_information(joined: JoinedTables, settings: Settings) -> None:
     Raises:
         QueryError: with what to do instead.
     """
-    tree_of(joined.extracted.proposal)
+    tree = tree_of(joined.extracted.proposal)
     table = joined.bound.label_table
     most = int(joined.mapping.tables[table].multiplicity.max(initial=0))
     if most > 1:
@@ -150,10 +169,10 @@ def check_information(joined: JoinedTables, settings: Settings) -> None:
         )
     objective = joined.objective
     kind = settings.of(ErrorSettings).standard_errors
-    if kind == ROBUST and not objective.is_separable:
+    if kind != MODEL and not objective.is_separable:
         raise QueryError(
             f"standard-errors: of loss {objective.name!r}, which compares rows with "
-            f"each other, there are none that are {ROBUST!r}: write {MODEL!r}"
+            f"each other, there are none that are {kind!r}: write {MODEL!r}"
         )
     if not objective.has_likelihood:
         several = "with one score a row" if objective.outputs > 1 else "a likelihood"
@@ -161,6 +180,8 @@ def check_information(joined: JoinedTables, settings: Settings) -> None:
             f"standard-errors: loss {objective.name!r} is not {several}: set loss, or "
             "for one class against all others write (label = 'a class') AS label"
         )
+    if kind == CLUSTERED:
+        check_clusters(joined, tree, settings)
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,21 +201,14 @@ class InformationRound:
         """Ask for the weighted moments; return the inference, or none, and a note."""
         if note := self._refusal():
             return None, note
-        largest = self._row_weights.max(axis=1)
-        rounded = self._told(self._row_weights / largest[:, None])
+        rounded = self._told(self._row_weights / self._largest[:, None])
+        if self._slopes is not None:
+            rounded = np.vstack([rounded, self._is_trained.astype(np.uint32)])
         counts = self._counts(rounded)
         layout = self._layout(counts)
         replies = yield ask(self._request(rounded, counts, layout), self.joined.parts)
         bits_by_table = column_bits(counts, replies, layout)
-        moments = []
-        read = matrices(counts, replies, layout, bits_by_table)
-        for position, matrix in read.items():
-            found = JoinedMoments(
-                matrix, layout.features, layout.labels, layout.intercept
-            )
-            if not found.are_of(int(counts.totals[position])):
-                raise ReplyError(ALTERED)
-            moments.append(found.scaled(largest[position] / LARGEST_WEIGHT))
+        moments = self._moments(counts, replies, layout, bits_by_table)
         of_columns = np.concatenate([bits_by_table[name] for name in layout.columns])
         rough = self._rough(moments[0], of_columns[layout.features])
         if rough.size:
@@ -203,8 +217,50 @@ class InformationRound:
         inference = self._infer(*moments)
         if inference.freedom <= 0.0:
             return None, NO_FREEDOM
-        uneven = unevenness(LARGEST_WEIGHT * self._row_weights[0] / largest[0])
-        return inference, UNEVEN.format(uneven) if uneven > UNEVENNESS else ""
+        return inference, self._caution()
+
+    def _moments(
+        self,
+        counts: JoinCounts,
+        replies: Replies,
+        layout: ColumnLayout,
+        bits: Mapping[str, IntArray],
+    ) -> list[JoinedMoments]:
+        """Return the moments of every weighting, those over pairs of rows last."""
+        moments = []
+        for position, matrix in matrices(counts, replies, layout, bits).items():
+            found = layout.moments(matrix)
+            if not found.are_of(int(counts.totals[position])):
+                raise ReplyError(ALTERED)
+            moments.append(found.scaled(self._largest[position] / LARGEST_WEIGHT))
+        if (slopes := self._slopes) is not None:
+            matrix = MeatSums(counts, slopes, layout).matrix(replies, bits)
+            meat = layout.moments(matrix)
+            if not meat.are_of(slopes.total):
+                raise ReplyError(ALTERED)
+            clusters = slopes.clusters
+            moments.append(meat.scaled(slopes.unit**2 * clusters / (clusters - 1)))
+        return moments
+
+    def _caution(self) -> str:
+        """Return why errors are rough, or ""."""
+        of_information = self._row_weights[0] / self._largest[0]
+        uneven = unevenness(LARGEST_WEIGHT * of_information)
+        notes = [UNEVEN.format(uneven)] if uneven > UNEVENNESS else []
+        if 0 < self.clusters < FEW_CLUSTERS:
+            notes.append(FEW.format(FEW_CLUSTERS, self.clusters - 1))
+        return " ".join(notes)
+
+    @cached_property
+    def _largest(self) -> FloatArray:
+        """The largest weight of a row in every weighting, (p,)."""
+        largest: FloatArray = self._row_weights.max(axis=1)
+        return largest
+
+    @property
+    def clusters(self) -> int:
+        """The number of the training rows' clusters; 0 without any."""
+        return 0 if self._slopes is None else self._slopes.clusters
 
     @property
     def approximated(self) -> float:
@@ -221,6 +277,10 @@ class InformationRound:
             return FEW_AT_RISK.format(LEAST_AT_RISK)
         if information.approximated > MOST_APPROXIMATED:
             return FEW_DEATHS.format(information.approximated, LEAST_AT_RISK)
+        encoders = self.problem.encoders.values()
+        columns = sum(encoder.width for encoder in encoders) + 1
+        if 0 < self.clusters <= columns:
+            return FEWER_CLUSTERS.format(self.clusters, columns)
         return ""
 
     def _request(
@@ -231,16 +291,22 @@ class InformationRound:
         shares = self._shares(rounded[0])
         parts = {}
         for part in self.joined.parts:
-            weights: AnyArray | None = None
-            of_part: AnyArray | None = None
+            of_rows: dict[str, AnyArray] = {}
             if part.table == table.name:
-                rows = table.rows[table.parts.index(part)]
-                weights = rounded[:, rows.trained_slice]
+                trained = table.rows[table.parts.index(part)].trained_slice
+                of_rows["weights"] = rounded[:, trained]
                 if shares is not None:
-                    of_part = shares[:, rows.trained_slice]
+                    of_rows["shares"] = shares[:, trained]
+                if self._slopes is not None:
+                    span = dict(self.joined.extracted.shards_of(part.table))[part]
+                    of_rows["slopes"] = self._slopes.trained_in(span)
             bits = common_bits(counts, layout, part.table)
-            parts[part.number] = counts.weighed_part(part, bits, weights, of_part)
-        return InformationRequest(columns=dict(layout.columns), parts=parts)
+            parts[part.number] = counts.weighed_part(part, bits, of_rows)
+        return InformationRequest(
+            columns=dict(layout.columns),
+            largest_cluster=counts.largest_cluster,
+            parts=parts,
+        )
 
     def _rough(self, moments: JoinedMoments, bits: IntArray) -> IndexArray:
         """Return the features whose words, or whose spectrum, are not exact enough."""
@@ -298,27 +364,58 @@ class InformationRound:
         by_kind = {CURVATURE: self._information.weights}
         slopes = objective.weigh(objective.gradient(scores)[:, 0])
         rows = self.problem.train.tables[self.joined.bound.label_table]
-        kinds = weightings_of(self.settings)
+        kinds = [kind for kind in weightings_of(self.settings) if kind != CLUSTERS]
         of_joined = [by_kind.get(kind, slopes**2) for kind in kinds]
         return rows.segment_sum(np.column_stack(of_joined)).T
 
-    def _counts(self, rounded: AnyArray) -> JoinCounts:
-        """Return what the joined rows weigh, as the sites work it out."""
+    @cached_property
+    def _slopes(self) -> ClusteredSlopes | None:
+        """What the label's rows tell of the loss, by cluster; None without clusters."""
+        if CLUSTERS not in weightings_of(self.settings):
+            return None
+        objective = self.problem.objective
+        scores = self.problem.rows.whole(SCORES)
+        slopes = objective.weigh(objective.gradient(scores))
+        rows = self.problem.train.tables[self.joined.bound.label_table]
+        exact = self._of_table(rows.segment_sum(slopes).T)[0]
+        ones = self._of_table(self._is_trained[None, :].astype(np.float64))[0]
+        tree = tree_of(self.joined.extracted.proposal)
+        named = self.settings.of(ErrorSettings).cluster
+        edge = cluster_edge(tree, self.joined.bound.label_table, named)
+        chances = generator(self.settings.seed, Stream.ROUNDING).random(len(exact))
+        return ClusteredSlopes.of(self.joined, edge, ones > 0.0, exact, chances)
+
+    @cached_property
+    def _is_trained(self) -> BoolArray:
+        """Which rows of the label's table train, of those that take part, (n,)."""
+        rows = self.problem.train.tables[self.joined.bound.label_table]
+        is_trained: BoolArray = rows.multiplicity > 0
+        return is_trained
+
+    def _of_table(self, values: FloatArray) -> FloatArray:
+        """Return values (p, n) of the label's rows that take part, 0 of its others."""
         joined = self.joined
         table = self.problem.tables[joined.bound.label_table]
-        weights = np.zeros(
-            (len(rounded), joined.extracted.table_rows[table.name]), np.int64
-        )
+        placed = np.zeros((len(values), joined.extracted.table_rows[table.name]))
         fields = joined.layouts[table.name].fields
         spans = dict(joined.extracted.shards_of(table.name))
         for part, rows in zip(table.parts, table.rows, strict=True):
-            of_part = weights[:, spans[part]]
+            of_part = placed[:, spans[part]]
             trained = unpack_bits(fields[part.number]["trained"], of_part.shape[1])
-            of_part[:, trained] = rounded[:, rows.trained_slice]
-        tree = tree_of(joined.extracted.proposal)
+            of_part[:, trained] = values[:, rows.trained_slice]
+        return placed
+
+    def _counts(self, rounded: AnyArray) -> JoinCounts:
+        """Return what the joined rows weigh, as the sites work it out."""
+        weights = self._of_table(rounded.astype(np.float64)).astype(np.int64)
         beside = self._information.beside
-        shares = 0 if beside is None else beside.shape[1]
-        return JoinCounts.weighed(joined, tree, weights, shares)
+        return JoinCounts.weighed(
+            self.joined,
+            tree_of(self.joined.extracted.proposal),
+            weights,
+            shares=0 if beside is None else beside.shape[1],
+            largest_cluster=0 if self._slopes is None else self._slopes.largest,
+        )
 
     def _layout(self, counts: JoinCounts) -> ColumnLayout:
         """Return where the tables' columns are in the moments."""
@@ -381,6 +478,7 @@ class Errors:
         inference: None where there is none, for the reason that ``note`` has.
         note: beside an inference, why it is rough, if it is.
         approximated: the share of the information that is not known exactly.
+        clusters: of the training rows, where errors are clustered.
     """
 
     problem: TrainingProblem
@@ -388,6 +486,7 @@ class Errors:
     inference: Inference | None = None
     note: str = ""
     approximated: float = 0.0
+    clusters: int = 0
     coefficients: Mapping[str, FloatArray] = field(default_factory=dict)
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
@@ -440,6 +539,7 @@ class Errors:
             "parameters": self.inference.parameters,
             "dispersion": self.inference.dispersion,
             "freedom": self.inference.freedom,
+            "clusters": self.clusters,
             "ratio": self.problem.response.ratio,
             "intercept": self._intercept(),
             "undetermined": undetermined(self.columns, self.inference),
@@ -467,7 +567,11 @@ class Errors:
     def _text(self) -> str:
         """Return what is said of the errors."""
         kind = KINDS[self.kind].format(loss=self.problem.objective.name)
-        notes = [f"{INDEPENDENT}, {kind}."]
+        independent = INDEPENDENT
+        if self.clusters:
+            named = self.settings.of(ErrorSettings).cluster
+            independent = BY_CLUSTER.format(self.clusters, named)
+        notes = [f"{independent}, {kind}."]
         if self.approximated:
             notes.append(APPROXIMATED.format(LEAST_AT_RISK, 100.0 * self.approximated))
         if self.settings.l2:

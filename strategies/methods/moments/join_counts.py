@@ -43,6 +43,8 @@ class JoinCounts:
             joined row that is left out weighs 0. None for subsets, in which rows count
             as the run weighs them.
         shares: columns of the label's table beside its features, in place of a label.
+        largest_cluster: the largest sum of squared slopes of a cluster, over whose
+            pairs of rows the sums of the last weighting are; 0 for those of rows.
     """
 
     joined: JoinedTables
@@ -51,6 +53,7 @@ class JoinCounts:
     passes: tuple[int, ...]
     label_weights: IntArray | None = None
     shares: int = 0
+    largest_cluster: int = 0
 
     @classmethod
     def of(cls, joined: JoinedTables, splitting: str, tree: JoinTree) -> "JoinCounts":
@@ -60,12 +63,18 @@ class JoinCounts:
 
     @classmethod
     def weighed(
-        cls, joined: JoinedTables, tree: JoinTree, label_weights: IntArray, shares: int
+        cls,
+        joined: JoinedTables,
+        tree: JoinTree,
+        label_weights: IntArray,
+        *,
+        shares: int,
+        largest_cluster: int = 0,
     ) -> "JoinCounts":
         """Return what joined rows weigh, each as its row of the label's table."""
         passes = tuple(range(len(label_weights)))
         table = joined.bound.label_table
-        return cls(joined, tree, table, passes, label_weights, shares)
+        return cls(joined, tree, table, passes, label_weights, shares, largest_cluster)
 
     @property
     def outputs(self) -> int:
@@ -85,15 +94,11 @@ class JoinCounts:
     @cached_property
     def _codes(self) -> dict[tuple[int, str], AnyArray]:
         """By join and table, the number of each row's key, (n,)."""
-        codes: dict[tuple[int, str], AnyArray] = {}
-        keys = self.joined.extracted.keys
-        for number, join in enumerate(self.joined.bound.joins):
-            left, right = join_codes(
-                join, keys[join.left, join.left_key], keys[join.right, join.right_key]
-            )
-            codes[number, join.left] = left
-            codes[number, join.right] = right
-        return codes
+        return {
+            (number, table): codes
+            for number in range(len(self.joined.bound.joins))
+            for table, codes in key_codes(self.joined, number).items()
+        }
 
     @cached_property
     def rows(self) -> dict[str, CountedRows]:
@@ -152,6 +157,17 @@ class JoinCounts:
         total: IntArray = self.rows[label_table].multiplicity.sum(axis=1)
         return total
 
+    @property
+    def row_passes(self) -> tuple[int, ...]:
+        """The numbers of the passes whose sums are over joined rows, not pairs."""
+        return self.passes[:-1] if self.largest_cluster else self.passes
+
+    @property
+    def mass(self) -> int:
+        """The largest sum of squares, over all passes, of a column of ones."""
+        pairs = int(self.totals[-1]) * self.largest_cluster
+        return pairs + int(self.totals[: len(self.row_passes)].sum())
+
     @cached_property
     def bits(self) -> dict[str, AnyArray | None]:
         """By table, a bit for every pass that a row takes part in, (n,), uint8.
@@ -191,16 +207,14 @@ class JoinCounts:
         self,
         part: Part,
         bits: IntArray | None,
-        weights: AnyArray | None,
-        shares: AnyArray | None,
+        of_rows: Mapping[str, AnyArray],
     ) -> InformationPart:
         """Return what a part is told of joined rows that are weighed.
 
-        ``weights`` are those of the trained rows of the label's table, (p, n), and
-        ``shares`` of them, (c, n).
+        ``of_rows`` are the fields about each trained row of the label's table.
         """
-        counts = self._told(part, bits)
-        return InformationPart(weights=weights, shares=shares, **counts)
+        fields: dict[str, Any] = {**of_rows, **self._told(part, bits)}
+        return InformationPart(**fields)
 
     def _told(self, part: Part, bits: IntArray | None) -> dict[str, Any]:
         """Return the fields about the tuples behind each join, and of the columns."""
@@ -281,25 +295,31 @@ class JoinCounts:
         self, part: Part, body: PaddedPart, position: int, columns: Mapping[str, int]
     ) -> Iterator[tuple[tuple[int, str], WordArray]]:
         """Yield a part's padded sums, by the keys of its table's joined rows."""
-        rows = self.rows[part.table]
         tables = self.tree.tables
         for edge in self.tree.edges_of(part.table):
-            is_joined = rows.is_joined(edge)[position]
-            shard = self.joined.extracted.parts[part.table].index(part)
-            has_tuples = self._by_shard[edge, part.table][position, :, shard] > 0
-            places = self.places[edge, part]
-            places = places[(is_joined & has_tuples)[places]]
-            order = (np.cumsum(is_joined) - 1)[places]
+            order, keys = self.order(part, edge, position)
             for name in (part.table, *self.tree.beyond(edge, part.table)):
-                block = _block(
+                block = block_of(
                     part,
                     body.sums,
                     f"{self.passes[position]}-{edge}-{tables.index(name)}",
-                    (len(places), columns[name]),
+                    (len(order), columns[name]),
                 )
-                aligned = np.zeros((int(is_joined.sum()), columns[name]), np.uint64)
+                aligned = np.zeros((keys, columns[name]), np.uint64)
                 aligned[order] = block
                 yield (edge, name), aligned
+
+    def order(self, part: Part, edge: int, position: int) -> tuple[IntArray, int]:
+        """Return where the keys of a part's sums are among the server's.
+
+        And how many of the join's keys joined rows of the pass have.
+        """
+        is_joined = self.rows[part.table].is_joined(edge)[position]
+        shard = self.joined.extracted.parts[part.table].index(part)
+        has_tuples = self._by_shard[edge, part.table][position, :, shard] > 0
+        places = self.places[edge, part]
+        places = places[(is_joined & has_tuples)[places]]
+        return (np.cumsum(is_joined) - 1)[places], int(is_joined.sum())
 
     def _products(
         self, part: Part, body: PaddedPart, position: int, columns: Mapping[str, int]
@@ -310,7 +330,7 @@ class JoinCounts:
             pair = f"{tables.index(first)}-{tables.index(second)}"
             shape = (columns[first], columns[second])
             name = f"{self.passes[position]}-{pair}"
-            yield (first, second), _block(part, body.products, name, shape)
+            yield (first, second), block_of(part, body.products, name, shape)
 
     def of_pass(self, position: int) -> dict[str, PassRows]:
         """Return the rows of every table in a pass."""
@@ -320,7 +340,17 @@ class JoinCounts:
         }
 
 
-def _block(
+def key_codes(joined: JoinedTables, number: int) -> dict[str, AnyArray]:
+    """Return by table the number of each row's key of a join, (n,); -1 for NULL."""
+    keys = joined.extracted.keys
+    join = joined.bound.joins[number]
+    left, right = join_codes(
+        join, keys[join.left, join.left_key], keys[join.right, join.right_key]
+    )
+    return {join.left: left, join.right: right}
+
+
+def block_of(
     part: Part, blocks: Mapping[str, AnyArray], name: str, shape: tuple[int, int]
 ) -> AnyArray:
     """Return a block of words that a part has sent, of a shape."""

@@ -63,8 +63,12 @@ def fit_linear(
     offset: np.ndarray | float = 0.0,
     l2: float = 0.0,
     is_robust: bool = False,
+    clusters: np.ndarray | None = None,
 ) -> LinearFit:
-    """Fit by Fisher scoring; errors are by the expected information, as R's are."""
+    """Fit by Fisher scoring; errors are by the expected information, as R's are.
+
+    With the numbers of rows' clusters they are clustered, cluster by cluster.
+    """
     design = np.column_stack([features, np.ones(len(label))])
     rows, width = design.shape
     weights = np.ones(rows) if weights is None else weights
@@ -89,4 +93,10 @@ def fit_linear(
     meat = dispersion * information
     if is_robust:
         meat = design.T @ (slopes[:, None] ** 2 * design)
+    if clusters is not None:
+        numbers = np.unique(clusters)
+        scores = slopes[:, None] * design
+        sums = [scores[clusters == number].sum(axis=0) for number in numbers]
+        meat = sum(np.outer(each, each) for each in sums)
+        meat *= len(numbers) / (len(numbers) - 1)
     return LinearFit(theta, bread @ meat @ bread, freedom)

@@ -141,6 +141,27 @@ class Joined:
         shards: dict[str, list[slice]] | None = None,
     ) -> dict[str, Contribution]:
         """What the tables send in a pass."""
+        contributions = {}
+        for table, in_exchange in self.summed(rows, shards).items():
+            contributions[table] = added_up(
+                [
+                    aligned(
+                        shard.in_pass(number, PASSES[number]).contribution(),
+                        shard.rows,
+                        rows[table],
+                        number,
+                    )
+                    for shard in in_exchange
+                ]
+            )
+        return contributions
+
+    def summed(
+        self,
+        rows: dict[str, CountedRows],
+        shards: dict[str, list[slice]] | None = None,
+    ) -> dict[str, list[SummedShard]]:
+        """The shards of every table in the exchange."""
         shards = shards or {table: [slice(None)] for table in self.tree.tables}
         by_shard = {
             (edge, table): sums_by_shard(
@@ -156,7 +177,7 @@ class Joined:
         tags = np.random.default_rng(9).integers(
             0, 1 << 63, size=(len(self.tree.edges), KEYS, 2), dtype=np.uint64
         )
-        contributions = {}
+        in_exchange: dict[str, list[SummedShard]] = {}
         for table, counted in rows.items():
             others = {
                 edge: self.tree.edges[edge].other(table) for edge in counted.edges
@@ -170,7 +191,7 @@ class Joined:
                 )
                 for edge, other in others.items()
             }
-            sent = []
+            in_exchange[table] = []
             for shard, span in enumerate(shards[table]):
                 edges = {
                     edge: replace(
@@ -194,10 +215,8 @@ class Joined:
                     },
                     ShardMasks(b"k" * 32, shard, len(shards[table])),
                 )
-                contribution = summed.in_pass(number, PASSES[number]).contribution()
-                sent.append(aligned(contribution, of_shard, counted, number))
-            contributions[table] = added_up(sent)
-        return contributions
+                in_exchange[table].append(summed)
+        return in_exchange
 
 
 def aligned(

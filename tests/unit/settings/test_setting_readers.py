@@ -69,7 +69,7 @@ NO_MODEL = {"hidden_sizes", "loss", "test_fraction"}
 OF_OTHER_RUNS = {
     "admm": CORESETS,
     "boost": CORESETS,
-    "cg": {"standard_errors", *CORESETS},
+    "cg": {"standard_errors", "cluster", *CORESETS},
     "sgd": CORESETS,
     "gd": {"batch_size", *CORESETS},
     "coreset-kmeans": NO_MODEL,

@@ -53,7 +53,7 @@ class TableColumns:
         """The number of columns, d."""
         return int(self[:0].shape[1])
 
-    def second_moments(self, counts: IntArray) -> FloatArray:
+    def second_moments(self, counts: IntArray | FloatArray) -> FloatArray:
         """Return the sums of the squares of rows that count so often (n,), (d,)."""
         total = np.zeros(self.width)
         for block in self._blocks():

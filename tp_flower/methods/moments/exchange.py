@@ -47,7 +47,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import combinations, combinations_with_replacement, permutations
+from itertools import combinations
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
@@ -56,7 +56,7 @@ from tp_flower.arrays import IntArray
 from tp_flower.keyed_hash import HashArray
 from tp_flower.methods.moments.counts import Codes, CountedRows
 from tp_flower.methods.moments.pads import SharedKeys
-from tp_flower.methods.moments.tree import JoinTree
+from tp_flower.methods.moments.tree import JoinTree, Pair, Source
 from tp_flower.methods.moments.words import WordArray, inner
 from tp_flower.privacy.key_agreement import pair_masks
 
@@ -66,8 +66,6 @@ if TYPE_CHECKING:
 NO_KEY: Final = -1
 _BLOCK_WORDS: Final = 1 << 19
 """Of a table's columns at once: memory that is new takes longer than the products."""
-Source = tuple[int, str]  # an edge, and a table whose sums by its keys are meant
-Pair = tuple[str, str]  # two tables in the order of the query
 
 
 class RowWords(Protocol):
@@ -119,6 +117,9 @@ class PassRows:
     counts: Mapping[int, IntArray]
     carried: Mapping[frozenset[int], IntArray]
     multiplicity: IntArray
+    _maps: "dict[tuple[int, int], csr_array]" = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     @classmethod
     def of(cls, rows: CountedRows, number: int) -> "PassRows":
@@ -144,15 +145,13 @@ class PassRows:
 
     def carry(self, start: int, end: int, sums: WordArray) -> WordArray:
         """Return M^T sums: sums (k, d) by the keys of one edge, by those of another."""
+        if (start, end) not in self._maps:
+            self._maps[start, end] = self._map(start, end)
         total: WordArray = self._maps[start, end] @ sums
         return total
 
-    @cached_property
-    def _maps(self) -> "dict[tuple[int, int], csr_array]":
-        """M^T by pair of edges, (keys of the second, keys of the first)."""
-        return {pair: self._map(*pair) for pair in permutations(self.codes, 2)}
-
     def _map(self, start: int, end: int) -> "csr_array":
+        """Return M^T of two edges, (keys of the second, keys of the first)."""
         from scipy.sparse import coo_array
 
         start_codes = self.codes[start]
@@ -219,16 +218,27 @@ class PaddedShard:
     keys: Mapping[int, SharedKeys]
     masks: ShardMasks
     pass_name: str
+    _pads_across: dict[Source, WordArray] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    _deltas: dict[Source, WordArray] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def contribution(self) -> Contribution:
         """Return what the shard sends: padded sums, and padded corrections."""
-        sums: dict[Source, WordArray] = {}
-        for number in self.tree.edges_of(self.table):
-            sums[number, self.table] = self._padded[number]
-            for source, delta in self._deltas[number].items():
-                sums[number, source] = delta
-        pairs = combinations_with_replacement(self.tree.tables, 2)
-        return Contribution(sums, {pair: self._padded_block(pair) for pair in pairs})
+        sums = {
+            (number, source): self._padded[number]
+            if source == self.table
+            else self._delta(number, source)
+            for number, source in self._sent
+        }
+        blocks = {pair: self._padded_block(pair) for pair in self.tree.pairs}
+        return Contribution(sums, blocks)
+
+    @cached_property
+    def _sent(self) -> list[Source]:
+        return self.tree.sums_of(self.table)
 
     @cached_property
     def _own(self) -> tuple[dict[int, WordArray], WordArray]:
@@ -236,20 +246,22 @@ class PaddedShard:
         rows = self.rows
         width = self.columns[self.table]
         sums = {
-            number: np.zeros((keys, width), np.uint64)
-            for number, keys in rows.keys.items()
+            number: np.zeros((rows.keys[number], width), np.uint64)
+            for number, source in self._sent
+            if source == self.table
         }
         product = np.zeros((width, width), np.uint64)
+        has_product = (self.table, self.table) in self.tree.pairs
         block_rows = max(_BLOCK_WORDS // max(width, 1), 1)
         for start in range(0, len(self.positions), block_rows):
             block = slice(start, start + block_rows)
             words = self.values[self.positions[block]]
-            for number, codes in rows.codes.items():
-                add_by_key(
-                    sums[number], codes[block], rows.counts[number][block], words
-                )
-            weights = rows.multiplicity[block].astype(np.uint64)
-            product += inner(weights[:, None] * words, words)
+            for number, total in sums.items():
+                counts = rows.counts[number][block]
+                add_by_key(total, rows.codes[number][block], counts, words)
+            if has_product:
+                weights = rows.multiplicity[block].astype(np.uint64)
+                product += inner(weights[:, None] * words, words)
         return sums, product
 
     @cached_property
@@ -261,32 +273,23 @@ class PaddedShard:
             for number, of_edge in sums.items()
         }
 
-    @cached_property
-    def _across(self) -> dict[Source, WordArray]:
-        """The pads of what the other side of each edge sends, (k, d_s)."""
-        return {
-            (number, source): self.keys[number].total(
-                self.tree.edges[number].other(self.table), source
-            )
-            for number in self.tree.edges_of(self.table)
-            for source in self.tree.behind(number, self.table)
-        }
+    def _across(self, number: int, source: str) -> WordArray:
+        """Return the pads of what the other side of an edge sends, (k, d_s)."""
+        place = (number, source)
+        if place not in self._pads_across:
+            other = self.tree.edges[number].other(self.table)
+            self._pads_across[place] = self.keys[number].total(other, source)
+        return self._pads_across[place]
 
-    @cached_property
-    def _deltas(self) -> dict[int, dict[str, WordArray]]:
-        """By edge, the delta of each table behind another edge, (k, d_s)."""
-        deltas: dict[int, dict[str, WordArray]] = {}
-        edges = self.tree.edges_of(self.table)
-        for end in edges:
-            deltas[end] = {}
-            for start in edges:
-                if start == end:
-                    continue
-                for source in self.tree.behind(start, self.table):
-                    carried = self.rows.carry(start, end, self._across[start, source])
-                    carried -= self._pad(end, source)
-                    deltas[end][source] = carried
-        return deltas
+    def _delta(self, end: int, source: str) -> WordArray:
+        """Return delta by an edge's keys, (k, d_s), of a table behind another edge."""
+        place = (end, source)
+        if place not in self._deltas:
+            start = self.tree.path(self.table, source)[0]
+            carried = self.rows.carry(start, end, self._across(start, source))
+            carried -= self._pad(end, source)
+            self._deltas[place] = carried
+        return self._deltas[place]
 
     def _pad(self, number: int, source: str) -> WordArray:
         """Return the shard's own R(e, t, source), (k, d)."""
@@ -311,11 +314,11 @@ class PaddedShard:
         path = self.tree.path(first, second)
         position = tables.index(self.table)
         if position == 0:
-            return inner(self._padded[path[0]], self._across[path[0], second])
+            return inner(self._padded[path[0]], self._across(path[0], second))
         if position == len(path):
-            return inner(self._across[path[-1], first], sums[path[-1]])
+            return inner(self._across(path[-1], first), sums[path[-1]])
         edge = path[position]
-        return -inner(self._deltas[edge][first], self._across[edge, second])
+        return -inner(self._delta(edge, first), self._across(edge, second))
 
 
 @dataclass(frozen=True)
@@ -426,9 +429,13 @@ class Assembly:
     def blocks(self) -> dict[Pair, WordArray]:
         """Return S by pair of tables, (d_i, d_k), of i before or at k."""
         blocks: dict[Pair, WordArray] = {}
-        for pair in combinations_with_replacement(self.tree.tables, 2):
+        for pair in self.tree.pairs:
             sent: WordArray = np.sum(
-                [each.products[pair] for each in self.contributions.values()],
+                [
+                    each.products[pair]
+                    for each in self.contributions.values()
+                    if pair in each.products
+                ],
                 axis=0,
                 dtype=np.uint64,
             )

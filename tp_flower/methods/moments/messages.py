@@ -18,6 +18,9 @@ the point."""
 MOST_SHARE: Final = 1e6
 """Of a row's weight, which is rounded: one that weighs next to nothing weighs 1."""
 
+LARGEST_SLOPE: Final = (1 << 20) - 1
+"""Of a row's loss, as a whole number of either sign."""
+
 Bits = Annotated[int, f.between(-64, 64)]
 Pass = Annotated[int, f.between(0, MOST_PASSES - 1)]
 """A subset of the joined rows: 0 is trained on, 1 validates, 2 is tested on."""
@@ -185,6 +188,8 @@ class InformationPart(PartBody, frozen=True, kw_only=True):
         beside: the same of each shard on its own side, where there are several.
         bits: of each column after the point, where the table has several shards.
         weights: of the label's table, what each row weighs that is trained on.
+        slopes: of it, how steep the loss of each of these rows is, with its sign, where
+            errors are clustered.
         shares: of it, how much belongs to each stretch of time, by row, of times to an
             event; the last are what stretches leave out.
     """
@@ -195,6 +200,13 @@ class InformationPart(PartBody, frozen=True, kw_only=True):
     weights: (
         Annotated[
             AnyArray, f.ArraySpec("uint32", ("passes", "trained"), 0, LARGEST_WEIGHT)
+        ]
+        | None
+    ) = None
+    slopes: (
+        Annotated[
+            AnyArray,
+            f.ArraySpec("int32", ("trained",), -LARGEST_SLOPE, LARGEST_SLOPE),
         ]
         | None
     ) = None
@@ -211,9 +223,11 @@ class InformationRequest(Request, frozen=True, kw_only=True):
 
     Attributes:
         columns: of every table, the intercept's among them.
+        largest_cluster: the largest sum of squared slopes of a cluster; 0 without any.
     """
 
     columns: dict[f.Name, f.Count]
+    largest_cluster: f.TableRowCount = 0
     parts: dict[int, InformationPart]
 
     discloses = (
@@ -224,6 +238,11 @@ class InformationRequest(Request, frozen=True, kw_only=True):
             fields=("weights", "incoming", "beside"),
         ),
         Discloses(
+            "for clustered errors, to the label's table how steep the loss of each "
+            "trained row is at the model's score, with its sign",
+            fields=("slopes",),
+        ),
+        Discloses(
             "of times to an event, how much of a row's hazard is in each of some "
             "stretches of time: the model's score, and between which of them the row "
             "is at risk",
@@ -232,6 +251,11 @@ class InformationRequest(Request, frozen=True, kw_only=True):
         Discloses(
             "how many columns each table has",
             fields=("columns", "bits"),
+        ),
+        Discloses(
+            "for clustered errors, how large the squared slopes of a cluster's rows "
+            "add up to at most",
+            fields=("largest_cluster",),
         ),
     )
 
@@ -245,7 +269,8 @@ class InformationReply(Reply, frozen=True, kw_only=True):
         Discloses(
             "weighted second moments of the joined training rows: for each two columns "
             "of the tables, the sum of their products, each row weighted by how much "
-            "its loss bends, and for robust errors by its squared slope; of times to "
+            "its loss bends, and for robust errors by its squared slope, for clustered "
+            "ones over pairs of rows of a cluster by both slopes; of times to "
             "an event also, by stretch of time, sums of the columns over the rows at "
             "risk; nothing of a row",
             fields=("sums", "products"),

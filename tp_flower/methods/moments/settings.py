@@ -30,15 +30,19 @@ _TABLES: Final = list_of(
 )
 MODEL: Final = "model"
 ROBUST: Final = "robust"
+CLUSTERED: Final = "clustered"
 CURVATURE: Final = "curvature"
 SQUARES: Final = "squared slope"
 """Of a row's loss at the model's score, by which its columns are weighted."""
+CLUSTERS: Final = "clusters"
+"""The weighting of rows that count once, for sums over pairs of rows of a cluster."""
 
 WEIGHED: Final = (
-    "for standard errors, sums over the joined rows of the products of two columns, in "
-    "which it says how much each row weighs: departing from the protocol, it reads "
+    "for standard errors, sums over the joined rows of the products of two columns{}, "
+    "in which it says how much each row weighs: departing from the protocol, it reads "
     "single rows from them"
 )
+OVER_PAIRS: Final = ", and over pairs of rows of a cluster"
 
 
 @dataclass(frozen=True)
@@ -68,10 +72,16 @@ class ErrorSettings:
     standard_errors: str = setting(
         NONE,
         'Standard errors of coefficients, after training: "model" takes the loss\'s '
-        'own variance for the label\'s, "robust" does not (HC0); "none" sends nothing '
+        'own variance for the label\'s, "robust" does not (HC0), nor does '
+        '"clustered", for rows of a cluster that are alike; "none" sends nothing '
         'for them. Policies allow it by releases.covariance. Strategy "moments" has '
         "those of least squares without the setting.",
-        OneOf((NONE, MODEL, ROBUST)),
+        OneOf((NONE, MODEL, ROBUST, CLUSTERED)),
+    )
+    cluster: str = setting(
+        "",
+        'With standard-errors = "clustered": the alias of a table that the label\'s is '
+        "joined with. Rows with the same key of that join are a cluster.",
     )
 
 
@@ -151,18 +161,36 @@ def begins_information(settings: Settings) -> bool:
 
 def tells_of_errors(settings: Settings) -> str:
     """Return what errors tell the server of a table; "" without them."""
-    return WEIGHED if has_errors(settings) else ""
+    if not has_errors(settings):
+        return ""
+    is_clustered = CLUSTERS in weightings_of(settings)
+    return WEIGHED.format(OVER_PAIRS if is_clustered else "")
 
 
 def weightings_of(settings: Settings) -> tuple[str, ...]:
     """Return by what the joined rows are weighed, once each, for standard errors."""
-    if settings.of(ErrorSettings).standard_errors == ROBUST:
-        return (CURVATURE, SQUARES)
-    return (CURVATURE,)
+    beside = {ROBUST: (SQUARES,), CLUSTERED: (CLUSTERS,)}
+    return (CURVATURE, *beside.get(settings.of(ErrorSettings).standard_errors, ()))
+
+
+def _cluster_conflicts(errors: ErrorSettings) -> Iterator[str]:
+    kind = errors.standard_errors
+    if errors.cluster and kind != CLUSTERED:
+        yield (
+            f"cluster: it is set, but standard-errors is {kind!r}: set "
+            f"standard-errors = {CLUSTERED!r}, or leave cluster out"
+        )
+    if kind == CLUSTERED and not errors.cluster:
+        yield (
+            "standard-errors: 'clustered' needs clusters: set cluster to the alias of "
+            "a table that the label's is joined with; its rows that share a key of "
+            "that join are a cluster"
+        )
 
 
 def error_conflicts(settings: Settings) -> Iterator[str]:
     """Yield the settings that errors do not go with."""
+    yield from _cluster_conflicts(settings.of(ErrorSettings))
     kind = settings.of(ErrorSettings).standard_errors
     if kind == NONE:
         return

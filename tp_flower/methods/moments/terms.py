@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from tp_flower.arrays import FloatArray, IntArray
-from tp_flower.errors import ProposalError, SettingsError
+from tp_flower.errors import ProposalError, QueryError, SettingsError
 from tp_flower.methods.moments.noise import Norms
 from tp_flower.methods.moments.settings import MomentsSettings, covers_values
 from tp_flower.methods.moments.tree import Edge, JoinTree
@@ -40,6 +40,25 @@ def tree_of(proposal: Proposal) -> JoinTree:
             "the run's proposal needs a row of a table that it LEFT JOINs"
         )
     return JoinTree(tuple(proposal.tables), edges, outer)
+
+
+def cluster_edge(tree: JoinTree, label_table: str, cluster: str) -> int:
+    """Return the number of the join of the label's table whose keys are clusters.
+
+    Raises:
+        QueryError: the label's table is joined with no table of that alias.
+    """
+    others = {
+        number: tree.edges[number].other(label_table)
+        for number in tree.edges_of(label_table)
+    }
+    for number, other in others.items():
+        if other.lower() == cluster.lower():
+            return number
+    raise QueryError(
+        f"cluster: {cluster!r} is no table that the label's, {label_table}, is joined "
+        f"with: {', '.join(others.values()) or 'no table is'}"
+    )
 
 
 def private_tables(proposal: Proposal, settings: Settings) -> frozenset[str]:

@@ -7,9 +7,14 @@ row alone. In a cycle they do not.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations_with_replacement
 from typing import NamedTuple
 
 from tp_flower.errors import QueryError
+
+Source = tuple[int, str]  # an edge, and a table whose sums by its keys are meant
+Pair = tuple[str, str]  # two tables in the order of the tree
 
 
 class Edge(NamedTuple):
@@ -36,6 +41,7 @@ class JoinTree:
     Attributes:
         edges: numbered as the query's joins.
         outer: the LEFT JOINed tables.
+        chosen: the pairs of tables whose products are wanted; all where there are none.
 
     Raises:
         QueryError: the joins make a cycle.
@@ -49,6 +55,7 @@ class JoinTree:
     tables: tuple[str, ...]
     edges: Sequence[Edge]
     outer: frozenset[str] = frozenset()
+    chosen: tuple[Pair, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.edges) >= len(self.tables):
@@ -70,6 +77,33 @@ class JoinTree:
             if not leaves:
                 return [table for table in self.tables if table in remaining]
             remaining -= leaves
+
+    @cached_property
+    def pairs(self) -> tuple[Pair, ...]:
+        """The pairs of tables whose products are wanted."""
+        return self.chosen or tuple(combinations_with_replacement(self.tables, 2))
+
+    def sums_of(self, table: str) -> list[Source]:
+        """Return of which tables one sends sums, and by the keys of which of its edges.
+
+        On the path of a pair it passes the sums of either end on to the other.
+
+        >>> chain = [Edge("a", "b", 0, 0), Edge("b", "c", 1, 0)]
+        >>> JoinTree(("a", "b", "c"), chain).sums_of("b")
+        [(0, 'b'), (1, 'a'), (0, 'c'), (1, 'b')]
+        """
+        sent: dict[Source, None] = {}
+        for first, second in self.pairs:
+            path = self.path(first, second)
+            tables = [first, *self.middles(first, second), second]
+            if not path or table not in tables:
+                continue
+            position = tables.index(table)
+            if table != second:
+                sent[path[position], first] = None
+            if table != first:
+                sent[path[position - 1], second] = None
+        return list(sent)
 
     def edges_of(self, table: str) -> list[int]:
         """Return the numbers of the edges at a table."""

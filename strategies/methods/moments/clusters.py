@@ -1,0 +1,242 @@
+"""The meat of clustered errors at the server: slopes down, sums over pairs up.
+
+The server knows the slope of the loss at every joined row, and tells the label's table
+those of its rows, as whole numbers. How fine these are, and how fine the columns' words
+remain, share the 62 bits of a sum: slopes get as many bits as a standardised column.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from strategies.methods.moments.assembly import MAGNITUDE, SPARE_BITS, filled
+from strategies.methods.moments.column_layout import ColumnLayout
+from strategies.methods.moments.join_counts import JoinCounts, block_of, key_codes
+from strategies.run.exchange import Part, Replies
+from strategies.setup.joined_rows import JoinedTables
+from tp_flower.arrays import BoolArray, FloatArray, IndexArray, IntArray
+from tp_flower.errors import QueryError
+from tp_flower.methods.moments.clusters import (
+    bridge_of,
+    bridged_rows,
+    copied_rows,
+    copy_of,
+    doubled,
+    largest_cluster,
+    number_clusters,
+)
+from tp_flower.methods.moments.exchange import Assembly, Contribution, PassRows
+from tp_flower.methods.moments.messages import LARGEST_SLOPE, PaddedPart
+from tp_flower.methods.moments.settings import ErrorSettings
+from tp_flower.methods.moments.terms import cluster_edge
+from tp_flower.methods.moments.tree import JoinTree
+from tp_flower.methods.moments.words import WordArray
+from tp_flower.query.fragment import Fragment
+from tp_flower.settings import Settings
+
+LEAST_CLUSTERS: Final = 10
+FEW_CLUSTERS: Final = 50
+"""Below it, intervals by clustered errors hold the truth less often than they say
+(Cameron and Miller 2015, section VI)."""
+_PRODUCT_BITS: Final = 62
+
+
+def check_clusters(joined: JoinedTables, tree: JoinTree, settings: Settings) -> None:
+    """Refuse clusters that are none of the label's table, or too few.
+
+    Raises:
+        QueryError: with what to do instead.
+    """
+    table = joined.bound.label_table
+    named = settings.of(ErrorSettings).cluster
+    edge = cluster_edge(tree, table, named)
+    other = tree.edges[edge].other(table)
+    parts = joined.extracted.proposal.shards_of(other).values()
+    subqueries = [Fragment.from_json(part.fragment).subquery for part in parts]
+    if any(subquery is not None and subquery.cutoffs for subquery in subqueries):
+        raise QueryError(
+            f"cluster: {named!r} looks back from each row's own time, by which no two "
+            "rows are alike: set cluster to a table that is joined by a key alone"
+        )
+    rows = joined.mapping.tables[table].any_of(~joined.is_test)
+    numbers, _ = number_clusters(key_codes(joined, edge)[table][rows])
+    clusters = int(numbers.max(initial=-1)) + 1
+    if clusters < LEAST_CLUSTERS:
+        raise QueryError(
+            f"cluster: the training rows are of {clusters} clusters by {named!r}; "
+            f"clustered errors are for {LEAST_CLUSTERS} or more, and good for "
+            f"{FEW_CLUSTERS}: set cluster to a table of more keys, or make its key a "
+            "category among the features, with standard-errors = 'robust'"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ClusteredSlopes:
+    """The slopes of the label's rows as whole numbers, and their clusters.
+
+    Attributes:
+        edge: of the join whose keys are the clusters.
+        is_trained: which rows of the label's table train, (n,).
+        numbers: of the clusters of those, (m,).
+        slopes: of all rows, (n,).
+        unit: of a slope.
+    """
+
+    edge: int
+    is_trained: BoolArray
+    numbers: IntArray
+    slopes: IntArray
+    unit: float
+
+    @classmethod
+    def of(
+        cls,
+        joined: JoinedTables,
+        edge: int,
+        is_trained: BoolArray,
+        exact: FloatArray,
+        chances: FloatArray,
+    ) -> "ClusteredSlopes":
+        """Return slopes (n,) that are rounded up by the chances that make them right.
+
+        ``chances`` (n,) are uniform.
+        """
+        codes = key_codes(joined, edge)[joined.bound.label_table][is_trained]
+        numbers, _ = number_clusters(codes)
+        squares = exact[is_trained] ** 2
+        mean = squares.mean()
+        by_cluster = np.bincount(numbers, squares)
+        pairs = len(squares) * by_cluster.max() / mean
+        is_sharded = any(len(of) > 1 for of in joined.extracted.parts.values())
+        spare = MAGNITUDE + SPARE_BITS if is_sharded else 0
+        # as many for the root mean square as a column of squares of 1 has after it
+        bits = (_PRODUCT_BITS - 2 * spare - np.log2(pairs)) / 4.0
+        largest = np.abs(exact[is_trained]).max()
+        unit = max(np.sqrt(mean) * 2.0**-bits, largest / (LARGEST_SLOPE - 1))
+        slopes = np.floor(exact / unit + chances).astype(np.int64)
+        slopes[~is_trained] = 0
+        return cls(edge, is_trained, numbers, slopes, float(unit))
+
+    def trained_in(self, span: slice) -> IntArray:
+        """Return those of the rows of a shard that train, as they are told."""
+        return self.slopes[span][self.is_trained[span]].astype(np.int32)
+
+    @cached_property
+    def largest(self) -> int:
+        """The largest sum of squares of a cluster."""
+        return largest_cluster(self.numbers, self.slopes[self.is_trained])
+
+    @property
+    def clusters(self) -> int:
+        """How many there are, G."""
+        return int(self.numbers.max()) + 1
+
+    @property
+    def total(self) -> int:
+        """The sum over the clusters of the squared sums of their slopes."""
+        sums = np.zeros(self.clusters, np.int64)
+        np.add.at(sums, self.numbers, self.slopes[self.is_trained])
+        return sum(each * each for each in sums.tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class MeatSums:
+    """The sums over pairs of rows of a cluster, from what the sites send.
+
+    Attributes:
+        counts: of joined rows, which count once each in the last weighting.
+    """
+
+    counts: JoinCounts
+    slopes: ClusteredSlopes
+    layout: ColumnLayout
+
+    @cached_property
+    def _tree(self) -> JoinTree:
+        return doubled(self.counts.tree, self.layout.label_table)
+
+    @cached_property
+    def _columns(self) -> dict[str, int]:
+        columns = dict(self.layout.columns)
+        return columns | {copy_of(table): width for table, width in columns.items()}
+
+    @property
+    def _position(self) -> int:
+        return len(self.counts.passes) - 1
+
+    @property
+    def _edges(self) -> int:
+        return len(self.counts.tree.edges)
+
+    def matrix(self, replies: Replies, bits: Mapping[str, IntArray]) -> FloatArray:
+        """Return the meat without its factor, (D, D), in units of squared slopes."""
+        tables = self.counts.tree.tables
+        contributions = {}
+        for table in tables:
+            contributions[table] = self._read(table, replies)
+            contributions[copy_of(table)] = Contribution(contributions[table].sums, {})
+        assembly = Assembly(self._tree, self._rows(), contributions)
+        blocks = {
+            (first, tables[self._tree.tables.index(second) - len(tables)]): block
+            for (first, second), block in assembly.blocks().items()
+        }
+        return filled(self.layout, blocks, bits)
+
+    def _rows(self) -> dict[str, PassRows]:
+        """Return the rows of every table, and of every copy."""
+        rows: dict[str, PassRows] = {}
+        of_pass = self.counts.of_pass(self._position)
+        for table, plain in of_pass.items():
+            rows[table], rows[copy_of(table)] = plain, copied_rows(plain, self._edges)
+        slopes = self.slopes.slopes[self.slopes.is_trained]
+        for name in (self.layout.label_table, copy_of(self.layout.label_table)):
+            bridge = bridge_of(self.counts.tree)
+            rows[name] = bridged_rows(rows[name], bridge, self.slopes.numbers, slopes)
+        return rows
+
+    def _read(self, table: str, replies: Replies) -> Contribution:
+        """Return the sum of what a table's shards send, by the server's keys."""
+        sums: dict[tuple[int, str], WordArray] = {}
+        products: dict[tuple[str, str], WordArray] = {}
+        for part in self.counts.joined.extracted.parts[table]:
+            body = replies.body(part, PaddedPart)
+            for place, words in self._sums(part, body):
+                sums[place] = sums[place] + words if place in sums else words
+            for pair in self._tree.pairs:
+                shape = (self._columns[pair[0]], self._columns[pair[1]])
+                numbers = "-".join(str(self._tree.tables.index(name)) for name in pair)
+                name = f"{self.counts.passes[-1]}-{numbers}"
+                words = block_of(part, body.products, name, shape)
+                products[pair] = products[pair] + words if pair in products else words
+        return Contribution(sums, products)
+
+    def _sums(
+        self, part: Part, body: PaddedPart
+    ) -> Iterator[tuple[tuple[int, str], WordArray]]:
+        """Yield a part's padded sums, and its copy's, by the server's keys."""
+        for name in (part.table, copy_of(part.table)):
+            for edge, source in self._tree.sums_of(name):
+                order, keys = self._order(part, edge)
+                words = block_of(
+                    part,
+                    body.sums,
+                    f"{self.counts.passes[-1]}-{edge}-{self._tree.tables.index(source)}",
+                    (len(order), self._columns[source]),
+                )
+                aligned = np.zeros((keys, words.shape[1]), np.uint64)
+                aligned[order] = words
+                yield (edge, source), aligned
+
+    def _order(self, part: Part, edge: int) -> tuple[IndexArray, int]:
+        """Return where a part's keys of an edge are among the server's, of how many."""
+        if edge < bridge_of(self.counts.tree):
+            return self.counts.order(part, edge % self._edges, self._position)
+        span = dict(self.counts.joined.extracted.shards_of(part.table))[part]
+        before = int(np.count_nonzero(self.slopes.is_trained[: span.start]))
+        count = int(np.count_nonzero(self.slopes.is_trained[span]))
+        numbers = self.slopes.numbers[before : before + count]
+        _, first = number_clusters(numbers)
+        return numbers[first], self.slopes.clusters

@@ -1,0 +1,272 @@
+"""Clustered errors are by the sums of the scores of each cluster in the built join."""
+
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from strategies.methods.moments.information import InformationRound
+from tests.support.examples.claims import FEATURES, LABELS, fit, sites, sql, tables
+from tests.support.federated import pieces, write_site
+from tests.support.reference.joins import engine_of
+from tests.support.reference.linear_models import fit_linear
+from tp_flower.errors import QueryError, SiteError
+
+RTOL = 3e-4
+"""Slopes of 400 rows in clusters of up to a dozen have 12 bits."""
+COLUMNS = ["km", "age", "density", "rain", "(intercept)"]
+OF_R = tomllib.loads(Path(__file__).with_name("clustered.toml").read_text("utf-8"))
+"""What clustered.R has printed, which says of what."""
+HELD_OUT = {"test_split": "time(c.km)", "test_fraction": 0.25}
+UNSCALED = {"encoders": "; ".join(f"{name}=none missing=zero" for name in FEATURES)}
+CLUSTERED = {"standard_errors": "clustered", "cluster": "p"}
+
+
+def joined(query: str, frames: dict, key: str = "c.pid") -> tuple:
+    """Standardised features, the label, the rest of the columns, and the clusters."""
+    keyed = query.replace(" FROM claims", f", {key} AS key FROM claims")
+    with engine_of(frames) as engine:
+        rows = engine.execute(keyed).fetchdf()
+    clusters = pd.factorize(rows.pop("key"))[0]
+    # a row without a key is alone
+    clusters = np.where(clusters < 0, 1000 + np.arange(len(rows)), clusters)
+    label = rows.pop("label").to_numpy(np.float64)
+    return scaled(rows), label, rows, clusters
+
+
+def scaled(rows: pd.DataFrame) -> np.ndarray:
+    raw = rows[COLUMNS[:-1]]
+    return ((raw - raw.mean()) / raw.std(ddof=0)).fillna(0.0).to_numpy(np.float64)
+
+
+def errors_of(model) -> np.ndarray:
+    found = model.coefficients.set_index("column").loc[COLUMNS]
+    return found["standard_error"].to_numpy(np.float64)
+
+
+def sharded(frames: dict) -> dict:
+    where = {name: {name: frames[name]} for name in ("regions", "zones")}
+    for name, count in (("claims", 3), ("people", 2)):
+        for number, piece in enumerate(pieces(frames[name], count)):
+            where[f"{name} {number}"] = {name: piece}
+    return where
+
+
+@pytest.mark.parametrize("loss", OF_R)
+def test_the_slow_computation_is_that_of_r(loss):
+    features, label, _, clusters = joined(sql(LABELS[loss]), tables())
+    found = fit_linear(features, label, loss, clusters=clusters)
+    np.testing.assert_allclose(found.errors[[-1, 0, 1, 2, 3]], OF_R[loss], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "more", "is_left", "how"),
+    [
+        ("squared", ', c.times AS "weight"', False, UNSCALED),
+        ("logistic", "", True, {}),
+        ("poisson", ', LN(c.times) AS "offset"', False, HELD_OUT),
+    ],
+)
+def test_errors_are_those_of_the_join(loss, more, is_left, how):
+    frames = tables()
+    query = sql(LABELS[loss]).replace(" FROM", f"{more} FROM")
+    if is_left:
+        # some have no key, others share one that people lacks
+        frames["claims"]["pid"] = frames["claims"]["pid"].astype("Int64")
+        frames["claims"].loc[:6, "pid"] = pd.NA
+        query = query.replace("JOIN people", "LEFT JOIN people")
+    where = sharded(frames) if is_left else sites(**frames)
+    model = fit(query, where, loss=loss, **CLUSTERED, **how)
+    features, label, rows, clusters = joined(query, frames)
+    if how == HELD_OUT:
+        first = np.argsort(rows["km"].to_numpy())[
+            : model.report["joined-rows"]["train"]
+        ]
+        assert len(first) < len(rows)
+        rows, label, clusters = rows.iloc[first], label[first], clusters[first]
+        features = scaled(rows)
+    elif how == UNSCALED:
+        features = rows[COLUMNS[:-1]].fillna(0.0).to_numpy(np.float64)
+    by_row = {
+        name: rows[column].to_numpy(np.float64)
+        for name, column in (("weights", "weight"), ("offset", "offset"))
+        if column in rows
+    }
+    expected = fit_linear(features, label, loss, clusters=clusters, **by_row)
+    # the intercept has another row of NULL in shards
+    places = slice(0, 4) if is_left else slice(0, 5)
+    found = errors_of(model)
+    np.testing.assert_allclose(found[places], expected.errors[places], rtol=RTOL)
+    count = len(np.unique(clusters))
+    note = model.report["inference"]["note"]
+    assert note.startswith(f"Standard errors for {count} independent clusters by p")
+    # the sums of a cluster's rows are far from those of independent ones
+    alone = fit_linear(features, label, loss, is_robust=True, **by_row)
+    assert np.abs(expected.errors / alone.errors - 1.0).max() > 50 * RTOL
+
+
+def test_rows_that_are_each_a_cluster_have_robust_errors():
+    frames = tables()
+    rows = len(frames["claims"])
+    frames["claims"]["number"] = range(rows)
+    frames["details"] = pd.DataFrame(
+        {"number": range(rows), "size": np.random.default_rng(1).normal(size=rows)}
+    )
+    query = """SELECT c.claims AS label, c.km, d.size, p.age FROM claims c
+    JOIN details d ON c.number = d.number JOIN people p ON c.pid = p.pid"""
+    kinds = {
+        "clustered": {"standard_errors": "clustered", "cluster": "d"},
+        "robust": {"standard_errors": "robust"},
+    }
+    clustered, robust = (
+        fit(query, sites(**frames), loss="poisson", **how).coefficients
+        for how in kinds.values()
+    )
+    with engine_of(frames) as engine:
+        clusters = len(engine.execute(query).fetchdf())
+    ratio = clustered["standard_error"] / robust["standard_error"]
+    np.testing.assert_allclose(ratio, np.sqrt(clusters / (clusters - 1)), rtol=RTOL)
+    few = f"{query} WHERE p.pid < 9"
+    with pytest.raises(QueryError, match=r"are of 9 clusters by 'p'.*for 10 or more"):
+        fit(few, sites(**frames), loss="poisson", **CLUSTERED)
+    model = fit(few, sites(**frames), loss="poisson", **kinds["clustered"])
+    assert model.coefficients["standard_error"].notna().all()
+
+
+def test_a_window_of_each_row_is_no_cluster_and_its_customer_is():
+    frames = tables()
+    rng = np.random.default_rng(2)
+    frames["claims"]["day"] = rng.integers(100, size=len(frames["claims"]))
+    frames["visits"] = pd.DataFrame(
+        {"pid": rng.integers(90, size=300), "day": rng.integers(100, size=300)}
+    )
+    query = """SELECT c.claims AS label, c.km, p.age, w.n FROM claims c
+    JOIN people p ON c.pid = p.pid LEFT JOIN LATERAL (SELECT COUNT(*) AS n
+    FROM visits v WHERE v.pid = c.pid AND v.day < c.day) w ON TRUE"""
+    how = {"loss": "poisson", "sealed_cutoffs": True, **CLUSTERED}
+    with pytest.raises(QueryError, match="'w' looks back from each row's own time"):
+        fit(query, sites(**frames), **{**how, "cluster": "w"})
+    model = fit(query, sites(**frames), **how)
+    assert "independent clusters by p" in model.report["inference"]["note"]
+    assert model.coefficients["standard_error"].notna().all()
+
+
+def test_slopes_are_told_to_the_label_table_alone(monkeypatch):
+    """Others are told how many rows have each of their keys, as by moments."""
+    seen = []
+    ask = InformationRound._request
+
+    def kept(self, *arguments):
+        request = ask(self, *arguments)
+        tables_of = {part.number: part.table for part in self.joined.parts}
+        seen.extend((tables_of[number], body) for number, body in request.parts.items())
+        return request
+
+    monkeypatch.setattr(InformationRound, "_request", kept)
+    model = fit(sql("c.claims"), loss="poisson", **CLUSTERED)
+    by_table = dict(seen)
+    label = by_table.pop("c")
+    assert label.slopes.dtype == np.int32
+    assert (label.slopes < 0).any()
+    assert len(label.slopes) == model.report["joined-rows"]["train"]
+    for body in by_table.values():
+        assert body.slopes is None
+        assert body.weights is None
+    # of each person the claims, and of each region or zone those of its people
+    counted = by_table["p"].incoming["0"][1, :, 0]
+    with engine_of(tables()) as engine:
+        rows = engine.execute(
+            "SELECT COUNT(*) AS n FROM claims JOIN people USING (pid) GROUP BY pid"
+        ).fetchdf()
+    assert sorted(counted[counted > 0]) == sorted(rows["n"])
+
+
+@pytest.mark.parametrize(
+    ("how", "more", "problem"),
+    [
+        ({"cluster": "z"}, "", r"cluster: 'z' is no table .* joined with: p$"),
+        ({"loss": "cox"}, "", "there are none that are 'clustered'"),
+    ],
+)
+def test_clusters_that_have_no_errors(how, more, problem):
+    query = sql("c.claims", more=more)
+    if "loss" in how:
+        query = query.replace(
+            "c.claims AS label", "c.cost AS time, c.is_large AS event"
+        )
+    with pytest.raises(QueryError, match=problem):
+        fit(query, **{"loss": "poisson", **CLUSTERED, **how})
+
+
+def test_few_clusters_are_told_and_fewer_than_columns_have_no_errors():
+    some = sql("c.claims", more=" WHERE p.pid < 40")
+    model = fit(some, loss="poisson", **CLUSTERED)
+    inference = model.report["inference"]
+    assert "Of fewer than 50 clusters" in inference["note"]
+    assert f"t by {inference['clusters'] - 1} degrees" in inference["note"]
+    assert any("p is too small" in text for text in model.report["warnings"])
+    few = sql("c.claims", more=" WHERE p.pid < 12")
+    how = {"loss": "poisson", "l2": 0.1, **CLUSTERED}
+    model = fit(few, encoders="p.age=bins(20)", **how)
+    assert "clusters are no more than" in model.report["inference"]["note"]
+    assert "standard_error" not in model.coefficients
+    model = fit(few, encoders="p.age=standard", **how)
+    assert model.coefficients["standard_error"].notna().all()
+
+
+def test_a_site_refuses_sums_of_no_more_clusters_than_columns(tmp_path, monkeypatch):
+    """An honest server does not ask for them."""
+    monkeypatch.setattr(InformationRound, "_refusal", lambda _: "")
+    rules = """most-unmatched = 1\nmin-rows = 2
+    releases = { scores = "masked", covariance = "clear" }"""
+    files = {
+        name: write_site(tmp_path / name, {name: frame}, {name: rules})
+        for name, frame in tables().items()
+    }
+    few = sql("c.claims", ("c.km", "p.age"), more=" WHERE p.pid < 12")
+    how = {"loss": "poisson", "l2": 0.1, "encoders": "c.km=bins(16)", **CLUSTERED}
+    with pytest.raises(SiteError, match="clusters, which are no more, tell those of"):
+        fit(few, files, **how)
+
+
+def test_a_policy_counts_clusters_as_rows(tmp_path):
+    rules = """most-unmatched = 1\nmin-rows = {}
+    releases = {{ scores = "masked", covariance = "clear" }}"""
+    least = {"claims": 88}
+    files = {
+        name: write_site(
+            tmp_path / name,
+            {name: frame},
+            {name: rules.format(least.get(name, 1))},
+        )
+        for name, frame in tables().items()
+    }
+    with pytest.raises(
+        SiteError, match=r"\(min-rows\) refuses: the clusters of table 'c'.*88"
+    ):
+        fit(sql("c.claims"), files, loss="poisson", **CLUSTERED)
+
+
+def test_slopes_that_might_wrap_around_are_refused(monkeypatch):
+    ask = InformationRound._request
+
+    def lower(self, *arguments):
+        request = ask(self, *arguments)
+        parts = {number: replace_slopes(body) for number, body in request.parts.items()}
+        return type(request)(
+            columns=request.columns,
+            largest_cluster=request.largest_cluster,
+            parts=parts,
+        )
+
+    def replace_slopes(body):
+        if body.slopes is None:
+            return body
+        fields = {name: getattr(body, name) for name in body.__struct_fields__}
+        return type(body)(**{**fields, "slopes": 2 * body.slopes})
+
+    monkeypatch.setattr(InformationRound, "_request", lower)
+    with pytest.raises(SiteError, match="'largest_cluster' is less than one"):
+        fit(sql("c.claims"), loss="poisson", **CLUSTERED)
