@@ -127,7 +127,7 @@ def test_every_choice_is_accepted_and_others_are_not(key):
     needs |= {s: {"strategy": n} for n, m in METHODS.items() for s in m.solvers}
     needs |= {choice: {"strategy": "boost"} for choice in ("local", "bagged", "pooled")}
     describes = {"strategy": "moments", "test-fraction": 0.0}
-    needs["table-one"] = describes
+    needs |= {"table-one": describes, "clustered": {"cluster": "c"}}
     needs["kaplan-meier"] = {**describes, "curve-times": "30"}
     for value in CHOICES[key]:
         if key == "coreset-solver" and value not in ("auto", *needs):
