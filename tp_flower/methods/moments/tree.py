@@ -8,7 +8,7 @@ row alone. In a cycle they do not.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, pairwise
 from typing import NamedTuple
 
 from tp_flower.errors import QueryError
@@ -90,20 +90,23 @@ class JoinTree:
 
         >>> chain = [Edge("a", "b", 0, 0), Edge("b", "c", 1, 0)]
         >>> JoinTree(("a", "b", "c"), chain).sums_of("b")
-        [(0, 'b'), (1, 'a'), (0, 'c'), (1, 'b')]
+        [(0, 'b'), (0, 'c'), (1, 'a'), (1, 'b')]
         """
-        sent: dict[Source, None] = {}
+        return self._sums[table]
+
+    @cached_property
+    def _sums(self) -> dict[str, list[Source]]:
+        # a dictionary, as a set has no order
+        sent: dict[str, dict[Source, None]] = {table: {} for table in self.tables}
         for first, second in self.pairs:
+            if first == second:
+                continue
             path = self.path(first, second)
             tables = [first, *self.middles(first, second), second]
-            if not path or table not in tables:
-                continue
-            position = tables.index(table)
-            if table != second:
-                sent[path[position], first] = None
-            if table != first:
-                sent[path[position - 1], second] = None
-        return list(sent)
+            for edge, (near, far) in zip(path, pairwise(tables), strict=True):
+                sent[near][edge, first] = None
+                sent[far][edge, second] = None
+        return {table: list(sources) for table, sources in sent.items()}
 
     def edges_of(self, table: str) -> list[int]:
         """Return the numbers of the edges at a table."""
