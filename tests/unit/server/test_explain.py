@@ -297,7 +297,7 @@ def test_the_memory_of_every_site_and_of_the_server_is_forecast(small):
     # of five rows next to nothing, besides what any site takes
     for peak in (*memory["sites"].values(), memory["server"]):
         assert 1e6 < peak < 1e7
-    assert "Memory, about: shop 7.0" in printed(small, is_full=False)
+    assert "Memory, about: shop 9.0" in printed(small, is_full=False)
     assert "Memory of training, about, at its peak" in printed(small)
 
 
