@@ -14,7 +14,12 @@ import numpy as np
 
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, ModelError
-from tp_flower.keyed_hash import KEY_BYTES, HashArray, KeyedHasher
+from tp_flower.keyed_hash import (
+    KEY_BYTES,
+    HashArray,
+    KeyedHasher,
+    order_of_hashes,
+)
 
 if TYPE_CHECKING:
     from tp_flower.extraction.extracted import ExtractedKey
@@ -82,7 +87,7 @@ class KeyNumbers:
         Raises:
             MessageError: two rows of one key have different ones.
         """
-        order = np.lexsort((hashes[:, 1], hashes[:, 0]))
+        order = order_of_hashes(hashes)
         hashes, values = hashes[order], values[order]
         is_first = np.ones(len(hashes), np.bool_)
         is_first[1:] = (hashes[1:] != hashes[:-1]).any(axis=1)

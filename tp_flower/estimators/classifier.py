@@ -1,13 +1,13 @@
 """Classification on a join, as an estimator of scikit-learn."""
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 
 from tp_flower.arrays import AnyArray, FloatArray
-from tp_flower.estimators.joined import JoinedEstimator
+from tp_flower.estimators.joined import JoinedEstimator, tags_of_joined
 from tp_flower.objectives import response_of
 from tp_flower.objectives.classes import PROBABILITY
 from tp_flower.reports.predictions import class_values
@@ -46,18 +46,8 @@ class TablePuppetClassifier(ClassifierMixin, JoinedEstimator):  # type: ignore[m
     # the mixin's needs y
     score = JoinedEstimator.score
 
-    def fit(self, X: Any, y: Any = None) -> Self:
-        """Train on the rows of X (n, m), joined with the tables of the sites.
-
-        Args:
-            X: a data frame, or an array of numbers, whose columns are x0, x1, ...
-            y: (n,), in place of the column of the label; None takes the label from X.
-
-        Raises:
-            SettingsError: a setting is unknown or refused; it names the closest one.
-            TPFlowerError: the query, a table or a site ends the run.
-        """
-        super().fit(X, y)
+    def _derive(self) -> None:
+        """Keep the classes, and the order in which the model has them."""
         manifest = self.model_.manifest
         names = tuple(manifest["classes"])
         response = response_of(manifest["loss"], names, manifest["label-kind"])
@@ -66,7 +56,6 @@ class TablePuppetClassifier(ClassifierMixin, JoinedEstimator):  # type: ignore[m
         self._order = np.argsort(classes)
         self._names = [names[k] for k in self._order]
         self.classes_ = classes[self._order]
-        return self
 
     def predict(self, X: Any) -> AnyArray:
         """Return the likeliest class of each row of X, (n,), in the order of X.
@@ -113,10 +102,7 @@ class TablePuppetClassifier(ClassifierMixin, JoinedEstimator):  # type: ignore[m
 
     def __sklearn_tags__(self) -> Any:
         """Return what scikit-learn may do with the estimator."""
-        tags = super().__sklearn_tags__()
-        tags.target_tags.required = False
-        tags.input_tags.allow_nan = True
-        return tags
+        return tags_of_joined(super().__sklearn_tags__())
 
     def _read_target(self, y: Any) -> AnyArray:
         target = super()._read_target(y)

@@ -93,7 +93,11 @@ class JoinedEstimator(BaseEstimator):  # type: ignore[misc]
             self.feature_names_in_ = np.array([*map(str, frame.columns)], dtype=object)
         elif hasattr(self, "feature_names_in_"):
             del self.feature_names_in_
+        self._derive()
         return self
+
+    def _derive(self) -> None:
+        """Keep what an estimator has besides its model, once it is trained."""
 
     def score(self, X: Any, y: Any = None) -> float:
         """Return how good the model is on the joined rows of X; more is better.
@@ -237,6 +241,16 @@ class JoinedEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return {"text/plain": repr(self), "text/html": self._repr_html_()}
+
+
+def tags_of_joined(tags: Any) -> Any:
+    """Return scikit-learn's tags of an estimator whose y may be a column of X.
+
+    Its mixins set that y is required after those of the estimators are made.
+    """
+    tags.target_tags.required = False
+    tags.input_tags.allow_nan = True
+    return tags
 
 
 def _without_rows(sites: Any) -> Any:

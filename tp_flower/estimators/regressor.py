@@ -6,7 +6,7 @@ import numpy as np
 from sklearn.base import RegressorMixin
 
 from tp_flower.arrays import AnyArray, FloatArray
-from tp_flower.estimators.joined import JoinedEstimator
+from tp_flower.estimators.joined import JoinedEstimator, tags_of_joined
 
 
 class TablePuppetRegressor(RegressorMixin, JoinedEstimator):  # type: ignore[misc]
@@ -60,10 +60,7 @@ class TablePuppetRegressor(RegressorMixin, JoinedEstimator):  # type: ignore[mis
 
     def __sklearn_tags__(self) -> Any:
         """Return what scikit-learn may do with the estimator."""
-        tags = super().__sklearn_tags__()
-        tags.target_tags.required = False
-        tags.input_tags.allow_nan = True
-        return tags
+        return tags_of_joined(super().__sklearn_tags__())
 
     def _read_target(self, y: Any) -> AnyArray:
         return super()._read_target(y).astype(np.float64)

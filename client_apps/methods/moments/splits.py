@@ -93,7 +93,7 @@ class TableSplit:
             return None
         return np.ones(self.site.extracted(self.number).rows, np.bool_)
 
-    @property
+    @cached_property
     def _sampled_of_all(self) -> BoolArray:
         """Which rows of all shards of the label's table can take part."""
         return sampled_rows(sum(self.label_rows), self.site.terms.settings)

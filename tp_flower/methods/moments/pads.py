@@ -31,7 +31,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import CipherContext
 
 from tp_flower.arrays import BoolArray, IntArray
-from tp_flower.keyed_hash import HashArray, block_cipher
+from tp_flower.keyed_hash import HashArray, block_cipher, order_of_hashes
 from tp_flower.methods.moments.words import WordArray
 from tp_flower.randomness import key_stream
 
@@ -131,7 +131,7 @@ class SharedKeys:
     @cached_property
     def _digests(self) -> dict[str, dict[int, str]]:
         """By side and shard of the other one, that of the states of its keys."""
-        order = np.lexsort((self.states[:, 1], self.states[:, 0]))
+        order = order_of_hashes(self.states)
         digests: dict[str, dict[int, str]] = {}
         for side, partners in zip(self.sides, reversed(self.counts), strict=True):
             digests[side] = {}
