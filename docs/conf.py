@@ -22,7 +22,12 @@ project = "tp_flower"
 release = PROJECT["version"]
 copyright = "the authors of tp_flower, Apache License 2.0"
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
 include_patterns = ["*.md", "docs/**.md", "examples/**.md", "examples/**.ipynb"]
 exclude_patterns = [
     ".*",
@@ -37,8 +42,10 @@ exclude_patterns = [
 root_doc = "docs/index"
 
 myst_heading_anchors = 4
-myst_enable_extensions = ["dollarmath"]
+myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_dmath_allow_digits = False
+copybutton_prompt_text = r">>> |\.\.\. "
+copybutton_prompt_is_regexp = True
 smartquotes = False  # pages quote what is typed
 default_role = "code"  # docstrings write code in single backticks
 nb_execution_mode = "force"

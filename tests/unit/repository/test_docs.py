@@ -18,6 +18,7 @@ from scripts.data.make_store import make_store
 from strategies import STRATEGIES
 from strategies.app import choose_sql
 from strategies.setup.joined_rows import encoder_choices
+from tests.support.advice import texts
 from tests.support.files import ROOT, text_of
 from tp_flower.command_line import MODES, app, read_settings
 from tp_flower.query import Query, Unlabelled
@@ -91,7 +92,7 @@ def test_code_is_read_by_the_program_that_it_is_for(
             compile(text, page, "exec")
             exec("\n".join(re.findall(r"^(?:from|import) .*", text, re.MULTILINE)))
         else:
-            other = r"text$|\{(code-cell|toctree|eval-rst|literalinclude)"
+            other = r"text$|\{(code-cell|toctree|eval-rst|literalinclude|raw)"
             assert re.match(other, language), text
 
 
@@ -181,3 +182,17 @@ def test_outputs_that_pages_quote_have_no_epsilon_of_features_beside_scores():
                 if " at " in cells[0] and re.search(r"\bscores\b", cells[-1]):
                     assert cells[1] == "none", (page, line)
     assert tables >= 3
+
+
+def test_messages_that_are_explained_are_those_of_the_program():
+    page = text_of(ROOT / "docs/how-to/troubleshoot.md")
+    explained = re.findall(
+        r"^\| `(.*?)` \|", page.partition("## Flower's")[0], re.MULTILINE
+    )
+    said = list(texts())
+    for message in explained:
+        parts = message.split("...")
+        assert any(all(part.strip() in text for part in parts) for text in said), (
+            message
+        )
+    assert len(explained) > 20
