@@ -185,14 +185,10 @@ def test_outputs_that_pages_quote_have_no_epsilon_of_features_beside_scores():
 
 
 def test_messages_that_are_explained_are_those_of_the_program():
-    page = text_of(ROOT / "docs/how-to/troubleshoot.md")
-    explained = re.findall(
-        r"^\| `(.*?)` \|", page.partition("## Flower's")[0], re.MULTILINE
-    )
+    page, _, _ = text_of(ROOT / "docs/how-to/troubleshoot.md").partition("## Flower's")
+    explained = re.findall(r"^\| `(.*?)` \|", page, re.MULTILINE)
     said = list(texts())
     for message in explained:
-        parts = message.split("...")
-        assert any(all(part.strip() in text for part in parts) for text in said), (
-            message
-        )
+        parts = [part.strip() for part in message.split("...")]
+        assert any(all(part in text for part in parts) for text in said), message
     assert len(explained) > 20
