@@ -74,10 +74,13 @@ def test_nearly_collinear_tables_end_at_their_optimum():
     assert ended < 1.003 * best
 
 
-@pytest.mark.parametrize("strategy", ["admm", "sgd", "gd", "cg"])
-def test_a_run_that_ends_early_says_so(strategy):
-    strategy = train(SITES, query(), strategy, num_epochs=4, l2=0.0, tolerance=1e-9)
-    report = strategy.report
+@pytest.mark.parametrize(
+    ("strategy", "more"),
+    [("admm", {}), ("sgd", {"batch_size": 20}), ("gd", {}), ("cg", {})],
+)
+def test_a_run_that_ends_early_says_so(strategy, more):
+    how = {"num_epochs": 4, "l2": 0.0, "tolerance": 1e-9, **more}
+    report = train(SITES, query(), strategy, **how).report
     assert "num-epochs = 8 goes on" in report.verdict
     is_warned_of = report.verdict in report.warnings
     assert report.verdict.startswith("not converged") == is_warned_of

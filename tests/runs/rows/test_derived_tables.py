@@ -99,10 +99,12 @@ def final(strategy):
     return [*report.final_train.values(), *report.final_test.values()]
 
 
-@pytest.mark.parametrize("method", ["cg", "sgd", "boost"])
-def test_the_run_is_that_of_a_table_that_holds_the_rows(tmp_path, method):
+@pytest.mark.parametrize(
+    ("method", "more"), [("cg", {}), ("sgd", {"batch_size": 40}), ("boost", {})]
+)
+def test_the_run_is_that_of_a_table_that_holds_the_rows(tmp_path, method, more):
     """Exactly: rows come in an order of their contents, so the split is the same."""
-    settings = {"device": "cpu", "test_fraction": 0.3, "num_epochs": 3}
+    settings = {"device": "cpu", "test_fraction": 0.3, "num_epochs": 3, **more}
     derived = train(hospital(tmp_path / "derived"), SQL, method, **settings)
     expected = train(stored(tmp_path / "stored"), SQL, method, **settings)
     assert derived.report.joined_rows_train < ROWS

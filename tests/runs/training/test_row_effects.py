@@ -105,6 +105,8 @@ def added(model: Model, frames, source: str = JOIN) -> pd.DataFrame:
 @pytest.mark.parametrize("strategy", ["boost", "cg", "admm", "sgd", "gd"])
 def test_a_saved_model_scores_as_in_training(tmp_path, strategy, loss):
     how = {**settings_of(loss), "test_split": "time(r.time)", "test_fraction": 0.2}
+    if strategy == "sgd":
+        how["batch_size"] = 100  # not a hundred rounds an epoch
     sql = query(loss)
     run = run_query(sql, SHARDED, strategy, state=tmp_path, **how)
     model = Model(sql, tmp_path, make_manifest(run.strategy))
