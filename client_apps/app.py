@@ -59,8 +59,8 @@ def places() -> dict[Action, str]:
     An action of several methods is listed with the first of them.
     """
     answered = dict(ANSWERS)
-    for action, place in registry.places():
-        answered.setdefault(action, place)
+    for action, handler in registry.places():
+        answered.setdefault(action, handler)
     return answered
 
 

@@ -75,8 +75,8 @@ class KeyedHasher:
             for chunk in chunks
             for start in range(0, len(chunk), _TEXTS_AT_ONCE)
         ]
-        found = np.concatenate([np.empty((0, _CIPHER_BYTES), np.uint8), *tags])
-        return found.view(">u8").astype(np.uint64)
+        joined = np.concatenate([np.empty((0, _CIPHER_BYTES), np.uint8), *tags])
+        return joined.view(">u8").astype(np.uint64)
 
     def hash_texts(self, texts: "pa.Array | pa.ChunkedArray") -> HashArray:
         """Return the 256-bit HMAC of k texts, none NULL: uint64 (k, 4), big-endian."""

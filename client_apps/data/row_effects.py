@@ -105,15 +105,15 @@ class KeyNumbers:
 
     def find(self, hashes: HashArray) -> FloatArray:
         """Return the numbers of keys (n, 2), float64 (n, c); 0 of unknown ones."""
-        found = np.zeros((len(hashes), self.values.shape[1]))
+        numbers = np.zeros((len(hashes), self.values.shape[1]))
         if not len(self.hashes):
-            return found
+            return numbers
         # equal first halves of different hashes occur once in 2**64 pairs
-        place = np.searchsorted(self.hashes[:, 0], hashes[:, 0])
-        place = np.minimum(place, len(self.hashes) - 1)
-        is_known = (self.hashes[place] == hashes).all(axis=1)
-        found[is_known] = self.values[place[is_known]]
-        return found
+        position = np.searchsorted(self.hashes[:, 0], hashes[:, 0])
+        position = np.minimum(position, len(self.hashes) - 1)
+        is_known = (self.hashes[position] == hashes).all(axis=1)
+        numbers[is_known] = self.values[position[is_known]]
+        return numbers
 
     def check_keys(self, names: Sequence[str]) -> None:
         """Refuse rows that are joined by other keys than those of the training."""

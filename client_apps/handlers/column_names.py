@@ -45,8 +45,8 @@ def keep_names(
     def rows_of(feature: str) -> FeatureColumn:
         return extracted.column(feature).take(trained)
 
-    found = name_columns(encoder, rows_of, least_rows)
-    meta = {_DECLARED: found.declared, _OF_VALUES: found.of_values}
+    names = name_columns(encoder, rows_of, least_rows)
+    meta = {_DECLARED: names.declared, _OF_VALUES: names.of_values}
     site.store.save(_ENTRY.format(number), Entry({}, meta))
 
 

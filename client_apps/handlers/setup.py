@@ -146,8 +146,8 @@ def _extract_part(
     keys = extracted.keys
     # keys that only name or split rows come last and are not joined on
     hashed = {
-        str(place): key.hashed(site.join_hasher(group))
-        for place, (key, group) in enumerate(zip(keys, groups, strict=False))
+        str(position): key.hashed(site.join_hasher(group))
+        for position, (key, group) in enumerate(zip(keys, groups, strict=False))
     }
     split = told_split(site, body.split, keys)
     note(site, number, ledger_entries.COUNTS)
@@ -443,16 +443,18 @@ def _label(
     if body.local_label is not None:
         sql = site.fragment(number).label or "label"
         is_covered = is_label_covered(site, number)
-        facts = local_label_facts(
+        label_facts = local_label_facts(
             source, label, body.local_label, sql, is_covered=is_covered
         )
         run_terms = site.terms
         is_shared = shares_label_scale(run_terms.proposal, run_terms.settings)
-        if is_shared and facts.classes is None:
+        if is_shared and label_facts.classes is None:
             guard.check_plan(source, (SECOND_MOMENTS,))
             note(site, number, ledger_entries.LABEL_MAGNITUDE)
-            facts = structs.replace(facts, magnitude=magnitude_of(label.values))
-        return facts, None
+            label_facts = structs.replace(
+                label_facts, magnitude=magnitude_of(label.values)
+            )
+        return label_facts, None
     plan = None
     if terms is not None:
         plan = LabelPlan(terms.mechanism, terms.epsilon, terms.classes, terms.limits)

@@ -126,12 +126,12 @@ class Cg(JoinMethod):
         # else the coefficients may be off by a part of their errors
         if self._end == BELOW_TOLERANCE:
             information = InformationRound(self._joined, problem, self.settings)
-            found, note = yield from information.run()
+            information_matrix, note = yield from information.run()
             approximated = information.approximated
             self._errors = Errors(
                 problem,
                 self.settings,
-                found,
+                information_matrix,
                 note,
                 approximated,
                 information.clusters,

@@ -200,9 +200,9 @@ def read_classes(
     if classes and unclassed:
         # the task, or the type, makes the same of it at all sites
         raise refuse(unclassed[0], "no classes of its label, which others have sent")
-    found = LabelClasses(kind, sorted(classes))
-    _check_classes(found, settings.task)
-    return found
+    label_classes = LabelClasses(kind, sorted(classes))
+    _check_classes(label_classes, settings.task)
+    return label_classes
 
 
 def _check_classes(classes: LabelClasses, task: str) -> None:

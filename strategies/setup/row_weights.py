@@ -90,9 +90,9 @@ def check_offset(bound: BoundQuery, settings: Settings) -> None:
         return
     method = settings.method
     if method.keeps_labels or settings.training_sample:
-        what = "draws rows by their labels"
+        reason = "draws rows by their labels"
         if method.keeps_labels:
-            what = "adds up labels at their sites"
+            reason = "adds up labels at their sites"
         difference = ""
         if bound.label_sql:
             difference = (
@@ -100,7 +100,7 @@ def check_offset(bound: BoundQuery, settings: Settings) -> None:
                 f"the squared loss; for others use {general_methods()} on all rows"
             )
         raise QueryError(
-            f"strategy {settings.method_name!r} {what}, where no offset is added to "
+            f"strategy {settings.method_name!r} {reason}, where no offset is added to "
             f"scores: leave 'AS offset' out{difference}"
         )
     if settings.privacy.covers_labels:

@@ -120,8 +120,8 @@ def names_of(
         for position, name in enumerate(_names_of(replies, part, len(numbered))):
             if not name:
                 continue
-            known, other = named.setdefault(position, (name, part))
-            if known != name:
+            first_name, other = named.setdefault(position, (name, part))
+            if first_name != name:
                 raise refuse(
                     part,
                     f"another name of column {numbered[position]} than site "

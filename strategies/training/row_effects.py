@@ -75,8 +75,8 @@ def _numbers_of_keys(joined: JoinedTables, table: str) -> IntArray:
     numbers = number_keys([extracted.keys[table, key] for key in range(count)])
     sizes = [extracted.rows[part.number] for part in extracted.parts[table]]
     shard = np.repeat(np.arange(len(sizes)), sizes)
-    own = np.where(numbers < 0, -1, numbers.astype(np.int64) * len(sizes) + shard)
-    taking_part: IntArray = own[_positions(joined, table)]
+    of_rows = np.where(numbers < 0, -1, numbers.astype(np.int64) * len(sizes) + shard)
+    taking_part: IntArray = of_rows[_positions(joined, table)]
     return taking_part
 
 

@@ -228,8 +228,8 @@ class JoinedEstimator(BaseEstimator):  # type: ignore[misc]
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:
         """Return the call that makes the estimator, with the names of the tables."""
-        shown = {**self.get_params(deep=False), "sites": _without_rows(self.sites)}
-        arguments = ", ".join(f"{name}={shown[name]!r}" for name in shown)
+        parameters = {**self.get_params(deep=False), "sites": _without_rows(self.sites)}
+        arguments = ", ".join(f"{name}={parameters[name]!r}" for name in parameters)
         return f"{type(self).__name__}({arguments})"[:N_CHAR_MAX]
 
     def _repr_html_(self) -> str:

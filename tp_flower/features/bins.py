@@ -88,8 +88,8 @@ def bin_columns(encoder: TableEncoder) -> list[BinColumn]:
             if isinstance(item, NumberEncoding) and item.limit < -MISSING:
                 limit = item.limit
             columns += [
-                BinColumn(first + place, slot + place, limit=limit)
-                for place in range(width)
+                BinColumn(first + offset, slot + offset, limit=limit)
+                for offset in range(width)
             ]
             slot += width
         first += width
@@ -133,14 +133,14 @@ class Binning:
         """Return the bins of encoded rows, (n, c)."""
         columns = bin_columns(encoder)
         bins = np.empty((len(rows), len(columns)), np.uint8)
-        for place, column in enumerate(columns):
-            edges = self.edges[self._span(self.edge_starts, place)]
-            numbers = self.numbers[self._span(self.number_starts, place)]
-            bins[:, place] = numbers[_cells(column, rows, edges)]
+        for number, column in enumerate(columns):
+            edges = self.edges[self._span(self.edge_starts, number)]
+            numbers = self.numbers[self._span(self.number_starts, number)]
+            bins[:, number] = numbers[_cells(column, rows, edges)]
         return bins
 
-    def _span(self, starts: IntArray, place: int) -> slice:
-        return slice(int(starts[place]), int(starts[place + 1]))
+    def _span(self, starts: IntArray, column: int) -> slice:
+        return slice(int(starts[column]), int(starts[column + 1]))
 
     @property
     def arrays(self) -> dict[str, AnyArray]:

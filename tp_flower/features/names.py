@@ -82,8 +82,8 @@ def name_columns(
         else:
             # the edges of bins follow from the ends of the range: of single rows
             of_values += unnamed if least_rows > 1 else encoding.feature_names
-    found = ColumnNames(tuple(declared), tuple(of_values))
-    times = Counter(found.merged)
+    column_names = ColumnNames(tuple(declared), tuple(of_values))
+    times = Counter(column_names.merged)
 
     def shown(names: Sequence[str]) -> tuple[str, ...]:
         return tuple(
@@ -119,8 +119,8 @@ def _declared_names(encoding: FeatureEncoding) -> list[str]:
 
 def _named(encoding: CategoryEncoding | ListedEncoding, text: str) -> str:
     """Return the name of a category's column; 2 for the number 2.0."""
-    shown = text.removesuffix(".0") if encoding.of_number else text
-    return f"{encoding.name}={shown}"
+    category = text.removesuffix(".0") if encoding.of_number else text
+    return f"{encoding.name}={category}"
 
 
 def _category_names(

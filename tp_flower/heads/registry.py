@@ -22,6 +22,6 @@ def head_of(name: str) -> type[Head]:
         ValueError: there is none of that name.
     """
     if name not in HEADS:
-        known = ", ".join(map(repr, HEADS))
-        raise ValueError(f"head {name!r} is unknown here; known: {known}")
+        names = ", ".join(map(repr, HEADS))
+        raise ValueError(f"head {name!r} is unknown here; known: {names}")
     return HEADS[name]

@@ -54,8 +54,8 @@ class TablePairs:
     def of_rows(self, rows: slice) -> IntArray:
         """Return the numbers of the pairs of some rows, ascending."""
         is_own = (self.rows >= rows.start) & (self.rows < rows.stop)
-        own: IntArray = np.flatnonzero(is_own)
-        return own
+        numbers: IntArray = np.flatnonzero(is_own)
+        return numbers
 
     def keys(self, keys: TableRows) -> TableRows:
         """Return the keys (n,) of the table's rows as those of its pairs, (m,)."""

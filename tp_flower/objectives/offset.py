@@ -101,8 +101,8 @@ class OffsetObjective(Objective):
         weights = vectors.get(WEIGHTS)
         part = type(self)(target, weights, self.noise, offset=vectors[OFFSET])
         # the family may keep what it knows of all rows
-        own = {**vectors, TARGET: part.columns_without}
-        vars(part)["without"] = self.without.on(own)
+        inner_vectors = {**vectors, TARGET: part.columns_without}
+        vars(part)["without"] = self.without.on(inner_vectors)
         return part
 
     def weighted(self, weights: FloatArray | None) -> Self:

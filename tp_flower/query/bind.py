@@ -342,7 +342,7 @@ def _make_fragments(
     fragments = []
     for alias, relation in relations.items():
         filters = tuple(each.sql for each in settled.filters if each.table == alias)
-        own: dict[str, Any] = {
+        expressions: dict[str, Any] = {
             name: each.sql for name, each in values.items() if each.table == alias
         }
         for branch in relation.branches:
@@ -352,7 +352,7 @@ def _make_fragments(
                 features=tuple(features.get(alias, ())),
                 keys=tuple(keys.get(alias, ())),
                 filters=filters,
-                **own,
+                **expressions,
             )
             fragments.append(branch.fragment(fragment))
     return tuple(fragments)

@@ -47,10 +47,10 @@ def likelihood_ratio(
         raise ModelError(
             "a model has a penalty, l2, and no likelihood: train both with l2=0"
         )
-    for what, values in _what_is_the_same(smaller, larger):
+    for name, values in _what_is_the_same(smaller, larger):
         if not _are_same(*values):
             raise ModelError(
-                f"the models differ in {what} ({values[0]} and {values[1]}), and their "
+                f"the models differ in {name} ({values[0]} and {values[1]}), and their "
                 "likelihoods cannot be compared: train both on the same rows, by the "
                 "same loss"
             )

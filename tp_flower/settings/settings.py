@@ -274,8 +274,8 @@ class Settings(
     def from_run_config(cls, config: Mapping[str, object]) -> Self:
         """Read the settings from a run config; SettingsError lists all its problems."""
         keyed = [key for key in config if key.startswith(KEY_PREFIX)]
-        known = {*keys(), *keyed}
-        problems = [_unknown(key) for key in config if key not in known]
+        valid = {*keys(), *keyed}
+        problems = [_unknown(key) for key in config if key not in valid]
         fields = declare.fields_of(plain_settings(), config)
         try:
             if entries := [entry_of_key(key, config[key]) for key in keyed]:
@@ -497,11 +497,7 @@ def _problems_of_joint_loss(name: str, values: Settings) -> Iterator[str]:
             f"privacy.{kind}: loss {name!r} compares rows with each other, and noise "
             'is for the share of one row: leave it "none", or use another loss'
         )
-    if values.training_sample:
-        yield (
-            f"coreset-size: loss {name!r} compares each row with all that are at "
-            "risk: leave it 0, or use another loss"
-        )
+    yield from training.problems_of_drawn_rows(name, values)
 
 
 def _conflicts_of_privacy(values: Settings) -> Iterator[str]:

@@ -327,3 +327,12 @@ def sample_conflicts(settings: "Settings") -> Iterator[str]:
                 "rows are drawn, and what they weigh, is computed from rows without "
                 "noise; use 'uniform', which reads none"
             )
+
+
+def problems_of_drawn_rows(loss: str, settings: "Settings") -> Iterator[str]:
+    """Yield why a loss that compares rows cannot be trained on a sample of them."""
+    if settings.training_sample:
+        yield (
+            f"coreset-size: loss {loss!r} compares each row with all that are at "
+            "risk: leave it 0, or use another loss"
+        )

@@ -74,15 +74,15 @@ def _format(
         return _find_format(path, nulls, text_format)
     content = _digest(path)
     key = content, Path(path).suffix, nulls, text_format
-    if (known := _FORMATS.get(key)) is not None:
-        return known
-    found = _find_format(path, nulls, text_format)
+    if (remembered := _FORMATS.get(key)) is not None:
+        return remembered
+    csv_format = _find_format(path, nulls, text_format)
     # invariant: a file that changes meanwhile is no example of either content
     if _digest(path) == content:
         if len(_FORMATS) >= MOST_FORMATS:
             _FORMATS.clear()
-        _FORMATS[key] = found
-    return found
+        _FORMATS[key] = csv_format
+    return csv_format
 
 
 def _digest(path: str) -> bytes:

@@ -252,11 +252,11 @@ def _meaning(
     }
     for alias, fragment in hosted.items():
         name = printable(alias)
-        told = (
+        disclosures = (
             *_learned_by_server(fragment, settings),
             *_by_settings(fragment, settings),
         )
-        learned = "; ".join(told)
+        learned = "; ".join(disclosures)
         yield f"{name} tells the server {learned}"
         if len(holders[alias]) > 1:
             yield (

@@ -85,11 +85,11 @@ class DesignColumns(msgspec.Struct, frozen=True):
         """Return numbers and indicators, float32."""
         width = len(self.means) + len(self.missing)
         numbers = np.zeros((len(rows), width), np.float32)
-        for place, (column, mean) in enumerate(self.means.items()):
+        for index, (column, mean) in enumerate(self.means.items()):
             scaled = (rows[:, column].astype(np.float64) - mean) / self.scales[column]
-            numbers[:, place] = np.clip(np.nan_to_num(scaled), -FARTHEST, FARTHEST)
-        for place, column in enumerate(self.missing, start=len(self.means)):
-            numbers[:, place] = np.isnan(rows[:, column])
+            numbers[:, index] = np.clip(np.nan_to_num(scaled), -FARTHEST, FARTHEST)
+        for index, column in enumerate(self.missing, start=len(self.means)):
+            numbers[:, index] = np.isnan(rows[:, column])
         return numbers
 
     def _sparse_numbers(self, rows: "csr_matrix") -> "csr_matrix":
@@ -269,9 +269,11 @@ def _columns(
     categories: dict[int, list[int]] = {}
     for column in codes:
         values = column_of(rows, column)
-        known = ~np.isnan(values)
-        numbers = values[known].astype(np.int64)
-        sizes = np.bincount(numbers, counts[known]) if len(numbers) else np.zeros(0)
+        is_present = ~np.isnan(values)
+        numbers = values[is_present].astype(np.int64)
+        sizes = (
+            np.bincount(numbers, counts[is_present]) if len(numbers) else np.zeros(0)
+        )
         enough = sizes >= min(least_rows, CATEGORY_ROWS)
         categories[column] = np.flatnonzero(enough).tolist()
     if not isinstance(rows, np.ndarray):
@@ -338,11 +340,11 @@ def _indicators(values: FloatArray, codes: Sequence[int]) -> "csr_matrix":
     """Return the one-hot encoding of codes, (n, categories); 0 for all others."""
     from scipy.sparse import csr_matrix
 
-    known = np.array(codes, np.float64)
-    place = np.minimum(np.searchsorted(known, values), max(len(known) - 1, 0))
+    categories = np.array(codes, np.float64)
+    index = np.minimum(np.searchsorted(categories, values), max(len(categories) - 1, 0))
     is_known = np.zeros(len(values), np.bool_)
-    if len(known):
-        is_known = known[place] == values
+    if len(categories):
+        is_known = categories[index] == values
     row = np.flatnonzero(is_known)
     ones = np.ones(len(row), np.float32)
-    return csr_matrix((ones, (row, place[row])), shape=(len(values), len(known)))
+    return csr_matrix((ones, (row, index[row])), shape=(len(values), len(categories)))

@@ -57,9 +57,9 @@ class Censoring:
         >>> Censoring.of(seen, np.ones(3)).remaining.round(2).tolist()
         [0.67, 0.0]
         """
-        times, place = np.unique(survival.time, return_inverse=True)
-        censored = np.bincount(place, weights * ~survival.is_event, len(times))
-        leaving = np.bincount(place, weights, len(times))
+        times, time_index = np.unique(survival.time, return_inverse=True)
+        censored = np.bincount(time_index, weights * ~survival.is_event, len(times))
+        leaving = np.bincount(time_index, weights, len(times))
         later = np.append(np.cumsum(leaving[::-1])[-2::-1], 0.0)
         share = np.divide(
             later, later + censored, out=np.ones(len(times)), where=censored > 0.0

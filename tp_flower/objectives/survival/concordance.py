@@ -51,8 +51,8 @@ def concordance(
     """
     comparison = _ComparedEvents.of(scores, survival, weights)
     # at one time events come first, and are not compared with each other
-    place = 2 * np.unique(survival.time, return_inverse=True)[1] - survival.is_event
-    sums = comparison.sums_after(place, place[comparison.events])
+    order = 2 * np.unique(survival.time, return_inverse=True)[1] - survival.is_event
+    sums = comparison.sums_after(order, order[comparison.events])
     if survival.entry is not None:
         # of these rows, some have not entered yet
         times = np.unique(np.append(survival.time, survival.entry))

@@ -286,14 +286,17 @@ class Cox(Objective):
         hazards = np.exp(self.log_hazards(self.at_risk(scores)))
         strata = self.target.column(STRATA)
         numbers = [None] if strata is None else np.unique(strata).tolist()
-        found = []
+        strata_baselines = []
         for code in np.unique(sets.strata).tolist():
             rows = sets.strata == code
             times = tuple(sets.times[rows].tolist())
             steps = tuple(np.cumsum(hazards[rows]).tolist())
-            found.append(Baseline(times, steps, numbers[code]))
-        most = max(MOST_TIMES // max(len(found), 1), 2)
-        return [baseline.thinned(most, self.event_quartiles) for baseline in found]
+            strata_baselines.append(Baseline(times, steps, numbers[code]))
+        most = max(MOST_TIMES // max(len(strata_baselines), 1), 2)
+        return [
+            baseline.thinned(most, self.event_quartiles)
+            for baseline in strata_baselines
+        ]
 
     @property
     def event_quartiles(self) -> tuple[float, ...]:

@@ -44,8 +44,8 @@ class Groups:
     def by(cls, numbers: IntArray, rows: IntArray) -> Self:
         """Return the groups of rows (R,) whose numbers are given, (R,)."""
         order = np.argsort(numbers, kind="stable")
-        found, starts = np.unique(numbers[order], return_index=True)
-        return cls(rows[order], starts, found)
+        values, starts = np.unique(numbers[order], return_index=True)
+        return cls(rows[order], starts, values)
 
     def log_sums(self, logs: FloatArray, count: int) -> FloatArray:
         """Return the log of the sum of exp of logs (N,), by number below a count.
