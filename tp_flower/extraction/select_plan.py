@@ -326,18 +326,33 @@ class Plan:
     @property
     def select(self) -> str:
         """The SELECT: numbers, texts, keys or their canonical texts, then vectors."""
-        inner = [f"{_value(piece)} AS {piece.column}" for piece in self.values]
-        inner += [f"{comparable_sql(piece)} AS {piece.column}" for piece in self.parts]
-        outer = [piece.column for piece in (*self.numbers, *self._values_of("text"))]
+        items = self.items
         plain = self.plain_keys
-        for column, parts in self.composites.items():
-            text = _canonical(parts, is_group=column == GROUPS)
-            outer.append(f"{parts[0].column if column in plain else text} AS {column}")
-        outer += [piece.column for piece in self.vectors]
+        outer = [
+            (self.composites[name][0].column if name in plain else sql, name)
+            for sql, name in items["outer"]
+        ]
         return (
-            f"SELECT {', '.join(outer) or '0'} FROM "
-            f"(SELECT {', '.join(inner) or '0'} FROM {self.rows})"
+            f"SELECT {_listed(outer)} FROM "
+            f"(SELECT {_listed(items['inner'])} FROM {self.rows})"
         )
+
+    @property
+    def items(self) -> dict[str, list[tuple[str, str]]]:
+        """SQL and name of its `inner` items, over the rows, and of the `outer` ones.
+
+        The latter are over the former; all keys are canonical texts.
+        """
+        inner = [(_value(piece), piece.column) for piece in self.values]
+        inner += [(comparable_sql(piece), piece.column) for piece in self.parts]
+        outer = [(p.column, p.column) for p in self.numbers]
+        outer += [(p.column, p.column) for p in self._values_of("text")]
+        outer += [
+            (_canonical(parts, is_group=column == GROUPS), column)
+            for column, parts in self.composites.items()
+        ]
+        outer += [(piece.column, piece.column) for piece in self.vectors]
+        return {"inner": inner, "outer": outer}
 
     @property
     def rows(self) -> str:
@@ -369,6 +384,12 @@ class Plan:
                     f"{safe_message(error)}"
                 )
         return None
+
+
+def _listed(items: Sequence[tuple[str, str]]) -> str:
+    """Return items as SELECT lists them."""
+    texts = (name if sql == name else f"{sql} AS {name}" for sql, name in items)
+    return ", ".join(texts) or "0"
 
 
 def _value(piece: TypedColumn) -> str:

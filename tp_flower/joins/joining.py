@@ -334,7 +334,7 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its r
         MappingError: the two sides of a join hash different types, a step would make
             more than ``max_joined_rows`` rows, or the join has no rows.
     """
-    order = _join_order(joins, list(rows), label_table, outer)
+    order = join_order(joins, list(rows), label_table, outer)
     codes = {
         number: join_codes(
             join, keys[join.left, join.left_key], keys[join.right, join.right_key]
@@ -404,7 +404,7 @@ def why_unmatched(
     return ""
 
 
-def _join_order(
+def join_order(
     joins: Sequence[Join], tables: Sequence[str], first: str, outer: Collection[str]
 ) -> list[tuple[str, list[int]]]:
     """Return (table, its predicates), every table after one that it is joined to."""
