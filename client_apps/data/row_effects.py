@@ -39,6 +39,11 @@ def key_names(names: Sequence[str], keys: Sequence["ExtractedKey"]) -> tuple[str
     return tuple(f"{n} ({key.kind})" for n, key in zip(names, keys, strict=True))
 
 
+def key_hasher(name: str) -> KeyedHasher:
+    """Return the hasher of a key's values, by its name in the query."""
+    return _HASHER.purpose(_PURPOSE.format(name))
+
+
 def hash_keys(
     names: Sequence[str], keys: Sequence["ExtractedKey"], rows: AnyArray
 ) -> HashArray:
@@ -52,8 +57,7 @@ def hash_keys(
     hashes = np.zeros((len(rows), 2), np.uint64)
     lacks_key = np.zeros(len(rows), np.bool_)
     for name, key in zip(names, keys, strict=True):
-        hasher = _HASHER.purpose(_PURPOSE.format(name))
-        distinct = hasher.hash_texts(key.texts)[:, :2]
+        distinct = key_hasher(name).hash_texts(key.texts)[:, :2]
         codes = key.codes[rows]
         lacks_key |= codes < 0
         hashes ^= np.concatenate([distinct, np.zeros((1, 2), np.uint64)])[codes]

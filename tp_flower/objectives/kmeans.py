@@ -13,7 +13,7 @@ import numpy as np
 
 from tp_flower.arrays import FloatArray
 from tp_flower.objectives.objective import Objective
-from tp_flower.objectives.response import Response
+from tp_flower.objectives.response import NEAREST, Response
 
 KMEANS: Final = "kmeans"
 DISTANCE: Final = "distance"
@@ -56,7 +56,7 @@ class KMeans(Objective):
     @classmethod
     def make_response(cls, classes: tuple[str, ...], _kind: str) -> ClusterResponse:
         """Return the number of the nearest centre, which a file has as a text."""
-        return ClusterResponse(cls.name, len(classes), classes, "text")
+        return ClusterResponse(cls.name, len(classes), classes, "text", link=NEAREST)
 
     def base_scores(self) -> FloatArray:
         """Return zeros: distances have no offset."""

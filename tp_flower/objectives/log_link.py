@@ -25,7 +25,7 @@ import numpy as np
 
 from tp_flower.arrays import FloatArray, mean
 from tp_flower.objectives.objective import Objective, rising_root
-from tp_flower.objectives.response import NumberResponse, Response
+from tp_flower.objectives.response import EXPONENTIAL, NumberResponse, Response
 from tp_flower.objectives.target import Target
 
 FARTHEST: Final = 300.0
@@ -104,7 +104,9 @@ class LogLink(Objective):
     @classmethod
     def make_response(cls, classes: tuple[str, ...], kind: str) -> MeanResponse:
         """Return the exponential of the score."""
-        return MeanResponse(cls.name, 1, classes, kind, inverse_link=exponential)
+        return MeanResponse(
+            cls.name, 1, classes, kind, link=EXPONENTIAL, inverse_link=exponential
+        )
 
     @classmethod
     def refusal(cls, target: Target) -> str:
@@ -322,7 +324,10 @@ class NegativeBinomial(LogLink):
     def make_response(cls, classes: tuple[str, ...], kind: str) -> CountResponse:
         """Return the exponential of the score."""
         return CountResponse(
-            cls.name, 1, classes, kind, inverse_link=exponential, taken=cls.parameter
+            *(cls.name, 1, classes, kind),
+            link=EXPONENTIAL,
+            inverse_link=exponential,
+            taken=cls.parameter,
         )
 
     def fit_response(self, scores: FloatArray) -> Response:

@@ -12,6 +12,7 @@ from tp_flower.objectives.classes import ClassObjective, ClassResponse, true_rat
 from tp_flower.objectives.metrics import class_metrics
 from tp_flower.objectives.noise import ClassNoise
 from tp_flower.objectives.objective import MAX_PROX_STEPS
+from tp_flower.objectives.response import CLASSES
 
 ROUGH_STEPS = 2  # newton steps in float32, at less than half of the time
 SMALL_STEP = 2e-4  # in z/2: leaves |gradient| <= 0.0481 (2 * 2e-4)^2 < 8e-9
@@ -58,7 +59,9 @@ class Logistic(ClassObjective):
     def make_response(cls, classes: tuple[str, ...], kind: str) -> ClassResponse:
         """Return the class on whose side of 0 the score is."""
         return ClassResponse(
-            cls.name, 1, classes, kind, probabilities=two_probabilities
+            *(cls.name, 1, classes, kind),
+            link=CLASSES,
+            probabilities=two_probabilities,
         )
 
     @property

@@ -6,11 +6,17 @@ Notation:
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar, Final
 
 from tp_flower.arrays import FloatArray
 from tp_flower.objectives.comparison import means_by_tenth
+
+IDENTITY: Final = "identity"
+EXPONENTIAL: Final = "exponential"
+CLASSES: Final = "classes"
+HAZARD: Final = "hazard"
+NEAREST: Final = "nearest"
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,8 @@ class Response(ABC):
             numbers.
         kind: the label's type, which a predicted class has: "number", "boolean" or
             "text".
+        link: what makes predictions of the scores, in the words of exported models
+            (``tp_flower/export/runner/answers.py``); "" of a family that they lack.
         headline: the metric by which a model is compared with a constant.
         ratio: what the exponential of a coefficient is; "" if it is nothing.
         reads_scores: whether the scores of the training rows add to it; see
@@ -34,6 +42,7 @@ class Response(ABC):
     outputs: int = 1
     classes: tuple[str, ...] = ()
     kind: str = "number"
+    link: str = field(default="", kw_only=True)
     headline: ClassVar[str]
     ratio: ClassVar[str] = ""
     reads_scores: ClassVar[bool] = False

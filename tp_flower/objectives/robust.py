@@ -17,7 +17,7 @@ import numpy as np
 from tp_flower.arrays import FloatArray, mean
 from tp_flower.objectives.metrics import number_metrics
 from tp_flower.objectives.objective import rising_root
-from tp_flower.objectives.response import NumberResponse
+from tp_flower.objectives.response import IDENTITY, NumberResponse
 from tp_flower.objectives.squared import NumberObjective
 
 LEAST_SHARE: Final = 1e-9  # of rows with a small residual, where there is none
@@ -123,7 +123,7 @@ class Quantile(NumberObjective):
     @classmethod
     def make_response(cls, classes: tuple[str, ...], kind: str) -> QuantileResponse:
         """Return the score as it is."""
-        return QuantileResponse(cls.name, 1, classes, kind)
+        return QuantileResponse(cls.name, 1, classes, kind, link=IDENTITY)
 
     def base_scores(self) -> FloatArray:
         """Return the quantile of the labels: the least that reaches the share q."""

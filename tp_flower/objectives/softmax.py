@@ -20,6 +20,7 @@ from tp_flower.objectives.classes import ClassObjective, ClassResponse, true_rat
 from tp_flower.objectives.metrics import class_metrics
 from tp_flower.objectives.noise import ClassNoise
 from tp_flower.objectives.objective import MAX_PROX_STEPS, PROX_TOLERANCE
+from tp_flower.objectives.response import CLASSES
 from tp_flower.objectives.target import MAX_CLASSES
 
 ROUGH_STEPS = 2  # newton steps in float32, at less than half of the time
@@ -86,7 +87,9 @@ class Softmax(ClassObjective):
     def make_response(cls, classes: tuple[str, ...], kind: str) -> ClassResponse:
         """Return the class of the largest score."""
         return ClassResponse(
-            cls.name, len(classes), classes, kind, probabilities=softmax
+            *(cls.name, len(classes), classes, kind),
+            link=CLASSES,
+            probabilities=softmax,
         )
 
     @property

@@ -13,7 +13,7 @@ from tp_flower.arrays import FloatArray, mean
 from tp_flower.objectives.metrics import number_metrics
 from tp_flower.objectives.noise import NumberNoise
 from tp_flower.objectives.objective import Objective
-from tp_flower.objectives.response import NumberResponse
+from tp_flower.objectives.response import IDENTITY, NumberResponse
 
 LEAST_VARIANCE = 0.01
 """Of a label's variance, that is its own: if noise drowns the labels, a hundredth is as
@@ -29,7 +29,7 @@ class NumberObjective(Objective):
     @classmethod
     def make_response(cls, classes: tuple[str, ...], kind: str) -> NumberResponse:
         """Return the score as it is."""
-        return NumberResponse(cls.name, 1, classes, kind)
+        return NumberResponse(cls.name, 1, classes, kind, link=IDENTITY)
 
     @property
     def deviation(self) -> float:

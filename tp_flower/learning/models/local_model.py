@@ -292,11 +292,14 @@ class ModelKind:
         build: makes the model of a table with so many encoded columns.
         count: says how many parameters such a model has before it is trained.
         fields: those of a specification that say something about such a model.
+        portable: makes a ``Portable`` of such a model's specification, columns and
+            parameters, for an export; None where there is none.
     """
 
     build: Callable[[ModelSpec, int], LocalModel]
     count: Callable[[ModelSpec, int], int]
     fields: tuple[str, ...] = ("intercept", "hidden_sizes", "seed")
+    portable: Callable[[ModelSpec, int, AnyArray], object] | None = None
 
 
 NUMPY_KINDS: Final[dict[str, ModelKind]] = {

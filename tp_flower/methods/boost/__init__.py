@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from tp_flower.arrays import AnyArray
 from tp_flower.learning.models.local_model import (
     LocalModel,
     ModelKind,
@@ -47,8 +48,20 @@ def _build(spec: ModelSpec, _features: int) -> LocalModel:
     return TreeModel(spec.outputs)
 
 
+def _portable(spec: ModelSpec, features: int, parameters: AnyArray) -> object:
+    # only exports need it
+    from tp_flower.methods.boost.portable import portable_forest
+
+    return portable_forest(spec, features, parameters)
+
+
 # each round says how many leaves it grows
 register_kind(
     TREES,
-    ModelKind(_build, lambda _spec, _features: 0, fields=("hidden_sizes", "seed")),
+    ModelKind(
+        _build,
+        lambda _spec, _features: 0,
+        fields=("hidden_sizes", "seed"),
+        portable=_portable,
+    ),
 )

@@ -39,7 +39,7 @@ from tp_flower.objectives.objective import (
     Objective,
     RowInformation,
 )
-from tp_flower.objectives.response import Response
+from tp_flower.objectives.response import HAZARD, Response
 from tp_flower.objectives.survival.baseline import MOST_TIMES, Baseline
 from tp_flower.objectives.survival.brier import integrated_brier
 from tp_flower.objectives.survival.concordance import Survival, concordance
@@ -153,7 +153,7 @@ class Cox(Objective):
     @classmethod
     def make_response(cls, _classes: tuple[str, ...], _kind: str) -> SurvivalResponse:
         """Return the score as the logarithm of a hazard ratio."""
-        return SurvivalResponse(cls.name)
+        return SurvivalResponse(cls.name, link=HAZARD)
 
     @classmethod
     def refusal(cls, target: Target) -> str:
@@ -311,6 +311,7 @@ class Cox(Objective):
         """Return the response with the baselines, and the quartiles of event times."""
         return SurvivalResponse(
             self.name,
+            link=HAZARD,
             baselines=tuple(self.baselines(scores)),
             times=self.event_quartiles,
         )
