@@ -367,6 +367,22 @@ class FittedModel(Result):
             raise ModelError(f"{target} cannot be written: {error.strerror}") from None
         return target
 
+    def export(self, path: FilePath) -> Path:
+        """Write one zip file that predicts without this package, and return its path.
+
+        ``python MODEL.zip predict ALIAS=FILE ... --out predictions.csv`` needs numpy
+        and DuckDB alone. In a simulation the file has the parts of all sites; of real
+        sites none: each exports its own, by ``tp-flower export --state-dir``.
+
+        Raises:
+            ModelError: the model cannot be exported, and why; or there is a file.
+        """
+        from tp_flower.export.model import export_model
+
+        home = self._workspace.home
+        state = home / STATE if self._has_parts else None
+        return export_model(home, self.name, _absolute(path), state)
+
     def __reduce__(self) -> tuple[Callable[..., "FittedModel"], tuple[Any, ...]]:
         """Return the files that save writes, for pickle: the copy has no sites."""
         with tempfile.TemporaryDirectory() as folder:

@@ -270,6 +270,32 @@ def models(
 
 
 @app.command()
+def export(
+    model: Annotated[str, typer.Argument(metavar="NAME[@VERSION]")],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.zip", help="[default: NAME.zip, in this folder]"),
+    ] = None,
+    tables: SiteTables = "",
+    state_dir: StateDir = "",
+) -> None:
+    """Write a model to one zip file, which predicts without this package.
+
+    With --state-dir and --tables: the parts of the model that a site stores.
+    """
+    from tp_flower.export.model import export_model, export_parts
+
+    if bool(tables) != bool(state_dir):
+        raise typer.BadParameter("a site's parts need --state-dir and --tables")
+    path = out or Path(f"{model.partition('@')[0]}.zip")
+    if tables:
+        export_parts(Path(_state_of(state_dir)), model, path, tables)
+    else:
+        export_model(home_folder(), model, path, Path(_state_of("")))
+    typer.echo(f"The export is in {path}: python {path} show")
+
+
+@app.command()
 def policy(tables: SiteTables, table: str = "") -> None:
     """Print a first policy, in TOML, for tables without one: it allows nothing.
 

@@ -256,8 +256,11 @@ def test_nobody_asks_an_objective_of_which_family_it_is():
 
 def test_only_a_head_makes_scores_of_the_tables_vectors():
     """Others expand vectors to the joined rows, and let the head combine them."""
-    # a model of a single table has no head
-    elsewhere = ("tp_flower/heads/", "tp_flower/methods/personalised/")
+    # a model of a single table has no head, and what leaves with a model imports none
+    elsewhere = (
+        *("tp_flower/heads/", "tp_flower/methods/personalised/"),
+        "tp_flower/export/runner/",
+    )
     sums = re.compile(r"\bbase(?:_scores?)?\b\]? \+|\+ (?:\w+\.)*base(?:_scores?)?\b")
 
     def adds(path: Path) -> list[str]:

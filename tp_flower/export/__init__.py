@@ -1,0 +1,1 @@
+"""Exports of models: archives that predict without this package."""
