@@ -367,12 +367,13 @@ class FittedModel(Result):
             raise ModelError(f"{target} cannot be written: {error.strerror}") from None
         return target
 
-    def export(self, path: FilePath) -> Path:
+    def export(self, path: FilePath, *, onnx: bool = False) -> Path:
         """Write one zip file that predicts without this package, and return its path.
 
         ``python MODEL.zip predict ALIAS=FILE ... --out predictions.csv`` needs numpy
         and DuckDB alone. In a simulation the file has the parts of all sites; of real
-        sites none: each exports its own, by ``tp-flower export --state-dir``.
+        sites none: each exports its own, by ``tp-flower export --state-dir``. With
+        ``onnx``, each part has an ONNX graph besides.
 
         Raises:
             ModelError: the model cannot be exported, and why; or there is a file.
@@ -381,7 +382,7 @@ class FittedModel(Result):
 
         home = self._workspace.home
         state = home / STATE if self._has_parts else None
-        return export_model(home, self.name, _absolute(path), state)
+        return export_model(home, self.name, _absolute(path), state, with_onnx=onnx)
 
     def __reduce__(self) -> tuple[Callable[..., "FittedModel"], tuple[Any, ...]]:
         """Return the files that save writes, for pickle: the copy has no sites."""

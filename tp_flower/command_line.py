@@ -278,6 +278,9 @@ def export(
     ] = None,
     tables: SiteTables = "",
     state_dir: StateDir = "",
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="Add an ONNX graph of each table's model.")
+    ] = False,
 ) -> None:
     """Write a model to one zip file, which predicts without this package.
 
@@ -289,9 +292,11 @@ def export(
         raise typer.BadParameter("a site's parts need --state-dir and --tables")
     path = out or Path(f"{model.partition('@')[0]}.zip")
     if tables:
-        export_parts(Path(_state_of(state_dir)), model, path, tables)
+        root = Path(_state_of(state_dir))
+        export_parts(root, model, path, tables, with_onnx=onnx)
     else:
-        export_model(home_folder(), model, path, Path(_state_of("")))
+        root = Path(_state_of(""))
+        export_model(home_folder(), model, path, root, with_onnx=onnx)
     typer.echo(f"The export is in {path}: python {path} show")
 
 

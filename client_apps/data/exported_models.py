@@ -19,7 +19,11 @@ from tp_flower.sources.tables_file import ShardSource
 
 
 def named_parts(
-    root: Path, model: ModelVersion, wanted: Sequence[tuple[PartName, TableColumns]]
+    root: Path,
+    model: ModelVersion,
+    wanted: Sequence[tuple[PartName, TableColumns]],
+    *,
+    with_onnx: bool,
 ) -> dict[str, bytes]:
     """Return the files of parts in a state folder, by their paths in an archive.
 
@@ -34,17 +38,21 @@ def named_parts(
                 f"part {named.number} of model {model} is not in {root}: its site "
                 "exports it, with --state-dir"
             )
-        content |= _files(SavedModel.load(folder), named, columns)
+        saved = SavedModel.load(folder)
+        content |= _files(saved, named, columns, with_onnx=with_onnx)
     return content
 
 
-def own_parts(root: Path, model: ModelVersion, tables: str) -> dict[str, bytes]:
+def own_parts(
+    root: Path, model: ModelVersion, tables: str, *, with_onnx: bool
+) -> dict[str, bytes]:
     """Return the files of all parts that a site keeps of a model.
 
     Args:
         root: the site's state folder.
         model: that it has parts of.
         tables: the path of its tables file, which has the types of the columns.
+        with_onnx: whether each part has an ONNX graph, too.
     """
     shards = load_tables(tables)
     content: dict[str, bytes] = {}
@@ -60,8 +68,8 @@ def own_parts(root: Path, model: ModelVersion, tables: str) -> dict[str, bytes]:
         if aliases.count(name) > 1:
             name = f"{name}.{number}"
         shard = _shard_of(saved, shards, tables)
-        columns = table_columns(shard)
-        content |= _files(saved, PartName(name, number, shard.site), columns)
+        named = PartName(name, number, shard.site)
+        content |= _files(saved, named, table_columns(shard), with_onnx=with_onnx)
     return content
 
 
@@ -88,7 +96,7 @@ def _shard_of(
 
 
 def _files(
-    saved: SavedModel, named: PartName, columns: TableColumns
+    saved: SavedModel, named: PartName, columns: TableColumns, *, with_onnx: bool
 ) -> Mapping[str, bytes]:
     """Return the files of one part."""
     numbers = [each for each in (saved.effects, saved.factors) if each is not None]
@@ -107,7 +115,7 @@ def _files(
         bins=saved.bins,
     )
     try:
-        return part_files(part, named, columns)
+        return part_files(part, named, columns, with_onnx=with_onnx)
     except ModelError as error:
         raise ModelError(f"table {saved.table!r}: {error}") from None
 

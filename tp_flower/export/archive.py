@@ -4,7 +4,8 @@ __main__.py      runs the runner's command line
 runner/          plain numpy and DuckDB (tp_flower/export/runner)
 model.json       the query, and what combines the tables; not of a site's part
 trees.npz        trees that read the bins of all tables, if the model has some
-tables/PART/     part.json and part.npz of each table, or of each of its shards
+tables/PART/     part.json and part.npz of each table, or of each of its shards; and
+                 scores.onnx, if asked for
 MODEL_CARD.md    what the model is for, and what it was measured on
 """
 

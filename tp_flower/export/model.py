@@ -19,7 +19,14 @@ NAMED_PARTS: Final = "client_apps.data.exported_models:named_parts"
 OWN_PARTS: Final = "client_apps.data.exported_models:own_parts"
 
 
-def export_model(home: Path, model: str, path: Path, state: Path | None) -> Path:
+def export_model(
+    home: Path,
+    model: str,
+    path: Path,
+    state: Path | None,
+    *,
+    with_onnx: bool = False,
+) -> Path:
     """Write the archive of a model, and return its path.
 
     Args:
@@ -28,6 +35,7 @@ def export_model(home: Path, model: str, path: Path, state: Path | None) -> Path
         path: of the archive, a zip file that is not there yet.
         state: the folder with the parts of all sites, which a simulation has; the
             archive has no parts if none of the model are there, or it is None.
+        with_onnx: whether each part has an ONNX graph of its scores, too.
 
     Raises:
         ModelError: there is no such model, it cannot be exported, or not be written.
@@ -35,11 +43,15 @@ def export_model(home: Path, model: str, path: Path, state: Path | None) -> Path
     described = resolve_name(EXPORTED)(home, model)
     content = dict(described.content)
     if state is not None and described.model.folder(state).is_dir():
-        content |= resolve_name(NAMED_PARTS)(state, described.model, described.parts)
+        content |= resolve_name(NAMED_PARTS)(
+            state, described.model, described.parts, with_onnx=with_onnx
+        )
     return write_archive(path, content)
 
 
-def export_parts(state: Path, model: str, path: Path, tables: str) -> Path:
+def export_parts(
+    state: Path, model: str, path: Path, tables: str, *, with_onnx: bool = False
+) -> Path:
     """Write the archive of the parts that a site keeps of a model; return its path.
 
     Args:
@@ -47,10 +59,12 @@ def export_parts(state: Path, model: str, path: Path, tables: str) -> Path:
         model: ``name@version``, or a name: its latest version there.
         path: of the archive.
         tables: the site's tables file.
+        with_onnx: whether each part has an ONNX graph of its scores, too.
 
     Raises:
         ModelError: the site has no such parts, or they cannot be exported.
         SourceError: the tables file cannot be read, or lacks a table.
     """
     version: ModelVersion = find_version(state, model)
-    return write_archive(path, resolve_name(OWN_PARTS)(state, version, tables))
+    content = resolve_name(OWN_PARTS)(state, version, tables, with_onnx=with_onnx)
+    return write_archive(path, content)

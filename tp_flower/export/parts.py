@@ -15,6 +15,7 @@ import msgspec
 from tp_flower.arrays import AnyArray
 from tp_flower.errors import ModelError
 from tp_flower.export.archive import npz_bytes
+from tp_flower.export.onnx_graphs import onnx_bytes
 from tp_flower.export.selection import Selection, selection
 from tp_flower.features.bins import Binning, bin_columns
 from tp_flower.features.encoder import SiteEncoder
@@ -27,6 +28,7 @@ from tp_flower.query.fragment import Fragment
 
 PART_FILE: Final = "part.json"
 ARRAYS_FILE: Final = "part.npz"
+ONNX_FILE: Final = "scores.onnx"
 FOLDER: Final = "tables"
 
 
@@ -84,9 +86,11 @@ class TrainedPart:
 
 
 def part_files(
-    part: TrainedPart, named: PartName, columns: TableColumns
+    part: TrainedPart, named: PartName, columns: TableColumns, *, with_onnx: bool
 ) -> dict[str, bytes]:
     """Return the files of a part, by their paths in the archive.
+
+    A table without features has no ONNX graph.
 
     Raises:
         ModelError: it cannot be exported, and what to do instead.
@@ -128,10 +132,13 @@ def part_files(
         **portable.facts,
     }
     folder = f"{FOLDER}/{named.name}"
-    return {
+    content = {
         f"{folder}/{PART_FILE}": json_bytes(facts),
         f"{folder}/{ARRAYS_FILE}": npz_bytes(arrays),
     }
+    if with_onnx and encoder.width:
+        content[f"{folder}/{ONNX_FILE}"] = onnx_bytes(facts, arrays)
+    return content
 
 
 def encoder_facts(encoder: SiteEncoder) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,8 @@ LEFT = store_sql("squared").replace("JOIN customers", "LEFT JOIN customers")
 BY_ITEM = """SELECT o.qty AS label, o.day, c.age, c.region, i.price, i.n FROM orders o
 LEFT JOIN customers c ON o.customer = c.id LEFT JOIN (SELECT item, AVG(price) AS price,
 COUNT(*) AS n FROM items GROUP BY item) i ON o.item = i.item WHERE o.day > 3"""
+SOLD = """SELECT s.paid AS label, s.qty, s.shop, p.price, p.kind FROM sales s
+LEFT JOIN parts p ON s.part = p.id"""
 TAUGHT = "FROM orders o JOIN customers c ON o.customer = c.id"
 OWN = "FROM orders a LEFT JOIN orders b ON a.customer = b.item"
 QUICK = {"num_epochs": 4}
@@ -66,6 +69,10 @@ CASES = {
         f"SELECT {FEATURES} {TAUGHT} JOIN items i ON o.item = i.item",
         {"strategy": "coreset-kmeans"},
     ),
+    "bins": (
+        SOLD,
+        {"bins": "24", "num_epochs": 3, "effects": "none"},
+    ),
     "encoders": (
         f"SELECT o.qty AS label, o.placed, o.pair, o.day, o.item, c.region {TAUGHT}",
         {
@@ -82,7 +89,7 @@ CASES = {
 
 def tables(seed=0):
     """The store, whose orders have a time and a vector besides."""
-    frames = store(120, 12, seed)
+    frames = store(240, 20, seed)
     orders = frames["orders"]
     number = np.arange(len(orders))
     orders["placed"] = pd.Timestamp("2020-02-27 22:00") + pd.to_timedelta(
@@ -90,6 +97,21 @@ def tables(seed=0):
     )
     orders["pair"] = [[float(n % 7), float(n % 3)] if n % 9 else None for n in number]
     return frames
+
+
+def sales(seed=0):
+    """What is paid is a product of two tables' columns; some parts are unknown."""
+    rng = np.random.default_rng(seed)
+    price = np.random.default_rng(77).normal(size=80).round(3)
+    parts = pd.DataFrame({"id": np.arange(80), "price": price})
+    parts["kind"] = rng.choice(["a", "b", "c"], 80)
+    parts.loc[3, "price"] = np.nan
+    part = rng.integers(0, 84, 900)
+    qty = rng.normal(size=900).round(3)
+    paid = qty * np.append(price, [0.0] * 4)[part] + 0.1 * rng.normal(size=900)
+    shop = rng.choice(["north", "south"], 900)
+    rows = {"part": part, "qty": qty, "shop": shop, "paid": paid}
+    return {"sales": pd.DataFrame(rows), "parts": parts}
 
 
 STORE = tables()
@@ -121,14 +143,17 @@ def check_equal(found, predictions):
 @pytest.mark.parametrize("name", CASES)
 def test_an_export_predicts_what_its_model_predicts(name, tmp_path):
     sql, settings = CASES[name]
-    trained = api.fit(sql, on_sites(STORE), **settings)
+    frames = sales() if name == "bins" else STORE
+    trained = api.fit(sql, on_sites(frames), **settings)
     exported = Model(trained.export(tmp_path / "model.zip"))
     clear = {"privacy_scores": "clear"}
-    check_equal(exported.predict(rows_of(exported, STORE)), trained.predict(**clear))
+    check_equal(exported.predict(rows_of(exported, frames)), trained.predict(**clear))
     # rows that the model was not trained on: a category and keys that it does not know
-    others = tables(seed=5)
-    others["customers"].loc[2, "region"] = "Mars"
-    others["customers"].loc[7, "id"] = 1000
+    others = sales(seed=5)
+    if name != "bins":
+        others = tables(seed=5)
+        others["customers"].loc[2, "region"] = "Mars"
+        others["customers"].loc[7, "id"] = 1000
     check_equal(
         exported.predict(rows_of(exported, others)),
         trained.predict(on_sites(others), **clear),
@@ -137,6 +162,9 @@ def test_an_export_predicts_what_its_model_predicts(name, tmp_path):
     assert ("effect-keys" in arrays) == (name == "effects")
     assert ("factor-keys" in arrays) == (name == "factors")
     assert bool(exported.about["divided"]) == (name == "regions")
+    assert bool(exported.about["bins"]) == (name == "bins")
+    regions = [part["regions"] for part in exported.parts.values()]
+    assert (max(regions) > 1) == (name == "regions")
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +267,7 @@ def test_equal_models_make_equal_archives_and_none_is_overwritten(trained, tmp_p
         (lambda f: f.drop(columns="item"), "o: the rows have no column 'item'"),
         (
             lambda f: f.assign(day=f["day"] + 0.5),
-            "o: column 'day' is DOUBLE, and 120 of its values are no BIGINT",
+            "o: column 'day' is DOUBLE, and 240 of its values are no BIGINT",
         ),
     ],
 )
@@ -310,6 +338,14 @@ def test_the_command_exports_a_model_or_a_site_s_parts(trained, tmp_path, monkey
     printed = printed_by("export", model.name, "--out", out)
     assert printed == f"The export is in {out}: python {out} show\n"
     assert Model(out).parts.keys() == {"o", "c", "i"}
+    assert "tables/o/scores.onnx" not in names_in(out)
+    with_graphs = tmp_path / "graphs.zip"
+    if find_spec("onnx"):
+        printed_by("export", model.name, "--out", with_graphs, "--onnx")
+        assert "tables/o/scores.onnx" in names_in(with_graphs)
+    else:
+        refused = refused_by("export", model.name, "--out", with_graphs, "--onnx")
+        assert "for ONNX graphs onnx is not installed" in refused
     refused = refused_by("export", model.name, "--state-dir", folder, status=2)
     assert "a site's parts need --state-dir and --tables" in refused
     options = ["--state-dir", folder / "home/state", "--tables", files["orders"]]

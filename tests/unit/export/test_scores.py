@@ -17,6 +17,7 @@ from tests.support.examples.encoding_example import (
 from tests.support.files import case_table
 from tp_flower.arrays import MISSING
 from tp_flower.errors import ModelError
+from tp_flower.export.onnx_graphs import onnx_bytes
 from tp_flower.export.parts import encoder_facts
 from tp_flower.export.runner.encoding import block_of, encode
 from tp_flower.export.runner.scoring import score_rows
@@ -243,6 +244,43 @@ def test_bins_are_those_of_the_site(seed, most):
 def test_other_texts_than_plain_trees_are_refused(text):
     with pytest.raises(ModelError, match="malformed trees"):
         TreeArrays().add(text)
+
+
+def graph_scores(part, features, region=None):
+    """The scores of features by the ONNX graph of a part."""
+    onnx = pytest.importorskip("onnx")
+    from onnx.reference import ReferenceEvaluator
+
+    graph = onnx.load_from_string(onnx_bytes(part, part["arrays"]))
+    if part["regions"] > 1:
+        column = np.full((len(features), 1), region, np.float32)
+        features = np.append(features, column, axis=1)
+    (scores,) = ReferenceEvaluator(graph).run(None, {"features": features})
+    return scores
+
+
+@pytest.mark.parametrize("kind", ["linear", "centres", "mlp", TREES])
+def test_an_onnx_graph_scores_as_the_runner(kind):
+    rng = default_rng(8)
+    features = missing_rows(rng, 90)[5:]
+    # onnx's own evaluator takes a category of 0 for the end of a set
+    features[:, 1] += 1.0
+    features = np.nan_to_num(features, nan=MISSING)
+    if kind == TREES:
+        regions = rng.choice([1, 2, 4, 255], len(features)).astype(np.uint8)
+        model = forest(rng, features, regions=regions)
+        part = facts_of(portable_model(ModelSpec(TREES), 4, model.parameters), 4)
+    else:
+        features = np.maximum(features, -9.0)
+        spec = ModelSpec(kind, 2, intercept=True, hidden_sizes=(5,), seed=7)
+        model = build_model(spec, 4, "cpu")
+        parameters = rng.normal(size=len(model.parameters))
+        part = facts_of(portable_model(spec, 4, parameters), 4, outputs=2)
+    said = scores_of(part, features)["scores"]
+    for region in range(part["regions"]):
+        number = np.nan if region == part["regions"] - 1 else region
+        found = graph_scores(part, features, number)
+        assert_allclose(found, said[:, region], rtol=1e-12, atol=1e-12)
 
 
 def test_models_of_the_users_own_are_refused():
