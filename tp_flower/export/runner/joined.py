@@ -111,15 +111,15 @@ class Joined:
         return self.gather(self.about["divided"], "regions", NO_BIN)
 
     def scores_of(self, table: str) -> Array:
-        """Return the scores of a table's rows on the joined rows, (N, w)."""
-        rows = self.rows[table]
+        """Return the scores of a table's rows on the joined rows, (N, w).
+
+        They are 0 where a joined row has no row of the table.
+        """
         scores = self.stacked(table, "scores")
         # the last is of rows in no region, and of regions that no tree names
         region = np.minimum(self.regions, scores.shape[1] - 1)
-        if scores.shape[1] == 1:
-            region = np.zeros(len(rows), np.int64)
-        gathered: Array = scores[rows, region]
-        gathered[rows < 0] = 0.0
+        with_none = np.concatenate([scores, np.zeros((1, *scores.shape[1:]))])
+        gathered: Array = with_none[self.rows[table], region]
         return gathered
 
     def wanted(self, part: Json) -> Array:

@@ -109,7 +109,13 @@ class Model:
             for name in names
             if name.startswith(KEPT)
         }
-        return kept | predictions(about, joined.rows[label_table], scores)
+        predicted = predictions(about, joined.rows[label_table], scores)
+        if clash := sorted(kept.keys() & predicted.keys()):
+            raise ExportError(
+                f"{clash[0]!r} is the name of a column of predictions: give it another "
+                "one in SQL, such as (SELECT row AS number, * FROM 'orders.csv')"
+            )
+        return kept | predicted
 
     def name_of(self, number: int) -> str:
         """Return the name of the part of a number."""
