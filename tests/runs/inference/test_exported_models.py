@@ -226,6 +226,11 @@ def test_an_archive_needs_numpy_and_duckdb_alone(trained, tmp_path):
     rows["o"] = rows["o"].rename(columns={"placed": "row"})
     with pytest.raises(ExportError, match="the name of a column of predictions"):
         Model(archive).predict(rows, keep=["row"])
+    rows["o"].drop(columns="pair").to_csv(tmp_path / "o.csv", index=False)
+    # as it says
+    numbered = f"(SELECT row AS number, * FROM '{tmp_path}/o.csv')"
+    again = Model(archive).predict({**rows, "o": numbered}, keep=["number"])
+    assert_array_equal(again["score"], found["score"])
     # without any customer, a LEFT JOIN has all orders; without any order, nothing has
     alone = Model(archive).predict({**rows, "c": rows["c"][:0]})
     assert set(alone["row"]) == set(found["row"])
