@@ -80,8 +80,8 @@ class FinishedPart(PartBody, frozen=True):
 
     Attributes:
         digest: SHA-256 of the part of the model that is kept.
-        coefficients: of a linear model, or the features' gains in trees, (d, 1), if
-            they may be shown.
+        coefficients: of a linear model, (d, outputs), or the features' gains in trees,
+            (d, 1), if they may be shown.
         names: beside them, of the features' columns, d in all, as far as they follow
             from the query and the encoders; "" for others.
         categories: in their place, those made of values of rows, d in all, as far as
@@ -91,7 +91,7 @@ class FinishedPart(PartBody, frozen=True):
     """
 
     digest: f.Digest | None = None
-    coefficients: Annotated[AnyArray, f.float64("width", "outputs")] | None = None
+    coefficients: Annotated[AnyArray, f.float64("width", "numbers")] | None = None
     names: list[f.ColumnName] | None = None
     categories: list[f.ColumnName] | None = None
     score_sums: Annotated[AnyArray, f.finite_values(2, "outputs")] | None = None

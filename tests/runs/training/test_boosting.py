@@ -140,10 +140,16 @@ def test_the_gains_of_trees_are_those_of_lightgbm_where_a_policy_shows_them(tmp_
     (length,) = strategy.last_request().lengths.values()
     expected = length * booster.feature_importance("gain")
     assert [gain["value"] for gain in gains] == pytest.approx(expected, rel=1e-4)
-    silent = policy.partition("\n")[2]
-    hidden = {"shop": write_site(tmp_path, {"orders": frame}, {"orders": silent})}
-    strategy = run_query(sql, hidden, privacy=CLEAR, **how).strategy
-    assert report_dict(strategy.report)["coefficients"] == {}
+
+
+def test_the_gains_of_trees_of_several_classes_are_one_number_a_column(tmp_path):
+    policies = dict.fromkeys(FRAMES, "coefficients = true")
+    sites = {"shop": write_site(tmp_path, FRAMES, policies)}
+    how = {"num_epochs": 2, "linear_epochs": 0, "task": "classification"}
+    run = run_query(store_sql("softmax"), sites, "boost", **how)
+    shown = report_dict(run.report)["coefficients"]
+    assert {gain["output"] for gains in shown.values() for gain in gains} == {"gain"}
+    assert sum(gain["value"] for gains in shown.values() for gain in gains) > 0.0
 
 
 def test_a_curvature_that_is_not_above_zero_is_refused():
