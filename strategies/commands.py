@@ -23,7 +23,13 @@ from rich.text import Text
 
 from strategies import STRATEGIES
 from strategies.app import choose_sql, page_line
-from strategies.inference.manifest import Manifest, read_manifest, resolve
+from strategies.inference.manifest import (
+    Manifest,
+    metrics_text,
+    read_manifest,
+    resolve,
+    test_metrics,
+)
 from strategies.report_page.page import explanation_view, read_report, result_view
 from strategies.run.grid import InProcessGrid
 from strategies.run.session import Session
@@ -47,7 +53,6 @@ from tp_flower.sources.shards import (
     register_frames,
     release,
 )
-from tp_flower.splits import RANDOM, SplitRule
 
 NamedSites: TypeAlias = Mapping[str, Frames | str | PathLike[str]]
 """By site its tables, or the path of its tables file."""
@@ -217,7 +222,7 @@ def models_table(models: Mapping[ModelVersion, Manifest | str]) -> RenderableTyp
             manifest.created.removesuffix("+00:00").replace("T", " "),
             str(manifest.settings.get("strategy", "")),
             ", ".join(dict.fromkeys(table.name for table in manifest.tables)),
-            _test_metrics(manifest),
+            test_metrics(manifest),
         )
         rows.append(row)
     head = ("model", "created, UTC", "strategy", "tables", "test metrics")
@@ -241,8 +246,8 @@ def model_view(manifest: Manifest) -> RenderableType:
         "classes": ", ".join(manifest.classes) or "none",
         "base score": ", ".join(map(format_value, manifest.base_score)),
         "joined rows": format_count(manifest.joined_rows),
-        "train": _metrics(manifest.train),
-        "test": _test_metrics(manifest),
+        "train": metrics_text(manifest.train),
+        "test": test_metrics(manifest),
         "software": ", ".join(
             f"{name} {version}" for name, version in manifest.versions.items()
         ),
@@ -274,21 +279,6 @@ def model_view(manifest: Manifest) -> RenderableType:
         ),
         text_table(head, rows, words=(0, 1, 5), title="Tables"),
     )
-
-
-def _metrics(metrics: Mapping[str, float]) -> str:
-    return (
-        ", ".join(f"{name} {format_value(value)}" for name, value in metrics.items())
-        or "-"
-    )
-
-
-def _test_metrics(manifest: Manifest) -> str:
-    """Return the metrics of held-out rows, and which rows those were."""
-    split = SplitRule.read(str(manifest.settings.get("test-split", RANDOM)))
-    share = float(str(manifest.settings["test-fraction"]))
-    sample = float(str(manifest.settings.get("sample", 1.0)))
-    return f"{_metrics(manifest.test)} ({split.describe(share, sample)})"
 
 
 def _read(home: Path, model: ModelVersion) -> Manifest | str:

@@ -49,8 +49,10 @@ from tp_flower.query import BoundQuery
 from tp_flower.query.expressions import parse_expression, render
 from tp_flower.query.fragment import Fragment, Role
 from tp_flower.query.reads import reads
+from tp_flower.reports.console import format_value
 from tp_flower.settings.run import MEAN
 from tp_flower.sources.entries import quote_toml
+from tp_flower.splits import RANDOM, SplitRule
 
 FORMAT: Final = "tp_flower model"
 VERSION: Final = 2
@@ -360,6 +362,22 @@ def write_manifest(home: Path, manifest: Manifest) -> Path:
     except OSError as error:
         raise ModelError(f"{path} cannot be written: {error.strerror}") from None
     return path
+
+
+def test_metrics(manifest: Manifest) -> str:
+    """Return the metrics of a model's held-out rows, and which rows those were."""
+    split = SplitRule.read(str(manifest.settings.get("test-split", RANDOM)))
+    share = float(str(manifest.settings["test-fraction"]))
+    sample = float(str(manifest.settings.get("sample", 1.0)))
+    return f"{metrics_text(manifest.test)} ({split.describe(share, sample)})"
+
+
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """Return the names and values of metrics, "-" for none."""
+    return (
+        ", ".join(f"{name} {format_value(value)}" for name, value in metrics.items())
+        or "-"
+    )
 
 
 def finite_metrics(metrics: Mapping[str, float]) -> dict[str, float]:

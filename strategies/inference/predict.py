@@ -149,6 +149,8 @@ class ModelStrategy(RoundStrategy):
                 "name": manifest.name,
                 "version": manifest.model_version,
                 "created": manifest.created,
+                "strategy": manifest.settings["strategy"],
+                "tested": manifests.test_metrics(manifest) if manifest.test else "",
                 "loss": manifest.loss,
                 "classes": manifest.classes,
             },

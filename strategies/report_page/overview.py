@@ -333,6 +333,9 @@ def result(report: blocks.Record) -> blocks.Blocks:
     yield _classes(report)
     yield _tenths(report)
     yield from warnings(report)
+    held_out = report.at("model").text("tested")
+    if report.at("metrics") and held_out:
+        yield blocks.Prose(blocks.NOTES["evaluated"].format(held_out))
     counts = report.at("rows")
     scored = [(SCORED[k], counts.count(k)) for k in SCORED if k in counts.numbers()]
     # means are mentioned only if a score used one
@@ -392,9 +395,10 @@ def _classes(report: blocks.Record) -> blocks.Table:
         for name in list(confusion.content or counts.content)[:MOST_ROWS]
     ]
     head = ("class", *parts.values(), *(f"as {name}" for name in confusion.content))
-    return blocks.Table(
-        "Classes", head, rows, note=blocks.NOTES["classes"] if confusion else ""
-    )
+    note = ""
+    if confusion:
+        note = blocks.NOTES["classes" if counts else "evaluated-classes"]
+    return blocks.Table("Classes", head, rows, note=note)
 
 
 def _tenths(report: blocks.Record) -> blocks.Block | None:
@@ -445,9 +449,15 @@ def label_rows(report: blocks.Record) -> blocks.Prose:
         head = f"Label rows (sample = {sample:g})"
     joined = f"{head}: {rows.count('joined')} of {rows.count('rows')} are joined"
     task = f"Task: {task}. " if (task := report.at("chosen").text("task")) else ""
-    return blocks.Prose(
-        f"{task}{'; '.join([joined, *lost])}.{_trees(report.at('chosen'))}"
-    )
+    # rows of LEFT JOINs stay, with nothing from the other table
+    alone = [
+        f"{step.count('unmatched-before')} of {step.count('rows-before')} rows have "
+        f"no match in {step.text('table')}"
+        for step in report.records("join-steps")
+        if step.get("is-outer") and step.amount("unmatched-before")
+    ]
+    sentence = "; ".join([joined, *lost, *alone])
+    return blocks.Prose(f"{task}{sentence}.{_trees(report.at('chosen'))}")
 
 
 def _trees(chosen: blocks.Record) -> str:
@@ -485,7 +495,9 @@ def _run_facts(report: blocks.Record) -> Iterator[str]:
     """Yield the method, loss, saved model and start of the run."""
     saved = report.at("model")
     settings = report.at("settings")
-    if not saved:
+    if saved:
+        yield saved.text("strategy")
+    else:
         strategy = settings.text("strategy")
         yield registry.title_of(strategy)
         yield _models(settings)

@@ -23,6 +23,7 @@ LEAST_ROWS = 5.0
 def split_warnings(joined: JoinedTables, settings: Settings) -> Iterator[str]:
     """Yield warnings about the rows that train, test or validate."""
     yield from _lost_rows(joined)
+    yield from _without_partners(joined)
     yield from _repeated_keys(joined)
     yield from _unmatched(joined)
     if settings.method.holds_out:
@@ -75,6 +76,29 @@ def _lost_rows(joined: JoinedTables) -> Iterator[str]:
             f"{worst.lost_label_rows} have no match in {worst.table} on "
             f"{worst.on}{reason}"
         )
+
+
+def _without_partners(joined: JoinedTables) -> Iterator[str]:
+    """Yield a warning per LEFT JOIN that finds a row for fewer than half."""
+    looked_back = {
+        fragment.table
+        for fragment in joined.bound.fragments
+        if fragment.subquery and fragment.subquery.cutoffs
+    }
+    for step in joined.steps:
+        if not step.is_outer or step.table in looked_back:
+            continue
+        if 2 * step.unmatched_before > step.rows_before:
+            reason = why_unmatched(
+                step,
+                joined.bound.joins,
+                joined.extracted.keys,
+                joined.extracted.filters,
+            )
+            yield (
+                f"{step.unmatched_before} of {step.rows_before} rows have no match in "
+                f"{step.table} on {step.on}, and nothing from it{reason}"
+            )
 
 
 def _unmatched(joined: JoinedTables) -> Iterator[str]:

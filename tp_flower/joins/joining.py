@@ -91,11 +91,18 @@ def _check_kinds(
     # a shard without values has no type that could differ
     distinct = {kind for kinds_of in kinds.values() for kind in kinds_of}
     if len(distinct) > 1:
-        has_uuid = any("uuid" in kind.split("+") for kind in distinct)
+        advice = "; cast one side in the query"
+        if any("uuid" in kind.split("+") for kind in distinct):
+            advice = "; cast texts to UUID in the query"
+        elif distinct == {"number", "text"}:
+            advice = (
+                "; cast the text in the query, as in CAST(k AS BIGINT): as a text, "
+                "007 is not 7"
+            )
         raise MappingError(
             f"the keys of the join {join.text} differ in type: "
             + ", ".join(f"{side}: {' or '.join(kind)}" for side, kind in kinds.items())
-            + f"; cast {'texts to UUID' if has_uuid else 'one side'} in the query"
+            + advice
         )
 
 
@@ -399,7 +406,8 @@ def why_unmatched(
         if join.text in step.on and any("text" in column.kind for column in columns):
             return (
                 f"; keys of {join.text} are texts, which must agree in case, spaces "
-                "and leading zeros: try LOWER(TRIM(...)) on both sides"
+                "and leading zeros: try LOWER(TRIM(...)) on both sides, or "
+                "CAST(... AS BIGINT) where they are numbers"
             )
     return ""
 

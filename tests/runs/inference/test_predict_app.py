@@ -104,6 +104,8 @@ def test_evaluate_reports_metrics(run):
     assert "the label of every row of o" in carried
     page = Page((folder / "report.html").read_text()).text
     assert "all rows: constant" in page
+    assert "those held out in its training had: " in page
+    assert "not trained on them" not in page
     assert f"AUC {report['metrics']['auc']:.4f}" in page
     assert f"late@{report['model']['version']}" in page
 

@@ -31,7 +31,7 @@ def test_nearly_equal_keys_are_hinted_at_by_their_types():
     assert warning.startswith(LOST)
     assert warning.endswith(
         "texts, which must agree in case, spaces and leading zeros: try "
-        "LOWER(TRIM(...)) on both sides"
+        "LOWER(TRIM(...)) on both sides, or CAST(... AS BIGINT) where they are numbers"
     )
     lost = [{"step": "c on o.k = c.k", "rows": 6}]
     assert explanation["label-rows"] == {"rows": 10, "joined": 4, "lost": lost}
@@ -48,6 +48,29 @@ def test_nearly_equal_keys_are_hinted_at_by_their_types():
     assert keyed(upper, lower, mended)[0] == []
     assert keyed(NUMBERS, NUMBERS + 6)[0] == [LOST]
     assert keyed(NUMBERS, NUMBERS + 5)[0] == []
+
+
+def test_a_left_join_that_finds_little_says_so():
+    """Keys of another form lose no label row there, and the table says nothing."""
+    sql = SQL.replace("JOIN", "LEFT JOIN")
+    padded = np.array([f"{k:03d}" for k in NUMBERS], object)
+    plain = np.array([str(k) for k in NUMBERS], object)
+    (warning,), explanation = keyed(plain, padded, sql)
+    step = "10 of 10 rows have no match in c on o.k = c.k, and nothing from it; keys"
+    assert warning.startswith(step)
+    line = "10 of 10 are joined; 10 of 10 rows have no match in c."
+    assert line in " ".join(printed(explanation).split())
+    # what the warning says to write
+    cast = "CAST(o.k AS BIGINT) = CAST(c.k AS BIGINT)"
+    warnings, explanation = keyed(plain, padded, sql.replace("o.k = c.k", cast))
+    assert warnings == []
+    assert "no match" not in printed(explanation)
+    # half is no reason to warn
+    warnings, explanation = keyed(NUMBERS, NUMBERS + 5, sql)
+    assert warnings == []
+    assert "; 5 of 10 rows have no match in c." in " ".join(
+        printed(explanation).split()
+    )
 
 
 @pytest.mark.parametrize(("source", "lost"), [(SOURCE, "ci"), (LEFT, "")])

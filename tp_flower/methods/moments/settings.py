@@ -66,7 +66,9 @@ class ErrorSettings:
     """Strategy "cg": what else it tells of a linear model."""
 
     readers = Readers(
-        of_methods=True, refusal="is for strategy 'cg' only, not {strategy!r}"
+        of_methods=True,
+        refusal="is for strategy 'cg' only, not {strategy!r}: set standard-errors = "
+        "'none', and no cluster",
     )
 
     standard_errors: str = setting(
