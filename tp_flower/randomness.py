@@ -39,6 +39,8 @@ class Stream(IntEnum):
     NOISE = 13
     FACTORS = 14
     ROUNDING = 15
+    FOLDS = 16
+    CANDIDATES = 17
 
 
 def generator(seed: int, stream: Stream, *position: int) -> np.random.Generator:

@@ -11,6 +11,7 @@ from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray, IntArray
 from tp_flower.errors import MessageError, SiteError
 from tp_flower.extraction.extracted import ExtractedKey
+from tp_flower.folds import NO_FOLD, folds_by_hash
 from tp_flower.privacy.units import Units
 from tp_flower.protocol.codec import check_positions, check_sizes, required
 from tp_flower.protocol.packet import unpack_bits
@@ -163,11 +164,14 @@ def told_split(
     key = keys[-1]
     if terms.by == BY_HASH:
         hasher = site.hasher().purpose(f"split {terms.seed}")
-        subset = split_by_hash(
-            hasher.hash_texts(key.texts), Shares(terms.test, terms.validation)
-        )
+        hashes = hasher.hash_texts(key.texts)
+        subset = split_by_hash(hashes, Shares(terms.test, terms.validation))
         # the last value is that of a missing one
-        return {"subset": np.append(subset, np.uint8(TRAIN))[key.codes]}
+        told = {"subset": np.append(subset, np.uint8(TRAIN))[key.codes]}
+        if terms.folds:
+            folds = folds_by_hash(hashes, terms.folds)
+            told["folds"] = np.append(folds, np.uint8(NO_FOLD))[key.codes]
+        return told
     times = key.numbers()
     if terms.by == BY_ORDER:
         times = np.unique(times, return_inverse=True)[1].astype(np.float64)

@@ -9,20 +9,26 @@ table, or no value there, is trained on.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from strategies.run.exchange import Part, Replies
 from strategies.run.replies import array_of
 from tp_flower import splits
-from tp_flower.arrays import BoolArray
+from tp_flower.arrays import AnyArray, BoolArray
 from tp_flower.errors import QueryError, SettingsError
+from tp_flower.folds import NO_FOLD, FoldArray, fold_subset, time_subset
 from tp_flower.joins.mapping import TableMapping, TableRows
 from tp_flower.protocol.setup_messages import ExtractedPart
 from tp_flower.query import BoundQuery
 from tp_flower.settings import Settings
-from tp_flower.terms.extraction import random_subset, sampled_rows, split_shares
+from tp_flower.terms.extraction import (
+    random_folds,
+    random_subset,
+    sampled_rows,
+    split_shares,
+)
 
 
 class Split(NamedTuple):
@@ -51,6 +57,9 @@ def split_joined(
         subset = _split_by_columns(
             parts, replies, mapping.tables[bound.split_table], settings
         )
+    if settings.folds and not (settings.test_fraction or settings.validation_share):
+        # all rows are in folds
+        return Split(subset, np.zeros(labelled.rows, np.bool_))
     if not subset.any():
         raise QueryError(
             f"test-split {settings.test_split!r} holds out none of the {len(subset)} "
@@ -61,6 +70,56 @@ def split_joined(
         raise QueryError(_explain_no_rows(settings, len(subset)))
     is_train = subset == splits.TRAIN
     return Split(subset, labelled.any_of(~is_train) & ~labelled.any_of(is_train))
+
+
+def split_fold(
+    bound: BoundQuery,
+    parts: Sequence[Part],
+    replies: Replies,
+    mapping: TableMapping,
+    settings: Settings,
+    fold: int,
+) -> Split:
+    """Return the split where a fold of a search is tested on; other rows may be OUT."""
+    labelled = mapping.tables[bound.label_table]
+    subset = split_joined(bound, parts, replies, mapping, settings).subset
+    if settings.split.kind == splits.TIME:
+        times = _told(parts, replies, mapping.tables[bound.split_table], "times")
+        share = settings.validation_share
+        subset = time_subset(subset, times, settings.folds, fold, share)
+    else:
+        folds = _folds(bound, parts, replies, mapping, settings)
+        subset = fold_subset(subset, folds, fold)
+    if not ((subset == splits.TRAIN).any() and (subset == splits.TEST).any()):
+        raise QueryError(
+            f"folds: {settings.folds} folds by test-split {settings.test_split!r} leave"
+            f" no rows to train on, or to hold out, in fold {fold + 1}: take fewer "
+            "folds, or a split with more values"
+        )
+    is_train = subset == splits.TRAIN
+    return Split(subset, labelled.any_of(~is_train) & ~labelled.any_of(is_train))
+
+
+def _folds(
+    bound: BoundQuery,
+    parts: Sequence[Part],
+    replies: Replies,
+    mapping: TableMapping,
+    settings: Settings,
+) -> FoldArray:
+    """Return the fold of each joined row, (N,), of a split at random or by groups."""
+    if settings.split.kind == splits.GROUP:
+        folds = _told(parts, replies, mapping.tables[bound.split_table], "folds")
+        return folds.astype(np.uint8)
+    labelled = mapping.tables[bound.label_table]
+    rows, taking_part = labelled, sampled_rows(labelled.rows, settings)
+    if settings.split.table:
+        table = table_named(bound, settings.split.table, "test-split")
+        rows = mapping.tables[table]
+        taking_part = rows.multiplicity > 0
+    is_tested = random_subset(taking_part, settings) == splits.TEST
+    folds = random_folds(taking_part & ~is_tested, settings)
+    return rows.expand(folds, absent=NO_FOLD)
 
 
 def _training_rows_left(settings: Settings, rows: int) -> int:
@@ -129,13 +188,23 @@ def _split_by_columns(
             f"test-split {settings.test_split!r}: the columns differ in type between "
             f"the shards: {', '.join(sorted(kinds))}"
         )
-    is_group = settings.split.kind == splits.GROUP
-    name, of_none = ("subset", splits.TRAIN) if is_group else ("times", np.nan)
+    if settings.split.kind == splits.GROUP:
+        return _told(parts, replies, rows, "subset").astype(np.uint8)
+    return splits.split_by_order(
+        _told(parts, replies, rows, "times"), split_shares(settings)
+    )
+
+
+_ABSENT: Final = {"subset": splits.TRAIN, "folds": NO_FOLD, "times": np.nan}
+"""By what the sites of a split's columns tell: that of joined rows without a row."""
+
+
+def _told(
+    parts: Sequence[Part], replies: Replies, rows: TableRows, name: str
+) -> AnyArray:
+    """Return what the sites of a split's columns tell of each joined row, (N,)."""
     of_rows = [
-        array_of(replies, part, name, (body.rows,))
-        for part, body in zip(parts, bodies, strict=True)
+        array_of(replies, part, name, (replies.body(part, ExtractedPart).rows,))
+        for part in parts
     ]
-    values = rows.expand(np.concatenate(of_rows), absent=of_none)
-    if is_group:
-        return values.astype(np.uint8)
-    return splits.split_by_order(values, split_shares(settings))
+    return rows.expand(np.concatenate(of_rows), absent=_ABSENT[name])

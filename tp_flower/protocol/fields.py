@@ -55,6 +55,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import fields as declared_fields
 
+from tp_flower.folds import NO_FOLD
 from tp_flower.splits import TEST, TRAIN
 
 MOST: Final = (1 << 31) - 1
@@ -151,6 +152,7 @@ unsigned = _declaration("uint32", None)  # unsigned positions
 flags = _declaration("uint8", 0, 1)  # one byte per item, 0 or 1
 subsets = _declaration("uint8", TRAIN, TEST)
 """Whether a row is trained on (0), validates (1) or is tested on (2)."""
+fold_numbers = _declaration("uint8", 0, NO_FOLD)  # of rows; NO_FOLD for none
 regions = _declaration("uint8", 0, 255)  # of a table's rows; 255 for a row of none
 positive_counts = _declaration("int32", 1)  # numbers of rows, each at least 1
 shares = _declaration("float64", -LARGEST, LARGEST, masked="uint64")

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Final
 import msgspec
 
 from tp_flower.arrays import MOST_BINS, AnyArray
+from tp_flower.folds import MOST_FOLDS
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Body, Discloses, PartBody, Reply, Request
 from tp_flower.protocol.proposal import Proposal
@@ -182,12 +183,14 @@ class SplitTerms(Body, frozen=True, kw_only=True):
             the last joined rows, by the ranks of values in the table's only shard, or
             by the values themselves.
         test: share of the values to test on; ``validation`` of the others.
+        folds: of a search, into which the values are divided by their hash; 0 without.
     """
 
     by: Annotated[str, f.one_of(BY_HASH, BY_ORDER, BY_VALUE)]
     seed: f.Seed
     test: f.Share
     validation: f.Share
+    folds: Annotated[int, f.between(0, MOST_FOLDS)] = 0
 
 
 class ExtractPart(PartBody, frozen=True, kw_only=True):
@@ -286,6 +289,7 @@ class ExtractedPart(PartBody, frozen=True, kw_only=True):
         strata: rows of different numbers have different baselines.
         row_hashes: hashes that name the rows in predictions.
         subset: what a value's rows are for, where whole values are held out.
+        folds: which fold of a search a value's rows are in, where these are of values.
         times: where the last rows are: ranks, or values; NaN for NULL.
     """
 
@@ -305,6 +309,7 @@ class ExtractedPart(PartBody, frozen=True, kw_only=True):
     strata: Annotated[AnyArray, f.column_values("rows")] | None = None
     row_hashes: Annotated[AnyArray, f.hash_pairs("rows")] | None = None
     subset: Annotated[AnyArray, f.subsets("rows")] | None = None
+    folds: Annotated[AnyArray, f.fold_numbers("rows")] | None = None
     times: Annotated[AnyArray, f.column_values("rows")] | None = None
 
 
@@ -374,7 +379,7 @@ class ExtractReply(Reply, frozen=True):
         ),
         Discloses(
             "rows held out by {split_groups}",
-            fields=("subset",),
+            fields=("subset", "folds"),
             covered_by="hashes",
             kinds=("keys",),
             when="split_groups",

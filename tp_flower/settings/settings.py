@@ -17,7 +17,7 @@ from tp_flower.learning.models.local_model import LINEAR
 from tp_flower.methods.method import METHODS, Method
 from tp_flower.objectives import family_named, names_of_losses, takes_numbers
 from tp_flower.protocol.fields import MASKED, NOISY_STATISTICS
-from tp_flower.settings import declare, run, training
+from tp_flower.settings import declare, run, search, training
 from tp_flower.settings.privacy import PRIVACY_SETTINGS, PrivacySettings
 from tp_flower.settings.rules import (
     Rules,
@@ -41,6 +41,7 @@ class Settings(
     training.ModelSettings,
     training.LocalSettings,
     training.SampleSettings,
+    search.SearchSettings,
 ):
     """The settings of a run; SettingsError lists all values that are refused.
 
@@ -370,6 +371,7 @@ def conflicts(values: Settings) -> Iterator[str]:
     yield from values.rules.conflicts(values)
     yield from _conflicts_of_privacy(values)
     yield from training.sample_conflicts(values)
+    yield from search.search_conflicts(values)
     if not values.method.plans_noise:
         yield from _conflicts_of_noiseless(values)
     if "@" in values.model_name and values.mode in (run.TRAIN, run.EXPLAIN):
@@ -398,7 +400,8 @@ def _unread(values: Settings) -> Iterator[str]:
 
 def _conflicts_of_splits(values: Settings) -> Iterator[str]:
     """Refuse a split or a patience that no rows are held out for."""
-    if values.split.columns and not (values.test_fraction or values.validation_share):
+    held_out = values.test_fraction or values.validation_share or values.folds
+    if values.split.columns and not held_out:
         yield (
             f"test-split: {values.test_split!r} needs a test-fraction or a "
             "validation-fraction above 0"

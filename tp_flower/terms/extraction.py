@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from tp_flower import splits
 from tp_flower.arrays import BoolArray
 from tp_flower.errors import SettingsError
+from tp_flower.folds import FoldArray, folds_at_random
 from tp_flower.objectives import takes_numbers
 from tp_flower.privacy.label_mechanisms import LabelPlan, epsilon_of_noise
 from tp_flower.protocol.fields import LAPLACE
@@ -133,6 +134,7 @@ def split_terms(settings: Settings, shards: int) -> SplitTerms:
         seed=settings.seed,
         test=shares.test,
         validation=shares.validation,
+        folds=settings.folds if settings.split.kind == splits.GROUP else 0,
     )
 
 
@@ -149,6 +151,12 @@ def random_subset(taking_part: BoolArray, settings: Settings) -> splits.SubsetAr
     """Return the subset of each row of a table that is split at random, (n,)."""
     rng = generator(settings.seed, Stream.SPLIT)
     return splits.split_at_random(taking_part, split_shares(settings), rng)
+
+
+def random_folds(taking_part: BoolArray, settings: Settings) -> FoldArray:
+    """Return the fold of each row of a table that is split at random, (n,)."""
+    rng = generator(settings.seed, Stream.FOLDS)
+    return folds_at_random(taking_part, settings.folds, rng)
 
 
 def split_shares(settings: Settings) -> splits.Shares:

@@ -57,6 +57,7 @@ NOT_IN_A_PLAIN_RUN = {
     "sql",
     "tables",
     "track",
+    "candidates",
     "progress",
     "wait_seconds",
     "channel",
