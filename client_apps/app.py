@@ -44,6 +44,7 @@ ANSWERS: Final[Mapping[Action, str]] = {
     Action.STATISTICS: "client_apps.handlers.encoding:statistics",
     Action.FIT: "client_apps.handlers.encoding:fit_shards",
     Action.RANK: "client_apps.handlers.ranks:rank",
+    Action.NEXT: "client_apps.training.next_fit:next_fit",
     Action.PREPARE: "client_apps.training.prepare:prepare",
     Action.DIVIDE: "client_apps.handlers.inference:divide",
     Action.BINS: "client_apps.training.bins:bins",

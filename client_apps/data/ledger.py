@@ -14,6 +14,7 @@ say::
     "event": "spend",   "run", "part", "what", "key", "times", "ident"
     "event": "charge",  "run", "release", "times", "ident"
     "event": "note",    "run", "release"
+    "event": "fit",     "run", "fit", "candidate", "ident"     of a search: notes anew
     "event": "scores",  "run", "source", "part", "columns", "times", "allowed", "ident"
     "event": "settle",  "run", "release", "times"        final cost of a reservation
     "event": "close",   "run"
@@ -80,6 +81,7 @@ CLOSE = "close"
 KEYS = "keys"
 ANSWER = "answer"
 REFUSE = "refuse"
+FIT = "fit"
 
 _CHECKSUM_BYTES: Final = len(START) // 2
 _SALT_BYTES: Final = 8
@@ -90,6 +92,10 @@ _ROUNDING: Final = 1e-9
 _SINCE_CLOSE: Final = (
     "seq > (SELECT coalesce(max(seq), 0) FROM ledger WHERE run = :run AND event = "
     "'close')"
+)
+_SINCE_FIT: Final = (
+    "seq > (SELECT coalesce(max(seq), 0) FROM ledger WHERE run = :run AND event = "
+    "'fit')"
 )
 _RUN_CONDITION: Final = f"run = :run AND {_SINCE_CLOSE}"
 _MOST_USED: Final = f"""
@@ -245,8 +251,18 @@ class Ledger:
             }
             self._append(connection, [{**line, "times": 1, "ident": ident}])
 
+    def count_fit(self, run: str, fit: int, candidate: int, ident: str) -> None:
+        """Begin a fit of a search: what leaves in it is noted anew."""
+        with self._transaction() as connection:
+            if not _has_done(connection, run, FIT, ident):
+                line = {"event": FIT, "run": run, "fit": fit, "candidate": candidate}
+                self._append(connection, [{**line, "ident": ident}])
+
     def note(self, run: str, releases: Sequence[mechanisms.Release]) -> None:
-        """Record releases that no mechanism covers: one line each, once per run."""
+        """Record releases that no mechanism covers: one line each, once per run.
+
+        In a search they are recorded once per fit.
+        """
         with self._transaction() as connection:
             earlier = _names(connection, run, NOTE)
             new = {item.name: item for item in releases if item.name not in earlier}
@@ -469,6 +485,7 @@ class RoundLedger:
         self.reserve = self._write_with_round(ledger.reserve)
         self.spend = self._write_with_round(ledger.spend)
         self.charge = self._write_with_round(ledger.charge)
+        self.count_fit = self._write_with_round(ledger.count_fit)
         self.note = self._write_with_round(ledger.note)
         self.count_scores = self._write_with_round(ledger.count_scores)
         self.record_keys = self._write_with_round(ledger.record_keys)
@@ -518,8 +535,12 @@ def mechanisms_of(costs: Costs) -> list[mechanisms.Mechanism]:
 
 
 def summary(lines: Iterable[Line]) -> list[Line]:
-    """Return one object for each release of a run's lines, with how it was used."""
+    """Return one object for each release of a run's lines, with how it was used.
+
+    Notes of several fits of a search are one, with their number as ``used``.
+    """
     releases: list[Line] = []
+    noted: dict[tuple[Any, ...], Line] = {}
     uses: dict[mechanisms.Name, Counter[int]] = {}
     latest: dict[mechanisms.Name, Line] = {}
     for line in lines:
@@ -539,8 +560,16 @@ def summary(lines: Iterable[Line]) -> list[Line]:
             name = line["part"], line["what"]
             uses[name][line["key"]] += line["times"]
             latest[name]["used"] = max(uses[name].values())
-        elif line["event"] in {CHARGE, NOTE}:
+        elif line["event"] == CHARGE:
             releases.append({**stamp, "release": line["release"]})
+        elif line["event"] == NOTE:
+            release = line["release"]
+            note = release["part"], release["what"], release["scope"]
+            if note in noted:
+                noted[note]["used"] = noted[note].get("used", 1) + 1
+            else:
+                noted[note] = stamp | {"release": release}
+                releases.append(noted[note])
     return releases
 
 
@@ -560,7 +589,10 @@ def _has_done(connection: Connection, run: str, event: str, ident: str) -> bool:
 
 
 def _names(connection: Connection, run: str, event: str) -> set[mechanisms.Name]:
-    query = f"SELECT part, what FROM ledger WHERE {_RUN_CONDITION} AND event = :event"
+    query = (
+        f"SELECT part, what FROM ledger WHERE {_RUN_CONDITION} AND event = :event "
+        f"AND {_SINCE_FIT}"
+    )
     return set(connection.execute(query, {"run": run, "event": event}))
 
 

@@ -23,6 +23,7 @@ from client_apps.privacy.proposal_checks import (
     check_aliases,
     check_begins,
     check_encoders,
+    check_folds,
 )
 from client_apps.rounds.site import REQUEST, Site
 from tp_flower.arrays import AnyArray
@@ -73,13 +74,21 @@ _ENCODER: Final = "encoder-{}"
 def statistics(site: Site, request: StatisticsRequest) -> StatisticsReply:
     """Fit the encoders of tables in one shard; reply with others' sealed statistics.
 
-    A shard does so for one choice of rows in a run: the columns of encoders that were
-    fitted to different rows would tell the server how these differ.
+    A shard does so for one choice of rows in a run, and in each fold of a search: the
+    columns of encoders that were fitted to different rows tell the server how these
+    differ.
     """
     check_begins(site, Action.STATISTICS)
     parts = {n: _statistics_of(site, n, body) for n, body in site.each(request.parts)}
     check_aliases(site, request.parts)
+    check_folds(site, request.parts)
     return StatisticsReply(parts)
+
+
+def forget_encoder(site: Site, number: int) -> None:
+    """Forget a part's encoder and what it was fitted to: another fold begins."""
+    for name in (_STATISTICS, _ENCODER):
+        site.store.drop(name.format(number))
 
 
 def _statistics_of(site: Site, number: int, body: StatisticsPart) -> FittedPart:

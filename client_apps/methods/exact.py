@@ -19,6 +19,7 @@ from tp_flower.errors import MessageError
 from tp_flower.features.sparse import EncodedRows
 from tp_flower.learning import solvers
 from tp_flower.learning.models.local_model import LinearModel, host_features
+from tp_flower.privacy.plan import GRAM
 from tp_flower.privacy.sealed_sums import gram_size, joined_gram, split_gram
 from tp_flower.privacy.statistics_update import usable_gram
 from tp_flower.protocol.codec import check_sizes
@@ -66,6 +67,18 @@ def start_exactly(part: Participant[Any], columns: int, *, is_exact: bool) -> St
     of a table have a solver once their matrices are summed, a model that is fitted
     privately has none.
     """
+    plan = part.data.plan
+    if part.data.update is not Update.LOCAL or plan.is_private:
+        return _start(part, columns, is_exact=is_exact)
+    kept = part.data.kept
+    if is_exact not in kept:
+        kept[is_exact] = _start(part, columns, is_exact=is_exact)
+    start: Start = kept[is_exact]
+    return start
+
+
+def _start(part: Participant[Any], columns: int, *, is_exact: bool) -> Start:
+    """Return the start of a linear model; what leaves in it goes by the releaser."""
     model = part.linear
     data = part.data
     plan = part.data.plan
@@ -78,7 +91,7 @@ def start_exactly(part: Participant[Any], columns: int, *, is_exact: bool) -> St
         solver = _solver_of_rows(part, model, rows, is_exact=is_exact)
         if solver is not None:
             return prepared_part(part, mean_curvature=solver.trace / width), solver
-    matrix = part.releaser.gram(data.rows(intercept=model.intercept))
+    matrix = _gram(part)
     deviation = 0.0
     curvature = {"mean_curvature": float(np.trace(matrix)) / (total * width)}
     if plan.statistics is not None:
@@ -92,6 +105,18 @@ def start_exactly(part: Participant[Any], columns: int, *, is_exact: bool) -> St
     return prepared_part(part, **curvature), solvers.RidgeSolver.from_gram(
         usable_gram(matrix, deviation), total, intercept=_is_centred(part, model)
     )
+
+
+def _gram(part: Participant[Any]) -> FloatArray:
+    """Return [T, 1]^T diag(G) [T, 1] of the trained rows, with the plan's noise."""
+    rows = part.data.rows(intercept=part.linear.intercept)
+    if part.data.plan.is_private:
+        return part.releaser.gram(rows)
+    kept = part.data.kept
+    if GRAM not in kept:
+        kept[GRAM] = part.releaser.gram(rows)
+    matrix: FloatArray = kept[GRAM]
+    return matrix
 
 
 def _is_centred(part: Participant[Any], model: LinearModel) -> bool:

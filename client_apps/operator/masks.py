@@ -98,12 +98,14 @@ class MaskedRows:
         join_keys: of the fragment, those that joins compare.
         sides: of the run's joins.
         unmatched: by group, the rows that a LEFT JOIN finds no partner for, a bit each.
+        tag_keys: the run's keys of tags, where a fit of a search has keys of its own.
     """
 
     rows: npt.NDArray[np.integer]
     join_keys: "Sequence[ExtractedKey]"
     sides: "Sequence[JoinSide]"
     unmatched: Mapping[str, AnyArray]
+    tag_keys: GroupKeys | None = None
 
 
 def score_masks(
@@ -138,7 +140,8 @@ def score_masks(
             )
         is_used = np.zeros(len(key.texts), np.bool_)
         is_used[codes[codes >= 0]] = True
-        hasher = KeyedHasher(group_key).purpose(_TAG_PURPOSE)
+        tag_keys = keys if masked.tag_keys is None else masked.tag_keys
+        hasher = KeyedHasher(tag_keys(side.group)).purpose(_TAG_PURPOSE)
         tags = hasher.tag_texts(key.texts.filter(pa.array(is_used)))
         # the last is what the code of a missing value selects
         places = np.append(np.cumsum(is_used, dtype=np.int32) - 1, np.int32(NO_MASK))

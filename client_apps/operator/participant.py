@@ -141,6 +141,7 @@ class ShardData:
         most_scores: the highest number of scores in the run, by its proposal.
         most_sums: how many arrays are summed in it.
         binned: the trained rows as trees read them, once they have.
+        kept: what is computed alike in several fits of a search, in memory.
         most_pairs: pairs that a row is in, at most, where the rows of the above are
             pairs of rows and regions of another table.
     """
@@ -169,6 +170,7 @@ class ShardData:
     most_scores: int = 0
     most_sums: int = 0
     most_pairs: int = 1
+    kept: dict[Any, Any] = field(default_factory=dict, repr=False)
     binned: "list[lightgbm.Dataset]" = field(default_factory=list, repr=False)
     _gathered: dict[int, local_model.Features] = field(default_factory=dict, repr=False)
 

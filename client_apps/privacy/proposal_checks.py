@@ -45,6 +45,8 @@ from tp_flower.sources.derived.accounts import source_id
 
 _ROWS: Final = "run-rows-{}"
 """Entry of a part: which of its rows have which role in the run, a bit each."""
+_FOLD_ROWS: Final = "fold-rows-{}"
+"""Entry of a part: the training rows of the folds that a search has had, a bit each."""
 TRAINED = "training"
 SAMPLED = "sampled"
 TESTED = "held-out"
@@ -330,6 +332,36 @@ def check_aliases(site: Site, numbers: Iterable[int]) -> None:
                 if count := int(np.bitwise_count(rows).sum()):
                     source.policy.check_rows(count, difference)
         by_source[source_id(source)].append((is_sorted, bits))
+
+
+def forget_fold(site: Site, number: int) -> None:
+    """Forget the rows of a part in a search's fold but for those that it trained on."""
+    by_role = rows_of_run(site, number)
+    if TRAINED in by_role:
+        name = _FOLD_ROWS.format(number)
+        folds = dict(site.store.load(name).arrays) if site.store.has(name) else {}
+        folds[str(len(folds))] = by_role[TRAINED]
+        site.store.save(name, Entry(folds, {}))
+    site.store.drop(_ROWS.format(number))
+
+
+def check_folds(site: Site, numbers: Iterable[int]) -> None:
+    """Refuse training rows that differ in few rows between two folds of a search.
+
+    What leaves of both would tell of the rows in which they differ.
+    """
+    for number in numbers:
+        name = _FOLD_ROWS.format(number)
+        if not site.store.has(name):
+            continue
+        source = site.source(number)
+        bits = rows_of_run(site, number)[TRAINED]
+        table = source.table
+        difference = f"the difference of two folds' training rows of table {table!r}"
+        for other in site.store.load(name).arrays.values():
+            for rows in (bits & ~other, other & ~bits):
+                if count := int(np.bitwise_count(rows).sum()):
+                    source.policy.check_rows(count, difference)
 
 
 def check_named(site: Site, name: str, version: str) -> None:

@@ -54,6 +54,9 @@ if TYPE_CHECKING:
 SECRET: Final = "secret"
 EXTRACTED: Final = "extracted"
 PROPOSAL: Final = "proposal"
+FIT: Final = "fit"
+KEPT: Final = "kept-{}"
+"""In memory: what a part computes alike in the fits of a search on the same rows."""
 REQUEST: Final = "request"  # in an entry: the digest of the request that brought it
 RULES: Final = "rules"  # stored where a table of the run has rules
 FAMILY: Final = "family"  # in the entry of a part: of the method that trains it
@@ -197,7 +200,54 @@ class Site:
             cached = Entry({}, {"entry": entry, "terms": RunTerms(proposal)})
             self.store.memory[PROPOSAL] = cached
         terms: RunTerms = cached.meta["terms"]
-        return terms
+        if (counted := self._counted_fit) is None:
+            return terms
+        return self._terms_of_fit(terms, *counted)
+
+    def _terms_of_fit(
+        self, terms: "RunTerms", number: int, candidate: int
+    ) -> "RunTerms":
+        """Return the terms of a fit of a search; a process derives them once."""
+        counted = (number, candidate)
+        cached = self.store.memory.get(FIT)
+        if (
+            cached is None
+            or cached.meta["of"] is not terms
+            or cached.meta["counted"] != counted
+        ):
+            of_fit = terms.of_fit(number, candidate)
+            meta = {"of": terms, "counted": counted, "terms": of_fit}
+            cached = self.store.memory[FIT] = Entry({}, meta)
+        fit_terms: RunTerms = cached.meta["terms"]
+        return fit_terms
+
+    @property
+    def _counted_fit(self) -> tuple[int, int] | None:
+        """The number and the candidate of a search's fit; None before the first."""
+        if not self.store.has(FIT):
+            return None
+        meta = self.store.load(FIT).meta
+        return int(meta["number"]), int(meta["candidate"])
+
+    @property
+    def fit(self) -> int:
+        """The number of a search's fit, from 1; 0 before the first, and without one."""
+        counted = self._counted_fit
+        return 0 if counted is None else counted[0]
+
+    @property
+    def repeats_fold(self) -> bool:
+        """Whether a fit has encoded the same rows as the one before it in a search."""
+        return self.fit > 0 and not self.store.load(FIT).meta["begins"]
+
+    def count_fit(self, number: int, candidate: int, *, begins_fold: bool) -> None:
+        """Begin a fit of a search: models and state of the last one are forgotten."""
+        meta = {"number": number, "candidate": candidate, "begins": begins_fold}
+        self.store.save(FIT, Entry({}, meta))
+        self.round.arrays.clear()
+        self.ledger.count_fit(
+            self.store.run, number, candidate, ident=self.round.payment
+        )
 
     @property
     def public_keys(self) -> Mapping[str, str]:
@@ -337,7 +387,16 @@ class Site:
         return KeyedHasher(self._noise_key())
 
     def group_key(self, group: str) -> bytes:
-        """Return the key that the sites of a group share."""
+        """Return the key that the sites of a group share; each fit has its own."""
+        key = self.run_key(group)
+        if not (fit := self.fit):
+            return key
+        from tp_flower.terms.fits import fit_key
+
+        return fit_key(key, fit)
+
+    def run_key(self, group: str) -> bytes:
+        """Return the key that the sites of a group share in all fits of a search."""
         keys = self.store.load(SECRET).arrays
         if group not in keys:
             raise MessageError(f"this site has no key of group {group!r}")
@@ -453,7 +512,10 @@ class Site:
         if not self.is_simulated:
             for item in self.masked:
                 self.changes.part = item.part
-                self.store.record_masked(item.part, item.name, item.digest)
+                name = item.name
+                if fit := self.fit:
+                    name = f"fit {fit}: {name}"
+                self.store.record_masked(item.part, name, item.digest)
         self.changes.part = None
         self.masked.clear()
 
@@ -474,9 +536,36 @@ class Site:
         stored = part.data.entry(arrays, {**meta, FAMILY: family})
         entry = self.features.drop_cached(part.number, stored)
         self.store.save(f"part-{part.number}", entry)
-        if not keeps_rows:
+        # the next fit of a search encodes them, too
+        if not (keeps_rows or self.fit):
             self.store.drop(rows_of(part.number))
         self.save(part)
+
+    def forget_part(self, number: int) -> None:
+        """Forget what is stored of a participant: its rows are encoded anew."""
+        self.store.drop(f"part-{number}")
+        self.store.memory.pop(KEPT.format(number), None)
+
+    def last_entry(self, number: int) -> Entry | None:
+        """Return the entry of a participant in the last fit, if it had the same rows.
+
+        Its rows may have become pairs since: then there is none.
+        """
+        name = f"part-{number}"
+        if not (self.repeats_fold and self.store.has(name)):
+            return None
+        entry = self.store.load(name)
+        return None if participant.PAIR_ROWS in entry.arrays else entry
+
+    def kept_of_fold(self, number: int) -> dict[Any, Any]:
+        """Return what this process has computed of a part in other fits of the fold."""
+        if not self.fit:
+            return {}
+        name = KEPT.format(number)
+        if not (self.repeats_fold and name in self.store.memory):
+            self.store.memory[name] = Entry({}, {"kept": {}})
+        kept: dict[Any, Any] = self.store.memory[name].meta["kept"]
+        return kept
 
     def keep(self, number: int, change: Entry) -> None:
         """Change what is stored of a participant, whose training has begun.

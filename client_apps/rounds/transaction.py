@@ -12,7 +12,8 @@ what is no longer needed; count the commit in the file beside the database; repl
     replying         all                        gets the reply
 
 A refusal changes nothing, but for one that depends on the rows (``OfRowsError``): after
-it the site answers only the same request again and the end of the run.
+it the site answers only the same request again and the end of the run, or the next fit
+of a search.
 
 An older request is refused, because the site's state has moved on. The server says
 which round it believes the site has answered last: a site that has answered fewer says
@@ -56,6 +57,7 @@ from tp_flower.protocol.packet import (
     parcel_of,
     unpack,
 )
+from tp_flower.protocol.training_messages import NextRequest
 
 # made once: json.dumps makes an encoder per call
 _JSON: Final = json.JSONEncoder(sort_keys=True)
@@ -212,8 +214,13 @@ def _is_answered(
 
 
 def _check_not_stopped(site: Site, request: IncomingRequest, message: Request) -> None:
-    """Refuse all but the end of a run that a refusal has told of the rows."""
-    if isinstance(message, FinishRequest) or not site.store.has(STOPPED):
+    """Refuse all but the end of a run, or a fit, that a refusal has told of the rows.
+
+    The fits of a search are counted: there are not more refusals than the owners of
+    tables have agreed to fits.
+    """
+    goes_on = isinstance(message, FinishRequest | NextRequest)
+    if goes_on or not site.store.has(STOPPED):
         return
     if site.store.load(STOPPED).meta[REQUEST] != request.digest:
         raise errors.SiteError(

@@ -22,7 +22,12 @@ from client_apps.methods.registry import join_method_of
 from client_apps.methods.site_method import JoinMethod
 from client_apps.operator import participant
 from client_apps.operator.curvature import typical_curvature
-from client_apps.operator.masks import MaskedRows, are_masked, score_masks
+from client_apps.operator.masks import (
+    MaskedRows,
+    are_masked,
+    read_masks,
+    score_masks,
+)
 from client_apps.operator.state import Stateless
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import (
@@ -53,12 +58,14 @@ from tp_flower.methods.method import METHODS, Method
 from tp_flower.methods.moments.messages import TRAIN_INFORMATION
 from tp_flower.privacy import plan as privacy_plan
 from tp_flower.privacy.gradients import check_per_row, check_scores
+from tp_flower.privacy.score_masks import FixedPoint, ScoreMasks
 from tp_flower.privacy.sealed_sums import ShardUnion
 from tp_flower.protocol.codec import parse, required
 from tp_flower.protocol.fields import DP_SGD, NOISY_STATISTICS
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import (
     LEAST_SCALE,
+    Masking,
     Outline,
     PreparedPart,
     PreparePart,
@@ -109,7 +116,8 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
         keeps_rows = site.terms.allows(TRAIN_INFORMATION)
         site.start(started, declared.family, {}, keeps_rows=keeps_rows)
     site.pay()
-    return PrepareReply(ledger=site.ledger.lines(site.store.run), parts=starts)
+    account = None if site.repeats_fold else site.ledger.lines(site.store.run)
+    return PrepareReply(ledger=account, parts=starts)
 
 
 def _declared_method(outline: Outline) -> Method:
@@ -273,12 +281,6 @@ def _make_participant(
         sends=method.clear_releases(request.outline, body.update),
         is_linear=spec.kind == "linear",
     )
-    masked = MaskedRows(
-        rows.positions,
-        site.join_keys(number),
-        site.terms.join_sides(number),
-        body.unmatched,
-    )
     names_of_keys, row_keys = _row_keys(site, number, rows)
     trained = rows.positions[: rows.trained]
     keep_names(site, number, checked.encoder, checked.extracted, trained)
@@ -298,7 +300,7 @@ def _make_participant(
         update=body.update,
         plan=plan,
         device=body.device,
-        masks=score_masks(request.masking, masked, site.group_key),
+        masks=_masks(site, number, request.masking, rows, body),
         units=rows.units_of(checked.extracted.units) if privacy.is_private else None,
         row_keys=row_keys,
         key_names=names_of_keys,
@@ -308,10 +310,38 @@ def _make_participant(
         is_even=counts_evenly(rows.multiplicity, source.policy.min_rows),
         most_scores=site.terms.most_scores(batches.count),
         most_sums=site.terms.most_sums(batches.count),
+        kept=site.kept_of_fold(number),
     )
     return participant.Participant(
         number, data, model, Stateless(), site.releaser(number, plan)
     )
+
+
+def _masks(
+    site: Site,
+    number: int,
+    masking: Masking | None,
+    rows: training_rows.TrainingRows,
+    body: PreparePart,
+) -> ScoreMasks | None:
+    """Return the masks of a part's scores.
+
+    The fits of a search on the same rows have the same tags, under keys of their own.
+    """
+    if masking is None:
+        return None
+    last = site.last_entry(number)
+    masks = None if last is None else read_masks(last, site.group_key)
+    if masks is not None:
+        return replace(masks, point=FixedPoint(masking.bits, masking.tables))
+    masked = MaskedRows(
+        rows.positions,
+        site.join_keys(number),
+        site.terms.join_sides(number),
+        body.unmatched,
+        site.run_key,
+    )
+    return score_masks(masking, masked, site.group_key)
 
 
 def _row_keys(

@@ -32,6 +32,7 @@ class Action(str):
     STATISTICS: ClassVar["Action"]
     FIT: ClassVar["Action"]
     RANK: ClassVar["Action"]
+    NEXT: ClassVar["Action"]
     PREPARE: ClassVar["Action"]
     CONSENSUS: ClassVar["Action"]
     DIVIDE: ClassVar["Action"]
@@ -104,6 +105,7 @@ Action.STATISTICS = declare_action(
 )
 Action.FIT = declare_action("query.fit", setup.FitRequest, setup.FitReply)
 Action.RANK = declare_action("query.rank", ranks.RankRequest, ranks.RankReply)
+Action.NEXT = declare_action("train.next", training.NextRequest, training.NextReply)
 Action.PREPARE = declare_action(
     "train.prepare", training.PrepareRequest, training.PrepareReply
 )

@@ -21,6 +21,7 @@ Delta = Annotated[float, msgspec.Meta(gt=0, le=math.nextafter(1.0, 0.0))]
 MOST_STEPS: Final = 1_000_000
 MOST_SAMPLED: Final = 1 << 24  # joined rows of a coreset
 MOST_FACTORS: Final = 128  # of a key
+MOST_FITS: Final = 100_000  # of a search
 Steps = Annotated[int, f.between(0, MOST_STEPS)]
 LEAST_SCALE: Final = 1 / 1e30
 Scale = Annotated[float, f.between(LEAST_SCALE, 1e30)]
@@ -236,9 +237,12 @@ class PreparedPart(PartBody, frozen=True, kw_only=True):
 
 
 class PrepareReply(Reply, frozen=True, kw_only=True):
-    """The start of training, and the costs of the run's releases."""
+    """The start of training, and the costs of the run's releases.
 
-    ledger: list[f.Document]
+    The account of these is left out where a fit of a search repeats those of another.
+    """
+
+    ledger: list[f.Document] | None = None
     parts: dict[int, PreparedPart]
 
     discloses = (
@@ -405,5 +409,36 @@ class BinsReply(Reply, frozen=True):
             fields=("numbers", "categorical"),
             kinds=("bins",),
             policy="bins",
+        ),
+    )
+
+
+class NextRequest(Request, frozen=True):
+    """Begin the next fit of a search: forget the models of the last one.
+
+    Attributes:
+        fit: its number, from 1; the last one trains on the rows of all folds.
+        candidate: whose settings are trained by, a position in the run's candidates.
+    """
+
+    fit: Annotated[int, f.between(1, MOST_FITS)]
+    candidate: Annotated[int, f.between(0, MOST_FITS)]
+
+    discloses = (
+        Discloses(
+            "that the next fit of the search begins, and by which candidate's settings",
+            fields=("fit", "candidate"),
+        ),
+    )
+
+
+class NextReply(Reply, frozen=True):
+    """That the site is ready for the next fit of a search."""
+
+    discloses = (
+        Discloses(
+            "nothing by itself: the messages from encoders on are sent for each fold, "
+            "and those of training again in each of up to {fits} fits",
+            when="fits",
         ),
     )

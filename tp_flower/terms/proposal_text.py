@@ -22,6 +22,7 @@ from tp_flower.query import Fragment
 from tp_flower.settings import Settings
 from tp_flower.settings.run import EVALUATE, PREDICT, TRAIN
 from tp_flower.settings.run_config import changed_settings
+from tp_flower.settings.search import candidates_of, fits_of
 from tp_flower.settings.training import MLP
 from tp_flower.terms.fragment_text import fragment_text, printable
 
@@ -172,6 +173,7 @@ def _training(
         return
     epochs = f"{settings.epochs} epoch{'s' if settings.epochs > 1 else ''}"
     yield f"strategy: {settings.method_name}, at most {epochs}"
+    yield from _search(settings)
     if settings.start:
         model = printable(settings.start)
         yield f"begins with the scores of the saved model {model}"
@@ -184,6 +186,22 @@ def _training(
         yield f"model of {printable(alias)}: {printable(kind)}{layers_text}"
     for entry in settings.encoders:
         yield f"encoder: {printable(render_entries([entry]))}"
+
+
+def _search(settings: Settings) -> Iterator[str]:
+    """Yield what a search trains: its candidates, and how often."""
+    if not settings.folds:
+        return
+    count = len(candidates_of(settings))
+    candidates = f"{count} candidate{'s' if count > 1 else ''}"
+    yield (
+        f"search: {candidates} on {settings.folds} folds of the rows, then the best of "
+        f"them on all: {len(fits_of(settings))} trainings, and what leaves in training "
+        "leaves again in each"
+    )
+    for number, candidate in enumerate(settings.candidates, 1):
+        named = ", ".join(f"{printable(k)} = {_value(value)}" for k, value in candidate)
+        yield f"candidate {number}: {named}"
 
 
 def _protection(settings: Settings) -> Iterator[str]:

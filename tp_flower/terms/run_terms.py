@@ -21,21 +21,28 @@ from tp_flower.settings.rules import rules_of
 from tp_flower.settings.run import EVALUATE, EXPLAIN, JOINED, PREDICT, TRAIN
 from tp_flower.terms.cutoffs import SealedPairs, recipients, sealed_pairs
 from tp_flower.terms.extraction import extract_parts
+from tp_flower.terms.fits import CountedFit
 from tp_flower.terms.groups import JoinSide, join_sides, members_of_groups, table_group
 
 
 @dataclass(frozen=True)
 class RunTerms:
-    """The terms of one run.
+    """The terms of one run, or of a fit of a search.
 
     A ``ProposalError`` reports that a proposal contradicts itself.
     """
 
     proposal: Proposal
+    fit: CountedFit | None = None
 
     @cached_property
     def settings(self) -> Settings:
-        """The settings of the run; those of the operator alone have their defaults."""
+        """The settings of the fit; those of the operator alone have their defaults."""
+        return self.proposed if self.fit is None else self.fit.settings(self.proposed)
+
+    @cached_property
+    def proposed(self) -> Settings:
+        """The settings that the run was proposed with."""
         try:
             return parse(self.proposal.settings, "settings", Settings.from_run_config)
         except SettingsError as error:
@@ -83,8 +90,13 @@ class RunTerms:
         is_training = settings.mode == TRAIN
         begun = {
             Action.CUTOFFS: bool(self.sealed_pairs),
-            Action.STATISTICS: settings.mode in (TRAIN, EXPLAIN),
-            Action.PREPARE: is_training and settings.method.is_prepared,
+            Action.STATISTICS: settings.mode == EXPLAIN
+            or (is_training and (self.fit is not None or not self.is_search)),
+            Action.NEXT: self.is_search,
+            # a search trains in fits that are counted
+            Action.PREPARE: is_training
+            and settings.method.is_prepared
+            and (self.fit is not None or not self.is_search),
             # nothing is told of rows whose scores do not leave
             Action.RANK: settings.mode in (PREDICT, EVALUATE)
             or settings.method.sends_scores,
@@ -99,6 +111,11 @@ class RunTerms:
         rules = map(rules_of, METHODS.values())
         begins = [rule.begins[action] for rule in rules if action in rule.begins]
         return any(is_begun(settings) for is_begun in begins)
+
+    @property
+    def is_search(self) -> bool:
+        """Whether the run trains candidates on folds of its rows."""
+        return self.proposed.mode == TRAIN and self.proposed.folds > 0
 
     @property
     def trains_on_sample(self) -> bool:
@@ -196,6 +213,11 @@ class RunTerms:
 
     def choice(self, number: int) -> TableChoice:
         """Return the encoders of a part's features."""
+        return self.choices[self.fragments[number].table]
+
+    @cached_property
+    def choices(self) -> dict[str, TableChoice]:
+        """The encoders of each table's features."""
         settings = self.settings
         fragments = self.fragments.values()
         return choose_encoders(
@@ -205,7 +227,22 @@ class RunTerms:
             for_trees=settings.method.takes_codes,
             weighted=settings.row_weight != JOINED
             or any(of.weight for of in fragments),
-        )[self.fragments[number].table]
+        )
+
+    def of_fit(self, number: int, candidate: int) -> "RunTerms":
+        """Return the terms of a fit of a search; what they share is not read again."""
+        fit = CountedFit.of(self.proposed, number, candidate)
+        terms = RunTerms(self.proposal, fit)
+        shared = ("proposed", "fragments", "extract_parts", "candidates")
+        vars(terms).update({name: getattr(self, name) for name in shared})
+        alike = self.candidates.setdefault(candidate, terms)
+        vars(terms).update(settings=alike.settings, choices=alike.choices)
+        return terms
+
+    @cached_property
+    def candidates(self) -> "dict[int, RunTerms]":
+        """The terms of a fit of each candidate that has been trained so far."""
+        return {}
 
 
 def outline_of(settings: Settings) -> Outline:
