@@ -25,8 +25,10 @@ from strategies.run.channel import open_channel
 from strategies.run.journal import FOLDER
 from strategies.run.resume import resume_settings
 from strategies.run.strategy import RoundListener
+from strategies.search.run import Search
 from strategies.trackers import Tracking
 from strategies.training.saving import make_manifest
+from strategies.training.strategy import TrainingStrategy
 from tp_flower import api
 from tp_flower.errors import SettingsError
 from tp_flower.files import home_folder
@@ -76,14 +78,18 @@ def carry_out(grid: Grid, settings: Settings, announce: Announce) -> CompletedRu
         channel = open_channel(grid, settings.channel, settings.session_seconds)
         try:
             with failures.record_log(settings, folder), channel as connected:
-                completed = act(settings, on_round, connected, folder)
+                completed = act(settings, on_round, connected, folder, announce)
         finally:
             next_steps = page_line(folder)
     return replace(completed, next_steps=next_steps)
 
 
 def act(
-    settings: Settings, on_round: RoundListener, grid: Grid, folder: Path
+    settings: Settings,
+    on_round: RoundListener,
+    grid: Grid,
+    folder: Path,
+    announce: Announce | None = None,
 ) -> CompletedRun:
     """Carry out the run's mode and return its results."""
     if settings.mode in (PREDICT, EVALUATE):
@@ -93,6 +99,9 @@ def act(
     query = method.parse(choose_sql(settings), settings)
     if settings.mode == EXPLAIN:
         return explain(query, settings, on_round, grid, folder)
+    if settings.folds:
+        strategy = Search(query, settings, announce if settings.progress else None)
+        return complete(strategy, grid, folder)
     return train(query, settings, on_round, grid, folder)
 
 
@@ -112,10 +121,18 @@ def train(
 ) -> CompletedRun:
     """Train and write the report, even if the run fails midway."""
     strategy = STRATEGIES[settings.method_name](query, settings, on_round)
+    return complete(strategy, grid, folder)
+
+
+def complete(
+    strategy: Search | TrainingStrategy, grid: Grid, folder: Path
+) -> CompletedRun:
+    """Run a strategy that trains; write the report, even if the run fails midway."""
+    settings = strategy.settings
     try:
         strategy.start(grid)
     except (Exception, KeyboardInterrupt) as error:
-        if strategy.training_problem is not None:
+        if strategy.trainer.training_problem is not None:
             failed = replace(strategy.report, status=failures.status_of(error))
             write_json(report_dict(failed), folder)
         if strategy.can_be_resumed:
@@ -124,8 +141,8 @@ def train(
     content = report_dict(strategy.report)
     write_json(content, folder)
     model = ""
-    if strategy.method.saves_model:
-        manifest = make_manifest(strategy)
+    if strategy.trainer.method.saves_model:
+        manifest = make_manifest(strategy.trainer)
         write_manifest(home_folder(), manifest)
         model = str(manifest.model)
     strategy.session.end()

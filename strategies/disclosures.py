@@ -95,6 +95,7 @@ class Exposure:
         sends_factors: the tables whose rows' factors predictions need.
         bins: by table whose bin numbers leave in training, those of a column at most.
         scores_bins: whether a saved model asks for bin numbers of the rows it scores.
+        fits: of a search; 0 without one.
         vectors: what vectors tell beyond scores, by the head; "" for nothing.
         fitted: the tables whose shards told each other statistics of their rows.
         method: the names that only its own messages use.
@@ -120,6 +121,7 @@ class Exposure:
     sends_factors: Collection[str] = ()
     bins: Mapping[str, int] = field(default_factory=dict)
     scores_bins: bool = False
+    fits: int = 0
     keeps_labels: bool = False
     has_joins: bool = True
     updates: Mapping[str, Update] = field(default_factory=dict)
@@ -163,6 +165,8 @@ def exposure_of(
         for fragment in bound.fragments
         if fragment.subquery and fragment.subquery.has_sealed_cutoffs
     ]
+    if details.get("fits"):
+        messages = (Action.NEXT, *messages)
     set_up: tuple[Action, ...] = SET_UP
     if sealed_cutoffs:
         set_up = (*SET_UP[:-1], Action.CUTOFFS, SET_UP[-1])

@@ -149,3 +149,24 @@ def _participating_rows(layout: TableLayout, part: Part, rows: int) -> BoolArray
     """Return which rows of a shard take part, (rows,)."""
     fields = layout.fields[part.number]
     return unpack_bits(fields["trained"] | fields["tested"], rows)
+
+
+def ends_early(method: str, usual_epochs: int, short: Sequence[ScoreForecast]) -> str:
+    """Return a warning that policies allow fewer epochs than training takes.
+
+    ``short`` are their forecasts, that of the fewest epochs first.
+    """
+    places: dict[tuple[int, str], list[str]] = {}
+    for item in short[1:]:
+        places.setdefault((item.epochs, item.part.table), []).append(item.part.site)
+    others = ""
+    for (fewest, table), sites in places.items():
+        shards = ", ".join(map(repr, sites))
+        epochs = count_text(fewest, "epoch")
+        others += f"; that of {table!r} at {shards} allows {epochs}"
+    return (
+        f"training by {method} will end after {count_text(short[0].epochs, 'epoch')}, "
+        f"most likely before its optimum, which usually takes about {usual_epochs}: "
+        f"{short[0]}{others}. More columns that vary allow more epochs, and so may an "
+        "owner who raises scores-per-rank"
+    )

@@ -44,6 +44,7 @@ key, which ``null`` counts separately.
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -74,6 +75,10 @@ from tp_flower.query import Join
 from tp_flower.reports import records
 from tp_flower.settings import Settings
 from tp_flower.settings.run import EXPLAIN
+
+SEARCHES: Final = (
+    "the run is a search of {} fits, which share one extraction: the costs are of one"
+)
 
 
 def expected_batch_rows(
@@ -276,6 +281,8 @@ class Explain(RoundStrategy):
             self._forecasts = estimate.forecast_scores(ranks)
             self.warn(*self._method.warnings_of_scores(self._forecasts))
         self.warn(*self._method.warnings_of_encoders(self._encoders))
+        if fits := self._method.run.fits:
+            self.warn(SEARCHES.format(fits))
         yield ask(FinishRequest(), joined.extracted.all_parts)
         self._joined = joined
         for warning in self._method.run.warnings:

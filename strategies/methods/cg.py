@@ -26,9 +26,8 @@ from strategies.methods.moments.information import (
 )
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.replies import array_of
-from strategies.run.sites import Inventory
 from strategies.run.strategy import EpochResult
-from strategies.setup.joined_rows import JoinedTables
+from strategies.setup.joined_rows import JoinedTables, MappedRows
 from strategies.setup.problem import LocalScores, TrainedTable, TrainingProblem
 from strategies.training.join_method import JoinMethod
 from strategies.training.outcome import Outcome
@@ -108,9 +107,9 @@ class Cg(JoinMethod):
         del joined
         return DisclosureValues(protections={"pads": PADS})
 
-    def join(self, inventory: Inventory) -> Generator[Requests, Replies, JoinedTables]:
-        """Extract the joined rows; refuse those that would have no standard errors."""
-        joined = yield from super().join(inventory)
+    def divide(self, rows: MappedRows, fold: int | None = None) -> JoinedTables:
+        """Return the joined rows; refuse those that would have no standard errors."""
+        joined = super().divide(rows, fold)
         if has_errors(self.settings):
             check_information(joined, self.settings)
             # else training does without the rows that take no part

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from strategies import registry
 from strategies.disclosures import NOTHING
-from strategies.report_page import overview
+from strategies.report_page import overview, search
 from strategies.report_page.convergence import convergence
 from strategies.report_page.costs import (
     costs,
@@ -60,6 +60,7 @@ def render(report: Mapping[str, object]) -> str:
     contents = {
         "Result": overview.result(record),
         "Query and tables": overview.tables(record),
+        "Search": search.sections(record),
         "Convergence": convergence(record),
         "Time and bytes": costs(record),
         "Model": model(record),

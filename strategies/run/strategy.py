@@ -171,6 +171,11 @@ class RoundStrategy(Strategy):
     def rounds(self) -> Generator[exchange.Requests, exchange.Replies, None]:
         """Exchange messages, from the first round to the one that ends the run."""
 
+    def lend_run(self, other: "RoundStrategy") -> None:
+        """Let another strategy take part in the run: its sites, rounds and clock."""
+        shared = ("_session", "_progress", "started_at", "_clock")
+        vars(other).update({name: vars(self)[name] for name in shared})
+
     @property
     def inventory(self) -> Inventory:
         """The sites' shards, known after :meth:`start` has found them."""

@@ -6,7 +6,7 @@ Within a shard the trained rows come first, then those that are only tested.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,10 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from strategies.run.exchange import Part, PartArrays
+from strategies.run.sites import Inventory
 from strategies.setup.extract import Extracted
+from strategies.setup.labels import beside_offset
 from strategies.setup.problem import PartRows, Weighting
+from strategies.setup.row_weights import row_weights
+from strategies.setup.splitting import Split, split_fold
 from tp_flower.arrays import BoolArray, FloatArray, IndexArray
 from tp_flower.features.choice import TableChoice, choose_encoders
+from tp_flower.folds import OUT
 from tp_flower.joins.joining import JoinStep
 from tp_flower.joins.mapping import (
     NO_ROW,
@@ -186,6 +191,91 @@ class SplitRows:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MappedRows:
+    """The joined rows before some are held out.
+
+    Attributes:
+        weights: of the query, (N,); None without any.
+        weighting: which columns and entities decide how much rows count.
+        sampled: the label table's rows that take part, (n,).
+        folds: the fold that has been divided last, by what decides how.
+    """
+
+    bound: BoundQuery
+    extracted: Extracted
+    labels: Target
+    mapping: TableMapping
+    steps: tuple[JoinStep, ...]
+    weights: FloatArray | None
+    weighting: Weighting
+    sampled: BoolArray
+    inventory: Inventory
+    folds: dict[tuple[object, ...], "JoinedTables"] = field(default_factory=dict)
+
+    def in_fold(self, settings: Settings, fold: int) -> "tuple[MappedRows, Split]":
+        """Return the joined rows that take part in a fold of a search, and its split.
+
+        The fold is tested on.
+        """
+        split = split_fold(
+            self.bound,
+            self.extracted.parts.get(self.bound.split_table, ()),
+            self.extracted.replies,
+            self.mapping,
+            settings,
+            fold,
+        )
+        takes_part = split.subset != OUT
+        rows = replace(
+            self,
+            mapping=self.mapping.select(takes_part),
+            weights=None if self.weights is None else self.weights[takes_part],
+        )
+        return rows, split._replace(subset=split.subset[takes_part])
+
+    def divide(
+        self,
+        subset: SubsetArray,
+        held_out: BoolArray,
+        choices: Mapping[str, TableChoice],
+        objective_of: Callable[[Target, BoolArray], Objective],
+    ) -> "JoinedTables":
+        """Return the joined rows, of which some are held out.
+
+        Args:
+            subset: what each joined row is for, (N,).
+            held_out: the label table's rows that are held out, (n,).
+            choices: the encoders of each table.
+            objective_of: makes the objective of a target, by which rows are trained on.
+        """
+        is_test = subset != TRAIN
+        train_weights, test_weights = (
+            row_weights(self.weighting, self.weights, self.mapping, chosen)
+            for chosen in (~is_test, is_test)
+        )
+        (train, test), layouts = lay_out(self.mapping, is_test, self.extracted)
+        label_rows = self.mapping.tables[self.bound.label_table]
+        target = self.labels.with_columns(label_rows.expand(self.labels.columns))
+        objective = objective_of(target, ~is_test)
+        joined = JoinedTables(
+            bound=self.bound,
+            choices=choices,
+            extracted=self.extracted,
+            labels=self.labels,
+            mapping=self.mapping,
+            steps=self.steps,
+            held_out=held_out | ~self.sampled,
+            subset=subset,
+            train=train,
+            test=test,
+            layouts=layouts,
+            objective=beside_offset(objective, self.extracted.offset_of(label_rows)),
+            weighting=replace(self.weighting, test=test_weights),
+        )
+        return joined.with_weights(train_weights)
+
+
+@dataclass(frozen=True, kw_only=True)
 class JoinedTables(SplitRows):
     """The joined rows, as far as the server knows them.
 
@@ -332,11 +422,10 @@ class JoinedTables(SplitRows):
         """Return the joined rows with weights of the training rows, (N,)."""
         if weights is None:
             return replace(self, weighting=replace(self.weighting, train=None))
-        row_weights = RowWeights.of(weights, self.train)
+        train_weights = RowWeights.of(weights, self.train)
         layouts = {
-            name: layout.with_masses(row_weights.multiplicity[name])
+            name: layout.with_masses(train_weights.multiplicity[name])
             for name, layout in self.layouts.items()
         }
-        return replace(
-            self, layouts=layouts, weighting=replace(self.weighting, train=row_weights)
-        )
+        weighting = replace(self.weighting, train=train_weights)
+        return replace(self, layouts=layouts, weighting=weighting)

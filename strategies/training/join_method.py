@@ -24,7 +24,14 @@ import numpy as np
 
 from strategies.disclosures import DisclosureValues, Exposure, exposure_of
 from strategies.inference.manifest import Manifest, lineage
-from strategies.ranks import Ranks, ScoreForecast, asks_ranks, epochs_of, rank_rows
+from strategies.ranks import (
+    Ranks,
+    ScoreForecast,
+    asks_ranks,
+    ends_early,
+    epochs_of,
+    rank_rows,
+)
 from strategies.registry import row_drawing
 from strategies.run.exchange import PartArrays, Replies, Requests
 from strategies.run.sites import Inventory
@@ -34,9 +41,13 @@ from strategies.setup.absent_columns import check_present
 from strategies.setup.columns import Columns, bind_columns
 from strategies.setup.encoding import TableEncoding, fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
-from strategies.setup.joined_rows import JoinedTables, Layouts, encoder_choices, lay_out
+from strategies.setup.joined_rows import (
+    JoinedTables,
+    Layouts,
+    MappedRows,
+    encoder_choices,
+)
 from strategies.setup.labels import (
-    beside_offset,
     check_numbers,
     choose_objective,
     gather_labels,
@@ -52,17 +63,9 @@ from strategies.setup.leaks import (
 )
 from strategies.setup.masking import check_masks
 from strategies.setup.problem import TrainedTable, TrainingProblem
-from strategies.setup.row_weights import (
-    declared_weighting,
-    drop_weightless,
-    row_weights,
-)
+from strategies.setup.row_weights import declared_weighting, drop_weightless
 from strategies.setup.split_warnings import split_warnings
-from strategies.setup.splitting import (
-    Split,
-    check_aliases,
-    split_joined,
-)
+from strategies.setup.splitting import Split, check_aliases, split_joined
 from strategies.training.bins import (
     NO_BINS,
     TableBins,
@@ -106,10 +109,8 @@ from tp_flower.objectives import Objective, Target, no_better
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Update
 from tp_flower.query import BoundQuery
-from tp_flower.reports.blocks import count_text
 from tp_flower.settings.declare import AUTO
 from tp_flower.settings.training import NONE
-from tp_flower.splits import TRAIN
 from tp_flower.terms.extraction import sampled_rows
 from tp_flower.terms.run_terms import outline_of
 
@@ -282,6 +283,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             fits_effects=self.settings.fits_effects,
             fits_factors=self.settings.fits_factors,
             sends_factors=self.factors_of_start,
+            fits=self.run.fits,
             bins=bins,
             scores_bins=any(model.trees for model in starts),
             method=self.disclosure_values(joined),
@@ -349,30 +351,11 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             yield f"training will be refused: {item.refusal}"
         short = [item for item in fewest_first if 0 < item.epochs < self.usual_epochs]
         if short and not epochs:
-            yield self._ends_early(short)
+            yield ends_early(self.name, self.usual_epochs, short)
 
     def warnings_of_encoders(self, _: Mapping[str, TableEncoding]) -> Iterator[str]:
         """Yield warnings of what training would do with the encoded rows."""
         yield from ()
-
-    def _ends_early(self, short: Sequence[ScoreForecast]) -> str:
-        """Return a warning that policies allow fewer epochs than training takes."""
-        places: dict[tuple[int, str], list[str]] = {}
-        for item in short[1:]:
-            places.setdefault((item.epochs, item.part.table), []).append(item.part.site)
-        others = ""
-        for (fewest, table), sites in places.items():
-            shards = ", ".join(map(repr, sites))
-            others += (
-                f"; that of {table!r} at {shards} allows {count_text(fewest, 'epoch')}"
-            )
-        epochs = count_text(short[0].epochs, "epoch")
-        return (
-            f"training by {self.name} will end after {epochs}, most likely before its "
-            f"optimum, which usually takes about {self.usual_epochs}: "
-            f"{short[0]}{others}. More columns that vary allow more epochs, and so may "
-            "an owner who raises scores-per-rank"
-        )
 
     def mark_best(self) -> None:
         """Keep the scores of the best epoch, if it may be refined at the server."""
@@ -452,10 +435,16 @@ class JoinMethod(ServerMethod[TrainingProblem]):
 
     def set_up(self) -> Generator[Requests, Replies, TrainingProblem]:
         """Run the set-up rounds and return the training problem."""
-        settings = self.settings
         all_rows = yield from self.join(self.run.inventory)
         yield from self.score_start(all_rows)
         encoders = yield from fit_encoders(all_rows, self.run)
+        return (yield from self.begin(all_rows, encoders))
+
+    def begin(
+        self, all_rows: JoinedTables, encoders: Mapping[str, TableEncoding]
+    ) -> Generator[Requests, Replies, TrainingProblem]:
+        """Return the problem of training on joined rows, whose encoders are fitted."""
+        settings = self.settings
         joined = all_rows
         if self.drawing is not None:
             self.sample = yield from self.drawing.draw(all_rows, encoders)
@@ -559,20 +548,23 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         return bound, columns
 
     def join(self, inventory: Inventory) -> Generator[Requests, Replies, JoinedTables]:
+        """Extract and return the joined rows, of which some are held out."""
+        return self.divide((yield from self.map_rows(inventory)))
+
+    def map_rows(
+        self, inventory: Inventory
+    ) -> Generator[Requests, Replies, MappedRows]:
         """Extract and return the joined rows."""
         settings = self.settings
         self._check_head()
         bound, columns = self._bind_columns(inventory)
         weighting = declared_weighting(bound, settings)
-        choices = encoder_choices(bound, settings)
         check_present(bound, inventory)
         extracted = yield from extract(bound, settings, inventory, columns)
         self.run.warn(*extracted.absent, *cutoff_warnings(bound, extracted))
         rows = extracted.table_rows
         sampled = sampled_rows(rows[bound.label_table], settings)
         labels = keep_classes_of(self.read_labels(extracted, bound), sampled)
-        if settings.task == AUTO and self.has_label:
-            self.run.chosen["task"] = task_line(labels, settings)
         mapping, steps = build_mapping(
             bound.joins,
             extracted.keys,
@@ -586,38 +578,48 @@ class JoinMethod(ServerMethod[TrainingProblem]):
         mapping, weights, weighting = drop_weightless(
             mapping, extracted.weights, weighting, bound.weight_table or ""
         )
-        split = self.split(bound, extracted, mapping)
-        is_test = split.subset != TRAIN
-        train_weights, test_weights = (
-            row_weights(weighting, weights, mapping, rows)
-            for rows in (~is_test, is_test)
-        )
-        (train, test), layouts = lay_out(mapping, is_test, extracted)
-        label_rows = mapping.tables[bound.label_table]
-        target = labels.with_columns(label_rows.expand(labels.columns))
-        objective = self.choose_objective(target, ~is_test)
-        joined = JoinedTables(
+        return MappedRows(
             bound=bound,
-            choices=choices,
             extracted=extracted,
             labels=labels,
             mapping=mapping,
             steps=steps,
-            held_out=split.held_out | ~sampled,
-            subset=split.subset,
-            train=train,
-            test=test,
-            layouts=layouts,
-            objective=beside_offset(objective, extracted.offset_of(label_rows)),
-            weighting=replace(weighting, test=test_weights),
+            weights=weights,
+            weighting=weighting,
+            sampled=sampled,
+            inventory=inventory,
         )
+
+    def divide(self, rows: MappedRows, fold: int | None = None) -> JoinedTables:
+        """Return the joined rows, of which some are held out: a fold of a search."""
+        if fold is None:
+            joined = self._divide(rows, fold)
+            self._report_division(joined)
+            return joined
+        key = (fold, self.settings.validation_share, self.name)
+        if key not in rows.folds:
+            rows.folds.clear()
+            rows.folds[key] = self._divide(rows, fold)
+        return rows.folds[key]
+
+    def _report_division(self, joined: JoinedTables) -> None:
+        """Add the task and the split to the report, with warnings of them."""
+        if self.settings.task == AUTO and self.has_label:
+            self.run.chosen["task"] = task_line(joined.labels, self.settings)
         self.run.warn(*split_warnings(joined, self.settings))
-        self.run.held_out_digest = hashlib.sha256(split.subset.tobytes()).hexdigest()
+        self.run.held_out_digest = hashlib.sha256(joined.subset.tobytes()).hexdigest()
         self.run.tested_digest = joined.digest_of_tested
         self.run.split_entry |= {
             "validation-rows": int(np.count_nonzero(joined.validates))
         }
-        return joined.with_weights(train_weights)
+
+    def _divide(self, rows: MappedRows, fold: int | None) -> JoinedTables:
+        if fold is None:
+            split = self.split(rows.bound, rows.extracted, rows.mapping)
+        else:
+            rows, split = rows.in_fold(self.settings, fold)
+        choices = encoder_choices(rows.bound, self.settings)
+        return rows.divide(*split, choices, self.choose_objective)
 
     def _perfect_score(self, problem: TrainingProblem) -> str:
         """Return the metric that is nearly perfect on the test rows.

@@ -37,6 +37,7 @@ from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.query import BoundQuery, Query
 from tp_flower.reports.records import RunReport
 from tp_flower.settings import Settings
+from tp_flower.settings.search import fits_of
 
 DIVERGENCE_FACTOR: Final = 100.0
 """Times the loss of the best constant score: an epoch of a training that converges is
@@ -70,6 +71,7 @@ class TrainingStrategy(RoundStrategy):
     # of the epoch of lowest loss on the test rows
     lowest_test = EpochResult(0, {}, {})
     response: Response | None = None  # of the saved model, once it is trained
+    is_trial = False  # whether it is one of a search that saves no model
     _copied = EpochResult(0, {}, {})  # of the epoch whose model the sites have copied
 
     def __init__(
@@ -95,6 +97,8 @@ class TrainingStrategy(RoundStrategy):
         self.lowest = BestEpoch()
         self.verdict = ""
         self.split_entry: dict[str, object] = {"name": self.settings.split_name}
+        # of a search, of which this may be one
+        self.fits = len(fits_of(self.settings)) if self.settings.folds else 0
         # epochs, and the policy's rule
         self._limit = self.settings.epochs
         self._limited_by = ""
@@ -116,6 +120,14 @@ class TrainingStrategy(RoundStrategy):
 
     def rounds(self) -> Generator[Requests, Replies, None]:
         """Set up, train, and let the sites forget the run."""
+        last = yield from self.train(self.method.set_up())
+        replies = yield last
+        self.end(replies)
+
+    def train(
+        self, set_up: Generator[Requests, Replies, PreparedRun]
+    ) -> Generator[Requests, Replies, Requests]:
+        """Train on the problem of a set-up; return the request that ends the run."""
         self._limit = self.settings.epochs
         self._limited_by = ""
         self.chosen["num-epochs"] = self.settings.epochs
@@ -123,7 +135,7 @@ class TrainingStrategy(RoundStrategy):
         self.lowest = BestEpoch()
         self.lowest_test = EpochResult(0, {}, {})
         self.losses = []
-        problem = self.training_problem = yield from self.method.set_up()
+        problem = self.training_problem = yield from set_up
         _log_dropped(problem)
         self.baseline = self.method.baseline(problem)
         self.epoch = 1
@@ -137,14 +149,24 @@ class TrainingStrategy(RoundStrategy):
         else:
             # the method may have changed what the rows of its tables are
             problem = self.training_problem
-            yield from self.method.collect(problem)
+            if not self.is_trial:
+                yield from self.method.collect(problem)
             self._end(problem)
             last = ask(self.last_request(), problem.parts)
         self.epoch = 0
         if self.verdict.startswith((NOT_CONVERGED, DIVERGED)):
             self.warn(self.verdict)
-        replies = yield last
-        self.outcome = self.method.outcome_of(replies, problem)
+        return last
+
+    def end(self, replies: Replies) -> None:
+        """Read the outcome of the run, from the replies to its last message."""
+        if self.training_problem is not None:
+            self.outcome = self.method.outcome_of(replies, self.training_problem)
+
+    @property
+    def trainer(self) -> "TrainingStrategy":
+        """The strategy that trains the model: this one."""
+        return self
 
     @property
     def most_epochs(self) -> int:

@@ -17,6 +17,7 @@ from client_apps.data.key_files import ROW_ORDER_KEY
 from strategies import STRATEGIES, Explain, Personalised, TablePuppetADMM
 from strategies.run.grid import InProcessGrid
 from strategies.run.strategy import RoundStrategy
+from strategies.search.run import Search
 from strategies.training.saving import make_manifest
 from tests.support.files import case_table
 from tests.support.peers.fuzzing import MARK, Fuzzer
@@ -248,6 +249,12 @@ def test_malformed_messages_about_bins_are_refused(place):
     strategy = STRATEGIES["cg"](Query.from_sql(SQL), **how)
     fuzz(place, strategy, COUNTS["binned"])
     assert "bins" in strategy.report.chosen
+
+
+def test_malformed_messages_about_the_fits_of_a_search_are_refused(place):
+    strategy = Search(Query.from_sql(SQL), num_epochs=1, folds=2)
+    fuzz(place, strategy, COUNTS["search"])
+    assert len(strategy.report.sections["search"]["fits"]) == 2
 
 
 def test_malformed_messages_about_standard_errors_are_refused(place):

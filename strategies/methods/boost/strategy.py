@@ -20,9 +20,9 @@ from strategies.inference.scoring import Joined, score
 from strategies.methods.boost.regions import Division, divisible_tables
 from strategies.methods.boost.traffic import epoch_traffic
 from strategies.run.exchange import Replies, Requests, ask
-from strategies.run.sites import Inventory
 from strategies.run.strategy import NOTABLE_FALL, BestEpoch, EpochResult
-from strategies.setup.joined_rows import JoinedTables
+from strategies.setup.encoding import TableEncoding
+from strategies.setup.joined_rows import JoinedTables, MappedRows
 from strategies.setup.problem import (
     SCORES,
     HeldOutMetrics,
@@ -131,9 +131,9 @@ class Boost(JoinMethod):
             start = str(find_version(home_folder(), name))
             run.settings = run.settings.with_fields(boost_from=start)
 
-    def join(self, inventory: Inventory) -> Generator[Requests, Replies, JoinedTables]:
-        """Extract and return the joined rows; warn of shards that tell the labels."""
-        joined = yield from super().join(inventory)
+    def divide(self, rows: MappedRows, fold: int | None = None) -> JoinedTables:
+        """Return the joined rows; warn of shards that tell the labels."""
+        joined = super().divide(rows, fold)
         self._joined_rows = joined.train.joined_rows
         self._choose()
         fragments = joined.bound.fragments_of(joined.bound.label_table)
@@ -142,7 +142,7 @@ class Boost(JoinMethod):
         telling = [table.table for table in self._telling]
         self._division = Division(
             self.run,
-            divisible_tables(self.settings, joined.bound, inventory, telling),
+            divisible_tables(self.settings, joined.bound, rows.inventory, telling),
             joined.bound.label_table,
         )
         warnings = {
@@ -295,12 +295,14 @@ class Boost(JoinMethod):
         lengths = dict(self._lengths)
         return replace(request, lengths=lengths, is_bagged=self._is_bagged)
 
-    def set_up(self) -> Generator[Requests, Replies, TrainingProblem]:
-        """Run the set-up, and ask for the regions of tables that may be divided.
+    def begin(
+        self, all_rows: JoinedTables, encoders: Mapping[str, TableEncoding]
+    ) -> Generator[Requests, Replies, TrainingProblem]:
+        """Begin training, and ask for the regions of tables that may be divided.
 
-        Training starts at the base score, or at those of a model to continue from.
+        It starts at the base score, or at those of a model to continue from.
         """
-        problem = yield from super().set_up()
+        problem = yield from super().begin(all_rows, encoders)
         starts = self.start_scores or (problem.base_score, problem.base_score)
         for rows, start in zip(problem.scored_rows, starts, strict=False):
             rows.fill(SCORES, start)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from scripts.render_pages import AUDIT
 from strategies import Explain, Personalised
+from strategies.search.run import Search
 from tests.support import federated
 from tests.support.peers import lying
 from tests.support.peers.lying import Federation, Lie, Record
@@ -66,6 +67,7 @@ TRAINING = {
     "coreset-ridge": {"num_epochs": 1, "coreset_kind": "uniform", "coreset_size": 10},
     "drawing": {"num_epochs": 1, "coreset_size": 8},
     "bins": {"num_epochs": 1, "bins": 4, "validation_fraction": 0.4},
+    "search": {"num_epochs": 1, "folds": 2},
     # of this seed every site has three rows to train and to test on
     "moments": {"num_epochs": 1, "test_fraction": 0.5, "seed": 1},
     "information": {"standard_errors": "model", "tolerance": 0.5, "l2": 1.0}
@@ -93,6 +95,7 @@ ATTACKED: dict[str, tuple[tuple[str, ...], tuple[Action, ...]]] = {
         (TRAIN_PERSONALISE, TRAIN_SUMMARISE, TRAIN_PERSONAL),
     ),
     "bins": (("default",), (Action.BINS,)),
+    "search": (("default",), (Action.NEXT,)),
     "predict": (BOTH, (Action.SCORE,)),
     "explain": (("ranked",), (Action.RANK,)),
 }
@@ -125,7 +128,8 @@ def run(name: str):
         )
     if name == "explain":
         return partial(federated.train, sql=SQL, method=Explain, mode="explain")
-    method = {"drawing": "admm", "bins": "cg", "information": "cg"}.get(name, name)
+    methods = {"drawing": "admm", "bins": "cg", "information": "cg", "search": Search}
+    method = methods.get(name, name)
     return partial(federated.train, sql=SQL, method=method, **TRAINING[name])
 
 
@@ -209,6 +213,7 @@ def is_inherent(field: str) -> bool:
     "moments-aggregates",
     "information-default",
     "bins-default",
+    "search-default",
     "personalised-default",
     "predict-strict",
     "explain-ranked",

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from strategies import Explain
+from strategies.search.run import Search
 from tests.support.peers.hostile import (
     OF_COVARIANCE,
     OF_MOMENTS,
@@ -132,6 +133,7 @@ RUNS = {
     **dict.fromkeys((TRAIN_BOOST, TRAIN_BAG), ("boost", {})),
     Action.RANK: (Explain, {"mode": "explain", "policies": WITH_COVER}),
     Action.BINS: ("cg", {**BINNED, "policies": WITH_BINS}),
+    Action.NEXT: (Search, {"folds": 2}),
     **dict.fromkeys(SGD, ("sgd", {"batch_size": 5})),
     **dict.fromkeys(DRAWING, ("admm", {"coreset_size": 6})),
     **dict.fromkeys(MOMENTS, ("moments", ONCE)),
@@ -170,6 +172,8 @@ ATTACKS = {
     Action.FIT: (UK, array(UK_PART, "statistics/2"), "has no 'statistics/2'"),
     # whether a row varies beside another
     Action.RANK: (SHOP, RANKED_1, "min-rows.* the rank of table 'o'"),
+    # a fit twice, whose masks have hidden other scores
+    Action.NEXT: (SHOP, change_of("fit = 2"), "'fit': the run was proposed with 1"),
     # scores without the masks that were proposed
     Action.PREPARE: (US, NO_JOINS, "'masking': the run was proposed with True"),
     TRAIN_ADMM: (SHOP, huge_step, OUT_OF_RANGE),

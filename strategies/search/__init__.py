@@ -1,0 +1,1 @@
+"""A search over settings: candidates trained on folds, in one run."""
