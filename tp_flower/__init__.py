@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tp_flower.descriptions import kaplan_meier, table_one
     from tp_flower.reports.moments import JoinAnswers
     from tp_flower.reports.results import Evaluation, Explanation, Predictions
+    from tp_flower.tuning.search import SearchResult, search
 
 __all__ = [
     "Evaluation",
@@ -26,11 +27,13 @@ __all__ = [
     "FittedModel",
     "JoinAnswers",
     "Predictions",
+    "SearchResult",
     "explain",
     "fit",
     "kaplan_meier",
     "load",
     "moments",
+    "search",
     "table_one",
 ]
 
@@ -41,5 +44,7 @@ if not TYPE_CHECKING:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from tp_flower import api, descriptions
+        from tp_flower.tuning import search
 
-        return getattr(api, name, None) or getattr(descriptions, name)
+        modules = (api, descriptions, search)
+        return next(vars(each)[name] for each in modules if name in vars(each))

@@ -187,6 +187,44 @@ def moments(file: File = None, overrides: Overrides = None) -> None:
     typer.echo(report_line(model.folder / REPORT_FILE))
 
 
+@app.command()
+def tune(
+    file: File = None,
+    overrides: Overrides = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE,VALUE; ...",
+            help="Settings and their values, or log(a, b), uniform(a, b), int(a, b) "
+            "with --random. Given twice, all candidates of each grid.",
+        ),
+    ] = None,
+    folds: Annotated[int, typer.Option(help="Folds of the rows.")] = 5,
+    random: Annotated[
+        int, typer.Option(metavar="N", help="Try N random candidates.")
+    ] = 0,
+) -> None:
+    """Try settings on folds of the rows, and train the model by the best of them.
+
+    In one run: rows are extracted and joined once. Every site's ledger counts each fit.
+    """
+    from tp_flower import api
+    from tp_flower.reports.records import REPORT_FILE, report_line
+    from tp_flower.settings.run import TRAIN
+    from tp_flower.tuning.candidates import read_candidates
+    from tp_flower.tuning.search import SearchResult
+
+    settings = read_settings(file, overrides, mode=TRAIN)
+    tried = read_candidates(grid or (), random, settings.seed)
+    settings = settings.with_fields(
+        folds=folds, candidates=tried or settings.candidates
+    )
+    found = SearchResult(api.run(settings, announce=api.print_line))
+    show(found.view())
+    typer.echo(f"Model: {found.model.name}")
+    typer.echo(report_line(found.model.folder / REPORT_FILE))
+
+
 def _describe(
     file: Path | None, overrides: list[str] | None, fixed: Mapping[str, str]
 ) -> None:

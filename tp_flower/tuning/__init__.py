@@ -1,0 +1,1 @@
+"""Searches over settings: candidates from grids or at random, and their results."""
