@@ -43,6 +43,7 @@ from tp_flower.methods.moments.messages import (
     TRAIN_INFORMATION,
     TRAIN_MOMENTS,
     TRAIN_SOLUTION,
+    TRAIN_SOLVE,
 )
 from tp_flower.methods.personalised.messages import (
     TRAIN_PERSONAL,
@@ -68,6 +69,8 @@ TRAINING = {
     "bins": {"num_epochs": 1, "bins": 4, "validation_fraction": 0.4},
     # of this seed every site has three rows to train and to test on
     "moments": {"num_epochs": 1, "test_fraction": 0.5, "seed": 1},
+    "reading": {"num_epochs": 1, "test_fraction": 0.5, "seed": 1}
+    | {"moments_to": "label-site"},
     "information": {"standard_errors": "model", "tolerance": 0.5, "l2": 1.0}
     | {"test_fraction": 0.0},
 }
@@ -87,6 +90,7 @@ ATTACKED: dict[str, tuple[tuple[str, ...], tuple[Action, ...]]] = {
     "drawing": (("default",), (TRAIN_MEASURE, TRAIN_DRAW, TRAIN_WEIGH)),
     "coreset-ridge": (("default",), (TRAIN_ROWS,)),
     "moments": (("default", "aggregates"), (TRAIN_MOMENTS, TRAIN_SOLUTION)),
+    "reading": (("default",), (TRAIN_SOLVE,)),
     "information": (("default",), (TRAIN_INFORMATION,)),
     "personalised": (
         ("default",),
@@ -125,7 +129,8 @@ def run(name: str):
         )
     if name == "explain":
         return partial(federated.train, sql=SQL, method=Explain, mode="explain")
-    method = {"drawing": "admm", "bins": "cg", "information": "cg"}.get(name, name)
+    methods = {"drawing": "admm", "bins": "cg", "information": "cg"}
+    method = {**methods, "reading": "moments"}.get(name, name)
     return partial(federated.train, sql=SQL, method=method, **TRAINING[name])
 
 
