@@ -118,7 +118,8 @@ class FuzzingGrid(HostileGrid):
         action = message.metadata.message_type
         node = message.metadata.dst_node_id
         # the shop is asked first; the others have parts of a sharded table
-        if node != SHOP or action in (Action.SEAL, Action.CUTOFFS, Action.DIVIDE):
+        of_shop = (Action.SEAL, Action.CUTOFFS, Action.DIVIDE, TRAIN_SOLVE)
+        if node != SHOP or action in of_shop:
             self.fuzz(message, self._counts.pop(action, 0))
         return InProcessGrid._deliver(self, message)
 
